@@ -1,0 +1,71 @@
+# poolbridge: the commands that matter are `make verify`, `make test` and `make lint`; `make help` lists all.
+
+PYTHON ?= python3
+GO     ?= go
+VENV   := .venv
+PY     := $(abspath $(VENV))/bin/python
+SIMCUDA := $(abspath build/simcuda)
+
+# go-nvml resolves its symbols when they are used, so the program must not be linked to resolve them when it starts.
+LDFLAGS := -extldflags=-Wl,-z,lazy -X main.version=$(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+GOLANGCI_VERSION := v2.15.0
+GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
+
+.PHONY: help build verify test test-go test-python test-integration simcuda lint fmt fuzz bench gpu-bundle clean FORCE
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+build: bin/poolsvc ## build the service
+
+bin/poolsvc: FORCE
+	$(GO) build -ldflags '$(LDFLAGS)' -o $@ ./cmd/poolsvc
+
+# Python decides by itself when it is out of date: the stamp is older than what says what to install.
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "poolbridge needs Python 3.11 or newer, this is " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[cuda,test]'
+	touch $@
+
+venv: $(VENV)/installed ## make the virtual environment with the Python package in it
+
+verify: bin/poolsvc $(VENV)/installed ## do the main job, on the GPU where there is one
+	bin/poolsvc verify --python $(PY)
+
+test: test-go test-python test-integration ## run every test
+
+test-go: simcuda
+	$(GO) vet ./...
+	$(GO) test -race -ldflags '$(LDFLAGS)' ./bridge/... ./mempool/... ./cuda/... ./cmd/...
+
+test-python: $(VENV)/installed simcuda
+	$(PY) -m pytest -q python/tests
+
+test-integration: bin/poolsvc $(VENV)/installed simcuda
+	POOLBRIDGE_TEST_PYTHON=$(PY) $(GO) test -race -count=1 -ldflags '$(LDFLAGS)' ./tests/... ./examples/...
+
+simcuda: ## build the simulated CUDA driver
+	$(MAKE) -C tests/simcuda
+
+lint: $(GOLANGCI) $(VENV)/installed ## check the style of everything
+	$(GO) vet ./...
+	$(GOLANGCI) run ./...
+	$(PY) -m ruff check python tests examples
+	$(PY) -m ruff format --check python tests examples
+	$(PY) -m mypy
+
+$(GOLANGCI):
+	GOBIN=$(abspath build/tools) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+	mv build/tools/golangci-lint $@
+
+fuzz: ## fuzz the packet checker and decoder, a minute each
+	$(GO) test -run '^$$' -fuzz FuzzDecodeRequest -fuzztime 1m ./bridge/wire
+	$(GO) test -run '^$$' -fuzz FuzzCheckAgainstDecoder -fuzztime 1m ./bridge/wire
+
+gpu-bundle: bin/poolsvc $(VENV)/installed ## collect what a machine with a GPU needs to run the GPU tests
+	tests/gpu/bundle $(PY) build/gpu
+
+clean: ## remove what was built
+	rm -rf bin build $(VENV)
