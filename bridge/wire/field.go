@@ -1,0 +1,106 @@
+package wire
+
+// field ties one key of a structure to one field of the struct T. Encoding and decoding both follow it, so that a
+// structure is described once.
+type field[T any] struct {
+	key      string
+	optional bool
+	empty    func(*T) bool
+	encode   func(*encoder, *T) error
+	decode   func(*decoder, *T) error
+}
+
+// maybe makes the field optional: left out when it has its zero value.
+func (f field[T]) maybe() field[T] {
+	f.optional = true
+	return f
+}
+
+// value is a field of type V, given how one is told from nothing, written and read.
+func value[T, V any](key string, at func(*T) *V, empty func(V) bool,
+	put func(*encoder, V) error, get func(*decoder) (V, error)) field[T] {
+	return field[T]{
+		key:    key,
+		empty:  func(m *T) bool { return empty(*at(m)) },
+		encode: func(e *encoder, m *T) error { return put(e, *at(m)) },
+		decode: func(d *decoder, m *T) (err error) {
+			*at(m), err = get(d)
+			return err
+		},
+	}
+}
+
+func zero[V comparable](v V) bool {
+	var none V
+	return v == none
+}
+
+func none[V any](v []V) bool { return len(v) == 0 }
+
+func uintField[T any](key string, at func(*T) *uint64) field[T] {
+	return value(key, at, zero, (*encoder).uint, (*decoder).uint)
+}
+
+func boolField[T any](key string, at func(*T) *bool) field[T] {
+	return value(key, at, zero, (*encoder).bool, (*decoder).bool)
+}
+
+func stringField[T any](key string, at func(*T) *string) field[T] {
+	return value(key, at, zero, (*encoder).string, (*decoder).string)
+}
+
+func codeField[T any](key string, at func(*T) *Code) field[T] {
+	return value(key, at, zero, (*encoder).code, (*decoder).code)
+}
+
+func binaryField[T any](key string, at func(*T) *[]byte) field[T] {
+	return value(key, at, none, (*encoder).binary, (*decoder).binary)
+}
+
+func epochField[T any](key string, at func(*T) *Epoch) field[T] {
+	return value(key, at, zero, (*encoder).epoch, (*decoder).epoch)
+}
+
+func uintsField[T any](key string, at func(*T) *[]uint64) field[T] {
+	return value(key, at, none, list((*encoder).uint), items((*decoder).uint))
+}
+
+func intsField[T any](key string, at func(*T) *[]int64) field[T] {
+	return value(key, at, none, list((*encoder).int), items((*decoder).int))
+}
+
+func stringsField[T any](key string, at func(*T) *[]string) field[T] {
+	return value(key, at, none, list((*encoder).string), items((*decoder).string))
+}
+
+// structField is a structure that is always there.
+func structField[T, V any](key string, at func(*T) *V, fields record[V]) field[T] {
+	return field[T]{
+		key:    key,
+		empty:  func(*T) bool { return false },
+		encode: func(e *encoder, m *T) error { return fields.encode(e, at(m)) },
+		decode: func(d *decoder, m *T) error { return fields.decode(d, at(m)) },
+	}
+}
+
+// pointerField is an optional structure: nil when it is left out.
+func pointerField[T, V any](key string, at func(*T) **V, fields record[V]) field[T] {
+	return field[T]{
+		key:      key,
+		optional: true,
+		empty:    func(m *T) bool { return *at(m) == nil },
+		encode:   func(e *encoder, m *T) error { return fields.encode(e, *at(m)) },
+		decode: func(d *decoder, m *T) error {
+			v := new(V)
+			*at(m) = v
+			return fields.decode(d, v)
+		},
+	}
+}
+
+// structsField is an array of structures.
+func structsField[T, V any](key string, at func(*T) *[]V, fields record[V]) field[T] {
+	put := func(e *encoder, v V) error { return fields.encode(e, &v) }
+	get := func(d *decoder) (v V, err error) { return v, fields.decode(d, &v) }
+	return value(key, at, none, list(put), items(get))
+}

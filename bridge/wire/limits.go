@@ -1,0 +1,24 @@
+package wire
+
+import "math"
+
+// Limits of protocol version 1. A packet beyond one of the first seven is malformed: Check refuses it and Append never
+// makes it. A tensor or a name beyond its limit is well-formed, and the receiver answers [CodeInvalid].
+const (
+	MaxPacket   = 65536 // bytes of a packet
+	MaxFDs      = 8     // file descriptors with a packet
+	MaxDepth    = 8     // nested maps and arrays, the packet's own map included
+	MaxEntries  = 64    // entries of a map
+	MaxElements = 1024  // elements of an array
+	MaxString   = 4096  // bytes of a string, keys included
+	MaxBinary   = 4096  // bytes of a binary
+
+	MaxDims      = 32  // dimensions of a tensor
+	MaxNameBytes = 255 // bytes of the name of a pool, channel or buffer
+
+	MaxUint  = math.MaxInt64  // greatest unsigned integer
+	MaxQuery = math.MaxUint32 // greatest request number
+)
+
+// Version is the protocol version that this package speaks.
+const Version = 1

@@ -1,0 +1,56 @@
+package wire
+
+// Notice is what the service tells unasked.
+type Notice interface {
+	message
+	Notice() string // the notice's name as it stands on the wire
+}
+
+var newNotice = map[string]func() Notice{
+	"recall":  func() Notice { return new(Recall) },
+	"goodbye": func() Notice { return new(Goodbye) },
+}
+
+var noticeNames = namesOf(newNotice)
+
+// AppendNotice appends a notice's packet to dst. A message that breaks a limit of the protocol yields a *FieldError that
+// wraps CodeInvalid, and dst as it was.
+func AppendNotice(dst []byte, n Notice) ([]byte, error) {
+	name := n.Notice()
+	out, err := appendTo(dst, func(e *encoder) error {
+		if err := e.mp.EncodeMapLen(1 + n.size()); err != nil {
+			return err
+		}
+		if err := e.pair("n", name); err != nil {
+			return err
+		}
+		return n.body(e)
+	})
+	return out, of(name, err)
+}
+
+// DecodeNotice checks and decodes a notice. A notice that this package does not know yields an *UnknownError, which a
+// client ignores.
+func DecodeNotice(packet []byte) (Notice, error) {
+	h, err := DecodeHeader(packet)
+	if err != nil {
+		return nil, err
+	}
+	return h.DecodeNotice()
+}
+
+// DecodeNotice decodes the packet that h was read from. Its errors are those of the function DecodeNotice.
+func (h Header) DecodeNotice() (Notice, error) {
+	if h.Notice == "" || h.Q != 0 {
+		return nil, received("n", "the name of a notice", "none")
+	}
+	blank, ok := newNotice[h.Notice]
+	if !ok {
+		return nil, &UnknownError{What: "notice", Name: string(clip([]byte(h.Notice)))}
+	}
+	n := blank()
+	if err := decodeFrom(h.packet, n.decode); err != nil {
+		return nil, of(h.Notice, err)
+	}
+	return n, nil
+}

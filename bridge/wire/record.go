@@ -1,0 +1,88 @@
+package wire
+
+// record describes a structure: its fields in the order in which they stand on the wire.
+type record[T any] []field[T]
+
+// size returns how many of m's fields are sent.
+func (r record[T]) size(m *T) int {
+	n := len(r)
+	for i := range r {
+		if r[i].optional && r[i].empty(m) {
+			n--
+		}
+	}
+	return n
+}
+
+// body writes m's keys and values without the map's head.
+func (r record[T]) body(e *encoder, m *T) error {
+	for i := range r {
+		f := &r[i]
+		if f.optional && f.empty(m) {
+			continue
+		}
+		if err := e.key(f.key); err != nil {
+			return err
+		}
+		if err := f.encode(e, m); err != nil {
+			return under(f.key, err)
+		}
+	}
+	return nil
+}
+
+func (r record[T]) encode(e *encoder, m *T) error {
+	if err := e.mp.EncodeMapLen(r.size(m)); err != nil {
+		return err
+	}
+	return r.body(e, m)
+}
+
+// decode reads a map into m. Unknown keys are ignored; a key that is required and missing is an error.
+func (r record[T]) decode(d *decoder, m *T) error {
+	n, err := d.mapLen()
+	if err != nil {
+		return err
+	}
+	var seen uint64 // a bit for each field; Check has refused duplicates
+	next := 0       // most packets have the keys in our order
+	for range n {
+		key, err := d.key()
+		if err != nil {
+			return err
+		}
+		i := r.find(key, next)
+		if i < 0 {
+			if err := d.mp.Skip(); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := r[i].decode(d, m); err != nil {
+			return under(r[i].key, err)
+		}
+		seen |= 1 << i
+		next = i + 1
+	}
+	for i := range r {
+		if !r[i].optional && seen&(1<<i) == 0 {
+			return received(r[i].key, "a value", "none")
+		}
+	}
+	return nil
+}
+
+// find returns the index of the field with the key, looking from the given index on and then from the start.
+func (r record[T]) find(key []byte, from int) int {
+	for i := from; i < len(r); i++ {
+		if r[i].key == string(key) {
+			return i
+		}
+	}
+	for i := range min(from, len(r)) {
+		if r[i].key == string(key) {
+			return i
+		}
+	}
+	return -1
+}

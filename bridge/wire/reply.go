@@ -1,0 +1,91 @@
+package wire
+
+// Reply is the answer to a request that succeeded.
+type Reply interface {
+	message
+	reply()
+}
+
+// AppendReply appends a reply's packet to dst. q is the number of the request. A message that breaks a limit of the
+// protocol yields a *FieldError that wraps CodeInvalid, and dst as it was.
+func AppendReply(dst []byte, q uint32, r Reply) ([]byte, error) {
+	if q == 0 {
+		return dst, errUnanswerable
+	}
+	out, err := appendTo(dst, func(e *encoder) error {
+		if err := e.mp.EncodeMapLen(1 + r.size()); err != nil {
+			return err
+		}
+		if err := e.number(q); err != nil {
+			return err
+		}
+		return r.body(e)
+	})
+	return out, of("reply", err)
+}
+
+// errUnanswerable is a reply to a request that wants none.
+var errUnanswerable = &FieldError{Message: "reply", Key: "q", Expected: "a request number", Found: "0", Code: CodeInvalid}
+
+// AppendError appends the packet that answers request q with a failure. A message that is too long or no UTF-8 is
+// made to fit.
+func AppendError(dst []byte, q uint32, failure *Error) ([]byte, error) {
+	if q == 0 {
+		return dst, errUnanswerable
+	}
+	failure = failure.sendable()
+	out, err := appendTo(dst, func(e *encoder) error {
+		if err := e.mp.EncodeMapLen(2); err != nil {
+			return err
+		}
+		if err := e.number(q); err != nil {
+			return err
+		}
+		if err := e.key("e"); err != nil {
+			return err
+		}
+		return errorFields.encode(e, failure)
+	})
+	return out, of("error", err)
+}
+
+// DecodeHeader checks a packet from the service and says whether it is a reply (Q is its number) or a notice (Q is 0
+// and Notice its name).
+func DecodeHeader(packet []byte) (Header, error) {
+	h, err := Check(packet)
+	switch {
+	case err != nil:
+		return h, err
+	case h.Q != 0:
+		h.Notice = ""
+	case h.Notice == "":
+		return h, received("q", "the number of a request, or a notice", "neither")
+	}
+	return h, nil
+}
+
+// DecodeReply checks a reply and decodes it into the message that answers its request. The failure of the request is
+// returned as an *Error; a malformed packet as an error that wraps ErrProtocol and is no *Error.
+func DecodeReply(packet []byte, into Reply) (q uint32, err error) {
+	h, err := DecodeHeader(packet)
+	if err != nil {
+		return h.Q, err
+	}
+	return h.Q, h.DecodeReply(into)
+}
+
+// DecodeReply decodes the packet that h was read from. Its errors are those of the function DecodeReply.
+func (h Header) DecodeReply(into Reply) error {
+	if h.Q == 0 {
+		return received("q", "the number of a request", "none")
+	}
+	if !h.Failed {
+		return of("reply", decodeFrom(h.packet, into.decode))
+	}
+	failure := new(Error)
+	err := decodeFrom(h.packet[h.fault:], func(d *decoder) error { return errorFields.decode(d, failure) })
+	if err != nil {
+		return of("reply", under("e", err))
+	}
+	return failure
+}
