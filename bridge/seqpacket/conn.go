@@ -1,0 +1,103 @@
+package seqpacket
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// MaxFDs is how many file descriptors a packet may carry.
+const MaxFDs = 8
+
+// Conn is one end of a connection. Its methods may be called from many goroutines at a time.
+type Conn struct {
+	file   *os.File // in the poller, non-blocking
+	raw    syscall.RawConn
+	closed atomic.Bool
+	reset  atomic.Bool // the kernel reported ECONNRESET; what was queued before it can still be read
+
+	receiving sync.Mutex // guards control
+	control   [controlSpace]byte
+}
+
+// newConn makes a Conn that owns the socket fd, which must be non-blocking. On error fd is closed.
+func newConn(fd int) (*Conn, error) {
+	file := os.NewFile(uintptr(fd), "seqpacket")
+	raw, err := file.SyscallConn()
+	if err != nil {
+		file.Close()
+		return nil, fmt.Errorf("seqpacket: %w", err)
+	}
+	return &Conn{file: file, raw: raw}, nil
+}
+
+// Pair returns the two ends of a new connection.
+func Pair() (*Conn, *Conn, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, full("socketpair", err)
+	}
+	a, err := newConn(fds[0])
+	if err != nil {
+		unix.Close(fds[1])
+		return nil, nil, err
+	}
+	b, err := newConn(fds[1])
+	if err != nil {
+		a.Close()
+		return nil, nil, err
+	}
+	return a, b, nil
+}
+
+// Close closes the connection and wakes whoever waits in Send or Recv, with an error that is os.ErrClosed. Closing
+// again does nothing. The peer still reads the packets that were sent before.
+func (c *Conn) Close() error {
+	if c.closed.Swap(true) {
+		return nil
+	}
+	return c.file.Close()
+}
+
+// SetDeadline sets the time after which Send and Recv fail with an error that is os.ErrDeadlineExceeded, those that
+// wait now included. The zero time means never.
+func (c *Conn) SetDeadline(t time.Time) error { return c.usable(c.file.SetDeadline(t)) }
+
+// SetReadDeadline is SetDeadline for Recv.
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.usable(c.file.SetReadDeadline(t)) }
+
+// SetWriteDeadline is SetDeadline for Send.
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.usable(c.file.SetWriteDeadline(t)) }
+
+// SyscallConn gives access to the socket, for options that this package does not know.
+func (c *Conn) SyscallConn() (syscall.RawConn, error) { return c.raw, nil }
+
+// do calls f with the socket's descriptor without waiting for anything.
+func (c *Conn) do(f func(fd int) error) error {
+	var err error
+	if e := c.raw.Control(func(fd uintptr) { err = f(int(fd)) }); e != nil {
+		return c.usable(e)
+	}
+	return err
+}
+
+// usable turns the poller's error into one that callers can test: os.ErrClosed after Close.
+func (c *Conn) usable(err error) error {
+	if err != nil && c.closed.Load() {
+		return fmt.Errorf("seqpacket: %w", os.ErrClosed)
+	}
+	return err
+}
+
+// full is the error of a call that makes a descriptor.
+func full(call string, err error) error {
+	if err == unix.EMFILE || err == unix.ENFILE {
+		return failed(ErrFDTableFull, call, err)
+	}
+	return os.NewSyscallError(call, err)
+}

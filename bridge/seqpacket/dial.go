@@ -1,0 +1,73 @@
+package seqpacket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Dial connects to the service that listens at path. While the service's queue of connections is full it tries again,
+// until ctx is done. Its errors are those of connect(2) as *os.SyscallError, so that errors.Is tests for fs.ErrNotExist,
+// unix.ECONNREFUSED (nobody listens any more) and fs.ErrPermission.
+func Dial(ctx context.Context, path string) (*Conn, error) {
+	addr, err := address(path)
+	if err != nil {
+		return nil, err
+	}
+	pause := time.Millisecond
+	for {
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("connect to %s: %w", path, context.Cause(ctx))
+		}
+		c, err := connect(addr)
+		if err == nil {
+			return c, nil
+		}
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
+			return nil, fmt.Errorf("connect to %s: %w", path, err)
+		}
+		// An AF_UNIX connect that would block leaves nothing behind that could be polled.
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, 50*time.Millisecond)
+	}
+}
+
+func connect(addr *unix.SockaddrUnix) (*Conn, error) {
+	fd, err := socket()
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Connect(fd, addr); err != nil {
+		unix.Close(fd)
+		return nil, os.NewSyscallError("connect", err)
+	}
+	return newConn(fd)
+}
+
+func socket() (int, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, full("socket", err)
+	}
+	return fd, nil
+}
+
+// address turns a path into a socket address. A leading @ is a file's name here, not an abstract address: those have no
+// permissions.
+func address(path string) (*unix.SockaddrUnix, error) {
+	if strings.HasPrefix(path, "@") {
+		path = "./" + path
+	}
+	if limit := len(unix.RawSockaddrUnix{}.Path) - 1; len(path) > limit {
+		return nil, fmt.Errorf("%w: %s has %d bytes, more than %d", ErrPathTooLong, path, len(path), limit)
+	}
+	return &unix.SockaddrUnix{Name: path}, nil
+}

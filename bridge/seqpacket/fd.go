@@ -1,0 +1,77 @@
+package seqpacket
+
+import (
+	"fmt"
+	"os"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// FD owns a file descriptor. Exactly one holder closes it or takes it; an FD that is neither closed nor taken is a
+// leak, which TraceFDs finds.
+//
+// Raw must not be used while another goroutine may close the FD.
+type FD struct {
+	raw atomic.Int64 // -1 once closed or taken
+}
+
+// NewFD makes an FD that owns raw. It panics if raw is negative.
+func NewFD(raw int) *FD {
+	if raw < 0 {
+		panic(fmt.Sprintf("seqpacket: NewFD(%d)", raw))
+	}
+	f := new(FD)
+	f.raw.Store(int64(raw))
+	trace(f, raw)
+	return f
+}
+
+// Raw returns the descriptor's number, or -1 if it was closed or taken. The FD keeps owning it.
+func (f *FD) Raw() int { return int(f.raw.Load()) }
+
+// Take returns the descriptor's number and leaves closing it to the caller; -1 if it was closed or taken already.
+func (f *FD) Take() int {
+	raw := f.raw.Swap(-1)
+	if raw >= 0 {
+		untrace(f)
+	}
+	return int(raw)
+}
+
+// Close closes the descriptor. Closing again, or after Take, does nothing. A nil FD can be closed.
+func (f *FD) Close() error {
+	if f == nil {
+		return nil
+	}
+	if raw := f.Take(); raw >= 0 {
+		return os.NewSyscallError("close", unix.Close(raw))
+	}
+	return nil
+}
+
+// Dup returns a second descriptor of the same open file, close-on-exec. It fails with os.ErrClosed on a closed FD and
+// with ErrFDTableFull if there is no room.
+func (f *FD) Dup() (*FD, error) {
+	raw := f.Raw()
+	if raw < 0 {
+		return nil, os.ErrClosed
+	}
+	dup, err := unix.FcntlInt(uintptr(raw), unix.F_DUPFD_CLOEXEC, 0)
+	switch err {
+	case nil:
+		return NewFD(dup), nil
+	case unix.EMFILE:
+		return nil, failed(ErrFDTableFull, "fcntl", err)
+	}
+	return nil, os.NewSyscallError("fcntl", err)
+}
+
+// File takes the descriptor into an os.File with the given name; nil if it was closed or taken already.
+func (f *FD) File(name string) *os.File {
+	raw := f.Take()
+	if raw < 0 {
+		return nil
+	}
+	return os.NewFile(uintptr(raw), name)
+}

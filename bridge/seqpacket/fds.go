@@ -1,0 +1,36 @@
+package seqpacket
+
+import "errors"
+
+// FDs are the descriptors that came with one packet, in the order in which they were sent. Whoever receives them takes
+// what it wants and closes the rest. A nil *FDs is empty.
+type FDs struct {
+	list []*FD
+}
+
+// Len returns how many descriptors are left.
+func (s *FDs) Len() int {
+	if s == nil {
+		return 0
+	}
+	return len(s.list)
+}
+
+// Next takes the first descriptor that is left; nil if there is none.
+func (s *FDs) Next() *FD {
+	if s.Len() == 0 {
+		return nil
+	}
+	f := s.list[0]
+	s.list = s.list[1:]
+	return f
+}
+
+// Close closes every descriptor that is left.
+func (s *FDs) Close() error {
+	var errs []error
+	for f := s.Next(); f != nil; f = s.Next() {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,122 @@
+package seqpacket
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Listener accepts connections at a path.
+type Listener struct {
+	path   string
+	config ListenConfig
+	lock   *FD
+	file   *os.File
+	raw    syscall.RawConn
+	once   sync.Once
+	closed chan struct{}
+	err    error
+
+	after func(time.Duration) <-chan time.Time // time.After; a test's own
+}
+
+// newListener takes fd and, if it succeeds, lock.
+func newListener(fd int, path string, lock *FD, config ListenConfig) (*Listener, error) {
+	file := os.NewFile(uintptr(fd), path)
+	raw, err := file.SyscallConn()
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	return &Listener{path: path, config: config, lock: lock, file: file, raw: raw,
+		closed: make(chan struct{}), after: time.After}, nil
+}
+
+// Path returns where the listener listens.
+func (l *Listener) Path() string { return l.path }
+
+// Accept waits for the next connection. After Close it fails with an error that is os.ErrClosed.
+//
+// While this process or the machine has no free descriptors or no memory, accepting is paused: the listener tries again
+// after 5 ms, then after twice as long each time up to a second. Clients wait in the listener's queue meanwhile.
+func (l *Listener) Accept() (*Conn, error) {
+	const first, last = 5 * time.Millisecond, time.Second
+	for pause := first; ; pause = min(2*pause, last) {
+		fd, err := l.accept()
+		if err == nil {
+			return l.conn(fd)
+		}
+		if !exhausted(err) {
+			return nil, err
+		}
+		if l.config.OnPause != nil {
+			l.config.OnPause(err)
+		}
+		select {
+		case <-l.closed:
+		case <-l.after(pause):
+		}
+	}
+}
+
+// accept waits for one connection and returns its socket.
+func (l *Listener) accept() (fd int, err error) {
+	e := l.raw.Read(func(listener uintptr) (done bool) {
+		for {
+			fd, _, err = unix.Accept4(int(listener), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+			switch err {
+			case unix.EINTR, unix.ECONNABORTED:
+			default:
+				return err != unix.EAGAIN
+			}
+		}
+	})
+	select {
+	case <-l.closed:
+		if e == nil && err == nil {
+			unix.Close(fd)
+		}
+		return -1, fmt.Errorf("accept: %w", os.ErrClosed)
+	default:
+	}
+	if e != nil {
+		return -1, e
+	}
+	if err != nil {
+		return -1, full("accept4", err)
+	}
+	return fd, nil
+}
+
+// exhausted says whether accepting may work later with the same listener.
+func exhausted(err error) bool {
+	return errors.Is(err, ErrFDTableFull) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM)
+}
+
+func (l *Listener) conn(fd int) (*Conn, error) {
+	c, err := newConn(fd)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.RefuseFDs(); err != nil && !errors.Is(err, ErrNotSupported) {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// Close removes the socket file, closes the listener and gives up the lock. Connections that were accepted live on.
+// Closing again does nothing.
+func (l *Listener) Close() error {
+	l.once.Do(func() {
+		close(l.closed)
+		// While we hold the lock, what stands at the path is ours.
+		l.err = errors.Join(os.Remove(l.path), l.file.Close(), l.lock.Close())
+	})
+	return l.err
+}

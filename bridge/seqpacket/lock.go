@@ -1,0 +1,30 @@
+package seqpacket
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// lockFile locks the file at path for the life of this process, or until it is closed. The file is never removed: a
+// service that had just opened it would lock a file that nobody else sees.
+func lockFile(path string) (*FD, error) {
+	raw, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	fd := NewFD(raw)
+	for {
+		switch err := unix.Flock(raw, unix.LOCK_EX|unix.LOCK_NB); err {
+		case nil:
+			return fd, nil
+		case unix.EINTR:
+		case unix.EWOULDBLOCK:
+			fd.Close()
+			return nil, failed(ErrInUse, "flock", err)
+		default:
+			fd.Close()
+			return nil, os.NewSyscallError("flock", err)
+		}
+	}
+}

@@ -1,0 +1,51 @@
+package seqpacket
+
+import (
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Peer is who made the other end of a connection, as the kernel saw it then: when it called connect or, for a service
+// as a client sees it, listen. UID, GID and Groups decide access. PID is for show; it may belong to another process by
+// now.
+type Peer struct {
+	PID    int
+	UID    uint32
+	GID    uint32
+	Groups []uint32 // supplementary groups
+}
+
+// Peer returns the peer's credentials. They do not change during the connection and can be read after the peer has gone.
+func (c *Conn) Peer() (Peer, error) {
+	var p Peer
+	err := c.do(func(fd int) error {
+		cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err != nil {
+			return os.NewSyscallError("getsockopt SO_PEERCRED", err)
+		}
+		groups, err := peerGroups(fd)
+		p = Peer{PID: int(cred.Pid), UID: cred.Uid, GID: cred.Gid, Groups: groups}
+		return err
+	})
+	return p, err
+}
+
+// peerGroups reads SO_PEERGROUPS, which package unix has no function for.
+func peerGroups(fd int) ([]uint32, error) {
+	groups := make([]uint32, 64)
+	for {
+		size := uint32(len(groups)) * 4
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_PEERGROUPS,
+			uintptr(unsafe.Pointer(unsafe.SliceData(groups))), uintptr(unsafe.Pointer(&size)), 0)
+		switch errno {
+		case 0:
+			return groups[: size/4 : size/4], nil
+		case unix.ERANGE: // size is what it takes now
+			groups = make([]uint32, size/4)
+		default:
+			return nil, os.NewSyscallError("getsockopt SO_PEERGROUPS", errno)
+		}
+	}
+}

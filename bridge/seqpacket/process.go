@@ -1,0 +1,79 @@
+package seqpacket
+
+import (
+	"errors"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process is a process that can be waited for without being its parent. It does not end with the connection that it was
+// asked from: a process may close its connection and live on.
+type Process struct {
+	gone chan struct{}
+	file *os.File // a pidfd in the poller; nil if the process was gone from the start
+	done chan struct{}
+	once sync.Once
+	err  error
+}
+
+// PeerProcess returns the peer's process. Close it when it does not matter any more. One that has ended already is no
+// error: its Gone is closed. Its errors are those of PeerPIDFD otherwise.
+func (c *Conn) PeerProcess() (*Process, error) {
+	pidfd, err := c.PeerPIDFD()
+	switch {
+	case errors.Is(err, ErrPeerGone):
+		p := &Process{gone: make(chan struct{}), done: make(chan struct{})}
+		close(p.gone)
+		close(p.done)
+		return p, nil
+	case err != nil:
+		return nil, err
+	}
+	return NewProcess(pidfd)
+}
+
+// NewProcess watches the process of a pidfd, which it takes. On error the pidfd is closed.
+func NewProcess(pidfd *FD) (*Process, error) {
+	if err := unix.SetNonblock(pidfd.Raw(), true); err != nil { // or os.NewFile leaves it out of the poller
+		pidfd.Close()
+		return nil, os.NewSyscallError("fcntl", err)
+	}
+	file := pidfd.File("pidfd")
+	raw, err := file.SyscallConn()
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	p := &Process{gone: make(chan struct{}), file: file, done: make(chan struct{})}
+	go func() {
+		defer close(p.done)
+		if raw.Read(ended) == nil {
+			close(p.gone)
+		}
+	}()
+	return p, nil
+}
+
+// ended says whether the process of a pidfd has ended.
+func ended(fd uintptr) bool {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(p, 0)
+	return err == nil && n > 0
+}
+
+// Gone returns a channel that is closed when the process has ended: its memory, its mappings and its descriptors are no
+// longer its own. After Close it may never be closed.
+func (p *Process) Gone() <-chan struct{} { return p.gone }
+
+// Close stops watching and returns once nothing of it is left. Closing again does nothing.
+func (p *Process) Close() error {
+	p.once.Do(func() {
+		if p.file != nil {
+			p.err = p.file.Close()
+		}
+		<-p.done
+	})
+	return p.err
+}

@@ -1,0 +1,36 @@
+package seqpacket
+
+import (
+	"encoding/binary"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// controlSpace is room for the control message of MaxFDs descriptors. The kernel aligns it, so for some MaxFDs it would
+// deliver one more.
+const controlSpace = (unix.SizeofCmsghdr + MaxFDs*4 + 7) &^ 7
+
+// rights takes every descriptor out of the control messages, however many they are and even if the last was cut short:
+// the kernel has put them into our table, and only we can close them.
+func rights(control []byte) *FDs {
+	var fds *FDs
+	for len(control) >= unix.SizeofCmsghdr {
+		head := (*unix.Cmsghdr)(unsafe.Pointer(&control[0]))
+		size := int(head.Len)
+		if size < unix.SizeofCmsghdr {
+			return fds
+		}
+		body := control[unix.SizeofCmsghdr:min(size, len(control))]
+		if head.Level == unix.SOL_SOCKET && head.Type == unix.SCM_RIGHTS {
+			for ; len(body) >= 4; body = body[4:] {
+				if fds == nil {
+					fds = new(FDs)
+				}
+				fds.list = append(fds.list, NewFD(int(int32(binary.NativeEndian.Uint32(body)))))
+			}
+		}
+		control = control[min((size+7)&^7, len(control)):]
+	}
+	return fds
+}

@@ -1,0 +1,35 @@
+package seqpacket
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+)
+
+// safeDir makes dir if it is missing and makes sure that nobody but this user and root can rename or remove what is in
+// it. The sticky bit is not enough: under it others can still be first to make a file of our name.
+func safeDir(dir string) error {
+	info, err := os.Stat(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
+		info, err = os.Stat(dir)
+	}
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return &fs.PathError{Op: "listen", Path: dir, Err: syscall.ENOTDIR}
+	}
+	if mode := info.Mode().Perm(); mode&0o022 != 0 {
+		return fmt.Errorf("%w: %s has mode %v; take the write permission from group and others", ErrUnsafeDir, dir, mode)
+	}
+	owner := info.Sys().(*syscall.Stat_t).Uid
+	if owner != 0 && int(owner) != os.Geteuid() {
+		return fmt.Errorf("%w: %s belongs to user %d", ErrUnsafeDir, dir, owner)
+	}
+	return nil
+}

@@ -1,0 +1,75 @@
+package seqpacket
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+)
+
+// tracer remembers where each live FD was made, while it is on.
+var tracer struct {
+	on   atomic.Bool
+	mu   sync.Mutex
+	open map[*FD]origin
+}
+
+type origin struct {
+	raw   int
+	stack [16]uintptr
+}
+
+// TraceFDs starts to remember where each FD is made. It is meant for TestMain, and costs a stack trace for each FD.
+func TraceFDs() {
+	tracer.mu.Lock()
+	defer tracer.mu.Unlock()
+	tracer.open = make(map[*FD]origin)
+	tracer.on.Store(true)
+}
+
+// LeakedFDs returns, for each FD made since TraceFDs that is neither closed nor taken, its number and where it was made.
+func LeakedFDs() []string {
+	tracer.mu.Lock()
+	defer tracer.mu.Unlock()
+	var leaks []string
+	for _, o := range tracer.open {
+		leaks = append(leaks, o.String())
+	}
+	return leaks
+}
+
+func trace(f *FD, raw int) {
+	if !tracer.on.Load() {
+		return
+	}
+	o := origin{raw: raw}
+	runtime.Callers(3, o.stack[:]) // without Callers, trace and NewFD
+	tracer.mu.Lock()
+	defer tracer.mu.Unlock()
+	tracer.open[f] = o
+}
+
+func untrace(f *FD) {
+	if !tracer.on.Load() {
+		return
+	}
+	tracer.mu.Lock()
+	defer tracer.mu.Unlock()
+	delete(tracer.open, f)
+}
+
+func (o origin) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "descriptor %d made at", o.raw)
+	frames := runtime.CallersFrames(o.stack[:])
+	for {
+		frame, more := frames.Next()
+		if frame.Function != "" {
+			fmt.Fprintf(&b, "\n\t%s\n\t\t%s:%d", frame.Function, frame.File, frame.Line)
+		}
+		if !more {
+			return b.String()
+		}
+	}
+}
