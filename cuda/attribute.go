@@ -1,0 +1,51 @@
+package cuda
+
+import "github.com/poolbridge/poolbridge/cuda/internal/driver"
+
+// DeviceAttribute is a CUdevice_attribute. Any value may be asked for; those
+// that this project needs have names.
+type DeviceAttribute int
+
+// Attributes by their numbers in the driver API.
+const (
+	AttrMultiprocessorCount              DeviceAttribute = 16
+	AttrIntegrated                       DeviceAttribute = 18
+	AttrUnifiedAddressing                DeviceAttribute = 41
+	AttrComputeCapabilityMajor           DeviceAttribute = 75
+	AttrComputeCapabilityMinor           DeviceAttribute = 76
+	AttrHostRegisterSupported            DeviceAttribute = 99
+	AttrVirtualMemoryManagementSupported DeviceAttribute = 102
+	AttrHandleTypePOSIXFDSupported       DeviceAttribute = 103
+	AttrReadOnlyHostRegisterSupported    DeviceAttribute = 113
+	AttrMemoryPoolsSupported             DeviceAttribute = 115
+	AttrMemPoolSupportedHandleTypes      DeviceAttribute = 119
+	AttrCanUse64BitStreamMemOps          DeviceAttribute = 122
+	AttrIPCEventSupported                DeviceAttribute = 125
+	AttrMPSEnabled                       DeviceAttribute = 133
+	AttrHostNUMAID                       DeviceAttribute = 134
+	AttrHostNUMAMemoryPoolsSupported     DeviceAttribute = 142
+)
+
+// Attribute asks the driver for one of the device's attributes.
+//
+// Errors: ErrInvalidValue for one that the driver does not know.
+func (d Device) Attribute(a DeviceAttribute) (int, error) {
+	if err := Init(); err != nil {
+		return 0, err
+	}
+	v, st := driver.DeviceAttribute(d.handle, int(a))
+	return v, failure(st, "Attribute", d.ordinal)
+}
+
+// HostNUMANode is the NUMA node of the host that the device is closest to, -1
+// when the system has none.
+func (d Device) HostNUMANode() (int, error) { return d.Attribute(AttrHostNUMAID) }
+
+// ComputeCapability is the device's architecture, for example 9 and 0.
+func (d Device) ComputeCapability() (major, minor int, err error) {
+	if major, err = d.Attribute(AttrComputeCapabilityMajor); err != nil {
+		return 0, 0, err
+	}
+	minor, err = d.Attribute(AttrComputeCapabilityMinor)
+	return major, minor, err
+}

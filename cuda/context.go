@@ -1,0 +1,122 @@
+package cuda
+
+import (
+	"sync"
+
+	"github.com/poolbridge/poolbridge/cuda/internal/driver"
+)
+
+// Context is a device's primary context, retained: the driver keeps it until
+// every holder in the process has let go of it. It is safe for concurrent use.
+type Context struct {
+	device Device
+	handle uintptr
+	uses   life
+
+	mu    sync.Mutex
+	peers map[Device]*Context // retained by EnablePeer
+}
+
+// Retain retains the device's primary context, which is created if need be;
+// that takes tenths of a second and some hundred MiB of device memory.
+func (d Device) Retain() (*Context, error) {
+	if err := Init(); err != nil {
+		return nil, err
+	}
+	h, st := driver.PrimaryRetain(d.handle)
+	if st != 0 {
+		return nil, failure(st, "Retain", d.ordinal)
+	}
+	return &Context{device: d, handle: h}, nil
+}
+
+// Close lets go of the context. Objects made from it go on working: the driver's
+// context is released when the last of them is closed.
+func (c *Context) Close() error {
+	if c.uses.close() {
+		return c.release()
+	}
+	return nil
+}
+
+func (c *Context) release() error {
+	st := driver.PrimaryRelease(c.device.handle)
+	for _, peer := range c.peers {
+		_ = peer.Close()
+	}
+	return failure(st, "Context.Close", c.device.ordinal)
+}
+
+func (c *Context) enter(op string) error {
+	if c.uses.enter() {
+		return nil
+	}
+	return closed(op, c.device.ordinal)
+}
+
+func (c *Context) leave() {
+	if c.uses.leave() {
+		_ = c.release() // nobody is left who could be told
+	}
+}
+
+func (c *Context) fail(st driver.Status, op string) error {
+	return failure(st, op, c.device.ordinal)
+}
+
+// Device is the device whose context this is.
+func (c *Context) Device() Device { return c.device }
+
+// Synchronize waits until all work of this process on the device is done. It
+// reports errors of earlier work.
+func (c *Context) Synchronize() error {
+	const op = "Context.Synchronize"
+	if err := c.enter(op); err != nil {
+		return err
+	}
+	defer c.leave()
+	return c.fail(driver.CtxSynchronize(c.handle), op)
+}
+
+// MemInfo is the device's memory in bytes, and how much of it no process uses.
+func (c *Context) MemInfo() (free, total uint64, err error) {
+	const op = "Context.MemInfo"
+	if err := c.enter(op); err != nil {
+		return 0, 0, err
+	}
+	defer c.leave()
+	free, total, st := driver.MemInfo(c.handle)
+	return free, total, c.fail(st, op)
+}
+
+// EnablePeer lets work on this device reach what was allocated by the legacy
+// calls on another, until this context is closed. Doing so again does nothing.
+// Memory pools and VMM mappings have access lists of their own instead.
+//
+// Errors: ErrPeerAccessUnsupported when the hardware cannot.
+func (c *Context) EnablePeer(peer Device) error {
+	const op = "Context.EnablePeer"
+	if err := c.enter(op); err != nil {
+		return err
+	}
+	defer c.leave()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.peers[peer] != nil {
+		return nil
+	}
+	// Retained here, for access ends when the peer's context is destroyed.
+	p, err := peer.Retain()
+	if err != nil {
+		return err
+	}
+	if st := driver.EnablePeer(c.handle, p.handle); st != 0 {
+		_ = p.Close()
+		return c.fail(st, op)
+	}
+	if c.peers == nil {
+		c.peers = make(map[Device]*Context)
+	}
+	c.peers[peer] = p
+	return nil
+}

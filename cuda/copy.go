@@ -1,0 +1,103 @@
+package cuda
+
+import "github.com/poolbridge/poolbridge/cuda/internal/driver"
+
+// CopyHtoD copies from host memory to the device and returns when the data is
+// there. It waits for nothing that is queued in streams.
+func (c *Context) CopyHtoD(dst DevicePtr, src []byte) error {
+	const op = "Context.CopyHtoD"
+	if err := c.enter(op); err != nil {
+		return err
+	}
+	defer c.leave()
+	return c.fail(driver.CopyHtoD(c.handle, uint64(dst), src), op)
+}
+
+// CopyDtoH copies from the device to host memory and returns when the data is
+// there. It waits for nothing that is queued in streams.
+func (c *Context) CopyDtoH(dst []byte, src DevicePtr) error {
+	const op = "Context.CopyDtoH"
+	if err := c.enter(op); err != nil {
+		return err
+	}
+	defer c.leave()
+	return c.fail(driver.CopyDtoH(c.handle, dst, uint64(src)), op)
+}
+
+// CopyDtoD copies within the device, or between devices, and returns when the
+// data is there.
+func (c *Context) CopyDtoD(dst, src DevicePtr, bytes uint64) error {
+	const op = "Context.CopyDtoD"
+	if err := c.enter(op); err != nil {
+		return err
+	}
+	defer c.leave()
+	return c.fail(driver.CopyDtoD(c.handle, uint64(dst), uint64(src), bytes), op)
+}
+
+// CopyHtoDAsync queues a copy of bytes from src, beginning at offset. src must
+// not be written before the copy is done.
+//
+// Errors: ErrInvalidValue for a range that src does not have.
+func (s *Stream) CopyHtoDAsync(dst DevicePtr, src *Pinned, offset, bytes uint64) error {
+	const op = "Stream.CopyHtoDAsync"
+	mem, err := src.use(op, offset, bytes)
+	if err != nil {
+		return err
+	}
+	defer src.leave()
+	if err := s.enter(op); err != nil {
+		return err
+	}
+	defer s.leave()
+	return s.fail(driver.CopyHtoDAsync(s.ctx.handle, s.handle, uint64(dst), mem, bytes), op)
+}
+
+// CopyDtoHAsync queues a copy of bytes into dst, beginning at offset. dst must
+// not be read before the copy is done.
+//
+// Errors: ErrInvalidValue for a range that dst does not have.
+func (s *Stream) CopyDtoHAsync(dst *Pinned, offset uint64, src DevicePtr, bytes uint64) error {
+	const op = "Stream.CopyDtoHAsync"
+	mem, err := dst.use(op, offset, bytes)
+	if err != nil {
+		return err
+	}
+	defer dst.leave()
+	if err := s.enter(op); err != nil {
+		return err
+	}
+	defer s.leave()
+	return s.fail(driver.CopyDtoHAsync(s.ctx.handle, s.handle, mem, uint64(src), bytes), op)
+}
+
+// CopyDtoDAsync queues a copy within the device, or between devices.
+func (s *Stream) CopyDtoDAsync(dst, src DevicePtr, bytes uint64) error {
+	const op = "Stream.CopyDtoDAsync"
+	if err := s.enter(op); err != nil {
+		return err
+	}
+	defer s.leave()
+	return s.fail(driver.CopyDtoDAsync(s.ctx.handle, s.handle, uint64(dst), uint64(src), bytes), op)
+}
+
+// Memset8 queues the filling of bytes with a byte.
+func (s *Stream) Memset8(dst DevicePtr, v uint8, bytes uint64) error {
+	const op = "Stream.Memset8"
+	if err := s.enter(op); err != nil {
+		return err
+	}
+	defer s.leave()
+	return s.fail(driver.Memset8(s.ctx.handle, s.handle, uint64(dst), v, bytes), op)
+}
+
+// Memset32 queues the filling of count words of four bytes with a word. dst is a
+// multiple of 4.
+func (s *Stream) Memset32(dst DevicePtr, v uint32, count uint64) error {
+	const op = "Stream.Memset32"
+	if err := s.enter(op); err != nil {
+		return err
+	}
+	defer s.leave()
+	return s.fail(driver.Memset32(s.ctx.handle, s.handle, uint64(dst), v, count), op)
+}

@@ -1,0 +1,127 @@
+package cuda
+
+import (
+	"fmt"
+
+	"github.com/poolbridge/poolbridge/cuda/internal/driver"
+)
+
+// Device is a GPU by its ordinal in this process. It is a plain value and owns
+// nothing; two are equal if they are the same GPU. The zero Device is the first.
+type Device struct {
+	ordinal int
+	handle  int32
+}
+
+// DeviceCount is the number of GPUs that this process sees.
+func DeviceCount() (int, error) {
+	if err := Init(); err != nil {
+		return 0, err
+	}
+	n, st := driver.DeviceCount()
+	return n, failure(st, "DeviceCount", noDevice)
+}
+
+// DeviceAt is the GPU with an ordinal, counted from 0.
+//
+// Errors: ErrInvalidDevice when there is none.
+func DeviceAt(ordinal int) (Device, error) {
+	if err := Init(); err != nil {
+		return Device{}, err
+	}
+	h, st := driver.DeviceGet(ordinal)
+	if st != 0 {
+		return Device{}, failure(st, "DeviceAt", ordinal)
+	}
+	return Device{ordinal: ordinal, handle: h}, nil
+}
+
+// Devices are all GPUs that this process sees, by ordinal.
+func Devices() ([]Device, error) {
+	n, err := DeviceCount()
+	if err != nil {
+		return nil, err
+	}
+	devices := make([]Device, 0, n)
+	for i := range n {
+		d, err := DeviceAt(i)
+		if err != nil {
+			return nil, err
+		}
+		devices = append(devices, d)
+	}
+	return devices, nil
+}
+
+// DeviceByUUID is the GPU with that UUID.
+//
+// Errors: ErrInvalidDevice when this process does not see it.
+func DeviceByUUID(uuid UUID) (Device, error) {
+	devices, err := Devices()
+	if err != nil {
+		return Device{}, err
+	}
+	for _, d := range devices {
+		u, err := d.UUID()
+		if err != nil {
+			return Device{}, err
+		}
+		if u == uuid {
+			return d, nil
+		}
+	}
+	return Device{}, &Error{Op: "DeviceByUUID", Device: noDevice, Result: ErrInvalidDevice, Detail: "no visible device is " + uuid.String()}
+}
+
+// Ordinal is the device's number in this process.
+func (d Device) Ordinal() int { return d.ordinal }
+
+// String is "cuda:" and the ordinal.
+func (d Device) String() string { return fmt.Sprintf("cuda:%d", d.ordinal) }
+
+// Name is the device's name, for example "NVIDIA H200".
+func (d Device) Name() (string, error) {
+	if err := Init(); err != nil {
+		return "", err
+	}
+	name, st := driver.DeviceName(d.handle)
+	return name, failure(st, "Name", d.ordinal)
+}
+
+// UUID identifies the device everywhere.
+func (d Device) UUID() (UUID, error) {
+	if err := Init(); err != nil {
+		return UUID{}, err
+	}
+	u, st := driver.DeviceUUID(d.handle)
+	return UUID(u), failure(st, "UUID", d.ordinal)
+}
+
+// TotalMem is the device's memory in bytes.
+func (d Device) TotalMem() (uint64, error) {
+	if err := Init(); err != nil {
+		return 0, err
+	}
+	n, st := driver.DeviceTotalMem(d.handle)
+	return n, failure(st, "TotalMem", d.ordinal)
+}
+
+// PCIBusID is the device's address on the PCI bus, "domain:bus:device.function"
+// in hex.
+func (d Device) PCIBusID() (string, error) {
+	if err := Init(); err != nil {
+		return "", err
+	}
+	id, st := driver.DevicePCIBusID(d.handle)
+	return id, failure(st, "PCIBusID", d.ordinal)
+}
+
+// CanAccessPeer reports whether this device can reach the memory of another.
+// It is false for the device itself.
+func (d Device) CanAccessPeer(peer Device) (bool, error) {
+	if err := Init(); err != nil {
+		return false, err
+	}
+	can, st := driver.DeviceCanAccessPeer(d.handle, peer.handle)
+	return can, failure(st, "CanAccessPeer", d.ordinal)
+}

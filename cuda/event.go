@@ -1,0 +1,138 @@
+package cuda
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/poolbridge/poolbridge/cuda/internal/driver"
+)
+
+// EventSpec says what an event is for.
+type EventSpec struct {
+	Interprocess bool // can be opened in another process
+	Timing       bool // can be asked for the time that passed; costs more
+}
+
+// Validate refuses what the driver would refuse.
+func (s EventSpec) Validate() error {
+	if s.Interprocess && s.Timing {
+		return fmt.Errorf("cuda: event spec: an interprocess event cannot measure time: %w", ErrInvalidValue)
+	}
+	return nil
+}
+
+// IPCEventHandle names an interprocess event to other processes.
+type IPCEventHandle [64]byte
+
+// Event marks a point in a stream.
+type Event struct {
+	owned
+	handle uintptr
+}
+
+// NewEvent creates an event.
+func (c *Context) NewEvent(spec EventSpec) (*Event, error) {
+	const op = "Context.NewEvent"
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	if err := c.enter(op); err != nil {
+		return nil, err
+	}
+	h, st := driver.EventCreate(c.handle, spec.Timing, spec.Interprocess)
+	return c.event(h, st, op)
+}
+
+// OpenEvent opens an event of another process. It fails in the process that
+// made the event.
+//
+// Errors: ErrMapFailed when the processes are of different users or do not
+// share /dev/shm.
+func (c *Context) OpenEvent(handle IPCEventHandle) (*Event, error) {
+	const op = "Context.OpenEvent"
+	if err := c.enter(op); err != nil {
+		return nil, err
+	}
+	h, st := driver.EventOpen(c.handle, (*[64]byte)(&handle))
+	return c.event(h, st, op)
+}
+
+// event wraps a new handle and takes over the use of the context.
+func (c *Context) event(h uintptr, st driver.Status, op string) (*Event, error) {
+	if st != 0 {
+		defer c.leave()
+		return nil, c.fail(st, op)
+	}
+	e := &Event{handle: h}
+	e.own(c, func() error { return c.fail(driver.EventDestroy(c.handle, h), "Event.Close") })
+	return e, nil
+}
+
+// Close destroys the event. Streams that wait for it go on waiting for what it
+// recorded.
+func (e *Event) Close() error { return e.close() }
+
+// Record makes the event stand for all work that the stream holds now.
+func (e *Event) Record(s *Stream) error {
+	const op = "Event.Record"
+	if err := e.enter(op); err != nil {
+		return err
+	}
+	defer e.leave()
+	h, err := s.use(op)
+	if err != nil {
+		return err
+	}
+	defer s.done()
+	return e.fail(driver.EventRecord(e.ctx.handle, e.handle, h), op)
+}
+
+// Query reports whether what the event recorded is done; an event that recorded
+// nothing is.
+func (e *Event) Query() (bool, error) {
+	const op = "Event.Query"
+	if err := e.enter(op); err != nil {
+		return false, err
+	}
+	defer e.leave()
+	return finished(e.fail(driver.EventQuery(e.ctx.handle, e.handle), op))
+}
+
+// Synchronize waits until what the event recorded is done.
+func (e *Event) Synchronize() error {
+	const op = "Event.Synchronize"
+	if err := e.enter(op); err != nil {
+		return err
+	}
+	defer e.leave()
+	return e.fail(driver.EventSynchronize(e.ctx.handle, e.handle), op)
+}
+
+// ElapsedTime is the time from start to e. Both are events with Timing, recorded
+// and done; the resolution is about half a microsecond.
+//
+// Errors: ErrNotReady, ErrInvalidHandle.
+func (e *Event) ElapsedTime(start *Event) (time.Duration, error) {
+	const op = "Event.ElapsedTime"
+	if err := e.enter(op); err != nil {
+		return 0, err
+	}
+	defer e.leave()
+	if err := start.enter(op); err != nil {
+		return 0, err
+	}
+	defer start.leave()
+	ms, st := driver.EventElapsed(e.ctx.handle, start.handle, e.handle)
+	return time.Duration(float64(ms) * float64(time.Millisecond)), e.fail(st, op)
+}
+
+// IPCHandle names the event, one with Interprocess, to other processes.
+func (e *Event) IPCHandle() (IPCEventHandle, error) {
+	const op = "Event.IPCHandle"
+	if err := e.enter(op); err != nil {
+		return IPCEventHandle{}, err
+	}
+	defer e.leave()
+	h, st := driver.EventExport(e.ctx.handle, e.handle)
+	return IPCEventHandle(h), e.fail(st, op)
+}

@@ -1,0 +1,43 @@
+//go:build cgo && linux
+
+package driver
+
+/*
+#cgo CFLAGS: -O2 -Wall -Wextra
+#cgo LDFLAGS: -ldl
+#cgo noescape pb_load
+#cgo nocallback pb_load
+#cgo nocallback pb_call_name
+#cgo nocallback pb_init
+#cgo noescape pb_version
+#cgo nocallback pb_version
+#include "driver.h"
+
+static pb_status pb_init(void) { return PB_CALL(cuInit, 0); }
+static pb_status pb_version(int *version) { return PB_CALL(cuDriverGetVersion, version); }
+*/
+import "C"
+
+import "unsafe"
+
+// Load opens libcuda.so.1 and finds its calls; why is the reason when that
+// fails. It must not be called concurrently, nor again after a success.
+func Load() (why string, ok bool) {
+	var buf [512]byte
+	if C.pb_load((*C.char)(unsafe.Pointer(&buf[0])), C.size_t(len(buf))) != 0 {
+		return cString(buf[:]), false
+	}
+	return "", true
+}
+
+// Init makes cuInit.
+func Init() Status { return Status(C.pb_init()) }
+
+// Version is what cuDriverGetVersion answers: 13000 for CUDA 13.0.
+func Version() (int, Status) {
+	var v C.int
+	st := C.pb_version(&v)
+	return int(v), Status(st)
+}
+
+func callName(call int) string { return C.GoString(C.pb_call_name(C.int(call))) }

@@ -1,0 +1,83 @@
+//go:build cgo && linux
+
+package driver
+
+/*
+#cgo noescape pb_module_load
+#cgo nocallback pb_module_load
+#cgo nocallback pb_module_unload
+#cgo noescape pb_module_function
+#cgo nocallback pb_module_function
+#cgo noescape pb_launch
+#cgo nocallback pb_launch
+#include "driver.h"
+
+enum { PB_MAX_ARGS = 32 };
+
+static pb_status pb_module_load(uintptr_t ctx, uintptr_t *m, const void *image, char *log, size_t size) {
+	int options[] = { CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES };
+	void *values[] = { log, (void *)size };
+	PB_ENTER(ctx);
+	return pb_leave(PB_CALL(cuModuleLoadDataEx, (CUmodule *)m, image, 2, options, values));
+}
+
+static pb_status pb_module_unload(uintptr_t ctx, uintptr_t m) {
+	PB_ENTER(ctx);
+	return pb_leave(PB_CALL(cuModuleUnload, (CUmodule)m));
+}
+
+static pb_status pb_module_function(uintptr_t ctx, uintptr_t *f, uintptr_t m, const char *name) {
+	PB_ENTER(ctx);
+	return pb_leave(PB_CALL(cuModuleGetFunction, (CUfunction *)f, (CUmodule)m, name));
+}
+
+// Every argument lies in a slot of eight bytes; the driver reads as many bytes
+// of it as the kernel declares, and the machines that CUDA runs on are little
+// endian, so that a narrower value is at the front of its slot.
+static pb_status pb_launch(uintptr_t ctx, uintptr_t s, uintptr_t f, const unsigned *dims, unsigned shared, uint64_t *args, int n) {
+	void *params[PB_MAX_ARGS];
+	for (int i = 0; i < n && i < PB_MAX_ARGS; i++)
+		params[i] = &args[i];
+	PB_ENTER(ctx);
+	return pb_leave(PB_CALL(cuLaunchKernel, (CUfunction)f, dims[0], dims[1], dims[2], dims[3], dims[4], dims[5], shared, (CUstream)s, params, NULL));
+}
+*/
+import "C"
+
+import "unsafe"
+
+// ModuleLoad makes cuModuleLoadDataEx for an image that ends with a zero byte;
+// log is what the compiler said when it failed.
+func ModuleLoad(ctx uintptr, image []byte) (m uintptr, log string, _ Status) {
+	var mod C.uintptr_t
+	var buf [4096]byte
+	st := C.pb_module_load(C.uintptr_t(ctx), &mod, unsafe.Pointer(unsafe.SliceData(image)),
+		(*C.char)(unsafe.Pointer(&buf[0])), C.size_t(len(buf)))
+	if st != 0 {
+		log = cString(buf[:])
+	}
+	return uintptr(mod), log, Status(st)
+}
+
+// ModuleUnload makes cuModuleUnload.
+func ModuleUnload(ctx, m uintptr) Status {
+	return Status(C.pb_module_unload(C.uintptr_t(ctx), C.uintptr_t(m)))
+}
+
+// ModuleFunction makes cuModuleGetFunction.
+func ModuleFunction(ctx, m uintptr, name string) (uintptr, Status) {
+	var f C.uintptr_t
+	z := append([]byte(name), 0)
+	st := C.pb_module_function(C.uintptr_t(ctx), &f, C.uintptr_t(m), (*C.char)(unsafe.Pointer(unsafe.SliceData(z))))
+	return uintptr(f), Status(st)
+}
+
+// Launch makes cuLaunchKernel; dims are the grid's three and the block's three,
+// the first n args are the kernel's.
+func Launch(ctx, s, f uintptr, dims *[6]uint32, shared uint32, args *[MaxLaunchArgs]uint64, n int) Status {
+	return Status(C.pb_launch(C.uintptr_t(ctx), C.uintptr_t(s), C.uintptr_t(f),
+		(*C.uint)(unsafe.Pointer(dims)), C.uint(shared), (*C.uint64_t)(unsafe.Pointer(args)), C.int(n)))
+}
+
+// The two bounds are one.
+var _ [MaxLaunchArgs]struct{} = [C.PB_MAX_ARGS]struct{}{}

@@ -1,0 +1,61 @@
+// Package driver is the thin layer between package cuda and libcuda.so.1: one
+// Go function for one C entry point, plain numbers in and out, no policy and
+// no state but the table of function pointers.
+//
+// Handles are uintptr, device addresses uint64, sizes bytes. Functions that
+// take a ctx push that context, do their work and pop it within one cgo call.
+package driver
+
+import "bytes"
+
+// Results that no driver gave. Package cuda names them.
+const (
+	ResultNoDriver       = -1
+	ResultDriverTooOld   = -2
+	ResultSymbolNotFound = -3
+	ResultClosed         = -4
+)
+
+// Status is how an entry point ended: zero for success, else the driver call
+// that failed and its CUresult in one number.
+type Status int64
+
+// Result is the CUresult, or one of the negative results of this package.
+func (s Status) Result() int32 { return int32(uint32(uint64(s))) }
+
+// Call is the name of the driver call that failed.
+func (s Status) Call() string { return callName(int(uint64(s) >> 32)) }
+
+// Location is a CUmemLocation: its type and its id.
+type Location struct{ Type, ID int32 }
+
+// PoolProps is what a memory pool is created with. Sizes are bytes.
+type PoolProps struct {
+	Location         Location
+	MaxSize          uint64
+	ReleaseThreshold uint64
+	Exportable       bool
+}
+
+// PointerInfo is what the driver knows about an address.
+type PointerInfo struct {
+	MemoryType  uint32
+	Ordinal     int32
+	LegacyIPC   bool
+	Mapped      bool
+	RangeStart  uint64
+	RangeSize   uint64
+	AccessFlags uint32
+	MemPool     uintptr
+}
+
+// MaxLaunchArgs bounds the arguments of one kernel launch.
+const MaxLaunchArgs = 32
+
+// cString is the text before the first zero byte.
+func cString(b []byte) string {
+	if i := bytes.IndexByte(b, 0); i >= 0 {
+		b = b[:i]
+	}
+	return string(b)
+}

@@ -1,0 +1,88 @@
+//go:build cgo && linux
+
+package driver
+
+/*
+#cgo noescape pb_stream_create
+#cgo nocallback pb_stream_create
+#cgo nocallback pb_stream_destroy
+#cgo nocallback pb_stream_synchronize
+#cgo nocallback pb_stream_query
+#cgo nocallback pb_stream_wait_event
+#cgo nocallback pb_stream_write64
+#cgo nocallback pb_stream_wait64
+#include "driver.h"
+
+static pb_status pb_stream_create(uintptr_t ctx, uintptr_t *s) {
+	PB_ENTER(ctx);
+	return pb_leave(PB_CALL(cuStreamCreate, (CUstream *)s, CU_STREAM_NON_BLOCKING));
+}
+
+static pb_status pb_stream_destroy(uintptr_t ctx, uintptr_t s) {
+	PB_ENTER(ctx);
+	return pb_leave(PB_CALL(cuStreamDestroy, (CUstream)s));
+}
+
+static pb_status pb_stream_synchronize(uintptr_t ctx, uintptr_t s) {
+	PB_ENTER(ctx);
+	return pb_leave(PB_CALL(cuStreamSynchronize, (CUstream)s));
+}
+
+static pb_status pb_stream_query(uintptr_t ctx, uintptr_t s) {
+	PB_ENTER(ctx);
+	return pb_leave(PB_CALL(cuStreamQuery, (CUstream)s));
+}
+
+static pb_status pb_stream_wait_event(uintptr_t ctx, uintptr_t s, uintptr_t e) {
+	PB_ENTER(ctx);
+	return pb_leave(PB_CALL(cuStreamWaitEvent, (CUstream)s, (CUevent)e, 0));
+}
+
+static pb_status pb_stream_write64(uintptr_t ctx, uintptr_t s, uint64_t ptr, uint64_t v) {
+	PB_ENTER(ctx);
+	return pb_leave(PB_CALL(cuStreamWriteValue64, (CUstream)s, ptr, v, CU_STREAM_WRITE_VALUE_DEFAULT));
+}
+
+static pb_status pb_stream_wait64(uintptr_t ctx, uintptr_t s, uint64_t ptr, uint64_t v) {
+	PB_ENTER(ctx);
+	return pb_leave(PB_CALL(cuStreamWaitValue64, (CUstream)s, ptr, v, CU_STREAM_WAIT_VALUE_GEQ));
+}
+*/
+import "C"
+
+// StreamCreate makes cuStreamCreate with CU_STREAM_NON_BLOCKING.
+func StreamCreate(ctx uintptr) (uintptr, Status) {
+	var s C.uintptr_t
+	st := C.pb_stream_create(C.uintptr_t(ctx), &s)
+	return uintptr(s), Status(st)
+}
+
+// StreamDestroy makes cuStreamDestroy.
+func StreamDestroy(ctx, s uintptr) Status {
+	return Status(C.pb_stream_destroy(C.uintptr_t(ctx), C.uintptr_t(s)))
+}
+
+// StreamSynchronize makes cuStreamSynchronize.
+func StreamSynchronize(ctx, s uintptr) Status {
+	return Status(C.pb_stream_synchronize(C.uintptr_t(ctx), C.uintptr_t(s)))
+}
+
+// StreamQuery makes cuStreamQuery.
+func StreamQuery(ctx, s uintptr) Status {
+	return Status(C.pb_stream_query(C.uintptr_t(ctx), C.uintptr_t(s)))
+}
+
+// StreamWaitEvent makes cuStreamWaitEvent.
+func StreamWaitEvent(ctx, s, e uintptr) Status {
+	return Status(C.pb_stream_wait_event(C.uintptr_t(ctx), C.uintptr_t(s), C.uintptr_t(e)))
+}
+
+// StreamWriteValue64 makes cuStreamWriteValue64, after a memory barrier.
+func StreamWriteValue64(ctx, s uintptr, ptr, v uint64) Status {
+	return Status(C.pb_stream_write64(C.uintptr_t(ctx), C.uintptr_t(s), C.uint64_t(ptr), C.uint64_t(v)))
+}
+
+// StreamWaitValue64 makes cuStreamWaitValue64 with GEQ.
+func StreamWaitValue64(ctx, s uintptr, ptr, v uint64) Status {
+	return Status(C.pb_stream_wait64(C.uintptr_t(ctx), C.uintptr_t(s), C.uint64_t(ptr), C.uint64_t(v)))
+}

@@ -1,0 +1,80 @@
+package cuda
+
+import (
+	"fmt"
+
+	"github.com/poolbridge/poolbridge/cuda/internal/driver"
+)
+
+// DevicePtr is a CUdeviceptr: an address that the GPU uses, and for host memory
+// the CPU as well.
+type DevicePtr uint64
+
+// String is the address in hex.
+func (p DevicePtr) String() string { return fmt.Sprintf("0x%x", uint64(p)) }
+
+// LocationKind is a CUmemLocationType.
+type LocationKind int
+
+// Where memory can be.
+const (
+	LocationDevice   LocationKind = 1 // a GPU, by ordinal
+	LocationHostNUMA LocationKind = 3 // a NUMA node of the host
+)
+
+// Location is where memory is. The zero Location is the device of the context
+// at hand.
+type Location struct {
+	Kind LocationKind
+	ID   int // ordinal or node
+}
+
+// DeviceLocation is the memory of a GPU.
+func DeviceLocation(d Device) Location { return Location{LocationDevice, d.ordinal} }
+
+// HostNUMALocation is the memory of a NUMA node of the host.
+func HostNUMALocation(node int) Location { return Location{LocationHostNUMA, node} }
+
+// String is "cuda:0" or "numa:0".
+func (l Location) String() string {
+	switch l.Kind {
+	case LocationDevice:
+		return fmt.Sprintf("cuda:%d", l.ID)
+	case LocationHostNUMA:
+		return fmt.Sprintf("numa:%d", l.ID)
+	case 0:
+		return "cuda"
+	}
+	return fmt.Sprintf("location(%d):%d", l.Kind, l.ID)
+}
+
+// Validate refuses locations that no pool can have.
+func (l Location) Validate() error {
+	switch {
+	case l == Location{}:
+		return nil
+	case l.Kind != LocationDevice && l.Kind != LocationHostNUMA:
+		return fmt.Errorf("cuda: location: kind %d is neither a device nor a NUMA node: %w", l.Kind, ErrInvalidValue)
+	case l.ID < 0:
+		return fmt.Errorf("cuda: location: %s does not exist: %w", l, ErrInvalidValue)
+	}
+	return nil
+}
+
+// in is the driver's form of it; the zero Location becomes the context's device.
+func (l Location) in(c *Context) driver.Location {
+	if l.Kind == 0 {
+		l = DeviceLocation(c.device)
+	}
+	return driver.Location{Type: int32(l.Kind), ID: int32(l.ID)}
+}
+
+// AccessFlags are CUmemAccess_flags.
+type AccessFlags int
+
+// What a device may do with memory.
+const (
+	AccessNone      AccessFlags = 0
+	AccessReadOnly  AccessFlags = 1
+	AccessReadWrite AccessFlags = 3
+)

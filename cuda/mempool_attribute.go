@@ -1,0 +1,54 @@
+package cuda
+
+import "github.com/poolbridge/poolbridge/cuda/internal/driver"
+
+// CUmemPool_attribute.
+const (
+	poolReleaseThreshold = 4
+	poolReservedMem      = 5
+	poolReservedMemHigh  = 6
+	poolUsedMem          = 7
+	poolUsedMemHigh      = 8
+)
+
+// UsedMem is how many bytes are allocated from the pool.
+func (p *MemPool) UsedMem() (uint64, error) { return p.attribute("MemPool.UsedMem", poolUsedMem) }
+
+// UsedMemHigh is the most bytes that were ever allocated from the pool at once.
+func (p *MemPool) UsedMemHigh() (uint64, error) {
+	return p.attribute("MemPool.UsedMemHigh", poolUsedMemHigh)
+}
+
+// ReservedMem is how many bytes the pool holds, in use or not.
+func (p *MemPool) ReservedMem() (uint64, error) {
+	return p.attribute("MemPool.ReservedMem", poolReservedMem)
+}
+
+// ReservedMemHigh is the most bytes that the pool ever held.
+func (p *MemPool) ReservedMemHigh() (uint64, error) {
+	return p.attribute("MemPool.ReservedMemHigh", poolReservedMemHigh)
+}
+
+// ReleaseThreshold is how many bytes the pool keeps when streams synchronise.
+func (p *MemPool) ReleaseThreshold() (uint64, error) {
+	return p.attribute("MemPool.ReleaseThreshold", poolReleaseThreshold)
+}
+
+// SetReleaseThreshold sets how many bytes the pool keeps when streams synchronise.
+func (p *MemPool) SetReleaseThreshold(bytes uint64) error {
+	const op = "MemPool.SetReleaseThreshold"
+	if err := p.enter(op); err != nil {
+		return err
+	}
+	defer p.leave()
+	return p.fail(driver.PoolSetAttribute(p.ctx.handle, p.handle, poolReleaseThreshold, bytes), op)
+}
+
+func (p *MemPool) attribute(op string, attribute int) (uint64, error) {
+	if err := p.enter(op); err != nil {
+		return 0, err
+	}
+	defer p.leave()
+	v, st := driver.PoolAttribute(p.ctx.handle, p.handle, attribute)
+	return v, p.fail(st, op)
+}

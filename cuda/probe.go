@@ -1,0 +1,93 @@
+package cuda
+
+import "errors"
+
+// handleTypePOSIXFD is CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, a bit of
+// AttrMemPoolSupportedHandleTypes.
+const handleTypePOSIXFD = 1
+
+// SupportsMemPools reports whether the device has stream-ordered memory pools.
+func (d Device) SupportsMemPools() (bool, error) { return d.has(AttrMemoryPoolsSupported) }
+
+// SupportsPOSIXFDPools reports whether its pools can be exported as file descriptors.
+func (d Device) SupportsPOSIXFDPools() (bool, error) {
+	v, err := d.known(AttrMemPoolSupportedHandleTypes)
+	return v&handleTypePOSIXFD != 0, err
+}
+
+// SupportsVMM reports whether the device has virtual memory management, with
+// allocations that can be exported as file descriptors.
+func (d Device) SupportsVMM() (bool, error) {
+	return d.all(AttrVirtualMemoryManagementSupported, AttrHandleTypePOSIXFDSupported)
+}
+
+// SupportsLegacyIPC reports whether memory of the device can be shared through
+// [Context.IPCMemHandle]: the driver has no attribute for it, NVIDIA's guide
+// asks for unified addressing, and integrated GPUs do not have it.
+func (d Device) SupportsLegacyIPC() (bool, error) {
+	integrated, err := d.has(AttrIntegrated)
+	if err != nil || integrated {
+		return false, err
+	}
+	return d.has(AttrUnifiedAddressing)
+}
+
+// SupportsIPCEvents reports whether events can be shared between processes.
+// Opening one can still fail with ErrMapFailed: both sides must be one user and
+// share /dev/shm.
+func (d Device) SupportsIPCEvents() (bool, error) { return d.has(AttrIPCEventSupported) }
+
+// SupportsHostNUMAPools reports whether memory pools can live on the NUMA node
+// of the host that is closest to the device.
+func (d Device) SupportsHostNUMAPools() (bool, error) {
+	node, err := d.HostNUMANode()
+	if errors.Is(err, ErrInvalidValue) {
+		return false, nil
+	}
+	if err != nil || node < 0 {
+		return false, err
+	}
+	v, err := d.Attribute(AttrHostNUMAMemoryPoolsSupported)
+	if errors.Is(err, ErrInvalidValue) {
+		// Drivers of CUDA 12 have such pools and not yet the attribute.
+		return d.SupportsMemPools()
+	}
+	return v != 0, err
+}
+
+// SupportsStreamMemOps reports whether streams can write and wait for 64-bit
+// words: [Stream.WriteValue64] and [Stream.WaitValue64GEQ].
+func (d Device) SupportsStreamMemOps() (bool, error) { return d.has(AttrCanUse64BitStreamMemOps) }
+
+// SupportsHostRegister reports whether host memory can be registered, and
+// readOnly whether a mapping that is read-only can.
+func (d Device) SupportsHostRegister() (ok, readOnly bool, err error) {
+	if ok, err = d.has(AttrHostRegisterSupported); err != nil {
+		return false, false, err
+	}
+	readOnly, err = d.has(AttrReadOnlyHostRegisterSupported)
+	return ok, readOnly, err
+}
+
+// known is the attribute's value, 0 when the driver has never heard of it.
+func (d Device) known(a DeviceAttribute) (int, error) {
+	v, err := d.Attribute(a)
+	if errors.Is(err, ErrInvalidValue) {
+		return 0, nil
+	}
+	return v, err
+}
+
+func (d Device) has(a DeviceAttribute) (bool, error) {
+	v, err := d.known(a)
+	return v != 0, err
+}
+
+func (d Device) all(attributes ...DeviceAttribute) (bool, error) {
+	for _, a := range attributes {
+		if ok, err := d.has(a); err != nil || !ok {
+			return false, err
+		}
+	}
+	return true, nil
+}

@@ -1,0 +1,133 @@
+package cuda
+
+import (
+	"errors"
+
+	"github.com/poolbridge/poolbridge/cuda/internal/driver"
+)
+
+// Stream is a queue of work on a device. Work in one stream is done in order.
+//
+// Wherever a method takes a *Stream, nil stands for the context's legacy
+// default stream.
+type Stream struct {
+	owned
+	handle uintptr
+}
+
+// NewStream creates a stream that does not wait for the legacy default stream.
+func (c *Context) NewStream() (*Stream, error) {
+	const op = "Context.NewStream"
+	if err := c.enter(op); err != nil {
+		return nil, err
+	}
+	h, st := driver.StreamCreate(c.handle)
+	if st != 0 {
+		defer c.leave()
+		return nil, c.fail(st, op)
+	}
+	s := &Stream{handle: h}
+	s.own(c, func() error { return c.fail(driver.StreamDestroy(c.handle, h), "Stream.Close") })
+	return s, nil
+}
+
+// WrapStream gives the methods of a Stream to a CUstream that somebody else
+// made in this context, and who keeps it: Close does not destroy it.
+func (c *Context) WrapStream(handle uintptr) (*Stream, error) {
+	if err := c.enter("Context.WrapStream"); err != nil {
+		return nil, err
+	}
+	s := &Stream{handle: handle}
+	s.own(c, func() error { return nil })
+	return s, nil
+}
+
+// Close destroys the stream. Work in it goes on to its end.
+func (s *Stream) Close() error { return s.close() }
+
+// Handle is the CUstream, for other libraries in this process.
+func (s *Stream) Handle() uintptr { return s.handle }
+
+// use begins a use of the stream, of which nil is one, and gives its handle.
+func (s *Stream) use(op string) (uintptr, error) {
+	if s == nil {
+		return 0, nil
+	}
+	return s.handle, s.enter(op)
+}
+
+// done ends what use began.
+func (s *Stream) done() {
+	if s != nil {
+		s.leave()
+	}
+}
+
+// Synchronize waits until all work in the stream is done. It reports errors of
+// that work. It blocks an OS thread.
+func (s *Stream) Synchronize() error {
+	const op = "Stream.Synchronize"
+	if err := s.enter(op); err != nil {
+		return err
+	}
+	defer s.leave()
+	return s.fail(driver.StreamSynchronize(s.ctx.handle, s.handle), op)
+}
+
+// Query reports whether all work in the stream is done.
+func (s *Stream) Query() (bool, error) {
+	const op = "Stream.Query"
+	if err := s.enter(op); err != nil {
+		return false, err
+	}
+	defer s.leave()
+	return finished(s.fail(driver.StreamQuery(s.ctx.handle, s.handle), op))
+}
+
+// WaitEvent makes later work in the stream wait for what the event recorded last.
+func (s *Stream) WaitEvent(e *Event) error {
+	const op = "Stream.WaitEvent"
+	if err := s.enter(op); err != nil {
+		return err
+	}
+	defer s.leave()
+	if err := e.enter(op); err != nil {
+		return err
+	}
+	defer e.leave()
+	return s.fail(driver.StreamWaitEvent(s.ctx.handle, s.handle, e.handle), op)
+}
+
+// WriteValue64 writes a word when the work before it is done; what that work
+// wrote is visible to whoever sees the word. ptr is a multiple of 8 in
+// registered host memory or in memory from [Context.Malloc].
+//
+// Errors: ErrInvalidValue for memory of a pool, which cannot hold such words.
+func (s *Stream) WriteValue64(ptr DevicePtr, v uint64) error {
+	const op = "Stream.WriteValue64"
+	if err := s.enter(op); err != nil {
+		return err
+	}
+	defer s.leave()
+	return s.fail(driver.StreamWriteValue64(s.ctx.handle, s.handle, uint64(ptr), v), op)
+}
+
+// WaitValue64GEQ makes later work in the stream wait until the word at ptr is v
+// or more, by cyclic comparison: until int64(word-v) >= 0. There is no timeout:
+// whoever waits for a process that died waits until somebody else writes the word.
+func (s *Stream) WaitValue64GEQ(ptr DevicePtr, v uint64) error {
+	const op = "Stream.WaitValue64GEQ"
+	if err := s.enter(op); err != nil {
+		return err
+	}
+	defer s.leave()
+	return s.fail(driver.StreamWaitValue64(s.ctx.handle, s.handle, uint64(ptr), v), op)
+}
+
+// finished makes of a query's error whether the work is done.
+func finished(err error) (bool, error) {
+	if errors.Is(err, ErrNotReady) {
+		return false, nil
+	}
+	return err == nil, err
+}

@@ -1,0 +1,47 @@
+package cuda
+
+import (
+	"encoding/hex"
+	"fmt"
+	"strings"
+)
+
+// UUID identifies a GPU, or a part of one, across processes, containers and
+// reboots. Ordinals do not: CUDA_VISIBLE_DEVICES renumbers them.
+type UUID [16]byte
+
+const uuidPrefix = "GPU-"
+
+// String is the form that NVIDIA's tools print: "GPU-" and 8-4-4-4-12 hex digits.
+func (u UUID) String() string {
+	h := hex.EncodeToString(u[:])
+	return uuidPrefix + h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
+}
+
+// ParseUUID reads the form that [UUID.String] writes; the prefix may be absent,
+// or "MIG-", and digits may be of either case.
+func ParseUUID(s string) (UUID, error) {
+	var u UUID
+	t := strings.TrimPrefix(strings.TrimPrefix(s, uuidPrefix), "MIG-")
+	if len(t) != 36 || t[8] != '-' || t[13] != '-' || t[18] != '-' || t[23] != '-' {
+		return UUID{}, fmt.Errorf("cuda: %q is not the UUID of a GPU: %w", s, ErrInvalidValue)
+	}
+	digits := t[:8] + t[9:13] + t[14:18] + t[19:23] + t[24:]
+	if _, err := hex.Decode(u[:], []byte(digits)); err != nil {
+		return UUID{}, fmt.Errorf("cuda: %q is not the UUID of a GPU: %w", s, ErrInvalidValue)
+	}
+	return u, nil
+}
+
+// MarshalText writes what String does.
+func (u UUID) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
+
+// UnmarshalText reads what ParseUUID does.
+func (u *UUID) UnmarshalText(text []byte) error {
+	v, err := ParseUUID(string(text))
+	if err != nil {
+		return err
+	}
+	*u = v
+	return nil
+}
