@@ -1,0 +1,58 @@
+package cuda
+
+import "github.com/poolbridge/poolbridge/cuda/internal/driver"
+
+// Mapping is physical memory at an address.
+type Mapping struct {
+	owned
+	ptr  DevicePtr
+	size uint64
+}
+
+// MapPhysical maps all of p at a new address, where the context's device and
+// the others that are named have the access that flags say. AccessReadOnly is
+// enforced: calls that would write fail with ErrInvalidValue, and a kernel that
+// writes ends its own process's context with ErrIllegalAddress.
+func (c *Context) MapPhysical(p *Physical, flags AccessFlags, others ...Device) (*Mapping, error) {
+	const op = "Context.MapPhysical"
+	if err := p.enter(op); err != nil {
+		return nil, err
+	}
+	defer p.leave() // the driver keeps the memory for the mapping
+	if err := c.enter(op); err != nil {
+		return nil, err
+	}
+	ptr, st := driver.VMMMap(c.handle, p.handle, p.size, c.device.handle, int(flags))
+	if st != 0 {
+		defer c.leave()
+		return nil, c.fail(st, op)
+	}
+	m := &Mapping{ptr: DevicePtr(ptr), size: p.size}
+	m.own(c, func() error { return c.fail(driver.VMMUnmap(c.handle, ptr, m.size), "Mapping.Close") })
+	for _, d := range others {
+		if err := m.SetAccess(d, flags); err != nil {
+			_ = m.Close()
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// Close ends the mapping. Work that uses it must be done.
+func (m *Mapping) Close() error { return m.close() }
+
+// Ptr is the mapping's address.
+func (m *Mapping) Ptr() DevicePtr { return m.ptr }
+
+// Size is the mapping's size in bytes.
+func (m *Mapping) Size() uint64 { return m.size }
+
+// SetAccess says what a device may do with the mapping.
+func (m *Mapping) SetAccess(d Device, flags AccessFlags) error {
+	const op = "Mapping.SetAccess"
+	if err := m.enter(op); err != nil {
+		return err
+	}
+	defer m.leave()
+	return m.fail(driver.VMMSetAccess(m.ctx.handle, uint64(m.ptr), m.size, d.handle, int(flags)), op)
+}

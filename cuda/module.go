@@ -1,0 +1,117 @@
+package cuda
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/poolbridge/poolbridge/cuda/internal/driver"
+)
+
+// Module is kernels that were loaded into a context.
+type Module struct {
+	owned
+	handle uintptr
+}
+
+// Function is one kernel of a module.
+type Function struct {
+	module *Module
+	handle uintptr
+}
+
+// LoadModule compiles and loads PTX.
+//
+// Errors: ErrInvalidPTX and the like, with the compiler's words as Detail;
+// ErrUnsupportedPTXVersion when it is newer than the driver.
+func (c *Context) LoadModule(ptx []byte) (*Module, error) {
+	const op = "Context.LoadModule"
+	if err := c.enter(op); err != nil {
+		return nil, err
+	}
+	image := append(append(make([]byte, 0, len(ptx)+1), ptx...), 0) // the driver looks for the zero
+	h, log, st := driver.ModuleLoad(c.handle, image)
+	if st != 0 {
+		defer c.leave()
+		return nil, newError(st, op, c.device.ordinal, log)
+	}
+	m := &Module{handle: h}
+	m.own(c, func() error { return c.fail(driver.ModuleUnload(c.handle, h), "Module.Close") })
+	return m, nil
+}
+
+// Close unloads the module and with it its functions. Launches of them must be done.
+func (m *Module) Close() error { return m.close() }
+
+// Function finds a kernel by name.
+//
+// Errors: ErrNotFound.
+func (m *Module) Function(name string) (*Function, error) {
+	const op = "Module.Function"
+	if err := m.enter(op); err != nil {
+		return nil, err
+	}
+	defer m.leave()
+	h, st := driver.ModuleFunction(m.ctx.handle, m.handle, name)
+	if st != 0 {
+		return nil, newError(st, op, m.ctx.device.ordinal, name)
+	}
+	return &Function{module: m, handle: h}, nil
+}
+
+// Dim3 is the extent of a grid, in blocks, or of a block, in threads; 0 counts as 1.
+type Dim3 struct{ X, Y, Z uint32 }
+
+// Launch queues a kernel. sharedBytes is dynamic shared memory for each block.
+// args are the kernel's parameters in order: DevicePtr, and integers and floats
+// of 4 or 8 bytes of exactly the width that the kernel declares.
+//
+// Errors: ErrInvalidValue, also for arguments of other types. What the kernel
+// itself does wrong is reported by a later call.
+func (s *Stream) Launch(f *Function, grid, block Dim3, sharedBytes uint32, args ...any) error {
+	const op = "Stream.Launch"
+	if err := s.enter(op); err != nil {
+		return err
+	}
+	defer s.leave()
+	if err := f.module.enter(op); err != nil {
+		return err
+	}
+	defer f.module.leave()
+	if len(args) > driver.MaxLaunchArgs {
+		return invalid(op, s.ctx.device.ordinal, fmt.Sprintf("%d arguments, at most %d", len(args), driver.MaxLaunchArgs))
+	}
+	var slots [driver.MaxLaunchArgs]uint64
+	for i, a := range args {
+		v, ok := slot(a)
+		if !ok {
+			return invalid(op, s.ctx.device.ordinal, fmt.Sprintf("argument %d is a %T", i, a))
+		}
+		slots[i] = v
+	}
+	dims := [6]uint32{
+		max(grid.X, 1), max(grid.Y, 1), max(grid.Z, 1),
+		max(block.X, 1), max(block.Y, 1), max(block.Z, 1),
+	}
+	return s.fail(driver.Launch(s.ctx.handle, s.handle, f.handle, &dims, sharedBytes, &slots, len(args)), op)
+}
+
+// slot is a kernel argument's bytes, at the low end of eight.
+func slot(a any) (uint64, bool) {
+	switch v := a.(type) {
+	case DevicePtr:
+		return uint64(v), true
+	case uint64:
+		return v, true
+	case int64:
+		return uint64(v), true
+	case uint32:
+		return uint64(v), true
+	case int32:
+		return uint64(uint32(v)), true
+	case float64:
+		return math.Float64bits(v), true
+	case float32:
+		return uint64(math.Float32bits(v)), true
+	}
+	return 0, false
+}
