@@ -2,12 +2,14 @@ package wire
 
 // Open asks for an existing pool. A PoolReply answers it.
 type Open struct {
-	Name string // pool name
-	Wait uint64 // milliseconds to wait for it
+	Name string // pool name; empty: by id
+	Pool uint64 // pool id; 0: by name
+	Wait uint64 // milliseconds to wait for the name
 }
 
 var openFields = record[Open]{
-	stringField("nm", func(m *Open) *string { return &m.Name }),
+	stringField("nm", func(m *Open) *string { return &m.Name }).maybe(),
+	uintField("pl", func(m *Open) *uint64 { return &m.Pool }).maybe(),
 	uintField("w", func(m *Open) *uint64 { return &m.Wait }).maybe(),
 }
 
