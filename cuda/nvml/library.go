@@ -1,0 +1,108 @@
+//go:build !nonvml && cgo && linux
+
+package nvml
+
+import (
+	"sync"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/poolbridge/poolbridge/cuda"
+)
+
+// Library is the opened management library.
+type Library struct {
+	api   nvml.Interface
+	close sync.Once
+	err   error
+}
+
+// Open loads and initialises the library.
+//
+// Errors: ErrUnavailable where there is none, or no driver behind it.
+func Open() (*Library, error) { return open(nvml.New()) }
+
+func open(api nvml.Interface) (*Library, error) {
+	// A load that fails is reported as one code for every cause.
+	if r := api.Init(); r != nvml.SUCCESS {
+		return nil, &Error{Op: "nvmlInit", Code: int(r), Detail: words(r), kind: ErrUnavailable}
+	}
+	return &Library{api: api}, nil
+}
+
+// Close gives the library back. It may be called more than once.
+func (l *Library) Close() error {
+	l.close.Do(func() { l.err = failure("nvmlShutdown", l.api.Shutdown()) })
+	return l.err
+}
+
+// DriverVersion is the version of the kernel driver, for example "580.159.04".
+func (l *Library) DriverVersion() (string, error) {
+	v, r := l.api.SystemGetDriverVersion()
+	return v, failure("nvmlSystemGetDriverVersion", r)
+}
+
+// Devices are all GPUs of the machine that this process may see, whatever
+// CUDA_VISIBLE_DEVICES says, in the order of the PCI bus.
+func (l *Library) Devices() ([]Device, error) {
+	n, r := l.api.DeviceGetCount()
+	if r != nvml.SUCCESS {
+		return nil, failure("nvmlDeviceGetCount", r)
+	}
+	devices := make([]Device, 0, n)
+	for i := range n {
+		d, r := l.api.DeviceGetHandleByIndex(i)
+		if r != nvml.SUCCESS {
+			return nil, failure("nvmlDeviceGetHandleByIndex", r)
+		}
+		devices = append(devices, device{l.api, d})
+	}
+	return devices, nil
+}
+
+// DeviceByUUID is the GPU with the UUID that the driver API knows it by.
+//
+// Errors: ErrNotFound.
+func (l *Library) DeviceByUUID(uuid cuda.UUID) (Device, error) {
+	d, r := l.api.DeviceGetHandleByUUID(uuid.String())
+	if r != nvml.SUCCESS {
+		return nil, failure("nvmlDeviceGetHandleByUUID", r)
+	}
+	return device{l.api, d}, nil
+}
+
+// has makes sure that the library has a symbol before it is called: a call of
+// one that it lacks would end the process, not return.
+func has(api nvml.Interface, symbol string) error {
+	if err := api.Extensions().LookupSymbol(symbol); err != nil {
+		return &Error{Op: symbol, Detail: err.Error(), kind: ErrNotSupported}
+	}
+	return nil
+}
+
+func failure(op string, r nvml.Return) error {
+	if r == nvml.SUCCESS {
+		return nil
+	}
+	e := &Error{Op: op, Code: int(r), Detail: words(r)}
+	switch r {
+	case nvml.ERROR_LIBRARY_NOT_FOUND, nvml.ERROR_DRIVER_NOT_LOADED, nvml.ERROR_UNINITIALIZED:
+		e.kind = ErrUnavailable
+	case nvml.ERROR_NOT_FOUND, nvml.ERROR_GPU_IS_LOST:
+		e.kind = ErrNotFound
+	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND:
+		e.kind = ErrNotSupported
+	case nvml.ERROR_NO_PERMISSION:
+		e.kind = ErrNoPermission
+	}
+	return e
+}
+
+// words is what the library says of a return code, without asking the library:
+// it may not be there.
+func words(r nvml.Return) string {
+	if r == nvml.ERROR_LIBRARY_NOT_FOUND {
+		return "libnvidia-ml.so.1 cannot be opened"
+	}
+	return r.Error()
+}
