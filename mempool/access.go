@@ -1,0 +1,44 @@
+package mempool
+
+import (
+	"os"
+	"slices"
+)
+
+// Peer identifies whoever is behind a session. Its ids must come from the kernel, never from the peer itself.
+type Peer struct {
+	UID, GID uint32
+	// Groups are the supplementary groups.
+	Groups []uint32
+	// PID is for people: it decides nothing.
+	PID int32
+}
+
+// Self is this process as a peer.
+func Self() Peer {
+	groups, _ := os.Getgroups() // without them only the primary group counts
+	p := Peer{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), PID: int32(os.Getpid())}
+	for _, g := range groups {
+		p.Groups = append(p.Groups, uint32(g))
+	}
+	return p
+}
+
+// Access lists who may use a pool. Using it means reaching all of it: a pool is one trust domain.
+type Access struct {
+	UIDs, GIDs []uint32
+}
+
+func (a Access) empty() bool { return len(a.UIDs) == 0 && len(a.GIDs) == 0 }
+
+// Allows says whether p may use the pool.
+func (a Access) Allows(p Peer) bool {
+	if slices.Contains(a.UIDs, p.UID) || slices.Contains(a.GIDs, p.GID) {
+		return true
+	}
+	return slices.ContainsFunc(p.Groups, func(g uint32) bool { return slices.Contains(a.GIDs, g) })
+}
+
+func (a Access) clone() Access {
+	return Access{UIDs: slices.Clone(a.UIDs), GIDs: slices.Clone(a.GIDs)}
+}

@@ -1,0 +1,49 @@
+package mempool
+
+import "sync"
+
+// block is one allocation of an arena with its export, made once and kept. Everything but the export is guarded by
+// Service.mu.
+type block struct {
+	id   uint64
+	pool *Pool
+	size uint64
+	mem  Allocation
+
+	state      blockState
+	generation uint64
+	// mapped are the sessions that were sent the export and have neither dropped it nor ended: while there is one, the
+	// block must not be freed.
+	mapped map[*Session]struct{}
+	// holds counts the ended sessions that had a lease on the block and whose process may still run: while there is one,
+	// the block must not be used again.
+	holds int
+
+	exporting sync.Mutex
+	exported  bool
+	export    Export
+}
+
+type blockState uint8
+
+const (
+	blockLeased    blockState = iota // a buffer uses it
+	blockCached                      // free for use
+	blockHeld                        // free, but an ended session's process may still use it
+	blockRecalling                   // free and about to be freed: mappings have been asked back
+	blockFreeing                     // being given back to the arena
+)
+
+// Export makes the block's export on the first call and returns the same afterwards.
+func (b *block) exportOnce() (Export, error) {
+	b.exporting.Lock()
+	defer b.exporting.Unlock()
+	if !b.exported {
+		x, err := b.mem.Export()
+		if err != nil {
+			return Export{}, err
+		}
+		b.export, b.exported = x, true
+	}
+	return b.export, nil
+}

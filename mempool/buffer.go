@@ -1,0 +1,107 @@
+package mempool
+
+import (
+	"context"
+	"time"
+)
+
+// buffer is one use of a block. It is guarded by Service.mu.
+type buffer struct {
+	id         uint64
+	generation uint64
+	block      *block
+	tensor     Tensor
+	bytes      uint64
+	owner      *Session // whom it is charged to; nil once that session has ended
+
+	writer  *Lease
+	readers map[*Lease]struct{}
+	names   int // names that hold it
+	failed  bool
+	changed signal
+}
+
+// available says why a lease cannot be had now: nil if it can, ErrBusy if it may be later, something else if never.
+func (b *buffer) available(write bool) error {
+	switch {
+	case b.failed:
+		return situation(ErrProducerDied, "buffer %d was not finished by whoever wrote it", b.id)
+	case b.writer != nil:
+		return situation(ErrBusy, "buffer %d is being written by session %d (pid %d)", b.id, b.writer.session.id, b.writer.session.peer.PID)
+	case write && len(b.readers) > 0:
+		return situation(ErrBusy, "buffer %d is leased %d times to be read, and a write lease wants it alone", b.id, len(b.readers))
+	}
+	return nil
+}
+
+// grant makes a lease. Service.mu is held, and available said nil.
+func (b *buffer) grant(s *Session, write bool) *Lease {
+	svc := b.block.pool.svc
+	svc.lastLease++
+	l := &Lease{id: svc.lastLease, session: s, buffer: b, write: write}
+	if write {
+		b.writer = l
+	} else {
+		b.readers[l] = struct{}{}
+	}
+	s.leases[l.id] = l
+	svc.leases++
+	return l
+}
+
+// settle recycles the block of a buffer that nothing holds any more. Service.mu is held, and may be released for driver
+// calls.
+func (b *buffer) settle() {
+	b.changed.broadcast()
+	if b.writer != nil || len(b.readers) > 0 || b.names > 0 {
+		return
+	}
+	p := b.block.pool
+	delete(p.svc.buffers, b.id)
+	p.used -= b.bytes
+	if b.owner != nil {
+		b.owner.discharge(p, b.block.size)
+		delete(b.owner.owned, b)
+		b.owner = nil
+		p.room.broadcast()
+	}
+	p.recycle(b.block)
+}
+
+// lease waits until the buffer that find returns can be leased, and leases it. find is called with Service.mu held; it
+// may fail with ErrNotFound and a signal of when to look again.
+func (s *Session) lease(ctx context.Context, write bool, wait time.Duration, find func() (*buffer, *signal, error)) (*Lease, error) {
+	w := newWaiter(ctx, wait)
+	defer w.stop()
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	for {
+		if err := s.alive(); err != nil {
+			return nil, err
+		}
+		b, again, err := find()
+		if err == nil {
+			pool := b.block.pool
+			if !pool.access.Allows(s.peer) {
+				return nil, pool.denied(s.peer)
+			}
+			if err = b.available(write); err == nil {
+				return b.grant(s, write), nil
+			}
+			if b.failed {
+				return nil, err
+			}
+			again = &b.changed
+		}
+		if again == nil {
+			return nil, err
+		}
+		if !w.wait(&svc.mu, again.next()) {
+			if b == nil && wait > 0 {
+				err = situation(ErrTimeout, "waited %v: %v", wait, err)
+			}
+			return nil, w.cause(err)
+		}
+	}
+}

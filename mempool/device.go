@@ -1,0 +1,284 @@
+package mempool
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"github.com/poolbridge/poolbridge/cuda"
+)
+
+// deviceBackend is memory of a CUDA memory pool with POSIX-fd export.
+var deviceBackend = backend{kind: Device, probe: probeDevice, create: newDeviceArena, open: openDeviceArena}
+
+// poolGranularity is what the sizes of pools are rounded to, in bytes: the driver takes physical memory for a pool in
+// pages of 2 MiB.
+const poolGranularity = 2 << 20
+
+// blockGranularity keeps blocks aligned as CUDA keeps its own allocations, in bytes.
+const blockGranularity = 512
+
+// findDevice finds a GPU by ordinal or UUID; "" is the first.
+func findDevice(name string) (cuda.Device, error) {
+	if err := cuda.Init(); err != nil {
+		return cuda.Device{}, deviceError("find a GPU", err)
+	}
+	if name == "" {
+		name = "0"
+	}
+	if ordinal, err := strconv.Atoi(name); err == nil {
+		n, err := cuda.DeviceCount()
+		if err != nil {
+			return cuda.Device{}, deviceError("count the GPUs", err)
+		}
+		if ordinal < 0 || ordinal >= n {
+			return cuda.Device{}, situation(ErrUnavailable, "there is no GPU %d: this process sees %d", ordinal, n)
+		}
+		d, err := cuda.DeviceAt(ordinal)
+		return d, deviceError("find GPU "+name, err)
+	}
+	uuid, err := cuda.ParseUUID(name)
+	if err != nil {
+		return cuda.Device{}, situation(ErrInvalid, "a device is an ordinal or a UUID (GPU-…), not %q", name)
+	}
+	d, err := cuda.DeviceByUUID(uuid)
+	if err != nil {
+		return cuda.Device{}, situation(ErrUnavailable, "this process sees no GPU %s: %v", name, err)
+	}
+	return d, nil
+}
+
+func probeDevice(name string) error {
+	d, err := findDevice(name)
+	if err != nil {
+		return err
+	}
+	return probePools(d)
+}
+
+// probePools says whether d has memory pools that can be shared by file descriptor.
+func probePools(d cuda.Device) error {
+	if ok, err := d.SupportsMemPools(); err != nil || !ok {
+		return deviceLacks(d, "memory pools (cuMemPoolCreate)", err)
+	}
+	if ok, err := d.SupportsPOSIXFDPools(); err != nil || !ok {
+		return deviceLacks(d, "memory pools that can be exported as POSIX file descriptors", err)
+	}
+	return nil
+}
+
+func deviceLacks(d cuda.Device, feature string, err error) error {
+	name, _ := d.Name()
+	if err != nil {
+		return situation(ErrUnavailable, "cannot tell whether GPU %d (%s) has %s: %v", d.Ordinal(), name, feature, err)
+	}
+	return situation(ErrUnavailable, "GPU %d (%s) has no %s", d.Ordinal(), name, feature)
+}
+
+// deviceError puts a driver's error into this package's words; the driver's own stays in the chain.
+func deviceError(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	sentinel := ErrInternal
+	switch {
+	case errors.Is(err, cuda.ErrOutOfMemory):
+		sentinel = ErrOutOfMemory
+	case errors.Is(err, cuda.ErrNoDriver), errors.Is(err, cuda.ErrNoDevice), errors.Is(err, cuda.ErrDriverTooOld),
+		errors.Is(err, cuda.ErrSymbolNotFound), errors.Is(err, cuda.ErrNotSupported):
+		sentinel = ErrUnavailable
+	case errors.Is(err, cuda.ErrInvalidValue), errors.Is(err, cuda.ErrInvalidHandle):
+		sentinel = ErrInvalid
+	}
+	return fmt.Errorf("%w: %s: %w", sentinel, op, err)
+}
+
+// gpu is a GPU in use: its context, and one stream for allocating and copying.
+type gpu struct {
+	device cuda.Device
+	info   DeviceInfo
+	ctx    *cuda.Context
+	stream *cuda.Stream
+}
+
+func openGPU(d cuda.Device) (*gpu, error) {
+	uuid, err := d.UUID()
+	if err != nil {
+		return nil, deviceError("read the GPU's UUID", err)
+	}
+	ctx, err := d.Retain()
+	if err != nil {
+		return nil, deviceError(fmt.Sprintf("use GPU %d", d.Ordinal()), err)
+	}
+	stream, err := ctx.NewStream()
+	if err != nil {
+		return nil, errors.Join(deviceError("make a stream", err), ctx.Close())
+	}
+	return &gpu{device: d, info: DeviceInfo{Ordinal: d.Ordinal(), UUID: uuid.String()}, ctx: ctx, stream: stream}, nil
+}
+
+func (g *gpu) Close() error { return errors.Join(g.stream.Close(), g.ctx.Close()) }
+
+// deviceArena is a CUDA memory pool of this process.
+type deviceArena struct {
+	*gpu
+	pool *cuda.MemPool
+	file *os.File
+}
+
+func newDeviceArena(spec PoolSpec) (Arena, error) {
+	d, err := findDevice(spec.Device)
+	if err != nil {
+		return nil, err
+	}
+	if err := probePools(d); err != nil {
+		return nil, err
+	}
+	total, err := d.TotalMem()
+	if err != nil {
+		return nil, deviceError("read the GPU's memory size", err)
+	}
+	if spec.MaxBytes > total {
+		return nil, situation(ErrOutOfMemory, "pool %q may take %d bytes, but GPU %d has %d", spec.Name, spec.MaxBytes, d.Ordinal(), total)
+	}
+	g, err := openGPU(d)
+	if err != nil {
+		return nil, err
+	}
+	pool, err := g.ctx.NewMemPool(cuda.MemPoolSpec{MaxBytes: roundUp(spec.MaxBytes, poolGranularity), Exportable: true})
+	if err != nil {
+		return nil, errors.Join(deviceError("make a memory pool", err), g.Close())
+	}
+	fd, err := pool.ExportFD()
+	if err != nil {
+		return nil, errors.Join(deviceError("export a memory pool", err), pool.Close(), g.Close())
+	}
+	return &deviceArena{gpu: g, pool: pool, file: os.NewFile(uintptr(fd), "cuda pool "+spec.Name)}, nil
+}
+
+func (a *deviceArena) Device() DeviceInfo  { return a.info }
+func (a *deviceArena) Granularity() uint64 { return blockGranularity }
+func (a *deviceArena) Export() Export      { return Export{Files: []*os.File{a.file}} }
+
+func (a *deviceArena) InUse() (uint64, error) {
+	n, err := a.pool.UsedMem()
+	return n, deviceError("read a memory pool's use", err)
+}
+
+func (a *deviceArena) Allocate(size uint64) (Allocation, error) {
+	ptr, err := a.pool.Alloc(size, a.stream)
+	if err != nil {
+		return nil, deviceError(fmt.Sprintf("allocate %d bytes", size), err)
+	}
+	// The allocation is ordered on our stream; other processes must be able to use it at once.
+	if err := a.stream.Synchronize(); err != nil {
+		return nil, errors.Join(deviceError("wait for an allocation", err), a.pool.Free(ptr, a.stream))
+	}
+	return &deviceAllocation{deviceMemory: deviceMemory{a.gpu, ptr, size}, pool: a.pool}, nil
+}
+
+func (a *deviceArena) Close() error {
+	return errors.Join(a.pool.Close(), a.file.Close(), a.gpu.Close())
+}
+
+// deviceAllocation is memory from a deviceArena.
+type deviceAllocation struct {
+	deviceMemory
+	pool *cuda.MemPool
+}
+
+func (d *deviceAllocation) Export() (Export, error) {
+	x, err := d.pool.ExportPtr(d.ptr)
+	if err != nil {
+		return Export{}, deviceError("export a block", err)
+	}
+	return Export{Data: x[:]}, nil
+}
+
+func (d *deviceAllocation) Free() error {
+	if err := d.pool.Free(d.ptr, d.stream); err != nil {
+		return deviceError("free a block", err)
+	}
+	return deviceError("wait for a block to be free", d.stream.Synchronize())
+}
+
+// deviceMemory is memory on a GPU.
+type deviceMemory struct {
+	*gpu
+	ptr  cuda.DevicePtr
+	size uint64
+}
+
+func (m deviceMemory) CopyFrom(off uint64, src []byte) error {
+	return deviceError("copy to the GPU", m.ctx.CopyHtoD(m.ptr+cuda.DevicePtr(off), src))
+}
+
+func (m deviceMemory) CopyTo(dst []byte, off uint64) error {
+	return deviceError("copy from the GPU", m.ctx.CopyDtoH(dst, m.ptr+cuda.DevicePtr(off)))
+}
+
+func (m deviceMemory) Fill(off, n uint64, b byte) error {
+	return deviceError("fill on the GPU", m.stream.Memset8(m.ptr+cuda.DevicePtr(off), b, n))
+}
+
+func (m deviceMemory) Bytes() []byte    { return nil }
+func (m deviceMemory) Pointer() uintptr { return uintptr(m.ptr) }
+
+func (m deviceMemory) Synchronize() error {
+	return deviceError("wait for the GPU", m.stream.Synchronize())
+}
+
+// importedDeviceArena is another process's CUDA memory pool.
+type importedDeviceArena struct {
+	*gpu
+	pool *cuda.MemPool
+}
+
+func openDeviceArena(p PoolInfo, x Export) (ImportedArena, error) {
+	if len(x.Files) != 1 {
+		return nil, situation(ErrInvalid, "a pool of kind %q comes with one file descriptor, this one with %d", Device, len(x.Files))
+	}
+	d, err := findDevice(p.Device.UUID)
+	if err != nil {
+		return nil, err
+	}
+	g, err := openGPU(d)
+	if err != nil {
+		return nil, err
+	}
+	pool, err := g.ctx.ImportMemPool(int(x.Files[0].Fd()))
+	if err != nil {
+		return nil, errors.Join(deviceError("import a memory pool", err), g.Close())
+	}
+	return &importedDeviceArena{g, pool}, nil
+}
+
+func (a *importedDeviceArena) Import(x Export, size uint64) (Mapping, error) {
+	var data cuda.PtrExportData
+	if len(x.Data) != len(data) || len(x.Files) != 0 {
+		return nil, situation(ErrInvalid, "a block of kind %q is exported as %d bytes, not as %d bytes and %d file descriptors",
+			Device, len(data), len(x.Data), len(x.Files))
+	}
+	copy(data[:], x.Data)
+	ptr, err := a.pool.ImportPtr(data)
+	if err != nil {
+		return nil, deviceError("import a block", err)
+	}
+	return &deviceMapping{deviceMemory: deviceMemory{a.gpu, ptr, size}, pool: a.pool}, nil
+}
+
+func (a *importedDeviceArena) Close() error { return errors.Join(a.pool.Close(), a.gpu.Close()) }
+
+// deviceMapping is a block of an importedDeviceArena.
+type deviceMapping struct {
+	deviceMemory
+	pool *cuda.MemPool
+}
+
+func (m *deviceMapping) Close() error {
+	if err := m.pool.Free(m.ptr, m.stream); err != nil {
+		return deviceError("unmap a block", err)
+	}
+	return deviceError("wait for a block to be unmapped", m.stream.Synchronize())
+}

@@ -1,0 +1,34 @@
+package mempool
+
+// DType names an element type, in the words that NumPy and the array API standard use ("float32", "bfloat16", …).
+type DType string
+
+// The element types a tensor can have.
+const (
+	Bool       DType = "bool"
+	Int8       DType = "int8"
+	Int16      DType = "int16"
+	Int32      DType = "int32"
+	Int64      DType = "int64"
+	Uint8      DType = "uint8"
+	Uint16     DType = "uint16"
+	Uint32     DType = "uint32"
+	Uint64     DType = "uint64"
+	Float16    DType = "float16"
+	BFloat16   DType = "bfloat16"
+	Float32    DType = "float32"
+	Float64    DType = "float64"
+	Complex64  DType = "complex64"
+	Complex128 DType = "complex128"
+)
+
+var itemSizes = map[DType]uint64{
+	Bool: 1, Int8: 1, Uint8: 1,
+	Int16: 2, Uint16: 2, Float16: 2, BFloat16: 2,
+	Int32: 4, Uint32: 4, Float32: 4,
+	Int64: 8, Uint64: 8, Float64: 8, Complex64: 8,
+	Complex128: 16,
+}
+
+// ItemSize is the size of one element in bytes, 0 for an unknown type.
+func (d DType) ItemSize() uint64 { return itemSizes[d] }

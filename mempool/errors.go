@@ -1,0 +1,34 @@
+package mempool
+
+import (
+	"errors"
+	"fmt"
+)
+
+// The situations in which an operation of this package fails. Every error it returns wraps exactly one of them, except
+// those of a context.
+var (
+	ErrInvalid      = errors.New("invalid argument")
+	ErrNotFound     = errors.New("not found")
+	ErrExists       = errors.New("already exists")
+	ErrLimit        = errors.New("limit reached")
+	ErrOutOfMemory  = errors.New("out of memory")
+	ErrDenied       = errors.New("access denied")
+	ErrTimeout      = errors.New("timed out")
+	ErrBusy         = errors.New("buffer is busy")
+	ErrReleased     = errors.New("lease has ended")
+	ErrStale        = errors.New("stale id")
+	ErrProducerDied = errors.New("producer died before finishing")
+	ErrClosed       = errors.New("closed")
+	ErrUnavailable  = errors.New("not available on this machine")
+	ErrInternal     = errors.New("internal error")
+)
+
+// ErrRecalling comes along with [ErrLimit] where room is on its way: blocks that nobody uses have been asked back from
+// the sessions that map them.
+var ErrRecalling = errors.New("unused blocks are being asked back")
+
+// situation wraps one of the sentinels above with what was expected, what came, and what to do.
+func situation(sentinel error, format string, args ...any) error {
+	return fmt.Errorf("%w: %s", sentinel, fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,259 @@
+package mempool
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// hostBackend is memory of a memfd: every process that has the fd maps the whole pool once, and a block is an offset.
+var hostBackend = backend{kind: Host, probe: probeHost, create: newHostArena, open: openHostArena}
+
+// hostSeals fix a memfd's size, so that no process can make another one's access to the mapping a SIGBUS.
+const hostSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+
+func probeHost(device string) error {
+	if device != "" {
+		return situation(ErrInvalid, "memory of kind %q is on no device, not on %q", Host, device)
+	}
+	return nil
+}
+
+// hostArena is a memfd mapped in this process, with what is free of it.
+type hostArena struct {
+	file *os.File
+	mem  []byte
+
+	mu   sync.Mutex
+	free []span // sorted by offset, never adjacent
+	used uint64
+}
+
+// span is a range of bytes.
+type span struct{ off, size uint64 }
+
+func newHostArena(spec PoolSpec) (Arena, error) {
+	if err := probeHost(spec.Device); err != nil {
+		return nil, err
+	}
+	page := uint64(os.Getpagesize())
+	if spec.MaxBytes > math.MaxInt64-page {
+		return nil, situation(ErrInvalid, "a memfd cannot have %d bytes", spec.MaxBytes)
+	}
+	size := roundUp(spec.MaxBytes, page)
+	fd, err := unix.MemfdCreate("poolbridge:"+spec.Name[:min(len(spec.Name), 200)], unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, hostError("memfd_create", err)
+	}
+	f := os.NewFile(uintptr(fd), "memfd:"+spec.Name)
+	mem, err := sizeAndMap(f, size)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &hostArena{file: f, mem: mem, free: []span{{0, size}}}, nil
+}
+
+func sizeAndMap(f *os.File, size uint64) ([]byte, error) {
+	if err := f.Truncate(int64(size)); err != nil {
+		return nil, hostError("ftruncate", err)
+	}
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, hostSeals); err != nil {
+		return nil, hostError("fcntl(F_ADD_SEALS)", err)
+	}
+	return mapHost(f, size)
+}
+
+func mapHost(f *os.File, size uint64) ([]byte, error) {
+	if size > math.MaxInt {
+		return nil, situation(ErrInvalid, "%d bytes are more than this process can map", size)
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, hostError("mmap", err)
+	}
+	return mem, nil
+}
+
+// hostError tells running out of something from other failures.
+func hostError(call string, err error) error {
+	sentinel := ErrInternal
+	switch {
+	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
+		sentinel = ErrOutOfMemory
+	case errors.Is(err, unix.ENOSYS):
+		sentinel = ErrUnavailable
+	}
+	return fmt.Errorf("%w: %w", sentinel, os.NewSyscallError(call, err))
+}
+
+func (a *hostArena) Device() DeviceInfo  { return NoDevice }
+func (a *hostArena) Granularity() uint64 { return uint64(os.Getpagesize()) }
+func (a *hostArena) Export() Export      { return Export{Files: []*os.File{a.file}} }
+
+func (a *hostArena) InUse() (uint64, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.used, nil
+}
+
+func (a *hostArena) Allocate(size uint64) (Allocation, error) {
+	off, err := a.take(size)
+	if err != nil {
+		return nil, err
+	}
+	// Take the pages now: later the lack of them would be a SIGBUS in whichever process touches them first.
+	if err := unix.Fallocate(int(a.file.Fd()), unix.FALLOC_FL_KEEP_SIZE, int64(off), int64(size)); err != nil {
+		a.put(span{off, size})
+		return nil, hostError("fallocate", err)
+	}
+	return &hostAllocation{hostMemory: hostMemory{a.mem[off : off+size : off+size]}, arena: a, off: off}, nil
+}
+
+// take finds the smallest free range that is large enough.
+func (a *hostArena) take(size uint64) (uint64, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	best := -1
+	for i, s := range a.free {
+		if s.size >= size && (best < 0 || s.size < a.free[best].size) {
+			best = i
+		}
+	}
+	if best < 0 {
+		return 0, situation(ErrOutOfMemory, "no %d contiguous bytes are left in a pool of %d, %d of them in use", size, len(a.mem), a.used)
+	}
+	off := a.free[best].off
+	if a.free[best].size == size {
+		a.free = slices.Delete(a.free, best, best+1)
+	} else {
+		a.free[best].off += size
+		a.free[best].size -= size
+	}
+	a.used += size
+	return off, nil
+}
+
+// put makes a range free and joins it with its neighbours.
+func (a *hostArena) put(s span) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.used -= s.size
+	i, _ := slices.BinarySearchFunc(a.free, s.off, func(f span, off uint64) int {
+		if f.off < off {
+			return -1
+		}
+		return 1
+	})
+	if i < len(a.free) && s.off+s.size == a.free[i].off {
+		s.size += a.free[i].size
+		a.free = slices.Delete(a.free, i, i+1)
+	}
+	if i > 0 && a.free[i-1].off+a.free[i-1].size == s.off {
+		a.free[i-1].size += s.size
+		return
+	}
+	a.free = slices.Insert(a.free, i, s)
+}
+
+func (a *hostArena) Close() error {
+	return errors.Join(os.NewSyscallError("munmap", unix.Munmap(a.mem)), a.file.Close())
+}
+
+// hostAllocation is a range of a hostArena.
+type hostAllocation struct {
+	hostMemory
+	arena *hostArena
+	off   uint64
+}
+
+func (h *hostAllocation) Export() (Export, error) {
+	return Export{Data: binary.LittleEndian.AppendUint64(nil, h.off)}, nil
+}
+
+// Free gives the pages back, so that the next to get the range finds zeros.
+func (h *hostAllocation) Free() error {
+	size := uint64(len(h.mem))
+	err := unix.Fallocate(int(h.arena.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(h.off), int64(size))
+	h.arena.put(span{h.off, size})
+	if err != nil {
+		return hostError("fallocate", err)
+	}
+	return nil
+}
+
+// hostMemory is memory that the CPU reaches.
+type hostMemory struct{ mem []byte }
+
+func (h hostMemory) CopyFrom(off uint64, src []byte) error {
+	copy(h.mem[off:], src)
+	return nil
+}
+
+func (h hostMemory) CopyTo(dst []byte, off uint64) error {
+	copy(dst, h.mem[off:])
+	return nil
+}
+
+func (h hostMemory) Fill(off, n uint64, b byte) error {
+	part := h.mem[off : off+n]
+	if len(part) == 0 {
+		return nil
+	}
+	part[0] = b
+	for done := 1; done < len(part); done *= 2 {
+		copy(part[done:], part[:done])
+	}
+	return nil
+}
+
+func (h hostMemory) Bytes() []byte      { return h.mem }
+func (h hostMemory) Pointer() uintptr   { return uintptr(unsafe.Pointer(unsafe.SliceData(h.mem))) }
+func (h hostMemory) Synchronize() error { return nil }
+
+// importedHostArena is another process's memfd, mapped here.
+type importedHostArena struct{ mem []byte }
+
+func openHostArena(p PoolInfo, x Export) (ImportedArena, error) {
+	if len(x.Files) != 1 {
+		return nil, situation(ErrInvalid, "a pool of kind %q comes with one file descriptor, this one with %d", Host, len(x.Files))
+	}
+	f := x.Files[0]
+	if seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0); err != nil || seals&hostSeals != hostSeals {
+		return nil, situation(ErrInvalid, "the file descriptor of pool %q is no memfd of sealed size (seals %#x, %v)", p.Name, seals, err)
+	}
+	st, err := f.Stat()
+	if err != nil {
+		return nil, hostError("fstat", err)
+	}
+	mem, err := mapHost(f, uint64(st.Size()))
+	if err != nil {
+		return nil, err
+	}
+	return &importedHostArena{mem}, nil
+}
+
+func (a *importedHostArena) Import(x Export, size uint64) (Mapping, error) {
+	if len(x.Data) != 8 || len(x.Files) != 0 {
+		return nil, situation(ErrInvalid, "a block of kind %q is exported as 8 bytes, not as %d bytes and %d file descriptors",
+			Host, len(x.Data), len(x.Files))
+	}
+	off, total := binary.LittleEndian.Uint64(x.Data), uint64(len(a.mem))
+	if off > total || size > total-off {
+		return nil, situation(ErrInvalid, "a block of %d bytes at %d lies outside its pool of %d", size, off, total)
+	}
+	return hostMapping{hostMemory{a.mem[off : off+size : off+size]}}, nil
+}
+
+func (a *importedHostArena) Close() error { return os.NewSyscallError("munmap", unix.Munmap(a.mem)) }
+
+// hostMapping is a range of an importedHostArena, which unmaps all of them at once.
+type hostMapping struct{ hostMemory }
+
+func (hostMapping) Close() error { return nil }

@@ -1,0 +1,137 @@
+package mempool
+
+import (
+	"os"
+	"slices"
+)
+
+// Kind says where a pool's memory comes from.
+type Kind string
+
+// The kinds of memory. What a machine can do is for [Kind.Probe] to say.
+const (
+	// Device is a CUDA memory pool with POSIX-fd export.
+	Device Kind = "device"
+	// Host is a memfd: no GPU, no driver.
+	Host Kind = "host"
+)
+
+// backend is all that the rest of the package knows about a kind.
+type backend struct {
+	kind Kind
+	// probe says whether pools of this kind can be made on the device; its error wraps ErrUnavailable and names what is
+	// missing.
+	probe func(device string) error
+	// create makes the memory of a new pool.
+	create func(PoolSpec) (Arena, error)
+	// open maps a pool that another process created.
+	open func(PoolInfo, Export) (ImportedArena, error)
+}
+
+// backends is the registry: a new kind is one file and one line here.
+var backends = []backend{deviceBackend, hostBackend}
+
+func (k Kind) backend() (backend, error) {
+	i := slices.IndexFunc(backends, func(b backend) bool { return b.kind == k })
+	if i < 0 {
+		return backend{}, situation(ErrInvalid, "unknown kind %q of memory (known: %v)", string(k), Kinds())
+	}
+	return backends[i], nil
+}
+
+// Kinds lists every kind this package knows, whether or not this machine has it.
+func Kinds() []Kind {
+	kinds := make([]Kind, len(backends))
+	for i, b := range backends {
+		kinds[i] = b.kind
+	}
+	return kinds
+}
+
+// Probe says whether a pool of kind k can be made here on the device (an ordinal, a UUID, or "" for the first).
+//
+// Errors: [ErrUnavailable], naming what is missing; [ErrInvalid] for an unknown kind.
+func (k Kind) Probe(device string) error {
+	b, err := k.backend()
+	if err != nil {
+		return err
+	}
+	return b.probe(device)
+}
+
+// Arena is the memory behind one pool. Its methods may be called from several goroutines at once.
+type Arena interface {
+	// Device is where the memory is.
+	Device() DeviceInfo
+	// Granularity divides the size of every allocation, in bytes; a power of two.
+	Granularity() uint64
+	// Export is what another process needs once to map allocations of this arena. Its files stay the arena's.
+	Export() Export
+	// Allocate makes an allocation of size bytes, a multiple of Granularity. Errors: ErrOutOfMemory.
+	Allocate(size uint64) (Allocation, error)
+	// InUse is how many bytes the source of the memory itself says are allocated from it.
+	InUse() (uint64, error)
+	// Close gives the memory back. Every allocation was freed before.
+	Close() error
+}
+
+// Allocation is one piece of memory from an [Arena].
+type Allocation interface {
+	Memory
+	// Export is what another process needs to map this allocation. Its files stay the allocation's.
+	Export() (Export, error)
+	// Free gives the memory back to the arena.
+	Free() error
+}
+
+// ImportedArena is an arena of another process, opened in this one.
+type ImportedArena interface {
+	// Import maps one allocation of size bytes.
+	Import(x Export, size uint64) (Mapping, error)
+	// Close ends it. Every mapping was closed before.
+	Close() error
+}
+
+// Mapping is an allocation of another process, mapped in this one.
+type Mapping interface {
+	Memory
+	// Close unmaps it.
+	Close() error
+}
+
+// Memory is memory that this process can reach. Offsets are in bytes from its start; the caller has checked them.
+type Memory interface {
+	// CopyFrom copies src to the memory at off; when it returns, src may be used again and the data is there for
+	// whatever this process does next.
+	CopyFrom(off uint64, src []byte) error
+	// CopyTo copies the memory at off to dst and returns when dst is filled.
+	CopyTo(dst []byte, off uint64) error
+	// Fill sets n bytes at off to b.
+	Fill(off, n uint64, b byte) error
+	// Bytes is the memory as the CPU sees it, nil where it cannot reach it.
+	Bytes() []byte
+	// Pointer is the memory's address: a CUDA device pointer for memory on a GPU.
+	Pointer() uintptr
+	// Synchronize returns when all work that this package started on the memory is done. It is the one place where a
+	// hand-over waits for the producer.
+	Synchronize() error
+}
+
+// Export is what one process gives another so that it can map a pool or a block.
+type Export struct {
+	// Data is what the kind defines.
+	Data []byte
+	// Files go along with Data, in order.
+	Files []*os.File
+}
+
+// DeviceInfo names the device of a pool.
+type DeviceInfo struct {
+	// Ordinal as this process numbers devices; −1 where there is no device.
+	Ordinal int
+	// UUID, "GPU-xxxxxxxx-…", the same in every process; empty where there is no device.
+	UUID string
+}
+
+// NoDevice is the DeviceInfo of memory that belongs to no GPU.
+var NoDevice = DeviceInfo{Ordinal: -1}

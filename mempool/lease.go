@@ -1,0 +1,109 @@
+package mempool
+
+// Lease is one session's hold on one buffer, to write or to read.
+type Lease struct {
+	id      uint64
+	session *Session
+	buffer  *buffer
+	write   bool // guarded by Service.mu, like ended
+	ended   bool
+}
+
+// LeaseInfo is what a client must know about a lease. It is plain data.
+type LeaseInfo struct {
+	// ID is never reused within an epoch.
+	ID uint64
+	// Buffer is never reused within an epoch, Generation counts the uses of the block.
+	Buffer, Generation uint64
+	Write              bool
+	Pool               uint64
+	// Block is never reused within an epoch, BlockBytes its size.
+	Block, BlockBytes uint64
+	// Bytes of the buffer, which starts where its block does.
+	Bytes  uint64
+	Tensor Tensor
+}
+
+// ID identifies the lease within the epoch.
+func (l *Lease) ID() uint64 { return l.id }
+
+// Info describes the lease.
+func (l *Lease) Info() LeaseInfo {
+	svc := l.session.svc
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	b := l.buffer
+	return LeaseInfo{
+		ID: l.id, Buffer: b.id, Generation: b.generation, Write: l.write,
+		Pool: b.block.pool.info.ID, Block: b.block.id, BlockBytes: b.block.size,
+		Bytes: b.bytes, Tensor: b.tensor.Clone(),
+	}
+}
+
+// Memory is the memory of the buffer's block, for use in the service's own process while the lease lasts.
+//
+// Errors: [ErrReleased].
+func (l *Lease) Memory() (Memory, error) {
+	svc := l.session.svc
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	if l.ended {
+		return nil, l.released()
+	}
+	return l.buffer.block.mem, nil
+}
+
+// Export is what the lease's session needs to map the buffer's block. first is false if the session was given it before
+// and has not said [Session.Dropped] since: it need not be sent again. Its files stay the service's.
+func (l *Lease) Export() (x Export, first bool, err error) {
+	b := l.buffer.block
+	if x, err = b.exportOnce(); err != nil {
+		return Export{}, false, err
+	}
+	svc := l.session.svc
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	if l.ended {
+		return Export{}, false, l.released()
+	}
+	s := l.session
+	if _, ok := s.mapped[b.id]; ok {
+		return x, false, nil
+	}
+	b.mapped[s] = struct{}{}
+	s.mapped[b.id] = b
+	return x, true, nil
+}
+
+// Release ends the lease. incomplete says that what a write lease was for did not happen: the buffer has then failed.
+//
+// Errors: [ErrReleased] if it had ended before.
+func (l *Lease) Release(incomplete bool) error {
+	svc := l.session.svc
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	if l.ended {
+		return l.released()
+	}
+	l.end(incomplete)
+	return nil
+}
+
+func (l *Lease) released() error {
+	return situation(ErrReleased, "lease %d of session %d has ended", l.id, l.session.id)
+}
+
+// end ends the lease. Service.mu is held, and may be released for driver calls.
+func (l *Lease) end(incomplete bool) {
+	b := l.buffer
+	l.ended = true
+	delete(l.session.leases, l.id)
+	l.session.svc.leases--
+	if l.write {
+		b.writer = nil
+		b.failed = b.failed || incomplete
+	} else {
+		delete(b.readers, l)
+	}
+	b.settle()
+}

@@ -1,0 +1,168 @@
+package mempool
+
+import (
+	"context"
+	"time"
+)
+
+// name holds a published buffer alive and lets others find it. It is guarded by Service.mu.
+type name struct {
+	text   string
+	buffer *buffer
+	uid    uint32   // who may replace or remove it
+	owner  *Session // whose end removes it; nil: nobody's
+}
+
+// Publication says how a buffer is published.
+type Publication struct {
+	Name string
+	// Tensor describes the content anew, where it is not what the buffer was allocated for.
+	Tensor *Tensor
+	// Keep the name when the session ends.
+	Keep bool
+	// Replace an existing name of the same user.
+	Replace bool
+}
+
+// Publish says that what the write lease was for is complete: the lease becomes a read lease, and others find the buffer
+// under the name. It waits for the producer's work on the memory that was started in this process.
+//
+// Errors: [ErrReleased], [ErrInvalid] for a bad name or a tensor that does not fit, or if l is no write lease,
+// [ErrExists], [ErrDenied] if the name belongs to another user.
+func (l *Lease) Publish(p Publication) error {
+	if err := validateName("buffer", p.Name); err != nil {
+		return err
+	}
+	if p.Tensor != nil {
+		if err := l.fits(*p.Tensor); err != nil {
+			return err
+		}
+	}
+	mem, err := l.Memory()
+	if err != nil {
+		return err
+	}
+	s := l.session
+	if s.notify == nil { // another process waits for its own work before it asks
+		if err := mem.Synchronize(); err != nil {
+			return err
+		}
+	}
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	b := l.buffer
+	switch {
+	case l.ended:
+		return l.released()
+	case !l.write:
+		return situation(ErrInvalid, "lease %d was granted to read: only a write lease can be published", l.id)
+	case b.block.pool.closing:
+		return situation(ErrClosed, "pool %q is being destroyed", b.block.pool.info.Name)
+	}
+	old := svc.names[p.Name]
+	switch {
+	case old == nil:
+	case old.uid != s.peer.UID:
+		return situation(ErrDenied, "the name %q belongs to user %d", p.Name, old.uid)
+	case !p.Replace && old.buffer != b:
+		return situation(ErrExists, "the name %q is taken; replace it explicitly, or unpublish it first", p.Name)
+	}
+	n := &name{text: p.Name, buffer: b, uid: s.peer.UID}
+	if !p.Keep {
+		n.owner = s
+		s.names[p.Name] = n
+	}
+	b.names++
+	svc.names[p.Name] = n
+	if p.Tensor != nil {
+		b.tensor = p.Tensor.Clone()
+	}
+	b.writer, l.write = nil, false
+	b.readers[l] = struct{}{}
+	b.changed.broadcast()
+	svc.named.broadcast()
+	if old != nil {
+		old.drop(n.owner)
+	}
+	return nil
+}
+
+// fits says whether t can describe the content of the lease's buffer.
+func (l *Lease) fits(t Tensor) error {
+	need, err := t.Extent()
+	if err != nil {
+		return err
+	}
+	if l.buffer.bytes < need {
+		return situation(ErrInvalid, "a %s of shape %v needs %d bytes, buffer %d has %d", t.DType, t.Shape, need, l.buffer.id, l.buffer.bytes)
+	}
+	return nil
+}
+
+// drop ends the hold of a name that is no longer in Service.names; successor owns the name now, if anybody does.
+// Service.mu is held, and may be released for driver calls.
+func (n *name) drop(successor *Session) {
+	if n.owner != nil && n.owner != successor {
+		delete(n.owner.names, n.text)
+	}
+	n.buffer.names--
+	n.buffer.settle()
+}
+
+// Unpublish removes a name. The buffer lives on for those who have leases on it.
+//
+// Errors: [ErrNotFound], [ErrDenied] if the name belongs to another user.
+func (s *Session) Unpublish(text string) error {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	n := svc.names[text]
+	if n == nil {
+		return situation(ErrNotFound, "nothing is published as %q", text)
+	}
+	if n.uid != s.peer.UID {
+		return situation(ErrDenied, "the name %q belongs to user %d", text, n.uid)
+	}
+	delete(svc.names, text)
+	n.drop(nil)
+	return nil
+}
+
+// Get leases the buffer that is published under a name, and waits up to wait for the name to appear and for leases that
+// exclude this one to end.
+//
+// Errors: [ErrNotFound] (with wait 0) or [ErrTimeout] if nothing is published under the name, [ErrBusy],
+// [ErrProducerDied], [ErrDenied], the context's.
+func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Duration) (*Lease, error) {
+	if err := validateName("buffer", text); err != nil {
+		return nil, err
+	}
+	svc := s.svc
+	return s.lease(ctx, write, wait, func() (*buffer, *signal, error) {
+		if n := svc.names[text]; n != nil {
+			return n.buffer, nil, nil
+		}
+		return nil, &svc.named, situation(ErrNotFound, "nothing is published as %q", text)
+	})
+}
+
+// Lease leases a buffer by its id and generation.
+//
+// Errors: [ErrNotFound] for an id that no buffer ever had, [ErrStale] for one that is gone or another generation,
+// [ErrBusy], [ErrProducerDied], [ErrDenied], the context's.
+func (s *Session) Lease(ctx context.Context, id, generation uint64, write bool, wait time.Duration) (*Lease, error) {
+	svc := s.svc
+	return s.lease(ctx, write, wait, func() (*buffer, *signal, error) {
+		b := svc.buffers[id]
+		switch {
+		case b == nil && (id == 0 || id > svc.lastBuffer):
+			return nil, nil, situation(ErrNotFound, "no buffer ever had the id %d", id)
+		case b == nil:
+			return nil, nil, situation(ErrStale, "buffer %d is gone", id)
+		case b.generation != generation:
+			return nil, nil, situation(ErrStale, "buffer %d is of generation %d, not %d", id, b.generation, generation)
+		}
+		return b, nil, nil
+	})
+}

@@ -1,0 +1,218 @@
+package mempool
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+)
+
+// Notice is what the service tells a session unasked.
+type Notice interface{ notice() }
+
+// Recall asks a session to unmap blocks as soon as none of its leases needs them, and then to call [Session.Dropped].
+type Recall struct{ Blocks []uint64 }
+
+func (Recall) notice() {}
+
+// Session is one client's presence. When it ends, however it ends, its leases end. It is guarded by Service.mu.
+type Session struct {
+	svc    *Service
+	id     uint64
+	peer   Peer
+	notify func(Notice)
+	ended  bool
+	// settled is closed when the session has ended and nothing is held for its process any more.
+	settled chan struct{}
+
+	leases  map[uint64]*Lease
+	names   map[string]*name
+	mapped  map[uint64]*block
+	owned   map[*buffer]struct{} // those it allocated
+	charged map[*Pool]uint64     // bytes of their blocks
+}
+
+// ID identifies the session within the epoch.
+func (s *Session) ID() uint64 { return s.id }
+
+// Peer is who is behind the session.
+func (s *Session) Peer() Peer { return s.peer }
+
+// alive says whether the session can still do anything. Service.mu is held.
+func (s *Session) alive() error {
+	if s.ended {
+		return situation(ErrClosed, "session %d has ended", s.id)
+	}
+	return nil
+}
+
+// chargeable says whether the session may take size bytes more in p. Service.mu is held.
+func (s *Session) chargeable(p *Pool, size uint64) error {
+	if limit := p.info.SessionBytes; limit > 0 && s.charged[p]+size > limit {
+		return situation(ErrLimit, "session %d has %d of the %d bytes that one session may take in pool %q, and asks for %d more",
+			s.id, s.charged[p], limit, p.info.Name, size)
+	}
+	return nil
+}
+
+func (s *Session) charge(p *Pool, size uint64) { s.charged[p] += size }
+
+func (s *Session) discharge(p *Pool, size uint64) {
+	if s.charged[p] -= size; s.charged[p] == 0 {
+		delete(s.charged, p)
+	}
+}
+
+// Allocate makes a buffer in a pool for what t describes, leased to be written, and waits up to wait for room.
+//
+// Errors: [ErrInvalid], [ErrNotFound], [ErrDenied], [ErrLimit] (with [ErrRecalling] where a little patience may help),
+// [ErrOutOfMemory], [ErrClosed], the context's.
+func (s *Session) Allocate(ctx context.Context, pool uint64, t Tensor, wait time.Duration) (*Lease, error) {
+	n, err := t.Extent()
+	if err != nil {
+		return nil, err
+	}
+	p, err := s.pool(pool)
+	if err != nil {
+		return nil, err
+	}
+	block, err := p.take(ctx, s, n, wait)
+	if err != nil {
+		return nil, err
+	}
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	svc.lastBuffer++
+	b := &buffer{id: svc.lastBuffer, generation: block.generation, block: block, tensor: t.Clone(), bytes: n, owner: s,
+		readers: make(map[*Lease]struct{})}
+	svc.buffers[b.id] = b
+	s.owned[b] = struct{}{}
+	p.used += n
+	l := b.grant(s, true)
+	if s.ended { // while the block was made
+		l.end(true)
+		return nil, s.alive()
+	}
+	return l, nil
+}
+
+// pool finds a pool by id that the session may use.
+func (s *Session) pool(id uint64) (*Pool, error) {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	if err := s.alive(); err != nil {
+		return nil, err
+	}
+	p := svc.poolByID[id]
+	if p == nil {
+		return nil, situation(ErrNotFound, "there is no pool %d", id)
+	}
+	if !p.access.Allows(s.peer) {
+		return nil, p.denied(s.peer)
+	}
+	return p, nil
+}
+
+// FindLease finds one of the session's own leases by its id.
+//
+// Errors: [ErrNotFound] for an id that no lease ever had, [ErrReleased] for one that has ended or is another session's.
+func (s *Session) FindLease(id uint64) (*Lease, error) {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	if l := s.leases[id]; l != nil {
+		return l, nil
+	}
+	if id == 0 || id > svc.lastLease {
+		return nil, situation(ErrNotFound, "no lease ever had the id %d", id)
+	}
+	return nil, situation(ErrReleased, "session %d has no lease %d any more", s.id, id)
+}
+
+// Dropped says that the session no longer maps the blocks.
+//
+// Errors: [ErrBusy] if it still has a lease on one of them; none of the blocks counts as dropped then.
+func (s *Session) Dropped(blocks []uint64) error {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	for _, l := range s.leases {
+		for _, id := range blocks {
+			if l.buffer.block.id == id {
+				return situation(ErrBusy, "session %d has lease %d on block %d, which it says it dropped", s.id, l.id, id)
+			}
+		}
+	}
+	for _, id := range blocks {
+		if b := s.mapped[id]; b != nil {
+			b.pool.unmap(s, b)
+		}
+	}
+	return nil
+}
+
+// End ends the session: its leases end, its names go, and what it was writing has failed. Blocks that it had leased or
+// mapped serve others again once gone is closed, which says that the process behind the session can no longer touch
+// them; nil says so at once. What End returns is closed then.
+func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	if s.ended {
+		return s.settled
+	}
+	s.ended = true
+	delete(svc.sessions, s.id)
+	leases, names := slices.Collect(maps.Values(s.leases)), slices.Collect(maps.Values(s.names))
+	held := make([]*block, 0, len(leases))
+	for _, l := range leases {
+		held = append(held, l.buffer.block)
+		l.buffer.block.holds++
+	}
+	for p := range s.charged {
+		defer p.room.broadcast()
+	}
+	for b := range s.owned {
+		b.owner = nil
+	}
+	clear(s.owned)
+	clear(s.charged)
+	for text := range s.names {
+		delete(svc.names, text)
+	}
+	for _, l := range leases {
+		l.end(l.write)
+	}
+	for _, n := range names {
+		n.drop(nil)
+	}
+	clear(s.names)
+	mapped := slices.Collect(maps.Values(s.mapped))
+	finish := func() {
+		for _, b := range held {
+			b.pool.unhold(b)
+		}
+		for _, b := range mapped {
+			b.pool.unmap(s, b)
+		}
+		close(s.settled)
+	}
+	if gone == nil || (len(held) == 0 && len(mapped) == 0) {
+		finish()
+		return s.settled
+	}
+	svc.background.Add(1)
+	go func() {
+		defer svc.background.Done()
+		select {
+		case <-gone:
+		case <-svc.closing:
+		}
+		svc.mu.Lock()
+		defer svc.mu.Unlock()
+		finish()
+	}()
+	return s.settled
+}

@@ -1,0 +1,18 @@
+package mempool
+
+import "math/bits"
+
+// minBlock is the smallest size class, in bytes.
+const minBlock = 512
+
+// sizeClass rounds n up to the size that blocks for n bytes have: a multiple of granularity in steps of an eighth of the
+// power of two below, so that at most an eighth of a block is lost and blocks of similar sizes serve each other.
+// n is at most 2⁶³−1, granularity a power of two.
+func sizeClass(n, granularity uint64) uint64 {
+	n = max(n, minBlock, granularity)
+	step := max(uint64(1)<<(bits.Len64(n-1))>>4, granularity, 1)
+	return roundUp(n, step)
+}
+
+// roundUp rounds n up to a multiple of step, a power of two.
+func roundUp(n, step uint64) uint64 { return (n + step - 1) &^ (step - 1) }

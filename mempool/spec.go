@@ -1,0 +1,61 @@
+package mempool
+
+import (
+	"math"
+	"unicode"
+	"unicode/utf8"
+)
+
+// MaxNameBytes is the length of the longest name of a pool or buffer, in bytes.
+const MaxNameBytes = 255
+
+// PoolSpec describes a pool to be made. It is plain data.
+type PoolSpec struct {
+	Name string
+	Kind Kind
+	// Device is an ordinal ("0") or a UUID ("GPU-…"); empty for the first device. Kinds without a device want it empty.
+	Device string
+	// MaxBytes is the most that the pool's blocks take together.
+	MaxBytes uint64
+	// SessionBytes is the most that the blocks of one session's buffers take together; 0 for no limit of its own.
+	SessionBytes uint64
+	// Access lists who may use the pool; empty for only the user who creates it.
+	Access Access
+}
+
+// Validate says whether s describes a pool that some machine could make.
+//
+// Errors: [ErrInvalid].
+func (s PoolSpec) Validate() error {
+	if err := validateName("pool", s.Name); err != nil {
+		return err
+	}
+	if _, err := s.Kind.backend(); err != nil {
+		return err
+	}
+	if s.MaxBytes == 0 || s.MaxBytes > math.MaxInt64 {
+		return situation(ErrInvalid, "pool %q: the most bytes it may take must lie between 1 and 2^63-1, not %d", s.Name, s.MaxBytes)
+	}
+	if s.SessionBytes > s.MaxBytes {
+		return situation(ErrInvalid, "pool %q: a session's limit of %d bytes is more than the pool's %d", s.Name, s.SessionBytes, s.MaxBytes)
+	}
+	return nil
+}
+
+// validateName checks the name of a pool or a buffer.
+func validateName(what, name string) error {
+	switch {
+	case name == "":
+		return situation(ErrInvalid, "the name of a %s must not be empty", what)
+	case len(name) > MaxNameBytes:
+		return situation(ErrInvalid, "the name of a %s has at most %d bytes, this one %d", what, MaxNameBytes, len(name))
+	case !utf8.ValidString(name):
+		return situation(ErrInvalid, "the name of a %s must be UTF-8", what)
+	}
+	for _, r := range name {
+		if unicode.IsControl(r) {
+			return situation(ErrInvalid, "the name %q of a %s has a control character", name, what)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,48 @@
+package mempool
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Stats is the accounting of a service at one moment.
+type Stats struct {
+	Sessions, Leases, Buffers, Names int
+	Pools                            []PoolStats
+}
+
+// PoolStats is the accounting of a pool at one moment, in bytes. Reserved = Leased + Cached + Held.
+type PoolStats struct {
+	Pool PoolInfo
+	// Reserved is all blocks; Leased those that buffers use, Cached those free for use, Held those that are free but being
+	// recalled, freed, or waiting for a process to end.
+	Reserved, Leased, Cached, Held uint64
+	// Used is what the buffers asked for.
+	Used uint64
+	// Blocks is how many there are.
+	Blocks int
+}
+
+// Stats is the accounting as the session may see it: of the pools it may use.
+func (s *Session) Stats() Stats {
+	return s.svc.stats(func(p *Pool) bool { return p.access.Allows(s.peer) })
+}
+
+// Stats is the accounting of everything.
+func (s *Service) Stats() Stats {
+	return s.stats(func(*Pool) bool { return true })
+}
+
+func (s *Service) stats(visible func(*Pool) bool) Stats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := Stats{Sessions: len(s.sessions), Leases: s.leases, Buffers: len(s.buffers), Names: len(s.names)}
+	for _, p := range s.poolByID {
+		if visible(p) {
+			st.Pools = append(st.Pools, PoolStats{Pool: p.info, Reserved: p.reserved, Leased: p.leased, Cached: p.cached,
+				Held: p.held, Used: p.used, Blocks: p.blocks})
+		}
+	}
+	slices.SortFunc(st.Pools, func(a, b PoolStats) int { return cmp.Compare(a.Pool.ID, b.Pool.ID) })
+	return st
+}

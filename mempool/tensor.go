@@ -1,0 +1,117 @@
+package mempool
+
+import (
+	"math"
+	"math/bits"
+	"slices"
+)
+
+// MaxDims is the largest number of dimensions a tensor can have.
+const MaxDims = 32
+
+// Tensor describes how the elements of an array lie in a buffer.
+type Tensor struct {
+	DType DType
+	// Shape in elements; empty for a scalar.
+	Shape []uint64
+	// Strides in elements, one for each dimension and possibly negative; nil for C-contiguous.
+	Strides []int64
+	// ByteOffset of the element [0, …, 0] from the start of the buffer.
+	ByteOffset uint64
+}
+
+// Bytes describes n plain bytes.
+func Bytes(n uint64) Tensor { return Tensor{DType: Uint8, Shape: []uint64{n}} }
+
+// Clone returns a copy that shares nothing with t.
+func (t Tensor) Clone() Tensor {
+	t.Shape, t.Strides = slices.Clone(t.Shape), slices.Clone(t.Strides)
+	return t
+}
+
+// Validate says whether t describes an array at all, in some buffer.
+//
+// Errors: [ErrInvalid].
+func (t Tensor) Validate() error {
+	_, err := t.Extent()
+	return err
+}
+
+// Elements is the number of elements, the product of the shape.
+//
+// Errors: [ErrInvalid] where it passes 2⁶³−1.
+func (t Tensor) Elements() (uint64, error) {
+	n := uint64(1)
+	if slices.Contains(t.Shape, 0) {
+		return 0, nil
+	}
+	for _, d := range t.Shape {
+		hi, lo := bits.Mul64(n, d)
+		if hi != 0 || lo > math.MaxInt64 {
+			return 0, situation(ErrInvalid, "shape %v has more than 2^63-1 elements", t.Shape)
+		}
+		n = lo
+	}
+	return n, nil
+}
+
+// Extent is the number of bytes that a buffer must have to hold t: one past the last byte of its farthest element.
+//
+// Errors: [ErrInvalid] for an unknown element type, too many dimensions, strides that do not match the shape, an offset
+// that is not a multiple of the element size, an element before the start of the buffer, or sizes that overflow.
+func (t Tensor) Extent() (uint64, error) {
+	item := t.DType.ItemSize()
+	if item == 0 {
+		return 0, situation(ErrInvalid, "unknown element type %q", string(t.DType))
+	}
+	if len(t.Shape) > MaxDims {
+		return 0, situation(ErrInvalid, "a tensor has at most %d dimensions, this one %d", MaxDims, len(t.Shape))
+	}
+	if t.Strides != nil && len(t.Strides) != len(t.Shape) {
+		return 0, situation(ErrInvalid, "%d strides for %d dimensions", len(t.Strides), len(t.Shape))
+	}
+	if t.ByteOffset%item != 0 || t.ByteOffset > math.MaxInt64 {
+		return 0, situation(ErrInvalid, "byte offset %d is not a multiple of the %d bytes of a %s", t.ByteOffset, item, t.DType)
+	}
+	n, err := t.Elements()
+	if err != nil {
+		return 0, err
+	}
+	if n == 0 {
+		return t.ByteOffset, nil
+	}
+	low, high := uint64(0), n-1 // farthest elements before and after [0, …, 0]
+	if t.Strides != nil {
+		if low, high, err = t.reach(); err != nil {
+			return 0, err
+		}
+	}
+	if hi, before := bits.Mul64(low, item); hi != 0 || before > t.ByteOffset {
+		return 0, situation(ErrInvalid, "strides %v reach before the start of the buffer", t.Strides)
+	}
+	hi, after := bits.Mul64(high+1, item)
+	end, carry := bits.Add64(after, t.ByteOffset, 0)
+	if hi != 0 || carry != 0 || end > math.MaxInt64 {
+		return 0, situation(ErrInvalid, "a tensor of shape %v, strides %v and offset %d is larger than 2^63-1 bytes",
+			t.Shape, t.Strides, t.ByteOffset)
+	}
+	return end, nil
+}
+
+// reach is how many elements t lies before and after its element [0, …, 0]; t has elements and strides.
+func (t Tensor) reach() (low, high uint64, err error) {
+	for i, d := range t.Shape {
+		stride := t.Strides[i]
+		side, size := &high, uint64(stride)
+		if stride < 0 {
+			side, size = &low, -uint64(stride)
+		}
+		hi, span := bits.Mul64(d-1, size)
+		sum, carry := bits.Add64(*side, span, 0)
+		if hi != 0 || carry != 0 || sum > math.MaxInt64 {
+			return 0, 0, situation(ErrInvalid, "strides %v of shape %v overflow", t.Strides, t.Shape)
+		}
+		*side = sum
+	}
+	return low, high, nil
+}

@@ -1,0 +1,58 @@
+package mempool
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// waiter bounds a wait by a context and a time limit. Its zero limit means not to wait at all.
+type waiter struct {
+	ctx      context.Context
+	deadline time.Time
+	timer    *time.Timer
+	err      error // of the context
+}
+
+func newWaiter(ctx context.Context, limit time.Duration) *waiter {
+	w := &waiter{ctx: ctx}
+	if limit > 0 {
+		w.deadline = time.Now().Add(limit)
+	}
+	return w
+}
+
+// wait releases mu until changed is closed, and reports false if the limit or the context ended first.
+func (w *waiter) wait(mu *sync.Mutex, changed <-chan struct{}) bool {
+	if w.deadline.IsZero() {
+		return false
+	}
+	if w.timer == nil {
+		w.timer = time.NewTimer(time.Until(w.deadline))
+	}
+	mu.Unlock()
+	defer mu.Lock()
+	select {
+	case <-changed:
+		return true
+	case <-w.timer.C:
+		return false
+	case <-w.ctx.Done():
+		w.err = context.Cause(w.ctx)
+		return false
+	}
+}
+
+// cause is the context's error if that ended the wait, err otherwise.
+func (w *waiter) cause(err error) error {
+	if w.err != nil {
+		return w.err
+	}
+	return err
+}
+
+func (w *waiter) stop() {
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+}
