@@ -1,0 +1,163 @@
+package bridge
+
+import (
+	"errors"
+	"os"
+	"slices"
+
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// block is what a client knows of a block of the service: it outlives leases, so that the next one on the same block
+// costs no mapping. It is guarded by Client.mu.
+type block struct {
+	export   *mempool.Export // came with the first lease; its files are closed once it is mapped
+	mem      *mempool.ImportedBlock
+	leases   int
+	recalled bool
+}
+
+// arrived counts a lease on a block and keeps the export that came with it. It runs in the order in which the service
+// sent its replies: a second lease on the block, which comes without an export, may reach its caller first.
+func (c *Client) arrived(l wire.Lease, fds *seqpacket.FDs) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b := c.blocks[l.Block]
+	if b == nil {
+		b = new(block)
+		c.blocks[l.Block] = b
+	}
+	b.leases++
+	if l.Export != nil && b.mem == nil {
+		b.forgetExport()
+		x := exportOf(l.Export, takeFiles(fds, l.Export.FDs))
+		b.export = &x
+	}
+}
+
+func (b *block) forgetExport() {
+	if b.export != nil {
+		closeFiles(b.export.Files)
+		b.export = nil
+	}
+}
+
+// mapped is the memory of a lease's block.
+func (c *Client) mapped(p *Pool, l wire.Lease) (*mempool.ImportedBlock, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b := c.blocks[l.Block]
+	if c.closing || b == nil {
+		return nil, situation(ErrClosed, "the client was closed")
+	}
+	if b.mem == nil {
+		mem, err := p.mem.Block(l.Block, l.BlockBytes, b.export)
+		if err != nil {
+			return nil, err
+		}
+		b.mem = mem
+		b.forgetExport()
+	}
+	return b.mem, nil
+}
+
+// ended ends what arrived counted.
+func (c *Client) ended(id uint64) error {
+	c.mu.Lock()
+	b := c.blocks[id]
+	if b != nil {
+		b.leases--
+	}
+	if b == nil || !b.recalled || b.leases > 0 { // nil: the client was closed meanwhile
+		c.mu.Unlock()
+		return nil
+	}
+	err := c.drop(id)
+	c.mu.Unlock()
+	return errors.Join(err, c.dropped([]uint64{id}))
+}
+
+// drop unmaps a block that no lease needs. c.mu is held.
+func (c *Client) drop(id uint64) error {
+	b := c.blocks[id]
+	delete(c.blocks, id)
+	if b == nil {
+		return nil
+	}
+	b.forgetExport()
+	if b.mem == nil {
+		return nil
+	}
+	return b.mem.Close()
+}
+
+// dropped tells the service that blocks are unmapped.
+func (c *Client) dropped(ids []uint64) error {
+	for part := range slices.Chunk(ids, wire.MaxElements) {
+		if err := c.send(0, &wire.Dropped{Blocks: part}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// recall gives up the mappings of blocks, those in use when their last lease ends. A block that could not be unmapped is
+// not reported: the service must not free it before this process has ended.
+func (c *Client) recall(ids []uint64) error {
+	var dropped []uint64
+	c.mu.Lock()
+	for _, id := range ids {
+		if b := c.blocks[id]; b != nil && b.leases > 0 {
+			b.recalled = true
+		} else if c.drop(id) == nil {
+			dropped = append(dropped, id)
+		}
+	}
+	c.mu.Unlock()
+	return c.dropped(dropped)
+}
+
+// unmapAll ends every mapping of a client that is being closed and has no leases left. Said before the connection ends,
+// it lets the service use the blocks again while this process goes on.
+func (c *Client) unmapAll() error {
+	c.mu.Lock()
+	var errs []error
+	var dropped []uint64
+	for id := range c.blocks {
+		err := c.drop(id)
+		if err == nil {
+			dropped = append(dropped, id)
+		}
+		errs = append(errs, err)
+	}
+	for id, p := range c.pools {
+		errs = append(errs, p.mem.Close())
+		delete(c.pools, id)
+	}
+	c.mu.Unlock()
+	if err := c.dropped(dropped); err != nil && !errors.Is(err, ErrDisconnected) {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// takeFiles takes the first n descriptors; missing ones are for the kind to complain about.
+func takeFiles(fds *seqpacket.FDs, n uint64) []*os.File {
+	var files []*os.File
+	for range min(n, wire.MaxFDs) {
+		fd := fds.Next()
+		if fd == nil {
+			break
+		}
+		files = append(files, fd.File("poolbridge export"))
+	}
+	return files
+}
+
+func closeFiles(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close() // read from or mapped; nothing was written through it
+	}
+}

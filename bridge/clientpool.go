@@ -1,0 +1,124 @@
+package bridge
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Pool is a pool of the service, open in a [Client].
+type Pool struct {
+	client *Client
+	info   mempool.PoolInfo
+	mem    *mempool.ImportedPool
+}
+
+// Info describes the pool. Its device's ordinal is the service's; its UUID is the same everywhere.
+func (p *Pool) Info() mempool.PoolInfo { return p.info }
+
+// CreatePool makes a pool and opens it.
+//
+// Errors: [ErrInvalid], [ErrDenied], [ErrExists], [ErrUnavailable] where the service's machine cannot do it,
+// [ErrOutOfMemory].
+func (c *Client) CreatePool(ctx context.Context, spec mempool.PoolSpec) (*Pool, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	return c.open(ctx, &wire.Create{Name: spec.Name, Kind: string(spec.Kind), Device: spec.Device, MaxBytes: spec.MaxBytes,
+		MaxSessionBytes: spec.SessionBytes, UIDs: widen(spec.Access.UIDs), GIDs: widen(spec.Access.GIDs)})
+}
+
+func widen(ids []uint32) []uint64 {
+	out := make([]uint64, len(ids))
+	for i, id := range ids {
+		out[i] = uint64(id)
+	}
+	return out
+}
+
+// OpenPool opens a pool by name, and waits up to wait for it to appear.
+//
+// Errors: [ErrNotFound] (with wait 0) or [ErrTimeout], [ErrDenied], [ErrUnavailable] where this process cannot reach the
+// pool's device.
+func (c *Client) OpenPool(ctx context.Context, name string, wait time.Duration) (*Pool, error) {
+	return c.open(ctx, &wire.Open{Name: name, Wait: wireWait(wait)})
+}
+
+// wireWait is a time limit in milliseconds, rounded up: less than one still means to wait.
+func wireWait(d time.Duration) uint64 {
+	return uint64(max(0, d+time.Millisecond-1) / time.Millisecond)
+}
+
+func (c *Client) open(ctx context.Context, r wire.Request) (*Pool, error) {
+	var reply wire.PoolReply
+	var files []*os.File
+	err := c.call(ctx, r, &reply, func(fds *seqpacket.FDs) {
+		if reply.Pool.Export != nil {
+			files = takeFiles(fds, reply.Pool.Export.FDs)
+		}
+	})
+	defer closeFiles(files)
+	if err != nil {
+		return nil, err
+	}
+	info := poolOf(reply.Pool)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p := c.pools[info.ID]; p != nil {
+		return p, nil
+	}
+	if c.closing {
+		return nil, situation(ErrClosed, "the client was closed")
+	}
+	if reply.Pool.Export == nil {
+		return nil, situation(ErrProtocol, "pool %q came without its export", info.Name)
+	}
+	mem, err := mempool.ImportPool(c.epoch, info, exportOf(reply.Pool.Export, files))
+	if err != nil {
+		return nil, err
+	}
+	p := &Pool{client: c, info: info, mem: mem}
+	c.pools[info.ID] = p
+	return p, nil
+}
+
+// Allocate makes a buffer for what t describes, leased to be written, and waits up to wait for room.
+//
+// Errors: [ErrInvalid], [ErrLimit], [ErrOutOfMemory], [ErrClosed].
+func (p *Pool) Allocate(ctx context.Context, t mempool.Tensor, wait time.Duration) (*Lease, error) {
+	if err := t.Validate(); err != nil {
+		return nil, err
+	}
+	return p.client.lease(ctx, &wire.Alloc{Pool: p.info.ID, Tensor: wireTensor(t), Wait: wireWait(wait)})
+}
+
+// Trim gives unused blocks back until at most keep bytes of them are cached, and returns how many bytes were given back
+// at once.
+func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
+	var reply wire.TrimReply
+	err := p.client.call(ctx, &wire.Trim{Pool: p.info.ID, Keep: keep}, &reply, nil)
+	return reply.Bytes, err
+}
+
+// Destroy ends the pool: nothing new can be allocated in it, its names go at once, and its memory goes with the last
+// lease and mapping.
+//
+// Errors: [ErrDenied].
+func (p *Pool) Destroy(ctx context.Context) error {
+	return p.client.call(ctx, &wire.Destroy{Pool: p.info.ID}, &wire.EmptyReply{}, nil)
+}
+
+// pool is the open pool that a lease is of; it is opened where the client came to the lease without opening it first.
+func (c *Client) pool(ctx context.Context, id uint64) (*Pool, error) {
+	c.mu.Lock()
+	p := c.pools[id]
+	c.mu.Unlock()
+	if p != nil {
+		return p, nil
+	}
+	return c.open(ctx, &wire.Open{Pool: id})
+}

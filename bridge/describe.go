@@ -1,0 +1,97 @@
+package bridge
+
+import (
+	"math"
+	"os"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// This file says the same things in the words of the wire and in those of package mempool.
+
+func wireTensor(t mempool.Tensor) wire.Tensor {
+	return wire.Tensor{DType: string(t.DType), Shape: t.Shape, Strides: t.Strides, Offset: t.ByteOffset}
+}
+
+func tensorOf(t wire.Tensor) mempool.Tensor {
+	out := mempool.Tensor{DType: mempool.DType(t.DType), Shape: t.Shape, ByteOffset: t.Offset}
+	if len(t.Strides) > 0 {
+		out.Strides = t.Strides
+	}
+	return out
+}
+
+func wirePool(p mempool.PoolInfo) wire.Pool {
+	return wire.Pool{ID: p.ID, Name: p.Name, Kind: string(p.Kind), Device: uint64(max(p.Device.Ordinal, 0)), UUID: p.Device.UUID,
+		MaxBytes: p.MaxBytes, MaxSessionBytes: p.SessionBytes}
+}
+
+func poolOf(p wire.Pool) mempool.PoolInfo {
+	info := mempool.PoolInfo{ID: p.ID, Name: p.Name, Kind: mempool.Kind(p.Kind), Device: mempool.NoDevice,
+		MaxBytes: p.MaxBytes, SessionBytes: p.MaxSessionBytes}
+	if p.UUID != "" {
+		info.Device = mempool.DeviceInfo{Ordinal: int(min(p.Device, math.MaxInt32)), UUID: p.UUID}
+	}
+	return info
+}
+
+func wireLease(l mempool.LeaseInfo) wire.Lease {
+	return wire.Lease{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
+		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: wireTensor(l.Tensor)}
+}
+
+func leaseOf(l wire.Lease) mempool.LeaseInfo {
+	return mempool.LeaseInfo{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
+		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: tensorOf(l.Tensor)}
+}
+
+// wireExport is x on the wire, and the descriptors that go with it.
+func wireExport(x mempool.Export) (*wire.Export, []int) {
+	fds := make([]int, len(x.Files))
+	for i, f := range x.Files {
+		fds[i] = int(f.Fd())
+	}
+	return &wire.Export{Data: x.Data, FDs: uint64(len(fds))}, fds
+}
+
+// exportOf is the export that came with files.
+func exportOf(x *wire.Export, files []*os.File) mempool.Export {
+	return mempool.Export{Data: x.Data, Files: files}
+}
+
+func wireStats(s mempool.Stats) wire.Stats {
+	out := wire.Stats{Sessions: uint64(s.Sessions), Leases: uint64(s.Leases), Buffers: uint64(s.Buffers), Names: uint64(s.Names)}
+	for _, p := range s.Pools {
+		out.Pools = append(out.Pools, wire.PoolStats{Pool: wirePool(p.Pool), Reserved: p.Reserved, Leased: p.Leased,
+			Used: p.Used, Cached: p.Cached, Held: p.Held, Blocks: uint64(p.Blocks)})
+	}
+	return out
+}
+
+func statsOf(s wire.Stats) mempool.Stats {
+	out := mempool.Stats{Sessions: int(s.Sessions), Leases: int(s.Leases), Buffers: int(s.Buffers), Names: int(s.Names)}
+	for _, p := range s.Pools {
+		out.Pools = append(out.Pools, mempool.PoolStats{Pool: poolOf(p.Pool), Reserved: p.Reserved, Leased: p.Leased,
+			Used: p.Used, Cached: p.Cached, Held: p.Held, Blocks: int(p.Blocks)})
+	}
+	return out
+}
+
+// accessOf reads an access list; ids past 32 bits are nobody's.
+func accessOf(uids, gids []uint64) (mempool.Access, error) {
+	var a mempool.Access
+	for _, list := range []struct {
+		what string
+		from []uint64
+		to   *[]uint32
+	}{{"user", uids, &a.UIDs}, {"group", gids, &a.GIDs}} {
+		for _, id := range list.from {
+			if id >= math.MaxUint32 {
+				return a, &wire.Error{Code: wire.CodeInvalid, Message: "a " + list.what + " id has 32 bits"}
+			}
+			*list.to = append(*list.to, uint32(id))
+		}
+	}
+	return a, nil
+}

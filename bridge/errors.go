@@ -1,0 +1,101 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// The situations in which a request fails: errors.Is tells them apart, on both sides of the socket.
+var (
+	ErrProtocol     = errors.New("protocol error")
+	ErrVersion      = errors.New("no common protocol version")
+	ErrUnsupported  = errors.New("not supported by the service")
+	ErrCancelled    = errors.New("request cancelled")
+	ErrInvalid      = mempool.ErrInvalid
+	ErrNotFound     = mempool.ErrNotFound
+	ErrExists       = mempool.ErrExists
+	ErrLimit        = mempool.ErrLimit
+	ErrOutOfMemory  = mempool.ErrOutOfMemory
+	ErrDenied       = mempool.ErrDenied
+	ErrTimeout      = mempool.ErrTimeout
+	ErrBusy         = mempool.ErrBusy
+	ErrReleased     = mempool.ErrReleased
+	ErrStale        = mempool.ErrStale
+	ErrProducerDied = mempool.ErrProducerDied
+	ErrClosed       = mempool.ErrClosed
+	ErrUnavailable  = mempool.ErrUnavailable
+	ErrInternal     = mempool.ErrInternal
+)
+
+// ErrNotRunning says that no service listens on the socket.
+var ErrNotRunning = errors.New("no service is running")
+
+// ErrDisconnected says that the connection to the service is gone, and with it the session.
+var ErrDisconnected = errors.New("disconnected from the service")
+
+// codes is the one table between the errors of this side and the codes on the wire.
+var codes = []struct {
+	code     wire.Code
+	sentinel error
+}{
+	{wire.CodeProtocol, ErrProtocol},
+	{wire.CodeVersion, ErrVersion},
+	{wire.CodeUnsupported, ErrUnsupported},
+	{wire.CodeCancelled, ErrCancelled},
+	{wire.CodeInvalid, ErrInvalid},
+	{wire.CodeNotFound, ErrNotFound},
+	{wire.CodeExists, ErrExists},
+	{wire.CodeLimit, ErrLimit},
+	{wire.CodeMemory, ErrOutOfMemory},
+	{wire.CodeDenied, ErrDenied},
+	{wire.CodeTimeout, ErrTimeout},
+	{wire.CodeBusy, ErrBusy},
+	{wire.CodeReleased, ErrReleased},
+	{wire.CodeStale, ErrStale},
+	{wire.CodeFailed, ErrProducerDied},
+	{wire.CodeClosed, ErrClosed},
+	{wire.CodeUnavailable, ErrUnavailable},
+	{wire.CodeInternal, ErrInternal},
+}
+
+// wireError puts an error of this side on the wire.
+func wireError(err error) *wire.Error {
+	if e := wire.AsError(err); e.Code != wire.CodeInternal {
+		return e
+	}
+	if errors.Is(err, context.Canceled) {
+		err = fmt.Errorf("%w by its client", ErrCancelled)
+	}
+	for _, c := range codes {
+		if errors.Is(err, c.sentinel) {
+			return &wire.Error{Code: c.code, Message: err.Error()}
+		}
+	}
+	return wire.AsError(err)
+}
+
+// RemoteError is an error that the service reported. It unwraps to its situation, one of the errors of this package.
+type RemoteError struct {
+	// Op is the operation that failed.
+	Op string
+	// Message is the service's text.
+	Message   string
+	situation error
+}
+
+func (e *RemoteError) Error() string { return fmt.Sprintf("poolbridge %s: %s", e.Op, e.Message) }
+func (e *RemoteError) Unwrap() error { return e.situation }
+
+// remoteError reads an error off the wire.
+func remoteError(op string, err *wire.Error) error {
+	for _, c := range codes {
+		if c.code == err.Code {
+			return &RemoteError{Op: op, Message: err.Message, situation: c.sentinel}
+		}
+	}
+	return &RemoteError{Op: op, Message: err.Error(), situation: ErrInternal}
+}

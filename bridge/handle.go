@@ -1,0 +1,209 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func situation(sentinel error, format string, args ...any) error {
+	return fmt.Errorf("%w: %s", sentinel, fmt.Sprintf(format, args...))
+}
+
+// handle carries out one request of an open session and answers it.
+func (c *serverConn) handle(q uint32, r wire.Request) {
+	s := c.session
+	switch r := r.(type) {
+	case *wire.Hello:
+		c.fail(q, situation(ErrInvalid, "the session has said hello before"))
+	case *wire.Create:
+		access, err := accessOf(r.UIDs, r.GIDs)
+		var p *mempool.Pool
+		if err == nil {
+			p, err = s.CreatePool(mempool.PoolSpec{Name: r.Name, Kind: mempool.Kind(r.Kind), Device: r.Device, MaxBytes: r.MaxBytes,
+				SessionBytes: r.MaxSessionBytes, Access: access})
+		}
+		c.replyPool(q, p, err)
+	case *wire.Open:
+		c.open(q, r)
+	case *wire.Destroy:
+		c.done(q, s.DestroyPool(r.Pool))
+	case *wire.Trim:
+		n, err := s.TrimPool(r.Pool, r.Keep)
+		if err != nil {
+			c.fail(q, err)
+			return
+		}
+		c.reply(q, &wire.TrimReply{Bytes: n}, nil)
+	case *wire.Alloc:
+		t := tensorOf(r.Tensor)
+		c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (*mempool.Lease, error) {
+			return s.Allocate(ctx, r.Pool, t, wait)
+		})
+	case *wire.Get:
+		c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (*mempool.Lease, error) {
+			return s.Get(ctx, r.Name, r.Write, wait)
+		})
+	case *wire.Borrow:
+		c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (*mempool.Lease, error) {
+			return s.Lease(ctx, r.Buffer, r.Generation, r.Write, wait)
+		})
+	case *wire.Publish:
+		c.done(q, c.publish(r))
+	case *wire.Unpublish:
+		c.done(q, s.Unpublish(r.Name))
+	case *wire.Release:
+		l, err := s.FindLease(r.Lease)
+		if err == nil {
+			err = l.Release(r.Failed)
+		}
+		c.done(q, err)
+	case *wire.Cancel:
+		c.stopWaiting(uint32(min(r.Request, wire.MaxQuery)))
+		c.done(q, nil)
+	case *wire.Dropped:
+		c.done(q, s.Dropped(r.Blocks))
+	case *wire.StatsRequest:
+		c.reply(q, &wire.StatsReply{Stats: wireStats(s.Stats())}, nil)
+	default:
+		c.fail(q, situation(ErrUnsupported, "the service does not know the operation %q", r.Op()))
+	}
+}
+
+func (c *serverConn) done(q uint32, err error) {
+	if err != nil {
+		c.fail(q, err)
+		return
+	}
+	c.reply(q, &wire.EmptyReply{}, nil)
+}
+
+func (c *serverConn) replyPool(q uint32, p *mempool.Pool, err error) {
+	if err != nil {
+		c.fail(q, err)
+		return
+	}
+	out := wirePool(p.Info())
+	x, fds := wireExport(p.Export())
+	out.Export = x
+	c.reply(q, &wire.PoolReply{Pool: out}, fds)
+}
+
+func (c *serverConn) open(q uint32, r *wire.Open) {
+	if r.Pool != 0 {
+		p, err := c.session.FindPool(r.Pool)
+		c.replyPool(q, p, err)
+		return
+	}
+	p, err := c.session.OpenPool(c.ctx, r.Name, 0)
+	if r.Wait == 0 || !errors.Is(err, ErrNotFound) {
+		c.replyPool(q, p, err)
+		return
+	}
+	c.waitFor(q, err, func(ctx context.Context) func() {
+		p, err := c.session.OpenPool(ctx, r.Name, milliseconds(r.Wait))
+		return func() { c.replyPool(q, p, err) }
+	})
+}
+
+func (c *serverConn) publish(r *wire.Publish) error {
+	l, err := c.session.FindLease(r.Lease)
+	if err != nil {
+		return err
+	}
+	p := mempool.Publication{Name: r.Name, Keep: r.Keep, Replace: r.Replace}
+	if r.Tensor != nil {
+		t := tensorOf(*r.Tensor)
+		p.Tensor = &t
+	}
+	return l.Publish(p)
+}
+
+// grant answers with the lease that get returns, at once if it can be had at once.
+func (c *serverConn) grant(q uint32, wait uint64, get func(context.Context, time.Duration) (*mempool.Lease, error)) {
+	if q == 0 {
+		return // nobody would ever know of the lease
+	}
+	l, err := get(c.ctx, 0)
+	limit := milliseconds(wait)
+	if errors.Is(err, mempool.ErrRecalling) {
+		limit = max(limit, recallGrace)
+	}
+	waitable := errors.Is(err, ErrNotFound) || errors.Is(err, ErrBusy) || errors.Is(err, ErrLimit)
+	if limit == 0 || !waitable {
+		c.replyLease(q, l, err)
+		return
+	}
+	c.waitFor(q, err, func(ctx context.Context) func() {
+		l, err := get(ctx, limit)
+		return func() { c.replyLease(q, l, err) }
+	})
+}
+
+func (c *serverConn) replyLease(q uint32, l *mempool.Lease, err error) {
+	if err != nil {
+		c.fail(q, err)
+		return
+	}
+	x, first, err := l.Export()
+	if err != nil {
+		c.fail(q, errors.Join(err, l.Release(false)))
+		return
+	}
+	out := wireLease(l.Info())
+	var fds []int
+	if first {
+		out.Export, fds = wireExport(x)
+	}
+	c.reply(q, &wire.LeaseReply{Lease: out}, fds)
+}
+
+// waitFor answers request q, which err says cannot be answered now, from a goroutine of its own: attempt waits, and what
+// it returns answers.
+func (c *serverConn) waitFor(q uint32, err error, attempt func(context.Context) (answer func())) {
+	ctx, cancel := context.WithCancel(c.ctx)
+	if refused := c.startWaiting(q, cancel); refused != nil {
+		cancel()
+		c.fail(q, fmt.Errorf("%w (%v)", refused, err))
+		return
+	}
+	go func() {
+		defer c.work.Done()
+		answer := attempt(ctx)
+		c.stopWaiting(q) // first: the client may use the number again once it has the reply
+		answer()
+	}()
+}
+
+// startWaiting notes that request q waits until cancel is called, and counts its goroutine.
+func (c *serverConn) startWaiting(q uint32, cancel context.CancelFunc) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, taken := c.waiting[q]; taken {
+		return situation(ErrInvalid, "request %d is still waiting: a number can be used again once its reply came", q)
+	}
+	if len(c.waiting) >= maxWaiting {
+		return situation(ErrLimit, "%d requests of this session wait already", maxWaiting)
+	}
+	c.waiting[q] = cancel
+	c.work.Add(1)
+	return nil
+}
+
+func (c *serverConn) stopWaiting(q uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if cancel := c.waiting[q]; cancel != nil {
+		cancel()
+		delete(c.waiting, q)
+	}
+}
+
+// milliseconds is a client's time limit, no longer than a day.
+func milliseconds(n uint64) time.Duration {
+	return time.Duration(min(n, uint64(maxWait/time.Millisecond))) * time.Millisecond
+}
