@@ -26,17 +26,16 @@ type Header struct {
 // A packet that does not pass yields a *PacketError or, for the envelope's own values, a *FieldError; both wrap
 // ErrProtocol. The header then holds what was read before the fault, so that a service can answer it.
 func Check(packet []byte) (Header, error) {
-	h := Header{packet: packet}
-	w := walker{packet: packet, header: &h}
+	w := walker{packet: packet, header: Header{packet: packet}}
 	err := w.root()
-	return h, err
+	return w.header, err
 }
 
 // walker is a position in a packet that is being checked.
 type walker struct {
 	packet []byte
 	at     int
-	header *Header
+	header Header
 }
 
 func (w *walker) root() error {

@@ -1,0 +1,70 @@
+package wire_test
+
+import (
+	"math"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+)
+
+const uuid = "GPU-8f3a1c2e-0b4d-4c61-9a57-1e2d3c4b5a69"
+
+var (
+	data64 = func() (b []byte) {
+		for i := range 64 {
+			b = append(b, byte(i))
+		}
+		return b
+	}()
+	someTensor = wire.Tensor{DType: "complex128", Shape: []uint64{2, 3}, Strides: []int64{-3, 1}, Offset: 144}
+	somePool   = wire.Pool{ID: 7, Name: "frames", Kind: "device", Device: 3, UUID: uuid, MaxBytes: 1 << 34,
+		MaxSessionBytes: 1 << 32, Export: &wire.Export{FDs: 1}}
+	someLease = wire.Lease{ID: 1 << 32, Buffer: 1<<32 + 1, Generation: 65536, Write: true, Pool: 7, Block: 300,
+		BlockBytes: 2097152, Bytes: 1843200, Tensor: wire.Tensor{DType: "float32", Shape: []uint64{480, 640, 3}},
+		Export: &wire.Export{Data: data64, FDs: 1}}
+)
+
+// literals ties the Go fields of each message to the keys that a vector shows: a table of this package that had two
+// fields exchanged would still survive decoding and encoding.
+var literals = []struct {
+	direction, vector string
+	q                 uint32
+	message           any
+}{
+	{"request", "hello, all fields", 1, &wire.Hello{Versions: []uint64{1, 2, 3}, Name: "trainer", Features: []string{"host", "vmm"}}},
+	{"reply", "hello reply, all fields", 1, &wire.HelloReply{Version: 1, Epoch: wire.Epoch{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255},
+		Session: math.MaxInt64, PID: 4194304, Features: []string{"host"}}},
+	{"request", "create, all fields", 2, &wire.Create{Name: "frames", Kind: "device", Device: uuid, MaxBytes: 1 << 34,
+		MaxSessionBytes: 1 << 32, UIDs: []uint64{0, 1000}, GIDs: []uint64{27, 4294967294}}},
+	{"reply", "create reply, all fields", 2, &wire.PoolReply{Pool: somePool}},
+	{"request", "open by name, all fields", 3, &wire.Open{Name: "frames", Wait: 30000}},
+	{"request", "open by id", 3, &wire.Open{Pool: 7}},
+	{"reply", "open reply, all fields", 3, &wire.PoolReply{Pool: somePool}},
+	{"request", "destroy", 4, &wire.Destroy{Pool: 1}},
+	{"reply", "destroy reply", 4, &wire.EmptyReply{}},
+	{"request", "trim, all fields", 5, &wire.Trim{Pool: 1, Keep: 67108864}},
+	{"reply", "trim reply", 5, &wire.TrimReply{Bytes: 1048576}},
+	{"request", "alloc, all fields", 6, &wire.Alloc{Pool: 1, Tensor: someTensor, Wait: 1000}},
+	{"reply", "alloc reply, all fields", 6, &wire.LeaseReply{Lease: someLease}},
+	{"request", "publish, optional fields absent", 7, &wire.Publish{Lease: 1, Name: "camera/0"}},
+	{"request", "publish, all fields", 7, &wire.Publish{Lease: 1, Name: "camera/0", Tensor: &someTensor, Keep: true, Replace: true}},
+	{"request", "unpublish", 8, &wire.Unpublish{Name: "camera/0"}},
+	{"request", "get, all fields", 9, &wire.Get{Name: "camera/0", Write: true, Wait: 1000}},
+	{"request", "lease, all fields", 10, &wire.Borrow{Buffer: 2, Generation: 3, Write: true, Wait: 1000}},
+	{"reply", "lease reply, optional fields absent", 10, &wire.LeaseReply{Lease: wire.Lease{ID: 1, Buffer: 2, Generation: 3, Pool: 4,
+		Block: 5, BlockBytes: 4096, Tensor: wire.Tensor{DType: "float32"}}}},
+	{"request", "release without reply", 0, &wire.Release{Lease: 1}},
+	{"request", "release, all fields", 11, &wire.Release{Lease: 1, Failed: true}},
+	{"request", "cancel without reply", 0, &wire.Cancel{Request: 6}},
+	{"request", "dropped with reply", 13, &wire.Dropped{Blocks: []uint64{5}}},
+	{"request", "dropped, no blocks", 0, &wire.Dropped{}},
+	{"request", "stats", 14, &wire.StatsRequest{}},
+	{"reply", "stats reply, two pools", 14, &wire.StatsReply{Stats: wire.Stats{Sessions: 3, Leases: 4, Buffers: 2, Names: 1,
+		Pools: []wire.PoolStats{
+			{Pool: wire.Pool{ID: 1, Name: "frames", Kind: "host", MaxBytes: 1048576}},
+			{Pool: wire.Pool{ID: 7, Name: "frames", Kind: "device", Device: 3, UUID: uuid, MaxBytes: 1 << 34, MaxSessionBytes: 1 << 32},
+				Reserved: 10485760, Leased: 4194304, Used: 3686400, Cached: 5242880, Held: 1048576, Blocks: 5},
+		}}}},
+	{"reply", "error not-found", 5, &wire.Error{Code: wire.CodeNotFound, Message: "what to do about not-found"}},
+	{"notice", "recall", 0, &wire.Recall{Blocks: []uint64{5, 300}}},
+	{"notice", "goodbye", 0, &wire.Goodbye{Reason: "the service is shutting down"}},
+}
