@@ -1,0 +1,158 @@
+package wire_test
+
+import (
+	"runtime/metrics"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+)
+
+func seed(f *testing.F) {
+	v := readVectors(f)
+	for _, list := range [][]vector{v.Valid, v.Accepted, v.Invalid} {
+		for _, v := range list {
+			if len(v.Packet) < 1024 {
+				f.Add([]byte(v.Packet))
+			}
+		}
+	}
+}
+
+// allocated returns how many bytes the process has allocated.
+func allocated() uint64 {
+	s := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
+	metrics.Read(s)
+	return s[0].Value.Uint64()
+}
+
+// slack is what the fuzzer's own goroutines may allocate meanwhile.
+const slack = 4 << 20
+
+// FuzzCheckAgainstDecoder holds Check against the library: what Check accepts, the library decodes, as a whole and
+// without allocating out of proportion; and it is no longer accepted when a byte is missing or too much.
+func FuzzCheckAgainstDecoder(f *testing.F) {
+	seed(f)
+	f.Fuzz(func(t *testing.T, packet []byte) {
+		if _, err := wire.Check(packet); err != nil {
+			require.ErrorIs(t, err, wire.ErrProtocol)
+			return // not even tried: it may take the process down
+		}
+		before := allocated()
+		var v map[string]any
+		err := msgpack.Unmarshal(packet, &v)
+		require.NoError(t, err)
+		require.Less(t, allocated()-before, uint64(200*len(packet)+slack))
+
+		require.Less(t, depth(v), wire.MaxDepth+1)
+		again, err := msgpack.Marshal(v)
+		require.NoError(t, err)
+		if len(again) <= wire.MaxPacket { // the library writes integers of an interface in full
+			_, err = wire.Check(again)
+			require.NoError(t, err)
+		}
+		_, err = wire.Check(packet[:len(packet)-1])
+		require.ErrorIs(t, err, wire.ErrProtocol)
+		_, err = wire.Check(append(packet[:len(packet):len(packet)], 0))
+		require.ErrorIs(t, err, wire.ErrProtocol)
+	})
+}
+
+func depth(v any) int {
+	deepest := 0
+	switch v := v.(type) {
+	case map[string]any:
+		for _, x := range v {
+			deepest = max(deepest, depth(x))
+		}
+	case []any:
+		for _, x := range v {
+			deepest = max(deepest, depth(x))
+		}
+	default:
+		return 0
+	}
+	return 1 + deepest
+}
+
+// FuzzCheckAcceptsPlainMaps goes the other way: what the library writes for a message within the limits, Check accepts.
+func FuzzCheckAcceptsPlainMaps(f *testing.F) {
+	f.Add("nm", "camera/0", []byte("d"), uint64(1), int64(-1), true, uint8(3))
+	f.Fuzz(func(t *testing.T, key, text string, data []byte, u uint64, i int64, b bool, nest uint8) {
+		var v any = []any{text, data, u, i, b, nil, 1.5}
+		for range nest % (wire.MaxDepth - 1) {
+			v = map[string]any{key: v, key + "'": u}
+		}
+		packet, err := msgpack.Marshal(map[string]any{"x" + key: v})
+		require.NoError(t, err)
+		_, err = wire.Check(packet)
+		fits := len(packet) <= wire.MaxPacket && len(key)+1 <= wire.MaxString && len(text) <= wire.MaxString &&
+			len(data) <= wire.MaxBinary && utf8Valid(key, text)
+		require.Equal(t, fits, err == nil, "%v", err)
+	})
+}
+
+// FuzzDecodeRequest: decoding never panics nor allocates out of proportion, and what it returns can be encoded and
+// decoded to the same.
+func FuzzDecodeRequest(f *testing.F) {
+	seed(f)
+	f.Fuzz(func(t *testing.T, packet []byte) {
+		before := allocated()
+		q, r, err := wire.DecodeRequest(packet)
+		require.Less(t, allocated()-before, uint64(64*len(packet)+slack))
+		if err != nil {
+			require.Nil(t, r)
+			require.Contains(t, []wire.Code{wire.CodeProtocol, wire.CodeUnsupported}, wire.AsError(err).Code)
+			return
+		}
+		first, err := wire.AppendRequest(nil, q, r)
+		require.NoError(t, err)
+		require.LessOrEqual(t, len(first), len(packet))
+		q2, r2, err := wire.DecodeRequest(first)
+		require.NoError(t, err)
+		require.Equal(t, q, q2)
+		require.Equal(t, r, r2)
+		second, err := wire.AppendRequest(nil, q2, r2)
+		require.NoError(t, err)
+		require.Equal(t, first, second)
+	})
+}
+
+// FuzzDecodeFromService is FuzzDecodeRequest for replies and notices.
+func FuzzDecodeFromService(f *testing.F) {
+	seed(f)
+	ops := []string{"hello", "open", "get", "trim", "stats", "destroy"}
+	f.Fuzz(func(t *testing.T, packet []byte) {
+		if n, err := wire.DecodeNotice(packet); err == nil {
+			first, err := wire.AppendNotice(nil, n)
+			require.NoError(t, err)
+			n2, err := wire.DecodeNotice(first)
+			require.NoError(t, err)
+			require.Equal(t, n, n2)
+		}
+		for _, op := range ops {
+			v := vector{Direction: "reply", Type: op, Packet: packet}
+			first, err := recode(v)
+			if err != nil {
+				require.ErrorIs(t, err, wire.ErrProtocol)
+				continue
+			}
+			v.Packet = first
+			second, err := recode(v)
+			require.NoError(t, err)
+			require.Equal(t, first, second)
+		}
+	})
+}
+
+func utf8Valid(texts ...string) bool {
+	for _, s := range texts {
+		if !utf8.ValidString(s) {
+			return false
+		}
+	}
+	return true
+}
