@@ -27,7 +27,9 @@ func (d Device) Retain() (*Context, error) {
 	if st != 0 {
 		return nil, failure(st, "Retain", d.ordinal)
 	}
-	return &Context{device: d, handle: h}, nil
+	c := &Context{device: d, handle: h}
+	opened(&c.uses, "Device.Retain")
+	return c, nil
 }
 
 // Close lets go of the context. Objects made from it go on working: the driver's
@@ -40,6 +42,7 @@ func (c *Context) Close() error {
 }
 
 func (c *Context) release() error {
+	ended(&c.uses)
 	st := driver.PrimaryRelease(c.device.handle)
 	for _, peer := range c.peers {
 		_ = peer.Close()

@@ -64,7 +64,7 @@ func (c *Context) event(h uintptr, st driver.Status, op string) (*Event, error) 
 		return nil, c.fail(st, op)
 	}
 	e := &Event{handle: h}
-	e.own(c, func() error { return c.fail(driver.EventDestroy(c.handle, h), "Event.Close") })
+	e.own(c, op, func() error { return c.fail(driver.EventDestroy(c.handle, h), "Event.Close") })
 	return e, nil
 }
 

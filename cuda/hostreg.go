@@ -46,7 +46,7 @@ func (c *Context) RegisterHost(mem []byte, flags HostRegisterFlags) (*HostRegist
 		return nil, c.fail(st, op)
 	}
 	r := &HostRegistration{mem: mem, ptr: DevicePtr(ptr)}
-	r.own(c, func() error { return c.fail(driver.HostUnregister(c.handle, addr), "HostRegistration.Close") })
+	r.own(c, op, func() error { return c.fail(driver.HostUnregister(c.handle, addr), "HostRegistration.Close") })
 	return r, nil
 }
 

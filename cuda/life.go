@@ -51,8 +51,11 @@ type owned struct {
 	destroy func() error
 }
 
-// own takes over the use of ctx that the constructor began.
-func (o *owned) own(ctx *Context, destroy func() error) { o.ctx, o.destroy = ctx, destroy }
+// own takes over the use of ctx that the constructor, op, began.
+func (o *owned) own(ctx *Context, op string, destroy func() error) {
+	o.ctx, o.destroy = ctx, destroy
+	opened(&o.uses, op)
+}
 
 func (o *owned) enter(op string) error {
 	if o.uses.enter() {
@@ -68,6 +71,7 @@ func (o *owned) leave() {
 }
 
 func (o *owned) end() error {
+	ended(&o.uses)
 	err := o.destroy()
 	o.ctx.leave()
 	return err

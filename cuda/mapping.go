@@ -28,7 +28,7 @@ func (c *Context) MapPhysical(p *Physical, flags AccessFlags, others ...Device) 
 		return nil, c.fail(st, op)
 	}
 	m := &Mapping{ptr: DevicePtr(ptr), size: p.size}
-	m.own(c, func() error { return c.fail(driver.VMMUnmap(c.handle, ptr, m.size), "Mapping.Close") })
+	m.own(c, op, func() error { return c.fail(driver.VMMUnmap(c.handle, ptr, m.size), "Mapping.Close") })
 	for _, d := range others {
 		if err := m.SetAccess(d, flags); err != nil {
 			_ = m.Close()

@@ -64,7 +64,7 @@ func (c *Context) memPool(h uintptr, st driver.Status, op string, imported bool)
 		return nil, c.fail(st, op)
 	}
 	p := &MemPool{handle: h, imported: imported}
-	p.own(c, func() error {
+	p.own(c, op, func() error {
 		poolMu.Lock()
 		defer poolMu.Unlock()
 		return c.fail(driver.PoolDestroy(c.handle, h), "MemPool.Close")

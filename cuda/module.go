@@ -35,7 +35,7 @@ func (c *Context) LoadModule(ptx []byte) (*Module, error) {
 		return nil, newError(st, op, c.device.ordinal, log)
 	}
 	m := &Module{handle: h}
-	m.own(c, func() error { return c.fail(driver.ModuleUnload(c.handle, h), "Module.Close") })
+	m.own(c, op, func() error { return c.fail(driver.ModuleUnload(c.handle, h), "Module.Close") })
 	return m, nil
 }
 

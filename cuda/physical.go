@@ -62,7 +62,7 @@ func (c *Context) physical(h, size uint64, st driver.Status, op string) (*Physic
 		return nil, c.fail(st, op)
 	}
 	p := &Physical{handle: h, size: size}
-	p.own(c, func() error { return c.fail(driver.VMMRelease(c.handle, h), "Physical.Close") })
+	p.own(c, op, func() error { return c.fail(driver.VMMRelease(c.handle, h), "Physical.Close") })
 	return p, nil
 }
 

@@ -30,7 +30,7 @@ func (c *Context) NewPinned(bytes uint64) (*Pinned, error) {
 		return nil, c.fail(st, op)
 	}
 	p := &Pinned{mem: mem, ptr: DevicePtr(ptr), size: bytes}
-	p.own(c, func() error { return c.fail(driver.HostFree(c.handle, mem), "Pinned.Close") })
+	p.own(c, op, func() error { return c.fail(driver.HostFree(c.handle, mem), "Pinned.Close") })
 	return p, nil
 }
 

@@ -27,18 +27,19 @@ func (c *Context) NewStream() (*Stream, error) {
 		return nil, c.fail(st, op)
 	}
 	s := &Stream{handle: h}
-	s.own(c, func() error { return c.fail(driver.StreamDestroy(c.handle, h), "Stream.Close") })
+	s.own(c, op, func() error { return c.fail(driver.StreamDestroy(c.handle, h), "Stream.Close") })
 	return s, nil
 }
 
 // WrapStream gives the methods of a Stream to a CUstream that somebody else
 // made in this context, and who keeps it: Close does not destroy it.
 func (c *Context) WrapStream(handle uintptr) (*Stream, error) {
-	if err := c.enter("Context.WrapStream"); err != nil {
+	const op = "Context.WrapStream"
+	if err := c.enter(op); err != nil {
 		return nil, err
 	}
 	s := &Stream{handle: handle}
-	s.own(c, func() error { return nil })
+	s.own(c, op, func() error { return nil })
 	return s, nil
 }
 
