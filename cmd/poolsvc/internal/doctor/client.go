@@ -1,0 +1,83 @@
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os/exec"
+	"slices"
+	"strings"
+
+	"github.com/poolbridge/poolbridge/bridge"
+)
+
+// packages are what a worker can use, by the name under which it is installed.
+var packages = []string{"poolbridge", "numpy", "msgspec", "cuda-core", "cuda-bindings", "cupy", "torch", "jax", "numba"}
+
+// listPackages prints the versions of the packages named on the command line as JSON. A CuPy wheel carries the CUDA
+// version in its name.
+const listPackages = `
+import importlib.metadata as m, json, sys
+found = {d.metadata["Name"].lower(): d.version for d in m.distributions()}
+cupy = next((v for n, v in found.items() if n.startswith("cupy")), None)
+print(json.dumps({"python": sys.version.split()[0],
+    "packages": {n: cupy if n == "cupy" else found.get(n) for n in sys.argv[1:]}}))
+`
+
+// python looks at the workers' interpreter.
+func (c *chart) python(ctx context.Context, interpreter string) {
+	out, err := exec.CommandContext(ctx, interpreter, append([]string{"-c", listPackages}, packages...)...).Output()
+	if err != nil {
+		detail := err.Error()
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+			detail += ": " + strings.TrimSpace(string(exit.Stderr))
+		}
+		c.missing("python", "name another interpreter with --python", "%s cannot be used: %s", interpreter, detail)
+		return
+	}
+	var found struct {
+		Python   string             `json:"python"`
+		Packages map[string]*string `json:"packages"`
+	}
+	if err := json.Unmarshal(out, &found); err != nil {
+		c.missing("python", "name another interpreter with --python", "%s: %v", interpreter, err)
+		return
+	}
+	c.ok("python", "%s is Python %s", interpreter, found.Python)
+	var have, lack []string
+	for _, name := range packages {
+		if v := found.Packages[name]; v != nil {
+			have = append(have, name+" "+*v)
+		} else {
+			lack = append(lack, name)
+		}
+	}
+	if len(have) > 0 {
+		c.ok("packages", "%s", strings.Join(have, ", "))
+	}
+	if slices.Contains(lack, "poolbridge") {
+		c.missing("packages", "pip install poolbridge into it", "poolbridge is not installed")
+	}
+	if slices.Contains(lack, "cuda-core") {
+		c.warn("packages", "pip install 'poolbridge[cuda]' to use GPU memory", "cuda-core is not installed")
+	}
+	if v := found.Packages["cuda-core"]; v != nil && *v == "1.3.0" {
+		c.warn("packages", "install cuda-core 1.3.1 or newer, or 1.2", "cuda-core 1.3.0 has import races")
+	}
+}
+
+// socket looks for a running service.
+func (c *chart) socket(ctx context.Context, path string) {
+	client, err := bridge.Dial(ctx, path)
+	switch {
+	case errors.Is(err, bridge.ErrNotRunning):
+		c.warn("service", "start one with `poolsvc serve`", "none is running on %s", path)
+	case err != nil:
+		c.missing("service", "check who may open the socket, and the service's log", "%s: %v", path, err)
+	default:
+		c.ok("service", "runs on %s, epoch %s", path, client.Epoch())
+		if err := client.Close(); err != nil {
+			c.warn("service", "", "closing the session: %v", err)
+		}
+	}
+}

@@ -1,0 +1,33 @@
+package doctor
+
+import (
+	"context"
+)
+
+// Options says where to look.
+type Options struct {
+	// Python is the interpreter whose packages matter.
+	Python string
+	// Socket is where the service should be.
+	Socket string
+}
+
+// Examine looks at everything and changes nothing.
+func Examine(ctx context.Context, o Options) []Finding {
+	var c chart
+	if devices := c.driver(); len(devices) > 0 {
+		for _, d := range devices {
+			c.device(d)
+		}
+		c.peers(devices)
+	}
+	c.nvml()
+	c.deviceFiles()
+	c.kernel()
+	c.namespaces()
+	c.sharedMemory()
+	c.limits()
+	c.python(ctx, o.Python)
+	c.socket(ctx, o.Socket)
+	return c.findings
+}

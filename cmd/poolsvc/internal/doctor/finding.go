@@ -1,0 +1,37 @@
+package doctor
+
+import "fmt"
+
+// Status grades a finding.
+type Status string
+
+// The grades.
+const (
+	OK      Status = "ok"
+	Warning Status = "warning" // something works less well, or not everywhere
+	Missing Status = "missing" // something does not work here
+)
+
+// Finding is one fact about the machine.
+type Finding struct {
+	Topic  string `json:"topic"`
+	Status Status `json:"status"`
+	Detail string `json:"detail"`
+	// Advice says what to do, where there is something to do.
+	Advice string `json:"advice,omitempty"`
+}
+
+// chart collects findings.
+type chart struct{ findings []Finding }
+
+func (c *chart) ok(topic, format string, args ...any) {
+	c.findings = append(c.findings, Finding{Topic: topic, Status: OK, Detail: fmt.Sprintf(format, args...)})
+}
+
+func (c *chart) warn(topic, advice, format string, args ...any) {
+	c.findings = append(c.findings, Finding{Topic: topic, Status: Warning, Detail: fmt.Sprintf(format, args...), Advice: advice})
+}
+
+func (c *chart) missing(topic, advice, format string, args ...any) {
+	c.findings = append(c.findings, Finding{Topic: topic, Status: Missing, Detail: fmt.Sprintf(format, args...), Advice: advice})
+}

@@ -1,0 +1,127 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/cuda/nvml"
+)
+
+// driver looks for the CUDA driver and its devices.
+func (c *chart) driver() []cuda.Device {
+	err := cuda.Init()
+	switch {
+	case errors.Is(err, cuda.ErrNoDriver):
+		c.missing("driver", "install the NVIDIA driver, or in a container pass the GPU through; kind host works without", "%v", err)
+		return nil
+	case err != nil:
+		c.missing("driver", "check nvidia-smi and the kernel log; kind host works without", "%v", err)
+		return nil
+	}
+	version, err := cuda.DriverVersion()
+	if err != nil {
+		c.missing("driver", "check nvidia-smi", "its version cannot be read: %v", err)
+		return nil
+	}
+	c.ok("driver", "supports CUDA %d.%d", version/1000, version%1000/10)
+	devices, err := cuda.Devices()
+	if err != nil || len(devices) == 0 {
+		c.missing("devices", "check CUDA_VISIBLE_DEVICES and nvidia-smi", "the driver shows no device (%v)", err)
+	}
+	return devices
+}
+
+// feature is something a device may have, and what needs it.
+type feature struct {
+	name  string
+	needs string
+	probe func(cuda.Device) (bool, error)
+}
+
+var features = []feature{
+	{"memory pools", "kind device", cuda.Device.SupportsMemPools},
+	{"POSIX-fd pool handles", "kind device", cuda.Device.SupportsPOSIXFDPools},
+	{"virtual memory management", "kind vmm", cuda.Device.SupportsVMM},
+	{"legacy IPC handles", "kind legacy", cuda.Device.SupportsLegacyIPC},
+	{"host NUMA pools", "kind pinned", cuda.Device.SupportsHostNUMAPools},
+	{"stream memory operations", "ordering on the GPU", cuda.Device.SupportsStreamMemOps},
+	{"interprocess events", "events between processes", cuda.Device.SupportsIPCEvents},
+}
+
+// device looks at one GPU.
+func (c *chart) device(d cuda.Device) {
+	topic := fmt.Sprintf("gpu %d", d.Ordinal())
+	name, err := d.Name()
+	if err != nil {
+		c.missing(topic, "check nvidia-smi", "its name cannot be read: %v", err)
+		return
+	}
+	uuid, _ := d.UUID()
+	total, _ := d.TotalMem()
+	if strings.Contains(strings.ToLower(name), "simulated") {
+		c.warn(topic, "take the simulated libcuda.so.1 out of LD_LIBRARY_PATH to use real hardware",
+			"%s, %s, %d MiB: SIMULATED, this is no real GPU", name, uuid, total>>20)
+	} else {
+		c.ok(topic, "%s, %s, %d MiB", name, uuid, total>>20)
+	}
+	var has, lacks []string
+	for _, f := range features {
+		if ok, err := f.probe(d); err == nil && ok {
+			has = append(has, f.name)
+		} else {
+			lacks = append(lacks, fmt.Sprintf("%s (for %s)", f.name, f.needs))
+		}
+	}
+	if len(has) > 0 {
+		c.ok(topic+" features", "%s", strings.Join(has, ", "))
+	}
+	if len(lacks) > 0 {
+		c.missing(topic+" features", "use a kind of memory that does not need them", "%s", strings.Join(lacks, ", "))
+	}
+}
+
+// peers looks at which GPUs reach each other.
+func (c *chart) peers(devices []cuda.Device) {
+	for _, a := range devices {
+		var reached, unreached []string
+		for _, b := range devices {
+			if a == b {
+				continue
+			}
+			if ok, err := a.CanAccessPeer(b); err == nil && ok {
+				reached = append(reached, fmt.Sprint(b.Ordinal()))
+			} else {
+				unreached = append(unreached, fmt.Sprint(b.Ordinal()))
+			}
+		}
+		topic := fmt.Sprintf("gpu %d peers", a.Ordinal())
+		if len(reached) > 0 {
+			c.ok(topic, "reaches the memory of %s", strings.Join(reached, ", "))
+		}
+		if len(unreached) > 0 {
+			c.warn(topic, "let consumers use the pool's own GPU", "does not reach the memory of %s", strings.Join(unreached, ", "))
+		}
+	}
+}
+
+// nvml looks for the management library.
+func (c *chart) nvml() {
+	library, err := nvml.Open()
+	if err != nil {
+		c.warn("nvml", "only reports miss it; it comes with the driver", "%v", err)
+		return
+	}
+	defer func() {
+		if err := library.Close(); err != nil {
+			c.warn("nvml", "only reports miss it", "%v", err)
+		}
+	}()
+	version, err := library.DriverVersion()
+	if err != nil {
+		c.warn("nvml", "only reports miss it", "the driver's version cannot be read: %v", err)
+		return
+	}
+	c.ok("nvml", "driver %s", version)
+}

@@ -1,0 +1,113 @@
+package doctor
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// deviceFiles looks at who may open the GPUs.
+func (c *chart) deviceFiles() {
+	files, _ := filepath.Glob("/dev/nvidia*")
+	var closed []string
+	found := 0
+	for _, path := range files {
+		info, err := os.Stat(path)
+		if err != nil || info.Mode()&fs.ModeCharDevice == 0 {
+			continue
+		}
+		found++
+		if unix.Access(path, unix.R_OK|unix.W_OK) != nil {
+			closed = append(closed, path)
+		}
+	}
+	switch {
+	case len(closed) > 0:
+		c.missing("device files", "let this user read and write them (often the group video)", "no access to %s", strings.Join(closed, ", "))
+	case found > 0:
+		c.ok("device files", "%d, all open to this user", found)
+	}
+}
+
+// kernel looks at what the socket needs.
+func (c *chart) kernel() {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		c.missing("kernel", "", "%v", err)
+		return
+	}
+	c.ok("kernel", "Linux %s", unix.ByteSliceToString(u.Release[:]))
+	fd, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err != nil {
+		c.missing("pidfd", "use Linux 5.3 or newer: without it the end of a client cannot be watched", "%v", err)
+		return
+	}
+	_ = unix.Close(fd)
+	c.ok("pidfd", "the end of a client's process can be watched")
+}
+
+// namespaces looks at whether this process shares its own with the machine's first one.
+func (c *chart) namespaces() {
+	for _, ns := range []struct{ name, matters string }{
+		{"pid", "process ids in reports differ between namespaces; sharing works"},
+		{"ipc", "interprocess events do not cross it; pools, VMM and tickets do"},
+		{"mnt", "the socket must be mounted into the other namespace; sharing works"},
+	} {
+		mine, err := os.Readlink("/proc/self/ns/" + ns.name)
+		if err != nil {
+			c.warn(ns.name+" namespace", "mount /proc", "%v", err)
+			continue
+		}
+		first, err := os.Readlink("/proc/1/ns/" + ns.name)
+		switch {
+		case errors.Is(err, fs.ErrPermission):
+			c.ok(ns.name+" namespace", "%s (whether process 1 shares it is not this user's to see)", mine)
+		case err != nil || first == mine:
+			c.ok(ns.name+" namespace", "%s, shared with process 1", mine)
+		default:
+			c.warn(ns.name+" namespace", ns.matters, "%s, not that of process 1", mine)
+		}
+	}
+}
+
+// sharedMemory looks at /dev/shm and memfds.
+func (c *chart) sharedMemory() {
+	if unix.Access("/dev/shm", unix.R_OK|unix.W_OK|unix.X_OK) != nil {
+		c.warn("/dev/shm", "interprocess events need it, shared by all who use them; everything else does not", "not open to this user")
+	} else {
+		c.ok("/dev/shm", "open to this user; interprocess events work with processes of this user that see the same one")
+	}
+	fd, err := unix.MemfdCreate("poolbridge-doctor", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		c.missing("memfd", "kind host needs memfd_create with sealing (Linux 3.17)", "%v", err)
+		return
+	}
+	_ = unix.Close(fd)
+	c.ok("memfd", "works: kind host can be used")
+}
+
+// minFiles is how many descriptors a service with a few hundred sessions takes.
+const minFiles = 4096
+
+// limits looks at the limits of this process.
+func (c *chart) limits() {
+	var files, locked unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil {
+		if files.Max < minFiles {
+			c.warn("open files", "raise it (ulimit -Hn, LimitNOFILE=): a session takes two", "at most %d", files.Max)
+		} else {
+			c.ok("open files", "%d, can be raised to %d", files.Cur, files.Max)
+		}
+	}
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &locked); err == nil {
+		if locked.Cur == unix.RLIM_INFINITY {
+			c.ok("locked memory", "unlimited")
+		} else {
+			c.ok("locked memory", "%d KiB; sharing needs less than 64", locked.Cur>>10)
+		}
+	}
+}

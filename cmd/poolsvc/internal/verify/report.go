@@ -1,0 +1,59 @@
+package verify
+
+import (
+	"fmt"
+	"io"
+	"time"
+)
+
+// Status says how a check ended.
+type Status string
+
+// How a check can end.
+const (
+	Passed  Status = "passed"
+	Failed  Status = "failed"
+	Skipped Status = "skipped"
+)
+
+// Result is how one check ended.
+type Result struct {
+	Name    string  `json:"name"`
+	Kind    string  `json:"kind"`
+	Status  Status  `json:"status"`
+	Reason  string  `json:"reason,omitempty"`
+	Seconds float64 `json:"seconds"`
+}
+
+// Report is the outcome of all checks.
+type Report struct {
+	Machine Machine  `json:"machine"`
+	Checks  []Result `json:"checks"`
+	Passed  int      `json:"passed"`
+	Failed  int      `json:"failed"`
+	Skipped int      `json:"skipped"`
+}
+
+// OK says whether nothing failed and something passed.
+func (r *Report) OK() bool { return r.Failed == 0 && r.Passed > 0 }
+
+func (r *Report) add(result Result) {
+	r.Checks = append(r.Checks, result)
+	switch result.Status {
+	case Passed:
+		r.Passed++
+	case Failed:
+		r.Failed++
+	case Skipped:
+		r.Skipped++
+	}
+}
+
+// print writes one line for a person.
+func (r Result) print(w io.Writer) {
+	fmt.Fprintf(w, "%-7s  %-6s  %-28s %8s", r.Status, r.Kind, r.Name, time.Duration(r.Seconds*float64(time.Second)).Round(time.Millisecond))
+	if r.Reason != "" {
+		fmt.Fprintf(w, "  %s", r.Reason)
+	}
+	fmt.Fprintln(w)
+}

@@ -1,0 +1,26 @@
+// Command poolsvc owns GPU memory and lends it to other processes, and tells whether this machine can do that.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// version is set when the program is linked.
+var version = "unknown"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	err := newRoot().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		if !errors.Is(err, errReported) {
+			fmt.Fprintln(os.Stderr, "poolsvc:", err)
+		}
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func newPools() *cobra.Command {
+	var (
+		socket string
+		asJSON bool
+	)
+	c := &cobra.Command{
+		Use:   "pools",
+		Short: "Show what a running service holds",
+		Long: `Show the pools of a running service that you may use, in bytes:
+
+  reserved  taken from the device or the machine: leased + cached + held
+  leased    blocks that buffers use
+  used      what the buffers in them asked for
+  cached    blocks free for use
+  held      free blocks being recalled, or waiting for a process to end`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			client, err := bridge.Dial(c.Context(), socket)
+			if err != nil {
+				return err
+			}
+			stats, err := client.Stats(c.Context())
+			if cerr := client.Close(); err == nil {
+				err = cerr
+			}
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return writeJSON(c.OutOrStdout(), poolsJSON(stats))
+			}
+			return printPools(c, stats)
+		},
+	}
+	socketFlag(c, &socket)
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return c
+}
+
+func printPools(c *cobra.Command, stats mempool.Stats) error {
+	w := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "POOL\tKIND\tDEVICE\tMAX\tRESERVED\tLEASED\tUSED\tCACHED\tHELD\tBLOCKS")
+	for _, p := range stats.Pools {
+		device := "-"
+		if p.Pool.Device != mempool.NoDevice {
+			device = fmt.Sprint(p.Pool.Device.Ordinal)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\n", p.Pool.Name, p.Pool.Kind, device, formatBytes(p.Pool.MaxBytes),
+			formatBytes(p.Reserved), formatBytes(p.Leased), formatBytes(p.Used), formatBytes(p.Cached), formatBytes(p.Held), p.Blocks)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(c.OutOrStdout(), "%d sessions (this one included), %d leases, %d buffers, %d names\n",
+		stats.Sessions, stats.Leases, stats.Buffers, stats.Names)
+	return err
+}
+
+type poolJSON struct {
+	Name         string `json:"name"`
+	Kind         string `json:"kind"`
+	Device       string `json:"device,omitempty"`
+	MaxBytes     uint64 `json:"max_bytes"`
+	SessionBytes uint64 `json:"session_bytes,omitempty"`
+	Reserved     uint64 `json:"reserved"`
+	Leased       uint64 `json:"leased"`
+	Used         uint64 `json:"used"`
+	Cached       uint64 `json:"cached"`
+	Held         uint64 `json:"held"`
+	Blocks       int    `json:"blocks"`
+}
+
+func poolsJSON(stats mempool.Stats) any {
+	pools := make([]poolJSON, 0, len(stats.Pools))
+	for _, p := range stats.Pools {
+		pools = append(pools, poolJSON{Name: p.Pool.Name, Kind: string(p.Pool.Kind), Device: p.Pool.Device.UUID, MaxBytes: p.Pool.MaxBytes,
+			SessionBytes: p.Pool.SessionBytes, Reserved: p.Reserved, Leased: p.Leased, Used: p.Used, Cached: p.Cached, Held: p.Held,
+			Blocks: p.Blocks})
+	}
+	return map[string]any{"sessions": stats.Sessions, "leases": stats.Leases, "buffers": stats.Buffers, "names": stats.Names, "pools": pools}
+}

@@ -1,0 +1,137 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func newServe() *cobra.Command {
+	var (
+		socket   string
+		mode     string
+		specs    []string
+		creators []uint
+		verbose  bool
+	)
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the service until it is interrupted",
+		Long: `Run the service until SIGINT or SIGTERM.
+
+A pool can be made at the start, so that clients only have to open it:
+
+  poolsvc serve --pool name=frames,kind=device,device=0,max=8GiB
+  poolsvc serve --pool name=frames,kind=host,max=256MiB,session=64MiB,uid=1000,uid=1001,gid=44
+
+Whoever is on a pool's access list can reach all of the pool's memory; the default is only the user that the service
+runs as. Other users also need to be able to open the socket: see --mode.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			level := slog.LevelInfo
+			if verbose {
+				level = slog.LevelDebug
+			}
+			log := slog.New(slog.NewTextHandler(c.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
+			perm, err := strconv.ParseUint(mode, 8, 9)
+			if err != nil {
+				return fmt.Errorf("--mode %q is no file mode: expected octal digits such as 0660", mode)
+			}
+			self := mempool.Self()
+			svc := mempool.NewService(mempool.Config{Log: log, MayCreate: func(p mempool.Peer) bool {
+				return p.UID == self.UID || slices.Contains(creators, uint(p.UID))
+			}})
+			defer svc.Close()
+			if err := createPools(svc, specs, log); err != nil {
+				return err
+			}
+			server, err := bridge.Listen(socket, svc, bridge.ServerConfig{Mode: os.FileMode(perm), Log: log})
+			if err != nil {
+				return err
+			}
+			log.Info("serving", "socket", socket, "version", version, "epoch", svc.Epoch())
+			<-c.Context().Done()
+			log.Info("shutting down")
+			return server.Close()
+		},
+	}
+	socketFlag(c, &socket)
+	c.Flags().StringVar(&mode, "mode", "0600", "file mode of the socket, octal")
+	c.Flags().StringArrayVar(&specs, "pool", nil, "make a pool: name=NAME,max=SIZE[,kind=device|host][,device=N|UUID][,session=SIZE][,uid=N][,gid=N]")
+	c.Flags().UintSliceVar(&creators, "creator", nil, "ids of other users who may make and destroy pools")
+	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "log sessions too")
+	return c
+}
+
+// createPools makes the pools that --pool asked for, held by a session that lasts as long as the service.
+func createPools(svc *mempool.Service, specs []string, log *slog.Logger) error {
+	session, err := svc.OpenSession(mempool.Self(), nil)
+	if err != nil {
+		return err
+	}
+	for _, text := range specs {
+		spec, err := parsePool(text)
+		if err != nil {
+			return err
+		}
+		p, err := session.CreatePool(spec)
+		if err != nil {
+			return fmt.Errorf("--pool %s: %w", text, err)
+		}
+		info := p.Info()
+		log.Info("made a pool", "name", info.Name, "kind", info.Kind, "device", info.Device.UUID, "max_bytes", info.MaxBytes)
+	}
+	return nil
+}
+
+// parsePool reads the value of --pool.
+func parsePool(text string) (mempool.PoolSpec, error) {
+	spec := mempool.PoolSpec{Kind: mempool.Device}
+	var max, session byteSize
+	for field := range strings.SplitSeq(text, ",") {
+		key, value, _ := strings.Cut(field, "=")
+		var err error
+		switch key {
+		case "name":
+			spec.Name = value
+		case "kind":
+			spec.Kind = mempool.Kind(value)
+		case "device":
+			spec.Device = value
+		case "max":
+			err = max.Set(value)
+		case "session":
+			err = session.Set(value)
+		case "uid":
+			spec.Access.UIDs, err = appendID(spec.Access.UIDs, value)
+		case "gid":
+			spec.Access.GIDs, err = appendID(spec.Access.GIDs, value)
+		default:
+			err = fmt.Errorf("unknown key %q: expected name, kind, device, max, session, uid or gid", key)
+		}
+		if err != nil {
+			return spec, fmt.Errorf("--pool %s: %w", text, err)
+		}
+	}
+	spec.MaxBytes, spec.SessionBytes = uint64(max), uint64(session)
+	if err := spec.Validate(); err != nil {
+		return spec, fmt.Errorf("--pool %s: %w", text, err)
+	}
+	return spec, nil
+}
+
+func appendID(ids []uint32, text string) ([]uint32, error) {
+	id, err := strconv.ParseUint(text, 10, 32)
+	if err != nil {
+		return nil, fmt.Errorf("%q is no user or group id: expected a number", text)
+	}
+	return append(ids, uint32(id)), nil
+}

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// byteSize is a number of bytes on the command line: 1048576, 1MiB, 80GiB.
+type byteSize uint64
+
+var byteUnits = []struct {
+	suffix string
+	bytes  uint64
+}{{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}, {"", 1}}
+
+// Set reads a size.
+func (b *byteSize) Set(text string) error {
+	for _, u := range byteUnits {
+		digits, ok := strings.CutSuffix(text, u.suffix)
+		if !ok {
+			continue
+		}
+		n, err := strconv.ParseUint(strings.TrimSpace(digits), 10, 64)
+		if err != nil || n > math.MaxInt64/u.bytes {
+			break
+		}
+		*b = byteSize(n * u.bytes)
+		return nil
+	}
+	return fmt.Errorf("%q is no size: expected a number of bytes, or one with KiB, MiB, GiB or TiB", text)
+}
+
+// Type names the type in --help.
+func (b *byteSize) Type() string { return "bytes" }
+
+// String is the size in the largest unit that divides it.
+func (b *byteSize) String() string { return formatBytes(uint64(*b)) }
+
+func formatBytes(n uint64) string {
+	for _, u := range byteUnits[:4] {
+		if n >= u.bytes && n%u.bytes == 0 {
+			return strconv.FormatUint(n/u.bytes, 10) + " " + u.suffix
+		}
+	}
+	return strconv.FormatUint(n, 10) + " B"
+}

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/verify"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func newVerify() *cobra.Command {
+	o := verify.Options{}
+	var (
+		asJSON bool
+		kinds  []string
+		large  = byteSize(1 << 30)
+	)
+	c := &cobra.Command{
+		Use:   "verify",
+		Short: "Prove that memory can be shared on this machine",
+		Long: `Run a service, write a pattern from Go, have Python workers in other processes check it through zero-copy arrays and
+write another, and check that from Go: for every kind of memory that the machine has, one line for each check.
+
+A check that cannot run here is skipped and says why. The exit status is 0 only if nothing failed and something passed.`,
+		Example: `  poolsvc verify
+  poolsvc verify --python ~/venv/bin/python --json
+  poolsvc verify --kind device --device 1 --elements 1000000`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			for _, k := range kinds {
+				o.Kinds = append(o.Kinds, mempool.Kind(k))
+			}
+			o.LargeBytes = uint64(large)
+			if !asJSON {
+				o.Progress = c.OutOrStdout()
+			}
+			report, err := verify.Run(c.Context(), o)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				err = writeJSON(c.OutOrStdout(), report)
+			} else {
+				err = summarize(c, report)
+			}
+			if err == nil && !report.OK() {
+				err = errReported
+			}
+			return err
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.Python, "python", defaultPython(), "the workers' Python interpreter, with the poolbridge package")
+	f.Uint64Var(&o.Elements, "elements", 1<<20, "float32 elements in the buffer")
+	f.StringVar(&o.Device, "device", "0", "GPU to use, an ordinal or a UUID")
+	f.Int64Var(&o.Seed, "seed", 100, "Go writes i + seed")
+	f.Int64Var(&o.WorkerSeed, "worker-seed", 0, "the worker writes worker-seed - i")
+	f.IntVar(&o.Workers, "workers", 10, "workers that check one buffer at once")
+	f.Var(&large, "large", "size of the large buffer that is checked on a GPU; 0 for none")
+	f.StringSliceVar(&kinds, "kind", nil, fmt.Sprintf("kinds of memory to check, of %v (default all)", mempool.Kinds()))
+	f.DurationVar(&o.Timeout, "timeout", 2*time.Minute, "time limit of one check")
+	f.BoolVar(&asJSON, "json", false, "print JSON")
+	return c
+}
+
+// defaultPython is the virtual environment beside the program, if there is one, else python3 of the PATH.
+func defaultPython() string {
+	if self, err := os.Executable(); err == nil {
+		python := filepath.Join(filepath.Dir(self), "..", ".venv", "bin", "python")
+		if _, err := os.Stat(python); err == nil {
+			return python
+		}
+	}
+	if python, err := exec.LookPath("python3"); err == nil {
+		return python
+	}
+	return "python3"
+}
+
+func summarize(c *cobra.Command, r *verify.Report) error {
+	m := r.Machine
+	on := "host memory only: " + m.Reason
+	if len(m.Devices) > 0 {
+		on = fmt.Sprintf("%d × %s, CUDA %d.%d", len(m.Devices), m.Devices[0].Name, m.CUDA/1000, m.CUDA%1000/10)
+	}
+	if m.Simulated {
+		on += " (SIMULATED: no real GPU was used)"
+	}
+	_, err := fmt.Fprintf(c.OutOrStdout(), "%d passed, %d failed, %d skipped\n%s, Linux %s, Python %s\n",
+		r.Passed, r.Failed, r.Skipped, on, m.Kernel, m.Python)
+	return err
+}
