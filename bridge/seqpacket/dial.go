@@ -15,28 +15,40 @@ import (
 // until ctx is done. Its errors are those of connect(2) as *os.SyscallError, so that errors.Is tests for fs.ErrNotExist,
 // unix.ECONNREFUSED (nobody listens any more) and fs.ErrPermission.
 func Dial(ctx context.Context, path string) (*Conn, error) {
-	addr, err := address(path)
+	c, err := dialer{path: path}.dial(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// dialer is an attempt to connect.
+type dialer struct {
+	path  string
+	retry func() // called once the service's queue was found full; for tests
+}
+
+func (d dialer) dial(ctx context.Context) (*Conn, error) {
+	addr, err := address(d.path)
 	if err != nil {
 		return nil, err
 	}
-	pause := time.Millisecond
-	for {
-		if err := ctx.Err(); err != nil {
-			return nil, fmt.Errorf("connect to %s: %w", path, context.Cause(ctx))
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
 		}
 		c, err := connect(addr)
-		if err == nil {
-			return c, nil
-		}
 		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
-			return nil, fmt.Errorf("connect to %s: %w", path, err)
+			return c, err
+		}
+		if d.retry != nil {
+			d.retry()
 		}
 		// An AF_UNIX connect that would block leaves nothing behind that could be polled.
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):
 		}
-		pause = min(2*pause, 50*time.Millisecond)
 	}
 }
 

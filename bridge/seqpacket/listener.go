@@ -3,6 +3,7 @@ package seqpacket
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"sync"
 	"syscall"
@@ -116,7 +117,11 @@ func (l *Listener) Close() error {
 	l.once.Do(func() {
 		close(l.closed)
 		// While we hold the lock, what stands at the path is ours.
-		l.err = errors.Join(os.Remove(l.path), l.file.Close(), l.lock.Close())
+		err := os.Remove(l.path)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+		l.err = errors.Join(err, l.file.Close(), l.lock.Close())
 	})
 	return l.err
 }

@@ -1,0 +1,108 @@
+package seqpacket
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+// childEnv makes the test binary play a client: it connects to the path, sends one packet and waits to be killed.
+const childEnv = "SEQPACKET_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv(childEnv); path != "" {
+		os.Exit(child(path))
+	}
+	TraceFDs()
+	before := openFiles()
+	code := m.Run()
+	if code == 0 {
+		code = leaks(before)
+	}
+	os.Exit(code)
+}
+
+// leaks reports goroutines and descriptors that a test left behind.
+func leaks(before int) int {
+	if err := goleak.Find(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if l := LeakedFDs(); len(l) > 0 {
+		fmt.Fprintln(os.Stderr, "leaked:", strings.Join(l, "\n"))
+		return 1
+	}
+	if after := openFiles(); after > before {
+		fmt.Fprintf(os.Stderr, "%d descriptors were open before the tests and %d after\n", before, after)
+		return 1
+	}
+	return 0
+}
+
+// openFiles returns how many descriptors this process has open. Go's poller has its own from the first use on.
+func openFiles() int {
+	r, w, err := os.Pipe()
+	if err != nil {
+		panic(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		panic(err)
+	}
+	return len(entries)
+}
+
+func child(path string) int {
+	c, err := Dial(context.Background(), path)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if err := c.Send([]byte("hello"), nil); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	var buf [16]byte
+	n, _, _ := c.Recv(buf[:]) // "close": close the connection and live on
+	if string(buf[:n]) == "close" {
+		c.Close()
+	}
+	select {}
+}
+
+// pair is Pair for a test, closed at its end.
+func pair(t testing.TB) (*Conn, *Conn) {
+	t.Helper()
+	a, b, err := Pair()
+	require.NoError(t, err)
+	t.Cleanup(func() { a.Close(); b.Close() })
+	return a, b
+}
+
+// listener listens in a directory of the test's own.
+func listener(t testing.TB, config ListenConfig) *Listener {
+	t.Helper()
+	l, err := Listen(t.TempDir()+"/s", config)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, l.Close()) })
+	return l
+}
+
+// dial connects to l and returns both ends.
+func dial(t testing.TB, l *Listener) (service, client *Conn) {
+	t.Helper()
+	client, err := Dial(t.Context(), l.Path())
+	require.NoError(t, err)
+	t.Cleanup(func() { client.Close() })
+	service, err = l.Accept()
+	require.NoError(t, err)
+	t.Cleanup(func() { service.Close() })
+	return service, client
+}
