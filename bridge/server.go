@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"os"
 	"sync"
 	"time"
@@ -78,7 +77,7 @@ func (s *Server) accept() {
 	for {
 		conn, err := s.listener.Accept()
 		if err != nil {
-			if !errors.Is(err, net.ErrClosed) {
+			if !errors.Is(err, os.ErrClosed) {
 				s.config.Log.Error("the server stopped accepting connections", "error", err)
 			}
 			return
