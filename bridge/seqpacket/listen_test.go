@@ -87,13 +87,20 @@ func TestLiveServiceWithoutALockIsNotTakenOver(t *testing.T) {
 	}
 }
 
-func TestSocketOfADeadServiceIsTakenOver(t *testing.T) {
+// deadSocket returns the path of a socket file that its service left behind.
+func deadSocket(t *testing.T) string {
+	t.Helper()
 	path := t.TempDir() + "/s"
-	dead, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 	require.NoError(t, err)
-	dead.SetUnlinkOnClose(false)
-	require.NoError(t, dead.Close())
-	_, err = Dial(t.Context(), path)
+	l.SetUnlinkOnClose(false)
+	require.NoError(t, l.Close())
+	return path
+}
+
+func TestSocketOfADeadServiceIsTakenOver(t *testing.T) {
+	path := deadSocket(t)
+	_, err := Dial(t.Context(), path)
 	require.ErrorIs(t, err, unix.ECONNREFUSED)
 
 	l, err := Listen(path, ListenConfig{})
@@ -123,7 +130,7 @@ func TestLockThatIsALinkIsNotFollowed(t *testing.T) {
 }
 
 func TestManyServicesAtOncePutOneInPlace(t *testing.T) {
-	path := t.TempDir() + "/s"
+	path := deadSocket(t)
 	const n = 16
 	found := make([]*Listener, n)
 	var wg sync.WaitGroup

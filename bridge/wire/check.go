@@ -77,6 +77,7 @@ func (w *walker) value(depth int) error {
 		return w.skip(int(codes[code].size))
 	case kindExtension, kindReserved:
 		return w.fault(start, "%s", kind)
+	default: // what has a length
 	}
 	n, err := w.length(code)
 	if err != nil {
@@ -91,6 +92,7 @@ func (w *walker) value(depth int) error {
 			return w.fault(start, "binary of %d bytes, more than %d", n, MaxBinary)
 		}
 		return w.skip(n)
+	default: // a map or an array
 	}
 	if depth++; depth > MaxDepth {
 		return w.fault(start, "nested deeper than %d", MaxDepth)
@@ -98,8 +100,13 @@ func (w *walker) value(depth int) error {
 	if kind == kindMap {
 		return w.entries(n, depth)
 	}
+	return w.elements(n, depth)
+}
+
+// elements walks the n elements of an array at the given depth.
+func (w *walker) elements(n, depth int) error {
 	if n > MaxElements {
-		return w.fault(start, "array of %d elements, more than %d", n, MaxElements)
+		return w.fault(w.at, "array of %d elements, more than %d", n, MaxElements)
 	}
 	for range n {
 		if err := w.value(depth); err != nil {

@@ -80,3 +80,14 @@ func TestErrorsCarryTheirCode(t *testing.T) {
 	require.Equal(t, wire.CodeInternal, wire.AsError(fs.ErrNotExist).Code)
 	require.Equal(t, &wire.Error{Code: wire.CodeStale, Message: "get: stale"}, wire.AsError(fmt.Errorf("get: %w", wire.CodeStale)))
 }
+
+func TestDecodingLeavesNothingOfWhatWasThere(t *testing.T) {
+	reply := wire.LeaseReply{Lease: someLease}
+	want := wire.LeaseReply{Lease: wire.Lease{ID: 1, Tensor: wire.Tensor{DType: "int8"}}}
+	packet, err := wire.AppendReply(nil, 1, &want)
+	require.NoError(t, err)
+	_, err = wire.DecodeReply(packet, &reply)
+	require.NoError(t, err)
+	clear(packet)
+	require.Equal(t, want, reply)
+}

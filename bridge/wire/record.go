@@ -38,8 +38,10 @@ func (r record[T]) encode(e *encoder, m *T) error {
 	return r.body(e, m)
 }
 
-// decode reads a map into m. Unknown keys are ignored; a key that is required and missing is an error.
+// decode reads a map into m and leaves nothing of what m held before. Unknown keys are ignored; a key that is required
+// and missing is an error.
 func (r record[T]) decode(d *decoder, m *T) error {
+	*m = *new(T)
 	n, err := d.mapLen()
 	if err != nil {
 		return err
