@@ -1,0 +1,63 @@
+// The kernels that the simulation can run. To add one, write it on the CPU and name it in the table: the name is the
+// PTX entry's, the sizes are those of its parameters.
+#include "kernel.h"
+
+#include <string.h>
+#include <time.h>
+
+// Memory as a kernel sees it. Unlike a copy, a kernel that may not touch its memory is not refused: it fails while it
+// runs, and its context with it.
+static CUresult memory(const struct launch *l, uint64_t address, uint64_t size, enum access access,
+                       void (*fn)(uint8_t *at, uint64_t size, void *arg), void *arg) {
+    LOCK();
+    struct context *ctx = l->stream->ctx;
+    CUresult r = range_check(address, size, access, ctx->device);
+    struct range *g = range_find(address);
+    bool plain = g && (g->kind == RANGE_LINEAR || g->kind == RANGE_IPC);
+    if (r == CUDA_SUCCESS && plain && g->device != ctx->device && !(ctx->peers >> g->device & 1)) r = 1;
+    if (r != CUDA_SUCCESS) misuse_address("a kernel", address);
+    UNLOCK();
+    return r == CUDA_SUCCESS ? touch(address, size, fn, arg) : CUDA_ERROR_ILLEGAL_ADDRESS;
+}
+
+struct progression { uint32_t add, multiply, xor; uint64_t i; };
+
+static void progress(uint8_t *at, uint64_t size, void *arg) {
+    struct progression *p = arg;
+    for (uint64_t k = 0; k < size; k += 4, p->i++) {
+        uint32_t value = (p->multiply * (uint32_t)p->i + p->add) ^ p->xor;
+        memcpy(at + k, &value, 4);
+    }
+}
+
+// out[i] = (multiply * i + add) ^ xor, for i < n: (pointer, n, multiply, add, xor).
+static CUresult fill_u32_xor(const struct launch *l) {
+    struct progression p = {(uint32_t)l->param[3], (uint32_t)l->param[2], (uint32_t)l->param[4], 0};
+    uint64_t n = l->param[1] < l->threads ? l->param[1] : l->threads;
+    return n ? memory(l, l->param[0], n * 4, ACCESS_WRITE, progress, &p) : CUDA_SUCCESS;
+}
+
+// Keeps the stream busy: (nanoseconds).
+static CUresult spin_ns(const struct launch *l) {
+    struct timespec start, now;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    unsigned round = 0;
+    for (;;) {
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        int64_t ns = (now.tv_sec - start.tv_sec) * 1000000000L + (now.tv_nsec - start.tv_nsec);
+        if (ns < 0 || (uint64_t)ns >= l->param[0] || stream_failed(l->stream)) return CUDA_SUCCESS;
+        nap(&round);
+    }
+}
+
+static const struct kernel kernels[] = {
+    {"poolbridge_fill_u32_xor", 5, {8, 8, 4, 4, 4}, fill_u32_xor},
+    {"poolbridge_spin_ns", 1, {8}, spin_ns},
+};
+
+const struct kernel *kernel_find(const char *name) {
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
+        if (strcmp(kernels[i].name, name) == 0) return &kernels[i];
+    }
+    return NULL;
+}

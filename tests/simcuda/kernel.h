@@ -1,0 +1,24 @@
+// The kernels that the simulation can run, each a C function under the kernel's name.
+#ifndef SIMCUDA_KERNEL_H
+#define SIMCUDA_KERNEL_H
+
+#include "access.h"
+
+enum { MAX_PARAMS = 8 };
+
+struct launch {
+    struct stream *stream;
+    uint64_t threads; // of the whole grid
+    uint64_t param[MAX_PARAMS]; // each value in the low bytes
+};
+
+struct kernel {
+    const char *name;
+    int params;
+    unsigned char size[MAX_PARAMS]; // bytes of each parameter
+    CUresult (*run)(const struct launch *l); // an error sticks to the context
+};
+
+const struct kernel *kernel_find(const char *name);
+
+#endif

@@ -1,0 +1,305 @@
+// Memory pools as objects: making, destroying, attributes, who may reach them.
+#include "pool.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static struct pool *defaults[MAX_DEVICES], *current[MAX_DEVICES];
+
+CUresult pool_get(CUmemoryPool handle, struct pool **out) {
+    *out = handle_get(KIND_POOL, handle);
+    return *out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static struct pool *pool_over(struct backing *b) {
+    struct pool *p = calloc(1, sizeof *p);
+    if (!p) abort();
+    p->backing = b;
+    p->device = b->device;
+    p->va = va_reserve(b->capacity, 2 * MIB, 0);
+    if (!p->va || !va_expose(p->va, b, 0, b->capacity)) abort();
+    p->chunks = calloc(1, b->capacity / CHUNK);
+    if (!p->chunks) abort();
+    for (int i = 1; i < 4; i++) p->reuse[i] = 1;
+    // Its own device reaches a pool from the start. A pool in host memory is reached by no device until it is granted.
+    if (p->device >= 0) p->readable = p->writable = 1u << p->device;
+    p->handle = handle_new(KIND_POOL, p);
+    return p;
+}
+
+CUresult pool_make(const CUmemPoolProps *props, struct pool **out) {
+    bool host = props->location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+    uint64_t limit = props->maxSize ? props->maxSize : config.memory;
+    uint64_t capacity = (limit + CHUNK - 1) / CHUNK * CHUNK;
+    struct backing *b;
+    CUresult r = backing_create(MEMORY_POOL, host ? -1 : props->location.id, host, capacity, &b);
+    if (r != CUDA_SUCCESS) return r;
+    struct pool *p = pool_over(b);
+    p->limit = limit;
+    p->alloc_type = props->allocType;
+    p->handle_types = props->handleTypes;
+    p->location = props->location;
+    b->header->location_type = props->location.type;
+    b->header->location_id = props->location.id;
+    b->header->handle_types = props->handleTypes;
+    b->header->alloc_type = props->allocType;
+    *out = p;
+    return CUDA_SUCCESS;
+}
+
+CUresult pool_open(int fd, struct pool **out) {
+    struct backing *b;
+    CUresult r = backing_import(fd, MEMORY_POOL, &b);
+    if (r != CUDA_SUCCESS) return r;
+    struct pool *p = pool_over(b);
+    p->imported = true;
+    p->alloc_type = b->header->alloc_type;
+    p->location = (CUmemLocation){b->header->location_type, p->device >= 0 ? p->device : b->header->location_id};
+    *out = p;
+    return CUDA_SUCCESS;
+}
+
+static void dispose(struct pool *p) {
+    va_release(p->va, p->backing->capacity);
+    if (!p->imported) p->backing->header->reserved = 0;
+    backing_unref(p->backing);
+    free(p->chunks);
+    free(p);
+}
+
+void pool_unref_pointer(struct pool *p) {
+    if (--p->pointers == 0 && p->destroyed) dispose(p);
+}
+
+struct pool *pool_default(int device) {
+    if (!defaults[device]) {
+        CUmemPoolProps props = {CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_NONE,
+                                {CU_MEM_LOCATION_TYPE_DEVICE, device}, NULL, 0, 0, {0}};
+        struct pool *p = NULL;
+        if (pool_make(&props, &p) != CUDA_SUCCESS) return NULL;
+        p->is_default = true;
+        defaults[device] = p;
+    }
+    if (!current[device]) current[device] = defaults[device];
+    return defaults[device];
+}
+
+static CUresult check_props(const CUmemPoolProps *props) {
+    if (props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_NOT_SUPPORTED;
+    if (props->handleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
+    switch (props->location.type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+        return props->location.id >= 0 && props->location.id < config.devices ? CUDA_SUCCESS
+                                                                              : CUDA_ERROR_INVALID_VALUE;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+        return props->location.id == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; // the machine has one NUMA node
+    case CU_MEM_LOCATION_TYPE_HOST:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+        return props->handleTypes ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+SIM_API CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
+    ENTER(cuMemPoolCreate, NEED_INIT);
+    if (!out || !props) return CUDA_ERROR_INVALID_VALUE;
+    if (!config.pools) return CUDA_ERROR_NOT_SUPPORTED;
+    CUresult r = check_props(props);
+    if (r != CUDA_SUCCESS) return r;
+    LOCK();
+    struct pool *p;
+    r = pool_make(props, &p);
+    if (r == CUDA_SUCCESS) {
+        *out = p->handle;
+        counts_live(LIVE_POOL, 1);
+    }
+    UNLOCK();
+    return r;
+}
+
+SIM_API CUresult cuMemPoolDestroy(CUmemoryPool handle) {
+    ENTER(cuMemPoolDestroy, NEED_INIT);
+    section_enter(SECTION_POOL, "cuMemPoolDestroy");
+    LOCK();
+    struct pool *p;
+    CUresult r = pool_get(handle, &p);
+    if (r != CUDA_SUCCESS) misuse_report("stale-handle", "cuMemPoolDestroy of %p, which is no pool", (void *)handle);
+    else if (p->is_default) r = CUDA_ERROR_INVALID_VALUE;
+    if (r == CUDA_SUCCESS) {
+        if (p->pointers) {
+            misuse_report("wrong-order", "cuMemPoolDestroy of %s pool with %d pointer(s) not freed",
+                          p->imported ? "an imported" : "a", p->pointers);
+        }
+        for (int i = 0; i < config.devices; i++) {
+            if (current[i] == p) current[i] = defaults[i];
+        }
+        handle_drop(handle);
+        counts_live(p->imported ? LIVE_POOL_IMPORT : LIVE_POOL, -1);
+        p->destroyed = true;
+        if (!p->pointers) dispose(p);
+    }
+    UNLOCK();
+    section_leave(SECTION_POOL);
+    return r;
+}
+
+static CUresult device_pool(CUmemoryPool *out, CUdevice dev, bool now) {
+    if (!out) return CUDA_ERROR_INVALID_VALUE;
+    if (dev < 0 || dev >= config.devices) return CUDA_ERROR_INVALID_DEVICE;
+    if (!config.pools) return CUDA_ERROR_NOT_SUPPORTED;
+    LOCK();
+    struct pool *p = pool_default(dev);
+    if (p) *out = (now ? current[dev] : p)->handle;
+    UNLOCK();
+    return p ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+SIM_API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice dev) {
+    ENTER(cuDeviceGetDefaultMemPool, NEED_INIT);
+    return device_pool(out, dev, false);
+}
+
+SIM_API CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice dev) {
+    ENTER(cuDeviceGetMemPool, NEED_INIT);
+    return device_pool(out, dev, true);
+}
+
+SIM_API CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool handle) {
+    ENTER(cuDeviceSetMemPool, NEED_INIT);
+    if (dev < 0 || dev >= config.devices) return CUDA_ERROR_INVALID_DEVICE;
+    LOCK();
+    struct pool *p;
+    CUresult r = pool_get(handle, &p);
+    if (r == CUDA_SUCCESS && (p->device != dev || p->imported)) r = CUDA_ERROR_INVALID_VALUE;
+    if (r == CUDA_SUCCESS && pool_default(dev)) current[dev] = p;
+    UNLOCK();
+    return r;
+}
+
+SIM_API CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
+    ENTER(cuMemPoolTrimTo, NEED_INIT);
+    LOCK();
+    struct pool *p;
+    CUresult r = pool_get(handle, &p);
+    if (r == CUDA_SUCCESS && p->imported) r = CUDA_ERROR_INVALID_VALUE;
+    if (r == CUDA_SUCCESS) pool_trim(p, keep);
+    UNLOCK();
+    return r;
+}
+
+SIM_API CUresult cuMemPoolSetAttribute(CUmemoryPool handle, int attribute, void *value) {
+    ENTER(cuMemPoolSetAttribute, NEED_INIT);
+    if (!value) return CUDA_ERROR_INVALID_VALUE;
+    LOCK();
+    struct pool *p;
+    CUresult r = pool_get(handle, &p);
+    if (r == CUDA_SUCCESS && p->imported) r = CUDA_ERROR_INVALID_VALUE;
+    if (r == CUDA_SUCCESS) {
+        switch (attribute) {
+        case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+        case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+        case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: p->reuse[attribute] = *(int *)value != 0; break;
+        case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: p->threshold = *(uint64_t *)value; break;
+        case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+        case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+            // A high mark can only be set back.
+            if (*(uint64_t *)value != 0) r = CUDA_ERROR_INVALID_VALUE;
+            else if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) p->used_high = p->used;
+            else p->reserved_high = p->reserved;
+            break;
+        default: r = CUDA_ERROR_INVALID_VALUE;
+        }
+    }
+    UNLOCK();
+    return r;
+}
+
+SIM_API CUresult cuMemPoolGetAttribute(CUmemoryPool handle, int attribute, void *value) {
+    ENTER(cuMemPoolGetAttribute, NEED_INIT);
+    if (!value) return CUDA_ERROR_INVALID_VALUE;
+    LOCK();
+    struct pool *p;
+    CUresult r = pool_get(handle, &p);
+    if (r == CUDA_SUCCESS) {
+        uint64_t *wide = value;
+        switch (attribute) {
+        case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+        case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+        case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: *(int *)value = p->reuse[attribute]; break;
+        case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: *wide = p->threshold; break;
+        case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: *wide = p->reserved; break;
+        case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: *wide = p->reserved_high; break;
+        case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: *wide = p->used; break;
+        case CU_MEMPOOL_ATTR_USED_MEM_HIGH: *wide = p->used_high; break;
+        default: r = CUDA_ERROR_INVALID_VALUE;
+        }
+    }
+    UNLOCK();
+    return r;
+}
+
+static CUresult set_access(struct pool *p, const CUmemAccessDesc *desc) {
+    int device = desc->location.id;
+    if (desc->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+    if (device < 0 || device >= config.devices) return CUDA_ERROR_INVALID_DEVICE;
+    if (desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READ) return CUDA_ERROR_NOT_SUPPORTED; // measured
+    if (desc->flags == CU_MEM_ACCESS_FLAGS_PROT_NONE) {
+        if (device == p->device) return CUDA_ERROR_INVALID_VALUE;
+        p->readable &= ~(1u << device);
+        p->writable &= ~(1u << device);
+        return CUDA_SUCCESS;
+    }
+    if (desc->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) return CUDA_ERROR_INVALID_VALUE;
+    if (p->device >= 0 && device != p->device && !config.peer) return CUDA_ERROR_INVALID_DEVICE;
+    p->readable |= 1u << device;
+    p->writable |= 1u << device;
+    return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc *map, size_t count) {
+    ENTER(cuMemPoolSetAccess, NEED_INIT);
+    if (!map || !count) return CUDA_ERROR_INVALID_VALUE;
+    LOCK();
+    struct pool *p;
+    CUresult r = pool_get(handle, &p);
+    for (size_t i = 0; i < count && r == CUDA_SUCCESS; i++) r = set_access(p, &map[i]);
+    if (r == CUDA_SUCCESS) {
+        for (struct range *g = range_first(); g; g = range_next(g)) {
+            if (g->pool != p) continue;
+            g->readable = p->readable;
+            g->writable = p->writable;
+        }
+    }
+    UNLOCK();
+    return r;
+}
+
+SIM_API CUresult cuMemPoolGetAccess(int *flags, CUmemoryPool handle, CUmemLocation *location) {
+    ENTER(cuMemPoolGetAccess, NEED_INIT);
+    if (!flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+    if (location->id < 0 || location->id >= config.devices) return CUDA_ERROR_INVALID_DEVICE;
+    LOCK();
+    struct pool *p;
+    CUresult r = pool_get(handle, &p);
+    if (r == CUDA_SUCCESS) {
+        *flags = p->writable >> location->id & 1 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    }
+    UNLOCK();
+    return r;
+}
+
+SIM_API CUresult cuMemAllocAsync(CUdeviceptr *out, size_t size, CUstream stream) {
+    ENTER(cuMemAllocAsync, NEED_INIT);
+    CUresult pool_alloc(CUdeviceptr *out, size_t size, struct pool *p, struct stream *s);
+    if (!out) return CUDA_ERROR_INVALID_VALUE;
+    if (!config.pools) return CUDA_ERROR_NOT_SUPPORTED;
+    LOCK();
+    struct stream *s;
+    CUresult r = stream_get(stream, &s);
+    if (r == CUDA_SUCCESS) {
+        if (pool_default(s->ctx->device)) r = pool_alloc(out, size, current[s->ctx->device], s);
+        else r = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    UNLOCK();
+    return r;
+}

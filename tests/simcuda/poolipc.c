@@ -1,0 +1,154 @@
+// Pools and their pointers between processes.
+#include "pool.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+
+// 64 bytes that name one allocation of one pool. Nothing in them is secret: with the pool's descriptor in hand, the
+// neighbours' can be guessed, and that is how the real ones are.
+struct blob {
+    uint32_t magic, slot;
+    uint64_t cookie, id;
+    uint64_t zero[5];
+};
+_Static_assert(sizeof(struct blob) == sizeof(CUmemPoolPtrExportData), "pointer blob");
+static const uint32_t magic = 0x50774953;
+
+SIM_API CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, int type, unsigned long long flags) {
+    ENTER(cuMemPoolExportToShareableHandle, NEED_INIT);
+    if (!out || flags) return CUDA_ERROR_INVALID_VALUE;
+    section_enter(SECTION_POOL, "cuMemPoolExportToShareableHandle");
+    LOCK();
+    struct pool *p;
+    CUresult r = pool_get(pool, &p);
+    bool may = r == CUDA_SUCCESS && !p->imported && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
+        (p->handle_types & type);
+    if (!may) {
+        r = CUDA_ERROR_INVALID_VALUE;
+    } else {
+        int fd = fcntl(p->backing->fd, F_DUPFD_CLOEXEC, 3);
+        if (fd < 0) r = CUDA_ERROR_OPERATING_SYSTEM;
+        else *(int *)out = fd;
+    }
+    UNLOCK();
+    section_leave(SECTION_POOL);
+    return r;
+}
+
+struct search { uint64_t cookie; struct pool *found; };
+
+static void match(void *object, void *arg) {
+    struct pool *p = object;
+    struct search *s = arg;
+    if (p->imported && p->backing->header->cookie == s->cookie) s->found = p;
+}
+
+static CUresult import(int fd, CUmemoryPool *out) {
+    struct pool *p;
+    CUresult r = pool_open(fd, &p);
+    if (r != CUDA_SUCCESS) return r;
+    struct search s = {.cookie = p->backing->header->cookie};
+    void *handle = p->handle;
+    handle_drop(handle);
+    handle_each(KIND_POOL, match, &s);
+    if (s.found) {
+        // Measured: the same handle again, and no count of how often: one destroy ends it for both.
+        misuse_report("double-import", "a pool was imported again that this process has imported already");
+        p->destroyed = true;
+        p->pointers = 1;
+        pool_unref_pointer(p);
+        *out = s.found->handle;
+        return CUDA_SUCCESS;
+    }
+    p->handle = handle_new(KIND_POOL, p);
+    counts_live(LIVE_POOL_IMPORT, 1);
+    *out = p->handle;
+    return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *handle, int type,
+                                                    unsigned long long flags) {
+    ENTER(cuMemPoolImportFromShareableHandle, NEED_INIT);
+    if (!out || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
+    if (!config.pools) return CUDA_ERROR_NOT_SUPPORTED;
+    section_enter(SECTION_POOL, "cuMemPoolImportFromShareableHandle");
+    LOCK();
+    CUresult r = import((int)(intptr_t)handle, out);
+    UNLOCK();
+    section_leave(SECTION_POOL);
+    return r;
+}
+
+SIM_API CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *out, CUdeviceptr address) {
+    ENTER(cuMemPoolExportPointer, NEED_INIT);
+    if (!out) return CUDA_ERROR_INVALID_VALUE;
+    section_enter(SECTION_POINTER, "cuMemPoolExportPointer");
+    LOCK();
+    CUresult r = CUDA_ERROR_INVALID_VALUE;
+    struct range *g = range_find(address);
+    if (!g || g->freed) {
+        misuse_address("cuMemPoolExportPointer", address);
+    } else if (g->start == address && g->kind == RANGE_POOL && !g->pool->imported && g->pool->handle_types) {
+        struct blob b = {.magic = magic, .slot = g->slot, .cookie = g->backing->header->cookie, .id = g->id};
+        memcpy(out, &b, sizeof b);
+        r = CUDA_SUCCESS;
+    }
+    UNLOCK();
+    section_leave(SECTION_POINTER);
+    return r;
+}
+
+static bool genuine(const struct blob *b, struct pool *p) {
+    static const uint64_t zero[5];
+    return b->magic == magic && b->slot < POOL_BLOCKS && b->cookie == p->backing->header->cookie && b->id != 0 &&
+        memcmp(b->zero, zero, sizeof zero) == 0 && p->backing->header->blocks[b->slot].id == b->id;
+}
+
+static CUresult import_pointer(CUdeviceptr *out, struct pool *p, const struct blob *b) {
+    if (!p->imported || !genuine(b, p)) return CUDA_ERROR_INVALID_VALUE;
+    struct shared_block *block = &p->backing->header->blocks[b->slot];
+    struct range *known = range_find(p->va + block->offset);
+    if (known && !known->freed && known->id == b->id) {
+        // Measured: the same address again, and the first free ends it for both.
+        misuse_report("double-import", "the pointer %#llx was imported again, and the first free ends both",
+                      (unsigned long long)known->start);
+        *out = known->start;
+        return CUDA_SUCCESS;
+    }
+    // The exporter gave the place to somebody else while this process had it mapped under its old name.
+    for (struct range *old; (old = range_overlap(p->va + block->offset, block->size)) != NULL;) {
+        if (!old->freed) {
+            counts_live(LIVE_POINTER_IMPORT, -1);
+            p->pointers--;
+        }
+        range_remove(old);
+    }
+    struct range g = {
+        .start = p->va + block->offset, .size = block->size, .kind = RANGE_POOL, .backing = p->backing,
+        .offset = block->offset, .memory = p->backing->data + block->offset, .device = p->device,
+        .readable = p->readable, .writable = p->writable, .ctx = ctx_current(), .pool = p,
+        .block_size = block->size, .slot = b->slot, .id = b->id,
+    };
+    range_add(&g);
+    p->pointers++;
+    importer_add(block->importer);
+    counts_live(LIVE_POINTER_IMPORT, 1);
+    *out = g.start;
+    return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool, CUmemPoolPtrExportData *data) {
+    ENTER(cuMemPoolImportPointer, NEED_INIT);
+    if (!out || !data) return CUDA_ERROR_INVALID_VALUE;
+    struct blob b;
+    memcpy(&b, data, sizeof b);
+    section_enter(SECTION_POINTER, "cuMemPoolImportPointer");
+    LOCK();
+    struct pool *p;
+    CUresult r = pool_get(pool, &p);
+    if (r == CUDA_SUCCESS) r = import_pointer(out, p, &b);
+    UNLOCK();
+    section_leave(SECTION_POINTER);
+    return r;
+}

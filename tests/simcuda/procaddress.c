@@ -1,0 +1,48 @@
+// How callers find the functions: cuGetProcAddress by base name and CUDA version.
+#include "sim.h"
+#include "symbols.h"
+
+#include <string.h>
+
+const char *const fn_names[FN_COUNT] = {
+#define B(base) #base,
+#define S(base, symbol, since)
+#define F(base, since) B(base)
+#include "functions.def"
+#undef F
+#undef S
+#undef B
+};
+
+enum { FOUND = 0, SYMBOL_NOT_FOUND = 1, VERSION_NOT_SUFFICIENT = 2 };
+enum { PER_THREAD_DEFAULT_STREAM = 2 };
+
+static int look_up(const char *name, int version, void **out) {
+    const struct symbol *best = NULL;
+    bool known = false;
+    for (int i = 0; i < symbol_count; i++) {
+        const struct symbol *s = &symbols[i];
+        if (strcmp(s->base, name) != 0) continue;
+        known = true;
+        if (s->since <= version && (!best || s->since > best->since)) best = s;
+    }
+    *out = best ? best->address : NULL;
+    return best ? FOUND : known ? VERSION_NOT_SUFFICIENT : SYMBOL_NOT_FOUND;
+}
+
+static CUresult get(const char *name, void **out, int version, uint64_t flags, int *status) {
+    if (!name || !out || flags > PER_THREAD_DEFAULT_STREAM) return CUDA_ERROR_INVALID_VALUE;
+    int found = look_up(name, version, out);
+    if (status) *status = found;
+    return found == FOUND ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+SIM_API CUresult cuGetProcAddress(const char *symbol, void **out, int version, uint64_t flags) {
+    ENTER(cuGetProcAddress, NEED_NOTHING);
+    return get(symbol, out, version, flags, NULL);
+}
+
+SIM_API CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, uint64_t flags, int *status) {
+    ENTER(cuGetProcAddress, NEED_NOTHING);
+    return get(symbol, out, version, flags, status);
+}

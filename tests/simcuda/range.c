@@ -1,0 +1,104 @@
+// What an address means: every piece of memory that the driver knows, sorted by address.
+#include "sim.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static struct range **ranges;
+static size_t count, room;
+
+// The first range that ends after the address.
+static size_t position(uint64_t address) {
+    size_t low = 0, high = count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (ranges[middle]->start + ranges[middle]->size <= address) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+struct range *range_add(const struct range *r) {
+    if (count == room) {
+        room = room ? room * 2 : 256;
+        ranges = realloc(ranges, room * sizeof *ranges);
+        if (!ranges) abort();
+    }
+    size_t at = position(r->start);
+    memmove(ranges + at + 1, ranges + at, (count - at) * sizeof *ranges);
+    struct range *copy = malloc(sizeof *copy);
+    if (!copy) abort();
+    *copy = *r;
+    ranges[at] = copy;
+    count++;
+    return copy;
+}
+
+void range_remove(struct range *r) {
+    size_t at = position(r->start);
+    memmove(ranges + at, ranges + at + 1, (count - at - 1) * sizeof *ranges);
+    count--;
+    if (!r->freed && va_is_device(r->start)) misuse_freed(r->start, r->size);
+    free(r);
+}
+
+struct range *range_find(uint64_t address) {
+    size_t at = position(address);
+    return at < count && ranges[at]->start <= address ? ranges[at] : NULL;
+}
+
+struct range *range_next(struct range *r) {
+    size_t at = position(r->start) + 1;
+    return at < count ? ranges[at] : NULL;
+}
+
+struct range *range_overlap(uint64_t start, uint64_t size) {
+    size_t at = position(start);
+    return at < count && ranges[at]->start < start + size ? ranges[at] : NULL;
+}
+
+struct range *range_first(void) { return count ? ranges[0] : NULL; }
+
+bool range_is_known(uint64_t address) {
+    struct range *r = range_find(address);
+    return r && !r->freed;
+}
+
+uint8_t *range_pin(uint64_t address, uint64_t want, uint64_t *got, struct backing **pinned) {
+    struct range *r = range_find(address);
+    *pinned = NULL;
+    if (!r) return NULL;
+    uint64_t skip = address - r->start;
+    *got = r->size - skip < want ? r->size - skip : want;
+    if (r->backing) {
+        backing_ref(r->backing);
+        *pinned = r->backing;
+    }
+    return r->memory + skip;
+}
+
+static bool reachable(const struct range *r, enum access access, int device) {
+    uint32_t mask = access == ACCESS_WRITE ? r->writable : r->readable;
+    return mask >> device & 1;
+}
+
+// One access may span ranges that lie side by side, as mappings of virtual memory do, but only of that kind: two
+// allocations are never one.
+CUresult range_check(uint64_t address, uint64_t size, enum access access, int device) {
+    struct range *r = range_find(address);
+    if (!r || r->freed) return CUDA_ERROR_INVALID_VALUE;
+    if (r->kind == RANGE_LINEAR || r->kind == RANGE_IPC) {
+        // Peers reach plain device memory through their context's peer access; copies are staged without it.
+        return address + size <= r->start + r->size ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    }
+    for (;;) {
+        if (!reachable(r, access, device)) return CUDA_ERROR_INVALID_VALUE;
+        uint64_t end = r->start + r->size;
+        if (address + size <= end) return CUDA_SUCCESS;
+        struct range *next = range_next(r);
+        if (r->kind != RANGE_VMM || !next || next->kind != RANGE_VMM || next->start != end) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+        r = next;
+    }
+}

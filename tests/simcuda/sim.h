@@ -1,0 +1,228 @@
+// What the files of the simulation share. One lock (sim_mu) guards all bookkeeping; the work of streams (copies,
+// fills, kernels, waits) is done outside it, on pinned memory.
+#ifndef SIMCUDA_SIM_H
+#define SIMCUDA_SIM_H
+
+#include "cudaapi.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+#define SIM_API __attribute__((visibility("default")))
+#define MIB ((uint64_t)1 << 20)
+#define MAX_DEVICES 16
+
+enum fn {
+#define B(base) FN_##base,
+#define S(base, symbol, since)
+#define F(base, since) B(base)
+#include "functions.def"
+#undef F
+#undef S
+#undef B
+    FN_COUNT
+};
+extern const char *const fn_names[FN_COUNT];
+
+// ---- entry: every call begins with ENTER, which counts it, injects faults and checks what the call needs ----
+enum need { NEED_NOTHING, NEED_INIT, NEED_CTX };
+#define ENTER(fn, need)                              \
+    do {                                             \
+        CUresult enter_ = sim_enter(FN_##fn, need);  \
+        if (enter_ != CUDA_SUCCESS) return enter_;   \
+    } while (0)
+CUresult sim_enter(enum fn fn, enum need need);
+extern atomic_bool sim_stopping; // the process is exiting: workers must not wait any longer
+extern pthread_mutex_t sim_mu;
+extern pthread_cond_t sim_progress; // broadcast when an operation ends, an event completes or a context fails
+#define LOCK() pthread_mutex_lock(&sim_mu)
+#define UNLOCK() pthread_mutex_unlock(&sim_mu)
+
+// ---- config ----
+struct config {
+    int devices; // visible
+    int ordinal[MAX_DEVICES]; // of the machine, by visible ordinal
+    uint64_t memory;
+    bool peer, host_access, pools, stream_mem_ops, ipc_events;
+    char machine[24];
+    unsigned dwell_us;
+};
+extern struct config config;
+void config_load(void);
+uint64_t parse_bytes(const char *text, uint64_t otherwise);
+
+// ---- handles: never an address, so that a stale one is always recognised ----
+enum kind { KIND_CONTEXT = 1, KIND_STREAM, KIND_EVENT, KIND_POOL, KIND_PHYSICAL, KIND_MODULE, KIND_FUNCTION, KIND_COUNT };
+void *handle_new(enum kind kind, void *object);
+void *handle_get(enum kind kind, const void *handle); // NULL if it names nothing alive of that kind
+void handle_drop(const void *handle);
+void handle_each(enum kind kind, void (*visit)(void *object, void *arg), void *arg);
+
+// ---- context ----
+struct stream;
+struct context {
+    void *handle;
+    int device; // visible ordinal
+    bool primary, alive;
+    unsigned refs, flags;
+    uint64_t id;
+    size_t limits[8];
+    int cache_config;
+    _Atomic CUresult error; // sticky
+    uint32_t peers; // devices whose memory this context may reach
+    struct stream *legacy, *first; // first: list of all streams of the context
+};
+struct context *ctx_current(void); // NULL if none, or if it is destroyed
+CUresult ctx_need(struct context **ctx); // needs sim_mu free
+struct context *ctx_from(CUcontext handle);
+struct context *ctx_primary(int device);
+void ctx_fail(struct context *ctx, CUresult error); // sim_mu held
+void ctx_wait_idle(struct context *ctx); // sim_mu held; waits until all work so far is done
+void ctx_destroy(struct context *ctx); // sim_mu held
+
+// ---- shared memory objects: a memfd with a header, mapped here at `data` ----
+enum memory_kind { MEMORY_POOL = 1, MEMORY_LINEAR, MEMORY_PHYSICAL };
+#define MAX_IMPORTERS 6
+struct shared_block {
+    _Atomic uint64_t id; // 0: free
+    uint64_t offset, size;
+    _Atomic int32_t importer[MAX_IMPORTERS]; // pids that map it now: only for reports of misuse
+};
+struct shared_header {
+    char magic[8];
+    uint32_t version, kind;
+    uint64_t cookie;
+    int32_t device, exporter; // the machine's ordinal, pid
+    uint64_t header_size, capacity;
+    _Atomic uint64_t reserved; // bytes that count as taken on the device
+    int32_t location_type, location_id, handle_types, alloc_type;
+    _Atomic int32_t importer[MAX_IMPORTERS]; // of the whole object (VMM, linear)
+    struct shared_block blocks[];
+};
+#define POOL_BLOCKS 65536u
+struct backing {
+    int refs, fd, device; // device: visible ordinal
+    bool host, readonly;
+    struct shared_header *header;
+    uint8_t *data;
+    uint64_t capacity, mapped;
+};
+CUresult backing_create(enum memory_kind kind, int device, bool host, uint64_t capacity, struct backing **out);
+CUresult backing_import(int fd, enum memory_kind kind, struct backing **out); // duplicates fd
+void backing_ref(struct backing *b);
+void backing_unref(struct backing *b);
+void backing_discard(struct backing *b, uint64_t offset, uint64_t size);
+bool backing_is_internal(int fd);
+uint64_t va_reserve(uint64_t size, uint64_t align, uint64_t hint); // 0: none
+void va_release(uint64_t at, uint64_t size);
+bool va_expose(uint64_t at, struct backing *b, uint64_t offset, uint64_t size); // let the CPU reach it at its address
+void va_hide(uint64_t at, uint64_t size);
+bool va_is_device(uint64_t address); // now or once: never the host's
+uint64_t usage_of_device(int device); // bytes taken on a device by every process that can be seen
+
+// ---- ranges: what an address means ----
+enum range_kind { RANGE_POOL = 1, RANGE_LINEAR, RANGE_IPC, RANGE_VMM, RANGE_HOST_ALLOC, RANGE_HOST_REGISTERED };
+struct pool;
+struct range {
+    uint64_t start, size;
+    enum range_kind kind;
+    struct backing *backing; // NULL for host memory
+    uint64_t offset; // in the backing
+    uint8_t *memory; // where the simulation itself reaches it
+    int device; // -1: host
+    uint32_t readable, writable; // one bit a device
+    unsigned flags;
+    struct context *ctx;
+    struct pool *pool;
+    void *owner; // RANGE_VMM: struct physical; RANGE_LINEAR: struct slab
+    uint32_t slot;
+    uint64_t id, block_size;
+    int opens; // RANGE_IPC
+    bool freed; // freed in stream order, not gone yet
+};
+struct range *range_add(const struct range *r);
+void range_remove(struct range *r);
+struct range *range_find(uint64_t address); // the range that holds it
+struct range *range_next(struct range *r);
+struct range *range_first(void);
+struct range *range_overlap(uint64_t start, uint64_t size); // the first that shares a byte with it
+uint8_t *range_pin(uint64_t address, uint64_t want, uint64_t *got, struct backing **pinned);
+enum access { ACCESS_READ = 1, ACCESS_WRITE = 2 };
+CUresult range_check(uint64_t address, uint64_t size, enum access access, int device); // INVALID_VALUE if not allowed
+bool range_is_known(uint64_t address);
+
+// ---- streams ----
+struct op;
+struct stream {
+    void *handle;
+    struct context *ctx;
+    struct stream *next;
+    unsigned flags;
+    int priority, refs;
+    bool legacy, closing, running;
+    _Atomic bool aborted; // its context is gone: what is queued is dropped
+    pthread_t owner; // of a per-thread default stream
+    bool per_thread;
+    uint64_t id, queued, done;
+    struct op *head, *tail;
+    pthread_cond_t work;
+};
+struct dependency { struct stream *stream; uint64_t seq; };
+struct op {
+    struct op *next;
+    uint64_t seq;
+    void (*run)(struct stream *s, struct op *op); // without the lock
+    void (*drop)(struct op *op); // with the lock, in any case, when the operation is over
+    struct dependency *deps;
+    int dep_count;
+    bool always; // run even in a failed context
+    _Alignas(16) unsigned char body[];
+};
+struct op *op_new(size_t body, void (*run)(struct stream *, struct op *));
+bool stream_failed(struct stream *s); // no use to wait or work any longer
+CUresult stream_get(CUstream handle, struct stream **out); // sim_mu held
+struct stream *stream_make(struct context *ctx, unsigned flags, int priority);
+void stream_ref(struct stream *s);
+void stream_unref(struct stream *s);
+void stream_submit(struct stream *s, struct op *op); // sim_mu held
+void op_depend(struct op *op, struct stream *s, uint64_t seq);
+void stream_wait(struct stream *s, uint64_t seq); // sim_mu held
+void stream_close(struct stream *s);
+void streams_stop(void);
+void nap(unsigned *round); // a longer pause each round, for words that nobody announces
+
+// ---- pools ----
+CUresult pool_free_pointer(struct range *r, struct stream *s);
+void linear_free_context(struct context *ctx);
+
+// ---- faults, counts, misuse ----
+void faults_load(void);
+CUresult faults_apply(enum fn fn);
+CUresult faults_device(int device); // the error of a device that is lost, or CUDA_SUCCESS
+const char *result_name(CUresult r); // NULL if unknown
+CUresult result_parse(const char *name); // -1 if unknown
+void counts_open(void);
+void counts_call(enum fn fn);
+enum gauge { LIVE_CONTEXT, LIVE_STREAM, LIVE_EVENT, LIVE_POOL, LIVE_POOL_IMPORT, LIVE_POINTER, LIVE_POINTER_IMPORT,
+    LIVE_LINEAR, LIVE_IPC, LIVE_PHYSICAL, LIVE_MAPPING, LIVE_RESERVATION, LIVE_HOST_ALLOC, LIVE_HOST_REGISTERED,
+    LIVE_MODULE, LIVE_COUNT };
+void counts_live(enum gauge gauge, int delta);
+int64_t counts_live_now(enum gauge gauge);
+extern const char *const gauge_names[LIVE_COUNT];
+void misuse_load(void);
+bool misuse_on(void);
+void misuse_report(const char *kind, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void misuse_missing_context(enum fn fn);
+void misuse_freed(uint64_t start, uint64_t size); // remember it, to recognise its use later
+void misuse_address(const char *call, uint64_t address); // reports if it was freed
+enum section { SECTION_POOL = 1, SECTION_POINTER = 2 };
+void section_enter(enum section section, const char *call);
+void section_leave(enum section section);
+void importer_add(_Atomic int32_t *importers);
+void importer_remove(_Atomic int32_t *importers);
+int importer_other(_Atomic int32_t *importers); // pid of a living other process, or 0
+void leaks_report(void);
+
+#endif

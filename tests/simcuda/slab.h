@@ -1,0 +1,17 @@
+// The blocks that hold plain device memory, between memory.c and ipcmem.c.
+#ifndef SIMCUDA_SLAB_H
+#define SIMCUDA_SLAB_H
+
+#include "sim.h"
+
+struct slab {
+    struct slab *next;
+    struct backing *backing;
+    struct context *ctx;
+    uint64_t va, size;
+    int used;
+};
+
+void ipc_close(struct range *g); // sim_mu held
+
+#endif

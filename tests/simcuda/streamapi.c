@@ -1,0 +1,198 @@
+// The calls on streams: making, asking, waiting, callbacks.
+#include "sim.h"
+
+#include <stdlib.h>
+
+static struct stream *per_thread_stream(struct context *ctx) {
+    for (struct stream *s = ctx->first; s; s = s->next) {
+        if (s->per_thread && pthread_equal(s->owner, pthread_self())) return s;
+    }
+    struct stream *s = stream_make(ctx, 0, 0);
+    s->per_thread = true;
+    s->owner = pthread_self();
+    return s;
+}
+
+CUresult stream_get(CUstream handle, struct stream **out) {
+    *out = NULL;
+    if (handle == NULL || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
+        struct context *ctx = ctx_current();
+        if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
+        *out = handle == CU_STREAM_PER_THREAD ? per_thread_stream(ctx) : ctx->legacy;
+        return CUDA_SUCCESS;
+    }
+    *out = handle_get(KIND_STREAM, handle);
+    return *out ? (*out)->ctx->error : CUDA_ERROR_INVALID_HANDLE;
+}
+
+static CUresult create(CUstream *out, unsigned int flags, int priority) {
+    if (!out || flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
+    LOCK();
+    struct stream *s = stream_make(ctx_current(), flags, priority > 0 ? 0 : priority < -5 ? -5 : priority);
+    s->handle = handle_new(KIND_STREAM, s);
+    counts_live(LIVE_STREAM, 1);
+    UNLOCK();
+    *out = s->handle;
+    return CUDA_SUCCESS;
+}
+
+SIM_API CUresult cuStreamCreate(CUstream *out, unsigned int flags) {
+    ENTER(cuStreamCreate, NEED_CTX);
+    return create(out, flags, 0);
+}
+
+SIM_API CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority) {
+    ENTER(cuStreamCreateWithPriority, NEED_CTX);
+    return create(out, flags, priority);
+}
+
+SIM_API CUresult cuStreamDestroy_v2(CUstream handle) {
+    ENTER(cuStreamDestroy, NEED_INIT);
+    LOCK();
+    struct stream *s = handle_get(KIND_STREAM, handle);
+    if (s) stream_close(s);
+    else misuse_report("stale-handle", "cuStreamDestroy of %p, which is no stream (any more)", (void *)handle);
+    UNLOCK();
+    return s ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+// The legacy default stream is idle only when every blocking stream of its context is.
+static void wait_all(struct stream *s) {
+    stream_ref(s);
+    stream_wait(s, s->queued);
+    if (s->legacy) {
+        uint64_t last = s->queued;
+        for (struct stream *other = s->ctx->first; other; ) {
+            stream_ref(other);
+            if (!(other->flags & CU_STREAM_NON_BLOCKING) && other != s) stream_wait(other, other->queued);
+            struct stream *next = other->next;
+            stream_unref(other);
+            other = next;
+        }
+        stream_wait(s, last);
+    }
+    stream_unref(s);
+}
+
+SIM_API CUresult cuStreamSynchronize(CUstream handle) {
+    ENTER(cuStreamSynchronize, handle == NULL || handle == CU_STREAM_LEGACY ? NEED_CTX : NEED_INIT);
+    LOCK();
+    struct stream *s;
+    CUresult r = stream_get(handle, &s);
+    if (r == CUDA_SUCCESS) {
+        struct context *ctx = s->ctx;
+        wait_all(s);
+        r = ctx->error;
+    }
+    UNLOCK();
+    return r;
+}
+
+SIM_API CUresult cuStreamQuery(CUstream handle) {
+    ENTER(cuStreamQuery, NEED_INIT);
+    LOCK();
+    struct stream *s;
+    CUresult r = stream_get(handle, &s);
+    if (r == CUDA_SUCCESS) {
+        bool idle = s->done == s->queued;
+        for (struct stream *o = s->ctx->first; s->legacy && o; o = o->next) {
+            if (!(o->flags & CU_STREAM_NON_BLOCKING) && o->done != o->queued) idle = false;
+        }
+        r = idle ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    }
+    UNLOCK();
+    return r;
+}
+
+#define ASK(call, out, expression)                     \
+    ENTER(call, NEED_INIT);                            \
+    if (!(out)) return CUDA_ERROR_INVALID_VALUE;       \
+    LOCK();                                            \
+    struct stream *s;                                  \
+    CUresult r = stream_get(handle, &s);               \
+    if (r == CUDA_SUCCESS) *(out) = (expression);      \
+    UNLOCK();                                          \
+    return r
+
+SIM_API CUresult cuStreamGetPriority(CUstream handle, int *out) { ASK(cuStreamGetPriority, out, s->priority); }
+SIM_API CUresult cuStreamGetFlags(CUstream handle, unsigned int *out) { ASK(cuStreamGetFlags, out, s->flags); }
+SIM_API CUresult cuStreamGetId(CUstream handle, unsigned long long *out) { ASK(cuStreamGetId, out, s->id); }
+SIM_API CUresult cuStreamGetDevice(CUstream handle, CUdevice *out) { ASK(cuStreamGetDevice, out, s->ctx->device); }
+SIM_API CUresult cuStreamGetCtx(CUstream handle, CUcontext *out) { ASK(cuStreamGetCtx, out, s->ctx->handle); }
+
+SIM_API CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *out, void **green) {
+    if (green) *green = NULL;
+    ASK(cuStreamGetCtx, out, s->ctx->handle);
+}
+
+struct callback { CUhostFn fn; CUstreamCallback with_status; CUstream stream; void *data; };
+
+static void call_back(struct stream *s, struct op *op) {
+    struct callback *c = (struct callback *)op->body;
+    if (c->fn) c->fn(c->data);
+    else c->with_status(c->stream, s->ctx->error, c->data);
+}
+
+static CUresult submit_callback(CUstream handle, struct callback c) {
+    LOCK();
+    struct stream *s;
+    CUresult r = stream_get(handle, &s);
+    if (r == CUDA_SUCCESS) {
+        struct op *op = op_new(sizeof c, call_back);
+        *(struct callback *)op->body = c;
+        op->always = c.with_status != NULL; // this one is told of the error
+        stream_submit(s, op);
+    }
+    UNLOCK();
+    return r;
+}
+
+SIM_API CUresult cuLaunchHostFunc(CUstream handle, CUhostFn fn, void *data) {
+    ENTER(cuLaunchHostFunc, NEED_INIT);
+    if (!fn) return CUDA_ERROR_INVALID_VALUE;
+    return submit_callback(handle, (struct callback){.fn = fn, .data = data});
+}
+
+SIM_API CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback fn, void *data, unsigned int flags) {
+    ENTER(cuStreamAddCallback, NEED_INIT);
+    if (!fn || flags) return CUDA_ERROR_INVALID_VALUE;
+    return submit_callback(handle, (struct callback){.with_status = fn, .stream = handle, .data = data});
+}
+
+// Capturing into graphs is not simulated; what is asked about it answers truthfully that nothing is captured.
+SIM_API CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
+    ENTER(cuStreamBeginCapture, NEED_CTX);
+    (void)handle, (void)mode;
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+SIM_API CUresult cuStreamEndCapture(CUstream handle, void **graph) {
+    ENTER(cuStreamEndCapture, NEED_CTX);
+    (void)handle;
+    if (graph) *graph = NULL;
+    return CUDA_ERROR_ILLEGAL_STATE;
+}
+
+SIM_API CUresult cuStreamIsCapturing(CUstream handle, int *out) { ASK(cuStreamIsCapturing, out, 0); }
+
+SIM_API CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int *out, uint64_t *id, void **graph, void ***nodes,
+                                           size_t *count) {
+    (void)id, (void)graph, (void)nodes, (void)count;
+    ASK(cuStreamGetCaptureInfo, out, 0);
+}
+
+SIM_API CUresult cuStreamGetCaptureInfo_v3(CUstream handle, int *out, uint64_t *id, void **graph, void ***nodes,
+                                           void ***edges, size_t *count) {
+    (void)id, (void)graph, (void)nodes, (void)edges, (void)count;
+    ASK(cuStreamGetCaptureInfo, out, 0);
+}
+
+SIM_API CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
+    ENTER(cuThreadExchangeStreamCaptureMode, NEED_INIT);
+    static _Thread_local int current;
+    if (!mode || *mode < 0 || *mode > 2) return CUDA_ERROR_INVALID_VALUE;
+    int before = current;
+    current = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,19 @@
+// The table of exported symbols. It has a file of its own because only their addresses matter here: they are
+// declared without their parameters.
+#include "symbols.h"
+
+#define B(base)
+#define S(base, symbol, since) extern void symbol(void);
+#define F(base, since) extern void base(void);
+#include "functions.def"
+#undef F
+#undef S
+
+const struct symbol symbols[] = {
+#define S(base, symbol, since) {#base, #symbol, (void *)symbol, since},
+#define F(base, since) {#base, #base, (void *)base, since},
+#include "functions.def"
+#undef F
+#undef S
+};
+const int symbol_count = sizeof symbols / sizeof *symbols;

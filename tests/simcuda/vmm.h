@@ -1,0 +1,21 @@
+// Virtual memory management: physical memory, between the files that make, map and share it.
+#ifndef SIMCUDA_VMM_H
+#define SIMCUDA_VMM_H
+
+#include "sim.h"
+
+struct physical {
+    void *handle; // NULL once released; it lives on while it is mapped
+    struct backing *backing;
+    CUmemAllocationProp prop;
+    uint64_t size;
+    int refs, maps;
+    bool imported;
+};
+
+#define VMM_GRANULARITY (2 * MIB)
+
+struct physical *physical_get(CUmemGenericAllocationHandle handle);
+void physical_settle(struct physical *p); // frees it if nobody holds it any more
+
+#endif
