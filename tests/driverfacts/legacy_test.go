@@ -1,0 +1,96 @@
+package driverfacts_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/cuda"
+)
+
+// What a worker does with legacy memory.
+func init() {
+	operations["malloc"] = with(func(w *worker, c call) (reply, error) {
+		ptr, err := w.ctx.Malloc(c.Size)
+		return reply{Ptr: uint64(ptr)}, err
+	})
+	operations["mfree"] = with(func(w *worker, c call) (reply, error) {
+		return reply{}, w.ctx.MFree(cuda.DevicePtr(c.Ptr))
+	})
+	operations["handle"] = with(func(w *worker, c call) (reply, error) {
+		h, err := w.ctx.IPCMemHandle(cuda.DevicePtr(c.Ptr))
+		return reply{Data: h[:]}, err
+	})
+	operations["open"] = with(func(w *worker, c call) (reply, error) {
+		ptr, err := w.ctx.OpenIPCMem(cuda.IPCMemHandle(c.Data))
+		return reply{Ptr: uint64(ptr)}, err
+	})
+	operations["close opened"] = with(func(w *worker, c call) (reply, error) {
+		return reply{}, w.ctx.CloseIPCMem(cuda.DevicePtr(c.Ptr))
+	})
+	operations["range"] = with(func(w *worker, c call) (reply, error) {
+		base, size, err := w.ctx.AddressRange(cuda.DevicePtr(c.Ptr))
+		return reply{Ptr: uint64(base), Size: size}, err
+	})
+}
+
+// legacy is a filled allocation of the worker's, and the handle of its block.
+func (p *process) legacy(size uint64, v byte) (ptr uint64, handle []byte) {
+	p.t.Helper()
+	ptr = p.must(call{Op: "malloc", Size: size}).Ptr
+	require.NoError(p.t, p.fill(ptr, size, v))
+	return ptr, p.must(call{Op: "handle", Ptr: ptr}).Data
+}
+
+func TestALegacyHandleOpensInAnotherProcess(t *testing.T) {
+	needLegacy(t)
+	owner, user := start(t, setting{}), start(t, setting{})
+	ptr, handle := owner.legacy(4*mib, 0x31)
+	opened := user.must(call{Op: "open", Data: handle}).Ptr
+	assert.True(t, user.is(opened, 4*mib, 0x31))
+	require.NoError(t, user.fill(opened, 4*mib, 0x32))
+	assert.True(t, owner.is(ptr, 4*mib, 0x32))
+	user.must(call{Op: "close opened", Ptr: opened})
+}
+
+func TestALegacyHandleOpensAtTheBeginningOfTheWholeBlock(t *testing.T) {
+	needLegacy(t)
+	owner, user := start(t, setting{}), start(t, setting{})
+	// Small allocations share a block: the second does not lie at its beginning.
+	first, _ := owner.legacy(64*kib, 0x01)
+	second, handle := owner.legacy(64*kib, 0x02)
+	opened := user.must(call{Op: "open", Data: handle}).Ptr
+	assert.True(t, user.is(opened+(second-first), 64*kib, 0x02), "the offset travels")
+	assert.True(t, user.is(opened, 64*kib, 0x01), "the neighbour can be read")
+}
+
+func TestOnlyLegacyMemoryHasALegacyHandle(t *testing.T) {
+	needLegacy(t)
+	needPools(t)
+	owner := start(t, setting{})
+	b := owner.shared(mib, 0)
+	_, err := owner.do(call{Op: "handle", Ptr: b.ptr})
+	assert.Error(t, err)
+}
+
+func TestALegacyHandleDiesWithItsProcess(t *testing.T) {
+	needLegacy(t)
+	owner, user := start(t, setting{}), start(t, setting{})
+	user.must(call{Op: "synchronize"})
+	_, handle := owner.legacy(4*mib, 0)
+	owner.kill()
+	_, err := user.do(call{Op: "open", Data: handle})
+	assert.ErrorIs(t, err, cuda.ErrInvalidHandle)
+}
+
+func TestALegacyHandleOpensAgainAfterTheContextWasDestroyed(t *testing.T) {
+	needLegacy(t)
+	owner, user := start(t, setting{}), start(t, setting{})
+	_, handle := owner.legacy(4*mib, 0x51)
+	opened := user.must(call{Op: "open", Data: handle}).Ptr
+	user.must(call{Op: "close opened", Ptr: opened})
+	user.must(call{Op: "forget context"})
+	opened = user.must(call{Op: "open", Data: handle}).Ptr
+	assert.True(t, user.is(opened, 4*mib, 0x51))
+}

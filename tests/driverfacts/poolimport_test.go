@@ -1,0 +1,135 @@
+package driverfacts_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/cuda"
+)
+
+func TestAnImportedPointerIsTheExportersMemory(t *testing.T) {
+	needPools(t)
+	owner, user := start(t, setting{}), start(t, setting{})
+	b := owner.shared(3*mib, 0x11)
+	i := user.imported(b)
+	assert.True(t, user.is(i.ptr, b.size, 0x11))
+	require.NoError(t, user.fill(i.ptr, b.size, 0x22))
+	assert.True(t, owner.is(b.ptr, b.size, 0x22), "there is one memory")
+}
+
+func TestAnImportedPoolCannotBeAllocatedFrom(t *testing.T) {
+	needPools(t)
+	owner, user := start(t, setting{}), start(t, setting{})
+	i := user.imported(owner.shared(mib, 0))
+	_, err := user.do(call{Op: "allocate", ID: i.pool, Size: mib})
+	assert.ErrorIs(t, err, cuda.ErrInvalidValue)
+}
+
+func TestAnImportedPoolAndPointerCannotBeExportedAgain(t *testing.T) {
+	needPools(t)
+	owner, user := start(t, setting{}), start(t, setting{})
+	i := user.imported(owner.shared(mib, 0))
+	_, err := user.do(call{Op: "export pool", ID: i.pool})
+	assert.ErrorIs(t, err, cuda.ErrInvalidValue)
+	_, err = user.do(call{Op: "export pointer", ID: i.pool, Ptr: i.ptr})
+	assert.ErrorIs(t, err, cuda.ErrInvalidValue)
+}
+
+func TestTheDescriptorIsNotNeededAfterTheImport(t *testing.T) {
+	needPools(t)
+	owner, user := start(t, setting{}), start(t, setting{})
+	b := owner.shared(mib, 0x33)
+	// The worker closes the descriptor that it was sent as soon as the pool is
+	// imported; the pointer comes after that.
+	pool := user.must(call{Op: "import pool"}, b.fd).ID
+	ptr := user.must(call{Op: "import pointer", ID: pool, Data: b.data}).Ptr
+	assert.True(t, user.is(ptr, b.size, 0x33))
+}
+
+func TestAPoolImportedTwiceIsOnePoolAndNotCounted(t *testing.T) {
+	needPools(t)
+	owner, user := start(t, setting{}), start(t, setting{})
+	b := owner.shared(mib, 0)
+	first := user.must(call{Op: "import pool"}, b.fd)
+	second := user.must(call{Op: "import pool"}, b.fd)
+	require.Equal(t, first.Value, second.Value, "the same CUmemoryPool")
+	user.must(call{Op: "close", ID: first.ID})
+	_, err := user.do(call{Op: "import pointer", ID: second.ID, Data: b.data})
+	assert.Error(t, err, "the first destruction ended both")
+}
+
+func TestAPointerImportedTwiceIsUnmappedByTheFirstFree(t *testing.T) {
+	needPools(t)
+	owner, user := start(t, setting{}), start(t, setting{})
+	i := user.imported(owner.shared(mib, 0))
+	again := user.must(call{Op: "import pointer", ID: i.pool, Data: i.data}).Ptr
+	require.Equal(t, i.ptr, again)
+	user.must(call{Op: "free", ID: i.pool, Ptr: i.ptr})
+	_, err := user.do(call{Op: "is", Ptr: again, Size: 16})
+	assert.ErrorIs(t, err, cuda.ErrInvalidValue, "it is gone for both")
+	_, err = user.do(call{Op: "free", ID: i.pool, Ptr: again})
+	assert.Error(t, err, "the second free")
+}
+
+func TestAPointerCanBeImportedAgainAfterItWasFreed(t *testing.T) {
+	needPools(t)
+	owner, user := start(t, setting{}), start(t, setting{})
+	i := user.imported(owner.shared(mib, 0x44))
+	user.must(call{Op: "free", ID: i.pool, Ptr: i.ptr})
+	ptr := user.must(call{Op: "import pointer", ID: i.pool, Data: i.data}).Ptr
+	assert.True(t, user.is(ptr, i.size, 0x44))
+}
+
+func TestForgedExportDataIsRefused(t *testing.T) {
+	needPools(t)
+	owner, user := start(t, setting{}), start(t, setting{})
+	b := owner.shared(mib, 0)
+	pool := user.must(call{Op: "import pool"}, b.fd).ID
+	_, err := user.do(call{Op: "import pointer", ID: pool, Data: make([]byte, 64)})
+	assert.ErrorIs(t, err, cuda.ErrInvalidValue, "all zero")
+	corrupt := append([]byte(nil), b.data...)
+	for i := range corrupt {
+		corrupt[i] ^= 0xff
+	}
+	_, err = user.do(call{Op: "import pointer", ID: pool, Data: corrupt})
+	assert.ErrorIs(t, err, cuda.ErrInvalidValue, "corrupt")
+}
+
+func TestADescriptorOfSomethingElseIsErrUnknown(t *testing.T) {
+	needPools(t)
+	user := start(t, setting{})
+	f, err := os.Open(os.DevNull)
+	require.NoError(t, err)
+	defer f.Close()
+	_, err = user.do(call{Op: "import pool"}, int(f.Fd()))
+	assert.ErrorIs(t, err, cuda.ErrUnknown)
+	fd, err := unix.MemfdCreate("not a pool", unix.MFD_CLOEXEC)
+	require.NoError(t, err)
+	defer unix.Close(fd)
+	_, err = user.do(call{Op: "import pool"}, fd)
+	assert.ErrorIs(t, err, cuda.ErrUnknown)
+}
+
+func TestAnImportedPoolCannotBeReadOnly(t *testing.T) {
+	needPools(t)
+	owner, user := start(t, setting{}), start(t, setting{})
+	i := user.imported(owner.shared(mib, 0))
+	_, err := user.do(call{Op: "set access", ID: i.pool, Size: uint64(cuda.AccessReadOnly)})
+	assert.ErrorIs(t, err, cuda.ErrNotSupported)
+}
+
+func TestManyThreadsImportAndLetGoUnderOneLock(t *testing.T) {
+	needPools(t)
+	owner, user := start(t, setting{}), start(t, setting{})
+	var fds []int
+	var data []byte
+	for range 8 {
+		b := owner.shared(mib, 0)
+		fds, data = append(fds, b.fd), append(data, b.data...)
+	}
+	user.must(call{Op: "import and free from many threads", Value: 20, Data: data}, fds...)
+}

@@ -1,0 +1,212 @@
+package driverfacts_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/cuda"
+)
+
+// workerVariable in the environment makes a worker of the test binary; the
+// socket to the test is descriptor 3.
+const workerVariable = "POOLBRIDGE_FACTS_WORKER"
+
+// worker is the other side of a process. It makes a context when it is first
+// told to do something that needs one.
+type worker struct {
+	ctx     *cuda.Context
+	stream  *cuda.Stream
+	objects []any
+}
+
+// operation does what a call says. It closes the descriptors that it is given
+// unless it keeps them; those that it answers with are closed after the reply.
+type operation func(w *worker, c call, fds []int) (reply, []int, error)
+
+// operations is filled by the files that know their nouns.
+var operations = map[string]operation{
+	"hello": func(*worker, call, []int) (reply, []int, error) { return reply{}, nil, nil },
+	"hold":  func(w *worker, _ call, fds []int) (reply, []int, error) { return reply{ID: w.keep(fds[0])}, nil, nil },
+	"give": func(w *worker, c call, _ []int) (reply, []int, error) {
+		fd, err := object[int](w, c.ID)
+		return reply{}, []int{fd}, err
+	},
+}
+
+func work() error {
+	if err := settle(); err != nil {
+		return err
+	}
+	conn, err := connection(3)
+	if err != nil {
+		return err
+	}
+	w := &worker{}
+	for {
+		if err := w.serve(conn); err != nil {
+			if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
+				return nil
+			}
+			return err
+		}
+	}
+}
+
+// settle makes the process what its setting says.
+func settle() error {
+	number := func(name string) uint64 {
+		n, _ := strconv.ParseUint(os.Getenv(workerVariable+name), 10, 64)
+		return n
+	}
+	if number("_SHM") != 0 {
+		if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
+			return fmt.Errorf("mount: %w", err)
+		}
+		if err := unix.Mount("tmpfs", "/dev/shm", "tmpfs", 0, ""); err != nil {
+			return fmt.Errorf("mount /dev/shm: %w", err)
+		}
+	}
+	if n := number("_MEMLOCK"); n != 0 {
+		if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: n, Max: n}); err != nil {
+			return fmt.Errorf("setrlimit: %w", err)
+		}
+	}
+	uid := int(number("_UID"))
+	if uid == 0 {
+		return nil
+	}
+	// Opened now: the library may lie where only its owner can read.
+	_, _ = cuda.DriverVersion()
+	return errors.Join(syscall.Setgroups(nil), syscall.Setgid(uid), syscall.Setuid(uid))
+}
+
+// serve does one call.
+func (w *worker) serve(conn *net.UnixConn) error {
+	var c call
+	fds, err := receive(conn, &c)
+	if err != nil {
+		return err
+	}
+	op, ok := operations[c.Op]
+	if !ok {
+		return send(conn, reply{Error: "unknown operation " + c.Op})
+	}
+	r, out, err := op(w, c, fds)
+	if err != nil {
+		r.Error = err.Error()
+		errors.As(err, &r.Result)
+	}
+	err = send(conn, r, out...)
+	for _, fd := range out {
+		unix.Close(fd)
+	}
+	return err
+}
+
+// context is the worker's context, and stream its stream.
+func (w *worker) context() (*cuda.Context, error) {
+	if w.ctx != nil {
+		return w.ctx, nil
+	}
+	ordinal, _ := strconv.Atoi(os.Getenv(workerVariable + "_DEVICE"))
+	d, err := cuda.DeviceAt(ordinal)
+	if err != nil {
+		return nil, err
+	}
+	c, err := d.Retain()
+	if err != nil {
+		return nil, err
+	}
+	if w.stream, err = c.NewStream(); err != nil {
+		return nil, err
+	}
+	w.ctx = c
+	return c, nil
+}
+
+// keep remembers an object and gives it a number.
+func (w *worker) keep(o any) int {
+	w.objects = append(w.objects, o)
+	return len(w.objects) - 1
+}
+
+func object[T any](w *worker, id int) (T, error) {
+	var none T
+	if id < 0 || id >= len(w.objects) {
+		return none, fmt.Errorf("no object %d", id)
+	}
+	o, ok := w.objects[id].(T)
+	if !ok {
+		return none, fmt.Errorf("object %d is a %T", id, w.objects[id])
+	}
+	return o, nil
+}
+
+// with makes an operation of a function that needs a context.
+func with(f func(w *worker, c call) (reply, error)) operation {
+	return func(w *worker, c call, fds []int) (reply, []int, error) {
+		for _, fd := range fds {
+			defer unix.Close(fd)
+		}
+		if _, err := w.context(); err != nil {
+			return reply{}, nil, err
+		}
+		r, err := f(w, c)
+		return r, nil, err
+	}
+}
+
+// withFD is with for a function that needs one descriptor.
+func withFD(f func(w *worker, c call, fd int) (reply, error)) operation {
+	return func(w *worker, c call, fds []int) (reply, []int, error) {
+		for _, fd := range fds {
+			defer unix.Close(fd)
+		}
+		if len(fds) != 1 {
+			return reply{}, nil, fmt.Errorf("%s wants a descriptor", c.Op)
+		}
+		if _, err := w.context(); err != nil {
+			return reply{}, nil, err
+		}
+		r, err := f(w, c, fds[0])
+		return r, nil, err
+	}
+}
+
+// on is with for a function of one object.
+func on[T any](f func(w *worker, o T, c call) (reply, error)) operation {
+	return with(func(w *worker, c call) (reply, error) {
+		o, err := object[T](w, c.ID)
+		if err != nil {
+			return reply{}, err
+		}
+		return f(w, o, c)
+	})
+}
+
+// exporting makes an operation of a function that gives a descriptor away.
+func exporting[T interface{ ExportFD() (int, error) }]() operation {
+	return func(w *worker, c call, _ []int) (reply, []int, error) {
+		o, err := object[T](w, c.ID)
+		if err != nil {
+			return reply{}, nil, err
+		}
+		fd, err := o.ExportFD()
+		if err != nil {
+			return reply{}, nil, err
+		}
+		return reply{}, []int{fd}, nil
+	}
+}
+
+// closing closes any object.
+func closing() operation {
+	return on(func(_ *worker, o io.Closer, _ call) (reply, error) { return reply{}, o.Close() })
+}
