@@ -1,6 +1,7 @@
 package seqpacket
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -96,7 +97,7 @@ func (c *Conn) usable(err error) error {
 
 // full is the error of a call that makes a descriptor.
 func full(call string, err error) error {
-	if err == unix.EMFILE || err == unix.ENFILE {
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
 		return failed(ErrFDTableFull, call, err)
 	}
 	return os.NewSyscallError(call, err)

@@ -18,6 +18,9 @@ func TestMain(m *testing.M) {
 	if path := os.Getenv(childEnv); path != "" {
 		os.Exit(child(path))
 	}
+	if os.Getenv(flightEnv) != "" {
+		os.Exit(flight())
+	}
 	TraceFDs()
 	before := openFiles()
 	code := m.Run()

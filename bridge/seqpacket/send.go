@@ -1,6 +1,7 @@
 package seqpacket
 
 import (
+	"errors"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -44,22 +45,27 @@ func (c *Conn) send(data []byte, fds []int, wait bool) error {
 	return c.sendError(err)
 }
 
+// sendErrors are the errors of sendmsg that callers decide on.
+var sendErrors = map[unix.Errno]error{
+	unix.EAGAIN:       ErrWouldBlock,
+	unix.EPIPE:        ErrPeerClosed,
+	unix.ECONNRESET:   ErrPeerClosed,
+	unix.EMSGSIZE:     ErrTooLong,
+	unix.ETOOMANYREFS: ErrFDsInFlight,
+	unix.EPERM:        ErrFDsRefused,
+}
+
 func (c *Conn) sendError(err error) error {
-	const call = "sendmsg"
-	switch err {
-	case nil:
+	if err == nil {
 		return nil
-	case unix.EAGAIN:
-		return failed(ErrWouldBlock, call, err)
-	case unix.EPIPE, unix.ECONNRESET:
-		c.reset.Store(true)
-		return failed(ErrPeerClosed, call, err)
-	case unix.EMSGSIZE:
-		return failed(ErrTooLong, call, err)
-	case unix.ETOOMANYREFS:
-		return failed(ErrFDsInFlight, call, err)
-	case unix.EPERM:
-		return failed(ErrFDsRefused, call, err)
 	}
-	return os.NewSyscallError(call, err)
+	errno, _ := errors.AsType[unix.Errno](err)
+	why, ok := sendErrors[errno]
+	if !ok {
+		return os.NewSyscallError("sendmsg", err)
+	}
+	if errno == unix.ECONNRESET {
+		c.reset.Store(true) // the kernel says so once, to whoever asks first
+	}
+	return failed(why, "sendmsg", err)
 }

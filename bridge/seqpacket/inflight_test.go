@@ -1,0 +1,59 @@
+package seqpacket
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// flightEnv makes the test binary send descriptors that nobody receives.
+const flightEnv = "SEQPACKET_TEST_FLIGHT"
+
+// The kernel allows a user as many descriptors in flight as RLIMIT_NOFILE says, unless the user is privileged.
+func TestTooManyDescriptorsInFlight(t *testing.T) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), flightEnv+"=1")
+	if os.Geteuid() == 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 4242, Gid: 4242}}
+	}
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+}
+
+func flight() int {
+	if err := tooMany(); err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	return 0
+}
+
+func tooMany() error {
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 64, Max: 64}); err != nil {
+		return err
+	}
+	a, b, err := Pair()
+	if err != nil {
+		return err
+	}
+	for range 64 {
+		if err = a.TrySend([]byte("x"), []int{0, 0, 0, 0, 0, 0, 0, 0}); err != nil {
+			break
+		}
+	}
+	if !errors.Is(err, ErrFDsInFlight) || !errors.Is(err, unix.ETOOMANYREFS) {
+		return fmt.Errorf("expected ETOOMANYREFS, found %w", err)
+	}
+	_, fds, err := b.Recv(make([]byte, 1)) // makes room
+	if err != nil {
+		return err
+	}
+	fds.Close()
+	return a.TrySend([]byte("x"), []int{0})
+}
