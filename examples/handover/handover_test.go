@@ -1,0 +1,46 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/tests/rig"
+)
+
+func TestAnArrayGoesFromGoToPython(t *testing.T) {
+	python := rig.Python(t)
+	for kind, library := range python.Consumers(t) {
+		t.Run(string(kind), func(t *testing.T) {
+			service := rig.Serve(t)
+			t.Setenv("POOLBRIDGE_SOCKET", service.Socket)
+			require.NoError(t, handOver(t.Context(), kind))
+			out := python.Run(t, "consumer.py", library)
+			assert.Contains(t, out, "float32[2, 3]")
+			assert.Contains(t, out, "21.0")
+			assert.Zero(t, service.Stats(t).Leases, "what the consumer held has ended")
+		})
+	}
+}
+
+// The README shows these programs: what it shows is what is tested.
+func TestTheREADMEShowsTheseLines(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	for _, file := range []string{"main.go", "consumer.py"} {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		_, lines, found := strings.Cut(string(text), "README: begin\n")
+		require.True(t, found)
+		lines, _, found = strings.Cut(lines, "README: end")
+		require.True(t, found)
+		for line := range strings.Lines(lines) {
+			if code := strings.TrimSpace(line); code != "" && code != "//" && code != "#" {
+				assert.Contains(t, string(readme), code, "of %s", file)
+			}
+		}
+	}
+}

@@ -1,0 +1,44 @@
+// Command handover puts an array into GPU memory (or, with -kind host, into host memory) and publishes it for whoever
+// asks: consumer.py beside it takes it as a CuPy, PyTorch or NumPy array, without a copy.
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"flag"
+	"log"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func main() {
+	kind := flag.String("kind", string(mempool.Device), "where the array lives: device or host")
+	flag.Parse()
+	if err := handOver(context.Background(), mempool.Kind(*kind)); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func handOver(ctx context.Context, kind mempool.Kind) error {
+	// README: begin
+	client, err := bridge.Dial(ctx, bridge.DefaultSocket())
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	pool, err := client.CreatePool(ctx, mempool.PoolSpec{Name: "demo", Kind: kind, MaxBytes: 64 << 20})
+	if err != nil {
+		return err
+	}
+	lease, err := pool.Allocate(ctx, mempool.Tensor{DType: mempool.Float32, Shape: []uint64{2, 3}}, 0)
+	if err != nil {
+		return err
+	}
+	data, _ := binary.Append(nil, binary.NativeEndian, []float32{1, 2, 3, 4, 5, 6})
+	if err := lease.CopyFrom(0, data); err != nil {
+		return err
+	}
+	return lease.Publish(ctx, mempool.Publication{Name: "weights", Keep: true}) // outlives this program
+	// README: end
+}

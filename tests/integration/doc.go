@@ -1,0 +1,2 @@
+// Package integration tests the built poolsvc with real Python workers: black box, over the socket.
+package integration

@@ -1,0 +1,80 @@
+package integration
+
+import (
+	"encoding/json"
+	"os/exec"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/tests/rig"
+)
+
+type report struct {
+	Machine map[string]any `json:"machine"`
+	Checks  []struct {
+		Name, Kind, Status, Reason string
+		Seconds                    float64
+	} `json:"checks"`
+	Passed, Failed, Skipped int
+}
+
+// verify runs `poolsvc verify --json` and returns its report and whether its exit status was 0.
+func verify(t *testing.T, args ...string) (r report, ok bool) {
+	t.Helper()
+	cmd := exec.Command(rig.Poolsvc(t), append([]string{"verify", "--json"}, args...)...)
+	out, err := cmd.Output()
+	if exit := (*exec.ExitError)(nil); err != nil {
+		require.ErrorAs(t, err, &exit)
+		t.Logf("%s", exit.Stderr)
+	}
+	require.NoError(t, json.Unmarshal(out, &r), "%s", out)
+	return r, err == nil
+}
+
+func TestVerifyPassesEveryCheckThatCanRunHere(t *testing.T) {
+	python := rig.Python(t)
+	r, ok := verify(t, "--python", python.Path, "--elements", "100003", "--large", "64MiB", "--seed", "7", "--worker-seed", "-3")
+	for _, c := range r.Checks {
+		t.Logf("%s %s %s %s", c.Status, c.Kind, c.Name, c.Reason)
+		assert.NotEqual(t, "failed", c.Status)
+		if c.Status == "skipped" {
+			assert.NotEmpty(t, c.Reason)
+		}
+		if c.Kind == string(mempool.Device) && mempool.Device.Probe("") == nil {
+			assert.Equal(t, "passed", c.Status, "there is a GPU: %s", c.Reason)
+		}
+		if c.Kind == string(mempool.Host) {
+			assert.Equal(t, "passed", c.Status)
+		}
+	}
+	assert.True(t, ok)
+	assert.Equal(t, len(r.Checks), r.Passed+r.Failed+r.Skipped)
+	assert.NotZero(t, r.Passed)
+	assert.NotEmpty(t, r.Machine["kernel"])
+	kinds := map[string]bool{}
+	for _, c := range r.Checks {
+		kinds[c.Kind] = true
+	}
+	for _, k := range mempool.Kinds() {
+		assert.True(t, kinds[string(k)], "no check of kind %s", k)
+	}
+}
+
+func TestVerifyOfAnInterpreterWithoutThePackageSaysSo(t *testing.T) {
+	python := rig.Python(t)
+	cmd := exec.Command(rig.Poolsvc(t), "verify", "--python", python.Path)
+	cmd.Env = append(cmd.Environ(), "PYTHONPATH=", "PYTHONNOUSERSITE=1")
+	cmd.Args = append(cmd.Args[:2], "--python", "/bin/false")
+	out, err := cmd.CombinedOutput()
+	require.Error(t, err)
+	assert.Contains(t, string(out), "is the package installed there?")
+}
+
+func TestVerifyWithNothingToCheckFails(t *testing.T) {
+	r, ok := verify(t, "--python", rig.Python(t).Path, "--kind", "device", "--device", "99")
+	assert.False(t, ok, "nothing passed")
+	assert.Zero(t, r.Passed)
+}

@@ -1,0 +1,65 @@
+package rig
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Interpreter is a Python with the poolbridge package.
+type Interpreter struct{ Path string }
+
+// Python is the interpreter of the tests.
+func Python(t testing.TB) *Interpreter {
+	t.Helper()
+	path := os.Getenv("POOLBRIDGE_TEST_PYTHON")
+	if path == "" {
+		path = filepath.Join(Root(), ".venv", "bin", "python")
+	}
+	out, err := exec.Command(path, "-c", "import poolbridge").CombinedOutput()
+	require.NoError(t, err, "%s has no poolbridge package: run `make venv`, or set POOLBRIDGE_TEST_PYTHON\n%s", path, out)
+	return &Interpreter{path}
+}
+
+// Run runs a program to its end and returns what it printed; its failure is the test's.
+func (p *Interpreter) Run(t testing.TB, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(p.Path, args...)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%v printed:\n%s", args, out)
+	return string(out)
+}
+
+// Consumers are libraries that take an array of each kind of memory that this machine has, in place: CuPy or PyTorch on
+// a real GPU, NumPy for host memory.
+func (p *Interpreter) Consumers(t testing.TB) map[mempool.Kind]string {
+	t.Helper()
+	cmd := exec.Command(p.Path, "-m", "poolbridge.worker")
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	_, err = in.Write([]byte(`{"task": "probe"}` + "\n"))
+	require.NoError(t, err)
+	var answer struct {
+		Consumers map[mempool.Kind][]string `json:"consumers"`
+	}
+	require.NoError(t, json.NewDecoder(out).Decode(&answer))
+	require.NoError(t, in.Close())
+	require.NoError(t, cmd.Wait())
+	found := map[mempool.Kind]string{mempool.Host: "numpy"}
+	for _, library := range answer.Consumers[mempool.Device] {
+		if mempool.Device.Probe("") == nil && (library == "cupy" || library == "torch") {
+			found[mempool.Device] = library
+			break
+		}
+	}
+	return found
+}

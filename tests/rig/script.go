@@ -1,0 +1,75 @@
+package rig
+
+import (
+	"bufio"
+	"io"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Script is a Python program in a process of its own that talks by lines.
+type Script struct {
+	cmd   *exec.Cmd
+	in    io.WriteCloser
+	out   *bufio.Scanner
+	err   lockedBuffer
+	ended bool
+}
+
+// Start starts a program, given as its text, with arguments. It is killed when the test ends, if it still runs.
+func (p *Interpreter) Start(t testing.TB, text string, args ...string) *Script {
+	t.Helper()
+	s := &Script{cmd: exec.Command(p.Path, append([]string{"-u", "-c", text}, args...)...)}
+	s.cmd.Stderr = &s.err
+	var err error
+	s.in, err = s.cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := s.cmd.StdoutPipe()
+	require.NoError(t, err)
+	s.out = bufio.NewScanner(out)
+	require.NoError(t, s.cmd.Start())
+	t.Cleanup(func() {
+		if !s.ended {
+			s.Kill(t)
+		}
+	})
+	return s
+}
+
+// Line is the next line that the program prints.
+func (s *Script) Line(t testing.TB) string {
+	t.Helper()
+	require.True(t, s.out.Scan(), "the program ended: %s", &s.err)
+	return s.out.Text()
+}
+
+// Say sends the program a line.
+func (s *Script) Say(t testing.TB, line string) {
+	t.Helper()
+	_, err := io.WriteString(s.in, line+"\n")
+	require.NoError(t, err, "%s", &s.err)
+}
+
+// Kill ends the program with SIGKILL and waits until it is gone.
+func (s *Script) Kill(t testing.TB) {
+	t.Helper()
+	s.ended = true
+	require.NoError(t, s.cmd.Process.Kill())
+	_ = s.cmd.Wait() // killed, as it was meant to be
+}
+
+// End closes the program's input, and returns the rest of what it prints once it has ended well.
+func (s *Script) End(t testing.TB) string {
+	t.Helper()
+	require.NoError(t, s.in.Close())
+	var rest []string
+	for s.out.Scan() {
+		rest = append(rest, s.out.Text())
+	}
+	s.ended = true
+	require.NoError(t, s.cmd.Wait(), "%s", &s.err)
+	return strings.Join(rest, "\n")
+}

@@ -1,0 +1,147 @@
+package rig
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// patience is how long a test waits for something that should happen at once.
+const patience = time.Minute
+
+// Root is the checkout.
+func Root() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Join(filepath.Dir(file), "..", "..")
+}
+
+// Poolsvc is the built program.
+func Poolsvc(t testing.TB) string {
+	t.Helper()
+	path := os.Getenv("POOLBRIDGE_TEST_POOLSVC")
+	if path == "" {
+		path = filepath.Join(Root(), "bin", "poolsvc")
+	}
+	_, err := os.Stat(path)
+	require.NoError(t, err, "poolsvc is not built: run `make build`, or set POOLBRIDGE_TEST_POOLSVC")
+	return path
+}
+
+// Service is a poolsvc in a process of its own.
+type Service struct {
+	Socket  string
+	Process *os.Process
+
+	cmd    *exec.Cmd
+	log    lockedBuffer
+	exited chan struct{}
+	exit   error
+}
+
+// lockedBuffer takes the output of a process that still runs.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// Serve starts `poolsvc serve` with more arguments on a socket of its own, and stops it when the test ends.
+func Serve(t testing.TB, args ...string) *Service {
+	t.Helper()
+	return ServeAt(t, filepath.Join(t.TempDir(), "run", "poolsvc.sock"), args...)
+}
+
+// ServeAt is Serve on a given socket.
+func ServeAt(t testing.TB, socket string, args ...string) *Service {
+	t.Helper()
+	s := &Service{Socket: socket, exited: make(chan struct{})}
+	s.cmd = exec.Command(Poolsvc(t), append([]string{"serve", "--verbose", "--socket", socket}, args...)...)
+	s.cmd.Stderr = &s.log
+	require.NoError(t, s.cmd.Start())
+	s.Process = s.cmd.Process
+	go func() {
+		s.exit = s.cmd.Wait()
+		close(s.exited)
+	}()
+	t.Cleanup(func() {
+		s.Stop(t)
+		if t.Failed() {
+			t.Logf("poolsvc said:\n%s", &s.log)
+		}
+	})
+	s.client(t) // it is up
+	return s
+}
+
+// Log is what the service has logged so far.
+func (s *Service) Log() string { return s.log.String() }
+
+// Stop interrupts the service and waits for its end.
+func (s *Service) Stop(t testing.TB) {
+	t.Helper()
+	_ = s.Process.Signal(syscall.SIGTERM) // it may have ended
+	select {
+	case <-s.exited:
+	case <-time.After(patience):
+		_ = s.Process.Kill()
+		assert.Fail(t, "poolsvc did not end when it was told to")
+	}
+}
+
+// Kill ends the service without a warning.
+func (s *Service) Kill(t testing.TB) {
+	t.Helper()
+	require.NoError(t, s.Process.Kill())
+	<-s.exited
+}
+
+// client makes sure that the service can be reached.
+func (s *Service) client(t testing.TB) {
+	t.Helper()
+	s.with(t, func(*bridge.Client, context.Context) {})
+}
+
+func (s *Service) with(t testing.TB, f func(*bridge.Client, context.Context)) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := bridge.Dial(ctx, s.Socket)
+	require.NoError(t, err, "poolsvc said:\n%s", &s.log)
+	f(c, ctx)
+	require.NoError(t, c.Close())
+}
+
+// Stats is the service's accounting.
+func (s *Service) Stats(t testing.TB) (stats mempool.Stats) {
+	t.Helper()
+	s.with(t, func(c *bridge.Client, ctx context.Context) {
+		var err error
+		stats, err = c.Stats(ctx)
+		require.NoError(t, err)
+	})
+	return stats
+}
