@@ -1,0 +1,71 @@
+package cuda_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/cuda"
+)
+
+// What a call costs that does next to nothing in the driver.
+func BenchmarkStreamQuery(b *testing.B) {
+	s := stream(b, context(b))
+	for b.Loop() {
+		if _, err := s.Query(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkAllocAndFree64KiB(b *testing.B) {
+	c := context(b)
+	s := stream(b, c)
+	p := memPool(b, c, cuda.MemPoolSpec{ReleaseThreshold: ^uint64(0)})
+	for b.Loop() {
+		ptr, err := p.Alloc(64<<10, s)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := p.Free(ptr, s); err != nil {
+			b.Fatal(err)
+		}
+	}
+	require.NoError(b, s.Synchronize())
+}
+
+func BenchmarkExportPtr(b *testing.B) {
+	c := context(b)
+	p := memPool(b, c, cuda.MemPoolSpec{Exportable: true})
+	ptr, err := p.Alloc(64<<10, nil)
+	require.NoError(b, err)
+	for b.Loop() {
+		if _, err := p.ExportPtr(ptr); err != nil {
+			b.Fatal(err)
+		}
+	}
+	require.NoError(b, p.Free(ptr, nil))
+}
+
+func BenchmarkWriteValue64(b *testing.B) {
+	c := context(b)
+	needs(b, c.Device().SupportsStreamMemOps)
+	s := stream(b, c)
+	ptr, err := c.Malloc(64)
+	require.NoError(b, err)
+	var n uint64
+	for b.Loop() {
+		n++
+		if err := s.WriteValue64(ptr, n); err != nil {
+			b.Fatal(err)
+		}
+		if n%1024 == 0 {
+			// The queue of a stream is bounded: a full one would be measured instead.
+			b.StopTimer()
+			require.NoError(b, s.Synchronize())
+			b.StartTimer()
+		}
+	}
+	require.NoError(b, s.Synchronize())
+	require.NoError(b, c.MFree(ptr))
+}
