@@ -46,7 +46,7 @@ func play(role string) int {
 func initWith(t *testing.T, dir, role string) string {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), roleVariable+"="+role, "LD_LIBRARY_PATH="+dir)
+	cmd.Env = append(os.Environ(), roleVariable+"="+role, "LD_LIBRARY_PATH="+dir, "GORACE=atexit_sleep_ms=0")
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "it must not crash: %s", out)
 	return string(out)

@@ -56,6 +56,7 @@ func start(t *testing.T, set setting) *process {
 	p.cmd.ExtraFiles = []*os.File{theirs}
 	p.cmd.Stderr = &p.stderr
 	p.cmd.Env = append(os.Environ(), workerVariable+"=1",
+		"GORACE=atexit_sleep_ms=0", // a second for every worker otherwise
 		workerVariable+"_DEVICE="+strconv.Itoa(set.device),
 		workerVariable+"_UID="+strconv.Itoa(set.uid),
 		workerVariable+"_MEMLOCK="+strconv.FormatUint(set.memlock, 10))
