@@ -1,0 +1,93 @@
+"""GPU memory that one process owns and many processes use, without a copy.
+
+A service makes pools of memory; `connect` reaches it. A `Client` leases buffers, and a `Lease` is an array: NumPy,
+CuPy, PyTorch, JAX and Numba take it as it is, in place.
+
+    import numpy as np
+    import poolbridge
+
+    with poolbridge.connect() as client:
+        client.create_pool("frames", max_bytes=1 << 20)
+        lease = client.allocate((480, 640), "float32")
+        np.asarray(lease)[:] = 1.0
+        lease.publish("frame")
+"""
+
+from poolbridge._client import Client, connect
+from poolbridge._errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    BusyError,
+    ClientClosedError,
+    ClosedError,
+    ConnectionLostError,
+    DeviceMemoryError,
+    DeviceNotVisibleError,
+    DriverError,
+    ForkError,
+    InternalError,
+    InvalidArgumentError,
+    LeaseInUseError,
+    LeaseReleasedError,
+    NotFoundError,
+    PoolbridgeError,
+    PoolLimitError,
+    ProducerDiedError,
+    ProtocolError,
+    RequestCancelledError,
+    ServiceNotRunningError,
+    ServiceStalledError,
+    ServiceStartTimeoutError,
+    StaleError,
+    UnavailableError,
+    UnsupportedError,
+    VersionError,
+    WaitTimeoutError,
+)
+from poolbridge._lease import AsyncLease, BaseLease, Lease, LeaseView
+from poolbridge._paths import default_path
+from poolbridge._pool import Pool, PoolStats, ServiceStats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AccessDeniedError",
+    "AlreadyExistsError",
+    "AsyncLease",
+    "BaseLease",
+    "BusyError",
+    "Client",
+    "ClientClosedError",
+    "ClosedError",
+    "ConnectionLostError",
+    "DeviceMemoryError",
+    "DeviceNotVisibleError",
+    "DriverError",
+    "ForkError",
+    "InternalError",
+    "InvalidArgumentError",
+    "Lease",
+    "LeaseInUseError",
+    "LeaseReleasedError",
+    "LeaseView",
+    "NotFoundError",
+    "Pool",
+    "PoolLimitError",
+    "PoolStats",
+    "PoolbridgeError",
+    "ProducerDiedError",
+    "ProtocolError",
+    "RequestCancelledError",
+    "ServiceNotRunningError",
+    "ServiceStalledError",
+    "ServiceStartTimeoutError",
+    "ServiceStats",
+    "StaleError",
+    "UnavailableError",
+    "UnsupportedError",
+    "VersionError",
+    "WaitTimeoutError",
+    "__version__",
+    "connect",
+    "default_path",
+]

@@ -1,0 +1,280 @@
+"""Arrays from leases, by every protocol that array libraries speak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from poolbridge import _dlpack, _order
+from poolbridge._errors import InvalidArgumentError
+from poolbridge._hold import Hold, Token
+
+
+class ArrayExports:
+    """What a lease and a view have in common: a tensor in memory, given out without a copy.
+
+    Attributes
+    ----------
+    _hold
+        The hold behind it.
+    """
+
+    _hold: Hold
+    _legacy = False
+
+    # The tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each axis."""
+        return self._hold.description.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self._hold.description.shape)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes between neighbours along each axis, as NumPy counts."""
+        return self._hold.description.strides
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type, where NumPy has it.
+
+        Raises
+        ------
+        TypeError
+            The elements are ``bfloat16``; see `dtype_name`.
+        """
+        element = self._hold.description.element
+        if not element.in_numpy:
+            raise TypeError(f"NumPy has no {element.name}: see dtype_name, and use DLPack")
+        return np.dtype(element.typestr)
+
+    @property
+    def dtype_name(self) -> str:
+        """Element type as the protocol names it: ``"float32"``, ``"bfloat16"``, …"""
+        return self._hold.description.element.name
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self._hold.description.element.itemsize
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self._hold.description.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements: ``size * itemsize``."""
+        return self._hold.description.nbytes
+
+    @property
+    def device(self) -> str:
+        """Where the memory is, as this process counts: ``"cpu"`` or ``"cuda:0"``."""
+        return self._hold.memory.pool.device_name
+
+    @property
+    def kind(self) -> str:
+        """Kind of memory: ``"host"`` or ``"device"``."""
+        return self._hold.memory.pool.kind
+
+    @property
+    def readonly(self) -> bool:
+        """Whether arrays made from it must not be written."""
+        return not self._hold.write
+
+    # DLPack
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Give DLPack's device type (1: CPU, 2: CUDA) and id, the id as this process counts."""
+        return self._hold.memory.pool.device
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """Export the tensor as a DLPack capsule, as the array API standard says.
+
+        Parameters
+        ----------
+        stream
+            The consumer's stream, on which the data must be ready. On CUDA: None or 1 is the legacy default stream,
+            2 the per-thread default stream, a larger number a handle, -1 asks for no ordering. On the CPU: None.
+        max_version
+            The newest DLPack that the consumer understands; from (1, 0) on it gets a versioned capsule, which says
+            whether the data is read-only.
+        dl_device
+            Where the consumer wants the data: here, or on the CPU, (1, 0), which copies from a device.
+        copy
+            True always copies, False never, None only where `dl_device` asks for it.
+
+        Raises
+        ------
+        BufferError
+            It cannot be exported this way: another device, a copy that was forbidden, or read-only data for a
+            consumer of legacy capsules.
+        ValueError
+            A stream that the standard does not allow.
+        LeaseReleasedError
+            The lease has ended.
+        """
+        hold = self._hold
+        hold.check_usable()
+        device = hold.memory.pool.device
+        target = device if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
+        if target != device and target[0] != _dlpack.CPU:
+            raise BufferError(f"memory of {self.device} cannot be exported to DLPack device {target}")
+        if target != device and copy is False:
+            raise BufferError(f"memory of {self.device} cannot reach the CPU without a copy, and copy=False")
+        if target == device or stream is not None:
+            # With the CPU as target None cannot mean a CUDA stream: the copy is complete on return anyway.
+            _order.before_use(device, stream)
+        versioned = max_version is not None and max_version[0] >= 1
+        element = hold.description.element
+        if target != device or copy:
+            array = _copy(hold) if target == device else _copy_to_host(hold)
+            return _dlpack.make_capsule(array, element, target, versioned=versioned, copied=True)
+        if not hold.write and not versioned and not self._legacy:
+            raise BufferError(
+                "the consumer asks for a legacy DLPack capsule (max_version is None or below 1.0), which cannot say "
+                "that this lease is read-only. If the consumer does not write, give it lease.view(legacy=True); "
+                "otherwise lease for writing, or copy"
+            )
+        array = hold.array() if versioned or hold.write else _pretend_writeable(hold)
+        return _dlpack.make_capsule(array, element, device, versioned=versioned)
+
+    # NumPy, on memory of the CPU
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """Make a NumPy array of the same memory; only for memory of the CPU.
+
+        Raises
+        ------
+        TypeError
+            The memory is on a device, or NumPy lacks the element type; see `to_numpy`.
+        ValueError
+            ``copy=False``, and another dtype was asked for.
+        """
+        hold = self._hold
+        hold.check_usable()
+        if hold.memory.pool.device[0] != _dlpack.CPU:
+            raise TypeError(f"this memory is on {self.device}: use DLPack, or copy it with to_numpy()")
+        wanted = self.dtype if dtype is None else np.dtype(dtype)
+        array = hold.array()
+        if wanted == array.dtype and not copy:
+            return array
+        if copy is False:
+            raise ValueError(f"elements of {array.dtype} cannot become {wanted} without a copy")
+        return array.astype(wanted)
+
+    def memoryview(self) -> memoryview:
+        """Make a memoryview of the elements; only for memory of the CPU. ``bfloat16`` shows its bits as ``uint16``.
+
+        Raises
+        ------
+        TypeError
+            The memory is on a device.
+        """
+        hold = self._hold
+        hold.check_usable()
+        if hold.memory.pool.device[0] != _dlpack.CPU:
+            raise TypeError(f"this memory is on {self.device}: use DLPack, or copy it with to_numpy()")
+        return memoryview(hold.array())
+
+    # Copies
+
+    def to_numpy(self) -> np.ndarray[Any, Any]:
+        """Copy the elements into a new NumPy array, from wherever they are.
+
+        Returns
+        -------
+        numpy.ndarray
+            Of this shape and dtype, C-contiguous, writeable. ``bfloat16`` comes as float32, which holds it exactly.
+        """
+        hold = self._hold
+        hold.check_usable()
+        array = np.ascontiguousarray(_copy_to_host(hold)).reshape(self.shape)
+        if hold.description.element.in_numpy:
+            return array
+        return (array.astype(np.uint32) << 16).view(np.float32)
+
+
+def _pretend_writeable(hold: Hold) -> np.ndarray[Any, Any]:
+    """Point at read-only memory without saying so: for a legacy consumer whose user vouches for it."""
+    array = hold.array(write=False)
+    assert isinstance(array.base, Token)  # noqa: S101 - NumPy keeps what it was made from
+    interface = array.base.__array_interface__
+    interface["data"] = (interface["data"][0], False)
+    return np.asarray(array.base)
+
+
+def _copy(hold: Hold) -> np.ndarray[Any, Any]:
+    """Copy the tensor within its device; the array owns the copy. Strides stay as they are."""
+    description = hold.description
+    first, last = description.span
+    token = Token(hold)
+    address, owner = hold.memory.pool.duplicate(hold.memory.address(write=False) + first, last - first)
+    return np.asarray(_Owned(owner, _interface(hold, address + description.offset - first), token))
+
+
+def _copy_to_host(hold: Hold) -> np.ndarray[Any, Any]:
+    """Copy the tensor into host memory, with its strides; ``bfloat16`` as its bits."""
+    description = hold.description
+    first, last = description.span
+    data = np.empty(max(last - first, 1), np.uint8)
+    token = Token(hold)
+    if last > first:
+        hold.memory.pool.read(hold.memory.address(write=False) + first, data[: last - first])
+    del token
+    return np.ndarray(
+        description.shape, description.element.typestr, data, description.offset - first, description.strides
+    )
+
+
+def _interface(hold: Hold, address: int) -> dict[str, Any]:
+    description = hold.description
+    return {
+        "version": 3,
+        "shape": description.shape,
+        "typestr": description.element.typestr,
+        "strides": None if description.contiguous else description.strides,
+        "data": (address, False),
+    }
+
+
+class _Owned:
+    """Keeps a copy alive for the array that points at it."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, owner: object, interface: dict[str, Any], source: Token) -> None:
+        del source  # the copy is complete: the original may go
+        self.owner = owner
+        self.__array_interface__ = interface
+
+
+def check_shape(shape: Sequence[int], expected: Sequence[int]) -> None:
+    """Raise unless an array of `shape` can be broadcast into `expected`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It cannot.
+    """
+    try:
+        fits = np.broadcast_shapes(tuple(shape), tuple(expected)) == tuple(expected)
+    except ValueError:
+        fits = False
+    if not fits:
+        raise InvalidArgumentError(f"an array of shape {tuple(shape)} does not fit into {tuple(expected)}")

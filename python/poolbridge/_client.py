@@ -1,0 +1,385 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from poolbridge import _operations, _paths, _tensor
+from poolbridge._errors import ConnectionLostError, InvalidArgumentError, PoolbridgeError, ServiceStalledError
+from poolbridge._lease import Lease
+from poolbridge._messages import VERSION, Hello, HelloReply, Reply
+from poolbridge._operations import Ask, Flow
+from poolbridge._pool import Pool, ServiceStats
+from poolbridge._pump import Pump
+from poolbridge._session import Session
+from poolbridge._transport import Transport
+
+_T = TypeVar("_T")
+
+DEFAULT_TIMEOUT = 10.0
+_CLOSE_TIMEOUT = 1.0
+
+
+def connect(
+    path: str | os.PathLike[str] | None = None, *, timeout: float = DEFAULT_TIMEOUT, wait: float = 0.0
+) -> Client:
+    """Connect to the service.
+
+    Parameters
+    ----------
+    path
+        The service's socket. Left out: ``$POOLBRIDGE_SOCKET``, else ``$XDG_RUNTIME_DIR/poolbridge/poolsvc.sock``, else
+        ``poolbridge-<uid>/poolsvc.sock`` in the folder for temporary files.
+    timeout
+        Seconds that the service may take for an answer, besides the time that a request itself may wait.
+    wait
+        Seconds that the service may take to appear.
+
+    Returns
+    -------
+    Client
+        Connected; a context manager.
+
+    Raises
+    ------
+    ServiceNotRunningError
+        Nobody listens there; `ServiceStartTimeoutError` after waiting.
+    AccessDeniedError
+        This user may not connect.
+    VersionError
+        Client and service share no protocol version.
+    ServiceStalledError
+        The service accepted and does not answer.
+    """
+    where = os.fspath(path) if path is not None else _paths.default_path()
+    patience = _paths.Patience(where, wait, timeout, time.monotonic())
+    while isinstance(sock := patience.attempt(time.monotonic()), float):
+        time.sleep(sock)
+    session = Session(Transport(sock))
+    client = Client(session, Pump(session), where, timeout)
+    try:
+        client._greet()  # noqa: SLF001
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+class ClientState:
+    """What the blocking and the asyncio client have in common.
+
+    Attributes
+    ----------
+    path
+        The service's socket.
+    timeout
+        Seconds that the service may take for an answer.
+    """
+
+    def __init__(self, session: Session, path: str, timeout: float) -> None:
+        self._session = session
+        self._default_pool: Pool | None = None
+        self._pools: dict[str, Pool] = {}
+        self.path = path
+        self.timeout = timeout
+
+    @property
+    def closed(self) -> bool:
+        """Whether the client was closed or its connection lost."""
+        return self._session.ended is not None
+
+    @property
+    def epoch(self) -> str:
+        """Identifies one life of the service; hexadecimal."""
+        return self._session.core.epoch.hex()
+
+    @property
+    def service_pid(self) -> int:
+        """The service's process, as it says itself; for people."""
+        return self._session.core.service_pid
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"session {self._session.core.session_id}"
+        return f"<poolbridge.{type(self).__name__} {self.path}, {state}>"
+
+    def _remember(self, pool: Pool) -> Pool:
+        self._pools[pool.name] = pool
+        if self._default_pool is None:
+            self._default_pool = pool
+        return pool
+
+    def _forget(self, pool: Pool) -> None:
+        if self._pools.get(pool.name) == pool:
+            del self._pools[pool.name]
+        if self._default_pool == pool:
+            self._default_pool = None
+
+    def _find_pool(self, pool: Pool | str | None) -> Pool | str:
+        """Give the pool to use, or the name of one that has to be opened first."""
+        if isinstance(pool, Pool):
+            return pool
+        if pool is not None:
+            return self._pools.get(pool, pool)
+        if self._default_pool is None:
+            raise InvalidArgumentError("no pool: create or open one first, or name one")
+        return self._default_pool
+
+    def _hello(self) -> Ask:
+        return Ask(Hello(v=(VERSION,), nm=_program_name()), HelloReply)
+
+    def _warn_unclosed(self) -> None:
+        warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=3)
+
+
+class Client(ClientState):
+    """A connection to the service. Thread-safe, and a context manager; made by `connect`."""
+
+    def __init__(self, session: Session, pump: Pump, path: str, timeout: float) -> None:
+        super().__init__(session, path, timeout)
+        self._pump = pump
+
+    # Pools
+
+    def create_pool(
+        self,
+        name: str,
+        *,
+        kind: str = "host",
+        device: int | str | None = None,
+        max_bytes: int,
+        session_bytes: int = 0,
+        uids: Sequence[int] = (),
+        gids: Sequence[int] = (),
+    ) -> Pool:
+        """Create a pool.
+
+        Parameters
+        ----------
+        name
+            1 to 255 bytes of UTF-8 without control characters.
+        kind
+            ``"host"`` or ``"device"``.
+        device
+            A GPU's ordinal as the service counts, or its UUID; None: the first.
+        max_bytes
+            Most bytes that its blocks may take.
+        session_bytes
+            Most bytes that one session may hold in it; 0: no limit of its own.
+        uids, gids
+            Users and groups that may use it; without any, this user alone.
+
+        Raises
+        ------
+        AlreadyExistsError
+            There is a pool of that name.
+        UnavailableError
+            The service's machine cannot do it; the message says what is missing.
+        """
+        flow = _operations.create_pool(
+            name, kind=kind, device=device, max_bytes=max_bytes, session_bytes=session_bytes, uids=uids, gids=gids
+        )
+        return self._remember(self._run(flow))
+
+    def open_pool(self, name: str, timeout: float | None = 0.0) -> Pool:
+        """Open a pool by its name.
+
+        Parameters
+        ----------
+        name
+            The pool's name.
+        timeout
+            Seconds to wait for it to appear; None: no limit.
+
+        Raises
+        ------
+        NotFoundError, WaitTimeoutError
+            There is no such pool, or none appeared in time.
+        AccessDeniedError
+            This user may not use it.
+        """
+        return self._remember(self._run(_operations.open_pool(name, timeout=timeout)))
+
+    def destroy_pool(self, pool: Pool | str) -> None:
+        """Destroy a pool; memory that leases still need goes when they end."""
+        found = self._pool(pool)
+        self._run(_operations.destroy_pool(found))
+        self._forget(found)
+
+    def trim(self, pool: Pool | str | None = None, *, keep_bytes: int = 0) -> int:
+        """Give unused blocks of a pool back to the device.
+
+        Parameters
+        ----------
+        pool
+            The pool; left out: the default pool.
+        keep_bytes
+            Bytes of unused blocks to keep.
+
+        Returns
+        -------
+        int
+            Bytes given back.
+        """
+        return self._run(_operations.trim(self._pool(pool), keep_bytes=keep_bytes))
+
+    def stats(self) -> ServiceStats:
+        """Ask for the service's counts and those of every pool that this user may use."""
+        return self._run(_operations.stats())
+
+    # Buffers
+
+    def allocate(
+        self,
+        shape: int | Iterable[int],
+        dtype: Any = "float32",
+        *,
+        pool: Pool | str | None = None,
+        timeout: float | None = 0.0,
+    ) -> Lease:
+        """Allocate a buffer and lease it for writing.
+
+        Parameters
+        ----------
+        shape
+            Elements along each axis; ``()`` makes a scalar.
+        dtype
+            A dtype of NumPy, or a name such as ``"bfloat16"``.
+        pool
+            The pool; left out: the first that this client created or opened.
+        timeout
+            Seconds to wait for room in the pool; None: no limit.
+
+        Returns
+        -------
+        Lease
+            A write lease; its content is undefined.
+
+        Raises
+        ------
+        PoolLimitError, DeviceMemoryError
+            No room in the pool or on the device.
+        InvalidArgumentError
+            A shape or dtype that cannot be, or no pool.
+        """
+        description = _tensor.describe(shape, dtype)
+        flow = _operations.allocate(self._session, description, self._pool(pool), timeout=timeout)
+        return Lease(self, self._run(flow))
+
+    def get(self, name: str, *, write: bool = False, timeout: float | None = 0.0) -> Lease:
+        """Lease the buffer behind a name; its pool is opened if need be.
+
+        Parameters
+        ----------
+        name
+            What it was published under.
+        write
+            Lease it for writing, which excludes every other lease.
+        timeout
+            Seconds to wait for the name to appear and for leases that exclude this one; None: no limit.
+
+        Raises
+        ------
+        NotFoundError, WaitTimeoutError
+            There is no such name, or none appeared in time.
+        BusyError
+            Another lease excludes this one.
+        ProducerDiedError
+            Whoever wrote the buffer died before finishing.
+        """
+        return Lease(self, self._run(_operations.get(self._session, name, write=write, timeout=timeout)))
+
+    def lease(
+        self, buffer_id: int, generation: int, *, write: bool = False, timeout: float | None = 0.0
+    ) -> Lease:
+        """Lease a buffer by id and generation, as another lease's ``buffer_id`` and ``generation`` say.
+
+        Raises
+        ------
+        StaleError
+            The buffer is gone; its block is used again.
+        """
+        flow = _operations.lease(self._session, buffer_id, generation, write=write, timeout=timeout)
+        return Lease(self, self._run(flow))
+
+    def unpublish(self, name: str) -> None:
+        """Take a name away; leases on its buffer stay."""
+        self._run(_operations.unpublish(name))
+
+    # The end
+
+    def close(self) -> None:
+        """Close the connection; its leases end. Idempotent.
+
+        Arrays that are still alive stay valid, but their memory is not used again before this process ends.
+        """
+        if self._session.ended is None and os.getpid() == self._session.pid:
+            last = self._session.prepare_close()
+            if last is not None:
+                try:
+                    self._pump.call(last, Reply, _CLOSE_TIMEOUT)
+                except PoolbridgeError:
+                    pass  # gone or stalled: the service ends the session by itself
+        self._session.close()
+        if os.getpid() == self._session.pid:
+            self._pump.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if sys.is_finalizing() or self._session.ended is not None or os.getpid() != self._session.pid:
+            return
+        self._warn_unclosed()
+        self._pump.background(self._session.close_when_unused)
+
+    # Inside
+
+    def _greet(self) -> None:
+        try:
+            self._perform(self._hello())
+        except ServiceStalledError as error:
+            raise ServiceStalledError(f"the service at {self.path} accepted and does not answer") from error
+        except ConnectionLostError as error:
+            raise ConnectionLostError(f"the service at {self.path} closed the connection at once: {error}") from error
+
+    def _pool(self, pool: Pool | str | None) -> Pool:
+        found = self._find_pool(pool)
+        return found if isinstance(found, Pool) else self.open_pool(found)
+
+    def _perform(self, step: Any) -> Any:
+        if isinstance(step, Ask):
+            seconds = None if step.wait is None else step.wait + self.timeout
+            return self._pump.call(step.request, step.reply_type, seconds)
+        return step.work()
+
+    def _run(self, flow: Flow[_T]) -> _T:
+        """Carry an operation to its end, waiting where it has to."""
+        self._session.check_usable()
+        try:
+            step = next(flow)
+            while True:
+                try:
+                    result = self._perform(step)
+                except BaseException as error:  # noqa: BLE001 - the operation cleans up, and raises it again
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(result)
+        except StopIteration as stop:
+            value: _T = stop.value
+            return value
+
+
+def _program_name() -> str:
+    name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+    return name.encode(errors="replace")[:255].decode(errors="ignore")

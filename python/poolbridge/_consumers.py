@@ -1,0 +1,322 @@
+"""Array libraries as consumers of leases, for the worker. Only here are they imported, and only on request."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from poolbridge import _patterns
+from poolbridge._errors import UnavailableError
+from poolbridge._patterns import Comparison, Pattern, chunks
+
+if TYPE_CHECKING:
+    from poolbridge._lease import Lease
+
+
+class Consumer(ABC):
+    """One array library.
+
+    Attributes
+    ----------
+    name
+        Its name in tasks, which is that of its module.
+    kinds
+        The kinds of memory that it can use in place.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+
+    def version(self) -> str:
+        """Say which version is installed."""
+        return str(getattr(importlib.import_module(self.name), "__version__", "?"))
+
+    @abstractmethod
+    def take(self, lease: Lease) -> Any:
+        """Make an array of the lease's memory, in place."""
+
+    @abstractmethod
+    def pointer(self, array: Any) -> int:
+        """Give the array's address."""
+
+    @abstractmethod
+    def compare(self, array: Any, pattern: Pattern) -> Comparison:
+        """Compare every element with a pattern."""
+
+    @abstractmethod
+    def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:
+        """Write a pattern; complete on return."""
+
+
+class NumPy(Consumer):
+    """Memory of the CPU."""
+
+    name = "numpy"
+    kinds = ("host",)
+
+    def take(self, lease: Lease) -> Any:
+        """By DLPack."""
+        return np.from_dlpack(lease)
+
+    def pointer(self, array: Any) -> int:
+        """By the array's own word."""
+        return int(array.ctypes.data)
+
+    def compare(self, array: Any, pattern: Pattern) -> Comparison:
+        """On the CPU."""
+        return _patterns.compare(np, array.reshape(-1), pattern)
+
+    def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:  # noqa: ARG002
+        """On the CPU."""
+        _patterns.fill(np, array.reshape(-1), pattern)
+
+
+class CuPy(Consumer):
+    """Memory of a GPU."""
+
+    name = "cupy"
+    kinds = ("device",)
+
+    def take(self, lease: Lease) -> Any:
+        """By DLPack."""
+        import cupy
+
+        with cupy.cuda.Device(lease.__dlpack_device__()[1]):
+            return cupy.from_dlpack(lease)
+
+    def pointer(self, array: Any) -> int:
+        """By the array's own word."""
+        return int(array.data.ptr)
+
+    def compare(self, array: Any, pattern: Pattern) -> Comparison:
+        """On the GPU."""
+        import cupy
+
+        with array.device:
+            return _patterns.compare(cupy, array.reshape(-1), pattern)
+
+    def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:  # noqa: ARG002
+        """On the GPU."""
+        import cupy
+
+        with array.device:
+            _patterns.fill(cupy, array.reshape(-1), pattern)
+            cupy.cuda.get_current_stream().synchronize()
+
+
+class Torch(Consumer):
+    """Memory of the CPU and of a GPU."""
+
+    name = "torch"
+    kinds = ("device", "host")
+
+    def take(self, lease: Lease) -> Any:
+        """By DLPack."""
+        import torch
+
+        return torch.from_dlpack(lease)
+
+    def pointer(self, array: Any) -> int:
+        """By the tensor's own word."""
+        return int(array.data_ptr())
+
+    def compare(self, array: Any, pattern: Pattern) -> Comparison:
+        """Where the tensor is."""
+        flat = array.reshape(-1)
+        result = Comparison()
+        for first, count in chunks(flat.numel()):
+            part = flat[first : first + count]
+            expected = self._expected(part, pattern, first)
+            wrong = part != expected
+            mismatches = int(wrong.sum())
+            if mismatches:
+                at = wrong.nonzero().reshape(-1)[:5]
+                result.add(mismatches, (at + first).tolist(), expected[at].tolist(), part[at].tolist())
+        return result
+
+    def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:  # noqa: ARG002
+        """Where the tensor is."""
+        import torch
+
+        flat = array.reshape(-1)
+        for first, count in chunks(flat.numel()):
+            part = flat[first : first + count]
+            part.copy_(self._expected(part, pattern, first))
+        if flat.is_cuda:
+            torch.cuda.synchronize(flat.device)
+
+    @staticmethod
+    def _expected(part: Any, pattern: Pattern, first: int) -> Any:
+        import torch
+
+        values = torch.arange(first, first + part.numel(), dtype=torch.float64, device=part.device)
+        return values.mul_(pattern.scale).add_(pattern.offset).to(part.dtype)
+
+
+class OnHost(Consumer):
+    """A library that takes the memory in place, and whose arrays are compared as copies on the CPU."""
+
+    def pointer(self, array: Any) -> int:
+        """By the array's ``__cuda_array_interface__``."""
+        return int(array.__cuda_array_interface__["data"][0])
+
+    @abstractmethod
+    def copy(self, array: Any) -> np.ndarray[Any, Any]:
+        """Copy the elements, read through the library's array."""
+
+    def compare(self, array: Any, pattern: Pattern) -> Comparison:
+        """On the CPU."""
+        return _patterns.compare(np, self.copy(array).reshape(-1), pattern)
+
+    def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:  # noqa: ARG002
+        """Made on the CPU and copied into the lease."""
+        lease.copy_from(_patterns.make(pattern, lease.size, lease.dtype).reshape(lease.shape))
+
+
+class CudaCore(OnHost):
+    """``cuda.core`` alone: a GPU without an array library."""
+
+    name = "cuda.core"
+    kinds = ("device",)
+
+    def take(self, lease: Lease) -> Any:
+        """By DLPack, ordered on the legacy default stream."""
+        from cuda.core.utils import StridedMemoryView
+
+        return StridedMemoryView.from_dlpack(lease, stream_ptr=1)
+
+    def pointer(self, array: Any) -> int:
+        """By the view's own word."""
+        return int(array.ptr)
+
+    def copy(self, array: Any) -> np.ndarray[Any, Any]:
+        """Copy by the driver, from the view's address."""
+        from poolbridge import _cuda
+
+        out = np.empty(array.shape, array.dtype)
+        if out.size:
+            _cuda.copy_to_host(array.device_id, out, array.ptr)
+        return out
+
+
+class Numba(OnHost):
+    """Memory of a GPU, by the CUDA array interface."""
+
+    name = "numba"
+    kinds = ("device",)
+
+    def take(self, lease: Lease) -> Any:
+        """Make a device array of a view, which counts."""
+        from numba import cuda
+
+        return cuda.as_cuda_array(lease.view())
+
+    def copy(self, array: Any) -> np.ndarray[Any, Any]:
+        """Copy by Numba."""
+        out: np.ndarray[Any, Any] = array.copy_to_host()
+        return out
+
+
+class Jax(OnHost):
+    """Memory of the CPU and of a GPU; its arrays never change, so a new pattern goes into the lease directly."""
+
+    name = "jax"
+    kinds = ("device", "host")
+
+    def take(self, lease: Lease) -> Any:
+        """By a legacy DLPack capsule; JAX never writes."""
+        import jax
+
+        return jax.dlpack.from_dlpack(lease.view(legacy=True))
+
+    def pointer(self, array: Any) -> int:
+        """By the array's own word."""
+        return int(array.unsafe_buffer_pointer())
+
+    def copy(self, array: Any) -> np.ndarray[Any, Any]:
+        """Copy by JAX."""
+        return np.array(array)
+
+
+# In this order they are preferred.
+CONSUMERS: tuple[type[Consumer], ...] = (NumPy, CuPy, Torch, CudaCore, Jax, Numba)
+_PACKAGES = ("poolbridge", "numpy", "msgspec", "cuda-core", "cuda-bindings")
+
+
+def load(name: str) -> Consumer:
+    """Make the consumer of that name; its library must be installed.
+
+    Raises
+    ------
+    UnavailableError
+        It is not installed, or not known.
+    """
+    for consumer in CONSUMERS:
+        if consumer.name == name:
+            if not _installed(name):
+                raise UnavailableError(f"{name} is not installed for this Python")
+            return consumer()
+    known = ", ".join(consumer.name for consumer in CONSUMERS)
+    raise UnavailableError(f"{name!r} is no array library that the worker knows: expected one of {known}")
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def probe() -> dict[str, Any]:
+    """Find out which libraries can use which kind of memory here.
+
+    Returns
+    -------
+    dict
+        ``packages``: versions by name. ``consumers``: names by kind, the preferred first. ``missing``: by kind, why
+        there are not more. ``devices``: the GPUs that this process sees.
+    """
+    packages = {}
+    for name in _PACKAGES:
+        try:
+            packages[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    consumers: dict[str, list[str]] = {"host": [], "device": []}
+    broken = []
+    for consumer in CONSUMERS:
+        if not _installed(consumer.name):
+            continue
+        try:
+            packages[consumer.name] = consumer().version()
+        except Exception as error:  # noqa: BLE001 - a broken library is a finding, not a failure
+            broken.append(f"{consumer.name} cannot be imported: {error}")
+            continue
+        for kind in consumer.kinds:
+            consumers[kind].append(consumer.name)
+    missing = {"host": "; ".join(broken)}
+    devices: list[dict[str, Any]] = []
+    try:
+        from poolbridge import _cuda
+
+        devices = _cuda.devices()
+        if not devices:
+            missing["device"] = "this process sees no GPU"
+    except UnavailableError as error:
+        missing["device"] = str(error)
+    if not devices:
+        consumers["device"] = []
+    elif broken:
+        missing["device"] = "; ".join(broken)
+    return {
+        "packages": packages,
+        "consumers": consumers,
+        "missing": {kind: why for kind, why in missing.items() if why},
+        "cuda": bool(devices),
+        "devices": devices,
+    }

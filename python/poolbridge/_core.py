@@ -1,0 +1,316 @@
+"""The protocol without I/O: requests become packets, packets become answers.
+
+A `Core` is what one session knows: requests that wait, pools, blocks and their exports. It neither reads nor writes;
+the blocking and the asyncio client both carry its packets. It is not thread-safe: its session locks around it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from msgspec import UNSET, Struct, UnsetType, structs
+
+from poolbridge import _errors
+from poolbridge._errors import PoolbridgeError, ProtocolError
+from poolbridge._messages import (
+    VERSION,
+    Cancel,
+    Dropped,
+    Envelope,
+    Export,
+    Goodbye,
+    Grant,
+    GrantReply,
+    Hello,
+    HelloReply,
+    Notice,
+    Pool,
+    PoolReply,
+    Recall,
+    Release,
+    Reply,
+    Request,
+)
+from poolbridge._packet import check, decode, encode
+from poolbridge._transport import Descriptors
+
+_LAST_NUMBER: Final = 2**32 - 1
+
+
+class Call:
+    """A request that waits for its reply.
+
+    Parameters
+    ----------
+    number
+        The request number.
+    reply_type
+        What the reply is decoded as.
+    on_done
+        Called without arguments once the reply or an error is there.
+    """
+
+    __slots__ = ("abandoned", "error", "number", "on_done", "reply", "reply_type")
+
+    def __init__(self, number: int, reply_type: type[Reply], on_done: Callable[[], object]) -> None:
+        self.number = number
+        self.reply_type = reply_type
+        self.on_done = on_done
+        self.abandoned = False
+        self.reply: Reply | None = None
+        self.error: PoolbridgeError | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the reply or an error is there."""
+        return self.reply is not None or self.error is not None
+
+    def result(self) -> Reply:
+        """Give the reply, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        assert self.reply is not None  # noqa: S101 - only asked when done
+        return self.reply
+
+
+class KnownPool(Struct, eq=False, gc=True):
+    """A pool that this session opened: its description, and its export until that is mapped."""
+
+    info: Pool
+    export: bytes
+    descriptors: Descriptors
+    mapped: Any = None
+
+
+class KnownBlock(Struct, eq=False, gc=True):
+    """A block whose export this session was sent.
+
+    ``leases`` counts this session's leases on it; ``mapped`` is the kind's mapping while there is one.
+    """
+
+    id: int
+    pool: int
+    size: int
+    export: bytes
+    descriptors: Descriptors
+    leases: int = 0
+    recalled: bool = False
+    mapped: Any = None
+
+
+class Core:
+    """The state of one session.
+
+    Attributes
+    ----------
+    epoch
+        Identifies one life of the service; 16 bytes, empty before the hello.
+    session_id, service_pid
+        As the service says.
+    features
+        Named by both sides.
+    pools, blocks
+        What the service sent exports of, by id.
+    outbox
+        Packets to send, in order.
+    goodbye
+        Why the service is about to close the connection, or ``""``.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = b""
+        self.session_id = 0
+        self.service_pid = 0
+        self.features: tuple[str, ...] = ()
+        self.pools: dict[int, KnownPool] = {}
+        self.blocks: dict[int, KnownBlock] = {}
+        self.outbox: deque[bytes] = deque()
+        self.goodbye = ""
+        self._calls: dict[int, Call] = {}
+        self._number = 0
+
+    # Out
+
+    def hello(self, name: str, on_done: Callable[[], object]) -> Call:
+        """Begin the session."""
+        return self.start(Hello(v=(VERSION,), nm=name), HelloReply, on_done)
+
+    def start(self, request: Request, reply_type: type[Reply], on_done: Callable[[], object]) -> Call:
+        """Put a request into the outbox that wants a reply.
+
+        Raises
+        ------
+        ProtocolError
+            The request does not fit into a packet; nothing was begun.
+        """
+        number = self._next_number()
+        packet = encode(structs.replace(request, q=number))
+        call = self._calls[number] = Call(number, reply_type, on_done)
+        self.outbox.append(packet)
+        return call
+
+    def tell(self, request: Request) -> None:
+        """Put a request into the outbox that wants no reply."""
+        self.outbox.append(encode(request))
+
+    def abandon(self, call: Call) -> None:
+        """Stop waiting for a reply; whatever it still grants is given back when it comes."""
+        if not call.done and not call.abandoned:
+            call.abandoned = True
+            self.tell(Cancel(rq=call.number))
+        elif isinstance(call.reply, GrantReply) and not call.abandoned:
+            call.abandoned = True
+            self.release(call.reply.l, failed=False)
+
+    def release(self, grant: Grant, *, failed: bool) -> KnownBlock | None:
+        """End a lease.
+
+        Returns
+        -------
+        KnownBlock or None
+            The block, if the service wants it back and this was its last lease.
+        """
+        self.tell(Release(l=grant.id, fl=failed))
+        block = self.blocks.get(grant.bl)
+        if block is None:
+            return None
+        block.leases -= 1
+        return block if block.recalled and not block.leases else None
+
+    def drop(self, block: KnownBlock) -> None:
+        """Forget a block whose mapping is gone, and say so."""
+        if self.blocks.pop(block.id, None) is not None:
+            block.descriptors.close()
+            self.tell(Dropped(bl=(block.id,)))
+
+    def _next_number(self) -> int:
+        while True:
+            self._number = self._number % _LAST_NUMBER + 1
+            if self._number not in self._calls:
+                return self._number
+
+    # In
+
+    def receive(self, data: bytes, descriptors: Descriptors) -> list[KnownBlock]:
+        """Take one packet from the service; descriptors that nobody needs are closed.
+
+        Returns
+        -------
+        list of KnownBlock
+            Blocks that the service wants back and that no lease of this session needs: unmap and `drop` them.
+
+        Raises
+        ------
+        ProtocolError
+            The packet is malformed or out of turn; the session cannot go on.
+        """
+        try:
+            return self._receive(data, descriptors)
+        finally:
+            descriptors.close()
+
+    def _receive(self, data: bytes, descriptors: Descriptors) -> list[KnownBlock]:
+        # The envelope's keys only; the typed decoding that follows checks the packet as a whole.
+        envelope = decode(data, Envelope, checked=True)
+        idle: list[KnownBlock] = []
+        if envelope.q:
+            self._reply(envelope, data, descriptors)
+        elif not isinstance(envelope.e, UnsetType):
+            # Said before the connection is closed: an error that belongs to no request.
+            check(data)
+            raise _errors.from_wire(envelope.e.c, envelope.e.m)
+        else:
+            idle = self._notice(decode(data, Notice, checked=True).n, data)
+        if len(descriptors):
+            raise ProtocolError(f"{len(descriptors)} file descriptors came that no export claims")
+        return idle
+
+    def _notice(self, name: str, data: bytes) -> list[KnownBlock]:
+        if name == "recall":
+            recalled = [self.blocks[id_] for id_ in decode(data, Recall).bl if id_ in self.blocks]
+            for block in recalled:
+                block.recalled = True
+            return [block for block in recalled if not block.leases]
+        if name == "goodbye":
+            self.goodbye = decode(data, Goodbye).m
+        else:
+            check(data)
+        return []
+
+    def _reply(self, envelope: Envelope, data: bytes, descriptors: Descriptors) -> None:
+        call = self._calls.get(envelope.q)
+        if call is None:
+            raise ProtocolError(f"a reply to request {envelope.q}, which does not wait for one")
+        if not isinstance(envelope.e, UnsetType):
+            error = _errors.from_wire(envelope.e.c, envelope.e.m)
+            decode(data, Reply)
+            del self._calls[call.number]
+            call.error = error
+        else:
+            reply = decode(data, call.reply_type)
+            self._learn(reply, descriptors)
+            del self._calls[call.number]
+            if call.abandoned and isinstance(reply, GrantReply):
+                block = self.release(reply.l, failed=False)
+                if block is not None and block.mapped is None:
+                    self.drop(block)
+            call.reply = reply
+        call.on_done()
+
+    def _learn(self, reply: Reply, descriptors: Descriptors) -> None:
+        if isinstance(reply, GrantReply):
+            self._learn_grant(reply.l, descriptors)
+        elif isinstance(reply, PoolReply):
+            export, own = _claim(reply.p.x, descriptors)
+            info = structs.replace(reply.p, x=UNSET)
+            if info.id in self.pools:
+                own.close()
+                self.pools[info.id].info = info
+            else:
+                self.pools[info.id] = KnownPool(info, export, own)
+        elif isinstance(reply, HelloReply):
+            if reply.v != VERSION:
+                raise _errors.VersionError(f"the service chose protocol version {reply.v}; offered was {VERSION}")
+            self.epoch, self.session_id, self.service_pid = reply.ep, reply.id, reply.pid
+            self.features = reply.ft
+
+    def _learn_grant(self, grant: Grant, descriptors: Descriptors) -> None:
+        block = self.blocks.get(grant.bl)
+        if not isinstance(grant.x, UnsetType):
+            export, own = _claim(grant.x, descriptors)
+            if block is None:
+                block = self.blocks[grant.bl] = KnownBlock(grant.bl, grant.pl, grant.bs, export, own)
+            else:
+                own.close()
+        if block is None:
+            raise ProtocolError(f"lease {grant.id} is on block {grant.bl}, whose export was never sent")
+        if block.pool != grant.pl or block.size != grant.bs or grant.n > grant.bs:
+            raise ProtocolError(f"lease {grant.id} contradicts what is known of block {grant.bl}")
+        block.leases += 1
+
+    # The end
+
+    def lose(self, error: PoolbridgeError) -> None:
+        """Fail every request that waits: the connection is gone."""
+        calls, self._calls = list(self._calls.values()), {}
+        self.outbox.clear()
+        for call in calls:
+            call.error = error
+            call.on_done()
+
+    def close_descriptors(self) -> None:
+        """Close the descriptors of exports that were never mapped."""
+        for known in (*self.pools.values(), *self.blocks.values()):
+            known.descriptors.close()
+
+
+def _claim(export: Export | UnsetType, descriptors: Descriptors) -> tuple[bytes, Descriptors]:
+    """Take an export's own descriptors out of its packet's."""
+    if isinstance(export, UnsetType):
+        return b"", Descriptors()
+    if export.f > len(descriptors):
+        raise ProtocolError(f"an export claims {export.f} file descriptors; {len(descriptors)} came with it")
+    return export.d, descriptors.take(export.f)
+

@@ -1,0 +1,50 @@
+"""A lock for work that finalisers need done but must not wait for."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+
+
+class DeferringLock:
+    """A lock whose holder also does what others left for it.
+
+    The garbage collector may run a finaliser in any thread at any point, also while that very thread holds the lock:
+    waiting there would be a deadlock. So a finaliser calls `later`; the work is done at once if the lock is free, and
+    otherwise by whoever holds it, right after.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left: deque[Callable[[], None]] = deque()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+        if self._left:
+            self._drain()
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Have `work` done under the lock, by this thread or by the one that holds it; never waits, never raises."""
+        self._left.append(work)
+        self._drain()
+
+    def _drain(self) -> None:
+        # Whoever fails to take the lock may leave: its holder looks at the deque after releasing it.
+        while self._left and self._lock.acquire(blocking=False):
+            try:
+                while self._left:
+                    work = self._left.popleft()
+                    try:
+                        work()
+                    except Exception as error:  # noqa: BLE001 - a finaliser's work warns, it never raises
+                        warnings.warn(f"poolbridge: {error!r} while giving memory back", ResourceWarning, stacklevel=2)
+            finally:
+                self._lock.release()

@@ -1,0 +1,105 @@
+"""DLPack capsules of memory that NumPy does not know.
+
+NumPy makes the capsule, over an array that points at the memory and that owns the lease's token; its own C deleter
+frees it, from whatever thread, with whatever life is left in the interpreter. What NumPy cannot say is then written
+into the structure: the device, ``bfloat16``, and that the data is a copy. NumPy never reads the memory behind it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final
+
+import numpy as np
+
+from poolbridge._tensor import ElementType
+
+CPU: Final = 1
+CUDA: Final = 2
+
+_FLAG_COPIED = 2
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int32), ("id", ctypes.c_int32))
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = (("tensor", _Tensor), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype = ctypes.c_void_p
+_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+def make_capsule(
+    array: np.ndarray[Any, Any],
+    element: ElementType,
+    device: tuple[int, int],
+    *,
+    versioned: bool,
+    copied: bool = False,
+) -> object:
+    """Make a capsule of an array.
+
+    Parameters
+    ----------
+    array
+        Points at the memory, which may be on a device, and keeps it alive. Read-only when it is not writeable.
+    element
+        The element type, which NumPy may lack.
+    device
+        DLPack's device type and id.
+    versioned
+        Make a ``dltensor_versioned`` (DLPack 1.x), otherwise a legacy ``dltensor``.
+    copied
+        Say in a versioned capsule that the data is a copy.
+
+    Raises
+    ------
+    BufferError
+        A legacy capsule of a read-only array.
+    """
+    capsule: object = array.__dlpack__(max_version=(1, 0)) if versioned else array.__dlpack__()
+    if element.in_numpy and device[0] == CPU and not copied and array.size:
+        return capsule
+    if versioned:
+        managed = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
+        if copied:
+            managed.flags |= _FLAG_COPIED
+        tensor = managed.tensor
+    else:
+        tensor = _Managed.from_address(_pointer(capsule, b"dltensor")).tensor
+    tensor.device.type, tensor.device.id = device
+    tensor.dtype.code = element.code
+    if not array.size:
+        tensor.data = None
+    return capsule

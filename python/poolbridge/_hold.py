@@ -1,0 +1,163 @@
+"""What keeps a lease: the hold, which lives as long as the lease or any array made from it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from poolbridge import _dlpack, _order
+from poolbridge._errors import LeaseInUseError, LeaseReleasedError
+from poolbridge._tensor import Description
+
+if TYPE_CHECKING:
+    from poolbridge._kinds import BlockMemory
+    from poolbridge._messages import Grant, Pool
+    from poolbridge._session import Session
+
+
+class Hold:
+    """One session's hold on one buffer.
+
+    Arrays reach it through their `Token`, the user through a lease. When all of them are gone it ends by itself.
+
+    Parameters
+    ----------
+    session
+        Whose lease it is.
+    grant
+        What the service granted.
+    pool
+        The pool that the buffer is in.
+    memory
+        The block, mapped.
+    description
+        What the buffer holds.
+    """
+
+    def __init__(
+        self, session: Session, grant: Grant, pool: Pool, memory: BlockMemory, description: Description
+    ) -> None:
+        self.released = True  # until everything is in place
+        self.session = session
+        self.grant = grant
+        self.pool = pool
+        self.memory = memory
+        self.description = description
+        self.write = grant.wr
+        self.name: str | None = None
+        self.tokens: set[int] = set()
+        self.used = False
+        self.unaccounted = False
+        self.failed = False
+        session.holds[grant.id] = self
+        self.released = False
+
+    def check_usable(self) -> None:
+        """Raise if the lease has ended, or this is another process.
+
+        Raises
+        ------
+        LeaseReleasedError, ForkError
+            Nothing may be made from the lease.
+        """
+        if self.released:
+            raise LeaseReleasedError(f"lease {self.grant.id} has been released")
+        if os.getpid() != self.session.pid:
+            self.session.check_usable()
+
+    def address(self, *, write: bool) -> int:
+        """Address of element [0, …, 0]."""
+        return self.memory.address(write=write) + self.description.offset
+
+    def array(self, *, write: bool | None = None) -> np.ndarray[Any, Any]:
+        """Make a NumPy array that points at the elements and keeps the hold; never read it for device memory.
+
+        Parameters
+        ----------
+        write
+            Whether it is writeable, if the lease is; left out: as the lease is.
+        """
+        if write is None:
+            write = self.write
+        description = self.description
+        token = Token(self)
+        token.__array_interface__ = {
+            "version": 3,
+            "shape": description.shape,
+            "typestr": description.element.typestr,
+            "strides": None if description.contiguous else description.strides,
+            "data": (self.address(write=write), not write),
+        }
+        return np.asarray(token)
+
+    def release(self, *, failed: bool, force: bool = False) -> None:
+        """End the lease now. Waits until the device is done with the memory.
+
+        Raises
+        ------
+        LeaseReleasedError
+            It has ended before.
+        LeaseInUseError
+            Arrays made from it are alive.
+        """
+        self.begin_release(force=force)
+        try:
+            if self.used:
+                _order.before_hand_over(self.memory)
+        finally:
+            self.session.release(self.grant, failed=failed)
+
+    def begin_release(self, *, force: bool = False) -> None:
+        """Take the decision to release; from here on the lease makes no more arrays."""
+        self.check_usable()
+        # First closed, then counted: an array that is being made at this moment either counts or fails.
+        self.released = True
+        if force:
+            return
+        if self.tokens:
+            self.released = False
+            count = len(self.tokens)
+            raise LeaseInUseError(
+                f"{count} array{'s' if count > 1 else ''} made from lease {self.grant.id} "
+                f"{'are' if count > 1 else 'is'} alive: drop them first, or let the last one end the lease"
+            )
+        if self.unaccounted:
+            self.released = False
+            raise LeaseInUseError(
+                f"lease {self.grant.id} was read through __cuda_array_interface__, whose arrays cannot be counted: "
+                "drop the lease and its arrays and it ends by itself, or say release(force=True) once none is used; "
+                "arrays made by DLPack, or of lease.view(), are counted"
+            )
+
+    def close(self) -> None:
+        """End the lease because its client closes, unless arrays still need its memory."""
+        if not self.released and not self.tokens and not self.unaccounted:
+            self.release(failed=False)
+
+    def __del__(self) -> None:
+        if self.released or sys.is_finalizing():
+            return
+        self.released = True
+        on_device = self.used and self.memory.pool.device[0] != _dlpack.CPU
+        self.session.give_back(self.grant, failed=self.failed, memory=self.memory if on_device else None)
+
+
+class Token:
+    """Stands for one array, and keeps the hold while that array, or anything made of it, is alive."""
+
+    __slots__ = ("__array_interface__", "_hold", "owner")
+
+    def __init__(self, hold: Hold, owner: object = None) -> None:
+        self.__array_interface__: dict[str, Any] = {}
+        self._hold = hold
+        self.owner = owner
+        # First counted, then checked: see Hold.begin_release.
+        hold.tokens.add(id(self))
+        hold.used = True
+        hold.check_usable()
+
+    def __del__(self) -> None:
+        self._hold.tokens.discard(id(self))

@@ -1,0 +1,126 @@
+"""Kind ``host``: a memfd of the service, mapped twice, once to write and once to read only."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from poolbridge import _dlpack
+from poolbridge._errors import DeviceMemoryError, ProtocolError
+from poolbridge._kinds import BlockMemory, Kind, PoolMemory
+
+if TYPE_CHECKING:
+    from poolbridge._messages import Pool
+    from poolbridge._transport import Descriptors
+
+_F_GET_SEALS: Final = 1034
+_F_SEAL_SHRINK: Final = 0x0002
+
+
+class HostBlock(BlockMemory):
+    """A range of the pool's two mappings."""
+
+    def __init__(self, pool: HostPool, offset: int, size: int) -> None:
+        self.pool: HostPool = pool
+        self.offset = offset
+        self.size = size
+
+    def address(self, *, write: bool) -> int:
+        """Address in the writable or in the read-only mapping."""
+        return (self.pool.writable if write else self.pool.readable) + self.offset
+
+    def synchronize(self) -> None:
+        """Nothing runs behind the CPU's back."""
+
+    def close(self) -> None:
+        """Nothing to do: pages belong to the pool's mapping."""
+
+    def evidence(self) -> dict[str, Any]:
+        """Whether the address lies in a shared mapping of the pool's memfd, as the kernel lists it."""
+        address = self.address(write=False)
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            for line in maps:
+                start, end = (int(part, 16) for part in line.split(maxsplit=1)[0].split("-"))
+                if start <= address < end:
+                    fields = line.split(maxsplit=5)
+                    name = fields[5].strip() if len(fields) > 5 else ""
+                    return {"mapped": fields[1].endswith("s") and "memfd" in name, "mapping": name}
+        return {"mapped": False, "mapping": ""}
+
+
+class HostPool(PoolMemory):
+    """The pool's memfd, mapped as a whole."""
+
+    kind = "host"
+    device = (_dlpack.CPU, 0)
+
+    def __init__(self, fd: int, size: int) -> None:
+        if os.fstat(fd).st_size < size or not fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK:
+            # An unsealed file could shrink under us, and reading would then be SIGBUS.
+            raise ProtocolError(f"the pool's memfd is not sealed at {size} bytes")
+        self.size = size
+        self._maps: list[mmap.mmap] = []
+        try:
+            self.writable = self._map(fd, mmap.PROT_READ | mmap.PROT_WRITE)
+            self.readable = self._map(fd, mmap.PROT_READ)
+        except BaseException:
+            self.close()
+            raise
+
+    def _map(self, fd: int, protection: int) -> int:
+        options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+        try:
+            mapping = mmap.mmap(fd, self.size, mmap.MAP_SHARED, protection, **options)
+        except OSError as error:
+            raise DeviceMemoryError(f"{self.size} bytes of the pool cannot be mapped: {error}") from error
+        self._maps.append(mapping)
+        return int(np.frombuffer(mapping, np.uint8, 1).ctypes.data)
+
+    def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> HostBlock:  # noqa: ARG002
+        """Check that the block lies inside the pool; its offset is the export."""
+        if len(export) != 8:
+            raise ProtocolError(f"the export of a host block has 8 bytes, got {len(export)}")
+        offset = int.from_bytes(export, "little")
+        if offset + size > self.size:
+            raise ProtocolError(f"a block of {size} bytes at {offset} is outside the pool of {self.size} bytes")
+        return HostBlock(self, offset, size)
+
+    def close(self) -> None:
+        """Unmap both."""
+        maps, self._maps = self._maps, []
+        for mapping in maps:
+            mapping.close()
+
+    def read(self, address: int, out: np.ndarray[Any, Any]) -> None:
+        """Copy by the CPU."""
+        ctypes.memmove(out.ctypes.data, address, out.nbytes)
+
+    def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
+        """Copy by the CPU."""
+        ctypes.memmove(address, data.ctypes.data, data.nbytes)
+
+    def duplicate(self, address: int, nbytes: int) -> tuple[int, object]:
+        """Copy into a new NumPy array."""
+        copy = np.empty(nbytes, np.uint8)
+        self.read(address, copy)
+        return int(copy.ctypes.data), copy
+
+
+class HostKind(Kind):
+    """Host memory: no GPU needed."""
+
+    name = "host"
+
+    def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> HostPool:  # noqa: ARG002
+        """Map the pool's memfd; its descriptor is closed, the mappings keep the memory."""
+        fd = descriptors.one()
+        try:
+            return HostPool(fd, pool.mx)
+        finally:
+            os.close(fd)

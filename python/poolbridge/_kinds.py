@@ -1,0 +1,123 @@
+"""Kinds of memory: what one has to be able to do, and which there are.
+
+A kind is one file with one `Kind`, listed in `load`; nothing else has to know it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Final
+
+from poolbridge._errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from poolbridge._messages import Pool
+    from poolbridge._transport import Descriptors
+
+
+class BlockMemory(ABC):
+    """A block, mapped into this process.
+
+    Attributes
+    ----------
+    pool
+        The pool's memory, kept mapped by this reference.
+    """
+
+    pool: PoolMemory
+
+    @abstractmethod
+    def address(self, *, write: bool) -> int:
+        """Address of the block's first byte, for reading or for writing; they may differ."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until the device has done the work that this process queued on the block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Unmap. Called once, when no lease, array or session of this process needs the block."""
+
+    def evidence(self) -> dict[str, Any]:
+        """Say how one can tell that this is mapped memory, not a copy; for diagnosis, may ask the driver."""
+        return {}
+
+
+class PoolMemory(ABC):
+    """A pool, mapped or imported into this process.
+
+    Attributes
+    ----------
+    kind
+        The kind's name.
+    device
+        DLPack's device type and id, the id as this process counts.
+    """
+
+    kind: str
+    device: tuple[int, int]
+
+    @property
+    def device_name(self) -> str:
+        """``"cpu"``, or ``"cuda:0"`` with the ordinal as this process counts."""
+        return "cpu" if self.device[0] == 1 else f"cuda:{self.device[1]}"
+
+    @abstractmethod
+    def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> BlockMemory:
+        """Map a block of `size` bytes; descriptors that are not taken stay with the caller."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Unmap or forget. Called once, after every block."""
+
+    @abstractmethod
+    def read(self, address: int, out: np.ndarray[Any, Any]) -> None:
+        """Copy bytes from `address` into the contiguous host array `out`; complete on return."""
+
+    @abstractmethod
+    def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
+        """Copy the contiguous host array `data` to `address`; complete on return."""
+
+    @abstractmethod
+    def duplicate(self, address: int, nbytes: int) -> tuple[int, object]:
+        """Copy bytes into new memory of the same device; give its address and the object that owns it."""
+
+
+class Kind(ABC):
+    """One kind of memory.
+
+    Attributes
+    ----------
+    name
+        Its name on the wire.
+    """
+
+    name: str
+
+    @abstractmethod
+    def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> PoolMemory:
+        """Map a pool; descriptors that are not taken stay with the caller."""
+
+
+KINDS: Final = ("host", "device")
+
+
+def load(name: str) -> Kind:
+    """Find a kind by its name on the wire; imports what it needs only now.
+
+    Raises
+    ------
+    UnsupportedError
+        This client does not know the kind.
+    """
+    if name == "host":
+        from poolbridge._kind_host import HostKind
+
+        return HostKind()
+    if name == "device":
+        from poolbridge._kind_device import DeviceKind
+
+        return DeviceKind()
+    raise UnsupportedError(f"memory of kind {name!r} is not known here; known are {', '.join(KINDS)}")

@@ -1,0 +1,294 @@
+"""Leases: what a user holds of a buffer."""
+
+from __future__ import annotations
+
+import html
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from poolbridge import _dlpack, _operations, _order
+from poolbridge._arrays import ArrayExports
+from poolbridge._copies import copy_into
+from poolbridge._hold import Hold, Token
+
+if TYPE_CHECKING:
+    from poolbridge._aclient import AsyncClient
+    from poolbridge._client import Client
+
+
+class LeaseView(ArrayExports):
+    """A view of a lease that counts as an array of it, for consumers that keep the object they were given.
+
+    It speaks ``__cuda_array_interface__`` on device memory and ``__array_interface__`` on memory of the CPU, besides
+    DLPack; arrays made through any of them keep the view, and so the lease, alive. Made by ``lease.view()``.
+    """
+
+    def __init__(self, hold: Hold, *, legacy: bool = False) -> None:
+        self._hold = hold
+        self._token = Token(hold)
+        self._legacy = legacy
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3 of the CUDA array interface; device memory only."""
+        return _cuda_array_interface(self._hold)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """Version 3 of NumPy's array interface; memory of the CPU only."""
+        hold = self._hold
+        hold.check_usable()
+        description = hold.description
+        if hold.memory.pool.device[0] != _dlpack.CPU or not description.element.in_numpy:
+            raise AttributeError("__array_interface__")
+        return {
+            "version": 3,
+            "shape": description.shape,
+            "typestr": description.element.typestr,
+            "strides": None if description.contiguous else description.strides,
+            "data": (hold.address(write=hold.write), not hold.write),
+        }
+
+    def __repr__(self) -> str:
+        return f"<poolbridge.LeaseView of lease {self._hold.grant.id}>"
+
+
+class BaseLease(ArrayExports):
+    """One session's hold on one buffer, to write or to read: an array that other libraries can take.
+
+    Arrays made from a lease by DLPack, by NumPy or by way of `view` keep it alive. It ends when the last of them and
+    the lease itself are gone, or by `release`. Leases are made by a client, never directly.
+    """
+
+    def __init__(self, hold: Hold) -> None:
+        self._hold = hold
+
+    @property
+    def pool(self) -> str:
+        """Name of the pool that the buffer is in."""
+        return self._hold.pool.nm
+
+    @property
+    def name(self) -> str | None:
+        """The name that the buffer was published or found under, or None."""
+        return self._hold.name
+
+    @property
+    def buffer_id(self) -> int:
+        """The buffer's id, never reused within one life of the service."""
+        return self._hold.grant.bf
+
+    @property
+    def generation(self) -> int:
+        """How often the block under the buffer was used before, and once more."""
+        return self._hold.grant.ge
+
+    @property
+    def released(self) -> bool:
+        """Whether the lease has ended."""
+        return self._hold.released or self._hold.session.ended is not None
+
+    @property
+    def arrays(self) -> int:
+        """How many arrays made from the lease are alive, as far as they can be counted."""
+        return len(self._hold.tokens)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3 of the CUDA array interface; device memory only.
+
+        Arrays made through it keep the lease object, but cannot be counted: `release` then asks for ``force=True``.
+        ``lease.view()`` offers the same and is counted.
+        """
+        interface = _cuda_array_interface(self._hold)
+        self._hold.unaccounted = self._hold.used = True
+        return interface
+
+    def view(self, *, legacy: bool = False) -> LeaseView:
+        """Make a view that counts as an array of the lease for as long as anything keeps it.
+
+        Parameters
+        ----------
+        legacy
+            Let consumers of legacy DLPack capsules (JAX, for one) have a read-only lease. Such a capsule cannot say
+            that the data is read-only: the caller vouches that the consumer does not write.
+        """
+        self._hold.check_usable()
+        return LeaseView(self._hold, legacy=legacy)
+
+    def copy_from(self, source: Any) -> None:
+        """Copy an array into the leased memory; complete on return.
+
+        Parameters
+        ----------
+        source
+            Anything that NumPy takes, or an array on a device. It is broadcast to the lease's shape and cast to its
+            dtype (``same_kind``).
+
+        Raises
+        ------
+        InvalidArgumentError
+            The lease is read-only, or the shapes do not match.
+        TypeError
+            The dtypes do not match.
+        """
+        copy_into(self._hold, source)
+
+    def evidence(self) -> dict[str, Any]:
+        """Say how one can tell that this memory is mapped from another process, not a copy; for diagnosis."""
+        self._hold.check_usable()
+        pointer = self._hold.address(write=self._hold.write)
+        return {"pointer": pointer, "device": self.device, **self._hold.memory.evidence()}
+
+    def _state(self) -> str:
+        if self.released:
+            return "released"
+        mode = "write" if self._hold.write else "read"
+        return f"{mode}, {len(self._hold.tokens)} arrays alive" if self._hold.tokens else mode
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name is not None else ""
+        return (
+            f"<poolbridge.{type(self).__name__}{name} {self.dtype_name}{list(self.shape)} on {self.device}, "
+            f"{self.nbytes} bytes, pool {self.pool!r}, {self._state()}>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = (
+            ("name", self.name or "–"),
+            ("elements", f"{self.dtype_name} {list(self.shape)}"),
+            ("bytes", f"{self.nbytes:,}"),
+            ("device", f"{self.device} ({self.kind})"),
+            ("pool", self.pool),
+            ("state", self._state()),
+        )
+        cells = "".join(f"<tr><th>{key}</th><td>{html.escape(value)}</td></tr>" for key, value in rows)
+        return f"<table>{cells}</table>"
+
+
+class Lease(BaseLease):
+    """A lease of a blocking `Client`. As a context manager it is released at the end of the block."""
+
+    def __init__(self, client: Client, hold: Hold) -> None:
+        super().__init__(hold)
+        self._client = client
+
+    def publish(self, name: str, *, keep: bool = False, replace: bool = False) -> None:
+        """Say that the content is complete and give it a name; the lease becomes a read lease.
+
+        Waits until the device has done the work that this process queued. Arrays made before stay alive, and must
+        not be written any more.
+
+        Parameters
+        ----------
+        name
+            1 to 255 bytes of UTF-8 without control characters.
+        keep
+            Keep the name when this client is gone.
+        replace
+            Take the name over if the same user has published it before.
+
+        Raises
+        ------
+        AlreadyExistsError
+            The name is taken.
+        LeaseReleasedError
+            The lease has ended.
+        """
+        self._client._run(_operations.publish(self._hold, name, keep=keep, replace=replace))  # noqa: SLF001
+
+    def release(self, *, failed: bool = False, force: bool = False) -> None:
+        """End the lease now, after the device has done the work that this process queued.
+
+        Parameters
+        ----------
+        failed
+            What was written is incomplete; who waits for it gets `ProducerDiedError`.
+        force
+            Do it although arrays are alive: the caller vouches that none is used any more.
+
+        Raises
+        ------
+        LeaseInUseError
+            Arrays made from the lease are alive; it stays as it is.
+        LeaseReleasedError
+            It has ended before.
+        """
+        self._hold.release(failed=failed, force=force)
+
+    def __enter__(self) -> Self:
+        self._hold.check_usable()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.released:
+            return
+        if error is None:
+            self.release()
+            return
+        if not _end_after(error, self._hold):
+            return
+        self.release(failed=self._hold.write)
+
+
+class AsyncLease(BaseLease):
+    """A lease of an `AsyncClient`. As an asynchronous context manager it is released at the end of the block."""
+
+    def __init__(self, client: AsyncClient, hold: Hold) -> None:
+        super().__init__(hold)
+        self._client = client
+
+    async def publish(self, name: str, *, keep: bool = False, replace: bool = False) -> None:
+        """Say that the content is complete and give it a name; see `Lease.publish`."""
+        await self._client._run(_operations.publish(self._hold, name, keep=keep, replace=replace))  # noqa: SLF001
+
+    async def release(self, *, failed: bool = False, force: bool = False) -> None:
+        """End the lease now; see `Lease.release`."""
+        await self._client._run(_operations.release(self._hold, failed=failed, force=force))  # noqa: SLF001
+
+    async def __aenter__(self) -> Self:
+        self._hold.check_usable()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.released:
+            return
+        if error is None:
+            await self.release()
+        elif _end_after(error, self._hold):
+            await self.release(failed=self._hold.write)
+
+
+def _end_after(error: BaseException, hold: Hold) -> bool:
+    """Whether a lease can be released while `error` passes: arrays in its frames may still need the memory."""
+    if hold.tokens or hold.unaccounted:
+        error.add_note(f"lease {hold.grant.id} ends when the arrays made from it are gone")
+        hold.failed = hold.write
+        return False
+    return True
+
+
+def _cuda_array_interface(hold: Hold) -> dict[str, Any]:
+    hold.check_usable()
+    description = hold.description
+    if hold.memory.pool.device[0] != _dlpack.CUDA:
+        raise AttributeError("__cuda_array_interface__")
+    if not description.element.in_numpy:
+        raise AttributeError("__cuda_array_interface__ has no bfloat16: use DLPack")
+    _order.before_use(hold.memory.pool.device, None)
+    return {
+        "version": 3,
+        "shape": description.shape,
+        "typestr": np.dtype(description.element.typestr).str,
+        "strides": None if description.contiguous else description.strides,
+        "data": (hold.address(write=hold.write) if description.size else 0, not hold.write),
+        "stream": None,
+    }
+
+

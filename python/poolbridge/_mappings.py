@@ -1,0 +1,113 @@
+"""What this process has mapped: one import per pool and block, counted over all sessions.
+
+Two imports of one allocation break each other: the driver hands out the same address twice, and the first free ends
+both. Several clients may live in one process, so the register is the process's, and one lock guards every import and
+every unmapping, which the drivers need as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from poolbridge import _kinds
+from poolbridge._deferred import DeferringLock
+from poolbridge._errors import ProtocolError
+
+if TYPE_CHECKING:
+    from poolbridge._core import KnownBlock, KnownPool
+    from poolbridge._kinds import BlockMemory, PoolMemory
+
+_M = TypeVar("_M", "PoolMemory", "BlockMemory")
+Key = tuple[bytes, int]
+
+
+@dataclass(eq=False, slots=True)
+class Mapping(Generic[_M]):
+    """One mapping and how many hold it; `parent` is the mapping of a block's pool."""
+
+    key: Key
+    memory: _M
+    count: int = 1
+    parent: Mapping[PoolMemory] | None = None
+
+
+class Mappings:
+    """The register of mappings. Thread-safe.
+
+    Attributes
+    ----------
+    imports
+        How many pools and how many blocks were ever imported; for tests and diagnosis.
+    """
+
+    def __init__(self) -> None:
+        self._lock = DeferringLock()
+        self._pools: dict[Key, Mapping[PoolMemory]] = {}
+        self._blocks: dict[Key, Mapping[BlockMemory]] = {}
+        self.imports = {"pools": 0, "blocks": 0}
+
+    def __len__(self) -> int:
+        return len(self._pools) + len(self._blocks)
+
+    def pool(self, epoch: bytes, known: KnownPool) -> Mapping[PoolMemory]:
+        """Import a pool, or count one more holder of it. May block; closes the export's descriptors."""
+        key = (epoch, known.info.id)
+        with self._lock:
+            try:
+                mapping = self._pools.get(key)
+                if mapping is None:
+                    kind = _kinds.load(known.info.k)
+                    memory = kind.map_pool(known.info, known.export, known.descriptors)
+                    self.imports["pools"] += 1
+                    mapping = self._pools[key] = Mapping(key, memory)
+                else:
+                    mapping.count += 1
+            finally:
+                if key in self._pools:
+                    known.descriptors.close()
+            return mapping
+
+    def block(self, epoch: bytes, pool: Mapping[PoolMemory], known: KnownBlock) -> Mapping[BlockMemory]:
+        """Import a block, or count one more holder of it. May block; closes the export's descriptors."""
+        key = (epoch, known.id)
+        with self._lock:
+            mapping = self._blocks.get(key)
+            if mapping is None:
+                memory = pool.memory.map_block(known.size, known.export, known.descriptors)
+                self.imports["blocks"] += 1
+                mapping = self._blocks[key] = Mapping(key, memory, parent=pool)
+                pool.count += 1
+            elif mapping.parent is not pool:
+                raise ProtocolError(f"block {known.id} was mapped as part of another pool")
+            else:
+                mapping.count += 1
+            known.descriptors.close()
+            return mapping
+
+    def give_up(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory], then: Callable[[], None]) -> None:
+        """Count one holder less, unmap after the last, then call `then`; never waits: a finaliser may call it."""
+        self._lock.later(partial(self._give_up, mapping, then))
+
+    def _give_up(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory], then: Callable[[], None]) -> None:
+        try:
+            self._uncount(mapping)
+        finally:
+            then()
+
+    def _uncount(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory]) -> None:
+        mapping.count -= 1
+        if mapping.count:
+            return
+        (self._pools if mapping.parent is None else self._blocks).pop(mapping.key, None)
+        try:
+            mapping.memory.close()
+        finally:
+            if mapping.parent is not None:
+                self._uncount(mapping.parent)
+
+
+MAPPINGS = Mappings()
+"""The process's register."""

@@ -1,0 +1,250 @@
+"""What a client can ask for, written once for the blocking and for the asyncio client.
+
+Each operation is a generator. It yields what has to be waited for, an `Ask` of the service or a `Do` in this process,
+and is resumed with the result or the error; it returns the operation's result. It never waits itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from poolbridge import _order, _tensor
+from poolbridge._errors import InvalidArgumentError, LeaseReleasedError
+from poolbridge._hold import Hold
+from poolbridge._messages import (
+    U_MAX,
+    Alloc,
+    Create,
+    Destroy,
+    Get,
+    Grant,
+    GrantReply,
+    LeaseBuffer,
+    Open,
+    PoolReply,
+    Publish,
+    Reply,
+    Request,
+    StatsReply,
+    StatsRequest,
+    Trim,
+    TrimReply,
+    Unpublish,
+)
+from poolbridge._packet import MAX_NAME
+from poolbridge._pool import Pool, ServiceStats
+
+if TYPE_CHECKING:
+    from poolbridge._session import Session
+
+_T = TypeVar("_T")
+_ReplyT = TypeVar("_ReplyT", bound=Reply)
+
+# Without a time limit: as long as milliseconds fit into the nanoseconds that others count with.
+_FOREVER_MS = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Send a request and wait for its reply; `wait` is how many seconds the service itself may take, None: any."""
+
+    request: Request
+    reply_type: type[Reply]
+    wait: float | None = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """Do something in this process that may wait for a driver."""
+
+    work: Callable[[], Any]
+
+
+Flow = Generator[Ask | Do, Any, _T]
+
+
+def _ask(request: Request, reply_type: type[_ReplyT], wait: float | None = 0.0) -> Flow[_ReplyT]:
+    reply = yield Ask(request, reply_type, wait)
+    return cast("_ReplyT", reply)
+
+
+# Arguments
+
+
+def check_name(name: str, what: str) -> str:
+    """Check the name of a pool or buffer.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is not 1 to 255 bytes of UTF-8 without control characters.
+    """
+    try:
+        size = len(name.encode())
+    except (UnicodeEncodeError, AttributeError):
+        raise InvalidArgumentError(f"the {what} name {name!r} is no valid text") from None
+    if not 1 <= size <= MAX_NAME or any(char < " " or "\x7f" <= char <= "\x9f" for char in name):
+        raise InvalidArgumentError(
+            f"the {what} name {name!r} has {size} bytes: expected 1 to {MAX_NAME}, without control characters"
+        )
+    return name
+
+
+def check_wait(timeout: float | None) -> int:
+    """Give a time limit in whole milliseconds, never less than asked for.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is negative or no number.
+    """
+    if timeout is None:
+        return _FOREVER_MS
+    try:
+        milliseconds = math.ceil(timeout * 1000)
+    except (TypeError, ValueError, OverflowError):
+        milliseconds = _FOREVER_MS if timeout == math.inf else -1
+    if milliseconds < 0:
+        raise InvalidArgumentError(f"timeout {timeout!r} is no time: expected seconds, or None for no limit")
+    return min(milliseconds, _FOREVER_MS)
+
+
+def check_count(value: int, what: str, *, least: int = 0) -> int:
+    """Check a number of bytes or an id.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is below `least` or above 2**63 - 1, or no whole number.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= U_MAX:
+        raise InvalidArgumentError(f"{what} {value!r} is out of range: expected {least} to 2**63 - 1")
+    return value
+
+
+# Pools
+
+
+def create_pool(
+    name: str,
+    *,
+    kind: str,
+    device: int | str | None,
+    max_bytes: int,
+    session_bytes: int,
+    uids: Sequence[int],
+    gids: Sequence[int],
+) -> Flow[Pool]:
+    """Create a pool; it is open for this session."""
+    request = Create(
+        nm=check_name(name, "pool"),
+        k=kind,
+        dv="" if device is None else str(device),
+        mx=check_count(max_bytes, "max_bytes", least=1),
+        sx=check_count(session_bytes, "session_bytes"),
+        ui=tuple(check_count(uid, "uid") for uid in uids),
+        gi=tuple(check_count(gid, "gid") for gid in gids),
+    )
+    reply = yield from _ask(request, PoolReply)
+    return Pool.from_wire(reply.p)
+
+
+def open_pool(name: str, *, timeout: float | None) -> Flow[Pool]:
+    """Open a pool, waiting for it to appear."""
+    request = Open(nm=check_name(name, "pool"), w=check_wait(timeout))
+    reply = yield from _ask(request, PoolReply, timeout)
+    return Pool.from_wire(reply.p)
+
+
+def destroy_pool(pool: Pool) -> Flow[None]:
+    """Destroy a pool."""
+    yield from _ask(Destroy(pl=pool.id), Reply)
+
+
+def trim(pool: Pool, *, keep_bytes: int) -> Flow[int]:
+    """Give unused blocks of a pool back."""
+    reply = yield from _ask(Trim(pl=pool.id, n=check_count(keep_bytes, "keep_bytes")), TrimReply)
+    return reply.n
+
+
+def stats() -> Flow[ServiceStats]:
+    """Ask for statistics."""
+    reply = yield from _ask(StatsRequest(), StatsReply)
+    return ServiceStats.from_wire(reply.s)
+
+
+# Buffers
+
+
+def allocate(session: Session, description: _tensor.Description, pool: Pool, *, timeout: float | None) -> Flow[Hold]:
+    """Allocate a buffer and lease it for writing."""
+    request = Alloc(pl=pool.id, t=description.to_wire(), w=check_wait(timeout))
+    reply = yield from _ask(request, GrantReply, timeout)
+    return (yield from _take(session, reply.l))
+
+
+def get(session: Session, name: str, *, write: bool, timeout: float | None) -> Flow[Hold]:
+    """Lease the buffer behind a name."""
+    request = Get(nm=check_name(name, "buffer"), wr=bool(write), w=check_wait(timeout))
+    reply = yield from _ask(request, GrantReply, timeout)
+    hold = yield from _take(session, reply.l)
+    hold.name = name
+    return hold
+
+
+def lease(session: Session, buffer_id: int, generation: int, *, write: bool, timeout: float | None) -> Flow[Hold]:
+    """Lease a buffer by its id."""
+    request = LeaseBuffer(
+        bf=check_count(buffer_id, "buffer_id"),
+        ge=check_count(generation, "generation"),
+        wr=bool(write),
+        w=check_wait(timeout),
+    )
+    reply = yield from _ask(request, GrantReply, timeout)
+    return (yield from _take(session, reply.l))
+
+
+def _take(session: Session, grant: Grant) -> Flow[Hold]:
+    """Make a hold of a grant: open its pool and map its block where that is not done yet."""
+    try:
+        description = _tensor.from_wire(grant.t, grant.n)
+        pool = session.pool_info(grant.pl)
+        if pool is None:
+            reply = yield from _ask(Open(pl=grant.pl), PoolReply)
+            pool = reply.p
+        memory = session.mapped(grant.bl)
+        if memory is None:
+            memory = yield Do(partial(session.map, grant.bl))
+        return Hold(session, grant, pool, memory, description)
+    except BaseException:
+        session.give_back(grant)
+        raise
+
+
+def publish(hold: Hold, name: str, *, keep: bool, replace: bool) -> Flow[None]:
+    """Name a buffer whose content is complete."""
+    hold.check_usable()
+    check_name(name, "buffer")
+    if not hold.write:
+        raise InvalidArgumentError(f"lease {hold.grant.id} is a read lease: only what was leased to write is published")
+    if hold.used:
+        yield Do(partial(_order.before_hand_over, hold.memory))
+    yield from _ask(Publish(l=hold.grant.id, nm=name, kp=keep, rp=replace), Reply)
+    hold.write = False
+    hold.name = name
+
+
+def release(hold: Hold, *, failed: bool, force: bool) -> Flow[None]:
+    """End a lease after the device has done its work."""
+    if hold.released:
+        raise LeaseReleasedError(f"lease {hold.grant.id} has been released")
+    yield Do(partial(hold.release, failed=failed, force=force))
+
+
+def unpublish(name: str) -> Flow[None]:
+    """Take a name away."""
+    yield from _ask(Unpublish(nm=check_name(name, "buffer")), Reply)

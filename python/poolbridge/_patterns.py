@@ -1,0 +1,97 @@
+"""Patterns that one side writes and the other expects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+CHUNK = 1 << 22
+_FIRST = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Element i is ``scale * i + offset``, computed in float64 and then rounded to the element type.
+
+    Attributes
+    ----------
+    scale, offset
+        The two numbers.
+    kind
+        ``"affine"``.
+    """
+
+    scale: float
+    offset: float
+    kind: str = "affine"
+
+    def __post_init__(self) -> None:
+        if self.kind != "affine":
+            raise ValueError(f"unknown pattern {self.kind!r}: expected 'affine'")
+
+    def expected(self, xp: Any, first: int, count: int, dtype: Any, **options: Any) -> Any:
+        """Make a part of the pattern with the array library `xp`, which may be NumPy or CuPy."""
+        values = xp.arange(first, first + count, dtype=xp.float64, **options)
+        values *= self.scale
+        values += self.offset
+        return values.astype(dtype)
+
+
+@dataclass(slots=True)
+class Comparison:
+    """How an array differs from a pattern.
+
+    Attributes
+    ----------
+    mismatches
+        How many elements differ.
+    first
+        The first few of them, for people.
+    """
+
+    mismatches: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def add(self, count: int, indices: Any, expected: Any, got: Any) -> None:
+        """Count a part's mismatches; the other arguments are the first of them, index by index."""
+        self.mismatches += count
+        for index, want, have in zip(indices, expected, got, strict=True):
+            if len(self.first) == _FIRST:
+                return
+            self.first.append(f"element {int(index)}: expected {want}, got {have}")
+
+
+def chunks(size: int) -> Iterator[tuple[int, int]]:
+    """Split `size` elements into parts: first element and count of each."""
+    for first in range(0, size, CHUNK):
+        yield first, min(CHUNK, size - first)
+
+
+def compare(xp: Any, flat: Any, pattern: Pattern) -> Comparison:
+    """Compare a flat array of NumPy or CuPy with a pattern, where it is."""
+    result = Comparison()
+    for first, count in chunks(flat.size):
+        part = flat[first : first + count]
+        expected = pattern.expected(xp, first, count, part.dtype)
+        wrong = part != expected
+        mismatches = int(wrong.sum())
+        if mismatches:
+            at = xp.flatnonzero(wrong)[:_FIRST]
+            result.add(mismatches, (at + first).tolist(), expected[at].tolist(), part[at].tolist())
+    return result
+
+
+def fill(xp: Any, flat: Any, pattern: Pattern) -> None:
+    """Write a pattern into a flat array of NumPy or CuPy, where it is."""
+    for first, count in chunks(flat.size):
+        flat[first : first + count] = pattern.expected(xp, first, count, flat.dtype)
+
+
+def make(pattern: Pattern, size: int, dtype: Any) -> np.ndarray[Any, Any]:
+    """Make a whole pattern on the CPU."""
+    flat = np.empty(size, dtype)
+    fill(np, flat, pattern)
+    return flat

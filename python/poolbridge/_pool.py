@@ -1,0 +1,95 @@
+"""Plain data about pools and about the service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from poolbridge import _messages
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A named, bounded arena of one kind of memory, on one device.
+
+    Attributes
+    ----------
+    id
+        Never reused within one life of the service.
+    name
+        Its name.
+    kind
+        ``"host"`` or ``"device"``.
+    device_uuid
+        The GPU's UUID, which holds across processes; ``""`` for host memory.
+    device_ordinal
+        The GPU's ordinal as the service counts; None for host memory.
+    max_bytes
+        Most bytes that its blocks may take.
+    session_bytes
+        Most bytes that one session may hold in it; 0: no limit of its own.
+    """
+
+    id: int
+    name: str
+    kind: str
+    device_uuid: str
+    device_ordinal: int | None
+    max_bytes: int
+    session_bytes: int
+
+    @classmethod
+    def from_wire(cls, pool: _messages.Pool) -> Self:
+        """Make it of the wire's form."""
+        return cls(pool.id, pool.nm, pool.k, pool.du, pool.do if pool.du else None, pool.mx, pool.sx)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """A pool and the bytes in it; ``reserved = leased + cached + held`` at all times.
+
+    Attributes
+    ----------
+    pool
+        The pool.
+    reserved
+        Bytes of all blocks.
+    leased
+        Bytes of blocks in use.
+    used
+        Bytes of the buffers in them.
+    cached
+        Bytes of blocks free for use.
+    held
+        Bytes of free blocks that are being recalled or wait for a process to end.
+    blocks
+        Number of blocks.
+    """
+
+    pool: Pool
+    reserved: int
+    leased: int
+    used: int
+    cached: int
+    held: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStats:
+    """Counts of the whole service, and the pools that this user may use."""
+
+    sessions: int
+    leases: int
+    buffers: int
+    names: int
+    pools: tuple[PoolStats, ...]
+
+    @classmethod
+    def from_wire(cls, stats: _messages.Stats) -> Self:
+        """Make it of the wire's form."""
+        pools = tuple(
+            PoolStats(Pool.from_wire(pool.p), pool.rs, pool.ld, pool.us, pool.ca, pool.rc, pool.nb)
+            for pool in stats.p
+        )
+        return cls(stats.ss, stats.ls, stats.bf, stats.nm, pools)

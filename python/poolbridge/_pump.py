@@ -1,0 +1,197 @@
+"""Moves the packets of a blocking client.
+
+Whoever waits for a reply reads the socket itself, which saves a change of threads for each reply. While nobody waits,
+a watcher thread reads, so that an idle client still answers when the service asks for memory back.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from poolbridge._deferred import DeferringLock
+from poolbridge._errors import PoolbridgeError, ServiceStalledError
+from poolbridge._messages import Reply, Request
+
+if TYPE_CHECKING:
+    from poolbridge._core import Call
+    from poolbridge._session import Session
+
+_ReplyT = TypeVar("_ReplyT", bound=Reply)
+
+
+class _Bell:
+    """Wakes the watcher, from any thread and from finalisers; silent once it is closed."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = DeferringLock()
+
+    def ring(self) -> None:
+        self._lock.later(self._ring)
+
+    def _ring(self) -> None:
+        if self.fd >= 0:
+            os.eventfd_write(self.fd, 1)
+
+    def silence(self) -> None:
+        try:
+            os.eventfd_read(self.fd)
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        with self._lock:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+
+class Pump:
+    """The reading and the waiting of one blocking client.
+
+    Parameters
+    ----------
+    session
+        The session to carry.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._fd = session.transport.fileno()
+        self._reading = threading.Lock()
+        self._bell = _Bell()
+        self._work: deque[Callable[[], None]] = deque()
+        self._stopped = False
+        self._finished = False
+        self._want_write = False
+        self._nobody_reads = True
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
+        self._epoll = select.epoll()
+        self._epoll.register(self._bell.fd, select.EPOLLIN)
+        self._epoll.register(self._fd, select.EPOLLIN)
+        session.carried_by(self)
+        self._watcher = threading.Thread(target=self._watch, name="poolbridge-watcher", daemon=True)
+        self._watcher.start()
+
+    def call(self, request: Request, reply_type: type[_ReplyT], seconds: float | None) -> _ReplyT:
+        """Send a request and wait for its reply.
+
+        Parameters
+        ----------
+        seconds
+            How long to wait; None waits as long as the connection stands.
+
+        Raises
+        ------
+        PoolbridgeError
+            What the service answered.
+        ServiceStalledError
+            It did not answer in time; what it may still grant is given back.
+        """
+        done = threading.Event()
+        call = self._session.ask(request, reply_type, done.set)
+        try:
+            self._wait(call, done, None if seconds is None else time.monotonic() + seconds)
+        except BaseException:
+            self._session.abandon(call)
+            raise
+        return cast("_ReplyT", call.result())
+
+    def _wait(self, call: Call, done: threading.Event, deadline: float | None) -> None:
+        while not call.done:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise ServiceStalledError("the service did not answer in time: it is stopped, or overloaded")
+            if not self._reading.acquire(blocking=False):
+                # Another thread reads and will complete this call; when it stops, the watcher goes on reading.
+                done.wait(left)
+                continue
+            try:
+                self._nobody_reads = False
+                self._arm()
+                self._read_for(call, deadline)
+            finally:
+                self._nobody_reads = True
+                self._reading.release()
+                self._arm()
+
+    def _read_for(self, call: Call, deadline: float | None) -> None:
+        """Read until the call is done or its time is over."""
+        while not call.done:
+            if self._session.ended is not None:
+                return
+            try:
+                if self._session.receive():
+                    continue
+            except PoolbridgeError:
+                return  # the call has failed with it
+            left = None if deadline is None else max(deadline - time.monotonic(), 0)
+            if left == 0:
+                return
+            self._poll.poll(None if left is None else left * 1000 + 1)
+
+    def _arm(self) -> None:
+        """Tell the watcher what to look for."""
+        events = (select.EPOLLIN if self._nobody_reads else 0) | (select.EPOLLOUT if self._want_write else 0)
+        try:
+            self._epoll.modify(self._fd, events)
+        except (OSError, ValueError):
+            self._bell.ring()  # the socket is closed: the watcher finds out
+
+    # The watcher
+
+    def want_write(self) -> None:
+        """See `Driver`."""
+        self._want_write = True
+        self._bell.ring()
+
+    def background(self, work: Callable[[], None]) -> None:
+        """See `Driver`."""
+        self._work.append(work)
+        self._bell.ring()
+        if self._finished:
+            self._do_work()
+
+    def _watch(self) -> None:
+        while not self._stopped and self._session.ended is None:
+            self._epoll.poll()
+            self._bell.silence()
+            self._do_work()
+            if self._want_write:
+                self._want_write = not self._session.flush()
+                self._arm()
+            with self._reading:
+                self._read_all()
+        self._finished = True
+        self._do_work()
+        with self._reading:
+            self._epoll.close()
+            self._bell.close()
+            self._session.transport.close()
+
+    def _read_all(self) -> None:
+        try:
+            while self._session.ended is None and self._session.receive():
+                pass
+        except PoolbridgeError:
+            pass  # every call has failed with it, and the next one will
+
+    def _do_work(self) -> None:
+        while self._work:
+            try:
+                self._work.popleft()()
+            except PoolbridgeError:
+                pass  # the lease behind it has ended with the connection
+
+    def stop(self) -> None:
+        """End the watcher; returns when it has ended."""
+        self._stopped = True
+        self._bell.ring()
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join()

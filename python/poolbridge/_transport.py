@@ -1,0 +1,146 @@
+"""The socket: packets and descriptors in, packets out, nothing lost and nothing leaked."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from collections.abc import Iterable
+
+from poolbridge._errors import ConnectionLostError, ProtocolError
+from poolbridge._packet import MAX_FDS, MAX_PACKET
+
+_INT = array.array("i").itemsize
+# Room for more than the protocol allows: what comes in surplus is then seen, closed and refused.
+_CONTROL = socket.CMSG_SPACE((MAX_FDS + 2) * _INT)
+
+
+class Descriptors:
+    """File descriptors that arrived with a packet and that somebody has to take or close."""
+
+    __slots__ = ("_fds",)
+
+    def __init__(self, fds: Iterable[int] = ()) -> None:
+        self._fds = list(fds)
+
+    def __len__(self) -> int:
+        return len(self._fds)
+
+    def take(self, count: int) -> Descriptors:
+        """Split off the first `count` descriptors."""
+        taken, self._fds = Descriptors(self._fds[:count]), self._fds[count:]
+        return taken
+
+    def one(self) -> int:
+        """Give up the only descriptor; the caller closes it.
+
+        Raises
+        ------
+        ProtocolError
+            There is not exactly one; all are closed.
+        """
+        if len(self._fds) != 1:
+            count = len(self._fds)
+            self.close()
+            raise ProtocolError(f"{count} file descriptors came where one was expected")
+        return self._fds.pop()
+
+    def close(self) -> None:
+        """Close those that nobody took. Idempotent."""
+        fds, self._fds = self._fds, []
+        for fd in fds:
+            os.close(fd)
+
+
+class Transport:
+    """A connected ``SOCK_SEQPACKET`` socket, never blocking.
+
+    Parameters
+    ----------
+    sock
+        The socket; owned from now on.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+
+    def fileno(self) -> int:
+        """Give the socket's descriptor, or -1 when closed."""
+        return self._sock.fileno()
+
+    def send(self, packet: bytes) -> bool:
+        """Send one packet.
+
+        Returns
+        -------
+        bool
+            False if the socket's buffer is full: nothing was sent.
+
+        Raises
+        ------
+        ConnectionLostError
+            The service is gone.
+        """
+        try:
+            self._sock.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise ConnectionLostError(f"the service is gone: {error}") from error
+        return True
+
+    def receive(self) -> tuple[bytes, Descriptors] | None:
+        """Receive one packet with its descriptors, which are close-on-exec.
+
+        Returns
+        -------
+        tuple or None
+            The packet, or None if none is there yet.
+
+        Raises
+        ------
+        ConnectionLostError
+            The service closed the connection.
+        ProtocolError
+            Data or descriptors were truncated, or too many descriptors came; all are closed.
+        """
+        try:
+            data, control, flags, _ = self._sock.recvmsg(MAX_PACKET + 1, _CONTROL, socket.MSG_CMSG_CLOEXEC)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError as error:
+            raise ConnectionLostError(f"the service is gone: {error}") from error
+        descriptors = Descriptors(_rights(control))
+        try:
+            if flags & socket.MSG_CTRUNC:
+                raise ProtocolError("the control part of a packet was truncated: descriptors were lost")
+            if flags & socket.MSG_TRUNC or len(data) > MAX_PACKET:
+                raise ProtocolError(f"a packet of more than {MAX_PACKET} bytes arrived")
+            if len(descriptors) > MAX_FDS:
+                raise ProtocolError(f"{len(descriptors)} descriptors in a packet; the protocol allows {MAX_FDS}")
+            if not data:
+                raise ConnectionLostError("the service closed the connection")
+        except BaseException:
+            descriptors.close()
+            raise
+        return data, descriptors
+
+    def shutdown(self) -> None:
+        """End the connection, which wakes whoever waits for it; the descriptor stays. Idempotent."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the service was faster, or it is closed already
+
+    def close(self) -> None:
+        """Close the socket. Idempotent; nobody may wait for it any more."""
+        self._sock.close()
+
+
+def _rights(control: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % _INT])
+    return list(fds)

@@ -1,0 +1,148 @@
+"""The worker of ``poolsvc verify``: carries out tasks that come as lines of JSON, and answers each with one.
+
+``{"task": "probe"}``
+    Which array libraries can use memory of which kind.
+``{"task": "check", "name": …, "pattern": {…}, "then": {…}, "consumer": …, "write": …, "timeout": …}``
+    Lease a buffer, compare every element with a pattern through the consumer's zero-copy array, and write another
+    pattern if there is a ``then``.
+``{"task": "hold", "name": …, "write": …, "timeout": …}``
+    Lease a buffer and keep it until ``{"task": "release"}``, or until killed.
+
+An answer has ``"ok": true``, or ``"ok": false`` with ``"error": {"type": …, "message": …}``. The worker ends with its
+input. Nothing is imported before a task needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+import poolbridge
+from poolbridge import _consumers
+from poolbridge._patterns import Pattern
+
+if TYPE_CHECKING:
+    from poolbridge._client import Client
+    from poolbridge._lease import Lease
+
+_TIMEOUT = 10.0
+
+
+class Worker:
+    """Carries out tasks, over one connection that it makes when a task first needs it.
+
+    Parameters
+    ----------
+    socket
+        The service's socket; None: the default one.
+    """
+
+    def __init__(self, socket: str | None) -> None:
+        self._socket = socket
+        self._client: Client | None = None
+        self._held: list[Lease] = []
+
+    @property
+    def _connected(self) -> Client:
+        if self._client is None:
+            self._client = poolbridge.connect(self._socket, wait=_TIMEOUT)
+        return self._client
+
+    def probe(self, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        """Say what this interpreter can check."""
+        return {"python": sys.version.split()[0], "executable": sys.executable, **_consumers.probe()}
+
+    def check(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Compare a buffer with a pattern, and write another."""
+        started = time.monotonic()
+        then = Pattern(**task["then"]) if task.get("then") else None
+        write = bool(task.get("write", then is not None))
+        consumer = _consumers.load(task.get("consumer", "numpy"))
+        with self._connected.get(task["name"], write=write, timeout=task.get("timeout", _TIMEOUT)) as lease:
+            evidence = lease.evidence()
+            array = consumer.take(lease)
+            pointer = consumer.pointer(array)
+            result = consumer.compare(array, Pattern(**task["pattern"]))
+            written = then is not None and not result.mismatches
+            if then is not None and written:
+                consumer.fill(array, lease, then)
+            answer = {
+                "elements": lease.size,
+                "dtype": lease.dtype_name,
+                "device": lease.device,
+                "consumer": consumer.name,
+                "version": consumer.version(),
+                "mapped": bool(evidence.get("mapped")) and pointer == evidence["pointer"],
+                "evidence": evidence,
+                "mismatches": result.mismatches,
+                "first": result.first,
+                "written": written,
+            }
+            del array
+        return {**answer, "seconds": round(time.monotonic() - started, 6)}
+
+    def hold(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Take a lease and keep it."""
+        lease = self._connected.get(
+            task["name"], write=bool(task.get("write")), timeout=task.get("timeout", _TIMEOUT)
+        )
+        self._held.append(lease)
+        return {"pid": os.getpid(), "buffer": lease.buffer_id, "held": len(self._held), **lease.evidence()}
+
+    def release(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Release what is held."""
+        held, self._held = self._held, []
+        for lease in held:
+            lease.release(failed=bool(task.get("failed")))
+        return {"released": len(held)}
+
+    def carry_out(self, line: str) -> dict[str, Any]:
+        """Carry out one task; an exception becomes an answer."""
+        try:
+            task = json.loads(line)
+            name = task.get("task") if isinstance(task, dict) else None
+            if name not in _TASKS:
+                raise ValueError(f"unknown task {name!r}: expected one of {', '.join(_TASKS)}")  # noqa: TRY301
+            return {"ok": True, "task": name, **getattr(self, name)(task)}
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            return {"ok": False, "error": {"type": type(error).__name__, "message": str(error)}}
+
+    def close(self) -> None:
+        """Release everything and disconnect."""
+        self._held.clear()
+        if self._client is not None:
+            self._client.close()
+
+
+_TASKS = ("probe", "check", "hold", "release")
+
+
+def serve(worker: Worker, tasks: IO[str], answers: IO[str]) -> None:
+    """Answer tasks until there are no more."""
+    for line in tasks:
+        if line.strip():
+            answers.write(json.dumps(worker.carry_out(line)) + "\n")
+            answers.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Answer the tasks on standard input."""
+    parser = argparse.ArgumentParser(
+        prog="python -m poolbridge.worker", description="Carry out the tasks of `poolsvc verify`, one JSON object a line."
+    )
+    parser.add_argument("--socket", help="the service's socket (default: as poolbridge.connect() finds it)")
+    worker = Worker(parser.parse_args(arguments).socket)
+    # Libraries print what they like; only answers may go where the service reads them.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    try:
+        with answers:
+            serve(worker, sys.stdin, answers)
+    finally:
+        worker.close()
+    return 0

@@ -1,0 +1,10 @@
+"""Run as ``python -m poolbridge.worker``: the Python side of ``poolsvc verify``."""
+
+from __future__ import annotations
+
+from poolbridge._worker import main
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,56 @@
+"""What every test has at hand; and a check that none leaks descriptors or mappings."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakeservice import Service
+
+import poolbridge
+from poolbridge._mappings import MAPPINGS
+
+
+def open_descriptors() -> dict[str, str]:
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue  # the one that listed the folder
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """Fail a test that leaves descriptors or mappings behind."""
+    gc.collect()
+    before = open_descriptors()
+    yield
+    deadline = time.monotonic() + 2
+    while True:
+        gc.collect()
+        left = {fd: target for fd, target in open_descriptors().items() if before.get(fd) != target}
+        if not left and not len(MAPPINGS):
+            return
+        if time.monotonic() > deadline:
+            pytest.fail(f"left open: {left}, mappings: {len(MAPPINGS)}")
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    running = Service(str(tmp_path / "s.sock"))
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[poolbridge.Client]:
+    with poolbridge.connect(service.path, timeout=5) as connected:
+        connected.create_pool("frames", max_bytes=1 << 22)
+        yield connected

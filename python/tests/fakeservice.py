@@ -1,0 +1,359 @@
+"""A small service in Python: enough of protocol version 1 for tests, and every kind of misbehaviour on request.
+
+It keeps pools of kind ``host`` in memfds, as the real one does. A test may put functions into ``Service.tricks``, by
+operation: such a function is called with the connection and the request instead of the ordinary handling.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from poolbridge import _messages as m
+from poolbridge import _tensor
+
+_requests = msgspec.msgpack.Decoder(m.AnyRequest)
+PAGE = 4096
+SEALS = 0x0002 | 0x0004  # F_SEAL_SHRINK | F_SEAL_GROW
+
+
+class Refused(Exception):
+    def __init__(self, code: str, text: str = "refused by the fake service") -> None:
+        super().__init__(code, text)
+        self.error = m.WireError(code, text)
+
+
+@dataclass
+class FakePool:
+    info: m.Pool
+    fd: int
+    top: int = 0
+    free: dict[int, list[FakeBlock]] = field(default_factory=dict)
+
+
+@dataclass
+class FakeBlock:
+    id: int
+    pool: FakePool
+    offset: int
+    size: int
+    generation: int = 0
+
+
+@dataclass
+class FakeBuffer:
+    id: int
+    block: FakeBlock
+    nbytes: int
+    tensor: m.Tensor
+    readers: int = 0
+    writer: bool = False
+    names: int = 0
+    failed: bool = False
+
+
+@dataclass
+class FakeLease:
+    id: int
+    buffer: FakeBuffer
+    write: bool
+
+
+class Service:
+    """Listens at `path` until closed."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.epoch = uuid.uuid4().bytes
+        self.pools: dict[int, FakePool] = {}
+        self.names: dict[str, FakeBuffer] = {}
+        self.buffers: dict[int, FakeBuffer] = {}
+        self.connections: list[Connection] = []
+        self.tricks: dict[str, Callable[[Connection, Any], Any]] = {}
+        self.log: list[Any] = []
+        self.changed = threading.Condition()
+        self._ids = 0
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(path)
+        self._listener.listen(16)
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def new_id(self) -> int:
+        self._ids += 1
+        return self._ids
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            connection = Connection(self, sock)
+            self.connections.append(connection)
+            connection.start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+        for connection in self.connections:
+            connection.hang_up()
+            connection.join()
+        for pool in self.pools.values():
+            if pool.fd >= 0:
+                os.close(pool.fd)
+        os.unlink(self.path)
+
+    @property
+    def leases(self) -> int:
+        return sum(len(connection.leases) for connection in self.connections)
+
+    def seen(self, kind: type) -> list[Any]:
+        """Every request of one type that came, in order."""
+        with self.changed:
+            return [request for request in self.log if isinstance(request, kind)]
+
+    def wait(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, seconds), "the fake service waited in vain"
+
+
+class Connection(threading.Thread):
+    def __init__(self, service: Service, sock: socket.socket) -> None:
+        super().__init__(daemon=True)
+        self.service = service
+        self.sock = sock
+        self.leases: dict[int, FakeLease] = {}
+        self.exported: set[int] = set()
+        self.opened: set[int] = set()
+
+    def run(self) -> None:
+        while True:
+            try:
+                data = self.sock.recv(1 << 17)
+            except OSError:
+                data = b""
+            if not data:
+                break
+            request = _requests.decode(data)
+            trick = self.service.tricks.get(str(type(request).__struct_config__.tag))
+            with self.service.changed:
+                self.service.log.append(request)
+                if trick is None:
+                    self.handle(request)
+                self.service.changed.notify_all()
+            if trick is not None:
+                trick(self, request)
+        with self.service.changed:
+            for lease in list(self.leases.values()):
+                self.end(lease, failed=lease.write)
+            self.service.changed.notify_all()
+        self.sock.close()
+
+    def hang_up(self) -> None:
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def send(self, message: msgspec.Struct | bytes, fds: list[int] | None = None) -> None:
+        data = message if isinstance(message, bytes) else msgspec.msgpack.encode(message)
+        control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        try:
+            self.sock.sendmsg([data], control)
+        except OSError:
+            pass  # the client is gone
+
+    def handle(self, request: Any) -> None:
+        fds: list[int] = []
+        try:
+            reply = getattr(self, type(request).__name__.lower())(request, fds)
+        except Refused as refused:
+            reply = m.Reply(q=request.q, e=refused.error)
+        if request.q:
+            self.send(reply if reply is not None else m.Reply(q=request.q), fds)
+
+    # Operations
+
+    def hello(self, request: m.Hello, fds: list[int]) -> m.Reply:
+        if m.VERSION not in request.v:
+            raise Refused("version")
+        return m.HelloReply(q=request.q, v=1, ep=self.service.epoch, id=self.service.new_id(), pid=os.getpid())
+
+    def create(self, request: m.Create, fds: list[int]) -> m.Reply:
+        if any(pool.info.nm == request.nm for pool in self.service.pools.values()):
+            raise Refused("exists")
+        if request.k != "host":
+            raise Refused("unavailable", "the fake service has no GPU")
+        size = -(-request.mx // PAGE) * PAGE
+        fd = os.memfd_create("poolbridge-fake", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, 1033, SEALS)  # F_ADD_SEALS
+        info = m.Pool(id=self.service.new_id(), nm=request.nm, k="host", mx=request.mx, sx=request.sx)
+        pool = self.service.pools[info.id] = FakePool(info, fd)
+        return self.export_pool(request.q, pool, fds)
+
+    def export_pool(self, number: int, pool: FakePool, fds: list[int]) -> m.Reply:
+        info = pool.info
+        if info.id not in self.opened:
+            self.opened.add(info.id)
+            fds.append(pool.fd)
+            info = msgspec.structs.replace(info, x=m.Export(f=1))
+        return m.PoolReply(q=number, p=info)
+
+    def open(self, request: m.Open, fds: list[int]) -> m.Reply:
+        for pool in self.service.pools.values():
+            if request.nm == pool.info.nm or request.pl == pool.info.id:
+                return self.export_pool(request.q, pool, fds)
+        raise Refused("timeout" if request.w else "not-found")
+
+    def destroy(self, request: m.Destroy, fds: list[int]) -> None:
+        os.close(self.pool(request.pl).fd)
+        self.service.pools.pop(request.pl)
+
+    def trim(self, request: m.Trim, fds: list[int]) -> m.Reply:
+        pool = self.pool(request.pl)
+        given = sum(block.size for blocks in pool.free.values() for block in blocks)
+        return m.TrimReply(q=request.q, n=given)
+
+    def pool(self, id_: int) -> FakePool:
+        try:
+            return self.service.pools[id_]
+        except KeyError:
+            raise Refused("not-found") from None
+
+    def alloc(self, request: m.Alloc, fds: list[int]) -> m.Reply:
+        pool = self.pool(request.pl)
+        nbytes = _tensor.describe(request.t.sh, request.t.dt).nbytes
+        size = -(-max(nbytes, 1) // PAGE) * PAGE
+        free = pool.free.setdefault(size, [])
+        if free:
+            block = free.pop()
+        else:
+            if pool.top + size > pool.info.mx:
+                raise Refused("limit")
+            block = FakeBlock(self.service.new_id(), pool, pool.top, size)
+            pool.top += size
+        block.generation += 1
+        buffer = FakeBuffer(self.service.new_id(), block, nbytes, request.t)
+        self.service.buffers[buffer.id] = buffer
+        return self.grant(request.q, buffer, write=True)
+
+    def grant(self, number: int, buffer: FakeBuffer, *, write: bool) -> m.Reply:
+        if buffer.failed:
+            raise Refused("failed")
+        if buffer.writer or (write and buffer.readers):
+            raise Refused("busy")
+        if write:
+            buffer.writer = True
+        else:
+            buffer.readers += 1
+        lease = FakeLease(self.service.new_id(), buffer, write)
+        self.leases[lease.id] = lease
+        block = buffer.block
+        export: Any = msgspec.UNSET
+        if block.id not in self.exported:
+            self.exported.add(block.id)
+            export = m.Export(d=block.offset.to_bytes(8, "little"))
+        return m.GrantReply(
+            q=number,
+            l=m.Grant(
+                id=lease.id,
+                bf=buffer.id,
+                ge=block.generation,
+                wr=write,
+                pl=block.pool.info.id,
+                bl=block.id,
+                bs=block.size,
+                n=buffer.nbytes,
+                t=buffer.tensor,
+                x=export,
+            ),
+        )
+
+    def publish(self, request: m.Publish, fds: list[int]) -> None:
+        lease = self.find(request.l)
+        if request.nm in self.service.names and not request.rp:
+            raise Refused("exists")
+        old = self.service.names.get(request.nm)
+        if old is not None:
+            old.names -= 1
+            self.recycle(old)
+        self.service.names[request.nm] = lease.buffer
+        lease.buffer.names += 1
+        lease.buffer.writer, lease.write = False, False
+        lease.buffer.readers += 1
+
+    def unpublish(self, request: m.Unpublish, fds: list[int]) -> None:
+        buffer = self.service.names.pop(request.nm, None)
+        if buffer is None:
+            raise Refused("not-found")
+        buffer.names -= 1
+        self.recycle(buffer)
+
+    def get(self, request: m.Get, fds: list[int]) -> m.Reply:
+        buffer = self.service.names.get(request.nm)
+        if buffer is None:
+            raise Refused("timeout" if request.w else "not-found")
+        return self.grant(request.q, buffer, write=request.wr)
+
+    def leasebuffer(self, request: m.LeaseBuffer, fds: list[int]) -> m.Reply:
+        buffer = self.service.buffers.get(request.bf)
+        if buffer is None or buffer.block.generation != request.ge:
+            raise Refused("stale")
+        return self.grant(request.q, buffer, write=request.wr)
+
+    def find(self, id_: int) -> FakeLease:
+        try:
+            return self.leases[id_]
+        except KeyError:
+            raise Refused("released") from None
+
+    def release(self, request: m.Release, fds: list[int]) -> None:
+        self.end(self.find(request.l), failed=request.fl)
+
+    def end(self, lease: FakeLease, *, failed: bool) -> None:
+        del self.leases[lease.id]
+        buffer = lease.buffer
+        if lease.write:
+            buffer.writer = False
+            buffer.failed = failed
+        else:
+            buffer.readers -= 1
+        self.recycle(buffer)
+
+    def recycle(self, buffer: FakeBuffer) -> None:
+        if not (buffer.readers or buffer.writer or buffer.names) and self.service.buffers.pop(buffer.id, None):
+            buffer.block.pool.free.setdefault(buffer.block.size, []).append(buffer.block)
+
+    def cancel(self, request: m.Cancel, fds: list[int]) -> None:
+        pass
+
+    def dropped(self, request: m.Dropped, fds: list[int]) -> None:
+        self.exported.difference_update(request.bl)
+
+    def recall(self, *blocks: int) -> None:
+        self.send(m.Recall(bl=blocks))
+
+    def statsrequest(self, request: m.StatsRequest, fds: list[int]) -> m.Reply:
+        service = self.service
+        return m.StatsReply(
+            q=request.q,
+            s=m.Stats(
+                ss=len(service.connections),
+                ls=service.leases,
+                bf=len(service.buffers),
+                nm=len(service.names),
+                p=tuple(m.PoolStats(p=pool.info, rs=pool.top) for pool in service.pools.values()),
+            ),
+        )

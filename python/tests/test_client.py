@@ -1,0 +1,228 @@
+"""The blocking client against a service: the ordinary way of things."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import poolbridge
+from poolbridge import _messages
+from poolbridge._mappings import MAPPINGS
+
+
+def test_a_buffer_goes_from_hand_to_hand_without_a_copy(service, client):
+    lease = client.allocate((3, 4), "float32")
+    array = np.asarray(lease)
+    array[:] = np.arange(12, dtype=np.float32).reshape(3, 4)
+    lease.publish("frame")
+    assert lease.readonly
+    with poolbridge.connect(service.path) as other:
+        got = other.get("frame")
+        seen = np.asarray(got)
+        assert seen.tolist() == array.tolist()
+        assert not seen.flags.writeable
+        array[0, 0] = 7
+        assert seen[0, 0] == 7
+        assert got.evidence()["mapped"]
+        del seen
+
+
+def test_a_lease_says_what_it_is(client):
+    lease = client.allocate((2, 3), "int16")
+    assert (lease.shape, lease.ndim, lease.size, lease.itemsize, lease.nbytes) == ((2, 3), 2, 6, 2, 12)
+    assert (lease.strides, lease.dtype, lease.dtype_name) == ((6, 2), np.dtype("int16"), "int16")
+    assert (lease.device, lease.kind, lease.pool, lease.name) == ("cpu", "host", "frames", None)
+    assert (lease.readonly, lease.released, lease.arrays) == (False, False, 0)
+    assert repr(lease) == "<poolbridge.Lease int16[2, 3] on cpu, 12 bytes, pool 'frames', write>"
+    assert "<th>device</th><td>cpu (host)</td>" in lease._repr_html_()
+    lease.release()
+    assert "released" in repr(lease)
+
+
+def test_get_opens_the_pool_that_the_buffer_is_in(service, client):
+    client.allocate(4).publish("a", keep=True)
+    lease = client.get("a")
+    with poolbridge.connect(service.path) as other:
+        assert other.get("a").shape == (4,)
+        assert [request.pl for request in service.seen(_messages.Open)] == [client._default_pool.id]
+    lease.release()
+
+
+def test_a_buffer_can_be_leased_by_its_id(client):
+    first = client.allocate(8, "uint8")
+    first.publish("bytes")
+    again = client.lease(first.buffer_id, first.generation)
+    assert again.buffer_id == first.buffer_id
+    with pytest.raises(poolbridge.StaleError):
+        client.lease(first.buffer_id, first.generation + 1)
+
+
+def test_a_write_lease_excludes_others(client):
+    lease = client.allocate(4)
+    lease.publish("x")
+    with pytest.raises(poolbridge.BusyError):
+        client.get("x", write=True)
+    lease.release()
+    writer = client.get("x", write=True)
+    assert not writer.readonly
+    with pytest.raises(poolbridge.BusyError):
+        client.get("x")
+
+
+def test_pools_and_statistics(client):
+    pool = client.create_pool("second", max_bytes=1 << 20, session_bytes=1 << 19)
+    assert (pool.name, pool.kind, pool.max_bytes, pool.session_bytes) == ("second", "host", 1 << 20, 1 << 19)
+    assert pool.device_ordinal is None
+    with pytest.raises(poolbridge.AlreadyExistsError):
+        client.create_pool("second", max_bytes=1)
+    assert client.open_pool("second") == pool
+    lease = client.allocate(10, pool="second")
+    assert lease.pool == "second"
+    stats = client.stats()
+    assert (stats.sessions, stats.leases, stats.buffers) == (1, 1, 1)
+    assert {entry.pool.name: entry.reserved for entry in stats.pools} == {"frames": 0, "second": 4096}
+    lease.release()
+    assert client.trim("second") == 4096
+    client.destroy_pool("second")
+    with pytest.raises(poolbridge.NotFoundError):
+        client.open_pool("second")
+
+
+def test_names(client):
+    lease = client.allocate(1)
+    lease.publish("x")
+    assert lease.name == "x"
+    with pytest.raises(poolbridge.AlreadyExistsError):
+        client.allocate(1).publish("x")
+    client.allocate(2).publish("x", replace=True)
+    assert client.get("x").shape == (2,)
+    client.unpublish("x")
+    with pytest.raises(poolbridge.NotFoundError):
+        client.unpublish("x")
+    with pytest.raises(poolbridge.WaitTimeoutError):
+        client.get("x", timeout=0.01)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.allocate((-1,)),
+        lambda client: client.allocate((2**40, 2**40)),
+        lambda client: client.allocate((1,) * 33),
+        lambda client: client.allocate((1.5,)),
+        lambda client: client.allocate(1, "float8"),
+        lambda client: client.allocate(1, ">f4"),
+        lambda client: client.allocate(1, "U3"),
+        lambda client: client.get(""),
+        lambda client: client.get("x" * 256),
+        lambda client: client.get("a\nb"),
+        lambda client: client.get("x", timeout=-1),
+        lambda client: client.get("x", timeout=float("nan")),
+        lambda client: client.create_pool("p", max_bytes=0),
+        lambda client: client.create_pool("p", max_bytes=-5),
+        lambda client: client.create_pool("p", max_bytes=2**63),
+        lambda client: client.create_pool("p", max_bytes=1, uids=[-1]),
+        lambda client: client.lease(-1, 0),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_sent(service, client, call):
+    sent = len(service.log)
+    with pytest.raises(poolbridge.InvalidArgumentError) as caught:
+        call(client)
+    assert isinstance(caught.value, ValueError)
+    assert len(service.log) == sent
+
+
+def test_allocate_without_a_pool_says_so(service):
+    with (
+        poolbridge.connect(service.path) as client,
+        pytest.raises(poolbridge.InvalidArgumentError, match="create or open one"),
+    ):
+        client.allocate(1)
+
+
+def test_errors_can_be_caught_as_built_ins(client):
+    with pytest.raises(MemoryError):
+        client.allocate(1 << 30)
+    with pytest.raises(LookupError):
+        client.get("nothing")
+    with pytest.raises(TimeoutError):
+        client.get("nothing", timeout=0.001)
+
+
+def test_one_import_per_process_however_many_clients(service, client):
+    client.allocate(4).publish("x", keep=True)
+    keep = client.get("x")
+    before = dict(MAPPINGS.imports)
+    clients = [poolbridge.connect(service.path) for _ in range(5)]
+    leases = [other.get("x") for other in clients]
+    assert MAPPINGS.imports == before
+    arrays = [np.asarray(lease) for lease in leases]
+    assert len({array.ctypes.data for array in arrays}) == 1
+    del arrays, leases
+    for other in clients:
+        other.close()
+    assert np.asarray(keep).shape == (4,)
+
+
+def test_steady_work_reuses_block_and_mapping(client):
+    before = MAPPINGS.imports["blocks"]
+    for _ in range(50):
+        client.allocate(100).release()
+    assert MAPPINGS.imports["blocks"] == before + 1
+
+
+def test_threads_share_a_client(client):
+    client.allocate(16, "int64").publish("shared", keep=True)
+    failures = []
+
+    def work(number: int) -> None:
+        try:
+            for i in range(40):
+                lease = client.allocate(16, "int64")
+                np.asarray(lease)[:] = number * 1000 + i
+                assert lease.to_numpy()[0] == number * 1000 + i
+                lease.release()
+                client.get("shared").release()
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_close_is_idempotent_and_final(service):
+    client = poolbridge.connect(service.path)
+    lease_pool = client.create_pool("p", max_bytes=1 << 16)
+    client.close()
+    client.close()
+    assert client.closed
+    assert "closed" in repr(client)
+    with pytest.raises(poolbridge.ClientClosedError):
+        client.allocate(1, pool=lease_pool)
+
+
+def test_close_returns_leases_and_blocks(service):
+    client = poolbridge.connect(service.path)
+    client.create_pool("p", max_bytes=1 << 16)
+    lease = client.allocate(5)
+    client.close()
+    assert lease.released
+    assert service.seen(_messages.Release)
+    service.wait(lambda: not service.leases)
+    assert [request.bl for request in service.seen(_messages.Dropped) if request.bl]
+
+
+def test_public_names_are_the_ones_promised():
+    assert sorted(poolbridge.__all__) == list(poolbridge.__all__)
+    public = {name for name in vars(poolbridge) if not name.startswith("_")}
+    modules = {"annotations", "worker"}
+    assert public - modules == set(poolbridge.__all__) - {"__version__"}
+    for name in poolbridge.__all__:
+        assert getattr(poolbridge, name) is not None
