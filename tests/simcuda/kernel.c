@@ -1,5 +1,5 @@
-// The kernels that the simulation can run. To add one, write it on the CPU and name it in the table: the name is the
-// PTX entry's, the sizes are those of its parameters.
+// The kernels that the simulation can run; those of package cuda/pattern are in kernels_pattern.c. To add one, write it
+// on the CPU and name it in the table: the name is the PTX entry's, the sizes are those of its parameters.
 #include "kernel.h"
 
 #include <string.h>
@@ -7,7 +7,7 @@
 
 // Memory as a kernel sees it. Unlike a copy, a kernel that may not touch its memory is not refused: it fails while it
 // runs, and its context with it.
-static CUresult memory(const struct launch *l, uint64_t address, uint64_t size, enum access access,
+CUresult kernel_memory(const struct launch *l, uint64_t address, uint64_t size, enum access access,
                        void (*fn)(uint8_t *at, uint64_t size, void *arg), void *arg) {
     LOCK();
     struct context *ctx = l->stream->ctx;
@@ -34,11 +34,10 @@ static void progress(uint8_t *at, uint64_t size, void *arg) {
 static CUresult fill_u32_xor(const struct launch *l) {
     struct progression p = {(uint32_t)l->param[3], (uint32_t)l->param[2], (uint32_t)l->param[4], 0};
     uint64_t n = l->param[1] < l->threads ? l->param[1] : l->threads;
-    return n ? memory(l, l->param[0], n * 4, ACCESS_WRITE, progress, &p) : CUDA_SUCCESS;
+    return n ? kernel_memory(l, l->param[0], n * 4, ACCESS_WRITE, progress, &p) : CUDA_SUCCESS;
 }
 
-// Keeps the stream busy: (nanoseconds).
-static CUresult spin_ns(const struct launch *l) {
+CUresult kernel_spin(const struct launch *l) {
     struct timespec start, now;
     clock_gettime(CLOCK_MONOTONIC, &start);
     unsigned round = 0;
@@ -52,12 +51,15 @@ static CUresult spin_ns(const struct launch *l) {
 
 static const struct kernel kernels[] = {
     {"poolbridge_fill_u32_xor", 5, {8, 8, 4, 4, 4}, fill_u32_xor},
-    {"poolbridge_spin_ns", 1, {8}, spin_ns},
+    {"poolbridge_spin_ns", 1, {8}, kernel_spin},
 };
 
 const struct kernel *kernel_find(const char *name) {
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
         if (strcmp(kernels[i].name, name) == 0) return &kernels[i];
+    }
+    for (const struct kernel *k = pattern_kernels; k->name; k++) {
+        if (strcmp(k->name, name) == 0) return k;
     }
     return NULL;
 }
