@@ -13,6 +13,7 @@ CuPy, PyTorch, JAX and Numba take it as it is, in place.
         lease.publish("frame")
 """
 
+from poolbridge._aclient import AsyncClient, connect_async
 from poolbridge._client import Client, connect
 from poolbridge._errors import (
     AccessDeniedError,
@@ -53,6 +54,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AccessDeniedError",
     "AlreadyExistsError",
+    "AsyncClient",
     "AsyncLease",
     "BaseLease",
     "BusyError",
@@ -89,5 +91,6 @@ __all__ = [
     "WaitTimeoutError",
     "__version__",
     "connect",
+    "connect_async",
     "default_path",
 ]

@@ -57,7 +57,7 @@ class ArrayExports:
 
     @property
     def dtype_name(self) -> str:
-        """Element type as the protocol names it: ``"float32"``, ``"bfloat16"``, …"""
+        """Name of the element type, as the protocol has it: ``"float32"`` or ``"bfloat16"``, for example."""
         return self._hold.description.element.name
 
     @property
@@ -190,7 +190,8 @@ class ArrayExports:
         hold.check_usable()
         if hold.memory.pool.device[0] != _dlpack.CPU:
             raise TypeError(f"this memory is on {self.device}: use DLPack, or copy it with to_numpy()")
-        return memoryview(hold.array())
+        array: Any = hold.array()
+        return memoryview(array)
 
     # Copies
 
@@ -212,11 +213,7 @@ class ArrayExports:
 
 def _pretend_writeable(hold: Hold) -> np.ndarray[Any, Any]:
     """Point at read-only memory without saying so: for a legacy consumer whose user vouches for it."""
-    array = hold.array(write=False)
-    assert isinstance(array.base, Token)  # noqa: S101 - NumPy keeps what it was made from
-    interface = array.base.__array_interface__
-    interface["data"] = (interface["data"][0], False)
-    return np.asarray(array.base)
+    return hold.array(write=False, flagged=False)
 
 
 def _copy(hold: Hold) -> np.ndarray[Any, Any]:

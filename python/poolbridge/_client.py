@@ -23,7 +23,7 @@ from poolbridge._transport import Transport
 _T = TypeVar("_T")
 
 DEFAULT_TIMEOUT = 10.0
-_CLOSE_TIMEOUT = 1.0
+CLOSE_TIMEOUT = 1.0
 
 
 def connect(
@@ -133,6 +133,12 @@ class ClientState:
     def _hello(self) -> Ask:
         return Ask(Hello(v=(VERSION,), nm=_program_name()), HelloReply)
 
+    def _no_answer(self) -> ServiceStalledError:
+        return ServiceStalledError(f"the service at {self.path} accepted and does not answer")
+
+    def _refused(self, error: ConnectionLostError) -> ConnectionLostError:
+        return ConnectionLostError(f"the service at {self.path} closed the connection at once: {error}")
+
     def _warn_unclosed(self) -> None:
         warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=3)
 
@@ -182,7 +188,13 @@ class Client(ClientState):
             The service's machine cannot do it; the message says what is missing.
         """
         flow = _operations.create_pool(
-            name, kind=kind, device=device, max_bytes=max_bytes, session_bytes=session_bytes, uids=uids, gids=gids
+            name,
+            kind=kind,
+            device=device,
+            max_bytes=max_bytes,
+            session_bytes=session_bytes,
+            uids=uids,
+            gids=gids,
         )
         return self._remember(self._run(flow))
 
@@ -294,9 +306,7 @@ class Client(ClientState):
         """
         return Lease(self, self._run(_operations.get(self._session, name, write=write, timeout=timeout)))
 
-    def lease(
-        self, buffer_id: int, generation: int, *, write: bool = False, timeout: float | None = 0.0
-    ) -> Lease:
+    def lease(self, buffer_id: int, generation: int, *, write: bool = False, timeout: float | None = 0.0) -> Lease:
         """Lease a buffer by id and generation, as another lease's ``buffer_id`` and ``generation`` say.
 
         Raises
@@ -322,7 +332,7 @@ class Client(ClientState):
             last = self._session.prepare_close()
             if last is not None:
                 try:
-                    self._pump.call(last, Reply, _CLOSE_TIMEOUT)
+                    self._pump.call(last, Reply, CLOSE_TIMEOUT)
                 except PoolbridgeError:
                     pass  # gone or stalled: the service ends the session by itself
         self._session.close()
@@ -349,9 +359,9 @@ class Client(ClientState):
         try:
             self._perform(self._hello())
         except ServiceStalledError as error:
-            raise ServiceStalledError(f"the service at {self.path} accepted and does not answer") from error
+            raise self._no_answer() from error
         except ConnectionLostError as error:
-            raise ConnectionLostError(f"the service at {self.path} closed the connection at once: {error}") from error
+            raise self._refused(error) from error
 
     def _pool(self, pool: Pool | str | None) -> Pool:
         found = self._find_pool(pool)

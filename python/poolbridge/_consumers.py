@@ -61,7 +61,8 @@ class NumPy(Consumer):
 
     def take(self, lease: Lease) -> Any:
         """By DLPack."""
-        return np.from_dlpack(lease)
+        source: Any = lease  # NumPy's stubs lag behind the standard
+        return np.from_dlpack(source)
 
     def pointer(self, array: Any) -> int:
         """By the array's own word."""

@@ -302,8 +302,10 @@ class Core:
 
     def close_descriptors(self) -> None:
         """Close the descriptors of exports that were never mapped."""
-        for known in (*self.pools.values(), *self.blocks.values()):
-            known.descriptors.close()
+        for pool in self.pools.values():
+            pool.descriptors.close()
+        for block in self.blocks.values():
+            block.descriptors.close()
 
 
 def _claim(export: Export | UnsetType, descriptors: Descriptors) -> tuple[bytes, Descriptors]:
@@ -313,4 +315,3 @@ def _claim(export: Export | UnsetType, descriptors: Descriptors) -> tuple[bytes,
     if export.f > len(descriptors):
         raise ProtocolError(f"an export claims {export.f} file descriptors; {len(descriptors)} came with it")
     return export.d, descriptors.take(export.f)
-

@@ -147,7 +147,7 @@ class ClosedError(PoolbridgeError, ConnectionError):
 
 
 class ClientClosedError(ClosedError):
-    """This client was closed."""
+    """The client was closed."""
 
 
 class ConnectionLostError(ClosedError):
@@ -169,7 +169,7 @@ class ServiceStalledError(PoolbridgeError, TimeoutError):
 
 
 class UnavailableError(PoolbridgeError, RuntimeError):
-    """This machine or process cannot do it; the message says what is missing."""
+    """Not possible on this machine or in this process; the message says what is missing."""
 
     code = "unavailable"
 

@@ -72,13 +72,15 @@ class Hold:
         """Address of element [0, …, 0]."""
         return self.memory.address(write=write) + self.description.offset
 
-    def array(self, *, write: bool | None = None) -> np.ndarray[Any, Any]:
+    def array(self, *, write: bool | None = None, flagged: bool = True) -> np.ndarray[Any, Any]:
         """Make a NumPy array that points at the elements and keeps the hold; never read it for device memory.
 
         Parameters
         ----------
         write
-            Whether it is writeable, if the lease is; left out: as the lease is.
+            Whether it points at memory to write; left out: as the lease is.
+        flagged
+            Whether memory to read is flagged as read-only.
         """
         if write is None:
             write = self.write
@@ -89,7 +91,7 @@ class Hold:
             "shape": description.shape,
             "typestr": description.element.typestr,
             "strides": None if description.contiguous else description.strides,
-            "data": (self.address(write=write), not write),
+            "data": (self.address(write=write), flagged and not write),
         }
         return np.asarray(token)
 

@@ -25,7 +25,7 @@ class DeviceBlock(BlockMemory):
         self._block = block
 
     def address(self, *, write: bool) -> int:  # noqa: ARG002
-        """The one address: CUDA pools cannot be mapped read-only."""
+        """Give the one address: CUDA pools cannot be mapped read-only."""
         return self._block.address
 
     def synchronize(self) -> None:
@@ -37,7 +37,7 @@ class DeviceBlock(BlockMemory):
         self._block.close()
 
     def evidence(self) -> dict[str, Any]:
-        """What cuda.core and the driver say of the address."""
+        """Say what cuda.core and the driver know of the address."""
         from poolbridge import _cuda
 
         return {

@@ -157,7 +157,7 @@ class BaseLease(ArrayExports):
 
     def _repr_html_(self) -> str:
         rows = (
-            ("name", self.name or "–"),
+            ("name", self.name or ""),
             ("elements", f"{self.dtype_name} {list(self.shape)}"),
             ("bytes", f"{self.nbytes:,}"),
             ("device", f"{self.device} ({self.kind})"),
@@ -290,5 +290,3 @@ def _cuda_array_interface(hold: Hold) -> dict[str, Any]:
         "data": (hold.address(write=hold.write) if description.size else 0, not hold.write),
         "stream": None,
     }
-
-

@@ -7,6 +7,7 @@ and is resumed with the result or the error; it returns the operation's result. 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -121,9 +122,13 @@ def check_count(value: int, what: str, *, least: int = 0) -> int:
     InvalidArgumentError
         It is below `least` or above 2**63 - 1, or no whole number.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= U_MAX:
-        raise InvalidArgumentError(f"{what} {value!r} is out of range: expected {least} to 2**63 - 1")
-    return value
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidArgumentError(f"{what} {value!r} is no whole number") from None
+    if not least <= number <= U_MAX:
+        raise InvalidArgumentError(f"{what} {number} is out of range: expected {least} to 2**63 - 1")
+    return number
 
 
 # Pools

@@ -89,7 +89,6 @@ class ServiceStats:
     def from_wire(cls, stats: _messages.Stats) -> Self:
         """Make it of the wire's form."""
         pools = tuple(
-            PoolStats(Pool.from_wire(pool.p), pool.rs, pool.ld, pool.us, pool.ca, pool.rc, pool.nb)
-            for pool in stats.p
+            PoolStats(Pool.from_wire(pool.p), pool.rs, pool.ld, pool.us, pool.ca, pool.rc, pool.nb) for pool in stats.p
         )
         return cls(stats.ss, stats.ls, stats.bf, stats.nm, pools)

@@ -153,7 +153,7 @@ class Session:
                 self._flush()
         except PoolbridgeError as error:
             if isinstance(error, ConnectionLostError) and self.core.goodbye:
-                error = ConnectionLostError(f"the service said goodbye: {self.core.goodbye}")  # noqa: PLW2901
+                error = ConnectionLostError(f"the service said goodbye: {self.core.goodbye}")
             self.lose(error)
             raise error from None
         return True
@@ -254,6 +254,7 @@ class Session:
             self._release(grant, failed=failed)
 
     def _release(self, grant: Grant, *, failed: bool) -> None:
+        self.holds.pop(grant.id, None)
         idle = self.core.release(grant, failed=failed)
         if idle is not None:
             self._unmap(idle)

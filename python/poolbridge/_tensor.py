@@ -238,7 +238,5 @@ def from_wire(tensor: Tensor, nbytes: int) -> Description:
         raise ProtocolError(f"the byte offset {tensor.of} is no multiple of the {itemsize} bytes of an element")
     first, last = span_of(shape, strides, tensor.of, itemsize)
     if first < 0 or last > nbytes:
-        raise ProtocolError(
-            f"the tensor's elements lie in bytes {first} to {last} of a buffer of {nbytes} bytes"
-        )
+        raise ProtocolError(f"the tensor's elements lie in bytes {first} to {last} of a buffer of {nbytes} bytes")
     return Description(element, shape, strides, tensor.of, is_contiguous(shape, strides, itemsize))

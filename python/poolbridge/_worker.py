@@ -88,9 +88,7 @@ class Worker:
 
     def hold(self, task: dict[str, Any]) -> dict[str, Any]:
         """Take a lease and keep it."""
-        lease = self._connected.get(
-            task["name"], write=bool(task.get("write")), timeout=task.get("timeout", _TIMEOUT)
-        )
+        lease = self._connected.get(task["name"], write=bool(task.get("write")), timeout=task.get("timeout", _TIMEOUT))
         self._held.append(lease)
         return {"pid": os.getpid(), "buffer": lease.buffer_id, "held": len(self._held), **lease.evidence()}
 
@@ -107,7 +105,7 @@ class Worker:
             task = json.loads(line)
             name = task.get("task") if isinstance(task, dict) else None
             if name not in _TASKS:
-                raise ValueError(f"unknown task {name!r}: expected one of {', '.join(_TASKS)}")  # noqa: TRY301
+                raise ValueError(f"unknown task {name!r}: expected one of {', '.join(_TASKS)}")
             return {"ok": True, "task": name, **getattr(self, name)(task)}
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
             return {"ok": False, "error": {"type": type(error).__name__, "message": str(error)}}
@@ -133,7 +131,8 @@ def serve(worker: Worker, tasks: IO[str], answers: IO[str]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Answer the tasks on standard input."""
     parser = argparse.ArgumentParser(
-        prog="python -m poolbridge.worker", description="Carry out the tasks of `poolsvc verify`, one JSON object a line."
+        prog="python -m poolbridge.worker",
+        description="Carry out the tasks of `poolsvc verify`, one JSON object a line.",
     )
     parser.add_argument("--socket", help="the service's socket (default: as poolbridge.connect() finds it)")
     worker = Worker(parser.parse_args(arguments).socket)

@@ -333,7 +333,8 @@ class Connection(threading.Thread):
         self.recycle(buffer)
 
     def recycle(self, buffer: FakeBuffer) -> None:
-        if not (buffer.readers or buffer.writer or buffer.names) and self.service.buffers.pop(buffer.id, None):
+        if buffer.id in self.service.buffers and not (buffer.readers or buffer.writer or buffer.names):
+            del self.service.buffers[buffer.id]
             buffer.block.pool.free.setdefault(buffer.block.size, []).append(buffer.block)
 
     def cancel(self, request: m.Cancel, fds: list[int]) -> None:

@@ -1,0 +1,114 @@
+"""Moves the packets of an asyncio client, on its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from poolbridge._errors import PoolbridgeError, ServiceStalledError
+from poolbridge._messages import Reply, Request
+
+if TYPE_CHECKING:
+    from poolbridge._session import Session
+
+_ReplyT = TypeVar("_ReplyT", bound=Reply)
+
+
+class AsyncPump:
+    """The reading and the waiting of one asyncio client.
+
+    Parameters
+    ----------
+    session
+        The session to carry.
+    loop
+        The running loop.
+    """
+
+    def __init__(self, session: Session, loop: asyncio.AbstractEventLoop) -> None:
+        self._session = session
+        self._loop = loop
+        self._fd = session.transport.fileno()
+        self._writing = False
+        self._closed = False
+        loop.add_reader(self._fd, self._readable)
+        session.carried_by(self)
+
+    async def call(self, request: Request, reply_type: type[_ReplyT], seconds: float | None) -> _ReplyT:
+        """Send a request and wait for its reply; see `Pump.call`.
+
+        When the waiting is cancelled, so is the request, and what it still grants is given back.
+        """
+        done = asyncio.Event()
+        call = self._session.ask(request, reply_type, done.set)
+        try:
+            async with asyncio.timeout(seconds):
+                await done.wait()
+        except TimeoutError:
+            self._session.abandon(call)
+            if not call.done:
+                message = "the service did not answer in time: it is stopped, or overloaded"
+                raise ServiceStalledError(message) from None
+        except BaseException:
+            self._session.abandon(call)
+            raise
+        return cast("_ReplyT", call.result())
+
+    def _readable(self) -> None:
+        try:
+            while self._session.ended is None and self._session.receive():
+                pass
+        except PoolbridgeError:
+            pass  # every call has failed with it, and the next one will
+        if self._session.ended is not None:
+            self.stop()
+
+    def want_write(self) -> None:
+        """See `Driver`."""
+        self._soon(self._start_writing)
+
+    def _start_writing(self) -> None:
+        if not self._writing and not self._closed:
+            self._writing = True
+            self._loop.add_writer(self._fd, self._writable)
+
+    def _writable(self) -> None:
+        if self._session.flush() and not self._closed:
+            self._writing = False
+            self._loop.remove_writer(self._fd)
+
+    def background(self, work: Callable[[], None]) -> None:
+        """See `Driver`."""
+        if not self._soon(partial(self._in_executor, work)):
+            work()
+
+    def _in_executor(self, work: Callable[[], None]) -> None:
+        self._loop.run_in_executor(None, _quietly, work)
+
+    def _soon(self, callback: Callable[[], None]) -> bool:
+        """Have the loop call something; False if it never will."""
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            return False  # the loop is closed
+        return True
+
+    def stop(self) -> None:
+        """Stop reading and close the socket. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() == self._session.pid and not self._loop.is_closed():
+            self._loop.remove_reader(self._fd)
+            self._loop.remove_writer(self._fd)
+        self._session.transport.close()
+
+
+def _quietly(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except PoolbridgeError:
+        pass  # the lease behind it has ended with the connection

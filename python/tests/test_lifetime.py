@@ -1,0 +1,345 @@
+"""Arrays keep leases alive, leases keep memory, and nothing keeps more than it must."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import poolbridge
+from poolbridge import _messages
+from poolbridge._mappings import MAPPINGS
+
+
+def released(service):
+    return len(service.seen(_messages.Release))
+
+
+def settle(service, client):
+    """Have every packet that was sent before be seen."""
+    client.stats()
+
+
+def test_a_dropped_lease_ends_by_itself(service, client):
+    client.allocate(4)
+    settle(service, client)
+    assert service.leases == 0
+
+
+def test_an_array_keeps_the_lease_alive(service, client):
+    array = np.asarray(client.allocate(4, "int32"))
+    array[:] = 5
+    gc.collect()
+    settle(service, client)
+    assert service.leases == 1
+    assert array.tolist() == [5, 5, 5, 5]
+    del array
+    settle(service, client)
+    assert service.leases == 0
+
+
+def test_so_does_a_slice_of_a_slice(service, client):
+    part = np.from_dlpack(client.allocate((8, 8), "int8"))[2:][::2].T[1:3]
+    settle(service, client)
+    assert service.leases == 1
+    del part
+    settle(service, client)
+    assert service.leases == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        np.asarray,
+        np.from_dlpack,
+        lambda lease: lease.__dlpack__(max_version=(1, 0)),
+        lambda lease: lease.__dlpack__(),
+        lambda lease: lease.memoryview(),
+        lambda lease: lease.view(),
+        lambda lease: np.asarray(lease.view()),
+        lambda lease: lease.view().__dlpack__(),
+    ],
+    ids=["asarray", "from_dlpack", "capsule", "legacy", "memoryview", "view", "view-asarray", "view-capsule"],
+)
+def test_release_refuses_while_anything_made_from_the_lease_is_alive(service, client, make):
+    lease = client.allocate(4)
+    array = make(lease)
+    assert lease.arrays == 1
+    with pytest.raises(poolbridge.LeaseInUseError, match="1 array") as caught:
+        lease.release()
+    assert isinstance(caught.value, BufferError)
+    assert not lease.released
+    del array
+    assert lease.arrays == 0
+    lease.release()
+    settle(service, client)
+    assert service.leases == 0
+
+
+def test_release_by_force(service, client):
+    lease = client.allocate(4)
+    array = np.asarray(lease)
+    lease.release(force=True)
+    settle(service, client)
+    assert service.leases == 0
+    del array
+    settle(service, client)
+    assert released(service) == 1
+
+
+def test_a_lease_released_twice_is_an_error(client):
+    lease = client.allocate(4)
+    lease.release()
+    with pytest.raises(poolbridge.LeaseReleasedError):
+        lease.release()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        np.asarray,
+        np.from_dlpack,
+        lambda lease: lease.view(),
+        lambda lease: lease.memoryview(),
+        lambda lease: lease.to_numpy(),
+        lambda lease: lease.copy_from([1, 2, 3, 4]),
+        lambda lease: lease.publish("x"),
+        lambda lease: lease.evidence(),
+        lambda lease: lease.__enter__(),
+    ],
+)
+def test_a_lease_used_after_release_is_an_error(client, use):
+    lease = client.allocate(4)
+    lease.release()
+    with pytest.raises(poolbridge.LeaseReleasedError):
+        use(lease)
+    assert lease.arrays == 0
+
+
+def test_with_releases(service, client):
+    with client.allocate(4) as lease:
+        np.asarray(lease)[:] = 1
+    assert lease.released
+    with client.allocate(4) as lease:
+        lease.release()
+    with pytest.raises(poolbridge.LeaseInUseError), client.allocate(4) as lease:
+        array = np.asarray(lease)
+    del array, lease
+    settle(service, client)
+    assert service.leases == 0
+
+
+def test_an_exception_marks_what_was_written_as_failed(service, client):
+    with pytest.raises(ZeroDivisionError), client.allocate(4):
+        raise ZeroDivisionError
+    settle(service, client)
+    assert [request.fl for request in service.seen(_messages.Release)] == [True]
+
+    def write():
+        with client.allocate(4) as lease:
+            array = np.asarray(lease)
+            array[0] = 1
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        write()
+    assert "arrays made from it are gone" in caught.value.__notes__[0]
+    del caught
+    gc.collect()
+    settle(service, client)
+    assert [request.fl for request in service.seen(_messages.Release)] == [True, True]
+
+
+def test_a_reader_sees_read_only_memory_even_past_the_flag(service, client):
+    client.allocate(4, "uint8").publish("x", keep=True)
+    code = f"""
+import ctypes, numpy, poolbridge
+client = poolbridge.connect({service.path!r})
+array = numpy.asarray(client.get("x"))
+assert not array.flags.writeable
+ctypes.memset(array.ctypes.data, 1, 1)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(Path(__file__).parents[1])}, check=False, timeout=30
+    )
+    assert done.returncode == -11  # SIGSEGV, in the reader only
+    assert client.get("x").to_numpy()[0] == 0
+
+
+def test_what_was_published_is_read_only(client):
+    lease = client.allocate(4)
+    before = np.asarray(lease)
+    lease.publish("x")
+    after = np.asarray(lease)
+    assert before.flags.writeable
+    assert not after.flags.writeable
+    with pytest.raises(poolbridge.InvalidArgumentError):
+        lease.publish("y")
+    with pytest.raises(poolbridge.InvalidArgumentError):
+        lease.copy_from(1)
+
+
+def test_a_recalled_block_is_dropped_when_no_lease_needs_it(service, client):
+    lease = client.allocate(4)
+    array = np.asarray(lease)
+    array[:] = 3
+    (connection,) = service.connections
+    block = lease._hold.grant.bl
+    connection.recall(block)
+    settle(service, client)
+    assert service.seen(_messages.Dropped) == []
+    assert array.tolist() == [3, 3, 3, 3]
+    del array
+    lease.release()
+    service.wait(lambda: service.seen(_messages.Dropped) == [_messages.Dropped(bl=(block,))])
+    again = client.allocate(4)
+    assert again._hold.grant.bl == block
+    assert again._hold.grant.x is not None
+
+
+def test_an_idle_client_answers_a_recall(service, client):
+    lease = client.allocate(4)
+    block = lease._hold.grant.bl
+    lease.release()
+    settle(service, client)
+    service.connections[0].recall(block, 999)
+    service.wait(lambda: service.seen(_messages.Dropped) == [_messages.Dropped(bl=(block,))])
+
+
+def test_a_recall_of_one_session_leaves_another_its_mapping(service, client):
+    client.allocate(4).publish("x", keep=True)
+    lease = client.get("x")
+    with poolbridge.connect(service.path) as other:
+        theirs = np.asarray(other.get("x"))
+        block = lease._hold.grant.bl
+        lease.release()
+        service.connections[0].recall(block)
+        service.wait(lambda: bool(service.seen(_messages.Dropped)))
+        assert theirs.tolist() == [0, 0, 0, 0]
+        del theirs
+
+
+def test_arrays_outlive_their_client(service):
+    client = poolbridge.connect(service.path)
+    client.create_pool("p", max_bytes=1 << 16)
+    array = np.asarray(client.allocate(4))
+    array[:] = 9
+    client.close()
+    assert array.tolist() == [9, 9, 9, 9]
+    assert len(MAPPINGS) == 2
+    del array
+    assert len(MAPPINGS) == 0
+
+
+def test_a_dropped_client_warns_and_goes(service):
+    client = poolbridge.connect(service.path)
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        del client
+        gc.collect()
+    service.wait(lambda: not service.connections[0].is_alive() or service.connections[0].sock.fileno() < 0)
+
+
+def test_a_dropped_client_goes_with_its_last_array(service):
+    client = poolbridge.connect(service.path)
+    client.create_pool("p", max_bytes=1 << 16)
+    array = np.asarray(client.allocate(4))
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        del client
+        gc.collect()
+    array[:] = 1
+    assert service.leases == 1
+    del array
+    service.connections[0].join(5)
+    assert not service.connections[0].is_alive()
+
+
+def test_collection_inside_the_lock_does_not_deadlock(service, client):
+    """A finaliser may run in the very thread that holds the session's lock."""
+    leases = [client.allocate(4) for _ in range(10)]
+    session = client._session
+    with session._lock:
+        del leases
+        gc.collect()
+        assert service.leases == 10
+    settle(service, client)
+    assert service.leases == 0
+
+
+def test_collection_from_many_threads(service, client):
+    def work():
+        for _ in range(50):
+            a = np.asarray(client.allocate(16))
+            b = np.from_dlpack(client.allocate(16))
+            cycle = [a, b]
+            cycle.append(cycle)
+            del a, b, cycle
+            gc.collect(0)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    gc.collect()
+    settle(service, client)
+    assert service.leases == 0
+
+
+def test_interpreter_exit_with_everything_alive_is_silent(service, client):
+    client.allocate(4).publish("x", keep=True)
+    code = f"""
+import numpy, poolbridge
+client = poolbridge.connect({service.path!r})
+lease = client.get("x")
+array = numpy.asarray(lease)
+view = lease.view()
+capsule = lease.__dlpack__(max_version=(1, 0))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={"PYTHONPATH": str(Path(__file__).parents[1])},
+        check=False,
+        timeout=30,
+        capture_output=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_a_finaliser_that_fails_warns(client):
+    def fail():
+        raise RuntimeError("on purpose")
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        client._session._lock.later(fail)
+    assert [warning.category for warning in seen] == [ResourceWarning]
+    assert "on purpose" in str(seen[0].message)
+
+
+def test_the_leak_check_sees_a_planted_leak(client):
+    from conftest import open_descriptors
+
+    before = open_descriptors()
+    import os
+
+    fd = os.dup(0)
+    try:
+        assert set(open_descriptors()) - set(before) == {str(fd)}
+    finally:
+        os.close(fd)
+
+
+def test_capsules_that_nobody_consumed_free_themselves(service, client):
+    lease = client.allocate(4)
+    for _ in range(100):
+        lease.__dlpack__(max_version=(1, 0))
+        lease.__dlpack__()
+    assert lease.arrays == 0
+    assert ctypes.sizeof(ctypes.c_void_p) == 8

@@ -1,0 +1,355 @@
+"""A service that is not there, is slow, dies, or lies; and clients used the wrong way."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+
+import msgspec
+import numpy as np
+import pytest
+
+import poolbridge
+from poolbridge import _messages as m
+from poolbridge import _paths
+from poolbridge._mappings import MAPPINGS
+
+
+def reply(request, **fields):
+    return msgspec.msgpack.encode({"q": request.q, **fields})
+
+
+# No service
+
+
+def test_no_service_says_where_it_looked_and_how_to_start_it(tmp_path):
+    path = str(tmp_path / "none.sock")
+    with pytest.raises(poolbridge.ServiceNotRunningError, match="poolsvc serve") as caught:
+        poolbridge.connect(path)
+    assert path in str(caught.value)
+    assert isinstance(caught.value, ConnectionError)
+
+
+def test_a_socket_left_by_a_dead_service_is_no_service(tmp_path):
+    path = str(tmp_path / "stale.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.bind(path)
+    with pytest.raises(poolbridge.ServiceNotRunningError, match="nobody listens"):
+        poolbridge.connect(path)
+
+
+def test_waiting_for_a_service_ends(tmp_path):
+    started = time.monotonic()
+    with pytest.raises(poolbridge.ServiceStartTimeoutError, match="waited 0.2 s") as caught:
+        poolbridge.connect(tmp_path / "none.sock", wait=0.2)
+    assert isinstance(caught.value, TimeoutError)
+    assert 0.2 <= time.monotonic() - started < 2
+
+
+def test_a_client_may_come_before_the_service(tmp_path):
+    from fakeservice import Service
+
+    path = str(tmp_path / "late.sock")
+    services = []
+    starter = threading.Timer(0.2, lambda: services.append(Service(path)))
+    starter.start()
+    poolbridge.connect(path, wait=5).close()
+    starter.join()
+    services[0].close()
+
+
+def test_where_the_socket_is_looked_for(monkeypatch):
+    monkeypatch.setenv("POOLBRIDGE_SOCKET", "/given")
+    assert poolbridge.default_path() == "/given"
+    monkeypatch.delenv("POOLBRIDGE_SOCKET")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    assert poolbridge.default_path() == "/run/user/7/poolbridge/poolsvc.sock"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(_paths.tempfile, "gettempdir", lambda: "/somewhere")
+    assert poolbridge.default_path() == f"/somewhere/poolbridge-{os.getuid()}/poolsvc.sock"
+
+
+@pytest.mark.parametrize("path", ["x" * 200, ""])
+def test_a_path_that_cannot_be_a_socket(path):
+    with pytest.raises((poolbridge.InvalidArgumentError, poolbridge.ServiceNotRunningError)):
+        poolbridge.connect(path)
+
+
+def test_a_stream_socket_is_not_the_service(tmp_path):
+    path = str(tmp_path / "stream.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.bind(path)
+        sock.listen()
+        with pytest.raises(poolbridge.InvalidArgumentError):
+            poolbridge.connect(path)
+
+
+def test_a_service_that_accepts_and_says_nothing(tmp_path):
+    path = str(tmp_path / "mute.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.bind(path)
+        sock.listen()
+        with pytest.raises(poolbridge.ServiceStalledError, match="does not answer"):
+            poolbridge.connect(path, timeout=0.2)
+
+
+def test_a_service_of_another_version(service):
+    service.tricks["hello"] = lambda c, r: c.send(reply(r, e={"c": "version", "m": "speaks 2"}))
+    with pytest.raises(poolbridge.VersionError, match="speaks 2"):
+        poolbridge.connect(service.path)
+
+
+def test_a_service_that_chooses_what_was_not_offered(service):
+    service.tricks["hello"] = lambda c, r: c.send(reply(r, v=9, ep=b"x" * 16, id=1, pid=1))
+    with pytest.raises(poolbridge.VersionError):
+        poolbridge.connect(service.path)
+
+
+# A service that dies or hangs
+
+
+def test_a_service_that_vanishes_fails_every_call(service, client):
+    service.tricks["stats"] = lambda c, r: c.hang_up()
+    failures = []
+
+    def work():
+        try:
+            client.stats()
+        except poolbridge.ConnectionLostError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(failures) == 5
+    assert client.closed
+    with pytest.raises(poolbridge.ConnectionLostError):
+        client.stats()
+
+
+def test_memory_outlives_a_service_that_vanishes(service, client):
+    lease = client.allocate(4)
+    array = np.asarray(lease)
+    array[:] = 4
+    service.connections[0].hang_up()
+    service.connections[0].join()
+    with pytest.raises(poolbridge.ConnectionLostError):
+        client.stats()
+    assert array.tolist() == [4, 4, 4, 4]
+    assert lease.released
+
+
+def test_goodbye_is_the_reason_given(service, client):
+    def leave(connection, request):
+        connection.send(m.Goodbye(m="upgrade"))
+        connection.hang_up()
+
+    service.tricks["stats"] = leave
+    with pytest.raises(poolbridge.ConnectionLostError, match="upgrade"):
+        client.stats()
+
+
+def test_a_stalled_service_is_a_timeout_and_its_late_lease_is_given_back(service):
+    with poolbridge.connect(service.path, timeout=0.2) as client:
+        client.create_pool("p", max_bytes=1 << 16)
+        late = []
+        service.tricks["alloc"] = lambda c, r: late.append((c, r))
+        with pytest.raises(poolbridge.ServiceStalledError) as caught:
+            client.allocate(4)
+        assert isinstance(caught.value, TimeoutError)
+        assert not client.closed
+        client.stats()
+        assert len(service.seen(m.Cancel)) == 1
+        ((connection, request),) = late
+        with service.changed:
+            connection.handle(request)
+        service.wait(lambda: bool(service.seen(m.Release)))
+        assert service.leases == 0
+
+
+def test_a_service_that_takes_nothing_does_not_block_releases(service):
+    with poolbridge.connect(service.path, timeout=0.3) as client:
+        client.create_pool("p", max_bytes=1 << 22)
+        leases = [client.allocate(1) for _ in range(600)]
+        gate = threading.Event()
+        service.tricks["stats"] = lambda c, r: gate.wait()
+        with pytest.raises(poolbridge.ServiceStalledError):
+            client.stats()
+        started = time.monotonic()
+        del leases
+        assert time.monotonic() - started < 1
+        with pytest.raises(poolbridge.ServiceStalledError):
+            client.get("x")
+        gate.set()
+        del service.tricks["stats"]
+        service.wait(lambda: service.leases == 0)
+
+
+# A service that lies
+
+
+HOSTILE = {
+    "nothing known": b"\xc1",
+    "an array": b"\x90",
+    "half a map": b"\x82\xa1q\x01",
+    "twice a key": b"\x82\xa1q\x01\xa1q\x01",
+    "neither": b"\x80",
+    "an unasked reply": msgspec.msgpack.encode({"q": 4_000_000}),
+    "trailing": b"\x81\xa1q\x01\x00",
+    "too long": b"\x81\xa1q\x01" + bytes(70_000),
+    "deep": b"\x82\xa1q\x01\xa1z" + b"\x91" * 5000,
+    "a wide array": b"\x82\xa1n\xa6recall\xa2bl\xdd\xff\xff\xff\xff",
+    "an error without a request": msgspec.msgpack.encode({"e": {"c": "protocol", "m": "you"}}),
+}
+
+
+@pytest.mark.parametrize("packet", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_packet_ends_the_session(service, client, packet):
+    service.tricks["stats"] = lambda c, r: c.send(packet)
+    with pytest.raises(poolbridge.ProtocolError):
+        client.stats()
+    assert client.closed
+
+
+def lying_grant(**changes):
+    fields = {
+        "id": 77, "bf": 1, "ge": 1, "wr": True, "pl": 1, "bl": 5, "bs": 4096, "n": 16,
+        "t": {"dt": "float32", "sh": [4]}, "x": {"d": bytes(8)},
+    }  # fmt: skip
+    fields |= changes
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+LIES = {
+    "a block whose export was never sent": {"x": None},
+    "a block outside the pool": {"x": {"d": (1 << 22).to_bytes(8, "little")}},
+    "a block far outside the pool": {"x": {"d": b"\xff" * 8}},
+    "an export of another length": {"x": {"d": b"1234"}},
+    "a buffer larger than its block": {"n": 5000},
+    "a tensor larger than its buffer": {"t": {"dt": "float32", "sh": [5]}},
+    "a tensor that begins before its buffer": {"t": {"dt": "float32", "sh": [4], "st": [-1]}},
+    "a tensor of huge strides": {"t": {"dt": "float32", "sh": [2], "st": [2**62]}},
+    "an unknown element type": {"t": {"dt": "float9", "sh": [1]}},
+    "an odd offset": {"t": {"dt": "float32", "sh": [1], "of": 3}},
+    "too many axes": {"t": {"dt": "int8", "sh": [1] * 33}},
+    "strides for another number of axes": {"t": {"dt": "int8", "sh": [1], "st": [1, 1]}},
+    "descriptors that did not come": {"x": {"d": bytes(8), "f": 3}},
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
+def test_a_lying_grant_is_refused(service, client, lie):
+    pool = next(iter(service.pools))
+
+    def trick(connection, request):
+        connection.send(reply(request, l=lying_grant(pl=pool, **lie)))
+
+    service.tricks["alloc"] = trick
+    service.tricks["release"] = lambda c, r: None
+    with pytest.raises(poolbridge.ProtocolError):
+        client.allocate(4)
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 20])
+def test_descriptors_that_nobody_asked_for_are_closed(service, client, count):
+    fds = [os.dup(0) for _ in range(count)]
+    service.tricks["stats"] = lambda c, r: c.send(m.Reply(q=r.q), fds)
+    with pytest.raises(poolbridge.ProtocolError):
+        client.stats()
+    for fd in fds:
+        os.close(fd)
+
+
+def test_received_descriptors_are_close_on_exec(service):
+    from poolbridge._transport import Transport
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        socket.send_fds(theirs, [b"x"], [0])
+        transport = Transport(ours)
+        _, descriptors = transport.receive()
+        fd = descriptors.one()
+        assert not os.get_inheritable(fd)
+        os.close(fd)
+        transport.close()
+
+
+def test_a_pool_whose_file_could_shrink_is_refused(service, client):
+    fd = os.memfd_create("unsealed")
+    os.ftruncate(fd, 1 << 16)
+    info = {"id": 900, "nm": "bad", "k": "host", "mx": 1 << 16, "x": {"f": 1}}
+    service.tricks["open"] = lambda c, r: c.send(reply(r, p=info), [fd])
+    service.tricks["alloc"] = lambda c, r: c.send(reply(r, l=lying_grant(pl=900)))
+    client.open_pool("bad")
+    with pytest.raises(poolbridge.ProtocolError, match="sealed"):
+        client.allocate(4, pool="bad")
+    os.close(fd)
+
+
+def test_memory_of_an_unknown_kind(service, client):
+    info = {"id": 901, "nm": "odd", "k": "core", "mx": 1 << 16}
+    service.tricks["open"] = lambda c, r: c.send(reply(r, p=info))
+    service.tricks["alloc"] = lambda c, r: c.send(reply(r, l=lying_grant(pl=901)))
+    client.open_pool("odd")
+    with pytest.raises(poolbridge.UnsupportedError, match="core"):
+        client.allocate(4, pool="odd")
+    client.stats()
+    assert len(service.seen(m.Release)) == 1
+    assert not client.closed
+
+
+def test_an_unknown_notice_is_ignored(service, client):
+    service.connections[0].send(msgspec.msgpack.encode({"n": "weather", "m": "fine"}))
+    assert client.stats().sessions == 1
+
+
+def test_an_unknown_error_code_is_still_an_error(service, client):
+    service.tricks["stats"] = lambda c, r: c.send(reply(r, e={"c": "moon", "m": "full"}))
+    with pytest.raises(poolbridge.PoolbridgeError, match="moon"):
+        client.stats()
+
+
+# Forks
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_cannot_use_the_client_and_releases_nothing(service, client):
+    lease = client.allocate(4)
+    array = np.asarray(lease)
+    array[:] = 6
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        result = b"nothing"
+        try:
+            for use in (client.stats, lease.release, lambda: np.asarray(lease), lambda: client.allocate(1)):
+                try:
+                    use()
+                except poolbridge.ForkError:
+                    continue
+                result = b"went on"
+                break
+            else:
+                del array, lease
+                client.close()
+                result = b"refused"
+        except BaseException as error:  # noqa: BLE001
+            result = repr(error).encode()
+        finally:
+            os.write(writer, result)
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    assert os.read(reader, 1000) == b"refused"
+    os.close(reader)
+    client.stats()
+    assert service.leases == 1
+    assert array.tolist() == [6, 6, 6, 6]
+
+
+def test_mappings_are_gone_after_each_of_these():
+    assert len(MAPPINGS) == 0
