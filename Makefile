@@ -52,8 +52,8 @@ simcuda: ## build the simulated CUDA driver
 lint: $(GOLANGCI) $(VENV)/installed ## check the style of everything
 	$(GO) vet ./...
 	$(GOLANGCI) run ./...
-	$(PY) -m ruff check python tests examples
-	$(PY) -m ruff format --check python tests examples
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
 $(GOLANGCI):

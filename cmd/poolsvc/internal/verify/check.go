@@ -39,7 +39,7 @@ func checksOf(kind mempool.Kind, o Options, p *Probe) []check {
 	checks = append(checks, check{fmt.Sprintf("%d-workers/%s", o.Workers, consumer), func(ctx context.Context, s *scene) error {
 		return manyWorkers(ctx, s, consumer, o.Elements, o.Workers)
 	}})
-	large := uint64(o.LargeBytes) / elementBytes
+	large := o.LargeBytes / elementBytes
 	if kind == mempool.Device && large > 0 {
 		checks = append(checks, check{"large/" + consumer, func(ctx context.Context, s *scene) error {
 			return roundTrip(ctx, s, consumer, large)

@@ -91,7 +91,7 @@ func (w *worker) stop() error {
 	_ = w.in.Close() // tells it to end
 	err := w.cmd.Wait()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		return fmt.Errorf("the worker ended with %s: %s", exit, lastLines(w.stderr.String(), 5))
+		return fmt.Errorf("the worker ended: %w: %s", exit, lastLines(w.stderr.String(), 5))
 	}
 	return nil
 }
