@@ -3,11 +3,11 @@
 import importlib
 import sys
 
+import poolbridge
+
 library = importlib.import_module(sys.argv[1] if len(sys.argv) > 1 else "numpy")
 
 # README: begin
-import poolbridge
-
 with poolbridge.connect() as client:
     lease = client.get("weights", timeout=10)  # waits until it is published
     array = library.from_dlpack(lease)  # CuPy, PyTorch or NumPy: the same memory
