@@ -1,0 +1,63 @@
+package pattern
+
+import (
+	"runtime"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// partBytes is how much memory of the host a core takes at a time: enough to be worth it, and a multiple of every element.
+const partBytes = 4 << 20
+
+// Fill writes the pattern into mem, memory that the CPU reaches, with all cores.
+//
+// Errors: [ErrSize], and what Validate says.
+func Fill(mem []byte, p Pattern) error {
+	n, err := elements(p, len(mem))
+	if err != nil {
+		return err
+	}
+	split(mem, n, p.ElementBytes(), p.fill)
+	return nil
+}
+
+// Verify compares mem, memory that the CPU reaches, with the pattern, with all cores.
+//
+// Errors: [ErrSize], and what Validate says; that elements are wrong is in the report.
+func Verify(mem []byte, p Pattern) (Report, error) {
+	n, err := elements(p, len(mem))
+	if err != nil {
+		return Report{}, err
+	}
+	r := Report{Pattern: p, Elements: n}
+	var mu sync.Mutex
+	split(mem, n, p.ElementBytes(), func(part []byte, first uint64) {
+		var found Report
+		p.check(part, first, &found)
+		if found.Count > 0 {
+			mu.Lock()
+			defer mu.Unlock()
+			r.merge(found)
+		}
+	})
+	return r, nil
+}
+
+// split calls f for parts of mem, which holds n elements, and the index that each begins with.
+func split(mem []byte, n, elementBytes uint64, f func(part []byte, first uint64)) {
+	if len(mem) <= partBytes {
+		f(mem, 0)
+		return
+	}
+	var g errgroup.Group
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for first := uint64(0); first < n; first += partBytes / elementBytes {
+		at := first * elementBytes
+		g.Go(func() error {
+			f(mem[at:min(at+partBytes, uint64(len(mem)))], first)
+			return nil
+		})
+	}
+	_ = g.Wait()
+}
