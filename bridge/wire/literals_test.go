@@ -15,8 +15,11 @@ var (
 		}
 		return b
 	}()
-	someTensor = wire.Tensor{DType: "complex128", Shape: []uint64{2, 3}, Strides: []int64{-3, 1}, Offset: 144}
-	somePool   = wire.Pool{ID: 7, Name: "frames", Kind: "device", Device: 3, UUID: uuid, MaxBytes: 1 << 34,
+	f32Tensor   = wire.Tensor{DType: "float32", Shape: []uint64{480, 640, 3}}
+	someTickets = []wire.Ticket{{Timeline: 3, Word: 511, Value: 1<<62 - 1}, {Timeline: 1 << 32, Word: 256, Value: 65536}}
+	someMeta    = map[string]string{"": "", "camera": "left", "exposure/µs": "1250", "Z": "before a"}
+	someTensor  = wire.Tensor{DType: "complex128", Shape: []uint64{2, 3}, Strides: []int64{-3, 1}, Offset: 144}
+	somePool    = wire.Pool{ID: 7, Name: "frames", Kind: "device", Device: 3, UUID: uuid, MaxBytes: 1 << 34,
 		MaxSessionBytes: 1 << 32, Export: &wire.Export{FDs: 1}}
 	someLease = wire.Lease{ID: 1 << 32, Buffer: 1<<32 + 1, Generation: 65536, Write: true, Pool: 7, Block: 300,
 		BlockBytes: 2097152, Bytes: 1843200, Tensor: wire.Tensor{DType: "float32", Shape: []uint64{480, 640, 3}},
@@ -66,5 +69,33 @@ var literals = []struct {
 		}}}},
 	{"reply", "error not-found", 5, &wire.Error{Code: wire.CodeNotFound, Message: "what to do about not-found"}},
 	{"notice", "recall", 0, &wire.Recall{Blocks: []uint64{5, 300}}},
+	{"request", "publish with a ticket and an event", 7, &wire.Publish{Lease: 1, Name: "camera/0", Tensor: &f32Tensor, Keep: true, Replace: true,
+		Ready: &someTickets[0], Event: data64}},
+	{"request", "release with tickets", 11, &wire.Release{Lease: 1, Failed: true, Done: someTickets}},
+	{"reply", "alloc reply, to wait for", 6, &wire.LeaseReply{Lease: wire.Lease{ID: 1, Buffer: 2, Generation: 3, Write: true, Pool: 4,
+		Block: 5, BlockBytes: 4096, Bytes: 4, Tensor: wire.Tensor{DType: "float32"}, Wait: someTickets}}},
+	{"request", "timeline, own", 15, &wire.Timeline{}},
+	{"request", "timeline, another's", 15, &wire.Timeline{Timeline: 3}},
+	{"reply", "timeline reply", 15, &wire.TimelineReply{Timeline: 3, Words: 512, Export: wire.Export{FDs: 1}}},
+	{"request", "seal", 16, &wire.Seal{}},
+	{"request", "channel, all fields", 17, &wire.MakeChannel{Name: "frames", Pool: 4, Mode: "queue", Capacity: 1024, Full: "drop-oldest"}},
+	{"reply", "find reply", 18, &wire.ChannelReply{Channel: wire.Channel{ID: 1 << 33, Name: "jobs", Pool: 4, Mode: "queue", Capacity: 1024, Full: "latest"}}},
+	{"request", "find, all fields", 18, &wire.Find{Name: "frames", Wait: 30000}},
+	{"request", "send, all fields", 19, &wire.Send{Channel: 1, Lease: 2, Tensor: &f32Tensor, Meta: someMeta, Ready: &someTickets[0], Event: data64, Wait: 1000}},
+	{"reply", "send reply", 19, &wire.SendReply{Sequence: 1}},
+	{"request", "subscribe, all fields", 20, &wire.Subscribe{Channel: 1, Credit: 256, Oldest: true, Full: "latest"}},
+	{"reply", "subscribe reply", 20, &wire.SubscribeReply{Subscription: 7}},
+	{"request", "credit without reply", 0, &wire.Credit{Subscription: 7, Frames: 4}},
+	{"request", "unsubscribe", 22, &wire.Unsubscribe{Subscription: 7}},
+	{"request", "shut", 23, &wire.Shut{Channel: 1}},
+	{"notice", "frame, all fields", 0, &wire.Frame{Subscription: 7, Sequence: 1 << 40, Time: 1767225600123456789, Meta: someMeta, Dropped: 300,
+		Lease: &wire.Lease{ID: 1, Buffer: 2, Generation: 3, Pool: 4, Block: 5, BlockBytes: 4096, Bytes: 4, Tensor: f32Tensor,
+			Export: &wire.Export{Data: data64, FDs: 1}, Wait: someTickets, Event: data64}}},
+	{"notice", "frame that failed", 0, &wire.Frame{Subscription: 7, Sequence: 2, Time: 1767225600000000000,
+		Failure: &wire.Error{Code: wire.CodeFailed, Message: "whoever wrote it died"}}},
+	{"notice", "end, with an error", 0, &wire.End{Subscription: 7, Failure: &wire.Error{Code: wire.CodeClosed, Message: "the pool is being destroyed"}}},
+	{"notice", "lost", 0, &wire.Lost{Channel: 1, Lease: 2, Failure: wire.Error{Code: wire.CodeLimit, Message: "the channel is full"}}},
+	{"notice", "failed", 0, &wire.Failed{Buffers: []uint64{2, 300}}},
+	{"notice", "forget", 0, &wire.Forget{Timelines: []uint64{3}}},
 	{"notice", "goodbye", 0, &wire.Goodbye{Reason: "the service is shutting down"}},
 }

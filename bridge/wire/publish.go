@@ -7,6 +7,8 @@ type Publish struct {
 	Tensor  *Tensor // a new description of the content; nil: as allocated
 	Keep    bool    // keep the name when the session ends
 	Replace bool    // replace an existing name of the same owner
+	Ready   *Ticket // when the content is complete; nil: now
+	Event   []byte  // an interprocess event that stands for the same
 }
 
 var publishFields = record[Publish]{
@@ -15,6 +17,8 @@ var publishFields = record[Publish]{
 	pointerField("t", func(m *Publish) **Tensor { return &m.Tensor }, tensorFields),
 	boolField("kp", func(m *Publish) *bool { return &m.Keep }).maybe(),
 	boolField("rp", func(m *Publish) *bool { return &m.Replace }).maybe(),
+	pointerField("rt", func(m *Publish) **Ticket { return &m.Ready }, ticketFields),
+	binaryField("ev", func(m *Publish) *[]byte { return &m.Event }).maybe(),
 }
 
 // Op returns "publish".

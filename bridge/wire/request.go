@@ -29,6 +29,16 @@ var newRequest = map[string]func() Request{
 	"cancel":    func() Request { return new(Cancel) },
 	"dropped":   func() Request { return new(Dropped) },
 	"stats":     func() Request { return new(StatsRequest) },
+
+	"timeline":    func() Request { return new(Timeline) },
+	"seal":        func() Request { return new(Seal) },
+	"channel":     func() Request { return new(MakeChannel) },
+	"find":        func() Request { return new(Find) },
+	"send":        func() Request { return new(Send) },
+	"subscribe":   func() Request { return new(Subscribe) },
+	"credit":      func() Request { return new(Credit) },
+	"unsubscribe": func() Request { return new(Unsubscribe) },
+	"shut":        func() Request { return new(Shut) },
 }
 
 var opNames = namesOf(newRequest)

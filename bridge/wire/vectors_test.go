@@ -80,6 +80,14 @@ func replyTo(op string) wire.Reply {
 		return new(wire.TrimReply)
 	case "stats":
 		return new(wire.StatsReply)
+	case "timeline":
+		return new(wire.TimelineReply)
+	case "channel", "find":
+		return new(wire.ChannelReply)
+	case "send":
+		return new(wire.SendReply)
+	case "subscribe":
+		return new(wire.SubscribeReply)
 	}
 	return new(wire.EmptyReply)
 }
