@@ -15,8 +15,9 @@ type block struct {
 	// mapped are the sessions that were sent the export and have neither dropped it nor ended: while there is one, the
 	// block must not be freed.
 	mapped map[*Session]struct{}
-	// holds counts the ended sessions that had a lease on the block and whose process may still run: while there is one,
-	// the block must not be used again.
+	// holds counts who may still touch the block although no lease says so: ended sessions that had a lease on it and
+	// whose process may still run, and copies that this process is making. While there is one, the block must not be
+	// used again.
 	holds int
 
 	exporting sync.Mutex
@@ -29,12 +30,14 @@ type blockState uint8
 const (
 	blockLeased    blockState = iota // a buffer uses it
 	blockCached                      // free for use
-	blockHeld                        // free, but an ended session's process may still use it
+	blockHeld                        // free, but somebody may still touch it
 	blockRecalling                   // free and about to be freed: mappings have been asked back
 	blockFreeing                     // being given back to the arena
+	blockStuck                       // the arena would not take it back
+	blockFreed                       // gone
 )
 
-// Export makes the block's export on the first call and returns the same afterwards.
+// exportOnce makes the block's export on the first call and returns the same afterwards.
 func (b *block) exportOnce() (Export, error) {
 	b.exporting.Lock()
 	defer b.exporting.Unlock()

@@ -49,8 +49,7 @@ func (b *buffer) grant(s *Session, write bool) *Lease {
 	return l
 }
 
-// settle recycles the block of a buffer that nothing holds any more. Service.mu is held, and may be released for driver
-// calls.
+// settle recycles the block of a buffer that nothing holds any more. Service.mu is held.
 func (b *buffer) settle() {
 	b.changed.broadcast()
 	if b.writer != nil || len(b.readers) > 0 || b.names > 0 {
@@ -71,11 +70,11 @@ func (b *buffer) settle() {
 // lease waits until the buffer that find returns can be leased, and leases it. find is called with Service.mu held; it
 // may fail with ErrNotFound and a signal of when to look again.
 func (s *Session) lease(ctx context.Context, write bool, wait time.Duration, find func() (*buffer, *signal, error)) (*Lease, error) {
-	w := newWaiter(ctx, wait)
+	w := s.newWaiter(ctx, wait)
 	defer w.stop()
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.mu.Unlock()
+	defer svc.unlock()
 	for {
 		if err := s.alive(); err != nil {
 			return nil, err
@@ -97,7 +96,7 @@ func (s *Session) lease(ctx context.Context, write bool, wait time.Duration, fin
 		if again == nil {
 			return nil, err
 		}
-		if !w.wait(&svc.mu, again.next()) {
+		if !w.wait(again.next()) {
 			if b == nil && wait > 0 {
 				err = situation(ErrTimeout, "waited %v: %v", wait, err)
 			}

@@ -185,7 +185,8 @@ func (a *deviceArena) Close() error {
 // deviceAllocation is memory from a deviceArena.
 type deviceAllocation struct {
 	deviceMemory
-	pool *cuda.MemPool
+	pool  *cuda.MemPool
+	freed bool // the driver took it back, if not yet for good
 }
 
 func (d *deviceAllocation) Export() (Export, error) {
@@ -197,8 +198,11 @@ func (d *deviceAllocation) Export() (Export, error) {
 }
 
 func (d *deviceAllocation) Free() error {
-	if err := d.pool.Free(d.ptr, d.stream); err != nil {
-		return deviceError("free a block", err)
+	if !d.freed {
+		if err := d.pool.Free(d.ptr, d.stream); err != nil {
+			return deviceError("free a block", err)
+		}
+		d.freed = true
 	}
 	return deviceError("wait for a block to be free", d.stream.Synchronize())
 }
@@ -218,8 +222,12 @@ func (m deviceMemory) CopyTo(dst []byte, off uint64) error {
 	return deviceError("copy from the GPU", m.ctx.CopyDtoH(dst, m.ptr+cuda.DevicePtr(off)))
 }
 
+// Fill waits: copies do not go through the stream, and would pass it.
 func (m deviceMemory) Fill(off, n uint64, b byte) error {
-	return deviceError("fill on the GPU", m.stream.Memset8(m.ptr+cuda.DevicePtr(off), b, n))
+	if err := m.stream.Memset8(m.ptr+cuda.DevicePtr(off), b, n); err != nil {
+		return deviceError("fill on the GPU", err)
+	}
+	return deviceError("fill on the GPU", m.stream.Synchronize())
 }
 
 func (m deviceMemory) Bytes() []byte    { return nil }

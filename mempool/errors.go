@@ -28,6 +28,8 @@ var (
 // the sessions that map them.
 var ErrRecalling = errors.New("unused blocks are being asked back")
 
+var errShutdown = situation(ErrClosed, "the service is shutting down")
+
 // situation wraps one of the sentinels above with what was expected, what came, and what to do.
 func situation(sentinel error, format string, args ...any) error {
 	return fmt.Errorf("%w: %s", sentinel, fmt.Sprintf(format, args...))

@@ -109,11 +109,24 @@ func (a *hostArena) Allocate(size uint64) (Allocation, error) {
 		return nil, err
 	}
 	// Take the pages now: later the lack of them would be a SIGBUS in whichever process touches them first.
-	if err := unix.Fallocate(int(a.file.Fd()), unix.FALLOC_FL_KEEP_SIZE, int64(off), int64(size)); err != nil {
+	if err := a.fallocate(unix.FALLOC_FL_KEEP_SIZE, off, size); err != nil {
 		a.put(span{off, size})
-		return nil, hostError("fallocate", err)
+		return nil, err
 	}
 	return &hostAllocation{hostMemory: hostMemory{a.mem[off : off+size : off+size]}, arena: a, off: off}, nil
+}
+
+// fallocate takes or gives back the pages of a range. The kernel does not go on by itself after a signal.
+func (a *hostArena) fallocate(mode uint32, off, size uint64) error {
+	for {
+		err := unix.Fallocate(int(a.file.Fd()), mode, int64(off), int64(size))
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return hostError("fallocate", err)
+		}
+	}
 }
 
 // take finds the smallest free range that is large enough.
@@ -180,11 +193,10 @@ func (h *hostAllocation) Export() (Export, error) {
 // Free gives the pages back, so that the next to get the range finds zeros.
 func (h *hostAllocation) Free() error {
 	size := uint64(len(h.mem))
-	err := unix.Fallocate(int(h.arena.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(h.off), int64(size))
-	h.arena.put(span{h.off, size})
-	if err != nil {
-		return hostError("fallocate", err)
+	if err := h.arena.fallocate(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, h.off, size); err != nil {
+		return err
 	}
+	h.arena.put(span{h.off, size})
 	return nil
 }
 

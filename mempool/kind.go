@@ -71,7 +71,7 @@ type Arena interface {
 	Allocate(size uint64) (Allocation, error)
 	// InUse is how many bytes the source of the memory itself says are allocated from it.
 	InUse() (uint64, error)
-	// Close gives the memory back. Every allocation was freed before.
+	// Close gives the memory back. Every allocation was freed before, except those that could not be.
 	Close() error
 }
 
@@ -80,7 +80,7 @@ type Allocation interface {
 	Memory
 	// Export is what another process needs to map this allocation. Its files stay the allocation's.
 	Export() (Export, error)
-	// Free gives the memory back to the arena.
+	// Free gives the memory back to the arena. After an error the arena still counts it, and Free may be called again.
 	Free() error
 }
 
@@ -106,7 +106,7 @@ type Memory interface {
 	CopyFrom(off uint64, src []byte) error
 	// CopyTo copies the memory at off to dst and returns when dst is filled.
 	CopyTo(dst []byte, off uint64) error
-	// Fill sets n bytes at off to b.
+	// Fill sets n bytes at off to b, with CopyFrom's guarantee.
 	Fill(off, n uint64, b byte) error
 	// Bytes is the memory as the CPU sees it, nil where it cannot reach it.
 	Bytes() []byte

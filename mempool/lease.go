@@ -40,19 +40,6 @@ func (l *Lease) Info() LeaseInfo {
 	}
 }
 
-// Memory is the memory of the buffer's block, for use in the service's own process while the lease lasts.
-//
-// Errors: [ErrReleased].
-func (l *Lease) Memory() (Memory, error) {
-	svc := l.session.svc
-	svc.mu.Lock()
-	defer svc.mu.Unlock()
-	if l.ended {
-		return nil, l.released()
-	}
-	return l.buffer.block.mem, nil
-}
-
 // Export is what the lease's session needs to map the buffer's block. first is false if the session was given it before
 // and has not said [Session.Dropped] since: it need not be sent again. Its files stay the service's.
 func (l *Lease) Export() (x Export, first bool, err error) {
@@ -81,7 +68,7 @@ func (l *Lease) Export() (x Export, first bool, err error) {
 func (l *Lease) Release(incomplete bool) error {
 	svc := l.session.svc
 	svc.mu.Lock()
-	defer svc.mu.Unlock()
+	defer svc.unlock()
 	if l.ended {
 		return l.released()
 	}
@@ -93,7 +80,7 @@ func (l *Lease) released() error {
 	return situation(ErrReleased, "lease %d of session %d has ended", l.id, l.session.id)
 }
 
-// end ends the lease. Service.mu is held, and may be released for driver calls.
+// end ends the lease. Service.mu is held.
 func (l *Lease) end(incomplete bool) {
 	b := l.buffer
 	l.ended = true

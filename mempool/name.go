@@ -28,7 +28,7 @@ type Publication struct {
 // under the name. It waits for the producer's work on the memory that was started in this process.
 //
 // Errors: [ErrReleased], [ErrInvalid] for a bad name or a tensor that does not fit, or if l is no write lease,
-// [ErrExists], [ErrDenied] if the name belongs to another user.
+// [ErrExists], [ErrDenied] if the name belongs to another user, [ErrClosed] if the pool is being destroyed.
 func (l *Lease) Publish(p Publication) error {
 	if err := validateName("buffer", p.Name); err != nil {
 		return err
@@ -50,7 +50,7 @@ func (l *Lease) Publish(p Publication) error {
 	}
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.mu.Unlock()
+	defer svc.unlock()
 	b := l.buffer
 	switch {
 	case l.ended:
@@ -69,11 +69,14 @@ func (l *Lease) Publish(p Publication) error {
 		return situation(ErrExists, "the name %q is taken; replace it explicitly, or unpublish it first", p.Name)
 	}
 	n := &name{text: p.Name, buffer: b, uid: s.peer.UID}
+	b.names++ // first: the buffer may be held by the old name alone
+	if old != nil {
+		old.remove()
+	}
 	if !p.Keep {
 		n.owner = s
 		s.names[p.Name] = n
 	}
-	b.names++
 	svc.names[p.Name] = n
 	if p.Tensor != nil {
 		b.tensor = p.Tensor.Clone()
@@ -82,9 +85,6 @@ func (l *Lease) Publish(p Publication) error {
 	b.readers[l] = struct{}{}
 	b.changed.broadcast()
 	svc.named.broadcast()
-	if old != nil {
-		old.drop(n.owner)
-	}
 	return nil
 }
 
@@ -100,10 +100,10 @@ func (l *Lease) fits(t Tensor) error {
 	return nil
 }
 
-// drop ends the hold of a name that is no longer in Service.names; successor owns the name now, if anybody does.
-// Service.mu is held, and may be released for driver calls.
-func (n *name) drop(successor *Session) {
-	if n.owner != nil && n.owner != successor {
+// remove takes the name away and ends its hold on the buffer. Service.mu is held.
+func (n *name) remove() {
+	delete(n.buffer.block.pool.svc.names, n.text)
+	if n.owner != nil {
 		delete(n.owner.names, n.text)
 	}
 	n.buffer.names--
@@ -112,11 +112,14 @@ func (n *name) drop(successor *Session) {
 
 // Unpublish removes a name. The buffer lives on for those who have leases on it.
 //
-// Errors: [ErrNotFound], [ErrDenied] if the name belongs to another user.
+// Errors: [ErrNotFound], [ErrDenied] if the name belongs to another user, [ErrClosed].
 func (s *Session) Unpublish(text string) error {
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.mu.Unlock()
+	defer svc.unlock()
+	if err := s.alive(); err != nil {
+		return err
+	}
 	n := svc.names[text]
 	if n == nil {
 		return situation(ErrNotFound, "nothing is published as %q", text)
@@ -124,8 +127,7 @@ func (s *Session) Unpublish(text string) error {
 	if n.uid != s.peer.UID {
 		return situation(ErrDenied, "the name %q belongs to user %d", text, n.uid)
 	}
-	delete(svc.names, text)
-	n.drop(nil)
+	n.remove()
 	return nil
 }
 

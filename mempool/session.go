@@ -2,8 +2,6 @@ package mempool
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"time"
 )
 
@@ -22,6 +20,7 @@ type Session struct {
 	peer   Peer
 	notify func(Notice)
 	ended  bool
+	over   chan struct{} // closed when the session has ended
 	// settled is closed when the session has ended and nothing is held for its process any more.
 	settled chan struct{}
 
@@ -58,6 +57,9 @@ func (s *Session) chargeable(p *Pool, size uint64) error {
 func (s *Session) charge(p *Pool, size uint64) { s.charged[p] += size }
 
 func (s *Session) discharge(p *Pool, size uint64) {
+	if s.ended { // its charges went with it
+		return
+	}
 	if s.charged[p] -= size; s.charged[p] == 0 {
 		delete(s.charged, p)
 	}
@@ -65,54 +67,33 @@ func (s *Session) discharge(p *Pool, size uint64) {
 
 // Allocate makes a buffer in a pool for what t describes, leased to be written, and waits up to wait for room.
 //
-// Errors: [ErrInvalid], [ErrNotFound], [ErrDenied], [ErrLimit] (with [ErrRecalling] where a little patience may help),
-// [ErrOutOfMemory], [ErrClosed], the context's.
+// Errors: [ErrInvalid], [ErrNotFound], [ErrDenied], [ErrLimit] and [ErrOutOfMemory] (with [ErrRecalling] where a little
+// patience may help), [ErrClosed], the context's.
 func (s *Session) Allocate(ctx context.Context, pool uint64, t Tensor, wait time.Duration) (*Lease, error) {
 	n, err := t.Extent()
 	if err != nil {
 		return nil, err
 	}
+	w := s.newWaiter(ctx, wait)
+	defer w.stop()
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
 	p, err := s.pool(pool)
 	if err != nil {
 		return nil, err
 	}
-	block, err := p.take(ctx, s, n, wait)
+	block, err := p.take(w, n)
 	if err != nil {
 		return nil, err
 	}
-	svc := s.svc
-	svc.mu.Lock()
-	defer svc.mu.Unlock()
 	svc.lastBuffer++
 	b := &buffer{id: svc.lastBuffer, generation: block.generation, block: block, tensor: t.Clone(), bytes: n, owner: s,
 		readers: make(map[*Lease]struct{})}
 	svc.buffers[b.id] = b
 	s.owned[b] = struct{}{}
 	p.used += n
-	l := b.grant(s, true)
-	if s.ended { // while the block was made
-		l.end(true)
-		return nil, s.alive()
-	}
-	return l, nil
-}
-
-// pool finds a pool by id that the session may use.
-func (s *Session) pool(id uint64) (*Pool, error) {
-	svc := s.svc
-	svc.mu.Lock()
-	defer svc.mu.Unlock()
-	if err := s.alive(); err != nil {
-		return nil, err
-	}
-	p := svc.poolByID[id]
-	if p == nil {
-		return nil, situation(ErrNotFound, "there is no pool %d", id)
-	}
-	if !p.access.Allows(s.peer) {
-		return nil, p.denied(s.peer)
-	}
-	return p, nil
+	return b.grant(s, true), nil
 }
 
 // FindLease finds one of the session's own leases by its id.
@@ -133,74 +114,62 @@ func (s *Session) FindLease(id uint64) (*Lease, error) {
 
 // Dropped says that the session no longer maps the blocks.
 //
-// Errors: [ErrBusy] if it still has a lease on one of them; none of the blocks counts as dropped then.
+// Errors: [ErrBusy] if it still has a lease on one of them; none of the blocks counts as dropped then. [ErrClosed].
 func (s *Session) Dropped(blocks []uint64) error {
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.mu.Unlock()
-	for _, l := range s.leases {
-		for _, id := range blocks {
-			if l.buffer.block.id == id {
-				return situation(ErrBusy, "session %d has lease %d on block %d, which it says it dropped", s.id, l.id, id)
-			}
-		}
+	defer svc.unlock()
+	if err := s.alive(); err != nil {
+		return err
 	}
+	dropped := make(map[*block]struct{}, len(blocks))
 	for _, id := range blocks {
 		if b := s.mapped[id]; b != nil {
-			b.pool.unmap(s, b)
+			dropped[b] = struct{}{}
 		}
+	}
+	for _, l := range s.leases {
+		if _, ok := dropped[l.buffer.block]; ok {
+			return situation(ErrBusy, "session %d has lease %d on block %d, which it says it dropped", s.id, l.id, l.buffer.block.id)
+		}
+	}
+	for b := range dropped {
+		b.pool.unmap(s, b)
 	}
 	return nil
 }
 
-// End ends the session: its leases end, its names go, and what it was writing has failed. Blocks that it had leased or
-// mapped serve others again once gone is closed, which says that the process behind the session can no longer touch
-// them; nil says so at once. What End returns is closed then.
+// End ends the session: its leases end, its names go, what it was writing has failed, and what it waits for fails.
+// Blocks that it had leased are not used again, and blocks that it had mapped are not freed, before gone is closed, which
+// says that the process behind the session can no longer touch them; nil says so at once. What End returns is closed
+// then.
 func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.mu.Unlock()
+	defer svc.unlock()
 	if s.ended {
 		return s.settled
 	}
 	s.ended = true
+	close(s.over)
 	delete(svc.sessions, s.id)
-	leases, names := slices.Collect(maps.Values(s.leases)), slices.Collect(maps.Values(s.names))
-	held := make([]*block, 0, len(leases))
-	for _, l := range leases {
-		held = append(held, l.buffer.block)
-		l.buffer.block.holds++
-	}
-	for p := range s.charged {
-		defer p.room.broadcast()
-	}
 	for b := range s.owned {
 		b.owner = nil
 	}
 	clear(s.owned)
 	clear(s.charged)
-	for text := range s.names {
-		delete(svc.names, text)
-	}
-	for _, l := range leases {
+	var held []*block
+	for _, l := range s.leases {
+		b := l.buffer.block
+		b.holds++
+		held = append(held, b)
 		l.end(l.write)
 	}
-	for _, n := range names {
-		n.drop(nil)
+	for _, n := range s.names {
+		n.remove()
 	}
-	clear(s.names)
-	mapped := slices.Collect(maps.Values(s.mapped))
-	finish := func() {
-		for _, b := range held {
-			b.pool.unhold(b)
-		}
-		for _, b := range mapped {
-			b.pool.unmap(s, b)
-		}
-		close(s.settled)
-	}
-	if gone == nil || (len(held) == 0 && len(mapped) == 0) {
-		finish()
+	if gone == nil || (len(held) == 0 && len(s.mapped) == 0) {
+		s.settle(held)
 		return s.settled
 	}
 	svc.background.Add(1)
@@ -212,7 +181,19 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 		}
 		svc.mu.Lock()
 		defer svc.mu.Unlock()
-		finish()
+		s.settle(held)
 	}()
 	return s.settled
+}
+
+// settle lets the blocks go that an ended session held or mapped. Service.mu is held, and released for driver calls.
+func (s *Session) settle(held []*block) {
+	for _, b := range held {
+		b.pool.unhold(b)
+	}
+	for _, b := range s.mapped {
+		b.pool.unmap(s, b)
+	}
+	s.svc.flushLogged()
+	close(s.settled)
 }

@@ -2,38 +2,42 @@ package mempool
 
 import (
 	"context"
-	"sync"
 	"time"
 )
 
-// waiter bounds a wait by a context and a time limit. Its zero limit means not to wait at all.
+// waiter bounds a wait of a session by a context and a time limit. Its zero limit means not to wait at all.
 type waiter struct {
 	ctx      context.Context
+	session  *Session
 	deadline time.Time
 	timer    *time.Timer
 	err      error // of the context
 }
 
-func newWaiter(ctx context.Context, limit time.Duration) *waiter {
-	w := &waiter{ctx: ctx}
+func (s *Session) newWaiter(ctx context.Context, limit time.Duration) *waiter {
+	w := &waiter{ctx: ctx, session: s}
 	if limit > 0 {
 		w.deadline = time.Now().Add(limit)
 	}
 	return w
 }
 
-// wait releases mu until changed is closed, and reports false if the limit or the context ended first.
-func (w *waiter) wait(mu *sync.Mutex, changed <-chan struct{}) bool {
+// wait releases Service.mu until changed is closed or the session ends, and reports false if the limit or the context
+// ended first.
+func (w *waiter) wait(changed <-chan struct{}) bool {
 	if w.deadline.IsZero() {
 		return false
 	}
 	if w.timer == nil {
 		w.timer = time.NewTimer(time.Until(w.deadline))
 	}
-	mu.Unlock()
-	defer mu.Lock()
+	svc := w.session.svc
+	svc.unlock()
+	defer svc.mu.Lock()
 	select {
 	case <-changed:
+		return true
+	case <-w.session.over:
 		return true
 	case <-w.timer.C:
 		return false

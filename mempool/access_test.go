@@ -1,0 +1,80 @@
+package mempool
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestAccessIsByUserGroupOrSupplementaryGroup(t *testing.T) {
+	list := Access{UIDs: []uint32{7}, GIDs: []uint32{70}}
+	for what, c := range map[string]struct {
+		peer Peer
+		want bool
+	}{
+		"its user":                {Peer{UID: 7, GID: 1}, true},
+		"its group":               {Peer{UID: 1, GID: 70}, true},
+		"its supplementary group": {Peer{UID: 1, GID: 1, Groups: []uint32{2, 70}}, true},
+		"nobody it knows":         {Peer{UID: 70, GID: 7, Groups: []uint32{7}}, false},
+		"root is nobody special":  {Peer{}, false},
+	} {
+		assert.Equal(t, c.want, list.Allows(c.peer), what)
+	}
+	assert.False(t, Access{}.Allows(Peer{}), "an empty list is nobody's")
+}
+
+func TestAPoolIsClosedToStrangersHoweverTheyCome(t *testing.T) {
+	svc := newService(t)
+	owner := open(t, svc)
+	p, _ := fakePool(t, owner, 1<<20)
+	l := allocate(t, owner, p, 10)
+	info := l.Info()
+	require.NoError(t, l.Publish(Publication{Name: "x"}))
+	stranger := openClient(t, svc, Peer{UID: Self().UID + 1})
+	ctx := context.Background()
+
+	_, err := stranger.OpenPool(ctx, p.info.Name, 0)
+	assert.ErrorIs(t, err, ErrDenied)
+	_, err = stranger.FindPool(p.info.ID)
+	assert.ErrorIs(t, err, ErrDenied)
+	_, err = stranger.Allocate(ctx, p.info.ID, Bytes(1), 0)
+	assert.ErrorIs(t, err, ErrDenied)
+	_, err = stranger.Get(ctx, "x", false, patience)
+	assert.ErrorIs(t, err, ErrDenied)
+	_, err = stranger.Lease(ctx, info.Buffer, info.Generation, false, patience)
+	assert.ErrorIs(t, err, ErrDenied)
+	_, err = stranger.TrimPool(p.info.ID, 0)
+	assert.ErrorIs(t, err, ErrDenied)
+	assert.ErrorIs(t, stranger.DestroyPool(p.info.ID), ErrDenied)
+	assert.ErrorIs(t, stranger.Unpublish("x"), ErrDenied)
+	_, err = stranger.CreatePool(PoolSpec{Name: "mine", Kind: fake, MaxBytes: 1})
+	assert.ErrorIs(t, err, ErrDenied)
+	assert.Empty(t, stranger.Stats().Pools)
+	assert.Len(t, svc.Stats().Pools, 1)
+}
+
+func TestAUserOfAPoolMayNotDestroyIt(t *testing.T) {
+	svc := newService(t)
+	self := Self()
+	p := createPool(t, open(t, svc), PoolSpec{Name: "p", Kind: fake, MaxBytes: 1 << 20, Access: Access{UIDs: []uint32{self.UID, self.UID + 1}}})
+	user := openClient(t, svc, Peer{UID: self.UID + 1})
+	assert.ErrorIs(t, user.DestroyPool(p.info.ID), ErrDenied)
+	assert.Len(t, user.Stats().Pools, 1)
+}
+
+func TestTheListIsTheSpecsNoMore(t *testing.T) {
+	svc := newService(t)
+	uids := []uint32{Self().UID}
+	p := createPool(t, open(t, svc), PoolSpec{Name: "p", Kind: fake, MaxBytes: 1, Access: Access{UIDs: uids}})
+	uids[0]++
+	_, err := open(t, svc).FindPool(p.info.ID)
+	assert.NoError(t, err)
+}
+
+func TestSelfIsThisProcess(t *testing.T) {
+	svc := NewService(Config{MayCreate: func(p Peer) bool { return p.PID == Self().PID }})
+	defer svc.Close()
+	createPool(t, open(t, svc), PoolSpec{Name: "p", Kind: fake, MaxBytes: 1})
+}

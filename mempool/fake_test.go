@@ -1,0 +1,130 @@
+package mempool
+
+import (
+	"sync"
+)
+
+// fake is memory of this process that fails when a test says so.
+const fake Kind = "fake"
+
+func init() {
+	backends = append(backends, backend{
+		kind:   fake,
+		probe:  func(string) error { return nil },
+		create: newFakeArena,
+		open:   func(PoolInfo, Export) (ImportedArena, error) { return &fakeImport{}, nil },
+	})
+}
+
+type fakeArena struct {
+	mu     sync.Mutex
+	used   uint64
+	frees  int
+	closed bool
+	fail   map[string]error // by the name of the method
+	gate   chan struct{}    // Allocate waits for it, if there is one
+	inside chan struct{}    // told when Allocate waits
+}
+
+// fakeFault fails the making of pools whose device is its key.
+var fakeFaults sync.Map
+
+func newFakeArena(spec PoolSpec) (Arena, error) {
+	if err, ok := fakeFaults.Load(spec.Device); ok {
+		return nil, err.(error)
+	}
+	return &fakeArena{fail: make(map[string]error)}, nil
+}
+
+// set makes a method fail from now on, or work again.
+func (a *fakeArena) set(method string, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.fail[method] = err
+}
+
+func (a *fakeArena) block() (inside <-chan struct{}, open func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.gate, a.inside = make(chan struct{}), make(chan struct{}, 16)
+	return a.inside, sync.OnceFunc(func() { close(a.gate) })
+}
+
+func (a *fakeArena) Device() DeviceInfo  { return NoDevice }
+func (a *fakeArena) Granularity() uint64 { return 512 }
+func (a *fakeArena) Export() Export      { return Export{} }
+
+func (a *fakeArena) InUse() (uint64, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.used, a.fail["InUse"]
+}
+
+func (a *fakeArena) Allocate(size uint64) (Allocation, error) {
+	a.mu.Lock()
+	gate := a.gate
+	a.mu.Unlock()
+	if gate != nil {
+		a.inside <- struct{}{}
+		<-gate
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err := a.fail["Allocate"]; err != nil {
+		return nil, err
+	}
+	a.used += size
+	return &fakeBlock{hostMemory: hostMemory{make([]byte, size)}, arena: a}, nil
+}
+
+func (a *fakeArena) Close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		panic("an arena is closed twice")
+	}
+	a.closed = true
+	return a.fail["Close"]
+}
+
+type fakeBlock struct {
+	hostMemory
+	arena *fakeArena
+	freed bool
+}
+
+func (b *fakeBlock) Export() (Export, error) {
+	b.arena.mu.Lock()
+	defer b.arena.mu.Unlock()
+	return Export{Data: []byte{1}}, b.arena.fail["Export"]
+}
+
+func (b *fakeBlock) Free() error {
+	a := b.arena
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case b.freed:
+		panic("a block is freed twice")
+	case a.closed:
+		panic("a block is freed after its arena was closed")
+	case a.fail["Free"] != nil:
+		return a.fail["Free"]
+	}
+	b.freed = true
+	a.used -= uint64(len(b.mem))
+	a.frees++
+	clear(b.mem) // whoever still looks sees it
+	return nil
+}
+
+// fakeImport is a fake arena as another process sees it.
+type fakeImport struct {
+	fail   error
+	closed bool
+}
+
+func (a *fakeImport) Import(Export, uint64) (Mapping, error) {
+	return hostMapping{hostMemory{make([]byte, 16)}}, a.fail
+}
+func (a *fakeImport) Close() error { a.closed = true; return nil }

@@ -1,0 +1,33 @@
+package mempool
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
+
+func TestKindsAreThoseOfTheRegistry(t *testing.T) {
+	assert.Equal(t, []Kind{Device, Host, fake}, Kinds())
+	assert.NoError(t, fake.Probe("anything"))
+	assert.ErrorIs(t, Kind("tape").Probe(""), ErrInvalid)
+}
+
+func TestADeviceThatIsNoneIsATypedError(t *testing.T) {
+	err := Device.Probe("no such device")
+	if err == nil {
+		t.Fatal("it was found")
+	}
+	assert.Condition(t, func() bool { return errorsIsAny(err, ErrInvalid, ErrUnavailable) }, "%v", err)
+	_, err = newDeviceArena(PoolSpec{Name: "p", Kind: Device, Device: "no such device", MaxBytes: 1})
+	assert.Condition(t, func() bool { return errorsIsAny(err, ErrInvalid, ErrUnavailable) }, "%v", err)
+}
+
+func errorsIsAny(err error, targets ...error) bool {
+	for _, target := range targets {
+		if errors.Is(err, target) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,179 @@
+package mempool
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func publish(t testing.TB, l *Lease, p Publication) {
+	t.Helper()
+	require.NoError(t, l.Publish(p))
+}
+
+func TestOnlyAWriteLeaseIsPublished(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 4096)
+	l := allocate(t, s, p, 8)
+	assert.ErrorIs(t, l.Publish(Publication{Name: "bad\n"}), ErrInvalid)
+	large := Bytes(9)
+	assert.ErrorIs(t, l.Publish(Publication{Name: "x", Tensor: &large}), ErrInvalid)
+	broken := Tensor{DType: "?"}
+	assert.ErrorIs(t, l.Publish(Publication{Name: "x", Tensor: &broken}), ErrInvalid)
+	anew := Tensor{DType: Int32, Shape: []uint64{2}}
+	publish(t, l, Publication{Name: "x", Tensor: &anew})
+	assert.Equal(t, anew, l.Tensor())
+	assert.False(t, l.Info().Write)
+	assert.ErrorIs(t, l.Publish(Publication{Name: "y"}), ErrInvalid, "a read lease now")
+	assert.Equal(t, 1, svc.Stats().Names)
+}
+
+func TestATakenNameIsReplacedOnlyOnDemand(t *testing.T) {
+	svc := newService(t)
+	a, b := open(t, svc), open(t, svc)
+	p, _ := fakePool(t, a, 4096)
+	first, second := allocate(t, a, p, 1), allocate(t, b, p, 2)
+	publish(t, first, Publication{Name: "x"})
+	release(t, first)
+	assert.ErrorIs(t, second.Publish(Publication{Name: "x"}), ErrExists)
+	publish(t, second, Publication{Name: "x", Replace: true})
+	release(t, second)
+	assert.Equal(t, 1, svc.Stats().Buffers, "nothing holds the first any more")
+	a.End(nil) // the name is not its own any more
+	l, err := b.Get(context.Background(), "x", false, 0)
+	require.NoError(t, err)
+	assert.EqualValues(t, 2, l.Info().Bytes)
+	checkBooks(t, svc)
+}
+
+func TestABufferIsPublishedAgainUnderItsOwnName(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 4096)
+	l := allocate(t, s, p, 1)
+	publish(t, l, Publication{Name: "x"})
+	release(t, l)
+	for _, keep := range []bool{true, false} {
+		w, err := s.Get(context.Background(), "x", true, 0)
+		require.NoError(t, err)
+		publish(t, w, Publication{Name: "x", Keep: keep})
+		release(t, w)
+	}
+	assert.Equal(t, Stats{Sessions: 1, Buffers: 1, Names: 1}, func() Stats { st := svc.Stats(); st.Pools = nil; return st }())
+	s.End(nil)
+	assert.Zero(t, svc.Stats().Names, "the last publication did not keep it")
+	checkBooks(t, svc)
+}
+
+func TestABufferLivesAsLongAsAnyOfItsNames(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 4096)
+	l := allocate(t, s, p, 1)
+	publish(t, l, Publication{Name: "x"})
+	release(t, l)
+	w, err := s.Get(context.Background(), "x", true, 0)
+	require.NoError(t, err)
+	publish(t, w, Publication{Name: "y"})
+	release(t, w)
+	require.NoError(t, s.Unpublish("x"))
+	assert.Equal(t, 1, svc.Stats().Buffers)
+	require.NoError(t, s.Unpublish("y"))
+	assert.Zero(t, svc.Stats().Buffers)
+	assert.ErrorIs(t, s.Unpublish("y"), ErrNotFound)
+}
+
+func TestANameGoesWithItsSessionUnlessItIsKept(t *testing.T) {
+	svc := newService(t)
+	s, other := open(t, svc), open(t, svc)
+	p, _ := fakePool(t, s, 4096)
+	publish(t, allocate(t, s, p, 1), Publication{Name: "gone"})
+	publish(t, allocate(t, s, p, 1), Publication{Name: "kept", Keep: true})
+	reader, err := other.Get(context.Background(), "gone", false, 0)
+	require.NoError(t, err)
+	s.End(nil)
+	_, err = other.Get(context.Background(), "gone", false, 0)
+	assert.ErrorIs(t, err, ErrNotFound)
+	assert.NoError(t, reader.CopyTo(make([]byte, 1), 0), "leases on it live on")
+	l, err := other.Get(context.Background(), "kept", true, 0)
+	require.NoError(t, err)
+	release(t, l)
+	require.NoError(t, other.Unpublish("kept"), "the same user")
+	release(t, reader)
+	assert.Zero(t, svc.Stats().Buffers)
+	checkBooks(t, svc)
+}
+
+func TestANameOfAnotherUserCannotBeTaken(t *testing.T) {
+	svc := newService(t)
+	self := Self()
+	s := open(t, svc)
+	p := createPool(t, s, PoolSpec{Name: "p", Kind: fake, MaxBytes: 4096, Access: Access{UIDs: []uint32{self.UID, self.UID + 1}}})
+	other := openClient(t, svc, Peer{UID: self.UID + 1})
+	publish(t, allocate(t, s, p, 1), Publication{Name: "x"})
+	l := allocate(t, other.Session, p, 1)
+	assert.ErrorIs(t, l.Publish(Publication{Name: "x", Replace: true}), ErrDenied)
+	assert.ErrorIs(t, other.Unpublish("x"), ErrDenied)
+	_, err := other.Get(context.Background(), "x", false, 0)
+	assert.NoError(t, err, "reading is for who may use the pool")
+	assert.True(t, l.Info().Write, "a refused lease is what it was")
+	checkBooks(t, svc)
+}
+
+func TestGetWaitsForTheName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s := open(t, svc)
+		p, _ := fakePool(t, s, 4096)
+		ctx := context.Background()
+		_, err := s.Get(ctx, "x", false, 0)
+		assert.ErrorIs(t, err, ErrNotFound)
+		began := time.Now()
+		_, err = s.Get(ctx, "x", false, time.Second)
+		assert.ErrorIs(t, err, ErrTimeout)
+		assert.Equal(t, time.Second, time.Since(began))
+		_, err = s.Get(ctx, "", false, 0)
+		assert.ErrorIs(t, err, ErrInvalid)
+
+		got := make(chan *Lease)
+		go func() {
+			l, err := s.Get(ctx, "x", false, patience)
+			assert.NoError(t, err)
+			got <- l
+		}()
+		synctest.Wait()
+		publish(t, allocate(t, s, p, 1), Publication{Name: "another"})
+		synctest.Wait()
+		publish(t, allocate(t, s, p, 1), Publication{Name: "x"})
+		release(t, <-got)
+	})
+}
+
+func TestNothingIsPublishedFromAPoolThatIsBeingDestroyed(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 4096)
+	l := allocate(t, s, p, 1)
+	require.NoError(t, s.DestroyPool(p.info.ID))
+	assert.ErrorIs(t, l.Publish(Publication{Name: "x"}), ErrClosed)
+	assert.Zero(t, svc.Stats().Names)
+}
+
+// The names of a destroyed pool's session must not take away what was published under them since.
+func TestTheEndOfASessionLeavesTheNamesOfOthersAlone(t *testing.T) {
+	svc := newService(t)
+	s, other := open(t, svc), open(t, svc)
+	p, _ := fakePool(t, s, 4096)
+	q := createPool(t, s, PoolSpec{Name: "q", Kind: fake, MaxBytes: 4096})
+	publish(t, allocate(t, s, p, 1), Publication{Name: "x"})
+	require.NoError(t, s.DestroyPool(p.info.ID))
+	publish(t, allocate(t, other, q, 1), Publication{Name: "x"})
+	s.End(nil)
+	_, err := other.Get(context.Background(), "x", false, 0)
+	assert.NoError(t, err)
+}

@@ -1,0 +1,159 @@
+package mempool
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestAPoolTakesUpToItsLimitAndNotAByteMore(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 2048)
+	ctx := context.Background()
+
+	_, err := s.Allocate(ctx, p.info.ID, Bytes(2049), patience)
+	require.ErrorIs(t, err, ErrLimit)
+	assert.EqualError(t, err, `limit reached: 2049 bytes do not fit into pool "`+t.Name()+`", which may take 2048 in steps of 512`)
+	a := allocate(t, s, p, 2048)
+	_, err = s.Allocate(ctx, p.info.ID, Bytes(1), 0)
+	require.ErrorIs(t, err, ErrLimit)
+	assert.NotErrorIs(t, err, ErrRecalling, "nothing is on its way")
+	assert.EqualError(t, err, `limit reached: no room for 512 bytes in pool "`+t.Name()+
+		`": 2048 of 2048 are reserved, 2048 of them leased and 0 held for processes that still map them`)
+	checkBooks(t, svc)
+	release(t, a)
+	release(t, allocate(t, s, p, 1))
+	checkBooks(t, svc)
+}
+
+func TestABufferOfNoBytesHasABlockOfItsOwn(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	tiny := createPool(t, s, PoolSpec{Name: "tiny", Kind: Host, MaxBytes: 4096})
+	l := allocate(t, s, tiny, 0)
+	assert.Zero(t, l.Info().Bytes)
+	assert.EqualValues(t, 4096, l.Info().BlockBytes)
+	checkBooks(t, svc)
+
+	less := createPool(t, s, PoolSpec{Name: "less", Kind: Host, MaxBytes: 100})
+	_, err := s.Allocate(context.Background(), less.info.ID, Bytes(0), 0)
+	assert.ErrorIs(t, err, ErrLimit, "a pool smaller than a page has no block")
+}
+
+func TestASizeClassAboveTheLimitFallsBackToWhatIsNeeded(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 512*17)
+	l := allocate(t, s, p, 512*17) // its class has 18 · 512
+	assert.EqualValues(t, 512*17, l.Info().BlockBytes)
+}
+
+func TestASessionTakesUpToItsLimit(t *testing.T) {
+	svc := newService(t)
+	s, other := open(t, svc), open(t, svc)
+	p := createPool(t, s, PoolSpec{Name: "p", Kind: fake, MaxBytes: 4096, SessionBytes: 1024})
+	a := allocate(t, s, p, 1024)
+	_, err := s.Allocate(context.Background(), p.info.ID, Bytes(1), 0)
+	require.ErrorIs(t, err, ErrLimit)
+	assert.EqualError(t, err, `limit reached: session 1 has 1024 of the 1024 bytes that one session may take in pool "p", and asks for 512 more`)
+	allocate(t, other, p, 1024)
+
+	// Published, it still counts: it is there because of this session.
+	require.NoError(t, a.Publish(Publication{Name: "x"}))
+	release(t, a)
+	_, err = s.Allocate(context.Background(), p.info.ID, Bytes(1), 0)
+	require.ErrorIs(t, err, ErrLimit)
+	require.NoError(t, s.Unpublish("x"))
+	allocate(t, s, p, 1024)
+	checkBooks(t, svc)
+}
+
+func TestALargerBlockFromTheCacheDoesNotPassTheSessionsLimit(t *testing.T) {
+	svc := newService(t)
+	s, other := open(t, svc), open(t, svc)
+	p := createPool(t, s, PoolSpec{Name: "p", Kind: fake, MaxBytes: 1536, SessionBytes: 1024})
+	first, second := allocate(t, s, p, 512), allocate(t, other, p, 1024)
+	release(t, second)
+	// 1024 bytes are cached and the pool cannot grow: the whole block would be too much for this session.
+	l := allocate(t, s, p, 512)
+	assert.EqualValues(t, 512, l.Info().BlockBytes)
+	checkBooks(t, svc)
+	release(t, first)
+	release(t, l)
+}
+
+func TestAFullPoolHandsOutABlockUpToTwiceAsLarge(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, arena := fakePool(t, s, 1024)
+	release(t, allocate(t, s, p, 1024))
+	l := allocate(t, s, p, 512)
+	assert.EqualValues(t, 1024, l.Info().BlockBytes)
+	assert.EqualValues(t, 512, l.Info().Bytes)
+	assert.Zero(t, arena.frees)
+	checkBooks(t, svc)
+}
+
+func TestAnAllocationWaitsForRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s := open(t, svc)
+		p, _ := fakePool(t, s, 1024)
+		l := allocate(t, s, p, 1024)
+		got := make(chan *Lease, 2)
+		for range 2 {
+			go func() {
+				l, err := s.Allocate(context.Background(), p.info.ID, Bytes(1024), patience)
+				assert.NoError(t, err)
+				got <- l
+			}()
+		}
+		synctest.Wait()
+		release(t, l)
+		release(t, <-got)
+		release(t, <-got)
+	})
+}
+
+func TestWaitingForRoomEndsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s := open(t, svc)
+		p, _ := fakePool(t, s, 1024)
+		allocate(t, s, p, 1024)
+		began := time.Now()
+		_, err := s.Allocate(context.Background(), p.info.ID, Bytes(1), time.Second)
+		assert.ErrorIs(t, err, ErrLimit)
+		assert.Equal(t, time.Second, time.Since(began))
+	})
+}
+
+func TestASmallerAllocationThatFailsWakesWhoWaitsForItsRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s := open(t, svc)
+		p, arena := fakePool(t, s, 1024)
+		inside, letGo := arena.block()
+		arena.set("Allocate", situation(ErrInternal, "broken"))
+		failed := make(chan error, 2)
+		go func() {
+			_, err := s.Allocate(context.Background(), p.info.ID, Bytes(1024), 0)
+			failed <- err
+		}()
+		<-inside // it has reserved all there is
+		go func() {
+			_, err := s.Allocate(context.Background(), p.info.ID, Bytes(512), patience)
+			failed <- err
+		}()
+		synctest.Wait()
+		letGo()
+		assert.ErrorIs(t, <-failed, ErrInternal)
+		assert.ErrorIs(t, <-failed, ErrInternal, "it tried as soon as there was room again")
+		checkBooks(t, svc)
+	})
+}

@@ -1,0 +1,201 @@
+package mempool
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestSteadyWorkMakesNoDriverCalls(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, arena := fakePool(t, s, 1<<20)
+	for range 100 {
+		release(t, allocate(t, s, p, 1000))
+	}
+	assert.Equal(t, 1, svc.Stats().Pools[0].Blocks)
+	arena.set("Allocate", situation(ErrInternal, "no call expected"))
+	release(t, allocate(t, s, p, 1000))
+}
+
+func TestTrimGivesBackWhatNobodyMapsAndAsksForTheRest(t *testing.T) {
+	svc := newService(t)
+	c := openClient(t, svc, Self())
+	p, arena := fakePool(t, c.Session, 1<<20)
+	idle, mapped, leased := allocate(t, c.Session, p, 512), allocate(t, c.Session, p, 1024), allocate(t, c.Session, p, 2048)
+	block := mapBlock(t, mapped)
+	mapBlock(t, leased)
+	release(t, idle)
+	release(t, mapped)
+
+	n, err := c.TrimPool(p.info.ID, 4096)
+	require.NoError(t, err)
+	assert.Zero(t, n, "that much may stay")
+	n, err = c.TrimPool(p.info.ID, 0)
+	require.NoError(t, err)
+	assert.EqualValues(t, 512, n)
+	assert.Equal(t, []uint64{block}, c.asked())
+	st := svc.Stats().Pools[0]
+	assert.Equal(t, []uint64{3072, 2048, 0, 1024}, []uint64{st.Reserved, st.Leased, st.Cached, st.Held})
+	checkBooks(t, svc)
+
+	n, err = c.TrimPool(p.info.ID, 0)
+	require.NoError(t, err)
+	assert.Zero(t, n)
+	assert.Empty(t, c.asked(), "it was asked before")
+	require.NoError(t, c.Dropped([]uint64{block}))
+	assert.Equal(t, 2, arena.frees)
+	checkBooks(t, svc)
+	_, err = c.TrimPool(99, 0)
+	assert.ErrorIs(t, err, ErrNotFound)
+}
+
+func TestABlockThatIsAskedBackIsNotHandedOut(t *testing.T) {
+	svc := newService(t)
+	c := openClient(t, svc, Self())
+	p, _ := fakePool(t, c.Session, 4096)
+	l := allocate(t, c.Session, p, 512)
+	block := mapBlock(t, l)
+	release(t, l)
+	_, err := c.TrimPool(p.info.ID, 0)
+	require.NoError(t, err)
+	assert.NotEqual(t, block, allocate(t, c.Session, p, 512).Info().Block)
+	checkBooks(t, svc)
+}
+
+func TestABlockIsFreedWhenTheLastOfThoseWhoMapItDropsIt(t *testing.T) {
+	svc := newService(t)
+	a, b := openClient(t, svc, Self()), openClient(t, svc, Self())
+	p, arena := fakePool(t, a.Session, 4096)
+	l := allocate(t, a.Session, p, 512)
+	block := mapBlock(t, l)
+	publish(t, l, Publication{Name: "x"})
+	r, err := b.Get(context.Background(), "x", false, 0)
+	require.NoError(t, err)
+	mapBlock(t, r)
+	require.NoError(t, a.Unpublish("x"))
+	release(t, l)
+	release(t, r)
+	_, err = a.TrimPool(p.info.ID, 0)
+	require.NoError(t, err)
+	assert.Equal(t, []uint64{block}, a.asked())
+	assert.Equal(t, []uint64{block}, b.asked())
+	require.NoError(t, a.Dropped([]uint64{block}))
+	assert.Zero(t, arena.frees)
+	b.End(nil)
+	assert.Equal(t, 1, arena.frees)
+	checkBooks(t, svc)
+}
+
+func TestAFullPoolGivesUpWhatLiesIdle(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, arena := fakePool(t, s, 4096)
+	for _, l := range []*Lease{allocate(t, s, p, 512), allocate(t, s, p, 512), allocate(t, s, p, 2048)} {
+		release(t, l)
+	}
+	allocate(t, s, p, 3072)
+	assert.Equal(t, 3, arena.frees)
+	checkBooks(t, svc)
+}
+
+func TestAFullPoolAsksForWhatIsMappedAndTheAllocationWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s, c := open(t, svc), openClient(t, svc, Self())
+		p, _ := fakePool(t, s, 4096)
+		l := allocate(t, c.Session, p, 512)
+		block := mapBlock(t, l)
+		release(t, l)
+		_, err := s.Allocate(context.Background(), p.info.ID, Bytes(4096), 0)
+		require.ErrorIs(t, err, ErrLimit)
+		require.ErrorIs(t, err, ErrRecalling)
+		got := make(chan *Lease)
+		go func() {
+			l, err := s.Allocate(context.Background(), p.info.ID, Bytes(4096), patience)
+			assert.NoError(t, err)
+			got <- l
+		}()
+		synctest.Wait()
+		assert.Equal(t, []uint64{block}, c.asked(), "once")
+		require.NoError(t, c.Dropped([]uint64{block}))
+		release(t, <-got)
+		checkBooks(t, svc)
+	})
+}
+
+func TestADestroyedPoolGoesWithItsLastLeaseAndMapping(t *testing.T) {
+	svc := newService(t)
+	c := openClient(t, svc, Self())
+	p, arena := fakePool(t, c.Session, 4096)
+	l := allocate(t, c.Session, p, 512)
+	block := mapBlock(t, l)
+	kept := allocate(t, c.Session, p, 512)
+	publish(t, kept, Publication{Name: "x", Keep: true})
+	release(t, kept)
+	require.NoError(t, c.DestroyPool(p.info.ID))
+	require.NoError(t, c.DestroyPool(p.info.ID), "again, while it lives")
+
+	ctx := context.Background()
+	_, err := c.Allocate(ctx, p.info.ID, Bytes(1), patience)
+	assert.ErrorIs(t, err, ErrClosed)
+	_, err = c.Get(ctx, "x", false, 0)
+	assert.ErrorIs(t, err, ErrNotFound)
+	_, err = c.OpenPool(ctx, p.info.Name, 0)
+	assert.ErrorIs(t, err, ErrNotFound)
+	require.NoError(t, l.CopyFrom(0, []byte("still mine")))
+	again := createPool(t, c.Session, PoolSpec{Name: p.info.Name, Kind: fake, MaxBytes: 1})
+	assert.NotEqual(t, p.info.ID, again.info.ID)
+	checkBooks(t, svc)
+
+	release(t, l)
+	assert.False(t, arena.closed)
+	assert.Equal(t, []uint64{block}, c.asked())
+	require.NoError(t, c.Dropped([]uint64{block}))
+	assert.True(t, arena.closed)
+	assert.ErrorIs(t, c.DestroyPool(p.info.ID), ErrNotFound)
+	_, err = c.FindPool(again.info.ID)
+	assert.NoError(t, err)
+	_, err = c.OpenPool(ctx, p.info.Name, 0)
+	assert.NoError(t, err, "the name is the new pool's")
+}
+
+func TestDestroyingAPoolWakesWhoWaitsInIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s, other := open(t, svc), open(t, svc)
+		p, _ := fakePool(t, s, 512)
+		l := allocate(t, s, p, 1)
+		ended := make(chan error)
+		go func() {
+			_, err := other.Allocate(context.Background(), p.info.ID, Bytes(1), patience)
+			ended <- err
+		}()
+		synctest.Wait()
+		require.NoError(t, s.DestroyPool(p.info.ID))
+		assert.ErrorIs(t, <-ended, ErrClosed)
+		release(t, l)
+	})
+}
+
+func TestABlockMadeForAPoolThatIsDestroyedMeanwhileGoesWithIt(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, arena := fakePool(t, s, 1024)
+	inside, letGo := arena.block()
+	failed := make(chan error)
+	go func() {
+		_, err := s.Allocate(context.Background(), p.info.ID, Bytes(1), 0)
+		failed <- err
+	}()
+	<-inside
+	require.NoError(t, s.DestroyPool(p.info.ID))
+	assert.False(t, arena.closed)
+	letGo()
+	assert.ErrorIs(t, <-failed, ErrClosed)
+	<-p.closed
+	assert.Zero(t, arena.used)
+}

@@ -1,0 +1,183 @@
+package mempool
+
+import (
+	"context"
+	"time"
+)
+
+// CreatePool makes a pool.
+//
+// Errors: [ErrInvalid], [ErrDenied], [ErrExists], [ErrUnavailable] where this machine cannot do it, [ErrOutOfMemory],
+// [ErrClosed].
+func (s *Session) CreatePool(spec PoolSpec) (*Pool, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	svc := s.svc
+	if !svc.mayCreate(s.peer) {
+		return nil, situation(ErrDenied, "user %d may not create pools", s.peer.UID)
+	}
+	backend, err := spec.Kind.backend()
+	if err != nil {
+		return nil, err
+	}
+	p := &Pool{svc: svc, access: spec.Access.clone(), cache: make(map[uint64][]*block), closed: make(chan struct{})}
+	if p.access.empty() {
+		p.access.UIDs = []uint32{s.peer.UID}
+	}
+	if err := svc.reserveName(s, spec.Name, p); err != nil {
+		return nil, err
+	}
+	defer svc.background.Done()
+	arena, err := backend.create(spec)
+	svc.mu.Lock()
+	defer svc.unlock()
+	if err != nil {
+		delete(svc.pools, spec.Name)
+		return nil, err
+	}
+	svc.lastPool++
+	p.arena = arena
+	p.info = PoolInfo{ID: svc.lastPool, Name: spec.Name, Kind: spec.Kind, Device: arena.Device(), MaxBytes: spec.MaxBytes,
+		SessionBytes: spec.SessionBytes}
+	svc.poolByID[p.info.ID] = p
+	if svc.closed {
+		svc.destroy(p)
+		return nil, errShutdown
+	}
+	svc.pooled.broadcast()
+	return p, nil
+}
+
+// reserveName takes a pool's name while the pool is being made, which Service.Close waits for.
+func (s *Service) reserveName(session *Session, name string, p *Pool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return errShutdown
+	}
+	if err := session.alive(); err != nil {
+		return err
+	}
+	if s.pools[name] != nil {
+		return situation(ErrExists, "there is a pool %q already; open it, or choose another name", name)
+	}
+	s.pools[name] = p
+	s.background.Add(1)
+	return nil
+}
+
+// OpenPool finds a pool by name that the session may use, and waits up to wait for it to appear.
+//
+// Errors: [ErrNotFound] (with wait 0) or [ErrTimeout], [ErrDenied], the context's.
+func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration) (*Pool, error) {
+	if err := validateName("pool", name); err != nil {
+		return nil, err
+	}
+	w := s.newWaiter(ctx, wait)
+	defer w.stop()
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	for {
+		if err := s.alive(); err != nil {
+			return nil, err
+		}
+		if p := svc.pools[name]; p != nil && p.info.ID != 0 {
+			if !p.access.Allows(s.peer) {
+				return nil, p.denied(s.peer)
+			}
+			return p, nil
+		}
+		err := situation(ErrNotFound, "there is no pool %q", name)
+		if wait > 0 {
+			err = situation(ErrTimeout, "waited %v: there is no pool %q", wait, name)
+		}
+		if !w.wait(svc.pooled.next()) {
+			return nil, w.cause(err)
+		}
+	}
+}
+
+// FindPool finds a pool by id that the session may use.
+//
+// Errors: [ErrNotFound], [ErrDenied], [ErrClosed].
+func (s *Session) FindPool(id uint64) (*Pool, error) {
+	s.svc.mu.Lock()
+	defer s.svc.unlock()
+	return s.pool(id)
+}
+
+// pool is FindPool with Service.mu held.
+func (s *Session) pool(id uint64) (*Pool, error) {
+	if err := s.alive(); err != nil {
+		return nil, err
+	}
+	p := s.svc.poolByID[id]
+	switch {
+	case p == nil || p.ending:
+		return nil, situation(ErrNotFound, "there is no pool %d", id)
+	case !p.access.Allows(s.peer):
+		return nil, p.denied(s.peer)
+	}
+	return p, nil
+}
+
+func (p *Pool) denied(peer Peer) error {
+	return situation(ErrDenied, "pool %q is not open to user %d (group %d); its access list is set when it is made",
+		p.info.Name, peer.UID, peer.GID)
+}
+
+// DestroyPool ends a pool: nothing new can be allocated in it, its names go at once, and its memory goes with the last
+// lease and mapping.
+//
+// Errors: [ErrNotFound], [ErrDenied], [ErrClosed]; the driver's where memory could not be given back, which does not keep
+// the pool.
+func (s *Session) DestroyPool(id uint64) error {
+	svc := s.svc
+	may := svc.mayCreate(s.peer)
+	svc.mu.Lock()
+	defer svc.unlock()
+	p, err := s.pool(id)
+	if err != nil {
+		return err
+	}
+	if !may {
+		return situation(ErrDenied, "user %d may not destroy pools", s.peer.UID)
+	}
+	svc.destroy(p)
+	return svc.flush()
+}
+
+// destroy ends a pool. s.mu is held.
+func (s *Service) destroy(p *Pool) {
+	if p.closing {
+		return
+	}
+	p.closing = true
+	delete(s.pools, p.info.Name)
+	for _, n := range s.names {
+		if n.buffer.block.pool == p {
+			n.remove()
+		}
+	}
+	p.room.broadcast()
+	p.retire(p.cached)
+	p.closeIfEmpty()
+}
+
+// TrimPool gives unused blocks back until at most keep bytes of them are cached, and returns how many bytes were given
+// back at once. Blocks that sessions still map follow when they have dropped them.
+//
+// Errors: [ErrNotFound], [ErrDenied], [ErrClosed]; the driver's for blocks that could not be given back, which are tried
+// again the next time.
+func (s *Session) TrimPool(id, keep uint64) (uint64, error) {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	p, err := s.pool(id)
+	if err != nil {
+		return 0, err
+	}
+	return p.giveBack(p.cached - min(p.cached, keep))
+}
