@@ -32,7 +32,7 @@ func publish(ctx context.Context, s *scene, name string, n uint64) (undo func() 
 	}
 	mem, err := lease.Memory()
 	if err == nil {
-		err = s.options.written().Write(mem, n)
+		err = write(mem, n, s.options.written())
 	}
 	if err == nil {
 		err = lease.Publish(mempool.Publication{Name: name})
@@ -67,7 +67,7 @@ func roundTrip(ctx context.Context, s *scene, consumer string, n uint64) (err er
 	}
 	mem, err := lease.Memory()
 	if err == nil {
-		err = back.Check(mem, n)
+		err = compare(mem, n, back)
 	}
 	return errors.Join(err, lease.Release(false))
 }

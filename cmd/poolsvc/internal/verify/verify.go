@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cuda/pattern"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -49,10 +50,12 @@ func (o Options) Validate() error {
 }
 
 // written is what the Go side writes.
-func (o Options) written() Pattern { return Pattern{Scale: 1, Offset: float64(o.Seed)} }
+func (o Options) written() pattern.Affine { return pattern.Affine{Scale: 1, Offset: float64(o.Seed)} }
 
 // answered is what a worker writes.
-func (o Options) answered() Pattern { return Pattern{Scale: -1, Offset: float64(o.WorkerSeed)} }
+func (o Options) answered() pattern.Affine {
+	return pattern.Affine{Scale: -1, Offset: float64(o.WorkerSeed)}
+}
 
 // scene is what checks of one kind work in.
 type scene struct {

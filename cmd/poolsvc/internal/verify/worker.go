@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"strings"
 
+	"github.com/poolbridge/poolbridge/cuda/pattern"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -104,13 +105,13 @@ func lastLines(text string, n int) string {
 // checkTask has a worker lease a buffer, compare it with a pattern through a consumer's zero-copy array, and then write
 // another pattern, if there is one.
 type checkTask struct {
-	Task     string   `json:"task"`
-	Name     string   `json:"name"`
-	Consumer string   `json:"consumer"`
-	Elements uint64   `json:"elements"`
-	Pattern  Pattern  `json:"pattern"`
-	Then     *Pattern `json:"then,omitempty"`
-	Timeout  float64  `json:"timeout"`
+	Task     string          `json:"task"`
+	Name     string          `json:"name"`
+	Consumer string          `json:"consumer"`
+	Elements uint64          `json:"elements"`
+	Pattern  pattern.Affine  `json:"pattern"`
+	Then     *pattern.Affine `json:"then,omitempty"`
+	Timeout  float64         `json:"timeout"`
 }
 
 // checkAnswer is what a worker saw.
