@@ -277,7 +277,7 @@ def test_collection_from_many_threads(service, client):
         for _ in range(50):
             a = np.asarray(client.allocate(16))
             b = np.from_dlpack(client.allocate(16))
-            cycle = [a, b]
+            cycle: list[object] = [a, b]
             cycle.append(cycle)
             del a, b, cycle
             gc.collect(0)

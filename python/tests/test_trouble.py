@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 import threading
 import time
 
@@ -13,7 +14,6 @@ import pytest
 
 import poolbridge
 from poolbridge import _messages as m
-from poolbridge import _paths
 from poolbridge._mappings import MAPPINGS
 
 
@@ -67,7 +67,7 @@ def test_where_the_socket_is_looked_for(monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
     assert poolbridge.default_path() == "/run/user/7/poolbridge/poolsvc.sock"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    monkeypatch.setattr(_paths.tempfile, "gettempdir", lambda: "/somewhere")
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/somewhere")
     assert poolbridge.default_path() == f"/somewhere/poolbridge-{os.getuid()}/poolsvc.sock"
 
 
@@ -271,7 +271,9 @@ def test_received_descriptors_are_close_on_exec(service):
     with theirs:
         socket.send_fds(theirs, [b"x"], [0])
         transport = Transport(ours)
-        _, descriptors = transport.receive()
+        packet = transport.receive()
+        assert packet is not None
+        _, descriptors = packet
         fd = descriptors.one()
         assert not os.get_inheritable(fd)
         os.close(fd)

@@ -1,0 +1,304 @@
+"""DLPack, NumPy's protocols and copies, to the letter, on memory of the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import poolbridge
+from poolbridge import _tensor
+from poolbridge._dlpack import _Managed, _pointer, _Versioned
+from poolbridge._tensor import ELEMENT_TYPES
+
+IN_NUMPY = [name for name, element in ELEMENT_TYPES.items() if element.in_numpy]
+
+
+@dataclass
+class Seen:
+    """What a consumer reads in a capsule, which it keeps."""
+
+    capsule: object
+    data: int | None
+    device: tuple[int, int]
+    dtype: tuple[int, int, int]
+    shape: list[int]
+    strides: list[int]
+    version: tuple[int, int] | None = None
+    flags: int | None = None
+
+
+def entries(address: int | None, count: int) -> list[int]:
+    return list((ctypes.c_int64 * count).from_address(address)) if address and count else []
+
+
+def look(capsule: object) -> Seen:
+    versioned = "dltensor_versioned" in repr(capsule)
+    managed: Any
+    if versioned:
+        managed = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
+    else:
+        managed = _Managed.from_address(_pointer(capsule, b"dltensor"))
+    tensor = managed.tensor
+    assert tensor.byte_offset == 0
+    seen = Seen(
+        capsule,
+        tensor.data,
+        (tensor.device.type, tensor.device.id),
+        (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes),
+        *(
+            list((ctypes.c_int64 * tensor.ndim).from_address(at)) if tensor.ndim else []
+            for at in (tensor.shape, tensor.strides)
+        ),
+    )
+    if versioned:
+        seen.version, seen.flags = (managed.major, managed.minor), managed.flags
+    return seen
+
+
+def strided(client, tensor, service):
+    """A lease of a description that only the service can make."""
+    lease = client.allocate(64, "uint8")
+    lease.publish("strided", replace=True)
+    buffer = service.buffers[lease.buffer_id]
+    buffer.tensor = tensor
+    lease.release()
+    return client.get("strided", write=True)
+
+
+@pytest.mark.parametrize("name", ELEMENT_TYPES)
+@pytest.mark.parametrize("versioned", [True, False])
+def test_every_element_type_in_a_capsule(client, name, versioned):
+    lease = client.allocate((2, 3), name)
+    seen = look(lease.__dlpack__(max_version=(1, 1) if versioned else None))
+    element = ELEMENT_TYPES[name]
+    assert seen.dtype == (element.code, element.bits, 1)
+    assert seen.device == lease.__dlpack_device__() == (1, 0)
+    assert (seen.shape, seen.strides) == ([2, 3], [3, 1])
+    assert seen.data == lease.evidence()["pointer"]
+    assert (seen.version, seen.flags) == (((1, 0), 0) if versioned else (None, None))
+
+
+@pytest.mark.parametrize("name", IN_NUMPY)
+def test_every_element_type_through_numpy(client, name):
+    lease = client.allocate((3, 2), name)
+    assert lease.dtype == np.dtype(name)
+    array = np.from_dlpack(lease)
+    assert array.dtype == np.dtype(name)
+    array[:] = 1
+    assert np.asarray(lease).tolist() == array.tolist()
+    assert np.asarray(lease.view()).ctypes.data == array.ctypes.data
+    assert bytes(lease.memoryview()) == array.tobytes()
+
+
+def test_bfloat16_without_numpy(client):
+    lease = client.allocate(4, "bfloat16")
+    assert (lease.dtype_name, lease.itemsize, lease.nbytes) == ("bfloat16", 2, 8)
+    with pytest.raises(TypeError, match="dtype_name"):
+        _ = lease.dtype
+    with pytest.raises(TypeError):
+        np.asarray(lease)
+    assert not hasattr(lease.view(), "__array_interface__")
+    lease.copy_from(np.array([1.0, -2.5, np.nan, 3.0 + 2**-9], np.float32))
+    assert lease.memoryview().tolist() == [0x3F80, 0xC020, 0x7FC0, 0x4040]
+    assert lease.to_numpy().dtype == np.float32
+    assert lease.to_numpy()[:2].tolist() == [1.0, -2.5]
+    lease.copy_from([np.inf, -np.inf, 0.0, 1e-40])
+    assert lease.to_numpy()[:3].tolist() == [np.inf, -np.inf, 0.0]
+    with pytest.raises(TypeError):
+        lease.copy_from(np.zeros(4, np.complex64))
+    seen = look(lease.__dlpack__(max_version=(1, 0), copy=True))
+    assert (seen.dtype, seen.flags) == ((4, 16, 1), 2)
+
+
+def test_a_scalar(client):
+    lease = client.allocate((), "float64")
+    assert (lease.shape, lease.strides, lease.ndim, lease.size, lease.nbytes) == ((), (), 0, 1, 8)
+    np.asarray(lease)[()] = 2.5
+    assert float(np.from_dlpack(lease)) == 2.5
+    assert lease.to_numpy().shape == ()
+    assert client.allocate(7).shape == (7,)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5), (2, 0, 4)])
+def test_axes_of_no_length(client, shape):
+    lease = client.allocate(shape, "int16")
+    assert (lease.shape, lease.size, lease.nbytes) == (shape, 0, 0)
+    assert np.asarray(lease).shape == np.from_dlpack(lease).shape == shape
+    for max_version in (None, (1, 0)):
+        assert look(lease.__dlpack__(max_version=max_version)).data is None
+    lease.copy_from(np.empty(shape, np.int16))
+    assert lease.to_numpy().shape == shape
+    lease.publish("empty")
+    lease.release()
+    assert client.get("empty").shape == shape
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "offset"),
+    [((3, 4), (1, 3), 0), ((4,), (-2,), 12), ((2, 3), (0, 1), 4), ((2, 2), (8, 3), 2), ((1, 1), (100, 7), 0)],
+)
+def test_strides(service, client, shape, strides, offset):
+    tensor = poolbridge._messages.Tensor("int16", shape, strides, offset)
+    lease = strided(client, tensor, service)
+    assert lease.strides == tuple(stride * 2 for stride in strides)
+    array = np.asarray(lease)
+    assert (array.shape, array.strides) == (shape, lease.strides) or 1 in shape
+    assert array.ctypes.data == lease._hold.memory.address(write=True) + offset
+    array[:] = np.arange(array.size).reshape(shape)
+    assert np.from_dlpack(lease).tolist() == array.tolist() == lease.to_numpy().tolist()
+    assert lease.to_numpy().flags.c_contiguous
+    lease.copy_from(5)
+    assert set(array.reshape(-1).tolist()) == {5}
+    assert look(lease.__dlpack__()).strides == list(strides) or 1 in shape
+
+
+def test_read_only_is_said_where_it_can_be(client):
+    client.allocate(4).publish("x")
+    lease = client.get("x")
+    seen = look(lease.__dlpack__(max_version=(1, 0)))
+    assert (seen.version, seen.flags) == ((1, 0), 1)
+    assert not np.from_dlpack(lease).flags.writeable
+    for max_version in (None, (0, 8)):
+        with pytest.raises(BufferError, match="view\\(legacy=True\\)"):
+            lease.__dlpack__(max_version=max_version)
+    seen = look(lease.view(legacy=True).__dlpack__())
+    assert seen.version is None
+    assert seen.data == lease.evidence()["pointer"]
+
+
+def test_the_newest_version_offered_is_ours(client):
+    lease = client.allocate(4)
+    assert look(lease.__dlpack__(max_version=(2, 0))).version == (1, 0)
+    assert look(lease.__dlpack__(max_version=(1, 9))).version == (1, 0)
+    assert look(lease.__dlpack__(max_version=(0, 9))).version is None
+
+
+def test_copies(client):
+    lease = client.allocate(4, "int32")
+    lease.copy_from([1, 2, 3, 4])
+    lease.publish("x")
+    for options in ({}, {"max_version": (1, 0)}):
+        seen = look(lease.__dlpack__(copy=True, **options))
+        assert seen.data not in {None, lease.evidence()["pointer"]}
+        assert list((ctypes.c_int32 * 4).from_address(seen.data)) == [1, 2, 3, 4]
+        assert seen.flags == (2 if seen.version else None)
+        assert lease.arrays == 0
+    copy = np.from_dlpack(lease, copy=True)
+    copy[0] = 9
+    assert lease.to_numpy()[0] == 1
+    assert np.from_dlpack(lease, copy=False).ctypes.data == lease.evidence()["pointer"]
+    assert np.from_dlpack(lease, device="cpu").ctypes.data == lease.evidence()["pointer"]
+    lease.release()
+    assert copy.tolist() == [9, 2, 3, 4]
+
+
+def test_devices(client):
+    lease = client.allocate(4)
+    lease.__dlpack__(dl_device=(1, 0), copy=False)
+    for device in ((2, 0), (3, 0), (8, 1)):
+        with pytest.raises(BufferError):
+            lease.__dlpack__(dl_device=device)
+
+
+@pytest.mark.parametrize("stream", [0, 1, 2, -1, 1 << 40])
+def test_the_cpu_has_no_streams(client, stream):
+    with pytest.raises(ValueError, match="stream must be None"):
+        client.allocate(4).__dlpack__(stream=stream)
+
+
+def test_array_honours_dtype_and_copy(client):
+    lease = client.allocate(4, "int32")
+    lease.copy_from([1, 2, 3, 4])
+    pointer = lease.evidence()["pointer"]
+    assert np.array(lease, copy=True).ctypes.data != pointer
+    assert np.array(lease, copy=False).ctypes.data == pointer
+    assert np.asarray(lease, np.float64).tolist() == [1.0, 2.0, 3.0, 4.0]
+    with pytest.raises(ValueError, match="without a copy"):
+        np.array(lease, np.float64, copy=False)
+    assert not hasattr(lease, "__cuda_array_interface__")
+    assert (lease.to_numpy() + lease).tolist() == [2, 4, 6, 8]
+
+
+def test_copy_from_casts_and_broadcasts_as_numpy_does(client):
+    lease = client.allocate((2, 3), "float32")
+    lease.copy_from(np.arange(3))
+    assert lease.to_numpy().tolist() == [[0, 1, 2]] * 2
+    lease.copy_from(lease.to_numpy().astype(np.float64) * 2)
+    assert lease.to_numpy()[1].tolist() == [0, 2, 4]
+    lease.copy_from(client.allocate((2, 3), "float32"))
+    with pytest.raises(poolbridge.InvalidArgumentError, match="does not fit"):
+        lease.copy_from(np.zeros((3, 2)))
+    with pytest.raises(TypeError):
+        lease.copy_from(np.zeros((2, 3), np.complex128))
+
+    class OnlyDLPack:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack__(self, **options):
+            return self.array.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+    lease.copy_from(OnlyDLPack(np.full((2, 3), 8, np.float32)))
+    assert lease.to_numpy()[1, 2] == 8
+
+
+def test_the_token_adds_no_reference_to_the_array(client):
+    lease = client.allocate(4)
+    array = np.asarray(lease)
+    assert sys.getrefcount(array) == 2
+
+
+shapes = st.lists(st.integers(0, 5), max_size=4)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(shape=shapes, name=st.sampled_from(sorted(IN_NUMPY)), data=st.data())
+def test_whatever_goes_in_comes_out(client, shape, name, data):
+    with client.allocate(shape, name) as lease:
+        count = lease.nbytes
+        raw = data.draw(st.binary(min_size=count, max_size=count))
+        source = np.frombuffer(bytes(byte & 1 for byte in raw) if name == "bool" else raw, name).reshape(shape)
+        lease.copy_from(source)
+        for result in (lease.to_numpy(), np.from_dlpack(lease), np.asarray(lease)):
+            assert (result.shape, result.dtype) == (tuple(shape), np.dtype(name))
+            assert result.tobytes() == source.tobytes()
+            del result
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    shape=st.lists(st.integers(0, 4), max_size=4),
+    data=st.data(),
+    offset=st.integers(0, 40),
+    nbytes=st.integers(0, 200),
+)
+def test_a_description_is_accepted_exactly_if_every_element_lies_inside(shape, data, offset, nbytes):
+    strides = data.draw(st.lists(st.integers(-20, 20), min_size=len(shape), max_size=len(shape)))
+    tensor = poolbridge._messages.Tensor("int16", tuple(shape), tuple(strides), offset)
+    if shape:
+        starts = [offset + 2 * sum(i * s for i, s in zip(index, strides, strict=True)) for index in np.ndindex(*shape)]
+    else:
+        starts = [offset]
+    inside = offset % 2 == 0 and all(start >= 0 and start + 2 <= nbytes for start in starts)
+    if not starts:
+        inside = offset % 2 == 0 and offset <= nbytes
+    try:
+        description = _tensor.from_wire(tensor, nbytes)
+    except poolbridge.ProtocolError:
+        assert not inside
+    else:
+        assert inside
+        assert description.to_wire().sh == tuple(shape)
+        array = np.ndarray(shape, np.int16, bytes(nbytes), offset, description.strides) if starts else None
+        if array is not None:
+            assert description.contiguous == array.flags.c_contiguous
