@@ -18,6 +18,9 @@ import (
 
 func TestThePTXIsMadeFromTheSource(t *testing.T) {
 	source, err := os.ReadFile("kernels.cu")
+	if errors.Is(err, os.ErrNotExist) {
+		t.Skip("the test runs apart from its source: ", err)
+	}
 	require.NoError(t, err)
 	first, rest, _ := strings.Cut(string(ptx), "\n")
 	require.Contains(t, first, fmt.Sprintf("%x", sha256.Sum256(source)), "kernels.cu changed: run make ptx")
