@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compile kernels.cu to kernels.ptx with NVRTC, which needs neither a GPU nor a CUDA toolkit.
 
-The PTX is for the oldest driver and the oldest architecture that poolbridge works with; the driver compiles it for the
-GPU that it finds. The first line of the output names the source's digest, so that a test can tell when it is out of date.
+The PTX is for the oldest driver that poolbridge works with and for an old architecture; the driver compiles it for the
+GPU that it finds. The first line of the output names the source's digest: a test tells by it when it is out of date.
 """
 
 import argparse
@@ -37,11 +37,13 @@ class Nvrtc:
         self.lib.nvrtcGetErrorString.restype = ctypes.c_char_p
 
     def call(self, name: str, *args: object) -> None:
+        """Make a call and raise RuntimeError if it fails."""
         result = getattr(self.lib, name)(*args)
         if result:
             raise RuntimeError(f"{name}: {self.lib.nvrtcGetErrorString(result).decode()}")
 
     def text(self, what: str, program: ctypes.c_void_p) -> str:
+        """Return a text that the program has: PTX or ProgramLog."""
         size = ctypes.c_size_t()
         self.call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
         buffer = ctypes.create_string_buffer(size.value)
@@ -49,6 +51,7 @@ class Nvrtc:
         return buffer.value.decode()
 
     def compile(self, source: bytes, name: str, options: list[str]) -> str:
+        """Return the PTX of a source."""
         program = ctypes.c_void_p()
         self.call("nvrtcCreateProgram", ctypes.byref(program), source, name.encode(), 0, None, None)
         array = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
@@ -61,6 +64,7 @@ class Nvrtc:
 
 
 def main() -> None:
+    """Compile, check the version of the result, and write it with its first line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nvrtc", default=find_nvrtc(), help="the library to compile with")
     parser.add_argument("--source", type=pathlib.Path, default=HERE / "kernels.cu")
