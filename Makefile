@@ -11,7 +11,7 @@ LDFLAGS := -extldflags=-Wl,-z,lazy -X main.version=$(shell git describe --tags -
 GOLANGCI_VERSION := v2.15.0
 GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
 
-.PHONY: help build verify test test-go test-python test-integration simcuda lint fmt fuzz bench gpu-bundle clean FORCE
+.PHONY: help build verify test test-go test-python test-integration simcuda ptx lint fuzz bench gpu-bundle clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -48,6 +48,9 @@ test-integration: bin/poolsvc $(VENV)/installed simcuda
 
 simcuda: ## build the simulated CUDA driver
 	$(MAKE) -C tests/simcuda
+
+ptx: ## rebuild the pattern kernels from their source
+	$(MAKE) -C cuda/pattern ptx
 
 lint: $(GOLANGCI) $(VENV)/installed ## check the style of everything
 	$(GO) vet ./...
