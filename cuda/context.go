@@ -7,10 +7,12 @@ import (
 )
 
 // Context is a device's primary context, retained: the driver keeps it until
-// every holder in the process has let go of it. It is safe for concurrent use.
+// every holder in the process has let go of it. Or it is a context of its own,
+// made by [Device.NewContext]. It is safe for concurrent use.
 type Context struct {
 	device Device
 	handle uintptr
+	second bool // not the primary one
 	uses   life
 
 	mu    sync.Mutex
@@ -32,6 +34,25 @@ func (d Device) Retain() (*Context, error) {
 	return c, nil
 }
 
+// NewContext makes a context of its own beside the primary one. Little needs it:
+// legacy handles cannot be opened in it while the primary one is alive, and
+// other libraries do not see it.
+func (d Device) NewContext() (*Context, error) {
+	if err := Init(); err != nil {
+		return nil, err
+	}
+	h, st := driver.CtxCreate(d.handle)
+	if st != 0 {
+		return nil, failure(st, "NewContext", d.ordinal)
+	}
+	c := &Context{device: d, handle: h, second: true}
+	opened(&c.uses, "Device.NewContext")
+	return c, nil
+}
+
+// Primary reports whether this is the device's primary context.
+func (c *Context) Primary() bool { return !c.second }
+
 // Close lets go of the context. Objects made from it go on working: the driver's
 // context is released when the last of them is closed.
 func (c *Context) Close() error {
@@ -43,7 +64,12 @@ func (c *Context) Close() error {
 
 func (c *Context) release() error {
 	ended(&c.uses)
-	st := driver.PrimaryRelease(c.device.handle)
+	var st driver.Status
+	if c.second {
+		st = driver.CtxDestroy(c.handle)
+	} else {
+		st = driver.PrimaryRelease(c.device.handle)
+	}
 	for _, peer := range c.peers {
 		_ = peer.Close()
 	}

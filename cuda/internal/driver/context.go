@@ -6,6 +6,9 @@ package driver
 #cgo noescape pb_primary_retain
 #cgo nocallback pb_primary_retain
 #cgo nocallback pb_primary_release
+#cgo noescape pb_ctx_create
+#cgo nocallback pb_ctx_create
+#cgo nocallback pb_ctx_destroy
 #cgo nocallback pb_ctx_synchronize
 #cgo noescape pb_mem_info
 #cgo nocallback pb_mem_info
@@ -19,6 +22,14 @@ static pb_status pb_primary_retain(uintptr_t *ctx, int dev) {
 }
 
 static pb_status pb_primary_release(int dev) { return PB_CALL(cuDevicePrimaryCtxRelease, dev); }
+
+// A new context is made current: it is taken off again.
+static pb_status pb_ctx_create(uintptr_t *ctx, int dev) {
+	pb_status st = PB_CALL(cuCtxCreate, (CUcontext *)ctx, 0, dev);
+	return st != 0 ? st : pb_leave(0);
+}
+
+static pb_status pb_ctx_destroy(uintptr_t ctx) { return PB_CALL(cuCtxDestroy, (CUcontext)ctx); }
 
 static pb_status pb_ctx_synchronize(uintptr_t ctx) {
 	PB_ENTER(ctx);
@@ -52,6 +63,16 @@ func PrimaryRetain(dev int32) (uintptr, Status) {
 
 // PrimaryRelease makes cuDevicePrimaryCtxRelease.
 func PrimaryRelease(dev int32) Status { return Status(C.pb_primary_release(C.int(dev))) }
+
+// CtxCreate makes cuCtxCreate, and leaves the thread as it was.
+func CtxCreate(dev int32) (uintptr, Status) {
+	var ctx C.uintptr_t
+	st := C.pb_ctx_create(&ctx, C.int(dev))
+	return uintptr(ctx), Status(st)
+}
+
+// CtxDestroy makes cuCtxDestroy.
+func CtxDestroy(ctx uintptr) Status { return Status(C.pb_ctx_destroy(C.uintptr_t(ctx))) }
 
 // CtxSynchronize makes cuCtxSynchronize.
 func CtxSynchronize(ctx uintptr) Status { return Status(C.pb_ctx_synchronize(C.uintptr_t(ctx))) }

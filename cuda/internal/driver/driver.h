@@ -119,6 +119,8 @@ enum {
 	X(cuDeviceCanAccessPeer, , 4000, (int *, CUdevice, CUdevice)) \
 	X(cuDevicePrimaryCtxRetain, , 7000, (CUcontext *, CUdevice)) \
 	X(cuDevicePrimaryCtxRelease, _v2, 11000, (CUdevice)) \
+	X(cuCtxCreate, _v2, 3020, (CUcontext *, unsigned, CUdevice)) \
+	X(cuCtxDestroy, _v2, 4000, (CUcontext)) \
 	X(cuCtxPushCurrent, _v2, 4000, (CUcontext)) \
 	X(cuCtxPopCurrent, _v2, 4000, (CUcontext *)) \
 	X(cuCtxGetCurrent, , 4000, (CUcontext *)) \

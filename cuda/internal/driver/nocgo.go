@@ -22,6 +22,8 @@ func DevicePCIBusID(int32) (string, Status)                          { return ""
 func DeviceCanAccessPeer(int32, int32) (bool, Status)                { return false, noDriver }
 func PrimaryRetain(int32) (uintptr, Status)                          { return 0, noDriver }
 func PrimaryRelease(int32) Status                                    { return noDriver }
+func CtxCreate(int32) (uintptr, Status)                              { return 0, noDriver }
+func CtxDestroy(uintptr) Status                                      { return noDriver }
 func CtxSynchronize(uintptr) Status                                  { return noDriver }
 func MemInfo(uintptr) (uint64, uint64, Status)                       { return 0, 0, noDriver }
 func EnablePeer(uintptr, uintptr) Status                             { return noDriver }
