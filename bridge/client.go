@@ -24,6 +24,7 @@ type Client struct {
 	conn    *seqpacket.Conn
 	epoch   mempool.Epoch
 	session uint64
+	device  string
 	done    chan struct{} // closed when the connection is gone; err says why
 	err     error
 
@@ -44,16 +45,26 @@ type call struct {
 	done  chan error
 }
 
+// Dial opens a session with the service that listens at path, as the zero [Dialer] does.
+func Dial(ctx context.Context, path string) (*Client, error) { return Dialer{}.Dial(ctx, path) }
+
+// Dialer says how to be a client. Its zero value is useful.
+type Dialer struct {
+	// Device is the GPU that the client works on, an ordinal or a UUID, where that is not the one that has the memory:
+	// what it opens is made reachable from there. Empty: the memory's own.
+	Device string
+}
+
 // Dial opens a session with the service that listens at path. While nothing listens there it tries again until ctx is
 // done, if ctx has a deadline.
 //
 // Errors: [ErrNotRunning], which says where it looked and how to start the service; [ErrDenied], [ErrVersion]; ctx's.
-func Dial(ctx context.Context, path string) (*Client, error) {
+func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 	conn, err := dialWait(ctx, path)
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{conn: conn, done: make(chan struct{}), calls: make(map[uint32]*call), pools: make(map[uint64]*Pool),
+	c := &Client{conn: conn, device: d.Device, done: make(chan struct{}), calls: make(map[uint32]*call), pools: make(map[uint64]*Pool),
 		blocks: make(map[uint64]*block), leases: make(map[*Lease]struct{})}
 	go c.receive()
 	var reply wire.HelloReply

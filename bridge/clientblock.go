@@ -44,7 +44,7 @@ func (b *block) forgetExport() {
 	}
 }
 
-// mapped is the memory of a lease's block.
+// mapped is the block of a lease, mapped as the lease wants it: what is only read may be mapped read-only.
 func (c *Client) mapped(p *Pool, l wire.Lease) (*mempool.ImportedBlock, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -59,6 +59,9 @@ func (c *Client) mapped(p *Pool, l wire.Lease) (*mempool.ImportedBlock, error) {
 		}
 		b.mem = mem
 		b.forgetExport()
+	}
+	if _, err := b.mem.Memory(l.Write); err != nil {
+		return nil, err
 	}
 	return b.mem, nil
 }

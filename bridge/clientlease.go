@@ -91,7 +91,20 @@ func (l *Lease) with(off, n uint64, write bool, f func(mempool.Memory) error) er
 	case off > l.info.Bytes || n > l.info.Bytes-off:
 		return situation(ErrInvalid, "%d bytes at %d lie outside a buffer of %d", n, off, l.info.Bytes)
 	}
-	return f(l.mem)
+	m, err := l.mem.Memory(l.info.Write)
+	if err != nil {
+		return err
+	}
+	return f(m)
+}
+
+// synchronize waits for the work on the memory that was written. l.mu is held.
+func (l *Lease) synchronize() error {
+	m, err := l.mem.Memory(l.info.Write)
+	if err != nil {
+		return err
+	}
+	return m.Synchronize()
 }
 
 // CopyFrom copies src to the buffer at off bytes.
@@ -151,7 +164,7 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 	if l.ended {
 		return situation(ErrReleased, "lease %d has ended", l.info.ID)
 	}
-	if err := l.mem.Synchronize(); err != nil {
+	if err := l.synchronize(); err != nil {
 		return err
 	}
 	r := &wire.Publish{Lease: l.info.ID, Name: p.Name, Keep: p.Keep, Replace: p.Replace}
@@ -180,7 +193,7 @@ func (l *Lease) Release(incomplete bool) error {
 	}
 	var err error
 	if l.info.Write {
-		err = l.mem.Synchronize()
+		err = l.synchronize()
 	}
 	c := l.client
 	c.mu.Lock()

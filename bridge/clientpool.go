@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"context"
+	"errors"
 	"os"
 	"time"
 
@@ -80,6 +81,11 @@ func (c *Client) open(ctx context.Context, r wire.Request) (*Pool, error) {
 	mem, err := mempool.ImportPool(c.epoch, info, exportOf(reply.Pool.Export, files))
 	if err != nil {
 		return nil, err
+	}
+	if c.device != "" {
+		if err := mem.Reach(c.device); err != nil {
+			return nil, errors.Join(err, mem.Close())
+		}
 	}
 	p := &Pool{client: c, info: info, mem: mem}
 	c.pools[info.ID] = p

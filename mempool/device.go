@@ -94,32 +94,6 @@ func deviceError(op string, err error) error {
 	return fmt.Errorf("%w: %s: %w", sentinel, op, err)
 }
 
-// gpu is a GPU in use: its context, and one stream for allocating and copying.
-type gpu struct {
-	device cuda.Device
-	info   DeviceInfo
-	ctx    *cuda.Context
-	stream *cuda.Stream
-}
-
-func openGPU(d cuda.Device) (*gpu, error) {
-	uuid, err := d.UUID()
-	if err != nil {
-		return nil, deviceError("read the GPU's UUID", err)
-	}
-	ctx, err := d.Retain()
-	if err != nil {
-		return nil, deviceError(fmt.Sprintf("use GPU %d", d.Ordinal()), err)
-	}
-	stream, err := ctx.NewStream()
-	if err != nil {
-		return nil, errors.Join(deviceError("make a stream", err), ctx.Close())
-	}
-	return &gpu{device: d, info: DeviceInfo{Ordinal: d.Ordinal(), UUID: uuid.String()}, ctx: ctx, stream: stream}, nil
-}
-
-func (g *gpu) Close() error { return errors.Join(g.stream.Close(), g.ctx.Close()) }
-
 // deviceArena is a CUDA memory pool of this process.
 type deviceArena struct {
 	*gpu
@@ -128,25 +102,16 @@ type deviceArena struct {
 }
 
 func newDeviceArena(spec PoolSpec) (Arena, error) {
-	d, err := findDevice(spec.Device)
+	g, err := gpuFor(spec, probePools)
 	if err != nil {
 		return nil, err
 	}
-	if err := probePools(d); err != nil {
-		return nil, err
-	}
-	total, err := d.TotalMem()
-	if err != nil {
-		return nil, deviceError("read the GPU's memory size", err)
-	}
-	if spec.MaxBytes > total {
-		return nil, situation(ErrOutOfMemory, "pool %q may take %d bytes, but GPU %d has %d", spec.Name, spec.MaxBytes, d.Ordinal(), total)
-	}
-	g, err := openGPU(d)
-	if err != nil {
-		return nil, err
-	}
-	pool, err := g.ctx.NewMemPool(cuda.MemPoolSpec{MaxBytes: roundUp(spec.MaxBytes, poolGranularity), Exportable: true})
+	return newPoolArena(g, spec, cuda.DeviceLocation(g.device))
+}
+
+// newPoolArena makes a memory pool; g is the arena's from then on.
+func newPoolArena(g *gpu, spec PoolSpec, where cuda.Location) (*deviceArena, error) {
+	pool, err := g.ctx.NewMemPool(cuda.MemPoolSpec{MaxBytes: roundUp(spec.MaxBytes, poolGranularity), Location: where, Exportable: true})
 	if err != nil {
 		return nil, errors.Join(deviceError("make a memory pool", err), g.Close())
 	}
@@ -243,21 +208,19 @@ type importedDeviceArena struct {
 	pool *cuda.MemPool
 }
 
-func openDeviceArena(p PoolInfo, x Export) (ImportedArena, error) {
+func openDeviceArena(p PoolInfo, x Export) (ImportedArena, error) { return openPool(p, x) }
+
+func openPool(p PoolInfo, x Export) (*importedDeviceArena, error) {
 	if len(x.Files) != 1 {
-		return nil, situation(ErrInvalid, "a pool of kind %q comes with one file descriptor, this one with %d", Device, len(x.Files))
+		return nil, situation(ErrInvalid, "a pool of kind %q comes with one file descriptor, this one with %d", p.Kind, len(x.Files))
 	}
-	d, err := findDevice(p.Device.UUID)
-	if err != nil {
-		return nil, err
-	}
-	g, err := openGPU(d)
+	g, err := gpuOf(p)
 	if err != nil {
 		return nil, err
 	}
 	pool, err := g.ctx.ImportMemPool(int(x.Files[0].Fd()))
 	if err != nil {
-		return nil, errors.Join(deviceError("import a memory pool", err), g.Close())
+		return nil, errors.Join(importError("import a memory pool", err), g.Close())
 	}
 	return &importedDeviceArena{g, pool}, nil
 }
@@ -265,15 +228,31 @@ func openDeviceArena(p PoolInfo, x Export) (ImportedArena, error) {
 func (a *importedDeviceArena) Import(x Export, size uint64) (Mapping, error) {
 	var data cuda.PtrExportData
 	if len(x.Data) != len(data) || len(x.Files) != 0 {
-		return nil, situation(ErrInvalid, "a block of kind %q is exported as %d bytes, not as %d bytes and %d file descriptors",
-			Device, len(data), len(x.Data), len(x.Files))
+		return nil, situation(ErrInvalid, "a block of a CUDA memory pool is exported as %d bytes, not as %d bytes and %d file descriptors",
+			len(data), len(x.Data), len(x.Files))
 	}
 	copy(data[:], x.Data)
 	ptr, err := a.pool.ImportPtr(data)
 	if err != nil {
-		return nil, deviceError("import a block", err)
+		return nil, importError("import a block", err)
 	}
-	return &deviceMapping{deviceMemory: deviceMemory{a.gpu, ptr, size}, pool: a.pool}, nil
+	m := &deviceMapping{deviceMemory: deviceMemory{a.gpu, ptr, size}, pool: a.pool}
+	if base, has, err := a.ctx.AddressRange(ptr); err == nil && size > has-uint64(ptr-base) {
+		err = situation(ErrInvalid, "a block of %d bytes is more than the %d that its export names", size, has-uint64(ptr-base))
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, nil
+}
+
+func (a *importedDeviceArena) Reach(name string) error {
+	d, err := a.peer(name)
+	if err != nil || d == a.device {
+		return err
+	}
+	if err := a.pool.SetAccess(d, cuda.AccessReadWrite); err != nil {
+		return a.unreachable(d, err)
+	}
+	return nil
 }
 
 func (a *importedDeviceArena) Close() error { return errors.Join(a.pool.Close(), a.gpu.Close()) }
@@ -283,6 +262,9 @@ type deviceMapping struct {
 	deviceMemory
 	pool *cuda.MemPool
 }
+
+// Memory is the one mapping: pools cannot be read-only.
+func (m *deviceMapping) Memory(bool) (Memory, error) { return m.deviceMemory, nil }
 
 func (m *deviceMapping) Close() error {
 	if err := m.pool.Free(m.ptr, m.stream); err != nil {

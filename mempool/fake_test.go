@@ -127,4 +127,5 @@ type fakeImport struct {
 func (a *fakeImport) Import(Export, uint64) (Mapping, error) {
 	return hostMapping{hostMemory{make([]byte, 16)}}, a.fail
 }
-func (a *fakeImport) Close() error { a.closed = true; return nil }
+func (a *fakeImport) Reach(string) error { return nil }
+func (a *fakeImport) Close() error       { a.closed = true; return nil }

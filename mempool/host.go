@@ -263,9 +263,13 @@ func (a *importedHostArena) Import(x Export, size uint64) (Mapping, error) {
 	return hostMapping{hostMemory{a.mem[off : off+size : off+size]}}, nil
 }
 
+// Reach has nothing to do: no GPU reaches the memory, and none needs to.
+func (a *importedHostArena) Reach(string) error { return nil }
+
 func (a *importedHostArena) Close() error { return os.NewSyscallError("munmap", unix.Munmap(a.mem)) }
 
 // hostMapping is a range of an importedHostArena, which unmaps all of them at once.
 type hostMapping struct{ hostMemory }
 
-func (hostMapping) Close() error { return nil }
+func (m hostMapping) Memory(bool) (Memory, error) { return m.hostMemory, nil }
+func (hostMapping) Close() error                  { return nil }

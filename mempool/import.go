@@ -28,13 +28,13 @@ type ImportedPool struct {
 	blocks map[uint64]*ImportedBlock
 }
 
-// ImportedBlock is a block of an [ImportedPool], mapped in this process.
+// ImportedBlock is a block of an [ImportedPool], imported once into this process.
 type ImportedBlock struct {
-	Mapping
-	pool  *ImportedPool
-	id    uint64
-	size  uint64
-	users int // guarded by imports.mu
+	mapping Mapping
+	pool    *ImportedPool
+	id      uint64
+	size    uint64
+	users   int // guarded by imports.mu
 }
 
 // ImportPool opens a pool of the service that the epoch names. The files of x may be closed afterwards.
@@ -61,9 +61,22 @@ func ImportPool(e Epoch, info PoolInfo, x Export) (*ImportedPool, error) {
 	return p, nil
 }
 
-// Block maps a block, or returns the mapping that this process has of it. x may be nil if it has.
+// Reach lets another GPU than the pool's own (an ordinal or a UUID) reach the pool's memory from this process, until the
+// pool is closed.
 //
-// Errors: [ErrInvalid] for an export that is none of this pool's, [ErrNotFound] if it is not mapped and x is nil.
+// Errors: [ErrUnavailable], naming both GPUs, where the hardware does not let it.
+func (p *ImportedPool) Reach(device string) error {
+	imports.mu.Lock()
+	defer imports.mu.Unlock()
+	if err := p.arena.Reach(device); err != nil {
+		return fmt.Errorf("pool %q: %w", p.info.Name, err)
+	}
+	return nil
+}
+
+// Block imports a block, or returns the import that this process has of it. x may be nil if it has.
+//
+// Errors: [ErrInvalid] for an export that is none of this pool's, [ErrNotFound] if it is not imported and x is nil.
 func (p *ImportedPool) Block(id, size uint64, x *Export) (*ImportedBlock, error) {
 	imports.mu.Lock()
 	defer imports.mu.Unlock()
@@ -78,10 +91,22 @@ func (p *ImportedPool) Block(id, size uint64, x *Export) (*ImportedBlock, error)
 	if err != nil {
 		return nil, fmt.Errorf("block %d of pool %q: %w", id, p.info.Name, err)
 	}
-	b := &ImportedBlock{Mapping: m, pool: p, id: id, size: size, users: 1}
+	b := &ImportedBlock{mapping: m, pool: p, id: id, size: size, users: 1}
 	p.blocks[id] = b
 	p.users++
 	return b, nil
+}
+
+// Memory is the block mapped to be read, or to be read and written, for as long as the block is in use. The two are one
+// where the kind of memory cannot be read-only.
+func (b *ImportedBlock) Memory(write bool) (Memory, error) {
+	imports.mu.Lock()
+	defer imports.mu.Unlock()
+	m, err := b.mapping.Memory(write)
+	if err != nil {
+		return nil, fmt.Errorf("block %d of pool %q: %w", b.id, b.pool.info.Name, err)
+	}
+	return m, nil
 }
 
 // Close ends one use of the block; the last one unmaps it.
@@ -92,7 +117,7 @@ func (b *ImportedBlock) Close() error {
 		return nil
 	}
 	delete(b.pool.blocks, b.id)
-	return errors.Join(b.Mapping.Close(), b.pool.leave())
+	return errors.Join(b.mapping.Close(), b.pool.leave())
 }
 
 // Close ends one use of the pool; the last one, and the last block's, closes it.

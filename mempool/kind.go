@@ -29,7 +29,7 @@ type backend struct {
 }
 
 // backends is the registry: a new kind is one file and one line here.
-var backends = []backend{deviceBackend, hostBackend}
+var backends = []backend{deviceBackend, vmmBackend, legacyBackend, pinnedBackend, hostBackend}
 
 func (k Kind) backend() (backend, error) {
 	i := slices.IndexFunc(backends, func(b backend) bool { return b.kind == k })
@@ -86,15 +86,20 @@ type Allocation interface {
 
 // ImportedArena is an arena of another process, opened in this one.
 type ImportedArena interface {
-	// Import maps one allocation of size bytes.
+	// Import takes one allocation of size bytes. Errors: ErrInvalid for an export that is none, or of fewer bytes.
 	Import(x Export, size uint64) (Mapping, error)
+	// Reach lets another GPU (an ordinal or a UUID) reach what is and will be mapped, from this process. Errors:
+	// ErrUnavailable, naming both GPUs, where the hardware does not let it.
+	Reach(device string) error
 	// Close ends it. Every mapping was closed before.
 	Close() error
 }
 
-// Mapping is an allocation of another process, mapped in this one.
+// Mapping is an allocation of another process, imported into this one.
 type Mapping interface {
-	Memory
+	// Memory is the allocation mapped to be read, or to be read and written: each is mapped when it is first asked for.
+	// Where the kind cannot be mapped read-only they are the same.
+	Memory(write bool) (Memory, error)
 	// Close unmaps it.
 	Close() error
 }

@@ -8,7 +8,7 @@ import (
 )
 
 func TestKindsAreThoseOfTheRegistry(t *testing.T) {
-	assert.Equal(t, []Kind{Device, Host, fake}, Kinds())
+	assert.Equal(t, []Kind{Device, VMM, Legacy, Pinned, Host, fake}, Kinds())
 	assert.NoError(t, fake.Probe("anything"))
 	assert.ErrorIs(t, Kind("tape").Probe(""), ErrInvalid)
 }

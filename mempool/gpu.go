@@ -1,0 +1,118 @@
+package mempool
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/poolbridge/poolbridge/cuda"
+)
+
+// gpu is a GPU in use: its context, and one stream for allocating and copying.
+type gpu struct {
+	device cuda.Device
+	info   DeviceInfo
+	ctx    *cuda.Context
+	stream *cuda.Stream
+	kept   []*cuda.Context // of other GPUs that reach its memory
+}
+
+func openGPU(d cuda.Device) (*gpu, error) {
+	uuid, err := d.UUID()
+	if err != nil {
+		return nil, deviceError("read the GPU's UUID", err)
+	}
+	ctx, err := d.Retain()
+	if err != nil {
+		return nil, deviceError(fmt.Sprintf("use GPU %d", d.Ordinal()), err)
+	}
+	stream, err := ctx.NewStream()
+	if err != nil {
+		return nil, errors.Join(deviceError("make a stream", err), ctx.Close())
+	}
+	return &gpu{device: d, info: DeviceInfo{Ordinal: d.Ordinal(), UUID: uuid.String()}, ctx: ctx, stream: stream}, nil
+}
+
+// gpuFor opens the GPU that a pool is to be made on, if has says that it can.
+func gpuFor(spec PoolSpec, has func(cuda.Device) error) (*gpu, error) {
+	d, err := findDevice(spec.Device)
+	if err != nil {
+		return nil, err
+	}
+	if err := has(d); err != nil {
+		return nil, err
+	}
+	if spec.Kind != Pinned {
+		total, err := d.TotalMem()
+		if err != nil {
+			return nil, deviceError("read the GPU's memory size", err)
+		}
+		if spec.MaxBytes > total {
+			return nil, situation(ErrOutOfMemory, "pool %q may take %d bytes, but GPU %d has %d", spec.Name, spec.MaxBytes, d.Ordinal(), total)
+		}
+	}
+	return openGPU(d)
+}
+
+// gpuOf opens the GPU of another process's pool. Ordinals differ between processes, UUIDs do not.
+func gpuOf(p PoolInfo) (*gpu, error) {
+	if p.Device.UUID == "" {
+		return nil, situation(ErrInvalid, "pool %q of kind %q names no GPU", p.Name, p.Kind)
+	}
+	d, err := findDevice(p.Device.UUID)
+	if err != nil {
+		return nil, err
+	}
+	return openGPU(d)
+}
+
+// Close lets go of the GPU.
+func (g *gpu) Close() error {
+	errs := []error{g.stream.Close()}
+	for _, ctx := range g.kept {
+		errs = append(errs, ctx.Close())
+	}
+	return errors.Join(append(errs, g.ctx.Close())...)
+}
+
+// keep keeps the context of another GPU for as long as this one is in use.
+func (g *gpu) keep(ctx *cuda.Context) { g.kept = append(g.kept, ctx) }
+
+// peer finds a GPU by name that is to reach the memory of this one.
+//
+// Errors: [ErrUnavailable] naming both, where the hardware does not let it.
+func (g *gpu) peer(name string) (cuda.Device, error) {
+	d, err := findDevice(name)
+	if err != nil || d == g.device {
+		return d, err
+	}
+	if ok, err := d.CanAccessPeer(g.device); err != nil || !ok {
+		return d, g.unreachable(d, err)
+	}
+	return d, nil
+}
+
+// unreachable says that d does not reach the memory of this GPU.
+func (g *gpu) unreachable(d cuda.Device, err error) error {
+	text := fmt.Sprintf("GPU %s does not reach the memory of GPU %s", describeGPU(d), describeGPU(g.device))
+	if err == nil {
+		return situation(ErrUnavailable, "%s: the hardware has no peer access between them; work on the memory's own GPU, or copy", text)
+	}
+	return fmt.Errorf("%w: %s: %w", ErrUnavailable, text, err)
+}
+
+// describeGPU is a GPU's ordinal, name and UUID.
+func describeGPU(d cuda.Device) string {
+	name, _ := d.Name()
+	uuid, _ := d.UUID()
+	return fmt.Sprintf("%d (%s, %s)", d.Ordinal(), name, uuid)
+}
+
+// importError tells what cannot be imported because it is not what it should be: the driver has no one word for that.
+func importError(op string, err error) error {
+	for _, result := range []cuda.Result{cuda.ErrUnknown, cuda.ErrInvalidDevice, cuda.ErrOperatingSystem, cuda.ErrMapFailed, cuda.ErrNotSupported} {
+		if errors.Is(err, result) {
+			return fmt.Errorf("%w: %s: this is not what the kind of memory exports, or not of this size: %w", ErrInvalid, op, err)
+		}
+	}
+	return deviceError(op, err)
+}

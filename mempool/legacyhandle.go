@@ -1,0 +1,112 @@
+package mempool
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+
+	"github.com/poolbridge/poolbridge/cuda"
+)
+
+// ErrOwnerDead comes along with [ErrUnavailable] where a legacy handle's process, and with it the memory, is gone.
+var ErrOwnerDead = errors.New("the process that owns the memory is gone")
+
+// ErrSecondContext comes along with [ErrUnavailable] where a legacy handle was to be opened in another context than the
+// primary one of its device.
+var ErrSecondContext = errors.New("not in a second context")
+
+// HandleBytes is the length of a driver's handle, and LegacyHandleBytes that of a [LegacyHandle].
+const (
+	HandleBytes       = len(cuda.IPCMemHandle{})
+	LegacyHandleBytes = HandleBytes + 8
+)
+
+// LegacyHandle names memory to other processes for as long as its own lives. The driver's handle names a whole block, so
+// that the offset of the memory in it has to travel along.
+type LegacyHandle struct {
+	Handle cuda.IPCMemHandle
+	// Offset of the memory from the block's beginning, in bytes.
+	Offset uint64
+}
+
+// AppendBinary appends the handle's 72 bytes: the driver's 64, and the offset, little-endian.
+func (h LegacyHandle) AppendBinary(b []byte) []byte {
+	return binary.LittleEndian.AppendUint64(append(b, h.Handle[:]...), h.Offset)
+}
+
+// ParseLegacyHandle reads the 72 bytes that AppendBinary wrote, or the driver's 64 alone, which have no offset.
+//
+// Errors: [ErrInvalid].
+func ParseLegacyHandle(b []byte) (h LegacyHandle, err error) {
+	switch len(b) {
+	case LegacyHandleBytes:
+		h.Offset = binary.LittleEndian.Uint64(b[HandleBytes:])
+	case HandleBytes:
+	default:
+		return h, situation(ErrInvalid, "a legacy handle has %d bytes, or %d with the offset, not %d", HandleBytes, LegacyHandleBytes, len(b))
+	}
+	copy(h.Handle[:], b)
+	return h, nil
+}
+
+// Open maps the memory that the handle names, size bytes of it, or all that follow the offset for 0. Within a process the
+// driver counts how often a block is opened.
+//
+// Errors: [ErrUnavailable] with [ErrOwnerDead], with [ErrSecondContext], or in the process that owns the memory;
+// [ErrInvalid] for bytes that are no handle, and for memory outside the block.
+func (h LegacyHandle) Open(ctx *cuda.Context, size uint64) (*OpenedHandle, error) {
+	base, err := ctx.OpenIPCMem(h.Handle)
+	if err != nil {
+		return nil, openError(ctx, err)
+	}
+	_, total, err := ctx.AddressRange(base)
+	if err == nil && (h.Offset > total || size > total-h.Offset) {
+		err = situation(ErrInvalid, "%d bytes at %d lie outside the block of %d that the handle opens", size, h.Offset, total)
+	}
+	if err != nil {
+		return nil, errors.Join(err, ctx.CloseIPCMem(base))
+	}
+	if size == 0 {
+		size = total - h.Offset
+	}
+	o := &OpenedHandle{ptr: base + cuda.DevicePtr(h.Offset), size: size}
+	o.end = sync.OnceValue(func() error { return deviceError("close a legacy handle", ctx.CloseIPCMem(base)) })
+	o.forgotten = runtime.AddCleanup(o, func(end func() error) { _ = end() }, o.end)
+	return o, nil
+}
+
+// openError says what the driver's words mean here: it has one for dead owners and for second contexts.
+func openError(ctx *cuda.Context, err error) error {
+	switch {
+	case errors.Is(err, cuda.ErrInvalidHandle) && !ctx.Primary():
+		return fmt.Errorf("%w: %w: a legacy handle opens only in the primary context of its device while that one is alive: %w",
+			ErrUnavailable, ErrSecondContext, err)
+	case errors.Is(err, cuda.ErrInvalidHandle):
+		return fmt.Errorf("%w: %w: a legacy handle is good only while its process lives; get a new one: %w", ErrUnavailable, ErrOwnerDead, err)
+	case errors.Is(err, cuda.ErrInvalidContext):
+		return fmt.Errorf("%w: a legacy handle cannot be opened in the process that owns the memory: use its address: %w", ErrUnavailable, err)
+	}
+	return importError("open a legacy handle", err)
+}
+
+// OpenedHandle is another process's memory, opened by its legacy handle. One that is forgotten closes itself.
+type OpenedHandle struct {
+	ptr       cuda.DevicePtr
+	size      uint64
+	end       func() error
+	forgotten runtime.Cleanup
+}
+
+// Ptr is the memory's address on the GPU.
+func (o *OpenedHandle) Ptr() cuda.DevicePtr { return o.ptr }
+
+// Size is how many bytes there are.
+func (o *OpenedHandle) Size() uint64 { return o.size }
+
+// Close unmaps the memory; work that uses it must be done. Closing again does nothing new.
+func (o *OpenedHandle) Close() error {
+	o.forgotten.Stop()
+	return o.end()
+}

@@ -1,0 +1,133 @@
+package mempool
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/poolbridge/poolbridge/cuda"
+)
+
+// Pinned is memory of the host, on the NUMA node closest to a GPU, that the CPU and the GPU both reach at one address: a
+// CUDA memory pool like that of kind [Device].
+const Pinned Kind = "pinned"
+
+var pinnedBackend = backend{kind: Pinned, probe: probePinned, create: newPinnedArena, open: openPinnedArena}
+
+func probePinned(name string) error {
+	d, err := findDevice(name)
+	if err != nil {
+		return err
+	}
+	return pinnedOf(d)
+}
+
+// pinnedOf says whether d has memory pools on the host.
+func pinnedOf(d cuda.Device) error {
+	if err := probePools(d); err != nil {
+		return err
+	}
+	if ok, err := d.SupportsHostNUMAPools(); err != nil || !ok {
+		return deviceLacks(d, "memory pools on NUMA nodes of the host", err)
+	}
+	return nil
+}
+
+// pinnedArena is a CUDA memory pool on the host.
+type pinnedArena struct{ *deviceArena }
+
+func newPinnedArena(spec PoolSpec) (Arena, error) {
+	g, err := gpuFor(spec, pinnedOf)
+	if err != nil {
+		return nil, err
+	}
+	node, err := g.device.HostNUMANode()
+	if err != nil {
+		return nil, errors.Join(deviceError("find the GPU's NUMA node", err), g.Close())
+	}
+	// −1: the system has no NUMA nodes, which the driver calls node 0.
+	a, err := newPoolArena(g, spec, cuda.HostNUMALocation(max(node, 0)))
+	if err != nil {
+		return nil, err
+	}
+	if err := a.pool.SetAccess(g.device, cuda.AccessReadWrite); err != nil {
+		return nil, errors.Join(deviceError(fmt.Sprintf("let GPU %d reach memory of the host", g.device.Ordinal()), err), a.Close())
+	}
+	return pinnedArena{a}, nil
+}
+
+func (a pinnedArena) Allocate(size uint64) (Allocation, error) {
+	m, err := a.deviceArena.Allocate(size)
+	if err != nil {
+		return nil, err
+	}
+	d := m.(*deviceAllocation)
+	return &pinnedAllocation{pinnedMemoryOf(d.deviceMemory), d}, nil
+}
+
+// pinnedAllocation is memory from a pinnedArena.
+type pinnedAllocation struct {
+	pinnedMemory
+	device *deviceAllocation
+}
+
+func (p *pinnedAllocation) Export() (Export, error) { return p.device.Export() }
+func (p *pinnedAllocation) Free() error             { return p.device.Free() }
+
+// pinnedMemory is memory that the CPU reaches, and the GPU at the same address.
+type pinnedMemory struct {
+	hostMemory
+	gpu *gpu
+}
+
+func pinnedMemoryOf(m deviceMemory) pinnedMemory {
+	return pinnedMemory{hostMemory{m.ptr.HostBytes(m.size)}, m.gpu}
+}
+
+func (p pinnedMemory) Synchronize() error {
+	return deviceError("wait for the GPU", p.gpu.stream.Synchronize())
+}
+
+// importedPinnedArena is another process's pinnedArena.
+type importedPinnedArena struct{ *importedDeviceArena }
+
+func openPinnedArena(p PoolInfo, x Export) (ImportedArena, error) {
+	a, err := openPool(p, x)
+	if err != nil {
+		return nil, err
+	}
+	// Access to a pool is granted in each process by itself.
+	if err := a.pool.SetAccess(a.device, cuda.AccessReadWrite); err != nil {
+		return nil, errors.Join(deviceError(fmt.Sprintf("let GPU %d reach memory of the host", a.device.Ordinal()), err), a.Close())
+	}
+	return importedPinnedArena{a}, nil
+}
+
+func (a importedPinnedArena) Import(x Export, size uint64) (Mapping, error) {
+	m, err := a.importedDeviceArena.Import(x, size)
+	if err != nil {
+		return nil, err
+	}
+	d := m.(*deviceMapping)
+	return &pinnedMapping{pinnedMemoryOf(d.deviceMemory), d}, nil
+}
+
+// Reach needs no peer access: the memory is the host's.
+func (a importedPinnedArena) Reach(name string) error {
+	d, err := findDevice(name)
+	if err != nil || d == a.device {
+		return err
+	}
+	if err := a.pool.SetAccess(d, cuda.AccessReadWrite); err != nil {
+		return deviceError(fmt.Sprintf("let GPU %d reach memory of the host", d.Ordinal()), err)
+	}
+	return nil
+}
+
+// pinnedMapping is a block of an importedPinnedArena.
+type pinnedMapping struct {
+	pinnedMemory
+	device *deviceMapping
+}
+
+func (m *pinnedMapping) Memory(bool) (Memory, error) { return m.pinnedMemory, nil }
+func (m *pinnedMapping) Close() error                { return m.device.Close() }

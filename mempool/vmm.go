@@ -1,0 +1,213 @@
+package mempool
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync/atomic"
+
+	"github.com/poolbridge/poolbridge/cuda"
+)
+
+// VMM is memory of a GPU in pieces of its own (cuMemCreate), each with a descriptor: what is leased to be read cannot be
+// written, and whoever has one block's descriptor reaches that block alone.
+const VMM Kind = "vmm"
+
+var vmmBackend = backend{kind: VMM, probe: probeVMM, create: newVMMArena, open: openVMMArena}
+
+func probeVMM(name string) error {
+	d, err := findDevice(name)
+	if err != nil {
+		return err
+	}
+	return vmmOf(d)
+}
+
+// vmmOf says whether d has virtual memory management.
+func vmmOf(d cuda.Device) error {
+	if ok, err := d.SupportsVMM(); err != nil || !ok {
+		return deviceLacks(d, "virtual memory management with POSIX file descriptors (cuMemCreate)", err)
+	}
+	return nil
+}
+
+// vmmArena makes physical memory on one GPU; the driver has no pool behind it, so what is in use is counted here.
+type vmmArena struct {
+	*gpu
+	granularity uint64
+	used        atomic.Uint64
+}
+
+func newVMMArena(spec PoolSpec) (Arena, error) {
+	g, err := gpuFor(spec, vmmOf)
+	if err != nil {
+		return nil, err
+	}
+	granularity, err := g.ctx.AllocationGranularity()
+	if err == nil && granularity&(granularity-1) != 0 {
+		err = fmt.Errorf("a granularity of %d bytes, which is no power of two", granularity)
+	}
+	if err != nil {
+		return nil, errors.Join(deviceError("read the granularity of physical memory", err), g.Close())
+	}
+	return &vmmArena{gpu: g, granularity: granularity}, nil
+}
+
+func (a *vmmArena) Device() DeviceInfo     { return a.info }
+func (a *vmmArena) Granularity() uint64    { return a.granularity }
+func (a *vmmArena) Export() Export         { return Export{} }
+func (a *vmmArena) InUse() (uint64, error) { return a.used.Load(), nil }
+func (a *vmmArena) Close() error           { return a.gpu.Close() }
+
+func (a *vmmArena) Allocate(size uint64) (Allocation, error) {
+	physical, err := a.ctx.NewPhysical(size)
+	if err != nil {
+		return nil, deviceError(fmt.Sprintf("allocate %d bytes", size), err)
+	}
+	mapping, err := a.ctx.MapPhysical(physical, cuda.AccessReadWrite)
+	if err != nil {
+		return nil, errors.Join(deviceError("map physical memory", err), physical.Close())
+	}
+	a.used.Add(size)
+	return &vmmAllocation{deviceMemory: deviceMemory{a.gpu, mapping.Ptr(), size}, arena: a, physical: physical, mapping: mapping}, nil
+}
+
+// vmmAllocation is physical memory of a vmmArena, mapped in the service.
+type vmmAllocation struct {
+	deviceMemory
+	arena    *vmmArena
+	physical *cuda.Physical
+	mapping  *cuda.Mapping
+	file     *os.File // the export
+}
+
+func (v *vmmAllocation) Export() (Export, error) {
+	if v.file == nil {
+		fd, err := v.physical.ExportFD()
+		if err != nil {
+			return Export{}, deviceError("export a block", err)
+		}
+		v.file = os.NewFile(uintptr(fd), "cuda block")
+	}
+	return Export{Files: []*os.File{v.file}}, nil
+}
+
+func (v *vmmAllocation) Free() error {
+	if err := errors.Join(v.stream.Synchronize(), v.mapping.Close(), v.physical.Close()); err != nil {
+		return deviceError("free a block", err)
+	}
+	v.arena.used.Add(-v.size)
+	if v.file == nil {
+		return nil
+	}
+	return v.file.Close()
+}
+
+// importedVMMArena maps blocks of another process's vmmArena.
+type importedVMMArena struct {
+	*gpu
+	others []cuda.Device // that reach every mapping, besides the GPU that has the memory
+	blocks map[*vmmImport]struct{}
+}
+
+func openVMMArena(p PoolInfo, x Export) (ImportedArena, error) {
+	if len(x.Files) != 0 {
+		return nil, situation(ErrInvalid, "a pool of kind %q comes without file descriptors, this one with %d", VMM, len(x.Files))
+	}
+	g, err := gpuOf(p)
+	if err != nil {
+		return nil, err
+	}
+	return &importedVMMArena{gpu: g, blocks: make(map[*vmmImport]struct{})}, nil
+}
+
+func (a *importedVMMArena) Import(x Export, size uint64) (Mapping, error) {
+	if len(x.Files) != 1 || len(x.Data) != 0 {
+		return nil, situation(ErrInvalid, "a block of kind %q is exported as one file descriptor, not as %d bytes and %d file descriptors",
+			VMM, len(x.Data), len(x.Files))
+	}
+	physical, err := a.ctx.ImportPhysical(int(x.Files[0].Fd()), size)
+	if err != nil {
+		return nil, importError("import a block", err)
+	}
+	m := &vmmImport{arena: a, physical: physical}
+	a.blocks[m] = struct{}{}
+	return m, nil
+}
+
+func (a *importedVMMArena) Reach(name string) error {
+	d, err := a.peer(name)
+	if err != nil || d == a.device || slices.Contains(a.others, d) {
+		return err
+	}
+	for m := range a.blocks {
+		for i, view := range m.views {
+			if view == nil {
+				continue
+			}
+			if err := view.SetAccess(d, viewAccess[i]); err != nil {
+				return a.unreachable(d, err)
+			}
+		}
+	}
+	a.others = append(a.others, d)
+	return nil
+}
+
+func (a *importedVMMArena) Close() error { return a.gpu.Close() }
+
+// The two mappings that a block can have.
+const (
+	readView = iota
+	writeView
+)
+
+var viewAccess = [...]cuda.AccessFlags{readView: cuda.AccessReadOnly, writeView: cuda.AccessReadWrite}
+
+// vmmImport is a block of an importedVMMArena: one physical handle, mapped at one address to read and at another to
+// write, each when it is first asked for.
+type vmmImport struct {
+	arena    *importedVMMArena
+	physical *cuda.Physical
+	views    [len(viewAccess)]*cuda.Mapping
+}
+
+func (m *vmmImport) Memory(write bool) (Memory, error) {
+	i := readView
+	if write {
+		i = writeView
+	}
+	if m.views[i] == nil {
+		view, err := m.arena.ctx.MapPhysical(m.physical, viewAccess[i], m.arena.others...)
+		if err != nil {
+			return nil, importError(fmt.Sprintf("map a block of %d bytes", m.physical.Size()), err)
+		}
+		m.views[i] = view
+	}
+	mem := deviceMemory{m.arena.gpu, m.views[i].Ptr(), m.physical.Size()}
+	if write {
+		return mem, nil
+	}
+	return readOnlyMemory{mem}, nil
+}
+
+func (m *vmmImport) Close() error {
+	delete(m.arena.blocks, m)
+	errs := []error{m.arena.stream.Synchronize()}
+	for _, view := range m.views {
+		if view != nil {
+			errs = append(errs, view.Close())
+		}
+	}
+	return deviceError("unmap a block", errors.Join(append(errs, m.physical.Close())...))
+}
+
+// readOnlyMemory is memory that is mapped to be read. The driver would refuse to write it too, but what it says then does
+// not tell why.
+type readOnlyMemory struct{ deviceMemory }
+
+var errReadOnly = situation(ErrInvalid, "the memory is mapped read-only: ask for a write lease")
+
+func (readOnlyMemory) CopyFrom(uint64, []byte) error   { return errReadOnly }
+func (readOnlyMemory) Fill(uint64, uint64, byte) error { return errReadOnly }
