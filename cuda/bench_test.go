@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/cuda"
 )
@@ -37,6 +38,9 @@ func BenchmarkAllocAndFree64KiB(b *testing.B) {
 func BenchmarkExportPtr(b *testing.B) {
 	c := context(b)
 	p := memPool(b, c, cuda.MemPoolSpec{Exportable: true})
+	fd, err := p.ExportFD()
+	require.NoError(b, err)
+	require.NoError(b, unix.Close(fd))
 	ptr, err := p.Alloc(64<<10, nil)
 	require.NoError(b, err)
 	for b.Loop() {

@@ -43,11 +43,10 @@ func (c *Context) NewEvent(spec EventSpec) (*Event, error) {
 	return c.event(h, st, op)
 }
 
-// OpenEvent opens an event of another process. It fails in the process that
-// made the event.
+// OpenEvent opens an event of another process.
 //
 // Errors: ErrMapFailed when the processes are of different users or do not
-// share /dev/shm.
+// share /dev/shm; ErrInvalidContext in the process that made the event.
 func (c *Context) OpenEvent(handle IPCEventHandle) (*Event, error) {
 	const op = "Context.OpenEvent"
 	if err := c.enter(op); err != nil {

@@ -14,7 +14,9 @@ type HostRegisterFlags uint32
 const (
 	HostPortable  HostRegisterFlags = 1 // for the contexts of all devices
 	HostDeviceMap HostRegisterFlags = 2 // the GPU gets an address for it
-	HostReadOnly  HostRegisterFlags = 8 // the GPU only reads it; needed for a mapping that is read-only
+	// The GPU only reads it, which a mapping that is read-only needs. Work that
+	// writes it is accepted and then ruins the context: ErrLaunchFailed.
+	HostReadOnly HostRegisterFlags = 8
 )
 
 // HostRegistration is host memory that was made known to the driver.

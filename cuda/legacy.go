@@ -2,7 +2,7 @@ package cuda
 
 import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 
-// IPCMemHandle names a block of legacy memory to other processes.
+// IPCMemHandle names legacy memory to other processes.
 type IPCMemHandle [64]byte
 
 // Malloc allocates device memory outside all pools: memory that legacy IPC and
@@ -43,9 +43,9 @@ func (c *Context) AddressRange(ptr DevicePtr) (base DevicePtr, size uint64, err 
 	return DevicePtr(b), size, c.fail(st, op)
 }
 
-// IPCMemHandle names the block that ptr points into to other processes. It names
-// the whole block, which may hold more than one allocation: send the offset of
-// ptr from the start that AddressRange gives along with it.
+// IPCMemHandle names the allocation that ptr points into to other processes. It
+// names it as a whole, and opens at its beginning: send the offset of ptr from
+// the base that AddressRange gives along with it.
 //
 // Errors: ErrInvalidValue for memory that is not from Malloc.
 func (c *Context) IPCMemHandle(ptr DevicePtr) (IPCMemHandle, error) {
@@ -58,8 +58,7 @@ func (c *Context) IPCMemHandle(ptr DevicePtr) (IPCMemHandle, error) {
 	return IPCMemHandle(h), c.fail(st, op)
 }
 
-// OpenIPCMem maps a block of another process and gives its beginning. Opening it
-// again gives the same address and is counted.
+// OpenIPCMem maps an allocation of another process and gives its beginning.
 //
 // Errors: ErrInvalidHandle when the process that owns it is dead;
 // ErrInvalidContext in that process itself.

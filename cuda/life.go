@@ -43,12 +43,16 @@ func (l *life) close() (last bool) {
 	}
 }
 
+// reopen takes back a close of which the caller is the last.
+func (l *life) reopen() { l.state.Store(0) }
+
 // owned is the part that all objects made from a context share. It holds the
 // context until the object is destroyed.
 type owned struct {
 	ctx     *Context
 	uses    life
 	destroy func() error
+	busy    func(error) bool // destroy was refused for now: the object stays; nil: never
 }
 
 // own takes over the use of ctx that the constructor, op, began.
@@ -71,8 +75,12 @@ func (o *owned) leave() {
 }
 
 func (o *owned) end() error {
-	ended(&o.uses)
 	err := o.destroy()
+	if err != nil && o.busy != nil && o.busy(err) {
+		o.uses.reopen()
+		return err
+	}
+	ended(&o.uses)
 	o.ctx.leave()
 	return err
 }

@@ -19,6 +19,15 @@ func TestTheLastUserOfAClosedObjectEndsIt(t *testing.T) {
 	assert.False(t, l.close(), "again")
 }
 
+func TestAnObjectThatCouldNotBeEndedCanBeUsedAgain(t *testing.T) {
+	var l life
+	assert.True(t, l.close())
+	l.reopen()
+	assert.True(t, l.enter())
+	assert.False(t, l.leave())
+	assert.True(t, l.close())
+}
+
 func TestAnUnusedObjectEndsWhenItIsClosed(t *testing.T) {
 	var l life
 	assert.True(t, l.close())

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 
@@ -14,7 +15,7 @@ var poolMu sync.Mutex
 
 // MemPoolSpec describes a memory pool.
 type MemPoolSpec struct {
-	MaxBytes         uint64   // bound of the pool; 0 leaves it to the driver
+	MaxBytes         uint64   // bound of the pool, which the driver rounds up (an H200's to 32 MiB); 0 leaves it to the driver
 	ReleaseThreshold uint64   // bytes that are kept when streams synchronise; 0, the driver's default, keeps none
 	Location         Location // zero: the context's device
 	Exportable       bool     // can be exported as a file descriptor
@@ -69,14 +70,15 @@ func (c *Context) memPool(h uintptr, st driver.Status, op string, imported bool)
 		defer poolMu.Unlock()
 		return c.fail(driver.PoolDestroy(c.handle, h), "MemPool.Close")
 	})
+	p.busy = func(err error) bool { return imported && errors.Is(err, ErrInvalidValue) }
 	return p, nil
 }
 
 // Close destroys the pool, or this process's import of it. The driver keeps
 // memory that is still allocated until it is freed.
 //
-// A pool that was imported twice is one pool to the driver, and closing either
-// MemPool ends both: import once in a process and count.
+// Errors: ErrInvalidValue for an imported pool of which a pointer is still
+// imported; it stays open then, so that the pointer can be freed first.
 func (p *MemPool) Close() error { return p.close() }
 
 // Handle is the CUmemoryPool, for other libraries in this process. Two imports
@@ -90,9 +92,13 @@ func (p *MemPool) Imported() bool { return p.imported }
 // this call in the stream, or that waits for it.
 //
 // Errors: ErrOutOfMemory, also when the pool's bound is reached;
-// ErrInvalidValue for an imported pool, which cannot be allocated from.
+// ErrInvalidValue for no bytes and for an imported pool, which cannot be
+// allocated from.
 func (p *MemPool) Alloc(size uint64, s *Stream) (DevicePtr, error) {
 	const op = "MemPool.Alloc"
+	if size == 0 { // the driver calls it a success
+		return 0, invalid(op, p.ctx.device.ordinal, "no bytes")
+	}
 	if err := p.enter(op); err != nil {
 		return 0, err
 	}

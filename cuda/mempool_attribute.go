@@ -11,6 +11,9 @@ const (
 	poolUsedMemHigh      = 8
 )
 
+// These are known in the process that made the pool: for an imported one every
+// method here answers ErrInvalidValue.
+
 // UsedMem is how many bytes are allocated from the pool.
 func (p *MemPool) UsedMem() (uint64, error) { return p.attribute("MemPool.UsedMem", poolUsedMem) }
 

@@ -6,8 +6,9 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// PtrExportData names one allocation of a pool to processes that have imported
-// the pool. It can be guessed: what protects memory is who has the pool's file
+// PtrExportData names memory of a pool to processes that have imported the pool.
+// It protects nothing: it can be guessed, and it goes on working after the
+// allocation was freed. What protects memory is who has the pool's file
 // descriptor.
 type PtrExportData [64]byte
 
@@ -37,11 +38,12 @@ func (p *MemPool) ExportFD() (int, error) {
 
 // ExportPtr names an allocation of the pool to other processes. It names the
 // allocation as a whole: parts of it travel as offsets. The same allocation
-// gives the same data every time; one that comes later at the same address
-// gives other data.
+// gives the same data every time, and one that comes later at the same address
+// may give it too, if the pool kept the memory in between: the data is no
+// identity.
 //
-// Errors: ErrInvalidValue for any other pointer than Alloc gave, and for
-// imported memory.
+// Errors: ErrInvalidValue before the first ExportFD of the pool, for any other
+// pointer than Alloc gave, and for imported memory.
 func (p *MemPool) ExportPtr(ptr DevicePtr) (PtrExportData, error) {
 	const op = "MemPool.ExportPtr"
 	if err := p.enter(op); err != nil {
@@ -57,7 +59,9 @@ func (p *MemPool) ExportPtr(ptr DevicePtr) (PtrExportData, error) {
 // ImportMemPool imports a pool of another process. The descriptor stays the
 // caller's and is not needed afterwards.
 //
-// Imports of one pool are not counted: see [MemPool.Close].
+// Importing one pool twice gives two MemPools with one handle. What an imported
+// pool cannot do, with ErrInvalidValue: allocate, export, trim and tell its
+// attributes.
 //
 // Errors: ErrUnknown for a descriptor of something else.
 func (c *Context) ImportMemPool(fd int) (*MemPool, error) {
@@ -80,8 +84,8 @@ func (c *Context) ImportMemPool(fd int) (*MemPool, error) {
 // Importing one allocation twice gives one address, and the first Free unmaps
 // it for both (NVIDIA bug 5570902): import once in a process and count.
 //
-// Errors: ErrInvalidValue for data that names no live allocation of this pool,
-// and for a pool that was not imported.
+// Errors: ErrInvalidValue for data that is not of this pool, and for a pool that
+// was not imported. Data of memory that was freed is not told apart.
 func (p *MemPool) ImportPtr(data PtrExportData) (DevicePtr, error) {
 	const op = "MemPool.ImportPtr"
 	if !p.imported {

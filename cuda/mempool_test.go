@@ -52,6 +52,8 @@ func TestAPoolTakesTheLegacyStream(t *testing.T) {
 	ptr, err := p.Alloc(1000, nil)
 	require.NoError(t, err)
 	require.NoError(t, p.Free(ptr, nil))
+	_, err = p.Alloc(0, nil)
+	require.ErrorIs(t, err, cuda.ErrInvalidValue)
 }
 
 func TestAnExportedDescriptorIsClosedOnExec(t *testing.T) {

@@ -121,4 +121,6 @@ func TestOnlyInterprocessEventsCanBeExported(t *testing.T) {
 	h, err := e.IPCHandle()
 	require.NoError(t, err)
 	assert.NotZero(t, h)
+	_, err = c.OpenEvent(h)
+	require.ErrorIs(t, err, cuda.ErrInvalidContext, "it is opened in other processes only")
 }

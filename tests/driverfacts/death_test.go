@@ -37,22 +37,19 @@ func TestADescriptorOutlivesTheExporterInAProcessWithoutCUDA(t *testing.T) {
 
 func TestMemoryReturnsWhenTheLastDescriptorGoes(t *testing.T) {
 	needPools(t)
-	const size = 512 * mib
+	const size = 2048 * mib // more than contexts take
 	witness, keeper, owner := start(t, setting{}), start(t, setting{}), start(t, setting{})
-	owner.must(call{Op: "synchronize"}) // its context takes memory too
 	free := func() uint64 { return witness.must(call{Op: "free memory"}).Size }
 	before := free()
 	b := owner.shared(size, 1)
-	if before-free() < size/2 {
-		t.Skip("this driver does not tell one process of the memory that another has")
-	}
+	require.Less(t, free(), before-size/2, "one process sees what another allocates")
 	keeper.must(call{Op: "hold"}, b.fd)
 	forget(t, b.fd)
 	owner.kill()
 	time.Sleep(500 * time.Millisecond)
-	assert.Less(t, free(), before, "the keeper's descriptor keeps the memory")
+	assert.Less(t, free(), before-size/2, "the keeper's descriptor keeps the memory")
 	require.NoError(t, keeper.exit())
-	assert.Eventually(t, func() bool { return free() >= before }, 10*time.Second, 100*time.Millisecond)
+	assert.Eventually(t, func() bool { return free() > before-size/2 }, 10*time.Second, 100*time.Millisecond)
 }
 
 func TestTheExporterOutlivesAConsumer(t *testing.T) {

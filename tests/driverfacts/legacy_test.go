@@ -54,15 +54,29 @@ func TestALegacyHandleOpensInAnotherProcess(t *testing.T) {
 	user.must(call{Op: "close opened", Ptr: opened})
 }
 
-func TestALegacyHandleOpensAtTheBeginningOfTheWholeBlock(t *testing.T) {
+func TestALegacyHandleOpensAtTheBeginningOfTheAllocation(t *testing.T) {
 	needLegacy(t)
 	owner, user := start(t, setting{}), start(t, setting{})
-	// Small allocations share a block: the second does not lie at its beginning.
-	first, _ := owner.legacy(64*kib, 0x01)
-	second, handle := owner.legacy(64*kib, 0x02)
-	opened := user.must(call{Op: "open", Data: handle}).Ptr
-	assert.True(t, user.is(opened+(second-first), 64*kib, 0x02), "the offset travels")
-	assert.True(t, user.is(opened, 64*kib, 0x01), "the neighbour can be read")
+	for _, size := range []uint64{64 * kib, 64 * kib, 4 * mib} { // small ones share a page of the driver's
+		ptr, handle := owner.legacy(size, 0x01)
+		require.NoError(t, owner.fill(ptr+4*kib, 4*kib, 0x02))
+		interior := owner.must(call{Op: "handle", Ptr: ptr + 4*kib}).Data
+		require.Equal(t, handle, interior, "a handle does not say where it points")
+		opened := user.must(call{Op: "open", Data: interior}).Ptr
+		assert.True(t, user.is(opened, 4*kib, 0x01))
+		assert.True(t, user.is(opened+4*kib, 4*kib, 0x02), "the offset has to travel beside it")
+		r := user.must(call{Op: "range", Ptr: opened + 4*kib})
+		assert.Equal(t, opened, r.Ptr)
+		assert.Equal(t, size, r.Size)
+	}
+}
+
+func TestALegacyHandleIsNotOpenedInItsOwnProcess(t *testing.T) {
+	needLegacy(t)
+	owner := start(t, setting{})
+	_, handle := owner.legacy(4*mib, 0)
+	_, err := owner.do(call{Op: "open", Data: handle})
+	assert.ErrorIs(t, err, cuda.ErrInvalidContext)
 }
 
 func TestOnlyLegacyMemoryHasALegacyHandle(t *testing.T) {

@@ -21,6 +21,7 @@ func TestAnotherDeviceReachesAPoolOnceItIsGranted(t *testing.T) {
 	b := owner.shared(4*mib, 0xa1)
 	i := user.imported(b)
 	assert.EqualValues(t, cuda.AccessNone, user.must(call{Op: "access", ID: i.pool, Value: 1}).Value)
+	assert.ErrorIs(t, user.fill(i.ptr, 16, 0), cuda.ErrInvalidValue)
 	user.must(call{Op: "set access", ID: i.pool, Value: 1, Size: uint64(cuda.AccessReadWrite)})
 	assert.EqualValues(t, cuda.AccessReadWrite, user.must(call{Op: "access", ID: i.pool, Value: 1}).Value)
 	assert.True(t, user.is(i.ptr, i.size, 0xa1))

@@ -16,14 +16,37 @@ func TestAPointerExportedTwiceGivesTheSameData(t *testing.T) {
 	assert.Equal(t, b.data, owner.must(call{Op: "export pointer", ID: b.pool, Ptr: b.ptr}).Data)
 }
 
-func TestTheNextAllocationAtAnAddressHasOtherData(t *testing.T) {
+func TestTheNextAllocationAtAnAddressHasOtherDataOnlyIfTheMemoryWentBack(t *testing.T) {
+	needPools(t)
+	for name, threshold := range map[string]uint64{"went back": 0, "kept": ^uint64(0)} {
+		t.Run(name, func(t *testing.T) {
+			owner := start(t, setting{})
+			pool := owner.must(call{Op: "new pool", Value: threshold}).ID
+			owner.mustFD(call{Op: "export pool", ID: pool})
+			first := owner.must(call{Op: "allocate", ID: pool, Size: mib}).Ptr
+			before := owner.must(call{Op: "export pointer", ID: pool, Ptr: first}).Data
+			owner.must(call{Op: "free", ID: pool, Ptr: first})
+			second := owner.must(call{Op: "allocate", ID: pool, Size: mib}).Ptr
+			require.Equal(t, first, second, "the address is used again")
+			after := owner.must(call{Op: "export pointer", ID: pool, Ptr: second}).Data
+			if threshold == 0 {
+				assert.NotEqual(t, before, after)
+			} else {
+				assert.Equal(t, before, after, "two allocations, one name")
+			}
+		})
+	}
+}
+
+func TestPointersAreExportedOnceThePoolIs(t *testing.T) {
 	needPools(t)
 	owner := start(t, setting{})
-	b := owner.shared(mib, 0)
-	owner.must(call{Op: "free", ID: b.pool, Ptr: b.ptr})
-	ptr := owner.must(call{Op: "allocate", ID: b.pool, Size: b.size}).Ptr
-	require.Equal(t, b.ptr, ptr, "the address is used again")
-	assert.NotEqual(t, b.data, owner.must(call{Op: "export pointer", ID: b.pool, Ptr: ptr}).Data)
+	pool := owner.must(call{Op: "new pool"}).ID
+	ptr := owner.must(call{Op: "allocate", ID: pool, Size: mib}).Ptr
+	_, err := owner.do(call{Op: "export pointer", ID: pool, Ptr: ptr})
+	assert.ErrorIs(t, err, cuda.ErrInvalidValue)
+	owner.mustFD(call{Op: "export pool", ID: pool})
+	owner.must(call{Op: "export pointer", ID: pool, Ptr: ptr})
 }
 
 func TestAnInteriorPointerCannotBeExported(t *testing.T) {
@@ -56,7 +79,13 @@ func TestAPoolHoldsNoMoreThanItsBound(t *testing.T) {
 	pool := owner.must(call{Op: "new pool", Size: 64 * mib}).ID
 	_, err := owner.do(call{Op: "allocate", ID: pool, Size: 256 * mib})
 	assert.ErrorIs(t, err, cuda.ErrOutOfMemory)
-	owner.must(call{Op: "allocate", ID: pool, Size: 16 * mib})
+	for range 64 {
+		owner.must(call{Op: "allocate", ID: pool, Size: mib})
+	}
+	_, err = owner.do(call{Op: "allocate", ID: pool, Size: mib})
+	assert.ErrorIs(t, err, cuda.ErrOutOfMemory)
+	small := owner.must(call{Op: "new pool", Size: 1000}).ID
+	owner.must(call{Op: "allocate", ID: small, Size: 2 * mib}) // the bound is rounded up
 }
 
 func TestTrimmingAPoolReturnsItsMemory(t *testing.T) {
@@ -98,9 +127,14 @@ func TestAProcessHolds200PoolsAndTheirDescriptors(t *testing.T) {
 	}
 }
 
-func TestAPoolIsOpenToItsOwnDeviceOnly(t *testing.T) {
+func TestAPoolIsOpenToItsOwnDeviceAlways(t *testing.T) {
 	needPools(t)
 	owner, user := start(t, setting{}), start(t, setting{})
-	i := user.imported(owner.shared(mib, 0))
+	b := owner.shared(mib, 0)
+	i := user.imported(b)
 	assert.EqualValues(t, cuda.AccessReadWrite, user.must(call{Op: "access", ID: i.pool, Value: 0}).Value)
+	for _, flags := range []cuda.AccessFlags{cuda.AccessNone, cuda.AccessReadOnly} {
+		_, err := owner.do(call{Op: "set access", ID: b.pool, Size: uint64(flags)})
+		assert.Error(t, err, "and it cannot be less")
+	}
 }

@@ -50,16 +50,51 @@ func TestTheDescriptorIsNotNeededAfterTheImport(t *testing.T) {
 	assert.True(t, user.is(ptr, b.size, 0x33))
 }
 
-func TestAPoolImportedTwiceIsOnePoolAndNotCounted(t *testing.T) {
+func TestAPoolImportedTwiceIsOneHandleThatIsDestroyedTwice(t *testing.T) {
 	needPools(t)
 	owner, user := start(t, setting{}), start(t, setting{})
-	b := owner.shared(mib, 0)
+	b := owner.shared(mib, 0x42)
 	first := user.must(call{Op: "import pool"}, b.fd)
 	second := user.must(call{Op: "import pool"}, b.fd)
 	require.Equal(t, first.Value, second.Value, "the same CUmemoryPool")
 	user.must(call{Op: "close", ID: first.ID})
-	_, err := user.do(call{Op: "import pointer", ID: second.ID, Data: b.data})
-	assert.Error(t, err, "the first destruction ended both")
+	ptr := user.must(call{Op: "import pointer", ID: second.ID, Data: b.data}).Ptr
+	assert.True(t, user.is(ptr, b.size, 0x42), "the second import goes on")
+	user.must(call{Op: "free", ID: second.ID, Ptr: ptr})
+	user.must(call{Op: "close", ID: second.ID})
+}
+
+func TestAnImportedPoolIsNotDestroyedWhileAPointerIsMapped(t *testing.T) {
+	needPools(t)
+	owner, user := start(t, setting{}), start(t, setting{})
+	i := user.imported(owner.shared(mib, 0x24))
+	_, err := user.do(call{Op: "close", ID: i.pool})
+	assert.ErrorIs(t, err, cuda.ErrInvalidValue)
+	assert.True(t, user.is(i.ptr, i.size, 0x24), "nothing happened to it")
+	user.must(call{Op: "free", ID: i.pool, Ptr: i.ptr})
+	user.must(call{Op: "close", ID: i.pool})
+}
+
+func TestAnImportedPoolTellsNothingOfItself(t *testing.T) {
+	needPools(t)
+	owner, user := start(t, setting{}), start(t, setting{})
+	pool := user.must(call{Op: "import pool"}, owner.shared(mib, 0).fd).ID
+	for _, op := range []string{"reserved", "trim"} {
+		_, err := user.do(call{Op: op, ID: pool})
+		assert.ErrorIs(t, err, cuda.ErrInvalidValue, op)
+	}
+}
+
+func TestExportDataWorksAfterItsAllocationWasFreed(t *testing.T) {
+	needPools(t)
+	owner, user := start(t, setting{}), start(t, setting{})
+	b := owner.shared(mib, 0x57)
+	owner.must(call{Op: "free", ID: b.pool, Ptr: b.ptr})
+	i := user.imported(b)
+	ptr := owner.must(call{Op: "allocate", ID: b.pool, Size: b.size}).Ptr
+	require.Equal(t, b.ptr, ptr, "the address is used again")
+	require.NoError(t, owner.fill(ptr, b.size, 0x75))
+	assert.True(t, user.is(i.ptr, i.size, 0x75), "the driver does not tell old data from new")
 }
 
 func TestAPointerImportedTwiceIsUnmappedByTheFirstFree(t *testing.T) {

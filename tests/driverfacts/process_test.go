@@ -64,6 +64,7 @@ func start(t *testing.T, set setting) *process {
 	switch {
 	case set.namespaces:
 		p.cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC
+		p.cmd.Env = append(p.cmd.Env, workerVariable+"_PROC=1")
 	case set.privateShm:
 		p.cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNS
 	}

@@ -122,6 +122,26 @@ func TestAStreamWaitsThroughAReadOnlyMapping(t *testing.T) {
 	}
 }
 
+func TestWritingAReadOnlyRegistrationRuinsOnlyTheWriter(t *testing.T) {
+	needWords(t)
+	_, readOnly, err := device(t, 0).SupportsHostRegister()
+	require.NoError(t, err)
+	if !readOnly {
+		t.Skip("the device does not support read-only registration")
+	}
+	fd, cpu := words(t)
+	owner, intruder := start(t, setting{}), start(t, setting{})
+	out := owner.must(call{Op: "register"}, fd).Ptr
+	in := intruder.must(call{Op: "register read only"}, fd).Ptr
+	intruder.must(call{Op: "write word", Ptr: in, Value: 1}) // accepted
+	_, err = intruder.do(call{Op: "synchronize"})
+	assert.ErrorIs(t, err, cuda.ErrLaunchFailed)
+	assert.Zero(t, atomic.LoadUint64(cpu.word(0)), "nothing was written")
+	owner.must(call{Op: "write word", Ptr: out, Value: 2})
+	owner.must(call{Op: "synchronize"})
+	assert.EqualValues(t, 2, atomic.LoadUint64(cpu.word(0)))
+}
+
 func TestTheCPUWritesTheWordThatAStreamWaitsFor(t *testing.T) {
 	needWords(t)
 	fd, cpu := words(t)
@@ -147,6 +167,15 @@ func TestAStreamWaitsForADeadProcessUntilSomebodyElseWrites(t *testing.T) {
 	assert.False(t, waiter.must(call{Op: "idle"}).OK)
 	atomic.StoreUint64(cpu.word(0), 1)
 	waiter.must(call{Op: "synchronize"})
+}
+
+func TestAWordIsAMultipleOf8(t *testing.T) {
+	needWords(t)
+	fd, _ := words(t)
+	p := start(t, setting{})
+	page := p.must(call{Op: "register"}, fd).Ptr
+	_, err := p.do(call{Op: "write word", Ptr: page + 4, Value: 1})
+	assert.ErrorIs(t, err, cuda.ErrInvalidValue)
 }
 
 func TestPoolMemoryHoldsNoWords(t *testing.T) {

@@ -73,6 +73,13 @@ func settle() error {
 			return fmt.Errorf("mount /dev/shm: %w", err)
 		}
 	}
+	if number("_PROC") != 0 {
+		// The driver looks itself up in /proc: where that is another namespace's,
+		// cuInit fails with CUDA_ERROR_OPERATING_SYSTEM.
+		if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
+			return fmt.Errorf("mount /proc: %w", err)
+		}
+	}
 	if n := number("_MEMLOCK"); n != 0 {
 		if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: n, Max: n}); err != nil {
 			return fmt.Errorf("setrlimit: %w", err)
