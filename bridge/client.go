@@ -28,22 +28,20 @@ type Client struct {
 	done    chan struct{} // closed when the connection is gone; err says why
 	err     error
 
+	errands errands
+
 	mu      sync.Mutex
 	lastQ   uint32
-	calls   map[uint32]*call
+	calls   map[uint32]*call // nil once the connection is gone
+	busy    int              // calls, and callers that make a lease of a reply
+	quiet   chan struct{}    // closed when the client is closing and not busy
 	pools   map[uint64]*Pool
 	blocks  map[uint64]*block
 	leases  map[*Lease]struct{}
 	closing bool
 }
 
-// call is a request that waits for its reply.
-type call struct {
-	op    string
-	into  wire.Reply
-	files func(*seqpacket.FDs) // takes what came along; called before done
-	done  chan error
-}
+var errClientClosed = situation(ErrClosed, "the client was closed")
 
 // Dial opens a session with the service that listens at path, as the zero [Dialer] does.
 func Dial(ctx context.Context, path string) (*Client, error) { return Dialer{}.Dial(ctx, path) }
@@ -64,12 +62,19 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{conn: conn, device: d.Device, done: make(chan struct{}), calls: make(map[uint32]*call), pools: make(map[uint64]*Pool),
-		blocks: make(map[uint64]*block), leases: make(map[*Lease]struct{})}
+	c := &Client{conn: conn, device: d.Device, done: make(chan struct{}), quiet: make(chan struct{}),
+		errands: errands{wake: make(chan struct{}, 1)}, calls: make(map[uint32]*call), pools: make(map[uint64]*Pool), blocks: make(map[uint64]*block), leases: make(map[*Lease]struct{})}
 	go c.receive()
+	go c.errands.run(c.done)
 	var reply wire.HelloReply
-	if err := c.call(ctx, &wire.Hello{Versions: []uint64{wire.Version}, Name: filepath.Base(os.Args[0])}, &reply, nil); err != nil {
-		return nil, errors.Join(err, c.Close())
+	err = c.call(ctx, &wire.Hello{Versions: []uint64{wire.Version}, Name: filepath.Base(os.Args[0])}, &call{into: &reply})
+	if err == nil && reply.Version != wire.Version {
+		err = situation(ErrVersion, "the service chose version %d, of which there was no mention", reply.Version)
+	}
+	if err != nil {
+		err = errors.Join(err, conn.Close())
+		<-c.done
+		return nil, err
 	}
 	c.epoch, c.session = mempool.Epoch(reply.Epoch), reply.Session
 	return c, nil
@@ -110,72 +115,6 @@ func (c *Client) Epoch() mempool.Epoch { return c.epoch }
 // Done is closed when the connection is gone, and with it every lease.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// call sends a request and waits for its reply, into which it is read.
-func (c *Client) call(ctx context.Context, r wire.Request, into wire.Reply, files func(*seqpacket.FDs)) error {
-	pending := &call{op: r.Op(), into: into, files: files, done: make(chan error, 1)}
-	q, err := c.register(pending)
-	if err != nil {
-		return err
-	}
-	if err := c.send(q, r); err != nil {
-		c.forget(q)
-		return err
-	}
-	select {
-	case err := <-pending.done:
-		return err
-	case <-ctx.Done():
-	}
-	// The service may have answered meanwhile: whatever it says now is the result.
-	if err := c.send(0, &wire.Cancel{Request: uint64(q)}); err != nil {
-		return err
-	}
-	err = <-pending.done
-	if errors.Is(err, ErrCancelled) {
-		return fmt.Errorf("poolbridge %s: %w", r.Op(), context.Cause(ctx))
-	}
-	return err
-}
-
-func (c *Client) register(pending *call) (uint32, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.calls == nil {
-		return 0, c.err
-	}
-	for {
-		c.lastQ++
-		if _, taken := c.calls[c.lastQ]; c.lastQ != 0 && !taken {
-			c.calls[c.lastQ] = pending
-			return c.lastQ, nil
-		}
-	}
-}
-
-func (c *Client) forget(q uint32) *call {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	pending := c.calls[q]
-	delete(c.calls, q)
-	return pending
-}
-
-var packets = sync.Pool{New: func() any { return new([]byte) }}
-
-func (c *Client) send(q uint32, r wire.Request) error {
-	buf := packets.Get().(*[]byte)
-	defer packets.Put(buf)
-	packet, err := wire.AppendRequest((*buf)[:0], q, r)
-	if err != nil {
-		return situation(ErrInvalid, "%v", err)
-	}
-	*buf = packet
-	if err := c.conn.Send(packet, nil); err != nil {
-		return fmt.Errorf("%w: %w", ErrDisconnected, err)
-	}
-	return nil
-}
-
 // receive reads what the service sends until the connection ends.
 func (c *Client) receive() {
 	buf := make([]byte, wire.MaxPacket)
@@ -199,88 +138,120 @@ func (c *Client) take(packet []byte, fds *seqpacket.FDs, goodbye *string) error 
 	if err != nil {
 		return err
 	}
-	if h.Q == 0 {
-		n, err := h.DecodeNotice()
-		switch n := n.(type) {
-		case *wire.Recall:
-			return c.recall(n.Blocks)
-		case *wire.Goodbye:
-			*goodbye = n.Reason
+	if h.Q != 0 {
+		pending := c.forget(h.Q)
+		if pending == nil {
+			return situation(ErrProtocol, "a reply to request %d, which nobody made", h.Q)
 		}
-		if errors.Is(err, wire.CodeUnsupported) {
-			return nil // a notice of a later version that this client need not know
-		}
-		return err
+		return c.answered(pending, fds, h.DecodeReply(pending.into))
 	}
-	pending := c.forget(h.Q)
-	if pending == nil {
-		return situation(ErrProtocol, "a reply to request %d, which nobody made", h.Q)
+	n, err := h.DecodeNotice()
+	switch n := n.(type) {
+	case *wire.Recall:
+		c.errands.add(func() { c.recall(n.Blocks) })
+	case *wire.Goodbye:
+		*goodbye = n.Reason
 	}
-	err = h.DecodeReply(pending.into)
-	if failure, ok := errors.AsType[*wire.Error](err); ok {
-		pending.done <- remoteError(pending.op, failure)
-		return nil
+	if errors.Is(err, wire.CodeUnsupported) {
+		return nil // a notice of a later version that this client need not know
 	}
-	if err == nil && pending.files != nil {
-		pending.files(fds)
-	}
-	pending.done <- err
 	return err
 }
 
-// end fails every call that waits; the connection is gone.
+// end fails every call that waits; the connection is gone, or nothing that comes over it can be believed.
 func (c *Client) end(err error, goodbye string) {
 	if goodbye != "" {
 		err = fmt.Errorf("%w: the service said: %s", ErrDisconnected, goodbye)
 	} else {
 		err = fmt.Errorf("%w: %w", ErrDisconnected, err)
 	}
+	_ = c.conn.Close()
 	c.mu.Lock()
 	if c.closing {
-		err = situation(ErrClosed, "the client was closed")
+		err = errClientClosed
 	}
 	calls := c.calls
 	c.calls, c.err = nil, err
-	c.mu.Unlock()
 	for _, pending := range calls {
-		pending.done <- err
+		if !pending.abandoned {
+			pending.done <- err
+		}
 	}
+	c.mu.Unlock()
 	close(c.done)
 }
 
-// Close ends every lease, what was being written as incomplete, unmaps everything and ends the session. Closing again
-// does nothing.
+// idle notes that a call or what follows it has ended, and tells Close when the last has. c.mu is held.
+func (c *Client) idle() {
+	if c.busy--; c.busy == 0 && c.closing {
+		close(c.quiet)
+	}
+}
+
+// closeGrace is how long Close waits for a service that does not answer.
+const closeGrace = 2 * time.Second
+
+// Close fails the calls that wait, ends every lease, what was being written as incomplete, unmaps everything and ends
+// the session. Closing again does nothing.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	first := !c.closing
 	c.closing = true
+	if first && c.busy == 0 {
+		close(c.quiet)
+	}
 	leases := slices.Collect(maps.Keys(c.leases))
 	c.mu.Unlock()
 	if !first {
 		<-c.done
 		return nil
 	}
+	c.abandonAll(errClientClosed)
 	var err error
 	for _, l := range leases {
 		ended := l.Release(true)
-		if !errors.Is(ended, ErrReleased) && !errors.Is(ended, ErrDisconnected) { // by somebody else just now
-			err = errors.Join(err, ended)
+		if !errors.Is(ended, ErrReleased) && !errors.Is(ended, errClientClosed) && !errors.Is(ended, ErrDisconnected) {
+			err = errors.Join(err, ended) // else somebody ended it just now
 		}
 	}
+	c.settle()
 	err = errors.Join(err, c.unmapAll())
 	err = errors.Join(err, c.conn.Close())
 	<-c.done
 	return err
 }
 
+// settle waits until the calls that were cancelled are answered and what they were granted is given back: until this
+// process ends, the service would hold what it has granted.
+func (c *Client) settle() {
+	grace := time.NewTimer(closeGrace)
+	defer grace.Stop()
+	for _, wait := range []func() <-chan struct{}{
+		func() <-chan struct{} { return c.quiet },
+		func() <-chan struct{} { // errands are run in order
+			done := make(chan struct{})
+			c.errands.add(func() { close(done) })
+			return done
+		},
+	} {
+		select {
+		case <-wait():
+		case <-c.done:
+			return
+		case <-grace.C:
+			return
+		}
+	}
+}
+
 // Stats is the service's accounting, of the pools that this client may use.
 func (c *Client) Stats(ctx context.Context) (mempool.Stats, error) {
 	var reply wire.StatsReply
-	err := c.call(ctx, &wire.StatsRequest{}, &reply, nil)
+	err := c.call(ctx, &wire.StatsRequest{}, &call{into: &reply})
 	return statsOf(reply.Stats), err
 }
 
 // Unpublish removes a name; the buffer lives on for those who have leases on it.
 func (c *Client) Unpublish(ctx context.Context, name string) error {
-	return c.call(ctx, &wire.Unpublish{Name: name}, &wire.EmptyReply{}, nil)
+	return c.call(ctx, &wire.Unpublish{Name: name}, &call{into: &wire.EmptyReply{}})
 }

@@ -2,7 +2,6 @@ package bridge
 
 import (
 	"errors"
-	"os"
 	"slices"
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
@@ -50,7 +49,7 @@ func (c *Client) mapped(p *Pool, l wire.Lease) (*mempool.ImportedBlock, error) {
 	defer c.mu.Unlock()
 	b := c.blocks[l.Block]
 	if c.closing || b == nil {
-		return nil, situation(ErrClosed, "the client was closed")
+		return nil, errClientClosed
 	}
 	if b.mem == nil {
 		mem, err := p.mem.Block(l.Block, l.BlockBytes, b.export)
@@ -108,7 +107,7 @@ func (c *Client) dropped(ids []uint64) error {
 
 // recall gives up the mappings of blocks, those in use when their last lease ends. A block that could not be unmapped is
 // not reported: the service must not free it before this process has ended.
-func (c *Client) recall(ids []uint64) error {
+func (c *Client) recall(ids []uint64) {
 	var dropped []uint64
 	c.mu.Lock()
 	for _, id := range ids {
@@ -119,7 +118,7 @@ func (c *Client) recall(ids []uint64) error {
 		}
 	}
 	c.mu.Unlock()
-	return c.dropped(dropped)
+	_ = c.dropped(dropped) // it fails with the connection
 }
 
 // unmapAll ends every mapping of a client that is being closed and has no leases left. Said before the connection ends,
@@ -128,9 +127,9 @@ func (c *Client) unmapAll() error {
 	c.mu.Lock()
 	var errs []error
 	var dropped []uint64
-	for id := range c.blocks {
+	for id, b := range c.blocks {
 		err := c.drop(id)
-		if err == nil {
+		if err == nil && b.leases == 0 { // one the service would refuse, and with it the others
 			dropped = append(dropped, id)
 		}
 		errs = append(errs, err)
@@ -140,27 +139,8 @@ func (c *Client) unmapAll() error {
 		delete(c.pools, id)
 	}
 	c.mu.Unlock()
-	if err := c.dropped(dropped); err != nil && !errors.Is(err, ErrDisconnected) {
+	if err := c.dropped(dropped); err != nil && !errors.Is(err, ErrDisconnected) && !errors.Is(err, errClientClosed) {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
-}
-
-// takeFiles takes the first n descriptors; missing ones are for the kind to complain about.
-func takeFiles(fds *seqpacket.FDs, n uint64) []*os.File {
-	var files []*os.File
-	for range min(n, wire.MaxFDs) {
-		fd := fds.Next()
-		if fd == nil {
-			break
-		}
-		files = append(files, fd.File("poolbridge export"))
-	}
-	return files
-}
-
-func closeFiles(files []*os.File) {
-	for _, f := range files {
-		_ = f.Close() // read from or mapped; nothing was written through it
-	}
 }

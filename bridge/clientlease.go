@@ -44,8 +44,14 @@ func (c *Client) Lease(ctx context.Context, buffer, generation uint64, o LeaseOp
 }
 
 func (c *Client) lease(ctx context.Context, r wire.Request) (*Lease, error) {
+	if err := c.enter(); err != nil {
+		return nil, err
+	}
+	defer c.leave()
 	var reply wire.LeaseReply
-	err := c.call(ctx, r, &reply, func(fds *seqpacket.FDs) { c.arrived(reply.Lease, fds) })
+	err := c.call(ctx, r, &call{into: &reply,
+		files: func(fds *seqpacket.FDs) { c.arrived(reply.Lease, fds) },
+		undo:  func() { _ = (&Lease{client: c, info: leaseOf(reply.Lease)}).end(false) }})
 	if err != nil {
 		return nil, err
 	}
@@ -64,9 +70,26 @@ func (c *Client) lease(ctx context.Context, r wire.Request) (*Lease, error) {
 	}
 	c.mu.Unlock()
 	if closing {
-		return nil, errors.Join(situation(ErrClosed, "the client was closed"), l.end(false))
+		return nil, errors.Join(errClientClosed, l.end(false))
 	}
 	return l, nil
+}
+
+// enter counts a caller that makes a lease; Close waits for it to leave.
+func (c *Client) enter() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closing {
+		return errClientClosed
+	}
+	c.busy++
+	return nil
+}
+
+func (c *Client) leave() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.idle()
 }
 
 // Info describes the lease.
@@ -172,10 +195,14 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 		t := wireTensor(*p.Tensor)
 		r.Tensor = &t
 	}
-	if err := l.client.call(ctx, r, &wire.EmptyReply{}, nil); err != nil {
+	err := l.client.call(ctx, r, &call{into: &wire.EmptyReply{}})
+	if _, refused := errors.AsType[*RemoteError](err); err != nil && refused {
 		return err
 	}
-	l.info.Write = false
+	l.info.Write = false // as far as anybody knows, where no answer came
+	if err != nil {
+		return err
+	}
 	if p.Tensor != nil {
 		l.info.Tensor = p.Tensor.Clone()
 	}

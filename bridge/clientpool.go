@@ -57,15 +57,15 @@ func wireWait(d time.Duration) uint64 {
 func (c *Client) open(ctx context.Context, r wire.Request) (*Pool, error) {
 	var reply wire.PoolReply
 	var files []*os.File
-	err := c.call(ctx, r, &reply, func(fds *seqpacket.FDs) {
+	err := c.call(ctx, r, &call{into: &reply, files: func(fds *seqpacket.FDs) {
 		if reply.Pool.Export != nil {
 			files = takeFiles(fds, reply.Pool.Export.FDs)
 		}
-	})
-	defer closeFiles(files)
+	}, undo: func() { closeFiles(files) }})
 	if err != nil {
 		return nil, err
 	}
+	defer closeFiles(files)
 	info := poolOf(reply.Pool)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,7 +73,7 @@ func (c *Client) open(ctx context.Context, r wire.Request) (*Pool, error) {
 		return p, nil
 	}
 	if c.closing {
-		return nil, situation(ErrClosed, "the client was closed")
+		return nil, errClientClosed
 	}
 	if reply.Pool.Export == nil {
 		return nil, situation(ErrProtocol, "pool %q came without its export", info.Name)
@@ -106,7 +106,7 @@ func (p *Pool) Allocate(ctx context.Context, t mempool.Tensor, wait time.Duratio
 // at once.
 func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
 	var reply wire.TrimReply
-	err := p.client.call(ctx, &wire.Trim{Pool: p.info.ID, Keep: keep}, &reply, nil)
+	err := p.client.call(ctx, &wire.Trim{Pool: p.info.ID, Keep: keep}, &call{into: &reply})
 	return reply.Bytes, err
 }
 
@@ -115,7 +115,7 @@ func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
 //
 // Errors: [ErrDenied].
 func (p *Pool) Destroy(ctx context.Context) error {
-	return p.client.call(ctx, &wire.Destroy{Pool: p.info.ID}, &wire.EmptyReply{}, nil)
+	return p.client.call(ctx, &wire.Destroy{Pool: p.info.ID}, &call{into: &wire.EmptyReply{}})
 }
 
 // pool is the open pool that a lease is of; it is opened where the client came to the lease without opening it first.

@@ -46,13 +46,9 @@ func leaseOf(l wire.Lease) mempool.LeaseInfo {
 		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: tensorOf(l.Tensor)}
 }
 
-// wireExport is x on the wire, and the descriptors that go with it.
-func wireExport(x mempool.Export) (*wire.Export, []int) {
-	fds := make([]int, len(x.Files))
-	for i, f := range x.Files {
-		fds[i] = int(f.Fd())
-	}
-	return &wire.Export{Data: x.Data, FDs: uint64(len(fds))}, fds
+// wireExport is x on the wire, and the files that go with it.
+func wireExport(x mempool.Export) (*wire.Export, []*os.File) {
+	return &wire.Export{Data: x.Data, FDs: uint64(len(x.Files))}, x.Files
 }
 
 // exportOf is the export that came with files.

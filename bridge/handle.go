@@ -63,7 +63,7 @@ func (c *serverConn) handle(q uint32, r wire.Request) {
 		}
 		c.done(q, err)
 	case *wire.Cancel:
-		c.stopWaiting(uint32(min(r.Request, wire.MaxQuery)))
+		c.stopWaiting(r.Request)
 		c.done(q, nil)
 	case *wire.Dropped:
 		c.done(q, s.Dropped(r.Blocks))
@@ -88,19 +88,23 @@ func (c *serverConn) replyPool(q uint32, p *mempool.Pool, err error) {
 		return
 	}
 	out := wirePool(p.Info())
-	x, fds := wireExport(p.Export())
+	x, files := wireExport(p.Export())
 	out.Export = x
-	c.reply(q, &wire.PoolReply{Pool: out}, fds)
+	c.reply(q, &wire.PoolReply{Pool: out}, files)
 }
 
 func (c *serverConn) open(q uint32, r *wire.Open) {
+	if (r.Pool != 0) == (r.Name != "") {
+		c.fail(q, situation(ErrInvalid, "a pool is opened by its name or by its id; exactly one of them, not name %q and id %d", r.Name, r.Pool))
+		return
+	}
 	if r.Pool != 0 {
 		p, err := c.session.FindPool(r.Pool)
 		c.replyPool(q, p, err)
 		return
 	}
 	p, err := c.session.OpenPool(c.ctx, r.Name, 0)
-	if r.Wait == 0 || !errors.Is(err, ErrNotFound) {
+	if r.Wait == 0 || q == 0 || !errors.Is(err, ErrNotFound) {
 		c.replyPool(q, p, err)
 		return
 	}
@@ -131,9 +135,9 @@ func (c *serverConn) grant(q uint32, wait uint64, get func(context.Context, time
 	l, err := get(c.ctx, 0)
 	limit := milliseconds(wait)
 	if errors.Is(err, mempool.ErrRecalling) {
-		limit = max(limit, recallGrace)
+		limit = max(limit, c.server.limits.recall)
 	}
-	waitable := errors.Is(err, ErrNotFound) || errors.Is(err, ErrBusy) || errors.Is(err, ErrLimit)
+	waitable := errors.Is(err, ErrNotFound) || errors.Is(err, ErrBusy) || errors.Is(err, ErrLimit) || errors.Is(err, ErrOutOfMemory)
 	if limit == 0 || !waitable {
 		c.replyLease(q, l, err)
 		return
@@ -142,24 +146,6 @@ func (c *serverConn) grant(q uint32, wait uint64, get func(context.Context, time
 		l, err := get(ctx, limit)
 		return func() { c.replyLease(q, l, err) }
 	})
-}
-
-func (c *serverConn) replyLease(q uint32, l *mempool.Lease, err error) {
-	if err != nil {
-		c.fail(q, err)
-		return
-	}
-	x, first, err := l.Export()
-	if err != nil {
-		c.fail(q, errors.Join(err, l.Release(false)))
-		return
-	}
-	out := wireLease(l.Info())
-	var fds []int
-	if first {
-		out.Export, fds = wireExport(x)
-	}
-	c.reply(q, &wire.LeaseReply{Lease: out}, fds)
 }
 
 // waitFor answers request q, which err says cannot be answered now, from a goroutine of its own: attempt waits, and what
@@ -174,8 +160,10 @@ func (c *serverConn) waitFor(q uint32, err error, attempt func(context.Context) 
 	go func() {
 		defer c.work.Done()
 		answer := attempt(ctx)
-		c.stopWaiting(q) // first: the client may use the number again once it has the reply
-		answer()
+		c.waited(q)             // first: the client may use the number again once it has the reply
+		if c.ctx.Err() == nil { // or goodbye is the answer
+			answer()
+		}
 	}()
 }
 
@@ -186,24 +174,30 @@ func (c *serverConn) startWaiting(q uint32, cancel context.CancelFunc) error {
 	if _, taken := c.waiting[q]; taken {
 		return situation(ErrInvalid, "request %d is still waiting: a number can be used again once its reply came", q)
 	}
-	if len(c.waiting) >= maxWaiting {
-		return situation(ErrLimit, "%d requests of this session wait already", maxWaiting)
+	if len(c.waiting) >= c.server.limits.waiting {
+		return situation(ErrLimit, "%d requests of this session wait already", len(c.waiting))
 	}
 	c.waiting[q] = cancel
 	c.work.Add(1)
 	return nil
 }
 
-func (c *serverConn) stopWaiting(q uint32) {
+// waited notes that request q waits no more.
+func (c *serverConn) waited(q uint32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if cancel := c.waiting[q]; cancel != nil {
-		cancel()
-		delete(c.waiting, q)
-	}
+	c.waiting[q]()
+	delete(c.waiting, q)
 }
 
-// milliseconds is a client's time limit, no longer than a day.
-func milliseconds(n uint64) time.Duration {
-	return time.Duration(min(n, uint64(maxWait/time.Millisecond))) * time.Millisecond
+// stopWaiting makes request q fail, if it waits.
+func (c *serverConn) stopWaiting(q uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if q > wire.MaxQuery {
+		return
+	}
+	if cancel := c.waiting[uint32(q)]; cancel != nil {
+		cancel()
+	}
 }

@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"sync"
@@ -10,18 +11,6 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/mempool"
-)
-
-// The server's limits; docs/protocol.md names those that clients can meet.
-const (
-	helloLimit = 10 * time.Second // from connect to hello
-	// sendLimit is how long a client may leave its socket's buffer full before it is cut off.
-	sendLimit    = 10 * time.Second
-	maxWaiting   = 256  // requests of a session that wait at a time
-	maxNotices   = 1024 // notices of a session that wait to be sent
-	recallGrace  = 2 * time.Second
-	maxWait      = 24 * time.Hour
-	defaultConns = 4096
 )
 
 // ServerConfig configures a [Server]. Its zero value is useful.
@@ -37,10 +26,14 @@ type ServerConfig struct {
 	Log *slog.Logger
 }
 
+// acceptPause is how long the server waits after an error that it does not know.
+const acceptPause = 100 * time.Millisecond
+
 // Server serves a [mempool.Service] on a Unix socket.
 type Server struct {
 	svc      *mempool.Service
 	config   ServerConfig
+	limits   limits
 	listener *seqpacket.Listener
 
 	ctx      context.Context // ends with the server
@@ -48,26 +41,32 @@ type Server struct {
 	accepted sync.WaitGroup
 	done     chan struct{}
 
-	mu    sync.Mutex
-	conns map[*serverConn]struct{}
+	mu      sync.Mutex
+	conns   map[*serverConn]struct{} // those that count as sessions
+	outside int                      // those of peers that may not have one
 }
 
 // Listen serves svc on the socket at path until Close. A socket file that a dead service left behind is taken over.
 //
 // Errors: [seqpacket.ErrInUse] where a live service listens, and those of the file system.
 func Listen(path string, svc *mempool.Service, c ServerConfig) (*Server, error) {
-	l, err := seqpacket.Listen(path, seqpacket.ListenConfig{Mode: c.Mode})
-	if err != nil {
-		return nil, err
-	}
+	return listen(path, svc, c, defaultLimits)
+}
+
+func listen(path string, svc *mempool.Service, c ServerConfig, limits limits) (*Server, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	if c.MaxSessions == 0 {
 		c.MaxSessions = defaultConns
 	}
+	l, err := seqpacket.Listen(path, seqpacket.ListenConfig{Mode: c.Mode,
+		OnPause: func(err error) { c.Log.Warn("connections have to wait", "error", err) }})
+	if err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &Server{svc: svc, config: c, listener: l, ctx: ctx, cancel: cancel, done: make(chan struct{}), conns: make(map[*serverConn]struct{})}
+	s := &Server{svc: svc, config: c, limits: limits, listener: l, ctx: ctx, cancel: cancel, done: make(chan struct{}), conns: make(map[*serverConn]struct{})}
 	go s.accept()
 	return s, nil
 }
@@ -76,40 +75,72 @@ func (s *Server) accept() {
 	defer close(s.done)
 	for {
 		conn, err := s.listener.Accept()
-		if err != nil {
-			if !errors.Is(err, os.ErrClosed) {
-				s.config.Log.Error("the server stopped accepting connections", "error", err)
-			}
+		switch {
+		case errors.Is(err, os.ErrClosed):
 			return
+		case err != nil: // of that connection, or of a machine in trouble
+			s.config.Log.Error("a connection could not be accepted", "error", err)
+			select {
+			case <-s.ctx.Done():
+			case <-time.After(acceptPause):
+			}
+			continue
 		}
-		c := &serverConn{server: s, conn: conn, notices: make(chan mempool.Notice, maxNotices), waiting: make(map[uint32]context.CancelFunc)}
-		s.mu.Lock()
-		full := len(s.conns) >= s.config.MaxSessions
-		if !full {
-			s.conns[c] = struct{}{}
-			s.accepted.Add(1)
-		}
-		s.mu.Unlock()
-		if full {
+		c := &serverConn{server: s, conn: conn, notices: make(chan mempool.Notice, s.limits.notices), waiting: make(map[uint32]context.CancelFunc)}
+		if !s.admit(c) {
 			s.config.Log.Warn("a connection was refused: too many sessions", "limit", s.config.MaxSessions)
+			farewell(conn, fmt.Sprintf("the service has %d sessions already, and no more at a time", s.config.MaxSessions))
 			closeLogged(s.config.Log, conn)
 			continue
 		}
 		go func() {
 			defer s.accepted.Done()
 			c.serve(s.ctx)
-			s.mu.Lock()
-			delete(s.conns, c)
-			s.mu.Unlock()
+			s.dismiss(c)
 		}()
 	}
+}
+
+// admit counts a connection as a session, if there is room for one.
+func (s *Server) admit(c *serverConn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.conns) >= s.config.MaxSessions {
+		return false
+	}
+	s.conns[c] = struct{}{}
+	s.accepted.Add(1)
+	return true
+}
+
+func (s *Server) dismiss(c *serverConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+}
+
+// turnAway answers the hello of a peer that may not have a session. It takes no session's place.
+func (s *Server) turnAway(c *serverConn, peer mempool.Peer) {
+	s.dismiss(c)
+	s.mu.Lock()
+	s.outside++
+	full := s.outside > s.limits.denied
+	s.mu.Unlock()
+	if full {
+		c.goodbye(situation(ErrDenied, "user %d may not use this service", peer.UID).Error())
+	} else {
+		_ = c.run(peer)
+	}
+	s.mu.Lock()
+	s.outside--
+	s.mu.Unlock()
 }
 
 // Close says goodbye to every client, ends their sessions and removes the socket. The service lives on.
 func (s *Server) Close() error {
 	err := s.listener.Close()
-	<-s.done
 	s.cancel()
+	<-s.done
 	s.accepted.Wait()
 	return err
 }

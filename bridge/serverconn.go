@@ -21,7 +21,7 @@ type serverConn struct {
 	conn    *seqpacket.Conn
 	session *mempool.Session
 	notices chan mempool.Notice
-	out     sync.Pool // of *[]byte
+	denied  bool // the peer may not have a session
 
 	ctx    context.Context // ends with the session
 	cancel context.CancelCauseFunc
@@ -29,6 +29,9 @@ type serverConn struct {
 
 	mu      sync.Mutex
 	waiting map[uint32]context.CancelFunc
+
+	sending sync.Mutex // orders packets, and guards out
+	out     []byte
 }
 
 // serve runs the session to its end.
@@ -37,8 +40,11 @@ func (c *serverConn) serve(ctx context.Context) {
 	defer closeLogged(log, c.conn)
 	c.ctx, c.cancel = context.WithCancelCause(ctx)
 	defer c.cancel(nil)
-	// What ends the session ends its reading too.
-	stop := context.AfterFunc(c.ctx, func() { c.conn.SetReadDeadline(time.Unix(1, 0)) })
+	// What ends the session ends its waits to send and to receive; in this order, so that after it goodbye can be said.
+	stop := context.AfterFunc(c.ctx, func() {
+		c.conn.SetWriteDeadline(longAgo)
+		c.conn.SetReadDeadline(longAgo)
+	})
 	defer stop()
 
 	peer, err := peerOf(c.conn)
@@ -47,13 +53,15 @@ func (c *serverConn) serve(ctx context.Context) {
 		return
 	}
 	if allowed := c.server.config.MayConnect; allowed != nil && !allowed(peer) {
-		c.fail(0, situation(ErrDenied, "user %d may not use this service", peer.UID))
 		log.Warn("a connection was refused", "uid", peer.UID, "pid", peer.PID)
+		c.denied = true
+		c.server.turnAway(c, peer)
 		return
 	}
 	process, err := c.conn.PeerProcess()
 	if err != nil {
 		log.Warn("a connection was refused: the end of its process cannot be watched", "pid", peer.PID, "error", err)
+		c.goodbye("the end of the client's process cannot be watched: " + err.Error())
 		return
 	}
 	err = c.run(peer)
@@ -78,7 +86,7 @@ func peerOf(conn *seqpacket.Conn) (mempool.Peer, error) {
 
 // run reads packets until the connection or the server ends.
 func (c *serverConn) run(peer mempool.Peer) error {
-	c.conn.SetReadDeadline(time.Now().Add(helloLimit))
+	c.setReadDeadline(time.Now().Add(c.server.limits.hello))
 	buf := make([]byte, wire.MaxPacket)
 	for {
 		n, fds, err := c.conn.Recv(buf)
@@ -106,18 +114,29 @@ func (c *serverConn) run(peer mempool.Peer) error {
 	}
 }
 
+// longAgo is a deadline that has passed.
+var longAgo = time.Unix(1, 0)
+
+// setReadDeadline sets how long to read, unless the session has ended: the deadline that its end set must stand.
+func (c *serverConn) setReadDeadline(t time.Time) {
+	c.conn.SetReadDeadline(t)
+	if c.ctx.Err() != nil {
+		c.conn.SetReadDeadline(longAgo)
+	}
+}
+
 // readingEnded tells why, and says goodbye where the client is not the one who left.
 func (c *serverConn) readingEnded(err error) error {
 	switch {
 	case errors.Is(err, io.EOF):
 		return nil
 	case c.server.ctx.Err() != nil:
-		c.sendNotice(&wire.Goodbye{Reason: "the service is shutting down"})
+		c.goodbye("the service is shutting down")
 	case c.ctx.Err() != nil:
 		err = context.Cause(c.ctx)
-		c.sendNotice(&wire.Goodbye{Reason: err.Error()})
+		c.goodbye(err.Error())
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		err = situation(ErrProtocol, "no hello came within %v of the connection", helloLimit)
+		err = situation(ErrProtocol, "no hello came within %v of the connection", c.server.limits.hello)
 		c.fail(0, err)
 	case errors.Is(err, seqpacket.ErrDataTruncated), errors.Is(err, seqpacket.ErrControlTruncated),
 		errors.Is(err, seqpacket.ErrSurplusFDs), errors.Is(err, seqpacket.ErrEmptyPacket):
@@ -133,6 +152,9 @@ func (c *serverConn) hello(q uint32, r wire.Request, peer mempool.Peer) error {
 	if !ok || q == 0 {
 		return situation(ErrProtocol, "the first request of a session is a numbered hello, not %s", r.Op())
 	}
+	if c.denied {
+		return situation(ErrDenied, "user %d may not use this service", peer.UID)
+	}
 	if !slices.Contains(h.Versions, wire.Version) {
 		return situation(ErrVersion, "the service speaks version %d, the client %v", wire.Version, h.Versions)
 	}
@@ -141,88 +163,11 @@ func (c *serverConn) hello(q uint32, r wire.Request, peer mempool.Peer) error {
 		return err
 	}
 	c.session = session
-	c.conn.SetReadDeadline(time.Time{})
-	if c.ctx.Err() != nil { // the deadline that its end set must stand
-		c.conn.SetReadDeadline(time.Unix(1, 0))
-	}
+	c.setReadDeadline(time.Time{})
 	c.work.Add(1)
 	go c.sendNotices()
 	c.reply(q, &wire.HelloReply{Version: wire.Version, Epoch: wire.Epoch(c.server.svc.Epoch()), Session: session.ID(),
 		PID: uint64(os.Getpid())}, nil)
 	c.server.config.Log.Debug("a session began", "session", session.ID(), "uid", peer.UID, "pid", peer.PID, "program", h.Name)
 	return nil
-}
-
-// notify takes what the service has to say to this session. It must not block: the service's locks are held.
-func (c *serverConn) notify(n mempool.Notice) {
-	select {
-	case c.notices <- n:
-	default: // the client reads nothing: only its end frees what it was asked for
-		c.cancel(fmt.Errorf("%d notices wait for a client that reads none", maxNotices))
-	}
-}
-
-func (c *serverConn) sendNotices() {
-	defer c.work.Done()
-	for {
-		select {
-		case n := <-c.notices:
-			if r, ok := n.(mempool.Recall); ok {
-				for part := range slices.Chunk(r.Blocks, wire.MaxElements) {
-					c.sendNotice(&wire.Recall{Blocks: part})
-				}
-			}
-		case <-c.ctx.Done():
-			return
-		}
-	}
-}
-
-func (c *serverConn) sendNotice(n wire.Notice) {
-	c.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, n) })
-}
-
-// reply answers request q, if it wanted an answer; fds go along.
-func (c *serverConn) reply(q uint32, r wire.Reply, fds []int) bool {
-	if q == 0 {
-		return true
-	}
-	return c.send(fds, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, r) })
-}
-
-// fail answers request q with an error; to a client that wants no answers it says nothing, unless the session ends.
-func (c *serverConn) fail(q uint32, err error) {
-	e := wireError(err)
-	if e.Code == wire.CodeInternal {
-		c.server.config.Log.Error("a request failed", "error", err)
-	}
-	if q == 0 {
-		if e.Code == wire.CodeProtocol || c.session == nil {
-			c.sendNotice(&wire.Goodbye{Reason: e.Error()})
-		}
-		return
-	}
-	c.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendError(dst, q, e) })
-}
-
-// send sends one packet; a client that does not take it within sendLimit is cut off.
-func (c *serverConn) send(fds []int, appendTo func([]byte) ([]byte, error)) bool {
-	buf, ok := c.out.Get().(*[]byte)
-	if !ok {
-		buf = new([]byte)
-	}
-	defer c.out.Put(buf)
-	packet, err := appendTo((*buf)[:0])
-	if err == nil {
-		*buf = packet
-		if err = c.conn.TrySend(packet, fds); errors.Is(err, seqpacket.ErrWouldBlock) {
-			c.conn.SetWriteDeadline(time.Now().Add(sendLimit))
-			err = c.conn.Send(packet, fds)
-		}
-	}
-	if err != nil {
-		c.cancel(fmt.Errorf("sending failed: %w", err))
-		return false
-	}
-	return true
 }

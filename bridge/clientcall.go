@@ -1,0 +1,146 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+)
+
+// call is a request that waits for its reply.
+type call struct {
+	op    string
+	into  wire.Reply
+	files func(*seqpacket.FDs) // takes what came along; called before done
+	undo  func()               // gives back what was granted to a caller that waits no more; run as an errand
+	done  chan error
+
+	abandoned bool // nobody waits for done; guarded by Client.mu
+}
+
+// call sends a request and waits for its reply, into which it is read. When ctx ends first the request is cancelled,
+// and what it may have been granted is given back.
+func (c *Client) call(ctx context.Context, r wire.Request, pending *call) error {
+	pending.op, pending.done = r.Op(), make(chan error, 1)
+	q, err := c.register(pending)
+	if err != nil {
+		return err
+	}
+	if err := c.send(q, r); err != nil {
+		c.forget(q)
+		return err
+	}
+	select {
+	case err := <-pending.done:
+		return err
+	case <-ctx.Done():
+	}
+	if !c.abandon(q) {
+		return <-pending.done // the reply came just now
+	}
+	c.errands.add(func() { _ = c.send(0, &wire.Cancel{Request: uint64(q)}) })
+	return fmt.Errorf("poolbridge %s: %w", r.Op(), context.Cause(ctx))
+}
+
+func (c *Client) register(pending *call) (uint32, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.calls == nil:
+		return 0, c.err
+	case c.closing:
+		return 0, errClientClosed
+	}
+	for {
+		c.lastQ++
+		if _, taken := c.calls[c.lastQ]; c.lastQ != 0 && !taken {
+			c.calls[c.lastQ] = pending
+			c.busy++
+			return c.lastQ, nil
+		}
+	}
+}
+
+// forget ends the wait for a reply; nil if nothing waits for it.
+func (c *Client) forget(q uint32) *call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	pending := c.calls[q]
+	if pending != nil {
+		delete(c.calls, q)
+		c.idle()
+	}
+	return pending
+}
+
+// abandon says that nobody waits for a reply any more, unless it came.
+func (c *Client) abandon(q uint32) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	pending := c.calls[q]
+	if pending == nil || pending.abandoned {
+		return false
+	}
+	pending.abandoned = true
+	return true
+}
+
+// abandonAll makes every call fail and cancels it.
+func (c *Client) abandonAll(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for q, pending := range c.calls {
+		if !pending.abandoned {
+			pending.abandoned = true
+			pending.done <- err
+			c.errands.add(func() { _ = c.send(0, &wire.Cancel{Request: uint64(q)}) })
+		}
+	}
+}
+
+// answered hands a reply, or the failure to read it, to who waits for it.
+func (c *Client) answered(pending *call, fds *seqpacket.FDs, err error) error {
+	failure, failed := errors.AsType[*wire.Error](err)
+	if failed {
+		err = remoteError(pending.op, failure)
+	}
+	if err == nil && pending.files != nil {
+		pending.files(fds)
+	}
+	switch {
+	case !pending.abandoned: // which cannot change: it was forgotten
+		pending.done <- err
+	case err == nil && pending.undo != nil:
+		c.errands.add(pending.undo)
+	}
+	if failed {
+		return nil
+	}
+	return err
+}
+
+var packets = sync.Pool{New: func() any { return new([]byte) }}
+
+// send sends a request. It must not be called by the goroutine that receives.
+func (c *Client) send(q uint32, r wire.Request) error {
+	buf := packets.Get().(*[]byte)
+	defer packets.Put(buf)
+	packet, err := wire.AppendRequest((*buf)[:0], q, r)
+	if err != nil {
+		return situation(ErrInvalid, "%v", err)
+	}
+	*buf = packet
+	err = c.conn.Send(packet, nil)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, seqpacket.ErrPeerClosed), errors.Is(err, os.ErrClosed):
+		<-c.done // what the service said last tells why
+		return c.err
+	}
+	return fmt.Errorf("%w: %w", ErrDisconnected, err)
+}

@@ -1,0 +1,39 @@
+package bridge
+
+import "sync"
+
+// errands are what a client does unasked: they are run one after another, away from the goroutine that receives, which
+// must never wait to send. The service may be waiting for it.
+type errands struct {
+	mu   sync.Mutex
+	todo []func()
+	wake chan struct{} // has room for one
+}
+
+func (e *errands) add(f func()) {
+	e.mu.Lock()
+	e.todo = append(e.todo, f)
+	e.mu.Unlock()
+	select {
+	case e.wake <- struct{}{}:
+	default: // it is awake
+	}
+}
+
+// run runs errands until done is closed, and then those that are left.
+func (e *errands) run(done <-chan struct{}) {
+	for last := false; !last; {
+		select {
+		case <-e.wake:
+		case <-done:
+			last = true
+		}
+		e.mu.Lock()
+		todo := e.todo
+		e.todo = nil
+		e.mu.Unlock()
+		for _, f := range todo {
+			f()
+		}
+	}
+}

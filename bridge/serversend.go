@@ -1,0 +1,144 @@
+package bridge
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// This file is how the server talks to a client. What is sent at a time is one packet; a client that does not take it
+// within the limit is cut off, so that nobody waits for it longer.
+
+// notify takes what the service has to say to this session. It must not block: the service's locks are held.
+func (c *serverConn) notify(n mempool.Notice) {
+	select {
+	case c.notices <- n:
+	default: // the client reads nothing: only its end frees what it was asked for
+		c.cancel(fmt.Errorf("%d notices wait for a client that reads none", cap(c.notices)))
+	}
+}
+
+func (c *serverConn) sendNotices() {
+	defer c.work.Done()
+	for {
+		select {
+		case n := <-c.notices:
+			if r, ok := n.(mempool.Recall); ok {
+				for part := range slices.Chunk(r.Blocks, wire.MaxElements) {
+					_ = c.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, &wire.Recall{Blocks: part}) })
+				}
+			}
+		case <-c.ctx.Done():
+			return
+		}
+	}
+}
+
+// goodbye says why the connection is about to be closed, if the client takes it at once.
+func (c *serverConn) goodbye(reason string) {
+	c.sending.Lock()
+	defer c.sending.Unlock()
+	c.conn.SetWriteDeadline(time.Time{}) // the session's end set one
+	farewell(c.conn, reason)
+}
+
+func farewell(conn *seqpacket.Conn, reason string) {
+	if packet, err := wire.AppendNotice(nil, &wire.Goodbye{Reason: reason}); err == nil {
+		_ = conn.TrySend(packet, nil) // it need not arrive
+	}
+}
+
+// reply answers request q, if it wanted an answer; files go along.
+func (c *serverConn) reply(q uint32, r wire.Reply, files []*os.File) {
+	if q == 0 {
+		return
+	}
+	err := c.send(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, r) })
+	if err != nil {
+		c.fail(q, err)
+	}
+}
+
+// replyLease answers with a lease. The first one on a block carries the export, and no other may pass it on the way.
+func (c *serverConn) replyLease(q uint32, l *mempool.Lease, err error) {
+	if err != nil {
+		c.fail(q, err)
+		return
+	}
+	c.sending.Lock()
+	x, first, err := l.Export()
+	if err == nil {
+		out := wireLease(l.Info())
+		var files []*os.File
+		if first {
+			out.Export, files = wireExport(x)
+		}
+		err = c.transmit(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, &wire.LeaseReply{Lease: out}) })
+	}
+	c.sending.Unlock()
+	if err != nil {
+		c.fail(q, errors.Join(err, l.Release(false)))
+	}
+}
+
+// fail answers request q with an error; to a client that wants no answers it says nothing, unless the session ends.
+func (c *serverConn) fail(q uint32, err error) {
+	e := wireError(err)
+	if e.Code == wire.CodeInternal {
+		c.server.config.Log.Error("a request failed", "error", err)
+	}
+	if q != 0 {
+		_ = c.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendError(dst, q, e) })
+	} else if e.Code == wire.CodeProtocol || c.session == nil {
+		c.goodbye(e.Error())
+	}
+}
+
+func (c *serverConn) send(files []*os.File, appendTo func([]byte) ([]byte, error)) error {
+	c.sending.Lock()
+	defer c.sending.Unlock()
+	return c.transmit(files, appendTo)
+}
+
+// transmit sends one packet. Its errors are of the packet and of the files: a connection that fails ends the session.
+// c.sending is held.
+func (c *serverConn) transmit(files []*os.File, appendTo func([]byte) ([]byte, error)) error {
+	packet, err := appendTo(c.out[:0])
+	if err != nil {
+		return situation(ErrLimit, "the answer does not fit into a packet: %v", err)
+	}
+	c.out = packet
+	err = withFDs(files, nil, func(fds []int) error {
+		if err := c.put(packet, fds); err != nil {
+			c.cancel(fmt.Errorf("sending failed: %w", err))
+		}
+		return nil
+	})
+	if err != nil {
+		return situation(ErrClosed, "it is being given back to the system: %v", err)
+	}
+	return nil
+}
+
+// put waits, if it must, no longer than the session lasts and the limit allows.
+func (c *serverConn) put(packet []byte, fds []int) error {
+	err := c.conn.TrySend(packet, fds)
+	if !errors.Is(err, seqpacket.ErrWouldBlock) {
+		return err
+	}
+	c.conn.SetWriteDeadline(time.Now().Add(c.server.limits.send))
+	if c.ctx.Err() != nil {
+		return err
+	}
+	err = c.conn.Send(packet, fds)
+	if c.ctx.Err() == nil {
+		c.conn.SetWriteDeadline(time.Time{}) // or it would fail packets that need not wait
+	}
+	return err
+}
