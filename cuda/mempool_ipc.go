@@ -59,9 +59,9 @@ func (p *MemPool) ExportPtr(ptr DevicePtr) (PtrExportData, error) {
 // ImportMemPool imports a pool of another process. The descriptor stays the
 // caller's and is not needed afterwards.
 //
-// Importing one pool twice gives two MemPools with one handle. What an imported
-// pool cannot do, with ErrInvalidValue: allocate, export, trim and tell its
-// attributes.
+// Importing one pool twice gives two MemPools with one handle, each of which has
+// to be closed. What an imported pool cannot do, with ErrInvalidValue: allocate,
+// export, trim and tell its attributes.
 //
 // Errors: ErrUnknown for a descriptor of something else.
 func (c *Context) ImportMemPool(fd int) (*MemPool, error) {

@@ -53,15 +53,24 @@ func TestTheDescriptorIsNotNeededAfterTheImport(t *testing.T) {
 func TestAPoolImportedTwiceIsOneHandleThatIsDestroyedTwice(t *testing.T) {
 	needPools(t)
 	owner, user := start(t, setting{}), start(t, setting{})
-	b := owner.shared(mib, 0x42)
+	b, other := owner.shared(mib, 0x42), owner.shared(mib, 0)
 	first := user.must(call{Op: "import pool"}, b.fd)
 	second := user.must(call{Op: "import pool"}, b.fd)
 	require.Equal(t, first.Value, second.Value, "the same CUmemoryPool")
+	ptr := user.must(call{Op: "import pointer", ID: first.ID, Data: b.data}).Ptr
+	user.must(call{Op: "free", ID: first.ID, Ptr: ptr})
 	user.must(call{Op: "close", ID: first.ID})
-	ptr := user.must(call{Op: "import pointer", ID: second.ID, Data: b.data}).Ptr
-	assert.True(t, user.is(ptr, b.size, 0x42), "the second import goes on")
+
+	// Were it gone now, the next pool could get its place, and using it would
+	// end the process.
+	require.NotEqual(t, second.Value, user.must(call{Op: "import pool"}, other.fd).Value)
+	third := user.must(call{Op: "import pool"}, b.fd)
+	require.Equal(t, second.Value, third.Value, "it is still the same CUmemoryPool")
+	ptr = user.must(call{Op: "import pointer", ID: second.ID, Data: b.data}).Ptr
+	assert.True(t, user.is(ptr, b.size, 0x42))
 	user.must(call{Op: "free", ID: second.ID, Ptr: ptr})
 	user.must(call{Op: "close", ID: second.ID})
+	user.must(call{Op: "close", ID: third.ID})
 }
 
 func TestAnImportedPoolIsNotDestroyedWhileAPointerIsMapped(t *testing.T) {
