@@ -58,7 +58,7 @@ CUresult backing_create(enum memory_kind kind, int device, bool host, uint64_t c
     char name[64];
     snprintf(name, sizeof name, "simcuda:%s:%s%d", config.machine, host ? "host" : "gpu",
              host ? 0 : config.ordinal[device]);
-    uint64_t header_size = kind == MEMORY_POOL ? 4 * MIB : 4096;
+    uint64_t header_size = kind == MEMORY_POOL ? MIB : 4096;
     int made = memfd_create(name, MFD_CLOEXEC);
     if (made < 0) return CUDA_ERROR_OPERATING_SYSTEM;
     int fd = keep(made);
@@ -97,7 +97,8 @@ CUresult backing_import(int given, enum memory_kind kind, struct backing **out) 
     struct stat st;
     if (fstat(given, &st) != 0 || !S_ISREG(st.st_mode)) return CUDA_ERROR_UNKNOWN;
     if (pread(given, &h, sizeof h, 0) != sizeof h) return CUDA_ERROR_UNKNOWN;
-    if (memcmp(h.magic, magic, sizeof magic) != 0 || h.version != VERSION || h.kind != kind) return CUDA_ERROR_UNKNOWN;
+    if (memcmp(h.magic, magic, sizeof magic) != 0 || h.version != VERSION) return CUDA_ERROR_UNKNOWN;
+    if (h.kind != kind) return CUDA_ERROR_NOT_SUPPORTED;
     if ((uint64_t)st.st_size != h.header_size + h.capacity) return CUDA_ERROR_UNKNOWN;
     int device = h.device < 0 ? -1 : visible(h.device);
     if (h.device >= 0 && device < 0) return CUDA_ERROR_INVALID_DEVICE;

@@ -43,6 +43,8 @@ struct context *ctx_primary(int device) {
 
 struct context *ctx_current(void) { return depth && stack[depth - 1]->alive ? stack[depth - 1] : NULL; }
 
+struct context *ctx_top(void) { return depth ? stack[depth - 1] : NULL; }
+
 CUresult ctx_need(struct context **out) {
     *out = NULL;
     if (!depth) return CUDA_ERROR_INVALID_CONTEXT;
@@ -59,22 +61,36 @@ CUresult ctx_need(struct context **out) {
     return CUDA_SUCCESS;
 }
 
+// Measured: an error that sticks ends the device for the whole process; a reset does not bring it back.
+static CUresult ruined[MAX_DEVICES];
+
 void ctx_fail(struct context *ctx, CUresult error) {
     if (ctx->error == CUDA_SUCCESS) ctx->error = error;
+    if (ruined[ctx->device] == CUDA_SUCCESS) ruined[ctx->device] = error;
     pthread_cond_broadcast(&sim_progress);
 }
 
 void ctx_wait_idle(struct context *ctx) {
-    for (struct stream *s = ctx->first; s;) {
+    int n = 0;
+    for (struct stream *s = ctx->first; s; s = s->next) n++;
+    struct dependency *all = calloc((size_t)n + 1, sizeof *all);
+    if (!all) abort();
+    n = 0;
+    for (struct stream *s = ctx->first; s; s = s->next, n++) {
+        all[n] = (struct dependency){s, s->queued};
         stream_ref(s);
-        stream_wait(s, s->queued);
-        struct stream *next = s->next;
-        stream_unref(s);
-        s = next;
     }
+    // The list of streams may change while this waits.
+    for (int i = 0; i < n; i++) {
+        stream_wait(all[i].stream, all[i].seq);
+        stream_unref(all[i].stream);
+    }
+    free(all);
 }
 
+// Waits for the work of the context first, as the driver does.
 void ctx_destroy(struct context *ctx) {
+    ctx_wait_idle(ctx);
     ctx->alive = false;
     while (ctx->first) {
         // Work that can never end (a wait for a word that nobody writes) ends with its context.
@@ -89,6 +105,7 @@ void ctx_destroy(struct context *ctx) {
 static CUresult retain(int device, struct context **out) {
     CUresult lost = faults_device(device);
     if (lost != CUDA_SUCCESS) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    if (ruined[device] != CUDA_SUCCESS) return ruined[device];
     struct context *ctx = ctx_primary(device);
     if (!ctx->alive) ctx_start(ctx);
     ctx->refs++;
@@ -126,12 +143,9 @@ SIM_API CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) {
     if (bad_device(dev)) return CUDA_ERROR_INVALID_DEVICE;
     LOCK();
     struct context *ctx = ctx_primary(dev);
-    if (ctx->alive) {
-        unsigned refs = ctx->refs;
-        ctx_destroy(ctx);
-        ctx->refs = refs;
-        if (refs) ctx_start(ctx); // those who retained it still hold a context, and it works
-    }
+    // Measured: those who retained it hold a destroyed context until somebody retains it anew.
+    if (ctx->alive) ctx_destroy(ctx);
+    ctx->refs = 0;
     UNLOCK();
     return CUDA_SUCCESS;
 }
@@ -167,6 +181,7 @@ static CUresult create(CUcontext *out, unsigned int flags, CUdevice dev) {
     if (!out || flags > 0xFF) return CUDA_ERROR_INVALID_VALUE;
     if (bad_device(dev)) return CUDA_ERROR_INVALID_DEVICE;
     if (faults_device(dev) != CUDA_SUCCESS) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    if (ruined[dev] != CUDA_SUCCESS) return ruined[dev];
     LOCK();
     struct context *ctx = ctx_new(dev, false, flags);
     if (ctx) ctx_start(ctx);
@@ -209,7 +224,9 @@ SIM_API CUresult cuCtxDestroy_v2(CUcontext handle) {
 static CUresult alive_from(CUcontext handle, struct context **out) {
     LOCK();
     *out = ctx_from(handle);
-    CUresult r = !*out ? CUDA_ERROR_INVALID_CONTEXT : (*out)->alive ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    // Measured: a primary context that is destroyed can be made current; what is called then says so.
+    CUresult r = !*out ? CUDA_ERROR_INVALID_CONTEXT
+        : (*out)->alive || (*out)->primary ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
     UNLOCK();
     return r;
 }

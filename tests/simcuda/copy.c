@@ -41,7 +41,7 @@ static CUresult submit(struct stream *s, uint64_t dst, uint64_t src, uint64_t si
     bool from_device = direction == DEVICE_TO_HOST || direction == DEVICE_TO_DEVICE;
     CUresult r = look_at(dst, size, ACCESS_WRITE, to_device, s->ctx->device, call, &c.dst);
     if (r == CUDA_SUCCESS) r = look_at(src, size, ACCESS_READ, from_device, s->ctx->device, call, &c.src);
-    if (r != CUDA_SUCCESS || !size) return r;
+    if (r != CUDA_SUCCESS) return r;
     if (c.src.host && !wait) {
         c.staged = malloc(size);
         if (!c.staged) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -65,7 +65,8 @@ static CUresult run(CUstream stream, uint64_t dst, uint64_t src, uint64_t size, 
     LOCK();
     struct stream *s;
     CUresult r = stream_get(stream, &s);
-    if (r == CUDA_SUCCESS) r = submit(s, dst, src, size, direction, call, wait);
+    if (r == CUDA_SUCCESS && size && (!dst || !src)) r = CUDA_ERROR_INVALID_VALUE;
+    if (r == CUDA_SUCCESS && size) r = submit(s, dst, src, size, direction, call, wait);
     UNLOCK();
     return r;
 }

@@ -30,10 +30,12 @@ SIM_API CUresult cuCtxSynchronize_v2(CUcontext handle) {
 }
 
 SIM_API CUresult cuCtxGetDevice(CUdevice *dev) {
-    ENTER(cuCtxGetDevice, NEED_CTX);
+    ENTER(cuCtxGetDevice, NEED_INIT);
     if (!dev) return CUDA_ERROR_INVALID_VALUE;
-    *dev = ctx_current()->device;
-    return CUDA_SUCCESS;
+    struct context *ctx = ctx_top(); // also of a context that is destroyed
+    if (!ctx) misuse_missing_context(FN_cuCtxGetDevice);
+    if (ctx) *dev = ctx->device;
+    return ctx ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 SIM_API CUresult cuCtxGetDevice_v2(CUdevice *dev, CUcontext handle) {

@@ -41,17 +41,19 @@ SIM_API CUresult cuEventDestroy_v2(CUevent handle) {
     ENTER(cuEventDestroy, NEED_INIT);
     LOCK();
     struct event *e = handle_get(KIND_EVENT, handle);
+    CUresult error = CUDA_ERROR_INVALID_HANDLE;
     if (e) {
         handle_drop(handle);
         fence_unref(e->last);
         shared_event_close(e);
         counts_live(LIVE_EVENT, -1);
+        error = e->ctx->error;
         free(e);
     } else {
         misuse_report("stale-handle", "cuEventDestroy of %p, which is no event (any more)", (void *)handle);
     }
     UNLOCK();
-    return e ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    return error; // of a context that failed: its error, and the event is gone all the same
 }
 
 struct recording { struct fence *fence; struct shared_event *shared; uint32_t count; };
@@ -83,7 +85,7 @@ static CUresult record_in(CUevent handle, CUstream stream) {
     struct stream *s;
     CUresult r = event_get(handle, &e);
     if (r == CUDA_SUCCESS) r = stream_get(stream, &s);
-    if (r == CUDA_SUCCESS && s->ctx->device != e->ctx->device) r = CUDA_ERROR_INVALID_HANDLE;
+    if (r == CUDA_SUCCESS && s->ctx != e->ctx) r = CUDA_ERROR_INVALID_HANDLE;
     if (r == CUDA_SUCCESS) {
         struct fence *f = calloc(1, sizeof *f);
         struct op *op = op_new(sizeof(struct recording), record);

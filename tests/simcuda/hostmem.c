@@ -82,7 +82,8 @@ SIM_API CUresult cuMemHostRegister_v2(void *p, size_t size, unsigned int flags) 
     if (may == 0 || (may == 1 && !read_only)) return CUDA_ERROR_INVALID_VALUE;
     LOCK();
     CUresult r = CUDA_SUCCESS;
-    if (range_overlap(start, size)) r = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    struct range *there = range_overlap(start, size);
+    if (there) r = there->kind == RANGE_HOST_REGISTERED ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : CUDA_ERROR_INVALID_VALUE;
     if (r == CUDA_SUCCESS) {
         struct range g = {
             .start = start, .size = size, .kind = RANGE_HOST_REGISTERED, .memory = p, .device = -1,
@@ -100,7 +101,12 @@ SIM_API CUresult cuMemHostUnregister(void *p) {
     ENTER(cuMemHostUnregister, NEED_CTX);
     LOCK();
     struct range *g = range_find((uint64_t)p);
-    CUresult r = CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    CUresult r = g ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    if (g && g->start == (uint64_t)p && g->kind == RANGE_HOST_REGISTERED) {
+        // Measured: this waits for the work of the context, also in streams that do not block.
+        ctx_wait_idle(g->ctx && g->ctx->alive ? g->ctx : ctx_current());
+        g = range_find((uint64_t)p);
+    }
     if (g && g->start == (uint64_t)p && g->kind == RANGE_HOST_REGISTERED) {
         r = CUDA_SUCCESS;
         range_remove(g);
@@ -127,7 +133,7 @@ SIM_API CUresult cuMemHostGetFlags(unsigned int *out, void *p) {
     if (!out) return CUDA_ERROR_INVALID_VALUE;
     LOCK();
     struct range *g = range_find((uint64_t)p);
-    bool ours = g && g->kind == RANGE_HOST_ALLOC;
+    bool ours = g && (g->kind == RANGE_HOST_ALLOC || g->kind == RANGE_HOST_REGISTERED);
     if (ours) *out = g->flags | 2; // with unified addressing, all of it is mapped
     UNLOCK();
     return ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

@@ -20,7 +20,7 @@
 static const char magic[8] = "simevent";
 static const char prefix[] = "simcuda-event-";
 
-struct handle_bytes { char magic[8]; char name[56]; };
+struct handle_bytes { char magic[8]; int64_t pid; char name[48]; };
 _Static_assert(sizeof(struct handle_bytes) == sizeof(CUipcEventHandle), "event handle");
 
 // Everyone who uses the file holds a shared lock on it, so a file that can be locked alone was left by a process
@@ -65,7 +65,8 @@ CUresult shared_event_create(struct event *e) {
 // The mapping stays: operations that are queued may still refer to it, and it is one page.
 void shared_event_close(struct event *e) {
     if (!e->shared) return;
-    if (!e->opened) unlink(e->name);
+    // Measured: while anybody has it open, it can be opened, whoever made it and whether he destroyed it.
+    if (flock(e->fd, LOCK_EX | LOCK_NB) == 0) unlink(e->name);
     close(e->fd);
     e->shared = NULL;
 }
@@ -101,11 +102,12 @@ SIM_API CUresult cuIpcGetEventHandle(CUipcEventHandle *out, CUevent handle) {
     struct event *e = handle_get(KIND_EVENT, handle);
     CUresult r = CUDA_SUCCESS;
     if (!e) r = CUDA_ERROR_INVALID_HANDLE;
-    else if (!(e->flags & CU_EVENT_INTERPROCESS)) r = CUDA_ERROR_INVALID_HANDLE;
+    else if (!(e->flags & CU_EVENT_INTERPROCESS) || e->opened) r = CUDA_ERROR_INVALID_HANDLE;
     else if (!e->shared) r = shared_event_create(e);
     if (r == CUDA_SUCCESS) {
         struct handle_bytes bytes = {0};
         memcpy(bytes.magic, magic, sizeof magic);
+        bytes.pid = getpid();
         snprintf(bytes.name, sizeof bytes.name, "%s", e->name + strlen("/dev/shm/"));
         memcpy(out, &bytes, sizeof bytes);
     }
@@ -120,8 +122,9 @@ SIM_API CUresult cuIpcOpenEventHandle(CUevent *out, CUipcEventHandle handle) {
     memcpy(&bytes, &handle, sizeof bytes);
     bool named = bytes.name[sizeof bytes.name - 1] == 0 && strncmp(bytes.name, prefix, strlen(prefix)) == 0;
     if (memcmp(bytes.magic, magic, sizeof magic) != 0 || !named || strchr(bytes.name, '/')) {
-        return CUDA_ERROR_INVALID_VALUE;
+        return CUDA_ERROR_MAP_FAILED;
     }
+    if (bytes.pid == getpid()) return CUDA_ERROR_INVALID_CONTEXT; // not in the process that made it
     char path[96];
     snprintf(path, sizeof path, "/dev/shm/%s", bytes.name);
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);

@@ -10,9 +10,9 @@
 
 struct handle_bytes {
     char magic[8];
-    uint64_t cookie, size;
+    uint64_t cookie, offset, size, block_size;
     int32_t pid, fd;
-    uint64_t zero[4];
+    uint64_t zero[2];
 };
 _Static_assert(sizeof(struct handle_bytes) == sizeof(CUipcMemHandle), "memory handle");
 static const char magic[8] = "simipcm";
@@ -25,8 +25,8 @@ SIM_API CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
     CUresult r = g && g->kind == RANGE_LINEAR ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     if (r == CUDA_SUCCESS) {
         struct slab *slab = g->owner;
-        struct handle_bytes b = {.cookie = slab->backing->header->cookie, .size = slab->size, .pid = getpid(),
-                                 .fd = slab->backing->fd};
+        struct handle_bytes b = {.cookie = slab->backing->header->cookie, .offset = g->offset, .size = g->size,
+                                 .block_size = slab->size, .pid = getpid(), .fd = slab->backing->fd};
         memcpy(b.magic, magic, sizeof magic);
         memcpy(out, &b, sizeof b);
     } else {
@@ -36,15 +36,16 @@ SIM_API CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
     return r;
 }
 
-static struct range *opened(uint64_t cookie, struct context *ctx) {
+static struct range *opened(const struct handle_bytes *b, struct context *ctx) {
     for (struct range *g = range_first(); g; g = range_next(g)) {
-        if (g->kind == RANGE_IPC && g->ctx == ctx && g->backing->header->cookie == cookie) return g;
+        bool same = g->kind == RANGE_IPC && g->ctx == ctx && g->backing->header->cookie == b->cookie;
+        if (same && g->offset == b->offset && g->size == b->size) return g;
     }
     return NULL;
 }
 
 static CUresult open_block(const struct handle_bytes *b, struct context *ctx, CUdeviceptr *out) {
-    struct range *known = opened(b->cookie, ctx);
+    struct range *known = opened(b, ctx);
     if (known) {
         known->opens++;
         *out = known->start;
@@ -58,34 +59,36 @@ static CUresult open_block(const struct handle_bytes *b, struct context *ctx, CU
     CUresult r = backing_import(fd, MEMORY_LINEAR, &backing);
     close(fd);
     if (r != CUDA_SUCCESS) return CUDA_ERROR_INVALID_HANDLE;
-    if (backing->header->cookie != b->cookie || backing->capacity != b->size) {
+    if (backing->header->cookie != b->cookie || backing->capacity != b->block_size ||
+        b->offset > b->block_size || b->size > b->block_size - b->offset) {
         backing_unref(backing);
         return CUDA_ERROR_INVALID_HANDLE;
     }
-    uint64_t va = va_reserve(b->size, 2 * MIB, 0);
-    if (!va || !va_expose(va, backing, 0, b->size)) {
+    uint64_t va = va_reserve(b->block_size, 2 * MIB, 0);
+    if (!va || !va_expose(va, backing, 0, b->block_size)) {
         backing_unref(backing);
         return CUDA_ERROR_MAP_FAILED;
     }
     uint32_t every = (1u << config.devices) - 1;
     struct range g = {
-        .start = va, .size = b->size, .kind = RANGE_IPC, .backing = backing, .memory = backing->data,
-        .device = backing->device, .readable = every, .writable = every, .ctx = ctx, .block_size = b->size, .opens = 1,
+        .start = va + b->offset, .size = b->size, .kind = RANGE_IPC, .backing = backing, .offset = b->offset,
+        .memory = backing->data + b->offset, .device = backing->device, .readable = every, .writable = every,
+        .ctx = ctx, .block_size = b->block_size, .opens = 1,
     };
     range_add(&g);
     importer_add(backing->header->importer);
     counts_live(LIVE_IPC, 1);
-    *out = va;
+    *out = g.start;
     return CUDA_SUCCESS;
 }
 
 SIM_API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, unsigned int flags) {
     ENTER(cuIpcOpenMemHandle, NEED_CTX);
-    if (!out || flags > 1) return CUDA_ERROR_INVALID_VALUE;
-    static const uint64_t zero[4];
+    if (!out || flags != 1) return CUDA_ERROR_INVALID_VALUE; // measured: without the lazy flag, never
+    static const uint64_t zero[2];
     struct handle_bytes b;
     memcpy(&b, &handle, sizeof b);
-    if (memcmp(b.magic, magic, sizeof magic) != 0 || memcmp(b.zero, zero, sizeof zero) != 0) {
+    if (memcmp(b.magic, magic, sizeof magic) != 0 || memcmp(b.zero, zero, sizeof zero) != 0 || !b.size) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     if (b.pid == getpid()) return CUDA_ERROR_INVALID_CONTEXT; // not in the process that exported it
@@ -100,7 +103,7 @@ SIM_API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, 
 
 void ipc_close(struct range *g) {
     struct backing *backing = g->backing;
-    uint64_t va = g->start, size = g->size;
+    uint64_t va = g->start - g->offset, size = g->block_size;
     importer_remove(backing->header->importer);
     range_remove(g);
     va_release(va, size);

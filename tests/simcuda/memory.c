@@ -99,6 +99,25 @@ static void release(struct range *g) {
     if (--slab->used == 0) slab_drop(slab);
 }
 
+struct freeing { uint64_t start, serial; };
+
+static void nothing(struct stream *s, struct op *op) { (void)s, (void)op; }
+
+static void free_over(struct op *op) {
+    struct freeing *f = (struct freeing *)op->body;
+    struct range *g = range_find(f->start);
+    if (g && g->serial == f->serial) release(g);
+}
+
+void linear_free_async(struct range *g, struct stream *s) {
+    struct op *op = op_new(sizeof(struct freeing), nothing);
+    *(struct freeing *)op->body = (struct freeing){g->start, g->serial};
+    op->drop = free_over;
+    misuse_freed(g->start, g->size);
+    g->freed = true;
+    stream_submit(s, op);
+}
+
 void linear_free_context(struct context *ctx) {
     for (struct range *g = range_first(), *next; g; g = next) {
         next = range_next(g);
@@ -108,21 +127,20 @@ void linear_free_context(struct context *ctx) {
 }
 
 SIM_API CUresult cuMemFree_v2(CUdeviceptr address) {
-    ENTER(cuMemFree, NEED_CTX);
+    ENTER(cuMemFree, address ? NEED_CTX : NEED_INIT);
     if (!address) return CUDA_SUCCESS;
     LOCK();
     CUresult r = CUDA_ERROR_INVALID_VALUE;
     struct range *g = range_find(address);
     bool whole = g && g->start == address && !g->freed;
-    if (whole && (g->kind == RANGE_LINEAR || g->kind == RANGE_POOL)) {
-        // The driver waits for the work of the context before it takes memory away.
-        ctx_wait_idle(g->ctx && g->ctx->alive ? g->ctx : ctx_current());
+    if (whole && g->kind == RANGE_POOL) {
+        r = pool_free_pointer(g, NULL); // measured: without waiting for anything
+    } else if (whole && g->kind == RANGE_LINEAR) {
+        // Measured: the driver waits for the work of the context before it takes plain memory away.
+        ctx_wait_idle(g->ctx);
         g = range_find(address);
-        if (g && g->start == address && !g->freed) {
-            r = CUDA_SUCCESS;
-            if (g->kind == RANGE_LINEAR) release(g);
-            else r = pool_free_pointer(g, NULL);
-        }
+        r = g && g->start == address && g->kind == RANGE_LINEAR ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        if (r == CUDA_SUCCESS) release(g);
     }
     if (r != CUDA_SUCCESS) misuse_address("cuMemFree", address);
     UNLOCK();

@@ -29,16 +29,17 @@ static struct pool *pool_over(struct backing *b) {
 
 CUresult pool_make(const CUmemPoolProps *props, struct pool **out) {
     bool host = props->location.type != CU_MEM_LOCATION_TYPE_DEVICE;
-    uint64_t limit = props->maxSize ? props->maxSize : config.memory;
+    uint64_t limit = props->maxSize && props->maxSize < config.memory ? props->maxSize : config.memory;
     uint64_t capacity = (limit + CHUNK - 1) / CHUNK * CHUNK;
     struct backing *b;
     CUresult r = backing_create(MEMORY_POOL, host ? -1 : props->location.id, host, capacity, &b);
     if (r != CUDA_SUCCESS) return r;
     struct pool *p = pool_over(b);
-    p->limit = limit;
     p->alloc_type = props->allocType;
     p->handle_types = props->handleTypes;
     p->location = props->location;
+    static uint64_t made;
+    b->header->number = ++made;
     b->header->location_type = props->location.type;
     b->header->location_id = props->location.id;
     b->header->handle_types = props->handleTypes;
@@ -85,7 +86,8 @@ struct pool *pool_default(int device) {
 }
 
 static CUresult check_props(const CUmemPoolProps *props) {
-    if (props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_NOT_SUPPORTED;
+    if (props->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED) return CUDA_ERROR_NOT_SUPPORTED;
+    if (props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
     if (props->handleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
     switch (props->location.type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
@@ -95,7 +97,7 @@ static CUresult check_props(const CUmemPoolProps *props) {
         return props->location.id == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; // the machine has one NUMA node
     case CU_MEM_LOCATION_TYPE_HOST:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
-        return props->handleTypes ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+        return props->handleTypes ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
     default: return CUDA_ERROR_INVALID_VALUE;
     }
 }
@@ -130,6 +132,10 @@ SIM_API CUresult cuMemPoolDestroy(CUmemoryPool handle) {
             misuse_report("wrong-order", "cuMemPoolDestroy of %s pool with %d pointer(s) not freed",
                           p->imported ? "an imported" : "a", p->pointers);
         }
+        // Measured: refused while one of its pointers is mapped, and the pool works on.
+        if (p->imported && p->pointers) r = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (r == CUDA_SUCCESS) {
         for (int i = 0; i < config.devices; i++) {
             if (current[i] == p) current[i] = defaults[i];
         }
@@ -220,6 +226,7 @@ SIM_API CUresult cuMemPoolGetAttribute(CUmemoryPool handle, int attribute, void 
     LOCK();
     struct pool *p;
     CUresult r = pool_get(handle, &p);
+    if (r == CUDA_SUCCESS && p->imported) r = CUDA_ERROR_INVALID_VALUE; // measured, for every attribute
     if (r == CUDA_SUCCESS) {
         uint64_t *wide = value;
         switch (attribute) {
@@ -240,11 +247,11 @@ SIM_API CUresult cuMemPoolGetAttribute(CUmemoryPool handle, int attribute, void 
 
 static CUresult set_access(struct pool *p, const CUmemAccessDesc *desc) {
     int device = desc->location.id;
-    if (desc->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+    if (desc->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
     if (device < 0 || device >= config.devices) return CUDA_ERROR_INVALID_DEVICE;
     if (desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READ) return CUDA_ERROR_NOT_SUPPORTED; // measured
     if (desc->flags == CU_MEM_ACCESS_FLAGS_PROT_NONE) {
-        if (device == p->device) return CUDA_ERROR_INVALID_VALUE;
+        if (device == p->device) return CUDA_ERROR_INVALID_DEVICE;
         p->readable &= ~(1u << device);
         p->writable &= ~(1u << device);
         return CUDA_SUCCESS;

@@ -136,6 +136,34 @@ static bool alive(int32_t pid) {
     return state != 'Z' && state != 'X';
 }
 
+uint32_t claim_add(struct claim *claims, uint64_t offset, uint64_t size) {
+    for (uint32_t i = 0; i < MAX_CLAIMS; i++) {
+        int32_t none = 0;
+        if (!atomic_compare_exchange_strong(&claims[i].pid, &none, getpid())) {
+            if (!on || alive(none) || !atomic_compare_exchange_strong(&claims[i].pid, &none, getpid())) continue;
+        }
+        claims[i].offset = offset;
+        claims[i].size = size;
+        return i;
+    }
+    return MAX_CLAIMS; // no room: this one will not be missed in a report
+}
+
+void claim_remove(struct claim *claims, uint32_t index) {
+    int32_t own = getpid();
+    if (index < MAX_CLAIMS) atomic_compare_exchange_strong(&claims[index].pid, &own, 0);
+}
+
+int claim_other(struct claim *claims, uint64_t offset, uint64_t size) {
+    if (!on) return 0;
+    for (uint32_t i = 0; i < MAX_CLAIMS; i++) {
+        int32_t pid = claims[i].pid;
+        if (!pid || pid == getpid() || claims[i].offset >= offset + size) continue;
+        if (claims[i].offset + claims[i].size > offset && alive(pid)) return pid;
+    }
+    return 0;
+}
+
 int importer_other(_Atomic int32_t *importers) {
     if (!on) return 0;
     for (int i = 0; i < MAX_IMPORTERS; i++) {

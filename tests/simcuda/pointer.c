@@ -21,38 +21,66 @@ static int access_flags(const struct range *g) {
     return g->readable >> device & 1 ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_NONE;
 }
 
+struct part { uint64_t start, size; };
+
+// The range of an address: of virtual memory it is the whole reservation, and where a host pool begins is not told
+// (both measured).
+static struct part extent(const struct range *g) {
+    if (g->kind == RANGE_VMM) {
+        struct part p = {g->start, g->size};
+        reservation_of(g->start, &p.start, &p.size);
+        return p;
+    }
+    if (g->kind == RANGE_POOL && g->backing->host) return (struct part){0, g->size};
+    return (struct part){g->start, g->size};
+}
+
+// What is mapped in one piece around an address.
+static struct part mapping(const struct range *g) {
+    uint64_t piece = g->kind == RANGE_POOL ? CHUNK : g->kind == RANGE_HOST_REGISTERED ? 4096 : 2 * MIB;
+    uint64_t base = g->kind == RANGE_POOL ? g->pool->va : g->kind == RANGE_HOST_REGISTERED ? 0 : g->start;
+    if (g->kind == RANGE_VMM) return (struct part){g->start, g->size};
+    if (g->kind == RANGE_LINEAR || g->kind == RANGE_IPC) {
+        return (struct part){g->start - g->offset, g->block_size};
+    }
+    uint64_t from = base + (g->start - base) / piece * piece;
+    return (struct part){from, (g->start + g->size - from + piece - 1) / piece * piece};
+}
+
 // Writes the answer for a known address. The size of what is written is the driver's, by attribute.
 static CUresult answer(struct range *g, int attribute, CUdeviceptr address, void *out) {
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
-        if (g->kind == RANGE_POOL || g->kind == RANGE_VMM || !g->ctx) return CUDA_ERROR_INVALID_VALUE;
-        *(void **)out = g->ctx->handle;
+        *(void **)out = g->kind == RANGE_POOL || g->kind == RANGE_VMM || !g->ctx ? NULL : g->ctx->handle;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
         *(unsigned *)out = is_host(g) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
         return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)out = address; return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+        if (g->kind == RANGE_VMM && !g->readable) return CUDA_ERROR_INVALID_VALUE;
+        *(CUdeviceptr *)out = address;
+        return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
         if (!is_host(g)) return CUDA_ERROR_INVALID_VALUE;
         *(void **)out = (void *)address;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: *(int *)out = (int)(g->flags >> 31); return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(uint64_t *)out = g->id ? g->id : g->start >> 9; return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(uint64_t *)out = g->serial; return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(int *)out = 0; return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
         *(int *)out = g->device >= 0 ? g->device : g->ctx ? g->ctx->device : 0;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(int *)out = g->kind == RANGE_LINEAR; return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)out = g->start; return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)out = g->size; return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)out = extent(g).start; return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)out = extent(g).size; return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MAPPED: *(int *)out = 1; return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: *(uint64_t *)out = handle_types(g); return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE: *(int *)out = 0; return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: *(int *)out = access_flags(g); return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: *(void **)out = g->pool ? g->pool->handle : NULL; return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: *(size_t *)out = g->block_size; return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: *(void **)out = (void *)g->start; return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: *(size_t *)out = mapping(g).size; return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: *(CUdeviceptr *)out = mapping(g).start; return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: *(uint64_t *)out = g->start >> 9; return CUDA_SUCCESS;
     default: return CUDA_ERROR_INVALID_VALUE;
     }

@@ -9,7 +9,7 @@
 // A part of the pool that is allocated, or that was freed in stream order and is free once the stream gets there.
 struct span {
     struct span *next;
-    uint64_t offset, size;
+    uint64_t offset, size, asked;
     struct stream *freed_on;
     uint64_t freed_at;
 };
@@ -21,12 +21,11 @@ struct pool {
     bool imported, is_default, destroyed;
     int alloc_type, handle_types;
     CUmemLocation location;
-    uint64_t va, limit, threshold;
+    uint64_t va, threshold;
     int reuse[4];
     uint32_t readable, writable; // one bit a device
     int pointers;
     uint64_t used, used_high, reserved, reserved_high;
-    uint32_t slot;
     unsigned char *chunks; // 1: taken from the device
     struct span *spans; // by offset
 };
@@ -36,8 +35,8 @@ CUresult pool_make(const CUmemPoolProps *props, struct pool **out);
 CUresult pool_open(int fd, struct pool **out);
 struct pool *pool_default(int device);
 void pool_unref_pointer(struct pool *p); // one pointer less; a destroyed pool goes with its last
-CUresult span_take(struct pool *p, uint64_t size, uint64_t *offset, struct op **wait);
-void span_free(struct pool *p, uint64_t offset, uint64_t size, struct stream *s, uint64_t seq);
+CUresult span_take(struct pool *p, uint64_t size, uint64_t asked, uint64_t *offset, struct op **wait);
+void span_free(struct pool *p, uint64_t offset, struct stream *s, uint64_t seq);
 void span_settle(struct pool *p, struct stream *s, uint64_t seq); // the stream got there
 void pool_trim(struct pool *p, uint64_t keep);
 

@@ -7,32 +7,16 @@ enum { GRAIN = 512 };
 
 static void nothing(struct stream *s, struct op *op) { (void)s, (void)op; }
 
-// The entry of the shared table that names the allocation to importers.
-static CUresult publish(struct pool *p, struct range *r) {
-    struct shared_header *h = p->backing->header;
-    for (uint32_t tried = 0; tried < POOL_BLOCKS - 1; tried++) {
-        uint32_t slot = p->slot++ % (POOL_BLOCKS - 1);
-        struct shared_block *b = &h->blocks[slot];
-        if (b->id) continue;
-        // The counter makes the next handle for the same place a different one, and can be guessed, as the real one.
-        static uint64_t counter;
-        b->offset = r->offset;
-        b->size = r->size;
-        for (int i = 0; i < MAX_IMPORTERS; i++) b->importer[i] = 0;
-        b->id = ++counter;
-        r->slot = slot;
-        r->id = b->id;
+CUresult pool_alloc(CUdeviceptr *out, size_t size, struct pool *p, struct stream *s) {
+    if (p->imported) return CUDA_ERROR_INVALID_VALUE; // measured
+    if (!size) {
+        *out = 0; // measured: nothing is something one can have, and free
         return CUDA_SUCCESS;
     }
-    return CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-CUresult pool_alloc(CUdeviceptr *out, size_t size, struct pool *p, struct stream *s) {
-    if (!size || p->imported) return CUDA_ERROR_INVALID_VALUE; // measured for an imported pool
     uint64_t rounded = (size + GRAIN - 1) / GRAIN * GRAIN, offset;
     if (rounded < size) return CUDA_ERROR_OUT_OF_MEMORY;
     struct op *wait;
-    CUresult r = span_take(p, rounded, &offset, &wait);
+    CUresult r = span_take(p, rounded, size, &offset, &wait);
     if (r != CUDA_SUCCESS) return r;
     if (wait) {
         wait->run = nothing;
@@ -45,11 +29,6 @@ CUresult pool_alloc(CUdeviceptr *out, size_t size, struct pool *p, struct stream
         .memory = p->backing->data + offset, .device = p->device, .readable = p->readable, .writable = p->writable,
         .ctx = s->ctx, .pool = p, .block_size = rounded,
     };
-    r = publish(p, &g);
-    if (r != CUDA_SUCCESS) {
-        span_free(p, offset, rounded, NULL, 0);
-        return r;
-    }
     range_add(&g);
     p->pointers++;
     counts_live(LIVE_POINTER, 1);
@@ -70,55 +49,55 @@ SIM_API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t size, CUmemory
     return r;
 }
 
-struct freeing { uint64_t start, id; struct pool *pool; struct stream *stream; };
+struct freeing { uint64_t start, serial; struct pool *pool; struct stream *stream; };
 
 static void free_over(struct op *op) {
     struct freeing *f = (struct freeing *)op->body;
     struct range *r = range_find(f->start);
     // Unless the place was handed on already, to a stream that waits for this one.
-    if (r && r->freed && r->id == f->id && r->pool == f->pool) range_remove(r);
+    if (r && r->freed && r->serial == f->serial && r->pool == f->pool) range_remove(r);
     if (!f->pool->imported) span_settle(f->pool, f->stream, op->seq);
     pool_unref_pointer(f->pool);
     stream_unref(f->stream);
 }
 
-static void forget_block(struct range *r) {
-    struct shared_block *b = &r->backing->header->blocks[r->slot];
+static void forget(struct range *r) {
+    struct claim *claims = r->backing->header->tables->claims;
     if (r->pool->imported) {
-        importer_remove(b->importer);
+        claim_remove(claims, r->claim);
         return;
     }
-    int other = importer_other(b->importer);
+    int other = claim_other(claims, r->offset, r->size);
     if (other) {
         misuse_report("free-while-mapped", "freed %#llx (%llu bytes) while process %d has it mapped",
                       (unsigned long long)r->start, (unsigned long long)r->size, other);
     }
-    b->id = 0;
 }
 
 CUresult pool_free_pointer(struct range *r, struct stream *s) {
     struct pool *p = r->pool;
-    forget_block(r);
+    forget(r);
     counts_live(p->imported ? LIVE_POINTER_IMPORT : LIVE_POINTER, -1);
     misuse_freed(r->start, r->size);
     r->freed = true;
     if (!s) {
-        if (!p->imported) span_free(p, r->offset, r->block_size, NULL, 0);
+        if (!p->imported) span_free(p, r->offset, NULL, 0);
         range_remove(r);
         pool_unref_pointer(p);
         return CUDA_SUCCESS;
     }
     struct op *op = op_new(sizeof(struct freeing), nothing);
-    *(struct freeing *)op->body = (struct freeing){r->start, r->id, p, s};
+    *(struct freeing *)op->body = (struct freeing){r->start, r->serial, p, s};
     op->drop = free_over;
     stream_ref(s);
-    if (!p->imported) span_free(p, r->offset, r->block_size, s, s->queued + 1);
+    if (!p->imported) span_free(p, r->offset, s, s->queued + 1);
     stream_submit(s, op);
     return CUDA_SUCCESS;
 }
 
 SIM_API CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
     ENTER(cuMemFreeAsync, NEED_INIT);
+    if (!address) return CUDA_SUCCESS;
     LOCK();
     struct stream *s;
     CUresult r = stream_get(stream, &s);
@@ -126,6 +105,8 @@ SIM_API CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
         struct range *g = range_find(address);
         if (g && g->start == address && !g->freed && g->kind == RANGE_POOL) {
             r = pool_free_pointer(g, s);
+        } else if (g && g->start == address && !g->freed && g->kind == RANGE_LINEAR) {
+            linear_free_async(g, s); // measured: plain memory may be freed so, too
         } else {
             misuse_address("cuMemFreeAsync", address);
             r = CUDA_ERROR_INVALID_VALUE;

@@ -5,15 +5,14 @@
 #include <fcntl.h>
 #include <string.h>
 
-// 64 bytes that name one allocation of one pool. Nothing in them is secret: with the pool's descriptor in hand, the
-// neighbours' can be guessed, and that is how the real ones are.
+// What names a part of a pool, laid out as the driver's own was seen to be. It holds nothing secret and nothing that
+// tells one allocation from the next at the same place: whoever has the pool's descriptor can write one himself, and
+// one of freed memory goes on working.
 struct blob {
-    uint32_t magic, slot;
-    uint64_t cookie, id;
-    uint64_t zero[5];
+    uint64_t pid, pool, cookie, offset, size, chunk;
 };
-_Static_assert(sizeof(struct blob) == sizeof(CUmemPoolPtrExportData), "pointer blob");
-static const uint32_t magic = 0x50774953;
+enum { UNTOUCHED = sizeof(CUmemPoolPtrExportData) - sizeof(struct blob) };
+_Static_assert(UNTOUCHED == 16, "the driver leaves the last 16 bytes as they were");
 
 SIM_API CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, int type, unsigned long long flags) {
     ENTER(cuMemPoolExportToShareableHandle, NEED_INIT);
@@ -27,7 +26,7 @@ SIM_API CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, 
     if (!may) {
         r = CUDA_ERROR_INVALID_VALUE;
     } else {
-        int fd = fcntl(p->backing->fd, F_DUPFD_CLOEXEC, 3);
+        int fd = fcntl(p->backing->fd, F_DUPFD, 3); // measured: not closed on exec
         if (fd < 0) r = CUDA_ERROR_OPERATING_SYSTEM;
         else *(int *)out = fd;
     }
@@ -90,7 +89,9 @@ SIM_API CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *out, CUdeviceptr
     if (!g || g->freed) {
         misuse_address("cuMemPoolExportPointer", address);
     } else if (g->start == address && g->kind == RANGE_POOL && !g->pool->imported && g->pool->handle_types) {
-        struct blob b = {.magic = magic, .slot = g->slot, .cookie = g->backing->header->cookie, .id = g->id};
+        const struct shared_header *h = g->backing->header;
+        struct blob b = {(uint64_t)h->exporter, h->number, h->cookie, g->offset, g->size,
+                         h->tables->chunk_id[g->offset / CHUNK]};
         memcpy(out, &b, sizeof b);
         r = CUDA_SUCCESS;
     }
@@ -100,16 +101,17 @@ SIM_API CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *out, CUdeviceptr
 }
 
 static bool genuine(const struct blob *b, struct pool *p) {
-    static const uint64_t zero[5];
-    return b->magic == magic && b->slot < POOL_BLOCKS && b->cookie == p->backing->header->cookie && b->id != 0 &&
-        memcmp(b->zero, zero, sizeof zero) == 0 && p->backing->header->blocks[b->slot].id == b->id;
+    const struct shared_header *h = p->backing->header;
+    if (b->pid != (uint64_t)h->exporter || b->pool != h->number || b->cookie != h->cookie) return false;
+    if (!b->size || b->offset >= h->capacity || b->size > h->capacity - b->offset) return false;
+    return b->chunk && b->chunk == h->tables->chunk_id[b->offset / CHUNK];
 }
 
 static CUresult import_pointer(CUdeviceptr *out, struct pool *p, const struct blob *b) {
     if (!p->imported || !genuine(b, p)) return CUDA_ERROR_INVALID_VALUE;
-    struct shared_block *block = &p->backing->header->blocks[b->slot];
-    struct range *known = range_find(p->va + block->offset);
-    if (known && !known->freed && known->id == b->id) {
+    uint64_t start = p->va + b->offset;
+    struct range *known = range_find(start);
+    if (known && !known->freed && known->start == start && known->size == b->size) {
         // Measured: the same address again, and the first free ends it for both.
         misuse_report("double-import", "the pointer %#llx was imported again, and the first free ends both",
                       (unsigned long long)known->start);
@@ -117,22 +119,22 @@ static CUresult import_pointer(CUdeviceptr *out, struct pool *p, const struct bl
         return CUDA_SUCCESS;
     }
     // The exporter gave the place to somebody else while this process had it mapped under its old name.
-    for (struct range *old; (old = range_overlap(p->va + block->offset, block->size)) != NULL;) {
+    for (struct range *old; (old = range_overlap(start, b->size)) != NULL;) {
         if (!old->freed) {
+            claim_remove(p->backing->header->tables->claims, old->claim);
             counts_live(LIVE_POINTER_IMPORT, -1);
             p->pointers--;
         }
         range_remove(old);
     }
     struct range g = {
-        .start = p->va + block->offset, .size = block->size, .kind = RANGE_POOL, .backing = p->backing,
-        .offset = block->offset, .memory = p->backing->data + block->offset, .device = p->device,
-        .readable = p->readable, .writable = p->writable, .ctx = ctx_current(), .pool = p,
-        .block_size = block->size, .slot = b->slot, .id = b->id,
+        .start = start, .size = b->size, .kind = RANGE_POOL, .backing = p->backing, .offset = b->offset,
+        .memory = p->backing->data + b->offset, .device = p->device, .readable = p->readable,
+        .writable = p->writable, .ctx = ctx_current(), .pool = p, .block_size = b->size,
+        .claim = claim_add(p->backing->header->tables->claims, b->offset, b->size),
     };
     range_add(&g);
     p->pointers++;
-    importer_add(block->importer);
     counts_live(LIVE_POINTER_IMPORT, 1);
     *out = g.start;
     return CUDA_SUCCESS;

@@ -6,6 +6,7 @@
 
 static struct range **ranges;
 static size_t count, room;
+static uint64_t last_serial;
 
 // The first range that ends after the address.
 static size_t position(uint64_t address) {
@@ -29,6 +30,7 @@ struct range *range_add(const struct range *r) {
     struct range *copy = malloc(sizeof *copy);
     if (!copy) abort();
     *copy = *r;
+    copy->serial = ++last_serial;
     ranges[at] = copy;
     count++;
     return copy;

@@ -75,6 +75,7 @@ struct context {
     struct stream *legacy, *first; // first: list of all streams of the context
 };
 struct context *ctx_current(void); // NULL if none, or if it is destroyed
+struct context *ctx_top(void); // the current one even if it is destroyed
 CUresult ctx_need(struct context **ctx); // needs sim_mu free
 struct context *ctx_from(CUcontext handle);
 struct context *ctx_primary(int device);
@@ -85,10 +86,16 @@ void ctx_destroy(struct context *ctx); // sim_mu held
 // ---- shared memory objects: a memfd with a header, mapped here at `data` ----
 enum memory_kind { MEMORY_POOL = 1, MEMORY_LINEAR, MEMORY_PHYSICAL };
 #define MAX_IMPORTERS 6
-struct shared_block {
-    _Atomic uint64_t id; // 0: free
-    uint64_t offset, size;
-    _Atomic int32_t importer[MAX_IMPORTERS]; // pids that map it now: only for reports of misuse
+#define MAX_CLAIMS 4096
+#define MAX_CHUNKS 65536
+struct claim { // a part of a pool that a process has imported: only for reports of misuse
+    _Atomic int32_t pid; // 0: free
+    uint32_t zero;
+    _Atomic uint64_t offset, size;
+};
+struct pool_tables {
+    struct claim claims[MAX_CLAIMS];
+    _Atomic uint32_t chunk_id[MAX_CHUNKS]; // 0: not taken from the device; another one each time it is
 };
 struct shared_header {
     char magic[8];
@@ -98,10 +105,11 @@ struct shared_header {
     uint64_t header_size, capacity;
     _Atomic uint64_t reserved; // bytes that count as taken on the device
     int32_t location_type, location_id, handle_types, alloc_type;
-    _Atomic int32_t importer[MAX_IMPORTERS]; // of the whole object (VMM, linear)
-    struct shared_block blocks[];
+    uint64_t number; // of the pool in its process
+    _Atomic int32_t importer[MAX_IMPORTERS]; // pids that map the whole object (VMM, linear)
+    struct pool_tables tables[]; // of a pool: one
 };
-#define POOL_BLOCKS 65536u
+_Static_assert(sizeof(struct shared_header) + sizeof(struct pool_tables) <= MIB, "a pool's header");
 struct backing {
     int refs, fd, device; // device: visible ordinal
     bool host, readonly;
@@ -137,8 +145,9 @@ struct range {
     struct context *ctx;
     struct pool *pool;
     void *owner; // RANGE_VMM: struct physical; RANGE_LINEAR: struct slab
-    uint32_t slot;
-    uint64_t id, block_size;
+    uint64_t block_size;
+    uint32_t claim;
+    uint64_t serial; // tells ranges apart that follow each other at one address
     int opens; // RANGE_IPC
     bool freed; // freed in stream order, not gone yet
 };
@@ -195,6 +204,7 @@ void nap(unsigned *round); // a longer pause each round, for words that nobody a
 
 // ---- pools ----
 CUresult pool_free_pointer(struct range *r, struct stream *s);
+void linear_free_async(struct range *r, struct stream *s);
 void linear_free_context(struct context *ctx);
 
 // ---- faults, counts, misuse ----
@@ -223,6 +233,9 @@ void section_leave(enum section section);
 void importer_add(_Atomic int32_t *importers);
 void importer_remove(_Atomic int32_t *importers);
 int importer_other(_Atomic int32_t *importers); // pid of a living other process, or 0
+uint32_t claim_add(struct claim *claims, uint64_t offset, uint64_t size);
+void claim_remove(struct claim *claims, uint32_t index);
+int claim_other(struct claim *claims, uint64_t offset, uint64_t size); // as importer_other
 void leaks_report(void);
 
 #endif

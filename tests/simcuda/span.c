@@ -22,6 +22,7 @@ void pool_trim(struct pool *p, uint64_t keep) {
         if (!p->chunks[i] || chunk_in_use(p, i)) continue;
         backing_discard(p->backing, i * CHUNK, CHUNK);
         p->chunks[i] = 0;
+        p->backing->header->tables->chunk_id[i] = 0;
         set_reserved(p, p->reserved - CHUNK);
     }
 }
@@ -36,7 +37,12 @@ static CUresult reserve(struct pool *p, uint64_t offset, uint64_t size) {
     uint64_t bytes = missing(p, offset, size);
     if (!bytes) return CUDA_SUCCESS;
     if (p->device >= 0 && usage_of_device(p->device) + bytes > config.memory) return CUDA_ERROR_OUT_OF_MEMORY;
-    for (uint64_t i = offset / CHUNK; i <= (offset + size - 1) / CHUNK; i++) p->chunks[i] = 1;
+    static uint32_t last_id;
+    for (uint64_t i = offset / CHUNK; i <= (offset + size - 1) / CHUNK; i++) {
+        if (p->chunks[i]) continue;
+        p->chunks[i] = 1;
+        p->backing->header->tables->chunk_id[i] = ++last_id;
+    }
     set_reserved(p, p->reserved + bytes);
     return CUDA_SUCCESS;
 }
@@ -76,7 +82,7 @@ static void claim(struct pool *p, uint64_t offset, uint64_t size, struct op **wa
         if (s_end > end) {
             struct span *rest = malloc(sizeof *rest);
             if (!rest) abort();
-            *rest = (struct span){s->next, end, s_end - end, s->freed_on, s->freed_at};
+            *rest = (struct span){s->next, end, s_end - end, 0, s->freed_on, s->freed_at};
             stream_ref(s->freed_on);
             s->next = rest;
         }
@@ -89,7 +95,7 @@ static void claim(struct pool *p, uint64_t offset, uint64_t size, struct op **wa
     }
 }
 
-CUresult span_take(struct pool *p, uint64_t size, uint64_t *offset, struct op **wait) {
+CUresult span_take(struct pool *p, uint64_t size, uint64_t asked, uint64_t *offset, struct op **wait) {
     *wait = NULL;
     if (size > p->backing->capacity) return CUDA_ERROR_OUT_OF_MEMORY;
     bool found = find_gap(p, size, false, offset);
@@ -108,20 +114,20 @@ CUresult span_take(struct pool *p, uint64_t size, uint64_t *offset, struct op **
     if (!s) abort();
     s->offset = *offset;
     s->size = size;
+    s->asked = asked; // what counts as used is what was asked for (measured)
     struct span **link = &p->spans;
     while (*link && (*link)->offset < *offset) link = &(*link)->next;
     s->next = *link;
     *link = s;
-    p->used += size;
+    p->used += asked;
     if (p->used > p->used_high) p->used_high = p->used;
     return CUDA_SUCCESS;
 }
 
-void span_free(struct pool *p, uint64_t offset, uint64_t size, struct stream *s, uint64_t seq) {
-    (void)size;
+void span_free(struct pool *p, uint64_t offset, struct stream *s, uint64_t seq) {
     for (struct span **link = &p->spans; *link; link = &(*link)->next) {
         if ((*link)->offset != offset || (*link)->freed_on) continue;
-        p->used -= (*link)->size;
+        p->used -= (*link)->asked;
         if (s) {
             (*link)->freed_on = s;
             (*link)->freed_at = seq;

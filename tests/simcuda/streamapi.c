@@ -56,22 +56,19 @@ SIM_API CUresult cuStreamDestroy_v2(CUstream handle) {
     return s ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
+static void nothing(struct stream *s, struct op *op) { (void)s, (void)op; }
+
 // The legacy default stream is idle only when every blocking stream of its context is.
 static void wait_all(struct stream *s) {
-    stream_ref(s);
-    stream_wait(s, s->queued);
     if (s->legacy) {
-        uint64_t last = s->queued;
-        for (struct stream *other = s->ctx->first; other; ) {
-            stream_ref(other);
-            if (!(other->flags & CU_STREAM_NON_BLOCKING) && other != s) stream_wait(other, other->queued);
-            struct stream *next = other->next;
-            stream_unref(other);
-            other = next;
+        // An operation of no work, which the default stream orders after all of them.
+        for (struct stream *other = s->ctx->first; other; other = other->next) {
+            if (other->flags & CU_STREAM_NON_BLOCKING || other->done == other->queued) continue;
+            stream_submit(s, op_new(0, nothing));
+            break;
         }
-        stream_wait(s, last);
     }
-    stream_unref(s);
+    stream_wait(s, s->queued);
 }
 
 SIM_API CUresult cuStreamSynchronize(CUstream handle) {

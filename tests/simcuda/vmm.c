@@ -5,16 +5,13 @@
 #include <stdlib.h>
 
 struct physical *physical_get(CUmemGenericAllocationHandle handle) {
-    return handle_get(KIND_PHYSICAL, (void *)handle);
+    struct physical *p = handle_get(KIND_PHYSICAL, (void *)handle);
+    return p && p->refs ? p : NULL;
 }
 
 void physical_settle(struct physical *p) {
-    if (p->refs == 0 && p->handle) {
-        handle_drop(p->handle);
-        p->handle = NULL;
-        counts_live(LIVE_PHYSICAL, -1);
-    }
     if (p->refs || p->maps) return;
+    handle_drop(p->handle);
     if (p->imported) importer_remove(p->backing->header->importer);
     backing_unref(p->backing);
     free(p);
@@ -22,7 +19,7 @@ void physical_settle(struct physical *p) {
 
 static CUresult check(const CUmemAllocationProp *prop) {
     if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
-    if (prop->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
+    if (prop->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
     switch (prop->location.type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
         return prop->location.id >= 0 && prop->location.id < config.devices ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
@@ -75,7 +72,7 @@ SIM_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     LOCK();
     struct physical *p = physical_get(handle);
     if (p) {
-        p->refs--;
+        if (--p->refs == 0) counts_live(LIVE_PHYSICAL, -1);
         physical_settle(p);
     } else {
         misuse_report("stale-handle", "cuMemRelease of %#llx, which is no allocation (any more)", handle);
@@ -91,11 +88,7 @@ SIM_API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, 
     struct range *g = range_find((uint64_t)address);
     struct physical *p = g && g->kind == RANGE_VMM ? g->owner : NULL;
     if (p) {
-        if (!p->handle) {
-            p->handle = handle_new(KIND_PHYSICAL, p);
-            counts_live(LIVE_PHYSICAL, 1);
-        }
-        p->refs++;
+        if (p->refs++ == 0) counts_live(LIVE_PHYSICAL, 1);
         *out = (CUmemGenericAllocationHandle)p->handle;
     }
     UNLOCK();
@@ -136,7 +129,7 @@ SIM_API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ou
     CUresult r = backing_import((int)(intptr_t)handle, MEMORY_PHYSICAL, &b);
     if (r == CUDA_SUCCESS) {
         CUmemAllocationProp prop = {
-            .type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = b->header->handle_types,
+            .type = CU_MEM_ALLOCATION_TYPE_PINNED, // and no handle types: what is imported is not exported again
             .location = {b->header->location_type, b->device < 0 ? 0 : b->device},
         };
         importer_add(b->header->importer);

@@ -5,7 +5,7 @@
 #include "sim.h"
 
 struct physical {
-    void *handle; // NULL once released; it lives on while it is mapped
+    void *handle; // the same for as long as it lives, also when it was released and is only mapped
     struct backing *backing;
     CUmemAllocationProp prop;
     uint64_t size;
@@ -16,6 +16,7 @@ struct physical {
 #define VMM_GRANULARITY (2 * MIB)
 
 struct physical *physical_get(CUmemGenericAllocationHandle handle);
+bool reservation_of(uint64_t address, uint64_t *start, uint64_t *size);
 void physical_settle(struct physical *p); // frees it if nobody holds it any more
 
 #endif

@@ -14,6 +14,14 @@ static struct reservation **reservation_at(uint64_t start, uint64_t size) {
     return NULL;
 }
 
+bool reservation_of(uint64_t address, uint64_t *start, uint64_t *size) {
+    struct reservation **link = reservation_at(address, 1);
+    if (!link) return false;
+    *start = (*link)->start;
+    *size = (*link)->size;
+    return true;
+}
+
 SIM_API CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t align, CUdeviceptr hint,
                                      unsigned long long flags) {
     ENTER(cuMemAddressReserve, NEED_INIT);
@@ -56,11 +64,13 @@ SIM_API CUresult cuMemAddressFree(CUdeviceptr start, size_t size) {
 SIM_API CUresult cuMemMap(CUdeviceptr start, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
                           unsigned long long flags) {
     ENTER(cuMemMap, NEED_INIT);
-    if (flags || !size || size % VMM_GRANULARITY || start % VMM_GRANULARITY || offset) return CUDA_ERROR_INVALID_VALUE;
+    if (flags || !size || size % VMM_GRANULARITY || start % VMM_GRANULARITY) return CUDA_ERROR_INVALID_VALUE;
     LOCK();
     struct physical *p = physical_get(handle);
     CUresult r = CUDA_ERROR_INVALID_VALUE;
-    if (p && reservation_at(start, size) && size <= p->size) {
+    if (p && (offset || size != p->size)) {
+        r = CUDA_ERROR_NOT_SUPPORTED; // measured: only the whole of it
+    } else if (p && reservation_at(start, size)) {
         r = range_overlap(start, size) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
     }
     if (r == CUDA_SUCCESS) {

@@ -74,6 +74,12 @@ static void write_word(struct stream *s, struct op *op) {
     struct backing *pinned;
     uint8_t *at = pin(s, w, &pinned);
     if (!at) return;
+    LOCK();
+    bool may = range_check(w->address, 4, ACCESS_WRITE, s->ctx->device) == CUDA_SUCCESS;
+    if (!may) ctx_fail(s->ctx, CUDA_ERROR_LAUNCH_FAILED);
+    if (!may && pinned) backing_unref(pinned);
+    UNLOCK();
+    if (!may) return;
     if (w->wide) atomic_store((_Atomic uint64_t *)(void *)at, w->value);
     else atomic_store((_Atomic uint32_t *)(void *)at, (uint32_t)w->value);
     announce(at);
@@ -88,12 +94,14 @@ static CUresult check(struct stream *s, const struct word *w, bool writes) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     if (r->kind == RANGE_POOL) return CUDA_ERROR_INVALID_VALUE; // measured: pool memory cannot hold such words
-    return range_check(w->address, w->wide ? 8 : 4, writes ? ACCESS_WRITE : ACCESS_READ, s->ctx->device);
+    // Measured: writing to what may only be read is accepted, and fails when the stream gets there.
+    return range_check(w->address, w->wide ? 8 : 4, ACCESS_READ, s->ctx->device);
 }
 
 static CUresult submit(struct stream *s, struct word w, bool writes) {
     unsigned known = writes ? 1 : 3 | CU_STREAM_WAIT_VALUE_FLUSH;
     if (w.flags & ~known) return CUDA_ERROR_INVALID_VALUE;
+    if (!writes && (w.flags & CU_STREAM_WAIT_VALUE_FLUSH)) return CUDA_ERROR_NOT_SUPPORTED; // as its attribute says
     CUresult r = check(s, &w, writes);
     if (r != CUDA_SUCCESS) return r;
     struct op *op = op_new(sizeof w, writes ? write_word : wait_word);

@@ -1,0 +1,49 @@
+// Questions to a CUDA driver, real or simulated. Each prints one line, the same on every machine for the same answer,
+// so that what a real driver said can be kept beside them and the simulation held to it.
+#ifndef FACTS_H
+#define FACTS_H
+
+#include "../cudaapi.h"
+#include "driver.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+
+void say(const char *question, const char *format, ...) __attribute__((format(printf, 2, 3)));
+const char *name(CUresult r); // without CUDA_ERROR_
+void ask(const char *question, CUresult r); // prints the result's name
+void must(CUresult r, const char *what, int line); // ends the section
+#define MUST(call) must(call, #call, __LINE__)
+
+CUcontext primary(int device); // initialises, retains and makes current
+CUmemoryPool pool_of(int device, int handle_types, size_t max);
+CUdeviceptr from_pool(CUmemoryPool pool, size_t size);
+uint64_t pool_attribute(CUmemoryPool pool, int attribute);
+CUfunction store_kernel(void); // out[i] = (multiply * i + add) ^ xor
+
+// A section runs in a process of its own, and may start a partner: the same program in another role.
+struct section { const char *name; void (*run)(void); };
+extern const struct section sections[];
+extern const int section_count;
+struct partner { int pid, socket; };
+struct partner partner_start(const char *role);
+void partner_end(struct partner p);
+void send_bytes(int socket, const void *bytes, size_t size, int fd); // fd -1: none
+int receive_bytes(int socket, void *bytes, size_t size); // returns the fd, or -1
+void tell(int socket); // one byte each way keeps two processes in step
+void await(int socket);
+extern const struct section roles[]; // run() finds its socket in partner_socket
+extern const int role_count;
+extern int partner_socket;
+
+#define SECTIONS(X) X(address) X(start) X(contexts) X(pools) X(pool_access) X(pool_ipc) X(pool_life) X(words) X(blocking) \
+    X(host) X(attributes) X(vmm) X(vmm_word) X(legacy) X(events) X(modules) X(copies) X(stale) X(sticky)
+#define ROLES(X) X(pool_importer) X(pool_stranger) X(legacy_opener) X(event_opener) X(vmm_importer)
+#define X(n) void section_##n(void);
+SECTIONS(X)
+#undef X
+#define X(n) void role_##n(void);
+ROLES(X)
+#undef X
+
+#endif
