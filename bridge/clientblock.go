@@ -13,6 +13,7 @@ import (
 // costs no mapping. It is guarded by Client.mu.
 type block struct {
 	export   *mempool.Export // came with the first lease; its files are closed once it is mapped
+	data     []byte          // of the export
 	mem      *mempool.ImportedBlock
 	leases   int
 	recalled bool
@@ -32,7 +33,7 @@ func (c *Client) arrived(l wire.Lease, fds *seqpacket.FDs) {
 	if l.Export != nil && b.mem == nil {
 		b.forgetExport()
 		x := exportOf(l.Export, takeFiles(fds, l.Export.FDs))
-		b.export = &x
+		b.export, b.data = &x, x.Data
 	}
 }
 

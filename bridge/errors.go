@@ -62,6 +62,16 @@ var codes = []struct {
 	{wire.CodeInternal, ErrInternal},
 }
 
+// Code is the stable code that docs/protocol.md has for the situation in which err arose, "" where it has none.
+func Code(err error) string {
+	for _, c := range codes {
+		if errors.Is(err, c.sentinel) {
+			return string(c.code)
+		}
+	}
+	return ""
+}
+
 // wireError puts an error of this side on the wire.
 func wireError(err error) *wire.Error {
 	if e := wire.AsError(err); e.Code != wire.CodeInternal {

@@ -19,8 +19,11 @@ const poolGranularity = 2 << 20
 // blockGranularity keeps blocks aligned as CUDA keeps its own allocations, in bytes.
 const blockGranularity = 512
 
-// findDevice finds a GPU by ordinal or UUID; "" is the first.
-func findDevice(name string) (cuda.Device, error) {
+// FindDevice finds a GPU by ordinal or UUID; "" is the first. Ordinals are as this process counts, and differ between processes
+// where CUDA_VISIBLE_DEVICES does; UUIDs are the same everywhere.
+//
+// Errors: [ErrUnavailable] for one that this process does not see, [ErrInvalid] for a name that is none.
+func FindDevice(name string) (cuda.Device, error) {
 	if err := cuda.Init(); err != nil {
 		return cuda.Device{}, deviceError("find a GPU", err)
 	}
@@ -50,7 +53,7 @@ func findDevice(name string) (cuda.Device, error) {
 }
 
 func probeDevice(name string) error {
-	d, err := findDevice(name)
+	d, err := FindDevice(name)
 	if err != nil {
 		return err
 	}

@@ -34,7 +34,7 @@ func openGPU(d cuda.Device) (*gpu, error) {
 
 // gpuFor opens the GPU that a pool is to be made on, if has says that it can.
 func gpuFor(spec PoolSpec, has func(cuda.Device) error) (*gpu, error) {
-	d, err := findDevice(spec.Device)
+	d, err := FindDevice(spec.Device)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func gpuOf(p PoolInfo) (*gpu, error) {
 	if p.Device.UUID == "" {
 		return nil, situation(ErrInvalid, "pool %q of kind %q names no GPU", p.Name, p.Kind)
 	}
-	d, err := findDevice(p.Device.UUID)
+	d, err := FindDevice(p.Device.UUID)
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +81,7 @@ func (g *gpu) keep(ctx *cuda.Context) { g.kept = append(g.kept, ctx) }
 //
 // Errors: [ErrUnavailable] naming both, where the hardware does not let it.
 func (g *gpu) peer(name string) (cuda.Device, error) {
-	d, err := findDevice(name)
+	d, err := FindDevice(name)
 	if err != nil || d == g.device {
 		return d, err
 	}

@@ -19,7 +19,7 @@ var legacyBackend = backend{kind: Legacy, probe: probeLegacy, create: newLegacyA
 const legacyGranularity = 2 << 20
 
 func probeLegacy(name string) error {
-	d, err := findDevice(name)
+	d, err := FindDevice(name)
 	if err != nil {
 		return err
 	}

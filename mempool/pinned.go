@@ -14,7 +14,7 @@ const Pinned Kind = "pinned"
 var pinnedBackend = backend{kind: Pinned, probe: probePinned, create: newPinnedArena, open: openPinnedArena}
 
 func probePinned(name string) error {
-	d, err := findDevice(name)
+	d, err := FindDevice(name)
 	if err != nil {
 		return err
 	}
@@ -113,7 +113,7 @@ func (a importedPinnedArena) Import(x Export, size uint64) (Mapping, error) {
 
 // Reach needs no peer access: the memory is the host's.
 func (a importedPinnedArena) Reach(name string) error {
-	d, err := findDevice(name)
+	d, err := FindDevice(name)
 	if err != nil || d == a.device {
 		return err
 	}

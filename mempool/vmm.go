@@ -17,7 +17,7 @@ const VMM Kind = "vmm"
 var vmmBackend = backend{kind: VMM, probe: probeVMM, create: newVMMArena, open: openVMMArena}
 
 func probeVMM(name string) error {
-	d, err := findDevice(name)
+	d, err := FindDevice(name)
 	if err != nil {
 		return err
 	}

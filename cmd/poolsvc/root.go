@@ -22,6 +22,8 @@ func newRoot() *cobra.Command {
   poolsvc verify    does it work on this machine? (start here)
   poolsvc serve     run the service
   poolsvc pools     what a running service holds
+  poolsvc export    save where a buffer is, for programs that are no clients
+  poolsvc import    read what such a file names
   poolsvc doctor    what this machine has, and what to do about what it lacks
 
 The service listens on $POOLBRIDGE_SOCKET, else on poolbridge/poolsvc.sock below $XDG_RUNTIME_DIR, else on
@@ -29,7 +31,7 @@ poolbridge-UID/poolsvc.sock below the temporary directory.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newServe(), newVerify(), newPools(), newDoctor(), newVersion())
+	root.AddCommand(newServe(), newVerify(), newPools(), newExport(), newImport(), newDoctor(), newWorker(), newVersion())
 	return root
 }
 

@@ -65,7 +65,7 @@ runs as. Other users also need to be able to open the socket: see --mode.`,
 	}
 	socketFlag(c, &socket)
 	c.Flags().StringVar(&mode, "mode", "0600", "file mode of the socket, octal")
-	c.Flags().StringArrayVar(&specs, "pool", nil, "make a pool: name=NAME,max=SIZE[,kind=device|host][,device=N|UUID][,session=SIZE][,uid=N][,gid=N]")
+	c.Flags().StringArrayVar(&specs, "pool", nil, "make a pool: name=NAME,max=SIZE[,kind=device|vmm|legacy|pinned|host][,device=N|UUID][,session=SIZE][,uid=N][,gid=N]")
 	c.Flags().UintSliceVar(&creators, "creator", nil, "ids of other users who may make and destroy pools")
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "log sessions too")
 	return c

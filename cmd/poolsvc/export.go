@@ -1,0 +1,90 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func newExport() *cobra.Command {
+	var (
+		socket    string
+		wait      time.Duration
+		raw, hold bool
+	)
+	c := &cobra.Command{
+		Use:   "export NAME FILE",
+		Short: "Save where a published buffer is, for scripts and for programs that are no clients",
+		Long: `Write a file that says where the buffer published as NAME is. FILE may be - for standard output.
+
+Memory of kind legacy can be opened with what is in the file alone, by cuIpcOpenMemHandle: the file has the driver's handle
+and the offset in what it opens. With --raw the file is nothing but the driver's 64 bytes. The other kinds travel as file
+descriptors, which no file can hold: for those the file names the service to ask.
+
+The handle is good while the service runs and the buffer lives, that is, while NAME or a lease holds it; --hold is such a
+lease.`,
+		Example: `  poolsvc export frame frame.json
+  poolsvc export frame frame.handle --raw --hold`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(c *cobra.Command, args []string) (err error) {
+			ctx := c.Context()
+			client, err := bridge.Dial(ctx, socket)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, client.Close()) }()
+			x, err := client.Export(ctx, args[0], wait)
+			if err != nil {
+				return err
+			}
+			file, err := fileOf(x.Saved(args[0], socket), raw)
+			if err == nil {
+				err = writeFile(c, args[1], file)
+			}
+			if err == nil && hold {
+				fmt.Fprintf(c.ErrOrStderr(), "holding %q until interrupted\n", args[0])
+				<-ctx.Done()
+			}
+			return errors.Join(err, x.Release())
+		},
+	}
+	socketFlag(c, &socket)
+	c.Flags().DurationVar(&wait, "wait", 0, "how long to wait for the name to appear")
+	c.Flags().BoolVar(&raw, "raw", false, "write only the driver's handle, of kind legacy")
+	c.Flags().BoolVar(&hold, "hold", false, "keep the buffer alive until interrupted")
+	return c
+}
+
+// fileOf is the content of a file.
+func fileOf(s mempool.Saved, raw bool) ([]byte, error) {
+	if !raw {
+		text, err := json.MarshalIndent(s, "", "  ")
+		return append(text, '\n'), err
+	}
+	if s.Kind != mempool.Legacy {
+		return nil, fmt.Errorf("%w: memory of kind %q has no handle of bytes: leave --raw out, or use a pool of kind legacy", mempool.ErrInvalid, s.Kind)
+	}
+	h, err := mempool.ParseLegacyHandle(s.Handle)
+	if err != nil {
+		return nil, err
+	}
+	if h.Offset != 0 {
+		return h.AppendBinary(nil), nil
+	}
+	return h.Handle[:], nil
+}
+
+func writeFile(c *cobra.Command, path string, content []byte) error {
+	if path == "-" {
+		_, err := c.OutOrStdout().Write(content)
+		return err
+	}
+	return os.WriteFile(path, content, 0o600)
+}

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func newImport() *cobra.Command {
+	var (
+		device string
+		bytes  byteSize
+		asJSON bool
+	)
+	c := &cobra.Command{
+		Use:   "import FILE [OUTPUT]",
+		Short: "Read the buffer that an exported file names",
+		Long: `Map the buffer that FILE names, as poolsvc export or another program wrote it, and copy it to OUTPUT (- for standard output);
+without OUTPUT say what it is.
+
+FILE is the JSON of poolsvc export, or the 64 bytes of a driver's handle (cuIpcGetMemHandle), or these and 8 bytes more, the
+offset.`,
+		Example: `  poolsvc import frame.json frame.bin
+  poolsvc import handle.bin - --device 0 --bytes 4096 | xxd`,
+		Args: cobra.RangeArgs(1, 2),
+		RunE: func(c *cobra.Command, args []string) error {
+			content, err := os.ReadFile(args[0])
+			if err != nil {
+				return err
+			}
+			saved, err := mempool.ParseSaved(content)
+			if err != nil {
+				return fmt.Errorf("%s: %w", args[0], err)
+			}
+			if saved.Device == "" {
+				saved.Device = device
+			}
+			if saved.Bytes == 0 {
+				saved.Bytes = uint64(bytes)
+			}
+			data, err := read(c.Context(), saved)
+			switch {
+			case err != nil:
+				return fmt.Errorf("%s: %w", args[0], err)
+			case len(args) > 1:
+				return writeFile(c, args[1], data)
+			case asJSON:
+				saved.Bytes = uint64(len(data))
+				return writeJSON(c.OutOrStdout(), saved)
+			}
+			_, err = fmt.Fprintf(c.OutOrStdout(), "%d bytes of kind %s on %s, %s %v, beginning with % x\n", len(data), saved.Kind,
+				orNone(saved.Device), orNone(string(saved.DType)), saved.Shape, data[:min(len(data), 16)])
+			return err
+		},
+	}
+	c.Flags().StringVar(&device, "device", "0", "GPU of a bare handle, an ordinal or a UUID")
+	c.Flags().Var(&bytes, "bytes", "how many bytes a bare handle has; 0 for all that it opens")
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return c
+}
+
+func orNone(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return text
+}
+
+// read copies a saved buffer's bytes.
+func read(ctx context.Context, s mempool.Saved) ([]byte, error) {
+	if s.Kind == mempool.Legacy {
+		return readHandle(s)
+	}
+	return readLease(ctx, s)
+}
+
+// readHandle opens a handle without any service.
+func readHandle(s mempool.Saved) (data []byte, err error) {
+	d, err := mempool.FindDevice(s.Device)
+	if err != nil {
+		return nil, err
+	}
+	gpu, err := d.Retain()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, gpu.Close()) }()
+	opened, err := s.Open(gpu)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, opened.Close()) }()
+	data = make([]byte, opened.Size())
+	return data, copyOut(gpu, data, opened.Ptr())
+}
+
+func copyOut(gpu *cuda.Context, data []byte, ptr cuda.DevicePtr) error {
+	if len(data) == 0 {
+		return nil
+	}
+	return gpu.CopyDtoH(data, ptr)
+}
+
+// readLease asks the service.
+func readLease(ctx context.Context, s mempool.Saved) (data []byte, err error) {
+	client, err := bridge.Dial(ctx, s.Socket)
+	if errors.Is(err, bridge.ErrNotRunning) {
+		return nil, fmt.Errorf("%w: %w: %w", mempool.ErrUnavailable, mempool.ErrOwnerDead, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, client.Close()) }()
+	if epoch := client.Epoch().String(); epoch != s.Epoch {
+		return nil, fmt.Errorf("%w: %w: the service was started anew (epoch %s, not %s)", mempool.ErrStale, mempool.ErrOwnerDead, epoch, s.Epoch)
+	}
+	l, err := client.Get(ctx, s.Name, bridge.LeaseOptions{})
+	if err != nil {
+		return nil, err
+	}
+	data = make([]byte, l.Info().Bytes)
+	return data, errors.Join(l.CopyTo(data, 0), l.Release(false))
+}

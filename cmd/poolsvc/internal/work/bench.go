@@ -1,0 +1,167 @@
+package work
+
+import (
+	"errors"
+	"sync"
+
+	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/cuda/pattern"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Bench writes and checks patterns in memory wherever it is: by kernels on a GPU, by the CPU otherwise.
+type Bench struct {
+	// Device that works, an ordinal or a UUID; empty for the one that has the memory.
+	Device string
+
+	mu   sync.Mutex
+	gpus map[cuda.Device]*GPU
+}
+
+// GPU is one that the bench works with.
+type GPU struct {
+	Context *cuda.Context
+	Stream  *cuda.Stream
+	Kernels *pattern.Kernels
+}
+
+// Memory is memory to work on: a lease, in the service's process or in a client's.
+type Memory interface {
+	Info() mempool.LeaseInfo
+	Bytes() ([]byte, error)
+	Pointer() (uintptr, error)
+}
+
+// Fill writes n elements of a pattern where the lease's tensor begins.
+func (b *Bench) Fill(m Memory, n uint64, p *Pattern) error {
+	want, err := p.pattern()
+	if err != nil {
+		return err
+	}
+	return b.with(m, n, func(mem []byte) error {
+		return pattern.Fill(mem, want)
+	}, func(g *GPU, ptr cuda.DevicePtr) error {
+		return errors.Join(g.Kernels.Fill(g.Stream, ptr, n, want), g.Stream.Synchronize())
+	})
+}
+
+// Apply changes n elements in place.
+func (b *Bench) Apply(m Memory, n uint64, t Transform) error {
+	change := pattern.Transform{Scale: t.Scale, Offset: t.Offset}
+	return b.with(m, n, change.Apply, func(g *GPU, ptr cuda.DevicePtr) error {
+		return errors.Join(g.Kernels.Transform(g.Stream, ptr, n, change), g.Stream.Synchronize())
+	})
+}
+
+// Verify compares n elements with a pattern.
+func (b *Bench) Verify(m Memory, n uint64, p *Pattern) (r pattern.Report, err error) {
+	want, err := p.pattern()
+	if err != nil {
+		return r, err
+	}
+	err = b.with(m, n, func(mem []byte) error {
+		r, err = pattern.Verify(mem, want)
+		return err
+	}, func(g *GPU, ptr cuda.DevicePtr) error {
+		r, err = g.Kernels.Verify(g.Stream, ptr, n, want)
+		return err
+	})
+	return r, err
+}
+
+// with calls one of two: for memory that the CPU reaches, or for memory of a GPU.
+func (b *Bench) with(m Memory, n uint64, onCPU func([]byte) error, onGPU func(*GPU, cuda.DevicePtr) error) error {
+	off := m.Info().Tensor.ByteOffset
+	mem, err := m.Bytes()
+	if err != nil {
+		return err
+	}
+	if mem != nil {
+		return onCPU(mem[off : off+n*ElementBytes])
+	}
+	address, err := m.Pointer()
+	if err != nil {
+		return err
+	}
+	ptr := cuda.DevicePtr(address) + cuda.DevicePtr(off)
+	g, err := b.GPUOf(ptr)
+	if err != nil {
+		return err
+	}
+	return onGPU(g, ptr)
+}
+
+// GPUOf is the GPU to work with on memory at ptr.
+func (b *Bench) GPUOf(ptr cuda.DevicePtr) (*GPU, error) {
+	if b.Device != "" {
+		d, err := mempool.FindDevice(b.Device)
+		if err != nil {
+			return nil, err
+		}
+		return b.gpu(d)
+	}
+	first, err := cuda.DeviceAt(0)
+	if err != nil {
+		return nil, err
+	}
+	g, err := b.gpu(first)
+	if err != nil {
+		return nil, err
+	}
+	about, err := g.Context.PointerAttributes(ptr)
+	if err != nil || about.Ordinal == 0 {
+		return g, err
+	}
+	d, err := cuda.DeviceAt(about.Ordinal)
+	if err != nil {
+		return nil, err
+	}
+	return b.gpu(d)
+}
+
+// OnDevice is the GPU of a name.
+func (b *Bench) OnDevice(name string) (*GPU, error) {
+	d, err := mempool.FindDevice(name)
+	if err != nil {
+		return nil, err
+	}
+	return b.gpu(d)
+}
+
+func (b *Bench) gpu(d cuda.Device) (*GPU, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if g := b.gpus[d]; g != nil {
+		return g, nil
+	}
+	ctx, err := d.Retain()
+	if err != nil {
+		return nil, err
+	}
+	stream, err := ctx.NewStream()
+	if err != nil {
+		return nil, errors.Join(err, ctx.Close())
+	}
+	kernels, err := pattern.Load(ctx)
+	if err != nil {
+		return nil, errors.Join(err, stream.Close(), ctx.Close())
+	}
+	g := &GPU{ctx, stream, kernels}
+	if b.gpus == nil {
+		b.gpus = make(map[cuda.Device]*GPU)
+	}
+	b.gpus[d] = g
+	return g, nil
+}
+
+// Close lets go of the GPUs. The bench may be used again.
+func (b *Bench) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var errs []error
+	for _, g := range b.gpus {
+		errs = append(errs, g.Kernels.Close(), g.Stream.Close(), g.Context.Close())
+	}
+	b.gpus = nil
+	return errors.Join(errs...)
+}

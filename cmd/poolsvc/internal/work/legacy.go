@@ -1,0 +1,75 @@
+package work
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// opened is memory of a legacy handle, as Bench wants it.
+type opened struct {
+	*mempool.OpenedHandle
+}
+
+func (o opened) Info() mempool.LeaseInfo   { return mempool.LeaseInfo{Tensor: mempool.Bytes(o.Size())} }
+func (o opened) Bytes() ([]byte, error)    { return nil, nil }
+func (o opened) Pointer() (uintptr, error) { return uintptr(o.Ptr()), nil }
+
+// openFile opens a legacy handle that was saved to a file, compares what is there, and changes it. It needs no service.
+func (w *Worker) openFile(_ context.Context, t *Task) (a *Answer, err error) {
+	raw, err := os.ReadFile(t.Path)
+	if err != nil {
+		return nil, err
+	}
+	h, err := mempool.ParseSaved(raw)
+	if err != nil {
+		return nil, err
+	}
+	device := t.Device
+	if h.Device != "" {
+		device = h.Device
+	}
+	g, err := w.bench.OnDevice(device)
+	if err != nil {
+		return nil, err
+	}
+	o, err := h.Open(g.Context)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, o.Close()) }()
+	a = &Answer{Elements: t.Elements, Mapped: true}
+	return a, w.compare(a, opened{o}, t.Elements, t)
+}
+
+// ownLegacy allocates legacy memory of its own, with a pattern, and gives its handle. It lives until the worker ends.
+func (w *Worker) ownLegacy(_ context.Context, t *Task) (*Answer, error) {
+	g, err := w.bench.OnDevice(t.Device)
+	if err != nil {
+		return nil, err
+	}
+	ptr, err := g.Context.Malloc(t.Elements * ElementBytes)
+	if err != nil {
+		return nil, err
+	}
+	w.kept = append(w.kept, func() error { return g.Context.MFree(ptr) })
+	want, err := t.Pattern.pattern()
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(g.Kernels.Fill(g.Stream, ptr, t.Elements, want), g.Stream.Synchronize()); err != nil {
+		return nil, err
+	}
+	base, _, err := g.Context.AddressRange(ptr)
+	if err != nil {
+		return nil, err
+	}
+	handle, err := g.Context.IPCMemHandle(ptr)
+	if err != nil {
+		return nil, err
+	}
+	h := mempool.LegacyHandle{Handle: handle, Offset: uint64(ptr - base)}
+	return &Answer{Handle: h.AppendBinary(nil), PID: os.Getpid()}, nil
+}

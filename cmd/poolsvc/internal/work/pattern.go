@@ -1,0 +1,62 @@
+package work
+
+import (
+	"fmt"
+
+	"github.com/poolbridge/poolbridge/cuda/pattern"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Pattern is a pattern of package pattern in JSON.
+type Pattern struct {
+	// Kind is "affine", of float32, or "masked", of uint32.
+	Kind      string  `json:"kind,omitempty"`
+	Scale     float64 `json:"scale"`
+	Offset    float64 `json:"offset"`
+	Tolerance float64 `json:"tolerance,omitempty"`
+	Mask      uint32  `json:"mask,omitempty"`
+}
+
+// Transform changes memory in place: x becomes Scale·x + Offset.
+type Transform struct {
+	Scale  float64 `json:"scale"`
+	Offset float64 `json:"offset"`
+}
+
+// Affine is float32(scale·i + offset).
+func Affine(scale, offset float64) *Pattern {
+	return &Pattern{Kind: "affine", Scale: scale, Offset: offset}
+}
+
+// Within is p with a tolerance.
+func (p Pattern) Within(tolerance float64) *Pattern {
+	p.Tolerance = tolerance
+	return &p
+}
+
+// Masked is (scale·i + offset) XOR mask, of uint32.
+func Masked(scale, offset, mask uint32) *Pattern {
+	return &Pattern{Kind: "masked", Scale: float64(scale), Offset: float64(offset), Mask: mask}
+}
+
+// ElementBytes is the size of an element of every pattern here.
+const ElementBytes = 4
+
+// DType is the element type.
+func (p Pattern) DType() mempool.DType {
+	if p.Kind == "masked" {
+		return mempool.Uint32
+	}
+	return mempool.Float32
+}
+
+// pattern is p as package pattern has it.
+func (p Pattern) pattern() (pattern.Pattern, error) {
+	switch p.Kind {
+	case "", "affine":
+		return pattern.Affine{Scale: p.Scale, Offset: p.Offset, Tolerance: p.Tolerance}, nil
+	case "masked":
+		return pattern.Masked{Scale: uint32(p.Scale), Offset: uint32(p.Offset), Mask: p.Mask}, nil
+	}
+	return nil, fmt.Errorf("unknown pattern %q: expected affine or masked", p.Kind)
+}

@@ -1,0 +1,79 @@
+package work
+
+import (
+	"context"
+	"errors"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// forbidden leases a buffer to read, tries to write it through the lease and past it, and then compares it.
+func (w *Worker) forbidden(ctx context.Context, t *Task) (a *Answer, err error) {
+	l, err := w.lease(ctx, t, t.Name, false)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, l.Release(false)) }()
+	a = &Answer{API: failure(l.CopyFrom(0, make([]byte, ElementBytes)))}
+	ptr, err := l.Pointer()
+	if err != nil {
+		return nil, err
+	}
+	g, err := w.bench.GPUOf(cuda.DevicePtr(ptr))
+	if err != nil {
+		return nil, err
+	}
+	a.Driver = failure(g.Context.CopyHtoD(cuda.DevicePtr(ptr), make([]byte, ElementBytes)))
+	if a.Elements, err = l.Tensor().Elements(); err != nil {
+		return nil, err
+	}
+	return a, w.compare(a, l, a.Elements, t)
+}
+
+// fault leases a buffer to read and has a kernel write it. After that the GPU is of no use to this process.
+func (w *Worker) fault(ctx context.Context, t *Task) (*Answer, error) {
+	l, err := w.lease(ctx, t, t.Name, false)
+	if err != nil {
+		return nil, err
+	}
+	n, err := l.Tensor().Elements()
+	if err != nil {
+		return nil, err
+	}
+	return &Answer{Driver: failure(w.bench.Fill(l, n, Affine(0, 0)))}, nil
+}
+
+// twice writes a buffer through one mapping and reads it through another of the same process.
+func (w *Worker) twice(ctx context.Context, t *Task) (a *Answer, err error) {
+	l, err := w.lease(ctx, t, t.Name, true)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, l.Release(false)) }()
+	a = new(Answer)
+	if a.Elements, err = l.Tensor().Elements(); err != nil {
+		return nil, err
+	}
+	if err := w.bench.Fill(l, a.Elements, t.Pattern); err != nil {
+		return nil, err
+	}
+	if err := a.pointer(l); err != nil {
+		return nil, err
+	}
+	// What was published is read from here on.
+	if err := l.Publish(ctx, mempool.Publication{Name: t.Name, Replace: true, Keep: true}); err != nil {
+		return nil, err
+	}
+	if err := a.pointer(l); err != nil {
+		return nil, err
+	}
+	return a, w.compare(a, l, a.Elements, t)
+}
+
+func (a *Answer) pointer(l *bridge.Lease) error {
+	ptr, err := l.Pointer()
+	a.Pointers = append(a.Pointers, uint64(ptr))
+	return err
+}

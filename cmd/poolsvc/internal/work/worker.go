@@ -1,0 +1,246 @@
+package work
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Worker carries out tasks, over one connection that it makes when a task first needs it.
+type Worker struct {
+	// Socket of the service.
+	Socket string
+	// Device to work on, an ordinal or a UUID; empty for the one that has the memory.
+	Device string
+
+	client *bridge.Client
+	bench  Bench
+	held   []*bridge.Lease
+	kept   []func() error // ends what tasks left for later ones
+}
+
+// patience is how long a task waits where it does not say.
+const patience = 10 * time.Second
+
+var tasks = map[string]func(*Worker, context.Context, *Task) (*Answer, error){
+	"check":          (*Worker).check,
+	"produce":        (*Worker).produce,
+	"hold":           (*Worker).hold,
+	"release":        (*Worker).release,
+	"wait":           (*Worker).wait,
+	"forbidden":      (*Worker).forbidden,
+	"fault":          (*Worker).fault,
+	"twice":          (*Worker).twice,
+	"context-life":   (*Worker).contextLife,
+	"second-context": (*Worker).secondContext,
+	"open-file":      (*Worker).openFile,
+	"own-legacy":     (*Worker).ownLegacy,
+	"event":          (*Worker).event,
+}
+
+// Serve answers tasks until there are no more.
+func (w *Worker) Serve(ctx context.Context, in io.Reader, out io.Writer) error {
+	defer func() { _ = w.Close() }()
+	w.bench.Device = w.Device
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, 1<<20)
+	answers := json.NewEncoder(out)
+	for lines.Scan() {
+		if err := answers.Encode(w.carryOut(ctx, lines.Bytes())); err != nil {
+			return err
+		}
+	}
+	return lines.Err()
+}
+
+func (w *Worker) carryOut(ctx context.Context, line []byte) *Answer {
+	var t Task
+	if err := json.Unmarshal(line, &t); err != nil {
+		return &Answer{Error: failure(err)}
+	}
+	do, ok := tasks[t.Task]
+	if !ok {
+		return &Answer{Error: failure(fmt.Errorf("unknown task %q", t.Task))}
+	}
+	a, err := do(w, ctx, &t)
+	if err != nil {
+		return &Answer{Error: failure(err)}
+	}
+	a.OK = true
+	return a
+}
+
+// failure puts an error into an answer.
+func failure(err error) *Failure {
+	if err == nil {
+		return nil
+	}
+	f := &Failure{Type: reflect.TypeOf(err).String(), Message: err.Error()}
+	if result, ok := errors.AsType[cuda.Result](err); ok {
+		f.Type = result.Name()
+	}
+	f.Code = bridge.Code(err)
+	return f
+}
+
+// connected is the worker's session with the service.
+func (w *Worker) connected(ctx context.Context, limit time.Duration) (*bridge.Client, error) {
+	if w.client != nil {
+		return w.client, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	c, err := bridge.Dialer{Device: w.Device}.Dial(ctx, w.Socket)
+	if err != nil {
+		return nil, err
+	}
+	w.client = c
+	return c, nil
+}
+
+func (t *Task) timeout() time.Duration {
+	if t.Timeout <= 0 {
+		return patience
+	}
+	return time.Duration(t.Timeout * float64(time.Second))
+}
+
+// lease leases the task's buffer.
+func (w *Worker) lease(ctx context.Context, t *Task, name string, write bool) (*bridge.Lease, error) {
+	c, err := w.connected(ctx, t.timeout())
+	if err != nil {
+		return nil, err
+	}
+	return c.Get(ctx, name, bridge.LeaseOptions{Write: write, Wait: t.timeout()})
+}
+
+// check compares a buffer with a pattern, and then writes another or changes it.
+func (w *Worker) check(ctx context.Context, t *Task) (a *Answer, err error) {
+	changes := t.Then != nil || t.Transform != nil
+	l, err := w.lease(ctx, t, t.Name, t.Write || changes)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, l.Release(err != nil && changes)) }()
+	n, err := l.Tensor().Elements()
+	if err != nil {
+		return nil, err
+	}
+	mapped, err := w.mapped(l)
+	if err != nil {
+		return nil, err
+	}
+	a = &Answer{Elements: n, Mapped: mapped}
+	return a, w.compare(a, l, n, t)
+}
+
+// compare checks the task's pattern, and where it is there writes what the task says.
+func (w *Worker) compare(a *Answer, m Memory, n uint64, t *Task) error {
+	r, err := w.bench.Verify(m, n, t.Pattern)
+	if err != nil {
+		return err
+	}
+	a.Mismatches = r.Count
+	if wrong := r.Err(); wrong != nil {
+		a.First = []string{wrong.Error()}
+		return nil
+	}
+	switch {
+	case t.Then != nil:
+		err = w.bench.Fill(m, n, t.Then)
+	case t.Transform != nil:
+		err = w.bench.Apply(m, n, *t.Transform)
+	default:
+		return nil
+	}
+	a.Written = err == nil
+	return err
+}
+
+// mapped says whether the memory is known to be the service's.
+func (w *Worker) mapped(l *bridge.Lease) (bool, error) {
+	if b, err := l.Bytes(); err != nil || b != nil {
+		return b != nil, err
+	}
+	ptr, err := l.Pointer()
+	if err != nil {
+		return false, err
+	}
+	g, err := w.bench.GPUOf(cuda.DevicePtr(ptr))
+	if err != nil {
+		return false, err
+	}
+	about, err := g.Context.PointerAttributes(cuda.DevicePtr(ptr))
+	return about.MemoryType == cuda.MemoryDevice, err
+}
+
+// produce allocates a buffer, writes a pattern and publishes it, for good.
+func (w *Worker) produce(ctx context.Context, t *Task) (a *Answer, err error) {
+	c, err := w.connected(ctx, t.timeout())
+	if err != nil {
+		return nil, err
+	}
+	p, err := c.OpenPool(ctx, t.Pool, t.timeout())
+	if err != nil {
+		return nil, err
+	}
+	l, err := p.Allocate(ctx, mempool.Tensor{DType: t.Pattern.DType(), Shape: []uint64{t.Elements}}, t.timeout())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, l.Release(err != nil)) }()
+	if err := w.bench.Fill(l, t.Elements, t.Pattern); err != nil {
+		return nil, err
+	}
+	return &Answer{Elements: t.Elements, Written: true}, l.Publish(ctx, mempool.Publication{Name: t.Name, Keep: true})
+}
+
+// hold takes a lease and keeps it.
+func (w *Worker) hold(ctx context.Context, t *Task) (*Answer, error) {
+	l, err := w.lease(ctx, t, t.Name, t.Write)
+	if err != nil {
+		return nil, err
+	}
+	w.held = append(w.held, l)
+	return &Answer{PID: os.Getpid()}, nil
+}
+
+// release releases what is held.
+func (w *Worker) release(context.Context, *Task) (*Answer, error) {
+	var errs []error
+	for _, l := range w.held {
+		errs = append(errs, l.Release(false))
+	}
+	w.held = nil
+	return &Answer{}, errors.Join(errs...)
+}
+
+// disconnect ends the session, and with it everything that is mapped.
+func (w *Worker) disconnect() error {
+	_, err := w.release(context.Background(), nil)
+	if w.client != nil {
+		err = errors.Join(err, w.client.Close())
+		w.client = nil
+	}
+	return err
+}
+
+// Close ends everything.
+func (w *Worker) Close() error {
+	errs := []error{w.disconnect()}
+	for _, end := range w.kept {
+		errs = append(errs, end())
+	}
+	w.kept = nil
+	return errors.Join(append(errs, w.bench.Close())...)
+}

@@ -1,0 +1,24 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
+)
+
+// newWorker is what `verify` starts as the Go side of its checks.
+func newWorker() *cobra.Command {
+	w := &work.Worker{}
+	c := &cobra.Command{
+		Use:    "worker",
+		Short:  "Carry out the tasks of verify, one JSON object a line",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return w.Serve(c.Context(), c.InOrStdin(), c.OutOrStdout())
+		},
+	}
+	socketFlag(c, &w.Socket)
+	c.Flags().StringVar(&w.Device, "device", "", "GPU to work on, where it is not the one that has the memory")
+	return c
+}

@@ -1,0 +1,90 @@
+package mempool
+
+import (
+	"encoding/json"
+
+	"github.com/poolbridge/poolbridge/cuda"
+)
+
+// SavedVersion is the version of what [Saved] writes.
+const SavedVersion = 1
+
+// Saved says where a published buffer is, in a form that can be kept in a file: for scripts, and for programs that are no
+// clients of a service. Memory of kind [Legacy] can be opened with nothing else. The other kinds travel as file
+// descriptors, which no file can hold: for those it says whom to ask.
+type Saved struct {
+	Version int    `json:"poolbridge"`
+	Kind    Kind   `json:"kind"`
+	Device  string `json:"device,omitempty"` // UUID
+	// Bytes of the buffer, and what it holds.
+	Bytes   uint64   `json:"bytes"`
+	DType   DType    `json:"dtype"`
+	Shape   []uint64 `json:"shape"`
+	Strides []int64  `json:"strides,omitempty"`
+	// ByteOffset of the first element from the beginning of the buffer.
+	ByteOffset uint64 `json:"byte_offset,omitempty"`
+	// Handle of kind legacy: the driver's 64 bytes and the buffer's offset in what they open. In JSON it is base64.
+	Handle []byte `json:"handle,omitempty"`
+	// Socket, Name and Epoch say whom to ask for the buffer, and in which life of the service it was saved.
+	Socket string `json:"socket,omitempty"`
+	Name   string `json:"name,omitempty"`
+	Epoch  string `json:"epoch,omitempty"`
+}
+
+// Tensor describes what the buffer holds.
+func (s Saved) Tensor() Tensor {
+	return Tensor{DType: s.DType, Shape: s.Shape, Strides: s.Strides, ByteOffset: s.ByteOffset}
+}
+
+// Validate says whether s can be of a buffer at all.
+//
+// Errors: [ErrInvalid].
+func (s Saved) Validate() error {
+	switch _, err := s.Kind.backend(); {
+	case s.Version != SavedVersion:
+		return situation(ErrInvalid, "a saved buffer of version %d: this program reads version %d", s.Version, SavedVersion)
+	case err != nil:
+		return err
+	}
+	need, err := s.Tensor().Extent()
+	if err != nil {
+		return err
+	}
+	if need > s.Bytes {
+		return situation(ErrInvalid, "a %s of shape %v needs %d bytes, and the buffer has %d", s.DType, s.Shape, need, s.Bytes)
+	}
+	if s.Kind == Legacy {
+		_, err = ParseLegacyHandle(s.Handle)
+	}
+	return err
+}
+
+// ParseSaved reads a file: what [Saved] is in JSON, or the 64 bytes of a driver's handle alone, or 72 with an offset.
+//
+// Errors: [ErrInvalid] for a file that is short, or something else.
+func ParseSaved(file []byte) (s Saved, err error) {
+	if len(file) == HandleBytes || len(file) == LegacyHandleBytes {
+		if !json.Valid(file) {
+			return Saved{Version: SavedVersion, Kind: Legacy, Handle: file}, nil
+		}
+	}
+	if err := json.Unmarshal(file, &s); err != nil {
+		return s, situation(ErrInvalid, "a file of %d bytes is no saved buffer: expected JSON, or a driver's handle of %d bytes, or %d with its offset (%v)",
+			len(file), HandleBytes, LegacyHandleBytes, err)
+	}
+	return s, s.Validate()
+}
+
+// Open maps a buffer of kind [Legacy].
+//
+// Errors: [ErrInvalid] for another kind; those of [LegacyHandle.Open].
+func (s Saved) Open(ctx *cuda.Context) (*OpenedHandle, error) {
+	if s.Kind != Legacy {
+		return nil, situation(ErrInvalid, "memory of kind %q has no handle that a file can hold: get %q from the service on %s", s.Kind, s.Name, s.Socket)
+	}
+	h, err := ParseLegacyHandle(s.Handle)
+	if err != nil {
+		return nil, err
+	}
+	return h.Open(ctx, s.Bytes)
+}
