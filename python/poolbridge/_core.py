@@ -217,12 +217,14 @@ class Core:
         idle: list[KnownBlock] = []
         if envelope.q:
             self._reply(envelope, data, descriptors)
-        elif not isinstance(envelope.e, UnsetType):
-            # Said before the connection is closed: an error that belongs to no request.
-            check(data)
-            raise _errors.from_wire(envelope.e.c, envelope.e.m)
+        elif name := decode(data, Notice, checked=True).n:
+            idle = self._notice(name, data)
         else:
-            idle = self._notice(decode(data, Notice, checked=True).n, data)
+            check(data)
+            if isinstance(envelope.e, UnsetType):
+                raise ProtocolError("a packet is neither a reply nor a notice")
+            # Said before the connection is closed: an error that belongs to no request.
+            raise _errors.from_wire(envelope.e.c, envelope.e.m)
         if len(descriptors):
             raise ProtocolError(f"{len(descriptors)} file descriptors came that no export claims")
         return idle
@@ -297,7 +299,8 @@ class Core:
         calls, self._calls = list(self._calls.values()), {}
         self.outbox.clear()
         for call in calls:
-            call.error = error
+            # Each its own: an exception that is raised in two threads mixes up their tracebacks.
+            call.error = type(error)(*error.args)
             call.on_done()
 
     def close_descriptors(self) -> None:

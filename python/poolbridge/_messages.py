@@ -55,6 +55,25 @@ class Pool(Struct, omit_defaults=True, kw_only=True):
     x: Export | UnsetType = UNSET
 
 
+class Ticket(Struct, omit_defaults=True):
+    """``Ticket``: reached when a word of a timeline is ``v`` or more."""
+
+    tl: U
+    wd: U
+    v: U
+
+
+class Channel(Struct, omit_defaults=True):
+    """``Channel``: a named, bounded queue of buffers of one pool."""
+
+    id: U
+    nm: str
+    pl: U
+    md: str
+    cp: U
+    fl: str
+
+
 class Grant(Struct, omit_defaults=True, kw_only=True):
     """``Lease``: what the service grants; named apart from the `Lease` that users hold."""
 
@@ -68,6 +87,8 @@ class Grant(Struct, omit_defaults=True, kw_only=True):
     n: U = 0
     t: Tensor
     x: Export | UnsetType = UNSET
+    wt: tuple[Ticket, ...] = ()
+    ev: bytes = b""
 
 
 class PoolStats(Struct, omit_defaults=True):
@@ -158,6 +179,8 @@ class Publish(Request, kw_only=True, tag="publish"):
     t: Tensor | UnsetType = UNSET
     kp: bool = False
     rp: bool = False
+    rt: Ticket | UnsetType = UNSET
+    ev: bytes = b""
 
 
 class Unpublish(Request, kw_only=True, tag="unpublish"):
@@ -188,6 +211,7 @@ class Release(Request, kw_only=True, tag="release"):
 
     l: U  # noqa: E741 - the wire's key
     fl: bool = False
+    dt: tuple[Ticket, ...] = ()
 
 
 class Cancel(Request, kw_only=True, tag="cancel"):
@@ -238,9 +262,9 @@ class Envelope(Struct, omit_defaults=True):
 
 
 class Notice(Struct, omit_defaults=True):
-    """What every notice begins with."""
+    """What every notice begins with; without a name it is an error that belongs to no request."""
 
-    n: str
+    n: str = ""
 
 
 class Reply(Struct, omit_defaults=True, kw_only=True):

@@ -91,6 +91,8 @@ class Session:
         """Send a request; `on_done` is called once the answer is there. Does not wait."""
         self.check_usable()
         with self._lock:
+            # Again, for here it cannot change: a request that begins after the end would wait for ever.
+            self.check_usable()
             call = self.core.start(request, reply_type, on_done)
             self._flush()
         return call
@@ -201,12 +203,13 @@ class Session:
                 raise ProtocolError(f"pool {pool_id} was never opened by this session")
             mapping = MAPPINGS.pool(self.core.epoch, known)
             with self._lock:
-                kept = self._pools.setdefault(pool_id, mapping) if self.ended is None else None
-            if kept is not mapping:
-                MAPPINGS.give_up(mapping, _nothing)
-            if kept is None:
+                if self.ended is None and pool_id not in self._pools:
+                    self._pools[pool_id] = mapping
+                    return mapping
+            # Another thread was faster; the mapping is the same, but this session holds it once.
+            MAPPINGS.give_up(mapping, _nothing)
+            if self.ended is not None:
                 raise ClientClosedError("the client was closed while it mapped memory")
-            mapping = kept
         return mapping
 
     def _unmap(self, block: KnownBlock) -> None:
@@ -271,7 +274,8 @@ class Session:
         """
         with self._lock:
             if self.ended is None:
-                self.ended = error
+                # A copy: the traceback of the one that is raised keeps every array in its frames alive.
+                self.ended = type(error)(*error.args)
                 self._let_go()
             self.core.lose(error)
         self.transport.shutdown()

@@ -38,15 +38,17 @@ class FakePool:
     fd: int
     top: int = 0
     free: dict[int, list[FakeBlock]] = field(default_factory=dict)
+    memory: Any = None
 
 
 @dataclass
 class FakeBlock:
     id: int
     pool: FakePool
-    offset: int
     size: int
+    export: bytes
     generation: int = 0
+    memory: Any = None
 
 
 @dataclass
@@ -71,6 +73,8 @@ class FakeLease:
 class Service:
     """Listens at `path` until closed."""
 
+    connection_type: type[Connection]
+
     def __init__(self, path: str) -> None:
         self.path = path
         self.epoch = uuid.uuid4().bytes
@@ -92,13 +96,25 @@ class Service:
         self._ids += 1
         return self._ids
 
+    def make_pool(self, request: m.Create) -> FakePool:
+        if request.k != "host":
+            raise Refused("unavailable", "the fake service has no GPU")
+        size = -(-request.mx // PAGE) * PAGE
+        fd = os.memfd_create("poolbridge-fake", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, 1033, SEALS)  # F_ADD_SEALS
+        return FakePool(m.Pool(id=self.new_id(), nm=request.nm, k="host", mx=request.mx, sx=request.sx), fd)
+
+    def make_block(self, pool: FakePool, size: int) -> FakeBlock:
+        return FakeBlock(self.new_id(), pool, size, pool.top.to_bytes(8, "little"))
+
     def _accept(self) -> None:
         while True:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            connection = Connection(self, sock)
+            connection = self.connection_type(self, sock)
             self.connections.append(connection)
             connection.start()
 
@@ -193,14 +209,8 @@ class Connection(threading.Thread):
     def create(self, request: m.Create, fds: list[int]) -> m.Reply:
         if any(pool.info.nm == request.nm for pool in self.service.pools.values()):
             raise Refused("exists")
-        if request.k != "host":
-            raise Refused("unavailable", "the fake service has no GPU")
-        size = -(-request.mx // PAGE) * PAGE
-        fd = os.memfd_create("poolbridge-fake", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, size)
-        fcntl.fcntl(fd, 1033, SEALS)  # F_ADD_SEALS
-        info = m.Pool(id=self.service.new_id(), nm=request.nm, k="host", mx=request.mx, sx=request.sx)
-        pool = self.service.pools[info.id] = FakePool(info, fd)
+        pool = self.service.make_pool(request)
+        self.service.pools[pool.info.id] = pool
         return self.export_pool(request.q, pool, fds)
 
     def export_pool(self, number: int, pool: FakePool, fds: list[int]) -> m.Reply:
@@ -242,7 +252,7 @@ class Connection(threading.Thread):
         else:
             if pool.top + size > pool.info.mx:
                 raise Refused("limit")
-            block = FakeBlock(self.service.new_id(), pool, pool.top, size)
+            block = self.service.make_block(pool, size)
             pool.top += size
         block.generation += 1
         buffer = FakeBuffer(self.service.new_id(), block, nbytes, request.t)
@@ -264,7 +274,7 @@ class Connection(threading.Thread):
         export: Any = msgspec.UNSET
         if block.id not in self.exported:
             self.exported.add(block.id)
-            export = m.Export(d=block.offset.to_bytes(8, "little"))
+            export = m.Export(d=block.export)
         return m.GrantReply(
             q=number,
             l=m.Grant(
@@ -358,3 +368,6 @@ class Connection(threading.Thread):
                 p=tuple(m.PoolStats(p=pool.info, rs=pool.top) for pool in service.pools.values()),
             ),
         )
+
+
+Service.connection_type = Connection

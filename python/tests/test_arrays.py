@@ -52,10 +52,8 @@ def look(capsule: object) -> Seen:
         tensor.data,
         (tensor.device.type, tensor.device.id),
         (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes),
-        *(
-            list((ctypes.c_int64 * tensor.ndim).from_address(at)) if tensor.ndim else []
-            for at in (tensor.shape, tensor.strides)
-        ),
+        entries(tensor.shape, tensor.ndim),
+        entries(tensor.strides, tensor.ndim),
     )
     if versioned:
         seen.version, seen.flags = (managed.major, managed.minor), managed.flags

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from poolbridge import _errors, _messages, _packet
+from poolbridge import _channel_messages, _errors, _messages, _packet
 from poolbridge._errors import ProtocolError
 
 VECTORS = json.loads((Path(__file__).parents[2] / "docs/vectors/v1.json").read_text(encoding="utf-8"))
@@ -26,8 +26,24 @@ REPLIES: dict[str, type[msgspec.Struct]] = {
     "get": _messages.GrantReply,
     "lease": _messages.GrantReply,
     "stats": _messages.StatsReply,
+    "timeline": _channel_messages.TimelineReply,
+    "channel": _channel_messages.ChannelReply,
+    "find": _channel_messages.ChannelReply,
+    "send": _channel_messages.SendReply,
+    "subscribe": _channel_messages.SubscribeReply,
 }
-NOTICES: dict[str, type[msgspec.Struct]] = {"recall": _messages.Recall, "goodbye": _messages.Goodbye}
+NOTICES: dict[str, type[msgspec.Struct]] = {
+    str(kind.__struct_config__.tag): kind
+    for kind in (
+        _messages.Recall,
+        _messages.Goodbye,
+        _channel_messages.Frame,
+        _channel_messages.End,
+        _channel_messages.Lost,
+        _channel_messages.Failed,
+        _channel_messages.Forget,
+    )
+}
 
 
 def message_type(vector: dict[str, Any]) -> type[msgspec.Struct]:
@@ -70,7 +86,7 @@ def test_accepted_packets_decode_to_the_canonical_message(vector):
     assert msgspec.msgpack.decode(_packet.encode(message)) == from_json(vector["message"])
 
 
-_requests = msgspec.msgpack.Decoder(_messages.AnyRequest)
+_requests = msgspec.msgpack.Decoder(_messages.AnyRequest | _channel_messages.ChannelRequest)
 
 
 def take(direction: str, kind: str, packet: bytes) -> None:
@@ -84,6 +100,8 @@ def take(direction: str, kind: str, packet: bytes) -> None:
         return
     if not _packet.decode(packet, _messages.Envelope).q:
         name = _packet.decode(packet, _messages.Notice).n
+        if name not in NOTICES:
+            raise ProtocolError("neither a reply nor a notice")
         _packet.decode(packet, NOTICES[name])
     elif direction == "notice":
         raise ProtocolError("a reply where a notice was expected")

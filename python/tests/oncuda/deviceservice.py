@@ -1,0 +1,65 @@
+"""The small service again, with pools of kind ``device``, as a process of its own: ``deviceservice.py SOCKET``.
+
+It exports through cuda.core. Asked to ``trim``, it recalls every free block, and frees what all sessions have dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+
+from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions
+from fakeservice import Connection, FakeBlock, FakePool, Service
+
+from poolbridge import _cuda
+from poolbridge import _messages as m
+
+
+class DeviceConnection(Connection):
+    def trim(self, request: m.Trim, fds: list[int]) -> m.Reply:
+        pool = self.pool(request.pl)
+        free = [block for blocks in pool.free.values() for block in blocks]
+        for connection in self.service.connections:
+            exported = [block.id for block in free if block.id in connection.exported]
+            if exported:
+                connection.recall(*exported)
+        return m.TrimReply(q=request.q, n=sum(block.size for block in free))
+
+
+class DeviceService(Service):
+    connection_type = DeviceConnection
+
+    def make_pool(self, request: m.Create) -> FakePool:
+        if request.k != "device":
+            return super().make_pool(request)
+        ordinal = int(request.dv or 0)
+        device = Device(ordinal)
+        device.set_current()
+        options = DeviceMemoryResourceOptions(ipc_enabled=True, max_size=request.mx)
+        memory: Any = DeviceMemoryResource(device, options)
+        uuid = _cuda.devices()[ordinal]["uuid"]
+        info = m.Pool(id=self.new_id(), nm=request.nm, k="device", do=ordinal, du=uuid, mx=request.mx, sx=request.sx)
+        return FakePool(info, os.dup(int(memory.allocation_handle)), memory=memory)
+
+    def make_block(self, pool: FakePool, size: int) -> FakeBlock:
+        if pool.memory is None:
+            return super().make_block(pool, size)
+        device = Device(pool.info.do)
+        device.set_current()
+        stream = device.create_stream()
+        buffer = pool.memory.allocate(size, stream=stream)
+        stream.sync()
+        blob = buffer.ipc_descriptor.__reduce__()[1][0]
+        return FakeBlock(self.new_id(), pool, size, blob, memory=buffer)
+
+
+if __name__ == "__main__":
+    running = DeviceService(sys.argv[1])
+    print("ready", flush=True)
+    sys.stdin.read()
+    # Whatever the tests left, the process's end frees.
+    os._exit(0)

@@ -1,0 +1,287 @@
+"""Kind ``device``: imports, arrays, copies and order. Run by `test_device`, or by hand where there is a GPU."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_arrays import look
+
+import poolbridge
+from poolbridge import _cuda
+from poolbridge._mappings import MAPPINGS
+
+DEVICES = _cuda.devices()
+
+
+def test_a_buffer_is_another_processs_memory(client):
+    lease = client.allocate((4, 8), "float32")
+    assert (lease.device, lease.kind, lease.__dlpack_device__()) == ("cuda:0", "device", (2, 0))
+    lease.copy_from(np.arange(32).reshape(4, 8))
+    evidence = lease.evidence()
+    assert evidence["mapped"]
+    assert evidence["route"] == "cuda.core"
+    assert evidence["ordinal"] == 0
+    lease.publish("x")
+    assert client.get("x").to_numpy().tolist() == np.arange(32).reshape(4, 8).tolist()
+
+
+def test_a_worker_process_reads_and_writes_it(device_service, client):
+    lease = client.allocate(1000, "float32")
+    lease.copy_from(np.arange(1000) + 100)
+    lease.publish("x", keep=True)
+    lease.release()
+    code = f"""
+import numpy, poolbridge
+with poolbridge.connect({device_service!r}) as client:
+    with client.get("x", write=True) as lease:
+        assert (lease.to_numpy() == numpy.arange(1000) + 100).all()
+        lease.copy_from(-numpy.arange(1000))
+"""
+    subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={**os.environ, "PYTHONPATH": str(Path(poolbridge.__file__).parents[1])},
+        check=True,
+        timeout=60,
+    )
+    assert (client.get("x").to_numpy() == -np.arange(1000)).all()
+
+
+def test_capsules_say_where_the_memory_is(client):
+    lease = client.allocate((2, 3), "int16")
+    pointer = lease.evidence()["pointer"]
+    for stream in (None, 1, 2, -1, 12345678):
+        seen = look(lease.__dlpack__(stream=stream, max_version=(1, 0)))
+        assert (seen.device, seen.data, seen.shape, seen.strides) == ((2, 0), pointer, [2, 3], [3, 1])
+        assert (seen.version, seen.flags) == ((1, 0), 0)
+    assert look(lease.__dlpack__(dl_device=(2, 0), copy=False)).device == (2, 0)
+    assert look(client.allocate(3, "bfloat16").__dlpack__()).dtype == (4, 16, 1)
+    assert look(client.allocate(3, "bool").__dlpack__()).dtype == (6, 8, 1)
+    for stream in (0, -2):
+        with pytest.raises(ValueError, match="stream"):
+            lease.__dlpack__(stream=stream)
+    with pytest.raises(BufferError):
+        lease.__dlpack__(dl_device=(2, 7))
+
+
+def test_read_only_is_said(client):
+    client.allocate(4).publish("x")
+    lease = client.get("x")
+    assert look(lease.__dlpack__(max_version=(1, 1))).flags == 1
+    with pytest.raises(BufferError, match="legacy"):
+        lease.__dlpack__(stream=1)
+    assert look(lease.view(legacy=True).__dlpack__(stream=1)).version is None
+    assert lease.view().__cuda_array_interface__["data"][1] is True
+
+
+def test_copies_to_the_cpu_and_on_the_device(client):
+    lease = client.allocate(4, "int32")
+    lease.copy_from([1, 2, 3, 4])
+    assert np.from_dlpack(lease, device="cpu").tolist() == [1, 2, 3, 4]
+    assert np.from_dlpack(lease, device="cpu", copy=True).tolist() == [1, 2, 3, 4]
+    with pytest.raises(BufferError, match="copy=False"):
+        np.from_dlpack(lease, device="cpu", copy=False)
+    seen = look(lease.__dlpack__(max_version=(1, 0), copy=True))
+    assert (seen.device, seen.flags) == ((2, 0), 2)
+    assert seen.data is not None
+    assert seen.data != lease.evidence()["pointer"]
+    out = np.empty(4, np.int32)
+    _cuda.copy_to_host(0, out, seen.data)
+    assert out.tolist() == [1, 2, 3, 4]
+    assert lease.arrays == 0
+    with pytest.raises(TypeError, match="cuda:0"):
+        np.asarray(lease)
+    with pytest.raises(TypeError, match="cuda:0"):
+        lease.memoryview()
+
+
+def test_bfloat16(client):
+    lease = client.allocate(3, "bfloat16")
+    lease.copy_from([1.5, -2.0, 0.0])
+    assert lease.to_numpy().tolist() == [1.5, -2.0, 0.0]
+    assert not hasattr(lease, "__cuda_array_interface__")
+    seen = look(lease.__dlpack__(dl_device=(1, 0), max_version=(1, 0)))
+    assert (seen.device, seen.dtype, seen.flags) == ((1, 0), (4, 16, 1), 2)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2)])
+def test_small_shapes(client, shape):
+    lease = client.allocate(shape, "float64")
+    lease.copy_from(np.full(shape, 2.5))
+    assert lease.to_numpy().tolist() == np.full(shape, 2.5).tolist()
+    interface = lease.view().__cuda_array_interface__
+    assert (interface["data"][0] == 0) == (lease.size == 0)
+
+
+def test_the_cuda_array_interface(client):
+    lease = client.allocate((2, 3), "float32")
+    view = lease.view()
+    assert view.__cuda_array_interface__ == {
+        "version": 3,
+        "shape": (2, 3),
+        "typestr": "<f4",
+        "strides": None,
+        "data": (lease.evidence()["pointer"], False),
+        "stream": None,
+    }
+    assert not hasattr(view, "__array_interface__")
+    del view
+    assert lease.__cuda_array_interface__["shape"] == (2, 3)
+    with pytest.raises(poolbridge.LeaseInUseError, match="force=True"):
+        lease.release()
+    lease.release(force=True)
+
+
+def test_cuda_core_takes_it(client):
+    from cuda.core.utils import StridedMemoryView
+
+    lease = client.allocate((2, 3), "float32")
+    view = StridedMemoryView.from_dlpack(lease, stream_ptr=1)
+    assert (view.ptr, view.shape, view.device_id, view.readonly) == (lease.evidence()["pointer"], (2, 3), 0, False)
+    assert lease.arrays == 1
+    other = client.allocate((2, 3), "float32")
+    lease.copy_from(np.arange(6).reshape(2, 3))
+    other.copy_from(view)
+    other.copy_from(lease)
+    other.copy_from(lease.view())
+    assert other.to_numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
+    wide = client.allocate((2, 3), "float64")
+    wide.copy_from(lease)
+    assert wide.to_numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
+    del view
+    assert lease.arrays == 0
+
+
+def test_host_and_device_copy_into_each_other(client):
+    client.create_pool("cpu", max_bytes=1 << 20)
+    host = client.allocate(5, "int64", pool="cpu")
+    device = client.allocate(5, "int64")
+    host.copy_from([1, 2, 3, 4, 5])
+    device.copy_from(host)
+    host.copy_from(0)
+    host.copy_from(device)
+    assert host.to_numpy().tolist() == [1, 2, 3, 4, 5]
+
+
+def test_one_import_however_many_clients_and_threads(device_service, client):
+    client.allocate(16).publish("x", keep=True)
+    before = dict(MAPPINGS.imports)
+    found = []
+
+    def work() -> None:
+        with poolbridge.connect(device_service) as other:
+            leases = [other.get("x") for _ in range(3)]
+            found.append({lease.evidence()["pointer"] for lease in leases})
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    keep = client.get("x")
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert MAPPINGS.imports["blocks"] == before["blocks"]
+    assert found == [{keep.evidence()["pointer"]}] * 8
+    assert keep.to_numpy().shape == (16,)
+
+
+def test_a_recalled_block_is_unmapped_and_imported_again(client):
+    lease = client.allocate(16)
+    lease.copy_from(1)
+    lease.release()
+    before = MAPPINGS.imports["blocks"]
+    assert client.trim() > 0
+    client.stats()
+    client.stats()
+    again = client.allocate(16)
+    assert MAPPINGS.imports["blocks"] == before + 1
+    again.copy_from(3)
+    assert again.to_numpy()[0] == 3
+
+
+def test_dropping_the_last_array_releases(client):
+    capsule = client.allocate(16).__dlpack__(max_version=(1, 0))
+    client.stats()
+    gc.collect()
+    assert client.stats().leases == 1
+    del capsule
+    for _ in range(200):
+        if not client.stats().leases:
+            break
+    else:
+        pytest.fail("the lease was not released")
+
+
+def test_the_callers_context_stays_as_it_was(client):
+    from cuda.bindings import driver
+
+    def current() -> int:
+        result, context = driver.cuCtxGetCurrent()
+        assert result == driver.CUresult.CUDA_SUCCESS
+        return int(context)
+
+    def work() -> None:
+        lease = client.allocate(16)
+        lease.copy_from(1)
+        lease.to_numpy()
+        lease.__dlpack__(copy=True)
+        seen.append(current())
+
+    seen: list[int] = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [0]
+
+
+def test_the_public_route_leads_to_the_same_memory(device_service, client, monkeypatch):
+    monkeypatch.setattr(_cuda, "_core_descriptors", lambda: None)
+    with poolbridge.connect(device_service) as other:
+        other.create_pool("second", kind="device", max_bytes=1 << 20)
+        lease = other.allocate(16, "float32")
+        assert lease.evidence()["route"] == "cuda.bindings"
+        assert lease.evidence()["mapped"]
+        lease.copy_from(np.arange(16))
+        lease.publish("y", keep=True)
+    monkeypatch.undo()
+    assert client.get("y").to_numpy().tolist() == list(range(16))
+
+
+@pytest.mark.skipif(len(DEVICES) < 2, reason="needs two GPUs")
+def test_a_gpu_is_found_by_its_uuid(device_service, client):
+    client.create_pool("second", kind="device", device=1, max_bytes=1 << 20)
+    lease = client.allocate(16, pool="second")
+    assert lease.device == "cuda:1"
+    lease.copy_from(np.arange(16))
+    lease.publish("y", keep=True)
+    code = f"""
+import numpy, poolbridge
+with poolbridge.connect({device_service!r}) as client:
+    lease = client.get("y")
+    assert lease.device == "cuda:0", lease.device
+    assert (lease.to_numpy() == numpy.arange(16)).all()
+    lease.release()
+    client.create_pool("first", kind="device", max_bytes=1 << 20)
+    try:
+        client.allocate(1, pool="first")
+    except poolbridge.DeviceNotVisibleError as error:
+        assert {DEVICES[0]["uuid"]!r} in str(error) and "CUDA_VISIBLE_DEVICES" in str(error)
+    else:
+        raise AssertionError("it was visible")
+    assert client.stats().leases == 1
+"""
+    subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(poolbridge.__file__).parents[1]),
+            "CUDA_VISIBLE_DEVICES": "1",
+        },
+        check=True,
+        timeout=60,
+    )

@@ -1,0 +1,65 @@
+"""Device memory without a GPU: what is missing is said, and on the simulated driver everything works."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import poolbridge
+from poolbridge import _consumers, _cuda
+
+HERE = Path(__file__).parent
+SIMULATION = HERE.parents[1] / "build" / "simcuda"
+
+
+def has_driver() -> bool:
+    try:
+        return bool(_cuda.devices())
+    except poolbridge.UnavailableError:
+        return False
+
+
+def test_on_the_simulated_driver():
+    """In a process of its own: a driver is found when it is first asked for, and stays."""
+    if importlib.util.find_spec("cuda") is None:
+        pytest.skip("the packages of poolbridge[cuda] are not installed")
+    if not (SIMULATION / "libcuda.so.1").exists():
+        pytest.skip("the simulated driver is not built: make simcuda")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "oncuda")],
+        env={**os.environ, "LD_LIBRARY_PATH": str(SIMULATION)},
+        cwd=HERE.parents[1],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=55,
+    )
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
+
+
+@pytest.mark.skipif(has_driver(), reason="there is a driver here")
+def test_without_a_driver_a_typed_error_says_what_is_missing(service, client):
+    info = {"id": 900, "nm": "gpu", "k": "device", "du": "GPU-1", "mx": 1 << 16}
+    service.tricks["open"] = lambda c, r: c.send(msgspec.msgpack.encode({"q": r.q, "p": info}))
+    grant = {
+        "id": 7, "bf": 1, "ge": 1, "wr": True, "pl": 900, "bl": 5, "bs": 4096, "n": 4,
+        "t": {"dt": "int32"}, "x": {"d": bytes(64)},
+    }  # fmt: skip
+    service.tricks["alloc"] = lambda c, r: c.send(msgspec.msgpack.encode({"q": r.q, "l": grant}))
+    client.open_pool("gpu")
+    with pytest.raises(poolbridge.UnavailableError, match=r"libcuda|poolbridge\[cuda\]"):
+        client.allocate((), "int32", pool="gpu")
+    client.stats()
+    assert not client.closed
+
+
+def test_a_consumer_that_is_not_installed_is_named():
+    with pytest.raises(poolbridge.UnavailableError, match="'tensorflow'"):
+        _consumers.load("tensorflow")
