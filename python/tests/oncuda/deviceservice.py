@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
-
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions
 from fakeservice import Connection, FakeBlock, FakePool, Service

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,28 @@ from poolbridge import _cuda
 from poolbridge._mappings import MAPPINGS
 
 DEVICES = _cuda.devices()
+PACKAGE = Path(poolbridge.__file__).parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{PACKAGE}:{Path(__file__).parents[1]}"}
+
+
+@pytest.fixture
+def device_service(tmp_path: Path) -> Iterator[str]:
+    path = str(tmp_path / "d.sock")
+    script = str(Path(__file__).with_name("deviceservice.py"))
+    with subprocess.Popen(
+        [sys.executable, script, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield path
+        process.communicate(timeout=10)
+
+
+@pytest.fixture
+def client(device_service: str) -> Iterator[poolbridge.Client]:
+    with poolbridge.connect(device_service, timeout=10) as connected:
+        connected.create_pool("gpu", kind="device", max_bytes=64 << 20)
+        yield connected
 
 
 def test_a_buffer_is_another_processs_memory(client):
@@ -46,7 +69,7 @@ with poolbridge.connect({device_service!r}) as client:
 """
     subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
-        env={**os.environ, "PYTHONPATH": str(Path(poolbridge.__file__).parents[1])},
+        env=ENVIRONMENT,
         check=True,
         timeout=60,
     )
@@ -277,11 +300,7 @@ with poolbridge.connect({device_service!r}) as client:
 """
     subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(Path(poolbridge.__file__).parents[1]),
-            "CUDA_VISIBLE_DEVICES": "1",
-        },
+        env={**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": "1"},
         check=True,
         timeout=60,
     )
