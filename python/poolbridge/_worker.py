@@ -84,6 +84,7 @@ class Worker:
                 "written": written,
             }
             del array
+        self._settle()
         return {**answer, "seconds": round(time.monotonic() - started, 6)}
 
     def hold(self, task: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +98,12 @@ class Worker:
         held, self._held = self._held, []
         for lease in held:
             lease.release(failed=bool(task.get("failed")))
+        self._settle()
         return {"released": len(held)}
+
+    def _settle(self) -> None:
+        """Answer only when the service has seen the releases, which are not answered themselves."""
+        self._connected.stats()
 
     def carry_out(self, line: str) -> dict[str, Any]:
         """Carry out one task; an exception becomes an answer."""
