@@ -63,6 +63,9 @@ $(GOLANGCI):
 	GOBIN=$(abspath build/tools) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
 	mv build/tools/golangci-lint $@
 
+bench: bin/poolsvc $(VENV)/installed ## measure on host memory, beside queues and shared memory of Python
+	bin/poolsvc bench --python $(PY) --kind host
+
 fuzz: ## fuzz the packet checker and decoder, a minute each
 	$(GO) test -run '^$$' -fuzz FuzzDecodeRequest -fuzztime 1m ./bridge/wire
 	$(GO) test -run '^$$' -fuzz FuzzCheckAgainstDecoder -fuzztime 1m ./bridge/wire

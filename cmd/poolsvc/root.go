@@ -25,13 +25,14 @@ func newRoot() *cobra.Command {
   poolsvc export    save where a buffer is, for programs that are no clients
   poolsvc import    read what such a file names
   poolsvc doctor    what this machine has, and what to do about what it lacks
+  poolsvc bench     what it costs here, beside what there is without it
 
 The service listens on $POOLBRIDGE_SOCKET, else on poolbridge/poolsvc.sock below $XDG_RUNTIME_DIR, else on
 poolbridge-UID/poolsvc.sock below the temporary directory.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newServe(), newVerify(), newPools(), newExport(), newImport(), newDoctor(), newWorker(), newVersion())
+	root.AddCommand(newServe(), newVerify(), newPools(), newExport(), newImport(), newDoctor(), newBench(), newWorker(), newVersion())
 	return root
 }
 

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/bench"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func newBench() *cobra.Command {
+	o := bench.Options{Alternatives: true}
+	var (
+		asJSON bool
+		plots  string
+		kinds  []string
+		sizes  []string
+	)
+	c := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure what sharing memory costs on this machine",
+		Long: `Measure hand-overs, allocations, growth and start-up, and beside them, in the same run, what users have without poolbridge:
+queues, shared memory and sockets between two Python processes, each as well as it can be done.
+
+Times are medians and percentiles in microseconds. The ratios say how many times better poolbridge is.`,
+		Example: `  poolsvc bench
+  poolsvc bench --kind host --only hand-over --size 1MiB
+  poolsvc bench --python ~/venv/bin/python --json > bench.json`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			for _, k := range kinds {
+				o.Kinds = append(o.Kinds, mempool.Kind(k))
+			}
+			for _, text := range sizes {
+				var size byteSize
+				if err := size.Set(text); err != nil {
+					return err
+				}
+				o.Sizes = append(o.Sizes, uint64(size))
+			}
+			self, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			o.Poolsvc = self
+			o.Progress = c.OutOrStdout()
+			if asJSON {
+				o.Progress = c.ErrOrStderr()
+			}
+			report, err := bench.Run(c.Context(), o)
+			if err != nil {
+				return err
+			}
+			if plots != "" {
+				if err := report.WritePlots(plots); err != nil {
+					return err
+				}
+			}
+			if asJSON {
+				return writeJSON(c.OutOrStdout(), report)
+			}
+			fmt.Fprintln(c.OutOrStdout())
+			report.PrintRatios(c.OutOrStdout())
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.Python, "python", defaultPython(), "the workers' Python interpreter, with the poolbridge package")
+	f.StringVar(&o.Device, "device", "0", "GPU to use, an ordinal or a UUID")
+	f.StringSliceVar(&kinds, "kind", nil, fmt.Sprintf("kinds of memory, of %v (default host,device)", mempool.Kinds()))
+	f.StringSliceVar(&o.Only, "only", nil, "workloads, of "+strings.Join(bench.Workloads(), ", ")+" (default all)")
+	f.StringSliceVar(&sizes, "size", nil, "sizes of buffers that are handed over (default 4KiB,64KiB,1MiB,16MiB,64MiB,1GiB)")
+	f.DurationVar(&o.Time, "time", time.Second, "time of one measurement, about")
+	f.IntVar(&o.MaxBuffers, "max-buffers", 100_000, "most live buffers that growth goes to")
+	f.IntVar(&o.MaxSessions, "max-sessions", 500, "most sessions that growth goes to")
+	f.BoolVar(&o.Alternatives, "alternatives", true, "measure what users have without poolbridge too")
+	f.StringVar(&plots, "plots", "", "folder to write plots into, as SVG")
+	f.BoolVar(&asJSON, "json", false, "print JSON; progress goes to standard error")
+	return c
+}

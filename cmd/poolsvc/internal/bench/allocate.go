@@ -1,0 +1,103 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// allocateBytes is the size of the buffers of workload (d).
+const allocateBytes = 64 << 10
+
+// pipelined is how many requests are under way where they are pipelined.
+const pipelined = 16
+
+// allocate measures workload (d): buffers are allocated and released, nothing else.
+func allocate(ctx context.Context, s *scene) error {
+	room := s.poolSpec(allocateBytes * (pipelined + 4))
+	src, err := startInside(s.newSocket(), room)
+	if err != nil {
+		return err
+	}
+	d, err := s.allocateFrom(ctx, src)
+	if err = errors.Join(err, src.close()); err != nil {
+		return err
+	}
+	s.add(d, "allocate/go", allocateBytes, embedded)
+	return s.withService(ctx, func(svc *service) error {
+		src, err := dialOutside(ctx, svc.socket, &room)
+		if err != nil {
+			return err
+		}
+		if d, err = s.allocateFrom(ctx, src); err == nil {
+			s.add(d, "allocate/go", allocateBytes, apart)
+			if d, err = s.allocatePipelined(ctx, src); err == nil {
+				s.add(d, "allocate/go/16 at a time", allocateBytes, apart)
+				d, err = s.allocateInPython(ctx, src)
+			}
+		}
+		if err = errors.Join(err, src.close()); err == nil {
+			s.add(d, "allocate/python", allocateBytes, apart)
+		}
+		return err
+	})
+}
+
+func (s *scene) allocateFrom(ctx context.Context, src source) (Durations, error) {
+	watch := newStopwatch(s.Time)
+	for watch.more() {
+		start := time.Now()
+		b, err := src.allocate(ctx, mempool.Bytes(allocateBytes))
+		if err == nil {
+			err = b.Release(false)
+		}
+		if err != nil {
+			return Durations{}, err
+		}
+		watch.took(time.Since(start))
+	}
+	return watch.durations(), nil
+}
+
+// allocatePipelined has several goroutines allocate over one connection.
+func (s *scene) allocatePipelined(ctx context.Context, src source) (Durations, error) {
+	all := make([]Durations, pipelined)
+	start := time.Now()
+	var g errgroup.Group
+	for i := range all {
+		g.Go(func() (err error) {
+			all[i], err = s.allocateFrom(ctx, src)
+			return err
+		})
+	}
+	err := g.Wait()
+	var sum Durations
+	for _, d := range all {
+		sum.Each = append(sum.Each, d.Each...)
+		sum.Elapsed = max(sum.Elapsed, d.Elapsed)
+	}
+	sum.Elapsed = min(sum.Elapsed, time.Since(start))
+	return sum, err
+}
+
+// samples is the answer of a worker that measured.
+type samples struct {
+	Samples []time.Duration `json:"samples"`
+	Elapsed time.Duration   `json:"elapsed"`
+}
+
+func (s samples) durations() Durations { return Durations{Each: s.Samples, Elapsed: s.Elapsed} }
+
+func (s *scene) allocateInPython(ctx context.Context, src source) (Durations, error) {
+	w, err := startWorker(ctx, s.Python, src.socket())
+	if err != nil {
+		return Durations{}, err
+	}
+	var a samples
+	err = w.do(map[string]any{"task": "allocate", "pool": poolName, "bytes": allocateBytes, "seconds": s.Time.Seconds()}, &a)
+	return a.durations(), errors.Join(err, w.stop())
+}

@@ -1,0 +1,145 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/verify"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// workload is one of the things that are measured.
+type workload struct {
+	name string
+	run  func(context.Context, *scene) error
+}
+
+var workloads []workload
+
+func init() { // not where it is declared: Options name them
+	workloads = []workload{
+		{"hand-over", handOver},
+		{"allocate", allocate},
+		{"growth", growth},
+		{"start-up", startUp},
+	}
+}
+
+// embedded and apart are the systems whose service runs in the Go program that produces, and in a process of its own.
+const (
+	embedded = "poolbridge"
+	apart    = "poolbridge, service apart"
+)
+
+// scene is what one kind is measured in.
+type scene struct {
+	Options
+	kind     mempool.Kind
+	consumer string // the workers' array library
+	dir      string
+	sockets  int
+	report   *Report
+}
+
+// add notes a result.
+func (s *scene) add(d Durations, workload string, bytes uint64, system string) {
+	s.addResult(d.result(workload, string(s.kind), bytes, system))
+}
+
+func (s *scene) addResult(r Result) {
+	s.report.Results = append(s.report.Results, r)
+	if s.Progress != nil {
+		r.print(s.Progress)
+	}
+}
+
+func (s *scene) skip(workload, system, reason string) {
+	s.report.Skipped = append(s.report.Skipped, Skipped{Workload: workload, Kind: string(s.kind), System: system, Reason: reason})
+	if s.Progress != nil {
+		fmt.Fprintf(s.Progress, "skipped  %-8s %s: %s\n", s.kind, system, reason)
+	}
+}
+
+// newSocket is a path that nobody else uses.
+func (s *scene) newSocket() string {
+	s.sockets++
+	return filepath.Join(s.dir, strconv.Itoa(s.sockets), "poolsvc.sock")
+}
+
+// poolSpec is a pool with room for some buffers.
+func (s *scene) poolSpec(room uint64) mempool.PoolSpec {
+	spec := mempool.PoolSpec{Name: poolName, Kind: s.kind, MaxBytes: room*9/8 + 32<<20} // blocks come in size classes
+	if s.kind != mempool.Host {
+		spec.Device = s.Device
+	}
+	return spec
+}
+
+// poolName is the name of the one pool of a service that is measured.
+const poolName = "bench"
+
+// Run measures everything that can be measured here. Its error is for what kept it from that.
+func Run(ctx context.Context, o Options) (report *Report, err error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "poolbridge-bench-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	report = &Report{Machine: verify.Describe(), Results: []Result{}, Ratios: []Ratio{}, Service: []Footprint{}, Skipped: []Skipped{}}
+	probed, err := probe(ctx, o.Python)
+	if err != nil {
+		return nil, err
+	}
+	report.Machine.Python, report.Machine.Packages = probed.Python, probed.Packages
+	if o.Progress != nil {
+		printHead(o.Progress)
+	}
+	for i, kind := range o.kinds() {
+		s := &scene{Options: o, kind: kind, dir: filepath.Join(dir, string(kind)), report: report}
+		if err := s.measure(ctx, probed); err != nil {
+			return report, fmt.Errorf("kind %s: %w", o.kinds()[i], err)
+		}
+	}
+	report.Ratios = ratios(report)
+	return report, nil
+}
+
+// measure runs the workloads of one kind, if it can.
+func (s *scene) measure(ctx context.Context, p *probed) error {
+	device := s.Device
+	if s.kind == mempool.Host {
+		device = ""
+	}
+	err := s.kind.Probe(device)
+	consumers := p.Consumers[string(s.kind)]
+	switch {
+	case errors.Is(err, mempool.ErrUnavailable):
+		s.skip("", embedded, err.Error())
+		return nil
+	case err != nil:
+		return err
+	case len(consumers) == 0:
+		s.skip("", embedded, fmt.Sprintf("%s has no package that can use this kind: %s", s.Python, p.Missing[string(s.kind)]))
+		return nil
+	}
+	s.consumer = consumers[0]
+	for _, w := range workloads {
+		if !s.wants(w.name) {
+			continue
+		}
+		if err := w.run(ctx, s); err != nil {
+			return fmt.Errorf("%s: %w", w.name, err)
+		}
+	}
+	if s.Alternatives {
+		return alternatives(ctx, s)
+	}
+	return nil
+}

@@ -1,0 +1,107 @@
+package bench
+
+import (
+	"encoding/json"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func TestPercentileIsTheNearestRank(t *testing.T) {
+	hundred := make([]time.Duration, 100)
+	for i := range hundred {
+		hundred[i] = time.Duration(100 - i)
+	}
+	for _, c := range []struct {
+		each  []time.Duration
+		share float64
+		want  time.Duration
+	}{
+		{nil, 0.5, 0},
+		{[]time.Duration{7}, 0.999, 7},
+		{[]time.Duration{2, 1}, 0.5, 1},
+		{[]time.Duration{3, 1, 2}, 0.5, 2},
+		{[]time.Duration{9, 1}, 0.99, 9},
+		{hundred, 0.99, 99},
+	} {
+		assert.Equal(t, c.want, Durations{Each: c.each}.Percentile(c.share), "%v of %v", c.share, c.each)
+	}
+}
+
+func TestResultOfFewMeasurementsHasNoP999(t *testing.T) {
+	d := Durations{Each: []time.Duration{3000, 1000, 2000}, Elapsed: time.Millisecond}
+	r := d.result("hand-over", "host", 4, "x")
+	assert.Equal(t, 3000.0, r.PerSecond)
+	text, err := json.Marshal(r)
+	require.NoError(t, err)
+	assert.JSONEq(t, `{"workload": "hand-over", "kind": "host", "bytes": 4, "system": "x", "p50_us": 2, "p99_us": 3,
+		"per_second": 3000, "samples": 3}`, string(text))
+	d.Each = slices.Repeat(d.Each, 400)
+	assert.Equal(t, 3.0, *d.result("hand-over", "host", 4, "x").P999)
+}
+
+func TestStopwatchForgetsTheWarmUp(t *testing.T) {
+	w := newStopwatch(time.Nanosecond)
+	rounds := 0
+	for w.more() {
+		w.took(time.Duration(rounds))
+		rounds++
+	}
+	d := w.durations()
+	assert.Len(t, d.Each, leastSamples)
+	assert.Greater(t, rounds, leastSamples, "the first is no measurement")
+	assert.NotContains(t, d.Each, time.Duration(0))
+}
+
+func TestRatiosCompareMediansWithTargets(t *testing.T) {
+	of := func(system string, p50 float64) Result {
+		return Result{Workload: "hand-over", Kind: "host", Bytes: 1 << 20, System: system, P50: &p50}
+	}
+	r := &Report{Results: []Result{of(embedded, 50), of("multiprocessing.Queue", 1500), of("multiprocessing.shared_memory", 100)}}
+	got := ratios(r)
+	require.Len(t, got, 2, "what was not measured is not compared")
+	assert.Equal(t, Ratio{Workload: "hand-over", Kind: "host", Bytes: 1 << 20, Against: "multiprocessing.Queue", Ratio: 30, Target: 20, Met: true}, got[0])
+	assert.Equal(t, 2.0, got[1].Ratio)
+	assert.False(t, got[1].Met)
+}
+
+func TestRatiosOfGrowth(t *testing.T) {
+	few, many := 100.0, 120.0
+	r := &Report{
+		Results: []Result{
+			{Workload: growthName(10, 1), Kind: "host", Bytes: growthBytes, System: apart, P50: &few},
+			{Workload: growthName(50, 5), Kind: "host", Bytes: growthBytes, System: apart, P50: &many},
+		},
+		Service: []Footprint{
+			{Kind: "host", State: "idle", Buffers: 10, Sessions: 1, RSSBytes: 16 << 20, Seconds: 1},
+			{Kind: "host", State: "busy", Buffers: 10, Sessions: 1, RSSBytes: 512 << 20, Seconds: 1, CPUSeconds: 1},
+			{Kind: "host", State: "idle", Buffers: 50, Sessions: 5, RSSBytes: 256 << 20, Seconds: 1, CPUSeconds: 0.5},
+		},
+	}
+	got := ratios(r)
+	require.Len(t, got, 3)
+	assert.InDelta(t, 1.25, got[0].Ratio, 1e-9)
+	assert.True(t, got[0].Met)
+	assert.Equal(t, 0.5, got[1].Ratio)
+	assert.False(t, got[1].Met)
+	assert.InDelta(t, 0.002, got[2].Ratio, 1e-9)
+	assert.False(t, got[2].Met)
+}
+
+func TestOptionsNameWhatThereIs(t *testing.T) {
+	assert.NoError(t, Options{Time: 1, Only: Workloads()}.Validate())
+	assert.ErrorContains(t, Options{Time: 1, Only: []string{"speed"}}.Validate(), "hand-over")
+	assert.ErrorContains(t, Options{Time: 1, Kinds: []mempool.Kind{"core"}}.Validate(), "host")
+	assert.Error(t, Options{}.Validate(), "measurements take time")
+}
+
+func TestSizesForPeople(t *testing.T) {
+	for bytes, want := range map[uint64]string{0: "", 12: "12 B", 1 << 10: "1 KiB", 1 << 20: "1 MiB", 3 << 30: "3 GiB", 1025: "1025 B"} {
+		assert.Equal(t, want, sizeOf(bytes))
+	}
+}

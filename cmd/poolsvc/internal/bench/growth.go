@@ -1,0 +1,150 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// The hand-overs of workload (e), and the buffers that live meanwhile.
+const (
+	growthBytes  = 1 << 20
+	ballastBytes = 4 << 10
+)
+
+// growth measures workload (e): what many live buffers and sessions do to a hand-over, and what they cost the service.
+func growth(ctx context.Context, s *scene) error {
+	return s.withService(ctx, func(svc *service) error {
+		g := &grown{scene: s, svc: svc}
+		spec := s.poolSpec(growthBytes*underWay + uint64(s.MaxBuffers)*ballastBytes)
+		var err error
+		if g.producer, err = dialOutside(ctx, svc.socket, &spec); err == nil {
+			err = g.steps(ctx)
+		}
+		return errors.Join(err, g.close())
+	})
+}
+
+// grown is a service that has more and more to do.
+type grown struct {
+	*scene
+	svc      *service
+	producer *outside
+	clients  []*outside
+	ballast  []buffer
+}
+
+func (g *grown) close() error {
+	var errs []error
+	for _, c := range g.clients {
+		errs = append(errs, c.close())
+	}
+	if g.producer != nil {
+		errs = append(errs, g.producer.close())
+	}
+	return errors.Join(errs...)
+}
+
+func (g *grown) steps(ctx context.Context) error {
+	for _, step := range []struct{ buffers, sessions int }{
+		{10, 1}, {1000, 1}, {10_000, 1}, {100_000, 1}, {100_000, 100}, {100_000, 500},
+	} {
+		buffers, sessions := min(step.buffers, g.MaxBuffers), min(step.sessions, g.MaxSessions)
+		if err := g.grow(ctx, buffers, sessions); err != nil {
+			return fmt.Errorf("growing to %d buffers and %d sessions: %w", buffers, sessions, err)
+		}
+		if err := g.step(ctx, buffers, sessions); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// grow makes more buffers and sessions.
+func (g *grown) grow(ctx context.Context, buffers, sessions int) error {
+	for len(g.clients) < sessions {
+		c, err := dialOutside(ctx, g.svc.socket, nil)
+		if err != nil {
+			return err
+		}
+		g.clients = append(g.clients, c)
+	}
+	missing := make([]buffer, max(0, buffers-len(g.ballast)))
+	var eg errgroup.Group
+	eg.SetLimit(pipelined)
+	const part = 1000
+	for from := 0; from < len(missing); from += part {
+		eg.Go(func() (err error) {
+			for i := from; i < min(from+part, len(missing)) && err == nil; i++ {
+				missing[i], err = g.clients[0].allocate(ctx, mempool.Bytes(ballastBytes))
+			}
+			return err
+		})
+	}
+	err := eg.Wait()
+	g.ballast = append(g.ballast, missing...)
+	return err
+}
+
+// growthName is the workload's name with so many buffers and sessions.
+func growthName(buffers, sessions int) string {
+	return fmt.Sprintf("growth/%d buffers/%d sessions", buffers, sessions)
+}
+
+// step measures the service as it is: idle, and busy with hand-overs.
+func (g *grown) step(ctx context.Context, buffers, sessions int) error {
+	settle := min(g.Time, 300*time.Millisecond)
+	time.Sleep(settle)
+	if err := g.footprint("idle", buffers, sessions, func() error {
+		time.Sleep(2 * g.Time)
+		return nil
+	}); err != nil {
+		return err
+	}
+	w, err := startWorker(ctx, g.Python, g.svc.socket)
+	if err != nil {
+		return err
+	}
+	var d Durations
+	err = g.footprint("busy", buffers, sessions, func() (err error) {
+		d, err = g.handOverTo(ctx, g.producer, w, growthBytes, fmt.Sprintf("growth %d %d ", buffers, sessions))
+		return err
+	})
+	if err = errors.Join(err, w.stop()); err == nil {
+		g.add(d, growthName(buffers, sessions), growthBytes, apart)
+	}
+	return err
+}
+
+// footprint notes what the service took while f ran.
+func (g *grown) footprint(state string, buffers, sessions int, f func() error) error {
+	before, err := g.svc.cpu()
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	if err := f(); err != nil {
+		return err
+	}
+	elapsed := time.Since(start)
+	after, err := g.svc.cpu()
+	if err != nil {
+		return err
+	}
+	rss, err := g.svc.rss()
+	if err != nil {
+		return err
+	}
+	p := Footprint{Kind: string(g.kind), State: state, Buffers: buffers, Sessions: sessions, RSSBytes: rss,
+		CPUSeconds: (after - before).Seconds(), Seconds: elapsed.Seconds()}
+	g.report.Service = append(g.report.Service, p)
+	if g.Progress != nil {
+		p.print(g.Progress)
+	}
+	return nil
+}

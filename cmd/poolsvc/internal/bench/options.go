@@ -1,0 +1,80 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Options says what to measure.
+type Options struct {
+	// Python is the workers' interpreter, which has the poolbridge package.
+	Python string
+	// Poolsvc is the program that is run where a service of its own is measured.
+	Poolsvc string
+	// Device is the GPU to use, an ordinal or a UUID.
+	Device string
+	// Kinds to measure; empty for host and device.
+	Kinds []mempool.Kind
+	// Only names the workloads to run; empty for all.
+	Only []string
+	// Sizes of buffers that are handed over, in bytes; empty for 4 KiB to 1 GiB.
+	Sizes []uint64
+	// Time that one measurement takes, about.
+	Time time.Duration
+	// Most live buffers and sessions that growth goes to.
+	MaxBuffers, MaxSessions int
+	// Alternatives are measured too.
+	Alternatives bool
+	// Progress is told each result as it comes; nil for nobody.
+	Progress io.Writer
+}
+
+// Workloads are the names that Only may have.
+func Workloads() []string {
+	names := make([]string, len(workloads))
+	for i, w := range workloads {
+		names[i] = w.name
+	}
+	return names
+}
+
+// Validate says whether o can be carried out.
+func (o Options) Validate() error {
+	for _, name := range o.Only {
+		if !slices.Contains(Workloads(), name) {
+			return fmt.Errorf("there is no workload %q: expected one of %s", name, strings.Join(Workloads(), ", "))
+		}
+	}
+	for _, kind := range o.Kinds {
+		if !slices.Contains(mempool.Kinds(), kind) {
+			return fmt.Errorf("there is no kind %q of memory: expected one of %v", kind, mempool.Kinds())
+		}
+	}
+	if o.Time <= 0 {
+		return fmt.Errorf("the time of a measurement is more than 0, not %v", o.Time)
+	}
+	return nil
+}
+
+func (o Options) kinds() []mempool.Kind {
+	if len(o.Kinds) > 0 {
+		return o.Kinds
+	}
+	return []mempool.Kind{mempool.Host, mempool.Device}
+}
+
+func (o Options) sizes() []uint64 {
+	if len(o.Sizes) > 0 {
+		return o.Sizes
+	}
+	return []uint64{4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 1 << 30}
+}
+
+func (o Options) wants(workload string) bool {
+	return len(o.Only) == 0 || slices.Contains(o.Only, workload)
+}

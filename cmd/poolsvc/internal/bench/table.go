@@ -1,0 +1,67 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+)
+
+func printHead(w io.Writer) {
+	fmt.Fprintf(w, "%-34s %-7s %10s %11s %11s %11s %11s  %s\n", "workload", "kind", "size", "p50 µs", "p99 µs", "p99.9 µs", "a second", "system")
+}
+
+// print writes one line for a person.
+func (r Result) print(w io.Writer) {
+	fmt.Fprintf(w, "%-34s %-7s %10s %11s %11s %11s %11.0f  %s\n",
+		r.Workload, r.Kind, sizeOf(r.Bytes), number(r.P50), number(r.P99), number(r.P999), r.PerSecond, r.System)
+}
+
+func (p Footprint) print(w io.Writer) {
+	fmt.Fprintf(w, "  service %s with %d buffers and %d sessions: %.1f MiB of its own, %.3f ms of CPU in %.2f s\n",
+		p.State, p.Buffers, p.Sessions, float64(p.RSSBytes)/(1<<20), p.CPUSeconds*1e3, p.Seconds)
+}
+
+func (r Ratio) print(w io.Writer) {
+	verdict := "MISSED"
+	switch {
+	case r.Target == 0:
+		verdict = "" // no target: only to know
+	case r.Met:
+		verdict = "met"
+	}
+	target := ""
+	if r.Target > 0 {
+		target = fmt.Sprintf("at least %g", r.Target)
+	}
+	fmt.Fprintf(w, "%-34s %-7s %10s %9.2f × %-14s %-7s against %s\n", r.Workload, r.Kind, sizeOf(r.Bytes), r.Ratio, target, verdict, r.Against)
+}
+
+// PrintRatios writes the ratios for a person.
+func (r *Report) PrintRatios(w io.Writer) {
+	for _, ratio := range r.Ratios {
+		ratio.print(w)
+	}
+}
+
+func number(us *float64) string {
+	if us == nil {
+		return ""
+	}
+	return strconv.FormatFloat(*us, 'f', 1, 64)
+}
+
+// sizeOf is a number of bytes for a person.
+func sizeOf(bytes uint64) string {
+	for _, unit := range []struct {
+		name  string
+		shift uint
+	}{{"GiB", 30}, {"MiB", 20}, {"KiB", 10}} {
+		if bytes >= 1<<unit.shift && bytes&(1<<unit.shift-1) == 0 {
+			return fmt.Sprintf("%d %s", bytes>>unit.shift, unit.name)
+		}
+	}
+	if bytes == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d B", bytes)
+}

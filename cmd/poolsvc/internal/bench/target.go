@@ -1,0 +1,75 @@
+package bench
+
+import "github.com/poolbridge/poolbridge/mempool"
+
+// target compares poolbridge with another system in one workload.
+type target struct {
+	workload string
+	kind     mempool.Kind
+	bytes    uint64
+	against  string
+	atLeast  float64 // 0: only to know
+}
+
+// targets are what this project wants to reach; docs/performance.md says how far it is.
+var targets = []target{
+	{"hand-over", mempool.Host, 1 << 20, "multiprocessing.Queue", 20},
+	{"hand-over", mempool.Host, 1 << 20, "multiprocessing.shared_memory", 3},
+	{"hand-over", mempool.Host, 1 << 20, "multiprocessing.shared_memory (a new segment each)", 0},
+	{"hand-over", mempool.Host, 1 << 20, "pickle through a Unix socket", 0},
+	{"hand-over", mempool.Host, 1 << 20, "torch.multiprocessing", 0},
+	{"hand-over", mempool.Device, 1 << 20, "cuda.core buffers through multiprocessing.Queue", 20},
+	{"hand-over", mempool.Device, 1 << 20, "cuda.core descriptors through multiprocessing.Queue", 0},
+	{"hand-over", mempool.Device, 1 << 20, "torch.multiprocessing", 20},
+	{"hand-over", mempool.Device, 64 << 20, "multiprocessing.shared_memory", 500},
+	{"hand-over", mempool.Device, 64 << 20, "multiprocessing.shared_memory, page-locked", 0},
+}
+
+// serviceBytes is how much memory of its own a service may take.
+const serviceBytes = 128 << 20
+
+// growthFactor is how much longer a hand-over may take in a service that has much to do.
+const growthFactor = 1.5
+
+// idleShare is what counts as no CPU at all: the program's own clock ticks now and then after it has been busy.
+const idleShare = 1e-3
+
+// ratios compares what r holds with the targets.
+func ratios(r *Report) []Ratio {
+	out := []Ratio{}
+	add := func(workload, kind string, bytes uint64, against string, ratio, target float64) {
+		out = append(out, Ratio{Workload: workload, Kind: kind, Bytes: bytes, Against: against, Ratio: ratio, Target: target,
+			Met: ratio >= target})
+	}
+	for _, t := range targets {
+		ours, ok := r.find(t.workload, string(t.kind), t.bytes, embedded)
+		theirs, there := r.find(t.workload, string(t.kind), t.bytes, t.against)
+		if ok && there && ours.P50 != nil && theirs.P50 != nil && *ours.P50 > 0 {
+			add(t.workload, string(t.kind), t.bytes, t.against, *theirs.P50 / *ours.P50, t.atLeast)
+		}
+	}
+	few, many := map[string]Footprint{}, map[string]Footprint{}
+	var kinds []string
+	for _, p := range r.Service {
+		if p.State != "idle" {
+			continue
+		}
+		if _, ok := few[p.Kind]; !ok {
+			few[p.Kind] = p
+			kinds = append(kinds, p.Kind)
+		}
+		many[p.Kind] = p
+	}
+	for _, kind := range kinds {
+		f, m := few[kind], many[kind]
+		name := growthName(m.Buffers, m.Sessions)
+		a, ok := r.find(growthName(f.Buffers, f.Sessions), kind, growthBytes, apart)
+		b, there := r.find(name, kind, growthBytes, apart)
+		if ok && there && *b.P50 > 0 {
+			add(name, kind, growthBytes, "1.5 times what it takes with few", growthFactor**a.P50 / *b.P50, 1)
+		}
+		add("growth/memory of the service", kind, 0, "128 MiB", float64(serviceBytes)/float64(max(m.RSSBytes, 1)), 1)
+		add("growth/CPU of the idle service", kind, 0, "a thousandth of a CPU", idleShare*m.Seconds/max(m.CPUSeconds, idleShare*m.Seconds/1000), 1)
+	}
+	return out
+}

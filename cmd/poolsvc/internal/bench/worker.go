@@ -1,0 +1,163 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// worker is a Python process that carries out tasks, one JSON object a line each way, and acknowledges what it does
+// within a task with a byte on a socket.
+type worker struct {
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	out    *json.Decoder
+	stderr bytes.Buffer
+	acks   int // our end of the socket
+}
+
+// ackLimit is how long an acknowledgement may take.
+const ackLimit = time.Minute
+
+// startWorker starts a worker of the service at socket.
+func startWorker(ctx context.Context, python, socket string) (*worker, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socketpair", err)
+	}
+	theirs := os.NewFile(uintptr(fds[1]), "acknowledgements")
+	defer theirs.Close()
+	w := &worker{acks: fds[0], cmd: exec.CommandContext(ctx, python, "-m", "poolbridge.bench", "--worker", "3", "--socket", socket)}
+	limit := unix.NsecToTimeval(int64(ackLimit))
+	err = os.NewSyscallError("setsockopt", unix.SetsockoptTimeval(w.acks, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
+	w.cmd.ExtraFiles = []*os.File{theirs}
+	w.cmd.Stderr = &w.stderr
+	if err == nil {
+		w.in, err = w.cmd.StdinPipe()
+	}
+	var out io.ReadCloser
+	if err == nil {
+		out, err = w.cmd.StdoutPipe()
+	}
+	if err == nil {
+		w.out = json.NewDecoder(out)
+		err = w.cmd.Start()
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s cannot be started: %w", python, err), unix.Close(w.acks))
+	}
+	return w, nil
+}
+
+// begin gives the worker a task.
+func (w *worker) begin(task any) error {
+	line, err := json.Marshal(task)
+	if err == nil {
+		_, err = w.in.Write(append(line, '\n'))
+	}
+	return err
+}
+
+// end reads the answer to the task.
+func (w *worker) end(answer any) error {
+	var raw json.RawMessage
+	if err := w.out.Decode(&raw); err != nil {
+		return w.lost(err)
+	}
+	var status struct {
+		OK    bool
+		Error struct{ Type, Message string }
+	}
+	if err := json.Unmarshal(raw, &status); err != nil {
+		return fmt.Errorf("the worker answered %s: %w", raw, err)
+	}
+	if !status.OK {
+		return fmt.Errorf("the worker: %s: %s", status.Error.Type, status.Error.Message)
+	}
+	return json.Unmarshal(raw, answer)
+}
+
+// do has the worker carry out a task.
+func (w *worker) do(task, answer any) error {
+	if err := w.begin(task); err != nil {
+		return w.lost(err)
+	}
+	return w.end(answer)
+}
+
+// ack waits for an acknowledgement. It reads with a plain system call: the goroutine keeps its thread, which the kernel
+// wakes directly, as it does for the alternatives.
+func (w *worker) ack() error {
+	var one [1]byte
+	for {
+		n, err := unix.Read(w.acks, one[:])
+		switch {
+		case n == 1:
+			return nil
+		case err == unix.EINTR:
+		case err == unix.EAGAIN:
+			return fmt.Errorf("the worker acknowledged nothing within %v", ackLimit)
+		case err != nil:
+			return os.NewSyscallError("read", err)
+		default:
+			return w.lost(io.ErrUnexpectedEOF)
+		}
+	}
+}
+
+// failed is err, or what the worker answers to its task if that says more.
+func (w *worker) failed(err error) error {
+	_ = w.in.Close()
+	if answer := w.end(new(struct{})); answer != nil {
+		return errors.Join(err, answer)
+	}
+	return err
+}
+
+// lost explains why a worker does not talk any more.
+func (w *worker) lost(err error) error {
+	_ = w.in.Close()
+	err = errors.Join(err, w.cmd.Wait())
+	lines := strings.Split(strings.TrimSpace(w.stderr.String()), "\n")
+	return fmt.Errorf("the worker is gone: %w: %s", err, strings.Join(lines[max(0, len(lines)-5):], "\n"))
+}
+
+// stop ends the worker.
+func (w *worker) stop() error {
+	_ = w.in.Close() // tells it to end
+	err := w.cmd.Wait()
+	err = errors.Join(err, unix.Close(w.acks))
+	if err != nil {
+		return fmt.Errorf("a worker ended badly: %w: %s", err, w.stderr.String())
+	}
+	return nil
+}
+
+// probed is what the workers' interpreter has.
+type probed struct {
+	Python    string              `json:"python"`
+	Packages  map[string]string   `json:"packages"`
+	Consumers map[string][]string `json:"consumers"`
+	Missing   map[string]string   `json:"missing"`
+}
+
+func probe(ctx context.Context, python string) (*probed, error) {
+	w, err := startWorker(ctx, python, "")
+	if err != nil {
+		return nil, err
+	}
+	var p probed
+	if err := w.do(map[string]string{"task": "probe"}, &p); err != nil {
+		return nil, fmt.Errorf("%s cannot run poolbridge's workers (is the package installed there?): %w", python, err)
+	}
+	return &p, w.stop()
+}

@@ -1,0 +1,77 @@
+"""What a series of measurements says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# Below this many measurements the slowest in a thousand says nothing.
+_ENOUGH_FOR_P999 = 1000
+
+
+def percentile(ordered: Sequence[int], share: float) -> int:
+    """Give the smallest measurement that at least `share` of all do not exceed; `ordered` is sorted and not empty."""
+    return ordered[max(math.ceil(share * len(ordered)), 1) - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One line of the table; the same keys as ``poolsvc bench --json`` has.
+
+    Attributes
+    ----------
+    workload, kind, bytes, system
+        What was measured.
+    p50_us, p99_us, p999_us
+        Microseconds; None where nothing can be said.
+    per_second
+        How many a second, everything between two of them included.
+    samples
+        How many measurements there were.
+    """
+
+    workload: str
+    kind: str
+    bytes: int
+    system: str
+    p50_us: float | None
+    p99_us: float | None
+    p999_us: float | None
+    per_second: float
+    samples: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Make the JSON object."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        if self.p999_us is None:
+            del fields["p999_us"]
+        return fields
+
+
+def summarize(
+    workload: str, kind: str, nbytes: int, system: str, *, samples: Sequence[int], elapsed_ns: int, count: int = 0
+) -> Result:
+    """Summarize measurements in nanoseconds.
+
+    Parameters
+    ----------
+    elapsed_ns
+        How long all of it took.
+    count
+        How many were done in that time; 0: as many as there are measurements.
+    """
+    ordered = sorted(samples)
+    at = {share: percentile(ordered, share) / 1e3 if ordered else None for share in (0.5, 0.99, 0.999)}
+    return Result(
+        workload,
+        kind,
+        nbytes,
+        system,
+        at[0.5],
+        at[0.99],
+        at[0.999] if len(ordered) >= _ENOUGH_FOR_P999 else None,
+        (count or len(ordered)) * 1e9 / elapsed_ns if elapsed_ns else 0.0,
+        count or len(ordered),
+    )

@@ -1,0 +1,136 @@
+"""The worker of ``poolsvc bench``: the Python end of what Go measures.
+
+Tasks and answers are lines of JSON on standard input and output, as those of ``poolbridge.worker`` are. An
+acknowledgement within a task is one byte on a socket that the worker inherits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import poolbridge
+from poolbridge import _consumers
+from poolbridge._bench_link import number_of
+
+if TYPE_CHECKING:
+    from poolbridge._client import Client
+
+_ACK = b"\1"
+_TIMEOUT = 30.0
+_WARM_UP = 100
+
+
+class BenchWorker:
+    """Carries out tasks.
+
+    Parameters
+    ----------
+    path
+        The service's socket.
+    acknowledge
+        Where an acknowledgement goes.
+    """
+
+    def __init__(self, path: str, acknowledge: socket.socket) -> None:
+        self._path = path
+        self._acknowledge = acknowledge
+        self._client: Client | None = None
+
+    @property
+    def _connected(self) -> Client:
+        if self._client is None:
+            self._client = poolbridge.connect(self._path, wait=_TIMEOUT)
+        return self._client
+
+    def probe(self, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        """Say what this interpreter has."""
+        return {"python": sys.version.split()[0], **_consumers.probe()}
+
+    def consume(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Make an array of each buffer ``prefix0``, ``prefix1``, … and acknowledge it.
+
+        One without elements is the last. The first bytes of an array on the CPU are its number.
+        """
+        client, take, acknowledge = self._connected, _consumers.load(task["consumer"]).take, self._acknowledge.send
+        prefix, count = task["prefix"], 0
+        acknowledge(_ACK)
+        while True:
+            lease = client.get(f"{prefix}{count}", timeout=_TIMEOUT)
+            if not lease.size:
+                break
+            array = take(lease)
+            if lease.device == "cpu" and number_of(array) != count:
+                raise AssertionError(f"buffer {count} has the number {number_of(array)}")
+            acknowledge(_ACK)
+            del array, lease
+            count += 1
+        lease.release()
+        return {"count": count}
+
+    def allocate(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Allocate and release buffers, one after the other."""
+        client, shape = self._connected, (task["bytes"],)
+        pool = client.open_pool(task["pool"], timeout=_TIMEOUT)
+        for _ in range(_WARM_UP):
+            client.allocate(shape, "uint8", pool=pool).release()
+        samples: list[int] = []
+        begun = time.perf_counter_ns()
+        until = begun + int(task["seconds"] * 1e9)
+        while (start := time.perf_counter_ns()) < until:
+            client.allocate(shape, "uint8", pool=pool).release()
+            samples.append(time.perf_counter_ns() - start)
+        return {"samples": samples, "elapsed": time.perf_counter_ns() - begun}
+
+    def connect(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Connect and make an array of a published buffer, again and again."""
+        take = _consumers.load(task["consumer"]).take
+        samples: list[int] = []
+        begun = time.perf_counter_ns()
+        for _ in range(task["count"]):
+            start = time.perf_counter_ns()
+            client = poolbridge.connect(self._path)
+            array = take(client.get(task["name"]))
+            samples.append(time.perf_counter_ns() - start)
+            del array
+            client.close()
+        return {"samples": samples, "elapsed": time.perf_counter_ns() - begun}
+
+    def carry_out(self, line: str) -> dict[str, Any]:
+        """Carry out one task; an exception becomes an answer."""
+        try:
+            task = json.loads(line)
+            if task["task"] not in _TASKS:
+                raise ValueError(f"unknown task {task['task']!r}")
+            return {"ok": True, **getattr(self, task["task"])(task)}
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            return {"ok": False, "error": {"type": type(error).__name__, "message": str(error)}}
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._client is not None:
+            self._client.close()
+        self._acknowledge.close()
+
+
+_TASKS = ("probe", "consume", "allocate", "connect")
+
+
+def work(path: str, fd: int) -> int:
+    """Answer the tasks on standard input; `fd` is the socket for acknowledgements."""
+    worker = BenchWorker(path, socket.socket(fileno=fd))
+    # Libraries print what they like; only answers may go where the service reads them.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    try:
+        with answers:
+            for line in sys.stdin:
+                answers.write(json.dumps(worker.carry_out(line)) + "\n")
+                answers.flush()
+    finally:
+        worker.close()
+    return 0

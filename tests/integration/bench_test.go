@@ -1,0 +1,63 @@
+package integration
+
+import (
+	"encoding/json"
+	"os/exec"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/tests/rig"
+)
+
+// TestBenchMeasuresEveryWorkloadOnHostMemory is about what is measured, not about how fast it is.
+func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
+	plots := t.TempDir()
+	cmd := exec.Command(rig.Poolsvc(t), "bench", "--json", "--python", rig.Python(t).Path, "--kind", "host", "--time", "10ms",
+		"--size", "4KiB,1MiB", "--max-buffers", "40", "--max-sessions", "3", "--plots", plots)
+	out, err := cmd.Output()
+	if exit := (*exec.ExitError)(nil); err != nil {
+		require.ErrorAs(t, err, &exit)
+		require.NoError(t, err, "%s", exit.Stderr)
+	}
+	var report struct {
+		Machine map[string]any   `json:"machine"`
+		Results []map[string]any `json:"results"`
+		Ratios  []map[string]any `json:"ratios"`
+		Service []map[string]any `json:"service"`
+	}
+	require.NoError(t, json.Unmarshal(out, &report), "%s", out)
+	assert.NotEmpty(t, report.Machine["kernel"])
+	seen := map[string]bool{}
+	for _, r := range report.Results {
+		for _, key := range []string{"workload", "kind", "bytes", "system", "p50_us", "p99_us", "per_second"} {
+			assert.Contains(t, r, key)
+		}
+		assert.Positive(t, r["per_second"], "%v", r)
+		seen[r["workload"].(string)+" "+r["system"].(string)] = true
+	}
+	for _, want := range []string{
+		"hand-over poolbridge", "hand-over poolbridge, service apart", "hand-over multiprocessing.Queue",
+		"hand-over multiprocessing.shared_memory", "hand-over pickle through a Unix socket",
+		"allocate/go poolbridge", "allocate/python poolbridge, service apart",
+		"growth/10 buffers/1 sessions poolbridge, service apart", "growth/40 buffers/3 sessions poolbridge, service apart",
+		"start-up/first poolbridge, service apart", "start-up/again poolbridge, service apart",
+	} {
+		assert.True(t, seen[want], "%s was not measured, but %v", want, seen)
+	}
+	for _, r := range report.Ratios {
+		for _, key := range []string{"workload", "kind", "bytes", "against", "ratio", "target", "met"} {
+			assert.Contains(t, r, key)
+		}
+		assert.Positive(t, r["ratio"], "%v", r)
+	}
+	assert.NotEmpty(t, report.Ratios)
+	assert.NotEmpty(t, report.Service)
+}
+
+func TestBenchOfAnUnknownWorkloadSaysWhichThereAre(t *testing.T) {
+	out, err := exec.Command(rig.Poolsvc(t), "bench", "--only", "speed").CombinedOutput()
+	require.Error(t, err)
+	assert.Contains(t, string(out), "hand-over")
+}
