@@ -59,7 +59,16 @@ void counts_open(void) {
     memcpy(counts->magic, "SIMCOUNT", 8);
 }
 
+static atomic_bool stale;
+
+// A process that forked before it used the driver has counts of its own from its first call on.
+void counts_forked(void) { stale = true; }
+
 void counts_call(enum fn fn) {
+    if (atomic_load_explicit(&stale, memory_order_relaxed) && atomic_exchange(&stale, false)) {
+        counts = &own.file;
+        counts_open();
+    }
     atomic_fetch_add_explicit(&counts->entry[ALL].calls, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&counts->entry[FIRST_CALL + fn].calls, 1, memory_order_relaxed);
 }

@@ -10,6 +10,7 @@ pthread_cond_t sim_progress = PTHREAD_COND_INITIALIZER;
 // workers do not exist and its locks may be held by nobody.
 static void after_fork(void) {
     if (initialised) forked = true;
+    else counts_forked();
 }
 
 __attribute__((constructor)) static void start(void) {

@@ -19,7 +19,8 @@ static struct pool *pool_over(struct backing *b) {
     p->va = va_reserve(b->capacity, 2 * MIB, 0);
     if (!p->va || !va_expose(p->va, b, 0, b->capacity)) abort();
     p->chunks = calloc(1, b->capacity / CHUNK);
-    if (!p->chunks) abort();
+    p->mapped = calloc(b->capacity / CHUNK, sizeof *p->mapped);
+    if (!p->chunks || !p->mapped) abort();
     for (int i = 1; i < 4; i++) p->reuse[i] = 1;
     // Its own device reaches a pool from the start. A pool in host memory is reached by no device until it is granted.
     if (p->device >= 0) p->readable = p->writable = 1u << p->device;
@@ -65,6 +66,7 @@ static void dispose(struct pool *p) {
     if (!p->imported) p->backing->header->reserved = 0;
     backing_unref(p->backing);
     free(p->chunks);
+    free(p->mapped);
     free(p);
 }
 

@@ -27,6 +27,7 @@ struct pool {
     int pointers;
     uint64_t used, used_high, reserved, reserved_high;
     unsigned char *chunks; // 1: taken from the device
+    uint32_t *mapped; // of an imported pool: the chunks that were mapped here once, by their ids
     struct span *spans; // by offset
 };
 

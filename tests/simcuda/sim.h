@@ -214,6 +214,7 @@ CUresult faults_device(int device); // the error of a device that is lost, or CU
 const char *result_name(CUresult r); // NULL if unknown
 CUresult result_parse(const char *name); // -1 if unknown
 void counts_open(void);
+void counts_forked(void);
 void counts_call(enum fn fn);
 enum gauge { LIVE_CONTEXT, LIVE_STREAM, LIVE_EVENT, LIVE_POOL, LIVE_POOL_IMPORT, LIVE_POINTER, LIVE_POINTER_IMPORT,
     LIVE_LINEAR, LIVE_IPC, LIVE_PHYSICAL, LIVE_MAPPING, LIVE_RESERVATION, LIVE_HOST_ALLOC, LIVE_HOST_REGISTERED,

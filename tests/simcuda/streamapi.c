@@ -19,7 +19,7 @@ CUresult stream_get(CUstream handle, struct stream **out) {
         struct context *ctx = ctx_current();
         if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
         *out = handle == CU_STREAM_PER_THREAD ? per_thread_stream(ctx) : ctx->legacy;
-        return CUDA_SUCCESS;
+        return ctx->error;
     }
     *out = handle_get(KIND_STREAM, handle);
     return *out ? (*out)->ctx->error : CUDA_ERROR_INVALID_HANDLE;
@@ -50,10 +50,11 @@ SIM_API CUresult cuStreamDestroy_v2(CUstream handle) {
     ENTER(cuStreamDestroy, NEED_INIT);
     LOCK();
     struct stream *s = handle_get(KIND_STREAM, handle);
-    if (s) stream_close(s);
+    CUresult r = s ? s->ctx->error : CUDA_ERROR_INVALID_HANDLE;
+    if (s) stream_close(s); // also in a context that failed, which the result then tells
     else misuse_report("stale-handle", "cuStreamDestroy of %p, which is no stream (any more)", (void *)handle);
     UNLOCK();
-    return s ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    return r;
 }
 
 static void nothing(struct stream *s, struct op *op) { (void)s, (void)op; }

@@ -37,7 +37,7 @@ void section_pool_ipc(void) {
     ask("export as nothing", cuMemPoolExportToShareableHandle(&fd2, pool, 0, 0));
     ask("export with flags", cuMemPoolExportToShareableHandle(&fd2, pool, 1, 1));
 
-    struct offer o;
+    struct offer o = {0};
     CUdeviceptr a = from_pool(pool, MB), b = from_pool(pool, 1000), c = from_pool(pool, 4096), d = from_pool(other, 4096);
     MUST(cuMemPoolExportPointer(&o.first, a));
     MUST(cuMemPoolExportPointer(&o.second, b));
@@ -90,7 +90,7 @@ void section_pool_ipc(void) {
     say("allocated again", "same address %d", anew == a);
     MUST(cuMemsetD8_v2(anew, 77, MB));
     MUST(cuStreamSynchronize(NULL));
-    CUmemPoolPtrExportData blob;
+    CUmemPoolPtrExportData blob = {{0}};
     MUST(cuMemPoolExportPointer(&blob, anew));
     say("its blob", "same %d", memcmp(&blob, &o.first, 64) == 0);
     send_bytes(p.socket, &blob, sizeof blob, -1);
