@@ -23,13 +23,15 @@ func newVerify() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "verify",
 		Short: "Prove that memory can be shared on this machine",
-		Long: `Run a service, write a pattern from Go, have Python workers in other processes check it through zero-copy arrays and
-write another, and check that from Go: for every kind of memory that the machine has, one line for each check.
+		Long: `Run a service, write a pattern from Go, have workers in other processes check it through zero-copy arrays and write
+another, and check that from Go, and much else that people do with shared memory: for every kind of memory that the machine
+has and every library that is installed, one line for each check and a table at the end.
 
 A check that cannot run here is skipped and says why. The exit status is 0 only if nothing failed and something passed.`,
 		Example: `  poolsvc verify
   poolsvc verify --python ~/venv/bin/python --json
-  poolsvc verify --kind device --device 1 --elements 1000000`,
+  poolsvc verify --kind device --device 1 --elements 1000000
+  poolsvc verify --only 'vmm/*' --only '*/round-trip/cupy'`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			for _, k := range kinds {
@@ -37,7 +39,7 @@ A check that cannot run here is skipped and says why. The exit status is 0 only 
 			}
 			o.LargeBytes = uint64(large)
 			if !asJSON {
-				o.Progress = c.OutOrStdout()
+				o.Progress = verify.NewProgress(c.OutOrStdout())
 			}
 			report, err := verify.Run(c.Context(), o)
 			if err != nil {
@@ -63,6 +65,7 @@ A check that cannot run here is skipped and says why. The exit status is 0 only 
 	f.IntVar(&o.Workers, "workers", 10, "workers that check one buffer at once")
 	f.Var(&large, "large", "size of the large buffer that is checked on a GPU; 0 for none")
 	f.StringSliceVar(&kinds, "kind", nil, fmt.Sprintf("kinds of memory to check, of %v (default all)", mempool.Kinds()))
+	f.StringSliceVar(&o.Only, "only", nil, "globs of the checks to run, as kind/name: 'vmm/*', '*/round-trip/*'")
 	f.DurationVar(&o.Timeout, "timeout", 2*time.Minute, "time limit of one check")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	return c
@@ -83,6 +86,12 @@ func defaultPython() string {
 }
 
 func summarize(c *cobra.Command, r *verify.Report) error {
+	if _, err := fmt.Fprintln(c.OutOrStdout()); err != nil {
+		return err
+	}
+	if err := r.Table(c.OutOrStdout()); err != nil {
+		return err
+	}
 	m := r.Machine
 	on := "host memory only: " + m.Reason
 	if len(m.Devices) > 0 {

@@ -8,10 +8,12 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// check is one thing to prove, for one kind of memory.
+// check is one thing to prove, for one kind of memory and one consumer.
 type check struct {
-	name string
-	run  func(context.Context, *scene) error
+	scenario int // the number of the use that it is of
+	name     string
+	consumer string
+	run      func(context.Context, *scene) error
 }
 
 // skip is the error of a check that cannot run here; it says why.
@@ -21,32 +23,37 @@ func (s *skip) Error() string { return s.reason }
 
 func skipf(format string, args ...any) error { return &skip{fmt.Sprintf(format, args...)} }
 
-// checksOf lists the checks of a kind, for the consumers that the workers' interpreter has.
-func checksOf(kind mempool.Kind, o Options, p *Probe) []check {
+// family makes the checks of one scenario, for a kind of memory and the consumers that can use it.
+type family func(kind mempool.Kind, consumers []string, o Options) []check
+
+// families are all of them, in the order in which they run.
+var families = []family{roundTrips, vmmChecks, subRanges, legacyChecks, contextLives, eventChecks, earlyConsumers, peerChecks}
+
+// checksOf lists the checks of a kind, for the consumers that are installed.
+func checksOf(kind mempool.Kind, o Options, p *roster) []check {
 	var checks []check
-	for _, consumer := range p.consumersOf(kind) {
-		checks = append(checks, check{"round-trip/" + consumer, func(ctx context.Context, s *scene) error {
-			return roundTrip(ctx, s, consumer, o.Elements)
-		}})
+	for _, f := range families {
+		checks = append(checks, f(kind, p.consumersOf(kind), o)...)
 	}
-	if len(checks) == 0 {
-		checks = append(checks, check{"round-trip", func(context.Context, *scene) error {
-			return skipf("%s has no package that can use memory of kind %q: %s", o.Python, kind, p.missing(kind))
-		}})
-		return checks
-	}
-	consumer := p.consumersOf(kind)[0]
-	checks = append(checks, check{fmt.Sprintf("%d-workers/%s", o.Workers, consumer), func(ctx context.Context, s *scene) error {
-		return manyWorkers(ctx, s, consumer, o.Elements, o.Workers)
-	}})
-	large := o.LargeBytes / elementBytes
-	if kind == mempool.Device && large > 0 {
-		checks = append(checks, check{"large/" + consumer, func(ctx context.Context, s *scene) error {
-			return roundTrip(ctx, s, consumer, large)
+	if why := p.missing(kind); why != "" {
+		checks = append(checks, check{1, "round-trip", "python", func(context.Context, *scene) error {
+			return skipf("%s cannot use all memory of kind %q: %s", o.Python, kind, why)
 		}})
 	}
 	return checks
 }
+
+// each makes one check for each consumer.
+func each(scenario int, name string, consumers []string, run func(ctx context.Context, s *scene, consumer string) error) []check {
+	checks := make([]check, 0, len(consumers))
+	for _, c := range consumers {
+		checks = append(checks, check{scenario, name, c, func(ctx context.Context, s *scene) error { return run(ctx, s, c) }})
+	}
+	return checks
+}
+
+// onGPU says whether memory of a kind needs a GPU.
+func onGPU(kind mempool.Kind) bool { return kind != mempool.Host }
 
 // resultOf says how a check ended from what it returned.
 func resultOf(err error) (Status, string) {

@@ -18,10 +18,16 @@ const (
 
 // Result is how one check ended.
 type Result struct {
-	Name    string  `json:"name"`
-	Kind    string  `json:"kind"`
-	Status  Status  `json:"status"`
-	Reason  string  `json:"reason,omitempty"`
+	// Name is scenario, what was done and by whom: "1/round-trip/cupy".
+	Name     string `json:"name"`
+	Kind     string `json:"kind"`
+	Scenario int    `json:"scenario"`
+	// Consumer is the library, or "go".
+	Consumer string `json:"consumer"`
+	Status   Status `json:"status"`
+	Reason   string `json:"reason,omitempty"`
+	// Note is what a check that passed has to say.
+	Note    string  `json:"note,omitempty"`
 	Seconds float64 `json:"seconds"`
 }
 
@@ -52,8 +58,8 @@ func (r *Report) add(result Result) {
 // print writes one line for a person.
 func (r Result) print(w io.Writer) {
 	fmt.Fprintf(w, "%-7s  %-6s  %-28s %8s", r.Status, r.Kind, r.Name, time.Duration(r.Seconds*float64(time.Second)).Round(time.Millisecond))
-	if r.Reason != "" {
-		fmt.Fprintf(w, "  %s", r.Reason)
+	if why := r.Reason + r.Note; why != "" {
+		fmt.Fprintf(w, "  %s", why)
 	}
 	fmt.Fprintln(w)
 }

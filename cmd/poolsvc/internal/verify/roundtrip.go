@@ -4,78 +4,108 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// poolSlack is room in a check's pool beyond its one buffer, in bytes: blocks come in size classes.
-const poolSlack = 32 << 20
-
-// publish makes a pool with one buffer of n elements, writes the Go side's pattern into it and publishes it. undo takes
-// everything back.
-func publish(ctx context.Context, s *scene, name string, n uint64) (undo func() error, err error) {
-	spec := mempool.PoolSpec{Name: name, Kind: s.kind, MaxBytes: n*elementBytes*9/8 + poolSlack}
-	if s.kind != mempool.Host {
-		spec.Device = s.options.Device
+// roundTrips is scenario 1, in both directions.
+func roundTrips(kind mempool.Kind, consumers []string, o Options) []check {
+	checks := each(1, "round-trip", consumers, func(ctx context.Context, s *scene, consumer string) error {
+		return roundTrip(ctx, s, consumer, o.Elements)
+	})
+	checks = append(checks, each(1, "produced", consumers, func(ctx context.Context, s *scene, consumer string) error {
+		return produced(ctx, s, consumer, o.Elements)
+	})...)
+	last := preferred(consumers)
+	best := last[len(last)-1]
+	checks = append(checks, check{1, fmt.Sprintf("%d-workers", o.Workers), best, func(ctx context.Context, s *scene) error {
+		return manyWorkers(ctx, s, best, o.Elements, o.Workers)
+	}})
+	if kind == mempool.Pinned {
+		checks = append(checks, each(1, "cpu-and-gpu", consumers, cpuAndGPU)...)
 	}
-	pool, err := s.session.CreatePool(spec)
-	if err != nil {
-		return nil, err
+	if large := o.LargeBytes / work.ElementBytes; kind == mempool.Device && large > 0 {
+		checks = append(checks, check{1, "large", best, func(ctx context.Context, s *scene) error {
+			return roundTrip(ctx, s, best, large)
+		}})
 	}
-	undo = func() error { return s.session.DestroyPool(pool.Info().ID) }
-	lease, err := s.session.Allocate(ctx, pool.Info().ID, mempool.Tensor{DType: mempool.Float32, Shape: []uint64{n}}, 0)
-	if err != nil {
-		return nil, errors.Join(err, undo())
-	}
-	mem, err := lease.Memory()
-	if err == nil {
-		err = write(mem, n, s.options.written())
-	}
-	if err == nil {
-		err = lease.Publish(mempool.Publication{Name: name})
-	}
-	if err = errors.Join(err, lease.Release(false)); err != nil {
-		return nil, errors.Join(err, undo())
-	}
-	return undo, nil
+	return checks
 }
 
-// roundTrip is scenario 1: Go writes i + seed, a worker in another process checks it through a zero-copy array and writes
-// its own pattern, and Go checks that.
+// roundTrip: Go writes i + seed, a worker in another process checks it through a zero-copy array and writes its own
+// pattern, and Go checks that.
 func roundTrip(ctx context.Context, s *scene, consumer string, n uint64) (err error) {
 	name := s.uniqueName("round-trip")
-	undo, err := publish(ctx, s, name, n)
+	undo, err := s.publish(ctx, name, n, s.options.written())
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, undo()) }()
-	w, err := s.startWorker(ctx)
+	w, err := s.worker(consumer)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, w.stop()) }()
 	back := s.options.answered()
-	if err := w.check(ctx, checkTask{Name: name, Pattern: s.options.written(), Then: &back, Consumer: consumer, Elements: n}); err != nil {
+	_, err = w.check(ctx, work.Task{Name: name, Pattern: s.options.written(), Then: back, Consumer: consumer, Elements: n})
+	if err != nil {
 		return err
 	}
-	lease, err := s.session.Get(ctx, name, false, time.Minute)
-	if err != nil {
-		return fmt.Errorf("after the worker: %w", err)
-	}
-	mem, err := lease.Memory()
-	if err == nil {
-		err = compare(mem, n, back)
-	}
-	return errors.Join(err, lease.Release(false))
+	return s.look(ctx, name, n, back, nil)
 }
 
-// manyWorkers has several workers check one buffer at once.
+// produced is the same the other way round: the worker allocates, writes and publishes, Go checks and writes, and the
+// worker checks that.
+func produced(ctx context.Context, s *scene, consumer string, n uint64) (err error) {
+	name := s.uniqueName("produced")
+	_, undo, err := s.pool(name, n*work.ElementBytes)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, undo()) }()
+	w, err := s.worker(consumer)
+	if err != nil {
+		return err
+	}
+	back := s.options.answered()
+	t := work.Task{Task: "produce", Pool: name, Name: name, Consumer: consumer, Elements: n, Pattern: s.options.written(), Timeout: 60}
+	if _, err := w.do(ctx, t); err != nil {
+		return err
+	}
+	if err := s.look(ctx, name, n, s.options.written(), back); err != nil {
+		return err
+	}
+	_, err = w.check(ctx, work.Task{Name: name, Pattern: back, Consumer: consumer, Elements: n})
+	return err
+}
+
+// cpuAndGPU has a worker use one lease by the CPU and by the GPU.
+func cpuAndGPU(ctx context.Context, s *scene, consumer string) (err error) {
+	name := s.uniqueName("cpu-and-gpu")
+	n := s.options.Elements
+	undo, err := s.publish(ctx, name, n, work.Affine(0, 0))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, undo()) }()
+	w, err := s.worker(consumer)
+	if err != nil {
+		return err
+	}
+	back := s.options.answered()
+	_, err = w.check(ctx, work.Task{Task: "both", Name: name, Consumer: consumer, Pattern: s.options.written(), Then: back, Elements: n})
+	if err != nil {
+		return err
+	}
+	return s.look(ctx, name, n, back, nil)
+}
+
+// manyWorkers has several workers check one buffer at once, each a process of its own.
 func manyWorkers(ctx context.Context, s *scene, consumer string, n uint64, workers int) (err error) {
 	name := s.uniqueName("many-workers")
-	undo, err := publish(ctx, s, name, n)
+	undo, err := s.publish(ctx, name, n, s.options.written())
 	if err != nil {
 		return err
 	}
@@ -83,11 +113,11 @@ func manyWorkers(ctx context.Context, s *scene, consumer string, n uint64, worke
 	g, ctx := errgroup.WithContext(ctx)
 	for i := range workers {
 		g.Go(func() error {
-			w, err := s.startWorker(ctx)
+			w, err := s.fresh(ctx, consumer, nil)
 			if err != nil {
 				return err
 			}
-			err = w.check(ctx, checkTask{Name: name, Pattern: s.options.written(), Consumer: consumer, Elements: n})
+			_, err = w.check(ctx, work.Task{Name: name, Pattern: s.options.written(), Consumer: consumer, Elements: n})
 			if err = errors.Join(err, w.stop()); err != nil {
 				return fmt.Errorf("worker %d: %w", i, err)
 			}

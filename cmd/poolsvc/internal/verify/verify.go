@@ -4,20 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
-	"strconv"
+	"regexp"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge"
-	"github.com/poolbridge/poolbridge/cuda/pattern"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
 // Options says what to check.
 type Options struct {
+	// Self is this program, which has the Go workers; empty for the one that runs.
+	Self string
 	// Python is the workers' interpreter, which has the poolbridge package.
 	Python string
 	// Elements of the buffer, float32.
@@ -32,10 +33,12 @@ type Options struct {
 	LargeBytes uint64
 	// Kinds to check; empty for all.
 	Kinds []mempool.Kind
+	// Only are globs of the checks to run, as kind/name; empty for all.
+	Only []string
 	// Timeout of one check.
 	Timeout time.Duration
 	// Progress is told each result as it comes; nil for nobody.
-	Progress io.Writer
+	Progress *Progress
 }
 
 // Validate says whether o can be carried out.
@@ -50,26 +53,49 @@ func (o Options) Validate() error {
 }
 
 // written is what the Go side writes.
-func (o Options) written() pattern.Affine { return pattern.Affine{Scale: 1, Offset: float64(o.Seed)} }
+func (o Options) written() *work.Pattern { return work.Affine(1, float64(o.Seed)) }
 
 // answered is what a worker writes.
-func (o Options) answered() pattern.Affine {
-	return pattern.Affine{Scale: -1, Offset: float64(o.WorkerSeed)}
+func (o Options) answered() *work.Pattern { return work.Affine(-1, float64(o.WorkerSeed)) }
+
+// chosen is a check that is to run.
+type chosen struct {
+	check
+	kind mempool.Kind
+	name string
 }
 
-// scene is what checks of one kind work in.
-type scene struct {
-	kind    mempool.Kind
-	options Options
-	session *mempool.Session
-	socket  string
-	names   int
-}
-
-// uniqueName is a name that no other check uses.
-func (s *scene) uniqueName(what string) string {
-	s.names++
-	return "verify " + string(s.kind) + " " + what + " " + strconv.Itoa(s.names)
+// choose lists the checks to run.
+func (o Options) choose(p *roster) ([]chosen, error) {
+	var only []*regexp.Regexp
+	for _, text := range o.Only {
+		g, err := glob(text)
+		if err != nil {
+			return nil, err
+		}
+		only = append(only, g)
+	}
+	kinds := o.Kinds
+	if len(kinds) == 0 {
+		kinds = mempool.Kinds()
+	}
+	var list []chosen
+	for _, kind := range kinds {
+		for _, c := range checksOf(kind, o, p) {
+			one := chosen{c, kind, fmt.Sprintf("%d/%s/%s", c.scenario, c.name, c.consumer)}
+			wanted := len(only) == 0
+			for _, g := range only {
+				wanted = wanted || g.MatchString(string(kind)+"/"+one.name)
+			}
+			if wanted {
+				list = append(list, one)
+			}
+		}
+	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf("no check matches %q", o.Only)
+	}
+	return list, nil
 }
 
 // Run runs every check that can run here. Its error is for what kept the checks from running at all.
@@ -77,15 +103,30 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
+	if o.Self == "" {
+		if o.Self, err = os.Executable(); err != nil {
+			return nil, err
+		}
+	}
 	p, err := probe(ctx, o.Python)
+	if err != nil {
+		return nil, err
+	}
+	checks, err := o.choose(p)
 	if err != nil {
 		return nil, err
 	}
 	report = &Report{Machine: Describe(), Checks: []Result{}}
 	report.Machine.Python, report.Machine.Packages = p.Python, p.Packages
+	err = onStage(ctx, o, func(s *stage) error { return s.runAll(checks, report) })
+	return report, err
+}
+
+// onStage sets up a service for the checks, and takes it down.
+func onStage(ctx context.Context, o Options, play func(*stage) error) (err error) {
 	dir, err := os.MkdirTemp("", "poolbridge-verify-")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	svc := mempool.NewService(mempool.Config{})
@@ -93,56 +134,64 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	socket := filepath.Join(dir, "run", "poolsvc.sock")
 	server, err := bridge.Listen(socket, svc, bridge.ServerConfig{})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { err = errors.Join(err, server.Close()) }()
 	session, err := svc.OpenSession(mempool.Self(), nil)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	kinds := o.Kinds
-	if len(kinds) == 0 {
-		kinds = mempool.Kinds()
+	client, err := bridge.Dial(ctx, socket)
+	if err != nil {
+		return err
 	}
-	for _, kind := range kinds {
-		s := &scene{kind: kind, options: o, session: session, socket: socket}
-		unavailable := s.probe()
-		for _, c := range checksOf(kind, o, p) {
-			start := time.Now()
-			err := unavailable
-			if err == nil {
-				err = runCheck(ctx, c, s)
-			}
-			r := Result{Name: c.name, Kind: string(kind), Seconds: time.Since(start).Seconds()}
-			r.Status, r.Reason = resultOf(err)
-			report.add(r)
-			if o.Progress != nil {
-				r.print(o.Progress)
-			}
-			if ctx.Err() != nil {
-				return report, context.Cause(ctx)
-			}
+	defer func() { err = errors.Join(err, client.Close()) }()
+	s := &stage{ctx: ctx, options: o, session: session, client: client, socket: socket, dir: dir, bench: new(work.Bench),
+		workers: make(map[string]*worker)}
+	defer func() { err = errors.Join(err, s.close()) }()
+	return play(s)
+}
+
+// runAll runs checks one after the other.
+func (s *stage) runAll(checks []chosen, report *Report) error {
+	var kind mempool.Kind
+	var unavailable error
+	for i, c := range checks {
+		on := &scene{stage: s, kind: c.kind}
+		if c.kind != kind {
+			kind, unavailable = c.kind, on.probe()
+		}
+		s.options.Progress.begin(i, len(checks), string(c.kind), c.name)
+		start := time.Now()
+		err := unavailable
+		if err == nil {
+			err = on.run(c.check)
+		}
+		r := Result{Name: c.name, Kind: string(c.kind), Scenario: c.scenario, Consumer: c.consumer, Note: on.note, Seconds: time.Since(start).Seconds()}
+		if r.Status, r.Reason = resultOf(err); r.Status != Passed {
+			r.Note = ""
+		}
+		report.add(r)
+		s.options.Progress.result(r)
+		if s.ctx.Err() != nil {
+			return context.Cause(s.ctx)
 		}
 	}
-	return report, nil
+	return nil
 }
 
 // probe says why the kind's checks cannot run here, as a skip.
 func (s *scene) probe() error {
-	device := s.options.Device
-	if s.kind == mempool.Host {
-		device = ""
-	}
-	err := s.kind.Probe(device)
+	err := s.kind.Probe(s.device())
 	if errors.Is(err, mempool.ErrUnavailable) {
 		return skipf("%v", err)
 	}
 	return err
 }
 
-// runCheck runs one check within its time.
-func runCheck(ctx context.Context, c check, s *scene) error {
-	ctx, cancel := context.WithTimeout(ctx, s.options.Timeout)
+// run runs one check within its time.
+func (s *scene) run(c check) error {
+	ctx, cancel := context.WithTimeout(s.ctx, s.options.Timeout)
 	defer cancel()
 	err := c.run(ctx, s)
 	if err != nil && ctx.Err() != nil {

@@ -76,7 +76,7 @@ func (b *Bench) with(m Memory, n uint64, onCPU func([]byte) error, onGPU func(*G
 	if err != nil {
 		return err
 	}
-	if mem != nil {
+	if mem != nil && b.Device == "" {
 		return onCPU(mem[off : off+n*ElementBytes])
 	}
 	address, err := m.Pointer()
@@ -164,4 +164,17 @@ func (b *Bench) Close() error {
 	}
 	b.gpus = nil
 	return errors.Join(errs...)
+}
+
+// Queue queues the writing of a pattern on a GPU, which also reaches memory of the CPU that is a pool of the GPU's.
+func (b *Bench) Queue(g *GPU, m Memory, n uint64, p *Pattern) error {
+	want, err := p.pattern()
+	if err != nil {
+		return err
+	}
+	ptr, err := m.Pointer()
+	if err != nil {
+		return err
+	}
+	return g.Kernels.Fill(g.Stream, cuda.DevicePtr(ptr)+cuda.DevicePtr(m.Info().Tensor.ByteOffset), n, want)
 }

@@ -41,6 +41,7 @@ var tasks = map[string]func(*Worker, context.Context, *Task) (*Answer, error){
 	"forbidden":      (*Worker).forbidden,
 	"fault":          (*Worker).fault,
 	"twice":          (*Worker).twice,
+	"both":           (*Worker).both,
 	"context-life":   (*Worker).contextLife,
 	"second-context": (*Worker).secondContext,
 	"open-file":      (*Worker).openFile,
@@ -89,7 +90,9 @@ func failure(err error) *Failure {
 	if result, ok := errors.AsType[cuda.Result](err); ok {
 		f.Type = result.Name()
 	}
-	f.Code = bridge.Code(err)
+	if f.Code = bridge.Code(err); errors.Is(err, context.DeadlineExceeded) {
+		f.Code = "timeout"
+	}
 	return f
 }
 

@@ -1,0 +1,109 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// The segments of scenario 4, in bytes.
+var segments = []uint64{146_064, 226_656, 154_909_264}
+
+// contextRounds is how often they are opened.
+const contextRounds = 4
+
+// contextLives is scenario 4.
+func contextLives(kind mempool.Kind, consumers []string, _ Options) []check {
+	if !onGPU(kind) {
+		return nil
+	}
+	life := func(destroy bool) func(context.Context, *scene, string) error {
+		return func(ctx context.Context, s *scene, consumer string) error {
+			return contextLife(ctx, s, consumer, destroy)
+		}
+	}
+	checks := each(4, "new-contexts", consumers[:1], life(true))
+	checks = append(checks, each(4, "same-context", preferred(consumers), life(false))...)
+	return append(checks, each(4, "second-context", consumers[:1], secondContext)...)
+}
+
+// contextLife has a worker open three segments and close them, several times, in one context or in one after the other.
+func contextLife(ctx context.Context, s *scene, consumer string, destroy bool) (err error) {
+	device, err := s.uuid()
+	if err != nil {
+		return err
+	}
+	name := s.uniqueName("context-life")
+	total := uint64(0)
+	for _, bytes := range segments {
+		total += bytes
+	}
+	pool, undo, err := s.pool(name, total)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, undo()) }()
+	var names []string
+	for i, bytes := range segments {
+		names = append(names, fmt.Sprintf("%s, segment %d", name, i))
+		if err := s.put(ctx, pool, names[i], bytes/work.ElementBytes, masked(0)); err != nil {
+			return err
+		}
+	}
+	w, err := s.fresh(ctx, consumer, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.stop()) }()
+	a, err := w.check(ctx, work.Task{Task: "context-life", Names: names, Device: device, Pattern: masked(0), Consumer: consumer,
+		Rounds: contextRounds, Destroy: destroy})
+	if err == nil && a.Rounds != contextRounds {
+		err = fmt.Errorf("the worker went %d rounds, not %d", a.Rounds, contextRounds)
+	}
+	return err
+}
+
+// secondContext has a worker with two contexts use memory in the second: for legacy handles that is refused, clearly.
+func secondContext(ctx context.Context, s *scene, consumer string) (err error) {
+	device, err := s.uuid()
+	if err != nil {
+		return err
+	}
+	name := s.uniqueName("second-context")
+	undo, err := s.publish(ctx, name, maskedElements, masked(0))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, undo()) }()
+	w, err := s.worker(consumer)
+	if err != nil {
+		return err
+	}
+	t := work.Task{Task: "second-context", Name: name, Device: device, Pattern: masked(0)}
+	if s.kind != mempool.Legacy {
+		t.Elements = maskedElements
+		_, err = w.check(ctx, t)
+		return err
+	}
+	_, saved, release, err := s.save(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, release()) }()
+	t.Handle = saved.Handle
+	a, err := w.do(ctx, t)
+	switch {
+	case err != nil:
+		return err
+	case a.Driver == nil:
+		s.note = "this driver opens legacy handles in a second context too"
+	case a.Driver.Code != "unavailable":
+		return fmt.Errorf("a legacy handle in a second context should be unavailable: %w", a.Driver)
+	default:
+		s.note = "refused, as it should be"
+	}
+	return nil
+}

@@ -1,0 +1,124 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// head is how much earlier the consumer is than what it waits for.
+const head = 50 * time.Millisecond
+
+// earlyConsumers is scenario 7: the consumer comes before the producer.
+func earlyConsumers(kind mempool.Kind, consumers []string, _ Options) []check {
+	checks := each(7, "early-pool", preferred(consumers), func(ctx context.Context, s *scene, consumer string) (err error) {
+		w, err := s.worker(consumer)
+		if err != nil {
+			return err
+		}
+		name := s.uniqueName("early-pool")
+		var undo func() error
+		err = early(ctx, w, work.Task{What: "pool", Name: name}, func() (err error) {
+			_, undo, err = s.pool(name, 1<<20)
+			return err
+		})
+		if undo != nil {
+			err = errors.Join(err, undo())
+		}
+		return err
+	})
+	checks = append(checks, each(7, "early-name", preferred(consumers), func(ctx context.Context, s *scene, consumer string) (err error) {
+		w, err := s.worker(consumer)
+		if err != nil {
+			return err
+		}
+		name := s.uniqueName("early-name")
+		var undo func() error
+		err = early(ctx, w, work.Task{What: "name", Name: name}, func() (err error) {
+			undo, err = s.publish(ctx, name, 1000, s.options.written())
+			return err
+		})
+		if undo != nil {
+			err = errors.Join(err, undo())
+		}
+		return err
+	})...)
+	if kind == mempool.Host {
+		checks = append(checks, each(7, "early-service", preferred(consumers), earlyService)...)
+	}
+	return checks
+}
+
+// early has a worker wait in vain, and then for what appear makes appear.
+func early(ctx context.Context, w *worker, t work.Task, appear func() error) error {
+	t.Task, t.Timeout = "wait", head.Seconds()
+	if err := inVain(w.do(ctx, t)); err != nil {
+		return err
+	}
+	return inTime(ctx, w, t, appear)
+}
+
+// inVain says whether a wait ended as one that was in vain should.
+func inVain(_ *work.Answer, err error) error {
+	failed, ok := errors.AsType[*work.Failure](err)
+	switch {
+	case err == nil:
+		return errors.New("the worker found what was not there")
+	case !ok || failed.Code != "timeout":
+		return fmt.Errorf("waiting in vain should time out: %w", err)
+	}
+	return nil
+}
+
+// inTime has a worker wait for what appears a little later.
+func inTime(ctx context.Context, w *worker, t work.Task, appear func() error) error {
+	t.Timeout = 60
+	waited := make(chan error, 1)
+	go func() {
+		_, err := w.do(ctx, t)
+		waited <- err
+	}()
+	select {
+	case err := <-waited:
+		return fmt.Errorf("the worker did not wait: %w", err)
+	case <-time.After(head):
+	}
+	if err := appear(); err != nil {
+		w.kill()
+		return errors.Join(err, <-waited)
+	}
+	return <-waited
+}
+
+// earlyService starts a worker before its service.
+func earlyService(ctx context.Context, s *scene, consumer string) (err error) {
+	socket := filepath.Join(s.dir, fmt.Sprintf("early-%d", s.names), "poolsvc.sock")
+	s.names++
+	elsewhere := &scene{stage: &stage{options: s.options, socket: socket}, kind: s.kind}
+	w, err := elsewhere.fresh(ctx, consumer, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.stop()) }()
+	t := work.Task{Task: "wait", What: "service", Timeout: head.Seconds()}
+	if err := inVain(w.do(ctx, t)); err != nil {
+		return err
+	}
+	svc := mempool.NewService(mempool.Config{})
+	defer svc.Close()
+	var server *bridge.Server
+	err = inTime(ctx, w, t, func() (err error) {
+		server, err = bridge.Listen(socket, svc, bridge.ServerConfig{})
+		return err
+	})
+	if server != nil {
+		err = errors.Join(err, server.Close())
+	}
+	return err
+}

@@ -1,0 +1,17 @@
+package verify
+
+import (
+	"regexp"
+	"strings"
+)
+
+// glob is a pattern in which * stands for anything and ? for one character.
+func glob(pattern string) (*regexp.Regexp, error) {
+	quoted := regexp.QuoteMeta(pattern)
+	quoted = strings.ReplaceAll(strings.ReplaceAll(quoted, `\*`, ".*"), `\?`, ".")
+	return regexp.Compile("^(?:" + quoted + ")$")
+}
+
+func containsFold(text, part string) bool {
+	return strings.Contains(strings.ToLower(text), strings.ToLower(part))
+}

@@ -1,0 +1,163 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
+	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// peerChecks is about several GPUs, and about processes that do not see them alike.
+func peerChecks(kind mempool.Kind, consumers []string, _ Options) []check {
+	if !onGPU(kind) {
+		return nil
+	}
+	checks := each(1, "peer", consumers[:1], peer)
+	checks = append(checks, each(1, "renumbered", preferred(consumers), renumbered)...)
+	return append(checks, each(1, "invisible", preferred(consumers), invisible)...)
+}
+
+// other is a GPU besides the one that has the memory.
+func (s *scene) other() (own, other cuda.Device, err error) {
+	own, err = mempool.FindDevice(s.options.Device)
+	if err != nil {
+		return own, other, err
+	}
+	all, err := cuda.Devices()
+	if err != nil {
+		return own, other, err
+	}
+	for _, d := range all {
+		if d != own {
+			return own, d, nil
+		}
+	}
+	return own, other, skipf("this process sees only one GPU")
+}
+
+func uuids(devices ...cuda.Device) (list []string, err error) {
+	for _, d := range devices {
+		u, err := d.UUID()
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, u.String())
+	}
+	return list, nil
+}
+
+// peer has a worker on another GPU compare and write, or be told that it cannot.
+func peer(ctx context.Context, s *scene, consumer string) (err error) {
+	own, other, err := s.other()
+	if err != nil {
+		return err
+	}
+	names, err := uuids(own, other)
+	if err != nil {
+		return err
+	}
+	reaches, err := other.CanAccessPeer(own)
+	if err != nil {
+		return err
+	}
+	name := s.uniqueName("peer")
+	undo, err := s.publish(ctx, name, s.options.Elements, s.options.written())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, undo()) }()
+	w, err := s.fresh(ctx, consumer, nil, "--device", names[1])
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.stop()) }()
+	back := s.options.answered()
+	_, err = w.check(ctx, work.Task{Name: name, Pattern: s.options.written(), Then: back, Elements: s.options.Elements})
+	if !reaches && s.kind != mempool.Pinned {
+		return refused(err, names...)
+	}
+	if err != nil {
+		return err
+	}
+	s.note = fmt.Sprintf("worked on GPU %d with memory of GPU %d", other.Ordinal(), own.Ordinal())
+	return s.look(ctx, name, s.options.Elements, back, nil)
+}
+
+// renumbered has a worker to which the GPUs have other ordinals find the memory's by its UUID.
+func renumbered(ctx context.Context, s *scene, consumer string) error {
+	own, other, err := s.other()
+	if err != nil {
+		return err
+	}
+	order, err := uuids(other, own)
+	if err != nil {
+		return err
+	}
+	if own.Ordinal() != 0 {
+		order[0], order[1] = order[1], order[0]
+	}
+	return s.asSeen(ctx, consumer, order[0]+","+order[1], func(err error) error { return err })
+}
+
+// invisible has a worker that does not see the memory's GPU be told so.
+func invisible(ctx context.Context, s *scene, consumer string) error {
+	own, other, err := s.other()
+	_, alone := errors.AsType[*skip](err)
+	if err != nil && !alone {
+		return err
+	}
+	seen := ""
+	names, err := uuids(own)
+	if err == nil && !alone {
+		var list []string
+		if list, err = uuids(other); err == nil {
+			seen = list[0]
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return s.asSeen(ctx, consumer, seen, func(err error) error {
+		if seen == "" {
+			names = nil // there is no GPU at all to look for it on
+		}
+		return refused(err, names...)
+	})
+}
+
+// asSeen has a worker that sees only some GPUs compare a buffer, and gives judge what came of it.
+func (s *scene) asSeen(ctx context.Context, consumer, visible string, judge func(error) error) (err error) {
+	name := s.uniqueName("as-seen")
+	undo, err := s.publish(ctx, name, s.options.Elements, s.options.written())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, undo()) }()
+	w, err := s.fresh(ctx, consumer, []string{"CUDA_VISIBLE_DEVICES=" + visible})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.stop()) }()
+	_, err = w.check(ctx, work.Task{Name: name, Pattern: s.options.written(), Consumer: consumer, Elements: s.options.Elements})
+	return judge(err)
+}
+
+// refused says whether err is what one gets who cannot reach a GPU, and names the GPUs.
+func refused(err error, uuids ...string) error {
+	failed, ok := errors.AsType[*work.Failure](err)
+	switch {
+	case err == nil:
+		return errors.New("memory that cannot be reached was used")
+	case !ok || failed.Code != "unavailable":
+		return fmt.Errorf("a GPU that cannot be reached should be unavailable: %w", err)
+	}
+	for _, u := range uuids {
+		if !containsFold(failed.Message, u) {
+			return fmt.Errorf("the error should name the GPU %s: %w", u, err)
+		}
+	}
+	return nil
+}

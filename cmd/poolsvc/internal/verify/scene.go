@@ -1,0 +1,113 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// stage is what all checks share: the service, this process's session with it, and the workers that go from check to
+// check.
+type stage struct {
+	ctx     context.Context // of the whole run
+	options Options
+	session *mempool.Session
+	client  *bridge.Client // never maps anything
+	socket  string
+	dir     string // for files
+	bench   *work.Bench
+	workers map[string]*worker
+	names   int
+}
+
+// scene is a stage for the checks of one kind.
+type scene struct {
+	*stage
+	kind mempool.Kind
+	// note is what a check has to say besides that it passed.
+	note string
+}
+
+// uniqueName is a name that no other check uses.
+func (s *scene) uniqueName(what string) string {
+	s.names++
+	return "verify " + string(s.kind) + " " + what + " " + strconv.Itoa(s.names)
+}
+
+// device is the GPU to use, "" for memory that is on none.
+func (s *scene) device() string {
+	if !onGPU(s.kind) {
+		return ""
+	}
+	return s.options.Device
+}
+
+// program is how a consumer is started.
+func (s *scene) program(consumer string, args ...string) (string, []string) {
+	args = append([]string{"--socket", s.socket}, args...)
+	if consumer == goConsumer {
+		return s.options.Self, append([]string{"worker"}, args...)
+	}
+	return s.options.Python, append([]string{"-m", "poolbridge.worker"}, args...)
+}
+
+// worker is the worker that uses a library. It is the same for all checks, as long as it lives.
+func (s *scene) worker(consumer string) (*worker, error) {
+	if w := s.workers[consumer]; w != nil && !w.gone {
+		return w, nil
+	}
+	w, err := s.fresh(s.ctx, consumer, nil)
+	if err == nil {
+		s.workers[consumer] = w
+	}
+	return w, err
+}
+
+// fresh starts a worker of its own for a check.
+func (s *scene) fresh(ctx context.Context, consumer string, env []string, args ...string) (*worker, error) {
+	program, args := s.program(consumer, args...)
+	w, err := startWorker(ctx, env, program, args...)
+	if err != nil {
+		return nil, fmt.Errorf("starting a worker: %w", err)
+	}
+	return w, nil
+}
+
+// close ends the workers.
+func (s *stage) close() error {
+	var errs []error
+	for name, w := range s.workers {
+		if err := w.stop(); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", name, err))
+		}
+	}
+	return errors.Join(append(errs, s.bench.Close())...)
+}
+
+// check has a worker carry out a task that compares memory, and judges the answer.
+func (w *worker) check(ctx context.Context, t work.Task) (*work.Answer, error) {
+	if t.Task == "" {
+		t.Task = "check"
+	}
+	t.Timeout = 60
+	a, err := w.do(ctx, t)
+	switch {
+	case err != nil:
+		return nil, err
+	case a.Mismatches > 0:
+		return a, fmt.Errorf("the worker found %d elements that differ: %s", a.Mismatches, strings.Join(a.First, ", "))
+	case t.Elements > 0 && a.Elements != t.Elements:
+		return a, fmt.Errorf("the worker saw %d elements, not %d", a.Elements, t.Elements)
+	case t.Task == "check" && !a.Mapped:
+		return a, errors.New("the worker's array is not the shared memory: it was copied")
+	case a.Written != (t.Then != nil || t.Transform != nil):
+		return a, fmt.Errorf("the worker wrote: %v, and should have: %v", a.Written, !a.Written)
+	}
+	return a, nil
+}

@@ -1,0 +1,60 @@
+package work
+
+import (
+	"context"
+	"errors"
+
+	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/cuda/pattern"
+)
+
+// both has the GPU write what the CPU compares, and the CPU write what the GPU compares, in one lease.
+func (w *Worker) both(ctx context.Context, t *Task) (a *Answer, err error) {
+	l, err := w.lease(ctx, t, t.Name, true)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, l.Release(err != nil)) }()
+	a = new(Answer)
+	if a.Elements, err = l.Tensor().Elements(); err != nil {
+		return nil, err
+	}
+	if err := a.pointer(l); err != nil {
+		return nil, err
+	}
+	mem, err := l.Bytes()
+	if err != nil {
+		return nil, err
+	}
+	if mem == nil {
+		return nil, errors.New("the CPU does not reach the memory")
+	}
+	g, err := w.bench.GPUOf(cuda.DevicePtr(a.Pointers[0]))
+	if err != nil {
+		return nil, err
+	}
+	first, err := t.Pattern.pattern()
+	if err != nil {
+		return nil, err
+	}
+	second, err := t.Then.pattern()
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(w.bench.Queue(g, l, a.Elements, t.Pattern), g.Stream.Synchronize()); err != nil {
+		return nil, err
+	}
+	seen, err := pattern.Verify(mem, first)
+	if err == nil {
+		err = seen.Err()
+	}
+	if err == nil {
+		err = pattern.Fill(mem, second)
+	}
+	if err == nil {
+		seen, err = g.Kernels.Verify(g.Stream, cuda.DevicePtr(a.Pointers[0]), a.Elements, second)
+	}
+	a.Mismatches = seen.Count
+	a.Written = err == nil
+	return a, err
+}
