@@ -24,7 +24,7 @@ struct rule {
 
 static struct rule rules[MAX_RULES];
 static atomic_int rule_count;
-static const char *control;
+static const char *control, *log_path; // log_path: takes a line for each failure: pid, call, error
 static pthread_mutex_t faults_mu = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t control_hash;
 static char program[32];
@@ -36,6 +36,14 @@ static double next_random(struct rule *r) {
 }
 
 static void complain(const char *text) { fprintf(stderr, "simcuda: cannot understand the fault rule: %s\n", text); }
+
+static void note(const char *call, CUresult error) {
+    char line[128];
+    int n = snprintf(line, sizeof line, "%d %s %s\n", getpid(), call, result_name(error) ? result_name(error) : "?");
+    int fd = open(log_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (fd < 0 || write(fd, line, (size_t)n) != n) fprintf(stderr, "simcuda: cannot write to %s\n", log_path);
+    if (fd >= 0) close(fd);
+}
 
 // One word of a rule: key or key=value. False if it means nothing.
 static bool word(struct rule *r, const char *text, bool *applies) {
@@ -99,7 +107,7 @@ static void parse(const char *text, bool fixed) {
 static void find_lost(void) {
     CUresult now[MAX_DEVICES] = {0};
     for (int i = 0; i < rule_count; i++) {
-        if (rules[i].device >= 0 && rules[i].device < MAX_DEVICES) now[rules[i].device] = rules[i].error;
+        if (!rules[i].call[0] && rules[i].device >= 0 && rules[i].device < MAX_DEVICES) now[rules[i].device] = rules[i].error;
     }
     for (int i = 0; i < config.devices; i++) lost[i] = now[config.ordinal[i]];
 }
@@ -143,9 +151,18 @@ void faults_load(void) {
     control_hash = hash("");
     const char *text = getenv("SIMCUDA_FAULTS");
     if (text) parse(text, true);
+    log_path = getenv("SIMCUDA_FAULT_LOG");
+    if (log_path && !*log_path) log_path = NULL;
     control = getenv("SIMCUDA_CONTROL");
     if (control && !*control) control = NULL;
     find_lost();
+}
+
+// At its call the device of a rule is lost, and the call finds it so.
+static void lose(int device, CUresult error) {
+    for (int i = 0; i < config.devices; i++) {
+        if (config.ordinal[i] == device) lost[i] = error;
+    }
 }
 
 static bool due(struct rule *r) {
@@ -170,7 +187,9 @@ CUresult faults_apply(enum fn fn) {
         struct rule *r = &rules[i];
         if (!r->call[0] || (strcmp(r->call, "*") != 0 && strcmp(r->call, fn_names[fn]) != 0) || !due(r)) continue;
         delay_ms += r->delay_ms;
-        if (!error) {
+        if (r->error && log_path) note(fn_names[fn], r->error);
+        if (r->device >= 0) lose(r->device, r->error);
+        else if (!error) {
             error = r->error;
             sticky = r->sticky || (error >= CUDA_ERROR_ILLEGAL_ADDRESS && error <= CUDA_ERROR_LAUNCH_TIMEOUT) ||
                 error == CUDA_ERROR_LAUNCH_FAILED || error == CUDA_ERROR_ECC_UNCORRECTABLE;
