@@ -112,8 +112,8 @@ class BaseLease(ArrayExports):
         Parameters
         ----------
         legacy
-            Let consumers of legacy DLPack capsules (JAX, for one) have a read-only lease. Such a capsule cannot say
-            that the data is read-only: the caller vouches that the consumer does not write.
+            Let consumers of legacy DLPack capsules (older versions of JAX, for one) have a read-only lease. Such a
+            capsule cannot say that the data is read-only: the caller vouches that the consumer does not write.
         """
         self._hold.check_usable()
         return LeaseView(self._hold, legacy=legacy)

@@ -95,31 +95,41 @@ class Pump:
             It did not answer in time; what it may still grant is given back.
         """
         done = threading.Event()
-        call = self._session.ask(request, reply_type, done.set)
+        # Before the request is sent: the watcher is then not woken by the reply.
+        reading = self._begin_reading()
+        call: Call | None = None
         try:
-            self._wait(call, done, None if seconds is None else time.monotonic() + seconds)
+            deadline = None if seconds is None else time.monotonic() + seconds
+            call = self._session.ask(request, reply_type, done.set)
+            while not call.done:
+                if reading:
+                    self._read_for(call, deadline)
+                else:
+                    # Another thread reads and will complete this call; when it stops, the watcher goes on reading.
+                    done.wait(None if deadline is None else max(deadline - time.monotonic(), 0))
+                    reading = not call.done and self._begin_reading()
+                if not call.done and deadline is not None and time.monotonic() >= deadline:
+                    raise ServiceStalledError("the service did not answer in time: it is stopped, or overloaded")
         except BaseException:
-            self._session.abandon(call)
+            if call is not None:
+                self._session.abandon(call)
             raise
+        finally:
+            if reading:
+                self._end_reading()
         return cast("_ReplyT", call.result())
 
-    def _wait(self, call: Call, done: threading.Event, deadline: float | None) -> None:
-        while not call.done:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise ServiceStalledError("the service did not answer in time: it is stopped, or overloaded")
-            if not self._reading.acquire(blocking=False):
-                # Another thread reads and will complete this call; when it stops, the watcher goes on reading.
-                done.wait(left)
-                continue
-            try:
-                self._nobody_reads = False
-                self._arm()
-                self._read_for(call, deadline)
-            finally:
-                self._nobody_reads = True
-                self._reading.release()
-                self._arm()
+    def _begin_reading(self) -> bool:
+        if not self._reading.acquire(blocking=False):
+            return False
+        self._nobody_reads = False
+        self._arm()
+        return True
+
+    def _end_reading(self) -> None:
+        self._nobody_reads = True
+        self._reading.release()
+        self._arm()
 
     def _read_for(self, call: Call, deadline: float | None) -> None:
         """Read until the call is done or its time is over."""

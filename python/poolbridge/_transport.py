@@ -11,6 +11,7 @@ from poolbridge._errors import ConnectionLostError, ProtocolError
 from poolbridge._packet import MAX_FDS, MAX_PACKET
 
 _INT = array.array("i").itemsize
+_SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 # Room for more than the protocol allows: what comes in surplus is then seen, closed and refused.
 _CONTROL = socket.CMSG_SPACE((MAX_FDS + 2) * _INT)
 
@@ -83,7 +84,7 @@ class Transport:
             The service is gone.
         """
         try:
-            self._sock.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._sock.send(packet, _SEND_FLAGS)
         except BlockingIOError:
             return False
         except OSError as error:
