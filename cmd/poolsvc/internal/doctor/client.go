@@ -61,9 +61,28 @@ func (c *chart) python(ctx context.Context, interpreter string) {
 	if slices.Contains(lack, "cuda-core") {
 		c.warn("packages", "pip install 'poolbridge[cuda]' to use GPU memory", "cuda-core is not installed")
 	}
-	if v := found.Packages["cuda-core"]; v != nil && *v == "1.3.0" {
-		c.warn("packages", "install cuda-core 1.3.1 or newer, or 1.2", "cuda-core 1.3.0 has import races")
+	if v := found.Packages["cuda-core"]; v != nil {
+		switch {
+		case *v == "1.3.0":
+			c.warn("packages", "install cuda-core 1.3.1 or newer, or 1.2", "cuda-core 1.3.0 has import races")
+		case strings.HasPrefix(*v, "0.") || strings.HasPrefix(*v, "1.0."):
+			c.missing("packages", "pip install 'cuda-core>=1.1,<2,!=1.3.0'", "cuda-core %s is too old", *v)
+		}
 	}
+	if c.simulated() {
+		return
+	}
+	for _, name := range []string{"cupy", "torch", "jax", "numba"} {
+		if found.Packages[name] != nil {
+			return
+		}
+	}
+	c.warn("packages", "install one of them to work on GPU memory in Python", "none of cupy, torch, jax and numba is installed")
+}
+
+// simulated says whether the driver is the one of the tests, with which array libraries do not work.
+func (c *chart) simulated() bool {
+	return slices.ContainsFunc(c.findings, func(f Finding) bool { return strings.Contains(f.Detail, "SIMULATED") })
 }
 
 // socket looks for a running service.
@@ -72,6 +91,8 @@ func (c *chart) socket(ctx context.Context, path string) {
 	switch {
 	case errors.Is(err, bridge.ErrNotRunning):
 		c.warn("service", "start one with `poolsvc serve`", "none is running on %s", path)
+	case errors.Is(err, bridge.ErrDenied):
+		c.missing("service", "start it with --mode 0660 and a group that this user is in, or run as its user", "%v", err)
 	case err != nil:
 		c.missing("service", "check who may open the socket, and the service's log", "%s: %v", path, err)
 	default:

@@ -15,12 +15,13 @@ type Options struct {
 // Examine looks at everything and changes nothing.
 func Examine(ctx context.Context, o Options) []Finding {
 	var c chart
-	if devices := c.driver(); len(devices) > 0 {
-		for _, d := range devices {
-			c.device(d)
-		}
-		c.peers(devices)
+	c.visible()
+	devices := c.driver()
+	for _, d := range devices {
+		c.device(d)
 	}
+	c.peers(devices)
+	c.kinds(devices)
 	c.nvml()
 	c.deviceFiles()
 	c.kernel()

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/poolbridge/poolbridge/cuda"
-	"github.com/poolbridge/poolbridge/cuda/nvml"
 )
 
 // driver looks for the CUDA driver and its devices.
@@ -66,6 +65,7 @@ func (c *chart) device(d cuda.Device) {
 	} else {
 		c.ok(topic, "%s, %s, %d MiB", name, uuid, total>>20)
 	}
+	c.place(topic, d)
 	var has, lacks []string
 	for _, f := range features {
 		if ok, err := f.probe(d); err == nil && ok {
@@ -79,6 +79,24 @@ func (c *chart) device(d cuda.Device) {
 	}
 	if len(lacks) > 0 {
 		c.missing(topic+" features", "use a kind of memory that does not need them", "%s", strings.Join(lacks, ", "))
+	}
+}
+
+// place looks at where a GPU is and what it is.
+func (c *chart) place(topic string, d cuda.Device) {
+	bus, err := d.PCIBusID()
+	if err != nil {
+		c.warn(topic, "check nvidia-smi", "its place cannot be read: %v", err)
+		return
+	}
+	major, minor, _ := d.ComputeCapability()
+	node := "no NUMA node"
+	if n, err := d.HostNUMANode(); err == nil && n >= 0 {
+		node = fmt.Sprintf("NUMA node %d", n)
+	}
+	c.ok(topic, "PCI %s, %s, compute capability %d.%d", bus, node, major, minor)
+	if on, err := d.Attribute(cuda.AttrMPSEnabled); err == nil && on != 0 {
+		c.ok(topic, "MPS is on")
 	}
 }
 
@@ -104,24 +122,4 @@ func (c *chart) peers(devices []cuda.Device) {
 			c.warn(topic, "let consumers use the pool's own GPU", "does not reach the memory of %s", strings.Join(unreached, ", "))
 		}
 	}
-}
-
-// nvml looks for the management library.
-func (c *chart) nvml() {
-	library, err := nvml.Open()
-	if err != nil {
-		c.warn("nvml", "only reports miss it; it comes with the driver", "%v", err)
-		return
-	}
-	defer func() {
-		if err := library.Close(); err != nil {
-			c.warn("nvml", "only reports miss it", "%v", err)
-		}
-	}()
-	version, err := library.DriverVersion()
-	if err != nil {
-		c.warn("nvml", "only reports miss it", "the driver's version cannot be read: %v", err)
-		return
-	}
-	c.ok("nvml", "driver %s", version)
 }

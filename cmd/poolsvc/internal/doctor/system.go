@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -28,8 +29,13 @@ func (c *chart) deviceFiles() {
 	switch {
 	case len(closed) > 0:
 		c.missing("device files", "let this user read and write them (often the group video)", "no access to %s", strings.Join(closed, ", "))
-	case found > 0:
+	case found == 0:
+		c.warn("device files", "in a container pass the GPUs through (--gpus all, or the device files themselves)", "there is no /dev/nvidia*")
+	default:
 		c.ok("device files", "%d, all open to this user", found)
+	}
+	if _, err := os.Stat("/dev/nvidia-uvm"); found > 0 && err != nil {
+		c.missing("device files", "load nvidia-uvm (nvidia-modprobe -u), or pass the file into the container", "/dev/nvidia-uvm: CUDA needs it")
 	}
 }
 
@@ -56,6 +62,7 @@ func (c *chart) namespaces() {
 		{"pid", "process ids in reports differ between namespaces; sharing works"},
 		{"ipc", "interprocess events do not cross it; pools, VMM and tickets do"},
 		{"mnt", "the socket must be mounted into the other namespace; sharing works"},
+		{"user", "user ids differ between namespaces: list them in the pool as the service sees them"},
 	} {
 		mine, err := os.Readlink("/proc/self/ns/" + ns.name)
 		if err != nil {
@@ -79,7 +86,12 @@ func (c *chart) sharedMemory() {
 	if unix.Access("/dev/shm", unix.R_OK|unix.W_OK|unix.X_OK) != nil {
 		c.warn("/dev/shm", "interprocess events need it, shared by all who use them; everything else does not", "not open to this user")
 	} else {
-		c.ok("/dev/shm", "open to this user; interprocess events work with processes of this user that see the same one")
+		var st unix.Statfs_t
+		size := ""
+		if unix.Statfs("/dev/shm", &st) == nil {
+			size = fmt.Sprintf(", %d MiB", st.Blocks*uint64(st.Bsize)>>20)
+		}
+		c.ok("/dev/shm", "open to this user%s; interprocess events work with processes of this user that see the same one", size)
 	}
 	fd, err := unix.MemfdCreate("poolbridge-doctor", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -93,6 +105,9 @@ func (c *chart) sharedMemory() {
 // minFiles is how many descriptors a service with a few hundred sessions takes.
 const minFiles = 4096
 
+// minLocked is enough for the pages that the GPU has to reach, in bytes.
+const minLocked = 64 << 10
+
 // limits looks at the limits of this process.
 func (c *chart) limits() {
 	var files, locked unix.Rlimit
@@ -104,9 +119,13 @@ func (c *chart) limits() {
 		}
 	}
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &locked); err == nil {
-		if locked.Cur == unix.RLIM_INFINITY {
+		switch {
+		case locked.Cur == unix.RLIM_INFINITY:
 			c.ok("locked memory", "unlimited")
-		} else {
+		case locked.Cur < minLocked:
+			c.warn("locked memory", "raise it (ulimit -l, LimitMEMLOCK=): a page of counters is locked for each session",
+				"%d KiB", locked.Cur>>10)
+		default:
 			c.ok("locked memory", "%d KiB; sharing needs less than 64", locked.Cur>>10)
 		}
 	}

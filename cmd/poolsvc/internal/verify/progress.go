@@ -12,6 +12,7 @@ import (
 type Progress struct {
 	w        io.Writer
 	terminal bool
+	said     string // why the last check was skipped
 }
 
 // NewProgress writes to w.
@@ -43,5 +44,11 @@ func (p *Progress) result(r Result) {
 	if p.terminal {
 		fmt.Fprint(p.w, eraseLine)
 	}
+	// Why a whole kind of memory is skipped need be said only once.
+	why := r.Kind + r.Reason
+	if r.Status == Skipped && why == p.said {
+		return
+	}
+	p.said = why
 	r.print(p.w)
 }
