@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { STACK = 64 };
+enum { STACK = 1024 };
 static _Thread_local struct context *stack[STACK];
 static _Thread_local int depth;
 

@@ -29,7 +29,7 @@ void section_events(void) {
     MUST(cuEventRecord(again, s));
     MUST(cuStreamSynchronize(s));
     ask("elapsed", cuEventElapsedTime(&ms, timed, again));
-    volatile uint64_t *word = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    _Atomic uint64_t *word = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     MUST(cuMemHostRegister_v2((void *)word, 4096, 2));
     MUST(cuStreamWaitValue64_v2(s, (CUdeviceptr)word, 1, 0));
     MUST(cuEventRecord(again, s));

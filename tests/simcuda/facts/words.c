@@ -101,7 +101,7 @@ void section_words(void) {
 }
 
 // ---- what waits behind a stream that waits ----
-static volatile uint64_t *word;
+static _Atomic uint64_t *word;
 static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
