@@ -54,7 +54,8 @@ func (d Device) NewContext() (*Context, error) {
 func (c *Context) Primary() bool { return !c.second }
 
 // Close lets go of the context. Objects made from it go on working: the driver's
-// context is released when the last of them is closed.
+// context is released when the last of them is closed. After an error the
+// context can be closed again.
 func (c *Context) Close() error {
 	if c.uses.close() {
 		return c.release()
@@ -63,17 +64,21 @@ func (c *Context) Close() error {
 }
 
 func (c *Context) release() error {
-	ended(&c.uses)
 	var st driver.Status
 	if c.second {
 		st = driver.CtxDestroy(c.handle)
 	} else {
 		st = driver.PrimaryRelease(c.device.handle)
 	}
+	if st != 0 {
+		c.uses.reopen()
+		return failure(st, "Context.Close", c.device.ordinal)
+	}
+	ended(&c.uses)
 	for _, peer := range c.peers {
 		_ = peer.Close()
 	}
-	return failure(st, "Context.Close", c.device.ordinal)
+	return nil
 }
 
 func (c *Context) enter(op string) error {

@@ -52,7 +52,6 @@ type owned struct {
 	ctx     *Context
 	uses    life
 	destroy func() error
-	busy    func(error) bool // destroy was refused for now: the object stays; nil: never
 }
 
 // own takes over the use of ctx that the constructor, op, began.
@@ -74,15 +73,16 @@ func (o *owned) leave() {
 	}
 }
 
+// end destroys the object. What the driver did not destroy stays open, so that
+// it can be closed again.
 func (o *owned) end() error {
-	err := o.destroy()
-	if err != nil && o.busy != nil && o.busy(err) {
+	if err := o.destroy(); err != nil {
 		o.uses.reopen()
 		return err
 	}
 	ended(&o.uses)
 	o.ctx.leave()
-	return err
+	return nil
 }
 
 func (o *owned) close() error {

@@ -7,6 +7,8 @@ type Mapping struct {
 	owned
 	ptr  DevicePtr
 	size uint64
+
+	unmapped bool // but the address range is still reserved
 }
 
 // MapPhysical maps all of p at a new address, where the context's device and
@@ -28,7 +30,7 @@ func (c *Context) MapPhysical(p *Physical, flags AccessFlags, others ...Device) 
 		return nil, c.fail(st, op)
 	}
 	m := &Mapping{ptr: DevicePtr(ptr), size: p.size}
-	m.own(c, op, func() error { return c.fail(driver.VMMUnmap(c.handle, ptr, m.size), "Mapping.Close") })
+	m.own(c, op, m.unmap)
 	for _, d := range others {
 		if err := m.SetAccess(d, flags); err != nil {
 			_ = m.Close()
@@ -38,8 +40,21 @@ func (c *Context) MapPhysical(p *Physical, flags AccessFlags, others ...Device) 
 	return m, nil
 }
 
-// Close ends the mapping. Work that uses it must be done.
+// Close ends the mapping. Work that uses it must be done. After an error it can
+// be closed again.
 func (m *Mapping) Close() error { return m.close() }
+
+// unmap takes up where a failure before it left off.
+func (m *Mapping) unmap() error {
+	const op = "Mapping.Close"
+	if !m.unmapped {
+		if st := driver.VMMUnmap(m.ctx.handle, uint64(m.ptr), m.size); st != 0 {
+			return m.fail(st, op)
+		}
+		m.unmapped = true
+	}
+	return m.fail(driver.VMMReleaseRange(m.ctx.handle, uint64(m.ptr), m.size), op)
+}
 
 // Ptr is the mapping's address.
 func (m *Mapping) Ptr() DevicePtr { return m.ptr }

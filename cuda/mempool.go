@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 
@@ -70,15 +69,15 @@ func (c *Context) memPool(h uintptr, st driver.Status, op string, imported bool)
 		defer poolMu.Unlock()
 		return c.fail(driver.PoolDestroy(c.handle, h), "MemPool.Close")
 	})
-	p.busy = func(err error) bool { return imported && errors.Is(err, ErrInvalidValue) }
 	return p, nil
 }
 
 // Close destroys the pool, or this process's import of it. The driver keeps
-// memory that is still allocated until it is freed.
+// memory that is still allocated until it is freed. After an error the pool
+// stays open.
 //
 // Errors: ErrInvalidValue for an imported pool of which a pointer is still
-// imported; it stays open then, so that the pointer can be freed first.
+// imported.
 func (p *MemPool) Close() error { return p.close() }
 
 // Handle is the CUmemoryPool, for other libraries in this process. Two imports

@@ -26,7 +26,7 @@ static pb_status pb_primary_release(int dev) { return PB_CALL(cuDevicePrimaryCtx
 // A new context is made current: it is taken off again.
 static pb_status pb_ctx_create(uintptr_t *ctx, int dev) {
 	pb_status st = PB_CALL(cuCtxCreate, (CUcontext *)ctx, 0, dev);
-	return st != 0 ? st : pb_leave(0);
+	return st != 0 ? st : pb_left((CUcontext)*ctx, 0);
 }
 
 static pb_status pb_ctx_destroy(uintptr_t ctx) { return PB_CALL(cuCtxDestroy, (CUcontext)ctx); }

@@ -234,16 +234,21 @@ static inline pb_status pb_result(int call, CUresult r) {
 // entry point that needs one begins with PB_ENTER and ends with pb_leave, in
 // one C function, so that the thread is left as it was found.
 #define PB_ENTER(ctx) \
+	CUcontext entered = (CUcontext)(ctx); \
 	do { \
-		pb_status pushed = PB_CALL(cuCtxPushCurrent, (CUcontext)(ctx)); \
+		pb_status pushed = PB_CALL(cuCtxPushCurrent, entered); \
 		if (pushed != 0) \
 			return pushed; \
 	} while (0)
+#define pb_leave(st) pb_left(entered, st)
 
-static inline pb_status pb_leave(pb_status st) {
-	CUcontext popped;
-	pb_status left = PB_CALL(cuCtxPopCurrent, &popped);
-	return st != 0 ? st : left;
+// What was done stays done when the context cannot be taken off again: to say
+// that it failed would lose what was made. So the answer is st in any case.
+static inline pb_status pb_left(CUcontext entered, pb_status st) {
+	CUcontext now = NULL;
+	if (PB_CALL(cuCtxPopCurrent, &now) != 0 && PB_CALL(cuCtxGetCurrent, &now) == 0 && now == entered)
+		(void)PB_CALL(cuCtxPopCurrent, &now);
+	return st;
 }
 
 #endif

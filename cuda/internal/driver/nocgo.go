@@ -81,6 +81,7 @@ func VMMExport(uintptr, uint64) (int, Status)                        { return 0,
 func VMMImport(uintptr, int) (uint64, Status)                        { return 0, noDriver }
 func VMMMap(uintptr, uint64, uint64, int32, int) (uint64, Status)    { return 0, noDriver }
 func VMMUnmap(uintptr, uint64, uint64) Status                        { return noDriver }
+func VMMReleaseRange(uintptr, uint64, uint64) Status                 { return noDriver }
 func VMMSetAccess(uintptr, uint64, uint64, int32, int) Status        { return noDriver }
 func ModuleLoad(uintptr, []byte) (uintptr, string, Status)           { return 0, "", noDriver }
 func ModuleUnload(uintptr, uintptr) Status                           { return noDriver }

@@ -15,6 +15,7 @@ package driver
 #cgo noescape pb_vmm_map
 #cgo nocallback pb_vmm_map
 #cgo nocallback pb_vmm_unmap
+#cgo nocallback pb_vmm_release_range
 #cgo nocallback pb_vmm_set_access
 #include <fcntl.h>
 #include <string.h>
@@ -98,10 +99,12 @@ static pb_status pb_vmm_map(uintptr_t ctx, uint64_t *ptr, uint64_t h, uint64_t n
 
 static pb_status pb_vmm_unmap(uintptr_t ctx, uint64_t ptr, uint64_t n) {
 	PB_ENTER(ctx);
-	pb_status st = PB_CALL(cuMemUnmap, ptr, n);
-	if (st == 0)
-		st = PB_CALL(cuMemAddressFree, ptr, n);
-	return pb_leave(st);
+	return pb_leave(PB_CALL(cuMemUnmap, ptr, n));
+}
+
+static pb_status pb_vmm_release_range(uintptr_t ctx, uint64_t ptr, uint64_t n) {
+	PB_ENTER(ctx);
+	return pb_leave(PB_CALL(cuMemAddressFree, ptr, n));
 }
 
 static pb_status pb_vmm_set_access(uintptr_t ctx, uint64_t ptr, uint64_t n, int dev, int flags) {
@@ -151,9 +154,14 @@ func VMMMap(ctx uintptr, h, n uint64, dev int32, flags int) (uint64, Status) {
 	return uint64(ptr), Status(st)
 }
 
-// VMMUnmap makes cuMemUnmap and gives the address range back.
+// VMMUnmap makes cuMemUnmap; the address range stays reserved.
 func VMMUnmap(ctx uintptr, ptr, n uint64) Status {
 	return Status(C.pb_vmm_unmap(C.uintptr_t(ctx), C.uint64_t(ptr), C.uint64_t(n)))
+}
+
+// VMMReleaseRange makes cuMemAddressFree.
+func VMMReleaseRange(ctx uintptr, ptr, n uint64) Status {
+	return Status(C.pb_vmm_release_range(C.uintptr_t(ctx), C.uint64_t(ptr), C.uint64_t(n)))
 }
 
 // VMMSetAccess makes cuMemSetAccess for one device.
