@@ -101,14 +101,14 @@ class Pump:
         try:
             deadline = None if seconds is None else time.monotonic() + seconds
             call = self._session.ask(request, reply_type, done.set)
-            while not call.done:
+            while not done.is_set():
                 if reading:
                     self._read_for(call, deadline)
                 else:
                     # Another thread reads and will complete this call; when it stops, the watcher goes on reading.
                     done.wait(None if deadline is None else max(deadline - time.monotonic(), 0))
-                    reading = not call.done and self._begin_reading()
-                if not call.done and deadline is not None and time.monotonic() >= deadline:
+                    reading = not done.is_set() and self._begin_reading()
+                if not done.is_set() and deadline is not None and time.monotonic() >= deadline:
                     raise ServiceStalledError("the service did not answer in time: it is stopped, or overloaded")
         except BaseException:
             if call is not None:
