@@ -1,0 +1,108 @@
+package kinds
+
+import (
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func TestABlockOfVMMHasTwoMappingsOfOneImport(t *testing.T) {
+	_, i := start(t, mempool.VMM)
+	b, err := i.pool.Block(i.id, i.size, &i.export)
+	require.NoError(t, err)
+	again, err := i.pool.Block(i.id, i.size, nil)
+	require.NoError(t, err)
+	assert.Same(t, b, again, "one import in a process")
+	write, err := b.Memory(true)
+	require.NoError(t, err)
+	read, err := b.Memory(false)
+	require.NoError(t, err)
+	same, err := again.Memory(false)
+	require.NoError(t, err)
+	assert.NotEqual(t, write.Pointer(), read.Pointer())
+	assert.Equal(t, read.Pointer(), same.Pointer(), "mapped once to read")
+
+	require.NoError(t, write.CopyFrom(100, []byte("seen")))
+	text := make([]byte, 4)
+	require.NoError(t, read.CopyTo(text, 100))
+	assert.Equal(t, "seen", string(text))
+	require.NoError(t, b.Close())
+	require.NoError(t, read.CopyTo(text, 100), "somebody uses it still")
+	require.NoError(t, again.Close())
+}
+
+func TestWritingAReadOnlyMappingFailsBeforeTheDriver(t *testing.T) {
+	_, i := start(t, mempool.VMM)
+	b, err := i.pool.Block(i.id, i.size, &i.export)
+	require.NoError(t, err)
+	m, err := b.Memory(false)
+	require.NoError(t, err)
+	for what, err := range map[string]error{"CopyFrom": m.CopyFrom(0, []byte{1}), "Fill": m.Fill(0, 1, 1)} {
+		assert.ErrorIs(t, err, mempool.ErrInvalid, what)
+		assert.NotErrorIs(t, err, cuda.ErrInvalidValue, what)
+	}
+	d, err := mempool.FindDevice(i.info.Device.UUID)
+	require.NoError(t, err)
+	ctx, err := d.Retain()
+	require.NoError(t, err)
+	assert.ErrorIs(t, ctx.CopyHtoD(cuda.DevicePtr(m.Pointer()), []byte{1}), cuda.ErrInvalidValue, "past the library the driver refuses")
+	require.NoError(t, ctx.Close())
+	require.NoError(t, b.Close())
+}
+
+func TestPinnedMemoryIsOneAddressForCPUAndGPU(t *testing.T) {
+	_, i := start(t, mempool.Pinned)
+	b, err := i.pool.Block(i.id, i.size, &i.export)
+	require.NoError(t, err)
+	m, err := b.Memory(true)
+	require.NoError(t, err)
+	mem := m.Bytes()
+	require.Len(t, mem, int(i.size))
+	copy(mem[7:], "from the CPU")
+	d, err := mempool.FindDevice(i.info.Device.UUID)
+	require.NoError(t, err)
+	ctx, err := d.Retain()
+	require.NoError(t, err)
+	s, err := ctx.NewStream()
+	require.NoError(t, err)
+	here, err := ctx.Malloc(mib)
+	require.NoError(t, err)
+	require.NoError(t, s.CopyDtoDAsync(here, cuda.DevicePtr(m.Pointer())+7, 12))
+	require.NoError(t, s.Memset8(cuda.DevicePtr(m.Pointer()), 'g', 3))
+	require.NoError(t, s.Synchronize())
+	text := make([]byte, 12)
+	require.NoError(t, ctx.CopyDtoH(text, here))
+	assert.Equal(t, "from the CPU", string(text), "the GPU reads what the CPU wrote")
+	assert.Equal(t, "ggg", string(mem[:3]), "the CPU reads what the GPU wrote")
+	require.NoError(t, ctx.MFree(here))
+	require.NoError(t, s.Close())
+	require.NoError(t, ctx.Close())
+	require.NoError(t, b.Close())
+}
+
+func TestAnOpenedHandleThatIsForgottenClosesItself(t *testing.T) {
+	_, i := start(t, mempool.Legacy)
+	h, err := mempool.ParseLegacyHandle(i.export.Data)
+	require.NoError(t, err)
+	d, err := mempool.FindDevice(i.info.Device.UUID)
+	require.NoError(t, err)
+	ctx, err := d.Retain()
+	require.NoError(t, err)
+	defer ctx.Close()
+	o, err := h.Open(ctx, 0)
+	require.NoError(t, err)
+	ptr := o.Ptr()
+	runtime.KeepAlive(o)
+	o = nil
+	require.Eventually(t, func() bool {
+		runtime.GC()
+		_, _, err := ctx.AddressRange(ptr)
+		return err != nil
+	}, time.Minute, time.Millisecond)
+}
