@@ -145,8 +145,8 @@ class Core:
         ProtocolError
             The request does not fit into a packet; nothing was begun.
         """
-        number = self._next_number()
-        packet = encode(structs.replace(request, q=number))
+        number = request.q = self._next_number()
+        packet = encode(request)
         call = self._calls[number] = Call(number, reply_type, on_done)
         self.outbox.append(packet)
         return call
@@ -212,6 +212,28 @@ class Core:
             descriptors.close()
 
     def _receive(self, data: bytes, descriptors: Descriptors) -> list[KnownBlock]:
+        idle: list[KnownBlock] = []
+        if not self._expected(data, descriptors):
+            idle = self._look(data, descriptors)
+        if len(descriptors):
+            raise ProtocolError(f"{len(descriptors)} file descriptors came that no export claims")
+        return idle
+
+    def _expected(self, data: bytes, descriptors: Descriptors) -> bool:
+        """Take a packet that is what nearly all are: the good answer to a request, beginning with its number."""
+        call = self._calls.get(_first_number(data))
+        if call is None:
+            return False
+        try:
+            reply = decode(data, call.reply_type)
+        except ProtocolError:
+            return False  # an error, or malformed: to be looked at more closely
+        if reply.q != call.number or not isinstance(reply.e, UnsetType):
+            return False
+        self._answer(call, reply, descriptors)
+        return True
+
+    def _look(self, data: bytes, descriptors: Descriptors) -> list[KnownBlock]:
         # The envelope's keys only; the typed decoding that follows checks the packet as a whole.
         envelope = decode(data, Envelope, checked=True)
         idle: list[KnownBlock] = []
@@ -225,8 +247,6 @@ class Core:
                 raise ProtocolError("a packet is neither a reply nor a notice")
             # Said before the connection is closed: an error that belongs to no request.
             raise _errors.from_wire(envelope.e.c, envelope.e.m)
-        if len(descriptors):
-            raise ProtocolError(f"{len(descriptors)} file descriptors came that no export claims")
         return idle
 
     def _notice(self, name: str, data: bytes) -> list[KnownBlock]:
@@ -250,15 +270,18 @@ class Core:
             decode(data, Reply)
             del self._calls[call.number]
             call.error = error
+            call.on_done()
         else:
-            reply = decode(data, call.reply_type)
-            self._learn(reply, descriptors)
-            del self._calls[call.number]
-            if call.abandoned and isinstance(reply, GrantReply):
-                block = self.release(reply.l, failed=False)
-                if block is not None and block.mapped is None:
-                    self.drop(block)
-            call.reply = reply
+            self._answer(call, decode(data, call.reply_type), descriptors)
+
+    def _answer(self, call: Call, reply: Reply, descriptors: Descriptors) -> None:
+        self._learn(reply, descriptors)
+        del self._calls[call.number]
+        if call.abandoned and isinstance(reply, GrantReply):
+            block = self.release(reply.l, failed=False)
+            if block is not None and block.mapped is None:
+                self.drop(block)
+        call.reply = reply
         call.on_done()
 
     def _learn(self, reply: Reply, descriptors: Descriptors) -> None:
@@ -309,6 +332,20 @@ class Core:
             pool.descriptors.close()
         for block in self.blocks.values():
             block.descriptors.close()
+
+
+def _first_number(data: bytes) -> int:
+    """Read the request number that a canonical reply begins with; 0 if there is none at that place."""
+    if data[1:3] != b"\xa1q" or len(data) < 8:
+        return 0
+    first = data[3]
+    if first < 0x80:
+        return first
+    if first == 0xCC:
+        return data[4]
+    if first == 0xCD:
+        return data[4] << 8 | data[5]
+    return int.from_bytes(data[4:8], "big") if first == 0xCE else 0
 
 
 def _claim(export: Export | UnsetType, descriptors: Descriptors) -> tuple[bytes, Descriptors]:

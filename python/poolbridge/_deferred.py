@@ -33,18 +33,28 @@ class DeferringLock:
 
     def later(self, work: Callable[[], None]) -> None:
         """Have `work` done under the lock, by this thread or by the one that holds it; never waits, never raises."""
-        self._left.append(work)
-        self._drain()
+        if self._left or not self._lock.acquire(blocking=False):
+            self._left.append(work)
+        else:
+            try:
+                _do(work)
+            finally:
+                self._lock.release()
+        if self._left:
+            self._drain()
 
     def _drain(self) -> None:
         # Whoever fails to take the lock may leave: its holder looks at the deque after releasing it.
         while self._left and self._lock.acquire(blocking=False):
             try:
                 while self._left:
-                    work = self._left.popleft()
-                    try:
-                        work()
-                    except Exception as error:  # noqa: BLE001 - a finaliser's work warns, it never raises
-                        warnings.warn(f"poolbridge: {error!r} while giving memory back", ResourceWarning, stacklevel=2)
+                    _do(self._left.popleft())
             finally:
                 self._lock.release()
+
+
+def _do(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - a finaliser's work warns, it never raises
+        warnings.warn(f"poolbridge: {error!r} while giving memory back", ResourceWarning, stacklevel=3)

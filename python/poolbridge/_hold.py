@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 
-from poolbridge import _dlpack, _order
+from poolbridge import _dlpack, _order, _process
 from poolbridge._errors import LeaseInUseError, LeaseReleasedError
 from poolbridge._tensor import Description
 
@@ -52,7 +52,7 @@ class Hold:
         self.used = False
         self.unaccounted = False
         self.failed = False
-        session.holds[grant.id] = self
+        session.holds[grant.id] = ref(self)
         self.released = False
 
     def check_usable(self) -> None:
@@ -65,7 +65,7 @@ class Hold:
         """
         if self.released:
             raise LeaseReleasedError(f"lease {self.grant.id} has been released")
-        if os.getpid() != self.session.pid:
+        if _process.pid != self.session.pid:
             self.session.check_usable()
 
     def address(self, *, write: bool) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -47,9 +48,10 @@ _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
 # Without a time limit: as long as milliseconds fit into the nanoseconds that others count with.
 _FOREVER_MS = 2**40
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ask:
     """Send a request and wait for its reply; `wait` is how many seconds the service itself may take, None: any."""
 
@@ -88,7 +90,7 @@ def check_name(name: str, what: str) -> str:
         size = len(name.encode())
     except (UnicodeEncodeError, AttributeError):
         raise InvalidArgumentError(f"the {what} name {name!r} is no valid text") from None
-    if not 1 <= size <= MAX_NAME or any(char < " " or "\x7f" <= char <= "\x9f" for char in name):
+    if not 1 <= size <= MAX_NAME or _CONTROL.search(name):
         raise InvalidArgumentError(
             f"the {what} name {name!r} has {size} bytes: expected 1 to {MAX_NAME}, without control characters"
         )
@@ -188,15 +190,15 @@ def stats() -> Flow[ServiceStats]:
 def allocate(session: Session, description: _tensor.Description, pool: Pool, *, timeout: float | None) -> Flow[Hold]:
     """Allocate a buffer and lease it for writing."""
     request = Alloc(pl=pool.id, t=description.to_wire(), w=check_wait(timeout))
-    reply = yield from _ask(request, GrantReply, timeout)
-    return (yield from _take(session, reply.l))
+    reply = yield Ask(request, GrantReply, timeout)
+    return _held(session, reply.l) or (yield from _take(session, reply.l))
 
 
 def get(session: Session, name: str, *, write: bool, timeout: float | None) -> Flow[Hold]:
     """Lease the buffer behind a name."""
     request = Get(nm=check_name(name, "buffer"), wr=bool(write), w=check_wait(timeout))
-    reply = yield from _ask(request, GrantReply, timeout)
-    hold = yield from _take(session, reply.l)
+    reply = yield Ask(request, GrantReply, timeout)
+    hold = _held(session, reply.l) or (yield from _take(session, reply.l))
     hold.name = name
     return hold
 
@@ -209,8 +211,20 @@ def lease(session: Session, buffer_id: int, generation: int, *, write: bool, tim
         wr=bool(write),
         w=check_wait(timeout),
     )
-    reply = yield from _ask(request, GrantReply, timeout)
-    return (yield from _take(session, reply.l))
+    reply = yield Ask(request, GrantReply, timeout)
+    return _held(session, reply.l) or (yield from _take(session, reply.l))
+
+
+def _held(session: Session, grant: Grant) -> Hold | None:
+    """Make a hold of a grant whose pool is open and whose block is mapped, which nearly all are."""
+    pool, memory = session.pool_info(grant.pl), session.mapped(grant.bl)
+    if pool is None or memory is None:
+        return None
+    try:
+        return Hold(session, grant, pool, memory, _tensor.from_wire(grant.t, grant.n))
+    except BaseException:
+        session.give_back(grant)
+        raise
 
 
 def _take(session: Session, grant: Grant) -> Flow[Hold]:

@@ -94,29 +94,27 @@ class Pump:
         ServiceStalledError
             It did not answer in time; what it may still grant is given back.
         """
-        done = threading.Event()
-        # Before the request is sent: the watcher is then not woken by the reply.
-        reading = self._begin_reading()
+        deadline = None if seconds is None else time.monotonic() + seconds
         call: Call | None = None
         try:
-            deadline = None if seconds is None else time.monotonic() + seconds
-            call = self._session.ask(request, reply_type, done.set)
-            while not done.is_set():
-                if reading:
+            # Before the request is sent: the watcher is then not woken by the reply.
+            if self._begin_reading():
+                try:
+                    call = self._session.ask(request, reply_type, _nothing)
                     self._read_for(call, deadline)
-                else:
-                    # Another thread reads and will complete this call; when it stops, the watcher goes on reading.
-                    done.wait(None if deadline is None else max(deadline - time.monotonic(), 0))
-                    reading = not done.is_set() and self._begin_reading()
-                if not done.is_set() and deadline is not None and time.monotonic() >= deadline:
-                    raise ServiceStalledError("the service did not answer in time: it is stopped, or overloaded")
+                finally:
+                    self._end_reading()
+            else:
+                # Another thread reads and will complete this call; when it stops, the watcher goes on reading.
+                done = threading.Event()
+                call = self._session.ask(request, reply_type, done.set)
+                done.wait(seconds)
+            if not call.done:
+                raise ServiceStalledError("the service did not answer in time: it is stopped, or overloaded")
         except BaseException:
             if call is not None:
                 self._session.abandon(call)
             raise
-        finally:
-            if reading:
-                self._end_reading()
         return cast("_ReplyT", call.result())
 
     def _begin_reading(self) -> bool:
@@ -136,15 +134,14 @@ class Pump:
         while not call.done:
             if self._session.ended is not None:
                 return
+            left = None if deadline is None else max(deadline - time.monotonic(), 0)
+            # Nearly always the reply is still to come: looking for it first would be a system call in vain.
+            self._poll.poll(None if left is None else left * 1000 + 1)
             try:
-                if self._session.receive():
-                    continue
+                if not self._session.receive() and left == 0:
+                    return
             except PoolbridgeError:
                 return  # the call has failed with it
-            left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            if left == 0:
-                return
-            self._poll.poll(None if left is None else left * 1000 + 1)
 
     def _arm(self) -> None:
         """Tell the watcher what to look for."""
@@ -205,3 +202,7 @@ class Pump:
         self._bell.ring()
         if threading.current_thread() is not self._watcher:
             self._watcher.join()
+
+
+def _nothing() -> None:
+    pass

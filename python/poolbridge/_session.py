@@ -5,13 +5,12 @@ The blocking and the asyncio client are both thin drivers around this; it never 
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
+from weakref import ReferenceType
 
-from poolbridge import _order
+from poolbridge import _order, _process
 from poolbridge._core import Call, Core, KnownBlock
 from poolbridge._deferred import DeferringLock
 from poolbridge._errors import (
@@ -55,10 +54,10 @@ class Session:
     def __init__(self, transport: Transport) -> None:
         self.core = Core()
         self.transport = transport
-        self.pid = os.getpid()
+        self.pid = _process.pid
         self.ended: PoolbridgeError | None = None
         self.orphaned = False
-        self.holds: weakref.WeakValueDictionary[int, Hold] = weakref.WeakValueDictionary()
+        self.holds: dict[int, ReferenceType[Hold]] = {}
         self._driver: Driver | None = None
         self._lock = DeferringLock()
         self._pools: dict[int, Mapping[PoolMemory]] = {}
@@ -77,7 +76,7 @@ class Session:
         ClosedError
             The client was closed or the connection lost.
         """
-        if os.getpid() != self.pid:
+        if _process.pid != self.pid:
             raise ForkError(
                 f"this client belongs to process {self.pid}; after a fork, and best after spawn or exec, "
                 "connect again in the child"
@@ -99,7 +98,7 @@ class Session:
 
     def abandon(self, call: Call) -> None:
         """Stop waiting for a request; what it still grants is given back."""
-        if os.getpid() != self.pid or self.ended is not None:
+        if _process.pid != self.pid or self.ended is not None:
             return
         with self._lock:
             self.core.abandon(call)
@@ -238,7 +237,7 @@ class Session:
         memory
             If a device may still work on this memory, the end of that work is waited for first, in the background.
         """
-        if os.getpid() != self.pid:
+        if _process.pid != self.pid:
             return
         if memory is None or self._driver is None or self.ended is not None:
             self._lock.later(partial(self._release, grant, failed=failed))
@@ -290,8 +289,10 @@ class Session:
         """
         from poolbridge._messages import Dropped
 
-        for hold in list(self.holds.values()):
-            hold.close()
+        for reference in list(self.holds.values()):
+            hold = reference()
+            if hold is not None:
+                hold.close()
         with self._lock:
             if self.ended is not None or not self.core.epoch:
                 return None
@@ -303,7 +304,7 @@ class Session:
 
     def close(self) -> None:
         """End the session. Idempotent. Memory that arrays use stays mapped until they are gone."""
-        if os.getpid() != self.pid:
+        if _process.pid != self.pid:
             self.transport.close()
             return
         self.lose(ClientClosedError("the client is closed"))

@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -222,21 +223,27 @@ def from_wire(tensor: Tensor, nbytes: int) -> Description:
     ProtocolError
         The description contradicts itself or reaches outside the buffer.
     """
-    element = ELEMENT_TYPES.get(tensor.dt)
+    return _checked(tensor.dt, tensor.sh, tensor.st, tensor.of, nbytes)
+
+
+@lru_cache(maxsize=256)
+def _checked(dt: str, shape: tuple[int, ...], st: tuple[int, ...], offset: int, nbytes: int) -> Description:
+    """Check a description; the buffers of a stream have few different ones."""
+    element = ELEMENT_TYPES.get(dt)
     if element is None:
-        raise ProtocolError(f"the service describes elements of unknown type {tensor.dt!r}")
-    shape, itemsize = tensor.sh, element.itemsize
+        raise ProtocolError(f"the service describes elements of unknown type {dt!r}")
+    itemsize = element.itemsize
     if len(shape) > MAX_NDIM:
         raise ProtocolError(f"the service describes a tensor of {len(shape)} axes; at most {MAX_NDIM} can be")
-    if tensor.st:
-        if len(tensor.st) != len(shape):
-            raise ProtocolError(f"the service sent {len(tensor.st)} strides for {len(shape)} axes")
-        strides = tuple(stride * itemsize for stride in tensor.st)
+    if st:
+        if len(st) != len(shape):
+            raise ProtocolError(f"the service sent {len(st)} strides for {len(shape)} axes")
+        strides = tuple(stride * itemsize for stride in st)
     else:
         strides = c_strides(shape, itemsize)
-    if tensor.of % itemsize:
-        raise ProtocolError(f"the byte offset {tensor.of} is no multiple of the {itemsize} bytes of an element")
-    first, last = span_of(shape, strides, tensor.of, itemsize)
+    if offset % itemsize:
+        raise ProtocolError(f"the byte offset {offset} is no multiple of the {itemsize} bytes of an element")
+    first, last = span_of(shape, strides, offset, itemsize)
     if first < 0 or last > nbytes:
         raise ProtocolError(f"the tensor's elements lie in bytes {first} to {last} of a buffer of {nbytes} bytes")
-    return Description(element, shape, strides, tensor.of, is_contiguous(shape, strides, itemsize))
+    return Description(element, shape, strides, offset, is_contiguous(shape, strides, itemsize))
