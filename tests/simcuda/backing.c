@@ -115,12 +115,25 @@ CUresult backing_import(int given, enum memory_kind kind, struct backing **out) 
     return CUDA_SUCCESS;
 }
 
+// A second mapping of shared memory of the program, so that a stream that waits in it is not disturbed when the program
+// unmaps its own: a real device has the pages pinned. NULL for memory that is not shared.
+struct backing *backing_of_host(uint64_t start, uint64_t size) {
+    uint64_t page = start / 4096 * 4096, mapped = (start + size - page + 4095) / 4096 * 4096;
+    void *at = mremap((void *)page, 0, mapped, MREMAP_MAYMOVE);
+    if (at == MAP_FAILED) return NULL;
+    struct backing *b = calloc(1, sizeof *b);
+    if (!b) abort();
+    *b = (struct backing){.refs = 1, .fd = -1, .device = -1, .host = true, .header = at, .mapped = mapped};
+    b->data = (uint8_t *)at + (start - page);
+    return b;
+}
+
 void backing_ref(struct backing *b) { b->refs++; }
 
 void backing_unref(struct backing *b) {
     if (--b->refs) return;
     munmap(b->header, b->mapped);
-    drop(b->fd);
+    if (b->fd >= 0) drop(b->fd);
     free(b);
 }
 

@@ -88,8 +88,9 @@ SIM_API CUresult cuMemHostRegister_v2(void *p, size_t size, unsigned int flags) 
         struct range g = {
             .start = start, .size = size, .kind = RANGE_HOST_REGISTERED, .memory = p, .device = -1,
             .readable = every_device(), .writable = read_only ? 0 : every_device(), .flags = flags,
-            .ctx = ctx_current(), .block_size = size,
+            .ctx = ctx_current(), .block_size = size, .backing = backing_of_host(start, size),
         };
+        if (g.backing) g.memory = g.backing->data;
         range_add(&g);
         counts_live(LIVE_HOST_REGISTERED, 1);
     }
@@ -109,6 +110,7 @@ SIM_API CUresult cuMemHostUnregister(void *p) {
     }
     if (g && g->start == (uint64_t)p && g->kind == RANGE_HOST_REGISTERED) {
         r = CUDA_SUCCESS;
+        if (g->backing) backing_unref(g->backing);
         range_remove(g);
         counts_live(LIVE_HOST_REGISTERED, -1);
     }

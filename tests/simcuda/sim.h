@@ -119,6 +119,7 @@ struct backing {
 };
 CUresult backing_create(enum memory_kind kind, int device, bool host, uint64_t capacity, struct backing **out);
 CUresult backing_import(int fd, enum memory_kind kind, struct backing **out); // duplicates fd
+struct backing *backing_of_host(uint64_t start, uint64_t size);
 void backing_ref(struct backing *b);
 void backing_unref(struct backing *b);
 void backing_discard(struct backing *b, uint64_t offset, uint64_t size);
