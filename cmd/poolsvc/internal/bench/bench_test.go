@@ -2,6 +2,9 @@ package bench
 
 import (
 	"encoding/json"
+	"encoding/xml"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -98,6 +101,27 @@ func TestOptionsNameWhatThereIs(t *testing.T) {
 	assert.ErrorContains(t, Options{Time: 1, Only: []string{"speed"}}.Validate(), "hand-over")
 	assert.ErrorContains(t, Options{Time: 1, Kinds: []mempool.Kind{"core"}}.Validate(), "host")
 	assert.Error(t, Options{}.Validate(), "measurements take time")
+}
+
+func TestPlotsAreWellFormedAndNameEverySystem(t *testing.T) {
+	p50 := 30.0
+	r := &Report{Results: []Result{
+		{Workload: "hand-over", Kind: "host", Bytes: 4096, System: "a <b>", P50: &p50},
+		{Workload: "hand-over", Kind: "host", Bytes: 1 << 20, System: "a <b>", P50: &p50},
+		{Workload: "hand-over", Kind: "device", Bytes: 4096, System: "c", P50: &p50},
+		{Workload: "stream", Kind: "pinned", Bytes: 4096, System: "d"},
+	}}
+	folder := t.TempDir()
+	require.NoError(t, r.WritePlots(folder))
+	files, err := filepath.Glob(filepath.Join(folder, "*.svg"))
+	require.NoError(t, err)
+	require.Len(t, files, 2)
+	text, err := os.ReadFile(filepath.Join(folder, "hand-over-host.svg"))
+	require.NoError(t, err)
+	require.NoError(t, xml.Unmarshal(text, new(struct{})))
+	assert.Contains(t, string(text), "a &lt;b&gt;")
+	assert.NotContains(t, string(text), "NaN")
+	assert.NotContains(t, string(text), "Inf")
 }
 
 func TestSizesForPeople(t *testing.T) {
