@@ -173,8 +173,12 @@ class Pump:
             if self._want_write:
                 self._want_write = not self._session.flush()
                 self._arm()
-            with self._reading:
-                self._read_all()
+            # Whoever waits for a reply reads; its wait must not hold up the work here.
+            if self._reading.acquire(blocking=False):
+                try:
+                    self._read_all()
+                finally:
+                    self._reading.release()
         self._finished = True
         self._do_work()
         with self._reading:

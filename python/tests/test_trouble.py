@@ -171,6 +171,21 @@ def test_a_stalled_service_is_a_timeout_and_its_late_lease_is_given_back(service
         assert service.leases == 0
 
 
+def test_a_wait_for_a_reply_does_not_hold_up_work_behind_it(service, client):
+    late = []
+    service.tricks["stats"] = lambda c, r: late.append((c, r))
+    waiting = threading.Thread(target=client.stats)
+    waiting.start()
+    service.wait(lambda: bool(late))
+    done = threading.Event()
+    client._pump.background(done.set)
+    assert done.wait(2)
+    ((connection, request),) = late
+    with service.changed:
+        connection.handle(request)
+    waiting.join()
+
+
 def test_a_service_that_takes_nothing_does_not_block_releases(service):
     with poolbridge.connect(service.path, timeout=0.3) as client:
         client.create_pool("p", max_bytes=1 << 22)
