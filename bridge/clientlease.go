@@ -222,11 +222,12 @@ func (l *Lease) Release(incomplete bool) error {
 	if l.info.Write {
 		err = l.synchronize()
 	}
+	err = errors.Join(err, l.end(incomplete || err != nil))
 	c := l.client
 	c.mu.Lock()
-	delete(c.leases, l)
-	c.mu.Unlock()
-	return errors.Join(err, l.end(incomplete || err != nil))
+	defer c.mu.Unlock()
+	delete(c.leases, l) // last: Close waits for the leases that it finds
+	return err
 }
 
 // end tells the service, and then lets the block go: it may be dropped only once no lease is left.

@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"fmt"
 	"os"
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
@@ -19,7 +20,7 @@ func withFDs(files []*os.File, fds []int, f func(fds []int) error) error {
 	}
 	var inner error
 	if err := raw.Control(func(fd uintptr) { inner = withFDs(files[1:], append(fds, int(fd)), f) }); err != nil {
-		return err
+		return fmt.Errorf("%w: %w", os.ErrClosed, err)
 	}
 	return inner
 }

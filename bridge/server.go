@@ -86,16 +86,17 @@ func (s *Server) accept() {
 			}
 			continue
 		}
-		c := &serverConn{server: s, conn: conn, notices: make(chan mempool.Notice, s.limits.notices), waiting: make(map[uint32]context.CancelFunc)}
+		c := s.newConn(conn)
 		if !s.admit(c) {
 			s.config.Log.Warn("a connection was refused: too many sessions", "limit", s.config.MaxSessions)
 			farewell(conn, fmt.Sprintf("the service has %d sessions already, and no more at a time", s.config.MaxSessions))
+			c.cancel(nil)
 			closeLogged(s.config.Log, conn)
 			continue
 		}
 		go func() {
 			defer s.accepted.Done()
-			c.serve(s.ctx)
+			c.serve()
 			s.dismiss(c)
 		}()
 	}

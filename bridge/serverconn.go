@@ -34,11 +34,16 @@ type serverConn struct {
 	out     []byte
 }
 
+func (s *Server) newConn(conn *seqpacket.Conn) *serverConn {
+	c := &serverConn{server: s, conn: conn, notices: make(chan mempool.Notice, s.limits.notices), waiting: make(map[uint32]context.CancelFunc)}
+	c.ctx, c.cancel = context.WithCancelCause(s.ctx)
+	return c
+}
+
 // serve runs the session to its end.
-func (c *serverConn) serve(ctx context.Context) {
+func (c *serverConn) serve() {
 	log := c.server.config.Log
 	defer closeLogged(log, c.conn)
-	c.ctx, c.cancel = context.WithCancelCause(ctx)
 	defer c.cancel(nil)
 	// What ends the session ends its waits to send and to receive; in this order, so that after it goodbye can be said.
 	stop := context.AfterFunc(c.ctx, func() {

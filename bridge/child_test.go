@@ -1,0 +1,196 @@
+package bridge
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// children are what the test binary does when it is started again. Each says what it did in lines, and goes on when it
+// is told a line.
+var children = map[string]func() error{
+	"hold":   hold,
+	"server": crowdedServer,
+	"visit":  visit,
+	"read":   readOnce,
+}
+
+// child is a process that a test started: by exec, as workers must be.
+type child struct {
+	testing.TB
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+	lines *bufio.Scanner
+}
+
+func spawn(t testing.TB, role, path string, change func(*exec.Cmd)) *child {
+	t.Helper()
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(exe)
+	cmd.Env = append(os.Environ(), childRole+"="+role, "POOLBRIDGE_SOCKET="+path)
+	cmd.Stderr = os.Stderr
+	if change != nil {
+		change(cmd)
+	}
+	stdin, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	c := &child{t, cmd, stdin, bufio.NewScanner(stdout)}
+	t.Cleanup(func() {
+		_ = stdin.Close()
+		_ = cmd.Wait()
+	})
+	return c
+}
+
+// says waits for the child's next line.
+func (c *child) says() string {
+	c.Helper()
+	require.True(c, c.lines.Scan(), "the child said no more")
+	return c.lines.Text()
+}
+
+func (c *child) tell(line string) {
+	c.Helper()
+	_, err := fmt.Fprintln(c.stdin, line)
+	require.NoError(c, err)
+}
+
+func (c *child) kill() {
+	c.Helper()
+	require.NoError(c, c.cmd.Process.Signal(syscall.SIGKILL))
+	_ = c.cmd.Wait()
+}
+
+// hold leases two buffers of the pool "p": one that it is writing, called "torn", and one that it only has. Told a
+// line, it closes its connection without a word and lives on.
+func hold() error {
+	ctx := context.Background()
+	c, err := Dial(ctx, DefaultSocket())
+	if err != nil {
+		return err
+	}
+	p, err := c.OpenPool(ctx, "p", 0)
+	if err != nil {
+		return err
+	}
+	for range 2 {
+		l, err := p.Allocate(ctx, mempool.Bytes(4096), 0)
+		if err != nil {
+			return err
+		}
+		if err := l.Fill(0, 4096, 'x'); err != nil {
+			return err
+		}
+	}
+	if _, err := c.Get(ctx, "torn", LeaseOptions{Write: true}); err != nil {
+		return err
+	}
+	fmt.Println("holding")
+	in := bufio.NewScanner(os.Stdin)
+	if !in.Scan() {
+		return nil
+	}
+	if err := c.conn.Close(); err != nil {
+		return err
+	}
+	fmt.Println("closed")
+	in.Scan()
+	return nil
+}
+
+// visit tries what another user might, and says how each ended.
+func visit() error {
+	ctx := context.Background()
+	c, err := Dial(ctx, DefaultSocket())
+	fmt.Println("dial:", situationOf(err))
+	if err != nil {
+		return nil
+	}
+	_, err = c.OpenPool(ctx, "private", 0)
+	fmt.Println("private:", situationOf(err))
+	_, err = c.OpenPool(ctx, "shared", 0)
+	fmt.Println("shared:", situationOf(err))
+	_, err = c.CreatePool(ctx, hostPool("mine", 4096))
+	fmt.Println("create:", situationOf(err))
+	return c.Close()
+}
+
+func situationOf(err error) string {
+	if err == nil {
+		return "ok"
+	}
+	for _, c := range codes {
+		if errors.Is(err, c.sentinel) {
+			return c.sentinel.Error()
+		}
+	}
+	return err.Error()
+}
+
+// readOnce says what is published as "greeting".
+func readOnce() error {
+	ctx := context.Background()
+	c, err := Dial(ctx, DefaultSocket())
+	if err != nil {
+		return err
+	}
+	l, err := c.Get(ctx, "greeting", LeaseOptions{Wait: patience})
+	if err != nil {
+		return err
+	}
+	text := make([]byte, l.Info().Bytes)
+	if err := l.CopyTo(text, 0); err != nil {
+		return err
+	}
+	fmt.Println(string(text))
+	return c.Close()
+}
+
+// crowdedServer serves with a table of descriptors that is full until it is told a line.
+func crowdedServer() error {
+	svc := mempool.NewService(mempool.Config{})
+	defer svc.Close()
+	path := filepath.Join(os.Getenv("POOLBRIDGE_SOCKET"))
+	server, err := Listen(path, svc, ServerConfig{Log: slog.New(slog.NewTextHandler(os.Stdout, nil))})
+	if err != nil {
+		return err
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 64, Max: 64}); err != nil {
+		return err
+	}
+	var full []*os.File
+	for {
+		f, err := os.Open(os.DevNull)
+		if errors.Is(err, unix.EMFILE) {
+			break
+		} else if err != nil {
+			return err
+		}
+		full = append(full, f)
+	}
+	fmt.Println("full")
+	in := bufio.NewScanner(os.Stdin)
+	for in.Scan() && !strings.HasPrefix(in.Text(), "quit") {
+		closeFiles(full)
+		full = nil
+	}
+	return server.Close()
+}

@@ -1,0 +1,181 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func TestACancelledGetGivesBackWhatItIsGrantedMeanwhile(t *testing.T) {
+	r := start(t, ServerConfig{}, defaultLimits)
+	c := dial(t, r.path)
+	session := r.only(t)
+	p := createPool(t, c, hostPool("p", 1<<20))
+	why := errors.New("enough")
+	for range 50 {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		ended := make(chan error)
+		go func() {
+			l, err := c.Get(ctx, "x", LeaseOptions{Wait: patience})
+			if err == nil {
+				err = l.Release(false)
+			}
+			ended <- err
+		}()
+		awaitWaiting(t, session, 1)
+		l := allocate(t, p, 10)
+		go cancel(why) // who is first is open
+		publish(t, l, "x")
+		if err := <-ended; err != nil {
+			require.ErrorIs(t, err, why)
+		}
+		require.NoError(t, l.Release(false))
+		require.NoError(t, c.Unpublish(context.Background(), "x"))
+	}
+	for { // what was granted to nobody is on its way back
+		st, err := c.Stats(context.Background())
+		require.NoError(t, err)
+		if st.Leases == 0 {
+			assert.Zero(t, st.Buffers)
+			return
+		}
+	}
+}
+
+func TestACancelledCallDoesNotWaitForTheService(t *testing.T) {
+	s := imitate(t)
+	c := s.dial(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() {
+		_, err := c.Get(ctx, "x", LeaseOptions{Wait: patience})
+		ended <- err
+	}()
+	q, _ := s.request(t)
+	cancel()
+	assert.ErrorIs(t, <-ended, context.Canceled)
+	_, m := s.request(t)
+	assert.Equal(t, &wire.Cancel{Request: uint64(q)}, m)
+
+	// Now it answers: what it grants comes back.
+	s.reply(t, q, &wire.LeaseReply{Lease: wire.Lease{ID: 77, Block: 5, Tensor: wire.Tensor{DType: "uint8"}}})
+	_, m = s.request(t)
+	assert.Equal(t, &wire.Release{Lease: 77}, m)
+	c.mu.Lock()
+	assert.Zero(t, c.blocks[5].leases)
+	c.mu.Unlock()
+}
+
+// Replies reach their callers in any order: only one of them has the export.
+func TestLeasesOnOneBlockAtATime(t *testing.T) {
+	r := start(t, ServerConfig{}, defaultLimits)
+	producer := dial(t, r.path)
+	p := createPool(t, producer, hostPool("p", 1<<20))
+	for range 20 {
+		consumer := dial(t, r.path)
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				l, err := consumer.Get(context.Background(), "x", LeaseOptions{Wait: patience})
+				if assert.NoError(t, err) {
+					got := make([]byte, 1)
+					assert.NoError(t, l.CopyTo(got, 0))
+					assert.Equal(t, "x", string(got))
+					assert.NoError(t, l.Release(false))
+				}
+			})
+		}
+		l := allocate(t, p, 1)
+		require.NoError(t, l.Fill(0, 1, 'x'))
+		publish(t, l, "x")
+		all.Wait()
+		require.NoError(t, consumer.Close())
+		require.NoError(t, l.Release(false))
+		require.NoError(t, producer.Unpublish(context.Background(), "x"))
+		_, err := p.Trim(context.Background(), 0)
+		require.NoError(t, err)
+	}
+}
+
+func TestARecalledBlockStaysMappedWhileItIsLeased(t *testing.T) {
+	s := imitate(t)
+	c := s.dial(t)
+	l := s.lease(t, c, 5)
+	s.notice(t, &wire.Recall{Blocks: []uint64{5, 6}})
+	_, m := s.request(t)
+	assert.Equal(t, &wire.Dropped{Blocks: []uint64{6}}, m, "which it does not know at all")
+	require.NoError(t, l.CopyFrom(0, []byte("mine")))
+	ended := make(chan error)
+	go func() { ended <- l.Release(false) }()
+	_, m = s.request(t)
+	assert.Equal(t, &wire.Release{Lease: 1}, m)
+	_, m = s.request(t)
+	assert.Equal(t, &wire.Dropped{Blocks: []uint64{5}}, m, "after the release")
+	require.NoError(t, <-ended)
+}
+
+func TestClosingWhileEverythingIsInUse(t *testing.T) {
+	r := start(t, ServerConfig{}, defaultLimits)
+	witness := dial(t, r.path)
+	createPool(t, witness, hostPool("p", 1<<20))
+	for range 20 {
+		c, err := Dial(context.Background(), r.path)
+		require.NoError(t, err)
+		p, err := c.OpenPool(context.Background(), "p", 0)
+		require.NoError(t, err)
+		held := allocate(t, p, 100)
+		busy := make(chan struct{}, 64)
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				for {
+					l, err := p.Allocate(context.Background(), mempool.Bytes(100), patience)
+					if err == nil {
+						err = errors.Join(l.Fill(0, 100, 1), l.Publish(context.Background(), mempool.Publication{Name: "x", Replace: true}), l.Release(false))
+					}
+					if err != nil {
+						assert.Condition(t, func() bool { return errors.Is(err, ErrClosed) || errors.Is(err, ErrReleased) }, "%v", err)
+						return
+					}
+					busy <- struct{}{}
+				}
+			})
+			all.Go(func() {
+				_, err := c.Get(context.Background(), "no such name", LeaseOptions{Wait: patience})
+				assert.ErrorIs(t, err, ErrClosed)
+			})
+		}
+		<-busy // and from now on they are left alone
+		go func() {
+			for range busy {
+			}
+		}()
+		var closing sync.WaitGroup
+		for range 2 {
+			closing.Go(func() { assert.NoError(t, c.Close()) })
+		}
+		closing.Wait()
+		assert.ErrorIs(t, held.CopyFrom(0, nil), ErrReleased)
+		_, err = c.Stats(context.Background())
+		assert.ErrorIs(t, err, ErrClosed)
+		_, err = c.OpenPool(context.Background(), "p", 0)
+		assert.ErrorIs(t, err, ErrClosed)
+		all.Wait()
+		close(busy)
+	}
+	for r.sessions() != 1 {
+		_, err := witness.Stats(context.Background())
+		require.NoError(t, err)
+	}
+	st, err := witness.Stats(context.Background())
+	require.NoError(t, err)
+	assert.Zero(t, st.Leases)
+	assert.Zero(t, st.Pools[0].Held, "this process lives on, and has given back everything")
+}

@@ -1,0 +1,78 @@
+package bridge
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func TestWhatOneClientPublishesAnotherReads(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	producer, consumer := dial(t, path), dial(t, path)
+	ctx := context.Background()
+	pool, err := producer.CreatePool(ctx, hostPool("frames", 1<<20))
+	require.NoError(t, err)
+
+	got := make(chan *Lease, 1)
+	go func() {
+		l, err := consumer.Get(ctx, "greeting", LeaseOptions{Wait: time.Minute})
+		assert.NoError(t, err)
+		got <- l
+	}()
+	out, err := pool.Allocate(ctx, mempool.Bytes(5), 0)
+	require.NoError(t, err)
+	require.NoError(t, out.CopyFrom(0, []byte("hello")))
+	require.NoError(t, out.Publish(ctx, mempool.Publication{Name: "greeting"}))
+
+	in := <-got
+	require.NotNil(t, in)
+	text := make([]byte, 5)
+	require.NoError(t, in.CopyTo(text, 0))
+	assert.Equal(t, "hello", string(text))
+	assert.ErrorIs(t, in.CopyFrom(0, text), ErrInvalid, "a read lease")
+	require.NoError(t, in.Release(false))
+	assert.ErrorIs(t, in.Release(false), ErrReleased)
+	assert.ErrorIs(t, in.CopyTo(text, 0), ErrReleased)
+}
+
+func TestAFullPoolRecallsWhatNobodyUses(t *testing.T) {
+	svc, path := serve(t, ServerConfig{})
+	a, b := dial(t, path), dial(t, path)
+	ctx := context.Background()
+	pool, err := a.CreatePool(ctx, hostPool("small", 1<<20))
+	require.NoError(t, err)
+	for range 4 { // blocks of one size, mapped by both
+		l, err := pool.Allocate(ctx, mempool.Bytes(256<<10), 0)
+		require.NoError(t, err)
+		require.NoError(t, l.Publish(ctx, mempool.Publication{Name: "x", Replace: true}))
+		r, err := b.Get(ctx, "x", LeaseOptions{})
+		require.NoError(t, err)
+		defer r.Release(false)
+		defer l.Release(false)
+	}
+	_, err = pool.Allocate(ctx, mempool.Bytes(1<<20), 0)
+	require.ErrorIs(t, err, ErrLimit)
+	require.NoError(t, a.Unpublish(ctx, "x"))
+	for _, c := range []*Client{a, b} {
+		c.mu.Lock()
+		var held []*Lease
+		for l := range c.leases {
+			held = append(held, l)
+		}
+		c.mu.Unlock()
+		for _, l := range held {
+			require.NoError(t, l.Release(false))
+		}
+	}
+	_, err = b.Stats(ctx) // its releases have arrived
+	require.NoError(t, err)
+	all, err := pool.Allocate(ctx, mempool.Bytes(1<<20), 0)
+	require.NoError(t, err, "after both clients gave up their mappings")
+	assert.EqualValues(t, 1<<20, svc.Stats().Pools[0].Leased)
+	require.NoError(t, all.Release(false))
+}

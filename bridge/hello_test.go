@@ -1,0 +1,68 @@
+package bridge
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+)
+
+func TestAClientThatSaysNothingIsCutOff(t *testing.T) {
+	l := defaultLimits
+	l.hello = time.Millisecond
+	r := start(t, ServerConfig{}, l)
+	assert.Contains(t, dialRaw(t, r.path).last(), "no hello came within 1ms")
+}
+
+func TestTheHelloEndsItsTimeLimit(t *testing.T) {
+	l := defaultLimits
+	l.hello = time.Second
+	r := start(t, ServerConfig{}, l)
+	c := greeted(t, r.path)
+	passed := make(chan struct{})
+	time.AfterFunc(l.hello, func() { close(passed) })
+	<-passed
+	c.ask(2, &wire.StatsRequest{}, &wire.StatsReply{})
+}
+
+func TestNothingGoesBeforeHello(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	for _, m := range []wire.Request{&wire.StatsRequest{}, &wire.Release{Lease: 1}, &wire.Cancel{Request: 1}, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1}} {
+		c := dialRaw(t, path)
+		c.send(7, m)
+		assert.ErrorIs(t, c.reply(7, &wire.EmptyReply{}), wire.CodeProtocol)
+		assert.Empty(t, c.cutOff())
+
+		c = dialRaw(t, path)
+		c.send(0, m)
+		assert.Contains(t, c.last(), "hello")
+	}
+}
+
+func TestAHelloWithoutANumberCannotBeAnswered(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	c := dialRaw(t, path)
+	c.send(0, &wire.Hello{Versions: []uint64{1}})
+	assert.Contains(t, c.last(), "numbered hello")
+}
+
+func TestAVersionThatTheServiceDoesNotSpeakIsRefused(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	for _, versions := range [][]uint64{{2}, {}, {0, 1 << 62}} {
+		c := dialRaw(t, path)
+		c.send(1, &wire.Hello{Versions: versions})
+		assert.ErrorIs(t, c.reply(1, &wire.HelloReply{}), wire.CodeVersion)
+		assert.Empty(t, c.cutOff())
+	}
+	c := dialRaw(t, path)
+	c.ask(1, &wire.Hello{Versions: []uint64{7, 1}, Features: []string{"levitation"}}, &wire.HelloReply{})
+}
+
+func TestASecondHelloIsRefusedAndTheSessionLivesOn(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	c := greeted(t, path)
+	c.refused(2, &wire.Hello{Versions: []uint64{1}}, wire.CodeInvalid)
+	c.ask(3, &wire.StatsRequest{}, &wire.StatsReply{})
+}

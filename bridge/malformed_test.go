@@ -1,0 +1,126 @@
+package bridge
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+)
+
+// vector is a packet of docs/vectors/v1.json.
+type vector struct{ Name, Direction, Packet string }
+
+func vectors(t *testing.T) (valid, invalid []vector) {
+	t.Helper()
+	text, err := os.ReadFile("../docs/vectors/v1.json")
+	require.NoError(t, err)
+	var all struct{ Valid, Invalid []vector }
+	require.NoError(t, json.Unmarshal(text, &all))
+	require.NotEmpty(t, all.Invalid)
+	return all.Valid, all.Invalid
+}
+
+func (v vector) packet(t *testing.T) []byte {
+	t.Helper()
+	b, err := hex.DecodeString(v.Packet)
+	require.NoError(t, err)
+	return b
+}
+
+// Whatever a client sends that is no packet of the protocol is answered with protocol and costs it the connection, and
+// nobody else anything. Packets of the service are no requests either.
+func TestEveryInvalidVectorEndsTheSessionThatSendsIt(t *testing.T) {
+	r := start(t, ServerConfig{}, defaultLimits)
+	witness := greeted(t, r.path)
+	_, invalid := vectors(t)
+	for _, v := range invalid {
+		packet := v.packet(t)
+		if len(packet) == 0 || len(packet) > wire.MaxPacket+1 {
+			continue // the socket does not carry it, or the next test does
+		}
+		if _, _, err := wire.DecodeRequest(packet); !errors.Is(err, wire.ErrProtocol) {
+			require.NotEqual(t, "request", v.Direction)
+			continue // wrong from the service, but a request of some kind from a client
+		}
+		for when, connect := range map[string]func() *raw{
+			"before hello": func() *raw { return dialRaw(t, r.path) },
+			"after hello":  func() *raw { return greeted(t, r.path) },
+		} {
+			c := connect()
+			require.NoError(t, c.conn.Send(packet, nil), v.Name)
+			assert.Contains(t, c.last(), "protocol", "%s, %s", v.Name, when)
+			require.NoError(t, c.conn.Close())
+		}
+	}
+	witness.ask(2, &wire.StatsRequest{}, &wire.StatsReply{})
+}
+
+func TestAPacketLongerThanAnyIsAProtocolError(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	c := greeted(t, path)
+	require.NoError(t, c.conn.Send(make([]byte, wire.MaxPacket+1), nil))
+	assert.Contains(t, c.last(), "longer than the buffer")
+}
+
+// A request that is well-formed is answered, however little sense it makes, and the session lives on.
+func TestEveryValidRequestIsAnswered(t *testing.T) {
+	r := start(t, ServerConfig{}, defaultLimits)
+	c := greeted(t, r.path)
+	valid, _ := vectors(t)
+	for _, v := range valid {
+		if v.Direction != "request" {
+			continue
+		}
+		q, m, err := wire.DecodeRequest(v.packet(t))
+		require.NoError(t, err)
+		require.NoError(t, c.conn.Send(v.packet(t), nil), v.Name)
+		if q != 0 {
+			c.send(0, &wire.Cancel{Request: uint64(q)})
+			_ = c.reply(q, replyTo(m))
+		}
+	}
+	c.ask(9, &wire.StatsRequest{}, &wire.StatsReply{})
+}
+
+func replyTo(m wire.Request) wire.Reply {
+	switch m.(type) {
+	case *wire.Create, *wire.Open:
+		return &wire.PoolReply{}
+	case *wire.Alloc, *wire.Get, *wire.Borrow:
+		return &wire.LeaseReply{}
+	}
+	return &wire.EmptyReply{}
+}
+
+func TestAnUnknownOperationIsUnsupportedAndTheSessionLivesOn(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	c := greeted(t, path)
+	packet := []byte("\x82\xa1o\xa4warp\xa1q\x05")
+	require.NoError(t, c.conn.Send(packet, nil))
+	assert.ErrorIs(t, c.reply(5, &wire.EmptyReply{}), wire.CodeUnsupported)
+	require.NoError(t, c.conn.Send([]byte("\x81\xa1o\xa4warp"), nil), "and no answer wanted")
+	c.ask(6, &wire.StatsRequest{}, &wire.StatsReply{})
+}
+
+func TestArgumentsThatContradictEachOtherAreInvalid(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	c := greeted(t, path)
+	c.ask(2, &wire.Create{Name: "p", Kind: "host", MaxBytes: 4096}, &wire.PoolReply{})
+	c.refused(3, &wire.Open{}, wire.CodeInvalid)
+	c.refused(4, &wire.Open{Name: "p", Pool: 1}, wire.CodeInvalid)
+	c.refused(5, &wire.Create{Name: "q", Kind: "host", MaxBytes: 1, UIDs: []uint64{1 << 32}}, wire.CodeInvalid)
+	c.refused(6, &wire.Create{Name: "q", Kind: "tape", MaxBytes: 1}, wire.CodeInvalid)
+	c.refused(7, &wire.Alloc{Pool: 1, Tensor: wire.Tensor{DType: "uint8", Shape: []uint64{1 << 62, 1 << 62}}}, wire.CodeInvalid)
+	c.refused(8, &wire.Alloc{Pool: 99, Tensor: wire.Tensor{DType: "uint8"}}, wire.CodeNotFound)
+	c.refused(9, &wire.Release{Lease: 1}, wire.CodeNotFound)
+	c.refused(10, &wire.Destroy{Pool: 99}, wire.CodeNotFound)
+	c.refused(11, &wire.Trim{Pool: 99}, wire.CodeNotFound)
+	c.refused(12, &wire.Publish{Lease: 1, Name: "x"}, wire.CodeNotFound)
+	c.ask(13, &wire.Open{Pool: 1}, &wire.PoolReply{})
+}

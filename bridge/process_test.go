@@ -1,0 +1,183 @@
+package bridge
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// torn publishes what a child is about to write, with one page more than the child needs in the pool.
+func torn(t *testing.T, path string) (*Client, *Pool) {
+	t.Helper()
+	c := dial(t, path)
+	p := createPool(t, c, hostPool("p", 3*4096))
+	l := allocate(t, p, 4096)
+	publish(t, l, "torn")
+	require.NoError(t, l.Release(false))
+	_, err := c.Stats(context.Background()) // the release has arrived
+	require.NoError(t, err)
+	return c, p
+}
+
+func TestAKilledWorkersLeasesEndAndItsMemoryServesOthers(t *testing.T) {
+	r := start(t, ServerConfig{}, defaultLimits)
+	c, p := torn(t, r.path)
+	ctx := context.Background()
+	worker := spawn(t, "hold", r.path, nil)
+	require.Equal(t, "holding", worker.says())
+	before, err := c.Stats(ctx)
+	require.NoError(t, err)
+	assert.Equal(t, 3, before.Leases)
+
+	got := make(chan error)
+	go func() { // waits for the writer
+		_, err := c.Get(ctx, "torn", LeaseOptions{Wait: patience})
+		got <- err
+	}()
+	room := make(chan *Lease)
+	go func() { // waits for room
+		l, err := p.Allocate(ctx, mempool.Bytes(4096), patience)
+		assert.NoError(t, err)
+		room <- l
+	}()
+	worker.kill()
+	assert.ErrorIs(t, <-got, ErrProducerDied)
+	l := <-room
+	require.NotNil(t, l)
+	require.NoError(t, l.Release(false))
+	after, err := c.Stats(ctx)
+	require.NoError(t, err)
+	assert.Equal(t, 0, after.Leases)
+	assert.Equal(t, 1, after.Sessions)
+	_, err = c.Get(ctx, "torn", LeaseOptions{})
+	assert.ErrorIs(t, err, ErrProducerDied, "for ever")
+}
+
+func TestMemoryOfAProcessThatOnlyClosedItsConnectionWaitsForTheProcess(t *testing.T) {
+	r := start(t, ServerConfig{}, defaultLimits)
+	c, p := torn(t, r.path)
+	ctx := context.Background()
+	worker := spawn(t, "hold", r.path, nil)
+	require.Equal(t, "holding", worker.says())
+	worker.tell("close")
+	require.Equal(t, "closed", worker.says())
+	r.log.await(t, "a session ended")
+
+	st, err := c.Stats(ctx)
+	require.NoError(t, err)
+	assert.Zero(t, st.Leases, "its leases have ended")
+	assert.EqualValues(t, 2*4096, st.Pools[0].Held, "and what they were on is not to be touched")
+	assert.EqualValues(t, 4096, st.Pools[0].Leased, "what was being written has a name still")
+	room := make(chan *Lease)
+	go func() {
+		l, err := p.Allocate(ctx, mempool.Bytes(4096), patience)
+		assert.NoError(t, err)
+		room <- l
+	}()
+	st, err = c.Stats(ctx)
+	require.NoError(t, err)
+	assert.Zero(t, st.Leases)
+	worker.kill()
+	l := <-room
+	require.NotNil(t, l)
+	require.NoError(t, l.Release(false))
+}
+
+func TestAnotherProcessReadsWhatThisOnePublished(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	reader := spawn(t, "read", path, nil)
+	p := createPool(t, dial(t, path), hostPool("p", 4096))
+	l := allocate(t, p, 5)
+	require.NoError(t, l.CopyFrom(0, []byte("hello")))
+	publish(t, l, "greeting")
+	assert.Equal(t, "hello", reader.says())
+}
+
+// nobody is a user that this one can become.
+const nobody = 65534
+
+// asNobody starts children as another user, from a copy of the binary that it may run.
+func asNobody(t *testing.T) func(*exec.Cmd) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can start a process of another user")
+	}
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	text, err := os.ReadFile(exe)
+	require.NoError(t, err)
+	path := filepath.Join(openDir(t), "child")
+	require.NoError(t, os.WriteFile(path, text, 0o755))
+	return func(cmd *exec.Cmd) {
+		cmd.Path, cmd.Args = path, []string{path}
+		cmd.Dir = "/"
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	}
+}
+
+func TestAnotherUserReachesOnlyWhatItIsGiven(t *testing.T) {
+	become := asNobody(t)
+	l := defaultLimits
+	svc := mempool.NewService(mempool.Config{})
+	defer svc.Close()
+	path := filepath.Join(openDir(t), "s")
+	server, err := listen(path, svc, ServerConfig{Mode: 0o666}, l)
+	require.NoError(t, err)
+	defer server.Close()
+	c, err := Dial(context.Background(), path)
+	require.NoError(t, err)
+	defer c.Close()
+	createPool(t, c, hostPool("private", 4096))
+	shared := hostPool("shared", 4096)
+	shared.Access.GIDs = []uint32{nobody}
+	createPool(t, c, shared)
+
+	visitor := spawn(t, "visit", path, become)
+	assert.Equal(t, "dial: ok", visitor.says())
+	assert.Equal(t, "private: access denied", visitor.says())
+	assert.Equal(t, "shared: ok", visitor.says())
+	assert.Equal(t, "create: access denied", visitor.says())
+}
+
+func TestAUserWhoMayNotConnectIsToldSo(t *testing.T) {
+	for _, room := range []int{1, 0} { // for those who are answered, and for none
+		t.Run(strconv.Itoa(room), func(t *testing.T) {
+			become := asNobody(t)
+			l := defaultLimits
+			l.denied = room
+			svc := mempool.NewService(mempool.Config{})
+			defer svc.Close()
+			path := filepath.Join(openDir(t), "s")
+			server, err := listen(path, svc, ServerConfig{Mode: 0o666, MayConnect: func(p mempool.Peer) bool { return p.UID != nobody }}, l)
+			require.NoError(t, err)
+			defer server.Close()
+			visitor := spawn(t, "visit", path, become)
+			if room > 0 {
+				assert.Equal(t, "dial: access denied", visitor.says())
+			} else {
+				assert.Contains(t, visitor.says(), "user 65534 may not use this service")
+			}
+			dial(t, path)
+		})
+	}
+}
+
+func TestASocketThatAnotherUserMayNotOpenIsDenied(t *testing.T) {
+	become := asNobody(t)
+	svc := mempool.NewService(mempool.Config{})
+	defer svc.Close()
+	path := filepath.Join(openDir(t), "s")
+	server, err := Listen(path, svc, ServerConfig{})
+	require.NoError(t, err)
+	defer server.Close()
+	assert.Equal(t, "dial: access denied", spawn(t, "visit", path, become).says())
+}

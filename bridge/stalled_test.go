@@ -1,0 +1,105 @@
+package bridge
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// stall fills the client's end with notices, so that the answer to each of n requests has to wait.
+func (r *raw) stall(server *serverConn, n int) {
+	r.Helper()
+	packet, err := wire.AppendNotice(nil, &wire.Recall{Blocks: []uint64{99}})
+	require.NoError(r, err)
+	for err == nil {
+		err = server.conn.TrySend(packet, nil)
+	}
+	require.ErrorIs(r, err, seqpacket.ErrWouldBlock)
+	for range n {
+		r.send(7, &wire.StatsRequest{})
+	}
+}
+
+func TestAClientThatNeverReadsIsCutOffAndTheOthersGoOn(t *testing.T) {
+	l := defaultLimits
+	l.send = 20 * time.Millisecond
+	r := start(t, ServerConfig{}, l)
+	stalled := greeted(t, r.path)
+	server := r.only(t)
+	c := dial(t, r.path)
+	p := createPool(t, c, hostPool("p", 1<<20))
+	stalled.ask(2, &wire.Open{Name: "p"}, &wire.PoolReply{})
+	stalled.ask(3, &wire.Alloc{Pool: 1, Tensor: wire.Tensor{DType: "uint8"}}, &wire.LeaseReply{})
+	stalled.stall(server, 10)
+	for range 10 {
+		require.NoError(t, allocate(t, p, 100).Release(false))
+	}
+	r.log.await(t, "i/o timeout")
+	r.log.await(t, "a session ended")
+	st, err := c.Stats(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, []int{1, 0}, []int{st.Sessions, st.Leases})
+	stalled.cutOff()
+}
+
+func TestNoticesThatPileUpEndTheSessionThatReadsNone(t *testing.T) {
+	l := defaultLimits
+	l.notices = 4
+	l.send = patience
+	r := start(t, ServerConfig{}, l)
+	stalled := greeted(t, r.path)
+	server := r.only(t)
+	c := dial(t, r.path)
+	for i := uint64(0); server.ctx.Err() == nil; i++ {
+		server.notify(mempool.Recall{Blocks: []uint64{i}}) // never waits
+	}
+	r.log.await(t, "4 notices wait for a client that reads none")
+	_, err := c.Stats(t.Context())
+	require.NoError(t, err)
+	assert.NotEmpty(t, stalled.cutOff())
+}
+
+// A client that was slow once is not held to the time limit of that packet for ever.
+func TestAClientThatCaughtUpIsNotCutOff(t *testing.T) {
+	l := defaultLimits
+	l.send = 2 * time.Second
+	r := start(t, ServerConfig{}, l)
+	c := greeted(t, r.path)
+	c.stall(r.only(t), 10)
+	for range 10 {
+		require.NoError(t, c.reply(7, &wire.StatsReply{}))
+	}
+	passed := make(chan struct{})
+	time.AfterFunc(l.send, func() { close(passed) })
+	<-passed
+	c.ask(8, &wire.StatsRequest{}, &wire.StatsReply{})
+}
+
+func TestClosingTheServerDoesNotWaitForAStalledClient(t *testing.T) {
+	l := defaultLimits
+	l.send = patience
+	r := start(t, ServerConfig{}, l)
+	greeted(t, r.path).stall(r.only(t), 10)
+	require.NoError(t, r.Server.Close())
+	require.NoError(t, r.Server.Close(), "again")
+}
+
+func TestAnAnswerTooLongForAPacketIsAnErrorAndNoMore(t *testing.T) {
+	r := start(t, ServerConfig{}, defaultLimits)
+	c := dial(t, r.path)
+	name := fmt.Sprintf("%0250d", 0)
+	for i := range 400 {
+		createPool(t, c, hostPool(fmt.Sprintf("%s%d", name, i), 4096))
+	}
+	_, err := c.Stats(t.Context())
+	assert.ErrorIs(t, err, ErrLimit)
+	_, err = c.OpenPool(t.Context(), name+"7", 0)
+	assert.NoError(t, err)
+}
