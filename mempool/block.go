@@ -19,6 +19,9 @@ type block struct {
 	// whose process may still run, and copies that this process is making. While there is one, the block must not be
 	// used again.
 	holds int
+	// tickets are what work on the block by its former users waits for: its next user must wait for them, and it must not
+	// be freed before they are reached.
+	tickets tickets
 
 	exporting sync.Mutex
 	exported  bool
@@ -32,6 +35,7 @@ const (
 	blockCached                      // free for use
 	blockHeld                        // free, but somebody may still touch it
 	blockRecalling                   // free and about to be freed: mappings have been asked back
+	blockDraining                    // free and about to be freed: work on it is under way
 	blockFreeing                     // being given back to the arena
 	blockStuck                       // the arena would not take it back
 	blockFreed                       // gone

@@ -16,7 +16,10 @@ type buffer struct {
 
 	writer  *Lease
 	readers map[*Lease]struct{}
-	names   int // names that hold it
+	names   int     // names that hold it
+	frames  int     // frames of channels that hold it
+	ready   tickets // when its content is complete
+	event   []byte  // that came with it, beside the ticket
 	failed  bool
 	changed signal
 }
@@ -30,6 +33,8 @@ func (b *buffer) available(write bool) error {
 		return situation(ErrBusy, "buffer %d is being written by session %d (pid %d)", b.id, b.writer.session.id, b.writer.session.peer.PID)
 	case write && len(b.readers) > 0:
 		return situation(ErrBusy, "buffer %d is leased %d times to be read, and a write lease wants it alone", b.id, len(b.readers))
+	case write && b.frames > 0:
+		return situation(ErrBusy, "buffer %d is in a channel, and a write lease wants it alone", b.id)
 	}
 	return nil
 }
@@ -39,10 +44,20 @@ func (b *buffer) grant(s *Session, write bool) *Lease {
 	svc := b.block.pool.svc
 	svc.lastLease++
 	l := &Lease{id: svc.lastLease, session: s, buffer: b, write: write}
+	b.ready = b.ready.pending()
 	if write {
 		b.writer = l
+		b.block.tickets = b.block.tickets.pending()
+		l.wait = b.ready.and(b.block.tickets)
 	} else {
 		b.readers[l] = struct{}{}
+		l.wait = b.ready.and(nil)
+	}
+	for _, t := range l.wait {
+		t.timeline.show(s)
+	}
+	if s.notify == nil {
+		l.arrange()
 	}
 	s.leases[l.id] = l
 	svc.leases++
@@ -52,9 +67,10 @@ func (b *buffer) grant(s *Session, write bool) *Lease {
 // settle recycles the block of a buffer that nothing holds any more. Service.mu is held.
 func (b *buffer) settle() {
 	b.changed.broadcast()
-	if b.writer != nil || len(b.readers) > 0 || b.names > 0 {
+	if b.writer != nil || len(b.readers) > 0 || b.names > 0 || b.frames > 0 {
 		return
 	}
+	b.block.tickets = b.block.tickets.and(b.ready).pending()
 	p := b.block.pool
 	delete(p.svc.buffers, b.id)
 	p.used -= b.bytes

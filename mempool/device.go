@@ -175,36 +175,6 @@ func (d *deviceAllocation) Free() error {
 	return deviceError("wait for a block to be free", d.stream.Synchronize())
 }
 
-// deviceMemory is memory on a GPU.
-type deviceMemory struct {
-	*gpu
-	ptr  cuda.DevicePtr
-	size uint64
-}
-
-func (m deviceMemory) CopyFrom(off uint64, src []byte) error {
-	return deviceError("copy to the GPU", m.ctx.CopyHtoD(m.ptr+cuda.DevicePtr(off), src))
-}
-
-func (m deviceMemory) CopyTo(dst []byte, off uint64) error {
-	return deviceError("copy from the GPU", m.ctx.CopyDtoH(dst, m.ptr+cuda.DevicePtr(off)))
-}
-
-// Fill waits: copies do not go through the stream, and would pass it.
-func (m deviceMemory) Fill(off, n uint64, b byte) error {
-	if err := m.stream.Memset8(m.ptr+cuda.DevicePtr(off), b, n); err != nil {
-		return deviceError("fill on the GPU", err)
-	}
-	return deviceError("fill on the GPU", m.stream.Synchronize())
-}
-
-func (m deviceMemory) Bytes() []byte    { return nil }
-func (m deviceMemory) Pointer() uintptr { return uintptr(m.ptr) }
-
-func (m deviceMemory) Synchronize() error {
-	return deviceError("wait for the GPU", m.stream.Synchronize())
-}
-
 // importedDeviceArena is another process's CUDA memory pool.
 type importedDeviceArena struct {
 	*gpu

@@ -10,6 +10,8 @@ import (
 type due struct {
 	blocks []*block // in state blockFreeing, counted as held
 	pools  []*Pool  // without blocks
+	// timelines are those that nobody can ask for any more.
+	timelines []*timeline
 }
 
 // unlock carries out what is due and lets go of s.mu.
@@ -28,10 +30,14 @@ func (s *Service) flushLogged() {
 // flush carries out what is due. s.mu is held, and released for the driver calls.
 func (s *Service) flush() error {
 	var errs []error
-	for len(s.due.blocks) > 0 || len(s.due.pools) > 0 {
+	for len(s.due.blocks) > 0 || len(s.due.pools) > 0 || len(s.due.timelines) > 0 {
 		d := s.due
 		s.due = due{}
+		pages := append(d.timelines, s.unmapped...)
+		s.unmapped = nil
 		s.mu.Unlock()
+		pages, err := closeTimelines(pages, false)
+		errs = append(errs, err)
 		failed := make([]error, len(d.blocks))
 		for i, b := range d.blocks {
 			if err := b.mem.Free(); err != nil {
@@ -44,6 +50,7 @@ func (s *Service) flush() error {
 			}
 		}
 		s.mu.Lock()
+		s.unmapped = append(s.unmapped, pages...)
 		for _, p := range d.pools {
 			delete(s.poolByID, p.info.ID)
 			close(p.closed)
@@ -56,8 +63,14 @@ func (s *Service) flush() error {
 	return errors.Join(errs...)
 }
 
-// free notes that b, which is counted as held and which no session maps, is to be freed. Service.mu is held.
+// free notes that b, which is counted as held and which no session maps, is to be freed once no work on it is under way.
+// Service.mu is held.
 func (p *Pool) free(b *block) {
+	if !b.quiet() {
+		b.state = blockDraining
+		p.svc.drain(b, func() { p.free(b) })
+		return
+	}
 	b.state = blockFreeing
 	p.svc.due.blocks = append(p.svc.due.blocks, b)
 }

@@ -7,12 +7,14 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// gpu is a GPU in use: its context, and one stream for allocating and copying.
+// gpu is a GPU in use: its context, one stream for making and freeing memory, which waits for nobody, and the lane where
+// the memory is worked on.
 type gpu struct {
 	device cuda.Device
 	info   DeviceInfo
 	ctx    *cuda.Context
 	stream *cuda.Stream
+	lane   *lane
 	kept   []*cuda.Context // of other GPUs that reach its memory
 }
 
@@ -29,7 +31,11 @@ func openGPU(d cuda.Device) (*gpu, error) {
 	if err != nil {
 		return nil, errors.Join(deviceError("make a stream", err), ctx.Close())
 	}
-	return &gpu{device: d, info: DeviceInfo{Ordinal: d.Ordinal(), UUID: uuid.String()}, ctx: ctx, stream: stream}, nil
+	lane, err := openLane(d)
+	if err != nil {
+		return nil, errors.Join(err, stream.Close(), ctx.Close())
+	}
+	return &gpu{device: d, info: DeviceInfo{Ordinal: d.Ordinal(), UUID: uuid.String()}, ctx: ctx, stream: stream, lane: lane}, nil
 }
 
 // gpuFor opens the GPU that a pool is to be made on, if has says that it can.
@@ -67,7 +73,7 @@ func gpuOf(p PoolInfo) (*gpu, error) {
 
 // Close lets go of the GPU.
 func (g *gpu) Close() error {
-	errs := []error{g.stream.Close()}
+	errs := []error{g.lane.leave(), g.stream.Close()}
 	for _, ctx := range g.kept {
 		errs = append(errs, ctx.Close())
 	}

@@ -227,6 +227,7 @@ func (h hostMemory) Fill(off, n uint64, b byte) error {
 
 func (h hostMemory) Bytes() []byte      { return h.mem }
 func (h hostMemory) Pointer() uintptr   { return uintptr(unsafe.Pointer(unsafe.SliceData(h.mem))) }
+func (h hostMemory) Queue() Queue       { return CPU }
 func (h hostMemory) Synchronize() error { return nil }
 
 // importedHostArena is another process's memfd, mapped here.

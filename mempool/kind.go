@@ -106,10 +106,10 @@ type Mapping interface {
 
 // Memory is memory that this process can reach. Offsets are in bytes from its start; the caller has checked them.
 type Memory interface {
-	// CopyFrom copies src to the memory at off; when it returns, src may be used again and the data is there for
-	// whatever this process does next.
+	// CopyFrom copies src to the memory at off; when it returns, src may be used again. The data is there for what comes
+	// next in the memory's queue.
 	CopyFrom(off uint64, src []byte) error
-	// CopyTo copies the memory at off to dst and returns when dst is filled.
+	// CopyTo copies the memory at off to dst, after what is in the memory's queue, and returns when dst is filled.
 	CopyTo(dst []byte, off uint64) error
 	// Fill sets n bytes at off to b, with CopyFrom's guarantee.
 	Fill(off, n uint64, b byte) error
@@ -117,8 +117,10 @@ type Memory interface {
 	Bytes() []byte
 	// Pointer is the memory's address: a CUDA device pointer for memory on a GPU.
 	Pointer() uintptr
-	// Synchronize returns when all work that this package started on the memory is done. It is the one place where a
-	// hand-over waits for the producer.
+	// Queue is where this package does its work on the memory. It must be done before the memory is freed or unmapped.
+	Queue() Queue
+	// Synchronize returns when all work that this package started on the memory is done. A hand-over does not need it:
+	// see [Clock.Signal].
 	Synchronize() error
 }
 

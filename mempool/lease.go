@@ -5,8 +5,11 @@ type Lease struct {
 	id      uint64
 	session *Session
 	buffer  *buffer
-	write   bool // guarded by Service.mu, like ended
+	write   bool // guarded by Service.mu, like what follows
 	ended   bool
+	wait    tickets   // what must be reached before the memory is used
+	frame   *delivery // the frame that it came with
+	order   Order     // of a session in this process
 }
 
 // LeaseInfo is what a client must know about a lease. It is plain data.
@@ -22,6 +25,10 @@ type LeaseInfo struct {
 	// Bytes of the buffer, which starts where its block does.
 	Bytes  uint64
 	Tensor Tensor
+	// Wait is what must be reached before the memory is used, as far as it is not yet.
+	Wait []Ticket
+	// Event is the interprocess event that came with the content beside its ticket, if any.
+	Event []byte
 }
 
 // ID identifies the lease within the epoch.
@@ -36,7 +43,7 @@ func (l *Lease) Info() LeaseInfo {
 	return LeaseInfo{
 		ID: l.id, Buffer: b.id, Generation: b.generation, Write: l.write,
 		Pool: b.block.pool.info.ID, Block: b.block.id, BlockBytes: b.block.size,
-		Bytes: b.bytes, Tensor: b.tensor.Clone(),
+		Bytes: b.bytes, Tensor: b.tensor.Clone(), Wait: l.wait.plain(), Event: b.event,
 	}
 }
 
@@ -62,17 +69,34 @@ func (l *Lease) Export() (x Export, first bool, err error) {
 	return x, true, nil
 }
 
-// Release ends the lease. incomplete says that what a write lease was for did not happen: the buffer has then failed.
+// Release ends the lease. incomplete says that what a write lease was for did not happen: the buffer has then failed; a
+// frame of a queue goes back to it. It waits for no work: the next user of the memory comes after what this package
+// began, and after what is in the queues that are named.
 //
 // Errors: [ErrReleased] if it had ended before.
-func (l *Lease) Release(incomplete bool) error {
+func (l *Lease) Release(incomplete bool, after ...Queue) error {
+	done, err := l.tickets(after...)
+	if err != nil {
+		return err
+	}
+	return l.ReleaseAt(incomplete, done)
+}
+
+// ReleaseAt is Release for another process, which names the tickets that its work is done at.
+//
+// Errors: [ErrReleased] if it had ended before, [ErrInvalid] for tickets that are not of the session's own timeline.
+func (l *Lease) ReleaseAt(incomplete bool, done []Ticket) error {
 	svc := l.session.svc
 	svc.mu.Lock()
 	defer svc.unlock()
 	if l.ended {
 		return l.released()
 	}
-	l.end(incomplete)
+	ts, err := l.session.tickets(done)
+	if err != nil {
+		return err
+	}
+	l.end(incomplete, ts)
 	return nil
 }
 
@@ -80,8 +104,8 @@ func (l *Lease) released() error {
 	return situation(ErrReleased, "lease %d of session %d has ended", l.id, l.session.id)
 }
 
-// end ends the lease. Service.mu is held.
-func (l *Lease) end(incomplete bool) {
+// end ends the lease; done is what the next user of the memory must wait for. Service.mu is held.
+func (l *Lease) end(incomplete bool, done tickets) {
 	b := l.buffer
 	l.ended = true
 	delete(l.session.leases, l.id)
@@ -89,8 +113,17 @@ func (l *Lease) end(incomplete bool) {
 	if l.write {
 		b.writer = nil
 		b.failed = b.failed || incomplete
+		b.ready = b.ready.and(done)
 	} else {
 		delete(b.readers, l)
+		b.block.tickets = b.block.tickets.and(done)
+	}
+	for _, t := range l.wait {
+		t.timeline.unshow()
+	}
+	l.wait = nil
+	if l.frame != nil {
+		l.frame.released(incomplete || l.session.ended)
 	}
 	b.settle()
 }

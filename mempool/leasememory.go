@@ -1,5 +1,7 @@
 package mempool
 
+import "context"
+
 // This file is how the service's own process reaches the memory of its leases. Bridge clients have the same methods.
 
 // Memory is the memory of the buffer's block, for use in the service's own process while the lease lasts. It checks
@@ -28,7 +30,14 @@ func (l *Lease) with(off, n uint64, write bool, f func(Memory) error) error {
 		defer svc.unlock()
 		b.pool.unhold(b)
 	}()
-	return f(b.mem)
+	m := b.mem
+	if err := l.order.Before(context.Background(), m.Queue()); err != nil {
+		return err
+	}
+	if write {
+		l.order.Use()
+	}
+	return f(m)
 }
 
 // hold holds the block if n bytes at off may be touched now.
@@ -60,7 +69,12 @@ func (l *Lease) CopyFrom(off uint64, src []byte) error {
 //
 // Errors: [ErrReleased], [ErrInvalid] if the buffer has not that many bytes.
 func (l *Lease) CopyTo(dst []byte, off uint64) error {
-	return l.with(off, uint64(len(dst)), false, func(m Memory) error { return m.CopyTo(dst, off) })
+	return l.with(off, uint64(len(dst)), false, func(m Memory) error {
+		if err := m.CopyTo(dst, off); err != nil {
+			return err
+		}
+		return l.order.Check(context.Background())
+	})
 }
 
 // Fill sets n bytes at off to b.
@@ -70,32 +84,72 @@ func (l *Lease) Fill(off, n uint64, b byte) error {
 	return l.with(off, n, true, func(m Memory) error { return m.Fill(off, n, b) })
 }
 
-// Bytes is the buffer as the CPU sees it, nil where it cannot reach it. It must not be touched once the lease has ended,
-// nor written through a read lease.
+// Bytes is the buffer as the CPU sees it, nil where it cannot reach it, once it may be touched. It must not be touched
+// once the lease has ended, nor written through a read lease.
 //
-// Errors: [ErrReleased].
-func (l *Lease) Bytes() ([]byte, error) {
-	m, err := l.Memory()
-	if err != nil {
-		return nil, err
-	}
-	b := m.Bytes()
-	if b == nil {
-		return nil, nil
-	}
-	return b[:l.buffer.bytes:l.buffer.bytes], nil
+// Errors: [ErrReleased], [ErrTimeout] and [ErrProducerDied] from waiting for who works on it.
+func (l *Lease) Bytes() (b []byte, err error) {
+	err = l.with(0, 0, false, func(m Memory) error {
+		if b = m.Bytes(); b == nil {
+			return nil
+		}
+		b = b[:l.buffer.bytes:l.buffer.bytes]
+		return l.order.Before(context.Background(), CPU)
+	})
+	return b, err
 }
 
 // Pointer is the buffer's address: a CUDA device pointer for memory on a GPU. It must not be used once the lease has
-// ended.
+// ended. Unless a queue was made to wait for what must be waited for ([Lease.WaitOn]), this does.
 //
-// Errors: [ErrReleased].
+// Errors: [ErrReleased], [ErrTimeout] and [ErrProducerDied] from waiting.
 func (l *Lease) Pointer() (uintptr, error) {
 	m, err := l.Memory()
+	if err == nil && !l.order.Told() {
+		err = l.order.Before(context.Background(), CPU)
+	}
 	if err != nil {
 		return 0, err
 	}
 	return m.Pointer(), nil
+}
+
+// WaitOn makes what comes next in a queue come after all that must happen before the memory is used; on [CPU] it waits.
+// What the queue does with the memory is named when the lease ends: see [Lease.Release] and [Completion].
+//
+// Errors: [ErrReleased]; from queues that wait here, [ErrTimeout], [ErrProducerDied] and the context's.
+func (l *Lease) WaitOn(ctx context.Context, q Queue) error {
+	if _, err := l.Memory(); err != nil {
+		return err
+	}
+	return l.order.Before(ctx, q)
+}
+
+// Check says whether what the lease was told to wait for did happen. On a GPU a wait ends too when the process that it
+// was for has died: look before you trust what came out.
+//
+// Errors: [ErrProducerDied].
+func (l *Lease) Check(ctx context.Context) error {
+	svc := l.session.svc
+	svc.mu.Lock()
+	failed := l.buffer.failed && !l.write
+	svc.mu.Unlock()
+	if failed {
+		return situation(ErrProducerDied, "buffer %d was not finished by whoever wrote it", l.buffer.id)
+	}
+	return l.order.Check(ctx)
+}
+
+// tickets ends the use of the memory in this process: of what this package did, and of the queues that are named.
+func (l *Lease) tickets(after ...Queue) ([]Ticket, error) {
+	if l.session.notify != nil { // another process makes its own
+		return nil, nil
+	}
+	m, err := l.Memory()
+	if err != nil {
+		return nil, err
+	}
+	return l.order.After(context.Background(), m.Queue(), after...)
 }
 
 // Tensor describes what the buffer holds.

@@ -22,10 +22,31 @@ type Publication struct {
 	Keep bool
 	// Replace an existing name of the same user.
 	Replace bool
+	Completion
 }
 
-// Publish says that what the write lease was for is complete: the lease becomes a read lease, and others find the buffer
-// under the name. It waits for the producer's work on the memory that was started in this process.
+// Completion says when content is complete, where that is not when it is handed over: at the latest of what it names.
+type Completion struct {
+	// After are queues whose work makes the content, besides what this package does with the memory.
+	After []Queue
+	// Ready is a ticket of the session's own timeline.
+	Ready *Ticket
+	// Event is an interprocess event that stands for the same: 64 bytes, for whoever knows what to do with it.
+	Event []byte
+}
+
+// EventBytes is the size of an interprocess event.
+const EventBytes = 64
+
+func (c Completion) validate() error {
+	if len(c.Event) != 0 && len(c.Event) != EventBytes {
+		return situation(ErrInvalid, "an interprocess event has %d bytes, not %d", EventBytes, len(c.Event))
+	}
+	return nil
+}
+
+// Publish says that what the write lease was for is complete, or will be when p says: the lease becomes a read lease, and
+// others find the buffer under the name. It waits for no work: whoever reads comes after it.
 //
 // Errors: [ErrReleased], [ErrInvalid] for a bad name or a tensor that does not fit, or if l is no write lease,
 // [ErrExists], [ErrDenied] if the name belongs to another user, [ErrClosed] if the pool is being destroyed.
@@ -38,16 +59,14 @@ func (l *Lease) Publish(p Publication) error {
 			return err
 		}
 	}
-	mem, err := l.Memory()
+	if err := p.validate(); err != nil {
+		return err
+	}
+	made, err := l.tickets(p.After...)
 	if err != nil {
 		return err
 	}
 	s := l.session
-	if s.notify == nil { // another process waits for its own work before it asks
-		if err := mem.Synchronize(); err != nil {
-			return err
-		}
-	}
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
@@ -59,6 +78,10 @@ func (l *Lease) Publish(p Publication) error {
 		return situation(ErrInvalid, "lease %d was granted to read: only a write lease can be published", l.id)
 	case b.block.pool.closing:
 		return situation(ErrClosed, "pool %q is being destroyed", b.block.pool.info.Name)
+	}
+	ready, err := l.ready(p.Completion, made)
+	if err != nil {
+		return err
 	}
 	old := svc.names[p.Name]
 	switch {
@@ -81,11 +104,25 @@ func (l *Lease) Publish(p Publication) error {
 	if p.Tensor != nil {
 		b.tensor = p.Tensor.Clone()
 	}
+	b.ready, b.event = ready, p.Event
 	b.writer, l.write = nil, false
 	b.readers[l] = struct{}{}
 	b.changed.broadcast()
 	svc.named.broadcast()
 	return nil
+}
+
+// ready is what the content of the lease's buffer is complete at: what was to be waited for before, as far as this lease
+// has not, and what it says now. Service.mu is held.
+func (l *Lease) ready(c Completion, made []Ticket) (tickets, error) {
+	if c.Ready != nil {
+		made = append(made, *c.Ready)
+	}
+	ts, err := l.session.tickets(made)
+	if err != nil {
+		return nil, err
+	}
+	return l.buffer.ready.pending().and(ts), nil
 }
 
 // fits says whether t can describe the content of the lease's buffer.

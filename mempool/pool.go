@@ -3,6 +3,7 @@ package mempool
 import (
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // Pool is a named, bounded arena on one device, of one kind of memory, for one trust domain. Its fields are guarded by
@@ -20,11 +21,12 @@ type Pool struct {
 	blocks                         int
 	cache                          map[uint64][]*block // by size, oldest first
 	stuck                          []*block            // could not be freed; counted as held
-	closing                        bool                // being destroyed
-	ending                         bool                // its arena is being closed
-	closed                         chan struct{}       // closed when the arena is
-	room                           signal              // an allocation that was refused may succeed now
-	relief                         signal              // blocks became free, or were given back to the driver
+	channels                       int
+	closing                        bool          // being destroyed
+	ending                         bool          // its arena is being closed
+	closed                         chan struct{} // closed when the arena is
+	room                           signal        // an allocation that was refused may succeed now
+	relief                         signal        // blocks became free, or were given back to the driver
 }
 
 // PoolInfo is what a client must know about a pool. It is plain data.
@@ -133,15 +135,27 @@ func (p *Pool) fits(s *Session, size uint64) uint64 {
 // cachedBlock takes a block of size bytes from the cache, which has one. Service.mu is held.
 func (p *Pool) cachedBlock(s *Session, size uint64) *block {
 	list := p.cache[size]
-	b := list[len(list)-1] // the most recently used: its mappings and caches are warm
-	list[len(list)-1] = nil
-	p.cache[size] = list[:len(list)-1]
+	i := pick(list)
+	b := list[i]
+	p.cache[size] = slices.Delete(list, i, i+1)
 	b.state = blockLeased
 	b.generation++
 	p.cached -= size
 	p.leased += size
 	s.charge(p, size)
 	return b
+}
+
+// pick chooses a block to use: the most recently used, whose mappings and caches are warm, of those on which nothing is
+// under way; if it is on all, the one that was used the longest ago, so that its next user waits the least.
+func pick(list []*block) int {
+	const look = 16
+	for i := len(list) - 1; i >= max(0, len(list)-look); i-- {
+		if list[i].quiet() {
+			return i
+		}
+	}
+	return 0
 }
 
 // grow makes a new block. Service.mu is held, and released for driver calls.

@@ -8,6 +8,10 @@ import (
 // recycle takes back a block that no buffer uses any more. Service.mu is held.
 func (p *Pool) recycle(b *block) {
 	p.leased -= b.size
+	if len(b.tickets) > maxTickets { // more than its next user could be told
+		b.holds++
+		p.svc.drain(b, func() { p.unhold(b) })
+	}
 	if b.holds > 0 {
 		b.state = blockHeld
 		p.held += b.size

@@ -39,11 +39,20 @@ type Service struct {
 	leases                                                  int
 	lastPool, lastBlock, lastBuffer, lastLease, lastSession uint64
 	due                                                     due
+	timelines                                               map[uint64]*timeline
+	lastTimeline                                            uint64
+	unmapped                                                []*timeline // that streams of this process still use
+	draining                                                map[*block]func()
+	channels                                                map[string]*channel // those that are not shut
+	channelByID                                             map[uint64]*channel // and those that are, until they are empty
+	channeled                                               signal              // channels appeared
+	lastChannel, lastSubscription                           uint64
 
 	closed     bool
 	closing    chan struct{}  // closed when Close begins
 	done       chan struct{}  // closed when it has ended
 	background sync.WaitGroup // pools that are being made, ended sessions whose process is not gone
+	drains     sync.WaitGroup // what looks after draining
 }
 
 // NewService starts an epoch.
@@ -52,6 +61,7 @@ func NewService(c Config) *Service {
 		log: c.Log, mayCreate: c.MayCreate,
 		pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool), sessions: make(map[uint64]*Session),
 		buffers: make(map[uint64]*buffer), names: make(map[string]*name), closing: make(chan struct{}), done: make(chan struct{}),
+		timelines: make(map[uint64]*timeline), channels: make(map[string]*channel), channelByID: make(map[uint64]*channel),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -80,6 +90,8 @@ func (s *Service) OpenSession(p Peer, notify func(Notice)) (*Session, error) {
 	s.lastSession++
 	session := &Session{svc: s, id: s.lastSession, peer: p, notify: notify, over: make(chan struct{}), settled: make(chan struct{}),
 		leases: make(map[uint64]*Lease), names: make(map[string]*name), mapped: make(map[uint64]*block), owned: make(map[*buffer]struct{}), charged: make(map[*Pool]uint64)}
+	session.subscriptions = make(map[uint64]*subscription)
+	session.ordered = notify == nil
 	s.sessions[session.id] = session
 	return session, nil
 }
@@ -98,6 +110,8 @@ func (s *Service) Close() {
 	close(s.closing)
 	sessions := slices.Collect(maps.Values(s.sessions))
 	s.mu.Unlock()
+	// Other processes' first: work of this one may wait for theirs.
+	slices.SortFunc(sessions, func(a, b *Session) int { return boolOrder(a.notify == nil, b.notify == nil) })
 	for _, session := range sessions {
 		session.End(nil)
 	}
@@ -111,4 +125,22 @@ func (s *Service) Close() {
 	for _, p := range pools {
 		<-p.closed
 	}
+	s.drains.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, err := closeTimelines(s.unmapped, true); err != nil {
+		s.log.Error("timelines could not be unmapped", "error", err)
+	}
+	s.unmapped = nil
+}
+
+// boolOrder sorts false before true.
+func boolOrder(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
 }

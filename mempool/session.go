@@ -2,6 +2,7 @@ package mempool
 
 import (
 	"context"
+	"sync"
 	"time"
 )
 
@@ -23,6 +24,12 @@ type Session struct {
 	over   chan struct{} // closed when the session has ended
 	// settled is closed when the session has ended and nothing is held for its process any more.
 	settled chan struct{}
+
+	ordered       bool      // it understands tickets
+	timeline      *timeline // its own; nil until it asks
+	clock         *Clock    // of a session in this process; guarded by clockMu
+	clockMu       sync.Mutex
+	subscriptions map[uint64]*subscription
 
 	leases  map[uint64]*Lease
 	names   map[string]*name
@@ -143,8 +150,14 @@ func (s *Session) Dropped(blocks []uint64) error {
 // Blocks that it had leased are not used again, and blocks that it had mapped are not freed, before gone is closed, which
 // says that the process behind the session can no longer touch them; nil says so at once. What End returns is closed
 // then.
+//
+// Its timeline ends with it if all its tickets are reached, otherwise with the process: then the waits of others for them
+// end, and content that was not complete has failed. A session of this process waits for its own work.
 func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 	svc := s.svc
+	if s.notify == nil {
+		s.finish()
+	}
 	svc.mu.Lock()
 	defer svc.unlock()
 	if s.ended {
@@ -158,17 +171,21 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 	}
 	clear(s.owned)
 	clear(s.charged)
+	for _, sub := range s.subscriptions {
+		sub.leave()
+	}
 	var held []*block
 	for _, l := range s.leases {
 		b := l.buffer.block
 		b.holds++
 		held = append(held, b)
-		l.end(l.write)
+		l.end(l.write, nil)
 	}
 	for _, n := range s.names {
 		n.remove()
 	}
-	if gone == nil || (len(held) == 0 && len(s.mapped) == 0) {
+	s.stopShowing()
+	if gone == nil || (len(held) == 0 && len(s.mapped) == 0 && !s.timeline.owed()) {
 		s.settle(held)
 		return s.settled
 	}
@@ -188,6 +205,12 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 
 // settle lets the blocks go that an ended session held or mapped. Service.mu is held, and released for driver calls.
 func (s *Session) settle(held []*block) {
+	if t := s.timeline; t.owed() {
+		last := t.page.letGo()
+		t.die(&last)
+	} else if t != nil {
+		t.die(nil)
+	}
 	for _, b := range held {
 		b.pool.unhold(b)
 	}

@@ -156,6 +156,7 @@ func (s *Service) destroy(p *Pool) {
 	}
 	p.closing = true
 	delete(s.pools, p.info.Name)
+	s.endChannels(p)
 	for _, n := range s.names {
 		if n.buffer.block.pool == p {
 			n.remove()

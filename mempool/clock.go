@@ -1,0 +1,222 @@
+package mempool
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+// Clock is a session's own timeline, in the process of that session: it makes tickets and lets queues reach them.
+type Clock struct {
+	id   uint64
+	page *Page
+
+	life   sync.RWMutex // held to read while the page is used, to write when that ends
+	closed bool
+
+	mu    sync.Mutex
+	words uint64 // how many are taken
+	free  []uint64
+	next  [TimelineWords]uint64 // the last value that was given out for a word
+	begun [TimelineWords]uint64 // the last one that a queue was told to reach
+	lanes map[any]uint64        // the word of each queue
+}
+
+// NewClock makes a clock of a session's timeline, which is mapped to write. It owns the page from then on.
+func NewClock(id uint64, page *Page) *Clock {
+	return &Clock{id: id, page: page, lanes: make(map[any]uint64)}
+}
+
+// Timeline is the timeline's id.
+func (c *Clock) Timeline() uint64 { return c.id }
+
+// Page is the timeline. It must not be used after the session has ended.
+func (c *Clock) Page() *Page { return c.page }
+
+// use begins a use of the page, unless the session has ended.
+func (c *Clock) use() error {
+	c.life.RLock()
+	if c.closed {
+		c.life.RUnlock()
+		return situation(ErrClosed, "the session of timeline %d has ended", c.id)
+	}
+	return nil
+}
+
+// Close ends the use of the timeline. The page stays mapped.
+func (c *Clock) Close() {
+	c.life.Lock()
+	defer c.life.Unlock()
+	c.closed = true
+}
+
+// Word takes a word for the caller's own use: for work that is done neither by this package nor in a [Queue].
+//
+// Errors: [ErrLimit] if none is left.
+func (c *Clock) Word() (uint64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.take()
+}
+
+// take is Word with c.mu held.
+func (c *Clock) take() (uint64, error) {
+	if n := len(c.free); n > 0 {
+		word := c.free[n-1]
+		c.free = c.free[:n-1]
+		return word, nil
+	}
+	if c.words == TimelineWords {
+		return 0, situation(ErrLimit, "all %d words of the session's timeline are in use", TimelineWords)
+	}
+	c.words++
+	return c.words - 1, nil
+}
+
+// Next makes a ticket of a word that the caller took: the next in order.
+func (c *Clock) Next(word uint64) Ticket {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.after(word)
+}
+
+func (c *Clock) after(word uint64) Ticket {
+	c.next[word]++
+	return Ticket{Timeline: c.id, Word: word, Value: c.next[word]}
+}
+
+// Reach says that a ticket of a word that the caller took is reached, and with it those before.
+//
+// Errors: [ErrInvalid] for a ticket of another timeline, [ErrClosed].
+func (c *Clock) Reach(t Ticket) error {
+	if t.Timeline != c.id {
+		return situation(ErrInvalid, "a ticket of timeline %d cannot be reached by timeline %d", t.Timeline, c.id)
+	}
+	if err := t.Validate(); err != nil {
+		return err
+	}
+	if err := c.use(); err != nil {
+		return err
+	}
+	defer c.life.RUnlock()
+	c.page.raise(t.Word, t.Value)
+	return nil
+}
+
+// Signal makes a ticket that is reached when what is in the queue now is done: nil if it is done already. Where a queue
+// cannot write words it waits for the work instead: this is the one place where a hand-over does. A nil clock cannot make
+// tickets.
+func (c *Clock) Signal(q Queue) (*Ticket, error) {
+	lane := q.lane()
+	if lane == nil {
+		return nil, nil
+	}
+	if c != nil {
+		t, err := c.signal(q, lane)
+		if !errors.Is(err, ErrUnavailable) {
+			return t, err
+		}
+	}
+	return nil, q.synchronize()
+}
+
+func (c *Clock) signal(q Queue, lane any) (*Ticket, error) {
+	if err := c.use(); err != nil {
+		return nil, err
+	}
+	defer c.life.RUnlock()
+	c.mu.Lock() // until the queue has it: the values of a word must grow in the order of the queue
+	defer c.mu.Unlock()
+	word, ok := c.lanes[lane]
+	if !ok {
+		var err error
+		if word, err = c.take(); err != nil {
+			return nil, err
+		}
+		c.lanes[lane] = word
+	}
+	t := c.after(word)
+	if err := q.signal(c.page, t); err != nil {
+		c.next[word]-- // nobody was told of it
+		return nil, err
+	}
+	c.begun[word] = t.Value
+	return &t, nil
+}
+
+// owns says whether waiting for t is nothing to the queue, because t comes from the queue itself.
+func (c *Clock) owns(t Ticket, q Queue) bool {
+	if c == nil || t.Timeline != c.id || q.lane() == nil {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	word, ok := c.lanes[q.lane()]
+	return ok && word == t.Word
+}
+
+// Forget gives back the word of a queue that is not used any more, once its work is done.
+func (c *Clock) Forget(ctx context.Context, q Queue) error {
+	if err := c.use(); err != nil {
+		return err
+	}
+	defer c.life.RUnlock()
+	c.mu.Lock()
+	word, ok := c.lanes[q.lane()]
+	begun := c.begun[word]
+	c.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	if begun > 0 {
+		if err := c.page.Await(ctx, Ticket{c.id, word, begun}, 0); err != nil {
+			return err
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.lanes, q.lane())
+	c.free = append(c.free, word)
+	return nil
+}
+
+// Quiesce returns when the queues have reached every ticket that was made of them.
+//
+// Errors: [ErrTimeout].
+func (c *Clock) Quiesce(limit time.Duration) error {
+	if err := c.use(); err != nil {
+		return err
+	}
+	defer c.life.RUnlock()
+	c.mu.Lock()
+	begun := c.begun
+	c.mu.Unlock()
+	end := time.Now().Add(limit)
+	for word, value := range begun {
+		if value == 0 {
+			continue
+		}
+		err := c.page.Await(context.Background(), Ticket{c.id, uint64(word), value}, max(time.Until(end), 1))
+		if err != nil && !errors.Is(err, ErrProducerDied) {
+			return err
+		}
+	}
+	return nil
+}
+
+// Quiet says whether every ticket that queues were told to reach is reached.
+func (c *Clock) Quiet() bool {
+	if c.use() != nil {
+		return false
+	}
+	defer c.life.RUnlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for word, value := range c.begun {
+		if value > 0 && !passed(c.page.Load(uint64(word)), value) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,62 @@
+package mempool
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/poolbridge/poolbridge/cuda"
+)
+
+// lane is this process's line of work on one GPU: one stream for all pools on it, so that their work is in order and takes
+// one word of a timeline. It may wait for other processes; what must not wait uses streams of its own.
+type lane struct {
+	ctx     *cuda.Context
+	stream  *cuda.Stream
+	queue   *streamQueue
+	staging staging
+	users   int // guarded by lanes.mu
+}
+
+// lanes are the lanes in use.
+var lanes = struct {
+	mu sync.Mutex
+	on map[cuda.Device]*lane
+}{on: make(map[cuda.Device]*lane)}
+
+func openLane(d cuda.Device) (*lane, error) {
+	lanes.mu.Lock()
+	defer lanes.mu.Unlock()
+	if l := lanes.on[d]; l != nil {
+		l.users++
+		return l, nil
+	}
+	ctx, err := d.Retain()
+	if err != nil {
+		return nil, deviceError(fmt.Sprintf("use GPU %d", d.Ordinal()), err)
+	}
+	stream, err := ctx.NewStream()
+	if err != nil {
+		return nil, errors.Join(deviceError("make a stream", err), ctx.Close())
+	}
+	l := &lane{ctx: ctx, stream: stream, users: 1}
+	l.queue = newStreamQueue(ctx, stream, laneOf{d})
+	l.staging.lane = l
+	lanes.on[d] = l
+	return l, nil
+}
+
+// laneOf is what tells a lane from other queues. A lane that is opened again after its end goes on in the same word.
+type laneOf struct{ device cuda.Device }
+
+// leave ends one use of the lane; the last one waits for its work and ends it.
+func (l *lane) leave() error {
+	lanes.mu.Lock()
+	defer lanes.mu.Unlock()
+	if l.users--; l.users > 0 {
+		return nil
+	}
+	delete(lanes.on, l.ctx.Device())
+	err := errors.Join(l.stream.Synchronize(), l.staging.close(), l.stream.Close(), l.ctx.Close())
+	return deviceError("end the work on a GPU", err)
+}

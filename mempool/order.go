@@ -1,0 +1,147 @@
+package mempool
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+// OrderLimit is how long a call waits on the CPU for work of others that it must come after, where no context says less.
+const OrderLimit = 30 * time.Second
+
+// Order is what must have happened before a lease's memory is used, and what of this process uses it. Its zero value has
+// nothing to wait for.
+type Order struct {
+	// Pages finds a timeline that a ticket names.
+	Pages func(ctx context.Context, timeline uint64) (*Page, error)
+	// Clock makes the tickets of this process's own work; nil where there is none.
+	Clock func(ctx context.Context) (*Clock, error)
+
+	mu     sync.Mutex
+	wait   []Ticket
+	strict bool // content that was not finished is an error, not just a wait that ended
+	told   map[any]struct{}
+	used   bool // work that this package began may be under way
+}
+
+// Begin sets what must be waited for. A lease that reads wants complete content: strict.
+func (o *Order) Begin(wait []Ticket, strict bool) { o.wait, o.strict = wait, strict }
+
+// Before makes what comes next in the queue come after what must be waited for. A nil Order waits for nothing.
+//
+// Errors: [ErrTimeout] and the context's if the CPU had to wait, [ErrProducerDied].
+func (o *Order) Before(ctx context.Context, q Queue) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.wait) == 0 {
+		return nil
+	}
+	lane := q.lane()
+	if _, done := o.told[lane]; done && lane != nil {
+		return nil
+	}
+	left := o.wait[:0:0]
+	for _, t := range o.wait {
+		over, err := o.one(ctx, q, t)
+		if err != nil {
+			return err
+		}
+		if !over {
+			left = append(left, t)
+		}
+	}
+	o.wait = left
+	if lane != nil {
+		if o.told == nil {
+			o.told = make(map[any]struct{})
+		}
+		o.told[lane] = struct{}{}
+	}
+	return nil
+}
+
+// one makes the queue wait for one ticket, and tells whether nobody has to any more.
+func (o *Order) one(ctx context.Context, q Queue, t Ticket) (over bool, err error) {
+	page, err := o.Pages(ctx, t.Timeline)
+	if err != nil {
+		return false, err
+	}
+	over, err = page.seen(t)
+	if !over {
+		if clock, err := o.Clock(ctx); err == nil && clock.owns(t, q) {
+			return false, nil
+		}
+		err = q.wait(ctx, page, t)
+		over = err == nil && q.lane() == nil
+	}
+	if errors.Is(err, ErrProducerDied) && !o.strict {
+		return true, nil // whoever used the memory before us does no more
+	}
+	return over, err
+}
+
+// Check says whether what was waited for did happen: a stream goes on too when its writer died.
+//
+// Errors: [ErrProducerDied].
+func (o *Order) Check(ctx context.Context) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.strict {
+		return nil
+	}
+	for _, t := range o.wait {
+		page, err := o.Pages(ctx, t.Timeline)
+		if err == nil {
+			_, err = page.seen(t)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Told says whether some queue was made to wait already, or nothing has to.
+func (o *Order) Told() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.wait) == 0 || len(o.told) > 0
+}
+
+// Use notes that this package began work on the memory in the memory's own queue.
+func (o *Order) Use() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.used = true
+}
+
+// After makes the tickets that end the use of the memory: of what this package did in the memory's own queue, and of
+// other queues that the caller names.
+func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Ticket, error) {
+	o.mu.Lock()
+	used := o.used
+	o.mu.Unlock()
+	queues := others
+	if used {
+		queues = append([]Queue{own}, others...)
+	}
+	var done []Ticket
+	for _, q := range queues {
+		if q.lane() == nil {
+			continue
+		}
+		clock, err := o.Clock(ctx)
+		if err != nil && !errors.Is(err, ErrUnavailable) {
+			return nil, err
+		}
+		t, err := clock.Signal(q)
+		if err != nil {
+			return nil, err
+		}
+		if t != nil {
+			done = append(done, *t)
+		}
+	}
+	return done, nil
+}

@@ -1,0 +1,191 @@
+package mempool
+
+import (
+	"context"
+	"errors"
+	"math"
+	"os"
+	"runtime"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// pageBytes is the size of a timeline.
+const pageBytes = TimelineWords * 8
+
+// Page is a timeline mapped in this process: words that streams and CPUs of several processes write and wait for.
+type Page struct {
+	mem   []byte
+	write bool
+	gpu   registration
+}
+
+// newPage makes a timeline's memory. Its size is fixed; see sealPage.
+func newPage() (*Page, *os.File, error) {
+	fd, err := unix.MemfdCreate("poolbridge:timeline", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, nil, hostError("memfd_create", err)
+	}
+	f := os.NewFile(uintptr(fd), "memfd:timeline")
+	err = f.Truncate(pageBytes)
+	if err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW)
+	}
+	var p *Page
+	if err == nil {
+		p, err = mapPage(f, true)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(hostError("make a timeline", err), f.Close())
+	}
+	return p, f, nil
+}
+
+// sealPage makes f a file that nobody can map to write any more. The mappings that there are stay.
+func sealPage(f *os.File) error {
+	_, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_SEAL)
+	if err != nil {
+		return hostError("fcntl(F_ADD_SEALS)", err)
+	}
+	return nil
+}
+
+func mapPage(f *os.File, write bool) (*Page, error) {
+	prot := unix.PROT_READ
+	if write {
+		prot |= unix.PROT_WRITE
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, pageBytes, prot, unix.MAP_SHARED)
+	if err != nil {
+		return nil, os.NewSyscallError("mmap", err)
+	}
+	// A child that is forked must not go on writing when this process is gone.
+	if err := unix.Madvise(mem, unix.MADV_DONTFORK); err != nil {
+		return nil, errors.Join(os.NewSyscallError("madvise", err), unix.Munmap(mem))
+	}
+	return &Page{mem: mem, write: write}, nil
+}
+
+// MapPage maps a timeline of a service: the session's own, before it is sealed, to write; another's to read. The file may
+// be closed afterwards.
+//
+// Errors: [ErrInvalid] for a file that is none.
+func MapPage(x Export, write bool) (*Page, error) {
+	if len(x.Files) != 1 {
+		return nil, situation(ErrInvalid, "a timeline comes with one file descriptor, this one with %d", len(x.Files))
+	}
+	f := x.Files[0]
+	const size = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
+	if err != nil || seals&size != size {
+		return nil, situation(ErrInvalid, "the file descriptor of a timeline is no memfd of sealed size (seals %#x, %v)", seals, err)
+	}
+	if st, err := f.Stat(); err != nil || st.Size() != pageBytes {
+		return nil, situation(ErrInvalid, "the file of a timeline has not %d bytes (%v)", pageBytes, err)
+	}
+	p, err := mapPage(f, write)
+	if err != nil {
+		return nil, hostError("map a timeline", err)
+	}
+	return p, nil
+}
+
+func (p *Page) word(i uint64) *atomic.Uint64 {
+	return (*atomic.Uint64)(unsafe.Pointer(&p.mem[i%TimelineWords*8]))
+}
+
+// Load reads a word.
+func (p *Page) Load(word uint64) uint64 { return p.word(word).Load() }
+
+// raise makes a word at least value, and wakes who sleeps on it.
+func (p *Page) raise(word, value uint64) {
+	w := p.word(word)
+	for {
+		now := w.Load()
+		if passed(now, value) {
+			return
+		}
+		if w.CompareAndSwap(now, value) {
+			break
+		}
+	}
+	futexWake(p.futex(word))
+}
+
+// letGo ends every wait for a word of the page, whose writer is gone, and returns what the words were.
+func (p *Page) letGo() (last [TimelineWords]uint64) {
+	for i := range uint64(TimelineWords) {
+		w := p.word(i)
+		last[i] = w.Load() % letGo
+		w.Store(letGo + last[i])
+		futexWake(p.futex(i))
+	}
+	return last
+}
+
+// futex is the half of a word that is slept on.
+func (p *Page) futex(word uint64) *uint32 {
+	return (*uint32)(unsafe.Pointer(p.word(word))) // the low half: what this runs on is little-endian
+}
+
+// How Await waits: a GPU writes words and wakes nobody, so every sleep has a limit.
+const (
+	spins      = 200
+	firstSleep = 20 * time.Microsecond
+	longSleep  = 2 * time.Millisecond
+)
+
+// Await returns once the ticket of this timeline is reached. A limit of 0 is none.
+//
+// Errors: [ErrProducerDied] if it never will be, [ErrTimeout], the context's.
+func (p *Page) Await(ctx context.Context, t Ticket, limit time.Duration) error {
+	if limit <= 0 {
+		limit = math.MaxInt64
+	}
+	start := time.Now()
+	for round, sleep := 0, firstSleep; ; round++ {
+		now := p.Load(t.Word)
+		switch {
+		case passed(now, t.Value) && kept(now, t.Value):
+			return nil
+		case passed(now, t.Value):
+			return situation(ErrProducerDied, "word %d of timeline %d was to reach %d; its process is gone and left %d",
+				t.Word, t.Timeline, t.Value, now%letGo)
+		case round < spins:
+			runtime.Gosched()
+			continue
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		}
+		left := limit - time.Since(start)
+		if left <= 0 {
+			return situation(ErrTimeout, "waited %v for word %d of timeline %d to reach %d; it is %d", limit, t.Word, t.Timeline, t.Value, now)
+		}
+		futexWait(p.futex(t.Word), uint32(now), min(sleep, left))
+		sleep = min(2*sleep, longSleep)
+	}
+}
+
+// seen says whether the CPU sees the ticket reached; err is ErrProducerDied if it never will be.
+func (p *Page) seen(t Ticket) (bool, error) {
+	now := p.Load(t.Word)
+	switch {
+	case !passed(now, t.Value):
+		return false, nil
+	case kept(now, t.Value):
+		return true, nil
+	}
+	return true, situation(ErrProducerDied, "word %d of timeline %d was to reach %d; its process is gone and left %d",
+		t.Word, t.Timeline, t.Value, now%letGo)
+}
+
+// Idle says whether no stream of this process uses the page.
+func (p *Page) Idle() bool { return p.gpu.idle() }
+
+// Close unmaps the page. Nobody may wait for its words on the CPU any more; queues that use them are waited for.
+func (p *Page) Close() error {
+	return errors.Join(p.gpu.close(), os.NewSyscallError("munmap", unix.Munmap(p.mem)))
+}

@@ -1,0 +1,68 @@
+package mempool
+
+import (
+	"errors"
+	"sync"
+
+	"github.com/poolbridge/poolbridge/cuda"
+)
+
+// registration makes a page known to the driver: once in a process, whatever uses it.
+type registration struct {
+	mu      sync.Mutex
+	host    *cuda.HostRegistration
+	failure error // why it cannot be
+	streams map[*cuda.Stream]struct{}
+}
+
+// address is where the GPU of a queue finds a word of the page.
+//
+// Errors: [ErrUnavailable] where the driver cannot do it.
+func (r *registration) address(p *Page, q *streamQueue, word uint64) (cuda.DevicePtr, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.host == nil && r.failure == nil {
+		flags := cuda.HostPortable | cuda.HostDeviceMap
+		if !p.write {
+			flags |= cuda.HostReadOnly
+		}
+		var err error
+		if r.host, err = q.ctx.RegisterHost(p.mem, flags); err != nil {
+			r.failure = situation(ErrUnavailable, "a timeline cannot be made known to the driver: %v", err)
+		}
+		r.streams = make(map[*cuda.Stream]struct{})
+	}
+	if r.failure != nil {
+		return 0, r.failure
+	}
+	r.streams[q.stream] = struct{}{}
+	return r.host.DevicePtr() + cuda.DevicePtr(word*8), nil
+}
+
+// idle says whether no stream can still use the page.
+func (r *registration) idle() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for s := range r.streams {
+		if done, err := s.Query(); err == nil && !done {
+			return false
+		}
+	}
+	return true
+}
+
+// close waits for the streams that use the page: what they wait for must not vanish.
+func (r *registration) close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.host == nil {
+		return nil
+	}
+	var errs []error
+	for s := range r.streams {
+		if err := s.Synchronize(); !errors.Is(err, cuda.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
+	return deviceError("end the registration of a timeline", errors.Join(append(errs, r.host.Close())...))
+}

@@ -1,0 +1,107 @@
+package mempool
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+)
+
+// This file is how sessions of the service's own process order their work, and how those wait that understand no tickets.
+
+// Clock is the timeline of a session of this process, for work that this package does not do itself.
+//
+// Errors: [ErrUnavailable], [ErrClosed].
+func (s *Session) Clock() (*Clock, error) {
+	s.clockMu.Lock()
+	defer s.clockMu.Unlock()
+	if s.clock != nil {
+		return s.clock, nil
+	}
+	id, _, err := s.Timeline()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.SealTimeline(); err != nil {
+		return nil, err
+	}
+	s.clock = NewClock(id, s.timeline.page)
+	return s.clock, nil
+}
+
+// page is the timeline with an id. A lease that waits for a ticket of it keeps it.
+func (s *Session) page(_ context.Context, id uint64) (*Page, error) {
+	s.svc.mu.Lock()
+	defer s.svc.mu.Unlock()
+	t := s.svc.timelines[id]
+	if t == nil {
+		return nil, situation(ErrStale, "timeline %d is gone", id)
+	}
+	return t.page, nil
+}
+
+// arrange prepares the order of a lease of this process. Service.mu is held.
+func (l *Lease) arrange() {
+	s := l.session
+	l.order.Pages = s.page
+	l.order.Clock = func(context.Context) (*Clock, error) { return s.Clock() }
+	l.order.Begin(l.wait.plain(), !l.write)
+}
+
+// finish waits for the work of a session of this process, before it ends.
+func (s *Session) finish() {
+	s.svc.mu.Lock()
+	var leases []*Lease
+	if !s.ended {
+		leases = slices.Collect(maps.Values(s.leases))
+	}
+	s.svc.mu.Unlock()
+	var errs []error
+	for _, l := range leases {
+		_, err := l.tickets()
+		errs = append(errs, err)
+	}
+	s.clockMu.Lock()
+	defer s.clockMu.Unlock()
+	if s.clock != nil && s.clock.use() == nil {
+		s.clock.life.RUnlock()
+		errs = append(errs, s.clock.Quiesce(OrderLimit))
+		s.clock.Close()
+	}
+	for _, err := range errs {
+		if err != nil && !errors.Is(err, ErrReleased) { // another goroutine released the lease just now
+			s.svc.log.Error("a session ended before its work was done", "session", s.id, "error", err)
+		}
+	}
+}
+
+// Settled returns when nothing has to be waited for before the memory of the lease is used: for sessions that understand
+// no tickets.
+//
+// Errors: [ErrBusy] if that takes longer than limit, [ErrReleased], [ErrProducerDied], the context's.
+func (l *Lease) Settled(ctx context.Context, limit time.Duration) error {
+	svc := l.session.svc
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	for pause := drainPause; ; pause = min(2*pause, drainRest) {
+		svc.mu.Lock()
+		left, ended, failed := len(l.wait.plain()), l.ended, l.buffer.failed
+		svc.mu.Unlock()
+		switch {
+		case ended:
+			return l.released()
+		case failed && !l.write:
+			return situation(ErrProducerDied, "buffer %d was not finished by whoever wrote it", l.buffer.id)
+		case left == 0:
+			return nil
+		}
+		select {
+		case <-time.After(pause): // streams tell nobody when they write a word
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-timer.C:
+			return situation(ErrBusy, "work on buffer %d is under way after %v", l.buffer.id, limit)
+		}
+	}
+}

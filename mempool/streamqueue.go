@@ -1,0 +1,65 @@
+package mempool
+
+import (
+	"context"
+	"errors"
+
+	"github.com/poolbridge/poolbridge/cuda"
+)
+
+// streamQueue is a stream of a GPU.
+type streamQueue struct {
+	ctx    *cuda.Context
+	stream *cuda.Stream
+	key    any
+	words  bool // the stream can write and wait for words of registered memory
+}
+
+// StreamQueue is a stream of the caller's as a [Queue]. It is meant to be made once for a stream: a timeline has one
+// word for each. When the stream is not used any more, [Clock.Forget] gives the word back; the stream must live until its
+// work is done.
+func StreamQueue(ctx *cuda.Context, s *cuda.Stream) Queue {
+	q := newStreamQueue(ctx, s, nil)
+	q.key = q
+	return q
+}
+
+func newStreamQueue(ctx *cuda.Context, s *cuda.Stream, key any) *streamQueue {
+	d := ctx.Device()
+	words, err := d.SupportsStreamMemOps()
+	register, _, err2 := d.SupportsHostRegister()
+	return &streamQueue{ctx: ctx, stream: s, key: key, words: words && register && err == nil && err2 == nil}
+}
+
+// wait waits here, on the CPU, where the stream cannot.
+func (q *streamQueue) wait(ctx context.Context, page *Page, t Ticket) error {
+	ptr, err := q.address(page, t)
+	if err == nil {
+		err = deviceError("make a stream wait", q.stream.WaitValue64GEQ(ptr, t.Value))
+	}
+	if errors.Is(err, ErrUnavailable) {
+		return page.Await(ctx, t, OrderLimit)
+	}
+	return err
+}
+
+func (q *streamQueue) signal(page *Page, t Ticket) error {
+	ptr, err := q.address(page, t)
+	if err != nil {
+		return err
+	}
+	return deviceError("make a stream write a word", q.stream.WriteValue64(ptr, t.Value))
+}
+
+func (q *streamQueue) address(page *Page, t Ticket) (cuda.DevicePtr, error) {
+	if !q.words {
+		return 0, situation(ErrUnavailable, "GPU %d has no stream memory operations on host memory", q.ctx.Device().Ordinal())
+	}
+	return page.gpu.address(page, q, t.Word)
+}
+
+func (q *streamQueue) synchronize() error {
+	return deviceError("wait for the GPU", q.stream.Synchronize())
+}
+
+func (q *streamQueue) lane() any { return q.key }
