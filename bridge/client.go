@@ -25,6 +25,8 @@ type Client struct {
 	epoch   mempool.Epoch
 	session uint64
 	device  string
+	ordered bool          // the session has timelines
+	streams bool          // and channels
 	done    chan struct{} // closed when the connection is gone; err says why
 	err     error
 
@@ -38,7 +40,11 @@ type Client struct {
 	pools   map[uint64]*Pool
 	blocks  map[uint64]*block
 	leases  map[*Lease]struct{}
+	subs    map[uint64]*subscription
 	closing bool
+
+	timelines  timelines
+	background sync.WaitGroup // unmapping that waits for work to be done
 }
 
 var errClientClosed = situation(ErrClosed, "the client was closed")
@@ -63,11 +69,12 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 		return nil, err
 	}
 	c := &Client{conn: conn, device: d.Device, done: make(chan struct{}), quiet: make(chan struct{}),
-		errands: errands{wake: make(chan struct{}, 1)}, calls: make(map[uint32]*call), pools: make(map[uint64]*Pool), blocks: make(map[uint64]*block), leases: make(map[*Lease]struct{})}
+		errands: errands{wake: make(chan struct{}, 1)}, calls: make(map[uint32]*call), pools: make(map[uint64]*Pool), blocks: make(map[uint64]*block), leases: make(map[*Lease]struct{}), subs: make(map[uint64]*subscription)}
 	go c.receive()
 	go c.errands.run(c.done)
 	var reply wire.HelloReply
-	err = c.call(ctx, &wire.Hello{Versions: []uint64{wire.Version}, Name: filepath.Base(os.Args[0])}, &call{into: &reply})
+	err = c.call(ctx, &wire.Hello{Versions: []uint64{wire.Version}, Name: filepath.Base(os.Args[0]),
+		Features: []string{featureTimelines, featureChannels}}, &call{into: &reply})
 	if err == nil && reply.Version != wire.Version {
 		err = situation(ErrVersion, "the service chose version %d, of which there was no mention", reply.Version)
 	}
@@ -77,6 +84,7 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 		return nil, err
 	}
 	c.epoch, c.session = mempool.Epoch(reply.Epoch), reply.Session
+	c.ordered, c.streams = slices.Contains(reply.Features, featureTimelines), slices.Contains(reply.Features, featureChannels)
 	return c, nil
 }
 
@@ -151,6 +159,14 @@ func (c *Client) take(packet []byte, fds *seqpacket.FDs, goodbye *string) error 
 		c.errands.add(func() { c.recall(n.Blocks) })
 	case *wire.Goodbye:
 		*goodbye = n.Reason
+	case *wire.Frame:
+		c.frameCame(n, fds)
+	case *wire.End:
+		c.subscriptionEnded(n)
+	case *wire.Failed:
+		c.failed(n.Buffers)
+	case *wire.Forget:
+		c.errands.add(func() { c.timelines.forget(n.Timelines) })
 	}
 	if errors.Is(err, wire.CodeUnsupported) {
 		return nil // a notice of a later version that this client need not know
@@ -215,9 +231,16 @@ func (c *Client) Close() error {
 		}
 	}
 	c.settle()
-	err = errors.Join(err, c.unmapAll())
-	err = errors.Join(err, c.conn.Close())
+	working := c.timelines.quiesce()
+	if working == nil {
+		err = errors.Join(err, c.unmapAll())
+	}
+	err = errors.Join(err, working, c.conn.Close())
 	<-c.done
+	c.background.Wait()
+	if working == nil {
+		err = errors.Join(err, c.timelines.close())
+	}
 	return err
 }
 

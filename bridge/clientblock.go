@@ -17,6 +17,7 @@ type block struct {
 	mem      *mempool.ImportedBlock
 	leases   int
 	recalled bool
+	busy     []mempool.Ticket // of this client's work on it, perhaps done
 }
 
 // arrived counts a lease on a block and keeps the export that came with it. It runs in the order in which the service
@@ -66,20 +67,49 @@ func (c *Client) mapped(p *Pool, l wire.Lease) (*mempool.ImportedBlock, error) {
 	return b.mem, nil
 }
 
-// ended ends what arrived counted.
-func (c *Client) ended(id uint64) error {
+// ended ends what arrived counted; done is when this client's work on the block is.
+func (c *Client) ended(id uint64, done ...mempool.Ticket) error {
 	c.mu.Lock()
 	b := c.blocks[id]
 	if b != nil {
 		b.leases--
+		b.busy = append(slices.DeleteFunc(b.busy, c.timelines.past), done...)
 	}
 	if b == nil || !b.recalled || b.leases > 0 { // nil: the client was closed meanwhile
+		c.mu.Unlock()
+		return nil
+	}
+	if len(b.busy) > 0 {
+		c.dropLater(id, b)
 		c.mu.Unlock()
 		return nil
 	}
 	err := c.drop(id)
 	c.mu.Unlock()
 	return errors.Join(err, c.dropped([]uint64{id}))
+}
+
+// dropLater gives a recalled block up once this client's work on it is done, unless it is leased again by then. c.mu is
+// held.
+func (c *Client) dropLater(id uint64, b *block) {
+	busy := slices.Clone(b.busy)
+	c.background.Go(func() {
+		for _, t := range busy {
+			if !c.timelines.await(c.done, t) {
+				return
+			}
+		}
+		c.mu.Lock()
+		again := c.closing || c.blocks[id] != b || b.leases > 0
+		var err error
+		if !again {
+			err = c.drop(id)
+		}
+		c.mu.Unlock()
+		if !again && err == nil {
+			_ = c.dropped([]uint64{id}) // it fails with the connection
+		}
+	})
 }
 
 // drop unmaps a block that no lease needs. c.mu is held.
@@ -112,9 +142,17 @@ func (c *Client) recall(ids []uint64) {
 	var dropped []uint64
 	c.mu.Lock()
 	for _, id := range ids {
-		if b := c.blocks[id]; b != nil && b.leases > 0 {
+		b := c.blocks[id]
+		if b != nil {
+			b.busy = slices.DeleteFunc(b.busy, c.timelines.past)
+		}
+		switch {
+		case b != nil && b.leases > 0:
 			b.recalled = true
-		} else if c.drop(id) == nil {
+		case b != nil && len(b.busy) > 0:
+			b.recalled = true
+			c.dropLater(id, b)
+		case c.drop(id) == nil:
 			dropped = append(dropped, id)
 		}
 	}

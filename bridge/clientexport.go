@@ -41,6 +41,12 @@ func (c *Client) Export(ctx context.Context, name string, wait time.Duration) (*
 	if x.pool, err = c.poolInfo(ctx, x.info.Pool); err != nil {
 		return nil, errors.Join(err, x.Release())
 	}
+	// Whoever is told knows of no tickets.
+	order := mempool.Order{Pages: c.page, Clock: c.Clock}
+	order.Begin(x.info.Wait, true)
+	if err := order.Before(ctx, mempool.CPU); err != nil {
+		return nil, errors.Join(err, x.Release())
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if b := c.blocks[x.info.Block]; b != nil {

@@ -3,7 +3,9 @@ package bridge
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
@@ -19,6 +21,9 @@ type Lease struct {
 	info  mempool.LeaseInfo
 	mem   *mempool.ImportedBlock
 	ended bool
+
+	order  mempool.Order
+	failed atomic.Bool // whoever wrote the content died before it was complete
 }
 
 // LeaseOptions says how to lease a buffer that exists.
@@ -55,13 +60,26 @@ func (c *Client) lease(ctx context.Context, r wire.Request) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Lease{client: c, info: leaseOf(reply.Lease)}
-	p, err := c.pool(ctx, reply.Lease.Pool)
+	return c.adopt(ctx, reply.Lease, false)
+}
+
+// adopt maps the memory of a lease that arrived. The caller has entered. A frame goes back to its queue where it is only
+// the caller who can wait no longer.
+func (c *Client) adopt(ctx context.Context, came wire.Lease, frame bool) (*Lease, error) {
+	l := &Lease{client: c, info: leaseOf(came)}
+	l.order.Pages, l.order.Clock = c.page, c.Clock
+	l.order.Begin(l.info.Wait, !came.Write)
+	p, err := c.pool(ctx, came.Pool)
 	if err == nil {
-		l.mem, err = c.mapped(p, reply.Lease)
+		l.mem, err = c.mapped(p, came)
+	}
+	for _, t := range l.info.Wait { // while there is a context, and before it is urgent
+		if err == nil {
+			_, err = c.page(ctx, t.Timeline)
+		}
 	}
 	if err != nil {
-		return nil, errors.Join(err, l.end(false))
+		return nil, errors.Join(err, l.end(frame && ctx.Err() != nil))
 	}
 	c.mu.Lock()
 	closing := c.closing
@@ -70,7 +88,7 @@ func (c *Client) lease(ctx context.Context, r wire.Request) (*Lease, error) {
 	}
 	c.mu.Unlock()
 	if closing {
-		return nil, errors.Join(errClientClosed, l.end(false))
+		return nil, errors.Join(errClientClosed, l.end(frame))
 	}
 	return l, nil
 }
@@ -118,16 +136,15 @@ func (l *Lease) with(off, n uint64, write bool, f func(mempool.Memory) error) er
 	if err != nil {
 		return err
 	}
-	return f(m)
-}
-
-// synchronize waits for the work on the memory that was written. l.mu is held.
-func (l *Lease) synchronize() error {
-	m, err := l.mem.Memory(l.info.Write)
-	if err != nil {
-		return err
+	if n > 0 { // else who asks says how it waits
+		if err := l.order.Before(context.Background(), m.Queue()); err != nil {
+			return err
+		}
 	}
-	return m.Synchronize()
+	if write {
+		l.order.Use()
+	}
+	return f(m)
 }
 
 // CopyFrom copies src to the buffer at off bytes.
@@ -139,9 +156,15 @@ func (l *Lease) CopyFrom(off uint64, src []byte) error {
 
 // CopyTo fills dst from the buffer at off bytes.
 //
-// Errors: [ErrReleased], [ErrInvalid] if the buffer has not that many bytes.
+// Errors: [ErrReleased], [ErrInvalid] if the buffer has not that many bytes, [ErrProducerDied] if its content was not
+// complete.
 func (l *Lease) CopyTo(dst []byte, off uint64) error {
-	return l.with(off, uint64(len(dst)), false, func(m mempool.Memory) error { return m.CopyTo(dst, off) })
+	return l.with(off, uint64(len(dst)), false, func(m mempool.Memory) error {
+		if err := m.CopyTo(dst, off); err != nil {
+			return err
+		}
+		return l.Check(context.Background())
+	})
 }
 
 // Fill sets n bytes at off to b.
@@ -151,34 +174,69 @@ func (l *Lease) Fill(off, n uint64, b byte) error {
 	return l.with(off, n, true, func(m mempool.Memory) error { return m.Fill(off, n, b) })
 }
 
-// Bytes is the buffer as the CPU sees it, nil where it cannot reach it. It must not be touched once the lease has ended,
-// nor written through a read lease.
+// Bytes is the buffer as the CPU sees it, nil where it cannot reach it, once it may be touched. It must not be touched
+// once the lease has ended, nor written through a read lease.
 //
-// Errors: [ErrReleased].
+// Errors: [ErrReleased]; [ErrTimeout] and [ErrProducerDied] from waiting for who works on it.
 func (l *Lease) Bytes() (b []byte, err error) {
-	err = l.with(0, l.Info().Bytes, false, func(m mempool.Memory) error {
-		if b = m.Bytes(); b != nil {
-			b = b[:l.info.Bytes:l.info.Bytes]
+	err = l.with(0, 0, false, func(m mempool.Memory) error {
+		if b = m.Bytes(); b == nil {
+			return nil
 		}
-		return nil
+		b = b[:l.info.Bytes:l.info.Bytes]
+		return l.order.Before(context.Background(), mempool.CPU)
 	})
 	return b, err
 }
 
 // Pointer is the buffer's address: a CUDA device pointer for memory on a GPU. It must not be used once the lease has
-// ended.
+// ended. Unless a queue was made to wait for what must be waited for ([Lease.WaitOn]), this does.
 //
-// Errors: [ErrReleased].
+// Errors: [ErrReleased]; [ErrTimeout] and [ErrProducerDied] from waiting.
 func (l *Lease) Pointer() (p uintptr, err error) {
 	err = l.with(0, 0, false, func(m mempool.Memory) error {
 		p = m.Pointer()
-		return nil
+		if l.order.Told() {
+			return nil
+		}
+		return l.order.Before(context.Background(), mempool.CPU)
 	})
 	return p, err
 }
 
-// Publish says that the content is complete: others find the buffer under the name, and the lease becomes a read lease.
-// It waits for the work on the buffer that this package started.
+// WaitOn makes what comes next in a queue come after all that must happen before the memory is used; on [mempool.CPU] it
+// waits. What the queue does with the memory is named when the lease ends: see [Lease.ReleaseAfter] and
+// [mempool.Completion].
+//
+// Errors: [ErrReleased]; from queues that wait here, [ErrTimeout], [ErrProducerDied] and ctx's.
+func (l *Lease) WaitOn(ctx context.Context, q mempool.Queue) error {
+	return l.with(0, 0, false, func(mempool.Memory) error { return l.order.Before(ctx, q) })
+}
+
+// Check says whether the content is known not to have been finished. On a GPU a wait ends too when the process that it was
+// for has died: look before you trust what came out.
+//
+// Errors: [ErrProducerDied].
+func (l *Lease) Check(ctx context.Context) error {
+	if l.failed.Load() {
+		return situation(ErrProducerDied, "buffer %d was not finished by whoever wrote it", l.info.Buffer)
+	}
+	return l.order.Check(ctx)
+}
+
+// failed notes which buffers will never be complete.
+func (c *Client) failed(buffers []uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for l := range c.leases {
+		if slices.Contains(buffers, l.info.Buffer) {
+			l.failed.Store(true)
+		}
+	}
+}
+
+// Publish says that the content is complete, or will be when p says: others find the buffer under the name, and the lease
+// becomes a read lease. It waits for no work: whoever reads comes after it.
 //
 // Errors: [ErrReleased], [ErrInvalid], [ErrExists], [ErrDenied].
 func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
@@ -187,19 +245,21 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 	if l.ended {
 		return situation(ErrReleased, "lease %d has ended", l.info.ID)
 	}
-	if err := l.synchronize(); err != nil {
+	ready, err := l.completed(ctx, p.Completion)
+	if err != nil {
 		return err
 	}
-	r := &wire.Publish{Lease: l.info.ID, Name: p.Name, Keep: p.Keep, Replace: p.Replace}
+	r := &wire.Publish{Lease: l.info.ID, Name: p.Name, Keep: p.Keep, Replace: p.Replace, Ready: wireTicket(ready), Event: p.Event}
 	if p.Tensor != nil {
 		t := wireTensor(*p.Tensor)
 		r.Tensor = &t
 	}
-	err := l.client.call(ctx, r, &call{into: &wire.EmptyReply{}})
+	err = l.client.call(ctx, r, &call{into: &wire.EmptyReply{}})
 	if _, refused := errors.AsType[*RemoteError](err); err != nil && refused {
 		return err
 	}
 	l.info.Write = false // as far as anybody knows, where no answer came
+	l.order.Ended(ready)
 	if err != nil {
 		return err
 	}
@@ -212,27 +272,50 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 // Release ends the lease. incomplete says that what a write lease was for did not happen: the buffer has then failed.
 //
 // Errors: [ErrReleased] if it had ended before.
-func (l *Lease) Release(incomplete bool) error {
+func (l *Lease) Release(incomplete bool) error { return l.release(incomplete) }
+
+// ReleaseAfter is Release for memory that queues of the caller's still use: the next user of the memory comes after what
+// they hold now.
+//
+// Errors: [ErrReleased].
+func (l *Lease) ReleaseAfter(queues ...mempool.Queue) error { return l.release(false, queues...) }
+
+func (l *Lease) release(incomplete bool, after ...mempool.Queue) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
 		return situation(ErrReleased, "lease %d has ended", l.info.ID)
 	}
-	var err error
-	if l.info.Write {
-		err = l.synchronize()
+	var done []mempool.Ticket
+	m, err := l.mem.Memory(l.info.Write)
+	if err == nil {
+		done, err = l.order.After(context.Background(), m.Queue(), after...)
 	}
-	err = errors.Join(err, l.end(incomplete || err != nil))
-	c := l.client
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.leases, l) // last: Close waits for the leases that it finds
+	err = errors.Join(err, l.end(incomplete || err != nil, done...))
+	l.leave()
 	return err
 }
 
+// leave takes the lease off the client's list: last, for Close waits for the leases that it finds.
+func (l *Lease) leave() {
+	c := l.client
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.leases, l)
+}
+
+// completed is when the content is complete; nil if it is. l.mu is held.
+func (l *Lease) completed(ctx context.Context, c mempool.Completion) (*mempool.Ticket, error) {
+	m, err := l.mem.Memory(l.info.Write)
+	if err != nil {
+		return nil, err
+	}
+	return l.order.Ready(ctx, m.Queue(), c)
+}
+
 // end tells the service, and then lets the block go: it may be dropped only once no lease is left.
-func (l *Lease) end(incomplete bool) error {
+func (l *Lease) end(incomplete bool, done ...mempool.Ticket) error {
 	l.ended = true
-	err := l.client.send(0, &wire.Release{Lease: l.info.ID, Failed: incomplete})
-	return errors.Join(err, l.client.ended(l.info.Block))
+	err := l.client.send(0, &wire.Release{Lease: l.info.ID, Failed: incomplete, Done: wireTickets(done)})
+	return errors.Join(err, l.client.ended(l.info.Block, done...))
 }

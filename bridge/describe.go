@@ -38,12 +38,52 @@ func poolOf(p wire.Pool) mempool.PoolInfo {
 
 func wireLease(l mempool.LeaseInfo) wire.Lease {
 	return wire.Lease{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
-		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: wireTensor(l.Tensor)}
+		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: wireTensor(l.Tensor), Wait: wireTickets(l.Wait), Event: l.Event}
 }
 
 func leaseOf(l wire.Lease) mempool.LeaseInfo {
 	return mempool.LeaseInfo{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
-		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: tensorOf(l.Tensor)}
+		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: tensorOf(l.Tensor), Wait: ticketsOf(l.Wait), Event: l.Event}
+}
+
+func wireTicket(t *mempool.Ticket) *wire.Ticket {
+	if t == nil {
+		return nil
+	}
+	return &wire.Ticket{Timeline: t.Timeline, Word: t.Word, Value: t.Value}
+}
+
+func wireTickets(ts []mempool.Ticket) []wire.Ticket {
+	var out []wire.Ticket
+	for i := range ts {
+		out = append(out, *wireTicket(&ts[i]))
+	}
+	return out
+}
+
+func ticketsOf(ts []wire.Ticket) []mempool.Ticket {
+	var out []mempool.Ticket
+	for _, t := range ts {
+		out = append(out, mempool.Ticket{Timeline: t.Timeline, Word: t.Word, Value: t.Value})
+	}
+	return out
+}
+
+func completionOf(ready *wire.Ticket, event []byte) mempool.Completion {
+	c := mempool.Completion{Event: event}
+	if ready != nil {
+		c.Ready = &ticketsOf([]wire.Ticket{*ready})[0]
+	}
+	return c
+}
+
+func wireChannel(c mempool.ChannelInfo) wire.Channel {
+	return wire.Channel{ID: c.ID, Name: c.Name, Pool: c.Pool, Mode: string(c.Mode), Capacity: uint64(c.Capacity), Full: string(c.Full)}
+}
+
+func channelOf(c wire.Channel) mempool.ChannelInfo {
+	return mempool.ChannelInfo{ID: c.ID, ChannelSpec: mempool.ChannelSpec{Name: c.Name, Pool: c.Pool, Mode: mempool.ChannelMode(c.Mode),
+		Capacity: int(min(c.Capacity, math.MaxInt32)), Full: mempool.FullPolicy(c.Full)}}
 }
 
 // wireExport is x on the wire, and the files that go with it.

@@ -59,7 +59,7 @@ func (c *serverConn) handle(q uint32, r wire.Request) {
 	case *wire.Release:
 		l, err := s.FindLease(r.Lease)
 		if err == nil {
-			err = l.Release(r.Failed)
+			err = l.ReleaseAt(r.Failed, ticketsOf(r.Done))
 		}
 		c.done(q, err)
 	case *wire.Cancel:
@@ -70,7 +70,7 @@ func (c *serverConn) handle(q uint32, r wire.Request) {
 	case *wire.StatsRequest:
 		c.reply(q, &wire.StatsReply{Stats: wireStats(s.Stats())}, nil)
 	default:
-		c.fail(q, situation(ErrUnsupported, "the service does not know the operation %q", r.Op()))
+		c.stream(q, r)
 	}
 }
 
@@ -119,7 +119,7 @@ func (c *serverConn) publish(r *wire.Publish) error {
 	if err != nil {
 		return err
 	}
-	p := mempool.Publication{Name: r.Name, Keep: r.Keep, Replace: r.Replace}
+	p := mempool.Publication{Name: r.Name, Keep: r.Keep, Replace: r.Replace, Completion: completionOf(r.Ready, r.Event)}
 	if r.Tensor != nil {
 		t := tensorOf(*r.Tensor)
 		p.Tensor = &t
@@ -138,12 +138,24 @@ func (c *serverConn) grant(q uint32, wait uint64, get func(context.Context, time
 		limit = max(limit, c.server.limits.recall)
 	}
 	waitable := errors.Is(err, ErrNotFound) || errors.Is(err, ErrBusy) || errors.Is(err, ErrLimit) || errors.Is(err, ErrOutOfMemory)
-	if limit == 0 || !waitable {
+	settles := err == nil && c.mustSettle(l)
+	switch {
+	case settles:
+		err = situation(ErrBusy, "work on the buffer is under way")
+	case limit == 0 || !waitable:
 		c.replyLease(q, l, err)
 		return
 	}
 	c.waitFor(q, err, func(ctx context.Context) func() {
-		l, err := get(ctx, limit)
+		var err error
+		if !settles {
+			l, err = get(ctx, limit)
+		}
+		if err == nil && c.mustSettle(l) {
+			if err = l.Settled(ctx, max(limit, c.server.limits.recall)); err != nil {
+				err = errors.Join(err, l.Release(false))
+			}
+		}
 		return func() { c.replyLease(q, l, err) }
 	})
 }
@@ -151,43 +163,56 @@ func (c *serverConn) grant(q uint32, wait uint64, get func(context.Context, time
 // waitFor answers request q, which err says cannot be answered now, from a goroutine of its own: attempt waits, and what
 // it returns answers.
 func (c *serverConn) waitFor(q uint32, err error, attempt func(context.Context) (answer func())) {
-	ctx, cancel := context.WithCancel(c.ctx)
-	if refused := c.startWaiting(q, cancel); refused != nil {
-		cancel()
+	if refused := c.wait(q, attempt); refused != nil {
 		c.fail(q, fmt.Errorf("%w (%v)", refused, err))
-		return
+	}
+}
+
+// wait is waitFor for who says itself what it means that too many requests wait.
+func (c *serverConn) wait(q uint32, attempt func(context.Context) (answer func())) error {
+	ctx, cancel := context.WithCancel(c.ctx)
+	key, refused := c.startWaiting(q, cancel)
+	if refused != nil {
+		cancel()
+		return refused
 	}
 	go func() {
 		defer c.work.Done()
 		answer := attempt(ctx)
-		c.waited(q)             // first: the client may use the number again once it has the reply
+		c.waited(key)           // first: the client may use the number again once it has the reply
 		if c.ctx.Err() == nil { // or goodbye is the answer
 			answer()
 		}
 	}()
-}
-
-// startWaiting notes that request q waits until cancel is called, and counts its goroutine.
-func (c *serverConn) startWaiting(q uint32, cancel context.CancelFunc) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if _, taken := c.waiting[q]; taken {
-		return situation(ErrInvalid, "request %d is still waiting: a number can be used again once its reply came", q)
-	}
-	if len(c.waiting) >= c.server.limits.waiting {
-		return situation(ErrLimit, "%d requests of this session wait already", len(c.waiting))
-	}
-	c.waiting[q] = cancel
-	c.work.Add(1)
 	return nil
 }
 
-// waited notes that request q waits no more.
-func (c *serverConn) waited(q uint32) {
+// startWaiting notes that request q waits until cancel is called, and counts its goroutine.
+func (c *serverConn) startWaiting(q uint32, cancel context.CancelFunc) (key uint64, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.waiting[q]()
-	delete(c.waiting, q)
+	key = uint64(q)
+	if q == 0 {
+		c.unnamed++
+		key = wire.MaxQuery + c.unnamed
+	}
+	if _, taken := c.waiting[key]; taken {
+		return 0, situation(ErrInvalid, "request %d is still waiting: a number can be used again once its reply came", q)
+	}
+	if len(c.waiting) >= c.server.limits.waiting {
+		return 0, situation(ErrLimit, "%d requests of this session wait already", len(c.waiting))
+	}
+	c.waiting[key] = cancel
+	c.work.Add(1)
+	return key, nil
+}
+
+// waited notes that a request waits no more.
+func (c *serverConn) waited(key uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.waiting[key]()
+	delete(c.waiting, key)
 }
 
 // stopWaiting makes request q fail, if it waits.
@@ -197,7 +222,7 @@ func (c *serverConn) stopWaiting(q uint64) {
 	if q > wire.MaxQuery {
 		return
 	}
-	if cancel := c.waiting[uint32(q)]; cancel != nil {
+	if cancel := c.waiting[q]; cancel != nil {
 		cancel()
 	}
 }

@@ -22,20 +22,23 @@ type serverConn struct {
 	session *mempool.Session
 	notices chan mempool.Notice
 	denied  bool // the peer may not have a session
+	ordered bool // the client understands timelines
+	streams bool // and channels
 
 	ctx    context.Context // ends with the session
 	cancel context.CancelCauseFunc
 	work   sync.WaitGroup // the sender of notices and the requests that wait
 
 	mu      sync.Mutex
-	waiting map[uint32]context.CancelFunc
+	waiting map[uint64]context.CancelFunc // by request number; beyond MaxQuery, of requests without one
+	unnamed uint64                        // such requests so far
 
 	sending sync.Mutex // orders packets, and guards out
 	out     []byte
 }
 
 func (s *Server) newConn(conn *seqpacket.Conn) *serverConn {
-	c := &serverConn{server: s, conn: conn, notices: make(chan mempool.Notice, s.limits.notices), waiting: make(map[uint32]context.CancelFunc)}
+	c := &serverConn{server: s, conn: conn, notices: make(chan mempool.Notice, s.limits.notices), waiting: make(map[uint64]context.CancelFunc)}
 	c.ctx, c.cancel = context.WithCancelCause(s.ctx)
 	return c
 }
@@ -168,11 +171,12 @@ func (c *serverConn) hello(q uint32, r wire.Request, peer mempool.Peer) error {
 		return err
 	}
 	c.session = session
+	features := c.agree(h.Features)
 	c.setReadDeadline(time.Time{})
 	c.work.Add(1)
 	go c.sendNotices()
 	c.reply(q, &wire.HelloReply{Version: wire.Version, Epoch: wire.Epoch(c.server.svc.Epoch()), Session: session.ID(),
-		PID: uint64(os.Getpid())}, nil)
+		PID: uint64(os.Getpid()), Features: features}, nil)
 	c.server.config.Log.Debug("a session began", "session", session.ID(), "uid", peer.UID, "pid", peer.PID, "program", h.Name)
 	return nil
 }

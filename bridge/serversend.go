@@ -29,15 +29,67 @@ func (c *serverConn) sendNotices() {
 	for {
 		select {
 		case n := <-c.notices:
-			if r, ok := n.(mempool.Recall); ok {
-				for part := range slices.Chunk(r.Blocks, wire.MaxElements) {
-					_ = c.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, &wire.Recall{Blocks: part}) })
-				}
-			}
+			c.sendNotice(n)
 		case <-c.ctx.Done():
 			return
 		}
 	}
+}
+
+func (c *serverConn) sendNotice(n mempool.Notice) {
+	switch n := n.(type) {
+	case mempool.Recall:
+		for part := range slices.Chunk(n.Blocks, wire.MaxElements) {
+			c.tell(&wire.Recall{Blocks: part})
+		}
+	case mempool.Failed:
+		for part := range slices.Chunk(n.Buffers, wire.MaxElements) {
+			c.tell(&wire.Failed{Buffers: part})
+		}
+	case mempool.Forget:
+		c.tell(&wire.Forget{Timelines: n.Timelines})
+	case mempool.Ended:
+		end := &wire.End{Subscription: n.Subscription}
+		if n.Err != nil {
+			end.Failure = wireError(n.Err)
+		}
+		c.tell(end)
+	case mempool.Delivered:
+		c.sendFrame(n)
+	}
+}
+
+// tell sends a notice. One that cannot be sent is nobody's fault but the connection's, which ends with it.
+func (c *serverConn) tell(n wire.Notice) {
+	_ = c.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, n) })
+}
+
+// sendFrame hands a frame to the client, with the export of its block where that is the first.
+func (c *serverConn) sendFrame(n mempool.Delivered) {
+	f := &wire.Frame{Subscription: n.Subscription, Sequence: n.Seq, Time: uint64(max(n.Time.UnixNano(), 0)), Meta: n.Meta, Dropped: n.Dropped}
+	if n.Err != nil {
+		f.Failure = wireError(n.Err)
+		c.tell(f)
+		return
+	}
+	c.sending.Lock()
+	x, first, err := n.Lease.Export()
+	if err == nil {
+		l := wireLease(n.Lease.Info())
+		var files []*os.File
+		if first {
+			l.Export, files = wireExport(x)
+		}
+		f.Lease = &l
+		err = c.transmit(files, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, f) })
+	}
+	c.sending.Unlock()
+	if err == nil || errors.Is(err, ErrReleased) { // released: the session has ended
+		return
+	}
+	_ = n.Lease.Release(true)
+	f.Lease, f.Failure = nil, wireError(err)
+	c.tell(f)
 }
 
 // goodbye says why the connection is about to be closed, if the client takes it at once.

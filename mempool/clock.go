@@ -205,18 +205,22 @@ func (c *Clock) Quiesce(limit time.Duration) error {
 	return nil
 }
 
-// Quiet says whether every ticket that queues were told to reach is reached.
-func (c *Clock) Quiet() bool {
+// Past says whether a ticket of this clock is reached.
+func (c *Clock) Past(t Ticket) bool {
 	if c.use() != nil {
-		return false
+		return true
 	}
 	defer c.life.RUnlock()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for word, value := range c.begun {
-		if value > 0 && !passed(c.page.Load(uint64(word)), value) {
-			return false
-		}
+	return passed(c.page.Load(t.Word), t.Value)
+}
+
+// Await waits for a ticket of this clock.
+//
+// Errors: the context's, [ErrClosed].
+func (c *Clock) Await(ctx context.Context, t Ticket) error {
+	if err := c.use(); err != nil {
+		return err
 	}
-	return true
+	defer c.life.RUnlock()
+	return c.page.Await(ctx, t, 0)
 }

@@ -71,10 +71,18 @@ func (l *Lease) Export() (x Export, first bool, err error) {
 
 // Release ends the lease. incomplete says that what a write lease was for did not happen: the buffer has then failed; a
 // frame of a queue goes back to it. It waits for no work: the next user of the memory comes after what this package
-// began, and after what is in the queues that are named.
+// began.
 //
 // Errors: [ErrReleased] if it had ended before.
-func (l *Lease) Release(incomplete bool, after ...Queue) error {
+func (l *Lease) Release(incomplete bool) error { return l.release(incomplete) }
+
+// ReleaseAfter is Release for memory that queues of the caller's still use: the next user of the memory comes after what
+// they hold now.
+//
+// Errors: [ErrReleased].
+func (l *Lease) ReleaseAfter(queues ...Queue) error { return l.release(false, queues...) }
+
+func (l *Lease) release(incomplete bool, after ...Queue) error {
 	done, err := l.tickets(after...)
 	if err != nil {
 		return err
@@ -82,7 +90,7 @@ func (l *Lease) Release(incomplete bool, after ...Queue) error {
 	return l.ReleaseAt(incomplete, done)
 }
 
-// ReleaseAt is Release for another process, which names the tickets that its work is done at.
+// ReleaseAt is Release for whoever makes tickets, of its own timeline, itself: they say when its work is done.
 //
 // Errors: [ErrReleased] if it had ended before, [ErrInvalid] for tickets that are not of the session's own timeline.
 func (l *Lease) ReleaseAt(incomplete bool, done []Ticket) error {

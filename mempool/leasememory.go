@@ -115,7 +115,7 @@ func (l *Lease) Pointer() (uintptr, error) {
 }
 
 // WaitOn makes what comes next in a queue come after all that must happen before the memory is used; on [CPU] it waits.
-// What the queue does with the memory is named when the lease ends: see [Lease.Release] and [Completion].
+// What the queue does with the memory is named when the lease ends: see [Lease.ReleaseAfter] and [Completion].
 //
 // Errors: [ErrReleased]; from queues that wait here, [ErrTimeout], [ErrProducerDied] and the context's.
 func (l *Lease) WaitOn(ctx context.Context, q Queue) error {
@@ -138,6 +138,18 @@ func (l *Lease) Check(ctx context.Context) error {
 		return situation(ErrProducerDied, "buffer %d was not finished by whoever wrote it", l.buffer.id)
 	}
 	return l.order.Check(ctx)
+}
+
+// completed is when the content of the lease's buffer is complete; nil if it is.
+func (l *Lease) completed(c Completion) (*Ticket, error) {
+	if l.session.notify != nil { // another process says so itself
+		return c.Ready, nil
+	}
+	m, err := l.Memory()
+	if err != nil {
+		return nil, err
+	}
+	return l.order.Ready(context.Background(), m.Queue(), c)
 }
 
 // tickets ends the use of the memory in this process: of what this package did, and of the queues that are named.

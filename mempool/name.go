@@ -62,7 +62,7 @@ func (l *Lease) Publish(p Publication) error {
 	if err := p.validate(); err != nil {
 		return err
 	}
-	made, err := l.tickets(p.After...)
+	complete, err := l.completed(p.Completion)
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func (l *Lease) Publish(p Publication) error {
 	case b.block.pool.closing:
 		return situation(ErrClosed, "pool %q is being destroyed", b.block.pool.info.Name)
 	}
-	ready, err := l.ready(p.Completion, made)
+	ready, err := l.ready(complete)
 	if err != nil {
 		return err
 	}
@@ -105,6 +105,7 @@ func (l *Lease) Publish(p Publication) error {
 		b.tensor = p.Tensor.Clone()
 	}
 	b.ready, b.event = ready, p.Event
+	l.order.Ended(complete)
 	b.writer, l.write = nil, false
 	b.readers[l] = struct{}{}
 	b.changed.broadcast()
@@ -114,15 +115,16 @@ func (l *Lease) Publish(p Publication) error {
 
 // ready is what the content of the lease's buffer is complete at: what was to be waited for before, as far as this lease
 // has not, and what it says now. Service.mu is held.
-func (l *Lease) ready(c Completion, made []Ticket) (tickets, error) {
-	if c.Ready != nil {
-		made = append(made, *c.Ready)
+func (l *Lease) ready(at *Ticket) (tickets, error) {
+	var now tickets
+	if at != nil {
+		t, err := l.session.ticket(*at)
+		if err != nil {
+			return nil, err
+		}
+		now = tickets{t}.pending()
 	}
-	ts, err := l.session.tickets(made)
-	if err != nil {
-		return nil, err
-	}
-	return l.buffer.ready.pending().and(ts), nil
+	return l.buffer.ready.pending().and(now), nil
 }
 
 // fits says whether t can describe the content of the lease's buffer.

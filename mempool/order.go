@@ -116,6 +116,51 @@ func (o *Order) Use() {
 	o.used = true
 }
 
+// Ready makes the one ticket that stands for all that the content waits for; nil if it is complete. Where several queues
+// have to do with it, one of them waits for the others.
+func (o *Order) Ready(ctx context.Context, own Queue, c Completion) (*Ticket, error) {
+	tickets, err := o.After(ctx, own, c.After...)
+	if err != nil {
+		return nil, err
+	}
+	if c.Ready != nil {
+		tickets = append(tickets, *c.Ready)
+	}
+	switch len(tickets) {
+	case 0:
+		return nil, nil
+	case 1:
+		return &tickets[0], nil
+	}
+	last := own
+	if own.lane() == nil {
+		last = c.After[0]
+	}
+	clock, err := o.Clock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range tickets {
+		if clock.owns(t, last) {
+			continue
+		}
+		if err := last.wait(ctx, clock.page, t); err != nil {
+			return nil, err
+		}
+	}
+	return clock.Signal(last)
+}
+
+// Ended notes that the memory was handed over and is only read from now on, when ready is reached.
+func (o *Order) Ended(ready *Ticket) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.used, o.strict, o.told = false, true, nil
+	if ready != nil {
+		o.wait = append(o.wait, *ready)
+	}
+}
+
 // After makes the tickets that end the use of the memory: of what this package did in the memory's own queue, and of
 // other queues that the caller names.
 func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Ticket, error) {
@@ -132,8 +177,8 @@ func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Ticket
 			continue
 		}
 		clock, err := o.Clock(ctx)
-		if err != nil && !errors.Is(err, ErrUnavailable) {
-			return nil, err
+		if err != nil {
+			clock = nil // without one the work is waited for
 		}
 		t, err := clock.Signal(q)
 		if err != nil {

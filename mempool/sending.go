@@ -11,7 +11,7 @@ type Sending struct {
 	lease   *Lease
 	channel *channel
 	options FrameOptions
-	ready   []Ticket
+	ready   *Ticket
 }
 
 // Send puts the buffer of a write lease into a channel and ends the lease, if there is room: done is true then, or if err
@@ -36,7 +36,7 @@ func (l *Lease) send(channel uint64, o FrameOptions) (number uint64, waits *Send
 			return 0, nil, err
 		}
 	}
-	made, err := l.tickets(o.After...)
+	complete, err := l.completed(o.Completion)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -48,7 +48,7 @@ func (l *Lease) send(channel uint64, o FrameOptions) (number uint64, waits *Send
 	if err != nil {
 		return 0, nil, err
 	}
-	n := &Sending{lease: l, channel: ch, options: o, ready: made}
+	n := &Sending{lease: l, channel: ch, options: o, ready: complete}
 	if err := n.possible(); err != nil {
 		return 0, nil, err
 	}
@@ -139,7 +139,7 @@ func (n *Sending) possible() error {
 // put puts the frame into the channel, which has room. Service.mu is held.
 func (n *Sending) put() (uint64, error) {
 	l, ch, b := n.lease, n.channel, n.lease.buffer
-	ready, err := l.ready(n.options.Completion, n.ready)
+	ready, err := l.ready(n.ready)
 	if err != nil {
 		return 0, err
 	}

@@ -130,7 +130,7 @@ func (c *Channel) subscribe(o SubscribeOptions) (*subscription, error) {
 	if err != nil {
 		return nil, err
 	}
-	sub.credit = o.Credit
+	sub.begun, sub.credit = true, o.Credit
 	sub.channel.hand()
 	return sub, nil
 }
@@ -186,7 +186,7 @@ func (f *Frame) release(again bool, after ...Queue) error {
 	if f.Lease == nil {
 		return nil
 	}
-	if err := f.Lease.Release(again, after...); err != nil {
+	if err := f.Lease.release(again, after...); err != nil {
 		return err
 	}
 	f.more()

@@ -9,6 +9,8 @@ type subscription struct {
 	channel *channel
 	policy  FullPolicy
 	credit  int
+	begun   bool                // whoever subscribed knows its id
+	over    *Ended              // to be told once it does
 	next    uint64              // number of the next frame of a broadcast
 	held    map[uint64]struct{} // numbers of the frames that were sent and not released
 	inbox   []Notice            // of a session of this process
@@ -95,6 +97,12 @@ func (s *Session) Credit(id, n uint64) error {
 	if n > MaxCredit || sub.credit+int(n) > MaxCredit {
 		return situation(ErrInvalid, "%d more than the credit of %d that subscription %d has: at most %d", n, sub.credit, id, MaxCredit)
 	}
+	sub.begun = true
+	if sub.over != nil {
+		delete(s.subscriptions, id)
+		sub.tell(*sub.over)
+		return nil
+	}
 	sub.credit += int(n)
 	sub.channel.hand()
 	return nil
@@ -119,6 +127,7 @@ func (s *Session) Unsubscribe(id uint64) error {
 // leave takes the subscription out of its channel. Service.mu is held.
 func (sub *subscription) leave() {
 	ch := sub.channel
+	delete(sub.session.subscriptions, sub.id)
 	i := slices.Index(ch.subs, sub)
 	if i < 0 {
 		return
@@ -126,7 +135,6 @@ func (sub *subscription) leave() {
 	ch.subs = slices.Delete(ch.subs, i, i+1)
 	sub.credit = 0
 	sub.policy = DropOldest // whatever it has in hand holds nobody back
-	delete(sub.session.subscriptions, sub.id)
 	ch.room.broadcast()
 	ch.settle()
 }
@@ -134,7 +142,13 @@ func (sub *subscription) leave() {
 // end tells the subscriber that nothing more comes. Service.mu is held.
 func (sub *subscription) end(err error) {
 	sub.leave()
-	sub.tell(Ended{Subscription: sub.id, Err: err})
+	over := Ended{Subscription: sub.id, Err: err}
+	if !sub.begun {
+		sub.over = &over
+		sub.session.subscriptions[sub.id] = sub
+		return
+	}
+	sub.tell(over)
 }
 
 // tell gives the subscriber a notice. Service.mu is held.

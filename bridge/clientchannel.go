@@ -1,0 +1,104 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Channel is a channel of the service, open in a [Client].
+type Channel struct {
+	client *Client
+	info   mempool.ChannelInfo
+}
+
+// CreateChannel makes a channel, or opens the one that is just like it.
+//
+// Errors: [ErrInvalid], [ErrExists] if there is one of that name that is not like it, [ErrNotFound] and [ErrDenied] for the
+// pool, [ErrLimit], [ErrUnsupported] by services that have no channels.
+func (c *Client) CreateChannel(ctx context.Context, spec mempool.ChannelSpec) (*Channel, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	return c.channel(ctx, &wire.MakeChannel{Name: spec.Name, Pool: spec.Pool, Mode: string(spec.Mode), Capacity: uint64(spec.Capacity),
+		Full: string(spec.Full)})
+}
+
+// OpenChannel opens a channel by name, and waits up to wait for it to appear.
+//
+// Errors: [ErrNotFound] (with wait 0) or [ErrTimeout], [ErrDenied], [ErrUnsupported].
+func (c *Client) OpenChannel(ctx context.Context, name string, wait time.Duration) (*Channel, error) {
+	return c.channel(ctx, &wire.Find{Name: name, Wait: wireWait(wait)})
+}
+
+func (c *Client) channel(ctx context.Context, r wire.Request) (*Channel, error) {
+	var reply wire.ChannelReply
+	if err := c.call(ctx, r, &call{into: &reply}); err != nil {
+		return nil, err
+	}
+	return &Channel{c, channelOf(reply.Channel)}, nil
+}
+
+// Info describes the channel.
+func (ch *Channel) Info() mempool.ChannelInfo { return ch.info }
+
+// Publish puts the buffer of a write lease into the channel and ends the lease. It returns the frame's number. It waits
+// for room, but for no work: whoever reads comes after it. If it fails the lease lives on, unless ctx ended first: then
+// the lease has ended, and the frame may have been sent or not.
+//
+// Errors: [ErrTimeout], which names who is behind, or [ErrLimit] if the channel is full, [ErrInvalid], [ErrReleased],
+// [ErrDenied], [ErrClosed].
+func (ch *Channel) Publish(ctx context.Context, l *Lease, o mempool.FrameOptions) (uint64, error) {
+	if err := o.Validate(); err != nil {
+		return 0, err
+	}
+	if l.client != ch.client {
+		return 0, situation(ErrInvalid, "lease %d is of another client than the channel", l.info.ID)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended {
+		return 0, situation(ErrReleased, "lease %d has ended", l.info.ID)
+	}
+	ready, err := l.completed(ctx, o.Completion)
+	if err != nil {
+		return 0, err
+	}
+	r := &wire.Send{Channel: ch.info.ID, Lease: l.info.ID, Meta: maps.Clone(o.Meta), Ready: wireTicket(ready), Event: o.Event}
+	switch {
+	case o.Wait > 0:
+		r.Wait = wireWait(o.Wait)
+	case o.Wait == 0:
+		r.Wait = wireWait(maxWait)
+	}
+	if o.Tensor != nil {
+		t := wireTensor(*o.Tensor)
+		r.Tensor = &t
+	}
+	var reply wire.SendReply
+	err = ch.client.call(ctx, r, &call{into: &reply})
+	if _, refused := errors.AsType[*RemoteError](err); err != nil && refused {
+		return 0, err
+	}
+	defer l.leave()
+	if err != nil { // nobody knows: if the frame was not sent, this ends the lease, otherwise it does nothing
+		return 0, errors.Join(err, l.end(true))
+	}
+	l.ended = true
+	var done []mempool.Ticket
+	if ready != nil {
+		done = append(done, *ready)
+	}
+	return reply.Sequence, ch.client.ended(l.info.Block, done...)
+}
+
+// Shut closes the channel: nothing more can be sent, the name is free, and the subscribers' frames end after the last.
+//
+// Errors: [ErrDenied] to others than the user who made it, [ErrClosed] if it is shut already.
+func (ch *Channel) Shut(ctx context.Context) error {
+	return ch.client.call(ctx, &wire.Shut{Channel: ch.info.ID}, &call{into: &wire.EmptyReply{}})
+}

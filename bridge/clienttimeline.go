@@ -1,0 +1,187 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// timelines are the pages that a client maps: its own, and those of others that tickets named.
+type timelines struct {
+	making sync.Mutex // held while the own one is made
+
+	mu     sync.Mutex
+	clock  *mempool.Clock
+	pages  map[uint64]*mempool.Page
+	closed bool
+	unused []*mempool.Page // that streams may still wait on
+}
+
+// Clock is the client's timeline, for work that this package does not do itself.
+//
+// Errors: [ErrUnavailable] where the service has none.
+func (c *Client) Clock(ctx context.Context) (*mempool.Clock, error) {
+	if !c.ordered {
+		return nil, situation(ErrUnavailable, "the service has no timelines")
+	}
+	t := &c.timelines
+	if clock := t.own(); clock != nil {
+		return clock, nil
+	}
+	t.making.Lock()
+	defer t.making.Unlock()
+	if clock := t.own(); clock != nil {
+		return clock, nil
+	}
+	id, page, err := c.mapTimeline(ctx, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.call(ctx, &wire.Seal{}, &call{into: &wire.EmptyReply{}}); err != nil {
+		return nil, errors.Join(err, page.Close())
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return nil, errors.Join(errClientClosed, page.Close())
+	}
+	t.clock = mempool.NewClock(id, page)
+	return t.clock, nil
+}
+
+func (t *timelines) own() *mempool.Clock {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.clock
+}
+
+// mapTimeline maps the page of a timeline; of the client's own, 0, to write.
+func (c *Client) mapTimeline(ctx context.Context, id uint64) (uint64, *mempool.Page, error) {
+	var reply wire.TimelineReply
+	var files []*os.File
+	err := c.call(ctx, &wire.Timeline{Timeline: id}, &call{into: &reply,
+		files: func(fds *seqpacket.FDs) { files = takeFiles(fds, reply.Export.FDs) },
+		undo:  func() { closeFiles(files) }})
+	if err != nil {
+		return 0, nil, err
+	}
+	defer closeFiles(files)
+	page, err := mempool.MapPage(exportOf(&reply.Export, files), id == 0)
+	return reply.Timeline, page, err
+}
+
+// page is the timeline with an id, mapped. A lease that waits for a ticket of it keeps it.
+func (c *Client) page(ctx context.Context, id uint64) (*mempool.Page, error) {
+	t := &c.timelines
+	if page, err := t.find(id); page != nil || err != nil {
+		return page, err
+	}
+	_, page, err := c.mapTimeline(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if had := t.pages[id]; had != nil { // somebody else asked at the same time
+		return had, page.Close()
+	}
+	if t.closed {
+		return nil, errors.Join(errClientClosed, page.Close())
+	}
+	if t.pages == nil {
+		t.pages = make(map[uint64]*mempool.Page)
+	}
+	t.pages[id] = page
+	return page, nil
+}
+
+func (t *timelines) find(id uint64) (*mempool.Page, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.closed:
+		return nil, errClientClosed
+	case t.clock != nil && t.clock.Timeline() == id:
+		return t.clock.Page(), nil
+	}
+	return t.pages[id], nil
+}
+
+// forget unmaps timelines that will not be named again, once no stream waits on them.
+func (t *timelines) forget(ids []uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, id := range ids {
+		if page := t.pages[id]; page != nil {
+			delete(t.pages, id)
+			t.unused = append(t.unused, page)
+		}
+	}
+	left := t.unused[:0]
+	for _, page := range t.unused {
+		if t.closed || !page.Idle() || page.Close() != nil {
+			left = append(left, page)
+		}
+	}
+	t.unused = left
+}
+
+// past says whether a ticket of the client's own is reached.
+func (t *timelines) past(own mempool.Ticket) bool {
+	clock := t.own()
+	return clock != nil && clock.Past(own)
+}
+
+// await waits for a ticket of the client's own, and reports false if done is closed first.
+func (t *timelines) await(done <-chan struct{}, own mempool.Ticket) bool {
+	clock := t.own()
+	if clock == nil {
+		return true
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() {
+		select {
+		case <-done:
+			cancel()
+		case <-stop:
+		}
+	}()
+	return clock.Await(ctx, own) == nil
+}
+
+// quiesce waits until the client's own work is done: what it uses must not be unmapped before.
+func (t *timelines) quiesce() error {
+	clock := t.own()
+	if clock == nil {
+		return nil
+	}
+	return clock.Quiesce(mempool.OrderLimit)
+}
+
+func (t *timelines) close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.closed = true
+	pages := t.unused
+	for _, page := range t.pages {
+		pages = append(pages, page)
+	}
+	if t.clock != nil {
+		t.clock.Close()
+		pages = append(pages, t.clock.Page())
+	}
+	t.clock, t.pages, t.unused = nil, nil, nil
+	var errs []error
+	for _, page := range pages {
+		errs = append(errs, page.Close())
+	}
+	return errors.Join(errs...)
+}
