@@ -190,27 +190,24 @@ func (l *Lease) Bytes() (b []byte, err error) {
 }
 
 // Pointer is the buffer's address: a CUDA device pointer for memory on a GPU. It must not be used once the lease has
-// ended. Unless a queue was made to wait for what must be waited for ([Lease.WaitOn]), this does.
+// ended. Unless a queue was made to wait for what must happen first ([Lease.WaitOn]), this waits for it.
 //
 // Errors: [ErrReleased]; [ErrTimeout] and [ErrProducerDied] from waiting.
 func (l *Lease) Pointer() (p uintptr, err error) {
 	err = l.with(0, 0, false, func(m mempool.Memory) error {
 		p = m.Pointer()
-		if l.order.Told() {
-			return nil
-		}
-		return l.order.Before(context.Background(), mempool.CPU)
+		return l.order.Settle(context.Background(), m)
 	})
 	return p, err
 }
 
-// WaitOn makes what comes next in a queue come after all that must happen before the memory is used; on [mempool.CPU] it
-// waits. What the queue does with the memory is named when the lease ends: see [Lease.ReleaseAfter] and
+// WaitOn makes what comes next in a queue come after all that must happen before the memory is used, and after what this
+// package did with it; on [mempool.CPU] it waits. What the queue does with the memory is named when the lease ends: see [Lease.ReleaseAfter] and
 // [mempool.Completion].
 //
 // Errors: [ErrReleased]; from queues that wait here, [ErrTimeout], [ErrProducerDied] and ctx's.
 func (l *Lease) WaitOn(ctx context.Context, q mempool.Queue) error {
-	return l.with(0, 0, false, func(mempool.Memory) error { return l.order.Before(ctx, q) })
+	return l.with(0, 0, false, func(m mempool.Memory) error { return l.order.Give(ctx, m.Queue(), q) })
 }
 
 // Check says whether the content is known not to have been finished. On a GPU a wait ends too when the process that it was

@@ -100,13 +100,13 @@ func (l *Lease) Bytes() (b []byte, err error) {
 }
 
 // Pointer is the buffer's address: a CUDA device pointer for memory on a GPU. It must not be used once the lease has
-// ended. Unless a queue was made to wait for what must be waited for ([Lease.WaitOn]), this does.
+// ended. Unless a queue was made to wait for what must happen first ([Lease.WaitOn]), this waits for it.
 //
 // Errors: [ErrReleased], [ErrTimeout] and [ErrProducerDied] from waiting.
 func (l *Lease) Pointer() (uintptr, error) {
 	m, err := l.Memory()
-	if err == nil && !l.order.Told() {
-		err = l.order.Before(context.Background(), CPU)
+	if err == nil {
+		err = l.order.Settle(context.Background(), m)
 	}
 	if err != nil {
 		return 0, err
@@ -114,15 +114,17 @@ func (l *Lease) Pointer() (uintptr, error) {
 	return m.Pointer(), nil
 }
 
-// WaitOn makes what comes next in a queue come after all that must happen before the memory is used; on [CPU] it waits.
+// WaitOn makes what comes next in a queue come after all that must happen before the memory is used, and after what this
+// package did with it; on [CPU] it waits.
 // What the queue does with the memory is named when the lease ends: see [Lease.ReleaseAfter] and [Completion].
 //
 // Errors: [ErrReleased]; from queues that wait here, [ErrTimeout], [ErrProducerDied] and the context's.
 func (l *Lease) WaitOn(ctx context.Context, q Queue) error {
-	if _, err := l.Memory(); err != nil {
+	m, err := l.Memory()
+	if err != nil {
 		return err
 	}
-	return l.order.Before(ctx, q)
+	return l.order.Give(ctx, m.Queue(), q)
 }
 
 // Check says whether what the lease was told to wait for did happen. On a GPU a wait ends too when the process that it

@@ -23,6 +23,7 @@ type Order struct {
 	strict bool // content that was not finished is an error, not just a wait that ended
 	told   map[any]struct{}
 	used   bool // work that this package began may be under way
+	unsaid bool // and no other queue was made to wait for it
 }
 
 // Begin sets what must be waited for. A lease that reads wants complete content: strict.
@@ -102,18 +103,56 @@ func (o *Order) Check(ctx context.Context) error {
 	return nil
 }
 
-// Told says whether some queue was made to wait already, or nothing has to.
-func (o *Order) Told() bool {
+// Give makes a queue of the caller's come after all that must happen before the memory is used, and after what this package
+// did with the memory, whose own queue is own.
+//
+// Errors: as [Order.Before].
+func (o *Order) Give(ctx context.Context, own, q Queue) error {
+	if err := o.Before(ctx, q); err != nil {
+		return err
+	}
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	return len(o.wait) == 0 || len(o.told) > 0
+	used := o.used
+	o.unsaid = false
+	o.mu.Unlock()
+	if !used || own.lane() == q.lane() {
+		return nil
+	}
+	clock, err := o.Clock(ctx)
+	if err != nil {
+		clock = nil
+	}
+	t, err := clock.Signal(own)
+	if t == nil || err != nil {
+		return err
+	}
+	return q.wait(ctx, clock.page, *t)
+}
+
+// Settle returns when the memory can be used by whoever has its address, unless a queue was made to wait for that.
+//
+// Errors: as [Order.Before].
+func (o *Order) Settle(ctx context.Context, m Memory) error {
+	o.mu.Lock()
+	told, unsaid := len(o.wait) == 0 || len(o.told) > 0, o.unsaid
+	o.unsaid = false
+	o.mu.Unlock()
+	if !told {
+		if err := o.Before(ctx, CPU); err != nil {
+			return err
+		}
+	}
+	if unsaid {
+		return m.Synchronize()
+	}
+	return nil
 }
 
 // Use notes that this package began work on the memory in the memory's own queue.
 func (o *Order) Use() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.used = true
+	o.used, o.unsaid = true, true
 }
 
 // Ready makes the one ticket that stands for all that the content waits for; nil if it is complete. Where several queues
@@ -155,7 +194,7 @@ func (o *Order) Ready(ctx context.Context, own Queue, c Completion) (*Ticket, er
 func (o *Order) Ended(ready *Ticket) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.used, o.strict, o.told = false, true, nil
+	o.strict, o.told = true, nil
 	if ready != nil {
 		o.wait = append(o.wait, *ready)
 	}
