@@ -31,13 +31,10 @@ func (s *Service) flushLogged() {
 func (s *Service) flush() error {
 	var errs []error
 	for len(s.due.blocks) > 0 || len(s.due.pools) > 0 || len(s.due.timelines) > 0 {
+		s.unmapped, s.due.timelines = nil, append(s.due.timelines, s.unmapped...)
 		d := s.due
 		s.due = due{}
-		pages := append(d.timelines, s.unmapped...)
-		s.unmapped = nil
 		s.mu.Unlock()
-		pages, err := closeTimelines(pages, false)
-		errs = append(errs, err)
 		failed := make([]error, len(d.blocks))
 		for i, b := range d.blocks {
 			if err := b.mem.Free(); err != nil {
@@ -49,8 +46,10 @@ func (s *Service) flush() error {
 				errs = append(errs, fmt.Errorf("pool %q: %w", p.info.Name, err))
 			}
 		}
+		left, err := closeTimelines(d.timelines, false)
+		errs = append(errs, err)
 		s.mu.Lock()
-		s.unmapped = append(s.unmapped, pages...)
+		s.unmapped = append(s.unmapped, left...)
 		for _, p := range d.pools {
 			delete(s.poolByID, p.info.ID)
 			close(p.closed)
