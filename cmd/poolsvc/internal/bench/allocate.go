@@ -19,32 +19,47 @@ const pipelined = 16
 // allocate measures workload (d): buffers are allocated and released, nothing else.
 func allocate(ctx context.Context, s *scene) error {
 	room := s.poolSpec(allocateBytes * (pipelined + 4))
-	src, err := startInside(s.newSocket(), room)
+	src, err := startInside(s.newSocket())
 	if err != nil {
 		return err
 	}
-	d, err := s.allocateFrom(ctx, src)
+	var d Durations
+	if err = src.makePool(ctx, room); err == nil {
+		d, err = s.allocateFrom(ctx, src)
+	}
 	if err = errors.Join(err, src.close()); err != nil {
 		return err
 	}
 	s.add(d, "allocate/go", allocateBytes, embedded)
 	return s.withService(ctx, func(svc *service) error {
-		src, err := dialOutside(ctx, svc.socket, &room)
+		src, err := dialOutside(ctx, svc.socket)
 		if err != nil {
 			return err
 		}
-		if d, err = s.allocateFrom(ctx, src); err == nil {
-			s.add(d, "allocate/go", allocateBytes, apart)
-			if d, err = s.allocatePipelined(ctx, src); err == nil {
-				s.add(d, "allocate/go/16 at a time", allocateBytes, apart)
-				d, err = s.allocateInPython(ctx, src)
-			}
+		if err = src.makePool(ctx, room); err == nil {
+			err = s.allocateOutside(ctx, src)
 		}
-		if err = errors.Join(err, src.close()); err == nil {
-			s.add(d, "allocate/python", allocateBytes, apart)
-		}
-		return err
+		return errors.Join(err, src.close())
 	})
+}
+
+// allocateOutside allocates from a service in another process, from Go and from Python.
+func (s *scene) allocateOutside(ctx context.Context, src *outside) error {
+	for _, way := range []struct {
+		workload string
+		run      func(context.Context, source) (Durations, error)
+	}{
+		{"allocate/go", s.allocateFrom},
+		{"allocate/go/16 at a time", s.allocatePipelined},
+		{"allocate/python", s.allocateInPython},
+	} {
+		d, err := way.run(ctx, src)
+		if err != nil {
+			return err
+		}
+		s.add(d, way.workload, allocateBytes, apart)
+	}
+	return nil
 }
 
 func (s *scene) allocateFrom(ctx context.Context, src source) (Durations, error) {

@@ -15,10 +15,17 @@ import (
 // measuredInPython are the workloads that the alternatives are measured with.
 var measuredInPython = []string{"hand-over", "stream"}
 
+// alternativeSizes are enough of them: for each, a process is started.
+var alternativeSizes = []uint64{4 << 10, 1 << 20, 64 << 20}
+
 // alternatives measures what users have without poolbridge: between two Python processes, so in Python.
 func alternatives(ctx context.Context, s *scene) error {
 	args := []string{"-m", "poolbridge.bench", "--json", "--kind", string(s.kind), "--seconds", fmt.Sprint(s.Time.Seconds())}
-	for _, bytes := range s.sizes() {
+	sizes := s.Sizes
+	if len(sizes) == 0 {
+		sizes = alternativeSizes
+	}
+	for _, bytes := range sizes {
 		args = append(args, "--bytes", strconv.FormatUint(bytes, 10))
 	}
 	wanted := slices.DeleteFunc(slices.Clone(measuredInPython), func(name string) bool { return !s.wants(name) })

@@ -21,9 +21,11 @@ const (
 func growth(ctx context.Context, s *scene) error {
 	return s.withService(ctx, func(svc *service) error {
 		g := &grown{scene: s, svc: svc}
-		spec := s.poolSpec(growthBytes*underWay + uint64(s.MaxBuffers)*ballastBytes)
 		var err error
-		if g.producer, err = dialOutside(ctx, svc.socket, &spec); err == nil {
+		if g.producer, err = dialOutside(ctx, svc.socket); err != nil {
+			return err
+		}
+		if err = g.producer.makePool(ctx, s.poolSpec(growthBytes*underWay+uint64(s.MaxBuffers)*ballastBytes)); err == nil {
 			err = g.steps(ctx)
 		}
 		return errors.Join(err, g.close())
@@ -44,17 +46,19 @@ func (g *grown) close() error {
 	for _, c := range g.clients {
 		errs = append(errs, c.close())
 	}
-	if g.producer != nil {
-		errs = append(errs, g.producer.close())
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, g.producer.close())...)
 }
 
 func (g *grown) steps(ctx context.Context) error {
-	for _, step := range []struct{ buffers, sessions int }{
-		{10, 1}, {1000, 1}, {10_000, 1}, {100_000, 1}, {100_000, 100}, {100_000, 500},
-	} {
-		buffers, sessions := min(step.buffers, g.MaxBuffers), min(step.sessions, g.MaxSessions)
+	type extent struct{ buffers, sessions int }
+	var last extent
+	for _, p := range []extent{{10, 1}, {1000, 1}, {10_000, 1}, {100_000, 1}, {100_000, 100}, {100_000, 500}} {
+		p = extent{min(p.buffers, g.MaxBuffers), min(p.sessions, g.MaxSessions)}
+		if p == last {
+			continue
+		}
+		last = p
+		buffers, sessions := p.buffers, p.sessions
 		if err := g.grow(ctx, buffers, sessions); err != nil {
 			return fmt.Errorf("growing to %d buffers and %d sessions: %w", buffers, sessions, err)
 		}
@@ -68,11 +72,14 @@ func (g *grown) steps(ctx context.Context) error {
 // grow makes more buffers and sessions.
 func (g *grown) grow(ctx context.Context, buffers, sessions int) error {
 	for len(g.clients) < sessions {
-		c, err := dialOutside(ctx, g.svc.socket, nil)
+		c, err := dialOutside(ctx, g.svc.socket)
 		if err != nil {
 			return err
 		}
 		g.clients = append(g.clients, c)
+		if err := c.openPool(ctx); err != nil {
+			return err
+		}
 	}
 	missing := make([]buffer, max(0, buffers-len(g.ballast)))
 	var eg errgroup.Group

@@ -22,43 +22,47 @@ type consumeTask struct {
 
 // handOver measures workload (a): a new buffer goes from Go to an array in Python, which acknowledges it.
 func handOver(ctx context.Context, s *scene) error {
-	for _, bytes := range s.sizes() {
-		src, err := startInside(s.newSocket(), s.poolSpec(bytes*underWay))
-		if err != nil {
-			if errors.Is(err, mempool.ErrOutOfMemory) {
-				s.skip("hand-over", embedded, err.Error())
-				continue
-			}
-			return err
-		}
-		d, err := s.handOverFrom(ctx, src, bytes)
-		if err = errors.Join(err, src.close()); err != nil {
-			return err
-		}
-		s.add(d, "hand-over", bytes, embedded)
+	src, err := startInside(s.newSocket())
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(s.handOverSizes(ctx, src, embedded), src.close()); err != nil {
+		return err
 	}
 	return s.withService(ctx, func(svc *service) error {
-		for _, bytes := range s.sizes() {
-			spec := s.poolSpec(bytes * underWay)
-			src, err := dialOutside(ctx, svc.socket, &spec)
-			if errors.Is(err, mempool.ErrOutOfMemory) {
-				s.skip("hand-over", apart, err.Error())
-				continue
-			}
-			if err != nil {
-				return err
-			}
-			d, err := s.handOverFrom(ctx, src, bytes)
-			if err == nil {
-				err = src.pool.Destroy(ctx)
-			}
-			if err = errors.Join(err, src.close()); err != nil {
-				return err
-			}
-			s.add(d, "hand-over", bytes, apart)
+		src, err := dialOutside(ctx, svc.socket)
+		if err != nil {
+			return err
 		}
-		return nil
+		return errors.Join(s.handOverSizes(ctx, src, apart), src.close())
 	})
+}
+
+// handOverSizes hands buffers of every size over to one worker.
+func (s *scene) handOverSizes(ctx context.Context, src source, system string) error {
+	w, err := startWorker(ctx, s.Python, src.socket())
+	if err != nil {
+		return err
+	}
+	for _, bytes := range s.sizes() {
+		err := src.makePool(ctx, s.poolSpec(bytes*underWay))
+		if errors.Is(err, mempool.ErrOutOfMemory) {
+			s.skip("hand-over", system, err.Error())
+			continue
+		}
+		var d Durations
+		if err == nil {
+			d, err = s.handOverTo(ctx, src, w, bytes, strconv.FormatUint(bytes, 10)+" ")
+		}
+		if err == nil {
+			err = src.destroyPool(ctx)
+		}
+		if err != nil {
+			return errors.Join(err, w.stop())
+		}
+		s.add(d, "hand-over", bytes, system)
+	}
+	return w.stop()
 }
 
 // withService calls f with a service in a process of its own.
@@ -68,16 +72,6 @@ func (s *scene) withService(ctx context.Context, f func(*service) error) error {
 		return err
 	}
 	return errors.Join(f(svc), svc.stop())
-}
-
-// handOverFrom hands buffers over to a new worker.
-func (s *scene) handOverFrom(ctx context.Context, src source, bytes uint64) (Durations, error) {
-	w, err := startWorker(ctx, s.Python, src.socket())
-	if err != nil {
-		return Durations{}, err
-	}
-	d, err := s.handOverTo(ctx, src, w, bytes, "")
-	return d, errors.Join(err, w.stop())
 }
 
 // handOverTo hands buffers whose names begin with prefix over to a worker.

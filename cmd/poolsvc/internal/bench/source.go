@@ -22,6 +22,9 @@ type buffer interface {
 
 // source is where a Go program gets buffers.
 type source interface {
+	// makePool makes the pool that buffers come from.
+	makePool(context.Context, mempool.PoolSpec) error
+	destroyPool(context.Context) error
 	allocate(context.Context, mempool.Tensor) (buffer, error)
 	unpublish(context.Context, string) error
 	socket() string
@@ -37,23 +40,28 @@ type inside struct {
 	path    string
 }
 
-// startInside starts a service in this process, with a pool.
-func startInside(path string, spec mempool.PoolSpec) (_ *inside, err error) {
+// startInside starts a service in this process.
+func startInside(path string) (_ *inside, err error) {
 	s := &inside{svc: mempool.NewService(mempool.Config{}), path: path}
 	if s.server, err = bridge.Listen(path, s.svc, bridge.ServerConfig{}); err != nil {
 		s.svc.Close()
 		return nil, err
 	}
-	var pool *mempool.Pool
-	if s.session, err = s.svc.OpenSession(mempool.Self(), nil); err == nil {
-		pool, err = s.session.CreatePool(spec)
-	}
-	if err != nil {
+	if s.session, err = s.svc.OpenSession(mempool.Self(), nil); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
-	s.pool = pool.Info().ID
 	return s, nil
 }
+
+func (s *inside) makePool(_ context.Context, spec mempool.PoolSpec) error {
+	p, err := s.session.CreatePool(spec)
+	if err == nil {
+		s.pool = p.Info().ID
+	}
+	return err
+}
+
+func (s *inside) destroyPool(context.Context) error { return s.session.DestroyPool(s.pool) }
 
 func (s *inside) socket() string { return s.path }
 
@@ -87,25 +95,29 @@ type outside struct {
 	path   string
 }
 
-// dialOutside connects to a service and makes the pool, if there is a spec for it.
-func dialOutside(ctx context.Context, path string, spec *mempool.PoolSpec) (*outside, error) {
+// dialOutside connects to a service.
+func dialOutside(ctx context.Context, path string) (*outside, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	c, err := bridge.Dial(ctx, path)
 	if err != nil {
 		return nil, err
 	}
-	s := &outside{client: c, path: path}
-	if spec != nil {
-		s.pool, err = c.CreatePool(ctx, *spec)
-	} else {
-		s.pool, err = c.OpenPool(ctx, poolName, 0)
-	}
-	if err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	return s, nil
+	return &outside{client: c, path: path}, nil
 }
+
+func (s *outside) makePool(ctx context.Context, spec mempool.PoolSpec) (err error) {
+	s.pool, err = s.client.CreatePool(ctx, spec)
+	return err
+}
+
+// openPool opens the pool that another client made.
+func (s *outside) openPool(ctx context.Context) (err error) {
+	s.pool, err = s.client.OpenPool(ctx, poolName, patience)
+	return err
+}
+
+func (s *outside) destroyPool(ctx context.Context) error { return s.pool.Destroy(ctx) }
 
 func (s *outside) socket() string { return s.path }
 

@@ -28,12 +28,13 @@ type connectTask struct {
 // the GPU before, and in one that has.
 func startUp(ctx context.Context, s *scene) error {
 	return s.withService(ctx, func(svc *service) error {
-		spec := s.poolSpec(startUpBytes)
-		src, err := dialOutside(ctx, svc.socket, &spec)
+		src, err := dialOutside(ctx, svc.socket)
 		if err != nil {
 			return err
 		}
-		err = s.startUpAt(ctx, src)
+		if err = src.makePool(ctx, s.poolSpec(startUpBytes)); err == nil {
+			err = s.startUpAt(ctx, src)
+		}
 		return errors.Join(err, src.close())
 	})
 }

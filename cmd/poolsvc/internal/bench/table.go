@@ -38,6 +38,9 @@ func (r Ratio) print(w io.Writer) {
 
 // PrintRatios writes the ratios for a person.
 func (r *Report) PrintRatios(w io.Writer) {
+	if r.Machine.Simulated {
+		fmt.Fprintln(w, "SIMULATED: no real GPU was used, and times on memory of kind device mean nothing.")
+	}
 	for _, ratio := range r.Ratios {
 		ratio.print(w)
 	}
