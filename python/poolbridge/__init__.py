@@ -31,11 +31,13 @@ from poolbridge._errors import (
     LeaseInUseError,
     LeaseReleasedError,
     NotFoundError,
+    OwnerDiedError,
     PoolbridgeError,
     PoolLimitError,
     ProducerDiedError,
     ProtocolError,
     RequestCancelledError,
+    SecondContextError,
     ServiceNotRunningError,
     ServiceStalledError,
     ServiceStartTimeoutError,
@@ -46,6 +48,7 @@ from poolbridge._errors import (
     WaitTimeoutError,
 )
 from poolbridge._lease import AsyncLease, BaseLease, Lease, LeaseView
+from poolbridge._legacyhandle import LegacyHandle, OpenedMemory
 from poolbridge._paths import default_path
 from poolbridge._pool import Pool, PoolStats, ServiceStats
 
@@ -72,7 +75,10 @@ __all__ = [
     "LeaseInUseError",
     "LeaseReleasedError",
     "LeaseView",
+    "LegacyHandle",
     "NotFoundError",
+    "OpenedMemory",
+    "OwnerDiedError",
     "Pool",
     "PoolLimitError",
     "PoolStats",
@@ -80,6 +86,7 @@ __all__ = [
     "ProducerDiedError",
     "ProtocolError",
     "RequestCancelledError",
+    "SecondContextError",
     "ServiceNotRunningError",
     "ServiceStalledError",
     "ServiceStartTimeoutError",

@@ -132,17 +132,19 @@ class ArrayExports:
         hold = self._hold
         hold.check_usable()
         device = hold.memory.pool.device
-        target = device if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
-        if target != device and target[0] != _dlpack.CPU:
+        own = self.__dlpack_device__()
+        target = own if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
+        here = target == device or (target[0] == _dlpack.CPU and hold.memory.pool.on_cpu)
+        if not here and target[0] != _dlpack.CPU:
             raise BufferError(f"memory of {self.device} cannot be exported to DLPack device {target}")
-        if target != device and copy is False:
+        if not here and copy is False:
             raise BufferError(f"memory of {self.device} cannot reach the CPU without a copy, and copy=False")
         if target == device or stream is not None:
-            # With the CPU as target None cannot mean a CUDA stream: the copy is complete on return anyway.
-            _order.before_use(device, stream)
+            # With the CPU as target None cannot mean a CUDA stream: the data is complete on return anyway.
+            _order.before_use(device if own == device else own, stream)
         versioned = max_version is not None and max_version[0] >= 1
         element = hold.description.element
-        if target != device or copy:
+        if copy or not here:
             array = _copy(hold) if target == device else _copy_to_host(hold)
             return _dlpack.make_capsule(array, element, target, versioned=versioned, copied=True)
         if not hold.write and not versioned and not self._legacy:
@@ -152,7 +154,7 @@ class ArrayExports:
                 "otherwise lease for writing, or copy"
             )
         array = hold.array() if versioned or hold.write else _pretend_writeable(hold)
-        return _dlpack.make_capsule(array, element, device, versioned=versioned)
+        return _dlpack.make_capsule(array, element, target, versioned=versioned)
 
     # NumPy, on memory of the CPU
 
@@ -168,7 +170,7 @@ class ArrayExports:
         """
         hold = self._hold
         hold.check_usable()
-        if hold.memory.pool.device[0] != _dlpack.CPU:
+        if not hold.memory.pool.on_cpu:
             raise TypeError(f"this memory is on {self.device}: use DLPack, or copy it with to_numpy()")
         wanted = self.dtype if dtype is None else np.dtype(dtype)
         array = hold.array()
@@ -188,7 +190,7 @@ class ArrayExports:
         """
         hold = self._hold
         hold.check_usable()
-        if hold.memory.pool.device[0] != _dlpack.CPU:
+        if not hold.memory.pool.on_cpu:
             raise TypeError(f"this memory is on {self.device}: use DLPack, or copy it with to_numpy()")
         array: Any = hold.array()
         return memoryview(array)

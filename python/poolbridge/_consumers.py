@@ -12,6 +12,7 @@ import numpy as np
 
 from poolbridge import _patterns
 from poolbridge._errors import UnavailableError
+from poolbridge._kinds import KINDS
 from poolbridge._patterns import Comparison, Pattern, chunks
 
 if TYPE_CHECKING:
@@ -52,16 +53,25 @@ class Consumer(ABC):
     def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:
         """Write a pattern; complete on return."""
 
+    @abstractmethod
+    def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:
+        """Turn every element x into ``scale * x + offset``; complete on return."""
+
+
+# Kinds of memory on a GPU, and those that the CPU reaches.
+_GPU = ("device", "vmm", "legacy", "pinned")
+_CPU = ("host", "pinned")
+
 
 class NumPy(Consumer):
     """Memory of the CPU."""
 
     name = "numpy"
-    kinds = ("host",)
+    kinds = _CPU
 
     def take(self, lease: Lease) -> Any:
-        """By DLPack."""
-        source: Any = lease  # NumPy's stubs lag behind the standard
+        """By DLPack, as memory of the CPU."""
+        source: Any = lease.view(device="cpu")  # NumPy's stubs lag behind the standard
         return np.from_dlpack(source)
 
     def pointer(self, array: Any) -> int:
@@ -76,12 +86,17 @@ class NumPy(Consumer):
         """On the CPU."""
         _patterns.fill(np, array.reshape(-1), pattern)
 
+    def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:  # noqa: ARG002
+        """On the CPU."""
+        array *= scale
+        array += offset
+
 
 class CuPy(Consumer):
     """Memory of a GPU."""
 
     name = "cupy"
-    kinds = ("device",)
+    kinds = _GPU
 
     def take(self, lease: Lease) -> Any:
         """By DLPack."""
@@ -109,12 +124,21 @@ class CuPy(Consumer):
             _patterns.fill(cupy, array.reshape(-1), pattern)
             cupy.cuda.get_current_stream().synchronize()
 
+    def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:  # noqa: ARG002
+        """On the GPU."""
+        import cupy
+
+        with array.device:
+            array *= scale
+            array += offset
+            cupy.cuda.get_current_stream().synchronize()
+
 
 class Torch(Consumer):
     """Memory of the CPU and of a GPU."""
 
     name = "torch"
-    kinds = ("device", "host")
+    kinds = (*_GPU, "host")
 
     def take(self, lease: Lease) -> Any:
         """By DLPack."""
@@ -131,9 +155,11 @@ class Torch(Consumer):
         flat = array.reshape(-1)
         result = Comparison()
         for first, count in chunks(flat.numel()):
-            part = flat[first : first + count]
+            part = self._plain(flat[first : first + count])
             expected = self._expected(part, pattern, first)
             wrong = part != expected
+            if pattern.tolerance:
+                wrong = ~((part.double() - expected.double()).abs() <= pattern.tolerance)
             mismatches = int(wrong.sum())
             if mismatches:
                 at = wrong.nonzero().reshape(-1)[:5]
@@ -146,15 +172,35 @@ class Torch(Consumer):
 
         flat = array.reshape(-1)
         for first, count in chunks(flat.numel()):
-            part = flat[first : first + count]
+            part = self._plain(flat[first : first + count])
             part.copy_(self._expected(part, pattern, first))
         if flat.is_cuda:
             torch.cuda.synchronize(flat.device)
+
+    def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:  # noqa: ARG002
+        """Where the tensor is."""
+        import torch
+
+        array.mul_(scale).add_(offset)
+        if array.is_cuda:
+            torch.cuda.synchronize(array.device)
+
+    @staticmethod
+    def _plain(part: Any) -> Any:
+        """Show unsigned integers, which PyTorch can hardly compute with, as signed ones of the same bits."""
+        import torch
+
+        return part.view(torch.int32) if part.dtype == torch.uint32 else part
 
     @staticmethod
     def _expected(part: Any, pattern: Pattern, first: int) -> Any:
         import torch
 
+        if pattern.kind == "masked":
+            whole = torch.arange(first, first + part.numel(), dtype=torch.int64, device=part.device)
+            whole.mul_(int(pattern.scale)).add_(int(pattern.offset)).bitwise_xor_(pattern.mask).bitwise_and_(0xFFFFFFFF)
+            whole[whole >= 1 << 31] -= 1 << 32
+            return whole.to(part.dtype)
         values = torch.arange(first, first + part.numel(), dtype=torch.float64, device=part.device)
         return values.mul_(pattern.scale).add_(pattern.offset).to(part.dtype)
 
@@ -178,12 +224,16 @@ class OnHost(Consumer):
         """Made on the CPU and copied into the lease."""
         lease.copy_from(_patterns.make(pattern, lease.size, lease.dtype).reshape(lease.shape))
 
+    def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:
+        """Compute on the CPU from the library's array, and copy into the lease."""
+        lease.copy_from((self.copy(array) * scale + offset).astype(lease.dtype))
+
 
 class CudaCore(OnHost):
     """``cuda.core`` alone: a GPU without an array library."""
 
     name = "cuda.core"
-    kinds = ("device",)
+    kinds = _GPU
 
     def take(self, lease: Lease) -> Any:
         """By DLPack, ordered on the legacy default stream."""
@@ -209,7 +259,7 @@ class Numba(OnHost):
     """Memory of a GPU, by the CUDA array interface."""
 
     name = "numba"
-    kinds = ("device",)
+    kinds = _GPU
 
     def take(self, lease: Lease) -> Any:
         """Make a device array of a view, which counts."""
@@ -227,7 +277,7 @@ class Jax(OnHost):
     """Memory of the CPU and of a GPU; its arrays never change, so a new pattern goes into the lease directly."""
 
     name = "jax"
-    kinds = ("device", "host")
+    kinds = (*_GPU, "host")
 
     def take(self, lease: Lease) -> Any:
         """By a legacy DLPack capsule; JAX never writes."""
@@ -288,7 +338,7 @@ def probe() -> dict[str, Any]:
             packages[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    consumers: dict[str, list[str]] = {"host": [], "device": []}
+    consumers: dict[str, list[str]] = {kind: [] for kind in KINDS}
     broken = []
     for consumer in CONSUMERS:
         if not _installed(consumer.name):
@@ -300,20 +350,19 @@ def probe() -> dict[str, Any]:
             continue
         for kind in consumer.kinds:
             consumers[kind].append(consumer.name)
-    missing = {"host": "; ".join(broken)}
+    on_gpu = [kind for kind in KINDS if kind != "host"]
+    missing = dict.fromkeys(KINDS, "; ".join(broken))
     devices: list[dict[str, Any]] = []
     try:
         from poolbridge import _cuda
 
         devices = _cuda.devices()
         if not devices:
-            missing["device"] = "this process sees no GPU"
+            missing.update(dict.fromkeys(on_gpu, "this process sees no GPU"))
     except UnavailableError as error:
-        missing["device"] = str(error)
+        missing.update(dict.fromkeys(on_gpu, str(error)))
     if not devices:
-        consumers["device"] = []
-    elif broken:
-        missing["device"] = "; ".join(broken)
+        consumers.update((kind, []) for kind in on_gpu)
     return {
         "packages": packages,
         "consumers": consumers,

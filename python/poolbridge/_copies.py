@@ -41,7 +41,7 @@ def copy_into(hold: Hold, source: Any) -> None:
     if not description.element.in_numpy:
         host = _to_bfloat16(host)
     check_shape(host.shape, description.shape)
-    if hold.memory.pool.device[0] == _dlpack.CPU:
+    if hold.memory.pool.on_cpu:
         np.copyto(hold.array(), host, casting="same_kind")
         return
     first, last = description.span

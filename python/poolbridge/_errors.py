@@ -27,7 +27,9 @@ Each class also derives from the built-in exception that a program would catch a
     │   └── ServiceStartTimeoutError
     ├── ServiceStalledError (TimeoutError)         the service is there and does not answer
     ├── UnavailableError (RuntimeError)            this machine or process cannot do it
-    │   └── DeviceNotVisibleError                  the GPU exists, this process cannot see it
+    │   ├── DeviceNotVisibleError                  the GPU exists, this process cannot see it
+    │   ├── OwnerDiedError                         the process that owns the memory is gone
+    │   └── SecondContextError                     not possible in a context beside the primary one
     ├── DriverError (RuntimeError)                 the CUDA driver refused a call
     ├── ForkError (RuntimeError)                   used in a forked child
     └── InternalError (RuntimeError)               a fault of the service
@@ -176,6 +178,14 @@ class UnavailableError(PoolbridgeError, RuntimeError):
 
 class DeviceNotVisibleError(UnavailableError):
     """The memory is on a GPU that this process cannot see."""
+
+
+class OwnerDiedError(UnavailableError):
+    """The process that owns the memory is gone, and the legacy handle with it."""
+
+
+class SecondContextError(UnavailableError):
+    """A legacy handle opens only in the primary context of its device, and another one is current."""
 
 
 class DriverError(PoolbridgeError, RuntimeError):

@@ -5,6 +5,7 @@ A kind is one file with one `Kind`, listed in `load`; nothing else has to know i
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,11 +54,16 @@ class PoolMemory(ABC):
     kind
         The kind's name.
     device
-        DLPack's device type and id, the id as this process counts.
+        DLPack's device type and id, the id as this process counts. Memory that the CPU reaches too is a GPU's here.
     """
 
     kind: str
     device: tuple[int, int]
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the CPU reaches the memory in place."""
+        return self.device[0] == 1
 
     @property
     def device_name(self) -> str:
@@ -101,7 +107,14 @@ class Kind(ABC):
         """Map a pool; descriptors that are not taken stay with the caller."""
 
 
-KINDS: Final = ("host", "device")
+_MODULES: Final = {
+    "host": ("poolbridge._kind_host", "HostKind"),
+    "device": ("poolbridge._kind_device", "DeviceKind"),
+    "vmm": ("poolbridge._kind_vmm", "VMMKind"),
+    "legacy": ("poolbridge._kind_legacy", "LegacyKind"),
+    "pinned": ("poolbridge._kind_pinned", "PinnedKind"),
+}
+KINDS: Final = tuple(_MODULES)
 
 
 def load(name: str) -> Kind:
@@ -112,12 +125,8 @@ def load(name: str) -> Kind:
     UnsupportedError
         This client does not know the kind.
     """
-    if name == "host":
-        from poolbridge._kind_host import HostKind
-
-        return HostKind()
-    if name == "device":
-        from poolbridge._kind_device import DeviceKind
-
-        return DeviceKind()
-    raise UnsupportedError(f"memory of kind {name!r} is not known here; known are {', '.join(KINDS)}")
+    if name not in _MODULES:
+        raise UnsupportedError(f"memory of kind {name!r} is not known here; known are {', '.join(KINDS)}")
+    module, kind = _MODULES[name]
+    made: Kind = getattr(importlib.import_module(module), kind)()
+    return made

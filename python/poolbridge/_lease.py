@@ -11,6 +11,7 @@ import numpy as np
 from poolbridge import _dlpack, _operations, _order
 from poolbridge._arrays import ArrayExports
 from poolbridge._copies import copy_into
+from poolbridge._errors import InvalidArgumentError
 from poolbridge._hold import Hold, Token
 
 if TYPE_CHECKING:
@@ -25,14 +26,29 @@ class LeaseView(ArrayExports):
     DLPack; arrays made through any of them keep the view, and so the lease, alive. Made by ``lease.view()``.
     """
 
-    def __init__(self, hold: Hold, *, legacy: bool = False) -> None:
+    def __init__(self, hold: Hold, *, legacy: bool = False, device: str | None = None) -> None:
+        pool = hold.memory.pool
+        if device not in {None, pool.device_name} and not (device == "cpu" and pool.on_cpu):
+            raise InvalidArgumentError(f"memory of {pool.device_name} cannot be seen from {device!r} in place")
         self._hold = hold
         self._token = Token(hold)
         self._legacy = legacy
+        self._from_cpu = device == "cpu"
+
+    @property
+    def device(self) -> str:
+        """Where consumers see the memory: ``"cpu"`` or ``"cuda:0"``."""
+        return "cpu" if self._from_cpu else super().device
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Give DLPack's device type (1: CPU, 2: CUDA) and id, the id as this process counts."""
+        return (_dlpack.CPU, 0) if self._from_cpu else super().__dlpack_device__()
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Version 3 of the CUDA array interface; device memory only."""
+        if self._from_cpu:
+            raise AttributeError("__cuda_array_interface__")
         return _cuda_array_interface(self._hold)
 
     @property
@@ -41,7 +57,7 @@ class LeaseView(ArrayExports):
         hold = self._hold
         hold.check_usable()
         description = hold.description
-        if hold.memory.pool.device[0] != _dlpack.CPU or not description.element.in_numpy:
+        if not hold.memory.pool.on_cpu or not description.element.in_numpy:
             raise AttributeError("__array_interface__")
         return {
             "version": 3,
@@ -106,7 +122,7 @@ class BaseLease(ArrayExports):
         self._hold.unaccounted = self._hold.used = True
         return interface
 
-    def view(self, *, legacy: bool = False) -> LeaseView:
+    def view(self, *, legacy: bool = False, device: str | None = None) -> LeaseView:
         """Make a view that counts as an array of the lease for as long as anything keeps it.
 
         Parameters
@@ -114,9 +130,17 @@ class BaseLease(ArrayExports):
         legacy
             Let consumers of legacy DLPack capsules (older versions of JAX, for one) have a read-only lease. Such a
             capsule cannot say that the data is read-only: the caller vouches that the consumer does not write.
+        device
+            Where the view is to be seen: ``"cpu"`` shows memory that the GPU and the CPU both reach (kind ``pinned``)
+            to the consumers of memory of the CPU. Left out: as the lease, which shows it as the GPU's.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The memory cannot be reached from there in place.
         """
         self._hold.check_usable()
-        return LeaseView(self._hold, legacy=legacy)
+        return LeaseView(self._hold, legacy=legacy, device=device)
 
     def copy_from(self, source: Any) -> None:
         """Copy an array into the leased memory; complete on return.

@@ -14,30 +14,49 @@ _FIRST = 5
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Element i is ``scale * i + offset``, computed in float64 and then rounded to the element type.
+    """Element i is ``scale * i + offset``.
 
     Attributes
     ----------
     scale, offset
         The two numbers.
     kind
-        ``"affine"``.
+        ``"affine"``: computed in float64 and then rounded to the element type; ``"masked"``: computed in whole numbers
+        modulo 2**32, XOR `mask`.
+    tolerance
+        How far an affine element may be off.
+    mask
+        Of ``"masked"``.
     """
 
     scale: float
     offset: float
     kind: str = "affine"
+    tolerance: float = 0.0
+    mask: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind != "affine":
-            raise ValueError(f"unknown pattern {self.kind!r}: expected 'affine'")
+        if self.kind not in {"affine", "masked"}:
+            raise ValueError(f"unknown pattern {self.kind!r}: expected 'affine' or 'masked'")
 
     def expected(self, xp: Any, first: int, count: int, dtype: Any, **options: Any) -> Any:
         """Make a part of the pattern with the array library `xp`, which may be NumPy or CuPy."""
+        if self.kind == "masked":
+            whole = xp.arange(first, first + count, dtype=xp.uint64, **options)
+            whole *= int(self.scale)
+            whole += int(self.offset)
+            whole ^= self.mask
+            return whole.astype(xp.uint32).astype(dtype)  # modulo 2**32
         values = xp.arange(first, first + count, dtype=xp.float64, **options)
         values *= self.scale
         values += self.offset
         return values.astype(dtype)
+
+    def wrong(self, xp: Any, part: Any, expected: Any) -> Any:
+        """Say of each element whether it differs, with NumPy or CuPy."""
+        if self.tolerance:
+            return ~(xp.abs(part.astype(xp.float64) - expected.astype(xp.float64)) <= self.tolerance)
+        return part != expected
 
 
 @dataclass(slots=True)
@@ -76,7 +95,7 @@ def compare(xp: Any, flat: Any, pattern: Pattern) -> Comparison:
     for first, count in chunks(flat.size):
         part = flat[first : first + count]
         expected = pattern.expected(xp, first, count, part.dtype)
-        wrong = part != expected
+        wrong = pattern.wrong(xp, part, expected)
         mismatches = int(wrong.sum())
         if mismatches:
             at = xp.flatnonzero(wrong)[:_FIRST]

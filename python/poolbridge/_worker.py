@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 import poolbridge
-from poolbridge import _consumers
+from poolbridge import _consumers, _scenarios
 from poolbridge._patterns import Pattern
 
 if TYPE_CHECKING:
@@ -49,9 +49,19 @@ class Worker:
 
     @property
     def _connected(self) -> Client:
+        return self.client({})
+
+    def client(self, task: dict[str, Any]) -> Client:
+        """Connect, if this was not done before; wait for the service as long as the task says."""
         if self._client is None:
-            self._client = poolbridge.connect(self._socket, wait=_TIMEOUT)
+            self._client = poolbridge.connect(self._socket, wait=task.get("timeout", _TIMEOUT))
         return self._client
+
+    def disconnect(self) -> None:
+        """End the session, and with it everything that is mapped."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
 
     def probe(self, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         """Say what this interpreter can check."""
@@ -84,7 +94,7 @@ class Worker:
                 "written": written,
             }
             del array
-        self._settle()
+        self.settle()
         return {**answer, "seconds": round(time.monotonic() - started, 6)}
 
     def hold(self, task: dict[str, Any]) -> dict[str, Any]:
@@ -98,10 +108,10 @@ class Worker:
         held, self._held = self._held, []
         for lease in held:
             lease.release(failed=bool(task.get("failed")))
-        self._settle()
+        self.settle()
         return {"released": len(held)}
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Answer only when the service has seen the releases, which are not answered themselves."""
         self._connected.stats()
 
@@ -110,11 +120,14 @@ class Worker:
         try:
             task = json.loads(line)
             name = task.get("task") if isinstance(task, dict) else None
+            if name in _scenarios.TASKS:
+                return {"ok": True, "task": name, **_scenarios.TASKS[name](self, task)}
             if name not in _TASKS:
-                raise ValueError(f"unknown task {name!r}: expected one of {', '.join(_TASKS)}")
+                raise ValueError(f"unknown task {name!r}: expected one of {', '.join((*_TASKS, *_scenarios.TASKS))}")
             return {"ok": True, "task": name, **getattr(self, name)(task)}
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-            return {"ok": False, "error": {"type": type(error).__name__, "message": str(error)}}
+            code = getattr(error, "code", "")
+            return {"ok": False, "error": {"type": type(error).__name__, "code": code, "message": str(error)}}
 
     def close(self) -> None:
         """Release everything and disconnect."""

@@ -1,0 +1,68 @@
+"""Kind ``legacy``: ``cuIpcGetMemHandle``, 64 bytes and an offset; good only while the service lives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from poolbridge._kind_gpu import GPUPool
+from poolbridge._kinds import BlockMemory, Kind
+from poolbridge._legacyhandle import LegacyHandle
+
+if TYPE_CHECKING:
+    from poolbridge._messages import Pool
+    from poolbridge._transport import Descriptors
+
+
+class LegacyBlock(BlockMemory):
+    """One block, opened once."""
+
+    def __init__(self, pool: LegacyPool, base: int, offset: int) -> None:
+        self.pool: LegacyPool = pool
+        self._base = base
+        self._offset = offset
+
+    def address(self, *, write: bool) -> int:  # noqa: ARG002
+        """Give the one address: legacy handles cannot be opened read-only."""
+        return self._base + self._offset
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        self.pool.synchronize()
+
+    def close(self) -> None:
+        """Close what was opened."""
+        from poolbridge import _cuda_imports
+
+        _cuda_imports.close_handle(self.pool.ordinal, self._base)
+
+    def evidence(self) -> dict[str, Any]:
+        """Say what the driver knows of the address."""
+        from poolbridge import _cuda
+
+        facts = _cuda.pointer_facts(self._base)
+        return {"mapped": facts["memory_type"] == "CU_MEMORYTYPE_DEVICE", "route": "cuda.bindings", **facts}
+
+
+class LegacyPool(GPUPool):
+    """Blocks of one GPU; the pool itself has nothing to import."""
+
+    def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> LegacyBlock:  # noqa: ARG002
+        """Open a block's handle."""
+        handle = LegacyHandle.from_bytes(export)
+        base, offset, _ = handle.map(self.ordinal, size)
+        return LegacyBlock(self, base, offset)
+
+    def close(self) -> None:
+        """Nothing to do: blocks were opened one by one."""
+
+
+class LegacyKind(Kind):
+    """Memory of an NVIDIA GPU whose handle is bytes."""
+
+    name = "legacy"
+
+    def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> LegacyPool:  # noqa: ARG002
+        """Find the GPU that the pool's UUID names."""
+        from poolbridge import _cuda
+
+        return LegacyPool(self.name, _cuda.find_device(pool.du))

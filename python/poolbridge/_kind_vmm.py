@@ -1,0 +1,73 @@
+"""Kind ``vmm``: ``cuMemCreate``, a descriptor for each block; what is leased to be read is mapped read-only."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from poolbridge._errors import ProtocolError
+from poolbridge._kind_gpu import GPUPool
+from poolbridge._kinds import BlockMemory, Kind
+
+if TYPE_CHECKING:
+    from poolbridge._cuda_imports import VirtualBlock
+    from poolbridge._messages import Pool
+    from poolbridge._transport import Descriptors
+
+
+class VMMBlock(BlockMemory):
+    """One allocation, imported once, and mapped up to two times."""
+
+    def __init__(self, pool: VMMPool, block: VirtualBlock) -> None:
+        self.pool: VMMPool = pool
+        self._block = block
+
+    def address(self, *, write: bool) -> int:
+        """Address of the writable or of the read-only mapping."""
+        return self._block.address(write=write)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        self.pool.synchronize()
+
+    def close(self) -> None:
+        """Unmap."""
+        self._block.close()
+
+    def evidence(self) -> dict[str, Any]:
+        """Say what the driver knows of the address."""
+        from poolbridge import _cuda
+
+        facts = _cuda.pointer_facts(self._block.address(write=False))
+        return {"mapped": facts["memory_type"] == "CU_MEMORYTYPE_DEVICE", "route": self._block.route, **facts}
+
+
+class VMMPool(GPUPool):
+    """Blocks of one GPU; the pool itself has nothing to import."""
+
+    def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> VMMBlock:
+        """Import a block by its descriptor, which is closed."""
+        from poolbridge import _cuda_imports
+
+        if export:
+            raise ProtocolError(f"the export of a vmm block has no bytes, got {len(export)}")
+        fd = descriptors.one()
+        try:
+            return VMMBlock(self, _cuda_imports.VirtualBlock(self.ordinal, fd, size))
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Nothing to do: blocks were imported one by one."""
+
+
+class VMMKind(Kind):
+    """Memory of an NVIDIA GPU that can be read-only."""
+
+    name = "vmm"
+
+    def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> VMMPool:  # noqa: ARG002
+        """Find the GPU that the pool's UUID names."""
+        from poolbridge import _cuda
+
+        return VMMPool(self.name, _cuda.find_device(pool.du))
