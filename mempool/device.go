@@ -120,7 +120,7 @@ func newPoolArena(g *gpu, spec PoolSpec, where cuda.Location) (*deviceArena, err
 	}
 	fd, err := pool.ExportFD()
 	if err != nil {
-		return nil, errors.Join(deviceError("export a memory pool", err), pool.Close(), g.Close())
+		return nil, errors.Join(deviceError("export a memory pool", err), insist(pool.Close), g.Close())
 	}
 	return &deviceArena{gpu: g, pool: pool, file: os.NewFile(uintptr(fd), "cuda pool "+spec.Name)}, nil
 }
@@ -139,15 +139,16 @@ func (a *deviceArena) Allocate(size uint64) (Allocation, error) {
 	if err != nil {
 		return nil, deviceError(fmt.Sprintf("allocate %d bytes", size), err)
 	}
+	d := &deviceAllocation{deviceMemory: deviceMemory{a.gpu, ptr, size}, pool: a.pool}
 	// The allocation is ordered on our stream; other processes must be able to use it at once.
 	if err := a.stream.Synchronize(); err != nil {
-		return nil, errors.Join(deviceError("wait for an allocation", err), a.pool.Free(ptr, a.stream))
+		return nil, errors.Join(deviceError("wait for an allocation", err), insist(d.Free))
 	}
-	return &deviceAllocation{deviceMemory: deviceMemory{a.gpu, ptr, size}, pool: a.pool}, nil
+	return d, nil
 }
 
 func (a *deviceArena) Close() error {
-	return errors.Join(a.pool.Close(), a.file.Close(), a.gpu.Close())
+	return errors.Join(deviceError("destroy a memory pool", insist(a.pool.Close)), closeFile(a.file), a.gpu.Close())
 }
 
 // deviceAllocation is memory from a deviceArena.
@@ -212,7 +213,7 @@ func (a *importedDeviceArena) Import(x Export, size uint64) (Mapping, error) {
 	m := &deviceMapping{deviceMemory: deviceMemory{a.gpu, ptr, size}, pool: a.pool}
 	if base, has, err := a.ctx.AddressRange(ptr); err == nil && size > has-uint64(ptr-base) {
 		err = situation(ErrInvalid, "a block of %d bytes is more than the %d that its export names", size, has-uint64(ptr-base))
-		return nil, errors.Join(err, m.Close())
+		return nil, errors.Join(err, insist(m.Close))
 	}
 	return m, nil
 }
@@ -228,20 +229,26 @@ func (a *importedDeviceArena) Reach(name string) error {
 	return nil
 }
 
-func (a *importedDeviceArena) Close() error { return errors.Join(a.pool.Close(), a.gpu.Close()) }
+func (a *importedDeviceArena) Close() error {
+	return errors.Join(deviceError("let go of a memory pool", insist(a.pool.Close)), a.gpu.Close())
+}
 
 // deviceMapping is a block of an importedDeviceArena.
 type deviceMapping struct {
 	deviceMemory
-	pool *cuda.MemPool
+	pool  *cuda.MemPool
+	freed bool // the driver unmaps it, if not yet for good
 }
 
 // Memory is the one mapping: pools cannot be read-only.
 func (m *deviceMapping) Memory(bool) (Memory, error) { return m.deviceMemory, nil }
 
 func (m *deviceMapping) Close() error {
-	if err := m.pool.Free(m.ptr, m.stream); err != nil {
-		return deviceError("unmap a block", err)
+	if !m.freed {
+		if err := m.pool.Free(m.ptr, m.stream); err != nil {
+			return deviceError("unmap a block", err)
+		}
+		m.freed = true
 	}
 	return deviceError("wait for a block to be unmapped", m.stream.Synchronize())
 }

@@ -34,10 +34,17 @@ func (s *Service) flush() error {
 		s.unmapped, s.due.timelines = nil, append(s.due.timelines, s.unmapped...)
 		d := s.due
 		s.due = due{}
+		free := make([]func() error, len(d.blocks))
+		for i, b := range d.blocks {
+			free[i] = b.mem.Free
+			if b.pool.closing { // there is no later time to try again
+				free[i] = func() error { return insist(b.mem.Free) }
+			}
+		}
 		s.mu.Unlock()
 		failed := make([]error, len(d.blocks))
 		for i, b := range d.blocks {
-			if err := b.mem.Free(); err != nil {
+			if err := free[i](); err != nil {
 				failed[i] = fmt.Errorf("block %d of pool %q, %d bytes: %w", b.id, b.pool.info.Name, b.size, err)
 			}
 		}

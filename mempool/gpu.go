@@ -29,11 +29,11 @@ func openGPU(d cuda.Device) (*gpu, error) {
 	}
 	stream, err := ctx.NewStream()
 	if err != nil {
-		return nil, errors.Join(deviceError("make a stream", err), ctx.Close())
+		return nil, errors.Join(deviceError("make a stream", err), insist(ctx.Close))
 	}
 	lane, err := openLane(d)
 	if err != nil {
-		return nil, errors.Join(err, stream.Close(), ctx.Close())
+		return nil, errors.Join(err, insist(stream.Close), insist(ctx.Close))
 	}
 	return &gpu{device: d, info: DeviceInfo{Ordinal: d.Ordinal(), UUID: uuid.String()}, ctx: ctx, stream: stream, lane: lane}, nil
 }
@@ -72,8 +72,10 @@ func gpuOf(p PoolInfo) (*gpu, error) {
 }
 
 // Close lets go of the GPU.
-func (g *gpu) Close() error {
-	errs := []error{g.lane.leave(), g.stream.Close()}
+func (g *gpu) Close() error { return errors.Join(g.lane.leave(), insist(g.letGo)) }
+
+func (g *gpu) letGo() error {
+	errs := []error{g.stream.Close()}
 	for _, ctx := range g.kept {
 		errs = append(errs, ctx.Close())
 	}

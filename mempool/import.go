@@ -117,7 +117,7 @@ func (b *ImportedBlock) Close() error {
 		return nil
 	}
 	delete(b.pool.blocks, b.id)
-	return errors.Join(b.mapping.Close(), b.pool.leave())
+	return errors.Join(insist(b.mapping.Close), b.pool.leave())
 }
 
 // Close ends one use of the pool; the last one, and the last block's, closes it.

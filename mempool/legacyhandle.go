@@ -66,13 +66,13 @@ func (h LegacyHandle) Open(ctx *cuda.Context, size uint64) (*OpenedHandle, error
 		err = situation(ErrInvalid, "%d bytes at %d lie outside the block of %d that the handle opens", size, h.Offset, total)
 	}
 	if err != nil {
-		return nil, errors.Join(err, ctx.CloseIPCMem(base))
+		return nil, errors.Join(err, insist(func() error { return ctx.CloseIPCMem(base) }))
 	}
 	if size == 0 {
 		size = total - h.Offset
 	}
 	o := &OpenedHandle{ptr: base + cuda.DevicePtr(h.Offset), size: size}
-	o.end = sync.OnceValue(func() error { return deviceError("close a legacy handle", ctx.CloseIPCMem(base)) })
+	o.end = untilDone(func() error { return deviceError("close a legacy handle", ctx.CloseIPCMem(base)) })
 	o.forgotten = runtime.AddCleanup(o, func(end func() error) { _ = end() }, o.end)
 	return o, nil
 }
@@ -105,8 +105,24 @@ func (o *OpenedHandle) Ptr() cuda.DevicePtr { return o.ptr }
 // Size is how many bytes there are.
 func (o *OpenedHandle) Size() uint64 { return o.size }
 
-// Close unmaps the memory; work that uses it must be done. Closing again does nothing new.
+// Close unmaps the memory; work that uses it must be done. Closing again does nothing, but after an error it tries again.
 func (o *OpenedHandle) Close() error {
 	o.forgotten.Stop()
 	return o.end()
+}
+
+// untilDone calls f until it has succeeded once.
+func untilDone(f func() error) func() error {
+	var mu sync.Mutex
+	done := false
+	return func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		if done {
+			return nil
+		}
+		err := f()
+		done = err == nil
+		return err
+	}
 }

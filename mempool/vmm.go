@@ -67,7 +67,7 @@ func (a *vmmArena) Allocate(size uint64) (Allocation, error) {
 	}
 	mapping, err := a.ctx.MapPhysical(physical, cuda.AccessReadWrite)
 	if err != nil {
-		return nil, errors.Join(deviceError("map physical memory", err), physical.Close())
+		return nil, errors.Join(deviceError("map physical memory", err), insist(physical.Close))
 	}
 	a.used.Add(size)
 	return &vmmAllocation{deviceMemory: deviceMemory{a.gpu, mapping.Ptr(), size}, arena: a, physical: physical, mapping: mapping}, nil
@@ -98,10 +98,10 @@ func (v *vmmAllocation) Free() error {
 		return deviceError("free a block", err)
 	}
 	v.arena.used.Add(-v.size)
-	if v.file == nil {
-		return nil
+	if v.file != nil {
+		_ = v.file.Close() // it holds the memory no more, whatever the kernel says
 	}
-	return v.file.Close()
+	return nil
 }
 
 // importedVMMArena maps blocks of another process's vmmArena.

@@ -1,0 +1,23 @@
+package mempool
+
+import (
+	"errors"
+	"os"
+)
+
+// insist gives something back for good, and tries again what failed: what is not given back now is lost until this
+// process ends. give takes up where it left off.
+func insist(give func() error) error {
+	if give() == nil {
+		return nil
+	}
+	return give()
+}
+
+// closeFile closes a file that may have been closed before.
+func closeFile(f *os.File) error {
+	if err := f.Close(); !errors.Is(err, os.ErrClosed) {
+		return err
+	}
+	return nil
+}
