@@ -49,7 +49,23 @@ CUresult kernel_spin(const struct launch *l) {
     }
 }
 
+// out[i] = i * factor + bias: (pointer, n, factor, bias).
+static CUresult scale(const struct launch *l) {
+    struct progression p = {(uint32_t)l->param[3], (uint32_t)l->param[2], 0, 0};
+    uint64_t n = l->param[1] < l->threads ? l->param[1] : l->threads;
+    return n ? kernel_memory(l, l->param[0], n * 4, ACCESS_WRITE, progress, &p) : CUDA_SUCCESS;
+}
+
+// One word: (pointer, value).
+static CUresult store(const struct launch *l) {
+    struct progression p = {(uint32_t)l->param[1], 0, 0, 0};
+    return kernel_memory(l, l->param[0], 4, ACCESS_WRITE, progress, &p);
+}
+
+// Those of the tests of the driver's calls; those of package cuda/pattern are in kernels_pattern.c.
 static const struct kernel kernels[] = {
+    {"scale", 4, {8, 4, 4, 8}, scale},
+    {"store", 2, {8, 4}, store},
     {"poolbridge_fill_u32_xor", 5, {8, 8, 4, 4, 4}, fill_u32_xor},
     {"poolbridge_spin_ns", 1, {8}, kernel_spin},
 };

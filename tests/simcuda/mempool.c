@@ -130,14 +130,14 @@ SIM_API CUresult cuMemPoolDestroy(CUmemoryPool handle) {
     if (r != CUDA_SUCCESS) misuse_report("stale-handle", "cuMemPoolDestroy of %p, which is no pool", (void *)handle);
     else if (p->is_default) r = CUDA_ERROR_INVALID_VALUE;
     if (r == CUDA_SUCCESS) {
-        if (p->pointers) {
+        if (p->mapped_now) {
             misuse_report("wrong-order", "cuMemPoolDestroy of %s pool with %d pointer(s) not freed",
-                          p->imported ? "an imported" : "a", p->pointers);
+                          p->imported ? "an imported" : "a", p->mapped_now);
         }
         // Measured: refused while one of its pointers is mapped, and the pool works on.
-        if (p->imported && p->pointers) r = CUDA_ERROR_INVALID_VALUE;
+        if (p->imported && p->mapped_now) r = CUDA_ERROR_INVALID_VALUE;
     }
-    if (r == CUDA_SUCCESS) {
+    if (r == CUDA_SUCCESS && !(p->imported && --p->imports)) {
         for (int i = 0; i < config.devices; i++) {
             if (current[i] == p) current[i] = defaults[i];
         }

@@ -37,9 +37,28 @@ static void add_entry(struct module *m, const char *name, size_t length) {
     m->entry[m->entries++] = f;
 }
 
-static CUresult load(const char *image, bool library, void **out) {
+// The options of a load that take what the compiler says about an error.
+enum { ERROR_LOG_BUFFER = 5, ERROR_LOG_BUFFER_SIZE = 6 };
+struct options { unsigned int count; const int *keys; void *const *values; };
+
+static void tell(const char *log, struct options o) {
+    char *buffer = NULL;
+    size_t size = 0;
+    for (unsigned i = 0; i < o.count; i++) {
+        if (o.keys[i] == ERROR_LOG_BUFFER) buffer = o.values[i];
+        if (o.keys[i] == ERROR_LOG_BUFFER_SIZE) size = (size_t)o.values[i];
+    }
+    if (buffer && size) snprintf(buffer, size, "%s", log);
+}
+
+static CUresult load(const char *image, bool library, struct options options, void **out) {
     if (!image || !out) return CUDA_ERROR_INVALID_VALUE;
     if (!is_ptx(image)) return memcmp(image, "\177ELF", 4) == 0 ? CUDA_ERROR_NO_BINARY_FOR_GPU : CUDA_ERROR_INVALID_IMAGE;
+    char log[256] = "";
+    if (!ptx_check(image, log, sizeof log)) {
+        tell(log, options);
+        return CUDA_ERROR_INVALID_PTX;
+    }
     struct module *m = calloc(1, sizeof *m);
     if (!m) return CUDA_ERROR_OUT_OF_MEMORY;
     m->library = library;
@@ -98,13 +117,12 @@ static CUresult find(void *handle, const char *name, void **out) {
 
 SIM_API CUresult cuModuleLoadData(CUmodule *out, const void *image) {
     ENTER(cuModuleLoadData, NEED_CTX);
-    return load(image, false, (void **)out);
+    return load(image, false, (struct options){0}, (void **)out);
 }
 
 SIM_API CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned int n, int *options, void **values) {
     ENTER(cuModuleLoadDataEx, NEED_CTX);
-    (void)n, (void)options, (void)values;
-    return load(image, false, (void **)out);
+    return load(image, false, (struct options){n, options, values}, (void **)out);
 }
 
 SIM_API CUresult cuModuleLoad(CUmodule *out, const char *path) {
@@ -115,7 +133,7 @@ SIM_API CUresult cuModuleLoad(CUmodule *out, const char *path) {
     char *text = calloc(1, MIB);
     size_t n = text ? fread(text, 1, MIB - 1, f) : 0;
     fclose(f);
-    CUresult r = n ? load(text, false, (void **)out) : CUDA_ERROR_INVALID_IMAGE;
+    CUresult r = n ? load(text, false, (struct options){0}, (void **)out) : CUDA_ERROR_INVALID_IMAGE;
     free(text);
     return r;
 }
@@ -140,8 +158,8 @@ SIM_API CUresult cuModuleGetLoadingMode(int *mode) {
 SIM_API CUresult cuLibraryLoadData(CUlibrary *out, const void *image, int *jit, void **jit_values, unsigned int jits,
                                    int *options, void **option_values, unsigned int count) {
     ENTER(cuLibraryLoadData, NEED_INIT);
-    (void)jit, (void)jit_values, (void)jits, (void)options, (void)option_values, (void)count;
-    return load(image, true, (void **)out);
+    (void)options, (void)option_values, (void)count;
+    return load(image, true, (struct options){jits, jit, jit_values}, (void **)out);
 }
 
 SIM_API CUresult cuLibraryUnload(CUlibrary library) {

@@ -9,4 +9,7 @@ struct function {
     const struct kernel *kernel;
 };
 
+// Whether the text could be PTX; if not, the log says why.
+bool ptx_check(const char *text, char *log, size_t size);
+
 #endif

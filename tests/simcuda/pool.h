@@ -18,13 +18,14 @@ struct pool {
     void *handle;
     struct backing *backing;
     int device; // -1: host
-    bool imported, is_default, destroyed;
+    bool imported, is_default, destroyed, exported;
+    int imports; // how often this process imported it
     int alloc_type, handle_types;
     CUmemLocation location;
     uint64_t va, threshold;
     int reuse[4];
     uint32_t readable, writable; // one bit a device
-    int pointers;
+    int pointers, mapped_now; // not yet gone, and of these not freed in any order
     uint64_t used, used_high, reserved, reserved_high;
     unsigned char *chunks; // 1: taken from the device
     uint32_t *mapped; // of an imported pool: the chunks that were mapped here once, by their ids

@@ -31,6 +31,7 @@ CUresult pool_alloc(CUdeviceptr *out, size_t size, struct pool *p, struct stream
     };
     range_add(&g);
     p->pointers++;
+    p->mapped_now++;
     counts_live(LIVE_POINTER, 1);
     *out = g.start;
     return CUDA_SUCCESS;
@@ -80,6 +81,7 @@ CUresult pool_free_pointer(struct range *r, struct stream *s) {
     counts_live(p->imported ? LIVE_POINTER_IMPORT : LIVE_POINTER, -1);
     misuse_freed(r->start, r->size);
     r->freed = true;
+    p->mapped_now--;
     if (!s) {
         if (!p->imported) span_free(p, r->offset, NULL, 0);
         range_remove(r);

@@ -29,6 +29,7 @@ SIM_API CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, 
         int fd = fcntl(p->backing->fd, F_DUPFD, 3); // measured: not closed on exec
         if (fd < 0) r = CUDA_ERROR_OPERATING_SYSTEM;
         else *(int *)out = fd;
+        p->exported = fd >= 0;
     }
     UNLOCK();
     section_leave(SECTION_POOL);
@@ -52,8 +53,8 @@ static CUresult import(int fd, CUmemoryPool *out) {
     handle_drop(handle);
     handle_each(KIND_POOL, match, &s);
     if (s.found) {
-        // Measured: the same handle again, and no count of how often: one destroy ends it for both.
-        misuse_report("double-import", "a pool was imported again that this process has imported already");
+        // Measured: the same handle again, to be destroyed as often as it was imported.
+        s.found->imports++;
         p->destroyed = true;
         p->pointers = 1;
         pool_unref_pointer(p);
@@ -61,6 +62,7 @@ static CUresult import(int fd, CUmemoryPool *out) {
         return CUDA_SUCCESS;
     }
     p->handle = handle_new(KIND_POOL, p);
+    p->imports = 1;
     counts_live(LIVE_POOL_IMPORT, 1);
     *out = p->handle;
     return CUDA_SUCCESS;
@@ -88,7 +90,8 @@ SIM_API CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *out, CUdeviceptr
     struct range *g = range_find(address);
     if (!g || g->freed) {
         misuse_address("cuMemPoolExportPointer", address);
-    } else if (g->start == address && g->kind == RANGE_POOL && !g->pool->imported && g->pool->handle_types) {
+    } else if (g->start == address && g->kind == RANGE_POOL && g->pool->exported) {
+        // Measured: not before the pool itself was exported.
         const struct shared_header *h = g->backing->header;
         struct blob b = {(uint64_t)h->exporter, h->number, h->cookie, g->offset, g->size,
                          h->tables->chunk_id[g->offset / CHUNK]};
@@ -126,6 +129,7 @@ static CUresult import_pointer(CUdeviceptr *out, struct pool *p, const struct bl
             claim_remove(p->backing->header->tables->claims, old->claim);
             counts_live(LIVE_POINTER_IMPORT, -1);
             p->pointers--;
+            p->mapped_now--;
         }
         range_remove(old);
     }
@@ -138,6 +142,7 @@ static CUresult import_pointer(CUdeviceptr *out, struct pool *p, const struct bl
     range_add(&g);
     p->mapped[b->offset / CHUNK] = (uint32_t)b->chunk;
     p->pointers++;
+    p->mapped_now++;
     counts_live(LIVE_POINTER_IMPORT, 1);
     *out = g.start;
     return CUDA_SUCCESS;
