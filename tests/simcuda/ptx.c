@@ -60,6 +60,10 @@ bool ptx_check(const char *text, char *log, size_t size) {
             depth += *at++ == '{' ? 1 : -1;
             continue;
         }
+        if (*at == ';') { // of a prototype that spans lines
+            at++;
+            continue;
+        }
         if (!depth && (*at == '(' || *at == ')' || *at == ',')) {
             at = rest(at, false, &line);
             continue;
