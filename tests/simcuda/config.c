@@ -77,7 +77,9 @@ static void load_visible(int machine) {
 }
 
 void config_load(void) {
-    const char *text = getenv("SIMCUDA_DEVICES");
+    const char *text = getenv("SIMCUDA_UUID");
+    config.uuid = text ? (unsigned)strtoul(text, NULL, 16) : 0;
+    text = getenv("SIMCUDA_DEVICES");
     int machine = text && *text ? atoi(text) : 2;
     if (machine < 0) machine = 0;
     if (machine > MAX_DEVICES) machine = MAX_DEVICES;
@@ -89,6 +91,9 @@ void config_load(void) {
     config.stream_mem_ops = flag("SIMCUDA_STREAM_MEM_OPS", true);
     config.ipc_events = flag("SIMCUDA_IPC_EVENTS", true);
     config.dwell_us = (unsigned)parse_bytes(getenv("SIMCUDA_MISUSE_DWELL_US"), 200);
+    text = getenv("SIMCUDA_NAME");
+    snprintf(config.name, sizeof config.name, "%s", text && *text ? text : "GPU");
+    config.attributes = getenv("SIMCUDA_ATTRIBUTES");
     text = getenv("SIMCUDA_MACHINE");
     snprintf(config.machine, sizeof config.machine, "%s", text && *text ? text : "default");
     for (char *c = config.machine; *c; c++) {

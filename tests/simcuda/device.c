@@ -8,10 +8,11 @@
 #define DEVICE(dev) \
     if ((dev) < 0 || (dev) >= config.devices) return CUDA_ERROR_INVALID_DEVICE
 
-// Spells "simulated" in bytes, with the ordinal last: GPU-73696d75-6c61-7465-6400-0000000000nn.
+// Spells "simulated" in bytes, with SIMCUDA_UUID and the ordinal last: GPU-73696d75-6c61-7465-6400-uuuuuuuu00nn.
 void device_uuid(int ordinal, char uuid[16]) {
     memset(uuid, 0, 16);
     memcpy(uuid, "simulated", 9);
+    for (int i = 0; i < 4; i++) uuid[10 + i] = (char)(config.uuid >> (24 - 8 * i));
     uuid[15] = (char)ordinal;
 }
 
@@ -34,7 +35,7 @@ SIM_API CUresult cuDeviceGetName(char *name, int len, CUdevice dev) {
     ENTER(cuDeviceGetName, NEED_INIT);
     if (!name || len <= 0) return CUDA_ERROR_INVALID_VALUE;
     DEVICE(dev);
-    snprintf(name, (size_t)len, "simulated GPU %d", config.ordinal[dev]);
+    snprintf(name, (size_t)len, "simulated %s %d", config.name, config.ordinal[dev]);
     return CUDA_SUCCESS;
 }
 
@@ -120,6 +121,10 @@ static const struct attribute attributes[] = {
 enum { LAST_ATTRIBUTE = 148 };
 
 static int attribute(int number) {
+    for (const char *at = config.attributes; at && *at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+        int key, value;
+        if (sscanf(at, "%d=%d", &key, &value) == 2 && key == number) return value;
+    }
     for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++) {
         if (attributes[i].number == number) return attributes[i].value;
     }
@@ -130,12 +135,11 @@ SIM_API CUresult cuDeviceGetAttribute(int *value, int number, CUdevice dev) {
     ENTER(cuDeviceGetAttribute, NEED_INIT);
     if (!value || number < 1 || number > LAST_ATTRIBUTE) return CUDA_ERROR_INVALID_VALUE;
     DEVICE(dev);
-    switch (number) {
-    case 33: *value = config.ordinal[dev] + 1; return CUDA_SUCCESS; // PCI bus
-    case 115: case 142: *value = config.pools; return CUDA_SUCCESS;
-    case 119: *value = config.pools ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : 0; return CUDA_SUCCESS;
-    case 122: case 123: *value = config.stream_mem_ops; return CUDA_SUCCESS;
-    case 125: *value = config.ipc_events; return CUDA_SUCCESS;
-    default: *value = attribute(number); return CUDA_SUCCESS;
-    }
+    *value = attribute(number);
+    bool pools = number == 115 || number == 119 || number == 142;
+    if (number == 33) *value = config.ordinal[dev] + 1; // PCI bus
+    if (pools && !config.pools) *value = 0;
+    if ((number == 122 || number == 123) && !config.stream_mem_ops) *value = 0;
+    if (number == 125 && !config.ipc_events) *value = 0;
+    return CUDA_SUCCESS;
 }

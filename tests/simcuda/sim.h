@@ -46,7 +46,9 @@ struct config {
     int ordinal[MAX_DEVICES]; // of the machine, by visible ordinal
     uint64_t memory;
     bool peer, host_access, pools, stream_mem_ops, ipc_events;
-    char machine[24];
+    char machine[24], name[48];
+    unsigned uuid;
+    const char *attributes; // number=value, separated by commas
     unsigned dwell_us;
 };
 extern struct config config;

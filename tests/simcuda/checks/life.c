@@ -173,6 +173,22 @@ static void one_visible(void) {
     EXPECT(memcmp(uuid.bytes, "simulated", 9) == 0 && uuid.bytes[15] == 1);
 }
 
+static void other_attributes(void) {
+    char name[64];
+    int value = 7;
+    CUuuid uuid;
+    CUresult cuDeviceGetName(char *, int, CUdevice), cuDeviceGetUuid_v2(CUuuid *, CUdevice);
+    OK(cuInit(0));
+    OK(cuDeviceGetName(name, sizeof name, 1));
+    EXPECT(strcmp(name, "simulated toaster 1") == 0);
+    OK(cuDeviceGetAttribute(&value, 115, 0));
+    EXPECT(value == 0);
+    OK(cuDeviceGetAttribute(&value, 16, 0));
+    EXPECT(value == 99);
+    OK(cuDeviceGetUuid_v2(&uuid, 1));
+    EXPECT(memcmp(uuid.bytes, "simulated\0\xab\xcd\x01\x02\0\1", 16) == 0);
+}
+
 static void no_peers(void) {
     int can = 1;
     CUresult cuDeviceCanAccessPeer(int *, CUdevice, CUdevice);
@@ -228,6 +244,7 @@ const struct check life_checks[] = {
     {"one device by its ordinal", "CUDA_VISIBLE_DEVICES=1", one_visible, NULL, 0},
     {"one device by its UUID", "CUDA_VISIBLE_DEVICES=GPU-73696d75-6c61-7465-6400-000000000001,7", one_visible, NULL, 0},
     {"no device by an unknown UUID", "CUDA_VISIBLE_DEVICES=GPU-00000000", no_devices, NULL, 0},
+    {"name, UUID and attributes", "SIMCUDA_NAME=toaster|SIMCUDA_UUID=abcd0102|SIMCUDA_ATTRIBUTES=115=0,16=99", other_attributes, NULL, 0},
     {"no peers", "SIMCUDA_PEER=0", no_peers, NULL, 0},
     {"no pools", "SIMCUDA_POOLS=0", no_pools, NULL, 0},
     {"the CPU cannot touch device memory", NULL, touch_device_memory, NULL, SIGSEGV},
