@@ -42,7 +42,7 @@ func spawn(t testing.TB, role, path string, change func(*exec.Cmd)) *child {
 	exe, err := os.Executable()
 	require.NoError(t, err)
 	cmd := exec.Command(exe)
-	cmd.Env = append(os.Environ(), childRole+"="+role, "POOLBRIDGE_SOCKET="+path)
+	cmd.Env = append(os.Environ(), childRole+"="+role, "POOLBRIDGE_SOCKET="+path, "GORACE=atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
 	if change != nil {
 		change(cmd)

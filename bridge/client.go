@@ -151,6 +151,7 @@ func (c *Client) take(packet []byte, fds *seqpacket.FDs, goodbye *string) error 
 		if pending == nil {
 			return situation(ErrProtocol, "a reply to request %d, which nobody made", h.Q)
 		}
+		defer c.leave() // after what is to be given back has become an errand
 		return c.answered(pending, fds, h.DecodeReply(pending.into))
 	}
 	n, err := h.DecodeNotice()

@@ -68,6 +68,9 @@ func TestACancelledCallDoesNotWaitForTheService(t *testing.T) {
 	s.reply(t, q, &wire.LeaseReply{Lease: wire.Lease{ID: 77, Block: 5, Tensor: wire.Tensor{DType: "uint8"}}})
 	_, m = s.request(t)
 	assert.Equal(t, &wire.Release{Lease: 77}, m)
+	done := make(chan struct{})
+	c.errands.add(func() { close(done) })
+	<-done
 	c.mu.Lock()
 	assert.Zero(t, c.blocks[5].leases)
 	c.mu.Unlock()

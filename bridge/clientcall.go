@@ -31,19 +31,29 @@ func (c *Client) call(ctx context.Context, r wire.Request, pending *call) error 
 		return err
 	}
 	if err := c.send(q, r); err != nil {
-		c.forget(q)
+		if c.forget(q) != nil {
+			c.leave()
+		}
 		return err
 	}
 	select {
 	case err := <-pending.done:
+		if err == errClientClosed { // not an answer
+			c.cancel(q)
+		}
 		return err
 	case <-ctx.Done():
 	}
 	if !c.abandon(q) {
 		return <-pending.done // the reply came just now
 	}
-	c.errands.add(func() { _ = c.send(0, &wire.Cancel{Request: uint64(q)}) })
+	c.cancel(q)
 	return fmt.Errorf("poolbridge %s: %w", r.Op(), context.Cause(ctx))
+}
+
+// cancel asks the service to end a request that was sent before.
+func (c *Client) cancel(q uint32) {
+	c.errands.add(func() { _ = c.send(0, &wire.Cancel{Request: uint64(q)}) })
 }
 
 func (c *Client) register(pending *call) (uint32, error) {
@@ -65,15 +75,12 @@ func (c *Client) register(pending *call) (uint32, error) {
 	}
 }
 
-// forget ends the wait for a reply; nil if nothing waits for it.
+// forget ends the wait for a reply; nil if nothing waits for it. The call counts as busy until leave.
 func (c *Client) forget(q uint32) *call {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	pending := c.calls[q]
-	if pending != nil {
-		delete(c.calls, q)
-		c.idle()
-	}
+	delete(c.calls, q)
 	return pending
 }
 
@@ -89,15 +96,14 @@ func (c *Client) abandon(q uint32) bool {
 	return true
 }
 
-// abandonAll makes every call fail and cancels it.
+// abandonAll makes every call fail; its caller cancels it.
 func (c *Client) abandonAll(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for q, pending := range c.calls {
+	for _, pending := range c.calls {
 		if !pending.abandoned {
 			pending.abandoned = true
 			pending.done <- err
-			c.errands.add(func() { _ = c.send(0, &wire.Cancel{Request: uint64(q)}) })
 		}
 	}
 }

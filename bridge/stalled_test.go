@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"fmt"
+	"runtime"
 	"testing"
 	"time"
 
@@ -24,6 +25,18 @@ func (r *raw) stall(server *serverConn, n int) {
 	require.ErrorIs(r, err, seqpacket.ErrWouldBlock)
 	for range n {
 		r.send(7, &wire.StatsRequest{})
+	}
+}
+
+// awaitStall returns when the server waits with a packet in its hands.
+func awaitStall(server *serverConn) {
+	for held := 0; held < 1000; runtime.Gosched() {
+		if server.sending.TryLock() {
+			server.sending.Unlock()
+			held = 0
+		} else {
+			held++
+		}
 	}
 }
 
@@ -73,6 +86,7 @@ func TestAClientThatCaughtUpIsNotCutOff(t *testing.T) {
 	r := start(t, ServerConfig{}, l)
 	c := greeted(t, r.path)
 	c.stall(r.only(t), 10)
+	awaitStall(r.only(t))
 	for range 10 {
 		require.NoError(t, c.reply(7, &wire.StatsReply{}))
 	}
@@ -87,6 +101,7 @@ func TestClosingTheServerDoesNotWaitForAStalledClient(t *testing.T) {
 	l.send = patience
 	r := start(t, ServerConfig{}, l)
 	greeted(t, r.path).stall(r.only(t), 10)
+	awaitStall(r.only(t))
 	require.NoError(t, r.Server.Close())
 	require.NoError(t, r.Server.Close(), "again")
 }
