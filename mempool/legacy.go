@@ -3,6 +3,7 @@ package mempool
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/poolbridge/poolbridge/cuda"
@@ -121,7 +122,7 @@ func (a importedLegacyArena) Import(x Export, size uint64) (Mapping, error) {
 // Reach lets another GPU reach the memory: the driver does so for whole contexts, not for one pool.
 func (a importedLegacyArena) Reach(name string) error {
 	d, err := a.peer(name)
-	if err != nil || d == a.device {
+	if err != nil || d == a.device || slices.ContainsFunc(a.kept, func(c *cuda.Context) bool { return c.Device() == d }) {
 		return err
 	}
 	ctx, err := d.Retain()

@@ -50,7 +50,9 @@ func (w *Worker) ownLegacy(_ context.Context, t *Task) (*Answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	ptr, err := g.Context.Malloc(t.Elements * ElementBytes)
+	// A smaller allocation could share the driver's block with others, and its handle would open at their beginning.
+	const whole = 2 << 20
+	ptr, err := g.Context.Malloc((t.Elements*ElementBytes + whole - 1) / whole * whole)
 	if err != nil {
 		return nil, err
 	}
