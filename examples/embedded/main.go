@@ -1,0 +1,62 @@
+// Command embedded is a program that owns memory itself instead of asking a service for it: it embeds the whole service,
+// writes a buffer through a session of its own process, and lets clients in other processes have it without a copy.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"log"
+	"os"
+	"os/signal"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func main() {
+	socket := flag.String("socket", bridge.DefaultSocket(), "where clients find this program")
+	kind := flag.String("kind", string(mempool.Host), "where the memory is: host or device")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	err := serve(ctx, *socket, mempool.Kind(*kind), func() { log.Printf("reading.txt is published; clients find it at %s", *socket) })
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// serve publishes "reading.txt" until ctx is done; published is called when clients can have it.
+func serve(ctx context.Context, socket string, kind mempool.Kind, published func()) (err error) {
+	service := mempool.NewService(mempool.Config{})
+	defer service.Close()
+	server, err := bridge.Listen(socket, service, bridge.ServerConfig{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, server.Close()) }()
+
+	// A session of our own: no socket, no mapping, and nobody to notify.
+	session, err := service.OpenSession(mempool.Self(), nil)
+	if err != nil {
+		return err
+	}
+	pool, err := session.CreatePool(mempool.PoolSpec{Name: "library", Kind: kind, MaxBytes: 16 << 20})
+	if err != nil {
+		return err
+	}
+	text := []byte("one buffer, many readers, no copy")
+	lease, err := session.Allocate(ctx, pool.Info().ID, mempool.Bytes(uint64(len(text))), 0)
+	if err != nil {
+		return err
+	}
+	if err := lease.CopyFrom(0, text); err != nil {
+		return err
+	}
+	if err := lease.Publish(mempool.Publication{Name: "reading.txt"}); err != nil {
+		return err
+	}
+	published()
+	<-ctx.Done()
+	return nil
+}
