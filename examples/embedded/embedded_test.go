@@ -62,7 +62,7 @@ func TestAnotherProcessReadsWhatThisOneOwns(t *testing.T) {
 	exe, err := os.Executable()
 	require.NoError(t, err)
 	reader := exec.Command(exe)
-	reader.Env = append(os.Environ(), "POOLBRIDGE_EXAMPLE_READER=1", "POOLBRIDGE_SOCKET="+socket)
+	reader.Env = append(os.Environ(), "POOLBRIDGE_EXAMPLE_READER=1", "POOLBRIDGE_SOCKET="+socket, "GORACE=atexit_sleep_ms=0")
 	out, err := reader.CombinedOutput()
 	require.NoError(t, err, string(out))
 	assert.Equal(t, "one buffer, many readers, no copy\n", string(out))
