@@ -82,3 +82,13 @@ Times are medians and percentiles in microseconds. The ratios say how many times
 	f.BoolVar(&asJSON, "json", false, "print JSON; progress goes to standard error")
 	return c
 }
+
+// newBenchConsumer is a process that `poolsvc bench` starts.
+func newBenchConsumer() *cobra.Command {
+	return &cobra.Command{
+		Use: bench.ConsumeCommand + " SOCKET CHANNEL", Hidden: true, Args: cobra.ExactArgs(2),
+		RunE: func(c *cobra.Command, args []string) error {
+			return bench.Consume(c.Context(), args[0], args[1], c.OutOrStdout())
+		},
+	}
+}

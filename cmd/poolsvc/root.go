@@ -32,7 +32,7 @@ poolbridge-UID/poolsvc.sock below the temporary directory.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newServe(), newVerify(), newPools(), newExport(), newImport(), newDoctor(), newBench(), newWorker(), newVersion())
+	root.AddCommand(newServe(), newVerify(), newPools(), newExport(), newImport(), newDoctor(), newBench(), newBenchConsumer(), newWorker(), newVersion())
 	return root
 }
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from poolbridge._client import Client
 
 _ACK = b"\1"
+_FAILED = b"\0"
 _TIMEOUT = 30.0
 _WARM_UP = 100
 
@@ -108,6 +109,7 @@ class BenchWorker:
                 raise ValueError(f"unknown task {task['task']!r}")
             return {"ok": True, **getattr(self, task["task"])(task)}
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            self._acknowledge.send(_FAILED)  # whoever waits for an acknowledgement reads the answer then
             return {"ok": False, "error": {"type": type(error).__name__, "message": str(error)}}
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ var workloads []workload
 func init() { // not where it is declared: Options name them
 	workloads = []workload{
 		{"hand-over", handOver},
+		{"stream", stream},
 		{"allocate", allocate},
 		{"growth", growth},
 		{"start-up", startUp},

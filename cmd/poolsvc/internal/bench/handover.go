@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"strconv"
 	"time"
@@ -117,11 +116,7 @@ func handOverOne(ctx context.Context, src source, name string, t mempool.Tensor,
 	if err != nil {
 		return err
 	}
-	mem, err := b.Bytes()
-	if err == nil {
-		if len(mem) >= 8 {
-			binary.LittleEndian.PutUint64(mem, number)
-		}
+	if err = stampNumber(b, number); err == nil {
 		err = b.Publish(ctx, mempool.Publication{Name: name})
 	}
 	return errors.Join(err, b.Release(false))

@@ -25,10 +25,17 @@ type source interface {
 	// makePool makes the pool that buffers come from.
 	makePool(context.Context, mempool.PoolSpec) error
 	destroyPool(context.Context) error
+	makeChannel(context.Context, mempool.ChannelSpec) (outlet, error)
 	allocate(context.Context, mempool.Tensor) (buffer, error)
 	unpublish(context.Context, string) error
 	socket() string
 	close() error
+}
+
+// outlet is the end of a channel that frames go into.
+type outlet interface {
+	publish(context.Context, buffer) error
+	shut(context.Context) error
 }
 
 // inside is a service in this process.
@@ -81,6 +88,22 @@ func (s *inside) close() error {
 	return err
 }
 
+func (s *inside) makeChannel(_ context.Context, spec mempool.ChannelSpec) (outlet, error) {
+	spec.Pool = s.pool
+	ch, err := s.session.CreateChannel(spec)
+	return insideOutlet{ch}, err
+}
+
+// insideOutlet is a channel in the service's own process.
+type insideOutlet struct{ *mempool.Channel }
+
+func (o insideOutlet) publish(ctx context.Context, b buffer) error {
+	_, err := o.Publish(ctx, b.(insideBuffer).Lease, mempool.FrameOptions{Wait: patience})
+	return err
+}
+
+func (o insideOutlet) shut(context.Context) error { return o.Shut() }
+
 // insideBuffer is a lease of the service's own process.
 type insideBuffer struct{ *mempool.Lease }
 
@@ -130,3 +153,19 @@ func (s *outside) unpublish(ctx context.Context, name string) error {
 }
 
 func (s *outside) close() error { return s.client.Close() }
+
+func (s *outside) makeChannel(ctx context.Context, spec mempool.ChannelSpec) (outlet, error) {
+	spec.Pool = s.pool.Info().ID
+	ch, err := s.client.CreateChannel(ctx, spec)
+	return outsideOutlet{ch}, err
+}
+
+// outsideOutlet is a channel of a service in another process.
+type outsideOutlet struct{ *bridge.Channel }
+
+func (o outsideOutlet) publish(ctx context.Context, b buffer) error {
+	_, err := o.Publish(ctx, b.(*bridge.Lease), mempool.FrameOptions{Wait: patience})
+	return err
+}
+
+func (o outsideOutlet) shut(ctx context.Context) error { return o.Shut(ctx) }

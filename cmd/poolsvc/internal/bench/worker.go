@@ -101,6 +101,8 @@ func (w *worker) ack() error {
 	for {
 		n, err := unix.Read(w.acks, one[:])
 		switch {
+		case n == 1 && one[0] == 0:
+			return errors.New("the worker has given up")
 		case n == 1:
 			return nil
 		case err == unix.EINTR:
