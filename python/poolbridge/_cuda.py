@@ -20,7 +20,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from poolbridge._errors import DeviceMemoryError, DeviceNotVisibleError, DriverError, UnavailableError
+from poolbridge._errors import (
+    DeviceMemoryError,
+    DeviceNotVisibleError,
+    DriverError,
+    InvalidArgumentError,
+    UnavailableError,
+)
 
 BLOB_BYTES: Final = 64
 _INSTALL: Final = "pip install 'poolbridge[cuda]'"
@@ -178,6 +184,7 @@ class _CorePool(ImportedPool):
         self.ordinal = ordinal
         self._descriptors = descriptors
         self._buffers = core.Buffer
+        self._error = core._utils.cuda_utils.CUDAError  # noqa: SLF001 - it has no public name
         with _current(ordinal):
             device = core.Device(ordinal)
             device.set_current()
@@ -187,7 +194,12 @@ class _CorePool(ImportedPool):
     def import_block(self, blob: bytes, size: int) -> ImportedBlock:
         with _current(self.ordinal):
             descriptor = self._descriptors._init(blob, size)  # noqa: SLF001 - raw bytes have no public constructor
-            buffer = self._buffers.from_ipc_descriptor(self._resource, descriptor, stream=self._stream)
+            try:
+                buffer = self._buffers.from_ipc_descriptor(self._resource, descriptor, stream=self._stream)
+            except (self._error, ValueError) as error:
+                raise InvalidArgumentError(
+                    f"the export is of no block of {size} bytes of this pool: {error}"
+                ) from error
         return _CoreBlock(self.ordinal, buffer, self._stream)
 
     def close(self) -> None:
@@ -232,7 +244,10 @@ class _DriverPool(ImportedPool):
         # Newer bindings do not show the bytes of opaque structures.
         ctypes.memmove(int(data.getPtr()), blob, BLOB_BYTES)
         with _current(self.ordinal):
-            return _DriverBlock(self.ordinal, int(_call("cuMemPoolImportPointer", self._pool, data)))
+            try:
+                return _DriverBlock(self.ordinal, int(_call("cuMemPoolImportPointer", self._pool, data)))
+            except DriverError as error:
+                raise InvalidArgumentError(f"the export is of no block of this pool: {error}") from error
 
     def close(self) -> None:
         with _current(self.ordinal):

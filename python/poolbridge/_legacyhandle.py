@@ -62,7 +62,7 @@ class LegacyHandle:
         return self.handle + self.offset.to_bytes(OFFSET_BYTES, "little")
 
     @classmethod
-    def from_bytes(cls, data: bytes, *, device: str = "", nbytes: int = 0) -> Self:
+    def from_bytes(cls, data: bytes | bytearray | memoryview, *, device: str = "", nbytes: int = 0) -> Self:
         """Read the 72 bytes that ``bytes(handle)`` gives, or the driver's 64 alone.
 
         Raises

@@ -1,0 +1,282 @@
+"""Kinds ``vmm``, ``legacy`` and ``pinned``: what is no export is refused, and CUDA goes on. Run by `test_device`."""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import gc
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda.bindings import driver
+
+import poolbridge
+from poolbridge import _cuda, _cuda_imports, _kinds
+from poolbridge._kind_legacy import LegacyPool
+from poolbridge._kind_vmm import VMMPool
+from poolbridge._kinds import PoolMemory
+from poolbridge._messages import Pool
+from poolbridge._transport import Descriptors
+
+MIB = 1 << 20
+PACKAGE = Path(poolbridge.__file__).parents[1]
+UUID = _cuda.devices()[0]["uuid"]
+
+# Makes memory, and gives its handle or the descriptor of its pool; ends when its input does.
+OWNER = """
+import ctypes, socket, sys
+import numpy as np
+from cuda.bindings import driver
+from poolbridge import _cuda, _cuda_imports
+
+if sys.argv[1] == "legacy":
+    memory = _cuda.Allocation(0, 2 << 20)
+    _cuda.copy_from_host(0, memory.address, (np.arange(1 << 19) + 100).astype(np.float32))
+    with _cuda._current(0):
+        handle = _cuda._call("cuIpcGetMemHandle", memory.address)
+    print(ctypes.string_at(int(handle.getPtr()), 64).hex(), flush=True)
+else:
+    properties = driver.CUmemPoolProps()
+    properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.handleTypes = _cuda_imports._fd_type()
+    places = driver.CUmemLocationType
+    host = sys.argv[1] == "pinned"
+    properties.location.type = places.CU_MEM_LOCATION_TYPE_HOST_NUMA if host else places.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.location.id = 0
+    properties.maxSize = 64 << 20
+    with _cuda._current(0):
+        made = _cuda._call("cuMemPoolCreate", properties)
+        fd = int(_cuda._call("cuMemPoolExportToShareableHandle", made, _cuda_imports._fd_type(), 0))
+    with socket.socket(fileno=int(sys.argv[2])) as sock:
+        socket.send_fds(sock, [b"x"], [fd])
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def cuda_goes_on() -> Iterator[None]:
+    yield
+    memory = _cuda.Allocation(0, 64)
+    _cuda.copy_from_host(0, memory.address, np.full(64, 3, np.uint8))
+    out = np.empty(64, np.uint8)
+    _cuda.copy_to_host(0, out, memory.address)
+    assert (out == 3).all()
+
+
+@contextmanager
+def start(*arguments: str, fds: Sequence[int] = ()) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        pass_fds=fds,
+        env={**os.environ, "PYTHONPATH": str(PACKAGE)},
+    ) as process:
+        yield process
+        if process.poll() is None:
+            process.communicate(timeout=10)
+
+
+@pytest.fixture
+def owner() -> Iterator[subprocess.Popen[str]]:
+    with start("legacy") as process:
+        yield process
+
+
+@pytest.fixture(params=["device", "pinned"])
+def imported(request: pytest.FixtureRequest) -> Iterator[PoolMemory]:
+    """Give another process's pool, imported."""
+    kind = request.param
+    ours, theirs = socket.socketpair()
+    with ours, start(kind, str(theirs.fileno()), fds=[theirs.fileno()]):
+        theirs.close()
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+        memory = _kinds.load(kind).map_pool(pool(kind), b"", Descriptors(descriptors))
+        yield memory
+        memory.close()
+
+
+def handle_of(process: subprocess.Popen[str]) -> poolbridge.LegacyHandle:
+    assert process.stdout is not None
+    return poolbridge.LegacyHandle.from_bytes(bytes.fromhex(process.stdout.readline()))
+
+
+def vmm_descriptor(size: int) -> int:
+    """Export physical memory of this process, which then holds only the descriptor."""
+    properties = driver.CUmemAllocationProp()
+    properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.location.id = 0
+    properties.requestedHandleTypes = _cuda_imports._fd_type()
+    with _cuda._current(0):
+        memory = _cuda._call("cuMemCreate", size, properties, 0)
+        fd = int(_cuda._call("cuMemExportToShareableHandle", memory, _cuda_imports._fd_type(), 0))
+        _cuda._call("cuMemRelease", memory)
+    return fd
+
+
+def pool(kind: str, uuid: str = UUID) -> Pool:
+    return Pool(id=1, nm="p", k=kind, du=uuid, mx=64 * MIB)
+
+
+def descriptor_of(path: str) -> Descriptors:
+    return Descriptors([os.open(path, os.O_RDWR | os.O_CLOEXEC)])
+
+
+# vmm
+
+
+def test_a_vmm_block_has_two_mappings_and_one_cannot_be_written():
+    with_two = VMMPool("vmm", 0).map_block(2 * MIB, b"", Descriptors([vmm_descriptor(2 * MIB)]))
+    write, read = with_two.address(write=True), with_two.address(write=False)
+    assert write != read
+    assert with_two.address(write=True) == write
+    _cuda.copy_from_host(0, write, np.full(16, 5, np.uint8))
+    out = np.zeros(16, np.uint8)
+    _cuda.copy_to_host(0, out, read)
+    assert (out == 5).all()
+    with pytest.raises(poolbridge.DriverError, match="INVALID_VALUE"):
+        _cuda.copy_from_host(0, read, out)
+    with_two.close()
+
+
+def test_more_bytes_than_a_vmm_block_has_are_refused():
+    block = VMMPool("vmm", 0).map_block(64 * MIB, b"", Descriptors([vmm_descriptor(2 * MIB)]))
+    for write in (True, False):
+        with pytest.raises(poolbridge.InvalidArgumentError, match="67108864 bytes"):
+            block.address(write=write)
+    block.close()
+
+
+def test_a_descriptor_of_something_else_is_no_vmm_block():
+    for descriptors in (descriptor_of("/dev/null"), Descriptors([os.memfd_create("x")])):
+        with pytest.raises(poolbridge.InvalidArgumentError, match="no memory of a GPU"):
+            VMMPool("vmm", 0).map_block(2 * MIB, b"", descriptors)
+        assert len(descriptors) == 0
+    with pytest.raises(poolbridge.ProtocolError):
+        VMMPool("vmm", 0).map_block(2 * MIB, b"", Descriptors())
+    with pytest.raises(poolbridge.ProtocolError, match="no bytes"):
+        VMMPool("vmm", 0).map_block(2 * MIB, bytes(64), Descriptors())
+
+
+# device and pinned
+
+
+@pytest.mark.parametrize("kind", ["device", "pinned"])
+def test_a_descriptor_of_something_else_is_no_pool(tmp_path, kind):
+    file = tmp_path / "file"
+    file.write_bytes(bytes(4096))
+    for path in ("/dev/null", str(file)):
+        with pytest.raises((poolbridge.InvalidArgumentError, poolbridge.DriverError)):
+            _kinds.load(kind).map_pool(pool(kind), b"", descriptor_of(path))
+
+
+@pytest.mark.parametrize("length", [0, 63, 65])
+def test_exports_of_another_length_are_no_block(imported, length):
+    with pytest.raises(poolbridge.ProtocolError, match=f"got {length}"):
+        imported.map_block(2 * MIB, bytes(length), Descriptors())
+
+
+def test_bytes_at_random_are_no_block(imported):
+    for blob in (bytes(64), os.urandom(64)):
+        with pytest.raises(poolbridge.InvalidArgumentError, match="no block"):
+            imported.map_block(2 * MIB, blob, Descriptors())
+
+
+# legacy
+
+
+def test_a_legacy_handle_is_opened_changed_and_closed(owner):
+    handle = handle_of(owner)
+    with handle.open(shape=(1 << 19,), dtype="float32") as memory:
+        assert (memory.to_numpy() == np.arange(1 << 19) + 100).all()
+        memory.copy_from(memory.to_numpy() * 2)
+    assert memory.closed
+    again = poolbridge.LegacyHandle.from_bytes(bytes(handle)).open(UUID)
+    assert (again.nbytes, again.size, again.dtype.name) == (2 * MIB, 2 * MIB, "uint8")
+    assert again.to_numpy().view(np.float32)[3] == 206
+    with pytest.raises(BufferError):
+        again.__dlpack__(copy=True)
+    assert again.__dlpack_device__() == (2, 0)
+    del again
+    gc.collect()
+
+
+def test_what_lies_outside_of_a_legacy_block_is_refused(owner):
+    handle = handle_of(owner)
+    for offset, shape in ((0, (4 * MIB,)), (2 * MIB, (1,)), (1, (2 * MIB,)), (2**63, (1,))):
+        lie = poolbridge.LegacyHandle(handle.handle, offset)
+        with pytest.raises(poolbridge.InvalidArgumentError, match="outside"):
+            lie.open(shape=shape)
+        with pytest.raises(poolbridge.InvalidArgumentError, match="outside"):
+            LegacyPool("legacy", 0).map_block(shape[0], bytes(lie), Descriptors())
+
+
+def test_the_handle_of_a_dead_owner_is_said_to_be_one(owner):
+    handle = handle_of(owner)
+    handle.open().close()
+    owner.kill()
+    owner.wait(10)
+    with pytest.raises(poolbridge.OwnerDiedError, match="gone") as caught:
+        handle.open()
+    assert caught.value.code == "unavailable"
+
+
+def test_a_legacy_handle_in_a_second_context_is_refused_clearly(owner):
+    handle = handle_of(owner)
+    handle.open().close()  # the primary context is alive
+    second = _cuda._call("cuCtxCreate", None, 0, 0)
+    try:
+        with pytest.raises(poolbridge.SecondContextError, match="primary"):
+            handle.open(own_context=True)
+        handle.open().close()  # in the primary one it works, whatever is current
+    finally:
+        _cuda._call("cuCtxDestroy", second)
+
+
+def test_a_handle_cannot_be_opened_by_its_owner():
+    memory = _cuda.Allocation(0, 2 * MIB)
+    with _cuda._current(0):
+        boxed = _cuda._call("cuIpcGetMemHandle", memory.address)
+    handle = poolbridge.LegacyHandle.from_bytes(ctypes.string_at(int(boxed.getPtr()), 64))
+    with pytest.raises(poolbridge.UnavailableError, match="owns"):
+        handle.open()
+
+
+def test_bytes_at_random_are_no_legacy_handle():
+    for data in (bytes(64), os.urandom(64), os.urandom(72)):
+        with pytest.raises((poolbridge.InvalidArgumentError, poolbridge.OwnerDiedError)):
+            poolbridge.LegacyHandle.from_bytes(data).open()
+
+
+# All
+
+
+@pytest.mark.parametrize("kind", ["device", "vmm", "legacy", "pinned"])
+def test_a_gpu_that_this_process_cannot_see_is_named(kind):
+    elsewhere = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+    descriptors = descriptor_of("/dev/null")
+    with pytest.raises(poolbridge.DeviceNotVisibleError, match=elsewhere):
+        _kinds.load(kind).map_pool(pool(kind, elsewhere), b"", descriptors)
+    descriptors.close()
+
+
+def test_a_saved_buffer_is_loaded_with_what_it_holds(tmp_path, owner):
+    handle = handle_of(owner)
+    saved = {
+        "poolbridge": 1, "kind": "legacy", "device": UUID, "bytes": 400, "dtype": "float32", "shape": [99],
+        "byte_offset": 4, "handle": base64.b64encode(bytes(handle)).decode(),
+    }  # fmt: skip
+    path = tmp_path / "frame.json"
+    path.write_text(json.dumps(saved))
+    with poolbridge.LegacyHandle.load(path).open() as memory:
+        assert memory.to_numpy().tolist() == (np.arange(1, 100) + 100).tolist()
