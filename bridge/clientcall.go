@@ -38,7 +38,7 @@ func (c *Client) call(ctx context.Context, r wire.Request, pending *call) error 
 	}
 	select {
 	case err := <-pending.done:
-		if err == errClientClosed { // not an answer
+		if errors.Is(err, errClientClosed) { // not an answer
 			c.cancel(q)
 		}
 		return err

@@ -164,7 +164,7 @@ func (c *serverConn) grant(q uint32, wait uint64, get func(context.Context, time
 // it returns answers.
 func (c *serverConn) waitFor(q uint32, err error, attempt func(context.Context) (answer func())) {
 	if refused := c.wait(q, attempt); refused != nil {
-		c.fail(q, fmt.Errorf("%w (%v)", refused, err))
+		c.fail(q, fmt.Errorf("%w (%s)", refused, err.Error()))
 	}
 }
 

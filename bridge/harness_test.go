@@ -40,7 +40,7 @@ func start(t testing.TB, c ServerConfig, l limits) *rig {
 	r.Server, err = listen(r.path, r.svc, c, l)
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		_ = r.Server.Close()
+		_ = r.Close()
 		r.svc.Close()
 	})
 	return r

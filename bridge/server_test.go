@@ -52,7 +52,7 @@ func TestClosingTheServerTellsThoseWhoWait(t *testing.T) {
 		go func() { ended <- wait() }()
 	}
 	awaitWaiting(t, r.only(t), len(waits))
-	require.NoError(t, r.Server.Close())
+	require.NoError(t, r.Close())
 	for range waits {
 		err := <-ended
 		assert.ErrorIs(t, err, ErrDisconnected)
@@ -117,7 +117,7 @@ func TestAServerThatClosesWhileClientsConnectWaitsForNobody(t *testing.T) {
 			}
 			dialRaw(t, r.path)
 		}
-		require.NoError(t, r.Server.Close())
+		require.NoError(t, r.Close())
 	}
 }
 

@@ -50,8 +50,8 @@ func (c *serverConn) serve() {
 	defer c.cancel(nil)
 	// What ends the session ends its waits to send and to receive; in this order, so that after it goodbye can be said.
 	stop := context.AfterFunc(c.ctx, func() {
-		c.conn.SetWriteDeadline(longAgo)
-		c.conn.SetReadDeadline(longAgo)
+		_ = c.conn.SetWriteDeadline(longAgo)
+		_ = c.conn.SetReadDeadline(longAgo)
 	})
 	defer stop()
 
@@ -127,9 +127,9 @@ var longAgo = time.Unix(1, 0)
 
 // setReadDeadline sets how long to read, unless the session has ended: the deadline that its end set must stand.
 func (c *serverConn) setReadDeadline(t time.Time) {
-	c.conn.SetReadDeadline(t)
+	_ = c.conn.SetReadDeadline(t)
 	if c.ctx.Err() != nil {
-		c.conn.SetReadDeadline(longAgo)
+		_ = c.conn.SetReadDeadline(longAgo)
 	}
 }
 

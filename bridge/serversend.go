@@ -96,7 +96,7 @@ func (c *serverConn) sendFrame(n mempool.Delivered) {
 func (c *serverConn) goodbye(reason string) {
 	c.sending.Lock()
 	defer c.sending.Unlock()
-	c.conn.SetWriteDeadline(time.Time{}) // the session's end set one
+	_ = c.conn.SetWriteDeadline(time.Time{}) // the session's end set one
 	farewell(c.conn, reason)
 }
 
@@ -184,13 +184,13 @@ func (c *serverConn) put(packet []byte, fds []int) error {
 	if !errors.Is(err, seqpacket.ErrWouldBlock) {
 		return err
 	}
-	c.conn.SetWriteDeadline(time.Now().Add(c.server.limits.send))
+	_ = c.conn.SetWriteDeadline(time.Now().Add(c.server.limits.send))
 	if c.ctx.Err() != nil {
 		return err
 	}
 	err = c.conn.Send(packet, fds)
 	if c.ctx.Err() == nil {
-		c.conn.SetWriteDeadline(time.Time{}) // or it would fail packets that need not wait
+		_ = c.conn.SetWriteDeadline(time.Time{}) // or it would fail packets that need not wait
 	}
 	return err
 }

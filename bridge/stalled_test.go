@@ -102,8 +102,8 @@ func TestClosingTheServerDoesNotWaitForAStalledClient(t *testing.T) {
 	r := start(t, ServerConfig{}, l)
 	greeted(t, r.path).stall(r.only(t), 10)
 	awaitStall(r.only(t))
-	require.NoError(t, r.Server.Close())
-	require.NoError(t, r.Server.Close(), "again")
+	require.NoError(t, r.Close())
+	require.NoError(t, r.Close(), "again")
 }
 
 func TestAnAnswerTooLongForAPacketIsAnErrorAndNoMore(t *testing.T) {

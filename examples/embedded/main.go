@@ -19,8 +19,8 @@ func main() {
 	kind := flag.String("kind", string(mempool.Host), "where the memory is: host or device")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
 	err := serve(ctx, *socket, mempool.Kind(*kind), func() { log.Printf("reading.txt is published; clients find it at %s", *socket) })
+	stop()
 	if err != nil {
 		log.Fatal(err)
 	}
