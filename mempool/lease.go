@@ -130,8 +130,8 @@ func (l *Lease) end(incomplete bool, done tickets) {
 		t.timeline.unshow()
 	}
 	l.wait = nil
-	if l.frame != nil {
+	b.settle()
+	if l.frame != nil { // last: nothing of the lease is left when the frame goes on
 		l.frame.released(incomplete || l.session.ended)
 	}
-	b.settle()
 }

@@ -1,0 +1,389 @@
+package mempool
+
+import (
+	"context"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+func TestASealedTimelineIsWrittenByNobodyElse(t *testing.T) {
+	svc := newService(t)
+	w := hire(t, svc)
+	_, x, err := w.Timeline()
+	require.NoError(t, err)
+	fd := int(x.Files[0].Fd())
+	_, err = MapPage(x, true)
+	assert.ErrorContains(t, err, "operation not permitted")
+	_, err = unix.Pwrite(fd, []byte{1}, 0)
+	assert.ErrorIs(t, err, unix.EPERM)
+	assert.ErrorIs(t, unix.Ftruncate(fd, 0), unix.EPERM)
+	mem, err := unix.Mmap(fd, 0, pageBytes, unix.PROT_READ, unix.MAP_SHARED)
+	require.NoError(t, err)
+	assert.ErrorIs(t, unix.Mprotect(mem, unix.PROT_READ|unix.PROT_WRITE), unix.EACCES)
+	require.NoError(t, unix.Munmap(mem))
+
+	w.reach(Ticket{Word: 3, Value: 9})
+	view, err := MapPage(x, false)
+	require.NoError(t, err)
+	assert.EqualValues(t, 9, view.Load(3), "its owner still writes it")
+	require.NoError(t, view.Close())
+}
+
+func TestOnlyTicketsOfOnesOwnSealedTimelineCount(t *testing.T) {
+	svc := newService(t)
+	owner := open(t, svc)
+	p, _ := fakePool(t, owner, 1<<20)
+	w, other := hire(t, svc), hire(t, svc)
+	s, err := svc.OpenSession(Self(), func(Notice) {})
+	require.NoError(t, err)
+	s.UseTimelines()
+	require.ErrorIs(t, s.SealTimeline(), ErrInvalid, "there is none")
+	unsealed, _, err := s.Timeline()
+	require.NoError(t, err)
+
+	bad := []struct {
+		session *Session
+		ticket  Ticket
+	}{
+		{s, Ticket{unsealed, 0, 1}},
+		{s, Ticket{w.id, 0, 1}},
+		{w.Session, Ticket{other.id, 0, 1}},
+		{w.Session, Ticket{0, 0, 1}},
+		{w.Session, Ticket{math.MaxInt64, 0, 1}},
+		{w.Session, Ticket{w.id, TimelineWords, 1}},
+		{w.Session, Ticket{w.id, math.MaxUint64, 1}},
+		{w.Session, Ticket{w.id, 0, 0}},
+		{w.Session, Ticket{w.id, 0, MaxTicketValue + 1}},
+		{w.Session, Ticket{w.id, 0, math.MaxUint64}},
+	}
+	for _, b := range bad {
+		l := allocate(t, b.session, p, 10)
+		assert.ErrorIs(t, l.Publish(Publication{Name: "x", Completion: Completion{Ready: &b.ticket}}), ErrInvalid, "%v", b.ticket)
+		assert.ErrorIs(t, l.ReleaseAt(false, []Ticket{b.ticket}), ErrInvalid, "%v", b.ticket)
+		release(t, l)
+	}
+	l := allocate(t, w.Session, p, 10)
+	assert.ErrorIs(t, l.ReleaseAt(false, make([]Ticket, MaxDone+1)), ErrInvalid)
+	assert.ErrorIs(t, l.Publish(Publication{Name: "x", Completion: Completion{Event: make([]byte, 63)}}), ErrInvalid)
+	release(t, l)
+	checkBooks(t, svc)
+}
+
+func TestAReaderWaitsForTheContentAndNothingElse(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 1<<20)
+	producer, consumer := hire(t, svc), hire(t, svc)
+
+	l := allocate(t, producer.Session, p, 10)
+	ready := producer.ticket()
+	event := make([]byte, EventBytes)
+	require.NoError(t, l.Publish(Publication{Name: "x", Completion: Completion{Ready: &ready, Event: event}}))
+	_, err := consumer.FindTimeline(producer.id)
+	assert.ErrorIs(t, err, ErrDenied, "it was not sent a ticket yet")
+	got := consumer.get(t, "x", false)
+	assert.Equal(t, []Ticket{ready}, got.Info().Wait)
+	assert.Equal(t, event, got.Info().Event)
+	x, err := consumer.FindTimeline(producer.id)
+	require.NoError(t, err)
+	view, err := MapPage(x, false)
+	require.NoError(t, err)
+	defer view.Close()
+
+	producer.reach(ready)
+	assert.EqualValues(t, ready.Value, view.Load(workerWord))
+	assert.Empty(t, got.Info().Wait, "what is reached need not be waited for")
+	assert.Empty(t, consumer.get(t, "x", false).Info().Wait)
+	_, err = consumer.FindTimeline(99)
+	assert.ErrorIs(t, err, ErrNotFound)
+}
+
+func TestTheNextWriterWaitsForEveryReader(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 512) // one block
+	producer, a, b := hire(t, svc), hire(t, svc), hire(t, svc)
+
+	l := allocate(t, producer.Session, p, 10)
+	ready := producer.ticket()
+	producer.publish(t, l, "x", &ready)
+	ra, rb := a.get(t, "x", false), b.get(t, "x", false)
+	ra2 := a.get(t, "x", false)
+	early, late := a.ticket(), a.ticket()
+	doneB := b.ticket()
+	require.NoError(t, ra2.ReleaseAt(false, []Ticket{late}))
+	require.NoError(t, ra.ReleaseAt(false, []Ticket{early}))
+	require.NoError(t, rb.ReleaseAt(false, []Ticket{doneB}))
+	release(t, l)
+	require.NoError(t, producer.Unpublish("x"))
+	assert.EqualValues(t, 512, svc.Stats().Pools[0].Cached, "the block can be used again at once")
+
+	next := allocate(t, producer.Session, p, 10)
+	assert.ElementsMatch(t, []Ticket{ready, late, doneB}, next.Info().Wait, "the last of each word")
+	b.reach(doneB)
+	a.reach(early)
+	assert.ElementsMatch(t, []Ticket{ready, late}, next.Info().Wait)
+	release(t, next) // whoever it was for did not wait: the one after it must
+	again := allocate(t, producer.Session, p, 10)
+	assert.ElementsMatch(t, []Ticket{ready, late}, again.Info().Wait)
+	producer.publish(t, again, "y", nil)
+	assert.Empty(t, a.get(t, "y", false).Info().Wait, "readers wait for the content, not for readers of something else")
+}
+
+func TestAWritersDoneTicketIsWhatReadersWaitFor(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 512)
+	w, r := hire(t, svc), hire(t, svc)
+	l := allocate(t, w.Session, p, 10)
+	first := w.ticket()
+	w.publish(t, l, "x", &first)
+	release(t, l)
+	second := w.get(t, "x", true)
+	assert.Equal(t, []Ticket{first}, second.Info().Wait)
+	done := w.ticket()
+	require.NoError(t, second.ReleaseAt(false, []Ticket{done}))
+	assert.Equal(t, []Ticket{done}, r.get(t, "x", false).Info().Wait)
+}
+
+func TestABlockIsNotFreedWhileWorkOnItIsUnderWay(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, arena := fakePool(t, s, 1<<20)
+	w := hire(t, svc)
+	l := allocate(t, w.Session, p, 10)
+	mapBlock(t, l)
+	done := w.ticket()
+	require.NoError(t, l.ReleaseAt(false, []Ticket{done}))
+	require.NoError(t, w.Dropped([]uint64{l.Info().Block}))
+	n, err := s.TrimPool(p.info.ID, 0)
+	require.NoError(t, err)
+	assert.Zero(t, n)
+	assert.Zero(t, arena.frees)
+	assert.EqualValues(t, 512, svc.Stats().Pools[0].Held)
+	checkBooks(t, svc)
+	w.reach(done)
+	all, err := s.Allocate(context.Background(), p.info.ID, Bytes(1<<20), patience) // waits for the block to be freed
+	require.NoError(t, err)
+	release(t, all)
+	arena.mu.Lock()
+	assert.Equal(t, 1, arena.frees)
+	arena.mu.Unlock()
+	checkBooks(t, svc)
+}
+
+func TestABlockWithTooManyTicketsIsNotHandedOut(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 512)
+	w := hire(t, svc)
+	word := uint64(0)
+	for word < maxTickets+10 {
+		l := allocate(t, w.Session, p, 10)
+		var done []Ticket
+		for range MaxDone {
+			done = append(done, Ticket{w.id, word, 1})
+			word++
+		}
+		require.NoError(t, l.ReleaseAt(false, done))
+	}
+	_, err := w.Allocate(context.Background(), p.info.ID, Bytes(10), 0)
+	require.ErrorIs(t, err, ErrLimit)
+	for i := range word {
+		w.reach(Ticket{Word: i, Value: 1})
+	}
+	l, err := w.Allocate(context.Background(), p.info.ID, Bytes(10), patience)
+	require.NoError(t, err)
+	assert.Empty(t, l.Info().Wait)
+}
+
+func TestWhatADeadProcessHadNotFinishedHasFailed(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 1<<20)
+	producer, consumer := hire(t, svc), hire(t, svc)
+	reached, unreached := producer.ticket(), producer.ticket()
+	for name, ready := range map[string]*Ticket{"finished": &reached, "torn": &unreached, "at once": nil} {
+		l := allocate(t, producer.Session, p, 10)
+		producer.publish(t, l, name, ready)
+		release(t, l)
+	}
+	producer.reach(reached)
+	torn := consumer.get(t, "torn", false)
+	x, err := consumer.FindTimeline(producer.id)
+	require.NoError(t, err)
+	view, err := MapPage(x, false)
+	require.NoError(t, err)
+	defer view.Close()
+	waited := make(chan error)
+	go func() { waited <- view.Await(context.Background(), unreached, 0) }()
+
+	gone := make(chan struct{})
+	settled := producer.End(gone)
+	assert.Equal(t, []Ticket{unreached}, torn.Info().Wait, "its process may still finish")
+	assert.Empty(t, told[Failed](consumer))
+	close(gone)
+	<-settled
+	assert.ErrorIs(t, <-waited, ErrProducerDied)
+	assert.NoError(t, view.Await(context.Background(), reached, 0), "that was reached")
+	assert.EqualValues(t, letGo+reached.Value, view.Load(workerWord))
+	assert.EqualValues(t, letGo, view.Load(0))
+
+	assert.Equal(t, []Failed{{[]uint64{torn.Info().Buffer}}}, told[Failed](consumer))
+	assert.ErrorIs(t, torn.Check(context.Background()), ErrProducerDied)
+	_, err = consumer.Get(context.Background(), "torn", false, 0)
+	assert.ErrorIs(t, err, ErrProducerDied)
+	release(t, consumer.get(t, "finished", false))
+	release(t, consumer.get(t, "at once", false))
+	assert.Empty(t, told[Forget](consumer), "a lease still names the timeline")
+	release(t, torn)
+	assert.Equal(t, []Forget{{[]uint64{producer.id}}}, told[Forget](consumer))
+	_, err = consumer.FindTimeline(producer.id)
+	assert.ErrorIs(t, err, ErrStale)
+	assert.Len(t, svc.timelines, 1)
+}
+
+func TestTheDoneTicketsOfADeadReaderHoldNobodyUp(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 512)
+	w, r := hire(t, svc), hire(t, svc)
+	l := allocate(t, w.Session, p, 10)
+	w.publish(t, l, "x", nil)
+	release(t, l)
+	require.NoError(t, r.get(t, "x", false).ReleaseAt(false, []Ticket{r.ticket()}))
+	require.NoError(t, w.Unpublish("x"))
+	next := allocate(t, w.Session, p, 10)
+	require.Len(t, next.Info().Wait, 1)
+	r.die()
+	assert.Empty(t, next.Info().Wait)
+	release(t, next)
+	n, err := s.TrimPool(p.info.ID, 0)
+	require.NoError(t, err)
+	assert.EqualValues(t, 512, n)
+}
+
+func TestACleanEndNeedsNoProcessToBeGone(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 1<<20)
+	w := hire(t, svc)
+	l := allocate(t, w.Session, p, 10)
+	ready := w.ticket()
+	w.publish(t, l, "x", &ready)
+	release(t, l)
+	w.reach(ready)
+	<-w.End(make(chan struct{}))
+	assert.EqualValues(t, ready.Value, w.page.Load(workerWord), "its process lives: the words are its own")
+	assert.Empty(t, svc.timelines)
+	release(t, hire(t, svc).get(t, "x", false))
+}
+
+func TestAHostileWordHarmsOnlyItsOwner(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 512)
+	w, r := hire(t, svc), hire(t, svc)
+	for _, word := range []uint64{math.MaxUint64, 1 << 63, letGo, letGo - 1, 0} {
+		l := allocate(t, w.Session, p, 10)
+		ready := Ticket{w.id, 0, 5}
+		require.NoError(t, l.Publish(Publication{Name: "x", Completion: Completion{Ready: &ready}}))
+		w.page.word(0).Store(word)
+		release(t, r.get(t, "x", false))
+		release(t, l)
+		require.NoError(t, w.Unpublish("x"))
+		w.page.word(0).Store(6)
+	}
+	w.page.word(0).Store(math.MaxUint64)
+	l := allocate(t, w.Session, p, 10)
+	ready := Ticket{w.id, 0, MaxTicketValue}
+	require.NoError(t, l.Publish(Publication{Name: "x", Keep: true, Completion: Completion{Ready: &ready}}))
+	got := r.get(t, "x", false)
+	x, err := r.FindTimeline(w.id)
+	require.NoError(t, err)
+	view, err := MapPage(x, false)
+	require.NoError(t, err)
+	defer view.Close()
+	w.page.word(0).Store(3)
+	w.die()
+	assert.ErrorIs(t, view.Await(context.Background(), ready, 0), ErrProducerDied, "every wait ends")
+	assert.ErrorIs(t, got.Check(context.Background()), ErrProducerDied)
+}
+
+func TestASessionWithoutTimelinesWaitsInTheService(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 1<<20)
+	w := hire(t, svc)
+	old := openClient(t, svc, Self())
+	l := allocate(t, w.Session, p, 10)
+	ready := w.ticket()
+	w.publish(t, l, "x", &ready)
+	got, err := old.Get(context.Background(), "x", false, 0)
+	require.NoError(t, err)
+	assert.ErrorIs(t, got.Settled(context.Background(), 1), ErrBusy)
+	done := make(chan error)
+	go func() { done <- got.Settled(context.Background(), patience) }()
+	w.reach(ready)
+	assert.NoError(t, <-done)
+}
+
+func TestASessionOfThisProcessOrdersItsWork(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p := createPool(t, s, PoolSpec{Name: "p", Kind: Host, MaxBytes: 1 << 20})
+	clock, err := s.Clock()
+	require.NoError(t, err)
+	word, err := clock.Word()
+	require.NoError(t, err)
+	ready := clock.Next(word)
+	l := allocate(t, s, p, 5)
+	require.NoError(t, l.Publish(Publication{Name: "x", Completion: Completion{Ready: &ready}}))
+
+	got, err := s.Get(context.Background(), "x", false, 0)
+	require.NoError(t, err)
+	read := make(chan string)
+	go func() {
+		text := make([]byte, 5)
+		assert.NoError(t, got.CopyTo(text, 0), "it waits")
+		read <- string(text)
+	}()
+	m, err := l.Memory()
+	require.NoError(t, err)
+	require.NoError(t, m.CopyFrom(0, []byte("hello")))
+	require.NoError(t, clock.Reach(ready))
+	assert.Equal(t, "hello", <-read)
+
+	never := clock.Next(word)
+	l = allocate(t, s, p, 5)
+	require.NoError(t, l.Publish(Publication{Name: "y", Completion: Completion{Ready: &never}}))
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	late, err := s.Get(context.Background(), "y", false, 0)
+	require.NoError(t, err)
+	assert.ErrorIs(t, late.WaitOn(ctx, CPU), context.Canceled)
+	assert.ErrorIs(t, clock.Reach(Ticket{Timeline: clock.Timeline() + 1, Word: word, Value: 1}), ErrInvalid)
+	s.End(nil)
+	assert.ErrorIs(t, clock.Reach(never), ErrClosed)
+}
+
+func TestAClockHasSoManyWords(t *testing.T) {
+	svc := newService(t)
+	clock, err := open(t, svc).Clock()
+	require.NoError(t, err)
+	seen := make(map[uint64]bool)
+	for range TimelineWords {
+		word, err := clock.Word()
+		require.NoError(t, err)
+		assert.False(t, seen[word])
+		seen[word] = true
+	}
+	_, err = clock.Word()
+	assert.ErrorIs(t, err, ErrLimit)
+}
+
+func TestWordsAreComparedLikeTheGPUDoes(t *testing.T) {
+	assert.True(t, passed(5, 5))
+	assert.True(t, passed(letGo, MaxTicketValue))
+	assert.True(t, passed(letGo+letGo-1, 1))
+	assert.False(t, passed(4, 5))
+	assert.True(t, kept(letGo+5, 5))
+	assert.False(t, kept(letGo+4, 5))
+}
