@@ -40,7 +40,7 @@ func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 	for _, want := range []string{
 		"hand-over poolbridge", "hand-over poolbridge, service apart", "hand-over multiprocessing.Queue",
 		"hand-over multiprocessing.shared_memory", "hand-over pickle through a Unix socket",
-		"stream/go-go/1 consumers poolbridge", "stream/go-go/8 consumers poolbridge",
+		"copy/go bytes to consumer copies alone", "copy/go bytes to consumer poolbridge", "stream/go-go/1 consumers poolbridge", "stream/go-go/8 consumers poolbridge",
 		"allocate/go poolbridge", "allocate/python poolbridge, service apart",
 		"growth/10 buffers/1 sessions poolbridge, service apart", "growth/40 buffers/3 sessions poolbridge, service apart",
 		"start-up/first poolbridge, service apart", "start-up/again poolbridge, service apart",

@@ -24,6 +24,7 @@ func init() { // not where it is declared: Options name them
 	workloads = []workload{
 		{"hand-over", handOver},
 		{"stream", stream},
+		{"copy", copies},
 		{"allocate", allocate},
 		{"growth", growth},
 		{"start-up", startUp},

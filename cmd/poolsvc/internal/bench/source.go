@@ -107,6 +107,15 @@ func (o insideOutlet) shut(context.Context) error { return o.Shut() }
 // insideBuffer is a lease of the service's own process.
 type insideBuffer struct{ *mempool.Lease }
 
+// synchronize waits for the work on the buffer's memory.
+func (b insideBuffer) synchronize() error {
+	mem, err := b.Memory()
+	if err != nil {
+		return err
+	}
+	return mem.Synchronize()
+}
+
 func (b insideBuffer) Publish(_ context.Context, p mempool.Publication) error {
 	return b.Lease.Publish(p)
 }

@@ -31,6 +31,9 @@ const serviceBytes = 128 << 20
 // growthFactor is how much longer a hand-over may take in a service that has much to do.
 const growthFactor = 1.5
 
+// copyShare is how much of the machine's own speed a copy is to reach.
+const copyShare = 0.9
+
 // idleShare is what counts as no CPU at all: the program's own clock ticks now and then after it has been busy.
 const idleShare = 1e-3
 
@@ -46,6 +49,17 @@ func ratios(r *Report) []Ratio {
 		theirs, there := r.find(t.workload, string(t.kind), t.bytes, t.against)
 		if ok && there && ours.P50 != nil && theirs.P50 != nil && *ours.P50 > 0 {
 			add(t.workload, string(t.kind), t.bytes, t.against, *theirs.P50 / *ours.P50, t.atLeast)
+		}
+	}
+	for _, kind := range r.kinds() {
+		ours, ok := r.find(copyWorkload, kind, copyBytes, embedded)
+		alone, there := r.find(copyWorkload, kind, copyBytes, bandwidth)
+		if ok && there && alone.PerSecond > 0 {
+			target := copyShare
+			if kind == string(mempool.Host) {
+				target = 0 // there is nothing that could be faster than a copy, and noise is
+			}
+			add(copyWorkload, kind, copyBytes, bandwidth, ours.PerSecond/alone.PerSecond, target)
 		}
 	}
 	few, many := map[string]Footprint{}, map[string]Footprint{}

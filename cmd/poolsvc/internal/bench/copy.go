@@ -1,0 +1,180 @@
+package bench
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// The frames of workload (c).
+const (
+	copyBytes    = 16 << 20
+	copyCapacity = 4
+)
+
+// copyWorkload and bandwidth are workload (c) and what it is compared with: copies from page-locked memory on a GPU, and
+// from one place to another on the CPU.
+const (
+	copyWorkload = "copy/go bytes to consumer"
+	bandwidth    = "copies alone"
+)
+
+// copies measures workload (c): bytes of a Go program become frames that a consumer gets, the copy included.
+func copies(ctx context.Context, s *scene) error {
+	alone, err := s.copiesAlone()
+	if err != nil {
+		return fmt.Errorf("%s: %w", bandwidth, err)
+	}
+	s.add(alone, copyWorkload, copyBytes, bandwidth)
+	src, err := startInside(s.newSocket())
+	if err != nil {
+		return err
+	}
+	var d Durations
+	if err = src.makePool(ctx, s.poolSpec(copyBytes*(copyCapacity+4))); err == nil {
+		d, err = s.copyFrames(ctx, src)
+	}
+	if err = errors.Join(err, src.close()); err != nil {
+		return err
+	}
+	s.add(d, copyWorkload, copyBytes, embedded)
+	return nil
+}
+
+// copyFrames sends frames that are copied from a Go program's own memory to a consumer in another process.
+func (s *scene) copyFrames(ctx context.Context, src *inside) (d Durations, err error) {
+	const name = "copies"
+	ch, err := src.makeChannel(ctx, mempool.ChannelSpec{Name: name, Capacity: copyCapacity})
+	if err != nil {
+		return d, err
+	}
+	bytes := make([]byte, copyBytes)
+	frame := func(number int) (buffer, error) {
+		binary.LittleEndian.PutUint64(bytes, uint64(number))
+		b, err := src.allocate(ctx, mempool.Bytes(copyBytes))
+		if err == nil {
+			err = b.CopyFrom(0, bytes)
+		}
+		return b, err
+	}
+	send := func(number int) error {
+		b, err := frame(number)
+		if err == nil {
+			err = ch.publish(ctx, b)
+		}
+		return err
+	}
+	if err := send(0); err != nil {
+		return d, err
+	}
+	c, err := s.startGoConsumer(ctx, src.socket(), name)
+	if err != nil {
+		return d, err
+	}
+	number := 0
+	watch := newStopwatch(s.Time)
+	for watch.more() {
+		start := time.Now()
+		number++
+		if err := send(number); err != nil {
+			return d, errors.Join(err, stopAll([]consumer{c}))
+		}
+		watch.took(time.Since(start))
+	}
+	// What was queued last must be there, too.
+	last, err := frame(number + 1)
+	if err == nil {
+		err = last.(insideBuffer).synchronize()
+	}
+	if err = errors.Join(err, last.Release(false)); err != nil {
+		return d, errors.Join(err, stopAll([]consumer{c}))
+	}
+	d = watch.durations()
+	d.Count = len(d.Each) + 1
+	if err := ch.shut(ctx); err != nil {
+		return d, err
+	}
+	stamps, err := c.stamps()
+	if err == nil && len(stamps) != number {
+		err = fmt.Errorf("%d frames were sent, and %d came", number, len(stamps))
+	}
+	return d, err
+}
+
+// copiesAlone measures how fast the machine copies as many bytes as a frame has: to the GPU from page-locked memory, or on
+// the CPU.
+func (s *scene) copiesAlone() (d Durations, err error) {
+	if s.kind == mempool.Host {
+		from, to := make([]byte, copyBytes), make([]byte, copyBytes)
+		return s.repeat(func() error {
+			copy(to, from)
+			return nil
+		}, nil)
+	}
+	device, err := mempool.FindDevice(s.Device)
+	if err != nil {
+		return d, err
+	}
+	ctx, err := device.Retain()
+	if err != nil {
+		return d, err
+	}
+	defer func() { err = errors.Join(err, ctx.Close()) }()
+	stream, err := ctx.NewStream()
+	if err != nil {
+		return d, err
+	}
+	defer func() { err = errors.Join(err, stream.Close()) }()
+	from, err := ctx.NewPinned(copyBytes)
+	if err != nil {
+		return d, err
+	}
+	defer func() { err = errors.Join(err, from.Close()) }()
+	to, err := ctx.Malloc(copyBytes)
+	if err != nil {
+		return d, err
+	}
+	defer func() { err = errors.Join(err, ctx.MFree(to)) }()
+	return s.copyToGPU(stream, to, from)
+}
+
+// aheadOfGPU is how many copies are queued before the first is waited for.
+const aheadOfGPU = 8
+
+func (s *scene) copyToGPU(stream *cuda.Stream, to cuda.DevicePtr, from *cuda.Pinned) (Durations, error) {
+	queued := 0
+	d, err := s.repeat(func() error {
+		if err := stream.CopyHtoDAsync(to, from, 0, copyBytes); err != nil {
+			return err
+		}
+		if queued++; queued%aheadOfGPU != 0 {
+			return nil
+		}
+		return stream.Synchronize()
+	}, stream.Synchronize)
+	d.Count, d.Each = len(d.Each), nil // most calls only queue
+	return d, err
+}
+
+// repeat does something until the time is over; finish ends what it began.
+func (s *scene) repeat(one, finish func() error) (Durations, error) {
+	watch := newStopwatch(s.Time)
+	for watch.more() {
+		start := time.Now()
+		if err := one(); err != nil {
+			return Durations{}, err
+		}
+		watch.took(time.Since(start))
+	}
+	if finish != nil {
+		if err := finish(); err != nil {
+			return Durations{}, err
+		}
+	}
+	return watch.durations(), nil
+}
