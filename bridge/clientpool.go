@@ -21,7 +21,7 @@ type Pool struct {
 // Info describes the pool. Its device's ordinal is the service's; its UUID is the same everywhere.
 func (p *Pool) Info() mempool.PoolInfo { return p.info }
 
-// CreatePool makes a pool and opens it.
+// CreatePool makes a pool and opens it. One that cannot be opened here is destroyed again.
 //
 // Errors: [ErrInvalid], [ErrDenied], [ErrExists], [ErrUnavailable] where the service's machine cannot do it,
 // [ErrOutOfMemory].
@@ -66,7 +66,17 @@ func (c *Client) open(ctx context.Context, r wire.Request) (*Pool, error) {
 		return nil, err
 	}
 	defer closeFiles(files)
-	info := poolOf(reply.Pool)
+	p, err := c.imported(reply.Pool, files)
+	if _, made := r.(*wire.Create); made && err != nil {
+		// Who is told that there is no pool would never destroy it.
+		err = errors.Join(err, c.call(ctx, &wire.Destroy{Pool: reply.Pool.ID}, &call{into: &wire.EmptyReply{}}))
+	}
+	return p, err
+}
+
+// imported is a pool of the service, opened in this process.
+func (c *Client) imported(came wire.Pool, files []*os.File) (*Pool, error) {
+	info := poolOf(came)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if p := c.pools[info.ID]; p != nil {
@@ -75,10 +85,10 @@ func (c *Client) open(ctx context.Context, r wire.Request) (*Pool, error) {
 	if c.closing {
 		return nil, errClientClosed
 	}
-	if reply.Pool.Export == nil {
+	if came.Export == nil {
 		return nil, situation(ErrProtocol, "pool %q came without its export", info.Name)
 	}
-	mem, err := mempool.ImportPool(c.epoch, info, exportOf(reply.Pool.Export, files))
+	mem, err := mempool.ImportPool(c.epoch, info, exportOf(came.Export, files))
 	if err != nil {
 		return nil, err
 	}
