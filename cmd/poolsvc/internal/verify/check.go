@@ -16,6 +16,14 @@ type check struct {
 	run      func(context.Context, *scene) error
 }
 
+// direction is which way the data goes first.
+func (c check) direction() string {
+	if c.name == producedName {
+		return "from-consumer"
+	}
+	return "to-consumer"
+}
+
 // skip is the error of a check that cannot run here; it says why.
 type skip struct{ reason string }
 

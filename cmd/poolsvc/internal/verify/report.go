@@ -22,10 +22,12 @@ type Result struct {
 	Name     string `json:"name"`
 	Kind     string `json:"kind"`
 	Scenario int    `json:"scenario"`
-	// Consumer is the library, or "go".
-	Consumer string `json:"consumer"`
-	Status   Status `json:"status"`
-	Reason   string `json:"reason,omitempty"`
+	// Consumer is the library, or "go", and Direction which way the data goes first, seen from the service: "to-consumer" or
+	// "from-consumer".
+	Consumer  string `json:"consumer"`
+	Direction string `json:"direction"`
+	Status    Status `json:"status"`
+	Reason    string `json:"reason,omitempty"`
 	// Note is what a check that passed has to say.
 	Note    string  `json:"note,omitempty"`
 	Seconds float64 `json:"seconds"`

@@ -13,11 +13,7 @@ import (
 const goConsumer = "go"
 
 // roster is who can consume what: this program in another process, and what the Python interpreter has.
-type roster struct {
-	work.Probe
-	// python says why there is no Python worker at all.
-	python error
-}
+type roster struct{ work.Probe }
 
 // probe asks the Python interpreter what it has.
 func probe(ctx context.Context, python string) (*roster, error) {

@@ -11,12 +11,15 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
+// producedName is the check in which the consumer writes first.
+const producedName = "produced"
+
 // roundTrips is scenario 1, in both directions.
 func roundTrips(kind mempool.Kind, consumers []string, o Options) []check {
 	checks := each(1, "round-trip", consumers, func(ctx context.Context, s *scene, consumer string) error {
 		return roundTrip(ctx, s, consumer, o.Elements)
 	})
-	checks = append(checks, each(1, "produced", consumers, func(ctx context.Context, s *scene, consumer string) error {
+	checks = append(checks, each(1, producedName, consumers, func(ctx context.Context, s *scene, consumer string) error {
 		return produced(ctx, s, consumer, o.Elements)
 	})...)
 	last := preferred(consumers)

@@ -167,7 +167,8 @@ func (s *stage) runAll(checks []chosen, report *Report) error {
 		if err == nil {
 			err = on.run(c.check)
 		}
-		r := Result{Name: c.name, Kind: string(c.kind), Scenario: c.scenario, Consumer: c.consumer, Note: on.note, Seconds: time.Since(start).Seconds()}
+		r := Result{Name: c.name, Kind: string(c.kind), Scenario: c.scenario, Consumer: c.consumer, Direction: c.direction(),
+			Note: on.note, Seconds: time.Since(start).Seconds()}
 		if r.Status, r.Reason = resultOf(err); r.Status != Passed {
 			r.Note = ""
 		}

@@ -154,11 +154,10 @@ func (w *Worker) compare(a *Answer, m Memory, n uint64, t *Task) error {
 		return err
 	}
 	a.Mismatches = r.Count
-	if wrong := r.Err(); wrong != nil {
-		a.First = []string{wrong.Error()}
-		return nil
-	}
 	switch {
+	case r.Count > 0:
+		a.First = []string{r.Err().Error()}
+		return nil
 	case t.Then != nil:
 		err = w.bench.Fill(m, n, t.Then)
 	case t.Transform != nil:
