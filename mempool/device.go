@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
+	"sync"
 
 	"github.com/poolbridge/poolbridge/cuda"
 )
@@ -102,6 +104,9 @@ type deviceArena struct {
 	*gpu
 	pool *cuda.MemPool
 	file *os.File
+
+	mu   sync.Mutex
+	owed []*deviceAllocation // nobody's, and not given back yet
 }
 
 func newDeviceArena(spec PoolSpec) (Arena, error) {
@@ -142,13 +147,26 @@ func (a *deviceArena) Allocate(size uint64) (Allocation, error) {
 	d := &deviceAllocation{deviceMemory: deviceMemory{a.gpu, ptr, size}, pool: a.pool}
 	// The allocation is ordered on our stream; other processes must be able to use it at once.
 	if err := a.stream.Synchronize(); err != nil {
-		return nil, errors.Join(deviceError("wait for an allocation", err), insist(d.Free))
+		return nil, errors.Join(deviceError("wait for an allocation", err), a.giveBack(d))
 	}
 	return d, nil
 }
 
+// giveBack frees what nobody was told of, and what could not be freed before.
+func (a *deviceArena) giveBack(more ...*deviceAllocation) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var errs []error
+	a.owed = slices.DeleteFunc(append(a.owed, more...), func(d *deviceAllocation) bool {
+		err := insist(d.Free)
+		errs = append(errs, err)
+		return err == nil
+	})
+	return errors.Join(errs...)
+}
+
 func (a *deviceArena) Close() error {
-	return errors.Join(deviceError("destroy a memory pool", insist(a.pool.Close)), closeFile(a.file), a.gpu.Close())
+	return errors.Join(a.giveBack(), deviceError("destroy a memory pool", insist(a.pool.Close)), closeFile(a.file), a.gpu.Close())
 }
 
 // deviceAllocation is memory from a deviceArena.
