@@ -1,8 +1,6 @@
 package kinds
 
 import (
-	"encoding/json"
-	"os/exec"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -80,19 +78,4 @@ func TestPoolsAreMadeOnTheGPUThatIsNamed(t *testing.T) {
 			assert.Equal(t, mempool.DeviceInfo{Ordinal: 1, UUID: uuid.String()}, pools[0].Pool.Device, "%s on %s", kind, device)
 		}
 	}
-}
-
-// TestWhereGPUsDoNotReachEachOtherBothAreNamed is for the simulation, which can be told not to have peer access.
-func TestWhereGPUsDoNotReachEachOtherBothAreNamed(t *testing.T) {
-	d := second(t)
-	if name, _ := d.Name(); name != "simulated GPU 1" {
-		t.Skip("only the simulation can be told to have no peer access")
-	}
-	cmd := exec.Command(rig.Poolsvc(t), "verify", "--json", "--python", rig.Python(t).Path, "--only", "*/peer/go")
-	cmd.Env = append(cmd.Environ(), "SIMCUDA_PEER=0")
-	out, err := cmd.Output()
-	require.NoError(t, err, "%s", out)
-	var report struct{ Passed int }
-	require.NoError(t, json.Unmarshal(out, &report))
-	assert.Equal(t, len(gpuKinds), report.Passed)
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
-	"github.com/poolbridge/poolbridge/cuda"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
@@ -141,14 +140,4 @@ func (i *imported) works(t *testing.T) {
 	require.NoError(t, ctx.CopyHtoD(ptr, []byte("fine")))
 	require.NoError(t, ctx.MFree(ptr))
 	require.NoError(t, ctx.Close())
-}
-
-func TestMain(m *testing.M) {
-	cuda.TraceObjects()
-	status := m.Run()
-	if left := cuda.OpenObjects(); status == 0 && len(left) != 0 {
-		_, _ = os.Stderr.WriteString("not closed: " + left[0] + "\n")
-		status = 1
-	}
-	os.Exit(status)
 }

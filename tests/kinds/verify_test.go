@@ -1,0 +1,71 @@
+package kinds
+
+import (
+	"encoding/json"
+	"os/exec"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/tests/rig"
+)
+
+type report struct {
+	Checks []struct {
+		Name, Kind, Status, Reason string
+		Scenario                   int
+	}
+}
+
+// verify runs `poolsvc verify` in a changed environment, where every check passes.
+func verify(t *testing.T, env []string, args ...string) (r report) {
+	t.Helper()
+	simulated(t)
+	cmd := exec.Command(rig.Poolsvc(t), append([]string{"verify", "--json", "--python", rig.Python(t).Path}, args...)...)
+	cmd.Env = append(cmd.Environ(), env...)
+	out, err := cmd.Output()
+	require.NoError(t, json.Unmarshal(out, &r), "%s", out)
+	for _, c := range r.Checks {
+		assert.Equal(t, "passed", c.Status, "%s %s: %s", c.Kind, c.Name, c.Reason)
+	}
+	assert.NoError(t, err)
+	return r
+}
+
+func TestOnTheSimulationEveryCheckOfVerifyPasses(t *testing.T) {
+	r := verify(t, nil, "--large", "64MiB", "--workers", "3")
+	seen := make(map[mempool.Kind]map[int]bool)
+	for _, c := range r.Checks {
+		kind := mempool.Kind(c.Kind)
+		if seen[kind] == nil {
+			seen[kind] = make(map[int]bool)
+		}
+		seen[kind][c.Scenario] = true
+	}
+	for kind, scenarios := range map[mempool.Kind][]int{
+		mempool.Device: {1, 2, 4, 5, 7},
+		mempool.VMM:    {1, 2, 4, 5, 7},
+		mempool.Legacy: {1, 2, 3, 4, 5, 7},
+		mempool.Pinned: {1, 2, 4, 5, 7},
+		mempool.Host:   {1, 2, 7},
+	} {
+		for _, n := range scenarios {
+			assert.True(t, seen[kind][n], "no check of scenario %d for kind %s", n, kind)
+		}
+	}
+}
+
+func TestWhereGPUsDoNotReachEachOtherBothAreNamed(t *testing.T) {
+	r := verify(t, []string{"SIMCUDA_PEER=0"}, "--only", "*/peer/go")
+	assert.Len(t, r.Checks, len(gpuKinds))
+}
+
+func TestOnTheSecondGPUTheSameHolds(t *testing.T) {
+	verify(t, nil, "--device", "1", "--only", "*/1/*/go", "--only", "*/2/*/go")
+}
+
+func TestWithAnotherOrderOfGPUsTheSameHolds(t *testing.T) {
+	verify(t, []string{"CUDA_VISIBLE_DEVICES=1,0"}, "--only", "*/1/*/go")
+}
