@@ -10,6 +10,7 @@ import numpy as np
 from poolbridge import _dlpack, _order
 from poolbridge._errors import InvalidArgumentError
 from poolbridge._hold import Hold, Token
+from poolbridge._streams import stream_key
 
 
 class ArrayExports:
@@ -139,9 +140,13 @@ class ArrayExports:
             raise BufferError(f"memory of {self.device} cannot be exported to DLPack device {target}")
         if not here and copy is False:
             raise BufferError(f"memory of {self.device} cannot reach the CPU without a copy, and copy=False")
-        if target == device or stream is not None:
+        if target == device and not copy:
+            _order.before_use(hold, stream)
+        else:
             # With the CPU as target None cannot mean a CUDA stream: the data is complete on return anyway.
-            _order.before_use(device if own == device else own, stream)
+            if target == device or stream is not None:
+                stream_key(own, stream)
+            _order.before_cpu(hold)
         versioned = max_version is not None and max_version[0] >= 1
         element = hold.description.element
         if copy or not here:
@@ -173,6 +178,7 @@ class ArrayExports:
         if not hold.memory.pool.on_cpu:
             raise TypeError(f"this memory is on {self.device}: use DLPack, or copy it with to_numpy()")
         wanted = self.dtype if dtype is None else np.dtype(dtype)
+        _order.before_cpu(hold)
         array = hold.array()
         if wanted == array.dtype and not copy:
             return array
@@ -192,6 +198,7 @@ class ArrayExports:
         hold.check_usable()
         if not hold.memory.pool.on_cpu:
             raise TypeError(f"this memory is on {self.device}: use DLPack, or copy it with to_numpy()")
+        _order.before_cpu(hold)
         array: Any = hold.array()
         return memoryview(array)
 
@@ -233,6 +240,7 @@ def _copy_to_host(hold: Hold) -> np.ndarray[Any, Any]:
     first, last = description.span
     data = np.empty(max(last - first, 1), np.uint8)
     token = Token(hold)
+    _order.before_cpu(hold)
     if last > first:
         hold.memory.pool.read(hold.memory.address(write=False) + first, data[: last - first])
     del token

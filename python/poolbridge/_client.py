@@ -22,6 +22,7 @@ from poolbridge._transport import Transport
 
 _T = TypeVar("_T")
 
+FEATURES = ("timelines", "channels")
 DEFAULT_TIMEOUT = 10.0
 CLOSE_TIMEOUT = 1.0
 
@@ -88,6 +89,7 @@ class ClientState:
         self._pools: dict[str, Pool] = {}
         self.path = path
         self.timeout = timeout
+        session.patience = timeout
 
     @property
     def closed(self) -> bool:
@@ -131,7 +133,7 @@ class ClientState:
         return self._default_pool
 
     def _hello(self) -> Ask:
-        return Ask(Hello(v=(VERSION,), nm=_program_name()), HelloReply)
+        return Ask(Hello(v=(VERSION,), nm=_program_name(), ft=FEATURES), HelloReply)
 
     def _no_answer(self) -> ServiceStalledError:
         return ServiceStalledError(f"the service at {self.path} accepted and does not answer")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from poolbridge import _dlpack
+from poolbridge import _dlpack, _order
 from poolbridge._arrays import check_shape
 from poolbridge._errors import InvalidArgumentError
 from poolbridge._hold import Hold, Token
@@ -34,6 +34,7 @@ def copy_into(hold: Hold, source: Any) -> None:
     hold.check_usable()
     if not hold.write:
         raise InvalidArgumentError(f"lease {hold.grant.id} is read-only: lease for writing to copy into it")
+    _order.before_cpu(hold)
     host = _on_host(hold, source)
     if host is None:
         return

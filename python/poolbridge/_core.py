@@ -8,12 +8,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
-from msgspec import UNSET, Struct, UnsetType, structs
+from msgspec import UNSET, UnsetType, structs
 
 from poolbridge import _errors
+from poolbridge._channel_messages import (
+    End,
+    Failed,
+    Forget,
+    Frame,
+    SubscribeReply,
+    TimelineReply,
+    Unsubscribe,
+)
 from poolbridge._errors import PoolbridgeError, ProtocolError
+from poolbridge._feed import Feed
+from poolbridge._known import Call, KnownBlock, KnownPool
 from poolbridge._messages import (
     VERSION,
     Cancel,
@@ -26,78 +37,18 @@ from poolbridge._messages import (
     Hello,
     HelloReply,
     Notice,
-    Pool,
     PoolReply,
     Recall,
     Release,
     Reply,
     Request,
+    Ticket,
 )
 from poolbridge._packet import check, decode, encode
+from poolbridge._page import WORDS
 from poolbridge._transport import Descriptors
 
 _LAST_NUMBER: Final = 2**32 - 1
-
-
-class Call:
-    """A request that waits for its reply.
-
-    Parameters
-    ----------
-    number
-        The request number.
-    reply_type
-        What the reply is decoded as.
-    on_done
-        Called without arguments once the reply or an error is there.
-    """
-
-    __slots__ = ("abandoned", "error", "number", "on_done", "reply", "reply_type")
-
-    def __init__(self, number: int, reply_type: type[Reply], on_done: Callable[[], object]) -> None:
-        self.number = number
-        self.reply_type = reply_type
-        self.on_done = on_done
-        self.abandoned = False
-        self.reply: Reply | None = None
-        self.error: PoolbridgeError | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether the reply or an error is there."""
-        return self.reply is not None or self.error is not None
-
-    def result(self) -> Reply:
-        """Give the reply, or raise the error."""
-        if self.error is not None:
-            raise self.error
-        assert self.reply is not None  # noqa: S101 - only asked when done
-        return self.reply
-
-
-class KnownPool(Struct, eq=False, gc=True):
-    """A pool that this session opened: its description, and its export until that is mapped."""
-
-    info: Pool
-    export: bytes
-    descriptors: Descriptors
-    mapped: Any = None
-
-
-class KnownBlock(Struct, eq=False, gc=True):
-    """A block whose export this session was sent.
-
-    ``leases`` counts this session's leases on it; ``mapped`` is the kind's mapping while there is one.
-    """
-
-    id: int
-    pool: int
-    size: int
-    export: bytes
-    descriptors: Descriptors
-    leases: int = 0
-    recalled: bool = False
-    mapped: Any = None
 
 
 class Core:
@@ -117,6 +68,12 @@ class Core:
         Packets to send, in order.
     goodbye
         Why the service is about to close the connection, or ``""``.
+    feeds
+        The subscriptions, by id.
+    pages
+        Descriptors of timelines that came and were not mapped yet.
+    news
+        What the session has to hear of.
     """
 
     def __init__(self) -> None:
@@ -128,6 +85,9 @@ class Core:
         self.blocks: dict[int, KnownBlock] = {}
         self.outbox: deque[bytes] = deque()
         self.goodbye = ""
+        self.feeds: dict[int, Feed] = {}
+        self.pages: dict[int, Descriptors] = {}
+        self.news: list[Failed | Forget] = []
         self._calls: dict[int, Call] = {}
         self._number = 0
 
@@ -163,8 +123,10 @@ class Core:
         elif isinstance(call.reply, GrantReply) and not call.abandoned:
             call.abandoned = True
             self.release(call.reply.l, failed=False)
+        elif isinstance(call.reply, SubscribeReply):
+            self.tell(Unsubscribe(sb=call.reply.sb))
 
-    def release(self, grant: Grant, *, failed: bool) -> KnownBlock | None:
+    def release(self, grant: Grant, tickets: tuple[Ticket, ...] = (), *, failed: bool) -> KnownBlock | None:
         """End a lease.
 
         Returns
@@ -172,10 +134,16 @@ class Core:
         KnownBlock or None
             The block, if the service wants it back and this was its last lease.
         """
-        self.tell(Release(l=grant.id, fl=failed))
+        self.tell(Release(l=grant.id, fl=failed, dt=tickets))
+        return self.forget(grant, tickets)
+
+    def forget(self, grant: Grant, tickets: tuple[Ticket, ...] = ()) -> KnownBlock | None:
+        """Note that a lease has ended, and when the work on its block is done; give what `release` gives."""
         block = self.blocks.get(grant.bl)
         if block is None:
             return None
+        for ticket in tickets:
+            block.uses[ticket.wd] = ticket.v
         block.leases -= 1
         return block if block.recalled and not block.leases else None
 
@@ -213,7 +181,9 @@ class Core:
 
     def _receive(self, data: bytes, descriptors: Descriptors) -> list[KnownBlock]:
         idle: list[KnownBlock] = []
-        if not self._expected(data, descriptors):
+        if data.startswith(b"\xa1n\xa5frame", 1):
+            self._frame(decode(data, Frame), descriptors)
+        elif not self._expected(data, descriptors):
             idle = self._look(data, descriptors)
         if len(descriptors):
             raise ProtocolError(f"{len(descriptors)} file descriptors came that no export claims")
@@ -240,7 +210,7 @@ class Core:
         if envelope.q:
             self._reply(envelope, data, descriptors)
         elif name := decode(data, Notice, checked=True).n:
-            idle = self._notice(name, data)
+            idle = self._notice(name, data, descriptors)
         else:
             check(data)
             if isinstance(envelope.e, UnsetType):
@@ -249,7 +219,7 @@ class Core:
             raise _errors.from_wire(envelope.e.c, envelope.e.m)
         return idle
 
-    def _notice(self, name: str, data: bytes) -> list[KnownBlock]:
+    def _notice(self, name: str, data: bytes, descriptors: Descriptors) -> list[KnownBlock]:
         if name == "recall":
             recalled = [self.blocks[id_] for id_ in decode(data, Recall).bl if id_ in self.blocks]
             for block in recalled:
@@ -257,9 +227,35 @@ class Core:
             return [block for block in recalled if not block.leases]
         if name == "goodbye":
             self.goodbye = decode(data, Goodbye).m
+        elif name == "frame":
+            self._frame(decode(data, Frame), descriptors)
+        elif name == "end":
+            end = decode(data, End)
+            if feed := self.feeds.pop(end.sb, None):
+                feed.end(end)
+        elif name == "failed":
+            self.news.append(decode(data, Failed))
+        elif name == "forget":
+            self.news.append(decode(data, Forget))
         else:
             check(data)
         return []
+
+    def _frame(self, frame: Frame, descriptors: Descriptors) -> None:
+        feed = self.feeds.get(frame.sb)
+        if isinstance(frame.l, UnsetType):
+            if isinstance(frame.e, UnsetType):
+                raise ProtocolError(f"frame {frame.sq} has neither a lease nor an error")
+        else:
+            self._learn_grant(frame.l, descriptors)
+            if feed is None or feed.closed:
+                # It was on its way when the subscription ended. A queue has it again.
+                block = self.release(frame.l, failed=feed is None or feed.queue)
+                if block is not None and block.mapped is None:
+                    self.drop(block)
+                return
+        if feed is not None:
+            feed.put(frame)
 
     def _reply(self, envelope: Envelope, data: bytes, descriptors: Descriptors) -> None:
         call = self._calls.get(envelope.q)
@@ -275,16 +271,18 @@ class Core:
             self._answer(call, decode(data, call.reply_type), descriptors)
 
     def _answer(self, call: Call, reply: Reply, descriptors: Descriptors) -> None:
-        self._learn(reply, descriptors)
+        self._learn(call, reply, descriptors)
         del self._calls[call.number]
         if call.abandoned and isinstance(reply, GrantReply):
             block = self.release(reply.l, failed=False)
             if block is not None and block.mapped is None:
                 self.drop(block)
+        elif call.abandoned and isinstance(reply, SubscribeReply):
+            self.tell(Unsubscribe(sb=reply.sb))
         call.reply = reply
         call.on_done()
 
-    def _learn(self, reply: Reply, descriptors: Descriptors) -> None:
+    def _learn(self, call: Call, reply: Reply, descriptors: Descriptors) -> None:
         if isinstance(reply, GrantReply):
             self._learn_grant(reply.l, descriptors)
         elif isinstance(reply, PoolReply):
@@ -295,6 +293,18 @@ class Core:
                 self.pools[info.id].info = info
             else:
                 self.pools[info.id] = KnownPool(info, export, own)
+        elif isinstance(reply, SubscribeReply):
+            feed = self.feeds[reply.sb] = Feed(reply.sb)
+            feed.closed = call.abandoned
+        elif isinstance(reply, TimelineReply):
+            _, own = _claim(reply.x, descriptors)
+            if reply.nw != WORDS or len(own) != 1:
+                own.close()
+                raise ProtocolError(f"timeline {reply.tl} has {reply.nw} words; expected {WORDS}, and one descriptor")
+            if reply.tl in self.pages:
+                own.close()
+            else:
+                self.pages[reply.tl] = own
         elif isinstance(reply, HelloReply):
             if reply.v != VERSION:
                 raise _errors.VersionError(f"the service chose protocol version {reply.v}; offered was {VERSION}")
@@ -325,6 +335,9 @@ class Core:
             # Each its own: an exception that is raised in two threads mixes up their tracebacks.
             call.error = type(error)(*error.args)
             call.on_done()
+        feeds, self.feeds = list(self.feeds.values()), {}
+        for feed in feeds:
+            feed.lose(type(error)(*error.args))
 
     def close_descriptors(self) -> None:
         """Close the descriptors of exports that were never mapped."""
@@ -332,6 +345,8 @@ class Core:
             pool.descriptors.close()
         for block in self.blocks.values():
             block.descriptors.close()
+        for page in self.pages.values():
+            page.close()
 
 
 def _first_number(data: bytes) -> int:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import numpy as np
 
-from poolbridge import _dlpack, _order, _process
+from poolbridge import _order, _process
 from poolbridge._errors import LeaseInUseError, LeaseReleasedError
 from poolbridge._tensor import Description
 
 if TYPE_CHECKING:
     from poolbridge._kinds import BlockMemory
-    from poolbridge._messages import Grant, Pool
+    from poolbridge._messages import Grant, Pool, Ticket
     from poolbridge._session import Session
+    from poolbridge._timeline import StreamKey
 
 
 class Hold:
@@ -49,9 +51,16 @@ class Hold:
         self.write = grant.wr
         self.name: str | None = None
         self.tokens: set[int] = set()
-        self.used = False
         self.unaccounted = False
         self.failed = False
+        # What has to be waited for, the streams that used the memory, and whether others did that nobody named.
+        self.tickets = grant.wt
+        self.streams: dict[StreamKey, None] | None = None
+        self.unordered = False
+        self.named = False
+        self.lost = bool(session.lost) and grant.bf in session.lost
+        self.sent = False
+        self.then: Callable[[], None] | None = None
         session.holds[grant.id] = ref(self)
         self.released = False
 
@@ -96,7 +105,7 @@ class Hold:
         return np.asarray(token)
 
     def release(self, *, failed: bool, force: bool = False) -> None:
-        """End the lease now. Waits until the device is done with the memory.
+        """End the lease now; streams may go on with the memory.
 
         Raises
         ------
@@ -106,11 +115,11 @@ class Hold:
             Arrays made from it are alive.
         """
         self.begin_release(force=force)
+        tickets: tuple[Ticket, ...] = ()
         try:
-            if self.used:
-                _order.before_hand_over(self.memory)
+            tickets = _order.done(self)
         finally:
-            self.session.release(self.grant, failed=failed)
+            self.session.release(self, tickets, failed=failed)
 
     def begin_release(self, *, force: bool = False) -> None:
         """Take the decision to release; from here on the lease makes no more arrays."""
@@ -140,11 +149,10 @@ class Hold:
             self.release(failed=False)
 
     def __del__(self) -> None:
-        if self.released or sys.is_finalizing():
+        if (self.released and not self.sent) or sys.is_finalizing():
             return
         self.released = True
-        on_device = self.used and self.memory.pool.device[0] != _dlpack.CPU
-        self.session.give_back(self.grant, failed=self.failed, memory=self.memory if on_device else None)
+        self.session.let_go(self, failed=self.failed)
 
 
 class Token:
@@ -158,7 +166,6 @@ class Token:
         self.owner = owner
         # First counted, then checked: see Hold.begin_release.
         hold.tokens.add(id(self))
-        hold.used = True
         hold.check_usable()
 
     def __del__(self) -> None:

@@ -59,6 +59,7 @@ class LeaseView(ArrayExports):
         description = hold.description
         if not hold.memory.pool.on_cpu or not description.element.in_numpy:
             raise AttributeError("__array_interface__")
+        _order.before_cpu(hold)
         return {
             "version": 3,
             "shape": description.shape,
@@ -119,7 +120,7 @@ class BaseLease(ArrayExports):
         ``lease.view()`` offers the same and is counted.
         """
         interface = _cuda_array_interface(self._hold)
-        self._hold.unaccounted = self._hold.used = True
+        self._hold.unaccounted = True
         return interface
 
     def view(self, *, legacy: bool = False, device: str | None = None) -> LeaseView:
@@ -141,6 +142,46 @@ class BaseLease(ArrayExports):
         """
         self._hold.check_usable()
         return LeaseView(self._hold, legacy=legacy, device=device)
+
+    def used_on(self, stream: Any) -> None:
+        """Say that work on a stream uses the memory, and have that stream wait until it may.
+
+        Streams that arrays are made for by DLPack are known. Name those on which an array is used besides, and all
+        where they cannot be known: after ``__cuda_array_interface__``, or DLPack with ``stream=-1``. What uses the
+        memory on a stream that was not named is not waited for.
+
+        Parameters
+        ----------
+        stream
+            A handle, 1 for the legacy default stream, 2 for the per-thread default stream, or an object of CuPy,
+            PyTorch or cuda.core.
+
+        Raises
+        ------
+        ValueError
+            It is no stream, or memory of the CPU has none.
+        ProducerDiedError
+            The content will never be complete.
+        """
+        self._hold.check_usable()
+        _order.name_stream(self._hold, stream)
+
+    @property
+    def failed(self) -> bool:
+        """Whether whoever wrote the buffer is known to have died before it was complete."""
+        return _order.lost(self._hold)
+
+    def check(self) -> None:
+        """Look again whether the content is complete, as far as can be told by now.
+
+        To be asked once a stream has used the buffer: a wait ends too when the process waited for is gone.
+
+        Raises
+        ------
+        ProducerDiedError
+            Whoever wrote the buffer died before finishing.
+        """
+        _order.check(self._hold)
 
     def copy_from(self, source: Any) -> None:
         """Copy an array into the leased memory; complete on return.
@@ -199,11 +240,11 @@ class Lease(BaseLease):
         super().__init__(hold)
         self._client = client
 
-    def publish(self, name: str, *, keep: bool = False, replace: bool = False) -> None:
-        """Say that the content is complete and give it a name; the lease becomes a read lease.
+    def publish(self, name: str, *, keep: bool = False, replace: bool = False, stream: Any = None) -> None:
+        """Give the buffer a name; the lease becomes a read lease.
 
-        Waits until the device has done the work that this process queued. Arrays made before stay alive, and must
-        not be written any more.
+        Nothing is waited for: consumers wait, on their streams, for the work that this process has queued so far on
+        the streams that used the buffer. Arrays made before stay alive, and must not be written any more.
 
         Parameters
         ----------
@@ -213,6 +254,9 @@ class Lease(BaseLease):
             Keep the name when this client is gone.
         replace
             Take the name over if the same user has published it before.
+        stream
+            A stream that writes the content, besides those that arrays were made for by DLPack: a handle, or an
+            object of CuPy, PyTorch or cuda.core.
 
         Raises
         ------
@@ -221,10 +265,34 @@ class Lease(BaseLease):
         LeaseReleasedError
             The lease has ended.
         """
-        self._client._run(_operations.publish(self._hold, name, keep=keep, replace=replace))  # noqa: SLF001
+        flow = _operations.publish(self._hold, name, keep=keep, replace=replace, stream=stream)
+        self._client._run(flow)  # noqa: SLF001
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait on the CPU until the content is complete and the memory may be used.
+
+        Streams of a GPU need no such wait, and arrays of the CPU wait by themselves for as long as the client's
+        ``timeout`` says.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait; None: no limit.
+
+        Raises
+        ------
+        WaitTimeoutError
+            It was not complete in time.
+        ProducerDiedError
+            It never will be.
+        """
+        self._client._run(_operations.wait(self._hold, timeout))  # noqa: SLF001
 
     def release(self, *, failed: bool = False, force: bool = False) -> None:
-        """End the lease now, after the device has done the work that this process queued.
+        """End the lease now.
+
+        Whoever writes the memory next waits, on its stream, for the work that this process has queued so far on the
+        streams that used the buffer: those that arrays were made for by DLPack, and those named by `used_on`.
 
         Parameters
         ----------
@@ -266,9 +334,14 @@ class AsyncLease(BaseLease):
         super().__init__(hold)
         self._client = client
 
-    async def publish(self, name: str, *, keep: bool = False, replace: bool = False) -> None:
-        """Say that the content is complete and give it a name; see `Lease.publish`."""
-        await self._client._run(_operations.publish(self._hold, name, keep=keep, replace=replace))  # noqa: SLF001
+    async def publish(self, name: str, *, keep: bool = False, replace: bool = False, stream: Any = None) -> None:
+        """Give the buffer a name; see `Lease.publish`."""
+        flow = _operations.publish(self._hold, name, keep=keep, replace=replace, stream=stream)
+        await self._client._run(flow)  # noqa: SLF001
+
+    async def wait(self, timeout: float | None = None) -> None:
+        """Wait until the content is complete and the memory may be used; see `Lease.wait`."""
+        await self._client._run(_operations.wait(self._hold, timeout))  # noqa: SLF001
 
     async def release(self, *, failed: bool = False, force: bool = False) -> None:
         """End the lease now; see `Lease.release`."""
@@ -305,12 +378,12 @@ def _cuda_array_interface(hold: Hold) -> dict[str, Any]:
         raise AttributeError("__cuda_array_interface__")
     if not description.element.in_numpy:
         raise AttributeError("__cuda_array_interface__ has no bfloat16: use DLPack")
-    _order.before_use(hold.memory.pool.device, None)
+    stream = _order.stream_to_follow(hold)
     return {
         "version": 3,
         "shape": description.shape,
         "typestr": np.dtype(description.element.typestr).str,
         "strides": None if description.contiguous else description.strides,
         "data": (hold.address(write=hold.write) if description.size else 0, not hold.write),
-        "stream": None,
+        "stream": stream,
     }

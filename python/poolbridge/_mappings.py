@@ -17,8 +17,8 @@ from poolbridge._deferred import DeferringLock
 from poolbridge._errors import ProtocolError
 
 if TYPE_CHECKING:
-    from poolbridge._core import KnownBlock, KnownPool
     from poolbridge._kinds import BlockMemory, PoolMemory
+    from poolbridge._known import KnownBlock, KnownPool
 
 _M = TypeVar("_M", "PoolMemory", "BlockMemory")
 Key = tuple[bytes, int]

@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from poolbridge import _order, _tensor
-from poolbridge._errors import InvalidArgumentError, LeaseReleasedError
+from msgspec import UNSET
+
+from poolbridge import _dlpack, _order, _tensor, _timelines
+from poolbridge._channel_messages import Timeline, TimelineReply
+from poolbridge._errors import InvalidArgumentError, LeaseReleasedError, NotFoundError
 from poolbridge._hold import Hold
 from poolbridge._messages import (
     U_MAX,
@@ -33,6 +36,7 @@ from poolbridge._messages import (
     Request,
     StatsReply,
     StatsRequest,
+    Ticket,
     Trim,
     TrimReply,
     Unpublish,
@@ -191,14 +195,14 @@ def allocate(session: Session, description: _tensor.Description, pool: Pool, *, 
     """Allocate a buffer and lease it for writing."""
     request = Alloc(pl=pool.id, t=description.to_wire(), w=check_wait(timeout))
     reply = yield Ask(request, GrantReply, timeout)
-    return _held(session, reply.l) or (yield from _take(session, reply.l))
+    return held(session, reply.l) or (yield from take(session, reply.l))
 
 
 def get(session: Session, name: str, *, write: bool, timeout: float | None) -> Flow[Hold]:
     """Lease the buffer behind a name."""
     request = Get(nm=check_name(name, "buffer"), wr=bool(write), w=check_wait(timeout))
     reply = yield Ask(request, GrantReply, timeout)
-    hold = _held(session, reply.l) or (yield from _take(session, reply.l))
+    hold = held(session, reply.l) or (yield from take(session, reply.l))
     hold.name = name
     return hold
 
@@ -212,13 +216,13 @@ def lease(session: Session, buffer_id: int, generation: int, *, write: bool, tim
         w=check_wait(timeout),
     )
     reply = yield Ask(request, GrantReply, timeout)
-    return _held(session, reply.l) or (yield from _take(session, reply.l))
+    return held(session, reply.l) or (yield from take(session, reply.l))
 
 
-def _held(session: Session, grant: Grant) -> Hold | None:
+def held(session: Session, grant: Grant) -> Hold | None:
     """Make a hold of a grant whose pool is open and whose block is mapped, which nearly all are."""
     pool, memory = session.pool_info(grant.pl), session.mapped(grant.bl)
-    if pool is None or memory is None:
+    if pool is None or memory is None or (grant.wt and session.timelines.unknown(session.core.epoch, grant.wt)):
         return None
     try:
         return Hold(session, grant, pool, memory, _tensor.from_wire(grant.t, grant.n))
@@ -227,8 +231,8 @@ def _held(session: Session, grant: Grant) -> Hold | None:
         raise
 
 
-def _take(session: Session, grant: Grant) -> Flow[Hold]:
-    """Make a hold of a grant: open its pool and map its block where that is not done yet."""
+def take(session: Session, grant: Grant) -> Flow[Hold]:
+    """Make a hold of a grant: open its pool, map its block and the timelines of its tickets, if that is to be done."""
     try:
         description = _tensor.from_wire(grant.t, grant.n)
         pool = session.pool_info(grant.pl)
@@ -238,30 +242,68 @@ def _take(session: Session, grant: Grant) -> Flow[Hold]:
         memory = session.mapped(grant.bl)
         if memory is None:
             memory = yield Do(partial(session.map, grant.bl))
+        for timeline in session.timelines.unknown(session.core.epoch, grant.wt):
+            yield from _know_timeline(session, timeline)
+        on_device = memory.pool.device[0] != _dlpack.CPU
+        if on_device and session.timelines.own is None and _timelines.FEATURE in session.core.features:
+            yield from _know_timeline(session, 0)
         return Hold(session, grant, pool, memory, description)
     except BaseException:
         session.give_back(grant)
         raise
 
 
-def publish(hold: Hold, name: str, *, keep: bool, replace: bool) -> Flow[None]:
-    """Name a buffer whose content is complete."""
+def _know_timeline(session: Session, timeline: int) -> Flow[None]:
+    """Ask for a timeline's page and map it; 0: for the session's own."""
+    try:
+        reply = yield from _ask(Timeline(tl=timeline), TimelineReply)
+    except NotFoundError:
+        if not timeline:
+            raise
+        session.timelines.add_gone(timeline)
+    else:
+        session.adopt(reply.tl, own=not timeline)
+
+
+def publish(hold: Hold, name: str, *, keep: bool, replace: bool, stream: Any) -> Flow[None]:
+    """Name a buffer whose content is complete, or will be when streams have done their work."""
     hold.check_usable()
     check_name(name, "buffer")
     if not hold.write:
         raise InvalidArgumentError(f"lease {hold.grant.id} is a read lease: only what was leased to write is published")
-    if hold.used:
-        yield Do(partial(_order.before_hand_over, hold.memory))
-    yield from _ask(Publish(l=hold.grant.id, nm=name, kp=keep, rp=replace), Reply)
+    ticket = yield from ready(hold, stream)
+    yield from _ask(Publish(l=hold.grant.id, nm=name, kp=keep, rp=replace, rt=ticket or UNSET), Reply)
     hold.write = False
     hold.name = name
 
 
+def ready(hold: Hold, stream: Any) -> Flow[Ticket | None]:
+    """Say when the content of a buffer is complete; that may have to be waited for."""
+    if stream is not None:
+        _order.name_stream(hold, stream)
+    if not _order.must_wait(hold):
+        return _order.ready(hold)
+    ticket: Ticket | None = yield Do(partial(_order.ready, hold))
+    return ticket
+
+
 def release(hold: Hold, *, failed: bool, force: bool) -> Flow[None]:
-    """End a lease after the device has done its work."""
+    """End a lease."""
     if hold.released:
         raise LeaseReleasedError(f"lease {hold.grant.id} has been released")
-    yield Do(partial(hold.release, failed=failed, force=force))
+    if _order.must_wait(hold):
+        yield Do(partial(hold.release, failed=failed, force=force))
+    else:
+        hold.release(failed=failed, force=force)
+
+
+def wait(hold: Hold, timeout: float | None) -> Flow[None]:
+    """Wait on the CPU until the memory may be used."""
+    hold.check_usable()
+    seconds = math.inf if timeout is None else check_wait(timeout) / 1000
+    if hold.tickets:
+        yield Do(partial(_order.wait, hold, seconds))
+    _order.check(hold)
 
 
 def unpublish(name: str) -> Flow[None]:

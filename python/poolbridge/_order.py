@@ -1,53 +1,266 @@
-"""The one place where work on a device is put in order between processes.
+"""The one place where work on memory is put in order between processes.
 
-Today a hand-over happens after the producer's work is done: whoever gives memory away waits here until the device has
-finished with it, so that a consumer's stream never has to wait. When buffers carry tickets, the waiting moves onto
-the streams, and these functions are all that changes.
+A buffer comes with tickets: words of timelines and the values that they must reach before its memory is used. A stream
+of a GPU is made to wait for them and goes on by itself; what only the CPU can do, the CPU waits for, with a time limit.
+Whoever gives a buffer away has the streams that used it write words of this session's timeline, and sends those along.
+
+Where that cannot be, `_fall_back` waits for the device instead: the service has no timelines, a GPU's streams cannot
+write words, the stream belongs to another thread, or nobody said which stream it was.
 """
 
 from __future__ import annotations
 
-import operator
+import time
 from typing import TYPE_CHECKING, Any
 
-from poolbridge import _dlpack
+from poolbridge import _cuda_stream, _dlpack
+from poolbridge._errors import DriverError, PoolLimitError, ProducerDiedError, WaitTimeoutError
+from poolbridge._streams import stream_key
+from poolbridge._timeline import StreamKey, Timeline
 
 if TYPE_CHECKING:
-    from poolbridge._kinds import BlockMemory
+    from poolbridge._hold import Hold
+    from poolbridge._messages import Ticket
+
+MOST_TICKETS = 16
 
 
-def before_hand_over(memory: BlockMemory) -> None:
-    """Wait until the device has done all work that this process may have queued on the memory.
-
-    Called before a buffer is published or its lease released. May block; host memory has nothing to wait for.
-    """
-    memory.synchronize()
+# Before the memory is used
 
 
-def before_use(device: tuple[int, int], stream: Any) -> None:
-    """Make a consumer's stream wait until the buffer is ready.
-
-    What is leased was finished before it was handed over, so only the stream argument is checked for now.
+def before_use(hold: Hold, stream: Any) -> None:
+    """Make a consumer's stream wait until the memory may be used, and note that it uses it.
 
     Parameters
     ----------
-    device
-        DLPack's device type and id.
+    hold
+        The lease.
     stream
-        As the array API standard has it. On CUDA: None or 1 is the legacy default stream, 2 the per-thread default
-        stream, a larger number a stream handle, -1 asks for no ordering. On the CPU: None.
+        See `stream_key`.
 
     Raises
     ------
     ValueError
-        0, which is ambiguous, or another number without meaning; anything but None on the CPU.
+        It is no stream, or memory of the CPU has none.
+    ProducerDiedError
+        The content will never be complete.
+    WaitTimeoutError
+        On the CPU: it is not complete after the session's time limit.
     """
-    if stream is None:
-        return
+    device = hold.memory.pool.device
+    key = stream_key(device, stream)
     if device[0] == _dlpack.CPU:
-        raise ValueError(f"stream must be None for memory of the CPU, got {stream!r}")
-    number = operator.index(stream)
-    if number == 0:
-        raise ValueError("stream 0 is ambiguous: pass 1 for the legacy default stream, 2 for the per-thread one")
-    if number < -1:
-        raise ValueError(f"stream {number} is no stream: pass None, -1, 1, 2 or a stream handle")
+        before_cpu(hold)
+    elif key is None:
+        hold.unordered = True
+    elif hold.streams is None:
+        if hold.tickets:
+            _make_wait(hold, key)
+        hold.streams = {key: None}
+    elif key not in hold.streams:
+        if hold.tickets:
+            _make_wait(hold, key)
+        hold.streams[key] = None
+
+
+def before_cpu(hold: Hold) -> None:
+    """Make the CPU wait until the memory may be used; raises as `wait` does."""
+    if hold.tickets:
+        wait(hold)
+
+
+def name_stream(hold: Hold, stream: Any) -> None:
+    """Note a stream that a user names; whatever used the memory otherwise is vouched for."""
+    before_use(hold, stream)
+    hold.named = True
+
+
+def stream_to_follow(hold: Hold) -> int | None:
+    """Give a stream that a consumer has to wait for whose own stream is not known; None: nothing to wait for."""
+    hold.unordered = True
+    if not _unreached(hold):
+        return None
+    ordinal = hold.memory.pool.device[1]
+    stream = _cuda_stream.own_stream(ordinal)
+    _make_wait(hold, StreamKey(ordinal, stream))
+    return stream
+
+
+def wait(hold: Hold, seconds: float | None = None) -> None:
+    """Wait on the CPU until the memory may be used.
+
+    Raises
+    ------
+    ProducerDiedError
+        The content will never be complete.
+    WaitTimeoutError
+        It is not complete after `seconds`; left out: after the session's time limit.
+    """
+    limit = hold.session.patience if seconds is None else seconds
+    deadline = time.monotonic() + limit
+    for ticket in _unreached(hold):
+        page = hold.session.timelines.page(ticket.tl)
+        if page is None or page.wait(ticket.wd, ticket.v, max(deadline - time.monotonic(), 0)):
+            continue
+        raise WaitTimeoutError(
+            f"buffer {hold.grant.bf} is not ready after {limit:g} s: the work of another process on it goes on"
+        )
+    _unreached(hold)
+
+
+def check(hold: Hold) -> None:
+    """Raise if whoever wrote the buffer died before it was complete, as far as can be told by now.
+
+    Raises
+    ------
+    ProducerDiedError
+        The content is incomplete.
+    """
+    if lost(hold):
+        raise ProducerDiedError(
+            f"whoever wrote buffer {hold.grant.bf} died before finishing: its content is incomplete"
+        )
+
+
+def lost(hold: Hold) -> bool:
+    """Whether the content is known to be incomplete."""
+    if not hold.lost and not hold.grant.wr:
+        for ticket in hold.grant.wt:
+            page = hold.session.timelines.page(ticket.tl)
+            if page is not None and page.died(ticket.wd, ticket.v):
+                hold.lost = True
+    return hold.lost
+
+
+def _unreached(hold: Hold) -> tuple[Ticket, ...]:
+    """Give the tickets that the CPU has not seen reached, and forget the others.
+
+    A reader or an earlier writer that died has let go of the memory, which is all that a writer needs to know.
+    """
+    if hold.tickets:
+        timelines = hold.session.timelines
+        left = []
+        for ticket in hold.tickets:
+            page = timelines.page(ticket.tl)
+            if page is not None and not page.reached(ticket.wd, ticket.v):
+                left.append(ticket)
+        hold.tickets = tuple(left)
+        check(hold)
+    return hold.tickets
+
+
+def _make_wait(hold: Hold, key: StreamKey) -> None:
+    """Have a stream wait for what is not reached yet."""
+    left = _unreached(hold)
+    if not left:
+        return
+    timelines = hold.session.timelines
+    own = timelines.streams_of(key.ordinal)
+    word = own.word(key) if own is not None else None
+    for ticket in left:
+        page = timelines.page(ticket.tl)
+        if page is None:
+            continue
+        address = page.on_device(key.ordinal) if own is not None else 0
+        if own is None or not address:
+            wait(hold)
+            return
+        if word is not None and ticket.tl == own.id and ticket.wd == word.index:
+            continue  # the stream's own earlier work
+        timelines.waits(own, key, ticket.tl)
+        _cuda_stream.wait(key.ordinal, key.handle, address + 8 * ticket.wd, ticket.v)
+
+
+# After it was used
+
+
+def must_wait(hold: Hold) -> bool:
+    """Whether `ready` and `done` have to wait: for the CPU's turn, or in `_fall_back`."""
+    if hold.memory.pool.device[0] == _dlpack.CPU:
+        return bool(hold.tickets)
+    return (hold.streams is not None or hold.unordered) and _own(hold) is None
+
+
+def done(hold: Hold) -> tuple[Ticket, ...]:
+    """Say when this process's work on the memory is done; empty: it is. May wait for the device in `_fall_back`."""
+    if hold.streams is None and not hold.unordered:
+        return ()
+    own = _own(hold)
+    if own is None:
+        return _fall_back(hold)
+    try:
+        return tuple([ticket for key in _streams(hold) if (ticket := own.write(key)) is not None])
+    except (DriverError, PoolLimitError):
+        return _fall_back(hold)
+
+
+def done_at_once(hold: Hold) -> tuple[Ticket, ...] | None:
+    """Do as `done` in a finaliser, which must not wait; None if that cannot be."""
+    if hold.streams is None and not hold.unordered:
+        return ()
+    try:
+        own = _own(hold)
+        if own is None:
+            return None
+        tickets = [own.write(key, wait=False) for key in _streams(hold)]
+    except (DriverError, PoolLimitError):
+        return None
+    written = tuple([ticket for ticket in tickets if ticket is not None])
+    return written if len(written) == len(tickets) else None
+
+
+def ready(hold: Hold) -> Ticket | None:
+    """Say when the content is complete; None: it is. May wait for the device in `_fall_back`."""
+    device = hold.memory.pool.device
+    if device[0] == _dlpack.CPU:
+        before_cpu(hold)
+        return None
+    if hold.streams is None and not hold.unordered:
+        if not _unreached(hold):
+            return None
+        before_use(hold, _cuda_stream.own_stream(device[1]))
+    own = _own(hold)
+    if own is None:
+        _fall_back(hold)
+        return None
+    try:
+        ticket = _joined(hold, own)
+    except (DriverError, PoolLimitError):
+        _fall_back(hold)
+        return None
+    if ticket is not None:
+        # What this process itself does with the buffer later on has to wait as well.
+        hold.tickets = (*hold.tickets, ticket)
+    return ticket
+
+
+def _joined(hold: Hold, own: Timeline) -> Ticket | None:
+    """Have one stream write for all, after it has waited for the others."""
+    *others, last = _streams(hold)
+    for key in others:
+        ticket = own.write(key)
+        if ticket is not None:
+            hold.session.timelines.waits(own, last, own.id)
+            address = own.page.on_device(key.ordinal) + 8 * ticket.wd
+            _cuda_stream.wait(last.ordinal, last.handle, address, ticket.v)
+    return own.write(last)
+
+
+def _own(hold: Hold) -> Timeline | None:
+    """Give the timeline to write, if every stream that used the memory is known and can write it from here."""
+    if hold.unordered and not hold.named:
+        return None
+    streams = _streams(hold)
+    if not streams or len(streams) > MOST_TICKETS or not all(key.reachable for key in streams):
+        return None
+    return hold.session.timelines.streams_of(hold.memory.pool.device[1])
+
+
+def _streams(hold: Hold) -> list[StreamKey]:
+    return list(hold.streams) if hold.streams is not None else []
+
+
+def _fall_back(hold: Hold) -> tuple[Ticket, ...]:
+    """Wait until the device has done all work of this process: then no ticket is needed."""
+    hold.memory.synchronize()
+    return ()

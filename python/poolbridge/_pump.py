@@ -19,7 +19,7 @@ from poolbridge._errors import PoolbridgeError, ServiceStalledError
 from poolbridge._messages import Reply, Request
 
 if TYPE_CHECKING:
-    from poolbridge._core import Call
+    from poolbridge._known import Call
     from poolbridge._session import Session
 
 _ReplyT = TypeVar("_ReplyT", bound=Reply)

@@ -5,31 +5,34 @@ The blocking and the asyncio client are both thin drivers around this; it never 
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 from weakref import ReferenceType
 
+from msgspec import UnsetType
+
 from poolbridge import _order, _process
-from poolbridge._core import Call, Core, KnownBlock
-from poolbridge._deferred import DeferringLock
+from poolbridge._channel_messages import Forget, Seal
 from poolbridge._errors import (
     ClientClosedError,
     ConnectionLostError,
     ForkError,
-    NotFoundError,
     PoolbridgeError,
-    ProtocolError,
 )
-from poolbridge._mappings import MAPPINGS, Mapping
+from poolbridge._session_memory import SessionMemory
 
 if TYPE_CHECKING:
+    from poolbridge._feed import Feed
     from poolbridge._hold import Hold
-    from poolbridge._kinds import BlockMemory, PoolMemory
-    from poolbridge._messages import Dropped, Grant, Pool, Reply, Request
+    from poolbridge._known import Call, KnownBlock
+    from poolbridge._messages import Dropped, Grant, Reply, Request, Ticket
     from poolbridge._transport import Transport
 
 _OUTBOX_MAX = 65_536
+_PATIENCE = 10.0
 
 
 class Driver(Protocol):
@@ -42,7 +45,7 @@ class Driver(Protocol):
         """Do work soon that may wait for a device, elsewhere; never waits, never raises."""
 
 
-class Session:
+class Session(SessionMemory):
     """One connection and what belongs to it. Thread-safe.
 
     Parameters
@@ -52,15 +55,14 @@ class Session:
     """
 
     def __init__(self, transport: Transport) -> None:
-        self.core = Core()
+        super().__init__()
         self.transport = transport
         self.pid = _process.pid
-        self.ended: PoolbridgeError | None = None
         self.orphaned = False
+        self.patience = _PATIENCE
+        self.lost: set[int] = set()
         self.holds: dict[int, ReferenceType[Hold]] = {}
         self._driver: Driver | None = None
-        self._lock = DeferringLock()
-        self._pools: dict[int, Mapping[PoolMemory]] = {}
 
     def carried_by(self, driver: Driver) -> None:
         """Say who moves this session's packets."""
@@ -151,6 +153,8 @@ class Session:
             with self._lock:
                 for block in self.core.receive(*packet):
                     self._unmap(block)
+                if self.core.news:
+                    self._hear()
                 self._flush()
         except PoolbridgeError as error:
             if isinstance(error, ConnectionLostError) and self.core.goodbye:
@@ -159,110 +163,128 @@ class Session:
             raise error from None
         return True
 
-    # Memory
-
-    def pool_info(self, pool_id: int) -> Pool | None:
-        """Describe a pool that this session has opened, or None."""
-        known = self.core.pools.get(pool_id)
-        return known.info if known is not None else None
-
-    def mapped(self, block_id: int) -> BlockMemory | None:
-        """Give a block's mapping if this session has it already."""
-        known = self.core.blocks.get(block_id)
-        return known.mapped.memory if known is not None and known.mapped is not None else None
-
-    def map(self, block_id: int) -> BlockMemory:
-        """Map a block that this session has a lease on, and its pool before it. May wait for the driver.
-
-        Raises
-        ------
-        UnavailableError
-            This process cannot map memory of this kind; the message says what is missing.
-        """
-        known = self.core.blocks.get(block_id)
-        if known is None:
-            raise NotFoundError(f"block {block_id} is not known to this session")
-        mapping = MAPPINGS.block(self.core.epoch, self._map_pool(known.pool), known)
-        with self._lock:
-            if known.mapped is None and self.ended is None:
-                known.mapped = mapping
-                return mapping.memory
-            kept = known.mapped
-        MAPPINGS.give_up(mapping, _nothing)
-        if kept is None:
-            raise ClientClosedError("the client was closed while it mapped memory")
-        memory: BlockMemory = kept.memory
-        return memory
-
-    def _map_pool(self, pool_id: int) -> Mapping[PoolMemory]:
-        mapping = self._pools.get(pool_id)
-        if mapping is None:
-            known = self.core.pools.get(pool_id)
-            if known is None:
-                raise ProtocolError(f"pool {pool_id} was never opened by this session")
-            mapping = MAPPINGS.pool(self.core.epoch, known)
-            with self._lock:
-                if self.ended is None and pool_id not in self._pools:
-                    self._pools[pool_id] = mapping
-                    return mapping
-            # Another thread was faster; the mapping is the same, but this session holds it once.
-            MAPPINGS.give_up(mapping, _nothing)
-            if self.ended is not None:
-                raise ClientClosedError("the client was closed while it mapped memory")
-        return mapping
-
-    def _unmap(self, block: KnownBlock) -> None:
-        """Give up a block that no lease of this session needs, and say so. The lock is held."""
-        mapping, block.mapped = block.mapped, None
-        if mapping is None:
-            self._unmapped(block)
-        else:
-            MAPPINGS.give_up(mapping, partial(self._lock.later, partial(self._unmapped, block)))
-
-    def _unmapped(self, block: KnownBlock) -> None:
-        self.core.drop(block)
-        self._flush()
-
     # Leases
 
-    def give_back(self, grant: Grant, *, failed: bool = False, memory: BlockMemory | None = None) -> None:
-        """End a lease, from wherever the garbage collector may be: never waits, never raises.
+    def give_back(self, grant: Grant, *, failed: bool = False) -> None:
+        """End a lease that nothing was made of, from wherever the garbage collector may be: never waits, never raises.
 
         Parameters
         ----------
         grant
             The lease.
         failed
-            What was written is incomplete.
-        memory
-            If a device may still work on this memory, the end of that work is waited for first, in the background.
+            What was written is incomplete, or a frame goes back to its queue.
+        """
+        if _process.pid == self.pid:
+            self._lock.later(partial(self._release, grant, (), failed=failed))
+
+    def let_go(self, hold: Hold, *, failed: bool) -> None:
+        """End the lease of a hold that nobody has any more, in its finaliser: never waits, never raises.
+
+        Where the end of a device's work has to be waited for, that happens in the background.
         """
         if _process.pid != self.pid:
             return
-        if memory is None or self._driver is None or self.ended is not None:
-            self._lock.later(partial(self._release, grant, failed=failed))
+        if hold.sent:
+            self._lock.later(partial(self._forget, hold.grant))
+            return
+        tickets = _order.done_at_once(hold)
+        if tickets is not None or self._driver is None:
+            self._lock.later(partial(self._release, hold.grant, tickets or (), failed=failed, then=hold.then))
         else:
-            self._driver.background(partial(self._wait_and_release, grant, failed=failed, memory=memory))
+            self._driver.background(partial(self._finish, hold, failed=failed))
 
-    def _wait_and_release(self, grant: Grant, *, failed: bool, memory: BlockMemory) -> None:
+    def _finish(self, hold: Hold, *, failed: bool) -> None:
+        tickets: tuple[Ticket, ...] = ()
         try:
-            _order.before_hand_over(memory)
+            tickets = _order.done(hold)
         finally:
-            self._lock.later(partial(self._release, grant, failed=failed))
+            self._lock.later(partial(self._release, hold.grant, tickets, failed=failed, then=hold.then))
 
-    def release(self, grant: Grant, *, failed: bool) -> None:
-        """End a lease whose work on the device is done."""
+    def release(self, hold: Hold, tickets: tuple[Ticket, ...], *, failed: bool) -> None:
+        """End a lease; `tickets` say when the work on its memory is done."""
         with self._lock:
-            self._release(grant, failed=failed)
+            self._release(hold.grant, tickets, failed=failed, then=hold.then)
 
-    def _release(self, grant: Grant, *, failed: bool) -> None:
+    def _release(
+        self, grant: Grant, tickets: tuple[Ticket, ...], *, failed: bool, then: Callable[[], None] | None = None
+    ) -> None:
         self.holds.pop(grant.id, None)
-        idle = self.core.release(grant, failed=failed)
+        idle = self.core.release(grant, tickets, failed=failed)
+        if then is not None:
+            then()
+        self._released(idle)
+
+    def sent(self, hold: Hold, ticket: Ticket | None) -> None:
+        """Note that a lease has ended with the sending of its frame; arrays of it keep the block mapped."""
+        with self._lock:
+            self.holds.pop(hold.grant.id, None)
+            block = self.core.blocks.get(hold.grant.bl)
+            if block is not None and ticket is not None:
+                block.uses[ticket.wd] = ticket.v
+            hold.sent = True
+
+    def _forget(self, grant: Grant) -> None:
+        self._released(self.core.forget(grant))
+
+    def _released(self, idle: KnownBlock | None) -> None:
         if idle is not None:
             self._unmap(idle)
         self._flush()
         if self.orphaned and not self.holds and self._driver is not None:
             self._driver.background(self.close)
+
+    # Timelines and channels
+
+    def adopt(self, timeline: int, *, own: bool) -> None:
+        """Map the page of a timeline that the service has sent, unless another thread has done it."""
+        with self._lock:
+            descriptors = self.core.pages.pop(timeline, None)
+            if descriptors is None:
+                return
+            fd = descriptors.one()
+            try:
+                if self.ended is None and self.timelines.add(self.core.epoch, timeline, fd, own=own) and own:
+                    self.core.tell(Seal())
+                    self._flush()
+            finally:
+                os.close(fd)
+
+    def pay(self, feed: Feed, *, count: int = 0, now: bool = False) -> None:
+        """Give a subscription's credit back: `count` frames more, or all that is owed `now`."""
+        with self._lock:
+            self.owe(feed, count, now=now)
+            self._flush()
+
+    def owe(self, feed: Feed, count: int = 1, *, now: bool = False) -> None:
+        """Count credit that is given back with a release. The lock is held."""
+        feed.owed += count
+        credit = feed.pay(now=now)
+        if credit is not None:
+            self.core.tell(credit)
+
+    def drop_feed(self, feed: Feed, *, failed: bool) -> None:
+        """Want no more frames of a subscription, and give back those that nobody took."""
+        with self._lock:
+            feed.closed = True
+            frames, feed.frames = list(feed.frames), deque()
+            feed.lose(None)
+            for frame in frames:
+                if not isinstance(frame.l, UnsetType):
+                    self._release(frame.l, (), failed=failed)
+
+    def _hear(self) -> None:
+        """Take the news that the core has for this session. The lock is held."""
+        news, self.core.news = self.core.news, []
+        for notice in news:
+            if isinstance(notice, Forget):
+                self.timelines.forget(notice.tl)
+                continue
+            self.lost.update(notice.bf)
+            for reference in list(self.holds.values()):
+                hold = reference()
+                if hold is not None and hold.grant.bf in notice.bf:
+                    hold.lost = True
 
     # The end
 
@@ -315,17 +337,3 @@ class Session:
             self.orphaned = True
         else:
             self.close()
-
-    def _let_go(self) -> None:
-        for known in list(self.core.blocks.values()):
-            known.recalled = True
-            if not known.leases:
-                self._unmap(known)
-        pools, self._pools = list(self._pools.values()), {}
-        for mapping in pools:
-            MAPPINGS.give_up(mapping, _nothing)
-        self.core.close_descriptors()
-
-
-def _nothing() -> None:
-    pass

@@ -1,0 +1,82 @@
+"""What a subscription has been sent and nobody has taken yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from poolbridge import _errors
+from poolbridge._channel_messages import Credit
+
+if TYPE_CHECKING:
+    from poolbridge._channel_messages import End, Frame
+    from poolbridge._errors import PoolbridgeError
+
+
+class Feed:
+    """The frames of one subscription, in order. The session's lock guards it.
+
+    Attributes
+    ----------
+    id
+        The subscription's id.
+    frames
+        What came and was not taken.
+    batch
+        How many frames of credit are given back at a time.
+    ended
+        Whether no frame will come any more; `error` says why, if the channel was not shut.
+    closed
+        Whether nobody wants frames any more: those that come are given back.
+    on_done
+        Called when there is something to take.
+    """
+
+    __slots__ = ("batch", "closed", "ended", "error", "frames", "id", "on_done", "owed", "queue")
+
+    def __init__(self, id_: int) -> None:
+        self.id = id_
+        self.frames: deque[Frame] = deque()
+        self.batch = 1
+        self.owed = 0
+        self.queue = False
+        self.ended = False
+        self.closed = False
+        self.error: PoolbridgeError | None = None
+        self.on_done: Callable[[], object] = _nothing
+
+    @property
+    def done(self) -> bool:
+        """Whether there is something to take: a frame, or the end."""
+        return bool(self.frames) or self.ended
+
+    def put(self, frame: Frame) -> None:
+        """Add what came."""
+        self.frames.append(frame)
+        self.on_done()
+
+    def end(self, notice: End) -> None:
+        """Note that no frame will come any more."""
+        from msgspec import UnsetType
+
+        error = notice.e
+        self.lose(None if isinstance(error, UnsetType) else _errors.from_wire(error.c, error.m))
+
+    def lose(self, error: PoolbridgeError | None) -> None:
+        """Note that no frame will come any more, and why."""
+        if not self.ended:
+            self.ended = True
+            self.error = error
+        self.on_done()
+
+    def pay(self, *, now: bool) -> Credit | None:
+        """Give the credit that is owed to the service if that is worth a packet, or if it has to be `now`."""
+        if self.ended or self.closed or not self.owed or (self.owed < self.batch and not now):
+            return None
+        count, self.owed = self.owed, 0
+        return Credit(sb=self.id, n=count)
+
+
+def _nothing() -> None:
+    pass

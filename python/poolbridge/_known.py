@@ -1,0 +1,75 @@
+"""What a session knows: requests that wait, pools and blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct, field
+
+from poolbridge._errors import PoolbridgeError
+from poolbridge._messages import Pool, Reply
+from poolbridge._transport import Descriptors
+
+
+class Call:
+    """A request that waits for its reply.
+
+    Parameters
+    ----------
+    number
+        The request number.
+    reply_type
+        What the reply is decoded as.
+    on_done
+        Called without arguments once the reply or an error is there.
+    """
+
+    __slots__ = ("abandoned", "error", "number", "on_done", "reply", "reply_type")
+
+    def __init__(self, number: int, reply_type: type[Reply], on_done: Callable[[], object]) -> None:
+        self.number = number
+        self.reply_type = reply_type
+        self.on_done = on_done
+        self.abandoned = False
+        self.reply: Reply | None = None
+        self.error: PoolbridgeError | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the reply or an error is there."""
+        return self.reply is not None or self.error is not None
+
+    def result(self) -> Reply:
+        """Give the reply, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        assert self.reply is not None  # noqa: S101 - only asked when done
+        return self.reply
+
+
+class KnownPool(Struct, eq=False, gc=True):
+    """A pool that this session opened: its description, and its export until that is mapped."""
+
+    info: Pool
+    export: bytes
+    descriptors: Descriptors
+    mapped: Any = None
+
+
+class KnownBlock(Struct, eq=False, gc=True):
+    """A block whose export this session was sent.
+
+    ``leases`` counts this session's leases on it; ``mapped`` is the kind's mapping while there is one; ``uses`` has the
+    words of the session's own timeline, and the values that they have when its streams are done with the block.
+    """
+
+    id: int
+    pool: int
+    size: int
+    export: bytes
+    descriptors: Descriptors
+    leases: int = 0
+    recalled: bool = False
+    mapped: Any = None
+    uses: dict[int, int] = field(default_factory=dict)

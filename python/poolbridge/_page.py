@@ -1,0 +1,182 @@
+"""Pages of timelines: words that count what streams have done, mapped into this process."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import sys
+import threading
+import time
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from poolbridge import _futex
+from poolbridge._deferred import DeferringLock
+from poolbridge._errors import DeviceMemoryError, DriverError, ProtocolError, UnavailableError
+
+BYTES: Final = 4096
+WORDS: Final = 512
+TOMBSTONE: Final = 1 << 62
+
+_F_GET_SEALS: Final = 1034
+_F_SEAL_SHRINK: Final = 0x0002
+
+# A word that a CPU is about to write is seen at once; after that a sleep costs less than looking.
+_SPIN_SECONDS: Final = 20e-6
+# A GPU's write wakes nobody.
+_SHORTEST_SLEEP: Final = 50e-6
+_LONGEST_SLEEP: Final = 1e-3
+
+
+class Page:
+    """A page of 64-bit words in a memfd.
+
+    Parameters
+    ----------
+    fd
+        The memfd; it stays the caller's.
+    write
+        Whether this process writes the words.
+    """
+
+    def __init__(self, fd: int, *, write: bool) -> None:
+        if os.fstat(fd).st_size < BYTES or not fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK:
+            # An unsealed file could shrink under us, and reading would then be SIGBUS.
+            raise ProtocolError(f"the memfd of a timeline is not sealed at {BYTES} bytes")
+        protection = mmap.PROT_READ | mmap.PROT_WRITE if write else mmap.PROT_READ
+        options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+        try:
+            self._mapping = mmap.mmap(fd, BYTES, mmap.MAP_SHARED, protection, **options)
+        except OSError as error:
+            raise DeviceMemoryError(f"the page of a timeline cannot be mapped: {error}") from error
+        self.write = write
+        self.count = 1
+        self.address = int(np.frombuffer(self._mapping, np.uint8, 1).ctypes.data)
+        self.words = memoryview(self._mapping).cast("Q")
+        self._lock = threading.Lock()
+        self._on_device: int | None = None
+        self._ordinal = -1
+
+    # The CPU
+
+    def reached(self, word: int, value: int) -> bool:
+        """Whether whoever waits for the value may go on; see `died`."""
+        return self.words[word] >= value
+
+    def died(self, word: int, value: int) -> bool:
+        """Whether the process that was to write the value died before."""
+        now = self.words[word]
+        return now >= TOMBSTONE and now % TOMBSTONE < value
+
+    def wait(self, word: int, value: int, seconds: float) -> bool:
+        """Wait until a word has a value; False if `seconds` passed before."""
+        words = self.words
+        if words[word] >= value:
+            return True
+        begin = time.monotonic()
+        while time.monotonic() - begin < _SPIN_SECONDS:
+            if words[word] >= value:
+                return True
+        # The lower half of the word; this is a little-endian protocol on little-endian machines.
+        address, pause = self.address + 8 * word, _SHORTEST_SLEEP
+        while (now := words[word]) < value:
+            left = begin + seconds - time.monotonic()
+            if left <= 0:
+                return False
+            _futex.wait(address, now & 0xFFFFFFFF, min(pause, left))
+            pause = min(pause * 2, _LONGEST_SLEEP)
+        return True
+
+    def store(self, word: int, value: int) -> None:
+        """Write a word by the CPU, and wake who sleeps on it."""
+        self.words[word] = value
+        _futex.wake(self.address + 8 * word)
+
+    # The GPU
+
+    def on_device(self, ordinal: int) -> int:
+        """Address of the page for streams, or 0 if a GPU cannot reach it. Registers the page once; may wait."""
+        address = self._on_device
+        if address is None:
+            from poolbridge import _cuda_stream
+
+            with self._lock:
+                if self._on_device is None:
+                    try:
+                        self._on_device = _cuda_stream.register(ordinal, self.address, BYTES, write=self.write)
+                        self._ordinal = ordinal
+                    except (DriverError, UnavailableError):
+                        self._on_device = 0
+                address = self._on_device
+        return address
+
+    @property
+    def registered(self) -> bool:
+        """Whether a GPU may reach it."""
+        return bool(self._on_device)
+
+    def close(self) -> None:
+        """Unmap it. Waits for the GPU if that may reach it; nothing may wait for its words or write them."""
+        with self._lock:
+            if self._on_device:
+                from poolbridge import _cuda_stream
+
+                self._on_device = 0
+                _cuda_stream.unregister(self._ordinal, self.address)
+        self.words.release()
+        self._mapping.close()
+
+
+class Pages:
+    """The process's register of pages: each is mapped once, and counted over all sessions. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = DeferringLock()
+        self._pages: dict[tuple[bytes, int], Page] = {}
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def take(self, epoch: bytes, timeline: int, fd: int, *, write: bool = False) -> Page:
+        """Map a page, or count one more holder of it. The descriptor stays the caller's."""
+        key = (epoch, timeline)
+        with self._lock:
+            page = self._pages.get(key)
+            if page is None:
+                page = self._pages[key] = Page(fd, write=write)
+            elif write:
+                raise ProtocolError(f"timeline {timeline} is this session's own, and another one has it already")
+            else:
+                page.count += 1
+        return page
+
+    def find(self, epoch: bytes, timeline: int) -> Page | None:
+        """Count one more holder of a page that is mapped already, or give None."""
+        with self._lock:
+            page = self._pages.get((epoch, timeline))
+            if page is not None:
+                page.count += 1
+        return page
+
+    def give_up(self, epoch: bytes, timeline: int) -> None:
+        """Count one holder less, and unmap after the last; never waits: a finaliser may call it."""
+        self._lock.later(partial(self._give_up, (epoch, timeline)))
+
+    def _give_up(self, key: tuple[bytes, int]) -> None:
+        page = self._pages[key]
+        page.count -= 1
+        if page.count:
+            return
+        del self._pages[key]
+        if page.registered:
+            # The driver waits for all work of the context before it unregisters memory.
+            threading.Thread(target=page.close, name="poolbridge-unmap", daemon=True).start()
+        else:
+            page.close()
+
+
+PAGES = Pages()
+"""The process's register."""

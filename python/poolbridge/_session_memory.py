@@ -1,0 +1,135 @@
+"""The memory of a session: what it has mapped, and when that may go."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING
+
+from poolbridge._core import Core
+from poolbridge._deferred import DeferringLock
+from poolbridge._errors import ClientClosedError, NotFoundError, PoolbridgeError, ProtocolError
+from poolbridge._mappings import MAPPINGS, Mapping
+from poolbridge._timelines import Timelines
+
+if TYPE_CHECKING:
+    from poolbridge._kinds import BlockMemory, PoolMemory
+    from poolbridge._known import KnownBlock
+    from poolbridge._messages import Pool
+    from poolbridge._timeline import Timeline
+
+
+class SessionMemory:
+    """What one session has mapped.
+
+    Attributes
+    ----------
+    core
+        The protocol's state.
+    timelines
+        The pages that the session knows.
+    ended
+        Why the session has ended, or None.
+    """
+
+    def __init__(self) -> None:
+        self.core = Core()
+        self.timelines = Timelines()
+        self.ended: PoolbridgeError | None = None
+        self._lock = DeferringLock()
+        self._pools: dict[int, Mapping[PoolMemory]] = {}
+
+    def _flush(self) -> None:
+        """Send what waits to be sent. The lock is held."""
+        raise NotImplementedError
+
+    def pool_info(self, pool_id: int) -> Pool | None:
+        """Describe a pool that this session has opened, or None."""
+        known = self.core.pools.get(pool_id)
+        return known.info if known is not None else None
+
+    def mapped(self, block_id: int) -> BlockMemory | None:
+        """Give a block's mapping if this session has it already."""
+        known = self.core.blocks.get(block_id)
+        return known.mapped.memory if known is not None and known.mapped is not None else None
+
+    def map(self, block_id: int) -> BlockMemory:
+        """Map a block that this session has a lease on, and its pool before it. May wait for the driver.
+
+        Raises
+        ------
+        UnavailableError
+            This process cannot map memory of this kind; the message says what is missing.
+        """
+        known = self.core.blocks.get(block_id)
+        if known is None:
+            raise NotFoundError(f"block {block_id} is not known to this session")
+        mapping = MAPPINGS.block(self.core.epoch, self._map_pool(known.pool), known)
+        with self._lock:
+            if known.mapped is None and self.ended is None:
+                known.mapped = mapping
+                return mapping.memory
+            kept = known.mapped
+        MAPPINGS.give_up(mapping, _nothing)
+        if kept is None:
+            raise ClientClosedError("the client was closed while it mapped memory")
+        memory: BlockMemory = kept.memory
+        return memory
+
+    def _map_pool(self, pool_id: int) -> Mapping[PoolMemory]:
+        mapping = self._pools.get(pool_id)
+        if mapping is None:
+            known = self.core.pools.get(pool_id)
+            if known is None:
+                raise ProtocolError(f"pool {pool_id} was never opened by this session")
+            mapping = MAPPINGS.pool(self.core.epoch, known)
+            with self._lock:
+                if self.ended is None and pool_id not in self._pools:
+                    self._pools[pool_id] = mapping
+                    return mapping
+            # Another thread was faster; the mapping is the same, but this session holds it once.
+            MAPPINGS.give_up(mapping, _nothing)
+            if self.ended is not None:
+                raise ClientClosedError("the client was closed while it mapped memory")
+        return mapping
+
+    def _unmap(self, block: KnownBlock) -> None:
+        """Give up a block that no lease of this session needs, and say so. The lock is held."""
+        mapping, block.mapped = block.mapped, None
+        own = self.timelines.own
+        if mapping is None:
+            self._unmapped(block)
+        elif block.uses and own is not None and not all(own.reached(*use) for use in block.uses.items()):
+            uses, block.uses = block.uses, {}
+            work = partial(self._unmap_after, own, uses, mapping, block)
+            threading.Thread(target=work, name="poolbridge-unmap", daemon=True).start()
+        else:
+            MAPPINGS.give_up(mapping, partial(self._lock.later, partial(self._unmapped, block)))
+
+    def _unmap_after(
+        self, own: Timeline, uses: dict[int, int], mapping: Mapping[BlockMemory], block: KnownBlock
+    ) -> None:
+        """Unmap a block once this session's streams are done with it."""
+        for use in uses.items():
+            while not own.page.wait(*use, 1.0):
+                pass
+        MAPPINGS.give_up(mapping, partial(self._lock.later, partial(self._unmapped, block)))
+
+    def _unmapped(self, block: KnownBlock) -> None:
+        self.core.drop(block)
+        self._flush()
+
+    def _let_go(self) -> None:
+        for known in list(self.core.blocks.values()):
+            known.recalled = True
+            if not known.leases:
+                self._unmap(known)
+        pools, self._pools = list(self._pools.values()), {}
+        for mapping in pools:
+            MAPPINGS.give_up(mapping, _nothing)
+        self.core.close_descriptors()
+        self.timelines.close()
+
+
+def _nothing() -> None:
+    pass

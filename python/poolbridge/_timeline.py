@@ -1,0 +1,129 @@
+"""A session's own timeline: which stream writes which word, and what it has promised to write."""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+from poolbridge._errors import PoolLimitError
+from poolbridge._messages import Ticket
+from poolbridge._page import WORDS, Page
+
+
+class StreamKey(NamedTuple):
+    """A stream, as far as its handle can tell.
+
+    Attributes
+    ----------
+    ordinal
+        The GPU, as this process counts.
+    handle
+        1: the legacy default stream, 2: the per-thread default stream, else a handle of the driver.
+    thread
+        Whose per-thread default stream it is; 0 for any other stream.
+    """
+
+    ordinal: int
+    handle: int
+    thread: int = 0
+
+    @property
+    def reachable(self) -> bool:
+        """Whether this thread can give the stream work."""
+        return not self.thread or self.thread == threading.get_ident()
+
+
+class Word:
+    """A word that one stream writes; `value` is the last that it was told to."""
+
+    __slots__ = ("index", "key", "value")
+
+    def __init__(self, index: int, key: StreamKey) -> None:
+        self.index = index
+        self.key = key
+        self.value = 0
+
+
+class Timeline:
+    """The words of one session, one for each stream. Thread-safe.
+
+    Parameters
+    ----------
+    id_
+        The timeline's id.
+    page
+        Its page, mapped to be written.
+    """
+
+    def __init__(self, id_: int, page: Page) -> None:
+        self.id = id_
+        self.page = page
+        self._lock = threading.Lock()
+        self._words: dict[StreamKey, Word] = {}
+
+    def word(self, key: StreamKey) -> Word | None:
+        """Give the word of a stream, if it has one."""
+        return self._words.get(key)
+
+    def reached(self, word: int, value: int) -> bool:
+        """Whether this process's stream behind a word has come to a value."""
+        return self.page.words[word] >= value
+
+    @property
+    def quiet(self) -> bool:
+        """Whether all has been written that streams were told to write."""
+        return all(self.reached(word.index, word.value) for word in list(self._words.values()))
+
+    def write(self, key: StreamKey, *, wait: bool = True) -> Ticket | None:
+        """Have a stream write the next value of its word.
+
+        Parameters
+        ----------
+        wait
+            Whether to wait for other threads that do the same; a finaliser must not.
+
+        Returns
+        -------
+        Ticket or None
+            What is reached when the stream has done the work that it has so far; None if others were at it.
+
+        Raises
+        ------
+        DriverError
+            The stream takes no work.
+        PoolLimitError
+            More streams are at work than a timeline has words.
+        """
+        if not self._lock.acquire(blocking=wait):
+            return None
+        try:
+            word = self._words.get(key) or self._take(key)
+            from poolbridge import _cuda_stream
+
+            # Under the lock, for the values of a word must come in order.
+            _cuda_stream.write(
+                key.ordinal, key.handle, self.page.on_device(key.ordinal) + 8 * word.index, word.value + 1
+            )
+            word.value += 1
+            return Ticket(self.id, word.index, word.value)
+        finally:
+            self._lock.release()
+
+    def upcoming(self, key: StreamKey) -> tuple[int, int]:
+        """Give the word and the value that a stream will write next."""
+        with self._lock:
+            word = self._words.get(key) or self._take(key)
+            return word.index, word.value + 1
+
+    def _take(self, key: StreamKey) -> Word:
+        """Give a stream a word: a new one, or that of a stream which has done all it was told to."""
+        if len(self._words) < WORDS:
+            word = self._words[key] = Word(len(self._words), key)
+            return word
+        for old in self._words.values():
+            if self.page.reached(old.index, old.value):
+                del self._words[old.key]
+                old.key = key
+                self._words[key] = old
+                return old
+        raise PoolLimitError(f"{WORDS} streams are at work at a time; a timeline has no more words")

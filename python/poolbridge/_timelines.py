@@ -1,0 +1,105 @@
+"""The timelines that a session knows: its own, and those of the tickets that it was sent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from poolbridge import _cuda_stream
+from poolbridge._page import PAGES, Page
+from poolbridge._timeline import StreamKey, Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from poolbridge._messages import Ticket
+
+FEATURE = "timelines"
+
+
+class Timelines:
+    """The timelines of one session.
+
+    Attributes
+    ----------
+    own
+        The session's own, once it was asked for.
+    """
+
+    def __init__(self) -> None:
+        self.own: Timeline | None = None
+        self._epoch = b""
+        self._pages: dict[int, Page | None] = {}
+        self._forgotten: set[int] = set()
+        self._waits: dict[int, dict[int, int]] = {}
+
+    def add(self, epoch: bytes, timeline: int, fd: int, *, own: bool) -> bool:
+        """Map a timeline's page; False if that was done before. The descriptor stays the caller's."""
+        self._epoch = epoch
+        if timeline in self._pages:
+            return False
+        page = self._pages[timeline] = PAGES.take(epoch, timeline, fd, write=own)
+        if own:
+            self.own = Timeline(timeline, page)
+        return True
+
+    def add_gone(self, timeline: int) -> None:
+        """Note a timeline that the service has forgotten already: all of its tickets are reached."""
+        self._pages.setdefault(timeline, None)
+
+    def unknown(self, epoch: bytes, tickets: Iterable[Ticket]) -> list[int]:
+        """Give the timelines of tickets whose pages have to be asked for."""
+        found = []
+        for ticket in tickets:
+            if ticket.tl in self._pages or ticket.tl in found:
+                continue
+            page = PAGES.find(epoch, ticket.tl)
+            if page is None:
+                found.append(ticket.tl)
+            else:
+                self._epoch = epoch
+                self._pages[ticket.tl] = page
+        return found
+
+    def page(self, timeline: int) -> Page | None:
+        """Give a timeline's page; None if the service has forgotten it."""
+        return self._pages.get(timeline)
+
+    def streams_of(self, ordinal: int) -> Timeline | None:
+        """Give the own timeline if streams of a GPU can write it and wait for others."""
+        own = self.own
+        if own is None or not _cuda_stream.supported(ordinal) or not own.page.on_device(ordinal):
+            return None
+        return own
+
+    def waits(self, own: Timeline, key: StreamKey, timeline: int) -> None:
+        """Note that a stream was made to wait for a word of a page, which must stay until it has done so."""
+        word, value = own.upcoming(key)
+        self._waits.setdefault(timeline, {})[word] = value
+
+    def forget(self, timelines: Iterable[int]) -> None:
+        """Unmap pages that the service has forgotten, as soon as no stream waits for their words."""
+        own = self.own.id if self.own is not None else 0
+        self._forgotten.update(id_ for id_ in timelines if id_ in self._pages and id_ != own)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Unmap what was forgotten and is not needed any more. Never waits."""
+        own = self.own
+        for id_ in list(self._forgotten):
+            waits = self._waits.get(id_)
+            if own is not None and waits is not None:
+                if not all(own.reached(word, value) for word, value in waits.items()):
+                    continue
+                del self._waits[id_]
+            self._forgotten.discard(id_)
+            if self._pages.pop(id_) is not None:
+                PAGES.give_up(self._epoch, id_)
+
+    def close(self) -> None:
+        """Unmap all that no stream needs any more. What a stream still writes or waits for stays: this never waits."""
+        own = self.own
+        self._forgotten.update(self._pages)
+        if own is not None and not own.quiet:
+            self._forgotten.discard(own.id)
+        self.tidy()
+        self.own = None
