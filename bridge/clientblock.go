@@ -86,7 +86,10 @@ func (c *Client) ended(id uint64, done ...mempool.Ticket) error {
 	}
 	err := c.drop(id)
 	c.mu.Unlock()
-	return errors.Join(err, c.dropped([]uint64{id}))
+	if err != nil { // the service must not free it
+		return err
+	}
+	return c.dropped([]uint64{id})
 }
 
 // dropLater gives a recalled block up once this client's work on it is done, unless it is leased again by then. c.mu is
@@ -112,18 +115,21 @@ func (c *Client) dropLater(id uint64, b *block) {
 	})
 }
 
-// drop unmaps a block that no lease needs. c.mu is held.
+// drop unmaps a block that no lease needs. After an error the client still has it, and unmaps it when it is closed. c.mu is
+// held.
 func (c *Client) drop(id uint64) error {
 	b := c.blocks[id]
-	delete(c.blocks, id)
 	if b == nil {
 		return nil
 	}
 	b.forgetExport()
-	if b.mem == nil {
-		return nil
+	if b.mem != nil {
+		if err := b.mem.Close(); err != nil {
+			return err
+		}
 	}
-	return b.mem.Close()
+	delete(c.blocks, id)
+	return nil
 }
 
 // dropped tells the service that blocks are unmapped.

@@ -1,7 +1,6 @@
 package mempool
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 )
@@ -109,15 +108,19 @@ func (b *ImportedBlock) Memory(write bool) (Memory, error) {
 	return m, nil
 }
 
-// Close ends one use of the block; the last one unmaps it.
+// Close ends one use of the block; the last one unmaps it. After an error that use goes on: the block can be closed again.
 func (b *ImportedBlock) Close() error {
 	imports.mu.Lock()
 	defer imports.mu.Unlock()
-	if b.users--; b.users > 0 {
+	if b.users > 1 {
+		b.users--
 		return nil
 	}
+	if err := insist(b.mapping.Close); err != nil {
+		return err
+	}
 	delete(b.pool.blocks, b.id)
-	return errors.Join(insist(b.mapping.Close), b.pool.leave())
+	return b.pool.leave()
 }
 
 // Close ends one use of the pool; the last one, and the last block's, closes it.
