@@ -105,8 +105,8 @@ func (c *Clock) Reach(t Ticket) error {
 }
 
 // Signal makes a ticket that is reached when what is in the queue now is done: nil if it is done already. Where a queue
-// cannot write words it waits for the work instead: this is the one place where a hand-over does. A nil clock cannot make
-// tickets.
+// cannot write a word, or fails to, it waits for the work instead: this is the one place where a hand-over does. A nil clock
+// cannot make tickets.
 func (c *Clock) Signal(q Queue) (*Ticket, error) {
 	lane := q.lane()
 	if lane == nil {
@@ -114,7 +114,7 @@ func (c *Clock) Signal(q Queue) (*Ticket, error) {
 	}
 	if c != nil {
 		t, err := c.signal(q, lane)
-		if !errors.Is(err, ErrUnavailable) {
+		if err == nil || errors.Is(err, ErrClosed) {
 			return t, err
 		}
 	}
