@@ -37,6 +37,10 @@ class Consumer(ABC):
         """Say which version is installed."""
         return str(getattr(importlib.import_module(self.name), "__version__", "?"))
 
+    def lacks_gpu(self) -> bool:
+        """Whether the library, as it is installed, cannot use a GPU that is there."""
+        return False
+
     @abstractmethod
     def take(self, lease: Lease) -> Any:
         """Make an array of the lease's memory, in place."""
@@ -139,6 +143,12 @@ class Torch(Consumer):
 
     name = "torch"
     kinds = (*_GPU, "host")
+
+    def lacks_gpu(self) -> bool:
+        """Whether it was built without CUDA."""
+        import torch
+
+        return not torch.cuda.is_available()
 
     def take(self, lease: Lease) -> Any:
         """By DLPack."""
@@ -261,6 +271,12 @@ class Numba(OnHost):
     name = "numba"
     kinds = _GPU
 
+    def lacks_gpu(self) -> bool:
+        """Whether its CUDA target is missing."""
+        from numba import cuda
+
+        return not cuda.is_available()
+
     def take(self, lease: Lease) -> Any:
         """Make a device array of a view, which counts."""
         from numba import cuda
@@ -278,6 +294,12 @@ class Jax(OnHost):
 
     name = "jax"
     kinds = (*_GPU, "host")
+
+    def lacks_gpu(self) -> bool:
+        """Whether its plugin for CUDA is missing."""
+        import jax
+
+        return all(device.platform == "cpu" for device in jax.devices())
 
     def take(self, lease: Lease) -> Any:
         """By a legacy DLPack capsule; JAX never writes."""
@@ -339,30 +361,33 @@ def probe() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             continue
     consumers: dict[str, list[str]] = {kind: [] for kind in KINDS}
-    broken = []
+    broken: list[str] = []
+    devices: list[dict[str, Any]] = []
+    absent = "this process sees no GPU"
+    try:
+        from poolbridge import _cuda
+
+        devices = _cuda.devices()
+    except UnavailableError as error:
+        absent = str(error)
+    on_gpu = [kind for kind in KINDS if kind != "host"]
+    lacking: list[str] = []
     for consumer in CONSUMERS:
         if not _installed(consumer.name):
             continue
         try:
             packages[consumer.name] = consumer().version()
+            lacks = bool(devices) and consumer().lacks_gpu()
         except Exception as error:  # noqa: BLE001 - a broken library is a finding, not a failure
             broken.append(f"{consumer.name} cannot be imported: {error}")
             continue
+        if lacks:
+            lacking.append(f"{consumer.name} {packages[consumer.name]} is installed without support for CUDA")
         for kind in consumer.kinds:
-            consumers[kind].append(consumer.name)
-    on_gpu = [kind for kind in KINDS if kind != "host"]
-    missing = dict.fromkeys(KINDS, "; ".join(broken))
-    devices: list[dict[str, Any]] = []
-    try:
-        from poolbridge import _cuda
-
-        devices = _cuda.devices()
-        if not devices:
-            missing.update(dict.fromkeys(on_gpu, "this process sees no GPU"))
-    except UnavailableError as error:
-        missing.update(dict.fromkeys(on_gpu, str(error)))
-    if not devices:
-        consumers.update((kind, []) for kind in on_gpu)
+            if kind == "host" or (devices and not lacks):
+                consumers[kind].append(consumer.name)
+    missing = {"host": "; ".join(broken)}
+    missing.update(dict.fromkeys(on_gpu, "; ".join(broken + lacking) if devices else absent))
     return {
         "packages": packages,
         "consumers": consumers,
