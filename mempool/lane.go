@@ -37,7 +37,7 @@ func openLane(d cuda.Device) (*lane, error) {
 	}
 	stream, err := ctx.NewStream()
 	if err != nil {
-		return nil, errors.Join(deviceError("make a stream", err), ctx.Close())
+		return nil, errors.Join(deviceError("make a stream", err), insist(ctx.Close))
 	}
 	l := &lane{ctx: ctx, stream: stream, users: 1}
 	l.queue = newStreamQueue(ctx, stream, laneOf{d})
@@ -57,6 +57,6 @@ func (l *lane) leave() error {
 		return nil
 	}
 	delete(lanes.on, l.ctx.Device())
-	err := errors.Join(l.stream.Synchronize(), l.staging.close(), l.stream.Close(), l.ctx.Close())
+	err := errors.Join(insist(l.stream.Synchronize), insist(l.staging.close), insist(l.stream.Close), insist(l.ctx.Close))
 	return deviceError("end the work on a GPU", err)
 }

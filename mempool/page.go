@@ -185,7 +185,12 @@ func (p *Page) seen(t Ticket) (bool, error) {
 // Idle says whether no stream of this process uses the page.
 func (p *Page) Idle() bool { return p.gpu.idle() }
 
-// Close unmaps the page. Nobody may wait for its words on the CPU any more; queues that use them are waited for.
+// Close unmaps the page, unless the driver does not let go of it. Nobody may wait for its words on the CPU any more; queues
+// that use them are waited for.
 func (p *Page) Close() error {
-	return errors.Join(p.gpu.close(), os.NewSyscallError("munmap", unix.Munmap(p.mem)))
+	free, err := p.gpu.close()
+	if !free {
+		return err
+	}
+	return errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(p.mem)))
 }

@@ -51,18 +51,22 @@ func (r *registration) idle() bool {
 	return true
 }
 
-// close waits for the streams that use the page: what they wait for must not vanish.
-func (r *registration) close() error {
+// close waits for the streams that use the page: what they wait for must not vanish. It tells whether the driver let go of
+// the page.
+func (r *registration) close() (free bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.host == nil {
-		return nil
+		return true, nil
 	}
 	var errs []error
 	for s := range r.streams {
-		if err := s.Synchronize(); !errors.Is(err, cuda.ErrClosed) {
+		if err := insist(s.Synchronize); !errors.Is(err, cuda.ErrClosed) {
 			errs = append(errs, err)
 		}
 	}
-	return deviceError("end the registration of a timeline", errors.Join(append(errs, r.host.Close())...))
+	if err = insist(r.host.Close); err == nil {
+		r.host = nil
+	}
+	return err == nil, deviceError("end the registration of a timeline", errors.Join(append(errs, err)...))
 }

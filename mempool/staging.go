@@ -3,6 +3,7 @@ package mempool
 import (
 	"errors"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -86,20 +87,21 @@ func (l *lane) newPiece() (*piece, error) {
 	}
 	done, err := l.ctx.NewEvent(cuda.EventSpec{})
 	if err != nil {
-		return nil, errors.Join(err, mem.Close())
+		return nil, errors.Join(err, insist(mem.Close))
 	}
 	return &piece{mem, done}, nil
 }
 
-// close gives the memory back. The lane's work is done.
+// close gives the memory back, and keeps what the driver does not take. The lane's work is done.
 func (s *staging) close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var errs []error
-	for _, p := range s.idle {
-		errs = append(errs, p.done.Close(), p.mem.Close())
-	}
-	s.idle = nil
+	s.idle = slices.DeleteFunc(s.idle, func(p *piece) bool {
+		err := errors.Join(p.done.Close(), p.mem.Close())
+		errs = append(errs, err)
+		return err == nil
+	})
 	return errors.Join(errs...)
 }
 
@@ -110,7 +112,7 @@ func (l *lane) copyFrom(dst cuda.DevicePtr, src []byte) error {
 		if err := l.stream.CopyHtoDAsync(dst+cuda.DevicePtr(from), p.mem, 0, n); err != nil {
 			return err
 		}
-		return p.done.Record(l.stream)
+		return l.marked(p.done.Record(l.stream))
 	})
 }
 
@@ -120,15 +122,23 @@ func (l *lane) copyTo(dst []byte, src cuda.DevicePtr) error {
 		if err := l.stream.CopyDtoHAsync(p.mem, 0, src+cuda.DevicePtr(from), uint64(to-from)); err != nil {
 			return err
 		}
-		if err := p.done.Record(l.stream); err != nil {
+		if err := l.marked(p.done.Record(l.stream)); err != nil {
 			return err
 		}
-		if err := p.done.Synchronize(); err != nil {
+		if err := l.marked(p.done.Synchronize()); err != nil {
 			return err
 		}
 		copy(dst[from:to], p.mem.Bytes())
 		return nil
 	})
+}
+
+// marked waits for a copy whose mark failed: the piece must not be used again before it is done.
+func (l *lane) marked(err error) error {
+	if err != nil {
+		return errors.Join(err, l.stream.Synchronize())
+	}
+	return nil
 }
 
 // inPieces calls one for each piece of n bytes, from several goroutines if there are several.
