@@ -17,6 +17,7 @@ type block struct {
 	mem      *mempool.ImportedBlock
 	leases   int
 	recalled bool
+	unsure   mempool.Memory   // work of this client on it may be under way, and no ticket says until when
 	busy     []mempool.Ticket // of this client's work on it, perhaps done
 }
 
@@ -115,6 +116,15 @@ func (c *Client) dropLater(id uint64, b *block) {
 	})
 }
 
+// doubt says that work on a block may be under way that could neither be marked nor waited for.
+func (c *Client) doubt(id uint64, m mempool.Memory) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if b := c.blocks[id]; b != nil {
+		b.unsure = m
+	}
+}
+
 // drop unmaps a block that no lease needs. After an error the client still has it, and unmaps it when it is closed. c.mu is
 // held.
 func (c *Client) drop(id uint64) error {
@@ -123,6 +133,12 @@ func (c *Client) drop(id uint64) error {
 		return nil
 	}
 	b.forgetExport()
+	if b.unsure != nil {
+		if err := b.unsure.Synchronize(); err != nil {
+			return err
+		}
+		b.unsure = nil
+	}
 	if b.mem != nil {
 		if err := b.mem.Close(); err != nil {
 			return err

@@ -286,7 +286,9 @@ func (l *Lease) release(incomplete bool, after ...mempool.Queue) error {
 	var done []mempool.Ticket
 	m, err := l.mem.Memory(l.info.Write)
 	if err == nil {
-		done, err = l.order.After(context.Background(), m.Queue(), after...)
+		if done, err = l.order.After(context.Background(), m.Queue(), after...); err != nil {
+			l.client.doubt(l.info.Block, m)
+		}
 	}
 	err = errors.Join(err, l.end(incomplete || err != nil, done...))
 	l.leave()
