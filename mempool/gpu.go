@@ -38,7 +38,7 @@ func openGPU(d cuda.Device) (*gpu, error) {
 	return &gpu{device: d, info: DeviceInfo{Ordinal: d.Ordinal(), UUID: uuid.String()}, ctx: ctx, stream: stream, lane: lane}, nil
 }
 
-// gpuFor opens the GPU that a pool is to be made on, if has says that it can.
+// gpuFor opens the GPU whose memory a pool is to take, if has says that it can.
 func gpuFor(spec PoolSpec, has func(cuda.Device) error) (*gpu, error) {
 	d, err := FindDevice(spec.Device)
 	if err != nil {
@@ -47,14 +47,12 @@ func gpuFor(spec PoolSpec, has func(cuda.Device) error) (*gpu, error) {
 	if err := has(d); err != nil {
 		return nil, err
 	}
-	if spec.Kind != Pinned {
-		total, err := d.TotalMem()
-		if err != nil {
-			return nil, deviceError("read the GPU's memory size", err)
-		}
-		if spec.MaxBytes > total {
-			return nil, situation(ErrOutOfMemory, "pool %q may take %d bytes, but GPU %d has %d", spec.Name, spec.MaxBytes, d.Ordinal(), total)
-		}
+	total, err := d.TotalMem()
+	if err != nil {
+		return nil, deviceError("read the GPU's memory size", err)
+	}
+	if spec.MaxBytes > total {
+		return nil, situation(ErrOutOfMemory, "pool %q may take %d bytes, but GPU %d has %d", spec.Name, spec.MaxBytes, d.Ordinal(), total)
 	}
 	return openGPU(d)
 }

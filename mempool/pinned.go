@@ -36,7 +36,14 @@ func pinnedOf(d cuda.Device) error {
 type pinnedArena struct{ *deviceArena }
 
 func newPinnedArena(spec PoolSpec) (Arena, error) {
-	g, err := gpuFor(spec, pinnedOf)
+	d, err := FindDevice(spec.Device)
+	if err != nil {
+		return nil, err
+	}
+	if err := pinnedOf(d); err != nil {
+		return nil, err
+	}
+	g, err := openGPU(d)
 	if err != nil {
 		return nil, err
 	}
