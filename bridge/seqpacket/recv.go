@@ -16,30 +16,31 @@ import (
 // error is os.ErrClosed.
 func (c *Conn) Recv(buf []byte) (n int, fds *FDs, err error) {
 	if len(buf) == 0 {
-		return 0, nil, ErrDataTruncated // and unix.Recvmsg would read into a byte of its own
+		return 0, nil, ErrDataTruncated
 	}
 	c.receiving.Lock()
 	defer c.receiving.Unlock()
 	var controlLen, flags int
+	var errno unix.Errno
 	attempt := func(fd uintptr) (done bool) {
 		for {
-			n, controlLen, flags, _, err = unix.Recvmsg(int(fd), buf, c.control[:], unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
-			switch err {
+			n, controlLen, flags, errno = recvmsg(int(fd), buf, c.control[:])
+			switch errno {
 			case unix.EINTR:
 			case unix.ECONNRESET:
 				// The peer closed with our packets unread. The kernel says so once and before the packets that the peer
 				// sent, of which the last may tell why it closed.
 				c.reset.Store(true)
 			default:
-				return err != unix.EAGAIN
+				return errno != unix.EAGAIN
 			}
 		}
 	}
 	if e := c.raw.Read(attempt); e != nil {
 		return 0, nil, c.usable(e)
 	}
-	if err != nil {
-		return 0, nil, os.NewSyscallError("recvmsg", err)
+	if errno != 0 {
+		return 0, nil, os.NewSyscallError("recvmsg", errno)
 	}
 	return c.accept(n, c.control[:controlLen], flags)
 }

@@ -1,7 +1,6 @@
 package seqpacket
 
 import (
-	"errors"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -20,8 +19,7 @@ func (c *Conn) TrySend(data []byte, fds []int) error { return c.send(data, fds, 
 func (c *Conn) send(data []byte, fds []int, wait bool) error {
 	switch {
 	case len(data) == 0:
-		// The peer would take it for the end of the connection. And unix.SendmsgN would add a byte of its own to carry
-		// the descriptors.
+		// The peer would take it for the end of the connection.
 		return ErrEmptyPacket
 	case len(fds) > MaxFDs:
 		return ErrTooManyFDs
@@ -30,19 +28,19 @@ func (c *Conn) send(data []byte, fds []int, wait bool) error {
 	if len(fds) > 0 {
 		control = unix.UnixRights(fds...)
 	}
-	var err error
+	var errno unix.Errno
 	attempt := func(fd uintptr) (done bool) {
 		for {
-			_, err = unix.SendmsgN(int(fd), data, control, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
-			if err != unix.EINTR {
-				return err != unix.EAGAIN || !wait
+			errno = sendmsg(int(fd), data, control)
+			if errno != unix.EINTR {
+				return errno != unix.EAGAIN || !wait
 			}
 		}
 	}
 	if e := c.raw.Write(attempt); e != nil {
 		return c.usable(e)
 	}
-	return c.sendError(err)
+	return c.sendError(errno)
 }
 
 // sendErrors are the errors of sendmsg that callers decide on.
@@ -55,17 +53,16 @@ var sendErrors = map[unix.Errno]error{
 	unix.EPERM:        ErrFDsRefused,
 }
 
-func (c *Conn) sendError(err error) error {
-	if err == nil {
+func (c *Conn) sendError(errno unix.Errno) error {
+	if errno == 0 {
 		return nil
 	}
-	errno, _ := errors.AsType[unix.Errno](err)
 	why, ok := sendErrors[errno]
 	if !ok {
-		return os.NewSyscallError("sendmsg", err)
+		return os.NewSyscallError("sendmsg", errno)
 	}
 	if errno == unix.ECONNRESET {
 		c.reset.Store(true) // the kernel says so once, to whoever asks first
 	}
-	return failed(why, "sendmsg", err)
+	return failed(why, "sendmsg", errno)
 }
