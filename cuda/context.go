@@ -89,8 +89,8 @@ func (c *Context) enter(op string) error {
 }
 
 func (c *Context) leave() {
-	if c.uses.leave() {
-		_ = c.release() // nobody is left who could be told
+	if c.uses.leave() && c.release() != nil && c.uses.close() {
+		_ = c.release() // once more: nobody is left who could be told, or try later
 	}
 }
 

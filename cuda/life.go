@@ -68,8 +68,8 @@ func (o *owned) enter(op string) error {
 }
 
 func (o *owned) leave() {
-	if o.uses.leave() {
-		_ = o.end() // nobody is left who could be told
+	if o.uses.leave() && o.end() != nil && o.uses.close() {
+		_ = o.end() // once more: nobody is left who could be told, or try later
 	}
 }
 
