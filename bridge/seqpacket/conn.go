@@ -22,8 +22,8 @@ type Conn struct {
 	closed atomic.Bool
 	reset  atomic.Bool // the kernel reported ECONNRESET; what was queued before it can still be read
 
-	receiving sync.Mutex // guards control
-	control   [controlSpace]byte
+	receiving sync.Mutex // guards in
+	in        receipt
 }
 
 // newConn makes a Conn that owns the socket fd, which must be non-blocking. On error fd is closed.
@@ -34,7 +34,9 @@ func newConn(fd int) (*Conn, error) {
 		file.Close()
 		return nil, fmt.Errorf("seqpacket: %w", err)
 	}
-	return &Conn{file: file, raw: raw}, nil
+	c := &Conn{file: file, raw: raw}
+	c.in.attempt = c.receive
+	return c, nil
 }
 
 // Pair returns the two ends of a new connection.

@@ -20,29 +20,43 @@ func (c *Conn) Recv(buf []byte) (n int, fds *FDs, err error) {
 	}
 	c.receiving.Lock()
 	defer c.receiving.Unlock()
-	var controlLen, flags int
-	var errno unix.Errno
-	attempt := func(fd uintptr) (done bool) {
-		for {
-			n, controlLen, flags, errno = recvmsg(int(fd), buf, c.control[:])
-			switch errno {
-			case unix.EINTR:
-			case unix.ECONNRESET:
-				// The peer closed with our packets unread. The kernel says so once and before the packets that the peer
-				// sent, of which the last may tell why it closed.
-				c.reset.Store(true)
-			default:
-				return errno != unix.EAGAIN
-			}
-		}
-	}
-	if e := c.raw.Read(attempt); e != nil {
+	c.in.data = buf
+	e := c.raw.Read(c.in.attempt)
+	c.in.data = nil
+	if e != nil {
 		return 0, nil, c.usable(e)
 	}
-	if errno != 0 {
-		return 0, nil, os.NewSyscallError("recvmsg", errno)
+	if c.in.errno != 0 {
+		return 0, nil, os.NewSyscallError("recvmsg", c.in.errno)
 	}
-	return c.accept(n, c.control[:controlLen], flags)
+	return c.accept(c.in.n, c.in.control[:c.in.controlLen], c.in.flags)
+}
+
+// receipt is what one call of recvmsg is given and gives. There is one for each connection, so that receiving allocates
+// nothing.
+type receipt struct {
+	data    []byte
+	control [controlSpace]byte
+	attempt func(fd uintptr) (done bool) // Conn.receive
+
+	n, controlLen, flags int
+	errno                unix.Errno
+}
+
+// receive tries to receive one packet. c.receiving is held.
+func (c *Conn) receive(fd uintptr) (done bool) {
+	for {
+		c.in.n, c.in.controlLen, c.in.flags, c.in.errno = recvmsg(int(fd), c.in.data, c.in.control[:])
+		switch c.in.errno {
+		case unix.EINTR:
+		case unix.ECONNRESET:
+			// The peer closed with our packets unread. The kernel says so once and before the packets that the peer
+			// sent, of which the last may tell why it closed.
+			c.reset.Store(true)
+		default:
+			return c.in.errno != unix.EAGAIN
+		}
+	}
 }
 
 // accept judges what the kernel delivered.

@@ -2,6 +2,7 @@ package seqpacket
 
 import (
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -28,19 +29,40 @@ func (c *Conn) send(data []byte, fds []int, wait bool) error {
 	if len(fds) > 0 {
 		control = unix.UnixRights(fds...)
 	}
-	var errno unix.Errno
-	attempt := func(fd uintptr) (done bool) {
-		for {
-			errno = sendmsg(int(fd), data, control)
-			if errno != unix.EINTR {
-				return errno != unix.EAGAIN || !wait
-			}
-		}
-	}
-	if e := c.raw.Write(attempt); e != nil {
+	d := dispatches.Get().(*dispatch)
+	d.data, d.control, d.wait = data, control, wait
+	e := c.raw.Write(d.attempt)
+	errno := d.errno
+	d.data, d.control = nil, nil
+	dispatches.Put(d)
+	if e != nil {
 		return c.usable(e)
 	}
 	return c.sendError(errno)
+}
+
+// dispatch is what one call of sendmsg is given and gives. They are used again, so that sending allocates nothing.
+type dispatch struct {
+	data, control []byte
+	wait          bool
+	attempt       func(fd uintptr) (done bool) // send
+	errno         unix.Errno
+}
+
+var dispatches = sync.Pool{New: func() any {
+	d := new(dispatch)
+	d.attempt = d.send
+	return d
+}}
+
+// send tries to send one packet.
+func (d *dispatch) send(fd uintptr) (done bool) {
+	for {
+		d.errno = sendmsg(int(fd), d.data, d.control)
+		if d.errno != unix.EINTR {
+			return d.errno != unix.EAGAIN || !d.wait
+		}
+	}
 }
 
 // sendErrors are the errors of sendmsg that callers decide on.
