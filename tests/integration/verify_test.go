@@ -44,7 +44,7 @@ func TestVerifyPassesEveryCheckThatCanRunHere(t *testing.T) {
 		if c.Status == "skipped" {
 			assert.NotEmpty(t, c.Reason)
 		}
-		if mempool.Kind(c.Kind).Probe("") == nil && c.Name == "1/round-trip/go" {
+		if mempool.Kind(c.Kind).Probe("") == nil && c.Name == "hand-over/round-trip/go" {
 			assert.Equal(t, "passed", c.Status, "the machine has this kind: %s", c.Reason)
 		}
 		if c.Kind == string(mempool.Host) {
@@ -75,15 +75,15 @@ func TestVerifyOfAnInterpreterWithoutThePackageSaysSo(t *testing.T) {
 }
 
 func TestVerifyRunsOnlyWhatItIsAskedFor(t *testing.T) {
-	r, ok := verify(t, "--python", rig.Python(t).Path, "--only", "host/*/go", "--only", "host/1/round-trip/*")
+	r, ok := verify(t, "--python", rig.Python(t).Path, "--only", "host/*/go", "--only", "host/hand-over/round-trip/*")
 	assert.True(t, ok)
 	seen := map[string]bool{}
 	for _, c := range r.Checks {
 		assert.Equal(t, "host", c.Kind)
-		assert.True(t, strings.HasSuffix(c.Name, "/go") || strings.HasPrefix(c.Name, "1/round-trip/"), c.Name)
+		assert.True(t, strings.HasSuffix(c.Name, "/go") || strings.HasPrefix(c.Name, "hand-over/round-trip/"), c.Name)
 		seen[c.Name] = true
 	}
-	for _, name := range []string{"1/round-trip/go", "1/round-trip/numpy", "7/early-service/go"} {
+	for _, name := range []string{"hand-over/round-trip/go", "hand-over/round-trip/numpy", "early/service/go"} {
 		assert.True(t, seen[name], name)
 	}
 	out, err := exec.Command(rig.Poolsvc(t), "verify", "--python", rig.Python(t).Path, "--only", "tape/*").CombinedOutput()
@@ -92,10 +92,10 @@ func TestVerifyRunsOnlyWhatItIsAskedFor(t *testing.T) {
 }
 
 func TestVerifyShowsATable(t *testing.T) {
-	out, err := exec.Command(rig.Poolsvc(t), "verify", "--python", rig.Python(t).Path, "--only", "host/1/round-trip/*").CombinedOutput()
+	out, err := exec.Command(rig.Poolsvc(t), "verify", "--python", rig.Python(t).Path, "--only", "host/hand-over/round-trip/*").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	assert.Regexp(t, `(?m)^CHECK +host$`, string(out))
-	assert.Regexp(t, `(?m)^1/round-trip/numpy +ok$`, string(out))
+	assert.Regexp(t, `(?m)^hand-over/round-trip/numpy +ok$`, string(out))
 }
 
 func TestVerifyWithNothingToCheckFails(t *testing.T) {

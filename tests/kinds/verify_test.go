@@ -15,7 +15,7 @@ import (
 type report struct {
 	Checks []struct {
 		Name, Kind, Status, Reason string
-		Scenario                   int
+		Scenario                   string
 	}
 }
 
@@ -36,23 +36,23 @@ func verify(t *testing.T, env []string, args ...string) (r report) {
 
 func TestOnTheSimulationEveryCheckOfVerifyPasses(t *testing.T) {
 	r := verify(t, nil, "--large", "64MiB", "--workers", "3")
-	seen := make(map[mempool.Kind]map[int]bool)
+	seen := make(map[mempool.Kind]map[string]bool)
 	for _, c := range r.Checks {
 		kind := mempool.Kind(c.Kind)
 		if seen[kind] == nil {
-			seen[kind] = make(map[int]bool)
+			seen[kind] = make(map[string]bool)
 		}
 		seen[kind][c.Scenario] = true
 	}
-	for kind, scenarios := range map[mempool.Kind][]int{
-		mempool.Device: {1, 2, 4, 5, 7},
-		mempool.VMM:    {1, 2, 4, 5, 7},
-		mempool.Legacy: {1, 2, 3, 4, 5, 7},
-		mempool.Pinned: {1, 2, 4, 5, 7},
-		mempool.Host:   {1, 2, 7},
+	for kind, scenarios := range map[mempool.Kind][]string{
+		mempool.Device: {"hand-over", "mapping", "contexts", "order", "early"},
+		mempool.VMM:    {"hand-over", "mapping", "contexts", "order", "early"},
+		mempool.Legacy: {"hand-over", "mapping", "handle", "contexts", "order", "early"},
+		mempool.Pinned: {"hand-over", "mapping", "contexts", "order", "early"},
+		mempool.Host:   {"hand-over", "mapping", "early"},
 	} {
 		for _, n := range scenarios {
-			assert.True(t, seen[kind][n], "no check of scenario %d for kind %s", n, kind)
+			assert.True(t, seen[kind][n], "no check of scenario %s for kind %s", n, kind)
 		}
 	}
 }
@@ -63,9 +63,9 @@ func TestWhereGPUsDoNotReachEachOtherBothAreNamed(t *testing.T) {
 }
 
 func TestOnTheSecondGPUTheSameHolds(t *testing.T) {
-	verify(t, nil, "--device", "1", "--only", "*/1/*/go", "--only", "*/2/*/go")
+	verify(t, nil, "--device", "1", "--only", "*/hand-over/*/go", "--only", "*/mapping/*/go")
 }
 
 func TestWithAnotherOrderOfGPUsTheSameHolds(t *testing.T) {
-	verify(t, []string{"CUDA_VISIBLE_DEVICES=1,0"}, "--only", "*/1/*/go")
+	verify(t, []string{"CUDA_VISIBLE_DEVICES=1,0"}, "--only", "*/hand-over/*/go")
 }

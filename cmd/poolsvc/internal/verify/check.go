@@ -8,9 +8,22 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
+// scenario is something that people do with shared memory.
+type scenario string
+
+// The scenarios, as they stand in the names of checks.
+const (
+	handOver scenario = "hand-over" // one process writes, another reads and answers, in place
+	mapping  scenario = "mapping"   // parts, read-only and several mappings of one allocation
+	handle   scenario = "handle"    // handles that travel through any channel, a file too
+	contexts scenario = "contexts"  // memory across the life of CUDA contexts
+	order    scenario = "order"     // waiting for GPU work of another process
+	early    scenario = "early"     // the consumer comes before the producer
+)
+
 // check is one thing to prove, for one kind of memory and one consumer.
 type check struct {
-	scenario int // the number of the use that it is of
+	scenario scenario
 	name     string
 	consumer string
 	run      func(context.Context, *scene) error
@@ -44,7 +57,7 @@ func checksOf(kind mempool.Kind, o Options, p *roster) []check {
 		checks = append(checks, f(kind, p.consumersOf(kind), o)...)
 	}
 	if why := p.missing(kind); why != "" {
-		checks = append(checks, check{1, "round-trip", "python", func(context.Context, *scene) error {
+		checks = append(checks, check{handOver, "round-trip", "python", func(context.Context, *scene) error {
 			return skipf("%s cannot use all memory of kind %q: %s", o.Python, kind, why)
 		}})
 	}
@@ -52,10 +65,10 @@ func checksOf(kind mempool.Kind, o Options, p *roster) []check {
 }
 
 // each makes one check for each consumer.
-func each(scenario int, name string, consumers []string, run func(ctx context.Context, s *scene, consumer string) error) []check {
+func each(of scenario, name string, consumers []string, run func(ctx context.Context, s *scene, consumer string) error) []check {
 	checks := make([]check, 0, len(consumers))
 	for _, c := range consumers {
-		checks = append(checks, check{scenario, name, c, func(ctx context.Context, s *scene) error { return run(ctx, s, c) }})
+		checks = append(checks, check{of, name, c, func(ctx context.Context, s *scene) error { return run(ctx, s, c) }})
 	}
 	return checks
 }

@@ -9,13 +9,13 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// The segments of scenario 4, in bytes.
+// The segments that contexts open, in bytes.
 var segments = []uint64{146_064, 226_656, 154_909_264}
 
 // contextRounds is how often they are opened.
 const contextRounds = 4
 
-// contextLives is scenario 4.
+// contextLives has memory outlive the contexts that it is mapped in.
 func contextLives(kind mempool.Kind, consumers []string, _ Options) []check {
 	if !onGPU(kind) {
 		return nil
@@ -25,9 +25,9 @@ func contextLives(kind mempool.Kind, consumers []string, _ Options) []check {
 			return contextLife(ctx, s, consumer, destroy)
 		}
 	}
-	checks := each(4, "new-contexts", consumers[:1], life(true))
-	checks = append(checks, each(4, "same-context", preferred(consumers), life(false))...)
-	return append(checks, each(4, "second-context", consumers[:1], secondContext)...)
+	checks := each(contexts, "new-contexts", consumers[:1], life(true))
+	checks = append(checks, each(contexts, "same-context", preferred(consumers), life(false))...)
+	return append(checks, each(contexts, "second-context", consumers[:1], secondContext)...)
 }
 
 // contextLife has a worker open three segments and close them, several times, in one context or in one after the other.

@@ -15,16 +15,16 @@ import (
 // head is how much earlier the consumer is than what it waits for.
 const head = 50 * time.Millisecond
 
-// earlyConsumers is scenario 7: the consumer comes before the producer.
+// earlyConsumers: the consumer comes before the producer.
 func earlyConsumers(kind mempool.Kind, consumers []string, _ Options) []check {
-	checks := each(7, "early-pool", preferred(consumers), func(ctx context.Context, s *scene, consumer string) (err error) {
+	checks := each(early, "pool", preferred(consumers), func(ctx context.Context, s *scene, consumer string) (err error) {
 		w, err := s.worker(consumer)
 		if err != nil {
 			return err
 		}
-		name := s.uniqueName("early-pool")
+		name := s.uniqueName("pool")
 		var undo func() error
-		err = early(ctx, w, work.Task{What: "pool", Name: name}, func() (err error) {
+		err = tooEarly(ctx, w, work.Task{What: "pool", Name: name}, func() (err error) {
 			_, undo, err = s.pool(name, 1<<20)
 			return err
 		})
@@ -33,14 +33,14 @@ func earlyConsumers(kind mempool.Kind, consumers []string, _ Options) []check {
 		}
 		return err
 	})
-	checks = append(checks, each(7, "early-name", preferred(consumers), func(ctx context.Context, s *scene, consumer string) (err error) {
+	checks = append(checks, each(early, "name", preferred(consumers), func(ctx context.Context, s *scene, consumer string) (err error) {
 		w, err := s.worker(consumer)
 		if err != nil {
 			return err
 		}
-		name := s.uniqueName("early-name")
+		name := s.uniqueName("name")
 		var undo func() error
-		err = early(ctx, w, work.Task{What: "name", Name: name}, func() (err error) {
+		err = tooEarly(ctx, w, work.Task{What: "name", Name: name}, func() (err error) {
 			undo, err = s.publish(ctx, name, 1000, s.options.written())
 			return err
 		})
@@ -50,13 +50,13 @@ func earlyConsumers(kind mempool.Kind, consumers []string, _ Options) []check {
 		return err
 	})...)
 	if kind == mempool.Host {
-		checks = append(checks, each(7, "early-service", preferred(consumers), earlyService)...)
+		checks = append(checks, each(early, "service", preferred(consumers), earlyService)...)
 	}
 	return checks
 }
 
-// early has a worker wait in vain, and then for what appear makes appear.
-func early(ctx context.Context, w *worker, t work.Task, appear func() error) error {
+// tooEarly has a worker wait in vain, and then for what appear makes appear.
+func tooEarly(ctx context.Context, w *worker, t work.Task, appear func() error) error {
 	t.Task, t.Timeout = "wait", head.Seconds()
 	if err := inVain(w.do(ctx, t)); err != nil {
 		return err

@@ -14,12 +14,12 @@ import (
 // slow is how long the producer's work takes.
 const slow = 200 * time.Millisecond
 
-// eventChecks is scenario 5, by events between processes.
+// eventChecks has a consumer wait for an event of the producer.
 func eventChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if !onGPU(kind) {
 		return nil
 	}
-	return each(5, "event", preferred(consumers), func(ctx context.Context, s *scene, consumer string) (err error) {
+	return each(order, "event", preferred(consumers), func(ctx context.Context, s *scene, consumer string) (err error) {
 		d, err := mempool.FindDevice(s.options.Device)
 		if err != nil {
 			return err

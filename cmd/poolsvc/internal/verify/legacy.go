@@ -12,16 +12,16 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// legacyChecks is scenario 3.
+// legacyChecks is what handles of 64 bytes are used for.
 func legacyChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if kind != mempool.Legacy {
 		return nil
 	}
-	checks := each(3, "file", consumers, handleInAFile)
-	return append(checks, each(3, "dead-owner", preferred(consumers), deadOwner)...)
+	checks := each(handle, "file", consumers, handleInAFile)
+	return append(checks, each(handle, "dead-owner", preferred(consumers), deadOwner)...)
 }
 
-// legacyElements is what scenario 3 has in memory.
+// legacyElements is what the checks of handles have in memory.
 const legacyElements = 1 << 18
 
 // save writes a file that says where a published buffer is. The lease that it returns holds the buffer.

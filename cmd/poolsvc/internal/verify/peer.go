@@ -15,9 +15,9 @@ func peerChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if !onGPU(kind) {
 		return nil
 	}
-	checks := each(1, "peer", consumers[:1], peer)
-	checks = append(checks, each(1, "renumbered", preferred(consumers), renumbered)...)
-	return append(checks, each(1, "invisible", preferred(consumers), invisible)...)
+	checks := each(handOver, "peer", consumers[:1], peer)
+	checks = append(checks, each(handOver, "renumbered", preferred(consumers), renumbered)...)
+	return append(checks, each(handOver, "invisible", preferred(consumers), invisible)...)
 }
 
 // other is a GPU besides the one that has the memory.

@@ -18,10 +18,10 @@ const (
 
 // Result is how one check ended.
 type Result struct {
-	// Name is scenario, what was done and by whom: "1/round-trip/cupy".
+	// Name is scenario, what was done and by whom: "hand-over/round-trip/cupy".
 	Name     string `json:"name"`
 	Kind     string `json:"kind"`
-	Scenario int    `json:"scenario"`
+	Scenario string `json:"scenario"`
 	// Consumer is the library, or "go", and Direction which way the data goes first, seen from the service: "to-consumer" or
 	// "from-consumer".
 	Consumer  string `json:"consumer"`

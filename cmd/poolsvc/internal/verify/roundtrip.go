@@ -14,24 +14,24 @@ import (
 // producedName is the check in which the consumer writes first.
 const producedName = "produced"
 
-// roundTrips is scenario 1, in both directions.
+// roundTrips has memory go to a consumer and back, and the other way round.
 func roundTrips(kind mempool.Kind, consumers []string, o Options) []check {
-	checks := each(1, "round-trip", consumers, func(ctx context.Context, s *scene, consumer string) error {
+	checks := each(handOver, "round-trip", consumers, func(ctx context.Context, s *scene, consumer string) error {
 		return roundTrip(ctx, s, consumer, o.Elements)
 	})
-	checks = append(checks, each(1, producedName, consumers, func(ctx context.Context, s *scene, consumer string) error {
+	checks = append(checks, each(handOver, producedName, consumers, func(ctx context.Context, s *scene, consumer string) error {
 		return produced(ctx, s, consumer, o.Elements)
 	})...)
 	last := preferred(consumers)
 	best := last[len(last)-1]
-	checks = append(checks, check{1, fmt.Sprintf("%d-workers", o.Workers), best, func(ctx context.Context, s *scene) error {
+	checks = append(checks, check{handOver, fmt.Sprintf("%d-workers", o.Workers), best, func(ctx context.Context, s *scene) error {
 		return manyWorkers(ctx, s, best, o.Elements, o.Workers)
 	}})
 	if kind == mempool.Pinned {
-		checks = append(checks, each(1, "cpu-and-gpu", consumers, cpuAndGPU)...)
+		checks = append(checks, each(handOver, "cpu-and-gpu", consumers, cpuAndGPU)...)
 	}
 	if large := o.LargeBytes / work.ElementBytes; kind == mempool.Device && large > 0 {
-		checks = append(checks, check{1, "large", best, func(ctx context.Context, s *scene) error {
+		checks = append(checks, check{handOver, "large", best, func(ctx context.Context, s *scene) error {
 			return roundTrip(ctx, s, best, large)
 		}})
 	}

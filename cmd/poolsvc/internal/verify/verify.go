@@ -82,7 +82,7 @@ func (o Options) choose(p *roster) ([]chosen, error) {
 	var list []chosen
 	for _, kind := range kinds {
 		for _, c := range checksOf(kind, o, p) {
-			one := chosen{c, kind, fmt.Sprintf("%d/%s/%s", c.scenario, c.name, c.consumer)}
+			one := chosen{c, kind, fmt.Sprintf("%s/%s/%s", c.scenario, c.name, c.consumer)}
 			wanted := len(only) == 0
 			for _, g := range only {
 				wanted = wanted || g.MatchString(string(kind)+"/"+one.name)
@@ -167,7 +167,7 @@ func (s *stage) runAll(checks []chosen, report *Report) error {
 		if err == nil {
 			err = on.run(c.check)
 		}
-		r := Result{Name: c.name, Kind: string(c.kind), Scenario: c.scenario, Consumer: c.consumer, Direction: c.direction(),
+		r := Result{Name: c.name, Kind: string(c.kind), Scenario: string(c.scenario), Consumer: c.consumer, Direction: c.direction(),
 			Note: on.note, Seconds: time.Since(start).Seconds()}
 		if r.Status, r.Reason = resultOf(err); r.Status != Passed {
 			r.Note = ""

@@ -11,21 +11,21 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// What scenario 2 has in memory: 1 MiB of (2·i + 1337) XOR 0xDEADBEEF.
+// What the checks of mappings have in memory: 1 MiB of (2·i + 1337) XOR 0xDEADBEEF.
 const maskedElements = 262144
 
 // masked is that pattern from an element on.
 func masked(first uint32) *work.Pattern { return work.Masked(2, 1337+2*first, 0xDEADBEEF) }
 
-// vmmChecks is scenario 2, for memory that can be read-only.
+// vmmChecks is for memory that can be read-only.
 func vmmChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if kind != mempool.VMM {
 		return nil
 	}
-	checks := each(2, "exchange", consumers, exchange)
-	checks = append(checks, each(2, "mapped-twice", consumers[:1], mappedTwice)...)
-	checks = append(checks, each(2, "read-only", preferred(consumers), readOnly)...)
-	return append(checks, each(2, "kernel-fault", consumers[:1], kernelFault)...)
+	checks := each(mapping, "exchange", consumers, exchange)
+	checks = append(checks, each(mapping, "mapped-twice", consumers[:1], mappedTwice)...)
+	checks = append(checks, each(mapping, "read-only", preferred(consumers), readOnly)...)
+	return append(checks, each(mapping, "kernel-fault", consumers[:1], kernelFault)...)
 }
 
 // exchange has a worker verify all elements.
@@ -46,7 +46,7 @@ func exchange(ctx context.Context, s *scene, consumer string) (err error) {
 
 // subRanges hands out parts of a buffer by their offset.
 func subRanges(_ mempool.Kind, consumers []string, _ Options) []check {
-	return each(2, "sub-ranges", preferred(consumers), func(ctx context.Context, s *scene, consumer string) (err error) {
+	return each(mapping, "sub-ranges", preferred(consumers), func(ctx context.Context, s *scene, consumer string) (err error) {
 		name := s.uniqueName("sub-ranges")
 		undo, err := s.publish(ctx, name, maskedElements, masked(0))
 		if err != nil {
