@@ -3,8 +3,11 @@ package mempool
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"time"
+
+	"github.com/poolbridge/poolbridge/cuda"
 )
 
 // Clock is a session's own timeline, in the process of that session: it makes tickets and lets queues reach them.
@@ -21,11 +24,12 @@ type Clock struct {
 	next  [TimelineWords]uint64 // the last value that was given out for a word
 	begun [TimelineWords]uint64 // the last one that a queue was told to reach
 	lanes map[any]uint64        // the word of each queue
+	queue map[uint64]Queue      // what was told last to reach a word
 }
 
 // NewClock makes a clock of a session's timeline, which is mapped to write. It owns the page from then on.
 func NewClock(id uint64, page *Page) *Clock {
-	return &Clock{id: id, page: page, lanes: make(map[any]uint64)}
+	return &Clock{id: id, page: page, lanes: make(map[any]uint64), queue: make(map[uint64]Queue)}
 }
 
 // Timeline is the timeline's id.
@@ -141,7 +145,7 @@ func (c *Clock) signal(q Queue, lane any) (*Ticket, error) {
 		c.next[word]-- // nobody was told of it
 		return nil, err
 	}
-	c.begun[word] = t.Value
+	c.begun[word], c.queue[word] = t.Value, q
 	return &t, nil
 }
 
@@ -177,6 +181,7 @@ func (c *Clock) Forget(ctx context.Context, q Queue) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.lanes, q.lane())
+	delete(c.queue, word)
 	c.free = append(c.free, word)
 	return nil
 }
@@ -190,7 +195,7 @@ func (c *Clock) Quiesce(limit time.Duration) error {
 	}
 	defer c.life.RUnlock()
 	c.mu.Lock()
-	begun := c.begun
+	begun, queues := c.begun, maps.Clone(c.queue)
 	c.mu.Unlock()
 	end := time.Now().Add(limit)
 	for word, value := range begun {
@@ -198,7 +203,10 @@ func (c *Clock) Quiesce(limit time.Duration) error {
 			continue
 		}
 		err := c.page.Await(context.Background(), Ticket{c.id, uint64(word), value}, max(time.Until(end), 1))
-		if err != nil && !errors.Is(err, ErrProducerDied) {
+		if q := queues[uint64(word)]; errors.Is(err, ErrProducerDied) && q != nil {
+			err = q.synchronize() // a service that was shut down let the word go, and the work goes on
+		}
+		if err != nil && !errors.Is(err, ErrProducerDied) && !errors.Is(err, cuda.ErrClosed) {
 			return err
 		}
 	}
