@@ -15,7 +15,7 @@ type buffer struct {
 	owner      *Session // whom it is charged to; nil once that session has ended
 
 	writer  *Lease
-	readers map[*Lease]struct{}
+	readers few[*Lease]
 	names   int     // names that hold it
 	frames  int     // frames of channels that hold it
 	ready   tickets // when its content is complete
@@ -31,8 +31,8 @@ func (b *buffer) available(write bool) error {
 		return situation(ErrProducerDied, "buffer %d was not finished by whoever wrote it", b.id)
 	case b.writer != nil:
 		return situation(ErrBusy, "buffer %d is being written by session %d (pid %d)", b.id, b.writer.session.id, b.writer.session.peer.PID)
-	case write && len(b.readers) > 0:
-		return situation(ErrBusy, "buffer %d is leased %d times to be read, and a write lease wants it alone", b.id, len(b.readers))
+	case write && b.readers.len() > 0:
+		return situation(ErrBusy, "buffer %d is leased %d times to be read, and a write lease wants it alone", b.id, b.readers.len())
 	case write && b.frames > 0:
 		return situation(ErrBusy, "buffer %d is in a channel, and a write lease wants it alone", b.id)
 	}
@@ -50,7 +50,7 @@ func (b *buffer) grant(s *Session, write bool) *Lease {
 		b.block.tickets = b.block.tickets.pending()
 		l.wait = b.ready.and(b.block.tickets)
 	} else {
-		b.readers[l] = struct{}{}
+		b.readers.add(l)
 		l.wait = b.ready.and(nil)
 	}
 	for _, t := range l.wait {
@@ -67,7 +67,7 @@ func (b *buffer) grant(s *Session, write bool) *Lease {
 // settle recycles the block of a buffer that nothing holds any more. Service.mu is held.
 func (b *buffer) settle() {
 	b.changed.broadcast()
-	if b.writer != nil || len(b.readers) > 0 || b.names > 0 || b.frames > 0 {
+	if b.writer != nil || b.readers.len() > 0 || b.names > 0 || b.frames > 0 {
 		return
 	}
 	b.block.tickets = b.block.tickets.and(b.ready).pending()

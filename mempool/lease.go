@@ -64,7 +64,7 @@ func (l *Lease) Export() (x Export, first bool, err error) {
 	if _, ok := s.mapped[b.id]; ok {
 		return x, false, nil
 	}
-	b.mapped[s] = struct{}{}
+	b.mapped.add(s)
 	s.mapped[b.id] = b
 	return x, true, nil
 }
@@ -123,7 +123,7 @@ func (l *Lease) end(incomplete bool, done tickets) {
 		b.failed = b.failed || incomplete
 		b.ready = b.ready.and(done)
 	} else {
-		delete(b.readers, l)
+		b.readers.remove(l)
 		b.block.tickets = b.block.tickets.and(done)
 	}
 	for _, t := range l.wait {

@@ -107,7 +107,7 @@ func (l *Lease) Publish(p Publication) error {
 	b.ready, b.event = ready, p.Event
 	l.order.Ended(complete)
 	b.writer, l.write = nil, false
-	b.readers[l] = struct{}{}
+	b.readers.add(l)
 	b.changed.broadcast()
 	svc.named.broadcast()
 	return nil

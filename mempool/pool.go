@@ -182,7 +182,7 @@ func (p *Pool) grow(s *Session, size uint64) (*block, error) {
 		return nil, err
 	}
 	svc.lastBlock++
-	b := &block{id: svc.lastBlock, pool: p, size: size, mem: mem, generation: 1, mapped: make(map[*Session]struct{})}
+	b := &block{id: svc.lastBlock, pool: p, size: size, mem: mem, generation: 1}
 	if err = s.alive(); err == nil && p.closing {
 		err = p.ended()
 	}

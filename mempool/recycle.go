@@ -77,7 +77,7 @@ func (p *Pool) retire(n uint64) (idle []*block) {
 	for _, mapped := range []bool{false, true} { // blocks that nobody maps first: they cost no round trip
 		for _, size := range sizes {
 			p.cache[size] = slices.DeleteFunc(p.cache[size], func(b *block) bool {
-				if chosen >= n || len(b.mapped) > 0 != mapped {
+				if chosen >= n || b.mapped.len() > 0 != mapped {
 					return false
 				}
 				if mapped {
@@ -104,7 +104,7 @@ func (p *Pool) retire(n uint64) (idle []*block) {
 func (p *Pool) recall(blocks []*block) {
 	bySession := make(map[*Session][]uint64)
 	for _, b := range blocks {
-		for s := range b.mapped {
+		for s := range b.mapped.all() {
 			bySession[s] = append(bySession[s], b.id)
 		}
 	}
@@ -117,9 +117,9 @@ func (p *Pool) recall(blocks []*block) {
 
 // unmap notes that a session no longer maps b. Service.mu is held.
 func (p *Pool) unmap(s *Session, b *block) {
-	delete(b.mapped, s)
+	b.mapped.remove(s)
 	delete(s.mapped, b.id)
-	if len(b.mapped) == 0 && b.state == blockRecalling {
+	if b.mapped.len() == 0 && b.state == blockRecalling {
 		p.free(b)
 	}
 }

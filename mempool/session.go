@@ -95,8 +95,7 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t Tensor, wait time
 		return nil, err
 	}
 	svc.lastBuffer++
-	b := &buffer{id: svc.lastBuffer, generation: block.generation, block: block, tensor: t.Clone(), bytes: n, owner: s,
-		readers: make(map[*Lease]struct{})}
+	b := &buffer{id: svc.lastBuffer, generation: block.generation, block: block, tensor: t.Clone(), bytes: n, owner: s}
 	svc.buffers[b.id] = b
 	s.owned[b] = struct{}{}
 	p.used += n

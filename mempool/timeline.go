@@ -218,7 +218,7 @@ func (t *timeline) fail(last *[TimelineWords]uint64) {
 		}
 		b.failed = true
 		b.changed.broadcast()
-		for l := range b.readers {
+		for l := range b.readers.all() {
 			told[l.session] = append(told[l.session], b.id)
 		}
 		if b.writer != nil {
