@@ -14,7 +14,9 @@ CuPy, PyTorch, JAX and Numba take it as it is, in place.
 """
 
 from poolbridge._aclient import AsyncClient, connect_async
-from poolbridge._client import Client, connect
+from poolbridge._channel import AsyncChannel, Channel
+from poolbridge._client import Client
+from poolbridge._connect import connect
 from poolbridge._errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -47,20 +49,26 @@ from poolbridge._errors import (
     VersionError,
     WaitTimeoutError,
 )
+from poolbridge._frame import AsyncFrame, Frame
 from poolbridge._lease import AsyncLease, BaseLease, Lease, LeaseView
 from poolbridge._legacyhandle import LegacyHandle, OpenedMemory
 from poolbridge._paths import default_path
 from poolbridge._pool import Pool, PoolStats, ServiceStats
+from poolbridge._subscription import AsyncSubscription, Subscription
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AccessDeniedError",
     "AlreadyExistsError",
+    "AsyncChannel",
     "AsyncClient",
+    "AsyncFrame",
     "AsyncLease",
+    "AsyncSubscription",
     "BaseLease",
     "BusyError",
+    "Channel",
     "Client",
     "ClientClosedError",
     "ClosedError",
@@ -69,6 +77,7 @@ __all__ = [
     "DeviceNotVisibleError",
     "DriverError",
     "ForkError",
+    "Frame",
     "InternalError",
     "InvalidArgumentError",
     "Lease",
@@ -92,6 +101,7 @@ __all__ = [
     "ServiceStartTimeoutError",
     "ServiceStats",
     "StaleError",
+    "Subscription",
     "UnavailableError",
     "UnsupportedError",
     "VersionError",

@@ -9,15 +9,17 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from poolbridge import _operations, _paths, _tensor
+from poolbridge import _channel_operations, _operations, _paths, _tensor
 from poolbridge._apump import AsyncPump
-from poolbridge._client import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, ClientState
+from poolbridge._channel import AsyncChannel
+from poolbridge._client_state import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, ClientState
 from poolbridge._errors import ConnectionLostError, PoolbridgeError, ServiceStalledError
 from poolbridge._lease import AsyncLease
 from poolbridge._messages import Reply
 from poolbridge._operations import Ask, Flow
 from poolbridge._pool import Pool, ServiceStats
 from poolbridge._session import Session
+from poolbridge._subscription import AsyncSubscription
 from poolbridge._transport import Transport
 
 _T = TypeVar("_T")
@@ -114,7 +116,7 @@ class AsyncClient(ClientState):
     ) -> AsyncLease:
         """Allocate a buffer and lease it for writing; see `Client.allocate`."""
         description = _tensor.describe(shape, dtype)
-        flow = _operations.allocate(self._session, description, await self._pool(pool), timeout=timeout)
+        flow = _operations.allocate(self._session, description, (await self._pool(pool)).id, timeout=timeout)
         return AsyncLease(self, await self._run(flow))
 
     async def get(
@@ -142,6 +144,41 @@ class AsyncClient(ClientState):
     async def unpublish(self, name: str) -> None:
         """Take a name away; leases on its buffer stay."""
         await self._run(_operations.unpublish(name))
+
+    # Channels
+
+    async def create_channel(
+        self,
+        name: str,
+        *,
+        pool: Pool | str | None = None,
+        mode: str = "broadcast",
+        capacity: int = 8,
+        full: str = "block",
+    ) -> AsyncChannel:
+        """Create a channel, or open the one that is like it; see `Client.create_channel`."""
+        flow = _channel_operations.create_channel(
+            self._session, name, pool=(await self._pool(pool)).id, mode=mode, capacity=capacity, full=full
+        )
+        info = await self._run(flow)
+        return AsyncChannel(self, info, self._channel_pool(info))
+
+    async def open_channel(self, name: str, timeout: float | None = 0.0) -> AsyncChannel:
+        """Open a channel by its name; see `Client.open_channel`."""
+        info = await self._run(_channel_operations.open_channel(self._session, name, timeout=timeout))
+        return AsyncChannel(self, info, self._channel_pool(info))
+
+    def subscribe(
+        self,
+        channel: AsyncChannel | str,
+        *,
+        credit: int = 4,
+        oldest: bool = False,
+        full: str | None = None,
+        timeout: float | None = 0.0,
+    ) -> AsyncSubscription:
+        """Subscribe to a channel, once what this gives is entered or iterated over; see `Client.subscribe`."""
+        return AsyncSubscription(self, channel, credit=credit, oldest=oldest, full=full, timeout=timeout)
 
     # The end
 

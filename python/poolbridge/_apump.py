@@ -12,6 +12,7 @@ from poolbridge._errors import PoolbridgeError, ServiceStalledError
 from poolbridge._messages import Reply, Request
 
 if TYPE_CHECKING:
+    from poolbridge._feed import Feed
     from poolbridge._session import Session
 
 _ReplyT = TypeVar("_ReplyT", bound=Reply)
@@ -56,6 +57,20 @@ class AsyncPump:
             self._session.abandon(call)
             raise
         return cast("_ReplyT", call.result())
+
+    async def wait(self, feed: Feed, seconds: float | None) -> bool:
+        """Wait until a feed has something to take; False if `seconds` passed before."""
+        if not feed.done:
+            ready = asyncio.Event()
+            feed.on_done = ready.set
+            try:
+                async with asyncio.timeout(seconds):
+                    await ready.wait()
+            except TimeoutError:
+                return feed.done
+            finally:
+                feed.on_done = _nothing
+        return True
 
     def _readable(self) -> None:
         try:
@@ -105,6 +120,10 @@ class AsyncPump:
             self._loop.remove_reader(self._fd)
             self._loop.remove_writer(self._fd)
         self._session.transport.close()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _quietly(work: Callable[[], None]) -> None:

@@ -4,145 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-import warnings
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from poolbridge import _operations, _paths, _tensor
-from poolbridge._errors import ConnectionLostError, InvalidArgumentError, PoolbridgeError, ServiceStalledError
+from poolbridge import _channel_operations, _operations, _tensor
+from poolbridge._channel import Channel
+from poolbridge._client_state import CLOSE_TIMEOUT, ClientState
+from poolbridge._errors import ConnectionLostError, PoolbridgeError, ServiceStalledError
 from poolbridge._lease import Lease
-from poolbridge._messages import VERSION, Hello, HelloReply, Reply
+from poolbridge._messages import Reply
 from poolbridge._operations import Ask, Flow
 from poolbridge._pool import Pool, ServiceStats
 from poolbridge._pump import Pump
 from poolbridge._session import Session
-from poolbridge._transport import Transport
+from poolbridge._subscription import Subscription
 
 _T = TypeVar("_T")
-
-FEATURES = ("timelines", "channels")
-DEFAULT_TIMEOUT = 10.0
-CLOSE_TIMEOUT = 1.0
-
-
-def connect(
-    path: str | os.PathLike[str] | None = None, *, timeout: float = DEFAULT_TIMEOUT, wait: float = 0.0
-) -> Client:
-    """Connect to the service.
-
-    Parameters
-    ----------
-    path
-        The service's socket. Left out: ``$POOLBRIDGE_SOCKET``, else ``$XDG_RUNTIME_DIR/poolbridge/poolsvc.sock``, else
-        ``poolbridge-<uid>/poolsvc.sock`` in the folder for temporary files.
-    timeout
-        Seconds that the service may take for an answer, besides the time that a request itself may wait.
-    wait
-        Seconds that the service may take to appear.
-
-    Returns
-    -------
-    Client
-        Connected; a context manager.
-
-    Raises
-    ------
-    ServiceNotRunningError
-        Nobody listens there; `ServiceStartTimeoutError` after waiting.
-    AccessDeniedError
-        This user may not connect.
-    VersionError
-        Client and service share no protocol version.
-    ServiceStalledError
-        The service accepted and does not answer.
-    """
-    where = os.fspath(path) if path is not None else _paths.default_path()
-    patience = _paths.Patience(where, wait, timeout, time.monotonic())
-    while isinstance(sock := patience.attempt(time.monotonic()), float):
-        time.sleep(sock)
-    session = Session(Transport(sock))
-    client = Client(session, Pump(session), where, timeout)
-    try:
-        client._greet()  # noqa: SLF001
-    except BaseException:
-        client.close()
-        raise
-    return client
-
-
-class ClientState:
-    """What the blocking and the asyncio client have in common.
-
-    Attributes
-    ----------
-    path
-        The service's socket.
-    timeout
-        Seconds that the service may take for an answer.
-    """
-
-    def __init__(self, session: Session, path: str, timeout: float) -> None:
-        self._session = session
-        self._default_pool: Pool | None = None
-        self._pools: dict[str, Pool] = {}
-        self.path = path
-        self.timeout = timeout
-        session.patience = timeout
-
-    @property
-    def closed(self) -> bool:
-        """Whether the client was closed or its connection lost."""
-        return self._session.ended is not None
-
-    @property
-    def epoch(self) -> str:
-        """Identifies one life of the service; hexadecimal."""
-        return self._session.core.epoch.hex()
-
-    @property
-    def service_pid(self) -> int:
-        """The service's process, as it says itself; for people."""
-        return self._session.core.service_pid
-
-    def __repr__(self) -> str:
-        state = "closed" if self.closed else f"session {self._session.core.session_id}"
-        return f"<poolbridge.{type(self).__name__} {self.path}, {state}>"
-
-    def _remember(self, pool: Pool) -> Pool:
-        self._pools[pool.name] = pool
-        if self._default_pool is None:
-            self._default_pool = pool
-        return pool
-
-    def _forget(self, pool: Pool) -> None:
-        if self._pools.get(pool.name) == pool:
-            del self._pools[pool.name]
-        if self._default_pool == pool:
-            self._default_pool = None
-
-    def _find_pool(self, pool: Pool | str | None) -> Pool | str:
-        """Give the pool to use, or the name of one that has to be opened first."""
-        if isinstance(pool, Pool):
-            return pool
-        if pool is not None:
-            return self._pools.get(pool, pool)
-        if self._default_pool is None:
-            raise InvalidArgumentError("no pool: create or open one first, or name one")
-        return self._default_pool
-
-    def _hello(self) -> Ask:
-        return Ask(Hello(v=(VERSION,), nm=_program_name(), ft=FEATURES), HelloReply)
-
-    def _no_answer(self) -> ServiceStalledError:
-        return ServiceStalledError(f"the service at {self.path} accepted and does not answer")
-
-    def _refused(self, error: ConnectionLostError) -> ConnectionLostError:
-        return ConnectionLostError(f"the service at {self.path} closed the connection at once: {error}")
-
-    def _warn_unclosed(self) -> None:
-        warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=3)
 
 
 class Client(ClientState):
@@ -282,7 +160,7 @@ class Client(ClientState):
             A shape or dtype that cannot be, or no pool.
         """
         description = _tensor.describe(shape, dtype)
-        flow = _operations.allocate(self._session, description, self._pool(pool), timeout=timeout)
+        flow = _operations.allocate(self._session, description, self._pool(pool).id, timeout=timeout)
         return Lease(self, self._run(flow))
 
     def get(self, name: str, *, write: bool = False, timeout: float | None = 0.0) -> Lease:
@@ -322,6 +200,101 @@ class Client(ClientState):
     def unpublish(self, name: str) -> None:
         """Take a name away; leases on its buffer stay."""
         self._run(_operations.unpublish(name))
+
+    # Channels
+
+    def create_channel(
+        self,
+        name: str,
+        *,
+        pool: Pool | str | None = None,
+        mode: str = "broadcast",
+        capacity: int = 8,
+        full: str = "block",
+    ) -> Channel:
+        """Create a channel, or open the one of that name that is like it.
+
+        Parameters
+        ----------
+        name
+            1 to 255 bytes of UTF-8 without control characters.
+        pool
+            The pool whose buffers it carries; left out: the first that this client created or opened.
+        mode
+            ``"broadcast"``: every subscriber gets every frame. ``"queue"``: each frame goes to one subscriber, and to
+            another one if that ends before it released it.
+        capacity
+            How many frames it keeps, 1 to 1,024; in a queue, of those that nobody got.
+        full
+            What happens when it is full. ``"block"``: who sends waits. ``"fail"``: sending fails. ``"drop-oldest"``:
+            who is behind misses frames. ``"latest"``: the same, and gets only the newest.
+
+        Raises
+        ------
+        AlreadyExistsError
+            There is a channel of that name that is not like it.
+        UnsupportedError
+            The service has no channels.
+        """
+        flow = _channel_operations.create_channel(
+            self._session, name, pool=self._pool(pool).id, mode=mode, capacity=capacity, full=full
+        )
+        info = self._run(flow)
+        return Channel(self, info, self._channel_pool(info))
+
+    def open_channel(self, name: str, timeout: float | None = 0.0) -> Channel:
+        """Open a channel by its name, and its pool with it.
+
+        Parameters
+        ----------
+        name
+            The channel's name.
+        timeout
+            Seconds to wait for it to appear; None: no limit.
+
+        Raises
+        ------
+        NotFoundError, WaitTimeoutError
+            There is no such channel, or none appeared in time.
+        AccessDeniedError
+            This user may not use its pool.
+        """
+        info = self._run(_channel_operations.open_channel(self._session, name, timeout=timeout))
+        return Channel(self, info, self._channel_pool(info))
+
+    def subscribe(
+        self,
+        channel: Channel | str,
+        *,
+        credit: int = 4,
+        oldest: bool = False,
+        full: str | None = None,
+        timeout: float | None = 0.0,
+    ) -> Subscription:
+        """Subscribe to a channel; iterate over what this gives.
+
+        Parameters
+        ----------
+        channel
+            A channel or its name.
+        credit
+            How many frames may be here at a time, waiting to be taken or not yet released, 1 to 256. A loop that keeps
+            one while it asks for the next needs 2.
+        oldest
+            Begin with the oldest frame that the channel keeps; otherwise with the newest.
+        full
+            What happens when this subscriber of a broadcast is behind, if not what the channel does.
+        timeout
+            Seconds to wait for the channel to appear; None: no limit.
+
+        Raises
+        ------
+        NotFoundError, WaitTimeoutError
+            There is no such channel, or none appeared in time.
+        """
+        opened = channel if isinstance(channel, Channel) else self.open_channel(channel, timeout)
+        flow = _channel_operations.subscribe(self._session, opened._info, credit=credit, oldest=oldest, full=full)  # noqa: SLF001
+        return Subscription(self, opened, self._run(flow))
 
     # The end
 
@@ -390,8 +363,3 @@ class Client(ClientState):
         except StopIteration as stop:
             value: _T = stop.value
             return value
-
-
-def _program_name() -> str:
-    name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
-    return name.encode(errors="replace")[:255].decode(errors="ignore")

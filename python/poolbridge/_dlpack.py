@@ -8,11 +8,11 @@ into the structure: the device, ``bfloat16``, and that the data is a copy. NumPy
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from poolbridge._tensor import ElementType
+from poolbridge._tensor import ELEMENT_TYPES, ElementType, c_strides
 
 CPU: Final = 1
 CUDA: Final = 2
@@ -55,6 +55,19 @@ class _Versioned(ctypes.Structure):
     )
 
 
+class Seen(NamedTuple):
+    """What a capsule says of its tensor: strides are in bytes, and `name` is the element type's name."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    name: str
+
+
+_NAMES: Final = {(element.code, element.bits): element.name for element in ELEMENT_TYPES.values()}
+_name = ctypes.pythonapi.PyCapsule_GetName
+_name.restype = ctypes.c_char_p
+_name.argtypes = (ctypes.py_object,)
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype = ctypes.c_void_p
 _pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
@@ -103,3 +116,27 @@ def make_capsule(
     if not array.size:
         tensor.data = None
     return capsule
+
+
+def look(capsule: object) -> Seen:
+    """Read what a capsule says, without taking it.
+
+    Raises
+    ------
+    BufferError
+        Its elements are of a type that cannot be shared.
+    """
+    name = _name(capsule)
+    kind = _Versioned if name == b"dltensor_versioned" else _Managed
+    tensor = kind.from_address(_pointer(capsule, name)).tensor
+    element = _NAMES.get((tensor.dtype.code, tensor.dtype.bits))
+    if element is None or tensor.dtype.lanes != 1:
+        raise BufferError(f"elements of DLPack type {tensor.dtype.code} with {tensor.dtype.bits} bits cannot be shared")
+    extents = ctypes.c_int64 * tensor.ndim
+    shape = tuple(extents.from_address(tensor.shape)) if tensor.ndim else ()
+    itemsize = ELEMENT_TYPES[element].itemsize
+    if tensor.strides and tensor.ndim:
+        strides = tuple(stride * itemsize for stride in extents.from_address(tensor.strides))
+    else:
+        strides = c_strides(shape, itemsize)
+    return Seen((tensor.data or 0) + tensor.byte_offset, shape, strides, element)

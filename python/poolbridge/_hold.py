@@ -143,6 +143,17 @@ class Hold:
                 "arrays made by DLPack, or of lease.view(), are counted"
             )
 
+    def unused_after(self, error: BaseException, *, failed: bool) -> bool:
+        """Whether it can end while `error` passes: arrays in its frames may still need the memory.
+
+        If not, it ends by itself, and then as `failed` says.
+        """
+        if self.tokens or self.unaccounted:
+            error.add_note(f"lease {self.grant.id} ends when the arrays made from it are gone")
+            self.failed = failed
+            return False
+        return True
+
     def close(self) -> None:
         """End the lease because its client closes, unless arrays still need its memory."""
         if not self.released and not self.tokens and not self.unaccounted:

@@ -322,9 +322,8 @@ class Lease(BaseLease):
         if error is None:
             self.release()
             return
-        if not _end_after(error, self._hold):
-            return
-        self.release(failed=self._hold.write)
+        if self._hold.unused_after(error, failed=self._hold.write):
+            self.release(failed=self._hold.write)
 
 
 class AsyncLease(BaseLease):
@@ -358,17 +357,8 @@ class AsyncLease(BaseLease):
             return
         if error is None:
             await self.release()
-        elif _end_after(error, self._hold):
+        elif self._hold.unused_after(error, failed=self._hold.write):
             await self.release(failed=self._hold.write)
-
-
-def _end_after(error: BaseException, hold: Hold) -> bool:
-    """Whether a lease can be released while `error` passes: arrays in its frames may still need the memory."""
-    if hold.tokens or hold.unaccounted:
-        error.add_note(f"lease {hold.grant.id} ends when the arrays made from it are gone")
-        hold.failed = hold.write
-        return False
-    return True
 
 
 def _cuda_array_interface(hold: Hold) -> dict[str, Any]:

@@ -191,9 +191,9 @@ def stats() -> Flow[ServiceStats]:
 # Buffers
 
 
-def allocate(session: Session, description: _tensor.Description, pool: Pool, *, timeout: float | None) -> Flow[Hold]:
-    """Allocate a buffer and lease it for writing."""
-    request = Alloc(pl=pool.id, t=description.to_wire(), w=check_wait(timeout))
+def allocate(session: Session, description: _tensor.Description, pool: int, *, timeout: float | None) -> Flow[Hold]:
+    """Allocate a buffer in the pool of that id and lease it for writing."""
+    request = Alloc(pl=pool, t=description.to_wire(), w=check_wait(timeout))
     reply = yield Ask(request, GrantReply, timeout)
     return held(session, reply.l) or (yield from take(session, reply.l))
 

@@ -19,6 +19,7 @@ from poolbridge._errors import PoolbridgeError, ServiceStalledError
 from poolbridge._messages import Reply, Request
 
 if TYPE_CHECKING:
+    from poolbridge._feed import Feed
     from poolbridge._known import Call
     from poolbridge._session import Session
 
@@ -117,6 +118,28 @@ class Pump:
             raise
         return cast("_ReplyT", call.result())
 
+    def wait(self, feed: Feed, seconds: float | None) -> bool:
+        """Wait until a feed has something to take; False if `seconds` passed before."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not feed.done:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            if self._begin_reading():
+                try:
+                    self._read_for(feed, deadline)
+                finally:
+                    self._end_reading()
+            else:
+                ready = threading.Event()
+                feed.on_done = ready.set
+                if not feed.done:
+                    ready.wait(left)
+                feed.on_done = _nothing
+            if self._session.ended is not None and not feed.done:
+                self._session.check_usable()
+        return True
+
     def _begin_reading(self) -> bool:
         if not self._reading.acquire(blocking=False):
             return False
@@ -129,7 +152,7 @@ class Pump:
         self._reading.release()
         self._arm()
 
-    def _read_for(self, call: Call, deadline: float | None) -> None:
+    def _read_for(self, call: Call | Feed, deadline: float | None) -> None:
         """Read until the call is done or its time is over."""
         while not call.done:
             if self._session.ended is not None:

@@ -15,20 +15,21 @@ from weakref import ReferenceType
 from msgspec import UnsetType
 
 from poolbridge import _order, _process
-from poolbridge._channel_messages import Forget, Seal
+from poolbridge._channel_messages import Forget, Seal, Unsubscribe
 from poolbridge._errors import (
     ClientClosedError,
     ConnectionLostError,
     ForkError,
     PoolbridgeError,
 )
+from poolbridge._feed import Feed
+from poolbridge._messages import Release, Reply
 from poolbridge._session_memory import SessionMemory
 
 if TYPE_CHECKING:
-    from poolbridge._feed import Feed
     from poolbridge._hold import Hold
     from poolbridge._known import Call, KnownBlock
-    from poolbridge._messages import Dropped, Grant, Reply, Request, Ticket
+    from poolbridge._messages import Dropped, Grant, Request, Ticket
     from poolbridge._transport import Transport
 
 _OUTBOX_MAX = 65_536
@@ -61,6 +62,7 @@ class Session(SessionMemory):
         self.orphaned = False
         self.patience = _PATIENCE
         self.lost: set[int] = set()
+        self._kept: deque[tuple[int, int, object]] = deque()
         self.holds: dict[int, ReferenceType[Hold]] = {}
         self._driver: Driver | None = None
 
@@ -165,6 +167,15 @@ class Session(SessionMemory):
 
     # Leases
 
+    def write_holds(self, pool: int) -> list[Hold]:
+        """Give the holds of write leases in a pool, the newest first."""
+        found = []
+        for reference in reversed(list(self.holds.values())):
+            hold = reference()
+            if hold is not None and hold.write and not hold.released and hold.grant.pl == pool:
+                found.append(hold)
+        return found
+
     def give_back(self, grant: Grant, *, failed: bool = False) -> None:
         """End a lease that nothing was made of, from wherever the garbage collector may be: never waits, never raises.
 
@@ -224,6 +235,14 @@ class Session(SessionMemory):
                 block.uses[ticket.wd] = ticket.v
             hold.sent = True
 
+    def unsend(self, hold: Hold) -> None:
+        """Give back a lease that may have been sent or not: nobody knows."""
+        with self._lock:
+            self.holds.pop(hold.grant.id, None)
+            self.core.tell(Release(l=hold.grant.id, fl=True))
+            self._flush()
+            hold.sent = True
+
     def _forget(self, grant: Grant) -> None:
         self._released(self.core.forget(grant))
 
@@ -263,15 +282,41 @@ class Session(SessionMemory):
         if credit is not None:
             self.core.tell(credit)
 
-    def drop_feed(self, feed: Feed, *, failed: bool) -> None:
-        """Want no more frames of a subscription, and give back those that nobody took."""
-        with self._lock:
-            feed.closed = True
-            frames, feed.frames = list(feed.frames), deque()
-            feed.lose(None)
-            for frame in frames:
-                if not isinstance(frame.l, UnsetType):
-                    self._release(frame.l, (), failed=failed)
+    def feed(self, subscription: int) -> Feed:
+        """Give the feed of a subscription that the service has just made."""
+        feed = self.core.feeds.get(subscription)
+        if feed is None:
+            self.check_usable()
+            feed = Feed(subscription)
+            feed.lose(None)  # it has ended already
+        return feed
+
+    def keep(self, source: object, ticket: Ticket) -> None:
+        """Keep what a stream copies from until it has done so."""
+        self._kept.append((ticket.wd, ticket.v, source))
+        own = self.timelines.own
+        while own is None or own.reached(*self._kept[0][:2]):
+            self._kept.popleft()
+            if not self._kept:
+                return
+
+    def unsubscribe(self, feed: Feed) -> None:
+        """Want no more frames of a subscription, and give back those that nobody took; never waits, never raises."""
+        if _process.pid == self.pid and not feed.closed:
+            self._lock.later(partial(self._unsubscribe, feed))
+
+    def _unsubscribe(self, feed: Feed) -> None:
+        feed.closed, more = True, not feed.ended
+        frames, feed.frames = list(feed.frames), deque()
+        feed.lose(None)
+        for frame in frames:
+            if not isinstance(frame.l, UnsetType):
+                self._release(frame.l, (), failed=feed.queue)
+        if more and self.ended is None:
+            # Until the reply, what was on its way comes and is given back.
+            forget = partial(self.core.feeds.pop, feed.id, None)
+            self.core.start(Unsubscribe(sb=feed.id), Reply, forget)
+            self._flush()
 
     def _hear(self) -> None:
         """Take the news that the core has for this session. The lock is held."""

@@ -18,10 +18,11 @@ from typing import Any
 
 import msgspec
 
+from poolbridge import _channel_messages as cm
 from poolbridge import _messages as m
 from poolbridge import _tensor
 
-_requests = msgspec.msgpack.Decoder(m.AnyRequest)
+_requests = msgspec.msgpack.Decoder(m.AnyRequest | cm.ChannelRequest)
 PAGE = 4096
 SEALS = 0x0002 | 0x0004  # F_SEAL_SHRINK | F_SEAL_GROW
 
@@ -74,6 +75,7 @@ class Service:
     """Listens at `path` until closed."""
 
     connection_type: type[Connection]
+    features: tuple[str, ...] = ()
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -204,7 +206,9 @@ class Connection(threading.Thread):
     def hello(self, request: m.Hello, fds: list[int]) -> m.Reply:
         if m.VERSION not in request.v:
             raise Refused("version")
-        return m.HelloReply(q=request.q, v=1, ep=self.service.epoch, id=self.service.new_id(), pid=os.getpid())
+        features = tuple(feature for feature in request.ft if feature in self.service.features)
+        id_ = self.service.new_id()
+        return m.HelloReply(q=request.q, v=1, ep=self.service.epoch, id=id_, pid=os.getpid(), ft=features)
 
     def create(self, request: m.Create, fds: list[int]) -> m.Reply:
         if any(pool.info.nm == request.nm for pool in self.service.pools.values()):

@@ -1,0 +1,163 @@
+"""Channels: named, bounded queues of buffers between producers and consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from poolbridge import _channel_operations
+from poolbridge._errors import ClosedError, NotFoundError
+
+if TYPE_CHECKING:
+    from poolbridge import _messages
+    from poolbridge._aclient import AsyncClient
+    from poolbridge._client import Client
+
+
+class BaseChannel:
+    """A named, bounded queue of buffers of one pool. Made by a client, never directly."""
+
+    def __init__(self, info: _messages.Channel, pool: str) -> None:
+        self._info = info
+        self._pool_name = pool
+
+    @property
+    def id(self) -> int:
+        """Never reused within one life of the service."""
+        return self._info.id
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._info.nm
+
+    @property
+    def pool(self) -> str:
+        """Name of the pool whose buffers it carries."""
+        return self._pool_name
+
+    @property
+    def mode(self) -> str:
+        """``"broadcast"``: every subscriber gets every frame. ``"queue"``: each frame goes to one."""
+        return self._info.md
+
+    @property
+    def capacity(self) -> int:
+        """How many frames it keeps."""
+        return self._info.cp
+
+    @property
+    def full(self) -> str:
+        """What happens when it is full: ``"block"``, ``"drop-oldest"``, ``"latest"`` or ``"fail"``."""
+        return self._info.fl
+
+    def __repr__(self) -> str:
+        return (
+            f"<poolbridge.{type(self).__name__} {self.name!r}, {self.mode} of {self.capacity} frames, "
+            f"full: {self.full}, pool {self.pool!r}>"
+        )
+
+
+class Channel(BaseChannel):
+    """A channel of a blocking `Client`. Thread-safe."""
+
+    def __init__(self, client: Client, info: _messages.Channel, pool: str) -> None:
+        super().__init__(info, pool)
+        self._client = client
+
+    def publish(
+        self, array: Any, *, meta: Mapping[str, str] | None = None, timeout: float | None = None, stream: Any = None
+    ) -> int:
+        """Put a frame into the channel.
+
+        A write lease of the channel's pool, or an array that lives in one, is handed over as it is: the lease ends,
+        and what was made from it must not be used any more. Any other array is copied once, on the GPU where it is on
+        one. Work that is queued on the GPU is not waited for: consumers wait for it on their streams.
+
+        Parameters
+        ----------
+        array
+            A lease, or an array of any library that speaks DLPack or ``__cuda_array_interface__``, or NumPy's.
+        meta
+            What consumers are told about the frame: at most 16 texts by texts of at most 256 bytes each.
+        timeout
+            Seconds to wait for room in the channel, and in the pool for a copy; None: no limit.
+        stream
+            A stream that writes the content, besides those that arrays were made for by DLPack: a handle, or an
+            object of CuPy, PyTorch or cuda.core. For an array that is copied, the stream that it is ready on.
+
+        Returns
+        -------
+        int
+            The frame's number in the channel, counted from 1.
+
+        Raises
+        ------
+        WaitTimeoutError
+            The channel stayed full; the message names who is behind. The lease lives on.
+        PoolLimitError
+            The channel is full and is to fail, or there is no room for a copy. The lease lives on.
+        ClosedError
+            The channel was shut. The lease lives on.
+        """
+        flow = _channel_operations.publish(
+            self._client._session,  # noqa: SLF001 - of one family
+            self._info,
+            array,
+            meta=meta,
+            timeout=timeout,
+            stream=stream,
+        )
+        return self._client._run(flow)  # noqa: SLF001
+
+    def shut(self) -> None:
+        """Close the channel for all: subscribers get the frames that were sent, and then the end.
+
+        Raises
+        ------
+        AccessDeniedError
+            Another user has made it.
+        NotFoundError
+            It was shut before.
+        """
+        self._client._run(_channel_operations.shut(self._info))  # noqa: SLF001
+
+    def close(self) -> None:
+        """Close the channel for all, as `shut` does; nothing happens if that was done before."""
+        try:
+            self.shut()
+        except (NotFoundError, ClosedError):
+            pass  # by somebody else, with its pool, or with the service
+
+
+class AsyncChannel(BaseChannel):
+    """A channel of an `AsyncClient`."""
+
+    def __init__(self, client: AsyncClient, info: _messages.Channel, pool: str) -> None:
+        super().__init__(info, pool)
+        self._client = client
+
+    async def publish(
+        self, array: Any, *, meta: Mapping[str, str] | None = None, timeout: float | None = None, stream: Any = None
+    ) -> int:
+        """Put a frame into the channel; see `Channel.publish`."""
+        flow = _channel_operations.publish(
+            self._client._session,  # noqa: SLF001 - of one family
+            self._info,
+            array,
+            meta=meta,
+            timeout=timeout,
+            stream=stream,
+        )
+        return await self._client._run(flow)  # noqa: SLF001
+
+    async def shut(self) -> None:
+        """Close the channel for all; see `Channel.shut`."""
+        await self._client._run(_channel_operations.shut(self._info))  # noqa: SLF001
+
+    async def close(self) -> None:
+        """Close the channel for all; see `Channel.close`."""
+        try:
+            await self.shut()
+        except (NotFoundError, ClosedError):
+            pass  # by somebody else, with its pool, or with the service

@@ -1,0 +1,207 @@
+"""What a client can do with channels, written once for the blocking and for the asyncio client; see `_operations`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET
+
+from poolbridge import _cuda_stream, _dlpack, _order, _sources, _tensor
+from poolbridge._channel_messages import (
+    ChannelReply,
+    Find,
+    MakeChannel,
+    Send,
+    SendReply,
+    Shut,
+    Subscribe,
+    SubscribeReply,
+)
+from poolbridge._copies import copy_into
+from poolbridge._errors import InvalidArgumentError, PoolbridgeError, ServiceStalledError, UnsupportedError
+from poolbridge._messages import Open, PoolReply, Reply
+from poolbridge._operations import Ask, Do, Flow, allocate, check_count, check_name, check_wait, ready
+
+if TYPE_CHECKING:
+    from poolbridge._feed import Feed
+    from poolbridge._hold import Hold
+    from poolbridge._messages import Channel
+    from poolbridge._session import Session
+    from poolbridge._sources import Source
+
+FEATURE = "channels"
+MODES = ("broadcast", "queue")
+FULL = ("block", "drop-oldest", "latest", "fail")
+_MOST_FRAMES = 1024
+_MOST_CREDIT = 256
+_MOST_ENTRIES = 16
+_MOST_TEXT = 256
+
+
+# Arguments
+
+
+def _check_word(word: str, known: tuple[str, ...], what: str) -> str:
+    if word not in known:
+        raise InvalidArgumentError(f"{what} {word!r} is not known: expected one of {', '.join(known)}")
+    return word
+
+
+def _check_most(number: int, most: int, what: str) -> int:
+    if check_count(number, what, least=1) > most:
+        raise InvalidArgumentError(f"{what} {number} is out of range: expected 1 to {most}")
+    return number
+
+
+def _check_meta(meta: Mapping[str, str] | None) -> dict[str, str]:
+    """Check a frame's map, and put its keys into the order of their bytes."""
+    if not meta:
+        return {}
+    if len(meta) > _MOST_ENTRIES:
+        raise InvalidArgumentError(f"meta has {len(meta)} entries; at most {_MOST_ENTRIES} can be sent")
+    for text in (*meta.keys(), *meta.values()):
+        _check_text(text)
+    return dict(sorted(meta.items()))
+
+
+def _check_text(text: Any) -> None:
+    try:
+        fits = len(text.encode()) <= _MOST_TEXT
+    except (AttributeError, UnicodeEncodeError):
+        fits = False
+    if not fits:
+        raise InvalidArgumentError(f"meta has {text!r}: expected texts of at most {_MOST_TEXT} bytes of UTF-8")
+
+
+def _check_feature(session: Session) -> None:
+    if FEATURE not in session.core.features:
+        raise UnsupportedError("this service has no channels: it is older than they are")
+
+
+# Channels
+
+
+def create_channel(session: Session, name: str, *, pool: int, mode: str, capacity: int, full: str) -> Flow[Channel]:
+    """Make a channel, or open the one that is like it."""
+    request = MakeChannel(
+        nm=check_name(name, "channel"),
+        pl=pool,
+        md=_check_word(mode, MODES, "mode"),
+        cp=_check_most(capacity, _MOST_FRAMES, "capacity"),
+        fl=_check_word(full, FULL, "full"),
+    )
+    _check_feature(session)
+    reply = yield Ask(request, ChannelReply)
+    channel: Channel = reply.c
+    return channel
+
+
+def open_channel(session: Session, name: str, *, timeout: float | None) -> Flow[Channel]:
+    """Open a channel by its name, and its pool with it."""
+    request = Find(nm=check_name(name, "channel"), w=check_wait(timeout))
+    _check_feature(session)
+    reply = yield Ask(request, ChannelReply, timeout)
+    channel: Channel = reply.c
+    if session.pool_info(channel.pl) is None:
+        yield Ask(Open(pl=channel.pl), PoolReply)
+    return channel
+
+
+def shut(channel: Channel) -> Flow[None]:
+    """Close a channel for all."""
+    yield Ask(Shut(ch=channel.id), Reply)
+
+
+# Sending
+
+
+def publish(
+    session: Session,
+    channel: Channel,
+    given: Any,
+    *,
+    meta: Mapping[str, str] | None,
+    timeout: float | None,
+    stream: Any,
+) -> Flow[int]:
+    """Send a frame; give its number in the channel."""
+    texts = _check_meta(meta)
+    milliseconds = check_wait(timeout)
+    found = _sources.find(session, channel.pl, given)
+    if found is None:
+        hold = yield from _copy(session, channel, given, stream, timeout)
+        description = hold.description
+    else:
+        hold, description = found
+        if stream is not None:
+            _order.name_stream(hold, stream)
+    tensor = UNSET if description is hold.description else description.to_wire()
+    ticket = yield from ready(hold, None)
+    request = Send(ch=channel.id, l=hold.grant.id, t=tensor, mt=texts, rt=ticket or UNSET, w=milliseconds)
+    # From here on it makes no more arrays; it is the service's, unless that refuses it.
+    hold.released = True
+    try:
+        reply = yield Ask(request, SendReply, timeout)
+    except PoolbridgeError as error:
+        if isinstance(error, ServiceStalledError):
+            session.unsend(hold)
+        else:
+            hold.released = False
+        raise
+    except BaseException:
+        session.unsend(hold)
+        raise
+    session.sent(hold, ticket)
+    if found is None and ticket is not None:
+        session.keep(given, ticket)
+    number: int = reply.sq
+    return number
+
+
+def _copy(session: Session, channel: Channel, given: Any, stream: Any, timeout: float | None) -> Flow[Hold]:
+    """Allocate a buffer like an array and copy it: on the GPU, in order, or by the CPU."""
+    source = _sources.look(given)
+    hold = yield from allocate(
+        session, _tensor.describe(source.shape, source.element.name), channel.pl, timeout=timeout
+    )
+    pool = hold.memory.pool
+    if source.ordinal is not None and source.contiguous and pool.device[0] == _dlpack.CUDA:
+        _copy_on_device(hold, source, stream)
+    else:
+        yield Do(partial(copy_into, hold, given))
+    return hold
+
+
+def _copy_on_device(hold: Hold, source: Source, stream: Any) -> None:
+    ordinal = hold.memory.pool.device[1]
+    if stream is None:
+        # What the array says of its stream; else one of our own, which the array's library makes wait for its own.
+        stream = source.stream if source.stream is not None else _cuda_stream.own_stream(ordinal)
+        if source.stream is None:
+            _sources.order(source, stream)
+    _order.name_stream(hold, stream)
+    key = next(reversed(hold.streams or {}))
+    nbytes = hold.description.nbytes
+    if nbytes:
+        _cuda_stream.copy(ordinal, key.handle, hold.address(write=True), source.address, nbytes)
+
+
+# Receiving
+
+
+def subscribe(session: Session, channel: Channel, *, credit: int, oldest: bool, full: str | None) -> Flow[Feed]:
+    """Have a channel's frames sent."""
+    request = Subscribe(
+        ch=channel.id,
+        cr=_check_most(credit, _MOST_CREDIT, "credit"),
+        ol=bool(oldest),
+        fl="" if full is None else _check_word(full, FULL, "full"),
+    )
+    reply = yield Ask(request, SubscribeReply)
+    feed: Feed = session.feed(reply.sb)
+    feed.queue = channel.md == "queue"
+    # Small packets cost as much as large ones: half of the credit goes back at a time.
+    feed.batch = max(credit // 2, 1)
+    return feed

@@ -1,0 +1,58 @@
+"""Connecting to the service."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from poolbridge import _paths
+from poolbridge._client import Client
+from poolbridge._client_state import DEFAULT_TIMEOUT
+from poolbridge._pump import Pump
+from poolbridge._session import Session
+from poolbridge._transport import Transport
+
+
+def connect(
+    path: str | os.PathLike[str] | None = None, *, timeout: float = DEFAULT_TIMEOUT, wait: float = 0.0
+) -> Client:
+    """Connect to the service.
+
+    Parameters
+    ----------
+    path
+        The service's socket. Left out: ``$POOLBRIDGE_SOCKET``, else ``$XDG_RUNTIME_DIR/poolbridge/poolsvc.sock``, else
+        ``poolbridge-<uid>/poolsvc.sock`` in the folder for temporary files.
+    timeout
+        Seconds that the service may take for an answer, besides the time that a request itself may wait.
+    wait
+        Seconds that the service may take to appear.
+
+    Returns
+    -------
+    Client
+        Connected; a context manager.
+
+    Raises
+    ------
+    ServiceNotRunningError
+        Nobody listens there; `ServiceStartTimeoutError` after waiting.
+    AccessDeniedError
+        This user may not connect.
+    VersionError
+        Client and service share no protocol version.
+    ServiceStalledError
+        The service accepted and does not answer.
+    """
+    where = os.fspath(path) if path is not None else _paths.default_path()
+    patience = _paths.Patience(where, wait, timeout, time.monotonic())
+    while isinstance(sock := patience.attempt(time.monotonic()), float):
+        time.sleep(sock)
+    session = Session(Transport(sock))
+    client = Client(session, Pump(session), where, timeout)
+    try:
+        client._greet()  # noqa: SLF001
+    except BaseException:
+        client.close()
+        raise
+    return client

@@ -1,0 +1,157 @@
+"""What is given to be published: a lease, an array that lives in one, or any other array."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from poolbridge import _dlpack, _tensor
+from poolbridge._arrays import ArrayExports
+from poolbridge._errors import InvalidArgumentError
+from poolbridge._tensor import Description, ElementType
+
+if TYPE_CHECKING:
+    from poolbridge._hold import Hold
+    from poolbridge._session import Session
+
+
+@dataclass(slots=True)
+class Source:
+    """An array, looked at without waiting for its data.
+
+    Attributes
+    ----------
+    array
+        What keeps the memory.
+    address
+        Element [0, …, 0].
+    shape
+        Elements along each axis.
+    strides
+        Bytes between neighbours along each axis.
+    element
+        Element type.
+    ordinal
+        The GPU that the memory is on, as this process counts; None: memory of the CPU.
+    stream
+        The stream on which the data will be ready, where the array says so.
+    """
+
+    array: Any
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    element: ElementType
+    ordinal: int | None = None
+    stream: int | None = None
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements lie without gaps in C order."""
+        return _tensor.is_contiguous(self.shape, self.strides, self.element.itemsize)
+
+
+def look(array: Any) -> Source:
+    """Look at an array of any library.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Its elements cannot be shared.
+    """
+    if isinstance(array, np.ndarray):
+        return _interface(array, array.__array_interface__)
+    interface = _cuda_array_interface(array)
+    if interface is not None:
+        source = _interface(array, interface)
+        source.ordinal = _ordinal(array, source.address)
+        source.stream = interface.get("stream")
+        return source
+    if hasattr(array, "__dlpack_device__"):
+        kind, ordinal = array.__dlpack_device__()
+        if kind == _dlpack.CPU:
+            host = np.from_dlpack(array)
+            return _interface(host, host.__array_interface__)
+        seen = _dlpack.look(_capsule(array, -1))
+        return Source(array, seen.address, seen.shape, seen.strides, _tensor.element_type(seen.name), ordinal)
+    host = np.asarray(array)
+    return _interface(host, host.__array_interface__)
+
+
+def order(source: Source, stream: int) -> None:
+    """Have a stream wait for the data of an array that knows by DLPack how to do that."""
+    if hasattr(source.array, "__dlpack_device__"):
+        _capsule(source.array, stream)
+
+
+def find(session: Session, pool: int, given: Any) -> tuple[Hold, Description] | None:
+    """Find the write lease in a pool that something given to be published is, or lives in.
+
+    Returns
+    -------
+    tuple or None
+        The hold and what it holds; None if there is no such lease: it has to be copied.
+    """
+    if isinstance(given, ArrayExports):
+        hold = given._hold  # noqa: SLF001 - of one family
+        if hold.session is session and hold.write and hold.grant.pl == pool:
+            hold.check_usable()
+            return hold, hold.description
+        return None
+    writing = session.write_holds(pool)
+    if not writing:
+        return None
+    source = look(given)
+    for hold in writing:
+        first = hold.memory.address(write=True)
+        if not first <= source.address < first + hold.grant.n:
+            continue
+        was = hold.description
+        element = was.element if source.element.typestr == was.element.typestr else source.element
+        offset = source.address - first
+        if (source.shape, source.strides, offset, element) == (was.shape, was.strides, was.offset, was.element):
+            return hold, was
+        return hold, _describe(hold, source, element, offset)
+    return None
+
+
+def _describe(hold: Hold, source: Source, element: ElementType, offset: int) -> Description:
+    low, high = _tensor.span_of(source.shape, source.strides, offset, element.itemsize)
+    aligned = not any(step % element.itemsize for step in (offset, *source.strides))
+    if low < 0 or high > hold.grant.n or not aligned:
+        raise InvalidArgumentError("the array reaches beyond the lease that it lives in: publish less of it, or a copy")
+    return Description(element, source.shape, source.strides, offset, contiguous=source.contiguous)
+
+
+def _interface(array: Any, interface: dict[str, Any]) -> Source:
+    element = _tensor.element_type(interface["typestr"])
+    shape = tuple(interface["shape"])
+    strides = interface.get("strides")
+    strides = tuple(strides) if strides is not None else _tensor.c_strides(shape, element.itemsize)
+    return Source(array, int(interface["data"][0]), shape, strides, element)
+
+
+def _cuda_array_interface(array: Any) -> dict[str, Any] | None:
+    try:
+        interface: dict[str, Any] | None = array.__cuda_array_interface__
+    except (AttributeError, RuntimeError, TypeError):
+        return None  # on the CPU, or of a type or state that only DLPack can tell
+    return interface
+
+
+def _ordinal(array: Any, address: int) -> int:
+    if hasattr(array, "__dlpack_device__"):
+        return operator.index(array.__dlpack_device__()[1])
+    from poolbridge import _cuda
+
+    return int(_cuda.pointer_facts(address)["ordinal"]) if address else 0
+
+
+def _capsule(array: Any, stream: int) -> object:
+    try:
+        return array.__dlpack__(stream=stream, max_version=(1, 0))
+    except TypeError:
+        return array.__dlpack__(stream=stream)  # older than the array API standard of 2023

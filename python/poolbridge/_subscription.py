@@ -1,0 +1,282 @@
+"""Subscriptions: the frames of a channel, one after the other."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from msgspec import UnsetType
+
+from poolbridge import _channel_operations, _errors, _operations, _order
+from poolbridge._errors import WaitTimeoutError
+from poolbridge._frame import AsyncFrame, Frame
+
+if TYPE_CHECKING:
+    from poolbridge import _channel_messages
+    from poolbridge._aclient import AsyncClient
+    from poolbridge._channel import AsyncChannel, Channel
+    from poolbridge._client import Client
+    from poolbridge._feed import Feed
+    from poolbridge._hold import Hold
+    from poolbridge._messages import Grant
+    from poolbridge._operations import Flow
+    from poolbridge._session import Session
+
+
+class _Intake:
+    """What the blocking and the asyncio subscription have in common: a feed, and what to do with what it has."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.feed: Feed | None = None
+
+    def start(self, feed: Feed) -> None:
+        """Begin to take frames of a feed."""
+        self.feed = feed
+
+    def begin(self, feed: Feed) -> _channel_messages.Frame | None:
+        """Give the next frame that is there; None if it has to be waited for.
+
+        Raises
+        ------
+        StopIteration
+            The channel was shut, or the subscription closed.
+        ProducerDiedError
+            At this frame; the next can be taken.
+        PoolbridgeError
+            No frame will come any more, and why.
+        """
+        try:
+            notice = feed.frames.popleft()
+        except IndexError:
+            if feed.error is not None:
+                raise type(feed.error)(*feed.error.args) from None
+            if feed.ended:
+                raise StopIteration from None
+            if feed.owed:
+                self.session.pay(feed, now=True)
+            return None
+        error = notice.e
+        if not isinstance(error, UnsetType):
+            self.session.pay(feed, count=1)
+            raise _errors.from_wire(error.c, f"frame {notice.sq}: {error.m}")
+        return notice
+
+    def held(self, feed: Feed, grant: Grant) -> Hold | None:
+        """Make a hold of a frame's lease if nothing has to be waited for."""
+        hold = _operations.held(self.session, grant)
+        return None if hold is None else self.checked(feed, hold)
+
+    def take(self, feed: Feed, grant: Grant) -> Flow[Hold]:
+        """Make a hold of a frame's lease, opening and mapping what it needs."""
+        try:
+            hold = yield from _operations.take(self.session, grant)
+        except BaseException:
+            self.session.pay(feed, count=1)
+            raise
+        return self.checked(feed, hold)
+
+    def checked(self, feed: Feed, hold: Hold) -> Hold:
+        """Have the end of a hold give its credit back; raise if its content is known to be incomplete."""
+        hold.then = lambda: self.session.owe(feed)
+        if hold.lost or hold.tickets:
+            _order.check(hold)
+        return hold
+
+    def close(self) -> None:
+        """Want no more frames."""
+        if self.feed is not None:
+            self.session.unsubscribe(self.feed)
+
+
+class BaseSubscription:
+    """What the blocking and the asyncio subscription have in common."""
+
+    def __init__(self, session: Session) -> None:
+        self._intake = _Intake(session)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or no frame will come any more."""
+        feed = self._intake.feed
+        return feed is not None and feed.ended and not feed.frames
+
+    def _is_open(self) -> bool:
+        feed = self._intake.feed
+        return feed is not None and not feed.closed
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._intake.close()
+
+
+class Subscription(BaseSubscription):
+    """The frames of a channel, for one thread to take one after the other; a context manager.
+
+    Iteration ends when the channel is shut. It raises `ProducerDiedError` at a frame whose producer died before it was
+    complete, and another error when no frame can come any more; after the first, iterating again goes on.
+
+    Attributes
+    ----------
+    channel
+        The channel.
+    """
+
+    def __init__(self, client: Client, channel: Channel, feed: Feed) -> None:
+        super().__init__(client._session)  # noqa: SLF001 - of one family
+        self._client = client
+        self.channel = channel
+        self._intake.start(feed)
+        self._feed = feed
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Frame:
+        return self._take(None)
+
+    def receive(self, timeout: float | None = None) -> Frame | None:
+        """Take the next frame.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait; None: no limit.
+
+        Returns
+        -------
+        Frame or None
+            None if the channel was shut.
+
+        Raises
+        ------
+        WaitTimeoutError
+            None came in time.
+        ProducerDiedError
+            At this frame; the next can be taken.
+        ClosedError
+            No frame will come any more.
+        """
+        seconds = None if timeout is None else _operations.check_wait(timeout) / 1000
+        try:
+            return self._take(seconds)
+        except StopIteration:
+            return None
+
+    def _take(self, seconds: float | None) -> Frame:
+        intake, feed = self._intake, self._feed
+        while (notice := intake.begin(feed)) is None:
+            intake.session.check_usable()
+            if not self._client._pump.wait(feed, seconds):  # noqa: SLF001
+                raise WaitTimeoutError(f"no frame of channel {self.channel.name!r} came within {seconds:g} s")
+        grant = notice.l
+        assert not isinstance(grant, UnsetType)  # noqa: S101 - for the type checker: the core has seen to it
+        hold = intake.held(feed, grant) or self._client._run(intake.take(feed, grant))  # noqa: SLF001
+        return Frame(self._client, hold, notice, feed)
+
+    def close(self) -> None:
+        """Want no more frames; those that were taken stay. Idempotent."""
+        self._intake.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<poolbridge.Subscription to {self.channel.name!r}, {'closed' if self.closed else 'open'}>"
+
+
+class AsyncSubscription(BaseSubscription):
+    """The frames of a channel, for one task to take one after the other; an asynchronous context manager.
+
+    It subscribes when it is entered, or with the first frame that is asked for. See `Subscription`.
+
+    Attributes
+    ----------
+    channel
+        The channel, once it has subscribed.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        channel: AsyncChannel | str,
+        *,
+        credit: int,
+        oldest: bool,
+        full: str | None,
+        timeout: float | None,
+    ) -> None:
+        super().__init__(client._session)  # noqa: SLF001 - of one family
+        self._client = client
+        self._wanted = channel
+        self._subscribe = partial(
+            _channel_operations.subscribe,
+            client._session,  # noqa: SLF001
+            credit=credit,
+            oldest=oldest,
+            full=full,
+        )
+        self._timeout = timeout
+        self.channel: AsyncChannel | None = None
+
+    async def _start(self) -> Feed:
+        if self._intake.feed is None:
+            wanted = self._wanted
+            opened = await self._client.open_channel(wanted, self._timeout) if isinstance(wanted, str) else wanted
+            self.channel = opened
+            self._intake.start(await self._client._run(self._subscribe(opened._info)))  # noqa: SLF001
+        feed = self._intake.feed
+        assert feed is not None  # noqa: S101 - for the type checker: it was just started
+        return feed
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> AsyncFrame:
+        frame = await self.receive()
+        if frame is None:
+            raise StopAsyncIteration
+        return frame
+
+    async def receive(self, timeout: float | None = None) -> AsyncFrame | None:
+        """Take the next frame; see `Subscription.receive`."""
+        seconds = None if timeout is None else _operations.check_wait(timeout) / 1000
+        feed = await self._start()
+        intake = self._intake
+        try:
+            while (notice := intake.begin(feed)) is None:
+                intake.session.check_usable()
+                if not await self._client._pump.wait(feed, seconds):  # noqa: SLF001
+                    raise WaitTimeoutError(f"no frame came within {seconds:g} s")
+        except StopIteration:
+            return None
+        grant = notice.l
+        assert not isinstance(grant, UnsetType)  # noqa: S101 - for the type checker: the core has seen to it
+        hold = intake.held(feed, grant)
+        if hold is None:
+            hold = await self._client._run(intake.take(feed, grant))  # noqa: SLF001
+        return AsyncFrame(self._client, hold, notice, feed)
+
+    async def close(self) -> None:
+        """Want no more frames; those that were taken stay. Idempotent."""
+        self._intake.close()
+
+    async def __aenter__(self) -> Self:
+        await self._start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        name = self.channel.name if self.channel is not None else self._wanted
+        return f"<poolbridge.AsyncSubscription to {name!r}, {'closed' if self.closed else 'open'}>"

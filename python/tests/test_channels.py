@@ -1,0 +1,368 @@
+"""Channels of the blocking client: frames in order, modes, limits and ends."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from itertools import islice
+
+import msgspec
+import numpy as np
+import pytest
+from fakechannels import ChannelService
+
+import poolbridge
+from poolbridge import _channel_messages as cm
+from poolbridge import _messages as m
+from poolbridge._mappings import MAPPINGS
+
+
+@pytest.fixture
+def service(tmp_path):
+    running = ChannelService(str(tmp_path / "c.sock"))
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def client(service):
+    with poolbridge.connect(service.path, timeout=5) as connected:
+        connected.create_pool("frames", max_bytes=1 << 22)
+        yield connected
+
+
+@pytest.fixture
+def other(service):
+    with poolbridge.connect(service.path, timeout=5) as connected:
+        yield connected
+
+
+def publish(client, channel, value):
+    lease = client.allocate(4, "int32")
+    np.asarray(lease)[:] = value
+    return channel.publish(lease, meta={"value": str(value)})
+
+
+def test_frames_come_in_order_and_end_with_the_channel(client, other):
+    channel = client.create_channel("video", capacity=16)
+    frames = other.subscribe("video", credit=3)
+    for value in range(10):
+        assert publish(client, channel, value) == value + 1
+    channel.shut()
+    seen = []
+    for frame in frames:
+        array = np.asarray(frame)
+        assert array.tolist() == [int(frame.meta["value"])] * 4
+        assert not array.flags.writeable
+        seen.append((frame.seq, frame.dropped))
+        assert abs(frame.time - frame.time_ns / 1e9) < 1
+        del array
+    assert seen == [(number + 1, 0) for number in range(10)]
+    assert frames.closed
+    assert list(frames) == []
+    assert frames.receive() is None
+
+
+def test_a_channel_says_what_it_is(client, other):
+    made = client.create_channel("c", mode="queue", capacity=3, full="fail")
+    found = other.open_channel("c")
+    assert (found.id, found.name, found.mode, found.capacity, found.full, found.pool) == (
+        made.id, "c", "queue", 3, "fail", "frames",
+    )  # fmt: skip
+    assert repr(found) == "<poolbridge.Channel 'c', queue of 3 frames, full: fail, pool 'frames'>"
+    assert client.create_channel("c", mode="queue", capacity=3, full="fail").id == made.id
+    with pytest.raises(poolbridge.AlreadyExistsError):
+        client.create_channel("c", capacity=3)
+    with pytest.raises(poolbridge.NotFoundError):
+        client.open_channel("none")
+    with pytest.raises(poolbridge.WaitTimeoutError):
+        client.subscribe("none", timeout=0.01)
+
+
+def test_publishing_what_lives_in_a_lease_costs_no_copy(service, client, other):
+    channel = client.create_channel("c", capacity=8)
+    frames = other.subscribe(channel.name)
+    array = np.asarray(client.allocate((4, 6), "float32"))
+    array[:] = np.arange(24).reshape(4, 6)
+    allocations = len(service.seen(m.Alloc))
+    channel.publish(array)
+    part = np.from_dlpack(client.allocate((4, 6), "float32"))
+    part[:] = np.arange(24).reshape(4, 6)
+    channel.publish(part[1:3, ::2])
+    lease = client.allocate((4, 6), "float32")
+    channel.publish(lease.view())
+    assert len(service.seen(m.Alloc)) == allocations + 2
+    whole, piece, _ = (next(frames) for _ in range(3))
+    assert np.asarray(whole).tolist() == np.arange(24).reshape(4, 6).tolist()
+    assert np.asarray(piece).tolist() == np.arange(24).reshape(4, 6)[1:3, ::2].tolist()
+    assert piece.strides == (24, 8)
+    sent = service.seen(cm.Send)
+    assert [request.t is msgspec.UNSET for request in sent] == [True, False, True]
+    assert lease.released
+    with pytest.raises(poolbridge.LeaseReleasedError):
+        channel.publish(lease)
+    with pytest.raises(poolbridge.LeaseReleasedError):
+        lease.release()
+    del array, part
+
+
+def test_any_other_array_is_copied_once(service, client, other):
+    channel = client.create_channel("c", capacity=8)
+    frames = other.subscribe("c")
+    source = np.arange(6, dtype=np.int16).reshape(2, 3)
+    channel.publish(source)
+    channel.publish(source.T)
+    channel.publish([1.5, 2.5])
+    channel.publish(frames.receive())
+    assert len(service.seen(m.Alloc)) == 4
+    assert [next(frames).to_numpy().tolist() for _ in range(3)] == [
+        source.T.tolist(), [1.5, 2.5], source.tolist(),
+    ]  # fmt: skip
+
+
+def test_what_a_stranger_publishes_is_copied(client, other):
+    channel = client.create_channel("c", capacity=8)
+    other.open_pool("frames")
+    lease = other.allocate(3, "int8")
+    np.asarray(lease)[:] = 5
+    channel.publish(lease)
+    assert not lease.released
+    assert client.subscribe("c").receive(1).to_numpy().tolist() == [5, 5, 5]
+
+
+def test_a_frame_is_released_with_its_last_array(service, client, other):
+    channel = client.create_channel("c", capacity=1)
+    frames = other.subscribe("c", credit=1)
+    publish(client, channel, 1)
+    array = np.asarray(next(frames))
+    other.stats()
+    assert service.leases == 1
+    with pytest.raises(poolbridge.WaitTimeoutError, match="process 42"):
+        channel.publish(np.zeros(4), timeout=0.01)
+    del array
+    gc.collect()
+    other.stats()
+    assert service.leases == 0
+    assert publish(client, channel, 2) == 2
+    assert next(frames).seq == 2
+
+
+def test_a_full_channel_fails_and_the_lease_lives_on(client, other):
+    channel = client.create_channel("c", capacity=1, full="fail")
+    frames = other.subscribe("c", credit=1)
+    publish(client, channel, 1)
+    lease = client.allocate(4, "int32")
+    with pytest.raises(poolbridge.PoolLimitError):
+        channel.publish(lease)
+    np.asarray(lease)[:] = 9
+    next(frames).release()
+    other.stats()
+    assert channel.publish(lease) == 2
+    assert next(frames).to_numpy().tolist() == [9] * 4
+
+
+def test_who_is_behind_is_told_how_many_frames_it_missed(client, other):
+    channel = client.create_channel("c", capacity=2, full="drop-oldest")
+    frames = other.subscribe("c", credit=1)
+    for value in range(6):
+        publish(client, channel, value)
+    first = next(frames)
+    assert (first.seq, first.dropped) == (1, 0)
+    first.release()
+    second = next(frames)
+    assert (second.seq, second.dropped) == (5, 3)
+
+
+def test_a_late_subscriber_begins_with_the_newest_or_the_oldest_kept(client, other):
+    channel = client.create_channel("c", capacity=3)
+    for value in range(5):
+        publish(client, channel, value)
+    assert next(other.subscribe("c")).seq == 5
+    assert [frame.seq for frame in islice(other.subscribe("c", oldest=True), 3)] == [3, 4, 5]
+
+
+def test_a_frame_given_back_goes_to_another_consumer(client, other):
+    channel = client.create_channel("work", mode="queue", capacity=4)
+    mine, theirs = client.subscribe("work", credit=1), other.subscribe("work", credit=1)
+    publish(client, channel, 1)
+    frame = mine.receive(1)
+    with pytest.raises(poolbridge.WaitTimeoutError):
+        theirs.receive(0.01)
+    frame.give_back()
+    assert frame.released
+    again = theirs.receive(1)
+    assert again.seq == 1
+    with pytest.raises(ZeroDivisionError), again:
+        raise ZeroDivisionError
+    assert mine.receive(1).seq == 1
+    broadcast = client.create_channel("b")
+    publish(client, broadcast, 1)
+    with pytest.raises(poolbridge.InvalidArgumentError, match="broadcast"):
+        client.subscribe("b").receive(1).give_back()
+
+
+def test_a_queue_has_back_what_a_closed_subscription_did_not_take(client, other):
+    channel = client.create_channel("work", mode="queue", capacity=8)
+    with other.subscribe("work", credit=4) as mine:
+        for value in range(3):
+            publish(client, channel, value)
+        assert mine.receive(1).seq == 1
+    other.stats()
+    theirs = client.subscribe("work")
+    assert sorted(theirs.receive(1).seq for _ in range(2)) == [2, 3]
+
+
+def test_a_dropped_subscription_ends_by_itself(service, client):
+    channel = client.create_channel("c", capacity=2)
+    publish(client, channel, 0)
+    for frame in client.subscribe("c"):
+        frame.release()
+        break
+    frames = client.subscribe("c")
+    del frames
+    gc.collect()
+    client.stats()
+    assert len(service.seen(cm.Unsubscribe)) == 2
+    for value in range(5):
+        publish(client, channel, value)
+    assert client._session.core.feeds == {}
+
+
+def test_a_subscriber_may_be_another_thread_than_the_publisher(client):
+    channel = client.create_channel("c", capacity=4)
+    frames = client.subscribe("c", credit=2)
+    seen = []
+
+    def consume():
+        seen.extend(int(np.asarray(frame)[0]) for frame in frames)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    for value in range(200):
+        publish(client, channel, value)
+    channel.shut()
+    consumer.join(10)
+    assert seen == list(range(200))
+
+
+def test_steady_streaming_maps_nothing(service, client, other):
+    channel = client.create_channel("c", capacity=2)
+    frames = other.subscribe("c")
+    before = MAPPINGS.imports["blocks"]
+    for value in range(100):
+        publish(client, channel, value)
+        assert np.asarray(next(frames))[0] == value
+    assert MAPPINGS.imports["blocks"] - before < 6
+
+
+def test_credit_is_given_back_without_a_packet_for_each_frame(service, client, other):
+    channel = client.create_channel("c", capacity=4)
+    frames = other.subscribe("c", credit=8)
+    for value in range(40):
+        publish(client, channel, value)
+        next(frames)
+    other.stats()
+    assert len(service.seen(cm.Credit)) <= 12
+    assert sum(request.n for request in service.seen(cm.Credit)) >= 36
+
+
+def test_an_incomplete_frame_is_an_error_at_that_frame_only(service, client, other):
+    channel = client.create_channel("c", capacity=8)
+    frames = other.subscribe("c", credit=2)
+    publish(client, channel, 1)
+    with service.changed:
+        (subscriber,) = service.channels["c"].subscribers
+        subscriber.connection.send(cm.Frame(sb=subscriber.id, sq=2, ts=1, e=m.WireError("failed", "the producer died")))
+    seen = []
+
+    def take():
+        for frame in frames:
+            seen.append(frame.seq)
+            if frame.seq == 3:
+                return
+
+    with pytest.raises(poolbridge.ProducerDiedError, match="frame 2"):
+        take()
+    with service.changed:
+        service.channels["c"].number = 2
+    publish(client, channel, 3)
+    take()
+    assert seen == [1, 3]
+
+
+def test_a_lost_connection_is_an_error_not_an_end(service, other):
+    other.create_pool("p", max_bytes=1 << 16)
+    other.create_channel("c")
+    frames = other.subscribe("c")
+    service.connections[-1].hang_up()
+    with pytest.raises(poolbridge.ConnectionLostError):
+        next(frames)
+    with pytest.raises(poolbridge.ClosedError):
+        next(frames)
+
+
+def test_closing_the_client_ends_a_waiting_subscriber_with_an_error(service):
+    client = poolbridge.connect(service.path)
+    client.create_pool("p", max_bytes=1 << 16)
+    client.create_channel("c")
+    frames = client.subscribe("c")
+    caught = []
+
+    def consume():
+        try:
+            next(frames)
+        except poolbridge.PoolbridgeError as error:
+            caught.append(type(error))
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    client.close()
+    consumer.join(5)
+    assert caught == [poolbridge.ClientClosedError]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.create_channel("c", mode="ring"),
+        lambda client: client.create_channel("c", full="maybe"),
+        lambda client: client.create_channel("c", capacity=0),
+        lambda client: client.create_channel("c", capacity=1025),
+        lambda client: client.create_channel(""),
+        lambda client: client.create_channel("made").publish(np.zeros(3), meta={"a": "x" * 257}),
+        lambda client: client.create_channel("made").publish(np.zeros(3), meta={"a": 1}),
+        lambda client: client.create_channel("made").publish(np.zeros(3), meta={str(i): "" for i in range(17)}),
+        lambda client: client.create_channel("made").publish(np.array(["text"])),
+        lambda client: client.subscribe(client.create_channel("made"), credit=0),
+        lambda client: client.subscribe(client.create_channel("made"), credit=257),
+        lambda client: client.subscribe(client.create_channel("made"), full="maybe"),
+    ],
+)
+def test_bad_arguments_are_refused(service, client, call):
+    with pytest.raises(poolbridge.InvalidArgumentError):
+        call(client)
+    assert not service.seen(cm.Send)
+    assert not service.seen(cm.Subscribe)
+
+
+def test_a_service_without_channels_says_so(tmp_path):
+    from fakeservice import Service
+
+    service = Service(str(tmp_path / "old.sock"))
+    with poolbridge.connect(service.path) as client:
+        client.create_pool("p", max_bytes=1 << 16)
+        with pytest.raises(poolbridge.UnsupportedError, match="no channels"):
+            client.create_channel("c")
+        with pytest.raises(poolbridge.UnsupportedError):
+            client.open_channel("c")
+    service.close()
+
+
+def test_shutting_twice(client):
+    channel = client.create_channel("c")
+    channel.shut()
+    with pytest.raises(poolbridge.PoolbridgeError):
+        channel.shut()
+    channel.close()
+    with pytest.raises(poolbridge.ClosedError):
+        channel.publish(np.zeros(3))
