@@ -73,7 +73,8 @@ func (l *Lease) Export() (x Export, first bool, err error) {
 // frame of a queue goes back to it. It waits for no work: the next user of the memory comes after what this package
 // began.
 //
-// Errors: [ErrReleased] if it had ended before.
+// Errors: [ErrReleased] if it had ended before; the driver's where what this process began on the memory could neither be
+// marked nor waited for: the lease has not ended then, for nobody may use the memory yet.
 func (l *Lease) Release(incomplete bool) error { return l.release(incomplete) }
 
 // ReleaseAfter is Release for memory that queues of the caller's still use: the next user of the memory comes after what
