@@ -204,7 +204,7 @@ func (c *Clock) Quiesce(limit time.Duration) error {
 		}
 		err := c.page.Await(context.Background(), Ticket{c.id, uint64(word), value}, max(time.Until(end), 1))
 		if q := queues[uint64(word)]; errors.Is(err, ErrProducerDied) && q != nil {
-			err = q.synchronize() // a service that was shut down let the word go, and the work goes on
+			err = insist(q.synchronize) // a service that was shut down let the word go, and the work goes on
 		}
 		if err != nil && !errors.Is(err, ErrProducerDied) && !errors.Is(err, cuda.ErrClosed) {
 			return err
