@@ -201,7 +201,5 @@ def subscribe(session: Session, channel: Channel, *, credit: int, oldest: bool, 
     )
     reply = yield Ask(request, SubscribeReply)
     feed: Feed = session.feed(reply.sb)
-    feed.queue = channel.md == "queue"
-    # Small packets cost as much as large ones: half of the credit goes back at a time.
-    feed.batch = max(credit // 2, 1)
+    feed.start(credit, queue=channel.md == "queue")
     return feed

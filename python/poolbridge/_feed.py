@@ -23,8 +23,12 @@ class Feed:
         The subscription's id.
     frames
         What came and was not taken.
-    batch
-        How many frames of credit are given back at a time.
+    left
+        How many frames more the service may send.
+    owed, batch
+        How much credit was used and not given back, and how much is given back at a time.
+    queue
+        Whether each frame goes to one subscriber only.
     ended
         Whether no frame will come any more; `error` says why, if the channel was not shut.
     closed
@@ -33,12 +37,13 @@ class Feed:
         Called when there is something to take.
     """
 
-    __slots__ = ("batch", "closed", "ended", "error", "frames", "id", "on_done", "owed", "queue")
+    __slots__ = ("batch", "closed", "ended", "error", "frames", "id", "left", "on_done", "owed", "queue")
 
     def __init__(self, id_: int) -> None:
         self.id = id_
         self.frames: deque[Frame] = deque()
         self.batch = 1
+        self.left = 0
         self.owed = 0
         self.queue = False
         self.ended = False
@@ -53,6 +58,7 @@ class Feed:
 
     def put(self, frame: Frame) -> None:
         """Add what came."""
+        self.left -= 1
         self.frames.append(frame)
         self.on_done()
 
@@ -70,11 +76,24 @@ class Feed:
             self.error = error
         self.on_done()
 
+    @property
+    def starving(self) -> bool:
+        """Whether the service can send nothing before it is given credit that is owed."""
+        return bool(self.owed) and self.left <= 0
+
+    def start(self, credit: int, *, queue: bool) -> None:
+        """Say what was asked for; frames may have come already."""
+        self.queue = queue
+        self.left += credit
+        # Small packets cost as much as large ones: half of the credit goes back at a time.
+        self.batch = max(credit // 2, 1)
+
     def pay(self, *, now: bool) -> Credit | None:
-        """Give the credit that is owed to the service if that is worth a packet, or if it has to be `now`."""
-        if self.ended or self.closed or not self.owed or (self.owed < self.batch and not now):
+        """Give the credit that is owed, if that is worth a packet, or none is left, or it has to be `now`."""
+        if self.ended or self.closed or not self.owed or (self.owed < self.batch and self.left > 0 and not now):
             return None
         count, self.owed = self.owed, 0
+        self.left += count
         return Credit(sb=self.id, n=count)
 
 

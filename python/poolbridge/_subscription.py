@@ -55,7 +55,7 @@ class _Intake:
                 raise type(feed.error)(*feed.error.args) from None
             if feed.ended:
                 raise StopIteration from None
-            if feed.owed:
+            if feed.starving:
                 self.session.pay(feed, now=True)
             return None
         error = notice.e

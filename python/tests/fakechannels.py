@@ -26,7 +26,13 @@ class FakePage:
     fd: int
     words: memoryview
     owner: Connection
+    mapping: mmap.mmap
     sealed: bool = False
+
+    def close(self) -> None:
+        self.words.release()
+        self.mapping.close()
+        os.close(self.fd)
 
 
 @dataclass
@@ -74,7 +80,7 @@ class ChannelService(Service):
     def close(self) -> None:
         super().close()
         for page in self.pages.values():
-            os.close(page.fd)
+            page.close()
 
     def unreached(self, tickets: Iterable[m.Ticket]) -> tuple[m.Ticket, ...]:
         highest: dict[tuple[int, int], int] = {}
@@ -101,7 +107,7 @@ class ChannelService(Service):
                 if held:
                     other.send(cm.Failed(bf=held))
                 other.send(cm.Forget(tl=(timeline,)))
-            os.close(page.fd)
+            page.close()
             del self.pages[timeline]
 
 
@@ -123,7 +129,8 @@ class ChannelConnection(Connection):
             fd = os.memfd_create("poolbridge-timeline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, 4096)
             fcntl.fcntl(fd, 1033, SEALS)
-            pages[id_] = FakePage(fd, memoryview(mmap.mmap(fd, 4096)).cast("Q"), self)
+            mapping = mmap.mmap(fd, 4096)
+            pages[id_] = FakePage(fd, memoryview(mapping).cast("Q"), self, mapping)
         if id_ not in pages:
             raise Refused("not-found")
         fds.append(pages[id_].fd)

@@ -189,6 +189,7 @@ def test_a_frame_given_back_goes_to_another_consumer(client, other):
     with pytest.raises(poolbridge.WaitTimeoutError):
         theirs.receive(0.01)
     frame.give_back()
+    client.stats()
     assert frame.released
     again = theirs.receive(1)
     assert again.seq == 1
@@ -231,7 +232,7 @@ def test_a_dropped_subscription_ends_by_itself(service, client):
 def test_a_subscriber_may_be_another_thread_than_the_publisher(client):
     channel = client.create_channel("c", capacity=4)
     frames = client.subscribe("c", credit=2)
-    seen = []
+    seen: list[int] = []
 
     def consume():
         seen.extend(int(np.asarray(frame)[0]) for frame in frames)

@@ -1,0 +1,306 @@
+"""Timelines and tickets as the CPU sees them: waiting, time limits, deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+import numpy as np
+import pytest
+from fakechannels import ChannelService
+
+import poolbridge
+from poolbridge import _channel_messages as cm
+from poolbridge import _futex
+from poolbridge import _messages as m
+from poolbridge._page import PAGES, TOMBSTONE, Page
+from poolbridge._streams import stream_key
+from poolbridge._timeline import StreamKey, Timeline
+
+
+@pytest.fixture
+def service(tmp_path):
+    running = ChannelService(str(tmp_path / "t.sock"))
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def client(service):
+    with poolbridge.connect(service.path, timeout=5) as connected:
+        connected.create_pool("frames", max_bytes=1 << 22)
+        yield connected
+
+
+class Writer:
+    """A producer whose work is not done when it publishes: its words are written by hand."""
+
+    def __init__(self, service, path):
+        self.service = service
+        self.client = poolbridge.connect(path)
+        self.client.open_pool("frames")
+        session = self.client._session
+        reply = self.client._pump.call(cm.Timeline(), cm.TimelineReply, 5)
+        session.adopt(reply.tl, own=True)
+        assert session.timelines.own is not None
+        self.own = session.timelines.own
+        self.client.stats()
+
+    def publish(self, name, value, word=0):
+        lease = self.client.allocate(4, "int32")
+        self.client._pump.call(
+            m.Publish(l=lease._hold.grant.id, nm=name, rt=m.Ticket(self.own.id, word, value), kp=True), m.Reply, 5
+        )
+        lease._hold.write = False
+        return lease
+
+    def die(self):
+        connection = self.service.connections[-1]
+        self.client.close()
+        connection.join(5)
+        with self.service.changed:
+            self.service.bury(connection)
+
+
+@pytest.fixture
+def writer(service, client):
+    made = Writer(service, service.path)
+    yield made
+    made.client.close()
+
+
+def test_the_cpu_waits_for_what_is_not_complete(client, writer):
+    lease = writer.publish("x", 1)
+    got = client.get("x")
+    client._session.patience = 0.01
+    with pytest.raises(poolbridge.WaitTimeoutError, match="not ready after"):
+        np.asarray(got)
+    with pytest.raises(poolbridge.WaitTimeoutError):
+        got.wait(0.001)
+    for export in (got.to_numpy, got.__dlpack__, got.memoryview, lambda: np.asarray(got.view())):
+        with pytest.raises(TimeoutError):
+            export()
+    client._session.patience = 10
+    seen: list[list[int]] = []
+    reader = threading.Thread(target=lambda: seen.append(np.asarray(got).tolist()))
+    reader.start()
+    np.asarray(lease._hold.array(write=True))[:] = 7
+    writer.own.page.store(0, 1)
+    reader.join(5)
+    assert seen == [[7] * 4]
+    assert not got.failed
+    got.check()
+
+
+def test_a_store_wakes_who_sleeps(tmp_path):
+    fd = os.memfd_create("words", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 4096)
+    import fcntl
+
+    with pytest.raises(poolbridge.ProtocolError, match="sealed"):
+        Page(fd, write=True)
+    fcntl.fcntl(fd, 1033, 2)
+    page, other = Page(fd, write=True), Page(fd, write=False)
+    os.close(fd)
+    with pytest.raises(TypeError):
+        other.words[3] = 1
+    assert not other.wait(3, 1, 0.001)
+    woken = threading.Event()
+
+    def sleep():
+        while not other.reached(3, 1):
+            _futex.wait(other.address + 24, 0, 30)
+        woken.set()
+
+    sleeper = threading.Thread(target=sleep)
+    sleeper.start()
+    page.store(3, 1)
+    assert woken.wait(5)
+    sleeper.join()
+    assert other.wait(3, 1, 0)
+    page.close()
+    other.close()
+
+
+def test_a_producer_that_died_lets_go_of_who_waits(client, writer):
+    writer.publish("x", 5)
+    got = client.get("x")
+    caught: list[type[BaseException]] = []
+
+    def read():
+        try:
+            np.asarray(got)
+        except poolbridge.PoolbridgeError as error:
+            caught.append(type(error))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    writer.die()
+    reader.join(5)
+    assert caught == [poolbridge.ProducerDiedError]
+    client.stats()
+    assert got.failed
+    with pytest.raises(poolbridge.ProducerDiedError):
+        got.check()
+    with pytest.raises(poolbridge.ProducerDiedError):
+        got.wait()
+
+
+def test_what_was_complete_before_its_producer_died_stays_good(client, writer):
+    writer.publish("x", 5)
+    got = client.get("x")
+    writer.own.page.store(0, 5)
+    writer.die()
+    client.stats()
+    assert np.asarray(got).shape == (4,)
+    assert not got.failed
+
+
+def test_a_timeline_that_nobody_names_any_more_is_unmapped(client, writer):
+    before = len(PAGES)
+    writer.publish("x", 1)
+    writer.own.page.store(0, 1)
+    writer.publish("y", 2)
+    got = client.get("y")
+    assert np.array_equal([len(PAGES)], [before])
+    assert len(client._session.timelines._pages) == 1
+    writer.own.page.store(0, 2)
+    got.wait(1)
+    writer.die()
+    client.stats()
+    assert client._session.timelines._pages == {}
+
+
+def test_a_timeline_that_is_gone_before_it_was_asked_for_holds_nothing_up(service, client, writer):
+    writer.publish("x", 1)
+    service.tricks["timeline"] = lambda c, r: c.send(m.Reply(q=r.q, e=m.WireError("not-found", "forgotten")))
+    PAGES._pages.pop((client._session.core.epoch, writer.own.id))
+    got = client.get("x")
+    assert np.asarray(got).shape == (4,)
+    del service.tricks["timeline"]
+    PAGES._pages[client._session.core.epoch, writer.own.id] = writer.own.page
+
+
+def test_a_writer_waits_for_readers_and_does_not_mind_their_death(service, client, writer):
+    lease = client.allocate(4, "int32")
+    block = lease._hold.grant.bl
+    lease.publish("x", keep=True)
+    lease.release()
+    reader = writer.client.get("x")
+    writer.client._pump.call(m.Release(l=reader._hold.grant.id, dt=(m.Ticket(writer.own.id, 1, 3),)), m.Reply, 5)
+    reader._hold.released = True
+    writer.client._session.sent(reader._hold, None)
+    client.unpublish("x")
+    again = client.allocate(4, "int32")
+    assert again._hold.grant.bl == block
+    assert again._hold.tickets == (m.Ticket(writer.own.id, 1, 3),)
+    client._session.patience = 0.01
+    with pytest.raises(poolbridge.WaitTimeoutError):
+        np.asarray(again)
+    writer.die()
+    np.asarray(again)[:] = 1
+    assert not again.failed
+
+
+def test_a_frame_whose_producer_died_is_an_error_where_it_is_taken(service, client, writer):
+    channel = client.create_channel("c", capacity=4)
+    frames = client.subscribe("c", credit=1)
+    lease = writer.client.allocate(4, "int32")
+    request = cm.Send(ch=channel.id, l=lease._hold.grant.id, rt=m.Ticket(writer.own.id, 0, 9))
+    writer.client._pump.call(request, cm.SendReply, 5)
+    lease._hold.released = True
+    writer.client._session.sent(lease._hold, None)
+    writer.die()
+    client.stats()
+    with pytest.raises(poolbridge.ProducerDiedError):
+        next(frames)
+    channel.publish(np.zeros(3))
+    assert next(frames).seq == 2
+
+
+def test_waiting_from_asyncio_leaves_the_loop_free(service, client, writer):
+    async def main():
+        async with await poolbridge.connect_async(service.path) as other:
+            writer.publish("x", 1)
+            got = await other.get("x")
+            with pytest.raises(poolbridge.WaitTimeoutError):
+                await got.wait(0.001)
+            waiting = asyncio.create_task(got.wait(5))
+            await other.stats()
+            assert not waiting.done()
+            writer.own.page.store(0, 1)
+            await waiting
+            assert np.asarray(got).shape == (4,)
+
+    asyncio.run(main())
+
+
+def test_a_session_seals_its_timeline_once(service, writer):
+    writer.client._session.adopt(writer.own.id, own=True)
+    writer.client.stats()
+    assert len(service.seen(cm.Seal)) == 1
+    assert writer.own.page.write
+
+
+def test_words_are_used_again_once_their_streams_are_done(monkeypatch):
+    from poolbridge import _cuda_stream
+
+    written = []
+    monkeypatch.setattr(_cuda_stream, "write", lambda *arguments: written.append(arguments))
+
+    class FakePage:
+        words = [0] * 512
+
+        def on_device(self, ordinal):
+            return 4096
+
+        def reached(self, word, value):
+            return self.words[word] >= value
+
+    timeline = Timeline(1, FakePage())  # type: ignore[arg-type]
+    for handle in range(10, 522):
+        assert timeline.write(StreamKey(0, handle)) == m.Ticket(1, handle - 10, 1)
+    with pytest.raises(poolbridge.PoolLimitError, match="512 streams"):
+        timeline.write(StreamKey(0, 9))
+    FakePage.words[7] = 1
+    assert timeline.write(StreamKey(0, 9)) == m.Ticket(1, 7, 2)
+    assert written[-1] == (0, 9, 4096 + 56, 2)
+    assert timeline.word(StreamKey(0, 17)) is None
+    assert not timeline.quiet
+
+
+@pytest.mark.parametrize(
+    ("stream", "key"),
+    [
+        (None, StreamKey(0, 1)),
+        (1, StreamKey(0, 1)),
+        (2, StreamKey(0, 2, threading.get_ident())),
+        (-1, None),
+        (np.int64(4096), StreamKey(0, 4096)),
+    ],
+)
+def test_streams_by_number(stream, key):
+    assert stream_key((2, 0), stream) == key
+
+
+def test_streams_by_object():
+    class Protocol:
+        def __cuda_stream__(self):
+            return (0, 77)
+
+    class Pointer:
+        ptr = 0
+
+    class Torch:
+        cuda_stream = 99
+
+    assert [stream_key((2, 1), stream()) for stream in (Protocol, Pointer, Torch)] == [
+        StreamKey(1, 77), StreamKey(1, 1), StreamKey(1, 99),
+    ]  # fmt: skip
+    for bad in (0, -2):
+        with pytest.raises(ValueError, match="stream"):
+            stream_key((2, 0), bad)
+    with pytest.raises(ValueError, match="CPU"):
+        stream_key((1, 0), 1)
+    assert TOMBSTONE == 2**62
