@@ -167,7 +167,8 @@ func (c *serverConn) transmit(files []*os.File, appendTo func([]byte) ([]byte, e
 	}
 	c.out = packet
 	err = withFDs(files, nil, func(fds []int) error {
-		if err := c.put(packet, fds); err != nil {
+		// A client that left is not cut off: it may have said what it gave back, and reading comes to its end by itself.
+		if err := c.put(packet, fds); err != nil && !errors.Is(err, seqpacket.ErrPeerClosed) {
 			c.cancel(fmt.Errorf("sending failed: %w", err))
 		}
 		return nil
