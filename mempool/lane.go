@@ -49,6 +49,20 @@ func openLane(d cuda.Device) (*lane, error) {
 // laneOf is what tells a lane from other queues. A lane that is opened again after its end goes on in the same word.
 type laneOf struct{ device cuda.Device }
 
+// lanesIdle says whether all that was begun in the lanes is done.
+func lanesIdle() bool {
+	if !lanes.mu.TryLock() { // held while a lane's last work is waited for
+		return false
+	}
+	defer lanes.mu.Unlock()
+	for _, l := range lanes.on {
+		if done, err := l.stream.Query(); err == nil && !done {
+			return false
+		}
+	}
+	return true
+}
+
 // leave ends one use of the lane; the last one waits for its work and ends it.
 func (l *lane) leave() error {
 	lanes.mu.Lock()

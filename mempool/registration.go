@@ -39,16 +39,20 @@ func (r *registration) address(p *Page, q *streamQueue, word uint64) (cuda.Devic
 	return r.host.DevicePtr() + cuda.DevicePtr(word*8), nil
 }
 
-// idle says whether no stream can still use the page.
+// idle says whether the registration can end without waiting: no stream uses the page, and no lane waits for anything else,
+// for the driver ends registrations only when the whole device is done.
 func (r *registration) idle() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.host == nil {
+		return true
+	}
 	for s := range r.streams {
 		if done, err := s.Query(); err == nil && !done {
 			return false
 		}
 	}
-	return true
+	return lanesIdle()
 }
 
 // close waits for the streams that use the page: what they wait for must not vanish. It tells whether the driver let go of
