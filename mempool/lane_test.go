@@ -1,0 +1,281 @@
+package mempool
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// gpuPool is a pool on the first GPU; the test is skipped where there is none.
+func gpuPool(t testing.TB, s *Session) *Pool {
+	t.Helper()
+	if err := Device.Probe(""); err != nil {
+		t.Skip(err)
+	}
+	return createPool(t, s, PoolSpec{Name: t.Name(), Kind: Device, MaxBytes: 256 << 20})
+}
+
+// blocked makes the lane of a lease's memory wait until the ticket is reached.
+func blocked(t testing.TB, l *Lease, c *Clock, at Ticket) {
+	t.Helper()
+	m, err := l.Memory()
+	require.NoError(t, err)
+	q := m.Queue().(*streamQueue)
+	if !q.words {
+		t.Skip("the device has no stream memory operations")
+	}
+	require.NoError(t, q.wait(context.Background(), c.Page(), at))
+}
+
+func random(n int, seed uint64) []byte {
+	b := make([]byte, n)
+	r := rand.NewChaCha8([32]byte{byte(seed)})
+	_, _ = r.Read(b)
+	return b
+}
+
+func TestCopiesToAndFromAGPU(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p := gpuPool(t, s)
+	const size = 70 << 20 // more pieces than there are
+	l := allocate(t, s, p, size)
+	for i, n := range []int{0, 1, 511, pieceBytes - 1, pieceBytes, pieceBytes + 1, 5*pieceBytes + 3, size - 7} {
+		src, dst := random(n, uint64(i)), make([]byte, n)
+		require.NoError(t, l.CopyFrom(7, src))
+		require.NoError(t, l.CopyTo(dst, 7))
+		assert.True(t, bytes.Equal(src, dst), "%d bytes", n)
+	}
+	require.NoError(t, l.Fill(1000, 3*pieceBytes, 0xab))
+	dst := make([]byte, 3*pieceBytes)
+	require.NoError(t, l.CopyTo(dst, 1000))
+	assert.Equal(t, bytes.Repeat([]byte{0xab}, len(dst)), dst)
+	release(t, l)
+}
+
+func TestCopiesOfManyGoroutines(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p := gpuPool(t, s)
+	var all sync.WaitGroup
+	for i := range 8 {
+		l := allocate(t, s, p, 9<<20)
+		all.Go(func() {
+			src, dst := random(9<<20, uint64(i)), make([]byte, 9<<20)
+			for range 4 {
+				assert.NoError(t, l.CopyFrom(0, src))
+				assert.NoError(t, l.CopyTo(dst, 0))
+				assert.True(t, bytes.Equal(src, dst))
+			}
+			assert.NoError(t, l.Release(false))
+		})
+	}
+	all.Wait()
+}
+
+func TestNothingOfAHandOverOnAGPUWaits(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p := gpuPool(t, s)
+	clock, err := s.Clock()
+	require.NoError(t, err)
+	word, err := clock.Word()
+	require.NoError(t, err)
+	stuck := clock.Next(word)
+	ctx := context.Background()
+	ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 4})
+	require.NoError(t, err)
+
+	l := allocate(t, s, p, 1<<20)
+	blocked(t, l, clock, stuck)
+	src := random(1<<20, 1)
+	want := bytes.Clone(src)
+	require.NoError(t, l.CopyFrom(0, src)) // the GPU has not begun
+	clear(src)                             // and src may be used again
+	require.NoError(t, l.Publish(Publication{Name: "x"}))
+	got, err := s.Get(ctx, "x", false, 0)
+	require.NoError(t, err)
+	require.Len(t, got.Info().Wait, 1, "the content is not complete")
+
+	f := allocate(t, s, p, 1<<20)
+	require.NoError(t, f.CopyFrom(0, want))
+	_, err = ch.Publish(ctx, f, FrameOptions{})
+	require.NoError(t, err)
+
+	w := allocate(t, s, p, 1<<20) // written, released unfinished, written by the next
+	require.NoError(t, w.CopyFrom(0, want))
+	require.NoError(t, w.Release(false))
+	next := allocate(t, s, p, 1<<20)
+	require.Equal(t, w.Info().Block, next.Info().Block)
+	require.Len(t, next.Info().Wait, 1)
+	require.NoError(t, next.Fill(0, 1<<20, 1))
+
+	require.NoError(t, clock.Reach(stuck))
+	dst := make([]byte, 1<<20)
+	require.NoError(t, got.CopyTo(dst, 0))
+	assert.True(t, bytes.Equal(want, dst))
+	for frame, err := range ch.Frames(ctx, SubscribeOptions{}) {
+		require.NoError(t, err)
+		clear(dst)
+		require.NoError(t, frame.Lease.CopyTo(dst, 0))
+		assert.True(t, bytes.Equal(want, dst))
+		require.NoError(t, frame.Release())
+		break
+	}
+	release(t, got)
+	release(t, next)
+}
+
+func TestAGPUBlockIsFreedOnlyWhenItsWorkIsDone(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p := gpuPool(t, s)
+	clock, err := s.Clock()
+	require.NoError(t, err)
+	word, err := clock.Word()
+	require.NoError(t, err)
+	stuck := clock.Next(word)
+	l := allocate(t, s, p, 1<<20)
+	blocked(t, l, clock, stuck)
+	require.NoError(t, l.Fill(0, 1<<20, 1))
+	release(t, l)
+	n, err := s.TrimPool(p.info.ID, 0)
+	require.NoError(t, err)
+	assert.Zero(t, n)
+	inUse, err := p.DriverInUse()
+	require.NoError(t, err)
+	assert.EqualValues(t, 1<<20, inUse)
+	other := allocate(t, s, p, 2<<20) // making memory does not wait for the lane
+	release(t, other)
+	require.NoError(t, clock.Reach(stuck))
+	all, err := s.Allocate(context.Background(), p.info.ID, Bytes(256<<20), patience)
+	require.NoError(t, err)
+	release(t, all)
+}
+
+func TestAQueueThatCannotWriteWordsIsWaitedFor(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p := gpuPool(t, s)
+	clock, err := s.Clock()
+	require.NoError(t, err)
+	l := allocate(t, s, p, 1<<20)
+	require.NoError(t, l.Fill(0, 1<<20, 7))
+	m, err := l.Memory()
+	require.NoError(t, err)
+	able := m.Queue().(*streamQueue)
+	unable := &streamQueue{ctx: able.ctx, stream: able.stream, key: "unable"}
+	ticket, err := clock.Signal(unable)
+	require.NoError(t, err)
+	assert.Nil(t, ticket, "nothing has to be waited for")
+	done, err := able.stream.Query()
+	require.NoError(t, err)
+	assert.True(t, done)
+	var none *Clock
+	ticket, err = none.Signal(able)
+	require.NoError(t, err)
+	assert.Nil(t, ticket)
+
+	word, err := clock.Word()
+	require.NoError(t, err)
+	later := clock.Next(word)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	assert.ErrorIs(t, unable.wait(ctx, clock.Page(), later), context.Canceled, "the CPU waits in its place")
+	require.NoError(t, clock.Reach(later))
+	assert.NoError(t, unable.wait(ctx, clock.Page(), later))
+	release(t, l)
+}
+
+func TestAStreamOfTheCallersIsAQueue(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p := gpuPool(t, s)
+	clock, err := s.Clock()
+	require.NoError(t, err)
+	ctx := context.Background()
+	l := allocate(t, s, p, 1<<20)
+	m, err := l.Memory()
+	require.NoError(t, err)
+	lane := m.(*deviceAllocation).lane
+	if !lane.queue.words {
+		t.Skip("the device has no stream memory operations")
+	}
+	stream, err := lane.ctx.NewStream()
+	require.NoError(t, err)
+	q := StreamQueue(lane.ctx, stream)
+
+	src := random(1<<20, 3)
+	require.NoError(t, l.CopyFrom(0, src))
+	require.NoError(t, l.WaitOn(ctx, q), "our copy comes first")
+	ptr, err := l.Pointer()
+	require.NoError(t, err)
+	assert.NotZero(t, ptr)
+	require.NoError(t, stream.Memset8(m.(*deviceAllocation).ptr, 9, 100))
+	require.NoError(t, l.Publish(Publication{Name: "x", Completion: Completion{After: []Queue{q}}}))
+	copy(src, bytes.Repeat([]byte{9}, 100))
+	dst := make([]byte, 1<<20)
+	require.NoError(t, l.CopyTo(dst, 0), "after what the queue did")
+	assert.True(t, bytes.Equal(src, dst))
+	got, err := s.Get(ctx, "x", false, 0)
+	require.NoError(t, err)
+	require.NoError(t, got.WaitOn(ctx, q))
+	require.NoError(t, got.ReleaseAfter(q))
+	release(t, l)
+	require.NoError(t, clock.Forget(ctx, q))
+	require.NoError(t, stream.Close())
+}
+
+func BenchmarkCopyFrom(b *testing.B) {
+	svc := newService(b)
+	s := open(b, svc)
+	p := gpuPool(b, s)
+	for _, size := range []int{4 << 10, 1 << 20, 16 << 20, 64 << 20} {
+		l := allocate(b, s, p, uint64(size))
+		m, err := l.Memory()
+		require.NoError(b, err)
+		b.Run(fmtBytes(size), func(b *testing.B) {
+			src := random(size, 1)
+			b.SetBytes(int64(size))
+			for b.Loop() {
+				require.NoError(b, m.CopyFrom(0, src))
+			}
+			require.NoError(b, m.Synchronize())
+		})
+		b.Run(fmtBytes(size)+"/back", func(b *testing.B) {
+			dst := make([]byte, size)
+			b.SetBytes(int64(size))
+			for b.Loop() {
+				require.NoError(b, m.CopyTo(dst, 0))
+			}
+		})
+		release(b, l)
+	}
+	b.Run("pinned 16 MiB", func(b *testing.B) { // what there is to reach
+		l := allocate(b, s, p, 16<<20)
+		m, err := l.Memory()
+		require.NoError(b, err)
+		d := m.(*deviceAllocation)
+		mem, err := d.ctx.NewPinned(16 << 20)
+		require.NoError(b, err)
+		b.SetBytes(16 << 20)
+		for b.Loop() {
+			require.NoError(b, d.lane.stream.CopyHtoDAsync(d.ptr, mem, 0, 16<<20))
+		}
+		require.NoError(b, m.Synchronize())
+		require.NoError(b, mem.Close())
+		release(b, l)
+	})
+}
+
+func fmtBytes(n int) string {
+	if n < 1<<20 {
+		return string(rune('0'+n>>10)) + " KiB"
+	}
+	return map[int]string{1: "1 MiB", 16: "16 MiB", 64: "64 MiB"}[n>>20]
+}
