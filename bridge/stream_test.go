@@ -1,0 +1,311 @@
+package bridge
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func TestFramesGoFromClientToClient(t *testing.T) {
+	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
+		svc, path := serve(t, ServerConfig{})
+		producer, consumer := dial(t, path), dial(t, path)
+		p := createPool(t, producer, spec)
+		ctx := context.Background()
+		ch := makeChannel(t, producer, p, mempool.ChannelSpec{Capacity: 4})
+		same, err := consumer.OpenChannel(ctx, "c", 0)
+		require.NoError(t, err)
+		assert.Equal(t, ch.Info(), same.Info())
+		const frames = 200
+		send := func(from, to int) {
+			for n := from; n < to; n++ {
+				assert.NoError(t, sendFrame(ctx, p, ch, uint64(n), 1+n*997%100000, mempool.FrameOptions{}))
+			}
+		}
+		send(0, 1)
+		var sender sync.WaitGroup
+		want := uint64(0)
+		for f, err := range same.Frames(ctx, mempool.SubscribeOptions{}) {
+			require.NoError(t, err)
+			if want == 0 {
+				sender.Go(func() {
+					send(1, frames)
+					assert.NoError(t, ch.Shut(ctx))
+				})
+			}
+			n, err := verify(f)
+			require.NoError(t, err)
+			require.Equal(t, want, n)
+			want++
+			assert.Equal(t, want, f.Seq)
+			assert.Zero(t, f.Dropped)
+			assert.False(t, f.Time.IsZero())
+			require.NoError(t, f.Release())
+			assert.ErrorIs(t, f.Release(), ErrReleased)
+		}
+		sender.Wait()
+		assert.EqualValues(t, frames, want)
+		for f, err := range same.Frames(ctx, mempool.SubscribeOptions{}) {
+			assert.Nil(t, f)
+			assert.ErrorIs(t, err, ErrClosed)
+		}
+		_, err = consumer.Stats(ctx)
+		require.NoError(t, err)
+		st := svc.Stats()
+		assert.Zero(t, st.Leases)
+		assert.Zero(t, st.Buffers)
+	})
+}
+
+func TestAQueueSharesTheWork(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	producer := dial(t, path)
+	p := createPool(t, producer, hostPool("p", 1<<20))
+	ctx := context.Background()
+	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
+	const frames = 300
+	got := make(chan uint64, frames)
+	workers := make(chan error)
+	for range 3 {
+		c := dial(t, path)
+		go func() {
+			mine, err := c.OpenChannel(ctx, "c", 0)
+			if err != nil {
+				workers <- err
+				return
+			}
+			for f, err := range mine.Frames(ctx, mempool.SubscribeOptions{Credit: 2}) {
+				if err != nil {
+					workers <- err
+					return
+				}
+				n, err := verify(f)
+				if err != nil {
+					workers <- err
+					return
+				}
+				if f.Seq%7 == 0 && f.Meta["again"] == "" && len(got)%2 == 0 {
+					assert.NoError(t, f.Return())
+					continue
+				}
+				got <- n
+				assert.NoError(t, f.Release())
+			}
+			workers <- nil
+		}()
+	}
+	for n := range uint64(frames) {
+		require.NoError(t, sendFrame(ctx, p, ch, n, 64, mempool.FrameOptions{}))
+	}
+	require.NoError(t, ch.Shut(ctx))
+	for range 3 {
+		require.NoError(t, <-workers)
+	}
+	seen := make(map[uint64]int)
+	for range frames {
+		seen[<-got]++
+	}
+	assert.Len(t, seen, frames, "each once")
+	assert.Empty(t, got)
+}
+
+func TestPublishingBeforeTheWorkIsDone(t *testing.T) {
+	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
+		_, path := serve(t, ServerConfig{})
+		producer, consumer := dial(t, path), dial(t, path)
+		ctx := context.Background()
+		p := createPool(t, producer, spec)
+		clock, err := producer.Clock(ctx)
+		require.NoError(t, err)
+		word, err := clock.Word()
+		require.NoError(t, err)
+		ready := clock.Next(word)
+		l := allocate(t, p, 1<<20)
+		event := bytes.Repeat([]byte{5}, mempool.EventBytes)
+		require.NoError(t, l.Publish(ctx, mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &ready, Event: event}}))
+		got, err := consumer.Get(ctx, "x", LeaseOptions{})
+		require.NoError(t, err)
+		assert.Equal(t, []mempool.Ticket{ready}, got.Info().Wait)
+		assert.Equal(t, event, got.Info().Event)
+
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		assert.ErrorIs(t, got.WaitOn(ended, mempool.CPU), context.Canceled)
+		read := make(chan []byte)
+		begin := func() {
+			b := make([]byte, 1<<20)
+			assert.NoError(t, got.CopyTo(b, 0), "it waits")
+			read <- b
+		}
+		if spec.Kind == mempool.Host {
+			go begin()
+		}
+		m, err := l.mem.Memory(true)
+		require.NoError(t, err)
+		want := frameOf(7, 1<<20)
+		require.NoError(t, m.CopyFrom(0, want)) // whoever is still at work on it
+		require.NoError(t, m.Synchronize())
+		if spec.Kind == mempool.Device { // both are one process here, with one lane: who waits in it holds up what comes next
+			go begin()
+		}
+		require.NoError(t, clock.Reach(ready))
+		assert.True(t, bytes.Equal(want, <-read))
+		require.NoError(t, got.Release(false))
+		require.NoError(t, l.Release(false))
+	})
+}
+
+func TestTheNextWriterComesAfterTheReaders(t *testing.T) {
+	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
+		_, path := serve(t, ServerConfig{})
+		producer, consumer := dial(t, path), dial(t, path)
+		ctx := context.Background()
+		p := createPool(t, producer, spec)
+		first := allocate(t, p, spec.MaxBytes) // one block for all
+		require.NoError(t, first.CopyFrom(0, []byte("first")))
+		publish(t, first, "x")
+		got, err := consumer.Get(ctx, "x", LeaseOptions{})
+		require.NoError(t, err)
+		clock, err := consumer.Clock(ctx)
+		require.NoError(t, err)
+		word, err := clock.Word()
+		require.NoError(t, err)
+		busy := clock.Next(word)
+		require.NoError(t, got.end(false, busy)) // its work is not done
+		got.leave()
+		require.NoError(t, first.Release(false))
+		require.NoError(t, producer.Unpublish(ctx, "x"))
+		_, err = consumer.Stats(ctx)
+		require.NoError(t, err)
+
+		second := allocate(t, p, spec.MaxBytes)
+		require.Contains(t, second.Info().Wait, busy)
+		written := make(chan error)
+		go func() { written <- second.CopyFrom(0, []byte("second")) }()
+		view := make([]byte, 5)
+		m, err := first.mem.Memory(false)
+		require.NoError(t, err)
+		if spec.Kind == mempool.Host {
+			require.NoError(t, m.CopyTo(view, 0))
+			assert.Equal(t, "first", string(view), "nobody has overwritten it")
+		}
+		require.NoError(t, clock.Reach(busy))
+		require.NoError(t, <-written)
+		publish(t, second, "y")
+		again, err := consumer.Get(ctx, "y", LeaseOptions{})
+		require.NoError(t, err)
+		text := make([]byte, 6)
+		require.NoError(t, again.CopyTo(text, 0))
+		assert.Equal(t, "second", string(text))
+		require.NoError(t, again.Release(false))
+		require.NoError(t, second.Release(false))
+	})
+}
+
+func TestAFullChannelTellsTheSender(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	producer, consumer := dial(t, path), dial(t, path)
+	ctx := context.Background()
+	p := createPool(t, producer, hostPool("p", 1<<20))
+	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Capacity: 2})
+	slow, err := consumer.OpenChannel(ctx, "c", 0)
+	require.NoError(t, err)
+	sub, err := slow.subscribe(ctx, mempool.SubscribeOptions{})
+	require.NoError(t, err)
+	for n := range uint64(2) {
+		require.NoError(t, sendFrame(ctx, p, ch, n, 8, mempool.FrameOptions{}))
+	}
+	l := allocate(t, p, 8)
+	_, err = ch.Publish(ctx, l, mempool.FrameOptions{Wait: -1})
+	require.ErrorIs(t, err, ErrTimeout)
+	assert.ErrorContains(t, err, "pid")
+	_, err = ch.Publish(ctx, l, mempool.FrameOptions{Wait: 1})
+	require.ErrorIs(t, err, ErrTimeout, "the lease lives on")
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	_, err = ch.Publish(ended, l, mempool.FrameOptions{})
+	require.ErrorIs(t, err, context.Canceled)
+	assert.ErrorIs(t, l.Release(false), ErrReleased, "nobody knows whether it was sent")
+	sub.abandon()
+	_, err = consumer.Stats(ctx) // it has arrived
+	require.NoError(t, err)
+	require.NoError(t, sendFrame(ctx, p, ch, 2, 8, mempool.FrameOptions{Wait: -1}))
+
+	mine := dial(t, path)
+	foreign, err := mine.OpenPool(ctx, "p", 0)
+	require.NoError(t, err)
+	other := allocate(t, foreign, 8)
+	_, err = ch.Publish(ctx, other, mempool.FrameOptions{})
+	assert.ErrorIs(t, err, ErrInvalid, "another client's lease")
+	assert.Zero(t, producerLeases(t, producer))
+}
+
+func producerLeases(t *testing.T, c *Client) int {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.leases)
+}
+
+func TestLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T) {
+	svc, path := serve(t, ServerConfig{})
+	producer, consumer := dial(t, path), dial(t, path)
+	ctx := context.Background()
+	p := createPool(t, producer, hostPool("p", 1<<20))
+	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
+	for n := range uint64(8) {
+		require.NoError(t, sendFrame(ctx, p, ch, n, 8, mempool.FrameOptions{}))
+	}
+	mine, err := consumer.OpenChannel(ctx, "c", 0)
+	require.NoError(t, err)
+	assert.Equal(t, []uint64{0, 1}, take(t, mine, mempool.SubscribeOptions{Credit: 8}, 2))
+	assert.Equal(t, []uint64{2, 3, 4, 5, 6, 7}, take(t, mine, mempool.SubscribeOptions{Credit: 3}, 6))
+	require.NoError(t, ch.Shut(ctx))
+	_, err = consumer.Stats(ctx)
+	require.NoError(t, err)
+	assert.Zero(t, svc.Stats().Buffers)
+
+	c2 := makeChannel(t, producer, p, mempool.ChannelSpec{Name: "c2", Capacity: 1})
+	done := make(chan error)
+	gone := dial(t, path)
+	theirs, err := gone.OpenChannel(ctx, "c2", 0)
+	require.NoError(t, err)
+	sub, err := theirs.subscribe(ctx, mempool.SubscribeOptions{})
+	require.NoError(t, err)
+	go func() {
+		n, err := sub.receive(ctx)
+		assert.Nil(t, n)
+		done <- err
+	}()
+	require.NoError(t, gone.Close())
+	assert.ErrorIs(t, <-done, ErrClosed)
+	require.NoError(t, sendFrame(ctx, p, c2, 1, 8, mempool.FrameOptions{}))
+	require.NoError(t, sendFrame(ctx, p, c2, 2, 8, mempool.FrameOptions{}))
+}
+
+func TestADestroyedPoolEndsItsFramesWithAnError(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	c := dial(t, path)
+	ctx := context.Background()
+	p := createPool(t, c, hostPool("p", 1<<20))
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 1})
+	require.NoError(t, sendFrame(ctx, p, ch, 1, 8, mempool.FrameOptions{}))
+	var last error
+	for f, err := range ch.Frames(ctx, mempool.SubscribeOptions{}) {
+		if err != nil {
+			last = err
+			continue
+		}
+		require.NoError(t, f.Release())
+		require.NoError(t, p.Destroy(ctx))
+	}
+	assert.ErrorIs(t, last, ErrClosed)
+	assert.False(t, errors.Is(last, ErrDisconnected))
+}

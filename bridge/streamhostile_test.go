@@ -1,0 +1,192 @@
+package bridge
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func TestFeaturesAreForThoseWhoNamedThem(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	for _, offered := range [][]string{nil, {"channels"}, {"time lines"}} {
+		r := dialRaw(t, path)
+		var hello wire.HelloReply
+		r.ask(1, &wire.Hello{Versions: []uint64{1}, Features: offered}, &hello)
+		assert.Empty(t, hello.Features)
+		for _, m := range []wire.Request{&wire.Timeline{}, &wire.Seal{}, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 1}, &wire.Find{Name: "c"},
+			&wire.Send{Channel: 1, Lease: 1}, &wire.Subscribe{Channel: 1}, &wire.Credit{}, &wire.Unsubscribe{}, &wire.Shut{}} {
+			r.refused(2, m, wire.CodeUnsupported)
+		}
+	}
+	r := dialRaw(t, path)
+	var hello wire.HelloReply
+	r.ask(1, &wire.Hello{Versions: []uint64{1}, Features: []string{"timelines"}}, &hello)
+	assert.Equal(t, []string{"timelines"}, hello.Features)
+	r.ask(2, &wire.Timeline{}, &wire.TimelineReply{})
+	r.refused(3, &wire.Find{Name: "c"}, wire.CodeUnsupported)
+}
+
+func bytesTensor(n uint64) wire.Tensor { return wire.Tensor{DType: "uint8", Shape: []uint64{n}} }
+
+func TestAClientWithoutTimelinesGetsOnlyWhatIsComplete(t *testing.T) {
+	l := defaultLimits
+	l.recall = patience
+	rig := start(t, ServerConfig{}, l)
+	old := greeted(t, rig.path)
+	c := dial(t, rig.path)
+	p := createPool(t, c, hostPool("p", 4096))
+	clock, err := c.Clock(t.Context())
+	require.NoError(t, err)
+	word, err := clock.Word()
+	require.NoError(t, err)
+	ready := clock.Next(word)
+	out := allocate(t, p, 10)
+	require.NoError(t, out.Publish(t.Context(), mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &ready}}))
+	old.send(2, &wire.Get{Name: "x"})
+	old.ask(3, &wire.StatsRequest{}, &wire.StatsReply{}) // which is answered first
+	require.NoError(t, clock.Reach(ready))
+	var got wire.LeaseReply
+	require.NoError(t, old.reply(2, &got))
+	assert.Empty(t, got.Lease.Wait)
+	old.ask(4, &wire.Release{Lease: got.Lease.ID}, &wire.EmptyReply{})
+
+	later := clock.Next(word)
+	require.NoError(t, out.end(false, later))
+	out.leave()
+	require.NoError(t, c.Unpublish(t.Context(), "x"))
+	old.send(5, &wire.Alloc{Pool: p.info.ID, Tensor: bytesTensor(10)})
+	old.ask(6, &wire.StatsRequest{}, &wire.StatsReply{})
+	old.send(0, &wire.Cancel{Request: 5})
+	assert.ErrorIs(t, old.reply(5, &got), wire.CodeCancelled)
+	require.NoError(t, clock.Reach(later))
+	old.ask(7, &wire.Alloc{Pool: p.info.ID, Tensor: bytesTensor(10)}, &got)
+}
+
+func TestWhatNoClientShouldAskOfStreams(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	r, own := streaming(t, path)
+	other, foreign := streaming(t, path)
+	r.ask(4, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
+	r.ask(5, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 2, Full: "fail"}, &wire.ChannelReply{})
+	var lease wire.LeaseReply
+	r.ask(6, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &lease)
+	l := lease.Lease.ID
+	ticket := func(tl, word, value uint64) *wire.Ticket { return &wire.Ticket{Timeline: tl, Word: word, Value: value} }
+	for i, bad := range []*wire.Ticket{ticket(foreign, 0, 1), ticket(0, 0, 1), ticket(99, 0, 1), ticket(own, 512, 1), ticket(own, math.MaxInt64, 1),
+		ticket(own, 0, 0), ticket(own, 0, 1<<62), ticket(own, 0, math.MaxInt64)} {
+		q := uint32(100 + i)
+		r.refused(q, &wire.Publish{Lease: l, Name: "x", Ready: bad}, wire.CodeInvalid)
+		r.refused(q, &wire.Send{Channel: 1, Lease: l, Ready: bad}, wire.CodeInvalid)
+		r.refused(q, &wire.Release{Lease: l, Done: []wire.Ticket{*bad}}, wire.CodeInvalid)
+	}
+	r.refused(7, &wire.Release{Lease: l, Done: make([]wire.Ticket, 17)}, wire.CodeInvalid)
+	r.refused(7, &wire.Publish{Lease: l, Name: "x", Event: make([]byte, 65)}, wire.CodeInvalid)
+	r.refused(7, &wire.Send{Channel: 1, Lease: l, Event: make([]byte, 1)}, wire.CodeInvalid)
+	r.refused(7, &wire.Send{Channel: 1, Lease: l, Meta: map[string]string{"k": strings.Repeat("v", 257)}}, wire.CodeInvalid)
+	r.refused(7, &wire.Send{Channel: 2, Lease: l}, wire.CodeNotFound)
+	r.refused(7, &wire.Send{Channel: 1, Lease: 99}, wire.CodeNotFound)
+	r.refused(7, &wire.Timeline{Timeline: 99}, wire.CodeNotFound)
+	r.refused(7, &wire.Timeline{Timeline: foreign}, wire.CodeDenied)
+	r.refused(7, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: math.MaxInt64}, wire.CodeInvalid)
+	r.refused(7, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 3}, wire.CodeExists)
+	r.refused(7, &wire.MakeChannel{Name: "d", Pool: 1, Capacity: 3, Mode: "x"}, wire.CodeInvalid)
+	r.refused(7, &wire.MakeChannel{Name: "d", Pool: 1, Capacity: 3, Full: "x"}, wire.CodeInvalid)
+	r.refused(7, &wire.MakeChannel{Name: "d", Pool: 9, Capacity: 3}, wire.CodeNotFound)
+	r.refused(7, &wire.Find{Name: ""}, wire.CodeInvalid)
+	r.refused(7, &wire.Find{Name: "d"}, wire.CodeNotFound)
+	r.refused(7, &wire.Find{Name: "d", Wait: 1}, wire.CodeTimeout)
+	r.refused(7, &wire.Subscribe{Channel: 9, Credit: 1}, wire.CodeNotFound)
+	r.refused(7, &wire.Subscribe{Channel: 1, Credit: 257}, wire.CodeInvalid)
+	r.refused(7, &wire.Subscribe{Channel: 1, Full: "x"}, wire.CodeInvalid)
+	var sub wire.SubscribeReply
+	r.ask(8, &wire.Subscribe{Channel: 1, Credit: 1}, &sub)
+	other.refused(9, &wire.Credit{Subscription: sub.Subscription, Frames: 1}, wire.CodeClosed)
+	other.refused(9, &wire.Unsubscribe{Subscription: sub.Subscription}, wire.CodeClosed)
+	other.refused(9, &wire.Unsubscribe{Subscription: 77}, wire.CodeNotFound)
+	r.refused(9, &wire.Credit{Subscription: sub.Subscription, Frames: math.MaxInt64}, wire.CodeInvalid)
+	r.ask(9, &wire.Seal{}, &wire.EmptyReply{}) // again: nothing
+
+	r.send(10, &wire.Send{Channel: 1, Lease: l})
+	frames, codes := inAnyOrder[*wire.Frame](r, 1, 10)
+	assert.Empty(t, codes[10])
+	frame := frames[0]
+	assert.Equal(t, sub.Subscription, frame.Subscription)
+	require.NotNil(t, frame.Lease)
+	for q := uint32(11); ; q++ { // until the channel is full
+		r.ask(q, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &lease)
+		r.send(q, &wire.Send{Channel: 1, Lease: lease.Lease.ID})
+		if err := r.reply(q, &wire.SendReply{}); err != nil {
+			require.ErrorIs(t, err, wire.CodeLimit)
+			break
+		}
+	}
+	r.send(0, &wire.Send{Channel: 1, Lease: lease.Lease.ID})
+	lost := notice[*wire.Lost](r)
+	assert.Equal(t, lease.Lease.ID, lost.Lease)
+	assert.EqualValues(t, 1, lost.Channel)
+	assert.Equal(t, wire.CodeLimit, lost.Failure.Code)
+	r.ask(50, &wire.Release{Lease: lease.Lease.ID}, &wire.EmptyReply{})
+	r.ask(51, &wire.Shut{Channel: 1}, &wire.EmptyReply{})
+	r.refused(52, &wire.Shut{Channel: 1}, wire.CodeClosed)
+	r.send(0, &wire.Subscribe{Channel: 1})
+	r.ask(53, &wire.StatsRequest{}, &wire.StatsReply{})
+}
+
+func TestSendsWithoutNumbersKeepTheirOrder(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	r, _ := streaming(t, path)
+	r.ask(4, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
+	r.ask(5, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 1}, &wire.ChannelReply{})
+	consumer := dial(t, path)
+	ch, err := consumer.OpenChannel(t.Context(), "c", 0)
+	require.NoError(t, err)
+	sub, err := ch.subscribe(t.Context(), mempool.SubscribeOptions{Credit: 1})
+	require.NoError(t, err)
+	const frames = 50
+	buffers := make(map[uint64]uint64)
+	for i := range uint64(frames) {
+		var lease wire.LeaseReply
+		r.ask(uint32(10+i), &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &lease)
+		buffers[i] = lease.Lease.Buffer
+		r.send(0, &wire.Send{Channel: 1, Lease: lease.Lease.ID, Wait: 1 << 40})
+	}
+	for i := range uint64(frames) {
+		n, err := sub.receive(t.Context())
+		require.NoError(t, err)
+		f, err := sub.frame(t.Context(), n)
+		require.NoError(t, err)
+		assert.Equal(t, i+1, f.Seq)
+		assert.Equal(t, buffers[i], f.Lease.Info().Buffer)
+		require.NoError(t, f.Release())
+	}
+	sub.abandon()
+}
+
+func TestTooManySendsThatWait(t *testing.T) {
+	l := defaultLimits
+	l.waiting = 1
+	rig := start(t, ServerConfig{}, l)
+	r, _ := streaming(t, rig.path)
+	r.ask(4, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
+	r.ask(5, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 1, Mode: "queue"}, &wire.ChannelReply{})
+	var leases []uint64
+	for i := range 4 {
+		var lease wire.LeaseReply
+		r.ask(uint32(10+i), &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &lease)
+		leases = append(leases, lease.Lease.ID)
+	}
+	r.ask(20, &wire.Send{Channel: 1, Lease: leases[0]}, &wire.SendReply{})
+	r.send(21, &wire.Send{Channel: 1, Lease: leases[1], Wait: 1 << 40})
+	r.refused(22, &wire.Send{Channel: 1, Lease: leases[2], Wait: 1 << 40}, wire.CodeTimeout)
+	r.send(0, &wire.Send{Channel: 1, Lease: leases[3], Wait: 1 << 40})
+	assert.Equal(t, wire.CodeTimeout, notice[*wire.Lost](r).Failure.Code)
+	r.send(23, &wire.Shut{Channel: 1})
+	_, codes := inAnyOrder[*wire.Lost](r, 0, 21, 23)
+	assert.Equal(t, map[uint32]wire.Code{21: wire.CodeClosed, 23: ""}, codes)
+}

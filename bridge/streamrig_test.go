@@ -1,0 +1,164 @@
+package bridge
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// kinds are the kinds of memory that the tests of streams run on: host memory, and that of a GPU where there is one.
+func kinds(t *testing.T, f func(t *testing.T, spec mempool.PoolSpec)) {
+	for _, kind := range []mempool.Kind{mempool.Host, mempool.Device} {
+		t.Run(string(kind), func(t *testing.T) {
+			if err := kind.Probe(""); err != nil {
+				t.Skip(err)
+			}
+			f(t, mempool.PoolSpec{Name: "p", Kind: kind, MaxBytes: 64 << 20})
+		})
+	}
+}
+
+func makeChannel(t testing.TB, c *Client, p *Pool, spec mempool.ChannelSpec) *Channel {
+	t.Helper()
+	spec.Pool = p.info.ID
+	if spec.Name == "" {
+		spec.Name = "c"
+	}
+	ch, err := c.CreateChannel(context.Background(), spec)
+	require.NoError(t, err)
+	return ch
+}
+
+// frameOf is the content of a frame: its number, over and over.
+func frameOf(n uint64, size int) []byte {
+	b := make([]byte, size&^7)
+	for i := 0; i < len(b); i += 8 {
+		binary.LittleEndian.PutUint64(b[i:], n+uint64(i))
+	}
+	return b
+}
+
+// sendFrame sends a frame of size bytes that says n.
+func sendFrame(ctx context.Context, p *Pool, ch *Channel, n uint64, size int, o mempool.FrameOptions) error {
+	b := frameOf(n, size)
+	l, err := p.Allocate(ctx, mempool.Bytes(uint64(len(b))), patience)
+	if err != nil {
+		return fmt.Errorf("allocate: %w", err)
+	}
+	if err := l.CopyFrom(0, b); err != nil {
+		return fmt.Errorf("copy: %w", err)
+	}
+	if o.Meta == nil {
+		o.Meta = map[string]string{"n": fmt.Sprint(n)}
+	}
+	_, err = ch.Publish(ctx, l, o)
+	return err
+}
+
+// verify says whether a frame holds what sendFrame put into one, and which.
+func verify(f *Frame) (n uint64, err error) {
+	b := make([]byte, f.Lease.Info().Bytes)
+	if err := f.Lease.CopyTo(b, 0); err != nil {
+		return 0, err
+	}
+	if _, err := fmt.Sscan(f.Meta["n"], &n); err != nil {
+		return 0, fmt.Errorf("frame %d says %q: %w", f.Seq, f.Meta, err)
+	}
+	for i := 0; i < len(b); i += 8 {
+		if got := binary.LittleEndian.Uint64(b[i:]); got != n+uint64(i) {
+			return n, fmt.Errorf("frame %d, number %d: %d at byte %d of %d, not %d", f.Seq, n, got, i, len(b), n+uint64(i))
+		}
+	}
+	return n, nil
+}
+
+// arrived takes frames until there are want of them.
+func take(t testing.TB, ch *Channel, o mempool.SubscribeOptions, want int) (numbers []uint64) {
+	t.Helper()
+	for f, err := range ch.Frames(context.Background(), o) {
+		require.NoError(t, err)
+		n, err := verify(f)
+		require.NoError(t, err)
+		require.NoError(t, f.Release())
+		if numbers = append(numbers, n); len(numbers) == want {
+			break
+		}
+	}
+	return numbers
+}
+
+// streaming is a raw client whose session has the features, with a sealed timeline.
+func streaming(t testing.TB, path string) (*raw, uint64) {
+	t.Helper()
+	r := dialRaw(t, path)
+	var hello wire.HelloReply
+	r.ask(1, &wire.Hello{Versions: []uint64{1}, Features: []string{featureTimelines, featureChannels, "telepathy"}}, &hello)
+	require.Equal(t, []string{featureTimelines, featureChannels}, hello.Features)
+	var tl wire.TimelineReply
+	r.ask(2, &wire.Timeline{}, &tl)
+	require.EqualValues(t, wire.TimelineWords, tl.Words)
+	r.ask(3, &wire.Seal{}, &wire.EmptyReply{})
+	return r, tl.Timeline
+}
+
+// notice receives until a notice of that sort comes.
+func notice[N wire.Notice](r *raw) N {
+	r.Helper()
+	for {
+		packet, err := r.recv()
+		require.NoError(r, err)
+		n, err := wire.DecodeNotice(packet)
+		require.NoError(r, err)
+		if want, ok := n.(N); ok {
+			return want
+		}
+	}
+}
+
+// inAnyOrder receives until the requests are answered and a notice of that sort came, and returns the answers' codes.
+func inAnyOrder[N wire.Notice](r *raw, notices int, requests ...uint32) (came []N, codes map[uint32]wire.Code) {
+	r.Helper()
+	codes = make(map[uint32]wire.Code)
+	for len(came) < notices || len(codes) < len(requests) {
+		packet, err := r.recv()
+		require.NoError(r, err)
+		h, err := wire.DecodeHeader(packet)
+		require.NoError(r, err)
+		if h.Q == 0 {
+			n, err := h.DecodeNotice()
+			require.NoError(r, err)
+			if want, ok := n.(N); ok {
+				came = append(came, want)
+			}
+			continue
+		}
+		require.Contains(r, requests, h.Q)
+		codes[h.Q] = ""
+		if failure, ok := errors.AsType[*wire.Error](h.DecodeReply(&wire.EmptyReply{})); ok {
+			codes[h.Q] = failure.Code
+		}
+	}
+	return came, codes
+}
+
+// open makes a child a client with the pool "p" and the channel "c".
+func openStream(ctx context.Context) (*Client, *Pool, *Channel, error) {
+	c, err := Dial(ctx, os.Getenv("POOLBRIDGE_SOCKET"))
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	p, err := c.OpenPool(ctx, "p", patience)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	ch, err := c.OpenChannel(ctx, "c", patience)
+	return c, p, ch, err
+}
