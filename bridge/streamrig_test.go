@@ -159,6 +159,6 @@ func openStream(ctx context.Context) (*Client, *Pool, *Channel, error) {
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	ch, err := c.OpenChannel(ctx, "c", patience)
+	ch, err := c.OpenChannel(ctx, "c", 0)
 	return c, p, ch, err
 }

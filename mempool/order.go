@@ -22,8 +22,8 @@ type Order struct {
 	wait   []Ticket
 	strict bool // content that was not finished is an error, not just a wait that ended
 	told   map[any]struct{}
-	used   bool // work that this package began may be under way
-	unsaid bool // and no other queue was made to wait for it
+	used   bool             // work that this package began may be under way
+	given  map[any]struct{} // queues that come after it
 }
 
 // Begin sets what must be waited for. A lease that reads wants complete content: strict.
@@ -112,10 +112,10 @@ func (o *Order) Give(ctx context.Context, own, q Queue) error {
 		return err
 	}
 	o.mu.Lock()
-	used := o.used
-	o.unsaid = false
+	_, given := o.given[q.lane()]
+	nothing := !o.used || given || own.lane() == q.lane()
 	o.mu.Unlock()
-	if !used || own.lane() == q.lane() {
+	if nothing {
 		return nil
 	}
 	clock, err := o.Clock(ctx)
@@ -123,10 +123,18 @@ func (o *Order) Give(ctx context.Context, own, q Queue) error {
 		clock = nil
 	}
 	t, err := clock.Signal(own)
-	if t == nil || err != nil {
-		return err
+	if err == nil && t != nil {
+		err = q.wait(ctx, clock.page, *t)
 	}
-	return q.wait(ctx, clock.page, *t)
+	if err == nil {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if o.given == nil {
+			o.given = make(map[any]struct{})
+		}
+		o.given[q.lane()] = struct{}{}
+	}
+	return err
 }
 
 // Settle returns when the memory can be used by whoever has its address, unless a queue was made to wait for that.
@@ -134,8 +142,7 @@ func (o *Order) Give(ctx context.Context, own, q Queue) error {
 // Errors: as [Order.Before].
 func (o *Order) Settle(ctx context.Context, m Memory) error {
 	o.mu.Lock()
-	told, unsaid := len(o.wait) == 0 || len(o.told) > 0, o.unsaid
-	o.unsaid = false
+	told, unsaid := len(o.wait) == 0 || len(o.told) > 0, o.used && len(o.given) == 0
 	o.mu.Unlock()
 	if !told {
 		if err := o.Before(ctx, CPU); err != nil {
@@ -152,42 +159,59 @@ func (o *Order) Settle(ctx context.Context, m Memory) error {
 func (o *Order) Use() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.used, o.unsaid = true, true
+	o.used = true
+	clear(o.given)
 }
 
-// Ready makes the one ticket that stands for all that the content waits for; nil if it is complete. Where several queues
-// have to do with it, one of them waits for the others.
+// Ready makes the one ticket that stands for all that the content waits for; nil if it is complete. Of several queues the
+// first that c names waits for the others. A ticket that the caller made itself stands alone: what was begun besides is
+// waited for here, for no queue may wait for what its owner may never do.
 func (o *Order) Ready(ctx context.Context, own Queue, c Completion) (*Ticket, error) {
-	tickets, err := o.After(ctx, own, c.After...)
-	if err != nil {
-		return nil, err
-	}
+	queues := o.queues(own, c.After)
 	if c.Ready != nil {
-		tickets = append(tickets, *c.Ready)
+		for _, q := range queues {
+			if err := q.synchronize(); err != nil {
+				return nil, err
+			}
+		}
+		return c.Ready, nil
 	}
-	switch len(tickets) {
-	case 0:
+	if len(queues) == 0 {
 		return nil, nil
-	case 1:
-		return &tickets[0], nil
-	}
-	last := own
-	if own.lane() == nil {
-		last = c.After[0]
 	}
 	clock, err := o.Clock(ctx)
 	if err != nil {
-		return nil, err
+		clock = nil // without one the work is waited for
 	}
-	for _, t := range tickets {
-		if clock.owns(t, last) {
-			continue
+	for _, q := range queues[1:] {
+		t, err := clock.Signal(q)
+		if t != nil && err == nil {
+			err = queues[0].wait(ctx, clock.page, *t)
 		}
-		if err := last.wait(ctx, clock.page, t); err != nil {
+		if err != nil {
 			return nil, err
 		}
 	}
-	return clock.Signal(last)
+	return clock.Signal(queues[0])
+}
+
+// queues are those whose work the memory waits for: those that the caller names, and the memory's own if this package did
+// something that none of them comes after.
+func (o *Order) queues(own Queue, named []Queue) (queues []Queue) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	covered := !o.used
+	for _, q := range named {
+		if lane := q.lane(); lane != nil {
+			queues = append(queues, q)
+			_, given := o.given[lane]
+			covered = covered || given || lane == own.lane()
+		}
+	}
+	if !covered && own.lane() != nil {
+		queues = append(queues, own)
+	}
+	return queues
 }
 
 // Ended notes that the memory was handed over and is only read from now on, when ready is reached.
@@ -203,22 +227,16 @@ func (o *Order) Ended(ready *Ticket) {
 // After makes the tickets that end the use of the memory: of what this package did in the memory's own queue, and of
 // other queues that the caller names.
 func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Ticket, error) {
-	o.mu.Lock()
-	used := o.used
-	o.mu.Unlock()
-	queues := others
-	if used {
-		queues = append([]Queue{own}, others...)
+	queues := o.queues(own, others)
+	if len(queues) == 0 {
+		return nil, nil
+	}
+	clock, err := o.Clock(ctx)
+	if err != nil {
+		clock = nil // without one the work is waited for
 	}
 	var done []Ticket
 	for _, q := range queues {
-		if q.lane() == nil {
-			continue
-		}
-		clock, err := o.Clock(ctx)
-		if err != nil {
-			clock = nil // without one the work is waited for
-		}
 		t, err := clock.Signal(q)
 		if err != nil {
 			return nil, err

@@ -1,7 +1,10 @@
 package mempool
 
 import (
+	"cmp"
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 )
@@ -174,7 +177,9 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 		sub.leave()
 	}
 	var held []*block
-	for _, l := range s.leases {
+	leases := slices.Collect(maps.Values(s.leases))
+	slices.SortFunc(leases, func(a, b *Lease) int { return cmp.Compare(a.id, b.id) }) // frames go back in their order
+	for _, l := range leases {
 		b := l.buffer.block
 		b.holds++
 		held = append(held, b)

@@ -1,0 +1,211 @@
+package bridge
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func init() {
+	children["produce"] = produce
+	children["consume"] = consume
+	children["service"] = service
+	children["steady producer"] = steadyProducer
+	children["steady consumer"] = steadyConsumer
+}
+
+// simulation makes a child use the simulated driver and count its calls; the test is skipped where it is not built.
+func simulation(t testing.TB, counts string) func(*exec.Cmd) {
+	t.Helper()
+	dir, err := filepath.Abs("../build/simcuda")
+	if err == nil {
+		_, err = os.Stat(filepath.Join(dir, "libcuda.so.1"))
+	}
+	if err != nil {
+		t.Skip("the simulated driver is not built: make simcuda: ", err)
+	}
+	return func(cmd *exec.Cmd) {
+		cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+dir, "SIMCUDA_COUNTS="+counts)
+	}
+}
+
+// with adds to a child's environment.
+func with(env ...string) func(*exec.Cmd) {
+	return func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, env...) }
+}
+
+// produce does what it is told in lines: "send N SIZE", "promise N SIZE" for a frame whose content is never complete.
+func produce() error {
+	ctx := context.Background()
+	c, p, ch, err := openStream(ctx)
+	if err != nil {
+		return err
+	}
+	clock, err := c.Clock(ctx)
+	if err != nil {
+		return err
+	}
+	word, err := clock.Word()
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	in := bufio.NewScanner(os.Stdin)
+	for in.Scan() {
+		var verb string
+		var n uint64
+		var size int
+		if _, err := fmt.Sscan(in.Text(), &verb, &n, &size); err != nil {
+			return err
+		}
+		var o mempool.FrameOptions
+		if verb == "promise" {
+			never := clock.Next(word)
+			o.Ready = &never
+		}
+		if err := sendFrame(ctx, p, ch, n, size, o); err != nil {
+			return err
+		}
+		fmt.Println("sent", n)
+	}
+	return c.Close()
+}
+
+// consume says what each frame of the channel holds: "got N SEQ DROPPED", or "failed SEQ". With HOLD it releases a frame
+// only when it is told a line. At the end of the channel, and when it is terminated, it says so.
+func consume() error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	c, _, ch, err := openStream(ctx)
+	if errors.Is(err, ErrNotFound) { // it was shut
+		fmt.Println("ended")
+		return c.Close()
+	}
+	if err != nil {
+		return err
+	}
+	o := mempool.SubscribeOptions{Oldest: os.Getenv("OLDEST") != "", Full: mempool.FullPolicy(os.Getenv("FULL"))}
+	if os.Getenv("CREDIT") != "" {
+		if _, err := fmt.Sscan(os.Getenv("CREDIT"), &o.Credit); err != nil {
+			return err
+		}
+	}
+	in := bufio.NewScanner(os.Stdin)
+	fmt.Println("ready")
+	for f, err := range ch.Frames(ctx, o) {
+		switch {
+		case errors.Is(err, ErrProducerDied) && f != nil:
+			fmt.Println("failed", f.Seq)
+			continue
+		case ctx.Err() != nil:
+			fmt.Println("stopped")
+			return c.Close()
+		case err != nil:
+			return err
+		}
+		n, err := verify(f)
+		if errors.Is(err, ErrProducerDied) {
+			fmt.Println("failed", f.Seq)
+		} else if err != nil {
+			return err
+		} else {
+			fmt.Println("got", n, f.Seq, f.Dropped)
+		}
+		if os.Getenv("HOLD") != "" {
+			in.Scan()
+		}
+		if err := f.Release(); err != nil {
+			return err
+		}
+	}
+	fmt.Println("ended")
+	return c.Close()
+}
+
+// service serves until it is told a line.
+func service() error {
+	svc := mempool.NewService(mempool.Config{})
+	defer svc.Close()
+	server, err := Listen(os.Getenv("POOLBRIDGE_SOCKET"), svc, ServerConfig{})
+	if err != nil {
+		return err
+	}
+	fmt.Println("serving")
+	bufio.NewScanner(os.Stdin).Scan()
+	return server.Close()
+}
+
+// steadyProducer sends as many frames as each line says.
+func steadyProducer() error {
+	ctx := context.Background()
+	c, err := Dial(ctx, os.Getenv("POOLBRIDGE_SOCKET"))
+	if err != nil {
+		return err
+	}
+	p, err := c.CreatePool(ctx, mempool.PoolSpec{Name: "p", Kind: mempool.Device, MaxBytes: 64 << 20})
+	if err != nil {
+		return err
+	}
+	ch, err := c.CreateChannel(ctx, mempool.ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 4})
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	in := bufio.NewScanner(os.Stdin)
+	for in.Scan() {
+		var frames int
+		if _, err := fmt.Sscan(in.Text(), &frames); err != nil {
+			return err
+		}
+		for range frames {
+			l, err := p.Allocate(ctx, mempool.Bytes(1<<20), patience)
+			if err != nil {
+				return err
+			}
+			if err := l.Fill(0, 1<<20, 7); err != nil { // one call, asynchronous
+				return err
+			}
+			if _, err := ch.Publish(ctx, l, mempool.FrameOptions{}); err != nil {
+				return err
+			}
+		}
+		fmt.Println("sent")
+	}
+	return c.Close()
+}
+
+// steadyConsumer uses each frame in the queue of the GPU alone, and says which it was.
+func steadyConsumer() error {
+	ctx := context.Background()
+	c, _, ch, err := openStream(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	for f, err := range ch.Frames(ctx, mempool.SubscribeOptions{}) {
+		if err != nil {
+			return err
+		}
+		m, err := f.Lease.mem.Memory(false)
+		if err != nil {
+			return err
+		}
+		if err := f.Lease.WaitOn(ctx, m.Queue()); err != nil {
+			return err
+		}
+		if err := f.Release(m.Queue()); err != nil {
+			return err
+		}
+		fmt.Println(f.Seq)
+	}
+	return c.Close()
+}

@@ -1,0 +1,196 @@
+package bridge
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func TestAKilledProducersUnfinishedFramesAreTombstones(t *testing.T) {
+	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
+		svc, path := serve(t, ServerConfig{})
+		c := dial(t, path)
+		p := createPool(t, c, spec)
+		ctx := context.Background()
+		ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 8})
+		sub, err := ch.subscribe(ctx, mempool.SubscribeOptions{Credit: 4})
+		require.NoError(t, err)
+		first := spawn(t, "produce", path, nil)
+		require.Equal(t, "ready", first.says())
+		for _, line := range []string{"send 1 1000", "promise 2 1000", "send 3 1000", "promise 4 1000", "promise 5 1000"} {
+			first.tell(line)
+			first.says()
+		}
+		next := func() (*Frame, error) {
+			n, err := sub.receive(ctx)
+			require.NoError(t, err)
+			require.NotNil(t, n)
+			return sub.frame(ctx, n)
+		}
+		var frames []*Frame
+		for range 4 {
+			f, err := next()
+			require.NoError(t, err)
+			frames = append(frames, f)
+		}
+		waiting := make(chan error)
+		go func() { waiting <- frames[1].Lease.WaitOn(ctx, mempool.CPU) }()
+		first.kill()
+		assert.ErrorIs(t, <-waiting, ErrProducerDied, "it is let go")
+		for i, want := range []error{nil, ErrProducerDied, nil, ErrProducerDied} {
+			_, err := verify(frames[i])
+			assert.ErrorIs(t, err, want)
+			require.NoError(t, frames[i].Release())
+		}
+		f, err := next() // never sent before the process was gone
+		assert.ErrorIs(t, err, ErrProducerDied)
+		assert.Nil(t, f.Lease)
+		assert.EqualValues(t, 5, f.Seq)
+
+		second := spawn(t, "produce", path, nil)
+		require.Equal(t, "ready", second.says())
+		second.tell("send 6 2000")
+		require.Equal(t, "sent 6", second.says())
+		f, err = next()
+		require.NoError(t, err)
+		n, err := verify(f)
+		require.NoError(t, err)
+		assert.EqualValues(t, 6, n)
+		require.NoError(t, f.Release())
+		sub.abandon()
+		require.NoError(t, ch.Shut(ctx))
+		_, err = c.Stats(ctx)
+		require.NoError(t, err)
+		assert.Zero(t, svc.Stats().Buffers)
+	})
+}
+
+func TestAKilledConsumerHoldsNobodyBack(t *testing.T) {
+	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
+		_, path := serve(t, ServerConfig{})
+		c := dial(t, path)
+		p := createPool(t, c, spec)
+		ctx := context.Background()
+		ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 2})
+		require.NoError(t, sendFrame(ctx, p, ch, 1, 1000, mempool.FrameOptions{}))
+		victim := spawn(t, "consume", path, with("HOLD=1"))
+		require.Equal(t, "ready", victim.says())
+		require.Equal(t, "got 1 1 0", victim.says())
+		require.NoError(t, sendFrame(ctx, p, ch, 2, 1000, mempool.FrameOptions{}))
+		l := allocate(t, p, 8)
+		_, err := ch.Publish(ctx, l, mempool.FrameOptions{Wait: -1})
+		require.ErrorIs(t, err, ErrTimeout)
+		assert.ErrorContains(t, err, fmt.Sprintf("(pid %d)", victim.cmd.Process.Pid))
+		sent := make(chan error)
+		go func() {
+			_, err := ch.Publish(ctx, l, mempool.FrameOptions{})
+			sent <- err
+		}()
+		victim.kill()
+		require.NoError(t, <-sent)
+		require.NoError(t, ch.Shut(ctx))
+		all, err := p.Allocate(ctx, mempool.Bytes(spec.MaxBytes), patience)
+		require.NoError(t, err, "all of its memory serves others")
+		require.NoError(t, all.Release(false))
+	})
+}
+
+func TestAKilledWorkersFramesGoToAnother(t *testing.T) {
+	r := start(t, ServerConfig{}, defaultLimits)
+	path := r.path
+	c := dial(t, path)
+	p := createPool(t, c, hostPool("p", 1<<20))
+	ctx := context.Background()
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
+	for n := range uint64(4) {
+		require.NoError(t, sendFrame(ctx, p, ch, n, 100, mempool.FrameOptions{}))
+	}
+	victim := spawn(t, "consume", path, with("HOLD=1", "CREDIT=3"))
+	require.Equal(t, "ready", victim.says())
+	require.Equal(t, "got 0 1 0", victim.says())
+	victim.tell("")
+	require.Equal(t, "got 1 2 0", victim.says())
+	victim.kill()
+	r.log.await(t, "a session ended") // or what waits goes first
+	assert.Equal(t, []uint64{1, 2, 3}, take(t, ch, mempool.SubscribeOptions{}, 3), "in their order")
+	require.NoError(t, ch.Shut(ctx))
+}
+
+func TestAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	c := dial(t, path)
+	p := createPool(t, c, hostPool("p", 1<<20))
+	ctx := context.Background()
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 4, Full: mempool.DropOldest})
+	require.NoError(t, sendFrame(ctx, p, ch, 0, 100, mempool.FrameOptions{}))
+	stopped := spawn(t, "consume", path, with("CREDIT=2"))
+	require.Equal(t, "ready", stopped.says())
+	require.Equal(t, "got 0 1 0", stopped.says())
+	require.NoError(t, stopped.cmd.Process.Signal(syscall.SIGSTOP))
+	t.Cleanup(func() { _ = stopped.cmd.Process.Signal(syscall.SIGCONT) })
+	other := dial(t, path)
+	mine, err := other.OpenChannel(ctx, "c", 0)
+	require.NoError(t, err)
+	const frames = 500
+	sub, err := mine.subscribe(ctx, mempool.SubscribeOptions{Full: mempool.Block})
+	require.NoError(t, err)
+	done := make(chan error)
+	go func() {
+		for n := range uint64(frames) {
+			if err := sendFrame(ctx, p, ch, n+1, 100, mempool.FrameOptions{}); err != nil {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	}()
+	for want := range uint64(frames + 1) {
+		n, err := sub.receive(ctx)
+		require.NoError(t, err)
+		f, err := sub.frame(ctx, n)
+		require.NoError(t, err)
+		got, err := verify(f)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+		require.NoError(t, f.Release())
+	}
+	require.NoError(t, <-done)
+	sub.abandon()
+	require.NoError(t, stopped.cmd.Process.Signal(syscall.SIGCONT))
+	require.NoError(t, ch.Shut(ctx))
+	missed, last := 0, 0
+	for line := stopped.says(); line != "ended"; line = stopped.says() {
+		var n, seq, dropped int
+		_, err := fmt.Sscanf(line, "got %d %d %d", &n, &seq, &dropped)
+		require.NoError(t, err, line)
+		assert.Greater(t, n, last)
+		last = n
+		missed += dropped
+	}
+	assert.Equal(t, frames, last, "it goes on with what is kept")
+	assert.Positive(t, missed)
+}
+
+func TestAStoppedConsumerInBlockModeIsNamed(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	c := dial(t, path)
+	p := createPool(t, c, hostPool("p", 1<<20))
+	ctx := context.Background()
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 1})
+	stopped := spawn(t, "consume", path, with("HOLD=1"))
+	require.Equal(t, "ready", stopped.says())
+	require.NoError(t, sendFrame(ctx, p, ch, 1, 100, mempool.FrameOptions{}))
+	require.Equal(t, "got 1 1 0", stopped.says())
+	require.NoError(t, stopped.cmd.Process.Signal(syscall.SIGSTOP))
+	t.Cleanup(func() { _ = stopped.cmd.Process.Signal(syscall.SIGCONT) })
+	err := sendFrame(ctx, p, ch, 2, 100, mempool.FrameOptions{Wait: 1})
+	require.ErrorIs(t, err, ErrTimeout)
+	assert.ErrorContains(t, err, fmt.Sprintf("(pid %d)", stopped.cmd.Process.Pid))
+	require.NoError(t, ch.Shut(ctx))
+}

@@ -1,0 +1,87 @@
+package bridge
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// driverCalls are the calls that a process has made to the simulated driver so far.
+func driverCalls(t *testing.T, dir string, pid int) map[string]int64 {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("%d.counts", pid)))
+	require.NoError(t, err)
+	require.Equal(t, "SIMCOUNT", string(b[:8]))
+	calls := make(map[string]int64)
+	for i := range int(binary.LittleEndian.Uint32(b[12:])) {
+		entry := b[64+64*i:][:64]
+		name, _, _ := bytes.Cut(entry[:48], []byte{0})
+		if n := int64(binary.LittleEndian.Uint64(entry[48:])); n != 0 {
+			calls[string(name)] = n
+		}
+	}
+	return calls
+}
+
+func TestASteadyStreamMakesNoDriverCallsButItsTickets(t *testing.T) {
+	counts := t.TempDir()
+	sim := simulation(t, counts)
+	path := filepath.Join(t.TempDir(), "run", "poolsvc.sock")
+	service := spawn(t, "service", path, sim)
+	require.Equal(t, "serving", service.says())
+	producer := spawn(t, "steady producer", path, sim)
+	require.Equal(t, "ready", producer.says())
+	consumer := spawn(t, "steady consumer", path, sim)
+	require.Equal(t, "ready", consumer.says())
+	seen := 0
+	send := func(frames int) {
+		producer.tell(fmt.Sprint(frames))
+		require.Equal(t, "sent", producer.says())
+		last := fmt.Sprint(seen + frames)
+		for consumer.says() != last {
+		}
+		seen += frames
+	}
+	children := map[string]*child{"service": service, "producer": producer, "consumer": consumer}
+	send(20) // every block is made, exported and imported, every page registered
+	before := make(map[string]map[string]int64)
+	for name, c := range children {
+		before[name] = driverCalls(t, counts, c.cmd.Process.Pid)
+	}
+	const frames = 100
+	send(frames)
+	for name, c := range children {
+		made := driverCalls(t, counts, c.cmd.Process.Pid)
+		for call, n := range before[name] {
+			if made[call] -= n; made[call] == 0 {
+				delete(made, call)
+			}
+		}
+		maps.DeleteFunc(made, func(call string, _ int64) bool { return call == "*" })
+		switch name {
+		case "service":
+			assert.Empty(t, made, name)
+		case "producer":
+			assert.EqualValues(t, frames, made["cuStreamWriteValue64"], name)
+			assert.EqualValues(t, frames, made["cuMemsetD8Async"], name)
+			delete(made, "cuMemsetD8Async")
+			fallthrough
+		case "consumer":
+			assert.LessOrEqual(t, made["cuStreamWriteValue64"], int64(frames))
+			assert.LessOrEqual(t, made["cuStreamWaitValue64"], int64(frames))
+			delete(made, "cuStreamWriteValue64")
+			delete(made, "cuStreamWaitValue64")
+			delete(made, "cuCtxPushCurrent")
+			delete(made, "cuCtxPopCurrent")
+			assert.Empty(t, made, name)
+		}
+	}
+	service.tell("") // and with it the consumer's frames end
+}
