@@ -94,13 +94,14 @@ func (v *vmmAllocation) Export() (Export, error) {
 }
 
 func (v *vmmAllocation) Free() error {
+	if v.file != nil { // first: whatever the driver says, nobody is given it any more
+		_ = v.file.Close()
+		v.file = nil
+	}
 	if err := errors.Join(v.stream.Synchronize(), v.mapping.Close(), v.physical.Close()); err != nil {
 		return deviceError("free a block", err)
 	}
 	v.arena.used.Add(-v.size)
-	if v.file != nil {
-		_ = v.file.Close() // it holds the memory no more, whatever the kernel says
-	}
 	return nil
 }
 
