@@ -77,6 +77,7 @@ Times are medians and percentiles in microseconds. The ratios say how many times
 	f.DurationVar(&o.Time, "time", time.Second, "time of one measurement, about")
 	f.IntVar(&o.MaxBuffers, "max-buffers", 100_000, "most live buffers that growth goes to")
 	f.IntVar(&o.MaxSessions, "max-sessions", 500, "most sessions that growth goes to")
+	f.IntVar(&o.MaxConsumers, "max-consumers", 8, "most consumers of a stream")
 	f.BoolVar(&o.Alternatives, "alternatives", true, "measure what users have without poolbridge too")
 	f.StringVar(&plots, "plots", "", "folder to write plots into, as SVG")
 	f.BoolVar(&asJSON, "json", false, "print JSON; progress goes to standard error")

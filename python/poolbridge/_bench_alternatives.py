@@ -134,7 +134,9 @@ def stream(context: SpawnContext, kind: type[Link], nbytes: int, seconds: float)
     elapsed = time.perf_counter_ns() - begun
     consumer.join()
     link.close()
-    return summarize("stream/go-python", kind.kind, nbytes, kind.name, samples=[], elapsed_ns=elapsed, count=number)
+    return summarize(
+        "stream/go-python/1 consumer", kind.kind, nbytes, kind.name, samples=[], elapsed_ns=elapsed, count=number
+    )
 
 
 def measure(

@@ -11,11 +11,14 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 import poolbridge
 from poolbridge import _consumers
-from poolbridge._bench_link import number_of
+from poolbridge._bench_link import HEAD, number_of
 
 if TYPE_CHECKING:
     from poolbridge._client import Client
@@ -73,6 +76,43 @@ class BenchWorker:
         lease.release()
         return {"count": count}
 
+    def frames(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Make an array of each frame of a channel until it is shut; say when each was there.
+
+        The first is acknowledged, for it says that this consumer is there, and with an ``each`` every other.
+        """
+        client, acknowledge, each, clock = self._connected, self._acknowledge.send, task["each"], time.monotonic_ns
+        take: Callable[[Any], Any] = _consumers.load(task["consumer"]).take
+        stamps: list[int] = []
+        append = stamps.append
+        for frame in client.subscribe(task["channel"], credit=task["credit"], oldest=True, timeout=_TIMEOUT):
+            array = take(frame)
+            append(clock())
+            if frame.device == "cpu" and number_of(array) != len(stamps) - 1:
+                raise AssertionError(f"frame {len(stamps) - 1} has the number {number_of(array)}")
+            if each or len(stamps) == 1:
+                acknowledge(_ACK)
+            del array, frame
+        return {"samples": stamps[1:]}
+
+    def publish(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Send frames for some seconds, and then shut the channel; say when each was published."""
+        client, shape, pause = self._connected, (task["bytes"],), task["pause"]
+        channel = client.open_channel(task["channel"], timeout=_TIMEOUT)
+        clock = time.monotonic_ns
+        stamps: list[int] = []
+        until = clock() + int(task["seconds"] * 1e9)
+        while len(stamps) < task["most"] and (clock() < until or len(stamps) < task["least"]):
+            if pause:
+                time.sleep(pause)
+            lease = client.allocate(shape, "uint8", pool=channel.pool, timeout=_TIMEOUT)
+            if lease.device == "cpu":
+                np.asarray(lease)[: HEAD.itemsize].view(HEAD)[0] = len(stamps) + 1
+            stamps.append(clock())
+            channel.publish(lease, timeout=_TIMEOUT)
+        channel.shut()
+        return {"samples": stamps}
+
     def allocate(self, task: dict[str, Any]) -> dict[str, Any]:
         """Allocate and release buffers, one after the other."""
         client, shape = self._connected, (task["bytes"],)
@@ -119,7 +159,7 @@ class BenchWorker:
         self._acknowledge.close()
 
 
-_TASKS = ("probe", "consume", "allocate", "connect")
+_TASKS = ("probe", "consume", "frames", "publish", "allocate", "connect")
 
 
 def work(path: str, fd: int) -> int:

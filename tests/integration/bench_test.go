@@ -15,7 +15,7 @@ import (
 func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 	plots := t.TempDir()
 	cmd := exec.Command(rig.Poolsvc(t), "bench", "--json", "--python", rig.Python(t).Path, "--kind", "host", "--time", "10ms",
-		"--size", "4KiB,1MiB", "--max-buffers", "40", "--max-sessions", "3", "--plots", plots)
+		"--size", "4KiB,1MiB", "--max-buffers", "40", "--max-sessions", "3", "--max-consumers", "2", "--plots", plots)
 	out, err := cmd.Output()
 	if exit := (*exec.ExitError)(nil); err != nil {
 		require.ErrorAs(t, err, &exit)
@@ -40,7 +40,8 @@ func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 	for _, want := range []string{
 		"hand-over poolbridge", "hand-over poolbridge, service apart", "hand-over multiprocessing.Queue",
 		"hand-over multiprocessing.shared_memory", "hand-over pickle through a Unix socket",
-		"copy/go bytes to consumer copies alone", "copy/go bytes to consumer poolbridge", "stream/go-go/1 consumers poolbridge", "stream/go-go/8 consumers poolbridge",
+		"copy/go bytes to consumer copies alone", "copy/go bytes to consumer poolbridge", "hand-over/by name poolbridge", "stream/go-go/1 consumer poolbridge", "stream/go-go/2 consumers poolbridge",
+		"stream/go-python/1 consumer poolbridge", "stream/go-python/1 consumer multiprocessing.Queue", "stream/python-go/1 consumer poolbridge",
 		"allocate/go poolbridge", "allocate/python poolbridge, service apart",
 		"growth/10 buffers/1 sessions poolbridge, service apart", "growth/40 buffers/3 sessions poolbridge, service apart",
 		"start-up/first poolbridge, service apart", "start-up/again poolbridge, service apart",

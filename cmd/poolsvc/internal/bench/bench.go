@@ -44,6 +44,7 @@ type scene struct {
 	consumer string // the workers' array library
 	dir      string
 	sockets  int
+	channels int
 	report   *Report
 }
 

@@ -72,7 +72,13 @@ func (s *scene) copyFrames(ctx context.Context, src *inside) (d Durations, err e
 	if err := send(0); err != nil {
 		return d, err
 	}
-	c, err := s.startGoConsumer(ctx, src.socket(), name)
+	c, err := s.startGoConsumer(ctx, src)
+	if err == nil {
+		err = c.begin(ctx, name)
+	}
+	if err == nil {
+		err = c.ready()
+	}
 	if err != nil {
 		return d, err
 	}
@@ -82,7 +88,7 @@ func (s *scene) copyFrames(ctx context.Context, src *inside) (d Durations, err e
 		start := time.Now()
 		number++
 		if err := send(number); err != nil {
-			return d, errors.Join(err, stopAll([]consumer{c}))
+			return d, errors.Join(err, ch.shut(ctx), c.stop())
 		}
 		watch.took(time.Since(start))
 	}
@@ -92,7 +98,7 @@ func (s *scene) copyFrames(ctx context.Context, src *inside) (d Durations, err e
 		err = last.(insideBuffer).synchronize()
 	}
 	if err = errors.Join(err, last.Release(false)); err != nil {
-		return d, errors.Join(err, stopAll([]consumer{c}))
+		return d, errors.Join(err, ch.shut(ctx), c.stop())
 	}
 	d = watch.durations()
 	d.Count = len(d.Each) + 1

@@ -51,34 +51,58 @@ func Consume(ctx context.Context, socket, channel string, out io.Writer) (err er
 	return json.NewEncoder(out).Encode(stamps[1:])
 }
 
-// goConsumer is a process that runs Consume.
+// goConsumer runs Consume, in a new process for each channel.
 type goConsumer struct {
-	cmd    *exec.Cmd
-	out    *bufio.Reader
-	stderr bytes.Buffer
+	poolsvc, socket string
+	cmd             *exec.Cmd // nil if none runs
+	out             *bufio.Reader
+	stderr          bytes.Buffer
 }
 
-func (s *scene) startGoConsumer(ctx context.Context, socket, channel string) (consumer, error) {
-	c := &goConsumer{cmd: exec.CommandContext(ctx, s.Poolsvc, ConsumeCommand, socket, channel)}
-	c.cmd.Stderr = &c.stderr
-	out, err := c.cmd.StdoutPipe()
+func (s *scene) startGoConsumer(_ context.Context, src source) (consumer, error) {
+	return &goConsumer{poolsvc: s.Poolsvc, socket: src.socket()}, nil
+}
+
+func (c *goConsumer) begin(ctx context.Context, channel string) error {
+	cmd := exec.CommandContext(ctx, c.poolsvc, ConsumeCommand, c.socket, channel)
+	cmd.Stderr = &c.stderr
+	out, err := cmd.StdoutPipe()
 	if err != nil {
-		return nil, err
-	}
-	if err := c.cmd.Start(); err != nil {
-		return nil, err
+		return err
 	}
 	c.out = bufio.NewReader(out)
-	if _, err := c.out.ReadString('\n'); err != nil {
-		return nil, fmt.Errorf("a consumer did not subscribe: %w: %w: %s", err, c.cmd.Wait(), c.stderr.String())
+	if err := cmd.Start(); err != nil {
+		return err
 	}
-	return c, nil
+	c.cmd = cmd
+	return nil
+}
+
+func (c *goConsumer) ready() error {
+	_, err := c.out.ReadString('\n')
+	return c.ended(err)
 }
 
 func (c *goConsumer) stamps() (stamps []time.Duration, err error) {
-	err = json.NewDecoder(c.out).Decode(&stamps)
-	if err = errors.Join(err, c.cmd.Wait()); err != nil {
-		return nil, fmt.Errorf("a consumer: %w: %s", err, c.stderr.String())
+	if err = json.NewDecoder(c.out).Decode(&stamps); err == nil {
+		err = c.stop()
 	}
-	return stamps, nil
+	return stamps, c.ended(err)
+}
+
+func (c *goConsumer) stop() error {
+	if c.cmd == nil {
+		return nil
+	}
+	err := c.cmd.Wait()
+	c.cmd = nil
+	return err
+}
+
+// ended explains what went wrong with the process.
+func (c *goConsumer) ended(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("a consumer: %w: %s", errors.Join(err, c.stop()), c.stderr.String())
 }

@@ -119,7 +119,7 @@ func (g *grown) step(ctx context.Context, buffers, sessions int) error {
 	}
 	var d Durations
 	err = g.footprint("busy", buffers, sessions, func() (err error) {
-		d, err = g.handOverTo(ctx, g.producer, w, growthBytes, fmt.Sprintf("growth %d %d ", buffers, sessions))
+		d, err = g.handOverTo(ctx, g.producer, w, growthBytes, fmt.Sprintf("growth %d %d", buffers, sessions))
 		return err
 	})
 	if err = errors.Join(err, w.stop()); err == nil {

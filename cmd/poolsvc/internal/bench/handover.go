@@ -10,7 +10,13 @@ import (
 )
 
 // underWay is how many buffers of a hand-over there is room for: the next is made while the last is being given back.
-const underWay = 3
+const underWay = 4
+
+// handOverCredit is how many buffers a consumer may be sent before it has given one back: it never waits for that.
+const handOverCredit = 8
+
+// byName is the workload in which the consumer asks for each buffer by its name.
+const byName = "hand-over/by name"
 
 // consumeTask has a worker make an array of each buffer of a prefix and acknowledge it; one without elements is the last.
 type consumeTask struct {
@@ -44,25 +50,39 @@ func (s *scene) handOverSizes(ctx context.Context, src source, system string) er
 		return err
 	}
 	for _, bytes := range s.sizes() {
-		err := src.makePool(ctx, s.poolSpec(bytes*underWay))
-		if errors.Is(err, mempool.ErrOutOfMemory) {
-			s.skip("hand-over", system, err.Error())
-			continue
-		}
-		var d Durations
-		if err == nil {
-			d, err = s.handOverTo(ctx, src, w, bytes, strconv.FormatUint(bytes, 10)+" ")
-		}
-		if err == nil {
-			err = src.destroyPool(ctx)
-		}
-		if err != nil {
+		if err := s.handOverSize(ctx, src, w, bytes, system); err != nil {
 			return errors.Join(err, w.stop())
 		}
-		s.add(d, "hand-over", bytes, system)
 	}
 	return w.stop()
 }
+
+func (s *scene) handOverSize(ctx context.Context, src source, w *worker, bytes uint64, system string) error {
+	err := src.makePool(ctx, s.poolSpec(bytes*underWay))
+	if errors.Is(err, mempool.ErrOutOfMemory) {
+		s.skip("hand-over", system, err.Error())
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	prefix := strconv.FormatUint(bytes, 10) + " "
+	d, err := s.handOverTo(ctx, src, w, bytes, prefix)
+	if err != nil {
+		return err
+	}
+	s.add(d, "hand-over", bytes, system)
+	if bytes == byNameBytes {
+		if d, err = s.handOverByName(ctx, src, w, bytes, prefix); err != nil {
+			return err
+		}
+		s.add(d, byName, bytes, system)
+	}
+	return src.destroyPool(ctx)
+}
+
+// byNameBytes is the size of the buffers that are asked for by name; the size makes no difference.
+const byNameBytes = 1 << 20
 
 // withService calls f with a service in a process of its own.
 func (s *scene) withService(ctx context.Context, f func(*service) error) error {
@@ -73,8 +93,50 @@ func (s *scene) withService(ctx context.Context, f func(*service) error) error {
 	return errors.Join(f(svc), svc.stop())
 }
 
-// handOverTo hands buffers whose names begin with prefix over to a worker.
-func (s *scene) handOverTo(ctx context.Context, src source, w *worker, bytes uint64, prefix string) (Durations, error) {
+// handOverTo hands buffers over to a worker, through a channel.
+func (s *scene) handOverTo(ctx context.Context, src source, w *worker, bytes uint64, channel string) (d Durations, err error) {
+	ch, err := src.makeChannel(ctx, mempool.ChannelSpec{Name: channel, Mode: mempool.WorkQueue, Capacity: 2})
+	if err != nil {
+		return d, err
+	}
+	send := func(number int) error {
+		b, err := src.allocate(ctx, mempool.Bytes(bytes))
+		if err == nil {
+			err = stampNumber(b, uint64(number))
+		}
+		if err == nil {
+			err = ch.publish(ctx, b)
+		}
+		if err == nil {
+			err = w.ack()
+		}
+		return err
+	}
+	if err := w.begin(framesTask{Task: "frames", Channel: channel, Consumer: s.consumer, Credit: handOverCredit, Each: true}); err != nil {
+		return d, err
+	}
+	number := 0
+	if err := send(number); err != nil { // it is there
+		return d, w.failed(err)
+	}
+	watch := newStopwatch(s.Time)
+	for watch.more() {
+		start := time.Now()
+		number++
+		if err := send(number); err != nil {
+			return d, w.failed(err)
+		}
+		watch.took(time.Since(start))
+	}
+	d = watch.durations()
+	if err := ch.shut(ctx); err != nil {
+		return d, err
+	}
+	return d, w.end(new(samples))
+}
+
+// handOverByName publishes buffers under names that begin with prefix, each of which a worker asks for.
+func (s *scene) handOverByName(ctx context.Context, src source, w *worker, bytes uint64, prefix string) (Durations, error) {
 	if err := w.begin(consumeTask{Task: "consume", Prefix: prefix, Consumer: s.consumer}); err != nil {
 		return Durations{}, err
 	}

@@ -28,6 +28,8 @@ type Options struct {
 	Time time.Duration
 	// Most live buffers and sessions that growth goes to.
 	MaxBuffers, MaxSessions int
+	// Most consumers of a stream.
+	MaxConsumers int
 	// Alternatives are measured too.
 	Alternatives bool
 	// Progress is told each result as it comes; nil for nobody.

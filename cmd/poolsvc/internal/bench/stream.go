@@ -33,100 +33,160 @@ func now() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// consumer is somebody who takes frames until the channel is shut.
+// consumer is a process that takes the frames of channels, of one after the other.
 type consumer interface {
-	// stamps are when each frame was in hand. It ends the consumer.
+	// begin has it take the frames of a channel; ready returns when it has the first.
+	begin(ctx context.Context, channel string) error
+	ready() error
+	// stamps are when each frame but the first was in hand. The channel has been shut.
 	stamps() ([]time.Duration, error)
+	stop() error
 }
 
 // stream measures workload (b): frames through a channel, as fast as they go, and how long one takes when nothing else is
 // on its way.
 func stream(ctx context.Context, s *scene) error {
-	for _, n := range streamConsumers {
-		name := fmt.Sprintf("stream/go-go/%d consumers", n)
-		if err := s.streamTo(ctx, name, n, s.startGoConsumer); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-	}
-	return nil
-}
-
-// streamTo streams to n consumers, each in a process of its own.
-func (s *scene) streamTo(ctx context.Context, name string, n int, start func(context.Context, string, string) (consumer, error)) error {
 	src, err := startInside(s.newSocket())
 	if err != nil {
 		return err
 	}
-	if err = src.makePool(ctx, s.poolSpec(streamBytes*(streamCapacity+16))); err != nil {
-		return errors.Join(err, src.close())
+	if err = src.makePool(ctx, s.poolSpec(streamBytes*(streamCapacity+32))); err == nil {
+		err = s.streams(ctx, src)
 	}
-	var fast, paced Durations
-	if fast, err = s.streamOnce(ctx, src, n, start, 0); err == nil {
-		paced, err = s.streamOnce(ctx, src, n, start, streamPause)
+	return errors.Join(err, src.close())
+}
+
+func (s *scene) streams(ctx context.Context, src source) error {
+	for _, way := range []struct {
+		name  string
+		start func(context.Context, source) (consumer, error)
+	}{{"go-go", s.startGoConsumer}, {"go-python", s.startPythonConsumer}} {
+		if err := s.streamTo(ctx, src, way.name, way.start); err != nil {
+			return fmt.Errorf("%s: %w", way.name, err)
+		}
 	}
-	if err = errors.Join(err, src.close()); err != nil {
-		return err
+	if err := s.streamFromPython(ctx, src); err != nil {
+		return fmt.Errorf("python-go: %w", err)
 	}
-	fast.Each = paced.Each
-	s.add(fast, name, streamBytes, embedded)
 	return nil
 }
 
-// streamOnce sends frames with a pause between them, and returns how long each took to each consumer, and all together.
-func (s *scene) streamOnce(ctx context.Context, src source, n int, start func(context.Context, string, string) (consumer, error),
-	pause time.Duration) (d Durations, err error) {
-	const name = "stream"
+// streamName is the workload's name with so many consumers.
+func streamName(way string, consumers int) string {
+	if consumers == 1 {
+		return fmt.Sprintf("stream/%s/1 consumer", way)
+	}
+	return fmt.Sprintf("stream/%s/%d consumers", way, consumers)
+}
+
+// streamTo streams to more and more consumers, each in a process of its own.
+func (s *scene) streamTo(ctx context.Context, src source, way string, start func(context.Context, source) (consumer, error)) (err error) {
+	var consumers []consumer
+	defer func() {
+		for _, c := range consumers {
+			err = errors.Join(err, c.stop())
+		}
+	}()
+	for _, n := range streamConsumers {
+		if n > s.MaxConsumers {
+			return nil
+		}
+		for len(consumers) < n {
+			c, err := start(ctx, src)
+			if err != nil {
+				return err
+			}
+			consumers = append(consumers, c)
+		}
+		fast, err := s.streamOnce(ctx, src, consumers, 0)
+		if err != nil {
+			return err
+		}
+		paced, err := s.streamOnce(ctx, src, consumers, streamPause)
+		if err != nil {
+			return err
+		}
+		fast.Each = paced.Each
+		s.add(fast, streamName(way, n), streamBytes, embedded)
+	}
+	return nil
+}
+
+// openStream makes a channel that keeps a first frame, for the consumers that are about to come.
+func (s *scene) openStream(ctx context.Context, src source, consumers []consumer) (outlet, string, error) {
+	s.channels++
+	name := fmt.Sprintf("stream %d", s.channels)
 	ch, err := src.makeChannel(ctx, mempool.ChannelSpec{Name: name, Capacity: streamCapacity})
 	if err != nil {
-		return d, err
+		return nil, "", err
 	}
 	first, err := s.makeFrame(ctx, src, 0)
 	if err == nil {
-		err = ch.publish(ctx, first) // the channel keeps it for those who come
+		err = ch.publish(ctx, first)
 	}
+	for _, c := range consumers { // all at once: a process takes a while to start
+		if err == nil {
+			err = c.begin(ctx, name)
+		}
+	}
+	for _, c := range consumers {
+		if err == nil {
+			err = c.ready()
+		}
+	}
+	return ch, name, err
+}
+
+// streamOnce sends frames with a pause between them, and returns how long each took to each consumer, and all together.
+func (s *scene) streamOnce(ctx context.Context, src source, consumers []consumer, pause time.Duration) (d Durations, err error) {
+	ch, _, err := s.openStream(ctx, src, consumers)
 	if err != nil {
 		return d, err
 	}
-	var consumers []consumer
-	for range n {
-		c, err := start(ctx, src.socket(), name)
-		if err != nil {
-			return d, errors.Join(err, stopAll(consumers))
-		}
-		consumers = append(consumers, c)
-	}
 	sent, err := s.sendFrames(ctx, src, ch, pause)
 	if err = errors.Join(err, ch.shut(ctx)); err != nil {
-		return d, errors.Join(err, stopAll(consumers))
+		return d, err
 	}
-	var end time.Duration
 	for _, c := range consumers {
 		stamps, err := c.stamps()
 		if err != nil {
 			return d, err
 		}
-		if len(stamps) != len(sent) {
-			return d, fmt.Errorf("%d frames were sent, and %d came", len(sent), len(stamps))
+		if err := d.arrived(sent, stamps); err != nil {
+			return d, err
 		}
-		for i, stamp := range stamps[warm(len(stamps)):] {
-			d.Each = append(d.Each, stamp-sent[warm(len(stamps))+i])
-		}
-		end = max(end, stamps[len(stamps)-1])
 	}
-	d.Elapsed, d.Count = end-sent[0], len(sent)
 	return d, nil
+}
+
+// arrived notes when the frames that were sent came to one consumer.
+func (d *Durations) arrived(sent, came []time.Duration) error {
+	if len(came) != len(sent) {
+		return fmt.Errorf("%d frames were sent, and %d came", len(sent), len(came))
+	}
+	for i := warm(len(sent)); i < len(sent); i++ {
+		d.Each = append(d.Each, came[i]-sent[i])
+	}
+	d.Elapsed, d.Count = max(d.Elapsed, came[len(came)-1]-sent[0]), len(sent)
+	return nil
 }
 
 // warm is how many of n frames are not measured.
 func warm(n int) int { return min(n/4, warmUpRounds) }
 
+// mostFrames is how many frames are sent at most.
+func (s *scene) mostFrames(pause time.Duration) int {
+	if pause > 0 {
+		return mostPaced
+	}
+	return 1 << 20
+}
+
 // sendFrames sends frames until the time is over, and returns when each was published.
 func (s *scene) sendFrames(ctx context.Context, src source, ch outlet, pause time.Duration) (sent []time.Duration, err error) {
-	for begun := time.Now(); len(sent) < leastSamples || time.Since(begun) < s.Time; {
+	most := s.mostFrames(pause)
+	for begun := time.Now(); len(sent) < most && (len(sent) < leastSamples || time.Since(begun) < s.Time); {
 		if pause > 0 {
-			if len(sent) == mostPaced {
-				break
-			}
 			time.Sleep(pause)
 		}
 		sent = append(sent, 0)
@@ -149,13 +209,4 @@ func (s *scene) makeFrame(ctx context.Context, src source, number uint64) (buffe
 		err = stampNumber(b, number)
 	}
 	return b, err
-}
-
-func stopAll(consumers []consumer) error {
-	var errs []error
-	for _, c := range consumers {
-		_, err := c.stamps()
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
 }

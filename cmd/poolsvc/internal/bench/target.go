@@ -31,6 +31,12 @@ const serviceBytes = 128 << 20
 // growthFactor is how much longer a hand-over may take in a service that has much to do.
 const growthFactor = 1.5
 
+// framesPerSecond and sleepingMicros are what a stream to one Python consumer is to reach: an array in hand for each frame.
+const (
+	framesPerSecond = 100_000
+	sleepingMicros  = 25
+)
+
 // copyShare is how much of the machine's own speed a copy is to reach.
 const copyShare = 0.9
 
@@ -52,6 +58,21 @@ func ratios(r *Report) []Ratio {
 		}
 	}
 	for _, kind := range r.kinds() {
+		name := streamName("go-python", 1)
+		if ours, ok := r.find(name, kind, streamBytes, embedded); ok && ours.P50 != nil {
+			add(name, kind, streamBytes, "100,000 frames a second", ours.PerSecond/framesPerSecond, 1)
+			add(name, kind, streamBytes, "25 µs from publish to array, sleeping", sleepingMicros / *ours.P50, 1)
+			for _, theirs := range r.Results {
+				if theirs.Workload != name || theirs.Kind != kind || theirs.System == embedded || theirs.PerSecond == 0 {
+					continue
+				}
+				target := 0.0
+				if kind == string(mempool.Device) && theirs.System == "torch.multiprocessing" {
+					target = 50
+				}
+				add(name, kind, streamBytes, theirs.System, ours.PerSecond/theirs.PerSecond, target)
+			}
+		}
 		ours, ok := r.find(copyWorkload, kind, copyBytes, embedded)
 		alone, there := r.find(copyWorkload, kind, copyBytes, bandwidth)
 		if ok && there && alone.PerSecond > 0 {

@@ -22,23 +22,25 @@ type worker struct {
 	in     io.WriteCloser
 	out    *json.Decoder
 	stderr bytes.Buffer
-	acks   int // our end of the socket
+	acks   *os.File // our end of the socket
 }
 
-// ackLimit is how long an acknowledgement may take.
-const ackLimit = time.Minute
+// ackLimit is how long a worker may take for everything.
+const ackLimit = 10 * time.Minute
 
 // startWorker starts a worker of the service at socket.
 func startWorker(ctx context.Context, python, socket string) (*worker, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.SetNonblock(fds[0], true) // it is waited for as Go waits for sockets
+	}
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
 	}
 	theirs := os.NewFile(uintptr(fds[1]), "acknowledgements")
 	defer theirs.Close()
-	w := &worker{acks: fds[0], cmd: exec.CommandContext(ctx, python, "-m", "poolbridge.bench", "--worker", "3", "--socket", socket)}
-	limit := unix.NsecToTimeval(int64(ackLimit))
-	err = os.NewSyscallError("setsockopt", unix.SetsockoptTimeval(w.acks, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
+	w := &worker{acks: os.NewFile(uintptr(fds[0]), "acknowledgements"), cmd: exec.CommandContext(ctx, python, "-m", "poolbridge.bench", "--worker", "3", "--socket", socket)}
+	err = w.acks.SetReadDeadline(time.Now().Add(ackLimit))
 	w.cmd.ExtraFiles = []*os.File{theirs}
 	w.cmd.Stderr = &w.stderr
 	if err == nil {
@@ -53,7 +55,7 @@ func startWorker(ctx context.Context, python, socket string) (*worker, error) {
 		err = w.cmd.Start()
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%s cannot be started: %w", python, err), unix.Close(w.acks))
+		return nil, errors.Join(fmt.Errorf("%s cannot be started: %w", python, err), w.acks.Close())
 	}
 	return w, nil
 }
@@ -94,26 +96,19 @@ func (w *worker) do(task, answer any) error {
 	return w.end(answer)
 }
 
-// ack waits for an acknowledgement. It reads with a plain system call: the goroutine keeps its thread, which the kernel
-// wakes directly, as it does for the alternatives.
+// ack waits for an acknowledgement.
 func (w *worker) ack() error {
 	var one [1]byte
-	for {
-		n, err := unix.Read(w.acks, one[:])
-		switch {
-		case n == 1 && one[0] == 0:
-			return errors.New("the worker has given up")
-		case n == 1:
-			return nil
-		case err == unix.EINTR:
-		case err == unix.EAGAIN:
-			return fmt.Errorf("the worker acknowledged nothing within %v", ackLimit)
-		case err != nil:
-			return os.NewSyscallError("read", err)
-		default:
-			return w.lost(io.ErrUnexpectedEOF)
-		}
+	_, err := w.acks.Read(one[:])
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("the worker was not done within %v", ackLimit)
+	case err != nil:
+		return w.lost(err)
+	case one[0] == 0:
+		return errors.New("the worker has given up")
 	}
+	return nil
 }
 
 // failed is err, or what the worker answers to its task if that says more.
@@ -137,7 +132,7 @@ func (w *worker) lost(err error) error {
 func (w *worker) stop() error {
 	_ = w.in.Close() // tells it to end
 	err := w.cmd.Wait()
-	err = errors.Join(err, unix.Close(w.acks))
+	err = errors.Join(err, w.acks.Close())
 	if err != nil {
 		return fmt.Errorf("a worker ended badly: %w: %s", err, w.stderr.String())
 	}

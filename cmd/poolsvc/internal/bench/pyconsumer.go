@@ -1,0 +1,43 @@
+package bench
+
+import (
+	"context"
+	"time"
+)
+
+// framesTask has a worker make an array of each frame of a channel until it is shut, and acknowledge the first or each.
+type framesTask struct {
+	Task     string `json:"task"`
+	Channel  string `json:"channel"`
+	Consumer string `json:"consumer"`
+	Credit   int    `json:"credit"`
+	Each     bool   `json:"each"`
+}
+
+// pyConsumer is a worker that takes frames.
+type pyConsumer struct {
+	*worker
+	library string
+}
+
+func (s *scene) startPythonConsumer(ctx context.Context, src source) (consumer, error) {
+	w, err := startWorker(ctx, s.Python, src.socket())
+	return pyConsumer{w, s.consumer}, err
+}
+
+func (c pyConsumer) begin(_ context.Context, channel string) error {
+	return c.worker.begin(framesTask{Task: "frames", Channel: channel, Consumer: c.library, Credit: streamCapacity})
+}
+
+func (c pyConsumer) ready() error {
+	if err := c.ack(); err != nil {
+		return c.failed(err)
+	}
+	return nil
+}
+
+func (c pyConsumer) stamps() ([]time.Duration, error) {
+	var a samples
+	err := c.end(&a)
+	return a.Samples, err
+}
