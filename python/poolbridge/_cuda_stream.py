@@ -6,7 +6,7 @@ import threading
 from functools import cache
 from typing import Any, Final
 
-from poolbridge._cuda import _call, _current, _driver
+from poolbridge._cuda import _call, _contexts, _current, _driver, synchronize
 from poolbridge._errors import DriverError
 
 LEGACY: Final = 1
@@ -39,7 +39,10 @@ def register(ordinal: int, address: int, nbytes: int, *, write: bool) -> int:
 
 
 def unregister(ordinal: int, address: int) -> None:
-    """Take memory away from the GPUs; waits for all their work."""
+    """Take memory away from the GPUs, once all work is done that this process has queued on them."""
+    # The driver would wait by itself, for one GPU, and perhaps keep others from calling it meanwhile.
+    for known in list(_contexts):
+        synchronize(known)
     with _current(ordinal):
         _call("cuMemHostUnregister", address)
 

@@ -62,27 +62,31 @@ class Page:
 
     # The CPU
 
+    def now(self, word: int) -> int:
+        """Give a word; of a page that was unmapped, because nothing is left to wait for, the highest value."""
+        try:
+            return self.words[word]
+        except ValueError:
+            return TOMBSTONE - 1
+
     def reached(self, word: int, value: int) -> bool:
         """Whether whoever waits for the value may go on; see `died`."""
-        return self.words[word] >= value
+        return self.now(word) >= value
 
     def died(self, word: int, value: int) -> bool:
         """Whether the process that was to write the value died before."""
-        now = self.words[word]
+        now = self.now(word)
         return now >= TOMBSTONE and now % TOMBSTONE < value
 
     def wait(self, word: int, value: int, seconds: float) -> bool:
         """Wait until a word has a value; False if `seconds` passed before."""
-        words = self.words
-        if words[word] >= value:
-            return True
         begin = time.monotonic()
         while time.monotonic() - begin < _SPIN_SECONDS:
-            if words[word] >= value:
+            if self.now(word) >= value:
                 return True
         # The lower half of the word; this is a little-endian protocol on little-endian machines.
         address, pause = self.address + 8 * word, _SHORTEST_SLEEP
-        while (now := words[word]) < value:
+        while (now := self.now(word)) < value:
             left = begin + seconds - time.monotonic()
             if left <= 0:
                 return False

@@ -294,11 +294,12 @@ class Session(SessionMemory):
     def keep(self, source: object, ticket: Ticket) -> None:
         """Keep what a stream copies from until it has done so."""
         self._kept.append((ticket.wd, ticket.v, source))
+        self._drop_kept()
+
+    def _drop_kept(self) -> None:
         own = self.timelines.own
-        while own is None or own.reached(*self._kept[0][:2]):
+        while self._kept and (own is None or own.reached(*self._kept[0][:2])):
             self._kept.popleft()
-            if not self._kept:
-                return
 
     def unsubscribe(self, feed: Feed) -> None:
         """Want no more frames of a subscription, and give back those that nobody took; never waits, never raises."""
@@ -342,6 +343,7 @@ class Session(SessionMemory):
             if self.ended is None:
                 # A copy: the traceback of the one that is raised keeps every array in its frames alive.
                 self.ended = type(error)(*error.args)
+                self._drop_kept()
                 self._let_go()
             self.core.lose(error)
         self.transport.shutdown()

@@ -67,12 +67,7 @@ class Timeline:
 
     def reached(self, word: int, value: int) -> bool:
         """Whether this process's stream behind a word has come to a value."""
-        return self.page.words[word] >= value
-
-    @property
-    def quiet(self) -> bool:
-        """Whether all has been written that streams were told to write."""
-        return all(self.reached(word.index, word.value) for word in list(self._words.values()))
+        return self.page.reached(word, value)
 
     def write(self, key: StreamKey, *, wait: bool = True) -> Ticket | None:
         """Have a stream write the next value of its word.

@@ -96,10 +96,10 @@ class Timelines:
                 PAGES.give_up(self._epoch, id_)
 
     def close(self) -> None:
-        """Unmap all that no stream needs any more. What a stream still writes or waits for stays: this never waits."""
-        own = self.own
-        self._forgotten.update(self._pages)
-        if own is not None and not own.quiet:
-            self._forgotten.discard(own.id)
-        self.tidy()
+        """Give all pages up: where a GPU may still write or wait for their words, they go when it is done."""
+        pages, self._pages = self._pages, {}
+        self._forgotten.clear()
         self.own = None
+        for id_, page in pages.items():
+            if page is not None:
+                PAGES.give_up(self._epoch, id_)

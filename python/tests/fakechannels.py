@@ -67,7 +67,7 @@ class FakeSubscriber:
 
 
 class ChannelService(Service):
-    features = ("timelines", "channels")
+    features: tuple[str, ...] = ("timelines", "channels")
 
     def __init__(self, path: str) -> None:
         self.pages: dict[int, FakePage] = {}

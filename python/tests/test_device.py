@@ -25,15 +25,16 @@ def has_driver() -> bool:
         return False
 
 
-def test_on_the_simulated_driver():
+@pytest.mark.parametrize("name", sorted(path.name for path in (HERE / "oncuda").glob("test_*.py")))
+def test_on_the_simulated_driver(tmp_path, name):
     """In a process of its own: a driver is found when it is first asked for, and stays."""
     if importlib.util.find_spec("cuda") is None:
         pytest.skip("the packages of poolbridge[cuda] are not installed")
     if not (SIMULATION / "libcuda.so.1").exists():
         pytest.skip("the simulated driver is not built: make simcuda")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "oncuda")],
-        env={**os.environ, "LD_LIBRARY_PATH": str(SIMULATION)},
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "oncuda" / name)],
+        env={**os.environ, "LD_LIBRARY_PATH": str(SIMULATION), "SIMCUDA_COUNTS": str(tmp_path)},
         cwd=HERE.parents[1],
         check=False,
         capture_output=True,

@@ -1,6 +1,7 @@
-"""The small service again, with pools of kind ``device``, as a process of its own: ``deviceservice.py SOCKET``.
+"""The small service again, with pools of kind ``device``, as a process of its own: ``deviceservice.py SOCKET [plain]``.
 
-It exports through cuda.core. Asked to ``trim``, it recalls every free block, and frees what all sessions have dropped.
+It has timelines and channels, unless it is to be plain. It exports through cuda.core. Asked to ``trim``, it recalls
+every free block, and frees what all sessions have dropped.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import sys
 from typing import Any
 
 from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions
-from fakeservice import Connection, FakeBlock, FakePool, Service
+from fakechannels import ChannelConnection, ChannelService
+from fakeservice import FakeBlock, FakePool
 
 from poolbridge import _cuda
 from poolbridge import _messages as m
 
 
-class DeviceConnection(Connection):
+class DeviceConnection(ChannelConnection):
     def trim(self, request: m.Trim, fds: list[int]) -> m.Reply:
         pool = self.pool(request.pl)
         free = [block for blocks in pool.free.values() for block in blocks]
@@ -27,7 +29,7 @@ class DeviceConnection(Connection):
         return m.TrimReply(q=request.q, n=sum(block.size for block in free))
 
 
-class DeviceService(Service):
+class DeviceService(ChannelService):
     connection_type = DeviceConnection
 
     def make_pool(self, request: m.Create) -> FakePool:
@@ -55,6 +57,8 @@ class DeviceService(Service):
 
 
 if __name__ == "__main__":
+    if sys.argv[2:] == ["plain"]:
+        DeviceService.features = ()
     running = DeviceService(sys.argv[1])
     print("ready", flush=True)
     sys.stdin.read()

@@ -1,0 +1,82 @@
+"""Streams that are held up until a test lets them go on: work that takes as long as the test wants."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from poolbridge import _cuda, _cuda_stream
+from poolbridge._cuda import _call, _current
+
+
+class Gate:
+    """A word in memory of this process that streams wait for."""
+
+    def __init__(self) -> None:
+        self._mapping = mmap.mmap(-1, 4096)
+        self._address = int(np.frombuffer(self._mapping, np.uint8, 1).ctypes.data)
+        self._words = memoryview(self._mapping).cast("Q")
+        self._at = _cuda_stream.register(0, self._address, 4096, write=True)
+
+    def hold(self, stream: int) -> None:
+        """Let the stream do nothing more before the gate opens."""
+        _cuda_stream.wait(0, stream, self._at, 1)
+
+    def open(self) -> None:
+        self._words[0] = 1
+
+    def close(self) -> None:
+        self.open()
+        _cuda_stream.unregister(0, self._address)
+
+
+def new_stream() -> int:
+    with _current(0):
+        return int(_call("cuStreamCreate", 1))
+
+
+def idle(stream: int) -> bool:
+    driver = _cuda._driver()
+    with _current(0):
+        (result,) = driver.cuStreamQuery(stream)
+    return bool(result == driver.CUresult.CUDA_SUCCESS)
+
+
+def finish(stream: int) -> None:
+    with _current(0):
+        _call("cuStreamSynchronize", stream)
+
+
+def fill(address: int, nbytes: int, byte: int, stream: int) -> None:
+    """Write bytes, in the stream's order."""
+    with _current(0):
+        _call("cuMemsetD8Async", address, byte, nbytes, stream)
+
+
+def read(address: int, nbytes: int, stream: int) -> np.ndarray[Any, Any]:
+    """Read bytes in the stream's order; they are there once it is done."""
+    with _current(0):
+        # A copy to memory that the driver has not pinned would wait. It stays until the process ends.
+        at = int(_call("cuMemHostAlloc", nbytes, 0))
+        _call("cuMemcpyDtoHAsync", at, address, nbytes, stream)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(at))
+
+
+def counts() -> dict[str, int] | None:
+    """How often this process has called the simulated driver, by call; None on a real one."""
+    folder = os.environ.get("SIMCUDA_COUNTS")
+    path = Path(folder or "/nonexistent", f"{os.getpid()}.counts")
+    if not path.exists():
+        return None
+    data = path.read_bytes()
+    found = {}
+    for at in range(64, len(data), 64):
+        name, number = struct.unpack_from("48sQ", data, at)
+        found[name.split(b"\0")[0].decode()] = number
+    return {name: number for name, number in found.items() if not name.startswith("live:") and name != "*"}

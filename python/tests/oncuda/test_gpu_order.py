@@ -1,0 +1,382 @@
+"""Order on a GPU without waiting for it: tickets of streams. Run by `test_device`, or by hand where there is a GPU."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gates import Gate, counts, fill, finish, idle, new_stream, read
+from test_device_memory import ENVIRONMENT
+
+import poolbridge
+from poolbridge import _cuda, _cuda_stream
+from poolbridge._mappings import MAPPINGS
+
+N = 4096
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def device_service(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    path = str(tmp_path / "d.sock")
+    command = [sys.executable, str(HERE / "deviceservice.py"), path, *getattr(request, "param", ())]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield path
+        process.communicate(timeout=10)
+
+
+@pytest.fixture
+def client(device_service: str) -> Iterator[poolbridge.Client]:
+    with poolbridge.connect(device_service, timeout=10) as connected:
+        connected.create_pool("gpu", kind="device", max_bytes=64 << 20)
+        yield connected
+
+
+@pytest.fixture
+def other(device_service: str) -> Iterator[poolbridge.Client]:
+    with poolbridge.connect(device_service, timeout=10) as connected:
+        yield connected
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate()
+    yield made
+    made.close()
+
+
+def address(lease: poolbridge.BaseLease) -> int:
+    return int(lease.evidence()["pointer"])
+
+
+def use(lease: poolbridge.BaseLease, stream: int) -> int:
+    """Do what a library does that makes an array on a stream, and drop the array."""
+    lease.__dlpack__(stream=stream, max_version=(1, 0))
+    return address(lease)
+
+
+def slow_frame(client, gate, byte, stream, channel=None):
+    """Publish what a stream has yet to write."""
+    lease = client.allocate(N, "uint8")
+    at = use(lease, stream)
+    gate.hold(stream)
+    fill(at, N, byte, stream)
+    if channel is None:
+        lease.publish(f"frame{byte}")
+    else:
+        channel.publish(lease)
+    return lease
+
+
+def test_nobody_waits_for_a_slow_producer_but_the_consumers_stream(client, other, gate):
+    producer, consumer = new_stream(), new_stream()
+    slow_frame(client, gate, 7, producer)
+    got = other.get("frame7")
+    seen = read(use(got, consumer), N, consumer)
+    assert not idle(producer)
+    assert not idle(consumer)
+    gate.open()
+    finish(consumer)
+    assert (seen == 7).all()
+    assert not got.failed
+
+
+def test_nor_does_the_cpu_of_another_process(device_service, client, gate):
+    channel = client.create_channel("c", capacity=4)
+    code = f"""
+import sys, poolbridge
+sys.path[:0] = [{str(HERE)!r}]
+from gates import finish, idle, new_stream, read
+with poolbridge.connect({device_service!r}) as client:
+    stream = new_stream()
+    for frame in client.subscribe("c"):
+        frame.__dlpack__(stream=stream, max_version=(1, 0))
+        seen = read(frame.evidence()["pointer"], {N}, stream)
+        frame.release()
+        print(idle(stream), flush=True)
+        finish(stream)
+        print(int(seen.min()), int(seen.max()), flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", code], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        assert process.stdout is not None
+        producer = new_stream()
+        slow_frame(client, gate, 9, producer, channel)
+        assert process.stdout.readline() == "False\n"
+        assert not idle(producer)
+        gate.open()
+        assert process.stdout.readline() == "9 9\n"
+        channel.shut()
+        assert process.wait(20) == 0
+
+
+def test_the_next_writer_waits_on_its_stream_for_a_slow_reader(client, other, gate):
+    writer, reader = new_stream(), new_stream()
+    lease = client.allocate(N, "uint8")
+    fill(use(lease, writer), N, 1, writer)
+    lease.publish("x")
+    at = address(lease)
+    got = other.get("x")
+    mapped = use(got, reader)
+    gate.hold(reader)
+    seen = read(mapped, N, reader)
+    got.release()
+    client.unpublish("x")
+    lease.release()
+    other.stats()
+    again = client.allocate(N, "uint8")
+    assert address(again) == at
+    fill(use(again, writer), N, 2, writer)
+    assert not idle(writer)
+    gate.open()
+    finish(writer)
+    finish(reader)
+    assert (seen == 1).all()
+
+
+def test_dropping_the_last_array_is_no_wait_either(client, other, gate):
+    producer, reader = new_stream(), new_stream()
+    lease = client.allocate(N, "uint8")
+    fill(use(lease, producer), N, 1, producer)
+    lease.publish("x", keep=True)
+    capsule = other.get("x").__dlpack__(stream=reader, max_version=(1, 0))
+    gate.hold(reader)
+    del capsule
+    gc.collect()
+    assert other.stats().leases == 1
+    assert not idle(reader)
+    gate.open()
+
+
+@pytest.mark.skipif(counts() is None, reason="only the simulated driver counts its calls")
+def test_steady_streaming_calls_the_driver_for_words_only(client, other):
+    channel = client.create_channel("c", capacity=4)
+    frames = other.subscribe("c", credit=3)
+    producer, consumer = new_stream(), new_stream()
+
+    def step() -> None:
+        lease = client.allocate(N, "uint8")
+        lease.__dlpack__(stream=producer, max_version=(1, 0))
+        channel.publish(lease)
+        with next(frames) as frame:
+            frame.__dlpack__(stream=consumer, max_version=(1, 0))
+
+    for _ in range(10):
+        step()
+    imports, before = dict(MAPPINGS.imports), counts()
+    for _ in range(100):
+        step()
+    after = counts()
+    assert before is not None
+    assert after is not None
+    calls = {name: after[name] - before[name] for name in after if after[name] != before[name]}
+    assert calls.pop("cuStreamWriteValue64") == 200
+    assert calls.pop("cuStreamWaitValue64", 0) <= 200
+    assert calls == {}
+    assert MAPPINGS.imports == imports
+
+
+def test_several_streams_are_one_ticket(client, other, gate):
+    first, second, consumer = new_stream(), new_stream(), new_stream()
+    lease = client.allocate(N, "uint8")
+    at = use(lease, first)
+    gate.hold(first)
+    fill(at, N // 2, 1, first)
+    lease.used_on(second)
+    fill(at + N // 2, N // 2, 2, second)
+    lease.publish("x")
+    got = other.get("x")
+    seen = read(use(got, consumer), N, consumer)
+    assert not idle(consumer)
+    gate.open()
+    finish(consumer)
+    assert seen.tolist() == [1] * (N // 2) + [2] * (N // 2)
+
+
+def test_an_array_that_is_copied_is_copied_in_order(client, other, gate):
+    channel = client.create_channel("c", capacity=4)
+    frames = other.subscribe("c")
+    stream = new_stream()
+
+    class Foreign:
+        def __init__(self) -> None:
+            self.memory = _cuda.Allocation(0, N)
+            self.__cuda_array_interface__ = {
+                "version": 3, "shape": (N,), "typestr": "|u1", "strides": None,
+                "data": (self.memory.address, False), "stream": stream,
+            }  # fmt: skip
+
+    array = Foreign()
+    gate.hold(stream)
+    fill(array.memory.address, N, 5, stream)
+    channel.publish(array)
+    del array
+    gc.collect()
+    frame = next(frames)
+    assert not idle(stream)
+    assert len(client._session._kept) == 1
+    gate.open()
+    assert (frame.to_numpy() == 5).all()
+
+
+def test_an_array_in_a_lease_is_not_copied(client, other):
+    from cuda.core.utils import StridedMemoryView
+
+    channel = client.create_channel("c", capacity=4)
+    frames = other.subscribe("c")
+    stream = new_stream()
+    lease = client.allocate((8, 8), "float32")
+    lease.copy_from(np.arange(64).reshape(8, 8))
+    at = address(lease)
+    interface = lease.view()
+    channel.publish(interface, stream=stream)
+    assert address(next(frames)) == at
+    del interface
+    again = client.allocate((8, 8), "float32")
+    view = StridedMemoryView.from_dlpack(again, stream_ptr=stream)
+    assert poolbridge._sources.find(client._session, again._hold.grant.pl, again) is not None
+
+    class Part:
+        def __init__(self, at: int) -> None:
+            self.__cuda_array_interface__ = {
+                "version": 3, "shape": (2, 4), "typestr": "<f4", "strides": (32, 8), "data": (at, False),
+            }  # fmt: skip
+
+    channel.publish(Part(view.ptr + 32))
+    part = next(frames)
+    assert (part.shape, part.strides, address(part)) == ((2, 4), (32, 8), view.ptr + 32)
+    del view
+
+
+def test_the_cuda_array_interface_names_a_stream_to_follow(client, other, gate):
+    producer, consumer = new_stream(), new_stream()
+    slow_frame(client, gate, 3, producer)
+    got = other.get("frame3")
+    view = got.view()
+    stream = view.__cuda_array_interface__["stream"]
+    assert stream == _cuda_stream.own_stream(0)
+    assert not idle(stream)
+    got.used_on(consumer)
+    gate.open()
+    finish(consumer)
+    assert view.__cuda_array_interface__["stream"] is None
+    del view
+    got.release()
+
+
+def test_a_stream_that_nobody_named_is_waited_for(client, gate):
+    stream = new_stream()
+    lease = client.allocate(N, "uint8")
+    lease.__dlpack__(stream=-1, max_version=(1, 0))
+    gate.hold(stream)
+    threading.Thread(target=gate.open).start()
+    lease.release()
+    assert idle(stream)
+    named = client.allocate(N, "uint8")
+    named.__dlpack__(stream=-1, max_version=(1, 0))
+    named.used_on(stream)
+    second = Gate()
+    second.hold(stream)
+    named.release()
+    assert not idle(stream)
+    second.close()
+
+
+def test_a_per_thread_stream_belongs_to_its_thread(client):
+    lease = client.allocate(N, "uint8")
+    lease.__dlpack__(stream=2, max_version=(1, 0))
+    other = threading.Thread(target=lease.release)
+    other.start()
+    other.join()
+    assert lease.released
+    mine = client.allocate(N, "uint8")
+    mine.__dlpack__(stream=2, max_version=(1, 0))
+    mine.release()
+    legacy = client.allocate(N, "uint8")
+    legacy.__dlpack__(max_version=(1, 0))
+    legacy.release()
+    assert len(client._session.timelines.own._words) == 2
+
+
+def test_a_block_that_a_stream_still_uses_is_not_unmapped(client, gate):
+    stream = new_stream()
+    lease = client.allocate(N, "uint8")
+    lease.used_on(stream)
+    gate.hold(stream)
+    lease.release()
+    blocks = client._session.core.blocks
+    assert len(blocks) == 1
+    client.trim()
+    client.stats()
+    assert len(blocks) == 1
+    gate.open()
+    finish(stream)
+    for _ in range(2000):
+        if not blocks:
+            break
+        client.stats()
+    assert not blocks
+
+
+def test_what_the_cpu_copies_waits_for_the_stream(client, other, gate):
+    slow_frame(client, gate, 4, new_stream())
+    got = other.get("frame4")
+    other._session.patience = 0.01
+    with pytest.raises(poolbridge.WaitTimeoutError):
+        got.to_numpy()
+    other._session.patience = 10
+    threading.Thread(target=gate.open).start()
+    assert (got.to_numpy() == 4).all()
+
+
+@pytest.mark.parametrize("device_service", [("plain",)], indirect=True)
+def test_a_service_without_timelines_gets_what_is_complete(client, gate):
+    stream = new_stream()
+    lease = client.allocate(N, "uint8")
+    at = use(lease, stream)
+    gate.hold(stream)
+    fill(at, N, 6, stream)
+    threading.Thread(target=gate.open).start()
+    lease.publish("x")
+    assert idle(stream)
+    assert client._session.timelines.own is None
+
+
+@pytest.mark.skipif(counts() is None, reason="only a simulated GPU can do without stream memory operations")
+def test_a_gpu_whose_streams_cannot_write_words(device_service, client):
+    lease = client.allocate(N, "uint8")
+    lease.copy_from(np.full(N, 8, np.uint8))
+    lease.publish("x")
+    code = f"""
+import numpy, poolbridge
+with poolbridge.connect({device_service!r}) as client:
+    got = client.get("x")
+    got.__dlpack__(stream=1, max_version=(1, 0))
+    assert (got.to_numpy() == 8).all()
+    got.release()
+    mine = client.allocate({N}, "uint8", pool=client.open_pool("gpu"))
+    mine.copy_from(numpy.full({N}, 9, numpy.uint8))
+    mine.used_on(1)
+    mine.publish("y", keep=True)
+"""
+    subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={**ENVIRONMENT, "SIMCUDA_STREAM_MEM_OPS": "0", "SIMCUDA_COUNTS": os.environ["SIMCUDA_COUNTS"]},
+        check=True,
+        timeout=60,
+    )
+    got = client.get("y")
+    assert got._hold.grant.wt == ()
+    assert (got.to_numpy() == 9).all()
