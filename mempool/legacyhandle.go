@@ -62,6 +62,7 @@ func (h LegacyHandle) Open(ctx *cuda.Context, size uint64) (*OpenedHandle, error
 		return nil, openError(ctx, err)
 	}
 	_, total, err := ctx.AddressRange(base)
+	err = deviceError("find the end of a legacy handle's memory", err)
 	if err == nil && (h.Offset > total || size > total-h.Offset) {
 		err = situation(ErrInvalid, "%d bytes at %d lie outside the block of %d that the handle opens", size, h.Offset, total)
 	}
