@@ -70,7 +70,9 @@ func gpuOf(p PoolInfo) (*gpu, error) {
 }
 
 // Close lets go of the GPU.
-func (g *gpu) Close() error { return errors.Join(g.lane.leave(), insist(g.letGo)) }
+func (g *gpu) Close() error {
+	return errors.Join(g.lane.leave(), deviceError("let go of a GPU", insist(g.letGo)))
+}
 
 func (g *gpu) letGo() error {
 	errs := []error{g.stream.Close()}
