@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gates import Gate, counts, fill, finish, idle, new_stream, read
-from test_device_memory import ENVIRONMENT
+from test_device_memory import ENVIRONMENT, PACKAGE
 
 import poolbridge
 from poolbridge import _cuda, _cuda_stream
@@ -23,22 +23,34 @@ N = 4096
 HERE = Path(__file__).parent
 
 
+POOLSVC = os.environ.get("POOLBRIDGE_TEST_POOLSVC", str(PACKAGE.parent / "bin" / "poolsvc"))
+
+
+def has_poolsvc() -> bool:
+    return os.access(POOLSVC, os.X_OK)
+
+
+def service_command(path: str, *options: str) -> list[str]:
+    """The built poolsvc if there is one, else the small service."""
+    if not options and has_poolsvc():
+        return [POOLSVC, "serve", "--socket", path]
+    return [sys.executable, str(HERE / "deviceservice.py"), path, *options]
+
+
 @pytest.fixture
 def device_service(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
-    path = str(tmp_path / "d.sock")
-    command = [sys.executable, str(HERE / "deviceservice.py"), path, *getattr(request, "param", ())]
+    path = str(tmp_path / "run" / "d.sock")
+    Path(path).parent.mkdir(mode=0o700)
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+        service_command(path, *getattr(request, "param", ())), stdin=subprocess.PIPE, env=ENVIRONMENT
     ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
         yield path
-        process.communicate(timeout=10)
+        process.terminate()
 
 
 @pytest.fixture
 def client(device_service: str) -> Iterator[poolbridge.Client]:
-    with poolbridge.connect(device_service, timeout=10) as connected:
+    with poolbridge.connect(device_service, timeout=10, wait=20) as connected:
         connected.create_pool("gpu", kind="device", max_bytes=64 << 20)
         yield connected
 
@@ -380,3 +392,80 @@ with poolbridge.connect({device_service!r}) as client:
     got = client.get("y")
     assert got._hold.grant.wt == ()
     assert (got.to_numpy() == 9).all()
+
+
+@pytest.mark.skipif(not has_poolsvc(), reason="poolsvc is not built, and the small service buries nobody")
+def test_a_producer_that_is_killed_lets_the_consumers_streams_go(device_service, client):
+    channel = client.create_channel("c", capacity=4)
+    frames = client.subscribe("c")
+    code = f"""
+import sys, poolbridge
+sys.path[:0] = [{str(HERE)!r}]
+from gates import Gate, fill, new_stream
+client = poolbridge.connect({device_service!r})
+lease = client.open_channel("c") and client.allocate({N}, "uint8", pool="gpu")
+stream = new_stream()
+lease.used_on(stream)
+Gate().hold(stream)
+fill(lease.evidence()["pointer"], {N}, 1, stream)
+client.open_channel("c").publish(lease)
+print("sent", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "sent\n"
+        frame = next(frames)
+        stream = new_stream()
+        use(frame, stream)
+        assert not idle(stream)
+        assert not frame.failed
+        frame.check()
+        process.kill()
+    finish(stream)
+    with pytest.raises(poolbridge.ProducerDiedError):
+        frame.check()
+    assert frame.failed
+    frame.release()
+    lease = client.allocate(N, "uint8")
+    channel.publish(lease)
+    assert next(frames).seq == 2
+
+
+@pytest.mark.skipif(not has_poolsvc(), reason="poolsvc is not built, and the small service buries nobody")
+def test_a_reader_that_is_killed_does_not_hold_the_next_writer_up(device_service, client):
+    lease = client.allocate(N, "uint8")
+    lease.used_on(1)
+    at = address(lease)
+    lease.publish("x", keep=True)
+    code = f"""
+import sys, poolbridge
+sys.path[:0] = [{str(HERE)!r}]
+from gates import Gate, new_stream
+client = poolbridge.connect({device_service!r})
+lease = client.get("x")
+stream = new_stream()
+lease.used_on(stream)
+Gate().hold(stream)
+lease.release()
+client.stats()
+print("released", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "released\n"
+        lease.release()
+        client.unpublish("x")
+        writer, again = new_stream(), client.allocate(N, "uint8")
+        assert address(again) == at
+        use(again, writer)
+        assert not idle(writer)
+        process.kill()
+    finish(writer)
+    again.publish("y")
+    assert not again.failed

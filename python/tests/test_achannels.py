@@ -1,0 +1,148 @@
+"""Channels of the asyncio client."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+
+import numpy as np
+import pytest
+from fakechannels import ChannelService
+
+import poolbridge
+from poolbridge import _channel_messages as cm
+
+
+@pytest.fixture
+def service(tmp_path):
+    running = ChannelService(str(tmp_path / "a.sock"))
+    yield running
+    running.close()
+
+
+def run(service, body):
+    async def main():
+        async with (
+            await poolbridge.connect_async(service.path, timeout=5) as client,
+            await poolbridge.connect_async(service.path, timeout=5) as other,
+        ):
+            await client.create_pool("frames", max_bytes=1 << 20)
+            return await body(client, other)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["Channel", "Frame", "Subscription"])
+def test_they_have_the_methods_of_the_blocking_ones(name):
+    def public(kind):
+        return {
+            member: list(inspect.signature(method).parameters.values())
+            for member, method in inspect.getmembers(kind, inspect.isfunction)
+            if not member.startswith("_")
+        }
+
+    assert public(getattr(poolbridge, f"Async{name}")) == public(getattr(poolbridge, name))
+
+
+def test_frames_come_in_order_and_end_with_the_channel(service):
+    async def body(client, other):
+        channel = await client.create_channel("video", capacity=4)
+        seen = []
+
+        async def consume():
+            async for frame in other.subscribe("video", credit=2, timeout=5):
+                async with frame:
+                    seen.append((frame.seq, int(np.asarray(frame)[0]), frame.meta["k"]))
+
+        consumer = asyncio.create_task(consume())
+        for value in range(20):
+            lease = await client.allocate(4, "int32")
+            np.asarray(lease)[:] = value
+            assert await channel.publish(lease, meta={"k": str(value)}, timeout=5) == value + 1
+            await asyncio.sleep(0)
+        while not seen:
+            await client.stats()
+        await channel.shut()
+        await asyncio.wait_for(consumer, 5)
+        first = seen[0][0]
+        assert seen == [(value + 1, value, str(value)) for value in range(first - 1, 20)]
+
+    run(service, body)
+
+
+def test_give_back_time_limits_and_closing(service):
+    async def body(client, other):
+        channel = await client.create_channel("work", mode="queue", capacity=4)
+        await channel.publish(np.arange(3))
+        async with other.subscribe("work", credit=1) as frames:
+            assert frames.channel is not None
+            frame = await frames.receive(5)
+            with pytest.raises(poolbridge.WaitTimeoutError):
+                await frames.receive(0.01)
+            assert frame.to_numpy().tolist() == [0, 1, 2]
+            await frame.give_back()
+            again = await frames.receive(5)
+            assert (again.seq, again.lease.buffer_id) == (1, frame.buffer_id)
+            with pytest.raises(ZeroDivisionError):
+                async with again:
+                    raise ZeroDivisionError
+        assert frames.closed
+        assert await frames.receive() is None
+        await other.stats()
+        assert (await client.subscribe("work").receive(5)).seq == 1
+        await channel.close()
+        await channel.close()
+
+    run(service, body)
+
+
+def test_a_cancelled_wait_loses_no_frame(service):
+    async def body(client, other):
+        channel = await client.create_channel("c", capacity=4)
+        async with other.subscribe("c") as frames:
+            waiting = asyncio.create_task(frames.receive())
+            await other.stats()
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await channel.publish(np.zeros(1))
+            assert (await frames.receive(5)).seq == 1
+
+    run(service, body)
+
+
+def test_a_cancelled_publish_gives_the_lease_back(service):
+    async def body(client, other):
+        channel = await client.create_channel("c", capacity=1)
+        async with other.subscribe("c", credit=1) as frames:
+            await channel.publish(np.zeros(1))
+            keep = await frames.receive(5)
+            lease = await client.allocate(4)
+            waiting = asyncio.create_task(channel.publish(lease, timeout=60))
+            await client.stats()
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await client.stats()
+            assert lease.released
+            assert service.leases == 1
+            await keep.release()
+            del lease
+            gc.collect()
+
+    run(service, body)
+
+
+def test_a_dropped_subscription_ends_by_itself(service):
+    async def body(client, other):
+        channel = await client.create_channel("c", capacity=4)
+        await channel.publish(np.zeros(1))
+        async for frame in other.subscribe("c"):
+            await frame.release()
+            break
+        gc.collect()
+        await other.stats()
+        assert len(service.seen(cm.Unsubscribe)) == 1
+
+    run(service, body)
