@@ -1,0 +1,145 @@
+package anomaly
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// patience is longer than anything here takes.
+const patience = 20 * time.Second
+
+// bufferBytes is the size of every buffer.
+const bufferBytes = 64 << 10
+
+// step is one thing that a client is told to do.
+type step struct {
+	Op     string
+	Path   string       `json:",omitempty"` // of the socket
+	Kind   mempool.Kind `json:",omitempty"`
+	Device string       `json:",omitempty"`
+	Lease  string       `json:",omitempty"` // what the test calls a lease, and what it is published under
+}
+
+func (s step) String() string { return s.Op + " " + s.Lease }
+
+// outcome is what came of a step.
+type outcome struct{ Code, Error string }
+
+// err is the error that the client got.
+func (o outcome) err() error {
+	if o.Error == "" {
+		return nil
+	}
+	return &failure{o.Code, o.Error}
+}
+
+// failure is an error of a client, by its code on the wire.
+type failure struct{ code, text string }
+
+func (f *failure) Error() string { return f.code + ": " + f.text }
+
+// beClient does what it is told on in, one step a line, until in ends.
+func beClient(in io.Reader, out io.Writer) int {
+	c := &client{leases: make(map[string]*bridge.Lease)}
+	steps, outcomes := json.NewDecoder(in), json.NewEncoder(out)
+	for {
+		var s step
+		if err := steps.Decode(&s); err != nil {
+			return 0
+		}
+		var o outcome
+		if err := c.do(s); err != nil {
+			o = outcome{bridge.Code(err), err.Error()}
+		}
+		if err := outcomes.Encode(o); err != nil {
+			return 1
+		}
+	}
+}
+
+// client is a client of the service, in a process of its own.
+type client struct {
+	*bridge.Client
+	pool   *bridge.Pool
+	leases map[string]*bridge.Lease
+}
+
+func (c *client) do(s step) (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	l := c.leases[s.Lease]
+	switch s.Op {
+	case "dial":
+		c.Client, err = bridge.Dial(ctx, s.Path)
+	case "create":
+		c.pool, err = c.CreatePool(ctx, poolSpec(s.Kind, s.Device))
+	case "open":
+		c.pool, err = c.OpenPool(ctx, "p", 0)
+	case "alloc":
+		if l, err = c.pool.Allocate(ctx, mempool.Bytes(bufferBytes), 0); err == nil {
+			c.leases[s.Lease] = l
+		}
+	case "get":
+		if l, err = c.Get(ctx, s.Lease, bridge.LeaseOptions{}); err == nil {
+			c.leases[s.Lease+"'"] = l
+		}
+	case "fill":
+		err = errors.Join(l.Fill(0, bufferBytes, s.Lease[0]), l.CopyFrom(bufferBytes-8, pattern(s.Lease)))
+	case "check":
+		err = check(l, s.Lease)
+	case "publish":
+		err = l.Publish(ctx, mempool.Publication{Name: s.Lease})
+	case "release":
+		err = l.Release(false)
+		_, told := c.Stats(ctx) // its answer comes after the release was carried out
+		err = errors.Join(err, told)
+	case "trim":
+		_, err = c.pool.Trim(ctx, 0)
+	case "destroy":
+		err = c.pool.Destroy(ctx)
+	case "close":
+		err = c.Close()
+		clear(c.leases)
+	case "idle": // whether anything was left running
+		runtime.GC()
+		err = goleak.Find()
+	default:
+		err = fmt.Errorf("there is no step %q", s.Op)
+	}
+	return err
+}
+
+func poolSpec(k mempool.Kind, device string) mempool.PoolSpec {
+	return mempool.PoolSpec{Name: "p", Kind: k, Device: device, MaxBytes: 64 << 20}
+}
+
+// pattern is what the end of a buffer holds that was filled as name.
+func pattern(name string) []byte { return bytes.Repeat([]byte{name[0] ^ 0xff}, 8) }
+
+// copier is a lease, here or in a client.
+type copier interface {
+	CopyTo(dst []byte, off uint64) error
+}
+
+// check looks for what fill wrote.
+func check(l copier, name string) error {
+	got := make([]byte, 16)
+	if err := l.CopyTo(got, bufferBytes-16); err != nil {
+		return err
+	}
+	if want := append(bytes.Repeat([]byte{name[0]}, 8), pattern(name)...); !bytes.Equal(got, want) {
+		return fmt.Errorf("the buffer holds %x, not %x", got, want)
+	}
+	return nil
+}

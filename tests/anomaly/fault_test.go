@@ -1,0 +1,54 @@
+package anomaly
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/poolbridge/poolbridge/bridge"
+)
+
+// fault is how a driver call fails, and what the client may be told then.
+type fault struct {
+	error string
+	codes []string
+	lasts bool // every call from then on fails
+}
+
+var faults = []fault{
+	{error: "OUT_OF_MEMORY", codes: []string{"memory", "unavailable"}},
+	{error: "INVALID_VALUE", codes: []string{"invalid", "unavailable"}},
+	{error: "NOT_SUPPORTED", codes: []string{"unavailable", "invalid"}},
+	{error: "DEINITIALIZED", codes: []string{"internal", "unavailable"}, lasts: true},
+}
+
+// rule fails the kth call from now on.
+func (f fault) rule(k int) string {
+	if f.lasts {
+		return fmt.Sprintf("call=* error=%s after=%d", f.error, k-1)
+	}
+	return fmt.Sprintf("call=* error=%s nth=%d", f.error, k)
+}
+
+// next is the call to fail after the nth. Where all that follow fail too, not every one makes a difference.
+func (f fault) next(n int) int {
+	if f.lasts {
+		return n + 1 + n/4
+	}
+	return n + 1
+}
+
+// told says whether err is what a client is told of the fault.
+func (f fault) told(err error) error {
+	if err == nil {
+		return nil
+	}
+	code := bridge.Code(err)
+	if failed, ok := errors.AsType[*failure](err); ok {
+		code = failed.code
+	}
+	if !slices.Contains(f.codes, code) {
+		return fmt.Errorf("%s became %q (%w), not one of %q", f.error, code, err, f.codes)
+	}
+	return nil
+}

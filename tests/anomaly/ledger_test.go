@@ -1,0 +1,132 @@
+package anomaly
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// books says what is wrong with the accounting, of itself and against the driver's numbers; a driver that took back nothing
+// may have more.
+func (s *stage) books(lost bool) error {
+	if s.down {
+		if st := s.svc.Stats(); st.Leases+st.Buffers+st.Names+st.Sessions+len(st.Pools) != 0 {
+			return fmt.Errorf("a service that is shut down has %+v", st)
+		}
+		return nil
+	}
+	return eventually(func() error {
+		st := s.svc.Stats()
+		var errs []error
+		for _, p := range st.Pools {
+			if p.Reserved != p.Leased+p.Cached+p.Held || p.Used > p.Leased || p.Reserved > p.Pool.MaxBytes {
+				errs = append(errs, fmt.Errorf("the books are wrong: %+v", p))
+			}
+			pool, err := s.admin.FindPool(p.Pool.ID)
+			if errors.Is(err, mempool.ErrNotFound) {
+				continue // it went just now
+			}
+			if err != nil {
+				return err
+			}
+			switch n, err := pool.DriverInUse(); {
+			case errors.Is(err, mempool.ErrInternal): // its GPU is lost, or it went just now
+			case err != nil:
+				errs = append(errs, err)
+			case n < p.Reserved-p.Held, n > p.Reserved && !lost: // held: the driver may know already that they are free
+				errs = append(errs, fmt.Errorf("the driver says that %d bytes are in use, the books %+v", n, p))
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// trim gives back what lies idle in the client's pool, and what could not be given back before.
+func (s *stage) trim() error {
+	p, ok := s.pool()
+	if !ok || s.down {
+		return nil
+	}
+	_, err := s.admin.TrimPool(p.Pool.ID, 0)
+	if errors.Is(err, mempool.ErrNotFound) {
+		return nil // it went just now
+	}
+	return err
+}
+
+// empty says what the client has left in the service.
+func (s *stage) empty() error {
+	if s.down {
+		return nil
+	}
+	return eventually(func() error {
+		if err := s.trim(); err != nil {
+			return err
+		}
+		st := s.svc.Stats()
+		p, _ := s.pool()
+		if st.Sessions != 4 || st.Leases != 1 || st.Buffers != 1 || st.Names != 0 || p.Reserved != 0 {
+			return fmt.Errorf("the client left something behind: %+v", st)
+		}
+		return nil
+	})
+}
+
+// estate is what a process has of the driver and of the system.
+type estate struct {
+	live  map[string]int64
+	files map[string]int
+}
+
+func estateOf(pid int) (e estate, err error) {
+	t, err := driver.tally(pid)
+	if err != nil {
+		return e, err
+	}
+	e.live = t.live
+	e.files, err = descriptors(pid)
+	return e, err
+}
+
+// since says what a process has that it had not before, or lacks.
+func (e estate) since(before estate) error {
+	if maps.Equal(e.live, before.live) && maps.Equal(e.files, before.files) {
+		return nil
+	}
+	return fmt.Errorf("driver objects %v and files %v, before %v and %v", e.live, e.files, before.live, before.files)
+}
+
+// estates are those of the service's process and of the client's, while nothing is going on.
+type estates struct{ service, client estate }
+
+func (r *remote) estates() (e estates, err error) {
+	if e.service, err = estateOf(os.Getpid()); err == nil {
+		e.client, err = estateOf(r.pid())
+	}
+	return e, err
+}
+
+// since says what one of them has kept.
+func (e estates) since(before estates) error {
+	if err := e.service.since(before.service); err != nil {
+		return fmt.Errorf("the service has kept something: %w", err)
+	}
+	if err := e.client.since(before.client); err != nil {
+		return fmt.Errorf("the client has kept something: %w", err)
+	}
+	return nil
+}
+
+// compare waits until nothing is left of a run.
+func (r *remote) compare(before estates) error {
+	return eventually(func() error {
+		now, err := r.estates()
+		if err != nil {
+			return err
+		}
+		return now.since(before)
+	})
+}

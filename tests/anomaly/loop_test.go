@@ -1,0 +1,269 @@
+package anomaly
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// kinds are those whose memory comes from CUDA.
+var kinds = []mempool.Kind{mempool.Device, mempool.VMM, mempool.Legacy, mempool.Pinned}
+
+func TestEveryDriverCallMayFail(t *testing.T) {
+	needSimulation(t)
+	client, err := start("client")
+	require.NoError(t, err)
+	loop := &loop{dir: t.TempDir(), client: &remote{process: client, device: "1"}, failed: make(map[string]bool), made: make(map[string]bool)}
+	defer func() { assert.NoError(t, loop.client.end()) }()
+	for _, k := range kinds {
+		t.Run(string(k), func(t *testing.T) {
+			for _, o := range operations {
+				if !t.Run(o.name, func(t *testing.T) { loop.operation(t, k, o); loop.operations++ }) {
+					t.Fatal("the stage is still up: what comes next would fail with it")
+				}
+			}
+		})
+		if t.Failed() {
+			return
+		}
+	}
+	if all := len(kinds) * len(operations); loop.operations < all {
+		t.Logf("%d of %d operations were gone through: not every driver call can have failed", loop.operations, all)
+		return
+	}
+	// cuInit and what finds the calls are made once in a process; see TestAStartThatFails.
+	missed := slices.DeleteFunc(slices.Sorted(maps.Keys(loop.made)), func(call string) bool { return loop.failed[call] })
+	assert.Empty(t, missed, "driver calls that no run failed")
+	t.Logf("%d runs failed each of %d driver calls", loop.runs, len(loop.failed))
+}
+
+// loop goes through the runs.
+type loop struct {
+	dir          string
+	client       *remote
+	operations   int
+	runs         int
+	calls        []string        // that failed in the last run
+	failed, made map[string]bool // driver calls
+}
+
+// operation fails each call of an operation, in the service and in the client.
+func (l *loop) operation(t *testing.T, k mempool.Kind, o operation) {
+	running := goleak.IgnoreCurrent()
+	require.NoError(t, l.run(k, o, 0, fault{}, 0), "without a failure, for the first time")
+	before, err := l.client.estates()
+	require.NoError(t, err)
+	l.count(t, k, o, before)
+	for _, side := range []string{"service", "client"} {
+		for _, f := range faults {
+			for n := 1; ; n = f.next(n) {
+				pid := os.Getpid()
+				if side == "client" {
+					pid = l.client.pid()
+				}
+				var r runError
+				err := l.run(k, o, pid, f, n)
+				if errors.As(err, &r) {
+					require.NoError(t, r.err, "call %d of the %s fails with %s: %v", n, side, f.error, r.calls)
+				}
+				if errors.Is(err, errClean) {
+					break
+				}
+				require.False(t, o.free, "the operation was to make no driver call")
+				before = l.reckon(t, k, o, before, f)
+				require.Empty(t, driver.misuse(o.meant(f)), "call %d of the %s failed with %s: %v", n, side, f.error, l.calls)
+			}
+		}
+	}
+	require.Empty(t, driver.misuse(o.meant(fault{})))
+	require.NoError(t, goleak.Find(running))
+}
+
+// count notes which driver calls an operation makes.
+func (l *loop) count(t *testing.T, k mempool.Kind, o operation, before estates) {
+	pids := []int{os.Getpid(), l.client.pid()}
+	var was [2]tally
+	for i, pid := range pids {
+		var err error
+		was[i], err = driver.tally(pid)
+		require.NoError(t, err)
+	}
+	require.NoError(t, l.run(k, o, 0, fault{}, 0), "without a failure")
+	for i, pid := range pids {
+		now, err := driver.tally(pid)
+		require.NoError(t, err)
+		for call, n := range now.calls {
+			if n > was[i].calls[call] {
+				l.made[call] = true
+			}
+		}
+	}
+	require.NoError(t, l.client.compare(before), "without a failure")
+}
+
+// reckon looks for what a run left behind.
+func (l *loop) reckon(t *testing.T, k mempool.Kind, o operation, before estates, f fault) estates {
+	if !f.lasts {
+		require.NoError(t, l.client.compare(before), "%v", l.calls)
+		return before
+	}
+	now, err := l.client.estates()
+	require.NoError(t, err)
+	if !l.client.fresh && now.since(before) == nil {
+		return before
+	}
+	// What was not taken back stays with the driver until the process ends.
+	if !l.client.fresh && now.client.since(before.client) != nil {
+		require.NoError(t, l.client.renew())
+	}
+	require.NoError(t, l.run(k, o, 0, fault{}, 0), "without a failure, after one")
+	before, err = l.client.estates()
+	require.NoError(t, err)
+	return before
+}
+
+var errClean = errors.New("no call was left to fail")
+
+// runError is what is wrong after a run in which calls failed.
+type runError struct {
+	calls []string
+	err   error
+}
+
+func (r runError) Error() string { return fmt.Sprintf("%v: %v", r.calls, r.err) }
+
+// run sets a stage and goes through an operation once, while the nth driver call of a process fails.
+func (l *loop) run(k mempool.Kind, o operation, pid int, f fault, n int) error {
+	l.runs++
+	s, err := set(l.dir, k, l.client)
+	if err != nil {
+		return runError{nil, fmt.Errorf("setting the stage: %w", err)}
+	}
+	calls, err := s.play(o, pid, f, n)
+	l.calls = calls
+	for _, call := range calls {
+		l.failed[call] = true
+	}
+	switch {
+	case err != nil:
+		return runError{calls, err}
+	case pid != 0 && len(calls) == 0:
+		return errClean
+	}
+	return nil
+}
+
+func (s *stage) play(o operation, pid int, f fault, n int) (calls []string, err error) {
+	if o.prepare != nil {
+		if err := o.prepare(s); err != nil {
+			return nil, fmt.Errorf("before: %w", err)
+		}
+	}
+	if _, err := s.client.do(o.before...); err != nil {
+		return nil, fmt.Errorf("before: %w", err)
+	}
+	if pid != 0 {
+		if err := driver.arm(pid, f.rule(n)); err != nil {
+			return nil, err
+		}
+	}
+	done, failed := s.act(o)
+	s.rest()
+	if calls, err = driver.disarm(); err != nil {
+		return calls, err
+	}
+	if pid == 0 && failed != nil {
+		return calls, failed
+	}
+	if err := f.told(failed); err != nil {
+		return calls, err
+	}
+	if err := s.books(f.lasts); err != nil {
+		return calls, err
+	}
+	if err := s.neighbours(); err != nil {
+		return calls, err
+	}
+	if failed != nil {
+		if err := s.again(o, done); err != nil {
+			return calls, fmt.Errorf("again, after %w: %w", failed, err)
+		}
+	}
+	if f.lasts && pid == s.client.pid() && failed != nil && slices.Contains(o.act, "close") {
+		// A client that could not unmap what it had holds it until its process ends.
+		if err := s.client.renew(); err != nil {
+			return calls, err
+		}
+		return calls, s.gone(f)
+	}
+	return calls, s.strike(f)
+}
+
+// act does what an operation is, and tells how many steps of the client were taken, -1 for not even what is local.
+func (s *stage) act(o operation) (int, error) {
+	if o.local != nil {
+		if err := o.local(s); err != nil {
+			return -1, err
+		}
+	}
+	return s.client.do(o.act...)
+}
+
+// rest waits until nothing is under way in the client's pool, or a call has failed.
+func (s *stage) rest() {
+	_ = eventually(func() error {
+		if p, ok := s.pool(); ok && p.Held != 0 {
+			if calls, err := driver.failed(); err == nil && len(calls) == 0 {
+				return errors.New("blocks are held")
+			}
+		}
+		return nil
+	})
+}
+
+// again takes up an operation where it failed.
+func (s *stage) again(o operation, done int) error {
+	if done < 0 {
+		if err := o.local(s); err != nil {
+			return err
+		}
+		done = 0
+	}
+	_, err := s.client.do(o.act[done:]...)
+	failed, ok := errors.AsType[*failure](err)
+	if ok && (failed.code == bridge.Code(bridge.ErrReleased) || failed.code == bridge.Code(bridge.ErrNotFound)) {
+		return nil // it was done, and only said to have failed
+	}
+	return err
+}
+
+// strike takes the stage down.
+func (s *stage) strike(f fault) error {
+	if _, err := s.client.do("close"); err != nil {
+		return fmt.Errorf("closing the client: %w", err)
+	}
+	return s.gone(f)
+}
+
+// gone takes down what is left without the client.
+func (s *stage) gone(f fault) error {
+	for _, l := range s.owed {
+		if err := l.Release(false); err != nil {
+			return fmt.Errorf("releasing a lease again: %w", err)
+		}
+	}
+	if err := errors.Join(s.empty(), s.books(f.lasts), s.shutDown(), s.books(f.lasts)); err != nil {
+		return fmt.Errorf("afterwards: %w", err)
+	}
+	return nil
+}

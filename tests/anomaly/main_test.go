@@ -1,0 +1,71 @@
+package anomaly
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/poolbridge/poolbridge/cuda"
+)
+
+// role says what a process is that a test starts from its own binary.
+const role = "POOLBRIDGE_ANOMALY_ROLE"
+
+// why the tests cannot run here; empty if they can.
+var why string
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(role) {
+	case "client":
+		os.Exit(beClient(os.Stdin, os.Stdout))
+	case "ruin":
+		os.Exit(beRuined(os.Stdin, os.Stdout))
+	}
+	dir, err := os.MkdirTemp("", "poolbridge-anomaly-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	driver.settle(dir)
+	why = missing()
+	status := m.Run()
+	if err := goleak.Find(); err != nil && status == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		status = 1
+	}
+	_ = os.RemoveAll(dir)
+	os.Exit(status)
+}
+
+// missing says what keeps the tests from running.
+func missing() string {
+	if err := cuda.Init(); err != nil {
+		return "calls are failed in the simulated driver, and there is none: " + err.Error()
+	}
+	d, err := cuda.DeviceAt(0)
+	if err != nil {
+		return err.Error()
+	}
+	name, err := d.Name()
+	if err != nil {
+		return err.Error()
+	}
+	if !strings.Contains(strings.ToLower(name), "simulated") {
+		return fmt.Sprintf("calls are failed in the simulated driver, and this one is of a %s", name)
+	}
+	if _, err := os.Stat(filepath.Join(driver.dir, fmt.Sprintf("%d.counts", os.Getpid()))); err != nil {
+		return "the simulated driver counts nothing: " + err.Error()
+	}
+	return ""
+}
+
+func needSimulation(t *testing.T) {
+	t.Helper()
+	if why != "" {
+		t.Skip(why)
+	}
+}

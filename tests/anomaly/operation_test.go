@@ -1,0 +1,92 @@
+package anomaly
+
+import (
+	"context"
+	"errors"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// operation is something that the service does for a client.
+type operation struct {
+	name string
+	// before is what the client has done, act what it does then.
+	before, act []string
+	// prepare and local are what this process does before that.
+	prepare, local func(*stage) error
+	// free: it makes no driver call.
+	free bool
+	// abrupt: the service gives memory back that clients map, for it allocates none any more that they could take it for.
+	abrupt bool
+}
+
+// meant is what the detector reports although it is meant to be.
+func (o operation) meant(f fault) (reports []string) {
+	if o.abrupt {
+		reports = append(reports, "kind=free-while-mapped")
+	}
+	if f.lasts { // what the driver does not take back goes with its pool
+		reports = append(reports, "kind=wrong-order: cuMemPoolDestroy")
+	}
+	return reports
+}
+
+var operations = []operation{
+	{name: "create pool", act: []string{"create"}},
+	{name: "open pool", prepare: createPool, act: []string{"open"}},
+	{name: "allocate", before: []string{"create"}, act: []string{"alloc a"}},
+	{name: "allocate again", before: []string{"create", "alloc a", "release a"}, act: []string{"alloc b"}, free: true},
+	{name: "fill and check", before: []string{"create", "alloc a"}, act: []string{"fill a", "check a"}},
+	{name: "hand over", before: []string{"create", "alloc a", "fill a"}, act: []string{"publish a", "get a", "check a'"}},
+	{name: "release", before: []string{"create", "alloc a", "fill a"}, act: []string{"release a"}},
+	{name: "release after reading", before: []string{"create", "alloc a", "fill a", "publish a", "get a", "check a'"},
+		act: []string{"release a'", "release a"}},
+	{name: "trim", before: []string{"create", "alloc a", "fill a", "alloc b", "release b", "release a"}, act: []string{"trim"}},
+	{name: "destroy", before: []string{"create", "alloc a", "fill a", "release a"}, act: []string{"destroy"}},
+	{name: "destroy while leased", before: []string{"create", "alloc a", "fill a"}, act: []string{"destroy", "release a"}},
+	{name: "session end", before: []string{"create", "alloc a", "fill a", "publish a", "alloc b", "fill b"}, act: []string{"close"}},
+	{name: "shut down", before: []string{"create", "alloc a", "fill a", "publish a", "alloc b"}, abrupt: true,
+		local: (*stage).shutDown, act: []string{"close"}},
+	{name: "in the service", prepare: createPool, local: handOverHere},
+}
+
+func createPool(s *stage) error {
+	_, err := s.admin.CreatePool(poolSpec(s.kind, s.client.device))
+	return err
+}
+
+// handOverHere allocates, fills, hands over and checks in the service's own process.
+func handOverHere(s *stage) error {
+	ctx := context.Background()
+	p, err := s.admin.OpenPool(ctx, "p", 0)
+	if err != nil {
+		return err
+	}
+	l, err := s.admin.Allocate(ctx, p.Info().ID, mempool.Bytes(bufferBytes), 0)
+	if err != nil {
+		return err
+	}
+	if err = fill(l, "a"); err == nil {
+		err = l.Publish(mempool.Publication{Name: "here"})
+	}
+	if err == nil {
+		var got *mempool.Lease
+		if got, err = s.admin.Get(ctx, "here", false, 0); err == nil {
+			err = errors.Join(check(got, "a"), s.release(got))
+		}
+		err = errors.Join(err, s.admin.Unpublish("here"))
+	}
+	err = errors.Join(err, s.release(l))
+	_, trimmed := s.admin.TrimPool(p.Info().ID, 0)
+	return errors.Join(err, trimmed)
+}
+
+// release ends a lease of this process, or keeps it for later: while its work can neither be marked nor waited for, it goes
+// on.
+func (s *stage) release(l *mempool.Lease) error {
+	err := l.Release(false)
+	if err != nil {
+		s.owed = append(s.owed, l)
+	}
+	return err
+}

@@ -1,0 +1,97 @@
+package anomaly
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"syscall"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// process is this binary once more, in a role; it takes a JSON value and answers with one.
+type process struct {
+	cmd *exec.Cmd
+	in  io.Closer
+	say *json.Encoder
+	out *os.File
+	ans *json.Decoder
+}
+
+// start starts a process that ends with its input, and at the latest with this one.
+func start(as string, env ...string) (*process, error) {
+	p := &process{cmd: exec.Command("/proc/self/exe")}
+	p.cmd.Env = append(os.Environ(), append([]string{role + "=" + as, "GORACE=atexit_sleep_ms=0"}, env...)...)
+	p.cmd.Stderr = os.Stderr
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	in, err := p.cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, theirs, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	p.cmd.Stdout = theirs
+	p.in, p.say, p.out, p.ans = in, json.NewEncoder(in), out, json.NewDecoder(out)
+	return p, p.cmd.Start()
+}
+
+func (p *process) pid() int { return p.cmd.Process.Pid }
+
+// ask sends a value and reads the answer.
+func (p *process) ask(what, answer any) error {
+	if err := p.say.Encode(what); err != nil {
+		return fmt.Errorf("the process is gone: %w", err)
+	}
+	if err := p.ans.Decode(answer); err != nil {
+		return fmt.Errorf("the process does not answer: %w", err)
+	}
+	return nil
+}
+
+// end lets the process end.
+func (p *process) end() error {
+	_ = p.in.Close()
+	defer p.out.Close()
+	return p.cmd.Wait()
+}
+
+// remote is a client in a process of its own.
+type remote struct {
+	*process
+	path   string
+	kind   mempool.Kind
+	device string
+	fresh  bool // has done nothing yet
+}
+
+// do has the client take steps, "op" or "op lease", up to the first that fails, and tells how many it took.
+func (r *remote) do(steps ...string) (int, error) {
+	r.fresh = false
+	for i, text := range steps {
+		s := step{Path: r.path, Kind: r.kind, Device: r.device}
+		_, _ = fmt.Sscan(text, &s.Op, &s.Lease)
+		var o outcome
+		if err := r.ask(s, &o); err != nil {
+			return i, err
+		}
+		if err := o.err(); err != nil {
+			return i, fmt.Errorf("%s: %w", s, err)
+		}
+	}
+	return len(steps), nil
+}
+
+// renew starts another client, for one that has lost something.
+func (r *remote) renew() error {
+	if err := r.end(); err != nil {
+		return err
+	}
+	p, err := start("client")
+	r.process, r.fresh = p, true
+	return err
+}
