@@ -177,8 +177,11 @@ class ArrayExports:
         hold.check_usable()
         if not hold.memory.pool.on_cpu:
             raise TypeError(f"this memory is on {self.device}: use DLPack, or copy it with to_numpy()")
+        if hold.tickets:
+            _order.before_cpu(hold)
+        if dtype is None and not copy and hold.description.element.in_numpy:
+            return hold.array()
         wanted = self.dtype if dtype is None else np.dtype(dtype)
-        _order.before_cpu(hold)
         array = hold.array()
         if wanted == array.dtype and not copy:
             return array

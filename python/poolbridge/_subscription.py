@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -31,10 +32,12 @@ class _Intake:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.feed: Feed | None = None
+        self._paid: Callable[[], None] | None = None
 
     def start(self, feed: Feed) -> None:
         """Begin to take frames of a feed."""
         self.feed = feed
+        self._paid = partial(self.session.owe, feed)
 
     def begin(self, feed: Feed) -> _channel_messages.Frame | None:
         """Give the next frame that is there; None if it has to be waited for.
@@ -64,10 +67,10 @@ class _Intake:
             raise _errors.from_wire(error.c, f"frame {notice.sq}: {error.m}")
         return notice
 
-    def held(self, feed: Feed, grant: Grant) -> Hold | None:
+    def held(self, grant: Grant) -> Hold | None:
         """Make a hold of a frame's lease if nothing has to be waited for."""
         hold = _operations.held(self.session, grant)
-        return None if hold is None else self.checked(feed, hold)
+        return None if hold is None else self.checked(hold)
 
     def take(self, feed: Feed, grant: Grant) -> Flow[Hold]:
         """Make a hold of a frame's lease, opening and mapping what it needs."""
@@ -76,11 +79,11 @@ class _Intake:
         except BaseException:
             self.session.pay(feed, count=1)
             raise
-        return self.checked(feed, hold)
+        return self.checked(hold)
 
-    def checked(self, feed: Feed, hold: Hold) -> Hold:
+    def checked(self, hold: Hold) -> Hold:
         """Have the end of a hold give its credit back; raise if its content is known to be incomplete."""
-        hold.then = lambda: self.session.owe(feed)
+        hold.then = self._paid
         if hold.lost or hold.tickets:
             _order.check(hold)
         return hold
@@ -173,7 +176,7 @@ class Subscription(BaseSubscription):
                 raise WaitTimeoutError(f"no frame of channel {self.channel.name!r} came within {seconds:g} s")
         grant = notice.l
         assert not isinstance(grant, UnsetType)  # noqa: S101 - for the type checker: the core has seen to it
-        hold = intake.held(feed, grant) or self._client._run(intake.take(feed, grant))  # noqa: SLF001
+        hold = intake.held(grant) or self._client._run(intake.take(feed, grant))  # noqa: SLF001
         return Frame(self._client, hold, notice, feed)
 
     def close(self) -> None:
@@ -259,7 +262,7 @@ class AsyncSubscription(BaseSubscription):
             return None
         grant = notice.l
         assert not isinstance(grant, UnsetType)  # noqa: S101 - for the type checker: the core has seen to it
-        hold = intake.held(feed, grant)
+        hold = intake.held(grant)
         if hold is None:
             hold = await self._client._run(intake.take(feed, grant))  # noqa: SLF001
         return AsyncFrame(self._client, hold, notice, feed)
