@@ -70,15 +70,16 @@ func (c *Context) release() error {
 	} else {
 		st = driver.PrimaryRelease(c.device.handle)
 	}
-	if st != 0 {
+	err := failure(st, "Context.Close", c.device.ordinal)
+	if err != nil && !Hopeless(err) {
 		c.uses.reopen()
-		return failure(st, "Context.Close", c.device.ordinal)
+		return err
 	}
 	ended(&c.uses)
 	for _, peer := range c.peers {
 		_ = peer.Close()
 	}
-	return nil
+	return err
 }
 
 func (c *Context) enter(op string) error {

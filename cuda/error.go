@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"strconv"
 	"strings"
 
@@ -35,6 +36,15 @@ func (e *Error) Error() string {
 
 // Unwrap gives the Result.
 func (e *Error) Unwrap() error { return e.Result }
+
+// Hopeless reports whether err says that the driver does no more for what the
+// call was about, in this process: the context is beyond repair, the GPU is gone
+// or the driver has shut down. What it was asked to destroy then may be destroyed
+// or not, and must not be destroyed again.
+func Hopeless(err error) bool {
+	r, ok := errors.AsType[Result](err)
+	return ok && (r.Sticky() || r == ErrUnknown || r == ErrDeinitialized || r == ErrContextIsDestroyed || r == ErrDeviceUnavailable)
+}
 
 // noDevice is the Device of an Error that concerns none.
 const noDevice = -1

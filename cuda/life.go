@@ -68,21 +68,22 @@ func (o *owned) enter(op string) error {
 }
 
 func (o *owned) leave() {
-	if o.uses.leave() && o.end() != nil && o.uses.close() {
+	if o.uses.leave() && o.end() != nil && o.uses.close() { // not if it was hopeless
 		_ = o.end() // once more: nobody is left who could be told, or try later
 	}
 }
 
 // end destroys the object. What the driver did not destroy stays open, so that
-// it can be closed again.
+// it can be closed again, unless that is hopeless.
 func (o *owned) end() error {
-	if err := o.destroy(); err != nil {
+	err := o.destroy()
+	if err != nil && !Hopeless(err) {
 		o.uses.reopen()
 		return err
 	}
 	ended(&o.uses)
 	o.ctx.leave()
-	return nil
+	return err
 }
 
 func (o *owned) close() error {

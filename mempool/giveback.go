@@ -3,13 +3,16 @@ package mempool
 import (
 	"errors"
 	"os"
+
+	"github.com/poolbridge/poolbridge/cuda"
 )
 
 // insist gives something back for good, and tries again what failed: what is not given back now is lost until this
 // process ends. give takes up where it left off.
 func insist(give func() error) error {
-	if give() == nil {
-		return nil
+	err := give()
+	if err == nil || cuda.Hopeless(err) {
+		return err
 	}
 	return give()
 }
