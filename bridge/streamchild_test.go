@@ -34,7 +34,7 @@ func simulation(t testing.TB, counts string) func(*exec.Cmd) {
 		t.Skip("the simulated driver is not built: make simcuda: ", err)
 	}
 	return func(cmd *exec.Cmd) {
-		cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+dir, "SIMCUDA_COUNTS="+counts)
+		cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+dir, "SIMCUDA_COUNTS="+counts, "SIMCUDA_STREAM_MEM_OPS=1")
 	}
 }
 

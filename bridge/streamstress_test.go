@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"strconv"
@@ -82,7 +83,7 @@ func (s *stress) life(random *rand.Rand, gapless bool) (ended bool) {
 		s.mu.Unlock()
 		if left--; left <= 0 && !s.last.Load() {
 			_ = c.cmd.Process.Signal(syscall.SIGKILL)
-			return false
+			left = math.MaxInt // what it still said counts
 		}
 	}
 	return false

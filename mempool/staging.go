@@ -3,9 +3,10 @@ package mempool
 import (
 	"errors"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
+	"unsafe"
 
 	"github.com/poolbridge/poolbridge/cuda"
 )
@@ -18,59 +19,70 @@ const (
 	maxCopiers = 8
 )
 
-// staging is page-locked memory that a lane copies through.
+// staging is page-locked memory that a lane copies through. The lane's stream counts the pieces that it is done with in a
+// word, which the CPU watches: a call of the driver for each would cost more than copying it.
 type staging struct {
 	lane *lane
 
 	mu    sync.Mutex
+	freed sync.Cond
 	made  int
-	freed *sync.Cond
-	idle  []*piece // oldest first: the GPU is done with it soonest
+	idle  []*piece // the one that the GPU is done with first in front
+
+	queue sync.Mutex   // held from queueing a piece's copy to queueing its count
+	word  *cuda.Pinned // nil where the stream cannot write words
+	count *atomic.Uint64
+	last  uint64 // that was queued; guarded by queue
 }
 
-// piece is page-locked memory with a mark of when the GPU is done with it.
+// piece is page-locked memory and the count from which on the GPU does not use it.
 type piece struct {
 	mem  *cuda.Pinned
-	done *cuda.Event
+	free uint64
+}
+
+func (s *staging) open(l *lane) error {
+	s.lane, s.freed.L = l, &s.mu
+	s.count = new(atomic.Uint64)
+	if !l.queue.words {
+		return nil
+	}
+	word, err := l.ctx.NewPinned(8)
+	if err != nil {
+		return err
+	}
+	s.word, s.count = word, (*atomic.Uint64)(unsafe.Pointer(unsafe.SliceData(word.Bytes())))
+	s.count.Store(0)
+	return nil
 }
 
 // take takes a piece that nobody uses. It waits for the GPU only when there are as many as there may be.
 func (s *staging) take() (*piece, error) {
 	s.mu.Lock()
-	if s.freed == nil {
-		s.freed = sync.NewCond(&s.mu)
-	}
-	for {
-		if len(s.idle) > 0 {
-			p := s.idle[0]
-			done, err := p.done.Query()
-			if done || err != nil || s.made == maxPieces {
-				s.idle = s.idle[1:]
-				s.mu.Unlock()
-				if !done && err == nil {
-					err = p.done.Synchronize()
-				}
-				if err != nil {
-					s.put(p)
-					return nil, err
-				}
-				return p, nil
-			}
-		}
-		if s.made < maxPieces {
-			s.made++
-			s.mu.Unlock()
-			p, err := s.lane.newPiece()
-			if err != nil {
-				s.mu.Lock()
-				s.made--
-				s.freed.Signal()
-				s.mu.Unlock()
-			}
-			return p, err
-		}
+	for len(s.idle) == 0 && s.made == maxPieces {
 		s.freed.Wait()
 	}
+	if len(s.idle) > 0 && (s.idle[0].free <= s.count.Load() || s.made == maxPieces) {
+		p := s.idle[0]
+		s.idle = s.idle[1:]
+		s.mu.Unlock()
+		if err := s.await(p.free); err != nil {
+			s.put(p)
+			return nil, err
+		}
+		return p, nil
+	}
+	s.made++
+	s.mu.Unlock()
+	mem, err := s.lane.ctx.NewPinned(pieceBytes)
+	if err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.made--
+		s.freed.Signal()
+		return nil, err
+	}
+	return &piece{mem: mem}, nil
 }
 
 func (s *staging) put(p *piece) {
@@ -80,28 +92,64 @@ func (s *staging) put(p *piece) {
 	s.freed.Signal()
 }
 
-func (l *lane) newPiece() (*piece, error) {
-	mem, err := l.ctx.NewPinned(pieceBytes)
-	if err != nil {
-		return nil, err
+// begin queues a copy and its count.
+func (s *staging) begin(p *piece, copyAsync func() error) error {
+	s.queue.Lock()
+	defer s.queue.Unlock()
+	if err := copyAsync(); err != nil {
+		return err
 	}
-	done, err := l.ctx.NewEvent(cuda.EventSpec{})
-	if err != nil {
-		return nil, errors.Join(err, insist(mem.Close))
+	s.last++
+	p.free = s.last
+	if s.word == nil {
+		err := s.lane.stream.Synchronize()
+		s.count.Store(s.last)
+		return err
 	}
-	return &piece{mem, done}, nil
+	return s.lane.stream.WriteValue64(s.word.DevicePtr(), s.last)
 }
 
-// close gives the memory back, and keeps what the driver does not take. The lane's work is done.
+// How await waits: the GPU tells nobody.
+const (
+	busyLooks   = 20000
+	firstRest   = 20 * time.Microsecond
+	longestRest = time.Millisecond
+)
+
+// await returns when the GPU has counted so far.
+func (s *staging) await(count uint64) error {
+	for i := range busyLooks {
+		if s.count.Load() >= count {
+			return nil
+		}
+		if i%1000 == 999 {
+			runtime.Gosched()
+		}
+	}
+	for rest := firstRest; ; rest = min(2*rest, longestRest) {
+		done, err := s.lane.stream.Query()
+		if err != nil || s.count.Load() >= count {
+			return err
+		}
+		if done {
+			return situation(ErrInternal, "the GPU has counted %d copies, not %d", s.count.Load(), count)
+		}
+		time.Sleep(rest)
+	}
+}
+
+// close gives the memory back. The lane's work is done.
 func (s *staging) close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var errs []error
-	s.idle = slices.DeleteFunc(s.idle, func(p *piece) bool {
-		err := errors.Join(p.done.Close(), p.mem.Close())
-		errs = append(errs, err)
-		return err == nil
-	})
+	for _, p := range s.idle {
+		errs = append(errs, p.mem.Close())
+	}
+	s.idle = nil
+	if s.word != nil {
+		errs = append(errs, s.word.Close())
+	}
 	return errors.Join(errs...)
 }
 
@@ -109,36 +157,22 @@ func (s *staging) close() error {
 func (l *lane) copyFrom(dst cuda.DevicePtr, src []byte) error {
 	return l.inPieces(len(src), func(p *piece, from, to int) error {
 		n := uint64(copy(p.mem.Bytes(), src[from:to]))
-		if err := l.stream.CopyHtoDAsync(dst+cuda.DevicePtr(from), p.mem, 0, n); err != nil {
-			return err
-		}
-		return l.marked(p.done.Record(l.stream))
+		return l.staging.begin(p, func() error { return l.stream.CopyHtoDAsync(dst+cuda.DevicePtr(from), p.mem, 0, n) })
 	})
 }
 
 // copyTo copies what src is after the work that is queued, and returns when dst is filled.
 func (l *lane) copyTo(dst []byte, src cuda.DevicePtr) error {
 	return l.inPieces(len(dst), func(p *piece, from, to int) error {
-		if err := l.stream.CopyDtoHAsync(p.mem, 0, src+cuda.DevicePtr(from), uint64(to-from)); err != nil {
-			return err
+		err := l.staging.begin(p, func() error { return l.stream.CopyDtoHAsync(p.mem, 0, src+cuda.DevicePtr(from), uint64(to-from)) })
+		if err == nil {
+			err = l.staging.await(p.free)
 		}
-		if err := l.marked(p.done.Record(l.stream)); err != nil {
-			return err
+		if err == nil {
+			copy(dst[from:to], p.mem.Bytes())
 		}
-		if err := l.marked(p.done.Synchronize()); err != nil {
-			return err
-		}
-		copy(dst[from:to], p.mem.Bytes())
-		return nil
+		return err
 	})
-}
-
-// marked waits for a copy whose mark failed: the piece must not be used again before it is done.
-func (l *lane) marked(err error) error {
-	if err != nil {
-		return errors.Join(err, l.stream.Synchronize())
-	}
-	return nil
 }
 
 // inPieces calls one for each piece of n bytes, from several goroutines if there are several.
