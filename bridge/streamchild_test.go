@@ -113,11 +113,12 @@ func consume() error {
 			return err
 		}
 		n, err := verify(f)
-		if errors.Is(err, ErrProducerDied) {
+		switch {
+		case errors.Is(err, ErrProducerDied):
 			fmt.Println("failed", f.Seq)
-		} else if err != nil {
+		case err != nil:
 			return err
-		} else {
+		default:
 			fmt.Println("got", n, f.Seq, f.Dropped)
 		}
 		if os.Getenv("HOLD") != "" {

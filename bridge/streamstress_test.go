@@ -62,10 +62,10 @@ func (s *stress) life(random *rand.Rand, gapless bool) (ended bool) {
 	last := 0
 	for c.lines.Scan() {
 		line := c.lines.Text()
-		switch {
-		case line == "ready":
+		switch line {
+		case "ready":
 			continue
-		case line == "ended":
+		case "ended":
 			return true
 		}
 		var n, seq, dropped int

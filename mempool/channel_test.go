@@ -3,42 +3,12 @@ package mempool
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
-
-func TestEverySubscriberOfABroadcastSeesEveryFrame(t *testing.T) {
-	s := newStream(t, ChannelSpec{Capacity: 4})
-	a, b := s.listen(8, SubscribeOptions{}), s.listen(8, SubscribeOptions{})
-	l := allocate(t, s.producer.Session, s.pool, 16)
-	ready := s.producer.ticket()
-	tensor := Tensor{DType: Float32, Shape: []uint64{4}}
-	before := time.Now()
-	n, waits, err := s.producer.Send(s.info.ID, l.ID(), FrameOptions{Tensor: &tensor, Meta: map[string]string{"k": "v"}, Completion: Completion{Ready: &ready}})
-	require.NoError(t, err)
-	require.Nil(t, waits)
-	assert.EqualValues(t, 1, n)
-	assert.ErrorIs(t, l.Release(false), ErrReleased, "sending ends the lease")
-	for _, sub := range []*listener{a, b} {
-		require.Equal(t, []int{1}, sub.got())
-		d := sub.inHand[0]
-		assert.Equal(t, map[string]string{"k": "v"}, d.Meta)
-		assert.Equal(t, tensor, d.Lease.Info().Tensor)
-		assert.Equal(t, []Ticket{ready}, d.Lease.Info().Wait)
-		assert.WithinRange(t, d.Time, before, time.Now())
-		assert.False(t, d.Lease.Info().Write)
-	}
-	s.send(2)
-	assert.Equal(t, []int{2, 3}, a.got())
-	assert.Equal(t, []int{2, 3}, b.got())
-	checkBooks(t, s.svc)
-}
 
 func TestCreditBoundsWhatIsOnItsWay(t *testing.T) {
 	s := newStream(t, ChannelSpec{Capacity: 8})
@@ -54,38 +24,6 @@ func TestCreditBoundsWhatIsOnItsWay(t *testing.T) {
 	assert.ErrorIs(t, a.Credit(a.sub, 1<<63), ErrInvalid)
 	assert.Equal(t, []int{4}, a.got())
 	assert.ErrorIs(t, a.Credit(a.sub, 2), ErrInvalid, "more than it can have")
-}
-
-func TestABlockingSubscriberHoldsTheSenderBack(t *testing.T) {
-	s := newStream(t, ChannelSpec{Capacity: 2})
-	a := s.listen(8, SubscribeOptions{})
-	fast := s.listen(8, SubscribeOptions{})
-	s.send(2)
-	fast.got()
-	fast.done(t, false)
-	fast.done(t, false)
-	_, err := s.try(nil)
-	require.ErrorIs(t, err, ErrTimeout)
-	assert.ErrorContains(t, err, "slowest is session")
-	assert.ErrorContains(t, err, "pid")
-
-	got := make(chan uint64)
-	l := allocate(t, s.producer.Session, s.pool, 10)
-	_, waits, err := s.producer.Send(s.info.ID, l.ID(), FrameOptions{})
-	require.NoError(t, err)
-	go func() {
-		n, err := waits.Wait(context.Background(), patience)
-		assert.NoError(t, err)
-		got <- n
-	}()
-	assert.Equal(t, []int{1, 2}, a.got())
-	a.done(t, false)
-	assert.EqualValues(t, 3, <-got)
-	assert.Equal(t, []int{3}, a.got())
-	a.die()
-	require.NoError(t, fast.Unsubscribe(fast.sub))
-	s.send(3)
-	assert.Equal(t, []int{3}, fast.got(), "those that are gone hold nobody back")
 }
 
 func TestSendsAreCarriedOutInTheirOrder(t *testing.T) {
@@ -147,124 +85,6 @@ func TestASendThatGivesUpLeavesItsPlaceInTheLine(t *testing.T) {
 	assert.EqualValues(t, 2, n)
 }
 
-func TestAFailingSubscriberFailsTheSend(t *testing.T) {
-	s := newStream(t, ChannelSpec{Capacity: 1, Full: DropOldest})
-	a := s.listen(8, SubscribeOptions{Full: Fail})
-	s.send(1)
-	_, err := s.try(nil)
-	require.ErrorIs(t, err, ErrLimit)
-	assert.ErrorContains(t, err, "pid")
-	a.got()
-	a.done(t, false)
-	s.send(1)
-}
-
-func TestSlowSubscribersThatMissFramesHoldNobodyBack(t *testing.T) {
-	s := newStream(t, ChannelSpec{Capacity: 3, Full: DropOldest})
-	slow, latest := s.listen(1, SubscribeOptions{}), s.listen(1, SubscribeOptions{Full: Latest})
-	s.send(10)
-	assert.Equal(t, []int{1}, slow.got())
-	assert.Equal(t, []int{1}, latest.got())
-	require.NoError(t, slow.Credit(slow.sub, 2))
-	require.NoError(t, latest.Credit(latest.sub, 2))
-	assert.Equal(t, []int{8, 9}, slow.got())
-	assert.Equal(t, []int{10}, latest.got())
-	assert.EqualValues(t, 6, slow.inHand[1].Dropped)
-	assert.EqualValues(t, 0, slow.inHand[2].Dropped)
-	assert.EqualValues(t, 8, latest.inHand[1].Dropped)
-	for _, d := range slow.inHand {
-		assert.NoError(t, d.Lease.Release(false), "a dropped frame's memory lives as long as a lease on it")
-	}
-	checkBooks(t, s.svc)
-}
-
-func TestLateSubscribersBeginWithTheNewestOrTheOldest(t *testing.T) {
-	s := newStream(t, ChannelSpec{Capacity: 3})
-	s.send(5)
-	assert.Equal(t, []int{5}, s.listen(9, SubscribeOptions{}).got())
-	assert.Equal(t, []int{3, 4, 5}, s.listen(9, SubscribeOptions{Oldest: true}).got())
-	empty := newStream(t, ChannelSpec{Capacity: 3})
-	a := empty.listen(9, SubscribeOptions{Oldest: true})
-	empty.send(1)
-	assert.Equal(t, []int{1}, a.got())
-}
-
-func TestAFrameOfAQueueGoesToOneSubscriber(t *testing.T) {
-	s := newStream(t, ChannelSpec{Mode: WorkQueue, Capacity: 4})
-	s.send(2) // wait for somebody
-	a, b := s.listen(2, SubscribeOptions{}), s.listen(2, SubscribeOptions{})
-	assert.Equal(t, []int{1, 2}, a.got())
-	s.send(4)
-	assert.Equal(t, []int{3, 4}, b.got())
-	assert.Empty(t, a.got())
-	a.done(t, false)
-	require.NoError(t, a.Credit(a.sub, 1))
-	assert.Equal(t, []int{5}, a.got())
-	checkBooks(t, s.svc)
-}
-
-func TestFramesOfAQueueComeBackInTheirPlace(t *testing.T) {
-	s := newStream(t, ChannelSpec{Mode: WorkQueue, Capacity: 8})
-	a := s.listen(3, SubscribeOptions{})
-	s.send(5)
-	assert.Equal(t, []int{1, 2, 3}, a.got())
-	a.done(t, false) // 1 is done, 2 and 3 are not
-	a.done(t, true)  // 2 is given back
-	gone := make(chan struct{})
-	settled := a.End(gone)
-	b := s.listen(8, SubscribeOptions{})
-	assert.Equal(t, []int{2, 3, 4, 5}, b.got())
-	close(gone)
-	<-settled
-	require.NoError(t, b.Unsubscribe(b.sub))
-	b.done(t, true)
-	b.done(t, false)
-	c := s.listen(8, SubscribeOptions{})
-	assert.Equal(t, []int{2}, c.got(), "what is in hand after unsubscribing still counts")
-	checkBooks(t, s.svc)
-}
-
-func TestAFullQueue(t *testing.T) {
-	for policy, want := range map[FullPolicy]struct {
-		err    error
-		frames []int
-		missed uint64
-	}{
-		Block:      {ErrTimeout, []int{1, 2}, 0},
-		Fail:       {ErrLimit, []int{1, 2}, 0},
-		DropOldest: {nil, []int{3, 4}, 2},
-		Latest:     {nil, []int{4}, 3},
-	} {
-		t.Run(string(policy), func(t *testing.T) {
-			s := newStream(t, ChannelSpec{Mode: WorkQueue, Capacity: 2, Full: policy})
-			s.send(2)
-			for range 2 {
-				_, err := s.try(nil)
-				assert.ErrorIs(t, err, want.err)
-			}
-			a := s.listen(8, SubscribeOptions{})
-			assert.Equal(t, want.frames, a.got())
-			assert.Equal(t, want.missed, a.inHand[0].Dropped)
-			_, err := a.Subscribe(s.info.ID, SubscribeOptions{Full: Latest})
-			assert.ErrorIs(t, err, ErrInvalid, "a queue has one policy")
-			checkBooks(t, s.svc)
-		})
-	}
-}
-
-func TestTheErrorOfAFullQueueNamesWhoIsSlow(t *testing.T) {
-	s := newStream(t, ChannelSpec{Mode: WorkQueue, Capacity: 1})
-	s.send(1)
-	_, err := s.try(nil)
-	assert.ErrorContains(t, err, "nobody is subscribed")
-	a := s.listen(1, SubscribeOptions{})
-	s.send(1)
-	_, err = s.try(nil)
-	assert.ErrorContains(t, err, "the slowest is session")
-	assert.ErrorContains(t, err, "pid")
-	a.got()
-}
-
 func TestShuttingEndsAfterTheLastFrame(t *testing.T) {
 	s := newStream(t, ChannelSpec{Capacity: 4})
 	done, behind := s.listen(8, SubscribeOptions{}), s.listen(1, SubscribeOptions{})
@@ -294,23 +114,6 @@ func TestShuttingEndsAfterTheLastFrame(t *testing.T) {
 	}
 	_, err = s.owner.MakeChannel(ChannelSpec{Name: "frames", Pool: s.pool.info.ID, Capacity: 9})
 	assert.NoError(t, err, "the name is free")
-}
-
-func TestAShutQueueEndsWhenEverythingIsAcknowledged(t *testing.T) {
-	s := newStream(t, ChannelSpec{Mode: WorkQueue, Capacity: 4})
-	a, b := s.listen(1, SubscribeOptions{}), s.listen(0, SubscribeOptions{})
-	s.send(2)
-	require.NoError(t, s.owner.ShutChannel(s.info.ID))
-	assert.Equal(t, []int{1}, a.got())
-	a.die()
-	assert.Empty(t, b.ended())
-	require.NoError(t, b.Credit(b.sub, 2))
-	assert.Equal(t, []int{1, 2}, b.got())
-	b.done(t, false)
-	assert.Empty(t, b.ended(), "the last may still come back")
-	b.done(t, false)
-	assert.Len(t, b.ended(), 1)
-	s.allGone()
 }
 
 func TestWhoSubscribesIsToldOfTheEndOnlyOnceItKnowsTheSubscription(t *testing.T) {
@@ -488,87 +291,4 @@ func TestTheNumbersOfChannelsAndSubscriptionsAreBounded(t *testing.T) {
 	assert.ErrorIs(t, err, ErrLimit)
 	require.NoError(t, s.owner.DestroyPool(s.pool.info.ID))
 	s.allGone()
-}
-
-func TestFramesInThisProcess(t *testing.T) {
-	svc := newService(t)
-	s := open(t, svc)
-	p := createPool(t, s, PoolSpec{Name: "p", Kind: Host, MaxBytes: 1 << 20})
-	ctx := context.Background()
-	ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 2})
-	require.NoError(t, err)
-	consumer := open(t, svc)
-	same, err := consumer.OpenChannel(ctx, "c", 0)
-	require.NoError(t, err)
-	meta := map[string]string{"n": "1"}
-	const frames = 100
-	publish := func(from, to int) {
-		for i := from; i < to; i++ {
-			l, err := s.Allocate(ctx, p.info.ID, Bytes(1), patience)
-			assert.NoError(t, err)
-			assert.NoError(t, l.CopyFrom(0, []byte{byte(i)}))
-			_, err = ch.Publish(ctx, l, FrameOptions{Meta: meta})
-			assert.NoError(t, err)
-		}
-	}
-	publish(0, 2) // they are kept
-	want := 0
-	for f, err := range same.Frames(ctx, SubscribeOptions{Oldest: true}) {
-		require.NoError(t, err)
-		if want == 0 {
-			go func() {
-				publish(2, frames)
-				assert.NoError(t, ch.Shut())
-			}()
-		}
-		b := make([]byte, 1)
-		require.NoError(t, f.Lease.CopyTo(b, 0))
-		assert.EqualValues(t, want, b[0])
-		want++
-		assert.EqualValues(t, want, f.Seq)
-		assert.Equal(t, meta, f.Meta)
-		require.NoError(t, f.Release())
-		assert.ErrorIs(t, f.Release(), ErrReleased)
-	}
-	assert.Equal(t, frames, want)
-	checkBooks(t, svc)
-}
-
-func TestLeavingTheFramesOfThisProcessGivesBackWhatWasNotTaken(t *testing.T) {
-	svc := newService(t)
-	s := open(t, svc)
-	p := createPool(t, s, PoolSpec{Name: "p", Kind: Host, MaxBytes: 1 << 20})
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Mode: WorkQueue, Capacity: 8})
-	require.NoError(t, err)
-	for range 4 {
-		_, err := ch.Publish(ctx, allocate(t, s, p, 1), FrameOptions{})
-		require.NoError(t, err)
-	}
-	for f, err := range ch.Frames(ctx, SubscribeOptions{}) {
-		require.NoError(t, err)
-		require.NoError(t, f.Return())
-		break
-	}
-	var seen []uint64
-	for f, err := range ch.Frames(ctx, SubscribeOptions{Credit: 2}) {
-		if err != nil {
-			assert.ErrorIs(t, err, context.Canceled)
-			assert.Nil(t, f)
-			break
-		}
-		seen = append(seen, f.Seq)
-		require.NoError(t, f.Release())
-		if len(seen) == 4 {
-			cancel()
-		}
-	}
-	assert.Equal(t, []uint64{1, 2, 3, 4}, seen)
-	for _, err := range ch.Frames(context.Background(), SubscribeOptions{Credit: MaxCredit + 1}) {
-		assert.ErrorIs(t, err, ErrInvalid)
-	}
-	svc.mu.Lock()
-	assert.Empty(t, slices.Collect(maps.Keys(svc.buffers)))
-	svc.mu.Unlock()
 }
