@@ -124,7 +124,8 @@ func (l *Lease) ready(at *Ticket) (tickets, error) {
 		}
 		now = tickets{t}.pending()
 	}
-	return l.buffer.ready.pending().and(now), nil
+	l.buffer.ready = l.buffer.ready.pending()
+	return l.buffer.ready.and(now), nil
 }
 
 // fits says whether t can describe the content of the lease's buffer.

@@ -387,3 +387,21 @@ func TestWordsAreComparedLikeTheGPUDoes(t *testing.T) {
 	assert.True(t, kept(letGo+5, 5))
 	assert.False(t, kept(letGo+4, 5))
 }
+
+func TestAPublicationThatIsRefusedLeavesTheTicketsAsTheyWere(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 1024)
+	w := hire(t, svc)
+	w.publish(t, allocate(t, w.Session, p, 10), "taken", nil)
+	l := allocate(t, w.Session, p, 10)
+	ready := w.ticket()
+	w.publish(t, l, "x", &ready)
+	release(t, l)
+	again := w.get(t, "x", true)
+	w.reach(ready)
+	for range 2 {
+		require.ErrorIs(t, again.Publish(Publication{Name: "taken"}), ErrExists)
+	}
+	require.NoError(t, again.Publish(Publication{Name: "y"}))
+	assert.Empty(t, w.get(t, "y", false).Info().Wait)
+}
