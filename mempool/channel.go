@@ -134,6 +134,9 @@ func (s *Session) ShutChannel(id uint64) error {
 
 // close refuses what is sent from now on. Service.mu is held.
 func (ch *channel) close() {
+	if ch.shut { // its name may be another's by now
+		return
+	}
 	ch.shut = true
 	delete(ch.pool.svc.channels, ch.info.Name)
 	ch.room.broadcast()

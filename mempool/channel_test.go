@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -291,4 +292,46 @@ func TestTheNumbersOfChannelsAndSubscriptionsAreBounded(t *testing.T) {
 	assert.ErrorIs(t, err, ErrLimit)
 	require.NoError(t, s.owner.DestroyPool(s.pool.info.ID))
 	s.allGone()
+}
+
+func TestAPoolThatIsDestroyedTakesNoOtherChannelsName(t *testing.T) {
+	s := newStream(t, ChannelSpec{Capacity: 2})
+	slow := s.listen(0, SubscribeOptions{})
+	s.send(1)
+	require.NoError(t, s.owner.ShutChannel(s.info.ID))
+	require.Empty(t, slow.ended(), "it lives until the last frame is taken")
+	other := createPool(t, s.owner, PoolSpec{Name: "other", Kind: fake, MaxBytes: 1 << 20})
+	again, err := s.owner.MakeChannel(ChannelSpec{Name: "frames", Pool: other.info.ID, Capacity: 2})
+	require.NoError(t, err)
+	require.NoError(t, s.owner.DestroyPool(s.pool.info.ID))
+	found, err := s.owner.FindChannel(context.Background(), "frames", 0)
+	require.NoError(t, err)
+	assert.Equal(t, again, found)
+	assert.Len(t, slow.ended(), 1)
+}
+
+func TestATombstoneThatWasDeliveredMakesRoomForWhoWaits(t *testing.T) {
+	s := newStream(t, ChannelSpec{Capacity: 1})
+	slow := s.listen(0, SubscribeOptions{})
+	ready := s.producer.ticket()
+	_, err := s.try(&ready)
+	require.NoError(t, err)
+	other := hire(t, s.svc)
+	l := allocate(t, other.Session, s.pool, 10)
+	_, waits, err := other.Send(s.info.ID, l.ID(), FrameOptions{})
+	require.NoError(t, err)
+	sent := make(chan error)
+	go func() {
+		_, err := waits.Wait(context.Background(), patience)
+		sent <- err
+	}()
+	require.Eventually(t, func() bool {
+		s.svc.mu.Lock()
+		defer s.svc.mu.Unlock()
+		return s.svc.channelByID[s.info.ID].room.ch != nil
+	}, patience, time.Millisecond, "it sleeps")
+	s.producer.die()
+	require.NoError(t, slow.Credit(slow.sub, 1))
+	assert.NoError(t, <-sent)
+	assert.Equal(t, []int{-1}, slow.got())
 }

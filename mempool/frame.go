@@ -89,6 +89,7 @@ func (sub *subscription) deliver(f *frame, missed uint64) {
 		if sub.channel.info.Mode == WorkQueue {
 			f.let()
 		}
+		sub.channel.room.broadcast() // nobody will release it
 	} else {
 		n.Lease = f.buffer.grant(sub.session, false)
 		n.Lease.frame = &delivery{sub, f}
