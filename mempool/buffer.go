@@ -39,6 +39,25 @@ func (b *buffer) available(write bool) error {
 	return nil
 }
 
+// crowded says why a lease cannot be had now although nobody excludes it: it would come with more tickets than can be told.
+// Service.mu is held.
+func (b *buffer) crowded(write bool) error {
+	n := func() int {
+		if write {
+			return len(b.ready) + len(b.block.tickets)
+		}
+		return len(b.ready)
+	}
+	if n() <= maxTickets {
+		return nil
+	}
+	b.ready, b.block.tickets = b.ready.pending(), b.block.tickets.pending()
+	if n() <= maxTickets {
+		return nil
+	}
+	return situation(ErrBusy, "work on buffer %d is under way that %d tickets stand for, and a lease comes with %d at most", b.id, n(), maxTickets)
+}
+
 // grant makes a lease. Service.mu is held, and available said nil.
 func (b *buffer) grant(s *Session, write bool) *Lease {
 	svc := b.block.pool.svc
@@ -101,13 +120,16 @@ func (s *Session) lease(ctx context.Context, write bool, wait time.Duration, fin
 			if !pool.access.Allows(s.peer) {
 				return nil, pool.denied(s.peer)
 			}
+			again = &b.changed
 			if err = b.available(write); err == nil {
-				return b.grant(s, write), nil
+				if err = b.crowded(write); err == nil {
+					return b.grant(s, write), nil
+				}
+				again = soon()
 			}
 			if b.failed {
 				return nil, err
 			}
-			again = &b.changed
 		}
 		if again == nil {
 			return nil, err

@@ -45,5 +45,12 @@ func (b *block) quiet() bool {
 	return len(b.tickets) == 0
 }
 
+// soon is over after a while: for who waits for words.
+func soon() *signal {
+	ch := make(chan struct{})
+	time.AfterFunc(drainRest, func() { close(ch) })
+	return &signal{ch: ch}
+}
+
 // maxTickets is how many tickets a block may have and still be used again at once: they all go to its next user.
 const maxTickets = 256

@@ -122,10 +122,10 @@ func (l *Lease) end(incomplete bool, done tickets) {
 	if l.write {
 		b.writer = nil
 		b.failed = b.failed || incomplete
-		b.ready = b.ready.and(done)
+		b.ready = b.ready.more(done)
 	} else {
 		b.readers.remove(l)
-		b.block.tickets = b.block.tickets.and(done)
+		b.block.tickets = b.block.tickets.more(done)
 	}
 	for _, t := range l.wait {
 		t.timeline.unshow()

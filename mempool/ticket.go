@@ -97,6 +97,14 @@ func (ts tickets) and(more tickets) tickets {
 	return sum
 }
 
+// more is ts with what is left of done: a buffer that lives for long must not remember everybody who read it.
+func (ts tickets) more(done tickets) tickets {
+	if len(done) == 0 {
+		return ts
+	}
+	return ts.and(done).pending()
+}
+
 func (ts tickets) plain() []Ticket {
 	var out []Ticket
 	for _, t := range ts {

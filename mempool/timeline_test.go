@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -404,4 +405,67 @@ func TestAPublicationThatIsRefusedLeavesTheTicketsAsTheyWere(t *testing.T) {
 	}
 	require.NoError(t, again.Publish(Publication{Name: "y"}))
 	assert.Empty(t, w.get(t, "y", false).Info().Wait)
+}
+
+func TestTheTicketsOfReadersDoNotPileUp(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 512)
+	w := hire(t, svc)
+	l := allocate(t, w.Session, p, 10)
+	w.publish(t, l, "x", nil)
+	for range 100 {
+		r := hire(t, svc)
+		got := r.get(t, "x", false)
+		done := r.ticket()
+		require.NoError(t, got.ReleaseAt(false, []Ticket{done}))
+		r.reach(done)
+		r.die()
+	}
+	assert.LessOrEqual(t, len(l.buffer.block.tickets), 1)
+}
+
+func TestALeaseWithMoreTicketsThanCanBeToldIsBusy(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 512)
+	w, r := hire(t, svc), hire(t, svc)
+	l := allocate(t, w.Session, p, 10)
+	w.publish(t, l, "x", nil)
+	release(t, l)
+	begin := func(write bool) error {
+		for word := uint64(0); word < maxTickets+10; {
+			got, err := r.Get(context.Background(), "x", write, 0)
+			if err != nil {
+				return err
+			}
+			var done []Ticket
+			for range MaxDone {
+				done = append(done, Ticket{r.id, word, 1})
+				word++
+			}
+			require.NoError(t, got.ReleaseAt(false, done))
+		}
+		return nil
+	}
+	require.NoError(t, begin(false))
+	release(t, w.get(t, "x", false))
+	_, err := w.Get(context.Background(), "x", true, 0)
+	require.ErrorIs(t, err, ErrBusy)
+	reader := r
+	time.AfterFunc(time.Millisecond, func() {
+		for word := range uint64(TimelineWords) {
+			reader.reach(Ticket{Word: word, Value: 1})
+		}
+	})
+	got, err := w.Get(context.Background(), "x", true, patience)
+	require.NoError(t, err)
+	assert.Empty(t, got.Info().Wait)
+	release(t, got)
+
+	r = hire(t, svc)
+	require.NoError(t, begin(true), "one writer after the other")
+	_, err = w.Get(context.Background(), "x", false, 0)
+	require.ErrorIs(t, err, ErrBusy)
+	r.die()
+	_, err = w.Get(context.Background(), "x", false, 0)
+	require.ErrorIs(t, err, ErrProducerDied)
 }
