@@ -186,7 +186,8 @@ func (c *Clock) Forget(ctx context.Context, q Queue) error {
 	return nil
 }
 
-// Quiesce returns when the queues have reached every ticket that was made of them.
+// Quiesce returns when the queues have reached every ticket that was made of them, or never will: on a GPU that is ruined
+// no work goes on. The waits of others for such tickets end as if the process had died.
 //
 // Errors: [ErrTimeout].
 func (c *Clock) Quiesce(limit time.Duration) error {
@@ -202,8 +203,9 @@ func (c *Clock) Quiesce(limit time.Duration) error {
 		if value == 0 {
 			continue
 		}
-		err := c.page.Await(context.Background(), Ticket{c.id, uint64(word), value}, max(time.Until(end), 1))
-		if q := queues[uint64(word)]; errors.Is(err, ErrProducerDied) && q != nil {
+		q := queues[uint64(word)]
+		err := c.reached(Ticket{c.id, uint64(word), value}, q, end)
+		if errors.Is(err, ErrProducerDied) && q != nil {
 			err = insist(q.synchronize) // a service that was shut down let the word go, and the work goes on
 		}
 		if err != nil && !errors.Is(err, ErrProducerDied) && !errors.Is(err, cuda.ErrClosed) {
@@ -211,6 +213,21 @@ func (c *Clock) Quiesce(limit time.Duration) error {
 		}
 	}
 	return nil
+}
+
+// reached waits until a queue has reached a ticket, and looks again and again whether it still can.
+func (c *Clock) reached(t Ticket, q Queue, end time.Time) error {
+	for look := time.Millisecond; ; look = min(2*look, 100*time.Millisecond) {
+		left := max(time.Until(end), 1)
+		err := c.page.Await(context.Background(), t, min(look, left))
+		if !errors.Is(err, ErrTimeout) || left == 1 {
+			return err
+		}
+		if s, ok := q.(*streamQueue); ok && s.ruined() {
+			c.page.letGo()
+			return cuda.ErrClosed
+		}
+	}
 }
 
 // Past says whether a ticket of this clock is reached.

@@ -62,4 +62,10 @@ func (q *streamQueue) synchronize() error {
 	return deviceError("wait for the GPU", q.stream.Synchronize())
 }
 
+// ruined says whether nothing goes on in the stream any more, because its GPU is beyond repair.
+func (q *streamQueue) ruined() bool {
+	_, err := q.stream.Query()
+	return cuda.Hopeless(err)
+}
+
 func (q *streamQueue) lane() any { return q.key }
