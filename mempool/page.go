@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -21,6 +22,10 @@ type Page struct {
 	mem   []byte
 	write bool
 	gpu   registration
+
+	life    sync.RWMutex // held to read by who may look when the timeline is not needed any more, to write to unmap it
+	closing atomic.Bool  // they are to let go of it
+	closed  bool
 }
 
 // newPage makes a timeline's memory. Its size is fixed; see sealPage.
@@ -138,10 +143,28 @@ const (
 	longSleep  = 2 * time.Millisecond
 )
 
+// use begins a use of the page by who does not keep it; p.life.RUnlock ends it.
+func (p *Page) use(timeline uint64) error {
+	p.life.RLock()
+	if p.closed {
+		p.life.RUnlock()
+		return unmapped(timeline)
+	}
+	return nil
+}
+
+func unmapped(timeline uint64) error {
+	return situation(ErrStale, "timeline %d is not needed any more and was unmapped", timeline)
+}
+
 // Await returns once the ticket of this timeline is reached. A limit of 0 is none.
 //
-// Errors: [ErrProducerDied] if it never will be, [ErrTimeout], the context's.
+// Errors: [ErrProducerDied] if it never will be, [ErrTimeout], [ErrStale] if the page is closed meanwhile, the context's.
 func (p *Page) Await(ctx context.Context, t Ticket, limit time.Duration) error {
+	if err := p.use(t.Timeline); err != nil {
+		return err
+	}
+	defer p.life.RUnlock()
 	if limit <= 0 {
 		limit = math.MaxInt64
 	}
@@ -154,6 +177,8 @@ func (p *Page) Await(ctx context.Context, t Ticket, limit time.Duration) error {
 		case passed(now, t.Value):
 			return situation(ErrProducerDied, "word %d of timeline %d was to reach %d; its process is gone and left %d",
 				t.Word, t.Timeline, t.Value, now%letGo)
+		case p.closing.Load():
+			return unmapped(t.Timeline)
 		case round < spins:
 			runtime.Gosched()
 			continue
@@ -171,6 +196,10 @@ func (p *Page) Await(ctx context.Context, t Ticket, limit time.Duration) error {
 
 // seen says whether the CPU sees the ticket reached; err is ErrProducerDied if it never will be.
 func (p *Page) seen(t Ticket) (bool, error) {
+	if err := p.use(t.Timeline); err != nil {
+		return false, err
+	}
+	defer p.life.RUnlock()
 	now := p.Load(t.Word)
 	switch {
 	case !passed(now, t.Value):
@@ -185,12 +214,16 @@ func (p *Page) seen(t Ticket) (bool, error) {
 // Idle says whether no stream of this process uses the page.
 func (p *Page) Idle() bool { return p.gpu.idle() }
 
-// Close unmaps the page, unless the driver does not let go of it. Nobody may wait for its words on the CPU any more; queues
-// that use them are waited for.
+// Close unmaps the page, unless the driver does not let go of it. Who waits for its words on the CPU is told; queues that use
+// them are waited for.
 func (p *Page) Close() error {
+	p.closing.Store(true)
+	p.life.Lock()
+	defer p.life.Unlock()
 	free, err := p.gpu.close()
 	if !free {
 		return err
 	}
+	p.closed = true
 	return errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(p.mem)))
 }

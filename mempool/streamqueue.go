@@ -33,10 +33,7 @@ func newStreamQueue(ctx *cuda.Context, s *cuda.Stream, key any) *streamQueue {
 
 // wait waits here, on the CPU, where the stream cannot.
 func (q *streamQueue) wait(ctx context.Context, page *Page, t Ticket) error {
-	ptr, err := q.address(page, t)
-	if err == nil {
-		err = deviceError("make a stream wait", q.stream.WaitValue64GEQ(ptr, t.Value))
-	}
+	err := q.begin(page, t, "make a stream wait", q.stream.WaitValue64GEQ)
 	if errors.Is(err, ErrUnavailable) {
 		return page.Await(ctx, t, OrderLimit)
 	}
@@ -44,11 +41,20 @@ func (q *streamQueue) wait(ctx context.Context, page *Page, t Ticket) error {
 }
 
 func (q *streamQueue) signal(page *Page, t Ticket) error {
+	return q.begin(page, t, "make a stream write a word", q.stream.WriteValue64)
+}
+
+// begin has the stream do something with a word, which the page waits for before it is unmapped.
+func (q *streamQueue) begin(page *Page, t Ticket, op string, do func(cuda.DevicePtr, uint64) error) error {
+	if err := page.use(t.Timeline); err != nil {
+		return err
+	}
+	defer page.life.RUnlock()
 	ptr, err := q.address(page, t)
 	if err != nil {
 		return err
 	}
-	return deviceError("make a stream write a word", q.stream.WriteValue64(ptr, t.Value))
+	return deviceError(op, do(ptr, t.Value))
 }
 
 func (q *streamQueue) address(page *Page, t Ticket) (cuda.DevicePtr, error) {

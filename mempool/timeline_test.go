@@ -469,3 +469,33 @@ func TestALeaseWithMoreTicketsThanCanBeToldIsBusy(t *testing.T) {
 	_, err = w.Get(context.Background(), "x", false, 0)
 	require.ErrorIs(t, err, ErrProducerDied)
 }
+
+// One goroutine waits for a lease that another ends, and then the page goes with its writer.
+func TestAWaitOfThisProcessOutlivesItsLease(t *testing.T) {
+	svc := newService(t)
+	own := open(t, svc)
+	p, _ := fakePool(t, own, 512)
+	w := hire(t, svc)
+	ready := w.ticket()
+	w.publish(t, allocate(t, w.Session, p, 10), "x", &ready)
+	got, err := own.Get(context.Background(), "x", false, 0)
+	require.NoError(t, err)
+	first, cancel := context.WithCancel(context.Background())
+	queue := func(f func()) <-chan struct{} { // on the lease's order, one after the other
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			f()
+		}()
+		time.Sleep(3 * time.Millisecond)
+		return done
+	}
+	waits := queue(func() { assert.ErrorIs(t, got.WaitOn(first, CPU), context.Canceled) })
+	released := queue(func() { assert.NoError(t, got.Release(false)) })
+	outlives := queue(func() { assert.Error(t, got.WaitOn(context.Background(), CPU)) })
+	cancel()
+	<-waits
+	<-released
+	w.die()
+	<-outlives
+}
