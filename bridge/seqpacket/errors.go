@@ -34,7 +34,7 @@ var (
 	ErrFDTableFull = errors.New("the table of file descriptors is full")
 
 	// ErrInUse: a live service listens at the path.
-	ErrInUse = errors.New("a live service uses the socket")
+	ErrInUse = errors.New("a live service uses the socket; stop that one, or choose another path")
 	// ErrNotSocket: something that is no socket stands at the path.
 	ErrNotSocket = errors.New("not a socket")
 	// ErrUnsafeDir: users other than this one could replace the socket.

@@ -25,7 +25,8 @@ func safeDir(dir string) error {
 		return &fs.PathError{Op: "listen", Path: dir, Err: syscall.ENOTDIR}
 	}
 	if mode := info.Mode().Perm(); mode&0o022 != 0 {
-		return fmt.Errorf("%w: %s has mode %v; take the write permission from group and others", ErrUnsafeDir, dir, mode)
+		return fmt.Errorf("%w: %s has mode %v; choose one that group and others cannot write, or one to be made",
+			ErrUnsafeDir, dir, mode)
 	}
 	owner := info.Sys().(*syscall.Stat_t).Uid
 	if owner != 0 && int(owner) != os.Geteuid() {

@@ -24,16 +24,18 @@ func newBench() *cobra.Command {
 		Use:   "bench",
 		Short: "Measure what sharing memory costs on this machine",
 		Long: `Measure hand-overs, allocations, growth and start-up, and beside them, in the same run, what users have without poolbridge:
-queues, shared memory and sockets between two Python processes, each as well as it can be done.
+queues, shared memory and sockets between two Python processes, each as well as it can be done. Kinds that the machine lacks
+are skipped.
 
 Times are medians and percentiles in microseconds. The ratios say how many times better poolbridge is.`,
 		Example: `  poolsvc bench
   poolsvc bench --kind host --only hand-over --size 1MiB
   poolsvc bench --python ~/venv/bin/python --json > bench.json`,
-		Args: cobra.NoArgs,
+		Args: arguments(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
-			for _, k := range kinds {
-				o.Kinds = append(o.Kinds, mempool.Kind(k))
+			var err error
+			if o.Kinds, err = kindsOf(kinds); err != nil {
+				return err
 			}
 			for _, text := range sizes {
 				var size byteSize

@@ -19,7 +19,7 @@ func newDoctor() *cobra.Command {
 		Short: "Say what this machine has, and what to do about what it lacks",
 		Long: `Look at the driver, the GPUs and what they can share, namespaces, limits, the Python packages and the service, and for
 each thing that is missing say what to do. It changes nothing, and its exit status is 0 whatever it finds.`,
-		Args: cobra.NoArgs,
+		Args: arguments(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			findings := doctor.Examine(c.Context(), o)
 			if asJSON {

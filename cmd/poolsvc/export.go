@@ -25,14 +25,15 @@ func newExport() *cobra.Command {
 		Long: `Write a file that says where the buffer published as NAME is. FILE may be - for standard output.
 
 Memory of kind legacy can be opened with what is in the file alone, by cuIpcOpenMemHandle: the file has the driver's handle
-and the offset in what it opens. With --raw the file is nothing but the driver's 64 bytes. The other kinds travel as file
+and the offset in what it opens. With --raw the file is nothing but the driver's 64 bytes, and 8 bytes of offset where it is
+not 0. The other kinds travel as file
 descriptors, which no file can hold: for those the file names the service to ask.
 
 The handle is good while the service runs and the buffer lives, that is, while NAME or a lease holds it; --hold is such a
 lease.`,
 		Example: `  poolsvc export frame frame.json
   poolsvc export frame frame.handle --raw --hold`,
-		Args: cobra.ExactArgs(2),
+		Args: arguments(2, 2),
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			ctx := c.Context()
 			client, err := bridge.Dial(ctx, socket)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -25,11 +26,11 @@ func newImport() *cobra.Command {
 		Long: `Map the buffer that FILE names, as poolsvc export or another program wrote it, and copy it to OUTPUT (- for standard output);
 without OUTPUT say what it is.
 
-FILE is the JSON of poolsvc export, or the 64 bytes of a driver's handle (cuIpcGetMemHandle), or these and 8 bytes more, the
+FILE is the JSON of poolsvc export, which for kinds other than legacy needs the service that it names, or the 64 bytes of a driver's handle (cuIpcGetMemHandle), or these and 8 bytes more, the
 offset.`,
 		Example: `  poolsvc import frame.json frame.bin
   poolsvc import handle.bin - --device 0 --bytes 4096 | xxd`,
-		Args: cobra.RangeArgs(1, 2),
+		Args: arguments(1, 2),
 		RunE: func(c *cobra.Command, args []string) error {
 			content, err := os.ReadFile(args[0])
 			if err != nil {
@@ -39,7 +40,7 @@ offset.`,
 			if err != nil {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}
-			if saved.Device == "" {
+			if saved.Kind == mempool.Legacy && saved.Device == "" {
 				saved.Device = device
 			}
 			if saved.Bytes == 0 {
@@ -55,8 +56,8 @@ offset.`,
 				saved.Bytes = uint64(len(data))
 				return writeJSON(c.OutOrStdout(), saved)
 			}
-			_, err = fmt.Fprintf(c.OutOrStdout(), "%d bytes of kind %s on %s, %s %v, beginning with % x\n", len(data), saved.Kind,
-				orNone(saved.Device), orNone(string(saved.DType)), saved.Shape, data[:min(len(data), 16)])
+			_, err = fmt.Fprintf(c.OutOrStdout(), "%d bytes of kind %s%s, beginning with % x\n", len(data), saved.Kind, about(saved),
+				data[:min(len(data), 16)])
 			return err
 		},
 	}
@@ -66,9 +67,16 @@ offset.`,
 	return c
 }
 
-func orNone(text string) string {
-	if text == "" {
-		return "-"
+// about is what is known of a buffer besides its bytes.
+func about(s mempool.Saved) (text string) {
+	switch {
+	case s.Kind == mempool.Legacy && !strings.HasPrefix(s.Device, "GPU-"):
+		text = " on GPU " + s.Device
+	case s.Device != "":
+		text = " on " + s.Device
+	}
+	if s.DType != "" {
+		text += fmt.Sprintf(", %s %v", s.DType, s.Shape)
 	}
 	return text
 }

@@ -24,8 +24,10 @@ func newPools() *cobra.Command {
   leased    blocks that buffers use
   used      what the buffers in them asked for
   cached    blocks free for use
-  held      free blocks being recalled, or waiting for a process to end`,
-		Args: cobra.NoArgs,
+  held      free blocks being recalled, or waiting for a process to end
+
+The service itself counts as a session, and so does this command.`,
+		Args: arguments(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			client, err := bridge.Dial(c.Context(), socket)
 			if err != nil {

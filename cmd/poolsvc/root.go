@@ -3,11 +3,15 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
 )
 
 // errReported says that what went wrong has been shown to the user already.
@@ -19,21 +23,43 @@ func newRoot() *cobra.Command {
 		Short: "GPU memory that one process owns and many use",
 		Long: `poolsvc owns memory pools and lends buffers from them to other processes, in Go and in Python, without a copy.
 
-  poolsvc verify    does it work on this machine? (start here)
-  poolsvc serve     run the service
-  poolsvc pools     what a running service holds
-  poolsvc export    save where a buffer is, for programs that are no clients
-  poolsvc import    read what such a file names
-  poolsvc doctor    what this machine has, and what to do about what it lacks
-  poolsvc bench     what it costs here, beside what there is without it
+Start with poolsvc verify: does it work on this machine?
 
 The service listens on $POOLBRIDGE_SOCKET, else on poolbridge/poolsvc.sock below $XDG_RUNTIME_DIR, else on
 poolbridge-UID/poolsvc.sock below the temporary directory.`,
+		Version:       version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	root.SetVersionTemplate(versionLine())
 	root.AddCommand(newServe(), newVerify(), newPools(), newExport(), newImport(), newDoctor(), newBench(), newBenchConsumer(), newWorker(), newVersion())
 	return root
+}
+
+// arguments refuses any other number of arguments, and says which there should be.
+func arguments(least, most int) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) >= least && len(args) <= most {
+			return nil
+		}
+		if most == 0 {
+			return fmt.Errorf("%s takes no arguments, not %q: see %s --help", c.CommandPath(), args, c.CommandPath())
+		}
+		usage := strings.TrimSuffix(c.UseLine(), " [flags]")
+		return fmt.Errorf("expected `%s`, not the arguments %q: see %s --help", usage, args, c.CommandPath())
+	}
+}
+
+// kindsOf reads the values of --kind.
+func kindsOf(texts []string) ([]mempool.Kind, error) {
+	var kinds []mempool.Kind
+	for _, text := range texts {
+		if !slices.Contains(mempool.Kinds(), mempool.Kind(text)) {
+			return nil, fmt.Errorf("--kind %q is no kind of memory: expected one of %v", text, mempool.Kinds())
+		}
+		kinds = append(kinds, mempool.Kind(text))
+	}
+	return kinds, nil
 }
 
 // socketFlag adds --socket to a command.

@@ -37,9 +37,11 @@ A pool can be made at the start, so that clients only have to open it:
   poolsvc serve --pool name=frames,kind=device,device=0,max=8GiB
   poolsvc serve --pool name=frames,kind=host,max=256MiB,session=64MiB,uid=1000,uid=1001,gid=44
 
+Sizes are in bytes, KiB, MiB, GiB or TiB; without kind it is device, without device the first.
+
 Whoever is on a pool's access list can reach all of the pool's memory; the default is only the user that the service
 runs as. Other users also need to be able to open the socket: see --mode.`,
-		Args: cobra.NoArgs,
+		Args: arguments(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			level := slog.LevelInfo
 			if verbose {
@@ -73,7 +75,7 @@ runs as. Other users also need to be able to open the socket: see --mode.`,
 	}
 	socketFlag(c, &socket)
 	c.Flags().StringVar(&mode, "mode", "0600", "file mode of the socket, octal")
-	c.Flags().StringArrayVar(&specs, "pool", nil, "make a pool: name=NAME,max=SIZE[,kind=device|vmm|legacy|pinned|host][,device=N|UUID][,session=SIZE][,uid=N][,gid=N]")
+	c.Flags().StringArrayVar(&specs, "pool", nil, "make a pool, may be repeated: name=NAME,max=SIZE[,kind=device|vmm|legacy|pinned|host][,device=N|UUID][,session=SIZE][,uid=N][,gid=N]")
 	c.Flags().UintSliceVar(&creators, "creator", nil, "ids of other users who may make and destroy pools")
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "log sessions too")
 	return c

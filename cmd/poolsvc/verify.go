@@ -32,10 +32,11 @@ A check that cannot run here is skipped and says why. The exit status is 0 only 
   poolsvc verify --python ~/venv/bin/python --json
   poolsvc verify --kind device --device 1 --elements 1000000
   poolsvc verify --only 'vmm/*' --only '*/round-trip/cupy'`,
-		Args: cobra.NoArgs,
+		Args: arguments(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
-			for _, k := range kinds {
-				o.Kinds = append(o.Kinds, mempool.Kind(k))
+			var err error
+			if o.Kinds, err = kindsOf(kinds); err != nil {
+				return err
 			}
 			o.LargeBytes = uint64(large)
 			if !asJSON {

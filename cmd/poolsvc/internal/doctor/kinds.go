@@ -22,7 +22,7 @@ func (c *chart) kinds(devices []cuda.Device) {
 			continue
 		}
 		if len(devices) == 0 {
-			c.missing(topic, "see driver and devices above", "needs a GPU")
+			c.missing(topic, "see above", "needs a GPU")
 			continue
 		}
 		var on []string

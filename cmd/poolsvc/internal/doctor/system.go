@@ -126,7 +126,7 @@ func (c *chart) limits() {
 			c.warn("locked memory", "raise it (ulimit -l, LimitMEMLOCK=): a page of counters is locked for each session",
 				"%d KiB", locked.Cur>>10)
 		default:
-			c.ok("locked memory", "%d KiB; sharing needs less than 64", locked.Cur>>10)
+			c.ok("locked memory", "%d KiB; sharing needs less than 64 KiB", locked.Cur>>10)
 		}
 	}
 }

@@ -93,7 +93,7 @@ func (o Options) choose(p *roster) ([]chosen, error) {
 		}
 	}
 	if len(list) == 0 {
-		return nil, fmt.Errorf("no check matches %q", o.Only)
+		return nil, fmt.Errorf("no check matches %q: expected globs of kind/name, such as 'host/*' or '*/round-trip/*'", o.Only)
 	}
 	return list, nil
 }
