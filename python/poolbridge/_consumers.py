@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -183,7 +184,8 @@ class Torch(Consumer):
         flat = array.reshape(-1)
         for first, count in chunks(flat.numel()):
             part = self._plain(flat[first : first + count])
-            part.copy_(self._expected(part, pattern, first))
+            # By a kernel: PyTorch's copies name a direction, which the driver refuses for memory of a host pool.
+            torch.add(self._expected(part, pattern, first), 0, out=part)
         if flat.is_cuda:
             torch.cuda.synchronize(flat.device)
 
@@ -284,9 +286,29 @@ class Numba(OnHost):
         return cuda.as_cuda_array(lease.view())
 
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
-        """Copy by Numba."""
-        out: np.ndarray[Any, Any] = array.copy_to_host()
-        return out
+        """Copy by a kernel, and then to the CPU: Numba's copies name a direction, which host pools refuse."""
+        from numba import cuda
+
+        flat = array.reshape(-1)
+        on_gpu = cuda.device_array(flat.shape, flat.dtype)
+        if flat.size:
+            threads = 256
+            self._kernel()[(flat.size + threads - 1) // threads, threads](on_gpu, flat)
+        out: np.ndarray[Any, Any] = on_gpu.copy_to_host()
+        return out.reshape(array.shape)
+
+    @staticmethod
+    @functools.cache
+    def _kernel() -> Any:
+        from numba import cuda
+
+        @cuda.jit  # type: ignore[untyped-decorator]
+        def copy(out: Any, source: Any) -> None:
+            i = cuda.grid(1)
+            if i < out.size:
+                out[i] = source[i]
+
+        return copy
 
 
 class Jax(OnHost):
@@ -312,8 +334,10 @@ class Jax(OnHost):
         return int(array.unsafe_buffer_pointer())
 
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
-        """Copy by JAX."""
-        return np.array(array)
+        """Copy by a kernel, and then to the CPU: JAX's copies name a direction, which host pools refuse."""
+        import jax
+
+        return np.array(jax.jit(lambda x: jax.numpy.stack([x, x]))(array)[0])
 
 
 # In this order they are preferred.

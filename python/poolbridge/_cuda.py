@@ -308,14 +308,15 @@ def copy_to_host(ordinal: int, out: np.ndarray[Any, Any], address: int) -> None:
     """Copy from the device, after all work queued there; complete on return."""
     with _current(ordinal):
         _call("cuCtxSynchronize")
-        _call("cuMemcpyDtoH", int(out.ctypes.data), address, out.nbytes)
+        # Not cuMemcpyDtoH: memory of a host pool has a device address, and is refused as a device's.
+        _call("cuMemcpy", int(out.ctypes.data), address, out.nbytes)
 
 
 def copy_from_host(ordinal: int, address: int, data: np.ndarray[Any, Any]) -> None:
     """Copy to the device, after all work queued there; complete on return."""
     with _current(ordinal):
         _call("cuCtxSynchronize")
-        _call("cuMemcpyHtoD", address, int(data.ctypes.data), data.nbytes)
+        _call("cuMemcpy", address, int(data.ctypes.data), data.nbytes)
         # Copies from pageable memory may return before the device has the last bytes.
         _call("cuCtxSynchronize")
 

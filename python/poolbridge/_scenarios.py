@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 _TIMEOUT: Final = 10.0
 
 
-def _failure(error: Exception) -> dict[str, Any]:
-    return {"type": type(error).__name__, "code": getattr(error, "code", ""), "message": str(error)}
+def failure(error: BaseException) -> dict[str, Any]:
+    """Say what went wrong; ``code`` is that of the wire, empty for the errors of others."""
+    code = error.code if isinstance(error, poolbridge.PoolbridgeError) else ""
+    return {"type": type(error).__name__, "code": code, "message": str(error)}
 
 
 def _compare(lease: Any, task: dict[str, Any]) -> dict[str, Any]:
@@ -88,13 +90,13 @@ def forbidden(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
         try:
             lease.copy_from(0)
         except Exception as error:  # noqa: BLE001 - what it is is the answer
-            api = _failure(error)
+            api = failure(error)
         device, ordinal = lease.__dlpack_device__()
         if device == 2:
             try:
                 _cuda.copy_from_host(ordinal, lease.evidence()["pointer"], np.zeros(4, np.uint8))
             except poolbridge.DriverError as error:
-                driver = _failure(error)
+                driver = failure(error)
         answer = _compare(lease, task)
     worker.settle()
     return {**answer, "api": api, "driver": driver}

@@ -126,8 +126,7 @@ class Worker:
                 raise ValueError(f"unknown task {name!r}: expected one of {', '.join((*_TASKS, *_scenarios.TASKS))}")
             return {"ok": True, "task": name, **getattr(self, name)(task)}
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-            code = getattr(error, "code", "")
-            return {"ok": False, "error": {"type": type(error).__name__, "code": code, "message": str(error)}}
+            return {"ok": False, "error": _scenarios.failure(error)}
 
     def close(self) -> None:
         """Release everything and disconnect."""

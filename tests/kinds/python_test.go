@@ -66,7 +66,7 @@ write.copy_from(np.full(write.shape, 7, np.uint8))
 write.release()
 assert (client.get("frame", timeout=10).to_numpy() == 7).all()
 `)
-	assert.Equal(t, "library: InvalidArgumentError\ndriver: cuMemcpyHtoD: CUDA_ERROR_INVALID_VALUE", said)
+	assert.Equal(t, "library: InvalidArgumentError\ndriver: cuMemcpy: CUDA_ERROR_INVALID_VALUE", said)
 }
 
 func TestInPythonALegacyHandleIsLoadedAndClosesItself(t *testing.T) {
