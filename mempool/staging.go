@@ -3,6 +3,7 @@ package mempool
 import (
 	"errors"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -101,12 +102,14 @@ func (s *staging) begin(p *piece, copyAsync func() error) error {
 	}
 	s.last++
 	p.free = s.last
-	if s.word == nil {
-		err := s.lane.stream.Synchronize()
-		s.count.Store(s.last)
-		return err
+	if s.word != nil && s.lane.stream.WriteValue64(s.word.DevicePtr(), s.last) == nil {
+		return nil
 	}
-	return s.lane.stream.WriteValue64(s.word.DevicePtr(), s.last)
+	err := s.lane.stream.Synchronize()
+	if err == nil { // otherwise the GPU may still use the piece
+		s.count.Store(s.last)
+	}
+	return err
 }
 
 // How await waits: the GPU tells nobody.
@@ -138,15 +141,16 @@ func (s *staging) await(count uint64) error {
 	}
 }
 
-// close gives the memory back. The lane's work is done.
+// close gives the memory back, and keeps what the driver does not take. The lane's work is done.
 func (s *staging) close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var errs []error
-	for _, p := range s.idle {
-		errs = append(errs, p.mem.Close())
-	}
-	s.idle = nil
+	s.idle = slices.DeleteFunc(s.idle, func(p *piece) bool {
+		err := p.mem.Close()
+		errs = append(errs, err)
+		return err == nil
+	})
 	if s.word != nil {
 		errs = append(errs, s.word.Close())
 	}
