@@ -153,8 +153,8 @@ func (s *Session) Dropped(blocks []uint64) error {
 // says that the process behind the session can no longer touch them; nil says so at once. What End returns is closed
 // then.
 //
-// Its timeline ends with it if all its tickets are reached, otherwise with the process: then the waits of others for them
-// end, and content that was not complete has failed. A session of this process waits for its own work.
+// Its timeline ends once all its tickets are reached, otherwise with the process: then the waits of others for them end, and
+// content that was not complete has failed. A session of this process waits for its own work.
 func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 	svc := s.svc
 	if s.notify == nil {
@@ -189,6 +189,7 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 		n.remove()
 	}
 	s.stopShowing()
+	s.timeline.dieIfDone()
 	if gone == nil || (len(held) == 0 && len(s.mapped) == 0 && !s.timeline.owed()) {
 		s.settle(held)
 		return s.settled
@@ -196,15 +197,41 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 	svc.background.Add(1)
 	go func() {
 		defer svc.background.Done()
-		select {
-		case <-gone:
-		case <-svc.closing:
-		}
-		svc.mu.Lock()
-		defer svc.mu.Unlock()
-		s.settle(held)
+		s.linger(gone, held)
 	}()
 	return s.settled
+}
+
+// lingerRest is how often an ended session's words are looked at while its process lives on.
+const lingerRest = time.Second
+
+// linger settles an ended session once its process is gone, or nothing is held for it any more.
+func (s *Session) linger(gone <-chan struct{}, held []*block) {
+	svc := s.svc
+	owed, over := true, false
+	for pause := drainPause; !over; pause = min(2*pause, lingerRest) {
+		var look <-chan time.Time
+		if owed { // streams tell nobody when they write a word
+			look = time.After(pause)
+		}
+		select {
+		case <-gone:
+			over = true
+		case <-svc.closing:
+			over = true
+		case <-look:
+		}
+		svc.mu.Lock()
+		if !over {
+			s.timeline.dieIfDone()
+			owed = s.timeline.owed()
+			over = !owed && len(held) == 0 && len(s.mapped) == 0
+		}
+		if over {
+			s.settle(held)
+		}
+		svc.unlock()
+	}
 }
 
 // settle lets the blocks go that an ended session held or mapped. Service.mu is held, and released for driver calls.

@@ -208,6 +208,13 @@ func (t *timeline) die(last *[TimelineWords]uint64) {
 	t.retire()
 }
 
+// dieIfDone ends the timeline of a session that has ended if every ticket of it is reached. Service.mu is held.
+func (t *timeline) dieIfDone() {
+	if t != nil && !t.owed() {
+		t.die(nil)
+	}
+}
+
 // fail marks the buffers whose content was not complete. Service.mu is held.
 func (t *timeline) fail(last *[TimelineWords]uint64) {
 	told := make(map[*Session][]uint64)

@@ -499,3 +499,44 @@ func TestAWaitOfThisProcessOutlivesItsLease(t *testing.T) {
 	w.die()
 	<-outlives
 }
+
+func TestATimelineEndsOnceItsTicketsAreReachedThoughTheProcessLives(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 5120)
+	timelines := func() int {
+		svc.mu.Lock()
+		defer svc.mu.Unlock()
+		return len(svc.timelines)
+	}
+	maps := hire(t, svc)
+	mapBlock(t, allocate(t, maps.Session, p, 10))
+	gone := make(chan struct{})
+	settled := maps.End(gone)
+	assert.Zero(t, timelines(), "its block is held for the process, its timeline is not")
+
+	for _, holds := range []bool{false, true} {
+		w := hire(t, svc)
+		l := allocate(t, w.Session, p, 10)
+		if holds {
+			mapBlock(t, l)
+		}
+		done := w.ticket()
+		require.NoError(t, l.ReleaseAt(false, []Ticket{done}))
+		ended := w.End(gone)
+		assert.Equal(t, 1, timelines())
+		w.reach(done)
+		require.Eventually(t, func() bool { return timelines() == 0 }, patience, time.Millisecond)
+		if !holds {
+			<-ended
+			continue
+		}
+		select {
+		case <-ended:
+			t.Error("its process may still use the block")
+		default:
+		}
+		defer func() { <-ended }()
+	}
+	close(gone)
+	<-settled
+}
