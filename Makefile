@@ -11,7 +11,7 @@ LDFLAGS := -extldflags=-Wl,-z,lazy -X main.version=$(shell git describe --tags -
 GOLANGCI_VERSION := v2.15.0
 GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
 
-.PHONY: help build verify test test-go test-python test-integration simcuda ptx lint fuzz bench gpu-bundle clean FORCE
+.PHONY: help build venv verify test test-simcuda test-go test-python test-integration simcuda ptx lint fuzz bench gpu-bundle clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -34,17 +34,26 @@ venv: $(VENV)/installed ## make the virtual environment with the Python package 
 verify: bin/poolsvc $(VENV)/installed ## do the main job, on the GPU where there is one
 	bin/poolsvc verify --python $(PY)
 
-test: test-go test-python test-integration ## run every test
+# What needs a CUDA driver runs on the simulated one; a machine with a GPU runs tests/gpu/run on the real one.
+ON_SIMCUDA := LD_LIBRARY_PATH=$(SIMCUDA) SIMCUDA_MACHINE=make-test
+GOTEST := $(GO) test -race -ldflags '$(LDFLAGS)'
+
+test: test-simcuda test-go test-python test-integration ## run every test
+
+test-simcuda: simcuda $(VENV)/installed
+	$(MAKE) -C tests/simcuda test test-python PYTHON=$(PY)
 
 test-go: simcuda
 	$(GO) vet ./...
-	$(GO) test -race -ldflags '$(LDFLAGS)' ./bridge/... ./mempool/... ./cuda/... ./cmd/...
+	$(ON_SIMCUDA) $(GOTEST) ./bridge/... ./mempool/... ./cuda/... ./cmd/... ./tests/driverfacts ./tests/anomaly
 
-test-python: $(VENV)/installed simcuda
+test-python: $(VENV)/installed simcuda bin/poolsvc
 	$(PY) -m pytest -q python/tests
 
+# Once on host memory alone, as on a machine without a driver, and once with the simulated one.
 test-integration: bin/poolsvc $(VENV)/installed simcuda
-	POOLBRIDGE_TEST_PYTHON=$(PY) $(GO) test -race -count=1 -ldflags '$(LDFLAGS)' ./tests/... ./examples/...
+	$(GOTEST) -count=1 ./tests/integration ./tests/kinds ./examples/...
+	$(ON_SIMCUDA) $(GOTEST) -count=1 ./tests/integration ./examples/...
 
 simcuda: ## build the simulated CUDA driver
 	$(MAKE) -C tests/simcuda
