@@ -278,8 +278,8 @@ class Client(ClientState):
         channel
             A channel or its name.
         credit
-            How many frames may be here at a time, waiting to be taken or not yet released, 1 to 256. A loop that keeps
-            one while it asks for the next needs 2.
+            How many frames may be here at a time, waiting to be taken or not yet released, 1 to 256. A loop whose
+            arrays of one frame live on while it asks for the next needs 2.
         oldest
             Begin with the oldest frame that the channel keeps; otherwise with the newest.
         full

@@ -21,13 +21,25 @@ class BaseFrame(BaseLease):
     """A read lease on a buffer that came through a channel: an array, as a lease is.
 
     Arrays made from it keep it alive. It is released, which gives its place in the credit to the next frame, when the
-    last of them and the frame itself are gone, or by `release`.
+    last of them and the frame itself are gone, or by `release`. When iteration goes on to the next frame, this one
+    counts as gone; `lease` keeps it.
     """
 
     def __init__(self, hold: Hold, notice: _channel_messages.Frame, feed: Feed) -> None:
         super().__init__(hold)
         self._notice = notice
         self._feed = feed
+        self._kept = False
+
+    def _pass(self) -> None:
+        """Let go of it because iteration goes on; arrays and leases of it live on."""
+        hold = self._hold
+        if hold.released or hold.unaccounted:
+            return
+        if self._kept or hold.tokens:
+            self._hold = hold.ended_twin()
+        else:
+            hold.end()
 
     @property
     def seq(self) -> int:
@@ -74,7 +86,8 @@ class Frame(BaseFrame):
 
     @property
     def lease(self) -> Lease:
-        """The frame as a plain lease."""
+        """The frame as a plain lease, which keeps it for longer than its turn in an iteration."""
+        self._kept = True
         return Lease(self._client, self._hold)
 
     def wait(self, timeout: float | None = None) -> None:
@@ -126,7 +139,8 @@ class AsyncFrame(BaseFrame):
 
     @property
     def lease(self) -> AsyncLease:
-        """The frame as a plain lease."""
+        """The frame as a plain lease, which keeps it for longer than its turn in an iteration."""
+        self._kept = True
         return AsyncLease(self._client, self._hold)
 
     async def wait(self, timeout: float | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from copy import copy
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -142,6 +143,17 @@ class Hold:
                 "drop the lease and its arrays and it ends by itself, or say release(force=True) once none is used; "
                 "arrays made by DLPack, or of lease.view(), are counted"
             )
+
+    def end(self) -> None:
+        """End the lease as a finaliser does: what has to be waited for is waited for elsewhere."""
+        self.released = True
+        self.session.let_go(self, failed=self.failed)
+
+    def ended_twin(self) -> Hold:
+        """Make a copy that tells the same and has ended; the lease lives on for as long as others hold it."""
+        twin = copy(self)
+        twin.released = True
+        return twin
 
     def unused_after(self, error: BaseException, *, failed: bool) -> bool:
         """Whether it can end while `error` passes: arrays in its frames may still need the memory.

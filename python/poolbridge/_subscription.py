@@ -7,12 +7,13 @@ from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+from weakref import ref
 
 from msgspec import UnsetType
 
 from poolbridge import _channel_operations, _errors, _operations, _order
 from poolbridge._errors import WaitTimeoutError
-from poolbridge._frame import AsyncFrame, Frame
+from poolbridge._frame import AsyncFrame, BaseFrame, Frame
 
 if TYPE_CHECKING:
     from poolbridge import _channel_messages
@@ -99,6 +100,14 @@ class BaseSubscription:
 
     def __init__(self, session: Session) -> None:
         self._intake = _Intake(session)
+        self._last: Callable[[], BaseFrame | None] = _none
+
+    def _pass(self) -> None:
+        """Let go of the frame that an iteration had before."""
+        last = self._last()
+        if last is not None:
+            self._last = _none
+            last._pass()  # noqa: SLF001 - of one family
 
     @property
     def closed(self) -> bool:
@@ -118,8 +127,9 @@ class BaseSubscription:
 class Subscription(BaseSubscription):
     """The frames of a channel, for one thread to take one after the other; a context manager.
 
-    Iteration ends when the channel is shut. It raises `ProducerDiedError` at a frame whose producer died before it was
-    complete, and another error when no frame can come any more; after the first, iterating again goes on.
+    Iteration lets go of each frame when the next is asked for, and ends when the channel is shut. It raises
+    `ProducerDiedError` at a frame whose producer died before it was complete, and another error when no frame can come
+    any more; after the first, iterating again goes on.
 
     Attributes
     ----------
@@ -138,10 +148,13 @@ class Subscription(BaseSubscription):
         return self
 
     def __next__(self) -> Frame:
-        return self._take(None)
+        self._pass()
+        frame = self._take(None)
+        self._last = ref(frame)
+        return frame
 
     def receive(self, timeout: float | None = None) -> Frame | None:
-        """Take the next frame.
+        """Take the next frame; unlike in an iteration, it is for the caller to let go of it.
 
         Parameters
         ----------
@@ -243,9 +256,11 @@ class AsyncSubscription(BaseSubscription):
         return self
 
     async def __anext__(self) -> AsyncFrame:
+        self._pass()
         frame = await self.receive()
         if frame is None:
             raise StopAsyncIteration
+        self._last = ref(frame)
         return frame
 
     async def receive(self, timeout: float | None = None) -> AsyncFrame | None:
@@ -283,3 +298,7 @@ class AsyncSubscription(BaseSubscription):
     def __repr__(self) -> str:
         name = self.channel.name if self.channel is not None else self._wanted
         return f"<poolbridge.AsyncSubscription to {name!r}, {'closed' if self.closed else 'open'}>"
+
+
+def _none() -> None:
+    return None

@@ -92,7 +92,7 @@ def test_publishing_what_lives_in_a_lease_costs_no_copy(service, client, other):
     lease = client.allocate((4, 6), "float32")
     channel.publish(lease.view())
     assert len(service.seen(m.Alloc)) == allocations + 2
-    whole, piece, _ = (next(frames) for _ in range(3))
+    whole, piece, _ = (frames.receive() for _ in range(3))
     assert np.asarray(whole).tolist() == np.arange(24).reshape(4, 6).tolist()
     assert np.asarray(piece).tolist() == np.arange(24).reshape(4, 6)[1:3, ::2].tolist()
     assert piece.strides == (24, 8)
@@ -145,6 +145,33 @@ def test_a_frame_is_released_with_its_last_array(service, client, other):
     assert service.leases == 0
     assert publish(client, channel, 2) == 2
     assert next(frames).seq == 2
+
+
+def test_iteration_lets_go_of_a_frame_when_it_goes_on(service, client, other):
+    channel = client.create_channel("work", mode="queue", capacity=8)
+    frames = other.subscribe("work", credit=2)
+    for value in range(4):
+        publish(client, channel, value)
+    channel.shut()
+    first = next(frames)
+    second = next(frames)
+    assert first.released
+    assert first.shape == (4,)
+    with pytest.raises(poolbridge.LeaseReleasedError):
+        np.asarray(first)
+    array, kept = np.asarray(second), second.lease
+    third = next(frames)
+    assert second.released
+    assert not kept.released
+    assert array.tolist() == [1] * 4
+    other.stats()
+    assert service.leases == 2
+    del array
+    assert kept.to_numpy().tolist() == [1] * 4
+    kept.release()
+    assert next(frames).seq == 4
+    assert third.released
+    assert list(frames) == []
 
 
 def test_a_full_channel_fails_and_the_lease_lives_on(client, other):
