@@ -1,0 +1,78 @@
+// Command stream sends frames as a camera does, from GPU memory (or, with -kind host, from host memory), to whoever
+// subscribes: start consumer.py beside it as often as you like, with CuPy, PyTorch or NumPy.
+package main
+
+import (
+	"context"
+	"flag"
+	"log"
+	"strconv"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func main() {
+	kind := flag.String("kind", string(mempool.Device), "where the frames live: device or host")
+	frames := flag.Int("frames", 300, "how many to send")
+	flag.Parse()
+	if err := run(context.Background(), mempool.Kind(*kind), *frames); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context, kind mempool.Kind, frames int) error {
+	c, err := open(ctx, kind)
+	if err != nil {
+		return err
+	}
+	defer c.client.Close()
+	return c.send(ctx, frames, time.Second/30)
+}
+
+// A camera has a channel, and a pool that its frames are in.
+type camera struct {
+	client  *bridge.Client
+	pool    *bridge.Pool
+	channel *bridge.Channel
+}
+
+func open(ctx context.Context, kind mempool.Kind) (*camera, error) {
+	client, err := bridge.Dial(ctx, bridge.DefaultSocket())
+	if err != nil {
+		return nil, err
+	}
+	pool, err := client.CreatePool(ctx, mempool.PoolSpec{Name: "video", Kind: kind, MaxBytes: 64 << 20})
+	if err != nil {
+		client.Close()
+		return nil, err
+	}
+	channel, err := client.CreateChannel(ctx, mempool.ChannelSpec{Name: "camera", Pool: pool.Info().ID, Capacity: 4,
+		Full: mempool.Block}) // a camera that must not wait says DropOldest
+	if err != nil {
+		client.Close()
+		return nil, err
+	}
+	return &camera{client, pool, channel}, nil
+}
+
+// Send sends frames whose every byte is the frame's number, and then says that there will be no more.
+func (c *camera) send(ctx context.Context, frames int, pause time.Duration) error {
+	image := mempool.Tensor{DType: mempool.Uint8, Shape: []uint64{240, 320, 3}}
+	for n := range frames {
+		frame, err := c.pool.Allocate(ctx, image, time.Second)
+		if err != nil {
+			return err
+		}
+		if err := frame.Fill(0, 240*320*3, byte(n)); err != nil {
+			return err
+		}
+		meta := map[string]string{"exposure": strconv.Itoa(n)}
+		if _, err := c.channel.Publish(ctx, frame, mempool.FrameOptions{Meta: meta, Wait: 10 * time.Second}); err != nil {
+			return err
+		}
+		time.Sleep(pause)
+	}
+	return c.channel.Shut(ctx)
+}
