@@ -83,7 +83,7 @@ class ArrayExports:
 
     @property
     def kind(self) -> str:
-        """Kind of memory: ``"host"`` or ``"device"``."""
+        """Kind of memory: ``"device"``, ``"vmm"``, ``"legacy"``, ``"pinned"`` or ``"host"``."""
         return self._hold.memory.pool.kind
 
     @property

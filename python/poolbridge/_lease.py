@@ -365,7 +365,7 @@ def _cuda_array_interface(hold: Hold) -> dict[str, Any]:
     hold.check_usable()
     description = hold.description
     if hold.memory.pool.device[0] != _dlpack.CUDA:
-        raise AttributeError("__cuda_array_interface__")
+        raise AttributeError("__cuda_array_interface__ is for memory that a GPU reaches, and this is not")
     if not description.element.in_numpy:
         raise AttributeError("__cuda_array_interface__ has no bfloat16: use DLPack")
     stream = _order.stream_to_follow(hold)

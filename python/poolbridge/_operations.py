@@ -20,6 +20,7 @@ from poolbridge import _dlpack, _order, _tensor, _timelines
 from poolbridge._channel_messages import Timeline, TimelineReply
 from poolbridge._errors import InvalidArgumentError, LeaseReleasedError, NotFoundError
 from poolbridge._hold import Hold
+from poolbridge._kinds import KINDS
 from poolbridge._messages import (
     U_MAX,
     Alloc,
@@ -140,6 +141,12 @@ def check_count(value: int, what: str, *, least: int = 0) -> int:
 # Pools
 
 
+def _check_kind(kind: str) -> str:
+    if not isinstance(kind, str):
+        raise InvalidArgumentError(f"the kind of a pool is one of {', '.join(KINDS)}, not {kind!r}")
+    return kind
+
+
 def create_pool(
     name: str,
     *,
@@ -153,7 +160,7 @@ def create_pool(
     """Create a pool; it is open for this session."""
     request = Create(
         nm=check_name(name, "pool"),
-        k=kind,
+        k=_check_kind(kind),
         dv="" if device is None else str(device),
         mx=check_count(max_bytes, "max_bytes", least=1),
         sx=check_count(session_bytes, "session_bytes"),

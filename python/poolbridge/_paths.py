@@ -75,7 +75,12 @@ def dial(path: str) -> socket.socket | None:
 
 
 def _not_running(path: str, error: OSError) -> str:
-    what = "no socket is there" if error.errno != errno.ECONNREFUSED else "a socket is there, but nobody listens"
+    if error.errno != errno.ECONNREFUSED:
+        what = "no socket is there"
+    elif Path(path).is_socket():
+        what = "a socket is there, but nobody listens"
+    else:
+        what = "what is there is no socket"
     return (
         f"the poolbridge service is not running: looked at {path} ({what}). Start it with `poolsvc serve`, "
         "or set POOLBRIDGE_SOCKET to the socket of a running one"
