@@ -281,7 +281,8 @@ class ChannelConnection(Connection):
                 subscriber.credit -= 1
                 subscriber.held[frame.number] = frame
                 subscriber.connection.deliver(subscriber, frame)
-        if channel.shut:
+        busy = queue and (channel.kept or any(subscriber.held for subscriber in channel.subscribers))
+        if channel.shut and not busy:
             for subscriber in list(channel.subscribers):
                 if not subscriber.waiting and not subscriber.ended:
                     subscriber.ended = True
