@@ -73,6 +73,8 @@ type client struct {
 	*bridge.Client
 	pool   *bridge.Pool
 	leases map[string]*bridge.Lease
+
+	promised mempool.Ticket
 }
 
 func (c *client) do(s step) (err error) {
@@ -100,6 +102,12 @@ func (c *client) do(s step) (err error) {
 		err = check(l, s.Lease)
 	case "publish":
 		err = l.Publish(ctx, mempool.Publication{Name: s.Lease})
+	case "promise": // to be published, and complete only later
+		err = c.promise(ctx, l, s.Lease)
+	case "keep":
+		if clock, e := c.Clock(ctx); e == nil {
+			err = clock.Reach(c.promised)
+		}
 	case "release":
 		err = l.Release(false)
 		_, told := c.Stats(ctx) // its answer comes after the release was carried out
@@ -118,6 +126,22 @@ func (c *client) do(s step) (err error) {
 		err = fmt.Errorf("there is no step %q", s.Op)
 	}
 	return err
+}
+
+// promise publishes a buffer that is complete once a ticket is reached.
+func (c *client) promise(ctx context.Context, l *bridge.Lease, name string) error {
+	clock, err := c.Clock(ctx)
+	if err != nil {
+		return err
+	}
+	word, err := clock.Word()
+	if err != nil {
+		return err
+	}
+	c.promised = clock.Next(word)
+	p := mempool.Publication{Name: name}
+	p.Ready = &c.promised
+	return l.Publish(ctx, p)
 }
 
 func poolSpec(k mempool.Kind, device string) mempool.PoolSpec {

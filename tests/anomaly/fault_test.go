@@ -12,30 +12,18 @@ import (
 type fault struct {
 	error string
 	codes []string
-	lasts bool // every call from then on fails
 }
 
 var faults = []fault{
 	{error: "OUT_OF_MEMORY", codes: []string{"memory", "unavailable"}},
 	{error: "INVALID_VALUE", codes: []string{"invalid", "unavailable"}},
 	{error: "NOT_SUPPORTED", codes: []string{"unavailable", "invalid"}},
-	{error: "DEINITIALIZED", codes: []string{"internal", "unavailable"}, lasts: true},
+	{error: "NOT_PERMITTED", codes: []string{"internal", "unavailable"}},
 }
 
 // rule fails the kth call from now on.
 func (f fault) rule(k int) string {
-	if f.lasts {
-		return fmt.Sprintf("call=* error=%s after=%d", f.error, k-1)
-	}
 	return fmt.Sprintf("call=* error=%s nth=%d", f.error, k)
-}
-
-// next is the call to fail after the nth. Where all that follow fail too, not every one makes a difference.
-func (f fault) next(n int) int {
-	if f.lasts {
-		return n + 1 + n/4
-	}
-	return n + 1
 }
 
 // told says whether err is what a client is told of the fault.

@@ -66,12 +66,10 @@ type remote struct {
 	path   string
 	kind   mempool.Kind
 	device string
-	fresh  bool // has done nothing yet
 }
 
 // do has the client take steps, "op" or "op lease", up to the first that fails, and tells how many it took.
 func (r *remote) do(steps ...string) (int, error) {
-	r.fresh = false
 	for i, text := range steps {
 		s := step{Path: r.path, Kind: r.kind, Device: r.device}
 		_, _ = fmt.Sscan(text, &s.Op, &s.Lease)
@@ -84,14 +82,4 @@ func (r *remote) do(steps ...string) (int, error) {
 		}
 	}
 	return len(steps), nil
-}
-
-// renew starts another client, for one that has lost something.
-func (r *remote) renew() error {
-	if err := r.end(); err != nil {
-		return err
-	}
-	p, err := start("client")
-	r.process, r.fresh = p, true
-	return err
 }

@@ -1,5 +1,236 @@
 package anomaly
 
-import "io"
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
 
-func beRuined(io.Reader, io.Writer) int { return 0 }
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// ruins end a GPU for the process that meets them: a call finds an error of earlier work, which sticks, or the GPU gone.
+var ruins = []struct {
+	name, rule string
+	passes     bool // it is over when the operation is
+}{
+	{name: "an error that sticks", rule: "call=* error=ILLEGAL_ADDRESS nth={n}"},
+	{name: "a GPU that fell off the bus", rule: "call=* lost nth={n} device={gpu}"},
+	{name: "a driver that shuts down", rule: "call=* error=DEINITIALIZED after={n}", passes: true},
+}
+
+// ruinedDevices is how many GPUs a process can ruin, one after another; the first is the neighbours'.
+const ruinedDevices = 7
+
+// ruinLimit is how long a run may take: nobody waits for a GPU that is gone.
+const ruinLimit = 10 * time.Second
+
+// ruinTask says what a process is to ruin GPUs with: the nth call and those after it that make a difference.
+type ruinTask struct {
+	Kind      mempool.Kind
+	Operation int
+	Side      string
+	Ruin      int
+	N         int
+}
+
+// ruinReport is what came of it. Next is where to go on; 0 once no call was left to fail.
+type ruinReport struct {
+	Next  int
+	Runs  int
+	Error string
+}
+
+func TestARuinedGPUEndsNothingElse(t *testing.T) {
+	needSimulation(t)
+	runs := 0
+	for _, k := range kinds {
+		t.Run(string(k), func(t *testing.T) {
+			for o := range operations {
+				if operations[o].free || operations[o].calm {
+					continue
+				}
+				for f := range ruins {
+					for _, side := range []string{"service", "client"} {
+						for n := 1; n != 0; {
+							r := ruin(t, ruinTask{k, o, side, f, n})
+							n, runs = r.Next, runs+r.Runs
+						}
+					}
+				}
+			}
+		})
+	}
+	t.Logf("%d runs", runs)
+}
+
+// ruin has a process ruin GPUs.
+func ruin(t *testing.T, task ruinTask) (r ruinReport) {
+	t.Helper()
+	p, err := start("ruin", "SIMCUDA_DEVICES="+strconv.Itoa(1+ruinedDevices))
+	require.NoError(t, err)
+	require.NoError(t, p.ask(task, &r), "%+v", task)
+	require.Empty(t, r.Error, "%+v, %s, from call %d of the %s", task, operations[task.Operation].name+", "+ruins[task.Ruin].name, task.N, task.Side)
+	assert.NoError(t, p.end())
+	return r
+}
+
+// beRuined is a service whose GPUs are ruined, or its client's.
+func beRuined(in io.Reader, out io.Writer) int {
+	var task ruinTask
+	if err := json.NewDecoder(in).Decode(&task); err != nil {
+		return 1
+	}
+	dir, err := os.MkdirTemp("", "poolbridge-ruin-")
+	if err != nil {
+		log.Print(err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	driver.settle(dir)
+	_ = os.Setenv("SIMCUDA_DEVICES", strconv.Itoa(1+ruinedDevices))
+	r := task.carryOut(dir)
+	if err := goleak.Find(); err != nil && r.Error == "" {
+		r.Error = err.Error()
+	}
+	if err := json.NewEncoder(out).Encode(r); err != nil {
+		return 1
+	}
+	return 0
+}
+
+func (task ruinTask) carryOut(dir string) (r ruinReport) {
+	r.Next = task.N
+	for device := 1; device <= ruinedDevices; device++ {
+		begun := time.Now()
+		calls, err := task.run(dir, strconv.Itoa(device), r.Next)
+		if err == nil && time.Since(begun) > ruinLimit {
+			err = fmt.Errorf("it took %v", time.Since(begun))
+		}
+		if err != nil {
+			r.Error = fmt.Sprintf("call %d of the %s: %v: %v", r.Next, task.Side, calls, err)
+			return r
+		}
+		r.Runs++
+		if len(calls) == 0 {
+			r.Next = 0
+			return r
+		}
+		r.Next += 1 + r.Next/4                 // those that follow fail too: not every one makes a difference
+		if operations[task.Operation].abrupt { // the neighbours' GPU may have been the one
+			return r
+		}
+	}
+	return r
+}
+
+// run ruins one GPU while an operation goes on.
+func (task ruinTask) run(dir, device string, n int) (calls []string, err error) {
+	p, err := start("client")
+	if err != nil {
+		return nil, err
+	}
+	client := &remote{process: p, device: device}
+	defer func() { _ = client.end() }()
+	s, err := set(dir, task.Kind, client)
+	if err != nil {
+		return nil, fmt.Errorf("setting the stage: %w", err)
+	}
+	o := operations[task.Operation]
+	if o.prepare != nil {
+		if err := o.prepare(s); err != nil {
+			return nil, fmt.Errorf("before: %w", err)
+		}
+	}
+	if _, err := client.do(o.before...); err != nil {
+		return nil, fmt.Errorf("before: %w", err)
+	}
+	pid := os.Getpid()
+	if task.Side == "client" {
+		pid = client.pid()
+	}
+	ruin := ruins[task.Ruin]
+	if err := driver.arm(pid, strings.NewReplacer("{n}", strconv.Itoa(n), "{gpu}", device).Replace(ruin.rule)); err != nil {
+		return nil, err
+	}
+	_, failed := s.act(o)
+	s.rest()
+	if calls, err = driver.failed(); err != nil {
+		return calls, err
+	}
+	if len(calls) == 0 || ruin.passes { // else it stays: a GPU that fell off the bus does not come back
+		if err := driver.control(""); err != nil {
+			return nil, err
+		}
+	}
+	return calls, errors.Join(typed(failed), s.ruined(o, client), driver.control(""))
+}
+
+// typed says what is wrong with an error of a client, which must say what sort it is of.
+func typed(err error) error {
+	if err == nil || bridge.Code(err) != "" {
+		return nil
+	}
+	if failed, ok := errors.AsType[*failure](err); ok && failed.code != "" {
+		return nil
+	}
+	return fmt.Errorf("an error of no sort: %w", err)
+}
+
+// ruined goes on where the GPU of the client's pool is ruined, here or in the client.
+func (s *stage) ruined(o operation, client *remote) error {
+	if err := s.books(true); err != nil {
+		return err
+	}
+	if err := s.neighbours(); err != nil {
+		return err
+	}
+	if !slices.Contains(o.act, "close") {
+		if _, err := client.do("close"); typed(err) != nil {
+			return err
+		}
+	}
+	if err := client.end(); err != nil { // only then what it had leased and mapped can be used by others
+		return err
+	}
+	for _, l := range s.owed {
+		_ = l.Release(false) // it may live on as long as the service
+	}
+	if err := s.destroyed(); err != nil {
+		return err
+	}
+	if err := errors.Join(s.neighbours(), s.books(true), s.shutDown(), s.books(true)); err != nil {
+		return fmt.Errorf("afterwards: %w", err)
+	}
+	if reports := driver.misuse(o.meant(true)); len(reports) > 0 {
+		return fmt.Errorf("misuse: %q", reports)
+	}
+	return nil
+}
+
+// destroyed destroys the client's pool, and waits until it is gone.
+func (s *stage) destroyed() error {
+	p, ok := s.pool()
+	if !ok || s.down || len(s.owed) > 0 {
+		return nil
+	}
+	_ = s.admin.DestroyPool(p.Pool.ID) // what the driver does not take back goes with it
+	return eventually(func() error {
+		if p, ok := s.pool(); ok {
+			return fmt.Errorf("the pool is still there: %+v", p)
+		}
+		return nil
+	})
+}
