@@ -20,7 +20,8 @@ type ServerConfig struct {
 	// MayConnect says who may have a session, from what the kernel says about the peer; nil for whoever can open the
 	// socket. What a session may reach is for the access list of each pool.
 	MayConnect func(mempool.Peer) bool
-	// MaxSessions is how many there may be at a time; 0 for 4096.
+	// MaxSessions is how many there may be at a time, with those that ended while their process lives on and may still use
+	// memory of theirs; 0 for 4096.
 	MaxSessions int
 	// Log takes what happens to sessions; nil for none of it.
 	Log *slog.Logger
@@ -97,7 +98,9 @@ func (s *Server) accept() {
 		go func() {
 			defer s.accepted.Done()
 			c.serve()
-			s.dismiss(c)
+			if c.session == nil { // otherwise it counts until nothing is held for it any more
+				s.dismiss(c)
+			}
 		}()
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -166,4 +167,23 @@ func TestTheDefaultSocketIsOnesOwn(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", "")
 	t.Setenv("TMPDIR", "/tmp")
 	assert.Regexp(t, `^/tmp/poolbridge-\d+/poolsvc\.sock$`, DefaultSocket())
+}
+
+func TestEndedSessionsOfALivingProcessAreNoWayAroundTheLimit(t *testing.T) {
+	r := start(t, ServerConfig{MaxSessions: 8}, defaultLimits)
+	c := dial(t, r.path)
+	createPool(t, c, hostPool("p", 1<<20))
+	before := openFDs(t)
+	for range 7 {
+		raw, _ := streaming(t, r.path)
+		raw.ask(4, &wire.Alloc{Pool: 1, Tensor: bytesTensor(10)}, &wire.LeaseReply{})
+		require.NoError(t, raw.conn.Close()) // and may go on writing, for all that anybody knows
+	}
+	for r.svc.Stats().Sessions > 1 {
+		time.Sleep(time.Millisecond)
+	}
+	assert.LessOrEqual(t, openFDs(t), before+7+1, "of each the end of its process is watched, and its timeline is gone")
+	_, err := Dial(t.Context(), r.path)
+	require.ErrorIs(t, err, ErrDisconnected)
+	assert.ErrorContains(t, err, "8 sessions already")
 }

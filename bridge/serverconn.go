@@ -84,6 +84,7 @@ func (c *serverConn) serve() {
 	go func() {
 		<-settled
 		closeLogged(log, process)
+		c.server.dismiss(c)
 	}()
 }
 
