@@ -21,6 +21,9 @@ BYTES: Final = 4096
 WORDS: Final = 512
 TOMBSTONE: Final = 1 << 62
 
+# As signed integers, which is how a GPU compares words: from here on one is behind.
+_BEHIND: Final = 1 << 63
+
 _F_GET_SEALS: Final = 1034
 _F_SEAL_SHRINK: Final = 0x0002
 
@@ -71,22 +74,22 @@ class Page:
 
     def reached(self, word: int, value: int) -> bool:
         """Whether whoever waits for the value may go on; see `died`."""
-        return self.now(word) >= value
+        return 0 <= self.now(word) - value < _BEHIND
 
     def died(self, word: int, value: int) -> bool:
         """Whether the process that was to write the value died before."""
         now = self.now(word)
-        return now >= TOMBSTONE and now % TOMBSTONE < value
+        return 0 <= now - value < _BEHIND and now % TOMBSTONE < value
 
     def wait(self, word: int, value: int, seconds: float) -> bool:
         """Wait until a word has a value; False if `seconds` passed before."""
         begin = time.monotonic()
         while time.monotonic() - begin < _SPIN_SECONDS:
-            if self.now(word) >= value:
+            if self.reached(word, value):
                 return True
         # The lower half of the word; this is a little-endian protocol on little-endian machines.
         address, pause = self.address + 8 * word, _SHORTEST_SLEEP
-        while (now := self.now(word)) < value:
+        while not 0 <= (now := self.now(word)) - value < _BEHIND:
             left = begin + seconds - time.monotonic()
             if left <= 0:
                 return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import threading
 
@@ -303,3 +304,26 @@ def test_streams_by_object():
     with pytest.raises(ValueError, match="CPU"):
         stream_key((1, 0), 1)
     assert TOMBSTONE == 2**62
+
+
+def test_words_are_compared_like_the_gpu_does():
+    fd = os.memfd_create("page", os.MFD_ALLOW_SEALING)
+    try:
+        os.truncate(fd, 4096)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        page = Page(fd, write=True)
+    finally:
+        os.close(fd)
+    for now, reached, died in [
+        (4, False, False),
+        (5, True, False),
+        (TOMBSTONE - 1, True, False),
+        (TOMBSTONE + 4, True, True),
+        (TOMBSTONE + 5, True, False),
+        ((1 << 63) + 4, True, True),
+        ((1 << 63) + 5, False, False),
+        ((1 << 64) - 1, False, False),
+    ]:
+        page.store(0, now)
+        assert (page.reached(0, 5), page.died(0, 5), page.wait(0, 5, 0.0002)) == (reached, died, reached), hex(now)
+    page.close()
