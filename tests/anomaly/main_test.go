@@ -21,9 +21,13 @@ var why string
 func TestMain(m *testing.M) {
 	switch os.Getenv(role) {
 	case "client":
-		os.Exit(beClient(os.Stdin, os.Stdout))
+		status := beClient(os.Stdin, os.Stdout)
+		leaveCoverage()
+		os.Exit(status)
 	case "ruin":
-		os.Exit(beRuined(os.Stdin, os.Stdout))
+		status := beRuined(os.Stdin, os.Stdout)
+		leaveCoverage()
+		os.Exit(status)
 	}
 	dir, err := os.MkdirTemp("", "poolbridge-anomaly-")
 	if err != nil {

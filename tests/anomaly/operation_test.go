@@ -30,8 +30,8 @@ func (o operation) meant(lost bool) (reports []string) {
 	if o.abrupt {
 		reports = append(reports, "kind=free-while-mapped")
 	}
-	if lost { // what the driver does not take back goes with its pool
-		reports = append(reports, "kind=wrong-order: cuMemPoolDestroy")
+	if lost { // what the driver does not take back goes with its pool, and at the latest with the process
+		reports = append(reports, "kind=wrong-order: cuMemPoolDestroy", "kind=leak")
 	}
 	return reports
 }

@@ -93,12 +93,11 @@ func beRuined(in io.Reader, out io.Writer) int {
 	if err := json.NewDecoder(in).Decode(&task); err != nil {
 		return 1
 	}
-	dir, err := os.MkdirTemp("", "poolbridge-ruin-")
+	dir, err := os.MkdirTemp(os.Getenv("SIMCUDA_COUNTS"), "ruin-") // the test removes it
 	if err != nil {
 		log.Print(err)
 		return 1
 	}
-	defer os.RemoveAll(dir)
 	driver.settle(dir)
 	_ = os.Setenv("SIMCUDA_DEVICES", strconv.Itoa(1+ruinedDevices))
 	r := task.carryOut(dir)
