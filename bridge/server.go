@@ -42,9 +42,10 @@ type Server struct {
 	accepted sync.WaitGroup
 	done     chan struct{}
 
-	mu      sync.Mutex
-	conns   map[*serverConn]struct{} // those that count as sessions
-	outside int                      // those of peers that may not have one
+	mu        sync.Mutex
+	conns     map[*serverConn]struct{} // those that count as sessions
+	lingering int                      // ended sessions for whose processes something is held: they count too
+	outside   int                      // connections of peers that may not have a session
 }
 
 // Listen serves svc on the socket at path until Close. A socket file that a dead service left behind is taken over.
@@ -109,7 +110,7 @@ func (s *Server) accept() {
 func (s *Server) admit(c *serverConn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.conns) >= s.config.MaxSessions {
+	if len(s.conns)+s.lingering >= s.config.MaxSessions {
 		return false
 	}
 	s.conns[c] = struct{}{}
@@ -121,6 +122,13 @@ func (s *Server) dismiss(c *serverConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)
+}
+
+// linger counts n more ended sessions for whose processes something is held.
+func (s *Server) linger(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lingering += n
 }
 
 // turnAway answers the hello of a peer that may not have a session. It takes no session's place.
