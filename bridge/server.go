@@ -124,11 +124,18 @@ func (s *Server) dismiss(c *serverConn) {
 	delete(s.conns, c)
 }
 
-// linger counts n more ended sessions for whose processes something is held.
-func (s *Server) linger(n int) {
+// lingers counts a session on as an ended one, until settled.
+func (s *Server) lingers(c *serverConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lingering += n
+	delete(s.conns, c)
+	s.lingering++
+}
+
+func (s *Server) settled() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lingering--
 }
 
 // turnAway answers the hello of a peer that may not have a session. It takes no session's place.

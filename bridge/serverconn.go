@@ -81,11 +81,11 @@ func (c *serverConn) serve() {
 	c.work.Wait()
 	settled := c.session.End(process.Gone())
 	log.Debug("a session ended", "session", c.session.ID(), "pid", peer.PID, "reason", err)
-	c.server.linger(1)
+	c.server.lingers(c)
 	go func() {
 		<-settled
 		closeLogged(log, process)
-		c.server.linger(-1)
+		c.server.settled()
 	}()
 }
 
