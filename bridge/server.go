@@ -99,9 +99,7 @@ func (s *Server) accept() {
 		go func() {
 			defer s.accepted.Done()
 			c.serve()
-			if c.session == nil { // otherwise it counts until nothing is held for it any more
-				s.dismiss(c)
-			}
+			s.dismiss(c)
 		}()
 	}
 }
