@@ -181,7 +181,7 @@ func steadyProducer() error {
 		}
 		fmt.Println("sent")
 	}
-	return c.Close()
+	return errors.Join(ch.Shut(ctx), c.Close())
 }
 
 // steadyConsumer uses each frame in the queue of the GPU alone, and says which it was.

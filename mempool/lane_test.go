@@ -45,14 +45,14 @@ func TestCopiesToAndFromAGPU(t *testing.T) {
 	p := gpuPool(t, s)
 	const size = 70 << 20 // more pieces than there are
 	l := allocate(t, s, p, size)
-	for i, n := range []int{0, 1, 511, pieceBytes - 1, pieceBytes, pieceBytes + 1, 5*pieceBytes + 3, size - 7} {
+	for i, n := range []int{0, 1, 511, smallPiece, smallPiece + 1, largePiece - 1, largePiece, largePiece + 1, fetchBytes + 1, 3*largePiece + 3, size - 7} {
 		src, dst := random(n, uint64(i)), make([]byte, n)
 		require.NoError(t, l.CopyFrom(7, src))
 		require.NoError(t, l.CopyTo(dst, 7))
 		assert.True(t, bytes.Equal(src, dst), "%d bytes", n)
 	}
-	require.NoError(t, l.Fill(1000, 3*pieceBytes, 0xab))
-	dst := make([]byte, 3*pieceBytes)
+	require.NoError(t, l.Fill(1000, 3*largePiece, 0xab))
+	dst := make([]byte, 3*largePiece)
 	require.NoError(t, l.CopyTo(dst, 1000))
 	assert.Equal(t, bytes.Repeat([]byte{0xab}, len(dst)), dst)
 	release(t, l)
