@@ -117,7 +117,7 @@ class Channel(BaseChannel):
         ------
         AccessDeniedError
             Another user has made it.
-        NotFoundError
+        ClosedError
             It was shut before.
         """
         self._client._run(_channel_operations.shut(self._info))  # noqa: SLF001
