@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -271,7 +270,8 @@ class Numba(OnHost):
     """Memory of a GPU, by the CUDA array interface."""
 
     name = "numba"
-    kinds = _GPU
+    # Its copies name a direction, which the driver refuses for memory of a host pool.
+    kinds = ("device", "vmm", "legacy")
 
     def lacks_gpu(self) -> bool:
         """Whether its CUDA target is missing."""
@@ -286,29 +286,9 @@ class Numba(OnHost):
         return cuda.as_cuda_array(lease.view())
 
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
-        """Copy by a kernel, and then to the CPU: Numba's copies name a direction, which host pools refuse."""
-        from numba import cuda
-
-        flat = array.reshape(-1)
-        on_gpu = cuda.device_array(flat.shape, flat.dtype)
-        if flat.size:
-            threads = 256
-            self._kernel()[(flat.size + threads - 1) // threads, threads](on_gpu, flat)
-        out: np.ndarray[Any, Any] = on_gpu.copy_to_host()
-        return out.reshape(array.shape)
-
-    @staticmethod
-    @functools.cache
-    def _kernel() -> Any:
-        from numba import cuda
-
-        @cuda.jit  # type: ignore[untyped-decorator]
-        def copy(out: Any, source: Any) -> None:
-            i = cuda.grid(1)
-            if i < out.size:
-                out[i] = source[i]
-
-        return copy
+        """Copy by Numba."""
+        out: np.ndarray[Any, Any] = array.copy_to_host()
+        return out
 
 
 class Jax(OnHost):

@@ -37,9 +37,11 @@ static void wait_32(CUstream s, CUdeviceptr p, uint32_t now, uint32_t value, uns
     MUST(cuMemsetD32_v2(p, now, 1));
     MUST(cuStreamSynchronize(NULL));
     CUresult r = cuStreamWaitValue32_v2(s, p, value, flags);
-    struct timespec pause = {.tv_nsec = 30000000};
-    nanosleep(&pause, NULL);
-    CUresult state = cuStreamQuery(s);
+    CUresult state = CUDA_ERROR_NOT_READY;
+    for (int tries = 0; tries < 20 && state == CUDA_ERROR_NOT_READY; tries++) { // a busy machine takes its time
+        nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL);
+        state = cuStreamQuery(s);
+    }
     snprintf(q, sizeof q, "word %#x, wait for %#x with flags %u", now, value, flags);
     say(q, "%s, %s", name(r), name(state));
     if (state != CUDA_SUCCESS) {
