@@ -12,13 +12,14 @@ import (
 type fault struct {
 	error string
 	codes []string
+	once  bool // enough to see it on one kind: it is told as another is
 }
 
 var faults = []fault{
 	{error: "OUT_OF_MEMORY", codes: []string{"memory", "unavailable"}},
 	{error: "INVALID_VALUE", codes: []string{"invalid", "unavailable"}},
 	{error: "NOT_SUPPORTED", codes: []string{"unavailable", "invalid"}},
-	{error: "NOT_PERMITTED", codes: []string{"internal", "unavailable"}},
+	{error: "NOT_PERMITTED", codes: []string{"internal", "unavailable"}, once: true},
 }
 
 // rule fails the kth call from now on.

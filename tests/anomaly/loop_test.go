@@ -70,6 +70,9 @@ func (l *loop) operation(t *testing.T, k mempool.Kind, o operation) {
 	l.count(t, k, o, before)
 	for _, side := range []string{"service", "client"} {
 		for _, f := range faults {
+			if f.once && k != kinds[0] {
+				continue
+			}
 			for n := 1; ; n++ {
 				pid := os.Getpid()
 				if side == "client" {

@@ -114,10 +114,16 @@ func beRuined(in io.Reader, out io.Writer) int {
 }
 
 func (task ruinTask) carryOut(dir string) (r ruinReport) {
+	client := &remote{}
+	defer func() {
+		if client.process != nil {
+			_ = client.end()
+		}
+	}()
 	r.Next = task.N
 	for device := 1; device <= ruinedDevices; device++ {
 		begun := time.Now()
-		calls, err := task.run(dir, strconv.Itoa(device), r.Next)
+		calls, err := task.run(dir, client, strconv.Itoa(device), r.Next)
 		if err == nil && time.Since(begun) > ruinLimit {
 			err = fmt.Errorf("it took %v", time.Since(begun))
 		}
@@ -130,7 +136,7 @@ func (task ruinTask) carryOut(dir string) (r ruinReport) {
 			r.Next = 0
 			return r
 		}
-		r.Next += 1 + r.Next/2                 // those that follow fail too: not every one makes a difference
+		r.Next *= 2                            // those that follow fail too: not every one makes a difference
 		if operations[task.Operation].abrupt { // the neighbours' GPU may have been the one
 			return r
 		}
@@ -139,13 +145,13 @@ func (task ruinTask) carryOut(dir string) (r ruinReport) {
 }
 
 // run ruins one GPU while an operation goes on.
-func (task ruinTask) run(dir, device string, n int) (calls []string, err error) {
-	p, err := start("client")
-	if err != nil {
-		return nil, err
+func (task ruinTask) run(dir string, client *remote, device string, n int) (calls []string, err error) {
+	if client.process == nil {
+		if client.process, err = start("client"); err != nil {
+			return nil, err
+		}
 	}
-	client := &remote{process: p, device: device}
-	defer func() { _ = client.end() }()
+	client.device = device
 	s, err := set(dir, task.Kind, client)
 	if err != nil {
 		return nil, fmt.Errorf("setting the stage: %w", err)
@@ -177,7 +183,7 @@ func (task ruinTask) run(dir, device string, n int) (calls []string, err error) 
 			return nil, err
 		}
 	}
-	return calls, errors.Join(typed(failed), s.ruined(o, client), driver.control(""))
+	return calls, errors.Join(typed(failed), s.ruined(o, client, pid), driver.control(""))
 }
 
 // typed says what is wrong with an error of a client, which must say what sort it is of.
@@ -191,8 +197,8 @@ func typed(err error) error {
 	return fmt.Errorf("an error of no sort: %w", err)
 }
 
-// ruined goes on where the GPU of the client's pool is ruined, here or in the client.
-func (s *stage) ruined(o operation, client *remote) error {
+// ruined goes on where the GPU of the client's pool is ruined for a process, the client's or this one.
+func (s *stage) ruined(o operation, client *remote, pid int) error {
 	if err := s.books(true); err != nil {
 		return err
 	}
@@ -204,8 +210,11 @@ func (s *stage) ruined(o operation, client *remote) error {
 			return err
 		}
 	}
-	if err := client.end(); err != nil { // only then what it had leased and mapped can be used by others
-		return err
+	if pid == client.pid() { // only when it is gone what it had leased and mapped can be used by others
+		if err := client.end(); err != nil {
+			return err
+		}
+		client.process = nil
 	}
 	for _, l := range s.owed {
 		_ = l.Release(false) // it may live on as long as the service
