@@ -21,13 +21,9 @@ var why string
 func TestMain(m *testing.M) {
 	switch os.Getenv(role) {
 	case "client":
-		status := beClient(os.Stdin, os.Stdout)
-		leaveCoverage()
-		os.Exit(status)
+		os.Exit(beClient(os.Stdin, os.Stdout))
 	case "ruin":
-		status := beRuined(os.Stdin, os.Stdout)
-		leaveCoverage()
-		os.Exit(status)
+		os.Exit(beRuined(os.Stdin, os.Stdout))
 	}
 	dir, err := os.MkdirTemp("", "poolbridge-anomaly-")
 	if err != nil {
