@@ -25,6 +25,7 @@ from poolbridge._errors import (
     DeviceNotVisibleError,
     DriverError,
     InvalidArgumentError,
+    PoolbridgeError,
     UnavailableError,
 )
 
@@ -86,7 +87,17 @@ def _current(ordinal: int) -> Iterator[None]:
     try:
         yield
     finally:
-        _call("cuCtxPopCurrent")
+        _pop(context)
+
+
+def _pop(context: Any) -> None:
+    """Take a context off again. What was done stays done if that fails: an exception would lose what was made."""
+    driver = _driver()
+    if driver.cuCtxPopCurrent()[0] == driver.CUresult.CUDA_SUCCESS:
+        return
+    result, current = driver.cuCtxGetCurrent()
+    if result == driver.CUresult.CUDA_SUCCESS and int(current) == int(context):
+        driver.cuCtxPopCurrent()
 
 
 # Devices
@@ -291,7 +302,10 @@ def import_pool(ordinal: int, fd: int) -> ImportedPool:
         return _DriverPool(ordinal, fd)
     try:
         return _CorePool(*core, ordinal, fd)
-    except core[0]._utils.cuda_utils.CUDAError as error:  # noqa: SLF001 - it has no public name
+    except PoolbridgeError:
+        raise
+    # CUDAError has no public name; where a call is not supported, cuda.core says so with a plain RuntimeError.
+    except (core[0]._utils.cuda_utils.CUDAError, RuntimeError) as error:  # noqa: SLF001
         raise DriverError(f"the pool cannot be imported: {error}") from error
 
 

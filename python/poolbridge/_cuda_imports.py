@@ -71,6 +71,7 @@ class VirtualBlock:
         self._ordinal = ordinal
         self._size = size
         self._views: dict[bool, int] = {}
+        self._ranges: list[int] = []  # unmapped, and still reserved
         self._lock = threading.Lock()
         with _current(ordinal):
             try:
@@ -97,19 +98,26 @@ class VirtualBlock:
             except BaseException:
                 _call("cuMemUnmap", address, self._size)
                 raise
-        except DriverError as error:
+        except BaseException as error:
             _call("cuMemAddressFree", address, self._size)
-            raise InvalidArgumentError(f"{self._size} bytes cannot be mapped of this block: {error}") from error
+            if isinstance(error, DriverError):
+                raise InvalidArgumentError(f"{self._size} bytes cannot be mapped of this block: {error}") from error
+            raise
         return address
 
     def close(self) -> None:
-        """Unmap and let go."""
+        """Unmap and let go; takes up where it left off if it failed before."""
         with self._lock, _current(self._ordinal):
-            views, self._views = self._views, {}
-            for address in views.values():
+            for write, address in list(self._views.items()):
                 _call("cuMemUnmap", address, self._size)
-                _call("cuMemAddressFree", address, self._size)
-            _call("cuMemRelease", self._handle)
+                del self._views[write]
+                self._ranges.append(address)
+            while self._ranges:
+                _call("cuMemAddressFree", self._ranges[-1], self._size)
+                self._ranges.pop()
+            if self._handle is not None:
+                _call("cuMemRelease", self._handle)
+                self._handle = None
 
 
 class PinnedPool:
@@ -127,6 +135,7 @@ class PinnedPool:
 
     def __init__(self, ordinal: int, fd: int) -> None:
         self.ordinal = ordinal
+        self._freed: set[int] = set()  # what the driver unmaps, if not yet for good
         with _current(ordinal):
             try:
                 self._pool = _call("cuMemPoolImportFromShareableHandle", fd, _fd_type(), 0)
@@ -152,8 +161,11 @@ class PinnedPool:
     def release_block(self, address: int) -> None:
         """Give an import up; complete on return."""
         with _current(self.ordinal):
-            _call("cuMemFreeAsync", address, 0)
+            if address not in self._freed:
+                _call("cuMemFreeAsync", address, 0)
+                self._freed.add(address)
             _call("cuStreamSynchronize", 0)
+            self._freed.discard(address)
 
     def close(self) -> None:
         """Give the pool up, after its blocks."""
@@ -210,11 +222,14 @@ def open_handle(ordinal: int, handle: bytes, *, own_context: bool = False) -> tu
         )
     if result != results.CUDA_SUCCESS:
         raise InvalidArgumentError(f"these bytes are no legacy handle (cuIpcOpenMemHandle: {result.name})")
-    with _current(ordinal):
-        result, _, size = driver.cuMemGetAddressRange(address)
-    if result != results.CUDA_SUCCESS:
+    try:
+        with _current(ordinal):
+            result, _, size = driver.cuMemGetAddressRange(address)
+        if result != results.CUDA_SUCCESS:
+            raise DriverError(f"cuMemGetAddressRange: {result.name}")
+    except BaseException:
         close_handle(ordinal, int(address))
-        raise DriverError(f"cuMemGetAddressRange: {result.name}")
+        raise
     return int(address), int(size)
 
 

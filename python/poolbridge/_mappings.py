@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from poolbridge import _kinds
 from poolbridge._deferred import DeferringLock
-from poolbridge._errors import ProtocolError
+from poolbridge._errors import DeviceMemoryError, DriverError, ProtocolError
 
 if TYPE_CHECKING:
     from poolbridge._kinds import BlockMemory, PoolMemory
@@ -92,10 +92,8 @@ class Mappings:
         self._lock.later(partial(self._give_up, mapping, then))
 
     def _give_up(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory], then: Callable[[], None]) -> None:
-        try:
-            self._uncount(mapping)
-        finally:
-            then()
+        self._uncount(mapping)
+        then()  # not after an exception: what could not be unmapped must not be freed by the service
 
     def _uncount(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory]) -> None:
         mapping.count -= 1
@@ -103,7 +101,10 @@ class Mappings:
             return
         (self._pools if mapping.parent is None else self._blocks).pop(mapping.key, None)
         try:
-            mapping.memory.close()
+            try:
+                mapping.memory.close()
+            except (DriverError, DeviceMemoryError):
+                mapping.memory.close()  # what is not given back now is lost until the process ends
         finally:
             if mapping.parent is not None:
                 self._uncount(mapping.parent)
