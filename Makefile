@@ -11,7 +11,7 @@ LDFLAGS := -extldflags=-Wl,-z,lazy -X main.version=$(shell git describe --tags -
 GOLANGCI_VERSION := v2.15.0
 GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
 
-.PHONY: help build venv verify test test-simcuda test-go test-python test-integration simcuda ptx lint fuzz bench gpu-bundle clean FORCE
+.PHONY: help build venv verify test test-simcuda test-go test-python test-integration coverage simcuda ptx lint fuzz bench gpu-bundle clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -54,6 +54,9 @@ test-python: $(VENV)/installed simcuda bin/poolsvc
 test-integration: bin/poolsvc $(VENV)/installed simcuda
 	$(GOTEST) -count=1 ./tests/integration ./tests/kinds ./examples/...
 	$(ON_SIMCUDA) $(GOTEST) -count=1 ./tests/integration ./examples/...
+
+coverage: simcuda ## measure what the tests reach of cuda and mempool; below 85 % is a failure
+	tests/coverage/run
 
 simcuda: ## build the simulated CUDA driver
 	$(MAKE) -C tests/simcuda
