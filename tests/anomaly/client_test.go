@@ -98,6 +98,8 @@ func (c *client) do(s step) (err error) {
 		}
 	case "fill":
 		err = errors.Join(l.Fill(0, bufferBytes, s.Lease[0]), l.CopyFrom(bufferBytes-8, pattern(s.Lease)))
+	case "byte": // the same everywhere
+		err = l.Fill(0, bufferBytes, s.Lease[0])
 	case "check":
 		err = check(l, s.Lease)
 	case "publish":

@@ -45,7 +45,7 @@ func TestEveryDriverCallMayFail(t *testing.T) {
 		t.Logf("%d of %d operations were gone through: not every driver call can have failed", loop.operations, all)
 		return
 	}
-	// cuInit and what finds the calls are made once in a process; see TestAStartThatFails.
+	// cuInit and what finds the calls are made once in a process; see TestAStartThatFailsIsTriedAgain.
 	missed := slices.DeleteFunc(slices.Sorted(maps.Keys(loop.made)), func(call string) bool { return loop.failed[call] })
 	assert.Empty(t, missed, "driver calls that no run failed")
 	t.Logf("%d runs failed each of %d driver calls", loop.runs, len(loop.failed))
