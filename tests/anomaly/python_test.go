@@ -1,0 +1,112 @@
+package anomaly
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/tests/rig"
+)
+
+// worker maps what is published, as often as it is told to, and then shows that it can still use the GPU: through cuda.core
+// alone, and the same memory again.
+const worker = `
+import gc, os, sys
+import numpy as np
+import poolbridge
+from cuda.core import Device
+
+def work(path):
+    with poolbridge.connect(path, timeout=20) as client:
+        lease = client.get("x")
+        array = lease.to_numpy().copy()
+        lease.release()
+    assert (array == 120).all(), array
+
+def alone():
+    device = Device(1)
+    device.set_current()
+    stream = device.create_stream()
+    buffer = device.memory_resource.allocate(4096, stream=stream)
+    stream.sync()
+    buffer.close(stream)
+    stream.sync()
+    stream.close()
+
+print(os.getpid())
+for line in sys.stdin:
+    task, _, path = line.strip().partition(" ")
+    try:
+        work(path) if task == "work" else alone()
+        print("fine")
+    except poolbridge.PoolbridgeError as error:
+        print(f"typed {type(error).__name__}: {error}".replace("\n", " "))
+    except BaseException as error:
+        print(f"untyped {type(error).__name__}: {error}".replace("\n", " "))
+    gc.collect()
+`
+
+func TestAPythonWorkerGetsATypedErrorAndGoesOn(t *testing.T) {
+	needSimulation(t)
+	python := rig.Python(t)
+	for _, k := range kinds {
+		t.Run(string(k), func(t *testing.T) {
+			client, err := start("client")
+			require.NoError(t, err)
+			s, err := set(t.TempDir(), k, &remote{process: client, device: "1"})
+			require.NoError(t, err)
+			_, err = s.client.do("create", "alloc x", "byte x", "publish x")
+			require.NoError(t, err)
+			script := python.Start(t, worker)
+			pid, err := strconv.Atoi(script.Line(t))
+			require.NoError(t, err)
+			say := func(what string) string {
+				script.Say(t, what+" "+s.client.path)
+				return script.Line(t)
+			}
+			require.Equal(t, "fine", say("work"))
+			require.Equal(t, "fine", say("alone"))
+			runs := 0
+			for _, f := range faults {
+				for n := 1; ; n++ {
+					before, err := estateOf(pid)
+					require.NoError(t, err)
+					require.NoError(t, driver.arm(pid, f.rule(n)))
+					said := say("work")
+					calls, err := driver.disarm()
+					require.NoError(t, err)
+					if len(calls) == 0 {
+						assert.Equal(t, "fine", said)
+						break
+					}
+					runs++
+					where := fmt.Sprintf("call %d of the worker, %v, fails with %s: %s", n, calls, f.error, said)
+					assert.False(t, strings.HasPrefix(said, "untyped"), where)
+					assert.Equal(t, "fine", say("alone"), where)
+					assert.Equal(t, "fine", say("work"), where)
+					after, err := estateOf(pid)
+					require.NoError(t, err)
+					if k == mempool.Device {
+						continue // cuda.core tells nobody what it could not give back
+					}
+					for _, object := range []string{"imported pool", "imported pointer", "opened legacy handle", "mapping", "address reservation"} {
+						assert.Equal(t, before.live[object], after.live[object], "%s: %ss", where, object)
+					}
+				}
+			}
+			t.Logf("%d runs", runs)
+			script.End(t)
+			_, err = s.client.do("close")
+			require.NoError(t, err)
+			require.NoError(t, s.neighbours())
+			require.NoError(t, s.shutDown())
+			require.NoError(t, client.end())
+			driver.misuse(nil)
+		})
+	}
+}
