@@ -10,8 +10,12 @@
 //     process, and the simulation's detector saw no misuse.
 //
 // What could not be given back is given back the next time, at the latest when its pool goes, where what fails is tried
-// twice: one failure loses nothing. A driver that is shutting down fails every call from then on for as long as the
-// operation lasts: what it does not take back stays with it, is logged, and is gone from the books only with its pool.
+// twice: one failure loses nothing. Two things are as they are meant to be: a service that is shut down gives memory back
+// that clients still map, and a lease of the service's own process whose work can neither be marked nor waited for has not
+// ended by its release.
+//
+// A driver that is shutting down fails every call from then on: what it does not take back stays with it, is logged, and
+// goes from the books with its pool.
 //
 // An error that sticks to a context, and a GPU that falls off the bus, end that GPU for the process that met them: nothing
 // on it can be used or given back before the process ends. To go on means: every call on that GPU answers with an error,

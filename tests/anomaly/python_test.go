@@ -73,6 +73,9 @@ func TestAPythonWorkerGetsATypedErrorAndGoesOn(t *testing.T) {
 			require.Equal(t, "fine", say("alone"))
 			runs := 0
 			for _, f := range faults {
+				if f.once && k != kinds[0] {
+					continue
+				}
 				for n := 1; ; n++ {
 					before, err := estateOf(pid)
 					require.NoError(t, err)
