@@ -55,8 +55,8 @@ test-integration: bin/poolsvc $(VENV)/installed simcuda
 	$(GOTEST) -count=1 ./tests/integration ./tests/kinds ./examples/...
 	$(ON_SIMCUDA) $(GOTEST) -count=1 ./tests/integration ./examples/...
 
-coverage: simcuda ## measure what the tests reach of cuda and mempool; below 85 % is a failure
-	tests/coverage/run
+coverage: $(VENV)/installed simcuda ## measure what the tests reach of cuda and mempool; below 85 % is a failure
+	POOLBRIDGE_TEST_PYTHON=$(PY) GO=$(GO) tests/coverage/run
 
 simcuda: ## build the simulated CUDA driver
 	$(MAKE) -C tests/simcuda
