@@ -118,8 +118,11 @@ class Pump:
             raise
         return cast("_ReplyT", call.result())
 
-    def wait(self, feed: Feed, seconds: float | None) -> bool:
-        """Wait until a feed has something to take; False if `seconds` passed before."""
+    def wait(self, feed: Feed, seconds: float | None, spin: float) -> bool:
+        """Wait until a feed has something to take; False if `seconds` passed before.
+
+        For the first `spin` seconds the thread does not sleep.
+        """
         deadline = None if seconds is None else time.monotonic() + seconds
         while not feed.done:
             left = None if deadline is None else deadline - time.monotonic()
@@ -127,6 +130,8 @@ class Pump:
                 return False
             if self._begin_reading():
                 try:
+                    if spin > 0:
+                        self._spin_for(feed, time.monotonic() + (spin if left is None else min(spin, left)))
                     self._read_for(feed, deadline)
                 finally:
                     self._end_reading()
@@ -151,6 +156,15 @@ class Pump:
         self._nobody_reads = True
         self._reading.release()
         self._arm()
+
+    def _spin_for(self, feed: Feed, until: float) -> None:
+        """Read without sleeping until the feed has something or the time is over."""
+        while not feed.done and self._session.ended is None and time.monotonic() < until:
+            if self._poll.poll(0):
+                try:
+                    self._session.receive()
+                except PoolbridgeError:
+                    return  # the feed has ended with it
 
     def _read_for(self, call: Call | Feed, deadline: float | None) -> None:
         """Read until the call is done or its time is over."""

@@ -142,6 +142,7 @@ def test_a_frame_is_released_with_its_last_array(service, client, other):
     del array
     gc.collect()
     other.stats()
+    client.stats()  # the copy that was not published has been released, too
     assert service.leases == 0
     assert publish(client, channel, 2) == 2
     assert next(frames).seq == 2
@@ -394,3 +395,15 @@ def test_shutting_twice(client):
     channel.close()
     with pytest.raises(poolbridge.ClosedError):
         channel.publish(np.zeros(3))
+
+
+def test_a_subscriber_may_spin(service, client, other):
+    channel = client.create_channel("c")
+    frames = other.subscribe("c")
+    frames.spin = 0.05
+    with pytest.raises(poolbridge.WaitTimeoutError):
+        frames.receive(timeout=0.001)
+    late = threading.Timer(0.1, publish, (client, channel, 3))
+    late.start()
+    assert np.asarray(frames.receive()).tolist() == [3] * 4
+    late.join()
