@@ -85,7 +85,9 @@ class BenchWorker:
         take: Callable[[Any], Any] = _consumers.load(task["consumer"]).take
         stamps: list[int] = []
         append = stamps.append
-        for frame in client.subscribe(task["channel"], credit=task["credit"], oldest=True, timeout=_TIMEOUT):
+        frames = client.subscribe(task["channel"], credit=task["credit"], oldest=True, timeout=_TIMEOUT)
+        frames.spin = task["spin"]
+        for frame in frames:
             array = take(frame)
             append(clock())
             if frame.device == "cpu" and number_of(array) != len(stamps) - 1:

@@ -60,8 +60,13 @@ func (s *scene) streams(ctx context.Context, src source) error {
 	for _, way := range []struct {
 		name  string
 		start func(context.Context, source) (consumer, error)
-	}{{"go-go", s.startGoConsumer}, {"go-python", s.startPythonConsumer}} {
-		if err := s.streamTo(ctx, src, way.name, way.start); err != nil {
+		most  int
+	}{
+		{"go-go", s.startGoConsumer, s.MaxConsumers},
+		{"go-python", s.startPythonConsumer, s.MaxConsumers},
+		{spinningWay, s.startSpinningConsumer, 1}, // each takes a whole CPU
+	} {
+		if err := s.streamTo(ctx, src, way.name, way.start, way.most); err != nil {
 			return fmt.Errorf("%s: %w", way.name, err)
 		}
 	}
@@ -70,6 +75,9 @@ func (s *scene) streams(ctx context.Context, src source) error {
 	}
 	return nil
 }
+
+// spinningWay is a stream to a consumer that does not sleep.
+const spinningWay = "go-spinning python"
 
 // streamName is the workload's name with so many consumers.
 func streamName(way string, consumers int) string {
@@ -80,7 +88,7 @@ func streamName(way string, consumers int) string {
 }
 
 // streamTo streams to more and more consumers, each in a process of its own.
-func (s *scene) streamTo(ctx context.Context, src source, way string, start func(context.Context, source) (consumer, error)) (err error) {
+func (s *scene) streamTo(ctx context.Context, src source, way string, start func(context.Context, source) (consumer, error), most int) (err error) {
 	var consumers []consumer
 	defer func() {
 		for _, c := range consumers {
@@ -88,7 +96,7 @@ func (s *scene) streamTo(ctx context.Context, src source, way string, start func
 		}
 	}()
 	for _, n := range streamConsumers {
-		if n > s.MaxConsumers {
+		if n > most {
 			return nil
 		}
 		for len(consumers) < n {

@@ -7,12 +7,12 @@ import (
 )
 
 func printHead(w io.Writer) {
-	fmt.Fprintf(w, "%-34s %-7s %10s %11s %11s %11s %11s  %s\n", "workload", "kind", "size", "p50 µs", "p99 µs", "p99.9 µs", "a second", "system")
+	fmt.Fprintf(w, "%-36s %-7s %10s %11s %11s %11s %11s  %s\n", "workload", "kind", "size", "p50 µs", "p99 µs", "p99.9 µs", "a second", "system")
 }
 
 // print writes one line for a person.
 func (r Result) print(w io.Writer) {
-	fmt.Fprintf(w, "%-34s %-7s %10s %11s %11s %11s %11.0f  %s\n",
+	fmt.Fprintf(w, "%-36s %-7s %10s %11s %11s %11s %11.0f  %s\n",
 		r.Workload, r.Kind, sizeOf(r.Bytes), number(r.P50), number(r.P99), number(r.P999), r.PerSecond, r.System)
 }
 
@@ -33,7 +33,7 @@ func (r Ratio) print(w io.Writer) {
 	if r.Target > 0 {
 		target = fmt.Sprintf("at least %g", r.Target)
 	}
-	fmt.Fprintf(w, "%-34s %-7s %10s %9.2f × %-14s %-7s against %s\n", r.Workload, r.Kind, sizeOf(r.Bytes), r.Ratio, target, verdict, r.Against)
+	fmt.Fprintf(w, "%-36s %-7s %10s %9.2f × %-14s %-7s against %s\n", r.Workload, r.Kind, sizeOf(r.Bytes), r.Ratio, target, verdict, r.Against)
 }
 
 // PrintRatios writes the ratios for a person.
