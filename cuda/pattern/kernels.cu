@@ -308,3 +308,9 @@ extern "C" __global__ void poolbridge_spin(u64 ns) {
     u64 start = now();
     while (now() - start < ns) __nanosleep(200);
 }
+
+// Keeps its stream busy until a word is no longer 0, and at most for a time; one thread is enough.
+extern "C" __global__ void poolbridge_hold(const u64 *gate, u64 ns) {
+    u64 start = now();
+    while (*(const volatile u64 *)gate == 0 && now() - start < ns) __nanosleep(200);
+}

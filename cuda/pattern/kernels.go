@@ -18,6 +18,7 @@ const (
 	verifyPrefix  = "poolbridge_verify_"
 	transformName = "poolbridge_transform_affine_f32"
 	spinName      = "poolbridge_spin"
+	holdName      = "poolbridge_hold"
 )
 
 // patterns has one of every kind that there are kernels for.
@@ -75,7 +76,7 @@ func Load(ctx *cuda.Context) (_ *Kernels, err error) {
 
 // find looks up every kernel, so that a missing one shows at once.
 func (k *Kernels) find() error {
-	names := []string{transformName, spinName}
+	names := []string{transformName, spinName, holdName}
 	for _, p := range patterns {
 		name, _, _ := p.kernel()
 		names = append(names, fillPrefix+name, verifyPrefix+name)

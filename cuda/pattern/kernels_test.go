@@ -244,3 +244,22 @@ func TestASpinTakesItsTime(t *testing.T) {
 	require.NoError(t, g.stream.Synchronize())
 	assert.GreaterOrEqual(t, time.Since(start), 49*time.Millisecond)
 }
+
+func TestAHoldEndsWhenItsGateOpensOrItsTimeIsUp(t *testing.T) {
+	g := onGPU(t)
+	gate, err := g.ctx.NewPinned(8)
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, gate.Close()) }()
+	clear(gate.Bytes())
+	require.NoError(t, g.Hold(g.stream, gate.DevicePtr(), 10*time.Millisecond))
+	require.NoError(t, g.stream.Synchronize(), "nobody opens it")
+
+	require.NoError(t, g.Hold(g.stream, gate.DevicePtr(), time.Minute))
+	done, err := g.stream.Query()
+	require.NoError(t, err)
+	assert.False(t, done)
+	gate.Bytes()[0] = 1
+	start := time.Now()
+	require.NoError(t, g.stream.Synchronize())
+	assert.Less(t, time.Since(start), time.Minute)
+}

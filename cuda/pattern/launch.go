@@ -47,6 +47,12 @@ func (k *Kernels) Spin(s *cuda.Stream, d time.Duration) error {
 	return k.stream(s).Launch(k.functions[spinName], cuda.Dim3{}, cuda.Dim3{}, 0, uint64(max(d, 0)))
 }
 
+// Hold queues work that does nothing until the word of eight bytes at gate is no longer 0, for at most a time: for tests of
+// what goes on meanwhile. The gate is memory that the CPU writes, pinned or registered.
+func (k *Kernels) Hold(s *cuda.Stream, gate cuda.DevicePtr, most time.Duration) error {
+	return k.stream(s).Launch(k.functions[holdName], cuda.Dim3{}, cuda.Dim3{}, 0, gate, uint64(max(most, 0)))
+}
+
 // admit refuses what the kernels cannot do.
 func (k *Kernels) admit(op string, ptr cuda.DevicePtr, n uint64, p Pattern) error {
 	if err := p.Validate(); err != nil {

@@ -37,16 +37,16 @@ static CUresult fill_u32_xor(const struct launch *l) {
     return n ? kernel_memory(l, l->param[0], n * 4, ACCESS_WRITE, progress, &p) : CUDA_SUCCESS;
 }
 
+uint64_t kernel_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
 CUresult kernel_spin(const struct launch *l) {
-    struct timespec start, now;
-    clock_gettime(CLOCK_MONOTONIC, &start);
-    unsigned round = 0;
-    for (;;) {
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        int64_t ns = (now.tv_sec - start.tv_sec) * 1000000000L + (now.tv_nsec - start.tv_nsec);
-        if (ns < 0 || (uint64_t)ns >= l->param[0] || stream_failed(l->stream)) return CUDA_SUCCESS;
-        nap(&round);
-    }
+    uint64_t start = kernel_now();
+    for (unsigned round = 0; kernel_now() - start < l->param[0] && !stream_failed(l->stream);) nap(&round);
+    return CUDA_SUCCESS;
 }
 
 // out[i] = i * factor + bias: (pointer, n, factor, bias).

@@ -25,6 +25,7 @@ extern const struct kernel pattern_kernels[]; // ends with a NULL name
 // Calls fn on memory as a kernel sees it, in pieces; an error is what the kernel ends with.
 CUresult kernel_memory(const struct launch *l, uint64_t address, uint64_t size, enum access access,
                        void (*fn)(uint8_t *at, uint64_t size, void *arg), void *arg);
+uint64_t kernel_now(void); // nanoseconds
 CUresult kernel_spin(const struct launch *l); // keeps the stream busy: (nanoseconds)
 
 #endif

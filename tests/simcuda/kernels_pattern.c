@@ -178,6 +178,20 @@ static CUresult transform_affine(const struct launch *l) {
     return n ? kernel_memory(l, l->param[0], n * 4, ACCESS_WRITE, transform, &p) : CUDA_SUCCESS;
 }
 
+static void load(uint8_t *at, uint64_t size, void *arg) {
+    if (size == 8) *(uint64_t *)arg = __atomic_load_n((const uint64_t *)at, __ATOMIC_ACQUIRE);
+}
+
+static CUresult hold(const struct launch *l) {
+    uint64_t start = kernel_now(), gate = 0;
+    for (unsigned round = 0; kernel_now() - start < l->param[1] && !stream_failed(l->stream);) {
+        CUresult r = kernel_memory(l, l->param[0], 8, ACCESS_READ, load, &gate);
+        if (r != CUDA_SUCCESS || gate) return r;
+        nap(&round);
+    }
+    return CUDA_SUCCESS;
+}
+
 const struct kernel pattern_kernels[] = {
     {"poolbridge_fill_affine_f32", 6, {8, 8, 8, 8, 8, 8}, fill_affine},
     {"poolbridge_verify_affine_f32", 7, {8, 8, 8, 8, 8, 8, 8}, verify_affine},
@@ -189,5 +203,6 @@ const struct kernel pattern_kernels[] = {
     {"poolbridge_verify_fibonacci_u64", 4, {8, 8, 8, 8}, verify_fibonacci},
     {"poolbridge_transform_affine_f32", 4, {8, 8, 8, 8}, transform_affine},
     {"poolbridge_spin", 1, {8}, kernel_spin},
+    {"poolbridge_hold", 2, {8, 8}, hold},
     {NULL, 0, {0}, NULL},
 };
