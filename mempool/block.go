@@ -10,7 +10,6 @@ type block struct {
 	size uint64
 	mem  Allocation
 
-	state      blockState
 	generation uint64
 	// mapped are the sessions that were sent the export and have neither dropped it nor ended: while there is one, the
 	// block must not be freed.
@@ -18,7 +17,8 @@ type block struct {
 	// holds counts who may still touch the block although no lease says so: ended sessions that had a lease on it and
 	// whose process may still run, and copies that this process is making. While there is one, the block must not be
 	// used again.
-	holds int
+	holds int32
+	state blockState
 	// tickets are what work on the block by its former users waits for: its next user must wait for them, and it must not
 	// be freed before they are reached.
 	tickets tickets

@@ -5,19 +5,19 @@ import (
 	"time"
 )
 
-// buffer is one use of a block. It is guarded by Service.mu.
+// buffer is one use of a block. It is guarded by Service.mu. There are many: what it has room for costs each of them.
 type buffer struct {
 	id         uint64
 	generation uint64
 	block      *block
-	tensor     Tensor
+	tensor     *Tensor // may be others' too, and never changes
 	bytes      uint64
-	owner      *Session // whom it is charged to; nil once that session has ended
+	account    *account // that its block is charged to
 
 	writer  *Lease
 	readers few[*Lease]
-	names   int     // names that hold it
-	frames  int     // frames of channels that hold it
+	names   int32   // that hold it
+	frames  int32   // of channels that hold it
 	ready   tickets // when its content is complete
 	event   []byte  // that came with it, beside the ticket
 	failed  bool
@@ -93,12 +93,8 @@ func (b *buffer) settle() {
 	p := b.block.pool
 	delete(p.svc.buffers, b.id)
 	p.used -= b.bytes
-	if b.owner != nil {
-		b.owner.discharge(p, b.block.size)
-		delete(b.owner.owned, b)
-		b.owner = nil
-		p.room.broadcast()
-	}
+	b.account.bytes -= b.block.size
+	p.room.broadcast()
 	p.recycle(b.block)
 }
 

@@ -59,6 +59,9 @@ func (s *Service) flush() error {
 		s.unmapped = append(s.unmapped, left...)
 		for _, p := range d.pools {
 			delete(s.poolByID, p.info.ID)
+			for _, session := range s.sessions {
+				delete(session.accounts, p)
+			}
 			close(p.closed)
 		}
 		for i, b := range d.blocks {

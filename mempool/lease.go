@@ -9,7 +9,7 @@ type Lease struct {
 	ended   bool
 	wait    tickets   // what must be reached before the memory is used
 	frame   *delivery // the frame that it came with
-	order   Order     // of a session in this process
+	order   *Order    // of a session in this process
 }
 
 // LeaseInfo is what a client must know about a lease. It is plain data.

@@ -18,6 +18,14 @@ func (l *Lease) Memory() (Memory, error) {
 	return l.buffer.block.mem, nil
 }
 
+// ordering is the order of the lease's memory in this process. A session of another one sees to that itself.
+func (l *Lease) ordering() *Order {
+	if l.order == nil {
+		return new(Order)
+	}
+	return l.order
+}
+
 // with calls f with the memory of the buffer's block, which serves nobody else meanwhile even if the lease ends.
 func (l *Lease) with(off, n uint64, write bool, f func(Memory) error) error {
 	b := l.buffer.block
@@ -31,11 +39,11 @@ func (l *Lease) with(off, n uint64, write bool, f func(Memory) error) error {
 		b.pool.unhold(b)
 	}()
 	m := b.mem
-	if err := l.order.Before(context.Background(), m.Queue()); err != nil {
+	if err := l.ordering().Before(context.Background(), m.Queue()); err != nil {
 		return err
 	}
 	if write {
-		l.order.Use()
+		l.ordering().Use()
 	}
 	return f(m)
 }
@@ -73,7 +81,7 @@ func (l *Lease) CopyTo(dst []byte, off uint64) error {
 		if err := m.CopyTo(dst, off); err != nil {
 			return err
 		}
-		return l.order.Check(context.Background())
+		return l.ordering().Check(context.Background())
 	})
 }
 
@@ -94,7 +102,7 @@ func (l *Lease) Bytes() (b []byte, err error) {
 			return nil
 		}
 		b = b[:l.buffer.bytes:l.buffer.bytes]
-		return l.order.Before(context.Background(), CPU)
+		return l.ordering().Before(context.Background(), CPU)
 	})
 	return b, err
 }
@@ -106,7 +114,7 @@ func (l *Lease) Bytes() (b []byte, err error) {
 func (l *Lease) Pointer() (uintptr, error) {
 	m, err := l.Memory()
 	if err == nil {
-		err = l.order.Settle(context.Background(), m)
+		err = l.ordering().Settle(context.Background(), m)
 	}
 	if err != nil {
 		return 0, err
@@ -124,7 +132,7 @@ func (l *Lease) WaitOn(ctx context.Context, q Queue) error {
 	if err != nil {
 		return err
 	}
-	return l.order.Give(ctx, m.Queue(), q)
+	return l.ordering().Give(ctx, m.Queue(), q)
 }
 
 // Check says whether what the lease was told to wait for did happen. On a GPU a wait ends too when the process that it
@@ -139,7 +147,7 @@ func (l *Lease) Check(ctx context.Context) error {
 	if failed {
 		return situation(ErrProducerDied, "buffer %d was not finished by whoever wrote it", l.buffer.id)
 	}
-	return l.order.Check(ctx)
+	return l.ordering().Check(ctx)
 }
 
 // completed is when the content of the lease's buffer is complete; nil if it is.

@@ -119,14 +119,15 @@ func checkBooks(t testing.TB, svc *Service) {
 	leases := 0
 	for _, s := range svc.sessions {
 		leases += len(s.leases)
-		for p, charged := range s.charged {
+		for p, account := range s.accounts {
 			sum := uint64(0)
-			for b := range s.owned {
-				if b.block.pool == p {
+			for _, b := range svc.buffers {
+				if b.account == account {
+					assert.Equal(t, p, b.block.pool)
 					sum += b.block.size
 				}
 			}
-			assert.Equal(t, sum, charged)
+			assert.Equal(t, sum, account.bytes)
 		}
 	}
 	assert.Equal(t, leases, svc.leases)

@@ -177,7 +177,7 @@ func (p *play) allocate(a *actor) {
 func (p *play) charged(a *actor) (sum uint64) {
 	p.svc.mu.Lock()
 	defer p.svc.mu.Unlock()
-	return a.charged[p.pool]
+	return a.account(p.pool).bytes
 }
 
 func (p *play) granted(a *actor, l *Lease, b *modelBuffer, write bool) {

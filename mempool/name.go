@@ -102,10 +102,12 @@ func (l *Lease) Publish(p Publication) error {
 	}
 	svc.names[p.Name] = n
 	if p.Tensor != nil {
-		b.tensor = p.Tensor.Clone()
+		b.tensor = s.describe(*p.Tensor)
 	}
 	b.ready, b.event = ready, p.Event
-	l.order.Ended(complete)
+	if l.order != nil {
+		l.order.Ended(complete)
+	}
 	b.writer, l.write = nil, false
 	b.readers.add(l)
 	b.changed.broadcast()

@@ -25,8 +25,8 @@ type Pool struct {
 	closing                        bool          // being destroyed
 	ending                         bool          // its arena is being closed
 	closed                         chan struct{} // closed when the arena is
-	room                           signal        // an allocation that was refused may succeed now
-	relief                         signal        // blocks became free, or were given back to the driver
+	room                           countedSignal // an allocation that was refused may succeed now
+	relief                         countedSignal // blocks became free, or were given back to the driver
 }
 
 // PoolInfo is what a client must know about a pool. It is plain data.
@@ -142,7 +142,7 @@ func (p *Pool) cachedBlock(s *Session, size uint64) *block {
 	b.generation++
 	p.cached -= size
 	p.leased += size
-	s.charge(p, size)
+	s.account(p).bytes += size
 	return b
 }
 
@@ -164,7 +164,8 @@ func (p *Pool) grow(s *Session, size uint64) (*block, error) {
 	p.reserved += size
 	p.leased += size
 	p.blocks++
-	s.charge(p, size)
+	account := s.account(p)
+	account.bytes += size
 	mem, err := p.allocate(size)
 	if errors.Is(err, ErrOutOfMemory) && p.evict(p.cached) { // what lies idle here may be what is missing
 		mem, err = p.allocate(size)
@@ -173,7 +174,7 @@ func (p *Pool) grow(s *Session, size uint64) (*block, error) {
 		p.reserved -= size
 		p.leased -= size
 		p.blocks--
-		s.discharge(p, size)
+		account.bytes -= size
 		p.room.broadcast() // and no relief: those who ran out of memory would drive each other
 		p.closeIfEmpty()
 		if errors.Is(err, ErrOutOfMemory) && p.held > 0 {
@@ -187,7 +188,7 @@ func (p *Pool) grow(s *Session, size uint64) (*block, error) {
 		err = p.ended()
 	}
 	if err != nil { // while the block was made
-		s.discharge(p, size)
+		account.bytes -= size
 		p.recycle(b)
 		return nil, err
 	}

@@ -146,7 +146,7 @@ func (n *Sending) put() (uint64, error) {
 	ch.last++
 	f := &frame{number: ch.last, sent: time.Now(), meta: n.options.Meta, buffer: b}
 	if n.options.Tensor != nil {
-		b.tensor = n.options.Tensor.Clone()
+		b.tensor = l.session.describe(*n.options.Tensor)
 	}
 	b.ready, b.event = ready, n.options.Event
 	b.frames++

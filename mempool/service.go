@@ -89,7 +89,7 @@ func (s *Service) OpenSession(p Peer, notify func(Notice)) (*Session, error) {
 	}
 	s.lastSession++
 	session := &Session{svc: s, id: s.lastSession, peer: p, notify: notify, over: make(chan struct{}), settled: make(chan struct{}),
-		leases: make(map[uint64]*Lease), names: make(map[string]*name), mapped: make(map[uint64]*block), owned: make(map[*buffer]struct{}), charged: make(map[*Pool]uint64)}
+		leases: make(map[uint64]*Lease), names: make(map[string]*name), mapped: make(map[uint64]*block), accounts: make(map[*Pool]*account)}
 	session.subscriptions = make(map[uint64]*subscription)
 	session.ordered = notify == nil
 	s.sessions[session.id] = session

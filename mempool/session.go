@@ -34,12 +34,15 @@ type Session struct {
 	clockMu       sync.Mutex
 	subscriptions map[uint64]*subscription
 
-	leases  map[uint64]*Lease
-	names   map[string]*name
-	mapped  map[uint64]*block
-	owned   map[*buffer]struct{} // those it allocated
-	charged map[*Pool]uint64     // bytes of their blocks
+	leases   map[uint64]*Lease
+	names    map[string]*name
+	mapped   map[uint64]*block
+	accounts map[*Pool]*account
+	tensor   *Tensor // that it described last
 }
+
+// account is how many bytes the blocks of a session's buffers have in a pool. Buffers keep it when the session ends.
+type account struct{ bytes uint64 }
 
 // ID identifies the session within the epoch.
 func (s *Session) ID() uint64 { return s.id }
@@ -57,22 +60,30 @@ func (s *Session) alive() error {
 
 // chargeable says whether the session may take size bytes more in p. Service.mu is held.
 func (s *Session) chargeable(p *Pool, size uint64) error {
-	if limit := p.info.SessionBytes; limit > 0 && s.charged[p]+size > limit {
+	if limit := p.info.SessionBytes; limit > 0 && s.account(p).bytes+size > limit {
 		return situation(ErrLimit, "session %d has %d of the %d bytes that one session may take in pool %q, and asks for %d more",
-			s.id, s.charged[p], limit, p.info.Name, size)
+			s.id, s.account(p).bytes, limit, p.info.Name, size)
 	}
 	return nil
 }
 
-func (s *Session) charge(p *Pool, size uint64) { s.charged[p] += size }
+// account is what the session has in p. Service.mu is held.
+func (s *Session) account(p *Pool) *account {
+	a := s.accounts[p]
+	if a == nil {
+		a = new(account)
+		s.accounts[p] = a
+	}
+	return a
+}
 
-func (s *Session) discharge(p *Pool, size uint64) {
-	if s.ended { // its charges went with it
-		return
+// describe keeps a tensor. Buffers that are alike share it. Service.mu is held.
+func (s *Session) describe(t Tensor) *Tensor {
+	if s.tensor == nil || !s.tensor.equal(t) {
+		t = t.Clone()
+		s.tensor = &t
 	}
-	if s.charged[p] -= size; s.charged[p] == 0 {
-		delete(s.charged, p)
-	}
+	return s.tensor
 }
 
 // Allocate makes a buffer in a pool for what t describes, leased to be written, and waits up to wait for room.
@@ -98,9 +109,8 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t Tensor, wait time
 		return nil, err
 	}
 	svc.lastBuffer++
-	b := &buffer{id: svc.lastBuffer, generation: block.generation, block: block, tensor: t.Clone(), bytes: n, owner: s}
+	b := &buffer{id: svc.lastBuffer, generation: block.generation, block: block, tensor: s.describe(t), bytes: n, account: s.account(p)}
 	svc.buffers[b.id] = b
-	s.owned[b] = struct{}{}
 	p.used += n
 	return b.grant(s, true), nil
 }
@@ -132,14 +142,18 @@ func (s *Session) Dropped(blocks []uint64) error {
 		return err
 	}
 	dropped := make(map[*block]struct{}, len(blocks))
+	used := false
 	for _, id := range blocks {
 		if b := s.mapped[id]; b != nil {
 			dropped[b] = struct{}{}
+			used = used || b.state == blockLeased
 		}
 	}
-	for _, l := range s.leases {
-		if _, ok := dropped[l.buffer.block]; ok {
-			return situation(ErrBusy, "session %d has lease %d on block %d, which it says it dropped", s.id, l.id, l.buffer.block.id)
+	if used { // by whom takes a look at all leases; blocks that were asked back are not
+		for _, l := range s.leases {
+			if _, ok := dropped[l.buffer.block]; ok {
+				return situation(ErrBusy, "session %d has lease %d on block %d, which it says it dropped", s.id, l.id, l.buffer.block.id)
+			}
 		}
 	}
 	for b := range dropped {
@@ -168,11 +182,6 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 	s.ended = true
 	close(s.over)
 	delete(svc.sessions, s.id)
-	for b := range s.owned {
-		b.owner = nil
-	}
-	clear(s.owned)
-	clear(s.charged)
 	for _, sub := range s.subscriptions {
 		sub.leave()
 	}

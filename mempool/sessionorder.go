@@ -44,8 +44,7 @@ func (s *Session) page(_ context.Context, id uint64) (*Page, error) {
 // arrange prepares the order of a lease of this process. Service.mu is held.
 func (l *Lease) arrange() {
 	s := l.session
-	l.order.Pages = s.page
-	l.order.Clock = func(context.Context) (*Clock, error) { return s.Clock() }
+	l.order = &Order{Pages: s.page, Clock: func(context.Context) (*Clock, error) { return s.Clock() }}
 	l.order.Begin(l.wait.plain(), !l.write)
 }
 

@@ -1,10 +1,7 @@
 package mempool
 
 // signal tells goroutines that something changed. Its methods are called with the lock held that guards what changed.
-type signal struct {
-	ch    chan struct{}
-	count uint64 // of broadcasts
-}
+type signal struct{ ch chan struct{} }
 
 // next is closed at the next broadcast.
 func (s *signal) next() <-chan struct{} {
@@ -14,20 +11,30 @@ func (s *signal) next() <-chan struct{} {
 	return s.ch
 }
 
-// after is closed once there were more than count broadcasts: for who let go of the lock since it read the count.
-func (s *signal) after(count uint64) <-chan struct{} {
-	if s.count > count {
-		return past
-	}
-	return s.next()
-}
-
 func (s *signal) broadcast() {
-	s.count++
 	if s.ch != nil {
 		close(s.ch)
 		s.ch = nil
 	}
+}
+
+// countedSignal is a signal for who lets go of the lock before it waits.
+type countedSignal struct {
+	signal
+	count uint64 // of broadcasts
+}
+
+func (s *countedSignal) broadcast() {
+	s.count++
+	s.signal.broadcast()
+}
+
+// after is closed once there were more than count broadcasts.
+func (s *countedSignal) after(count uint64) <-chan struct{} {
+	if s.count > count {
+		return past
+	}
+	return s.next()
 }
 
 // past is closed.

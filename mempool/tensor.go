@@ -29,6 +29,11 @@ func (t Tensor) Clone() Tensor {
 	return t
 }
 
+// equal says whether t and u describe the same.
+func (t Tensor) equal(u Tensor) bool {
+	return t.DType == u.DType && t.ByteOffset == u.ByteOffset && slices.Equal(t.Shape, u.Shape) && slices.Equal(t.Strides, u.Strides)
+}
+
 // Validate says whether t describes an array at all, in some buffer.
 //
 // Errors: [ErrInvalid].
