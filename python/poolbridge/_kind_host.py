@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import mmap
 import os
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from poolbridge import _dlpack
-from poolbridge._errors import DeviceMemoryError, ProtocolError
+from poolbridge._errors import ProtocolError
+from poolbridge._filemap import FileMapping
 from poolbridge._kinds import BlockMemory, Kind, PoolMemory
 
 if TYPE_CHECKING:
@@ -65,22 +64,18 @@ class HostPool(PoolMemory):
             # An unsealed file could shrink under us, and reading would then be SIGBUS.
             raise ProtocolError(f"the pool's memfd is not sealed at {size} bytes")
         self.size = size
-        self._maps: list[mmap.mmap] = []
+        self._maps: list[FileMapping] = []
         try:
-            self.writable = self._map(fd, mmap.PROT_READ | mmap.PROT_WRITE)
-            self.readable = self._map(fd, mmap.PROT_READ)
+            self.writable = self._map(fd, write=True)
+            self.readable = self._map(fd, write=False)
         except BaseException:
             self.close()
             raise
 
-    def _map(self, fd: int, protection: int) -> int:
-        options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-        try:
-            mapping = mmap.mmap(fd, self.size, mmap.MAP_SHARED, protection, **options)
-        except OSError as error:
-            raise DeviceMemoryError(f"{self.size} bytes of the pool cannot be mapped: {error}") from error
+    def _map(self, fd: int, *, write: bool) -> int:
+        mapping = FileMapping(fd, self.size, write=write)
         self._maps.append(mapping)
-        return int(np.frombuffer(mapping, np.uint8, 1).ctypes.data)
+        return mapping.address
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> HostBlock:  # noqa: ARG002
         """Check that the block lies inside the pool; its offset is the export."""

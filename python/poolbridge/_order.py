@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from poolbridge import _cuda_stream, _dlpack
+from poolbridge import _cuda_stream, _dlpack, _process
 from poolbridge._errors import DriverError, PoolLimitError, ProducerDiedError, WaitTimeoutError
 from poolbridge._streams import stream_key
 from poolbridge._timeline import StreamKey, Timeline
@@ -124,6 +124,8 @@ def check(hold: Hold) -> None:
 
 def lost(hold: Hold) -> bool:
     """Whether the content is known to be incomplete."""
+    if _process.pid != hold.session.pid:
+        hold.session.check_usable()  # a forked child has no pages to look at
     if not hold.lost and not hold.grant.wr:
         for ticket in hold.grant.wt:
             page = hold.session.timelines.page(ticket.tl)

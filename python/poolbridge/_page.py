@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
-import sys
 import threading
 import time
 from functools import partial
-from typing import Any, Final
-
-import numpy as np
+from typing import Final
 
 from poolbridge import _futex
 from poolbridge._deferred import DeferringLock
-from poolbridge._errors import DeviceMemoryError, DriverError, ProtocolError, UnavailableError
+from poolbridge._errors import DriverError, ProtocolError, UnavailableError
+from poolbridge._filemap import FileMapping
 
 BYTES: Final = 4096
 WORDS: Final = 512
@@ -49,16 +46,11 @@ class Page:
         if os.fstat(fd).st_size < BYTES or not fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK:
             # An unsealed file could shrink under us, and reading would then be SIGBUS.
             raise ProtocolError(f"the memfd of a timeline is not sealed at {BYTES} bytes")
-        protection = mmap.PROT_READ | mmap.PROT_WRITE if write else mmap.PROT_READ
-        options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-        try:
-            self._mapping = mmap.mmap(fd, BYTES, mmap.MAP_SHARED, protection, **options)
-        except OSError as error:
-            raise DeviceMemoryError(f"the page of a timeline cannot be mapped: {error}") from error
+        self._mapping = FileMapping(fd, BYTES, write=write)
         self.write = write
         self.count = 1
-        self.address = int(np.frombuffer(self._mapping, np.uint8, 1).ctypes.data)
-        self.words = memoryview(self._mapping).cast("Q")
+        self.address = self._mapping.address
+        self.words = memoryview(self._mapping.memory).cast("Q")
         self._lock = threading.Lock()
         self._on_device: int | None = None
         self._ordinal = -1

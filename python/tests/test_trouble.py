@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -366,6 +370,69 @@ def test_a_forked_child_cannot_use_the_client_and_releases_nothing(service, clie
     client.stats()
     assert service.leases == 1
     assert array.tolist() == [6, 6, 6, 6]
+
+
+FORK = """
+import gc, mmap, os, sys
+import numpy as np
+import poolbridge
+
+client = poolbridge.connect(sys.argv[1])
+client.create_pool("p", max_bytes=1 << 20)
+lease = client.allocate(1 << 20, "uint8", pool="p")
+array = np.asarray(lease)
+array[:] = 6
+address, page = array.ctypes.data, mmap.PAGESIZE
+child = os.fork()
+if not child:
+    {}
+_, status = os.waitpid(child, 0)
+assert array[0] == 6
+print(os.waitstatus_to_exitcode(status), flush=True)
+os._exit(0)
+"""
+
+
+def fork(service, what):
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK.format(what), service.path]
+    source = str(Path(__file__).parents[1])
+    done = subprocess.run(command, env={"PYTHONPATH": source}, check=True, capture_output=True, text=True, timeout=30)
+    return int(done.stdout)
+
+
+def test_a_forked_child_does_not_get_the_memory(service):
+    """Else it would go on writing when its parent is gone, and the memory is somebody else's."""
+    assert fork(service, "array[0] = 7") == -signal.SIGSEGV
+
+
+def test_nothing_of_a_forked_child_comes_to_lie_where_the_memory_was(service):
+    """It would be unmapped when the child drops what it has of the parent's objects."""
+    code = """
+    own = [mmap.mmap(-1, page) for _ in range(1000)] + [mmap.mmap(-1, 1 << 20) for _ in range(10)]
+    places = [np.frombuffer(memory, np.uint8).ctypes.data for memory in own]
+    assert not [at for at in places if address <= at < address + (1 << 20)]
+    del array, lease, client
+    gc.collect()
+    for memory in own:
+        memory[:1] = b"x"
+    os._exit(3)
+"""
+    assert fork(service, code) == 3
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_cannot_ask_whether_a_buffer_failed(service, client):
+    lease = client.allocate(4)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            lease.check()
+        except poolbridge.ForkError:
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_mappings_are_gone_after_each_of_these():
