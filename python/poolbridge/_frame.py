@@ -21,8 +21,8 @@ class BaseFrame(BaseLease):
     """A read lease on a buffer that came through a channel: an array, as a lease is.
 
     Arrays made from it keep it alive. It is released, which gives its place in the credit to the next frame, when the
-    last of them and the frame itself are gone, or by `release`. When iteration goes on to the next frame, this one
-    counts as gone; `lease` keeps it.
+    last of them and the frame itself are gone, or by `release`. When iteration goes on to the next frame, or at the end
+    of the frame's ``with`` block, it counts as gone; `lease` keeps it while iteration goes on.
     """
 
     def __init__(self, hold: Hold, notice: _channel_messages.Frame, feed: Feed) -> None:
@@ -31,8 +31,13 @@ class BaseFrame(BaseLease):
         self._feed = feed
         self._kept = False
 
+    @property
+    def _needed(self) -> bool:
+        """Whether arrays of it are alive, as far as can be told."""
+        return bool(self._hold.tokens) or self._hold.unaccounted
+
     def _pass(self) -> None:
-        """Let go of it because iteration goes on; arrays and leases of it live on."""
+        """Let go of it because iteration goes on or its block ends; arrays and leases of it live on."""
         hold = self._hold
         if hold.released or hold.unaccounted:
             return
@@ -75,9 +80,10 @@ class BaseFrame(BaseLease):
 
 
 class Frame(BaseFrame):
-    """A frame of a blocking `Client`. As a context manager it is released at the end of the block.
+    """A frame of a blocking `Client`. As a context manager it is let go of at the end of the block.
 
-    If an exception leaves the block, a frame of a queue goes back to it.
+    That releases it, unless arrays of it are alive: then it is released when the last of them is gone. If an exception
+    leaves the block, a frame of a queue goes back to it.
     """
 
     def __init__(self, client: Client, hold: Hold, notice: _channel_messages.Frame, feed: Feed) -> None:
@@ -124,14 +130,16 @@ class Frame(BaseFrame):
     ) -> None:
         if self.released:
             return
-        if error is None:
+        if error is None and self._needed:
+            self._pass()
+        elif error is None:
             self.release()
         elif self._hold.unused_after(error, failed=self._feed.queue):
             self._hold.release(failed=self._feed.queue)
 
 
 class AsyncFrame(BaseFrame):
-    """A frame of an `AsyncClient`. As an asynchronous context manager it is released at the end of the block."""
+    """A frame of an `AsyncClient`. As an asynchronous context manager it is let go of as a `Frame` is."""
 
     def __init__(self, client: AsyncClient, hold: Hold, notice: _channel_messages.Frame, feed: Feed) -> None:
         super().__init__(hold, notice, feed)
@@ -165,7 +173,9 @@ class AsyncFrame(BaseFrame):
     ) -> None:
         if self.released:
             return
-        if error is None:
+        if error is None and self._needed:
+            self._pass()
+        elif error is None:
             await self.release()
         elif self._hold.unused_after(error, failed=self._feed.queue):
             await self._client._run(  # noqa: SLF001

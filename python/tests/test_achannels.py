@@ -45,6 +45,26 @@ def test_they_have_the_methods_of_the_blocking_ones(name):
     assert public(getattr(poolbridge, f"Async{name}")) == public(getattr(poolbridge, name))
 
 
+def test_a_block_lets_go_of_its_frame_though_an_array_lives_on(service):
+    async def body(client, other):
+        channel = await client.create_channel("c", capacity=4)
+        frames = other.subscribe("c", credit=1)
+        lease = await client.allocate(4, "int32")
+        np.asarray(lease)[:] = 5
+        await channel.publish(lease)
+        async with await anext(frames) as frame:
+            array = np.asarray(frame)
+        assert frame.released
+        await other.stats()
+        assert service.leases == 1
+        assert array.tolist() == [5] * 4
+        del array
+        await other.stats()
+        assert service.leases == 0
+
+    run(service, body)
+
+
 def test_frames_come_in_order_and_end_with_the_channel(service):
     async def body(client, other):
         channel = await client.create_channel("video", capacity=4)

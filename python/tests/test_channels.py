@@ -175,6 +175,29 @@ def test_iteration_lets_go_of_a_frame_when_it_goes_on(service, client, other):
     assert list(frames) == []
 
 
+def test_a_block_lets_go_of_its_frame_though_an_array_lives_on(service, client, other):
+    channel = client.create_channel("c", capacity=4)
+    frames = other.subscribe("c", credit=1)
+    publish(client, channel, 5)
+    with next(frames) as frame:
+        array = np.asarray(frame)
+    assert frame.released
+    assert frame.seq == 1
+    with pytest.raises(poolbridge.LeaseReleasedError):
+        np.asarray(frame)
+    other.stats()
+    assert service.leases == 1
+    assert array.tolist() == [5] * 4
+    del array
+    other.stats()
+    assert service.leases == 0
+    publish(client, channel, 6)
+    with next(frames) as frame:
+        assert int(np.asarray(frame)[0]) == 6
+    other.stats()
+    assert service.leases == 0
+
+
 def test_a_full_channel_fails_and_the_lease_lives_on(client, other):
     channel = client.create_channel("c", capacity=1, full="fail")
     frames = other.subscribe("c", credit=1)
