@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -180,11 +181,11 @@ class ArrayExports:
         if hold.tickets:
             _order.before_cpu(hold)
         if dtype is None and not copy and hold.description.element.in_numpy:
-            return hold.array()
+            return _given(hold)
         wanted = self.dtype if dtype is None else np.dtype(dtype)
+        if wanted == self.dtype and not copy:
+            return _given(hold)
         array = hold.array()
-        if wanted == array.dtype and not copy:
-            return array
         if copy is False:
             raise ValueError(f"elements of {array.dtype} cannot become {wanted} without a copy")
         return array.astype(wanted)
@@ -221,6 +222,14 @@ class ArrayExports:
         if hold.description.element.in_numpy:
             return array
         return (array.astype(np.uint32) << 16).view(np.float32)
+
+
+def _given(hold: Hold) -> np.ndarray[Any, Any]:
+    """Make an array that goes to the user as it is; one to be written is remembered until it must not be any more."""
+    array = hold.array()
+    if hold.write:
+        hold.written[id(array)] = ref(array)
+    return array
 
 
 def _pretend_writeable(hold: Hold) -> np.ndarray[Any, Any]:

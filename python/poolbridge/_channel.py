@@ -71,8 +71,8 @@ class Channel(BaseChannel):
         """Put a frame into the channel.
 
         A write lease of the channel's pool, or an array that lives in one, is handed over as it is: the lease ends,
-        and what was made from it must not be used any more. Any other array is copied once, on the GPU where it is on
-        one. Work that is queued on the GPU is not waited for: consumers wait for it on their streams.
+        and what was made from it must not be used any more; see `Lease.publish`. Any other array is copied once, on the
+        GPU where it is on one. Work queued on the GPU is not waited for: consumers wait for it on their streams.
 
         Parameters
         ----------

@@ -52,6 +52,7 @@ class Hold:
         self.write = grant.wr
         self.name: str | None = None
         self.tokens: set[int] = set()
+        self.written: dict[int, ref[np.ndarray[Any, Any]]] = {}
         self.unaccounted = False
         self.failed = False
         # What has to be waited for, the streams that used the memory, and whether others did that nobody named.
@@ -104,6 +105,14 @@ class Hold:
             "data": (self.address(write=write), flagged and not write),
         }
         return np.asarray(token)
+
+    def seal(self) -> None:
+        """Have the arrays in NumPy's hands refuse to be written: the content is complete."""
+        written, self.written = self.written, {}
+        for reference in written.values():
+            array = reference()
+            if array is not None:
+                array.flags.writeable = False
 
     def release(self, *, failed: bool, force: bool = False) -> None:
         """End the lease now; streams may go on with the memory.

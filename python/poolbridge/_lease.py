@@ -244,7 +244,8 @@ class Lease(BaseLease):
         """Give the buffer a name; the lease becomes a read lease.
 
         Nothing is waited for: consumers wait, on their streams, for the work that this process has queued so far on
-        the streams that used the buffer. Arrays made before stay alive, and must not be written any more.
+        the streams that used the buffer. Arrays made before stay alive, and must not be written any more: those that
+        `numpy.asarray` made refuse it, others do not know (slices of them, and arrays made by DLPack).
 
         Parameters
         ----------

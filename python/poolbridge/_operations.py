@@ -281,6 +281,7 @@ def publish(hold: Hold, name: str, *, keep: bool, replace: bool, stream: Any) ->
     ticket = yield from ready(hold, stream)
     yield from _ask(Publish(l=hold.grant.id, nm=name, kp=keep, rp=replace, rt=ticket or UNSET), Reply)
     hold.write = False
+    hold.seal()
     hold.name = name
 
 

@@ -228,6 +228,7 @@ class Session(SessionMemory):
 
     def sent(self, hold: Hold, ticket: Ticket | None) -> None:
         """Note that a lease has ended with the sending of its frame; arrays of it keep the block mapped."""
+        hold.seal()
         with self._lock:
             self.holds.pop(hold.grant.id, None)
             block = self.core.blocks.get(hold.grant.bl)

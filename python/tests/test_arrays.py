@@ -100,8 +100,9 @@ def test_bfloat16_without_numpy(client):
     assert (lease.dtype_name, lease.itemsize, lease.nbytes) == ("bfloat16", 2, 8)
     with pytest.raises(TypeError, match="dtype_name"):
         _ = lease.dtype
-    with pytest.raises(TypeError):
-        np.asarray(lease)
+    for dtype in (None, np.float32, np.uint16):
+        with pytest.raises(TypeError, match="bfloat16"):
+            np.asarray(lease, dtype)
     assert not hasattr(lease.view(), "__array_interface__")
     lease.copy_from(np.array([1.0, -2.5, np.nan, 3.0 + 2**-9], np.float32))
     assert lease.memoryview().tolist() == [0x3F80, 0xC020, 0x7FC0, 0x4040]

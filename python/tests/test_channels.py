@@ -99,6 +99,7 @@ def test_publishing_what_lives_in_a_lease_costs_no_copy(service, client, other):
     sent = service.seen(cm.Send)
     assert [request.t is msgspec.UNSET for request in sent] == [True, False, True]
     assert lease.released
+    assert not array.flags.writeable
     with pytest.raises(poolbridge.LeaseReleasedError):
         channel.publish(lease)
     with pytest.raises(poolbridge.LeaseReleasedError):

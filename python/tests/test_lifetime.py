@@ -178,12 +178,30 @@ def test_what_was_published_is_read_only(client):
     before = np.asarray(lease)
     lease.publish("x")
     after = np.asarray(lease)
-    assert before.flags.writeable
     assert not after.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        before[0] = 1
     with pytest.raises(poolbridge.InvalidArgumentError):
         lease.publish("y")
     with pytest.raises(poolbridge.InvalidArgumentError):
         lease.copy_from(1)
+
+
+def test_what_numpy_has_made_otherwise_does_not_know_that_it_was_published(client):
+    lease = client.allocate(4)
+    part, taken = np.asarray(lease)[1:], np.from_dlpack(lease)
+    copies = [np.array(lease), lease.to_numpy()]
+    lease.publish("x")
+    assert part.flags.writeable
+    assert taken.flags.writeable
+    assert all(copy.flags.writeable for copy in copies)
+
+
+def test_arrays_that_are_gone_are_not_remembered(client):
+    lease = client.allocate(4)
+    for _ in range(1000):
+        np.asarray(lease)
+    assert len(lease._hold.written) < 10
 
 
 def test_a_recalled_block_is_dropped_when_no_lease_needs_it(service, client):
