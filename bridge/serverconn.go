@@ -20,7 +20,7 @@ type serverConn struct {
 	server  *Server
 	conn    *seqpacket.Conn
 	session *mempool.Session
-	notices chan mempool.Notice
+	notices notices
 	denied  bool // the peer may not have a session
 	ordered bool // the client understands timelines
 	streams bool // and channels
@@ -38,7 +38,7 @@ type serverConn struct {
 }
 
 func (s *Server) newConn(conn *seqpacket.Conn) *serverConn {
-	c := &serverConn{server: s, conn: conn, notices: make(chan mempool.Notice, s.limits.notices), waiting: make(map[uint64]context.CancelFunc)}
+	c := &serverConn{server: s, conn: conn, notices: notices{wake: make(chan struct{}, 1)}, waiting: make(map[uint64]context.CancelFunc)}
 	c.ctx, c.cancel = context.WithCancelCause(s.ctx)
 	return c
 }

@@ -17,10 +17,9 @@ import (
 
 // notify takes what the service has to say to this session. It must not block: the service's locks are held.
 func (c *serverConn) notify(n mempool.Notice) {
-	select {
-	case c.notices <- n:
-	default: // the client reads nothing: only its end frees what it was asked for
-		c.cancel(fmt.Errorf("%d notices wait for a client that reads none", cap(c.notices)))
+	if limit := c.server.limits.notices; !c.notices.add(n, limit) {
+		// The client reads nothing: only its end frees what it was asked for.
+		c.cancel(fmt.Errorf("%d notices wait for a client that reads none", limit))
 	}
 }
 
@@ -28,10 +27,12 @@ func (c *serverConn) sendNotices() {
 	defer c.work.Done()
 	for {
 		select {
-		case n := <-c.notices:
-			c.sendNotice(n)
+		case <-c.notices.wake:
 		case <-c.ctx.Done():
 			return
+		}
+		for n := c.notices.next(); n != nil && c.ctx.Err() == nil; n = c.notices.next() {
+			c.sendNotice(n)
 		}
 	}
 }
