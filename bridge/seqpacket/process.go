@@ -11,11 +11,12 @@ import (
 // Process is a process that can be waited for without being its parent. It does not end with the connection that it was
 // asked from: a process may close its connection and live on.
 type Process struct {
-	gone chan struct{}
-	file *os.File // a pidfd in the poller; nil if the process was gone from the start
-	done chan struct{}
-	once sync.Once
-	err  error
+	gone  chan struct{}
+	file  *os.File // a pidfd in the poller; nil if the process was gone from the start
+	watch sync.Once
+	done  chan struct{} // closed when nobody watches, and nobody will
+	once  sync.Once
+	err   error
 }
 
 // PeerProcess returns the peer's process. Close it when it does not matter any more. One that has ended already is no
@@ -26,7 +27,6 @@ func (c *Conn) PeerProcess() (*Process, error) {
 	case errors.Is(err, ErrPeerGone):
 		p := &Process{gone: make(chan struct{}), done: make(chan struct{})}
 		close(p.gone)
-		close(p.done)
 		return p, nil
 	case err != nil:
 		return nil, err
@@ -34,26 +34,13 @@ func (c *Conn) PeerProcess() (*Process, error) {
 	return NewProcess(pidfd)
 }
 
-// NewProcess watches the process of a pidfd, which it takes. On error the pidfd is closed.
+// NewProcess makes the process of a pidfd, which it takes. On error the pidfd is closed.
 func NewProcess(pidfd *FD) (*Process, error) {
 	if err := unix.SetNonblock(pidfd.Raw(), true); err != nil { // or os.NewFile leaves it out of the poller
 		pidfd.Close()
 		return nil, os.NewSyscallError("fcntl", err)
 	}
-	file := pidfd.File("pidfd")
-	raw, err := file.SyscallConn()
-	if err != nil {
-		file.Close()
-		return nil, err
-	}
-	p := &Process{gone: make(chan struct{}), file: file, done: make(chan struct{})}
-	go func() {
-		defer close(p.done)
-		if raw.Read(ended) == nil {
-			close(p.gone)
-		}
-	}()
-	return p, nil
+	return &Process{gone: make(chan struct{}), file: pidfd.File("pidfd"), done: make(chan struct{})}, nil
 }
 
 // ended says whether the process of a pidfd has ended.
@@ -64,8 +51,22 @@ func ended(fd uintptr) bool {
 }
 
 // Gone returns a channel that is closed when the process has ended: its memory, its mappings and its descriptors are no
-// longer its own. After Close it may never be closed.
-func (p *Process) Gone() <-chan struct{} { return p.gone }
+// longer its own. After Close it may never be closed. The process is watched from the first call on.
+func (p *Process) Gone() <-chan struct{} {
+	p.watch.Do(func() {
+		if p.file == nil {
+			close(p.done)
+			return
+		}
+		go func() {
+			defer close(p.done)
+			if raw, err := p.file.SyscallConn(); err == nil && raw.Read(ended) == nil {
+				close(p.gone)
+			}
+		}()
+	})
+	return p.gone
+}
 
 // Close stops watching and returns once nothing of it is left. Closing again does nothing.
 func (p *Process) Close() error {
@@ -73,6 +74,7 @@ func (p *Process) Close() error {
 		if p.file != nil {
 			p.err = p.file.Close()
 		}
+		p.watch.Do(func() { close(p.done) })
 		<-p.done
 	})
 	return p.err
