@@ -1,6 +1,7 @@
 package pattern
 
 import (
+	"bytes"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -11,6 +12,9 @@ import (
 
 //go:embed kernels.ptx
 var ptx []byte
+
+// PTX is the kernels' code, for whoever loads it without this package.
+func PTX() []byte { return bytes.Clone(ptx) }
 
 // The patterns' and other kernels' names in the PTX begin with these.
 const (

@@ -11,30 +11,62 @@ import (
 //
 // Errors: as Fill, and those of earlier work; that elements are wrong is in the report.
 func (k *Kernels) Verify(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pattern) (Report, error) {
-	r := Report{Pattern: p, Elements: n}
-	if err := k.admit("Kernels.Verify", ptr, n, p); err != nil || n == 0 {
-		return r, err
+	v, err := k.StartVerify(s, ptr, n, p)
+	if err != nil {
+		return Report{Pattern: p, Elements: n}, err
 	}
-	s = k.stream(s)
+	return v.Wait()
+}
+
+// Verification is a comparison that a stream was given.
+type Verification struct {
+	kernels *Kernels
+	stream  *cuda.Stream
+	slot    uint64
+	report  Report
+}
+
+// StartVerify queues a comparison of n elements at ptr with the pattern. Of each, Wait must be called once.
+//
+// Errors: as Fill.
+func (k *Kernels) StartVerify(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pattern) (*Verification, error) {
+	v := &Verification{kernels: k, stream: k.stream(s), report: Report{Pattern: p, Elements: n}}
+	if err := k.admit("Kernels.Verify", ptr, n, p); err != nil || n == 0 {
+		return v, err
+	}
 	slot, open := <-k.results.free
 	if !open {
-		return r, &cuda.Error{Op: "pattern.Kernels.Verify", Device: k.ctx.Device().Ordinal(), Result: cuda.ErrClosed}
+		return nil, &cuda.Error{Op: "pattern.Kernels.Verify", Device: k.ctx.Device().Ordinal(), Result: cuda.ErrClosed}
 	}
-	defer func() { k.results.free <- slot }()
+	v.slot = slot
 	at := k.results.device + cuda.DevicePtr(slot)
-	err := k.results.clear(s, at)
+	err := k.results.clear(v.stream, at)
 	if err == nil {
-		err = k.launch(s, verifyPrefix, ptr, n, p, at)
+		err = k.launch(v.stream, verifyPrefix, ptr, n, p, at)
 	}
 	if err == nil {
-		err = s.CopyDtoHAsync(k.results.host, slot, at, resultBytes)
+		err = v.stream.CopyDtoHAsync(k.results.host, slot, at, resultBytes)
 	}
-	// Even after an error: the slot is somebody else's next.
-	if err = errors.Join(err, s.Synchronize()); err != nil {
-		return r, err
+	if err != nil {
+		_, failed := v.Wait() // the slot is somebody else's next
+		return nil, errors.Join(err, failed)
 	}
-	k.results.read(slot, &r)
-	return r, nil
+	return v, nil
+}
+
+// Wait waits for all that the stream has to do, and gives what was found.
+//
+// Errors: those of the stream's work.
+func (v *Verification) Wait() (Report, error) {
+	if v.report.Elements == 0 {
+		return v.report, nil
+	}
+	defer func() { v.kernels.results.free <- v.slot }()
+	if err := v.stream.Synchronize(); err != nil {
+		return v.report, err
+	}
+	v.kernels.results.read(v.slot, &v.report)
+	return v.report, nil
 }
 
 // A result is the kernels' struct of that name: a count, a lock, and an index and a value for each mismatch.

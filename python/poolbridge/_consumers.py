@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,8 +43,18 @@ class Consumer(ABC):
         return False
 
     @abstractmethod
-    def take(self, lease: Lease) -> Any:
-        """Make an array of the lease's memory, in place."""
+    def take(self, lease: Lease, stream: Any = None) -> Any:
+        """Make an array of the lease's memory, in place; for a stream of the library, if it is given one."""
+
+    def stream(self, ordinal: int) -> Any:
+        """Make a stream of a GPU that blocks no other.
+
+        Raises
+        ------
+        UnavailableError
+            The library has none that a user could name.
+        """
+        raise UnavailableError(f"{self.name} makes no streams on GPU {ordinal}")
 
     @abstractmethod
     def pointer(self, array: Any) -> int:
@@ -73,7 +84,7 @@ class NumPy(Consumer):
     name = "numpy"
     kinds = _CPU
 
-    def take(self, lease: Lease) -> Any:
+    def take(self, lease: Lease, stream: Any = None) -> Any:  # noqa: ARG002
         """By DLPack, as memory of the CPU."""
         source: Any = lease.view(device="cpu")  # NumPy's stubs lag behind the standard
         return np.from_dlpack(source)
@@ -102,12 +113,19 @@ class CuPy(Consumer):
     name = "cupy"
     kinds = _GPU
 
-    def take(self, lease: Lease) -> Any:
-        """By DLPack."""
+    def take(self, lease: Lease, stream: Any = None) -> Any:
+        """By DLPack, for the current stream."""
         import cupy
 
-        with cupy.cuda.Device(lease.__dlpack_device__()[1]):
+        with cupy.cuda.Device(lease.__dlpack_device__()[1]), stream or nullcontext():
             return cupy.from_dlpack(lease)
+
+    def stream(self, ordinal: int) -> Any:
+        """Make one of CuPy's."""
+        import cupy
+
+        with cupy.cuda.Device(ordinal):
+            return cupy.cuda.Stream(non_blocking=True)
 
     def pointer(self, array: Any) -> int:
         """By the array's own word."""
@@ -150,11 +168,18 @@ class Torch(Consumer):
 
         return not torch.cuda.is_available()
 
-    def take(self, lease: Lease) -> Any:
-        """By DLPack."""
+    def take(self, lease: Lease, stream: Any = None) -> Any:
+        """By DLPack, for the current stream."""
         import torch
 
-        return torch.from_dlpack(lease)
+        with torch.cuda.stream(stream) if stream is not None else nullcontext():
+            return torch.from_dlpack(lease)
+
+    def stream(self, ordinal: int) -> Any:
+        """Make one of PyTorch's."""
+        import torch
+
+        return torch.cuda.Stream(ordinal)
 
     def pointer(self, array: Any) -> int:
         """By the tensor's own word."""
@@ -246,11 +271,19 @@ class CudaCore(OnHost):
     name = "cuda.core"
     kinds = _GPU
 
-    def take(self, lease: Lease) -> Any:
-        """By DLPack, ordered on the legacy default stream."""
+    def take(self, lease: Lease, stream: Any = None) -> Any:
+        """By DLPack, ordered on the legacy default stream if on no other."""
         from cuda.core.utils import StridedMemoryView
 
-        return StridedMemoryView.from_dlpack(lease, stream_ptr=1)
+        return StridedMemoryView.from_dlpack(lease, stream_ptr=1 if stream is None else int(stream.handle))
+
+    def stream(self, ordinal: int) -> Any:
+        """Make one of cuda.core's."""
+        from cuda.core import Device
+
+        device = Device(ordinal)
+        device.set_current()
+        return device.create_stream()
 
     def pointer(self, array: Any) -> int:
         """By the view's own word."""
@@ -279,7 +312,7 @@ class Numba(OnHost):
 
         return not cuda.is_available()
 
-    def take(self, lease: Lease) -> Any:
+    def take(self, lease: Lease, stream: Any = None) -> Any:  # noqa: ARG002
         """Make a device array of a view, which counts."""
         from numba import cuda
 
@@ -303,7 +336,7 @@ class Jax(OnHost):
 
         return all(device.platform == "cpu" for device in jax.devices())
 
-    def take(self, lease: Lease) -> Any:
+    def take(self, lease: Lease, stream: Any = None) -> Any:  # noqa: ARG002
         """By a legacy DLPack capsule; JAX never writes."""
         import jax
 

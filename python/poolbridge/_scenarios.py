@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 import poolbridge
-from poolbridge import _consumers, _patterns
+from poolbridge import _consumers, _patterns, _slow
 from poolbridge._legacyhandle import LegacyHandle
 from poolbridge._patterns import Pattern
 
@@ -176,4 +176,6 @@ TASKS: Final[dict[str, Callable[[Worker, dict[str, Any]], dict[str, Any]]]] = {
     "both": both,
     "open-file": open_file,
     "event": event,
+    "slow-begin": _slow.begin,
+    "slow-end": _slow.end,
 }

@@ -29,6 +29,7 @@ from poolbridge._patterns import Pattern
 if TYPE_CHECKING:
     from poolbridge._client import Client
     from poolbridge._lease import Lease
+    from poolbridge._slow import Reading
 
 _TIMEOUT = 10.0
 
@@ -46,6 +47,7 @@ class Worker:
         self._socket = socket
         self._client: Client | None = None
         self._held: list[Lease] = []
+        self.reading: tuple[Reading, int] | None = None
 
     @property
     def _connected(self) -> Client:

@@ -22,6 +22,7 @@ type Bench struct {
 type GPU struct {
 	Context *cuda.Context
 	Stream  *cuda.Stream
+	Queue   mempool.Queue // the stream, as leases know it
 	Kernels *pattern.Kernels
 }
 
@@ -146,7 +147,7 @@ func (b *Bench) gpu(d cuda.Device) (*GPU, error) {
 	if err != nil {
 		return nil, errors.Join(err, stream.Close(), ctx.Close())
 	}
-	g := &GPU{ctx, stream, kernels}
+	g := &GPU{ctx, stream, mempool.StreamQueue(ctx, stream), kernels}
 	if b.gpus == nil {
 		b.gpus = make(map[cuda.Device]*GPU)
 	}

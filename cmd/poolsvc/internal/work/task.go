@@ -30,6 +30,9 @@ type Task struct {
 	// Rounds to go, and whether the context is destroyed after each.
 	Rounds  int  `json:"rounds,omitempty"`
 	Destroy bool `json:"destroy,omitempty"`
+	// Hold has a kernel keep the stream busy, and then for Slow seconds more once it is let go.
+	Hold bool    `json:"hold,omitempty"`
+	Slow float64 `json:"slow,omitempty"`
 }
 
 // Answer is what a worker says when it is done.
@@ -53,6 +56,9 @@ type Answer struct {
 	// Handle of 64 bytes that was made.
 	Handle []byte `json:"handle,omitempty"`
 	PID    int    `json:"pid,omitempty"`
+	// Busy says that the stream had work to do; Seconds is how long the calls took that gave it some.
+	Busy    bool    `json:"busy,omitempty"`
+	Seconds float64 `json:"seconds,omitempty"`
 }
 
 // Failure is an error in a worker. It is an error itself.

@@ -23,10 +23,11 @@ type Worker struct {
 	// Device to work on, an ordinal or a UUID; empty for the one that has the memory.
 	Device string
 
-	client *bridge.Client
-	bench  Bench
-	held   []*bridge.Lease
-	kept   []func() error // ends what tasks left for later ones
+	client  *bridge.Client
+	bench   Bench
+	held    []*bridge.Lease
+	reading *reading
+	kept    []func() error // ends what tasks left for later ones
 }
 
 // patience is how long a task waits where it does not say.
@@ -47,6 +48,8 @@ var tasks = map[string]func(*Worker, context.Context, *Task) (*Answer, error){
 	"open-file":      (*Worker).openFile,
 	"own-legacy":     (*Worker).ownLegacy,
 	"event":          (*Worker).event,
+	"slow-begin":     (*Worker).slowBegin,
+	"slow-end":       (*Worker).slowEnd,
 }
 
 // Serve answers tasks until there are no more.
@@ -115,8 +118,10 @@ func (t *Task) timeout() time.Duration {
 	if t.Timeout <= 0 {
 		return patience
 	}
-	return time.Duration(t.Timeout * float64(time.Second))
+	return seconds(t.Timeout)
 }
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 // lease leases the task's buffer.
 func (w *Worker) lease(ctx context.Context, t *Task, name string, write bool) (*bridge.Lease, error) {

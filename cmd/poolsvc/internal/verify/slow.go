@@ -1,0 +1,188 @@
+package verify
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
+	"github.com/poolbridge/poolbridge/cuda/pattern"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// mostHeld is when a kernel that nobody lets go on does so by itself: whatever had waited for it has then failed.
+const mostHeld = 30 * time.Second
+
+// slowChecks has kernels that are held while buffers change hands: nobody waits for them but streams.
+func slowChecks(kind mempool.Kind, consumers []string, _ Options) []check {
+	if !onGPU(kind) {
+		return nil
+	}
+	var streaming []string // NumPy, which takes pinned memory, has no streams
+	for _, c := range consumers {
+		if c != "numpy" {
+			streaming = append(streaming, c)
+		}
+	}
+	checks := each(order, "slow-producer", preferred(streaming), slowly(slowProducer))
+	return append(checks, each(order, "slow-consumer", preferred(streaming), slowly(slowConsumer))...)
+}
+
+// handing is one buffer on its way to a worker and back.
+type handing struct {
+	*scene
+	worker *worker
+	gpu    *work.GPU
+	task   work.Task     // for the worker to begin with
+	first  *work.Pattern // in the buffer
+	second *work.Pattern // to be written
+	takes  time.Duration // of the slow work
+}
+
+// slowly runs a check twice: once so that all is mapped and loaded, and once more with work that takes a while.
+func slowly(run func(context.Context, *handing) error) func(context.Context, *scene, string) error {
+	return func(ctx context.Context, s *scene, consumer string) (err error) {
+		d, err := mempool.FindDevice(s.options.Device)
+		if err != nil {
+			return err
+		}
+		if ok, err := d.SupportsStreamMemOps(); err != nil || !ok {
+			return skipf("streams of the GPU cannot wait for words: hand-overs wait on the CPU (%v)", err)
+		}
+		t := work.Task{Task: "slow-begin", Name: s.uniqueName("slow"), Path: filepath.Join(s.dir, "kernels.ptx"), Consumer: consumer, Timeout: 60}
+		if t.Device, err = s.uuid(); err != nil {
+			return err
+		}
+		if err := os.WriteFile(t.Path, pattern.PTX(), 0o600); err != nil {
+			return err
+		}
+		h := &handing{scene: s, task: t}
+		if h.gpu, err = s.bench.OnDevice(t.Device); err != nil {
+			return err
+		}
+		undo, err := s.publish(ctx, t.Name, maskedElements, masked(0))
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, undo()) }()
+		if h.worker, err = s.worker(consumer); err != nil {
+			return err
+		}
+		for round, takes := range []time.Duration{0, slow} {
+			h.first, h.second, h.takes = masked(uint32(round)), masked(uint32(round)+1), takes
+			if err := run(ctx, h); err != nil {
+				h.worker.kill() // its kernel may be held
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// slowProducer publishes what a kernel has yet to write. The kernel is held until the worker has its array and has queued
+// what reads it; then it takes its time, and the worker must see all that comes after it.
+func slowProducer(ctx context.Context, h *handing) (err error) {
+	g := h.gpu
+	gate, err := g.Gate()
+	if err != nil {
+		return err
+	}
+	open := func() { binary.NativeEndian.PutUint64(gate.Bytes(), 1) }
+	defer func() {
+		open()
+		err = errors.Join(err, g.Stream.Synchronize(), gate.Close())
+	}()
+	wrote, err := h.write(ctx, func() error {
+		return errors.Join(g.Kernels.Hold(g.Stream, gate.DevicePtr(), mostHeld), g.Kernels.Spin(g.Stream, h.takes))
+	})
+	if err != nil {
+		return err
+	}
+	read, err := h.begin(ctx, h.second)
+	if err != nil {
+		return err
+	}
+	if err := h.busy(); err != nil {
+		return err
+	}
+	open()
+	h.note = fmt.Sprintf("published in %s while a kernel wrote, taken and released in %s", wrote, read)
+	return h.end(ctx)
+}
+
+// slowConsumer writes a buffer that a kernel of the worker has yet to read. That kernel is held until the new content is
+// published; the worker must see all of the old content, and others the new.
+func slowConsumer(ctx context.Context, h *handing) error {
+	h.task.Hold, h.task.Slow = true, h.takes.Seconds()
+	read, err := h.begin(ctx, h.first)
+	if err != nil {
+		return err
+	}
+	wrote, err := h.write(ctx, func() error { return nil })
+	if err != nil {
+		return err
+	}
+	if err := h.busy(); err != nil {
+		return err
+	}
+	h.note = fmt.Sprintf("taken and released in %s while a kernel read, written and published in %s", read, wrote)
+	if err := h.end(ctx); err != nil {
+		return err
+	}
+	return h.look(ctx, h.task.Name, maskedElements, h.second, nil)
+}
+
+// write has this process's stream write the buffer anew, after earlier work, and publishes it. It says how long that took,
+// without the launches.
+func (h *handing) write(ctx context.Context, earlier func() error) (took time.Duration, err error) {
+	g := h.gpu
+	start := time.Now()
+	l, err := h.session.Get(ctx, h.task.Name, true, time.Minute)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, l.ReleaseAfter(g.Queue)) }()
+	if err := l.WaitOn(ctx, g.Queue); err != nil {
+		return 0, err
+	}
+	took = time.Since(start)
+	if err := errors.Join(earlier(), h.bench.Queue(g, l, maskedElements, h.second)); err != nil {
+		return 0, err
+	}
+	start = time.Now()
+	err = l.Publish(mempool.Publication{Name: h.task.Name, Replace: true, Completion: mempool.Completion{After: []mempool.Queue{g.Queue}}})
+	return (took + time.Since(start)).Round(time.Microsecond), err
+}
+
+// begin has the worker's stream compare the buffer, without a wait, and says how long that took the worker.
+func (h *handing) begin(ctx context.Context, p *work.Pattern) (took time.Duration, err error) {
+	t := h.task
+	t.Pattern = p
+	a, err := h.worker.do(ctx, t)
+	if err == nil && !a.Busy {
+		err = errors.New("the worker's stream was done before the kernel was let go: its hand-over waited, or it did not wait at all")
+	}
+	if err != nil {
+		return 0, err
+	}
+	return time.Duration(a.Seconds * float64(time.Second)).Round(time.Microsecond), nil
+}
+
+// end lets the worker's stream go on, and judges what it read.
+func (h *handing) end(ctx context.Context) error {
+	_, err := h.worker.check(ctx, work.Task{Task: "slow-end", Elements: maskedElements})
+	return err
+}
+
+// busy says whether this process's stream has work to do, as it must while a kernel is held.
+func (h *handing) busy() error {
+	done, err := h.gpu.Stream.Query()
+	if err == nil && done {
+		err = errors.New("this process's stream was done before the kernel was let go: a hand-over waited, or the stream did not")
+	}
+	return err
+}
