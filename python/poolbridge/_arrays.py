@@ -221,7 +221,12 @@ class ArrayExports:
         array = np.ascontiguousarray(_copy_to_host(hold)).reshape(self.shape)
         if hold.description.element.in_numpy:
             return array
-        return (array.astype(np.uint32) << 16).view(np.float32)
+        return widen(array)
+
+
+def widen(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Turn the bits of ``bfloat16`` into float32, which holds it exactly."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def _given(hold: Hold) -> np.ndarray[Any, Any]:

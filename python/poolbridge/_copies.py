@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from poolbridge import _dlpack, _order
+from poolbridge import _dlpack, _order, _sources
 from poolbridge._arrays import check_shape
 from poolbridge._errors import InvalidArgumentError
 from poolbridge._hold import Hold, Token
@@ -71,29 +71,34 @@ def _on_host(hold: Hold, source: Any) -> np.ndarray[Any, Any] | None:
     """Bring the source to the CPU, or copy it on the device and give None."""
     if isinstance(source, np.ndarray):
         return source
-    if hasattr(source, "__cuda_array_interface__") or (
-        hasattr(source, "__dlpack_device__") and source.__dlpack_device__()[0] != _dlpack.CPU
-    ):
-        from poolbridge import _cuda, _foreign
+    if _sources.on_device(source):
+        from poolbridge import _cuda
 
-        foreign = _foreign.take(source)
+        found = _sources.look(source)
         description = hold.description
         if (
-            foreign.contiguous
-            and foreign.shape == description.shape
-            and foreign.element == description.element
+            found.contiguous
+            and found.shape == description.shape
+            and found.element == description.element
             and description.contiguous
             and hold.memory.pool.device[0] == _dlpack.CUDA
         ):
             token = Token(hold)
+            _sources.order(found, _sources.LEGACY_STREAM)
             address = hold.memory.address(write=True) + description.offset
-            _cuda.copy_on_device(hold.memory.pool.device[1], address, foreign.address, description.nbytes)
+            _cuda.copy_on_device(hold.memory.pool.device[1], address, found.address, description.nbytes)
             del token
             return None
-        return foreign.to_host()
+        return found.to_host()
     if hasattr(source, "__dlpack__") and not hasattr(source, "__array__"):
         return np.from_dlpack(source)
-    return np.asarray(source)
+    try:
+        return np.asarray(source)
+    except TypeError:
+        # It may be of elements that NumPy lacks.
+        if not hasattr(source, "__dlpack_device__"):
+            raise
+        return _sources.look(source).to_host()
 
 
 def _to_bfloat16(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -12,10 +12,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from poolbridge._errors import InvalidArgumentError
 from poolbridge._tensor import ELEMENT_TYPES, ElementType, c_strides
 
 CPU: Final = 1
 CUDA: Final = 2
+CUDA_HOST: Final = 3
 
 _FLAG_COPIED = 2
 
@@ -123,7 +125,7 @@ def look(capsule: object) -> Seen:
 
     Raises
     ------
-    BufferError
+    InvalidArgumentError
         Its elements are of a type that cannot be shared.
     """
     name = _name(capsule)
@@ -131,7 +133,10 @@ def look(capsule: object) -> Seen:
     tensor = kind.from_address(_pointer(capsule, name)).tensor
     element = _NAMES.get((tensor.dtype.code, tensor.dtype.bits))
     if element is None or tensor.dtype.lanes != 1:
-        raise BufferError(f"elements of DLPack type {tensor.dtype.code} with {tensor.dtype.bits} bits cannot be shared")
+        raise InvalidArgumentError(
+            f"elements of DLPack type {tensor.dtype.code} with {tensor.dtype.bits} bits cannot be shared: expected one "
+            f"of {', '.join(ELEMENT_TYPES)}"
+        )
     extents = ctypes.c_int64 * tensor.ndim
     shape = tuple(extents.from_address(tensor.shape)) if tensor.ndim else ()
     itemsize = ELEMENT_TYPES[element].itemsize

@@ -11,7 +11,7 @@ import numpy as np
 from poolbridge import _dlpack, _operations, _order
 from poolbridge._arrays import ArrayExports
 from poolbridge._copies import copy_into
-from poolbridge._errors import InvalidArgumentError
+from poolbridge._errors import InvalidArgumentError, UnsupportedError
 from poolbridge._hold import Hold, Token
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class LeaseView(ArrayExports):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3 of the CUDA array interface; device memory only."""
+        """Version 3 of the CUDA array interface; device memory only, and not ``bfloat16``: see `UnsupportedError`."""
         if self._from_cpu:
             raise AttributeError("__cuda_array_interface__")
         return _cuda_array_interface(self._hold)
@@ -368,7 +368,8 @@ def _cuda_array_interface(hold: Hold) -> dict[str, Any]:
     if hold.memory.pool.device[0] != _dlpack.CUDA:
         raise AttributeError("__cuda_array_interface__ is for memory that a GPU reaches, and this is not")
     if not description.element.in_numpy:
-        raise AttributeError("__cuda_array_interface__ has no bfloat16: use DLPack")
+        # No AttributeError, which would read as if the memory were not a GPU's.
+        raise UnsupportedError(f"__cuda_array_interface__ has no {description.element.name}: use DLPack")
     stream = _order.stream_to_follow(hold)
     return {
         "version": 3,

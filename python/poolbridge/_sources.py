@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from poolbridge import _dlpack, _tensor
-from poolbridge._arrays import ArrayExports
+from poolbridge._arrays import ArrayExports, widen
 from poolbridge._errors import InvalidArgumentError
 from poolbridge._tensor import Description, ElementType
 
 if TYPE_CHECKING:
     from poolbridge._hold import Hold
     from poolbridge._session import Session
+
+LEGACY_STREAM: Final = 1
+_ON_CPU: Final = (_dlpack.CPU, _dlpack.CUDA_HOST)
 
 
 @dataclass(slots=True)
@@ -53,6 +57,27 @@ class Source:
         """Whether the elements lie without gaps in C order."""
         return _tensor.is_contiguous(self.shape, self.strides, self.element.itemsize)
 
+    def to_host(self) -> np.ndarray[Any, Any]:
+        """Copy the elements to the CPU, once they are complete; ``bfloat16`` as float32, which holds it exactly."""
+        first, last = _tensor.span_of(self.shape, self.strides, 0, self.element.itemsize)
+        data = np.empty(max(last - first, 1), np.uint8)
+        if last > first and self.ordinal is None:
+            ctypes.memmove(data.ctypes.data, self.address + first, last - first)
+        elif last > first:
+            from poolbridge import _cuda
+
+            order(self, LEGACY_STREAM)
+            _cuda.copy_to_host(self.ordinal or 0, data[: last - first], self.address + first)
+        bits: np.ndarray[Any, Any] = np.ndarray(self.shape, self.element.typestr, data, -first, self.strides)
+        return bits if self.element.in_numpy else widen(bits)
+
+
+def on_device(array: Any) -> bool:
+    """Whether an array is on a GPU, as far as it says."""
+    if hasattr(array, "__dlpack_device__"):
+        return array.__dlpack_device__()[0] not in _ON_CPU
+    return _cuda_array_interface(array) is not None
+
 
 def look(array: Any) -> Source:
     """Look at an array of any library.
@@ -64,7 +89,8 @@ def look(array: Any) -> Source:
     """
     if isinstance(array, np.ndarray):
         return _interface(array, array.__array_interface__)
-    interface = _cuda_array_interface(array)
+    # Of our own leases DLPack counts the arrays, and the other interface cannot.
+    interface = None if isinstance(array, ArrayExports) else _cuda_array_interface(array)
     if interface is not None:
         source = _interface(array, interface)
         source.ordinal = _ordinal(array, source.address)
@@ -72,11 +98,10 @@ def look(array: Any) -> Source:
         return source
     if hasattr(array, "__dlpack_device__"):
         kind, ordinal = array.__dlpack_device__()
-        if kind == _dlpack.CPU:
-            host = np.from_dlpack(array)
-            return _interface(host, host.__array_interface__)
-        seen = _dlpack.look(_capsule(array, -1))
-        return Source(array, seen.address, seen.shape, seen.strides, _tensor.element_type(seen.name), ordinal)
+        on_cpu = kind in _ON_CPU
+        seen = _dlpack.look(_capsule(array, None if on_cpu else -1))
+        element = _tensor.element_type(seen.name)
+        return Source(array, seen.address, seen.shape, seen.strides, element, None if on_cpu else ordinal)
     host = np.asarray(array)
     return _interface(host, host.__array_interface__)
 
@@ -150,7 +175,7 @@ def _ordinal(array: Any, address: int) -> int:
     return int(_cuda.pointer_facts(address)["ordinal"]) if address else 0
 
 
-def _capsule(array: Any, stream: int) -> object:
+def _capsule(array: Any, stream: int | None) -> object:
     try:
         return array.__dlpack__(stream=stream, max_version=(1, 0))
     except TypeError:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import poolbridge
-from poolbridge import _tensor
+from poolbridge import _sources, _tensor
 from poolbridge._dlpack import _Managed, _pointer, _Versioned
 from poolbridge._tensor import ELEMENT_TYPES
 
@@ -249,6 +249,53 @@ def test_copy_from_casts_and_broadcasts_as_numpy_does(client):
 
     lease.copy_from(OnlyDLPack(np.full((2, 3), 8, np.float32)))
     assert lease.to_numpy()[1, 2] == 8
+
+
+def test_bfloat16_is_copied_by_its_values(client):
+    lease = client.allocate(3, "bfloat16")
+    lease.copy_from([1.5, -2.0, 3.0])
+    for dtype in ("bfloat16", "float32", "float64"):
+        copy = client.allocate(3, dtype)
+        for source in (lease, lease.view()):
+            copy.copy_from(0)
+            copy.copy_from(source)
+            assert copy.to_numpy().tolist() == [1.5, -2.0, 3.0]
+
+
+def test_copy_from_page_locked_memory_of_another_library(client):
+    class PageLocked:
+        """As PyTorch's: it names its device, and refuses streams as memory of the CPU."""
+
+        def __init__(self, array):
+            self.array = array
+
+        def __array__(self, dtype=None, copy=None):
+            return self.array
+
+        def __dlpack__(self, *, stream=None, **options):
+            assert stream is None
+            return self.array.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return (3, 0)
+
+    lease = client.allocate(3, "float32")
+    lease.copy_from(PageLocked(np.array([1, 2, 3], np.float32)))
+    assert lease.to_numpy().tolist() == [1, 2, 3]
+
+
+def test_what_cannot_be_shared_is_said(client):
+    class Tiny:
+        def __dlpack__(self, **options):
+            capsule = np.zeros(3, np.uint8).__dlpack__(max_version=(1, 0))
+            _Versioned.from_address(_pointer(capsule, b"dltensor_versioned")).tensor.dtype.code = 10
+            return capsule
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    with pytest.raises(poolbridge.InvalidArgumentError, match="DLPack type 10 with 8 bits"):
+        _sources.look(Tiny())
 
 
 def test_the_token_adds_no_reference_to_the_array(client):

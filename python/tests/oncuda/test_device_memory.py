@@ -128,7 +128,9 @@ def test_bfloat16(client):
     lease = client.allocate(3, "bfloat16")
     lease.copy_from([1.5, -2.0, 0.0])
     assert lease.to_numpy().tolist() == [1.5, -2.0, 0.0]
-    assert not hasattr(lease, "__cuda_array_interface__")
+    for exporter in (lease, lease.view()):
+        with pytest.raises(poolbridge.UnsupportedError, match="bfloat16: use DLPack"):
+            _ = exporter.__cuda_array_interface__
     seen = look(lease.__dlpack__(dl_device=(1, 0), max_version=(1, 0)))
     assert (seen.device, seen.dtype, seen.flags) == ((1, 0), (4, 16, 1), 2)
 
@@ -190,6 +192,28 @@ def test_host_and_device_copy_into_each_other(client):
     host.copy_from(0)
     host.copy_from(device)
     assert host.to_numpy().tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("target", ["gpu", "cpu"])
+@pytest.mark.parametrize("source", ["gpu", "cpu"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_bfloat16_is_copied_by_its_values(client, source, target, dtype):
+    client.create_pool("cpu", max_bytes=1 << 20)
+    numbers = client.allocate(3, "bfloat16", pool=source)
+    numbers.copy_from([1.5, -2.0, 3.0])
+    copy = client.allocate(3, dtype, pool=target)
+    copy.copy_from(numbers)
+    assert copy.to_numpy().tolist() == [1.5, -2.0, 3.0]
+
+
+def test_a_lease_that_was_copied_or_published_can_be_released(client):
+    client.create_pool("cpu", max_bytes=1 << 20)
+    lease = client.allocate(3, "int32")
+    lease.copy_from([1, 2, 3])
+    client.allocate(3, "int32", pool="cpu").copy_from(lease)
+    client.allocate(3, "int32").copy_from(lease)
+    client.create_channel("c", pool="cpu").publish(lease)
+    lease.release()
 
 
 def test_one_import_however_many_clients_and_threads(device_service, client):
