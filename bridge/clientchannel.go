@@ -68,7 +68,7 @@ func (ch *Channel) Publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 	if err != nil {
 		return 0, err
 	}
-	r := &wire.Send{Channel: ch.info.ID, Lease: l.info.ID, Meta: maps.Clone(o.Meta), Ready: wireTicket(ready), Event: o.Event}
+	r := &wire.Send{Channel: ch.info.ID, Lease: l.info.ID, Meta: maps.Clone(o.Meta), Ready: wireTicket(ready), Event: o.Handle(ready)}
 	switch {
 	case o.Wait > 0:
 		r.Wait = wireWait(o.Wait)
@@ -93,7 +93,7 @@ func (ch *Channel) Publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 	if ready != nil {
 		done = append(done, *ready)
 	}
-	return reply.Sequence, ch.client.ended(l.info.Block, done...)
+	return reply.Sequence, errors.Join(ch.client.ended(l.info.Block, done...), l.order.Close())
 }
 
 // Shut closes the channel: nothing more can be sent, the name is free, and the subscribers' frames end after the last.

@@ -71,6 +71,9 @@ func (c *Client) adopt(ctx context.Context, came wire.Lease, frame bool) (*Lease
 	l.order.Begin(l.info.Wait, !came.Write)
 	p, err := c.pool(ctx, came.Pool)
 	if err == nil {
+		if came.Event != nil {
+			l.order.Expect(came.Event, came.EventOnly, p.info.Device.UUID)
+		}
 		l.mem, err = c.mapped(p, came)
 	}
 	for _, t := range l.info.Wait { // while there is a context, and before it is urgent
@@ -210,6 +213,18 @@ func (l *Lease) WaitOn(ctx context.Context, q mempool.Queue) error {
 	return l.with(0, 0, false, func(m mempool.Memory) error { return l.order.Give(ctx, m.Queue(), q) })
 }
 
+// ReadyEvent is the interprocess event that came with the content, opened for as long as the lease lasts; nil if none did.
+// What the lease does itself, and queues that WaitOn was told of, wait for it where they have to.
+//
+// Errors: as [mempool.OpenEvent]. What has a ticket besides can be used all the same.
+func (l *Lease) ReadyEvent() (e *mempool.Event, err error) {
+	err = l.with(0, 0, false, func(mempool.Memory) error {
+		e, err = l.order.Event()
+		return err
+	})
+	return e, err
+}
+
 // Check says whether the content is known not to have been finished. On a GPU a wait ends too when the process that it was
 // for has died: look before you trust what came out.
 //
@@ -246,7 +261,7 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 	if err != nil {
 		return err
 	}
-	r := &wire.Publish{Lease: l.info.ID, Name: p.Name, Keep: p.Keep, Replace: p.Replace, Ready: wireTicket(ready), Event: p.Event}
+	r := &wire.Publish{Lease: l.info.ID, Name: p.Name, Keep: p.Keep, Replace: p.Replace, Ready: wireTicket(ready), Event: p.Handle(ready)}
 	if p.Tensor != nil {
 		t := wireTensor(*p.Tensor)
 		r.Tensor = &t
@@ -256,7 +271,7 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 		return err
 	}
 	l.info.Write = false // as far as anybody knows, where no answer came
-	l.order.Ended(ready)
+	l.order.Ended(ready, p.Completion)
 	if err != nil {
 		return err
 	}
@@ -316,5 +331,5 @@ func (l *Lease) completed(ctx context.Context, c mempool.Completion) (*mempool.T
 func (l *Lease) end(incomplete bool, done ...mempool.Ticket) error {
 	l.ended = true
 	err := l.client.send(0, &wire.Release{Lease: l.info.ID, Failed: incomplete, Done: wireTickets(done)})
-	return errors.Join(err, l.client.ended(l.info.Block, done...))
+	return errors.Join(err, l.client.ended(l.info.Block, done...), l.order.Close())
 }

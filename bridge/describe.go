@@ -38,12 +38,14 @@ func poolOf(p wire.Pool) mempool.PoolInfo {
 
 func wireLease(l mempool.LeaseInfo) wire.Lease {
 	return wire.Lease{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
-		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: wireTensor(l.Tensor), Wait: wireTickets(l.Wait), Event: l.Event}
+		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: wireTensor(l.Tensor), Wait: wireTickets(l.Wait), Event: l.Event,
+		EventOnly: l.EventOnly}
 }
 
 func leaseOf(l wire.Lease) mempool.LeaseInfo {
 	return mempool.LeaseInfo{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
-		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: tensorOf(l.Tensor), Wait: ticketsOf(l.Wait), Event: l.Event}
+		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: tensorOf(l.Tensor), Wait: ticketsOf(l.Wait), Event: l.Event,
+		EventOnly: l.EventOnly}
 }
 
 func wireTicket(t *mempool.Ticket) *wire.Ticket {
@@ -69,12 +71,15 @@ func ticketsOf(ts []wire.Ticket) []mempool.Ticket {
 	return out
 }
 
-func completionOf(ready *wire.Ticket, event []byte) mempool.Completion {
-	c := mempool.Completion{Event: event}
+func completionOf(ready *wire.Ticket, event []byte) (c mempool.Completion, err error) {
 	if ready != nil {
 		c.Ready = &ticketsOf([]wire.Ticket{*ready})[0]
 	}
-	return c
+	if event != nil {
+		c.Event, err = mempool.EventOf(event)
+		c.EventOnly = ready == nil
+	}
+	return c, err
 }
 
 func wireChannel(c mempool.ChannelInfo) wire.Channel {

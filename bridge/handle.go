@@ -119,7 +119,11 @@ func (c *serverConn) publish(r *wire.Publish) error {
 	if err != nil {
 		return err
 	}
-	p := mempool.Publication{Name: r.Name, Keep: r.Keep, Replace: r.Replace, Completion: completionOf(r.Ready, r.Event)}
+	complete, err := completionOf(r.Ready, r.Event)
+	if err != nil {
+		return err
+	}
+	p := mempool.Publication{Name: r.Name, Keep: r.Keep, Replace: r.Replace, Completion: complete}
 	if r.Tensor != nil {
 		t := tensorOf(*r.Tensor)
 		p.Tensor = &t

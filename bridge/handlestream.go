@@ -119,7 +119,12 @@ func (c *serverConn) find(q uint32, r *wire.Find) {
 
 // sendTo puts a frame into a channel. It takes its place in the order of sends before the next request is read.
 func (c *serverConn) sendTo(q uint32, r *wire.Send) {
-	o := mempool.FrameOptions{Meta: r.Meta, Completion: completionOf(r.Ready, r.Event)}
+	complete, err := completionOf(r.Ready, r.Event)
+	if err != nil {
+		c.sent(q, r, 0, err)
+		return
+	}
+	o := mempool.FrameOptions{Meta: r.Meta, Completion: complete}
 	if r.Tensor != nil {
 		t := tensorOf(*r.Tensor)
 		o.Tensor = &t

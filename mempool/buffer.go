@@ -19,9 +19,23 @@ type buffer struct {
 	names   int32   // that hold it
 	frames  int32   // of channels that hold it
 	ready   tickets // when its content is complete
-	event   []byte  // that came with it, beside the ticket
+	event   *promise
 	failed  bool
 	changed signal
+}
+
+// promise is an interprocess event that came with a buffer's content.
+type promise struct {
+	handle  []byte
+	voucher *Lease // whose end says when the event's work is done, for no ticket does; nil: one does
+}
+
+// told is the handle of the event that came with the content, and whether it is all that says when that is complete.
+func (p *promise) told() (handle []byte, alone bool) {
+	if p == nil {
+		return nil, false
+	}
+	return p.handle, p.voucher != nil
 }
 
 // available says why a lease cannot be had now: nil if it can, ErrBusy if it may be later, something else if never.
@@ -115,6 +129,10 @@ func (s *Session) lease(ctx context.Context, write bool, wait time.Duration, fin
 			pool := b.block.pool
 			if !pool.access.Allows(s.peer) {
 				return nil, pool.denied(s.peer)
+			}
+			if _, alone := b.event.told(); alone && !s.ordered {
+				return nil, situation(ErrUnavailable, "only an interprocess event says when buffer %d is complete, and session %d understands "+
+					"neither those nor timelines", b.id, s.id)
 			}
 			again = &b.changed
 			if err = b.available(write); err == nil {

@@ -194,17 +194,19 @@ func TestOnlyAWriteLeaseOfTheChannelsPoolCanBeSent(t *testing.T) {
 		many[k] = ""
 	}
 	other := hire(t, s.svc).ticket()
+	event, err := EventOf(make([]byte, EventBytes))
+	require.NoError(t, err)
 	for name, o := range map[string]FrameOptions{
 		"a tensor that does not fit": {Tensor: &Tensor{DType: Float64, Shape: []uint64{2}}},
 		"too many entries":           {Meta: many},
 		"a long key":                 {Meta: map[string]string{strings.Repeat("k", MaxMetaBytes+1): ""}},
 		"a long value":               {Meta: map[string]string{"": strings.Repeat("v", MaxMetaBytes+1)}},
-		"a short event":              {Completion: Completion{Event: []byte{1}}},
+		"an event alone":             {Completion: Completion{Event: event, EventOnly: true}},
 		"another's ticket":           {Completion: Completion{Ready: &other}},
 	} {
 		assert.ErrorIs(t, send(l, o), ErrInvalid, name)
 	}
-	_, _, err := s.producer.Send(99, l.ID(), FrameOptions{})
+	_, _, err = s.producer.Send(99, l.ID(), FrameOptions{})
 	assert.ErrorIs(t, err, ErrNotFound)
 	_, _, err = s.producer.Send(s.info.ID, 99, FrameOptions{})
 	assert.ErrorIs(t, err, ErrNotFound)

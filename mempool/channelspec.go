@@ -121,7 +121,11 @@ func (o FrameOptions) Validate() error {
 				k[:min(len(k), 32)], len(k), len(v))
 		}
 	}
-	return o.validate()
+	if o.EventOnly {
+		return situation(ErrInvalid, "a frame whose event stands alone cannot be sent: its lease ends, and nobody could tell when its memory may be "+
+			"used again; send it with a ticket as well")
+	}
+	return nil
 }
 
 // SubscribeOptions says how a channel's frames are to come.

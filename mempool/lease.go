@@ -27,8 +27,10 @@ type LeaseInfo struct {
 	Tensor Tensor
 	// Wait is what must be reached before the memory is used, as far as it is not yet.
 	Wait []Ticket
-	// Event is the interprocess event that came with the content beside its ticket, if any.
-	Event []byte
+	// Event is the interprocess event that came with the content, if any. EventOnly says that no ticket in Wait stands for it: it
+	// must be waited for.
+	Event     []byte
+	EventOnly bool
 }
 
 // ID identifies the lease within the epoch.
@@ -40,10 +42,11 @@ func (l *Lease) Info() LeaseInfo {
 	svc.mu.Lock()
 	defer svc.mu.Unlock()
 	b := l.buffer
+	event, alone := b.event.told()
 	return LeaseInfo{
 		ID: l.id, Buffer: b.id, Generation: b.generation, Write: l.write,
 		Pool: b.block.pool.info.ID, Block: b.block.id, BlockBytes: b.block.size,
-		Bytes: b.bytes, Tensor: b.tensor.Clone(), Wait: l.wait.plain(), Event: b.event,
+		Bytes: b.bytes, Tensor: b.tensor.Clone(), Wait: l.wait.plain(), Event: event, EventOnly: alone,
 	}
 }
 
@@ -95,6 +98,21 @@ func (l *Lease) release(incomplete bool, after ...Queue) error {
 //
 // Errors: [ErrReleased] if it had ended before, [ErrInvalid] for tickets that are not of the session's own timeline.
 func (l *Lease) ReleaseAt(incomplete bool, done []Ticket) error {
+	if err := l.releaseAt(incomplete, done); err != nil {
+		return err
+	}
+	return l.finish()
+}
+
+// finish gives back what this process opened for the lease.
+func (l *Lease) finish() error {
+	if l.order == nil {
+		return nil
+	}
+	return l.order.Close()
+}
+
+func (l *Lease) releaseAt(incomplete bool, done []Ticket) error {
 	svc := l.session.svc
 	svc.mu.Lock()
 	defer svc.unlock()
@@ -123,9 +141,19 @@ func (l *Lease) end(incomplete bool, done tickets) {
 		b.writer = nil
 		b.failed = b.failed || incomplete
 		b.ready = b.ready.more(done)
+		b.event = nil
 	} else {
 		b.readers.remove(l)
 		b.block.tickets = b.block.tickets.more(done)
+	}
+	if b.event != nil && b.event.voucher == l {
+		b.event = nil
+		b.ready = b.ready.more(done)
+		if l.session.ended && l.session.notify != nil { // it did not say, and is perhaps dead
+			told := make(failures)
+			b.fail(told)
+			told.tell()
+		}
 	}
 	for _, t := range l.wait {
 		t.timeline.unshow()

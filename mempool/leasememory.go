@@ -135,6 +135,12 @@ func (l *Lease) WaitOn(ctx context.Context, q Queue) error {
 	return l.ordering().Give(ctx, m.Queue(), q)
 }
 
+// ReadyEvent is the interprocess event that came with the content, opened for as long as the lease lasts; nil if none did.
+// What the lease does itself, and queues that WaitOn was told of, wait for it where they have to.
+//
+// Errors: as [OpenEvent]. What has a ticket besides can be used all the same.
+func (l *Lease) ReadyEvent() (*Event, error) { return l.ordering().Event() }
+
 // Check says whether what the lease was told to wait for did happen. On a GPU a wait ends too when the process that it
 // was for has died: look before you trust what came out.
 //

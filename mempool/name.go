@@ -31,18 +31,44 @@ type Completion struct {
 	After []Queue
 	// Ready is a ticket of the session's own timeline.
 	Ready *Ticket
-	// Event is an interprocess event that stands for the same: 64 bytes, for whoever knows what to do with it.
-	Event []byte
+	// Event is an interprocess event that stands for all the work, recorded already, for memory on a GPU: with EventOnly it is
+	// all that readers are given to wait for, otherwise a ticket is made that comes after it. It must stay open until they have
+	// opened it.
+	Event     *Event
+	EventOnly bool
 }
 
-// EventBytes is the size of an interprocess event.
-const EventBytes = 64
-
-func (c Completion) validate() error {
-	if len(c.Event) != 0 && len(c.Event) != EventBytes {
-		return situation(ErrInvalid, "an interprocess event has %d bytes, not %d", EventBytes, len(c.Event))
+// possible says whether a process that has the memory's own queue can complete content so.
+func (c Completion) possible(own Queue) error {
+	switch {
+	case c.EventOnly && (c.Event == nil || c.Ready != nil):
+		return situation(ErrInvalid, "an event that is to stand alone comes without a ticket, and must be named")
+	case c.Event == nil || c.Ready != nil:
+		return nil
+	case own.lane() == nil:
+		return situation(ErrInvalid, "an interprocess event stands for work of a GPU, and this memory is the CPU's")
 	}
-	return nil
+	return c.Event.sendable()
+}
+
+// Handle is the handle of the event as it goes along: none where nothing has to be waited for.
+func (c Completion) Handle(ready *Ticket) []byte {
+	if c.Event == nil || (ready == nil && !c.EventOnly) {
+		return nil
+	}
+	return c.Event.Handle()
+}
+
+// promise is what becomes of the event. l stands for it where it is alone.
+func (c Completion) promise(ready *Ticket, l *Lease) *promise {
+	handle := c.Handle(ready)
+	switch {
+	case handle == nil:
+		return nil
+	case c.EventOnly:
+		return &promise{handle, l}
+	}
+	return &promise{handle: handle}
 }
 
 // Publish says that what the write lease was for is complete, or will be when p says: the lease becomes a read lease, and
@@ -58,9 +84,6 @@ func (l *Lease) Publish(p Publication) error {
 		if err := l.fits(*p.Tensor); err != nil {
 			return err
 		}
-	}
-	if err := p.validate(); err != nil {
-		return err
 	}
 	complete, err := l.completed(p.Completion)
 	if err != nil {
@@ -78,6 +101,8 @@ func (l *Lease) Publish(p Publication) error {
 		return situation(ErrInvalid, "lease %d was granted to read: only a write lease can be published", l.id)
 	case b.block.pool.closing:
 		return situation(ErrClosed, "pool %q is being destroyed", b.block.pool.info.Name)
+	case p.EventOnly && b.block.pool.info.Device.UUID == "":
+		return situation(ErrInvalid, "an interprocess event stands for work of a GPU, and pool %q is memory of the CPU", b.block.pool.info.Name)
 	}
 	ready, err := l.ready(complete)
 	if err != nil {
@@ -104,9 +129,9 @@ func (l *Lease) Publish(p Publication) error {
 	if p.Tensor != nil {
 		b.tensor = s.describe(*p.Tensor)
 	}
-	b.ready, b.event = ready, p.Event
+	b.ready, b.event = ready, p.promise(complete, l)
 	if l.order != nil {
-		l.order.Ended(complete)
+		l.order.Ended(complete, p.Completion)
 	}
 	b.writer, l.write = nil, false
 	b.readers.add(l)

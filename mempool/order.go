@@ -22,6 +22,8 @@ type Order struct {
 	wait   []Ticket
 	strict bool // content that was not finished is an error, not just a wait that ended
 	told   map[any]struct{}
+	ready  readyEvent
+	opened []*Event         // to be closed
 	used   bool             // work that this package began may be under way
 	given  map[any]struct{} // queues that come after it
 }
@@ -31,11 +33,12 @@ func (o *Order) Begin(wait []Ticket, strict bool) { o.wait, o.strict = wait, str
 
 // Before makes what comes next in the queue come after what must be waited for. A nil Order waits for nothing.
 //
-// Errors: [ErrTimeout] and the context's if the CPU had to wait, [ErrProducerDied].
+// Errors: [ErrTimeout] and the context's if the CPU had to wait, [ErrProducerDied], [ErrUnavailable] where an event must be
+// waited for that cannot be opened here.
 func (o *Order) Before(ctx context.Context, q Queue) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if len(o.wait) == 0 {
+	if len(o.wait) == 0 && !o.ready.alone {
 		return nil
 	}
 	lane := q.lane()
@@ -53,6 +56,16 @@ func (o *Order) Before(ctx context.Context, q Queue) error {
 		}
 	}
 	o.wait = left
+	if o.ready.alone {
+		e, err := o.openEvent()
+		if err == nil {
+			err = e.Before(ctx, q)
+		}
+		if err != nil {
+			return err
+		}
+		o.ready.alone = lane != nil
+	}
 	if lane != nil {
 		if o.told == nil {
 			o.told = make(map[any]struct{})
@@ -142,7 +155,7 @@ func (o *Order) Give(ctx context.Context, own, q Queue) error {
 // Errors: as [Order.Before].
 func (o *Order) Settle(ctx context.Context, m Memory) error {
 	o.mu.Lock()
-	told, unsaid := len(o.wait) == 0 || len(o.told) > 0, o.used && len(o.given) == 0
+	told, unsaid := (len(o.wait) == 0 && !o.ready.alone) || len(o.told) > 0, o.used && len(o.given) == 0
 	o.mu.Unlock()
 	if !told {
 		if err := o.Before(ctx, CPU); err != nil {
@@ -165,19 +178,38 @@ func (o *Order) Use() {
 
 // Ready makes the one ticket that stands for all that the content waits for; nil if it is complete. Of several queues the
 // first that c names waits for the others. A ticket that the caller made itself stands alone: what was begun besides is
-// waited for here, for no queue may wait for what its owner may never do.
+// waited for here, for no queue may wait for what its owner may never do; and so does an event that is to stand alone.
+//
+// Errors: [ErrInvalid] for an event that says nothing.
 func (o *Order) Ready(ctx context.Context, own Queue, c Completion) (*Ticket, error) {
+	if err := c.possible(own); err != nil {
+		return nil, err
+	}
 	queues := o.queues(own, c.After)
-	if c.Ready != nil {
+	if c.Ready != nil || c.EventOnly {
 		for _, q := range queues {
 			if err := q.synchronize(); err != nil {
 				return nil, err
 			}
 		}
+		if c.EventOnly { // whoever uses the memory after this lease must come after the event too
+			if err := c.Event.Before(ctx, own); err != nil {
+				return nil, err
+			}
+			o.Use()
+		}
 		return c.Ready, nil
+	}
+	if c.Event != nil && len(queues) == 0 {
+		queues = []Queue{own}
 	}
 	if len(queues) == 0 {
 		return nil, nil
+	}
+	if c.Event != nil {
+		if err := c.Event.Before(ctx, queues[0]); err != nil {
+			return nil, err
+		}
 	}
 	clock, err := o.Clock(ctx)
 	if err != nil {
@@ -214,11 +246,14 @@ func (o *Order) queues(own Queue, named []Queue) (queues []Queue) {
 	return queues
 }
 
-// Ended notes that the memory was handed over and is only read from now on, when ready is reached.
-func (o *Order) Ended(ready *Ticket) {
+// Ended notes that the memory was handed over as c says and is only read from now on, when ready is reached.
+func (o *Order) Ended(ready *Ticket, c Completion) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.strict, o.told = true, nil
+	if c.Event != nil {
+		o.ready = readyEvent{handle: c.Event.Handle(), alone: c.EventOnly, event: c.Event}
+	}
 	if ready != nil {
 		o.wait = append(o.wait, *ready)
 	}

@@ -148,9 +148,10 @@ func (n *Sending) put() (uint64, error) {
 	if n.options.Tensor != nil {
 		b.tensor = l.session.describe(*n.options.Tensor)
 	}
-	b.ready, b.event = ready, n.options.Event
+	b.ready = ready
 	b.frames++
 	l.end(false, nil)
+	b.event = n.options.promise(n.ready, nil)
 	if ch.info.Mode == WorkQueue {
 		ch.enqueue(f)
 	} else {

@@ -69,14 +69,17 @@ func (c *Channel) Publish(ctx context.Context, l *Lease, o FrameOptions) (uint64
 	}
 	o.Meta = maps.Clone(o.Meta)
 	number, waits, err := l.send(c.info.ID, o)
-	if waits == nil {
-		return number, err
+	if waits != nil {
+		limit := o.Wait
+		if limit == 0 {
+			limit = forever
+		}
+		number, err = waits.Wait(ctx, limit)
 	}
-	limit := o.Wait
-	if limit == 0 {
-		limit = forever
+	if err != nil {
+		return 0, err
 	}
-	return waits.Wait(ctx, limit)
+	return number, l.finish()
 }
 
 // Shut closes the channel. See [Session.ShutChannel].

@@ -46,6 +46,9 @@ func (l *Lease) arrange() {
 	s := l.session
 	l.order = &Order{Pages: s.page, Clock: func(context.Context) (*Clock, error) { return s.Clock() }}
 	l.order.Begin(l.wait.plain(), !l.write)
+	if handle, alone := l.buffer.event.told(); handle != nil {
+		l.order.Expect(handle, alone, l.buffer.block.pool.info.Device.UUID)
+	}
 }
 
 // finish waits for the work of a session of this process, before it ends.
@@ -59,7 +62,7 @@ func (s *Session) finish() {
 	var errs []error
 	for _, l := range leases {
 		_, err := l.tickets()
-		errs = append(errs, err)
+		errs = append(errs, err, l.finish())
 	}
 	s.clockMu.Lock()
 	defer s.clockMu.Unlock()

@@ -217,22 +217,33 @@ func (t *timeline) dieIfDone() {
 
 // fail marks the buffers whose content was not complete. Service.mu is held.
 func (t *timeline) fail(last *[TimelineWords]uint64) {
-	told := make(map[*Session][]uint64)
+	told := make(failures)
 	for _, b := range t.session.svc.buffers {
-		broken := slices.ContainsFunc(b.ready, func(r ticket) bool { return r.timeline == t && last[r.word] < r.value })
-		if !broken {
-			continue
-		}
-		b.failed = true
-		b.changed.broadcast()
-		for l := range b.readers.all() {
-			told[l.session] = append(told[l.session], b.id)
-		}
-		if b.writer != nil {
-			told[b.writer.session] = append(told[b.writer.session], b.id)
+		if slices.ContainsFunc(b.ready, func(r ticket) bool { return r.timeline == t && last[r.word] < r.value }) {
+			b.fail(told)
 		}
 	}
-	for s, ids := range told {
+	told.tell()
+}
+
+// failures are the sessions to be told that buffers will never be complete.
+type failures map[*Session][]uint64
+
+// fail says that the content will never be complete. Service.mu is held.
+func (b *buffer) fail(told failures) {
+	b.failed = true
+	b.changed.broadcast()
+	for l := range b.readers.all() {
+		told[l.session] = append(told[l.session], b.id)
+	}
+	if b.writer != nil {
+		told[b.writer.session] = append(told[b.writer.session], b.id)
+	}
+}
+
+// tell tells them. Service.mu is held.
+func (f failures) tell() {
+	for s, ids := range f {
 		s.tell(Failed{Buffers: ids})
 	}
 }

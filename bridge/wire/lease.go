@@ -13,7 +13,8 @@ type Lease struct {
 	Tensor     Tensor   // what it holds
 	Export     *Export  // how to map the block; nil: the session has it already
 	Wait       []Ticket // what must be reached before the memory is used
-	Event      []byte   // an interprocess event that stands for the ready ticket
+	Event      []byte   // an interprocess event that stands for the content being complete
+	EventOnly  bool     // no ticket does: it must be waited for
 }
 
 var leaseFields = record[Lease]{
@@ -29,4 +30,5 @@ var leaseFields = record[Lease]{
 	pointerField("x", func(m *Lease) **Export { return &m.Export }, exportFields),
 	structsField("wt", func(m *Lease) *[]Ticket { return &m.Wait }, ticketFields).maybe(),
 	binaryField("ev", func(m *Lease) *[]byte { return &m.Event }).maybe(),
+	boolField("eo", func(m *Lease) *bool { return &m.EventOnly }).maybe(),
 }

@@ -7,7 +7,7 @@ type Publish struct {
 	Tensor  *Tensor // a new description of the content; nil: as allocated
 	Keep    bool    // keep the name when the session ends
 	Replace bool    // replace an existing name of the same owner
-	Ready   *Ticket // when the content is complete; nil: now
+	Ready   *Ticket // when the content is complete; nil: now, or when the event says so
 	Event   []byte  // an interprocess event that stands for the same
 }
 

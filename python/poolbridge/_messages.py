@@ -89,6 +89,7 @@ class Grant(Struct, omit_defaults=True, kw_only=True):
     x: Export | UnsetType = UNSET
     wt: tuple[Ticket, ...] = ()
     ev: bytes = b""
+    eo: bool = False
 
 
 class PoolStats(Struct, omit_defaults=True):

@@ -1,0 +1,173 @@
+package mempool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/poolbridge/poolbridge/cuda"
+)
+
+// Event is an interprocess event of CUDA: a mark in a queue of one process that queues of others can wait for. It works only
+// between processes of one user that see the same /dev/shm, and nobody lets go of who waits for one whose process died.
+// Tickets have neither limit.
+type Event struct {
+	event  *cuda.Event // nil: this process only passes it on
+	handle cuda.IPCEventHandle
+	made   bool // by this process
+
+	mu       sync.Mutex
+	recorded bool
+}
+
+// EventBytes is the size of an interprocess event's handle.
+const EventBytes = len(cuda.IPCEventHandle{})
+
+// madeEvents are the events that this process made and did not close: it cannot open them.
+var madeEvents sync.Map // of cuda.IPCEventHandle to *Event
+
+// NewEvent makes an event on the context's GPU. It is to be closed once everybody who was told of it has opened it or will
+// not.
+//
+// Errors: [ErrUnavailable] where the GPU has no interprocess events.
+func NewEvent(ctx *cuda.Context) (*Event, error) {
+	if ok, err := ctx.Device().SupportsIPCEvents(); err != nil || !ok {
+		return nil, deviceLacks(ctx.Device(), "interprocess events", err)
+	}
+	event, err := ctx.NewEvent(cuda.EventSpec{Interprocess: true})
+	if err != nil {
+		return nil, deviceError("make an interprocess event", err)
+	}
+	handle, err := event.IPCHandle()
+	if err != nil {
+		return nil, errors.Join(deviceError("export an event", err), insist(event.Close))
+	}
+	e := &Event{event: event, handle: handle, made: true}
+	madeEvents.Store(handle, e)
+	return e, nil
+}
+
+// OpenEvent opens an event on a GPU (an ordinal or a UUID). One that this process made itself is returned as it is.
+//
+// Errors: [ErrUnavailable] where events of the process that made it cannot be opened here, or that process is gone;
+// [ErrInvalid] for a handle that has not 64 bytes.
+func OpenEvent(device string, handle []byte) (*Event, error) {
+	known, err := EventOf(handle)
+	if err != nil {
+		return nil, err
+	}
+	if e, ok := madeEvents.Load(known.handle); ok {
+		return e.(*Event), nil
+	}
+	d, err := FindDevice(device)
+	if err != nil {
+		return nil, err
+	}
+	ctx, err := d.Retain()
+	if err != nil {
+		return nil, deviceError(fmt.Sprintf("use GPU %d", d.Ordinal()), err)
+	}
+	event, err := ctx.OpenEvent(known.handle)
+	if err = errors.Join(eventError(err), insist(ctx.Close)); err != nil {
+		return nil, err
+	}
+	return &Event{event: event, handle: known.handle, recorded: true}, nil
+}
+
+func eventError(err error) error {
+	switch {
+	case errors.Is(err, cuda.ErrMapFailed):
+		return fmt.Errorf("%w: an interprocess event cannot be opened: the process that made it is of another user, sees another /dev/shm "+
+			"(as in another container), or is gone; have it publish with a ticket, which works there too: %w", ErrUnavailable, err)
+	case errors.Is(err, cuda.ErrInvalidContext):
+		return fmt.Errorf("%w: an interprocess event cannot be opened by the process that made it: %w", ErrInvalid, err)
+	}
+	return deviceError("open an interprocess event", err)
+}
+
+// EventOf is an event that this process only passes on.
+//
+// Errors: [ErrInvalid] for a handle that has not 64 bytes.
+func EventOf(handle []byte) (*Event, error) {
+	e := new(Event)
+	if len(handle) != len(e.handle) {
+		return nil, situation(ErrInvalid, "the handle of an interprocess event has %d bytes, not %d", len(e.handle), len(handle))
+	}
+	copy(e.handle[:], handle)
+	return e, nil
+}
+
+// Handle is the event's name for other processes.
+func (e *Event) Handle() []byte { return e.handle[:] }
+
+// Record makes the event stand for what a queue of a GPU holds now. Recorded again it stands for that, but not for those who
+// wait already.
+//
+// Errors: [ErrInvalid] for a queue that is of no GPU.
+func (e *Event) Record(q Queue) error {
+	s, ok := q.(*streamQueue)
+	if !ok || e.event == nil {
+		return situation(ErrInvalid, "an event that this process made or opened is recorded in a queue of a GPU (%T)", q)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.event.Record(s.stream); err != nil {
+		return deviceError("record an event", err)
+	}
+	e.recorded = true
+	return nil
+}
+
+// Before makes what comes next in a queue come after what the event stands for; on [CPU] it waits. An event that was never
+// recorded holds nobody up.
+//
+// Errors: on the CPU [ErrTimeout] and the context's.
+func (e *Event) Before(ctx context.Context, q Queue) error {
+	if e.event == nil {
+		return situation(ErrInvalid, "an event that this process only passes on cannot be waited for: open it")
+	}
+	if s, ok := q.(*streamQueue); ok {
+		return deviceError("make a stream wait for an event", s.stream.WaitEvent(e.event))
+	}
+	start := time.Now()
+	for sleep := firstSleep; ; sleep = min(2*sleep, longSleep) {
+		done, err := e.event.Query()
+		if done || err != nil {
+			return deviceError("look at an event", err)
+		}
+		if time.Since(start) > OrderLimit {
+			return situation(ErrTimeout, "waited %v for an interprocess event; its process may be gone", OrderLimit)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(sleep): // a GPU wakes nobody
+		}
+	}
+}
+
+// Close destroys the event. Queues that wait for it go on waiting for what it stood for.
+func (e *Event) Close() error {
+	if e.event == nil {
+		return nil
+	}
+	if e.made {
+		madeEvents.Delete(e.handle)
+	}
+	return deviceError("close an event", insist(e.event.Close))
+}
+
+// sendable says whether the event can stand for content that this process completes.
+func (e *Event) sendable() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.event == nil:
+		return situation(ErrInvalid, "of an event that this process only passes on it can make no ticket: name one, or open the event")
+	case !e.recorded:
+		return situation(ErrInvalid, "the event was never recorded, and would say that the content is complete: record it after the work")
+	}
+	return nil
+}
