@@ -136,7 +136,9 @@ func (l *Lease) Publish(p Publication) error {
 	b.writer, l.write = nil, false
 	b.readers.add(l)
 	b.changed.broadcast()
-	svc.named.broadcast()
+	if a := svc.awaited[p.Name]; a != nil {
+		a.broadcast()
+	}
 	return nil
 }
 
@@ -208,11 +210,24 @@ func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Du
 		return nil, err
 	}
 	svc := s.svc
+	var a *awaited
+	defer func() {
+		if a != nil {
+			a.leave()
+		}
+	}()
 	return s.lease(ctx, write, wait, func() (*buffer, *signal, error) {
 		if n := svc.names[text]; n != nil {
 			return n.buffer, nil, nil
 		}
-		return nil, &svc.named, situation(ErrNotFound, "nothing is published as %q", text)
+		missing := situation(ErrNotFound, "nothing is published as %q", text)
+		if wait <= 0 {
+			return nil, nil, missing
+		}
+		if a == nil {
+			a = svc.await(text)
+		}
+		return nil, &a.signal, missing
 	})
 }
 

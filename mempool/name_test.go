@@ -177,3 +177,33 @@ func TestTheEndOfASessionLeavesTheNamesOfOthersAlone(t *testing.T) {
 	_, err := other.Get(context.Background(), "x", false, 0)
 	assert.NoError(t, err)
 }
+
+func TestAPublicationWakesOnlyThoseWhoWaitForItsName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s := open(t, svc)
+		p, _ := fakePool(t, s, 4096)
+		came := make(chan error)
+		for range 2 {
+			go func() {
+				_, err := s.Get(t.Context(), "x", false, time.Hour)
+				came <- err
+			}()
+		}
+		synctest.Wait()
+		sleep := svc.awaited["x"].ch
+		publish(t, allocate(t, s, p, 8), Publication{Name: "y"})
+		assert.Equal(t, sleep, svc.awaited["x"].ch, "they sleep on")
+		publish(t, allocate(t, s, p, 8), Publication{Name: "x"})
+		require.NoError(t, <-came)
+		require.NoError(t, <-came)
+		synctest.Wait()
+		assert.Empty(t, svc.awaited)
+
+		_, err := s.Get(t.Context(), "never", false, time.Millisecond)
+		require.ErrorIs(t, err, ErrTimeout)
+		_, err = s.Get(t.Context(), "never", false, 0)
+		require.ErrorIs(t, err, ErrNotFound)
+		assert.Empty(t, svc.awaited, "a wait that is over leaves nothing")
+	})
+}

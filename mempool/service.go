@@ -34,8 +34,8 @@ type Service struct {
 	sessions                                                map[uint64]*Session
 	buffers                                                 map[uint64]*buffer
 	names                                                   map[string]*name
-	named                                                   signal // names appeared
-	pooled                                                  signal // pools appeared
+	awaited                                                 map[string]*awaited // names that somebody waits for
+	pooled                                                  signal              // pools appeared
 	leases                                                  int
 	lastPool, lastBlock, lastBuffer, lastLease, lastSession uint64
 	due                                                     due
@@ -61,7 +61,7 @@ func NewService(c Config) *Service {
 		log: c.Log, mayCreate: c.MayCreate,
 		pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool), sessions: make(map[uint64]*Session),
 		buffers: make(map[uint64]*buffer), names: make(map[string]*name), closing: make(chan struct{}), done: make(chan struct{}),
-		timelines: make(map[uint64]*timeline), channels: make(map[string]*channel), channelByID: make(map[uint64]*channel),
+		awaited: make(map[string]*awaited), timelines: make(map[uint64]*timeline), channels: make(map[string]*channel), channelByID: make(map[uint64]*channel),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
