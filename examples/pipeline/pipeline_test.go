@@ -25,7 +25,7 @@ func TestEveryArrayPassesThreeStages(t *testing.T) {
 			assert.Equal(t, "2450.0", sink.End(t), "twice the sum of 0 to 49")
 			assert.Empty(t, scale.End(t))
 			assert.Empty(t, source.End(t))
-			assert.Zero(t, service.Stats(t).Leases)
+			service.Idle(t)
 		})
 	}
 }

@@ -145,3 +145,26 @@ func (s *Service) Stats(t testing.TB) (stats mempool.Stats) {
 	})
 	return stats
 }
+
+// StatsWhen is the service's accounting once it is as it should be: what another connection has sent, and what the end of a
+// process sets in motion, takes its time.
+func (s *Service) StatsWhen(t testing.TB, settled func(mempool.Stats) bool) (stats mempool.Stats) {
+	t.Helper()
+	s.with(t, func(c *bridge.Client, ctx context.Context) {
+		for {
+			now, err := c.Stats(ctx)
+			require.NoError(t, err, "the accounting does not become what it should be; it was %+v", stats)
+			if stats = now; settled(stats) {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+	return stats
+}
+
+// Idle waits until nobody has a lease.
+func (s *Service) Idle(t testing.TB) mempool.Stats {
+	t.Helper()
+	return s.StatsWhen(t, func(st mempool.Stats) bool { return st.Leases == 0 })
+}
