@@ -72,6 +72,14 @@ func (c *child) tell(line string) {
 	require.NoError(c, err)
 }
 
+// stop stops the child, and returns once it has stopped.
+func (c *child) stop() {
+	c.Helper()
+	require.NoError(c, c.cmd.Process.Signal(syscall.SIGSTOP))
+	require.NoError(c, unix.Waitid(unix.P_PID, c.cmd.Process.Pid, nil, unix.WSTOPPED|unix.WNOWAIT, nil))
+	c.Cleanup(func() { _ = c.cmd.Process.Signal(syscall.SIGCONT) })
+}
+
 func (c *child) kill() {
 	c.Helper()
 	require.NoError(c, c.cmd.Process.Signal(syscall.SIGKILL))

@@ -14,7 +14,7 @@ import (
 )
 
 func TestACancelledGetGivesBackWhatItIsGrantedMeanwhile(t *testing.T) {
-	r := start(t, ServerConfig{}, defaultLimits)
+	r := start(t, ServerConfig{}, unhurried)
 	c := dial(t, r.path)
 	session := r.only(t)
 	p := createPool(t, c, hostPool("p", 1<<20))
@@ -78,7 +78,7 @@ func TestACancelledCallDoesNotWaitForTheService(t *testing.T) {
 
 // Replies reach their callers in any order: only one of them has the export.
 func TestLeasesOnOneBlockAtATime(t *testing.T) {
-	r := start(t, ServerConfig{}, defaultLimits)
+	r := start(t, ServerConfig{}, unhurried)
 	producer := dial(t, r.path)
 	p := createPool(t, producer, hostPool("p", 1<<20))
 	for range 20 {
@@ -125,7 +125,7 @@ func TestARecalledBlockStaysMappedWhileItIsLeased(t *testing.T) {
 }
 
 func TestClosingWhileEverythingIsInUse(t *testing.T) {
-	r := start(t, ServerConfig{}, defaultLimits)
+	r := start(t, ServerConfig{}, unhurried)
 	witness := dial(t, r.path)
 	createPool(t, witness, hostPool("p", 1<<20))
 	for range 20 {

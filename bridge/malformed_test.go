@@ -36,7 +36,7 @@ func (v vector) packet(t *testing.T) []byte {
 // Whatever a client sends that is no packet of the protocol is answered with protocol and costs it the connection, and
 // nobody else anything. Packets of the service are no requests either.
 func TestEveryInvalidVectorEndsTheSessionThatSendsIt(t *testing.T) {
-	r := start(t, ServerConfig{}, defaultLimits)
+	r := start(t, ServerConfig{}, unhurried)
 	witness := greeted(t, r.path)
 	_, invalid := vectors(t)
 	for _, v := range invalid {
@@ -70,7 +70,7 @@ func TestAPacketLongerThanAnyIsAProtocolError(t *testing.T) {
 
 // A request that is well-formed is answered, however little sense it makes, and the session lives on.
 func TestEveryValidRequestIsAnswered(t *testing.T) {
-	r := start(t, ServerConfig{}, defaultLimits)
+	r := start(t, ServerConfig{}, unhurried)
 	c := greeted(t, r.path)
 	valid, _ := vectors(t)
 	for _, v := range valid {

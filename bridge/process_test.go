@@ -29,7 +29,7 @@ func torn(t *testing.T, path string) (*Client, *Pool) {
 }
 
 func TestAKilledWorkersLeasesEndAndItsMemoryServesOthers(t *testing.T) {
-	r := start(t, ServerConfig{}, defaultLimits)
+	r := start(t, ServerConfig{}, unhurried)
 	c, p := torn(t, r.path)
 	ctx := context.Background()
 	worker := spawn(t, "hold", r.path, nil)
@@ -63,7 +63,7 @@ func TestAKilledWorkersLeasesEndAndItsMemoryServesOthers(t *testing.T) {
 }
 
 func TestMemoryOfAProcessThatOnlyClosedItsConnectionWaitsForTheProcess(t *testing.T) {
-	r := start(t, ServerConfig{}, defaultLimits)
+	r := start(t, ServerConfig{}, unhurried)
 	c, p := torn(t, r.path)
 	ctx := context.Background()
 	worker := spawn(t, "hold", r.path, nil)
@@ -126,7 +126,7 @@ func asNobody(t *testing.T) func(*exec.Cmd) {
 
 func TestAnotherUserReachesOnlyWhatItIsGiven(t *testing.T) {
 	become := asNobody(t)
-	l := defaultLimits
+	l := unhurried
 	svc := mempool.NewService(mempool.Config{})
 	defer svc.Close()
 	path := filepath.Join(openDir(t), "s")
@@ -152,7 +152,7 @@ func TestAUserWhoMayNotConnectIsToldSo(t *testing.T) {
 	for _, room := range []int{1, 0} { // for those who are answered, and for none
 		t.Run(strconv.Itoa(room), func(t *testing.T) {
 			become := asNobody(t)
-			l := defaultLimits
+			l := unhurried
 			l.denied = room
 			svc := mempool.NewService(mempool.Config{})
 			defer svc.Close()

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -38,7 +37,7 @@ func TestTheSocketOfADeadServiceIsTakenOverAndALiveOnesIsNot(t *testing.T) {
 }
 
 func TestClosingTheServerTellsThoseWhoWait(t *testing.T) {
-	r := start(t, ServerConfig{}, defaultLimits)
+	r := start(t, ServerConfig{}, unhurried)
 	c := dial(t, r.path)
 	p := createPool(t, c, hostPool("p", 4096))
 	l := allocate(t, p, 4096)
@@ -83,7 +82,7 @@ func awaitWaiting(t *testing.T, c *serverConn, n int) {
 }
 
 func TestTheEndOfTheServiceIsATypedErrorForWhoeverAsks(t *testing.T) {
-	r := start(t, ServerConfig{}, defaultLimits)
+	r := start(t, ServerConfig{}, unhurried)
 	c := dial(t, r.path)
 	createPool(t, c, hostPool("p", 4096))
 	ended := make(chan error)
@@ -110,7 +109,7 @@ func TestMoreSessionsThanAllowedAreToldSo(t *testing.T) {
 
 func TestAServerThatClosesWhileClientsConnectWaitsForNobody(t *testing.T) {
 	for range 20 {
-		r := start(t, ServerConfig{}, defaultLimits)
+		r := start(t, ServerConfig{}, unhurried)
 		for range 5 {
 			c := dialRaw(t, r.path) // says nothing, and would have 10 s for it
 			if packet, err := wire.AppendRequest(nil, 1, &wire.Hello{Versions: []uint64{1}}); err == nil {
@@ -170,7 +169,7 @@ func TestTheDefaultSocketIsOnesOwn(t *testing.T) {
 }
 
 func TestEndedSessionsOfALivingProcessAreNoWayAroundTheLimit(t *testing.T) {
-	r := start(t, ServerConfig{MaxSessions: 8}, defaultLimits)
+	r := start(t, ServerConfig{MaxSessions: 8}, unhurried)
 	c := dial(t, r.path)
 	createPool(t, c, hostPool("p", 1<<20))
 	before := openFDs(t)
@@ -179,10 +178,8 @@ func TestEndedSessionsOfALivingProcessAreNoWayAroundTheLimit(t *testing.T) {
 		raw.ask(4, &wire.Alloc{Pool: 1, Tensor: bytesTensor(10)}, &wire.LeaseReply{})
 		require.NoError(t, raw.conn.Close()) // and may go on writing, for all that anybody knows
 	}
-	for r.svc.Stats().Sessions > 1 {
-		time.Sleep(time.Millisecond)
-	}
-	assert.LessOrEqual(t, openFDs(t), before+7+1, "of each the end of its process is watched, and its timeline is gone")
+	// Of each the end of its process is watched; its connection and its timeline go.
+	eventually(t, func() bool { return r.svc.Stats().Sessions == 1 && openFDs(t) <= before+7 })
 	_, err := Dial(t.Context(), r.path)
 	require.ErrorIs(t, err, ErrDisconnected)
 	assert.ErrorContains(t, err, "8 sessions already")

@@ -102,7 +102,7 @@ func TestAKilledConsumerHoldsNobodyBack(t *testing.T) {
 }
 
 func TestAKilledWorkersFramesGoToAnother(t *testing.T) {
-	r := start(t, ServerConfig{}, defaultLimits)
+	r := start(t, ServerConfig{}, unhurried)
 	path := r.path
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
@@ -132,8 +132,7 @@ func TestAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T) {
 	stopped := spawn(t, "consume", path, with("CREDIT=2"))
 	require.Equal(t, "ready", stopped.says())
 	require.Equal(t, "got 0 1 0", stopped.says())
-	require.NoError(t, stopped.cmd.Process.Signal(syscall.SIGSTOP))
-	t.Cleanup(func() { _ = stopped.cmd.Process.Signal(syscall.SIGCONT) })
+	stopped.stop()
 	other := dial(t, path)
 	mine, err := other.OpenChannel(ctx, "c", 0)
 	require.NoError(t, err)
@@ -187,8 +186,7 @@ func TestAStoppedConsumerInBlockModeIsNamed(t *testing.T) {
 	require.Equal(t, "ready", stopped.says())
 	require.NoError(t, sendFrame(ctx, p, ch, 1, 100, mempool.FrameOptions{}))
 	require.Equal(t, "got 1 1 0", stopped.says())
-	require.NoError(t, stopped.cmd.Process.Signal(syscall.SIGSTOP))
-	t.Cleanup(func() { _ = stopped.cmd.Process.Signal(syscall.SIGCONT) })
+	stopped.stop()
 	err := sendFrame(ctx, p, ch, 2, 100, mempool.FrameOptions{Wait: 1})
 	require.ErrorIs(t, err, ErrTimeout)
 	assert.ErrorContains(t, err, fmt.Sprintf("(pid %d)", stopped.cmd.Process.Pid))

@@ -35,7 +35,7 @@ func TestFeaturesAreForThoseWhoNamedThem(t *testing.T) {
 func bytesTensor(n uint64) wire.Tensor { return wire.Tensor{DType: "uint8", Shape: []uint64{n}} }
 
 func TestAClientWithoutTimelinesGetsOnlyWhatIsComplete(t *testing.T) {
-	l := defaultLimits
+	l := unhurried
 	l.recall = patience
 	rig := start(t, ServerConfig{}, l)
 	old := greeted(t, rig.path)
@@ -169,7 +169,7 @@ func TestSendsWithoutNumbersKeepTheirOrder(t *testing.T) {
 }
 
 func TestTooManySendsThatWait(t *testing.T) {
-	l := defaultLimits
+	l := unhurried
 	l.waiting = 1
 	rig := start(t, ServerConfig{}, l)
 	r, _ := streaming(t, rig.path)

@@ -45,7 +45,7 @@ type stress struct {
 }
 
 func newStress(t *testing.T, spec mempool.PoolSpec, mode mempool.ChannelMode) (*stress, *Client) {
-	r := start(t, ServerConfig{}, defaultLimits)
+	r := start(t, ServerConfig{}, unhurried)
 	c := dial(t, r.path)
 	s := &stress{T: t, rig: r, frames: stressFrames(t), seen: make(map[int]int)}
 	s.pool = createPool(t, c, spec)

@@ -12,7 +12,7 @@ import (
 const longWait = 3_600_000 // milliseconds
 
 func TestTooManyRequestsThatWaitAreRefusedAndTheOthersWaitOn(t *testing.T) {
-	r := start(t, ServerConfig{}, defaultLimits)
+	r := start(t, ServerConfig{}, unhurried)
 	c := greeted(t, r.path)
 	c.ask(2, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
 	for q := range uint32(256) {
@@ -81,7 +81,7 @@ func TestACancelledRequestDoesNotTakeItsSuccessorAlong(t *testing.T) {
 }
 
 func TestARequestThatWantsNoReplyGetsNoLease(t *testing.T) {
-	r := start(t, ServerConfig{}, defaultLimits)
+	r := start(t, ServerConfig{}, unhurried)
 	c := greeted(t, r.path)
 	c.ask(2, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
 	c.send(0, &wire.Alloc{Pool: 1, Tensor: wire.Tensor{DType: "uint8"}})
