@@ -46,6 +46,11 @@ class DeferringLock:
         if self._left:
             self._drain()
 
+    def rest(self, seconds: float) -> None:
+        """Wait until nobody holds the lock, for so long at most."""
+        if self._lock.acquire(timeout=seconds):
+            self.__exit__(None, None, None)
+
     def _drain(self) -> None:
         # Whoever fails to take the lock may leave: its holder looks at the deque after releasing it.
         while self._left and self._lock.acquire(blocking=False):

@@ -7,6 +7,8 @@ every unmapping, which the drivers need as well.
 
 from __future__ import annotations
 
+import atexit
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 _M = TypeVar("_M", "PoolMemory", "BlockMemory")
 Key = tuple[bytes, int]
+_LAST_PATIENCE = 10.0
 
 
 @dataclass(eq=False, slots=True)
@@ -47,6 +50,8 @@ class Mappings:
         self._lock = DeferringLock()
         self._pools: dict[Key, Mapping[PoolMemory]] = {}
         self._blocks: dict[Key, Mapping[BlockMemory]] = {}
+        self._leaving = False
+        self._pid = os.getpid()
         self.imports = {"pools": 0, "blocks": 0}
 
     def __len__(self) -> int:
@@ -91,7 +96,18 @@ class Mappings:
         """Count one holder less, unmap after the last, then call `then`; never waits: a finaliser may call it."""
         self._lock.later(partial(self._give_up, mapping, then))
 
+    def leave(self) -> None:
+        """Unmap nothing any more, and wait for what is being unmapped: the interpreter is about to end.
+
+        A thread that came back from cuda.core after that would end the process with SIGABRT.
+        """
+        if os.getpid() == self._pid:
+            self._leaving = True
+            self._lock.rest(_LAST_PATIENCE)
+
     def _give_up(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory], then: Callable[[], None]) -> None:
+        if self._leaving:
+            return
         self._uncount(mapping)
         then()  # not after an exception: what could not be unmapped must not be freed by the service
 
@@ -112,3 +128,4 @@ class Mappings:
 
 MAPPINGS = Mappings()
 """The process's register."""
+atexit.register(MAPPINGS.leave)

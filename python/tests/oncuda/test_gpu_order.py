@@ -469,3 +469,30 @@ sys.stdin.read()
     finish(writer)
     again.publish("y")
     assert not again.failed
+
+
+EXITS_WHILE_IT_UNMAPS = """
+import sys, time
+import poolbridge
+from gates import Gate, fill, new_stream
+
+gate, stream = Gate(), new_stream()
+client = poolbridge.connect(sys.argv[1])
+client.create_pool("gpu", kind="device", max_bytes=1 << 20)
+lease = client.allocate(4096, "uint8", pool="gpu")
+lease.__dlpack__(stream=stream, max_version=(1, 0))
+gate.hold(stream)
+fill(int(lease.evidence()["pointer"]), 4096, 1, stream)
+lease.release()
+client.close()  # what the stream still uses is unmapped in a thread
+gate.open()
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("pause", [0, 0.002, 0.02])
+def test_a_process_may_end_while_memory_is_unmapped(device_service, pause):
+    environment = {**ENVIRONMENT, "SIMCUDA_FAULTS": "call=cuMemFreeAsync every=1 delay_ms=25"}
+    command = [sys.executable, "-c", EXITS_WHILE_IT_UNMAPS, device_service, str(pause)]
+    done = subprocess.run(command, env=environment, cwd=HERE, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
