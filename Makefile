@@ -4,7 +4,6 @@ PYTHON ?= python3
 GO     ?= go
 VENV   := .venv
 PY     := $(abspath $(VENV))/bin/python
-SIMCUDA := $(abspath build/simcuda)
 
 # go-nvml resolves its symbols when they are used, so the program must not be linked to resolve them when it starts.
 LDFLAGS := -extldflags=-Wl,-z,lazy -X main.version=$(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
@@ -35,8 +34,8 @@ verify: bin/poolsvc $(VENV)/installed ## do the main job, on the GPU where there
 	bin/poolsvc verify --python $(PY)
 
 # What needs a CUDA driver runs on the simulated one; a machine with a GPU runs tests/gpu/run on the real one.
-ON_SIMCUDA := LD_LIBRARY_PATH=$(SIMCUDA) SIMCUDA_MACHINE=make-test
-GOTEST := $(GO) test -race -ldflags '$(LDFLAGS)'
+ON_SIMCUDA := -exec $(abspath tests/simcuda/machine)
+GOTEST := $(GO) test -race -timeout 20m -ldflags '$(LDFLAGS)'
 
 test: test-simcuda test-go test-python test-integration ## run every test
 
@@ -45,7 +44,7 @@ test-simcuda: simcuda $(VENV)/installed
 
 test-go: simcuda
 	$(GO) vet ./...
-	$(ON_SIMCUDA) $(GOTEST) ./bridge/... ./mempool/... ./cuda/... ./cmd/... ./tests/driverfacts ./tests/anomaly
+	$(GOTEST) $(ON_SIMCUDA) ./bridge/... ./mempool/... ./cuda/... ./cmd/... ./tests/driverfacts ./tests/anomaly
 
 test-python: $(VENV)/installed simcuda bin/poolsvc
 	$(PY) -m pytest -q python/tests
@@ -53,7 +52,7 @@ test-python: $(VENV)/installed simcuda bin/poolsvc
 # Once on host memory alone, as on a machine without a driver, and once with the simulated one.
 test-integration: bin/poolsvc $(VENV)/installed simcuda
 	$(GOTEST) -count=1 ./tests/integration ./tests/kinds ./examples/...
-	$(ON_SIMCUDA) $(GOTEST) -count=1 ./tests/integration ./examples/...
+	$(GOTEST) $(ON_SIMCUDA) -count=1 ./tests/integration ./examples/...
 
 coverage: $(VENV)/installed simcuda ## measure what the tests reach of cuda and mempool; below 85 % is a failure
 	POOLBRIDGE_TEST_PYTHON=$(PY) GO=$(GO) tests/coverage/run

@@ -89,7 +89,8 @@ func openFDs(t *testing.T) int {
 func TestAFullTableOfDescriptorsMakesClientsWait(t *testing.T) {
 	path := openDir(t) + "/run/s"
 	server := spawn(t, "server", path, nil)
-	require.Equal(t, "full", server.says())
+	for server.says() != "full" { // accepting fails with a full table, whether somebody is there or not
+	}
 	connected := make(chan *Client)
 	go func() {
 		c, err := Dial(t.Context(), path)

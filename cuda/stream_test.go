@@ -92,7 +92,7 @@ func TestEventsMeasureTime(t *testing.T) {
 	d, err := end.ElapsedTime(start)
 	require.NoError(t, err)
 	assert.GreaterOrEqual(t, d, time.Duration(0))
-	assert.Less(t, d, time.Second)
+	assert.Less(t, d, time.Minute)
 }
 
 func TestAnEventThatRecordedNothingIsDone(t *testing.T) {

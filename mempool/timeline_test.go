@@ -3,6 +3,8 @@ package mempool
 import (
 	"context"
 	"math"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -476,29 +478,29 @@ func TestAWaitOfThisProcessOutlivesItsLease(t *testing.T) {
 	svc := newService(t)
 	own := open(t, svc)
 	p, _ := fakePool(t, own, 512)
-	w := hire(t, svc)
-	ready := w.ticket()
-	w.publish(t, allocate(t, w.Session, p, 10), "x", &ready)
-	got, err := own.Get(context.Background(), "x", false, 0)
-	require.NoError(t, err)
-	first, cancel := context.WithCancel(context.Background())
-	queue := func(f func()) <-chan struct{} { // on the lease's order, one after the other
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			f()
-		}()
-		time.Sleep(3 * time.Millisecond)
-		return done
+	for range 50 { // who comes when is a matter of luck
+		w := hire(t, svc)
+		ready := w.ticket()
+		l := allocate(t, w.Session, p, 10)
+		w.publish(t, l, "x", &ready)
+		got, err := own.Get(context.Background(), "x", false, 0)
+		require.NoError(t, err)
+		first, cancel := context.WithCancel(context.Background())
+		var waits, others sync.WaitGroup
+		waits.Go(func() { assert.ErrorIs(t, got.WaitOn(first, CPU), context.Canceled) })
+		for got.order.mu.TryLock() { // until it waits
+			got.order.mu.Unlock()
+			runtime.Gosched()
+		}
+		others.Go(func() { assert.Error(t, got.WaitOn(context.Background(), CPU)) })
+		others.Go(func() { assert.NoError(t, got.Release(false)) })
+		runtime.Gosched()
+		cancel()
+		waits.Wait()
+		w.die()
+		others.Wait()
+		require.NoError(t, own.Unpublish("x"))
 	}
-	waits := queue(func() { assert.ErrorIs(t, got.WaitOn(first, CPU), context.Canceled) })
-	released := queue(func() { assert.NoError(t, got.Release(false)) })
-	outlives := queue(func() { assert.Error(t, got.WaitOn(context.Background(), CPU)) })
-	cancel()
-	<-waits
-	<-released
-	w.die()
-	<-outlives
 }
 
 func TestATimelineEndsOnceItsTicketsAreReachedThoughTheProcessLives(t *testing.T) {

@@ -98,6 +98,7 @@ func TestKilledPeerThatLeftPacketsUnread(t *testing.T) {
 	l := listener(t, ListenConfig{})
 	cmd, c := client(t, l, nil)
 	require.NoError(t, unix.Kill(cmd.Process.Pid, unix.SIGSTOP))
+	require.NoError(t, unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WSTOPPED|unix.WNOWAIT, nil), "it reads no more")
 	fill(t, c)
 	done := make(chan error)
 	go func() { done <- c.Send([]byte("x"), nil) }()
