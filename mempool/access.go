@@ -1,6 +1,7 @@
 package mempool
 
 import (
+	"fmt"
 	"os"
 	"slices"
 )
@@ -13,6 +14,8 @@ type Peer struct {
 	// PID is for people: it decides nothing.
 	PID int32
 }
+
+func (p Peer) String() string { return fmt.Sprintf("user %d", p.UID) }
 
 // Self is this process as a peer.
 func Self() Peer {

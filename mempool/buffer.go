@@ -136,6 +136,9 @@ func (s *Session) lease(ctx context.Context, write bool, wait time.Duration, fin
 			}
 			again = &b.changed
 			if err = b.available(write); err == nil {
+				if err = s.mayLease(); err != nil {
+					return nil, err
+				}
 				if err = b.crowded(write); err == nil {
 					return b.grant(s, write), nil
 				}

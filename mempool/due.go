@@ -59,6 +59,7 @@ func (s *Service) flush() error {
 		s.unmapped = append(s.unmapped, left...)
 		for _, p := range d.pools {
 			delete(s.poolByID, p.info.ID)
+			s.poolsOf.add(p.uid, -1)
 			for _, session := range s.sessions {
 				delete(session.accounts, p)
 			}

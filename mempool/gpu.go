@@ -52,7 +52,7 @@ func gpuFor(spec PoolSpec, has func(cuda.Device) error) (*gpu, error) {
 		return nil, deviceError("read the GPU's memory size", err)
 	}
 	if spec.MaxBytes > total {
-		return nil, situation(ErrOutOfMemory, "pool %q may take %d bytes, but GPU %d has %d", spec.Name, spec.MaxBytes, d.Ordinal(), total)
+		return nil, situation(ErrOutOfMemory, "pool %q may take %d bytes, but GPU %d has %d: make a smaller one", spec.Name, spec.MaxBytes, d.Ordinal(), total)
 	}
 	return openGPU(d)
 }

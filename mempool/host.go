@@ -75,6 +75,10 @@ func mapHost(f *os.File, size uint64) ([]byte, error) {
 		return nil, situation(ErrInvalid, "%d bytes are more than this process can map", size)
 	}
 	mem, err := unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	if errors.Is(err, unix.ENOMEM) {
+		return nil, situation(ErrOutOfMemory, "%d bytes are more than this process can map at once: make a smaller pool, or look at ulimit -v and "+
+			"vm.overcommit_memory (mmap: %v)", size, err)
+	}
 	if err != nil {
 		return nil, hostError("mmap", err)
 	}

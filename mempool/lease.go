@@ -67,6 +67,9 @@ func (l *Lease) Export() (x Export, first bool, err error) {
 	if _, ok := s.mapped[b.id]; ok {
 		return x, false, nil
 	}
+	if err := s.mayMap(); err != nil {
+		return Export{}, false, err
+	}
 	b.mapped.add(s)
 	s.mapped[b.id] = b
 	return x, true, nil

@@ -75,7 +75,7 @@ func (c Completion) promise(ready *Ticket, l *Lease) *promise {
 // others find the buffer under the name. It waits for no work: whoever reads comes after it.
 //
 // Errors: [ErrReleased], [ErrInvalid] for a bad name or a tensor that does not fit, or if l is no write lease,
-// [ErrExists], [ErrDenied] if the name belongs to another user, [ErrClosed] if the pool is being destroyed.
+// [ErrExists], [ErrDenied] if the name belongs to another user, [ErrLimit], [ErrClosed] if the pool is being destroyed.
 func (l *Lease) Publish(p Publication) error {
 	if err := validateName("buffer", p.Name); err != nil {
 		return err
@@ -116,6 +116,11 @@ func (l *Lease) Publish(p Publication) error {
 	case !p.Replace && old.buffer != b:
 		return situation(ErrExists, "the name %q is taken; replace it explicitly, or unpublish it first", p.Name)
 	}
+	if old == nil {
+		if err := s.mayName(); err != nil {
+			return err
+		}
+	}
 	n := &name{text: p.Name, buffer: b, uid: s.peer.UID}
 	b.names++ // first: the buffer may be held by the old name alone
 	if old != nil {
@@ -126,6 +131,7 @@ func (l *Lease) Publish(p Publication) error {
 		s.names[p.Name] = n
 	}
 	svc.names[p.Name] = n
+	svc.namesOf.add(n.uid, 1)
 	if p.Tensor != nil {
 		b.tensor = s.describe(*p.Tensor)
 	}
@@ -171,7 +177,9 @@ func (l *Lease) fits(t Tensor) error {
 
 // remove takes the name away and ends its hold on the buffer. Service.mu is held.
 func (n *name) remove() {
-	delete(n.buffer.block.pool.svc.names, n.text)
+	svc := n.buffer.block.pool.svc
+	delete(svc.names, n.text)
+	svc.namesOf.add(n.uid, -1)
 	if n.owner != nil {
 		delete(n.owner.names, n.text)
 	}

@@ -13,6 +13,7 @@ type Pool struct {
 	info  PoolInfo
 	arena Arena
 
+	uid    uint32 // of whoever made it
 	access Access
 	// reserved = leased + cached + held: bytes of all blocks, of those that buffers use, of those free for use, and of
 	// those that are free but not usable yet (recalled, or of a process that may still run).

@@ -20,6 +20,8 @@ type Config struct {
 	Log *slog.Logger
 	// MayCreate says who may make and destroy pools; nil for only the user that the service runs as.
 	MayCreate func(Peer) bool
+	// Limits bound what clients can make the service remember.
+	Limits Limits
 }
 
 // Service holds the pools, buffers and sessions of one epoch. Its methods may be called from several goroutines.
@@ -27,6 +29,7 @@ type Service struct {
 	epoch     Epoch
 	log       *slog.Logger
 	mayCreate func(Peer) bool
+	limits    Limits
 
 	mu                                                      sync.Mutex
 	pools                                                   map[string]*Pool // those not being destroyed
@@ -37,6 +40,7 @@ type Service struct {
 	awaited                                                 map[string]*awaited // names that somebody waits for
 	pooled                                                  signal              // pools appeared
 	leases                                                  int
+	namesOf, poolsOf                                        tally
 	lastPool, lastBlock, lastBuffer, lastLease, lastSession uint64
 	due                                                     due
 	timelines                                               map[uint64]*timeline
@@ -58,7 +62,7 @@ type Service struct {
 // NewService starts an epoch.
 func NewService(c Config) *Service {
 	s := &Service{
-		log: c.Log, mayCreate: c.MayCreate,
+		log: c.Log, mayCreate: c.MayCreate, limits: c.Limits.filled(), namesOf: make(tally), poolsOf: make(tally),
 		pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool), sessions: make(map[uint64]*Session),
 		buffers: make(map[uint64]*buffer), names: make(map[string]*name), closing: make(chan struct{}), done: make(chan struct{}),
 		awaited: make(map[string]*awaited), timelines: make(map[uint64]*timeline), channels: make(map[string]*channel), channelByID: make(map[uint64]*channel),

@@ -3,6 +3,7 @@ package mempool
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -49,6 +50,8 @@ func (s *Session) ID() uint64 { return s.id }
 
 // Peer is who is behind the session.
 func (s *Session) Peer() Peer { return s.peer }
+
+func (s *Session) String() string { return fmt.Sprintf("session %d (pid %d)", s.id, s.peer.PID) }
 
 // alive says whether the session can still do anything. Service.mu is held.
 func (s *Session) alive() error {
@@ -102,6 +105,9 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t Tensor, wait time
 	defer svc.unlock()
 	p, err := s.pool(pool)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.mayAllocate(); err != nil {
 		return nil, err
 	}
 	block, err := p.take(w, n)

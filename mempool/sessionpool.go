@@ -7,7 +7,7 @@ import (
 
 // CreatePool makes a pool.
 //
-// Errors: [ErrInvalid], [ErrDenied], [ErrExists], [ErrUnavailable] where this machine cannot do it, [ErrOutOfMemory],
+// Errors: [ErrInvalid], [ErrDenied], [ErrExists], [ErrLimit], [ErrUnavailable] where this machine cannot do it, [ErrOutOfMemory],
 // [ErrClosed].
 func (s *Session) CreatePool(spec PoolSpec) (*Pool, error) {
 	if err := spec.Validate(); err != nil {
@@ -21,7 +21,7 @@ func (s *Session) CreatePool(spec PoolSpec) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Pool{svc: svc, access: spec.Access.clone(), cache: make(map[uint64][]*block), closed: make(chan struct{})}
+	p := &Pool{svc: svc, uid: s.peer.UID, access: spec.Access.clone(), cache: make(map[uint64][]*block), closed: make(chan struct{})}
 	if p.access.empty() {
 		p.access.UIDs = []uint32{s.peer.UID}
 	}
@@ -34,6 +34,7 @@ func (s *Session) CreatePool(spec PoolSpec) (*Pool, error) {
 	defer svc.unlock()
 	if err != nil {
 		delete(svc.pools, spec.Name)
+		svc.poolsOf.add(p.uid, -1)
 		return nil, err
 	}
 	svc.lastPool++
@@ -62,7 +63,11 @@ func (s *Service) reserveName(session *Session, name string, p *Pool) error {
 	if s.pools[name] != nil {
 		return situation(ErrExists, "there is a pool %q already; open it, or choose another name", name)
 	}
+	if err := session.mayMakePool(); err != nil {
+		return err
+	}
 	s.pools[name] = p
+	s.poolsOf.add(p.uid, 1)
 	s.background.Add(1)
 	return nil
 }

@@ -50,6 +50,7 @@ func TestPoolsThatTheCommandLineCannotMakeAreExplained(t *testing.T) {
 		"name=p,kind=tape,max=1":           "unknown kind",
 		"name=,kind=host,max=1":            "must not be empty",
 		"name=p,kind=host,max=lots":        "is no size",
+		"name=p,kind=host,max=900TiB":      "make a smaller pool",
 		"name=p,kind=host,max=1,size=2":    "unknown key",
 		"name=p,kind=host,device=0,max=1":  "on no device",
 		"name=p,kind=host,max=1,session=2": "more than the pool's",
@@ -57,5 +58,36 @@ func TestPoolsThatTheCommandLineCannotMakeAreExplained(t *testing.T) {
 		out, err := exec.Command(rig.Poolsvc(t), "serve", "--socket", filepath.Join(t.TempDir(), "s"), "--pool", spec).CombinedOutput()
 		require.Error(t, err, spec)
 		assert.Contains(t, string(out), want, spec)
+	}
+}
+
+func TestALimitOfTheServiceIsNamedInTheErrorOfWhoMeetsIt(t *testing.T) {
+	s := rig.Serve(t, "--pool", "name=p,kind=host,max=1MiB", "--limit", "session-leases=2")
+	said := rig.Python(t).Start(t, `
+import sys, poolbridge
+with poolbridge.connect(sys.argv[1]) as client:
+    client.open_pool("p")
+    leases = [client.allocate(4, "uint8") for _ in range(2)]
+    try:
+        client.allocate(4, "uint8")
+    except poolbridge.PoolLimitError as error:
+        print(str(error).replace("\n", " "))
+    leases.pop().release()
+    client.allocate(4, "uint8").release()
+    leases.pop().release()
+`, s.Socket).End(t)
+	assert.Contains(t, said, "has 2 leases, and the limit session-leases allows no more: release some")
+}
+
+func TestALimitThatThereIsNotIsAnsweredWithThoseThatThereAre(t *testing.T) {
+	for limit, want := range map[string]string{
+		"lease=2":         "expected one of sessions, session-leases",
+		"leases":          `not ""`,
+		"buffers=0":       "1 or more",
+		"sessions=plenty": "1 or more",
+	} {
+		out, err := exec.Command(rig.Poolsvc(t), "serve", "--socket", filepath.Join(t.TempDir(), "s"), "--limit", limit).CombinedOutput()
+		require.Error(t, err, limit)
+		assert.Contains(t, string(out), want, limit)
 	}
 }

@@ -1,0 +1,143 @@
+package mempool
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Limits bound what clients can make a service remember. 0 stands for the default. What else is bounded, and by what, is in
+// docs/protocol.md.
+type Limits struct {
+	// SessionLeases is how many leases a session has at a time, SessionBlocks how many blocks it has been sent the exports
+	// of and has not dropped.
+	SessionLeases, SessionBlocks int
+	// UserNames is how many names a user's sessions have published, those that are kept included, UserPools how many pools
+	// they have made.
+	UserNames, UserPools int
+	// Buffers and Leases are how many the service has at a time.
+	Buffers, Leases int
+}
+
+// limit is one of the limits, by the name that errors and `poolsvc serve --limit` have for it.
+type limit struct {
+	name  string
+	value *int
+	usual int
+}
+
+func (l *Limits) all() []limit {
+	return []limit{
+		{"session-leases", &l.SessionLeases, 1 << 17},
+		{"session-blocks", &l.SessionBlocks, 1 << 17},
+		{"user-names", &l.UserNames, 1 << 17},
+		{"user-pools", &l.UserPools, 1024},
+		{"buffers", &l.Buffers, 1 << 20},
+		{"leases", &l.Leases, 1 << 21},
+	}
+}
+
+// LimitNames are the names that [Limits.Set] knows.
+func LimitNames() (names []string) {
+	for _, one := range new(Limits).all() {
+		names = append(names, one.name)
+	}
+	return names
+}
+
+// Set sets a limit by its name.
+//
+// Errors: [ErrInvalid].
+func (l *Limits) Set(name string, n int) error {
+	all := l.all()
+	i := slices.IndexFunc(all, func(one limit) bool { return one.name == name })
+	switch {
+	case i < 0:
+		return situation(ErrInvalid, "there is no limit %q: expected one of %s", name, strings.Join(LimitNames(), ", "))
+	case n < 1:
+		return situation(ErrInvalid, "the limit %s is 1 or more, not %d", name, n)
+	}
+	*all[i].value = n
+	return nil
+}
+
+// filled is l with the defaults for what it leaves open.
+func (l Limits) filled() Limits {
+	for _, one := range l.all() {
+		if *one.value <= 0 {
+			*one.value = one.usual
+		}
+	}
+	return l
+}
+
+// LimitExceeded says which of the [Limits] a request would have passed. It is [ErrLimit].
+type LimitExceeded struct {
+	// Limit is its name, Max its value.
+	Limit string
+	Max   int
+	// Who has as many of What already.
+	Who, What string
+	// Advice says what to do.
+	Advice string
+}
+
+func (e *LimitExceeded) Error() string {
+	return fmt.Sprintf("%v: %s has %d %s, and the limit %s allows no more: %s, or have the service started with --limit %s=N",
+		ErrLimit, e.Who, e.Max, e.What, e.Limit, e.Advice, e.Limit)
+}
+
+// Unwrap is [ErrLimit].
+func (*LimitExceeded) Unwrap() error { return ErrLimit }
+
+// mayLease says whether the session may have one more lease. Service.mu is held.
+func (s *Session) mayLease() error {
+	switch most := s.svc.limits; {
+	case len(s.leases) >= most.SessionLeases:
+		return &LimitExceeded{"session-leases", most.SessionLeases, s.String(), "leases", "release some"}
+	case s.svc.leases >= most.Leases:
+		return &LimitExceeded{"leases", most.Leases, "the service", "leases", "wait until some are released"}
+	}
+	return nil
+}
+
+// mayAllocate says whether the session may have one more buffer. Service.mu is held.
+func (s *Session) mayAllocate() error {
+	if most := s.svc.limits.Buffers; len(s.svc.buffers) >= most {
+		return &LimitExceeded{"buffers", most, "the service", "buffers", "wait until some are released and unpublished"}
+	}
+	return s.mayLease()
+}
+
+// mayMap says whether the session may be sent the export of one more block. Service.mu is held.
+func (s *Session) mayMap() error {
+	if most := s.svc.limits.SessionBlocks; len(s.mapped) >= most {
+		return &LimitExceeded{"session-blocks", most, s.String(), "mapped blocks", "drop those that no lease needs"}
+	}
+	return nil
+}
+
+// mayName says whether the session's user may publish one more name. Service.mu is held.
+func (s *Session) mayName() error {
+	if most := s.svc.limits.UserNames; s.svc.namesOf[s.peer.UID] >= most {
+		return &LimitExceeded{"user-names", most, s.peer.String(), "names", "unpublish some"}
+	}
+	return nil
+}
+
+// mayMakePool says whether the session's user may make one more pool. Service.mu is held.
+func (s *Session) mayMakePool() error {
+	if most := s.svc.limits.UserPools; s.svc.poolsOf[s.peer.UID] >= most {
+		return &LimitExceeded{"user-pools", most, s.peer.String(), "pools", "destroy some"}
+	}
+	return nil
+}
+
+// tally counts what users have; one who has nothing is not remembered.
+type tally map[uint32]int
+
+func (t tally) add(uid uint32, n int) {
+	if t[uid] += n; t[uid] == 0 {
+		delete(t, uid)
+	}
+}
