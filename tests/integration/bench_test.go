@@ -56,7 +56,19 @@ func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 		assert.Positive(t, r["ratio"], "%v", r)
 	}
 	assert.NotEmpty(t, report.Ratios)
-	assert.NotEmpty(t, report.Service)
+	require.NotEmpty(t, report.Service)
+	for _, s := range report.Service {
+		assert.Positive(t, s["own_bytes"])
+		assert.Equal(t, s["rss_bytes"], s["own_bytes"], "host memory needs no driver")
+		assert.Zero(t, s["driver_bytes"])
+	}
+}
+
+func TestBenchOfAKindThatTheMachineLacksMeasuresNothingAndSaysWhy(t *testing.T) {
+	cmd := exec.Command(rig.Poolsvc(t), "bench", "--kind", "device", "--device", "99", "--python", rig.Python(t).Path)
+	out, err := cmd.CombinedOutput()
+	require.Error(t, err)
+	assert.Contains(t, string(out), "nothing was measured: device: not available on this machine")
 }
 
 func TestBenchOfAnUnknownWorkloadSaysWhichThereAre(t *testing.T) {

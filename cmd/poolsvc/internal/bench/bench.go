@@ -110,6 +110,9 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 			return report, fmt.Errorf("kind %s: %w", o.kinds()[i], err)
 		}
 	}
+	if len(report.Results) == 0 {
+		return report, report.empty()
+	}
 	report.Ratios = ratios(report)
 	return report, nil
 }

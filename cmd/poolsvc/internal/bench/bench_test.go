@@ -81,9 +81,9 @@ func TestRatiosOfGrowth(t *testing.T) {
 			{Workload: growthName(50, 5), Kind: "host", Bytes: growthBytes, System: apart, P50: &many},
 		},
 		Service: []Footprint{
-			{Kind: "host", State: "idle", Buffers: 10, Sessions: 1, RSSBytes: 16 << 20, Seconds: 1},
-			{Kind: "host", State: "busy", Buffers: 10, Sessions: 1, RSSBytes: 512 << 20, Seconds: 1, CPUSeconds: 1},
-			{Kind: "host", State: "idle", Buffers: 50, Sessions: 5, RSSBytes: 256 << 20, Seconds: 1, CPUSeconds: 0.5},
+			{Kind: "host", State: "idle", Buffers: 10, Sessions: 1, RSSBytes: 116 << 20, DriverBytes: 100 << 20, OwnBytes: 16 << 20, Seconds: 1},
+			{Kind: "host", State: "busy", Buffers: 10, Sessions: 1, OwnBytes: 512 << 20, Seconds: 1, CPUSeconds: 1},
+			{Kind: "host", State: "idle", Buffers: 50, Sessions: 5, RSSBytes: 356 << 20, DriverBytes: 100 << 20, OwnBytes: 256 << 20, Seconds: 1, CPUSeconds: 0.5},
 		},
 	}
 	got := ratios(r)

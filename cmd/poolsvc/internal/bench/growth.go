@@ -25,11 +25,32 @@ func growth(ctx context.Context, s *scene) error {
 		if g.producer, err = dialOutside(ctx, svc.socket); err != nil {
 			return err
 		}
-		if err = g.producer.makePool(ctx, s.poolSpec(growthBytes*underWay+uint64(s.MaxBuffers)*ballastBytes)); err == nil {
+		if err = g.begin(ctx); err == nil {
 			err = g.steps(ctx)
 		}
 		return errors.Join(err, g.close())
 	})
+}
+
+// begin makes the pool and a first buffer, and notes what the driver took for that.
+func (g *grown) begin(ctx context.Context) error {
+	before, err := g.svc.rss()
+	if err != nil {
+		return err
+	}
+	if err := g.producer.makePool(ctx, g.poolSpec(growthBytes*underWay+uint64(g.MaxBuffers)*ballastBytes)); err != nil {
+		return err
+	}
+	first, err := g.producer.allocate(ctx, mempool.Bytes(ballastBytes))
+	if err == nil {
+		err = first.Release(false)
+	}
+	if err != nil || g.kind == mempool.Host { // which needs no driver
+		return err
+	}
+	after, err := g.svc.rss()
+	g.driver = after - min(after, before)
+	return err
 }
 
 // grown is a service that has more and more to do.
@@ -39,6 +60,7 @@ type grown struct {
 	producer *outside
 	clients  []*outside
 	ballast  []buffer
+	driver   uint64 // bytes of the service that are CUDA's own
 }
 
 func (g *grown) close() error {
@@ -148,6 +170,7 @@ func (g *grown) footprint(state string, buffers, sessions int, f func() error) e
 		return err
 	}
 	p := Footprint{Kind: string(g.kind), State: state, Buffers: buffers, Sessions: sessions, RSSBytes: rss,
+		DriverBytes: g.driver, OwnBytes: rss - min(rss, g.driver),
 		CPUSeconds: (after - before).Seconds(), Seconds: elapsed.Seconds()}
 	g.report.Service = append(g.report.Service, p)
 	if g.Progress != nil {

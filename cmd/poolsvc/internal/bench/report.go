@@ -1,6 +1,9 @@
 package bench
 
 import (
+	"fmt"
+	"strings"
+
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/verify"
 )
 
@@ -37,7 +40,11 @@ type Footprint struct {
 	State    string `json:"state"` // idle or busy
 	Buffers  int    `json:"buffers"`
 	Sessions int    `json:"sessions"`
-	RSSBytes uint64 `json:"rss_bytes"`
+	// RSSBytes is the physical memory of its process without the pools' pages. DriverBytes of them are not its own but CUDA's:
+	// what came when it made its first pool and buffer. What the driver keeps for each block more counts as the service's.
+	RSSBytes    uint64 `json:"rss_bytes"`
+	DriverBytes uint64 `json:"driver_bytes"`
+	OwnBytes    uint64 `json:"own_bytes"`
 	// CPUSeconds is what it used of the CPU in Seconds.
 	CPUSeconds float64 `json:"cpu_seconds"`
 	Seconds    float64 `json:"seconds"`
@@ -58,6 +65,15 @@ type Report struct {
 	Ratios  []Ratio        `json:"ratios"`
 	Service []Footprint    `json:"service"`
 	Skipped []Skipped      `json:"skipped"`
+}
+
+// empty says why there is no result at all.
+func (r *Report) empty() error {
+	var why []string
+	for _, s := range r.Skipped {
+		why = append(why, fmt.Sprintf("%s: %s", s.Kind, s.Reason))
+	}
+	return fmt.Errorf("nothing was measured: %s", strings.Join(why, "; "))
 }
 
 // find is the result of one line; false if it was not measured.

@@ -16,9 +16,11 @@ func (r Result) print(w io.Writer) {
 		r.Workload, r.Kind, sizeOf(r.Bytes), number(r.P50), number(r.P99), number(r.P999), r.PerSecond, r.System)
 }
 
+func mebibytes(n uint64) float64 { return float64(n) / (1 << 20) }
+
 func (p Footprint) print(w io.Writer) {
-	fmt.Fprintf(w, "  service %s with %d buffers and %d sessions: %.1f MiB of its own, %.3f ms of CPU in %.2f s\n",
-		p.State, p.Buffers, p.Sessions, float64(p.RSSBytes)/(1<<20), p.CPUSeconds*1e3, p.Seconds)
+	fmt.Fprintf(w, "  service %s with %d buffers and %d sessions: %.1f MiB of its own and %.1f of the driver, %.3f ms of CPU in %.2f s\n",
+		p.State, p.Buffers, p.Sessions, mebibytes(p.OwnBytes), mebibytes(p.DriverBytes), p.CPUSeconds*1e3, p.Seconds)
 }
 
 func (r Ratio) print(w io.Writer) {

@@ -107,7 +107,7 @@ func ratios(r *Report) []Ratio {
 		if ok && there && *b.P50 > 0 {
 			add(name, kind, growthBytes, "1.5 times what it takes with few", growthFactor**a.P50 / *b.P50, 1)
 		}
-		add("growth/memory of the service", kind, 0, "128 MiB", float64(serviceBytes)/float64(max(m.RSSBytes, 1)), 1)
+		add("growth/memory of the service", kind, 0, "128 MiB", float64(serviceBytes)/float64(max(m.OwnBytes, 1)), 1)
 		add("growth/CPU of the idle service", kind, 0, "a thousandth of a CPU", idleShare*m.Seconds/max(m.CPUSeconds, idleShare*m.Seconds/1000), 1)
 	}
 	return out
