@@ -20,8 +20,8 @@ func newPools() *cobra.Command {
 		Short: "Show what a running service holds",
 		Long: `Show the pools of a running service that you may use, in bytes:
 
-  reserved  taken from the device or the machine: leased + cached + held
-  leased    blocks that buffers use
+  reserved  taken from the device or the machine: busy + cached + held
+  busy      blocks that buffers use, leased or not ("leased" in JSON)
   used      what the buffers in them asked for
   cached    blocks free for use
   held      free blocks being recalled, or waiting for a process to end
@@ -53,7 +53,7 @@ The service itself counts as a session, and so does this command.`,
 
 func printPools(c *cobra.Command, stats mempool.Stats) error {
 	w := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "POOL\tKIND\tDEVICE\tMAX\tRESERVED\tLEASED\tUSED\tCACHED\tHELD\tBLOCKS")
+	fmt.Fprintln(w, "POOL\tKIND\tDEVICE\tMAX\tRESERVED\tBUSY\tUSED\tCACHED\tHELD\tBLOCKS")
 	for _, p := range stats.Pools {
 		device := "-"
 		if p.Pool.Device != mempool.NoDevice {

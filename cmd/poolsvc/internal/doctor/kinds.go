@@ -44,7 +44,7 @@ func (c *chart) visible() {
 	list, set := os.LookupEnv("CUDA_VISIBLE_DEVICES")
 	switch {
 	case !set:
-		c.ok("CUDA_VISIBLE_DEVICES", "not set: every GPU is seen")
+		c.ok("CUDA_VISIBLE_DEVICES", "not set: no GPU is hidden or renumbered")
 	case list == "":
 		c.missing("CUDA_VISIBLE_DEVICES", "unset it, or list GPUs", "empty: no GPU is seen")
 	default:
