@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -38,6 +39,7 @@ type stress struct {
 	frames int
 	pool   *Pool
 	ch     *Channel
+	kills  atomic.Int64
 	last   atomic.Bool // so few frames are left that nobody is killed any more: somebody must take them
 
 	mu   sync.Mutex
@@ -58,7 +60,7 @@ func newStress(t *testing.T, spec mempool.PoolSpec, mode mempool.ChannelMode) (*
 func (s *stress) life(random *rand.Rand, gapless bool) (ended bool) {
 	c := spawn(s, "consume", s.path, with("CREDIT="+fmt.Sprint(1+random.IntN(6))))
 	defer func() { _ = c.cmd.Wait() }()
-	left := 20 + random.IntN(min(s.frames, 2000))
+	left := 20 + random.IntN(max(min(s.frames, 2000), s.frames/25))
 	last := 0
 	for c.lines.Scan() {
 		line := c.lines.Text()
@@ -83,6 +85,7 @@ func (s *stress) life(random *rand.Rand, gapless bool) (ended bool) {
 		s.mu.Unlock()
 		if left--; left <= 0 && !s.last.Load() {
 			_ = c.cmd.Process.Signal(syscall.SIGKILL)
+			s.kills.Add(1)
 			left = math.MaxInt // what it still said counts
 		}
 	}
@@ -100,13 +103,14 @@ func (s *stress) run(gapless bool) {
 		})
 	}
 	random := rand.New(rand.NewPCG(99, 5))
-	ctx := context.Background()
+	ctx, start := context.Background(), time.Now()
 	for n := 1; n <= s.frames; n++ {
 		s.last.Store(n > s.frames-100)
 		require.NoError(s, sendFrame(ctx, s.pool, s.ch, uint64(n), 8+random.IntN(40000), mempool.FrameOptions{}))
 	}
 	require.NoError(s, s.ch.Shut(ctx))
 	consumers.Wait()
+	s.Logf("%d frames, %d consumers killed, %v", s.frames, s.kills.Load(), time.Since(start).Round(time.Millisecond))
 }
 
 // clean says that nothing is left but free blocks.

@@ -53,12 +53,16 @@ func (s *Script) Say(t testing.TB, line string) {
 	require.NoError(t, err, "%s", &s.err)
 }
 
-// Kill ends the program with SIGKILL and waits until it is gone.
-func (s *Script) Kill(t testing.TB) {
+// Kill ends the program with SIGKILL, waits until it is gone and returns the lines that it had still printed.
+func (s *Script) Kill(t testing.TB) (rest []string) {
 	t.Helper()
 	s.ended = true
 	require.NoError(t, s.cmd.Process.Kill())
+	for s.out.Scan() {
+		rest = append(rest, s.out.Text())
+	}
 	_ = s.cmd.Wait() // killed, as it was meant to be
+	return rest
 }
 
 // End closes the program's input, and returns the rest of what it prints once it has ended well.

@@ -1,0 +1,107 @@
+"""One side of the stress tests: ``produce SOCKET KIND`` or ``consume SOCKET KIND CREDIT``.
+
+The producer sends the frames of each line that it reads, ``FIRST LAST``, and says of each ``sent NUMBER SEQ``. On a GPU
+it does not wait for its stream before. The consumer checks every element of every frame and says ``got NUMBER SEQ
+DROPPED``, or ``failed SEQ`` where the producer had died; and ``ended``.
+"""
+
+import re
+import sys
+
+import numpy as np
+
+import poolbridge
+
+
+def content(number, words):
+    return np.uint64(number) + np.uint64(8) * np.arange(words, dtype=np.uint64)
+
+
+class Host:
+    def write(self, lease, data):
+        np.asarray(lease)[:] = data
+
+    def read(self, frame):
+        return np.asarray(frame).reshape(-1).view(np.uint64)
+
+
+class Device:
+    """A stream of cuda.core, and page-locked memory for its copies."""
+
+    most = 1 << 16
+
+    def __init__(self):
+        from cuda.core import Device as Gpu
+        from cuda.core import LegacyPinnedMemoryResource
+
+        gpu = Gpu(0)
+        gpu.set_current()
+        self.stream = gpu.create_stream()
+        self.pinned = LegacyPinnedMemoryResource().allocate(self.most, stream=self.stream)
+        self.words = np.from_dlpack(self.pinned).view(np.uint64)
+
+    def array(self, lease):
+        from cuda.core import Buffer
+        from cuda.core.utils import StridedMemoryView
+
+        view = StridedMemoryView.from_dlpack(lease, stream_ptr=int(self.stream.handle))
+        part = Buffer.from_handle(int(self.pinned.handle), lease.nbytes, owner=self.pinned)
+        return view, Buffer.from_handle(view.ptr, lease.nbytes, owner=view), part
+
+    def write(self, lease, data):
+        self.stream.sync()  # the copy of the frame before
+        self.words[: data.size] = data
+        _view, memory, pinned = self.array(lease)
+        memory.copy_from(pinned, stream=self.stream)
+
+    def read(self, frame):
+        _view, memory, pinned = self.array(frame)
+        memory.copy_to(pinned, stream=self.stream)
+        self.stream.sync()
+        frame.check()
+        return self.words[: frame.nbytes // 8]
+
+
+def produce(client, memory):
+    client.open_pool("p")
+    channel = client.open_channel("c")
+    print("ready")
+    for line in sys.stdin:
+        first, last = map(int, line.split())
+        for number in range(first, last + 1):
+            data = content(number, 1 + number * 7919 % 5000)
+            lease = client.allocate(data.shape, "uint64", pool="p", timeout=60)
+            memory.write(lease, data)
+            seq = channel.publish(lease, meta={"n": str(number)}, timeout=60)
+            print(f"sent {number} {seq}")
+
+
+def consume(client, memory, credit):
+    try:
+        frames = client.subscribe("c", credit=credit)
+    except poolbridge.NotFoundError:
+        print("ended")  # it was shut
+        return
+    print("ready")
+    while True:
+        try:
+            with next(frames) as frame:
+                data = memory.read(frame)
+                number = int(frame.meta["n"])
+                wrong = np.flatnonzero(data != content(number, data.size))
+                if wrong.size:
+                    at = int(wrong[0])
+                    raise SystemExit(f"frame {frame.seq}, number {number}: {data[at]} at word {at} of {data.size}")
+                del data
+                print(f"got {number} {frame.seq} {frame.dropped}")
+        except StopIteration:
+            break
+        except poolbridge.ProducerDiedError as error:
+            seq = re.match(r"frame (\d+):", str(error))
+            print(f"failed {seq[1] if seq else frame.seq}")
+    print("ended")
+
+
+role, socket, kind, *more = sys.argv[1:]
+with poolbridge.connect(socket, timeout=60) as connected:
+    {"produce": produce, "consume": consume}[role](connected, {"host": Host, "device": Device}[kind](), *map(int, more))

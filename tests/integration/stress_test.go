@@ -1,0 +1,284 @@
+package integration
+
+import (
+	"context"
+	_ "embed"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/tests/rig"
+)
+
+//go:embed stress.py
+var stressScript string
+
+const (
+	stressConsumers = 4
+	stressCapacity  = 8 // frames that the channel keeps
+)
+
+// stressFrames is how many frames the stress tests send: POOLBRIDGE_STRESS_FRAMES, or a few.
+func stressFrames(t *testing.T) int {
+	t.Helper()
+	text := os.Getenv("POOLBRIDGE_STRESS_FRAMES")
+	if text == "" {
+		return 100
+	}
+	n, err := strconv.Atoi(text)
+	require.NoError(t, err)
+	return n
+}
+
+// stress is a producer and four consumers in Python, all of them killed and started again at random. Frames are sent in
+// rounds, each of which begins when every consumer listens: none is killed in vain.
+type stress struct {
+	*testing.T
+	python  *rig.Interpreter
+	service *rig.Service
+	client  *bridge.Client
+	pool    *bridge.Pool
+	channel *bridge.Channel
+	kind    mempool.Kind
+	queue   bool
+	frames  int
+	round   int
+	// sessions that there were before
+	sessions int
+
+	mu      sync.Mutex
+	change  *sync.Cond
+	ready   int          // consumers that listen
+	gone    int          // consumers that will not any more
+	last    bool         // the last round: somebody must take what is left
+	sent    map[int]int  // the number in each frame of the channel, as far as its sender lived to say it
+	got     map[int]bool // the numbers that arrived
+	excused map[int]bool // those whose sender may have died before its GPU was done
+}
+
+func newStress(t *testing.T, kind mempool.Kind, mode mempool.ChannelMode) *stress {
+	s := &stress{T: t, python: rig.Python(t), service: rig.Serve(t), kind: kind, queue: mode == mempool.WorkQueue, frames: stressFrames(t),
+		sent: make(map[int]int), got: make(map[int]bool), excused: make(map[int]bool)}
+	s.round = max(50, s.frames/20)
+	s.change = sync.NewCond(&s.mu)
+	s.client = dial(t, s.service)
+	ctx := context.Background()
+	var err error
+	s.pool, err = s.client.CreatePool(ctx, mempool.PoolSpec{Name: "p", Kind: kind, MaxBytes: 64 << 20})
+	require.NoError(t, err)
+	s.channel, err = s.client.CreateChannel(ctx, mempool.ChannelSpec{Name: "c", Pool: s.pool.Info().ID, Mode: mode, Capacity: stressCapacity})
+	require.NoError(t, err)
+	s.sessions = s.service.Stats(t).Sessions
+	return s
+}
+
+// consume runs one consumer after the other until the channel ends.
+func (s *stress) consume(random *rand.Rand) {
+	defer s.with(func() { s.gone++ })
+	for ended := false; !ended; {
+		c := s.python.Start(s, stressScript, "consume", s.service.Socket, string(s.kind), fmt.Sprint(1+random.IntN(6)))
+		left := 10 + random.IntN(2*s.round)
+		l := &life{stress: s}
+		for !ended && left > 0 {
+			ended = l.line(c.Line(s))
+			s.with(func() {
+				if left--; left == 0 && s.last {
+					left = 1
+				}
+			})
+		}
+		if ended {
+			c.End(s)
+			return
+		}
+		for _, line := range c.Kill(s) {
+			ended = l.line(line)
+		}
+		s.with(func() {
+			if l.ready {
+				s.ready--
+			}
+		})
+	}
+}
+
+// life is what one consumer has said.
+type life struct {
+	*stress
+	ready bool
+	seq   int // of the last frame
+}
+
+// line takes in a line of a consumer and tells whether it was the last. Frames come in order, and where none may be
+// missed, one after the other.
+func (l *life) line(line string) (ended bool) {
+	var n, seq, dropped int
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch line {
+	case "ended":
+		return true
+	case "ready":
+		l.ready = true
+		l.stress.ready++
+		l.change.Broadcast()
+		return false
+	}
+	if _, err := fmt.Sscanf(line, "failed %d", &seq); err != nil {
+		_, err = fmt.Sscanf(line, "got %d %d %d", &n, &seq, &dropped)
+		assert.NoError(l, err, line)
+		l.got[n] = true
+		if was, known := l.sent[seq]; known {
+			assert.Equal(l, was, n, "frame %d", seq)
+		}
+	}
+	if !l.queue {
+		assert.Zero(l, dropped)
+		if l.seq != 0 {
+			assert.Equal(l, l.seq+1, seq)
+		}
+	}
+	l.seq = seq
+	return false
+}
+
+func (s *stress) with(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+	s.change.Broadcast()
+}
+
+// send has every frame sent, round by round, and then the end.
+func (s *stress) send(round func(first, last int)) {
+	var consumers sync.WaitGroup
+	for i := range stressConsumers {
+		consumers.Go(func() { s.consume(rand.New(rand.NewPCG(uint64(i), 5))) })
+	}
+	for first := 1; first <= s.frames; first += s.round {
+		last := min(first+s.round-1, s.frames)
+		s.mu.Lock()
+		for s.ready+s.gone < stressConsumers {
+			s.change.Wait()
+		}
+		s.last = last == s.frames
+		s.mu.Unlock()
+		round(first, last)
+	}
+	require.NoError(s, s.channel.Shut(context.Background()))
+	consumers.Wait()
+}
+
+// complete says that every frame of a queue arrived, and that nothing is left but free blocks.
+func (s *stress) complete() {
+	for n := 1; n <= s.frames && s.queue; n++ {
+		assert.True(s, s.got[n] || s.excused[n], "number %d was lost", n)
+	}
+	all, err := s.pool.Allocate(context.Background(), mempool.Bytes(64<<20), time.Minute) // once all work is done
+	require.NoError(s, err)
+	require.NoError(s, all.Release(false))
+	st := s.service.Stats(s)
+	for st.Sessions > s.sessions { // the end of a process may be under way
+		st = s.service.Stats(s)
+	}
+	assert.Zero(s, st.Leases)
+	assert.Zero(s, st.Buffers)
+	assert.Zero(s, st.Pools[0].Held)
+}
+
+// fromPython is a producer in Python, which is killed in the middle of every other round.
+func (s *stress) fromPython() {
+	var p *rig.Script
+	random := rand.New(rand.NewPCG(99, 5))
+	start := func() {
+		p = s.python.Start(s, stressScript, "produce", s.service.Socket, string(s.kind))
+		require.Equal(s, "ready", p.Line(s))
+	}
+	start()
+	s.send(func(first, last int) {
+		kill := 0
+		if random.IntN(2) == 0 {
+			kill = first + random.IntN(last-first+1)
+		}
+		for n := first; n <= last; {
+			p.Say(s, fmt.Sprint(n, " ", last))
+			for ; n <= last && n != kill; n++ {
+				s.said(p.Line(s))
+			}
+			if n != kill {
+				continue
+			}
+			kill = 0
+			for _, line := range p.Kill(s) {
+				n = s.said(line) + 1
+			}
+			s.with(func() {
+				for k := n - stressCapacity; s.kind == mempool.Device && k < n; k++ {
+					s.excused[k] = true
+				}
+			})
+			start()
+		}
+	})
+	p.End(s)
+}
+
+// said takes in a line of a producer and gives the number that was sent.
+func (s *stress) said(line string) (n int) {
+	var seq int
+	_, err := fmt.Sscanf(line, "sent %d %d", &n, &seq)
+	require.NoError(s, err, line)
+	s.with(func() { s.sent[seq] = n })
+	return n
+}
+
+// fromGo is a producer in this process.
+func (s *stress) fromGo() {
+	random := rand.New(rand.NewPCG(99, 5))
+	ctx := context.Background()
+	s.send(func(first, last int) {
+		for n := first; n <= last; n++ {
+			b := make([]byte, 8*(1+random.IntN(5000)))
+			for i := 0; i < len(b); i += 8 {
+				binary.NativeEndian.PutUint64(b[i:], uint64(n+i))
+			}
+			l, err := s.pool.Allocate(ctx, mempool.Bytes(uint64(len(b))), time.Minute)
+			require.NoError(s, err)
+			require.NoError(s, l.CopyFrom(0, b))
+			s.with(func() { s.sent[n] = n })
+			seq, err := s.channel.Publish(ctx, l, mempool.FrameOptions{Meta: map[string]string{"n": fmt.Sprint(n)}})
+			require.NoError(s, err)
+			assert.EqualValues(s, n, seq)
+		}
+	})
+}
+
+func TestConsumersInPythonLoseNoFrameWhoeverIsKilled(t *testing.T) {
+	for _, kind := range []mempool.Kind{mempool.Host, mempool.Device} {
+		for _, mode := range []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue} {
+			for from, run := range map[string]func(*stress){"go": (*stress).fromGo, "python": (*stress).fromPython} {
+				t.Run(fmt.Sprintf("%s/%s/from %s", kind, mode, from), func(t *testing.T) {
+					if err := kind.Probe(""); err != nil {
+						t.Skip(err)
+					}
+					if kind == mempool.Host && mempool.Device.Probe("") == nil {
+						t.Skip("host memory has its turn where there is no driver")
+					}
+					s := newStress(t, kind, mode)
+					run(s)
+					s.complete()
+				})
+			}
+		}
+	}
+}
