@@ -43,7 +43,8 @@ func with(env ...string) func(*exec.Cmd) {
 	return func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, env...) }
 }
 
-// produce does what it is told in lines: "send N SIZE", "promise N SIZE" for a frame whose content is never complete.
+// produce does what it is told in lines: "send N SIZE", "promise N SIZE" for a frame whose content is not complete before it
+// is told "keep N SIZE".
 func produce() error {
 	ctx := context.Background()
 	c, p, ch, err := openStream(ctx)
@@ -60,6 +61,7 @@ func produce() error {
 	}
 	fmt.Println("ready")
 	in := bufio.NewScanner(os.Stdin)
+	var keep func() error
 	for in.Scan() {
 		var verb string
 		var n uint64
@@ -67,17 +69,44 @@ func produce() error {
 		if _, err := fmt.Sscan(in.Text(), &verb, &n, &size); err != nil {
 			return err
 		}
-		var o mempool.FrameOptions
-		if verb == "promise" {
-			never := clock.Next(word)
-			o.Ready = &never
+		said := "sent"
+		switch verb {
+		case "send":
+			err = sendFrame(ctx, p, ch, n, size, mempool.FrameOptions{})
+		case "promise":
+			keep, err = promiseFrame(ctx, p, ch, n, size, clock, word)
+		case "keep":
+			said, err = "kept", keep()
 		}
-		if err := sendFrame(ctx, p, ch, n, size, o); err != nil {
+		if err != nil {
 			return err
 		}
-		fmt.Println("sent", n)
+		fmt.Println(said, n)
 	}
 	return c.Close()
+}
+
+// promiseFrame sends a frame that keep completes. Where the CPU reaches the memory, only then is it written.
+func promiseFrame(ctx context.Context, p *Pool, ch *Channel, n uint64, size int, clock *mempool.Clock, word uint64) (keep func() error, err error) {
+	content := frameOf(n, size)
+	l, err := p.Allocate(ctx, mempool.Bytes(uint64(len(content))), patience)
+	if err != nil {
+		return nil, err
+	}
+	b, err := l.Bytes()
+	if err == nil && b == nil {
+		err = l.CopyFrom(0, content)
+	}
+	if err != nil {
+		return nil, err
+	}
+	ready := clock.Next(word)
+	o := mempool.FrameOptions{Completion: mempool.Completion{Ready: &ready}, Meta: map[string]string{"n": fmt.Sprint(n)}}
+	_, err = ch.Publish(ctx, l, o)
+	return func() error {
+		copy(b, content)
+		return clock.Reach(ready)
+	}, err
 }
 
 // consume says what each frame of the channel holds: "got N SEQ DROPPED", or "failed SEQ". With HOLD it releases a frame
