@@ -14,7 +14,7 @@ from poolbridge._mappings import MAPPINGS
 
 def test_a_buffer_goes_from_hand_to_hand_without_a_copy(service, client):
     lease = client.allocate((3, 4), "float32")
-    array = np.asarray(lease)
+    array = np.from_dlpack(lease)
     array[:] = np.arange(12, dtype=np.float32).reshape(3, 4)
     lease.publish("frame")
     assert lease.readonly
