@@ -13,7 +13,11 @@ import (
 )
 
 // Interpreter is a Python with the poolbridge package.
-type Interpreter struct{ Path string }
+type Interpreter struct {
+	Path string
+
+	user int // that programs become, in namespaces of their own; 0: they stay as they are
+}
 
 // Python is the interpreter of the tests.
 func Python(t testing.TB) *Interpreter {
@@ -24,7 +28,7 @@ func Python(t testing.TB) *Interpreter {
 	}
 	out, err := exec.Command(path, "-c", "import poolbridge").CombinedOutput()
 	require.NoError(t, err, "%s has no poolbridge package: run `make venv`, or set POOLBRIDGE_TEST_PYTHON\n%s", path, out)
-	return &Interpreter{path}
+	return &Interpreter{Path: path}
 }
 
 // Run runs a program to its end and returns what it printed; its failure is the test's.
