@@ -231,6 +231,36 @@ func TestAStreamOfTheCallersIsAQueue(t *testing.T) {
 	require.NoError(t, stream.Close())
 }
 
+func TestASessionOfThisProcessEndsAtOnceAndSettlesWhenItsWorkIsDone(t *testing.T) {
+	svc := newService(t)
+	s, other := open(t, svc), open(t, svc)
+	p := gpuPool(t, s)
+	clock, err := other.Clock()
+	require.NoError(t, err)
+	word, err := clock.Word()
+	require.NoError(t, err)
+	stuck := clock.Next(word)
+	l := allocate(t, s, p, 256<<20)
+	blocked(t, l, clock, stuck)
+	require.NoError(t, l.Fill(0, 256<<20, 1))
+	settled := s.End(nil)
+	select {
+	case <-settled:
+		t.Fatal("the GPU still has to write the memory")
+	default:
+	}
+	assert.Equal(t, settled, s.End(nil), "again")
+	st := svc.Stats()
+	assert.Zero(t, st.Leases)
+	assert.EqualValues(t, 256<<20, st.Pools[0].Held, "nobody else gets it")
+	_, err = other.Allocate(context.Background(), p.info.ID, Bytes(1), 0)
+	assert.ErrorIs(t, err, ErrLimit)
+	require.NoError(t, clock.Reach(stuck))
+	<-settled
+	release(t, allocate(t, other, p, 256<<20))
+	checkBooks(t, svc)
+}
+
 func BenchmarkCopyFrom(b *testing.B) {
 	svc := newService(b)
 	s := open(b, svc)

@@ -174,11 +174,13 @@ func (s *Session) Dropped(blocks []uint64) error {
 // then.
 //
 // Its timeline ends once all its tickets are reached, otherwise with the process: then the waits of others for them end, and
-// content that was not complete has failed. A session of this process waits for its own work.
+// content that was not complete has failed. For a session of this process the end of its own work stands for that of the
+// process, up to [OrderLimit]; gone means nothing.
 func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 	svc := s.svc
+	var work *Clock
 	if s.notify == nil {
-		s.finish()
+		work, gone = s.finish(), nil
 	}
 	svc.mu.Lock()
 	defer svc.unlock()
@@ -204,6 +206,17 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 		n.remove()
 	}
 	s.stopShowing()
+	if work != nil {
+		svc.background.Add(1)
+		go func() {
+			defer svc.background.Done()
+			s.quiesce(work)
+			svc.mu.Lock()
+			defer svc.unlock()
+			s.settle(held)
+		}()
+		return s.settled
+	}
 	s.timeline.dieIfDone()
 	if gone == nil || (len(held) == 0 && len(s.mapped) == 0 && !s.timeline.owed()) {
 		s.settle(held)

@@ -51,8 +51,9 @@ func (l *Lease) arrange() {
 	}
 }
 
-// finish waits for the work of a session of this process, before it ends.
-func (s *Session) finish() {
+// finish says in its queues where the work of a session of this process ends, before it does. It returns the clock by which
+// that can be waited for; nil if there is nothing to wait for.
+func (s *Session) finish() *Clock {
 	s.svc.mu.Lock()
 	var leases []*Lease
 	if !s.ended {
@@ -64,17 +65,31 @@ func (s *Session) finish() {
 		_, err := l.tickets()
 		errs = append(errs, err, l.finish())
 	}
+	for _, err := range errs {
+		if !errors.Is(err, ErrReleased) { // another goroutine released the lease just now
+			s.unfinished(err)
+		}
+	}
 	s.clockMu.Lock()
 	defer s.clockMu.Unlock()
-	if s.clock != nil && s.clock.use() == nil {
-		s.clock.life.RUnlock()
-		errs = append(errs, s.clock.Quiesce(OrderLimit))
-		s.clock.Close()
+	if s.clock == nil || errors.Is(s.clock.Quiesce(0), ErrTimeout) {
+		return s.clock
 	}
-	for _, err := range errs {
-		if err != nil && !errors.Is(err, ErrReleased) { // another goroutine released the lease just now
-			s.svc.log.Error("a session ended before its work was done", "session", s.id, "error", err)
-		}
+	s.clock.Close()
+	return nil
+}
+
+// quiesce waits for the work of an ended session of this process.
+func (s *Session) quiesce(c *Clock) {
+	if err := c.Quiesce(OrderLimit); !errors.Is(err, ErrClosed) {
+		s.unfinished(err)
+	}
+	c.Close()
+}
+
+func (s *Session) unfinished(err error) {
+	if err != nil {
+		s.svc.log.Error("a session ended before its work was done", "session", s.id, "error", err)
 	}
 }
 
