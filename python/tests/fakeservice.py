@@ -141,7 +141,7 @@ class Service:
         with self.changed:
             return [request for request in self.log if isinstance(request, kind)]
 
-    def wait(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    def wait(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         with self.changed:
             assert self.changed.wait_for(condition, seconds), "the fake service waited in vain"
 

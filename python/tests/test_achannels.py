@@ -24,8 +24,8 @@ def service(tmp_path):
 def run(service, body):
     async def main():
         async with (
-            await poolbridge.connect_async(service.path, timeout=5) as client,
-            await poolbridge.connect_async(service.path, timeout=5) as other,
+            await poolbridge.connect_async(service.path, timeout=60) as client,
+            await poolbridge.connect_async(service.path, timeout=60) as other,
         ):
             await client.create_pool("frames", max_bytes=1 << 20)
             return await body(client, other)
@@ -71,7 +71,7 @@ def test_frames_come_in_order_and_end_with_the_channel(service):
         seen = []
 
         async def consume():
-            async for frame in other.subscribe("video", credit=2, timeout=5):
+            async for frame in other.subscribe("video", credit=2, timeout=60):
                 async with frame:
                     seen.append((frame.seq, int(np.asarray(frame)[0]), frame.meta["k"]))
 
@@ -79,12 +79,12 @@ def test_frames_come_in_order_and_end_with_the_channel(service):
         for value in range(20):
             lease = await client.allocate(4, "int32")
             np.asarray(lease)[:] = value
-            assert await channel.publish(lease, meta={"k": str(value)}, timeout=5) == value + 1
+            assert await channel.publish(lease, meta={"k": str(value)}, timeout=60) == value + 1
             await asyncio.sleep(0)
         while not seen:
             await client.stats()
         await channel.shut()
-        await asyncio.wait_for(consumer, 5)
+        await asyncio.wait_for(consumer, 60)
         first = seen[0][0]
         assert seen == [(value + 1, value, str(value)) for value in range(first - 1, 20)]
 
@@ -97,12 +97,12 @@ def test_give_back_time_limits_and_closing(service):
         await channel.publish(np.arange(3))
         async with other.subscribe("work", credit=1) as frames:
             assert frames.channel is not None
-            frame = await frames.receive(5)
+            frame = await frames.receive(60)
             with pytest.raises(poolbridge.WaitTimeoutError):
                 await frames.receive(0.01)
             assert frame.to_numpy().tolist() == [0, 1, 2]
             await frame.give_back()
-            again = await frames.receive(5)
+            again = await frames.receive(60)
             assert (again.seq, again.lease.buffer_id) == (1, frame.buffer_id)
             with pytest.raises(ZeroDivisionError):
                 async with again:
@@ -110,7 +110,7 @@ def test_give_back_time_limits_and_closing(service):
         assert frames.closed
         assert await frames.receive() is None
         await other.stats()
-        assert (await client.subscribe("work").receive(5)).seq == 1
+        assert (await client.subscribe("work").receive(60)).seq == 1
         await channel.close()
         await channel.close()
 
@@ -127,7 +127,7 @@ def test_a_cancelled_wait_loses_no_frame(service):
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             await channel.publish(np.zeros(1))
-            assert (await frames.receive(5)).seq == 1
+            assert (await frames.receive(60)).seq == 1
 
     run(service, body)
 
@@ -137,7 +137,7 @@ def test_a_cancelled_publish_gives_the_lease_back(service):
         channel = await client.create_channel("c", capacity=1)
         async with other.subscribe("c", credit=1) as frames:
             await channel.publish(np.zeros(1))
-            keep = await frames.receive(5)
+            keep = await frames.receive(60)
             lease = await client.allocate(4)
             waiting = asyncio.create_task(channel.publish(lease, timeout=60))
             await client.stats()

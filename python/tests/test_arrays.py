@@ -307,7 +307,7 @@ def test_the_token_adds_no_reference_to_the_array(client):
 shapes = st.lists(st.integers(0, 5), max_size=4)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(shape=shapes, name=st.sampled_from(sorted(IN_NUMPY)), data=st.data())
 def test_whatever_goes_in_comes_out(client, shape, name, data):
     with client.allocate(shape, name) as lease:
@@ -321,7 +321,7 @@ def test_whatever_goes_in_comes_out(client, shape, name, data):
             del result
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     shape=st.lists(st.integers(0, 4), max_size=4),
     data=st.data(),

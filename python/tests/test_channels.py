@@ -26,14 +26,14 @@ def service(tmp_path):
 
 @pytest.fixture
 def client(service):
-    with poolbridge.connect(service.path, timeout=5) as connected:
+    with poolbridge.connect(service.path, timeout=60) as connected:
         connected.create_pool("frames", max_bytes=1 << 22)
         yield connected
 
 
 @pytest.fixture
 def other(service):
-    with poolbridge.connect(service.path, timeout=5) as connected:
+    with poolbridge.connect(service.path, timeout=60) as connected:
         yield connected
 
 
@@ -128,7 +128,7 @@ def test_what_a_stranger_publishes_is_copied(client, other):
     np.asarray(lease)[:] = 5
     channel.publish(lease)
     assert not lease.released
-    assert client.subscribe("c").receive(1).to_numpy().tolist() == [5, 5, 5]
+    assert client.subscribe("c").receive(60).to_numpy().tolist() == [5, 5, 5]
 
 
 def test_a_frame_is_released_with_its_last_array(service, client, other):
@@ -237,21 +237,21 @@ def test_a_frame_given_back_goes_to_another_consumer(client, other):
     channel = client.create_channel("work", mode="queue", capacity=4)
     mine, theirs = client.subscribe("work", credit=1), other.subscribe("work", credit=1)
     publish(client, channel, 1)
-    frame = mine.receive(1)
+    frame = mine.receive(60)
     with pytest.raises(poolbridge.WaitTimeoutError):
         theirs.receive(0.01)
     frame.give_back()
     client.stats()
     assert frame.released
-    again = theirs.receive(1)
+    again = theirs.receive(60)
     assert again.seq == 1
     with pytest.raises(ZeroDivisionError), again:
         raise ZeroDivisionError
-    assert mine.receive(1).seq == 1
+    assert mine.receive(60).seq == 1
     broadcast = client.create_channel("b")
     publish(client, broadcast, 1)
     with pytest.raises(poolbridge.InvalidArgumentError, match="broadcast"):
-        client.subscribe("b").receive(1).give_back()
+        client.subscribe("b").receive(60).give_back()
 
 
 def test_a_queue_has_back_what_a_closed_subscription_did_not_take(client, other):
@@ -259,10 +259,10 @@ def test_a_queue_has_back_what_a_closed_subscription_did_not_take(client, other)
     with other.subscribe("work", credit=4) as mine:
         for value in range(3):
             publish(client, channel, value)
-        assert mine.receive(1).seq == 1
+        assert mine.receive(60).seq == 1
     other.stats()
     theirs = client.subscribe("work")
-    assert sorted(theirs.receive(1).seq for _ in range(2)) == [2, 3]
+    assert sorted(theirs.receive(60).seq for _ in range(2)) == [2, 3]
 
 
 def test_a_dropped_subscription_ends_by_itself(service, client):
@@ -294,7 +294,7 @@ def test_a_subscriber_may_be_another_thread_than_the_publisher(client):
     for value in range(200):
         publish(client, channel, value)
     channel.shut()
-    consumer.join(10)
+    consumer.join(60)
     assert seen == list(range(200))
 
 
@@ -370,7 +370,7 @@ def test_closing_the_client_ends_a_waiting_subscriber_with_an_error(service):
     consumer = threading.Thread(target=consume)
     consumer.start()
     client.close()
-    consumer.join(5)
+    consumer.join(60)
     assert caught == [poolbridge.ClientClosedError]
 
 

@@ -34,12 +34,17 @@ def test_on_the_simulated_driver(tmp_path, name):
         pytest.skip("the simulated driver is not built: make simcuda")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "oncuda" / name)],
-        env={**os.environ, "LD_LIBRARY_PATH": str(SIMULATION), "SIMCUDA_COUNTS": str(tmp_path)},
+        env={
+            **os.environ,
+            "LD_LIBRARY_PATH": str(SIMULATION),
+            "SIMCUDA_COUNTS": str(tmp_path),
+            "SIMCUDA_MACHINE": name,
+        },
         cwd=HERE.parents[1],
         check=False,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=280,
     )
     print(done.stdout, done.stderr)
     assert done.returncode == 0

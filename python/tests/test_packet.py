@@ -43,7 +43,7 @@ def depth(value):
     return 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.dictionaries(st.text(), values, max_size=8))
 def test_every_map_within_the_limits_passes(value):
     packet = msgspec.msgpack.encode(value)
@@ -54,7 +54,7 @@ def test_every_map_within_the_limits_passes(value):
             _packet.check(packet)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.binary(max_size=200))
 def test_nothing_but_a_protocol_error_comes_of_any_bytes(packet):
     for kind in KINDS:
@@ -64,7 +64,7 @@ def test_nothing_but_a_protocol_error_comes_of_any_bytes(packet):
             continue
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.sampled_from(PACKETS), st.data())
 def test_nor_of_a_damaged_packet(packet, data):
     damaged = bytearray(packet)

@@ -29,7 +29,7 @@ def service(tmp_path):
 
 @pytest.fixture
 def client(service):
-    with poolbridge.connect(service.path, timeout=5) as connected:
+    with poolbridge.connect(service.path, timeout=60) as connected:
         connected.create_pool("frames", max_bytes=1 << 22)
         yield connected
 
@@ -42,7 +42,7 @@ class Writer:
         self.client = poolbridge.connect(path)
         self.client.open_pool("frames")
         session = self.client._session
-        reply = self.client._pump.call(cm.Timeline(), cm.TimelineReply, 5)
+        reply = self.client._pump.call(cm.Timeline(), cm.TimelineReply, 60)
         session.adopt(reply.tl, own=True)
         assert session.timelines.own is not None
         self.own = session.timelines.own
@@ -51,7 +51,7 @@ class Writer:
     def publish(self, name, value, word=0):
         lease = self.client.allocate(4, "int32")
         self.client._pump.call(
-            m.Publish(l=lease._hold.grant.id, nm=name, rt=m.Ticket(self.own.id, word, value), kp=True), m.Reply, 5
+            m.Publish(l=lease._hold.grant.id, nm=name, rt=m.Ticket(self.own.id, word, value), kp=True), m.Reply, 60
         )
         lease._hold.write = False
         return lease
@@ -59,7 +59,7 @@ class Writer:
     def die(self):
         connection = self.service.connections[-1]
         self.client.close()
-        connection.join(5)
+        connection.join(60)
         with self.service.changed:
             self.service.bury(connection)
 
@@ -82,13 +82,13 @@ def test_the_cpu_waits_for_what_is_not_complete(client, writer):
     for export in (got.to_numpy, got.__dlpack__, got.memoryview, lambda: np.asarray(got.view())):
         with pytest.raises(TimeoutError):
             export()
-    client._session.patience = 10
+    client._session.patience = 60
     seen: list[list[int]] = []
     reader = threading.Thread(target=lambda: seen.append(np.asarray(got).tolist()))
     reader.start()
     np.asarray(lease._hold.array(write=True))[:] = 7
     writer.own.page.store(0, 1)
-    reader.join(5)
+    reader.join(60)
     assert seen == [[7] * 4]
     assert not got.failed
     got.check()
@@ -117,7 +117,7 @@ def test_a_store_wakes_who_sleeps(tmp_path):
     sleeper = threading.Thread(target=sleep)
     sleeper.start()
     page.store(3, 1)
-    assert woken.wait(5)
+    assert woken.wait(60)
     sleeper.join()
     assert other.wait(3, 1, 0)
     page.close()
@@ -138,7 +138,7 @@ def test_a_producer_that_died_lets_go_of_who_waits(client, writer):
     reader = threading.Thread(target=read)
     reader.start()
     writer.die()
-    reader.join(5)
+    reader.join(60)
     assert caught == [poolbridge.ProducerDiedError]
     client.stats()
     assert got.failed
@@ -167,7 +167,7 @@ def test_a_timeline_that_nobody_names_any_more_is_unmapped(client, writer):
     assert np.array_equal([len(PAGES)], [before])
     assert len(client._session.timelines._pages) == 1
     writer.own.page.store(0, 2)
-    got.wait(1)
+    got.wait(60)
     writer.die()
     client.stats()
     assert client._session.timelines._pages == {}
@@ -189,7 +189,7 @@ def test_a_writer_waits_for_readers_and_does_not_mind_their_death(service, clien
     lease.publish("x", keep=True)
     lease.release()
     reader = writer.client.get("x")
-    writer.client._pump.call(m.Release(l=reader._hold.grant.id, dt=(m.Ticket(writer.own.id, 1, 3),)), m.Reply, 5)
+    writer.client._pump.call(m.Release(l=reader._hold.grant.id, dt=(m.Ticket(writer.own.id, 1, 3),)), m.Reply, 60)
     reader._hold.released = True
     writer.client._session.sent(reader._hold, None)
     client.unpublish("x")
@@ -209,7 +209,7 @@ def test_a_frame_whose_producer_died_is_an_error_where_it_is_taken(service, clie
     frames = client.subscribe("c", credit=1)
     lease = writer.client.allocate(4, "int32")
     request = cm.Send(ch=channel.id, l=lease._hold.grant.id, rt=m.Ticket(writer.own.id, 0, 9))
-    writer.client._pump.call(request, cm.SendReply, 5)
+    writer.client._pump.call(request, cm.SendReply, 60)
     lease._hold.released = True
     writer.client._session.sent(lease._hold, None)
     writer.die()
@@ -227,7 +227,7 @@ def test_waiting_from_asyncio_leaves_the_loop_free(service, client, writer):
             got = await other.get("x")
             with pytest.raises(poolbridge.WaitTimeoutError):
                 await got.wait(0.001)
-            waiting = asyncio.create_task(got.wait(5))
+            waiting = asyncio.create_task(got.wait(60))
             await other.stats()
             assert not waiting.done()
             writer.own.page.store(0, 1)

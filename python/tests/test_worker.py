@@ -37,7 +37,7 @@ class Process:
         assert self.popen.stdin is not None
         assert self.popen.stdout is not None
         self.popen.stdin.close()
-        status = self.popen.wait(10)
+        status = self.popen.wait(60)
         self.popen.stdout.close()
         return status
 
@@ -64,7 +64,7 @@ def test_checks_a_pattern_and_writes_another(client, worker):
         pattern={"kind": "affine", "scale": 1, "offset": 100},
         then={"scale": -1, "offset": 0},
         consumer="numpy",
-        timeout=5,
+        timeout=60,
     )
     assert answer["ok"], answer
     assert (answer["elements"], answer["mismatches"], answer["first"]) == (5000, 0, [])

@@ -50,14 +50,14 @@ def device_service(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[s
 
 @pytest.fixture
 def client(device_service: str) -> Iterator[poolbridge.Client]:
-    with poolbridge.connect(device_service, timeout=10, wait=20) as connected:
+    with poolbridge.connect(device_service, timeout=60, wait=60) as connected:
         connected.create_pool("gpu", kind="device", max_bytes=64 << 20)
         yield connected
 
 
 @pytest.fixture
 def other(device_service: str) -> Iterator[poolbridge.Client]:
-    with poolbridge.connect(device_service, timeout=10) as connected:
+    with poolbridge.connect(device_service, timeout=60) as connected:
         yield connected
 
 
@@ -131,7 +131,7 @@ with poolbridge.connect({device_service!r}) as client:
         gate.open()
         assert process.stdout.readline() == "9 9\n"
         channel.shut()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_the_next_writer_waits_on_its_stream_for_a_slow_reader(client, other, gate):
@@ -335,11 +335,8 @@ def test_a_block_that_a_stream_still_uses_is_not_unmapped(client, gate):
     assert len(blocks) == 1
     gate.open()
     finish(stream)
-    for _ in range(2000):
-        if not blocks:
-            break
+    while blocks:
         client.stats()
-    assert not blocks
 
 
 def test_what_the_cpu_copies_waits_for_the_stream(client, other, gate):
@@ -348,7 +345,7 @@ def test_what_the_cpu_copies_waits_for_the_stream(client, other, gate):
     other._session.patience = 0.01
     with pytest.raises(poolbridge.WaitTimeoutError):
         got.to_numpy()
-    other._session.patience = 10
+    other._session.patience = 60
     threading.Thread(target=gate.open).start()
     assert (got.to_numpy() == 4).all()
 

@@ -83,7 +83,7 @@ def start(*arguments: str, fds: Sequence[int] = ()) -> Iterator[subprocess.Popen
     ) as process:
         yield process
         if process.poll() is None:
-            process.communicate(timeout=10)
+            process.communicate(timeout=60)
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_the_handle_of_a_dead_owner_is_said_to_be_one(owner):
     handle = handle_of(owner)
     handle.open().close()
     owner.kill()
-    owner.wait(10)
+    owner.wait(60)
     with pytest.raises(poolbridge.OwnerDiedError, match="gone") as caught:
         handle.open()
     assert caught.value.code == "unavailable"
