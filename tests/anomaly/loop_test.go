@@ -93,7 +93,7 @@ func (l *loop) operation(t *testing.T, k mempool.Kind, o operation) {
 		}
 	}
 	require.Empty(t, driver.misuse(o.meant(false)))
-	require.NoError(t, goleak.Find(running))
+	require.NoError(t, eventually(func() error { return goleak.Find(running) }))
 }
 
 // count notes which driver calls an operation makes.

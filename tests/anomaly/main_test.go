@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	driver.settle(dir)
 	why = missing()
 	status := m.Run()
-	if err := goleak.Find(); err != nil && status == 0 {
+	if err := eventually(func() error { return goleak.Find() }); err != nil && status == 0 {
 		fmt.Fprintln(os.Stderr, err)
 		status = 1
 	}
