@@ -18,7 +18,7 @@ type timeline struct {
 	file    *os.File
 
 	sealed   bool
-	promised [TimelineWords]uint64 // the greatest value that a ticket named, for each word
+	promised []uint64              // the greatest value that a ticket named, for each word up to the last that one did
 	dead     bool                  // nobody writes it any more, and nobody need wait for it
 	leases   int                   // that were told to wait for a ticket of it
 	shown    map[*Session]struct{} // who was sent a ticket of it
@@ -146,6 +146,9 @@ func (s *Session) ticket(t Ticket) (ticket, error) {
 		return ticket{}, situation(ErrInvalid, "timeline %d is not session %d's own, whose tickets alone it may name", t.Timeline, s.id)
 	case !own.sealed:
 		return ticket{}, situation(ErrInvalid, "timeline %d is not sealed yet", t.Timeline)
+	}
+	if missing := int(t.Word) + 1 - len(own.promised); missing > 0 {
+		own.promised = append(own.promised, make([]uint64, missing)...)
 	}
 	own.promised[t.Word] = max(own.promised[t.Word], t.Value)
 	return ticket{own, t.Word, t.Value}, nil
