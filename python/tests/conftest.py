@@ -15,6 +15,7 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from test_device import has_driver
 
 import poolbridge
+from poolbridge import _cuda, _cuda_stream
 from poolbridge._mappings import MAPPINGS
 
 # Found examples are kept with what is built, not in the tree.
@@ -27,6 +28,24 @@ settings.load_profile("patient")
 # Where there is no driver, `test_device` runs these on the simulated one.
 collect_ignore = [] if has_driver() else ["oncuda"]
 
+# What `test_libraries` saw, by library, kind, element type and layout.
+OUTCOMES = pytest.StashKey[dict[tuple[str, ...], set[str]]]()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Tell which library took what in place, and what became of the rest; not with -q."""
+    outcomes = config.stash.get(OUTCOMES, {}) if config.get_verbosity() >= 0 else {}
+    for library, kind in dict.fromkeys(key[:2] for key in outcomes):
+        by_outcome: dict[str, list[tuple[str, ...]]] = {}
+        for key, found in outcomes.items():
+            if key[:2] == (library, kind):
+                for outcome in found:
+                    by_outcome.setdefault(outcome, []).append(key[2:])
+        terminalreporter.section(f"{library}, {kind}", sep="-")
+        for outcome, where in by_outcome.items():
+            dtypes, layouts = (", ".join(dict.fromkeys(names)) for names in zip(*where, strict=True))
+            terminalreporter.write_line(f"{outcome[:160]}\n    {len(where)} of: {dtypes}\n    as: {layouts}")
+
 
 def open_descriptors() -> dict[str, str]:
     found = {}
@@ -36,6 +55,14 @@ def open_descriptors() -> dict[str, str]:
         except OSError:
             continue  # the one that listed the folder
     return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def driver() -> None:
+    """Use the GPU once, where there is one: what its driver opens then stays open."""
+    if has_driver():
+        _cuda.Allocation(0, 64)
+        _cuda_stream.own_stream(0)
 
 
 @pytest.fixture(autouse=True)

@@ -304,6 +304,8 @@ class Connection(threading.Thread):
             old.names -= 1
             self.recycle(old)
         self.service.names[request.nm] = lease.buffer
+        if request.t is not msgspec.UNSET:
+            lease.buffer.tensor = request.t
         lease.buffer.names += 1
         lease.buffer.writer, lease.write = False, False
         lease.buffer.readers += 1

@@ -25,20 +25,24 @@ def has_driver() -> bool:
         return False
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in (HERE / "oncuda").glob("test_*.py")))
-def test_on_the_simulated_driver(tmp_path, name):
+@pytest.mark.parametrize(
+    "path",
+    [*sorted((HERE / "oncuda").glob("test_*.py")), HERE / "test_libraries.py"],
+    ids=lambda path: path.name,
+)
+def test_on_the_simulated_driver(tmp_path, path):
     """In a process of its own: a driver is found when it is first asked for, and stays."""
     if importlib.util.find_spec("cuda") is None:
         pytest.skip("the packages of poolbridge[cuda] are not installed")
     if not (SIMULATION / "libcuda.so.1").exists():
         pytest.skip("the simulated driver is not built: make simcuda")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "oncuda" / name)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)],
         env={
             **os.environ,
             "LD_LIBRARY_PATH": str(SIMULATION),
             "SIMCUDA_COUNTS": str(tmp_path),
-            "SIMCUDA_MACHINE": name,
+            "SIMCUDA_MACHINE": path.name,
         },
         cwd=HERE.parents[1],
         check=False,

@@ -1,0 +1,305 @@
+"""Array libraries as a table of tests sees them: how each takes a lease, reads it, writes it, and what it refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+import poolbridge
+from poolbridge import _tensor
+
+GPU_KINDS = ("device", "vmm", "legacy", "pinned")
+IN_PLACE = "in place"
+COPY = "copy"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How elements lie in a buffer: strides and the offset of the first one count elements, as on the wire."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] = ()
+    offset: int = 0
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=int))
+
+    @property
+    def c_contiguous(self) -> bool:
+        return not self.strides
+
+    @property
+    def compact(self) -> bool:
+        """Whether it is C-contiguous once its axes are in another order."""
+        return not self.strides or sorted(self.strides) == sorted(_tensor.c_strides(self.shape[::-1], 1))
+
+
+LAYOUTS = {
+    "matrix": Layout((3, 4)),
+    "scalar": Layout(()),
+    "scalar further on": Layout((), offset=3),
+    "nothing": Layout((0,)),
+    "an axis of nothing": Layout((3, 0, 2)),
+    "transposed": Layout((4, 3), (1, 4)),
+    "every other": Layout((5,), (2,)),
+    "gaps": Layout((3, 2), (8, 2), 1),
+    "backwards": Layout((4,), (-1,), 3),
+    "rows backwards": Layout((2, 3), (-3, 1), 3),
+    "one row for all": Layout((3, 4), (0, 1)),
+    "further on": Layout((4,), offset=1),
+}
+
+
+class Library:
+    """One array library; this is how most do it.
+
+    Attributes
+    ----------
+    name
+        Its module.
+    kinds
+        The kinds of memory that it can be given.
+    writes
+        Whether its arrays can be written.
+    """
+
+    name: str
+    kinds: tuple[str, ...] = GPU_KINDS
+    writes = True
+
+    @property
+    def installed(self) -> bool:
+        try:
+            return importlib.util.find_spec(self.name) is not None
+        except ModuleNotFoundError:
+            return False
+
+    def lacks(self, kind: str) -> str:
+        """Say why the library, as it is installed, cannot use the GPU; "" if it can."""
+        return ""
+
+    def take(self, lease: poolbridge.Lease) -> Any:
+        raise NotImplementedError
+
+    def pointer(self, array: Any) -> int:
+        raise NotImplementedError
+
+    def read(self, array: Any, dtype: str) -> bytes:
+        """Give the elements in C order, read by the library."""
+        raise NotImplementedError
+
+    def write_ones(self, array: Any) -> None:
+        """Set every element to 1, by the library; complete on return."""
+        raise NotImplementedError
+
+    def can_write(self, dtype: str, layout: Layout, kind: str) -> bool:
+        return self.writes
+
+    def expected(self, dtype: str, layout: Layout, kind: str) -> str:
+        """Give a pattern of what may come out: `IN_PLACE`, `COPY`, or the name and the text of an error."""
+        return IN_PLACE
+
+
+class NumPy(Library):
+    name = "numpy"
+    kinds = ("host", "pinned")
+
+    def take(self, lease: poolbridge.Lease) -> Any:
+        source: Any = lease.view(device="cpu")
+        return np.from_dlpack(source)
+
+    def pointer(self, array: Any) -> int:
+        return int(array.ctypes.data)
+
+    def read(self, array: Any, dtype: str) -> bytes:
+        return bytes(array.tobytes())
+
+    def write_ones(self, array: Any) -> None:
+        array[...] = 1
+
+    def expected(self, dtype: str, layout: Layout, kind: str) -> str:
+        return "RuntimeError: Unsupported dtype" if dtype == "bfloat16" else IN_PLACE
+
+
+class Torch(Library):
+    name = "torch"
+    kinds = ("host", *GPU_KINDS)
+
+    def lacks(self, kind: str) -> str:
+        import torch
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it says by them what it does not like about the driver
+            return "" if kind == "host" or torch.cuda.is_available() else "this torch has no CUDA"
+
+    def take(self, lease: poolbridge.Lease) -> Any:
+        import torch
+
+        return torch.from_dlpack(lease)
+
+    def pointer(self, array: Any) -> int:
+        return int(array.data_ptr())
+
+    def read(self, array: Any, dtype: str) -> bytes:
+        import torch
+
+        bits = torch.view_as_real(array) if array.is_complex() else array
+        bits = bits.view(getattr(torch, f"int{8 * bits.element_size()}"))
+        # By a kernel: its copies name a direction, which the driver refuses for memory of a host pool.
+        return bytes(torch.bitwise_or(bits, 0).cpu().contiguous().numpy().tobytes())
+
+    def write_ones(self, array: Any) -> None:
+        import torch
+
+        array.fill_(1)
+        if array.is_cuda:
+            torch.cuda.synchronize(array.device)
+
+    def can_write(self, dtype: str, layout: Layout, kind: str) -> bool:
+        return 0 not in layout.strides  # it refuses to write one element through several
+
+    def expected(self, dtype: str, layout: Layout, kind: str) -> str:
+        return "RuntimeError: .*strides" if any(stride < 0 for stride in layout.strides) else IN_PLACE
+
+
+class Jax(Library):
+    name = "jax"
+    kinds = ("host", *GPU_KINDS)
+    writes = False
+
+    def lacks(self, kind: str) -> str:
+        import jax
+
+        on_gpu = any(device.platform != "cpu" for device in jax.devices())
+        return "" if kind == "host" or on_gpu else "this jax has no CUDA"
+
+    def take(self, lease: poolbridge.Lease) -> Any:
+        """With 64 bits: without, it would copy and narrow."""
+        import jax
+
+        jax.config.update("jax_enable_x64", True)
+        return jax.dlpack.from_dlpack(lease.view(legacy=lease.readonly))
+
+    def pointer(self, array: Any) -> int:
+        return int(array.unsafe_buffer_pointer())
+
+    def read(self, array: Any, dtype: str) -> bytes:
+        return bytes(np.array(self._twice()(array)[0]).tobytes()) if array.size else b""
+
+    @staticmethod
+    @cache
+    def _twice() -> Any:
+        """A kernel that copies: copies of JAX name a direction, which the driver refuses for memory of a host pool."""
+        import jax
+
+        return jax.jit(lambda x: jax.numpy.stack([x, x]))
+
+    def expected(self, dtype: str, layout: Layout, kind: str) -> str:
+        if not layout.compact:
+            return "JaxRuntimeError: UNIMPLEMENTED: Only DLPack tensors with trivial .compact. striding"
+        # What is not aligned to 64 bytes is copied on the CPU.
+        return COPY if layout.offset and kind == "host" else IN_PLACE
+
+
+class CuPy(Library):
+    name = "cupy"
+
+    def take(self, lease: poolbridge.Lease) -> Any:
+        import cupy
+
+        return cupy.from_dlpack(lease)
+
+    def pointer(self, array: Any) -> int:
+        return int(array.data.ptr)
+
+    def read(self, array: Any, dtype: str) -> bytes:
+        import cupy
+
+        bits = array if array.itemsize == 16 else array.view(f"u{array.itemsize}")
+        return bytes(cupy.asnumpy(self._same()(bits)).tobytes())
+
+    @staticmethod
+    @cache
+    def _same() -> Any:
+        """A kernel that copies: copies of CuPy name a direction, which the driver refuses for memory of a host pool."""
+        import cupy
+
+        return cupy.ElementwiseKernel("T x", "T y", "y = x", "same")
+
+    def write_ones(self, array: Any) -> None:
+        import cupy
+
+        array[...] = 1
+        cupy.cuda.get_current_stream().synchronize()
+
+    def can_write(self, dtype: str, layout: Layout, kind: str) -> bool:
+        return dtype != "bfloat16"
+
+    def expected(self, dtype: str, layout: Layout, kind: str) -> str:
+        # Since CuPy 14, with ml_dtypes.
+        return f"{IN_PLACE}|.*bfloat16" if dtype == "bfloat16" else IN_PLACE
+
+
+class Numba(Library):
+    name = "numba"
+
+    def take(self, lease: poolbridge.Lease) -> Any:
+        from numba import cuda
+
+        return cuda.as_cuda_array(lease.view())
+
+    def pointer(self, array: Any) -> int:
+        return int(array.__cuda_array_interface__["data"][0])
+
+    def read(self, array: Any, dtype: str) -> bytes:
+        return bytes(array.copy_to_host().tobytes())
+
+    def write_ones(self, array: Any) -> None:
+        array.copy_to_device(np.ones(array.shape, array.dtype))
+
+    def can_write(self, dtype: str, layout: Layout, kind: str) -> bool:
+        return layout.c_contiguous and layout.size > 0
+
+    def expected(self, dtype: str, layout: Layout, kind: str) -> str:
+        if dtype == "bfloat16":
+            return "UnsupportedError: .*has no bfloat16: use DLPack"
+        if any(stride < 0 for stride in layout.strides):
+            return "NotImplementedError: .*negative strides"
+        # It takes memory of a host pool, but its copies name a direction, which a driver may refuse for that.
+        return f"{IN_PLACE}|CudaAPIError: .*INVALID_VALUE" if kind == "pinned" else IN_PLACE
+
+
+class CudaCore(Library):
+    name = "cuda.core"
+    writes = False
+
+    def take(self, lease: poolbridge.Lease) -> Any:
+        from cuda.core.utils import StridedMemoryView
+
+        return StridedMemoryView.from_dlpack(lease, stream_ptr=1)
+
+    def pointer(self, array: Any) -> int:
+        return int(array.ptr)
+
+    def read(self, array: Any, dtype: str) -> bytes:
+        """As it says where the elements are; it has no copies of its own."""
+        from poolbridge import _cuda
+
+        element = _tensor.element_type(dtype)
+        strides = tuple(step * element.itemsize for step in array.strides or ())
+        strides = strides or _tensor.c_strides(array.shape, element.itemsize)
+        first, last = _tensor.span_of(array.shape, strides, 0, element.itemsize)
+        data = np.empty(last - first, np.uint8)
+        if last > first:
+            _cuda.copy_to_host(array.device_id, data, array.ptr + first)
+        found: np.ndarray[Any, Any] = np.ndarray(array.shape, element.typestr, data.tobytes(), -first, strides)
+        return found.tobytes()
+
+
+LIBRARIES = (NumPy(), Torch(), Jax(), CuPy(), Numba(), CudaCore())

@@ -1,0 +1,342 @@
+"""What every array library makes of leases: each kind of memory, element type and layout, to read and to write.
+
+Memory of the CPU is there always; on a machine with a GPU, `poolsvc` gives the other kinds.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import OUTCOMES
+from fakeservice import Service
+from libraries import COPY, GPU_KINDS, IN_PLACE, LAYOUTS, LIBRARIES, Layout, Library
+from test_arrays import look
+from test_device import has_driver
+
+import poolbridge
+from poolbridge import _messages as m
+from poolbridge import _operations
+from poolbridge._mappings import MAPPINGS
+from poolbridge._tensor import ELEMENT_TYPES, element_type
+
+POOLSVC = os.environ.get("POOLBRIDGE_TEST_POOLSVC", str(Path(__file__).parents[2] / "bin" / "poolsvc"))
+BYTES = 1024
+
+
+def missing(kind: str, library: Library | None = None) -> str:
+    if library is not None and not library.installed:
+        return f"{library.name} is not installed"
+    if kind in GPU_KINDS and not has_driver():
+        return "this process sees no GPU"
+    if kind in GPU_KINDS and not os.access(POOLSVC, os.X_OK):
+        return "poolsvc is not built"
+    return ""
+
+
+def case(*values: Any, why: str, name: str) -> Any:
+    return pytest.param(*values, id=name, marks=pytest.mark.skip(reason=why) if why else ())
+
+
+KINDS = [case(kind, why=missing(kind), name=kind) for kind in ("host", *GPU_KINDS)]
+CASES = [
+    case(library, kind, why=missing(kind, library), name=f"{library.name}-{kind}")
+    for library in LIBRARIES
+    for kind in library.kinds
+]
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """Fail a test that leaves mappings; what libraries open when they first use a GPU is theirs."""
+    mapped = len(MAPPINGS)
+    yield
+    assert until(lambda: len(MAPPINGS) == mapped)
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    """Wait for what is let go of by other threads, ours or a library's."""
+    deadline = time.monotonic() + 5
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        gc.collect()
+        time.sleep(0.01)
+    return True
+
+
+@pytest.fixture(scope="module")
+def gpu_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("run")
+    folder.chmod(0o700)
+    path = str(folder / "p.sock")
+    with subprocess.Popen([POOLSVC, "serve", "--socket", path]) as process:
+        yield path
+        process.terminate()
+
+
+@pytest.fixture
+def outcomes(request: pytest.FixtureRequest) -> dict[tuple[str, ...], set[str]]:
+    """What came out, by library, kind, element type and layout; told at the end of the run."""
+    return request.config.stash.setdefault(OUTCOMES, {})
+
+
+@pytest.fixture
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def client(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterator[poolbridge.Client]:
+    """A client with a pool ``p`` of that kind."""
+    running = None
+    if kind == "host":
+        path = str(tmp_path / "s.sock")
+        running = Service(path)
+    else:
+        path = request.getfixturevalue("gpu_service")
+    with poolbridge.connect(path, timeout=20, wait=20) as connected:
+        try:
+            pool = connected.create_pool("p", kind=kind, max_bytes=1 << 22)
+        except poolbridge.UnavailableError as error:
+            pytest.skip(f"no memory of kind {kind}: {error}")
+        yield connected
+        connected.destroy_pool(pool)
+    if running is not None:
+        running.close()
+
+
+def values(dtype: str) -> np.ndarray[Any, Any]:
+    """Give the bytes of a buffer full of elements that can be told from each other."""
+    element = element_type(dtype)
+    numbers = np.arange(BYTES // element.itemsize) % 100
+    found: np.ndarray[Any, Any]
+    if dtype == "bfloat16":
+        found = (numbers.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    elif dtype == "bool":
+        found = numbers % 3 == 0
+    elif dtype.startswith("complex"):
+        found = (numbers * (1 + 2j)).astype(dtype)
+    else:
+        found = numbers.astype(dtype)
+    return found.view(np.uint8)
+
+
+def seen_through(layout: Layout, dtype: str, data: np.ndarray[Any, Any]) -> bytes:
+    """Give the elements that a layout shows of a buffer, in C order."""
+    element = element_type(dtype)
+    array: np.ndarray[Any, Any] = np.ndarray(
+        layout.shape,
+        element.typestr,
+        data.tobytes(),
+        layout.offset * element.itemsize,
+        tuple(step * element.itemsize for step in layout.strides) or None,
+    )
+    return array.tobytes()
+
+
+def publish(client: poolbridge.Client, dtype: str, layout: Layout) -> None:
+    """Publish a buffer of which that is the description, as ``x``."""
+    lease = client.allocate(BYTES, "uint8", pool="p")
+    lease.copy_from(values(dtype))
+    tensor = m.Tensor(dtype, layout.shape, layout.strides, layout.offset * element_type(dtype).itemsize)
+
+    def flow() -> _operations.Flow[None]:
+        yield _operations.Ask(m.Publish(l=lease._hold.grant.id, nm="x", t=tensor, rp=True), m.Reply)
+
+    client._run(flow())
+    lease.release()
+
+
+def no_arrays(lease: poolbridge.Lease) -> bool:
+    return not lease.arrays
+
+
+def outcome(lease: poolbridge.Lease, library: Library, dtype: str, layout: Layout) -> str:
+    """Have the library take a lease, and compare all that it makes of it."""
+    data = values(dtype)
+    try:
+        array = library.take(lease)
+        content = library.read(array, dtype)
+    except Exception as error:  # noqa: BLE001 - each library has its own
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        return re.sub(r"-?\b\d+\b(, -?\d+)*,?", "…", text)  # shapes and strides
+    assert tuple(array.shape) == layout.shape
+    assert content == seen_through(layout, dtype, data)
+    in_place = not layout.size or library.pointer(array) == lease.evidence()["pointer"]
+    assert lease.arrays == 1 or not in_place or not layout.size
+    if not lease.readonly and library.can_write(dtype, layout, lease.kind):
+        library.write_ones(array)
+        assert (lease.to_numpy() == 1).all()
+    elif lease.readonly and layout.size and isinstance(array, np.ndarray):
+        assert not array.flags.writeable
+    return IN_PLACE if in_place else COPY
+
+
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES)
+@pytest.mark.parametrize(("library", "kind"), CASES, indirect=["kind"])
+def test_a_lease_is_taken_in_place_or_refused_with_a_reason(client, kind, library, dtype, outcomes):
+    lacking = library.lacks(kind)
+    if lacking:
+        pytest.skip(lacking)
+    gc.freeze()  # what a library has made so far is not looked through again and again
+    wrong = []
+    for name, layout in LAYOUTS.items():
+        for write in (False, True):
+            publish(client, dtype, layout)
+            lease = client.get("x", write=write, timeout=10)
+            try:
+                found = outcome(lease, library, dtype, layout)
+            except AssertionError as error:
+                found = f"wrong: {error}"
+            outcomes.setdefault((library.name, kind, dtype, name), set()).add(found)
+            if not re.match(library.expected(dtype, layout, kind), found):
+                wrong.append(f"{name}, {'write' if write else 'read'}: {found}")
+            if not until(partial(no_arrays, lease)):
+                wrong.append(f"{name}: still {lease.arrays} arrays of the lease")
+            lease.release(force=True)
+    client.unpublish("x")
+    assert not wrong, "\n".join(wrong)
+
+
+# Each library apart
+
+
+def needs(name: str) -> Any:
+    (library,) = (library for library in LIBRARIES if library.name == name)
+    return pytest.mark.skipif(not library.installed, reason=f"{name} is not installed")
+
+
+@needs("jax")
+@pytest.mark.parametrize("kind", ["host"], indirect=True)
+def test_jax_is_refused_what_its_capsules_cannot_say(client):
+    import jax
+
+    publish(client, "float32", LAYOUTS["matrix"])
+    lease = client.get("x")
+    with pytest.raises(BufferError, match=r"lease is read-only.*view\(legacy=True\)"):
+        jax.dlpack.from_dlpack(lease)
+    assert lease.arrays == 0
+
+
+@needs("jax")
+@pytest.mark.parametrize("kind", ["host"], indirect=True)
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
+def test_jax_copies_and_narrows_unless_64_bits_are_switched_on(client, dtype):
+    import jax
+
+    lease = client.allocate(4, dtype, pool="p")
+    lease.copy_from(np.arange(1, 5, dtype=dtype))
+    jax.config.update("jax_enable_x64", False)
+    array = jax.dlpack.from_dlpack(lease)
+    assert array.dtype.itemsize == lease.itemsize // 2
+    assert np.asarray(array).tolist() == [1, 2, 3, 4]
+    assert array.unsafe_buffer_pointer() != lease.evidence()["pointer"]
+
+
+@needs("torch")
+@pytest.mark.parametrize("kind", ["host"], indirect=True)
+def test_torch_copies_where_it_is_asked_to(client):
+    import torch
+
+    lease = client.allocate(4, "int32", pool="p")
+    lease.copy_from([1, 2, 3, 4])
+    copy = torch.from_dlpack(lease, copy=True)
+    here = torch.from_dlpack(lease, device="cpu", copy=False)
+    assert copy.tolist() == here.tolist() == [1, 2, 3, 4]
+    assert copy.data_ptr() != here.data_ptr() == lease.evidence()["pointer"]
+    assert lease.arrays == 1
+
+
+@needs("torch")
+@pytest.mark.parametrize("kind", ["host"], indirect=True)
+def test_what_torch_has_is_copied_into_a_lease(client):
+    import torch
+
+    for dtype in ("bfloat16", "float32", "int64", "bool"):
+        lease = client.allocate((2, 3), dtype, pool="p")
+        lease.copy_from(torch.arange(6).reshape(3, 2).T.to(getattr(torch, dtype)))
+        assert lease.to_numpy().tolist() == np.arange(6).reshape(3, 2).T.astype(lease.to_numpy().dtype).tolist()
+
+
+# How libraries ask: as their sources say
+
+STREAM = object()  # stands for the handle of a stream
+ASKED: dict[str, dict[str, Any]] = {
+    "numpy": {"dl_device": None, "copy": None, "max_version": (1, 0)},
+    "numpy, device": {"dl_device": (1, 0), "copy": None, "max_version": (1, 0)},
+    "numpy 1": {},
+    "torch": {"max_version": (1, 0)},
+    "torch, copy": {"max_version": (1, 0), "copy": True},
+    "torch, no copy": {"max_version": (1, 0), "copy": False},
+    "torch, default stream": {"max_version": (1, 0), "stream": 1},
+    "torch, stream": {"max_version": (1, 0), "stream": STREAM},
+    "torch 2.7": {"stream": 1},
+    "torch 2.7, stream": {"stream": STREAM},
+    "cupy": {"stream": 1, "max_version": (1, 0), "copy": None},
+    "cupy, per thread": {"stream": 2, "max_version": (1, 0), "copy": None},
+    "cupy, stream": {"stream": STREAM, "max_version": (1, 0), "copy": None},
+    "cupy 13": {"stream": 1},
+    "jax on the cpu": {"stream": None},
+    "jax": {"stream": STREAM},
+    "cuda.core": {"stream": None, "max_version": (1, 3)},
+    "cuda.core, stream": {"stream": 1, "max_version": (1, 3)},
+    "cuda.core, no order": {"stream": -1, "max_version": (1, 3)},
+    "whoever knows DLPack 2": {"stream": None, "max_version": (2, 0)},
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("write", [False, True], ids=["read", "write"])
+@pytest.mark.parametrize("kind", KINDS, indirect=True)
+def test_every_way_to_ask_is_answered(client, kind, asked, write):
+    options = dict(ASKED[asked])
+    on_host = kind == "host"
+    if on_host and options.get("stream") is not None:
+        options["stream"] = None
+    elif options.get("stream") is STREAM:
+        from poolbridge import _cuda_stream
+
+        options["stream"] = _cuda_stream.own_stream(0)
+    publish(client, "float32", LAYOUTS["every other"])
+    lease = client.get("x", write=write, timeout=10)
+    versioned = options.get("max_version", (0,)) >= (1, 0)
+    copied = bool(options.get("copy")) or (kind not in {"host", "pinned"} and options.get("dl_device") == (1, 0))
+    if not write and not versioned:
+        with pytest.raises(BufferError, match=r"view\(legacy=True\)"):
+            lease.__dlpack__(**options)
+        source: Any = lease.view(legacy=True)
+    else:
+        source = lease
+    seen = look(source.__dlpack__(**options))
+    assert (seen.shape, seen.strides, seen.dtype) == ([5], [2], (2, 32, 1))
+    assert seen.version == ((1, 0) if versioned else None)
+    assert seen.device == (options.get("dl_device") or lease.__dlpack_device__())
+    assert (seen.data == lease.evidence()["pointer"]) == (not copied)
+    if versioned:
+        assert seen.flags == (2 if copied else 0 if write else 1)
+    del seen, source
+    lease.release()
+
+
+@pytest.mark.parametrize("kind", [case(kind, why=missing(kind), name=kind) for kind in GPU_KINDS], indirect=True)
+def test_the_cuda_array_interface_of_every_layout(client, kind):
+    for layout in LAYOUTS.values():
+        publish(client, "float32", layout)
+        for write in (False, True):
+            lease = client.get("x", write=write, timeout=10)
+            interface = lease.view().__cuda_array_interface__
+            assert (interface["version"], interface["shape"], interface["typestr"]) == (3, layout.shape, "<f4")
+            assert interface["strides"] == (tuple(4 * step for step in layout.strides) or None)
+            pointer = lease.evidence()["pointer"] if layout.size else 0
+            assert interface["data"] == (pointer, not write)
+            lease.release()
