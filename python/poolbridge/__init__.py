@@ -27,6 +27,7 @@ from poolbridge._errors import (
     DeviceMemoryError,
     DeviceNotVisibleError,
     DriverError,
+    EventUnavailableError,
     ForkError,
     InternalError,
     InvalidArgumentError,
@@ -49,6 +50,7 @@ from poolbridge._errors import (
     VersionError,
     WaitTimeoutError,
 )
+from poolbridge._event import Event
 from poolbridge._frame import AsyncFrame, Frame
 from poolbridge._lease import AsyncLease, BaseLease, Lease, LeaseView
 from poolbridge._legacyhandle import LegacyHandle, OpenedMemory
@@ -76,6 +78,8 @@ __all__ = [
     "DeviceMemoryError",
     "DeviceNotVisibleError",
     "DriverError",
+    "Event",
+    "EventUnavailableError",
     "ForkError",
     "Frame",
     "InternalError",

@@ -66,7 +66,13 @@ class Channel(BaseChannel):
         self._client = client
 
     def publish(
-        self, array: Any, *, meta: Mapping[str, str] | None = None, timeout: float | None = None, stream: Any = None
+        self,
+        array: Any,
+        *,
+        meta: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        event: Any = None,
     ) -> int:
         """Put a frame into the channel.
 
@@ -85,6 +91,9 @@ class Channel(BaseChannel):
         stream
             A stream that writes the content, besides those that arrays were made for by DLPack: a handle, or an
             object of CuPy, PyTorch or cuda.core. For an array that is copied, the stream that it is ready on.
+        event
+            For what is handed over as it is: an interprocess event, recorded after all work on it, for consumers who
+            speak those; see `Lease.publish`. A ticket says the same.
 
         Returns
         -------
@@ -107,6 +116,7 @@ class Channel(BaseChannel):
             meta=meta,
             timeout=timeout,
             stream=stream,
+            event=event,
         )
         return self._client._run(flow)  # noqa: SLF001
 
@@ -138,7 +148,13 @@ class AsyncChannel(BaseChannel):
         self._client = client
 
     async def publish(
-        self, array: Any, *, meta: Mapping[str, str] | None = None, timeout: float | None = None, stream: Any = None
+        self,
+        array: Any,
+        *,
+        meta: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        event: Any = None,
     ) -> int:
         """Put a frame into the channel; see `Channel.publish`."""
         flow = _channel_operations.publish(
@@ -148,6 +164,7 @@ class AsyncChannel(BaseChannel):
             meta=meta,
             timeout=timeout,
             stream=stream,
+            event=event,
         )
         return await self._client._run(flow)  # noqa: SLF001
 

@@ -22,7 +22,7 @@ from poolbridge._channel_messages import (
 from poolbridge._copies import copy_into
 from poolbridge._errors import InvalidArgumentError, PoolbridgeError, ServiceStalledError, UnsupportedError
 from poolbridge._messages import Open, PoolReply, Reply
-from poolbridge._operations import Ask, Do, Flow, allocate, check_count, check_name, check_wait, ready
+from poolbridge._operations import Ask, Do, Flow, allocate, check_count, check_name, check_wait, local_event, ready
 
 if TYPE_CHECKING:
     from poolbridge._feed import Feed
@@ -125,11 +125,14 @@ def publish(
     meta: Mapping[str, str] | None,
     timeout: float | None,
     stream: Any,
+    event: Any,
 ) -> Flow[int]:
     """Send a frame; give its number in the channel."""
     texts = _check_meta(meta)
     milliseconds = check_wait(timeout)
     found = _sources.find(session, channel.pl, given)
+    if found is None and event is not None:
+        raise InvalidArgumentError("an event goes with what is handed over in place, and this array has to be copied")
     if found is None:
         hold = yield from _copy(session, channel, given, stream, timeout)
         description = hold.description
@@ -138,8 +141,10 @@ def publish(
         if stream is not None:
             _order.name_stream(hold, stream)
     tensor = UNSET if description is hold.description else description.to_wire()
-    ticket = yield from ready(hold, None)
-    request = Send(ch=channel.id, l=hold.grant.id, t=tensor, mt=texts, rt=ticket or UNSET, w=milliseconds)
+    mark = None if event is None else local_event(hold, event)
+    ticket = yield from ready(hold, None, mark)
+    handle = b"" if mark is None or ticket is None else mark.ipc_handle
+    request = Send(ch=channel.id, l=hold.grant.id, t=tensor, mt=texts, rt=ticket or UNSET, ev=handle, w=milliseconds)
     # From here on it makes no more arrays; it is the service's, unless that refuses it.
     hold.released = True
     try:

@@ -14,6 +14,7 @@ from poolbridge._pool import Pool
 
 if TYPE_CHECKING:
     from poolbridge import _messages
+    from poolbridge._event import Event
     from poolbridge._session import Session
 
 FEATURES = ("timelines", "channels")
@@ -54,6 +55,24 @@ class ClientState:
     def service_pid(self) -> int:
         """The service's process, as it says itself; for people."""
         return self._session.core.service_pid
+
+    def event(self, device: int | str | None = None) -> Event:
+        """Make an interprocess event, to be recorded and to go with what is published.
+
+        Parameters
+        ----------
+        device
+            A GPU's ordinal or name as this process counts (``"cuda:0"``), or its UUID; left out: the first.
+
+        Raises
+        ------
+        EventUnavailableError
+            The GPU has no interprocess events.
+        """
+        self._session.check_usable()
+        from poolbridge import _cuda, _event
+
+        return _event.make(_cuda.ordinal_of(device))
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"session {self._session.core.session_id}"

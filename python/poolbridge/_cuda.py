@@ -8,6 +8,7 @@ leaves the caller's current context as it was.
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 import sys
 import threading
@@ -144,6 +145,26 @@ def find_device(device_uuid: str) -> int:
         f"{', '.join(device['uuid'] for device in seen) or 'none'}"
         + (f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else "")
     )
+
+
+def ordinal_of(device: int | str | None) -> int:
+    """Give the ordinal of a GPU that a user names: by ordinal, as ``"cuda:0"``, or by UUID; None is the first.
+
+    Raises
+    ------
+    DeviceNotVisibleError
+        This process cannot see it.
+    """
+    if isinstance(device, str):
+        number = device.removeprefix("cuda:")
+        if not number.isdecimal():
+            return find_device(device)
+        device = int(number)
+    count = int(_call("cuDeviceGetCount"))
+    ordinal = operator.index(device or 0)
+    if not 0 <= ordinal < count:
+        raise DeviceNotVisibleError(f"there is no GPU {ordinal}: this process sees {count}")
+    return ordinal
 
 
 # Imports

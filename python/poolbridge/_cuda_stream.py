@@ -57,6 +57,17 @@ def wait(ordinal: int, stream: int, address: int, value: int) -> None:
     _on_stream("cuStreamWaitValue64", ordinal, stream, address, value, _GEQ)
 
 
+def record(ordinal: int, stream: int, event: int) -> None:
+    """Have an event stand for the work that a stream has so far."""
+    with _current(ordinal):
+        _call("cuEventRecord", event, stream)
+
+
+def wait_for_event(ordinal: int, stream: int, event: int) -> None:
+    """Have a stream wait, before further work, for what an event stands for."""
+    _on_stream("cuStreamWaitEvent", ordinal, stream, event, _DEFAULT)
+
+
 def _on_stream(name: str, ordinal: int, stream: int, *arguments: Any) -> None:
     if stream > PER_THREAD:
         # A stream knows its context: nothing has to be current.

@@ -28,6 +28,7 @@ Each class also derives from the built-in exception that a program would catch a
     ├── ServiceStalledError (TimeoutError)         the service is there and does not answer
     ├── UnavailableError (RuntimeError)            this machine or process cannot do it
     │   ├── DeviceNotVisibleError                  the GPU exists, this process cannot see it
+    │   ├── EventUnavailableError                  an interprocess event cannot be opened or made here
     │   ├── OwnerDiedError                         the process that owns the memory is gone
     │   └── SecondContextError                     not possible in a context beside the primary one
     ├── DriverError (RuntimeError)                 the CUDA driver refused a call
@@ -178,6 +179,10 @@ class UnavailableError(PoolbridgeError, RuntimeError):
 
 class DeviceNotVisibleError(UnavailableError):
     """The memory is on a GPU that this process cannot see."""
+
+
+class EventUnavailableError(UnavailableError):
+    """An interprocess event cannot be opened or made here; the message says why, as far as can be told."""
 
 
 class OwnerDiedError(UnavailableError):

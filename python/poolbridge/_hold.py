@@ -15,6 +15,7 @@ from poolbridge._errors import LeaseInUseError, LeaseReleasedError
 from poolbridge._tensor import Description
 
 if TYPE_CHECKING:
+    from poolbridge._event import Event
     from poolbridge._kinds import BlockMemory
     from poolbridge._messages import Grant, Pool, Ticket
     from poolbridge._session import Session
@@ -57,6 +58,9 @@ class Hold:
         self.failed = False
         # What has to be waited for, the streams that used the memory, and whether others did that nobody named.
         self.tickets = grant.wt
+        # The event that came with the content; `alone`: no ticket says the same, and it must be waited for.
+        self.event: Event | None = None
+        self.alone = grant.eo
         self.streams: dict[StreamKey, None] | None = None
         self.unordered = False
         self.named = False

@@ -17,6 +17,7 @@ from poolbridge._hold import Hold, Token
 if TYPE_CHECKING:
     from poolbridge._aclient import AsyncClient
     from poolbridge._client import Client
+    from poolbridge._event import Event
 
 
 class LeaseView(ArrayExports):
@@ -167,6 +168,20 @@ class BaseLease(ArrayExports):
         _order.name_stream(self._hold, stream)
 
     @property
+    def ready_event(self) -> Event | None:
+        """The interprocess event that came with the content, opened for as long as the lease lasts; None if none did.
+
+        Nobody has to look at it: streams that arrays are made for wait for what they have to.
+
+        Raises
+        ------
+        EventUnavailableError
+            It cannot be opened here; what has a ticket besides can be used all the same.
+        """
+        self._hold.check_usable()
+        return _order.ready_event(self._hold)
+
+    @property
     def failed(self) -> bool:
         """Whether whoever wrote the buffer is known to have died before it was complete."""
         return _order.lost(self._hold)
@@ -240,7 +255,16 @@ class Lease(BaseLease):
         super().__init__(hold)
         self._client = client
 
-    def publish(self, name: str, *, keep: bool = False, replace: bool = False, stream: Any = None) -> None:
+    def publish(
+        self,
+        name: str,
+        *,
+        keep: bool = False,
+        replace: bool = False,
+        stream: Any = None,
+        event: Any = None,
+        ticket: bool = True,
+    ) -> None:
         """Give the buffer a name; the lease becomes a read lease.
 
         Nothing is waited for: consumers wait, on their streams, for the work that this process has queued so far on
@@ -258,6 +282,12 @@ class Lease(BaseLease):
         stream
             A stream that writes the content, besides those that arrays were made for by DLPack: a handle, or an
             object of CuPy, PyTorch or cuda.core.
+        event
+            An interprocess event, recorded after all work on the content, for readers who speak those: of
+            ``client.event()``, cuda.core, CuPy or PyTorch. Keep it until they have opened it.
+        ticket
+            Whether a ticket says the same. Without one readers have to open the event, which only processes of this
+            user that see the same ``/dev/shm`` can, until this lease is released.
 
         Raises
         ------
@@ -266,7 +296,9 @@ class Lease(BaseLease):
         LeaseReleasedError
             The lease has ended.
         """
-        flow = _operations.publish(self._hold, name, keep=keep, replace=replace, stream=stream)
+        flow = _operations.publish(
+            self._hold, name, keep=keep, replace=replace, stream=stream, event=event, ticket=ticket
+        )
         self._client._run(flow)  # noqa: SLF001
 
     def wait(self, timeout: float | None = None) -> None:
@@ -334,9 +366,20 @@ class AsyncLease(BaseLease):
         super().__init__(hold)
         self._client = client
 
-    async def publish(self, name: str, *, keep: bool = False, replace: bool = False, stream: Any = None) -> None:
+    async def publish(
+        self,
+        name: str,
+        *,
+        keep: bool = False,
+        replace: bool = False,
+        stream: Any = None,
+        event: Any = None,
+        ticket: bool = True,
+    ) -> None:
         """Give the buffer a name; see `Lease.publish`."""
-        flow = _operations.publish(self._hold, name, keep=keep, replace=replace, stream=stream)
+        flow = _operations.publish(
+            self._hold, name, keep=keep, replace=replace, stream=stream, event=event, ticket=ticket
+        )
         await self._client._run(flow)  # noqa: SLF001
 
     async def wait(self, timeout: float | None = None) -> None:

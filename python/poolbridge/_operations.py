@@ -46,6 +46,7 @@ from poolbridge._packet import MAX_NAME
 from poolbridge._pool import Pool, ServiceStats
 
 if TYPE_CHECKING:
+    from poolbridge._event import Event
     from poolbridge._session import Session
 
 _T = TypeVar("_T")
@@ -272,27 +273,57 @@ def _know_timeline(session: Session, timeline: int) -> Flow[None]:
         session.adopt(reply.tl, own=not timeline)
 
 
-def publish(hold: Hold, name: str, *, keep: bool, replace: bool, stream: Any) -> Flow[None]:
+def publish(
+    hold: Hold, name: str, *, keep: bool, replace: bool, stream: Any, event: Any = None, ticket: bool = True
+) -> Flow[None]:
     """Name a buffer whose content is complete, or will be when streams have done their work."""
     hold.check_usable()
     check_name(name, "buffer")
     if not hold.write:
         raise InvalidArgumentError(f"lease {hold.grant.id} is a read lease: only what was leased to write is published")
-    ticket = yield from ready(hold, stream)
-    yield from _ask(Publish(l=hold.grant.id, nm=name, kp=keep, rp=replace, rt=ticket or UNSET), Reply)
+    if not ticket and event is None:
+        raise InvalidArgumentError("ticket=False needs an event=: something has to say when the content is complete")
+    mark = None if event is None else local_event(hold, event)
+    # To a service without timelines events mean nothing either: the work is waited for.
+    alone = not ticket and _timelines.FEATURE in hold.session.core.features
+    made = yield from ready(hold, stream, mark, ticket=not alone)
+    handle = mark.ipc_handle if mark is not None and (alone or made is not None) else b""
+    yield from _ask(Publish(l=hold.grant.id, nm=name, kp=keep, rp=replace, rt=made or UNSET, ev=handle), Reply)
     hold.write = False
     hold.seal()
     hold.name = name
+    if mark is not None:
+        hold.event, hold.alone = mark, alone
 
 
-def ready(hold: Hold, stream: Any) -> Flow[Ticket | None]:
-    """Say when the content of a buffer is complete; that may have to be waited for."""
+def local_event(hold: Hold, event: Any) -> Event:
+    """Check an event that stands for work on a lease's memory.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is none for other processes, or the memory is the CPU's.
+    """
+    kind, ordinal = hold.memory.pool.device
+    if kind != _dlpack.CUDA:
+        raise InvalidArgumentError("an interprocess event stands for work of a GPU, and this memory is the CPU's")
+    from poolbridge import _event
+
+    return _event.adopt(ordinal, event)
+
+
+def ready(hold: Hold, stream: Any, event: Event | None = None, *, ticket: bool = True) -> Flow[Ticket | None]:
+    """Say when the content of a buffer is complete; that may have to be waited for, unless `event` says it alone."""
     if stream is not None:
         _order.name_stream(hold, stream)
+    if event is not None:
+        _order.name_event(hold, event)
+    if not ticket:
+        return None
     if not _order.must_wait(hold):
         return _order.ready(hold)
-    ticket: Ticket | None = yield Do(partial(_order.ready, hold))
-    return ticket
+    made: Ticket | None = yield Do(partial(_order.ready, hold))
+    return made
 
 
 def release(hold: Hold, *, failed: bool, force: bool) -> Flow[None]:
@@ -309,7 +340,7 @@ def wait(hold: Hold, timeout: float | None) -> Flow[None]:
     """Wait on the CPU until the memory may be used."""
     hold.check_usable()
     seconds = math.inf if timeout is None else check_wait(timeout) / 1000
-    if hold.tickets:
+    if hold.tickets or hold.alone:
         yield Do(partial(_order.wait, hold, seconds))
     _order.check(hold)
 

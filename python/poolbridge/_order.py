@@ -19,6 +19,7 @@ from poolbridge._streams import stream_key
 from poolbridge._timeline import StreamKey, Timeline
 
 if TYPE_CHECKING:
+    from poolbridge._event import Event
     from poolbridge._hold import Hold
     from poolbridge._messages import Ticket
 
@@ -46,6 +47,8 @@ def before_use(hold: Hold, stream: Any) -> None:
         The content will never be complete.
     WaitTimeoutError
         On the CPU: it is not complete after the session's time limit.
+    EventUnavailableError
+        Only an event says when it is complete, and that cannot be opened here.
     """
     device = hold.memory.pool.device
     key = stream_key(device, stream)
@@ -54,18 +57,18 @@ def before_use(hold: Hold, stream: Any) -> None:
     elif key is None:
         hold.unordered = True
     elif hold.streams is None:
-        if hold.tickets:
+        if hold.tickets or hold.alone:
             _make_wait(hold, key)
         hold.streams = {key: None}
     elif key not in hold.streams:
-        if hold.tickets:
+        if hold.tickets or hold.alone:
             _make_wait(hold, key)
         hold.streams[key] = None
 
 
 def before_cpu(hold: Hold) -> None:
     """Make the CPU wait until the memory may be used; raises as `wait` does."""
-    if hold.tickets:
+    if hold.tickets or hold.alone:
         wait(hold)
 
 
@@ -75,10 +78,44 @@ def name_stream(hold: Hold, stream: Any) -> None:
     hold.named = True
 
 
+def name_event(hold: Hold, event: Event) -> None:
+    """Have what comes after the lease come after an event; what used the memory otherwise is vouched for."""
+    ordinal = hold.memory.pool.device[1]
+    key = next((key for key in reversed(_streams(hold)) if key.reachable), None)
+    if key is None:
+        key = StreamKey(ordinal, _cuda_stream.own_stream(ordinal))
+        before_use(hold, key.handle)
+    _cuda_stream.wait_for_event(ordinal, key.handle, event.handle)
+    hold.named = True
+
+
+def ready_event(hold: Hold) -> Event | None:
+    """Give the event that came with the content, opened; None if none did.
+
+    Raises
+    ------
+    EventUnavailableError
+        It cannot be opened here.
+    """
+    if hold.event is None and hold.grant.ev:
+        from poolbridge import _event
+
+        hold.event = _event.open_event(hold.memory.pool.device[1], hold.grant.ev)
+    return hold.event
+
+
+def _lone_event(hold: Hold) -> Event | None:
+    """Give the event that has to be waited for, if there is one that no ticket stands for."""
+    if not hold.alone:
+        return None
+    check(hold)
+    return ready_event(hold)
+
+
 def stream_to_follow(hold: Hold) -> int | None:
     """Give a stream that a consumer has to wait for whose own stream is not known; None: nothing to wait for."""
     hold.unordered = True
-    if not _unreached(hold):
+    if not _unreached(hold) and not hold.alone:
         return None
     ordinal = hold.memory.pool.device[1]
     stream = _cuda_stream.own_stream(ordinal)
@@ -106,6 +143,10 @@ def wait(hold: Hold, seconds: float | None = None) -> None:
             f"buffer {hold.grant.bf} is not ready after {limit:g} s: the work of another process on it goes on"
         )
     _unreached(hold)
+    event = _lone_event(hold)
+    if event is not None:
+        event.sync(max(deadline - time.monotonic(), 0))
+        hold.alone = False
 
 
 def check(hold: Hold) -> None:
@@ -153,6 +194,9 @@ def _unreached(hold: Hold) -> tuple[Ticket, ...]:
 
 def _make_wait(hold: Hold, key: StreamKey) -> None:
     """Have a stream wait for what is not reached yet."""
+    event = _lone_event(hold)
+    if event is not None:
+        _cuda_stream.wait_for_event(key.ordinal, key.handle, event.handle)
     left = _unreached(hold)
     if not left:
         return

@@ -1,0 +1,407 @@
+"""Interprocess events, beside tickets and alone. Run by `test_device`, or by hand where there is a GPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gates import fill, finish, idle, new_stream, read
+from test_device_memory import ENVIRONMENT
+from test_gpu_order import HERE, POOLSVC, N, address, client, device_service, gate, has_poolsvc, other, use
+
+import poolbridge
+from poolbridge import _cuda, _event
+
+__all__ = ["client", "device_service", "gate", "other"]  # fixtures
+
+pytestmark = pytest.mark.skipif(not has_poolsvc(), reason="poolsvc is not built, and the small service knows no events")
+
+
+def slow(client, gate, byte, event, **options):
+    """Publish what a stream has yet to write, and an event says when it has."""
+    lease = client.allocate(N, "uint8")
+    stream = new_stream()
+    at = address(lease)
+    gate.hold(stream)
+    fill(at, N, byte, stream)
+    event.record(stream)
+    lease.publish(f"frame{byte}", event=event, **options)
+    return lease
+
+
+@contextmanager
+def child(code: str, **options) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", f"import sys\nsys.path[:0] = [{str(HERE)!r}]\n{code}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        **options,
+    ) as process:
+        yield process
+        if process.poll() is None:
+            process.communicate(timeout=20)
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+# Tries to have a stream wait for frame 7, and says whether it does; then what it read, or the error.
+CONSUMER = """
+import poolbridge
+from gates import finish, idle, new_stream, read
+with poolbridge.connect({path!r}) as client:
+    lease = client.get("frame7")
+    stream = new_stream()
+    try:
+        lease.__dlpack__(stream=stream, max_version=(1, 0))
+        seen = read(lease.evidence()["pointer"], lease.size, stream)
+        print("waits" if not idle(stream) else "does not wait", lease.ready_event.is_done, flush=True)
+        finish(stream)
+        print(int(seen.min()), int(seen.max()), lease.ready_event.is_done, flush=True)
+    except poolbridge.UnavailableError as error:
+        print(type(error).__name__, error, flush=True)
+        mine = client.allocate(16, "uint8", pool=client.open_pool(lease.pool))
+        mine.copy_from(bytearray(range(16)))
+        print(mine.to_numpy().tolist() == list(range(16)), flush=True)
+        mine.release()
+    lease.release()
+"""
+
+
+@pytest.mark.parametrize("ticket", [True, False])
+def test_the_stream_of_another_process_waits_for_the_event(device_service, client, gate, ticket):
+    event = client.event()
+    lease = slow(client, gate, 7, event, ticket=ticket)
+    with child(CONSUMER.format(path=device_service)) as consumer:
+        assert line(consumer) == "waits False"
+        gate.open()
+        assert line(consumer) == "7 7 True"
+        assert consumer.wait(20) == 0
+    assert lease.ready_event is event
+
+
+def test_a_stream_of_the_same_process_waits_too(client, other, gate):
+    event = client.event("cuda:0")
+    lease = slow(client, gate, 7, event, ticket=False)
+    got = other.get("frame7")
+    assert got.ready_event is event
+    stream = new_stream()
+    seen = read(use(got, stream), N, stream)
+    assert not idle(stream)
+    other._session.patience = 0.01
+    with pytest.raises(poolbridge.WaitTimeoutError, match="event"):
+        got.to_numpy()
+    with pytest.raises(poolbridge.WaitTimeoutError):
+        got.wait(0.01)
+    view = got.view()
+    assert not idle(view.__cuda_array_interface__["stream"])
+    del view
+    threading.Thread(target=gate.open).start()
+    other._session.patience = 10
+    assert (got.to_numpy() == 7).all()
+    finish(stream)
+    assert (seen == 7).all()
+    lease.release()
+
+
+def test_events_of_cuda_core_are_taken_as_they_are(client, other, gate):
+    from cuda.core import Device, EventOptions, Stream
+
+    Device(0).set_current()
+    stream = new_stream()
+    lease = client.allocate(N, "uint8")
+    at = address(lease)
+    gate.hold(stream)
+    fill(at, N, 3, stream)
+    event = Stream.from_handle(stream).record(options=EventOptions(ipc_enabled=True))
+    lease.publish("x", event=event, ticket=False)
+    got = other.get("x")
+    assert got.ready_event.handle == int(event.handle)
+    reader = new_stream()
+    use(got, reader)
+    assert not idle(reader)
+    gate.open()
+    finish(reader)
+    lease.release()
+    plain = client.allocate(N, "uint8")
+    with pytest.raises(poolbridge.InvalidArgumentError, match="ipc_enabled"):
+        plain.publish("y", event=Device(0).create_event())
+    closed = Stream.from_handle(stream).record(options=EventOptions(ipc_enabled=True))
+    closed.close()
+    for nothing, text in ((closed, "closed"), (object(), "no event")):
+        with pytest.raises(poolbridge.InvalidArgumentError, match=text):
+            plain.publish("y", event=nothing)
+    plain.publish("y")
+
+
+def test_the_next_writer_waits_for_an_event_that_stood_alone(client, other, gate):
+    event = client.event()
+    lease = slow(client, gate, 7, event, ticket=False)
+    at = address(lease)
+    client.unpublish("frame7")
+    lease.release()
+    again = client.allocate(N, "uint8")
+    assert address(again) == at
+    writer = new_stream()
+    use(again, writer)
+    assert not idle(writer)
+    gate.open()
+    finish(writer)
+
+
+def test_the_publishers_release_replaces_the_event_by_a_ticket(client, other, gate):
+    event = client.event()
+    lease = slow(client, gate, 7, event, ticket=False, keep=True)
+    assert other.get("frame7")._hold.alone
+    lease.release()
+    client.stats()
+    got = other.get("frame7")
+    assert not got._hold.alone
+    assert got.ready_event is None
+    assert len(got._hold.grant.wt) == 1
+    stream = new_stream()
+    use(got, stream)
+    assert not idle(stream)
+    gate.open()
+    finish(stream)
+
+
+def test_an_event_that_was_never_recorded_holds_nobody_up(client):
+    event = client.event()
+    assert event.is_done
+    stream = new_stream()
+    event.wait(stream)
+    assert idle(stream)
+    event.sync(0)
+
+
+def test_an_event_goes_along_with_a_frame(client, other, gate):
+    channel = client.create_channel("c", capacity=4)
+    frames = other.subscribe("c")
+    event = client.event()
+    stream = new_stream()
+    lease = client.allocate(N, "uint8")
+    gate.hold(stream)
+    fill(address(lease), N, 5, stream)
+    event.record(stream)
+    channel.publish(lease, event=event)
+    frame = next(frames)
+    assert frame.ready_event is event
+    assert not frame._hold.alone
+    assert len(frame._hold.grant.wt) == 1
+    gate.open()
+    assert (frame.to_numpy() == 5).all()
+    with pytest.raises(poolbridge.InvalidArgumentError, match="copied"):
+        channel.publish(np.zeros(N, np.uint8), event=event)
+
+
+def test_what_says_nothing_is_refused(client):
+    lease = client.allocate(N, "uint8")
+    with pytest.raises(poolbridge.InvalidArgumentError, match="event="):
+        lease.publish("x", ticket=False)
+    host = client.allocate(N, "uint8", pool=client.create_pool("cpu", max_bytes=1 << 20))
+    event = client.event()
+    with pytest.raises(poolbridge.InvalidArgumentError, match="CPU"):
+        host.publish("x", event=event)
+    assert event.device == "cuda:0"
+    event.close()
+    event.close()
+    assert repr(event) == "<poolbridge.Event on cuda:0, closed>"
+    with pytest.raises(poolbridge.InvalidArgumentError, match="closed"):
+        lease.publish("x", event=event)
+    with pytest.raises(poolbridge.DeviceNotVisibleError, match="GPU 99"):
+        client.event(99)
+    for length in (0, 63, 65):
+        with pytest.raises(poolbridge.InvalidArgumentError, match=f"got {length}"):
+            _event.open_event(0, bytes(length))
+    with pytest.raises(poolbridge.EventUnavailableError):
+        _event.open_event(0, bytes(64))
+    lease.publish("x")
+
+
+# Publishes two frames that a stream has written, one with an event alone; does what it is told.
+PRODUCER = """
+import poolbridge
+from gates import Gate, fill, new_stream
+client = poolbridge.connect({path!r})
+client.open_pool("gpu")
+event, leases = client.event(), []
+for name, ticket in (("beside", True), ("alone", False)):
+    leases.append(client.allocate({size}, "uint8"))
+    stream = new_stream()
+    fill(leases[-1].evidence()["pointer"], {size}, 6, stream)
+    event.record(stream)
+    event.sync()
+    if ticket:
+        gate = Gate()
+        gate.hold(stream)  # the ticket is late, the event is not
+        leases[-1].used_on(stream)
+    leases[-1].publish(name, keep=True, event=event, ticket=ticket)
+print("published", flush=True)
+for line in sys.stdin:
+    if line == "close\\n":
+        event.close()
+    elif line == "release\\n":
+        leases.pop().release()
+        client.stats()
+    print("done", flush=True)
+gate.open()
+"""
+
+
+def tell(process: subprocess.Popen[str], command: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{command}\n")
+    process.stdin.flush()
+    assert line(process) == "done"
+
+
+def cuda_goes_on(client: poolbridge.Client) -> None:
+    mine = client.allocate(N, "uint8")
+    mine.copy_from(np.full(N, 3, np.uint8))
+    assert (mine.to_numpy() == 3).all()
+
+
+def test_an_event_that_its_maker_closed_cannot_be_opened_and_a_ticket_takes_its_place(device_service, client):
+    with child(PRODUCER.format(path=device_service, size=N)) as process:
+        assert line(process) == "published"
+        alone = client.get("alone")
+        tell(process, "close")
+        with pytest.raises(poolbridge.EventUnavailableError, match=r"gone.*Tickets work there"):
+            use(alone, 1)
+        for use_it in (alone.to_numpy, alone.wait, lambda: alone.ready_event):
+            with pytest.raises(poolbridge.EventUnavailableError):
+                use_it()
+        cuda_goes_on(client)
+        tell(process, "release")
+        assert (client.get("alone").to_numpy() == 6).all()
+        beside = client.get("beside")
+        stream = new_stream()
+        use(beside, stream)
+        assert not idle(stream), "the ticket is waited for, the event is not needed"
+    finish(stream)
+
+
+def test_content_whose_publisher_was_killed_before_it_said_that_the_event_is_done_has_failed(device_service, client):
+    with child(PRODUCER.format(path=device_service, size=N)) as process:
+        assert line(process) == "published"
+        beside, alone = client.get("beside"), client.get("alone")
+        stream = new_stream()
+        use(beside, stream)
+        assert not idle(stream)
+        process.kill()
+    finish(stream)
+    with pytest.raises(poolbridge.ProducerDiedError):
+        beside.check()
+    client.stats()
+    assert alone.failed
+    for use_it in (lambda: use(alone, stream), alone.to_numpy, lambda: client.get("alone")):
+        with pytest.raises(poolbridge.ProducerDiedError):
+            use_it()
+    cuda_goes_on(client)
+
+
+@contextmanager
+def open_to(uid: int) -> Iterator[str]:
+    """A service that another user reaches, too."""
+    folder = Path(f"/tmp/poolbridge-events-{os.getpid()}")
+    folder.mkdir()
+    folder.chmod(0o755)
+    path = str(folder / "d.sock")
+    pool = f"name=gpu,kind=device,max=64MiB,uid={os.getuid()},uid={uid}"
+    try:
+        with subprocess.Popen([POOLSVC, "serve", "--socket", path, "--mode", "0666", "--pool", pool]) as process:
+            try:
+                yield path
+            finally:
+                process.terminate()
+    finally:
+        shutil.rmtree(folder)
+
+
+NOBODY = 65534
+
+# How a process gets elsewhere. It imports first what it needs, which another user may not be able to read.
+ELSEWHERE = {
+    "another user": f"""
+import ctypes, os
+import cuda.core, poolbridge._kind_device
+from gates import new_stream
+from poolbridge import _cuda
+_cuda._core_descriptors()
+os.setgroups([])
+os.setresgid({NOBODY}, {NOBODY}, {NOBODY})
+os.setresuid({NOBODY}, {NOBODY}, {NOBODY})
+ctypes.CDLL(None).prctl(4, 1)  # PR_SET_DUMPABLE: its /proc is its own again
+""",
+    "another /dev/shm": """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+private = (1 << 18) | (1 << 14)  # MS_PRIVATE, MS_REC
+assert not libc.unshare(0x20000), "unshare"
+assert not libc.mount(b"", b"/", b"", private, None), "mount"
+assert not libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, None), "mount /dev/shm"
+""",
+}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+@pytest.mark.parametrize("elsewhere", ELSEWHERE)
+def test_elsewhere_the_event_is_refused_and_a_ticket_works(gate, elsewhere):
+    with open_to(NOBODY) as path, poolbridge.connect(path, timeout=10, wait=20) as client:
+        client.open_pool("gpu")
+        event = client.event()
+        lease = slow(client, gate, 7, event, ticket=False)
+        with child(ELSEWHERE[elsewhere] + CONSUMER.format(path=path)) as consumer:
+            said = line(consumer)
+            assert said.startswith("EventUnavailableError"), said
+            assert "another user" in said
+            assert "/dev/shm" in said
+            assert line(consumer) == "True"
+            assert consumer.wait(20) == 0
+        client.unpublish("frame7")
+        lease.release()
+        lease = slow(client, gate, 7, event)
+        code = CONSUMER.replace("lease.ready_event.is_done", "True")
+        with child(ELSEWHERE[elsewhere] + code.format(path=path)) as consumer:
+            assert line(consumer) == "waits True"
+            gate.open()
+            assert line(consumer) == "7 7 True"
+            assert consumer.wait(20) == 0
+
+
+@pytest.mark.skipif("simulated" not in _cuda.devices()[0]["name"], reason="every GPU has interprocess events")
+def test_a_gpu_without_interprocess_events_is_told():
+    code = """
+import poolbridge
+from poolbridge import _event
+try:
+    _event.make(0)
+except poolbridge.EventUnavailableError as error:
+    print(error, flush=True)
+"""
+    os.environ["SIMCUDA_IPC_EVENTS"] = "0"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**ENVIRONMENT, "SIMCUDA_IPC_EVENTS": "0"},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    finally:
+        del os.environ["SIMCUDA_IPC_EVENTS"]
+    assert "use tickets" in done.stdout
