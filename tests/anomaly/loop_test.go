@@ -65,6 +65,9 @@ type loop struct {
 func (l *loop) operation(t *testing.T, k mempool.Kind, o operation) {
 	running := goleak.IgnoreCurrent()
 	require.NoError(t, l.run(k, o, 0, fault{}, 0), "without a failure, for the first time")
+	require.NoError(t, eventually(func() error { return goleak.Find(running) }), "a session may be about to end")
+	_, err := l.client.do("idle")
+	require.NoError(t, err)
 	before, err := l.client.estates()
 	require.NoError(t, err)
 	l.count(t, k, o, before)

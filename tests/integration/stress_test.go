@@ -53,8 +53,6 @@ type stress struct {
 	queue   bool
 	frames  int
 	round   int
-	// sessions that there were before
-	sessions int
 
 	mu      sync.Mutex
 	change  *sync.Cond
@@ -78,7 +76,6 @@ func newStress(t *testing.T, kind mempool.Kind, mode mempool.ChannelMode) *stres
 	require.NoError(t, err)
 	s.channel, err = s.client.CreateChannel(ctx, mempool.ChannelSpec{Name: "c", Pool: s.pool.Info().ID, Mode: mode, Capacity: stressCapacity})
 	require.NoError(t, err)
-	s.sessions = s.service.Stats(t).Sessions
 	return s
 }
 
@@ -187,13 +184,7 @@ func (s *stress) complete() {
 	all, err := s.pool.Allocate(context.Background(), mempool.Bytes(64<<20), time.Minute) // once all work is done
 	require.NoError(s, err)
 	require.NoError(s, all.Release(false))
-	st := s.service.Stats(s)
-	for st.Sessions > s.sessions { // the end of a process may be under way
-		st = s.service.Stats(s)
-	}
-	assert.Zero(s, st.Leases)
-	assert.Zero(s, st.Buffers)
-	assert.Zero(s, st.Pools[0].Held)
+	s.service.StatsWhen(s, func(st mempool.Stats) bool { return st.Leases == 0 && st.Buffers == 0 && st.Pools[0].Held == 0 })
 }
 
 // fromPython is a producer in Python, which is killed in the middle of every other round.
