@@ -9,7 +9,7 @@ LAYERS = {"embed": (512, 64), "hidden": (64, 64), "out": (64, 10)}
 
 library = importlib.import_module(sys.argv[1] if len(sys.argv) > 1 else "numpy")
 
-with poolbridge.connect(wait=10) as client:
+with poolbridge.connect(wait=60) as client:
     client.create_pool("model", kind="host" if library.__name__ == "numpy" else "device", max_bytes=64 << 20)
     held = []
     for number, (name, shape) in enumerate(LAYERS.items()):

@@ -7,8 +7,8 @@ import poolbridge
 
 library = importlib.import_module(sys.argv[1] if len(sys.argv) > 1 else "numpy")
 
-with poolbridge.connect(wait=10) as client:
-    model = {name: client.get(f"model/{name}", timeout=30) for name in ("embed", "hidden", "out")}
+with poolbridge.connect(wait=60) as client:
+    model = {name: client.get(f"model/{name}", timeout=60) for name in ("embed", "hidden", "out")}
     weights = {name: library.from_dlpack(lease) for name, lease in model.items()}
     print({name: float(array.sum()) / model[name].size for name, array in weights.items()})
     print("reading", flush=True)

@@ -19,7 +19,7 @@ def source(client: poolbridge.Client, library: ModuleType) -> None:
     client.create_pool("pipeline", kind=kind, max_bytes=64 << 20)
     raw = client.create_channel("raw", mode="queue", capacity=4)
     for number in range(FRAMES):
-        array = library.from_dlpack(client.allocate((256, 256), "float32", timeout=10))
+        array = library.from_dlpack(client.allocate((256, 256), "float32", timeout=60))
         array[...] = number
         raw.publish(array)  # it lives in a lease: nothing is copied
     raw.shut()
@@ -27,11 +27,11 @@ def source(client: poolbridge.Client, library: ModuleType) -> None:
 
 def scale(client: poolbridge.Client, library: ModuleType) -> None:
     """Double every array."""
-    raw = client.subscribe("raw", timeout=30)
+    raw = client.subscribe("raw", timeout=60)
     client.open_pool("pipeline")
     scaled = client.create_channel("scaled", mode="queue", capacity=4)
     for frame in raw:
-        result = library.from_dlpack(client.allocate(frame.shape, frame.dtype_name, timeout=10))
+        result = library.from_dlpack(client.allocate(frame.shape, frame.dtype_name, timeout=60))
         result[...] = library.from_dlpack(frame) * 2
         scaled.publish(result)
     scaled.shut()
@@ -40,12 +40,12 @@ def scale(client: poolbridge.Client, library: ModuleType) -> None:
 def sink(client: poolbridge.Client, library: ModuleType) -> None:
     """Add all up."""
     total = 0.0
-    for frame in client.subscribe("scaled", timeout=30):
+    for frame in client.subscribe("scaled", timeout=60):
         total += float(library.from_dlpack(frame).sum())
     print(total / (256 * 256))
 
 
 if __name__ == "__main__":
     stage = {"source": source, "scale": scale, "sink": sink}[sys.argv[1]]
-    with poolbridge.connect(wait=10) as client:
+    with poolbridge.connect(wait=60) as client:
         stage(client, importlib.import_module(sys.argv[2] if len(sys.argv) > 2 else "numpy"))

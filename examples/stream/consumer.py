@@ -7,8 +7,8 @@ import poolbridge
 
 library = importlib.import_module(sys.argv[1] if len(sys.argv) > 1 else "numpy")
 
-with poolbridge.connect(wait=10) as client:
-    frames = client.subscribe("camera", timeout=30)  # waits until there is such a channel
+with poolbridge.connect(wait=60) as client:
+    frames = client.subscribe("camera", timeout=60)  # waits until there is such a channel
     print("subscribed", flush=True)
     for frame in frames:  # ends when the channel is shut
         image = library.from_dlpack(frame)  # on the GPU it waits, by itself, until the image is complete

@@ -61,7 +61,7 @@ func open(ctx context.Context, kind mempool.Kind) (*camera, error) {
 func (c *camera) send(ctx context.Context, frames int, pause time.Duration) error {
 	image := mempool.Tensor{DType: mempool.Uint8, Shape: []uint64{240, 320, 3}}
 	for n := range frames {
-		frame, err := c.pool.Allocate(ctx, image, time.Second)
+		frame, err := c.pool.Allocate(ctx, image, time.Minute)
 		if err != nil {
 			return err
 		}
@@ -69,7 +69,7 @@ func (c *camera) send(ctx context.Context, frames int, pause time.Duration) erro
 			return err
 		}
 		meta := map[string]string{"exposure": strconv.Itoa(n)}
-		if _, err := c.channel.Publish(ctx, frame, mempool.FrameOptions{Meta: meta, Wait: 10 * time.Second}); err != nil {
+		if _, err := c.channel.Publish(ctx, frame, mempool.FrameOptions{Meta: meta, Wait: time.Minute}); err != nil {
 			return err
 		}
 		time.Sleep(pause)

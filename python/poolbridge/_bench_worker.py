@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _ACK = b"\1"
 _FAILED = b"\0"
-_TIMEOUT = 30.0
+_TIMEOUT = 60.0
 _WARM_UP = 100
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from poolbridge._lease import Lease
     from poolbridge._worker import Worker
 
-_TIMEOUT: Final = 10.0
+_TIMEOUT: Final = 60.0
 
 
 def failure(error: BaseException) -> dict[str, Any]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from poolbridge._worker import Worker
 
 # When a kernel that nobody lets go on does so by itself.
-_MOST_HELD_NS: Final = 30 * 10**9
+_MOST_HELD_NS: Final = 60 * 10**9
 
 _PAGE: Final = 4096  # the gate is its first word
 _THREADS: Final = 256

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from poolbridge._lease import Lease
     from poolbridge._slow import Reading
 
-_TIMEOUT = 10.0
+_TIMEOUT = 60.0
 
 
 class Worker:

@@ -25,7 +25,7 @@ type report struct {
 // verify runs `poolsvc verify --json` and returns its report and whether its exit status was 0.
 func verify(t *testing.T, args ...string) (r report, ok bool) {
 	t.Helper()
-	cmd := exec.Command(rig.Poolsvc(t), append([]string{"verify", "--json"}, args...)...)
+	cmd := exec.Command(rig.Poolsvc(t), append([]string{"verify", "--json", "--timeout", "10m"}, args...)...)
 	out, err := cmd.Output()
 	if exit := (*exec.ExitError)(nil); err != nil {
 		require.ErrorAs(t, err, &exit)

@@ -60,11 +60,11 @@ except poolbridge.DriverError as error:
     print("driver:", error)
 assert (read.to_numpy() == before).all()
 read.release()
-write = client.get("frame", write=True, timeout=10)
+write = client.get("frame", write=True, timeout=60)
 assert write.evidence()["pointer"] != pointer
 write.copy_from(np.full(write.shape, 7, np.uint8))
 write.release()
-assert (client.get("frame", timeout=10).to_numpy() == 7).all()
+assert (client.get("frame", timeout=60).to_numpy() == 7).all()
 `)
 	assert.Equal(t, "library: InvalidArgumentError\ndriver: cuMemcpy: CUDA_ERROR_INVALID_VALUE", said)
 }

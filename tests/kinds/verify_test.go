@@ -23,7 +23,7 @@ type report struct {
 func verify(t *testing.T, env []string, args ...string) (r report) {
 	t.Helper()
 	simulated(t)
-	cmd := exec.Command(rig.Poolsvc(t), append([]string{"verify", "--json", "--python", rig.Python(t).Path}, args...)...)
+	cmd := exec.Command(rig.Poolsvc(t), append([]string{"verify", "--json", "--timeout", "10m", "--python", rig.Python(t).Path}, args...)...)
 	cmd.Env = append(cmd.Environ(), env...)
 	out, err := cmd.Output()
 	require.NoError(t, json.Unmarshal(out, &r), "%s", out)

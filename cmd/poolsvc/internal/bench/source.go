@@ -10,7 +10,7 @@ import (
 )
 
 // patience is how long anything may take that should be there at once.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // buffer is a lease of a Go program, whichever way it got it.
 type buffer interface {

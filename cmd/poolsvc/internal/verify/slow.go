@@ -15,7 +15,7 @@ import (
 )
 
 // mostHeld is when a kernel that nobody lets go on does so by itself: whatever had waited for it has then failed.
-const mostHeld = 30 * time.Second
+const mostHeld = time.Minute
 
 // slowChecks has kernels that are held while buffers change hands: nobody waits for them but streams.
 func slowChecks(kind mempool.Kind, consumers []string, _ Options) []check {

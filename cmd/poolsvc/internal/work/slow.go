@@ -11,7 +11,7 @@ import (
 )
 
 // mostHeld is when a kernel that nobody lets go on does so by itself.
-const mostHeld = 30 * time.Second
+const mostHeld = time.Minute
 
 // Gate makes a word that a kernel may be held by, and runs the kernels that a slow check needs: the driver loads a kernel
 // when it first runs, and may wait for those that are held.

@@ -31,7 +31,7 @@ type Worker struct {
 }
 
 // patience is how long a task waits where it does not say.
-const patience = 10 * time.Second
+const patience = time.Minute
 
 var tasks = map[string]func(*Worker, context.Context, *Task) (*Answer, error){
 	"check":          (*Worker).check,
