@@ -16,7 +16,8 @@ import (
 type Event struct {
 	event  *cuda.Event // nil: this process only passes it on
 	handle cuda.IPCEventHandle
-	made   bool // by this process
+	made   bool  // by this process
+	lane   *lane // of its GPU, if it was made here: where the memory that it stands for has none
 
 	mu       sync.Mutex
 	recorded bool
@@ -44,7 +45,11 @@ func NewEvent(ctx *cuda.Context) (*Event, error) {
 	if err != nil {
 		return nil, errors.Join(deviceError("export an event", err), insist(event.Close))
 	}
-	e := &Event{event: event, handle: handle, made: true}
+	lane, err := openLane(ctx.Device())
+	if err != nil {
+		return nil, errors.Join(err, insist(event.Close))
+	}
+	e := &Event{event: event, handle: handle, made: true, lane: lane}
 	madeEvents.Store(handle, e)
 	return e, nil
 }
@@ -153,10 +158,19 @@ func (e *Event) Close() error {
 	if e.event == nil {
 		return nil
 	}
-	if e.made {
-		madeEvents.Delete(e.handle)
+	err := deviceError("close an event", insist(e.event.Close))
+	if e.made && madeEvents.CompareAndDelete(e.handle, e) {
+		err = errors.Join(err, e.lane.leave())
 	}
-	return deviceError("close an event", insist(e.event.Close))
+	return err
+}
+
+// line is a queue that can come after the event, for memory whose own queue is own.
+func (e *Event) line(own Queue) Queue {
+	if own.lane() == nil && e.lane != nil {
+		return e.lane.queue
+	}
+	return own
 }
 
 // sendable says whether the event can stand for content that this process completes.

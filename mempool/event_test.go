@@ -106,7 +106,7 @@ func TestEventsThatSayNothingAreRefused(t *testing.T) {
 	host := createPool(t, s, PoolSpec{Name: "host", Kind: Host, MaxBytes: 1 << 20})
 	l := allocate(t, s, host, 10)
 	for name, c := range map[string]Completion{
-		"on memory of the CPU":        {Event: someEvent(t)},
+		"that is only passed on":      {Event: someEvent(t)},
 		"alone on memory of the CPU":  {Event: someEvent(t), EventOnly: true},
 		"none that is to stand alone": {EventOnly: true},
 	} {

@@ -31,22 +31,20 @@ type Completion struct {
 	After []Queue
 	// Ready is a ticket of the session's own timeline.
 	Ready *Ticket
-	// Event is an interprocess event that stands for all the work, recorded already, for memory on a GPU: with EventOnly it is
-	// all that readers are given to wait for, otherwise a ticket is made that comes after it. It must stay open until they have
+	// Event is an interprocess event that stands for all the work, recorded already: with EventOnly it is all that readers are
+	// given to wait for, where the memory is a GPU's, otherwise a ticket is made that comes after it. It must stay open until they have
 	// opened it.
 	Event     *Event
 	EventOnly bool
 }
 
-// possible says whether a process that has the memory's own queue can complete content so.
-func (c Completion) possible(own Queue) error {
+// possible says whether this process can complete content so.
+func (c Completion) possible() error {
 	switch {
 	case c.EventOnly && (c.Event == nil || c.Ready != nil):
 		return situation(ErrInvalid, "an event that is to stand alone comes without a ticket, and must be named")
 	case c.Event == nil || c.Ready != nil:
 		return nil
-	case own.lane() == nil:
-		return situation(ErrInvalid, "an interprocess event stands for work of a GPU, and this memory is the CPU's")
 	}
 	return c.Event.sendable()
 }

@@ -3,6 +3,7 @@ package mempool
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 )
@@ -18,14 +19,15 @@ type Order struct {
 	// Clock makes the tickets of this process's own work; nil where there is none.
 	Clock func(ctx context.Context) (*Clock, error)
 
-	mu     sync.Mutex
-	wait   []Ticket
-	strict bool // content that was not finished is an error, not just a wait that ended
-	told   map[any]struct{}
-	ready  readyEvent
-	opened []*Event         // to be closed
-	used   bool             // work that this package began may be under way
-	given  map[any]struct{} // queues that come after it
+	mu      sync.Mutex
+	wait    []Ticket
+	strict  bool // content that was not finished is an error, not just a wait that ended
+	told    map[any]struct{}
+	ready   readyEvent
+	opened  []*Event         // to be closed
+	vouched Queue            // comes after the event that was handed over alone
+	used    bool             // work that this package began may be under way
+	given   map[any]struct{} // queues that come after it
 }
 
 // Begin sets what must be waited for. A lease that reads wants complete content: strict.
@@ -182,7 +184,7 @@ func (o *Order) Use() {
 //
 // Errors: [ErrInvalid] for an event that says nothing.
 func (o *Order) Ready(ctx context.Context, own Queue, c Completion) (*Ticket, error) {
-	if err := c.possible(own); err != nil {
+	if err := c.possible(); err != nil {
 		return nil, err
 	}
 	queues := o.queues(own, c.After)
@@ -193,15 +195,18 @@ func (o *Order) Ready(ctx context.Context, own Queue, c Completion) (*Ticket, er
 			}
 		}
 		if c.EventOnly { // whoever uses the memory after this lease must come after the event too
-			if err := c.Event.Before(ctx, own); err != nil {
+			line := c.Event.line(own)
+			if err := c.Event.Before(ctx, line); err != nil {
 				return nil, err
 			}
-			o.Use()
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			o.vouched = line
 		}
 		return c.Ready, nil
 	}
 	if c.Event != nil && len(queues) == 0 {
-		queues = []Queue{own}
+		queues = []Queue{c.Event.line(own)}
 	}
 	if len(queues) == 0 {
 		return nil, nil
@@ -242,6 +247,9 @@ func (o *Order) queues(own Queue, named []Queue) (queues []Queue) {
 	}
 	if !covered && own.lane() != nil {
 		queues = append(queues, own)
+	}
+	if v := o.vouched; v != nil && v.lane() != nil && !slices.Contains(queues, v) {
+		queues = append(queues, v)
 	}
 	return queues
 }

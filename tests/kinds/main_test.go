@@ -22,6 +22,13 @@ func TestMain(m *testing.M) {
 		simulate()
 	}
 	cuda.TraceObjects()
+	if socket := os.Getenv(readerOf); socket != "" {
+		if err := read(socket); err != nil {
+			fmt.Fprintln(os.Stderr, "reader:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	status := m.Run()
 	if left := cuda.OpenObjects(); status == 0 && len(left) != 0 {
 		fmt.Fprintln(os.Stderr, "not closed:", left)

@@ -1,0 +1,277 @@
+package kinds
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/tests/rig"
+)
+
+// readerOf says that this process is to read the frame of the service at the socket that it names; readerShm that it has a
+// /dev/shm of its own.
+const (
+	readerOf  = "POOLBRIDGE_KINDS_READER"
+	readerShm = "POOLBRIDGE_KINDS_READER_SHM"
+)
+
+const nobody = 65534
+
+// read has a stream wait for the frame and says what came of that; then, told to, what the frame holds.
+func read(socket string) (err error) {
+	if os.Getenv(readerShm) != "" {
+		err = errors.Join(unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""), unix.Mount("tmpfs", "/dev/shm", "tmpfs", 0, ""))
+		if err != nil {
+			return err
+		}
+	}
+	c, err := bridge.Dial(context.Background(), socket)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	l, err := c.Get(context.Background(), "frame", bridge.LeaseOptions{})
+	if err != nil {
+		return err
+	}
+	d, err := mempool.FindDevice("")
+	if err != nil {
+		return err
+	}
+	ctx, err := d.Retain()
+	if err != nil {
+		return err
+	}
+	stream, err := ctx.NewStream()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stream.Close(), ctx.Close()) }()
+	_, opened := l.ReadyEvent()
+	err = l.WaitOn(context.Background(), mempool.StreamQueue(ctx, stream))
+	if err != nil {
+		if err := works(ctx); err != nil {
+			return err
+		}
+		fmt.Printf("refused %t %t %v\n", errors.Is(err, mempool.ErrUnavailable), errors.Is(err, cuda.ErrMapFailed), err)
+		return l.Release(false)
+	}
+	done, err := stream.Query()
+	if err != nil {
+		return err
+	}
+	fmt.Printf("done %t, event opened %t\n", done, opened == nil)
+	b := make([]byte, mib)
+	if err := l.CopyTo(b, 0); err != nil {
+		fmt.Printf("died %t\n", errors.Is(err, mempool.ErrProducerDied))
+		return l.Release(false)
+	}
+	fmt.Printf("read %d %d\n", b[0], b[mib-1])
+	return l.Release(false)
+}
+
+// works uses CUDA a little.
+func works(ctx *cuda.Context) error {
+	p, err := ctx.Malloc(mib)
+	if err != nil {
+		return err
+	}
+	return errors.Join(ctx.CopyHtoD(p, make([]byte, mib)), ctx.MFree(p))
+}
+
+// reader is a process that reads the frame.
+type reader struct {
+	t   *testing.T
+	cmd *exec.Cmd
+	out *bufio.Reader
+}
+
+func startReader(t *testing.T, socket string, where *syscall.SysProcAttr) *reader {
+	t.Helper()
+	r := &reader{t: t, cmd: exec.Command("/proc/self/exe")}
+	r.cmd.Env = append(os.Environ(), readerOf+"="+socket)
+	if where != nil && where.Cloneflags != 0 {
+		r.cmd.Env = append(r.cmd.Env, readerShm+"=1")
+	}
+	r.cmd.Stderr, r.cmd.SysProcAttr = os.Stderr, where
+	out, err := r.cmd.StdoutPipe()
+	require.NoError(t, err)
+	r.out = bufio.NewReader(out)
+	if err := r.cmd.Start(); errors.Is(err, syscall.EPERM) {
+		t.Skip("not permitted here: ", err)
+	} else {
+		require.NoError(t, err)
+	}
+	t.Cleanup(func() { assert.NoError(t, r.cmd.Wait()) })
+	return r
+}
+
+func (r *reader) line() string {
+	r.t.Helper()
+	line, err := r.out.ReadString('\n')
+	if !errors.Is(err, io.EOF) {
+		require.NoError(r.t, err)
+	}
+	return strings.TrimSpace(line)
+}
+
+// eventful is a client whose stream does nothing before it is told to.
+type eventful struct {
+	*bridge.Client
+	pool   *bridge.Pool
+	ctx    *cuda.Context
+	stream *cuda.Stream
+	queue  mempool.Queue
+	event  *mempool.Event
+	gate   []byte
+}
+
+func producer(t *testing.T, s *rig.Service) *eventful {
+	t.Helper()
+	c, err := bridge.Dial(t.Context(), s.Socket)
+	require.NoError(t, err)
+	p := &eventful{Client: c}
+	p.pool, err = c.OpenPool(t.Context(), "p", 0)
+	require.NoError(t, err)
+	d, err := mempool.FindDevice("")
+	require.NoError(t, err)
+	p.ctx, err = d.Retain()
+	require.NoError(t, err)
+	p.stream, err = p.ctx.NewStream()
+	require.NoError(t, err)
+	p.queue = mempool.StreamQueue(p.ctx, p.stream)
+	p.event, err = mempool.NewEvent(p.ctx)
+	require.NoError(t, err)
+	p.gate, err = unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANONYMOUS|unix.MAP_SHARED)
+	require.NoError(t, err)
+	host, err := p.ctx.RegisterHost(p.gate, cuda.HostPortable|cuda.HostDeviceMap)
+	require.NoError(t, err)
+	require.NoError(t, p.stream.WaitValue64GEQ(host.DevicePtr(), 1))
+	t.Cleanup(func() {
+		p.open()
+		assert.NoError(t, errors.Join(p.stream.Synchronize(), c.Close(), p.event.Close(), host.Close(), p.stream.Close(), p.ctx.Close(), unix.Munmap(p.gate)))
+	})
+	return p
+}
+
+func (p *eventful) open() { (*atomic.Uint64)(unsafe.Pointer(&p.gate[0])).Store(1) }
+
+// publish publishes what the stream has yet to write.
+func (p *eventful) publish(t *testing.T, alone bool) *bridge.Lease {
+	t.Helper()
+	l, err := p.pool.Allocate(t.Context(), mempool.Tensor{DType: mempool.Uint8, Shape: []uint64{mib}}, 0)
+	require.NoError(t, err)
+	ptr, err := l.Pointer()
+	require.NoError(t, err)
+	require.NoError(t, p.stream.Memset8(cuda.DevicePtr(ptr), 7, mib))
+	require.NoError(t, p.event.Record(p.queue))
+	require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: "frame", Replace: true, Keep: true,
+		Completion: mempool.Completion{Event: p.event, EventOnly: alone}}))
+	return l
+}
+
+func TestAStreamOfAnotherProcessWaitsForAnEvent(t *testing.T) {
+	for _, kind := range gpuKinds {
+		if err := kind.Probe(""); err != nil {
+			t.Skip(err)
+		}
+		for name, alone := range map[string]bool{"beside a ticket": false, "alone": true} {
+			t.Run(string(kind)+", "+name, func(t *testing.T) {
+				s := rig.Serve(t, "--pool", "name=p,max=64MiB,kind="+string(kind))
+				p := producer(t, s)
+				l := p.publish(t, alone)
+				r := startReader(t, s.Socket, nil)
+				assert.Equal(t, "done false, event opened true", r.line())
+				p.open()
+				assert.Equal(t, "read 7 7", r.line())
+				require.NoError(t, l.Release(false))
+			})
+		}
+	}
+}
+
+func TestElsewhereAnEventAloneIsRefusedAndATicketWorks(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can start a process of another user, or with another /dev/shm")
+	}
+	if err := mempool.Device.Probe(""); err != nil {
+		t.Skip(err)
+	}
+	for name, where := range map[string]*syscall.SysProcAttr{
+		"another user":      {Credential: &syscall.Credential{Uid: nobody, Gid: nobody}},
+		"another /dev/shm":  {Cloneflags: syscall.CLONE_NEWNS},
+		"another IPC space": {Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, err := os.MkdirTemp("", "poolbridge-events-")
+			require.NoError(t, err)
+			t.Cleanup(func() { assert.NoError(t, os.RemoveAll(dir)) })
+			require.NoError(t, os.Chmod(dir, 0o755))
+			s := rig.ServeAt(t, filepath.Join(dir, "poolsvc.sock"), "--mode", "0666", "--pool", "name=p,max=64MiB,kind=device,uid=0,uid=65534")
+			p := producer(t, s)
+			l := p.publish(t, true)
+			refused := startReader(t, s.Socket, where).line()
+			assert.True(t, strings.HasPrefix(refused, "refused true true "), refused)
+			for _, reason := range []string{"another user", "/dev/shm", "ticket"} {
+				assert.Contains(t, refused, reason)
+			}
+			require.NoError(t, l.Release(false))
+			l = p.publish(t, false)
+			r := startReader(t, s.Socket, where)
+			assert.Equal(t, "done false, event opened false", r.line(), "the ticket is enough")
+			p.open()
+			assert.Equal(t, "read 7 7", r.line())
+			require.NoError(t, l.Release(false))
+		})
+	}
+}
+
+func TestAnEventThatItsProcessClosedCannotBeOpened(t *testing.T) {
+	if err := mempool.Device.Probe(""); err != nil {
+		t.Skip(err)
+	}
+	s := rig.Serve(t, "--pool", "name=p,max=64MiB,kind=device")
+	p := producer(t, s)
+	p.open()
+	l := p.publish(t, true)
+	require.NoError(t, p.stream.Synchronize())
+	require.NoError(t, p.event.Close())
+	assert.Contains(t, startReader(t, s.Socket, nil).line(), "refused true true")
+	require.NoError(t, l.Release(false))
+	r := startReader(t, s.Socket, nil)
+	assert.Equal(t, "done true, event opened true", r.line(), "none came: the publisher has said that it is done")
+	assert.Equal(t, "read 7 7", r.line())
+}
+
+func TestWaitingForAnEventOnTheCPUHasALimit(t *testing.T) {
+	if err := mempool.Device.Probe(""); err != nil {
+		t.Skip(err)
+	}
+	p := producer(t, rig.Serve(t, "--pool", "name=p,max=64MiB,kind=device"))
+	l := p.publish(t, true)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	assert.ErrorIs(t, l.WaitOn(ctx, mempool.CPU), context.DeadlineExceeded)
+	assert.ErrorIs(t, p.event.Before(ctx, mempool.CPU), context.DeadlineExceeded)
+	p.open()
+	require.NoError(t, l.WaitOn(t.Context(), mempool.CPU))
+	require.NoError(t, l.Release(false))
+}
