@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -47,6 +48,7 @@ func TestAnObjectEndsOnceWhoeverIsLast(t *testing.T) {
 						ends.Add(1)
 						return
 					}
+					runtime.Gosched() // or one processor would do nothing else for a while
 				}
 			})
 		}
