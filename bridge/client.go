@@ -21,7 +21,7 @@ import (
 
 // Client is a session with a service in another process. Its methods may be called from several goroutines.
 type Client struct {
-	conn    *seqpacket.Conn
+	conn    *link
 	epoch   mempool.Epoch
 	session uint64
 	device  string
@@ -31,6 +31,12 @@ type Client struct {
 	err     error
 
 	errands errands
+
+	sending sync.Mutex // one packet at a time
+	ring    struct {
+		once sync.Once
+		has  bool // the service makes rings
+	}
 
 	mu      sync.Mutex
 	lastQ   uint32
@@ -68,13 +74,13 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{conn: conn, device: d.Device, done: make(chan struct{}), quiet: make(chan struct{}),
+	c := &Client{conn: &link{Conn: conn}, device: d.Device, done: make(chan struct{}), quiet: make(chan struct{}),
 		errands: errands{wake: make(chan struct{}, 1)}, calls: make(map[uint32]*call), pools: make(map[uint64]*Pool), blocks: make(map[uint64]*block), leases: make(map[*Lease]struct{}), subs: make(map[uint64]*subscription)}
 	go c.receive()
 	go c.errands.run(c.done)
 	var reply wire.HelloReply
 	err = c.call(ctx, &wire.Hello{Versions: []uint64{wire.Version}, Name: filepath.Base(os.Args[0]),
-		Features: []string{featureTimelines, featureChannels}}, &call{into: &reply})
+		Features: []string{featureTimelines, featureChannels, featureRings}}, &call{into: &reply})
 	if err == nil && reply.Version != wire.Version {
 		err = situation(ErrVersion, "the service chose version %d, of which there was no mention", reply.Version)
 	}
@@ -85,6 +91,7 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 	}
 	c.epoch, c.session = mempool.Epoch(reply.Epoch), reply.Session
 	c.ordered, c.streams = slices.Contains(reply.Features, featureTimelines), slices.Contains(reply.Features, featureChannels)
+	c.ring.has = slices.Contains(reply.Features, featureRings)
 	return c, nil
 }
 
@@ -183,6 +190,7 @@ func (c *Client) end(err error, goodbye string) {
 		err = fmt.Errorf("%w: %w", ErrDisconnected, err)
 	}
 	_ = c.conn.Close()
+	err = errors.Join(err, c.unmapRing())
 	c.mu.Lock()
 	if c.closing {
 		err = errClientClosed

@@ -140,7 +140,9 @@ func (c *Client) send(q uint32, r wire.Request) error {
 		return situation(ErrInvalid, "%v", err)
 	}
 	*buf = packet
+	c.sending.Lock()
 	err = c.conn.Send(packet, nil)
+	c.sending.Unlock()
 	switch {
 	case err == nil:
 		return nil

@@ -36,6 +36,7 @@ func (c *Client) OpenChannel(ctx context.Context, name string, wait time.Duratio
 }
 
 func (c *Client) channel(ctx context.Context, r wire.Request) (*Channel, error) {
+	c.useRing(ctx)
 	var reply wire.ChannelReply
 	if err := c.call(ctx, r, &call{into: &reply}); err != nil {
 		return nil, err

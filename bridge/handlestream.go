@@ -14,12 +14,17 @@ import (
 const (
 	featureTimelines = "timelines"
 	featureChannels  = "channels"
+	featureRings     = "rings"
 )
 
 // agree says which of a client's features the session has.
 func (c *serverConn) agree(offered []string) (both []string) {
+	if slices.Contains(offered, featureRings) {
+		c.rings = true
+		both = append(both, featureRings)
+	}
 	if !slices.Contains(offered, featureTimelines) || mempool.ProbeTimelines() != nil {
-		return nil
+		return both
 	}
 	c.ordered = true
 	c.session.UseTimelines()
@@ -47,12 +52,19 @@ func (c *serverConn) stream(q uint32, r wire.Request) {
 			c.lacks(q, r, featureChannels)
 			return
 		}
+	case *wire.Ring:
+		if !c.rings {
+			c.lacks(q, r, featureRings)
+			return
+		}
 	default:
 		c.fail(q, situation(ErrUnsupported, "the service does not know the operation %q", r.Op()))
 		return
 	}
 	s := c.session
 	switch r := r.(type) {
+	case *wire.Ring:
+		c.ring(q)
 	case *wire.Timeline:
 		c.timeline(q, r)
 	case *wire.Seal:

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
@@ -18,12 +19,13 @@ import (
 // serverConn is the server's end of one session.
 type serverConn struct {
 	server  *Server
-	conn    *seqpacket.Conn
+	conn    *link
 	session *mempool.Session
 	notices notices
 	denied  bool // the peer may not have a session
 	ordered bool // the client understands timelines
 	streams bool // and channels
+	rings   bool // and rings
 
 	ctx    context.Context // ends with the session
 	cancel context.CancelCauseFunc
@@ -33,12 +35,14 @@ type serverConn struct {
 	waiting map[uint64]context.CancelFunc // by request number; beyond MaxQuery, of requests without one
 	unnamed uint64                        // such requests so far
 
+	queued atomic.Int64 // notices that wait to be sent
+
 	sending sync.Mutex // orders packets, and guards out
 	out     []byte
 }
 
 func (s *Server) newConn(conn *seqpacket.Conn) *serverConn {
-	c := &serverConn{server: s, conn: conn, notices: notices{wake: make(chan struct{}, 1)}, waiting: make(map[uint64]context.CancelFunc)}
+	c := &serverConn{server: s, conn: &link{Conn: conn}, notices: notices{wake: make(chan struct{}, 1)}, waiting: make(map[uint64]context.CancelFunc)}
 	c.ctx, c.cancel = context.WithCancelCause(s.ctx)
 	return c
 }
@@ -55,7 +59,7 @@ func (c *serverConn) serve() {
 	})
 	defer stop()
 
-	peer, err := peerOf(c.conn)
+	peer, err := peerOf(c.conn.Conn)
 	if err != nil {
 		log.Warn("a connection was refused: the kernel does not say whose it is", "error", err)
 		return
@@ -79,6 +83,7 @@ func (c *serverConn) serve() {
 	}
 	c.cancel(err)
 	c.work.Wait()
+	defer c.unmapRing()
 	settled := c.session.End(process.Gone())
 	log.Debug("a session ended", "session", c.session.ID(), "pid", peer.PID, "reason", err)
 	c.server.lingers(c)

@@ -17,6 +17,10 @@ import (
 
 // notify takes what the service has to say to this session. It must not block: the service's locks are held.
 func (c *serverConn) notify(n mempool.Notice) {
+	if d, ok := n.(mempool.Delivered); ok && c.hand(d) {
+		return
+	}
+	c.queued.Add(1)
 	if limit := c.server.limits.notices; !c.notices.add(n, limit) {
 		// The client reads nothing: only its end frees what it was asked for.
 		c.cancel(fmt.Errorf("%d notices wait for a client that reads none", limit))
@@ -33,6 +37,7 @@ func (c *serverConn) sendNotices() {
 		}
 		for n := c.notices.next(); n != nil && c.ctx.Err() == nil; n = c.notices.next() {
 			c.sendNotice(n)
+			c.queued.Add(-1)
 		}
 	}
 }
@@ -54,35 +59,66 @@ func (c *serverConn) sendNotice(n mempool.Notice) {
 		if n.Err != nil {
 			end.Failure = wireError(n.Err)
 		}
-		c.tell(end)
+		c.say(end, false)
 	case mempool.Delivered:
 		c.sendFrame(n)
 	}
 }
 
-// tell sends a notice. One that cannot be sent is nobody's fault but the connection's, which ends with it.
-func (c *serverConn) tell(n wire.Notice) {
-	_ = c.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, n) })
+// hand hands a frame to the client at once if that takes no waiting and no lock: through a ring that has room, ahead of
+// nothing. The service's locks are held.
+func (c *serverConn) hand(n mempool.Delivered) bool {
+	if n.Err != nil || !n.Mapped || c.queued.Load() > 0 || !c.sending.TryLock() {
+		return false
+	}
+	defer c.sending.Unlock()
+	if c.conn.out == nil {
+		return false
+	}
+	f := frameNotice(n)
+	l := wireLease(n.Info)
+	f.Lease = &l
+	packet, err := wire.AppendNotice(c.out[:0], f)
+	if err != nil {
+		return false
+	}
+	c.out = packet
+	done, err := c.conn.tryRing(packet)
+	return done && err == nil
+}
+
+// tell sends a notice that cannot wait for a client to look into its ring.
+func (c *serverConn) tell(n wire.Notice) { c.say(n, true) }
+
+// say sends a notice. One that cannot be sent is nobody's fault but the connection's, which ends with it.
+func (c *serverConn) say(n wire.Notice, urgent bool) {
+	c.sending.Lock()
+	defer c.sending.Unlock()
+	_ = c.transmit(nil, urgent, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, n) })
+}
+
+func frameNotice(n mempool.Delivered) *wire.Frame {
+	return &wire.Frame{Subscription: n.Subscription, Sequence: n.Seq, Time: uint64(max(n.Time.UnixNano(), 0)), Meta: n.Meta, Dropped: n.Dropped}
 }
 
 // sendFrame hands a frame to the client, with the export of its block where that is the first.
 func (c *serverConn) sendFrame(n mempool.Delivered) {
-	f := &wire.Frame{Subscription: n.Subscription, Sequence: n.Seq, Time: uint64(max(n.Time.UnixNano(), 0)), Meta: n.Meta, Dropped: n.Dropped}
+	f := frameNotice(n)
 	if n.Err != nil {
 		f.Failure = wireError(n.Err)
-		c.tell(f)
+		c.say(f, false)
 		return
 	}
 	c.sending.Lock()
 	x, first, err := n.Lease.Export()
 	if err == nil {
-		l := wireLease(n.Lease.Info())
+		l := wireLease(n.Info)
 		var files []*os.File
 		if first {
 			l.Export, files = wireExport(x)
 		}
 		f.Lease = &l
-		err = c.transmit(files, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, f) })
+		err = c.transmit(files, false, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, f) })
 	}
 	c.sending.Unlock()
 	if err == nil || errors.Is(err, ErrReleased) { // released: the session has ended
@@ -90,7 +126,7 @@ func (c *serverConn) sendFrame(n mempool.Delivered) {
 	}
 	_ = n.Lease.Release(true)
 	f.Lease, f.Failure = nil, wireError(err)
-	c.tell(f)
+	c.say(f, false)
 }
 
 // goodbye says why the connection is about to be closed, if the client takes it at once.
@@ -101,9 +137,9 @@ func (c *serverConn) goodbye(reason string) {
 	farewell(c.conn, reason)
 }
 
-func farewell(conn *seqpacket.Conn, reason string) {
+func farewell(conn *link, reason string) {
 	if packet, err := wire.AppendNotice(nil, &wire.Goodbye{Reason: reason}); err == nil {
-		_ = conn.TrySend(packet, nil) // it need not arrive
+		_ = conn.TrySend(packet, nil, true) // it need not arrive
 	}
 }
 
@@ -132,7 +168,7 @@ func (c *serverConn) replyLease(q uint32, l *mempool.Lease, err error) {
 		if first {
 			out.Export, files = wireExport(x)
 		}
-		err = c.transmit(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, &wire.LeaseReply{Lease: out}) })
+		err = c.transmit(files, false, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, &wire.LeaseReply{Lease: out}) })
 	}
 	c.sending.Unlock()
 	if err != nil {
@@ -156,12 +192,12 @@ func (c *serverConn) fail(q uint32, err error) {
 func (c *serverConn) send(files []*os.File, appendTo func([]byte) ([]byte, error)) error {
 	c.sending.Lock()
 	defer c.sending.Unlock()
-	return c.transmit(files, appendTo)
+	return c.transmit(files, false, appendTo)
 }
 
-// transmit sends one packet. Its errors are of the packet and of the files: a connection that fails ends the session.
-// c.sending is held.
-func (c *serverConn) transmit(files []*os.File, appendTo func([]byte) ([]byte, error)) error {
+// transmit sends one packet, with files or if it is urgent over the socket. Its errors are of the packet and of the files: a
+// connection that fails ends the session. c.sending is held.
+func (c *serverConn) transmit(files []*os.File, urgent bool, appendTo func([]byte) ([]byte, error)) error {
 	packet, err := appendTo(c.out[:0])
 	if err != nil {
 		return situation(ErrLimit, "the answer does not fit into a packet: %v", err)
@@ -169,7 +205,7 @@ func (c *serverConn) transmit(files []*os.File, appendTo func([]byte) ([]byte, e
 	c.out = packet
 	err = withFDs(files, nil, func(fds []int) error {
 		// A client that left is not cut off: it may have said what it gave back, and reading comes to its end by itself.
-		if err := c.put(packet, fds); err != nil && !errors.Is(err, seqpacket.ErrPeerClosed) {
+		if err := c.put(packet, fds, urgent); err != nil && !errors.Is(err, seqpacket.ErrPeerClosed) {
 			c.cancel(fmt.Errorf("sending failed: %w", err))
 		}
 		return nil
@@ -181,8 +217,8 @@ func (c *serverConn) transmit(files []*os.File, appendTo func([]byte) ([]byte, e
 }
 
 // put waits, if it must, no longer than the session lasts and the limit allows.
-func (c *serverConn) put(packet []byte, fds []int) error {
-	err := c.conn.TrySend(packet, fds)
+func (c *serverConn) put(packet []byte, fds []int, urgent bool) error {
+	err := c.conn.TrySend(packet, fds, urgent)
 	if !errors.Is(err, seqpacket.ErrWouldBlock) {
 		return err
 	}

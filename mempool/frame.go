@@ -36,6 +36,10 @@ type Delivered struct {
 	Dropped      uint64 // frames that were missed since the last
 	Lease        *Lease
 	Err          error
+
+	// Info describes the lease, and Mapped says that the session has the block's export: for a session of another process.
+	Info   LeaseInfo
+	Mapped bool
 }
 
 // Ended says that no frame will come for a subscription any more; Err is nil if the channel was shut.
@@ -93,6 +97,10 @@ func (sub *subscription) deliver(f *frame, missed uint64) {
 	} else {
 		n.Lease = f.buffer.grant(sub.session, false)
 		n.Lease.frame = &delivery{sub, f}
+		if s := sub.session; s.notify != nil {
+			n.Info = n.Lease.describe()
+			_, n.Mapped = s.mapped[f.buffer.block.id]
+		}
 		sub.held[f.number] = struct{}{}
 		if sub.channel.info.Mode == WorkQueue {
 			sub.channel.flying++

@@ -41,6 +41,11 @@ func (l *Lease) Info() LeaseInfo {
 	svc := l.session.svc
 	svc.mu.Lock()
 	defer svc.mu.Unlock()
+	return l.describe()
+}
+
+// describe is Info with Service.mu held.
+func (l *Lease) describe() LeaseInfo {
 	b := l.buffer
 	event, alone := b.event.told()
 	return LeaseInfo{

@@ -88,6 +88,8 @@ var literals = []struct {
 	{"request", "credit without reply", 0, &wire.Credit{Subscription: 7, Frames: 4}},
 	{"request", "unsubscribe", 22, &wire.Unsubscribe{Subscription: 7}},
 	{"request", "shut", 23, &wire.Shut{Channel: 1}},
+	{"request", "ring", 24, &wire.Ring{}},
+	{"reply", "ring reply", 24, &wire.RingReply{Size: 65536, Export: wire.Export{FDs: 2}}},
 	{"notice", "frame, all fields", 0, &wire.Frame{Subscription: 7, Sequence: 1 << 40, Time: 1767225600123456789, Meta: someMeta, Dropped: 300,
 		Lease: &wire.Lease{ID: 1, Buffer: 2, Generation: 3, Pool: 4, Block: 5, BlockBytes: 4096, Bytes: 4, Tensor: f32Tensor,
 			Export: &wire.Export{Data: data64, FDs: 1}, Wait: someTickets, Event: data64}}},

@@ -39,6 +39,7 @@ var newRequest = map[string]func() Request{
 	"credit":      func() Request { return new(Credit) },
 	"unsubscribe": func() Request { return new(Unsubscribe) },
 	"shut":        func() Request { return new(Shut) },
+	"ring":        func() Request { return new(Ring) },
 }
 
 var opNames = namesOf(newRequest)

@@ -88,6 +88,8 @@ func replyTo(op string) wire.Reply {
 		return new(wire.SendReply)
 	case "subscribe":
 		return new(wire.SubscribeReply)
+	case "ring":
+		return new(wire.RingReply)
 	}
 	return new(wire.EmptyReply)
 }

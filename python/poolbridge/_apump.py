@@ -73,13 +73,20 @@ class AsyncPump:
         return True
 
     def _readable(self) -> None:
+        transport = self._session.transport
+        transport.wake()
         try:
-            while self._session.ended is None and self._session.receive():
-                pass
+            while self._session.ended is None:
+                if not self._session.receive() and transport.sleep():
+                    break
         except PoolbridgeError:
             pass  # every call has failed with it, and the next one will
         if self._session.ended is not None:
             self.stop()
+
+    def ringing(self) -> None:
+        """See `Driver`."""
+        self._soon(self._readable)
 
     def want_write(self) -> None:
         """See `Driver`."""

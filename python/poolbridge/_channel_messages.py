@@ -1,4 +1,4 @@
-"""The messages of the features ``timelines`` and ``channels``; see `poolbridge._messages`."""
+"""The messages of the features ``timelines``, ``channels`` and ``rings``; see `poolbridge._messages`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,11 @@ class Shut(Request, kw_only=True, tag="shut"):
     ch: U
 
 
-ChannelRequest = Timeline | Seal | MakeChannel | Find | Send | Subscribe | Credit | Unsubscribe | Shut
+class MakeRing(Request, kw_only=True, tag="ring"):
+    """Ask for a ring of shared memory."""
+
+
+ChannelRequest = Timeline | Seal | MakeChannel | Find | Send | Subscribe | Credit | Unsubscribe | Shut | MakeRing
 
 
 # Replies
@@ -106,6 +110,13 @@ class SubscribeReply(Reply, kw_only=True):
     """Reply to `Subscribe`."""
 
     sb: U
+
+
+class RingReply(Reply, kw_only=True):
+    """Reply to `MakeRing`."""
+
+    sz: U
+    x: Export
 
 
 # Notices

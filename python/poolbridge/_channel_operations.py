@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from poolbridge import _cuda_stream, _dlpack, _order, _sources, _tensor
+from poolbridge import _cuda_stream, _dlpack, _order, _ring, _sources, _tensor
 from poolbridge._channel_messages import (
     ChannelReply,
     Find,
     MakeChannel,
+    MakeRing,
+    RingReply,
     Send,
     SendReply,
     Shut,
@@ -20,7 +22,14 @@ from poolbridge._channel_messages import (
     SubscribeReply,
 )
 from poolbridge._copies import copy_into
-from poolbridge._errors import InvalidArgumentError, PoolbridgeError, ServiceStalledError, UnsupportedError
+from poolbridge._errors import (
+    DeviceMemoryError,
+    InvalidArgumentError,
+    PoolbridgeError,
+    PoolLimitError,
+    ServiceStalledError,
+    UnsupportedError,
+)
 from poolbridge._messages import Open, PoolReply, Reply
 from poolbridge._operations import Ask, Do, Flow, allocate, check_count, check_name, check_wait, local_event, ready
 
@@ -32,6 +41,7 @@ if TYPE_CHECKING:
     from poolbridge._sources import Source
 
 FEATURE = "channels"
+_RINGS = "rings"
 MODES = ("broadcast", "queue")
 FULL = ("block", "drop-oldest", "latest", "fail")
 _MOST_FRAMES = 1024
@@ -83,6 +93,18 @@ def _check_feature(session: Session) -> None:
 # Channels
 
 
+def _use_ring(session: Session) -> Flow[None]:
+    """Have a session's packets go through shared memory; where that cannot be had, the socket does."""
+    if session.ring_asked or not _ring.USABLE or _RINGS not in session.core.features:
+        return
+    session.ring_asked = True
+    try:
+        reply = yield Ask(MakeRing(), RingReply)
+        session.use_ring(reply.sz)
+    except (PoolLimitError, DeviceMemoryError):
+        pass  # the service, or this process, has no more descriptors or memory for it
+
+
 def create_channel(session: Session, name: str, *, pool: int, mode: str, capacity: int, full: str) -> Flow[Channel]:
     """Make a channel, or open the one that is like it."""
     request = MakeChannel(
@@ -93,6 +115,7 @@ def create_channel(session: Session, name: str, *, pool: int, mode: str, capacit
         fl=_check_word(full, FULL, "full"),
     )
     _check_feature(session)
+    yield from _use_ring(session)
     reply = yield Ask(request, ChannelReply)
     channel: Channel = reply.c
     return channel
@@ -102,6 +125,7 @@ def open_channel(session: Session, name: str, *, timeout: float | None) -> Flow[
     """Open a channel by its name, and its pool with it."""
     request = Find(nm=check_name(name, "channel"), w=check_wait(timeout))
     _check_feature(session)
+    yield from _use_ring(session)
     reply = yield Ask(request, ChannelReply, timeout)
     channel: Channel = reply.c
     if session.pool_info(channel.pl) is None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from poolbridge._event import Event
     from poolbridge._session import Session
 
-FEATURES = ("timelines", "channels")
+FEATURES = ("timelines", "channels", "rings")
 DEFAULT_TIMEOUT = 10.0
 CLOSE_TIMEOUT = 1.0
 

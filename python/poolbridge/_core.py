@@ -18,6 +18,7 @@ from poolbridge._channel_messages import (
     Failed,
     Forget,
     Frame,
+    RingReply,
     SubscribeReply,
     TimelineReply,
     Unsubscribe,
@@ -72,6 +73,8 @@ class Core:
         The subscriptions, by id.
     pages
         Descriptors of timelines that came and were not mapped yet.
+    ring
+        Descriptors of a ring that came and is not used yet.
     news
         What the session has to hear of.
     """
@@ -87,6 +90,7 @@ class Core:
         self.goodbye = ""
         self.feeds: dict[int, Feed] = {}
         self.pages: dict[int, Descriptors] = {}
+        self.ring: Descriptors | None = None
         self.news: list[Failed | Forget] = []
         self._calls: dict[int, Call] = {}
         self._number = 0
@@ -305,6 +309,8 @@ class Core:
                 own.close()
             else:
                 self.pages[reply.tl] = own
+        elif isinstance(reply, RingReply):
+            _, self.ring = _claim(reply.x, descriptors)
         elif isinstance(reply, HelloReply):
             if reply.v != VERSION:
                 raise _errors.VersionError(f"the service chose protocol version {reply.v}; offered was {VERSION}")
@@ -347,6 +353,8 @@ class Core:
             block.descriptors.close()
         for page in self.pages.values():
             page.close()
+        if self.ring is not None:
+            self.ring.close()
 
 
 def _first_number(data: bytes) -> int:

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
+# How long the watcher leaves a ring alone after somebody has read it: he will read it again, and do what it brings.
+_TICK = 10e-3
+# How often a spinning reader looks whether the connection still stands, in looks into the ring.
+_LOOKS = 1024
+
 
 class _Bell:
     """Wakes the watcher, from any thread and from finalisers; silent once it is closed."""
@@ -70,7 +75,9 @@ class Pump:
         self._stopped = False
         self._finished = False
         self._want_write = False
-        self._nobody_reads = True
+        self._armed = True  # the watcher reads what comes
+        self._ticking = False  # nobody may be told of what comes through the ring
+        self._reads = self._seen = 0
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         self._epoll = select.epoll()
@@ -148,41 +155,63 @@ class Pump:
     def _begin_reading(self) -> bool:
         if not self._reading.acquire(blocking=False):
             return False
-        self._nobody_reads = False
-        self._arm()
+        self._reads += 1
+        if self._armed:
+            self._armed = False
+            self._session.transport.wake()
+            self._arm()
         return True
 
     def _end_reading(self) -> None:
-        self._nobody_reads = True
+        if self._session.transport.ring is None:
+            self._armed = True
+            self._reading.release()
+            self._arm()
+            return
         self._reading.release()
-        self._arm()
+        if not self._ticking:
+            self.ringing()
+
+    def ringing(self) -> None:
+        """See `Driver`."""
+        self._ticking = True
+        self._bell.ring()
 
     def _spin_for(self, feed: Feed, until: float) -> None:
         """Read without sleeping until the feed has something or the time is over."""
-        while not feed.done and self._session.ended is None and time.monotonic() < until:
-            if self._poll.poll(0):
+        transport, looks = self._session.transport, 0
+        while not feed.done and self._session.ended is None:
+            looks += 1
+            readable = (looks % _LOOKS == 0 or not transport.through) and bool(self._poll.poll(0))
+            if readable or transport.waiting:
                 try:
-                    self._session.receive()
+                    self._session.receive(readable=readable)
                 except PoolbridgeError:
                     return  # the feed has ended with it
+            elif time.monotonic() >= until:
+                return
 
     def _read_for(self, call: Call | Feed, deadline: float | None) -> None:
         """Read until the call is done or its time is over."""
+        transport = self._session.transport
         while not call.done:
             if self._session.ended is not None:
                 return
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
+            readable = False
             # Nearly always the reply is still to come: looking for it first would be a system call in vain.
-            self._poll.poll(None if left is None else left * 1000 + 1)
+            if not transport.waiting and transport.sleep():
+                readable = bool(self._poll.poll(None if left is None else left * 1000 + 1))
+                transport.wake()
             try:
-                if not self._session.receive() and left == 0:
+                if not self._session.receive(readable=readable) and left == 0:
                     return
             except PoolbridgeError:
                 return  # the call has failed with it
 
     def _arm(self) -> None:
         """Tell the watcher what to look for."""
-        events = (select.EPOLLIN if self._nobody_reads else 0) | (select.EPOLLOUT if self._want_write else 0)
+        events = (select.EPOLLIN if self._armed else 0) | (select.EPOLLOUT if self._want_write else 0)
         try:
             self._epoll.modify(self._fd, events)
         except (OSError, ValueError):
@@ -204,7 +233,7 @@ class Pump:
 
     def _watch(self) -> None:
         while not self._stopped and self._session.ended is None:
-            self._epoll.poll()
+            self._epoll.poll(_TICK if self._ticking else None)
             self._bell.silence()
             self._do_work()
             if self._want_write:
@@ -214,6 +243,8 @@ class Pump:
             if self._reading.acquire(blocking=False):
                 try:
                     self._read_all()
+                    if self._ticking:
+                        self._rest()
                 finally:
                     self._reading.release()
         self._finished = True
@@ -223,10 +254,23 @@ class Pump:
             self._bell.close()
             self._session.transport.close()
 
+    def _rest(self) -> None:
+        """Be told of what comes again, if nobody has read for a while."""
+        if self._reads != self._seen:
+            self._seen = self._reads
+            return
+        self._ticking = False
+        self._armed = True
+        self._arm()
+        self._read_all()
+
     def _read_all(self) -> None:
+        """Read what there is, and if the watcher reads what comes, be told of it."""
+        transport = self._session.transport
         try:
-            while self._session.ended is None and self._session.receive():
-                pass
+            while self._session.ended is None:
+                if not self._session.receive() and (not self._armed or transport.sleep()):
+                    return
         except PoolbridgeError:
             pass  # every call has failed with it, and the next one will
 

@@ -24,6 +24,7 @@ from poolbridge._errors import (
 )
 from poolbridge._feed import Feed
 from poolbridge._messages import Release, Reply
+from poolbridge._ring import SIZE, Ring
 from poolbridge._session_memory import SessionMemory
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _OUTBOX_MAX = 65_536
 _PATIENCE = 10.0
+_RING_FILES = 2
 
 
 class Driver(Protocol):
@@ -41,6 +43,9 @@ class Driver(Protocol):
 
     def want_write(self) -> None:
         """Call `Session.flush` when the socket takes packets again; never waits."""
+
+    def ringing(self) -> None:
+        """Begin to look into the ring that the transport has; never waits."""
 
     def background(self, work: Callable[[], None]) -> None:
         """Do work soon that may wait for a device, elsewhere; never waits, never raises."""
@@ -62,6 +67,7 @@ class Session(SessionMemory):
         self.orphaned = False
         self.patience = _PATIENCE
         self.lost: set[int] = set()
+        self.ring_asked = False
         self._kept: deque[tuple[int, int, object]] = deque()
         self.holds: dict[int, ReferenceType[Hold]] = {}
         self._driver: Driver | None = None
@@ -135,8 +141,8 @@ class Session(SessionMemory):
                 raise
             del error
 
-    def receive(self) -> bool:
-        """Take one packet, if there is one.
+    def receive(self, *, readable: bool = False) -> bool:
+        """Take one packet, if there is one. `readable` says that the socket has something.
 
         Returns
         -------
@@ -149,7 +155,7 @@ class Session(SessionMemory):
             The session has ended; every request that waited fails with the same error.
         """
         try:
-            packet = self.transport.receive()
+            packet = self.transport.receive(readable=readable)
             if packet is None:
                 return False
             with self._lock:
@@ -255,6 +261,21 @@ class Session(SessionMemory):
             self._driver.background(self.close)
 
     # Timelines and channels
+
+    def use_ring(self, size: int) -> None:
+        """Carry packets through the ring that the service has sent, if this process can."""
+        descriptors, self.core.ring = self.core.ring, None
+        if descriptors is None:
+            return
+        try:
+            if size == SIZE and len(descriptors) == _RING_FILES:
+                ring = Ring(*descriptors.peek())
+                with self._lock:
+                    self.transport.use(ring)
+        finally:
+            descriptors.close()
+        if self._driver is not None:
+            self._driver.ringing()
 
     def adopt(self, timeline: int, *, own: bool) -> None:
         """Map the page of a timeline that the service has sent, unless another thread has done it."""

@@ -7,8 +7,9 @@ import os
 import socket
 from collections.abc import Iterable
 
-from poolbridge._errors import ConnectionLostError, ProtocolError
+from poolbridge._errors import ConnectionLostError, PoolbridgeError, ProtocolError
 from poolbridge._packet import MAX_FDS, MAX_PACKET
+from poolbridge._ring import Ring
 
 _INT = array.array("i").itemsize
 # Plain numbers: an operation on the flags themselves takes half a microsecond.
@@ -18,6 +19,10 @@ _DATA_TRUNCATED = int(socket.MSG_TRUNC)
 _CONTROL_TRUNCATED = int(socket.MSG_CTRUNC)
 # Room for more than the protocol allows: what comes in surplus is then seen, closed and refused.
 _CONTROL = socket.CMSG_SPACE((MAX_FDS + 2) * _INT)
+
+# Packets of one byte, which no message is: there is something in the ring; the next packets come through it again.
+_LOOK = b"\xc0"
+_BACK = b"\xc3"
 
 
 class Descriptors:
@@ -30,6 +35,10 @@ class Descriptors:
 
     def __len__(self) -> int:
         return len(self._fds)
+
+    def peek(self) -> list[int]:
+        """Give all of them, to be used while this is not closed."""
+        return list(self._fds)
 
     def take(self, count: int) -> Descriptors:
         """Split off the first `count` descriptors."""
@@ -58,7 +67,9 @@ class Descriptors:
 
 
 class Transport:
-    """A connected ``SOCK_SEQPACKET`` socket, never blocking.
+    """A connected ``SOCK_SEQPACKET`` socket, never blocking, and in time a ring beside it.
+
+    Each direction is one sequence of packets, whichever way they come. One thread at a time may send, and one receive.
 
     Parameters
     ----------
@@ -69,6 +80,22 @@ class Transport:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
+        self._ring: Ring | None = None
+        # What is sent, and what is received, goes over the socket for now.
+        self._aside = True
+        self._over = True
+        # Over the socket, behind what the ring still has: a packet, or why none will come.
+        self._came: tuple[bytes, Descriptors] | None = None
+        self._failure: PoolbridgeError | None = None
+
+    @property
+    def ring(self) -> Ring | None:
+        """The ring, once there is one."""
+        return self._ring
+
+    def use(self, ring: Ring) -> None:
+        """Send through a ring, and receive from it once the service says so."""
+        self._ring = ring
 
     def fileno(self) -> int:
         """Give the socket's descriptor, or -1 when closed."""
@@ -87,6 +114,21 @@ class Transport:
         ConnectionLostError
             The service is gone.
         """
+        ring = self._ring
+        if ring is not None:
+            if self._aside and ring.drained and self._send(_BACK):
+                self._aside = False
+            if not self._aside:
+                wake = ring.put(packet)
+                if wake is not None:
+                    if wake:
+                        self._send(_LOOK)  # the reader of a full socket does not sleep
+                    return True
+                ring.mark()
+                self._aside = True
+        return self._send(packet)
+
+    def _send(self, packet: bytes) -> bool:
         try:
             self._sock.send(packet, _SEND_FLAGS)
         except BlockingIOError:
@@ -95,8 +137,13 @@ class Transport:
             raise ConnectionLostError(f"the service is gone: {error}") from error
         return True
 
-    def receive(self) -> tuple[bytes, Descriptors] | None:
+    def receive(self, *, readable: bool = False) -> tuple[bytes, Descriptors] | None:
         """Receive one packet with its descriptors, which are close-on-exec.
+
+        Parameters
+        ----------
+        readable
+            The socket is known to have something: it is read even if the ring has something too.
 
         Returns
         -------
@@ -108,8 +155,44 @@ class Transport:
         ConnectionLostError
             The service closed the connection.
         ProtocolError
-            Data or descriptors were truncated, or too many descriptors came; all are closed.
+            Data or descriptors were truncated, or too many descriptors came; all are closed. Or the ring is corrupt.
         """
+        if self._ring is None:
+            return self._receive()
+        if readable and self._came is None and self._failure is None:
+            self._look()
+        while True:
+            if self._over:
+                came, self._came = self._came, None
+                packet = came or self._receive()
+                if packet is None or packet[0] not in {_LOOK, _BACK}:
+                    return packet
+                self._over = packet[0] != _BACK
+                continue
+            data = self._ring.take()
+            if data:
+                return data, Descriptors()
+            if data is not None:
+                self._over = True
+            elif self._failure is not None:
+                raise self._failure
+            elif self._came is not None:
+                raise ProtocolError("a packet came over the socket that should have come through the ring")
+            elif not self._look():
+                return None
+
+    def _look(self) -> bool:
+        """Read the socket while packets come through the ring; False if it has nothing."""
+        try:
+            came = self._receive()
+        except PoolbridgeError as error:
+            self._failure = error  # what the ring still has comes before
+            return True
+        if came is not None and came[0] != _LOOK:
+            self._came = came
+        return came is not None
+
+    def _receive(self) -> tuple[bytes, Descriptors] | None:
         try:
             data, control, flags, _ = self._sock.recvmsg(MAX_PACKET + 1, _CONTROL, _RECEIVE_FLAGS)
         except (BlockingIOError, InterruptedError):
@@ -131,6 +214,29 @@ class Transport:
             raise
         return data, descriptors
 
+    @property
+    def through(self) -> bool:
+        """Whether packets come through the ring."""
+        return self._ring is not None and not self._over
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a packet is known to be there, which costs no system call to know."""
+        ring = self._ring
+        return ring is not None and not self._over and not ring.empty
+
+    def sleep(self) -> bool:
+        """Say that the socket is about to be waited for; False if there is something to receive."""
+        ring = self._ring
+        if self._came is not None or self._failure is not None:
+            return False
+        return ring is None or self._over or ring.sleep()
+
+    def wake(self) -> None:
+        """Say that the socket is not waited for any more."""
+        if self._ring is not None:
+            self._ring.wake()
+
     def shutdown(self) -> None:
         """End the connection, which wakes whoever waits for it; the descriptor stays. Idempotent."""
         try:
@@ -139,8 +245,10 @@ class Transport:
             pass  # the service was faster, or it is closed already
 
     def close(self) -> None:
-        """Close the socket. Idempotent; nobody may wait for it any more."""
+        """Close the socket and the ring. Idempotent; nobody may wait for them any more."""
         self._sock.close()
+        if self._ring is not None:
+            self._ring.close()
 
 
 def _rights(control: list[tuple[int, int, bytes]]) -> list[int]:

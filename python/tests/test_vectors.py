@@ -31,6 +31,7 @@ REPLIES: dict[str, type[msgspec.Struct]] = {
     "find": _channel_messages.ChannelReply,
     "send": _channel_messages.SendReply,
     "subscribe": _channel_messages.SubscribeReply,
+    "ring": _channel_messages.RingReply,
 }
 NOTICES: dict[str, type[msgspec.Struct]] = {
     str(kind.__struct_config__.tag): kind

@@ -1,0 +1,192 @@
+package bridge
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/bridge/shmring"
+)
+
+// link carries the packets of a session: over its socket, and once it has a ring through shared memory, where a packet
+// costs no system call. Each direction is one sequence of packets, whichever way they come.
+//
+// One goroutine at a time may send, and one receive.
+type link struct {
+	*seqpacket.Conn
+	out, in *shmring.Ring // nil: that direction has only the socket. Otherwise they are the same ring.
+
+	peerReady atomic.Bool // the peer has the ring too
+	aside     bool        // what is sent goes over the socket for now
+
+	over    bool      // what is received comes over the socket for now
+	came    packet    // over the socket, behind what the ring still has
+	last    time.Time // when the last packet was found in the ring
+	failure error     // what the socket said at last, behind what the ring still has
+}
+
+// packet is one that came over the socket; empty if there is none.
+type packet struct {
+	data []byte
+	fds  *seqpacket.FDs
+}
+
+// Packets of one byte, which no message is, are the link's own.
+const (
+	packetLook = 0xc0 // there is something in the ring
+	packetBack = 0xc3 // the next packets come through the ring again
+)
+
+// wakefulness is how long a receiver looks into its ring before it sleeps: in a steady stream nobody has to wake it.
+const wakefulness = 50 * time.Microsecond
+
+// errAside is for packets that came over the socket when they should have come through the ring.
+var errAside = fmt.Errorf("%w: a packet came over the socket, where only a packet of the ring's own was expected", ErrProtocol)
+
+// sendThrough lets packets be sent through the ring, once the peer has it too.
+func (l *link) sendThrough(r *shmring.Ring) { l.out, l.aside = r, true }
+
+// receiveThrough lets packets come through the ring, once the peer says so.
+func (l *link) receiveThrough(r *shmring.Ring) { l.in, l.over = r, true }
+
+// TrySend sends a packet without waiting. fds go with it over the socket; so does what is urgent, for someone who may not
+// be looking into the ring.
+//
+// Errors: those of [seqpacket.Conn.TrySend]; [shmring.ErrCorrupt].
+func (l *link) TrySend(data []byte, fds []int, urgent bool) error {
+	if len(fds) == 0 && !urgent {
+		if done, err := l.tryRing(data); done || err != nil {
+			return err
+		}
+	}
+	l.stepAside()
+	return l.Conn.TrySend(data, fds)
+}
+
+// Send is TrySend of what is not urgent, and waits until the write deadline.
+func (l *link) Send(data []byte, fds []int) error {
+	if len(fds) == 0 {
+		if done, err := l.tryRing(data); done || err != nil {
+			return err
+		}
+	}
+	l.stepAside()
+	return l.Conn.Send(data, fds)
+}
+
+// tryRing sends a packet through the ring if there is one with room for it, and the peer has read all that was sent before.
+//
+// Errors: [shmring.ErrCorrupt].
+func (l *link) tryRing(data []byte) (done bool, err error) {
+	if l.out == nil {
+		return false, nil
+	}
+	if l.aside {
+		if !l.peerReady.Load() {
+			return false, nil
+		}
+		drained, err := l.out.Drained()
+		if err != nil || !drained || len(data) > shmring.MaxPacket {
+			return false, err
+		}
+		if err := l.Conn.TrySend([]byte{packetBack}, nil); err != nil {
+			return false, nil //nolint:nilerr // whoever sends over the socket next is told
+		}
+		l.aside = false
+	}
+	ok, wake, err := l.out.Put(data)
+	if wake {
+		// A full socket's reader does not sleep; one that is gone needs nothing.
+		_ = l.Conn.TrySend([]byte{packetLook}, nil)
+	}
+	return ok, err
+}
+
+// stepAside says in the ring that the next packets come over the socket.
+func (l *link) stepAside() {
+	if l.out != nil && !l.aside {
+		l.out.Mark()
+		l.aside = true
+	}
+}
+
+// Recv receives the next packet. See [seqpacket.Conn.Recv]. What was sent through the ring before the peer left comes before
+// the end.
+//
+// Errors: those of [seqpacket.Conn.Recv]; [shmring.ErrCorrupt], [ErrProtocol].
+func (l *link) Recv(buf []byte) (n int, fds *seqpacket.FDs, err error) {
+	for l.in != nil {
+		switch {
+		case !l.over:
+			n, kind, err := l.in.Take(buf)
+			switch {
+			case err != nil || kind == shmring.Packet:
+				l.last = time.Now()
+				return n, nil, errors.Join(err, l.closeCame(err))
+			case kind == shmring.Marked:
+				l.over = true
+			case l.failure != nil:
+				return 0, nil, l.failure
+			case l.came.data != nil:
+				return 0, nil, errors.Join(errAside, l.closeCame(errAside))
+			default:
+				l.sleep(buf)
+			}
+		case l.came.data != nil:
+			p := l.came
+			l.came = packet{}
+			return copy(buf, p.data), p.fds, nil
+		default:
+			n, fds, err := l.Conn.Recv(buf)
+			if err != nil || n != 1 || buf[0] != packetBack && buf[0] != packetLook {
+				return n, fds, err
+			}
+			if buf[0] == packetBack {
+				l.over = false
+				l.peerReady.Store(true)
+			}
+			if err := fds.Close(); err != nil {
+				return 0, nil, err
+			}
+		}
+	}
+	return l.Conn.Recv(buf)
+}
+
+// sleep waits until there may be something in the ring, first without sleeping. buf is for what comes over the socket.
+func (l *link) sleep(buf []byte) {
+	for i := 0; time.Since(l.last) < wakefulness; i++ {
+		if !l.in.Empty() {
+			return
+		}
+		if i%4 == 3 {
+			runtime.Gosched()
+		}
+	}
+	if !l.in.Sleep() {
+		return
+	}
+	n, fds, err := l.Conn.Recv(buf)
+	l.in.Wake()
+	l.last = time.Now()
+	switch {
+	case err != nil:
+		l.failure = err
+	case n != 1 || buf[0] != packetLook:
+		l.came = packet{bytes.Clone(buf[:n]), fds}
+	default:
+		l.failure = fds.Close()
+	}
+}
+
+// closeCame closes what came over the socket if nobody is going to get it.
+func (l *link) closeCame(err error) error {
+	if err == nil {
+		return nil
+	}
+	return l.came.fds.Close()
+}

@@ -1,0 +1,154 @@
+package bridge
+
+import (
+	"encoding/binary"
+	"io"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/bridge/shmring"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+)
+
+// linked are two ends of a connection with a ring, which both use.
+func linked(t *testing.T) (a, b *link) {
+	t.Helper()
+	x, y, err := seqpacket.Pair()
+	require.NoError(t, err)
+	one, files, err := shmring.New()
+	require.NoError(t, err)
+	other, err := shmring.Open(files)
+	require.NoError(t, err)
+	require.NoError(t, files.Close())
+	a, b = &link{Conn: x}, &link{Conn: y}
+	for l, r := range map[*link]*shmring.Ring{a: one, b: other} {
+		l.sendThrough(r)
+		l.receiveThrough(r)
+		l.peerReady.Store(true)
+	}
+	t.Cleanup(func() {
+		_ = x.Close()
+		_ = y.Close()
+		assert.NoError(t, one.Close())
+		assert.NoError(t, other.Close())
+	})
+	return a, b
+}
+
+func numbered(i, size int) []byte {
+	return binary.LittleEndian.AppendUint64(make([]byte, 0, size), uint64(i))[:size]
+}
+
+func TestPacketsComeInTheOrderInWhichTheyWereSentWhicheverWayTheyCome(t *testing.T) {
+	a, b := linked(t)
+	file, err := os.Open(os.DevNull)
+	require.NoError(t, err)
+	defer file.Close()
+	const n = 20_000
+	sent := make(chan error, 1)
+	go func() {
+		for i := range n {
+			var err error
+			switch i % 100 {
+			case 17: // with a descriptor: over the socket
+				err = a.Send(numbered(i, 100), []int{int(file.Fd())})
+			case 42: // too long for the ring
+				err = a.Send(numbered(i, shmring.MaxPacket+8), nil)
+			case 77:
+				for err = seqpacket.ErrWouldBlock; err != nil; {
+					err = a.TrySend(numbered(i, 100), nil, true)
+				}
+			default:
+				err = a.Send(numbered(i, 16+i%200), nil)
+			}
+			if err != nil {
+				sent <- err
+				return
+			}
+		}
+		sent <- nil
+	}()
+	buf := make([]byte, wire.MaxPacket)
+	for i := range n {
+		_, fds, err := b.Recv(buf)
+		require.NoError(t, err)
+		require.EqualValues(t, i, binary.LittleEndian.Uint64(buf))
+		want := 0
+		if i%100 == 17 {
+			want = 1
+		}
+		require.Equal(t, want, fds.Len(), "packet %d", i)
+		require.NoError(t, fds.Close())
+	}
+	require.NoError(t, <-sent)
+}
+
+func TestAPeerThatReadsNothingFillsTheRingAndThenTheSocket(t *testing.T) {
+	a, b := linked(t)
+	n := 0
+	for ; ; n++ {
+		if err := a.TrySend(numbered(n, 1000), nil, false); err != nil {
+			require.ErrorIs(t, err, seqpacket.ErrWouldBlock)
+			break
+		}
+	}
+	assert.Greater(t, n, shmring.Size/1008, "the socket took some")
+	buf := make([]byte, wire.MaxPacket)
+	for i := range n {
+		_, _, err := b.Recv(buf)
+		require.NoError(t, err)
+		require.EqualValues(t, i, binary.LittleEndian.Uint64(buf))
+	}
+	require.NoError(t, a.TrySend(numbered(n, 1000), nil, false))
+	_, _, err := b.Recv(buf)
+	require.NoError(t, err)
+	assert.EqualValues(t, n, binary.LittleEndian.Uint64(buf))
+	assert.False(t, a.aside, "and it goes through the ring again")
+}
+
+func TestWhatWasSentBeforeThePeerLeftComesBeforeTheEnd(t *testing.T) {
+	a, b := linked(t)
+	for i := range 100 {
+		require.NoError(t, a.Send(numbered(i, 100), nil))
+	}
+	require.NoError(t, a.Close())
+	buf := make([]byte, wire.MaxPacket)
+	for i := range 100 {
+		_, _, err := b.Recv(buf)
+		require.NoError(t, err)
+		require.EqualValues(t, i, binary.LittleEndian.Uint64(buf))
+	}
+	_, _, err := b.Recv(buf)
+	require.ErrorIs(t, err, io.EOF)
+}
+
+func TestAReceiverThatSleepsIsWokenByAPacketInTheRing(t *testing.T) {
+	a, b := linked(t)
+	came := make(chan error)
+	go func() {
+		buf := make([]byte, wire.MaxPacket)
+		for range 200 {
+			_, _, err := b.Recv(buf)
+			came <- err
+		}
+	}()
+	for i := range 200 {
+		require.NoError(t, a.Send(numbered(i, 100), nil))
+		require.NoError(t, <-came) // it may go to sleep now
+	}
+}
+
+func TestAPacketOverTheSocketThatTheRingKnowsNothingOfIsAnError(t *testing.T) {
+	a, b := linked(t)
+	buf := make([]byte, wire.MaxPacket)
+	require.NoError(t, a.Send(numbered(0, 100), nil))
+	_, _, err := b.Recv(buf)
+	require.NoError(t, err)
+	require.NoError(t, a.Conn.Send(numbered(1, 100), nil))
+	_, _, err = b.Recv(buf)
+	require.ErrorIs(t, err, ErrProtocol)
+}

@@ -1,0 +1,201 @@
+"""A ring of shared memory: packets from and to the service without a system call.
+
+Each direction has a file with one writer and one reader; see "Rings" in ``docs/protocol.md``. Nothing here sleeps or
+wakes anybody: a reader says that it is about to sleep, and its writer is told to wake it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import platform
+import sys
+import threading
+from typing import Any, Final
+
+from poolbridge._errors import DeviceMemoryError, ProtocolError
+
+SIZE: Final = 1 << 16
+"""Bytes of packets that a ring holds, their heads included."""
+
+MAX_PACKET: Final = SIZE // 4
+"""Bytes of the longest packet that goes through a ring."""
+
+USABLE: Final = platform.machine() in {"x86_64", "AMD64"}
+"""Whether stores are seen in their order here, which nothing in Python could ask for."""
+
+MARKED: Final = b""
+"""Taken instead of a packet: the next ones come over the socket."""
+
+_DATA: Final = 4096
+_FILE: Final = _DATA + SIZE
+# The words of a file by their index, and its data.
+_HEAD: Final = 0
+_TAIL: Final = 8
+_ASLEEP: Final = 16
+_FIRST: Final = _DATA // 8
+_MARK: Final = 0
+_SKIP: Final = 1 << 32
+_WRAP: Final = 1 << 64
+
+_F_GET_SEALS: Final = 1034
+_SIZE_SEALS: Final = 0x0002 | 0x0004
+
+
+def _map(fd: int, *, write: bool) -> mmap.mmap:
+    if os.fstat(fd).st_size != _FILE or fcntl.fcntl(fd, _F_GET_SEALS) & _SIZE_SEALS != _SIZE_SEALS:
+        # An unsealed file could shrink under us, and reading would then be SIGBUS.
+        raise ProtocolError(f"the memfd of a ring is not sealed at {_FILE} bytes")
+    protection = mmap.PROT_READ | mmap.PROT_WRITE if write else mmap.PROT_READ
+    options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+    try:
+        mapping = mmap.mmap(fd, _FILE, mmap.MAP_SHARED, protection, **options)
+        mapping.madvise(mmap.MADV_DONTFORK)  # a child that is forked is nobody's peer
+    except OSError as error:
+        raise DeviceMemoryError(f"a ring cannot be mapped: {error}") from error
+    return mapping
+
+
+class Ring:
+    """One end: it writes into its own file and reads from the service's.
+
+    One thread at a time may write, and one may read.
+
+    Parameters
+    ----------
+    reads, writes
+        Descriptors of the two files; they stay the caller's.
+
+    Raises
+    ------
+    ProtocolError
+        They are not the files of a ring.
+    DeviceMemoryError
+        They cannot be mapped.
+    """
+
+    def __init__(self, reads: int, writes: int) -> None:
+        self._peer_file = _map(reads, write=False)
+        self._own_file = _map(writes, write=True)
+        self._peer = memoryview(self._peer_file).cast("Q")
+        self._own = memoryview(self._own_file).cast("Q")
+        self._head = 0
+        self._tail = 0
+        self._fence = threading.Lock()
+
+    # Writing
+
+    def put(self, packet: bytes) -> bool | None:
+        """Write a packet.
+
+        Returns
+        -------
+        bool or None
+            Whether the reader sleeps and has to be woken; None if there is no room, and nothing was written.
+
+        Raises
+        ------
+        ProtocolError
+            The reader's word contradicts what was written.
+        """
+        head, length = self._head, len(packet)
+        free = self._free()
+        at = head % SIZE
+        need = 8 + (length + 7 & ~7)
+        rest = SIZE - at
+        skips = need > rest
+        # There is always room for a mark.
+        if (need + rest if skips else need) + 8 > free or length > MAX_PACKET:
+            return None
+        own = self._own
+        if skips:
+            own[_FIRST + (at >> 3)] = _SKIP
+            head = (head + rest) % _WRAP
+            at = 0
+        own[_FIRST + (at >> 3)] = length
+        start = _DATA + 8 + at
+        self._own_file[start : start + length] = packet
+        return self._publish((head + need) % _WRAP)
+
+    def mark(self) -> None:
+        """Tell the reader that the next packets come over the socket."""
+        self._own[_FIRST + (self._head % SIZE >> 3)] = _MARK
+        self._publish((self._head + 8) % _WRAP)
+
+    @property
+    def drained(self) -> bool:
+        """Whether the reader has read everything."""
+        return self._free() == SIZE
+
+    def _free(self) -> int:
+        tail = self._peer[_TAIL]
+        used = (self._head - tail) % _WRAP
+        if used > SIZE or tail & 7:
+            raise ProtocolError(f"the service says that it has read {tail} bytes of a ring with {self._head}")
+        return SIZE - used
+
+    def _publish(self, head: int) -> bool:
+        before, self._head = self._head, head
+        self._own[_HEAD] = head
+        self._order()
+        return self._peer[_ASLEEP] == (before + 1) % _WRAP
+
+    def _order(self) -> None:
+        """Have what was stored be seen before what is loaded next: both take a locked instruction."""
+        self._fence.acquire()
+        self._fence.release()
+
+    # Reading
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to take."""
+        return self._peer[_HEAD] == self._tail
+
+    def take(self) -> bytes | None:
+        """Take the next packet; `MARKED`, or None if there is nothing.
+
+        Raises
+        ------
+        ProtocolError
+            The ring is corrupt.
+        """
+        peer, tail = self._peer, self._tail
+        head = peer[_HEAD]
+        if head == tail:
+            return None
+        there = (head - tail) % _WRAP
+        at = tail % SIZE
+        length = peer[_FIRST + (at >> 3)]
+        if length == _SKIP and at:
+            tail = (tail + SIZE - at) % _WRAP
+            there -= SIZE - at
+            at = 0
+            length = peer[_FIRST]
+        need = 8 + (length + 7 & ~7)
+        if length > MAX_PACKET or not need <= there <= SIZE or at + need > SIZE or there & 7:
+            raise ProtocolError(f"a packet of {length} bytes in a ring with {there}")
+        start = _DATA + 8 + at
+        packet = self._peer_file[start : start + length]
+        self._tail = self._own[_TAIL] = (tail + need) % _WRAP
+        return packet
+
+    def sleep(self) -> bool:
+        """Say that the reader is about to sleep; False if there is something to take."""
+        self._own[_ASLEEP] = (self._tail + 1) % _WRAP
+        self._order()
+        if self._peer[_HEAD] == self._tail:
+            return True
+        self.wake()
+        return False
+
+    def wake(self) -> None:
+        """Say that the reader does not sleep any more."""
+        self._own[_ASLEEP] = 0
+
+    def close(self) -> None:
+        """Unmap it. Idempotent; nobody may use it any more."""
+        for words, file in ((self._own, self._own_file), (self._peer, self._peer_file)):
+            words.release()
+            file.close()

@@ -1,0 +1,225 @@
+"""The ring of shared memory, and the transport that uses it beside its socket."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import random
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poolbridge import _ring
+from poolbridge._errors import ConnectionLostError, ProtocolError
+from poolbridge._ring import MARKED, MAX_PACKET, SIZE, Ring
+from poolbridge._transport import Transport
+
+pytestmark = pytest.mark.skipif(not _ring.USABLE, reason="rings in Python need a processor that keeps stores in order")
+
+VECTORS = json.loads((Path(__file__).parents[2] / "docs/vectors/v1.json").read_text(encoding="utf-8"))["rings"]
+FILE = 4096 + SIZE
+F_ADD_SEALS = 1033
+SIZE_SEALS = 0x2 | 0x4
+
+
+def ring_file() -> int:
+    fd = os.memfd_create("ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, FILE)
+    fcntl.fcntl(fd, F_ADD_SEALS, SIZE_SEALS)
+    return fd
+
+
+class Ends:
+    """Two ends of a ring, and the files between them."""
+
+    def __init__(self) -> None:
+        one, other = ring_file(), ring_file()
+        self.a = Ring(one, other)
+        self.b = Ring(other, one)
+        self.a_file = mmap.mmap(other, FILE)
+        self.b_file = mmap.mmap(one, FILE)
+        os.close(one)
+        os.close(other)
+
+    def close(self) -> None:
+        for end in (self.a, self.b, self.a_file, self.b_file):
+            end.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("vector", [pytest.param(vector, id=vector["name"]) for vector in VECTORS])
+def test_a_ring_looks_as_the_protocol_says(ends: Ends, vector: dict[str, Any]) -> None:
+    for length in vector["before"]:
+        assert ends.a.put(bytes(length)) is False
+        assert ends.b.take() == bytes(length)
+    packets = [bytes.fromhex(packet) for packet in vector["packets"]]
+    for packet in packets:
+        if packet:
+            assert ends.a.put(packet) is False
+        else:
+            ends.a.mark()
+    expected, at = bytes.fromhex(vector["bytes"]), vector["at"]
+    assert ends.a_file[at : at + len(expected)] == expected
+    for offset, word in vector["words"].items():
+        assert struct.unpack_from("<Q", ends.a_file, int(offset)) == (word,)
+    assert [ends.b.take() for _ in packets] == [packet or MARKED for packet in packets]
+    assert ends.b.take() is None
+
+
+def test_packets_of_every_size_come_in_order(ends: Ends) -> None:
+    rng = random.Random(1)
+    sent: list[bytes] = []
+    for number in range(5000):
+        length = rng.randrange(1, MAX_PACKET) if number % 200 == 0 else rng.randrange(1, 300)
+        packet = number.to_bytes(8, "little") + bytes(length)
+        while ends.a.put(packet) is None:
+            assert ends.b.take() == sent.pop(0)
+        sent.append(packet)
+    while sent:
+        assert ends.b.take() == sent.pop(0)
+    assert ends.a.drained
+
+
+def test_a_full_ring_refuses_a_packet_and_still_takes_a_mark(ends: Ends) -> None:
+    count = 0
+    while ends.a.put(bytes(100)) is not None:
+        count += 1
+    ends.a.mark()
+    assert [len(ends.b.take() or b"") for _ in range(count)] == [100] * count
+    assert not ends.a.drained
+    assert ends.b.take() == MARKED
+    assert ends.a.drained
+
+
+def test_a_reader_that_sleeps_is_woken_once(ends: Ends) -> None:
+    assert ends.a.put(b"1") is False
+    assert not ends.b.sleep(), "there is something to take"
+    ends.b.take()
+    assert ends.b.sleep()
+    assert ends.a.put(b"2") is True
+    assert ends.a.put(b"3") is False
+    ends.b.wake()
+
+
+@pytest.mark.parametrize(
+    ("head", "first"),
+    [
+        pytest.param(12, 3, id="a head that is not aligned"),
+        pytest.param(2**64 - 8, 3, id="a head behind what was read"),
+        pytest.param(SIZE + 16, 3, id="more than a ring holds"),
+        pytest.param(16, 17, id="a packet longer than was written"),
+        pytest.param(SIZE, MAX_PACKET + 1, id="a packet longer than any"),
+        pytest.param(SIZE, 2**64 - 1, id="a length that overflows"),
+        pytest.param(SIZE, 1 << 32, id="a skip at the beginning"),
+    ],
+)
+def test_a_corrupt_ring_is_an_error(ends: Ends, head: int, first: int) -> None:
+    struct.pack_into("<Q", ends.b_file, 4096, first)
+    struct.pack_into("<Q", ends.b_file, 0, head)
+    with pytest.raises(ProtocolError, match="in a ring with"):
+        ends.a.take()
+
+
+@pytest.mark.parametrize("tail", [16, 4, 2**64 - SIZE - 8])
+def test_a_reader_that_contradicts_what_was_written_is_an_error(ends: Ends, tail: int) -> None:
+    struct.pack_into("<Q", ends.b_file, 64, tail)
+    with pytest.raises(ProtocolError, match="says that it has read"):
+        ends.a.put(b"1")
+
+
+def test_a_file_that_could_shrink_is_no_ring() -> None:
+    fd = os.memfd_create("ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, FILE)
+        with pytest.raises(ProtocolError, match="not sealed"):
+            Ring(fd, fd)
+    finally:
+        os.close(fd)
+
+
+class Linked:
+    """Two transports with a ring, which both use."""
+
+    def __init__(self) -> None:
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.a, self.b = Transport(one), Transport(other)
+        self.ends = Ends()
+        self.a.use(self.ends.a)
+        self.b.use(self.ends.b)
+
+    def close(self) -> None:
+        self.a.close()
+        self.b.close()
+        self.ends.close()
+
+
+@pytest.fixture
+def linked() -> Iterator[Linked]:
+    made = Linked()
+    yield made
+    made.close()
+
+
+def test_packets_come_in_the_order_in_which_they_were_sent_whichever_way_they_come(linked: Linked) -> None:
+    count = 1000
+
+    def send() -> None:
+        for number in range(count):
+            packet = number.to_bytes(8, "little") + bytes(MAX_PACKET if number % 100 == 42 else number % 200)
+            while not linked.a.send(packet):
+                pass
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    through = 0
+    for number in range(count):
+        while (came := linked.b.receive()) is None:
+            pass
+        assert int.from_bytes(came[0][:8], "little") == number
+        through += linked.b.through
+    sender.join()
+    assert through, "some came through the ring"
+
+
+def test_what_was_sent_before_the_peer_left_comes_before_the_end(linked: Linked) -> None:
+    for number in range(100):
+        assert linked.a.send(bytes([number]) * 100)
+    linked.a.shutdown()
+    for number in range(100):
+        came = linked.b.receive(readable=True)
+        assert came is not None
+        assert came[0][0] == number
+    with pytest.raises(ConnectionLostError):
+        linked.b.receive(readable=True)
+
+
+def test_a_packet_over_the_socket_that_the_ring_knows_nothing_of_is_an_error(linked: Linked) -> None:
+    assert linked.a.send(b"1" * 9)
+    assert linked.b.receive() is not None
+    linked.a._send(b"2" * 9)
+    with pytest.raises(ProtocolError, match="through the ring"):
+        linked.b.receive()
+
+
+def test_who_sleeps_is_woken_over_the_socket(linked: Linked) -> None:
+    assert linked.a.send(b"1" * 9)
+    assert linked.b.receive() is not None
+    assert linked.b.sleep()
+    assert linked.a.send(b"2" * 9)
+    linked.b.wake()
+    assert linked.b.waiting
+    assert linked.b.receive(readable=True) is not None
+    assert linked.b.receive() is None
