@@ -56,6 +56,7 @@ from poolbridge._lease import AsyncLease, BaseLease, Lease, LeaseView
 from poolbridge._legacyhandle import LegacyHandle, OpenedMemory
 from poolbridge._paths import default_path
 from poolbridge._pool import Pool, PoolStats, ServiceStats
+from poolbridge._promise import Promise
 from poolbridge._subscription import AsyncSubscription, Subscription
 
 __version__ = "0.1.0"
@@ -97,6 +98,7 @@ __all__ = [
     "PoolStats",
     "PoolbridgeError",
     "ProducerDiedError",
+    "Promise",
     "ProtocolError",
     "RequestCancelledError",
     "SecondContextError",

@@ -64,6 +64,8 @@ class Hold:
         self.streams: dict[StreamKey, None] | None = None
         self.unordered = False
         self.named = False
+        # What stands for the content, where this process completes it later by itself.
+        self.promise: Ticket | None = None
         self.lost = bool(session.lost) and grant.bf in session.lost
         self.sent = False
         self.then: Callable[[], None] | None = None
@@ -111,7 +113,9 @@ class Hold:
         return np.asarray(token)
 
     def seal(self) -> None:
-        """Have the arrays in NumPy's hands refuse to be written: the content is complete."""
+        """Have the arrays in NumPy's hands refuse to be written: the content is complete, if it was not promised."""
+        if self.promise is not None:
+            return
         written, self.written = self.written, {}
         for reference in written.values():
             array = reference()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from poolbridge._aclient import AsyncClient
     from poolbridge._client import Client
     from poolbridge._event import Event
+    from poolbridge._promise import Promise
 
 
 class LeaseView(ArrayExports):
@@ -301,6 +302,21 @@ class Lease(BaseLease):
         )
         self._client._run(flow)  # noqa: SLF001
 
+    def promise(self) -> Promise:
+        """Promise the content, to publish the buffer before it is complete; `keep` says that it is.
+
+        For work of the CPU, or what this process waits for itself. Publish the lease, or send it through a channel;
+        write it through arrays that were made before; and keep the promise. Whoever reads waits for that.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The lease is a read lease, or its content is promised already.
+        UnsupportedError
+            The service is older than timelines.
+        """
+        return self._client._run(_operations.promise(self._hold))  # noqa: SLF001
+
     def wait(self, timeout: float | None = None) -> None:
         """Wait on the CPU until the content is complete and the memory may be used.
 
@@ -381,6 +397,10 @@ class AsyncLease(BaseLease):
             self._hold, name, keep=keep, replace=replace, stream=stream, event=event, ticket=ticket
         )
         await self._client._run(flow)  # noqa: SLF001
+
+    async def promise(self) -> Promise:
+        """Promise the content; see `Lease.promise`."""
+        return await self._client._run(_operations.promise(self._hold))  # noqa: SLF001
 
     async def wait(self, timeout: float | None = None) -> None:
         """Wait until the content is complete and the memory may be used; see `Lease.wait`."""

@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from poolbridge import _dlpack, _order, _tensor, _timelines
 from poolbridge._channel_messages import Timeline, TimelineReply
-from poolbridge._errors import InvalidArgumentError, LeaseReleasedError, NotFoundError
+from poolbridge._errors import InvalidArgumentError, LeaseReleasedError, NotFoundError, UnsupportedError
 from poolbridge._hold import Hold
 from poolbridge._kinds import KINDS
 from poolbridge._messages import (
@@ -44,6 +44,7 @@ from poolbridge._messages import (
 )
 from poolbridge._packet import MAX_NAME
 from poolbridge._pool import Pool, ServiceStats
+from poolbridge._promise import Promise
 
 if TYPE_CHECKING:
     from poolbridge._event import Event
@@ -290,6 +291,9 @@ def publish(
     handle = mark.ipc_handle if mark is not None and (alone or made is not None) else b""
     yield from _ask(Publish(l=hold.grant.id, nm=name, kp=keep, rp=replace, rt=made or UNSET, ev=handle), Reply)
     hold.write = False
+    if hold.promise is not None:
+        # What this process itself does with the buffer by way of the lease has to wait as well.
+        hold.tickets = (*hold.tickets, hold.promise)
     hold.seal()
     hold.name = name
     if mark is not None:
@@ -324,6 +328,22 @@ def ready(hold: Hold, stream: Any, event: Event | None = None, *, ticket: bool =
         return _order.ready(hold)
     made: Ticket | None = yield Do(partial(_order.ready, hold))
     return made
+
+
+def promise(hold: Hold) -> Flow[Promise]:
+    """Promise the content of a buffer that is yet to be published."""
+    hold.check_usable()
+    if not hold.write or hold.promise is not None:
+        why = "is promised already" if hold.write else "is complete"
+        raise InvalidArgumentError(
+            f"the content of buffer {hold.grant.bf} {why}: promise it once, before it is published"
+        )
+    session = hold.session
+    if _timelines.FEATURE not in session.core.features:
+        raise UnsupportedError("this service has no timelines, which promises need: it is older than they are")
+    while (own := session.timelines.own) is None:
+        yield from _know_timeline(session, 0)
+    return Promise(hold, own)
 
 
 def release(hold: Hold, *, failed: bool, force: bool) -> Flow[None]:

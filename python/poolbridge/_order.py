@@ -224,7 +224,8 @@ def must_wait(hold: Hold) -> bool:
     """Whether `ready` and `done` have to wait: for the CPU's turn, or in `_fall_back`."""
     if hold.memory.pool.device[0] == _dlpack.CPU:
         return bool(hold.tickets)
-    return (hold.streams is not None or hold.unordered) and _own(hold) is None
+    used = hold.streams is not None or hold.unordered
+    return used and (hold.promise is not None or _own(hold) is None)
 
 
 def done(hold: Hold) -> tuple[Ticket, ...]:
@@ -257,10 +258,15 @@ def done_at_once(hold: Hold) -> tuple[Ticket, ...] | None:
 
 def ready(hold: Hold) -> Ticket | None:
     """Say when the content is complete; None: it is. May wait for the device in `_fall_back`."""
-    device = hold.memory.pool.device
+    device, promise = hold.memory.pool.device, hold.promise
     if device[0] == _dlpack.CPU:
         before_cpu(hold)
-        return None
+        return promise
+    if promise is not None:
+        # It stands alone: no stream may wait for what this process may never do.
+        if hold.streams is not None or hold.unordered:
+            _fall_back(hold)
+        return promise
     if hold.streams is None and not hold.unordered:
         if not _unreached(hold):
             return None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from poolbridge._errors import PoolLimitError
 from poolbridge._messages import Ticket
 from poolbridge._page import WORDS, Page
+
+# Of a promise, which is no stream but has a word like one.
+_NO_DEVICE: Final = -1
 
 
 class StreamKey(NamedTuple):
@@ -60,6 +63,7 @@ class Timeline:
         self.page = page
         self._lock = threading.Lock()
         self._words: dict[StreamKey, Word] = {}
+        self._promises = 0
 
     def word(self, key: StreamKey) -> Word | None:
         """Give the word of a stream, if it has one."""
@@ -104,6 +108,20 @@ class Timeline:
         finally:
             self._lock.release()
 
+    def promise(self) -> Ticket:
+        """Give the next ticket of a word that no stream writes.
+
+        Raises
+        ------
+        PoolLimitError
+            More streams and promises are at work than a timeline has words.
+        """
+        with self._lock:
+            self._promises += 1
+            word = self._take(StreamKey(_NO_DEVICE, self._promises))
+            word.value += 1
+            return Ticket(self.id, word.index, word.value)
+
     def upcoming(self, key: StreamKey) -> tuple[int, int]:
         """Give the word and the value that a stream will write next."""
         with self._lock:
@@ -111,7 +129,7 @@ class Timeline:
             return word.index, word.value + 1
 
     def _take(self, key: StreamKey) -> Word:
-        """Give a stream a word: a new one, or that of a stream which has done all it was told to."""
+        """Give a stream or a promise a word: a new one, or that of another which has come to its value."""
         if len(self._words) < WORDS:
             word = self._words[key] = Word(len(self._words), key)
             return word
@@ -121,4 +139,4 @@ class Timeline:
                 old.key = key
                 self._words[key] = old
                 return old
-        raise PoolLimitError(f"{WORDS} streams are at work at a time; a timeline has no more words")
+        raise PoolLimitError(f"{WORDS} streams and promises are at work at a time; a timeline has no more words")

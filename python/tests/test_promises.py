@@ -1,0 +1,190 @@
+"""Promises: what is published before it is complete."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+
+import numpy as np
+import pytest
+from fakechannels import ChannelService
+
+import poolbridge
+from poolbridge._page import WORDS
+
+
+@pytest.fixture
+def service(tmp_path):
+    running = ChannelService(str(tmp_path / "p.sock"))
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def client(service):
+    with poolbridge.connect(service.path, timeout=5) as connected:
+        connected.create_pool("frames", max_bytes=1 << 24)
+        yield connected
+
+
+@pytest.fixture
+def other(service, client):
+    with poolbridge.connect(service.path, timeout=5) as connected:
+        yield connected
+
+
+def promised(client):
+    """A lease, the array that writes it, and the promise."""
+    lease = client.allocate(4, "int32")
+    return lease, np.asarray(lease), lease.promise()
+
+
+def test_a_reader_waits_until_the_promise_is_kept(client, other):
+    lease, array, promise = promised(client)
+    lease.publish("x")
+    got = other.get("x")
+    with pytest.raises(poolbridge.WaitTimeoutError):
+        got.wait(0.001)
+    with pytest.raises(poolbridge.WaitTimeoutError):
+        lease.wait(0.001)
+    seen: list[list[int]] = []
+    reader = threading.Thread(target=lambda: seen.append(np.asarray(got).tolist()))
+    reader.start()
+    array[:] = 7
+    assert not promise.kept
+    assert repr(promise) == "<poolbridge.Promise not kept yet>"
+    promise.keep()
+    reader.join(5)
+    assert seen == [[7] * 4]
+    assert promise.kept
+    assert not array.flags.writeable
+    promise.keep()
+
+
+def test_so_does_a_subscriber(client, other):
+    channel = client.create_channel("c", capacity=4)
+    frames = other.subscribe("c")
+    lease, array, promise = promised(client)
+    channel.publish(lease)
+    frame = next(frames)
+    with pytest.raises(poolbridge.WaitTimeoutError):
+        frame.wait(0.001)
+    array[:] = 5
+    promise.keep()
+    assert not array.flags.writeable
+    assert frame.to_numpy().tolist() == [5] * 4
+
+
+def test_a_promise_kept_before_publishing_is_nothing_to_wait_for(client, other):
+    lease, array, promise = promised(client)
+    array[:] = 1
+    promise.keep()
+    array[:] = 2
+    lease.publish("x")
+    got = other.get("x")
+    assert got._hold.tickets == ()
+    assert np.asarray(got).tolist() == [2] * 4
+
+
+def test_a_promise_outlives_its_lease(client, other):
+    lease, array, promise = promised(client)
+    lease.publish("x")
+    got = other.get("x")
+    del array
+    lease.release()
+    del lease
+    promise.keep()
+    got.wait(0)
+
+
+def test_a_process_that_dies_breaks_its_promises(service, client, other):
+    lease, array, promise = promised(client)
+    lease.publish("x", keep=True)
+    got = other.get("x")
+    del array
+    lease.release()
+    connection = service.connections[0]
+    client.close()
+    connection.join(5)
+    with service.changed:
+        service.bury(connection)
+    with pytest.raises(poolbridge.ProducerDiedError):
+        got.wait(5)
+    with pytest.raises(poolbridge.ClientClosedError):
+        promise.keep()
+
+
+def test_only_what_is_yet_to_be_published_is_promised_and_once(client, other):
+    lease, array, promise = promised(client)
+    with pytest.raises(poolbridge.InvalidArgumentError, match="promised already"):
+        lease.promise()
+    promise.keep()
+    again = lease.promise()
+    lease.publish("x")
+    with pytest.raises(poolbridge.InvalidArgumentError, match="is complete"):
+        lease.promise()
+    again.keep()
+    with pytest.raises(poolbridge.InvalidArgumentError, match="is complete"):
+        other.get("x").promise()
+    del array
+
+
+def test_a_name_that_is_taken_costs_no_promise(client, other):
+    client.allocate(4, "int32").publish("x", keep=True)
+    lease, array, promise = promised(client)
+    with pytest.raises(poolbridge.AlreadyExistsError):
+        lease.publish("x")
+    assert array.flags.writeable
+    np.asarray(lease)[:] = 3
+    lease.publish("y")
+    promise.keep()
+    assert other.get("y").to_numpy().tolist() == [3] * 4
+
+
+def test_words_are_used_again_but_not_before_their_promise_is_kept(client):
+    lease = client.allocate(4, "int32")
+    for _ in range(2 * WORDS):
+        lease.promise().keep()
+    leases = [client.allocate(1, "int8") for _ in range(WORDS + 1)]
+    promises = [each.promise() for each in leases[:-1]]
+    with pytest.raises(poolbridge.PoolLimitError, match="no more words"):
+        leases[-1].promise()
+    promises[7].keep()
+    leases[-1].promise().keep()
+    for promise in promises:
+        promise.keep()
+
+
+def test_a_promise_that_is_dropped_says_so(client):
+    lease, array, promise = promised(client)
+    with pytest.warns(ResourceWarning, match="dropped before it was kept"):
+        del promise
+        gc.collect()
+    del lease, array
+
+
+def test_a_service_without_timelines_takes_no_promises(service, client, monkeypatch):
+    monkeypatch.setattr(ChannelService, "features", ())
+    with poolbridge.connect(service.path) as plain:
+        plain.open_pool("frames")
+        with pytest.raises(poolbridge.UnsupportedError, match="timelines"):
+            plain.allocate(4, "int32").promise()
+
+
+def test_promises_of_the_asyncio_client(service, client, other):
+    async def run():
+        async with await poolbridge.connect_async(service.path) as twin:
+            await twin.open_pool("frames")
+            lease = await twin.allocate(4, "int32")
+            array = np.asarray(lease)
+            promise = await lease.promise()
+            await lease.publish("x")
+            got = other.get("x")
+            with pytest.raises(poolbridge.WaitTimeoutError):
+                got.wait(0.001)
+            array[:] = 9
+            promise.keep()
+            assert got.to_numpy().tolist() == [9] * 4
+
+    asyncio.run(run())
