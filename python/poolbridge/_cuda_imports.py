@@ -1,4 +1,4 @@
-"""Memory and events of other processes that cuda.core has no public way to import: see `_cuda` for the rest.
+"""Memory of other processes that cuda.core has no public way to import: see `_cuda` for the rest.
 
 Everything here goes through ``cuda.bindings.driver``. cuda.core cannot import a single ``cuMemCreate`` allocation or a
 legacy handle, and does not let the GPU reach an imported pool of the host.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
 from typing import Any, Final
 
 from poolbridge import _cuda
@@ -237,28 +236,3 @@ def close_handle(ordinal: int, address: int) -> None:
     """Close what `open_handle` opened; the device must be done with it."""
     with _current(ordinal):
         _call("cuIpcCloseMemHandle", address)
-
-
-def wait_for_event(ordinal: int, handle: bytes) -> float:
-    """Wait for an interprocess event, on the device's legacy default stream and on the CPU; give the seconds it took.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The handle has not 64 bytes.
-    DriverError
-        It cannot be opened: the processes are of two users, or do not share ``/dev/shm``.
-    """
-    if len(handle) != HANDLE_BYTES:
-        raise InvalidArgumentError(f"an event's handle has {HANDLE_BYTES} bytes, got {len(handle)}")
-    boxed = _cuda._driver().CUipcEventHandle()  # noqa: SLF001
-    ctypes.memmove(int(boxed.getPtr()), handle, HANDLE_BYTES)
-    started = time.monotonic()
-    with _current(ordinal):
-        event = _call("cuIpcOpenEventHandle", boxed)
-        try:
-            _call("cuStreamWaitEvent", 0, event, 0)
-            _call("cuEventSynchronize", event)
-        finally:
-            _call("cuEventDestroy", event)
-    return time.monotonic() - started

@@ -68,6 +68,12 @@ def wait_for_event(ordinal: int, stream: int, event: int) -> None:
     _on_stream("cuStreamWaitEvent", ordinal, stream, event, _DEFAULT)
 
 
+def synchronize_stream(ordinal: int, stream: int) -> None:
+    """Wait until a stream has done all its work."""
+    with _current(ordinal):
+        _call("cuStreamSynchronize", stream)
+
+
 def _on_stream(name: str, ordinal: int, stream: int, *arguments: Any) -> None:
     if stream > PER_THREAD:
         # A stream knows its context: nothing has to be current.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -157,12 +156,19 @@ def open_file(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: 
         return {**_compare(memory, task), "mapped": True}
 
 
-def event(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Wait for an interprocess event, without a look at the data, and only then compare."""
-    from poolbridge import _cuda, _cuda_imports
+def wait_by(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
+    """Have a stream wait for a buffer's content, and the CPU for the stream; only then look at the data."""
+    from poolbridge import _cuda, _cuda_stream
 
+    ordinal = _cuda.find_device(task["device"])
     with _get(worker, task) as lease:
-        waited = _cuda_imports.wait_for_event(_cuda.find_device(task["device"]), base64.b64decode(task["handle"]))
+        if (lease.ready_event is not None) != (task["what"] == "event"):
+            raise ValueError(f"the lease came with something else to wait for than {task['what']!r}")
+        stream = _cuda_stream.own_stream(ordinal)
+        started = time.monotonic()
+        lease.used_on(stream)
+        _cuda_stream.synchronize_stream(ordinal, stream)
+        waited = time.monotonic() - started
         answer = _compare(lease, task)
     worker.settle()
     return {**answer, "waited": waited}
@@ -175,7 +181,7 @@ TASKS: Final[dict[str, Callable[[Worker, dict[str, Any]], dict[str, Any]]]] = {
     "context-life": context_life,
     "both": both,
     "open-file": open_file,
-    "event": event,
+    "await": wait_by,
     "slow-begin": _slow.begin,
     "slow-end": _slow.end,
 }

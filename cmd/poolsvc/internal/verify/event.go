@@ -14,18 +14,25 @@ import (
 // slow is how long the producer's work takes.
 const slow = 200 * time.Millisecond
 
-// eventChecks has a consumer wait for an event of the producer.
+// eventChecks has a consumer wait for work of the producer: by an interprocess event that stands alone, and by a ticket.
 func eventChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if !onGPU(kind) {
 		return nil
 	}
-	return each(order, "event", preferred(consumers), func(ctx context.Context, s *scene, consumer string) (err error) {
+	checks := each(order, "event", preferred(consumers), awaited(work.ByEvent, cuda.Device.SupportsIPCEvents, "interprocess events"))
+	return append(checks, each(order, "ticket", preferred(consumers), awaited(work.ByTicket, cuda.Device.SupportsStreamMemOps,
+		"streams that wait for words"))...)
+}
+
+// awaited runs a check on GPUs that have what it needs.
+func awaited(by string, has func(cuda.Device) (bool, error), what string) func(context.Context, *scene, string) error {
+	return func(ctx context.Context, s *scene, consumer string) error {
 		d, err := mempool.FindDevice(s.options.Device)
 		if err != nil {
 			return err
 		}
-		if ok, err := d.SupportsIPCEvents(); err != nil || !ok {
-			return skipf("the GPU has no interprocess events (%v)", err)
+		if ok, err := has(d); err != nil || !ok {
+			return skipf("the GPU has no %s (%v)", what, err)
 		}
 		w, err := s.worker(consumer)
 		if err != nil {
@@ -33,17 +40,17 @@ func eventChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 		}
 		// Once to make the worker's context, which takes longer than the work.
 		for _, duration := range []time.Duration{0, slow} {
-			if err := eventOrder(ctx, s, w, consumer, duration); err != nil {
+			if err := await(ctx, s, w, consumer, by, duration); err != nil {
 				return err
 			}
 		}
 		return nil
-	})
+	}
 }
 
-// eventOrder starts work that takes a while, records an event and goes on; the worker waits for the event and then
-// compares.
-func eventOrder(ctx context.Context, s *scene, w *worker, consumer string, duration time.Duration) (err error) {
+// await starts work that takes a while, publishes what it has yet to write and goes on; the worker waits for it without a
+// look at the data, and then compares.
+func await(ctx context.Context, s *scene, w *worker, consumer, by string, duration time.Duration) (err error) {
 	device, err := s.uuid()
 	if err != nil {
 		return err
@@ -52,16 +59,7 @@ func eventOrder(ctx context.Context, s *scene, w *worker, consumer string, durat
 	if err != nil {
 		return err
 	}
-	event, err := g.Context.NewEvent(cuda.EventSpec{Interprocess: true})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, event.Close()) }()
-	handle, err := event.IPCHandle()
-	if err != nil {
-		return err
-	}
-	name := s.uniqueName("event")
+	name := s.uniqueName(by)
 	undo, err := s.publish(ctx, name, maskedElements, work.Affine(0, 0))
 	if err != nil {
 		return err
@@ -71,22 +69,39 @@ func eventOrder(ctx context.Context, s *scene, w *worker, consumer string, durat
 	if err != nil {
 		return err
 	}
-	err = errors.Join(g.Kernels.Spin(g.Stream, duration), s.bench.Queue(g, l, maskedElements, masked(0)), event.Record(g.Stream))
-	if err == nil {
-		t := mempool.Tensor{DType: mempool.Uint32, Shape: []uint64{maskedElements}}
-		err = l.Publish(mempool.Publication{Name: name, Replace: true, Tensor: &t})
-	}
-	recorded := time.Now()
-	// The stream must be done before its event and the memory go.
-	defer func() { err = errors.Join(err, g.Stream.Synchronize()) }()
-	if err = errors.Join(err, l.Release(false)); err != nil {
+	// An event stands for the work as long as the lease lasts.
+	defer func() { err = errors.Join(err, l.ReleaseAfter(g.Queue), g.Stream.Synchronize()) }()
+	if err := l.WaitOn(ctx, g.Queue); err != nil {
 		return err
 	}
-	a, err := w.check(ctx, work.Task{Task: "event", Name: name, Handle: handle[:], Device: device, Pattern: masked(0), Consumer: consumer,
-		Elements: maskedElements})
+	if err := errors.Join(g.Kernels.Spin(g.Stream, duration), s.bench.Queue(g, l, maskedElements, masked(0))); err != nil {
+		return err
+	}
+	began := time.Now()
+	done := mempool.Completion{After: []mempool.Queue{g.Queue}}
+	if by == work.ByEvent {
+		e, err := mempool.NewEvent(g.Context)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, e.Close()) }()
+		if err := e.Record(g.Queue); err != nil {
+			return err
+		}
+		done = mempool.Completion{Event: e, EventOnly: true}
+	}
+	t := mempool.Tensor{DType: mempool.Uint32, Shape: []uint64{maskedElements}}
+	if err := l.Publish(mempool.Publication{Name: name, Replace: true, Tensor: &t, Completion: done}); err != nil {
+		return err
+	}
+	took := time.Since(began)
+	if duration > 0 && took >= duration {
+		return fmt.Errorf("publishing took %v, as if it had waited for the work of %v", took, duration)
+	}
+	a, err := w.check(ctx, work.Task{Task: "await", What: by, Name: name, Device: device, Pattern: masked(0), Consumer: consumer, Elements: maskedElements})
 	if err != nil {
 		return err
 	}
-	s.note = fmt.Sprintf("waited %.0f ms for work of %v, %.0f ms after it was queued", a.Waited*1e3, duration, time.Since(recorded).Seconds()*1e3)
+	s.note = fmt.Sprintf("published in %v; waited %.0f ms for work of %v", took.Round(time.Microsecond), a.Waited*1e3, duration)
 	return nil
 }

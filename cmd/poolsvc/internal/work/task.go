@@ -20,11 +20,11 @@ type Task struct {
 	Transform *Transform `json:"transform,omitempty"`
 	// Timeout in seconds of what has to be waited for.
 	Timeout float64 `json:"timeout,omitempty"`
-	// What is waited for: "pool" or "name".
+	// What is waited for: "pool" or "name"; or what is waited by, [ByEvent] or [ByTicket].
 	What string `json:"what,omitempty"`
 	// Path of a file with a handle.
 	Path string `json:"path,omitempty"`
-	// Handle is a driver's handle of 64 bytes, and Device the UUID of the GPU that it belongs to.
+	// Handle is a driver's handle of 64 bytes, and Device the UUID of the GPU that it belongs to, or to work on.
 	Handle []byte `json:"handle,omitempty"`
 	Device string `json:"device,omitempty"`
 	// Rounds to go, and whether the context is destroyed after each.

@@ -47,7 +47,7 @@ var tasks = map[string]func(*Worker, context.Context, *Task) (*Answer, error){
 	"second-context": (*Worker).secondContext,
 	"open-file":      (*Worker).openFile,
 	"own-legacy":     (*Worker).ownLegacy,
-	"event":          (*Worker).event,
+	"await":          (*Worker).await,
 	"slow-begin":     (*Worker).slowBegin,
 	"slow-end":       (*Worker).slowEnd,
 }
