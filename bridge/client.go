@@ -217,7 +217,8 @@ func (c *Client) idle() {
 const closeGrace = 2 * time.Second
 
 // Close fails the calls that wait, ends every lease, what was being written as incomplete, unmaps everything and ends
-// the session. Closing again does nothing.
+// the session. When it returns, the leases have ended and the names are gone for everybody, unless the service does not
+// answer. Closing again does nothing.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	first := !c.closing
@@ -244,12 +245,24 @@ func (c *Client) Close() error {
 	if working == nil {
 		err = errors.Join(err, c.unmapAll())
 	}
-	err = errors.Join(err, working, c.conn.Close())
-	<-c.done
+	err = errors.Join(err, working, c.hangUp())
 	c.background.Wait()
 	if working == nil {
 		err = errors.Join(err, c.timelines.close())
 	}
+	return err
+}
+
+// hangUp ends the connection, once the service has ended the session: it closes its end after that.
+func (c *Client) hangUp() error {
+	if c.conn.CloseWrite() == nil {
+		select {
+		case <-c.done:
+		case <-time.After(closeGrace):
+		}
+	}
+	err := c.conn.Close()
+	<-c.done
 	return err
 }
 

@@ -124,6 +124,22 @@ func TestARecalledBlockStaysMappedWhileItIsLeased(t *testing.T) {
 	require.NoError(t, <-ended)
 }
 
+func TestWhenAClientIsClosedItsSessionHasEnded(t *testing.T) {
+	r := start(t, ServerConfig{}, unhurried)
+	createPool(t, dial(t, r.path), hostPool("p", 1<<20))
+	for range 50 {
+		c := dial(t, r.path)
+		p, err := c.OpenPool(t.Context(), "p", 0)
+		require.NoError(t, err)
+		publish(t, allocate(t, p, 10), "x")
+		allocate(t, p, 10)
+		require.NoError(t, c.Close())
+		st := r.svc.Stats()
+		require.Equal(t, []int{1, 0, 0, 0}, []int{st.Sessions, st.Leases, st.Names, st.Buffers})
+		require.Zero(t, st.Pools[0].Held)
+	}
+}
+
 func TestClosingWhileEverythingIsInUse(t *testing.T) {
 	r := start(t, ServerConfig{}, unhurried)
 	witness := dial(t, r.path)

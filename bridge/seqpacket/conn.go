@@ -67,6 +67,11 @@ func (c *Conn) Close() error {
 	return c.file.Close()
 }
 
+// CloseWrite says that nothing will follow: the peer reads the packets that were sent before, and then the end.
+func (c *Conn) CloseWrite() error {
+	return c.do(func(fd int) error { return os.NewSyscallError("shutdown", unix.Shutdown(fd, unix.SHUT_WR)) })
+}
+
 // SetDeadline sets the time after which Send and Recv fail with an error that is os.ErrDeadlineExceeded, those that
 // wait now included. The zero time means never.
 func (c *Conn) SetDeadline(t time.Time) error { return c.usable(c.file.SetDeadline(t)) }

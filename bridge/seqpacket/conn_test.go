@@ -95,6 +95,28 @@ func TestQueuedPacketsArriveBeforeTheEnd(t *testing.T) {
 	require.ErrorIs(t, b.Send([]byte("x"), nil), ErrPeerClosed)
 }
 
+func TestWhoSaysNothingMoreStillReads(t *testing.T) {
+	a, b := pair(t)
+	require.NoError(t, a.Send([]byte("last"), nil))
+	require.NoError(t, a.CloseWrite())
+	require.ErrorIs(t, a.Send([]byte("x"), nil), ErrPeerClosed)
+	buf := make([]byte, 16)
+	n, _, err := b.Recv(buf)
+	require.NoError(t, err)
+	require.Equal(t, "last", string(buf[:n]))
+	_, _, err = b.Recv(buf)
+	require.Equal(t, io.EOF, err)
+	require.NoError(t, b.Send([]byte("answer"), nil))
+	require.NoError(t, b.Close())
+	n, _, err = a.Recv(buf)
+	require.NoError(t, err)
+	require.Equal(t, "answer", string(buf[:n]))
+	_, _, err = a.Recv(buf)
+	require.Equal(t, io.EOF, err)
+	require.NoError(t, a.Close())
+	require.ErrorIs(t, a.CloseWrite(), os.ErrClosed)
+}
+
 // The kernel reports ECONNRESET ahead of the packets that the peer sent before it closed. The last of them says why.
 func TestPeerThatClosesWithoutReadingStillGetsItsLastWordIn(t *testing.T) {
 	a, b := pair(t)
