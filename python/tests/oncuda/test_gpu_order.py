@@ -493,3 +493,33 @@ def test_a_process_may_end_while_memory_is_unmapped(device_service, pause):
     command = [sys.executable, "-c", EXITS_WHILE_IT_UNMAPS, device_service, str(pause)]
     done = subprocess.run(command, env=environment, cwd=HERE, check=False, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_stream_waits_for_what_the_cpu_has_promised(client, other):
+    writer, consumer = new_stream(), new_stream()
+    lease = client.allocate(N, "uint8")
+    promise, at = lease.promise(), address(lease)
+    lease.publish("x")
+    got = other.get("x")
+    seen = read(use(got, consumer), N, consumer)
+    assert not idle(consumer)
+    fill(at, N, 6, writer)
+    finish(writer)
+    assert not idle(consumer)
+    promise.keep()
+    finish(consumer)
+    assert (seen == 6).all()
+
+
+def test_what_streams_were_given_before_a_promise_is_waited_for(client, other, gate):
+    writer = new_stream()
+    lease = client.allocate(N, "uint8")
+    at = use(lease, writer)
+    gate.hold(writer)
+    fill(at, N, 6, writer)
+    promise = lease.promise()
+    threading.Thread(target=gate.open).start()
+    lease.publish("x")
+    assert idle(writer)
+    promise.keep()
+    assert (other.get("x").to_numpy() == 6).all()
