@@ -157,6 +157,22 @@ func (l *link) Recv(buf []byte) (n int, fds *seqpacket.FDs, err error) {
 	return l.Conn.Recv(buf)
 }
 
+// RecvInto is Recv into a buffer, which over the socket alone is only taken when a packet is there. The packet is to be
+// freed; it is nil if there is an error.
+func (l *link) RecvInto(buffers *seqpacket.Buffers) (*seqpacket.Packet, *seqpacket.FDs, error) {
+	if l.in == nil {
+		return l.Conn.RecvInto(buffers)
+	}
+	p := buffers.Take()
+	n, fds, err := l.Recv(p.Data)
+	if err != nil {
+		p.Free()
+		return nil, fds, err
+	}
+	p.Data = p.Data[:n]
+	return p, fds, nil
+}
+
 // sleep waits until there may be something in the ring, first without sleeping. buf is for what comes over the socket.
 func (l *link) sleep(buf []byte) {
 	for i := 0; time.Since(l.last) < wakefulness; i++ {

@@ -99,21 +99,25 @@ func peerOf(conn *seqpacket.Conn) (mempool.Peer, error) {
 	return mempool.Peer{UID: p.UID, GID: p.GID, Groups: p.Groups, PID: int32(p.PID)}, err
 }
 
+// requests are received into these: what is decoded keeps nothing of its packet.
+var requests = seqpacket.NewBuffers(wire.MaxPacket)
+
 // run reads packets until the connection or the server ends.
 func (c *serverConn) run(peer mempool.Peer) error {
 	c.setReadDeadline(time.Now().Add(c.server.limits.hello))
-	buf := make([]byte, wire.MaxPacket)
 	for {
-		n, fds, err := c.conn.Recv(buf)
+		packet, fds, err := c.conn.RecvInto(requests)
 		if err != nil {
 			return c.readingEnded(err)
 		}
 		if came := fds.Len(); came > 0 {
 			err := situation(ErrProtocol, "%d file descriptors came along, and only the service sends any", came)
+			packet.Free()
 			c.fail(0, err)
 			return errors.Join(err, fds.Close())
 		}
-		q, r, err := wire.DecodeRequest(buf[:n])
+		q, r, err := wire.DecodeRequest(packet.Data)
+		packet.Free()
 		if err == nil && c.session == nil {
 			err = c.hello(q, r, peer)
 		} else if err == nil {

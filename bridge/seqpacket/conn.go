@@ -35,7 +35,7 @@ func newConn(fd int) (*Conn, error) {
 		return nil, fmt.Errorf("seqpacket: %w", err)
 	}
 	c := &Conn{file: file, raw: raw}
-	c.in.attempt = c.receive
+	c.in.attempt, c.in.attemptInto = c.receive, c.receiveInto
 	return c, nil
 }
 

@@ -21,10 +21,15 @@ func (c *Conn) Recv(buf []byte) (n int, fds *FDs, err error) {
 	c.receiving.Lock()
 	defer c.receiving.Unlock()
 	c.in.data = buf
-	e := c.raw.Read(c.in.attempt)
+	err = c.raw.Read(c.in.attempt)
 	c.in.data = nil
-	if e != nil {
-		return 0, nil, c.usable(e)
+	return c.received(err)
+}
+
+// received judges what one call of recvmsg came to, or the error that kept it from being made. c.receiving is held.
+func (c *Conn) received(err error) (int, *FDs, error) {
+	if err != nil {
+		return 0, nil, c.usable(err)
 	}
 	if c.in.errno != 0 {
 		return 0, nil, os.NewSyscallError("recvmsg", c.in.errno)
@@ -38,6 +43,10 @@ type receipt struct {
 	data    []byte
 	control [controlSpace]byte
 	attempt func(fd uintptr) (done bool) // Conn.receive
+
+	buffers     *Buffers                     // where data comes from in attemptInto
+	packet      *Packet                      // that was taken from there
+	attemptInto func(fd uintptr) (done bool) // Conn.receiveInto
 
 	n, controlLen, flags int
 	errno                unix.Errno
