@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import warnings
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +13,9 @@ import numpy as np
 
 import poolbridge
 from poolbridge import _tensor
+
+# JAX otherwise takes most of the GPU's memory at once.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 GPU_KINDS = ("device", "vmm", "legacy", "pinned")
 IN_PLACE = "in place"

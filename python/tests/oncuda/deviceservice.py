@@ -1,7 +1,8 @@
 """The small service again, with pools of kind ``device``, as a process of its own: ``deviceservice.py SOCKET [plain]``.
 
-It has timelines and channels, unless it is to be plain. It exports through cuda.core. Asked to ``trim``, it recalls
-every free block, and frees what all sessions have dropped.
+For every socket that it then reads, a line each, it ends that service and begins a new one: a process that uses a GPU
+takes seconds to start. It has timelines and channels, unless it is to be plain. It exports through cuda.core. Asked to
+``trim``, it recalls every free block, and frees what all sessions have dropped.
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ if __name__ == "__main__":
         DeviceService.features = ()
     running = DeviceService(sys.argv[1])
     print("ready", flush=True)
-    sys.stdin.read()
+    for line in sys.stdin:
+        running.close()
+        running = DeviceService(line.strip())
+        print("ready", flush=True)
     # Whatever the tests left, the process's end frees.
     os._exit(0)

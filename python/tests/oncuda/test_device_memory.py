@@ -23,17 +23,29 @@ PACKAGE = Path(poolbridge.__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{PACKAGE}:{Path(__file__).parents[1]}"}
 
 
-@pytest.fixture
-def device_service(tmp_path: Path) -> Iterator[str]:
-    path = str(tmp_path / "d.sock")
+@pytest.fixture(scope="module")
+def device_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
     script = str(Path(__file__).with_name("deviceservice.py"))
+    first = str(tmp_path_factory.mktemp("first") / "d.sock")
     with subprocess.Popen(
-        [sys.executable, script, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+        [sys.executable, script, first], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        yield path
-        process.communicate(timeout=60)
+        yield process
+        process.communicate(timeout=10)
+
+
+@pytest.fixture
+def device_service(device_process: subprocess.Popen[str], tmp_path: Path) -> str:
+    """A service of the test's own."""
+    path = str(tmp_path / "d.sock")
+    assert device_process.stdin is not None
+    assert device_process.stdout is not None
+    device_process.stdin.write(f"{path}\n")
+    device_process.stdin.flush()
+    assert device_process.stdout.readline() == "ready\n"
+    return path
 
 
 @pytest.fixture
