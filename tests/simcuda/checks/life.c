@@ -77,7 +77,7 @@ static void exit_while_a_stream_waits(void) {
     OK(cuStreamCreate(&s, 1));
     OK(cuStreamWaitValue64_v2(s, (CUdeviceptr)word, 1, 0));
     OK(cuStreamWaitValue64_v2(s, (CUdeviceptr)word, 2, 0));
-    alarm(5);
+    alarm(60);
 }
 
 static void fork_without_exec(void) {

@@ -149,7 +149,7 @@ static int run(const char *program, const struct check *c) {
     fflush(stdout);
     int pid = fork(), status;
     if (pid == 0) {
-        alarm(60);
+        alarm(300);
         set_environment(c->environment);
         setenv("SIMCUDA_MACHINE", folder + strlen("/tmp/"), 1);
         if (c->report) {

@@ -77,6 +77,7 @@ void section_pool_ipc(void) {
     }
     ask("the memory afterwards", cuMemsetD8_v2(a, 1, 16));
     ask("import a pointer into a pool that is not imported", cuMemPoolImportPointer(&c, pool, &o.second));
+    MUST(cuStreamSynchronize(NULL)); // before the importer writes
     send_bytes(p.socket, &o, sizeof o, fd);
     send_bytes(p.socket, &o, sizeof o, other_fd);
     await(p.socket);

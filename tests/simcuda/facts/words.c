@@ -1,10 +1,13 @@
 // Words in memory that streams wait for; what waits behind a stream that waits.
 #include "facts.h"
 
+#include <dirent.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -31,17 +34,44 @@ static void both(const char *what, CUdeviceptr p) {
     say(q, "%s, %s, %s", name(w), name(r), name(s));
 }
 
+// Whether every thread but this one sleeps.
+static bool asleep(void) {
+    DIR *threads = opendir("/proc/self/task");
+    bool all = threads != NULL;
+    for (struct dirent *d; all && (d = readdir(threads)) != NULL;) {
+        int thread = atoi(d->d_name);
+        if (thread <= 0 || thread == (int)syscall(SYS_gettid)) continue;
+        char path[64], text[512];
+        snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);
+        FILE *f = fopen(path, "r");
+        if (!f) continue;
+        text[fread(text, 1, sizeof text - 1, f)] = 0;
+        fclose(f);
+        const char *state = strrchr(text, ')');
+        all = state && strncmp(state, ") S", 3) == 0;
+    }
+    if (threads) closedir(threads);
+    return all;
+}
+
+// Waits until something is done, or will not be by itself: on a busy machine that takes its time.
+static void settle(bool (*done)(void *), void *arg) {
+    for (int looks = 0, quiet = 0; looks < 200 && quiet < 12 && !done(arg); looks++) {
+        nanosleep(&(struct timespec){.tv_nsec = 25000000}, NULL);
+        quiet = asleep() ? quiet + 1 : 0;
+    }
+}
+
+static bool idle(void *stream) { return cuStreamQuery(stream) != CUDA_ERROR_NOT_READY; }
+
 // Whether a wait is over at once for these values.
 static void wait_32(CUstream s, CUdeviceptr p, uint32_t now, uint32_t value, unsigned flags) {
     char q[96];
     MUST(cuMemsetD32_v2(p, now, 1));
     MUST(cuStreamSynchronize(NULL));
     CUresult r = cuStreamWaitValue32_v2(s, p, value, flags);
-    CUresult state = CUDA_ERROR_NOT_READY;
-    for (int tries = 0; tries < 20 && state == CUDA_ERROR_NOT_READY; tries++) { // a busy machine takes its time
-        nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL);
-        state = cuStreamQuery(s);
-    }
+    settle(idle, s);
+    CUresult state = cuStreamQuery(s);
     snprintf(q, sizeof q, "word %#x, wait for %#x with flags %u", now, value, flags);
     say(q, "%s, %s", name(r), name(state));
     if (state != CUDA_SUCCESS) {
@@ -104,31 +134,29 @@ void section_words(void) {
 
 // ---- what waits behind a stream that waits ----
 static _Atomic uint64_t *word;
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
+static _Atomic bool returned; // from the call
+static bool waited;
+
+static bool has_returned(void *arg) { (void)arg; return returned; }
 
 static void *let_go(void *arg) {
     (void)arg;
-    struct timespec pause = {.tv_nsec = 400000000};
-    nanosleep(&pause, NULL);
+    settle(has_returned, NULL);
+    waited = !returned;
     *word = 1;
     return NULL;
 }
 
 static pthread_t helper;
-static double since;
 static void stuck(CUstream s) {
     *word = 0;
+    returned = false;
     MUST(cuStreamWaitValue64_v2(s, (CUdeviceptr)word, 1, 0));
-    since = now();
     pthread_create(&helper, NULL, let_go, NULL);
 }
 
 static void over(const char *question, CUresult r, CUstream s) {
-    bool waited = now() - since > 0.3;
+    returned = true;
     pthread_join(helper, NULL);
     if (s) cuStreamSynchronize(s);
     say(question, "%s, %s", name(r), waited ? "waits" : "does not wait");
