@@ -32,6 +32,16 @@ collect_ignore = [] if has_driver() else ["oncuda"]
 OUTCOMES = pytest.StashKey[dict[tuple[str, ...], set[str]]]()
 
 
+# When no further test begins, in seconds since the start.
+LIMIT = float(os.environ.get("POOLBRIDGE_TEST_SECONDS", "inf"))
+BEGIN = time.monotonic()
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    if time.monotonic() - BEGIN > LIMIT:
+        item.session.shouldstop = f"stopped after {LIMIT:g} s: POOLBRIDGE_TEST_SECONDS"
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Tell which library took what in place, and what became of the rest; not with -q."""
     outcomes = config.stash.get(OUTCOMES, {}) if config.get_verbosity() >= 0 else {}

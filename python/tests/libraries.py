@@ -207,8 +207,10 @@ class Jax(Library):
     def expected(self, dtype: str, layout: Layout, kind: str) -> str:
         if not layout.compact:
             return "JaxRuntimeError: UNIMPLEMENTED: Only DLPack tensors with trivial .compact. striding"
-        # What is not aligned to 64 bytes is copied on the CPU.
-        return COPY if layout.offset and kind == "host" else IN_PLACE
+        if not layout.offset:
+            return IN_PLACE
+        # On the CPU what is not aligned to 64 bytes is copied.
+        return COPY if kind == "host" else f"{IN_PLACE}|{COPY}"
 
 
 class CuPy(Library):
