@@ -204,7 +204,11 @@ func (c *serverConn) startWaiting(q uint32, cancel context.CancelFunc) (key uint
 		return 0, situation(ErrInvalid, "request %d is still waiting: a number can be used again once its reply came", q)
 	}
 	if len(c.waiting) >= c.server.limits.waiting {
-		return 0, situation(ErrLimit, "%d requests of this session wait already", len(c.waiting))
+		return 0, situation(ErrLimit, "%d requests of this session wait already, and no more at a time: wait for an answer, or cancel one", len(c.waiting))
+	}
+	if most := c.server.config.MaxWaits; c.server.waits.Add(1) > int64(most) {
+		c.server.waits.Add(-1)
+		return 0, &mempool.LimitExceeded{Limit: "waits", Max: most, Who: "the service", What: "requests that wait", Advice: "ask again later"}
 	}
 	c.waiting[key] = cancel
 	c.work.Add(1)
@@ -217,6 +221,7 @@ func (c *serverConn) waited(key uint64) {
 	defer c.mu.Unlock()
 	c.waiting[key]()
 	delete(c.waiting, key)
+	c.server.waits.Add(-1)
 }
 
 // stopWaiting makes request q fail, if it waits.

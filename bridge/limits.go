@@ -18,6 +18,7 @@ var defaultLimits = limits{hello: 10 * time.Second, send: 10 * time.Second, reca
 const (
 	maxWait      = 24 * time.Hour // for which a request waits, whatever it says
 	defaultConns = 4096
+	defaultWaits = 65536
 )
 
 // milliseconds is a client's time limit, no longer than maxWait.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
@@ -23,6 +24,8 @@ type ServerConfig struct {
 	// MaxSessions is how many there may be at a time, with those that ended while their process lives on and may still use
 	// memory of theirs; 0 for 4096.
 	MaxSessions int
+	// MaxWaits is how many requests of all sessions may wait at a time; 0 for 65,536.
+	MaxWaits int
 	// Log takes what happens to sessions; nil for none of it.
 	Log *slog.Logger
 }
@@ -46,6 +49,8 @@ type Server struct {
 	conns     map[*serverConn]struct{} // those that count as sessions
 	lingering int                      // ended sessions for whose processes something is held: they count too
 	outside   int                      // connections of peers that may not have a session
+
+	waits atomic.Int64 // requests that wait
 }
 
 // Listen serves svc on the socket at path until Close. A socket file that a dead service left behind is taken over.
@@ -61,6 +66,9 @@ func listen(path string, svc *mempool.Service, c ServerConfig, limits limits) (*
 	}
 	if c.MaxSessions == 0 {
 		c.MaxSessions = defaultConns
+	}
+	if c.MaxWaits == 0 {
+		c.MaxWaits = defaultWaits
 	}
 	l, err := seqpacket.Listen(path, seqpacket.ListenConfig{Mode: c.Mode,
 		OnPause: func(err error) { c.Log.Warn("connections have to wait", "error", err) }})

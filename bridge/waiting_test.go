@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -37,6 +38,30 @@ func TestTooManyRequestsThatWaitAreRefusedAndTheOthersWaitOn(t *testing.T) {
 	}
 	c.send(7, &wire.Get{Name: "y", Wait: longWait})
 	c.ask(8, &wire.StatsRequest{}, &wire.StatsReply{})
+}
+
+func TestTheServiceHasSoManyRequestsThatWait(t *testing.T) {
+	r := start(t, ServerConfig{MaxWaits: 2}, unhurried)
+	a, b := greeted(t, r.path), greeted(t, r.path)
+	for q := range uint32(2) {
+		a.send(2+q, &wire.Get{Name: "x", Wait: longWait})
+	}
+	a.ask(9, &wire.StatsRequest{}, &wire.StatsReply{}) // both wait
+	b.send(2, &wire.Get{Name: "x", Wait: longWait})
+	err := b.reply(2, &wire.LeaseReply{})
+	require.ErrorIs(t, err, wire.CodeLimit)
+	assert.ErrorContains(t, err, "--limit waits=N")
+	b.refused(3, &wire.Get{Name: "x"}, wire.CodeNotFound)
+	a.send(0, &wire.Cancel{Request: 2})
+	require.ErrorIs(t, a.reply(2, &wire.LeaseReply{}), wire.CodeCancelled)
+	b.send(4, &wire.Get{Name: "x", Wait: longWait})
+	b.ask(9, &wire.StatsRequest{}, &wire.StatsReply{})
+	require.NoError(t, a.conn.Close())
+	c := greeted(t, r.path)
+	require.Eventually(t, func() bool { return r.waits.Load() == 1 }, patience, time.Millisecond, "those of a session go with it")
+	c.send(2, &wire.Get{Name: "x", Wait: longWait})
+	c.ask(9, &wire.StatsRequest{}, &wire.StatsReply{})
+	assert.EqualValues(t, 2, r.waits.Load())
 }
 
 func TestANumberThatWaitsCannotBeUsedAgain(t *testing.T) {

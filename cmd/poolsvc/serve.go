@@ -25,7 +25,7 @@ func newServe() *cobra.Command {
 		mode     string
 		specs    []string
 		creators []uint
-		limits   []string
+		bounds   []string
 		verbose  bool
 	)
 	c := &cobra.Command{
@@ -56,19 +56,19 @@ runs as. Other users also need to be able to open the socket: see --mode.`,
 			if err != nil {
 				return fmt.Errorf("--mode %q is no file mode: expected octal digits such as 0660", mode)
 			}
-			most, sessions, err := parseLimits(limits)
+			most, err := parseLimits(bounds)
 			if err != nil {
 				return err
 			}
 			self := mempool.Self()
-			svc := mempool.NewService(mempool.Config{Log: log, Limits: most, MayCreate: func(p mempool.Peer) bool {
+			svc := mempool.NewService(mempool.Config{Log: log, Limits: most.Limits, MayCreate: func(p mempool.Peer) bool {
 				return p.UID == self.UID || slices.Contains(creators, uint(p.UID))
 			}})
 			defer svc.Close()
 			if err := createPools(svc, specs, log); err != nil {
 				return err
 			}
-			server, err := bridge.Listen(socket, svc, bridge.ServerConfig{Mode: os.FileMode(perm), MaxSessions: sessions, Log: log})
+			server, err := bridge.Listen(socket, svc, bridge.ServerConfig{Mode: os.FileMode(perm), MaxSessions: most.sessions, MaxWaits: most.waits, Log: log})
 			if err != nil {
 				return err
 			}
@@ -82,36 +82,41 @@ runs as. Other users also need to be able to open the socket: see --mode.`,
 	c.Flags().StringVar(&mode, "mode", "0600", "file mode of the socket, octal")
 	c.Flags().StringArrayVar(&specs, "pool", nil, "make a pool, may be repeated: name=NAME,max=SIZE[,kind=device|vmm|legacy|pinned|host][,device=N|UUID][,session=SIZE][,uid=N][,gid=N]")
 	c.Flags().UintSliceVar(&creators, "creator", nil, "ids of other users who may make and destroy pools")
-	c.Flags().StringArrayVar(&limits, "limit", nil, "bound what clients can make the service remember, may be repeated: NAME=N, of "+
+	c.Flags().StringArrayVar(&bounds, "limit", nil, "bound what clients can make the service remember, may be repeated: NAME=N, of "+
 		strings.Join(limitNames(), ", "))
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "log sessions too")
 	return c
 }
 
-// sessionLimit is the one limit that is not of package mempool.
-const sessionLimit = "sessions"
+// limits are what --limit sets: of the service, and of its server.
+type limits struct {
+	mempool.Limits
+	sessions, waits int
+}
 
-func limitNames() []string { return append([]string{sessionLimit}, mempool.LimitNames()...) }
+func limitNames() []string { return append([]string{"sessions", "waits"}, mempool.LimitNames()...) }
 
 // parseLimits reads the values of --limit.
-func parseLimits(texts []string) (most mempool.Limits, sessions int, err error) {
+func parseLimits(texts []string) (most limits, err error) {
 	for _, text := range texts {
 		name, value, _ := strings.Cut(text, "=")
 		n, err := strconv.Atoi(value)
 		switch {
 		case !slices.Contains(limitNames(), name):
-			return most, 0, fmt.Errorf("--limit %s: there is no limit %q: expected one of %s", text, name, strings.Join(limitNames(), ", "))
+			return most, fmt.Errorf("--limit %s: there is no limit %q: expected one of %s", text, name, strings.Join(limitNames(), ", "))
 		case err != nil || n < 1:
-			return most, 0, fmt.Errorf("--limit %s: a limit is 1 or more, not %q", text, value)
-		case name == sessionLimit:
-			sessions = n
+			return most, fmt.Errorf("--limit %s: a limit is 1 or more, not %q", text, value)
+		case name == "sessions":
+			most.sessions = n
+		case name == "waits":
+			most.waits = n
 		default:
 			if err := most.Set(name, n); err != nil {
-				return most, 0, fmt.Errorf("--limit %s: %w", text, err)
+				return most, fmt.Errorf("--limit %s: %w", text, err)
 			}
 		}
 	}
-	return most, sessions, nil
+	return most, nil
 }
 
 // createPools makes the pools that --pool asked for, held by a session that lasts as long as the service.

@@ -81,7 +81,7 @@ with poolbridge.connect(sys.argv[1]) as client:
 
 func TestALimitThatThereIsNotIsAnsweredWithThoseThatThereAre(t *testing.T) {
 	for limit, want := range map[string]string{
-		"lease=2":         "expected one of sessions, session-leases",
+		"lease=2":         "expected one of sessions, waits, session-leases",
 		"leases":          `not ""`,
 		"buffers=0":       "1 or more",
 		"sessions=plenty": "1 or more",
