@@ -54,7 +54,10 @@ class ArrayExports:
         """
         element = self._hold.description.element
         if not element.in_numpy:
-            raise TypeError(f"NumPy has no {element.name}: see dtype_name, and use DLPack")
+            raise TypeError(
+                f"NumPy has no {element.name} (see dtype_name): to_numpy() copies it as float32, and libraries that "
+                "have it take it by DLPack"
+            )
         return np.dtype(element.typestr)
 
     @property
