@@ -67,8 +67,8 @@ func TestACorruptRingEndsTheSessionOfItsWriter(t *testing.T) {
 			defer unix.Munmap(words)
 			require.NoError(t, c.conn.Send([]byte{packetBack}, nil))
 			spoil(words)
-			require.NoError(t, c.conn.Send([]byte{packetLook}, nil))
-			if name == "its tail" { // which only matters to who sends
+			_ = c.conn.Send([]byte{packetLook}, nil) // it may have looked already, and be gone
+			if name == "its tail" {                  // which only matters to who sends
 				require.NoError(t, c.conn.Send([]byte{packetLook}, nil))
 				words[4096], words[0] = 0, 8 // over the socket again
 				c.send(3, &wire.StatsRequest{})
