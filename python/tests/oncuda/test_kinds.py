@@ -92,7 +92,7 @@ def owner() -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-@pytest.fixture(params=["device", "pinned"])
+@pytest.fixture(scope="module", params=["device", "pinned"])
 def imported(request: pytest.FixtureRequest) -> Iterator[PoolMemory]:
     """Give another process's pool, imported."""
     kind = request.param
