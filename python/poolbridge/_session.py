@@ -240,7 +240,10 @@ class Session(SessionMemory):
             block = self.core.blocks.get(hold.grant.bl)
             if block is not None and ticket is not None:
                 block.uses[ticket.wd] = ticket.v
-            hold.sent = True
+            if hold.tokens or hold.unaccounted or hold.promise is not None:
+                hold.sent = True
+            else:
+                self._forget(hold.grant)
 
     def unsend(self, hold: Hold) -> None:
         """Give back a lease that may have been sent or not: nobody knows."""

@@ -107,6 +107,21 @@ def test_publishing_what_lives_in_a_lease_costs_no_copy(service, client, other):
     del array, part
 
 
+def test_a_lease_that_was_sent_keeps_its_block_mapped_only_for_arrays(service, client):
+    channel = client.create_channel("c", capacity=4)
+    sent, used = client.allocate(4, "int32"), client.allocate(4, "int32")
+    array = np.asarray(used)
+    blocks = [lease._hold.grant.bl for lease in (sent, used)]
+    channel.publish(sent)
+    channel.publish(used)
+    service.connections[0].recall(*blocks)
+    service.wait(lambda: service.seen(m.Dropped) == [m.Dropped(bl=(blocks[0],))])
+    array.tolist()
+    del used, array
+    service.wait(lambda: service.seen(m.Dropped)[1:] == [m.Dropped(bl=(blocks[1],))])
+    assert sent.released
+
+
 def test_any_other_array_is_copied_once(service, client, other):
     channel = client.create_channel("c", capacity=8)
     frames = other.subscribe("c")
