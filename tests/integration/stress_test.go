@@ -67,7 +67,7 @@ type stress struct {
 func newStress(t *testing.T, kind mempool.Kind, mode mempool.ChannelMode) *stress {
 	s := &stress{T: t, python: rig.Python(t), service: rig.Serve(t), kind: kind, queue: mode == mempool.WorkQueue, frames: stressFrames(t),
 		sent: make(map[int]int), got: make(map[int]bool), excused: make(map[int]bool)}
-	s.round = max(50, s.frames/20)
+	s.round = max(50, s.frames/10)
 	s.change = sync.NewCond(&s.mu)
 	s.client = dial(t, s.service)
 	ctx := context.Background()
