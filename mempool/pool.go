@@ -26,7 +26,7 @@ type Pool struct {
 	closing                        bool          // being destroyed
 	ending                         bool          // its arena is being closed
 	closed                         chan struct{} // closed when the arena is
-	room                           countedSignal // an allocation that was refused may succeed now
+	room                           room          // for allocations that were refused
 	relief                         countedSignal // blocks became free, or were given back to the driver
 }
 
@@ -73,15 +73,24 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 	if err != nil {
 		return nil, err
 	}
+	var line *place
+	leave := func() {
+		if line != nil {
+			line.leave()
+			line = nil
+		}
+	}
+	defer leave()
 	for {
-		room, relief := p.room.count, p.relief.count // before the lock is released for the first time
+		room, relief := p.room.changes, p.relief.count // before the lock is released for the first time
 		if err := s.alive(); err != nil {
 			return nil, err
 		}
 		if p.closing {
 			return nil, p.ended()
 		}
-		err, changed := s.chargeable(p, size), &p.room
+		err := s.chargeable(p, size)
+		mine := err != nil || p.info.SessionBytes > 0 // others may find more
 		cached := p.fits(s, size)
 		switch {
 		case err != nil:
@@ -92,13 +101,23 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 			if b, err = p.grow(s, size); !errors.Is(err, ErrOutOfMemory) {
 				return b, err
 			}
-			changed, room = &p.relief, relief
+			leave()
+			if !w.wait(p.relief.after(relief)) {
+				return nil, w.cause(err)
+			}
+			continue
 		case p.evict(p.reserved + size - p.info.MaxBytes):
 			continue
 		default:
 			err = p.full(size)
 		}
-		if !w.wait(changed.after(room)) {
+		if !w.patient() {
+			return nil, err
+		}
+		if line == nil {
+			line = p.room.join(size)
+		}
+		if !w.wait(line.wait(room, mine)) {
 			return nil, w.cause(err)
 		}
 	}

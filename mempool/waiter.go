@@ -22,10 +22,13 @@ func (s *Session) newWaiter(ctx context.Context, limit time.Duration) *waiter {
 	return w
 }
 
+// patient says whether the session waits at all.
+func (w *waiter) patient() bool { return !w.deadline.IsZero() }
+
 // wait releases Service.mu until changed is closed or the session ends, and reports false if the limit or the context
 // ended first.
 func (w *waiter) wait(changed <-chan struct{}) bool {
-	if w.deadline.IsZero() {
+	if !w.patient() {
 		return false
 	}
 	if w.timer == nil {
