@@ -256,6 +256,8 @@ func TestAnEventThatItsProcessClosedCannotBeOpened(t *testing.T) {
 	require.NoError(t, p.event.Close())
 	assert.Contains(t, startReader(t, s.Socket, nil).line(), "refused true true")
 	require.NoError(t, l.Release(false))
+	_, err := p.Stats(t.Context()) // the release has arrived
+	require.NoError(t, err)
 	r := startReader(t, s.Socket, nil)
 	assert.Equal(t, "done true, event opened true", r.line(), "none came: the publisher has said that it is done")
 	assert.Equal(t, "read 7 7", r.line())
