@@ -16,7 +16,7 @@ const ownNamespaces = syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE
 const settle = `
 import ctypes, os, numpy, poolbridge
 try:
-    import cuda.core
+    import cuda.core, poolbridge._kind_device
 except ImportError:
     pass
 _mounts = ((b"", b"/", b"", 1 << 18 | 1 << 14), (b"tmpfs", b"/dev/shm", b"tmpfs", 0), (b"proc", b"/proc", b"proc", 0))
