@@ -128,7 +128,7 @@ class NumPy(Library):
         array[...] = 1
 
     def expected(self, dtype: str, layout: Layout, kind: str) -> str:
-        return "RuntimeError: Unsupported dtype" if dtype == "bfloat16" else IN_PLACE
+        return "(Runtime|Buffer)Error: Unsupported dtype" if dtype == "bfloat16" else IN_PLACE
 
 
 class Torch(Library):
