@@ -26,7 +26,11 @@ _T = TypeVar("_T")
 
 
 async def connect_async(
-    path: str | os.PathLike[str] | None = None, *, timeout: float = DEFAULT_TIMEOUT, wait: float = 0.0
+    path: str | os.PathLike[str] | None = None,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    wait: float = 0.0,
+    device: int | str | None = None,
 ) -> AsyncClient:
     """Connect to the service from asyncio; arguments and errors are those of `connect`.
 
@@ -41,6 +45,7 @@ async def connect_async(
     while isinstance(sock := patience.attempt(loop.time()), float):
         await asyncio.sleep(sock)
     session = Session(Transport(sock))
+    session.device = device
     client = AsyncClient(session, AsyncPump(session, loop), where, timeout)
     try:
         await client._greet()  # noqa: SLF001

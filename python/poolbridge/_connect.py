@@ -14,7 +14,11 @@ from poolbridge._transport import Transport
 
 
 def connect(
-    path: str | os.PathLike[str] | None = None, *, timeout: float = DEFAULT_TIMEOUT, wait: float = 0.0
+    path: str | os.PathLike[str] | None = None,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    wait: float = 0.0,
+    device: int | str | None = None,
 ) -> Client:
     """Connect to the service.
 
@@ -27,6 +31,10 @@ def connect(
         Seconds that the service may take for an answer, besides the time that a request itself may wait.
     wait
         Seconds that the service may take to appear.
+    device
+        A GPU to work on, by ordinal or name as this process counts (``"cuda:1"``) or by UUID: it is let reach memory of
+        other GPUs that this client maps. Where the hardware does not let it, mapping raises `PeerAccessError`. Streams
+        of it are to be named (`Lease.used_on`). Left out: memory is used on its own GPU.
 
     Returns
     -------
@@ -49,6 +57,7 @@ def connect(
     while isinstance(sock := patience.attempt(time.monotonic()), float):
         time.sleep(sock)
     session = Session(Transport(sock))
+    session.device = device
     client = Client(session, Pump(session), where, timeout)
     try:
         client._greet()  # noqa: SLF001

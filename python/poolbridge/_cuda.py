@@ -167,6 +167,17 @@ def ordinal_of(device: int | str | None) -> int:
     return ordinal
 
 
+def describe(ordinal: int) -> str:
+    """Give a GPU's ordinal, name and UUID."""
+    device = devices()[ordinal]
+    return f"{ordinal} ({device['name']}, {device['uuid']})"
+
+
+def can_access_peer(ordinal: int, owner: int) -> bool:
+    """Whether a GPU can reach the memory of another one."""
+    return bool(_call("cuDeviceCanAccessPeer", _call("cuDeviceGet", ordinal), _call("cuDeviceGet", owner)))
+
+
 # Imports
 
 
@@ -198,6 +209,17 @@ class ImportedPool(ABC):
     ordinal: int
     route: str
 
+    @property
+    @abstractmethod
+    def handle(self) -> Any:
+        """The driver's handle of the pool."""
+
+    def grant(self, ordinal: int) -> None:
+        """Let another GPU reach the pool, in this process."""
+        from poolbridge import _cuda_imports
+
+        _cuda_imports.grant_pool(self.ordinal, self.handle, ordinal)
+
     @abstractmethod
     def import_block(self, blob: bytes, size: int) -> ImportedBlock:
         """Import one allocation of it."""
@@ -222,6 +244,10 @@ class _CorePool(ImportedPool):
             device.set_current()
             self._resource = core.DeviceMemoryResource.from_allocation_handle(device, fd)
             self._stream = device.create_stream()
+
+    @property
+    def handle(self) -> Any:
+        return self._resource.handle
 
     def import_block(self, blob: bytes, size: int) -> ImportedBlock:
         with _current(self.ordinal):
@@ -270,6 +296,10 @@ class _DriverPool(ImportedPool):
         kind = _driver().CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         with _current(ordinal):
             self._pool = _call("cuMemPoolImportFromShareableHandle", fd, kind, 0)
+
+    @property
+    def handle(self) -> Any:
+        return self._pool
 
     def import_block(self, blob: bytes, size: int) -> ImportedBlock:  # noqa: ARG002
         data = _driver().CUmemPoolPtrExportData()

@@ -62,12 +62,15 @@ class VirtualBlock:
         Its descriptor; stays the caller's.
     size
         Its size in bytes, which the driver does not tell.
+    others
+        More GPUs that are to reach it.
     """
 
     route = "cuda.bindings"
 
-    def __init__(self, ordinal: int, fd: int, size: int) -> None:
+    def __init__(self, ordinal: int, fd: int, size: int, others: tuple[int, ...] = ()) -> None:
         self._ordinal = ordinal
+        self._others = others
         self._size = size
         self._views: dict[bool, int] = {}
         self._ranges: list[int] = []  # unmapped, and still reserved
@@ -93,7 +96,8 @@ class VirtualBlock:
         try:
             _call("cuMemMap", address, self._size, 0, self._handle, 0)
             try:
-                _call("cuMemSetAccess", address, self._size, [_access(self._ordinal, write=write)], 1)
+                access = [_access(ordinal, write=write) for ordinal in (self._ordinal, *self._others)]
+                _call("cuMemSetAccess", address, self._size, access, len(access))
             except BaseException:
                 _call("cuMemUnmap", address, self._size)
                 raise
@@ -103,6 +107,13 @@ class VirtualBlock:
                 raise InvalidArgumentError(f"{self._size} bytes cannot be mapped of this block: {error}") from error
             raise
         return address
+
+    def grant(self, ordinal: int) -> None:
+        """Let another GPU reach the mappings, each as it is."""
+        with self._lock, _current(self._ordinal):
+            for write, address in self._views.items():
+                _call("cuMemSetAccess", address, self._size, [_access(ordinal, write=write)], 1)
+            self._others = (*self._others, ordinal)
 
     def close(self) -> None:
         """Unmap and let go; takes up where it left off if it failed before."""
@@ -147,6 +158,10 @@ class PinnedPool:
                 _call("cuMemPoolDestroy", self._pool)
                 raise
 
+    def grant(self, ordinal: int) -> None:
+        """Let another GPU in."""
+        grant_pool(self.ordinal, self._pool, ordinal)
+
     def import_block(self, blob: bytes) -> int:
         """Import one allocation; give its address, the same for CPU and GPU."""
         data = _cuda._driver().CUmemPoolPtrExportData()  # noqa: SLF001
@@ -170,6 +185,24 @@ class PinnedPool:
         """Give the pool up, after its blocks."""
         with _current(self.ordinal):
             _call("cuMemPoolDestroy", self._pool)
+
+
+def grant_pool(ordinal: int, pool: Any, other: int) -> None:
+    """Let another GPU reach a memory pool, in this process."""
+    with _current(ordinal):
+        _call("cuMemPoolSetAccess", pool, [_access(other, write=True)], 1)
+
+
+def enable_peer(ordinal: int, owner: int) -> None:
+    """Let work on a GPU reach all plain memory of another one, in this process; again is no error."""
+    with _current(owner):
+        theirs = _call("cuCtxGetCurrent")
+    driver = _cuda._driver()  # noqa: SLF001
+    results = driver.CUresult
+    with _current(ordinal):
+        (result,) = driver.cuCtxEnablePeerAccess(theirs, 0)
+    if result not in {results.CUDA_SUCCESS, results.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED}:
+        raise DriverError(f"cuCtxEnablePeerAccess: {result.name}")
 
 
 def open_handle(ordinal: int, handle: bytes, *, own_context: bool = False) -> tuple[int, int]:

@@ -30,6 +30,7 @@ Each class also derives from the built-in exception that a program would catch a
     │   ├── DeviceNotVisibleError                  the GPU exists, this process cannot see it
     │   ├── EventUnavailableError                  an interprocess event cannot be opened or made here
     │   ├── OwnerDiedError                         the process that owns the memory is gone
+    │   ├── PeerAccessError                        the GPU does not reach the memory of the other one
     │   └── SecondContextError                     not possible in a context beside the primary one
     ├── DriverError (RuntimeError)                 the CUDA driver refused a call
     ├── ForkError (RuntimeError)                   used in a forked child
@@ -187,6 +188,10 @@ class EventUnavailableError(UnavailableError):
 
 class OwnerDiedError(UnavailableError):
     """The process that owns the memory is gone, and the legacy handle with it."""
+
+
+class PeerAccessError(UnavailableError):
+    """A GPU does not reach the memory of another one; the message names both."""
 
 
 class SecondContextError(UnavailableError):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from poolbridge import _dlpack
 from poolbridge._errors import ProtocolError
-from poolbridge._kinds import BlockMemory, Kind, PoolMemory
+from poolbridge._kind_gpu import GPUPool
+from poolbridge._kinds import BlockMemory, Kind
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from poolbridge._cuda import ImportedBlock, ImportedPool
     from poolbridge._messages import Pool
     from poolbridge._transport import Descriptors
@@ -47,15 +45,16 @@ class DeviceBlock(BlockMemory):
         }
 
 
-class DevicePool(PoolMemory):
+class DevicePool(GPUPool):
     """The pool, imported."""
 
-    kind = "device"
-
-    def __init__(self, ordinal: int, pool: ImportedPool) -> None:
-        self.device = (_dlpack.CUDA, ordinal)
-        self._ordinal = ordinal
+    def __init__(self, kind: str, ordinal: int, pool: ImportedPool) -> None:
+        super().__init__(kind, ordinal)
         self._pool = pool
+
+    def grant(self, ordinal: int) -> None:
+        """Let another GPU reach all of the pool."""
+        self._pool.grant(ordinal)
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> DeviceBlock:  # noqa: ARG002
         """Import one allocation; its 64 bytes are the export."""
@@ -68,33 +67,6 @@ class DevicePool(PoolMemory):
     def close(self) -> None:
         """Give the import up."""
         self._pool.close()
-
-    def synchronize(self) -> None:
-        """Wait for the device."""
-        from poolbridge import _cuda
-
-        _cuda.synchronize(self._ordinal)
-
-    def read(self, address: int, out: np.ndarray[Any, Any]) -> None:
-        """Copy from the device."""
-        from poolbridge import _cuda
-
-        _cuda.copy_to_host(self._ordinal, out, address)
-
-    def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
-        """Copy to the device."""
-        from poolbridge import _cuda
-
-        _cuda.copy_from_host(self._ordinal, address, data)
-
-    def duplicate(self, address: int, nbytes: int) -> tuple[int, object]:
-        """Copy into memory of this process on the same device."""
-        from poolbridge import _cuda
-
-        copy = _cuda.Allocation(self._ordinal, max(nbytes, 1))
-        if nbytes:
-            _cuda.copy_on_device(self._ordinal, copy.address, address, nbytes)
-        return copy.address, copy
 
 
 class DeviceKind(Kind):
@@ -110,6 +82,6 @@ class DeviceKind(Kind):
         ordinal = _cuda.find_device(pool.du)
         fd = descriptors.one()
         try:
-            return DevicePool(ordinal, _cuda.import_pool(ordinal, fd))
+            return DevicePool(self.name, ordinal, _cuda.import_pool(ordinal, fd))
         finally:
             os.close(fd)

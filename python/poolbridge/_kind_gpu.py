@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from poolbridge import _dlpack
+from poolbridge._errors import DriverError, PeerAccessError
 from poolbridge._kinds import PoolMemory
 
 if TYPE_CHECKING:
@@ -26,29 +28,76 @@ class GPUPool(PoolMemory):
         self.kind = kind
         self.device = (_dlpack.CUDA, ordinal)
         self.ordinal = ordinal
+        self.others: tuple[int, ...] = ()
 
-    def synchronize(self) -> None:
-        """Wait for the device."""
+    def reach(self, ordinal: int) -> None:
+        """Let another GPU reach the memory."""
+        if ordinal == self.ordinal or ordinal in self.others:
+            return
+        self.check_peer(ordinal)
+        try:
+            self.grant(ordinal)
+        except DriverError as error:
+            raise self._unreachable(ordinal, str(error)) from error
+        self.others = (*self.others, ordinal)
+
+    def check_peer(self, ordinal: int) -> None:
+        """Raise if the hardware does not let another GPU reach this memory.
+
+        Raises
+        ------
+        PeerAccessError
+            It does not.
+        """
         from poolbridge import _cuda
 
-        _cuda.synchronize(self.ordinal)
+        if not _cuda.can_access_peer(ordinal, self.ordinal):
+            raise self._unreachable(
+                ordinal, "the hardware has no peer access between them; work on the memory's own GPU, or copy"
+            )
+
+    @abstractmethod
+    def grant(self, ordinal: int) -> None:
+        """Have the driver let another GPU reach the memory, in this process."""
+
+    def _unreachable(self, ordinal: int, reason: str) -> PeerAccessError:
+        from poolbridge import _cuda
+
+        return PeerAccessError(
+            f"GPU {_cuda.describe(ordinal)} does not reach the memory of GPU {_cuda.describe(self.ordinal)}: {reason}"
+        )
+
+    def synchronize(self) -> None:
+        """Wait for the device, and for those that reach the memory."""
+        from poolbridge import _cuda
+
+        for ordinal in (self.ordinal, *self.others):
+            _cuda.synchronize(ordinal)
+
+    def _settle(self) -> None:
+        """Wait for other GPUs that may be at it; for its own a copy waits itself."""
+        if self.others:
+            self.synchronize()
 
     def read(self, address: int, out: np.ndarray[Any, Any]) -> None:
         """Copy from the device."""
         from poolbridge import _cuda
 
+        self._settle()
         _cuda.copy_to_host(self.ordinal, out, address)
 
     def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
         """Copy to the device."""
         from poolbridge import _cuda
 
+        self._settle()
         _cuda.copy_from_host(self.ordinal, address, data)
 
     def duplicate(self, address: int, nbytes: int) -> tuple[int, object]:
         """Copy into memory of this process on the same device."""
         from poolbridge import _cuda
 
+        self._settle()
         copy = _cuda.Allocation(self.ordinal, max(nbytes, 1))
         if nbytes:
             _cuda.copy_on_device(self.ordinal, copy.address, address, nbytes)

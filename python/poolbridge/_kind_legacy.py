@@ -52,6 +52,12 @@ class LegacyPool(GPUPool):
         base, offset, _ = handle.map(self.ordinal, size)
         return LegacyBlock(self, base, offset)
 
+    def grant(self, ordinal: int) -> None:
+        """Let another GPU reach all memory of this one: the driver does not tell single blocks."""
+        from poolbridge import _cuda_imports
+
+        _cuda_imports.enable_peer(ordinal, self.ordinal)
+
     def close(self) -> None:
         """Nothing to do: blocks were opened one by one."""
 

@@ -71,6 +71,13 @@ class PinnedPool(GPUPool):
             )
         return PinnedBlock(self, self.imported.import_block(export))
 
+    def check_peer(self, ordinal: int) -> None:
+        """Memory of the host needs no peer access."""
+
+    def grant(self, ordinal: int) -> None:
+        """Let another GPU reach the pool."""
+        self.imported.grant(ordinal)
+
     def close(self) -> None:
         """Give the import up."""
         self.imported.close()

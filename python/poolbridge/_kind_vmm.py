@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from poolbridge._errors import ProtocolError
 from poolbridge._kind_gpu import GPUPool
@@ -45,6 +46,10 @@ class VMMBlock(BlockMemory):
 class VMMPool(GPUPool):
     """Blocks of one GPU; the pool itself has nothing to import."""
 
+    def __init__(self, kind: str, ordinal: int) -> None:
+        super().__init__(kind, ordinal)
+        self._blocks: WeakSet[VirtualBlock] = WeakSet()
+
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> VMMBlock:
         """Import a block by its descriptor, which is closed."""
         from poolbridge import _cuda_imports
@@ -53,9 +58,16 @@ class VMMPool(GPUPool):
             raise ProtocolError(f"the export of a vmm block has no bytes, got {len(export)}")
         fd = descriptors.one()
         try:
-            return VMMBlock(self, _cuda_imports.VirtualBlock(self.ordinal, fd, size))
+            block = _cuda_imports.VirtualBlock(self.ordinal, fd, size, self.others)
         finally:
             os.close(fd)
+        self._blocks.add(block)
+        return VMMBlock(self, block)
+
+    def grant(self, ordinal: int) -> None:
+        """Let another GPU reach the blocks that are mapped; later ones are made so."""
+        for block in list(self._blocks):
+            block.grant(ordinal)
 
     def close(self) -> None:
         """Nothing to do: blocks were imported one by one."""

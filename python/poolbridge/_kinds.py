@@ -70,6 +70,16 @@ class PoolMemory(ABC):
         """``"cpu"``, or ``"cuda:0"`` with the ordinal as this process counts."""
         return "cpu" if self.device[0] == 1 else f"cuda:{self.device[1]}"
 
+    def reach(self, ordinal: int) -> None:  # noqa: B027
+        """Let another GPU than the memory's own reach what is and will be mapped, from this process.
+
+        Raises
+        ------
+        PeerAccessError
+            The hardware does not let it; the message names both.
+        """
+        # Memory of the CPU is no GPU's.
+
     @abstractmethod
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> BlockMemory:
         """Map a block of `size` bytes; descriptors that are not taken stay with the caller."""

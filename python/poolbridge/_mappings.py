@@ -75,6 +75,11 @@ class Mappings:
                     known.descriptors.close()
             return mapping
 
+    def reach(self, pool: Mapping[PoolMemory], ordinal: int) -> None:
+        """Let another GPU reach a pool's memory for as long as it is mapped. May block."""
+        with self._lock:
+            pool.memory.reach(ordinal)
+
     def block(self, epoch: bytes, pool: Mapping[PoolMemory], known: KnownBlock) -> Mapping[BlockMemory]:
         """Import a block, or count one more holder of it. May block; closes the export's descriptors."""
         key = (epoch, known.id)

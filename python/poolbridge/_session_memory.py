@@ -6,6 +6,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
+from poolbridge import _dlpack
 from poolbridge._core import Core
 from poolbridge._deferred import DeferringLock
 from poolbridge._errors import ClientClosedError, NotFoundError, PoolbridgeError, ProtocolError
@@ -30,6 +31,8 @@ class SessionMemory:
         The pages that the session knows.
     ended
         Why the session has ended, or None.
+    device
+        The GPU that is to reach what is mapped, where that is memory of another one; None: no other.
     """
 
     def __init__(self) -> None:
@@ -37,6 +40,7 @@ class SessionMemory:
         self.timelines = Timelines()
         self.ended: PoolbridgeError | None = None
         self._lock = DeferringLock()
+        self.device: int | str | None = None
         self._pools: dict[int, Mapping[PoolMemory]] = {}
 
     def _flush(self) -> None:
@@ -79,18 +83,26 @@ class SessionMemory:
     def _map_pool(self, pool_id: int) -> Mapping[PoolMemory]:
         mapping = self._pools.get(pool_id)
         if mapping is None:
-            known = self.core.pools.get(pool_id)
-            if known is None:
-                raise ProtocolError(f"pool {pool_id} was never opened by this session")
-            mapping = MAPPINGS.pool(self.core.epoch, known)
-            with self._lock:
-                if self.ended is None and pool_id not in self._pools:
-                    self._pools[pool_id] = mapping
-                    return mapping
-            # Another thread was faster; the mapping is the same, but this session holds it once.
-            MAPPINGS.give_up(mapping, _nothing)
-            if self.ended is not None:
-                raise ClientClosedError("the client was closed while it mapped memory")
+            mapping = self._import_pool(pool_id)
+        if self.device is not None and mapping.memory.device[0] == _dlpack.CUDA:
+            from poolbridge import _cuda
+
+            MAPPINGS.reach(mapping, _cuda.ordinal_of(self.device))
+        return mapping
+
+    def _import_pool(self, pool_id: int) -> Mapping[PoolMemory]:
+        known = self.core.pools.get(pool_id)
+        if known is None:
+            raise ProtocolError(f"pool {pool_id} was never opened by this session")
+        mapping = MAPPINGS.pool(self.core.epoch, known)
+        with self._lock:
+            if self.ended is None and pool_id not in self._pools:
+                self._pools[pool_id] = mapping
+                return mapping
+        # Another thread was faster; the mapping is the same, but this session holds it once.
+        MAPPINGS.give_up(mapping, _nothing)
+        if self.ended is not None:
+            raise ClientClosedError("the client was closed while it mapped memory")
         return mapping
 
     def _unmap(self, block: KnownBlock) -> None:

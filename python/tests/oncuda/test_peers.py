@@ -1,0 +1,211 @@
+"""Consumers on another GPU than the memory's. Run by `test_device`, or by hand where there are two GPUs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from gates import fill, finish, idle
+from test_device_memory import ENVIRONMENT
+from test_gpu_order import HERE, POOLSVC, N, address, gate, has_poolsvc
+
+import poolbridge
+from poolbridge import _cuda
+from poolbridge._cuda import _call, _current
+
+__all__ = ["gate"]  # a fixture
+
+DEVICES = _cuda.devices()
+PATTERN = (np.arange(N) % 251).astype(np.uint8)
+KINDS = ("device", "vmm", "legacy", "pinned")
+SIMULATED = "simulated" in DEVICES[0]["name"]
+
+pytestmark = [
+    pytest.mark.skipif(len(DEVICES) < 2, reason="there is only one GPU"),
+    pytest.mark.skipif(not has_poolsvc(), reason="poolsvc is not built, and the small service has one kind of memory"),
+]
+with_peers = pytest.mark.skipif(
+    len(DEVICES) > 1 and not _cuda.can_access_peer(1, 0), reason="these GPUs do not reach each other's memory"
+)
+
+
+@pytest.fixture
+def service(tmp_path) -> Iterator[str]:
+    path = str(tmp_path / "run" / "d.sock")
+    pools = [text for kind in KINDS for text in ("--pool", f"name={kind},kind={kind},max=64MiB")]
+    with subprocess.Popen([POOLSVC, "serve", "--socket", path, *pools], env=ENVIRONMENT) as process:
+        yield path
+        process.terminate()
+
+
+@pytest.fixture
+def client(service: str) -> Iterator[poolbridge.Client]:
+    with poolbridge.connect(service, timeout=10, wait=20) as connected:
+        yield connected
+
+
+def stream_on(ordinal: int) -> int:
+    with _current(ordinal):
+        return int(_call("cuStreamCreate", 1))
+
+
+def copied(ordinal: int, source: int, stream: int) -> _cuda.Allocation:
+    """Have a stream of a GPU copy bytes into memory of that GPU."""
+    memory = _cuda.Allocation(ordinal, N)
+    with _current(ordinal):
+        _call("cuMemcpyAsync", memory.address, source, N, stream)
+    return memory
+
+
+def published(client: poolbridge.Client, kind: str) -> poolbridge.Lease:
+    lease = client.allocate(N, "uint8", pool=kind)
+    lease.copy_from(PATTERN)
+    lease.publish(kind, keep=True)
+    return lease
+
+
+# Reads every buffer with the second GPU and says what it saw, or why it cannot.
+CONSUMER = """
+import sys, poolbridge
+sys.path[:0] = [{here!r}]
+import numpy as np
+from poolbridge import _cuda
+from poolbridge._cuda import _call, _current
+with poolbridge.connect({path!r}, device={device!r}) as client:
+    with _current({ordinal}):
+        stream = int(_call("cuStreamCreate", 1))
+    for kind in {kinds!r}:
+        for attempt in range(2):
+            try:
+                lease = client.get(kind)
+            except poolbridge.UnavailableError as error:
+                print(kind, type(error).__name__, error.code, error, flush=True)
+                continue
+            lease.used_on(stream)
+            mine = _cuda.Allocation({ordinal}, lease.nbytes)
+            with _current({ordinal}):
+                _call("cuMemcpyAsync", mine.address, lease.evidence()["pointer"], lease.nbytes, stream)
+                _call("cuStreamSynchronize", stream)
+            out = np.empty(lease.nbytes, np.uint8)
+            _cuda.copy_to_host({ordinal}, out, mine.address)
+            print(kind, lease.device, bool((out == np.arange(lease.nbytes) % 251).all()), flush=True)
+            lease.release()
+    own = _cuda.Allocation({ordinal}, 16)
+    _cuda.copy_from_host({ordinal}, own.address, np.arange(16, dtype=np.uint8))
+"""
+
+
+def consume(service: str, *, device: int | str | None, ordinal: int = 1, **environment: str) -> list[str]:
+    code = CONSUMER.format(here=str(HERE), path=service, device=device, ordinal=ordinal, kinds=KINDS)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={**ENVIRONMENT, **environment},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@with_peers
+@pytest.mark.parametrize("device", [1, "cuda:1", DEVICES[-1]["uuid"]])
+def test_another_gpu_reads_memory_of_every_kind(service, client, device):
+    kept = [published(client, kind) for kind in KINDS]
+    assert consume(service, device=device) == [f"{kind} cuda:0 True" for kind in KINDS for _ in range(2)]
+    assert len(kept) == len(KINDS)
+
+
+@pytest.mark.skipif(not SIMULATED, reason="only simulated GPUs can do without peer access at will")
+def test_where_gpus_do_not_reach_each_other_the_error_names_both(service, client):
+    kept = [published(client, kind) for kind in KINDS]
+    lines = consume(service, device=1, SIMCUDA_PEER="0")
+    assert lines[-2:] == ["pinned cuda:0 True"] * 2  # the host's memory, which needs no peer access
+    for line, kind in zip(lines[:-2], [kind for kind in KINDS[:-1] for _ in range(2)], strict=True):
+        assert line.startswith(f"{kind} PeerAccessError unavailable GPU 1"), line
+        for device in DEVICES[:2]:
+            assert device["uuid"] in line
+            assert device["name"] in line
+    assert len(kept) == len(KINDS)
+
+
+def test_a_process_that_numbers_the_gpus_otherwise_finds_them_by_uuid(service, client):
+    kept = [published(client, kind) for kind in KINDS]
+    turned = f"{DEVICES[1]['uuid']},{DEVICES[0]['uuid']}"
+    for visible in ("1,0", turned):
+        lines = consume(service, device=None, ordinal=1, CUDA_VISIBLE_DEVICES=visible)
+        assert lines == [f"{kind} cuda:1 True" for kind in KINDS for _ in range(2)]
+    assert len(kept) == len(KINDS)
+
+
+def test_a_process_that_does_not_see_the_gpu_is_told_which(service, client):
+    kept = [published(client, kind) for kind in KINDS]
+    lines = consume(service, device=None, ordinal=0, CUDA_VISIBLE_DEVICES="1")
+    for line, kind in zip(lines, [kind for kind in KINDS for _ in range(2)], strict=True):
+        assert line.startswith(f"{kind} DeviceNotVisibleError unavailable"), line
+        assert DEVICES[0]["uuid"] in line
+        assert "CUDA_VISIBLE_DEVICES=1" in line
+    assert len(kept) == len(KINDS)
+
+
+def test_the_service_numbers_the_gpus_otherwise_and_the_memory_is_found_by_uuid(tmp_path):
+    path = str(tmp_path / "run" / "d.sock")
+    pool = ("--pool", "name=device,kind=device,device=0,max=64MiB")
+    with subprocess.Popen(
+        [POOLSVC, "serve", "--socket", path, *pool], env={**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": "1,0"}
+    ) as process:
+        with poolbridge.connect(path, timeout=10, wait=20) as client:
+            lease = published(client, "device")
+            assert lease.device == "cuda:1"
+            assert (lease.to_numpy() == PATTERN).all()
+        process.terminate()
+
+
+@with_peers
+@pytest.mark.parametrize("kind", KINDS)
+def test_streams_of_both_gpus_are_kept_in_order(service, client, gate, kind):
+    with poolbridge.connect(service, timeout=10, device=1) as other:
+        writer, reader = stream_on(0), stream_on(1)
+        lease = client.allocate(N, "uint8", pool=kind)
+        lease.used_on(writer)
+        gate.hold(writer)
+        fill(address(lease), N, 7, writer)
+        lease.publish("x")
+        got = other.get("x")
+        got.used_on(reader)
+        seen = copied(1, address(got), reader)
+        assert not idle(reader)
+        got.release()
+        client.unpublish("x")
+        block = lease._hold.grant.bl
+        lease.release()
+        again = client.allocate(N, "uint8", pool=kind)
+        assert again._hold.grant.bl == block
+        last = stream_on(0)
+        again.used_on(last)
+        fill(address(again), N, 8, last)
+        assert not idle(last), "the next writer waits for the reader on the other GPU"
+        gate.open()
+        finish(last)
+        finish(reader)
+        out = np.empty(N, np.uint8)
+        _cuda.copy_to_host(1, out, seen.address)
+        assert (out == 7).all()
+
+
+def test_a_gpu_that_is_not_there_is_named(service):
+    with (
+        poolbridge.connect(service, timeout=10, wait=20, device="cuda:99") as client,
+        pytest.raises(poolbridge.DeviceNotVisibleError, match="GPU 99"),
+    ):
+        client.allocate(N, "uint8", pool="device")
+
+
+def test_on_memory_of_the_cpu_a_gpu_means_nothing(service):
+    with poolbridge.connect(service, timeout=10, wait=20, device=1) as client:
+        client.create_pool("cpu", max_bytes=1 << 20)
+        assert client.allocate(4, "uint8", pool="cpu").device == "cpu"
