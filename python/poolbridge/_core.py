@@ -228,6 +228,7 @@ class Core:
             recalled = [self.blocks[id_] for id_ in decode(data, Recall).bl if id_ in self.blocks]
             for block in recalled:
                 block.recalled = True
+                block.arrays.clear()
             return [block for block in recalled if not block.leases]
         if name == "goodbye":
             self.goodbye = decode(data, Goodbye).m

@@ -172,6 +172,12 @@ class Hold:
         twin.released = True
         return twin
 
+    def lender(self) -> Hold:
+        """Make a copy for an array that outlives the lease: it only keeps the block mapped; see `Session.lend`."""
+        twin = copy(self)
+        twin.tokens, twin.tickets, twin.streams, twin.then = set(), (), None, None
+        return twin
+
     def unused_after(self, error: BaseException, *, failed: bool) -> bool:
         """Whether it can end while `error` passes: arrays in its frames may still need the memory.
 

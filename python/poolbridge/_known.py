@@ -61,7 +61,9 @@ class KnownBlock(Struct, eq=False, gc=True):
     """A block whose export this session was sent.
 
     ``leases`` counts this session's leases on it; ``mapped`` is the kind's mapping while there is one; ``uses`` has the
-    words of the session's own timeline, and the values that they have when its streams are done with the block.
+    words of the session's own timeline, and the values that they have when its streams are done with the block;
+    ``arrays`` are those that are made once for all frames in the block: of which tensor, made by whom, and the array,
+    which counts as a lease for as long as it is alive.
     """
 
     id: int
@@ -73,3 +75,4 @@ class KnownBlock(Struct, eq=False, gc=True):
     recalled: bool = False
     mapped: Any = None
     uses: dict[int, int] = field(default_factory=dict)
+    arrays: list[tuple[Any, Any, Any]] = field(default_factory=list)

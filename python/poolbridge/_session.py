@@ -9,7 +9,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ReferenceType
 
 from msgspec import UnsetType
@@ -28,6 +28,7 @@ from poolbridge._ring import SIZE, Ring
 from poolbridge._session_memory import SessionMemory
 
 if TYPE_CHECKING:
+    from poolbridge._channel_messages import Frame
     from poolbridge._hold import Hold
     from poolbridge._known import Call, KnownBlock
     from poolbridge._messages import Dropped, Grant, Request, Ticket
@@ -231,6 +232,32 @@ class Session(SessionMemory):
         if then is not None:
             then()
         self._released(idle)
+
+    def release_frame(self, frame: Frame, feed: Feed) -> None:
+        """End the lease of a frame that no hold was made of, and give its credit back; never waits, never raises."""
+        if _process.pid == self.pid:
+            self._lock.later(partial(self._release_frame, frame, feed))
+
+    def _release_frame(self, frame: Frame, feed: Feed) -> None:
+        grant: Any = frame.l
+        idle = self.core.release(grant, failed=False)
+        self.owe(feed)
+        self._released(idle)
+
+    def lend(self, lender: Hold, array: tuple[Any, Any, Any], most: int) -> None:
+        """Keep an array with its block, for the frames to come; it keeps the block mapped as a lease would."""
+        with self._lock:
+            block = self.core.blocks.get(lender.grant.bl)
+            lender.released = True
+            if block is None:
+                return
+            block.leases += 1
+            lender.sent = True
+            if block.recalled:
+                return
+            if len(block.arrays) >= most:
+                block.arrays.clear()
+            block.arrays.append(array)
 
     def sent(self, hold: Hold, ticket: Ticket | None) -> None:
         """Note that a lease has ended with the sending of its frame; arrays of it keep the block mapped."""

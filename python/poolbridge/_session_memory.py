@@ -134,6 +134,7 @@ class SessionMemory:
     def _let_go(self) -> None:
         for known in list(self.core.blocks.values()):
             known.recalled = True
+            known.arrays.clear()
             if not known.leases:
                 self._unmap(known)
         pools, self._pools = list(self._pools.values()), {}

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from weakref import ref
 
 from msgspec import UnsetType
 
 from poolbridge import _channel_operations, _errors, _operations, _order
+from poolbridge._borrowed import BorrowedArrays
 from poolbridge._errors import WaitTimeoutError
 from poolbridge._frame import AsyncFrame, BaseFrame, Frame
 
@@ -185,16 +186,54 @@ class Subscription(BaseSubscription):
         except StopIteration:
             return None
 
-    def _take(self, seconds: float | None) -> Frame:
+    def _next(self, seconds: float | None) -> _channel_messages.Frame:
+        """Give the next frame, which has a lease, once it is there."""
         intake, feed = self._intake, self._feed
         while (notice := intake.begin(feed)) is None:
             intake.session.check_usable()
             if not self._client._pump.wait(feed, seconds, self.spin):  # noqa: SLF001
                 raise WaitTimeoutError(f"no frame of channel {self.channel.name!r} came within {seconds:g} s")
+        return notice
+
+    def _claim(self, grant: Grant) -> Hold:
+        """Make a hold of a frame's lease."""
+        intake = self._intake
+        return intake.held(grant) or self._client._run(intake.take(self._feed, grant))  # noqa: SLF001
+
+    def _take(self, seconds: float | None) -> Frame:
+        notice = self._next(seconds)
         grant = notice.l
         assert not isinstance(grant, UnsetType)  # noqa: S101 - for the type checker: the core has seen to it
-        hold = intake.held(grant) or self._client._run(intake.take(feed, grant))  # noqa: SLF001
-        return Frame(self._client, hold, notice, feed)
+        return Frame(self._client, self._claim(grant), notice, self._feed)
+
+    def arrays(self, wrap: Callable[[Any], Any] | None = None, *, stream: Any = None) -> BorrowedArrays:
+        """Iterate over the frames as arrays that are made once and used again: the fastest way to take frames.
+
+        Each array is good until the next is asked for, which lets go of its frame; then the memory is written again.
+        What is to live longer is copied, or taken as a `Frame` by iterating over the subscription itself.
+
+        Parameters
+        ----------
+        wrap
+            Makes an array of an object that speaks DLPack: ``cupy.from_dlpack``, for example. Left out:
+            `numpy.asarray`, for memory of the CPU.
+        stream
+            The stream on which the arrays are used: it waits until each is complete, and the memory is written again
+            after the work that it has when the next array is asked for. Needed for memory of a GPU; see `used_on`.
+
+        Returns
+        -------
+        BorrowedArrays
+            An iterator with the ``seq``, ``time_ns``, ``meta`` and ``dropped`` of the frame whose array it yielded
+            last. It ends and raises as iteration over the subscription does.
+
+        Raises
+        ------
+        InvalidArgumentError
+            While it yields: the memory is a GPU's, and there is no `stream`.
+        """
+        self._pass()
+        return BorrowedArrays(self, wrap, stream)
 
     def close(self) -> None:
         """Want no more frames; those that were taken stay. Idempotent."""

@@ -66,6 +66,10 @@ class Descriptors:
             os.close(fd)
 
 
+_NONE = Descriptors()
+"""What comes with a packet of the ring; there is nothing in it that anybody could take."""
+
+
 class Transport:
     """A connected ``SOCK_SEQPACKET`` socket, never blocking, and in time a ring beside it.
 
@@ -171,7 +175,7 @@ class Transport:
                 continue
             data = self._ring.take()
             if data:
-                return data, Descriptors()
+                return data, _NONE
             if data is not None:
                 self._over = True
             elif self._failure is not None:

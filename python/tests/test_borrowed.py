@@ -1,0 +1,144 @@
+"""Arrays that are made once for each block and used again for every frame in it."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from fakechannels import ChannelService
+
+import poolbridge
+from poolbridge._mappings import MAPPINGS
+
+
+@pytest.fixture
+def service(tmp_path):
+    running = ChannelService(str(tmp_path / "c.sock"))
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def client(service):
+    with poolbridge.connect(service.path, timeout=60) as connected:
+        connected.create_pool("frames", max_bytes=1 << 22)
+        yield connected
+
+
+@pytest.fixture
+def other(service):
+    with poolbridge.connect(service.path, timeout=60) as connected:
+        yield connected
+
+
+def publish(client, channel, value, shape=(4,)):
+    lease = client.allocate(shape, "int32")
+    np.asarray(lease)[:] = value
+    return channel.publish(lease, meta={"value": str(value)})
+
+
+def test_every_frame_is_seen_and_known(client, other):
+    channel = client.create_channel("video", capacity=16)
+    frames = other.subscribe("video", credit=3)
+    for value in range(10):
+        publish(client, channel, value)
+    channel.shut()
+    seen = []
+    arrays = frames.arrays()
+    for array in arrays:
+        assert array.tolist() == [int(arrays.meta["value"])] * 4
+        assert not array.flags.writeable
+        assert arrays.time_ns > 0
+        seen.append((arrays.seq, arrays.dropped))
+    assert seen == [(number + 1, 0) for number in range(10)]
+
+
+def test_an_array_is_made_once_for_a_block_and_a_shape(client, other):
+    channel = client.create_channel("video", capacity=2)
+    made = []
+
+    def wrap(view):
+        made.append(view.shape)
+        return np.asarray(view)
+
+    arrays = other.subscribe("video").arrays(wrap)
+    shapes = []
+    for value in range(30):
+        shape = (4,) if value % 3 else (2, 2)
+        publish(client, channel, value, shape)
+        array = next(arrays)
+        assert array.shape == shape
+        assert (array == value).all()
+        shapes.append(shape)
+    assert len(made) <= 2 * len(other._session.core.blocks), "each is used again"
+    assert set(made) == set(shapes)
+    assert other._session.holds == {}
+
+
+def test_a_frame_is_let_go_of_when_the_next_is_asked_for(service, client, other):
+    channel = client.create_channel("video", capacity=4, full="block")
+    arrays = other.subscribe("video", credit=1).arrays()
+    publish(client, channel, 1)
+    publish(client, channel, 2)
+    first = next(arrays)
+    assert first.tolist() == [1] * 4
+    assert next(arrays).tolist() == [2] * 4, "whose credit came with the end of the first"
+    arrays.release()
+    arrays.release()
+    with pytest.raises(poolbridge.InvalidArgumentError, match="no frame"):
+        _ = arrays.seq
+
+
+def test_a_recalled_block_is_unmapped_once_its_array_is_gone(service, client, other):
+    channel = client.create_channel("video")
+    arrays = other.subscribe("video").arrays()
+    publish(client, channel, 1)
+    array = next(arrays)
+    block = next(iter(other._session.core.blocks))
+    arrays.release()
+    assert other._session.core.blocks[block].arrays
+    service.connections[-1].recall(block)
+    other.stats()
+    assert block in other._session.core.blocks, "the array that a user still has keeps it mapped"
+    assert array.tolist() == [1] * 4
+    del array
+    gc.collect()
+    other.stats()
+    assert block not in other._session.core.blocks
+
+
+def test_nothing_is_left_when_the_client_closes(service, client):
+    channel = client.create_channel("video")
+    publish(client, channel, 0)  # from here on the producer has mapped all that it will
+    before = len(MAPPINGS)
+    with poolbridge.connect(service.path, timeout=60) as other:
+        arrays = other.subscribe("video").arrays()
+        assert next(arrays).tolist() == [0] * 4
+    del arrays
+    gc.collect()
+    assert len(MAPPINGS) == before
+
+
+def test_a_wrap_that_fails_costs_the_frame_and_nothing_else(client, other):
+    channel = client.create_channel("video")
+    fails = [True]
+
+    def wrap(view):
+        if fails.pop() if fails else False:
+            raise RuntimeError("not this one")
+        return np.asarray(view)
+
+    arrays = other.subscribe("video", credit=1).arrays(wrap)
+    publish(client, channel, 1)
+    publish(client, channel, 2)
+    with pytest.raises(RuntimeError, match="not this one"):
+        next(arrays)
+    assert next(arrays).tolist() == [2] * 4
+
+
+def test_a_channel_that_is_shut_ends_the_arrays(client, other):
+    channel = client.create_channel("video")
+    arrays = other.subscribe("video").arrays()
+    channel.shut()
+    assert list(arrays) == []
