@@ -9,7 +9,7 @@ import numpy as np
 
 from poolbridge import _dlpack, _order
 from poolbridge._errors import InvalidArgumentError
-from poolbridge._lease import LeaseView
+from poolbridge._lease import Lease
 
 if TYPE_CHECKING:
     from poolbridge._channel_messages import Frame as Notice
@@ -76,7 +76,7 @@ class BorrowedArrays(Iterator[Any]):
     def _make(self, hold: Hold) -> Any:
         twin = hold.lender()
         try:
-            array = self._wrap(LeaseView(twin))
+            array = self._wrap(Lease(self._subscription._client, twin))  # noqa: SLF001
         except BaseException:
             twin.released = True
             raise

@@ -27,6 +27,9 @@ _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
 # How long the watcher leaves a ring alone after somebody has read it: he will read it again, and do what it brings.
 _TICK = 10e-3
+# How long a reader looks into its ring before it sleeps: in a steady stream nobody has to wake it, and a service that is
+# awake answers sooner.
+_WAKEFULNESS = 50e-6
 # How often a spinning reader looks whether the connection still stands, in looks into the ring.
 _LOOKS = 1024
 
@@ -109,6 +112,7 @@ class Pump:
             if self._begin_reading():
                 try:
                     call = self._session.ask(request, reply_type, _nothing)
+                    self._spin_for(call, 0)
                     self._read_for(call, deadline)
                 finally:
                     self._end_reading()
@@ -137,8 +141,7 @@ class Pump:
                 return False
             if self._begin_reading():
                 try:
-                    if spin > 0:
-                        self._spin_for(feed, time.monotonic() + (spin if left is None else min(spin, left)))
+                    self._spin_for(feed, spin if left is None else min(spin, left))
                     self._read_for(feed, deadline)
                 finally:
                     self._end_reading()
@@ -177,9 +180,14 @@ class Pump:
         self._ticking = True
         self._bell.ring()
 
-    def _spin_for(self, feed: Feed, until: float) -> None:
+    def _spin_for(self, feed: Call | Feed, seconds: float) -> None:
         """Read without sleeping until the feed has something or the time is over."""
         transport, looks = self._session.transport, 0
+        if transport.through:
+            seconds = max(seconds, _WAKEFULNESS)
+        elif seconds <= 0:
+            return
+        until = time.monotonic() + seconds
         while not feed.done and self._session.ended is None:
             looks += 1
             readable = (looks % _LOOKS == 0 or not transport.through) and bool(self._poll.poll(0))

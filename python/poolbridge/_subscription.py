@@ -215,8 +215,8 @@ class Subscription(BaseSubscription):
         Parameters
         ----------
         wrap
-            Makes an array of an object that speaks DLPack: ``cupy.from_dlpack``, for example. Left out:
-            `numpy.asarray`, for memory of the CPU.
+            Makes an array of a lease: ``cupy.from_dlpack``, for example. Left out: `numpy.asarray`, for memory of the
+            CPU.
         stream
             The stream on which the arrays are used: it waits until each is complete, and the memory is written again
             after the work that it has when the next array is asked for. Needed for memory of a GPU; see `used_on`.

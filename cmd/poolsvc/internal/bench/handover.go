@@ -112,7 +112,8 @@ func (s *scene) handOverTo(ctx context.Context, src source, w *worker, bytes uin
 		}
 		return err
 	}
-	if err := w.begin(framesTask{Task: "frames", Channel: channel, Consumer: s.consumer, Credit: handOverCredit, Each: true}); err != nil {
+	if err := w.begin(framesTask{Task: "frames", Channel: channel, Consumer: s.consumer, Credit: handOverCredit, Each: true, Leases: true,
+		OnDevice: s.kind != mempool.Host}); err != nil {
 		return d, err
 	}
 	number := 0

@@ -3,6 +3,8 @@ package bench
 import (
 	"context"
 	"time"
+
+	"github.com/poolbridge/poolbridge/mempool"
 )
 
 // framesTask has a worker make an array of each frame of a channel until it is shut, and acknowledge the first or each.
@@ -14,30 +16,43 @@ type framesTask struct {
 	Each     bool   `json:"each"`
 	// Spin is for how many seconds a wait for a frame does not sleep.
 	Spin float64 `json:"spin"`
+	// Leases has it make a new array of each frame, not one for each block.
+	Leases bool `json:"leases"`
+	// OnDevice says that arrays are used on a stream.
+	OnDevice bool `json:"on_device"`
 }
 
 // pyConsumer is a worker that takes frames.
 type pyConsumer struct {
 	*worker
-	library string
-	spin    float64
+	task framesTask
 }
 
 // spinning is how long a consumer that spins does so, in seconds: longer than frames are apart.
 const spinning = 10
 
 func (s *scene) startPythonConsumer(ctx context.Context, src source) (consumer, error) {
-	w, err := startWorker(ctx, s.Python, src.socket())
-	return pyConsumer{worker: w, library: s.consumer}, err
+	return s.startConsumer(ctx, src, framesTask{})
 }
 
 func (s *scene) startSpinningConsumer(ctx context.Context, src source) (consumer, error) {
+	return s.startConsumer(ctx, src, framesTask{Spin: spinning})
+}
+
+func (s *scene) startLeasingConsumer(ctx context.Context, src source) (consumer, error) {
+	return s.startConsumer(ctx, src, framesTask{Leases: true})
+}
+
+func (s *scene) startConsumer(ctx context.Context, src source, task framesTask) (consumer, error) {
+	task.Task, task.Consumer, task.Credit, task.OnDevice = "frames", s.consumer, streamCapacity, s.kind != mempool.Host
 	w, err := startWorker(ctx, s.Python, src.socket())
-	return pyConsumer{worker: w, library: s.consumer, spin: spinning}, err
+	return pyConsumer{w, task}, err
 }
 
 func (c pyConsumer) begin(_ context.Context, channel string) error {
-	return c.worker.begin(framesTask{Task: "frames", Channel: channel, Consumer: c.library, Credit: streamCapacity, Spin: c.spin})
+	task := c.task
+	task.Channel = channel
+	return c.worker.begin(task)
 }
 
 func (c pyConsumer) ready() error {

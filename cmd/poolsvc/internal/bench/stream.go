@@ -14,7 +14,7 @@ import (
 // The streams of workload (b).
 const (
 	streamBytes    = 64 << 10
-	streamCapacity = 16
+	streamCapacity = 64
 	// streamPause lies between frames whose latency is measured: everybody waits for the next.
 	streamPause = time.Millisecond
 	// mostPaced is how many of those there are.
@@ -64,6 +64,7 @@ func (s *scene) streams(ctx context.Context, src source) error {
 	}{
 		{"go-go", s.startGoConsumer, s.MaxConsumers},
 		{"go-python", s.startPythonConsumer, s.MaxConsumers},
+		{"go-python leases", s.startLeasingConsumer, 1},
 		{spinningWay, s.startSpinningConsumer, 1}, // each takes a whole CPU
 	} {
 		if err := s.streamTo(ctx, src, way.name, way.start, way.most); err != nil {
