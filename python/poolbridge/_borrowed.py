@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from poolbridge import _dlpack, _order
 from poolbridge._errors import InvalidArgumentError
-from poolbridge._lease import Lease
+from poolbridge._lease import AsyncLease, Lease
 
 if TYPE_CHECKING:
     from poolbridge._channel_messages import Frame as Notice
+    from poolbridge._feed import Feed
     from poolbridge._hold import Hold
-    from poolbridge._messages import Grant
-    from poolbridge._subscription import Subscription
+    from poolbridge._session import Session
+    from poolbridge._subscription import AsyncSubscription, Subscription
 
 # A block that serves ever other shapes does not keep an array for each.
 _MOST_KEPT = 8
 
 
-class BorrowedArrays(Iterator[Any]):
-    """Yields a channel's frames as arrays, each good until the next is asked for. Made by `Subscription.arrays`.
+class BaseBorrowedArrays:
+    """What the blocking and the asyncio arrays have in common.
 
     Attributes
     ----------
@@ -30,58 +31,58 @@ class BorrowedArrays(Iterator[Any]):
         Of the frame whose array was yielded last; see `Frame`.
     """
 
-    def __init__(self, subscription: Subscription, wrap: Callable[[Any], Any] | None, stream: Any) -> None:
-        self._subscription = subscription
-        self._session = subscription._intake.session  # noqa: SLF001 - of one family
-        self._feed = subscription._feed  # noqa: SLF001
+    def __init__(self, session: Session, wrap: Callable[[Any], Any] | None, stream: Any) -> None:
+        self._session = session
         self._wrap = np.asarray if wrap is None else wrap
         self._stream = stream
+        self._feed: Feed | None = None
         self._notice: Notice | None = None
         self._hold: Hold | None = None
 
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        self.release()
-        subscription = self._subscription
-        notice = subscription._next(None)  # noqa: SLF001
+    def _kept(self, notice: Notice) -> Any:
+        """Give the array of a frame's block and shape, if there is one and nothing has to be waited for."""
         grant: Any = notice.l
-        block = self._session.core.blocks.get(grant.bl)
-        array = None
-        if block is not None:
-            for tensor, wrap, kept in block.arrays:
-                if wrap is self._wrap and tensor == grant.t:
-                    array = kept
-                    break
-        if array is None or grant.wt or grant.eo or self._stream is not None or self._session.lost:
-            array = self._prepare(grant, array)
-        self._notice = notice
-        return array
+        if not grant.wt and not grant.eo and self._stream is None and not self._session.lost:
+            array = self._find(grant)
+            if array is not None:
+                self._notice = notice
+            return array
+        return None
 
-    def _prepare(self, grant: Grant, array: Any) -> Any:
+    def _find(self, grant: Any) -> Any:
+        block = self._session.core.blocks.get(grant.bl)
+        if block is not None:
+            for tensor, wrap, array in block.arrays:
+                if wrap is self._wrap and tensor == grant.t:
+                    return array
+        return None
+
+    def _prepare(self, notice: Notice, hold: Hold) -> Any:
         """Put the use of a frame's memory into order, and make its array if there is none."""
-        hold = self._subscription._claim(grant)  # noqa: SLF001
         if hold.memory.pool.device[0] == _dlpack.CPU:
             _order.before_cpu(hold)
         elif self._stream is None:
             raise InvalidArgumentError(f"arrays of {hold.memory.pool.device_name} need the stream= that uses them")
         else:
             _order.name_stream(hold, self._stream)
+        array = self._find(hold.grant)
         if array is None:
             array = self._make(hold)
-        self._hold = hold
+        self._notice, self._hold = notice, hold
         return array
 
     def _make(self, hold: Hold) -> Any:
         twin = hold.lender()
         try:
-            array = self._wrap(Lease(self._subscription._client, twin))  # noqa: SLF001
+            array = self._wrap(self._lease(twin))
         except BaseException:
             twin.released = True
             raise
         self._session.lend(twin, (hold.grant.t, self._wrap, array), _MOST_KEPT)
         return array
+
+    def _lease(self, twin: Hold) -> Any:
+        raise NotImplementedError
 
     def release(self) -> None:
         """Let go of the frame whose array was yielded last. Idempotent."""
@@ -91,7 +92,7 @@ class BorrowedArrays(Iterator[Any]):
         hold, self._hold = self._hold, None
         if hold is not None:
             hold.end()
-        else:
+        elif self._feed is not None:
             self._session.release_frame(notice, self._feed)
 
     @property
@@ -122,3 +123,50 @@ class BorrowedArrays(Iterator[Any]):
 
     def __del__(self) -> None:
         self.release()
+
+
+class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
+    """Yields a channel's frames as arrays, each good until the next is asked for. Made by `Subscription.arrays`."""
+
+    def __init__(self, subscription: Subscription, wrap: Callable[[Any], Any] | None, stream: Any) -> None:
+        super().__init__(subscription._intake.session, wrap, stream)  # noqa: SLF001 - of one family
+        self._subscription = subscription
+        self._feed = subscription._feed  # noqa: SLF001
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        self.release()
+        notice = self._subscription._next(None)  # noqa: SLF001
+        array = self._kept(notice)
+        if array is None:
+            array = self._prepare(notice, self._subscription._claim(notice))  # noqa: SLF001
+        return array
+
+    def _lease(self, twin: Hold) -> Lease:
+        return Lease(self._subscription._client, twin)  # noqa: SLF001
+
+
+class AsyncBorrowedArrays(BaseBorrowedArrays, AsyncIterator[Any]):
+    """Yields a channel's frames as arrays, each good until the next is asked for; see `AsyncSubscription.arrays`."""
+
+    def __init__(self, subscription: AsyncSubscription, wrap: Callable[[Any], Any] | None, stream: Any) -> None:
+        super().__init__(subscription._intake.session, wrap, stream)  # noqa: SLF001 - of one family
+        self._subscription = subscription
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        self.release()
+        subscription = self._subscription
+        self._feed = await subscription._start()  # noqa: SLF001
+        notice = await subscription._next(None)  # noqa: SLF001
+        array = self._kept(notice)
+        if array is None:
+            array = self._prepare(notice, await subscription._claim(notice))  # noqa: SLF001
+        return array
+
+    def _lease(self, twin: Hold) -> AsyncLease:
+        return AsyncLease(self._subscription._client, twin)  # noqa: SLF001

@@ -27,8 +27,8 @@ _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
 # How long the watcher leaves a ring alone after somebody has read it: he will read it again, and do what it brings.
 _TICK = 10e-3
-# How long a reader looks into its ring before it sleeps: in a steady stream nobody has to wake it, and a service that is
-# awake answers sooner.
+# How long a reader looks into its ring before it sleeps: in a steady stream nobody has to wake it, and a service that
+# is awake answers sooner.
 _WAKEFULNESS = 50e-6
 # How often a spinning reader looks whether the connection still stands, in looks into the ring.
 _LOOKS = 1024

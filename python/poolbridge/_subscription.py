@@ -12,7 +12,7 @@ from weakref import ref
 from msgspec import UnsetType
 
 from poolbridge import _channel_operations, _errors, _operations, _order
-from poolbridge._borrowed import BorrowedArrays
+from poolbridge._borrowed import AsyncBorrowedArrays, BorrowedArrays
 from poolbridge._errors import WaitTimeoutError
 from poolbridge._frame import AsyncFrame, BaseFrame, Frame
 
@@ -195,16 +195,15 @@ class Subscription(BaseSubscription):
                 raise WaitTimeoutError(f"no frame of channel {self.channel.name!r} came within {seconds:g} s")
         return notice
 
-    def _claim(self, grant: Grant) -> Hold:
+    def _claim(self, notice: _channel_messages.Frame) -> Hold:
         """Make a hold of a frame's lease."""
-        intake = self._intake
+        intake, grant = self._intake, notice.l
+        assert not isinstance(grant, UnsetType)  # noqa: S101 - for the type checker: the core has seen to it
         return intake.held(grant) or self._client._run(intake.take(self._feed, grant))  # noqa: SLF001
 
     def _take(self, seconds: float | None) -> Frame:
         notice = self._next(seconds)
-        grant = notice.l
-        assert not isinstance(grant, UnsetType)  # noqa: S101 - for the type checker: the core has seen to it
-        return Frame(self._client, self._claim(grant), notice, self._feed)
+        return Frame(self._client, self._claim(notice), notice, self._feed)
 
     def arrays(self, wrap: Callable[[Any], Any] | None = None, *, stream: Any = None) -> BorrowedArrays:
         """Iterate over the frames as arrays that are made once and used again: the fastest way to take frames.
@@ -310,20 +309,37 @@ class AsyncSubscription(BaseSubscription):
         """Take the next frame; see `Subscription.receive`."""
         seconds = None if timeout is None else _operations.check_wait(timeout) / 1000
         feed = await self._start()
-        intake = self._intake
+        try:
+            notice = await self._next(seconds)
+        except StopAsyncIteration:
+            return None
+        return AsyncFrame(self._client, await self._claim(notice), notice, feed)
+
+    async def _next(self, seconds: float | None) -> _channel_messages.Frame:
+        """Give the next frame, which has a lease, once it is there."""
+        feed, intake = await self._start(), self._intake
         try:
             while (notice := intake.begin(feed)) is None:
                 intake.session.check_usable()
                 if not await self._client._pump.wait(feed, seconds):  # noqa: SLF001
                     raise WaitTimeoutError(f"no frame came within {seconds:g} s")
         except StopIteration:
-            return None
-        grant = notice.l
+            raise StopAsyncIteration from None
+        return notice
+
+    async def _claim(self, notice: _channel_messages.Frame) -> Hold:
+        """Make a hold of a frame's lease."""
+        intake, grant, feed = self._intake, notice.l, await self._start()
         assert not isinstance(grant, UnsetType)  # noqa: S101 - for the type checker: the core has seen to it
         hold = intake.held(grant)
         if hold is None:
             hold = await self._client._run(intake.take(feed, grant))  # noqa: SLF001
-        return AsyncFrame(self._client, hold, notice, feed)
+        return hold
+
+    def arrays(self, wrap: Callable[[Any], Any] | None = None, *, stream: Any = None) -> AsyncBorrowedArrays:
+        """Iterate over the frames as arrays that are made once and used again; see `Subscription.arrays`."""
+        self._pass()
+        return AsyncBorrowedArrays(self, wrap, stream)
 
     async def close(self) -> None:
         """Want no more frames; those that were taken stay. Idempotent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 
 import numpy as np
@@ -135,6 +136,25 @@ def test_a_wrap_that_fails_costs_the_frame_and_nothing_else(client, other):
     with pytest.raises(RuntimeError, match="not this one"):
         next(arrays)
     assert next(arrays).tolist() == [2] * 4
+
+
+def test_the_asyncio_client_has_them_too(service, client):
+    channel = client.create_channel("video", capacity=16)
+    for value in range(5):
+        publish(client, channel, value)
+
+    async def take():
+        seen = []
+        async with await poolbridge.connect_async(service.path, timeout=60) as other:
+            arrays = other.subscribe("video", oldest=True, credit=2).arrays()
+            async for array in arrays:
+                seen.append((arrays.seq, array.tolist()[0]))
+                del array
+                if len(seen) == 5:
+                    break
+        return seen
+
+    assert asyncio.run(take()) == [(number + 1, number) for number in range(5)]
 
 
 def test_a_channel_that_is_shut_ends_the_arrays(client, other):
