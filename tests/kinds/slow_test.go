@@ -1,0 +1,140 @@
+package kinds
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/cuda/pattern"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/tests/rig"
+)
+
+// slowReader makes an array of each frame for a stream of its own, has the stream copy it, releases the frame, and says
+// whether the stream was busy then and how long the two calls took; told to, whether the content was complete.
+const slowReader = `
+import sys, time
+import numpy as np, poolbridge
+from cuda.core import Buffer, Device, LegacyPinnedMemoryResource
+from cuda.core.utils import StridedMemoryView
+gpu = Device(0)
+gpu.set_current()
+stream = gpu.create_stream()
+with poolbridge.connect(sys.argv[1], timeout=60) as client:
+    pinned = LegacyPinnedMemoryResource().allocate(int(sys.argv[2]) * 4, stream=stream)
+    seen = np.from_dlpack(pinned).view(np.uint32)
+    print("ready")
+    frames = client.subscribe("c", oldest=True, timeout=60)
+    while (frame := frames.receive()) is not None:
+        start = time.perf_counter()
+        view = StridedMemoryView.from_dlpack(frame, stream_ptr=int(stream.handle))
+        taken = time.perf_counter() - start
+        Buffer.from_handle(view.ptr, frame.nbytes, owner=view).copy_to(pinned, stream=stream)
+        number = int(frame.meta["n"])
+        del view
+        start = time.perf_counter()
+        frame.release()
+        taken += time.perf_counter() - start
+        print(f"busy {not stream.record().is_done} {taken}")
+        sys.stdin.readline()
+        stream.sync()
+        expected = (np.arange(seen.size, dtype=np.uint32) * 2 + number) ^ 0xDEADBEEF
+        print(f"wrong {int((seen != expected).sum())}")
+`
+
+// Neither the producer nor the consumer, clients of a service that is another process, waits for a kernel that has yet to
+// write the frame; and what the consumer's stream reads is what that kernel's stream wrote.
+func TestAFrameIsHandedOverWhileAKernelIsYetToWriteIt(t *testing.T) {
+	if err := mempool.Device.Probe(""); err != nil {
+		t.Skip(err)
+	}
+	const elements = 1 << 18
+	s := rig.Serve(t, "--pool", "name=p,max=64MiB,kind=device")
+	ctx := t.Context()
+	c, err := bridge.Dial(ctx, s.Socket)
+	require.NoError(t, err)
+	p, err := c.OpenPool(ctx, "p", 0)
+	require.NoError(t, err)
+	d, err := mempool.FindDevice("")
+	require.NoError(t, err)
+	gpu, err := d.Retain()
+	require.NoError(t, err)
+	kernels, err := pattern.Load(gpu)
+	require.NoError(t, err)
+	stream, err := gpu.NewStream()
+	require.NoError(t, err)
+	gate, err := gpu.NewPinned(8)
+	require.NoError(t, err)
+	open := func(word uint64) { binary.NativeEndian.PutUint64(gate.Bytes(), word) }
+	t.Cleanup(func() {
+		open(1)
+		assert.NoError(t, errors.Join(stream.Synchronize(), c.Close(), gate.Close(), kernels.Close(), stream.Close(), gpu.Close()))
+	})
+	q := mempool.StreamQueue(gpu, stream)
+	ch, err := c.CreateChannel(ctx, mempool.ChannelSpec{Name: "c", Pool: p.Info().ID, Capacity: 2})
+	require.NoError(t, err)
+	reader := rig.Python(t).Start(t, slowReader, s.Socket, fmt.Sprint(elements))
+	require.Equal(t, "ready", reader.Line(t))
+
+	for n := range uint32(4) { // the first time is a rehearsal: what happens only once may wait for a kernel that runs
+		held := n > 0
+		open(0)
+		took, err := send(ctx, p, ch, n, elements, q, func(ptr cuda.DevicePtr) error {
+			var hold, spin error
+			if held {
+				hold, spin = kernels.Hold(stream, gate.DevicePtr(), 30*time.Second), kernels.Spin(stream, 200*time.Millisecond)
+			}
+			return errors.Join(hold, spin, kernels.Fill(stream, ptr, elements, pattern.Masked{Scale: 2, Offset: n, Mask: 0xDEADBEEF}))
+		})
+		require.NoError(t, err)
+		var busy bool
+		var taken float64
+		line := reader.Line(t)
+		_, err = fmt.Sscanf(line, "busy %t %g", &busy, &taken)
+		require.NoError(t, err, line)
+		done, err := stream.Query()
+		require.NoError(t, err)
+		if held {
+			assert.False(t, done, "somebody has waited for the producer's kernel")
+			assert.True(t, busy, "the consumer's stream has not waited")
+			t.Logf("published in %v, taken and released in %v", took, time.Duration(taken*1e9).Round(time.Microsecond))
+		}
+		open(1)
+		reader.Say(t, "go on")
+		assert.Equal(t, "wrong 0", reader.Line(t))
+	}
+	require.NoError(t, ch.Shut(ctx))
+	reader.End(t)
+}
+
+// send sends a frame that a queue is given by write, and says how long the calls took besides.
+func send(ctx context.Context, p *bridge.Pool, ch *bridge.Channel, n uint32, elements uint64, q mempool.Queue, write func(cuda.DevicePtr) error) (time.Duration, error) {
+	l, err := p.Allocate(ctx, mempool.Tensor{DType: mempool.Uint32, Shape: []uint64{elements}}, time.Minute)
+	if err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	if err := l.WaitOn(ctx, q); err != nil {
+		return 0, err
+	}
+	ptr, err := l.Pointer()
+	if err != nil {
+		return 0, err
+	}
+	took := time.Since(start)
+	if err := write(cuda.DevicePtr(ptr)); err != nil {
+		return 0, err
+	}
+	start = time.Now()
+	o := mempool.FrameOptions{Completion: mempool.Completion{After: []mempool.Queue{q}}, Meta: map[string]string{"n": fmt.Sprint(n)}}
+	_, err = ch.Publish(ctx, l, o)
+	return (took + time.Since(start)).Round(time.Microsecond), err
+}
