@@ -76,59 +76,65 @@ type LimitExceeded struct {
 	// Limit is its name, Max its value.
 	Limit string
 	Max   int
-	// Who has as many of What already.
+	// Who has Have of What already.
 	Who, What string
+	Have      int
 	// Advice says what to do.
 	Advice string
 }
 
 func (e *LimitExceeded) Error() string {
-	return fmt.Sprintf("%v: %s has %d %s, and the limit %s allows no more: %s, or have the service started with --limit %s=N",
-		ErrLimit, e.Who, e.Max, e.What, e.Limit, e.Advice, e.Limit)
+	return fmt.Sprintf("%v: %s has %d %s, and the limit %s is %d: %s, or have the service started with --limit %s=N",
+		ErrLimit, e.Who, e.Have, e.What, e.Limit, e.Max, e.Advice, e.Limit)
 }
 
 // Unwrap is [ErrLimit].
 func (*LimitExceeded) Unwrap() error { return ErrLimit }
 
-// mayLease says whether the session may have one more lease. Service.mu is held.
-func (s *Session) mayLease() error {
-	switch most := s.svc.limits; {
-	case len(s.leases) >= most.SessionLeases:
-		return &LimitExceeded{"session-leases", most.SessionLeases, s.String(), "leases", "release some"}
-	case s.svc.leases >= most.Leases:
-		return &LimitExceeded{"leases", most.Leases, "the service", "leases", "wait until some are released"}
+// mayHold says whether the session may have more leases, as far as that is up to itself. Service.mu is held.
+func (s *Session) mayHold() error {
+	if have, most := len(s.leases), s.svc.limits.SessionLeases; have >= most {
+		return &LimitExceeded{"session-leases", most, s.String(), "leases", have, "release some"}
 	}
 	return nil
 }
 
+// mayLease says whether the session may have one more lease. Service.mu is held.
+func (s *Session) mayLease() error {
+	if have, most := s.svc.leases, s.svc.limits.Leases; have >= most {
+		return &LimitExceeded{"leases", most, "the service", "leases", have, "wait until some are released"}
+	}
+	return s.mayHold()
+}
+
 // mayAllocate says whether the session may have one more buffer. Service.mu is held.
 func (s *Session) mayAllocate() error {
-	if most := s.svc.limits.Buffers; len(s.svc.buffers) >= most {
-		return &LimitExceeded{"buffers", most, "the service", "buffers", "wait until some are released and unpublished"}
+	if have, most := len(s.svc.buffers), s.svc.limits.Buffers; have >= most {
+		return &LimitExceeded{"buffers", most, "the service", "buffers", have, "wait until some are released and unpublished"}
 	}
 	return s.mayLease()
 }
 
 // mayMap says whether the session may be sent the export of one more block. Service.mu is held.
 func (s *Session) mayMap() error {
-	if most := s.svc.limits.SessionBlocks; len(s.mapped) >= most {
-		return &LimitExceeded{"session-blocks", most, s.String(), "mapped blocks", "drop those that no lease needs"}
+	if have, most := len(s.mapped), s.svc.limits.SessionBlocks; have >= most {
+		return &LimitExceeded{"session-blocks", most, s.String(), "mapped blocks", have, "drop those that no lease needs"}
 	}
 	return nil
 }
 
 // mayName says whether the session's user may publish one more name. Service.mu is held.
 func (s *Session) mayName() error {
-	if most := s.svc.limits.UserNames; s.svc.namesOf[s.peer.UID] >= most {
-		return &LimitExceeded{"user-names", most, s.peer.String(), "names", "unpublish some"}
+	if have, most := s.svc.namesOf[s.peer.UID], s.svc.limits.UserNames; have >= most {
+		return &LimitExceeded{"user-names", most, s.peer.String(), "names", have, "unpublish some"}
 	}
 	return nil
 }
 
 // mayMakePool says whether the session's user may make one more pool. Service.mu is held.
 func (s *Session) mayMakePool() error {
-	if most := s.svc.limits.UserPools; s.svc.poolsOf[s.peer.UID] >= most {
-		return &LimitExceeded{"user-pools", most, s.peer.String(), "pools", "destroy some"}
+	if have, most := s.svc.poolsOf[s.peer.UID], s.svc.limits.UserPools; have >= most {
+		return &LimitExceeded{"user-pools", most, s.peer.String(), "pools", have, "destroy some"}
 	}
 	return nil
 }

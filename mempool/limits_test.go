@@ -24,7 +24,8 @@ func refused(t testing.TB, err error, limit string, most int, who string) {
 	assert.Equal(t, limit, e.Limit)
 	assert.Equal(t, most, e.Max)
 	assert.Equal(t, who, e.Who)
-	assert.ErrorContains(t, err, fmt.Sprintf("%s has %d ", who, most))
+	assert.GreaterOrEqual(t, e.Have, most)
+	assert.ErrorContains(t, err, fmt.Sprintf("%s has %d %s, and the limit %s is %d: ", who, e.Have, e.What, limit, most))
 	assert.ErrorContains(t, err, "--limit "+limit+"=N")
 }
 
@@ -44,6 +45,24 @@ func TestASessionHasSoManyLeasesAndOthersHaveTheirs(t *testing.T) {
 	release(t, l)
 	allocate(t, s, p, 8)
 	checkBooks(t, svc)
+}
+
+func TestASubscriberThatReleasesNothingIsSentNoMoreThanItsLimit(t *testing.T) {
+	s := newStream(t, ChannelSpec{Capacity: 4})
+	s.svc.limits.SessionLeases = 6
+	s.send(4)
+	l := s.listen(4, SubscribeOptions{Oldest: true})
+	require.Len(t, l.got(), 4)
+	require.NoError(t, l.Unsubscribe(l.sub)) // the leases live on
+	again := s.join(l.worker, 4, SubscribeOptions{Oldest: true})
+	require.Len(t, again.got(), 4)
+	refused(t, l.Credit(again.sub, 1), "session-leases", 6, l.String())
+	_, err := l.Subscribe(s.info.ID, SubscribeOptions{})
+	refused(t, err, "session-leases", 6, l.String())
+	for range 4 {
+		again.done(t, false)
+	}
+	require.NoError(t, l.Credit(again.sub, 1))
 }
 
 func TestTheServiceHasSoManyBuffersAndLeases(t *testing.T) {

@@ -54,6 +54,9 @@ func (s *Session) subscribe(id uint64, o SubscribeOptions) (*subscription, error
 	if len(s.subscriptions) >= MaxSubscriptions {
 		return nil, situation(ErrLimit, "session %d has %d subscriptions, and no more at a time", s.id, len(s.subscriptions))
 	}
+	if err := s.mayHold(); err != nil { // the leases of those before live on
+		return nil, err
+	}
 	s.svc.lastSubscription++
 	sub := &subscription{id: s.svc.lastSubscription, session: s, channel: ch, policy: o.Full, held: make(map[uint64]struct{}), next: ch.last + 1}
 	if n := len(ch.frames); n > 0 && ch.info.Mode == Broadcast {
@@ -85,7 +88,8 @@ func (s *Session) subscription(id uint64) (*subscription, error) {
 
 // Credit lets n more frames come.
 //
-// Errors: [ErrNotFound], [ErrClosed] if the subscription has ended, [ErrInvalid] beyond the limit.
+// Errors: [ErrNotFound], [ErrClosed] if the subscription has ended, [ErrInvalid] beyond the limit of credit, [ErrLimit] for a
+// session that has as many leases as it may.
 func (s *Session) Credit(id, n uint64) error {
 	svc := s.svc
 	svc.mu.Lock()
@@ -102,6 +106,9 @@ func (s *Session) Credit(id, n uint64) error {
 		delete(s.subscriptions, id)
 		sub.tell(*sub.over)
 		return nil
+	}
+	if err := s.mayHold(); err != nil {
+		return err
 	}
 	sub.credit += int(n)
 	sub.channel.hand()

@@ -76,7 +76,7 @@ with poolbridge.connect(sys.argv[1]) as client:
     client.allocate(4, "uint8").release()
     leases.pop().release()
 `, s.Socket).End(t)
-	assert.Contains(t, said, "has 2 leases, and the limit session-leases allows no more: release some")
+	assert.Contains(t, said, "has 2 leases, and the limit session-leases is 2: release some")
 }
 
 func TestALimitThatThereIsNotIsAnsweredWithThoseThatThereAre(t *testing.T) {
