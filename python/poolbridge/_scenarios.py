@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 import poolbridge
-from poolbridge import _consumers, _patterns, _slow
+from poolbridge import _consumers, _patterns, _peer, _slow
 from poolbridge._legacyhandle import LegacyHandle
 from poolbridge._patterns import Pattern
 
@@ -182,6 +182,7 @@ TASKS: Final[dict[str, Callable[[Worker, dict[str, Any]], dict[str, Any]]]] = {
     "both": both,
     "open-file": open_file,
     "await": wait_by,
+    "peer": _peer.compare,
     "slow-begin": _slow.begin,
     "slow-end": _slow.end,
 }

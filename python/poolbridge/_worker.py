@@ -41,10 +41,13 @@ class Worker:
     ----------
     socket
         The service's socket; None: the default one.
+    device
+        The GPU to work on, where it is not the one that has the memory.
     """
 
-    def __init__(self, socket: str | None) -> None:
+    def __init__(self, socket: str | None, device: str | None = None) -> None:
         self._socket = socket
+        self._device = device
         self._client: Client | None = None
         self._held: list[Lease] = []
         self.reading: tuple[Reading, int] | None = None
@@ -56,7 +59,7 @@ class Worker:
     def client(self, task: dict[str, Any]) -> Client:
         """Connect, if this was not done before; wait for the service as long as the task says."""
         if self._client is None:
-            self._client = poolbridge.connect(self._socket, wait=task.get("timeout", _TIMEOUT))
+            self._client = poolbridge.connect(self._socket, wait=task.get("timeout", _TIMEOUT), device=self._device)
         return self._client
 
     def disconnect(self) -> None:
@@ -155,7 +158,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Carry out the tasks of `poolsvc verify`, one JSON object a line.",
     )
     parser.add_argument("--socket", help="the service's socket (default: as poolbridge.connect() finds it)")
-    worker = Worker(parser.parse_args(arguments).socket)
+    parser.add_argument("--device", help="the GPU to work on, where it is not the one that has the memory")
+    options = parser.parse_args(arguments)
+    worker = Worker(options.socket, options.device)
     # Libraries print what they like; only answers may go where the service reads them.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/cuda/pattern"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -15,7 +18,7 @@ func peerChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if !onGPU(kind) {
 		return nil
 	}
-	checks := each(handOver, "peer", consumers[:1], peer)
+	checks := each(handOver, "peer", preferred(consumers), peer)
 	checks = append(checks, each(handOver, "renumbered", preferred(consumers), renumbered)...)
 	return append(checks, each(handOver, "invisible", preferred(consumers), invisible)...)
 }
@@ -63,8 +66,14 @@ func peer(ctx context.Context, s *scene, consumer string) (err error) {
 	if err != nil {
 		return err
 	}
-	name := s.uniqueName("peer")
-	undo, err := s.publish(ctx, name, s.options.Elements, s.options.written())
+	t := work.Task{Name: s.uniqueName("peer"), Pattern: s.options.written(), Then: s.options.answered(), Elements: s.options.Elements}
+	if consumer != goConsumer { // what the libraries do on another GPU is up to them: a kernel of ours compares there
+		t = work.Task{Task: "peer", Name: t.Name, Pattern: masked(0), Elements: maskedElements, Device: names[1], Path: filepath.Join(s.dir, "kernels.ptx")}
+		if err := os.WriteFile(t.Path, pattern.PTX(), 0o600); err != nil {
+			return err
+		}
+	}
+	undo, err := s.publish(ctx, t.Name, t.Elements, t.Pattern)
 	if err != nil {
 		return err
 	}
@@ -74,8 +83,7 @@ func peer(ctx context.Context, s *scene, consumer string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, w.stop()) }()
-	back := s.options.answered()
-	_, err = w.check(ctx, work.Task{Name: name, Pattern: s.options.written(), Then: back, Elements: s.options.Elements})
+	_, err = w.check(ctx, t)
 	if !reaches && s.kind != mempool.Pinned {
 		return refused(err, names...)
 	}
@@ -83,7 +91,10 @@ func peer(ctx context.Context, s *scene, consumer string) (err error) {
 		return err
 	}
 	s.note = fmt.Sprintf("worked on GPU %d with memory of GPU %d", other.Ordinal(), own.Ordinal())
-	return s.look(ctx, name, s.options.Elements, back, nil)
+	if t.Then == nil {
+		return nil
+	}
+	return s.look(ctx, t.Name, t.Elements, t.Then, nil)
 }
 
 // renumbered has a worker to which the GPUs have other ordinals find the memory's by its UUID.
