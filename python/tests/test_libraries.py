@@ -106,7 +106,7 @@ def client(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterato
         path = request.getfixturevalue("gpu_service")
     with poolbridge.connect(path, timeout=20, wait=20) as connected:
         try:
-            pool = connected.create_pool("p", kind=kind, max_bytes=1 << 22)
+            pool = connected.create_pool("p", kind=kind, max_bytes=1 << 25)
         except poolbridge.UnavailableError as error:
             pytest.skip(f"no memory of kind {kind}: {error}")
         yield connected
