@@ -1,15 +1,12 @@
 package rig
 
 import (
-	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"syscall"
 	"testing"
 )
-
-// ownNamespaces is what a program abroad shares with nobody.
-const ownNamespaces = syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC
 
 // settle is what a program abroad does first. The driver looks itself up in /proc; what it needs is loaded while it may
 // still read everything.
@@ -24,22 +21,29 @@ _libc = ctypes.CDLL(None, use_errno=True)
 for _source, _target, _type, _flags in _mounts:
     if _libc.mount(_source, _target, _type, _flags, b""):
         raise OSError(ctypes.get_errno(), "mount", _target)
-os.setgroups([])
-os.setgid(%[1]d)
-os.setuid(%[1]d)
+if %[1]d:
+    os.setgroups([])
+    os.setgid(%[1]d)
+    os.setuid(%[1]d)
 `
 
 // Abroad is the same interpreter for programs that run as another user, in PID, mount and IPC namespaces of their own and
-// with a /dev/shm that they share with nobody. The test is skipped where that cannot be.
+// with a /dev/shm that they share with nobody. Where this process is not root they run as the same user. The test is
+// skipped where that cannot be.
 func (p *Interpreter) Abroad(t testing.TB, user int) *Interpreter {
 	t.Helper()
+	attr := &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC}
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, for programs of other users in other namespaces")
+		user = 0
+		attr.Cloneflags |= syscall.CLONE_NEWUSER
+		attr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
+		attr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
 	}
-	cmd := exec.Command(p.Path, "-c", "")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: ownNamespaces}
-	if err := cmd.Run(); errors.Is(err, syscall.EPERM) {
-		t.Skip("namespaces are not permitted here: ", err)
+	there := &Interpreter{Path: p.Path, first: fmt.Sprintf(settle, user), where: attr}
+	cmd := exec.Command(p.Path, "-c", there.first)
+	cmd.SysProcAttr = attr
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Skipf("namespaces need root, or user namespaces that may mount: %v: %s", err, out)
 	}
-	return &Interpreter{Path: p.Path, user: user}
+	return there
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -16,7 +17,8 @@ import (
 type Interpreter struct {
 	Path string
 
-	user int // that programs become, in namespaces of their own; 0: they stay as they are
+	first string               // of every script
+	where *syscall.SysProcAttr // scripts run; nil: with the test
 }
 
 // Python is the interpreter of the tests.

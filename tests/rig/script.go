@@ -2,11 +2,9 @@ package rig
 
 import (
 	"bufio"
-	"fmt"
 	"io"
 	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -24,13 +22,8 @@ type Script struct {
 // Start starts a program, given as its text, with arguments. It is killed when the test ends, if it still runs.
 func (p *Interpreter) Start(t testing.TB, text string, args ...string) *Script {
 	t.Helper()
-	if p.user != 0 {
-		text = fmt.Sprintf(settle, p.user) + text
-	}
-	s := &Script{cmd: exec.Command(p.Path, append([]string{"-u", "-c", text}, args...)...)}
-	if p.user != 0 {
-		s.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: ownNamespaces}
-	}
+	s := &Script{cmd: exec.Command(p.Path, append([]string{"-u", "-c", p.first + text}, args...)...)}
+	s.cmd.SysProcAttr = p.where
 	s.cmd.Stderr = &s.err
 	var err error
 	s.in, err = s.cmd.StdinPipe()
