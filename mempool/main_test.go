@@ -97,11 +97,14 @@ func checkBooks(t testing.TB, svc *Service) {
 		assert.Equal(t, p.reserved, p.leased+p.cached+p.held, "reserved = leased + cached + held")
 		assert.LessOrEqual(t, p.used, p.leased)
 		assert.LessOrEqual(t, p.reserved, p.info.MaxBytes)
-		cached, used := uint64(0), uint64(0)
+		cached, used, loose := uint64(0), uint64(0), 0
 		for _, list := range p.cache {
 			for _, b := range list {
 				assert.Equal(t, blockCached, b.state)
 				cached += b.size
+				if b.mapped.len() == 0 {
+					loose++
+				}
 			}
 		}
 		for _, b := range svc.buffers {
@@ -111,6 +114,7 @@ func checkBooks(t testing.TB, svc *Service) {
 			}
 		}
 		assert.Equal(t, cached, p.cached)
+		assert.Equal(t, loose, p.loose)
 		assert.Equal(t, used, p.used)
 		inUse, err := p.arena.InUse()
 		assert.NoError(t, err)

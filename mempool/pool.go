@@ -21,6 +21,7 @@ type Pool struct {
 	used                           uint64 // bytes of the buffers
 	blocks                         int
 	cache                          map[uint64][]*block // by size, oldest first
+	loose                          int                 // cached blocks that no session maps
 	stuck                          []*block            // could not be freed; counted as held
 	channels                       int
 	closing                        bool          // being destroyed
@@ -159,6 +160,9 @@ func (p *Pool) cachedBlock(s *Session, size uint64) *block {
 	b := list[i]
 	p.cache[size] = slices.Delete(list, i, i+1)
 	b.state = blockLeased
+	if b.mapped.len() == 0 {
+		p.loose--
+	}
 	b.generation++
 	p.cached -= size
 	p.leased += size

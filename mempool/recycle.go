@@ -25,6 +25,9 @@ func (p *Pool) keep(b *block) {
 	b.state = blockCached
 	p.cached += b.size
 	p.cache[b.size] = append(p.cache[b.size], b)
+	if b.mapped.len() == 0 {
+		p.loose++
+	}
 	p.room.broadcast()
 	p.relief.broadcast()
 	if p.closing {
@@ -72,32 +75,46 @@ func (p *Pool) retire(n uint64) (idle []*block) {
 	for _, b := range idle {
 		chosen += b.size
 	}
-	var recalled []*block
-	sizes := slices.Sorted(maps.Keys(p.cache))
-	for _, mapped := range []bool{false, true} { // blocks that nobody maps first: they cost no round trip
-		for _, size := range sizes {
-			p.cache[size] = slices.DeleteFunc(p.cache[size], func(b *block) bool {
-				if chosen >= n || b.mapped.len() > 0 != mapped {
-					return false
-				}
-				if mapped {
-					b.state = blockRecalling
-					recalled = append(recalled, b)
-				} else {
-					idle = append(idle, b)
-				}
-				chosen += size
-				p.cached -= size
-				p.held += size
-				return true
-			})
-		}
+	loose := p.choose(&chosen, n, false) // that nobody maps first: they cost no round trip
+	p.loose -= len(loose)
+	idle = append(idle, loose...)
+	recalled := p.choose(&chosen, n, true)
+	for _, b := range recalled {
+		b.state = blockRecalling
 	}
 	for _, b := range idle {
 		p.free(b)
 	}
 	p.recall(recalled)
 	return idle
+}
+
+// choose takes cached blocks that somebody maps, or that nobody does, until n bytes are chosen, and counts them as held. It
+// looks no further than it must: there may be very many. Service.mu is held.
+func (p *Pool) choose(chosen *uint64, n uint64, mapped bool) (blocks []*block) {
+	enough := func() bool { return *chosen >= n || (!mapped && len(blocks) == p.loose) }
+	for _, size := range slices.Sorted(maps.Keys(p.cache)) {
+		if enough() {
+			break
+		}
+		list := p.cache[size]
+		left, i := list[:0], 0
+		for ; i < len(list) && !enough(); i++ {
+			b := list[i]
+			if b.mapped.len() > 0 != mapped {
+				left = append(left, b)
+				continue
+			}
+			blocks = append(blocks, b)
+			*chosen += size
+			p.cached -= size
+			p.held += size
+		}
+		left = append(left, list[i:]...)
+		clear(list[len(left):])
+		p.cache[size] = left
+	}
+	return blocks
 }
 
 // recall asks the sessions that map the blocks to give up their mappings. Service.mu is held.
@@ -119,7 +136,13 @@ func (p *Pool) recall(blocks []*block) {
 func (p *Pool) unmap(s *Session, b *block) {
 	b.mapped.remove(s)
 	delete(s.mapped, b.id)
-	if b.mapped.len() == 0 && b.state == blockRecalling {
+	if b.mapped.len() > 0 {
+		return
+	}
+	switch b.state {
+	case blockRecalling:
 		p.free(b)
+	case blockCached:
+		p.loose++
 	}
 }
