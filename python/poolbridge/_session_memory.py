@@ -111,7 +111,7 @@ class SessionMemory:
         own = self.timelines.own
         if mapping is None:
             self._unmapped(block)
-        elif block.uses and own is not None and not all(own.reached(*use) for use in block.uses.items()):
+        elif block.uses and own is not None and not all(_done(own, *use) for use in block.uses.items()):
             uses, block.uses = block.uses, {}
             work = partial(self._unmap_after, own, uses, mapping, block)
             threading.Thread(target=work, name="poolbridge-unmap", daemon=True).start()
@@ -125,6 +125,8 @@ class SessionMemory:
         for use in uses.items():
             while not own.page.wait(*use, 1.0):
                 pass
+        if not all(_done(own, *use) for use in uses.items()):
+            mapping.memory.synchronize()
         MAPPINGS.give_up(mapping, partial(self._lock.later, partial(self._unmapped, block)))
 
     def _unmapped(self, block: KnownBlock) -> None:
@@ -142,6 +144,11 @@ class SessionMemory:
             MAPPINGS.give_up(mapping, _nothing)
         self.core.close_descriptors()
         self.timelines.close()
+
+
+def _done(own: Timeline, word: int, value: int) -> bool:
+    """Whether a stream has written a word. A service that shuts down lets the word go, and the stream works on."""
+    return own.reached(word, value) and not own.page.died(word, value)
 
 
 def _nothing() -> None:

@@ -523,3 +523,25 @@ def test_what_streams_were_given_before_a_promise_is_waited_for(client, other, g
     assert idle(writer)
     promise.keep()
     assert (other.get("x").to_numpy() == 6).all()
+
+
+@pytest.mark.skipif(not has_poolsvc(), reason="poolsvc is not built, and the small service lets nobody go")
+def test_a_service_that_shuts_down_lets_words_go_but_memory_stays_while_a_stream_works(tmp_path, gate):
+    path = str(tmp_path / "run" / "e.sock")
+    with subprocess.Popen(service_command(path), env=ENVIRONMENT) as process:
+        client = poolbridge.connect(path, timeout=10, wait=20)
+        client.create_pool("gpu", kind="device", max_bytes=64 << 20)
+        lease = client.allocate(N, "uint8")
+        stream = new_stream()
+        at = use(lease, stream)
+        gate.hold(stream)
+        fill(at, N, 1, stream)
+        lease.release()
+        client.stats()
+        process.terminate()
+    with pytest.raises(poolbridge.ClosedError):
+        client.stats()
+    client.close()
+    assert not idle(stream)
+    gate.open()
+    finish(stream)
