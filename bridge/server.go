@@ -99,7 +99,7 @@ func (s *Server) accept() {
 		c := s.newConn(conn)
 		if !s.admit(c) {
 			s.config.Log.Warn("a connection was refused: too many sessions", "limit", s.config.MaxSessions)
-			farewell(&link{Conn: conn}, fmt.Sprintf("the service has %d sessions already, and no more at a time", s.config.MaxSessions))
+			farewell(&link{Conn: conn}, fmt.Sprintf("the service has %d sessions already, and no more at a time: close one, or have it started with --limit sessions=N", s.config.MaxSessions))
 			c.cancel(nil)
 			closeLogged(s.config.Log, conn)
 			continue
