@@ -1,0 +1,60 @@
+package bridge
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func TestWhatAClientSaysAboutEventsIsChecked(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	c := dial(t, path)
+	p := createPool(t, c, hostPool("p", 1<<20))
+	ch, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 2})
+	require.NoError(t, err)
+	l := allocate(t, p, 10)
+	for name, r := range map[string]wire.Request{
+		"too short":                 &wire.Publish{Lease: l.info.ID, Name: "x", Event: make([]byte, mempool.EventBytes-1)},
+		"too long":                  &wire.Publish{Lease: l.info.ID, Name: "x", Event: make([]byte, mempool.EventBytes+1)},
+		"alone, without a GPU":      &wire.Publish{Lease: l.info.ID, Name: "x", Event: make([]byte, mempool.EventBytes)},
+		"too short, in a frame":     &wire.Send{Channel: ch.info.ID, Lease: l.info.ID, Event: []byte{1}},
+		"alone, in a frame":         &wire.Send{Channel: ch.info.ID, Lease: l.info.ID, Event: make([]byte, mempool.EventBytes)},
+		"another session's ticket":  &wire.Publish{Lease: l.info.ID, Name: "x", Event: make([]byte, mempool.EventBytes), Ready: &wire.Ticket{Timeline: 99, Value: 1}},
+		"a ticket that cannot be 0": &wire.Send{Channel: ch.info.ID, Lease: l.info.ID, Event: make([]byte, mempool.EventBytes), Ready: &wire.Ticket{Timeline: 1}},
+	} {
+		assert.ErrorIs(t, c.call(t.Context(), r, &call{into: &wire.EmptyReply{}}), ErrInvalid, name)
+	}
+	require.NoError(t, l.CopyFrom(0, []byte{1}), "the lease lives on")
+	require.NoError(t, l.Release(false))
+}
+
+func TestAReaderIsToldOfAnEventThatStandsAlone(t *testing.T) {
+	if err := mempool.Device.Probe(""); err != nil {
+		t.Skip(err)
+	}
+	_, path := serve(t, ServerConfig{})
+	producer, consumer := dial(t, path), dial(t, path)
+	p := createPool(t, producer, mempool.PoolSpec{Name: "gpu", Kind: mempool.Device, MaxBytes: 1 << 20})
+	l := allocate(t, p, 10)
+	event := make([]byte, mempool.EventBytes)
+	err := producer.call(t.Context(), &wire.Publish{Lease: l.info.ID, Name: "x", Event: event}, &call{into: &wire.EmptyReply{}})
+	require.NoError(t, err)
+	got, err := consumer.Get(t.Context(), "x", LeaseOptions{})
+	require.NoError(t, err)
+	assert.True(t, got.Info().EventOnly)
+	assert.Equal(t, event, got.Info().Event)
+	_, err = got.ReadyEvent()
+	assert.ErrorIs(t, err, ErrUnavailable, "these are no event's bytes")
+	assert.ErrorIs(t, got.CopyTo(make([]byte, 1), 0), ErrUnavailable)
+	require.NoError(t, got.Release(false), "and the session goes on")
+	require.NoError(t, l.Release(false))
+	again, err := consumer.Get(t.Context(), "x", LeaseOptions{})
+	require.NoError(t, err)
+	assert.False(t, again.Info().EventOnly, "its publisher has said that it is done")
+	assert.Empty(t, again.Info().Event)
+	require.NoError(t, again.Release(false))
+}
