@@ -122,7 +122,9 @@ class BaseBorrowedArrays:
         return self._current.dr
 
     def __del__(self) -> None:
-        self.release()
+        notice, self._notice = self._notice, None
+        if notice is not None and self._hold is None and self._feed is not None:
+            self._session.drop_frame(notice, self._feed)
 
 
 class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):

@@ -7,7 +7,7 @@ that comparison; any other packet is walked byte by byte first.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -70,10 +70,9 @@ def decode(data: bytes, kind: type[_T], *, checked: bool = False) -> _T:
         message = decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"a packet of {len(data)} bytes is not a {kind.__name__}: {error}") from error
-    assert isinstance(message, kind)  # noqa: S101 - for the type checker: the decoder is made for this type
     if not checked and (len(data) > _SMALL or _encoder.encode(message) != data):
         check(data)
-    return message
+    return cast("_T", message)
 
 
 def check(data: bytes) -> None:

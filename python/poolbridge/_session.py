@@ -164,7 +164,8 @@ class Session(SessionMemory):
                     self._unmap(block)
                 if self.core.news:
                     self._hear()
-                self._flush()
+                if self.core.outbox:
+                    self._flush()
         except PoolbridgeError as error:
             if isinstance(error, ConnectionLostError) and self.core.goodbye:
                 error = ConnectionLostError(f"the service said goodbye: {self.core.goodbye}")
@@ -234,7 +235,13 @@ class Session(SessionMemory):
         self._released(idle)
 
     def release_frame(self, frame: Frame, feed: Feed) -> None:
-        """End the lease of a frame that no hold was made of, and give its credit back; never waits, never raises."""
+        """End the lease of a frame that no hold was made of, and give its credit back."""
+        if _process.pid == self.pid:
+            with self._lock:
+                self._release_frame(frame, feed)
+
+    def drop_frame(self, frame: Frame, feed: Feed) -> None:
+        """Do as `release_frame` in a finaliser: never waits, never raises."""
         if _process.pid == self.pid:
             self._lock.later(partial(self._release_frame, frame, feed))
 
