@@ -79,8 +79,9 @@ func (l *link) Send(data []byte, fds []int) error {
 }
 
 // tryRing sends a packet through the ring if there is one with room for it, and the peer has read all that was sent before.
+// An error ends the session, even if the packet was sent: nobody may have been woken for it.
 //
-// Errors: [shmring.ErrCorrupt].
+// Errors: [shmring.ErrCorrupt]; those of the socket.
 func (l *link) tryRing(data []byte) (done bool, err error) {
 	if l.out == nil {
 		return false, nil
@@ -98,12 +99,15 @@ func (l *link) tryRing(data []byte) (done bool, err error) {
 		}
 		l.aside = false
 	}
-	ok, wake, err := l.out.Put(data)
-	if wake {
-		// A full socket's reader does not sleep; one that is gone needs nothing.
-		_ = l.Conn.TrySend([]byte{packetLook}, nil)
+	done, wake, err := l.out.Put(data)
+	if !wake {
+		return done, err
 	}
-	return ok, err
+	err = l.Conn.TrySend([]byte{packetLook}, nil)
+	if errors.Is(err, seqpacket.ErrWouldBlock) || errors.Is(err, seqpacket.ErrPeerClosed) {
+		err = nil // a full socket's reader does not sleep; one that is gone needs nothing
+	}
+	return done, err
 }
 
 // stepAside says in the ring that the next packets come over the socket.
@@ -173,17 +177,29 @@ func (l *link) RecvInto(buffers *seqpacket.Buffers) (*seqpacket.Packet, *seqpack
 	return p, fds, nil
 }
 
-// sleep waits until there may be something in the ring, first without sleeping. buf is for what comes over the socket.
-func (l *link) sleep(buf []byte) {
+// awake is how many receivers look into their rings without sleeping.
+var awake atomic.Int64
+
+// lookAround looks into the ring for a while, unless many do: they would keep each other from work.
+func (l *link) lookAround() (found bool) {
+	defer awake.Add(-1)
+	if awake.Add(1) > max(int64(runtime.GOMAXPROCS(0)/4), 1) {
+		return false
+	}
 	for i := 0; time.Since(l.last) < wakefulness; i++ {
 		if !l.in.Empty() {
-			return
+			return true
 		}
 		if i%4 == 3 {
 			runtime.Gosched()
 		}
 	}
-	if !l.in.Sleep() {
+	return false
+}
+
+// sleep waits until there may be something in the ring. buf is for what comes over the socket.
+func (l *link) sleep(buf []byte) {
+	if l.lookAround() || !l.in.Sleep() {
 		return
 	}
 	n, fds, err := l.Conn.Recv(buf)

@@ -84,7 +84,10 @@ func (c *serverConn) hand(n mempool.Delivered) bool {
 	}
 	c.out = packet
 	done, err := c.conn.tryRing(packet)
-	return done && err == nil
+	if err != nil {
+		c.cancel(fmt.Errorf("sending failed: %w", err))
+	}
+	return done
 }
 
 // tell sends a notice that cannot wait for a client to look into its ring.

@@ -247,11 +247,13 @@ class Pump:
             if self._want_write:
                 self._want_write = not self._session.flush()
                 self._arm()
+            # Whoever reads says so when he stops, if by then nobody ticks.
+            ticking, self._ticking = self._ticking, False
             # Whoever waits for a reply reads; its wait must not hold up the work here.
             if self._reading.acquire(blocking=False):
                 try:
                     self._read_all()
-                    if self._ticking:
+                    if ticking:
                         self._rest()
                 finally:
                     self._reading.release()
@@ -266,8 +268,8 @@ class Pump:
         """Be told of what comes again, if nobody has read for a while."""
         if self._reads != self._seen:
             self._seen = self._reads
+            self._ticking = True
             return
-        self._ticking = False
         self._armed = True
         self._arm()
         self._read_all()

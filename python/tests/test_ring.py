@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import random
+import re
 import socket
 import struct
 import threading
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakechannels import ChannelService
 
+import poolbridge
 from poolbridge import _ring
 from poolbridge._errors import ConnectionLostError, ProtocolError
 from poolbridge._ring import MARKED, MAX_PACKET, SIZE, Ring
@@ -212,6 +215,30 @@ def test_a_packet_over_the_socket_that_the_ring_knows_nothing_of_is_an_error(lin
     linked.a._send(b"2" * 9)
     with pytest.raises(ProtocolError, match="through the ring"):
         linked.b.receive()
+
+
+def switches(thread: threading.Thread) -> int:
+    status = Path(f"/proc/self/task/{thread.native_id}/status").read_text(encoding="ascii")
+    return int(re.findall(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.MULTILINE)[0])
+
+
+def test_a_process_that_waits_for_a_frame_does_nothing_else(tmp_path: Path, ends: Ends) -> None:
+    service = ChannelService(str(tmp_path / "c.sock"))
+    try:
+        with poolbridge.connect(service.path, timeout=60) as client:
+            client.create_pool("frames", max_bytes=1 << 20)
+            client.create_channel("video")
+            frames = client.subscribe("video")
+            ends.a.put(b"1")  # which the service never takes: the socket goes on being used
+            client._session.transport.use(ends.a)
+            with pytest.raises(poolbridge.WaitTimeoutError):
+                frames.receive(timeout=0.1)
+            before = switches(client._pump._watcher)
+            with pytest.raises(poolbridge.WaitTimeoutError):
+                frames.receive(timeout=0.5)
+            assert switches(client._pump._watcher) - before < 10, "the watcher sleeps as well"
+    finally:
+        service.close()
 
 
 def test_who_sleeps_is_woken_over_the_socket(linked: Linked) -> None:
