@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +30,6 @@ _TIMEOUT = 60.0
 _WARM_UP = 100
 # Of the frames of a stream that is as fast as can be, one in so many is looked into.
 _CHECKED = 16
-_DEFAULT_STREAM = 1
 
 
 class BenchWorker:
@@ -85,13 +85,14 @@ class BenchWorker:
         The first is acknowledged, for it says that this consumer is there, and with an ``each`` every other.
         """
         client, acknowledge, each, clock = self._connected, self._acknowledge.send, task["each"], time.monotonic_ns
-        take: Callable[[Any], Any] = _consumers.load(task["consumer"]).take
+        consumer = _consumers.load(task["consumer"])
         on_device = task["on_device"]
         stamps: list[int] = []
         append = stamps.append
         frames = client.subscribe(task["channel"], credit=task["credit"], oldest=True, timeout=_TIMEOUT)
         frames.spin = task["spin"]
-        stream = _DEFAULT_STREAM if on_device else None
+        stream = consumer.stream(0) if on_device else None
+        take: Callable[[Any], Any] = partial(consumer.take, stream=stream)
         arrays = (take(frame) for frame in frames) if task["leases"] else frames.arrays(take, stream=stream)
         for array in arrays:
             append(clock())

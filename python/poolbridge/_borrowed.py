@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -38,16 +39,20 @@ class BaseBorrowedArrays:
         self._feed: Feed | None = None
         self._notice: Notice | None = None
         self._hold: Hold | None = None
+        self._follower: _order.Follower | None = None
 
     def _kept(self, notice: Notice) -> Any:
         """Give the array of a frame's block and shape, if there is one and nothing has to be waited for."""
         grant: Any = notice.l
-        if not grant.wt and not grant.eo and self._stream is None and not self._session.lost:
-            array = self._find(grant)
-            if array is not None:
-                self._notice = notice
-            return array
-        return None
+        if grant.eo or self._session.lost:
+            return None
+        follower = self._follower
+        if (grant.wt or self._stream is not None) if follower is None else not follower.before(grant):
+            return None
+        array = self._find(grant)
+        if array is not None:
+            self._notice = notice
+        return array
 
     def _find(self, grant: Any) -> Any:
         block = self._session.core.blocks.get(grant.bl)
@@ -65,6 +70,8 @@ class BaseBorrowedArrays:
             raise InvalidArgumentError(f"arrays of {hold.memory.pool.device_name} need the stream= that uses them")
         else:
             _order.name_stream(hold, self._stream)
+            if self._follower is None:
+                self._follower = _order.follower(hold)
         array = self._find(hold.grant)
         if array is None:
             array = self._make(hold)
@@ -93,7 +100,7 @@ class BaseBorrowedArrays:
         if hold is not None:
             hold.end()
         elif self._feed is not None:
-            self._session.release_frame(notice, self._feed)
+            _release(self._session, notice, self._feed, self._follower)
 
     @property
     def _current(self) -> Notice:
@@ -124,7 +131,13 @@ class BaseBorrowedArrays:
     def __del__(self) -> None:
         notice, self._notice = self._notice, None
         if notice is not None and self._hold is None and self._feed is not None:
-            self._session.drop_frame(notice, self._feed)
+            self._session.later(partial(_release, self._session, notice, self._feed, self._follower))
+
+
+def _release(session: Session, notice: Notice, feed: Feed, follower: _order.Follower | None) -> None:
+    """Let go of a frame that no hold was made of."""
+    grant: Any = notice.l
+    session.release_frame(notice, feed, () if follower is None else follower.done(grant))
 
 
 class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):

@@ -21,7 +21,8 @@ from poolbridge._timeline import StreamKey, Timeline
 if TYPE_CHECKING:
     from poolbridge._event import Event
     from poolbridge._hold import Hold
-    from poolbridge._messages import Ticket
+    from poolbridge._messages import Grant, Ticket
+    from poolbridge._session import Session
 
 MOST_TICKETS = 16
 
@@ -215,6 +216,66 @@ def _make_wait(hold: Hold, key: StreamKey) -> None:
             continue  # the stream's own earlier work
         timelines.waits(own, key, ticket.tl)
         _cuda_stream.wait(key.ordinal, key.handle, address + 8 * ticket.wd, ticket.v)
+
+
+class Follower:
+    """A stream that uses the frames of a channel, one after the other, and is put in order without a hold for each.
+
+    Parameters
+    ----------
+    own
+        The timeline that the stream writes.
+    key
+        The stream.
+    session
+        Whose frames it uses.
+    """
+
+    def __init__(self, own: Timeline, key: StreamKey, session: Session) -> None:
+        self._own = own
+        self._key = key
+        self._session = session
+
+    def before(self, grant: Grant) -> bool:
+        """Make the stream wait until a frame's memory may be used; False if that takes more than its wait."""
+        timelines, own, key = self._session.timelines, self._own, self._key
+        if timelines.own is not own or not key.reachable:
+            return False
+        for ticket in grant.wt:
+            page = timelines.page(ticket.tl)
+            if page is None:
+                return False
+            if page.reached(ticket.wd, ticket.v):
+                if page.died(ticket.wd, ticket.v):
+                    return False
+                continue
+            address = page.on_device(key.ordinal)
+            if not address:
+                return False
+            timelines.waits(own, key, ticket.tl)
+            _cuda_stream.wait(key.ordinal, key.handle, address + 8 * ticket.wd, ticket.v)
+        return True
+
+    def done(self, grant: Grant) -> tuple[Ticket, ...]:
+        """Say when the stream is done with a frame's memory; empty: it is. May wait for the device, as `done` does."""
+        try:
+            ticket = self._own.write(self._key)
+        except (DriverError, PoolLimitError):
+            ticket = None
+        if ticket is not None:
+            return (ticket,)
+        memory = self._session.mapped(grant.bl)
+        if memory is not None:
+            memory.synchronize()
+        return ()
+
+
+def follower(hold: Hold) -> Follower | None:
+    """Give a follower for the one stream that uses a hold's memory, if it can do without one."""
+    own = _own(hold)
+    if own is None or hold.streams is None or len(hold.streams) != 1:
+        return None
+    return Follower(own, next(iter(hold.streams)), hold.session)
 
 
 # After it was used

@@ -234,20 +234,20 @@ class Session(SessionMemory):
             then()
         self._released(idle)
 
-    def release_frame(self, frame: Frame, feed: Feed) -> None:
+    def release_frame(self, frame: Frame, feed: Feed, tickets: tuple[Ticket, ...]) -> None:
         """End the lease of a frame that no hold was made of, and give its credit back."""
         if _process.pid == self.pid:
             with self._lock:
-                self._release_frame(frame, feed)
+                self._release_frame(frame, feed, tickets)
 
-    def drop_frame(self, frame: Frame, feed: Feed) -> None:
-        """Do as `release_frame` in a finaliser: never waits, never raises."""
-        if _process.pid == self.pid:
-            self._lock.later(partial(self._release_frame, frame, feed))
+    def later(self, work: Callable[[], None]) -> None:
+        """Have something done that may wait, for a finaliser; never waits, never raises."""
+        if _process.pid == self.pid and self._driver is not None:
+            self._driver.background(work)
 
-    def _release_frame(self, frame: Frame, feed: Feed) -> None:
+    def _release_frame(self, frame: Frame, feed: Feed, tickets: tuple[Ticket, ...]) -> None:
         grant: Any = frame.l
-        idle = self.core.release(grant, failed=False)
+        idle = self.core.release(grant, tickets, failed=False)
         self.owe(feed)
         self._released(idle)
 

@@ -200,6 +200,85 @@ def test_steady_streaming_calls_the_driver_for_words_only(client, other):
     assert MAPPINGS.imports == imports
 
 
+@pytest.mark.skipif(counts() is None, reason="only the simulated driver counts its calls")
+def test_borrowed_arrays_call_the_driver_for_words_only(client, other):
+    from cuda.core.utils import StridedMemoryView
+
+    channel = client.create_channel("c", capacity=4)
+    producer, consumer = new_stream(), new_stream()
+    made = []
+
+    def wrap(lease: poolbridge.Lease) -> StridedMemoryView:
+        made.append(lease)
+        return StridedMemoryView.from_dlpack(lease, stream_ptr=consumer)
+
+    arrays = other.subscribe("c", credit=3).arrays(wrap, stream=consumer)
+
+    def step() -> None:
+        lease = client.allocate(N, "uint8")
+        lease.__dlpack__(stream=producer, max_version=(1, 0))
+        channel.publish(lease)
+        assert next(arrays).shape == (N,)
+
+    for _ in range(10):
+        step()
+    arrays.release()
+    del made[:]
+    before = counts()
+    for _ in range(100):
+        step()
+    arrays.release()
+    after = counts()
+    assert before is not None
+    assert after is not None
+    calls = {name: after[name] - before[name] for name in after if after[name] != before[name]}
+    assert calls.pop("cuStreamWriteValue64") == 200
+    assert calls.pop("cuStreamWaitValue64", 0) <= 200
+    assert calls == {}
+    assert made == []
+
+
+def test_a_borrowed_array_waits_on_its_stream_and_the_next_writer_for_that(client, other, gate):
+    from cuda.core.utils import StridedMemoryView
+
+    channel = client.create_channel("c", mode="queue")
+    producer, consumer = new_stream(), new_stream()
+
+    def wrap(lease: poolbridge.Lease) -> StridedMemoryView:
+        return StridedMemoryView.from_dlpack(lease, stream_ptr=consumer)
+
+    arrays = other.subscribe("c", credit=1).arrays(wrap, stream=consumer)
+    for byte in (1, 2):  # the first makes the array, the second uses it again
+        lease = client.allocate(N, "uint8")
+        fill(use(lease, producer), N, byte, producer)
+        channel.publish(lease)
+        first = next(arrays).ptr
+        arrays.release()
+        finish(consumer)
+        other.stats()  # the service has seen the release
+        del lease
+    lease = client.allocate(N, "uint8")
+    at = use(lease, producer)
+    gate.hold(producer)
+    fill(at, N, 7, producer)
+    channel.publish(lease)
+    del lease
+    array = next(arrays)
+    assert array.ptr == first, "it was made once"
+    seen = read(array.ptr, N, consumer)
+    arrays.release()
+    other.stats()
+    again = client.allocate(N, "uint8")
+    assert address(again) == at
+    fill(use(again, producer), N, 8, producer)
+    assert not idle(producer)
+    assert not idle(consumer)
+    gate.open()
+    finish(producer)
+    finish(consumer)
+    assert (seen == 7).all(), "complete, and not overwritten"
+
+
 def test_several_streams_are_one_ticket(client, other, gate):
     first, second, consumer = new_stream(), new_stream(), new_stream()
     lease = client.allocate(N, "uint8")
