@@ -75,8 +75,12 @@ func OpenEvent(device string, handle []byte) (*Event, error) {
 		return nil, deviceError(fmt.Sprintf("use GPU %d", d.Ordinal()), err)
 	}
 	event, err := ctx.OpenEvent(known.handle)
-	if err = errors.Join(eventError(err), insist(ctx.Close)); err != nil {
-		return nil, err
+	left := deviceError("let go of a GPU", insist(ctx.Close)) // the event keeps it
+	switch {
+	case err != nil:
+		return nil, errors.Join(eventError(err), left)
+	case left != nil:
+		return nil, errors.Join(left, insist(event.Close))
 	}
 	return &Event{event: event, handle: known.handle, recorded: true}, nil
 }

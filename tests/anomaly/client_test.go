@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cuda"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -75,6 +76,7 @@ type client struct {
 	leases map[string]*bridge.Lease
 
 	promised mempool.Ticket
+	line     *line
 }
 
 func (c *client) do(s step) (err error) {
@@ -106,6 +108,10 @@ func (c *client) do(s step) (err error) {
 		err = l.Publish(ctx, mempool.Publication{Name: s.Lease})
 	case "promise": // to be published, and complete only later
 		err = c.promise(ctx, l, s.Lease)
+	case "event": // to be published, and complete once an event is reached
+		err = c.line.publish(ctx, l, s.Lease)
+	case "stream":
+		c.line, err = newLine(s.Device)
 	case "keep":
 		if clock, e := c.Clock(ctx); e == nil {
 			err = clock.Reach(c.promised)
@@ -120,6 +126,8 @@ func (c *client) do(s step) (err error) {
 		err = c.pool.Destroy(ctx)
 	case "close":
 		err = c.Close()
+		err = errors.Join(err, c.line.close())
+		c.line = nil
 		clear(c.leases)
 	case "idle": // whether anything was left running
 		runtime.GC()
@@ -144,6 +152,53 @@ func (c *client) promise(ctx context.Context, l *bridge.Lease, name string) erro
 	p := mempool.Publication{Name: name}
 	p.Ready = &c.promised
 	return l.Publish(ctx, p)
+}
+
+// line is a stream of the client's own, and an event that stands for work in it.
+type line struct {
+	gpu    *cuda.Context
+	stream *cuda.Stream
+	queue  mempool.Queue
+	event  *mempool.Event
+}
+
+func newLine(device string) (*line, error) {
+	d, err := mempool.FindDevice(device)
+	if err != nil {
+		return nil, err
+	}
+	l := new(line)
+	if l.gpu, err = d.Retain(); err == nil {
+		l.stream, err = l.gpu.NewStream()
+	}
+	l.queue = mempool.StreamQueue(l.gpu, l.stream)
+	return l, err
+}
+
+// publish publishes a buffer that only an event says to be complete.
+func (l *line) publish(ctx context.Context, lease *bridge.Lease, name string) (err error) {
+	if l.event == nil {
+		if l.event, err = mempool.NewEvent(l.gpu); err != nil {
+			return err
+		}
+	}
+	if err := l.event.Record(l.queue); err != nil {
+		return err
+	}
+	p := mempool.Publication{Name: name}
+	p.Event, p.EventOnly = l.event, true
+	return lease.Publish(ctx, p)
+}
+
+func (l *line) close() error {
+	if l == nil {
+		return nil
+	}
+	var errs []error
+	if l.event != nil {
+		errs = append(errs, l.event.Close())
+	}
+	return errors.Join(append(errs, l.stream.Close(), l.gpu.Close())...)
 }
 
 func poolSpec(k mempool.Kind, device string) mempool.PoolSpec {

@@ -53,6 +53,8 @@ var operations = []operation{
 	{name: "shut down", before: []string{"create", "alloc a", "fill a", "publish a", "alloc b"}, abrupt: true,
 		local: (*stage).shutDown, act: []string{"close"}},
 	{name: "hand over early", before: []string{"create", "alloc a", "fill a", "promise a"}, local: takeEarly, streams: true, calm: true},
+	{name: "publish an event", before: []string{"create", "alloc a", "fill a", "stream"}, act: []string{"event a"}, calm: true},
+	{name: "take by an event", before: []string{"create", "alloc a", "fill a", "stream", "event a"}, local: takeByEvent, calm: true},
 	{name: "driver's numbers", prepare: createPool, local: lookUp, calm: true},
 	{name: "in the service", prepare: createPool, local: handOverHere},
 }
@@ -110,6 +112,15 @@ func takeEarly(s *stage) error {
 		err = check(got, "a")
 	}
 	return errors.Join(err, s.release(got))
+}
+
+// takeByEvent leases what only an event of the client says to be complete.
+func takeByEvent(s *stage) error {
+	got, err := s.admin.Get(context.Background(), "a", false, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(check(got, "a"), s.release(got))
 }
 
 func lookUp(s *stage) error {
