@@ -8,6 +8,7 @@ there in the child: its copies of these objects unmap the addresses when they go
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import sys
@@ -16,7 +17,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from poolbridge._errors import DeviceMemoryError
+from poolbridge._errors import DeviceMemoryError, ProtocolError
 
 _mmap = ctypes.CDLL(None, use_errno=True).mmap
 _mmap.restype = ctypes.c_void_p
@@ -24,6 +25,26 @@ _mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, 
 _PROT_NONE: Final = 0
 _MAP_FIXED: Final = 0x10
 _NOTHING: Final = _MAP_FIXED | mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+
+_F_GET_SEALS: Final = 1034
+_F_SEAL_SHRINK: Final = 0x0002
+
+
+def check_sealed(fd: int, size: int, what: str) -> None:
+    """Check that a memfd has `size` bytes and will keep them: it could shrink, and reading would then be SIGBUS.
+
+    Raises
+    ------
+    ProtocolError
+        It is smaller, not sealed, or no memfd.
+    """
+    try:
+        sealed = fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK
+    except OSError:
+        sealed = 0
+    if os.fstat(fd).st_size < size or not sealed:
+        raise ProtocolError(f"the memfd of {what} is not sealed at {size} bytes")
 
 
 class FileMapping:

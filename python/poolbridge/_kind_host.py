@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from poolbridge import _dlpack
 from poolbridge._errors import ProtocolError
-from poolbridge._filemap import FileMapping
+from poolbridge._filemap import FileMapping, check_sealed
 from poolbridge._kinds import BlockMemory, Kind, PoolMemory
 
 if TYPE_CHECKING:
@@ -60,9 +59,7 @@ class HostPool(PoolMemory):
     device = (_dlpack.CPU, 0)
 
     def __init__(self, fd: int, size: int) -> None:
-        if os.fstat(fd).st_size < size or not fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK:
-            # An unsealed file could shrink under us, and reading would then be SIGBUS.
-            raise ProtocolError(f"the pool's memfd is not sealed at {size} bytes")
+        check_sealed(fd, size, "a pool")
         self.size = size
         self._maps: list[FileMapping] = []
         try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import threading
 import time
 from functools import partial
@@ -12,7 +10,7 @@ from typing import Final
 from poolbridge import _futex
 from poolbridge._deferred import DeferringLock
 from poolbridge._errors import DriverError, ProtocolError, UnavailableError
-from poolbridge._filemap import FileMapping
+from poolbridge._filemap import FileMapping, check_sealed
 
 BYTES: Final = 4096
 WORDS: Final = 512
@@ -20,9 +18,6 @@ TOMBSTONE: Final = 1 << 62
 
 # As signed integers, which is how a GPU compares words: from here on one is behind.
 _BEHIND: Final = 1 << 63
-
-_F_GET_SEALS: Final = 1034
-_F_SEAL_SHRINK: Final = 0x0002
 
 # A word that a CPU is about to write is seen at once; after that a sleep costs less than looking.
 _SPIN_SECONDS: Final = 20e-6
@@ -43,9 +38,7 @@ class Page:
     """
 
     def __init__(self, fd: int, *, write: bool) -> None:
-        if os.fstat(fd).st_size < BYTES or not fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK:
-            # An unsealed file could shrink under us, and reading would then be SIGBUS.
-            raise ProtocolError(f"the memfd of a timeline is not sealed at {BYTES} bytes")
+        check_sealed(fd, BYTES, "a timeline")
         self._mapping = FileMapping(fd, BYTES, write=write)
         self.write = write
         self.count = 1

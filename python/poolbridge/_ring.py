@@ -6,15 +6,12 @@ wakes anybody: a reader says that it is about to sleep, and its writer is told t
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import os
 import platform
-import sys
 import threading
-from typing import Any, Final
+from typing import Final
 
-from poolbridge._errors import DeviceMemoryError, ProtocolError
+from poolbridge._errors import ProtocolError
+from poolbridge._filemap import FileMapping, check_sealed
 
 SIZE: Final = 1 << 16
 """Bytes of packets that a ring holds, their heads included."""
@@ -39,23 +36,6 @@ _MARK: Final = 0
 _SKIP: Final = 1 << 32
 _WRAP: Final = 1 << 64
 
-_F_GET_SEALS: Final = 1034
-_SIZE_SEALS: Final = 0x0002 | 0x0004
-
-
-def _map(fd: int, *, write: bool) -> mmap.mmap:
-    if os.fstat(fd).st_size != _FILE or fcntl.fcntl(fd, _F_GET_SEALS) & _SIZE_SEALS != _SIZE_SEALS:
-        # An unsealed file could shrink under us, and reading would then be SIGBUS.
-        raise ProtocolError(f"the memfd of a ring is not sealed at {_FILE} bytes")
-    protection = mmap.PROT_READ | mmap.PROT_WRITE if write else mmap.PROT_READ
-    options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-    try:
-        mapping = mmap.mmap(fd, _FILE, mmap.MAP_SHARED, protection, **options)
-        mapping.madvise(mmap.MADV_DONTFORK)  # a child that is forked is nobody's peer
-    except OSError as error:
-        raise DeviceMemoryError(f"a ring cannot be mapped: {error}") from error
-    return mapping
-
 
 class Ring:
     """One end: it writes into its own file and reads from the service's.
@@ -76,8 +56,10 @@ class Ring:
     """
 
     def __init__(self, reads: int, writes: int) -> None:
-        self._peer_file = _map(reads, write=False)
-        self._own_file = _map(writes, write=True)
+        for fd in (reads, writes):
+            check_sealed(fd, _FILE, "a ring")
+        self._mappings = FileMapping(reads, _FILE, write=False), FileMapping(writes, _FILE, write=True)
+        self._peer_file, self._own_file = (mapping.memory for mapping in self._mappings)
         self._peer = memoryview(self._peer_file).cast("Q")
         self._own = memoryview(self._own_file).cast("Q")
         self._head = 0
@@ -197,6 +179,6 @@ class Ring:
 
     def close(self) -> None:
         """Unmap it. Idempotent; nobody may use it any more."""
-        for words, file in ((self._own, self._own_file), (self._peer, self._peer_file)):
+        for words, mapping in zip((self._peer, self._own), self._mappings, strict=True):
             words.release()
-            file.close()
+            mapping.close()
