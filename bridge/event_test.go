@@ -52,6 +52,8 @@ func TestAReaderIsToldOfAnEventThatStandsAlone(t *testing.T) {
 	assert.ErrorIs(t, got.CopyTo(make([]byte, 1), 0), ErrUnavailable)
 	require.NoError(t, got.Release(false), "and the session goes on")
 	require.NoError(t, l.Release(false))
+	_, err = producer.Stats(t.Context()) // the release has arrived
+	require.NoError(t, err)
 	again, err := consumer.Get(t.Context(), "x", LeaseOptions{})
 	require.NoError(t, err)
 	assert.False(t, again.Info().EventOnly, "its publisher has said that it is done")
