@@ -90,7 +90,7 @@ func TestAFrameIsHandedOverWhileAKernelIsYetToWriteIt(t *testing.T) {
 		took, err := send(ctx, p, ch, n, elements, q, func(ptr cuda.DevicePtr) error {
 			var hold, spin error
 			if held {
-				hold, spin = kernels.Hold(stream, gate.DevicePtr(), 30*time.Second), kernels.Spin(stream, 200*time.Millisecond)
+				hold, spin = kernels.Hold(stream, gate.DevicePtr(), time.Minute), kernels.Spin(stream, 200*time.Millisecond)
 			}
 			return errors.Join(hold, spin, kernels.Fill(stream, ptr, elements, pattern.Masked{Scale: 2, Offset: n, Mask: 0xDEADBEEF}))
 		})
