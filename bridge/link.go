@@ -180,10 +180,10 @@ func (l *link) RecvInto(buffers *seqpacket.Buffers) (*seqpacket.Packet, *seqpack
 // awake is how many receivers look into their rings without sleeping.
 var awake atomic.Int64
 
-// lookAround looks into the ring for a while, unless many do: they would keep each other from work.
+// lookAround looks into the ring for a while, unless many do, or there are few CPUs: they would keep others from work.
 func (l *link) lookAround() (found bool) {
 	defer awake.Add(-1)
-	if awake.Add(1) > max(int64(runtime.GOMAXPROCS(0)/4), 1) {
+	if awake.Add(1) > int64(runtime.GOMAXPROCS(0)/4) {
 		return false
 	}
 	for i := 0; time.Since(l.last) < wakefulness; i++ {

@@ -28,8 +28,8 @@ _ReplyT = TypeVar("_ReplyT", bound=Reply)
 # How long the watcher leaves a ring alone after somebody has read it: he will read it again, and do what it brings.
 _TICK = 10e-3
 # How long a reader looks into its ring before it sleeps: in a steady stream nobody has to wake it, and a service that
-# is awake answers sooner.
-_WAKEFULNESS = 50e-6
+# is awake answers sooner. With few CPUs it would only keep those from work that it waits for.
+_WAKEFULNESS = 50e-6 if len(os.sched_getaffinity(0)) >= 4 else 0.0  # noqa: PLR2004 - one each for both ends, and two
 # How often a spinning reader looks whether the connection still stands, in looks into the ring.
 _LOOKS = 1024
 
@@ -185,7 +185,7 @@ class Pump:
         transport, looks = self._session.transport, 0
         if transport.through:
             seconds = max(seconds, _WAKEFULNESS)
-        elif seconds <= 0:
+        if seconds <= 0:
             return
         until = time.monotonic() + seconds
         while not feed.done and self._session.ended is None:
