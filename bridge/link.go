@@ -177,14 +177,18 @@ func (l *link) RecvInto(buffers *seqpacket.Buffers) (*seqpacket.Packet, *seqpack
 	return p, fds, nil
 }
 
-// awake is how many receivers look into their rings without sleeping.
-var awake atomic.Int64
+// awake is how many receivers look into their rings without sleeping, and mostAwake how many may.
+var (
+	awake     atomic.Int64
+	mostAwake = int64(runtime.GOMAXPROCS(0) / 4)
+)
 
 // lookAround looks into the ring for a while, unless many do, or there are few CPUs: they would keep others from work.
 func (l *link) lookAround() (found bool) {
 	defer awake.Add(-1)
-	if awake.Add(1) > int64(runtime.GOMAXPROCS(0)/4) {
-		return false
+	if awake.Add(1) > mostAwake {
+		runtime.Gosched() // whoever is ready to send may do so
+		return !l.in.Empty()
 	}
 	for i := 0; time.Since(l.last) < wakefulness; i++ {
 		if !l.in.Empty() {

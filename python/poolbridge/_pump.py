@@ -29,7 +29,7 @@ _ReplyT = TypeVar("_ReplyT", bound=Reply)
 _TICK = 10e-3
 # How long a reader looks into its ring before it sleeps: in a steady stream nobody has to wake it, and a service that
 # is awake answers sooner. With few CPUs it would only keep those from work that it waits for.
-_WAKEFULNESS = 50e-6 if len(os.sched_getaffinity(0)) >= 4 else 0.0  # noqa: PLR2004 - one each for both ends, and two
+_WAKEFULNESS = 50e-6 if len(os.sched_getaffinity(0)) >= 4 else 0.0
 # How often a spinning reader looks whether the connection still stands, in looks into the ring.
 _LOOKS = 1024
 
