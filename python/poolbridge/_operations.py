@@ -306,8 +306,12 @@ def local_event(hold: Hold, event: Any) -> Event:
     Raises
     ------
     InvalidArgumentError
-        It is none for other processes, or the memory is the CPU's.
+        It is none for other processes, the memory is the CPU's, or its content is promised.
     """
+    if hold.promise is not None:
+        raise InvalidArgumentError(
+            f"the content of buffer {hold.grant.bf} is promised, which says when it is complete: leave out the event"
+        )
     kind, ordinal = hold.memory.pool.device
     if kind != _dlpack.CUDA:
         raise InvalidArgumentError("an interprocess event stands for work of a GPU, and this memory is the CPU's")

@@ -228,7 +228,11 @@ def test_what_says_nothing_is_refused(client):
             _event.open_event(0, bytes(length))
     with pytest.raises(poolbridge.EventUnavailableError):
         _event.open_event(0, bytes(64))
+    promise = lease.promise()
+    with pytest.raises(poolbridge.InvalidArgumentError, match="promised"):
+        lease.publish("x", event=client.event())
     lease.publish("x")
+    promise.keep()
 
 
 # Publishes two frames that a stream has written, one with an event alone; does what it is told.
