@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -22,6 +23,8 @@ from poolbridge import _cuda, _event
 
 __all__ = ["client", "device_service", "gate", "other"]  # fixtures
 
+SIMULATED = "simulated" in _cuda.devices()[0]["name"]
+
 pytestmark = pytest.mark.skipif(not has_poolsvc(), reason="poolsvc is not built, and the small service knows no events")
 
 
@@ -38,14 +41,13 @@ def slow(client, gate, byte, event, **options):
 
 
 @contextmanager
-def child(code: str, **options) -> Iterator[subprocess.Popen[str]]:
+def child(code: str, environment: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         [sys.executable, "-W", "error", "-c", f"import sys\nsys.path[:0] = [{str(HERE)!r}]\n{code}"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=ENVIRONMENT,
-        **options,
+        env={**ENVIRONMENT, **(environment or {})},
     ) as process:
         yield process
         if process.poll() is None:
@@ -317,6 +319,60 @@ def test_content_whose_publisher_was_killed_before_it_said_that_the_event_is_don
     cuda_goes_on(client)
 
 
+def test_asyncio_speaks_events_too(device_service, client, gate):
+    async def hand_over() -> None:
+        async with await poolbridge.connect_async(device_service) as producer:
+            await producer.open_pool("gpu")
+            event = producer.event()
+            lease = await producer.allocate(N, "uint8")
+            stream = new_stream()
+            gate.hold(stream)
+            fill(address(lease), N, 4, stream)
+            event.record(stream)
+            await lease.publish("x", event=event, ticket=False)
+            got = await producer.get("x")
+            assert got.ready_event is event
+            with pytest.raises(poolbridge.WaitTimeoutError):
+                await got.wait(0.01)
+            gate.open()
+            await got.wait(10)
+            assert (got.to_numpy() == 4).all()
+
+    asyncio.run(hand_over())
+
+
+@pytest.mark.skipif(not SIMULATED, reason="only a simulated GPU can do without stream memory operations")
+def test_where_streams_cannot_write_words_an_event_alone_works_and_beside_it_is_waited_for(device_service, client):
+    code = f"""
+import poolbridge
+from gates import fill, new_stream
+client = poolbridge.connect({device_service!r})
+client.open_pool("gpu")
+stream, leases = new_stream(), []
+for name, ticket in (("beside", True), ("alone", False)):
+    leases.append((client.allocate({N}, "uint8"), client.event()))
+    fill(leases[-1][0].evidence()["pointer"], {N}, 6, stream)
+    leases[-1][1].record(stream)
+    leases[-1][0].publish(name, event=leases[-1][1], ticket=ticket)
+seen = client.get("alone")
+seen.used_on(stream)
+seen.release()
+print("published", flush=True)
+sys.stdin.read()
+leases[-1][0].release()
+client.close()
+"""
+    with child(code, {"SIMCUDA_STREAM_MEM_OPS": "0"}) as process:
+        assert line(process) == "published"
+        beside, alone = client.get("beside"), client.get("alone")
+        assert (beside._hold.grant.wt, beside.ready_event) == ((), None)
+        assert alone._hold.alone
+        stream = new_stream()
+        seen = read(use(alone, stream), N, stream)
+        finish(stream)
+        assert (seen == 6).all()
+
+
 @contextmanager
 def open_to(uid: int) -> Iterator[str]:
     """A service that another user reaches, too."""
@@ -386,7 +442,7 @@ def test_elsewhere_the_event_is_refused_and_a_ticket_works(gate, elsewhere):
             assert consumer.wait(20) == 0
 
 
-@pytest.mark.skipif("simulated" not in _cuda.devices()[0]["name"], reason="every GPU has interprocess events")
+@pytest.mark.skipif(not SIMULATED, reason="every GPU has interprocess events")
 def test_a_gpu_without_interprocess_events_is_told():
     code = """
 import poolbridge
@@ -396,16 +452,5 @@ try:
 except poolbridge.EventUnavailableError as error:
     print(error, flush=True)
 """
-    os.environ["SIMCUDA_IPC_EVENTS"] = "0"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**ENVIRONMENT, "SIMCUDA_IPC_EVENTS": "0"},
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-    finally:
-        del os.environ["SIMCUDA_IPC_EVENTS"]
-    assert "use tickets" in done.stdout
+    with child(code, {"SIMCUDA_IPC_EVENTS": "0"}) as process:
+        assert "use tickets" in line(process)
