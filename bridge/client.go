@@ -132,12 +132,12 @@ func (c *Client) Done() <-chan struct{} { return c.done }
 
 // receive reads what the service sends until the connection ends.
 func (c *Client) receive() {
-	buf := make([]byte, wire.MaxPacket)
 	var goodbye string
 	for {
-		n, fds, err := c.conn.Recv(buf)
+		packet, fds, err := c.conn.Recv(packets)
 		if err == nil {
-			err = c.take(buf[:n], fds, &goodbye)
+			err = c.take(packet.Data, fds, &goodbye)
+			packet.Free()
 			err = errors.Join(err, fds.Close()) // what nobody took
 		}
 		if err != nil {

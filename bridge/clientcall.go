@@ -129,12 +129,12 @@ func (c *Client) answered(pending *call, fds *seqpacket.FDs, err error) error {
 	return err
 }
 
-var packets = sync.Pool{New: func() any { return new([]byte) }}
+var outgoing = sync.Pool{New: func() any { return new([]byte) }}
 
 // send sends a request. It must not be called by the goroutine that receives.
 func (c *Client) send(q uint32, r wire.Request) error {
-	buf := packets.Get().(*[]byte)
-	defer packets.Put(buf)
+	buf := outgoing.Get().(*[]byte)
+	defer outgoing.Put(buf)
 	packet, err := wire.AppendRequest((*buf)[:0], q, r)
 	if err != nil {
 		return situation(ErrInvalid, "%v", err)

@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"runtime"
@@ -24,15 +23,15 @@ type link struct {
 	aside     bool        // what is sent goes over the socket for now
 
 	over    bool      // what is received comes over the socket for now
-	came    packet    // over the socket, behind what the ring still has
+	came    arrival   // over the socket, behind what the ring still has
 	last    time.Time // when the last packet was found in the ring
 	failure error     // what the socket said at last, behind what the ring still has
 }
 
-// packet is one that came over the socket; empty if there is none.
-type packet struct {
-	data []byte
-	fds  *seqpacket.FDs
+// arrival is a packet that came over the socket; empty if there is none.
+type arrival struct {
+	packet *seqpacket.Packet
+	fds    *seqpacket.FDs
 }
 
 // Packets of one byte, which no message is, are the link's own.
@@ -118,63 +117,76 @@ func (l *link) stepAside() {
 	}
 }
 
-// Recv receives the next packet. See [seqpacket.Conn.Recv]. What was sent through the ring before the peer left comes before
-// the end.
+// Recv receives the next packet into a buffer that is only taken when a packet is there. The packet is to be freed; it is
+// nil if there is an error. What was sent through the ring before the peer left comes before the end.
 //
-// Errors: those of [seqpacket.Conn.Recv]; [shmring.ErrCorrupt], [ErrProtocol].
-func (l *link) Recv(buf []byte) (n int, fds *seqpacket.FDs, err error) {
+// Errors: those of [seqpacket.Conn.RecvInto]; [shmring.ErrCorrupt], [ErrProtocol].
+func (l *link) Recv(buffers *seqpacket.Buffers) (*seqpacket.Packet, *seqpacket.FDs, error) {
 	for l.in != nil {
 		switch {
+		case !l.over && !l.in.Empty():
+			p, err := l.take(buffers)
+			if p != nil || err != nil {
+				return p, nil, err
+			}
+		case !l.over && l.failure != nil:
+			return nil, nil, l.failure
+		case !l.over && l.came.packet != nil:
+			return nil, nil, errors.Join(errAside, l.discard())
 		case !l.over:
-			n, kind, err := l.in.Take(buf)
-			switch {
-			case err != nil || kind == shmring.Packet:
-				l.last = time.Now()
-				return n, nil, errors.Join(err, l.closeCame(err))
-			case kind == shmring.Marked:
-				l.over = true
-			case l.failure != nil:
-				return 0, nil, l.failure
-			case l.came.data != nil:
-				return 0, nil, errors.Join(errAside, l.closeCame(errAside))
-			default:
-				l.sleep(buf)
-			}
-		case l.came.data != nil:
-			p := l.came
-			l.came = packet{}
-			return copy(buf, p.data), p.fds, nil
+			l.sleep(buffers)
+		case l.came.packet != nil:
+			came := l.came
+			l.came = arrival{}
+			return came.packet, came.fds, nil
 		default:
-			n, fds, err := l.Conn.Recv(buf)
-			if err != nil || n != 1 || buf[0] != packetBack && buf[0] != packetLook {
-				return n, fds, err
+			p, fds, err := l.Conn.RecvInto(buffers)
+			if err != nil || !own(p) {
+				return p, fds, err
 			}
-			if buf[0] == packetBack {
+			if p.Data[0] == packetBack {
 				l.over = false
 				l.peerReady.Store(true)
 			}
+			p.Free()
 			if err := fds.Close(); err != nil {
-				return 0, nil, err
+				return nil, nil, err
 			}
 		}
 	}
-	return l.Conn.Recv(buf)
+	return l.Conn.RecvInto(buffers)
 }
 
-// RecvInto is Recv into a buffer, which over the socket alone is only taken when a packet is there. The packet is to be
-// freed; it is nil if there is an error.
-func (l *link) RecvInto(buffers *seqpacket.Buffers) (*seqpacket.Packet, *seqpacket.FDs, error) {
-	if l.in == nil {
-		return l.Conn.RecvInto(buffers)
-	}
+// own says whether a packet is one of the link's own.
+func own(p *seqpacket.Packet) bool {
+	return len(p.Data) == 1 && (p.Data[0] == packetBack || p.Data[0] == packetLook)
+}
+
+// take takes the next packet out of the ring; nil if it was a mark.
+func (l *link) take(buffers *seqpacket.Buffers) (*seqpacket.Packet, error) {
 	p := buffers.Take()
-	n, fds, err := l.Recv(p.Data)
-	if err != nil {
-		p.Free()
-		return nil, fds, err
+	n, kind, err := l.in.Take(p.Data)
+	l.last = time.Now()
+	if err == nil && kind == shmring.Packet {
+		p.Data = p.Data[:n]
+		return p, nil
 	}
-	p.Data = p.Data[:n]
-	return p, fds, nil
+	p.Free()
+	l.over = kind == shmring.Marked
+	if err != nil {
+		err = errors.Join(err, l.discard())
+	}
+	return nil, err
+}
+
+// discard closes what came over the socket and nobody is going to get.
+func (l *link) discard() error {
+	came := l.came
+	l.came = arrival{}
+	if came.packet != nil {
+		came.packet.Free()
+	}
+	return came.fds.Close()
 }
 
 // awake is how many receivers look into their rings without sleeping, and mostAwake how many may.
@@ -201,28 +213,21 @@ func (l *link) lookAround() (found bool) {
 	return false
 }
 
-// sleep waits until there may be something in the ring. buf is for what comes over the socket.
-func (l *link) sleep(buf []byte) {
+// sleep waits until there may be something in the ring.
+func (l *link) sleep(buffers *seqpacket.Buffers) {
 	if l.lookAround() || !l.in.Sleep() {
 		return
 	}
-	n, fds, err := l.Conn.Recv(buf)
+	p, fds, err := l.Conn.RecvInto(buffers)
 	l.in.Wake()
 	l.last = time.Now()
 	switch {
 	case err != nil:
 		l.failure = err
-	case n != 1 || buf[0] != packetLook:
-		l.came = packet{bytes.Clone(buf[:n]), fds}
-	default:
+	case len(p.Data) == 1 && p.Data[0] == packetLook:
+		p.Free()
 		l.failure = fds.Close()
+	default:
+		l.came = arrival{p, fds}
 	}
-}
-
-// closeCame closes what came over the socket if nobody is going to get it.
-func (l *link) closeCame(err error) error {
-	if err == nil {
-		return nil
-	}
-	return l.came.fds.Close()
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/shmring"
-	"github.com/poolbridge/poolbridge/bridge/wire"
 )
 
 // linked are two ends of a connection with a ring, which both use.
@@ -43,6 +42,16 @@ func numbered(i, size int) []byte {
 	return binary.LittleEndian.AppendUint64(make([]byte, 0, size), uint64(i))[:size]
 }
 
+// number receives a packet and returns what it is numbered.
+func (l *link) number() (n uint64, fds *seqpacket.FDs, err error) {
+	p, fds, err := l.Recv(packets)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer p.Free()
+	return binary.LittleEndian.Uint64(p.Data), fds, nil
+}
+
 func TestPacketsComeInTheOrderInWhichTheyWereSentWhicheverWayTheyCome(t *testing.T) {
 	a, b := linked(t)
 	file, err := os.Open(os.DevNull)
@@ -72,11 +81,10 @@ func TestPacketsComeInTheOrderInWhichTheyWereSentWhicheverWayTheyCome(t *testing
 		}
 		sent <- nil
 	}()
-	buf := make([]byte, wire.MaxPacket)
 	for i := range n {
-		_, fds, err := b.Recv(buf)
+		got, fds, err := b.number()
 		require.NoError(t, err)
-		require.EqualValues(t, i, binary.LittleEndian.Uint64(buf))
+		require.EqualValues(t, i, got)
 		want := 0
 		if i%100 == 17 {
 			want = 1
@@ -97,16 +105,15 @@ func TestAPeerThatReadsNothingFillsTheRingAndThenTheSocket(t *testing.T) {
 		}
 	}
 	assert.Greater(t, n, shmring.Size/1008, "the socket took some")
-	buf := make([]byte, wire.MaxPacket)
 	for i := range n {
-		_, _, err := b.Recv(buf)
+		got, _, err := b.number()
 		require.NoError(t, err)
-		require.EqualValues(t, i, binary.LittleEndian.Uint64(buf))
+		require.EqualValues(t, i, got)
 	}
 	require.NoError(t, a.TrySend(numbered(n, 1000), nil, false))
-	_, _, err := b.Recv(buf)
+	got, _, err := b.number()
 	require.NoError(t, err)
-	assert.EqualValues(t, n, binary.LittleEndian.Uint64(buf))
+	assert.EqualValues(t, n, got)
 	assert.False(t, a.aside, "and it goes through the ring again")
 }
 
@@ -116,13 +123,12 @@ func TestWhatWasSentBeforeThePeerLeftComesBeforeTheEnd(t *testing.T) {
 		require.NoError(t, a.Send(numbered(i, 100), nil))
 	}
 	require.NoError(t, a.Close())
-	buf := make([]byte, wire.MaxPacket)
 	for i := range 100 {
-		_, _, err := b.Recv(buf)
+		got, _, err := b.number()
 		require.NoError(t, err)
-		require.EqualValues(t, i, binary.LittleEndian.Uint64(buf))
+		require.EqualValues(t, i, got)
 	}
-	_, _, err := b.Recv(buf)
+	_, _, err := b.number()
 	require.ErrorIs(t, err, io.EOF)
 }
 
@@ -130,9 +136,8 @@ func TestAReceiverThatSleepsIsWokenByAPacketInTheRing(t *testing.T) {
 	a, b := linked(t)
 	came := make(chan error)
 	go func() {
-		buf := make([]byte, wire.MaxPacket)
 		for range 200 {
-			_, _, err := b.Recv(buf)
+			_, _, err := b.number()
 			came <- err
 		}
 	}()
@@ -144,11 +149,10 @@ func TestAReceiverThatSleepsIsWokenByAPacketInTheRing(t *testing.T) {
 
 func TestAPacketOverTheSocketThatTheRingKnowsNothingOfIsAnError(t *testing.T) {
 	a, b := linked(t)
-	buf := make([]byte, wire.MaxPacket)
 	require.NoError(t, a.Send(numbered(0, 100), nil))
-	_, _, err := b.Recv(buf)
+	_, _, err := b.number()
 	require.NoError(t, err)
 	require.NoError(t, a.Conn.Send(numbered(1, 100), nil))
-	_, _, err = b.Recv(buf)
+	_, _, err = b.number()
 	require.ErrorIs(t, err, ErrProtocol)
 }

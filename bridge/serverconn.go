@@ -99,14 +99,14 @@ func peerOf(conn *seqpacket.Conn) (mempool.Peer, error) {
 	return mempool.Peer{UID: p.UID, GID: p.GID, Groups: p.Groups, PID: int32(p.PID)}, err
 }
 
-// requests are received into these: what is decoded keeps nothing of its packet.
-var requests = seqpacket.NewBuffers(wire.MaxPacket)
+// packets are received into these: what is decoded keeps nothing of its packet.
+var packets = seqpacket.NewBuffers(wire.MaxPacket)
 
 // run reads packets until the connection or the server ends.
 func (c *serverConn) run(peer mempool.Peer) error {
 	c.setReadDeadline(time.Now().Add(c.server.limits.hello))
 	for {
-		packet, fds, err := c.conn.RecvInto(requests)
+		packet, fds, err := c.conn.Recv(packets)
 		if err != nil {
 			return c.readingEnded(err)
 		}
