@@ -140,7 +140,7 @@ func (l *link) Recv(buffers *seqpacket.Buffers) (*seqpacket.Packet, *seqpacket.F
 			l.came = arrival{}
 			return came.packet, came.fds, nil
 		default:
-			p, fds, err := l.Conn.RecvInto(buffers)
+			p, fds, err := l.RecvInto(buffers)
 			if err != nil || !own(p) {
 				return p, fds, err
 			}
@@ -154,7 +154,7 @@ func (l *link) Recv(buffers *seqpacket.Buffers) (*seqpacket.Packet, *seqpacket.F
 			}
 		}
 	}
-	return l.Conn.RecvInto(buffers)
+	return l.RecvInto(buffers)
 }
 
 // own says whether a packet is one of the link's own.
@@ -218,7 +218,7 @@ func (l *link) sleep(buffers *seqpacket.Buffers) {
 	if l.lookAround() || !l.in.Sleep() {
 		return
 	}
-	p, fds, err := l.Conn.RecvInto(buffers)
+	p, fds, err := l.RecvInto(buffers)
 	l.in.Wake()
 	l.last = time.Now()
 	switch {
