@@ -142,6 +142,7 @@ type eventful struct {
 	queue  mempool.Queue
 	event  *mempool.Event
 	gate   []byte
+	word   cuda.DevicePtr // of the gate
 }
 
 func producer(t *testing.T, s *rig.Service) *eventful {
@@ -164,7 +165,7 @@ func producer(t *testing.T, s *rig.Service) *eventful {
 	require.NoError(t, err)
 	host, err := p.ctx.RegisterHost(p.gate, cuda.HostPortable|cuda.HostDeviceMap)
 	require.NoError(t, err)
-	require.NoError(t, p.stream.WaitValue64GEQ(host.DevicePtr(), 1))
+	p.word = host.DevicePtr()
 	t.Cleanup(func() {
 		p.open()
 		assert.NoError(t, errors.Join(p.stream.Synchronize(), c.Close(), p.event.Close(), host.Close(), p.stream.Close(), p.ctx.Close(), unix.Munmap(p.gate)))
@@ -181,6 +182,7 @@ func (p *eventful) publish(t *testing.T, alone bool) *bridge.Lease {
 	require.NoError(t, err)
 	ptr, err := l.Pointer()
 	require.NoError(t, err)
+	require.NoError(t, p.stream.WaitValue64GEQ(p.word, 1)) // now that the memory is mapped, for which the driver may wait
 	require.NoError(t, p.stream.Memset8(cuda.DevicePtr(ptr), 7, mib))
 	require.NoError(t, p.event.Record(p.queue))
 	require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: "frame", Replace: true, Keep: true,
@@ -245,9 +247,7 @@ func TestElsewhereAnEventAloneIsRefusedAndATicketWorks(t *testing.T) {
 }
 
 func TestAnEventThatItsProcessClosedCannotBeOpened(t *testing.T) {
-	if err := mempool.Device.Probe(""); err != nil {
-		t.Skip(err)
-	}
+	simulated(t) // what a real driver says was not measured
 	s := rig.Serve(t, "--pool", "name=p,max=64MiB,kind=device")
 	p := producer(t, s)
 	p.open()

@@ -280,6 +280,9 @@ def cuda_goes_on(client: poolbridge.Client) -> None:
     assert (mine.to_numpy() == 3).all()
 
 
+@pytest.mark.skipif(
+    not SIMULATED, reason="not measured: whether a real driver opens an event that its process has closed"
+)
 def test_an_event_that_its_maker_closed_cannot_be_opened_and_a_ticket_takes_its_place(device_service, client):
     with child(PRODUCER.format(path=device_service, size=N)) as process:
         assert line(process) == "published"

@@ -52,14 +52,6 @@ def stream_on(ordinal: int) -> int:
         return int(_call("cuStreamCreate", 1))
 
 
-def copied(ordinal: int, source: int, stream: int) -> _cuda.Allocation:
-    """Have a stream of a GPU copy bytes into memory of that GPU."""
-    memory = _cuda.Allocation(ordinal, N)
-    with _current(ordinal):
-        _call("cuMemcpyAsync", memory.address, source, N, stream)
-    return memory
-
-
 def published(client: poolbridge.Client, kind: str) -> poolbridge.Lease:
     lease = client.allocate(N, "uint8", pool=kind)
     lease.copy_from(PATTERN)
@@ -169,7 +161,15 @@ def test_the_service_numbers_the_gpus_otherwise_and_the_memory_is_found_by_uuid(
 @pytest.mark.parametrize("kind", KINDS)
 def test_streams_of_both_gpus_are_kept_in_order(service, client, gate, kind):
     with poolbridge.connect(service, timeout=10, device=1) as other:
-        writer, reader = stream_on(0), stream_on(1)
+        writer, last, reader = stream_on(0), stream_on(0), stream_on(1)
+        seen = _cuda.Allocation(1, N)
+        # All is mapped, for reading as for writing, before a stream is held: the driver may wait for it.
+        lease = client.allocate(N, "uint8", pool=kind)
+        lease.publish("mapped")
+        address(other.get("mapped"))
+        client.unpublish("mapped")
+        lease.release()
+        other.stats()
         lease = client.allocate(N, "uint8", pool=kind)
         lease.used_on(writer)
         gate.hold(writer)
@@ -177,7 +177,8 @@ def test_streams_of_both_gpus_are_kept_in_order(service, client, gate, kind):
         lease.publish("x")
         got = other.get("x")
         got.used_on(reader)
-        seen = copied(1, address(got), reader)
+        with _current(1):
+            _call("cuMemcpyAsync", seen.address, address(got), N, reader)
         assert not idle(reader)
         got.release()
         client.unpublish("x")
@@ -185,7 +186,6 @@ def test_streams_of_both_gpus_are_kept_in_order(service, client, gate, kind):
         lease.release()
         again = client.allocate(N, "uint8", pool=kind)
         assert again._hold.grant.bl == block
-        last = stream_on(0)
         again.used_on(last)
         fill(address(again), N, 8, last)
         assert not idle(last), "the next writer waits for the reader on the other GPU"
