@@ -14,6 +14,7 @@ CuPy, PyTorch, JAX and Numba take it as it is, in place.
 """
 
 from poolbridge._aclient import AsyncClient, connect_async
+from poolbridge._borrowed import AsyncBorrowedArrays, BorrowedArrays
 from poolbridge._channel import AsyncChannel, Channel
 from poolbridge._client import Client
 from poolbridge._connect import connect
@@ -65,12 +66,14 @@ __version__ = "0.1.0"
 __all__ = [
     "AccessDeniedError",
     "AlreadyExistsError",
+    "AsyncBorrowedArrays",
     "AsyncChannel",
     "AsyncClient",
     "AsyncFrame",
     "AsyncLease",
     "AsyncSubscription",
     "BaseLease",
+    "BorrowedArrays",
     "BusyError",
     "Channel",
     "Client",

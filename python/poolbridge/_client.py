@@ -50,7 +50,8 @@ class Client(ClientState):
         name
             1 to 255 bytes of UTF-8 without control characters.
         kind
-            ``"host"`` or ``"device"``.
+            Where the memory comes from: ``"device"``, ``"vmm"``, ``"legacy"``, ``"pinned"``, or ``"host"``, which needs
+            no GPU.
         device
             A GPU's ordinal as the service counts, or its UUID; None: the first.
         max_bytes

@@ -35,7 +35,6 @@ from poolbridge._messages import (
     Goodbye,
     Grant,
     GrantReply,
-    Hello,
     HelloReply,
     Notice,
     PoolReply,
@@ -96,10 +95,6 @@ class Core:
         self._number = 0
 
     # Out
-
-    def hello(self, name: str, on_done: Callable[[], object]) -> Call:
-        """Begin the session."""
-        return self.start(Hello(v=(VERSION,), nm=name), HelloReply, on_done)
 
     def start(self, request: Request, reply_type: type[Reply], on_done: Callable[[], object]) -> Call:
         """Put a request into the outbox that wants a reply.

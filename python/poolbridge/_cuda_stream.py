@@ -9,7 +9,6 @@ from typing import Any, Final
 from poolbridge._cuda import _call, _contexts, _current, _driver, synchronize
 from poolbridge._errors import DriverError
 
-LEGACY: Final = 1
 PER_THREAD: Final = 2
 
 _PORTABLE: Final = 1

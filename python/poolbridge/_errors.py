@@ -9,7 +9,7 @@ Each class also derives from the built-in exception that a program would catch a
     ├── InvalidArgumentError (ValueError)          out of range, wrong form, contradiction
     ├── NotFoundError (LookupError)                no such pool, name, buffer or lease
     ├── AlreadyExistsError (FileExistsError)       the name is taken
-    ├── PoolLimitError (MemoryError)               a limit of the pool or session would be passed
+    ├── PoolLimitError (MemoryError)               a limit would be passed; the message names it
     ├── DeviceMemoryError (MemoryError)            the device or machine is out of memory
     ├── AccessDeniedError (PermissionError)        this user may not do this
     ├── WaitTimeoutError (TimeoutError)            the thing did not appear in time
@@ -87,7 +87,7 @@ class AlreadyExistsError(PoolbridgeError, FileExistsError):
 
 
 class PoolLimitError(PoolbridgeError, MemoryError):
-    """A limit of the pool or of the session would be passed."""
+    """A limit of the pool, the session, the user or the service would be passed; the message names it."""
 
     code = "limit"
 

@@ -25,8 +25,6 @@ _mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, 
 _PROT_NONE: Final = 0
 _MAP_FIXED: Final = 0x10
 _NOTHING: Final = _MAP_FIXED | mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-
-
 _F_GET_SEALS: Final = 1034
 _F_SEAL_SHRINK: Final = 0x0002
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from poolbridge._kinds import BlockMemory, Kind, PoolMemory
 if TYPE_CHECKING:
     from poolbridge._messages import Pool
     from poolbridge._transport import Descriptors
-
-_F_GET_SEALS: Final = 1034
-_F_SEAL_SHRINK: Final = 0x0002
 
 
 class HostBlock(BlockMemory):

@@ -116,10 +116,6 @@ class BaseSubscription:
         feed = self._intake.feed
         return feed is not None and feed.ended and not feed.frames
 
-    def _is_open(self) -> bool:
-        feed = self._intake.feed
-        return feed is not None and not feed.closed
-
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self._intake.close()
@@ -284,6 +280,10 @@ class AsyncSubscription(BaseSubscription):
         self._timeout = timeout
         self.channel: AsyncChannel | None = None
 
+    @property
+    def _name(self) -> str:
+        return self._wanted if isinstance(self._wanted, str) else self._wanted.name
+
     async def _start(self) -> Feed:
         if self._intake.feed is None:
             wanted = self._wanted
@@ -322,7 +322,7 @@ class AsyncSubscription(BaseSubscription):
             while (notice := intake.begin(feed)) is None:
                 intake.session.check_usable()
                 if not await self._client._pump.wait(feed, seconds):  # noqa: SLF001
-                    raise WaitTimeoutError(f"no frame came within {seconds:g} s")
+                    raise WaitTimeoutError(f"no frame of channel {self._name!r} came within {seconds:g} s")
         except StopIteration:
             raise StopAsyncIteration from None
         return notice
@@ -355,8 +355,7 @@ class AsyncSubscription(BaseSubscription):
         await self.close()
 
     def __repr__(self) -> str:
-        name = self.channel.name if self.channel is not None else self._wanted
-        return f"<poolbridge.AsyncSubscription to {name!r}, {'closed' if self.closed else 'open'}>"
+        return f"<poolbridge.AsyncSubscription to {self._name!r}, {'closed' if self.closed else 'open'}>"
 
 
 def _none() -> None:

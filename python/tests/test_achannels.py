@@ -33,13 +33,13 @@ def run(service, body):
     return asyncio.run(main())
 
 
-@pytest.mark.parametrize("name", ["Channel", "Frame", "Subscription"])
+@pytest.mark.parametrize("name", ["BorrowedArrays", "Channel", "Frame", "Subscription"])
 def test_they_have_the_methods_of_the_blocking_ones(name):
     def public(kind):
+        members = {member: value for member, value in inspect.getmembers(kind) if not member.startswith("_")}
         return {
-            member: list(inspect.signature(method).parameters.values())
-            for member, method in inspect.getmembers(kind, inspect.isfunction)
-            if not member.startswith("_")
+            member: list(inspect.signature(value).parameters.values()) if inspect.isfunction(value) else type(value)
+            for member, value in members.items()
         }
 
     assert public(getattr(poolbridge, f"Async{name}")) == public(getattr(poolbridge, name))
@@ -98,7 +98,7 @@ def test_give_back_time_limits_and_closing(service):
         async with other.subscribe("work", credit=1) as frames:
             assert frames.channel is not None
             frame = await frames.receive(60)
-            with pytest.raises(poolbridge.WaitTimeoutError):
+            with pytest.raises(poolbridge.WaitTimeoutError, match="channel 'work'"):
                 await frames.receive(0.01)
             assert frame.to_numpy().tolist() == [0, 1, 2]
             await frame.give_back()
