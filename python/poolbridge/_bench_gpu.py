@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from poolbridge import _cuda
 from poolbridge._consumers import probe
 from poolbridge._errors import UnavailableError
 
@@ -11,8 +12,6 @@ from poolbridge._errors import UnavailableError
 def missing_gpu() -> str:
     """Say why this process can use no GPU; empty if it can."""
     try:
-        from poolbridge import _cuda
-
         return "" if _cuda.devices() else "this process sees no GPU"
     except UnavailableError as error:
         return str(error)

@@ -7,6 +7,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING
 
+from poolbridge import _cuda, _event
 from poolbridge._errors import ConnectionLostError, InvalidArgumentError, ServiceStalledError
 from poolbridge._messages import VERSION, Hello, HelloReply
 from poolbridge._operations import Ask
@@ -70,8 +71,6 @@ class ClientState:
             The GPU has no interprocess events.
         """
         self._session.check_usable()
-        from poolbridge import _cuda, _event
-
         return _event.make(_cuda.ordinal_of(device))
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poolbridge import _patterns
+from poolbridge import _cuda, _patterns
 from poolbridge._errors import UnavailableError
 from poolbridge._kinds import KINDS
 from poolbridge._patterns import Comparison, Pattern, chunks
@@ -291,8 +291,6 @@ class CudaCore(OnHost):
 
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
         """Copy by the driver, from the view's address."""
-        from poolbridge import _cuda
-
         out = np.empty(array.shape, array.dtype)
         if out.size:
             _cuda.copy_to_host(array.device_id, out, array.ptr)
@@ -402,8 +400,6 @@ def probe() -> dict[str, Any]:
     devices: list[dict[str, Any]] = []
     absent = "this process sees no GPU"
     try:
-        from poolbridge import _cuda
-
         devices = _cuda.devices()
     except UnavailableError as error:
         absent = str(error)

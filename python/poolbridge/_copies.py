@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from poolbridge import _dlpack, _order, _sources
+from poolbridge import _cuda, _dlpack, _order, _sources
 from poolbridge._arrays import check_shape
 from poolbridge._errors import InvalidArgumentError
 from poolbridge._hold import Hold, Token
@@ -72,8 +72,6 @@ def _on_host(hold: Hold, source: Any) -> np.ndarray[Any, Any] | None:
     if isinstance(source, np.ndarray):
         return source
     if _sources.on_device(source):
-        from poolbridge import _cuda
-
         found = _sources.look(source)
         description = hold.description
         if (

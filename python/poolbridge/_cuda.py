@@ -1,4 +1,4 @@
-"""Every touch of ``cuda.core`` and ``cuda.bindings``; nothing imports it before device memory is used.
+"""The way to ``cuda.core`` and ``cuda.bindings``, which nothing loads before device memory is used.
 
 Two routes lead to the same memory. The first is cuda.core's own import, which needs a private constructor to make its
 descriptor from raw bytes. Where that is missing, ``cuda.bindings.driver`` imports pool and pointer directly. Every call

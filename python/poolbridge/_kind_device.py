@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from poolbridge import _cuda
 from poolbridge._errors import ProtocolError
 from poolbridge._kind_gpu import GPUPool
 from poolbridge._kinds import BlockMemory, Kind
@@ -36,8 +37,6 @@ class DeviceBlock(BlockMemory):
 
     def evidence(self) -> dict[str, Any]:
         """Say what cuda.core and the driver know of the address."""
-        from poolbridge import _cuda
-
         return {
             "mapped": self._block.is_mapped,
             "route": self._block.route,
@@ -58,8 +57,6 @@ class DevicePool(GPUPool):
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> DeviceBlock:  # noqa: ARG002
         """Import one allocation; its 64 bytes are the export."""
-        from poolbridge import _cuda
-
         if len(export) != _cuda.BLOB_BYTES:
             raise ProtocolError(f"the export of a device block has {_cuda.BLOB_BYTES} bytes, got {len(export)}")
         return DeviceBlock(self, self._pool.import_block(export, size))
@@ -76,8 +73,6 @@ class DeviceKind(Kind):
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> DevicePool:  # noqa: ARG002
         """Import the pool on the GPU that its UUID names; the descriptor is closed, the import keeps the memory."""
-        from poolbridge import _cuda
-
         # Found first: where there is no driver, the descriptor stays for another attempt.
         ordinal = _cuda.find_device(pool.du)
         fd = descriptors.one()

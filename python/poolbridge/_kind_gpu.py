@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from poolbridge import _dlpack
+from poolbridge import _cuda, _dlpack
 from poolbridge._errors import DriverError, PeerAccessError
 from poolbridge._kinds import PoolMemory
 
@@ -49,8 +49,6 @@ class GPUPool(PoolMemory):
         PeerAccessError
             It does not.
         """
-        from poolbridge import _cuda
-
         if not _cuda.can_access_peer(ordinal, self.ordinal):
             raise self._unreachable(
                 ordinal, "the hardware has no peer access between them; work on the memory's own GPU, or copy"
@@ -61,16 +59,12 @@ class GPUPool(PoolMemory):
         """Have the driver let another GPU reach the memory, in this process."""
 
     def _unreachable(self, ordinal: int, reason: str) -> PeerAccessError:
-        from poolbridge import _cuda
-
         return PeerAccessError(
             f"GPU {_cuda.describe(ordinal)} does not reach the memory of GPU {_cuda.describe(self.ordinal)}: {reason}"
         )
 
     def synchronize(self) -> None:
         """Wait for the device, and for those that reach the memory."""
-        from poolbridge import _cuda
-
         for ordinal in (self.ordinal, *self.others):
             _cuda.synchronize(ordinal)
 
@@ -81,22 +75,16 @@ class GPUPool(PoolMemory):
 
     def read(self, address: int, out: np.ndarray[Any, Any]) -> None:
         """Copy from the device."""
-        from poolbridge import _cuda
-
         self._settle()
         _cuda.copy_to_host(self.ordinal, out, address)
 
     def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
         """Copy to the device."""
-        from poolbridge import _cuda
-
         self._settle()
         _cuda.copy_from_host(self.ordinal, address, data)
 
     def duplicate(self, address: int, nbytes: int) -> tuple[int, object]:
         """Copy into memory of this process on the same device."""
-        from poolbridge import _cuda
-
         self._settle()
         copy = _cuda.Allocation(self.ordinal, max(nbytes, 1))
         if nbytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from poolbridge import _cuda, _cuda_imports
 from poolbridge._kind_gpu import GPUPool
 from poolbridge._kinds import BlockMemory, Kind
 from poolbridge._legacyhandle import LegacyHandle
@@ -31,14 +32,10 @@ class LegacyBlock(BlockMemory):
 
     def close(self) -> None:
         """Close what was opened."""
-        from poolbridge import _cuda_imports
-
         _cuda_imports.close_handle(self.pool.ordinal, self._base)
 
     def evidence(self) -> dict[str, Any]:
         """Say what the driver knows of the address."""
-        from poolbridge import _cuda
-
         facts = _cuda.pointer_facts(self._base)
         return {"mapped": facts["memory_type"] == "CU_MEMORYTYPE_DEVICE", "route": "cuda.bindings", **facts}
 
@@ -54,8 +51,6 @@ class LegacyPool(GPUPool):
 
     def grant(self, ordinal: int) -> None:
         """Let another GPU reach all memory of this one: the driver does not tell single blocks."""
-        from poolbridge import _cuda_imports
-
         _cuda_imports.enable_peer(ordinal, self.ordinal)
 
     def close(self) -> None:
@@ -69,6 +64,4 @@ class LegacyKind(Kind):
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> LegacyPool:  # noqa: ARG002
         """Find the GPU that the pool's UUID names."""
-        from poolbridge import _cuda
-
         return LegacyPool(self.name, _cuda.find_device(pool.du))

@@ -6,6 +6,7 @@ import ctypes
 import os
 from typing import TYPE_CHECKING, Any
 
+from poolbridge import _cuda, _cuda_imports
 from poolbridge._errors import ProtocolError
 from poolbridge._kind_gpu import GPUPool
 from poolbridge._kinds import BlockMemory, Kind
@@ -13,7 +14,6 @@ from poolbridge._kinds import BlockMemory, Kind
 if TYPE_CHECKING:
     import numpy as np
 
-    from poolbridge import _cuda_imports
     from poolbridge._messages import Pool
     from poolbridge._transport import Descriptors
 
@@ -39,8 +39,6 @@ class PinnedBlock(BlockMemory):
 
     def evidence(self) -> dict[str, Any]:
         """Say what the driver knows of the address."""
-        from poolbridge import _cuda
-
         facts = _cuda.pointer_facts(self._address)
         return {"mapped": facts["memory_type"] != "0", "route": self.pool.imported.route, **facts}
 
@@ -63,8 +61,6 @@ class PinnedPool(GPUPool):
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> PinnedBlock:  # noqa: ARG002
         """Import one allocation; its 64 bytes are the export."""
-        from poolbridge import _cuda_imports
-
         if len(export) != _cuda_imports.HANDLE_BYTES:
             raise ProtocolError(
                 f"the export of a pinned block has {_cuda_imports.HANDLE_BYTES} bytes, got {len(export)}"
@@ -100,8 +96,6 @@ class PinnedKind(Kind):
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> PinnedPool:  # noqa: ARG002
         """Import the pool for the GPU that its UUID names; the descriptor is closed, the import keeps the memory."""
-        from poolbridge import _cuda, _cuda_imports
-
         ordinal = _cuda.find_device(pool.du)
         fd = descriptors.one()
         try:

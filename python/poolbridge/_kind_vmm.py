@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from poolbridge import _cuda, _cuda_imports
 from poolbridge._errors import ProtocolError
 from poolbridge._kind_gpu import GPUPool
 from poolbridge._kinds import BlockMemory, Kind
@@ -37,8 +38,6 @@ class VMMBlock(BlockMemory):
 
     def evidence(self) -> dict[str, Any]:
         """Say what the driver knows of the address."""
-        from poolbridge import _cuda
-
         facts = _cuda.pointer_facts(self._block.address(write=False))
         return {"mapped": facts["memory_type"] == "CU_MEMORYTYPE_DEVICE", "route": self._block.route, **facts}
 
@@ -52,8 +51,6 @@ class VMMPool(GPUPool):
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> VMMBlock:
         """Import a block by its descriptor, which is closed."""
-        from poolbridge import _cuda_imports
-
         if export:
             raise ProtocolError(f"the export of a vmm block has no bytes, got {len(export)}")
         fd = descriptors.one()
@@ -80,6 +77,4 @@ class VMMKind(Kind):
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> VMMPool:  # noqa: ARG002
         """Find the GPU that the pool's UUID names."""
-        from poolbridge import _cuda
-
         return VMMPool(self.name, _cuda.find_device(pool.du))

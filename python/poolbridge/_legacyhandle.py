@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from poolbridge import _dlpack, _tensor
+from poolbridge import _cuda, _cuda_imports, _dlpack, _tensor
 from poolbridge._errors import InvalidArgumentError, LeaseReleasedError
 
 HANDLE_BYTES: Final = 64
@@ -122,8 +122,6 @@ class LegacyHandle:
         OwnerDiedError, SecondContextError, UnavailableError
             It cannot be opened: see `open`.
         """
-        from poolbridge import _cuda_imports
-
         base, total = _cuda_imports.open_handle(ordinal, self.handle, own_context=own_context)
         if self.offset > total or nbytes > total - self.offset:
             _cuda_imports.close_handle(ordinal, base)
@@ -162,8 +160,6 @@ class LegacyHandle:
         InvalidArgumentError
             It is no handle, or what is asked for lies outside.
         """
-        from poolbridge import _cuda
-
         name = self.device if device is None else device
         ordinal = _cuda.find_device(name) if isinstance(name, str) and name else int(name or 0)
         element = _tensor.element_type(dtype if dtype is not None else self.dtype or "uint8")
@@ -260,8 +256,6 @@ class OpenedMemory:
 
     def to_numpy(self) -> np.ndarray[Any, Any]:
         """Copy the elements into a new NumPy array."""
-        from poolbridge import _cuda
-
         out = np.empty(self.shape, self.dtype)
         self._interface()
         if out.size:
@@ -270,8 +264,6 @@ class OpenedMemory:
 
     def copy_from(self, source: Any) -> None:
         """Copy an array of NumPy's, or what becomes one, into the memory; complete on return."""
-        from poolbridge import _cuda
-
         staged = np.empty(self.shape, self.dtype)
         np.copyto(staged, np.asarray(source), casting="same_kind")
         self._interface()
@@ -280,8 +272,6 @@ class OpenedMemory:
 
     def close(self) -> None:
         """Unmap the memory; nothing may use it any more. Closing again does nothing."""
-        from poolbridge import _cuda, _cuda_imports
-
         base, self._base = self._base, 0
         if base:
             _cuda.synchronize(self._ordinal)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msgspec import UNSET
 
-from poolbridge import _dlpack, _order, _tensor, _timelines
+from poolbridge import _dlpack, _event, _order, _tensor, _timelines
 from poolbridge._channel_messages import Timeline, TimelineReply
 from poolbridge._errors import InvalidArgumentError, LeaseReleasedError, NotFoundError, UnsupportedError
 from poolbridge._hold import Hold
@@ -315,8 +315,6 @@ def local_event(hold: Hold, event: Any) -> Event:
     kind, ordinal = hold.memory.pool.device
     if kind != _dlpack.CUDA:
         raise InvalidArgumentError("an interprocess event stands for work of a GPU, and this memory is the CPU's")
-    from poolbridge import _event
-
     return _event.adopt(ordinal, event)
 
 

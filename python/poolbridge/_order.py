@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from poolbridge import _cuda_stream, _dlpack, _process
+from poolbridge import _cuda_stream, _dlpack, _event, _process
 from poolbridge._errors import DriverError, PoolLimitError, ProducerDiedError, WaitTimeoutError
 from poolbridge._streams import stream_key
 from poolbridge._timeline import StreamKey, Timeline
@@ -99,8 +99,6 @@ def ready_event(hold: Hold) -> Event | None:
         It cannot be opened here.
     """
     if hold.event is None and hold.grant.ev:
-        from poolbridge import _event
-
         hold.event = _event.open_event(hold.memory.pool.device[1], hold.grant.ev)
     return hold.event
 

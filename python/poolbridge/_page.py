@@ -7,7 +7,7 @@ import time
 from functools import partial
 from typing import Final
 
-from poolbridge import _futex
+from poolbridge import _cuda_stream, _futex
 from poolbridge._deferred import DeferringLock
 from poolbridge._errors import DriverError, ProtocolError, UnavailableError
 from poolbridge._filemap import FileMapping, check_sealed
@@ -93,8 +93,6 @@ class Page:
         """Address of the page for streams, or 0 if a GPU cannot reach it. Registers the page once; may wait."""
         address = self._on_device
         if address is None:
-            from poolbridge import _cuda_stream
-
             with self._lock:
                 if self._on_device is None:
                     try:
@@ -114,8 +112,6 @@ class Page:
         """Unmap it. Waits for the GPU if that may reach it; nothing may wait for its words or write them."""
         with self._lock:
             if self._on_device:
-                from poolbridge import _cuda_stream
-
                 self._on_device = 0
                 _cuda_stream.unregister(self._ordinal, self.address)
         self.words.release()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 import poolbridge
-from poolbridge import _consumers, _patterns, _peer, _slow
+from poolbridge import _consumers, _cuda, _cuda_stream, _patterns, _peer, _slow
 from poolbridge._legacyhandle import LegacyHandle
 from poolbridge._patterns import Pattern
 
@@ -82,8 +82,6 @@ def wait(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 def forbidden(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
     """Lease a buffer to read, try to write it through the library and past it, and then compare it."""
-    from poolbridge import _cuda
-
     api = driver = None
     with _get(worker, task) as lease:
         try:
@@ -158,8 +156,6 @@ def open_file(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: 
 
 def wait_by(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
     """Have a stream wait for a buffer's content, and the CPU for the stream; only then look at the data."""
-    from poolbridge import _cuda, _cuda_stream
-
     ordinal = _cuda.find_device(task["device"])
     with _get(worker, task) as lease:
         if (lease.ready_event is not None) != (task["what"] == "event"):

@@ -23,7 +23,7 @@ from poolbridge._errors import (
     PoolbridgeError,
 )
 from poolbridge._feed import Feed
-from poolbridge._messages import Release, Reply
+from poolbridge._messages import Dropped, Release, Reply
 from poolbridge._ring import SIZE, Ring
 from poolbridge._session_memory import SessionMemory
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from poolbridge._channel_messages import Frame
     from poolbridge._hold import Hold
     from poolbridge._known import Call, KnownBlock
-    from poolbridge._messages import Dropped, Grant, Request, Ticket
+    from poolbridge._messages import Grant, Request, Ticket
     from poolbridge._transport import Transport
 
 _OUTBOX_MAX = 65_536
@@ -415,8 +415,6 @@ class Session(SessionMemory):
         Dropped or None
             The last request, whose reply says that the service has seen all of it; None if there is nothing to say.
         """
-        from poolbridge._messages import Dropped
-
         for reference in list(self.holds.values()):
             hold = reference()
             if hold is not None:

@@ -6,7 +6,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
-from poolbridge import _dlpack
+from poolbridge import _cuda, _dlpack
 from poolbridge._core import Core
 from poolbridge._deferred import DeferringLock
 from poolbridge._errors import ClientClosedError, NotFoundError, PoolbridgeError, ProtocolError
@@ -85,8 +85,6 @@ class SessionMemory:
         if mapping is None:
             mapping = self._import_pool(pool_id)
         if self.device is not None and mapping.memory.device[0] == _dlpack.CUDA:
-            from poolbridge import _cuda
-
             MAPPINGS.reach(mapping, _cuda.ordinal_of(self.device))
         return mapping
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from poolbridge import _dlpack, _tensor
+from poolbridge import _cuda, _dlpack, _tensor
 from poolbridge._arrays import ArrayExports, widen
 from poolbridge._errors import InvalidArgumentError
 from poolbridge._tensor import Description, ElementType
@@ -64,8 +64,6 @@ class Source:
         if last > first and self.ordinal is None:
             ctypes.memmove(data.ctypes.data, self.address + first, last - first)
         elif last > first:
-            from poolbridge import _cuda
-
             order(self, LEGACY_STREAM)
             _cuda.copy_to_host(self.ordinal or 0, data[: last - first], self.address + first)
         bits: np.ndarray[Any, Any] = np.ndarray(self.shape, self.element.typestr, data, -first, self.strides)
@@ -170,8 +168,6 @@ def _cuda_array_interface(array: Any) -> dict[str, Any] | None:
 def _ordinal(array: Any, address: int) -> int:
     if hasattr(array, "__dlpack_device__"):
         return operator.index(array.__dlpack_device__()[1])
-    from poolbridge import _cuda
-
     return int(_cuda.pointer_facts(address)["ordinal"]) if address else 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Final, NamedTuple
 
+from poolbridge import _cuda_stream
 from poolbridge._errors import PoolLimitError
 from poolbridge._messages import Ticket
 from poolbridge._page import WORDS, Page
@@ -97,8 +98,6 @@ class Timeline:
             return None
         try:
             word = self._words.get(key) or self._take(key)
-            from poolbridge import _cuda_stream
-
             # Under the lock, for the values of a word must come in order.
             _cuda_stream.write(
                 key.ordinal, key.handle, self.page.on_device(key.ordinal) + 8 * word.index, word.value + 1

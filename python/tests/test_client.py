@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -226,3 +228,11 @@ def test_public_names_are_the_ones_promised():
     assert public - modules == set(poolbridge.__all__) - {"__version__"}
     for name in poolbridge.__all__:
         assert getattr(poolbridge, name) is not None
+
+
+def test_importing_it_loads_neither_cuda_nor_an_array_library_but_numpy():
+    text = "import poolbridge, sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True).stdout
+    found = {name.split(".")[0] for name in loaded.split()}
+    assert "numpy" in found
+    assert not found & {"cuda", "cupy", "jax", "numba", "torch"}
