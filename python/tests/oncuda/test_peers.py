@@ -43,7 +43,7 @@ def service(tmp_path) -> Iterator[str]:
 
 @pytest.fixture
 def client(service: str) -> Iterator[poolbridge.Client]:
-    with poolbridge.connect(service, timeout=10, wait=20) as connected:
+    with poolbridge.connect(service, timeout=60, wait=60) as connected:
         yield connected
 
 
@@ -98,7 +98,7 @@ def consume(service: str, *, device: int | str | None, ordinal: int = 1, **envir
         check=False,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -150,7 +150,7 @@ def test_the_service_numbers_the_gpus_otherwise_and_the_memory_is_found_by_uuid(
     with subprocess.Popen(
         [POOLSVC, "serve", "--socket", path, *pool], env={**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": "1,0"}
     ) as process:
-        with poolbridge.connect(path, timeout=10, wait=20) as client:
+        with poolbridge.connect(path, timeout=60, wait=60) as client:
             lease = published(client, "device")
             assert lease.device == "cuda:1"
             assert (lease.to_numpy() == PATTERN).all()
@@ -160,7 +160,7 @@ def test_the_service_numbers_the_gpus_otherwise_and_the_memory_is_found_by_uuid(
 @with_peers
 @pytest.mark.parametrize("kind", KINDS)
 def test_streams_of_both_gpus_are_kept_in_order(service, client, gate, kind):
-    with poolbridge.connect(service, timeout=10, device=1) as other:
+    with poolbridge.connect(service, timeout=60, device=1) as other:
         writer, last, reader = stream_on(0), stream_on(0), stream_on(1)
         seen = _cuda.Allocation(1, N)
         # All is mapped, for reading as for writing, before a stream is held: the driver may wait for it.
@@ -199,13 +199,13 @@ def test_streams_of_both_gpus_are_kept_in_order(service, client, gate, kind):
 
 def test_a_gpu_that_is_not_there_is_named(service):
     with (
-        poolbridge.connect(service, timeout=10, wait=20, device="cuda:99") as client,
+        poolbridge.connect(service, timeout=60, wait=60, device="cuda:99") as client,
         pytest.raises(poolbridge.DeviceNotVisibleError, match="GPU 99"),
     ):
         client.allocate(N, "uint8", pool="device")
 
 
 def test_on_memory_of_the_cpu_a_gpu_means_nothing(service):
-    with poolbridge.connect(service, timeout=10, wait=20, device=1) as client:
+    with poolbridge.connect(service, timeout=60, wait=60, device=1) as client:
         client.create_pool("cpu", max_bytes=1 << 20)
         assert client.allocate(4, "uint8", pool="cpu").device == "cpu"
