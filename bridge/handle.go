@@ -208,7 +208,7 @@ func (c *serverConn) startWaiting(q uint32, cancel context.CancelFunc) (key uint
 	}
 	if most := c.server.config.MaxWaits; c.server.waits.Add(1) > int64(most) {
 		c.server.waits.Add(-1)
-		return 0, &mempool.LimitExceeded{Limit: "waits", Max: most, Who: "the service", What: "requests that wait", Have: most, Advice: "ask again later"}
+		return 0, &mempool.LimitError{Limit: "waits", Max: most, Who: "the service", What: "requests that wait", Have: most, Advice: "ask again later"}
 	}
 	c.waiting[key] = cancel
 	c.work.Add(1)

@@ -16,9 +16,9 @@ var defaultLimits = limits{hello: 10 * time.Second, send: 10 * time.Second, reca
 	waiting: 256, notices: 1024, denied: 64}
 
 const (
-	maxWait      = 24 * time.Hour // for which a request waits, whatever it says
-	defaultConns = 4096
-	defaultWaits = 65536
+	maxWait         = 24 * time.Hour // for which a request waits, whatever it says
+	defaultSessions = 4096
+	defaultWaits    = 65536
 )
 
 // milliseconds is a client's time limit, no longer than maxWait.

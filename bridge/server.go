@@ -65,7 +65,7 @@ func listen(path string, svc *mempool.Service, c ServerConfig, limits limits) (*
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	if c.MaxSessions == 0 {
-		c.MaxSessions = defaultConns
+		c.MaxSessions = defaultSessions
 	}
 	if c.MaxWaits == 0 {
 		c.MaxWaits = defaultWaits

@@ -19,23 +19,23 @@ type buffer struct {
 	names   int32   // that hold it
 	frames  int32   // of channels that hold it
 	ready   tickets // when its content is complete
-	event   *promise
+	event   *publishedEvent
 	failed  bool
 	changed signal
 }
 
-// promise is an interprocess event that came with a buffer's content.
-type promise struct {
+// publishedEvent is an interprocess event that came with a buffer's content.
+type publishedEvent struct {
 	handle  []byte
 	voucher *Lease // whose end says when the event's work is done, for no ticket does; nil: one does
 }
 
 // told is the handle of the event that came with the content, and whether it is all that says when that is complete.
-func (p *promise) told() (handle []byte, alone bool) {
-	if p == nil {
+func (e *publishedEvent) told() (handle []byte, alone bool) {
+	if e == nil {
 		return nil, false
 	}
-	return p.handle, p.voucher != nil
+	return e.handle, e.voucher != nil
 }
 
 // available says why a lease cannot be had now: nil if it can, ErrBusy if it may be later, something else if never.

@@ -71,8 +71,8 @@ func (l Limits) filled() Limits {
 	return l
 }
 
-// LimitExceeded says which of the [Limits] a request would have passed. It is [ErrLimit].
-type LimitExceeded struct {
+// LimitError says which of the [Limits] a request would have passed. It is [ErrLimit].
+type LimitError struct {
 	// Limit is its name, Max its value.
 	Limit string
 	Max   int
@@ -83,18 +83,18 @@ type LimitExceeded struct {
 	Advice string
 }
 
-func (e *LimitExceeded) Error() string {
+func (e *LimitError) Error() string {
 	return fmt.Sprintf("%v: %s has %d %s, and the limit %s is %d: %s, or have the service started with --limit %s=N",
 		ErrLimit, e.Who, e.Have, e.What, e.Limit, e.Max, e.Advice, e.Limit)
 }
 
 // Unwrap is [ErrLimit].
-func (*LimitExceeded) Unwrap() error { return ErrLimit }
+func (*LimitError) Unwrap() error { return ErrLimit }
 
 // mayHold says whether the session may have more leases, as far as that is up to itself. Service.mu is held.
 func (s *Session) mayHold() error {
 	if have, most := len(s.leases), s.svc.limits.SessionLeases; have >= most {
-		return &LimitExceeded{"session-leases", most, s.String(), "leases", have, "release some"}
+		return &LimitError{"session-leases", most, s.String(), "leases", have, "release some"}
 	}
 	return nil
 }
@@ -102,7 +102,7 @@ func (s *Session) mayHold() error {
 // mayLease says whether the session may have one more lease. Service.mu is held.
 func (s *Session) mayLease() error {
 	if have, most := s.svc.leases, s.svc.limits.Leases; have >= most {
-		return &LimitExceeded{"leases", most, "the service", "leases", have, "wait until some are released"}
+		return &LimitError{"leases", most, "the service", "leases", have, "wait until some are released"}
 	}
 	return s.mayHold()
 }
@@ -110,7 +110,7 @@ func (s *Session) mayLease() error {
 // mayAllocate says whether the session may have one more buffer. Service.mu is held.
 func (s *Session) mayAllocate() error {
 	if have, most := len(s.svc.buffers), s.svc.limits.Buffers; have >= most {
-		return &LimitExceeded{"buffers", most, "the service", "buffers", have, "wait until some are released and unpublished"}
+		return &LimitError{"buffers", most, "the service", "buffers", have, "wait until some are released and unpublished"}
 	}
 	return s.mayLease()
 }
@@ -118,7 +118,7 @@ func (s *Session) mayAllocate() error {
 // mayMap says whether the session may be sent the export of one more block. Service.mu is held.
 func (s *Session) mayMap() error {
 	if have, most := len(s.mapped), s.svc.limits.SessionBlocks; have >= most {
-		return &LimitExceeded{"session-blocks", most, s.String(), "mapped blocks", have, "drop those that no lease needs"}
+		return &LimitError{"session-blocks", most, s.String(), "mapped blocks", have, "drop those that no lease needs"}
 	}
 	return nil
 }
@@ -126,7 +126,7 @@ func (s *Session) mayMap() error {
 // mayName says whether the session's user may publish one more name. Service.mu is held.
 func (s *Session) mayName() error {
 	if have, most := s.svc.namesOf[s.peer.UID], s.svc.limits.UserNames; have >= most {
-		return &LimitExceeded{"user-names", most, s.peer.String(), "names", have, "unpublish some"}
+		return &LimitError{"user-names", most, s.peer.String(), "names", have, "unpublish some"}
 	}
 	return nil
 }
@@ -134,7 +134,7 @@ func (s *Session) mayName() error {
 // mayMakePool says whether the session's user may make one more pool. Service.mu is held.
 func (s *Session) mayMakePool() error {
 	if have, most := s.svc.poolsOf[s.peer.UID], s.svc.limits.UserPools; have >= most {
-		return &LimitExceeded{"user-pools", most, s.peer.String(), "pools", have, "destroy some"}
+		return &LimitError{"user-pools", most, s.peer.String(), "pools", have, "destroy some"}
 	}
 	return nil
 }

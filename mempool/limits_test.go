@@ -19,7 +19,7 @@ func limited(t testing.TB, limits Limits) (*Service, *Session) {
 func refused(t testing.TB, err error, limit string, most int, who string) {
 	t.Helper()
 	require.ErrorIs(t, err, ErrLimit)
-	var e *LimitExceeded
+	var e *LimitError
 	require.ErrorAs(t, err, &e)
 	assert.Equal(t, limit, e.Limit)
 	assert.Equal(t, most, e.Max)

@@ -57,16 +57,16 @@ func (c Completion) Handle(ready *Ticket) []byte {
 	return c.Event.Handle()
 }
 
-// promise is what becomes of the event. l stands for it where it is alone.
-func (c Completion) promise(ready *Ticket, l *Lease) *promise {
+// published is what readers are told of the event. l stands for it where it is alone.
+func (c Completion) published(ready *Ticket, l *Lease) *publishedEvent {
 	handle := c.Handle(ready)
 	switch {
 	case handle == nil:
 		return nil
 	case c.EventOnly:
-		return &promise{handle, l}
+		return &publishedEvent{handle, l}
 	}
-	return &promise{handle: handle}
+	return &publishedEvent{handle: handle}
 }
 
 // Publish says that what the write lease was for is complete, or will be when p says: the lease becomes a read lease, and
@@ -133,7 +133,7 @@ func (l *Lease) Publish(p Publication) error {
 	if p.Tensor != nil {
 		b.tensor = s.describe(*p.Tensor)
 	}
-	b.ready, b.event = ready, p.promise(complete, l)
+	b.ready, b.event = ready, p.published(complete, l)
 	if l.order != nil {
 		l.order.Ended(complete, p.Completion)
 	}

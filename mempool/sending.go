@@ -151,7 +151,7 @@ func (n *Sending) put() (uint64, error) {
 	b.ready = ready
 	b.frames++
 	l.end(false, nil)
-	b.event = n.options.promise(n.ready, nil)
+	b.event = n.options.published(n.ready, nil)
 	if ch.info.Mode == WorkQueue {
 		ch.enqueue(f)
 	} else {
