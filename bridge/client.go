@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,8 +35,8 @@ type Client struct {
 
 	sending sync.Mutex // one packet at a time
 	ring    struct {
-		once sync.Once
-		has  bool // the service makes rings
+		has   bool // the service makes rings
+		asked atomic.Bool
 	}
 
 	mu      sync.Mutex

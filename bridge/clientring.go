@@ -10,23 +10,21 @@ import (
 
 // useRing has the session's packets go through shared memory, if that can be had. If not they go over the socket, as before.
 func (c *Client) useRing(ctx context.Context) {
-	if !c.ring.has {
+	if !c.ring.has || c.ring.asked.Swap(true) {
 		return
 	}
-	c.ring.once.Do(func() {
-		var reply wire.RingReply
-		var r *shmring.Ring
-		err := c.call(ctx, &wire.Ring{}, &call{into: &reply, files: func(fds *seqpacket.FDs) { r = c.ringCame(&reply, fds) }})
-		if err != nil || r == nil {
-			return
-		}
-		c.sending.Lock()
-		defer c.sending.Unlock()
-		if c.conn.in != nil {
-			c.conn.peerReady.Store(true)
-			c.conn.sendThrough(r)
-		}
-	})
+	var reply wire.RingReply
+	var r *shmring.Ring
+	err := c.call(ctx, &wire.Ring{}, &call{into: &reply, files: func(fds *seqpacket.FDs) { r = c.ringCame(&reply, fds) }})
+	if err != nil || r == nil {
+		return
+	}
+	c.sending.Lock()
+	defer c.sending.Unlock()
+	if c.conn.in != nil {
+		c.conn.peerReady.Store(true)
+		c.conn.sendThrough(r)
+	}
 }
 
 // ringCame begins to look into the ring that came. It runs in the goroutine that receives.
@@ -48,10 +46,5 @@ func (c *Client) ringCame(reply *wire.RingReply, fds *seqpacket.FDs) *shmring.Ri
 func (c *Client) unmapRing() error {
 	c.sending.Lock()
 	defer c.sending.Unlock()
-	r := c.conn.in
-	if r == nil {
-		return nil
-	}
-	c.conn.in, c.conn.out = nil, nil
-	return r.Close()
+	return c.conn.unmap()
 }

@@ -44,12 +44,7 @@ func (c *serverConn) ring(q uint32) {
 func (c *serverConn) unmapRing() {
 	c.sending.Lock()
 	defer c.sending.Unlock()
-	r := c.conn.out
-	if r == nil {
-		return
-	}
-	c.conn.sendThrough(nil)
-	if err := r.Close(); err != nil {
+	if err := c.conn.unmap(); err != nil {
 		c.server.config.Log.Error("a ring cannot be unmapped", "error", err)
 	}
 }

@@ -3,6 +3,7 @@ package bridge
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"sync/atomic"
 	"time"
@@ -26,6 +27,7 @@ type link struct {
 	came    arrival   // over the socket, behind what the ring still has
 	last    time.Time // when the last packet was found in the ring
 	failure error     // what the socket said at last, behind what the ring still has
+	closed  atomic.Bool
 }
 
 // arrival is a packet that came over the socket; empty if there is none.
@@ -118,12 +120,14 @@ func (l *link) stepAside() {
 }
 
 // Recv receives the next packet into a buffer that is only taken when a packet is there. The packet is to be freed; it is
-// nil if there is an error. What was sent through the ring before the peer left comes before the end.
+// nil if there is an error. What was sent through the ring before the peer left comes before the end; after Close nothing does.
 //
 // Errors: those of [seqpacket.Conn.RecvInto]; [shmring.ErrCorrupt], [ErrProtocol].
 func (l *link) Recv(buffers *seqpacket.Buffers) (*seqpacket.Packet, *seqpacket.FDs, error) {
 	for l.in != nil {
 		switch {
+		case l.closed.Load():
+			return nil, nil, os.ErrClosed
 		case !l.over && !l.in.Empty():
 			p, err := l.take(buffers)
 			if p != nil || err != nil {
@@ -132,7 +136,7 @@ func (l *link) Recv(buffers *seqpacket.Buffers) (*seqpacket.Packet, *seqpacket.F
 		case !l.over && l.failure != nil:
 			return nil, nil, l.failure
 		case !l.over && l.came.packet != nil:
-			return nil, nil, errors.Join(errAside, l.discard())
+			return nil, nil, errAside
 		case !l.over:
 			l.sleep(buffers)
 		case l.came.packet != nil:
@@ -173,20 +177,26 @@ func (l *link) take(buffers *seqpacket.Buffers) (*seqpacket.Packet, error) {
 	}
 	p.Free()
 	l.over = kind == shmring.Marked
-	if err != nil {
-		err = errors.Join(err, l.discard())
-	}
 	return nil, err
 }
 
-// discard closes what came over the socket and nobody is going to get.
-func (l *link) discard() error {
-	came := l.came
-	l.came = arrival{}
+// Close closes the connection. What the ring still has is nobody's then.
+func (l *link) Close() error {
+	l.closed.Store(true)
+	return l.Conn.Close()
+}
+
+// unmap ends the ring, and closes what came over the socket behind it. Nobody may send or receive any more.
+func (l *link) unmap() error {
+	r, came := l.in, l.came
+	if r == nil {
+		return nil
+	}
+	l.in, l.out, l.came = nil, nil, arrival{}
 	if came.packet != nil {
 		came.packet.Free()
 	}
-	return came.fds.Close()
+	return errors.Join(came.fds.Close(), r.Close())
 }
 
 // awake is how many receivers look into their rings without sleeping, and mostAwake how many may.

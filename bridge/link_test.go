@@ -32,8 +32,8 @@ func linked(t *testing.T) (a, b *link) {
 	t.Cleanup(func() {
 		_ = x.Close()
 		_ = y.Close()
-		assert.NoError(t, one.Close())
-		assert.NoError(t, other.Close())
+		assert.NoError(t, a.unmap())
+		assert.NoError(t, b.unmap())
 	})
 	return a, b
 }
@@ -155,4 +155,74 @@ func TestAPacketOverTheSocketThatTheRingKnowsNothingOfIsAnError(t *testing.T) {
 	require.NoError(t, a.Conn.Send(numbered(1, 100), nil))
 	_, _, err = b.number()
 	require.ErrorIs(t, err, ErrProtocol)
+}
+
+func TestDescriptorsBehindWhatTheRingStillHasAreClosedAtTheEnd(t *testing.T) {
+	a, b := linked(t)
+	received := make(chan error)
+	receive := func() {
+		_, _, err := b.number()
+		received <- err
+	}
+	go receive()
+	require.NoError(t, a.Send(numbered(0, 8), nil)) // from here on through the ring
+	require.NoError(t, <-received)
+	go receive()
+	for i := 1; ; i++ { // until it sleeps: it is not woken, so that it looks into the socket first
+		ok, asleep, err := a.out.Put(numbered(i, 8))
+		require.NoError(t, err)
+		require.True(t, ok)
+		if asleep {
+			break
+		}
+		require.NoError(t, <-received)
+		go receive()
+	}
+	r, w, err := os.Pipe()
+	require.NoError(t, err)
+	defer r.Close()
+	require.NoError(t, a.Conn.Send(numbered(1, 8), []int{int(w.Fd())}))
+	require.NoError(t, w.Close())
+	require.NoError(t, <-received)
+	require.NoError(t, b.unmap())
+	_, err = r.Read(make([]byte, 1))
+	require.ErrorIs(t, err, io.EOF, "nobody has it open")
+}
+
+// flood puts packets into a ring whenever there is room, until the test ends.
+func flood(t *testing.T, r *shmring.Ring, packet []byte) {
+	t.Helper()
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_, _, _ = r.Put(packet)
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		close(stop)
+		<-stopped
+	})
+}
+
+func TestAPeerThatNeverStopsWritingIsNotReadAfterClose(t *testing.T) {
+	a, b := linked(t)
+	require.NoError(t, a.Send(numbered(0, 8), nil))
+	flood(t, a.out, numbered(1, 8))
+	ended := make(chan error)
+	go func() {
+		for {
+			if _, _, err := b.number(); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	require.NoError(t, b.Close())
+	require.ErrorIs(t, <-ended, os.ErrClosed)
 }

@@ -2,8 +2,12 @@ package bridge
 
 import (
 	"context"
+	"fmt"
 	"os"
+	"runtime"
+	"sync/atomic"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -78,6 +82,52 @@ func TestACorruptRingEndsTheSessionOfItsWriter(t *testing.T) {
 			require.NoError(t, err)
 			r.log.await(t, "a session ended")
 		})
+	}
+}
+
+// Else a client that never stops writing would hold up the end of the server.
+func TestWhatARingStillHasIsNotCarriedOutAfterTheEndOfTheSession(t *testing.T) {
+	r := start(t, ServerConfig{}, unhurried)
+	c, files := rung(t, r.path)
+	ring, err := shmring.Open(files)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, ring.Close()) })
+	require.NoError(t, c.conn.Send([]byte{packetBack}, nil))
+	words, err := unix.Mmap(int(files.Reads.Fd()), 0, shmring.FileSize, unix.PROT_READ, unix.MAP_SHARED)
+	require.NoError(t, err)
+	defer unix.Munmap(words)
+	for (*atomic.Uint64)(unsafe.Pointer(&words[128])).Load() == 0 { // until it sleeps; it is not woken
+		runtime.Gosched()
+	}
+	for i := range 10 {
+		packet, err := wire.AppendRequest(nil, uint32(3+i), &wire.Create{Name: fmt.Sprint(i), Kind: "host", MaxBytes: 4096})
+		require.NoError(t, err)
+		ok, _, err := ring.Put(packet)
+		require.NoError(t, err)
+		require.True(t, ok)
+	}
+	require.NoError(t, r.Close())
+	assert.LessOrEqual(t, len(r.svc.Stats().Pools), 1)
+}
+
+func TestNobodyWaitsForARingThatAnotherHasAskedFor(t *testing.T) {
+	s := imitate(t)
+	c := s.dial(t)
+	c.ring.has = true
+	done := make(chan error, 2)
+	open := func() {
+		_, err := c.OpenChannel(context.Background(), "c", 0)
+		done <- err
+	}
+	go open()
+	_, r := s.request(t)
+	require.IsType(t, &wire.Ring{}, r)
+	go open()
+	_, r = s.request(t)
+	require.IsType(t, &wire.Find{}, r)
+	require.NoError(t, s.conn.Close())
+	for range 2 {
+		require.ErrorIs(t, <-done, ErrDisconnected)
 	}
 }
 

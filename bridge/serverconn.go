@@ -106,6 +106,9 @@ var packets = seqpacket.NewBuffers(wire.MaxPacket)
 func (c *serverConn) run(peer mempool.Peer) error {
 	c.setReadDeadline(time.Now().Add(c.server.limits.hello))
 	for {
+		if c.ctx.Err() != nil { // a ring has no deadline
+			return c.readingEnded(context.Cause(c.ctx))
+		}
 		packet, fds, err := c.conn.Recv(packets)
 		if err != nil {
 			return c.readingEnded(err)
