@@ -23,9 +23,9 @@ func newBench() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure what sharing memory costs on this machine",
-		Long: `Measure hand-overs, allocations, growth and start-up, and beside them, in the same run, what users have without poolbridge:
-queues, shared memory and sockets between two Python processes, each as well as it can be done. Kinds that the machine lacks
-are skipped.
+		Long: `Measure hand-overs, streams, copies, allocations, growth and start-up, and beside them, in the same run, what users have
+without poolbridge: queues, shared memory and sockets between two Python processes, each as well as it can be done. Kinds that
+the machine lacks are skipped.
 
 Times are medians and percentiles in microseconds. The ratios say how many times better poolbridge is.`,
 		Example: `  poolsvc bench

@@ -26,8 +26,7 @@ func newExport() *cobra.Command {
 
 Memory of kind legacy can be opened with what is in the file alone, by cuIpcOpenMemHandle: the file has the driver's handle
 and the offset in what it opens. With --raw the file is nothing but the driver's 64 bytes, and 8 bytes of offset where it is
-not 0. The other kinds travel as file
-descriptors, which no file can hold: for those the file names the service to ask.
+not 0. The other kinds travel as file descriptors, which no file can hold: for those the file names the service to ask.
 
 The handle is good while the service runs and the buffer lives, that is, while NAME or a lease holds it; --hold is such a
 lease.`,

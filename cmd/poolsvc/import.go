@@ -26,8 +26,8 @@ func newImport() *cobra.Command {
 		Long: `Map the buffer that FILE names, as poolsvc export or another program wrote it, and copy it to OUTPUT (- for standard output);
 without OUTPUT say what it is.
 
-FILE is the JSON of poolsvc export, which for kinds other than legacy needs the service that it names, or the 64 bytes of a driver's handle (cuIpcGetMemHandle), or these and 8 bytes more, the
-offset.`,
+FILE is the JSON of poolsvc export, which for kinds other than legacy needs the service that it names, or the 64 bytes of a
+driver's handle (cuIpcGetMemHandle), or these and 8 bytes more, the offset.`,
 		Example: `  poolsvc import frame.json frame.bin
   poolsvc import handle.bin - --device 0 --bytes 4096 | xxd`,
 		Args: arguments(1, 2),

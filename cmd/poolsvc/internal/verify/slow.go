@@ -2,7 +2,6 @@ package verify
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -13,9 +12,6 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/pattern"
 	"github.com/poolbridge/poolbridge/mempool"
 )
-
-// mostHeld is when a kernel that nobody lets go on does so by itself: whatever had waited for it has then failed.
-const mostHeld = time.Minute
 
 // slowChecks has kernels that are held while buffers change hands: nobody waits for them but streams.
 func slowChecks(kind mempool.Kind, consumers []string, _ Options) []check {
@@ -105,19 +101,12 @@ func (h *handing) rehearse(ctx context.Context) error {
 // slowProducer publishes what a kernel has yet to write. The kernel is held until the worker has its array and has queued
 // what reads it; then it takes its time, and the worker must see all that comes after it.
 func slowProducer(ctx context.Context, h *handing) (err error) {
-	g := h.gpu
-	gate, err := g.Gate()
+	gate, err := h.gpu.NewGate()
 	if err != nil {
 		return err
 	}
-	open := func() { binary.NativeEndian.PutUint64(gate.Bytes(), 1) }
-	defer func() {
-		open()
-		err = errors.Join(err, g.Stream.Synchronize(), gate.Close())
-	}()
-	wrote, err := h.write(ctx, func() error {
-		return errors.Join(g.Kernels.Hold(g.Stream, gate.DevicePtr(), mostHeld), g.Kernels.Spin(g.Stream, h.takes))
-	})
+	defer func() { err = errors.Join(err, gate.Close()) }()
+	wrote, err := h.write(ctx, func() error { return gate.Hold(h.takes) })
 	if err != nil {
 		return err
 	}
@@ -128,7 +117,7 @@ func slowProducer(ctx context.Context, h *handing) (err error) {
 	if err := h.busy(); err != nil {
 		return err
 	}
-	open()
+	gate.Open()
 	h.note = fmt.Sprintf("published in %s while a kernel wrote, taken and released in %s", wrote, read)
 	return h.end(ctx)
 }

@@ -1,0 +1,50 @@
+package work
+
+import (
+	"encoding/binary"
+	"errors"
+	"time"
+
+	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/cuda/pattern"
+)
+
+// mostHeld is when work that nobody lets go on does so by itself: whatever had waited for it has then failed.
+const mostHeld = time.Minute
+
+// Gate holds work of a GPU's stream until it is opened.
+type Gate struct {
+	gpu  *GPU
+	word *cuda.Pinned // 0: closed
+}
+
+// NewGate makes a gate that is closed, and runs the kernels that a slow check needs: the driver loads a kernel when it first
+// runs, and may wait for those that are held.
+func (g *GPU) NewGate() (*Gate, error) {
+	word, err := g.Context.NewPinned(8)
+	if err != nil {
+		return nil, err
+	}
+	clear(word.Bytes())
+	_, err = g.Kernels.Verify(g.Stream, word.DevicePtr(), 2, pattern.Masked{})
+	err = errors.Join(err, g.Kernels.Hold(g.Stream, word.DevicePtr(), 0), g.Kernels.Spin(g.Stream, 0), g.Stream.Synchronize())
+	if err != nil {
+		return nil, errors.Join(err, word.Close())
+	}
+	return &Gate{g, word}, nil
+}
+
+// Hold queues work that waits for the gate, for a minute at most, and then takes its time.
+func (g *Gate) Hold(takes time.Duration) error {
+	k, s := g.gpu.Kernels, g.gpu.Stream
+	return errors.Join(k.Hold(s, g.word.DevicePtr(), mostHeld), k.Spin(s, takes))
+}
+
+// Open lets the work go on.
+func (g *Gate) Open() { binary.NativeEndian.PutUint64(g.word.Bytes(), 1) }
+
+// Close opens the gate, and waits until the stream has done all its work.
+func (g *Gate) Close() error {
+	g.Open()
+	return errors.Join(g.gpu.Stream.Synchronize(), g.word.Close())
+}
