@@ -104,3 +104,9 @@ def client(service: Service) -> Iterator[poolbridge.Client]:
     with poolbridge.connect(service.path, timeout=60) as connected:
         connected.create_pool("frames", max_bytes=1 << 22)
         yield connected
+
+
+@pytest.fixture
+def other(service: Service) -> Iterator[poolbridge.Client]:
+    with poolbridge.connect(service.path, timeout=60) as connected:
+        yield connected

@@ -24,19 +24,6 @@ def service(tmp_path):
     running.close()
 
 
-@pytest.fixture
-def client(service):
-    with poolbridge.connect(service.path, timeout=60) as connected:
-        connected.create_pool("frames", max_bytes=1 << 22)
-        yield connected
-
-
-@pytest.fixture
-def other(service):
-    with poolbridge.connect(service.path, timeout=60) as connected:
-        yield connected
-
-
 def publish(client, channel, value):
     lease = client.allocate(4, "int32")
     np.asarray(lease)[:] = value

@@ -21,19 +21,6 @@ def service(tmp_path):
     running.close()
 
 
-@pytest.fixture
-def client(service):
-    with poolbridge.connect(service.path, timeout=5) as connected:
-        connected.create_pool("frames", max_bytes=1 << 24)
-        yield connected
-
-
-@pytest.fixture
-def other(service, client):
-    with poolbridge.connect(service.path, timeout=5) as connected:
-        yield connected
-
-
 def promised(client):
     """A lease, the array that writes it, and the promise."""
     lease = client.allocate(4, "int32")
@@ -55,7 +42,7 @@ def test_a_reader_waits_until_the_promise_is_kept(client, other):
     assert not promise.kept
     assert repr(promise) == "<poolbridge.Promise not kept yet>"
     promise.keep()
-    reader.join(5)
+    reader.join(60)
     assert seen == [[7] * 4]
     assert promise.kept
     assert not array.flags.writeable
@@ -106,11 +93,11 @@ def test_a_process_that_dies_breaks_its_promises(service, client, other):
     lease.release()
     connection = service.connections[0]
     client.close()
-    connection.join(5)
+    connection.join(60)
     with service.changed:
         service.bury(connection)
     with pytest.raises(poolbridge.ProducerDiedError):
-        got.wait(5)
+        got.wait(60)
     with pytest.raises(poolbridge.ClientClosedError):
         promise.keep()
 

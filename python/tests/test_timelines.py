@@ -27,13 +27,6 @@ def service(tmp_path):
     running.close()
 
 
-@pytest.fixture
-def client(service):
-    with poolbridge.connect(service.path, timeout=60) as connected:
-        connected.create_pool("frames", max_bytes=1 << 22)
-        yield connected
-
-
 class Writer:
     """A producer whose work is not done when it publishes: its words are written by hand."""
 
