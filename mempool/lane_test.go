@@ -32,6 +32,16 @@ func blocked(t testing.TB, l *Lease, c *Clock, at Ticket) {
 	require.NoError(t, q.wait(context.Background(), c.Page(), at))
 }
 
+// unreached is a ticket that the session's clock has yet to reach.
+func unreached(t testing.TB, s *Session) (*Clock, Ticket) {
+	t.Helper()
+	clock, err := s.Clock()
+	require.NoError(t, err)
+	word, err := clock.Word()
+	require.NoError(t, err)
+	return clock, clock.Next(word)
+}
+
 func random(n int, seed uint64) []byte {
 	b := make([]byte, n)
 	r := rand.NewChaCha8([32]byte{byte(seed)})
@@ -82,11 +92,7 @@ func TestNothingOfAHandOverOnAGPUWaits(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
 	p := gpuPool(t, s)
-	clock, err := s.Clock()
-	require.NoError(t, err)
-	word, err := clock.Word()
-	require.NoError(t, err)
-	stuck := clock.Next(word)
+	clock, stuck := unreached(t, s)
 	ctx := context.Background()
 	ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 4})
 	require.NoError(t, err)
@@ -135,11 +141,7 @@ func TestAGPUBlockIsFreedOnlyWhenItsWorkIsDone(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
 	p := gpuPool(t, s)
-	clock, err := s.Clock()
-	require.NoError(t, err)
-	word, err := clock.Word()
-	require.NoError(t, err)
-	stuck := clock.Next(word)
+	clock, stuck := unreached(t, s)
 	l := allocate(t, s, p, 1<<20)
 	blocked(t, l, clock, stuck)
 	require.NoError(t, l.Fill(0, 1<<20, 1))
@@ -235,11 +237,7 @@ func TestASessionOfThisProcessEndsAtOnceAndSettlesWhenItsWorkIsDone(t *testing.T
 	svc := newService(t)
 	s, other := open(t, svc), open(t, svc)
 	p := gpuPool(t, s)
-	clock, err := other.Clock()
-	require.NoError(t, err)
-	word, err := clock.Word()
-	require.NoError(t, err)
-	stuck := clock.Next(word)
+	clock, stuck := unreached(t, other)
 	l := allocate(t, s, p, 256<<20)
 	blocked(t, l, clock, stuck)
 	require.NoError(t, l.Fill(0, 256<<20, 1))
@@ -253,7 +251,7 @@ func TestASessionOfThisProcessEndsAtOnceAndSettlesWhenItsWorkIsDone(t *testing.T
 	st := svc.Stats()
 	assert.Zero(t, st.Leases)
 	assert.EqualValues(t, 256<<20, st.Pools[0].Held, "nobody else gets it")
-	_, err = other.Allocate(context.Background(), p.info.ID, Bytes(1), 0)
+	_, err := other.Allocate(context.Background(), p.info.ID, Bytes(1), 0)
 	assert.ErrorIs(t, err, ErrLimit)
 	require.NoError(t, clock.Reach(stuck))
 	<-settled
