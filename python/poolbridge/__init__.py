@@ -54,7 +54,8 @@ from poolbridge._errors import (
 )
 from poolbridge._event import Event
 from poolbridge._frame import AsyncFrame, Frame
-from poolbridge._lease import AsyncLease, BaseLease, Lease, LeaseView
+from poolbridge._lease import AsyncLease, BaseLease, Lease
+from poolbridge._leaseview import LeaseView
 from poolbridge._legacyhandle import LegacyHandle, OpenedMemory
 from poolbridge._paths import default_path
 from poolbridge._pool import Pool, PoolStats, ServiceStats
