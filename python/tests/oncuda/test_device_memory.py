@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
 import sys
 import threading
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rig import ENVIRONMENT
 from test_arrays import look
 
 import poolbridge
@@ -19,8 +19,6 @@ from poolbridge import _cuda
 from poolbridge._mappings import MAPPINGS
 
 DEVICES = _cuda.devices()
-PACKAGE = Path(poolbridge.__file__).parents[1]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{PACKAGE}:{Path(__file__).parents[1]}"}
 
 
 @pytest.fixture(scope="module")

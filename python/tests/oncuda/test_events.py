@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gates import fill, finish, idle, new_stream, read
-from test_device_memory import ENVIRONMENT
-from test_gpu_order import HERE, POOLSVC, N, address, client, device_service, gate, has_poolsvc, other, use
+from rig import ENVIRONMENT, HERE, POOLSVC, N, address, client, device_service, gate, has_poolsvc, other, use
 
 import poolbridge
 from poolbridge import _cuda, _event

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from gates import fill, finish, idle
-from test_device_memory import ENVIRONMENT
-from test_gpu_order import HERE, POOLSVC, N, address, gate, has_poolsvc
+from rig import ENVIRONMENT, HERE, POOLSVC, N, address, gate, has_poolsvc
 
 import poolbridge
 from poolbridge import _cuda

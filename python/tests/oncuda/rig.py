@@ -1,0 +1,72 @@
+"""A service with a pool on a GPU as a process of its own, its clients, and what tests do with leases of theirs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gates import Gate
+
+import poolbridge
+
+N = 4096
+HERE = Path(__file__).parent
+PACKAGE = Path(poolbridge.__file__).parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{PACKAGE}:{HERE.parent}"}
+POOLSVC = os.environ.get("POOLBRIDGE_TEST_POOLSVC", str(PACKAGE.parent / "bin" / "poolsvc"))
+
+
+def has_poolsvc() -> bool:
+    return os.access(POOLSVC, os.X_OK)
+
+
+def service_command(path: str, *options: str) -> list[str]:
+    """The built poolsvc if there is one, else the small service."""
+    if not options and has_poolsvc():
+        return [POOLSVC, "serve", "--socket", path]
+    return [sys.executable, str(HERE / "deviceservice.py"), path, *options]
+
+
+@pytest.fixture
+def device_service(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    path = str(tmp_path / "run" / "d.sock")
+    Path(path).parent.mkdir(mode=0o700)
+    with subprocess.Popen(
+        service_command(path, *getattr(request, "param", ())), stdin=subprocess.PIPE, env=ENVIRONMENT
+    ) as process:
+        yield path
+        process.terminate()
+
+
+@pytest.fixture
+def client(device_service: str) -> Iterator[poolbridge.Client]:
+    with poolbridge.connect(device_service, timeout=60, wait=60) as connected:
+        connected.create_pool("gpu", kind="device", max_bytes=64 << 20)
+        yield connected
+
+
+@pytest.fixture
+def other(device_service: str) -> Iterator[poolbridge.Client]:
+    with poolbridge.connect(device_service, timeout=60) as connected:
+        yield connected
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate()
+    yield made
+    made.close()
+
+
+def address(lease: poolbridge.BaseLease) -> int:
+    return int(lease.evidence()["pointer"])
+
+
+def use(lease: poolbridge.BaseLease, stream: int) -> int:
+    """Do what a library does that makes an array on a stream, and drop the array."""
+    lease.__dlpack__(stream=stream, max_version=(1, 0))
+    return address(lease)

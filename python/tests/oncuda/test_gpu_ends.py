@@ -1,0 +1,157 @@
+"""Blocks, processes and services that end while a GPU works. Run by `test_device`, or by hand where there is a GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from gates import fill, finish, idle, new_stream
+from rig import ENVIRONMENT, HERE, N, address, client, device_service, gate, has_poolsvc, service_command, use
+
+import poolbridge
+
+__all__ = ["client", "device_service", "gate"]  # fixtures
+
+
+def test_a_block_that_a_stream_still_uses_is_not_unmapped(client, gate):
+    stream = new_stream()
+    lease = client.allocate(N, "uint8")
+    lease.used_on(stream)
+    gate.hold(stream)
+    lease.release()
+    blocks = client._session.core.blocks
+    assert len(blocks) == 1
+    client.trim()
+    client.stats()
+    assert len(blocks) == 1
+    gate.open()
+    finish(stream)
+    while blocks:
+        client.stats()
+
+
+@pytest.mark.skipif(not has_poolsvc(), reason="poolsvc is not built, and the small service buries nobody")
+def test_a_producer_that_is_killed_lets_the_consumers_streams_go(device_service, client):
+    channel = client.create_channel("c", capacity=4)
+    frames = client.subscribe("c")
+    code = f"""
+import sys, poolbridge
+sys.path[:0] = [{str(HERE)!r}]
+from gates import Gate, fill, new_stream
+client = poolbridge.connect({device_service!r})
+lease = client.open_channel("c") and client.allocate({N}, "uint8", pool="gpu")
+stream = new_stream()
+lease.used_on(stream)
+Gate().hold(stream)
+fill(lease.evidence()["pointer"], {N}, 1, stream)
+client.open_channel("c").publish(lease)
+print("sent", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "sent\n"
+        frame = next(frames)
+        stream = new_stream()
+        use(frame, stream)
+        assert not idle(stream)
+        assert not frame.failed
+        frame.check()
+        process.kill()
+    finish(stream)
+    with pytest.raises(poolbridge.ProducerDiedError):
+        frame.check()
+    assert frame.failed
+    frame.release()
+    lease = client.allocate(N, "uint8")
+    channel.publish(lease)
+    assert next(frames).seq == 2
+
+
+@pytest.mark.skipif(not has_poolsvc(), reason="poolsvc is not built, and the small service buries nobody")
+def test_a_reader_that_is_killed_does_not_hold_the_next_writer_up(device_service, client):
+    lease = client.allocate(N, "uint8")
+    lease.used_on(1)
+    at = address(lease)
+    lease.publish("x", keep=True)
+    code = f"""
+import sys, poolbridge
+sys.path[:0] = [{str(HERE)!r}]
+from gates import Gate, new_stream
+client = poolbridge.connect({device_service!r})
+lease = client.get("x")
+stream = new_stream()
+lease.used_on(stream)
+Gate().hold(stream)
+lease.release()
+client.stats()
+print("released", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "released\n"
+        lease.release()
+        client.unpublish("x")
+        writer, again = new_stream(), client.allocate(N, "uint8")
+        assert address(again) == at
+        use(again, writer)
+        assert not idle(writer)
+        process.kill()
+    finish(writer)
+    again.publish("y")
+    assert not again.failed
+
+
+EXITS_WHILE_IT_UNMAPS = """
+import sys, time
+import poolbridge
+from gates import Gate, fill, new_stream
+
+gate, stream = Gate(), new_stream()
+client = poolbridge.connect(sys.argv[1])
+client.create_pool("gpu", kind="device", max_bytes=1 << 20)
+lease = client.allocate(4096, "uint8", pool="gpu")
+lease.__dlpack__(stream=stream, max_version=(1, 0))
+gate.hold(stream)
+fill(int(lease.evidence()["pointer"]), 4096, 1, stream)
+lease.release()
+client.close()  # what the stream still uses is unmapped in a thread
+gate.open()
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("pause", [0, 0.002, 0.02])
+def test_a_process_may_end_while_memory_is_unmapped(device_service, pause):
+    environment = {**ENVIRONMENT, "SIMCUDA_FAULTS": "call=cuMemFreeAsync every=1 delay_ms=25"}
+    command = [sys.executable, "-c", EXITS_WHILE_IT_UNMAPS, device_service, str(pause)]
+    done = subprocess.run(command, env=environment, cwd=HERE, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not has_poolsvc(), reason="poolsvc is not built, and the small service lets nobody go")
+def test_a_service_that_shuts_down_lets_words_go_but_memory_stays_while_a_stream_works(tmp_path, gate):
+    path = str(tmp_path / "run" / "e.sock")
+    with subprocess.Popen(service_command(path), env=ENVIRONMENT) as process:
+        client = poolbridge.connect(path, timeout=10, wait=20)
+        client.create_pool("gpu", kind="device", max_bytes=64 << 20)
+        lease = client.allocate(N, "uint8")
+        stream = new_stream()
+        at = use(lease, stream)
+        gate.hold(stream)
+        fill(at, N, 1, stream)
+        lease.release()
+        client.stats()
+        process.terminate()
+    with pytest.raises(poolbridge.ClosedError):
+        client.stats()
+    client.close()
+    assert not idle(stream)
+    gate.open()
+    finish(stream)
