@@ -28,7 +28,7 @@ class BaseBorrowedArrays:
 
     Attributes
     ----------
-    seq, time_ns, meta, dropped
+    seq, time, time_ns, meta, dropped
         Of the frame whose array was yielded last; see `Frame`.
     """
 
@@ -114,8 +114,13 @@ class BaseBorrowedArrays:
         return self._current.sq
 
     @property
+    def time(self) -> float:
+        """When it was sent, in seconds since 1970, as `time.time` counts."""
+        return self._current.ts / 1e9
+
+    @property
     def time_ns(self) -> int:
-        """When it was sent, in nanoseconds since 1970."""
+        """When it was sent, in nanoseconds since 1970, as `time.time_ns` counts."""
         return self._current.ts
 
     @property

@@ -219,7 +219,7 @@ class Subscription(BaseSubscription):
         Returns
         -------
         BorrowedArrays
-            An iterator with the ``seq``, ``time_ns``, ``meta`` and ``dropped`` of the frame whose array it yielded
+            An iterator with the ``seq``, ``time``, ``time_ns``, ``meta`` and ``dropped`` of the frame whose array it yielded
             last. It ends and raises as iteration over the subscription does.
 
         Raises
