@@ -219,8 +219,8 @@ class Subscription(BaseSubscription):
         Returns
         -------
         BorrowedArrays
-            An iterator with the ``seq``, ``time``, ``time_ns``, ``meta`` and ``dropped`` of the frame whose array it yielded
-            last. It ends and raises as iteration over the subscription does.
+            An iterator with the ``seq``, ``time``, ``time_ns``, ``meta`` and ``dropped`` of the frame whose array it
+            yielded last. It ends and raises as iteration over the subscription does.
 
         Raises
         ------
