@@ -31,9 +31,9 @@ type Completion struct {
 	After []Queue
 	// Ready is a ticket of the session's own timeline.
 	Ready *Ticket
-	// Event is an interprocess event that stands for all the work, recorded already: with EventOnly it is all that readers are
-	// given to wait for, where the memory is a GPU's, otherwise a ticket is made that comes after it. It must stay open until they have
-	// opened it.
+	// Event is an interprocess event that was recorded after all the work. It must stay open until the readers have opened it.
+	// A ticket that comes after it is made as well, unless EventOnly says that the event is all that readers of memory of a GPU
+	// are given to wait for.
 	Event     *Event
 	EventOnly bool
 }

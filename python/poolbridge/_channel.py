@@ -108,6 +108,8 @@ class Channel(BaseChannel):
             The channel is full and is to fail, or there is no room for a copy. The lease lives on.
         ClosedError
             The channel was shut. The lease lives on.
+        InvalidArgumentError
+            The event is none for other processes, or the array has to be copied, which no event can go with.
         """
         flow = _channel_operations.publish(
             self._client._session,  # noqa: SLF001 - of one family

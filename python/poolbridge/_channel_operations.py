@@ -156,7 +156,10 @@ def publish(
     milliseconds = check_wait(timeout)
     found = _sources.find(session, channel.pl, given)
     if found is None and event is not None:
-        raise InvalidArgumentError("an event goes with what is handed over in place, and this array has to be copied")
+        raise InvalidArgumentError(
+            "an event goes with what is handed over in place, and this array has to be copied: leave the event out and "
+            "name the stream, or write into a lease of the channel's pool"
+        )
     if found is None:
         hold = yield from _copy(session, channel, given, stream, timeout)
         description = hold.description

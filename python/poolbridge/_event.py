@@ -62,7 +62,7 @@ class Event:
         """
         number = self._number if self._owner is None else _number_of(self._owner)
         if not number:
-            raise InvalidArgumentError("the event is closed")
+            raise InvalidArgumentError("the event is closed: make another one")
         return number
 
     def record(self, stream: Any = None) -> None:
@@ -126,7 +126,7 @@ class Event:
     def _stream(self, stream: Any) -> int:
         key = stream_key((_dlpack.CUDA, self._ordinal), stream)
         if key is None:
-            raise ValueError("-1 names no stream")
+            raise ValueError("stream -1 asks for no ordering, and an event is nothing else: name a stream")
         return key.handle
 
     def __del__(self) -> None:
@@ -183,7 +183,7 @@ def adopt(ordinal: int, given: Any) -> Event:
         return given
     number = _number_of(given)
     if not number:
-        raise InvalidArgumentError(f"the event {given!r} is closed, or was never recorded")
+        raise InvalidArgumentError(f"the event {given!r} is closed, or was never recorded: record it after the work")
     handle = _export(ordinal, number)
     event = _own[handle] = Event(ordinal, handle, 0, given)
     return event

@@ -241,6 +241,9 @@ class Lease(BaseLease):
             The name is taken.
         LeaseReleasedError
             The lease has ended.
+        InvalidArgumentError
+            It is a read lease; the event is none for other processes, or comes with a promise or memory of the CPU; or
+            there is neither a ticket nor an event.
         """
         flow = _operations.publish(
             self._hold, name, keep=keep, replace=replace, stream=stream, event=event, ticket=ticket
