@@ -78,6 +78,8 @@ class Pump:
         self._stopped = False
         self._finished = False
         self._want_write = False
+        self._arming = DeferringLock()
+        self._waiting: list[threading.Event] = []  # of threads that go on reading when nobody reads
         self._armed = True  # the watcher reads what comes
         self._ticking = False  # nobody may be told of what comes through the ring
         self._reads = self._seen = 0
@@ -117,10 +119,9 @@ class Pump:
                 finally:
                     self._end_reading()
             else:
-                # Another thread reads and will complete this call; when it stops, the watcher goes on reading.
-                done = threading.Event()
-                call = self._session.ask(request, reply_type, done.set)
-                done.wait(seconds)
+                turn = threading.Event()
+                call = self._session.ask(request, reply_type, turn.set)
+                self._wait_for(call, turn, deadline)
             if not call.done:
                 raise ServiceStalledError("the service did not answer in time: it is stopped, or overloaded")
         except BaseException:
@@ -146,10 +147,9 @@ class Pump:
                 finally:
                     self._end_reading()
             else:
-                ready = threading.Event()
-                feed.on_done = ready.set
-                if not feed.done:
-                    ready.wait(left)
+                turn = threading.Event()
+                feed.on_done = turn.set
+                self._wait_for(feed, turn, deadline)
                 feed.on_done = _nothing
             if self._session.ended is not None and not feed.done:
                 self._session.check_usable()
@@ -174,6 +174,13 @@ class Pump:
         self._reading.release()
         if not self._ticking:
             self.ringing()
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Have a thread that waits read, if nobody does: the watcher would only do so when it ticks."""
+        if self._waiting and not self._reading.locked():
+            for turn in self._waiting[:1]:
+                turn.set()
 
     def ringing(self) -> None:
         """See `Driver`."""
@@ -217,8 +224,32 @@ class Pump:
             except PoolbridgeError:
                 return  # the call has failed with it
 
+    def _wait_for(self, feed: Call | Feed, turn: threading.Event, deadline: float | None) -> None:
+        """Wait until another thread has read what completes the call, or reads no more, and then read.
+
+        `turn` is set when the feed has something, or this thread may read.
+        """
+        self._waiting.append(turn)
+        try:
+            while not feed.done and self._session.ended is None:
+                if self._begin_reading():
+                    try:
+                        self._read_for(feed, deadline)
+                    finally:
+                        self._end_reading()
+                    return
+                if not turn.wait(None if deadline is None else max(deadline - time.monotonic(), 0)):
+                    return
+                turn.clear()
+        finally:
+            self._waiting.remove(turn)
+            self._pass_on()
+
     def _arm(self) -> None:
-        """Tell the watcher what to look for."""
+        """Tell the watcher what to look for; never waits."""
+        self._arming.later(self._tell_epoll)
+
+    def _tell_epoll(self) -> None:
         events = (select.EPOLLIN if self._armed else 0) | (select.EPOLLOUT if self._want_write else 0)
         try:
             self._epoll.modify(self._fd, events)
@@ -230,7 +261,7 @@ class Pump:
     def want_write(self) -> None:
         """See `Driver`."""
         self._want_write = True
-        self._bell.ring()
+        self._arm()
 
     def background(self, work: Callable[[], None]) -> None:
         """See `Driver`."""
@@ -245,10 +276,12 @@ class Pump:
             self._bell.silence()
             self._do_work()
             if self._want_write:
-                self._want_write = not self._session.flush()
+                self._want_write = False  # if the socket is still full, the session says so again
+                self._session.flush()
                 self._arm()
             # Whoever reads says so when he stops, if by then nobody ticks.
-            ticking, self._ticking = self._ticking, False
+            if ticking := self._ticking:
+                self._ticking = False
             # Whoever waits for a reply reads; its wait must not hold up the work here.
             if self._reading.acquire(blocking=False):
                 try:
@@ -257,6 +290,7 @@ class Pump:
                         self._rest()
                 finally:
                     self._reading.release()
+                self._pass_on()
         self._finished = True
         self._do_work()
         with self._reading:

@@ -308,7 +308,10 @@ class Session(SessionMemory):
             if size == SIZE and len(descriptors) == _RING_FILES:
                 ring = Ring(*descriptors.peek())
                 with self._lock:
-                    self.transport.use(ring)
+                    if self.ended is None:
+                        self.transport.use(ring)
+                    else:
+                        ring.close()
         finally:
             descriptors.close()
         if self._driver is not None:

@@ -161,18 +161,20 @@ class Transport:
         ProtocolError
             Data or descriptors were truncated, or too many descriptors came; all are closed. Or the ring is corrupt.
         """
-        if self._ring is None:
-            return self._receive()
-        if readable and self._came is None and self._failure is None:
+        if readable and self._ring is not None and self._came is None and self._failure is None:
             self._look()
         while True:
             if self._over:
                 came, self._came = self._came, None
                 packet = came or self._receive()
-                if packet is None or packet[0] not in {_LOOK, _BACK}:
+                # Asked for once the packet is there: another thread may have begun to use a ring meanwhile.
+                ring = self._ring
+                if packet is None or ring is None or packet[0] not in {_LOOK, _BACK}:
                     return packet
+                packet[1].close()
                 self._over = packet[0] != _BACK
                 continue
+            assert self._ring is not None  # noqa: S101 - for the type checker: only with one it is not over the socket
             data = self._ring.take()
             if data:
                 return data, _NONE
@@ -192,9 +194,13 @@ class Transport:
         except PoolbridgeError as error:
             self._failure = error  # what the ring still has comes before
             return True
-        if came is not None and came[0] != _LOOK:
+        if came is None:
+            return False
+        if came[0] == _LOOK:
+            came[1].close()
+        else:
             self._came = came
-        return came is not None
+        return True
 
     def _receive(self) -> tuple[bytes, Descriptors] | None:
         try:
@@ -251,8 +257,12 @@ class Transport:
     def close(self) -> None:
         """Close the socket and the ring. Idempotent; nobody may wait for them any more."""
         self._sock.close()
-        if self._ring is not None:
-            self._ring.close()
+        came, self._came = self._came, None
+        if came is not None:
+            came[1].close()
+        ring, self._ring = self._ring, None
+        if ring is not None:
+            ring.close()
 
 
 def _rights(control: list[tuple[int, int, bytes]]) -> list[int]:

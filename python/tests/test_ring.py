@@ -11,17 +11,23 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from fakechannels import ChannelService
 
 import poolbridge
-from poolbridge import _ring
+from poolbridge import _pump, _ring
 from poolbridge._errors import ConnectionLostError, ProtocolError
+from poolbridge._messages import Cancel
+from poolbridge._packet import encode
+from poolbridge._pump import Pump
 from poolbridge._ring import MARKED, MAX_PACKET, SIZE, Ring
+from poolbridge._session import Session
 from poolbridge._transport import Transport
 
 pytestmark = pytest.mark.skipif(not _ring.USABLE, reason="rings in Python need a processor that keeps stores in order")
@@ -250,3 +256,81 @@ def test_who_sleeps_is_woken_over_the_socket(linked: Linked) -> None:
     assert linked.b.waiting
     assert linked.b.receive(readable=True) is not None
     assert linked.b.receive() is None
+
+
+def pipe_in_flight(linked: Linked, packet: bytes) -> int:
+    """Send a packet with one end of a pipe over the socket, and give the other end."""
+    reads, writes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    socket.send_fds(linked.b._sock, [packet], [writes])
+    os.close(writes)
+    return reads
+
+
+def test_descriptors_that_nobody_takes_are_closed(linked: Linked) -> None:
+    assert linked.b.send(b"1" * 9)
+    assert linked.a.receive() is not None
+    look = pipe_in_flight(linked, b"\xc0")
+    assert linked.a.receive() is None
+    assert os.read(look, 1) == b"", "nobody else has it open"
+    back = pipe_in_flight(linked, b"\xc3")
+    assert linked.b.send(b"2" * 9)
+    assert linked.a.receive(readable=True) is not None, "which the ring had"
+    linked.a.close()
+    assert os.read(back, 1) == b""
+    os.close(look)
+    os.close(back)
+
+
+def test_a_ring_that_is_closed_is_left_alone(linked: Linked) -> None:
+    linked.a.close()
+    linked.a.wake()
+    assert linked.a.ring is None
+    assert not linked.a.through
+
+
+def test_a_thread_that_waits_reads_when_nobody_else_does(
+    tmp_path: Path, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_pump, "_TICK", 3600)
+    service = ChannelService(str(tmp_path / "c.sock"))
+    try:
+        with poolbridge.connect(service.path, timeout=60) as client:
+            ends.a.put(b"1")  # which the service never takes: the socket goes on being used
+            client._session.transport.use(ends.a)
+            pump = client._pump
+            pump._ticking = True  # for an hour
+            assert pump._begin_reading()
+            calls = [threading.Thread(target=client.stats) for _ in range(3)]
+            for call in calls:
+                call.start()
+            while len(pump._waiting) < len(calls):
+                time.sleep(0.001)
+            pump._end_reading()
+            for call in calls:
+                call.join(30)
+                assert not call.is_alive()
+            pump.ringing()  # or the watcher would end in an hour
+    finally:
+        service.close()
+
+
+def test_the_watcher_sleeps_while_the_socket_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    session = Session(Transport(one))
+    flush = Mock(wraps=session.flush)
+    monkeypatch.setattr(session, "flush", flush)
+    pump = Pump(session)
+    sent = 0
+    while session.transport.send(bytes(1000)):
+        sent += 1
+    session.core.tell(Cancel(rq=1))
+    assert not session.flush()
+    time.sleep(0.1)
+    assert flush.call_count < 5
+    other.settimeout(30)
+    for _ in range(sent):
+        assert other.recv(2000) == bytes(1000)
+    assert other.recv(2000) == encode(Cancel(rq=1))
+    session.close()
+    pump.stop()
+    other.close()
