@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 	"github.com/poolbridge/poolbridge/cuda"
-	"github.com/poolbridge/poolbridge/cuda/pattern"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -68,8 +65,8 @@ func peer(ctx context.Context, s *scene, consumer string) (err error) {
 	}
 	t := work.Task{Name: s.uniqueName("peer"), Pattern: s.options.written(), Then: s.options.answered(), Elements: s.options.Elements}
 	if consumer != goConsumer { // what the libraries do on another GPU is up to them: a kernel of ours compares there
-		t = work.Task{Task: "peer", Name: t.Name, Pattern: masked(0), Elements: maskedElements, Device: names[1], Path: filepath.Join(s.dir, "kernels.ptx")}
-		if err := os.WriteFile(t.Path, pattern.PTX(), 0o600); err != nil {
+		t = work.Task{Task: "peer", Name: t.Name, Pattern: masked(0), Elements: maskedElements, Device: names[1]}
+		if t.Path, err = s.kernels(); err != nil {
 			return err
 		}
 	}

@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
+	"github.com/poolbridge/poolbridge/cuda/pattern"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -46,6 +49,12 @@ func (s *scene) device() string {
 		return ""
 	}
 	return s.options.Device
+}
+
+// kernels is a file with the pattern kernels, for workers in Python.
+func (s *scene) kernels() (path string, err error) {
+	path = filepath.Join(s.dir, "kernels.ptx")
+	return path, os.WriteFile(path, pattern.PTX(), 0o600)
 }
 
 // program is how a consumer is started.

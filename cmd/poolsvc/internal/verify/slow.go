@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
-	"github.com/poolbridge/poolbridge/cuda/pattern"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -50,11 +47,11 @@ func slowly(run func(context.Context, *handing) error) func(context.Context, *sc
 		if ok, err := d.SupportsStreamMemOps(); err != nil || !ok {
 			return skipf("streams of the GPU cannot wait for words: hand-overs wait on the CPU (%v)", err)
 		}
-		t := work.Task{Task: "slow-begin", Name: s.uniqueName("slow"), Path: filepath.Join(s.dir, "kernels.ptx"), Consumer: consumer, Timeout: 60}
+		t := work.Task{Task: "slow-begin", Name: s.uniqueName("slow"), Consumer: consumer, Timeout: 60}
 		if t.Device, err = s.uuid(); err != nil {
 			return err
 		}
-		if err := os.WriteFile(t.Path, pattern.PTX(), 0o600); err != nil {
+		if t.Path, err = s.kernels(); err != nil {
 			return err
 		}
 		h := &handing{scene: s, task: t}
