@@ -22,7 +22,7 @@ type Task struct {
 	Timeout float64 `json:"timeout,omitempty"`
 	// What is waited for: "pool" or "name"; or what is waited by, [ByEvent] or [ByTicket].
 	What string `json:"what,omitempty"`
-	// Path of a file with a handle.
+	// Path of a file with a handle, or with the kernels that compare.
 	Path string `json:"path,omitempty"`
 	// Handle is a driver's handle of 64 bytes, and Device the UUID of the GPU that it belongs to, or to work on.
 	Handle []byte `json:"handle,omitempty"`
