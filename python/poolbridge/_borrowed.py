@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from poolbridge import _dlpack, _order
+from poolbridge import _dlpack, _order, _process
 from poolbridge._errors import InvalidArgumentError
 from poolbridge._lease import AsyncLease, Lease
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from poolbridge._channel_messages import Frame as Notice
     from poolbridge._feed import Feed
     from poolbridge._hold import Hold
+    from poolbridge._messages import Ticket
     from poolbridge._session import Session
     from poolbridge._subscription import AsyncSubscription, Subscription
 
@@ -47,8 +48,13 @@ class BaseBorrowedArrays:
         if grant.eo or self._session.lost:
             return None
         follower = self._follower
-        if (grant.wt or self._stream is not None) if follower is None else not follower.before(grant):
-            return None
+        try:
+            if (grant.wt or self._stream is not None) if follower is None else not follower.before(grant):
+                return None
+        except BaseException:
+            if self._feed is not None:
+                self._session.release_frame(notice, self._feed, ())
+            raise
         array = self._find(grant)
         if array is not None:
             self._notice = notice
@@ -79,13 +85,13 @@ class BaseBorrowedArrays:
         return array
 
     def _make(self, hold: Hold) -> Any:
-        twin = hold.lender()
+        twin = self._session.lend(hold)
         try:
             array = self._wrap(self._lease(twin))
-        except BaseException:
+        finally:
             twin.released = True
-            raise
-        self._session.lend(twin, (hold.grant.t, self._wrap, array), _MOST_KEPT)
+        if twin.tokens or twin.unaccounted:  # otherwise it is a copy, of this frame only
+            self._session.keep_array(hold.grant, (hold.grant.t, self._wrap, array), _MOST_KEPT)
         return array
 
     def _lease(self, twin: Hold) -> Any:
@@ -93,6 +99,8 @@ class BaseBorrowedArrays:
 
     def release(self) -> None:
         """Let go of the frame whose array was yielded last. Idempotent."""
+        if _process.pid != self._session.pid:
+            self._session.check_usable()
         notice, self._notice = self._notice, None
         if notice is None:
             return
@@ -142,7 +150,12 @@ class BaseBorrowedArrays:
 def _release(session: Session, notice: Notice, feed: Feed, follower: _order.Follower | None) -> None:
     """Let go of a frame that no hold was made of."""
     grant: Any = notice.l
-    session.release_frame(notice, feed, () if follower is None else follower.done(grant))
+    tickets: tuple[Ticket, ...] = ()
+    try:
+        if follower is not None:
+            tickets = follower.done(grant)
+    finally:
+        session.release_frame(notice, feed, tickets)
 
 
 class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):

@@ -142,6 +142,8 @@ class Hold:
     def begin_release(self, *, force: bool = False) -> None:
         """Take the decision to release; from here on the lease makes no more arrays."""
         self.check_usable()
+        if self.sent:
+            raise LeaseInUseError(f"lease {self.grant.id} is the frame's whose array is being made: it ends by itself")
         # First closed, then counted: an array that is being made at this moment either counts or fails.
         self.released = True
         if force:

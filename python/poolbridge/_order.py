@@ -256,12 +256,13 @@ class Follower:
 
     def done(self, grant: Grant) -> tuple[Ticket, ...]:
         """Say when the stream is done with a frame's memory; empty: it is. May wait for the device, as `done` does."""
-        try:
-            ticket = self._own.write(self._key)
-        except (DriverError, PoolLimitError):
-            ticket = None
-        if ticket is not None:
-            return (ticket,)
+        if self._session.timelines.own is self._own and self._key.reachable:
+            try:
+                ticket = self._own.write(self._key)
+            except (DriverError, PoolLimitError):
+                ticket = None
+            if ticket is not None:
+                return (ticket,)
         memory = self._session.mapped(grant.bl)
         if memory is not None:
             memory.synchronize()

@@ -251,16 +251,21 @@ class Session(SessionMemory):
         self.owe(feed)
         self._released(idle)
 
-    def lend(self, lender: Hold, array: tuple[Any, Any, Any], most: int) -> None:
-        """Keep an array with its block, for the frames to come; it keeps the block mapped as a lease would."""
+    def lend(self, hold: Hold) -> Hold:
+        """Make a hold for an array that outlives a lease: it keeps the block mapped as the lease does."""
+        lender = hold.lender()
         with self._lock:
-            block = self.core.blocks.get(lender.grant.bl)
-            lender.released = True
-            if block is None:
-                return
-            block.leases += 1
-            lender.sent = True
-            if block.recalled:
+            block = self.core.blocks.get(hold.grant.bl)
+            if block is not None:
+                block.leases += 1
+                lender.sent = True
+        return lender
+
+    def keep_array(self, grant: Grant, array: tuple[Any, Any, Any], most: int) -> None:
+        """Keep an array with its block, for the frames to come."""
+        with self._lock:
+            block = self.core.blocks.get(grant.bl)
+            if block is None or block.recalled:
                 return
             if len(block.arrays) >= most:
                 block.arrays.clear()

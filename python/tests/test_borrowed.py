@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 
 import numpy as np
 import pytest
@@ -149,3 +150,94 @@ def test_a_channel_that_is_shut_ends_the_arrays(client, other):
     arrays = other.subscribe("video").arrays()
     channel.shut()
     assert list(arrays) == []
+
+
+def test_an_array_that_a_wrap_kept_before_it_failed_keeps_its_memory_mapped(service, client, other):
+    channel = client.create_channel("video")
+    kept = []
+
+    def wrap(view):
+        kept.append(np.asarray(view))
+        raise RuntimeError("not this one")
+
+    arrays = other.subscribe("video").arrays(wrap)
+    publish(client, channel, 1)
+    with pytest.raises(RuntimeError, match="not this one"):
+        next(arrays)
+    gc.collect()
+    block = next(iter(other._session.core.blocks))
+    service.connections[-1].recall(block)
+    other.stats()
+    assert kept[0].tolist() == [1] * 4
+    assert block in other._session.core.blocks
+    kept.clear()
+    gc.collect()
+    other.stats()
+    assert block not in other._session.core.blocks
+
+
+def test_a_wrap_that_copies_does_so_for_every_frame(client, other):
+    channel = client.create_channel("video", capacity=2)
+    arrays = other.subscribe("video").arrays(lambda view: np.asarray(view).copy())
+    for value in range(10):
+        publish(client, channel, value)
+        assert next(arrays).tolist() == [value] * 4
+
+
+def test_a_wrap_cannot_end_the_lease_of_its_frame(client, other):
+    channel = client.create_channel("video")
+
+    def wrap(view):
+        with view:
+            return np.asarray(view).sum()
+
+    arrays = other.subscribe("video", credit=1).arrays(wrap)
+    publish(client, channel, 1)
+    publish(client, channel, 2)
+    for _ in range(2):
+        with pytest.raises(poolbridge.LeaseInUseError, match="ends by itself"):
+            next(arrays)
+    gc.collect()
+    other.stats()
+    assert [block.leases for block in other._session.core.blocks.values()] == [0] * len(other._session.core.blocks)
+
+
+class Broken:
+    """A follower whose driver fails."""
+
+    def before(self, grant):
+        raise poolbridge.DriverError("no wait")
+
+
+def test_a_frame_whose_order_fails_is_let_go_of(client, other):
+    channel = client.create_channel("video", capacity=4, full="block")
+    arrays = other.subscribe("video", credit=1).arrays()
+    for value in range(4):
+        publish(client, channel, value)
+    next(arrays)
+    arrays._follower = Broken()
+    with pytest.raises(poolbridge.DriverError, match="no wait"):
+        next(arrays)
+    arrays._follower = None
+    assert next(arrays).tolist() == [2] * 4
+
+
+def test_a_forked_child_gets_no_arrays(client, other):
+    channel = client.create_channel("video", capacity=2)
+    arrays = other.subscribe("video").arrays()
+    for value in range(6):  # from here on every block has its array
+        publish(client, channel, value)
+        next(arrays)
+    publish(client, channel, 7)
+    while not arrays._feed.frames:
+        other.stats()
+    child = os.fork()
+    if not child:
+        try:
+            next(arrays)
+        except poolbridge.ForkError:
+            os._exit(7)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert next(arrays).tolist() == [7] * 4
