@@ -293,8 +293,10 @@ func (c *Client) settle() {
 // Stats is the service's accounting, of the pools that this client may use.
 func (c *Client) Stats(ctx context.Context) (mempool.Stats, error) {
 	var reply wire.StatsReply
-	err := c.call(ctx, &wire.StatsRequest{}, &call{into: &reply})
-	return statsOf(reply.Stats), err
+	if err := c.call(ctx, &wire.StatsRequest{}, &call{into: &reply}); err != nil {
+		return mempool.Stats{}, err // the reply may still come
+	}
+	return statsOf(reply.Stats), nil
 }
 
 // Unpublish removes a name; the buffer lives on for those who have leases on it.

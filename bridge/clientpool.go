@@ -116,8 +116,10 @@ func (p *Pool) Allocate(ctx context.Context, t mempool.Tensor, wait time.Duratio
 // at once.
 func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
 	var reply wire.TrimReply
-	err := p.client.call(ctx, &wire.Trim{Pool: p.info.ID, Keep: keep}, &call{into: &reply})
-	return reply.Bytes, err
+	if err := p.client.call(ctx, &wire.Trim{Pool: p.info.ID, Keep: keep}, &call{into: &reply}); err != nil {
+		return 0, err // the reply may still come
+	}
+	return reply.Bytes, nil
 }
 
 // Destroy ends the pool: nothing new can be allocated in it, its names go at once, and its memory goes with the last
