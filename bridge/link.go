@@ -23,10 +23,11 @@ type link struct {
 	peerReady atomic.Bool // the peer has the ring too
 	aside     bool        // what is sent goes over the socket for now
 
-	over    bool      // what is received comes over the socket for now
-	came    arrival   // over the socket, behind what the ring still has
-	last    time.Time // when the last packet was found in the ring
-	failure error     // what the socket said at last, behind what the ring still has
+	over bool      // what is received comes over the socket for now
+	came arrival   // over the socket, behind what the ring still has
+	last time.Time // when the last packet was found in the ring
+	eagerness
+	failure error // what the socket said at last, behind what the ring still has
 	closed  atomic.Bool
 }
 
@@ -42,8 +43,8 @@ const (
 	packetBack = 0xc3 // the next packets come through the ring again
 )
 
-// wakefulness is how long a receiver looks into its ring before it sleeps: in a steady stream nobody has to wake it.
-const wakefulness = 50 * time.Microsecond
+// wakefulness is how long a receiver looks into its ring before it sleeps: to be woken takes as long.
+const wakefulness = 100 * time.Microsecond
 
 // errAside is for packets that came over the socket when they should have come through the ring.
 var errAside = fmt.Errorf("%w: a packet came over the socket, where only a packet of the ring's own was expected", ErrProtocol)
@@ -202,25 +203,55 @@ func (l *link) unmap() error {
 // awake is how many receivers look into their rings without sleeping, and mostAwake how many may.
 var (
 	awake     atomic.Int64
-	mostAwake = int64(runtime.GOMAXPROCS(0) / 4)
+	mostAwake = int64(max(runtime.GOMAXPROCS(0)/4, 1))
 )
 
-// lookAround looks into the ring for a while, unless many do, or there are few CPUs: they would keep others from work.
+// lookAround looks into the ring for a while, if that is worth it and few others do.
 func (l *link) lookAround() (found bool) {
+	if !l.eagerness.willing() {
+		return l.glance()
+	}
 	defer awake.Add(-1)
 	if awake.Add(1) > mostAwake {
-		runtime.Gosched() // whoever is ready to send may do so
-		return !l.in.Empty()
+		return l.glance()
 	}
-	for i := 0; time.Since(l.last) < wakefulness; i++ {
-		if !l.in.Empty() {
-			return true
-		}
+	for i := 0; !found && time.Since(l.last) < wakefulness; i++ {
 		if i%4 == 3 {
 			runtime.Gosched()
 		}
+		found = !l.in.Empty()
 	}
+	l.eagerness.learn(found)
+	return found
+}
+
+// glance looks into the ring once, after whoever is ready to send could do so.
+func (l *link) glance() (found bool) {
+	runtime.Gosched()
+	return !l.in.Empty()
+}
+
+// eagerness tells whether it is worth looking before one sleeps: each time in vain it is left off for longer. On a machine
+// whose CPUs are busy it would only keep those from work that it waits for.
+type eagerness struct{ sleeps, left int }
+
+// mostSleeps is how many times a receiver that looked in vain sleeps at once, at most.
+const mostSleeps = 63
+
+func (e *eagerness) willing() bool {
+	if e.left == 0 {
+		return true
+	}
+	e.left--
 	return false
+}
+
+func (e *eagerness) learn(found bool) {
+	e.sleeps = min(2*e.sleeps+1, mostSleeps)
+	if found {
+		e.sleeps = 0
+	}
+	e.left = e.sleeps
 }
 
 // sleep waits until there may be something in the ring.

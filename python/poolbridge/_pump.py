@@ -27,9 +27,10 @@ _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
 # How long the watcher leaves a ring alone after somebody has read it: he will read it again, and do what it brings.
 _TICK = 10e-3
-# How long a reader looks into its ring before it sleeps: in a steady stream nobody has to wake it, and a service that
-# is awake answers sooner. With few CPUs it would only keep those from work that it waits for.
-_WAKEFULNESS = 50e-6 if len(os.sched_getaffinity(0)) >= 4 else 0.0
+# How long a reader looks into its ring before it sleeps: to be woken takes as long.
+_WAKEFULNESS = 100e-6
+# After looking in vain it sleeps at once so many times at most.
+_MOST_SLEEPS = 63
 # How often a spinning reader looks whether the connection still stands, in looks into the ring.
 _LOOKS = 1024
 
@@ -60,6 +61,29 @@ class _Bell:
             os.close(fd)
 
 
+class _Eagerness:
+    """Whether it is worth looking before one sleeps: each time in vain it is left off for longer.
+
+    On a machine whose CPUs are busy it would only keep those from work that it waits for.
+    """
+
+    __slots__ = ("_left", "_sleeps")
+
+    def __init__(self) -> None:
+        self._sleeps = 0
+        self._left = 0
+
+    def willing(self) -> bool:
+        if self._left:
+            self._left -= 1
+            return False
+        return True
+
+    def learn(self, *, found: bool) -> None:
+        self._sleeps = 0 if found else min(2 * self._sleeps + 1, _MOST_SLEEPS)
+        self._left = self._sleeps
+
+
 class Pump:
     """The reading and the waiting of one blocking client.
 
@@ -83,6 +107,7 @@ class Pump:
         self._armed = True  # the watcher reads what comes
         self._ticking = False  # nobody may be told of what comes through the ring
         self._reads = self._seen = 0
+        self._eagerness = _Eagerness()
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         self._epoll = select.epoll()
@@ -190,8 +215,9 @@ class Pump:
     def _spin_for(self, feed: Call | Feed, seconds: float) -> None:
         """Read without sleeping until the feed has something or the time is over."""
         transport, looks = self._session.transport, 0
-        if transport.through:
-            seconds = max(seconds, _WAKEFULNESS)
+        tries = seconds < _WAKEFULNESS and transport.through and self._eagerness.willing()
+        if tries:
+            seconds = _WAKEFULNESS
         if seconds <= 0:
             return
         until = time.monotonic() + seconds
@@ -204,7 +230,9 @@ class Pump:
                 except PoolbridgeError:
                     return  # the feed has ended with it
             elif time.monotonic() >= until:
-                return
+                break
+        if tries:
+            self._eagerness.learn(found=feed.done)
 
     def _read_for(self, call: Call | Feed, deadline: float | None) -> None:
         """Read until the call is done or its time is over."""
