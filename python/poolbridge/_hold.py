@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from copy import copy
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -170,13 +169,18 @@ class Hold:
 
     def ended_twin(self) -> Hold:
         """Make a copy that tells the same and has ended; the lease lives on for as long as others hold it."""
-        twin = copy(self)
+        twin = self._twin()
         twin.released = True
+        return twin
+
+    def _twin(self) -> Hold:
+        twin = object.__new__(Hold)  # copy.copy takes three times as long
+        twin.__dict__.update(self.__dict__)
         return twin
 
     def lender(self) -> Hold:
         """Make a copy for an array that outlives the lease: it only keeps the block mapped; see `Session.lend`."""
-        twin = copy(self)
+        twin = self._twin()
         twin.tokens, twin.tickets, twin.streams, twin.then = set(), (), None, None
         return twin
 
