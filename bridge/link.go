@@ -208,7 +208,7 @@ var (
 
 // lookAround looks into the ring for a while, if that is worth it and few others do.
 func (l *link) lookAround() (found bool) {
-	if !l.eagerness.willing() {
+	if !l.willing() {
 		return l.glance()
 	}
 	defer awake.Add(-1)
@@ -221,7 +221,7 @@ func (l *link) lookAround() (found bool) {
 		}
 		found = !l.in.Empty()
 	}
-	l.eagerness.learn(found)
+	l.learn(found)
 	return found
 }
 
