@@ -25,12 +25,12 @@ func safeDir(dir string) error {
 		return &fs.PathError{Op: "listen", Path: dir, Err: syscall.ENOTDIR}
 	}
 	if mode := info.Mode().Perm(); mode&0o022 != 0 {
-		return fmt.Errorf("%w: %s has mode %v; choose one that group and others cannot write, or one to be made",
+		return fmt.Errorf("%w: %s has mode %v; choose one that group and others cannot write, or one that does not exist yet",
 			ErrUnsafeDir, dir, mode)
 	}
 	owner := info.Sys().(*syscall.Stat_t).Uid
 	if owner != 0 && int(owner) != os.Geteuid() {
-		return fmt.Errorf("%w: %s belongs to user %d", ErrUnsafeDir, dir, owner)
+		return fmt.Errorf("%w: %s belongs to user %d; choose one that is yours", ErrUnsafeDir, dir, owner)
 	}
 	return nil
 }
