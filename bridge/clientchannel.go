@@ -98,6 +98,7 @@ func (ch *Channel) Publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 }
 
 // Shut closes the channel: nothing more can be sent, the name is free, and the subscribers' frames end after the last.
+// Frames that nobody is subscribed to are gone.
 //
 // Errors: [ErrDenied] to others than the user who made it, [ErrClosed] if it is shut already.
 func (ch *Channel) Shut(ctx context.Context) error {

@@ -125,6 +125,8 @@ class Channel(BaseChannel):
     def shut(self) -> None:
         """Close the channel for all: subscribers get the frames that were sent, and then the end.
 
+        Frames that nobody is subscribed to are gone.
+
         Raises
         ------
         AccessDeniedError
