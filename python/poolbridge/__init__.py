@@ -11,6 +11,9 @@ CuPy, PyTorch, JAX and Numba take it as it is, in place.
         lease = client.allocate((480, 640), "float32")
         np.asarray(lease)[:] = 1.0
         lease.publish("frame")
+
+A `Channel` streams buffers: ``client.create_channel``, ``channel.publish``, ``for frame in client.subscribe(…)``. With
+asyncio it all begins with ``await poolbridge.connect_async()``.
 """
 
 from poolbridge._aclient import AsyncClient, connect_async
