@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,16 @@ def idle(stream: int) -> bool:
     with _current(0):
         (result,) = driver.cuStreamQuery(stream)
     return bool(result == driver.CUresult.CUDA_SUCCESS)
+
+
+def gets_idle(stream: int) -> bool:
+    """Wait until the stream has nothing left to do; False if it is held up."""
+    deadline = time.monotonic() + 60
+    while not idle(stream):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)  # the driver has no wait with a limit
+    return True
 
 
 def finish(stream: int) -> None:

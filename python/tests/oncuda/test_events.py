@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gates import fill, finish, idle, new_stream, read
+from gates import fill, finish, gets_idle, idle, new_stream, read
 from rig import ENVIRONMENT, HERE, POOLSVC, N, address, client, device_service, gate, has_poolsvc, other, use
 
 import poolbridge
@@ -184,7 +184,7 @@ def test_an_event_that_was_never_recorded_holds_nobody_up(client):
     assert event.is_done
     stream = new_stream()
     event.wait(stream)
-    assert idle(stream)
+    assert gets_idle(stream)  # a driver may queue the wait, and take microseconds for it
     event.sync(0)
 
 
