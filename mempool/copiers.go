@@ -2,114 +2,185 @@ package mempool
 
 import (
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// copiers are goroutines that copy together. For a while after a copy they stay awake: to wake a core takes as long as
-// copying a mebibyte, and a stream's next frame comes soon. Then they sleep.
-type copiers struct {
-	mu      sync.Mutex
-	jobs    chan *copyJob
-	running sync.WaitGroup
-	started int
+// copying is how memory is copied by several goroutines.
+type copying struct {
+	stripe   int           // bytes that a goroutine copies at a time
+	together int           // goroutines that copy, at most
+	vigil    time.Duration // how long a goroutine looks for more before it sleeps
+	skew     int           // bytes that stripes begin after a multiple of their size
 }
 
-const (
-	// stripeBytes is what a copier copies at a time. From a little more than a mebibyte on, Go writes past the caches, which
-	// is what memory that a GPU fetches next wants.
-	stripeBytes = 1<<20 + 1<<17
-	maxCopiers  = 14
-	copierVigil = 100 * time.Microsecond
-)
+// manyCores is from how many on a goroutine may keep one busy while it looks for work.
+const manyCores = 4
+
+// copiers are goroutines that copy together. For a while after a copy they stay awake: to wake a core takes as long as
+// copying a mebibyte, and a stream's next frame comes soon. Then they sleep. A copy never waits for one that has yet to
+// wake: whoever is awake does the work.
+type copiers struct {
+	how  copying
+	open atomic.Int64 // how many jobs there are, to be seen without the lock
+
+	mu      sync.Mutex
+	jobs    []*copyJob // that have stripes which nobody has begun
+	asleep  int
+	wake    chan struct{} // a word for each that is woken
+	closed  bool
+	started int
+	running sync.WaitGroup
+}
 
 // copyJob is a copy in stripes, of which the last takes the rest.
 type copyJob struct {
 	dst, src []byte
-	stripes  int
-	next     atomic.Int64
-	helpers  sync.WaitGroup
+	how      copying
+	stripes  int64
+	next     atomic.Int64  // the first that nobody has begun
+	left     atomic.Int64  // how many are not done
+	done     chan struct{} // closed when all are
 }
 
-func (j *copyJob) work() {
-	for {
-		i := int(j.next.Add(1) - 1)
-		if i >= j.stripes {
-			return
-		}
-		from, to := i*stripeBytes, (i+1)*stripeBytes
-		if i == j.stripes-1 {
-			to = len(j.dst)
-		}
-		copy(j.dst[from:to], j.src[from:to])
-	}
+// helpers are how many goroutines are to help with a copy of n bytes.
+func (h copying) helpers(n int) int {
+	return min(n/h.stripe, h.together, runtime.GOMAXPROCS(0)) - 1
 }
 
 // copy copies as much as fits, like the function of the language.
 func (c *copiers) copy(dst, src []byte) int {
 	n := min(len(dst), len(src))
-	stripes := n / stripeBytes
-	helpers := min(stripes, maxCopiers, runtime.GOMAXPROCS(0)) - 1
+	helpers := c.how.helpers(n)
 	if helpers <= 0 {
 		return copy(dst, src)
 	}
-	j := &copyJob{dst: dst[:n], src: src[:n], stripes: stripes}
-	j.helpers.Add(helpers)
-	jobs := c.start(helpers)
-	for range helpers {
-		jobs <- j
+	j := &copyJob{dst: dst[:n], src: src[:n], how: c.how, stripes: int64(n / c.how.stripe), done: make(chan struct{})}
+	j.left.Store(j.stripes)
+	c.begin(j, helpers)
+	c.work(j)
+	if !c.how.look(func() bool { return j.left.Load() == 0 }) {
+		<-j.done
 	}
-	j.work()
-	j.helpers.Wait()
 	return n
 }
 
-// start makes sure that so many copiers run.
-func (c *copiers) start(n int) chan *copyJob {
+// begin offers a job to helpers.
+func (c *copiers) begin(j *copyJob, helpers int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.jobs == nil {
-		c.jobs = make(chan *copyJob, maxCopiers)
+	if c.wake == nil {
+		c.wake = make(chan struct{}, c.how.together)
 	}
-	jobs := c.jobs
-	for ; c.started < n; c.started++ {
-		c.running.Go(func() {
-			for {
-				j, ok := nextJob(jobs)
-				if !ok {
-					return
-				}
-				j.work()
-				j.helpers.Done()
-			}
-		})
+	c.jobs = append(c.jobs, j)
+	c.open.Store(int64(len(c.jobs)))
+	for ; c.started < helpers; c.started++ {
+		c.running.Go(c.help)
 	}
-	return jobs
+	c.rouse(helpers)
 }
 
-// nextJob takes a job. On machines with cores to spare it looks for one for a while before it sleeps.
-func nextJob(jobs chan *copyJob) (*copyJob, bool) {
-	if runtime.GOMAXPROCS(0) >= 4 {
-		for begun, i := time.Now(), 1; i%64 != 0 || time.Since(begun) < copierVigil; i++ {
-			select {
-			case j, ok := <-jobs:
-				return j, ok
-			default:
-			}
+// rouse wakes up to n of those that sleep. c.mu is held.
+func (c *copiers) rouse(n int) {
+	for range min(n, c.asleep) {
+		c.asleep--
+		c.wake <- struct{}{} // there is room for all of them
+	}
+}
+
+// work copies stripes of a job until all are begun.
+func (c *copiers) work(j *copyJob) {
+	for {
+		i := j.next.Add(1) - 1
+		if i >= j.stripes {
+			return
+		}
+		if i == j.stripes-1 {
+			c.begun(j)
+		}
+		j.copy(int(i))
+		if j.left.Add(-1) == 0 {
+			close(j.done)
 		}
 	}
-	j, ok := <-jobs
-	return j, ok
+}
+
+// copy copies a stripe.
+func (j *copyJob) copy(i int) {
+	from, to := i*j.how.stripe+j.how.skew, (i+1)*j.how.stripe+j.how.skew
+	if i == 0 {
+		copy(j.dst[:j.how.skew], j.src)
+	}
+	if int64(i) == j.stripes-1 {
+		to = len(j.dst)
+	}
+	copy(j.dst[from:to], j.src[from:to])
+}
+
+// begun takes a job away from the helpers: nothing of it is left to begin.
+func (c *copiers) begun(j *copyJob) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.jobs = slices.DeleteFunc(c.jobs, func(other *copyJob) bool { return other == j })
+	c.open.Store(int64(len(c.jobs)))
+}
+
+// help works on jobs until the end.
+func (c *copiers) help() {
+	for j := c.nextJob(); j != nil; j = c.nextJob() {
+		c.work(j)
+	}
+}
+
+// nextJob finds a job; nil at the end.
+func (c *copiers) nextJob() *copyJob {
+	for {
+		c.how.look(func() bool { return c.open.Load() > 0 })
+		j, sleep := c.job()
+		if !sleep {
+			return j
+		}
+		<-c.wake
+	}
+}
+
+// job is a job with something left to begin. Where there is none the goroutine is to sleep until it is woken.
+func (c *copiers) job() (j *copyJob, sleep bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case len(c.jobs) > 0:
+		return c.jobs[0], false
+	case c.closed:
+		return nil, false
+	}
+	c.asleep++
+	return nil, true
+}
+
+// look waits for a while until something is so, and says whether it is. It keeps a core busy, where there are some to spare.
+func (h copying) look(so func() bool) bool {
+	if runtime.GOMAXPROCS(0) < manyCores {
+		return so()
+	}
+	for begun := time.Now(); time.Since(begun) < h.vigil; {
+		if so() {
+			return true
+		}
+	}
+	return so()
 }
 
 // close ends the goroutines. Nobody is copying.
 func (c *copiers) close() {
 	c.mu.Lock()
+	c.closed = true
+	c.rouse(c.started)
+	c.mu.Unlock()
+	c.running.Wait()
+	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.jobs != nil {
-		close(c.jobs)
-		c.running.Wait()
-		c.jobs, c.started = nil, 0
-	}
+	c.closed, c.started = false, 0
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/poolbridge/poolbridge/cuda"
 )
@@ -18,6 +19,20 @@ const (
 	smallPiece  = 256 << 10
 	smallPieces = 8
 )
+
+// stagingPlan is how memory is staged.
+type stagingPlan struct {
+	piece  uint64 // bytes of a large piece
+	pieces int    // large pieces at most
+	copying
+}
+
+// plan is the plan of lanes that are opened from now on. From a mebibyte on, Go writes past the caches of many processors,
+// which is what memory that a GPU fetches next wants.
+var plan = stagingPlan{
+	piece: largePiece, pieces: largePieces,
+	copying: copying{stripe: 1 << 20, together: 8, vigil: 100 * time.Microsecond},
+}
 
 // staging is page-locked memory that a lane copies through: large pieces, and small ones for those who copy little.
 type staging struct {
@@ -45,7 +60,8 @@ type piece struct {
 
 func (s *staging) open(l *lane) {
 	s.lane = l
-	s.large = pieces{size: largePiece, most: largePieces}
+	s.copiers.how = plan.copying
+	s.large = pieces{size: plan.piece, most: plan.pieces}
 	s.small = pieces{size: smallPiece, most: smallPieces}
 	for _, p := range []*pieces{&s.large, &s.small} {
 		p.freed = sync.NewCond(&p.mu)
