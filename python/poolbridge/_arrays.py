@@ -127,8 +127,8 @@ class ArrayExports:
         Raises
         ------
         BufferError
-            It cannot be exported this way: another device, a copy that was forbidden, or read-only data for a
-            consumer of legacy capsules.
+            It cannot be exported this way: another device, a copy that was forbidden, read-only data for a
+            consumer of legacy capsules, or negative strides for PyTorch.
         ValueError
             A stream that the standard does not allow.
         LeaseReleasedError
@@ -136,6 +136,8 @@ class ArrayExports:
         """
         hold = self._hold
         hold.check_usable()
+        if not hold.description.contiguous:
+            _dlpack.check_reversed(hold.description.shape, hold.description.strides)
         device = hold.memory.pool.device
         own = self.__dlpack_device__()
         target = own if dl_device is None else (int(dl_device[0]), int(dl_device[1]))

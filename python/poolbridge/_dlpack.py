@@ -8,6 +8,9 @@ into the structure: the device, ``bfloat16``, and that the data is a copy. NumPy
 from __future__ import annotations
 
 import ctypes
+import sys
+from collections.abc import Iterable
+from types import FrameType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -118,6 +121,34 @@ def make_capsule(
     if not array.size:
         tensor.data = None
     return capsule
+
+
+def check_reversed(shape: Iterable[int], strides: Iterable[int]) -> None:
+    """Raise if elements lie backwards and PyTorch is who asks: call it from ``__dlpack__``, before a capsule is made.
+
+    PyTorch has no negative strides. Given a capsule that has them, it ends the process in many versions (a check in C++
+    throws where nothing may be thrown), whoever made the capsule. Others take them in place, and nothing that they pass
+    tells them apart from PyTorch, but its ``from_dlpack`` is a Python function that asks by itself.
+
+    Raises
+    ------
+    BufferError
+        PyTorch asks, and an axis of more than one element is reversed.
+    """
+    shape = tuple(shape)
+    if all(shape) and any(stride < 0 and n > 1 for n, stride in zip(shape, strides, strict=True)) and _torch_asks():
+        raise BufferError(
+            "PyTorch has no negative strides, and this lease has: copy it, for example by "
+            "torch.from_numpy(lease.to_numpy())"
+        )
+
+
+def _torch_asks() -> bool:
+    """Whether torch.from_dlpack called ``__dlpack__``, perhaps that of an object which only passes the question on."""
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - CPython's, documented
+    while frame is not None and frame.f_code.co_name == "__dlpack__":
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") == "torch.utils.dlpack"
 
 
 def look(capsule: object) -> Seen:

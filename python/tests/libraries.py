@@ -39,6 +39,10 @@ class Layout:
         return not self.strides
 
     @property
+    def reversed(self) -> bool:
+        return any(stride < 0 for stride in self.strides)
+
+    @property
     def compact(self) -> bool:
         """Whether it is C-contiguous once its axes are in another order."""
         return not self.strides or sorted(self.strides) == sorted(_tensor.c_strides(self.shape[::-1], 1))
@@ -105,6 +109,10 @@ class Library:
     def can_write(self, dtype: str, layout: Layout, kind: str) -> bool:
         return self.writes
 
+    def alone(self, layout: Layout) -> bool:
+        """Whether the layout is tried in a process of its own, because the library may end the process."""
+        return False
+
     def expected(self, dtype: str, layout: Layout, kind: str) -> str:
         """Give a pattern of what may come out: `IN_PLACE`, `COPY`, or the name and the text of an error."""
         return IN_PLACE
@@ -169,7 +177,10 @@ class Torch(Library):
         return 0 not in layout.strides  # it refuses to write one element through several
 
     def expected(self, dtype: str, layout: Layout, kind: str) -> str:
-        return "RuntimeError: .*strides" if any(stride < 0 for stride in layout.strides) else IN_PLACE
+        return "BufferError: PyTorch has no negative strides" if layout.reversed else IN_PLACE
+
+    def alone(self, layout: Layout) -> bool:
+        return layout.reversed
 
 
 class Jax(Library):
@@ -275,7 +286,7 @@ class Numba(Library):
     def expected(self, dtype: str, layout: Layout, kind: str) -> str:
         if dtype == "bfloat16":
             return "UnsupportedError: .*has no bfloat16: use DLPack"
-        if any(stride < 0 for stride in layout.strides):
+        if layout.reversed:
             return "NotImplementedError: .*negative strides"
         # It takes memory of a host pool, but its copies name a direction, which a driver may refuse for that.
         return f"{IN_PLACE}|CudaAPIError: .*INVALID_VALUE" if kind == "pinned" else IN_PLACE

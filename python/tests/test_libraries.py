@@ -9,6 +9,7 @@ import gc
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -96,14 +97,19 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def client(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterator[poolbridge.Client]:
+def path(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterator[str]:
+    """The socket of a service that has memory of that kind."""
+    if kind != "host":
+        yield request.getfixturevalue("gpu_service")
+        return
+    running = Service(str(tmp_path / "s.sock"))
+    yield running.path
+    running.close()
+
+
+@pytest.fixture
+def client(path: str, kind: str) -> Iterator[poolbridge.Client]:
     """A client with a pool ``p`` of that kind."""
-    running = None
-    if kind == "host":
-        path = str(tmp_path / "s.sock")
-        running = Service(path)
-    else:
-        path = request.getfixturevalue("gpu_service")
     with poolbridge.connect(path, timeout=60, wait=60) as connected:
         try:
             pool = connected.create_pool("p", kind=kind, max_bytes=1 << 25)
@@ -111,8 +117,6 @@ def client(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterato
             pytest.skip(f"no memory of kind {kind}: {error}")
         yield connected
         connected.destroy_pool(pool)
-    if running is not None:
-        running.close()
 
 
 def values(dtype: str) -> np.ndarray[Any, Any]:
@@ -144,14 +148,14 @@ def seen_through(layout: Layout, dtype: str, data: np.ndarray[Any, Any]) -> byte
     return array.tobytes()
 
 
-def publish(client: poolbridge.Client, dtype: str, layout: Layout) -> None:
-    """Publish a buffer of which that is the description, as ``x``."""
+def publish(client: poolbridge.Client, dtype: str, layout: Layout, name: str = "x") -> None:
+    """Publish a buffer of which that is the description."""
     lease = client.allocate(BYTES, "uint8", pool="p")
     lease.copy_from(values(dtype))
     tensor = m.Tensor(dtype, layout.shape, layout.strides, layout.offset * element_type(dtype).itemsize)
 
     def flow() -> _operations.Flow[None]:
-        yield _operations.Ask(m.Publish(l=lease._hold.grant.id, nm="x", t=tensor, rp=True), m.Reply)
+        yield _operations.Ask(m.Publish(l=lease._hold.grant.id, nm=name, t=tensor, rp=True), m.Reply)
 
     client._run(flow())
     lease.release()
@@ -191,6 +195,8 @@ def test_a_lease_is_taken_in_place_or_refused_with_a_reason(client, kind, librar
     gc.freeze()  # what a library has made so far is not looked through again and again
     wrong = []
     for name, layout in LAYOUTS.items():
+        if library.alone(layout):
+            continue
         for write in (False, True):
             publish(client, dtype, layout)
             lease = client.get("x", write=write, timeout=10)
@@ -206,6 +212,55 @@ def test_a_lease_is_taken_in_place_or_refused_with_a_reason(client, kind, librar
             lease.release(force=True)
     client.unpublish("x")
     assert not wrong, "\n".join(wrong)
+
+
+# Takes the buffers that standard input names, and says what comes out, a line for each.
+ALONE = """
+import sys
+import poolbridge
+from libraries import LAYOUTS, LIBRARIES
+from test_libraries import outcome
+(library,) = (library for library in LIBRARIES if library.name == sys.argv[2])
+with poolbridge.connect(sys.argv[1], timeout=60) as client:
+    for name in sys.stdin.read().splitlines():
+        dtype, layout = name.split(", ")
+        for write in (False, True):
+            lease = client.get(name, write=write, timeout=10)
+            print(outcome(lease, library, dtype, LAYOUTS[layout]), flush=True)
+            lease.release(force=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "kind"),
+    [case for case in CASES if any(map(case.values[0].alone, LAYOUTS.values()))],
+    indirect=["kind"],
+)
+def test_what_may_end_a_process_is_refused_with_a_reason(path, client, kind, library, outcomes):
+    layouts = {name: layout for name, layout in LAYOUTS.items() if library.alone(layout)}
+    lacking = library.lacks(kind)
+    if lacking:
+        pytest.skip(lacking)
+    cases = [(dtype, name) for dtype in ELEMENT_TYPES for name in layouts]
+    for dtype, name in cases:
+        publish(client, dtype, layouts[name], f"{dtype}, {name}")
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, path, library.name],
+        input="\n".join(map(", ".join, cases)),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    found = done.stdout.splitlines()
+    for (dtype, name), *both in zip(cases, found[::2], found[1::2], strict=False):
+        outcomes.setdefault((library.name, kind, dtype, name), set()).update(both)
+        for each in both:
+            assert re.match(library.expected(dtype, layouts[name], kind), each), f"{dtype}, {name}: {each}"
+    assert (done.returncode, len(found)) == (0, 2 * len(cases)), done.stderr
+    for dtype, name in cases:
+        client.unpublish(f"{dtype}, {name}")
 
 
 # Each library apart
@@ -276,6 +331,62 @@ def test_torch_copies_where_it_is_asked_to(client):
     assert copy.tolist() == here.tolist() == [1, 2, 3, 4]
     assert copy.data_ptr() != here.data_ptr() == lease.evidence()["pointer"]
     assert lease.arrays == 1
+
+
+# Takes ``x`` in every way that asks the lease itself, and says how that is refused.
+REVERSED = """
+import sys
+import poolbridge
+import torch
+
+class PassesOn:
+    def __init__(self, lease):
+        self.lease = lease
+    def __dlpack_device__(self):
+        return self.lease.__dlpack_device__()
+    def __dlpack__(self, **asked):
+        return self.lease.__dlpack__(**asked)
+
+with poolbridge.connect(sys.argv[1], timeout=60) as client:
+    lease = client.get("x", timeout=10)
+    for source in (lease, lease.view(), lease.view(legacy=True), PassesOn(lease)):
+        for copy in (None, True):
+            try:
+                torch.from_dlpack(source, copy=copy)
+            except BufferError as error:
+                print(error)
+    print(torch.from_numpy(lease.to_numpy()).tolist())
+"""
+
+
+@needs("torch")
+@pytest.mark.parametrize("kind", ["host"], indirect=True)
+def test_torch_is_told_how_to_copy_what_is_reversed(path, client):
+    publish(client, "float32", LAYOUTS["backwards"])
+    done = subprocess.run(
+        [sys.executable, "-c", REVERSED, path],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    *refused, copied = done.stdout.splitlines()
+    assert (done.returncode, len(refused)) == (0, 8), done.stderr
+    assert all("torch.from_numpy(lease.to_numpy())" in text for text in refused)
+    assert copied == "[3.0, 2.0, 1.0, 0.0]"
+
+
+@needs("torch")
+@pytest.mark.parametrize("kind", ["host"], indirect=True)
+def test_torch_takes_an_axis_of_one_whichever_way_it_goes(client):
+    import torch
+
+    for layout in (Layout((1, 4), (-4, 1), 4), Layout((0, 3), (-3, -1), 5)):
+        publish(client, "float32", layout)
+        lease = client.get("x")
+        assert tuple(torch.from_dlpack(lease).shape) == layout.shape
+        lease.release()
 
 
 @needs("torch")
