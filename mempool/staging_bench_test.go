@@ -1,0 +1,293 @@
+package mempool
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/cuda"
+)
+
+// stagedFrame is the size of the frames that BenchmarkStaging copies.
+const stagedFrame = 16 << 20
+
+// planned opens lanes by another plan until the benchmark is over.
+func planned(b *testing.B, p stagingPlan) {
+	before := plan
+	plan = p
+	b.Cleanup(func() { plan = before })
+}
+
+// planOf is a plan with pieces of so many MiB, 64 MiB in all, and so many goroutines.
+func planOf(mib, together int) stagingPlan {
+	p := plan
+	p.piece, p.pieces, p.together = uint64(mib)<<20, 64/mib, together
+	return p
+}
+
+// share reports the bandwidth of frames, and what share it is of copies alone.
+func share(b *testing.B, alone *float64) {
+	rate := stagedFrame * float64(b.N) / b.Elapsed().Seconds() / 1e9
+	b.ReportMetric(rate, "GB/s")
+	b.ReportMetric(b.Elapsed().Seconds()*1e6/float64(b.N), "µs/frame")
+	b.ReportMetric(0, "ns/op")
+	if *alone == 0 {
+		*alone = rate
+	}
+	b.ReportMetric(rate / *alone, "of-alone")
+}
+
+// BenchmarkStaging measures how frames get to a GPU: copies alone, the CPU's part alone and under them, and the whole way
+// by several plans.
+func BenchmarkStaging(b *testing.B) {
+	d, err := FindDevice("")
+	if err != nil {
+		b.Skip(err)
+	}
+	ctx, err := d.Retain() // so that the driver does not begin anew with each pool
+	require.NoError(b, err)
+	alone := 0.0
+	b.Run("alone", func(b *testing.B) { benchmarkCopiesAlone(b, ctx, &alone) })
+	b.Run("cpu", func(b *testing.B) { benchmarkFilling(b, ctx, &alone) })
+	b.Run("frames", func(b *testing.B) { benchmarkFrames(b, &alone) })
+	require.NoError(b, ctx.Close())
+}
+
+// dma copies frames from page-locked memory.
+type dma struct {
+	stream *cuda.Stream
+	from   *cuda.Pinned
+	to     cuda.DevicePtr
+	done   [2]*cuda.Event // of the last two frames
+	queued int
+}
+
+func newDMA(b *testing.B, ctx *cuda.Context) *dma {
+	c := new(dma)
+	var err error
+	c.stream, err = ctx.NewStream()
+	require.NoError(b, err)
+	c.from, err = ctx.NewPinned(stagedFrame)
+	require.NoError(b, err)
+	c.to, err = ctx.Malloc(stagedFrame)
+	require.NoError(b, err)
+	for i := range c.done {
+		c.done[i], err = ctx.NewEvent(cuda.EventSpec{})
+		require.NoError(b, err)
+	}
+	b.Cleanup(func() {
+		require.NoError(b, c.stream.Synchronize())
+		for _, e := range c.done {
+			require.NoError(b, e.Close())
+		}
+		require.NoError(b, c.from.Close())
+		require.NoError(b, ctx.MFree(c.to))
+		require.NoError(b, c.stream.Close())
+	})
+	return c
+}
+
+// frame queues a frame in pieces.
+func (c *dma) frame(b *testing.B, piece uint64, record bool) {
+	for off := uint64(0); off < stagedFrame; off += piece {
+		require.NoError(b, c.stream.CopyHtoDAsync(c.to+cuda.DevicePtr(off), c.from, off, piece))
+		if record {
+			require.NoError(b, c.done[c.queued%2].Record(c.stream))
+		}
+	}
+	c.queued++
+}
+
+// keepBusy queues frames until two are under way, and says how many those were.
+func (c *dma) keepBusy(b *testing.B) (n int) {
+	for {
+		done, err := c.done[c.queued%2].Query()
+		require.NoError(b, err)
+		if !done || n == 2 {
+			return n
+		}
+		c.frame(b, stagedFrame, true)
+		n++
+	}
+}
+
+func benchmarkCopiesAlone(b *testing.B, ctx *cuda.Context, alone *float64) {
+	const ahead = 8
+	measure := func(name string, streams int, each func(b *testing.B, c *dma)) {
+		b.Run(name, func(b *testing.B) {
+			var lines []*dma
+			for range streams {
+				lines = append(lines, newDMA(b, ctx))
+			}
+			n := 0
+			b.ResetTimer()
+			for b.Loop() {
+				each(b, lines[n%streams])
+				if n++; n%ahead == 0 {
+					require.NoError(b, lines[0].stream.Synchronize())
+				}
+			}
+			for _, c := range lines {
+				require.NoError(b, c.stream.Synchronize())
+			}
+			share(b, alone)
+		})
+	}
+	measure("16MiB", 1, func(b *testing.B, c *dma) { c.frame(b, stagedFrame, false) })
+	for _, mib := range []int{1, 2, 4, 8, 16} {
+		measure(fmt.Sprintf("event-after-%dMiB", mib), 1, func(b *testing.B, c *dma) { c.frame(b, uint64(mib)<<20, true) })
+	}
+	svc := newService(b)
+	s := open(b, svc)
+	clock, err := s.Clock()
+	require.NoError(b, err)
+	ticket := func(b *testing.B, c *dma) {
+		c.frame(b, stagedFrame, true)
+		_, err := clock.Signal(&streamQueue{ctx: ctx, stream: c.stream, key: c, words: true})
+		require.NoError(b, err)
+	}
+	measure("event-and-word-after-16MiB", 1, ticket)
+	measure("event-and-word-after-16MiB/two-streams", 2, ticket)
+	waiting := func(b *testing.B, c *dma) {
+		q := &streamQueue{ctx: ctx, stream: c.stream, key: c, words: true}
+		c.frame(b, stagedFrame, true)
+		t, err := clock.Signal(q)
+		require.NoError(b, err)
+		require.NoError(b, q.wait(context.Background(), clock.Page(), *t))
+	}
+	measure("event-word-and-wait-after-16MiB", 1, waiting)
+	require.NoError(b, clock.Quiesce(time.Minute))
+}
+
+// benchmarkFilling fills page-locked memory, as much as lanes have of it, while the GPU is idle and while it copies.
+func benchmarkFilling(b *testing.B, ctx *cuda.Context, alone *float64) {
+	src := random(stagedFrame, 1)
+	var to []*cuda.Pinned
+	for range largePieces {
+		p, err := ctx.NewPinned(stagedFrame)
+		require.NoError(b, err)
+		to = append(to, p)
+	}
+	fill := func(how copying, busy bool) func(*testing.B) {
+		return func(b *testing.B) {
+			c := &copiers{how: how}
+			var gpu *dma
+			if busy {
+				gpu = newDMA(b, ctx)
+			}
+			c.copy(to[0].Bytes(), src)
+			frames, queued := 0, 0
+			b.ResetTimer()
+			for b.Loop() {
+				if busy {
+					queued += gpu.keepBusy(b)
+				}
+				c.copy(to[frames%len(to)].Bytes(), src)
+				frames++
+			}
+			share(b, alone)
+			if busy {
+				b.ReportMetric(float64(queued)*stagedFrame/b.Elapsed().Seconds()/1e9, "GPU-GB/s")
+			}
+			c.close()
+		}
+	}
+	for _, stripe := range []int{256 << 10, 1 << 20} {
+		for _, skew := range []int{0, 1} { // bytes off 16: another way of copying, on some processors
+			for _, together := range []int{1, 2, 4, 8, 12, 14} {
+				how := copying{stripe: stripe, together: together, vigil: plan.vigil, skew: skew}
+				name := fmt.Sprintf("stripe-%dKiB/skew-%d/%d", stripe>>10, skew, together)
+				b.Run(name, fill(how, false))
+				if together == 8 {
+					b.Run(name+"/GPU-copies", fill(how, true))
+				}
+			}
+		}
+	}
+	for _, p := range to {
+		require.NoError(b, p.Close())
+	}
+}
+
+// benchmarkFrames sends frames through a channel to a goroutine that lets them go.
+func benchmarkFrames(b *testing.B, alone *float64) {
+	one := func(name string, p stagingPlan) {
+		b.Run(name, func(b *testing.B) {
+			planned(b, p)
+			benchmarkPlan(b, alone)
+		})
+	}
+	for _, mib := range []int{1, 2, 4, 8, 16} {
+		for _, together := range []int{1, 2, 4, 8} {
+			one(fmt.Sprintf("pieces-%dMiB/copiers-%d", mib, together), planOf(mib, together))
+		}
+	}
+	for _, together := range []int{6, 12, 14} {
+		one(fmt.Sprintf("pieces-16MiB/copiers-%d", together), planOf(16, together))
+	}
+	for _, pieces := range []int{2, 3, 6} {
+		p := planOf(16, 8)
+		p.pieces = pieces
+		one(fmt.Sprintf("pieces-16MiB/at-most-%d", pieces), p)
+	}
+	for _, stripe := range []int{128 << 10, 256 << 10, 512 << 10} {
+		p := planOf(16, 8)
+		p.stripe = stripe
+		one(fmt.Sprintf("pieces-16MiB/stripe-%dKiB", stripe>>10), p)
+	}
+	for _, vigil := range []time.Duration{0, 400 * time.Microsecond} {
+		p := planOf(16, 8)
+		p.vigil = vigil
+		one(fmt.Sprintf("pieces-16MiB/vigil-%v", vigil), p)
+	}
+	for _, together := range []int{4, 8, 12} {
+		p := planOf(16, together)
+		p.skew = 1
+		one(fmt.Sprintf("pieces-16MiB/skew-1/copiers-%d", together), p)
+	}
+}
+
+func benchmarkPlan(b *testing.B, alone *float64) {
+	svc := newService(b)
+	s := open(b, svc)
+	p := createPool(b, s, PoolSpec{Name: "frames", Kind: Device, MaxBytes: 8 * stagedFrame})
+	ch, err := s.CreateChannel(ChannelSpec{Name: "frames", Pool: p.info.ID, Capacity: 4})
+	require.NoError(b, err)
+	ctx := context.Background()
+	taken := make(chan struct{})
+	go func() {
+		defer close(taken)
+		for f, err := range ch.Frames(ctx, SubscribeOptions{Credit: 64, Oldest: true}) {
+			if err != nil || f.Release() != nil {
+				return
+			}
+		}
+	}()
+	src := random(stagedFrame, 1)
+	var last Memory
+	send := func() {
+		l, err := s.Allocate(ctx, p.info.ID, Bytes(stagedFrame), patience)
+		require.NoError(b, err)
+		last, err = l.Memory()
+		require.NoError(b, err)
+		require.NoError(b, l.CopyFrom(0, src))
+		_, err = ch.Publish(ctx, l, FrameOptions{Wait: patience})
+		require.NoError(b, err)
+	}
+	for range 16 { // all memory is there from now on
+		send()
+	}
+	require.NoError(b, last.Synchronize())
+	b.ResetTimer()
+	for b.Loop() {
+		send()
+	}
+	require.NoError(b, last.Synchronize())
+	share(b, alone)
+	require.NoError(b, ch.Shut())
+	<-taken
+	svc.Close()
+}
