@@ -14,13 +14,6 @@ import (
 // stagedFrame is the size of the frames that BenchmarkStaging copies.
 const stagedFrame = 16 << 20
 
-// planned opens lanes by another plan until the benchmark is over.
-func planned(b *testing.B, p stagingPlan) {
-	before := plan
-	plan = p
-	b.Cleanup(func() { plan = before })
-}
-
 // planOf is a plan with pieces of so many MiB, 64 MiB in all, and so many goroutines.
 func planOf(mib, together int) stagingPlan {
 	p := plan
