@@ -76,9 +76,9 @@ def _call(name: str, *arguments: Any) -> Any:
 
 
 @contextmanager
-def _current(ordinal: int) -> Iterator[None]:
-    """Make a device's primary context current, and then again what was."""
-    context = _contexts.get(ordinal)
+def _current(ordinal: int, own: Any = None) -> Iterator[None]:
+    """Make a device's primary context current, or an own one that the program made, and then again what was."""
+    context = _contexts.get(ordinal) if own is None else own
     if context is None:
         with _contexts_lock:
             context = _contexts.get(ordinal)
@@ -363,23 +363,23 @@ def import_pool(ordinal: int, fd: int) -> ImportedPool:
 # Work and copies
 
 
-def synchronize(ordinal: int) -> None:
-    """Wait until the device has done all work of this process's primary context."""
-    with _current(ordinal):
+def synchronize(ordinal: int, own: Any = None) -> None:
+    """Wait until the device has done all work of this process's primary context, or of its own one."""
+    with _current(ordinal, own):
         _call("cuCtxSynchronize")
 
 
-def copy_to_host(ordinal: int, out: np.ndarray[Any, Any], address: int) -> None:
+def copy_to_host(ordinal: int, out: np.ndarray[Any, Any], address: int, own: Any = None) -> None:
     """Copy from the device, after all work queued there; complete on return."""
-    with _current(ordinal):
+    with _current(ordinal, own):
         _call("cuCtxSynchronize")
         # Not cuMemcpyDtoH: memory of a host pool has a device address, and is refused as a device's.
         _call("cuMemcpy", int(out.ctypes.data), address, out.nbytes)
 
 
-def copy_from_host(ordinal: int, address: int, data: np.ndarray[Any, Any]) -> None:
+def copy_from_host(ordinal: int, address: int, data: np.ndarray[Any, Any], own: Any = None) -> None:
     """Copy to the device, after all work queued there; complete on return."""
-    with _current(ordinal):
+    with _current(ordinal, own):
         _call("cuCtxSynchronize")
         _call("cuMemcpy", address, int(data.ctypes.data), data.nbytes)
         # Copies from pageable memory may return before the device has the last bytes.

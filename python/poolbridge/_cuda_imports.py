@@ -10,6 +10,8 @@ import ctypes
 import threading
 from typing import Any, Final
 
+import numpy as np
+
 from poolbridge import _cuda
 from poolbridge._errors import (
     DriverError,
@@ -40,15 +42,8 @@ def _call(name: str, *arguments: Any) -> Any:
     return _cuda._call(name, *arguments)  # noqa: SLF001
 
 
-def _current(ordinal: int) -> Any:
-    return _cuda._current(ordinal)  # noqa: SLF001
-
-
-def is_primary(ordinal: int) -> bool:
-    """Whether the calling thread's context is the device's primary one, or there is none."""
-    current = int(_call("cuCtxGetCurrent"))
-    with _current(ordinal):
-        return current in {0, int(_call("cuCtxGetCurrent"))}
+def _current(ordinal: int, own: Any = None) -> Any:
+    return _cuda._current(ordinal, own)  # noqa: SLF001
 
 
 class VirtualBlock:
@@ -205,8 +200,8 @@ def enable_peer(ordinal: int, owner: int) -> None:
         raise DriverError(f"cuCtxEnablePeerAccess: {result.name}")
 
 
-def open_handle(ordinal: int, handle: bytes, *, own_context: bool = False) -> tuple[int, int]:
-    """Open a legacy handle; give the address of the block's beginning, and its size.
+class OpenedBlock:
+    """What a legacy handle opens. It knows in which context it was opened: whatever is done with it is done there.
 
     Parameters
     ----------
@@ -215,34 +210,111 @@ def open_handle(ordinal: int, handle: bytes, *, own_context: bool = False) -> tu
     handle
         The driver's 64 bytes.
     own_context
-        Open it in the calling thread's current context instead of the device's primary one.
+        Open it in the calling thread's current context, if it has one, instead of the device's primary one.
+
+    Attributes
+    ----------
+    address
+        Where it begins.
+    nbytes
+        Its size.
 
     Raises
     ------
     OwnerDiedError
         The process that owns the memory is gone.
     SecondContextError
-        The current context is not the primary one.
+        The current context is not the primary one, and the driver does not open the handle in it.
     UnavailableError
         This is the process that owns the memory.
     InvalidArgumentError
-        It is no handle.
+        It is no handle, or the current context is of another device.
     """
+
+    def __init__(self, ordinal: int, handle: bytes, *, own_context: bool = False) -> None:
+        self.ordinal = ordinal
+        self._own = _own_context(ordinal) if own_context else None
+        self.address = _open_handle(ordinal, handle, self._own)
+        try:
+            with _current(ordinal, self._own):
+                # The bindings give base and size.
+                result, _, size = _cuda._driver().cuMemGetAddressRange(self.address)  # noqa: SLF001
+            if result != _cuda._driver().CUresult.CUDA_SUCCESS:  # noqa: SLF001
+                raise DriverError(f"cuMemGetAddressRange: {result.name}")
+        except BaseException:
+            self.close()
+            raise
+        self.nbytes = int(size)
+
+    def synchronize(self) -> None:
+        """Wait for all work of its context."""
+        if not self._is_gone():
+            _cuda.synchronize(self.ordinal, self._own)
+
+    def copy_to_host(self, out: np.ndarray[Any, Any], address: int) -> None:
+        """Copy from an address in it, after all work of its context; complete on return."""
+        _cuda.copy_to_host(self.ordinal, out, address, self._own)
+
+    def copy_from_host(self, address: int, data: np.ndarray[Any, Any]) -> None:
+        """Copy to an address in it, after all work of its context; complete on return."""
+        _cuda.copy_from_host(self.ordinal, address, data, self._own)
+
+    def close(self) -> None:
+        """Close it; the device must be done with it. Nothing is left to close where its own context was destroyed."""
+        if not self._is_gone():
+            with _current(self.ordinal, self._own):
+                _call("cuIpcCloseMemHandle", self.address)
+
+    def _is_gone(self) -> bool:
+        """Whether the program has destroyed the context, and with it what was opened in it."""
+        if self._own is None:
+            return False
+        driver = _cuda._driver()  # noqa: SLF001
+        (result,) = driver.cuCtxPushCurrent(self._own)
+        if result in {driver.CUresult.CUDA_ERROR_INVALID_CONTEXT, driver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED}:
+            return True
+        if result == driver.CUresult.CUDA_SUCCESS:
+            _cuda._pop(self._own)  # noqa: SLF001
+        return False
+
+
+def _own_context(ordinal: int) -> Any:
+    """Give the calling thread's current context, or None where that is the device's primary one or there is none."""
+    current = _call("cuCtxGetCurrent")
+    if not int(current):
+        return None
+    device = int(_call("cuCtxGetDevice"))
+    if device != int(_call("cuDeviceGet", ordinal)):
+        raise InvalidArgumentError(
+            f"own_context=True opens a handle in the current context, which is of GPU {device}: the memory is on GPU "
+            f"{ordinal}; make a context of that GPU current, or leave own_context out"
+        )
+    if _has_primary(ordinal):
+        with _current(ordinal):
+            if int(current) == int(_call("cuCtxGetCurrent")):
+                return None
+    return current
+
+
+def _has_primary(ordinal: int) -> bool:
+    """Whether the device's primary context is alive in this process; it is not made for the answer."""
+    driver = _cuda._driver()  # noqa: SLF001
+    result, _, active = driver.cuDevicePrimaryCtxGetState(_call("cuDeviceGet", ordinal))
+    return bool(result == driver.CUresult.CUDA_SUCCESS and active)
+
+
+def _open_handle(ordinal: int, handle: bytes, own: Any) -> int:
     driver = _cuda._driver()  # noqa: SLF001
     results = driver.CUresult
     boxed = driver.CUipcMemHandle()
     ctypes.memmove(int(boxed.getPtr()), handle, HANDLE_BYTES)
     lazy = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-    primary = not own_context or is_primary(ordinal)
-    if own_context:
+    with _current(ordinal, own):
         result, address = driver.cuIpcOpenMemHandle(boxed, lazy)
-    else:
-        with _current(ordinal):
-            result, address = driver.cuIpcOpenMemHandle(boxed, lazy)
-    if result == results.CUDA_ERROR_INVALID_HANDLE and not primary:
+    if result == results.CUDA_ERROR_INVALID_HANDLE and own is not None and _opens_in_primary(ordinal, handle):
         raise SecondContextError(
-            "a legacy handle opens only in the primary context of its device while that one is alive, and another "
-            f"context is current ({result.name})"
+            "the driver opens no legacy handle in a second context while memory of the same block is open in the "
+            f"primary one of the device: close it there, or leave own_context out ({result.name})"
         )
     if result == results.CUDA_ERROR_INVALID_HANDLE:
         raise OwnerDiedError(
@@ -254,18 +326,17 @@ def open_handle(ordinal: int, handle: bytes, *, own_context: bool = False) -> tu
         )
     if result != results.CUDA_SUCCESS:
         raise InvalidArgumentError(f"these bytes are no legacy handle (cuIpcOpenMemHandle: {result.name})")
+    return int(address)
+
+
+def _opens_in_primary(ordinal: int, handle: bytes) -> bool:
+    """Whether it is the context that the driver refuses: it has the same word for a dead owner."""
+    if not _has_primary(ordinal):
+        return False
     try:
-        with _current(ordinal):
-            result, _, size = driver.cuMemGetAddressRange(address)
-        if result != results.CUDA_SUCCESS:
-            raise DriverError(f"cuMemGetAddressRange: {result.name}")
-    except BaseException:
-        close_handle(ordinal, int(address))
-        raise
-    return int(address), int(size)
-
-
-def close_handle(ordinal: int, address: int) -> None:
-    """Close what `open_handle` opened; the device must be done with it."""
+        address = _open_handle(ordinal, handle, None)
+    except OwnerDiedError:
+        return False
     with _current(ordinal):
         _call("cuIpcCloseMemHandle", address)
+    return True

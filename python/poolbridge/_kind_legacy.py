@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 class LegacyBlock(BlockMemory):
     """One block, opened once."""
 
-    def __init__(self, pool: LegacyPool, base: int, offset: int) -> None:
+    def __init__(self, pool: LegacyPool, block: _cuda_imports.OpenedBlock, offset: int) -> None:
         self.pool: LegacyPool = pool
-        self._base = base
-        self._offset = offset
+        self._block = block
+        self._address = block.address + offset
 
     def address(self, *, write: bool) -> int:  # noqa: ARG002
         """Give the one address: legacy handles cannot be opened read-only."""
-        return self._base + self._offset
+        return self._address
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -32,11 +32,11 @@ class LegacyBlock(BlockMemory):
 
     def close(self) -> None:
         """Close what was opened."""
-        _cuda_imports.close_handle(self.pool.ordinal, self._base)
+        self._block.close()
 
     def evidence(self) -> dict[str, Any]:
         """Say what the driver knows of the address."""
-        facts = _cuda.pointer_facts(self._base)
+        facts = _cuda.pointer_facts(self._block.address)
         return {"mapped": facts["memory_type"] == "CU_MEMORYTYPE_DEVICE", "route": "cuda.bindings", **facts}
 
 
@@ -46,8 +46,8 @@ class LegacyPool(GPUPool):
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> LegacyBlock:  # noqa: ARG002
         """Open a block's handle."""
         handle = LegacyHandle.from_bytes(export)
-        base, offset, _ = handle.map(self.ordinal, size)
-        return LegacyBlock(self, base, offset)
+        block, _ = handle.map(self.ordinal, size)
+        return LegacyBlock(self, block, handle.offset)
 
     def grant(self, ordinal: int) -> None:
         """Let another GPU reach all memory of this one: the driver does not tell single blocks."""

@@ -110,10 +110,10 @@ class LegacyHandle:
         except (KeyError, TypeError, ValueError, binascii.Error) as error:
             raise InvalidArgumentError(f"{path} is no saved buffer: {error}") from error
 
-    def map(self, ordinal: int, nbytes: int, *, own_context: bool = False) -> tuple[int, int, int]:
-        """Open the handle; give the address of what it opens, the offset in it, and how many bytes there are.
+    def map(self, ordinal: int, nbytes: int, *, own_context: bool = False) -> tuple[_cuda_imports.OpenedBlock, int]:
+        """Open the handle; give the block that it opens, and how many bytes there are from the offset on.
 
-        Whoever calls it closes it: `open` gives an object that does.
+        Whoever calls it closes the block: `open` gives an object that does.
 
         Raises
         ------
@@ -122,13 +122,13 @@ class LegacyHandle:
         OwnerDiedError, SecondContextError, UnavailableError
             It cannot be opened: see `open`.
         """
-        base, total = _cuda_imports.open_handle(ordinal, self.handle, own_context=own_context)
-        if self.offset > total or nbytes > total - self.offset:
-            _cuda_imports.close_handle(ordinal, base)
+        block = _cuda_imports.OpenedBlock(ordinal, self.handle, own_context=own_context)
+        if self.offset > block.nbytes or nbytes > block.nbytes - self.offset:
+            block.close()
             raise InvalidArgumentError(
-                f"{nbytes} bytes at {self.offset} lie outside of the {total} that the handle opens"
+                f"{nbytes} bytes at {self.offset} lie outside of the {block.nbytes} that the handle opens"
             )
-        return base, self.offset, nbytes or total - self.offset
+        return block, nbytes or block.nbytes - self.offset
 
     def open(
         self,
@@ -147,18 +147,21 @@ class LegacyHandle:
         shape, dtype
             What the memory holds; left out: what the handle says, or plain bytes.
         own_context
-            Open it in the calling thread's current context, not in the device's primary one.
+            Open it in the calling thread's current context, if it has one, and not in the device's primary one. Copies
+            and `close` then work in that context, whatever is current later; destroying it ends what was opened in it.
+            Array libraries use the primary one.
 
         Raises
         ------
         OwnerDiedError
             The process that owns the memory is gone.
         SecondContextError
-            The current context is not the primary one, which is alive.
+            The current context is not the primary one, and the driver does not open the handle in it: memory of the
+            same block is open in the primary one.
         UnavailableError
             There is no driver or GPU, or this is the process that owns the memory.
         InvalidArgumentError
-            It is no handle, or what is asked for lies outside.
+            It is no handle, what is asked for lies outside, or the current context is of another GPU.
         """
         name = self.device if device is None else device
         ordinal = _cuda.find_device(name) if isinstance(name, str) and name else int(name or 0)
@@ -166,10 +169,10 @@ class LegacyHandle:
         if shape is None and self.dtype is not None and dtype is None:
             shape = self.shape
         wanted = self.nbytes if shape is None else math.prod(shape) * element.itemsize
-        base, offset, nbytes = self.map(ordinal, wanted, own_context=own_context)
+        block, nbytes = self.map(ordinal, wanted, own_context=own_context)
         if shape is None:
             shape = (nbytes // element.itemsize,)
-        return OpenedMemory(ordinal, base, offset, tuple(shape), element)
+        return OpenedMemory(block, self.offset, tuple(shape), element)
 
 
 class OpenedMemory:
@@ -180,19 +183,19 @@ class OpenedMemory:
     """
 
     def __init__(
-        self, ordinal: int, base: int, offset: int, shape: tuple[int, ...], element: _tensor.ElementType
+        self, block: _cuda_imports.OpenedBlock, offset: int, shape: tuple[int, ...], element: _tensor.ElementType
     ) -> None:
-        self.device = f"cuda:{ordinal}"
+        self.device = f"cuda:{block.ordinal}"
         self.shape = shape
-        self.address = base + offset
-        self._ordinal = ordinal
-        self._base = base
+        self.address = block.address + offset
+        self._ordinal = block.ordinal
+        self._block: _cuda_imports.OpenedBlock | None = block
         self._element = element
 
     @property
     def closed(self) -> bool:
         """Whether the memory is unmapped."""
-        return not self._base
+        return self._block is None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -218,9 +221,13 @@ class OpenedMemory:
         """Version 3 of the CUDA array interface."""
         return {**self._interface(), "stream": None}
 
-    def _interface(self) -> dict[str, Any]:
-        if self.closed:
+    def _opened(self) -> _cuda_imports.OpenedBlock:
+        if self._block is None:
             raise LeaseReleasedError("the memory has been closed")
+        return self._block
+
+    def _interface(self) -> dict[str, Any]:
+        self._opened()
         return {
             "version": 3,
             "shape": self.shape,
@@ -257,25 +264,25 @@ class OpenedMemory:
     def to_numpy(self) -> np.ndarray[Any, Any]:
         """Copy the elements into a new NumPy array."""
         out = np.empty(self.shape, self.dtype)
-        self._interface()
+        block = self._opened()
         if out.size:
-            _cuda.copy_to_host(self._ordinal, out, self.address)
+            block.copy_to_host(out, self.address)
         return out
 
     def copy_from(self, source: Any) -> None:
         """Copy an array of NumPy's, or what becomes one, into the memory; complete on return."""
         staged = np.empty(self.shape, self.dtype)
         np.copyto(staged, np.asarray(source), casting="same_kind")
-        self._interface()
+        block = self._opened()
         if staged.size:
-            _cuda.copy_from_host(self._ordinal, self.address, staged)
+            block.copy_from_host(self.address, staged)
 
     def close(self) -> None:
         """Unmap the memory; nothing may use it any more. Closing again does nothing."""
-        base, self._base = self._base, 0
-        if base:
-            _cuda.synchronize(self._ordinal)
-            _cuda_imports.close_handle(self._ordinal, base)
+        block, self._block = self._block, None
+        if block is not None:
+            block.synchronize()
+            block.close()
 
     def __enter__(self) -> Self:
         return self
@@ -286,7 +293,7 @@ class OpenedMemory:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_base", 0) and not sys.is_finalizing():
+        if getattr(self, "_block", None) is not None and not sys.is_finalizing():
             self.close()
 
     def __repr__(self) -> str:

@@ -44,6 +44,14 @@ static struct range *opened(const struct handle_bytes *b, struct context *ctx) {
     return NULL;
 }
 
+// Whether an allocation of that block is open in the context.
+static bool block_open(const struct handle_bytes *b, struct context *ctx) {
+    for (struct range *g = range_first(); g; g = range_next(g)) {
+        if (g->kind == RANGE_IPC && g->ctx == ctx && g->backing->header->cookie == b->cookie) return true;
+    }
+    return false;
+}
+
 static CUresult open_block(const struct handle_bytes *b, struct context *ctx, CUdeviceptr *out) {
     struct range *known = opened(b, ctx);
     if (known) {
@@ -94,8 +102,9 @@ SIM_API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, 
     if (b.pid == getpid()) return CUDA_ERROR_INVALID_CONTEXT; // not in the process that exported it
     struct context *ctx = ctx_current();
     LOCK();
-    // Measured: not in a second context of a process whose primary context is alive.
-    CUresult r = !ctx->primary && ctx_primary(ctx->device)->alive ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
+    // Measured: in a second context if nothing is open in the primary one, and not if another allocation of the block is.
+    bool elsewhere = !ctx->primary && block_open(&b, ctx_primary(ctx->device));
+    CUresult r = elsewhere ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
     if (r == CUDA_SUCCESS) r = open_block(&b, ctx, out);
     UNLOCK();
     return r;

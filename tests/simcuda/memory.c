@@ -161,9 +161,11 @@ SIM_API CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdevi
     LOCK();
     struct range *g = range_find(address);
     bool known = g && !g->freed;
+    // Measured: what was opened by its handle is found only in the context in which it was.
+    if (known && g->kind == RANGE_IPC && g->ctx != ctx_current()) known = false;
     if (known && base) *base = g->start;
     if (known && size) *size = g->size;
-    if (!known) misuse_address("cuMemGetAddressRange", address);
+    if (!g || g->freed) misuse_address("cuMemGetAddressRange", address);
     UNLOCK();
     return known ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }

@@ -10,9 +10,11 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -29,6 +31,8 @@ from poolbridge._transport import Descriptors
 MIB = 1 << 20
 PACKAGE = Path(poolbridge.__file__).parents[1]
 UUID = _cuda.devices()[0]["uuid"]
+SIMULATED = "simulated" in _cuda.devices()[0]["name"]
+T = TypeVar("T")
 
 # Makes memory, and gives its handle or the descriptor of its pool; ends when its input does.
 OWNER = """
@@ -231,16 +235,110 @@ def test_the_handle_of_a_dead_owner_is_said_to_be_one(owner):
     assert caught.value.code == "unavailable"
 
 
-def test_a_legacy_handle_in_a_second_context_is_refused_clearly(owner):
+@contextmanager
+def second_context(ordinal: int = 0) -> Iterator[int]:
+    """Make a context of its own current, beside the primary one."""
+    made = _cuda._call("cuCtxCreate", None, 0, ordinal)
+    try:
+        yield int(made)
+    finally:
+        _cuda._call("cuCtxDestroy", made)
+
+
+def elsewhere(function: Callable[[], T]) -> T:
+    """Call it on another thread, which has no current context."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(function).result(60)
+
+
+def open_in_own(handle: poolbridge.LegacyHandle) -> poolbridge.OpenedMemory:
+    return handle.open(shape=(1 << 19,), dtype="float32", own_context=True)
+
+
+def test_a_legacy_handle_opens_in_a_second_context_where_it_is_not_open_in_the_primary_one(owner):
     handle = handle_of(owner)
     handle.open().close()  # the primary context is alive
-    second = _cuda._call("cuCtxCreate", None, 0, 0)
-    try:
-        with pytest.raises(poolbridge.SecondContextError, match="primary"):
+    with second_context():
+        memory = open_in_own(handle)
+        assert memory.address
+        with _cuda._current(0):  # whatever is current
+            assert (memory.to_numpy() == np.arange(1 << 19) + 100).all()
+        doubled = memory.to_numpy() * 2
+        elsewhere(lambda: memory.copy_from(doubled))
+        assert elsewhere(memory.to_numpy)[3] == 206
+        elsewhere(memory.close)
+        assert memory.closed
+        lie = poolbridge.LegacyHandle(handle.handle, 2 * MIB)
+        with pytest.raises(poolbridge.InvalidArgumentError, match="outside"):
+            lie.open(shape=(1,), own_context=True)
+    assert handle.open().to_numpy().view(np.float32)[3] == 206
+
+
+def test_all_that_is_done_with_opened_memory_is_done_in_its_context(owner, monkeypatch):
+    handle = handle_of(owner)
+    handle.open().close()
+    call, seen = _cuda._call, []
+
+    def spy(name, *arguments):
+        if name in {"cuMemcpy", "cuCtxSynchronize", "cuIpcCloseMemHandle"}:
+            seen.append((name, int(call("cuCtxGetCurrent"))))
+        return call(name, *arguments)
+
+    with second_context() as second:
+        held = [open_in_own(handle)]
+        monkeypatch.setattr(_cuda, "_call", spy)
+        elsewhere(lambda: held[0].copy_from(held[0].to_numpy()))
+        elsewhere(held.clear)  # the finaliser closes it
+        assert [context for _, context in seen] == [second] * len(seen)
+        assert [name for name, _ in seen[-2:]] == ["cuCtxSynchronize", "cuIpcCloseMemHandle"]
+        assert [name for name, _ in seen].count("cuMemcpy") == 2
+        seen.clear()
+        with handle.open() as memory:
+            memory.to_numpy()
+        assert second not in {context for _, context in seen}
+
+
+def test_a_legacy_handle_that_is_open_in_the_primary_context_is_refused_clearly_in_a_second_one(owner):
+    handle = handle_of(owner)
+    opened = handle.open()
+    with second_context():
+        with pytest.raises(poolbridge.SecondContextError, match="primary") as caught:
             handle.open(own_context=True)
+        assert caught.value.code == "unavailable"
         handle.open().close()  # in the primary one it works, whatever is current
-    finally:
-        _cuda._call("cuCtxDestroy", second)
+        assert opened.to_numpy().view(np.float32)[3] == 103
+        opened.close()
+        handle.open(own_context=True).close()
+
+
+def test_the_handle_of_a_dead_owner_is_said_to_be_one_in_a_second_context_too(owner):
+    handle = handle_of(owner)
+    owner.kill()
+    owner.wait(60)
+    with second_context(), pytest.raises(poolbridge.OwnerDiedError, match="gone"):
+        handle.open(own_context=True)
+
+
+def test_without_a_current_context_the_primary_one_is_meant(owner):
+    handle = handle_of(owner)
+    with handle.open() as memory, elsewhere(lambda: handle.open(own_context=True)) as again:
+        assert memory.address == again.address  # counted, as in any one context
+
+
+@pytest.mark.skipif(len(_cuda.devices()) < 2, reason="needs two GPUs")
+def test_a_current_context_of_another_gpu_is_refused(owner):
+    handle = handle_of(owner)
+    with second_context(1), pytest.raises(poolbridge.InvalidArgumentError, match="GPU 1.*GPU 0"):
+        handle.open(0, own_context=True)
+
+
+@pytest.mark.skipif(not SIMULATED, reason="a real driver may not survive the handle of a context that is destroyed")
+def test_with_its_context_gone_nothing_is_left_to_close(owner):
+    handle = handle_of(owner)
+    with second_context():
+        memory = handle.open(own_context=True)
+    memory.close()
+    assert memory.closed
 
 
 def test_a_handle_cannot_be_opened_by_its_owner():

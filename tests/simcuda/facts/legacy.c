@@ -5,12 +5,12 @@
 #include <sys/mman.h>
 
 enum { MB = 1 << 20 };
-struct offer { CUipcMemHandle first, second, large; unsigned char bytes[2]; };
+struct offer { CUipcMemHandle first, second, large, alone; unsigned char bytes[2]; };
 
 void section_legacy(void) {
     struct partner p = partner_start("legacy_opener");
     primary(0);
-    CUdeviceptr a, b, c, q;
+    CUdeviceptr a, b, c, d, q;
     struct offer o;
     MUST(cuMemAlloc_v2(&a, 4096));
     MUST(cuMemAlloc_v2(&b, 4096));
@@ -19,6 +19,8 @@ void section_legacy(void) {
     MUST(cuIpcGetMemHandle(&o.first, a));
     MUST(cuIpcGetMemHandle(&o.second, b));
     MUST(cuIpcGetMemHandle(&o.large, c));
+    MUST(cuMemAlloc_v2(&d, 2 * MB));
+    MUST(cuIpcGetMemHandle(&o.alone, d));
     CUipcMemHandle again;
     MUST(cuIpcGetMemHandle(&again, a));
     say("handle twice", "same %d", memcmp(&again, &o.first, 64) == 0);
@@ -48,6 +50,42 @@ static void look(const char *question, CUdeviceptr at) {
     CUresult r = cuMemcpyDtoH_v2(&seen, at, 1);
     if (r == CUDA_SUCCESS) say(question, "%d", seen);
     else ask(question, r);
+}
+
+// Opens a handle in the current context, and closes it again if that works.
+static CUresult try_open(CUipcMemHandle handle) {
+    CUdeviceptr at;
+    CUresult r = cuIpcOpenMemHandle_v2(&at, handle, 1);
+    if (r == CUDA_SUCCESS) MUST(cuIpcCloseMemHandle(at));
+    return r;
+}
+
+// Nothing is open when this begins. The block of `alone` is its own.
+static void beside_the_primary(const struct offer *o) {
+    CUcontext second;
+    CUdeviceptr d, base;
+    size_t size;
+    MUST(cuIpcOpenMemHandle_v2(&d, o->alone, 1));
+    MUST(cuIpcCloseMemHandle(d));
+    MUST(cuCtxCreate_v2(&second, 0, 0));
+    CUresult r = cuIpcOpenMemHandle_v2(&d, o->alone, 1);
+    ask("opener: in a second context, not open in the primary one", r);
+    MUST(r);
+    ask("opener: its range there", cuMemGetAddressRange_v2(&base, &size, d));
+    MUST(cuCtxPopCurrent_v2(NULL));
+    ask("opener: its range in the primary one", cuMemGetAddressRange_v2(&base, &size, d));
+    ask("opener: open in the second, closed in the primary one", cuIpcCloseMemHandle(d));
+    MUST(cuIpcOpenMemHandle_v2(&d, o->alone, 1));
+    MUST(cuCtxPushCurrent_v2(second));
+    ask("opener: in a second context, open in the primary one", try_open(o->alone));
+    ask("opener: in a second context, another block open in the primary one", try_open(o->first));
+    MUST(cuCtxPopCurrent_v2(NULL));
+    MUST(cuIpcCloseMemHandle(d));
+    MUST(cuCtxPushCurrent_v2(second));
+    MUST(cuIpcOpenMemHandle_v2(&d, o->alone, 1));
+    MUST(cuCtxPopCurrent_v2(NULL));
+    ask("opener: in the primary one, open in a second context", try_open(o->alone));
+    MUST(cuCtxDestroy_v2(second));
 }
 
 void role_legacy_opener(void) {
@@ -94,6 +132,8 @@ void role_legacy_opener(void) {
     ask("opener: open there in the first, closed in the second", cuIpcCloseMemHandle(c));
     MUST(cuCtxDestroy_v2(second));
     ask("opener: close", cuIpcCloseMemHandle(c));
+    MUST(cuIpcCloseMemHandle(b));
+    beside_the_primary(&o);
     ask("opener: once more in the first", cuIpcOpenMemHandle_v2(&a, o.first, 1));
     CUdeviceptr own;
     MUST(cuMemAlloc_v2(&own, 4096));
