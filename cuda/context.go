@@ -35,8 +35,8 @@ func (d Device) Retain() (*Context, error) {
 }
 
 // NewContext makes a context of its own beside the primary one. Little needs it:
-// legacy handles cannot be opened in it while the primary one is alive, and
-// other libraries do not see it.
+// a legacy handle cannot be opened in it while memory of the same block is open
+// in the primary one, and other libraries do not see it.
 func (d Device) NewContext() (*Context, error) {
 	if err := Init(); err != nil {
 		return nil, err

@@ -14,7 +14,7 @@ import (
 var ErrOwnerDead = errors.New("the process that owns the memory is gone")
 
 // ErrSecondContext comes along with [ErrUnavailable] where a legacy handle was to be opened in another context than the
-// primary one of its device.
+// primary one of its device, and the driver refuses that: it does while memory of the same block is open in the primary one.
 var ErrSecondContext = errors.New("not in a second context")
 
 // HandleBytes is the length of a driver's handle, and LegacyHandleBytes that of a [LegacyHandle].
@@ -59,7 +59,7 @@ func ParseLegacyHandle(b []byte) (h LegacyHandle, err error) {
 func (h LegacyHandle) Open(ctx *cuda.Context, size uint64) (*OpenedHandle, error) {
 	base, err := ctx.OpenIPCMem(h.Handle)
 	if err != nil {
-		return nil, openError(ctx, err)
+		return nil, h.openError(ctx, err)
 	}
 	_, total, err := ctx.AddressRange(base)
 	err = deviceError("find the end of a legacy handle's memory", err)
@@ -79,17 +79,32 @@ func (h LegacyHandle) Open(ctx *cuda.Context, size uint64) (*OpenedHandle, error
 }
 
 // openError says what the driver's words mean here: it has one for dead owners and for second contexts.
-func openError(ctx *cuda.Context, err error) error {
+func (h LegacyHandle) openError(ctx *cuda.Context, err error) error {
 	switch {
-	case errors.Is(err, cuda.ErrInvalidHandle) && !ctx.Primary():
-		return fmt.Errorf("%w: %w: a legacy handle opens only in the primary context of its device while that one is alive: %w",
-			ErrUnavailable, ErrSecondContext, err)
+	case errors.Is(err, cuda.ErrInvalidHandle) && !ctx.Primary() && h.opensInPrimary(ctx.Device()):
+		return fmt.Errorf("%w: %w: memory of the same block is open in the primary context of the device; close it there, or open "+
+			"this handle there too: %w", ErrUnavailable, ErrSecondContext, err)
 	case errors.Is(err, cuda.ErrInvalidHandle):
 		return fmt.Errorf("%w: %w: a legacy handle is good only while its process lives; get a new one: %w", ErrUnavailable, ErrOwnerDead, err)
 	case errors.Is(err, cuda.ErrInvalidContext):
 		return fmt.Errorf("%w: a legacy handle cannot be opened in the process that owns the memory: use its address: %w", ErrUnavailable, err)
 	}
 	return importError("open a legacy handle", err)
+}
+
+// opensInPrimary reports whether the device's primary context opens what another one did not: then the owner is alive.
+func (h LegacyHandle) opensInPrimary(d cuda.Device) bool {
+	primary, err := d.Retain()
+	if err != nil {
+		return false
+	}
+	defer func() { _ = primary.Close() }()
+	base, err := primary.OpenIPCMem(h.Handle)
+	if err != nil {
+		return false
+	}
+	_ = insist(func() error { return primary.CloseIPCMem(base) })
+	return true
 }
 
 // OpenedHandle is another process's memory, opened by its legacy handle. One that is forgotten closes itself.

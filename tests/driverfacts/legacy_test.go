@@ -1,6 +1,7 @@
 package driverfacts_test
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -28,6 +29,22 @@ func init() {
 	})
 	operations["close opened"] = with(func(w *worker, c call) (reply, error) {
 		return reply{}, w.ctx.CloseIPCMem(cuda.DevicePtr(c.Ptr))
+	})
+	// Opens a handle in a context beside the primary one, and looks from there and from the primary one for its range.
+	operations["open beside"] = with(func(w *worker, c call) (r reply, err error) {
+		second, err := w.ctx.Device().NewContext()
+		if err != nil {
+			return r, err
+		}
+		defer func() { err = errors.Join(err, second.Close()) }()
+		ptr, err := second.OpenIPCMem(cuda.IPCMemHandle(c.Data))
+		if err != nil {
+			return r, err
+		}
+		_, r.Size, err = second.AddressRange(ptr)
+		_, _, elsewhere := w.ctx.AddressRange(ptr)
+		r.OK = !errors.Is(elsewhere, cuda.ErrNotFound)
+		return r, errors.Join(err, second.CloseIPCMem(ptr))
 	})
 	operations["range"] = with(func(w *worker, c call) (reply, error) {
 		base, size, err := w.ctx.AddressRange(cuda.DevicePtr(c.Ptr))
@@ -107,4 +124,26 @@ func TestALegacyHandleOpensAgainAfterTheContextWasDestroyed(t *testing.T) {
 	user.must(call{Op: "forget context"})
 	opened = user.must(call{Op: "open", Data: handle}).Ptr
 	assert.True(t, user.is(opened, 4*mib, 0x51))
+}
+
+func TestALegacyHandleOpensInASecondContext(t *testing.T) {
+	needLegacy(t)
+	owner, user := start(t, setting{}), start(t, setting{})
+	_, handle := owner.legacy(4*mib, 0)
+	opened := user.must(call{Op: "open", Data: handle}).Ptr
+	user.must(call{Op: "close opened", Ptr: opened})
+	r := user.must(call{Op: "open beside", Data: handle})
+	assert.Equal(t, uint64(4*mib), r.Size)
+	assert.False(t, r.OK, "the primary context does not know its range")
+}
+
+func TestALegacyHandleThatIsOpenInThePrimaryContextDoesNotOpenInASecondOne(t *testing.T) {
+	needLegacy(t)
+	owner, user := start(t, setting{}), start(t, setting{})
+	_, handle := owner.legacy(4*mib, 0)
+	opened := user.must(call{Op: "open", Data: handle}).Ptr
+	_, err := user.do(call{Op: "open beside", Data: handle})
+	require.ErrorIs(t, err, cuda.ErrInvalidHandle)
+	user.must(call{Op: "close opened", Ptr: opened})
+	user.must(call{Op: "open beside", Data: handle})
 }

@@ -145,20 +145,57 @@ func TestTheHandleOfAKilledServiceIsOfADeadOwner(t *testing.T) {
 	require.NoError(t, ctx.MFree(ptr))
 }
 
-func TestALegacyHandleInASecondContextWorksOrIsRefusedClearly(t *testing.T) {
-	_, i := start(t, mempool.Legacy)
+// beside gives a block's handle, the primary context, and another one.
+func beside(t *testing.T, i *imported) (h mempool.LegacyHandle, primary, second *cuda.Context) {
+	t.Helper()
 	h, err := mempool.ParseLegacyHandle(i.export.Data)
 	require.NoError(t, err)
 	d, err := mempool.FindDevice(i.info.Device.UUID)
 	require.NoError(t, err)
-	second, err := d.NewContext()
+	primary, err = d.Retain()
 	require.NoError(t, err)
-	if opened, err := h.Open(second, 0); err != nil {
-		assert.ErrorIs(t, err, mempool.ErrSecondContext)
-		assert.ErrorIs(t, err, cuda.ErrInvalidHandle, "the driver's own word stays in the chain")
-	} else { // newer drivers do it
-		require.NoError(t, opened.Close())
-	}
-	require.NoError(t, second.Close())
+	t.Cleanup(func() { assert.NoError(t, primary.Close()) })
+	second, err = d.NewContext()
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, second.Close()) })
+	return h, primary, second
+}
+
+func TestALegacyHandleOpensInASecondContextWhereItIsNotOpenInThePrimaryOne(t *testing.T) {
+	_, i := start(t, mempool.Legacy)
 	i.works(t)
+	h, _, second := beside(t, i)
+	opened, err := h.Open(second, 0)
+	require.NoError(t, err)
+	assert.Equal(t, i.size, opened.Size())
+	text := make([]byte, 4)
+	require.NoError(t, second.CopyDtoH(text, opened.Ptr()+cuda.DevicePtr(i.size-4)))
+	assert.Equal(t, "fine", string(text))
+	require.NoError(t, opened.Close())
+	i.works(t)
+}
+
+func TestALegacyHandleThatIsOpenInThePrimaryContextIsRefusedClearlyInASecondOne(t *testing.T) {
+	_, i := start(t, mempool.Legacy)
+	h, primary, second := beside(t, i)
+	opened, err := h.Open(primary, 0)
+	require.NoError(t, err)
+	_, err = h.Open(second, 0)
+	assert.ErrorIs(t, err, mempool.ErrSecondContext)
+	assert.ErrorIs(t, err, mempool.ErrUnavailable)
+	assert.ErrorIs(t, err, cuda.ErrInvalidHandle, "the driver's own word stays in the chain")
+	require.NoError(t, opened.Close())
+	again, err := h.Open(second, 0)
+	require.NoError(t, err)
+	require.NoError(t, again.Close())
+	i.works(t)
+}
+
+func TestTheHandleOfAKilledServiceIsOfADeadOwnerInASecondContextToo(t *testing.T) {
+	s, i := start(t, mempool.Legacy)
+	h, _, second := beside(t, i)
+	s.Kill(t)
+	_, err := h.Open(second, 0)
+	assert.ErrorIs(t, err, mempool.ErrOwnerDead)
+	assert.NotErrorIs(t, err, mempool.ErrSecondContext)
 }

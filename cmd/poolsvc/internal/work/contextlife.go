@@ -51,8 +51,7 @@ func (w *Worker) contextLife(ctx context.Context, t *Task) (a *Answer, err error
 	return a, nil
 }
 
-// secondContext reads a buffer through a context beside the primary one. A legacy handle, if there is one, is opened in
-// it, which the driver refuses: Driver says how.
+// secondContext reads a buffer through a context beside the primary one. A legacy handle, if there is one, is opened in it.
 func (w *Worker) secondContext(ctx context.Context, t *Task) (a *Answer, err error) {
 	d, err := mempool.FindDevice(t.Device)
 	if err != nil {
@@ -68,19 +67,14 @@ func (w *Worker) secondContext(ctx context.Context, t *Task) (a *Answer, err err
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, second.Close()) }()
-	a = new(Answer)
-	if len(t.Handle) > 0 {
-		h, err := mempool.ParseLegacyHandle(t.Handle)
-		if err != nil {
-			return nil, err
-		}
-		opened, err := h.Open(second, 0)
-		if err == nil {
-			err = opened.Close()
-		}
-		a.Driver = failure(err)
-		return a, nil
+	p, err := t.Pattern.pattern()
+	if err != nil {
+		return nil, err
 	}
+	if len(t.Handle) > 0 {
+		return handleInSecond(primary, second, t, p)
+	}
+	a = new(Answer)
 	l, err := w.lease(ctx, t, t.Name, false)
 	if err != nil {
 		return nil, err
@@ -93,10 +87,6 @@ func (w *Worker) secondContext(ctx context.Context, t *Task) (a *Answer, err err
 	if a.Elements, err = l.Tensor().Elements(); err != nil {
 		return nil, err
 	}
-	p, err := t.Pattern.pattern()
-	if err != nil {
-		return nil, err
-	}
 	for _, c := range []*cuda.Context{primary, second} {
 		seen, err := verifyIn(c, cuda.DevicePtr(ptr), a.Elements, p)
 		if err != nil {
@@ -105,6 +95,37 @@ func (w *Worker) secondContext(ctx context.Context, t *Task) (a *Answer, err err
 		a.Mismatches += seen.Count
 	}
 	return a, nil
+}
+
+// handleInSecond opens a legacy handle in a second context: first while it is open in the primary one, which the driver
+// refuses, and Driver says how; then while it is not.
+func handleInSecond(primary, second *cuda.Context, t *Task, p pattern.Pattern) (a *Answer, err error) {
+	h, err := mempool.ParseLegacyHandle(t.Handle)
+	if err != nil {
+		return nil, err
+	}
+	size := t.Elements * ElementBytes
+	a = &Answer{Elements: t.Elements}
+	first, err := h.Open(primary, size)
+	if err != nil {
+		return nil, err
+	}
+	again, refused := h.Open(second, size)
+	if refused == nil {
+		err = again.Close()
+	}
+	a.Driver = failure(refused)
+	if err := errors.Join(err, first.Close()); err != nil {
+		return nil, err
+	}
+	opened, err := h.Open(second, size)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, opened.Close()) }()
+	seen, err := verifyIn(second, opened.Ptr(), t.Elements, p)
+	a.Mismatches = seen.Count
+	return a, err
 }
 
 // verifyIn compares memory with a pattern by a kernel in the context: the driver copies memory of the host only by the
