@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
+from weakref import ref
 
 import numpy as np
 
@@ -19,6 +22,11 @@ if TYPE_CHECKING:
     from poolbridge._messages import Ticket
     from poolbridge._session import Session
     from poolbridge._subscription import AsyncSubscription, Subscription
+
+# Frames that follow each other faster, in seconds, are let go of several at a time.
+_QUICK = 50e-6
+
+_clock = time.monotonic
 
 # A block that serves ever other shapes does not keep an array for each.
 _MOST_KEPT = 8
@@ -41,6 +49,9 @@ class BaseBorrowedArrays:
         self._notice: Notice | None = None
         self._hold: Hold | None = None
         self._follower: _order.Follower | None = None
+        # To be released together.
+        self._spent: deque[Notice] = deque()
+        self._settles = False
 
     def _kept(self, notice: Notice) -> Any:
         """Give the array of a frame's block and shape, if there is one and nothing has to be waited for."""
@@ -53,7 +64,7 @@ class BaseBorrowedArrays:
                 return None
         except BaseException:
             if self._feed is not None:
-                self._session.release_frame(notice, self._feed, ())
+                self._session.release_frames((notice,), self._feed, ())
             raise
         array = self._find(grant)
         if array is not None:
@@ -108,7 +119,7 @@ class BaseBorrowedArrays:
         if hold is not None:
             hold.end()
         elif self._feed is not None:
-            _release(self._session, notice, self._feed, self._follower)
+            _release(self._session, (notice,), self._feed, self._follower)
 
     @property
     def _current(self) -> Notice:
@@ -143,19 +154,26 @@ class BaseBorrowedArrays:
 
     def __del__(self) -> None:
         notice, self._notice = self._notice, None
-        if notice is not None and self._hold is None and self._feed is not None:
-            self._session.later(partial(_release, self._session, notice, self._feed, self._follower))
+        if notice is not None and self._hold is None:
+            self._spent.append(notice)
+        if self._spent and self._feed is not None:
+            self._session.later(partial(_release, self._session, self._spent, self._feed, self._follower))
 
 
-def _release(session: Session, notice: Notice, feed: Feed, follower: _order.Follower | None) -> None:
-    """Let go of a frame that no hold was made of."""
-    grant: Any = notice.l
+def _release(session: Session, notices: Sequence[Notice], feed: Feed, follower: _order.Follower | None) -> None:
+    """Let go of frames that no hold was made of, of which the stream has been given all its work."""
     tickets: tuple[Ticket, ...] = ()
     try:
         if follower is not None:
-            tickets = follower.done(grant)
+            tickets = follower.done(notices)
     finally:
-        session.release_frame(notice, feed, tickets)
+        session.release_frames(notices, feed, tickets)
+
+
+def _settle(arrays: ref[BorrowedArrays]) -> None:
+    alive = arrays()
+    if alive is not None:  # else its finaliser has done it
+        alive._settle()  # noqa: SLF001 - of this module
 
 
 class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
@@ -165,17 +183,64 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
         super().__init__(subscription._intake.session, wrap, stream)  # noqa: SLF001 - of one family
         self._subscription = subscription
         self._feed = subscription._feed  # noqa: SLF001
+        self._asked = 0.0
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        self.release()
-        notice = self._subscription._next(None)  # noqa: SLF001
+        now = _clock()
+        asked, self._asked = self._asked, now
+        if self._notice is not None:
+            self._pass(quick=now - asked < _QUICK)
+        notice = self._subscription._next(None)  # noqa: SLF001 - of one family
         array = self._kept(notice)
         if array is None:
             array = self._prepare(notice, self._subscription._claim(notice))  # noqa: SLF001
         return array
+
+    def _pass(self, *, quick: bool) -> None:
+        """Let go of the frame before: together with others, if they follow each other closely."""
+        feed, follower, notice = self._subscription._feed, self._follower, self._notice  # noqa: SLF001
+        if (
+            not quick
+            or self._hold is not None
+            or not feed.frames
+            or feed.few < 2
+            or feed.queue  # to whom a release says that the frame was dealt with
+            or (follower is not None and not follower.anywhere)
+            or _process.pid != self._session.pid
+        ):
+            self.release()
+            return
+        assert notice is not None  # noqa: S101 - for the type checker: whoever calls this has looked
+        self._notice = None
+        spent = self._spent
+        spent.append(notice)
+        if len(spent) >= feed.few:
+            self._settle()
+        elif not self._settles:
+            self._settles = True
+            self._session.settle_soon(partial(_settle, ref(self)))
+
+    def _settle(self) -> None:
+        """Release the frames that were left to be released together."""
+        self._settles = False
+        spent = []
+        while self._spent:
+            try:
+                spent.append(self._spent.popleft())
+            except IndexError:
+                break  # another thread has it
+        if spent:
+            # What was taken was used before the ticket is written, whoever does this at the same time.
+            _release(self._session, spent, self._subscription._feed, self._follower)  # noqa: SLF001
+
+    def release(self) -> None:
+        """Let go of the frame whose array was yielded last. Idempotent."""
+        if self._spent:
+            self._settle()
+        super().release()
 
     def _lease(self, twin: Hold) -> Lease:
         return Lease(self._subscription._client, twin)  # noqa: SLF001

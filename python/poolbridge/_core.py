@@ -46,9 +46,12 @@ from poolbridge._messages import (
 )
 from poolbridge._packet import check, decode, encode
 from poolbridge._page import WORDS
-from poolbridge._transport import Descriptors
+from poolbridge._transport import NONE, Descriptors
 
 _LAST_NUMBER: Final = 2**32 - 1
+# What a canonical notice of a frame begins with, behind its map's first byte.
+_FRAME: Final = b"\xa1n\xa5frame"
+_NO_BLOCKS: list[KnownBlock] = []
 
 
 class Core:
@@ -133,7 +136,7 @@ class Core:
         KnownBlock or None
             The block, if the service wants it back and this was its last lease.
         """
-        self.tell(Release(l=grant.id, fl=failed, dt=tickets))
+        self.outbox.append(encode(Release(l=grant.id, fl=failed, dt=tickets)))
         return self.forget(grant, tickets)
 
     def forget(self, grant: Grant, tickets: tuple[Ticket, ...] = ()) -> KnownBlock | None:
@@ -173,6 +176,9 @@ class Core:
         ProtocolError
             The packet is malformed or out of turn; the session cannot go on.
         """
+        if descriptors is NONE and data.startswith(_FRAME, 1):
+            self._frame(decode(data, Frame), NONE)
+            return _NO_BLOCKS
         try:
             return self._receive(data, descriptors)
         finally:
@@ -180,7 +186,7 @@ class Core:
 
     def _receive(self, data: bytes, descriptors: Descriptors) -> list[KnownBlock]:
         idle: list[KnownBlock] = []
-        if data.startswith(b"\xa1n\xa5frame", 1):
+        if data.startswith(_FRAME, 1):
             self._frame(decode(data, Frame), descriptors)
         elif not self._expected(data, descriptors):
             idle = self._look(data, descriptors)
@@ -243,14 +249,15 @@ class Core:
 
     def _frame(self, frame: Frame, descriptors: Descriptors) -> None:
         feed = self.feeds.get(frame.sb)
-        if isinstance(frame.l, UnsetType):
+        grant = frame.l
+        if isinstance(grant, UnsetType):
             if isinstance(frame.e, UnsetType):
                 raise ProtocolError(f"frame {frame.sq} has neither a lease nor an error")
         else:
-            self._learn_grant(frame.l, descriptors)
+            self._learn_grant(grant, descriptors)
             if feed is None or feed.closed:
                 # It was on its way when the subscription ended. A queue has it again.
-                block = self.release(frame.l, failed=feed is None or feed.queue)
+                block = self.release(grant, failed=feed is None or feed.queue)
                 if block is not None and block.mapped is None:
                     self.drop(block)
                 return

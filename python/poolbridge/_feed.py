@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from poolbridge._errors import PoolbridgeError
 
 
+_MOST_TOGETHER = 16
+
+
 class Feed:
     """The frames of one subscription, in order. The session's lock guards it.
 
@@ -25,6 +28,8 @@ class Feed:
         What came and was not taken.
     left
         How many frames more the service may send.
+    few
+        How many frames are released together, where they follow each other closely.
     owed, batch
         How much credit was used and not given back, and how much is given back at a time.
     queue
@@ -37,12 +42,13 @@ class Feed:
         Called when there is something to take.
     """
 
-    __slots__ = ("batch", "closed", "ended", "error", "frames", "id", "left", "on_done", "owed", "queue")
+    __slots__ = ("batch", "closed", "ended", "error", "few", "frames", "id", "left", "on_done", "owed", "queue")
 
     def __init__(self, id_: int) -> None:
         self.id = id_
         self.frames: deque[Frame] = deque()
         self.batch = 1
+        self.few = 0
         self.left = 0
         self.owed = 0
         self.queue = False
@@ -87,6 +93,8 @@ class Feed:
         self.left += credit
         # Small packets cost as much as large ones: half of the credit goes back at a time.
         self.batch = max(credit // 2, 1)
+        # Whoever sends must not lack what is held back here.
+        self.few = min(credit // 8, _MOST_TOGETHER)
 
     def pay(self, *, now: bool) -> Credit | None:
         """Give the credit that is owed, if that is worth a packet, or none is left, or it has to be `now`."""

@@ -19,6 +19,9 @@ from poolbridge._streams import stream_key
 from poolbridge._timeline import StreamKey, Timeline
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from poolbridge._channel_messages import Frame
     from poolbridge._event import Event
     from poolbridge._hold import Hold
     from poolbridge._messages import Grant, Ticket
@@ -254,8 +257,13 @@ class Follower:
             _cuda_stream.wait(key.ordinal, key.handle, address + 8 * ticket.wd, ticket.v)
         return True
 
-    def done(self, grant: Grant) -> tuple[Ticket, ...]:
-        """Say when the stream is done with a frame's memory; empty: it is. May wait for the device, as `done` does."""
+    @property
+    def anywhere(self) -> bool:
+        """Whether every thread can give the stream work."""
+        return not self._key.thread
+
+    def done(self, frames: Iterable[Frame]) -> tuple[Ticket, ...]:
+        """Say when the stream is done with frames' memory; empty: it is. May wait for the device, as `done` does."""
         if self._session.timelines.own is self._own and self._key.reachable:
             try:
                 ticket = self._own.write(self._key)
@@ -263,9 +271,11 @@ class Follower:
                 ticket = None
             if ticket is not None:
                 return (ticket,)
-        memory = self._session.mapped(grant.bl)
-        if memory is not None:
-            memory.synchronize()
+        for frame in frames:
+            grant: Any = frame.l
+            memory = self._session.mapped(grant.bl)
+            if memory is not None:
+                memory.synchronize()
         return ()
 
 

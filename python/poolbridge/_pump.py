@@ -31,7 +31,8 @@ _TICK = 10e-3
 _WAKEFULNESS = 100e-6
 # After looking in vain it sleeps at once so many times at most.
 _MOST_SLEEPS = 63
-# How often a spinning reader looks whether the connection still stands, in looks into the ring.
+# How often a spinning reader looks at the clock, and whether the connection still stands, in looks into the ring.
+_GLANCES = 16
 _LOOKS = 1024
 
 
@@ -168,7 +169,8 @@ class Pump:
             if self._begin_reading():
                 try:
                     self._spin_for(feed, spin if left is None else min(spin, left))
-                    self._read_for(feed, deadline)
+                    if not feed.done:
+                        self._read_for(feed, deadline)
                 finally:
                     self._end_reading()
             else:
@@ -197,8 +199,7 @@ class Pump:
             self._arm()
             return
         self._reading.release()
-        if not self._ticking:
-            self.ringing()
+        self.ringing()
         self._pass_on()
 
     def _pass_on(self) -> None:
@@ -209,8 +210,9 @@ class Pump:
 
     def ringing(self) -> None:
         """See `Driver`."""
-        self._ticking = True
-        self._bell.ring()
+        if not self._ticking:
+            self._ticking = True
+            self._bell.ring()
 
     def _spin_for(self, feed: Call | Feed, seconds: float) -> None:
         """Read without sleeping until the feed has something or the time is over."""
@@ -220,16 +222,16 @@ class Pump:
             seconds = _WAKEFULNESS
         if seconds <= 0:
             return
-        until = time.monotonic() + seconds
-        while not feed.done and self._session.ended is None:
+        session, until = self._session, time.monotonic() + seconds
+        while not feed.done and session.ended is None:
             looks += 1
             readable = (looks % _LOOKS == 0 or not transport.through) and bool(self._poll.poll(0))
             if readable or transport.waiting:
                 try:
-                    self._session.receive(readable=readable)
+                    session.receive(readable=readable)
                 except PoolbridgeError:
                     return  # the feed has ended with it
-            elif time.monotonic() >= until:
+            elif looks % _GLANCES == 0 and time.monotonic() >= until:
                 break
         if tries:
             self._eagerness.learn(found=feed.done)
@@ -307,9 +309,9 @@ class Pump:
                 self._want_write = False  # if the socket is still full, the session says so again
                 self._session.flush()
                 self._arm()
-            # Whoever reads says so when he stops, if by then nobody ticks.
-            if ticking := self._ticking:
-                self._ticking = False
+            # From here on whoever stops reading, or retires a frame, says so again.
+            ticking, self._ticking = self._ticking, False
+            self._session.settle()
             # Whoever waits for a reply reads; its wait must not hold up the work here.
             if self._reading.acquire(blocking=False):
                 try:

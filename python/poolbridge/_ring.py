@@ -63,18 +63,14 @@ class Ring:
         self._peer = memoryview(self._peer_file).cast("Q")
         self._own = memoryview(self._own_file).cast("Q")
         self._head = 0
+        self._published = 0
         self._tail = 0
         self._fence = threading.Lock()
 
     # Writing
 
-    def put(self, packet: bytes) -> bool | None:
-        """Write a packet.
-
-        Returns
-        -------
-        bool or None
-            Whether the reader sleeps and has to be woken; None if there is no room, and nothing was written.
+    def put(self, packet: bytes) -> bool:
+        """Write a packet, which the reader sees after `publish`; False if there is no room: nothing was written.
 
         Raises
         ------
@@ -90,7 +86,7 @@ class Ring:
         skips = need > rest
         # There is always room for a mark.
         if (need + rest if skips else need) + 8 > free or length > MAX_PACKET:
-            return None
+            return False
         own = self._own
         if skips:
             own[_FIRST + (at >> 3)] = _SKIP
@@ -99,12 +95,13 @@ class Ring:
         own[_FIRST + (at >> 3)] = length
         start = _DATA + 8 + at
         self._own_file[start : start + length] = packet
-        return self._publish((head + need) % _WRAP)
+        self._head = (head + need) % _WRAP
+        return True
 
     def mark(self) -> None:
-        """Tell the reader that the next packets come over the socket."""
+        """Tell the reader, after `publish`, that the next packets come over the socket."""
         self._own[_FIRST + (self._head % SIZE >> 3)] = _MARK
-        self._publish((self._head + 8) % _WRAP)
+        self._head = (self._head + 8) % _WRAP
 
     @property
     def drained(self) -> bool:
@@ -118,56 +115,60 @@ class Ring:
             raise ProtocolError(f"the service says that it has read {tail} bytes of a ring with {self._head}")
         return SIZE - used
 
-    def _publish(self, head: int) -> bool:
-        before, self._head = self._head, head
-        self._own[_HEAD] = head
-        self._order()
-        return self._peer[_ASLEEP] == (before + 1) % _WRAP
-
-    def _order(self) -> None:
-        """Have what was stored be seen before what is loaded next: both take a locked instruction."""
+    def publish(self) -> bool:
+        """Let the reader see what was written; give whether it sleeps and has to be woken."""
+        before, self._published = self._published, self._head
+        self._own[_HEAD] = self._head
+        # What was stored has to be seen before what is loaded next: both take a locked instruction.
         self._fence.acquire()
         self._fence.release()
+        return self._peer[_ASLEEP] == (before + 1) % _WRAP
 
     # Reading
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to take."""
-        return self._peer[_HEAD] == self._tail
+    def some(self) -> bool:
+        """Whether there is something to take."""
+        return self._peer[_HEAD] != self._tail
 
-    def take(self) -> bytes | None:
-        """Take the next packet; `MARKED`, or None if there is nothing.
+    def take(self, most: int) -> list[bytes]:
+        """Take the packets that are there, in order: none, or up to `most`, of which only the last can be `MARKED`.
 
         Raises
         ------
         ProtocolError
             The ring is corrupt.
         """
-        peer, tail = self._peer, self._tail
-        head = peer[_HEAD]
-        if head == tail:
-            return None
-        there = (head - tail) % _WRAP
-        at = tail % SIZE
-        length = peer[_FIRST + (at >> 3)]
-        if length == _SKIP and at:
-            tail = (tail + SIZE - at) % _WRAP
-            there -= SIZE - at
-            at = 0
-            length = peer[_FIRST]
-        need = 8 + (length + 7 & ~7)
-        if length > MAX_PACKET or not need <= there <= SIZE or at + need > SIZE or there & 7:
-            raise ProtocolError(f"a packet of {length} bytes in a ring with {there}")
-        start = _DATA + 8 + at
-        packet = self._peer_file[start : start + length]
-        self._tail = self._own[_TAIL] = (tail + need) % _WRAP
-        return packet
+        peer, tail, memory = self._peer, self._tail, self._peer_file
+        there = (peer[_HEAD] - tail) % _WRAP
+        taken: list[bytes] = []
+        while there and len(taken) < most:
+            at = tail % SIZE
+            length = peer[_FIRST + (at >> 3)]
+            if length == _SKIP and at:
+                tail += SIZE - at
+                there -= SIZE - at
+                at = 0
+                length = peer[_FIRST]
+            need = 8 + (length + 7 & ~7)
+            if length > MAX_PACKET or not need <= there <= SIZE or at + need > SIZE or there & 7:
+                if taken:
+                    break  # they come before the error
+                raise ProtocolError(f"a packet of {length} bytes in a ring with {there}")
+            start = _DATA + 8 + at
+            taken.append(memory[start : start + length])
+            tail += need
+            there -= need
+            if not length:
+                break
+        if taken:
+            self._tail = self._own[_TAIL] = tail % _WRAP
+        return taken
 
     def sleep(self) -> bool:
         """Say that the reader is about to sleep; False if there is something to take."""
         self._own[_ASLEEP] = (self._tail + 1) % _WRAP
-        self._order()
+        self._fence.acquire()  # see `publish`
+        self._fence.release()
         if self._peer[_HEAD] == self._tail:
             return True
         self.wake()

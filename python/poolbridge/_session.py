@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ReferenceType
@@ -46,7 +46,7 @@ class Driver(Protocol):
         """Call `Session.flush` when the socket takes packets again; never waits."""
 
     def ringing(self) -> None:
-        """Begin to look into the ring that the transport has; never waits."""
+        """Look into the ring that the transport has, and settle, within some 10 ms; never waits."""
 
     def background(self, work: Callable[[], None]) -> None:
         """Do work soon that may wait for a device, elsewhere; never waits, never raises."""
@@ -70,6 +70,7 @@ class Session(SessionMemory):
         self.lost: set[int] = set()
         self.ring_asked = False
         self._kept: deque[tuple[int, int, object]] = deque()
+        self._unsettled: deque[Callable[[], None]] = deque()
         self.holds: dict[int, ReferenceType[Hold]] = {}
         self._driver: Driver | None = None
 
@@ -100,6 +101,7 @@ class Session(SessionMemory):
     def ask(self, request: Request, reply_type: type[Reply], on_done: Callable[[], object]) -> Call:
         """Send a request; `on_done` is called once the answer is there. Does not wait."""
         self.check_usable()
+        self.settle()
         with self._lock:
             # Again, for here it cannot change: a request that begins after the end would wait for ever.
             self.check_usable()
@@ -127,14 +129,11 @@ class Session(SessionMemory):
             outbox.clear()
             return
         try:
-            while outbox:
-                if not self.transport.send(outbox[0]):
-                    if len(outbox) > _OUTBOX_MAX:
-                        raise ConnectionLostError(f"the service has not taken {len(outbox)} packets: given up")
-                    if self._driver is not None:
-                        self._driver.want_write()
-                    return
-                outbox.popleft()
+            if not self.transport.send(outbox):
+                if len(outbox) > _OUTBOX_MAX:
+                    raise ConnectionLostError(f"the service has not taken {len(outbox)} packets: given up")
+                if self._driver is not None:
+                    self._driver.want_write()
         except ConnectionLostError as error:
             # Replies that came before may still be there to be read; the reader will find the end of the connection.
             outbox.clear()
@@ -143,7 +142,7 @@ class Session(SessionMemory):
             del error
 
     def receive(self, *, readable: bool = False) -> bool:
-        """Take one packet, if there is one. `readable` says that the socket has something.
+        """Take what is in the ring, or one packet of the socket. `readable` says that the socket has something.
 
         Returns
         -------
@@ -156,15 +155,18 @@ class Session(SessionMemory):
             The session has ended; every request that waited fails with the same error.
         """
         try:
-            packet = self.transport.receive(readable=readable)
-            if packet is None:
+            came = self.transport.receive(readable=readable)
+            if came is None:
                 return False
+            packets, descriptors = came
+            core = self.core
             with self._lock:
-                for block in self.core.receive(*packet):
-                    self._unmap(block)
-                if self.core.news:
+                for packet in packets:
+                    for block in core.receive(packet, descriptors):
+                        self._unmap(block)
+                if core.news:
                     self._hear()
-                if self.core.outbox:
+                if core.outbox:
                     self._flush()
         except PoolbridgeError as error:
             if isinstance(error, ConnectionLostError) and self.core.goodbye:
@@ -234,22 +236,37 @@ class Session(SessionMemory):
             then()
         self._released(idle)
 
-    def release_frame(self, frame: Frame, feed: Feed, tickets: tuple[Ticket, ...]) -> None:
-        """End the lease of a frame that no hold was made of, and give its credit back."""
+    def release_frames(self, frames: Sequence[Frame], feed: Feed, tickets: tuple[Ticket, ...]) -> None:
+        """End the leases of frames that no hold was made of, and give their credit back."""
         if _process.pid == self.pid:
             with self._lock:
-                self._release_frame(frame, feed, tickets)
+                for frame in frames:
+                    grant: Any = frame.l
+                    idle = self.core.release(grant, tickets, failed=False)
+                    if idle is not None:
+                        self._unmap(idle)
+                self.owe(feed, len(frames))
+                self._flush()
+
+    def settle_soon(self, settle: Callable[[], None]) -> None:
+        """Have something released before the next request, and within some 10 ms; by any thread."""
+        self._unsettled.append(settle)
+        if self._driver is not None:
+            self._driver.ringing()
+
+    def settle(self) -> None:
+        """Release what was to be released soon."""
+        while self._unsettled:
+            try:
+                settle = self._unsettled.popleft()
+            except IndexError:
+                return  # another thread has it
+            settle()
 
     def later(self, work: Callable[[], None]) -> None:
         """Have something done that may wait, for a finaliser; never waits, never raises."""
         if _process.pid == self.pid and self._driver is not None:
             self._driver.background(work)
-
-    def _release_frame(self, frame: Frame, feed: Feed, tickets: tuple[Ticket, ...]) -> None:
-        grant: Any = frame.l
-        idle = self.core.release(grant, tickets, failed=False)
-        self.owe(feed)
-        self._released(idle)
 
     def lend(self, hold: Hold) -> Hold:
         """Make a hold for an array that outlives a lease: it keeps the block mapped as the lease does."""
@@ -345,9 +362,10 @@ class Session(SessionMemory):
     def owe(self, feed: Feed, count: int = 1, *, now: bool = False) -> None:
         """Count credit that is given back with a release. The lock is held."""
         feed.owed += count
-        credit = feed.pay(now=now)
-        if credit is not None:
-            self.core.tell(credit)
+        if now or feed.owed >= feed.batch or feed.left <= 0:
+            credit = feed.pay(now=now)
+            if credit is not None:
+                self.core.tell(credit)
 
     def feed(self, subscription: int) -> Feed:
         """Give the feed of a subscription that the service has just made."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import array
 import os
 import socket
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 from poolbridge._errors import ConnectionLostError, PoolbridgeError, ProtocolError
 from poolbridge._packet import MAX_FDS, MAX_PACKET
-from poolbridge._ring import Ring
+from poolbridge._ring import MARKED, Ring
 
 _INT = array.array("i").itemsize
 # Plain numbers: an operation on the flags themselves takes half a microsecond.
@@ -19,6 +20,9 @@ _DATA_TRUNCATED = int(socket.MSG_TRUNC)
 _CONTROL_TRUNCATED = int(socket.MSG_CTRUNC)
 # Room for more than the protocol allows: what comes in surplus is then seen, closed and refused.
 _CONTROL = socket.CMSG_SPACE((MAX_FDS + 2) * _INT)
+
+# How many packets are taken out of the ring at a time.
+_AT_ONCE = 64
 
 # Packets of one byte, which no message is: there is something in the ring; the next packets come through it again.
 _LOOK = b"\xc0"
@@ -66,7 +70,7 @@ class Descriptors:
             os.close(fd)
 
 
-_NONE = Descriptors()
+NONE = Descriptors()
 """What comes with a packet of the ring; there is nothing in it that anybody could take."""
 
 
@@ -84,6 +88,8 @@ class Transport:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
+        # Kept: to make it anew for each packet takes longer than to read one.
+        self._buffer = memoryview(bytearray(MAX_PACKET + 1))
         self._ring: Ring | None = None
         # What is sent, and what is received, goes over the socket for now.
         self._aside = True
@@ -105,13 +111,13 @@ class Transport:
         """Give the socket's descriptor, or -1 when closed."""
         return self._sock.fileno()
 
-    def send(self, packet: bytes) -> bool:
-        """Send one packet.
+    def send(self, packets: deque[bytes]) -> bool:
+        """Send packets, and take those that were sent off the queue.
 
         Returns
         -------
         bool
-            False if the socket's buffer is full: nothing was sent.
+            False if the socket's buffer is full: the others are to be sent later.
 
         Raises
         ------
@@ -119,18 +125,23 @@ class Transport:
             The service is gone.
         """
         ring = self._ring
-        if ring is not None:
-            if self._aside and ring.drained and self._send(_BACK):
-                self._aside = False
-            if not self._aside:
-                wake = ring.put(packet)
-                if wake is not None:
-                    if wake:
+        while packets:
+            if ring is not None:
+                if self._aside and ring.drained and self._send(_BACK):
+                    self._aside = False
+                if not self._aside:
+                    while packets and ring.put(packets[0]):
+                        packets.popleft()
+                    if packets:  # what it has no room for goes another way
+                        ring.mark()
+                        self._aside = True
+                    if ring.publish():
                         self._send(_LOOK)  # the reader of a full socket does not sleep
-                    return True
-                ring.mark()
-                self._aside = True
-        return self._send(packet)
+                    continue
+            if not self._send(packets[0]):
+                return False
+            packets.popleft()
+        return True
 
     def _send(self, packet: bytes) -> bool:
         try:
@@ -141,8 +152,8 @@ class Transport:
             raise ConnectionLostError(f"the service is gone: {error}") from error
         return True
 
-    def receive(self, *, readable: bool = False) -> tuple[bytes, Descriptors] | None:
-        """Receive one packet with its descriptors, which are close-on-exec.
+    def receive(self, *, readable: bool = False) -> tuple[Sequence[bytes], Descriptors] | None:
+        """Receive packets that the ring has, or one with its descriptors, which are close-on-exec.
 
         Parameters
         ----------
@@ -152,7 +163,7 @@ class Transport:
         Returns
         -------
         tuple or None
-            The packet, or None if none is there yet.
+            The packets, in order, and what came with them; None if none is there yet.
 
         Raises
         ------
@@ -169,22 +180,28 @@ class Transport:
                 packet = came or self._receive()
                 # Asked for once the packet is there: another thread may have begun to use a ring meanwhile.
                 ring = self._ring
-                if packet is None or ring is None or packet[0] not in {_LOOK, _BACK}:
-                    return packet
-                packet[1].close()
-                self._over = packet[0] != _BACK
+                if packet is None:
+                    return None
+                data, descriptors = packet
+                if ring is None or data not in {_LOOK, _BACK}:
+                    return (data,), descriptors
+                descriptors.close()
+                self._over = data != _BACK
                 continue
             assert self._ring is not None  # noqa: S101 - for the type checker: only with one it is not over the socket
-            data = self._ring.take()
-            if data:
-                return data, _NONE
-            if data is not None:
-                self._over = True
-            elif self._failure is not None:
+            taken = self._ring.take(_AT_ONCE)
+            if taken:
+                if taken[-1] == MARKED:
+                    self._over = True
+                    taken.pop()
+                    if not taken:
+                        continue
+                return taken, NONE
+            if self._failure is not None:
                 raise self._failure
-            elif self._came is not None:
+            if self._came is not None:
                 raise ProtocolError("a packet came over the socket that should have come through the ring")
-            elif not self._look():
+            if not self._look():
                 return None
 
     def _look(self) -> bool:
@@ -204,7 +221,7 @@ class Transport:
 
     def _receive(self) -> tuple[bytes, Descriptors] | None:
         try:
-            data, control, flags, _ = self._sock.recvmsg(MAX_PACKET + 1, _CONTROL, _RECEIVE_FLAGS)
+            length, control, flags, _ = self._sock.recvmsg_into([self._buffer], _CONTROL, _RECEIVE_FLAGS)
         except (BlockingIOError, InterruptedError):
             return None
         except OSError as error:
@@ -213,16 +230,16 @@ class Transport:
         try:
             if flags & _CONTROL_TRUNCATED:
                 raise ProtocolError("the control part of a packet was truncated: descriptors were lost")
-            if flags & _DATA_TRUNCATED or len(data) > MAX_PACKET:
+            if flags & _DATA_TRUNCATED or length > MAX_PACKET:
                 raise ProtocolError(f"a packet of more than {MAX_PACKET} bytes arrived")
             if len(descriptors) > MAX_FDS:
                 raise ProtocolError(f"{len(descriptors)} descriptors in a packet; the protocol allows {MAX_FDS}")
-            if not data:
+            if not length:
                 raise ConnectionLostError("the service closed the connection")
         except BaseException:
             descriptors.close()
             raise
-        return data, descriptors
+        return bytes(self._buffer[:length]), descriptors
 
     @property
     def through(self) -> bool:
@@ -233,7 +250,7 @@ class Transport:
     def waiting(self) -> bool:
         """Whether a packet is known to be there, which costs no system call to know."""
         ring = self._ring
-        return ring is not None and not self._over and not ring.empty
+        return ring is not None and not self._over and ring.some()
 
     def sleep(self) -> bool:
         """Say that the socket is about to be waited for; False if there is something to receive."""

@@ -11,6 +11,8 @@ import pytest
 from fakechannels import ChannelService
 
 import poolbridge
+from poolbridge import _borrowed, _pump
+from poolbridge import _messages as m
 from poolbridge._mappings import MAPPINGS
 
 
@@ -77,6 +79,80 @@ def test_a_frame_is_let_go_of_when_the_next_is_asked_for(service, client, other)
     arrays.release()
     with pytest.raises(poolbridge.InvalidArgumentError, match="no frame"):
         _ = arrays.seq
+
+
+def backlog(service, client, other, count, **options):
+    """Give arrays of `count` frames that the client has, in blocks that had frames before."""
+    channel = client.create_channel("video", capacity=count, **options)
+    arrays = other.subscribe("video", credit=32).arrays()
+    for last in (False, False, True):
+        for value in range(count):
+            publish(client, channel, value)
+        while len(arrays._feed.frames) < count:
+            other.stats()
+        for _ in range(0 if last else count):
+            next(arrays)
+        arrays.release()
+        other.stats()
+    service.log.clear()
+    return arrays
+
+
+def released(service):
+    return len([request for request in service.log if isinstance(request, m.Release)])
+
+
+def test_frames_that_follow_each_other_closely_are_let_go_of_together(service, client, other, monkeypatch):
+    monkeypatch.setattr(_borrowed, "_QUICK", 3600)
+    monkeypatch.setattr(_pump, "_TICK", 3600)
+    arrays = backlog(service, client, other, 8)
+    other._pump._ticking = True  # for an hour
+    for value in range(4):
+        assert next(arrays).tolist() == [value] * 4
+    assert len(arrays._spent) == 3
+    assert service.seen(m.Release) == []
+    assert next(arrays).tolist() == [4] * 4
+    assert not arrays._spent, "an eighth of the credit is not held back any longer"
+    for value in range(5, 8):
+        assert next(arrays).tolist() == [value] * 4
+    assert len(arrays._spent) == 3
+    other.stats()
+    assert not arrays._spent, "what was let go of comes before a request"
+    assert len(service.seen(m.Release)) == 7
+    arrays.release()
+    other.stats()
+    assert len(service.seen(m.Release)) == 8
+    other._pump._bell.ring()
+
+
+def test_what_was_held_back_is_let_go_of_when_the_consumer_takes_no_more(service, client, other, monkeypatch):
+    monkeypatch.setattr(_borrowed, "_QUICK", 3600)
+    arrays = backlog(service, client, other, 8)
+    for _ in range(4):
+        next(arrays)
+    service.wait(lambda: released(service) == 3)
+
+
+def test_what_was_held_back_is_let_go_of_with_the_arrays(service, client, other, monkeypatch):
+    monkeypatch.setattr(_borrowed, "_QUICK", 3600)
+    monkeypatch.setattr(_pump, "_TICK", 3600)
+    arrays = backlog(service, client, other, 8)
+    for _ in range(4):
+        next(arrays)
+    del arrays
+    gc.collect()
+    service.wait(lambda: released(service) == 8)
+    other._pump._bell.ring()
+
+
+def test_a_frame_of_a_queue_is_let_go_of_at_once(service, client, other, monkeypatch):
+    monkeypatch.setattr(_borrowed, "_QUICK", 3600)
+    arrays = backlog(service, client, other, 4, mode="queue")
+    for _ in range(3):
+        next(arrays)
+    assert not arrays._spent
+    other.stats()
+    assert len(service.seen(m.Release)) == 2, "a release says that the frame was dealt with"
 
 
 def test_a_recalled_block_is_unmapped_once_its_array_is_gone(service, client, other):

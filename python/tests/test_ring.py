@@ -12,6 +12,7 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,20 +73,23 @@ def ends() -> Iterator[Ends]:
 @pytest.mark.parametrize("vector", [pytest.param(vector, id=vector["name"]) for vector in VECTORS])
 def test_a_ring_looks_as_the_protocol_says(ends: Ends, vector: dict[str, Any]) -> None:
     for length in vector["before"]:
-        assert ends.a.put(bytes(length)) is False
-        assert ends.b.take() == bytes(length)
+        assert ends.a.put(bytes(length))
+        assert ends.a.publish() is False
+        assert ends.b.take(1) == [bytes(length)]
     packets = [bytes.fromhex(packet) for packet in vector["packets"]]
     for packet in packets:
         if packet:
-            assert ends.a.put(packet) is False
+            assert ends.a.put(packet)
         else:
             ends.a.mark()
+        assert ends.a.publish() is False
     expected, at = bytes.fromhex(vector["bytes"]), vector["at"]
     assert ends.a_file[at : at + len(expected)] == expected
     for offset, word in vector["words"].items():
         assert struct.unpack_from("<Q", ends.a_file, int(offset)) == (word,)
-    assert [ends.b.take() for _ in packets] == [packet or MARKED for packet in packets]
-    assert ends.b.take() is None
+    taken = [packet for _ in packets for packet in ends.b.take(8)]
+    assert taken == [packet or MARKED for packet in packets]
+    assert ends.b.take(8) == []
 
 
 def test_packets_of_every_size_come_in_order(ends: Ends) -> None:
@@ -94,32 +98,51 @@ def test_packets_of_every_size_come_in_order(ends: Ends) -> None:
     for number in range(5000):
         length = rng.randrange(1, MAX_PACKET) if number % 200 == 0 else rng.randrange(1, 300)
         packet = number.to_bytes(8, "little") + bytes(length)
-        while ends.a.put(packet) is None:
-            assert ends.b.take() == sent.pop(0)
+        while not ends.a.put(packet):
+            assert ends.b.take(1) == [sent.pop(0)]
+        ends.a.publish()
         sent.append(packet)
     while sent:
-        assert ends.b.take() == sent.pop(0)
+        most = rng.randrange(1, 20)
+        taken = ends.b.take(most)
+        assert taken == sent[: min(most, len(sent))]
+        del sent[: len(taken)]
     assert ends.a.drained
 
 
 def test_a_full_ring_refuses_a_packet_and_still_takes_a_mark(ends: Ends) -> None:
     count = 0
-    while ends.a.put(bytes(100)) is not None:
+    while ends.a.put(bytes(100)):
         count += 1
+    assert ends.b.take(1) == [], "none of them was published"
     ends.a.mark()
-    assert [len(ends.b.take() or b"") for _ in range(count)] == [100] * count
+    ends.a.publish()
+    assert ends.b.take(count) == [bytes(100)] * count
     assert not ends.a.drained
-    assert ends.b.take() == MARKED
+    assert ends.b.take(count) == [MARKED]
     assert ends.a.drained
 
 
+def test_nothing_is_taken_with_what_follows_a_mark(ends: Ends) -> None:
+    ends.a.put(b"1")
+    ends.a.mark()
+    ends.a.put(b"2")
+    ends.a.publish()
+    assert ends.b.take(8) == [b"1", MARKED]
+    assert ends.b.take(8) == [b"2"]
+
+
 def test_a_reader_that_sleeps_is_woken_once(ends: Ends) -> None:
-    assert ends.a.put(b"1") is False
+    ends.a.put(b"1")
+    assert ends.a.publish() is False
     assert not ends.b.sleep(), "there is something to take"
-    ends.b.take()
+    ends.b.take(1)
     assert ends.b.sleep()
-    assert ends.a.put(b"2") is True
-    assert ends.a.put(b"3") is False
+    ends.a.put(b"2")
+    ends.a.put(b"3")
+    assert ends.a.publish() is True
+    ends.a.put(b"4")
+    assert ends.a.publish() is False
     ends.b.wake()
 
 
@@ -139,7 +162,17 @@ def test_a_corrupt_ring_is_an_error(ends: Ends, head: int, first: int) -> None:
     struct.pack_into("<Q", ends.b_file, 4096, first)
     struct.pack_into("<Q", ends.b_file, 0, head)
     with pytest.raises(ProtocolError, match="in a ring with"):
-        ends.a.take()
+        ends.a.take(8)
+
+
+def test_what_came_before_a_corrupt_packet_is_taken(ends: Ends) -> None:
+    ends.a.put(b"1")
+    ends.a.put(b"2")
+    ends.a.publish()
+    struct.pack_into("<Q", ends.a_file, 4096 + 16, MAX_PACKET + 1)
+    assert ends.b.take(8) == [b"1"]
+    with pytest.raises(ProtocolError, match="in a ring with"):
+        ends.b.take(8)
 
 
 @pytest.mark.parametrize("tail", [16, 4, 2**64 - SIZE - 8])
@@ -188,16 +221,18 @@ def test_packets_come_in_the_order_in_which_they_were_sent_whichever_way_they_co
     def send() -> None:
         for number in range(count):
             packet = number.to_bytes(8, "little") + bytes(MAX_PACKET if number % 100 == 42 else number % 200)
-            while not linked.a.send(packet):
+            while not linked.a.send(deque([packet])):
                 pass
 
     sender = threading.Thread(target=send)
     sender.start()
-    through = 0
-    for number in range(count):
-        while (came := linked.b.receive()) is None:
-            pass
-        assert int.from_bytes(came[0][:8], "little") == number
+    through = number = 0
+    while number < count:
+        if (came := linked.b.receive()) is None:
+            continue
+        for packet in came[0]:
+            assert int.from_bytes(packet[:8], "little") == number
+            number += 1
         through += linked.b.through
     sender.join()
     assert through, "some came through the ring"
@@ -205,18 +240,20 @@ def test_packets_come_in_the_order_in_which_they_were_sent_whichever_way_they_co
 
 def test_what_was_sent_before_the_peer_left_comes_before_the_end(linked: Linked) -> None:
     for number in range(100):
-        assert linked.a.send(bytes([number]) * 100)
+        assert linked.a.send(deque([bytes([number]) * 100]))
     linked.a.shutdown()
-    for number in range(100):
-        came = linked.b.receive(readable=True)
-        assert came is not None
-        assert came[0][0] == number
+    came: list[bytes] = []
+    while len(came) < 100:
+        more = linked.b.receive(readable=True)
+        assert more is not None
+        came += more[0]
+    assert came == [bytes([number]) * 100 for number in range(100)]
     with pytest.raises(ConnectionLostError):
         linked.b.receive(readable=True)
 
 
 def test_a_packet_over_the_socket_that_the_ring_knows_nothing_of_is_an_error(linked: Linked) -> None:
-    assert linked.a.send(b"1" * 9)
+    assert linked.a.send(deque([b"1" * 9]))
     assert linked.b.receive() is not None
     linked.a._send(b"2" * 9)
     with pytest.raises(ProtocolError, match="through the ring"):
@@ -248,10 +285,10 @@ def test_a_process_that_waits_for_a_frame_does_nothing_else(tmp_path: Path, ends
 
 
 def test_who_sleeps_is_woken_over_the_socket(linked: Linked) -> None:
-    assert linked.a.send(b"1" * 9)
+    assert linked.a.send(deque([b"1" * 9]))
     assert linked.b.receive() is not None
     assert linked.b.sleep()
-    assert linked.a.send(b"2" * 9)
+    assert linked.a.send(deque([b"2" * 9]))
     linked.b.wake()
     assert linked.b.waiting
     assert linked.b.receive(readable=True) is not None
@@ -267,13 +304,13 @@ def pipe_in_flight(linked: Linked, packet: bytes) -> int:
 
 
 def test_descriptors_that_nobody_takes_are_closed(linked: Linked) -> None:
-    assert linked.b.send(b"1" * 9)
+    assert linked.b.send(deque([b"1" * 9]))
     assert linked.a.receive() is not None
     look = pipe_in_flight(linked, b"\xc0")
     assert linked.a.receive() is None
     assert os.read(look, 1) == b"", "nobody else has it open"
     back = pipe_in_flight(linked, b"\xc3")
-    assert linked.b.send(b"2" * 9)
+    assert linked.b.send(deque([b"2" * 9]))
     assert linked.a.receive(readable=True) is not None, "which the ring had"
     linked.a.close()
     assert os.read(back, 1) == b""
@@ -309,7 +346,7 @@ def test_a_thread_that_waits_reads_when_nobody_else_does(
             for call in calls:
                 call.join(30)
                 assert not call.is_alive()
-            pump.ringing()  # or the watcher would end in an hour
+            pump._bell.ring()  # or the watcher would end in an hour
     finally:
         service.close()
 
@@ -321,7 +358,7 @@ def test_the_watcher_sleeps_while_the_socket_takes_nothing(monkeypatch: pytest.M
     monkeypatch.setattr(session, "flush", flush)
     pump = Pump(session)
     sent = 0
-    while session.transport.send(bytes(1000)):
+    while session.transport.send(deque([bytes(1000)])):
         sent += 1
     session.core.tell(Cancel(rq=1))
     assert not session.flush()
