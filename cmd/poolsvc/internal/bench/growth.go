@@ -32,13 +32,28 @@ func growth(ctx context.Context, s *scene) error {
 	})
 }
 
+// handOver measures hand-overs of a producer of their own, in a pool of their own.
+func (g *grown) handOver(ctx context.Context, w *worker, channel string) (d Durations, err error) {
+	src, err := dialOutside(ctx, g.svc.socket)
+	if err != nil {
+		return d, err
+	}
+	spec := g.poolSpec(growthBytes)
+	spec.Name = channel
+	if err = g.makeRoomForOne(ctx, src, spec, growthBytes); err == nil {
+		d, err = g.handOverTo(ctx, src, w, growthBytes, channel, false)
+		err = errors.Join(err, src.destroyPool(ctx))
+	}
+	return d, errors.Join(err, src.close())
+}
+
 // begin makes the pool and a first buffer, and notes what the driver took for that.
 func (g *grown) begin(ctx context.Context) error {
 	before, err := g.svc.rss()
 	if err != nil {
 		return err
 	}
-	if err := g.producer.makePool(ctx, g.poolSpec(growthBytes*underWay+uint64(g.MaxBuffers)*ballastBytes)); err != nil {
+	if err := g.producer.makePool(ctx, g.poolSpec(uint64(g.MaxBuffers)*ballastBytes)); err != nil {
 		return err
 	}
 	first, err := g.producer.allocate(ctx, mempool.Bytes(ballastBytes))
@@ -141,7 +156,7 @@ func (g *grown) step(ctx context.Context, buffers, sessions int) error {
 	}
 	var d Durations
 	err = g.footprint("busy", buffers, sessions, func() (err error) {
-		d, err = g.handOverTo(ctx, g.producer, w, growthBytes, fmt.Sprintf("growth %d %d", buffers, sessions))
+		d, err = g.handOver(ctx, w, fmt.Sprintf("growth %d %d", buffers, sessions))
 		return err
 	})
 	if err = errors.Join(err, w.stop()); err == nil {

@@ -9,14 +9,15 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// underWay is how many buffers of a hand-over there is room for: the next is made while the last is being given back.
-const underWay = 4
-
 // handOverCredit is how many buffers a consumer may be sent before it has given one back: it never waits for that.
 const handOverCredit = 8
 
-// byName is the workload in which the consumer asks for each buffer by its name.
-const byName = "hand-over/by name"
+// The hand-overs that are measured with buffers of one size only, which makes no difference: with a lease and a new array for
+// each buffer, and with a name that the consumer asks for.
+const (
+	leasing = "hand-over/a lease each"
+	byName  = "hand-over/by name"
+)
 
 // consumeTask has a worker make an array of each buffer of a prefix and acknowledge it; one without elements is the last.
 type consumeTask struct {
@@ -25,7 +26,8 @@ type consumeTask struct {
 	Consumer string `json:"consumer"`
 }
 
-// handOver measures workload (a): a new buffer goes from Go to an array in Python, which acknowledges it.
+// handOver measures workload (a): a new buffer goes from Go to an array in Python, and its memory comes back. There is room for
+// one buffer: that the next is granted acknowledges the one before.
 func handOver(ctx context.Context, s *scene) error {
 	src, err := startInside(s.newSocket())
 	if err != nil {
@@ -58,7 +60,7 @@ func (s *scene) handOverSizes(ctx context.Context, src source, system string) er
 }
 
 func (s *scene) handOverSize(ctx context.Context, src source, w *worker, bytes uint64, system string) error {
-	err := src.makePool(ctx, s.poolSpec(bytes*underWay))
+	err := s.makeRoomForOne(ctx, src, s.poolSpec(bytes), bytes)
 	if errors.Is(err, mempool.ErrOutOfMemory) {
 		s.skip("hand-over", system, err.Error())
 		return nil
@@ -67,22 +69,43 @@ func (s *scene) handOverSize(ctx context.Context, src source, w *worker, bytes u
 		return err
 	}
 	prefix := strconv.FormatUint(bytes, 10) + " "
-	d, err := s.handOverTo(ctx, src, w, bytes, prefix)
+	d, err := s.handOverTo(ctx, src, w, bytes, prefix, false)
 	if err != nil {
 		return err
 	}
 	s.add(d, "hand-over", bytes, system)
-	if bytes == byNameBytes {
-		if d, err = s.handOverByName(ctx, src, w, bytes, prefix); err != nil {
-			return err
-		}
-		s.add(d, byName, bytes, system)
+	if bytes != oneSize {
+		return src.destroyPool(ctx)
 	}
+	if d, err = s.handOverTo(ctx, src, w, bytes, prefix+"leases", true); err != nil {
+		return err
+	}
+	s.add(d, leasing, bytes, system)
+	if d, err = s.handOverByName(ctx, src, w, bytes, prefix); err != nil {
+		return err
+	}
+	s.add(d, byName, bytes, system)
 	return src.destroyPool(ctx)
 }
 
-// byNameBytes is the size of the buffers that are asked for by name; the size makes no difference.
-const byNameBytes = 1 << 20
+// oneSize is that of the buffers where one size is enough.
+const oneSize = 1 << 20
+
+// makeRoomForOne makes a pool that has room for one buffer.
+func (s *scene) makeRoomForOne(ctx context.Context, src source, spec mempool.PoolSpec, bytes uint64) error {
+	if err := src.makePool(ctx, spec); err != nil {
+		return err
+	}
+	b, err := src.allocate(ctx, mempool.Bytes(bytes))
+	if err != nil {
+		return errors.Join(err, src.destroyPool(ctx))
+	}
+	spec.MaxBytes = b.Info().BlockBytes
+	if err := errors.Join(b.Release(false), src.destroyPool(ctx)); err != nil {
+		return err
+	}
+	return src.makePool(ctx, spec)
+}
 
 // withService calls f with a service in a process of its own.
 func (s *scene) withService(ctx context.Context, f func(*service) error) error {
@@ -93,31 +116,36 @@ func (s *scene) withService(ctx context.Context, f func(*service) error) error {
 	return errors.Join(f(svc), svc.stop())
 }
 
-// handOverTo hands buffers over to a worker, through a channel.
-func (s *scene) handOverTo(ctx context.Context, src source, w *worker, bytes uint64, channel string) (d Durations, err error) {
+// handOverTo hands buffers over to a worker, through a channel, from a pool with room for one.
+func (s *scene) handOverTo(ctx context.Context, src source, w *worker, bytes uint64, channel string, leases bool) (d Durations, err error) {
 	ch, err := src.makeChannel(ctx, mempool.ChannelSpec{Name: channel, Mode: mempool.WorkQueue, Capacity: 2})
 	if err != nil {
 		return d, err
 	}
+	if err := w.begin(framesTask{Task: "frames", Channel: channel, Consumer: s.consumer, Credit: handOverCredit, Each: true, Leases: leases,
+		OnDevice: s.kind != mempool.Host}); err != nil {
+		return d, err
+	}
+	b, err := src.allocate(ctx, mempool.Bytes(bytes))
+	if err != nil {
+		return d, err
+	}
+	// send gives the buffer away, and waits until its memory has come back.
 	send := func(number int) error {
-		b, err := src.allocate(ctx, mempool.Bytes(bytes))
-		if err == nil {
-			err = stampNumber(b, uint64(number))
-		}
+		err := stampNumber(b, uint64(number))
 		if err == nil {
 			err = ch.publish(ctx, b)
 		}
 		if err == nil {
-			err = w.ack()
+			b, err = src.allocate(ctx, mempool.Bytes(bytes))
 		}
 		return err
 	}
-	if err := w.begin(framesTask{Task: "frames", Channel: channel, Consumer: s.consumer, Credit: handOverCredit, Each: true, Leases: true,
-		OnDevice: s.kind != mempool.Host}); err != nil {
-		return d, err
-	}
 	number := 0
-	if err := send(number); err != nil { // it is there
+	if err := send(number); err != nil {
+		return d, w.failed(err)
+	}
+	if err := w.ack(); err != nil { // it is there
 		return d, w.failed(err)
 	}
 	watch := newStopwatch(s.Time)
@@ -130,7 +158,7 @@ func (s *scene) handOverTo(ctx context.Context, src source, w *worker, bytes uin
 		watch.took(time.Since(start))
 	}
 	d = watch.durations()
-	if err := ch.shut(ctx); err != nil {
+	if err := errors.Join(b.Release(true), ch.shut(ctx)); err != nil {
 		return d, err
 	}
 	return d, w.end(new(samples))

@@ -7,13 +7,14 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// framesTask has a worker make an array of each frame of a channel until it is shut, and acknowledge the first or each.
+// framesTask has a worker make an array of each frame of a channel until it is shut, and acknowledge the first.
 type framesTask struct {
 	Task     string `json:"task"`
 	Channel  string `json:"channel"`
 	Consumer string `json:"consumer"`
 	Credit   int    `json:"credit"`
-	Each     bool   `json:"each"`
+	// Each has it look at the number of each frame, which those on the CPU have.
+	Each bool `json:"each"`
 	// Spin is for how many seconds a wait for a frame does not sleep.
 	Spin float64 `json:"spin"`
 	// Leases has it make a new array of each frame, not one for each block.

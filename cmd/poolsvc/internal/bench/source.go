@@ -18,6 +18,7 @@ type buffer interface {
 	CopyFrom(off uint64, src []byte) error
 	Publish(context.Context, mempool.Publication) error
 	Release(incomplete bool) error
+	Info() mempool.LeaseInfo
 }
 
 // source is where a Go program gets buffers.

@@ -15,7 +15,8 @@ import (
 const (
 	streamBytes    = 64 << 10
 	streamCapacity = 64
-	// streamPause lies between frames whose latency is measured: everybody waits for the next.
+	// streamPause lies between frames whose latency is measured: everybody waits for the next. The producer is busy meanwhile,
+	// as one is that computes its frames.
 	streamPause = time.Millisecond
 	// mostPaced is how many of those there are.
 	mostPaced = 2000
@@ -195,8 +196,7 @@ func (s *scene) mostFrames(pause time.Duration) int {
 func (s *scene) sendFrames(ctx context.Context, src source, ch outlet, pause time.Duration) (sent []time.Duration, err error) {
 	most := s.mostFrames(pause)
 	for begun := time.Now(); len(sent) < most && (len(sent) < leastSamples || time.Since(begun) < s.Time); {
-		if pause > 0 {
-			time.Sleep(pause)
+		for until := now() + pause; now() < until; {
 		}
 		sent = append(sent, 0)
 		b, err := s.makeFrame(ctx, src, uint64(len(sent)))
