@@ -242,7 +242,12 @@ class Follower:
         timelines, own, key = self._session.timelines, self._own, self._key
         if timelines.own is not own or not key.reachable:
             return False
+        if not grant.wt:
+            return True
+        word = own.word(key)
         for ticket in grant.wt:
+            if word is not None and ticket.tl == own.id and ticket.wd == word.index:
+                continue  # the stream's own earlier work
             page = timelines.page(ticket.tl)
             if page is None:
                 return False

@@ -31,7 +31,7 @@ _TICK = 10e-3
 _WAKEFULNESS = 100e-6
 # After looking in vain it sleeps at once so many times at most.
 _MOST_SLEEPS = 63
-# How often a spinning reader looks at the clock, and whether the connection still stands, in looks into the ring.
+# How often a spinning reader looks at the clock, and into the socket, in looks into the ring.
 _GLANCES = 16
 _LOOKS = 1024
 
@@ -107,6 +107,7 @@ class Pump:
         self._waiting: list[threading.Event] = []  # of threads that go on reading when nobody reads
         self._armed = True  # the watcher reads what comes
         self._ticking = False  # nobody may be told of what comes through the ring
+        self._unread = False  # the socket has something
         self._reads = self._seen = 0
         self._eagerness = _Eagerness()
         self._poll = select.poll()
@@ -199,8 +200,10 @@ class Pump:
             self._arm()
             return
         self._reading.release()
-        self.ringing()
-        self._pass_on()
+        if not self._ticking:
+            self.ringing()
+        if self._waiting:
+            self._pass_on()
 
     def _pass_on(self) -> None:
         """Have a thread that waits read, if nobody does: the watcher would only do so when it ticks."""
@@ -223,15 +226,19 @@ class Pump:
         if seconds <= 0:
             return
         session, until = self._session, time.monotonic() + seconds
-        while not feed.done and session.ended is None:
+        waiting, over = transport.waiting, not transport.through
+        while True:
             looks += 1
-            readable = (looks % _LOOKS == 0 or not transport.through) and bool(self._poll.poll(0))
-            if readable or transport.waiting:
+            readable = False
+            if waiting() or (readable := (over or looks % _LOOKS == 0) and bool(self._poll.poll(0))):
                 try:
                     session.receive(readable=readable)
                 except PoolbridgeError:
                     return  # the feed has ended with it
-            elif looks % _GLANCES == 0 and time.monotonic() >= until:
+                if feed.done:
+                    break
+                over = not transport.through
+            if looks % _GLANCES == 0 and (time.monotonic() >= until or feed.done or session.ended is not None):
                 break
         if tries:
             self._eagerness.learn(found=feed.done)
@@ -244,10 +251,17 @@ class Pump:
                 return
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
             readable = False
+            if transport.waiting():
+                pass
+            elif self._unread:
+                readable, self._unread = True, False
             # Nearly always the reply is still to come: looking for it first would be a system call in vain.
-            if not transport.waiting and transport.sleep():
+            elif transport.sleep():
                 readable = bool(self._poll.poll(None if left is None else left * 1000 + 1))
                 transport.wake()
+                if readable and transport.waiting():
+                    # What the socket has most likely said no more than that. It is read when there is time.
+                    readable, self._unread = False, True
             try:
                 if not self._session.receive(readable=readable) and left == 0:
                     return

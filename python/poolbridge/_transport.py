@@ -246,7 +246,6 @@ class Transport:
         """Whether packets come through the ring."""
         return self._ring is not None and not self._over
 
-    @property
     def waiting(self) -> bool:
         """Whether a packet is known to be there, which costs no system call to know."""
         ring = self._ring

@@ -290,7 +290,7 @@ def test_who_sleeps_is_woken_over_the_socket(linked: Linked) -> None:
     assert linked.b.sleep()
     assert linked.a.send(deque([b"2" * 9]))
     linked.b.wake()
-    assert linked.b.waiting
+    assert linked.b.waiting()
     assert linked.b.receive(readable=True) is not None
     assert linked.b.receive() is None
 
