@@ -105,6 +105,15 @@ class BenchWorker:
             del array
         return {"samples": stamps[1:]}
 
+    def bytes(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Receive single bytes where acknowledgements go; say when each was there."""
+        receive, clock = self._acknowledge.recv, time.monotonic_ns
+        stamps: list[int] = []
+        self._acknowledge.send(_ACK)
+        while len(stamps) < task["count"] and receive(1):
+            stamps.append(clock())
+        return {"samples": stamps}
+
     def publish(self, task: dict[str, Any]) -> dict[str, Any]:
         """Send frames for some seconds, and then shut the channel; say when each was published."""
         client, shape, pause = self._connected, (task["bytes"],), task["pause"]
@@ -169,7 +178,7 @@ class BenchWorker:
         self._acknowledge.close()
 
 
-_TASKS = ("probe", "consume", "frames", "publish", "allocate", "connect")
+_TASKS = ("probe", "consume", "frames", "bytes", "publish", "allocate", "connect")
 
 
 def work(path: str, fd: int) -> int:

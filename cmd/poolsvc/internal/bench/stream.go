@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,8 +16,8 @@ import (
 const (
 	streamBytes    = 64 << 10
 	streamCapacity = 64
-	// streamPause lies between frames whose latency is measured: everybody waits for the next. The producer is busy meanwhile,
-	// as one is that computes its frames.
+	// streamPause lies between frames whose latency is measured: everybody waits for the next. With 4 CPUs or more the producer
+	// is busy meanwhile, as one is that computes its frames.
 	streamPause = time.Millisecond
 	// mostPaced is how many of those there are.
 	mostPaced = 2000
@@ -75,7 +76,7 @@ func (s *scene) streams(ctx context.Context, src source) error {
 	if err := s.streamFromPython(ctx, src); err != nil {
 		return fmt.Errorf("python-go: %w", err)
 	}
-	return nil
+	return s.streamOfBytes(ctx, src)
 }
 
 // spinningWay is a stream to a consumer that does not sleep.
@@ -196,8 +197,7 @@ func (s *scene) mostFrames(pause time.Duration) int {
 func (s *scene) sendFrames(ctx context.Context, src source, ch outlet, pause time.Duration) (sent []time.Duration, err error) {
 	most := s.mostFrames(pause)
 	for begun := time.Now(); len(sent) < most && (len(sent) < leastSamples || time.Since(begun) < s.Time); {
-		for until := now() + pause; now() < until; {
-		}
+		waitFor(pause)
 		sent = append(sent, 0)
 		b, err := s.makeFrame(ctx, src, uint64(len(sent)))
 		if err != nil {
@@ -209,6 +209,17 @@ func (s *scene) sendFrames(ctx context.Context, src source, ch outlet, pause tim
 		}
 	}
 	return sent, nil
+}
+
+// waitFor returns after a time. Where there are CPUs for everybody it does not sleep meanwhile.
+func waitFor(pause time.Duration) {
+	if runtime.NumCPU() < 4 {
+		time.Sleep(pause)
+		return
+	}
+	for until := now() + pause; now() < until; {
+		runtime.Gosched()
+	}
 }
 
 // makeFrame makes a buffer with its number.

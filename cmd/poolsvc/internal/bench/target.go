@@ -66,6 +66,9 @@ func ratios(r *Report) []Ratio {
 			if spins, ok := r.find(streamName(spinningWay, 1), kind, streamBytes, embedded); ok && spins.P50 != nil {
 				add(streamName(spinningWay, 1), kind, streamBytes, "10 µs from publish to array", spinningMicros / *spins.P50, 1)
 			}
+			if floor, ok := r.find(name, kind, 1, byteBySocket); ok && floor.P50 != nil {
+				add(name, kind, streamBytes, byteBySocket, *floor.P50 / *ours.P50, 0)
+			}
 			for _, theirs := range r.Results {
 				if theirs.Workload != name || theirs.Kind != kind || theirs.System == embedded || theirs.PerSecond == 0 {
 					continue

@@ -1,0 +1,50 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// byteBySocket is the least that could tell a Python process that sleeps of anything.
+const byteBySocket = "a byte through a socket"
+
+// bytesTask has a worker receive single bytes, and say when each was there.
+type bytesTask struct {
+	Task  string `json:"task"`
+	Count int    `json:"count"`
+}
+
+// streamOfBytes measures how long a byte takes to a worker that sleeps: what a frame to a sleeping consumer cannot beat.
+func (s *scene) streamOfBytes(ctx context.Context, src source) (err error) {
+	w, err := startWorker(ctx, s.Python, src.socket())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.stop()) }()
+	task := bytesTask{Task: "bytes", Count: mostPaced}
+	if err := w.begin(task); err != nil {
+		return err
+	}
+	if err := w.ack(); err != nil {
+		return w.failed(err)
+	}
+	sent := make([]time.Duration, task.Count)
+	for i := range sent {
+		waitFor(streamPause)
+		sent[i] = now()
+		if _, err := w.acks.Write([]byte{1}); err != nil {
+			return w.failed(err)
+		}
+	}
+	var came samples
+	if err := w.end(&came); err != nil {
+		return err
+	}
+	var d Durations
+	if err := d.arrived(sent, came.Samples); err != nil {
+		return err
+	}
+	s.add(Durations{Each: d.Each}, streamName("go-python", 1), 1, byteBySocket)
+	return nil
+}
