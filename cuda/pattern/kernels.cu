@@ -3,14 +3,20 @@
 //
 // Memory speed is the aim: accesses of 16 bytes, neighbouring threads next to each other, several of them under way in
 // every thread. Memory that begins between two multiples of 16 gets its first and last elements one by one.
+//
+// A verification has 64 KiB under way in a multiprocessor: two vectors in each thread of 8 blocks, or four in each of 4. The
+// host starts 8 blocks for every multiprocessor, so the launch bounds are for 8 or 4 of them at once: where 5 or 6 fit, the
+// rest come after them and are too few. For a GPU that cannot hold so many the driver ignores the bound.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
 enum {
     threads = 256, // of a block
-    unroll = 4,    // vectors under way in a thread
+    unroll = 4,    // vectors under way in a thread that fills
     kept = 8,      // mismatches that a result holds
+    full = 8,      // blocks that a multiprocessor holds, if a thread makes do with 32 registers
+    half = 4,      // and with 64
 };
 
 // ---- results ----
@@ -147,42 +153,64 @@ template <class P> __device__ __forceinline__ void fill(u32 *at, u64 first, u64 
     edges(head, head + 4 * vectors, n, [=](u64 i) { at[i] = p.at(first + i); });
 }
 
-// Looks closer at a vector that is not the same bit by bit, and counts its wrong elements. `before` were wrong already: a
-// thread's indices rise, so that what follows its first few is not among the lowest.
-template <class P>
-__device__ __noinline__ u32 differing(P p, uint4 got, uint4 want, u64 index, u64 before, result *r) {
+// The vectors that a thread verifies at once, in which something is not the same bit by bit.
+template <class P, int vectors> struct batch {
+    uint4 got[vectors]; // as they were read: in the memory there may be other values now
+    P p;
+    u64 first, index; // of the first element: in the pattern, and in the memory
+    u64 before;       // were wrong already
+    result *r;
+};
+
+// Looks closer at a batch and counts its wrong elements. A thread's indices rise, so that what follows its first few is not
+// among the lowest.
+//
+// There is one call for a batch, with one pointer, so that the loop that nearly never makes it has few branches and needs
+// few registers: with a call for every vector, frames were verified at two thirds of a copy's speed on an H200.
+template <class P, int vectors> __device__ __noinline__ u32 differing(const batch<P, vectors> *b) {
     u32 wrong = 0;
 #pragma unroll 1
-    for (int e = 0; e < 4; e++) {
-        u32 g = e == 0 ? got.x : e == 1 ? got.y : e == 2 ? got.z : got.w;
-        u32 w = e == 0 ? want.x : e == 1 ? want.y : e == 2 ? want.z : want.w;
-        if (p.same(g, w)) continue;
-        if (before + wrong++ < kept) record(r, index + e, g);
+    for (u32 e = 0; e < 4 * vectors; e++) {
+        u32 got = ((const u32 *)b->got)[e], i = e / 4 * (4 * threads) + e % 4;
+        if (b->p.same(got, b->p.at(b->first + i))) continue;
+        if (b->before + wrong++ < kept) record(b->r, b->index + i, got);
     }
     return wrong;
 }
 
-template <class P> __device__ __forceinline__ void verify(const u32 *at, u64 first, u64 n, P p, result *r) {
+// Counts the wrong elements of vectors that are `threads` apart.
+template <int vectors, class P>
+__device__ __forceinline__ u32 check(const uint4 *from, P p, u64 first, u64 index, u64 before, result *r) {
+    uint4 got[vectors];
+    u32 bits = 0;
+#pragma unroll
+    for (int j = 0; j < vectors; j++) got[j] = __ldcs(from + j * threads);
+#pragma unroll
+    for (int j = 0; j < vectors; j++) {
+        uint4 want = p.vector(first + j * threads * 4);
+        bits |= (got[j].x ^ want.x) | (got[j].y ^ want.y) | (got[j].z ^ want.z) | (got[j].w ^ want.w);
+    }
+    if (bits == 0) return 0;
+    batch<P, vectors> b;
+#pragma unroll
+    for (int j = 0; j < vectors; j++) b.got[j] = got[j];
+    b.p = p;
+    b.first = first;
+    b.index = index;
+    b.before = before;
+    b.r = r;
+    return differing(&b);
+}
+
+// `under` vectors are under way in every thread.
+template <int under, class P> __device__ __forceinline__ void verify(const u32 *at, u64 first, u64 n, P p, result *r) {
     u64 head = head_of(at, n, 4), vectors = (n - head) / 4, wrong = 0;
     const uint4 *from = (const uint4 *)(at + head);
-    u64 base = first + head;
-    auto check = [&](u64 v, uint4 got) {
-        uint4 want = p.vector(base + 4 * v);
-        if (((got.x ^ want.x) | (got.y ^ want.y) | (got.z ^ want.z) | (got.w ^ want.w)) == 0) return;
-        wrong += differing(p, got, want, head + 4 * v, wrong, r);
-    };
-    for (u64 k = (u64)blockIdx.x * threads * unroll + threadIdx.x; k < vectors; k += (u64)gridDim.x * threads * unroll) {
-        uint4 got[unroll];
-        if (k + (unroll - 1) * threads < vectors) {
-#pragma unroll
-            for (int j = 0; j < unroll; j++) got[j] = __ldcs(from + k + j * threads);
-#pragma unroll
-            for (int j = 0; j < unroll; j++) check(k + j * threads, got[j]);
-        } else {
+    u64 base = first + head, k = (u64)blockIdx.x * threads * under + threadIdx.x;
+    for (; k + (under - 1) * threads < vectors; k += (u64)gridDim.x * threads * under)
+        wrong += check<under>(from + k, p, base + 4 * k, head + 4 * k, wrong, r);
 #pragma unroll 1
-            for (u64 v = k; v < vectors; v += threads) check(v, __ldcs(from + v));
-        }
-    }
+    for (; k < vectors; k += threads) wrong += check<1>(from + k, p, base + 4 * k, head + 4 * k, wrong, r);
     edges(head, head + 4 * vectors, n, [&](u64 i) {
         u32 got = at[i];
         if (p.same(got, p.at(first + i))) return;
@@ -197,9 +225,9 @@ poolbridge_fill_affine_f32(u32 *at, u64 first, u64 n, double scale, double offse
     fill(at, first, n, affine{scale, offset, tolerance});
 }
 
-extern "C" __global__ void __launch_bounds__(threads)
+extern "C" __global__ void __launch_bounds__(threads, half)
 poolbridge_verify_affine_f32(const u32 *at, u64 first, u64 n, double scale, double offset, double tolerance, result *r) {
-    verify(at, first, n, affine{scale, offset, tolerance}, r);
+    verify<4>(at, first, n, affine{scale, offset, tolerance}, r);
 }
 
 extern "C" __global__ void __launch_bounds__(threads)
@@ -207,9 +235,9 @@ poolbridge_fill_masked_u32(u32 *at, u64 first, u64 n, u32 scale, u32 offset, u32
     fill(at, first, n, masked_of(scale, offset, mask));
 }
 
-extern "C" __global__ void __launch_bounds__(threads)
+extern "C" __global__ void __launch_bounds__(threads, full)
 poolbridge_verify_masked_u32(const u32 *at, u64 first, u64 n, u32 scale, u32 offset, u32 mask, result *r) {
-    verify(at, first, n, masked_of(scale, offset, mask), r);
+    verify<2>(at, first, n, masked_of(scale, offset, mask), r);
 }
 
 extern "C" __global__ void __launch_bounds__(threads)
@@ -217,9 +245,9 @@ poolbridge_fill_frame_u32(u32 *at, u64 first, u64 n, u64 seq) {
     fill(at, first, n, frame_of(seq));
 }
 
-extern "C" __global__ void __launch_bounds__(threads)
+extern "C" __global__ void __launch_bounds__(threads, full)
 poolbridge_verify_frame_u32(const u32 *at, u64 first, u64 n, u64 seq, result *r) {
-    verify(at, first, n, frame_of(seq), r);
+    verify<2>(at, first, n, frame_of(seq), r);
 }
 
 // ---- Fibonacci, eight-byte elements ----
@@ -239,36 +267,99 @@ __device__ ulonglong2 fibonacci(u64 n) {
     return make_ulonglong2(a, b);
 }
 
-// Calls f(vector, value) for a thread's vectors of two elements, each from the one before: the distance s between them
-// is the same all the way, and F(i+s) = F(s-1)·F(i) + F(s)·F(i+1).
-template <class F> __device__ __forceinline__ void fibonacci_walk(u64 base, u64 vectors, F f) {
-    u64 k = (u64)blockIdx.x * threads + threadIdx.x, step = (u64)gridDim.x * threads;
-    if (k >= vectors) return;
-    ulonglong2 jump = fibonacci(2 * step - 1), v = fibonacci(base + 2 * k);
-    u64 next = jump.x + jump.y;
-#pragma unroll 4
-    for (; k < vectors; k += step) {
-        f(k, v);
-        v = make_ulonglong2(jump.x * v.x + jump.y * v.y, jump.y * v.x + next * v.y);
+// How a thread's vectors of two elements follow each other: the distance s between them is the same all the way, and
+// F(i+s) = F(s-1)·F(i) + F(s)·F(i+1).
+struct stride {
+    u64 before, here, next; // F(s-1), F(s), F(s+1)
+
+    __device__ __forceinline__ ulonglong2 after(ulonglong2 v) const {
+        return make_ulonglong2(before * v.x + here * v.y, here * v.x + next * v.y);
     }
+};
+
+__device__ __forceinline__ stride stride_of(u64 elements) {
+    ulonglong2 jump = fibonacci(elements - 1);
+    return stride{jump.x, jump.y, jump.x + jump.y};
 }
 
 extern "C" __global__ void __launch_bounds__(threads) poolbridge_fill_fibonacci_u64(u64 *at, u64 first, u64 n) {
     u64 head = head_of(at, n, 8), vectors = (n - head) / 2;
     ulonglong2 *to = (ulonglong2 *)(at + head);
-    fibonacci_walk(first + head, vectors, [=](u64 k, ulonglong2 v) { __stcs(to + k, v); });
+    u64 k = (u64)blockIdx.x * threads + threadIdx.x, step = (u64)gridDim.x * threads;
+    if (k < vectors) {
+        stride s = stride_of(2 * step);
+        ulonglong2 v = fibonacci(first + head + 2 * k);
+#pragma unroll 4
+        for (; k < vectors; k += step) {
+            __stcs(to + k, v);
+            v = s.after(v);
+        }
+    }
     edges(head, head + 2 * vectors, n, [=](u64 i) { at[i] = fibonacci(first + i).x; });
 }
 
-extern "C" __global__ void __launch_bounds__(threads)
+// As batch, of vectors that are `apart` elements from one to the next.
+template <int vectors> struct fibonacci_batch {
+    ulonglong2 got[vectors], want; // want: of the first vector
+    stride s;
+    u64 index, apart, before;
+    result *r;
+};
+
+template <int vectors> __device__ __noinline__ u32 differing_fibonacci(const fibonacci_batch<vectors> *b) {
+    u32 wrong = 0;
+    ulonglong2 want = b->want;
+#pragma unroll 1
+    for (u32 j = 0; j < vectors; j++) {
+        ulonglong2 got = b->got[j];
+        u64 i = b->index + j * b->apart;
+        if (got.x != want.x && b->before + wrong++ < kept) record(b->r, i, got.x);
+        if (got.y != want.y && b->before + wrong++ < kept) record(b->r, i + 1, got.y);
+        want = b->s.after(want);
+    }
+    return wrong;
+}
+
+// Counts the wrong elements of vectors that are `step` apart. v is what the first ought to be, and then what the one after
+// the last ought to be.
+template <int vectors>
+__device__ __forceinline__ u32 check_fibonacci(const ulonglong2 *from, u64 step, stride s, ulonglong2 &v, u64 index,
+                                               u64 before, result *r) {
+    ulonglong2 got[vectors], want = v;
+    u64 bits = 0;
+#pragma unroll
+    for (int j = 0; j < vectors; j++) got[j] = __ldcs(from + j * step);
+#pragma unroll
+    for (int j = 0; j < vectors; j++) {
+        bits |= (got[j].x ^ v.x) | (got[j].y ^ v.y);
+        v = s.after(v);
+    }
+    if (bits == 0) return 0;
+    fibonacci_batch<vectors> b;
+#pragma unroll
+    for (int j = 0; j < vectors; j++) b.got[j] = got[j];
+    b.want = want;
+    b.s = s;
+    b.index = index;
+    b.apart = 2 * step;
+    b.before = before;
+    b.r = r;
+    return differing_fibonacci(&b);
+}
+
+extern "C" __global__ void __launch_bounds__(threads, half)
 poolbridge_verify_fibonacci_u64(const u64 *at, u64 first, u64 n, result *r) {
     u64 head = head_of(at, n, 8), vectors = (n - head) / 2, wrong = 0;
     const ulonglong2 *from = (const ulonglong2 *)(at + head);
-    fibonacci_walk(first + head, vectors, [&](u64 k, ulonglong2 want) {
-        ulonglong2 got = __ldcs(from + k);
-        if (got.x != want.x && wrong++ < kept) record(r, head + 2 * k, got.x);
-        if (got.y != want.y && wrong++ < kept) record(r, head + 2 * k + 1, got.y);
-    });
+    u64 k = (u64)blockIdx.x * threads + threadIdx.x, step = (u64)gridDim.x * threads;
+    if (k < vectors) {
+        stride s = stride_of(2 * step);
+        ulonglong2 v = fibonacci(first + head + 2 * k);
+        for (; k + 3 * step < vectors; k += 4 * step)
+            wrong += check_fibonacci<4>(from + k, step, s, v, head + 2 * k, wrong, r);
+#pragma unroll 1
+        for (; k < vectors; k += step) wrong += check_fibonacci<1>(from + k, step, s, v, head + 2 * k, wrong, r);
+    }
     edges(head, head + 2 * vectors, n, [&](u64 i) {
         u64 got = at[i];
         if (got == fibonacci(first + i).x) return;

@@ -9,7 +9,7 @@ import (
 // The shape of a launch. The kernels know the threads.
 const (
 	threads     = 256            // of a block
-	threadBytes = 4 * 16         // that a thread has under way
+	threadBytes = 4 * 16         // that a thread has under way, at most
 	blocksEach  = 2048 / threads // that a multiprocessor can hold
 )
 
