@@ -27,8 +27,10 @@ type stagingPlan struct {
 	copying
 }
 
-// plan is the plan of lanes that are opened from now on. From a mebibyte on, Go writes past the caches of many processors,
-// which is what memory that a GPU fetches next wants.
+// plan is the plan of lanes that are opened from now on. With it, frames of 16 MiB reached 0.95 of the rate of copies alone
+// on the host of an H200. That host's processor has fast string copies (FSRM): Go uses them, and they go through the caches,
+// where on many others it writes past the caches from a mebibyte on. Writing past them was worse on that host (0.82), and so
+// were two streams by turns (0.86) and pieces of 4 MiB (0.87); 12 goroutines were no better than 8 (0.94).
 var plan = stagingPlan{
 	piece: largePiece, pieces: largePieces,
 	copying: copying{stripe: 1 << 20, together: 8, vigil: 100 * time.Microsecond},
