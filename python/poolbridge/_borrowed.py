@@ -202,22 +202,20 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
     def _pass(self, *, quick: bool) -> None:
         """Let go of the frame before: together with others, if they follow each other closely."""
         feed, follower, notice = self._subscription._feed, self._follower, self._notice  # noqa: SLF001
-        if (
-            not quick
-            or self._hold is not None
-            or not feed.frames
-            or feed.few < 2
-            or feed.queue  # to whom a release says that the frame was dealt with
-            or (follower is not None and not follower.anywhere)
-            or _process.pid != self._session.pid
-        ):
+        if self._hold is not None or _process.pid != self._session.pid:
             self.release()
             return
         assert notice is not None  # noqa: S101 - for the type checker: whoever calls this has looked
         self._notice = None
         spent = self._spent
         spent.append(notice)
-        if len(spent) >= feed.few:
+        if (
+            not quick
+            or not feed.frames
+            or len(spent) >= feed.few
+            or feed.queue  # to whom a release says that the frame was dealt with
+            or (follower is not None and not follower.anywhere)
+        ):
             self._settle()
         elif not self._settles:
             self._settles = True
