@@ -62,7 +62,8 @@ func Dial(ctx context.Context, path string) (*Client, error) { return Dialer{}.D
 // Dialer says how to be a client. Its zero value is useful.
 type Dialer struct {
 	// Device is the GPU that the client works on, an ordinal or a UUID, where that is not the one that has the memory:
-	// what it opens is made reachable from there. Empty: the memory's own.
+	// what it opens is made reachable from there. Empty: the memory's own. Memory of kind legacy is opened for this GPU
+	// alone: kernels of others must not touch it at its address.
 	Device string
 }
 

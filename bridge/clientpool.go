@@ -88,14 +88,9 @@ func (c *Client) imported(came wire.Pool, files []*os.File) (*Pool, error) {
 	if came.Export == nil {
 		return nil, situation(ErrProtocol, "pool %q came without its export", info.Name)
 	}
-	mem, err := mempool.ImportPool(c.epoch, info, exportOf(came.Export, files))
+	mem, err := mempool.ImportPool(c.epoch, info, exportOf(came.Export, files), c.device)
 	if err != nil {
 		return nil, err
-	}
-	if c.device != "" {
-		if err := mem.Reach(c.device); err != nil {
-			return nil, errors.Join(err, mem.Close())
-		}
 	}
 	p := &Pool{client: c, info: info, mem: mem}
 	c.pools[info.ID] = p

@@ -242,7 +242,7 @@ func (a *importedDeviceArena) Reach(name string) error {
 		return err
 	}
 	if err := a.pool.SetAccess(d, cuda.AccessReadWrite); err != nil {
-		return a.unreachable(d, err)
+		return unreachable(d, a.device, err)
 	}
 	return nil
 }

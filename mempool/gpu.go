@@ -15,7 +15,6 @@ type gpu struct {
 	ctx    *cuda.Context
 	stream *cuda.Stream
 	lane   *lane
-	kept   []*cuda.Context // of other GPUs that reach its memory
 }
 
 func openGPU(d cuda.Device) (*gpu, error) {
@@ -57,16 +56,21 @@ func gpuFor(spec PoolSpec, has func(cuda.Device) error) (*gpu, error) {
 	return openGPU(d)
 }
 
-// gpuOf opens the GPU of another process's pool. Ordinals differ between processes, UUIDs do not.
+// gpuOf opens the GPU of another process's pool.
 func gpuOf(p PoolInfo) (*gpu, error) {
-	if p.Device.UUID == "" {
-		return nil, situation(ErrInvalid, "pool %q of kind %q names no GPU", p.Name, p.Kind)
-	}
-	d, err := FindDevice(p.Device.UUID)
+	d, err := deviceOf(p)
 	if err != nil {
 		return nil, err
 	}
 	return openGPU(d)
+}
+
+// deviceOf is the GPU of another process's pool. Ordinals differ between processes, UUIDs do not.
+func deviceOf(p PoolInfo) (cuda.Device, error) {
+	if p.Device.UUID == "" {
+		return cuda.Device{}, situation(ErrInvalid, "pool %q of kind %q names no GPU", p.Name, p.Kind)
+	}
+	return FindDevice(p.Device.UUID)
 }
 
 // Close lets go of the GPU.
@@ -75,15 +79,8 @@ func (g *gpu) Close() error {
 }
 
 func (g *gpu) letGo() error {
-	errs := []error{g.stream.Close()}
-	for _, ctx := range g.kept {
-		errs = append(errs, ctx.Close())
-	}
-	return errors.Join(append(errs, g.ctx.Close())...)
+	return errors.Join(g.stream.Close(), g.ctx.Close())
 }
-
-// keep keeps the context of another GPU for as long as this one is in use.
-func (g *gpu) keep(ctx *cuda.Context) { g.kept = append(g.kept, ctx) }
 
 // peer finds a GPU by name that is to reach the memory of this one.
 //
@@ -93,15 +90,20 @@ func (g *gpu) peer(name string) (cuda.Device, error) {
 	if err != nil || d == g.device {
 		return d, err
 	}
-	if ok, err := d.CanAccessPeer(g.device); err != nil || !ok {
-		return d, g.unreachable(d, err)
-	}
-	return d, nil
+	return d, peerAccess(d, g.device)
 }
 
-// unreachable says that d does not reach the memory of this GPU.
-func (g *gpu) unreachable(d cuda.Device, err error) error {
-	text := fmt.Sprintf("GPU %s does not reach the memory of GPU %s", describeGPU(d), describeGPU(g.device))
+// peerAccess says whether the hardware lets d reach the memory of owner.
+func peerAccess(d, owner cuda.Device) error {
+	if ok, err := d.CanAccessPeer(owner); err != nil || !ok {
+		return unreachable(d, owner, err)
+	}
+	return nil
+}
+
+// unreachable says that d does not reach the memory of owner.
+func unreachable(d, owner cuda.Device, err error) error {
+	text := fmt.Sprintf("GPU %s does not reach the memory of GPU %s", describeGPU(d), describeGPU(owner))
 	if err == nil {
 		return situation(ErrUnavailable, "%s: the hardware has no peer access between them; work on the memory's own GPU, or copy", text)
 	}

@@ -1,13 +1,15 @@
 package mempool
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 )
 
 // imports are the pools and blocks of services that this process maps. The driver counts neither: importing twice gives
 // the same address, and the first free unmaps it for everybody in the process. So there is one import for each pool
-// and block in the process, counted here, whichever session asked for it.
+// and block in the process, counted here, whichever session asked for it; and one for each GPU where a kind's imports
+// serve one GPU only.
 var imports = struct {
 	mu    sync.Mutex
 	pools map[importKey]*ImportedPool
@@ -16,6 +18,7 @@ var imports = struct {
 type importKey struct {
 	epoch Epoch
 	id    uint64
+	other string // the UUID of the GPU that it is open for, if not for the pool's own or for any
 }
 
 // ImportedPool is a pool of a service, opened in this process. It is shared by the sessions of the process that use it.
@@ -36,41 +39,76 @@ type ImportedBlock struct {
 	users   int // guarded by imports.mu
 }
 
-// ImportPool opens a pool of the service that the epoch names. The files of x may be closed afterwards.
+// ImportPool opens a pool of the service that the epoch names, for work on a device (an ordinal or a UUID; "" is the
+// pool's own): where that is another GPU, it reaches the pool's memory from this process until the pool is closed. The
+// files of x may be closed afterwards.
 //
-// Errors: [ErrUnavailable] where this process cannot reach the pool's device, [ErrInvalid] for an export that is none.
-func ImportPool(e Epoch, info PoolInfo, x Export) (*ImportedPool, error) {
+// Errors: [ErrUnavailable] where this process cannot reach the pool's device, or, naming both GPUs, where the hardware
+// does not let the other one; [ErrInvalid] for an export that is none.
+func ImportPool(e Epoch, info PoolInfo, x Export, device string) (*ImportedPool, error) {
 	imports.mu.Lock()
 	defer imports.mu.Unlock()
-	key := importKey{e, info.ID}
-	if p := imports.pools[key]; p != nil {
-		p.users++
-		return p, nil
+	p, err := importPool(e, info, x, device)
+	if err != nil {
+		return nil, fmt.Errorf("pool %q: %w", info.Name, err)
 	}
+	return p, nil
+}
+
+// importPool is ImportPool. imports.mu is held.
+func importPool(e Epoch, info PoolInfo, x Export, device string) (*ImportedPool, error) {
 	backend, err := info.Kind.backend()
 	if err != nil {
 		return nil, err
 	}
-	arena, err := backend.open(info, x)
+	other, err := backend.apart(info, device)
 	if err != nil {
-		return nil, fmt.Errorf("pool %q: %w", info.Name, err)
+		return nil, err
 	}
-	p := &ImportedPool{key: key, info: info, arena: arena, users: 1, blocks: make(map[uint64]*ImportedBlock)}
+	key := importKey{e, info.ID, other}
+	p := imports.pools[key]
+	if p == nil {
+		arena, err := backend.openOn(info, x, other)
+		if err != nil {
+			return nil, err
+		}
+		p = &ImportedPool{key: key, info: info, arena: arena, blocks: make(map[uint64]*ImportedBlock)}
+	}
+	if device != "" {
+		err = p.arena.Reach(device)
+	}
+	if err != nil && p.users == 0 {
+		err = errors.Join(err, p.arena.Close())
+	}
+	if err != nil {
+		return nil, err
+	}
+	p.users++
 	imports.pools[key] = p
 	return p, nil
 }
 
-// Reach lets another GPU than the pool's own (an ordinal or a UUID) reach the pool's memory from this process, until the
-// pool is closed.
-//
-// Errors: [ErrUnavailable], naming both GPUs, where the hardware does not let it.
-func (p *ImportedPool) Reach(device string) error {
-	imports.mu.Lock()
-	defer imports.mu.Unlock()
-	if err := p.arena.Reach(device); err != nil {
-		return fmt.Errorf("pool %q: %w", p.info.Name, err)
+// apart is the UUID of the GPU that a pool has to be opened for apart from what others have open; "" where they share it.
+func (b backend) apart(info PoolInfo, device string) (string, error) {
+	if b.openFor == nil || device == "" {
+		return "", nil
 	}
-	return nil
+	d, err := FindDevice(device)
+	if err != nil {
+		return "", err
+	}
+	if own, err := deviceOf(info); err != nil || d == own {
+		return "", err
+	}
+	uuid, err := d.UUID()
+	return uuid.String(), deviceError("read the GPU's UUID", err)
+}
+
+func (b backend) openOn(info PoolInfo, x Export, other string) (ImportedArena, error) {
+	if other != "" {
+		return b.openFor(info, x, other)
+	}
+	return b.open(info, x)
 }
 
 // Block imports a block, or returns the import that this process has of it. x may be nil if it has.

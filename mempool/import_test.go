@@ -19,9 +19,9 @@ func TestAPoolAndABlockAreMappedOnceInAProcess(t *testing.T) {
 	x, _, err := l.Export()
 	require.NoError(t, err)
 
-	a, err := ImportPool(svc.Epoch(), p.Info(), p.Export())
+	a, err := ImportPool(svc.Epoch(), p.Info(), p.Export(), "")
 	require.NoError(t, err)
-	b, err := ImportPool(svc.Epoch(), p.Info(), Export{})
+	b, err := ImportPool(svc.Epoch(), p.Info(), Export{}, "")
 	require.NoError(t, err, "it is open already")
 	assert.Same(t, a, b)
 	_, err = a.Block(info.Block, info.BlockBytes, nil)
@@ -55,13 +55,13 @@ func TestWhatIsNoExportIsRefused(t *testing.T) {
 	for what, x := range map[string]Export{
 		"no file": {}, "two files": {Files: []*os.File{null, null}}, "no memfd": {Files: []*os.File{null}},
 	} {
-		_, err := ImportPool(svc.Epoch(), p.Info(), x)
+		_, err := ImportPool(svc.Epoch(), p.Info(), x, "")
 		assert.ErrorIs(t, err, ErrInvalid, what)
 	}
-	_, err = ImportPool(svc.Epoch(), PoolInfo{ID: 9, Kind: "tape"}, Export{})
+	_, err = ImportPool(svc.Epoch(), PoolInfo{ID: 9, Kind: "tape"}, Export{}, "")
 	assert.ErrorIs(t, err, ErrInvalid)
 
-	imported, err := ImportPool(svc.Epoch(), p.Info(), p.Export())
+	imported, err := ImportPool(svc.Epoch(), p.Info(), p.Export(), "")
 	require.NoError(t, err)
 	defer imported.Close()
 	at := func(off uint64) []byte { return binary.LittleEndian.AppendUint64(nil, off) }

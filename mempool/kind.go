@@ -26,6 +26,9 @@ type backend struct {
 	create func(PoolSpec) (Arena, error)
 	// open maps a pool that another process created.
 	open func(PoolInfo, Export) (ImportedArena, error)
+	// openFor maps it for another GPU than the pool's own, which a UUID names, apart from what is open for that one. Nil for
+	// a kind whose imports can be extended to other GPUs: see [ImportedArena].Reach.
+	openFor func(p PoolInfo, x Export, other string) (ImportedArena, error)
 }
 
 // backends is the registry: a new kind is one file and one line here.
@@ -88,8 +91,9 @@ type Allocation interface {
 type ImportedArena interface {
 	// Import takes one allocation of size bytes. Errors: ErrInvalid for an export that is none, or of fewer bytes.
 	Import(x Export, size uint64) (Mapping, error)
-	// Reach lets another GPU (an ordinal or a UUID) reach what is and will be mapped, from this process. Errors:
-	// ErrUnavailable, naming both GPUs, where the hardware does not let it.
+	// Reach lets another GPU (an ordinal or a UUID) reach what is and will be mapped, from this process. It is not called
+	// for another GPU where the kind maps pools for each anew. Errors: ErrUnavailable, naming both GPUs, where the hardware
+	// does not let it.
 	Reach(device string) error
 	// Close ends it. Every mapping was closed before.
 	Close() error

@@ -3,7 +3,6 @@ package mempool
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"sync/atomic"
 
 	"github.com/poolbridge/poolbridge/cuda"
@@ -13,7 +12,8 @@ import (
 // bytes. It lives only as long as the service.
 const Legacy Kind = "legacy"
 
-var legacyBackend = backend{kind: Legacy, probe: probeLegacy, create: newLegacyArena, open: openLegacyArena}
+var legacyBackend = backend{kind: Legacy, probe: probeLegacy, create: newLegacyArena, open: openLegacyArena,
+	openFor: openLegacyArenaFor}
 
 // legacyGranularity is the driver's own for such memory, in bytes: smaller allocations share a block, and with it their
 // handle would open their neighbours.
@@ -90,18 +90,51 @@ func (l *legacyAllocation) Free() error {
 	return nil
 }
 
-// importedLegacyArena opens blocks of another process's legacyArena.
-type importedLegacyArena struct{ *gpu }
+// importedLegacyArena opens blocks of another process's legacyArena, for one GPU: the driver maps what a handle opens for
+// the device in whose context it is opened, and peer access between contexts does not extend to it.
+type importedLegacyArena struct {
+	*gpu  // that works on the memory
+	owner cuda.Device
+}
 
 func openLegacyArena(p PoolInfo, x Export) (ImportedArena, error) {
-	if len(x.Files) != 0 {
-		return nil, situation(ErrInvalid, "a pool of kind %q comes without file descriptors, this one with %d", Legacy, len(x.Files))
+	if err := noFiles(x); err != nil {
+		return nil, err
 	}
 	g, err := gpuOf(p)
 	if err != nil {
 		return nil, err
 	}
-	return importedLegacyArena{g}, nil
+	return importedLegacyArena{g, g.device}, nil
+}
+
+func openLegacyArenaFor(p PoolInfo, x Export, other string) (ImportedArena, error) {
+	if err := noFiles(x); err != nil {
+		return nil, err
+	}
+	d, err := FindDevice(other)
+	if err != nil {
+		return nil, err
+	}
+	owner, err := deviceOf(p)
+	if err != nil {
+		return nil, err
+	}
+	if err := peerAccess(d, owner); err != nil {
+		return nil, err
+	}
+	g, err := openGPU(d)
+	if err != nil {
+		return nil, err
+	}
+	return importedLegacyArena{g, owner}, nil
+}
+
+func noFiles(pool Export) error {
+	if len(pool.Files) != 0 {
+		return situation(ErrInvalid, "a pool of kind %q comes without file descriptors, this one with %d", Legacy, len(pool.Files))
+	}
+	return nil
 }
 
 func (a importedLegacyArena) Import(x Export, size uint64) (Mapping, error) {
@@ -113,28 +146,17 @@ func (a importedLegacyArena) Import(x Export, size uint64) (Mapping, error) {
 		return nil, err
 	}
 	opened, err := h.Open(a.ctx, size)
+	if refusal, ok := errors.AsType[*cuda.Error](err); ok && a.owner != a.device && h.opensInPrimary(a.owner) {
+		return nil, unreachable(a.device, a.owner, fmt.Errorf("the driver opens the legacy handle for the memory's own GPU only: %w", refusal))
+	}
 	if err != nil {
 		return nil, err
 	}
 	return &legacyMapping{deviceMemory{a.gpu, opened.Ptr(), size}, opened}, nil
 }
 
-// Reach lets another GPU reach the memory: the driver does so for whole contexts, not for one pool.
-func (a importedLegacyArena) Reach(name string) error {
-	d, err := a.peer(name)
-	if err != nil || d == a.device || slices.ContainsFunc(a.kept, func(c *cuda.Context) bool { return c.Device() == d }) {
-		return err
-	}
-	ctx, err := d.Retain()
-	if err != nil {
-		return deviceError(fmt.Sprintf("use GPU %d", d.Ordinal()), err)
-	}
-	a.keep(ctx)
-	if err := ctx.EnablePeer(a.device); err != nil {
-		return a.unreachable(d, err)
-	}
-	return nil
-}
+// Reach has nothing to do: a pool is opened for each GPU by itself.
+func (a importedLegacyArena) Reach(string) error { return nil }
 
 func (a importedLegacyArena) Close() error { return a.gpu.Close() }
 

@@ -148,7 +148,7 @@ func (a *importedVMMArena) Reach(name string) error {
 				continue
 			}
 			if err := view.SetAccess(d, viewAccess[i]); err != nil {
-				return a.unreachable(d, err)
+				return unreachable(d, a.device, err)
 			}
 		}
 	}

@@ -93,7 +93,7 @@ func TestADescriptorOfSomethingElseIsRefused(t *testing.T) {
 		for _, f := range []*os.File{null, file} {
 			other := i.info
 			other.ID += 1000
-			_, err := mempool.ImportPool(i.raw.epoch, other, mempool.Export{Files: []*os.File{f}})
+			_, err := mempool.ImportPool(i.raw.epoch, other, mempool.Export{Files: []*os.File{f}}, "")
 			assert.ErrorIs(t, err, mempool.ErrInvalid, "as the pool's")
 			assert.ErrorIs(t, i.take(i.id, i.size, mempool.Export{Files: []*os.File{f}}), mempool.ErrInvalid, "as the block's")
 			assert.ErrorIs(t, i.take(i.id, i.size, mempool.Export{Data: i.export.Data, Files: []*os.File{f, f}}), mempool.ErrInvalid, "two")
@@ -108,15 +108,20 @@ func TestAGPUThatIsNotSeenIsNamed(t *testing.T) {
 		other := i.info
 		other.ID += 1000
 		other.Device.UUID = elsewhere
-		_, err := mempool.ImportPool(i.raw.epoch, other, x)
+		_, err := mempool.ImportPool(i.raw.epoch, other, x, "")
 		assert.ErrorIs(t, err, mempool.ErrUnavailable)
 		assert.ErrorContains(t, err, elsewhere)
 		other.Device.UUID = ""
-		_, err = mempool.ImportPool(i.raw.epoch, other, x)
+		_, err = mempool.ImportPool(i.raw.epoch, other, x, "")
 		assert.ErrorIs(t, err, mempool.ErrInvalid)
-		assert.ErrorIs(t, i.pool.Reach(elsewhere), mempool.ErrUnavailable)
-		assert.ErrorIs(t, i.pool.Reach("the big one"), mempool.ErrInvalid)
-		assert.NoError(t, i.pool.Reach(i.info.Device.UUID), "its own")
+		_, err = mempool.ImportPool(i.raw.epoch, i.info, mempool.Export{}, elsewhere)
+		assert.ErrorIs(t, err, mempool.ErrUnavailable)
+		_, err = mempool.ImportPool(i.raw.epoch, i.info, mempool.Export{}, "the big one")
+		assert.ErrorIs(t, err, mempool.ErrInvalid)
+		own, err := mempool.ImportPool(i.raw.epoch, i.info, mempool.Export{}, i.info.Device.UUID)
+		require.NoError(t, err)
+		assert.Same(t, i.pool, own)
+		require.NoError(t, own.Close())
 	})
 }
 

@@ -99,7 +99,7 @@ func start(t *testing.T, kind mempool.Kind) (*rig.Service, *imported) {
 	s := rig.Serve(t, "--pool", "name=p,max=64MiB,kind="+string(kind), "--pool", "name=q,max=64MiB,kind="+string(kind))
 	r := dialRaw(t, s)
 	info, x := r.pool("p")
-	pool, err := mempool.ImportPool(r.epoch, info, x)
+	pool, err := mempool.ImportPool(r.epoch, info, x, "")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, pool.Close()) })
 	return s, &imported{r, info, pool, r.allocate(info.ID, mib)}
