@@ -1,8 +1,6 @@
 package cuda
 
 import (
-	"sync"
-
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
@@ -14,9 +12,6 @@ type Context struct {
 	handle uintptr
 	second bool // not the primary one
 	uses   life
-
-	mu    sync.Mutex
-	peers map[Device]*Context // retained by EnablePeer
 }
 
 // Retain retains the device's primary context, which is created if need be;
@@ -76,9 +71,6 @@ func (c *Context) release() error {
 		return err
 	}
 	ended(&c.uses)
-	for _, peer := range c.peers {
-		_ = peer.Close()
-	}
 	return err
 }
 
@@ -122,36 +114,4 @@ func (c *Context) MemInfo() (free, total uint64, err error) {
 	defer c.leave()
 	free, total, st := driver.MemInfo(c.handle)
 	return free, total, c.fail(st, op)
-}
-
-// EnablePeer lets work on this device reach what was allocated by the legacy
-// calls on another, until this context is closed. Doing so again does nothing.
-// Memory pools and VMM mappings have access lists of their own instead.
-//
-// Errors: ErrPeerAccessUnsupported when the hardware cannot.
-func (c *Context) EnablePeer(peer Device) error {
-	const op = "Context.EnablePeer"
-	if err := c.enter(op); err != nil {
-		return err
-	}
-	defer c.leave()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.peers[peer] != nil {
-		return nil
-	}
-	// Retained here, for access ends when the peer's context is destroyed.
-	p, err := peer.Retain()
-	if err != nil {
-		return err
-	}
-	if st := driver.EnablePeer(c.handle, p.handle); st != 0 {
-		_ = p.Close()
-		return c.fail(st, op)
-	}
-	if c.peers == nil {
-		c.peers = make(map[Device]*Context)
-	}
-	c.peers[peer] = p
-	return nil
 }

@@ -58,19 +58,3 @@ func TestContextsAreUsedFromManyGoroutines(t *testing.T) {
 	}
 	wg.Wait()
 }
-
-func TestEnablingAPeerTwiceIsNoError(t *testing.T) {
-	c := context(t)
-	devices, err := cuda.Devices()
-	require.NoError(t, err)
-	if len(devices) < 2 {
-		t.Skip("needs two devices")
-	}
-	can, err := c.Device().CanAccessPeer(devices[1])
-	require.NoError(t, err)
-	if !can {
-		t.Skip("the devices cannot reach each other")
-	}
-	require.NoError(t, c.EnablePeer(devices[1]))
-	require.NoError(t, c.EnablePeer(devices[1]))
-}

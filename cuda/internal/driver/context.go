@@ -12,7 +12,6 @@ package driver
 #cgo nocallback pb_ctx_synchronize
 #cgo noescape pb_mem_info
 #cgo nocallback pb_mem_info
-#cgo nocallback pb_enable_peer
 #cgo noescape pb_current
 #cgo nocallback pb_current
 #include "driver.h"
@@ -39,15 +38,6 @@ static pb_status pb_ctx_synchronize(uintptr_t ctx) {
 static pb_status pb_mem_info(uintptr_t ctx, size_t *unused, size_t *total) {
 	PB_ENTER(ctx);
 	return pb_leave(PB_CALL(cuMemGetInfo, unused, total));
-}
-
-static pb_status pb_enable_peer(uintptr_t ctx, uintptr_t peer) {
-	PB_ENTER(ctx);
-	pb_status st = PB_CALL(cuCtxEnablePeerAccess, (CUcontext)peer, 0);
-	// Somebody else in this process may have enabled it: that is what we want.
-	if ((uint32_t)st == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
-		st = 0;
-	return pb_leave(st);
 }
 
 static pb_status pb_current(uintptr_t *ctx) { return PB_CALL(cuCtxGetCurrent, (CUcontext *)ctx); }
@@ -82,11 +72,6 @@ func MemInfo(ctx uintptr) (free, total uint64, _ Status) {
 	var f, t C.size_t
 	st := C.pb_mem_info(C.uintptr_t(ctx), &f, &t)
 	return uint64(f), uint64(t), Status(st)
-}
-
-// EnablePeer makes cuCtxEnablePeerAccess; access that was enabled before is success.
-func EnablePeer(ctx, peer uintptr) Status {
-	return Status(C.pb_enable_peer(C.uintptr_t(ctx), C.uintptr_t(peer)))
 }
 
 // Current is the context that is current on the calling thread, 0 for none.

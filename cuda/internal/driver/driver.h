@@ -125,7 +125,6 @@ enum {
 	X(cuCtxPopCurrent, _v2, 4000, (CUcontext *)) \
 	X(cuCtxGetCurrent, , 4000, (CUcontext *)) \
 	X(cuCtxSynchronize, , 2000, (void)) \
-	X(cuCtxEnablePeerAccess, , 4000, (CUcontext, unsigned)) \
 	X(cuMemGetInfo, _v2, 3020, (size_t *, size_t *)) \
 	X(cuStreamCreate, , 2000, (CUstream *, unsigned)) \
 	X(cuStreamDestroy, _v2, 4000, (CUstream)) \

@@ -26,7 +26,6 @@ func CtxCreate(int32) (uintptr, Status)                              { return 0,
 func CtxDestroy(uintptr) Status                                      { return noDriver }
 func CtxSynchronize(uintptr) Status                                  { return noDriver }
 func MemInfo(uintptr) (uint64, uint64, Status)                       { return 0, 0, noDriver }
-func EnablePeer(uintptr, uintptr) Status                             { return noDriver }
 func Current() (uintptr, Status)                                     { return 0, noDriver }
 func StreamCreate(uintptr) (uintptr, Status)                         { return 0, noDriver }
 func StreamDestroy(uintptr, uintptr) Status                          { return noDriver }
