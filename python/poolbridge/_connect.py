@@ -34,7 +34,8 @@ def connect(
     device
         A GPU to work on, by ordinal or name as this process counts (``"cuda:1"``) or by UUID: it is let reach memory of
         other GPUs that this client maps. Where the hardware does not let it, mapping raises `PeerAccessError`. Streams
-        of it are to be named (`Lease.used_on`). Left out: memory is used on its own GPU.
+        of it are to be named (`Lease.used_on`). Memory of kind ``legacy`` is opened for this GPU alone: kernels of
+        others, the memory's own too, must not touch it at its address. Left out: memory is used on its own GPU.
 
     Returns
     -------

@@ -188,18 +188,6 @@ def grant_pool(ordinal: int, pool: Any, other: int) -> None:
         _call("cuMemPoolSetAccess", pool, [_access(other, write=True)], 1)
 
 
-def enable_peer(ordinal: int, owner: int) -> None:
-    """Let work on a GPU reach all plain memory of another one, in this process; again is no error."""
-    with _current(owner):
-        theirs = _call("cuCtxGetCurrent")
-    driver = _cuda._driver()  # noqa: SLF001
-    results = driver.CUresult
-    with _current(ordinal):
-        (result,) = driver.cuCtxEnablePeerAccess(theirs, 0)
-    if result not in {results.CUDA_SUCCESS, results.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED}:
-        raise DriverError(f"cuCtxEnablePeerAccess: {result.name}")
-
-
 class OpenedBlock:
     """What a legacy handle opens. It knows in which context it was opened: whatever is done with it is done there.
 

@@ -22,12 +22,17 @@ class GPUPool(PoolMemory):
         The kind's name.
     ordinal
         The GPU, as this process counts.
+
+    Attributes
+    ----------
+    at
+        The GPU in whose context the memory is copied.
     """
 
     def __init__(self, kind: str, ordinal: int) -> None:
         self.kind = kind
         self.device = (_dlpack.CUDA, ordinal)
-        self.ordinal = ordinal
+        self.ordinal = self.at = ordinal
         self.others: tuple[int, ...] = ()
 
     def reach(self, ordinal: int) -> None:
@@ -38,7 +43,7 @@ class GPUPool(PoolMemory):
         try:
             self.grant(ordinal)
         except DriverError as error:
-            raise self._unreachable(ordinal, str(error)) from error
+            raise peer_error(ordinal, self.ordinal, str(error)) from error
         self.others = (*self.others, ordinal)
 
     def check_peer(self, ordinal: int) -> None:
@@ -49,19 +54,11 @@ class GPUPool(PoolMemory):
         PeerAccessError
             It does not.
         """
-        if not _cuda.can_access_peer(ordinal, self.ordinal):
-            raise self._unreachable(
-                ordinal, "the hardware has no peer access between them; work on the memory's own GPU, or copy"
-            )
+        check_peer(ordinal, self.ordinal)
 
     @abstractmethod
     def grant(self, ordinal: int) -> None:
         """Have the driver let another GPU reach the memory, in this process."""
-
-    def _unreachable(self, ordinal: int, reason: str) -> PeerAccessError:
-        return PeerAccessError(
-            f"GPU {_cuda.describe(ordinal)} does not reach the memory of GPU {_cuda.describe(self.ordinal)}: {reason}"
-        )
 
     def synchronize(self) -> None:
         """Wait for the device, and for those that reach the memory."""
@@ -76,17 +73,37 @@ class GPUPool(PoolMemory):
     def read(self, address: int, out: np.ndarray[Any, Any]) -> None:
         """Copy from the device."""
         self._settle()
-        _cuda.copy_to_host(self.ordinal, out, address)
+        _cuda.copy_to_host(self.at, out, address)
 
     def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
         """Copy to the device."""
         self._settle()
-        _cuda.copy_from_host(self.ordinal, address, data)
+        _cuda.copy_from_host(self.at, address, data)
 
     def duplicate(self, address: int, nbytes: int) -> tuple[int, object]:
         """Copy into memory of this process on the same device."""
         self._settle()
         copy = _cuda.Allocation(self.ordinal, max(nbytes, 1))
         if nbytes:
-            _cuda.copy_on_device(self.ordinal, copy.address, address, nbytes)
+            _cuda.copy_on_device(self.at, copy.address, address, nbytes)
         return copy.address, copy
+
+
+def check_peer(ordinal: int, owner: int) -> None:
+    """Raise if the hardware does not let a GPU reach the memory of another one.
+
+    Raises
+    ------
+    PeerAccessError
+        It does not; the message names both.
+    """
+    if not _cuda.can_access_peer(ordinal, owner):
+        reason = "the hardware has no peer access between them; work on the memory's own GPU, or copy"
+        raise peer_error(ordinal, owner, reason)
+
+
+def peer_error(ordinal: int, owner: int, reason: str) -> PeerAccessError:
+    """Make the error of a GPU that does not reach the memory of another one."""
+    return PeerAccessError(
+        f"GPU {_cuda.describe(ordinal)} does not reach the memory of GPU {_cuda.describe(owner)}: {reason}"
+    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from poolbridge import _cuda, _cuda_imports
-from poolbridge._kind_gpu import GPUPool
+from poolbridge._errors import InvalidArgumentError, OwnerDiedError, PoolbridgeError
+from poolbridge._kind_gpu import GPUPool, peer_error
 from poolbridge._kinds import BlockMemory, Kind
 from poolbridge._legacyhandle import LegacyHandle
 
@@ -41,17 +42,40 @@ class LegacyBlock(BlockMemory):
 
 
 class LegacyPool(GPUPool):
-    """Blocks of one GPU; the pool itself has nothing to import."""
+    """Blocks of one GPU, opened for one that works on them; the pool itself has nothing to import.
+
+    The driver maps what a handle opens for the device in whose context it is opened, and peer access between contexts
+    does not extend to it.
+    """
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> LegacyBlock:  # noqa: ARG002
-        """Open a block's handle."""
+        """Open a block's handle, where it is worked on."""
         handle = LegacyHandle.from_bytes(export)
-        block, _ = handle.map(self.ordinal, size)
+        try:
+            block, _ = handle.map(self.at, size)
+        except (OwnerDiedError, InvalidArgumentError) as error:
+            if self.at == self.ordinal or not self._opens(handle, size):
+                raise
+            reason = f"the driver opens the legacy handle for the memory's own GPU only: {error}"
+            raise peer_error(self.at, self.ordinal, reason) from error
         return LegacyBlock(self, block, handle.offset)
 
+    def _opens(self, handle: LegacyHandle, size: int) -> bool:
+        """Whether the memory's own GPU opens what another one did not."""
+        try:
+            block, _ = handle.map(self.ordinal, size)
+        except PoolbridgeError:
+            return False
+        block.close()
+        return True
+
     def grant(self, ordinal: int) -> None:
-        """Let another GPU reach all memory of this one: the driver does not tell single blocks."""
-        _cuda_imports.enable_peer(ordinal, self.ordinal)
+        """Open blocks for another GPU. None is open yet: see `LegacyKind.apart`."""
+        self.at = ordinal
+
+    def synchronize(self) -> None:
+        """Wait for the GPU that works on the memory."""
+        _cuda.synchronize(self.at)
 
     def close(self) -> None:
         """Nothing to do: blocks were opened one by one."""
@@ -61,6 +85,13 @@ class LegacyKind(Kind):
     """Memory of an NVIDIA GPU whose handle is bytes."""
 
     name = "legacy"
+
+    def apart(self, pool: Pool, device: int | str | None) -> int | None:
+        """Each GPU has blocks of its own open."""
+        if device is None:
+            return None
+        ordinal = _cuda.ordinal_of(device)
+        return None if ordinal == _cuda.find_device(pool.du) else ordinal
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> LegacyPool:  # noqa: ARG002
         """Find the GPU that the pool's UUID names."""

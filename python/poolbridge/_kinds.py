@@ -112,6 +112,23 @@ class Kind(ABC):
 
     name: str
 
+    def apart(self, pool: Pool, device: int | str | None) -> int | None:  # noqa: ARG002
+        """Give the GPU for which a pool has to be mapped apart from what is mapped for others.
+
+        Parameters
+        ----------
+        pool
+            The pool.
+        device
+            The GPU that is to work on it; None: its own.
+
+        Returns
+        -------
+        int or None
+            Its ordinal, or None where what is mapped serves all of them.
+        """
+        return None
+
     @abstractmethod
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> PoolMemory:
         """Map a pool; descriptors that are not taken stay with the caller."""

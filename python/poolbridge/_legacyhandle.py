@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from poolbridge import _cuda, _cuda_imports, _dlpack, _tensor
+from poolbridge import _cuda, _cuda_imports, _dlpack, _kind_gpu, _tensor
 from poolbridge._errors import InvalidArgumentError, LeaseReleasedError
 
 HANDLE_BYTES: Final = 64
@@ -143,7 +143,8 @@ class LegacyHandle:
         Parameters
         ----------
         device
-            Ordinal or UUID of the GPU; left out: that of the handle, or the first.
+            Ordinal or UUID of the GPU that works on the memory: its kernels reach what is opened, also where the memory
+            is on another one. Left out: that of the handle, or the first.
         shape, dtype
             What the memory holds; left out: what the handle says, or plain bytes.
         own_context
@@ -158,6 +159,8 @@ class LegacyHandle:
         SecondContextError
             The current context is not the primary one, and the driver does not open the handle in it: memory of the
             same block is open in the primary one.
+        PeerAccessError
+            The hardware does not let this GPU reach the memory of the one that the handle names.
         UnavailableError
             There is no driver or GPU, or this is the process that owns the memory.
         InvalidArgumentError
@@ -165,6 +168,7 @@ class LegacyHandle:
         """
         name = self.device if device is None else device
         ordinal = _cuda.find_device(name) if isinstance(name, str) and name else int(name or 0)
+        self._check_peer(ordinal)
         element = _tensor.element_type(dtype if dtype is not None else self.dtype or "uint8")
         if shape is None and self.dtype is not None and dtype is None:
             shape = self.shape
@@ -173,6 +177,12 @@ class LegacyHandle:
         if shape is None:
             shape = (nbytes // element.itemsize,)
         return OpenedMemory(block, self.offset, tuple(shape), element)
+
+    def _check_peer(self, ordinal: int) -> None:
+        """Raise if a GPU cannot reach the memory, where both GPUs are known."""
+        own = next((d["ordinal"] for d in _cuda.devices() if d["uuid"] == self.device), ordinal)
+        if own != ordinal:
+            _kind_gpu.check_peer(ordinal, own)
 
 
 class OpenedMemory:

@@ -2,7 +2,7 @@
 
 Two imports of one allocation break each other: the driver hands out the same address twice, and the first free ends
 both. Several clients may live in one process, so the register is the process's, and one lock guards every import and
-every unmapping, which the drivers need as well.
+every unmapping, which the drivers need as well. Where a kind's imports serve one GPU only there is one for each GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from poolbridge._known import KnownBlock, KnownPool
 
 _M = TypeVar("_M", "PoolMemory", "BlockMemory")
-Key = tuple[bytes, int]
+Key = tuple[bytes, int, int | None]
 _LAST_PATIENCE = 10.0
 
 
@@ -57,14 +57,22 @@ class Mappings:
     def __len__(self) -> int:
         return len(self._pools) + len(self._blocks)
 
-    def pool(self, epoch: bytes, known: KnownPool) -> Mapping[PoolMemory]:
-        """Import a pool, or count one more holder of it. May block; closes the export's descriptors."""
-        key = (epoch, known.info.id)
+    def pool(self, epoch: bytes, known: KnownPool, device: int | str | None = None) -> Mapping[PoolMemory]:
+        """Import a pool, or count one more holder of it. May block; closes the export's descriptors.
+
+        Parameters
+        ----------
+        epoch, known
+            Which pool.
+        device
+            The GPU that is to work on it; None: its own. `reach` lets it.
+        """
+        kind = _kinds.load(known.info.k)
+        key = (epoch, known.info.id, kind.apart(known.info, device))
         with self._lock:
             try:
                 mapping = self._pools.get(key)
                 if mapping is None:
-                    kind = _kinds.load(known.info.k)
                     memory = kind.map_pool(known.info, known.export, known.descriptors)
                     self.imports["pools"] += 1
                     mapping = self._pools[key] = Mapping(key, memory)
@@ -82,7 +90,7 @@ class Mappings:
 
     def block(self, epoch: bytes, pool: Mapping[PoolMemory], known: KnownBlock) -> Mapping[BlockMemory]:
         """Import a block, or count one more holder of it. May block; closes the export's descriptors."""
-        key = (epoch, known.id)
+        key = (epoch, known.id, pool.key[2])
         with self._lock:
             mapping = self._blocks.get(key)
             if mapping is None:

@@ -92,7 +92,7 @@ class SessionMemory:
         known = self.core.pools.get(pool_id)
         if known is None:
             raise ProtocolError(f"pool {pool_id} was never opened by this session")
-        mapping = MAPPINGS.pool(self.core.epoch, known)
+        mapping = MAPPINGS.pool(self.core.epoch, known, self.device)
         with self._lock:
             if self.ended is None and pool_id not in self._pools:
                 self._pools[pool_id] = mapping
