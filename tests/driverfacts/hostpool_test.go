@@ -32,5 +32,7 @@ func TestAHostPoolIsReadAndWrittenByTheCPUOfBothProcesses(t *testing.T) {
 	user.must(call{Op: "set access", ID: i.pool, Size: uint64(cuda.AccessReadWrite)})
 	assert.EqualValues(t, cuda.AccessReadWrite, user.must(call{Op: "access", ID: i.pool}).Value)
 	require.NoError(t, user.fill(i.ptr, size, 0x93))
+	_, err = user.do(call{Op: "is", Ptr: i.ptr, Size: size})
+	assert.ErrorIs(t, err, cuda.ErrInvalidValue, "a copy that says that it is memory of the device")
 	assert.True(t, owner.must(call{Op: "cpu is", Ptr: b.ptr, Size: size, Value: 0x93}).OK)
 }

@@ -27,6 +27,20 @@ func init() {
 		ptr, err := w.ctx.OpenIPCMem(cuda.IPCMemHandle(c.Data))
 		return reply{Ptr: uint64(ptr)}, err
 	})
+	// Opens a handle in the primary context of a device that may not be the worker's.
+	operations["open on"] = with(func(w *worker, c call) (reply, error) {
+		d, err := cuda.DeviceAt(int(c.Value))
+		if err != nil {
+			return reply{}, err
+		}
+		ctx, err := d.Retain()
+		if err != nil {
+			return reply{}, err
+		}
+		w.keep(ctx)
+		ptr, err := ctx.OpenIPCMem(cuda.IPCMemHandle(c.Data))
+		return reply{Ptr: uint64(ptr)}, err
+	})
 	operations["close opened"] = with(func(w *worker, c call) (reply, error) {
 		return reply{}, w.ctx.CloseIPCMem(cuda.DevicePtr(c.Ptr))
 	})

@@ -8,6 +8,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/cuda/pattern"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
@@ -28,25 +29,81 @@ func second(t *testing.T) cuda.Device {
 	return d
 }
 
-func TestAClientOnAnotherGPUReachesTheMemory(t *testing.T) {
+// reached is a GPU besides the first that reaches the first one's memory, and its context, with the pattern kernels.
+func reached(t *testing.T) (uuid string, ctx *cuda.Context, kernels *pattern.Kernels) {
+	t.Helper()
 	other := second(t)
 	first, err := cuda.DeviceAt(0)
 	require.NoError(t, err)
 	if ok, err := other.CanAccessPeer(first); err != nil || !ok {
 		t.Skipf("GPU 1 does not reach GPU 0 (%v)", err)
 	}
-	uuid, err := other.UUID()
+	u, err := other.UUID()
 	require.NoError(t, err)
+	ctx, err = other.Retain()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, ctx.Close()) })
+	kernels, err = pattern.Load(ctx)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, kernels.Close()) })
+	return u.String(), ctx, kernels
+}
+
+// written is what the kernels of one GPU write, and those of the other one find.
+var written = pattern.Masked{Scale: 7, Offset: 3, Mask: 0x5a5a}
+
+const words = mib / 4
+
+// holds has kernels compare memory with written.
+func holds(t *testing.T, k *pattern.Kernels, at uintptr) {
+	t.Helper()
+	r, err := k.Verify(nil, cuda.DevicePtr(at), words, written)
+	require.NoError(t, err)
+	assert.Zero(t, r.Count, "%v", r)
+}
+
+func TestKernelsOfAnotherGPUReadAndWriteTheMemory(t *testing.T) {
+	device, ctx, kernels := reached(t)
 	for _, kind := range gpuKinds {
 		t.Run(string(kind), func(t *testing.T) {
+			s, _ := published(t, kind)
+			c, err := bridge.Dialer{Device: device}.Dial(t.Context(), s.Socket)
+			require.NoError(t, err)
+			p, err := c.OpenPool(t.Context(), "p", 0)
+			require.NoError(t, err)
+			l, err := p.Allocate(t.Context(), mempool.Bytes(mib), 0)
+			require.NoError(t, err)
+			ptr, err := l.Pointer()
+			require.NoError(t, err)
+			stream, err := ctx.NewStream()
+			require.NoError(t, err)
+			require.NoError(t, kernels.Fill(stream, cuda.DevicePtr(ptr), words, written))
+			require.NoError(t, stream.Synchronize())
+			holds(t, kernels, ptr)
+			got, want := make([]byte, mib), make([]byte, mib)
+			require.NoError(t, l.CopyTo(got, 0))
+			require.NoError(t, pattern.Fill(want, written))
+			assert.Equal(t, want, got, "as its client copies it")
+			require.NoError(t, stream.Close())
+			require.NoError(t, l.Release(false))
+			require.NoError(t, c.Close())
+		})
+	}
+}
+
+func TestAClientOnAnotherGPUCopiesTheMemory(t *testing.T) {
+	device, ctx, _ := reached(t)
+	for _, kind := range gpuKinds {
+		if kind == mempool.Pinned {
+			continue // the CPU's, to the driver: it refuses copies that say that it is the GPU's
+		}
+		t.Run(string(kind), func(t *testing.T) {
 			s, data := published(t, kind)
-			c, err := bridge.Dialer{Device: uuid.String()}.Dial(t.Context(), s.Socket)
+			c, err := bridge.Dialer{Device: device}.Dial(t.Context(), s.Socket)
 			require.NoError(t, err)
 			l, err := c.Get(t.Context(), "frame", bridge.LeaseOptions{})
 			require.NoError(t, err)
 			ptr, err := l.Pointer()
-			require.NoError(t, err)
-			ctx, err := other.Retain()
 			require.NoError(t, err)
 			here, err := ctx.Malloc(mib)
 			require.NoError(t, err)
@@ -59,9 +116,55 @@ func TestAClientOnAnotherGPUReachesTheMemory(t *testing.T) {
 			assert.Equal(t, data, got)
 			require.NoError(t, stream.Close())
 			require.NoError(t, ctx.MFree(here))
-			require.NoError(t, ctx.Close())
 			require.NoError(t, l.Release(false))
 			require.NoError(t, c.Close())
+		})
+	}
+}
+
+func TestClientsOnTwoGPUsOfOneProcessUseTheMemoryAtOnce(t *testing.T) {
+	device, _, there := reached(t)
+	first, err := cuda.DeviceAt(0)
+	require.NoError(t, err)
+	ctx, err := first.Retain()
+	require.NoError(t, err)
+	defer ctx.Close()
+	here, err := pattern.Load(ctx)
+	require.NoError(t, err)
+	defer here.Close()
+	for _, kind := range gpuKinds {
+		t.Run(string(kind), func(t *testing.T) {
+			s, _ := published(t, kind)
+			own, err := bridge.Dial(t.Context(), s.Socket)
+			require.NoError(t, err)
+			other, err := bridge.Dialer{Device: device}.Dial(t.Context(), s.Socket)
+			require.NoError(t, err)
+			p, err := own.OpenPool(t.Context(), "p", 0)
+			require.NoError(t, err)
+			l, err := p.Allocate(t.Context(), mempool.Bytes(mib), 0)
+			require.NoError(t, err)
+			mine, err := l.Pointer()
+			require.NoError(t, err)
+			stream, err := ctx.NewStream()
+			require.NoError(t, err)
+			require.NoError(t, here.Fill(stream, cuda.DevicePtr(mine), words, written))
+			require.NoError(t, stream.Synchronize())
+			require.NoError(t, stream.Close())
+			require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: "both", Keep: true}))
+			got, err := other.Get(t.Context(), "both", bridge.LeaseOptions{})
+			require.NoError(t, err)
+			theirs, err := got.Pointer()
+			require.NoError(t, err)
+			holds(t, there, theirs)
+			again, err := own.Get(t.Context(), "both", bridge.LeaseOptions{})
+			require.NoError(t, err)
+			require.NoError(t, got.Release(false))
+			require.NoError(t, other.Close())
+			ptr, err := again.Pointer()
+			require.NoError(t, err)
+			holds(t, here, ptr) // what the other GPU let go of is still there for this one
+			require.NoError(t, again.Release(false))
+			require.NoError(t, own.Close())
 		})
 	}
 }

@@ -72,6 +72,10 @@ static CUresult open_block(const struct handle_bytes *b, struct context *ctx, CU
         backing_unref(backing);
         return CUDA_ERROR_INVALID_HANDLE;
     }
+    if (backing->device != ctx->device && !config.peer) {
+        backing_unref(backing);
+        return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    }
     uint64_t va = va_reserve(b->block_size, 2 * MIB, 0);
     if (!va || !va_expose(va, backing, 0, b->block_size)) {
         backing_unref(backing);

@@ -5,6 +5,13 @@
 #include <string.h>
 #include <time.h>
 
+// Whether kernels of a context reach plain memory. Measured: what was opened by its handle belongs to the device in whose
+// context it was opened, and peer access between contexts does not extend to it.
+static bool reaches(const struct context *ctx, const struct range *g) {
+    if (g->kind == RANGE_IPC) return g->ctx->device == ctx->device;
+    return g->kind != RANGE_LINEAR || g->device == ctx->device || ctx->peers >> g->device & 1;
+}
+
 // Memory as a kernel sees it. Unlike a copy, a kernel that may not touch its memory is not refused: it fails while it
 // runs, and its context with it.
 CUresult kernel_memory(const struct launch *l, uint64_t address, uint64_t size, enum access access,
@@ -13,8 +20,7 @@ CUresult kernel_memory(const struct launch *l, uint64_t address, uint64_t size, 
     struct context *ctx = l->stream->ctx;
     CUresult r = range_check(address, size, access, ctx->device);
     struct range *g = range_find(address);
-    bool plain = g && (g->kind == RANGE_LINEAR || g->kind == RANGE_IPC);
-    if (r == CUDA_SUCCESS && plain && g->device != ctx->device && !(ctx->peers >> g->device & 1)) r = 1;
+    if (r == CUDA_SUCCESS && !reaches(ctx, g)) r = CUDA_ERROR_ILLEGAL_ADDRESS;
     if (r != CUDA_SUCCESS) misuse_address("a kernel", address);
     UNLOCK();
     return r == CUDA_SUCCESS ? touch(address, size, fn, arg) : CUDA_ERROR_ILLEGAL_ADDRESS;

@@ -66,6 +66,11 @@ bool range_is_known(uint64_t address) {
     return r && !r->freed;
 }
 
+bool range_is_host_pool(uint64_t address) {
+    struct range *r = range_find(address);
+    return r && r->kind == RANGE_POOL && r->backing->host;
+}
+
 uint8_t *range_pin(uint64_t address, uint64_t want, uint64_t *got, struct backing **pinned) {
     struct range *r = range_find(address);
     *pinned = NULL;

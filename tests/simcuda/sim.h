@@ -164,6 +164,7 @@ uint8_t *range_pin(uint64_t address, uint64_t want, uint64_t *got, struct backin
 enum access { ACCESS_READ = 1, ACCESS_WRITE = 2 };
 CUresult range_check(uint64_t address, uint64_t size, enum access access, int device); // INVALID_VALUE if not allowed
 bool range_is_known(uint64_t address);
+bool range_is_host_pool(uint64_t address);
 
 // ---- streams ----
 struct op;

@@ -23,6 +23,7 @@ CUresult cuCtxSetCurrent(CUcontext);
 CUresult cuCtxGetCurrent(CUcontext *);
 CUresult cuCtxGetDevice(CUdevice *);
 CUresult cuCtxGetApiVersion(CUcontext, unsigned int *);
+CUresult cuCtxEnablePeerAccess(CUcontext, unsigned int);
 CUresult cuCtxSynchronize(void);
 CUresult cuCtxGetStreamPriorityRange(int *, int *);
 CUresult cuCtxGetLimit(size_t *, int);

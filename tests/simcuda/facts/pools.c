@@ -176,6 +176,8 @@ void section_pool_access(void) {
     ask("host pool: memset", cuMemsetD8_v2(p, 7, 16));
     ask("host pool: synchronise", cuStreamSynchronize(NULL));
     say("host pool: the CPU reads", "%d", *(volatile unsigned char *)p);
+    unsigned char seen[16];
+    ask("host pool: DtoH", cuMemcpyDtoH_v2(seen, p, 16));
     if (count < 2) return;
     flags = -1;
     r = cuMemPoolGetAccess(&flags, pool, &other);
@@ -192,6 +194,8 @@ void section_pool_access(void) {
     ask("two devices: memset", cuMemsetD8_v2(q, 1, 16));
     ask("two devices: copy", cuMemcpyDtoD_v2(mine, q, 16));
     ask("two devices: synchronise", cuStreamSynchronize(NULL));
+    ask("two devices: host pool: set access", cuMemPoolSetAccess(host, &(CUmemAccessDesc){other, 3}, 1));
+    ask("two devices: host pool: DtoD", cuMemcpyDtoD_v2(mine, p, 16));
     ask("two devices: take access away", cuMemPoolSetAccess(pool, &(CUmemAccessDesc){other, 0}, 1));
     ask("two devices: read only", cuMemPoolSetAccess(pool, &(CUmemAccessDesc){other, 1}, 1));
 }
