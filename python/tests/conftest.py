@@ -76,10 +76,10 @@ def open_descriptors() -> dict[str, str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def driver() -> None:
-    """Use the GPU once, where there is one: what its driver opens then stays open."""
-    if has_driver():
-        _cuda.Allocation(0, 64)
-        _cuda_stream.own_stream(0)
+    """Use every GPU once, where there are some: what their driver opens then stays open."""
+    for ordinal in range(len(_cuda.devices()) if has_driver() else 0):
+        _cuda.Allocation(ordinal, 64)
+        _cuda_stream.own_stream(ordinal)
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import kernels
 import numpy as np
 import pytest
 from gates import fill, finish, idle
@@ -18,7 +19,8 @@ from poolbridge._cuda import _call, _current
 __all__ = ["gate"]  # a fixture
 
 DEVICES = _cuda.devices()
-PATTERN = (np.arange(N) % 251).astype(np.uint8)
+WORDS = N // 4
+PATTERN = kernels.MASKED.expected(np, 0, WORDS, np.uint32).view(np.uint8)
 KINDS = ("device", "vmm", "legacy", "pinned")
 SIMULATED = "simulated" in DEVICES[0]["name"]
 
@@ -58,10 +60,11 @@ def published(client: poolbridge.Client, kind: str) -> poolbridge.Lease:
     return lease
 
 
-# Reads every buffer with the second GPU and says what it saw, or why it cannot.
+# Reads every buffer with the second GPU, by a copy and by a kernel, and says what they saw, or why it cannot.
 CONSUMER = """
 import sys, poolbridge
 sys.path[:0] = [{here!r}]
+import kernels
 import numpy as np
 from poolbridge import _cuda
 from poolbridge._cuda import _call, _current
@@ -82,7 +85,9 @@ with poolbridge.connect({path!r}, device={device!r}) as client:
                 _call("cuStreamSynchronize", stream)
             out = np.empty(lease.nbytes, np.uint8)
             _cuda.copy_to_host({ordinal}, out, mine.address)
-            print(kind, lease.device, bool((out == np.arange(lease.nbytes) % 251).all()), flush=True)
+            differ = kernels.differ({ordinal}, lease.evidence()["pointer"], lease.nbytes // 4)
+            expected = kernels.MASKED.expected(np, 0, lease.nbytes // 4, np.uint32).view(np.uint8)
+            print(kind, lease.device, bool((out == expected).all()), differ, flush=True)
             lease.release()
     own = _cuda.Allocation({ordinal}, 16)
     _cuda.copy_from_host({ordinal}, own.address, np.arange(16, dtype=np.uint8))
@@ -107,7 +112,7 @@ def consume(service: str, *, device: int | str | None, ordinal: int = 1, **envir
 @pytest.mark.parametrize("device", [1, "cuda:1", DEVICES[-1]["uuid"]])
 def test_another_gpu_reads_memory_of_every_kind(service, client, device):
     kept = [published(client, kind) for kind in KINDS]
-    assert consume(service, device=device) == [f"{kind} cuda:0 True" for kind in KINDS for _ in range(2)]
+    assert consume(service, device=device) == [f"{kind} cuda:0 True 0" for kind in KINDS for _ in range(2)]
     assert len(kept) == len(KINDS)
 
 
@@ -115,7 +120,7 @@ def test_another_gpu_reads_memory_of_every_kind(service, client, device):
 def test_where_gpus_do_not_reach_each_other_the_error_names_both(service, client):
     kept = [published(client, kind) for kind in KINDS]
     lines = consume(service, device=1, SIMCUDA_PEER="0")
-    assert lines[-2:] == ["pinned cuda:0 True"] * 2  # the host's memory, which needs no peer access
+    assert lines[-2:] == ["pinned cuda:0 True 0"] * 2  # the host's memory, which needs no peer access
     for line, kind in zip(lines[:-2], [kind for kind in KINDS[:-1] for _ in range(2)], strict=True):
         assert line.startswith(f"{kind} PeerAccessError unavailable GPU 1"), line
         for device in DEVICES[:2]:
@@ -124,12 +129,23 @@ def test_where_gpus_do_not_reach_each_other_the_error_names_both(service, client
     assert len(kept) == len(KINDS)
 
 
+@pytest.mark.skipif(not SIMULATED, reason="only the simulated driver refuses on demand")
+def test_a_handle_that_the_driver_does_not_open_for_another_gpu_is_not_of_a_dead_owner(service, client):
+    kept = [published(client, kind) for kind in KINDS]
+    refusal = "call=cuIpcOpenMemHandle nth=1 error=INVALID_HANDLE"
+    lines = consume(service, device=1, SIMCUDA_FAULTS=refusal)
+    refused, again = (line for line in lines if line.startswith("legacy "))
+    assert refused.startswith("legacy PeerAccessError unavailable GPU 1"), refused
+    assert again == "legacy cuda:0 True 0"
+    assert len(kept) == len(KINDS)
+
+
 def test_a_process_that_numbers_the_gpus_otherwise_finds_them_by_uuid(service, client):
     kept = [published(client, kind) for kind in KINDS]
     turned = f"{DEVICES[1]['uuid']},{DEVICES[0]['uuid']}"
     for visible in ("1,0", turned):
         lines = consume(service, device=None, ordinal=1, CUDA_VISIBLE_DEVICES=visible)
-        assert lines == [f"{kind} cuda:1 True" for kind in KINDS for _ in range(2)]
+        assert lines == [f"{kind} cuda:1 True 0" for kind in KINDS for _ in range(2)]
     assert len(kept) == len(KINDS)
 
 
@@ -194,6 +210,49 @@ def test_streams_of_both_gpus_are_kept_in_order(service, client, gate, kind):
         out = np.empty(N, np.uint8)
         _cuda.copy_to_host(1, out, seen.address)
         assert (out == 7).all()
+
+
+@with_peers
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_of_another_gpu_write_the_memory(service, client, kind):
+    with poolbridge.connect(service, timeout=60, device=1) as other:
+        lease = other.allocate(N, "uint8", pool=kind)
+        kernels.write(1, address(lease), WORDS)
+        assert kernels.differ(1, address(lease), WORDS) == 0
+        assert (lease.to_numpy() == PATTERN).all(), "as its client copies it"
+        lease.publish("x")
+        with client.get("x") as seen:
+            assert kernels.differ(0, address(seen), WORDS) == 0, "as kernels of the memory's own GPU see it"
+        lease.release()
+
+
+@with_peers
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_client_on_one_gpu_lets_go_of_stays_for_that_on_the_other(service, client, kind):
+    with poolbridge.connect(service, timeout=60, device=1) as other:
+        lease = published(client, kind)
+        with other.get(kind) as seen:
+            assert kernels.differ(1, address(seen), WORDS) == 0
+        other.close()
+        assert kernels.differ(0, address(lease), WORDS) == 0
+        lease.release()
+
+
+def test_a_handle_is_opened_for_the_gpu_that_works_on_the_memory(service, client, tmp_path):
+    lease = published(client, "legacy")
+    saved = tmp_path / "saved"
+    done = subprocess.run([POOLSVC, "export", "--socket", service, "legacy", str(saved)], check=True, env=ENVIRONMENT)
+    assert done.returncode == 0
+    handle = poolbridge.LegacyHandle.load(saved)
+    if not _cuda.can_access_peer(1, 0):
+        with pytest.raises(poolbridge.PeerAccessError, match="GPU 1 .* GPU 0 "):
+            handle.open(1)
+        return
+    with handle.open(1) as memory:
+        assert memory.device == "cuda:1"
+        assert kernels.differ(1, memory.address, WORDS) == 0
+        assert (memory.to_numpy() == PATTERN).all()
+    assert (lease.to_numpy() == PATTERN).all()
 
 
 def test_a_gpu_that_is_not_there_is_named(service):
