@@ -137,7 +137,8 @@ class Transport:
                         self._aside = True
                     if ring.publish():
                         self._send(_LOOK)  # the reader of a full socket does not sleep
-                    continue
+                    if not packets:
+                        break
             if not self._send(packets[0]):
                 return False
             packets.popleft()

@@ -29,7 +29,7 @@ from poolbridge._packet import encode
 from poolbridge._pump import Pump
 from poolbridge._ring import MARKED, MAX_PACKET, SIZE, Ring
 from poolbridge._session import Session
-from poolbridge._transport import Transport
+from poolbridge._transport import NONE, Transport
 
 pytestmark = pytest.mark.skipif(not _ring.USABLE, reason="rings in Python need a processor that keeps stores in order")
 
@@ -236,6 +236,28 @@ def test_packets_come_in_the_order_in_which_they_were_sent_whichever_way_they_co
         through += linked.b.through
     sender.join()
     assert through, "some came through the ring"
+
+
+def test_a_packet_that_no_ring_takes_goes_over_the_socket_at_once(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published: list[bool] = []
+    publish = linked.ends.a.publish
+
+    def read_at_once() -> bool:
+        published.append(publish())
+        assert len(published) < 10, "however fast the reader is"
+        while linked.ends.b.some():
+            assert linked.b.receive() is None
+        return False
+
+    assert linked.a.send(deque([b"1" * 9]))
+    assert linked.b.receive() == ([b"1" * 9], NONE)
+    monkeypatch.setattr(linked.ends.a, "publish", read_at_once)
+    assert linked.a.send(deque([bytes(MAX_PACKET + 1)]))
+    came = linked.b.receive()
+    assert came is not None
+    assert came[0] == (bytes(MAX_PACKET + 1),)
 
 
 def test_what_was_sent_before_the_peer_left_comes_before_the_end(linked: Linked) -> None:
