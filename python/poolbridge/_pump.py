@@ -31,6 +31,8 @@ _TICK = 10e-3
 _WAKEFULNESS = 100e-6
 # After looking in vain it sleeps at once so many times at most.
 _MOST_SLEEPS = 63
+# How often a reader whose time is over reads on: more often than a full socket and a full ring have something to read.
+_MOST_LATE = 1024
 # How often a spinning reader looks at the clock, and into the socket, in looks into the ring.
 _GLANCES = 16
 _LOOKS = 1024
@@ -245,7 +247,7 @@ class Pump:
 
     def _read_for(self, call: Call | Feed, deadline: float | None) -> None:
         """Read until the call is done or its time is over."""
-        transport = self._session.transport
+        transport, late = self._session.transport, 0
         while not call.done:
             if self._session.ended is not None:
                 return
@@ -257,16 +259,20 @@ class Pump:
                 readable, self._unread = True, False
             # Nearly always the reply is still to come: looking for it first would be a system call in vain.
             elif transport.sleep():
-                readable = bool(self._poll.poll(None if left is None else left * 1000 + 1))
+                readable = bool(self._poll.poll(None if left is None else left and left * 1000 + 1))
                 transport.wake()
                 if readable and transport.waiting():
                     # What the socket has most likely said no more than that. It is read when there is time.
                     readable, self._unread = False, True
             try:
-                if not self._session.receive(readable=readable) and left == 0:
-                    return
+                received = self._session.receive(readable=readable)
             except PoolbridgeError:
                 return  # the call has failed with it
+            if left == 0:
+                # What was there by then is still read, but not what goes on coming for others.
+                late += 1
+                if not received or late > _MOST_LATE:
+                    return
 
     def _wait_for(self, feed: Call | Feed, turn: threading.Event, deadline: float | None) -> None:
         """Wait until another thread has read what completes the call, or reads no more, and then read.
@@ -324,7 +330,8 @@ class Pump:
                 self._session.flush()
                 self._arm()
             # From here on whoever stops reading, or retires a frame, says so again.
-            ticking, self._ticking = self._ticking, False
+            if ticking := self._ticking:
+                self._ticking = False
             self._session.settle()
             # Whoever waits for a reply reads; its wait must not hold up the work here.
             if self._reading.acquire(blocking=False):

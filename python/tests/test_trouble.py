@@ -192,6 +192,26 @@ def test_a_wait_for_a_reply_does_not_hold_up_work_behind_it(service, client):
     waiting.join()
 
 
+def test_a_time_limit_holds_while_packets_come_for_others(service, client, monkeypatch):
+    reader, received = threading.current_thread(), []
+
+    def receive(*, readable=False):
+        if threading.current_thread() is not reader:
+            return False
+        received.append(readable)
+        assert len(received) < 1 << 20, "that never ends"
+        return True
+
+    monkeypatch.setattr(client._session, "receive", receive)
+    monkeypatch.setattr(client._session.transport, "sleep", lambda: False)
+    call = client._session.core.start(m.StatsRequest(), m.StatsReply, list)
+    with client._pump._reading:
+        client._pump._read_for(call, time.monotonic())
+    assert not call.done
+    client._session.core.outbox.clear()
+    del client._session.core._calls[call.number]
+
+
 def test_a_service_that_takes_nothing_does_not_block_releases(service):
     with poolbridge.connect(service.path) as client:
         client.create_pool("p", max_bytes=1 << 22)
