@@ -145,7 +145,7 @@ class Core:
         if block is None:
             return None
         for ticket in tickets:
-            block.uses[ticket.wd] = ticket.v
+            block.used(ticket)
         block.leases -= 1
         return block if block.recalled and not block.leases else None
 

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from poolbridge._errors import PoolbridgeError
-from poolbridge._messages import Pool, Reply
+from poolbridge._messages import Pool, Reply, Ticket
 from poolbridge._transport import Descriptors
 
 
@@ -76,3 +76,7 @@ class KnownBlock(Struct, eq=False, gc=True):
     mapped: Any = None
     uses: dict[int, int] = field(default_factory=dict)
     arrays: list[tuple[Any, Any, Any]] = field(default_factory=list)
+
+    def used(self, ticket: Ticket) -> None:
+        """Note when a stream is done with it; threads may say so in another order than the stream gets there."""
+        self.uses[ticket.wd] = max(ticket.v, self.uses.get(ticket.wd, 0))

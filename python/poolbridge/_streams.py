@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import operator
-import threading
 from typing import Any
 
 from poolbridge import _dlpack
-from poolbridge._timeline import StreamKey
+from poolbridge._timeline import StreamKey, this_thread
 
 _LEGACY = 1
 _PER_THREAD = 2
@@ -45,7 +44,7 @@ def stream_key(device: tuple[int, int], stream: Any) -> StreamKey | None:
     if number > _PER_THREAD or number == _LEGACY:
         return StreamKey(device[1], number)
     if number == _PER_THREAD:
-        return StreamKey(device[1], number, threading.get_ident())
+        return StreamKey(device[1], number, this_thread())
     if number == -1:
         return None
     if number == 0:

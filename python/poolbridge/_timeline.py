@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Final, NamedTuple
 
@@ -9,6 +10,24 @@ from poolbridge import _cuda_stream
 from poolbridge._errors import PoolLimitError
 from poolbridge._messages import Ticket
 from poolbridge._page import WORDS, Page
+
+
+class _Thread(threading.local):
+    """The number of a thread; identities of threads that ended are given again, their streams go on."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self) -> None:
+        self.number = next(self._numbers)
+
+
+_thread = _Thread()
+
+
+def this_thread() -> int:
+    """Give the number of this thread, which no other thread of this process ever has."""
+    return _thread.number
+
 
 # Of a promise, which is no stream but has a word like one.
 _NO_DEVICE: Final = -1
@@ -24,7 +43,7 @@ class StreamKey(NamedTuple):
     handle
         1: the legacy default stream, 2: the per-thread default stream, else a handle of the driver.
     thread
-        Whose per-thread default stream it is; 0 for any other stream.
+        Whose per-thread default stream it is, as `this_thread` counts; 0 for any other stream.
     """
 
     ordinal: int
@@ -34,7 +53,7 @@ class StreamKey(NamedTuple):
     @property
     def reachable(self) -> bool:
         """Whether this thread can give the stream work."""
-        return not self.thread or self.thread == threading.get_ident()
+        return not self.thread or self.thread == this_thread()
 
 
 class Word:

@@ -15,9 +15,11 @@ import poolbridge
 from poolbridge import _channel_messages as cm
 from poolbridge import _futex
 from poolbridge import _messages as m
+from poolbridge._known import KnownBlock
 from poolbridge._page import PAGES, TOMBSTONE, Page
 from poolbridge._streams import stream_key
-from poolbridge._timeline import StreamKey, Timeline
+from poolbridge._timeline import StreamKey, Timeline, this_thread
+from poolbridge._transport import Descriptors
 
 
 @pytest.fixture
@@ -268,13 +270,31 @@ def test_words_are_used_again_once_their_streams_are_done(monkeypatch):
     [
         (None, StreamKey(0, 1)),
         (1, StreamKey(0, 1)),
-        (2, StreamKey(0, 2, threading.get_ident())),
+        (2, StreamKey(0, 2, this_thread())),
         (-1, None),
         (np.int64(4096), StreamKey(0, 4096)),
     ],
 )
 def test_streams_by_number(stream, key):
     assert stream_key((2, 0), stream) == key
+
+
+def test_no_two_threads_have_the_same_per_thread_stream():
+    keys = []
+    for _ in range(10):  # each has ended before the next begins, which is given its identity
+        thread = threading.Thread(target=lambda: keys.append(stream_key((2, 0), 2)))
+        thread.start()
+        thread.join()
+    assert len(set(keys)) == 10
+    assert all(key is not None and not key.reachable for key in keys)
+
+
+def test_a_block_is_in_use_until_the_last_of_a_streams_tickets():
+    block = KnownBlock(1, 1, 64, b"", Descriptors())
+    for value in (5, 7, 6):  # as two threads may say it
+        block.used(m.Ticket(1, 3, value))
+    block.used(m.Ticket(1, 4, 2))
+    assert block.uses == {3: 7, 4: 2}
 
 
 def test_streams_by_object():
