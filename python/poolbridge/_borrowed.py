@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -88,7 +89,7 @@ class BaseBorrowedArrays:
         else:
             _order.name_stream(hold, self._stream)
             if self._follower is None:
-                self._follower = _order.follower(hold)
+                self._follower = _order.follower(hold, self._stream)
         array = self._find(hold.grant)
         if array is None:
             array = self._make(hold)
@@ -173,7 +174,7 @@ def _release(session: Session, notices: Sequence[Notice], feed: Feed, follower: 
 def _settle(arrays: ref[BorrowedArrays]) -> None:
     alive = arrays()
     if alive is not None:  # else its finaliser has done it
-        alive._settle()  # noqa: SLF001 - of this module
+        alive._settle_meanwhile()  # noqa: SLF001 - of this module
 
 
 class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
@@ -184,6 +185,7 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
         self._subscription = subscription
         self._feed = subscription._feed  # noqa: SLF001
         self._asked = 0.0
+        self._settling = threading.Lock()
 
     def __iter__(self) -> Self:
         return self
@@ -193,6 +195,8 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
         asked, self._asked = self._asked, now
         if self._notice is not None:
             self._pass(quick=now - asked < _QUICK)
+        elif _process.pid != self._session.pid:
+            self._session.check_usable()
         notice = self._subscription._next(None)  # noqa: SLF001 - of one family
         array = self._kept(notice)
         if array is None:
@@ -221,22 +225,27 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
             self._settles = True
             self._session.settle_soon(partial(_settle, ref(self)))
 
-    def _settle(self) -> None:
-        """Release the frames that were left to be released together."""
+    def _settle_meanwhile(self) -> None:
+        """Do as `_settle`, at any time and in any thread."""
         self._settles = False
-        spent = []
-        while self._spent:
-            try:
+        if self._follower is None or not self._follower.recorded:
+            self._settle()  # else who asks for the next frame, or releases this one, does
+
+    def _settle(self) -> None:
+        """Release the frames that were left to be released together; what another thread began is done then as well."""
+        with self._settling:
+            spent = []
+            while self._spent:
                 spent.append(self._spent.popleft())
-            except IndexError:
-                break  # another thread has it
-        if spent:
-            # What was taken was used before the ticket is written, whoever does this at the same time.
-            _release(self._session, spent, self._subscription._feed, self._follower)  # noqa: SLF001
+            if spent:
+                # What was taken was used before the ticket is written, whoever does this.
+                _release(self._session, spent, self._subscription._feed, self._follower)  # noqa: SLF001
 
     def release(self) -> None:
         """Let go of the frame whose array was yielded last. Idempotent."""
-        if self._spent:
+        if _process.pid != self._session.pid:
+            self._session.check_usable()
+        if self._spent or self._settling.locked():
             self._settle()
         super().release()
 

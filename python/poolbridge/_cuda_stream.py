@@ -56,6 +56,15 @@ def wait(ordinal: int, stream: int, address: int, value: int) -> None:
     _on_stream("cuStreamWaitValue64", ordinal, stream, address, value, _GEQ)
 
 
+def recorded(ordinal: int, stream: int) -> bool:
+    """Whether a stream's work is being recorded into a graph, or cannot be asked about."""
+    try:
+        with _current(ordinal):
+            return int(_call("cuStreamIsCapturing", stream)) != 0
+    except DriverError:
+        return True
+
+
 def record(ordinal: int, stream: int, event: int) -> None:
     """Have an event stand for the work that a stream has so far."""
     with _current(ordinal):

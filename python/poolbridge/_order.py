@@ -230,12 +230,15 @@ class Follower:
         The stream.
     session
         Whose frames it uses.
+    stream
+        What the user named it by, kept: a stream that is gone takes no more work.
     """
 
-    def __init__(self, own: Timeline, key: StreamKey, session: Session) -> None:
+    def __init__(self, own: Timeline, key: StreamKey, session: Session, stream: Any) -> None:
         self._own = own
         self._key = key
         self._session = session
+        self._stream = stream
 
     def before(self, grant: Grant) -> bool:
         """Make the stream wait until a frame's memory may be used; False if that takes more than its wait."""
@@ -267,6 +270,11 @@ class Follower:
         """Whether every thread can give the stream work."""
         return not self._key.thread
 
+    @property
+    def recorded(self) -> bool:
+        """Whether the stream's work is being recorded into a graph, which would write an old ticket ever again."""
+        return _cuda_stream.recorded(self._key.ordinal, self._key.handle)
+
     def done(self, frames: Iterable[Frame]) -> tuple[Ticket, ...]:
         """Say when the stream is done with frames' memory; empty: it is. May wait for the device, as `done` does."""
         if self._session.timelines.own is self._own and self._key.reachable:
@@ -284,12 +292,12 @@ class Follower:
         return ()
 
 
-def follower(hold: Hold) -> Follower | None:
-    """Give a follower for the one stream that uses a hold's memory, if it can do without one."""
+def follower(hold: Hold, stream: Any) -> Follower | None:
+    """Give a follower for the one stream that uses a hold's memory, if it can do without one; see `Follower`."""
     own = _own(hold)
     if own is None or hold.streams is None or len(hold.streams) != 1:
         return None
-    return Follower(own, next(iter(hold.streams)), hold.session)
+    return Follower(own, next(iter(hold.streams)), hold.session, stream)
 
 
 # After it was used

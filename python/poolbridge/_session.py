@@ -6,6 +6,7 @@ The blocking and the asyncio client are both thin drivers around this; it never 
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from poolbridge._errors import (
     ConnectionLostError,
     ForkError,
     PoolbridgeError,
+    ProtocolError,
 )
 from poolbridge._feed import Feed
 from poolbridge._messages import Dropped, Release, Reply
@@ -71,6 +73,8 @@ class Session(SessionMemory):
         self.ring_asked = False
         self._kept: deque[tuple[int, int, object]] = deque()
         self._unsettled: deque[Callable[[], None]] = deque()
+        self._settling = threading.Lock()
+        self._fault: ProtocolError | None = None  # what the service did that sending found
         self.holds: dict[int, ReferenceType[Hold]] = {}
         self._driver: Driver | None = None
 
@@ -140,6 +144,11 @@ class Session(SessionMemory):
             if self._driver is None:
                 raise
             del error
+        except ProtocolError as error:
+            # Not `lose`, which takes the lock: the reader finds the end of the connection, and this is why.
+            outbox.clear()
+            self._fault = ProtocolError(*error.args)
+            self.transport.shutdown()
 
     def receive(self, *, readable: bool = False) -> bool:
         """Take what is in the ring, or one packet of the socket. `readable` says that the socket has something.
@@ -169,11 +178,18 @@ class Session(SessionMemory):
                 if core.outbox:
                     self._flush()
         except PoolbridgeError as error:
-            if isinstance(error, ConnectionLostError) and self.core.goodbye:
-                error = ConnectionLostError(f"the service said goodbye: {self.core.goodbye}")
+            error = self._reason(error)
             self.lose(error)
             raise error from None
         return True
+
+    def _reason(self, error: PoolbridgeError) -> PoolbridgeError:
+        """Give the reason behind an error that ends the session."""
+        if self._fault is not None:
+            return ProtocolError(*self._fault.args)
+        if isinstance(error, ConnectionLostError) and self.core.goodbye:
+            return ConnectionLostError(f"the service said goodbye: {self.core.goodbye}")
+        return error
 
     # Leases
 
@@ -237,16 +253,19 @@ class Session(SessionMemory):
         self._released(idle)
 
     def release_frames(self, frames: Sequence[Frame], feed: Feed, tickets: tuple[Ticket, ...]) -> None:
-        """End the leases of frames that no hold was made of, and give their credit back."""
+        """End the leases of frames that no hold was made of, and give their credit back; never waits."""
         if _process.pid == self.pid:
-            with self._lock:
-                for frame in frames:
-                    grant: Any = frame.l
-                    idle = self.core.release(grant, tickets, failed=False)
-                    if idle is not None:
-                        self._unmap(idle)
-                self.owe(feed, len(frames))
-                self._flush()
+            # A finaliser does this itself where no driver is left, perhaps in the thread that holds the lock.
+            self._lock.later(partial(self._release_frames, frames, feed, tickets))
+
+    def _release_frames(self, frames: Sequence[Frame], feed: Feed, tickets: tuple[Ticket, ...]) -> None:
+        for frame in frames:
+            grant: Any = frame.l
+            idle = self.core.release(grant, tickets, failed=False)
+            if idle is not None:
+                self._unmap(idle)
+        self.owe(feed, len(frames))
+        self._flush()
 
     def settle_soon(self, settle: Callable[[], None]) -> None:
         """Have something released before the next request, and within some 10 ms; by any thread."""
@@ -255,13 +274,21 @@ class Session(SessionMemory):
             self._driver.ringing()
 
     def settle(self) -> None:
-        """Release what was to be released soon."""
+        """Release what was to be released soon; what another thread began to release is released then as well.
+
+        An error of the device is not raised: it is whose who uses that next, not this request's or the driver's.
+        """
         while self._unsettled:
-            try:
-                settle = self._unsettled.popleft()
-            except IndexError:
-                return  # another thread has it
-            settle()
+            with self._settling:
+                if not self._unsettled:
+                    return
+                try:
+                    self._unsettled[0]()
+                except PoolbridgeError:
+                    pass  # what was released is released all the same
+                finally:
+                    # Only now: whoever still finds it waits for the lock.
+                    self._unsettled.popleft()
 
     def later(self, work: Callable[[], None]) -> None:
         """Have something done that may wait, for a finaliser; never waits, never raises."""
@@ -295,7 +322,7 @@ class Session(SessionMemory):
             self.holds.pop(hold.grant.id, None)
             block = self.core.blocks.get(hold.grant.bl)
             if block is not None and ticket is not None:
-                block.uses[ticket.wd] = ticket.v
+                block.used(ticket)
             if hold.tokens or hold.unaccounted or hold.promise is not None:
                 hold.sent = True
             else:

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -423,3 +425,34 @@ def test_what_streams_were_given_before_a_promise_is_waited_for(client, other, g
     assert idle(writer)
     promise.keep()
     assert (other.get("x").to_numpy() == 6).all()
+
+
+def test_arrays_that_are_dropped_keep_their_stream_until_it_has_written(client, other, monkeypatch):
+    from cuda.core.utils import StridedMemoryView
+
+    class Stream:
+        handle = new_stream()
+
+        def __cuda_stream__(self):
+            return (0, self.handle)
+
+    channel = client.create_channel("c", capacity=4)
+    stream = Stream()
+
+    def wrap(lease: poolbridge.Lease) -> StridedMemoryView:
+        return StridedMemoryView.from_dlpack(lease, stream_ptr=Stream.handle)
+
+    arrays = other.subscribe("c", credit=3).arrays(wrap, stream=stream)
+    for _ in range(10):  # the last one's block has its array
+        channel.publish(client.allocate(N, "uint8"))
+        next(arrays)
+    assert arrays._hold is None
+    kept = weakref.ref(stream)
+    later: list[Callable[[], None]] = []
+    monkeypatch.setattr(other._session, "later", later.append)
+    del arrays, stream
+    gc.collect()
+    assert kept() is not None, "its owner would end it"
+    later.pop()()
+    gc.collect()
+    assert kept() is None
