@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
+# How often the socket and the ring are read before the event loop goes on.
+_MOST_READS = 64
+
 
 class AsyncPump:
     """The reading and the waiting of one asyncio client.
@@ -76,9 +79,11 @@ class AsyncPump:
         transport = self._session.transport
         transport.wake()
         try:
-            while self._session.ended is None:
-                if not self._session.receive() and transport.sleep():
+            for _ in range(_MOST_READS):
+                if self._session.ended is not None or (not self._session.receive() and transport.sleep()):
                     break
+            else:
+                self._soon(self._readable)  # others have their turn before
         except PoolbridgeError:
             pass  # every call has failed with it, and the next one will
         if self._session.ended is not None:

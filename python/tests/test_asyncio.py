@@ -222,3 +222,24 @@ def test_a_dropped_client_warns_and_goes(service):
             await asyncio.sleep(0.01)
 
     asyncio.run(main())
+
+
+def test_the_event_loop_goes_on_while_packets_come_and_come(service, monkeypatch):
+    async def flood():
+        async with await poolbridge.connect_async(service.path, timeout=60) as client:
+            reads = []
+            with monkeypatch.context() as patched:
+
+                def receive():
+                    reads.append(1)
+                    assert len(reads) < 1 << 16, "that never ends"
+                    return True
+
+                patched.setattr(client._session, "receive", receive)
+                client._pump._readable()
+                first = len(reads)
+                await asyncio.sleep(0)
+                assert len(reads) > first, "it is read on"
+            assert (await client.stats()).sessions
+
+    asyncio.run(flood())
