@@ -95,18 +95,36 @@ func (p pinnedMemory) Synchronize() error {
 }
 
 // importedPinnedArena is another process's pinnedArena.
-type importedPinnedArena struct{ *importedDeviceArena }
+type importedPinnedArena struct {
+	*importedDeviceArena
+	refused map[cuda.Device]error // why a GPU does not reach the memory
+}
 
-func openPinnedArena(p PoolInfo, x Export) (ImportedArena, error) {
-	a, err := openPool(p, x)
+func openPinnedArena(p PoolInfo, x Export) (_ ImportedArena, err error) {
+	d, err := openPool(p, x)
 	if err != nil {
 		return nil, err
 	}
-	// Access to a pool is granted in each process by itself.
-	if err := a.pool.SetAccess(a.device, cuda.AccessReadWrite); err != nil {
-		return nil, errors.Join(deviceError(fmt.Sprintf("let GPU %d reach memory of the host", a.device.Ordinal()), err), a.Close())
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.Close())
+		}
+	}()
+	gpus, err := cuda.Devices()
+	if err != nil {
+		return nil, deviceError("find the GPUs that are to reach memory of the host", err)
 	}
-	return importedPinnedArena{a}, nil
+	a := importedPinnedArena{d, make(map[cuda.Device]error)}
+	// Access to a pool is granted in each process by itself, and to one of the host only before a block of it is mapped.
+	for _, g := range gpus {
+		if err := a.pool.SetAccess(g, cuda.AccessReadWrite); err != nil {
+			a.refused[g] = deviceError(fmt.Sprintf("let GPU %d reach memory of the host", g.Ordinal()), err)
+		}
+	}
+	if err := a.refused[a.device]; err != nil {
+		return nil, err
+	}
+	return a, nil
 }
 
 func (a importedPinnedArena) Import(x Export, size uint64) (Mapping, error) {
@@ -121,13 +139,10 @@ func (a importedPinnedArena) Import(x Export, size uint64) (Mapping, error) {
 // Reach needs no peer access: the memory is the host's.
 func (a importedPinnedArena) Reach(name string) error {
 	d, err := FindDevice(name)
-	if err != nil || d == a.device {
+	if err != nil {
 		return err
 	}
-	if err := a.pool.SetAccess(d, cuda.AccessReadWrite); err != nil {
-		return deviceError(fmt.Sprintf("let GPU %d reach memory of the host", d.Ordinal()), err)
-	}
-	return nil
+	return a.refused[d]
 }
 
 // pinnedMapping is a block of an importedPinnedArena.

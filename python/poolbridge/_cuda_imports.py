@@ -126,7 +126,7 @@ class VirtualBlock:
 
 
 class PinnedPool:
-    """A memory pool of the host, imported; the GPU is let in.
+    """A memory pool of the host, imported; every GPU is let in.
 
     Parameters
     ----------
@@ -147,15 +147,35 @@ class PinnedPool:
             except DriverError as error:
                 raise InvalidArgumentError(f"the descriptor is of no memory pool: {error}") from error
             try:
-                # Access is granted in each process by itself, and a pool of the host has none at first.
-                _call("cuMemPoolSetAccess", self._pool, [_access(ordinal, write=True)], 1)
+                self._refused = self._let_in()
+                self.grant(ordinal)
             except BaseException:
                 _call("cuMemPoolDestroy", self._pool)
                 raise
 
+    def _let_in(self) -> dict[int, DriverError]:
+        """Let all GPUs in; give the errors of those that were not.
+
+        Access is granted in each process by itself, and to a pool of the host only before a block of it is mapped.
+        """
+        refused: dict[int, DriverError] = {}
+        for gpu in range(_call("cuDeviceGetCount")):
+            try:
+                _call("cuMemPoolSetAccess", self._pool, [_access(gpu, write=True)], 1)
+            except DriverError as error:
+                refused[gpu] = error
+        return refused
+
     def grant(self, ordinal: int) -> None:
-        """Let another GPU in."""
-        grant_pool(self.ordinal, self._pool, ordinal)
+        """Raise if a GPU was not let in.
+
+        Raises
+        ------
+        DriverError
+            What the driver said.
+        """
+        if ordinal in self._refused:
+            raise DriverError(str(self._refused[ordinal]))
 
     def import_block(self, blob: bytes) -> int:
         """Import one allocation; give its address, the same for CPU and GPU."""

@@ -71,7 +71,7 @@ class PinnedPool(GPUPool):
         """Memory of the host needs no peer access."""
 
     def grant(self, ordinal: int) -> None:
-        """Let another GPU reach the pool."""
+        """Raise if another GPU was not let in when the pool was imported."""
         self.imported.grant(ordinal)
 
     def close(self) -> None:
