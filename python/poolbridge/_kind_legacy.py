@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from poolbridge import _cuda, _cuda_imports
+from poolbridge import _cuda, _cuda_imports, _dlpack
 from poolbridge._errors import InvalidArgumentError, OwnerDiedError, PoolbridgeError
 from poolbridge._kind_gpu import GPUPool, peer_error
 from poolbridge._kinds import BlockMemory, Kind
@@ -70,8 +70,9 @@ class LegacyPool(GPUPool):
         return True
 
     def grant(self, ordinal: int) -> None:
-        """Open blocks for another GPU. None is open yet: see `LegacyKind.apart`."""
+        """Open blocks for another GPU, whose memory they are here. None is open yet: see `LegacyKind.apart`."""
         self.at = ordinal
+        self.device = (_dlpack.CUDA, ordinal)  # kernels of the owner's would fault
 
     def synchronize(self) -> None:
         """Wait for the GPU that works on the memory."""
