@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import warnings
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -146,9 +145,7 @@ class Torch(Library):
     def lacks(self, kind: str) -> str:
         import torch
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it says by them what it does not like about the driver
-            return "" if kind == "host" or torch.cuda.is_available() else "this torch has no CUDA"
+        return "" if kind == "host" or torch.cuda.is_available() else "this torch has no CUDA"
 
     def take(self, lease: poolbridge.Lease) -> Any:
         import torch
