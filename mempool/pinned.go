@@ -115,7 +115,8 @@ func openPinnedArena(p PoolInfo, x Export) (_ ImportedArena, err error) {
 		return nil, deviceError("find the GPUs that are to reach memory of the host", err)
 	}
 	a := importedPinnedArena{d, make(map[cuda.Device]error)}
-	// Access to a pool is granted in each process by itself, and to one of the host only before a block of it is mapped.
+	// Access to a pool is granted in each process by itself, and to one of the host not any more to a second GPU once a block of
+	// it is mapped.
 	for _, g := range gpus {
 		if err := a.pool.SetAccess(g, cuda.AccessReadWrite); err != nil {
 			a.refused[g] = deviceError(fmt.Sprintf("let GPU %d reach memory of the host", g.Ordinal()), err)

@@ -156,7 +156,8 @@ class PinnedPool:
     def _let_in(self) -> dict[int, DriverError]:
         """Let all GPUs in; give the errors of those that were not.
 
-        Access is granted in each process by itself, and to a pool of the host only before a block of it is mapped.
+        Access is granted in each process by itself, and to a pool of the host not any more to a second GPU once a block
+        of it is mapped.
         """
         refused: dict[int, DriverError] = {}
         for gpu in range(_call("cuDeviceGetCount")):

@@ -260,8 +260,9 @@ static CUresult set_access(struct pool *p, const CUmemAccessDesc *desc) {
     }
     if (desc->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) return CUDA_ERROR_INVALID_VALUE;
     if (p->device >= 0 && device != p->device && !config.peer) return CUDA_ERROR_INVALID_DEVICE;
-    // Measured: memory of an imported pool of the host that is mapped is not given to further GPUs.
-    if (p->device < 0 && p->imported && p->mapped_now && !(p->writable >> device & 1)) return CUDA_ERROR_ALREADY_MAPPED;
+    // Measured: memory of an imported pool of the host that is mapped is given to one GPU, and not to another one as well.
+    if (p->device < 0 && p->imported && p->mapped_now && p->writable & ~(1u << device) && !(p->writable >> device & 1))
+        return CUDA_ERROR_ALREADY_MAPPED;
     p->readable |= 1u << device;
     p->writable |= 1u << device;
     return CUDA_SUCCESS;

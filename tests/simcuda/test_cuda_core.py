@@ -319,9 +319,9 @@ def user_pinned(sock):
     pool = PinnedMemoryResource.from_allocation_handle(fds[0])
     os.close(fds[0])
     descriptor = IPCBufferDescriptor._init(message[:64], struct.unpack("<Q", message[64:72])[0])
-    grant(pool)  # before a block is mapped
     buffer = Buffer.from_ipc_descriptor(pool, descriptor, stream=stream)
     assert bytes_at(buffer.handle, 8) == b"\x05" * 8
+    grant(pool)
     buffer.fill(6, stream=stream)
     close(stream, buffer, pool)
     sock.send(b"done")
