@@ -140,10 +140,10 @@ func (a importedPinnedArena) Import(x Export, size uint64) (Mapping, error) {
 // Reach needs no peer access: the memory is the host's.
 func (a importedPinnedArena) Reach(name string) error {
 	d, err := FindDevice(name)
-	if err != nil {
-		return err
+	if err == nil && a.refused[d] != nil {
+		err = unreachable(d, a.device, a.refused[d])
 	}
-	return a.refused[d]
+	return err
 }
 
 // pinnedMapping is a block of an importedPinnedArena.

@@ -82,8 +82,8 @@ class BenchWorker:
     def frames(self, task: dict[str, Any]) -> dict[str, Any]:
         """Make an array of each frame of a channel until it is shut; say when each was there.
 
-        The first is acknowledged, for it says that this consumer is there. With an ``each``, all of their numbers are
-        looked at, which those of memory of a GPU do not have.
+        The first is acknowledged, for it says that this consumer is there. ``each`` has it look at the number of every
+        frame; those on a GPU have none.
         """
         client, acknowledge, each, clock = self._connected, self._acknowledge.send, task["each"], time.monotonic_ns
         consumer = _consumers.load(task["consumer"])

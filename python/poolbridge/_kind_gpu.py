@@ -22,18 +22,18 @@ class GPUPool(PoolMemory):
         The kind's name.
     ordinal
         The GPU, as this process counts.
-
-    Attributes
-    ----------
-    at
-        The GPU in whose context the memory is copied.
     """
 
     def __init__(self, kind: str, ordinal: int) -> None:
         self.kind = kind
         self.device = (_dlpack.CUDA, ordinal)
-        self.ordinal = self.at = ordinal
+        self.ordinal = ordinal
         self.others: tuple[int, ...] = ()
+
+    @property
+    def home(self) -> tuple[int, int]:
+        """The GPU that has the memory."""
+        return (_dlpack.CUDA, self.ordinal)
 
     def reach(self, ordinal: int) -> None:
         """Let another GPU reach the memory."""
@@ -73,19 +73,19 @@ class GPUPool(PoolMemory):
     def read(self, address: int, out: np.ndarray[Any, Any]) -> None:
         """Copy from the device."""
         self._settle()
-        _cuda.copy_to_host(self.at, out, address)
+        _cuda.copy_to_host(self.device[1], out, address)
 
     def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
         """Copy to the device."""
         self._settle()
-        _cuda.copy_from_host(self.at, address, data)
+        _cuda.copy_from_host(self.device[1], address, data)
 
     def duplicate(self, address: int, nbytes: int) -> tuple[int, object]:
         """Copy into memory of this process on the same device."""
         self._settle()
-        copy = _cuda.Allocation(self.ordinal, max(nbytes, 1))
+        copy = _cuda.Allocation(self.device[1], max(nbytes, 1))
         if nbytes:
-            _cuda.copy_on_device(self.at, copy.address, address, nbytes)
+            _cuda.copy_on_device(self.device[1], copy.address, address, nbytes)
         return copy.address, copy
 
 

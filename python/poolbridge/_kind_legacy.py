@@ -52,12 +52,12 @@ class LegacyPool(GPUPool):
         """Open a block's handle, where it is worked on."""
         handle = LegacyHandle.from_bytes(export)
         try:
-            block, _ = handle.map(self.at, size)
+            block, _ = handle.map(self.device[1], size)
         except (OwnerDiedError, InvalidArgumentError) as error:
-            if self.at == self.ordinal or not self._opens(handle, size):
+            if self.device[1] == self.ordinal or not self._opens(handle, size):
                 raise
             reason = f"the driver opens the legacy handle for the memory's own GPU only: {error}"
-            raise peer_error(self.at, self.ordinal, reason) from error
+            raise peer_error(self.device[1], self.ordinal, reason) from error
         return LegacyBlock(self, block, handle.offset)
 
     def _opens(self, handle: LegacyHandle, size: int) -> bool:
@@ -71,12 +71,11 @@ class LegacyPool(GPUPool):
 
     def grant(self, ordinal: int) -> None:
         """Open blocks for another GPU, whose memory they are here. None is open yet: see `LegacyKind.apart`."""
-        self.at = ordinal
         self.device = (_dlpack.CUDA, ordinal)  # kernels of the owner's would fault
 
     def synchronize(self) -> None:
         """Wait for the GPU that works on the memory."""
-        _cuda.synchronize(self.at)
+        _cuda.synchronize(self.device[1])
 
     def close(self) -> None:
         """Nothing to do: blocks were opened one by one."""

@@ -54,7 +54,8 @@ class PoolMemory(ABC):
     kind
         The kind's name.
     device
-        DLPack's device type and id, the id as this process counts. Memory that the CPU reaches too is a GPU's here.
+        DLPack's device type and id of where it is used, the id as this process counts. Memory that the CPU reaches too is
+        a GPU's here.
     """
 
     kind: str
@@ -64,6 +65,11 @@ class PoolMemory(ABC):
     def on_cpu(self) -> bool:
         """Whether the CPU reaches the memory in place."""
         return self.device[0] == 1
+
+    @property
+    def home(self) -> tuple[int, int]:
+        """DLPack's device type and id of where the memory is."""
+        return self.device
 
     @property
     def device_name(self) -> str:

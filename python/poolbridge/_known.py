@@ -54,7 +54,6 @@ class KnownPool(Struct, eq=False, gc=True):
     info: Pool
     export: bytes
     descriptors: Descriptors
-    mapped: Any = None
 
 
 class KnownBlock(Struct, eq=False, gc=True):

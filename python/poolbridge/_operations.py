@@ -312,7 +312,7 @@ def local_event(hold: Hold, event: Any) -> Event:
         raise InvalidArgumentError(
             f"the content of buffer {hold.grant.bf} is promised, which says when it is complete: leave out the event"
         )
-    kind, ordinal = hold.memory.pool.device
+    kind, ordinal = hold.memory.pool.home
     if kind != _dlpack.CUDA:
         raise InvalidArgumentError("an interprocess event stands for work of a GPU, and this memory is the CPU's")
     return _event.adopt(ordinal, event)

@@ -102,7 +102,7 @@ def ready_event(hold: Hold) -> Event | None:
         It cannot be opened here.
     """
     if hold.event is None and hold.grant.ev:
-        hold.event = _event.open_event(hold.memory.pool.device[1], hold.grant.ev)
+        hold.event = _event.open_event(hold.memory.pool.home[1], hold.grant.ev)
     return hold.event
 
 

@@ -329,7 +329,7 @@ class Pump:
                 self._want_write = False  # if the socket is still full, the session says so again
                 self._session.flush()
                 self._arm()
-            # From here on whoever stops reading, or retires a frame, says so again.
+            # From here on whoever stops reading, or leaves a frame to be let go of, says so again.
             if ticking := self._ticking:
                 self._ticking = False
             self._session.settle()

@@ -138,12 +138,11 @@ class Session(SessionMemory):
                     raise ConnectionLostError(f"the service has not taken {len(outbox)} packets: given up")
                 if self._driver is not None:
                     self._driver.want_write()
-        except ConnectionLostError as error:
+        except ConnectionLostError:
             # Replies that came before may still be there to be read; the reader will find the end of the connection.
             outbox.clear()
             if self._driver is None:
                 raise
-            del error
         except ProtocolError as error:
             # Not `lose`, which takes the lock: the reader finds the end of the connection, and this is why.
             outbox.clear()

@@ -206,7 +206,8 @@ class Subscription(BaseSubscription):
 
         Each array is good until the next is asked for, which lets go of its frame; then the memory is written again.
         What is to live longer is copied, or taken as a `Frame` by iterating over the subscription itself. Frames of a
-        broadcast that are taken within 50 µs of each other are let go of together, within some 10 ms.
+        broadcast that are taken within 50 µs of each other while more are there are let go of together, within some
+        10 ms: an eighth of the credit, if that is 16 or more.
 
         Parameters
         ----------

@@ -68,6 +68,18 @@ import kernels
 import numpy as np
 from poolbridge import _cuda
 from poolbridge._cuda import _call, _current
+class Copy:
+    "A copy, which is memory of the GPU that it says."
+    def __init__(self, lease):
+        from cuda.core.utils import StridedMemoryView
+        self.lease = lease
+        self.device = lease.__dlpack_device__()[1]
+        self.view = StridedMemoryView.from_dlpack(self, stream_ptr=-1)
+        self.pointer = int(self.view.ptr)
+    def __dlpack_device__(self):
+        return self.lease.__dlpack_device__()
+    def __dlpack__(self, **asked):
+        return self.lease.__dlpack__(**asked, copy=True)
 with poolbridge.connect({path!r}, device={device!r}) as client:
     with _current({ordinal}):
         stream = int(_call("cuStreamCreate", 1))
@@ -88,6 +100,9 @@ with poolbridge.connect({path!r}, device={device!r}) as client:
             differ = kernels.differ({ordinal}, lease.evidence()["pointer"], lease.nbytes // 4)
             expected = kernels.MASKED.expected(np, 0, lease.nbytes // 4, np.uint32).view(np.uint8)
             print(kind, lease.device, bool((out == expected).all()), differ, flush=True)
+            copy = Copy(lease)
+            assert kernels.differ(copy.device, copy.pointer, lease.nbytes // 4) == 0
+            del copy
             lease.release()
     own = _cuda.Allocation({ordinal}, 16)
     _cuda.copy_from_host({ordinal}, own.address, np.arange(16, dtype=np.uint8))
