@@ -54,8 +54,8 @@ class PoolMemory(ABC):
     kind
         The kind's name.
     device
-        DLPack's device type and id of where it is used, the id as this process counts. Memory that the CPU reaches too is
-        a GPU's here.
+        DLPack's device type and id of where it is used, the id as this process counts. Memory that the CPU reaches as
+        well is a GPU's here.
     """
 
     kind: str
