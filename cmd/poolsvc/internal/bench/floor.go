@@ -45,6 +45,6 @@ func (s *scene) streamOfBytes(ctx context.Context, src source) (err error) {
 	if err := d.arrived(sent, came.Samples); err != nil {
 		return err
 	}
-	s.add(Durations{Each: d.Each}, streamName("go-python", 1), 1, byteBySocket)
+	s.add(d, streamName("go-python", 1), 1, byteBySocket)
 	return nil
 }

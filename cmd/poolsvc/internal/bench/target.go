@@ -70,7 +70,7 @@ func ratios(r *Report) []Ratio {
 				add(name, kind, streamBytes, byteBySocket, *floor.P50 / *ours.P50, 0)
 			}
 			for _, theirs := range r.Results {
-				if theirs.Workload != name || theirs.Kind != kind || theirs.System == embedded || theirs.PerSecond == 0 {
+				if theirs.Workload != name || theirs.Kind != kind || theirs.Bytes != streamBytes || theirs.System == embedded || theirs.PerSecond == 0 {
 					continue
 				}
 				target := 0.0
