@@ -13,7 +13,6 @@ type copying struct {
 	stripe   int           // bytes that a goroutine copies at a time
 	together int           // goroutines that copy, at most
 	vigil    time.Duration // how long a goroutine looks for more before it sleeps
-	skew     int           // bytes that stripes begin after a multiple of their size
 }
 
 // manyCores is from how many on a goroutine may keep one busy while it looks for work.
@@ -109,10 +108,7 @@ func (c *copiers) work(j *copyJob) {
 
 // copy copies a stripe.
 func (j *copyJob) copy(i int) {
-	from, to := i*j.how.stripe+j.how.skew, (i+1)*j.how.stripe+j.how.skew
-	if i == 0 {
-		copy(j.dst[:j.how.skew], j.src)
-	}
+	from, to := i*j.how.stripe, (i+1)*j.how.stripe
 	if int64(i) == j.stripes-1 {
 		to = len(j.dst)
 	}

@@ -146,8 +146,11 @@ func (a importedLegacyArena) Import(x Export, size uint64) (Mapping, error) {
 		return nil, err
 	}
 	opened, err := h.Open(a.ctx, size)
-	if refusal, ok := errors.AsType[*cuda.Error](err); ok && a.owner != a.device && h.opensInPrimary(a.owner) {
-		return nil, unreachable(a.device, a.owner, fmt.Errorf("the driver opens the legacy handle for the memory's own GPU only: %w", refusal))
+	if refusal, ok := errors.AsType[*cuda.Error](err); ok && a.owner != a.device {
+		if opens, failed := h.opensInPrimary(a.owner); opens {
+			return nil, errors.Join(unreachable(a.device, a.owner,
+				fmt.Errorf("the driver opens the legacy handle for the memory's own GPU only: %w", refusal)), failed)
+		}
 	}
 	if err != nil {
 		return nil, err

@@ -80,10 +80,13 @@ func (h LegacyHandle) Open(ctx *cuda.Context, size uint64) (*OpenedHandle, error
 
 // openError says what the driver's words mean here: it has one for dead owners and for second contexts.
 func (h LegacyHandle) openError(ctx *cuda.Context, err error) error {
+	if errors.Is(err, cuda.ErrInvalidHandle) && !ctx.Primary() {
+		if opens, failed := h.opensInPrimary(ctx.Device()); opens {
+			return errors.Join(fmt.Errorf("%w: %w: memory of the same block is open in the primary context of the device; close it there, "+
+				"or open this handle there too: %w", ErrUnavailable, ErrSecondContext, err), failed)
+		}
+	}
 	switch {
-	case errors.Is(err, cuda.ErrInvalidHandle) && !ctx.Primary() && h.opensInPrimary(ctx.Device()):
-		return fmt.Errorf("%w: %w: memory of the same block is open in the primary context of the device; close it there, or open "+
-			"this handle there too: %w", ErrUnavailable, ErrSecondContext, err)
 	case errors.Is(err, cuda.ErrInvalidHandle):
 		return fmt.Errorf("%w: %w: a legacy handle is good only while its process lives; get a new one: %w", ErrUnavailable, ErrOwnerDead, err)
 	case errors.Is(err, cuda.ErrInvalidContext):
@@ -92,19 +95,19 @@ func (h LegacyHandle) openError(ctx *cuda.Context, err error) error {
 	return importError("open a legacy handle", err)
 }
 
-// opensInPrimary reports whether the device's primary context opens what another one did not: then the owner is alive.
-func (h LegacyHandle) opensInPrimary(d cuda.Device) bool {
+// opensInPrimary reports whether the device's primary context opens what another one did not: then the owner is alive. An error
+// says that it could not be closed again.
+func (h LegacyHandle) opensInPrimary(d cuda.Device) (opens bool, err error) {
 	primary, err := d.Retain()
 	if err != nil {
-		return false
+		return false, nil // it does not open it
 	}
-	defer func() { _ = primary.Close() }()
+	defer func() { err = errors.Join(err, primary.Close()) }()
 	base, err := primary.OpenIPCMem(h.Handle)
 	if err != nil {
-		return false
+		return false, nil
 	}
-	_ = insist(func() error { return primary.CloseIPCMem(base) })
-	return true
+	return true, insist(func() error { return primary.CloseIPCMem(base) })
 }
 
 // OpenedHandle is another process's memory, opened by its legacy handle. One that is forgotten closes itself.

@@ -196,14 +196,12 @@ func benchmarkFilling(b *testing.B, ctx *cuda.Context, alone *float64) {
 		}
 	}
 	for _, stripe := range []int{256 << 10, 1 << 20} {
-		for _, skew := range []int{0, 1} { // bytes off 16: another way of copying, on some processors
-			for _, together := range []int{1, 2, 4, 8, 12, 14} {
-				how := copying{stripe: stripe, together: together, vigil: plan.vigil, skew: skew}
-				name := fmt.Sprintf("stripe-%dKiB/skew-%d/%d", stripe>>10, skew, together)
-				b.Run(name, fill(how, false))
-				if together == 8 {
-					b.Run(name+"/GPU-copies", fill(how, true))
-				}
+		for _, together := range []int{1, 2, 4, 8, 12, 14} {
+			how := copying{stripe: stripe, together: together, vigil: plan.vigil}
+			name := fmt.Sprintf("stripe-%dKiB/%d", stripe>>10, together)
+			b.Run(name, fill(how, false))
+			if together == 8 {
+				b.Run(name+"/GPU-copies", fill(how, true))
 			}
 		}
 	}
@@ -242,11 +240,6 @@ func benchmarkFrames(b *testing.B, alone *float64) {
 		p := planOf(16, 8)
 		p.vigil = vigil
 		one(fmt.Sprintf("pieces-16MiB/vigil-%v", vigil), p)
-	}
-	for _, together := range []int{4, 8, 12} {
-		p := planOf(16, together)
-		p.skew = 1
-		one(fmt.Sprintf("pieces-16MiB/skew-1/copiers-%d", together), p)
 	}
 }
 

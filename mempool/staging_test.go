@@ -20,7 +20,7 @@ func planned(t testing.TB, p stagingPlan) {
 // smallPlan has pieces that several goroutines fill, and that are soon all in use.
 var smallPlan = stagingPlan{
 	piece: 1 << 20, pieces: 3,
-	copying: copying{stripe: 64 << 10, together: 4, vigil: time.Microsecond, skew: 1},
+	copying: copying{stripe: 64 << 10, together: 4, vigil: time.Microsecond},
 }
 
 func TestWhatIsCopiedAheadOfTheGPUMayBeOverwritten(t *testing.T) {
