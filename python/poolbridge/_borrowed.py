@@ -52,7 +52,6 @@ class BaseBorrowedArrays:
         self._follower: _order.Follower | None = None
         # To be released together.
         self._spent: deque[Notice] = deque()
-        self._settles = False
 
     def _kept(self, notice: Notice) -> Any:
         """Give the array of a frame's block and shape, if there is one and nothing has to be waited for."""
@@ -185,6 +184,7 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
         self._subscription = subscription
         self._feed = subscription._feed  # noqa: SLF001
         self._asked = 0.0
+        self._settles = False  # somebody will, if this does not before
         self._settling = threading.Lock()
 
     def __iter__(self) -> Self:
@@ -244,7 +244,7 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
     def release(self) -> None:
         """Let go of the frame whose array was yielded last. Idempotent."""
         if _process.pid != self._session.pid:
-            self._session.check_usable()
+            self._session.check_usable()  # before a lock is taken that a thread of the parent may have had
         if self._spent or self._settling.locked():
             self._settle()
         super().release()

@@ -51,7 +51,6 @@ from poolbridge._transport import NONE, Descriptors
 _LAST_NUMBER: Final = 2**32 - 1
 # What a canonical notice of a frame begins with, behind its map's first byte.
 _FRAME: Final = b"\xa1n\xa5frame"
-_NO_BLOCKS: list[KnownBlock] = []
 
 
 class Core:
@@ -136,7 +135,7 @@ class Core:
         KnownBlock or None
             The block, if the service wants it back and this was its last lease.
         """
-        self.outbox.append(encode(Release(l=grant.id, fl=failed, dt=tickets)))
+        self.tell(Release(l=grant.id, fl=failed, dt=tickets))
         return self.forget(grant, tickets)
 
     def forget(self, grant: Grant, tickets: tuple[Ticket, ...] = ()) -> KnownBlock | None:
@@ -178,7 +177,7 @@ class Core:
         """
         if descriptors is NONE and data.startswith(_FRAME, 1):
             self._frame(decode(data, Frame), NONE)
-            return _NO_BLOCKS
+            return []
         try:
             return self._receive(data, descriptors)
         finally:

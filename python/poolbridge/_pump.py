@@ -165,7 +165,7 @@ class Pump:
         For the first `spin` seconds the thread does not sleep.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
-        while not (feed.frames or feed.ended):
+        while not feed.done:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return False

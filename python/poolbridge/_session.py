@@ -48,7 +48,7 @@ class Driver(Protocol):
         """Call `Session.flush` when the socket takes packets again; never waits."""
 
     def ringing(self) -> None:
-        """Look into the ring that the transport has, and settle, within some 10 ms; never waits."""
+        """Look into the ring that the transport has within some 10 ms, and settle if anybody asks that; never waits."""
 
     def background(self, work: Callable[[], None]) -> None:
         """Do work soon that may wait for a device, elsewhere; never waits, never raises."""
@@ -388,10 +388,9 @@ class Session(SessionMemory):
     def owe(self, feed: Feed, count: int = 1, *, now: bool = False) -> None:
         """Count credit that is given back with a release. The lock is held."""
         feed.owed += count
-        if now or feed.owed >= feed.batch or feed.left <= 0:
-            credit = feed.pay(now=now)
-            if credit is not None:
-                self.core.tell(credit)
+        credit = feed.pay(now=now)
+        if credit is not None:
+            self.core.tell(credit)
 
     def feed(self, subscription: int) -> Feed:
         """Give the feed of a subscription that the service has just made."""

@@ -11,7 +11,7 @@ from weakref import ref
 
 from msgspec import UnsetType
 
-from poolbridge import _channel_operations, _errors, _operations, _order, _process
+from poolbridge import _channel_operations, _errors, _operations, _order
 from poolbridge._borrowed import AsyncBorrowedArrays, BorrowedArrays
 from poolbridge._errors import WaitTimeoutError
 from poolbridge._frame import AsyncFrame, BaseFrame, Frame
@@ -185,8 +185,7 @@ class Subscription(BaseSubscription):
         """Give the next frame, which has a lease, once it is there."""
         intake, feed = self._intake, self._feed
         while (notice := intake.begin(feed)) is None:
-            if intake.session.ended is not None or _process.pid != intake.session.pid:
-                intake.session.check_usable()
+            intake.session.check_usable()
             if not self._client._pump.wait(feed, seconds, self.spin):  # noqa: SLF001
                 raise WaitTimeoutError(f"no frame of channel {self.channel.name!r} came within {seconds:g} s")
         return notice
