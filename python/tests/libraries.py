@@ -145,7 +145,11 @@ class Torch(Library):
     def lacks(self, kind: str) -> str:
         import torch
 
-        return "" if kind == "host" or torch.cuda.is_available() else "this torch has no CUDA"
+        return (
+            ""
+            if kind == "host" or torch.cuda.is_available()
+            else "this torch sees no GPU: install one that is built for CUDA"
+        )
 
     def take(self, lease: poolbridge.Lease) -> Any:
         import torch
@@ -189,7 +193,7 @@ class Jax(Library):
         import jax
 
         on_gpu = any(device.platform != "cpu" for device in jax.devices())
-        return "" if kind == "host" or on_gpu else "this jax has no CUDA"
+        return "" if kind == "host" or on_gpu else "this jax sees no GPU: install its plugin for CUDA"
 
     def take(self, lease: poolbridge.Lease) -> Any:
         """With 64 bits: without, it would copy and narrow."""

@@ -146,7 +146,7 @@ def test_where_gpus_do_not_reach_each_other_the_error_names_both(service, client
     assert len(kept) == len(KINDS)
 
 
-@pytest.mark.skipif(not SIMULATED, reason="only the simulated driver refuses on demand")
+@pytest.mark.skipif(not SIMULATED, reason="only the simulated driver refuses on demand: make simcuda")
 def test_a_handle_that_the_driver_does_not_open_for_another_gpu_is_not_of_a_dead_owner(service, client):
     kept = [published(client, kind) for kind in KINDS]
     refusal = "call=cuIpcOpenMemHandle nth=1 error=INVALID_HANDLE"
