@@ -128,7 +128,7 @@ class ArrayExports:
         ------
         BufferError
             It cannot be exported this way: another device, a copy that was forbidden, read-only data for a
-            consumer of legacy capsules, or negative strides for PyTorch.
+            consumer of legacy capsules, negative strides for PyTorch, or GPU memory that is not aligned for JAX.
         ValueError
             A stream that the standard does not allow.
         LeaseReleasedError
@@ -165,6 +165,8 @@ class ArrayExports:
                 "otherwise lease for writing, or copy"
             )
         array = hold.array() if versioned or hold.write else _pretend_writeable(hold)
+        if device[0] != _dlpack.CPU and array.size:
+            _dlpack.check_aligned(hold.address(write=hold.write))
         return _dlpack.make_capsule(array, element, target, versioned=versioned)
 
     # NumPy, on memory of the CPU

@@ -23,6 +23,8 @@ CUDA: Final = 2
 CUDA_HOST: Final = 3
 
 _FLAG_COPIED = 2
+# Where an argument of what JAX compiles for a GPU begins, in bytes.
+_JAX_ALIGNMENT = 16
 
 
 class _Device(ctypes.Structure):
@@ -127,8 +129,7 @@ def check_reversed(shape: Iterable[int], strides: Iterable[int]) -> None:
     """Raise if elements lie backwards and PyTorch is who asks: call it from ``__dlpack__``, before a capsule is made.
 
     PyTorch has no negative strides. Given a capsule that has them, it ends the process in many versions (a check in C++
-    throws where nothing may be thrown), whoever made the capsule. Others take them in place, and nothing that they pass
-    tells them apart from PyTorch, but its ``from_dlpack`` is a Python function that asks by itself.
+    throws where nothing may be thrown), whoever made the capsule. Others take them in place.
 
     Raises
     ------
@@ -136,19 +137,42 @@ def check_reversed(shape: Iterable[int], strides: Iterable[int]) -> None:
         PyTorch asks, and an axis of more than one element is reversed.
     """
     shape = tuple(shape)
-    if all(shape) and any(stride < 0 and n > 1 for n, stride in zip(shape, strides, strict=True)) and _torch_asks():
+    backwards = all(shape) and any(stride < 0 and n > 1 for n, stride in zip(shape, strides, strict=True))
+    if backwards and _asked_by("torch.utils.dlpack"):
         raise BufferError(
             "PyTorch has no negative strides, and this lease has: copy it, for example by "
             "torch.from_numpy(lease.to_numpy())"
         )
 
 
-def _torch_asks() -> bool:
-    """Whether torch.from_dlpack called ``__dlpack__``, perhaps that of an object which only passes the question on."""
+def check_aligned(address: int) -> None:
+    """Raise if JAX asks for memory of a GPU that it could not use: call it from ``__dlpack__``, as `check_reversed`.
+
+    What JAX compiles for a GPU wants arguments at a multiple of 16 bytes (XLA's ``kEntryParameterAlignBytes``). It
+    makes arrays that begin elsewhere without a word, and fails when one is used.
+
+    Raises
+    ------
+    BufferError
+        JAX asks, and the address is not such a multiple.
+    """
+    if address % _JAX_ALIGNMENT and _asked_by("jax._src.dlpack"):
+        raise BufferError(
+            f"JAX uses memory of a GPU from a multiple of {_JAX_ALIGNMENT} bytes on, and this lease begins "
+            f"{address % _JAX_ALIGNMENT} bytes after one: copy it, for example by jax.numpy.asarray(lease.to_numpy())"
+        )
+
+
+def _asked_by(module: str) -> bool:
+    """Whether a function of that module called ``__dlpack__``, perhaps of an object which only passes the question on.
+
+    Nothing that they pass tells one library from another, but ``from_dlpack`` of some is a Python function that asks by
+    itself.
+    """
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - CPython's, documented
     while frame is not None and frame.f_code.co_name == "__dlpack__":
         frame = frame.f_back
-    return frame is not None and frame.f_globals.get("__name__") == "torch.utils.dlpack"
+    return frame is not None and frame.f_globals.get("__name__") == module
 
 
 def look(capsule: object) -> Seen:

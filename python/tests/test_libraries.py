@@ -468,6 +468,22 @@ def test_every_way_to_ask_is_answered(client, kind, asked, write):
 
 
 @pytest.mark.parametrize("kind", [case(kind, why=missing(kind), name=kind) for kind in GPU_KINDS], indirect=True)
+def test_jax_is_refused_memory_of_a_gpu_that_it_could_not_use(client, kind):
+    publish(client, "float32", LAYOUTS["further on"])
+    lease = client.get("x", timeout=10)
+    # JAX's function is one of Python, and is known by its module.
+    module: dict[str, Any] = {"__name__": "jax._src.dlpack"}
+    exec("def from_dlpack(source): return source.__dlpack__(stream=1, max_version=(1, 3))", module)
+    with pytest.raises(BufferError, match="begins 4 bytes after one: copy it"):
+        module["from_dlpack"](lease)
+    assert look(lease.__dlpack__(stream=1, max_version=(1, 3))).data == lease.evidence()["pointer"]
+    lease.release()
+    publish(client, "complex128", LAYOUTS["further on"])
+    lease = client.get("x", timeout=10)
+    assert look(module["from_dlpack"](lease)).data == lease.evidence()["pointer"]
+
+
+@pytest.mark.parametrize("kind", [case(kind, why=missing(kind), name=kind) for kind in GPU_KINDS], indirect=True)
 def test_the_cuda_array_interface_of_every_layout(client, kind):
     for layout in LAYOUTS.values():
         publish(client, "float32", layout)
