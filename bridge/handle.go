@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,11 +58,7 @@ func (c *serverConn) handle(q uint32, r wire.Request) {
 	case *wire.Unpublish:
 		c.done(q, s.Unpublish(r.Name))
 	case *wire.Release:
-		l, err := s.FindLease(r.Lease)
-		if err == nil {
-			err = l.ReleaseAt(r.Failed, ticketsOf(r.Done))
-		}
-		c.done(q, err)
+		c.done(q, c.release(r))
 	case *wire.Cancel:
 		c.stopWaiting(r.Request)
 		c.done(q, nil)
@@ -72,6 +69,24 @@ func (c *serverConn) handle(q uint32, r wire.Request) {
 	default:
 		c.stream(q, r)
 	}
+}
+
+// release ends the leases that it can; the error is that of the first that it cannot.
+func (c *serverConn) release(r *wire.Release) error {
+	done := ticketsOf(r.Done)
+	err := c.releaseOne(r.Lease, r.Failed, done)
+	for _, id := range r.Also {
+		err = cmp.Or(err, c.releaseOne(id, r.Failed, done))
+	}
+	return err
+}
+
+func (c *serverConn) releaseOne(id uint64, failed bool, done []mempool.Ticket) error {
+	l, err := c.session.FindLease(id)
+	if err != nil {
+		return err
+	}
+	return l.ReleaseAt(failed, done)
 }
 
 func (c *serverConn) done(q uint32, err error) {

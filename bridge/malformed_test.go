@@ -108,6 +108,28 @@ func TestAnUnknownOperationIsUnsupportedAndTheSessionLivesOn(t *testing.T) {
 	c.ask(6, &wire.StatsRequest{}, &wire.StatsReply{})
 }
 
+func TestOfSeveralLeasesAllAreEndedThatCanBe(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	c := greeted(t, path)
+	c.ask(2, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
+	leases := func() uint64 {
+		var s wire.StatsReply
+		c.ask(3, &wire.StatsRequest{}, &s)
+		return s.Stats.Leases
+	}
+	var ids []uint64
+	for range 4 {
+		var l wire.LeaseReply
+		c.ask(4, &wire.Alloc{Pool: 1, Tensor: wire.Tensor{DType: "uint8", Shape: []uint64{8}}}, &l)
+		ids = append(ids, l.Lease.ID)
+	}
+	assert.EqualValues(t, 4, leases())
+	c.refused(5, &wire.Release{Lease: ids[0], Also: []uint64{99, ids[1], ids[1]}}, wire.CodeNotFound)
+	assert.EqualValues(t, 2, leases())
+	c.refused(6, &wire.Release{Lease: 99, Also: ids[2:]}, wire.CodeNotFound)
+	assert.Zero(t, leases())
+}
+
 func TestArgumentsThatContradictEachOtherAreInvalid(t *testing.T) {
 	_, path := serve(t, ServerConfig{})
 	c := greeted(t, path)

@@ -71,6 +71,7 @@ var literals = []struct {
 	{"notice", "recall", 0, &wire.Recall{Blocks: []uint64{5, 300}}},
 	{"request", "publish with a ticket and an event", 7, &wire.Publish{Lease: 1, Name: "camera/0", Tensor: &f32Tensor, Keep: true, Replace: true,
 		Ready: &someTickets[0], Event: data64}},
+	{"request", "release of several leases", 0, &wire.Release{Lease: 1, Done: someTickets[:1], Also: []uint64{2, 1 << 32}}},
 	{"request", "release with tickets", 11, &wire.Release{Lease: 1, Failed: true, Done: someTickets}},
 	{"reply", "alloc reply, to wait for", 6, &wire.LeaseReply{Lease: wire.Lease{ID: 1, Buffer: 2, Generation: 3, Write: true, Pool: 4,
 		Block: 5, BlockBytes: 4096, Bytes: 4, Tensor: wire.Tensor{DType: "float32"}, Wait: someTickets}}},

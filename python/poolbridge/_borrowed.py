@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from poolbridge._channel_messages import Frame as Notice
     from poolbridge._feed import Feed
     from poolbridge._hold import Hold
-    from poolbridge._messages import Ticket
     from poolbridge._session import Session
     from poolbridge._subscription import AsyncSubscription, Subscription
 
@@ -162,12 +161,11 @@ class BaseBorrowedArrays:
 
 def _release(session: Session, notices: Sequence[Notice], feed: Feed, follower: _order.Follower | None) -> None:
     """Let go of frames that no hold was made of, of which the stream has been given all its work."""
-    tickets: tuple[Ticket, ...] = ()
-    try:
-        if follower is not None:
-            tickets = follower.done(notices)
-    finally:
-        session.release_frames(notices, feed, tickets)
+    release = partial(session.release_frames, notices, feed)
+    if follower is None:
+        release(())
+    else:
+        follower.done(notices, release)
 
 
 def _settle(arrays: ref[BorrowedArrays]) -> None:

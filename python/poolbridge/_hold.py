@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -132,11 +133,7 @@ class Hold:
             Arrays made from it are alive.
         """
         self.begin_release(force=force)
-        tickets: tuple[Ticket, ...] = ()
-        try:
-            tickets = _order.done(self)
-        finally:
-            self.session.release(self, tickets, failed=failed)
+        _order.done(self, partial(self.session.release, self, failed=failed))
 
     def begin_release(self, *, force: bool = False) -> None:
         """Take the decision to release; from here on the lease makes no more arrays."""

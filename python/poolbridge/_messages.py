@@ -208,11 +208,12 @@ class LeaseBuffer(Request, kw_only=True, tag="lease"):
 
 
 class Release(Request, kw_only=True, tag="release"):
-    """End a lease."""
+    """End a lease, and those of ``al`` with it."""
 
     l: U  # noqa: E741 - the wire's key
     fl: bool = False
     dt: tuple[Ticket, ...] = ()
+    al: tuple[U, ...] = ()
 
 
 class Cancel(Request, kw_only=True, tag="cancel"):

@@ -11,7 +11,9 @@ write words, the stream belongs to another thread, or nobody said which stream i
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from poolbridge import _cuda_stream, _dlpack, _event, _process
 from poolbridge._errors import DriverError, PoolLimitError, ProducerDiedError, WaitTimeoutError
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from poolbridge._session import Session
 
 MOST_TICKETS = 16
+
+Say: TypeAlias = "Callable[[tuple[Ticket, ...]], None]"
+"""Ends a lease with its tickets; it neither waits nor raises."""
 
 
 # Before the memory is used
@@ -275,21 +280,18 @@ class Follower:
         """Whether the stream's work is being recorded into a graph, which would write an old ticket ever again."""
         return _cuda_stream.recorded(self._key.ordinal, self._key.handle)
 
-    def done(self, frames: Iterable[Frame]) -> tuple[Ticket, ...]:
-        """Say when the stream is done with frames' memory; empty: it is. May wait for the device, as `done` does."""
-        if self._session.timelines.own is self._own and self._key.reachable:
-            try:
-                ticket = self._own.write(self._key)
-            except (DriverError, PoolLimitError):
-                ticket = None
-            if ticket is not None:
-                return (ticket,)
+    def done(self, frames: Iterable[Frame], say: Say) -> None:
+        """Say when the stream is done with frames' memory, as `done` does."""
+        synchronize = partial(self._synchronize, frames)
+        if self._session.timelines.own is not self._own or not _tell(self._own, self._key, say, synchronize):
+            _after(synchronize, say)
+
+    def _synchronize(self, frames: Iterable[Frame]) -> None:
         for frame in frames:
             grant: Any = frame.l
             memory = self._session.mapped(grant.bl)
             if memory is not None:
                 memory.synchronize()
-        return ()
 
 
 def follower(hold: Hold, stream: Any) -> Follower | None:
@@ -311,32 +313,64 @@ def must_wait(hold: Hold) -> bool:
     return used and (hold.promise is not None or _own(hold) is None)
 
 
-def done(hold: Hold) -> tuple[Ticket, ...]:
-    """Say when this process's work on the memory is done; empty: it is. May wait for the device in `_fall_back`."""
+def done(hold: Hold, say: Say) -> None:
+    """Say when this process's work on the memory is done.
+
+    Parameters
+    ----------
+    hold
+        The lease.
+    say
+        Called once, whatever happens, with tickets, or with none if it is done: `done` waited for the device then. It
+        must neither wait nor raise.
+    """
     if hold.streams is None and not hold.unordered:
-        return ()
-    own = _own(hold)
+        say(())
+        return
+    own, streams = _own(hold), _streams(hold)
     if own is None:
-        return _fall_back(hold)
+        _after(hold.memory.synchronize, say)
+    elif len(streams) > 1:
+        tickets: tuple[Ticket, ...] = ()
+        try:
+            tickets = _written(own, streams) or _fall_back(hold)
+        finally:
+            say(tickets)
+    elif not _tell(own, streams[0], say, hold.memory.synchronize):
+        _after(hold.memory.synchronize, say)
+
+
+def _tell(own: Timeline, key: StreamKey, say: Say, synchronize: Callable[[], None]) -> bool:
+    """Say that a stream will write a ticket, and have it do so; False if it cannot: nothing was said."""
     try:
-        return tuple([ticket for key in _streams(hold) if (ticket := own.write(key)) is not None])
+        return key.reachable and own.tell(key, say, synchronize)
+    except PoolLimitError:
+        return False
+
+
+def _after(synchronize: Callable[[], None], say: Say) -> None:
+    try:
+        synchronize()
+    finally:
+        say(())
+
+
+def _written(own: Timeline, streams: Iterable[StreamKey], *, wait: bool = True) -> tuple[Ticket, ...]:
+    """Have streams write tickets; none if one cannot."""
+    try:
+        tickets = [own.write(key, wait=wait) for key in streams]
     except (DriverError, PoolLimitError):
-        return _fall_back(hold)
+        return ()
+    written = tuple([ticket for ticket in tickets if ticket is not None])
+    return written if len(written) == len(tickets) else ()
 
 
 def done_at_once(hold: Hold) -> tuple[Ticket, ...] | None:
     """Do as `done` in a finaliser, which must not wait; None if that cannot be."""
     if hold.streams is None and not hold.unordered:
         return ()
-    try:
-        own = _own(hold)
-        if own is None:
-            return None
-        tickets = [own.write(key, wait=False) for key in _streams(hold)]
-    except (DriverError, PoolLimitError):
-        return None
-    written = tuple([ticket for ticket in tickets if ticket is not None])
-    return written if len(written) == len(tickets) else None
+    own = _own(hold)
+    return (_written(own, _streams(hold), wait=False) or None) if own is not None else None
 
 
 def ready(hold: Hold) -> Ticket | None:

@@ -26,6 +26,7 @@ from poolbridge._errors import (
 )
 from poolbridge._feed import Feed
 from poolbridge._messages import Dropped, Release, Reply
+from poolbridge._packet import MAX_ARRAY
 from poolbridge._ring import SIZE, Ring
 from poolbridge._session_memory import SessionMemory
 
@@ -226,21 +227,13 @@ class Session(SessionMemory):
             return
         tickets = _order.done_at_once(hold)
         if tickets is not None or self._driver is None:
-            self._lock.later(partial(self._release, hold.grant, tickets or (), failed=failed, then=hold.then))
+            self.release(hold, tickets or (), failed=failed)
         else:
-            self._driver.background(partial(self._finish, hold, failed=failed))
-
-    def _finish(self, hold: Hold, *, failed: bool) -> None:
-        tickets: tuple[Ticket, ...] = ()
-        try:
-            tickets = _order.done(hold)
-        finally:
-            self._lock.later(partial(self._release, hold.grant, tickets, failed=failed, then=hold.then))
+            self._driver.background(partial(_order.done, hold, partial(self.release, hold, failed=failed)))
 
     def release(self, hold: Hold, tickets: tuple[Ticket, ...], *, failed: bool) -> None:
-        """End a lease; `tickets` say when the work on its memory is done."""
-        with self._lock:
-            self._release(hold.grant, tickets, failed=failed, then=hold.then)
+        """End a lease; `tickets` say when the work on its memory is done. Never waits, never raises."""
+        self._lock.later(partial(self._release, hold.grant, tickets, failed=failed, then=hold.then))
 
     def _release(
         self, grant: Grant, tickets: tuple[Ticket, ...], *, failed: bool, then: Callable[[], None] | None = None
@@ -258,13 +251,19 @@ class Session(SessionMemory):
             self._lock.later(partial(self._release_frames, frames, feed, tickets))
 
     def _release_frames(self, frames: Sequence[Frame], feed: Feed, tickets: tuple[Ticket, ...]) -> None:
-        for frame in frames:
-            grant: Any = frame.l
-            idle = self.core.release(grant, tickets, failed=False)
+        core = self.core
+        grants: list[Any] = [frame.l for frame in frames]
+        for at in range(0, len(grants), MAX_ARRAY):
+            first, *others = grants[at : at + MAX_ARRAY]
+            core.tell(Release(l=first.id, dt=tickets, al=tuple([grant.id for grant in others])))
+        self.owe(feed, len(grants))
+        self._flush()  # what follows is nobody's business who waits for the memory
+        for grant in grants:
+            idle = core.forget(grant, tickets)
             if idle is not None:
                 self._unmap(idle)
-        self.owe(feed, len(frames))
-        self._flush()
+        if core.outbox:
+            self._flush()
 
     def settle_soon(self, settle: Callable[[], None]) -> None:
         """Have something released before the next request, and within some 10 ms; by any thread."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from poolbridge import _cuda_stream
-from poolbridge._errors import PoolLimitError
+from poolbridge._errors import DriverError, PoolLimitError
 from poolbridge._messages import Ticket
 from poolbridge._page import WORDS, Page
 
@@ -84,6 +85,7 @@ class Timeline:
         self._lock = threading.Lock()
         self._words: dict[StreamKey, Word] = {}
         self._promises = 0
+        self._closed = False
 
     def word(self, key: StreamKey) -> Word | None:
         """Give the word of a stream, if it has one."""
@@ -104,7 +106,8 @@ class Timeline:
         Returns
         -------
         Ticket or None
-            What is reached when the stream has done the work that it has so far; None if others were at it.
+            What is reached when the stream has done the work that it has so far; None if others were at it, or the
+            timeline is closed.
 
         Raises
         ------
@@ -116,15 +119,63 @@ class Timeline:
         if not self._lock.acquire(blocking=wait):
             return None
         try:
+            if self._closed:
+                return None
             word = self._words.get(key) or self._take(key)
             # Under the lock, for the values of a word must come in order.
-            _cuda_stream.write(
-                key.ordinal, key.handle, self.page.on_device(key.ordinal) + 8 * word.index, word.value + 1
-            )
+            self._write(key, word, word.value + 1)
             word.value += 1
             return Ticket(self.id, word.index, word.value)
         finally:
             self._lock.release()
+
+    def tell(self, key: StreamKey, say: Callable[[tuple[Ticket, ...]], None], finish: Callable[[], None]) -> bool:
+        """Say what a stream will write next, and then have it do so: who is told need not wait for the driver's call.
+
+        Parameters
+        ----------
+        say
+            Called with the ticket. It must neither wait nor raise: the timeline's lock is held.
+        finish
+            Waits until the stream has done its work, where it takes no more. The CPU writes the word then: whoever was
+            told may wait for it.
+
+        Returns
+        -------
+        bool
+            False if the timeline is closed: nothing was said.
+
+        Raises
+        ------
+        PoolLimitError
+            More streams are at work than a timeline has words; nothing was said.
+        DriverError
+            From `finish`; the word is written all the same.
+        """
+        with self._lock:
+            if self._closed:
+                return False
+            word = self._words.get(key) or self._take(key)
+            word.value += 1
+            try:
+                say((Ticket(self.id, word.index, word.value),))
+            finally:
+                try:
+                    self._write(key, word, word.value)
+                except DriverError:
+                    try:
+                        finish()
+                    finally:
+                        self.page.store(word.index, word.value)
+        return True
+
+    def _write(self, key: StreamKey, word: Word, value: int) -> None:
+        _cuda_stream.write(key.ordinal, key.handle, self.page.on_device(key.ordinal) + 8 * word.index, value)
+
+    def close(self) -> None:
+        """Write no more: the page may go. Waits for who is writing."""
+        with self._lock:
+            self._closed = True
 
     def promise(self) -> Ticket:
         """Give the next ticket of a word that no stream writes.

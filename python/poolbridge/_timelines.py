@@ -99,7 +99,9 @@ class Timelines:
         """Give all pages up: where a GPU may still write or wait for their words, they go when it is done."""
         pages, self._pages = self._pages, {}
         self._forgotten.clear()
-        self.own = None
+        own, self.own = self.own, None
+        if own is not None:
+            own.close()
         for id_, page in pages.items():
             if page is not None:
                 PAGES.give_up(self._epoch, id_)

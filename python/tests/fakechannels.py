@@ -165,13 +165,12 @@ class ChannelConnection(Connection):
             self.service.ready[lease.buffer.id] = self.check([request.rt])
         super().publish(request, fds)
 
-    def release(self, request: m.Release, fds: list[int]) -> None:
-        lease = self.find(request.l)
+    def release_one(self, lease: FakeLease, request: m.Release) -> None:
         tickets = self.check(request.dt)
         if lease.write:
             self.service.ready.setdefault(lease.buffer.id, []).extend(tickets)
         self.service.done.setdefault(lease.buffer.block.id, []).extend(tickets)
-        super().release(request, fds)
+        super().release_one(lease, request)
         if lease.id in self.frames:
             self.acknowledge(*self.frames.pop(lease.id), lease, back=request.fl)
 

@@ -336,7 +336,11 @@ class Connection(threading.Thread):
             raise Refused("released") from None
 
     def release(self, request: m.Release, fds: list[int]) -> None:
-        self.end(self.find(request.l), failed=request.fl)
+        for lease in request.l, *request.al:
+            self.release_one(self.find(lease), request)
+
+    def release_one(self, lease: FakeLease, request: m.Release) -> None:
+        self.end(lease, failed=request.fl)
 
     def end(self, lease: FakeLease, *, failed: bool) -> None:
         del self.leases[lease.id]

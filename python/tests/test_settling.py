@@ -37,19 +37,22 @@ def unwatched(other, monkeypatch):
 
 
 class FakeFollower:
-    """A follower whose stream is nobody's; `done` is what it does when frames are released."""
+    """A follower whose stream is nobody's; `done` is what it does before frames are released."""
 
     anywhere = True
     recorded = False
 
-    def __init__(self, done=lambda: ()):
+    def __init__(self, done=lambda: None):
         self._done = done
 
     def before(self, grant):
         return True
 
-    def done(self, frames):
-        return self._done()
+    def done(self, frames, say):
+        try:
+            self._done()
+        finally:
+            say(())
 
 
 def broken():
@@ -111,7 +114,6 @@ def test_a_request_and_a_release_wait_for_what_another_thread_has_begun_to_let_g
     def wait():
         begun.set()
         assert goes.wait(30)
-        return ()
 
     for ask in (other.stats, arrays.release):
         arrays._follower = FakeFollower(wait)

@@ -13,7 +13,7 @@ from fakechannels import ChannelService
 
 import poolbridge
 from poolbridge import _channel_messages as cm
-from poolbridge import _futex
+from poolbridge import _cuda_stream, _futex
 from poolbridge import _messages as m
 from poolbridge._known import KnownBlock
 from poolbridge._page import PAGES, TOMBSTONE, Page
@@ -239,30 +239,78 @@ def test_a_session_seals_its_timeline_once(service, writer):
     assert writer.own.page.write
 
 
-def test_words_are_used_again_once_their_streams_are_done(monkeypatch):
-    from poolbridge import _cuda_stream
+class PlainPage:
+    """A page without a GPU."""
 
+    def __init__(self):
+        self.words = [0] * 512
+
+    def on_device(self, ordinal):
+        return 4096
+
+    def reached(self, word, value):
+        return self.words[word] >= value
+
+    def store(self, word, value):
+        self.words[word] = value
+
+
+def test_words_are_used_again_once_their_streams_are_done(monkeypatch):
     written = []
     monkeypatch.setattr(_cuda_stream, "write", lambda *arguments: written.append(arguments))
-
-    class FakePage:
-        words = [0] * 512
-
-        def on_device(self, ordinal):
-            return 4096
-
-        def reached(self, word, value):
-            return self.words[word] >= value
-
-    timeline = Timeline(1, FakePage())  # type: ignore[arg-type]
+    page = PlainPage()
+    timeline = Timeline(1, page)  # type: ignore[arg-type]
     for handle in range(10, 522):
         assert timeline.write(StreamKey(0, handle)) == m.Ticket(1, handle - 10, 1)
     with pytest.raises(poolbridge.PoolLimitError, match="512 streams"):
         timeline.write(StreamKey(0, 9))
-    FakePage.words[7] = 1
+    page.words[7] = 1
     assert timeline.write(StreamKey(0, 9)) == m.Ticket(1, 7, 2)
     assert written[-1] == (0, 9, 4096 + 56, 2)
     assert timeline.word(StreamKey(0, 17)) is None
+
+
+def test_who_waits_for_a_stream_is_told_before_the_stream_is(monkeypatch):
+    happened: list[object] = []
+    monkeypatch.setattr(_cuda_stream, "write", lambda *arguments: happened.append(arguments[2:]))
+    timeline = Timeline(1, PlainPage())  # type: ignore[arg-type]
+    key = StreamKey(0, 10)
+    timeline.write(key)
+    assert timeline.tell(key, happened.append, lambda: happened.append("finished"))
+    assert happened == [(4096, 1), (m.Ticket(1, 0, 2),), (4096, 2)]
+    assert timeline.write(key) == m.Ticket(1, 0, 3)
+
+
+def test_what_was_told_is_written_by_the_cpu_where_the_stream_takes_no_work(monkeypatch):
+    def refuse(*arguments):
+        raise poolbridge.DriverError("no more work")
+
+    def fail():
+        happened.append("finished")
+        raise poolbridge.DriverError("and none is done")
+
+    happened: list[object] = []
+    monkeypatch.setattr(_cuda_stream, "write", refuse)
+    page = PlainPage()
+    timeline = Timeline(1, page)  # type: ignore[arg-type]
+    key = StreamKey(0, 10)
+    with pytest.raises(poolbridge.DriverError, match="no more work"):
+        timeline.write(key)
+    assert timeline.tell(key, happened.append, lambda: happened.append("finished"))
+    assert happened == [(m.Ticket(1, 0, 1),), "finished"]
+    assert page.words[0] == 1
+    with pytest.raises(poolbridge.DriverError, match="none is done"):
+        timeline.tell(key, happened.append, fail)
+    assert page.words[0] == 2
+
+
+def test_a_timeline_that_is_closed_is_not_written(monkeypatch):
+    monkeypatch.setattr(_cuda_stream, "write", lambda *arguments: pytest.fail("its page may be gone"))
+    timeline = Timeline(1, PlainPage())  # type: ignore[arg-type]
+    timeline.close()
+    key = StreamKey(0, 10)
+    assert timeline.write(key) is None
+    assert not timeline.tell(key, lambda tickets: pytest.fail("nobody writes this"), lambda: None)
 
 
 @pytest.mark.parametrize(
