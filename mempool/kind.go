@@ -78,6 +78,21 @@ type Arena interface {
 	Close() error
 }
 
+// NewArena makes the memory of a pool without the pool: nobody accounts for what is allocated, shares it or uses it again.
+// [Session.CreatePool] makes pools of it. By itself it is for programs that measure what memory of a kind costs.
+//
+// Errors: [ErrInvalid], [ErrUnavailable] where this machine cannot do it, [ErrOutOfMemory].
+func NewArena(spec PoolSpec) (Arena, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	b, err := spec.Kind.backend()
+	if err != nil {
+		return nil, err
+	}
+	return b.create(spec)
+}
+
 // Allocation is one piece of memory from an [Arena].
 type Allocation interface {
 	Memory

@@ -5,12 +5,28 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 func TestKindsAreThoseOfTheRegistry(t *testing.T) {
 	assert.Equal(t, []Kind{Device, VMM, Legacy, Pinned, Host, fake}, Kinds())
 	assert.NoError(t, fake.Probe("anything"))
 	assert.ErrorIs(t, Kind("tape").Probe(""), ErrInvalid)
+}
+
+func TestMemoryOfAPoolCanBeMadeWithoutThePool(t *testing.T) {
+	arena, err := NewArena(PoolSpec{Name: "p", Kind: Host, MaxBytes: 1 << 20})
+	require.NoError(t, err)
+	mem, err := arena.Allocate(arena.Granularity())
+	require.NoError(t, err)
+	_, err = mem.Export()
+	assert.NoError(t, err)
+	require.NoError(t, mem.Free())
+	assert.NoError(t, arena.Close())
+	for _, spec := range []PoolSpec{{Kind: Host, MaxBytes: 1}, {Name: "p", Kind: "tape", MaxBytes: 1}, {Name: "p", Kind: Host}} {
+		_, err := NewArena(spec)
+		assert.ErrorIs(t, err, ErrInvalid, "%+v", spec)
+	}
 }
 
 func TestADeviceThatIsNoneIsATypedError(t *testing.T) {

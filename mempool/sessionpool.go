@@ -17,10 +17,6 @@ func (s *Session) CreatePool(spec PoolSpec) (*Pool, error) {
 	if !svc.mayCreate(s.peer) {
 		return nil, situation(ErrDenied, "user %d may not create pools", s.peer.UID)
 	}
-	backend, err := spec.Kind.backend()
-	if err != nil {
-		return nil, err
-	}
 	p := &Pool{svc: svc, uid: s.peer.UID, access: spec.Access.clone(), cache: make(map[uint64][]*block), closed: make(chan struct{})}
 	if p.access.empty() {
 		p.access.UIDs = []uint32{s.peer.UID}
@@ -29,7 +25,7 @@ func (s *Session) CreatePool(spec PoolSpec) (*Pool, error) {
 		return nil, err
 	}
 	defer svc.background.Done()
-	arena, err := backend.create(spec)
+	arena, err := NewArena(spec)
 	svc.mu.Lock()
 	defer svc.unlock()
 	if err != nil {

@@ -95,3 +95,13 @@ func newBenchConsumer() *cobra.Command {
 		},
 	}
 }
+
+// newBenchBare is a process that `poolsvc bench` starts.
+func newBenchBare() *cobra.Command {
+	return &cobra.Command{
+		Use: bench.BareCommand, Hidden: true, Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return bench.Bare(c.InOrStdin(), c.OutOrStdout())
+		},
+	}
+}

@@ -32,7 +32,7 @@ poolbridge-UID/poolsvc.sock below the temporary directory.`,
 		SilenceErrors: true,
 	}
 	root.SetVersionTemplate(versionLine())
-	root.AddCommand(newServe(), newVerify(), newPools(), newExport(), newImport(), newDoctor(), newBench(), newBenchConsumer(), newWorker(), newVersion())
+	root.AddCommand(newServe(), newVerify(), newPools(), newExport(), newImport(), newDoctor(), newBench(), newBenchConsumer(), newBenchBare(), newWorker(), newVersion())
 	return root
 }
 

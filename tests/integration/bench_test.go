@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
@@ -62,6 +63,42 @@ func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 		assert.Equal(t, s["rss_bytes"], s["own_bytes"], "host memory needs no driver")
 		assert.Zero(t, s["driver_bytes"])
 	}
+}
+
+// TestBenchTellsTheServicesMemoryFromTheDrivers is about a GPU, or a simulated one.
+func TestBenchTellsTheServicesMemoryFromTheDrivers(t *testing.T) {
+	if err := mempool.Device.Probe(""); err != nil {
+		t.Skip(err)
+	}
+	cmd := exec.Command(rig.Poolsvc(t), "bench", "--json", "--python", rig.Python(t).Path, "--kind", "device", "--time", "10ms",
+		"--only", "growth", "--max-buffers", "3000", "--max-sessions", "2", "--alternatives=false")
+	out, err := cmd.Output()
+	if exit := (*exec.ExitError)(nil); err != nil {
+		require.ErrorAs(t, err, &exit)
+		require.NoError(t, err, "%s", exit.Stderr)
+	}
+	var report struct {
+		Service []struct {
+			State   string
+			Buffers int
+			RSS     uint64 `json:"rss_bytes"`
+			Driver  uint64 `json:"driver_bytes"`
+			Own     uint64 `json:"own_bytes"`
+		}
+	}
+	require.NoError(t, json.Unmarshal(out, &report), "%s", out)
+	require.Len(t, report.Service, 8, "idle and busy, with 10, 1,000, 3,000, and with a second session")
+	driver := map[int]uint64{}
+	for _, s := range report.Service {
+		assert.Positive(t, s.Driver)
+		assert.Less(t, s.Driver, s.RSS, "a service is more than its driver")
+		assert.Equal(t, s.RSS-s.Driver, s.Own)
+		if before, there := driver[s.Buffers]; there {
+			assert.Equal(t, before, s.Driver, "what the driver takes depends on nothing but the buffers")
+		}
+		driver[s.Buffers] = s.Driver
+	}
+	assert.Greater(t, driver[3000], driver[10], "the driver keeps something for each block")
 }
 
 func TestBenchOfAKindThatTheMachineLacksMeasuresNothingAndSaysWhy(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -19,13 +20,22 @@ const (
 
 // growth measures workload (e): what many live buffers and sessions do to a hand-over, and what they cost the service.
 func growth(ctx context.Context, s *scene) error {
+	var blocks []int
+	for _, e := range s.extents() {
+		blocks = append(blocks, e.buffers)
+	}
+	pool := s.poolSpec(uint64(s.MaxBuffers) * ballastBytes)
+	driver, err := s.driverBytes(ctx, pool, slices.Compact(blocks))
+	if err != nil {
+		return err
+	}
 	return s.withService(ctx, func(svc *service) error {
-		g := &grown{scene: s, svc: svc}
+		g := &grown{scene: s, svc: svc, driver: driver}
 		var err error
 		if g.producer, err = dialOutside(ctx, svc.socket); err != nil {
 			return err
 		}
-		if err = g.begin(ctx); err == nil {
+		if err = g.producer.makePool(ctx, pool); err == nil {
 			err = g.steps(ctx)
 		}
 		return errors.Join(err, g.close())
@@ -47,27 +57,6 @@ func (g *grown) handOver(ctx context.Context, w *worker, channel string) (d Dura
 	return d, errors.Join(err, src.close())
 }
 
-// begin makes the pool and a first buffer, and notes what the driver took for that.
-func (g *grown) begin(ctx context.Context) error {
-	before, err := g.svc.rss()
-	if err != nil {
-		return err
-	}
-	if err := g.producer.makePool(ctx, g.poolSpec(uint64(g.MaxBuffers)*ballastBytes)); err != nil {
-		return err
-	}
-	first, err := g.producer.allocate(ctx, mempool.Bytes(ballastBytes))
-	if err == nil {
-		err = first.Release(false)
-	}
-	if err != nil || g.kind == mempool.Host { // which needs no driver
-		return err
-	}
-	after, err := g.svc.rss()
-	g.driver = after - min(after, before)
-	return err
-}
-
 // grown is a service that has more and more to do.
 type grown struct {
 	*scene
@@ -75,7 +64,7 @@ type grown struct {
 	producer *outside
 	clients  []*outside
 	ballast  []buffer
-	driver   uint64 // bytes of the service that are CUDA's own
+	driver   map[int]uint64 // bytes of the service that are CUDA's own, by the number of buffers
 }
 
 func (g *grown) close() error {
@@ -86,20 +75,24 @@ func (g *grown) close() error {
 	return errors.Join(append(errs, g.producer.close())...)
 }
 
+// extent is how much a service has to do.
+type extent struct{ buffers, sessions int }
+
+// extents are what growth goes through, never less than before.
+func (o Options) extents() []extent {
+	all := []extent{{10, 1}, {1000, 1}, {10_000, 1}, {100_000, 1}, {100_000, 100}, {100_000, 500}}
+	for i, e := range all {
+		all[i] = extent{min(e.buffers, o.MaxBuffers), min(e.sessions, o.MaxSessions)}
+	}
+	return slices.Compact(all)
+}
+
 func (g *grown) steps(ctx context.Context) error {
-	type extent struct{ buffers, sessions int }
-	var last extent
-	for _, p := range []extent{{10, 1}, {1000, 1}, {10_000, 1}, {100_000, 1}, {100_000, 100}, {100_000, 500}} {
-		p = extent{min(p.buffers, g.MaxBuffers), min(p.sessions, g.MaxSessions)}
-		if p == last {
-			continue
+	for _, e := range g.extents() {
+		if err := g.grow(ctx, e.buffers, e.sessions); err != nil {
+			return fmt.Errorf("growing to %d buffers and %d sessions: %w", e.buffers, e.sessions, err)
 		}
-		last = p
-		buffers, sessions := p.buffers, p.sessions
-		if err := g.grow(ctx, buffers, sessions); err != nil {
-			return fmt.Errorf("growing to %d buffers and %d sessions: %w", buffers, sessions, err)
-		}
-		if err := g.step(ctx, buffers, sessions); err != nil {
+		if err := g.step(ctx, e.buffers, e.sessions); err != nil {
 			return err
 		}
 	}
@@ -184,8 +177,9 @@ func (g *grown) footprint(state string, buffers, sessions int, f func() error) e
 	if err != nil {
 		return err
 	}
+	driver := g.driver[buffers]
 	p := Footprint{Kind: string(g.kind), State: state, Buffers: buffers, Sessions: sessions, RSSBytes: rss,
-		DriverBytes: g.driver, OwnBytes: rss - min(rss, g.driver),
+		DriverBytes: driver, OwnBytes: rss - min(rss, driver),
 		CPUSeconds: (after - before).Seconds(), Seconds: elapsed.Seconds()}
 	g.report.Service = append(g.report.Service, p)
 	if g.Progress != nil {

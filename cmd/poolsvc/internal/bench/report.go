@@ -40,8 +40,10 @@ type Footprint struct {
 	State    string `json:"state"` // idle or busy
 	Buffers  int    `json:"buffers"`
 	Sessions int    `json:"sessions"`
-	// RSSBytes is the physical memory of its process without the pools' pages. DriverBytes of them are not its own but CUDA's:
-	// what came when it made its first pool and buffer. What the driver keeps for each block more counts as the service's.
+	// RSSBytes is the physical memory of its process without the pools' pages: RssAnon and RssFile of /proc/PID/status.
+	// DriverBytes of them are not its own but CUDA's: what a process of the same program that has used no CUDA yet grows by,
+	// when it makes a pool of this kind and as many blocks as there are buffers and exports them, as a service does, and
+	// nothing else. It is measured in the same run, see Bare, and 0 for memory of the CPU. OwnBytes are the rest, at least 0.
 	RSSBytes    uint64 `json:"rss_bytes"`
 	DriverBytes uint64 `json:"driver_bytes"`
 	OwnBytes    uint64 `json:"own_bytes"`

@@ -39,9 +39,12 @@ func (s *service) stop() error {
 	return nil
 }
 
-// rss is the physical memory of the service's process without what it shares by memfd: the pools' pages.
-func (s *service) rss() (sum uint64, err error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
+// rss is the service's physical memory.
+func (s *service) rss() (uint64, error) { return rssOf(s.cmd.Process.Pid) }
+
+// rssOf is the physical memory of a process without what it shares by memfd: the pools' pages.
+func rssOf(pid int) (sum uint64, err error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, err
 	}
@@ -52,7 +55,7 @@ func (s *service) rss() (sum uint64, err error) {
 		}
 		kib, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
 		if err != nil {
-			return 0, fmt.Errorf("/proc says of the memory of process %d: %q", s.cmd.Process.Pid, line)
+			return 0, fmt.Errorf("/proc says of the memory of process %d: %q", pid, line)
 		}
 		sum += kib << 10
 	}

@@ -19,8 +19,12 @@ func (r Result) print(w io.Writer) {
 func mebibytes(n uint64) float64 { return float64(n) / (1 << 20) }
 
 func (p Footprint) print(w io.Writer) {
-	fmt.Fprintf(w, "  service %s with %d buffers and %d sessions: %.1f MiB of its own and %.1f of the driver, %.3f ms of CPU in %.2f s\n",
-		p.State, p.Buffers, p.Sessions, mebibytes(p.OwnBytes), mebibytes(p.DriverBytes), p.CPUSeconds*1e3, p.Seconds)
+	driver := ""
+	if p.DriverBytes > 0 {
+		driver = fmt.Sprintf(" besides %.1f that CUDA takes in a process with as many blocks and nothing else", mebibytes(p.DriverBytes))
+	}
+	fmt.Fprintf(w, "  service %s with %d buffers and %d sessions: %.1f MiB of its own%s, %.3f ms of CPU in %.2f s\n",
+		p.State, p.Buffers, p.Sessions, mebibytes(p.OwnBytes), driver, p.CPUSeconds*1e3, p.Seconds)
 }
 
 func (r Ratio) print(w io.Writer) {

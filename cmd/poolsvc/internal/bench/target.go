@@ -25,7 +25,7 @@ var targets = []target{
 	{"hand-over", mempool.Device, 64 << 20, "multiprocessing.shared_memory, page-locked", 0},
 }
 
-// serviceBytes is how much memory of its own a service may take.
+// serviceBytes is how much memory of its own a service may take, besides what is CUDA's: see Footprint.
 const serviceBytes = 128 << 20
 
 // growthFactor is how much longer a hand-over may take in a service that has much to do.
@@ -110,7 +110,7 @@ func ratios(r *Report) []Ratio {
 		if ok && there && *b.P50 > 0 {
 			add(name, kind, growthBytes, "1.5 times what it takes with few", growthFactor**a.P50 / *b.P50, 1)
 		}
-		add("growth/memory of the service", kind, 0, "128 MiB", float64(serviceBytes)/float64(max(m.OwnBytes, 1)), 1)
+		add("growth/memory of the service", kind, 0, "128 MiB besides CUDA's own", float64(serviceBytes)/float64(max(m.OwnBytes, 1)), 1)
 		add("growth/CPU of the idle service", kind, 0, "a thousandth of a CPU", idleShare*m.Seconds/max(m.CPUSeconds, idleShare*m.Seconds/1000), 1)
 	}
 	return out
