@@ -72,7 +72,7 @@ class AsyncPump:
             except TimeoutError:
                 return feed.done
             finally:
-                feed.on_done = _nothing
+                feed.on_done = None
         return True
 
     def _readable(self) -> None:

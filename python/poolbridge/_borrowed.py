@@ -210,14 +210,18 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
         assert notice is not None  # noqa: S101 - for the type checker: whoever calls this has looked
         self._notice = None
         spent = self._spent
-        spent.append(notice)
-        if (
+        now = (
             not quick
             or not feed.frames
-            or len(spent) >= feed.few
+            or len(spent) + 1 >= feed.few
             or feed.queue  # to whom a release says that the frame was dealt with
             or (follower is not None and not follower.anywhere)
-        ):
+        )
+        if now and not spent and not self._settling.locked():
+            _release(self._session, (notice,), feed, follower)
+            return
+        spent.append(notice)
+        if now:
             self._settle()
         elif not self._settles:
             self._settles = True

@@ -39,7 +39,7 @@ class Feed:
     closed
         Whether nobody wants frames any more: those that come are given back.
     on_done
-        Called when there is something to take.
+        Called when there is something to take, if anybody waits.
     """
 
     __slots__ = ("batch", "closed", "ended", "error", "few", "frames", "id", "left", "on_done", "owed", "queue")
@@ -55,7 +55,7 @@ class Feed:
         self.ended = False
         self.closed = False
         self.error: PoolbridgeError | None = None
-        self.on_done: Callable[[], object] = _nothing
+        self.on_done: Callable[[], object] | None = None
 
     @property
     def done(self) -> bool:
@@ -66,7 +66,8 @@ class Feed:
         """Add what came."""
         self.left -= 1
         self.frames.append(frame)
-        self.on_done()
+        if self.on_done is not None:
+            self.on_done()
 
     def end(self, notice: End) -> None:
         """Note that no frame will come any more."""
@@ -80,7 +81,8 @@ class Feed:
         if not self.ended:
             self.ended = True
             self.error = error
-        self.on_done()
+        if self.on_done is not None:
+            self.on_done()
 
     @property
     def starving(self) -> bool:
@@ -96,14 +98,11 @@ class Feed:
         # Whoever sends must not lack what is held back here.
         self.few = min(credit // 8, _MOST_TOGETHER)
 
-    def pay(self, *, now: bool) -> Credit | None:
-        """Give the credit that is owed, if that is worth a packet, or none is left, or it has to be `now`."""
+    def pay(self, count: int, *, now: bool = False) -> Credit | None:
+        """Owe so much more; give all that is owed if it is worth a packet, none is left, or it has to be `now`."""
+        self.owed += count
         if self.ended or self.closed or not self.owed or (self.owed < self.batch and self.left > 0 and not now):
             return None
         count, self.owed = self.owed, 0
         self.left += count
         return Credit(sb=self.id, n=count)
-
-
-def _nothing() -> None:
-    pass

@@ -7,7 +7,7 @@ that comparison; any other packet is walked byte by byte first.
 
 from __future__ import annotations
 
-from typing import TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,7 +29,7 @@ _SMALL = MAX_ARRAY
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 _encoder = msgspec.msgpack.Encoder()
-_decoders: dict[object, msgspec.msgpack.Decoder[object]] = {}
+_decoders: dict[object, msgspec.msgpack.Decoder[Any]] = {}
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -67,12 +67,12 @@ def decode(data: bytes, kind: type[_T], *, checked: bool = False) -> _T:
     if decoder is None:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
-        message = decoder.decode(data)
+        message: _T = decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"a packet of {len(data)} bytes is not a {kind.__name__}: {error}") from error
     if not checked and (len(data) > _SMALL or _encoder.encode(message) != data):
         check(data)
-    return cast("_T", message)
+    return message
 
 
 def check(data: bytes) -> None:

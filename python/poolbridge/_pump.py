@@ -143,8 +143,8 @@ class Pump:
             if self._begin_reading():
                 try:
                     call = self._session.ask(request, reply_type, _nothing)
-                    self._spin_for(call, 0)
-                    self._read_for(call, deadline)
+                    if not self._spin_for(call, 0):
+                        self._read_for(call, deadline)
                 finally:
                     self._end_reading()
             else:
@@ -171,8 +171,7 @@ class Pump:
                 return False
             if self._begin_reading():
                 try:
-                    self._spin_for(feed, spin if left is None else min(spin, left))
-                    if not feed.done:
+                    if not self._spin_for(feed, spin if left is None else min(spin, left)):
                         self._read_for(feed, deadline)
                 finally:
                     self._end_reading()
@@ -180,7 +179,7 @@ class Pump:
                 turn = threading.Event()
                 feed.on_done = turn.set
                 self._wait_for(feed, turn, deadline)
-                feed.on_done = _nothing
+                feed.on_done = None
             if self._session.ended is not None and not feed.done:
                 self._session.check_usable()
         return True
@@ -219,16 +218,17 @@ class Pump:
             self._ticking = True
             self._bell.ring()
 
-    def _spin_for(self, feed: Call | Feed, seconds: float) -> None:
-        """Read without sleeping until the feed has something or the time is over."""
-        transport, looks = self._session.transport, 0
-        tries = seconds < _WAKEFULNESS and transport.through and self._eagerness.willing()
+    def _spin_for(self, feed: Call | Feed, seconds: float) -> bool:
+        """Read without sleeping until the feed has something, which it says, or the time is over."""
+        session, looks, found = self._session, 0, False
+        transport = session.transport
+        over = not transport.through
+        tries = seconds < _WAKEFULNESS and not over and self._eagerness.willing()
         if tries:
             seconds = _WAKEFULNESS
         if seconds <= 0:
-            return
-        session, until = self._session, time.monotonic() + seconds
-        waiting, over = transport.waiting, not transport.through
+            return False
+        until, waiting = time.monotonic() + seconds, transport.waiting
         while True:
             looks += 1
             readable = False
@@ -236,14 +236,17 @@ class Pump:
                 try:
                     session.receive(readable=readable)
                 except PoolbridgeError:
-                    return  # the feed has ended with it
-                if feed.done:
+                    return feed.done  # with it
+                if found := feed.done:
                     break
                 over = not transport.through
-            if looks % _GLANCES == 0 and (time.monotonic() >= until or feed.done or session.ended is not None):
-                break
+            if looks % _GLANCES == 0:
+                found = feed.done  # another thread may have read
+                if found or time.monotonic() >= until or session.ended is not None:
+                    break
         if tries:
-            self._eagerness.learn(found=feed.done)
+            self._eagerness.learn(found=found)
+        return found
 
     def _read_for(self, call: Call | Feed, deadline: float | None) -> None:
         """Read until the call is done or its time is over."""

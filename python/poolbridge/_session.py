@@ -256,7 +256,9 @@ class Session(SessionMemory):
         for at in range(0, len(grants), MAX_ARRAY):
             first, *others = grants[at : at + MAX_ARRAY]
             core.tell(Release(l=first.id, dt=tickets, al=tuple([grant.id for grant in others])))
-        self.owe(feed, len(grants))
+        credit = feed.pay(len(grants))
+        if credit is not None:
+            core.tell(credit)
         self._flush()  # what follows is nobody's business who waits for the memory
         for grant in grants:
             idle = core.forget(grant, tickets)
@@ -386,8 +388,7 @@ class Session(SessionMemory):
 
     def owe(self, feed: Feed, count: int = 1, *, now: bool = False) -> None:
         """Count credit that is given back with a release. The lock is held."""
-        feed.owed += count
-        credit = feed.pay(now=now)
+        credit = feed.pay(count, now=now)
         if credit is not None:
             self.core.tell(credit)
 

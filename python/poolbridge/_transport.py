@@ -83,6 +83,11 @@ class Transport:
     ----------
     sock
         The socket; owned from now on.
+
+    Attributes
+    ----------
+    ring
+        The ring, once there is one.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -90,7 +95,7 @@ class Transport:
         self._sock = sock
         # Kept: to make it anew for each packet takes longer than to read one.
         self._buffer = memoryview(bytearray(MAX_PACKET + 1))
-        self._ring: Ring | None = None
+        self.ring: Ring | None = None
         # What is sent, and what is received, goes over the socket for now.
         self._aside = True
         self._over = True
@@ -98,14 +103,9 @@ class Transport:
         self._came: tuple[bytes, Descriptors] | None = None
         self._failure: PoolbridgeError | None = None
 
-    @property
-    def ring(self) -> Ring | None:
-        """The ring, once there is one."""
-        return self._ring
-
     def use(self, ring: Ring) -> None:
         """Send through a ring, and receive from it once the service says so."""
-        self._ring = ring
+        self.ring = ring
 
     def fileno(self) -> int:
         """Give the socket's descriptor, or -1 when closed."""
@@ -124,7 +124,7 @@ class Transport:
         ConnectionLostError
             The service is gone.
         """
-        ring = self._ring
+        ring = self.ring
         while packets:
             if ring is not None:
                 if self._aside and ring.drained and self._send(_BACK):
@@ -173,14 +173,14 @@ class Transport:
         ProtocolError
             Data or descriptors were truncated, or too many descriptors came; all are closed. Or the ring is corrupt.
         """
-        if readable and self._ring is not None and self._came is None and self._failure is None:
+        if readable and self.ring is not None and self._came is None and self._failure is None:
             self._look()
         while True:
             if self._over:
                 came, self._came = self._came, None
                 packet = came or self._receive()
                 # Asked for once the packet is there: another thread may have begun to use a ring meanwhile.
-                ring = self._ring
+                ring = self.ring
                 if packet is None:
                     return None
                 data, descriptors = packet
@@ -189,8 +189,8 @@ class Transport:
                 descriptors.close()
                 self._over = data != _BACK
                 continue
-            assert self._ring is not None  # noqa: S101 - for the type checker: only with one it is not over the socket
-            taken = self._ring.take(_AT_ONCE)
+            assert self.ring is not None  # noqa: S101 - for the type checker: only with one it is not over the socket
+            taken = self.ring.take(_AT_ONCE)
             if taken:
                 if taken[-1] == MARKED:
                     self._over = True
@@ -245,24 +245,24 @@ class Transport:
     @property
     def through(self) -> bool:
         """Whether packets come through the ring."""
-        return self._ring is not None and not self._over
+        return self.ring is not None and not self._over
 
     def waiting(self) -> bool:
         """Whether a packet is known to be there, which costs no system call to know."""
-        ring = self._ring
+        ring = self.ring
         return ring is not None and not self._over and ring.some()
 
     def sleep(self) -> bool:
         """Say that the socket is about to be waited for; False if there is something to receive."""
-        ring = self._ring
+        ring = self.ring
         if self._came is not None or self._failure is not None:
             return False
         return ring is None or self._over or ring.sleep()
 
     def wake(self) -> None:
         """Say that the socket is not waited for any more."""
-        if self._ring is not None:
-            self._ring.wake()
+        if self.ring is not None:
+            self.ring.wake()
 
     def shutdown(self) -> None:
         """End the connection, which wakes whoever waits for it; the descriptor stays. Idempotent."""
@@ -277,7 +277,7 @@ class Transport:
         came, self._came = self._came, None
         if came is not None:
             came[1].close()
-        ring, self._ring = self._ring, None
+        ring, self.ring = self.ring, None
         if ring is not None:
             ring.close()
 
