@@ -10,6 +10,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/shmring"
+	"github.com/poolbridge/poolbridge/mempool/wakeful"
 )
 
 // link carries the packets of a session: over its socket, and once it has a ring through shared memory, where a packet
@@ -26,7 +27,7 @@ type link struct {
 	over bool      // what is received comes over the socket for now
 	came arrival   // over the socket, behind what the ring still has
 	last time.Time // when the last packet was found in the ring
-	eagerness
+	wakeful.Eagerness
 	failure error // what the socket said at last, behind what the ring still has
 	closed  atomic.Bool
 }
@@ -42,9 +43,6 @@ const (
 	packetLook = 0xc0 // there is something in the ring
 	packetBack = 0xc3 // the next packets come through the ring again
 )
-
-// wakefulness is how long a receiver looks into its ring before it sleeps: to be woken takes as long.
-const wakefulness = 100 * time.Microsecond
 
 // errAside is for packets that came over the socket when they should have come through the ring.
 var errAside = fmt.Errorf("%w: a packet came over the socket, where only a packet of the ring's own was expected", ErrProtocol)
@@ -200,28 +198,22 @@ func (l *link) unmap() error {
 	return errors.Join(came.fds.Close(), r.Close())
 }
 
-// awake is how many receivers look into their rings without sleeping, and mostAwake how many may.
-var (
-	awake     atomic.Int64
-	mostAwake = int64(max(runtime.GOMAXPROCS(0)/4, 1))
-)
-
 // lookAround looks into the ring for a while, if that is worth it and few others do.
 func (l *link) lookAround() (found bool) {
-	if !l.willing() {
+	if !l.Willing() || !wakeful.Stay(1) {
 		return l.glance()
 	}
-	defer awake.Add(-1)
-	if awake.Add(1) > mostAwake {
-		return l.glance()
-	}
-	for i := 0; !found && time.Since(l.last) < wakefulness; i++ {
-		if i%4 == 3 {
+	defer wakeful.Leave()
+	// Whoever was given something to do by the last packet may begin. To let others run again and again would wake a thread
+	// each time, which takes this goroutine to another CPU.
+	runtime.Gosched()
+	for i := 0; !found && time.Since(l.last) < wakeful.Limit; i++ {
+		if i%4 == 3 && !wakeful.Spare() {
 			runtime.Gosched()
 		}
 		found = !l.in.Empty()
 	}
-	l.learn(found)
+	l.Learn(found)
 	return found
 }
 
@@ -229,29 +221,6 @@ func (l *link) lookAround() (found bool) {
 func (l *link) glance() (found bool) {
 	runtime.Gosched()
 	return !l.in.Empty()
-}
-
-// eagerness tells whether it is worth looking before one sleeps: each time in vain it is left off for longer. On a machine
-// whose CPUs are busy it would only keep those from work that it waits for.
-type eagerness struct{ sleeps, left int }
-
-// mostSleeps is how many times a receiver that looked in vain sleeps at once, at most.
-const mostSleeps = 63
-
-func (e *eagerness) willing() bool {
-	if e.left == 0 {
-		return true
-	}
-	e.left--
-	return false
-}
-
-func (e *eagerness) learn(found bool) {
-	e.sleeps = min(2*e.sleeps+1, mostSleeps)
-	if found {
-		e.sleeps = 0
-	}
-	e.left = e.sleeps
 }
 
 // sleep waits until there may be something in the ring.

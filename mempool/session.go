@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/poolbridge/poolbridge/mempool/wakeful"
 )
 
 // Notice is what the service tells a session unasked.
@@ -40,6 +42,8 @@ type Session struct {
 	mapped   map[uint64]*block
 	accounts map[*Pool]*account
 	tensor   *Tensor // that it described last
+
+	eagerness wakeful.Eagerness // of who waits
 }
 
 // account is how many bytes the blocks of a session's buffers have in a pool. Buffers keep it when the session ends.
