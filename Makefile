@@ -45,6 +45,7 @@ test-simcuda: simcuda $(VENV)/installed
 test-go: simcuda
 	$(GO) vet ./...
 	$(GOTEST) $(ON_SIMCUDA) ./bridge/... ./mempool/... ./cuda/... ./cmd/... ./tests/driverfacts ./tests/anomaly
+	GOMAXPROCS=8 $(GOTEST) $(ON_SIMCUDA) -count=1 ./mempool # where there are CPUs to spare, who waits looks first
 
 test-python: $(VENV)/installed simcuda bin/poolsvc
 	$(PY) -m pytest -q python/tests
