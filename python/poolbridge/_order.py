@@ -221,6 +221,7 @@ def _make_wait(hold: Hold, key: StreamKey) -> None:
         if word is not None and ticket.tl == own.id and ticket.wd == word.index:
             continue  # the stream's own earlier work
         timelines.waits(own, key, ticket.tl)
+        page.settle()
         _cuda_stream.wait(key.ordinal, key.handle, address + 8 * ticket.wd, ticket.v)
 
 
@@ -267,6 +268,7 @@ class Follower:
             if not address:
                 return False
             timelines.waits(own, key, ticket.tl)
+            page.settle()
             _cuda_stream.wait(key.ordinal, key.handle, address + 8 * ticket.wd, ticket.v)
         return True
 

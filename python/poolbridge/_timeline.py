@@ -82,7 +82,7 @@ class Timeline:
     def __init__(self, id_: int, page: Page) -> None:
         self.id = id_
         self.page = page
-        self._lock = threading.Lock()
+        self._lock = page.telling
         self._words: dict[StreamKey, Word] = {}
         self._promises = 0
         self._closed = False

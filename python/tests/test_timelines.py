@@ -244,6 +244,7 @@ class PlainPage:
 
     def __init__(self):
         self.words = [0] * 512
+        self.telling = threading.Lock()
 
     def on_device(self, ordinal):
         return 4096
