@@ -167,6 +167,10 @@ class Timeline:
                         finish()
                     finally:
                         self.page.store(word.index, word.value)
+                except BaseException:
+                    # A signal handler's, before or after the driver's call: to write the value twice does no harm.
+                    self._write(key, word, word.value)
+                    raise
         return True
 
     def _write(self, key: StreamKey, word: Word, value: int) -> None:

@@ -49,7 +49,7 @@ class FakeFollower:
     def before(self, grant):
         return True
 
-    def done(self, frames, say):
+    def done(self, say):
         try:
             self._done()
         finally:
