@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -110,10 +111,16 @@ class AsyncPump:
     def background(self, work: Callable[[], None]) -> None:
         """See `Driver`."""
         if not self._soon(partial(self._in_executor, work)):
-            work()
+            # Not here: this may be a finaliser in a thread that holds the very lock which the work waits for.
+            threading.Thread(target=self._in_thread, args=(work,), name="poolbridge-background", daemon=True).start()
 
     def _in_executor(self, work: Callable[[], None]) -> None:
         self._loop.run_in_executor(None, _quietly, work)
+
+    def _in_thread(self, work: Callable[[], None]) -> None:
+        _quietly(work)
+        if self._session.ended is not None:
+            self.stop()
 
     def _soon(self, callback: Callable[[], None]) -> bool:
         """Have the loop call something; False if it never will."""

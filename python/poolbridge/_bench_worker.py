@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import poolbridge
-from poolbridge import _consumers
+from poolbridge import _consumers, _cuda_stream
 from poolbridge._bench_link import HEAD, number_of
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class BenchWorker:
         append = stamps.append
         frames = client.subscribe(task["channel"], credit=task["credit"], oldest=True, timeout=_TIMEOUT)
         frames.spin = task["spin"]
-        stream = consumer.stream(0) if on_device else None
+        stream = _stream_of(consumer) if on_device else None
         take: Callable[[Any], Any] = partial(consumer.take, stream=stream)
         arrays = (take(frame) for frame in frames) if task["leases"] else frames.arrays(take, stream=stream)
         for array in arrays:
@@ -179,6 +179,14 @@ class BenchWorker:
 
 
 _TASKS = ("probe", "consume", "frames", "bytes", "publish", "allocate", "connect")
+
+
+def _stream_of(consumer: _consumers.Consumer) -> Any:
+    """Make a stream of the first GPU; where the library has none, as NumPy for pinned memory, it is poolbridge's."""
+    try:
+        return consumer.stream(0)
+    except poolbridge.UnavailableError:
+        return _cuda_stream.own_stream(0)
 
 
 def work(path: str, fd: int) -> int:

@@ -165,7 +165,7 @@ def _release(session: Session, notices: Sequence[Notice], feed: Feed, follower: 
     if follower is None:
         release(())
     else:
-        follower.done(notices, release)
+        follower.done(release)
 
 
 def _settle(arrays: ref[BorrowedArrays]) -> None:

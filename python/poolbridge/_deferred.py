@@ -1,4 +1,4 @@
-"""A lock for work that finalisers need done but must not wait for."""
+"""Locks for work that finalisers need done but must not wait for."""
 
 from __future__ import annotations
 
@@ -59,6 +59,43 @@ class DeferringLock:
                     _do(self._left.popleft())
             finally:
                 self._lock.release()
+
+
+class OwnedLock:
+    """A lock that says so where waiting for it would be for ever: in a finaliser that runs in its holder's thread.
+
+    A ``with`` statement there goes on at once.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holder = 0
+        self._depth = 0
+
+    def acquire(self, *, wait: bool = True) -> bool:
+        """Take it; False if this thread has it already, or another has and this one is not to `wait`."""
+        thread = threading.get_ident()
+        if self._holder == thread or not self._lock.acquire(blocking=wait):
+            return False
+        self._holder = thread
+        return True
+
+    def release(self) -> None:
+        """Give it up."""
+        self._holder = 0
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        if not self.acquire():
+            self._depth += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._depth:
+            self._depth -= 1
+        else:
+            self.release()
 
 
 def _do(work: Callable[[], None]) -> None:

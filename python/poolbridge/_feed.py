@@ -66,8 +66,9 @@ class Feed:
         """Add what came."""
         self.left -= 1
         self.frames.append(frame)
-        if self.on_done is not None:
-            self.on_done()
+        on_done = self.on_done  # once: whoever waits may give up at any moment
+        if on_done is not None:
+            on_done()
 
     def end(self, notice: End) -> None:
         """Note that no frame will come any more."""
@@ -81,8 +82,9 @@ class Feed:
         if not self.ended:
             self.ended = True
             self.error = error
-        if self.on_done is not None:
-            self.on_done()
+        on_done = self.on_done  # once: whoever waits may give up at any moment
+        if on_done is not None:
+            on_done()
 
     @property
     def starving(self) -> bool:

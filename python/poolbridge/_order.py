@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from poolbridge import _cuda_stream, _dlpack, _event, _process
+from poolbridge import _cuda, _cuda_stream, _dlpack, _event, _process
 from poolbridge._errors import DriverError, PoolLimitError, ProducerDiedError, WaitTimeoutError
 from poolbridge._streams import stream_key
 from poolbridge._timeline import StreamKey, Timeline
@@ -23,7 +23,6 @@ from poolbridge._timeline import StreamKey, Timeline
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from poolbridge._channel_messages import Frame
     from poolbridge._event import Event
     from poolbridge._hold import Hold
     from poolbridge._messages import Grant, Ticket
@@ -221,6 +220,7 @@ def _make_wait(hold: Hold, key: StreamKey) -> None:
         if word is not None and ticket.tl == own.id and ticket.wd == word.index:
             continue  # the stream's own earlier work
         timelines.waits(own, key, ticket.tl)
+        page.settle()
         _cuda_stream.wait(key.ordinal, key.handle, address + 8 * ticket.wd, ticket.v)
 
 
@@ -267,6 +267,7 @@ class Follower:
             if not address:
                 return False
             timelines.waits(own, key, ticket.tl)
+            page.settle()
             _cuda_stream.wait(key.ordinal, key.handle, address + 8 * ticket.wd, ticket.v)
         return True
 
@@ -280,18 +281,12 @@ class Follower:
         """Whether the stream's work is being recorded into a graph, which would write an old ticket ever again."""
         return _cuda_stream.recorded(self._key.ordinal, self._key.handle)
 
-    def done(self, frames: Iterable[Frame], say: Say) -> None:
-        """Say when the stream is done with frames' memory, as `done` does."""
-        synchronize = partial(self._synchronize, frames)
+    def done(self, say: Say) -> None:
+        """Say when the stream is done with the memory of frames, as `done` does."""
+        # The stream's GPU as a whole: once others were told, the memory may be mapped no more.
+        synchronize = partial(_cuda.synchronize, self._key.ordinal)
         if self._session.timelines.own is not self._own or not _tell(self._own, self._key, say, synchronize):
             _after(synchronize, say)
-
-    def _synchronize(self, frames: Iterable[Frame]) -> None:
-        for frame in frames:
-            grant: Any = frame.l
-            memory = self._session.mapped(grant.bl)
-            if memory is not None:
-                memory.synchronize()
 
 
 def follower(hold: Hold, stream: Any) -> Follower | None:

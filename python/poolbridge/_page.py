@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from poolbridge import _cuda_stream, _futex
-from poolbridge._deferred import DeferringLock
+from poolbridge._deferred import DeferringLock, OwnedLock
 from poolbridge._errors import DriverError, ProtocolError, UnavailableError
 from poolbridge._filemap import FileMapping, check_sealed
 
@@ -35,6 +35,11 @@ class Page:
         The memfd; it stays the caller's.
     write
         Whether this process writes the words.
+
+    Attributes
+    ----------
+    telling
+        Held by who tells others of a value, until the stream that is to write it has been told as well.
     """
 
     def __init__(self, fd: int, *, write: bool) -> None:
@@ -44,6 +49,7 @@ class Page:
         self.count = 1
         self.address = self._mapping.address
         self.words = memoryview(self._mapping.memory).cast("Q")
+        self.telling = OwnedLock()
         self._lock = threading.Lock()
         self._on_device: int | None = None
         self._ordinal = -1
@@ -88,6 +94,15 @@ class Page:
         _futex.wake(self.address + 8 * word)
 
     # The GPU
+
+    def settle(self) -> None:
+        """Wait until every value that this process has told of is its stream's to write.
+
+        A stream of the same process may be made to wait for the value after that only. Before, it could be the very
+        stream that is to write it, or one that this waits for, as the legacy default stream does: it would never go on.
+        """
+        if self.write and self.telling.acquire():
+            self.telling.release()
 
     def on_device(self, ordinal: int) -> int:
         """Address of the page for streams, or 0 if a GPU cannot reach it. Registers the page once; may wait."""

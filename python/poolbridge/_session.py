@@ -343,7 +343,7 @@ class Session(SessionMemory):
         if idle is not None:
             self._unmap(idle)
         self._flush()
-        if self.orphaned and not self.holds and self._driver is not None:
+        if self.orphaned and self.ended is None and not self.holds and self._driver is not None:
             self._driver.background(self.close)
 
     # Timelines and channels

@@ -82,7 +82,7 @@ class Timeline:
     def __init__(self, id_: int, page: Page) -> None:
         self.id = id_
         self.page = page
-        self._lock = threading.Lock()
+        self._lock = page.telling
         self._words: dict[StreamKey, Word] = {}
         self._promises = 0
         self._closed = False
@@ -101,7 +101,7 @@ class Timeline:
         Parameters
         ----------
         wait
-            Whether to wait for other threads that do the same; a finaliser must not.
+            Whether to wait for other threads that do the same; a finaliser of ours must not.
 
         Returns
         -------
@@ -116,7 +116,7 @@ class Timeline:
         PoolLimitError
             More streams are at work than a timeline has words.
         """
-        if not self._lock.acquire(blocking=wait):
+        if not self._lock.acquire(wait=wait):
             return None
         try:
             if self._closed:
@@ -143,7 +143,7 @@ class Timeline:
         Returns
         -------
         bool
-            False if the timeline is closed: nothing was said.
+            False if the timeline is closed, or this is a finaliser in the midst of this very thing: nothing was said.
 
         Raises
         ------
@@ -152,7 +152,9 @@ class Timeline:
         DriverError
             From `finish`; the word is written all the same.
         """
-        with self._lock:
+        if not self._lock.acquire():
+            return False
+        try:
             if self._closed:
                 return False
             word = self._words.get(key) or self._take(key)
@@ -160,14 +162,23 @@ class Timeline:
             try:
                 say((Ticket(self.id, word.index, word.value),))
             finally:
-                try:
-                    self._write(key, word, word.value)
-                except DriverError:
-                    try:
-                        finish()
-                    finally:
-                        self.page.store(word.index, word.value)
+                self._write_told(key, word, finish)
+        finally:
+            self._lock.release()
         return True
+
+    def _write_told(self, key: StreamKey, word: Word, finish: Callable[[], None]) -> None:
+        try:
+            self._write(key, word, word.value)
+        except DriverError:
+            try:
+                finish()
+            finally:
+                self.page.store(word.index, word.value)
+        except BaseException:
+            # A signal handler's, before or after the driver's call: to write the value twice does no harm.
+            self._write(key, word, word.value)
+            raise
 
     def _write(self, key: StreamKey, word: Word, value: int) -> None:
         _cuda_stream.write(key.ordinal, key.handle, self.page.on_device(key.ordinal) + 8 * word.index, value)

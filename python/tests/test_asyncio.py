@@ -224,6 +224,23 @@ def test_a_dropped_client_warns_and_goes(service):
     asyncio.run(main())
 
 
+def test_the_last_array_of_a_dropped_client_goes_after_the_loop(service):
+    async def main():
+        client = await poolbridge.connect_async(service.path)
+        await client.create_pool("p", max_bytes=1 << 16)
+        return np.asarray(await client.allocate(4))
+
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        arrays = [asyncio.run(main())]
+        gc.collect()
+    last = threading.Thread(target=arrays.clear, daemon=True)
+    last.start()
+    last.join(60)
+    assert not last.is_alive()
+    service.connections[0].join(60)
+    assert not service.connections[0].is_alive()
+
+
 def test_the_event_loop_goes_on_while_packets_come_and_come(service, monkeypatch):
     async def flood():
         async with await poolbridge.connect_async(service.path, timeout=60) as client:

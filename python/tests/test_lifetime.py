@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fakeservice import Service
 
 import poolbridge
 from poolbridge import _messages
@@ -277,6 +278,22 @@ def test_a_dropped_client_goes_with_its_last_array(service):
     del array
     service.connections[0].join(60)
     assert not service.connections[0].is_alive()
+
+
+def test_the_last_array_of_a_dropped_client_goes_after_the_service(tmp_path):
+    service = Service(str(tmp_path / "own.sock"))
+    client = poolbridge.connect(service.path)
+    client.create_pool("p", max_bytes=1 << 16)
+    arrays, watcher = [np.asarray(client.allocate(4))], client._pump._watcher
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        del client
+        gc.collect()
+    service.close()
+    watcher.join(60)
+    last = threading.Thread(target=arrays.clear, daemon=True)
+    last.start()
+    last.join(60)
+    assert not last.is_alive()
 
 
 def test_collection_inside_the_lock_does_not_deadlock(service, client):

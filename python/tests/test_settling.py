@@ -14,6 +14,7 @@ from test_ring import Ends
 
 import poolbridge
 from poolbridge import _borrowed, _pump, _ring
+from poolbridge._feed import Feed
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ class FakeFollower:
     def before(self, grant):
         return True
 
-    def done(self, frames, say):
+    def done(self, say):
         try:
             self._done()
         finally:
@@ -200,3 +201,30 @@ def test_a_corrupt_ring_that_the_watcher_finds_ends_the_session(other, begin, co
     assert other._pump._finished
     with pytest.raises(poolbridge.ProtocolError, match="says that it has read 12 bytes"):
         other.stats()
+
+
+class GivenUp(Feed):
+    """A feed whose waiter gives up as soon as somebody has looked whether there is one."""
+
+    def __init__(self):
+        self.looked = self.called = 0
+        super().__init__(1)
+
+    @property
+    def on_done(self):
+        self.looked += 1
+        return self._call if self.looked == 1 else None
+
+    @on_done.setter
+    def on_done(self, value):
+        assert value is None
+
+    def _call(self):
+        self.called += 1
+
+
+@pytest.mark.parametrize("tell", [lambda feed: feed.put(None), lambda feed: feed.lose(None)], ids=["put", "lose"])
+def test_whoever_waits_for_a_frame_may_give_up_while_it_comes(tell):
+    feed = GivenUp()
+    tell(feed)
+    assert feed.called == 1

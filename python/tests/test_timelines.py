@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from fakechannels import ChannelService
 
 import poolbridge
 from poolbridge import _channel_messages as cm
-from poolbridge import _cuda_stream, _futex
+from poolbridge import _cuda, _cuda_stream, _futex, _order
 from poolbridge import _messages as m
+from poolbridge._deferred import OwnedLock
 from poolbridge._known import KnownBlock
 from poolbridge._page import PAGES, TOMBSTONE, Page
 from poolbridge._streams import stream_key
@@ -244,6 +246,7 @@ class PlainPage:
 
     def __init__(self):
         self.words = [0] * 512
+        self.telling = OwnedLock()
 
     def on_device(self, ordinal):
         return 4096
@@ -302,6 +305,58 @@ def test_what_was_told_is_written_by_the_cpu_where_the_stream_takes_no_work(monk
     with pytest.raises(poolbridge.DriverError, match="none is done"):
         timeline.tell(key, happened.append, fail)
     assert page.words[0] == 2
+
+
+def test_a_finaliser_in_the_midst_of_telling_neither_waits_nor_overtakes(monkeypatch):
+    def finaliser(tickets):
+        assert timeline.write(key) is None
+        assert not timeline.tell(key, lambda tickets: pytest.fail("it would be written before"), lambda: None)
+        assert timeline.upcoming(key) == (0, 2)
+        happened.append(tickets)
+
+    happened: list[object] = []
+    monkeypatch.setattr(_cuda_stream, "write", lambda *arguments: happened.append(arguments[2:]))
+    timeline = Timeline(1, PlainPage())  # type: ignore[arg-type]
+    key = StreamKey(0, 10)
+    assert timeline.tell(key, finaliser, lambda: None)
+    assert happened == [(m.Ticket(1, 0, 1),), (4096, 1)]
+    assert timeline.write(key) == m.Ticket(1, 0, 2)
+
+
+def test_what_was_told_is_written_even_if_a_signal_comes_between(monkeypatch):
+    def write(*arguments):
+        happened.append(arguments[3])
+        if len(happened) == 1:
+            raise KeyboardInterrupt
+
+    happened: list[int] = []
+    monkeypatch.setattr(_cuda_stream, "write", write)
+    timeline = Timeline(1, PlainPage())  # type: ignore[arg-type]
+    key = StreamKey(0, 10)
+    with pytest.raises(KeyboardInterrupt):
+        timeline.tell(key, lambda tickets: None, lambda: None)
+    assert happened == [1, 1]
+    assert timeline.write(key) == m.Ticket(1, 0, 2)
+
+
+def test_a_stream_that_takes_no_work_is_waited_for_though_its_memory_is_mapped_no_more(monkeypatch):
+    def refuse(*arguments):
+        raise poolbridge.DriverError("no more work")
+
+    class FakeSession:
+        def mapped(self, block):
+            return None
+
+    happened: list[object] = []
+    page = PlainPage()
+    session: Any = FakeSession()
+    session.timelines = FakeSession()
+    session.timelines.own = Timeline(1, page)  # type: ignore[arg-type]
+    monkeypatch.setattr(_cuda_stream, "write", refuse)
+    monkeypatch.setattr(_cuda, "synchronize", lambda ordinal: happened.append((ordinal, page.words[0])))
+    _order.Follower(session.timelines.own, StreamKey(1, 10), session, None).done(happened.append)
+    assert happened == [(m.Ticket(1, 0, 1),), (1, 0)]
+    assert page.words[0] == 1
 
 
 def test_a_timeline_that_is_closed_is_not_written(monkeypatch):

@@ -101,6 +101,17 @@ func TestBenchTellsTheServicesMemoryFromTheDrivers(t *testing.T) {
 	assert.Greater(t, driver[3000], driver[10], "the driver keeps something for each block")
 }
 
+// NumPy takes memory of kind pinned, and has no streams.
+func TestBenchHandsPinnedMemoryToALibraryWithoutStreams(t *testing.T) {
+	if err := mempool.Pinned.Probe(""); err != nil {
+		t.Skip(err)
+	}
+	cmd := exec.Command(rig.Poolsvc(t), "bench", "--python", rig.Python(t).Path, "--kind", "pinned", "--time", "10ms",
+		"--only", "hand-over", "--size", "4KiB", "--alternatives=false")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+}
+
 func TestBenchOfAKindThatTheMachineLacksMeasuresNothingAndSaysWhy(t *testing.T) {
 	cmd := exec.Command(rig.Poolsvc(t), "bench", "--kind", "device", "--device", "99", "--python", rig.Python(t).Path)
 	out, err := cmd.CombinedOutput()

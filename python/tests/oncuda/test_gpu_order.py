@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from gates import Gate, counts, fill, finish, idle, new_stream, read
+from gates import Gate, counts, fill, finish, gets_idle, idle, new_stream, read
 from rig import ENVIRONMENT, HERE, N, address, client, device_service, gate, other, use
 
 import poolbridge
@@ -100,6 +100,40 @@ def test_the_next_writer_waits_on_its_stream_for_a_slow_reader(client, other, ga
     finish(writer)
     finish(reader)
     assert (seen == 1).all()
+
+
+def test_one_stream_of_two_clients_does_not_wait_for_what_it_has_yet_to_write(client, other, monkeypatch):
+    stream, told, waits = new_stream(), threading.Event(), threading.Event()
+    client.create_pool("one", kind="device", max_bytes=N)
+    lease = client.allocate(N, "uint8", pool="one")
+    fill(use(lease, stream), N, 1, stream)
+    lease.publish("x")
+    got = other.get("x")
+    use(got, stream)
+    client.unpublish("x")
+    lease.release()
+
+    def write_again():
+        again = client.allocate(N, "uint8", pool="one", timeout=60)
+        told.set()
+        use(again, stream)
+        waits.set()
+        again.release()
+
+    writer = threading.Thread(target=write_again)
+    write = _cuda_stream.write
+
+    def write_late(*arguments):
+        if threading.current_thread() is not writer:
+            writer.start()
+            assert told.wait(60)
+            waits.wait(0.2)  # it never waits before the stream has this word to write
+        write(*arguments)
+
+    monkeypatch.setattr(_cuda_stream, "write", write_late)
+    got.release()
+    writer.join(60)
+    assert gets_idle(stream)
 
 
 def test_dropping_the_last_array_is_no_wait_either(client, other, gate):
