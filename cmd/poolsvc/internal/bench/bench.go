@@ -101,7 +101,11 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 		return nil, err
 	}
 	report.Machine.Python, report.Machine.Packages = probed.Python, probed.Packages
+	if report.Load, err = load(); err != nil {
+		return nil, err
+	}
 	if o.Progress != nil {
+		printLoad(o.Progress, report.Load, report.Machine.CPUs)
 		printHead(o.Progress)
 	}
 	for i, kind := range o.kinds() {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -128,4 +129,16 @@ func TestSizesForPeople(t *testing.T) {
 	for bytes, want := range map[uint64]string{0: "", 12: "12 B", 1 << 10: "1 KiB", 1 << 20: "1 MiB", 3 << 30: "3 GiB", 1025: "1025 B"} {
 		assert.Equal(t, want, sizeOf(bytes))
 	}
+}
+
+func TestABusyMachineIsSaidToBeOne(t *testing.T) {
+	var out strings.Builder
+	printLoad(&out, 0.9, 2)
+	assert.Empty(t, out.String())
+	printLoad(&out, 1.5, 2)
+	assert.Contains(t, out.String(), "busy: 1.5 programs ran on 2 CPUs")
+	n, err := load()
+	require.NoError(t, err)
+	assert.GreaterOrEqual(t, n, 0.0)
+	assert.Less(t, n, 1e5)
 }

@@ -63,10 +63,12 @@ type Skipped struct {
 // Report is everything that a run found out.
 type Report struct {
 	Machine verify.Machine `json:"machine"`
-	Results []Result       `json:"results"`
-	Ratios  []Ratio        `json:"ratios"`
-	Service []Footprint    `json:"service"`
-	Skipped []Skipped      `json:"skipped"`
+	// Load is how many programs ran or wanted to when the measurements began, by the kernel's average over a minute.
+	Load    float64     `json:"load"`
+	Results []Result    `json:"results"`
+	Ratios  []Ratio     `json:"ratios"`
+	Service []Footprint `json:"service"`
+	Skipped []Skipped   `json:"skipped"`
 }
 
 // empty says why there is no result at all.

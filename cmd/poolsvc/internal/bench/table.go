@@ -10,6 +10,13 @@ func printHead(w io.Writer) {
 	fmt.Fprintf(w, "%-36s %-7s %10s %11s %11s %11s %11s  %s\n", "workload", "kind", "size", "p50 µs", "p99 µs", "p99.9 µs", "a second", "system")
 }
 
+// printLoad warns who measures a machine that works for others.
+func printLoad(w io.Writer, load float64, cpus int) {
+	if 2*load > float64(cpus) {
+		fmt.Fprintf(w, "This machine is busy: %.1f programs ran on %d CPUs in the last minute. The figures are those of a busy machine.\n", load, cpus)
+	}
+}
+
 // print writes one line for a person.
 func (r Result) print(w io.Writer) {
 	fmt.Fprintf(w, "%-36s %-7s %10s %11s %11s %11s %11.0f  %s\n",
