@@ -96,10 +96,13 @@ def test_release_by_force(service, client):
 
 
 def test_a_lease_released_twice_is_an_error(client):
-    lease = client.allocate(4)
+    lease = client.allocate((4, 2), "int16")
     lease.release()
-    with pytest.raises(poolbridge.LeaseReleasedError):
-        lease.release()
+    for use in lease.release, lambda: np.asarray(lease):
+        with pytest.raises(
+            poolbridge.LeaseReleasedError, match=r"the lease of int16\[4, 2\] in pool 'frames' has been released"
+        ):
+            use()
 
 
 @pytest.mark.parametrize(
