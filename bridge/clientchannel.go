@@ -63,7 +63,7 @@ func (ch *Channel) Publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
-		return 0, situation(ErrReleased, "lease %d has ended", l.info.ID)
+		return 0, hasEnded(l.info)
 	}
 	ready, err := l.completed(ctx, o.Completion)
 	if err != nil {

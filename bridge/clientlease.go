@@ -123,13 +123,18 @@ func (l *Lease) Info() mempool.LeaseInfo {
 // Tensor describes what the buffer holds.
 func (l *Lease) Tensor() mempool.Tensor { return l.Info().Tensor }
 
+// hasEnded is the error of who uses a lease that has ended.
+func hasEnded(info mempool.LeaseInfo) error {
+	return situation(ErrReleased, "lease %d, of %s%v, has ended", info.ID, info.Tensor.DType, info.Tensor.Shape)
+}
+
 // with calls f with the buffer's memory, which stays mapped meanwhile.
 func (l *Lease) with(off, n uint64, write bool, f func(mempool.Memory) error) error {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	switch {
 	case l.ended:
-		return situation(ErrReleased, "lease %d has ended", l.info.ID)
+		return hasEnded(l.info)
 	case write && !l.info.Write:
 		return situation(ErrInvalid, "lease %d was granted to read; ask for a write lease", l.info.ID)
 	case off > l.info.Bytes || n > l.info.Bytes-off:
@@ -255,7 +260,7 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
-		return situation(ErrReleased, "lease %d has ended", l.info.ID)
+		return hasEnded(l.info)
 	}
 	ready, err := l.completed(ctx, p.Completion)
 	if err != nil {
@@ -296,7 +301,7 @@ func (l *Lease) release(incomplete bool, after ...mempool.Queue) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
-		return situation(ErrReleased, "lease %d has ended", l.info.ID)
+		return hasEnded(l.info)
 	}
 	var done []mempool.Ticket
 	m, err := l.mem.Memory(l.info.Write)

@@ -37,6 +37,7 @@ func TestWhatOneClientPublishesAnotherReads(t *testing.T) {
 	assert.ErrorIs(t, in.CopyFrom(0, text), ErrInvalid, "a read lease")
 	require.NoError(t, in.Release(false))
 	assert.ErrorIs(t, in.Release(false), ErrReleased)
+	assert.ErrorContains(t, in.Release(false), "of uint8[5], has ended")
 	assert.ErrorIs(t, in.CopyTo(text, 0), ErrReleased)
 }
 

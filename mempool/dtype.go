@@ -22,6 +22,10 @@ const (
 	Complex128 DType = "complex128"
 )
 
+// dtypes are all element types, in the order in which errors list them.
+var dtypes = []DType{Bool, Int8, Int16, Int32, Int64, Uint8, Uint16, Uint32, Uint64, Float16, BFloat16, Float32, Float64,
+	Complex64, Complex128}
+
 var itemSizes = map[DType]uint64{
 	Bool: 1, Int8: 1, Uint8: 1,
 	Int16: 2, Uint16: 2, Float16: 2, BFloat16: 2,

@@ -1,8 +1,12 @@
 package mempool
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"slices"
+
+	"github.com/poolbridge/poolbridge/cuda"
 )
 
 // Kind says where a pool's memory comes from.
@@ -90,7 +94,19 @@ func NewArena(spec PoolSpec) (Arena, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.create(spec)
+	arena, err := b.create(spec)
+	if err != nil {
+		return nil, adviseWithoutGPU(err)
+	}
+	return arena, nil
+}
+
+// adviseWithoutGPU says what to do where err is that there is no driver or no GPU.
+func adviseWithoutGPU(err error) error {
+	if !errors.Is(err, cuda.ErrNoDriver) && !errors.Is(err, cuda.ErrNoDevice) {
+		return err
+	}
+	return fmt.Errorf("%w; without a GPU use kind %q, and `poolsvc doctor` says what is missing", err, string(Host))
 }
 
 // Allocation is one piece of memory from an [Arena].

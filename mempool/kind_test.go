@@ -6,6 +6,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/cuda"
 )
 
 func TestKindsAreThoseOfTheRegistry(t *testing.T) {
@@ -27,6 +29,21 @@ func TestMemoryOfAPoolCanBeMadeWithoutThePool(t *testing.T) {
 		_, err := NewArena(spec)
 		assert.ErrorIs(t, err, ErrInvalid, "%+v", spec)
 	}
+}
+
+func TestWhereThereIsNoGPUAnErrorSaysWhatToDoWithoutOne(t *testing.T) {
+	spec := PoolSpec{Name: "p", Kind: fake, Device: t.Name(), MaxBytes: 1}
+	for _, missing := range []error{cuda.ErrNoDriver, cuda.ErrNoDevice} {
+		fakeFaults.Store(t.Name(), deviceError("find a GPU", missing))
+		_, err := NewArena(spec)
+		require.ErrorIs(t, err, ErrUnavailable)
+		require.ErrorIs(t, err, missing)
+		assert.ErrorContains(t, err, "; without a GPU use kind \"host\", and `poolsvc doctor` says what is missing")
+	}
+	fakeFaults.Store(t.Name(), deviceError("make a memory pool", cuda.ErrNotSupported))
+	_, err := NewArena(spec)
+	require.ErrorIs(t, err, ErrUnavailable)
+	assert.NotContains(t, err.Error(), "without a GPU")
 }
 
 func TestADeviceThatIsNoneIsATypedError(t *testing.T) {

@@ -60,8 +60,8 @@ func (p *Pool) blockSize(n uint64) (uint64, error) {
 		size = roundUp(max(n, 1), granularity)
 	}
 	if size > limit {
-		return 0, situation(ErrLimit, "%d bytes do not fit into pool %q, which may take %d in steps of %d",
-			n, p.info.Name, limit, granularity)
+		return 0, situation(ErrLimit, "pool %q is too small for %d bytes, which take %d of it: it may take %d; make a pool with a larger max_bytes",
+			p.info.Name, n, size, limit)
 	}
 	return size, nil
 }

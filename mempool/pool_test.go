@@ -18,7 +18,8 @@ func TestAPoolTakesUpToItsLimitAndNotAByteMore(t *testing.T) {
 
 	_, err := s.Allocate(ctx, p.info.ID, Bytes(2049), patience)
 	require.ErrorIs(t, err, ErrLimit)
-	assert.EqualError(t, err, `limit reached: 2049 bytes do not fit into pool "`+t.Name()+`", which may take 2048 in steps of 512`)
+	assert.EqualError(t, err, `limit reached: pool "`+t.Name()+
+		`" is too small for 2049 bytes, which take 2560 of it: it may take 2048; make a pool with a larger max_bytes`)
 	a := allocate(t, s, p, 2048)
 	_, err = s.Allocate(ctx, p.info.ID, Bytes(1), 0)
 	require.ErrorIs(t, err, ErrLimit)

@@ -3,6 +3,7 @@ package mempool
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -110,7 +111,7 @@ func (n *Sending) Wait(ctx context.Context, limit time.Duration) (number uint64,
 		}
 		if !w.wait(ch.room.next()) {
 			if limit > 0 && w.err == nil {
-				full = situation(ErrTimeout, "waited %v: %v", limit, full)
+				full = situation(ErrTimeout, "waited %v: %s", limit, strings.TrimPrefix(full.Error(), ErrTimeout.Error()+": "))
 			}
 			return 0, w.cause(full)
 		}

@@ -67,7 +67,7 @@ func (t Tensor) Elements() (uint64, error) {
 func (t Tensor) Extent() (uint64, error) {
 	item := t.DType.ItemSize()
 	if item == 0 {
-		return 0, situation(ErrInvalid, "unknown element type %q", string(t.DType))
+		return 0, situation(ErrInvalid, "unknown element type %q (known: %v)", string(t.DType), dtypes)
 	}
 	if len(t.Shape) > MaxDims {
 		return 0, situation(ErrInvalid, "a tensor has at most %d dimensions, this one %d", MaxDims, len(t.Shape))

@@ -1,5 +1,7 @@
 package mempool
 
+import "fmt"
+
 // queueFull says why nothing more can wait in a full queue: nil if something is to be dropped for it. Service.mu is held.
 func (ch *channel) queueFull() error {
 	if !ch.info.Full.holds() {
@@ -18,8 +20,8 @@ func (ch *channel) queueFull() error {
 	if most == nil {
 		slow = "nobody is subscribed to it"
 	} else {
-		slow = situation(ErrBusy, "the slowest is session %d (pid %d), which has %d frames in hand", most.session.id, most.session.peer.PID,
-			len(most.held)).Error()
+		slow = fmt.Sprintf("the slowest is session %d (pid %d), which has %d frames in hand", most.session.id, most.session.peer.PID,
+			len(most.held))
 	}
 	return situation(sentinel, "queue %q is full: %d frames wait, and %s", ch.info.Name, len(ch.frames), slow)
 }

@@ -2,6 +2,7 @@ package mempool
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -81,6 +82,14 @@ func TestTheErrorOfAFullQueueNamesWhoIsSlow(t *testing.T) {
 	assert.ErrorContains(t, err, "the slowest is session")
 	assert.ErrorContains(t, err, "pid")
 	a.got()
+	l := allocate(t, s.producer.Session, s.pool, 10)
+	_, waits, err := s.producer.Send(s.info.ID, l.ID(), FrameOptions{})
+	require.NoError(t, err)
+	_, err = waits.Wait(t.Context(), time.Millisecond)
+	require.ErrorIs(t, err, ErrTimeout)
+	assert.Regexp(t, `^timed out: waited 1ms: queue "\w+" is full: 1 frames wait, and the slowest is session \d+ \(pid \d+\), `+
+		`which has 1 frames in hand$`, err.Error(), "what is said is said once")
+	release(t, l)
 }
 
 func TestAShutQueueEndsWhenEverythingIsAcknowledged(t *testing.T) {

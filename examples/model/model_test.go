@@ -37,6 +37,9 @@ func TestFourReadersShareWhatOneHolds(t *testing.T) {
 				assert.Equal(t, "24576.0", reader.End(t), "the memory stays when its holder is gone")
 			}
 			service.Idle(t)
+			holder = python.Start(t, string(holderText), library)
+			require.Equal(t, "holding", holder.Line(t), "a second one uses the pool of the first")
+			assert.Empty(t, holder.End(t))
 		})
 	}
 }

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"log"
 	"strconv"
@@ -44,6 +45,9 @@ func open(ctx context.Context, kind mempool.Kind) (*camera, error) {
 		return nil, err
 	}
 	pool, err := client.CreatePool(ctx, mempool.PoolSpec{Name: "video", Kind: kind, MaxBytes: 64 << 20})
+	if errors.Is(err, bridge.ErrExists) { // of an earlier run: a pool stays
+		pool, err = client.OpenPool(ctx, "video", 0)
+	}
 	if err != nil {
 		client.Close()
 		return nil, err

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
@@ -20,22 +21,29 @@ func TestTwoConsumersSeeEveryFrame(t *testing.T) {
 		t.Run(string(kind), func(t *testing.T) {
 			service := rig.Serve(t)
 			t.Setenv("POOLBRIDGE_SOCKET", service.Socket)
-			camera, err := open(t.Context(), kind)
-			require.NoError(t, err)
-			defer camera.client.Close()
-			consumers := []*rig.Script{python.Start(t, string(text), library), python.Start(t, string(text), library)}
-			for _, consumer := range consumers {
-				require.Equal(t, "subscribed", consumer.Line(t))
+			for range 2 { // the second run finds the pool of the first
+				twoConsumersSeeEveryFrame(t, service, kind, func() *rig.Script { return python.Start(t, string(text), library) })
 			}
-			require.NoError(t, camera.send(t.Context(), 40, 0))
-			var want []string
-			for n := range 40 {
-				want = append(want, fmt.Sprintf("%d %d %d.0 0", n+1, n, n))
-			}
-			for _, consumer := range consumers {
-				assert.Equal(t, want, strings.Split(consumer.End(t), "\n"))
-			}
-			service.Idle(t) // what the consumers held has ended
 		})
 	}
+}
+
+func twoConsumersSeeEveryFrame(t *testing.T, service *rig.Service, kind mempool.Kind, consume func() *rig.Script) {
+	t.Helper()
+	camera, err := open(t.Context(), kind)
+	require.NoError(t, err)
+	defer camera.client.Close()
+	consumers := []*rig.Script{consume(), consume()}
+	for _, consumer := range consumers {
+		require.Equal(t, "subscribed", consumer.Line(t))
+	}
+	require.NoError(t, camera.send(t.Context(), 40, 0))
+	var want []string
+	for n := range 40 {
+		want = append(want, fmt.Sprintf("%d %d %d.0 0", n+1, n, n))
+	}
+	for _, consumer := range consumers {
+		assert.Equal(t, want, strings.Split(consumer.End(t), "\n"))
+	}
+	service.Idle(t) // what the consumers held has ended
 }

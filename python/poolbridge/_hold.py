@@ -81,9 +81,14 @@ class Hold:
             Nothing may be made from the lease.
         """
         if self.released:
-            raise LeaseReleasedError(f"lease {self.grant.id} has been released")
+            raise self.is_released()
         if _process.pid != self.session.pid:
             self.session.check_usable()
+
+    def is_released(self) -> LeaseReleasedError:
+        """Make the error of who uses the lease after its end."""
+        what = f"{self.description.element.name}{list(self.description.shape)}"
+        return LeaseReleasedError(f"the lease of {what} in pool {self.pool.nm!r} has been released")
 
     def address(self, *, write: bool) -> int:
         """Address of element [0, …, 0]."""

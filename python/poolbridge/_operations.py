@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from poolbridge import _dlpack, _event, _order, _tensor, _timelines
 from poolbridge._channel_messages import Timeline, TimelineReply
-from poolbridge._errors import InvalidArgumentError, LeaseReleasedError, NotFoundError, UnsupportedError
+from poolbridge._errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from poolbridge._hold import Hold
 from poolbridge._kinds import KINDS
 from poolbridge._messages import (
@@ -351,7 +351,7 @@ def promise(hold: Hold) -> Flow[Promise]:
 def release(hold: Hold, *, failed: bool, force: bool) -> Flow[None]:
     """End a lease."""
     if hold.released:
-        raise LeaseReleasedError(f"lease {hold.grant.id} has been released")
+        raise hold.is_released()
     if _order.must_wait(hold):
         yield Do(partial(hold.release, failed=failed, force=force))
     else:

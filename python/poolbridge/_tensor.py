@@ -86,7 +86,9 @@ def element_type(dtype: Any) -> ElementType:
     try:
         parsed = np.dtype(dtype)
     except TypeError as error:
-        raise InvalidArgumentError(f"{dtype!r} is no dtype: {error}") from None
+        raise InvalidArgumentError(
+            f"{dtype!r} is no dtype: {error}; expected one of {', '.join(ELEMENT_TYPES)}"
+        ) from None
     element = ELEMENT_TYPES.get(parsed.name)
     if element is None or not parsed.isnative:
         raise InvalidArgumentError(

@@ -336,8 +336,14 @@ class Connection(threading.Thread):
             raise Refused("released") from None
 
     def release(self, request: m.Release, fds: list[int]) -> None:
-        for lease in request.l, *request.al:
-            self.release_one(self.find(lease), request)
+        error: Refused | None = None
+        for lease in request.l, *request.al:  # each that can be ended, as the real service does it
+            try:
+                self.release_one(self.find(lease), request)
+            except Refused as refused:
+                error = error or refused
+        if error is not None:
+            raise error
 
     def release_one(self, lease: FakeLease, request: m.Release) -> None:
         self.end(lease, failed=request.fl)

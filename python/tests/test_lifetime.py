@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakeservice import Service
+from fakeservice import Refused, Service
 
 import poolbridge
 from poolbridge import _messages
@@ -96,10 +96,21 @@ def test_release_by_force(service, client):
 
 
 def test_a_lease_released_twice_is_an_error(client):
-    lease = client.allocate(4)
+    lease = client.allocate((4, 2), "int16")
     lease.release()
-    with pytest.raises(poolbridge.LeaseReleasedError):
-        lease.release()
+    for use in lease.release, lambda: np.asarray(lease):
+        with pytest.raises(
+            poolbridge.LeaseReleasedError, match=r"the lease of int16\[4, 2\] in pool 'frames' has been released"
+        ):
+            use()
+
+
+def test_a_release_of_several_ends_those_that_it_can(service, client):
+    leases = [client.allocate(1), client.allocate(1)]
+    there = [lease._hold.grant.id for lease in leases]
+    with service.changed, pytest.raises(Refused, match="released"):
+        service.connections[-1].release(_messages.Release(l=there[0] + 99, al=(there[0], 0, there[1])), [])
+    assert service.leases == 0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"encoding/json"
+	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
@@ -89,6 +90,9 @@ func TestVerifyRunsOnlyWhatItIsAskedFor(t *testing.T) {
 	out, err := exec.Command(rig.Poolsvc(t), "verify", "--python", rig.Python(t).Path, "--only", "tape/*").CombinedOutput()
 	require.Error(t, err)
 	assert.Contains(t, string(out), "no check matches")
+	out, err = exec.Command(rig.Poolsvc(t), "verify", "--python", rig.Python(t).Path, "--only", "hand-over/*").CombinedOutput()
+	require.Error(t, err, "the kind is not there, as in the table")
+	assert.Contains(t, string(out), "did you mean '*/hand-over/*'?")
 }
 
 func TestVerifyShowsATable(t *testing.T) {
@@ -102,4 +106,8 @@ func TestVerifyWithNothingToCheckFails(t *testing.T) {
 	r, ok := verify(t, "--python", rig.Python(t).Path, "--kind", "device", "--device", "99")
 	assert.False(t, ok, "nothing passed")
 	assert.Zero(t, r.Passed)
+	out, err := exec.Command(rig.Poolsvc(t), "verify", "--python", rig.Python(t).Path, "--kind", "device", "--device", "99").CombinedOutput()
+	require.Error(t, err)
+	assert.Contains(t, string(out), fmt.Sprintf("0 passed, 0 failed, %d skipped\n", r.Skipped))
+	assert.Contains(t, string(out), "nothing could be checked here, so nothing is proved: that is a failure")
 }

@@ -73,6 +73,9 @@ func (b *bare) carryOut(task bareTask) (err error) {
 			return err
 		}
 	}
+	if task.Bytes == 0 {
+		return fmt.Errorf("a task of %s with a pool says the bytes of each block, at least 1, not 0", BareCommand)
+	}
 	granularity := b.arena.Granularity()
 	size := (task.Bytes + granularity - 1) / granularity * granularity
 	if room := task.Pool.MaxBytes / size; uint64(task.Blocks) > room {

@@ -33,6 +33,8 @@ func TestBareMakesAsManyBlocksAsItIsTold(t *testing.T) {
 	assert.Equal(t, "0\n0\n3\n16\n", out.String())
 	assert.ErrorContains(t, Bare(strings.NewReader(`{`+pool+`, "blocks": 17}`), &out), "has room for 16 blocks of 4096, not for 17")
 	assert.ErrorIs(t, Bare(strings.NewReader(`{"pool": {"Name": "p", "Kind": "tape", "MaxBytes": 1}}`), &out), mempool.ErrInvalid)
+	assert.ErrorContains(t, Bare(strings.NewReader(`{"pool": {"Name": "p", "Kind": "host", "MaxBytes": 65536}, "blocks": 1}`), &out),
+		"says the bytes of each block, at least 1, not 0")
 	assert.Error(t, Bare(strings.NewReader(`{"pool": `), &out))
 }
 

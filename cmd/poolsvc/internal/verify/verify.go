@@ -33,7 +33,7 @@ type Options struct {
 	LargeBytes uint64
 	// Kinds to check; empty for all.
 	Kinds []mempool.Kind
-	// Only are globs of the checks to run, as kind/name; empty for all.
+	// Only are globs of the checks to run, as kind/scenario/check/consumer; empty for all.
 	Only []string
 	// Timeout of one check.
 	Timeout time.Duration
@@ -67,8 +67,24 @@ type chosen struct {
 
 // choose lists the checks to run.
 func (o Options) choose(p *roster) ([]chosen, error) {
+	list, err := o.matching(o.Only, p)
+	if err != nil || len(list) > 0 {
+		return list, err
+	}
+	const names = "a check's name is KIND/SCENARIO/CHECK/CONSUMER, such as host/hand-over/round-trip/numpy"
+	for _, text := range o.Only { // as the table has it, which leaves out the kind
+		withKind := "*/" + text
+		if list, err = o.matching([]string{withKind}, p); err == nil && len(list) > 0 {
+			return nil, fmt.Errorf("no check matches %q: %s; did you mean '%s'?", o.Only, names, withKind)
+		}
+	}
+	return nil, fmt.Errorf("no check matches %q: %s, and globs of it are 'host/*' or '*/round-trip/*'", o.Only, names)
+}
+
+// matching lists the checks that one of the globs matches, all of them if there are no globs.
+func (o Options) matching(globs []string, p *roster) ([]chosen, error) {
 	var only []*regexp.Regexp
-	for _, text := range o.Only {
+	for _, text := range globs {
 		g, err := glob(text)
 		if err != nil {
 			return nil, err
@@ -91,9 +107,6 @@ func (o Options) choose(p *roster) ([]chosen, error) {
 				list = append(list, one)
 			}
 		}
-	}
-	if len(list) == 0 {
-		return nil, fmt.Errorf("no check matches %q: expected globs of kind/name, such as 'host/*' or '*/round-trip/*'", o.Only)
 	}
 	return list, nil
 }
