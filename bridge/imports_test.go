@@ -30,7 +30,7 @@ func list(t *testing.T, patterns ...string) []listed {
 		t.Skip("there is no go command to ask")
 	}
 	if _, err := os.Stat("../go.sum"); errors.Is(err, fs.ErrNotExist) {
-		t.Skip("these tests run without their sources")
+		t.Skip("go.sum is not here: run this test in a checkout")
 	}
 	cmd := exec.Command(goCommand, append([]string{"list", "-json=ImportPath,Imports,Deps"}, patterns...)...)
 	cmd.Dir = ".."

@@ -2,8 +2,9 @@ package mempool
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -111,7 +112,10 @@ func (n *Sending) Wait(ctx context.Context, limit time.Duration) (number uint64,
 		}
 		if !w.wait(ch.room.next()) {
 			if limit > 0 && w.err == nil {
-				full = situation(ErrTimeout, "waited %v: %s", limit, strings.TrimPrefix(full.Error(), ErrTimeout.Error()+": "))
+				if !errors.Is(full, ErrTimeout) {
+					full = situation(ErrTimeout, "%v", full)
+				}
+				full = fmt.Errorf("%w (waited %v)", full, limit)
 			}
 			return 0, w.cause(full)
 		}

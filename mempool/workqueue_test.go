@@ -87,8 +87,8 @@ func TestTheErrorOfAFullQueueNamesWhoIsSlow(t *testing.T) {
 	require.NoError(t, err)
 	_, err = waits.Wait(t.Context(), time.Millisecond)
 	require.ErrorIs(t, err, ErrTimeout)
-	assert.Regexp(t, `^timed out: waited 1ms: queue "\w+" is full: 1 frames wait, and the slowest is session \d+ \(pid \d+\), `+
-		`which has 1 frames in hand$`, err.Error(), "what is said is said once")
+	assert.Regexp(t, `^timed out: queue "\w+" is full: 1 frames wait, and the slowest is session \d+ \(pid \d+\), `+
+		`which has 1 frames in hand \(waited 1ms\)$`, err.Error(), "what is said is said once")
 	release(t, l)
 }
 

@@ -1,6 +1,7 @@
 package wire
 
-// Release ends a lease, or several in the same way: as many of them as can be ended, whatever becomes of the others. It is usually sent without a reply; otherwise an EmptyReply answers it.
+// Release ends a lease, or several in the same way: as many of them as can be ended, whatever becomes of the others. It is
+// usually sent without a reply; otherwise an EmptyReply answers it.
 type Release struct {
 	Lease  uint64   // lease id
 	Failed bool     // what was written is incomplete; a frame of a queue goes back to it

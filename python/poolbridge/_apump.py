@@ -141,10 +141,6 @@ class AsyncPump:
         self._session.transport.close()
 
 
-def _nothing() -> None:
-    pass
-
-
 def _quietly(work: Callable[[], None]) -> None:
     try:
         work()

@@ -467,20 +467,40 @@ def test_every_way_to_ask_is_answered(client, kind, asked, write):
     lease.release()
 
 
+def asking(module: str, **asked: Any) -> Callable[[object], object]:
+    """Stand for a library's ``from_dlpack``, which is a function of Python and known by its module."""
+    found: dict[str, Any] = {"__name__": module, "asked": asked}
+    exec("def from_dlpack(source): return source.__dlpack__(**asked)", found)
+    asks: Callable[[object], object] = found["from_dlpack"]
+    return asks
+
+
+@pytest.mark.parametrize("kind", KINDS, indirect=True)
+def test_torch_is_refused_what_would_end_the_process(client, kind):
+    from_dlpack = asking("torch.utils.dlpack", max_version=(1, 0))
+    for name, layout in LAYOUTS.items():
+        publish(client, "float32", layout)
+        lease = client.get("x", timeout=10)
+        if layout.reversed:
+            with pytest.raises(BufferError, match="PyTorch has no negative strides"):
+                from_dlpack(lease)
+        else:
+            assert look(from_dlpack(lease)).shape == list(layout.shape), name
+        lease.release()
+
+
 @pytest.mark.parametrize("kind", [case(kind, why=missing(kind), name=kind) for kind in GPU_KINDS], indirect=True)
 def test_jax_is_refused_memory_of_a_gpu_that_it_could_not_use(client, kind):
     publish(client, "float32", LAYOUTS["further on"])
     lease = client.get("x", timeout=10)
-    # JAX's function is one of Python, and is known by its module.
-    module: dict[str, Any] = {"__name__": "jax._src.dlpack"}
-    exec("def from_dlpack(source): return source.__dlpack__(stream=1, max_version=(1, 3))", module)
+    from_dlpack = asking("jax._src.dlpack", stream=1, max_version=(1, 3))
     with pytest.raises(BufferError, match="begins 4 bytes after one: copy it"):
-        module["from_dlpack"](lease)
+        from_dlpack(lease)
     assert look(lease.__dlpack__(stream=1, max_version=(1, 3))).data == lease.evidence()["pointer"]
     lease.release()
     publish(client, "complex128", LAYOUTS["further on"])
     lease = client.get("x", timeout=10)
-    assert look(module["from_dlpack"](lease)).data == lease.evidence()["pointer"]
+    assert look(from_dlpack(lease)).data == lease.evidence()["pointer"]
 
 
 @pytest.mark.parametrize("kind", [case(kind, why=missing(kind), name=kind) for kind in GPU_KINDS], indirect=True)

@@ -68,7 +68,7 @@ func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 // TestBenchTellsTheServicesMemoryFromTheDrivers is about a GPU, or a simulated one.
 func TestBenchTellsTheServicesMemoryFromTheDrivers(t *testing.T) {
 	if err := mempool.Device.Probe(""); err != nil {
-		t.Skip(err)
+		t.Skipf("%v (without a GPU, `make simcuda` and tests/simcuda/machine run this)", err)
 	}
 	cmd := exec.Command(rig.Poolsvc(t), "bench", "--json", "--python", rig.Python(t).Path, "--kind", "device", "--time", "10ms",
 		"--only", "growth", "--max-buffers", "3000", "--max-sessions", "2", "--alternatives=false")
@@ -104,7 +104,7 @@ func TestBenchTellsTheServicesMemoryFromTheDrivers(t *testing.T) {
 // NumPy takes memory of kind pinned, and has no streams.
 func TestBenchHandsPinnedMemoryToALibraryWithoutStreams(t *testing.T) {
 	if err := mempool.Pinned.Probe(""); err != nil {
-		t.Skip(err)
+		t.Skipf("%v (without a GPU, `make simcuda` and tests/simcuda/machine run this)", err)
 	}
 	cmd := exec.Command(rig.Poolsvc(t), "bench", "--python", rig.Python(t).Path, "--kind", "pinned", "--time", "10ms",
 		"--only", "hand-over", "--size", "4KiB", "--alternatives=false")

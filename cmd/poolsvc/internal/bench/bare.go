@@ -147,8 +147,7 @@ func (p *bareProcess) stop() error {
 	if p.cmd.ProcessState != nil { // it has ended already
 		return nil
 	}
-	_ = p.in.Close() // tells it to end
-	err := p.cmd.Wait()
+	err := errors.Join(p.in.Close(), p.cmd.Wait()) // without input it ends
 	if said := strings.TrimSpace(p.stderr.String()); err != nil && said != "" {
 		return fmt.Errorf("%w: %s", err, said)
 	}

@@ -59,7 +59,7 @@ func TestTheDriversMemoryIsThatOfAProcessThatOnlyHasTheBlocks(t *testing.T) {
 		}
 		t.Run(string(kind), func(t *testing.T) {
 			if err := kind.Probe(""); err != nil {
-				t.Skip(err)
+				t.Skipf("%v (without a GPU, `make simcuda` and tests/simcuda/machine run this)", err)
 			}
 			s := sceneOf(kind, self)
 			few, many := 10, 16 // of 2 MiB each, where a kind takes so much for the least
