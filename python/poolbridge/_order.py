@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from poolbridge._event import Event
     from poolbridge._hold import Hold
     from poolbridge._messages import Grant, Ticket
-    from poolbridge._session import Session
+    from poolbridge._timelines import Timelines
 
 MOST_TICKETS = 16
 
@@ -233,21 +233,21 @@ class Follower:
         The timeline that the stream writes.
     key
         The stream.
-    session
-        Whose frames it uses.
+    timelines
+        Those of the session whose frames it uses.
     stream
         What the user named it by, kept: a stream that is gone takes no more work.
     """
 
-    def __init__(self, own: Timeline, key: StreamKey, session: Session, stream: Any) -> None:
+    def __init__(self, own: Timeline, key: StreamKey, timelines: Timelines, stream: Any) -> None:
         self._own = own
         self._key = key
-        self._session = session
+        self._timelines = timelines
         self._stream = stream
 
     def before(self, grant: Grant) -> bool:
         """Make the stream wait until a frame's memory may be used; False if that takes more than its wait."""
-        timelines, own, key = self._session.timelines, self._own, self._key
+        timelines, own, key = self._timelines, self._own, self._key
         if timelines.own is not own or not key.reachable:
             return False
         if not grant.wt:
@@ -285,7 +285,7 @@ class Follower:
         """Say when the stream is done with the memory of frames, as `done` does."""
         # The stream's GPU as a whole: once others were told, the memory may be mapped no more.
         synchronize = partial(_cuda.synchronize, self._key.ordinal)
-        if self._session.timelines.own is not self._own or not _tell(self._own, self._key, say, synchronize):
+        if self._timelines.own is not self._own or not _tell(self._own, self._key, say, synchronize):
             _after(synchronize, say)
 
 
@@ -294,7 +294,7 @@ def follower(hold: Hold, stream: Any) -> Follower | None:
     own = _own(hold)
     if own is None or hold.streams is None or len(hold.streams) != 1:
         return None
-    return Follower(own, next(iter(hold.streams)), hold.session, stream)
+    return Follower(own, next(iter(hold.streams)), hold.session.timelines, stream)
 
 
 # After it was used

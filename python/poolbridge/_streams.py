@@ -6,7 +6,8 @@ import operator
 from typing import Any
 
 from poolbridge import _dlpack
-from poolbridge._timeline import StreamKey, this_thread
+from poolbridge._process import this_thread
+from poolbridge._timeline import StreamKey
 
 _LEGACY = 1
 _PER_THREAD = 2

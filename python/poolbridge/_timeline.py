@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -11,24 +9,7 @@ from poolbridge import _cuda_stream
 from poolbridge._errors import DriverError, PoolLimitError
 from poolbridge._messages import Ticket
 from poolbridge._page import WORDS, Page
-
-
-class _Thread(threading.local):
-    """The number of a thread; identities of threads that ended are given again, their streams go on."""
-
-    _numbers = itertools.count(1)
-
-    def __init__(self) -> None:
-        self.number = next(self._numbers)
-
-
-_thread = _Thread()
-
-
-def this_thread() -> int:
-    """Give the number of this thread, which no other thread of this process ever has."""
-    return _thread.number
-
+from poolbridge._process import this_thread
 
 # Of a promise, which is no stream but has a word like one.
 _NO_DEVICE: Final = -1

@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import os
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +15,12 @@ import poolbridge
 from poolbridge import _channel_messages as cm
 from poolbridge import _cuda, _cuda_stream, _futex, _order
 from poolbridge import _messages as m
-from poolbridge._deferred import OwnedLock
 from poolbridge._known import KnownBlock
 from poolbridge._page import PAGES, TOMBSTONE, Page
+from poolbridge._process import this_thread
 from poolbridge._streams import stream_key
-from poolbridge._timeline import StreamKey, Timeline, this_thread
+from poolbridge._timeline import StreamKey, Timeline
+from poolbridge._timelines import Timelines
 from poolbridge._transport import Descriptors
 
 
@@ -29,6 +29,26 @@ def service(tmp_path):
     running = ChannelService(str(tmp_path / "t.sock"))
     yield running
     running.close()
+
+
+def make_page():
+    fd = os.memfd_create("words", os.MFD_ALLOW_SEALING)
+    try:
+        os.truncate(fd, 4096)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        return Page(fd, write=True)
+    finally:
+        os.close(fd)
+
+
+@pytest.fixture
+def page(monkeypatch):
+    """A page that GPUs reach at 4096."""
+    monkeypatch.setattr(_cuda_stream, "register", lambda *arguments, write: 4096)
+    monkeypatch.setattr(_cuda_stream, "unregister", lambda *arguments: None)
+    made = make_page()
+    yield made
+    made.close()
 
 
 class Writer:
@@ -241,28 +261,10 @@ def test_a_session_seals_its_timeline_once(service, writer):
     assert writer.own.page.write
 
 
-class PlainPage:
-    """A page without a GPU."""
-
-    def __init__(self):
-        self.words = [0] * 512
-        self.telling = OwnedLock()
-
-    def on_device(self, ordinal):
-        return 4096
-
-    def reached(self, word, value):
-        return self.words[word] >= value
-
-    def store(self, word, value):
-        self.words[word] = value
-
-
-def test_words_are_used_again_once_their_streams_are_done(monkeypatch):
+def test_words_are_used_again_once_their_streams_are_done(page, monkeypatch):
     written = []
     monkeypatch.setattr(_cuda_stream, "write", lambda *arguments: written.append(arguments))
-    page = PlainPage()
-    timeline = Timeline(1, page)  # type: ignore[arg-type]
+    timeline = Timeline(1, page)
     for handle in range(10, 522):
         assert timeline.write(StreamKey(0, handle)) == m.Ticket(1, handle - 10, 1)
     with pytest.raises(poolbridge.PoolLimitError, match="512 streams"):
@@ -273,10 +275,10 @@ def test_words_are_used_again_once_their_streams_are_done(monkeypatch):
     assert timeline.word(StreamKey(0, 17)) is None
 
 
-def test_who_waits_for_a_stream_is_told_before_the_stream_is(monkeypatch):
+def test_who_waits_for_a_stream_is_told_before_the_stream_is(page, monkeypatch):
     happened: list[object] = []
     monkeypatch.setattr(_cuda_stream, "write", lambda *arguments: happened.append(arguments[2:]))
-    timeline = Timeline(1, PlainPage())  # type: ignore[arg-type]
+    timeline = Timeline(1, page)
     key = StreamKey(0, 10)
     timeline.write(key)
     assert timeline.tell(key, happened.append, lambda: happened.append("finished"))
@@ -284,7 +286,7 @@ def test_who_waits_for_a_stream_is_told_before_the_stream_is(monkeypatch):
     assert timeline.write(key) == m.Ticket(1, 0, 3)
 
 
-def test_what_was_told_is_written_by_the_cpu_where_the_stream_takes_no_work(monkeypatch):
+def test_what_was_told_is_written_by_the_cpu_where_the_stream_takes_no_work(page, monkeypatch):
     def refuse(*arguments):
         raise poolbridge.DriverError("no more work")
 
@@ -294,8 +296,7 @@ def test_what_was_told_is_written_by_the_cpu_where_the_stream_takes_no_work(monk
 
     happened: list[object] = []
     monkeypatch.setattr(_cuda_stream, "write", refuse)
-    page = PlainPage()
-    timeline = Timeline(1, page)  # type: ignore[arg-type]
+    timeline = Timeline(1, page)
     key = StreamKey(0, 10)
     with pytest.raises(poolbridge.DriverError, match="no more work"):
         timeline.write(key)
@@ -307,7 +308,7 @@ def test_what_was_told_is_written_by_the_cpu_where_the_stream_takes_no_work(monk
     assert page.words[0] == 2
 
 
-def test_a_finaliser_in_the_midst_of_telling_neither_waits_nor_overtakes(monkeypatch):
+def test_a_finaliser_in_the_midst_of_telling_neither_waits_nor_overtakes(page, monkeypatch):
     def finaliser(tickets):
         assert timeline.write(key) is None
         assert not timeline.tell(key, lambda tickets: pytest.fail("it would be written before"), lambda: None)
@@ -316,14 +317,14 @@ def test_a_finaliser_in_the_midst_of_telling_neither_waits_nor_overtakes(monkeyp
 
     happened: list[object] = []
     monkeypatch.setattr(_cuda_stream, "write", lambda *arguments: happened.append(arguments[2:]))
-    timeline = Timeline(1, PlainPage())  # type: ignore[arg-type]
+    timeline = Timeline(1, page)
     key = StreamKey(0, 10)
     assert timeline.tell(key, finaliser, lambda: None)
     assert happened == [(m.Ticket(1, 0, 1),), (4096, 1)]
     assert timeline.write(key) == m.Ticket(1, 0, 2)
 
 
-def test_what_was_told_is_written_even_if_a_signal_comes_between(monkeypatch):
+def test_what_was_told_is_written_even_if_a_signal_comes_between(page, monkeypatch):
     def write(*arguments):
         happened.append(arguments[3])
         if len(happened) == 1:
@@ -331,7 +332,7 @@ def test_what_was_told_is_written_even_if_a_signal_comes_between(monkeypatch):
 
     happened: list[int] = []
     monkeypatch.setattr(_cuda_stream, "write", write)
-    timeline = Timeline(1, PlainPage())  # type: ignore[arg-type]
+    timeline = Timeline(1, page)
     key = StreamKey(0, 10)
     with pytest.raises(KeyboardInterrupt):
         timeline.tell(key, lambda tickets: None, lambda: None)
@@ -339,29 +340,23 @@ def test_what_was_told_is_written_even_if_a_signal_comes_between(monkeypatch):
     assert timeline.write(key) == m.Ticket(1, 0, 2)
 
 
-def test_a_stream_that_takes_no_work_is_waited_for_though_its_memory_is_mapped_no_more(monkeypatch):
+def test_a_stream_that_takes_no_work_is_waited_for_though_its_memory_is_mapped_no_more(page, monkeypatch):
     def refuse(*arguments):
         raise poolbridge.DriverError("no more work")
 
-    class FakeSession:
-        def mapped(self, block):
-            return None
-
     happened: list[object] = []
-    page = PlainPage()
-    session: Any = FakeSession()
-    session.timelines = FakeSession()
-    session.timelines.own = Timeline(1, page)  # type: ignore[arg-type]
+    timelines = Timelines()
+    timelines.own = Timeline(1, page)
     monkeypatch.setattr(_cuda_stream, "write", refuse)
     monkeypatch.setattr(_cuda, "synchronize", lambda ordinal: happened.append((ordinal, page.words[0])))
-    _order.Follower(session.timelines.own, StreamKey(1, 10), session, None).done(happened.append)
+    _order.Follower(timelines.own, StreamKey(1, 10), timelines, None).done(happened.append)
     assert happened == [(m.Ticket(1, 0, 1),), (1, 0)]
     assert page.words[0] == 1
 
 
-def test_a_timeline_that_is_closed_is_not_written(monkeypatch):
+def test_a_timeline_that_is_closed_is_not_written(page, monkeypatch):
     monkeypatch.setattr(_cuda_stream, "write", lambda *arguments: pytest.fail("its page may be gone"))
-    timeline = Timeline(1, PlainPage())  # type: ignore[arg-type]
+    timeline = Timeline(1, page)
     timeline.close()
     key = StreamKey(0, 10)
     assert timeline.write(key) is None
@@ -422,14 +417,7 @@ def test_streams_by_object():
     assert TOMBSTONE == 2**62
 
 
-def test_words_are_compared_like_the_gpu_does():
-    fd = os.memfd_create("page", os.MFD_ALLOW_SEALING)
-    try:
-        os.truncate(fd, 4096)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        page = Page(fd, write=True)
-    finally:
-        os.close(fd)
+def test_words_are_compared_like_the_gpu_does(page):
     for now, reached, died in [
         (4, False, False),
         (5, True, False),
@@ -442,4 +430,3 @@ def test_words_are_compared_like_the_gpu_does():
     ]:
         page.store(0, now)
         assert (page.reached(0, 5), page.died(0, 5), page.wait(0, 5, 0.0002)) == (reached, died, reached), hex(now)
-    page.close()
