@@ -10,7 +10,7 @@ LDFLAGS := -extldflags=-Wl,-z,lazy -X main.version=$(shell git describe --tags -
 GOLANGCI_VERSION := v2.15.0
 GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
 
-.PHONY: help build venv verify test test-simcuda test-go test-python test-integration coverage simcuda ptx lint fuzz bench gpu-bundle clean FORCE
+.PHONY: help build venv verify test test-simcuda test-go test-python test-compiled test-integration coverage simcuda ptx lint fuzz bench wheel gpu-bundle clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -30,6 +30,17 @@ $(VENV)/installed: pyproject.toml
 
 venv: $(VENV)/installed ## make the virtual environment with the Python package in it
 
+# From a copy of the sources: compiled modules beside them would be taken instead of them.
+wheel: $(VENV)/installed ## build the Python package, with what every frame goes through compiled; needs a C compiler
+	HATCH_BUILD_HOOK_ENABLE_MYPYC=true $(PY) -m build --outdir dist .
+
+COMPILED := build/compiled
+
+$(COMPILED)/site: pyproject.toml $(wildcard python/poolbridge/*.py) | $(VENV)/installed
+	rm -rf $(COMPILED)
+	HATCH_BUILD_HOOK_ENABLE_MYPYC=true $(PY) -m build --outdir $(COMPILED)/dist .
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $@ $(COMPILED)/dist/*.whl
+
 verify: bin/poolsvc $(VENV)/installed ## do the main job, on the GPU where there is one
 	bin/poolsvc verify --python $(PY)
 
@@ -37,7 +48,7 @@ verify: bin/poolsvc $(VENV)/installed ## do the main job, on the GPU where there
 ON_SIMCUDA := -exec $(abspath tests/simcuda/machine)
 GOTEST := $(GO) test -race -timeout 20m -ldflags '$(LDFLAGS)'
 
-test: test-simcuda test-go test-python test-integration ## run every test
+test: test-simcuda test-go test-python test-compiled test-integration ## run every test
 
 test-simcuda: simcuda $(VENV)/installed
 	$(MAKE) -C tests/simcuda test test-python PYTHON=$(PY)
@@ -50,10 +61,13 @@ test-go: simcuda
 test-python: $(VENV)/installed simcuda bin/poolsvc
 	$(PY) -m pytest -q python/tests
 
-# Once on host memory alone, as on a machine without a driver, and once with the simulated one.
-test-integration: bin/poolsvc $(VENV)/installed simcuda
+test-compiled: $(COMPILED)/site simcuda bin/poolsvc
+	POOLBRIDGE_TEST_COMPILED=1 PYTHONPATH=$(abspath $<) $(PY) -m pytest -q -o pythonpath=python/tests python/tests
+
+# Once on host memory alone, as on a machine without a driver, and once with the simulated one and Python compiled.
+test-integration: bin/poolsvc $(VENV)/installed $(COMPILED)/site simcuda
 	$(GOTEST) -count=1 ./tests/integration ./tests/kinds ./examples/...
-	$(GOTEST) $(ON_SIMCUDA) -count=1 ./tests/integration ./examples/...
+	PYTHONPATH=$(abspath $(COMPILED)/site) $(GOTEST) $(ON_SIMCUDA) -count=1 ./tests/integration ./examples/...
 
 coverage: $(VENV)/installed simcuda ## measure what the tests reach of cuda and mempool; below 85 % is a failure
 	POOLBRIDGE_TEST_PYTHON=$(PY) GO=$(GO) tests/coverage/run
@@ -86,4 +100,4 @@ gpu-bundle: bin/poolsvc $(VENV)/installed ## collect what a machine with a GPU n
 	tests/gpu/bundle $(PY) build/gpu
 
 clean: ## remove what was built
-	rm -rf bin build $(VENV)
+	rm -rf bin build dist $(VENV)

@@ -15,7 +15,7 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from test_device import has_driver
 
 import poolbridge
-from poolbridge import _cuda, _cuda_stream
+from poolbridge import _cuda, _cuda_stream, _ring
 from poolbridge._mappings import MAPPINGS
 
 # Found examples are kept with what is built, not in the tree.
@@ -28,6 +28,9 @@ settings.load_profile("patient")
 # Where there is no driver, `test_device` runs these on the simulated one.
 collect_ignore = [] if has_driver() else ["oncuda"]
 
+# Whether the package is one of `make wheel`.
+COMPILED = not _ring.__file__.endswith(".py")
+
 # What `test_libraries` saw, by library, kind, element type and layout.
 OUTCOMES = pytest.StashKey[dict[tuple[str, ...], set[str]]]()
 
@@ -35,6 +38,23 @@ OUTCOMES = pytest.StashKey[dict[tuple[str, ...], set[str]]]()
 # When no further test begins, in seconds since the start.
 LIMIT = float(os.environ.get("POOLBRIDGE_TEST_SECONDS", "inf"))
 BEGIN = time.monotonic()
+
+
+def pytest_configure() -> None:
+    if os.environ.get("POOLBRIDGE_TEST_COMPILED") and not COMPILED:
+        raise pytest.UsageError(f"POOLBRIDGE_TEST_COMPILED is set, but {_ring.__file__} is not compiled")
+
+
+def pytest_report_header() -> str:
+    return f"poolbridge: {'compiled, ' if COMPILED else ''}in {Path(poolbridge.__file__).parent}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if COMPILED and (marker := item.get_closest_marker("interpreted")):
+            item.add_marker(
+                pytest.mark.skip(reason=f"the package is compiled: {marker.kwargs['replaces']} cannot be replaced")
+            )
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:

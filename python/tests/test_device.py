@@ -37,9 +37,10 @@ def test_on_the_simulated_driver(tmp_path, path):
     if not (SIMULATION / "libcuda.so.1").exists():
         pytest.skip("the simulated driver is not built: make simcuda")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"pythonpath={HERE}", str(path)],
         env={
             **os.environ,
+            "PYTHONPATH": str(Path(poolbridge.__file__).parents[1]),
             "LD_LIBRARY_PATH": str(SIMULATION),
             "SIMCUDA_COUNTS": str(tmp_path),
             "SIMCUDA_MACHINE": path.name,

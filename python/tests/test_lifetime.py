@@ -18,6 +18,8 @@ import poolbridge
 from poolbridge import _messages
 from poolbridge._mappings import MAPPINGS
 
+SOURCE = str(Path(poolbridge.__file__).parents[1])
+
 
 def released(service):
     return len(service.seen(_messages.Release))
@@ -178,9 +180,7 @@ array = numpy.asarray(client.get("x"))
 assert not array.flags.writeable
 ctypes.memset(array.ctypes.data, 1, 1)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": str(Path(__file__).parents[1])}, check=False, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": SOURCE}, check=False, timeout=60)
     assert done.returncode == -11  # SIGSEGV, in the reader only
     assert client.get("x").to_numpy()[0] == 0
 
@@ -351,7 +351,7 @@ capsule = lease.__dlpack__(max_version=(1, 0))
 """
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
-        env={"PYTHONPATH": str(Path(__file__).parents[1])},
+        env={"PYTHONPATH": SOURCE},
         check=False,
         timeout=60,
         capture_output=True,

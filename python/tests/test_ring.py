@@ -238,6 +238,7 @@ def test_packets_come_in_the_order_in_which_they_were_sent_whichever_way_they_co
     assert through, "some came through the ring"
 
 
+@pytest.mark.interpreted(replaces="Ring.publish")
 def test_a_packet_that_no_ring_takes_goes_over_the_socket_at_once(
     linked: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,6 +374,7 @@ def test_a_thread_that_waits_reads_when_nobody_else_does(
         service.close()
 
 
+@pytest.mark.interpreted(replaces="Session.flush")
 def test_the_watcher_sleeps_while_the_socket_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     session = Session(Transport(one))

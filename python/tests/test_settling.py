@@ -203,28 +203,28 @@ def test_a_corrupt_ring_that_the_watcher_finds_ends_the_session(other, begin, co
         other.stats()
 
 
-class GivenUp(Feed):
-    """A feed whose waiter gives up as soon as somebody has looked whether there is one."""
-
-    def __init__(self):
-        self.looked = self.called = 0
-        super().__init__(1)
-
-    @property
-    def on_done(self):
-        self.looked += 1
-        return self._call if self.looked == 1 else None
-
-    @on_done.setter
-    def on_done(self, value):
-        assert value is None
-
-    def _call(self):
-        self.called += 1
-
-
+@pytest.mark.interpreted(replaces="Feed.on_done")
 @pytest.mark.parametrize("tell", [lambda feed: feed.put(None), lambda feed: feed.lose(None)], ids=["put", "lose"])
 def test_whoever_waits_for_a_frame_may_give_up_while_it_comes(tell):
+    class GivenUp(Feed):
+        """A feed whose waiter gives up as soon as somebody has looked whether there is one."""
+
+        def __init__(self):
+            self.looked = self.called = 0
+            super().__init__(1)
+
+        @property
+        def on_done(self):
+            self.looked += 1
+            return self._call if self.looked == 1 else None
+
+        @on_done.setter
+        def on_done(self, value):
+            assert value is None
+
+        def _call(self):
+            self.called += 1
+
     feed = GivenUp()
     tell(feed)
     assert feed.called == 1

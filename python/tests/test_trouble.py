@@ -192,6 +192,7 @@ def test_a_wait_for_a_reply_does_not_hold_up_work_behind_it(service, client):
     waiting.join()
 
 
+@pytest.mark.interpreted(replaces="Session.receive")
 def test_a_time_limit_holds_while_packets_come_for_others(service, client, monkeypatch):
     reader, received = threading.current_thread(), []
 
@@ -418,7 +419,7 @@ os._exit(0)
 
 def fork(service, what):
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK.format(what), service.path]
-    source = str(Path(__file__).parents[1])
+    source = str(Path(poolbridge.__file__).parents[1])
     done = subprocess.run(command, env={"PYTHONPATH": source}, check=True, capture_output=True, text=True, timeout=60)
     return int(done.stdout)
 

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-SOURCE = str(Path(__file__).parents[1])
+import poolbridge
+
+SOURCE = str(Path(poolbridge.__file__).parents[1])
 
 
 class Process:

@@ -17,7 +17,7 @@ N = 4096
 HERE = Path(__file__).parent
 PACKAGE = Path(poolbridge.__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{PACKAGE}:{HERE.parent}"}
-POOLSVC = os.environ.get("POOLBRIDGE_TEST_POOLSVC", str(PACKAGE.parent / "bin" / "poolsvc"))
+POOLSVC = os.environ.get("POOLBRIDGE_TEST_POOLSVC", str(HERE.parents[2] / "bin" / "poolsvc"))
 
 
 def has_poolsvc() -> bool:

@@ -483,7 +483,7 @@ def test_arrays_that_are_dropped_keep_their_stream_until_it_has_written(client, 
     assert arrays._hold is None
     kept = weakref.ref(stream)
     later: list[Callable[[], None]] = []
-    monkeypatch.setattr(other._session, "later", later.append)
+    monkeypatch.setattr(other._pump, "background", later.append)
     del arrays, stream
     gc.collect()
     assert kept() is not None, "its owner would end it"
