@@ -31,8 +31,10 @@ $(VENV)/installed: pyproject.toml
 venv: $(VENV)/installed ## make the virtual environment with the Python package in it
 
 # From a copy of the sources: compiled modules beside them would be taken instead of them.
-wheel: $(VENV)/installed ## build the Python package, with what every frame goes through compiled; needs a C compiler
-	HATCH_BUILD_HOOK_ENABLE_MYPYC=true $(PY) -m build --outdir dist .
+wheel: $(VENV)/installed ## build the package for $PYTHON, with what every frame goes through compiled; needs a C compiler
+	rm -rf dist
+	$(PY) -m build --sdist --outdir dist .
+	HATCH_BUILD_HOOK_ENABLE_MYPYC=true $(PYTHON) -m pip wheel --no-deps --wheel-dir dist dist/*.tar.gz
 
 COMPILED := build/compiled
 

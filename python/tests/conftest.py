@@ -15,7 +15,8 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from test_device import has_driver
 
 import poolbridge
-from poolbridge import _cuda, _cuda_stream, _ring
+from poolbridge import _cuda, _cuda_stream
+from poolbridge._consumers import COMPILED
 from poolbridge._mappings import MAPPINGS
 
 # Found examples are kept with what is built, not in the tree.
@@ -28,9 +29,6 @@ settings.load_profile("patient")
 # Where there is no driver, `test_device` runs these on the simulated one.
 collect_ignore = [] if has_driver() else ["oncuda"]
 
-# Whether the package is one of `make wheel`.
-COMPILED = not _ring.__file__.endswith(".py")
-
 # What `test_libraries` saw, by library, kind, element type and layout.
 OUTCOMES = pytest.StashKey[dict[tuple[str, ...], set[str]]]()
 
@@ -42,7 +40,7 @@ BEGIN = time.monotonic()
 
 def pytest_configure() -> None:
     if os.environ.get("POOLBRIDGE_TEST_COMPILED") and not COMPILED:
-        raise pytest.UsageError(f"POOLBRIDGE_TEST_COMPILED is set, but {_ring.__file__} is not compiled")
+        raise pytest.UsageError("POOLBRIDGE_TEST_COMPILED is set, but the package is not compiled")
 
 
 def pytest_report_header() -> str:

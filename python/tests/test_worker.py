@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import poolbridge
+from poolbridge._consumers import COMPILED
 
 SOURCE = str(Path(poolbridge.__file__).parents[1])
 
@@ -95,6 +96,7 @@ def test_probe_says_what_is_there():
     answer = process.do(task="probe")
     assert answer["ok"]
     assert answer["packages"]["numpy"] == np.__version__
+    assert answer["compiled"] is COMPILED
     assert "numpy" in answer["consumers"]["host"]
     assert bool(answer["devices"]) == bool(answer["consumers"]["device"])
     assert answer["devices"] or "device" in answer["missing"]

@@ -100,12 +100,13 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	report.Machine.Python, report.Machine.Packages = probed.Python, probed.Packages
+	report.Machine.Python, report.Machine.Packages, report.Machine.Compiled = probed.Python, probed.Packages, probed.Compiled
 	if report.Load, err = load(); err != nil {
 		return nil, err
 	}
 	if o.Progress != nil {
 		printLoad(o.Progress, report.Load, report.Machine.CPUs)
+		printPython(o.Progress, report.Machine)
 		printHead(o.Progress)
 	}
 	for i, kind := range o.kinds() {

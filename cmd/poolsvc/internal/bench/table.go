@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/verify"
 )
 
 func printHead(w io.Writer) {
@@ -15,6 +17,15 @@ func printLoad(w io.Writer, load float64, cpus int) {
 	if 2*load > float64(cpus) {
 		fmt.Fprintf(w, "This machine is busy: %.1f programs ran on %d CPUs in the last minute. The figures are those of a busy machine.\n", load, cpus)
 	}
+}
+
+// printPython says what measures in Python.
+func printPython(w io.Writer, m verify.Machine) {
+	compiled := "not compiled"
+	if m.Compiled {
+		compiled = "compiled"
+	}
+	fmt.Fprintf(w, "Python %s, poolbridge %s, %s\n", m.Python, m.Packages["poolbridge"], compiled)
 }
 
 // print writes one line for a person.

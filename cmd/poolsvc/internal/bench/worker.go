@@ -143,6 +143,7 @@ func (w *worker) stop() error {
 type probed struct {
 	Python    string              `json:"python"`
 	Packages  map[string]string   `json:"packages"`
+	Compiled  bool                `json:"compiled"`
 	Consumers map[string][]string `json:"consumers"`
 	Missing   map[string]string   `json:"missing"`
 }

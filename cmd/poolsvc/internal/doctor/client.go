@@ -17,10 +17,12 @@ var packages = []string{"poolbridge", "numpy", "msgspec", "cuda-core", "cuda-bin
 // listPackages prints the versions of the packages named on the command line as JSON. A CuPy wheel carries the CUDA
 // version in its name.
 const listPackages = `
-import importlib.metadata as m, json, sys
+import importlib.machinery, importlib.metadata as m, importlib.util, json, sys
 found = {d.metadata["Name"].lower(): d.version for d in m.distributions()}
 cupy = next((v for n, v in found.items() if n.startswith("cupy")), None)
-print(json.dumps({"python": sys.version.split()[0],
+package = importlib.util.find_spec("poolbridge")
+ring = package and importlib.machinery.PathFinder.find_spec("poolbridge._ring", package.submodule_search_locations)
+print(json.dumps({"python": sys.version.split()[0], "compiled": bool(ring) and not ring.origin.endswith(".py"),
     "packages": {n: cupy if n == "cupy" else found.get(n) for n in sys.argv[1:]}}))
 `
 
@@ -37,6 +39,7 @@ func (c *chart) python(ctx context.Context, interpreter string) {
 	}
 	var found struct {
 		Python   string             `json:"python"`
+		Compiled bool               `json:"compiled"`
 		Packages map[string]*string `json:"packages"`
 	}
 	if err := json.Unmarshal(out, &found); err != nil {
@@ -48,6 +51,9 @@ func (c *chart) python(ctx context.Context, interpreter string) {
 	for _, name := range packages {
 		if v := found.Packages[name]; v != nil {
 			have = append(have, name+" "+*v)
+			if name == "poolbridge" && found.Compiled {
+				have[len(have)-1] += " (compiled)"
+			}
 		} else {
 			lack = append(lack, name)
 		}

@@ -22,6 +22,8 @@ type Machine struct {
 	Devices   []GPU             `json:"devices"`
 	Python    string            `json:"python"`
 	Packages  map[string]string `json:"packages"`
+	// Compiled says whether what frames go through in Python is compiled.
+	Compiled bool `json:"compiled"`
 }
 
 // GPU is one of the machine's.

@@ -130,7 +130,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 		return nil, err
 	}
 	report = &Report{Machine: Describe(), Checks: []Result{}}
-	report.Machine.Python, report.Machine.Packages = p.Python, p.Packages
+	report.Machine.Python, report.Machine.Packages, report.Machine.Compiled = p.Python, p.Packages, p.Compiled
 	err = onStage(ctx, o, func(s *stage) error { return s.runAll(checks, report) })
 	return report, err
 }
