@@ -237,6 +237,11 @@ class Follower:
         Those of the session whose frames it uses.
     stream
         What the user named it by, kept: a stream that is gone takes no more work.
+
+    Attributes
+    ----------
+    anywhere
+        Whether every thread can give the stream work.
     """
 
     def __init__(self, own: Timeline, key: StreamKey, timelines: Timelines, stream: Any) -> None:
@@ -244,11 +249,14 @@ class Follower:
         self._key = key
         self._timelines = timelines
         self._stream = stream
+        self.anywhere = not key.thread
+        # The stream's GPU as a whole: once others were told, the memory may be mapped no more.
+        self._synchronize = partial(_cuda.synchronize, key.ordinal)
 
     def before(self, grant: Grant) -> bool:
         """Make the stream wait until a frame's memory may be used; False if that takes more than its wait."""
         timelines, own, key = self._timelines, self._own, self._key
-        if timelines.own is not own or not key.reachable:
+        if timelines.own is not own or not (self.anywhere or key.reachable):
             return False
         if not grant.wt:
             return True
@@ -272,21 +280,14 @@ class Follower:
         return True
 
     @property
-    def anywhere(self) -> bool:
-        """Whether every thread can give the stream work."""
-        return not self._key.thread
-
-    @property
     def recorded(self) -> bool:
         """Whether the stream's work is being recorded into a graph, which would write an old ticket ever again."""
         return _cuda_stream.recorded(self._key.ordinal, self._key.handle)
 
     def done(self, say: Say) -> None:
         """Say when the stream is done with the memory of frames, as `done` does."""
-        # The stream's GPU as a whole: once others were told, the memory may be mapped no more.
-        synchronize = partial(_cuda.synchronize, self._key.ordinal)
-        if self._timelines.own is not self._own or not _tell(self._own, self._key, say, synchronize):
-            _after(synchronize, say)
+        if self._timelines.own is not self._own or not _tell(self._own, self._key, say, self._synchronize):
+            _after(self._synchronize, say)
 
 
 def follower(hold: Hold, stream: Any) -> Follower | None:

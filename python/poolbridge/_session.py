@@ -253,9 +253,12 @@ class Session(SessionMemory):
     def _release_frames(self, frames: Sequence[Frame], feed: Feed, tickets: tuple[Ticket, ...]) -> None:
         core = self.core
         grants: list[Any] = [frame.l for frame in frames]
-        for at in range(0, len(grants), MAX_ARRAY):
-            first, *others = grants[at : at + MAX_ARRAY]
-            core.tell(Release(l=first.id, dt=tickets, al=tuple([grant.id for grant in others])))
+        if len(grants) == 1:
+            core.tell(Release(l=grants[0].id, dt=tickets))
+        else:
+            for at in range(0, len(grants), MAX_ARRAY):
+                first, *others = [grant.id for grant in grants[at : at + MAX_ARRAY]]
+                core.tell(Release(l=first, dt=tickets, al=tuple(others)))
         credit = feed.pay(len(grants))
         if credit is not None:
             core.tell(credit)
