@@ -74,19 +74,11 @@ func (c *serverConn) handle(q uint32, r wire.Request) {
 // release ends the leases that it can; the error is that of the first that it cannot.
 func (c *serverConn) release(r *wire.Release) error {
 	done := ticketsOf(r.Done)
-	err := c.releaseOne(r.Lease, r.Failed, done)
+	err := c.session.Release(r.Lease, r.Failed, done)
 	for _, id := range r.Also {
-		err = cmp.Or(err, c.releaseOne(id, r.Failed, done))
+		err = cmp.Or(err, c.session.Release(id, r.Failed, done))
 	}
 	return err
-}
-
-func (c *serverConn) releaseOne(id uint64, failed bool, done []mempool.Ticket) error {
-	l, err := c.session.FindLease(id)
-	if err != nil {
-		return err
-	}
-	return l.ReleaseAt(failed, done)
 }
 
 func (c *serverConn) done(q uint32, err error) {

@@ -37,8 +37,10 @@ type serverConn struct {
 
 	queued atomic.Int64 // notices that wait to be sent
 
-	sending sync.Mutex // orders packets, and guards out
+	sending sync.Mutex // orders packets, and guards what follows
 	out     []byte
+	frame   wire.Frame // that is being handed over, with its lease
+	lease   wire.Lease
 }
 
 func (s *Server) newConn(conn *seqpacket.Conn) *serverConn {

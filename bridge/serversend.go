@@ -75,10 +75,9 @@ func (c *serverConn) hand(n mempool.Delivered) bool {
 	if c.conn.out == nil {
 		return false
 	}
-	f := frameNotice(n)
-	l := wireLease(n.Info)
-	f.Lease = &l
-	packet, err := wire.AppendNotice(c.out[:0], f)
+	c.frame, c.lease = frameNotice(n), wireLease(n.Info)
+	c.frame.Lease = &c.lease
+	packet, err := wire.AppendNotice(c.out[:0], &c.frame)
 	if err != nil {
 		return false
 	}
@@ -100,8 +99,8 @@ func (c *serverConn) say(n wire.Notice, urgent bool) {
 	_ = c.transmit(nil, urgent, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, n) })
 }
 
-func frameNotice(n mempool.Delivered) *wire.Frame {
-	return &wire.Frame{Subscription: n.Subscription, Sequence: n.Seq, Time: uint64(max(n.Time.UnixNano(), 0)), Meta: n.Meta, Dropped: n.Dropped}
+func frameNotice(n mempool.Delivered) wire.Frame {
+	return wire.Frame{Subscription: n.Subscription, Sequence: n.Seq, Time: uint64(max(n.Time.UnixNano(), 0)), Meta: n.Meta, Dropped: n.Dropped}
 }
 
 // sendFrame hands a frame to the client, with the export of its block where that is the first.
@@ -109,7 +108,7 @@ func (c *serverConn) sendFrame(n mempool.Delivered) {
 	f := frameNotice(n)
 	if n.Err != nil {
 		f.Failure = wireError(n.Err)
-		c.say(f, false)
+		c.say(&f, false)
 		return
 	}
 	c.sending.Lock()
@@ -121,7 +120,7 @@ func (c *serverConn) sendFrame(n mempool.Delivered) {
 			l.Export, files = wireExport(x)
 		}
 		f.Lease = &l
-		err = c.transmit(files, false, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, f) })
+		err = c.transmit(files, false, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, &f) })
 	}
 	c.sending.Unlock()
 	if err == nil || errors.Is(err, ErrReleased) { // released: the session has ended
@@ -129,7 +128,7 @@ func (c *serverConn) sendFrame(n mempool.Delivered) {
 	}
 	_ = n.Lease.Release(true)
 	f.Lease, f.Failure = nil, wireError(err)
-	c.say(f, false)
+	c.say(&f, false)
 }
 
 // goodbye says why the connection is about to be closed, if the client takes it at once.

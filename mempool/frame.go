@@ -37,7 +37,7 @@ type Delivered struct {
 	Lease        *Lease
 	Err          error
 
-	// Info describes the lease, and Mapped says that the session has the block's export: for a session of another process.
+	// Info describes the lease, whose tensor must not be changed, and Mapped says that the session has the block's export: for a session of another process.
 	Info   LeaseInfo
 	Mapped bool
 }

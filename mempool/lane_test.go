@@ -137,6 +137,33 @@ func TestNothingOfAHandOverOnAGPUWaits(t *testing.T) {
 	release(t, next)
 }
 
+// A driver call takes as long as all the rest of a hand-over in the service.
+func TestNoStreamWaitsForWhoAsksForBytesThatTheCPUCannotReach(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p := gpuPool(t, s)
+	w := hire(t, svc)
+	first := allocate(t, s, p, 4096)
+	publish(t, first, Publication{Name: "x"})
+	reader := w.get(t, "x", false)
+	release(t, first)
+	done := w.ticket()
+	require.NoError(t, reader.ReleaseAt(false, []Ticket{done}))
+	require.NoError(t, s.Unpublish("x"))
+	l := allocate(t, s, p, 4096)
+	require.Equal(t, []Ticket{done}, l.Info().Wait)
+	b, err := l.Bytes()
+	require.NoError(t, err)
+	assert.Nil(t, b)
+	m, err := l.Memory()
+	require.NoError(t, err)
+	idle, err := m.Queue().(*streamQueue).stream.Query()
+	require.NoError(t, err)
+	assert.True(t, idle, "the lane waits for a reader, for nothing")
+	w.reach(done)
+	release(t, l)
+}
+
 func TestAGPUBlockIsFreedOnlyWhenItsWorkIsDone(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)

@@ -41,17 +41,19 @@ func (l *Lease) Info() LeaseInfo {
 	svc := l.session.svc
 	svc.mu.Lock()
 	defer svc.mu.Unlock()
-	return l.describe()
+	info := l.describe()
+	info.Tensor = info.Tensor.Clone()
+	return info
 }
 
-// describe is Info with Service.mu held.
+// describe is Info with Service.mu held, and with the buffer's own tensor, which must not be changed.
 func (l *Lease) describe() LeaseInfo {
 	b := l.buffer
 	event, alone := b.event.told()
 	return LeaseInfo{
 		ID: l.id, Buffer: b.id, Generation: b.generation, Write: l.write,
 		Pool: b.block.pool.info.ID, Block: b.block.id, BlockBytes: b.block.size,
-		Bytes: b.bytes, Tensor: b.tensor.Clone(), Wait: l.wait.plain(), Event: event, EventOnly: alone,
+		Bytes: b.bytes, Tensor: *b.tensor, Wait: l.wait.plain(), Event: event, EventOnly: alone,
 	}
 }
 
@@ -124,6 +126,11 @@ func (l *Lease) releaseAt(incomplete bool, done []Ticket) error {
 	svc := l.session.svc
 	svc.mu.Lock()
 	defer svc.unlock()
+	return l.endAt(incomplete, done)
+}
+
+// endAt is releaseAt with Service.mu held.
+func (l *Lease) endAt(incomplete bool, done []Ticket) error {
 	if l.ended {
 		return l.released()
 	}

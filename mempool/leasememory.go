@@ -39,8 +39,10 @@ func (l *Lease) with(off, n uint64, write bool, f func(Memory) error) error {
 		b.pool.unhold(b)
 	}()
 	m := b.mem
-	if err := l.ordering().Before(context.Background(), m.Queue()); err != nil {
-		return err
+	if n > 0 { // else who asks says how it waits
+		if err := l.ordering().Before(context.Background(), m.Queue()); err != nil {
+			return err
+		}
 	}
 	if write {
 		l.ordering().Use()

@@ -109,18 +109,19 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 			continue
 		case p.evict(p.reserved + size - p.info.MaxBytes):
 			continue
-		default:
-			err = p.full(size)
 		}
-		if !w.patient() {
-			return nil, err
+		if w.patient() {
+			if line == nil {
+				line = p.room.join(size)
+			}
+			if w.wait(line.wait(room, mine)) {
+				continue
+			}
 		}
-		if line == nil {
-			line = p.room.join(size)
+		if err == nil {
+			err = p.full(size) // said only now: most who wait get what they wait for
 		}
-		if !w.wait(line.wait(room, mine)) {
-			return nil, w.cause(err)
-		}
+		return nil, w.cause(err)
 	}
 }
 

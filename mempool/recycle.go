@@ -47,6 +47,9 @@ func (p *Pool) unhold(b *block) {
 // evict gives back cached blocks of at least n bytes together, and reports whether any bytes were given back at once.
 // Service.mu is held, and released for driver calls.
 func (p *Pool) evict(n uint64) bool {
+	if p.cached == 0 && len(p.stuck) == 0 {
+		return false
+	}
 	given, err := p.giveBack(n)
 	if err != nil {
 		p.svc.log.Error("memory could not be given back", "error", err)

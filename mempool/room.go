@@ -5,6 +5,7 @@ import "slices"
 // room is who waits for room in a pool. Those who want blocks of the same size stand in one line, of which one is woken at
 // a time: where it finds no room the others would not either. It is guarded by Service.mu.
 type room struct {
+	books   *books
 	changes uint64 // how often there may have come to be room
 	lines   map[uint64][]*place
 }
@@ -42,7 +43,7 @@ func (r *room) next(size uint64) {
 			return
 		}
 		if pl.tried < r.changes {
-			close(pl.wake)
+			r.books.wake(pl.wake)
 			pl.wake = nil
 			return
 		}

@@ -31,7 +31,7 @@ type Service struct {
 	mayCreate func(Peer) bool
 	limits    Limits
 
-	mu                                                      sync.Mutex
+	mu                                                      books
 	pools                                                   map[string]*Pool // those not being destroyed
 	poolByID                                                map[uint64]*Pool // and those that are
 	sessions                                                map[uint64]*Session

@@ -87,8 +87,8 @@ func (s *Session) account(p *Pool) *account {
 // describe keeps a tensor. Buffers that are alike share it. Service.mu is held.
 func (s *Session) describe(t Tensor) *Tensor {
 	if s.tensor == nil || !s.tensor.equal(t) {
-		t = t.Clone()
-		s.tensor = &t
+		kept := t.Clone()
+		s.tensor = &kept
 	}
 	return s.tensor
 }
@@ -114,7 +114,7 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t Tensor, wait time
 	if err := s.mayAllocate(); err != nil {
 		return nil, err
 	}
-	block, err := p.take(w, n)
+	block, err := p.take(&w, n)
 	if err != nil {
 		return nil, err
 	}
@@ -129,16 +129,33 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t Tensor, wait time
 //
 // Errors: [ErrNotFound] for an id that no lease ever had, [ErrReleased] for one that has ended or is another session's.
 func (s *Session) FindLease(id uint64) (*Lease, error) {
-	svc := s.svc
-	svc.mu.Lock()
-	defer svc.mu.Unlock()
+	s.svc.mu.Lock()
+	defer s.svc.mu.Unlock()
+	return s.findLease(id)
+}
+
+// findLease is FindLease with Service.mu held.
+func (s *Session) findLease(id uint64) (*Lease, error) {
 	if l := s.leases[id]; l != nil {
 		return l, nil
 	}
-	if id == 0 || id > svc.lastLease {
+	if id == 0 || id > s.svc.lastLease {
 		return nil, situation(ErrNotFound, "no lease ever had the id %d", id)
 	}
 	return nil, situation(ErrReleased, "session %d has no lease %d any more", s.id, id)
+}
+
+// Release ends one of the session's own leases, as [Lease.ReleaseAt] does, for a session of another process.
+//
+// Errors: those of [Session.FindLease] and [Lease.ReleaseAt].
+func (s *Session) Release(id uint64, incomplete bool, done []Ticket) error {
+	s.svc.mu.Lock()
+	defer s.svc.unlock()
+	l, err := s.findLease(id)
+	if err != nil {
+		return err
+	}
+	return l.endAt(incomplete, done)
 }
 
 // Dropped says that the session no longer maps the blocks.

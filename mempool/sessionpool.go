@@ -17,7 +17,8 @@ func (s *Session) CreatePool(spec PoolSpec) (*Pool, error) {
 	if !svc.mayCreate(s.peer) {
 		return nil, situation(ErrDenied, "user %d may not create pools", s.peer.UID)
 	}
-	p := &Pool{svc: svc, uid: s.peer.UID, access: spec.Access.clone(), cache: make(map[uint64][]*block), closed: make(chan struct{})}
+	p := &Pool{svc: svc, uid: s.peer.UID, access: spec.Access.clone(), cache: make(map[uint64][]*block), closed: make(chan struct{}),
+		room: room{books: &svc.mu}}
 	if p.access.empty() {
 		p.access.UIDs = []uint32{s.peer.UID}
 	}

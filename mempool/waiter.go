@@ -16,8 +16,8 @@ type waiter struct {
 	err      error // of the context
 }
 
-func (s *Session) newWaiter(ctx context.Context, limit time.Duration) *waiter {
-	w := &waiter{ctx: ctx, session: s}
+func (s *Session) newWaiter(ctx context.Context, limit time.Duration) waiter {
+	w := waiter{ctx: ctx, session: s}
 	if limit > 0 {
 		w.deadline = time.Now().Add(limit)
 	}

@@ -21,9 +21,7 @@ func (r record[T]) body(e *encoder, m *T) error {
 		if f.optional && f.empty(m) {
 			continue
 		}
-		if err := e.key(f.key); err != nil {
-			return err
-		}
+		e.text(f.key)
 		if err := f.encode(e, m); err != nil {
 			return under(f.key, err)
 		}
@@ -32,9 +30,7 @@ func (r record[T]) body(e *encoder, m *T) error {
 }
 
 func (r record[T]) encode(e *encoder, m *T) error {
-	if err := e.mp.EncodeMapLen(r.size(m)); err != nil {
-		return err
-	}
+	e.mapLen(r.size(m))
 	return r.body(e, m)
 }
 
@@ -49,13 +45,9 @@ func (r record[T]) decode(d *decoder, m *T) error {
 	var seen uint64 // a bit for each field; Check has refused duplicates
 	next := 0       // most packets have the keys in our order
 	for range n {
-		key, err := d.key()
-		if err != nil {
-			return err
-		}
-		i := r.find(key, next)
+		i := r.find(d.key(), next)
 		if i < 0 {
-			if err := d.mp.Skip(); err != nil {
+			if err := d.skip(); err != nil {
 				return err
 			}
 			continue

@@ -61,15 +61,9 @@ func AppendRequest(dst []byte, q uint32, r Request) ([]byte, error) {
 		if q != 0 {
 			n = 2
 		}
-		if err := e.mp.EncodeMapLen(n + r.size()); err != nil {
-			return err
-		}
-		if err := e.pair("o", op); err != nil {
-			return err
-		}
-		if err := e.number(q); err != nil {
-			return err
-		}
+		e.mapLen(n + r.size())
+		e.pair("o", op)
+		e.number(q)
 		return r.body(e)
 	})
 	return out, of(op, err)
