@@ -56,22 +56,3 @@ func BenchmarkDecodeLeaseReply(b *testing.B) {
 		wire.DecodeReply(packet, &reply)
 	}
 }
-
-// What the service does for each frame: it sends it, and is told that it is not needed any more.
-func BenchmarkAppendFrame(b *testing.B) {
-	buf := make([]byte, 0, 512)
-	m := &wire.Frame{Subscription: 3, Sequence: 1 << 20, Time: 1 << 60, Lease: &steadyLease.Lease}
-	b.ReportAllocs()
-	for b.Loop() {
-		wire.AppendNotice(buf, m)
-	}
-}
-
-func BenchmarkDecodeRelease(b *testing.B) {
-	packet, err := wire.AppendRequest(nil, 0, &wire.Release{Lease: 1 << 20, Done: []wire.Ticket{{Timeline: 3, Word: 1, Value: 1 << 20}}})
-	require.NoError(b, err)
-	b.ReportAllocs()
-	for b.Loop() {
-		wire.DecodeRequest(packet)
-	}
-}

@@ -28,9 +28,6 @@ type Header struct {
 func Check(packet []byte) (Header, error) {
 	w := walker{packet: packet, header: Header{packet: packet}}
 	err := w.root()
-	if err != nil {
-		w.header.packet, w.header.fault = nil, 0 // nobody must decode it
-	}
 	return w.header, err
 }
 

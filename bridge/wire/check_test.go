@@ -56,18 +56,6 @@ func TestHeaderOfAPacketThatFailsLaterCanBeAnswered(t *testing.T) {
 	}
 }
 
-// The decoder believes the lengths of what Check accepted.
-func TestNothingIsDecodedOfAPacketThatWasRefused(t *testing.T) {
-	h, err := wire.Check([]byte("\x82\xa1o\xa7release\xa1l\xce"))
-	require.ErrorIs(t, err, wire.ErrProtocol)
-	require.Equal(t, "release", h.Op)
-	_, err = h.DecodeRequest()
-	require.ErrorIs(t, err, wire.ErrProtocol)
-	h, err = wire.Check([]byte("\x83\xa1q\x01\xa1e\x80\xa1l\xce"))
-	require.ErrorIs(t, err, wire.ErrProtocol)
-	require.ErrorIs(t, h.DecodeReply(&wire.EmptyReply{}), wire.ErrProtocol)
-}
-
 func TestUnknownOperationIsNotMalformed(t *testing.T) {
 	q, _, err := wire.DecodeRequest([]byte("\x83\xa1o\xa3fly\xa1q\x07\xa1n\x01"))
 	require.Equal(t, uint32(7), q)

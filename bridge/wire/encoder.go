@@ -1,27 +1,47 @@
 package wire
 
 import (
-	"encoding/binary"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"sync"
 	"unicode/utf8"
+
+	"github.com/vmihailenco/msgpack/v5"
 )
 
-// encoder writes messages at the end of a slice, each value in its shortest form.
-type encoder struct{ buf []byte }
+// encoder writes messages at the end of a slice.
+type encoder struct {
+	out appender
+	mp  *msgpack.Encoder
+}
 
-var encoders = sync.Pool{New: func() any { return new(encoder) }}
+// appender is the io.Writer that the encoder's output goes to.
+type appender struct{ buf []byte }
+
+func (a *appender) Write(p []byte) (int, error) {
+	a.buf = append(a.buf, p...)
+	return len(p), nil
+}
+
+func (a *appender) WriteByte(c byte) error {
+	a.buf = append(a.buf, c)
+	return nil
+}
+
+var encoders = sync.Pool{New: func() any {
+	e := new(encoder)
+	e.mp = msgpack.NewEncoder(&e.out)
+	return e
+}}
 
 // appendTo lets write encode one packet after dst. On error it returns dst as it was.
 func appendTo(dst []byte, write func(*encoder) error) ([]byte, error) {
 	e := encoders.Get().(*encoder)
-	e.buf = dst
+	e.out.buf = dst
 	err := write(e)
-	out := e.buf
-	e.buf = nil
+	out := e.out.buf
+	e.out.buf = nil
 	encoders.Put(e)
 	if err != nil {
 		return dst, err
@@ -33,131 +53,37 @@ func appendTo(dst []byte, write func(*encoder) error) ([]byte, error) {
 	return out, nil
 }
 
-// The first bytes of values. Those of short values hold the value, or the length.
-const (
-	codeShortMap    = 0x80
-	codeShortArray  = 0x90
-	codeShortString = 0xa0
-	codeFalse       = 0xc2
-	codeTrue        = 0xc3
-	codeBinary      = 0xc4 // and c5 with a longer length
-	codeUint        = 0xcc // and cd, ce, cf: of 1, 2, 4 and 8 bytes
-	codeInt         = 0xd0 // and d1, d2, d3
-	codeString      = 0xd9 // and da
-	codeArray       = 0xdc
-	codeMap         = 0xde
-)
-
-// What stands in the first byte.
-const (
-	mostShort       = 15  // length of a map or an array
-	mostShortString = 31  // length of a string
-	leastShort      = -32 // of the integers that are their own code
-)
-
-// head writes the length of a string or a binary after the code for a length of one byte, or the next for one of two, which is
-// as long as the limits let any be.
-func (e *encoder) head(code byte, n int) {
-	if n <= math.MaxUint8 {
-		e.buf = append(e.buf, code, byte(n))
-	} else {
-		e.head16(code+1, n)
-	}
-}
-
-func (e *encoder) head16(code byte, n int) {
-	e.buf = binary.BigEndian.AppendUint16(append(e.buf, code), uint16(n))
-}
-
-func (e *encoder) mapLen(n int) {
-	if n <= mostShort {
-		e.buf = append(e.buf, codeShortMap|byte(n))
-	} else {
-		e.head16(codeMap, n)
-	}
-}
-
-func (e *encoder) arrayLen(n int) {
-	if n <= mostShort {
-		e.buf = append(e.buf, codeShortArray|byte(n))
-	} else {
-		e.head16(codeArray, n)
-	}
-}
-
-// text writes a string that is known to be within the limits.
-func (e *encoder) text(s string) {
-	if len(s) <= mostShortString {
-		e.buf = append(e.buf, codeShortString|byte(len(s)))
-	} else {
-		e.head(codeString, len(s))
-	}
-	e.buf = append(e.buf, s...)
-}
+func (e *encoder) key(s string) error { return e.mp.EncodeString(s) }
 
 // pair writes a key of the envelope and its name.
-func (e *encoder) pair(key, name string) {
-	e.text(key)
-	e.text(name)
+func (e *encoder) pair(key, name string) error {
+	if err := e.key(key); err != nil {
+		return err
+	}
+	return e.mp.EncodeString(name)
 }
 
 // number writes the request number, if there is one.
-func (e *encoder) number(q uint32) {
-	if q != 0 {
-		e.text("q")
-		e.unsigned(uint64(q))
+func (e *encoder) number(q uint32) error {
+	if q == 0 {
+		return nil
 	}
-}
-
-func (e *encoder) unsigned(n uint64) {
-	switch {
-	case n <= math.MaxInt8:
-		e.buf = append(e.buf, byte(n))
-	case n <= math.MaxUint8:
-		e.buf = append(e.buf, codeUint, byte(n))
-	case n <= math.MaxUint16:
-		e.buf = binary.BigEndian.AppendUint16(append(e.buf, codeUint+1), uint16(n))
-	case n <= math.MaxUint32:
-		e.buf = binary.BigEndian.AppendUint32(append(e.buf, codeUint+2), uint32(n))
-	default:
-		e.buf = binary.BigEndian.AppendUint64(append(e.buf, codeUint+3), n)
+	if err := e.key("q"); err != nil {
+		return err
 	}
+	return e.mp.EncodeUint(uint64(q))
 }
 
 func (e *encoder) uint(n uint64) error {
 	if n > MaxUint {
 		return unsendable("unsigned integer up to 2^63-1", fmt.Sprint(n))
 	}
-	e.unsigned(n)
-	return nil
+	return e.mp.EncodeUint(n)
 }
 
-func (e *encoder) int(n int64) error {
-	switch {
-	case n >= 0:
-		e.unsigned(uint64(n))
-	case n >= leastShort:
-		e.buf = append(e.buf, byte(n))
-	case n >= math.MinInt8:
-		e.buf = append(e.buf, codeInt, byte(n))
-	case n >= math.MinInt16:
-		e.buf = binary.BigEndian.AppendUint16(append(e.buf, codeInt+1), uint16(n))
-	case n >= math.MinInt32:
-		e.buf = binary.BigEndian.AppendUint32(append(e.buf, codeInt+2), uint32(n))
-	default:
-		e.buf = binary.BigEndian.AppendUint64(append(e.buf, codeInt+3), uint64(n))
-	}
-	return nil
-}
+func (e *encoder) int(n int64) error { return e.mp.EncodeInt(n) }
 
-func (e *encoder) bool(b bool) error {
-	code := byte(codeFalse)
-	if b {
-		code = codeTrue
-	}
-	e.buf = append(e.buf, code)
-	return nil
-}
+func (e *encoder) bool(b bool) error { return e.mp.EncodeBool(b) }
 
 func (e *encoder) string(s string) error {
 	switch {
@@ -166,8 +92,7 @@ func (e *encoder) string(s string) error {
 	case !utf8.ValidString(s):
 		return unsendable("UTF-8", fmt.Sprintf("%q", clip([]byte(s))))
 	}
-	e.text(s)
-	return nil
+	return e.mp.EncodeString(s)
 }
 
 func (e *encoder) code(c Code) error { return e.string(string(c)) }
@@ -176,9 +101,11 @@ func (e *encoder) binary(b []byte) error {
 	if len(b) > MaxBinary {
 		return unsendable(fmt.Sprintf("binary of at most %d bytes", MaxBinary), fmt.Sprintf("%d bytes", len(b)))
 	}
-	e.head(codeBinary, len(b))
-	e.buf = append(e.buf, b...)
-	return nil
+	if err := e.mp.EncodeBytesLen(len(b)); err != nil { // EncodeBytes writes nil for a nil slice
+		return err
+	}
+	_, err := e.out.Write(b)
+	return err
 }
 
 func (e *encoder) epoch(v Epoch) error { return e.binary(v[:]) }
@@ -187,7 +114,9 @@ func (e *encoder) texts(m map[string]string) error {
 	if len(m) > MaxEntries {
 		return unsendable(fmt.Sprintf("map of at most %d entries", MaxEntries), fmt.Sprint(len(m)))
 	}
-	e.mapLen(len(m))
+	if err := e.mp.EncodeMapLen(len(m)); err != nil {
+		return err
+	}
 	for _, k := range slices.Sorted(maps.Keys(m)) {
 		if err := e.string(k); err != nil {
 			return err
@@ -205,7 +134,9 @@ func list[V any](put func(*encoder, V) error) func(*encoder, []V) error {
 		if len(vs) > MaxElements {
 			return unsendable(fmt.Sprintf("array of at most %d elements", MaxElements), fmt.Sprint(len(vs)))
 		}
-		e.arrayLen(len(vs))
+		if err := e.mp.EncodeArrayLen(len(vs)); err != nil {
+			return err
+		}
 		for i := range vs {
 			if err := put(e, vs[i]); err != nil {
 				return under(fmt.Sprintf("[%d]", i), err)

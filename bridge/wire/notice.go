@@ -23,8 +23,12 @@ var noticeNames = namesOf(newNotice)
 func AppendNotice(dst []byte, n Notice) ([]byte, error) {
 	name := n.Notice()
 	out, err := appendTo(dst, func(e *encoder) error {
-		e.mapLen(1 + n.size())
-		e.pair("n", name)
+		if err := e.mp.EncodeMapLen(1 + n.size()); err != nil {
+			return err
+		}
+		if err := e.pair("n", name); err != nil {
+			return err
+		}
 		return n.body(e)
 	})
 	return out, of(name, err)

@@ -21,7 +21,9 @@ func (r record[T]) body(e *encoder, m *T) error {
 		if f.optional && f.empty(m) {
 			continue
 		}
-		e.text(f.key)
+		if err := e.key(f.key); err != nil {
+			return err
+		}
 		if err := f.encode(e, m); err != nil {
 			return under(f.key, err)
 		}
@@ -30,7 +32,9 @@ func (r record[T]) body(e *encoder, m *T) error {
 }
 
 func (r record[T]) encode(e *encoder, m *T) error {
-	e.mapLen(r.size(m))
+	if err := e.mp.EncodeMapLen(r.size(m)); err != nil {
+		return err
+	}
 	return r.body(e, m)
 }
 
@@ -45,9 +49,13 @@ func (r record[T]) decode(d *decoder, m *T) error {
 	var seen uint64 // a bit for each field; Check has refused duplicates
 	next := 0       // most packets have the keys in our order
 	for range n {
-		i := r.find(d.key(), next)
+		key, err := d.key()
+		if err != nil {
+			return err
+		}
+		i := r.find(key, next)
 		if i < 0 {
-			if err := d.skip(); err != nil {
+			if err := d.mp.Skip(); err != nil {
 				return err
 			}
 			continue

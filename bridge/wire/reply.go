@@ -13,8 +13,12 @@ func AppendReply(dst []byte, q uint32, r Reply) ([]byte, error) {
 		return dst, errUnanswerable
 	}
 	out, err := appendTo(dst, func(e *encoder) error {
-		e.mapLen(1 + r.size())
-		e.number(q)
+		if err := e.mp.EncodeMapLen(1 + r.size()); err != nil {
+			return err
+		}
+		if err := e.number(q); err != nil {
+			return err
+		}
 		return r.body(e)
 	})
 	return out, of("reply", err)
@@ -31,9 +35,15 @@ func AppendError(dst []byte, q uint32, failure *Error) ([]byte, error) {
 	}
 	failure = failure.sendable()
 	out, err := appendTo(dst, func(e *encoder) error {
-		e.mapLen(2)
-		e.number(q)
-		e.text("e")
+		if err := e.mp.EncodeMapLen(2); err != nil {
+			return err
+		}
+		if err := e.number(q); err != nil {
+			return err
+		}
+		if err := e.key("e"); err != nil {
+			return err
+		}
 		return errorFields.encode(e, failure)
 	})
 	return out, of("error", err)

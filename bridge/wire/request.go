@@ -61,9 +61,15 @@ func AppendRequest(dst []byte, q uint32, r Request) ([]byte, error) {
 		if q != 0 {
 			n = 2
 		}
-		e.mapLen(n + r.size())
-		e.pair("o", op)
-		e.number(q)
+		if err := e.mp.EncodeMapLen(n + r.size()); err != nil {
+			return err
+		}
+		if err := e.pair("o", op); err != nil {
+			return err
+		}
+		if err := e.number(q); err != nil {
+			return err
+		}
 		return r.body(e)
 	})
 	return out, of(op, err)
