@@ -23,18 +23,26 @@ bin/poolsvc: FORCE
 
 # Python decides by itself when it is out of date: the stamp is older than what says what to install.
 $(VENV)/installed: pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "poolbridge needs Python 3.11 or newer, this is " + sys.version)'
+	$(PYTHON) -c '$(CHECK_PYTHON)'
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[cuda,test]'
 	touch $@
 
 venv: $(VENV)/installed ## make the virtual environment with the Python package in it
 
-# From a copy of the sources: compiled modules beside them would be taken instead of them.
-wheel: $(VENV)/installed ## build the package for $PYTHON, with what every frame goes through compiled; needs a C compiler
-	rm -rf dist
-	$(PY) -m build --sdist --outdir dist .
-	HATCH_BUILD_HOOK_ENABLE_MYPYC=true $(PYTHON) -m pip wheel --no-deps --wheel-dir dist dist/*.tar.gz
+CHECK_PYTHON = import sys; sys.exit(sys.version_info < (3, 11) and "poolbridge needs Python 3.11 or newer, this is " + sys.version)
+CHECK_COMPILER = import os, shutil, sys, sysconfig; \
+	cc = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]; \
+	sys.exit(shutil.which(cc) is None and "a C compiler is needed: there is no " + cc + "; set CC, or install it")
+
+# From a copy of the sources: compiled modules beside them would be taken instead of them. No cache: pip would take what is
+# compiled for what is not.
+wheel: $(VENV)/installed ## build the Python package with its fast path compiled, for $PYTHON; needs a C compiler
+	$(PYTHON) -c '$(CHECK_PYTHON)'
+	$(PYTHON) -c '$(CHECK_COMPILER)'
+	rm -rf build/sdist
+	$(PY) -m build --sdist --outdir build/sdist .
+	HATCH_BUILD_HOOK_ENABLE_MYPYC=true $(PYTHON) -m pip wheel --no-cache-dir --no-deps --wheel-dir dist build/sdist/*.tar.gz
 
 COMPILED := build/compiled
 
@@ -102,4 +110,4 @@ gpu-bundle: bin/poolsvc $(VENV)/installed ## collect what a machine with a GPU n
 	tests/gpu/bundle $(PY) build/gpu
 
 clean: ## remove what was built
-	rm -rf bin build dist $(VENV)
+	rm -rf bin build dist $(VENV) python/*.so python/poolbridge/*.so

@@ -26,6 +26,9 @@ print(json.dumps({"python": sys.version.split()[0], "compiled": bool(ring) and n
     "packages": {n: cupy if n == "cupy" else found.get(n) for n in sys.argv[1:]}}))
 `
 
+// compiled says which of its two packages poolbridge's is.
+var compiled = map[bool]string{true: " (compiled)", false: " (not compiled)"}
+
 // python looks at the workers' interpreter.
 func (c *chart) python(ctx context.Context, interpreter string) {
 	out, err := exec.CommandContext(ctx, interpreter, append([]string{"-c", listPackages}, packages...)...).Output()
@@ -51,8 +54,8 @@ func (c *chart) python(ctx context.Context, interpreter string) {
 	for _, name := range packages {
 		if v := found.Packages[name]; v != nil {
 			have = append(have, name+" "+*v)
-			if name == "poolbridge" && found.Compiled {
-				have[len(have)-1] += " (compiled)"
+			if name == "poolbridge" {
+				have[len(have)-1] += compiled[found.Compiled]
 			}
 		} else {
 			lack = append(lack, name)
