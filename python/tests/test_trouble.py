@@ -192,6 +192,29 @@ def test_a_wait_for_a_reply_does_not_hold_up_work_behind_it(service, client):
     waiting.join()
 
 
+def test_a_call_that_sees_the_end_of_the_session_before_its_own_says_why(service, client):
+    late, caught = [], []
+    service.tricks["stats"] = lambda c, r: late.append(c)
+
+    def call():
+        try:
+            client.stats()
+        except poolbridge.PoolbridgeError as error:
+            caught.append(error)
+
+    waiting = threading.Thread(target=call)
+    waiting.start()
+    service.wait(lambda: bool(late))
+    # As by another thread that has come so far with `Session.lose`.
+    client._session.ended = error = poolbridge.ClientClosedError("the client is closed")
+    with service.changed:
+        late[0].send(msgspec.msgpack.encode({"n": "something"}))
+    waiting.join()
+    client._session.ended = None
+    client._session.lose(error)
+    assert [type(error) for error in caught] == [poolbridge.ClientClosedError]
+
+
 @pytest.mark.interpreted(replaces="Session.receive")
 def test_a_time_limit_holds_while_packets_come_for_others(service, client, monkeypatch):
     reader, received = threading.current_thread(), []
