@@ -39,13 +39,14 @@ async def connect_async(
     AsyncClient
         Connected; an asynchronous context manager, to be used on the running loop.
     """
+    gpu = _operations.check_device(device)
     loop = asyncio.get_running_loop()
     where = os.fspath(path) if path is not None else _paths.default_path()
     patience = _paths.Patience(where, wait, timeout, loop.time())
     while isinstance(sock := patience.attempt(loop.time()), float):
         await asyncio.sleep(sock)
     session = Session(Transport(sock))
-    session.device = device
+    session.device = gpu
     client = AsyncClient(session, AsyncPump(session, loop), where, timeout)
     try:
         await client._greet()  # noqa: SLF001

@@ -60,9 +60,10 @@ def _check_word(word: str, known: tuple[str, ...], what: str) -> str:
 
 
 def _check_most(number: int, most: int, what: str) -> int:
-    if check_count(number, what, least=1) > most:
+    checked = check_count(number, what, least=1)
+    if checked > most:
         raise InvalidArgumentError(f"{what} {number} is out of range: expected 1 to {most}")
-    return number
+    return checked
 
 
 def _check_meta(meta: Mapping[str, str] | None) -> dict[str, str]:
@@ -233,5 +234,5 @@ def subscribe(session: Session, channel: Channel, *, credit: int, oldest: bool, 
     )
     reply = yield Ask(request, SubscribeReply)
     feed: Feed = session.feed(reply.sb)
-    feed.start(credit, queue=channel.md == "queue")
+    feed.start(request.cr, queue=channel.md == "queue")
     return feed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from poolbridge import _paths
+from poolbridge import _operations, _paths
 from poolbridge._client import Client
 from poolbridge._client_state import DEFAULT_TIMEOUT
 from poolbridge._pump import Pump
@@ -53,12 +53,13 @@ def connect(
     ServiceStalledError
         The service accepted and does not answer.
     """
+    gpu = _operations.check_device(device)
     where = os.fspath(path) if path is not None else _paths.default_path()
     patience = _paths.Patience(where, wait, timeout, time.monotonic())
     while isinstance(sock := patience.attempt(time.monotonic()), float):
         time.sleep(sock)
     session = Session(Transport(sock))
-    session.device = device
+    session.device = gpu
     client = Client(session, Pump(session), where, timeout)
     try:
         client._greet()  # noqa: SLF001

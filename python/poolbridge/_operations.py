@@ -140,6 +140,17 @@ def check_count(value: int, what: str, *, least: int = 0) -> int:
     return number
 
 
+def check_device(device: int | str | None) -> int | str | None:
+    """Check what a GPU is named by.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is neither a text nor an ordinal.
+    """
+    return device if device is None or isinstance(device, str) else check_count(device, "device")
+
+
 # Pools
 
 

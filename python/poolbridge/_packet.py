@@ -7,6 +7,7 @@ that comparison; any other packet is walked byte by byte first.
 
 from __future__ import annotations
 
+import threading
 from typing import Any, TypeVar
 
 import msgspec
@@ -30,6 +31,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[object, msgspec.msgpack.Decoder[Any]] = {}
+_making = threading.Lock()
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -65,7 +67,7 @@ def decode(data: bytes, kind: type[_T], *, checked: bool = False) -> _T:
     """
     decoder = _decoders.get(kind)
     if decoder is None:
-        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+        decoder = _make_decoder(kind)
     try:
         message: _T = decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -73,6 +75,16 @@ def decode(data: bytes, kind: type[_T], *, checked: bool = False) -> _T:
     if not checked and (len(data) > _SMALL or _encoder.encode(message) != data):
         check(data)
     return message
+
+
+def _make_decoder(kind: type[msgspec.Struct]) -> msgspec.msgpack.Decoder[Any]:
+    # What one thread has found out of a type so far, another's decoder of a type with that in it would take for all
+    # there is, and crash. Once a decoder is made, everything in its type is known.
+    with _making:
+        decoder = _decoders.get(kind)
+        if decoder is None:
+            decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    return decoder
 
 
 def check(data: bytes) -> None:

@@ -152,6 +152,7 @@ class Pump:
                 call = self._session.ask(request, reply_type, turn.set)
                 self._wait_for(call, turn, deadline)
             if not call.done:
+                self._session.check_usable()  # if it has ended, another thread is about to tell the call so
                 raise ServiceStalledError("the service did not answer in time: it is stopped, or overloaded")
         except BaseException:
             if call is not None:
@@ -221,6 +222,8 @@ class Pump:
     def _spin_for(self, feed: Call | Feed, seconds: float) -> bool:
         """Read without sleeping until the feed has something, which it says, or the time is over."""
         session, looks, found = self._session, 0, False
+        if session.ended is not None:
+            return False  # the watcher may have closed what would be read, before this thread had its turn
         transport = session.transport
         over = not transport.through
         tries = seconds < _WAKEFULNESS and not over and self._eagerness.willing()

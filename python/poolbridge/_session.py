@@ -69,6 +69,7 @@ class Session(SessionMemory):
         self.transport = transport
         self.pid = _process.pid
         self.orphaned = False
+        self._closing = False
         self.patience = _PATIENCE
         self.lost: set[int] = set()
         self.ring_asked = False
@@ -185,6 +186,9 @@ class Session(SessionMemory):
 
     def _reason(self, error: PoolbridgeError) -> PoolbridgeError:
         """Give the reason behind an error that ends the session."""
+        if self._closing:
+            # What was on its way while blocks were dropped may be on one of them.
+            return ClientClosedError("the client is closed")
         if self._fault is not None:
             return ProtocolError(*self._fault.args)
         if isinstance(error, ConnectionLostError) and self.core.goodbye:
@@ -372,12 +376,14 @@ class Session(SessionMemory):
     def adopt(self, timeline: int, *, own: bool) -> None:
         """Map the page of a timeline that the service has sent, unless another thread has done it."""
         with self._lock:
+            # Whoever went on without the page would take what its tickets stand for as done.
+            self.check_usable()
             descriptors = self.core.pages.pop(timeline, None)
             if descriptors is None:
                 return
             fd = descriptors.one()
             try:
-                if self.ended is None and self.timelines.add(self.core.epoch, timeline, fd, own=own) and own:
+                if self.timelines.add(self.core.epoch, timeline, fd, own=own) and own:
                     self.core.tell(Seal())
                     self._flush()
             finally:
@@ -478,6 +484,7 @@ class Session(SessionMemory):
                 return None
             idle = [block for block in self.core.blocks.values() if not block.leases]
             busy = bool(self.core.outbox) or bool(self.core.blocks)
+            self._closing = True
             for block in idle:
                 self._unmap(block)
         return Dropped(bl=()) if busy else None

@@ -400,6 +400,13 @@ def test_bad_arguments_are_refused(service, client, call):
     assert not service.seen(cm.Subscribe)
 
 
+def test_any_whole_number_will_do_as_a_number_of_frames(service, client):
+    channel = client.create_channel("c", capacity=np.int64(2))
+    assert [request.cp for request in service.seen(cm.MakeChannel)] == [2]
+    frames = client.subscribe(channel, credit=np.int64(2))
+    assert (frames._feed.left, frames._feed.batch) == (2, 1)
+
+
 def test_a_service_without_channels_says_so(tmp_path):
     from fakeservice import Service
 

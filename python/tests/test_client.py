@@ -243,3 +243,9 @@ def test_importing_it_loads_neither_cuda_nor_an_array_library_but_numpy():
     found = {name.split(".")[0] for name in loaded.split()}
     assert "numpy" in found
     assert not found & {"cuda", "cupy", "jax", "numba", "torch"}
+
+
+def test_any_whole_number_will_do_as_a_gpu(service):
+    poolbridge.connect(service.path, device=np.int64(0)).close()  # type: ignore[arg-type]
+    with pytest.raises(poolbridge.InvalidArgumentError, match="whole number"):
+        poolbridge.connect(service.path, device=1.5)  # type: ignore[arg-type]

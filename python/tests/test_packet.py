@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import poolbridge
 from poolbridge import _messages as m
 from poolbridge import _packet
 from poolbridge._errors import ProtocolError
@@ -117,3 +120,58 @@ def test_what_is_wrong_is_said(packet, why):
 def test_a_packet_that_would_be_too_large_is_not_sent():
     with pytest.raises(ProtocolError, match="65536"):
         _packet.encode(m.Dropped(bl=tuple([2**40] * 10_000)))
+
+
+# Types that nobody has decoded before, ever again: threads find out at the same time what is in them.
+TOGETHER = """
+import sys, threading, types
+from poolbridge._packet import decode, encode
+
+TYPES = '''
+from __future__ import annotations
+from typing import Annotated
+from msgspec import UNSET, Meta, Struct, UnsetType
+U = Annotated[int, Meta(ge=0)]
+class Inner(Struct):
+    number: U
+    numbers: tuple[U, ...]
+    names: dict[str, int] | UnsetType = UNSET
+class First(Struct):
+    inner: Inner
+class Second(Struct):
+    inner: Inner
+class Third(Struct):
+    inner: Inner
+class Fourth(Struct):
+    inner: Inner
+'''
+
+def take(kind, packet):
+    start.wait()
+    decode(packet, kind)
+
+sys.setswitchinterval(1e-6)
+for turn in range(400):
+    module = sys.modules[f"types{turn}"] = types.ModuleType(f"types{turn}")
+    exec(TYPES, vars(module))
+    kinds = module.First, module.Second, module.Third, module.Fourth
+    start = threading.Barrier(len(kinds))
+    threads = [threading.Thread(target=take, args=(kind, encode(kind(module.Inner(1, (2, 3)))))) for kind in kinds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_threads_that_decode_their_first_packets_at_the_same_time_do_not_crash() -> None:
+    source = str(Path(poolbridge.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", TOGETHER],
+        env={"PYTHONPATH": source},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

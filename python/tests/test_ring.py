@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -24,6 +24,7 @@ from fakechannels import ChannelService
 import poolbridge
 from poolbridge import _pump, _ring
 from poolbridge._errors import ConnectionLostError, ProtocolError
+from poolbridge._feed import Feed
 from poolbridge._messages import Cancel
 from poolbridge._packet import encode
 from poolbridge._pump import Pump
@@ -370,6 +371,28 @@ def test_a_thread_that_waits_reads_when_nobody_else_does(
                 call.join(30)
                 assert not call.is_alive()
             pump._bell.ring()  # or the watcher would end in an hour
+    finally:
+        service.close()
+
+
+def test_a_client_may_be_closed_while_a_thread_is_about_to_look_into_its_ring(tmp_path: Path, ends: Ends) -> None:
+    class Awaited:
+        """What a thread waits for; when it looks whether that is there, the client is closed."""
+
+        @property
+        def done(self) -> bool:
+            if client._session.ended is None:
+                client._session.transport.use(ends.a)
+                client._session.transport._over = False  # it has gone through the ring
+                client._session.lose(poolbridge.ClientClosedError("the client is closed"))
+                client._pump.stop()
+            return False
+
+    service = ChannelService(str(tmp_path / "c.sock"))
+    try:
+        client = poolbridge.connect(service.path, timeout=60)
+        with pytest.raises(poolbridge.ClientClosedError):
+            client._pump.wait(cast("Feed", Awaited()), None, spin=0.01)
     finally:
         service.close()
 

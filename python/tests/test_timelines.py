@@ -430,3 +430,12 @@ def test_words_are_compared_like_the_gpu_does(page):
     ]:
         page.store(0, now)
         assert (page.reached(0, 5), page.died(0, 5), page.wait(0, 5, 0.0002)) == (reached, died, reached), hex(now)
+
+
+def test_a_page_that_comes_as_the_session_ends_is_not_gone_on_without(service):
+    client = poolbridge.connect(service.path, timeout=60)
+    fd = os.memfd_create("words", os.MFD_ALLOW_SEALING)
+    client._session.core.pages[9] = Descriptors([fd])
+    client.close()
+    with pytest.raises(poolbridge.ClientClosedError):
+        client._session.adopt(9, own=False)
