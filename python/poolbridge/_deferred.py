@@ -24,8 +24,12 @@ class DeferringLock:
     def __enter__(self) -> None:
         self._lock.acquire()
         # What was left before comes before what its holder does now: a release before the request that follows it.
-        while self._left:
-            _do(self._left.popleft())
+        try:
+            while self._left:
+                _do(self._left.popleft())
+        except BaseException:
+            self._lock.release()  # a signal handler's: nobody would leave what was not entered
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
