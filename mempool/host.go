@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -30,6 +31,8 @@ func probeHost(device string) error {
 type hostArena struct {
 	file *os.File
 	mem  []byte
+
+	lasts atomic.Bool // what is freed stays as it is
 
 	mu   sync.Mutex
 	free []span // sorted by offset, never adjacent
@@ -179,6 +182,8 @@ func (a *hostArena) put(s span) {
 	a.free = slices.Insert(a.free, i, s)
 }
 
+func (a *hostArena) last() { a.lasts.Store(true) }
+
 func (a *hostArena) Close() error {
 	return errors.Join(os.NewSyscallError("munmap", unix.Munmap(a.mem)), a.file.Close())
 }
@@ -194,9 +199,14 @@ func (h *hostAllocation) Export() (Export, error) {
 	return Export{Data: binary.LittleEndian.AppendUint64(nil, h.off)}, nil
 }
 
-// Free gives the pages back, so that the next to get the range finds zeros.
+// Free gives the pages back, so that the next to get the range finds zeros. If there will be no next, they go with the file:
+// when the last to map it has unmapped it.
 func (h *hostAllocation) Free() error {
 	size := uint64(len(h.mem))
+	if h.arena.lasts.Load() {
+		h.arena.put(span{h.off, size})
+		return nil
+	}
 	if err := h.arena.fallocate(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, h.off, size); err != nil {
 		return err
 	}

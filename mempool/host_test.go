@@ -46,6 +46,23 @@ func TestTheSizeOfAMemfdIsSealed(t *testing.T) {
 	}
 }
 
+func TestWhoeverMapsMemoryReadsOnWhenTheServiceHasClosed(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p := createPool(t, s, PoolSpec{Name: "p", Kind: Host, MaxBytes: 8192})
+	l := allocate(t, s, p, 4096)
+	mapBlock(t, l)
+	b, err := l.Bytes()
+	require.NoError(t, err)
+	copy(b, "content")
+	a := p.arena.(*hostArena)
+	elsewhere, err := unix.Mmap(int(a.file.Fd()), 0, 8192, unix.PROT_READ, unix.MAP_SHARED)
+	require.NoError(t, err)
+	svc.Close()
+	assert.Equal(t, "content", string(elsewhere[:7]))
+	require.NoError(t, unix.Munmap(elsewhere))
+}
+
 func TestFreedPagesComeBackAsZeros(t *testing.T) {
 	a := newHost(t, 8192)
 	m, err := a.Allocate(4096)

@@ -82,6 +82,12 @@ type Arena interface {
 	Close() error
 }
 
+// lasting is an [Arena] that clears what is freed, for the next to get it, which those who still have it mapped would see.
+type lasting interface {
+	// last says that nothing will be allocated any more: what is freed now stays as it is for them.
+	last()
+}
+
 // NewArena makes the memory of a pool without the pool: nobody accounts for what is allocated, shares it or uses it again.
 // [Session.CreatePool] makes pools of it. By itself it is for programs that measure what memory of a kind costs.
 //

@@ -101,7 +101,8 @@ func (s *Service) OpenSession(p Peer, notify func(Notice)) (*Session, error) {
 }
 
 // Close ends every session and gives all memory back, mapped elsewhere or not: nothing is allocated any more that could
-// be mistaken for it. It returns when that is done, and waits for copies that leases of this process are making.
+// be mistaken for it, and whoever has it mapped reads on. It returns when that is done, and waits for copies that leases of
+// this process are making.
 func (s *Service) Close() {
 	s.mu.Lock()
 	if s.closed {
@@ -112,6 +113,11 @@ func (s *Service) Close() {
 	defer close(s.done)
 	s.closed = true
 	close(s.closing)
+	for _, p := range s.poolByID {
+		if a, ok := p.arena.(lasting); ok {
+			a.last()
+		}
+	}
 	sessions := slices.Collect(maps.Values(s.sessions))
 	s.mu.Unlock()
 	// Other processes' first: work of this one may wait for theirs.

@@ -118,7 +118,13 @@ with poolbridge.connect(sys.argv[1]) as client:
 	worker.End(t)
 }
 
-func TestArraysOutliveAKilledService(t *testing.T) {
+func TestArraysOutliveTheService(t *testing.T) {
+	for how, end := range map[string]func(*rig.Service, testing.TB){"killed": (*rig.Service).Kill, "told to stop": (*rig.Service).Stop} {
+		t.Run(how, func(t *testing.T) { checkThatArraysOutlive(t, end) })
+	}
+}
+
+func checkThatArraysOutlive(t *testing.T, end func(*rig.Service, testing.TB)) {
 	s := rig.Serve(t, "--pool", "name=p,kind=host,max=1MiB")
 	worker := rig.Python(t).Start(t, `
 import sys, poolbridge
@@ -136,7 +142,7 @@ except ConnectionError as error:
     print(type(error).__name__)
 `, s.Socket)
 	require.Equal(t, "ready", worker.Line(t))
-	s.Kill(t)
+	end(s, t)
 	worker.Say(t, "go on")
 	assert.Equal(t, "40", worker.Line(t))
 	assert.Equal(t, "ConnectionLostError", worker.Line(t))
