@@ -33,9 +33,11 @@ _WAKEFULNESS = 100e-6
 _MOST_SLEEPS = 63
 # How often a reader whose time is over reads on: more often than a full socket and a full ring have something to read.
 _MOST_LATE = 1024
-# How often a spinning reader looks at the clock, and into the socket, in looks into the ring.
+# How often a spinning reader looks at the clock, in looks into the ring.
 _GLANCES = 16
-_LOOKS = 1024
+# How often it looks into the socket beside a ring, in seconds: it rarely says more than the ring does. Each time it
+# lets go of the interpreter for a moment, which wakes threads in vain that wait for their turn, and has them wait anew.
+_SOCKET_SECONDS = 20e-3
 
 
 class _Bell:
@@ -231,11 +233,12 @@ class Pump:
             seconds = _WAKEFULNESS
         if seconds <= 0:
             return False
-        until, waiting = time.monotonic() + seconds, transport.waiting
+        now, waiting = time.monotonic(), transport.waiting
+        until, glance = now + seconds, now + _SOCKET_SECONDS
         while True:
             looks += 1
             readable = False
-            if waiting() or (readable := (over or looks % _LOOKS == 0) and bool(self._poll.poll(0))):
+            if waiting() or (readable := (over or now >= glance) and bool(self._poll.poll(0))):
                 try:
                     session.receive(readable=readable)
                 except PoolbridgeError:
@@ -243,9 +246,12 @@ class Pump:
                 if found := feed.done:
                     break
                 over = not transport.through
+            if now >= glance:
+                glance = now + _SOCKET_SECONDS
             if looks % _GLANCES == 0:
                 found = feed.done  # another thread may have read
-                if found or time.monotonic() >= until or session.ended is not None:
+                now = time.monotonic()
+                if found or now >= until or session.ended is not None:
                     break
         if tries:
             self._eagerness.learn(found=found)
