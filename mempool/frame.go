@@ -37,7 +37,8 @@ type Delivered struct {
 	Lease        *Lease
 	Err          error
 
-	// Info describes the lease, whose tensor must not be changed, and Mapped says that the session has the block's export: for a session of another process.
+	// Info describes the lease; its tensor must not be changed. Mapped says that the session has the block's export. Both are
+	// for a session of another process.
 	Info   LeaseInfo
 	Mapped bool
 }

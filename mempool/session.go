@@ -145,17 +145,20 @@ func (s *Session) findLease(id uint64) (*Lease, error) {
 	return nil, situation(ErrReleased, "session %d has no lease %d any more", s.id, id)
 }
 
-// Release ends one of the session's own leases, as [Lease.ReleaseAt] does, for a session of another process.
+// Release ends one of the session's own leases, as [Lease.ReleaseAt] does.
 //
 // Errors: those of [Session.FindLease] and [Lease.ReleaseAt].
 func (s *Session) Release(id uint64, incomplete bool, done []Ticket) error {
 	s.svc.mu.Lock()
-	defer s.svc.unlock()
 	l, err := s.findLease(id)
+	if err == nil {
+		err = l.endAt(incomplete, done)
+	}
+	s.svc.unlock()
 	if err != nil {
 		return err
 	}
-	return l.endAt(incomplete, done)
+	return l.finish()
 }
 
 // Dropped says that the session no longer maps the blocks.
