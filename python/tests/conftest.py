@@ -50,9 +50,8 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if COMPILED and (marker := item.get_closest_marker("interpreted")):
-            item.add_marker(
-                pytest.mark.skip(reason=f"the package is compiled: {marker.kwargs['replaces']} cannot be replaced")
-            )
+            replaced = f"the package is compiled: {marker.kwargs['replaces']} cannot be replaced"
+            item.add_marker(pytest.mark.skip(reason=f"{replaced}; `make test-python` runs this"))
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:

@@ -193,50 +193,45 @@ def test_a_wait_for_a_reply_does_not_hold_up_work_behind_it(service, client):
     waiting.join()
 
 
-def test_a_call_that_sees_the_end_of_the_session_before_its_own_says_why(service, client):
-    late, caught = [], []
-    service.tricks["stats"] = lambda c, r: late.append(c)
+class WaitingCall(threading.Thread):
+    """A request that the service has and does not answer, and what it raises in the end."""
 
-    def call():
+    def __init__(self, service, client):
+        super().__init__()
+        self.client, self.caught, seen = client, [], []
+        service.tricks["stats"] = lambda c, r: seen.append(c)
+        self.start()
+        service.wait(lambda: bool(seen))
+        (self.connection,) = seen
+
+    def run(self):
         try:
-            client.stats()
+            self.client.stats()
         except poolbridge.PoolbridgeError as error:
-            caught.append(error)
+            self.caught.append(error)
 
-    waiting = threading.Thread(target=call)
-    waiting.start()
-    service.wait(lambda: bool(late))
+
+def test_a_call_that_sees_the_end_of_the_session_before_its_own_says_why(service, client):
+    call = WaitingCall(service, client)
     # As by another thread that has come so far with `Session.lose`.
     client._session.ended = error = poolbridge.ClientClosedError("the client is closed")
     with service.changed:
-        late[0].send(msgspec.msgpack.encode({"n": "something"}))
-    waiting.join()
+        call.connection.send(msgspec.msgpack.encode({"n": "something"}))
+    call.join()
     client._session.ended = None
     client._session.lose(error)
-    assert [type(error) for error in caught] == [poolbridge.ClientClosedError]
+    assert [type(error) for error in call.caught] == [poolbridge.ClientClosedError]
 
 
 def test_a_frame_on_a_block_that_a_closing_client_has_dropped_is_no_fault_of_the_service(service, client):
     client.allocate(4).release()
-    late = []
-    service.tricks["stats"] = lambda c, r: late.append(c)
-    caught = []
-
-    def call():
-        try:
-            client.stats()
-        except poolbridge.PoolbridgeError as error:
-            caught.append(error)
-
-    waiting = threading.Thread(target=call)
-    waiting.start()
-    service.wait(lambda: bool(late))
+    call = WaitingCall(service, client)
     client._session.prepare_close()
     grant = m.Grant(id=7, bf=7, ge=1, pl=1, bl=99, bs=4096, t=m.Tensor(dt="float32"))
     with service.changed:
-        late[0].send(cm.Frame(sb=1, sq=1, ts=1, l=grant))
-    waiting.join()
-    assert [type(error) for error in caught] == [poolbridge.ClientClosedError]
+        call.connection.send(cm.Frame(sb=1, sq=1, ts=1, l=grant))
+    call.join()
+    assert [type(error) for error in call.caught] == [poolbridge.ClientClosedError]
 
 
 @pytest.mark.interpreted(replaces="Session.receive")
