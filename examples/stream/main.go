@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"log"
 	"strconv"
@@ -44,10 +43,7 @@ func open(ctx context.Context, kind mempool.Kind) (*camera, error) {
 	if err != nil {
 		return nil, err
 	}
-	pool, err := client.CreatePool(ctx, mempool.PoolSpec{Name: "video", Kind: kind, MaxBytes: 64 << 20})
-	if errors.Is(err, bridge.ErrExists) { // of an earlier run: a pool stays
-		pool, err = client.OpenPool(ctx, "video", 0)
-	}
+	pool, err := client.EnsurePool(ctx, mempool.PoolSpec{Name: "video", Kind: kind, MaxBytes: 64 << 20}) // it may be there from an earlier run
 	if err != nil {
 		client.Close()
 		return nil, err

@@ -7,7 +7,7 @@ CuPy, PyTorch, JAX and Numba take it as it is, in place.
     import poolbridge
 
     with poolbridge.connect() as client:
-        client.create_pool("frames", kind="host", max_bytes=16 << 20)
+        client.create_pool("frames", kind="host", max_bytes=16 << 20, exist_ok=True)
         lease = client.allocate((480, 640), "float32")
         np.asarray(lease)[:] = 1.0
         lease.publish("frame")

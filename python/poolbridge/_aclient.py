@@ -79,6 +79,7 @@ class AsyncClient(ClientState):
         session_bytes: int = 0,
         uids: Sequence[int] = (),
         gids: Sequence[int] = (),
+        exist_ok: bool = False,
     ) -> Pool:
         """Create a pool; see `Client.create_pool`."""
         flow = _operations.create_pool(
@@ -89,6 +90,7 @@ class AsyncClient(ClientState):
             session_bytes=session_bytes,
             uids=uids,
             gids=gids,
+            exist_ok=exist_ok,
         )
         return self._remember(await self._run(flow))
 

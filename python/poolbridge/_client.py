@@ -42,6 +42,7 @@ class Client(ClientState):
         session_bytes: int = 0,
         uids: Sequence[int] = (),
         gids: Sequence[int] = (),
+        exist_ok: bool = False,
     ) -> Pool:
         """Create a pool.
 
@@ -60,11 +61,13 @@ class Client(ClientState):
             Most bytes that one session may hold in it; 0: no limit of its own.
         uids, gids
             Users and groups that may use it; without any, this user alone.
+        exist_ok
+            Open the pool of that name if there is one that is just like it, or is being made at this moment.
 
         Raises
         ------
         AlreadyExistsError
-            There is a pool of that name.
+            There is a pool of that name; with `exist_ok` one that differs, and the message says how.
         UnavailableError
             The service's machine cannot do it; the message says what is missing.
         """
@@ -76,6 +79,7 @@ class Client(ClientState):
             session_bytes=session_bytes,
             uids=uids,
             gids=gids,
+            exist_ok=exist_ok,
         )
         return self._remember(self._run(flow))
 
@@ -87,7 +91,7 @@ class Client(ClientState):
         name
             The pool's name.
         timeout
-            Seconds to wait for it to appear; None: no limit.
+            Seconds to wait for it to appear; None: no limit. One that is being made is waited for in any case.
 
         Raises
         ------

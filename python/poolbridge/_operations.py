@@ -169,8 +169,9 @@ def create_pool(
     session_bytes: int,
     uids: Sequence[int],
     gids: Sequence[int],
+    exist_ok: bool,
 ) -> Flow[Pool]:
-    """Create a pool; it is open for this session."""
+    """Create a pool, or open the one that is like it; it is open for this session."""
     request = Create(
         nm=check_name(name, "pool"),
         k=_check_kind(kind),
@@ -179,13 +180,14 @@ def create_pool(
         sx=check_count(session_bytes, "session_bytes"),
         ui=tuple(check_count(uid, "uid") for uid in uids),
         gi=tuple(check_count(gid, "gid") for gid in gids),
+        en=bool(exist_ok),
     )
     reply = yield from _ask(request, PoolReply)
     return Pool.from_wire(reply.p)
 
 
 def open_pool(name: str, *, timeout: float | None) -> Flow[Pool]:
-    """Open a pool, waiting for it to appear."""
+    """Open a pool, waiting for it to appear, and to be made."""
     request = Open(nm=check_name(name, "pool"), w=check_wait(timeout))
     reply = yield from _ask(request, PoolReply, timeout)
     return Pool.from_wire(reply.p)
