@@ -8,7 +8,7 @@ from weakref import ref
 
 import numpy as np
 
-from poolbridge import _dlpack, _order
+from poolbridge import _dlpack, _order, _readonly
 from poolbridge._errors import InvalidArgumentError
 from poolbridge._hold import Hold, Token
 from poolbridge._streams import stream_key
@@ -164,6 +164,8 @@ class ArrayExports:
                 "that this lease is read-only. If the consumer does not write, give it lease.view(legacy=True); "
                 "otherwise lease for writing, or copy"
             )
+        if versioned and not hold.write:
+            _readonly.check_consumer(hold.memory.pool)
         array = hold.array() if versioned or hold.write else _pretend_writeable(hold)
         if device[0] != _dlpack.CPU and array.size:
             _dlpack.check_aligned(hold.address(write=hold.write))

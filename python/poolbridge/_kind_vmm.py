@@ -45,6 +45,8 @@ class VMMBlock(BlockMemory):
 class VMMPool(GPUPool):
     """Blocks of one GPU; the pool itself has nothing to import."""
 
+    write_fault = "breaks the CUDA context, and every later CUDA call of this process fails"
+
     def __init__(self, kind: str, ordinal: int) -> None:
         super().__init__(kind, ordinal)
         self._blocks: WeakSet[VirtualBlock] = WeakSet()

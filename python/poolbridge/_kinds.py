@@ -56,10 +56,13 @@ class PoolMemory(ABC):
     device
         DLPack's device type and id of where it is used, the id as this process counts. Memory that the CPU reaches as
         well is a GPU's here.
+    write_fault
+        What a write to a block does that is mapped to be read; ``""`` where that cannot be mapped read-only.
     """
 
     kind: str
     device: tuple[int, int]
+    write_fault = ""
 
     @property
     def on_cpu(self) -> bool:

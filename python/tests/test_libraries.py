@@ -11,9 +11,11 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,12 +28,14 @@ from test_device import has_driver
 
 import poolbridge
 from poolbridge import _messages as m
-from poolbridge import _operations
+from poolbridge import _operations, _readonly
 from poolbridge._mappings import MAPPINGS
 from poolbridge._tensor import ELEMENT_TYPES, element_type
 
 POOLSVC = os.environ.get("POOLBRIDGE_TEST_POOLSVC", str(Path(__file__).parents[2] / "bin" / "poolsvc"))
 BYTES = 1024
+# Libraries that are installed take what is read-only; three tests look at what is said of that.
+pytestmark = pytest.mark.filterwarnings("ignore::poolbridge.ReadOnlyWarning")
 
 
 def missing(kind: str, library: Library | None = None) -> str:
@@ -487,6 +491,72 @@ def test_torch_is_refused_what_would_end_the_process(client, kind):
         else:
             assert look(from_dlpack(lease)).shape == list(layout.shape), name
         lease.release()
+
+
+FAULTS = {"host": "ends this process", "vmm": "breaks the CUDA context"}
+
+
+@pytest.fixture
+def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was warned of yet, and no library is loaded but NumPy."""
+    monkeypatch.setattr(_readonly, "_warned", False)
+    for module in ("cupy", "numba"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+
+
+def warned_of(take: Callable[[], object]) -> list[str]:
+    """Give the warnings that come, each of which names the line that took the lease."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        take()
+    assert {(found.category, found.filename) for found in seen} <= {(poolbridge.ReadOnlyWarning, __file__)}
+    return [str(found.message) for found in seen]
+
+
+@pytest.mark.parametrize("kind", KINDS, indirect=True)
+def test_a_library_that_would_write_what_is_mapped_read_only_is_warned_of_once(client, kind, unwarned):
+    torch = asking("torch.utils.dlpack", max_version=(1, 0))
+    publish(client, "float32", LAYOUTS["matrix"])
+    with client.get("x", write=True) as lease:
+        assert not warned_of(lambda: torch(lease))
+    with client.get("x") as lease:
+        assert not warned_of(lambda: asking("torch.utils.dlpack", max_version=(1, 0), copy=True)(lease)), "its own copy"
+        assert not warned_of(lambda: asking("torch.utils.dlpack")(lease.view(legacy=True))), "vouched for"
+        assert not warned_of(lambda: asking("jax._src.dlpack", max_version=(1, 3))(lease)), "never writes"
+        assert not warned_of(lambda: lease.__dlpack__(dl_device=None, copy=None, max_version=(1, 0))), "NumPy"
+        found = warned_of(lambda: torch(lease.view()))
+        assert len(found) == (kind in FAULTS)
+        if found:
+            assert re.search(rf"PyTorch .*{FAULTS[kind]}.*clone\(\).*write=True", found[0])
+        assert not warned_of(lambda: torch(lease)), "once"
+
+
+@pytest.mark.parametrize("kind", KINDS, indirect=True)
+def test_a_compiled_library_that_would_write_is_known_by_being_loaded(client, kind, unwarned, monkeypatch):
+    publish(client, "float32", LAYOUTS["matrix"])
+    with client.get("x") as lease:
+        asks: list[tuple[str, Callable[[], object]]] = [("CuPy", lambda: lease.__dlpack__(max_version=(1, 0)))]
+        if kind != "host":
+            asks.append(("CuPy and Numba", lambda: lease.view().__cuda_array_interface__))
+        for _, ask in asks:
+            assert not warned_of(ask), "none is loaded"
+        for module in ("cupy", "numba"):
+            monkeypatch.setitem(sys.modules, module, ModuleType(module))
+        assert not warned_of(lambda: asking("jax._src.dlpack", max_version=(1, 3))(lease)), "it is not theirs"
+        for names, ask in asks:
+            monkeypatch.setattr(_readonly, "_warned", False)
+            found = warned_of(ask)
+            assert [f"and {names} does not" in text for text in found] == [True] * (kind == "vmm")
+
+
+@pytest.mark.parametrize("kind", ["host"], indirect=True)
+def test_a_warning_that_is_an_error_refuses_each_time(client, kind, unwarned):
+    publish(client, "float32", LAYOUTS["matrix"])
+    with client.get("x") as lease, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            with pytest.raises(poolbridge.ReadOnlyWarning):
+                asking("torch.utils.dlpack", max_version=(1, 0))(lease)
 
 
 @pytest.mark.parametrize("kind", [case(kind, why=missing(kind), name=kind) for kind in GPU_KINDS], indirect=True)
