@@ -13,7 +13,7 @@ import (
 )
 
 func main() {
-	kind := flag.String("kind", string(mempool.Device), "where the array lives: device or host")
+	kind := flag.String("kind", string(mempool.Device), "where the array lives: device, vmm, legacy, pinned or host")
 	flag.Parse()
 	if err := handOver(context.Background(), mempool.Kind(*kind)); err != nil {
 		log.Fatal(err)

@@ -11,7 +11,7 @@ library = importlib.import_module(sys.argv[1] if len(sys.argv) > 1 else "numpy")
 
 with poolbridge.connect(wait=60) as client:
     kind = "host" if library.__name__ == "numpy" else "device"
-    client.create_pool("model", kind=kind, max_bytes=64 << 20, exist_ok=True)  # of an earlier run: a pool stays
+    client.create_pool("model", kind=kind, max_bytes="64MiB", exist_ok=True)  # of an earlier run: a pool stays
     held = []
     for number, (name, shape) in enumerate(LAYERS.items()):
         lease = client.allocate(shape, "float32")

@@ -14,7 +14,7 @@ import (
 )
 
 func main() {
-	kind := flag.String("kind", string(mempool.Device), "where the frames live: device or host")
+	kind := flag.String("kind", string(mempool.Device), "where the frames live: device, vmm, legacy, pinned or host")
 	frames := flag.Int("frames", 300, "how many to send")
 	flag.Parse()
 	if err := run(context.Background(), mempool.Kind(*kind), *frames); err != nil {

@@ -145,6 +145,15 @@ def check_reversed(shape: Iterable[int], strides: Iterable[int]) -> None:
         )
 
 
+def by_cpu(dl_device: object, stream: object) -> bool:
+    """Whether the consumer that calls ``__dlpack__`` knows memory of the CPU alone, as NumPy does.
+
+    NumPy passes None as the device, and no stream. Libraries that use a GPU pass their stream, or leave the device out,
+    which is ``...`` here.
+    """
+    return dl_device is None and stream is None
+
+
 def check_aligned(address: int) -> None:
     """Raise if JAX asks for memory of a GPU that it could not use: call it from ``__dlpack__``, as `check_reversed`.
 

@@ -1,7 +1,7 @@
 """The warning that a library does not keep from writing what is leased to be read.
 
-DLPack and ``__cuda_array_interface__`` say that memory is read-only; some libraries do not look. Nothing that a consumer
-says by DLPack tells whether it will: PyTorch, which does not, asks for versioned capsules as others do.
+DLPack and ``__cuda_array_interface__`` say that memory is read-only; some libraries do not look. Nothing that a
+consumer says by DLPack tells whether it will: PyTorch, which does not, asks for versioned capsules as others do.
 """
 
 from __future__ import annotations

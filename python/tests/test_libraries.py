@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from conftest import OUTCOMES
 from fakeservice import Service
-from libraries import COPY, GPU_KINDS, IN_PLACE, LAYOUTS, LIBRARIES, Layout, Library
+from libraries import COPY, GPU_KINDS, IN_PLACE, LAYOUTS, LIBRARIES, Layout, Library, NumPy
 from test_arrays import look
 from test_device import has_driver
 
@@ -112,7 +112,7 @@ def path(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterator[
 
 
 @pytest.fixture
-def client(path: str, kind: str) -> Iterator[poolbridge.Client]:
+def client(path: str, kind: poolbridge.Kind) -> Iterator[poolbridge.Client]:
     """A client with a pool ``p`` of that kind."""
     with poolbridge.connect(path, timeout=60, wait=60) as connected:
         try:
@@ -460,10 +460,14 @@ def test_every_way_to_ask_is_answered(client, kind, asked, write):
         source: Any = lease.view(legacy=True)
     else:
         source = lease
+    if asked == "numpy" and kind not in {"host", "pinned"}:
+        with pytest.raises(BufferError, match=r'cuda:0 in place: copy it, by lease.to_numpy\(\) or .*device="cpu"'):
+            source.__dlpack__(**options)
+        options["copy"] = copied = True
     seen = look(source.__dlpack__(**options))
     assert (seen.shape, seen.strides, seen.dtype) == ([5], [2], (2, 32, 1))
     assert seen.version == ((1, 0) if versioned else None)
-    assert seen.device == (options.get("dl_device") or lease.__dlpack_device__())
+    assert seen.device == ((1, 0) if "dl_device" in options else lease.__dlpack_device__())
     assert (seen.data == lease.evidence()["pointer"]) == (not copied)
     if versioned:
         assert seen.flags == (2 if copied else 0 if write else 1)
@@ -491,6 +495,26 @@ def test_torch_is_refused_what_would_end_the_process(client, kind):
         else:
             assert look(from_dlpack(lease)).shape == list(layout.shape), name
         lease.release()
+
+
+@pytest.mark.parametrize("write", [False, True], ids=["read", "write"])
+@pytest.mark.parametrize("kind", [case(kind, why=missing(kind), name=kind) for kind in GPU_KINDS], indirect=True)
+def test_numpy_takes_memory_of_a_gpu_in_place_where_the_cpu_reaches_it(client, kind, write):
+    publish(client, "float32", LAYOUTS["matrix"])
+    lease = client.get("x", write=write, timeout=10)
+    for source in (lease, lease.view()):
+        if kind != "pinned":
+            with pytest.raises(BufferError, match="to_numpy"):
+                np.from_dlpack(source)
+            continue
+        array = np.from_dlpack(source)
+        assert array.ctypes.data == lease.evidence()["pointer"]
+        assert array.flags.writeable == write
+        del array
+    del source
+    copies = [np.from_dlpack(lease, copy=True), np.from_dlpack(lease, device="cpu", copy=True)]
+    assert all(np.array_equal(copy, lease.to_numpy()) for copy in copies)
+    lease.release()
 
 
 FAULTS = {"host": "ends this process", "vmm": "breaks the CUDA context"}
@@ -523,7 +547,8 @@ def test_a_library_that_would_write_what_is_mapped_read_only_is_warned_of_once(c
         assert not warned_of(lambda: asking("torch.utils.dlpack", max_version=(1, 0), copy=True)(lease)), "its own copy"
         assert not warned_of(lambda: asking("torch.utils.dlpack")(lease.view(legacy=True))), "vouched for"
         assert not warned_of(lambda: asking("jax._src.dlpack", max_version=(1, 3))(lease)), "never writes"
-        assert not warned_of(lambda: lease.__dlpack__(dl_device=None, copy=None, max_version=(1, 0))), "NumPy"
+        if kind in NumPy.kinds:
+            assert not warned_of(lambda: np.from_dlpack(lease)), "honours it"
         found = warned_of(lambda: torch(lease.view()))
         assert len(found) == (kind in FAULTS)
         if found:
