@@ -26,11 +26,38 @@ func (p *Pool) Info() mempool.PoolInfo { return p.info }
 // Errors: [ErrInvalid], [ErrDenied], [ErrExists], [ErrUnavailable] where the service's machine cannot do it,
 // [ErrOutOfMemory].
 func (c *Client) CreatePool(ctx context.Context, spec mempool.PoolSpec) (*Pool, error) {
+	r, err := createRequest(spec)
+	if err != nil {
+		return nil, err
+	}
+	p, id, err := c.open(ctx, r)
+	if err != nil && id != 0 {
+		// Who is told that there is no pool would never destroy it.
+		err = errors.Join(err, c.call(ctx, &wire.Destroy{Pool: id}, &call{into: &wire.EmptyReply{}}))
+	}
+	return p, err
+}
+
+// EnsurePool makes a pool, or opens the one of that name that is just like it. One that is being made at this moment is
+// waited for. The access list, too, must name the same users and groups. A pool that cannot be opened here stays, for others.
+//
+// Errors: those of [Client.CreatePool], of which [ErrExists] names how the pool that is there differs.
+func (c *Client) EnsurePool(ctx context.Context, spec mempool.PoolSpec) (*Pool, error) {
+	r, err := createRequest(spec)
+	if err != nil {
+		return nil, err
+	}
+	r.Ensure = true
+	p, _, err := c.open(ctx, r)
+	return p, err
+}
+
+func createRequest(spec mempool.PoolSpec) (*wire.Create, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
-	return c.open(ctx, &wire.Create{Name: spec.Name, Kind: string(spec.Kind), Device: spec.Device, MaxBytes: spec.MaxBytes,
-		MaxSessionBytes: spec.SessionBytes, UIDs: widen(spec.Access.UIDs), GIDs: widen(spec.Access.GIDs)})
+	return &wire.Create{Name: spec.Name, Kind: string(spec.Kind), Device: spec.Device, MaxBytes: spec.MaxBytes,
+		MaxSessionBytes: spec.SessionBytes, UIDs: widen(spec.Access.UIDs), GIDs: widen(spec.Access.GIDs)}, nil
 }
 
 func widen(ids []uint32) []uint64 {
@@ -41,12 +68,14 @@ func widen(ids []uint32) []uint64 {
 	return out
 }
 
-// OpenPool opens a pool by name, and waits up to wait for it to appear.
+// OpenPool opens a pool by name, and waits up to wait for it to appear. One that is being made counts as there: it is waited
+// for until it is made.
 //
 // Errors: [ErrNotFound] (with wait 0) or [ErrTimeout], [ErrDenied], [ErrUnavailable] where this process cannot reach the
 // pool's device.
 func (c *Client) OpenPool(ctx context.Context, name string, wait time.Duration) (*Pool, error) {
-	return c.open(ctx, &wire.Open{Name: name, Wait: wireWait(wait)})
+	p, _, err := c.open(ctx, &wire.Open{Name: name, Wait: wireWait(wait)})
+	return p, err
 }
 
 // wireWait is a time limit in milliseconds, rounded up: less than one still means to wait.
@@ -54,24 +83,21 @@ func wireWait(d time.Duration) uint64 {
 	return uint64(max(0, d+time.Millisecond-1) / time.Millisecond)
 }
 
-func (c *Client) open(ctx context.Context, r wire.Request) (*Pool, error) {
+// open asks for a pool and opens it in this process. Where only that fails, the pool's id comes with the error.
+func (c *Client) open(ctx context.Context, r wire.Request) (p *Pool, id uint64, err error) {
 	var reply wire.PoolReply
 	var files []*os.File
-	err := c.call(ctx, r, &call{into: &reply, files: func(fds *seqpacket.FDs) {
+	err = c.call(ctx, r, &call{into: &reply, files: func(fds *seqpacket.FDs) {
 		if reply.Pool.Export != nil {
 			files = takeFiles(fds, reply.Pool.Export.FDs)
 		}
 	}, undo: func() { closeFiles(files) }})
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer closeFiles(files)
-	p, err := c.imported(reply.Pool, files)
-	if _, made := r.(*wire.Create); made && err != nil {
-		// Who is told that there is no pool would never destroy it.
-		err = errors.Join(err, c.call(ctx, &wire.Destroy{Pool: reply.Pool.ID}, &call{into: &wire.EmptyReply{}}))
-	}
-	return p, err
+	p, err = c.imported(reply.Pool, files)
+	return p, reply.Pool.ID, err
 }
 
 // imported is a pool of the service, opened in this process.
@@ -133,5 +159,6 @@ func (c *Client) pool(ctx context.Context, id uint64) (*Pool, error) {
 	if p != nil {
 		return p, nil
 	}
-	return c.open(ctx, &wire.Open{Pool: id})
+	p, _, err := c.open(ctx, &wire.Open{Pool: id})
+	return p, err
 }

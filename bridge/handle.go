@@ -22,13 +22,7 @@ func (c *serverConn) handle(q uint32, r wire.Request) {
 	case *wire.Hello:
 		c.fail(q, situation(ErrInvalid, "the session has said hello before"))
 	case *wire.Create:
-		access, err := accessOf(r.UIDs, r.GIDs)
-		var p *mempool.Pool
-		if err == nil {
-			p, err = s.CreatePool(mempool.PoolSpec{Name: r.Name, Kind: mempool.Kind(r.Kind), Device: r.Device, MaxBytes: r.MaxBytes,
-				SessionBytes: r.MaxSessionBytes, Access: access})
-		}
-		c.replyPool(q, p, err)
+		c.create(q, r)
 	case *wire.Open:
 		c.open(q, r)
 	case *wire.Destroy:
@@ -89,6 +83,57 @@ func (c *serverConn) done(q uint32, err error) {
 	c.reply(q, &wire.EmptyReply{}, nil)
 }
 
+func (c *serverConn) create(q uint32, r *wire.Create) {
+	access, err := accessOf(r.UIDs, r.GIDs)
+	spec := mempool.PoolSpec{Name: r.Name, Kind: mempool.Kind(r.Kind), Device: r.Device, MaxBytes: r.MaxBytes,
+		SessionBytes: r.MaxSessionBytes, Access: access}
+	c.pool(q, func(ctx context.Context) (*mempool.Pool, error) {
+		switch {
+		case err != nil:
+			return nil, err
+		case r.Ensure:
+			return c.session.EnsurePool(ctx, spec)
+		}
+		return c.session.CreatePool(spec)
+	})
+}
+
+func (c *serverConn) open(q uint32, r *wire.Open) {
+	if (r.Pool != 0) == (r.Name != "") {
+		c.fail(q, situation(ErrInvalid, "a pool is opened by its name or by its id; exactly one of them, not name %q and id %d", r.Name, r.Pool))
+		return
+	}
+	c.pool(q, func(ctx context.Context) (*mempool.Pool, error) {
+		if r.Pool != 0 {
+			return c.session.FindPool(r.Pool)
+		}
+		return c.session.OpenPool(ctx, r.Name, milliseconds(r.Wait))
+	})
+}
+
+// errWaits ends a wait for a pool that must not hold up the requests behind it.
+var errWaits = situation(ErrBusy, "the pool is not there yet")
+
+// atOnce is a context for who must not wait.
+var atOnce = func() context.Context {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(errWaits)
+	return ctx
+}()
+
+// pool answers with the pool that get finds: at once if it can, and otherwise from a goroutine of its own.
+func (c *serverConn) pool(q uint32, get func(context.Context) (*mempool.Pool, error)) {
+	p, err := get(atOnce)
+	if q != 0 && errors.Is(err, errWaits) {
+		c.waitFor(q, err, func(ctx context.Context) func() {
+			p, err := get(ctx)
+			return func() { c.replyPool(q, p, err) }
+		})
+		return
+	}
+	c.replyPool(q, p, err)
+}
+
 func (c *serverConn) replyPool(q uint32, p *mempool.Pool, err error) {
 	if err != nil {
 		c.fail(q, err)
@@ -98,27 +143,6 @@ func (c *serverConn) replyPool(q uint32, p *mempool.Pool, err error) {
 	x, files := wireExport(p.Export())
 	out.Export = x
 	c.reply(q, &wire.PoolReply{Pool: out}, files)
-}
-
-func (c *serverConn) open(q uint32, r *wire.Open) {
-	if (r.Pool != 0) == (r.Name != "") {
-		c.fail(q, situation(ErrInvalid, "a pool is opened by its name or by its id; exactly one of them, not name %q and id %d", r.Name, r.Pool))
-		return
-	}
-	if r.Pool != 0 {
-		p, err := c.session.FindPool(r.Pool)
-		c.replyPool(q, p, err)
-		return
-	}
-	p, err := c.session.OpenPool(c.ctx, r.Name, 0)
-	if r.Wait == 0 || q == 0 || !errors.Is(err, ErrNotFound) {
-		c.replyPool(q, p, err)
-		return
-	}
-	c.waitFor(q, err, func(ctx context.Context) func() {
-		p, err := c.session.OpenPool(ctx, r.Name, milliseconds(r.Wait))
-		return func() { c.replyPool(q, p, err) }
-	})
 }
 
 func (c *serverConn) publish(r *wire.Publish) error {

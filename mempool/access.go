@@ -32,8 +32,6 @@ type Access struct {
 	UIDs, GIDs []uint32
 }
 
-func (a Access) empty() bool { return len(a.UIDs) == 0 && len(a.GIDs) == 0 }
-
 // Allows says whether p may use the pool.
 func (a Access) Allows(p Peer) bool {
 	if slices.Contains(a.UIDs, p.UID) || slices.Contains(a.GIDs, p.GID) {
@@ -42,6 +40,11 @@ func (a Access) Allows(p Peer) bool {
 	return slices.ContainsFunc(p.Groups, func(g uint32) bool { return slices.Contains(a.GIDs, g) })
 }
 
-func (a Access) clone() Access {
-	return Access{UIDs: slices.Clone(a.UIDs), GIDs: slices.Clone(a.GIDs)}
+// of is the access list of a pool that maker makes: a copy, each id once, in order. Without any it is maker's user alone.
+func (a Access) of(maker Peer) Access {
+	a = Access{UIDs: slices.Compact(slices.Sorted(slices.Values(a.UIDs))), GIDs: slices.Compact(slices.Sorted(slices.Values(a.GIDs)))}
+	if len(a.UIDs) == 0 && len(a.GIDs) == 0 {
+		a.UIDs = []uint32{maker.UID}
+	}
+	return a
 }

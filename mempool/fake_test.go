@@ -2,6 +2,7 @@ package mempool
 
 import (
 	"sync"
+	"testing"
 )
 
 // fake is memory of this process that fails when a test says so.
@@ -29,7 +30,32 @@ type fakeArena struct {
 // fakeFault fails the making of pools whose device is its key.
 var fakeFaults sync.Map
 
+// fakeGates hold up the making of pools whose name is their key.
+var fakeGates sync.Map
+
+// fakeGate is told inside when a pool is being made, and lets it be made, or fail, with each outcome.
+type fakeGate struct {
+	inside  chan struct{}
+	outcome chan error
+}
+
+// holdUp has the making of pools of that name wait for an outcome each, until the test ends.
+func holdUp(t testing.TB, name string) fakeGate {
+	t.Helper()
+	g := fakeGate{make(chan struct{}, 16), make(chan error)}
+	fakeGates.Store(name, g)
+	t.Cleanup(func() { fakeGates.Delete(name) })
+	return g
+}
+
 func newFakeArena(spec PoolSpec) (Arena, error) {
+	if gate, ok := fakeGates.Load(spec.Name); ok {
+		gate := gate.(fakeGate)
+		gate.inside <- struct{}{}
+		if err := <-gate.outcome; err != nil {
+			return nil, err
+		}
+	}
 	if err, ok := fakeFaults.Load(spec.Device); ok {
 		return nil, err.(error)
 	}

@@ -1,9 +1,11 @@
 package mempool
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // Pool is a named, bounded arena on one device, of one kind of memory, for one trust domain. Its fields are guarded by
@@ -14,7 +16,7 @@ type Pool struct {
 	arena Arena
 
 	uid    uint32 // of whoever made it
-	access Access
+	access Access // who may use it, sorted; never empty
 	// reserved = leased + cached + held: bytes of all blocks, of those that buffers use, of those free for use, and of
 	// those that are free but not usable yet (recalled, or of a process that may still run).
 	reserved, leased, cached, held uint64
@@ -44,6 +46,48 @@ type PoolInfo struct {
 
 // Info describes the pool.
 func (p *Pool) Info() PoolInfo { return p.info }
+
+// alike says whether the pool is what a peer would get who made one of spec.
+//
+// Errors: [ErrExists], naming what differs; [ErrUnavailable] and [ErrInvalid] where there is no such device.
+func (p *Pool) alike(peer Peer, spec PoolSpec) error {
+	access, info := spec.Access.of(peer), p.info
+	switch {
+	case info.Kind != spec.Kind:
+		spec.Device = info.Device.UUID // that the kind is another one says enough
+	case info.Device != NoDevice: // a GPU has several names
+		d, err := FindDevice(spec.Device)
+		if err != nil {
+			return err
+		}
+		uuid, err := d.UUID()
+		if err != nil {
+			return deviceError("read the GPU's UUID", err)
+		}
+		spec.Device = uuid.String()
+	}
+	var differs []string
+	for _, f := range []struct {
+		name       string
+		have, want any
+	}{
+		{"kind", info.Kind, spec.Kind},
+		{"device", info.Device.UUID, spec.Device},
+		{"max_bytes", info.MaxBytes, spec.MaxBytes},
+		{"session_bytes", info.SessionBytes, spec.SessionBytes},
+		{"uids", p.access.UIDs, access.UIDs},
+		{"gids", p.access.GIDs, access.GIDs},
+	} {
+		if have, want := fmt.Sprintf("%v", f.have), fmt.Sprintf("%v", f.want); have != want {
+			differs = append(differs, fmt.Sprintf("its %s is %s, not %s", f.name, cmp.Or(have, "none"), cmp.Or(want, "none")))
+		}
+	}
+	if differs != nil {
+		return situation(ErrExists, "there is a pool %q already that is another one: %s; open it as it is, or choose another name",
+			info.Name, strings.Join(differs, "; "))
+	}
+	return nil
+}
 
 // Export is what another process needs to map the pool. Its files stay the pool's.
 func (p *Pool) Export() Export { return p.arena.Export() }

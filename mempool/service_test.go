@@ -112,12 +112,16 @@ func TestAPoolThatIsMadeWhileTheServiceClosesGoesWithIt(t *testing.T) {
 		failed <- err
 	}()
 	<-making
-	_, err := s.OpenPool(context.Background(), "p", 0)
-	assert.ErrorIs(t, err, ErrNotFound, "it is not there yet")
-	_, err = s.CreatePool(PoolSpec{Name: "p", Kind: "held", MaxBytes: 1})
-	assert.ErrorIs(t, err, ErrExists, "but its name is taken")
+	_, err := s.CreatePool(PoolSpec{Name: "p", Kind: "held", MaxBytes: 1})
+	assert.ErrorIs(t, err, ErrExists, "its name is taken")
+	opened := make(chan error)
+	go func() {
+		_, err := s.OpenPool(context.Background(), "p", 0)
+		opened <- err
+	}()
 	go func() { svc.Close(); close(closed) }()
 	<-svc.closing
+	assert.ErrorIs(t, <-opened, ErrClosed)
 	close(goOn)
 	assert.ErrorIs(t, <-failed, ErrClosed)
 	<-closed

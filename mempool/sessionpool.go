@@ -2,6 +2,7 @@ package mempool
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -17,11 +18,8 @@ func (s *Session) CreatePool(spec PoolSpec) (*Pool, error) {
 	if !svc.mayCreate(s.peer) {
 		return nil, situation(ErrDenied, "user %d may not create pools", s.peer.UID)
 	}
-	p := &Pool{svc: svc, uid: s.peer.UID, access: spec.Access.clone(), cache: make(map[uint64][]*block), closed: make(chan struct{}),
+	p := &Pool{svc: svc, uid: s.peer.UID, access: spec.Access.of(s.peer), cache: make(map[uint64][]*block), closed: make(chan struct{}),
 		room: room{books: &svc.mu}}
-	if p.access.empty() {
-		p.access.UIDs = []uint32{s.peer.UID}
-	}
 	if err := svc.reserveName(s, spec.Name, p); err != nil {
 		return nil, err
 	}
@@ -29,6 +27,7 @@ func (s *Session) CreatePool(spec PoolSpec) (*Pool, error) {
 	arena, err := NewArena(spec)
 	svc.mu.Lock()
 	defer svc.unlock()
+	defer svc.pooled.broadcast() // made or not, whoever waits for it looks again
 	if err != nil {
 		delete(svc.pools, spec.Name)
 		svc.poolsOf.add(p.uid, -1)
@@ -43,8 +42,68 @@ func (s *Session) CreatePool(spec PoolSpec) (*Pool, error) {
 		svc.destroy(p)
 		return nil, errShutdown
 	}
-	svc.pooled.broadcast()
 	return p, nil
+}
+
+// EnsurePool makes a pool, or opens the one of that name that is just like it. One that is being made at this moment is
+// waited for. The access list, too, must name the same users and groups.
+//
+// Errors: those of [Session.CreatePool], of which [ErrExists] names how the pool that is there differs; [ErrDenied] where the
+// session may not use that; the context's.
+func (s *Session) EnsurePool(ctx context.Context, spec PoolSpec) (*Pool, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	svc := s.svc
+	for {
+		svc.mu.Lock()
+		p, err := s.namedPool(ctx, spec.Name)
+		svc.unlock()
+		if err != nil {
+			return nil, err
+		}
+		if p != nil {
+			return p, p.alike(s.peer, spec)
+		}
+		p, err = s.CreatePool(spec)
+		if !errors.Is(err, ErrExists) { // else another session began to make it just now
+			return p, err
+		}
+	}
+}
+
+// namedPool is the pool of a name that the session may use, once it is made; nil where there is none. Service.mu is held, and
+// released while the pool is being made.
+func (s *Session) namedPool(ctx context.Context, name string) (*Pool, error) {
+	svc := s.svc
+	for {
+		if err := s.alive(); err != nil {
+			return nil, err
+		}
+		p := svc.pools[name]
+		if p == nil {
+			return nil, nil
+		}
+		if p.info.ID != 0 {
+			if !p.access.Allows(s.peer) {
+				return nil, p.denied(s.peer)
+			}
+			return p, nil
+		}
+		var err error
+		changed := svc.pooled.next()
+		svc.unlock()
+		select {
+		case <-changed:
+		case <-s.over:
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+		svc.mu.Lock()
+		if err != nil {
+			return nil, err
+		}
+	}
 }
 
 // reserveName takes a pool's name while the pool is being made, which Service.Close waits for.
@@ -69,7 +128,8 @@ func (s *Service) reserveName(session *Session, name string, p *Pool) error {
 	return nil
 }
 
-// OpenPool finds a pool by name that the session may use, and waits up to wait for it to appear.
+// OpenPool finds a pool by name that the session may use, and waits up to wait for it to appear. One that is being made
+// counts as there: it is waited for until it is made, however long that takes.
 //
 // Errors: [ErrNotFound] (with wait 0) or [ErrTimeout], [ErrDenied], the context's.
 func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration) (*Pool, error) {
@@ -81,23 +141,19 @@ func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration)
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	for {
-		if err := s.alive(); err != nil {
-			return nil, err
+	for waits := true; ; waits = w.wait(svc.pooled.next()) {
+		p, err := s.namedPool(ctx, name)
+		if p != nil || err != nil {
+			return p, err
 		}
-		if p := svc.pools[name]; p != nil && p.info.ID != 0 {
-			if !p.access.Allows(s.peer) {
-				return nil, p.denied(s.peer)
-			}
-			return p, nil
+		if waits {
+			continue
 		}
-		err := situation(ErrNotFound, "there is no pool %q", name)
+		err = situation(ErrNotFound, "there is no pool %q", name)
 		if wait > 0 {
 			err = situation(ErrTimeout, "waited %v: there is no pool %q", wait, name)
 		}
-		if !w.wait(svc.pooled.next()) {
-			return nil, w.cause(err)
-		}
+		return nil, w.cause(err)
 	}
 }
 

@@ -2,6 +2,7 @@ package mempool
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -55,6 +56,174 @@ func TestOpenWaitsForThePool(t *testing.T) {
 		p := createPool(t, s, PoolSpec{Name: "p", Kind: fake, MaxBytes: 1})
 		assert.Same(t, p, <-found)
 	})
+}
+
+// underWay is a pool that is being made by a session of its own until the gate is given an outcome.
+func underWay(t *testing.T, svc *Service, spec PoolSpec) fakeGate {
+	t.Helper()
+	g := holdUp(t, spec.Name)
+	s := open(t, svc)
+	made := make(chan struct{})
+	go func() {
+		defer close(made)
+		_, _ = s.CreatePool(spec)
+	}()
+	<-g.inside
+	t.Cleanup(func() { <-made })
+	return g
+}
+
+func TestOpeningWaitsForAPoolThatIsBeingMade(t *testing.T) {
+	spec := PoolSpec{Name: t.Name(), Kind: fake, MaxBytes: 1}
+	for _, wait := range []time.Duration{0, time.Nanosecond} {
+		synctest.Test(t, func(t *testing.T) {
+			svc := newService(t)
+			g := underWay(t, svc, spec)
+			found := make(chan *Pool)
+			s := open(t, svc)
+			go func() {
+				p, err := s.OpenPool(t.Context(), spec.Name, wait)
+				assert.NoError(t, err, "it is made, however long that takes")
+				found <- p
+			}()
+			time.Sleep(time.Hour)
+			g.outcome <- nil
+			assert.Equal(t, spec.Name, (<-found).Info().Name)
+		})
+	}
+}
+
+func TestOpeningAPoolThatCouldNotBeMadeFindsNone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		spec := PoolSpec{Name: t.Name(), Kind: fake, MaxBytes: 1}
+		svc := newService(t)
+		g := underWay(t, svc, spec)
+		s := open(t, svc)
+		opened := make(chan error)
+		go func() {
+			_, err := s.OpenPool(t.Context(), spec.Name, 0)
+			opened <- err
+		}()
+		synctest.Wait()
+		g.outcome <- errors.New("a fault")
+		assert.ErrorIs(t, <-opened, ErrNotFound)
+	})
+}
+
+func TestWaitingForAPoolThatIsBeingMadeEndsWithItsContextAndItsSession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		spec := PoolSpec{Name: t.Name(), Kind: fake, MaxBytes: 1}
+		svc := newService(t)
+		g := underWay(t, svc, spec)
+		ctx, cancel := context.WithCancel(t.Context())
+		s := open(t, svc)
+		opened, ensured := make(chan error), make(chan error)
+		go func() {
+			_, err := s.OpenPool(ctx, spec.Name, 0)
+			opened <- err
+		}()
+		go func() {
+			_, err := s.EnsurePool(t.Context(), spec)
+			ensured <- err
+		}()
+		synctest.Wait()
+		cancel()
+		assert.ErrorIs(t, <-opened, context.Canceled)
+		s.End(nil)
+		assert.ErrorIs(t, <-ensured, ErrClosed)
+		g.outcome <- nil
+	})
+}
+
+func TestManyWhoEnsureAPoolHaveTheSameOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		spec := PoolSpec{Name: t.Name(), Kind: fake, MaxBytes: 1}
+		svc := newService(t)
+		g := holdUp(t, spec.Name)
+		const many = 8
+		found := make(chan *Pool, many)
+		for range many {
+			s := open(t, svc)
+			go func() {
+				p, err := s.EnsurePool(t.Context(), spec)
+				assert.NoError(t, err)
+				found <- p
+			}()
+		}
+		<-g.inside
+		synctest.Wait()
+		g.outcome <- nil
+		first := <-found
+		for range many - 1 {
+			assert.Same(t, first, <-found)
+		}
+		assert.Empty(t, g.inside, "it was made once")
+	})
+}
+
+func TestWhoEnsuresAPoolMakesItWhereAnotherFailedTo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		spec := PoolSpec{Name: t.Name(), Kind: fake, MaxBytes: 1}
+		svc := newService(t)
+		g := underWay(t, svc, spec)
+		s := open(t, svc)
+		ensured := make(chan error)
+		go func() {
+			_, err := s.EnsurePool(t.Context(), spec)
+			ensured <- err
+		}()
+		synctest.Wait()
+		g.outcome <- errors.New("a fault")
+		<-g.inside
+		g.outcome <- nil
+		assert.NoError(t, <-ensured)
+	})
+}
+
+func TestEnsuringAPoolNamesHowTheOneThereDiffers(t *testing.T) {
+	svc := NewService(Config{MayCreate: func(p Peer) bool { return p.UID == Self().UID }})
+	defer svc.Close()
+	s := open(t, svc)
+	like := PoolSpec{Name: "p", Kind: fake, MaxBytes: 4096, SessionBytes: 512, Access: Access{UIDs: []uint32{Self().UID, 4242}, GIDs: []uint32{7}}}
+	p := createPool(t, s, like)
+	again := like
+	again.Access = Access{UIDs: []uint32{4242, Self().UID, 4242}, GIDs: []uint32{7}} // the same users
+	found, err := s.EnsurePool(t.Context(), again)
+	require.NoError(t, err)
+	assert.Same(t, p, found)
+	for want, change := range map[string]func(*PoolSpec){
+		"kind is fake, not host":                                    func(spec *PoolSpec) { spec.Kind = Host },
+		"max_bytes is 4096, not 8192":                               func(spec *PoolSpec) { spec.MaxBytes = 8192 },
+		"session_bytes is 512, not 0":                               func(spec *PoolSpec) { spec.SessionBytes = 0 },
+		"device is none, not 0":                                     func(spec *PoolSpec) { spec.Device = "0" },
+		"gids is [7], not []":                                       func(spec *PoolSpec) { spec.Access.GIDs = nil },
+		"max_bytes is 4096, not 1; its session_bytes is 512, not 1": func(spec *PoolSpec) { spec.MaxBytes, spec.SessionBytes = 1, 1 },
+	} {
+		spec := like
+		change(&spec)
+		_, err := s.EnsurePool(t.Context(), spec)
+		require.ErrorIs(t, err, ErrExists)
+		assert.ErrorContains(t, err, want)
+	}
+	mine := like
+	mine.Access = Access{}
+	_, err = s.EnsurePool(t.Context(), mine)
+	require.ErrorIs(t, err, ErrExists)
+	assert.ErrorContains(t, err, "uids is", "without a list it is this user alone")
+
+	listed := openClient(t, svc, Peer{UID: 4242}).Session
+	found, err = listed.EnsurePool(t.Context(), like)
+	require.NoError(t, err, "who may use it may open it so, too")
+	assert.Same(t, p, found)
+	stranger := openClient(t, svc, Peer{UID: 1}).Session
+	_, err = stranger.EnsurePool(t.Context(), like)
+	require.ErrorIs(t, err, ErrDenied)
+	other := like
+	other.Name = "q"
+	_, err = listed.EnsurePool(t.Context(), other)
+	require.ErrorIs(t, err, ErrDenied, "one that has to be made")
+	_, err = s.EnsurePool(t.Context(), PoolSpec{})
+	require.ErrorIs(t, err, ErrInvalid)
 }
 
 func TestOnlyWhoMayCreatesPools(t *testing.T) {

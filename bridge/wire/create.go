@@ -3,12 +3,13 @@ package wire
 // Create makes a pool. A PoolReply answers it.
 type Create struct {
 	Name            string   // pool name
-	Kind            string   // "device" or "host"
+	Kind            string   // "device", "vmm", "legacy", "pinned" or "host"
 	Device          string   // ordinal or UUID; empty: the first
 	MaxBytes        uint64   // most bytes of the pool
 	MaxSessionBytes uint64   // most bytes of a session; 0: no limit of its own
 	UIDs            []uint64 // users that may use it; without GIDs too: the creator's user
 	GIDs            []uint64 // groups that may use it
+	Ensure          bool     // open the pool of that name, if there is one that is just like it
 }
 
 var createFields = record[Create]{
@@ -19,6 +20,7 @@ var createFields = record[Create]{
 	uintField("sx", func(m *Create) *uint64 { return &m.MaxSessionBytes }).maybe(),
 	uintsField("ui", func(m *Create) *[]uint64 { return &m.UIDs }).maybe(),
 	uintsField("gi", func(m *Create) *[]uint64 { return &m.GIDs }).maybe(),
+	boolField("en", func(m *Create) *bool { return &m.Ensure }).maybe(),
 }
 
 // Op returns "create".

@@ -37,7 +37,7 @@ var literals = []struct {
 	{"reply", "hello reply, all fields", 1, &wire.HelloReply{Version: 1, Epoch: wire.Epoch{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255},
 		Session: math.MaxInt64, PID: 4194304, Features: []string{"host"}}},
 	{"request", "create, all fields", 2, &wire.Create{Name: "frames", Kind: "device", Device: uuid, MaxBytes: 1 << 34,
-		MaxSessionBytes: 1 << 32, UIDs: []uint64{0, 1000}, GIDs: []uint64{27, 4294967294}}},
+		MaxSessionBytes: 1 << 32, UIDs: []uint64{0, 1000}, GIDs: []uint64{27, 4294967294}, Ensure: true}},
 	{"reply", "create reply, all fields", 2, &wire.PoolReply{Pool: somePool}},
 	{"request", "open by name, all fields", 3, &wire.Open{Name: "frames", Wait: 30000}},
 	{"request", "open by id", 3, &wire.Open{Pool: 7}},

@@ -4,7 +4,7 @@ package wire
 type Pool struct {
 	ID              uint64  // never reused within an epoch
 	Name            string  // as its creator chose it
-	Kind            string  // "device" or "host"
+	Kind            string  // "device", "vmm", "legacy", "pinned" or "host"
 	Device          uint64  // device ordinal as the service sees it
 	UUID            string  // device UUID, "GPU-…"; empty: no device
 	MaxBytes        uint64  // most bytes that the pool's blocks may take

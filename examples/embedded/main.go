@@ -16,7 +16,7 @@ import (
 
 func main() {
 	socket := flag.String("socket", bridge.DefaultSocket(), "where clients find this program")
-	kind := flag.String("kind", string(mempool.Host), "where the memory is: host or device")
+	kind := flag.String("kind", string(mempool.Host), "where the memory is: host, device, vmm, legacy or pinned")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	err := serve(ctx, *socket, mempool.Kind(*kind), func() { log.Printf("reading.txt is published; clients find it at %s", *socket) })

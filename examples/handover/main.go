@@ -13,7 +13,7 @@ import (
 )
 
 func main() {
-	kind := flag.String("kind", string(mempool.Device), "where the array lives: device or host")
+	kind := flag.String("kind", string(mempool.Device), "where the array lives: device, vmm, legacy, pinned or host")
 	flag.Parse()
 	if err := handOver(context.Background(), mempool.Kind(*kind)); err != nil {
 		log.Fatal(err)
@@ -27,7 +27,7 @@ func handOver(ctx context.Context, kind mempool.Kind) error {
 		return err
 	}
 	defer client.Close()
-	pool, err := client.CreatePool(ctx, mempool.PoolSpec{Name: "demo", Kind: kind, MaxBytes: 64 << 20})
+	pool, err := client.EnsurePool(ctx, mempool.PoolSpec{Name: "demo", Kind: kind, MaxBytes: 64 << 20})
 	if err != nil {
 		return err
 	}
@@ -39,6 +39,6 @@ func handOver(ctx context.Context, kind mempool.Kind) error {
 	if err := lease.CopyFrom(0, data); err != nil {
 		return err
 	}
-	return lease.Publish(ctx, mempool.Publication{Name: "weights", Keep: true}) // outlives this program
+	return lease.Publish(ctx, mempool.Publication{Name: "weights", Keep: true, Replace: true}) // outlives this program
 	// README: end
 }

@@ -10,10 +10,8 @@ LAYERS = {"embed": (512, 64), "hidden": (64, 64), "out": (64, 10)}
 library = importlib.import_module(sys.argv[1] if len(sys.argv) > 1 else "numpy")
 
 with poolbridge.connect(wait=60) as client:
-    try:
-        client.create_pool("model", kind="host" if library.__name__ == "numpy" else "device", max_bytes=64 << 20)
-    except poolbridge.AlreadyExistsError:  # of an earlier run: a pool stays
-        client.open_pool("model")
+    kind = "host" if library.__name__ == "numpy" else "device"
+    client.create_pool("model", kind=kind, max_bytes="64MiB", exist_ok=True)  # of an earlier run: a pool stays
     held = []
     for number, (name, shape) in enumerate(LAYERS.items()):
         lease = client.allocate(shape, "float32")

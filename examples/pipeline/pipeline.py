@@ -16,10 +16,7 @@ FRAMES = 50
 def source(client: poolbridge.Client, library: ModuleType) -> None:
     """Make arrays."""
     kind = "host" if library.__name__ == "numpy" else "device"
-    try:
-        client.create_pool("pipeline", kind=kind, max_bytes=64 << 20)
-    except poolbridge.AlreadyExistsError:  # of an earlier run: a pool stays
-        client.open_pool("pipeline")
+    client.create_pool("pipeline", kind=kind, max_bytes="64MiB", exist_ok=True)  # of an earlier run: a pool stays
     raw = client.create_channel("raw", mode="queue", capacity=4)
     for number in range(FRAMES):
         array = library.from_dlpack(client.allocate((256, 256), "float32", timeout=60))

@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"log"
 	"strconv"
@@ -15,7 +14,7 @@ import (
 )
 
 func main() {
-	kind := flag.String("kind", string(mempool.Device), "where the frames live: device or host")
+	kind := flag.String("kind", string(mempool.Device), "where the frames live: device, vmm, legacy, pinned or host")
 	frames := flag.Int("frames", 300, "how many to send")
 	flag.Parse()
 	if err := run(context.Background(), mempool.Kind(*kind), *frames); err != nil {
@@ -44,10 +43,7 @@ func open(ctx context.Context, kind mempool.Kind) (*camera, error) {
 	if err != nil {
 		return nil, err
 	}
-	pool, err := client.CreatePool(ctx, mempool.PoolSpec{Name: "video", Kind: kind, MaxBytes: 64 << 20})
-	if errors.Is(err, bridge.ErrExists) { // of an earlier run: a pool stays
-		pool, err = client.OpenPool(ctx, "video", 0)
-	}
+	pool, err := client.EnsurePool(ctx, mempool.PoolSpec{Name: "video", Kind: kind, MaxBytes: 64 << 20}) // it may be there from an earlier run
 	if err != nil {
 		client.Close()
 		return nil, err

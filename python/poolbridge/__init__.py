@@ -7,7 +7,7 @@ CuPy, PyTorch, JAX and Numba take it as it is, in place.
     import poolbridge
 
     with poolbridge.connect() as client:
-        client.create_pool("frames", kind="host", max_bytes=16 << 20)
+        client.create_pool("frames", kind="host", max_bytes="16MiB", exist_ok=True)
         lease = client.allocate((480, 640), "float32")
         np.asarray(lease)[:] = 1.0
         lease.publish("frame")
@@ -44,6 +44,7 @@ from poolbridge._errors import (
     PoolLimitError,
     ProducerDiedError,
     ProtocolError,
+    ReadOnlyWarning,
     RequestCancelledError,
     SecondContextError,
     ServiceNotRunningError,
@@ -60,6 +61,7 @@ from poolbridge._frame import AsyncFrame, Frame
 from poolbridge._lease import AsyncLease, BaseLease, Lease
 from poolbridge._leaseview import LeaseView
 from poolbridge._legacyhandle import LegacyHandle, OpenedMemory
+from poolbridge._literals import ChannelMode, FullPolicy, Kind
 from poolbridge._paths import default_path
 from poolbridge._pool import Pool, PoolStats, ServiceStats
 from poolbridge._promise import Promise
@@ -80,6 +82,7 @@ __all__ = [
     "BorrowedArrays",
     "BusyError",
     "Channel",
+    "ChannelMode",
     "Client",
     "ClientClosedError",
     "ClosedError",
@@ -91,8 +94,10 @@ __all__ = [
     "EventUnavailableError",
     "ForkError",
     "Frame",
+    "FullPolicy",
     "InternalError",
     "InvalidArgumentError",
+    "Kind",
     "Lease",
     "LeaseInUseError",
     "LeaseReleasedError",
@@ -109,6 +114,7 @@ __all__ = [
     "ProducerDiedError",
     "Promise",
     "ProtocolError",
+    "ReadOnlyWarning",
     "RequestCancelledError",
     "SecondContextError",
     "ServiceNotRunningError",

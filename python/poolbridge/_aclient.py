@@ -15,6 +15,7 @@ from poolbridge._channel import AsyncChannel
 from poolbridge._client_state import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, ClientState
 from poolbridge._errors import ConnectionLostError, PoolbridgeError, ServiceStalledError
 from poolbridge._lease import AsyncLease
+from poolbridge._literals import ChannelMode, FullPolicy, Kind
 from poolbridge._messages import Reply
 from poolbridge._operations import Ask, Flow
 from poolbridge._pool import Pool, ServiceStats
@@ -73,12 +74,13 @@ class AsyncClient(ClientState):
         self,
         name: str,
         *,
-        kind: str = "host",
+        kind: Kind = "host",
         device: int | str | None = None,
-        max_bytes: int,
-        session_bytes: int = 0,
+        max_bytes: int | str,
+        session_bytes: int | str = 0,
         uids: Sequence[int] = (),
         gids: Sequence[int] = (),
+        exist_ok: bool = False,
     ) -> Pool:
         """Create a pool; see `Client.create_pool`."""
         flow = _operations.create_pool(
@@ -89,6 +91,7 @@ class AsyncClient(ClientState):
             session_bytes=session_bytes,
             uids=uids,
             gids=gids,
+            exist_ok=exist_ok,
         )
         return self._remember(await self._run(flow))
 
@@ -102,7 +105,7 @@ class AsyncClient(ClientState):
         await self._run(_operations.destroy_pool(found))
         self._forget(found)
 
-    async def trim(self, pool: Pool | str | None = None, *, keep_bytes: int = 0) -> int:
+    async def trim(self, pool: Pool | str | None = None, *, keep_bytes: int | str = 0) -> int:
         """Give unused blocks of a pool back, in bytes; see `Client.trim`."""
         return await self._run(_operations.trim(await self._pool(pool), keep_bytes=keep_bytes))
 
@@ -158,9 +161,9 @@ class AsyncClient(ClientState):
         name: str,
         *,
         pool: Pool | str | None = None,
-        mode: str = "broadcast",
+        mode: ChannelMode = "broadcast",
         capacity: int = 8,
-        full: str = "block",
+        full: FullPolicy = "block",
     ) -> AsyncChannel:
         """Create a channel, or open the one that is like it; see `Client.create_channel`."""
         flow = _channel_operations.create_channel(
@@ -180,7 +183,7 @@ class AsyncClient(ClientState):
         *,
         credit: int = 4,
         oldest: bool = False,
-        full: str | None = None,
+        full: FullPolicy | None = None,
         timeout: float | None = 0.0,
     ) -> AsyncSubscription:
         """Subscribe to a channel, once what this gives is entered or iterated over; see `Client.subscribe`."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import numpy as np
 
-from poolbridge import _dlpack, _order
+from poolbridge import _dlpack, _order, _readonly
 from poolbridge._errors import InvalidArgumentError
 from poolbridge._hold import Hold, Token
 from poolbridge._streams import stream_key
+
+if TYPE_CHECKING:
+    from poolbridge._literals import Kind
 
 
 class ArrayExports:
@@ -86,7 +90,7 @@ class ArrayExports:
         return self._hold.memory.pool.device_name
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> Kind:
         """Kind of memory: ``"device"``, ``"vmm"``, ``"legacy"``, ``"pinned"`` or ``"host"``."""
         return self._hold.memory.pool.kind
 
@@ -106,7 +110,7 @@ class ArrayExports:
         *,
         stream: Any = None,
         max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | EllipsisType | None = ...,
         copy: bool | None = None,
     ) -> object:
         """Export the tensor as a DLPack capsule, as the array API standard says.
@@ -120,15 +124,17 @@ class ArrayExports:
             The newest DLPack that the consumer understands; from (1, 0) on it gets a versioned capsule, which says
             whether the data is read-only.
         dl_device
-            Where the consumer wants the data: here, or on the CPU, (1, 0), which copies from a device.
+            Where the consumer wants the data: here, or on the CPU, (1, 0), which copies from a device. NumPy, which has
+            no other place, passes None and no stream: it gets memory that the CPU reaches as the CPU's. Left out: here.
         copy
             True always copies, False never, None only where `dl_device` asks for it.
 
         Raises
         ------
         BufferError
-            It cannot be exported this way: another device, a copy that was forbidden, read-only data for a
-            consumer of legacy capsules, negative strides for PyTorch, or GPU memory that is not aligned for JAX.
+            It cannot be exported this way: another device, memory of a GPU for NumPy without a copy, a copy that was
+            forbidden, read-only data for a consumer of legacy capsules, negative strides for PyTorch, or GPU memory
+            that is not aligned for JAX.
         ValueError
             A stream that the standard does not allow.
         LeaseReleasedError
@@ -140,7 +146,14 @@ class ArrayExports:
             _dlpack.check_reversed(hold.description.shape, hold.description.strides)
         device = hold.memory.pool.device
         own = self.__dlpack_device__()
-        target = own if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
+        target = own if dl_device is None or dl_device is ... else (int(dl_device[0]), int(dl_device[1]))
+        if _dlpack.by_cpu(dl_device, stream):
+            target = (_dlpack.CPU, 0)
+            if not copy and not hold.memory.pool.on_cpu:
+                raise BufferError(
+                    f"NumPy cannot reach memory of {self.device} in place: copy it, by lease.to_numpy() or by "
+                    'numpy.from_dlpack(lease, device="cpu")'
+                )
         here = target == device or (target[0] == _dlpack.CPU and hold.memory.pool.on_cpu)
         if not here and target[0] != _dlpack.CPU:
             raise BufferError(f"memory of {self.device} cannot be exported to DLPack device {target}")
@@ -164,6 +177,8 @@ class ArrayExports:
                 "that this lease is read-only. If the consumer does not write, give it lease.view(legacy=True); "
                 "otherwise lease for writing, or copy"
             )
+        if versioned and not hold.write:
+            _readonly.check_consumer(hold.memory.pool)
         array = hold.array() if versioned or hold.write else _pretend_writeable(hold)
         if device[0] != _dlpack.CPU and array.size:
             _dlpack.check_aligned(hold.address(write=hold.write))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from poolbridge import _channel_operations
 from poolbridge._errors import ClosedError, NotFoundError
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from poolbridge import _messages
     from poolbridge._aclient import AsyncClient
     from poolbridge._client import Client
+    from poolbridge._literals import ChannelMode, FullPolicy
 
 
 class BaseChannel:
@@ -37,9 +38,9 @@ class BaseChannel:
         return self._pool_name
 
     @property
-    def mode(self) -> str:
+    def mode(self) -> ChannelMode:
         """``"broadcast"``: every subscriber gets every frame. ``"queue"``: each frame goes to one."""
-        return self._info.md
+        return cast("ChannelMode", self._info.md)
 
     @property
     def capacity(self) -> int:
@@ -47,9 +48,9 @@ class BaseChannel:
         return self._info.cp
 
     @property
-    def full(self) -> str:
+    def full(self) -> FullPolicy:
         """What happens when it is full: ``"block"``, ``"drop-oldest"``, ``"latest"`` or ``"fail"``."""
-        return self._info.fl
+        return cast("FullPolicy", self._info.fl)
 
     def __repr__(self) -> str:
         return (
@@ -109,7 +110,8 @@ class Channel(BaseChannel):
         ClosedError
             The channel was shut. The lease lives on.
         InvalidArgumentError
-            The event is none for other processes, or the array has to be copied, which no event can go with.
+            It is no array, such as a tuple of arrays; the event is none for other processes; or the array has to be
+            copied, which no event can go with.
         """
         flow = _channel_operations.publish(
             self._client._session,  # noqa: SLF001 - of one family

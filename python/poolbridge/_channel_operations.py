@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from msgspec import UNSET
 
@@ -30,6 +30,7 @@ from poolbridge._errors import (
     ServiceStalledError,
     UnsupportedError,
 )
+from poolbridge._literals import ChannelMode, FullPolicy
 from poolbridge._messages import Open, PoolReply, Reply
 from poolbridge._operations import Ask, Do, Flow, allocate, check_count, check_name, check_wait, local_event, ready
 
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
 
 FEATURE = "channels"
 _RINGS = "rings"
-MODES = ("broadcast", "queue")
-FULL = ("block", "drop-oldest", "latest", "fail")
+MODES = get_args(ChannelMode)
+FULL = get_args(FullPolicy)
 _MOST_FRAMES = 1024
 _MOST_CREDIT = 256
 _MOST_ENTRIES = 16
@@ -106,7 +107,9 @@ def _use_ring(session: Session) -> Flow[None]:
         pass  # the service, or this process, has no more descriptors or memory for it
 
 
-def create_channel(session: Session, name: str, *, pool: int, mode: str, capacity: int, full: str) -> Flow[Channel]:
+def create_channel(
+    session: Session, name: str, *, pool: int, mode: ChannelMode, capacity: int, full: FullPolicy
+) -> Flow[Channel]:
     """Make a channel, or open the one that is like it."""
     request = MakeChannel(
         nm=check_name(name, "channel"),
@@ -224,7 +227,7 @@ def _copy_on_device(hold: Hold, source: Source, stream: Any) -> None:
 # Receiving
 
 
-def subscribe(session: Session, channel: Channel, *, credit: int, oldest: bool, full: str | None) -> Flow[Feed]:
+def subscribe(session: Session, channel: Channel, *, credit: int, oldest: bool, full: FullPolicy | None) -> Flow[Feed]:
     """Have a channel's frames sent."""
     request = Subscribe(
         ch=channel.id,

@@ -13,6 +13,7 @@ from poolbridge._channel import Channel
 from poolbridge._client_state import CLOSE_TIMEOUT, ClientState
 from poolbridge._errors import ConnectionLostError, PoolbridgeError, ServiceStalledError
 from poolbridge._lease import Lease
+from poolbridge._literals import ChannelMode, FullPolicy, Kind
 from poolbridge._messages import Reply
 from poolbridge._operations import Ask, Flow
 from poolbridge._pool import Pool, ServiceStats
@@ -36,12 +37,13 @@ class Client(ClientState):
         self,
         name: str,
         *,
-        kind: str = "host",
+        kind: Kind = "host",
         device: int | str | None = None,
-        max_bytes: int,
-        session_bytes: int = 0,
+        max_bytes: int | str,
+        session_bytes: int | str = 0,
         uids: Sequence[int] = (),
         gids: Sequence[int] = (),
+        exist_ok: bool = False,
     ) -> Pool:
         """Create a pool.
 
@@ -55,16 +57,18 @@ class Client(ClientState):
         device
             A GPU's ordinal as the service counts, or its UUID; None: the first.
         max_bytes
-            Most bytes that its blocks may take.
+            Most bytes that its blocks may take: a number, or a size such as ``"64MiB"``.
         session_bytes
-            Most bytes that one session may hold in it; 0: no limit of its own.
+            Most bytes that one session may hold in it, likewise; 0: no limit of its own.
         uids, gids
             Users and groups that may use it; without any, this user alone.
+        exist_ok
+            Open the pool of that name if there is one that is just like it, or is being made at this moment.
 
         Raises
         ------
         AlreadyExistsError
-            There is a pool of that name.
+            There is a pool of that name; with `exist_ok` one that differs, and the message says how.
         UnavailableError
             The service's machine cannot do it; the message says what is missing.
         """
@@ -76,6 +80,7 @@ class Client(ClientState):
             session_bytes=session_bytes,
             uids=uids,
             gids=gids,
+            exist_ok=exist_ok,
         )
         return self._remember(self._run(flow))
 
@@ -87,7 +92,7 @@ class Client(ClientState):
         name
             The pool's name.
         timeout
-            Seconds to wait for it to appear; None: no limit.
+            Seconds to wait for it to appear; None: no limit. One that is being made is waited for in any case.
 
         Raises
         ------
@@ -104,7 +109,7 @@ class Client(ClientState):
         self._run(_operations.destroy_pool(found))
         self._forget(found)
 
-    def trim(self, pool: Pool | str | None = None, *, keep_bytes: int = 0) -> int:
+    def trim(self, pool: Pool | str | None = None, *, keep_bytes: int | str = 0) -> int:
         """Give unused blocks of a pool back to the device.
 
         Parameters
@@ -112,7 +117,7 @@ class Client(ClientState):
         pool
             The pool; left out: the default pool.
         keep_bytes
-            Bytes of unused blocks to keep.
+            Bytes of unused blocks to keep: a number, or a size such as ``"64MiB"``.
 
         Returns
         -------
@@ -209,9 +214,9 @@ class Client(ClientState):
         name: str,
         *,
         pool: Pool | str | None = None,
-        mode: str = "broadcast",
+        mode: ChannelMode = "broadcast",
         capacity: int = 8,
-        full: str = "block",
+        full: FullPolicy = "block",
     ) -> Channel:
         """Create a channel, or open the one of that name that is like it.
 
@@ -269,7 +274,7 @@ class Client(ClientState):
         *,
         credit: int = 4,
         oldest: bool = False,
-        full: str | None = None,
+        full: FullPolicy | None = None,
         timeout: float | None = 0.0,
     ) -> Subscription:
         """Subscribe to a channel; iterate over what this gives.

@@ -138,11 +138,20 @@ def check_reversed(shape: Iterable[int], strides: Iterable[int]) -> None:
     """
     shape = tuple(shape)
     backwards = all(shape) and any(stride < 0 and n > 1 for n, stride in zip(shape, strides, strict=True))
-    if backwards and _asked_by("torch.utils.dlpack"):
+    if backwards and asked_by("torch.utils.dlpack"):
         raise BufferError(
             "PyTorch has no negative strides, and this lease has: copy it, for example by "
             "torch.from_numpy(lease.to_numpy())"
         )
+
+
+def by_cpu(dl_device: object, stream: object) -> bool:
+    """Whether the consumer that calls ``__dlpack__`` knows memory of the CPU alone, as NumPy does.
+
+    NumPy passes None as the device, and no stream. Libraries that use a GPU pass their stream, or leave the device out,
+    which is ``...`` here.
+    """
+    return dl_device is None and stream is None
 
 
 def check_aligned(address: int) -> None:
@@ -156,14 +165,14 @@ def check_aligned(address: int) -> None:
     BufferError
         JAX asks, and the address is not such a multiple.
     """
-    if address % _JAX_ALIGNMENT and _asked_by("jax._src.dlpack"):
+    if address % _JAX_ALIGNMENT and asked_by("jax._src.dlpack"):
         raise BufferError(
             f"JAX uses memory of a GPU from a multiple of {_JAX_ALIGNMENT} bytes on, and this lease begins "
             f"{address % _JAX_ALIGNMENT} bytes after one: copy it, for example by jax.numpy.asarray(lease.to_numpy())"
         )
 
 
-def _asked_by(module: str) -> bool:
+def asked_by(module: str) -> bool:
     """Whether a function of that module called ``__dlpack__``, perhaps of an object which only passes the question on.
 
     Nothing that they pass tells one library from another, but ``from_dlpack`` of some is a Python function that asks by

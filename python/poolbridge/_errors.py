@@ -37,6 +37,8 @@ Each class also derives from the built-in exception that a program would catch a
     └── InternalError (RuntimeError)               a fault of the service
 
 ``code`` is the stable code of the wire, or ``""`` for what only this client can find out.
+
+Beside it, `ReadOnlyWarning` is a `UserWarning`.
 """
 
 from __future__ import annotations
@@ -210,6 +212,10 @@ class InternalError(PoolbridgeError, RuntimeError):
     """The service reports a fault of its own."""
 
     code = "internal"
+
+
+class ReadOnlyWarning(UserWarning):
+    """A library that may write what it is given got memory that is mapped read-only; said once in each process."""
 
 
 _BY_CODE: dict[str, type[PoolbridgeError]] = {

@@ -12,6 +12,7 @@ from poolbridge._kinds import BlockMemory, Kind
 
 if TYPE_CHECKING:
     from poolbridge._cuda import ImportedBlock, ImportedPool
+    from poolbridge._literals import Kind as KindName
     from poolbridge._messages import Pool
     from poolbridge._transport import Descriptors
 
@@ -47,7 +48,7 @@ class DeviceBlock(BlockMemory):
 class DevicePool(GPUPool):
     """The pool, imported."""
 
-    def __init__(self, kind: str, ordinal: int, pool: ImportedPool) -> None:
+    def __init__(self, kind: KindName, ordinal: int, pool: ImportedPool) -> None:
         super().__init__(kind, ordinal)
         self._pool = pool
 

@@ -12,6 +12,8 @@ from poolbridge._kinds import PoolMemory
 if TYPE_CHECKING:
     import numpy as np
 
+    from poolbridge._literals import Kind
+
 
 class GPUPool(PoolMemory):
     """Memory on one GPU, which copies it.
@@ -24,7 +26,7 @@ class GPUPool(PoolMemory):
         The GPU, as this process counts.
     """
 
-    def __init__(self, kind: str, ordinal: int) -> None:
+    def __init__(self, kind: Kind, ordinal: int) -> None:
         self.kind = kind
         self.device = (_dlpack.CUDA, ordinal)
         self.ordinal = ordinal

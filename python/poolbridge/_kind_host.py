@@ -54,6 +54,7 @@ class HostPool(PoolMemory):
 
     kind = "host"
     device = (_dlpack.CPU, 0)
+    write_fault = "ends this process (SIGSEGV)"
 
     def __init__(self, fd: int, size: int) -> None:
         check_sealed(fd, size, "a pool")

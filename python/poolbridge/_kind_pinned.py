@@ -14,6 +14,7 @@ from poolbridge._kinds import BlockMemory, Kind
 if TYPE_CHECKING:
     import numpy as np
 
+    from poolbridge._literals import Kind as KindName
     from poolbridge._messages import Pool
     from poolbridge._transport import Descriptors
 
@@ -55,7 +56,7 @@ class PinnedPool(GPUPool):
         """It is the host's memory."""
         return True
 
-    def __init__(self, kind: str, imported: _cuda_imports.PinnedPool) -> None:
+    def __init__(self, kind: KindName, imported: _cuda_imports.PinnedPool) -> None:
         super().__init__(kind, imported.ordinal)
         self.imported = imported
 

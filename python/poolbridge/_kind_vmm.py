@@ -13,6 +13,7 @@ from poolbridge._kinds import BlockMemory, Kind
 
 if TYPE_CHECKING:
     from poolbridge._cuda_imports import VirtualBlock
+    from poolbridge._literals import Kind as KindName
     from poolbridge._messages import Pool
     from poolbridge._transport import Descriptors
 
@@ -45,7 +46,9 @@ class VMMBlock(BlockMemory):
 class VMMPool(GPUPool):
     """Blocks of one GPU; the pool itself has nothing to import."""
 
-    def __init__(self, kind: str, ordinal: int) -> None:
+    write_fault = "breaks the CUDA context, and every later CUDA call of this process fails"
+
+    def __init__(self, kind: KindName, ordinal: int) -> None:
         super().__init__(kind, ordinal)
         self._blocks: WeakSet[VirtualBlock] = WeakSet()
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
+from poolbridge import _literals
 from poolbridge._errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -56,10 +57,13 @@ class PoolMemory(ABC):
     device
         DLPack's device type and id of where it is used, the id as this process counts. Memory that the CPU reaches as
         well is a GPU's here.
+    write_fault
+        What a write to a block does that is mapped to be read; ``""`` where that cannot be mapped read-only.
     """
 
-    kind: str
+    kind: _literals.Kind
     device: tuple[int, int]
+    write_fault = ""
 
     @property
     def on_cpu(self) -> bool:
@@ -116,7 +120,7 @@ class Kind(ABC):
         Its name on the wire.
     """
 
-    name: str
+    name: _literals.Kind
 
     def apart(self, pool: Pool, device: int | str | None) -> int | None:  # noqa: ARG002
         """Give the GPU for which a pool has to be mapped apart from what is mapped for others.
@@ -140,14 +144,14 @@ class Kind(ABC):
         """Map a pool; descriptors that are not taken stay with the caller."""
 
 
-_MODULES: Final = {
+_MODULES: Final[dict[str, tuple[str, str]]] = {
     "host": ("poolbridge._kind_host", "HostKind"),
     "device": ("poolbridge._kind_device", "DeviceKind"),
     "vmm": ("poolbridge._kind_vmm", "VMMKind"),
     "legacy": ("poolbridge._kind_legacy", "LegacyKind"),
     "pinned": ("poolbridge._kind_pinned", "PinnedKind"),
 }
-KINDS: Final = tuple(_MODULES)
+KINDS: Final[tuple[_literals.Kind, ...]] = get_args(_literals.Kind)
 
 
 def load(name: str) -> Kind:

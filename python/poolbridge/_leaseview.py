@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from poolbridge import _dlpack, _order
+from poolbridge import _dlpack, _order, _readonly
 from poolbridge._arrays import ArrayExports
 from poolbridge._errors import InvalidArgumentError, UnsupportedError
 from poolbridge._hold import Hold, Token
@@ -82,6 +82,8 @@ def cuda_array_interface(hold: Hold) -> dict[str, Any]:
     if not description.element.in_numpy:
         # No AttributeError, which would read as if the memory were not a GPU's.
         raise UnsupportedError(f"__cuda_array_interface__ has no {description.element.name}: use DLPack")
+    if not hold.write:
+        _readonly.check_interface(hold.memory.pool)
     stream = _order.stream_to_follow(hold)
     return {
         "version": 3,

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import EllipsisType, TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
@@ -255,7 +255,7 @@ class OpenedMemory:
         *,
         stream: Any = None,
         max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | EllipsisType | None = ...,
         copy: bool | None = None,
     ) -> object:
         """Export the memory as a DLPack capsule, in place.
@@ -263,9 +263,12 @@ class OpenedMemory:
         Raises
         ------
         BufferError
-            Another device or a copy was asked for.
+            Another device or a copy was asked for, or NumPy asks, which does not reach it.
         """
-        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+        if _dlpack.by_cpu(dl_device, stream):
+            raise BufferError("NumPy cannot reach memory of a GPU in place: copy it by to_numpy()")
+        target = self.__dlpack_device__() if dl_device is None or dl_device is ... else tuple(dl_device)
+        if copy or target != self.__dlpack_device__():
             raise BufferError("memory that was opened by its handle is exported in place only")
         array = np.asarray(_Pointing(self))
         versioned = max_version is not None and max_version[0] >= 1

@@ -141,6 +141,7 @@ class Create(Request, kw_only=True, tag="create"):
     sx: U = 0
     ui: tuple[U, ...] = ()
     gi: tuple[U, ...] = ()
+    en: bool = False
 
 
 class Open(Request, kw_only=True, tag="open"):

@@ -48,6 +48,7 @@ from poolbridge._promise import Promise
 
 if TYPE_CHECKING:
     from poolbridge._event import Event
+    from poolbridge._literals import Kind
     from poolbridge._session import Session
 
 _T = TypeVar("_T")
@@ -124,7 +125,7 @@ def check_wait(timeout: float | None) -> int:
 
 
 def check_count(value: int, what: str, *, least: int = 0) -> int:
-    """Check a number of bytes or an id.
+    """Check a number or an id.
 
     Raises
     ------
@@ -138,6 +139,28 @@ def check_count(value: int, what: str, *, least: int = 0) -> int:
     if not least <= number <= U_MAX:
         raise InvalidArgumentError(f"{what} {number} is out of range: expected {least} to 2**63 - 1")
     return number
+
+
+_SIZE = re.compile(r"(\d+) *([KMGT]iB|B)?", re.ASCII)
+_UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def check_bytes(value: int | str, what: str, *, least: int = 0) -> int:
+    """Check a number of bytes, or read a size: ``1048576``, ``"1048576"``, ``"1MiB"``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is no size, or below `least` or above 2**63 - 1.
+    """
+    if not isinstance(value, str):
+        return check_count(value, what, least=least)
+    size = _SIZE.fullmatch(value.strip())
+    if size is None:
+        raise InvalidArgumentError(
+            f'{what} {value!r} is no size: expected a whole number of bytes, KiB, MiB, GiB or TiB, such as "64MiB"'
+        )
+    return check_count(int(size[1]) * _UNITS[size[2]], what, least=least)
 
 
 def check_device(device: int | str | None) -> int | str | None:
@@ -155,7 +178,7 @@ def check_device(device: int | str | None) -> int | str | None:
 
 
 def _check_kind(kind: str) -> str:
-    if not isinstance(kind, str):
+    if kind not in KINDS:
         raise InvalidArgumentError(f"the kind of a pool is one of {', '.join(KINDS)}, not {kind!r}")
     return kind
 
@@ -163,29 +186,31 @@ def _check_kind(kind: str) -> str:
 def create_pool(
     name: str,
     *,
-    kind: str,
+    kind: Kind,
     device: int | str | None,
-    max_bytes: int,
-    session_bytes: int,
+    max_bytes: int | str,
+    session_bytes: int | str,
     uids: Sequence[int],
     gids: Sequence[int],
+    exist_ok: bool,
 ) -> Flow[Pool]:
-    """Create a pool; it is open for this session."""
+    """Create a pool, or open the one that is like it; it is open for this session."""
     request = Create(
         nm=check_name(name, "pool"),
         k=_check_kind(kind),
         dv="" if device is None else str(device),
-        mx=check_count(max_bytes, "max_bytes", least=1),
-        sx=check_count(session_bytes, "session_bytes"),
+        mx=check_bytes(max_bytes, "max_bytes", least=1),
+        sx=check_bytes(session_bytes, "session_bytes"),
         ui=tuple(check_count(uid, "uid") for uid in uids),
         gi=tuple(check_count(gid, "gid") for gid in gids),
+        en=bool(exist_ok),
     )
     reply = yield from _ask(request, PoolReply)
     return Pool.from_wire(reply.p)
 
 
 def open_pool(name: str, *, timeout: float | None) -> Flow[Pool]:
-    """Open a pool, waiting for it to appear."""
+    """Open a pool, waiting for it to appear, and to be made."""
     request = Open(nm=check_name(name, "pool"), w=check_wait(timeout))
     reply = yield from _ask(request, PoolReply, timeout)
     return Pool.from_wire(reply.p)
@@ -196,9 +221,9 @@ def destroy_pool(pool: Pool) -> Flow[None]:
     yield from _ask(Destroy(pl=pool.id), Reply)
 
 
-def trim(pool: Pool, *, keep_bytes: int) -> Flow[int]:
+def trim(pool: Pool, *, keep_bytes: int | str) -> Flow[int]:
     """Give unused blocks of a pool back."""
-    reply = yield from _ask(Trim(pl=pool.id, n=check_count(keep_bytes, "keep_bytes")), TrimReply)
+    reply = yield from _ask(Trim(pl=pool.id, n=check_bytes(keep_bytes, "keep_bytes")), TrimReply)
     return reply.n
 
 

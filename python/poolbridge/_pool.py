@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self, cast
 
 from poolbridge import _messages
+
+if TYPE_CHECKING:
+    from poolbridge._literals import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +22,11 @@ class Pool:
     name
         Its name.
     kind
-        ``"host"`` or ``"device"``.
+        Where its memory comes from: ``"device"``, ``"vmm"``, ``"legacy"``, ``"pinned"`` or ``"host"``.
     device_uuid
-        The GPU's UUID, which holds across processes; ``""`` for host memory.
+        The GPU's UUID, which holds across processes; the closest GPU's for ``"pinned"``, ``""`` for ``"host"``.
     device_ordinal
-        The GPU's ordinal as the service counts; None for host memory.
+        That GPU's ordinal as the service counts; None for ``"host"``.
     max_bytes
         Most bytes that its blocks may take.
     session_bytes
@@ -32,7 +35,7 @@ class Pool:
 
     id: int
     name: str
-    kind: str
+    kind: Kind
     device_uuid: str
     device_ordinal: int | None
     max_bytes: int
@@ -41,7 +44,7 @@ class Pool:
     @classmethod
     def from_wire(cls, pool: _messages.Pool) -> Self:
         """Make it of the wire's form."""
-        return cls(pool.id, pool.nm, pool.k, pool.du, pool.do if pool.du else None, pool.mx, pool.sx)
+        return cls(pool.id, pool.nm, cast("Kind", pool.k), pool.du, pool.do if pool.du else None, pool.mx, pool.sx)
 
 
 @dataclass(frozen=True, slots=True)

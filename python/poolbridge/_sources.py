@@ -83,7 +83,7 @@ def look(array: Any) -> Source:
     Raises
     ------
     InvalidArgumentError
-        Its elements cannot be shared.
+        It is no array, or its elements cannot be shared.
     """
     if isinstance(array, np.ndarray):
         return _interface(array, array.__array_interface__)
@@ -100,8 +100,21 @@ def look(array: Any) -> Source:
         seen = _dlpack.look(_capsule(array, None if on_cpu else -1))
         element = _tensor.element_type(seen.name)
         return Source(array, seen.address, seen.shape, seen.strides, element, None if on_cpu else ordinal)
-    host = np.asarray(array)
+    host = _numpy_array(array)
     return _interface(host, host.__array_interface__)
+
+
+def _numpy_array(given: Any) -> np.ndarray[Any, Any]:
+    """Make an array of something that is one to NumPy; it would make one of sequences, too, and of their elements."""
+    if hasattr(given, "__array__") or hasattr(given, "__array_interface__"):
+        return np.asarray(given)
+    try:
+        return np.asarray(memoryview(given))
+    except TypeError:
+        raise InvalidArgumentError(
+            f"a {type(given).__name__} is no array: expected a lease, or an array of NumPy or of a library that speaks "
+            "DLPack; publish several one by one, or make one of them first, for example by numpy.stack"
+        ) from None
 
 
 def order(source: Source, stream: int) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from poolbridge._client import Client
     from poolbridge._feed import Feed
     from poolbridge._hold import Hold
+    from poolbridge._literals import FullPolicy
     from poolbridge._messages import Grant
     from poolbridge._operations import Flow
     from poolbridge._session import Session
@@ -265,7 +266,7 @@ class AsyncSubscription(BaseSubscription):
         *,
         credit: int,
         oldest: bool,
-        full: str | None,
+        full: FullPolicy | None,
         timeout: float | None,
     ) -> None:
         super().__init__(client._session)  # noqa: SLF001 - of one family

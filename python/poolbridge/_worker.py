@@ -19,6 +19,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any
 
@@ -161,6 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", help="the GPU to work on, where it is not the one that has the memory")
     options = parser.parse_args(arguments)
     worker = Worker(options.socket, options.device)
+    warnings.simplefilter("ignore", poolbridge.ReadOnlyWarning)  # the tasks write only what they lease for that
     # Libraries print what they like; only answers may go where the service reads them.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -211,8 +211,11 @@ class Connection(threading.Thread):
         return m.HelloReply(q=request.q, v=1, ep=self.service.epoch, id=id_, pid=os.getpid(), ft=features)
 
     def create(self, request: m.Create, fds: list[int]) -> m.Reply:
-        if any(pool.info.nm == request.nm for pool in self.service.pools.values()):
-            raise Refused("exists")
+        for pool in self.service.pools.values():
+            if pool.info.nm == request.nm:
+                if not request.en or (pool.info.k, pool.info.mx, pool.info.sx) != (request.k, request.mx, request.sx):
+                    raise Refused("exists")
+                return self.export_pool(request.q, pool, fds)
         pool = self.service.make_pool(request)
         self.service.pools[pool.info.id] = pool
         return self.export_pool(request.q, pool, fds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import gc
 import threading
 from itertools import islice
@@ -115,12 +116,25 @@ def test_any_other_array_is_copied_once(service, client, other):
     source = np.arange(6, dtype=np.int16).reshape(2, 3)
     channel.publish(source)
     channel.publish(source.T)
-    channel.publish([1.5, 2.5])
+    channel.publish(array.array("d", [1.5, 2.5]))
     channel.publish(frames.receive())
     assert len(service.seen(m.Alloc)) == 4
     assert [next(frames).to_numpy().tolist() for _ in range(3)] == [
         source.T.tolist(), [1.5, 2.5], source.tolist(),
     ]  # fmt: skip
+
+
+def test_what_is_no_array_is_not_made_one(client):
+    channel = client.create_channel("video")
+    held = client.allocate(4, "float32")
+    both = (np.zeros(4, np.float32), np.ones(4, np.float32))
+    for given in (both, list(both), (held, held), [1.5, 2.5], 7, "frame", None, {"frame": both}):
+        name = type(given).__name__
+        with pytest.raises(poolbridge.InvalidArgumentError, match=f"^a {name} is no array: .*numpy.stack"):
+            channel.publish(given)
+    assert channel.publish(np.stack(both)) == 1
+    assert channel.publish(np.float32(7)) == 2, "an array without axes"
+    assert channel.publish(held) == 3
 
 
 def test_what_a_stranger_publishes_is_copied(client, other):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -80,6 +81,7 @@ def test_pools_and_statistics(client):
     with pytest.raises(poolbridge.AlreadyExistsError):
         client.create_pool("second", max_bytes=1)
     assert client.open_pool("second") == pool
+    assert client.create_pool("second", max_bytes=1 << 20, session_bytes=1 << 19, exist_ok=True) == pool
     lease = client.allocate(10, pool="second")
     assert lease.pool == "second"
     stats = client.stats()
@@ -204,6 +206,67 @@ def test_threads_share_a_client(client):
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (65536, 65536),
+        ("65536", 65536),
+        ("64KiB", 65536),
+        ("64 KiB", 65536),
+        (" 1MiB ", 1 << 20),
+        ("1GiB", 1 << 30),
+        ("65536B", 65536),
+        (np.int64(65536), 65536),
+    ],
+)
+def test_bytes_of_a_pool_may_be_a_size(service, client, size, expected):
+    pool = client.create_pool("sized", max_bytes=size, session_bytes=size)
+    assert (pool.max_bytes, pool.session_bytes) == (expected, expected)
+    client.trim(pool, keep_bytes=size)
+    assert service.seen(_messages.Trim)[-1].n == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "why"),
+    [
+        ("64MB", 'is no size: expected a whole number of bytes, KiB, MiB, GiB or TiB, such as "64MiB"'),
+        ("64mib", "is no size"),
+        ("1.5GiB", "is no size"),
+        ("-1", "is no size"),
+        ("", "is no size"),
+        ("٣MiB", "is no size"),
+        ("MiB", "is no size"),
+        ("0", "is out of range: expected 1 to"),
+        ("9000000TiB", "is out of range"),
+        (1e6, "is no whole number"),
+        (b"1MiB", "is no whole number"),
+        (None, "is no whole number"),
+    ],
+)
+def test_what_is_no_size_is_refused_with_what_one_is(client, size, why):
+    with pytest.raises(poolbridge.InvalidArgumentError, match=f"^max_bytes .*{why}"):
+        client.create_pool("sized", max_bytes=size)
+
+
+def test_help_names_every_word_that_an_argument_takes():
+    for alias, documents in {
+        poolbridge.Kind: (poolbridge.Pool, poolbridge.Client.create_pool, poolbridge.Lease.kind),
+        poolbridge.ChannelMode: (poolbridge.Client.create_channel, poolbridge.Channel.mode),
+        poolbridge.FullPolicy: (poolbridge.Client.create_channel, poolbridge.Channel.full),
+    }.items():
+        for documented in documents:
+            for word in get_args(alias):
+                assert f'"{word}"' in str(documented.__doc__), (documented, word)
+
+
+def test_an_argument_that_takes_a_word_says_so_by_its_type():
+    for client in (poolbridge.Client, poolbridge.AsyncClient):
+        assert get_type_hints(client.create_pool)["kind"] == poolbridge.Kind
+        hints = get_type_hints(client.create_channel)
+        assert (hints["mode"], hints["full"]) == (poolbridge.ChannelMode, poolbridge.FullPolicy)
+        assert get_type_hints(client.subscribe)["full"] == poolbridge.FullPolicy | None
 
 
 def test_close_is_idempotent_and_final(service):

@@ -11,27 +11,31 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import OUTCOMES
 from fakeservice import Service
-from libraries import COPY, GPU_KINDS, IN_PLACE, LAYOUTS, LIBRARIES, Layout, Library
+from libraries import COPY, GPU_KINDS, IN_PLACE, LAYOUTS, LIBRARIES, Layout, Library, NumPy
 from test_arrays import look
 from test_device import has_driver
 
 import poolbridge
 from poolbridge import _messages as m
-from poolbridge import _operations
+from poolbridge import _operations, _readonly
 from poolbridge._mappings import MAPPINGS
 from poolbridge._tensor import ELEMENT_TYPES, element_type
 
 POOLSVC = os.environ.get("POOLBRIDGE_TEST_POOLSVC", str(Path(__file__).parents[2] / "bin" / "poolsvc"))
 BYTES = 1024
+# Libraries that are installed take what is read-only; three tests look at what is said of that.
+pytestmark = pytest.mark.filterwarnings("ignore::poolbridge.ReadOnlyWarning")
 
 
 def missing(kind: str, library: Library | None = None) -> str:
@@ -108,7 +112,7 @@ def path(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterator[
 
 
 @pytest.fixture
-def client(path: str, kind: str) -> Iterator[poolbridge.Client]:
+def client(path: str, kind: poolbridge.Kind) -> Iterator[poolbridge.Client]:
     """A client with a pool ``p`` of that kind."""
     with poolbridge.connect(path, timeout=60, wait=60) as connected:
         try:
@@ -456,10 +460,14 @@ def test_every_way_to_ask_is_answered(client, kind, asked, write):
         source: Any = lease.view(legacy=True)
     else:
         source = lease
+    if asked == "numpy" and kind not in {"host", "pinned"}:
+        with pytest.raises(BufferError, match=r'cuda:0 in place: copy it, by lease.to_numpy\(\) or .*device="cpu"'):
+            source.__dlpack__(**options)
+        options["copy"] = copied = True
     seen = look(source.__dlpack__(**options))
     assert (seen.shape, seen.strides, seen.dtype) == ([5], [2], (2, 32, 1))
     assert seen.version == ((1, 0) if versioned else None)
-    assert seen.device == (options.get("dl_device") or lease.__dlpack_device__())
+    assert seen.device == ((1, 0) if "dl_device" in options else lease.__dlpack_device__())
     assert (seen.data == lease.evidence()["pointer"]) == (not copied)
     if versioned:
         assert seen.flags == (2 if copied else 0 if write else 1)
@@ -487,6 +495,93 @@ def test_torch_is_refused_what_would_end_the_process(client, kind):
         else:
             assert look(from_dlpack(lease)).shape == list(layout.shape), name
         lease.release()
+
+
+@pytest.mark.parametrize("write", [False, True], ids=["read", "write"])
+@pytest.mark.parametrize("kind", [case(kind, why=missing(kind), name=kind) for kind in GPU_KINDS], indirect=True)
+def test_numpy_takes_memory_of_a_gpu_in_place_where_the_cpu_reaches_it(client, kind, write):
+    publish(client, "float32", LAYOUTS["matrix"])
+    lease = client.get("x", write=write, timeout=10)
+    for source in (lease, lease.view()):
+        if kind != "pinned":
+            with pytest.raises(BufferError, match="to_numpy"):
+                np.from_dlpack(source)
+            continue
+        array = np.from_dlpack(source)
+        assert array.ctypes.data == lease.evidence()["pointer"]
+        assert array.flags.writeable == write
+        del array
+    del source
+    copies = [np.from_dlpack(lease, copy=True), np.from_dlpack(lease, device="cpu", copy=True)]
+    assert all(np.array_equal(copy, lease.to_numpy()) for copy in copies)
+    lease.release()
+
+
+FAULTS = {"host": "ends this process", "vmm": "breaks the CUDA context"}
+
+
+@pytest.fixture
+def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was warned of yet, and no library is loaded but NumPy."""
+    monkeypatch.setattr(_readonly, "_warned", False)
+    for module in ("cupy", "numba"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+
+
+def warned_of(take: Callable[[], object]) -> list[str]:
+    """Give the warnings that come, each of which names the line that took the lease."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        take()
+    assert {(found.category, found.filename) for found in seen} <= {(poolbridge.ReadOnlyWarning, __file__)}
+    return [str(found.message) for found in seen]
+
+
+@pytest.mark.parametrize("kind", KINDS, indirect=True)
+def test_a_library_that_would_write_what_is_mapped_read_only_is_warned_of_once(client, kind, unwarned):
+    torch = asking("torch.utils.dlpack", max_version=(1, 0))
+    publish(client, "float32", LAYOUTS["matrix"])
+    with client.get("x", write=True) as lease:
+        assert not warned_of(lambda: torch(lease))
+    with client.get("x") as lease:
+        assert not warned_of(lambda: asking("torch.utils.dlpack", max_version=(1, 0), copy=True)(lease)), "its own copy"
+        assert not warned_of(lambda: asking("torch.utils.dlpack")(lease.view(legacy=True))), "vouched for"
+        assert not warned_of(lambda: asking("jax._src.dlpack", max_version=(1, 3))(lease)), "never writes"
+        if kind in NumPy.kinds:
+            assert not warned_of(lambda: np.from_dlpack(lease)), "honours it"
+        found = warned_of(lambda: torch(lease.view()))
+        assert len(found) == (kind in FAULTS)
+        if found:
+            assert re.search(rf"PyTorch .*{FAULTS[kind]}.*clone\(\).*write=True", found[0])
+        assert not warned_of(lambda: torch(lease)), "once"
+
+
+@pytest.mark.parametrize("kind", KINDS, indirect=True)
+def test_a_compiled_library_that_would_write_is_known_by_being_loaded(client, kind, unwarned, monkeypatch):
+    publish(client, "float32", LAYOUTS["matrix"])
+    with client.get("x") as lease:
+        asks: list[tuple[str, Callable[[], object]]] = [("CuPy", lambda: lease.__dlpack__(max_version=(1, 0)))]
+        if kind != "host":
+            asks.append(("CuPy and Numba", lambda: lease.view().__cuda_array_interface__))
+        for _, ask in asks:
+            assert not warned_of(ask), "none is loaded"
+        for module in ("cupy", "numba"):
+            monkeypatch.setitem(sys.modules, module, ModuleType(module))
+        assert not warned_of(lambda: asking("jax._src.dlpack", max_version=(1, 3))(lease)), "it is not theirs"
+        for names, ask in asks:
+            monkeypatch.setattr(_readonly, "_warned", False)
+            found = warned_of(ask)
+            assert [f"and {names} does not" in text for text in found] == [True] * (kind == "vmm")
+
+
+@pytest.mark.parametrize("kind", ["host"], indirect=True)
+def test_a_warning_that_is_an_error_refuses_each_time(client, kind, unwarned):
+    publish(client, "float32", LAYOUTS["matrix"])
+    with client.get("x") as lease, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            with pytest.raises(poolbridge.ReadOnlyWarning):
+                asking("torch.utils.dlpack", max_version=(1, 0))(lease)
 
 
 @pytest.mark.parametrize("kind", [case(kind, why=missing(kind), name=kind) for kind in GPU_KINDS], indirect=True)

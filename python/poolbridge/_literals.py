@@ -1,0 +1,14 @@
+"""The words of which an argument is one, as types."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+Kind: TypeAlias = Literal["device", "vmm", "legacy", "pinned", "host"]
+"""Where a pool's memory comes from."""
+
+ChannelMode: TypeAlias = Literal["broadcast", "queue"]
+"""Who gets the frames of a channel."""
+
+FullPolicy: TypeAlias = Literal["block", "drop-oldest", "latest", "fail"]
+"""What happens when a channel is full because a subscriber is behind."""
