@@ -48,6 +48,8 @@ def connect(
         Nobody listens there; `ServiceStartTimeoutError` after waiting.
     AccessDeniedError
         This user may not connect.
+    PoolLimitError
+        The service has as many sessions as it may.
     VersionError
         Client and service share no protocol version.
     ServiceStalledError
