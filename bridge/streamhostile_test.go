@@ -168,6 +168,37 @@ func TestSendsWithoutNumbersKeepTheirOrder(t *testing.T) {
 	sub.abandon()
 }
 
+func TestShutDoesNotOvertakeTheSendsBeforeIt(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	r, _ := streaming(t, path)
+	r.ask(4, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
+	r.ask(5, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 1}, &wire.ChannelReply{})
+	consumer := dial(t, path)
+	ch, err := consumer.OpenChannel(t.Context(), "c", 0)
+	require.NoError(t, err)
+	sub, err := ch.subscribe(t.Context(), mempool.SubscribeOptions{Credit: 1})
+	require.NoError(t, err)
+	const frames = 200
+	for i := range uint32(frames) {
+		var lease wire.LeaseReply
+		r.ask(10+i, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &lease)
+		r.send(0, &wire.Send{Channel: 1, Lease: lease.Lease.ID, Wait: 1 << 40})
+	}
+	r.ask(6, &wire.Shut{Channel: 1}, &wire.EmptyReply{})
+	for i := range uint64(frames) {
+		n, err := sub.receive(t.Context())
+		require.NoError(t, err)
+		require.NotNil(t, n, "frame %d is lost", i+1)
+		f, err := sub.frame(t.Context(), n)
+		require.NoError(t, err)
+		require.Equal(t, i+1, f.Seq)
+		require.NoError(t, f.Release())
+	}
+	n, err := sub.receive(t.Context())
+	require.NoError(t, err)
+	assert.Nil(t, n, "the end")
+}
+
 func TestTooManySendsThatWait(t *testing.T) {
 	l := unhurried
 	l.waiting = 1
