@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -136,6 +137,65 @@ func TestWhatNoClientShouldAskOfStreams(t *testing.T) {
 	r.refused(52, &wire.Shut{Channel: 1}, wire.CodeClosed)
 	r.send(0, &wire.Subscribe{Channel: 1})
 	r.ask(53, &wire.StatsRequest{}, &wire.StatsReply{})
+}
+
+func TestLeasesAndSubscriptionsOfOthersAreNotTouched(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	r, _ := streaming(t, path)
+	other, _ := streaming(t, path)
+	r.ask(4, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
+	r.ask(5, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 2}, &wire.ChannelReply{})
+	var lease wire.LeaseReply
+	r.ask(6, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &lease)
+	var sub wire.SubscribeReply
+	r.ask(7, &wire.Subscribe{Channel: 1, Credit: 1}, &sub)
+	for _, try := range []struct {
+		request wire.Request
+		code    wire.Code
+	}{
+		{&wire.Release{Lease: lease.Lease.ID}, wire.CodeReleased},
+		{&wire.Publish{Lease: lease.Lease.ID, Name: "x"}, wire.CodeReleased},
+		{&wire.Send{Channel: 1, Lease: lease.Lease.ID}, wire.CodeReleased},
+		{&wire.Credit{Subscription: sub.Subscription, Frames: 1}, wire.CodeClosed},
+		{&wire.Unsubscribe{Subscription: sub.Subscription}, wire.CodeClosed},
+	} {
+		other.send(8, try.request)
+		err := other.reply(8, &wire.EmptyReply{})
+		assert.ErrorIs(t, err, try.code, try.request.Op())
+		assert.ErrorContains(t, err, "it has ended, or it is another session's", try.request.Op())
+	}
+	r.ask(9, &wire.Send{Channel: 1, Lease: lease.Lease.ID}, &wire.SendReply{})
+	r.ask(10, &wire.Unsubscribe{Subscription: sub.Subscription}, &wire.EmptyReply{})
+}
+
+func TestATimelineThatItsClientSealed(t *testing.T) {
+	for name, c := range map[string]struct {
+		seals int
+		code  wire.Code
+	}{
+		"against more seals":      {unix.F_SEAL_SEAL, wire.CodeInvalid},
+		"as the service would":    {unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL, ""},
+		"against writing, so far": {unix.F_SEAL_FUTURE_WRITE, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, path := serve(t, ServerConfig{})
+			r := dialRaw(t, path)
+			r.ask(1, &wire.Hello{Versions: []uint64{1}, Features: []string{featureTimelines}}, &wire.HelloReply{})
+			r.send(2, &wire.Timeline{})
+			_, fds, err := r.conn.Recv(r.buf)
+			require.NoError(t, err)
+			files := takeFiles(fds, 1)
+			defer closeFiles(files)
+			_, err = unix.FcntlInt(files[0].Fd(), unix.F_ADD_SEALS, c.seals)
+			require.NoError(t, err)
+			if c.code != "" {
+				r.refused(3, &wire.Seal{}, c.code)
+			} else {
+				r.ask(3, &wire.Seal{}, &wire.EmptyReply{})
+			}
+			r.ask(4, &wire.StatsRequest{}, &wire.StatsReply{})
+		})
+	}
 }
 
 func TestSendsWithoutNumbersKeepTheirOrder(t *testing.T) {

@@ -142,7 +142,7 @@ func (s *Session) findLease(id uint64) (*Lease, error) {
 	if id == 0 || id > s.svc.lastLease {
 		return nil, situation(ErrNotFound, "no lease ever had the id %d", id)
 	}
-	return nil, situation(ErrReleased, "session %d has no lease %d any more", s.id, id)
+	return nil, situation(ErrReleased, "session %d has no lease %d: it has ended, or it is another session's", s.id, id)
 }
 
 // Release ends one of the session's own leases, as [Lease.ReleaseAt] does.

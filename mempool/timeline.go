@@ -89,7 +89,7 @@ func (s *Session) Timeline() (uint64, Export, error) {
 // SealTimeline says that the session has mapped its timeline. Nobody else can map it to write from then on, and its tickets
 // count.
 //
-// Errors: [ErrInvalid] if there is none, [ErrClosed].
+// Errors: [ErrInvalid] if there is none, or if the client sealed its file in another way; [ErrClosed].
 func (s *Session) SealTimeline() error {
 	svc := s.svc
 	svc.mu.Lock()
