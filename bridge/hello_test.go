@@ -69,9 +69,13 @@ func TestAVersionThatTheServiceDoesNotSpeakIsRefused(t *testing.T) {
 	c.ask(1, &wire.Hello{Versions: []uint64{7, 1}, Features: []string{"levitation"}}, &wire.HelloReply{})
 }
 
-func TestASecondHelloIsRefusedAndTheSessionLivesOn(t *testing.T) {
+func TestASecondHelloEndsTheSession(t *testing.T) {
 	_, path := serve(t, ServerConfig{})
 	c := greeted(t, path)
-	c.refused(2, &wire.Hello{Versions: []uint64{1}}, wire.CodeInvalid)
-	c.ask(3, &wire.StatsRequest{}, &wire.StatsReply{})
+	c.refused(2, &wire.Hello{Versions: []uint64{1}}, wire.CodeProtocol)
+	assert.Empty(t, c.cutOff())
+
+	c = greeted(t, path)
+	c.send(0, &wire.Hello{Versions: []uint64{1}})
+	assert.ErrorIs(t, c.last(), wire.CodeProtocol)
 }

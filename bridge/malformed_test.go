@@ -81,6 +81,9 @@ func TestEveryValidRequestIsAnswered(t *testing.T) {
 		}
 		q, m, err := wire.DecodeRequest(v.packet(t))
 		require.NoError(t, err)
+		if _, greets := m.(*wire.Hello); greets {
+			continue // which comes once
+		}
 		require.NoError(t, c.conn.Send(v.packet(t), nil), v.Name)
 		if q != 0 {
 			c.send(0, &wire.Cancel{Request: uint64(q)})

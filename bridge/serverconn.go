@@ -123,16 +123,24 @@ func (c *serverConn) run(peer mempool.Peer) error {
 		}
 		q, r, err := wire.DecodeRequest(packet.Data)
 		packet.Free()
-		if err == nil && c.session == nil {
+		_, greets := r.(*wire.Hello)
+		switch {
+		case c.waits(q): // a reply to this request would be taken for one to that
+			err = situation(ErrProtocol, "request %d is still waiting: its number can be used again once its reply came", q)
+			q = 0
+		case err != nil:
+		case c.session == nil:
 			err = c.hello(q, r, peer)
-		} else if err == nil {
+		case greets:
+			err = situation(ErrProtocol, "the session has said hello before")
+		default:
 			c.handle(q, r)
 		}
 		if err == nil {
 			continue
 		}
 		c.fail(q, err)
-		if c.session == nil || errors.Is(err, wire.ErrProtocol) {
+		if c.session == nil || wireError(err).Code == wire.CodeProtocol {
 			return err
 		}
 	}

@@ -274,9 +274,9 @@ func TestTooManySendsThatWait(t *testing.T) {
 	}
 	r.ask(20, &wire.Send{Channel: 1, Lease: leases[0]}, &wire.SendReply{})
 	r.send(21, &wire.Send{Channel: 1, Lease: leases[1], Wait: 1 << 40})
-	r.refused(22, &wire.Send{Channel: 1, Lease: leases[2], Wait: 1 << 40}, wire.CodeTimeout)
+	r.refused(22, &wire.Send{Channel: 1, Lease: leases[2], Wait: 1 << 40}, wire.CodeLimit)
 	r.send(0, &wire.Send{Channel: 1, Lease: leases[3], Wait: 1 << 40})
-	assert.Equal(t, wire.CodeTimeout, notice[*wire.Lost](r).Failure.Code)
+	assert.Equal(t, wire.CodeLimit, notice[*wire.Lost](r).Failure.Code)
 	r.send(23, &wire.Shut{Channel: 1})
 	_, codes := inAnyOrder[*wire.Lost](r, 0, 21, 23)
 	assert.Equal(t, map[uint32]wire.Code{21: wire.CodeClosed, 23: ""}, codes)

@@ -75,7 +75,10 @@ def test_where_the_socket_is_looked_for(monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
     assert poolbridge.default_path() == "/run/user/7/poolbridge/poolsvc.sock"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/somewhere")
+    monkeypatch.setenv("TEMP", "/elsewhere")  # which the service knows nothing of
+    monkeypatch.delenv("TMPDIR", raising=False)
+    assert poolbridge.default_path() == f"/tmp/poolbridge-{os.getuid()}/poolsvc.sock"
+    monkeypatch.setenv("TMPDIR", "/somewhere")
     assert poolbridge.default_path() == f"/somewhere/poolbridge-{os.getuid()}/poolsvc.sock"
 
 
