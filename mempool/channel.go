@@ -19,7 +19,7 @@ type channel struct {
 	turn    int // of the subscribers of a queue
 	senders []*Sending
 	room    signal // a send that waits may go on
-	shut    bool     // nothing may join the senders
+	shut    bool   // nothing may join the senders
 }
 
 // over says that no frame will be added any more. Service.mu is held.

@@ -34,7 +34,8 @@ def default_path() -> str:
     if runtime:
         return str(Path(runtime) / "poolbridge" / "poolsvc.sock")
     # Not `tempfile.gettempdir`, which looks elsewhere than the service does.
-    return str(Path(os.environ.get("TMPDIR") or "/tmp") / f"poolbridge-{os.getuid()}" / "poolsvc.sock")
+    folder = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - as the service has it
+    return str(Path(folder) / f"poolbridge-{os.getuid()}" / "poolsvc.sock")
 
 
 def dial(path: str) -> socket.socket | None:
