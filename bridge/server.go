@@ -69,6 +69,9 @@ func listen(path string, svc *mempool.Service, c ServerConfig, limits limits) (*
 	if c.MaxWaits == 0 {
 		c.MaxWaits = defaultWaits
 	}
+	if err := seqpacket.Reserve(sessionFDs * c.MaxSessions); err != nil {
+		return nil, err
+	}
 	l, err := seqpacket.Listen(path, seqpacket.ListenConfig{Mode: c.Mode,
 		OnPause: func(err error) { c.Log.Warn("connections have to wait", "error", err) }})
 	if err != nil {
