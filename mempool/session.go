@@ -41,7 +41,8 @@ type Session struct {
 	names    map[string]*name
 	mapped   map[uint64]*block
 	accounts map[*Pool]*account
-	tensor   *Tensor // that it described last
+	most     struct{ leases, names, mapped int } // that these maps had
+	tensor   *Tensor                             // that it described last
 
 	eagerness wakeful.Eagerness // of who waits
 }
@@ -213,7 +214,7 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 	}
 	s.ended = true
 	close(s.over)
-	delete(svc.sessions, s.id)
+	remove(&svc.sessions, &svc.most.sessions, s.id)
 	for _, sub := range s.subscriptions {
 		sub.leave()
 	}

@@ -257,7 +257,7 @@ func (t *timeline) retire() {
 	if !t.dead || t.leases > 0 || svc.timelines[t.id] != t {
 		return
 	}
-	delete(svc.timelines, t.id)
+	remove(&svc.timelines, &svc.most.timelines, t.id)
 	for s := range t.shown {
 		s.tell(Forget{Timelines: []uint64{t.id}})
 	}
