@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -134,7 +135,7 @@ func (c *Client) Done() <-chan struct{} { return c.done }
 
 // receive reads what the service sends until the connection ends.
 func (c *Client) receive() {
-	var goodbye string
+	var goodbye error
 	for {
 		packet, fds, err := c.conn.Recv(packets)
 		if err == nil {
@@ -150,7 +151,7 @@ func (c *Client) receive() {
 }
 
 // take handles one packet of the service.
-func (c *Client) take(packet []byte, fds *seqpacket.FDs, goodbye *string) error {
+func (c *Client) take(packet []byte, fds *seqpacket.FDs, goodbye *error) error {
 	h, err := wire.DecodeHeader(packet)
 	if err != nil {
 		return err
@@ -168,7 +169,7 @@ func (c *Client) take(packet []byte, fds *seqpacket.FDs, goodbye *string) error 
 	case *wire.Recall:
 		c.errands.add(func() { c.recall(n.Blocks) })
 	case *wire.Goodbye:
-		*goodbye = n.Reason
+		*goodbye = remoteError("goodbye", &n.Reason)
 	case *wire.Frame:
 		c.frameCame(n, fds)
 	case *wire.End:
@@ -185,12 +186,8 @@ func (c *Client) take(packet []byte, fds *seqpacket.FDs, goodbye *string) error 
 }
 
 // end fails every call that waits; the connection is gone, or nothing that comes over it can be believed.
-func (c *Client) end(err error, goodbye string) {
-	if goodbye != "" {
-		err = fmt.Errorf("%w: the service said: %s", ErrDisconnected, goodbye)
-	} else {
-		err = fmt.Errorf("%w: %w", ErrDisconnected, err)
-	}
+func (c *Client) end(err, goodbye error) {
+	err = fmt.Errorf("%w: %w", ErrDisconnected, cmp.Or(goodbye, err))
 	_ = c.conn.Close()
 	err = errors.Join(err, c.unmapRing())
 	c.mu.Lock()

@@ -97,8 +97,9 @@ func (ch *Channel) Publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 	return reply.Sequence, errors.Join(ch.client.ended(l.info.Block, done...), l.order.Close())
 }
 
-// Shut closes the channel: nothing more can be sent, the name is free, and the subscribers' frames end after the last.
-// Frames that nobody is subscribed to are gone.
+// Shut closes the channel: nothing more can be sent, the name is free, and the subscribers' frames end after the last. A
+// Publish that waits for room is still carried out. Frames that nobody is subscribed to are gone, and such a Publish fails
+// then.
 //
 // Errors: [ErrDenied] to others than the user who made it, [ErrClosed] if it is shut already.
 func (ch *Channel) Shut(ctx context.Context) error {

@@ -40,7 +40,9 @@ func TestDescriptorsThatNobodyAskedForAreClosed(t *testing.T) {
 		}
 		require.NoError(t, c.conn.Send(packet, fds))
 		require.NoError(t, writer.Close())
-		assert.Contains(t, c.last(), "only the service sends any")
+		err = c.last()
+		assert.ErrorIs(t, err, wire.CodeProtocol)
+		assert.ErrorContains(t, err, "only the service sends any")
 		_, err = reader.Read(make([]byte, 1))
 		assert.Equal(t, io.EOF, err, "the pipe has no writer left")
 	}

@@ -19,8 +19,6 @@ func situation(sentinel error, format string, args ...any) error {
 func (c *serverConn) handle(q uint32, r wire.Request) {
 	s := c.session
 	switch r := r.(type) {
-	case *wire.Hello:
-		c.fail(q, situation(ErrInvalid, "the session has said hello before"))
 	case *wire.Create:
 		c.create(q, r)
 	case *wire.Open:
@@ -231,9 +229,6 @@ func (c *serverConn) startWaiting(q uint32, cancel context.CancelFunc) (key uint
 		c.unnamed++
 		key = wire.MaxQuery + c.unnamed
 	}
-	if _, taken := c.waiting[key]; taken {
-		return 0, situation(ErrInvalid, "request %d is still waiting: a number can be used again once its reply came", q)
-	}
 	if len(c.waiting) >= c.server.limits.waiting {
 		return 0, situation(ErrLimit, "%d requests of this session wait already, and no more at a time: wait for an answer, or cancel one", len(c.waiting))
 	}
@@ -244,6 +239,13 @@ func (c *serverConn) startWaiting(q uint32, cancel context.CancelFunc) (key uint
 	c.waiting[key] = cancel
 	c.work.Add(1)
 	return key, nil
+}
+
+// waits says whether a request with that number waits.
+func (c *serverConn) waits(q uint32) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return q != 0 && c.waiting[uint64(q)] != nil
 }
 
 // waited notes that a request waits no more.

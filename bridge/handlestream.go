@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 
@@ -146,8 +147,9 @@ func (c *serverConn) sendTo(q uint32, r *wire.Send) {
 		c.sent(q, r, number, err)
 		return
 	}
+	var refused error
 	if r.Wait > 0 {
-		refused := c.wait(q, func(ctx context.Context) func() {
+		refused = c.wait(q, func(ctx context.Context) func() {
 			number, err := waits.Wait(ctx, milliseconds(r.Wait))
 			return func() { c.sent(q, r, number, err) }
 		})
@@ -155,7 +157,10 @@ func (c *serverConn) sendTo(q uint32, r *wire.Send) {
 			return
 		}
 	}
-	number, err = waits.Wait(c.ctx, 0)
+	number, err = waits.Wait(c.ctx, 0) // it leaves the line
+	if err != nil && refused != nil {
+		err = fmt.Errorf("%w (%s)", refused, err.Error())
+	}
 	c.sent(q, r, number, err)
 }
 

@@ -232,17 +232,19 @@ func (r *raw) cutOff() (packets [][]byte) {
 	}
 }
 
-// last is the code or the goodbye that the service cut the connection off with.
-func (r *raw) last() string {
+// last is the error that the service cut the connection off with, in a reply or a goodbye.
+func (r *raw) last() *wire.Error {
 	r.Helper()
 	packets := r.cutOff()
 	require.NotEmpty(r, packets, "the service said nothing")
 	packet := packets[len(packets)-1]
 	if n, err := wire.DecodeNotice(packet); err == nil {
-		return n.(*wire.Goodbye).Reason
+		return &n.(*wire.Goodbye).Reason
 	}
 	_, err := wire.DecodeReply(packet, &wire.EmptyReply{})
-	return err.Error()
+	failure, ok := errors.AsType[*wire.Error](err)
+	require.True(r, ok, "%v", err)
+	return failure
 }
 
 // openDir is a directory that other users can reach.

@@ -14,7 +14,9 @@ func TestAClientThatSaysNothingIsCutOff(t *testing.T) {
 	l := unhurried
 	l.hello = time.Millisecond
 	r := start(t, ServerConfig{}, l)
-	assert.Contains(t, dialRaw(t, r.path).last(), "no hello came within 1ms")
+	err := dialRaw(t, r.path).last()
+	assert.ErrorIs(t, err, wire.CodeProtocol)
+	assert.ErrorContains(t, err, "no hello came within 1ms")
 }
 
 func TestTheHelloEndsItsTimeLimit(t *testing.T) {
@@ -42,7 +44,7 @@ func TestNothingGoesBeforeHello(t *testing.T) {
 
 		c = dialRaw(t, path)
 		c.send(0, m)
-		assert.Contains(t, c.last(), "hello")
+		assert.ErrorIs(t, c.last(), wire.CodeProtocol)
 	}
 }
 
@@ -50,7 +52,9 @@ func TestAHelloWithoutANumberCannotBeAnswered(t *testing.T) {
 	_, path := serve(t, ServerConfig{})
 	c := dialRaw(t, path)
 	c.send(0, &wire.Hello{Versions: []uint64{1}})
-	assert.Contains(t, c.last(), "numbered hello")
+	err := c.last()
+	assert.ErrorIs(t, err, wire.CodeProtocol)
+	assert.ErrorContains(t, err, "numbered hello")
 }
 
 func TestAVersionThatTheServiceDoesNotSpeakIsRefused(t *testing.T) {
@@ -65,9 +69,13 @@ func TestAVersionThatTheServiceDoesNotSpeakIsRefused(t *testing.T) {
 	c.ask(1, &wire.Hello{Versions: []uint64{7, 1}, Features: []string{"levitation"}}, &wire.HelloReply{})
 }
 
-func TestASecondHelloIsRefusedAndTheSessionLivesOn(t *testing.T) {
+func TestASecondHelloEndsTheSession(t *testing.T) {
 	_, path := serve(t, ServerConfig{})
 	c := greeted(t, path)
-	c.refused(2, &wire.Hello{Versions: []uint64{1}}, wire.CodeInvalid)
-	c.ask(3, &wire.StatsRequest{}, &wire.StatsReply{})
+	c.refused(2, &wire.Hello{Versions: []uint64{1}}, wire.CodeProtocol)
+	assert.Empty(t, c.cutOff())
+
+	c = greeted(t, path)
+	c.send(0, &wire.Hello{Versions: []uint64{1}})
+	assert.ErrorIs(t, c.last(), wire.CodeProtocol)
 }

@@ -141,6 +141,19 @@ func TestAServiceThatTalksNonsenseIsLeft(t *testing.T) {
 	}
 }
 
+func TestAGoodbyeIsReadThoughTheServiceTakesNoMorePackets(t *testing.T) {
+	for range 20 { // whether it was read before or not
+		s := imitate(t)
+		c := s.dial(t)
+		s.notice(t, &wire.Goodbye{Reason: wire.Error{Code: wire.CodeLimit, Message: "too slow"}})
+		require.NoError(t, s.conn.Close())
+		_, err := c.Stats(context.Background())
+		require.ErrorIs(t, err, ErrDisconnected)
+		require.ErrorIs(t, err, ErrLimit)
+		assert.ErrorContains(t, err, "too slow")
+	}
+}
+
 func TestNoticesOfALaterVersionAreIgnored(t *testing.T) {
 	s := imitate(t)
 	c := s.dial(t)

@@ -19,6 +19,7 @@ const (
 	maxWait         = 24 * time.Hour // for which a request waits, whatever it says
 	defaultSessions = 4096
 	defaultWaits    = 65536
+	sessionFDs      = 3 // descriptors of a session: its socket, its process, its timeline
 )
 
 // milliseconds is a client's time limit, no longer than maxWait.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -56,7 +57,7 @@ func (l *link) receiveThrough(r *shmring.Ring) { l.in, l.over = r, true }
 // TrySend sends a packet without waiting. fds go with it over the socket; so does what is urgent, for someone who may not
 // be looking into the ring.
 //
-// Errors: those of [seqpacket.Conn.TrySend]; [shmring.ErrCorrupt].
+// Errors: those of [seqpacket.Conn.TrySend]; [ErrProtocol].
 func (l *link) TrySend(data []byte, fds []int, urgent bool) error {
 	if len(fds) == 0 && !urgent {
 		if done, err := l.tryRing(data); done || err != nil {
@@ -81,7 +82,7 @@ func (l *link) Send(data []byte, fds []int) error {
 // tryRing sends a packet through the ring if there is one with room for it, and the peer has read all that was sent before.
 // An error ends the session, even if the packet was sent: nobody may have been woken for it.
 //
-// Errors: [shmring.ErrCorrupt]; those of the socket.
+// Errors: [ErrProtocol] for a corrupt ring; those of the socket.
 func (l *link) tryRing(data []byte) (done bool, err error) {
 	if l.out == nil {
 		return false, nil
@@ -92,7 +93,7 @@ func (l *link) tryRing(data []byte) (done bool, err error) {
 		}
 		drained, err := l.out.Drained()
 		if err != nil || !drained || len(data) > shmring.MaxPacket {
-			return false, err
+			return false, breach(err)
 		}
 		if err := l.Conn.TrySend([]byte{packetBack}, nil); err != nil {
 			return false, nil //nolint:nilerr // whoever sends over the socket next is told
@@ -101,7 +102,7 @@ func (l *link) tryRing(data []byte) (done bool, err error) {
 	}
 	done, wake, err := l.out.Put(data)
 	if !wake {
-		return done, err
+		return done, breach(err)
 	}
 	err = l.Conn.TrySend([]byte{packetLook}, nil)
 	if errors.Is(err, seqpacket.ErrWouldBlock) || errors.Is(err, seqpacket.ErrPeerClosed) {
@@ -121,8 +122,26 @@ func (l *link) stepAside() {
 // Recv receives the next packet into a buffer that is only taken when a packet is there. The packet is to be freed; it is
 // nil if there is an error. What was sent through the ring before the peer left comes before the end; after Close nothing does.
 //
-// Errors: those of [seqpacket.Conn.RecvInto]; [shmring.ErrCorrupt], [ErrProtocol].
+// Errors: those of [seqpacket.Conn.RecvInto], of which those that only a peer can cause that breaks the protocol are
+// [ErrProtocol]; so is a corrupt ring.
 func (l *link) Recv(buffers *seqpacket.Buffers) (*seqpacket.Packet, *seqpacket.FDs, error) {
+	p, fds, err := l.recv(buffers)
+	return p, fds, breach(err)
+}
+
+// breaches are the errors that only a peer can cause that breaks the protocol.
+var breaches = []error{shmring.ErrCorrupt, seqpacket.ErrDataTruncated, seqpacket.ErrControlTruncated, seqpacket.ErrSurplusFDs,
+	seqpacket.ErrEmptyPacket}
+
+// breach makes an [ErrProtocol] of what is one.
+func breach(err error) error {
+	if err != nil && slices.ContainsFunc(breaches, func(one error) bool { return errors.Is(err, one) }) {
+		return fmt.Errorf("%w: %w", ErrProtocol, err)
+	}
+	return err
+}
+
+func (l *link) recv(buffers *seqpacket.Buffers) (*seqpacket.Packet, *seqpacket.FDs, error) {
 	for l.in != nil {
 		switch {
 		case l.closed.Load():

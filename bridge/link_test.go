@@ -1,16 +1,21 @@
 package bridge
 
 import (
+	"bytes"
 	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
 	"io"
 	"os"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/shmring"
+	"github.com/poolbridge/poolbridge/bridge/wire"
 )
 
 // linked are two ends of a connection with a ring, which both use.
@@ -93,6 +98,82 @@ func TestPacketsComeInTheOrderInWhichTheyWereSentWhicheverWayTheyCome(t *testing
 		require.NoError(t, fds.Close())
 	}
 	require.NoError(t, <-sent)
+}
+
+// passage is an entry of docs/vectors/v1.json. A number stands for so many bytes of zeros.
+type passage struct {
+	Name            string
+	Packets, Socket []json.RawMessage
+	Head            uint64
+	At              int
+	Bytes           string
+}
+
+func unpack(t *testing.T, text json.RawMessage) []byte {
+	t.Helper()
+	var zeros int
+	if json.Unmarshal(text, &zeros) == nil {
+		return make([]byte, zeros)
+	}
+	var digits string
+	require.NoError(t, json.Unmarshal(text, &digits))
+	data, err := hex.DecodeString(digits)
+	require.NoError(t, err)
+	return data
+}
+
+func TestASenderGoesFromTheRingToTheSocketAndBackAsTheProtocolSays(t *testing.T) {
+	text, err := os.ReadFile("../docs/vectors/v1.json")
+	require.NoError(t, err)
+	var file struct{ Passages []passage }
+	require.NoError(t, json.Unmarshal(text, &file))
+	require.NotEmpty(t, file.Passages)
+	for _, v := range file.Passages {
+		t.Run(v.Name, func(t *testing.T) {
+			near, far, err := seqpacket.Pair()
+			require.NoError(t, err)
+			defer far.Close()
+			defer near.Close()
+			ring, files, err := shmring.New()
+			require.NoError(t, err)
+			defer files.Close()
+			reader, err := shmring.Open(files)
+			require.NoError(t, err)
+			defer reader.Close()
+			l := &link{Conn: near}
+			l.sendThrough(ring)
+			l.receiveThrough(ring)
+			l.peerReady.Store(true)
+			defer l.unmap()
+			raw, err := far.SyscallConn()
+			require.NoError(t, err)
+			var socket [][]byte
+			buf := make([]byte, wire.MaxPacket)
+			for _, packet := range v.Packets {
+				require.NoError(t, l.TrySend(unpack(t, packet), nil, false))
+				require.NoError(t, raw.Control(func(fd uintptr) {
+					for n, _, err := unix.Recvfrom(int(fd), buf, unix.MSG_DONTWAIT); err == nil; n, _, err = unix.Recvfrom(int(fd), buf, unix.MSG_DONTWAIT) {
+						socket = append(socket, bytes.Clone(buf[:n]))
+					}
+				}))
+				for kind := shmring.Packet; kind != shmring.Nothing; {
+					_, kind, err = reader.Take(buf)
+					require.NoError(t, err)
+				}
+			}
+			require.Len(t, socket, len(v.Socket))
+			for i, packet := range v.Socket {
+				assert.Equal(t, unpack(t, packet), socket[i])
+			}
+			words := make([]byte, shmring.FileSize)
+			_, err = files.Reads.ReadAt(words, 0)
+			require.NoError(t, err)
+			assert.Equal(t, v.Head, binary.LittleEndian.Uint64(words))
+			want, err := hex.DecodeString(v.Bytes)
+			require.NoError(t, err)
+			assert.Equal(t, want, words[v.At:v.At+len(want)])
+		})
+	}
 }
 
 func TestAPeerThatReadsNothingFillsTheRingAndThenTheSocket(t *testing.T) {

@@ -77,7 +77,7 @@ func TestACorruptRingEndsTheSessionOfItsWriter(t *testing.T) {
 				words[4096], words[0] = 0, 8 // over the socket again
 				c.send(3, &wire.StatsRequest{})
 			}
-			c.cutOff()
+			assert.ErrorIs(t, c.last(), wire.CodeProtocol)
 			_, err = other.Stats(t.Context())
 			require.NoError(t, err)
 			r.log.await(t, "a session ended")

@@ -3,7 +3,6 @@ package bridge
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"sync"
@@ -70,6 +69,9 @@ func listen(path string, svc *mempool.Service, c ServerConfig, limits limits) (*
 	if c.MaxWaits == 0 {
 		c.MaxWaits = defaultWaits
 	}
+	if err := seqpacket.Reserve(sessionFDs * c.MaxSessions); err != nil {
+		return nil, err
+	}
 	l, err := seqpacket.Listen(path, seqpacket.ListenConfig{Mode: c.Mode,
 		OnPause: func(err error) { c.Log.Warn("connections have to wait", "error", err) }})
 	if err != nil {
@@ -99,7 +101,8 @@ func (s *Server) accept() {
 		c := s.newConn(conn)
 		if !s.admit(c) {
 			s.config.Log.Warn("a connection was refused: too many sessions", "limit", s.config.MaxSessions)
-			farewell(&link{Conn: conn}, fmt.Sprintf("the service has %d sessions already, and no more at a time: close one, or have it started with --limit sessions=N", s.config.MaxSessions))
+			farewell(&link{Conn: conn}, &mempool.LimitError{Limit: "sessions", Max: s.config.MaxSessions, Who: "the service", What: "sessions",
+				Have: s.config.MaxSessions, Advice: "close one"})
 			c.cancel(nil)
 			closeLogged(s.config.Log, conn)
 			continue
@@ -152,7 +155,7 @@ func (s *Server) turnAway(c *serverConn, peer mempool.Peer) {
 	full := s.outside > s.limits.denied
 	s.mu.Unlock()
 	if full {
-		c.goodbye(situation(ErrDenied, "user %d may not use this service", peer.UID).Error())
+		c.goodbye(notAllowed(peer))
 	} else {
 		_ = c.run(peer)
 	}

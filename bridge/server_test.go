@@ -104,7 +104,8 @@ func TestMoreSessionsThanAllowedAreToldSo(t *testing.T) {
 	dial(t, path)
 	_, err := Dial(t.Context(), path)
 	require.ErrorIs(t, err, ErrDisconnected)
-	assert.ErrorContains(t, err, "1 sessions already")
+	require.ErrorIs(t, err, ErrLimit)
+	assert.ErrorContains(t, err, "--limit sessions=N")
 }
 
 func TestAServerThatClosesWhileClientsConnectWaitsForNobody(t *testing.T) {
@@ -181,6 +182,6 @@ func TestEndedSessionsOfALivingProcessAreNoWayAroundTheLimit(t *testing.T) {
 	// Of each the end of its process is watched; its connection and its timeline go.
 	eventually(t, func() bool { return r.svc.Stats().Sessions == 1 && openFDs(t) <= before+7 })
 	_, err := Dial(t.Context(), r.path)
-	require.ErrorIs(t, err, ErrDisconnected)
-	assert.ErrorContains(t, err, "8 sessions already")
+	require.ErrorIs(t, err, ErrLimit)
+	assert.ErrorContains(t, err, "the limit sessions is 8")
 }

@@ -3,7 +3,6 @@ package bridge
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -64,6 +63,7 @@ func (c *serverConn) serve() {
 	peer, err := peerOf(c.conn.Conn)
 	if err != nil {
 		log.Warn("a connection was refused: the kernel does not say whose it is", "error", err)
+		c.goodbye(situation(ErrUnavailable, "the kernel does not say whose the connection is: %v", err))
 		return
 	}
 	if allowed := c.server.config.MayConnect; allowed != nil && !allowed(peer) {
@@ -75,7 +75,7 @@ func (c *serverConn) serve() {
 	process, err := c.conn.PeerProcess()
 	if err != nil {
 		log.Warn("a connection was refused: the end of its process cannot be watched", "pid", peer.PID, "error", err)
-		c.goodbye("the end of the client's process cannot be watched: " + err.Error())
+		c.goodbye(situation(ErrUnavailable, "the end of the client's process cannot be watched: %v", err))
 		return
 	}
 	err = c.run(peer)
@@ -123,19 +123,31 @@ func (c *serverConn) run(peer mempool.Peer) error {
 		}
 		q, r, err := wire.DecodeRequest(packet.Data)
 		packet.Free()
-		if err == nil && c.session == nil {
+		_, greets := r.(*wire.Hello)
+		switch {
+		case c.waits(q): // a reply to this request would be taken for one to that
+			err = situation(ErrProtocol, "request %d is still waiting: its number can be used again once its reply came", q)
+			q = 0
+		case err != nil:
+		case c.session == nil:
 			err = c.hello(q, r, peer)
-		} else if err == nil {
+		case greets:
+			err = situation(ErrProtocol, "the session has said hello before")
+		default:
 			c.handle(q, r)
 		}
 		if err == nil {
 			continue
 		}
 		c.fail(q, err)
-		if c.session == nil || errors.Is(err, wire.ErrProtocol) {
+		if c.session == nil || wireError(err).Code == wire.CodeProtocol {
 			return err
 		}
 	}
+}
+
+func notAllowed(peer mempool.Peer) error {
+	return situation(ErrDenied, "user %d may not use this service", peer.UID)
 }
 
 // longAgo is a deadline that has passed.
@@ -155,17 +167,15 @@ func (c *serverConn) readingEnded(err error) error {
 	case errors.Is(err, io.EOF):
 		return nil
 	case c.server.ctx.Err() != nil:
-		c.goodbye("the service is shutting down")
+		c.goodbye(situation(ErrClosed, "the service is shutting down"))
 	case c.ctx.Err() != nil:
 		err = context.Cause(c.ctx)
-		c.goodbye(err.Error())
+		c.goodbye(err)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		err = situation(ErrProtocol, "no hello came within %v of the connection", c.server.limits.hello)
-		c.fail(0, err)
-	case errors.Is(err, seqpacket.ErrDataTruncated), errors.Is(err, seqpacket.ErrControlTruncated),
-		errors.Is(err, seqpacket.ErrSurplusFDs), errors.Is(err, seqpacket.ErrEmptyPacket):
-		err = fmt.Errorf("%w: %w", ErrProtocol, err)
-		c.fail(0, err)
+		c.goodbye(err)
+	case errors.Is(err, ErrProtocol):
+		c.goodbye(err)
 	}
 	return err
 }
@@ -177,7 +187,7 @@ func (c *serverConn) hello(q uint32, r wire.Request, peer mempool.Peer) error {
 		return situation(ErrProtocol, "the first request of a session is a numbered hello, not %s", r.Op())
 	}
 	if c.denied {
-		return situation(ErrDenied, "user %d may not use this service", peer.UID)
+		return notAllowed(peer)
 	}
 	if !slices.Contains(h.Versions, wire.Version) {
 		return situation(ErrVersion, "the service speaks version %d, the client %v", wire.Version, h.Versions)

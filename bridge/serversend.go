@@ -23,7 +23,7 @@ func (c *serverConn) notify(n mempool.Notice) {
 	c.queued.Add(1)
 	if limit := c.server.limits.notices; !c.notices.add(n, limit) {
 		// The client reads nothing: only its end frees what it was asked for.
-		c.cancel(fmt.Errorf("%d notices wait for a client that reads none", limit))
+		c.cancel(situation(ErrLimit, "%d notices wait for a client that reads none", limit))
 	}
 }
 
@@ -84,7 +84,7 @@ func (c *serverConn) hand(n mempool.Delivered) bool {
 	c.out = packet
 	done, err := c.conn.tryRing(packet)
 	if err != nil {
-		c.cancel(fmt.Errorf("sending failed: %w", err))
+		c.cancel(sendingFailed(err))
 	}
 	return done
 }
@@ -97,6 +97,17 @@ func (c *serverConn) say(n wire.Notice, urgent bool) {
 	c.sending.Lock()
 	defer c.sending.Unlock()
 	_ = c.transmit(nil, urgent, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, n) })
+}
+
+// sendingFailed says why a session ends to which nothing can be sent.
+func sendingFailed(err error) error {
+	switch {
+	case errors.Is(err, ErrProtocol):
+		return err
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, seqpacket.ErrFDsInFlight):
+		return situation(ErrLimit, "the client does not take what it is sent: %v", err)
+	}
+	return fmt.Errorf("sending failed: %w", err)
 }
 
 func frameNotice(n mempool.Delivered) wire.Frame {
@@ -132,15 +143,15 @@ func (c *serverConn) sendFrame(n mempool.Delivered) {
 }
 
 // goodbye says why the connection is about to be closed, if the client takes it at once.
-func (c *serverConn) goodbye(reason string) {
+func (c *serverConn) goodbye(reason error) {
 	c.sending.Lock()
 	defer c.sending.Unlock()
 	_ = c.conn.SetWriteDeadline(time.Time{}) // the session's end set one
 	farewell(c.conn, reason)
 }
 
-func farewell(conn *link, reason string) {
-	if packet, err := wire.AppendNotice(nil, &wire.Goodbye{Reason: reason}); err == nil {
+func farewell(conn *link, reason error) {
+	if packet, err := wire.AppendNotice(nil, &wire.Goodbye{Reason: *wireError(reason)}); err == nil {
 		_ = conn.TrySend(packet, nil, true) // it need not arrive
 	}
 }
@@ -187,7 +198,7 @@ func (c *serverConn) fail(q uint32, err error) {
 	if q != 0 {
 		_ = c.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendError(dst, q, e) })
 	} else if e.Code == wire.CodeProtocol || c.session == nil {
-		c.goodbye(e.Error())
+		c.goodbye(err)
 	}
 }
 
@@ -208,7 +219,7 @@ func (c *serverConn) transmit(files []*os.File, urgent bool, appendTo func([]byt
 	err = withFDs(files, nil, func(fds []int) error {
 		// A client that left is not cut off: it may have said what it gave back, and reading comes to its end by itself.
 		if err := c.put(packet, fds, urgent); err != nil && !errors.Is(err, seqpacket.ErrPeerClosed) {
-			c.cancel(fmt.Errorf("sending failed: %w", err))
+			c.cancel(sendingFailed(err))
 		}
 		return nil
 	})

@@ -7,7 +7,7 @@ import (
 )
 
 // DefaultSocket is where the service listens and clients look: $POOLBRIDGE_SOCKET, else poolbridge/poolsvc.sock below
-// $XDG_RUNTIME_DIR, else poolbridge-UID/poolsvc.sock below the temporary directory.
+// $XDG_RUNTIME_DIR, else poolbridge-UID/poolsvc.sock below $TMPDIR, or below /tmp.
 func DefaultSocket() string {
 	if path := os.Getenv("POOLBRIDGE_SOCKET"); path != "" {
 		return path

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -138,6 +139,65 @@ func TestWhatNoClientShouldAskOfStreams(t *testing.T) {
 	r.ask(53, &wire.StatsRequest{}, &wire.StatsReply{})
 }
 
+func TestLeasesAndSubscriptionsOfOthersAreNotTouched(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	r, _ := streaming(t, path)
+	other, _ := streaming(t, path)
+	r.ask(4, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
+	r.ask(5, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 2}, &wire.ChannelReply{})
+	var lease wire.LeaseReply
+	r.ask(6, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &lease)
+	var sub wire.SubscribeReply
+	r.ask(7, &wire.Subscribe{Channel: 1, Credit: 1}, &sub)
+	for _, try := range []struct {
+		request wire.Request
+		code    wire.Code
+	}{
+		{&wire.Release{Lease: lease.Lease.ID}, wire.CodeReleased},
+		{&wire.Publish{Lease: lease.Lease.ID, Name: "x"}, wire.CodeReleased},
+		{&wire.Send{Channel: 1, Lease: lease.Lease.ID}, wire.CodeReleased},
+		{&wire.Credit{Subscription: sub.Subscription, Frames: 1}, wire.CodeClosed},
+		{&wire.Unsubscribe{Subscription: sub.Subscription}, wire.CodeClosed},
+	} {
+		other.send(8, try.request)
+		err := other.reply(8, &wire.EmptyReply{})
+		assert.ErrorIs(t, err, try.code, try.request.Op())
+		assert.ErrorContains(t, err, "it has ended, or it is another session's", try.request.Op())
+	}
+	r.ask(9, &wire.Send{Channel: 1, Lease: lease.Lease.ID}, &wire.SendReply{})
+	r.ask(10, &wire.Unsubscribe{Subscription: sub.Subscription}, &wire.EmptyReply{})
+}
+
+func TestATimelineThatItsClientSealed(t *testing.T) {
+	for name, c := range map[string]struct {
+		seals int
+		code  wire.Code
+	}{
+		"against more seals":      {unix.F_SEAL_SEAL, wire.CodeInvalid},
+		"as the service would":    {unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL, ""},
+		"against writing, so far": {unix.F_SEAL_FUTURE_WRITE, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, path := serve(t, ServerConfig{})
+			r := dialRaw(t, path)
+			r.ask(1, &wire.Hello{Versions: []uint64{1}, Features: []string{featureTimelines}}, &wire.HelloReply{})
+			r.send(2, &wire.Timeline{})
+			_, fds, err := r.conn.Recv(r.buf)
+			require.NoError(t, err)
+			files := takeFiles(fds, 1)
+			defer closeFiles(files)
+			_, err = unix.FcntlInt(files[0].Fd(), unix.F_ADD_SEALS, c.seals)
+			require.NoError(t, err)
+			if c.code != "" {
+				r.refused(3, &wire.Seal{}, c.code)
+			} else {
+				r.ask(3, &wire.Seal{}, &wire.EmptyReply{})
+			}
+			r.ask(4, &wire.StatsRequest{}, &wire.StatsReply{})
+		})
+	}
+}
+
 func TestSendsWithoutNumbersKeepTheirOrder(t *testing.T) {
 	_, path := serve(t, ServerConfig{})
 	r, _ := streaming(t, path)
@@ -168,6 +228,37 @@ func TestSendsWithoutNumbersKeepTheirOrder(t *testing.T) {
 	sub.abandon()
 }
 
+func TestShutDoesNotOvertakeTheSendsBeforeIt(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	r, _ := streaming(t, path)
+	r.ask(4, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
+	r.ask(5, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 1}, &wire.ChannelReply{})
+	consumer := dial(t, path)
+	ch, err := consumer.OpenChannel(t.Context(), "c", 0)
+	require.NoError(t, err)
+	sub, err := ch.subscribe(t.Context(), mempool.SubscribeOptions{Credit: 1})
+	require.NoError(t, err)
+	const frames = 200
+	for i := range uint32(frames) {
+		var lease wire.LeaseReply
+		r.ask(10+i, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &lease)
+		r.send(0, &wire.Send{Channel: 1, Lease: lease.Lease.ID, Wait: 1 << 40})
+	}
+	r.ask(6, &wire.Shut{Channel: 1}, &wire.EmptyReply{})
+	for i := range uint64(frames) {
+		n, err := sub.receive(t.Context())
+		require.NoError(t, err)
+		require.NotNil(t, n, "frame %d is lost", i+1)
+		f, err := sub.frame(t.Context(), n)
+		require.NoError(t, err)
+		require.Equal(t, i+1, f.Seq)
+		require.NoError(t, f.Release())
+	}
+	n, err := sub.receive(t.Context())
+	require.NoError(t, err)
+	assert.Nil(t, n, "the end")
+}
+
 func TestTooManySendsThatWait(t *testing.T) {
 	l := unhurried
 	l.waiting = 1
@@ -183,9 +274,9 @@ func TestTooManySendsThatWait(t *testing.T) {
 	}
 	r.ask(20, &wire.Send{Channel: 1, Lease: leases[0]}, &wire.SendReply{})
 	r.send(21, &wire.Send{Channel: 1, Lease: leases[1], Wait: 1 << 40})
-	r.refused(22, &wire.Send{Channel: 1, Lease: leases[2], Wait: 1 << 40}, wire.CodeTimeout)
+	r.refused(22, &wire.Send{Channel: 1, Lease: leases[2], Wait: 1 << 40}, wire.CodeLimit)
 	r.send(0, &wire.Send{Channel: 1, Lease: leases[3], Wait: 1 << 40})
-	assert.Equal(t, wire.CodeTimeout, notice[*wire.Lost](r).Failure.Code)
+	assert.Equal(t, wire.CodeLimit, notice[*wire.Lost](r).Failure.Code)
 	r.send(23, &wire.Shut{Channel: 1})
 	_, codes := inAnyOrder[*wire.Lost](r, 0, 21, 23)
 	assert.Equal(t, map[uint32]wire.Code{21: wire.CodeClosed, 23: ""}, codes)

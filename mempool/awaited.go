@@ -24,6 +24,6 @@ func (a *awaited) leave() {
 	a.svc.mu.Lock()
 	defer a.svc.mu.Unlock()
 	if a.waiters--; a.waiters == 0 {
-		delete(a.svc.awaited, a.text)
+		remove(&a.svc.awaited, &a.svc.most.awaited, a.text)
 	}
 }

@@ -52,12 +52,12 @@ func (ch *channel) handBroadcast() {
 			sub.next = f.number + 1
 			sub.deliver(f, missed)
 		}
-		if ch.shut && (sub.next > ch.last || len(ch.frames) == 0) {
+		if ch.over() && (sub.next > ch.last || len(ch.frames) == 0) {
 			sub.end(nil)
 			i--
 		}
 	}
-	if ch.shut {
+	if ch.over() {
 		ch.dropSeen()
 	}
 }

@@ -105,7 +105,7 @@ func (b *buffer) settle() {
 	}
 	b.block.tickets = b.block.tickets.and(b.ready).pending()
 	p := b.block.pool
-	delete(p.svc.buffers, b.id)
+	remove(&p.svc.buffers, &p.svc.most.buffers, b.id)
 	p.used -= b.bytes
 	b.account.bytes -= b.block.size
 	p.room.broadcast()

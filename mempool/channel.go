@@ -19,8 +19,11 @@ type channel struct {
 	turn    int // of the subscribers of a queue
 	senders []*Sending
 	room    signal // a send that waits may go on
-	shut    bool
+	shut    bool   // nothing may join the senders
 }
+
+// over says that no frame will be added any more. Service.mu is held.
+func (ch *channel) over() bool { return ch.shut && len(ch.senders) == 0 }
 
 // MakeChannel makes a channel, or finds the one that is just like it.
 //
@@ -113,7 +116,7 @@ func (s *Session) channel(id uint64) (*channel, error) {
 }
 
 // ShutChannel closes a channel: nothing more can be sent, the name is free, and subscribers get an [Ended] after the last
-// frame.
+// frame. Sends that wait for room are still carried out, while the channel has subscribers.
 //
 // Errors: [ErrNotFound], [ErrDenied] to others than the user who made it, [ErrClosed] if it is shut already.
 func (s *Session) ShutChannel(id uint64) error {

@@ -117,6 +117,83 @@ func TestShuttingEndsAfterTheLastFrame(t *testing.T) {
 	assert.NoError(t, err, "the name is free")
 }
 
+// line puts sends into a full channel's line; each frame is sent once there is room, and its error comes out.
+func (s *stream) line(n int) []chan error {
+	s.Helper()
+	var sent []chan error
+	for range n {
+		l := allocate(s, s.producer.Session, s.pool, 10)
+		_, waits, err := s.producer.Send(s.info.ID, l.ID(), FrameOptions{})
+		require.NoError(s, err)
+		require.NotNil(s, waits)
+		done := make(chan error, 1)
+		go func() {
+			_, err := waits.Wait(context.Background(), patience)
+			done <- err
+		}()
+		sent = append(sent, done)
+	}
+	return sent
+}
+
+func TestShuttingDoesNotOvertakeSendsThatWait(t *testing.T) {
+	for _, mode := range []ChannelMode{Broadcast, WorkQueue} {
+		t.Run(string(mode), func(t *testing.T) {
+			s := newStream(t, ChannelSpec{Mode: mode, Capacity: 1})
+			a := s.listen(0, SubscribeOptions{})
+			s.send(1)
+			sent := s.line(3)
+			require.NoError(t, s.owner.ShutChannel(s.info.ID))
+			_, err := s.try(nil)
+			require.ErrorIs(t, err, ErrClosed, "what comes later")
+			for i := range 4 {
+				require.NoError(t, a.Credit(a.sub, 1))
+				require.Equal(t, []int{i + 1}, a.got())
+				if i < len(sent) {
+					require.Empty(t, a.ended())
+				}
+				a.done(t, false)
+				if i < len(sent) {
+					require.NoError(t, <-sent[i])
+				}
+			}
+			require.Equal(t, []Ended{{Subscription: a.sub}}, a.ended())
+			s.allGone()
+		})
+	}
+}
+
+func TestSendsThatWaitInAShutChannelAreOverWithItsLastSubscriber(t *testing.T) {
+	for _, mode := range []ChannelMode{Broadcast, WorkQueue} {
+		t.Run(string(mode), func(t *testing.T) {
+			s := newStream(t, ChannelSpec{Mode: mode, Capacity: 1})
+			a := s.listen(0, SubscribeOptions{})
+			s.send(1)
+			sent := s.line(2)
+			require.NoError(t, s.owner.ShutChannel(s.info.ID))
+			require.NoError(t, a.Unsubscribe(a.sub))
+			for _, one := range sent {
+				assert.ErrorIs(t, <-one, ErrClosed)
+			}
+		})
+	}
+}
+
+func TestASendThatGivesUpInAShutChannelLetsItEnd(t *testing.T) {
+	s := newStream(t, ChannelSpec{Capacity: 1})
+	a := s.listen(1, SubscribeOptions{})
+	s.send(1)
+	require.Equal(t, []int{1}, a.got())
+	l := allocate(t, s.producer.Session, s.pool, 10)
+	_, waits, err := s.producer.Send(s.info.ID, l.ID(), FrameOptions{})
+	require.NoError(t, err)
+	require.NoError(t, s.owner.ShutChannel(s.info.ID))
+	require.Empty(t, a.ended())
+	_, err = waits.Wait(context.Background(), 0)
+	require.ErrorIs(t, err, ErrTimeout)
+	require.Len(t, a.ended(), 1)
+}
+
 func TestWhoSubscribesIsToldOfTheEndOnlyOnceItKnowsTheSubscription(t *testing.T) {
 	s := newStream(t, ChannelSpec{Capacity: 4})
 	w := hire(t, s.svc)

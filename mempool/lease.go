@@ -150,7 +150,7 @@ func (l *Lease) released() error {
 func (l *Lease) end(incomplete bool, done tickets) {
 	b := l.buffer
 	l.ended = true
-	delete(l.session.leases, l.id)
+	remove(&l.session.leases, &l.session.most.leases, l.id)
 	l.session.svc.leases--
 	if l.write {
 		b.writer = nil

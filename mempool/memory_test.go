@@ -1,6 +1,7 @@
 package mempool
 
 import (
+	"fmt"
 	"runtime"
 	"testing"
 
@@ -27,6 +28,41 @@ func TestALiveBufferTakesLittleOfTheService(t *testing.T) {
 	assert.Less(t, each, uint64(most))
 	for _, l := range leases {
 		release(t, l)
+	}
+}
+
+func TestWhatIsGoneTakesNoRoomInTheService(t *testing.T) {
+	const most = 64 << 10
+	svc := newService(t)
+	owner := open(t, svc)
+	for what, storm := range map[string]func(n int){
+		"sessions": func(n int) {
+			sessions := make([]*Session, n)
+			for i := range sessions {
+				sessions[i] = open(t, svc)
+			}
+			for _, s := range sessions {
+				s.End(nil)
+			}
+		},
+		"leases, buffers and names of a session that lives on": func(n int) {
+			p := createPool(t, owner, PoolSpec{Name: "p", Kind: Host, MaxBytes: uint64(n) * 4096})
+			leases := make([]*Lease, n)
+			for i := range leases {
+				leases[i] = allocate(t, owner, p, 4096)
+				publish(t, leases[i], Publication{Name: fmt.Sprint(i)})
+			}
+			for i, l := range leases {
+				release(t, l)
+				require.NoError(t, owner.Unpublish(fmt.Sprint(i)))
+			}
+			require.NoError(t, owner.DestroyPool(p.info.ID))
+		},
+	} {
+		storm(100) // what is made once is there now
+		before := liveBytes()
+		storm(20_000)
+		assert.Less(t, int64(liveBytes()-before), int64(most), what)
 	}
 }
 

@@ -176,10 +176,10 @@ func (l *Lease) fits(t Tensor) error {
 // remove takes the name away and ends its hold on the buffer. Service.mu is held.
 func (n *name) remove() {
 	svc := n.buffer.block.pool.svc
-	delete(svc.names, n.text)
+	remove(&svc.names, &svc.most.names, n.text)
 	svc.namesOf.add(n.uid, -1)
 	if n.owner != nil {
-		delete(n.owner.names, n.text)
+		remove(&n.owner.names, &n.owner.most.names, n.text)
 	}
 	n.buffer.names--
 	n.buffer.settle()

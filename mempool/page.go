@@ -50,8 +50,18 @@ func newPage() (*Page, *os.File, error) {
 }
 
 // sealPage makes f a file that nobody can map to write any more. The mappings that there are stay.
+//
+// Errors: [ErrInvalid] if its client has sealed it in a way that prevents that.
 func sealPage(f *os.File) error {
-	_, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_SEAL)
+	const wanted = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
+	_, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, wanted)
+	if errors.Is(err, unix.EPERM) { // the client has the file too, and may have sealed it
+		var seals int
+		if seals, err = unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0); err == nil && seals&wanted != wanted {
+			return situation(ErrInvalid, "the client sealed the file of its timeline with F_SEAL_SEAL (seals %#x), so that the service "+
+				"cannot add F_SEAL_FUTURE_WRITE: a client adds no seals itself", seals)
+		}
+	}
 	if err != nil {
 		return hostError("fcntl(F_ADD_SEALS)", err)
 	}

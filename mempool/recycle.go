@@ -138,7 +138,7 @@ func (p *Pool) recall(blocks []*block) {
 // unmap notes that a session no longer maps b. Service.mu is held.
 func (p *Pool) unmap(s *Session, b *block) {
 	b.mapped.remove(s)
-	delete(s.mapped, b.id)
+	remove(&s.mapped, &s.most.mapped, b.id)
 	if b.mapped.len() > 0 {
 		return
 	}

@@ -90,6 +90,9 @@ func (n *Sending) Wait(ctx context.Context, limit time.Duration) (number uint64,
 	defer func() {
 		ch.senders = slices.DeleteFunc(ch.senders, func(other *Sending) bool { return other == n })
 		ch.room.broadcast() // for the next in line
+		if ch.over() {
+			ch.hand() // the end
+		}
 	}()
 	for {
 		if err := s.alive(); err != nil {
@@ -133,10 +136,10 @@ func (n *Sending) possible() error {
 	case l.buffer.block.pool != ch.pool:
 		return situation(ErrInvalid, "channel %q carries buffers of pool %q; buffer %d is of pool %q", ch.info.Name, ch.pool.info.Name,
 			l.buffer.id, l.buffer.block.pool.info.Name)
-	case ch.shut && ch.pool.closing:
+	case ch.pool.closing:
 		return ch.pool.ended()
-	case ch.shut:
-		return situation(ErrClosed, "channel %q is shut", ch.info.Name)
+	case ch.pool.svc.channelByID[ch.info.ID] != ch:
+		return situation(ErrClosed, "channel %q is shut, and nobody is subscribed to it any more", ch.info.Name)
 	}
 	return nil
 }

@@ -51,6 +51,7 @@ type Service struct {
 	channelByID                                             map[uint64]*channel // and those that are, until they are empty
 	channeled                                               signal              // channels appeared
 	lastChannel, lastSubscription                           uint64
+	most                                                    struct{ buffers, names, sessions, timelines, awaited int } // that these maps had
 
 	closed     bool
 	closing    chan struct{}  // closed when Close begins

@@ -41,7 +41,8 @@ type Session struct {
 	names    map[string]*name
 	mapped   map[uint64]*block
 	accounts map[*Pool]*account
-	tensor   *Tensor // that it described last
+	most     struct{ leases, names, mapped int } // that these maps had
+	tensor   *Tensor                             // that it described last
 
 	eagerness wakeful.Eagerness // of who waits
 }
@@ -142,7 +143,7 @@ func (s *Session) findLease(id uint64) (*Lease, error) {
 	if id == 0 || id > s.svc.lastLease {
 		return nil, situation(ErrNotFound, "no lease ever had the id %d", id)
 	}
-	return nil, situation(ErrReleased, "session %d has no lease %d any more", s.id, id)
+	return nil, situation(ErrReleased, "session %d has no lease %d: it has ended, or it is another session's", s.id, id)
 }
 
 // Release ends one of the session's own leases, as [Lease.ReleaseAt] does.
@@ -213,7 +214,7 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 	}
 	s.ended = true
 	close(s.over)
-	delete(svc.sessions, s.id)
+	remove(&svc.sessions, &svc.most.sessions, s.id)
 	for _, sub := range s.subscriptions {
 		sub.leave()
 	}

@@ -81,7 +81,7 @@ func (s *Session) subscription(id uint64) (*subscription, error) {
 	case sub == nil && (id == 0 || id > s.svc.lastSubscription):
 		return nil, situation(ErrNotFound, "there is no subscription %d", id)
 	case sub == nil:
-		return nil, situation(ErrClosed, "subscription %d of session %d has ended", id, s.id)
+		return nil, situation(ErrClosed, "session %d has no subscription %d: it has ended, or it is another session's", s.id, id)
 	}
 	return sub, nil
 }
@@ -118,7 +118,7 @@ func (s *Session) Credit(id, n uint64) error {
 // Unsubscribe ends a subscription. Leases that came with its frames live on, and those of a queue still count when they are
 // released.
 //
-// Errors: [ErrNotFound], [ErrClosed] if it had ended before.
+// Errors: [ErrNotFound] for an id that no subscription ever had, [ErrClosed] for one that has ended or is another session's.
 func (s *Session) Unsubscribe(id uint64) error {
 	svc := s.svc
 	svc.mu.Lock()

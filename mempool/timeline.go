@@ -89,7 +89,7 @@ func (s *Session) Timeline() (uint64, Export, error) {
 // SealTimeline says that the session has mapped its timeline. Nobody else can map it to write from then on, and its tickets
 // count.
 //
-// Errors: [ErrInvalid] if there is none, [ErrClosed].
+// Errors: [ErrInvalid] if there is none, or if the client sealed its file in another way; [ErrClosed].
 func (s *Session) SealTimeline() error {
 	svc := s.svc
 	svc.mu.Lock()
@@ -257,7 +257,7 @@ func (t *timeline) retire() {
 	if !t.dead || t.leases > 0 || svc.timelines[t.id] != t {
 		return
 	}
-	delete(svc.timelines, t.id)
+	remove(&svc.timelines, &svc.most.timelines, t.id)
 	for s := range t.shown {
 		s.tell(Forget{Timelines: []uint64{t.id}})
 	}

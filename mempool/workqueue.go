@@ -56,7 +56,7 @@ func (ch *channel) handQueue() {
 		sub.deliver(f, missed)
 		ch.room.broadcast()
 	}
-	if ch.shut && ch.flying == 0 {
+	if ch.over() && ch.flying == 0 {
 		for len(ch.subs) > 0 {
 			ch.subs[0].end(nil)
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"unicode/utf8"
 
@@ -91,6 +92,15 @@ func (e *encoder) string(s string) error {
 		return unsendable(fmt.Sprintf("string of at most %d bytes", MaxString), fmt.Sprintf("%d bytes", len(s)))
 	case !utf8.ValidString(s):
 		return unsendable("UTF-8", fmt.Sprintf("%q", clip([]byte(s))))
+	}
+	return e.mp.EncodeString(s)
+}
+
+// text writes as much of a text for people as fits, as valid UTF-8.
+func (e *encoder) text(s string) error {
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	if len(s) > MaxString {
+		s = strings.ToValidUTF8(s[:MaxString], "")
 	}
 	return e.mp.EncodeString(s)
 }

@@ -1,19 +1,16 @@
 package wire
 
-import (
-	"errors"
-	"strings"
-)
+import "errors"
 
-// Error is the failure of a request as it travels in a reply. errors.Is finds its Code.
+// Error is a failure as it travels in a packet. errors.Is finds its Code.
 type Error struct {
 	Code    Code
-	Message string // text for people: what was expected, what came, what to do
+	Message string // text for people: what was expected, what came, what to do; cut to what fits
 }
 
 var errorFields = record[Error]{
 	codeField("c", func(m *Error) *Code { return &m.Code }),
-	stringField("m", func(m *Error) *string { return &m.Message }),
+	textField("m", func(m *Error) *string { return &m.Message }),
 }
 
 // Error returns the message with its code in front.
@@ -32,16 +29,4 @@ func AsError(err error) *Error {
 		return &Error{Code: c, Message: err.Error()}
 	}
 	return &Error{Code: CodeInternal, Message: err.Error()}
-}
-
-// sendable returns e, or a copy whose message fits a packet: valid UTF-8 and no longer than MaxString.
-func (e *Error) sendable() *Error {
-	text := strings.ToValidUTF8(e.Message, "\uFFFD")
-	if len(text) > MaxString {
-		text = strings.ToValidUTF8(text[:MaxString], "")
-	}
-	if text == e.Message {
-		return e
-	}
-	return &Error{Code: e.Code, Message: text}
 }

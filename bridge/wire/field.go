@@ -49,6 +49,11 @@ func stringField[T any](key string, at func(*T) *string) field[T] {
 	return value(key, at, zero, (*encoder).string, (*decoder).string)
 }
 
+// textField is a string for people, which is made to fit.
+func textField[T any](key string, at func(*T) *string) field[T] {
+	return value(key, at, zero, (*encoder).text, (*decoder).string)
+}
+
 func codeField[T any](key string, at func(*T) *Code) field[T] {
 	return value(key, at, zero, (*encoder).code, (*decoder).code)
 }

@@ -33,7 +33,6 @@ func AppendError(dst []byte, q uint32, failure *Error) ([]byte, error) {
 	if q == 0 {
 		return dst, errUnanswerable
 	}
-	failure = failure.sendable()
 	out, err := appendTo(dst, func(e *encoder) error {
 		if err := e.mp.EncodeMapLen(2); err != nil {
 			return err

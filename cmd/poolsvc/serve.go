@@ -8,10 +8,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/upkeep"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -76,7 +78,9 @@ What clients can make the service remember is bounded, and --limit says by how m
 				return err
 			}
 			log.Info("serving", "socket", socket, "version", version, "epoch", svc.Epoch())
-			<-c.Context().Done()
+			looks := time.NewTicker(upkeep.Rest)
+			defer looks.Stop()
+			upkeep.Run(c.Context(), svc, looks.C)
 			log.Info("shutting down")
 			return server.Close()
 		},

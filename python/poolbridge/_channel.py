@@ -127,7 +127,8 @@ class Channel(BaseChannel):
     def shut(self) -> None:
         """Close the channel for all: subscribers get the frames that were sent, and then the end.
 
-        Frames that nobody is subscribed to are gone.
+        A `publish` that waits for room is still carried out. Frames that nobody is subscribed to are gone, and such a
+        `publish` fails then.
 
         Raises
         ------

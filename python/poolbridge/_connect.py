@@ -26,7 +26,7 @@ def connect(
     ----------
     path
         The service's socket. Left out: ``$POOLBRIDGE_SOCKET``, else ``$XDG_RUNTIME_DIR/poolbridge/poolsvc.sock``, else
-        ``poolbridge-<uid>/poolsvc.sock`` in the folder for temporary files.
+        ``poolbridge-<uid>/poolsvc.sock`` below ``$TMPDIR``, or below ``/tmp``.
     timeout
         Seconds that the service may take for an answer, besides the time that a request itself may wait.
     wait
@@ -48,6 +48,8 @@ def connect(
         Nobody listens there; `ServiceStartTimeoutError` after waiting.
     AccessDeniedError
         This user may not connect.
+    PoolLimitError
+        The service has as many sessions as it may.
     VersionError
         Client and service share no protocol version.
     ServiceStalledError

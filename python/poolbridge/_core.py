@@ -69,7 +69,7 @@ class Core:
     outbox
         Packets to send, in order.
     goodbye
-        Why the service is about to close the connection, or ``""``.
+        Why the service is about to close the connection, if it has said so.
     feeds
         The subscriptions, by id.
     pages
@@ -88,7 +88,7 @@ class Core:
         self.pools: dict[int, KnownPool] = {}
         self.blocks: dict[int, KnownBlock] = {}
         self.outbox: deque[bytes] = deque()
-        self.goodbye = ""
+        self.goodbye: Goodbye | None = None
         self.feeds: dict[int, Feed] = {}
         self.pages: dict[int, Descriptors] = {}
         self.ring: Descriptors | None = None
@@ -231,7 +231,7 @@ class Core:
                 block.arrays.clear()
             return [block for block in recalled if not block.leases]
         if name == "goodbye":
-            self.goodbye = decode(data, Goodbye).m
+            self.goodbye = decode(data, Goodbye)
         elif name == "frame":
             self._frame(decode(data, Frame), descriptors)
         elif name == "end":

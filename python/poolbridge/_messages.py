@@ -320,6 +320,7 @@ class Recall(Struct, omit_defaults=True, tag_field="n", tag="recall"):
 class Goodbye(Struct, omit_defaults=True, tag_field="n", tag="goodbye"):
     """Notice: the service is about to close the connection."""
 
+    c: str
     m: str
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import tempfile
 from pathlib import Path
 
 from poolbridge._errors import (
@@ -26,7 +25,7 @@ def default_path() -> str:
     -------
     str
         ``$POOLBRIDGE_SOCKET``, else ``$XDG_RUNTIME_DIR/poolbridge/poolsvc.sock``, else
-        ``poolbridge-<uid>/poolsvc.sock`` in the folder for temporary files.
+        ``poolbridge-<uid>/poolsvc.sock`` below ``$TMPDIR``, or below ``/tmp``.
     """
     given = os.environ.get("POOLBRIDGE_SOCKET")
     if given:
@@ -34,7 +33,9 @@ def default_path() -> str:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
         return str(Path(runtime) / "poolbridge" / "poolsvc.sock")
-    return str(Path(tempfile.gettempdir()) / f"poolbridge-{os.getuid()}" / "poolsvc.sock")
+    # Not `tempfile.gettempdir`, which looks elsewhere than the service does.
+    folder = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - as the service has it
+    return str(Path(folder) / f"poolbridge-{os.getuid()}" / "poolsvc.sock")
 
 
 def dial(path: str) -> socket.socket | None:

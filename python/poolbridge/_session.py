@@ -15,7 +15,7 @@ from weakref import ReferenceType
 
 from msgspec import UnsetType
 
-from poolbridge import _order, _process
+from poolbridge import _errors, _order, _process
 from poolbridge._channel_messages import Forget, Seal, Unsubscribe
 from poolbridge._errors import (
     ClientClosedError,
@@ -191,9 +191,12 @@ class Session(SessionMemory):
             return ClientClosedError("the client is closed")
         if self._fault is not None:
             return ProtocolError(*self._fault.args)
-        if isinstance(error, ConnectionLostError) and self.core.goodbye:
-            return ConnectionLostError(f"the service said goodbye: {self.core.goodbye}")
-        return error
+        goodbye = self.core.goodbye
+        if not isinstance(error, ConnectionLostError) or goodbye is None:
+            return error
+        if not self.core.epoch:  # there never was a session to lose
+            return _errors.from_wire(goodbye.c, goodbye.m)
+        return ConnectionLostError(f"the service said goodbye ({goodbye.c}): {goodbye.m}")
 
     # Leases
 

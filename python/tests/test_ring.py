@@ -34,7 +34,9 @@ from poolbridge._transport import NONE, Transport
 
 pytestmark = pytest.mark.skipif(not _ring.USABLE, reason="rings in Python need a processor that keeps stores in order")
 
-VECTORS = json.loads((Path(__file__).parents[2] / "docs/vectors/v1.json").read_text(encoding="utf-8"))["rings"]
+_FILE = json.loads((Path(__file__).parents[2] / "docs/vectors/v1.json").read_text(encoding="utf-8"))
+VECTORS = _FILE["rings"]
+PASSAGES = _FILE["passages"]
 FILE = 4096 + SIZE
 F_ADD_SEALS = 1033
 SIZE_SEALS = 0x2 | 0x4
@@ -260,6 +262,28 @@ def test_a_packet_that_no_ring_takes_goes_over_the_socket_at_once(
     came = linked.b.receive()
     assert came is not None
     assert came[0] == (bytes(MAX_PACKET + 1),)
+
+
+def unpack(packet: str | int) -> bytes:
+    return bytes(packet) if isinstance(packet, int) else bytes.fromhex(packet)
+
+
+@pytest.mark.parametrize("vector", PASSAGES, ids=[vector["name"] for vector in PASSAGES])
+def test_a_sender_goes_from_the_ring_to_the_socket_and_back_as_the_protocol_says(
+    linked: Linked, vector: dict[str, Any]
+) -> None:
+    over_the_socket: list[bytes] = []
+    for packet in vector["packets"]:
+        assert linked.a.send(deque([unpack(packet)]))
+        while (came := linked.b._receive()) is not None:
+            over_the_socket.append(came[0])
+        while linked.ends.b.take(1):
+            pass
+    assert over_the_socket == [unpack(packet) for packet in vector["socket"]]
+    file = bytes(linked.ends.a._own_file)
+    assert int.from_bytes(file[:8], "little") == vector["head"]
+    want = bytes.fromhex(vector["bytes"])
+    assert file[vector["at"] : vector["at"] + len(want)] == want
 
 
 def test_what_was_sent_before_the_peer_left_comes_before_the_end(linked: Linked) -> None:

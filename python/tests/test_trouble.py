@@ -7,10 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -20,6 +20,8 @@ import poolbridge
 from poolbridge import _channel_messages as cm
 from poolbridge import _messages as m
 from poolbridge._mappings import MAPPINGS
+from poolbridge._session import Session
+from poolbridge._transport import Transport
 
 
 def reply(request, **fields):
@@ -72,7 +74,10 @@ def test_where_the_socket_is_looked_for(monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
     assert poolbridge.default_path() == "/run/user/7/poolbridge/poolsvc.sock"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/somewhere")
+    monkeypatch.setenv("TEMP", "/elsewhere")  # which the service knows nothing of
+    monkeypatch.delenv("TMPDIR", raising=False)
+    assert poolbridge.default_path() == f"/tmp/poolbridge-{os.getuid()}/poolsvc.sock"
+    monkeypatch.setenv("TMPDIR", "/somewhere")
     assert poolbridge.default_path() == f"/somewhere/poolbridge-{os.getuid()}/poolsvc.sock"
 
 
@@ -150,12 +155,46 @@ def test_memory_outlives_a_service_that_vanishes(service, client):
 
 def test_goodbye_is_the_reason_given(service, client):
     def leave(connection, request):
-        connection.send(m.Goodbye(m="upgrade"))
+        connection.send(m.Goodbye(c="closed", m="upgrade"))
         connection.hang_up()
 
     service.tricks["stats"] = leave
-    with pytest.raises(poolbridge.ConnectionLostError, match="upgrade"):
+    with pytest.raises(poolbridge.ConnectionLostError, match=r"\(closed\): upgrade"):
         client.stats()
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("limit", poolbridge.PoolLimitError),
+        ("denied", poolbridge.AccessDeniedError),
+        ("protocol", poolbridge.ProtocolError),
+        ("closed", poolbridge.ClosedError),
+    ],
+)
+def test_a_goodbye_instead_of_a_session_is_the_error_of_its_code(service, code, error):
+    def refuse(connection, request):
+        connection.send(m.Goodbye(c=code, m="not you"))
+        connection.hang_up()
+
+    service.tricks["hello"] = refuse
+    with pytest.raises(error, match="not you"):
+        poolbridge.connect(service.path)
+
+
+def test_a_goodbye_is_read_though_the_service_takes_no_more_packets():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    session = Session(Transport(ours))
+    session.carried_by(Mock())
+    theirs.send(msgspec.msgpack.encode({"n": "goodbye", "c": "limit", "m": "too slow"}))
+    theirs.close()
+    call = session.ask(m.StatsRequest(), m.StatsReply, lambda: None)  # EPIPE
+    assert session.receive()
+    with pytest.raises(poolbridge.PoolLimitError, match="too slow"):
+        session.receive()
+    with pytest.raises(poolbridge.PoolLimitError, match="too slow"):
+        call.result()
+    session.transport.close()
 
 
 def test_a_stalled_service_is_a_timeout_and_its_late_lease_is_given_back(service):

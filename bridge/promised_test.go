@@ -1,0 +1,85 @@
+package bridge
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// What docs/protocol.md says of each limit, asked of a real server. Those of a packet have vectors, and others tests of their own.
+func TestWhatIsBeyondALimitIsAnsweredAsThePageSays(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	r, _ := streaming(t, path)
+	r.ask(4, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
+	dimensions := make([]uint64, 33)
+	for i := range dimensions {
+		dimensions[i] = 1
+	}
+	tooMany := make(map[string]string)
+	for i := range 17 {
+		tooMany[fmt.Sprint(i)] = ""
+	}
+	for name, request := range map[string]wire.Request{
+		"dimensions of a tensor":           &wire.Alloc{Pool: 1, Tensor: wire.Tensor{DType: "uint8", Shape: dimensions}},
+		"a long pool name":                 &wire.Create{Name: strings.Repeat("n", 256), Kind: "host", MaxBytes: 4096},
+		"no pool name":                     &wire.Create{Kind: "host", MaxBytes: 4096},
+		"a control character":              &wire.MakeChannel{Name: "a\nb", Pool: 1, Capacity: 1},
+		"a long channel name":              &wire.Find{Name: strings.Repeat("n", 256)},
+		"a long buffer name":               &wire.Get{Name: strings.Repeat("n", 256)},
+		"entries of a frame's map":         &wire.Send{Channel: 1, Lease: 1, Meta: tooMany},
+		"bytes of a key of a frame's map":  &wire.Send{Channel: 1, Lease: 1, Meta: map[string]string{strings.Repeat("k", 257): ""}},
+		"no frames that a channel keeps":   &wire.MakeChannel{Name: "c", Pool: 1},
+		"more frames that a channel keeps": &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 1025},
+	} {
+		r.send(5, request)
+		assert.ErrorIs(t, r.reply(5, &wire.EmptyReply{}), wire.CodeInvalid, name)
+	}
+	for i := range 256 {
+		r.ask(6, &wire.MakeChannel{Name: fmt.Sprint(i), Pool: 1, Capacity: 1}, &wire.ChannelReply{})
+	}
+	r.refused(7, &wire.MakeChannel{Name: "more", Pool: 1, Capacity: 1}, wire.CodeLimit)
+	for range 64 {
+		r.ask(8, &wire.Subscribe{Channel: 1, Credit: 256}, &wire.SubscribeReply{})
+	}
+	r.refused(9, &wire.Subscribe{Channel: 1}, wire.CodeLimit)
+}
+
+func TestStatsCountTheServicesOwnSessions(t *testing.T) {
+	svc, path := serve(t, ServerConfig{})
+	own, err := svc.OpenSession(mempool.Self(), nil)
+	require.NoError(t, err)
+	r := greeted(t, path)
+	var st wire.StatsReply
+	r.ask(2, &wire.StatsRequest{}, &st)
+	assert.EqualValues(t, 2, st.Stats.Sessions)
+	own.End(nil)
+	r.ask(3, &wire.StatsRequest{}, &st)
+	assert.EqualValues(t, 1, st.Stats.Sessions)
+}
+
+func TestStatsSayWhatATrimCameToInTheEnd(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	r := greeted(t, path)
+	r.ask(2, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
+	var lease wire.LeaseReply
+	r.ask(3, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &lease)
+	r.ask(4, &wire.Release{Lease: lease.Lease.ID}, &wire.EmptyReply{})
+	r.send(5, &wire.Trim{Pool: 1})
+	recalls, codes := inAnyOrder[*wire.Recall](r, 1, 5)
+	require.Empty(t, codes[5])
+	var trim wire.TrimReply
+	r.ask(5, &wire.Trim{Pool: 1}, &trim)
+	assert.Zero(t, trim.Bytes, "the client maps it")
+	var st wire.StatsReply
+	r.ask(6, &wire.StatsRequest{}, &st)
+	assert.Equal(t, lease.Lease.BlockBytes, st.Stats.Pools[0].Held)
+	r.ask(7, &wire.Dropped{Blocks: recalls[0].Blocks}, &wire.EmptyReply{})
+	r.ask(8, &wire.StatsRequest{}, &st)
+	assert.Zero(t, st.Stats.Pools[0].Reserved)
+}
