@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from poolbridge import _channel_operations, _operations, _paths, _tensor
 from poolbridge._apump import AsyncPump
@@ -181,10 +181,11 @@ class AsyncClient(ClientState):
         credit: int = 4,
         oldest: bool = False,
         full: str | None = None,
+        ack: Literal["auto", "manual"] = "auto",
         timeout: float | None = 0.0,
     ) -> AsyncSubscription:
         """Subscribe to a channel, once what this gives is entered or iterated over; see `Client.subscribe`."""
-        return AsyncSubscription(self, channel, credit=credit, oldest=oldest, full=full, timeout=timeout)
+        return AsyncSubscription(self, channel, credit=credit, oldest=oldest, full=full, ack=ack, timeout=timeout)
 
     # The end
 

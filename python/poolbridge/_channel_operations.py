@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 FEATURE = "channels"
 _RINGS = "rings"
 MODES = ("broadcast", "queue")
+ACKS = ("auto", "manual")
 FULL = ("block", "drop-oldest", "latest", "fail")
 _MOST_FRAMES = 1024
 _MOST_CREDIT = 256
@@ -224,8 +225,11 @@ def _copy_on_device(hold: Hold, source: Source, stream: Any) -> None:
 # Receiving
 
 
-def subscribe(session: Session, channel: Channel, *, credit: int, oldest: bool, full: str | None) -> Flow[Feed]:
+def subscribe(
+    session: Session, channel: Channel, *, credit: int, oldest: bool, full: str | None, ack: str
+) -> Flow[Feed]:
     """Have a channel's frames sent."""
+    auto = _check_word(ack, ACKS, "ack") == "auto"
     request = Subscribe(
         ch=channel.id,
         cr=_check_most(credit, _MOST_CREDIT, "credit"),
@@ -234,5 +238,5 @@ def subscribe(session: Session, channel: Channel, *, credit: int, oldest: bool, 
     )
     reply = yield Ask(request, SubscribeReply)
     feed: Feed = session.feed(reply.sb)
-    feed.start(request.cr, queue=channel.md == "queue")
+    feed.start(request.cr, queue=channel.md == "queue", auto=auto)
     return feed
