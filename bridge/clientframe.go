@@ -3,8 +3,10 @@ package bridge
 import (
 	"context"
 	"iter"
+	"sync/atomic"
 	"time"
 
+	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -21,12 +23,17 @@ type Frame struct {
 	// Dropped is how many frames were missed since the last.
 	Dropped uint64
 
-	sub *subscription
+	sub      *subscription
+	settled  atomic.Bool
+	unmapped *Lease // which is ended once it is known whether another frame is asked for
 }
 
-// Frames subscribes to the channel and yields its frames, each of which is to be released. A frame whose content will never
-// be complete comes with [ErrProducerDied] and without a lease, and one that cannot be mapped here with what says why;
-// others follow. An error without a frame is the last. When the channel is shut, the frames end without one.
+// Frames subscribes to the channel and yields its frames. Each is to be released, which ends its lease. Asking for the next
+// acknowledges the frame before it, released or not, unless o says ManualAck. A frame whose content will never be complete
+// comes with [ErrProducerDied] and without a lease, and one that cannot be mapped here with what says why; others follow.
+// An error without a frame is the last. When the channel is shut, the frames end without one: those of a queue once every
+// frame is acknowledged. A frame of a queue that the loop was left with can still be settled; if it is not, another
+// subscriber gets it when it cannot be mapped here, or when the session ends.
 func (ch *Channel) Frames(ctx context.Context, o mempool.SubscribeOptions) iter.Seq2[*Frame, error] {
 	return func(yield func(*Frame, error) bool) {
 		sub, err := ch.subscribe(ctx, o)
@@ -34,38 +41,82 @@ func (ch *Channel) Frames(ctx context.Context, o mempool.SubscribeOptions) iter.
 			yield(nil, err)
 			return
 		}
-		defer sub.abandon()
-		for {
-			n, err := sub.receive(ctx)
-			if err != nil {
-				yield(nil, err)
-				return
-			}
-			if n == nil {
-				return
-			}
-			f, err := sub.frame(ctx, n)
-			if !yield(f, err) {
-				return
-			}
+		sub.each(ctx, o.ManualAck, yield)
+	}
+}
+
+// each yields frames until there are no more, or nobody wants more.
+func (sub *subscription) each(ctx context.Context, manual bool, yield func(*Frame, error) bool) {
+	var back *Lease // of a frame that goes back last, or it would come here again
+	defer func() {
+		sub.abandon()
+		if back != nil {
+			_ = back.end(true)
+		}
+	}()
+	for {
+		n, err := sub.receive(ctx)
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		if n == nil {
+			return
+		}
+		f, err := sub.frame(ctx, n)
+		if !yield(f, err) {
+			back = f.unmapped
+			return
+		}
+		switch { // what is sent here fails with the connection, of which receive tells
+		case f.unmapped != nil:
+			_ = f.unmapped.end(manual || ctx.Err() != nil)
+		case !manual && f.Lease != nil && f.settled.CompareAndSwap(false, true):
+			_ = f.tell(false)
 		}
 	}
 }
 
-// Release says that the frame is not needed any more, at the latest once what is in the queues that are named is done.
+// Release ends the frame's lease: the memory is not needed any more, at the latest once what is in the queues that are named
+// is done. A frame that was not settled before is acknowledged.
 //
 // Errors: [ErrReleased] if it had been released before.
-func (f *Frame) Release(after ...mempool.Queue) error { return f.release(false, after...) }
-
-// Return gives a frame of a queue back: somebody else gets it. In a broadcast it is Release.
-func (f *Frame) Return() error { return f.release(true) }
-
-func (f *Frame) release(again bool, after ...mempool.Queue) error {
+func (f *Frame) Release(after ...mempool.Queue) error {
 	if f.Lease == nil {
 		return nil
 	}
-	if err := f.Lease.release(again, after...); err != nil {
-		return err
+	f.settled.Store(true)
+	return f.Lease.release(false, after...)
+}
+
+// Ack acknowledges the frame: in a queue it goes to nobody else, in a broadcast it holds no sender back any more. The memory
+// stays until the frame is released.
+//
+// Errors: [ErrSettled] if it was acknowledged, by Release or by asking for the next frame too, or given back before;
+// [ErrDisconnected] and [ErrClosed] if the session has ended, which gave the frame back.
+func (f *Frame) Ack() error { return f.settle(false) }
+
+// Requeue gives a frame of a queue back to it, in its place: another subscriber gets it, or this one again. The memory stays
+// until the frame is released.
+//
+// Errors: those of [Frame.Ack]; [ErrInvalid] in a broadcast.
+func (f *Frame) Requeue() error {
+	if ch := f.sub.channel; ch.Mode != mempool.WorkQueue {
+		return situation(ErrInvalid, "channel %q is a broadcast, to which no frame is given back: every subscriber has its own; release it", ch.Name)
 	}
-	return f.sub.more()
+	return f.settle(true)
+}
+
+func (f *Frame) settle(again bool) error {
+	switch {
+	case f.Lease == nil:
+		return situation(ErrInvalid, "frame %d came without a lease: there is nothing to acknowledge", f.Seq)
+	case !f.settled.CompareAndSwap(false, true):
+		return situation(ErrSettled, "frame %d of channel %q was acknowledged or given back before", f.Seq, f.sub.channel.Name)
+	}
+	return f.tell(again)
+}
+
+func (f *Frame) tell(again bool) error {
+	return f.sub.client.send(0, &wire.Ack{Lease: f.Lease.info.ID, Back: again})
 }

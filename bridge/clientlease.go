@@ -60,12 +60,16 @@ func (c *Client) lease(ctx context.Context, r wire.Request) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.adopt(ctx, reply.Lease, false)
+	l, err := c.adopt(ctx, reply.Lease)
+	if err != nil {
+		return nil, errors.Join(err, l.end(false))
+	}
+	return l, nil
 }
 
-// adopt maps the memory of a lease that arrived. The caller has entered. A frame goes back to its queue where it is only
-// the caller who can wait no longer.
-func (c *Client) adopt(ctx context.Context, came wire.Lease, frame bool) (*Lease, error) {
+// adopt maps the memory of a lease that arrived. The caller has entered, and ends the lease where an error says that it
+// cannot be mapped.
+func (c *Client) adopt(ctx context.Context, came wire.Lease) (*Lease, error) {
 	l := &Lease{client: c, info: leaseOf(came)}
 	l.order.Pages, l.order.Clock = c.page, c.Clock
 	l.order.Begin(l.info.Wait, !came.Write)
@@ -82,7 +86,7 @@ func (c *Client) adopt(ctx context.Context, came wire.Lease, frame bool) (*Lease
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(err, l.end(frame && ctx.Err() != nil))
+		return l, err
 	}
 	c.mu.Lock()
 	closing := c.closing
@@ -91,7 +95,7 @@ func (c *Client) adopt(ctx context.Context, came wire.Lease, frame bool) (*Lease
 	}
 	c.mu.Unlock()
 	if closing {
-		return nil, errors.Join(errClientClosed, l.end(frame))
+		return l, errClientClosed
 	}
 	return l, nil
 }

@@ -13,15 +13,14 @@ import (
 
 // subscription is a client's wish for a channel's frames.
 type subscription struct {
-	client *Client
-	id     uint64
-	credit int
+	client  *Client
+	channel mempool.ChannelInfo
+	id      uint64
 
 	mu    sync.Mutex
 	inbox []*wire.Frame
 	over  *wire.End
 	left  bool          // nobody takes what comes
-	freed int           // frames that were released since credit was given last
 	wake  chan struct{} // has room for one
 }
 
@@ -31,7 +30,7 @@ func (ch *Channel) subscribe(ctx context.Context, o mempool.SubscribeOptions) (*
 		return nil, err
 	}
 	c := ch.client
-	sub := &subscription{client: c, credit: o.Credit, wake: make(chan struct{}, 1)}
+	sub := &subscription{client: c, channel: ch.info, wake: make(chan struct{}, 1)}
 	var reply wire.SubscribeReply
 	err = c.call(ctx, &wire.Subscribe{Channel: ch.info.ID, Credit: uint64(o.Credit), Oldest: o.Oldest, Full: string(o.Full)}, &call{into: &reply,
 		files: func(*seqpacket.FDs) { // before the first frame comes
@@ -130,7 +129,7 @@ func (sub *subscription) receive(ctx context.Context) (*wire.Frame, error) {
 	}
 }
 
-// frame makes of what came a frame whose memory is mapped.
+// frame makes of what came a frame whose memory is mapped, or with an error one whose lease, if it has one, is unmapped.
 func (sub *subscription) frame(ctx context.Context, n *wire.Frame) (*Frame, error) {
 	f := &Frame{Seq: n.Sequence, Time: time.Unix(0, int64(n.Time)), Meta: n.Meta, Dropped: n.Dropped, sub: sub}
 	if n.Lease == nil {
@@ -140,33 +139,24 @@ func (sub *subscription) frame(ctx context.Context, n *wire.Frame) (*Frame, erro
 		}
 		return f, errors.Join(err, sub.more())
 	}
-	err := sub.client.enter()
+	c := sub.client
+	l := &Lease{client: c, info: leaseOf(*n.Lease)}
+	err := c.enter()
 	if err == nil {
-		f.Lease, err = sub.client.adopt(ctx, *n.Lease, true)
-		sub.client.leave()
-	} else {
-		sub.client.giveBack(n)
+		l, err = c.adopt(ctx, *n.Lease)
+		c.leave()
 	}
 	if err != nil {
-		return f, errors.Join(err, sub.more())
+		f.unmapped = l
+	} else {
+		f.Lease = l
 	}
-	return f, nil
+	return f, err
 }
 
-// more lets another frame come in the place of one that was released. Credit is given for several at a time.
+// more lets another frame come in the place of one that came without a lease.
 func (sub *subscription) more() error {
-	sub.mu.Lock()
-	sub.freed++
-	n := sub.freed
-	give := !sub.left && sub.over == nil && 2*n >= sub.credit
-	if give {
-		sub.freed = 0
-	}
-	sub.mu.Unlock()
-	if !give {
-		return nil
-	}
-	err := sub.client.send(0, &wire.Credit{Subscription: sub.id, Frames: uint64(n)})
+	err := sub.client.send(0, &wire.Credit{Subscription: sub.id, Frames: 1})
 	if errors.Is(err, ErrDisconnected) || errors.Is(err, ErrClosed) {
 		return nil // whoever waits for frames is told
 	}

@@ -24,6 +24,7 @@ var (
 	ErrTimeout      = mempool.ErrTimeout
 	ErrBusy         = mempool.ErrBusy
 	ErrReleased     = mempool.ErrReleased
+	ErrSettled      = mempool.ErrSettled
 	ErrStale        = mempool.ErrStale
 	ErrProducerDied = mempool.ErrProducerDied
 	ErrClosed       = mempool.ErrClosed
@@ -55,6 +56,7 @@ var codes = []struct {
 	{wire.CodeTimeout, ErrTimeout},
 	{wire.CodeBusy, ErrBusy},
 	{wire.CodeReleased, ErrReleased},
+	{wire.CodeSettled, ErrSettled},
 	{wire.CodeStale, ErrStale},
 	{wire.CodeFailed, ErrProducerDied},
 	{wire.CodeClosed, ErrClosed},

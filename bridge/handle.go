@@ -50,7 +50,8 @@ func (c *serverConn) handle(q uint32, r wire.Request) {
 	case *wire.Unpublish:
 		c.done(q, s.Unpublish(r.Name))
 	case *wire.Release:
-		c.done(q, c.release(r))
+		done := ticketsOf(r.Done)
+		c.done(q, each(r.Lease, r.Also, func(id uint64) error { return s.Release(id, r.Failed, done) }))
 	case *wire.Cancel:
 		c.stopWaiting(r.Request)
 		c.done(q, nil)
@@ -63,12 +64,11 @@ func (c *serverConn) handle(q uint32, r wire.Request) {
 	}
 }
 
-// release ends the leases that it can; the error is that of the first that it cannot.
-func (c *serverConn) release(r *wire.Release) error {
-	done := ticketsOf(r.Done)
-	err := c.session.Release(r.Lease, r.Failed, done)
-	for _, id := range r.Also {
-		err = cmp.Or(err, c.session.Release(id, r.Failed, done))
+// each does with leases what can be done; the error is that of the first with which it cannot.
+func each(lease uint64, also []uint64, do func(lease uint64) error) error {
+	err := do(lease)
+	for _, id := range also {
+		err = cmp.Or(err, do(id))
 	}
 	return err
 }

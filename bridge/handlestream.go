@@ -48,7 +48,8 @@ func (c *serverConn) stream(q uint32, r wire.Request) {
 			c.lacks(q, r, featureTimelines)
 			return
 		}
-	case *wire.MakeChannel, *wire.Find, *wire.Send, *wire.Subscribe, *wire.Credit, *wire.Unsubscribe, *wire.Shut:
+	case *wire.MakeChannel, *wire.Find, *wire.Send, *wire.Subscribe, *wire.Ack, *wire.Credit, *wire.Unsubscribe,
+		*wire.Shut:
 		if !c.streams {
 			c.lacks(q, r, featureChannels)
 			return
@@ -80,6 +81,12 @@ func (c *serverConn) stream(q uint32, r wire.Request) {
 		c.sendTo(q, r)
 	case *wire.Subscribe:
 		c.subscribe(q, r)
+	case *wire.Ack:
+		settle := s.Ack
+		if r.Back {
+			settle = s.Requeue
+		}
+		c.done(q, each(r.Lease, r.Also, settle))
 	case *wire.Credit:
 		c.done(q, s.Credit(r.Subscription, r.Frames))
 	case *wire.Unsubscribe:

@@ -137,7 +137,7 @@ func (c *serverConn) sendFrame(n mempool.Delivered) {
 	if err == nil || errors.Is(err, ErrReleased) { // released: the session has ended
 		return
 	}
-	_ = n.Lease.Release(true)
+	n.Lease.Withdraw()
 	f.Lease, f.Failure = nil, wireError(err)
 	c.say(&f, false)
 }

@@ -97,7 +97,8 @@ func TestAQueueSharesTheWork(t *testing.T) {
 					return
 				}
 				if _, again := returned.LoadOrStore(n, true); n%7 == 0 && !again {
-					assert.NoError(t, f.Return())
+					assert.NoError(t, f.Requeue())
+					assert.NoError(t, f.Release())
 					continue
 				}
 				got <- n

@@ -153,6 +153,9 @@ func consume() error {
 		if os.Getenv("HOLD") != "" {
 			in.Scan()
 		}
+		if os.Getenv("KEEP") != "" {
+			continue // to the next frame, which acknowledges this one
+		}
 		if err := f.Release(); err != nil {
 			return err
 		}

@@ -21,7 +21,7 @@ func TestFeaturesAreForThoseWhoNamedThem(t *testing.T) {
 		r.ask(1, &wire.Hello{Versions: []uint64{1}, Features: offered}, &hello)
 		assert.Empty(t, hello.Features)
 		for _, m := range []wire.Request{&wire.Timeline{}, &wire.Seal{}, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 1}, &wire.Find{Name: "c"},
-			&wire.Send{Channel: 1, Lease: 1}, &wire.Subscribe{Channel: 1}, &wire.Credit{}, &wire.Unsubscribe{}, &wire.Shut{}} {
+			&wire.Send{Channel: 1, Lease: 1}, &wire.Subscribe{Channel: 1}, &wire.Ack{}, &wire.Credit{}, &wire.Unsubscribe{}, &wire.Shut{}} {
 			r.refused(2, m, wire.CodeUnsupported)
 		}
 	}
@@ -132,6 +132,14 @@ func TestWhatNoClientShouldAskOfStreams(t *testing.T) {
 	assert.Equal(t, lease.Lease.ID, lost.Lease)
 	assert.EqualValues(t, 1, lost.Channel)
 	assert.Equal(t, wire.CodeLimit, lost.Failure.Code)
+	other.refused(49, &wire.Ack{Lease: frame.Lease.ID}, wire.CodeReleased)
+	r.refused(49, &wire.Ack{Lease: lease.Lease.ID}, wire.CodeInvalid)
+	r.refused(49, &wire.Ack{Lease: frame.Lease.ID, Back: true}, wire.CodeInvalid)
+	r.refused(49, &wire.Ack{Lease: 999}, wire.CodeNotFound)
+	r.send(49, &wire.Ack{Lease: 999, Also: []uint64{frame.Lease.ID}})
+	_, codes = inAnyOrder[*wire.Frame](r, 1, 49)
+	assert.Equal(t, wire.CodeNotFound, codes[49], "the frame was acknowledged all the same: the next came")
+	r.refused(49, &wire.Ack{Lease: frame.Lease.ID}, wire.CodeSettled)
 	r.ask(50, &wire.Release{Lease: lease.Lease.ID}, &wire.EmptyReply{})
 	r.ask(51, &wire.Shut{Channel: 1}, &wire.EmptyReply{})
 	r.refused(52, &wire.Shut{Channel: 1}, wire.CodeClosed)

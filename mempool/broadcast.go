@@ -9,7 +9,7 @@ func (ch *channel) broadcastFull() error {
 			continue
 		}
 		if sub.policy == Fail {
-			return situation(ErrLimit, "channel %q is full: session %d (pid %d) has not released frame %d of %d, and its policy is to fail",
+			return situation(ErrLimit, "channel %q is full: session %d (pid %d) has not acknowledged frame %d of %d, and its policy is to fail",
 				ch.info.Name, sub.session.id, sub.session.peer.PID, oldest, ch.last)
 		}
 		if slow == nil || sub.next < slow.next {
@@ -19,11 +19,11 @@ func (ch *channel) broadcastFull() error {
 	if slow == nil {
 		return nil
 	}
-	return situation(ErrTimeout, "channel %q is full: the slowest is session %d (pid %d), which has not released frame %d of %d",
+	return situation(ErrTimeout, "channel %q is full: the slowest is session %d (pid %d), which has not acknowledged frame %d of %d",
 		ch.info.Name, slow.session.id, slow.session.peer.PID, oldest, ch.last)
 }
 
-// needs says whether the subscriber was not sent a frame yet or has not released it.
+// needs says whether the subscriber was not sent a frame yet or has not acknowledged it.
 func (sub *subscription) needs(number uint64) bool {
 	_, held := sub.held[number]
 	return held || sub.next <= number

@@ -13,7 +13,7 @@ type channel struct {
 
 	frames  []*frame // in order: broadcast keeps them, a queue has them waiting
 	last    uint64   // number of the newest frame
-	flying  int      // frames of a queue that somebody has and has not released
+	flying  int      // frames of a queue that subscribers were sent and have not settled
 	missed  uint64   // frames of a queue that were dropped since the last was handed out
 	subs    []*subscription
 	turn    int // of the subscribers of a queue

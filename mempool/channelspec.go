@@ -9,7 +9,7 @@ type ChannelMode string
 const (
 	// Broadcast: every subscriber sees every frame.
 	Broadcast ChannelMode = "broadcast"
-	// WorkQueue: each frame goes to one subscriber, and comes back if that one ends before it released it.
+	// WorkQueue: each frame goes to one subscriber, and comes back if that one ends before it acknowledged it.
 	WorkQueue ChannelMode = "queue"
 )
 
@@ -130,15 +130,18 @@ func (o FrameOptions) Validate() error {
 
 // SubscribeOptions says how a channel's frames are to come.
 type SubscribeOptions struct {
-	// Credit is how many frames may be on their way or in hand at a time; 0 for DefaultCredit.
+	// Credit is how many frames may be on their way or not acknowledged at a time; 0 for DefaultCredit.
 	Credit int
 	// Oldest begins with the oldest frame that is kept, not with the newest.
 	Oldest bool
 	// Full is what happens when this subscriber is slow; empty: as the channel has it.
 	Full FullPolicy
+	// ManualAck leaves it to Ack, Requeue and Release to settle frames. Otherwise asking for the next frame acknowledges those
+	// before it that were not settled.
+	ManualAck bool
 }
 
-// DefaultCredit is how many frames a subscriber has on their way or in hand at a time, if it does not say.
+// DefaultCredit is how many frames a subscriber has on their way or not acknowledged at a time, if it does not say.
 const DefaultCredit = 4
 
 // Filled is o with what was left empty filled in, if it can be.

@@ -17,6 +17,7 @@ var (
 	ErrTimeout      = errors.New("timed out")
 	ErrBusy         = errors.New("buffer is busy")
 	ErrReleased     = errors.New("lease has ended")
+	ErrSettled      = errors.New("frame is settled")
 	ErrStale        = errors.New("stale id")
 	ErrProducerDied = errors.New("producer died before finishing")
 	ErrClosed       = errors.New("closed")

@@ -52,14 +52,39 @@ type Ended struct {
 func (Delivered) notice() {}
 func (Ended) notice()     {}
 
-// delivery is a frame in somebody's hands.
+// delivery is a frame that a subscriber was sent. It is settled once: acknowledged, or given back to its queue.
 type delivery struct {
-	sub   *subscription
-	frame *frame
+	sub     *subscription
+	frame   *frame
+	settled bool
 }
 
-// released says that the lease on the frame has ended, and whether the frame is to go to somebody else. Service.mu is held.
-func (d *delivery) released(again bool) {
+// settle acknowledges the frame, or with again gives it back to its queue, and gives its credit back. Nothing happens if the
+// frame was settled before. Service.mu is held.
+func (d *delivery) settle(again bool) {
+	if !d.settled && d.sub.lives() {
+		d.sub.credit++
+	}
+	d.withdraw(again)
+}
+
+// settleAhead is settle while the frame's lease lives on. A subscriber that has as many leases as it may gets no more frames:
+// its subscription ends. Service.mu is held.
+func (d *delivery) settleAhead(again bool) {
+	if !d.settled && d.sub.lives() {
+		if err := d.sub.session.mayHold(); err != nil {
+			d.sub.end(err)
+		}
+	}
+	d.settle(again)
+}
+
+// withdraw is settle for a frame that the subscriber is not told of: its credit stays used. Service.mu is held.
+func (d *delivery) withdraw(again bool) {
+	if d.settled {
+		return
+	}
+	d.settled = true
 	ch := d.sub.channel
 	delete(d.sub.held, d.frame.number)
 	if ch.info.Mode == WorkQueue {
@@ -72,6 +97,61 @@ func (d *delivery) released(again bool) {
 	}
 	ch.room.broadcast()
 	ch.hand()
+}
+
+// Ack acknowledges the frame that a lease of the session's came with: in a queue it goes to nobody else, in a broadcast it
+// holds no sender back any more. The lease, and with it the memory, lives on.
+//
+// Errors: those of [Session.FindLease], [ErrClosed]; [ErrInvalid] for a lease that came with no frame, [ErrSettled] for a frame that was
+// acknowledged or given back before.
+func (s *Session) Ack(lease uint64) error { return s.settleFrame(lease, false) }
+
+// Requeue gives the frame that a lease of the session's came with back to its queue, in its place: another subscriber gets
+// it. The lease, and with it the memory, lives on.
+//
+// Errors: those of [Session.Ack]; [ErrInvalid] for a frame of a broadcast.
+func (s *Session) Requeue(lease uint64) error { return s.settleFrame(lease, true) }
+
+func (s *Session) settleFrame(lease uint64, again bool) error {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	if err := s.alive(); err != nil {
+		return err
+	}
+	l, err := s.findLease(lease)
+	if err != nil {
+		return err
+	}
+	if l.frame == nil {
+		return situation(ErrInvalid, "lease %d came with no frame: there is nothing to acknowledge", lease)
+	}
+	return l.frame.decide(again)
+}
+
+// decide settles the frame because the subscriber says so. Service.mu is held.
+func (d *delivery) decide(again bool) error {
+	ch := d.sub.channel
+	switch {
+	case again && ch.info.Mode != WorkQueue:
+		return situation(ErrInvalid, "channel %q is a broadcast, to which no frame is given back: every subscriber has its own; release it",
+			ch.info.Name)
+	case d.settled:
+		return situation(ErrSettled, "frame %d of channel %q was acknowledged or given back before", d.frame.number, ch.info.Name)
+	}
+	d.settleAhead(again)
+	return nil
+}
+
+// Withdraw ends a lease that came with a frame of which its session cannot be told. The frame's credit stays used.
+func (l *Lease) Withdraw() {
+	svc := l.session.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	l.frame.withdraw(true)
+	if !l.ended { // the session may have
+		l.end(true, nil)
+	}
 }
 
 // giveBack puts a frame back where it was in the queue. Service.mu is held.
@@ -97,7 +177,7 @@ func (sub *subscription) deliver(f *frame, missed uint64) {
 		sub.channel.room.broadcast() // nobody will release it
 	} else {
 		n.Lease = f.buffer.grant(sub.session, false)
-		n.Lease.frame = &delivery{sub, f}
+		n.Lease.frame = &delivery{sub: sub, frame: f}
 		if s := sub.session; s.notify != nil {
 			n.Info = n.Lease.describe()
 			_, n.Mapped = s.mapped[f.buffer.block.id]

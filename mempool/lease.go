@@ -82,8 +82,8 @@ func (l *Lease) Export() (x Export, first bool, err error) {
 	return x, true, nil
 }
 
-// Release ends the lease. incomplete says that what a write lease was for did not happen: the buffer has then failed; a
-// frame of a queue goes back to it. It waits for no work: the next user of the memory comes after what this package
+// Release ends the lease. incomplete says that what a write lease was for did not happen: the buffer has then failed. A frame
+// that was not settled before is acknowledged, or with incomplete goes back to its queue. It waits for no work: the next user of the memory comes after what this package
 // began.
 //
 // Errors: [ErrReleased] if it had ended before; the driver's where what this process began on the memory could neither be
@@ -176,6 +176,6 @@ func (l *Lease) end(incomplete bool, done tickets) {
 	l.wait = nil
 	b.settle()
 	if l.frame != nil { // last: nothing of the lease is left when the frame goes on
-		l.frame.released(incomplete || l.session.ended)
+		l.frame.settle(incomplete || l.session.ended)
 	}
 }

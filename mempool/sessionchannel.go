@@ -85,9 +85,10 @@ func (c *Channel) Publish(ctx context.Context, l *Lease, o FrameOptions) (uint64
 // Shut closes the channel. See [Session.ShutChannel].
 func (c *Channel) Shut() error { return c.session.ShutChannel(c.info.ID) }
 
-// Frames subscribes to the channel and yields its frames, each of which is to be released. A frame whose content will never
-// be complete comes with [ErrProducerDied] and without a lease, and others follow it; any other error is the last. When
-// the channel is shut, the frames end without one.
+// Frames subscribes to the channel and yields its frames. Each is to be released, which ends its lease. Asking for the next
+// acknowledges the frame before it, released or not, unless o says ManualAck. A frame whose content will never be complete
+// comes with [ErrProducerDied] and without a lease, and others follow it; any other error is the last. When the channel is
+// shut, the frames end without one: those of a queue once every frame is acknowledged.
 func (c *Channel) Frames(ctx context.Context, o SubscribeOptions) iter.Seq2[*Frame, error] {
 	return func(yield func(*Frame, error) bool) {
 		sub, err := c.subscribe(o)
@@ -95,27 +96,35 @@ func (c *Channel) Frames(ctx context.Context, o SubscribeOptions) iter.Seq2[*Fra
 			yield(nil, err)
 			return
 		}
-		defer sub.abandon()
-		for {
-			n, err := sub.receive(ctx)
-			if err != nil {
-				yield(nil, err)
+		sub.each(ctx, o.ManualAck, yield)
+	}
+}
+
+// each yields frames until there are no more, or nobody wants more.
+func (sub *subscription) each(ctx context.Context, manual bool, yield func(*Frame, error) bool) {
+	defer sub.abandon()
+	for {
+		n, err := sub.receive(ctx)
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		switch n := n.(type) {
+		case Ended:
+			if n.Err != nil {
+				yield(nil, n.Err)
+			}
+			return
+		case Delivered:
+			f := &Frame{Lease: n.Lease, Seq: n.Seq, Time: n.Time, Meta: maps.Clone(n.Meta), Dropped: n.Dropped, sub: sub}
+			if n.Err != nil {
+				f.more()
+			}
+			if !yield(f, n.Err) {
 				return
 			}
-			switch n := n.(type) {
-			case Ended:
-				if n.Err != nil {
-					yield(nil, n.Err)
-				}
-				return
-			case Delivered:
-				f := &Frame{Lease: n.Lease, Seq: n.Seq, Time: n.Time, Meta: maps.Clone(n.Meta), Dropped: n.Dropped, sub: sub}
-				if n.Err != nil {
-					f.more()
-				}
-				if !yield(f, n.Err) {
-					return
-				}
+			if !manual {
+				f.pass()
 			}
 		}
 	}
@@ -177,31 +186,59 @@ func (sub *subscription) abandon() {
 	sub.inbox = nil
 }
 
-// Release says that the frame is not needed any more, at the latest once what is in the queues that are named is done.
+// Release ends the frame's lease: the memory is not needed any more, at the latest once what is in the queues that are named
+// is done. A frame that was not settled before is acknowledged.
 //
 // Errors: [ErrReleased] if it had been released before.
-func (f *Frame) Release(after ...Queue) error { return f.release(false, after...) }
-
-// Return gives a frame of a queue back: somebody else gets it. In a broadcast it is Release.
-func (f *Frame) Return() error { return f.release(true) }
-
-func (f *Frame) release(again bool, after ...Queue) error {
+func (f *Frame) Release(after ...Queue) error {
 	if f.Lease == nil {
 		return nil
 	}
-	if err := f.Lease.release(again, after...); err != nil {
-		return err
-	}
-	f.more()
-	return nil
+	return f.Lease.release(false, after...)
 }
 
-// more lets another frame come in the place of this one, if the subscription lives.
+// Ack acknowledges the frame: in a queue it goes to nobody else, in a broadcast it holds no sender back any more. The memory
+// stays until the frame is released.
+//
+// Errors: [ErrSettled] if it was acknowledged, by Release or by asking for the next frame too, or given back before, [ErrClosed].
+func (f *Frame) Ack() error { return f.settle(false) }
+
+// Requeue gives a frame of a queue back to it, in its place: another subscriber gets it, or this one again. The memory stays
+// until the frame is released.
+//
+// Errors: those of [Frame.Ack]; [ErrInvalid] in a broadcast.
+func (f *Frame) Requeue() error { return f.settle(true) }
+
+func (f *Frame) settle(again bool) error {
+	if f.Lease == nil {
+		return situation(ErrInvalid, "frame %d came without a lease: there is nothing to acknowledge", f.Seq)
+	}
+	svc := f.sub.session.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	if err := f.sub.session.alive(); err != nil { // which gave the frame back, if it was not settled
+		return err
+	}
+	return f.Lease.frame.decide(again)
+}
+
+// pass acknowledges the frame if it is not settled.
+func (f *Frame) pass() {
+	if f.Lease == nil {
+		return
+	}
+	svc := f.sub.session.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	f.Lease.frame.settleAhead(false)
+}
+
+// more lets another frame come in the place of this one, which came without a lease, if the subscription lives.
 func (f *Frame) more() {
 	svc := f.sub.session.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	if f.sub.session.subscriptions[f.sub.id] == f.sub {
+	if f.sub.lives() {
 		f.sub.credit++
 		f.sub.channel.hand()
 	}

@@ -68,7 +68,8 @@ func TestLeavingTheFramesOfThisProcessGivesBackWhatWasNotTaken(t *testing.T) {
 	}
 	for f, err := range ch.Frames(ctx, SubscribeOptions{}) {
 		require.NoError(t, err)
-		require.NoError(t, f.Return())
+		require.NoError(t, f.Requeue())
+		require.NoError(t, f.Release())
 		break
 	}
 	var seen []uint64

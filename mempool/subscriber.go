@@ -8,11 +8,11 @@ type subscription struct {
 	session *Session
 	channel *channel
 	policy  FullPolicy
-	credit  int
+	credit  int                 // how many frames more it may be sent
 	begun   bool                // whoever subscribed knows its id
 	over    *Ended              // to be told once it does
 	next    uint64              // number of the next frame of a broadcast
-	held    map[uint64]struct{} // numbers of the frames that were sent and not released
+	held    map[uint64]struct{} // numbers of the frames that were sent and not settled
 	inbox   []Notice            // of a session of this process
 	arrived signal              // in the inbox
 }
@@ -98,8 +98,9 @@ func (s *Session) Credit(id, n uint64) error {
 	if err != nil {
 		return err
 	}
-	if n > MaxCredit || sub.credit+int(n) > MaxCredit {
-		return situation(ErrInvalid, "%d more than the credit of %d that subscription %d has: at most %d", n, sub.credit, id, MaxCredit)
+	if has := sub.credit + len(sub.held); n > MaxCredit || has+int(n) > MaxCredit {
+		return situation(ErrInvalid, "%d more than the credit of %d that subscription %d has, frames that it has not acknowledged included: at most %d",
+			n, has, id, MaxCredit)
 	}
 	sub.begun = true
 	if sub.over != nil {
@@ -115,8 +116,10 @@ func (s *Session) Credit(id, n uint64) error {
 	return nil
 }
 
-// Unsubscribe ends a subscription. Leases that came with its frames live on, and those of a queue still count when they are
-// released.
+// lives says whether the subscription has not ended. Service.mu is held.
+func (sub *subscription) lives() bool { return sub.session.subscriptions[sub.id] == sub }
+
+// Unsubscribe ends a subscription. Leases that came with its frames live on, and frames that are not settled can still be.
 //
 // Errors: [ErrNotFound] for an id that no subscription ever had, [ErrClosed] for one that has ended or is another session's.
 func (s *Session) Unsubscribe(id uint64) error {

@@ -20,7 +20,7 @@ func (ch *channel) queueFull() error {
 	if most == nil {
 		slow = "nobody is subscribed to it"
 	} else {
-		slow = fmt.Sprintf("the slowest is session %d (pid %d), which has %d frames in hand", most.session.id, most.session.peer.PID,
+		slow = fmt.Sprintf("the slowest is session %d (pid %d), which has not acknowledged %d frames", most.session.id, most.session.peer.PID,
 			len(most.held))
 	}
 	return situation(sentinel, "queue %q is full: %d frames wait, and %s", ch.info.Name, len(ch.frames), slow)

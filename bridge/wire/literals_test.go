@@ -86,6 +86,8 @@ var literals = []struct {
 	{"reply", "send reply", 19, &wire.SendReply{Sequence: 1}},
 	{"request", "subscribe, all fields", 20, &wire.Subscribe{Channel: 1, Credit: 256, Oldest: true, Full: "latest"}},
 	{"reply", "subscribe reply", 20, &wire.SubscribeReply{Subscription: 7}},
+	{"request", "ack without reply", 0, &wire.Ack{Lease: 1}},
+	{"request", "ack of several frames that go back", 29, &wire.Ack{Lease: 1, Back: true, Also: []uint64{2, 1 << 32}}},
 	{"request", "credit without reply", 0, &wire.Credit{Subscription: 7, Frames: 4}},
 	{"request", "unsubscribe", 22, &wire.Unsubscribe{Subscription: 7}},
 	{"request", "shut", 23, &wire.Shut{Channel: 1}},

@@ -4,7 +4,7 @@ package wire
 // usually sent without a reply; otherwise an EmptyReply answers it.
 type Release struct {
 	Lease  uint64   // lease id
-	Failed bool     // what was written is incomplete; a frame of a queue goes back to it
+	Failed bool     // what was written is incomplete; a frame of a queue that is not settled goes back to it
 	Done   []Ticket // when the work that used the lease is done; empty: now
 	Also   []uint64 // further leases
 }

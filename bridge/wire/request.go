@@ -36,6 +36,7 @@ var newRequest = map[string]func() Request{
 	"find":        func() Request { return new(Find) },
 	"send":        func() Request { return new(Send) },
 	"subscribe":   func() Request { return new(Subscribe) },
+	"ack":         func() Request { return new(Ack) },
 	"credit":      func() Request { return new(Credit) },
 	"unsubscribe": func() Request { return new(Unsubscribe) },
 	"shut":        func() Request { return new(Shut) },

@@ -33,6 +33,7 @@ from poolbridge._errors import (
     DriverError,
     EventUnavailableError,
     ForkError,
+    FrameSettledError,
     InternalError,
     InvalidArgumentError,
     LeaseInUseError,
@@ -61,7 +62,7 @@ from poolbridge._frame import AsyncFrame, Frame
 from poolbridge._lease import AsyncLease, BaseLease, Lease
 from poolbridge._leaseview import LeaseView
 from poolbridge._legacyhandle import LegacyHandle, OpenedMemory
-from poolbridge._literals import ChannelMode, FullPolicy, Kind
+from poolbridge._literals import AckMode, ChannelMode, FullPolicy, Kind
 from poolbridge._paths import default_path
 from poolbridge._pool import Pool, PoolStats, ServiceStats
 from poolbridge._promise import Promise
@@ -71,6 +72,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AccessDeniedError",
+    "AckMode",
     "AlreadyExistsError",
     "AsyncBorrowedArrays",
     "AsyncChannel",
@@ -94,6 +96,7 @@ __all__ = [
     "EventUnavailableError",
     "ForkError",
     "Frame",
+    "FrameSettledError",
     "FullPolicy",
     "InternalError",
     "InvalidArgumentError",

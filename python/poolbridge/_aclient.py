@@ -15,7 +15,7 @@ from poolbridge._channel import AsyncChannel
 from poolbridge._client_state import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, ClientState
 from poolbridge._errors import ConnectionLostError, PoolbridgeError, ServiceStalledError
 from poolbridge._lease import AsyncLease
-from poolbridge._literals import ChannelMode, FullPolicy, Kind
+from poolbridge._literals import AckMode, ChannelMode, FullPolicy, Kind
 from poolbridge._messages import Reply
 from poolbridge._operations import Ask, Flow
 from poolbridge._pool import Pool, ServiceStats
@@ -184,10 +184,11 @@ class AsyncClient(ClientState):
         credit: int = 4,
         oldest: bool = False,
         full: FullPolicy | None = None,
+        ack: AckMode = "auto",
         timeout: float | None = 0.0,
     ) -> AsyncSubscription:
         """Subscribe to a channel, once what this gives is entered or iterated over; see `Client.subscribe`."""
-        return AsyncSubscription(self, channel, credit=credit, oldest=oldest, full=full, timeout=timeout)
+        return AsyncSubscription(self, channel, credit=credit, oldest=oldest, full=full, ack=ack, timeout=timeout)
 
     # The end
 

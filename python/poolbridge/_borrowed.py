@@ -156,12 +156,20 @@ class BaseBorrowedArrays:
         if notice is not None and self._hold is None:
             self._spent.append(notice)
         if self._spent and self._feed is not None:
-            self._session.later(partial(_release, self._session, self._spent, self._feed, self._follower))
+            # A queue lets go of each at once, but for the last: nobody asked for the next, so that one goes back.
+            self._session.later(partial(_release, self._session, self._spent, self._feed, self._follower, back=True))
 
 
-def _release(session: Session, notices: Sequence[Notice], feed: Feed, follower: _order.Follower | None) -> None:
+def _release(
+    session: Session,
+    notices: Sequence[Notice],
+    feed: Feed,
+    follower: _order.Follower | None,
+    *,
+    back: bool = False,
+) -> None:
     """Let go of frames that no hold was made of, of which the stream has been given all its work."""
-    release = partial(session.release_frames, notices, feed)
+    release = partial(session.release_frames, notices, feed, back=back)
     if follower is None:
         release(())
     else:

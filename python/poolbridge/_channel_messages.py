@@ -57,6 +57,14 @@ class Subscribe(Request, kw_only=True, tag="subscribe"):
     fl: str = ""
 
 
+class Ack(Request, kw_only=True, tag="ack"):
+    """Settle the frame of a lease, and those of ``al`` with it; the leases live on."""
+
+    l: U  # noqa: E741 - the wire's key
+    bk: bool = False
+    al: tuple[U, ...] = ()
+
+
 class Credit(Request, kw_only=True, tag="credit"):
     """Allow more frames."""
 
@@ -80,7 +88,7 @@ class MakeRing(Request, kw_only=True, tag="ring"):
     """Ask for a ring of shared memory."""
 
 
-ChannelRequest = Timeline | Seal | MakeChannel | Find | Send | Subscribe | Credit | Unsubscribe | Shut | MakeRing
+ChannelRequest = Timeline | Seal | MakeChannel | Find | Send | Subscribe | Ack | Credit | Unsubscribe | Shut | MakeRing
 
 
 # Replies

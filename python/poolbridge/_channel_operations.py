@@ -30,7 +30,7 @@ from poolbridge._errors import (
     ServiceStalledError,
     UnsupportedError,
 )
-from poolbridge._literals import ChannelMode, FullPolicy
+from poolbridge._literals import AckMode, ChannelMode, FullPolicy
 from poolbridge._messages import Open, PoolReply, Reply
 from poolbridge._operations import Ask, Do, Flow, allocate, check_count, check_name, check_wait, local_event, ready
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 FEATURE = "channels"
 _RINGS = "rings"
 MODES = get_args(ChannelMode)
+ACKS = get_args(AckMode)
 FULL = get_args(FullPolicy)
 _MOST_FRAMES = 1024
 _MOST_CREDIT = 256
@@ -227,8 +228,11 @@ def _copy_on_device(hold: Hold, source: Source, stream: Any) -> None:
 # Receiving
 
 
-def subscribe(session: Session, channel: Channel, *, credit: int, oldest: bool, full: FullPolicy | None) -> Flow[Feed]:
+def subscribe(
+    session: Session, channel: Channel, *, credit: int, oldest: bool, full: FullPolicy | None, ack: AckMode
+) -> Flow[Feed]:
     """Have a channel's frames sent."""
+    auto = _check_word(ack, ACKS, "ack") == "auto"
     request = Subscribe(
         ch=channel.id,
         cr=_check_most(credit, _MOST_CREDIT, "credit"),
@@ -237,5 +241,5 @@ def subscribe(session: Session, channel: Channel, *, credit: int, oldest: bool, 
     )
     reply = yield Ask(request, SubscribeReply)
     feed: Feed = session.feed(reply.sb)
-    feed.start(request.cr, queue=channel.md == "queue")
+    feed.start(request.cr, queue=channel.md == "queue", auto=auto)
     return feed

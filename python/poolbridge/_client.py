@@ -13,7 +13,7 @@ from poolbridge._channel import Channel
 from poolbridge._client_state import CLOSE_TIMEOUT, ClientState
 from poolbridge._errors import ConnectionLostError, PoolbridgeError, ServiceStalledError
 from poolbridge._lease import Lease
-from poolbridge._literals import ChannelMode, FullPolicy, Kind
+from poolbridge._literals import AckMode, ChannelMode, FullPolicy, Kind
 from poolbridge._messages import Reply
 from poolbridge._operations import Ask, Flow
 from poolbridge._pool import Pool, ServiceStats
@@ -228,7 +228,7 @@ class Client(ClientState):
             The pool whose buffers it carries; left out: the first that this client created or opened.
         mode
             ``"broadcast"``: every subscriber gets every frame. ``"queue"``: each frame goes to one subscriber, and to
-            another one if that ends before it released it.
+            another one if that ends before it acknowledged it.
         capacity
             How many frames it keeps, 1 to 1,024; in a queue, of those that nobody got.
         full
@@ -275,6 +275,7 @@ class Client(ClientState):
         credit: int = 4,
         oldest: bool = False,
         full: FullPolicy | None = None,
+        ack: AckMode = "auto",
         timeout: float | None = 0.0,
     ) -> Subscription:
         """Subscribe to a channel; iterate over what this gives.
@@ -284,12 +285,14 @@ class Client(ClientState):
         channel
             A channel or its name.
         credit
-            How many frames may be here at a time, waiting to be taken or not yet released, 1 to 256. A loop whose
-            arrays of one frame live on while it asks for the next needs 2.
+            How many frames may be here at a time, waiting to be taken or not yet acknowledged, 1 to 256.
         oldest
             Begin with the oldest frame that the channel keeps; otherwise with the newest.
         full
             What happens when this subscriber of a broadcast is behind, if not what the channel does.
+        ack
+            ``"auto"``: asking for the next frame acknowledges those before it. ``"manual"``: only `Frame.ack`,
+            `Frame.release` and the end of a frame's ``with`` block do. See `Frame`.
         timeout
             Seconds to wait for the channel to appear; None: no limit.
 
@@ -299,8 +302,15 @@ class Client(ClientState):
             There is no such channel, or none appeared in time.
         """
         opened = channel if isinstance(channel, Channel) else self.open_channel(channel, timeout)
-        flow = _channel_operations.subscribe(self._session, opened._info, credit=credit, oldest=oldest, full=full)  # noqa: SLF001
-        return Subscription(self, opened, self._run(flow))
+        flow = _channel_operations.subscribe(
+            self._session,
+            opened._info,  # noqa: SLF001 - of one family
+            credit=credit,
+            oldest=oldest,
+            full=full,
+            ack=ack,
+        )
+        return Subscription(self, opened, self._run(flow), ack)
 
     # The end
 

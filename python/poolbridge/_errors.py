@@ -17,6 +17,7 @@ Each class also derives from the built-in exception that a program would catch a
     ├── BusyError (TimeoutError)                   the buffer is leased in a way that excludes this lease
     ├── RequestCancelledError (RuntimeError)       cancelled by this client
     ├── LeaseReleasedError (ValueError)            the lease has ended
+    ├── FrameSettledError (ValueError)             the frame was acknowledged or given back before
     ├── LeaseInUseError (BufferError)              arrays made from the lease are alive
     ├── StaleError (LookupError)                   an id of an earlier use, or of another epoch
     ├── ProducerDiedError (RuntimeError)           whoever wrote the buffer died before finishing
@@ -130,6 +131,12 @@ class LeaseReleasedError(PoolbridgeError, ValueError):
     code = "released"
 
 
+class FrameSettledError(PoolbridgeError, ValueError):
+    """The frame was acknowledged or given back before."""
+
+    code = "settled"
+
+
 class LeaseInUseError(PoolbridgeError, BufferError):
     """Arrays made from the lease are alive, so its memory must not be given back yet."""
 
@@ -234,6 +241,7 @@ _BY_CODE: dict[str, type[PoolbridgeError]] = {
         BusyError,
         RequestCancelledError,
         LeaseReleasedError,
+        FrameSettledError,
         StaleError,
         ProducerDiedError,
         ClosedError,

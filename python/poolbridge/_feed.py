@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from poolbridge import _errors
-from poolbridge._channel_messages import Credit
 
 if TYPE_CHECKING:
     from poolbridge._channel_messages import End, Frame
@@ -26,12 +25,12 @@ class Feed:
         The subscription's id.
     frames
         What came and was not taken.
-    left
-        How many frames more the service may send.
     few
         How many frames are released together, where they follow each other closely.
-    owed, batch
-        How much credit was used and not given back, and how much is given back at a time.
+    auto
+        Whether asking for the next frame acknowledges those before it.
+    open
+        Ids of the leases, in order, whose frames are neither acknowledged nor given back.
     queue
         Whether each frame goes to one subscriber only.
     ended
@@ -42,15 +41,14 @@ class Feed:
         Called when there is something to take, if anybody waits.
     """
 
-    __slots__ = ("batch", "closed", "ended", "error", "few", "frames", "id", "left", "on_done", "owed", "queue")
+    __slots__ = ("auto", "closed", "ended", "error", "few", "frames", "id", "on_done", "open", "queue")
 
     def __init__(self, id_: int) -> None:
         self.id = id_
         self.frames: deque[Frame] = deque()
-        self.batch = 1
         self.few = 0
-        self.left = 0
-        self.owed = 0
+        self.auto = True
+        self.open: dict[int, None] = {}
         self.queue = False
         self.ended = False
         self.closed = False
@@ -64,7 +62,6 @@ class Feed:
 
     def put(self, frame: Frame) -> None:
         """Add what came."""
-        self.left -= 1
         self.frames.append(frame)
         on_done = self.on_done  # once: whoever waits may give up at any moment
         if on_done is not None:
@@ -86,25 +83,13 @@ class Feed:
         if on_done is not None:
             on_done()
 
-    @property
-    def starving(self) -> bool:
-        """Whether the service can send nothing before it is given credit that is owed."""
-        return bool(self.owed) and self.left <= 0
-
-    def start(self, credit: int, *, queue: bool) -> None:
+    def start(self, credit: int, *, queue: bool, auto: bool) -> None:
         """Say what was asked for; frames may have come already."""
         self.queue = queue
-        self.left += credit
-        # Small packets cost as much as large ones: half of the credit goes back at a time.
-        self.batch = max(credit // 2, 1)
+        self.auto = auto
         # Whoever sends must not lack what is held back here.
         self.few = min(credit // 8, _MOST_TOGETHER)
 
-    def pay(self, count: int, *, now: bool = False) -> Credit | None:
-        """Owe so much more; give all that is owed if it is worth a packet, none is left, or it has to be `now`."""
-        self.owed += count
-        if self.ended or self.closed or not self.owed or (self.owed < self.batch and self.left > 0 and not now):
-            return None
-        count, self.owed = self.owed, 0
-        self.left += count
-        return Credit(sb=self.id, n=count)
+    def back(self, lease: int) -> bool:
+        """Whether the frame of a lease that ends by itself goes back to its queue."""
+        return self.queue and lease in self.open

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from poolbridge import _operations
-from poolbridge._errors import InvalidArgumentError
+from poolbridge._errors import FrameSettledError, InvalidArgumentError
 from poolbridge._lease import AsyncLease, BaseLease, Lease
 
 if TYPE_CHECKING:
@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 class BaseFrame(BaseLease):
     """A read lease on a buffer that came through a channel: an array, as a lease is.
 
-    Arrays made from it keep it alive. It is released, which gives its place in the credit to the next frame, when the
-    last of them and the frame itself are gone, or by `release`. When iteration goes on to the next frame, or at the end
-    of the frame's ``with`` block, it counts as gone; `lease` keeps it while iteration goes on.
+    It is *acknowledged* when the consumer is done with it: in a queue nobody else gets it, in a broadcast it holds no
+    producer back, and another frame comes in its place. Asking for the next frame does that, `ack`, and the end of the
+    frame's ``with`` block. In a queue `requeue` gives it back instead, and so does a block that an exception leaves.
+
+    It is *released* when its memory may be used again: by `release`, which acknowledges it too, or when the last of the
+    arrays made from it and the frame itself are gone. When iteration goes on to the next frame, or at the end of the
+    frame's ``with`` block, the frame counts as gone; `lease` keeps it while iteration goes on.
     """
 
     def __init__(self, hold: Hold, notice: _channel_messages.Frame, feed: Feed) -> None:
@@ -71,16 +75,37 @@ class BaseFrame(BaseLease):
         """How many frames this subscriber has missed since the last one that it got."""
         return self._notice.dr
 
-    def _check_queue(self) -> None:
-        if not self._feed.queue:
-            raise InvalidArgumentError("a frame is given back to a queue; this channel is a broadcast: release it")
+    def _settle(self, *, back: bool) -> None:
+        if back and not self._feed.queue:
+            raise InvalidArgumentError(
+                "no frame is given back to a broadcast, where every subscriber has its own: release it"
+            )
+        hold = self._hold
+        hold.session.check_usable()
+        if not hold.session.settle_frame(self._feed, hold.grant.id, back=back):
+            raise FrameSettledError(
+                f"frame {self.seq} was acknowledged or given back before: asking for the next frame acknowledges, too, "
+                'unless the subscription has ack="manual"'
+            )
+
+    def _leave(self, error: BaseException | None) -> bool:
+        """Settle it at the end of its block; True if its lease can end at once, which settles it, too."""
+        hold, back = self._hold, error is not None and self._feed.queue
+        if not self._needed:
+            return True
+        hold.session.settle_frame(self._feed, hold.grant.id, back=back)
+        if error is None:
+            self._pass()
+        else:
+            hold.unused_after(error, failed=False)
+        return False
 
     def _state(self) -> str:
         return f"frame {self.seq}, {super()._state()}"
 
 
 class Frame(BaseFrame):
-    """A frame of a blocking `Client`. As a context manager it is let go of at the end of the block.
+    """A frame of a blocking `Client`. As a context manager it is acknowledged and let go of at the end of the block.
 
     That releases it, unless arrays of it are alive: then it is released when the last of them is gone. If an exception
     leaves the block, a frame of a queue goes back to it.
@@ -101,7 +126,7 @@ class Frame(BaseFrame):
         self._client._run(_operations.wait(self._hold, timeout))  # noqa: SLF001
 
     def release(self, *, force: bool = False) -> None:
-        """End the lease now, which in a queue acknowledges the frame; see `Lease.release`.
+        """End the lease now, which acknowledges the frame if it is not settled; see `Lease.release`.
 
         Parameters
         ----------
@@ -110,16 +135,33 @@ class Frame(BaseFrame):
         """
         self._hold.release(failed=False, force=force)
 
-    def give_back(self, *, force: bool = False) -> None:
-        """Give the frame back to its queue, in its place, for another consumer.
+    def ack(self) -> None:
+        """Acknowledge the frame: in a queue nobody else gets it, in a broadcast it holds no producer back.
+
+        The frame and arrays of it live on. It works after the subscription has ended, too.
+
+        Raises
+        ------
+        FrameSettledError
+            It was acknowledged, by `release` or by asking for the next frame too, or given back before.
+        ClosedError
+            The session has ended, which gave back what was not acknowledged.
+        """
+        self._settle(back=False)
+
+    def requeue(self) -> None:
+        """Give the frame back to its queue, in its place: another consumer gets it, or this one again.
+
+        The frame and arrays of it live on.
 
         Raises
         ------
         InvalidArgumentError
-            The channel is no queue.
+            The channel is a broadcast.
+        FrameSettledError, ClosedError
+            See `ack`.
         """
-        self._check_queue()
-        self._hold.release(failed=True, force=force)
+        self._settle(back=True)
 
     def __enter__(self) -> Self:
         self._hold.check_usable()
@@ -128,14 +170,8 @@ class Frame(BaseFrame):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.released:
-            return
-        if error is None and self._needed:
-            self._pass()
-        elif error is None:
-            self.release()
-        elif self._hold.unused_after(error, failed=self._feed.queue):
-            self._hold.release(failed=self._feed.queue)
+        if not self.released and self._leave(error):
+            self._hold.release(failed=error is not None and self._feed.queue)
 
 
 class AsyncFrame(BaseFrame):
@@ -159,10 +195,13 @@ class AsyncFrame(BaseFrame):
         """End the lease now; see `Frame.release`."""
         await self._client._run(_operations.release(self._hold, failed=False, force=force))  # noqa: SLF001
 
-    async def give_back(self, *, force: bool = False) -> None:
-        """Give the frame back to its queue; see `Frame.give_back`."""
-        self._check_queue()
-        await self._client._run(_operations.release(self._hold, failed=True, force=force))  # noqa: SLF001
+    async def ack(self) -> None:
+        """Acknowledge the frame; see `Frame.ack`."""
+        self._settle(back=False)
+
+    async def requeue(self) -> None:
+        """Give the frame back to its queue; see `Frame.requeue`."""
+        self._settle(back=True)
 
     async def __aenter__(self) -> Self:
         self._hold.check_usable()
@@ -171,13 +210,6 @@ class AsyncFrame(BaseFrame):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.released:
-            return
-        if error is None and self._needed:
-            self._pass()
-        elif error is None:
-            await self.release()
-        elif self._hold.unused_after(error, failed=self._feed.queue):
-            await self._client._run(  # noqa: SLF001
-                _operations.release(self._hold, failed=self._feed.queue, force=False)
-            )
+        if not self.released and self._leave(error):
+            failed = error is not None and self._feed.queue
+            await self._client._run(_operations.release(self._hold, failed=failed, force=False))  # noqa: SLF001

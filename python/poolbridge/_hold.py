@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -16,6 +15,7 @@ from poolbridge._tensor import Description
 
 if TYPE_CHECKING:
     from poolbridge._event import Event
+    from poolbridge._feed import Feed
     from poolbridge._kinds import BlockMemory
     from poolbridge._messages import Grant, Pool, Ticket
     from poolbridge._session import Session
@@ -39,10 +39,19 @@ class Hold:
         The block, mapped.
     description
         What the buffer holds.
+    feed
+        Of the subscription whose frame it is, if it is one's.
     """
 
     def __init__(
-        self, session: Session, grant: Grant, pool: Pool, memory: BlockMemory, description: Description
+        self,
+        session: Session,
+        grant: Grant,
+        pool: Pool,
+        memory: BlockMemory,
+        description: Description,
+        *,
+        feed: Feed | None = None,
     ) -> None:
         self.released = True  # until everything is in place
         self.session = session
@@ -68,7 +77,9 @@ class Hold:
         self.promise: Ticket | None = None
         self.lost = bool(session.lost) and grant.bf in session.lost
         self.sent = False
-        self.then: Callable[[], None] | None = None
+        self.feed = feed
+        if feed is not None:
+            feed.open[grant.id] = None
         session.holds[grant.id] = ref(self)
         self.released = False
 
@@ -165,7 +176,7 @@ class Hold:
             )
 
     def end(self) -> None:
-        """End the lease as a finaliser does: what has to be waited for is waited for elsewhere."""
+        """End the lease without waiting: what has to be waited for is waited for elsewhere."""
         self.released = True
         self.session.let_go(self, failed=self.failed)
 
@@ -183,7 +194,7 @@ class Hold:
     def lender(self) -> Hold:
         """Make a copy for an array that outlives the lease: it only keeps the block mapped; see `Session.lend`."""
         twin = self._twin()
-        twin.tokens, twin.tickets, twin.streams, twin.then = set(), (), None, None
+        twin.tokens, twin.tickets, twin.streams, twin.feed = set(), (), None, None
         return twin
 
     def unused_after(self, error: BaseException, *, failed: bool) -> bool:
@@ -200,13 +211,13 @@ class Hold:
     def close(self) -> None:
         """End the lease because its client closes, unless arrays still need its memory."""
         if not self.released and not self.tokens and not self.unaccounted:
-            self.release(failed=False)
+            self.release(failed=self.feed is not None and self.feed.back(self.grant.id))
 
     def __del__(self) -> None:
         if (self.released and not self.sent) or sys.is_finalizing():
             return
         self.released = True
-        self.session.let_go(self, failed=self.failed)
+        self.session.let_go(self, failed=self.failed, alone=True)
 
 
 class Token:

@@ -12,3 +12,6 @@ ChannelMode: TypeAlias = Literal["broadcast", "queue"]
 
 FullPolicy: TypeAlias = Literal["block", "drop-oldest", "latest", "fail"]
 """What happens when a channel is full because a subscriber is behind."""
+
+AckMode: TypeAlias = Literal["auto", "manual"]
+"""Whether asking for the next frame acknowledges those before."""

@@ -48,6 +48,7 @@ from poolbridge._promise import Promise
 
 if TYPE_CHECKING:
     from poolbridge._event import Event
+    from poolbridge._feed import Feed
     from poolbridge._literals import Kind
     from poolbridge._session import Session
 
@@ -264,19 +265,29 @@ def lease(session: Session, buffer_id: int, generation: int, *, write: bool, tim
     return held(session, reply.l) or (yield from take(session, reply.l))
 
 
-def held(session: Session, grant: Grant) -> Hold | None:
-    """Make a hold of a grant whose pool is open and whose block is mapped, which nearly all are."""
+def held(session: Session, grant: Grant, feed: Feed | None = None) -> Hold | None:
+    """Make a hold of a grant whose pool is open and whose block is mapped, which nearly all are.
+
+    Parameters
+    ----------
+    session
+        Whose lease it is.
+    grant
+        What the service granted.
+    feed
+        Of the subscription whose frame it is, if it is one's.
+    """
     pool, memory = session.pool_info(grant.pl), session.mapped(grant.bl)
     if pool is None or memory is None or (grant.wt and session.timelines.unknown(session.core.epoch, grant.wt)):
         return None
     try:
-        return Hold(session, grant, pool, memory, _tensor.from_wire(grant.t, grant.n))
+        return Hold(session, grant, pool, memory, _tensor.from_wire(grant.t, grant.n), feed=feed)
     except BaseException:
-        session.give_back(grant)
+        session.give_back(grant, feed)
         raise
 
 
-def take(session: Session, grant: Grant) -> Flow[Hold]:
+def take(session: Session, grant: Grant, feed: Feed | None = None) -> Flow[Hold]:
     """Make a hold of a grant: open its pool, map its block and the timelines of its tickets, if that is to be done."""
     try:
         description = _tensor.from_wire(grant.t, grant.n)
@@ -292,9 +303,9 @@ def take(session: Session, grant: Grant) -> Flow[Hold]:
         on_device = memory.pool.device[0] != _dlpack.CPU
         if on_device and session.timelines.own is None and _timelines.FEATURE in session.core.features:
             yield from _know_timeline(session, 0)
-        return Hold(session, grant, pool, memory, description)
+        return Hold(session, grant, pool, memory, description, feed=feed)
     except BaseException:
-        session.give_back(grant)
+        session.give_back(grant, feed)
         raise
 
 

@@ -16,7 +16,7 @@ from weakref import ReferenceType
 from msgspec import UnsetType
 
 from poolbridge import _errors, _order, _process
-from poolbridge._channel_messages import Forget, Seal, Unsubscribe
+from poolbridge._channel_messages import Ack, Credit, Forget, Seal, Unsubscribe
 from poolbridge._errors import (
     ClientClosedError,
     ConnectionLostError,
@@ -74,6 +74,7 @@ class Session(SessionMemory):
         self.lost: set[int] = set()
         self.ring_asked = False
         self._kept: deque[tuple[int, int, object]] = deque()
+        self._undecided: list[tuple[Feed, Grant, tuple[Ticket, ...]]] = []
         self._unsettled: deque[Callable[[], None]] = deque()
         self._settling = threading.Lock()
         self._fault: ProtocolError | None = None  # what the service did that sending found
@@ -209,23 +210,26 @@ class Session(SessionMemory):
                 found.append(hold)
         return found
 
-    def give_back(self, grant: Grant, *, failed: bool = False) -> None:
+    def give_back(self, grant: Grant, feed: Feed | None = None) -> None:
         """End a lease that nothing was made of, from wherever the garbage collector may be: never waits, never raises.
 
         Parameters
         ----------
         grant
             The lease.
-        failed
-            What was written is incomplete, or a frame goes back to its queue.
+        feed
+            Of the subscription whose frame it is, if it is one's.
         """
         if _process.pid == self.pid:
-            self._lock.later(partial(self._release, grant, (), failed=failed))
+            if feed is not None:
+                feed.open[grant.id] = None
+            self._lock.later(partial(self._release, grant, (), failed=False, feed=feed, alone=True))
 
-    def let_go(self, hold: Hold, *, failed: bool) -> None:
-        """End the lease of a hold that nobody has any more, in its finaliser: never waits, never raises.
+    def let_go(self, hold: Hold, *, failed: bool, alone: bool = False) -> None:
+        """End the lease of a hold without waiting; never raises.
 
-        Where the end of a device's work has to be waited for, that happens in the background.
+        Where the end of a device's work has to be waited for, that happens in the background. `alone` says that nobody
+        has the hold any more, and nobody said what becomes of its frame: see `_release`.
         """
         if _process.pid != self.pid:
             return
@@ -234,47 +238,101 @@ class Session(SessionMemory):
             return
         tickets = _order.done_at_once(hold)
         if tickets is not None or self._driver is None:
-            self.release(hold, tickets or (), failed=failed)
+            self.release(hold, tickets or (), failed=failed, alone=alone)
         else:
-            self._driver.background(partial(_order.done, hold, partial(self.release, hold, failed=failed)))
+            self._driver.background(partial(_order.done, hold, partial(self.release, hold, failed=failed, alone=alone)))
 
-    def release(self, hold: Hold, tickets: tuple[Ticket, ...], *, failed: bool) -> None:
+    def release(self, hold: Hold, tickets: tuple[Ticket, ...], *, failed: bool, alone: bool = False) -> None:
         """End a lease; `tickets` say when the work on its memory is done. Never waits, never raises."""
-        self._lock.later(partial(self._release, hold.grant, tickets, failed=failed, then=hold.then))
+        self._lock.later(partial(self._release, hold.grant, tickets, failed=failed, feed=hold.feed, alone=alone))
 
     def _release(
-        self, grant: Grant, tickets: tuple[Ticket, ...], *, failed: bool, then: Callable[[], None] | None = None
+        self,
+        grant: Grant,
+        tickets: tuple[Ticket, ...],
+        *,
+        failed: bool,
+        feed: Feed | None = None,
+        alone: bool = False,
     ) -> None:
-        self.holds.pop(grant.id, None)
-        idle = self.core.release(grant, tickets, failed=failed)
-        if then is not None:
-            then()
-        self._released(idle)
+        """End a lease.
 
-    def release_frames(self, frames: Sequence[Frame], feed: Feed, tickets: tuple[Ticket, ...]) -> None:
-        """End the leases of frames that no hold was made of, and give their credit back; never waits."""
+        A frame of a queue that nobody has any more, and that is not settled, is acknowledged when the next is asked
+        for. It goes back to the queue if none is.
+        """
+        self.holds.pop(grant.id, None)
+        if alone and feed is not None and feed.back(grant.id):
+            if feed.auto and not feed.closed and self.ended is None:
+                self._undecided.append((feed, grant, tickets))
+                return
+            failed = True
+        self._end_lease(grant, tickets, feed, failed=failed)
+
+    def _end_lease(self, grant: Grant, tickets: tuple[Ticket, ...], feed: Feed | None, *, failed: bool) -> None:
+        if feed is not None:
+            feed.open.pop(grant.id, None)
+        self._released(self.core.release(grant, tickets, failed=failed))
+
+    def _decide(self, feed: Feed | None, *, back: bool) -> None:
+        """End the leases of frames that nobody has any more: all, or those of one subscription."""
+        undecided, self._undecided = self._undecided, []
+        for one in undecided:
+            if feed is None or one[0] is feed:
+                self._end_lease(one[1], one[2], one[0], failed=back)
+            else:
+                self._undecided.append(one)
+
+    def release_frames(
+        self, frames: Sequence[Frame], feed: Feed, tickets: tuple[Ticket, ...], *, back: bool = False
+    ) -> None:
+        """End the leases of frames that no hold was made of; those of a queue may go `back` to it; never waits."""
         if _process.pid == self.pid:
             # A finaliser does this itself where no driver is left, perhaps in the thread that holds the lock.
-            self._lock.later(partial(self._release_frames, frames, feed, tickets))
+            self._lock.later(partial(self._release_frames, frames, tickets, back=back and feed.queue))
 
-    def _release_frames(self, frames: Sequence[Frame], feed: Feed, tickets: tuple[Ticket, ...]) -> None:
+    def _release_frames(self, frames: Sequence[Frame], tickets: tuple[Ticket, ...], *, back: bool) -> None:
         core = self.core
         grants: list[Any] = [frame.l for frame in frames]
-        if len(grants) == 1:
-            core.tell(Release(l=grants[0].id, dt=tickets))
-        else:
-            for at in range(0, len(grants), MAX_ARRAY):
-                first, *others = [grant.id for grant in grants[at : at + MAX_ARRAY]]
-                core.tell(Release(l=first, dt=tickets, al=tuple(others)))
-        credit = feed.pay(len(grants))
-        if credit is not None:
-            core.tell(credit)
+        for at in range(0, len(grants), MAX_ARRAY):
+            first, *others = [grant.id for grant in grants[at : at + MAX_ARRAY]]
+            core.tell(Release(l=first, fl=back, dt=tickets, al=tuple(others)))
         self._flush()  # what follows is nobody's business who waits for the memory
         for grant in grants:
             idle = core.forget(grant, tickets)
             if idle is not None:
                 self._unmap(idle)
         if core.outbox:
+            self._flush()
+
+    # Frames
+
+    def settle_frame(self, feed: Feed, lease: int, *, back: bool) -> bool:
+        """Acknowledge a frame, or give it back to its queue; False if it was settled before. Its lease lives on."""
+        if _process.pid != self.pid:
+            self.check_usable()
+        with self._lock:
+            if lease not in feed.open:
+                return False
+            del feed.open[lease]
+            self.core.tell(Ack(l=lease, bk=back))
+            self._flush()
+        return True
+
+    def asks(self, feed: Feed) -> None:
+        """Acknowledge the frames of a subscription that is asked for the next, if that is how it is."""
+        # A broadcast whose consumer does not wait yet holds nobody back whom a release would not let go on soon.
+        if feed.auto and (feed.queue or not feed.frames) and (feed.open or self._undecided):
+            self._acknowledge(feed)
+
+    def _acknowledge(self, feed: Feed) -> None:
+        if _process.pid != self.pid:
+            self.check_usable()
+        with self._lock:
+            self._decide(feed, back=False)
+            if feed.open:
+                first, *others = feed.open
+                feed.open.clear()
+                self.core.tell(Ack(l=first, al=tuple(others)))
             self._flush()
 
     def settle_soon(self, settle: Callable[[], None]) -> None:
@@ -392,17 +450,12 @@ class Session(SessionMemory):
             finally:
                 os.close(fd)
 
-    def pay(self, feed: Feed, *, count: int = 0, now: bool = False) -> None:
-        """Give a subscription's credit back: `count` frames more, or all that is owed `now`."""
-        with self._lock:
-            self.owe(feed, count, now=now)
-            self._flush()
-
-    def owe(self, feed: Feed, count: int = 1, *, now: bool = False) -> None:
-        """Count credit that is given back with a release. The lock is held."""
-        credit = feed.pay(count, now=now)
-        if credit is not None:
-            self.core.tell(credit)
+    def pay(self, feed: Feed) -> None:
+        """Give the credit back of a frame that came without a lease."""
+        if not feed.ended:
+            with self._lock:
+                self.core.tell(Credit(sb=feed.id, n=1))
+                self._flush()
 
     def feed(self, subscription: int) -> Feed:
         """Give the feed of a subscription that the service has just made."""
@@ -432,14 +485,16 @@ class Session(SessionMemory):
         feed.closed, more = True, not feed.ended
         frames, feed.frames = list(feed.frames), deque()
         feed.lose(None)
-        for frame in frames:
-            if not isinstance(frame.l, UnsetType):
-                self._release(frame.l, (), failed=feed.queue)
         if more and self.ended is None:
+            # First, or what goes back would come here again.
             # Until the reply, what was on its way comes and is given back.
             forget = partial(self.core.feeds.pop, feed.id, None)
             self.core.start(Unsubscribe(sb=feed.id), Reply, forget)
             self._flush()
+        self._decide(feed, back=True)
+        for frame in frames:
+            if not isinstance(frame.l, UnsetType):
+                self._end_lease(frame.l, (), feed, failed=feed.queue)
 
     def _hear(self) -> None:
         """Take the news that the core has for this session. The lock is held."""
@@ -466,6 +521,7 @@ class Session(SessionMemory):
                 # A copy: the traceback of the one that is raised keeps every array in its frames alive.
                 self.ended = type(error)(*error.args)
                 self._drop_kept()
+                self._decide(None, back=True)
                 self._let_go()
             self.core.lose(error)
         self.transport.shutdown()
@@ -485,6 +541,7 @@ class Session(SessionMemory):
         with self._lock:
             if self.ended is not None or not self.core.epoch:
                 return None
+            self._decide(None, back=True)
             idle = [block for block in self.core.blocks.values() if not block.leases]
             busy = bool(self.core.outbox) or bool(self.core.blocks)
             self._closing = True

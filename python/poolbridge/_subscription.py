@@ -13,7 +13,7 @@ from msgspec import UnsetType
 
 from poolbridge import _channel_operations, _errors, _operations, _order
 from poolbridge._borrowed import AsyncBorrowedArrays, BorrowedArrays
-from poolbridge._errors import WaitTimeoutError
+from poolbridge._errors import InvalidArgumentError, WaitTimeoutError
 from poolbridge._frame import AsyncFrame, BaseFrame, Frame
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from poolbridge._client import Client
     from poolbridge._feed import Feed
     from poolbridge._hold import Hold
-    from poolbridge._literals import FullPolicy
+    from poolbridge._literals import AckMode, FullPolicy
     from poolbridge._messages import Grant
     from poolbridge._operations import Flow
     from poolbridge._session import Session
@@ -35,12 +35,6 @@ class _Intake:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.feed: Feed | None = None
-        self._paid: Callable[[], None] | None = None
-
-    def start(self, feed: Feed) -> None:
-        """Begin to take frames of a feed."""
-        self.feed = feed
-        self._paid = partial(self.session.owe, feed)
 
     def begin(self, feed: Feed) -> _channel_messages.Frame | None:
         """Give the next frame that is there; None if it has to be waited for.
@@ -59,36 +53,23 @@ class _Intake:
                 raise type(feed.error)(*feed.error.args) from None
             if feed.ended:
                 raise StopIteration from None
-            if feed.starving:
-                self.session.pay(feed, now=True)
             return None
         notice = feed.frames.popleft()
         error = notice.e
         if not isinstance(error, UnsetType):
-            self.session.pay(feed, count=1)
+            self.session.pay(feed)
             raise _errors.from_wire(error.c, f"frame {notice.sq}: {error.m}")
         return notice
 
-    def held(self, grant: Grant) -> Hold | None:
+    def held(self, feed: Feed, grant: Grant) -> Hold | None:
         """Make a hold of a frame's lease if nothing has to be waited for."""
-        hold = _operations.held(self.session, grant)
-        return None if hold is None else self.checked(hold)
+        hold = _operations.held(self.session, grant, feed)
+        return None if hold is None else _checked(hold)
 
     def take(self, feed: Feed, grant: Grant) -> Flow[Hold]:
         """Make a hold of a frame's lease, opening and mapping what it needs."""
-        try:
-            hold = yield from _operations.take(self.session, grant)
-        except BaseException:
-            self.session.pay(feed, count=1)
-            raise
-        return self.checked(hold)
-
-    def checked(self, hold: Hold) -> Hold:
-        """Have the end of a hold give its credit back; raise if its content is known to be incomplete."""
-        hold.then = self._paid
-        if hold.lost or hold.tickets:
-            _order.check(hold)
-        return hold
+        hold = yield from _operations.take(self.session, grant, feed)
+        return _checked(hold)
 
     def close(self) -> None:
         """Want no more frames."""
@@ -99,16 +80,24 @@ class _Intake:
 class BaseSubscription:
     """What the blocking and the asyncio subscription have in common."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, ack: str) -> None:
         self._intake = _Intake(session)
+        self._ack = ack
         self._last: Callable[[], BaseFrame | None] = _none
 
     def _pass(self) -> None:
-        """Let go of the frame that an iteration had before."""
+        """Let go of the frame that an iteration had before, unless frames are acknowledged by hand."""
         last = self._last()
-        if last is not None:
+        if last is not None and self._ack == "auto":
             self._last = _none
             last._pass()  # noqa: SLF001 - of one family
+
+    def _check_auto(self) -> None:
+        if self._ack != "auto":
+            raise InvalidArgumentError(
+                "arrays() acknowledges each frame when the next is asked for: subscribe without "
+                'ack="manual", or iterate over the subscription itself'
+            )
 
     @property
     def closed(self) -> bool:
@@ -124,9 +113,14 @@ class BaseSubscription:
 class Subscription(BaseSubscription):
     """The frames of a channel, for one thread to take one after the other; a context manager.
 
-    Iteration lets go of each frame when the next is asked for, and ends when the channel is shut. It raises
-    `ProducerDiedError` at a frame whose producer died before it was complete, and another error when no frame can come
-    any more; after the first, iterating again goes on.
+    Asking for the next frame acknowledges those before it, and iteration lets go of them; arrays that were made from
+    them live on. With ``ack="manual"`` it does neither: `Frame.ack`, `Frame.requeue` and `Frame.release` do. Iteration
+    ends when the channel is shut: in a queue, once every frame is acknowledged. It raises `ProducerDiedError` at a
+    frame whose producer died before it was complete, and another error when no frame can come any more; after the
+    first, iterating again goes on.
+
+    A frame of a queue that was not acknowledged goes to another consumer when this one ends, also the frame with which
+    a loop was left: when the frame and its arrays are gone and the subscription is closed, or with the client.
 
     Attributes
     ----------
@@ -137,13 +131,12 @@ class Subscription(BaseSubscription):
         price of a whole CPU meanwhile. 0 at first.
     """
 
-    def __init__(self, client: Client, channel: Channel, feed: Feed) -> None:
-        super().__init__(client._session)  # noqa: SLF001 - of one family
+    def __init__(self, client: Client, channel: Channel, feed: Feed, ack: str) -> None:
+        super().__init__(client._session, ack)  # noqa: SLF001 - of one family
         self._client = client
         self.channel = channel
         self.spin = 0.0
-        self._intake.start(feed)
-        self._feed = feed
+        self._intake.feed = self._feed = feed
 
     def __iter__(self) -> Self:
         return self
@@ -155,7 +148,7 @@ class Subscription(BaseSubscription):
         return frame
 
     def receive(self, timeout: float | None = None) -> Frame | None:
-        """Take the next frame; unlike in an iteration, it is for the caller to let go of it.
+        """Take the next frame, which acknowledges those before it; unlike an iteration it does not let go of them.
 
         Parameters
         ----------
@@ -185,6 +178,7 @@ class Subscription(BaseSubscription):
     def _next(self, seconds: float | None) -> _channel_messages.Frame:
         """Give the next frame, which has a lease, once it is there."""
         intake, feed = self._intake, self._feed
+        intake.session.asks(feed)
         while (notice := intake.begin(feed)) is None:
             intake.session.check_usable()
             if not self._client._pump.wait(feed, seconds, self.spin):  # noqa: SLF001
@@ -195,7 +189,7 @@ class Subscription(BaseSubscription):
         """Make a hold of a frame's lease."""
         intake, grant = self._intake, notice.l
         assert not isinstance(grant, UnsetType)  # noqa: S101 - for the type checker: the core has seen to it
-        return intake.held(grant) or self._client._run(intake.take(self._feed, grant))  # noqa: SLF001
+        return intake.held(self._feed, grant) or self._client._run(intake.take(self._feed, grant))  # noqa: SLF001
 
     def _take(self, seconds: float | None) -> Frame:
         notice = self._next(seconds)
@@ -227,8 +221,9 @@ class Subscription(BaseSubscription):
         Raises
         ------
         InvalidArgumentError
-            While it yields: the memory is a GPU's, and there is no `stream`.
+            The subscription has ``ack="manual"``; while it yields: the memory is a GPU's, and there is no `stream`.
         """
+        self._check_auto()
         self._pass()
         return BorrowedArrays(self, wrap, stream)
 
@@ -267,9 +262,10 @@ class AsyncSubscription(BaseSubscription):
         credit: int,
         oldest: bool,
         full: FullPolicy | None,
+        ack: AckMode,
         timeout: float | None,
     ) -> None:
-        super().__init__(client._session)  # noqa: SLF001 - of one family
+        super().__init__(client._session, ack)  # noqa: SLF001 - of one family
         self._client = client
         self._wanted = channel
         self._subscribe = partial(
@@ -278,6 +274,7 @@ class AsyncSubscription(BaseSubscription):
             credit=credit,
             oldest=oldest,
             full=full,
+            ack=ack,
         )
         self._timeout = timeout
         self.channel: AsyncChannel | None = None
@@ -291,7 +288,7 @@ class AsyncSubscription(BaseSubscription):
             wanted = self._wanted
             opened = await self._client.open_channel(wanted, self._timeout) if isinstance(wanted, str) else wanted
             self.channel = opened
-            self._intake.start(await self._client._run(self._subscribe(opened._info)))  # noqa: SLF001
+            self._intake.feed = await self._client._run(self._subscribe(opened._info))  # noqa: SLF001
         feed = self._intake.feed
         assert feed is not None  # noqa: S101 - for the type checker: it was just started
         return feed
@@ -320,6 +317,7 @@ class AsyncSubscription(BaseSubscription):
     async def _next(self, seconds: float | None) -> _channel_messages.Frame:
         """Give the next frame, which has a lease, once it is there."""
         feed, intake = await self._start(), self._intake
+        intake.session.asks(feed)
         try:
             while (notice := intake.begin(feed)) is None:
                 intake.session.check_usable()
@@ -333,13 +331,14 @@ class AsyncSubscription(BaseSubscription):
         """Make a hold of a frame's lease."""
         intake, grant, feed = self._intake, notice.l, await self._start()
         assert not isinstance(grant, UnsetType)  # noqa: S101 - for the type checker: the core has seen to it
-        hold = intake.held(grant)
+        hold = intake.held(feed, grant)
         if hold is None:
             hold = await self._client._run(intake.take(feed, grant))  # noqa: SLF001
         return hold
 
     def arrays(self, wrap: Callable[[Any], Any] | None = None, *, stream: Any = None) -> AsyncBorrowedArrays:
         """Iterate over the frames as arrays that are made once and used again; see `Subscription.arrays`."""
+        self._check_auto()
         self._pass()
         return AsyncBorrowedArrays(self, wrap, stream)
 
@@ -358,6 +357,13 @@ class AsyncSubscription(BaseSubscription):
 
     def __repr__(self) -> str:
         return f"<poolbridge.AsyncSubscription to {self._name!r}, {'closed' if self.closed else 'open'}>"
+
+
+def _checked(hold: Hold) -> Hold:
+    """Give a hold; raise if its content is known to be incomplete."""
+    if hold.lost or hold.tickets:
+        _order.check(hold)
+    return hold
 
 
 def _none() -> None:

@@ -172,7 +172,7 @@ class ChannelConnection(Connection):
         self.service.done.setdefault(lease.buffer.block.id, []).extend(tickets)
         super().release_one(lease, request)
         if lease.id in self.frames:
-            self.acknowledge(*self.frames.pop(lease.id), lease, back=request.fl)
+            self.settle(*self.frames.pop(lease.id), back=request.fl)
 
     # Channels
 
@@ -300,8 +300,15 @@ class ChannelConnection(Connection):
             self.frames[reply.l.id] = (subscriber, frame)
         self.send(notice)
 
-    def acknowledge(self, subscriber: FakeSubscriber, frame: FakeFrame, lease: FakeLease, *, back: bool) -> None:
+    def ack(self, request: cm.Ack, fds: list[int]) -> None:
+        for lease in request.l, *request.al:
+            if super().find(lease).id not in self.frames:
+                raise Refused("settled")
+            self.settle(*self.frames.pop(lease), back=request.bk)
+
+    def settle(self, subscriber: FakeSubscriber, frame: FakeFrame, *, back: bool) -> None:
         subscriber.held.pop(frame.number, None)
+        subscriber.credit += 1
         channel = subscriber.channel
         if channel.info.md == "queue":
             if back:

@@ -91,17 +91,19 @@ def test_frames_come_in_order_and_end_with_the_channel(service):
     run(service, body)
 
 
-def test_give_back_time_limits_and_closing(service):
+def test_requeueing_time_limits_and_closing(service):
     async def body(client, other):
         channel = await client.create_channel("work", mode="queue", capacity=4)
         await channel.publish(np.arange(3))
-        async with other.subscribe("work", credit=1) as frames:
+        async with other.subscribe("work", credit=1, ack="manual") as frames:
             assert frames.channel is not None
             frame = await frames.receive(60)
             with pytest.raises(poolbridge.WaitTimeoutError, match="channel 'work'"):
                 await frames.receive(0.01)
             assert frame.to_numpy().tolist() == [0, 1, 2]
-            await frame.give_back()
+            await frame.requeue()
+            with pytest.raises(poolbridge.FrameSettledError):
+                await frame.ack()
             again = await frames.receive(60)
             assert (again.seq, again.lease.buffer_id) == (1, frame.buffer_id)
             with pytest.raises(ZeroDivisionError):

@@ -1,0 +1,219 @@
+"""What acknowledges a frame, what gives it back, and what keeps its memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import numpy as np
+import pytest
+from fakechannels import ChannelService
+
+import poolbridge
+from poolbridge import _channel_messages as cm
+from poolbridge import _messages as m
+
+MODES = pytest.mark.parametrize("mode", ["broadcast", "queue"])
+
+
+@pytest.fixture
+def service(tmp_path):
+    running = ChannelService(str(tmp_path / "c.sock"))
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def queue(client):
+    return client.create_channel("work", mode="queue", capacity=16)
+
+
+def publish(channel, *values):
+    for value in values:
+        channel.publish(np.full(4, value, dtype=np.int32))
+
+
+def left(service, client):
+    """Give the numbers of the frames that nobody has acknowledged, once what was sent has arrived."""
+    client.stats()
+    with service.changed:
+        (channel,) = service.channels.values()
+        held = {frame.number for connection in service.connections for _, frame in connection.frames.values()}
+        return sorted(held | {frame.number for frame in channel.kept})
+
+
+@MODES
+def test_asking_for_the_next_frame_acknowledges_those_before_though_their_arrays_live(service, client, other, mode):
+    channel = client.create_channel("c", mode=mode, capacity=2)
+    frames = other.subscribe("c", credit=1)
+    kept = []
+    for value in range(8):  # more than the channel keeps, and than there is credit
+        publish(channel, value)
+        kept.append(np.asarray(next(frames)))
+    assert [int(array[0]) for array in kept] == list(range(8))
+    other.stats()
+    assert service.leases == 8
+    channel.shut()
+    assert list(frames) == []
+    del kept
+    other.stats()
+    assert service.leases == 0
+
+
+@MODES
+def test_what_is_acknowledged_and_released_at_once_is_only_released(service, client, other, mode):
+    channel = client.create_channel("c", mode=mode, capacity=8)
+    publish(channel, 1)
+    frames = other.subscribe("c", credit=8)
+    for value in range(2, 5):
+        publish(channel, value)
+    client.stats()
+    seen = list(map(lambda _, frame: int(np.asarray(frame)[0]), range(3), frames))
+    assert seen == [1, 2, 3]
+    last = next(frames)
+    assert last.seq == 4
+    other.stats()
+    assert not service.seen(cm.Ack)
+    released = [lease for request in service.seen(m.Release) for lease in (request.l, *request.al) if not request.fl]
+    assert len(set(released)) == len(released) == 3
+
+
+def test_a_frame_that_a_loop_was_left_with_goes_to_another(service, client, other, queue):
+    publish(queue, 1, 2, 3)
+
+    def consume():
+        for frame in other.subscribe("work"):
+            if frame.seq == 2:
+                return
+
+    consume()
+    gc.collect()
+    other.stats()
+    assert client.subscribe("work").receive(60).seq == 2
+
+
+def test_a_block_acknowledges_a_frame_whose_array_lives_on(service, client, other, queue):
+    publish(queue, 1, 2)
+    frames = other.subscribe("work", credit=1, ack="manual")
+    with next(frames) as frame:
+        array = np.asarray(frame)
+    with pytest.raises(poolbridge.FrameSettledError):
+        frame.ack()
+    assert left(service, other) == [2]
+    assert array.tolist() == [1] * 4
+    with next(frames) as frame:
+        pass
+    assert left(service, other) == []
+
+
+def test_a_block_that_an_exception_leaves_gives_its_frame_back_at_once(service, client, other, queue):
+    publish(queue, 1)
+    mine, theirs = client.subscribe("work", credit=1), other.subscribe("work", credit=1)
+    with pytest.raises(ZeroDivisionError) as caught, mine.receive(60) as frame:
+        array = np.asarray(frame)
+        raise ZeroDivisionError
+    assert "ends when the arrays" in caught.value.__notes__[0]
+    mine.close()
+    again = theirs.receive(60)
+    assert again.seq == 1
+    assert array.tolist() == again.to_numpy().tolist()
+
+
+def test_a_frame_is_acknowledged_by_hand_where_that_was_asked_for(service, client, other, queue):
+    publish(queue, 1, 2, 3, 4)
+    frames = other.subscribe("work", ack="manual")
+    first, second, third, fourth = (next(frames) for _ in range(4))
+    assert left(service, other) == [1, 2, 3, 4]
+    assert not first.released
+    second.ack()
+    assert left(service, other) == [1, 3, 4]
+    third.release()
+    assert left(service, other) == [1, 4]
+    assert second.to_numpy().tolist() == [2] * 4
+    for settled in second, third:
+        with pytest.raises(poolbridge.FrameSettledError, match=f"frame {settled.seq} was"):
+            settled.ack()
+        with pytest.raises(poolbridge.FrameSettledError):
+            settled.requeue()
+    second.release()
+    frames.close()
+    first.ack()  # the end of a subscription settles nothing
+    assert left(service, other) == [4]
+    del fourth
+    gc.collect()
+    other.stats()
+    assert client.subscribe("work").receive(60).seq == 4
+
+
+def test_a_frame_that_nobody_has_any_more_goes_back_where_it_is_acknowledged_by_hand(service, client, other, queue):
+    publish(queue, 1)
+    frames = other.subscribe("work", ack="manual")
+    assert frames.receive(60).seq == 1
+    assert frames.receive(60).seq == 1
+
+
+def test_a_requeued_frame_goes_to_another_though_an_array_lives_on(service, client, other, queue):
+    mine, theirs = client.subscribe("work", credit=1), other.subscribe("work", credit=1)
+    publish(queue, 1)
+    frame = mine.receive(60)
+    array = np.asarray(frame)
+    frame.requeue()
+    mine.close()
+    assert theirs.receive(60).to_numpy().tolist() == array.tolist()
+    with pytest.raises(poolbridge.FrameSettledError):
+        frame.requeue()
+
+
+def test_no_frame_is_given_back_to_a_broadcast(client):
+    channel = client.create_channel("b")
+    publish(channel, 1)
+    frame = client.subscribe("b").receive(60)
+    with pytest.raises(poolbridge.InvalidArgumentError, match="broadcast"):
+        frame.requeue()
+    frame.ack()
+
+
+def test_acknowledging_after_the_end_of_the_session_says_that_it_is_too_late(service, client, queue):
+    publish(queue, 1)
+    with poolbridge.connect(service.path, timeout=60) as gone:
+        frame = next(gone.subscribe("work", ack="manual"))
+    with pytest.raises(poolbridge.ClientClosedError):
+        frame.ack()
+
+
+def test_arrays_that_are_made_once_are_acknowledged_by_asking_only(service, client, other, queue):
+    publish(queue, 1, 2, 3)
+    arrays = other.subscribe("work", credit=1).arrays()
+    assert [int(next(arrays)[0]) for _ in range(2)] == [1, 2]
+    assert left(service, other) == [2, 3]
+    del arrays
+    gc.collect()
+    other.stats()
+    assert client.subscribe("work").receive(60).seq == 2
+
+
+def test_arrays_that_are_made_once_are_not_acknowledged_by_hand(client, queue):
+    with pytest.raises(poolbridge.InvalidArgumentError, match="manual"):
+        client.subscribe(queue, ack="manual").arrays()
+
+
+def test_an_async_frame_is_settled_once(service):
+    async def main():
+        async with await poolbridge.connect_async(service.path, timeout=60) as client:
+            await client.create_pool("frames", max_bytes=1 << 20)
+            channel = await client.create_channel("work", mode="queue", capacity=4)
+            for value in range(3):
+                await channel.publish(np.full(4, value))
+            frames = client.subscribe("work", ack="manual")
+            first, second, third = [await anext(frames) for _ in range(3)]
+            await first.ack()
+            await second.requeue()
+            async with third:
+                array = np.asarray(third)
+            for frame in first, second, third:
+                with pytest.raises(poolbridge.FrameSettledError):
+                    await frame.ack()
+            assert (await anext(frames)).seq == 2
+            assert array.tolist() == [2] * 4
+
+    asyncio.run(main())
