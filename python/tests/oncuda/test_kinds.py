@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pytest
@@ -203,6 +203,8 @@ def test_a_legacy_handle_is_opened_changed_and_closed(owner):
     handle = handle_of(owner)
     with handle.open(shape=(1 << 19,), dtype="float32") as memory:
         assert (memory.to_numpy() == np.arange(1 << 19) + 100).all()
+        with pytest.raises(BufferError, match=r"copy it by to_numpy\(\)"):
+            np.from_dlpack(cast("Any", memory))  # NumPy's stubs lag behind the standard
         memory.copy_from(memory.to_numpy() * 2)
     assert memory.closed
     again = poolbridge.LegacyHandle.from_bytes(bytes(handle)).open(UUID)
