@@ -45,6 +45,9 @@ type PoolInfo struct {
 // Info describes the pool.
 func (p *Pool) Info() PoolInfo { return p.info }
 
+// Closed is closed when the pool has been destroyed and the driver has all of its memory back.
+func (p *Pool) Closed() <-chan struct{} { return p.closed }
+
 // Export is what another process needs to map the pool. Its files stay the pool's.
 func (p *Pool) Export() Export { return p.arena.Export() }
 

@@ -26,6 +26,7 @@ type stage struct {
 	dir     string // for files
 	bench   *work.Bench
 	workers map[string]*worker
+	leaving []*mempool.Pool // destroyed by checks that are over
 	names   int
 }
 
