@@ -376,6 +376,20 @@ def load(name: str) -> Consumer:
     raise UnavailableError(f"{name!r} is no array library that the worker knows: expected one of {known}")
 
 
+def preload(name: str) -> str:
+    """Import what the consumer of that name needs; give its version.
+
+    Raises
+    ------
+    UnavailableError
+        It is not installed, or not known.
+    """
+    consumer = load(name)
+    if "device" in consumer.kinds and _installed("cuda.core"):
+        importlib.import_module("cuda.core")
+    return consumer.version()
+
+
 def _installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None

@@ -2,6 +2,8 @@
 
 ``{"task": "probe"}``
     Which array libraries can use memory of which kind.
+``{"task": "prepare", "consumer": …}``
+    Import what the consumer needs.
 ``{"task": "check", "name": …, "pattern": {…}, "then": {…}, "consumer": …, "write": …, "timeout": …}``
     Lease a buffer, compare every element with a pattern through the consumer's zero-copy array, and write another
     pattern if there is a ``then``.
@@ -72,6 +74,10 @@ class Worker:
         """Say what this interpreter can check."""
         return {"python": sys.version.split()[0], "executable": sys.executable, **_consumers.probe()}
 
+    def prepare(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Import what a consumer needs."""
+        return {"version": _consumers.preload(task["consumer"])}
+
     def check(self, task: dict[str, Any]) -> dict[str, Any]:
         """Compare a buffer with a pattern, and write another."""
         started = time.monotonic()
@@ -140,7 +146,7 @@ class Worker:
             self._client.close()
 
 
-_TASKS = ("probe", "check", "hold", "release")
+_TASKS = ("probe", "prepare", "check", "hold", "release")
 
 
 def serve(worker: Worker, tasks: IO[str], answers: IO[str]) -> None:

@@ -24,11 +24,14 @@ type worker struct {
 	gone   bool
 }
 
-// startWorker starts a program with more variables in its environment. It is killed when ctx ends.
-func startWorker(ctx context.Context, env []string, program string, args ...string) (*worker, error) {
+// startWorker starts a program, with one variable more in its environment if env is not empty. It is killed when ctx ends.
+func startWorker(ctx context.Context, env string, program string, args ...string) (*worker, error) {
 	w := &worker{cmd: exec.CommandContext(ctx, program, args...)}
 	// JAX would take most of the GPU's memory for itself, and leave none to the other workers.
-	w.cmd.Env = append(append(os.Environ(), "XLA_PYTHON_CLIENT_PREALLOCATE=false"), env...)
+	w.cmd.Env = append(os.Environ(), "XLA_PYTHON_CLIENT_PREALLOCATE=false")
+	if env != "" {
+		w.cmd.Env = append(w.cmd.Env, env)
+	}
 	w.cmd.Stderr = &w.stderr
 	w.cmd.WaitDelay = time.Second
 	var err error
