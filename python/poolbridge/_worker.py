@@ -26,12 +26,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 import poolbridge
 from poolbridge import _consumers, _scenarios
+from poolbridge._failure import failure
 from poolbridge._patterns import Pattern
 
 if TYPE_CHECKING:
     from poolbridge._client import Client
     from poolbridge._lease import Lease
     from poolbridge._slow import Reading
+    from poolbridge._streaming import Intake
 
 _TIMEOUT = 60.0
 
@@ -53,6 +55,7 @@ class Worker:
         self._client: Client | None = None
         self._held: list[Lease] = []
         self.reading: tuple[Reading, int] | None = None
+        self.intakes: dict[str, Intake] = {}
 
     @property
     def _connected(self) -> Client:
@@ -66,6 +69,7 @@ class Worker:
 
     def disconnect(self) -> None:
         """End the session, and with it everything that is mapped."""
+        self.intakes.clear()
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -137,13 +141,12 @@ class Worker:
                 raise ValueError(f"unknown task {name!r}: expected one of {', '.join((*_TASKS, *_scenarios.TASKS))}")
             return {"ok": True, "task": name, **getattr(self, name)(task)}
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-            return {"ok": False, "error": _scenarios.failure(error)}
+            return {"ok": False, "error": failure(error)}
 
     def close(self) -> None:
         """Release everything and disconnect."""
         self._held.clear()
-        if self._client is not None:
-            self._client.close()
+        self.disconnect()
 
 
 _TASKS = ("probe", "prepare", "check", "hold", "release")

@@ -19,6 +19,7 @@ const (
 	contexts scenario = "contexts"  // memory across the life of CUDA contexts
 	order    scenario = "order"     // waiting for GPU work of another process
 	early    scenario = "early"     // the consumer comes before the producer
+	stream   scenario = "stream"    // channels: one buffer after the other
 )
 
 // check is one thing to prove, for one kind of memory and one consumer.
@@ -50,7 +51,7 @@ func skipf(format string, args ...any) error { return &skip{fmt.Sprintf(format, 
 type family func(kind mempool.Kind, consumers []string, o Options) []check
 
 // families are all of them, in the order in which they run.
-var families = []family{roundTrips, vmmChecks, subRanges, legacyChecks, contextLives, eventChecks, slowChecks, earlyConsumers, peerChecks}
+var families = []family{roundTrips, vmmChecks, subRanges, legacyChecks, contextLives, eventChecks, slowChecks, earlyConsumers, streamChecks, peerChecks}
 
 // checksOf lists the checks of a kind, for the consumers that are installed.
 func checksOf(kind mempool.Kind, o Options, p *roster) []check {

@@ -49,6 +49,20 @@ func earlyConsumers(kind mempool.Kind, consumers []string, _ Options) []check {
 		}
 		return err
 	})...)
+	checks = append(checks, each(early, "channel", preferred(consumers), func(ctx context.Context, s *scene, consumer string) (err error) {
+		w, err := s.worker(consumer)
+		if err != nil {
+			return err
+		}
+		f := &flow{scene: s, pool: s.uniqueName("channel")}
+		var undo func() error
+		if f.poolID, undo, err = s.pool(f.pool, 1<<20); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, undo()) }()
+		f.name = s.uniqueName("channel")
+		return tooEarly(ctx, w, work.Task{What: "channel", Name: f.name}, func() error { return f.create(mempool.Broadcast, mempool.Block) })
+	})...)
 	if kind == mempool.Host {
 		checks = append(checks, alone(each(early, "service", preferred(consumers), earlyService),
 			func(s *scene, consumer string) (role, error) { return s.laterService(consumer), nil })...)

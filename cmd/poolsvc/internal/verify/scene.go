@@ -86,12 +86,17 @@ func (s *stage) prepare(w *worker, r role) error {
 
 // worker is the worker that uses a library. It is the same for all checks, as long as it lives.
 func (s *scene) worker(consumer string) (*worker, error) {
-	if w := s.workers[consumer]; w != nil && !w.gone {
+	return s.keep(consumer, role{consumer: consumer})
+}
+
+// keep is a worker that goes from check to check, by a name.
+func (s *scene) keep(name string, r role) (*worker, error) {
+	if w := s.workers[name]; w != nil && !w.gone {
 		return w, nil
 	}
-	w, err := s.crew.take(role{consumer: consumer})
+	w, err := s.crew.take(r)
 	if err == nil {
-		s.workers[consumer] = w
+		s.workers[name] = w
 	}
 	return w, err
 }

@@ -63,6 +63,9 @@ func (w *worker) do(ctx context.Context, t work.Task) (*work.Answer, error) {
 
 // exchange sends a task and reads the answer. A worker that does not answer in time is killed.
 func (w *worker) exchange(ctx context.Context, t work.Task, answer any) error {
+	if w.gone {
+		return errors.New("the worker is gone already")
+	}
 	stop := context.AfterFunc(ctx, func() { _ = w.cmd.Process.Kill() })
 	defer stop()
 	line, err := json.Marshal(t)

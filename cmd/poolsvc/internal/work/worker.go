@@ -27,7 +27,8 @@ type Worker struct {
 	bench   Bench
 	held    []*bridge.Lease
 	reading *reading
-	kept    []func() error // ends what tasks left for later ones
+	intakes map[string]*intake // by channel
+	kept    []func() error     // ends what tasks left for later ones
 }
 
 // patience is how long a task waits where it does not say.
@@ -51,6 +52,12 @@ var tasks = map[string]func(*Worker, context.Context, *Task) (*Answer, error){
 	"await":          (*Worker).await,
 	"slow-begin":     (*Worker).slowBegin,
 	"slow-end":       (*Worker).slowEnd,
+	"stream-take":    (*Worker).streamTake,
+	"stream-release": (*Worker).streamRelease,
+	"stream-leave":   (*Worker).streamLeave,
+	"stream-publish": (*Worker).streamPublish,
+	"stream-relay":   (*Worker).streamRelay,
+	"stream-shut":    (*Worker).streamShut,
 }
 
 // Serve answers tasks until there are no more.
@@ -239,6 +246,8 @@ func (w *Worker) release(context.Context, *Task) (*Answer, error) {
 // disconnect ends the session, and with it everything that is mapped.
 func (w *Worker) disconnect() error {
 	_, err := w.release(context.Background(), nil)
+	_, left := w.streamLeave(context.Background(), nil)
+	err = errors.Join(err, left)
 	if w.client != nil {
 		err = errors.Join(err, w.client.Close())
 		w.client = nil
