@@ -17,7 +17,7 @@ from poolbridge._kinds import KINDS
 from poolbridge._patterns import Comparison, Pattern, chunks
 
 if TYPE_CHECKING:
-    from poolbridge._lease import Lease
+    from poolbridge._lease import BaseLease, Lease
 
 
 class Consumer(ABC):
@@ -43,7 +43,7 @@ class Consumer(ABC):
         return False
 
     @abstractmethod
-    def take(self, lease: Lease, stream: Any = None) -> Any:
+    def take(self, lease: BaseLease, stream: Any = None) -> Any:
         """Make an array of the lease's memory, in place; for a stream of the library, if it is given one."""
 
     def stream(self, ordinal: int) -> Any:
@@ -84,7 +84,7 @@ class NumPy(Consumer):
     name = "numpy"
     kinds = _CPU
 
-    def take(self, lease: Lease, stream: Any = None) -> Any:  # noqa: ARG002
+    def take(self, lease: BaseLease, stream: Any = None) -> Any:  # noqa: ARG002
         """By DLPack."""
         source: Any = lease  # NumPy's stubs lag behind the standard
         return np.from_dlpack(source)
@@ -113,7 +113,7 @@ class CuPy(Consumer):
     name = "cupy"
     kinds = _GPU
 
-    def take(self, lease: Lease, stream: Any = None) -> Any:
+    def take(self, lease: BaseLease, stream: Any = None) -> Any:
         """By DLPack, for the current stream."""
         import cupy
 
@@ -168,7 +168,7 @@ class Torch(Consumer):
 
         return not torch.cuda.is_available()
 
-    def take(self, lease: Lease, stream: Any = None) -> Any:
+    def take(self, lease: BaseLease, stream: Any = None) -> Any:
         """By DLPack, for the current stream."""
         import torch
 
@@ -226,12 +226,16 @@ class Torch(Consumer):
         """Show unsigned integers, which PyTorch can hardly compute with, as signed ones of the same bits."""
         import torch
 
-        return part.view(torch.int32) if part.dtype == torch.uint32 else part
+        signed = {torch.uint32: torch.int32, torch.uint64: torch.int64}
+        return part.view(signed.get(part.dtype, part.dtype))
 
     @staticmethod
     def _expected(part: Any, pattern: Pattern, first: int) -> Any:
         import torch
 
+        if pattern.kind == "fibonacci":
+            numbers = _patterns.fibonacci(int(pattern.offset) + first, part.numel())
+            return torch.from_numpy(numbers.view(np.int64)).to(part.device)
         if pattern.kind == "masked":
             whole = torch.arange(first, first + part.numel(), dtype=torch.int64, device=part.device)
             whole.mul_(int(pattern.scale)).add_(int(pattern.offset)).bitwise_xor_(pattern.mask).bitwise_and_(0xFFFFFFFF)
@@ -271,7 +275,7 @@ class CudaCore(OnHost):
     name = "cuda.core"
     kinds = _GPU
 
-    def take(self, lease: Lease, stream: Any = None) -> Any:
+    def take(self, lease: BaseLease, stream: Any = None) -> Any:
         """By DLPack, ordered on the legacy default stream if on no other."""
         from cuda.core.utils import StridedMemoryView
 
@@ -310,7 +314,7 @@ class Numba(OnHost):
 
         return not cuda.is_available()
 
-    def take(self, lease: Lease, stream: Any = None) -> Any:  # noqa: ARG002
+    def take(self, lease: BaseLease, stream: Any = None) -> Any:  # noqa: ARG002
         """Make a device array of a view, which counts."""
         from numba import cuda
 
@@ -334,7 +338,7 @@ class Jax(OnHost):
 
         return all(device.platform == "cpu" for device in jax.devices())
 
-    def take(self, lease: Lease, stream: Any = None) -> Any:  # noqa: ARG002
+    def take(self, lease: BaseLease, stream: Any = None) -> Any:  # noqa: ARG002
         """By a legacy DLPack capsule; JAX never writes."""
         import jax
 
@@ -374,6 +378,20 @@ def load(name: str) -> Consumer:
             return consumer()
     known = ", ".join(consumer.name for consumer in CONSUMERS)
     raise UnavailableError(f"{name!r} is no array library that the worker knows: expected one of {known}")
+
+
+def preload(name: str) -> str:
+    """Import what the consumer of that name needs; give its version.
+
+    Raises
+    ------
+    UnavailableError
+        It is not installed, or not known.
+    """
+    consumer = load(name)
+    if "device" in consumer.kinds and _installed("cuda.core"):
+        importlib.import_module("cuda.core")
+    return consumer.version()
 
 
 def _installed(name: str) -> bool:

@@ -22,7 +22,8 @@ class Pattern:
         The two numbers.
     kind
         ``"affine"``: computed in float64 and then rounded to the element type; ``"masked"``: computed in whole numbers
-        modulo 2**32, XOR `mask`.
+        modulo 2**32, XOR `mask`; ``"fibonacci"``: the Fibonacci numbers modulo 2**64, of which the first is number
+        `offset`.
     tolerance
         How far an affine element may be off.
     mask
@@ -36,11 +37,13 @@ class Pattern:
     mask: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in {"affine", "masked"}:
-            raise ValueError(f"unknown pattern {self.kind!r}: expected 'affine' or 'masked'")
+        if self.kind not in {"affine", "masked", "fibonacci"}:
+            raise ValueError(f"unknown pattern {self.kind!r}: expected 'affine', 'masked' or 'fibonacci'")
 
     def expected(self, xp: Any, first: int, count: int, dtype: Any, **options: Any) -> Any:
         """Make a part of the pattern with the array library `xp`, which may be NumPy or CuPy."""
+        if self.kind == "fibonacci":
+            return xp.asarray(fibonacci(int(self.offset) + first, count), **options)
         if self.kind == "masked":
             whole = xp.arange(first, first + count, dtype=xp.uint64, **options)
             whole *= int(self.scale)
@@ -57,6 +60,21 @@ class Pattern:
         if self.tolerance:
             return ~(xp.abs(part.astype(xp.float64) - expected.astype(xp.float64)) <= self.tolerance)
         return part != expected
+
+
+def fibonacci(first: int, count: int) -> np.ndarray[Any, Any]:
+    """Make the Fibonacci numbers F(first), F(first + 1), … modulo 2**64; F(0) is 0 and F(1) is 1."""
+    whole = (1 << 64) - 1
+    a, b = 0, 1
+    for bit in f"{first:b}":
+        a, b = a * (2 * b - a) & whole, (a * a + b * b) & whole
+        if bit == "1":
+            a, b = b, (a + b) & whole
+    numbers = np.empty(count, np.uint64)
+    for index in range(count):
+        numbers[index] = a
+        a, b = b, (a + b) & whole
+    return numbers
 
 
 @dataclass(slots=True)

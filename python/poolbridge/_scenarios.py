@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 import poolbridge
-from poolbridge import _consumers, _cuda, _cuda_stream, _patterns, _peer, _slow
+from poolbridge import _consumers, _cuda, _cuda_stream, _patterns, _peer, _slow, _streaming
+from poolbridge._failure import failure
 from poolbridge._legacyhandle import LegacyHandle
 from poolbridge._patterns import Pattern
 
@@ -18,12 +19,6 @@ if TYPE_CHECKING:
     from poolbridge._worker import Worker
 
 _TIMEOUT: Final = 60.0
-
-
-def failure(error: BaseException) -> dict[str, Any]:
-    """Say what went wrong; ``code`` is that of the wire, empty for the errors of others."""
-    code = error.code if isinstance(error, poolbridge.PoolbridgeError) else ""
-    return {"type": type(error).__name__, "code": code, "message": str(error)}
 
 
 def _compare(lease: Any, task: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +58,7 @@ def produce(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def wait(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Wait for the service, a pool or a name to appear."""
+    """Wait for the service, a pool, a channel or a name to appear."""
     started = time.monotonic()
     limit = task.get("timeout", _TIMEOUT)
     client = worker.client(task)
@@ -72,10 +67,12 @@ def wait(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
             pass
         case "pool":
             client.open_pool(task["name"], timeout=limit)
+        case "channel":
+            client.open_channel(task["name"], timeout=limit)
         case "name":
             client.get(task["name"], timeout=limit).release()
         case other:
-            raise ValueError(f"what is {other!r}? expected service, pool or name")
+            raise ValueError(f"what is {other!r}? expected service, pool, name or channel")
     worker.settle()
     return {"waited": time.monotonic() - started}
 
@@ -181,4 +178,10 @@ TASKS: Final[dict[str, Callable[[Worker, dict[str, Any]], dict[str, Any]]]] = {
     "peer": _peer.compare,
     "slow-begin": _slow.begin,
     "slow-end": _slow.end,
+    "stream-take": _streaming.take,
+    "stream-release": _streaming.release,
+    "stream-leave": _streaming.leave,
+    "stream-publish": _streaming.publish,
+    "stream-relay": _streaming.relay,
+    "stream-shut": _streaming.shut,
 }

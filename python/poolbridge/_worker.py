@@ -2,6 +2,8 @@
 
 ``{"task": "probe"}``
     Which array libraries can use memory of which kind.
+``{"task": "prepare", "consumer": …}``
+    Import what the consumer needs.
 ``{"task": "check", "name": …, "pattern": {…}, "then": {…}, "consumer": …, "write": …, "timeout": …}``
     Lease a buffer, compare every element with a pattern through the consumer's zero-copy array, and write another
     pattern if there is a ``then``.
@@ -25,12 +27,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 import poolbridge
 from poolbridge import _consumers, _scenarios
+from poolbridge._failure import failure
 from poolbridge._patterns import Pattern
 
 if TYPE_CHECKING:
     from poolbridge._client import Client
     from poolbridge._lease import Lease
     from poolbridge._slow import Reading
+    from poolbridge._streaming import Intake
 
 _TIMEOUT = 60.0
 
@@ -52,6 +56,7 @@ class Worker:
         self._client: Client | None = None
         self._held: list[Lease] = []
         self.reading: tuple[Reading, int] | None = None
+        self.intakes: dict[str, Intake] = {}
 
     @property
     def _connected(self) -> Client:
@@ -65,6 +70,7 @@ class Worker:
 
     def disconnect(self) -> None:
         """End the session, and with it everything that is mapped."""
+        self.intakes.clear()
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -72,6 +78,10 @@ class Worker:
     def probe(self, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         """Say what this interpreter can check."""
         return {"python": sys.version.split()[0], "executable": sys.executable, **_consumers.probe()}
+
+    def prepare(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Import what a consumer needs."""
+        return {"version": _consumers.preload(task["consumer"])}
 
     def check(self, task: dict[str, Any]) -> dict[str, Any]:
         """Compare a buffer with a pattern, and write another."""
@@ -132,16 +142,15 @@ class Worker:
                 raise ValueError(f"unknown task {name!r}: expected one of {', '.join((*_TASKS, *_scenarios.TASKS))}")
             return {"ok": True, "task": name, **getattr(self, name)(task)}
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-            return {"ok": False, "error": _scenarios.failure(error)}
+            return {"ok": False, "error": failure(error)}
 
     def close(self) -> None:
         """Release everything and disconnect."""
         self._held.clear()
-        if self._client is not None:
-            self._client.close()
+        self.disconnect()
 
 
-_TASKS = ("probe", "check", "hold", "release")
+_TASKS = ("probe", "prepare", "check", "hold", "release")
 
 
 def serve(worker: Worker, tasks: IO[str], answers: IO[str]) -> None:

@@ -122,3 +122,11 @@ def test_bad_tasks_are_answered(worker, line):
     worker.popen.stdin.write(line + "\n")
     worker.popen.stdin.flush()
     assert json.loads(worker.popen.stdout.readline())["ok"] is False
+
+
+def test_prepare_imports_what_a_consumer_needs():
+    process = Process()
+    assert process.do(task="prepare", consumer="numpy") == {"ok": True, "task": "prepare", "version": np.__version__}
+    answer = process.do(task="prepare", consumer="abacus")
+    assert answer["error"]["type"] == "UnavailableError"
+    assert process.stop() == 0

@@ -27,7 +27,7 @@ const (
 )
 
 // device is a GPU by its ordinal; the test is skipped where there is none.
-func device(t *testing.T, ordinal int) cuda.Device {
+func device(t testing.TB, ordinal int) cuda.Device {
 	t.Helper()
 	if err := cuda.Init(); err != nil {
 		t.Skip(err)
@@ -43,7 +43,7 @@ func device(t *testing.T, ordinal int) cuda.Device {
 }
 
 // needs skips the test when a probe says no.
-func needs(t *testing.T, probe func() (bool, error), what string) {
+func needs(t testing.TB, probe func() (bool, error), what string) {
 	t.Helper()
 	ok, err := probe()
 	require.NoError(t, err)
@@ -52,12 +52,12 @@ func needs(t *testing.T, probe func() (bool, error), what string) {
 	}
 }
 
-func needPools(t *testing.T) {
+func needPools(t testing.TB) {
 	t.Helper()
 	needs(t, device(t, 0).SupportsPOSIXFDPools, "pools with descriptors")
 }
 func needVMM(t *testing.T)    { t.Helper(); needs(t, device(t, 0).SupportsVMM, "VMM with descriptors") }
-func needLegacy(t *testing.T) { t.Helper(); needs(t, device(t, 0).SupportsLegacyIPC, "legacy IPC") }
+func needLegacy(t testing.TB) { t.Helper(); needs(t, device(t, 0).SupportsLegacyIPC, "legacy IPC") }
 func needEvents(t *testing.T) { t.Helper(); needs(t, device(t, 0).SupportsIPCEvents, "IPC events") }
 func needWords(t *testing.T) {
 	t.Helper()

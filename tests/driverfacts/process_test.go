@@ -24,7 +24,7 @@ const patience = 60 * time.Second
 
 // process is a worker, seen from the test.
 type process struct {
-	t      *testing.T
+	t      testing.TB
 	cmd    *exec.Cmd
 	conn   *net.UnixConn
 	stderr strings.Builder
@@ -41,7 +41,7 @@ type setting struct {
 }
 
 // start starts a worker that ends with the test.
-func start(t *testing.T, set setting) *process {
+func start(t testing.TB, set setting) *process {
 	t.Helper()
 	if (set.namespaces || set.privateShm || set.uid != 0) && os.Geteuid() != 0 {
 		t.Skip("needs root, for a process in other namespaces or of another user")

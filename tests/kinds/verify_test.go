@@ -45,11 +45,11 @@ func TestOnTheSimulationEveryCheckOfVerifyPasses(t *testing.T) {
 		seen[kind][c.Scenario] = true
 	}
 	for kind, scenarios := range map[mempool.Kind][]string{
-		mempool.Device: {"hand-over", "mapping", "contexts", "order", "early"},
-		mempool.VMM:    {"hand-over", "mapping", "contexts", "order", "early"},
-		mempool.Legacy: {"hand-over", "mapping", "handle", "contexts", "order", "early"},
-		mempool.Pinned: {"hand-over", "mapping", "contexts", "order", "early"},
-		mempool.Host:   {"hand-over", "mapping", "early"},
+		mempool.Device: {"hand-over", "mapping", "contexts", "order", "early", "stream"},
+		mempool.VMM:    {"hand-over", "mapping", "contexts", "order", "early", "stream"},
+		mempool.Legacy: {"hand-over", "mapping", "handle", "contexts", "order", "early", "stream"},
+		mempool.Pinned: {"hand-over", "mapping", "contexts", "order", "early", "stream"},
+		mempool.Host:   {"hand-over", "mapping", "early", "stream"},
 	} {
 		for _, n := range scenarios {
 			assert.True(t, seen[kind][n], "no check of scenario %s for kind %s", n, kind)

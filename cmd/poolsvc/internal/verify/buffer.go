@@ -13,6 +13,9 @@ import (
 // poolSlack is room in a check's pool beyond its buffers, in bytes: blocks come in size classes.
 const poolSlack = 32 << 20
 
+// giveBackLimit is how long processes may take to unmap what was destroyed.
+const giveBackLimit = 20 * time.Second
+
 // pool makes a pool with room for bytes. undo takes it back, with what is published in it.
 func (s *scene) pool(name string, bytes uint64) (id uint64, undo func() error, err error) {
 	p, err := s.session.CreatePool(mempool.PoolSpec{Name: name, Kind: s.kind, Device: s.device(), MaxBytes: bytes/8*9 + poolSlack})
@@ -20,7 +23,29 @@ func (s *scene) pool(name string, bytes uint64) (id uint64, undo func() error, e
 		return 0, nil, err
 	}
 	id = p.Info().ID
-	return id, func() error { return s.session.DestroyPool(id) }, nil
+	return id, func() error {
+		s.leaving = append(s.leaving, p)
+		return s.session.DestroyPool(id)
+	}, nil
+}
+
+// quiet waits until the driver has the memory of earlier checks back. The service frees a block when the last process has
+// unmapped it, which may be after its check; cuMemFree waits for the kernels that run, and other calls of this process may
+// wait for cuMemFree.
+func (s *stage) quiet(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, giveBackLimit)
+	defer cancel()
+	for len(s.leaving) > 0 {
+		p := s.leaving[0]
+		select {
+		case <-p.Closed():
+			s.leaving = s.leaving[1:]
+		case <-ctx.Done():
+			return fmt.Errorf("the memory of pool %q, which an earlier check destroyed, did not go back to the driver: %w",
+				p.Info().Name, ctx.Err())
+		}
+	}
+	return nil
 }
 
 // put publishes a buffer of n elements with a pattern.

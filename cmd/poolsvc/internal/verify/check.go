@@ -19,6 +19,7 @@ const (
 	contexts scenario = "contexts"  // memory across the life of CUDA contexts
 	order    scenario = "order"     // waiting for GPU work of another process
 	early    scenario = "early"     // the consumer comes before the producer
+	stream   scenario = "stream"    // channels: one buffer after the other
 )
 
 // check is one thing to prove, for one kind of memory and one consumer.
@@ -27,6 +28,8 @@ type check struct {
 	name     string
 	consumer string
 	run      func(context.Context, *scene) error
+	// alone is the worker that the check has for itself, if there is one.
+	alone func(*scene) (role, error)
 }
 
 // direction is which way the data goes first.
@@ -48,7 +51,7 @@ func skipf(format string, args ...any) error { return &skip{fmt.Sprintf(format, 
 type family func(kind mempool.Kind, consumers []string, o Options) []check
 
 // families are all of them, in the order in which they run.
-var families = []family{roundTrips, vmmChecks, subRanges, legacyChecks, contextLives, eventChecks, slowChecks, earlyConsumers, peerChecks}
+var families = []family{roundTrips, vmmChecks, subRanges, legacyChecks, contextLives, eventChecks, slowChecks, earlyConsumers, streamChecks, peerChecks}
 
 // checksOf lists the checks of a kind, for the consumers that are installed.
 func checksOf(kind mempool.Kind, o Options, p *roster) []check {
@@ -57,7 +60,7 @@ func checksOf(kind mempool.Kind, o Options, p *roster) []check {
 		checks = append(checks, f(kind, p.consumersOf(kind), o)...)
 	}
 	if why := p.missing(kind); why != "" {
-		checks = append(checks, check{handOver, "round-trip", "python", func(context.Context, *scene) error {
+		checks = append(checks, check{scenario: handOver, name: "round-trip", consumer: "python", run: func(context.Context, *scene) error {
 			return skipf("%s cannot use all memory of kind %q: %s", o.Python, kind, why)
 		}})
 	}
@@ -68,10 +71,24 @@ func checksOf(kind mempool.Kind, o Options, p *roster) []check {
 func each(of scenario, name string, consumers []string, run func(ctx context.Context, s *scene, consumer string) error) []check {
 	checks := make([]check, 0, len(consumers))
 	for _, c := range consumers {
-		checks = append(checks, check{of, name, c, func(ctx context.Context, s *scene) error { return run(ctx, s, c) }})
+		checks = append(checks, check{scenario: of, name: name, consumer: c, run: func(ctx context.Context, s *scene) error {
+			return run(ctx, s, c)
+		}})
 	}
 	return checks
 }
+
+// alone says which worker each of the checks has for itself.
+func alone(checks []check, of func(s *scene, consumer string) (role, error)) []check {
+	for i := range checks {
+		consumer := checks[i].consumer
+		checks[i].alone = func(s *scene) (role, error) { return of(s, consumer) }
+	}
+	return checks
+}
+
+// own is a worker that uses the check's library, and is told nothing besides.
+func own(_ *scene, consumer string) (role, error) { return role{consumer: consumer}, nil }
 
 // onGPU says whether memory of a kind needs a GPU.
 func onGPU(kind mempool.Kind) bool { return kind != mempool.Host }

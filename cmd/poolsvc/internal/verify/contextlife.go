@@ -26,8 +26,12 @@ func contextLives(kind mempool.Kind, consumers []string, _ Options) []check {
 		}
 	}
 	checks := each(contexts, "new-contexts", consumers[:1], life(true))
-	checks = append(checks, each(contexts, "same-context", preferred(consumers), life(false))...)
-	return append(checks, each(contexts, "second-context", consumers[:1], secondContext)...)
+	checks = alone(append(checks, each(contexts, "same-context", preferred(consumers), life(false))...), own)
+	second := each(contexts, "second-context", consumers[:1], secondContext)
+	if kind == mempool.Legacy {
+		second = alone(second, own)
+	}
+	return append(checks, second...)
 }
 
 // contextLife has a worker open three segments and close them, several times, in one context or in one after the other.
@@ -53,7 +57,7 @@ func contextLife(ctx context.Context, s *scene, consumer string, destroy bool) (
 			return err
 		}
 	}
-	w, err := s.fresh(ctx, consumer, nil)
+	w, err := s.crew.take(role{consumer: consumer})
 	if err != nil {
 		return err
 	}
@@ -97,7 +101,7 @@ func (s *scene) handleInSecond(ctx context.Context, consumer string, t work.Task
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	w, err := s.fresh(ctx, consumer, nil)
+	w, err := s.crew.take(role{consumer: consumer})
 	if err != nil {
 		return err
 	}

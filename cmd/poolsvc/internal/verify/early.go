@@ -49,8 +49,23 @@ func earlyConsumers(kind mempool.Kind, consumers []string, _ Options) []check {
 		}
 		return err
 	})...)
+	checks = append(checks, each(early, "channel", preferred(consumers), func(ctx context.Context, s *scene, consumer string) (err error) {
+		w, err := s.worker(consumer)
+		if err != nil {
+			return err
+		}
+		f := &flow{scene: s, pool: s.uniqueName("channel")}
+		var undo func() error
+		if f.poolID, undo, err = s.pool(f.pool, 1<<20); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, undo()) }()
+		f.name = s.uniqueName("channel")
+		return tooEarly(ctx, w, work.Task{What: "channel", Name: f.name}, func() error { return f.create(mempool.Broadcast, mempool.Block) })
+	})...)
 	if kind == mempool.Host {
-		checks = append(checks, each(early, "service", preferred(consumers), earlyService)...)
+		checks = append(checks, alone(each(early, "service", preferred(consumers), earlyService),
+			func(s *scene, consumer string) (role, error) { return s.laterService(consumer), nil })...)
 	}
 	return checks
 }
@@ -96,12 +111,15 @@ func inTime(ctx context.Context, w *worker, t work.Task, appear func() error) er
 	return <-waited
 }
 
+// laterService is a worker for a service that is not there yet.
+func (s *scene) laterService(consumer string) role {
+	return role{consumer: consumer, flag: "--socket", value: filepath.Join(s.dir, "early-"+consumer, "poolsvc.sock")}
+}
+
 // earlyService starts a worker before its service.
 func earlyService(ctx context.Context, s *scene, consumer string) (err error) {
-	socket := filepath.Join(s.dir, fmt.Sprintf("early-%d", s.names), "poolsvc.sock")
-	s.names++
-	elsewhere := &scene{stage: &stage{options: s.options, socket: socket}, kind: s.kind}
-	w, err := elsewhere.fresh(ctx, consumer, nil)
+	later := s.laterService(consumer)
+	w, err := s.crew.take(later)
 	if err != nil {
 		return err
 	}
@@ -114,7 +132,7 @@ func earlyService(ctx context.Context, s *scene, consumer string) (err error) {
 	defer svc.Close()
 	var server *bridge.Server
 	err = inTime(ctx, w, t, func() (err error) {
-		server, err = bridge.Listen(socket, svc, bridge.ServerConfig{})
+		server, err = bridge.Listen(later.value, svc, bridge.ServerConfig{})
 		return err
 	})
 	if server != nil {

@@ -38,9 +38,25 @@ func awaited(by string, has func(cuda.Device) (bool, error), what string) func(c
 		if err != nil {
 			return err
 		}
-		// Once to make the worker's context, which takes longer than the work.
-		for _, duration := range []time.Duration{0, slow} {
-			if err := await(ctx, s, w, consumer, by, duration); err != nil {
+		a := &awaiting{scene: s, worker: w, consumer: consumer, by: by, name: s.uniqueName(by)}
+		if a.device, err = s.uuid(); err != nil {
+			return err
+		}
+		if a.gpu, err = s.bench.OnDevice(a.device); err != nil {
+			return err
+		}
+		undo, err := s.publish(ctx, a.name, maskedElements, work.Affine(0, 0))
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, undo()) }()
+		if err := s.quiet(ctx); err != nil {
+			return err
+		}
+		// The first round, without a kernel that is held, does what happens only once and may wait for kernels: it loads kernels,
+		// makes the timeline known to the driver, and has the worker open the memory.
+		for _, takes := range []time.Duration{0, slow} {
+			if err := a.round(ctx, takes); err != nil {
 				return err
 			}
 		}
@@ -48,60 +64,109 @@ func awaited(by string, has func(cuda.Device) (bool, error), what string) func(c
 	}
 }
 
-// await starts work that takes a while, publishes what it has yet to write and goes on; the worker waits for it without a
-// look at the data, and then compares.
-func await(ctx context.Context, s *scene, w *worker, consumer, by string, duration time.Duration) (err error) {
-	device, err := s.uuid()
+// awaiting is a buffer whose content the worker waits for.
+type awaiting struct {
+	*scene
+	worker   *worker
+	gpu      *work.GPU
+	consumer string
+	device   string
+	by       string
+	name     string
+}
+
+// round publishes what a kernel has yet to write. The kernel is held until that is published, so publishing cannot have waited
+// for it, and then takes its time. The worker waits for it without a look at the data, and then compares.
+func (a *awaiting) round(ctx context.Context, takes time.Duration) (err error) {
+	g := a.gpu
+	gate, err := g.NewGate()
 	if err != nil {
 		return err
 	}
-	g, err := s.bench.OnDevice(device)
-	if err != nil {
-		return err
-	}
-	name := s.uniqueName(by)
-	undo, err := s.publish(ctx, name, maskedElements, work.Affine(0, 0))
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, undo()) }()
-	l, err := s.session.Get(ctx, name, true, 0)
+	defer func() { err = errors.Join(err, gate.Close()) }()
+	l, err := a.session.Get(ctx, a.name, true, time.Minute) // the worker's lease ends without a word
 	if err != nil {
 		return err
 	}
 	// An event stands for the work as long as the lease lasts.
 	defer func() { err = errors.Join(err, l.ReleaseAfter(g.Queue), g.Stream.Synchronize()) }()
-	if err := l.WaitOn(ctx, g.Queue); err != nil {
-		return err
-	}
-	if err := errors.Join(g.Kernels.Spin(g.Stream, duration), s.bench.Queue(g, l, maskedElements, masked(0))); err != nil {
-		return err
-	}
-	began := time.Now()
-	done := mempool.Completion{After: []mempool.Queue{g.Queue}}
-	if by == work.ByEvent {
-		e, err := mempool.NewEvent(g.Context)
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, e.Close()) }()
-		if err := e.Record(g.Queue); err != nil {
-			return err
-		}
-		done = mempool.Completion{Event: e, EventOnly: true}
-	}
 	t := mempool.Tensor{DType: mempool.Uint32, Shape: []uint64{maskedElements}}
-	if err := l.Publish(mempool.Publication{Name: name, Replace: true, Tensor: &t, Completion: done}); err != nil {
-		return err
+	done := mempool.Completion{After: []mempool.Queue{g.Queue}}
+	var event *mempool.Event
+	if a.by == work.ByEvent {
+		if event, err = mempool.NewEvent(g.Context); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, event.Close()) }()
+		done = mempool.Completion{Event: event, EventOnly: true}
 	}
-	took := time.Since(began)
-	if duration > 0 && took >= duration {
-		return fmt.Errorf("publishing took %v, as if it had waited for the work of %v", took, duration)
-	}
-	a, err := w.check(ctx, work.Task{Task: "await", What: by, Name: name, Device: device, Pattern: masked(0), Consumer: consumer, Elements: maskedElements})
+	idle, err := g.Context.NewStream()
 	if err != nil {
 		return err
 	}
-	s.note = fmt.Sprintf("published in %v; waited %.0f ms for work of %v", took.Round(time.Microsecond), a.Waited*1e3, duration)
+	defer func() { err = errors.Join(err, idle.Close()) }()
+	if err := l.WaitOn(ctx, g.Queue); err != nil {
+		return err
+	}
+	defer gate.Open()
+	if takes > 0 {
+		err = gate.Hold(takes)
+	}
+	if err = errors.Join(err, a.bench.Queue(g, l, maskedElements, masked(0))); err != nil {
+		return err
+	}
+	took, err := meanwhile(gate.Open, idle.Query, func() error {
+		if event != nil {
+			if err := event.Record(g.Queue); err != nil {
+				return err
+			}
+		}
+		return l.Publish(mempool.Publication{Name: a.name, Replace: true, Tensor: &t, Completion: done})
+	})
+	if err != nil {
+		return err
+	}
+	gate.Open()
+	answer, err := a.worker.check(ctx, work.Task{Task: "await", What: a.by, Name: a.name, Device: a.device, Pattern: masked(0),
+		Consumer: a.consumer, Elements: maskedElements})
+	if err != nil {
+		return err
+	}
+	a.note = fmt.Sprintf("published in %v while a kernel was held; waited %.0f ms for work of %v", took.Round(time.Microsecond),
+		answer.Waited*1e3, takes)
 	return nil
+}
+
+// How long a call may take before it counts as one that waits.
+const (
+	callLimit  = 5 * time.Second
+	asideLimit = time.Second
+)
+
+// meanwhile says how long publish takes while a kernel is held, which open lets go on. If publish waits, the error says
+// for what: if a query of an idle stream waits as well, the driver holds up the calls of this process.
+func meanwhile(open func(), query func() (bool, error), publish func() error) (took time.Duration, err error) {
+	published := make(chan error, 1)
+	began := time.Now()
+	go func() { published <- publish() }()
+	select {
+	case err := <-published:
+		return time.Since(began), err
+	case <-time.After(callLimit):
+	}
+	queried := make(chan error, 1)
+	go func() {
+		_, err := query()
+		queried <- err
+	}()
+	select {
+	case err = <-queried:
+		err = errors.Join(fmt.Errorf("publishing waited for a kernel: it took more than %v, until the kernel was let go", callLimit), err)
+		open()
+	case <-time.After(asideLimit):
+		open()
+		err = errors.Join(fmt.Errorf("the driver held up this process: while a kernel was held, publishing took more than %v and a query of "+
+			"an idle stream more than %v; a call of another thread, such as cuMemFree, waits for the kernel", callLimit, asideLimit), <-queried)
+	}
+	return 0, errors.Join(err, <-published)
 }

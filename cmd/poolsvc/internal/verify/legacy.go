@@ -17,8 +17,17 @@ func legacyChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if kind != mempool.Legacy {
 		return nil
 	}
-	checks := each(handle, "file", consumers, handleInAFile)
-	return append(checks, each(handle, "dead-owner", preferred(consumers), deadOwner)...)
+	checks := alone(each(handle, "file", consumers, handleInAFile), func(s *scene, consumer string) (role, error) {
+		return s.withoutService(consumer), nil
+	})
+	return append(checks, alone(each(handle, "dead-owner", preferred(consumers), deadOwner), func(*scene, string) (role, error) {
+		return role{consumer: goConsumer}, nil
+	})...)
+}
+
+// withoutService is a worker that knows no service.
+func (s *scene) withoutService(consumer string) role {
+	return role{consumer: consumer, flag: "--socket", value: filepath.Join(s.dir, "nobody")}
 }
 
 // legacyElements is what the checks of handles have in memory.
@@ -56,7 +65,7 @@ func handleInAFile(ctx context.Context, s *scene, consumer string) (err error) {
 	if err != nil {
 		return err
 	}
-	w, err := s.fresh(ctx, consumer, []string{"POOLBRIDGE_SOCKET=" + filepath.Join(s.dir, "nobody")})
+	w, err := s.crew.take(s.withoutService(consumer))
 	if err == nil {
 		defer func() { err = errors.Join(err, w.stop()) }()
 		_, err = w.check(ctx, work.Task{Task: "open-file", Path: path, Consumer: consumer, Pattern: first, Then: second, Elements: legacyElements})
@@ -77,7 +86,7 @@ func deadOwner(ctx context.Context, s *scene, consumer string) error {
 	if err != nil {
 		return err
 	}
-	owner, err := s.fresh(ctx, goConsumer, nil)
+	owner, err := s.crew.take(role{consumer: goConsumer})
 	if err != nil {
 		return err
 	}

@@ -15,9 +15,9 @@ func peerChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if !onGPU(kind) {
 		return nil
 	}
-	checks := each(handOver, "peer", preferred(consumers), peer)
-	checks = append(checks, each(handOver, "renumbered", preferred(consumers), renumbered)...)
-	return append(checks, each(handOver, "invisible", preferred(consumers), invisible)...)
+	checks := alone(each(handOver, "peer", preferred(consumers), peer), (*scene).abroad)
+	checks = append(checks, alone(each(handOver, "renumbered", preferred(consumers), renumbered), (*scene).inOtherOrder)...)
+	return append(checks, alone(each(handOver, "invisible", preferred(consumers), invisible), (*scene).withoutTheGPU)...)
 }
 
 // other is a GPU besides the one that has the memory.
@@ -75,7 +75,7 @@ func peer(ctx context.Context, s *scene, consumer string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, undo()) }()
-	w, err := s.fresh(ctx, consumer, nil, "--device", names[1])
+	w, err := s.crew.take(role{consumer: consumer, flag: "--device", value: names[1]})
 	if err != nil {
 		return err
 	}
@@ -94,62 +94,90 @@ func peer(ctx context.Context, s *scene, consumer string) (err error) {
 	return s.look(ctx, t.Name, t.Elements, t.Then, nil)
 }
 
-// renumbered has a worker to which the GPUs have other ordinals find the memory's by its UUID.
-func renumbered(ctx context.Context, s *scene, consumer string) error {
+// abroad is a worker on another GPU than the memory's.
+func (s *scene) abroad(consumer string) (role, error) {
+	_, other, err := s.other()
+	if err != nil {
+		return role{}, err
+	}
+	u, err := other.UUID()
+	return role{consumer: consumer, flag: "--device", value: u.String()}, err
+}
+
+// seeing is a worker that sees only some GPUs.
+func seeing(consumer, visible string) role {
+	return role{consumer: consumer, env: "CUDA_VISIBLE_DEVICES=" + visible}
+}
+
+// inOtherOrder is a worker to which the GPUs have other ordinals.
+func (s *scene) inOtherOrder(consumer string) (role, error) {
 	own, other, err := s.other()
 	if err != nil {
-		return err
+		return role{}, err
 	}
 	order, err := uuids(other, own)
 	if err != nil {
-		return err
+		return role{}, err
 	}
 	if own.Ordinal() != 0 {
 		order[0], order[1] = order[1], order[0]
 	}
-	return s.asSeen(ctx, consumer, order[0]+","+order[1], func(err error) error { return err })
+	return seeing(consumer, order[0]+","+order[1]), nil
+}
+
+// withoutTheGPU is a worker that does not see the memory's GPU: another one, if there is one.
+func (s *scene) withoutTheGPU(consumer string) (role, error) {
+	_, other, err := s.other()
+	if _, alone := errors.AsType[*skip](err); alone {
+		return seeing(consumer, ""), nil
+	}
+	if err != nil {
+		return role{}, err
+	}
+	u, err := other.UUID()
+	return seeing(consumer, u.String()), err
+}
+
+// renumbered has a worker to which the GPUs have other ordinals find the memory's by its UUID.
+func renumbered(ctx context.Context, s *scene, consumer string) error {
+	r, err := s.inOtherOrder(consumer)
+	if err != nil {
+		return err
+	}
+	return s.asSeen(ctx, r, func(err error) error { return err })
 }
 
 // invisible has a worker that does not see the memory's GPU be told so.
 func invisible(ctx context.Context, s *scene, consumer string) error {
-	own, other, err := s.other()
-	_, alone := errors.AsType[*skip](err)
-	if err != nil && !alone {
-		return err
-	}
-	seen := ""
-	names, err := uuids(own)
-	if err == nil && !alone {
-		var list []string
-		if list, err = uuids(other); err == nil {
-			seen = list[0]
-		}
-	}
+	r, err := s.withoutTheGPU(consumer)
 	if err != nil {
 		return err
 	}
-	return s.asSeen(ctx, consumer, seen, func(err error) error {
-		if seen == "" {
-			names = nil // there is no GPU at all to look for it on
-		}
-		return refused(err, names...)
-	})
+	u, err := s.uuid()
+	if err != nil {
+		return err
+	}
+	names := []string{u}
+	if r == seeing(consumer, "") {
+		names = nil // there is no GPU at all to look for it on
+	}
+	return s.asSeen(ctx, r, func(err error) error { return refused(err, names...) })
 }
 
-// asSeen has a worker that sees only some GPUs compare a buffer, and gives judge what came of it.
-func (s *scene) asSeen(ctx context.Context, consumer, visible string, judge func(error) error) (err error) {
+// asSeen has a worker compare a buffer, and gives judge what came of it.
+func (s *scene) asSeen(ctx context.Context, r role, judge func(error) error) (err error) {
 	name := s.uniqueName("as-seen")
 	undo, err := s.publish(ctx, name, s.options.Elements, s.options.written())
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, undo()) }()
-	w, err := s.fresh(ctx, consumer, []string{"CUDA_VISIBLE_DEVICES=" + visible})
+	w, err := s.crew.take(r)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, w.stop()) }()
-	_, err = w.check(ctx, work.Task{Name: name, Pattern: s.options.written(), Consumer: consumer, Elements: s.options.Elements})
+	_, err = w.check(ctx, work.Task{Name: name, Pattern: s.options.written(), Consumer: r.consumer, Elements: s.options.Elements})
 	return judge(err)
 }
 

@@ -17,7 +17,7 @@ type roster struct{ work.Probe }
 
 // probe asks the Python interpreter what it has.
 func probe(ctx context.Context, python string) (*roster, error) {
-	w, err := startWorker(ctx, nil, python, "-m", "poolbridge.worker")
+	w, err := startWorker(ctx, "", python, "-m", "poolbridge.worker")
 	if err != nil {
 		return nil, fmt.Errorf("%s cannot be started: %w", python, err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -13,6 +14,9 @@ import (
 
 // producedName is the check in which the consumer writes first.
 const producedName = "produced"
+
+// manyName is the check in which several workers have one buffer.
+func (o Options) manyName() string { return fmt.Sprintf("%d-workers", o.Workers) }
 
 // roundTrips has memory go to a consumer and back, and the other way round.
 func roundTrips(kind mempool.Kind, consumers []string, o Options) []check {
@@ -24,14 +28,14 @@ func roundTrips(kind mempool.Kind, consumers []string, o Options) []check {
 	})...)
 	last := preferred(consumers)
 	best := last[len(last)-1]
-	checks = append(checks, check{handOver, fmt.Sprintf("%d-workers", o.Workers), best, func(ctx context.Context, s *scene) error {
+	checks = append(checks, check{scenario: handOver, name: o.manyName(), consumer: best, run: func(ctx context.Context, s *scene) error {
 		return manyWorkers(ctx, s, best, o.Elements, o.Workers)
 	}})
 	if kind == mempool.Pinned {
 		checks = append(checks, each(handOver, "cpu-and-gpu", consumers, cpuAndGPU)...)
 	}
 	if large := o.LargeBytes / work.ElementBytes; kind == mempool.Device && large > 0 {
-		checks = append(checks, check{handOver, "large", best, func(ctx context.Context, s *scene) error {
+		checks = append(checks, check{scenario: handOver, name: "large", consumer: best, run: func(ctx context.Context, s *scene) error {
 			return roundTrip(ctx, s, best, large)
 		}})
 	}
@@ -113,19 +117,33 @@ func manyWorkers(ctx context.Context, s *scene, consumer string, n uint64, worke
 		return err
 	}
 	defer func() { err = errors.Join(err, undo()) }()
+	many, err := s.manyOf(consumer, workers)
+	if err != nil {
+		return err
+	}
 	g, ctx := errgroup.WithContext(ctx)
-	for i := range workers {
+	for i, w := range many {
 		g.Go(func() error {
-			w, err := s.fresh(ctx, consumer, nil)
+			_, err := w.check(ctx, work.Task{Name: name, Pattern: s.options.written(), Consumer: consumer, Elements: n})
 			if err != nil {
-				return err
-			}
-			_, err = w.check(ctx, work.Task{Name: name, Pattern: s.options.written(), Consumer: consumer, Elements: n})
-			if err = errors.Join(err, w.stop()); err != nil {
 				return fmt.Errorf("worker %d: %w", i, err)
 			}
 			return nil
 		})
 	}
 	return g.Wait()
+}
+
+// manyOf are n workers in Go or in Python, which stay for the same check of other kinds.
+func (s *scene) manyOf(consumer string, n int) ([]*worker, error) {
+	inGo := consumer == goConsumer
+	s.many[inGo] = slices.DeleteFunc(s.many[inGo], func(w *worker) bool { return w.gone })
+	for len(s.many[inGo]) < n {
+		w, err := s.crew.take(role{consumer: consumer})
+		if err != nil {
+			return nil, err
+		}
+		s.many[inGo] = append(s.many[inGo], w)
+	}
+	return s.many[inGo], nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -26,6 +27,9 @@ type stage struct {
 	dir     string // for files
 	bench   *work.Bench
 	workers map[string]*worker
+	many    map[bool][]*worker // that check one buffer at once; true: in Go
+	crew    *crew
+	leaving []*mempool.Pool // destroyed by checks that are over
 	names   int
 }
 
@@ -57,44 +61,56 @@ func (s *scene) kernels() (path string, err error) {
 	return path, os.WriteFile(path, pattern.PTX(), 0o600)
 }
 
-// program is how a consumer is started.
-func (s *scene) program(consumer string, args ...string) (string, []string) {
-	args = append([]string{"--socket", s.socket}, args...)
-	if consumer == goConsumer {
-		return s.options.Self, append([]string{"worker"}, args...)
+// start starts a worker for a role.
+func (s *stage) start(r role) (*worker, error) {
+	program, args := s.options.Python, []string{"-m", "poolbridge.worker"}
+	if r.consumer == goConsumer {
+		program, args = s.options.Self, []string{"worker"}
 	}
-	return s.options.Python, append([]string{"-m", "poolbridge.worker"}, args...)
-}
-
-// worker is the worker that uses a library. It is the same for all checks, as long as it lives.
-func (s *scene) worker(consumer string) (*worker, error) {
-	if w := s.workers[consumer]; w != nil && !w.gone {
-		return w, nil
+	args = append(args, "--socket", s.socket)
+	if r.flag != "" {
+		args = append(args, r.flag, r.value)
 	}
-	w, err := s.fresh(s.ctx, consumer, nil)
-	if err == nil {
-		s.workers[consumer] = w
-	}
-	return w, err
-}
-
-// fresh starts a worker of its own for a check.
-func (s *scene) fresh(ctx context.Context, consumer string, env []string, args ...string) (*worker, error) {
-	program, args := s.program(consumer, args...)
-	w, err := startWorker(ctx, env, program, args...)
+	w, err := startWorker(s.ctx, r.env, program, args...)
 	if err != nil {
 		return nil, fmt.Errorf("starting a worker: %w", err)
 	}
 	return w, nil
 }
 
+// prepare has a worker import what its role needs.
+func (s *stage) prepare(w *worker, r role) error {
+	_, err := w.do(s.ctx, work.Task{Task: "prepare", Consumer: r.consumer})
+	return err
+}
+
+// worker is the worker that uses a library. It is the same for all checks, as long as it lives.
+func (s *scene) worker(consumer string) (*worker, error) {
+	return s.keep(consumer, role{consumer: consumer})
+}
+
+// keep is a worker that goes from check to check, by a name.
+func (s *scene) keep(name string, r role) (*worker, error) {
+	if w := s.workers[name]; w != nil && !w.gone {
+		return w, nil
+	}
+	w, err := s.crew.take(r)
+	if err == nil {
+		s.workers[name] = w
+	}
+	return w, err
+}
+
 // close ends the workers.
 func (s *stage) close() error {
-	var errs []error
+	errs := []error{s.crew.close()}
 	for name, w := range s.workers {
 		if err := w.stop(); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", name, err))
 		}
+	}
+	for _, w := range slices.Concat(s.many[true], s.many[false]) {
+		errs = append(errs, w.stop())
 	}
 	return errors.Join(append(errs, s.bench.Close())...)
 }

@@ -66,7 +66,7 @@ func slowly(run func(context.Context, *handing) error) func(context.Context, *sc
 		if h.worker, err = s.worker(consumer); err != nil {
 			return err
 		}
-		if err := h.rehearse(ctx); err != nil {
+		if err := errors.Join(h.rehearse(ctx), s.quiet(ctx)); err != nil {
 			return err
 		}
 		for round, takes := range []time.Duration{0, slow} {

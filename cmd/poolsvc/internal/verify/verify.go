@@ -8,12 +8,17 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
+	"slices"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 	"github.com/poolbridge/poolbridge/mempool"
 )
+
+// mostAhead is how many workers at most wait for their check.
+const mostAhead = 10
 
 // Options says what to check.
 type Options struct {
@@ -160,23 +165,30 @@ func onStage(ctx context.Context, o Options, play func(*stage) error) (err error
 	}
 	defer func() { err = errors.Join(err, client.Close()) }()
 	s := &stage{ctx: ctx, options: o, session: session, client: client, socket: socket, dir: dir, bench: new(work.Bench),
-		workers: make(map[string]*worker)}
+		workers: make(map[string]*worker), many: make(map[bool][]*worker)}
+	s.crew = &crew{start: s.start, prepare: s.prepare, limit: min(max(2, runtime.NumCPU()), mostAhead)}
 	defer func() { err = errors.Join(err, s.close()) }()
 	return play(s)
 }
 
 // runAll runs checks one after the other.
 func (s *stage) runAll(checks []chosen, report *Report) error {
-	var kind mempool.Kind
-	var unavailable error
+	unavailable := make(map[mempool.Kind]error)
+	for _, kind := range mempool.Kinds() {
+		unavailable[kind] = (&scene{stage: s, kind: kind}).probe()
+	}
+	s.crew.planned = s.plan(checks, unavailable)
 	for i, c := range checks {
 		on := &scene{stage: s, kind: c.kind}
-		if c.kind != kind {
-			kind, unavailable = c.kind, on.probe()
+		if err := s.crew.begin(i); err != nil {
+			return err
+		}
+		if c.scenario == order {
+			s.crew.settle() // what these checks measure is not to be disturbed
 		}
 		s.options.Progress.begin(i, len(checks), string(c.kind), c.name)
 		start := time.Now()
-		err := unavailable
+		err := unavailable[c.kind]
 		if err == nil {
 			err = on.run(c.check)
 		}
@@ -192,6 +204,31 @@ func (s *stage) runAll(checks []chosen, report *Report) error {
 		}
 	}
 	return nil
+}
+
+// plan lists the workers that checks will need, in the order of the checks.
+func (s *stage) plan(checks []chosen, unavailable map[mempool.Kind]error) (planned []booking) {
+	var known []string // consumers with a worker that goes from check to check
+	many := make(map[bool]bool)
+	for i, c := range checks {
+		if unavailable[c.kind] != nil {
+			continue
+		}
+		inGo := c.consumer == goConsumer
+		switch {
+		case c.check.name == s.options.manyName() && !many[inGo]:
+			many[inGo] = true
+			planned = append(planned, slices.Repeat([]booking{{i, role{consumer: c.consumer}}}, s.options.Workers)...)
+		case c.alone == nil && !slices.Contains(known, c.consumer):
+			known = append(known, c.consumer)
+			planned = append(planned, booking{i, role{consumer: c.consumer}})
+		case c.alone != nil:
+			if r, err := c.alone(&scene{stage: s, kind: c.kind}); err == nil { // else the check itself says what is wrong
+				planned = append(planned, booking{i, r})
+			}
+		}
+	}
+	return planned
 }
 
 // probe says why the kind's checks cannot run here, as a skip.

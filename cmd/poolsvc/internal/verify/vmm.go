@@ -25,7 +25,7 @@ func vmmChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	checks := each(mapping, "exchange", consumers, exchange)
 	checks = append(checks, each(mapping, "mapped-twice", consumers[:1], mappedTwice)...)
 	checks = append(checks, each(mapping, "read-only", preferred(consumers), readOnly)...)
-	return append(checks, each(mapping, "kernel-fault", consumers[:1], kernelFault)...)
+	return append(checks, alone(each(mapping, "kernel-fault", consumers[:1], kernelFault), own)...)
 }
 
 // exchange has a worker verify all elements.
@@ -138,7 +138,7 @@ func kernelFault(ctx context.Context, s *scene, consumer string) (err error) {
 	if _, err := bystander.check(ctx, work.Task{Name: name, Pattern: masked(0), Consumer: consumer}); err != nil {
 		return err
 	}
-	culprit, err := s.fresh(ctx, consumer, nil)
+	culprit, err := s.crew.take(role{consumer: consumer})
 	if err != nil {
 		return err
 	}

@@ -24,11 +24,14 @@ type worker struct {
 	gone   bool
 }
 
-// startWorker starts a program with more variables in its environment. It is killed when ctx ends.
-func startWorker(ctx context.Context, env []string, program string, args ...string) (*worker, error) {
+// startWorker starts a program, with one variable more in its environment if env is not empty. It is killed when ctx ends.
+func startWorker(ctx context.Context, env string, program string, args ...string) (*worker, error) {
 	w := &worker{cmd: exec.CommandContext(ctx, program, args...)}
 	// JAX would take most of the GPU's memory for itself, and leave none to the other workers.
-	w.cmd.Env = append(append(os.Environ(), "XLA_PYTHON_CLIENT_PREALLOCATE=false"), env...)
+	w.cmd.Env = append(os.Environ(), "XLA_PYTHON_CLIENT_PREALLOCATE=false")
+	if env != "" {
+		w.cmd.Env = append(w.cmd.Env, env)
+	}
 	w.cmd.Stderr = &w.stderr
 	w.cmd.WaitDelay = time.Second
 	var err error
@@ -60,6 +63,9 @@ func (w *worker) do(ctx context.Context, t work.Task) (*work.Answer, error) {
 
 // exchange sends a task and reads the answer. A worker that does not answer in time is killed.
 func (w *worker) exchange(ctx context.Context, t work.Task, answer any) error {
+	if w.gone {
+		return errors.New("the worker is gone already")
+	}
 	stop := context.AfterFunc(ctx, func() { _ = w.cmd.Process.Kill() })
 	defer stop()
 	line, err := json.Marshal(t)

@@ -39,7 +39,7 @@ func (b *Bench) Fill(m Memory, n uint64, p *Pattern) error {
 	if err != nil {
 		return err
 	}
-	return b.with(m, n, func(mem []byte) error {
+	return b.with(m, n*want.ElementBytes(), func(mem []byte) error {
 		return pattern.Fill(mem, want)
 	}, func(g *GPU, ptr cuda.DevicePtr) error {
 		return errors.Join(g.Kernels.Fill(g.Stream, ptr, n, want), g.Stream.Synchronize())
@@ -49,7 +49,7 @@ func (b *Bench) Fill(m Memory, n uint64, p *Pattern) error {
 // Apply changes n elements in place.
 func (b *Bench) Apply(m Memory, n uint64, t Transform) error {
 	change := pattern.Transform{Scale: t.Scale, Offset: t.Offset}
-	return b.with(m, n, change.Apply, func(g *GPU, ptr cuda.DevicePtr) error {
+	return b.with(m, n*ElementBytes, change.Apply, func(g *GPU, ptr cuda.DevicePtr) error {
 		return errors.Join(g.Kernels.Transform(g.Stream, ptr, n, change), g.Stream.Synchronize())
 	})
 }
@@ -60,7 +60,7 @@ func (b *Bench) Verify(m Memory, n uint64, p *Pattern) (r pattern.Report, err er
 	if err != nil {
 		return r, err
 	}
-	err = b.with(m, n, func(mem []byte) error {
+	err = b.with(m, n*want.ElementBytes(), func(mem []byte) error {
 		r, err = pattern.Verify(mem, want)
 		return err
 	}, func(g *GPU, ptr cuda.DevicePtr) error {
@@ -70,15 +70,15 @@ func (b *Bench) Verify(m Memory, n uint64, p *Pattern) (r pattern.Report, err er
 	return r, err
 }
 
-// with calls one of two: for memory that the CPU reaches, or for memory of a GPU.
-func (b *Bench) with(m Memory, n uint64, onCPU func([]byte) error, onGPU func(*GPU, cuda.DevicePtr) error) error {
+// with calls one of two: for so many bytes of memory that the CPU reaches, or for memory of a GPU.
+func (b *Bench) with(m Memory, bytes uint64, onCPU func([]byte) error, onGPU func(*GPU, cuda.DevicePtr) error) error {
 	off := m.Info().Tensor.ByteOffset
 	mem, err := m.Bytes()
 	if err != nil {
 		return err
 	}
 	if mem != nil && b.Device == "" {
-		return onCPU(mem[off : off+n*ElementBytes])
+		return onCPU(mem[off : off+bytes])
 	}
 	address, err := m.Pointer()
 	if err != nil {

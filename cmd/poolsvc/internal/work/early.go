@@ -17,13 +17,15 @@ func (w *Worker) wait(ctx context.Context, t *Task) (*Answer, error) {
 	case "service":
 	case "pool":
 		_, err = c.OpenPool(ctx, t.Name, t.timeout())
+	case "channel":
+		_, err = c.OpenChannel(ctx, t.Name, t.timeout())
 	case "name":
 		l, got := w.lease(ctx, t, t.Name, false)
 		if err = got; err == nil {
 			err = l.Release(false)
 		}
 	default:
-		err = fmt.Errorf("what is %q? expected service, pool or name", t.What)
+		err = fmt.Errorf("what is %q? expected service, pool, name or channel", t.What)
 	}
 	return &Answer{Waited: time.Since(start).Seconds()}, err
 }

@@ -9,7 +9,7 @@ import (
 
 // Pattern is a pattern of package pattern in JSON.
 type Pattern struct {
-	// Kind is "affine", of float32, or "masked", of uint32.
+	// Kind is "affine", of float32, "masked", of uint32, or "fibonacci", of uint64.
 	Kind      string  `json:"kind,omitempty"`
 	Scale     float64 `json:"scale"`
 	Offset    float64 `json:"offset"`
@@ -39,13 +39,19 @@ func Masked(scale, offset, mask uint32) *Pattern {
 	return &Pattern{Kind: "masked", Scale: float64(scale), Offset: float64(offset), Mask: mask}
 }
 
-// ElementBytes is the size of an element of every pattern here.
+// Fibonacci is the Fibonacci numbers from F(first) on, of uint64.
+func Fibonacci(first uint64) *Pattern { return &Pattern{Kind: "fibonacci", Offset: float64(first)} }
+
+// ElementBytes is the size of an element of every pattern but Fibonacci.
 const ElementBytes = 4
 
 // DType is the element type.
 func (p Pattern) DType() mempool.DType {
-	if p.Kind == "masked" {
+	switch p.Kind {
+	case "masked":
 		return mempool.Uint32
+	case "fibonacci":
+		return mempool.Uint64
 	}
 	return mempool.Float32
 }
@@ -57,6 +63,8 @@ func (p Pattern) pattern() (pattern.Pattern, error) {
 		return pattern.Affine{Scale: p.Scale, Offset: p.Offset, Tolerance: p.Tolerance}, nil
 	case "masked":
 		return pattern.Masked{Scale: uint32(p.Scale), Offset: uint32(p.Offset), Mask: p.Mask}, nil
+	case "fibonacci":
+		return pattern.From(pattern.Fibonacci{}, uint64(p.Offset)), nil
 	}
-	return nil, fmt.Errorf("unknown pattern %q: expected affine or masked", p.Kind)
+	return nil, fmt.Errorf("unknown pattern %q: expected affine, masked or fibonacci", p.Kind)
 }

@@ -20,7 +20,7 @@ type Task struct {
 	Transform *Transform `json:"transform,omitempty"`
 	// Timeout in seconds of what has to be waited for.
 	Timeout float64 `json:"timeout,omitempty"`
-	// What is waited for: "pool" or "name"; or what is waited by, [ByEvent] or [ByTicket].
+	// What is waited for: "service", "pool", "name" or "channel"; or what is waited by, [ByEvent] or [ByTicket].
 	What string `json:"what,omitempty"`
 	// Path of a file with a handle, or with the kernels that compare.
 	Path string `json:"path,omitempty"`
@@ -30,6 +30,14 @@ type Task struct {
 	// Rounds to go, and whether the context is destroyed after each.
 	Rounds  int  `json:"rounds,omitempty"`
 	Destroy bool `json:"destroy,omitempty"`
+	// Count of frames to take or to publish, where 0 takes all until the channel is shut; Number of the first to publish, and To
+	// which channel a stage publishes. Keep keeps the frames that are taken; Credit and Oldest are the subscription's.
+	Count  int    `json:"count,omitempty"`
+	Number uint64 `json:"number,omitempty"`
+	To     string `json:"to,omitempty"`
+	Keep   bool   `json:"keep,omitempty"`
+	Credit int    `json:"credit,omitempty"`
+	Oldest bool   `json:"oldest,omitempty"`
 	// Hold has a kernel keep the stream busy, and then for Slow seconds more once it is let go.
 	Hold bool    `json:"hold,omitempty"`
 	Slow float64 `json:"slow,omitempty"`
@@ -48,6 +56,13 @@ type Answer struct {
 	// Waited is how long, in seconds.
 	Waited float64 `json:"waited,omitempty"`
 	Rounds int     `json:"rounds,omitempty"`
+	// Numbers of frames, as they say themselves, and their Sequence in the channel; Missed is how many the channel dropped, and
+	// Ended that it was shut. Stopped says why not all could be published, of which Rounds were.
+	Numbers  []uint64 `json:"numbers,omitempty"`
+	Sequence []uint64 `json:"sequence,omitempty"`
+	Missed   uint64   `json:"missed,omitempty"`
+	Ended    bool     `json:"ended,omitempty"`
+	Stopped  *Failure `json:"stopped,omitempty"`
 	// Pointers to the same memory.
 	Pointers []uint64 `json:"pointers,omitempty"`
 	// API and Driver are the errors of writing what may only be read, through the library and past it.

@@ -27,13 +27,15 @@ type Worker struct {
 	bench   Bench
 	held    []*bridge.Lease
 	reading *reading
-	kept    []func() error // ends what tasks left for later ones
+	intakes map[string]*intake // by channel
+	kept    []func() error     // ends what tasks left for later ones
 }
 
 // patience is how long a task waits where it does not say.
 const patience = time.Minute
 
 var tasks = map[string]func(*Worker, context.Context, *Task) (*Answer, error){
+	"prepare":        (*Worker).prepare,
 	"check":          (*Worker).check,
 	"produce":        (*Worker).produce,
 	"hold":           (*Worker).hold,
@@ -50,6 +52,12 @@ var tasks = map[string]func(*Worker, context.Context, *Task) (*Answer, error){
 	"await":          (*Worker).await,
 	"slow-begin":     (*Worker).slowBegin,
 	"slow-end":       (*Worker).slowEnd,
+	"stream-take":    (*Worker).streamTake,
+	"stream-release": (*Worker).streamRelease,
+	"stream-leave":   (*Worker).streamLeave,
+	"stream-publish": (*Worker).streamPublish,
+	"stream-relay":   (*Worker).streamRelay,
+	"stream-shut":    (*Worker).streamShut,
 }
 
 // Serve answers tasks until there are no more.
@@ -131,6 +139,9 @@ func (w *Worker) lease(ctx context.Context, t *Task, name string, write bool) (*
 	}
 	return c.Get(ctx, name, bridge.LeaseOptions{Write: write, Wait: t.timeout()})
 }
+
+// prepare has nothing to load.
+func (w *Worker) prepare(context.Context, *Task) (*Answer, error) { return &Answer{}, nil }
 
 // check compares a buffer with a pattern, and then writes another or changes it.
 func (w *Worker) check(ctx context.Context, t *Task) (a *Answer, err error) {
@@ -235,6 +246,8 @@ func (w *Worker) release(context.Context, *Task) (*Answer, error) {
 // disconnect ends the session, and with it everything that is mapped.
 func (w *Worker) disconnect() error {
 	_, err := w.release(context.Background(), nil)
+	_, left := w.streamLeave(context.Background(), nil)
+	err = errors.Join(err, left)
 	if w.client != nil {
 		err = errors.Join(err, w.client.Close())
 		w.client = nil

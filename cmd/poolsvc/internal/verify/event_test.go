@@ -1,0 +1,73 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func TestPublishingThatReturnsWhileAKernelIsHeldPasses(t *testing.T) {
+	_, err := meanwhile(func() { t.Error("nothing had to be let go") }, nil, func() error { return nil })
+	require.NoError(t, err)
+	failed := errors.New("failed")
+	_, err = meanwhile(func() {}, nil, func() error { return failed })
+	assert.ErrorIs(t, err, failed)
+}
+
+func TestPublishingThatWaitsForAKernelIsToldFromADriverThatHoldsUpEveryCall(t *testing.T) {
+	for name, serialises := range map[string]bool{
+		"publishing waited for a kernel":  false,
+		"the driver held up this process": true,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				kernel := make(chan struct{})
+				_, err := meanwhile(func() { close(kernel) }, func() (bool, error) {
+					if serialises {
+						<-kernel
+					}
+					return true, nil
+				}, func() error {
+					<-kernel
+					return nil
+				})
+				assert.ErrorContains(t, err, name)
+			})
+		})
+	}
+}
+
+// destroyed is a stage whose one pool was destroyed while a lease holds a block of it.
+func destroyed(t *testing.T) (s *scene, release func()) {
+	t.Helper()
+	svc := mempool.NewService(mempool.Config{})
+	t.Cleanup(svc.Close)
+	session, err := svc.OpenSession(mempool.Self(), nil)
+	require.NoError(t, err)
+	s = &scene{stage: &stage{session: session}, kind: mempool.Host}
+	id, undo, err := s.pool("p", 1<<20)
+	require.NoError(t, err)
+	l, err := session.Allocate(t.Context(), id, mempool.Bytes(100), 0)
+	require.NoError(t, err)
+	require.NoError(t, undo())
+	return s, func() { require.NoError(t, l.Release(false)) }
+}
+
+func TestAKernelIsHeldOnlyOnceTheMemoryOfEarlierChecksHasGoneBack(t *testing.T) {
+	s, release := destroyed(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	err := s.quiet(ctx)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	assert.ErrorContains(t, err, `pool "p"`)
+	release()
+	require.NoError(t, s.quiet(t.Context()))
+	assert.Empty(t, s.leaving)
+}

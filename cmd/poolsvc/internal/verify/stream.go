@@ -1,0 +1,426 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+const (
+	frameElements = 4096 // of uint64: Fibonacci numbers, from the frame's own number on
+	ringSlots     = 4    // frames that a channel keeps
+	streamFrames  = 32   // that go through a ring
+	streamBytes   = 32 << 20
+	fullAfter     = 0.1 // seconds, after which a producer that waits for room gives up
+)
+
+// streamChecks is about channels: every consumer at either end of a ring, and the preferred ones in all else.
+func streamChecks(_ mempool.Kind, consumers []string, _ Options) []check {
+	able := streamers(consumers)
+	best := preferred(able)
+	ring := func(consumers []string) []check {
+		return each(stream, "ring", consumers, flowing(mempool.Broadcast, mempool.Block, func(ctx context.Context, f *flow) error {
+			return f.ring(ctx, f.producer, f.one)
+		}))
+	}
+	produced := func(consumers []string) []check {
+		return each(stream, producedName, consumers, flowing(mempool.Broadcast, mempool.Block, func(ctx context.Context, f *flow) error {
+			return f.ring(ctx, f.one, f.other)
+		}))
+	}
+	checks := append(ring(able), produced(able[1:])...)
+	for _, c := range []struct {
+		name string
+		mode mempool.ChannelMode
+		full mempool.FullPolicy
+		run  func(context.Context, *flow) error
+	}{
+		{"broadcast", mempool.Broadcast, mempool.Block, broadcast},
+		{"queue", mempool.WorkQueue, mempool.Block, queue},
+		{"full-fail", mempool.Broadcast, mempool.Fail, fullFail},
+		{"full-drop-oldest", mempool.Broadcast, mempool.DropOldest, dropping(ringSlots)},
+		{"full-latest", mempool.Broadcast, mempool.Latest, dropping(1)},
+		{"late-subscriber", mempool.Broadcast, mempool.Block, lateSubscriber},
+	} {
+		checks = append(checks, each(stream, c.name, best, flowing(c.mode, c.full, c.run))...)
+	}
+	for _, c := range []struct {
+		name string
+		mode mempool.ChannelMode
+		run  func(ctx context.Context, f *flow, victim player) error
+	}{
+		{"consumer-killed", mempool.Broadcast, consumerKilled},
+		{"producer-killed", mempool.Broadcast, producerKilled},
+		{"stage-replaced", mempool.WorkQueue, stageReplaced},
+	} {
+		checks = append(checks, alone(each(stream, c.name, best, flowing(c.mode, mempool.Block, withVictim(c.run))), own)...)
+	}
+	return checks
+}
+
+// streamers are Go, and of the libraries those that people stream with, or the first where none of these is there.
+func streamers(consumers []string) []string {
+	able := slices.DeleteFunc(slices.Clone(consumers[1:]), func(c string) bool { return !slices.Contains([]string{"numpy", "cupy", "torch"}, c) })
+	if len(able) == 0 {
+		able = consumers[1:min(2, len(consumers))]
+	}
+	return append([]string{goConsumer}, able...)
+}
+
+// flow is a channel with frames in a pool of its own, and who takes part.
+type flow struct {
+	*scene
+	pool   string
+	poolID uint64
+	name   string // of the channel
+
+	one             player // the worker of the check's library
+	producer, other player // in Go
+}
+
+// player is a worker that takes part in a flow, and the library it uses.
+type player struct {
+	*worker
+	consumer string
+}
+
+// flowing runs a check with a channel. Who takes part stays for later checks, but not after an error: they may wait for frames.
+func flowing(mode mempool.ChannelMode, full mempool.FullPolicy, run func(context.Context, *flow) error) func(context.Context, *scene, string) error {
+	return func(ctx context.Context, s *scene, consumer string) (err error) {
+		f := &flow{scene: s, pool: s.uniqueName("stream")}
+		for _, p := range []struct {
+			player   *player
+			name     string
+			consumer string
+		}{{&f.one, consumer, consumer}, {&f.producer, "go, producer", goConsumer}, {&f.other, "go, other", goConsumer}} {
+			w, err := s.keep(p.name, role{consumer: p.consumer})
+			if err != nil {
+				return err
+			}
+			*p.player = player{w, p.consumer}
+		}
+		var undo func() error
+		if f.poolID, undo, err = s.pool(f.pool, streamBytes); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, undo()) }()
+		if f, err = f.another(mode, full); err != nil {
+			return err
+		}
+		players := []player{f.one, f.producer, f.other}
+		if err := run(ctx, f); err != nil {
+			for _, p := range players {
+				p.kill()
+			}
+			return err
+		}
+		for _, p := range players {
+			if err := f.leave(ctx, p); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// another makes one more channel in the flow's pool, for the same players.
+func (f *flow) another(mode mempool.ChannelMode, full mempool.FullPolicy) (*flow, error) {
+	made := *f
+	made.name = f.uniqueName(string(mode))
+	return &made, made.create(mode, full)
+}
+
+// create makes the flow's channel.
+func (f *flow) create(mode mempool.ChannelMode, full mempool.FullPolicy) error {
+	_, err := f.session.CreateChannel(mempool.ChannelSpec{Name: f.name, Pool: f.poolID, Mode: mode, Capacity: ringSlots, Full: full})
+	return err
+}
+
+// task is a task of the flow's, for a player.
+func (f *flow) task(p player, t work.Task) work.Task {
+	t.Name, t.Pool, t.Consumer, t.Elements = f.name, f.pool, p.consumer, frameElements
+	return t
+}
+
+// publish has a player publish frames with consecutive numbers. All must find room.
+func (f *flow) publish(ctx context.Context, p player, first, last uint64) error {
+	done, stopped, err := f.tryPublish(ctx, p, first, last, 60)
+	if err == nil && stopped != nil {
+		err = fmt.Errorf("after %d frames there was no room for more: %w", done, stopped)
+	}
+	return err
+}
+
+// tryPublish publishes frames until one finds no room for some seconds.
+func (f *flow) tryPublish(ctx context.Context, p player, first, last uint64, wait float64) (done int, stopped *work.Failure, err error) {
+	a, err := p.do(ctx, f.task(p, work.Task{Task: "stream-publish", Number: first, Count: int(last - first + 1), Timeout: wait}))
+	if err != nil {
+		return 0, nil, err
+	}
+	return a.Rounds, a.Stopped, nil
+}
+
+// fill publishes frames from the second on until the channel is full, with an error of a code. That must be when it keeps
+// as many frames as it has slots, of which a consumer has the first.
+func (f *flow) fill(ctx context.Context, p player, code string) error {
+	done, stopped, err := f.tryPublish(ctx, p, 2, 10*ringSlots, fullAfter)
+	switch {
+	case err != nil:
+		return err
+	case stopped == nil:
+		return fmt.Errorf("%d frames found room in a channel of %d whose consumer is behind", done, ringSlots)
+	case stopped.Code != code:
+		return fmt.Errorf("a full channel should end with %q: %w", code, stopped)
+	case done != ringSlots-1:
+		return fmt.Errorf("the producer was %d frames ahead when the channel was full, not %d", done, ringSlots-1)
+	}
+	return nil
+}
+
+// publishing is publish, for together.
+func (f *flow) publishing(p player, first, last uint64) func(context.Context) error {
+	return func(ctx context.Context) error { return f.publish(ctx, p, first, last) }
+}
+
+// taking is take, for together.
+func (f *flow) taking(p player, first, last uint64) func(context.Context) error {
+	return func(ctx context.Context) error {
+		_, err := f.take(ctx, p, work.Task{}, first, last)
+		return err
+	}
+}
+
+// shut shuts the channel.
+func (f *flow) shut(ctx context.Context, p player) error {
+	_, err := p.do(ctx, f.task(p, work.Task{Task: "stream-shut"}))
+	return err
+}
+
+// frames has a player take or compare frames, and judges what it saw of their content.
+func (f *flow) frames(ctx context.Context, p player, t work.Task) (*work.Answer, error) {
+	a, err := p.do(ctx, f.task(p, t))
+	switch {
+	case err != nil:
+		return nil, err
+	case a.Mismatches > 0:
+		return nil, fmt.Errorf("the worker found %d elements that differ: %v", a.Mismatches, a.First)
+	case t.Task == "stream-take" && !a.Mapped:
+		return nil, errors.New("the worker's array is not the shared memory: it was copied")
+	}
+	return a, nil
+}
+
+// take has a player take frames, which must be those with the numbers, one after the other.
+func (f *flow) take(ctx context.Context, p player, t work.Task, first, last uint64) (*work.Answer, error) {
+	t.Task, t.Count = "stream-take", int(last-first+1)
+	a, err := f.frames(ctx, p, t)
+	if err == nil {
+		err = errors.Join(consecutive("numbers", a.Numbers, first, last), consecutive("sequence numbers", a.Sequence, first, last))
+	}
+	return a, err
+}
+
+// rest has a player take all frames until the channel is shut.
+func (f *flow) rest(ctx context.Context, p player) ([]uint64, error) {
+	a, err := f.frames(ctx, p, work.Task{Task: "stream-take"})
+	if err == nil && !a.Ended {
+		err = errors.New("the frames did not end with the channel")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return a.Numbers, nil
+}
+
+// release has a player compare the frames that it kept once more, and release them.
+func (f *flow) release(ctx context.Context, p player) error {
+	_, err := f.frames(ctx, p, work.Task{Task: "stream-release"})
+	return err
+}
+
+// leave ends a player's subscriptions.
+func (f *flow) leave(ctx context.Context, p player) error {
+	_, err := p.do(ctx, work.Task{Task: "stream-leave"})
+	return err
+}
+
+func consecutive(what string, got []uint64, first, last uint64) error {
+	for i, n := range got {
+		if n != first+uint64(i) {
+			return fmt.Errorf("the %s of the frames should be %d to %d, and are %v", what, first, last, got)
+		}
+	}
+	if uint64(len(got)) != last-first+1 {
+		return fmt.Errorf("%d frames came, not %d", len(got), last-first+1)
+	}
+	return nil
+}
+
+// eachOnce says whether the numbers are all from first to last, in any order.
+func eachOnce(got []uint64, first, last uint64) error {
+	return consecutive("numbers, sorted,", slices.Sorted(slices.Values(got)), first, last)
+}
+
+// together runs what goes on at the same time.
+func together(ctx context.Context, parts ...func(context.Context) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for _, part := range parts {
+		g.Go(func() error { return part(ctx) })
+	}
+	return g.Wait()
+}
+
+// ring has a producer run ahead until the ring is full, and go on with a consumer that follows. The frame that the consumer
+// keeps meanwhile is not overwritten.
+func (f *flow) ring(ctx context.Context, producer, one player) error {
+	if err := f.publish(ctx, producer, 1, 1); err != nil {
+		return err
+	}
+	if _, err := f.take(ctx, one, work.Task{Oldest: true, Keep: true}, 1, 1); err != nil {
+		return err
+	}
+	if err := f.fill(ctx, producer, "timeout"); err != nil {
+		return err
+	}
+	if err := f.release(ctx, one); err != nil {
+		return err
+	}
+	began := time.Now()
+	err := together(ctx, func(ctx context.Context) error {
+		return errors.Join(f.publish(ctx, producer, ringSlots+1, streamFrames), f.shut(ctx, producer))
+	}, func(ctx context.Context) error {
+		a, err := f.take(ctx, one, work.Task{}, 2, streamFrames)
+		if err == nil && a.Missed > 0 {
+			err = fmt.Errorf("%d frames are missing", a.Missed)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	took := time.Since(began)
+	left, err := f.rest(ctx, one)
+	if err == nil && len(left) > 0 {
+		err = fmt.Errorf("after the last frame came %v", left)
+	}
+	f.note = fmt.Sprintf("full when the producer was %d frames ahead; then %d frames, compared, in %v", ringSlots-1, streamFrames-1,
+		took.Round(time.Millisecond))
+	return err
+}
+
+// broadcast has two consumers see every frame.
+func broadcast(ctx context.Context, f *flow) error {
+	if err := f.publish(ctx, f.producer, 1, 1); err != nil {
+		return err
+	}
+	for _, p := range []player{f.one, f.other} {
+		if _, err := f.take(ctx, p, work.Task{Oldest: true}, 1, 1); err != nil {
+			return err
+		}
+	}
+	return together(ctx, f.publishing(f.producer, 2, streamFrames), f.taking(f.one, 2, streamFrames), f.taking(f.other, 2, streamFrames))
+}
+
+// queue has two consumers share the frames: each goes to one of them.
+func queue(ctx context.Context, f *flow) error {
+	if err := f.publish(ctx, f.producer, 1, 2); err != nil {
+		return err
+	}
+	for i, p := range []player{f.one, f.other} { // each has room for one frame
+		n := uint64(i) + 1
+		if _, err := f.take(ctx, p, work.Task{Credit: 1, Keep: true}, n, n); err != nil {
+			return err
+		}
+	}
+	var shares [2][]uint64
+	share := func(i int, p player) func(context.Context) error {
+		return func(ctx context.Context) (err error) {
+			if err = f.release(ctx, p); err == nil {
+				shares[i], err = f.rest(ctx, p)
+			}
+			return err
+		}
+	}
+	err := together(ctx, func(ctx context.Context) error {
+		return errors.Join(f.publish(ctx, f.producer, 3, streamFrames), f.shut(ctx, f.producer))
+	}, share(0, f.one), share(1, f.other))
+	f.note = fmt.Sprintf("%d frames to %s, %d to another process", len(shares[0])+1, f.one.consumer, len(shares[1])+1)
+	if err != nil {
+		return err
+	}
+	return eachOnce(slices.Concat(shares[0], shares[1]), 3, streamFrames)
+}
+
+// fullFail has sending to a full channel fail, and succeed again when there is room.
+func fullFail(ctx context.Context, f *flow) error {
+	if err := f.publish(ctx, f.producer, 1, 1); err != nil {
+		return err
+	}
+	if _, err := f.take(ctx, f.one, work.Task{Oldest: true, Keep: true}, 1, 1); err != nil {
+		return err
+	}
+	if err := f.fill(ctx, f.producer, "limit"); err != nil {
+		return err
+	}
+	if err := f.release(ctx, f.one); err != nil {
+		return err
+	}
+	if _, err := f.take(ctx, f.one, work.Task{}, 2, ringSlots); err != nil {
+		return err
+	}
+	if err := f.publish(ctx, f.producer, ringSlots+1, 2*ringSlots); err != nil {
+		return err
+	}
+	_, err := f.take(ctx, f.one, work.Task{}, ringSlots+1, 2*ringSlots)
+	return err
+}
+
+// dropping has a consumer that is behind miss frames, and get the newest ones. The producer waits for nobody, and what the
+// consumer keeps meanwhile is not overwritten.
+func dropping(newest uint64) func(context.Context, *flow) error {
+	return func(ctx context.Context, f *flow) error {
+		const last = 5 * ringSlots
+		if err := f.publish(ctx, f.producer, 1, 1); err != nil {
+			return err
+		}
+		if _, err := f.take(ctx, f.one, work.Task{Oldest: true, Keep: true, Credit: 1}, 1, 1); err != nil {
+			return err
+		}
+		if err := f.publish(ctx, f.producer, 2, last); err != nil {
+			return err
+		}
+		if err := f.release(ctx, f.one); err != nil {
+			return err
+		}
+		a, err := f.take(ctx, f.one, work.Task{}, last-newest+1, last)
+		if err == nil && a.Missed != last-newest-1 {
+			err = fmt.Errorf("the channel says that %d frames were missed, and they were %d", a.Missed, last-newest-1)
+		}
+		return err
+	}
+}
+
+// lateSubscriber has a consumer come when frames have gone by: it begins with the newest one, or with all that are kept.
+func lateSubscriber(ctx context.Context, f *flow) error {
+	const last = 3 * ringSlots
+	if err := f.publish(ctx, f.producer, 1, last); err != nil {
+		return err
+	}
+	if _, err := f.take(ctx, f.one, work.Task{}, last, last); err != nil {
+		return fmt.Errorf("from the newest on: %w", err)
+	}
+	if err := f.leave(ctx, f.one); err != nil {
+		return err
+	}
+	if _, err := f.take(ctx, f.one, work.Task{Oldest: true}, last-ringSlots+1, last); err != nil {
+		return fmt.Errorf("from the oldest on: %w", err)
+	}
+	return nil
+}

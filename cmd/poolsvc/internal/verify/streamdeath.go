@@ -1,0 +1,116 @@
+package verify
+
+import (
+	"context"
+	"errors"
+
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// withVictim gives a check a worker of its own to kill, which uses the check's library.
+func withVictim(run func(ctx context.Context, f *flow, victim player) error) func(context.Context, *flow) error {
+	return func(ctx context.Context, f *flow) error {
+		w, err := f.crew.take(role{consumer: f.one.consumer})
+		if err != nil {
+			return err
+		}
+		defer w.kill()
+		return run(ctx, f, player{w, f.one.consumer})
+	}
+}
+
+// consumerKilled kills a consumer that holds up a broadcast and has frames of a queue: the broadcast goes on, and the frames
+// of the queue go to another.
+func consumerKilled(ctx context.Context, f *flow, victim player) error {
+	q, err := f.another(mempool.WorkQueue, mempool.Block)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(f.publish(ctx, f.producer, 1, 1), q.publish(ctx, f.producer, 1, ringSlots)); err != nil {
+		return err
+	}
+	if _, err := q.take(ctx, victim, work.Task{Credit: 2, Keep: true}, 1, 2); err != nil {
+		return err
+	}
+	if _, err := q.take(ctx, f.other, work.Task{Keep: true}, 3, ringSlots); err != nil {
+		return err
+	}
+	if _, err := f.take(ctx, victim, work.Task{Oldest: true, Keep: true}, 1, 1); err != nil {
+		return err
+	}
+	if _, err := f.take(ctx, f.other, work.Task{Oldest: true}, 1, 1); err != nil {
+		return err
+	}
+	if err := f.fill(ctx, f.producer, "timeout"); err != nil {
+		return err
+	}
+	victim.kill()
+	err = together(ctx, f.publishing(f.producer, ringSlots+1, streamFrames), f.taking(f.other, 2, streamFrames))
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(q.shut(ctx, f.producer), q.release(ctx, f.other)); err != nil {
+		return err
+	}
+	got, err := q.rest(ctx, f.other)
+	if err != nil {
+		return err
+	}
+	return eachOnce(got, 1, 2)
+}
+
+// producerKilled kills a producer: what it had published arrives, and another producer goes on.
+func producerKilled(ctx context.Context, f *flow, victim player) error {
+	if err := f.publish(ctx, victim, 1, 1); err != nil {
+		return err
+	}
+	if _, err := f.take(ctx, f.one, work.Task{Oldest: true}, 1, 1); err != nil {
+		return err
+	}
+	if err := f.publish(ctx, victim, 2, ringSlots); err != nil {
+		return err
+	}
+	victim.kill()
+	if _, err := f.take(ctx, f.one, work.Task{}, 2, ringSlots); err != nil {
+		return err
+	}
+	return together(ctx, f.publishing(f.producer, ringSlots+1, streamFrames), f.taking(f.one, ringSlots+1, streamFrames))
+}
+
+// stageReplaced kills the stage between a queue and a broadcast while it has a frame, and puts another process in its place:
+// every frame arrives at the end.
+func stageReplaced(ctx context.Context, in *flow, victim player) error {
+	out, err := in.another(mempool.Broadcast, mempool.Block)
+	if err != nil {
+		return err
+	}
+	sink := in.other
+	if err := in.publish(ctx, in.producer, 1, ringSlots); err != nil {
+		return err
+	}
+	if _, err := in.frames(ctx, victim, work.Task{Task: "stream-relay", To: out.name, Count: 2, Credit: 1}); err != nil {
+		return err
+	}
+	if _, err := out.take(ctx, sink, work.Task{Oldest: true}, 1, 2); err != nil {
+		return err
+	}
+	if _, err := in.take(ctx, victim, work.Task{Keep: true}, 3, 3); err != nil {
+		return err
+	}
+	victim.kill()
+	var got []uint64
+	err = together(ctx, func(ctx context.Context) error {
+		return errors.Join(in.publish(ctx, in.producer, ringSlots+1, streamFrames), in.shut(ctx, in.producer))
+	}, func(ctx context.Context) error {
+		_, err := in.frames(ctx, in.one, work.Task{Task: "stream-relay", To: out.name})
+		return errors.Join(err, out.shut(ctx, in.one))
+	}, func(ctx context.Context) (err error) {
+		got, err = out.rest(ctx, sink)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return eachOnce(got, 3, streamFrames)
+}

@@ -1,0 +1,240 @@
+package work
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"strconv"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// numberKey is under what a frame's map has its number. Its content is the Fibonacci numbers from that one on.
+const numberKey = "number"
+
+// intake is a subscription that goes from task to task.
+type intake struct {
+	next func() (*bridge.Frame, error, bool)
+	stop func()
+	kept []*bridge.Frame
+}
+
+// subscribed is the worker's subscription to the task's channel, which the first task makes.
+func (w *Worker) subscribed(ctx context.Context, t *Task) (*intake, error) {
+	if in := w.intakes[t.Name]; in != nil {
+		return in, nil
+	}
+	c, err := w.connected(ctx, t.timeout())
+	if err != nil {
+		return nil, err
+	}
+	ch, err := c.OpenChannel(ctx, t.Name, t.timeout())
+	if err != nil {
+		return nil, err
+	}
+	in := new(intake)
+	in.next, in.stop = iter.Pull2(ch.Frames(ctx, mempool.SubscribeOptions{Credit: t.Credit, Oldest: t.Oldest}))
+	if w.intakes == nil {
+		w.intakes = make(map[string]*intake)
+	}
+	w.intakes[t.Name] = in
+	return in, nil
+}
+
+// streamTake takes frames and compares them: as many as the task says, or all until the channel is shut. It releases each,
+// unless they are to be kept until a streamRelease.
+func (w *Worker) streamTake(ctx context.Context, t *Task) (*Answer, error) {
+	in, err := w.subscribed(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	a := &Answer{Mapped: true}
+	for range taken(t.Count) {
+		f, err := w.takeFrame(in, a)
+		if err != nil {
+			return nil, err
+		}
+		if f == nil {
+			a.Ended = true
+			break
+		}
+		if t.Keep {
+			in.kept = append(in.kept, f)
+		} else if err := f.Release(); err != nil {
+			return nil, err
+		}
+	}
+	return a, w.settle(ctx)
+}
+
+// taken counts to n, or for ever if n is 0.
+func taken(n int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		for i := 0; (n == 0 || i < n) && yield(i); i++ {
+		}
+	}
+}
+
+// takeFrame takes a frame, compares it and notes it in an answer; nil if the channel was shut.
+func (w *Worker) takeFrame(in *intake, a *Answer) (*bridge.Frame, error) {
+	f, err, more := in.next()
+	if !more || err != nil {
+		return nil, err
+	}
+	number, err := strconv.ParseUint(f.Meta[numberKey], 10, 64)
+	if err != nil {
+		return nil, fmt.Errorf("frame %d has no number: %w", f.Seq, err)
+	}
+	a.Numbers, a.Sequence = append(a.Numbers, number), append(a.Sequence, f.Seq)
+	a.Missed += f.Dropped
+	mapped, err := w.mapped(f.Lease)
+	if err != nil {
+		return nil, err
+	}
+	a.Mapped = a.Mapped && mapped
+	return f, w.compareFrame(f, number, a)
+}
+
+func (w *Worker) compareFrame(f *bridge.Frame, number uint64, a *Answer) error {
+	n, err := f.Lease.Tensor().Elements()
+	if err != nil {
+		return err
+	}
+	r, err := w.bench.Verify(f.Lease, n, Fibonacci(number))
+	if err == nil && r.Count > 0 {
+		a.Mismatches += r.Count
+		a.First = append(a.First, fmt.Sprintf("frame %d: %v", f.Seq, r.Err()))
+	}
+	return err
+}
+
+// streamRelease compares the frames that were kept once more, and releases them.
+func (w *Worker) streamRelease(ctx context.Context, t *Task) (*Answer, error) {
+	in, err := w.subscribed(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	a := new(Answer)
+	for _, f := range in.kept {
+		number, err := strconv.ParseUint(f.Meta[numberKey], 10, 64)
+		if err = errors.Join(err, w.compareFrame(f, number, a), f.Release()); err != nil {
+			return nil, err
+		}
+		a.Numbers = append(a.Numbers, number)
+	}
+	in.kept = nil
+	return a, w.settle(ctx)
+}
+
+// streamLeave ends the worker's subscriptions.
+func (w *Worker) streamLeave(context.Context, *Task) (*Answer, error) {
+	for _, in := range w.intakes {
+		in.stop()
+	}
+	w.intakes = nil
+	return &Answer{}, nil
+}
+
+// streamPublish publishes frames, and says how many. If one finds no room, Stopped says why.
+func (w *Worker) streamPublish(ctx context.Context, t *Task) (*Answer, error) {
+	c, err := w.connected(ctx, patience)
+	if err != nil {
+		return nil, err
+	}
+	ch, err := c.OpenChannel(ctx, t.Name, patience)
+	if err != nil {
+		return nil, err
+	}
+	p, err := c.OpenPool(ctx, t.Pool, patience)
+	if err != nil {
+		return nil, err
+	}
+	a := new(Answer)
+	for range t.Count {
+		err := w.publishFrame(ctx, p, ch, t, t.Number+uint64(a.Rounds))
+		if errors.Is(err, bridge.ErrTimeout) || errors.Is(err, bridge.ErrLimit) {
+			a.Stopped = failure(err)
+			return a, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		a.Rounds++
+	}
+	return a, nil
+}
+
+// publishFrame publishes the Fibonacci numbers from one on.
+func (w *Worker) publishFrame(ctx context.Context, p *bridge.Pool, ch *bridge.Channel, t *Task, number uint64) error {
+	l, err := p.Allocate(ctx, mempool.Tensor{DType: mempool.Uint64, Shape: []uint64{t.Elements}}, patience)
+	if err != nil {
+		return err
+	}
+	if err = w.bench.Fill(l, t.Elements, Fibonacci(number)); err == nil {
+		o := mempool.FrameOptions{Meta: map[string]string{numberKey: strconv.FormatUint(number, 10)}, Wait: t.timeout()}
+		if _, err = ch.Publish(ctx, l, o); err == nil {
+			return nil
+		}
+	}
+	return errors.Join(err, l.Release(true))
+}
+
+// streamShut shuts the channel.
+func (w *Worker) streamShut(ctx context.Context, t *Task) (*Answer, error) {
+	c, err := w.connected(ctx, t.timeout())
+	if err != nil {
+		return nil, err
+	}
+	ch, err := c.OpenChannel(ctx, t.Name, t.timeout())
+	if err != nil {
+		return nil, err
+	}
+	return &Answer{}, ch.Shut(ctx)
+}
+
+// streamRelay is a stage of a pipeline: it compares each frame of one channel, publishes its like in another, and then
+// releases it.
+func (w *Worker) streamRelay(ctx context.Context, t *Task) (*Answer, error) {
+	in, err := w.subscribed(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	c, err := w.connected(ctx, t.timeout())
+	if err != nil {
+		return nil, err
+	}
+	to, err := c.OpenChannel(ctx, t.To, t.timeout())
+	if err != nil {
+		return nil, err
+	}
+	p, err := c.OpenPool(ctx, t.Pool, t.timeout())
+	if err != nil {
+		return nil, err
+	}
+	a := &Answer{Mapped: true}
+	for range taken(t.Count) {
+		f, err := w.takeFrame(in, a)
+		if err != nil {
+			return nil, err
+		}
+		if f == nil {
+			a.Ended = true
+			break
+		}
+		if err := w.publishFrame(ctx, p, to, t, a.Numbers[len(a.Numbers)-1]); err != nil {
+			return nil, errors.Join(err, f.Release())
+		}
+		if err := f.Release(); err != nil {
+			return nil, err
+		}
+	}
+	return a, w.settle(ctx)
+}
+
+// settle returns when the service has seen the releases, which are not answered themselves.
+func (w *Worker) settle(ctx context.Context) error {
+	_, err := w.client.Stats(ctx)
+	return err
+}
