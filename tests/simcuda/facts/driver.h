@@ -11,6 +11,7 @@ CUresult cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
 CUresult cuDeviceGetCount(int *);
 CUresult cuDeviceGetAttribute(int *, int, CUdevice);
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *, CUdevice);
+CUresult cuMemGetMemPool(CUmemoryPool *, CUmemLocation *, int);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice);
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice);
