@@ -8,6 +8,7 @@ CUresult cuInit(unsigned int);
 CUresult cuDriverGetVersion(int *);
 CUresult cuGetErrorName(CUresult, const char **);
 CUresult cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
+CUresult cuGetExportTable(const void **, const CUuuid *);
 CUresult cuDeviceGetCount(int *);
 CUresult cuDeviceGetAttribute(int *, int, CUdevice);
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *, CUdevice);
