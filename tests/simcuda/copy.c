@@ -31,8 +31,9 @@ static CUresult look_at(uint64_t address, uint64_t size, enum access access, boo
         return CUDA_ERROR_INVALID_VALUE;
     }
     if (out->host) return must_be_known ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-    // Measured, on either of two devices: a call that names a direction does not take memory of a host pool for a device's.
-    if (must_be_known && range_is_host_pool(address)) return CUDA_ERROR_INVALID_VALUE;
+    // Measured, on either of two devices: a call that names a direction does not take memory of a host pool for a device's,
+    // and one that names none copies it for a device that was not let reach it, too.
+    if (range_is_host_pool(address)) return must_be_known ? CUDA_ERROR_INVALID_VALUE : range_within(address, size);
     return range_check(address, size, access, device);
 }
 

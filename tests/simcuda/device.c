@@ -117,6 +117,7 @@ static const struct attribute attributes[] = {
     {119, 1}, // handle types of pools: POSIX file descriptors
     {122, 1}, {123, 1}, {125, 1}, {126, 1}, // 64-bit stream memory operations, NOR, IPC events
     {130, 0}, {131, -1}, {134, 0}, {139, 0}, {140, 0}, {141, 1}, {142, 1}, {143, 1}, // host NUMA: id, VMM, pools
+    {144, 1}, // pools of the host
 };
 enum { LAST_ATTRIBUTE = 148 };
 
@@ -136,7 +137,7 @@ SIM_API CUresult cuDeviceGetAttribute(int *value, int number, CUdevice dev) {
     if (!value || number < 1 || number > LAST_ATTRIBUTE) return CUDA_ERROR_INVALID_VALUE;
     DEVICE(dev);
     *value = attribute(number);
-    bool pools = number == 115 || number == 119 || number == 142;
+    bool pools = number == 115 || number == 119 || number == 142 || number == 144;
     if (number == 33) *value = config.ordinal[dev] + 1; // PCI bus
     if (pools && !config.pools) *value = 0;
     if ((number == 122 || number == 123) && !config.stream_mem_ops) *value = 0;

@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -36,29 +37,37 @@ SIM_API CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
     return r;
 }
 
-static struct range *opened(const struct handle_bytes *b, struct context *ctx) {
-    for (struct range *g = range_first(); g; g = range_next(g)) {
-        bool same = g->kind == RANGE_IPC && g->ctx == ctx && g->backing->header->cookie == b->cookie;
-        if (same && g->offset == b->offset && g->size == b->size) return g;
+// A block that is open in a context: what is opened of it lies in it as it does at its owner (measured).
+struct block {
+    struct block *next;
+    struct backing *backing;
+    struct context *ctx;
+    uint64_t va;
+    int opened; // allocations
+};
+static struct block *blocks;
+
+static bool names(const struct handle_bytes *b, const struct block *block, struct context *ctx) {
+    return block->ctx == ctx && block->backing->header->cookie == b->cookie && block->backing->capacity == b->block_size;
+}
+
+static bool block_open(const struct handle_bytes *b, struct context *ctx) {
+    struct block *block = blocks;
+    while (block && !names(b, block, ctx)) block = block->next;
+    return block != NULL;
+}
+
+// The block, unless something else is still open at the place, which the owner has freed and given away anew.
+static struct block *block_find(const struct handle_bytes *b, struct context *ctx) {
+    for (struct block *block = blocks; block; block = block->next) {
+        if (!names(b, block, ctx)) continue;
+        struct range *there = range_overlap(block->va + b->offset, b->size);
+        if (!there || (there->offset == b->offset && there->size == b->size)) return block;
     }
     return NULL;
 }
 
-// Whether an allocation of that block is open in the context.
-static bool block_open(const struct handle_bytes *b, struct context *ctx) {
-    for (struct range *g = range_first(); g; g = range_next(g)) {
-        if (g->kind == RANGE_IPC && g->ctx == ctx && g->backing->header->cookie == b->cookie) return true;
-    }
-    return false;
-}
-
-static CUresult open_block(const struct handle_bytes *b, struct context *ctx, CUdeviceptr *out) {
-    struct range *known = opened(b, ctx);
-    if (known) {
-        known->opens++;
-        *out = known->start;
-        return CUDA_SUCCESS;
-    }
+static CUresult block_make(const struct handle_bytes *b, struct context *ctx, struct block **out) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", b->pid, b->fd);
     int fd = open(path, O_RDWR | O_CLOEXEC);
@@ -67,30 +76,53 @@ static CUresult open_block(const struct handle_bytes *b, struct context *ctx, CU
     CUresult r = backing_import(fd, MEMORY_LINEAR, &backing);
     close(fd);
     if (r != CUDA_SUCCESS) return CUDA_ERROR_INVALID_HANDLE;
-    if (backing->header->cookie != b->cookie || backing->capacity != b->block_size ||
-        b->offset > b->block_size || b->size > b->block_size - b->offset) {
-        backing_unref(backing);
-        return CUDA_ERROR_INVALID_HANDLE;
+    if (backing->header->cookie != b->cookie || backing->capacity != b->block_size) r = CUDA_ERROR_INVALID_HANDLE;
+    else if (backing->device != ctx->device && !config.peer) r = CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    uint64_t va = 0;
+    if (r == CUDA_SUCCESS) {
+        va = va_reserve(b->block_size, 2 * MIB, 0);
+        if (!va || !va_expose(va, backing, 0, b->block_size)) r = CUDA_ERROR_MAP_FAILED;
     }
-    if (backing->device != ctx->device && !config.peer) {
+    if (r != CUDA_SUCCESS) {
         backing_unref(backing);
-        return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+        return r;
     }
-    uint64_t va = va_reserve(b->block_size, 2 * MIB, 0);
-    if (!va || !va_expose(va, backing, 0, b->block_size)) {
-        backing_unref(backing);
-        return CUDA_ERROR_MAP_FAILED;
-    }
-    uint32_t every = (1u << config.devices) - 1;
-    struct range g = {
-        .start = va + b->offset, .size = b->size, .kind = RANGE_IPC, .backing = backing, .offset = b->offset,
-        .memory = backing->data + b->offset, .device = backing->device, .readable = every, .writable = every,
-        .ctx = ctx, .block_size = b->block_size, .opens = 1,
-    };
-    range_add(&g);
+    struct block *block = malloc(sizeof *block);
+    if (!block) abort();
+    *block = (struct block){blocks, backing, ctx, va, 0};
+    blocks = *out = block;
     importer_add(backing->header->importer);
-    counts_live(LIVE_IPC, 1);
-    *out = g.start;
+    return CUDA_SUCCESS;
+}
+
+static void block_drop(struct block *block) {
+    struct block **link = &blocks;
+    while (*link != block) link = &(*link)->next;
+    *link = block->next;
+    importer_remove(block->backing->header->importer);
+    va_release(block->va, block->backing->capacity);
+    backing_unref(block->backing);
+    free(block);
+}
+
+static CUresult open_handle(const struct handle_bytes *b, struct context *ctx, CUdeviceptr *out) {
+    if (b->offset > b->block_size || b->size > b->block_size - b->offset) return CUDA_ERROR_INVALID_HANDLE;
+    struct block *block = block_find(b, ctx);
+    CUresult r = block ? CUDA_SUCCESS : block_make(b, ctx, &block);
+    if (r != CUDA_SUCCESS) return r;
+    *out = block->va + b->offset;
+    struct range *g = range_find(*out);
+    if (!g) {
+        uint32_t every = (1u << config.devices) - 1;
+        g = range_add(&(struct range){
+            .start = *out, .size = b->size, .kind = RANGE_IPC, .backing = block->backing, .offset = b->offset,
+            .memory = block->backing->data + b->offset, .device = block->backing->device, .readable = every,
+            .writable = every, .ctx = ctx, .owner = block, .block_size = b->block_size,
+        });
+        block->opened++;
+        counts_live(LIVE_IPC, 1);
+    }
+    g->opens++;
     return CUDA_SUCCESS;
 }
 
@@ -109,19 +141,16 @@ SIM_API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, 
     // Measured: in a second context if nothing is open in the primary one, and not if another allocation of the block is.
     bool elsewhere = !ctx->primary && block_open(&b, ctx_primary(ctx->device));
     CUresult r = elsewhere ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
-    if (r == CUDA_SUCCESS) r = open_block(&b, ctx, out);
+    if (r == CUDA_SUCCESS) r = open_handle(&b, ctx, out);
     UNLOCK();
     return r;
 }
 
 void ipc_close(struct range *g) {
-    struct backing *backing = g->backing;
-    uint64_t va = g->start - g->offset, size = g->block_size;
-    importer_remove(backing->header->importer);
+    struct block *block = g->owner;
     range_remove(g);
-    va_release(va, size);
-    backing_unref(backing);
     counts_live(LIVE_IPC, -1);
+    if (--block->opened == 0) block_drop(block);
 }
 
 SIM_API CUresult cuIpcCloseMemHandle(CUdeviceptr address) {

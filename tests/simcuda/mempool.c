@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct pool *defaults[MAX_DEVICES], *current[MAX_DEVICES];
+// By place: a device, or one of the host's.
+enum { HOST = MAX_DEVICES, HOST_NUMA, PLACES };
+static struct pool *defaults[PLACES], *current[PLACES];
 
 CUresult pool_get(CUmemoryPool handle, struct pool **out) {
     *out = handle_get(KIND_POOL, handle);
@@ -74,17 +76,19 @@ void pool_unref_pointer(struct pool *p) {
     if (--p->pointers == 0 && p->destroyed) dispose(p);
 }
 
-struct pool *pool_default(int device) {
-    if (!defaults[device]) {
-        CUmemPoolProps props = {CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_NONE,
-                                {CU_MEM_LOCATION_TYPE_DEVICE, device}, NULL, 0, 0, {0}};
+struct pool *pool_default(int place) {
+    if (!defaults[place]) {
+        CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {CU_MEM_LOCATION_TYPE_DEVICE, place}};
+        if (place == HOST) props.location = (CUmemLocation){CU_MEM_LOCATION_TYPE_HOST, 0};
+        if (place == HOST_NUMA) props.location = (CUmemLocation){CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
         struct pool *p = NULL;
         if (pool_make(&props, &p) != CUDA_SUCCESS) return NULL;
         p->is_default = true;
-        defaults[device] = p;
+        defaults[place] = p;
     }
-    if (!current[device]) current[device] = defaults[device];
-    return defaults[device];
+    if (!current[place]) current[place] = defaults[place];
+    return defaults[place];
 }
 
 static CUresult check_props(const CUmemPoolProps *props) {
@@ -151,15 +155,18 @@ SIM_API CUresult cuMemPoolDestroy(CUmemoryPool handle) {
     return r;
 }
 
-static CUresult device_pool(CUmemoryPool *out, CUdevice dev, bool now) {
-    if (!out) return CUDA_ERROR_INVALID_VALUE;
-    if (dev < 0 || dev >= config.devices) return CUDA_ERROR_INVALID_DEVICE;
+static CUresult pool_of_place(CUmemoryPool *out, int place, bool now) {
     if (!config.pools) return CUDA_ERROR_NOT_SUPPORTED;
     LOCK();
-    struct pool *p = pool_default(dev);
-    if (p) *out = (now ? current[dev] : p)->handle;
+    struct pool *p = pool_default(place);
+    if (p) *out = (now ? current[place] : p)->handle;
     UNLOCK();
     return p ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult device_pool(CUmemoryPool *out, CUdevice dev, bool now) {
+    if (!out) return CUDA_ERROR_INVALID_VALUE;
+    return dev < 0 || dev >= config.devices ? CUDA_ERROR_INVALID_DEVICE : pool_of_place(out, dev, now);
 }
 
 SIM_API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice dev) {
@@ -170,6 +177,20 @@ SIM_API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice dev) {
 SIM_API CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice dev) {
     ENTER(cuDeviceGetMemPool, NEED_INIT);
     return device_pool(out, dev, true);
+}
+
+SIM_API CUresult cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, int type) {
+    ENTER(cuMemGetMemPool, NEED_INIT);
+    if (!out || !location) return CUDA_ERROR_INVALID_VALUE;
+    if (type == CU_MEM_ALLOCATION_TYPE_MANAGED) return CUDA_ERROR_NOT_SUPPORTED;
+    if (type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
+    switch (location->type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE: return device_pool(out, location->id, true);
+    case CU_MEM_LOCATION_TYPE_HOST: return pool_of_place(out, HOST, true);
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+        return location->id == 0 ? pool_of_place(out, HOST_NUMA, true) : CUDA_ERROR_INVALID_VALUE;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
 }
 
 SIM_API CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool handle) {

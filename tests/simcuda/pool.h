@@ -35,7 +35,7 @@ struct pool {
 CUresult pool_get(CUmemoryPool handle, struct pool **out);
 CUresult pool_make(const CUmemPoolProps *props, struct pool **out);
 CUresult pool_open(int fd, struct pool **out);
-struct pool *pool_default(int device);
+struct pool *pool_default(int place); // of a device, by its ordinal
 void pool_unref_pointer(struct pool *p); // one pointer less; a destroyed pool goes with its last
 CUresult span_take(struct pool *p, uint64_t size, uint64_t asked, uint64_t *offset, struct op **wait);
 void span_free(struct pool *p, uint64_t offset, struct stream *s, uint64_t seq);

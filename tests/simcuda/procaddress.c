@@ -50,3 +50,12 @@ SIM_API CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version
     // Measured: here, that a function is missing is told by the null pointer and the status alone.
     return r == CUDA_ERROR_NOT_FOUND ? CUDA_SUCCESS : r;
 }
+
+// Tables of functions without names, which NVIDIA's own libraries ask for. There are none; what is null instead of a
+// function that says so is called all the same (libnvrtc).
+SIM_API CUresult cuGetExportTable(const void **out, const CUuuid *id) {
+    ENTER(cuGetExportTable, NEED_NOTHING);
+    if (!out || !id) return CUDA_ERROR_INVALID_VALUE;
+    *out = NULL;
+    return CUDA_ERROR_NOT_FOUND;
+}

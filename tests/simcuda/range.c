@@ -84,6 +84,12 @@ uint8_t *range_pin(uint64_t address, uint64_t want, uint64_t *got, struct backin
     return r->memory + skip;
 }
 
+// Whether it lies in one allocation, whoever may reach that.
+CUresult range_within(uint64_t address, uint64_t size) {
+    struct range *r = range_find(address);
+    return r && !r->freed && address + size <= r->start + r->size ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
 static bool reachable(const struct range *r, enum access access, int device) {
     uint32_t mask = access == ACCESS_WRITE ? r->writable : r->readable;
     return mask >> device & 1;
@@ -96,7 +102,7 @@ CUresult range_check(uint64_t address, uint64_t size, enum access access, int de
     if (!r || r->freed) return CUDA_ERROR_INVALID_VALUE;
     if (r->kind == RANGE_LINEAR || r->kind == RANGE_IPC) {
         // Peers reach plain device memory through their context's peer access; copies are staged without it.
-        return address + size <= r->start + r->size ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        return range_within(address, size);
     }
     for (;;) {
         if (!reachable(r, access, device)) return CUDA_ERROR_INVALID_VALUE;

@@ -163,6 +163,7 @@ struct range *range_overlap(uint64_t start, uint64_t size); // the first that sh
 uint8_t *range_pin(uint64_t address, uint64_t want, uint64_t *got, struct backing **pinned);
 enum access { ACCESS_READ = 1, ACCESS_WRITE = 2 };
 CUresult range_check(uint64_t address, uint64_t size, enum access access, int device); // INVALID_VALUE if not allowed
+CUresult range_within(uint64_t address, uint64_t size); // INVALID_VALUE if it reaches beyond one allocation
 bool range_is_known(uint64_t address);
 bool range_is_host_pool(uint64_t address);
 

@@ -378,6 +378,28 @@ def alone_kernel(sock):
     assert (np.frombuffer(read(buffer.handle, 4 * n), dtype=np.uint32) == expected).all()
 
 
+def alone_host_pool(sock):
+    """A pool of the host, which no device was let reach: copies go there all the same."""
+    from cuda.core import PinnedMemoryResource
+
+    dev, stream = device()
+    assert dev.properties.host_memory_pools_supported
+    pool = PinnedMemoryResource()
+    buffer, other = pool.allocate(MIB, stream=stream), dev.allocate(MIB, stream=stream)
+    other.fill(5, stream=stream)
+    buffer.copy_from(other, stream=stream)
+    stream.sync()
+    assert memoryview(as_array(buffer))[-1] == 5
+    other.close(stream)
+    buffer.close(stream)
+
+
+def as_array(buffer):
+    import numpy as np
+
+    return np.from_dlpack(buffer)
+
+
 def alone_fault(sock):
     from cuda.core._utils.cuda_utils import CUDAError
 
@@ -508,6 +530,10 @@ def test_pinned_memory_is_shared(tmp_path):
 
 def test_copies_views_and_events(tmp_path):
     run_alone(tmp_path, "copies")
+
+
+def test_a_pool_of_the_host_is_there(tmp_path):
+    run_alone(tmp_path, "host_pool")
 
 
 def test_a_pattern_kernel_runs(tmp_path):

@@ -205,6 +205,71 @@ static void no_pools(void) {
     RESULT(cuMemPoolCreate(&pool, &props), CUDA_ERROR_NOT_SUPPORTED);
 }
 
+// What NVIDIA's libraries ask for before they call what they were given, whatever was answered.
+static void no_unnamed_functions(void) {
+    static const CUuuid id = {"a table"};
+    const void *table = &id;
+    void *at = NULL;
+    int status = -1;
+    RESULT(cuGetExportTable(&table, &id), CUDA_ERROR_NOT_FOUND);
+    EXPECT(!table);
+    OK(cuGetProcAddress_v2("cuGetExportTable", &at, 13000, 0, &status));
+    EXPECT(at == (void *)cuGetExportTable && status == 0);
+    RESULT(cuGetExportTable(NULL, &id), CUDA_ERROR_INVALID_VALUE);
+    RESULT(cuGetExportTable(&table, NULL), CUDA_ERROR_INVALID_VALUE);
+}
+
+static void block_opener(struct child *parent) {
+    CUipcMemHandle h[3];
+    CUdeviceptr first, second, again;
+    size_t size;
+    char byte = 0;
+    get(parent, h, 2 * sizeof *h);
+    start(0);
+    OK(cuIpcOpenMemHandle_v2(&first, h[0], 1));
+    OK(cuIpcOpenMemHandle_v2(&second, h[1], 1));
+    EXPECT(second == first + 4096);
+    OK(cuIpcCloseMemHandle(second));
+    RESULT(cuMemcpyDtoH_v2(&byte, second, 1), CUDA_ERROR_INVALID_VALUE);
+    OK(cuIpcOpenMemHandle_v2(&again, h[1], 1));
+    EXPECT(again == second);
+    put(parent, &byte, 1);
+    get(parent, h + 2, sizeof *h);
+    OK(cuIpcOpenMemHandle_v2(&again, h[2], 1)); // the first, freed and given away anew, twice as large
+    OK(cuMemGetAddressRange_v2(NULL, &size, again));
+    EXPECT(size == 8192);
+    OK(cuMemcpyDtoH_v2(&byte, again + 8191, 1));
+    EXPECT(byte == 7);
+    OK(cuIpcCloseMemHandle(first));
+    OK(cuIpcCloseMemHandle(again));
+    OK(cuIpcCloseMemHandle(second));
+    RESULT(cuIpcCloseMemHandle(second), CUDA_ERROR_INVALID_VALUE);
+}
+
+static void handles_of_one_block(void) {
+    CUipcMemHandle h[2];
+    CUdeviceptr a, b, c, rest;
+    char byte;
+    struct child opener = child_start(block_opener);
+    start(0);
+    OK(cuMemAlloc_v2(&a, 4096));
+    OK(cuMemAlloc_v2(&b, 4096));
+    OK(cuMemAlloc_v2(&rest, 4096)); // keeps the block
+    OK(cuIpcGetMemHandle(&h[0], a));
+    OK(cuIpcGetMemHandle(&h[1], b));
+    put(&opener, h, sizeof h);
+    get(&opener, &byte, 1);
+    OK(cuMemFree_v2(a));
+    OK(cuMemFree_v2(b));
+    OK(cuMemAlloc_v2(&c, 8192));
+    EXPECT(c == a);
+    OK(cuMemsetD8_v2(c, 7, 8192));
+    OK(cuStreamSynchronize(NULL));
+    OK(cuIpcGetMemHandle(&h[0], c));
+    put(&opener, h, sizeof *h);
+    child_wait(&opener);
+}
+
 static void touch_device_memory(void) {
     CUdeviceptr p;
     start(0);
@@ -246,6 +311,8 @@ const struct check life_checks[] = {
     {"no device by an unknown UUID", "CUDA_VISIBLE_DEVICES=GPU-00000000", no_devices, NULL, 0},
     {"name, UUID and attributes", "SIMCUDA_NAME=toaster|SIMCUDA_UUID=abcd0102|SIMCUDA_ATTRIBUTES=115=0,16=99", other_attributes, NULL, 0},
     {"no peers", "SIMCUDA_PEER=0", no_peers, NULL, 0},
+    {"there are no functions without names", NULL, no_unnamed_functions, NULL, 0},
+    {"two handles of one block", NULL, handles_of_one_block, NULL, 0},
     {"no pools", "SIMCUDA_POOLS=0", no_pools, NULL, 0},
     {"the CPU cannot touch device memory", NULL, touch_device_memory, NULL, SIGSEGV},
     {"the CPU may touch device memory", "SIMCUDA_HOST_ACCESS=1", touch_device_memory, NULL, 0},

@@ -102,6 +102,7 @@ void role_legacy_opener(void) {
     say("opener: open again", "%s, same %d", name(r), again == a);
     r = cuIpcOpenMemHandle_v2(&b, o.second, 1);
     say("opener: the second of the block", "%s, same %d", name(r), b == a);
+    say("opener: two of one block", "apart %lld", (long long)(b - a));
     ask("opener: the large one", cuIpcOpenMemHandle_v2(&c, o.large, 1));
     look("opener: reads the large one", c);
     r = cuMemGetAddressRange_v2(&base, &size, a);

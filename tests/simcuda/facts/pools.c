@@ -148,6 +148,56 @@ void section_pools(void) {
     ask("default: export", cuMemPoolExportToShareableHandle(&fd, def, 1, 0));
 }
 
+// Copies that name no direction, of a host pool that no device was let reach.
+static void before_access(const char *kind, CUmemoryPool pool) {
+    char q[96], host[16] = "";
+    CUdeviceptr p = from_pool(pool, 4096), device, pageable = (CUdeviceptr)host;
+    MUST(cuMemAlloc_v2(&device, 4096));
+#define Q(text) (snprintf(q, sizeof q, "%s before access: %s", kind, text), q)
+    ask(Q("cuMemcpy to device memory"), cuMemcpy(device, p, 16));
+    ask(Q("cuMemcpy from device memory"), cuMemcpy(p, device, 16));
+    ask(Q("cuMemcpy to pageable memory"), cuMemcpy(pageable, p, 16));
+    ask(Q("cuMemcpy from pageable memory"), cuMemcpy(p, pageable, 16));
+    ask(Q("cuMemcpyAsync to device memory"), cuMemcpyAsync(device, p, 16, NULL));
+    ask(Q("cuMemcpyAsync from device memory"), cuMemcpyAsync(p, device, 16, NULL));
+    ask(Q("cuMemcpyAsync to pageable memory"), cuMemcpyAsync(pageable, p, 16, NULL));
+    ask(Q("cuMemcpyAsync from pageable memory"), cuMemcpyAsync(p, pageable, 16, NULL));
+    ask(Q("synchronise"), cuStreamSynchronize(NULL));
+    ask(Q("cuMemcpyDtoH"), cuMemcpyDtoH_v2(host, p, 16));
+    ask(Q("cuMemcpyHtoD"), cuMemcpyHtoD_v2(p, host, 16));
+    ask(Q("cuMemsetD8"), cuMemsetD8_v2(p, 1, 16));
+#undef Q
+}
+
+// The pool that an allocation at a location is made from unless it names one.
+static void current_pool(const char *question, CUmemLocation location, int type) {
+    CUmemoryPool pool = NULL, again = NULL;
+    CUresult r = cuMemGetMemPool(&pool, &location, type);
+    if (r != CUDA_SUCCESS) {
+        ask(question, r);
+        return;
+    }
+    MUST(cuMemGetMemPool(&again, &location, type));
+    CUmemoryPool device;
+    MUST(cuDeviceGetDefaultMemPool(&device, 0));
+    int flags = -1;
+    MUST(cuMemPoolGetAccess(&flags, pool, &(CUmemLocation){1, 0}));
+    const char *which = pool != again ? "another each time" : pool == device ? "the device's default" : "one of its own";
+    say(question, "%s, access of device 0 %d", which, flags);
+}
+
+void section_pool_current(void) {
+    primary(0);
+    current_pool("a device", (CUmemLocation){1, 0}, 1);
+    current_pool("the host", (CUmemLocation){2, 0}, 1);
+    current_pool("host NUMA 0", (CUmemLocation){3, 0}, 1);
+    current_pool("host NUMA 99", (CUmemLocation){3, 99}, 1);
+    current_pool("host NUMA current", (CUmemLocation){4, 0}, 1);
+    current_pool("no location", (CUmemLocation){0, 0}, 1);
+    current_pool("no such device", (CUmemLocation){1, 99}, 1);
+    current_pool("no such type", (CUmemLocation){1, 0}, 7);
+}
+
 void section_pool_access(void) {
     primary(0);
     int count = 0, flags = -1;
@@ -178,6 +228,11 @@ void section_pool_access(void) {
     say("host pool: the CPU reads", "%d", *(volatile unsigned char *)p);
     unsigned char seen[16];
     ask("host pool: DtoH", cuMemcpyDtoH_v2(seen, p, 16));
+    CUmemoryPool numa, plain;
+    MUST(cuMemPoolCreate(&numa, &props));
+    before_access("host NUMA pool", numa);
+    MUST(cuMemPoolCreate(&plain, &(CUmemPoolProps){1, 0, {2, 0}, 0, 0, 0, {0}}));
+    before_access("host pool", plain);
     if (count < 2) return;
     flags = -1;
     r = cuMemPoolGetAccess(&flags, pool, &other);

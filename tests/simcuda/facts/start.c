@@ -38,6 +38,14 @@ void section_start(void) {
     ask("cuMemAlloc before cuInit", cuMemAlloc_v2(&(CUdeviceptr){0}, 4096));
     ask("cuInit with flags", cuInit(1));
     ask("cuInit", cuInit(0));
+    for (size_t i = 0; i < 3; i++) {
+        static const int attributes[] = {119, 142, 144}; // handle types of pools; host NUMA pools; host pools
+        char q[48];
+        int value = -1;
+        CUresult r = cuDeviceGetAttribute(&value, attributes[i], 0);
+        snprintf(q, sizeof q, "device attribute %d", attributes[i]);
+        say(q, "%s %d", name(r), value);
+    }
     ask("cuInit again", cuInit(0));
 
     CUdeviceptr p = 0;
