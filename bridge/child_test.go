@@ -22,10 +22,11 @@ import (
 // children are what the test binary does when it is started again. Each says what it did in lines, and goes on when it
 // is told a line.
 var children = map[string]func() error{
-	"hold":   hold,
-	"server": crowdedServer,
-	"visit":  visit,
-	"read":   readOnce,
+	"hold":     hold,
+	"server":   crowdedServer,
+	"visit":    visit,
+	"complain": complain,
+	"read":     readOnce,
 }
 
 // child is a process that a test started: by exec, as workers must be.
@@ -123,6 +124,13 @@ func hold() error {
 	return nil
 }
 
+// complain says why it cannot connect.
+func complain() error {
+	_, err := Dial(context.Background(), DefaultSocket())
+	fmt.Println(strings.ReplaceAll(err.Error(), "\n", " "))
+	return nil
+}
+
 // visit tries what another user might, and says how each ended.
 func visit() error {
 	ctx := context.Background()
@@ -171,7 +179,7 @@ func readOnce() error {
 	return c.Close()
 }
 
-// crowdedServer serves with a table of descriptors that is full until it is told a line.
+// crowdedServer serves with a table of descriptors that is full until it is told a line: then it has room for one, or for many.
 func crowdedServer() error {
 	svc := mempool.NewService(mempool.Config{})
 	defer svc.Close()
@@ -196,8 +204,12 @@ func crowdedServer() error {
 	fmt.Println("full")
 	in := bufio.NewScanner(os.Stdin)
 	for in.Scan() && !strings.HasPrefix(in.Text(), "quit") {
-		closeFiles(full)
-		full = nil
+		room := len(full)
+		if in.Text() == "one" {
+			room = 1
+		}
+		closeFiles(full[:room])
+		full = full[room:]
 	}
 	return server.Close()
 }

@@ -107,7 +107,8 @@ func dialWait(ctx context.Context, path string) (*seqpacket.Conn, error) {
 		case err == nil:
 			return conn, nil
 		case errors.Is(err, fs.ErrPermission):
-			return nil, situation(ErrDenied, "user %d may not open the socket %s: %v", os.Getuid(), path, err)
+			return nil, situation(ErrDenied, "user %[1]d may not open the socket %[2]s: %[3]v; start the service with --mode 0660, for a group, or "+
+				"--mode 0666, for all, its socket in a folder that this user may enter, and make pools with uid=%[1]d or gid= for it", os.Getuid(), path, err)
 		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED):
 			return nil, err
 		}
@@ -187,7 +188,8 @@ func (c *Client) take(packet []byte, fds *seqpacket.FDs, goodbye *error) error {
 
 // end fails every call that waits; the connection is gone, or nothing that comes over it can be believed.
 func (c *Client) end(err, goodbye error) {
-	err = fmt.Errorf("%w: %w", ErrDisconnected, cmp.Or(goodbye, err))
+	err = fmt.Errorf("%w: %w; the session's leases and subscriptions have ended, what it was writing has failed, and names that it did not keep "+
+		"are gone; what is mapped can still be read: dial again to go on", ErrDisconnected, cmp.Or(goodbye, err))
 	_ = c.conn.Close()
 	err = errors.Join(err, c.unmapRing())
 	c.mu.Lock()

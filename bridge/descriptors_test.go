@@ -108,6 +108,20 @@ func TestAFullTableOfDescriptorsMakesClientsWait(t *testing.T) {
 	server.tell("quit")
 }
 
+func TestAServiceWithoutDescriptorsSaysWhatToRaise(t *testing.T) {
+	path := openDir(t) + "/run/s"
+	server := spawn(t, "server", path, nil)
+	for server.says() != "full" {
+	}
+	server.tell("one") // for the connection, and none for the process behind it
+	_, err := Dial(t.Context(), path)
+	require.ErrorIs(t, err, ErrLimit)
+	assert.ErrorContains(t, err, "LimitNOFILE")
+	server.tell("many")
+	require.NoError(t, dial(t, path).Close())
+	server.tell("quit")
+}
+
 func TestAPoolsFileIsNotSentOnceItIsClosed(t *testing.T) {
 	a, err := os.Open(os.DevNull)
 	require.NoError(t, err)

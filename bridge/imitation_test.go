@@ -141,6 +141,16 @@ func TestAServiceThatTalksNonsenseIsLeft(t *testing.T) {
 	}
 }
 
+func TestALostConnectionSaysWhatIsLostAndWhatToDo(t *testing.T) {
+	s := imitate(t)
+	c := s.dial(t)
+	require.NoError(t, s.conn.Close())
+	_, err := c.Stats(context.Background())
+	require.ErrorIs(t, err, ErrDisconnected)
+	assert.ErrorContains(t, err, "leases and subscriptions have ended")
+	assert.ErrorContains(t, err, "dial again")
+}
+
 func TestAGoodbyeIsReadThoughTheServiceTakesNoMorePackets(t *testing.T) {
 	for range 20 { // whether it was read before or not
 		s := imitate(t)

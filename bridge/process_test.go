@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -175,4 +176,7 @@ func TestASocketThatAnotherUserMayNotOpenIsDenied(t *testing.T) {
 	require.NoError(t, err)
 	defer server.Close()
 	assert.Equal(t, "dial: access denied", spawn(t, "visit", path, become).says())
+	advice := spawn(t, "complain", path, become).says()
+	assert.Contains(t, advice, "--mode 0660")
+	assert.Contains(t, advice, fmt.Sprintf("uid=%d", nobody))
 }

@@ -169,6 +169,26 @@ func TestTheDefaultSocketIsOnesOwn(t *testing.T) {
 	assert.Regexp(t, `^/tmp/poolbridge-\d+/poolsvc\.sock$`, DefaultSocket())
 }
 
+func TestAClientThatLeavesSomethingUnreadHasLeftAllTheSame(t *testing.T) {
+	r := start(t, ServerConfig{}, unhurried)
+	c := greeted(t, r.path)
+	c.send(2, &wire.StatsRequest{})
+	eventually(t, func() bool { // the answer is there
+		p := []unix.PollFd{{Events: unix.POLLIN}}
+		raw, err := c.conn.SyscallConn()
+		require.NoError(t, err)
+		require.NoError(t, raw.Control(func(fd uintptr) {
+			p[0].Fd = int32(fd)
+			_, err = unix.Poll(p, 0)
+		}))
+		require.NoError(t, err)
+		return p[0].Revents&unix.POLLIN != 0
+	})
+	require.NoError(t, c.conn.Close())
+	r.log.await(t, "a session ended")
+	r.log.await(t, "the client closed the connection")
+}
+
 func TestEndedSessionsOfALivingProcessAreNoWayAroundTheLimit(t *testing.T) {
 	r := start(t, ServerConfig{MaxSessions: 8}, unhurried)
 	c := dial(t, r.path)

@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -75,7 +76,7 @@ func (c *serverConn) serve() {
 	process, err := c.conn.PeerProcess()
 	if err != nil {
 		log.Warn("a connection was refused: the end of its process cannot be watched", "pid", peer.PID, "error", err)
-		c.goodbye(situation(ErrUnavailable, "the end of the client's process cannot be watched: %v", err))
+		c.goodbye(unwatched(err))
 		return
 	}
 	err = c.run(peer)
@@ -87,13 +88,22 @@ func (c *serverConn) serve() {
 	c.work.Wait()
 	defer c.unmapRing()
 	settled := c.session.End(process.Gone())
-	log.Debug("a session ended", "session", c.session.ID(), "pid", peer.PID, "reason", err)
+	log.Debug("a session ended", "session", c.session.ID(), "pid", peer.PID, "reason", cmp.Or(err, errLeft))
 	c.server.lingers(c)
 	go func() {
 		<-settled
 		closeLogged(log, process)
 		c.server.settled()
 	}()
+}
+
+// unwatched is the error of a client whose process cannot be watched.
+func unwatched(err error) error {
+	sentinel := ErrUnavailable
+	if errors.Is(err, seqpacket.ErrFDTableFull) {
+		sentinel = ErrLimit
+	}
+	return situation(sentinel, "the service cannot watch the client's process, and so accepts no session: %v", err)
 }
 
 func peerOf(conn *seqpacket.Conn) (mempool.Peer, error) {
@@ -161,10 +171,12 @@ func (c *serverConn) setReadDeadline(t time.Time) {
 	}
 }
 
+var errLeft = errors.New("the client closed the connection")
+
 // readingEnded tells why, and says goodbye where the client is not the one who left.
 func (c *serverConn) readingEnded(err error) error {
 	switch {
-	case errors.Is(err, io.EOF):
+	case errors.Is(err, io.EOF), errors.Is(err, seqpacket.ErrPeerClosed): // the latter if it left something unread
 		return nil
 	case c.server.ctx.Err() != nil:
 		c.goodbye(situation(ErrClosed, "the service is shutting down"))

@@ -49,7 +49,7 @@ func TestAPoolIsClosedToStrangersHoweverTheyCome(t *testing.T) {
 	assert.ErrorIs(t, err, ErrDenied)
 	assert.ErrorIs(t, stranger.DestroyPool(p.info.ID), ErrDenied)
 	assert.ErrorIs(t, stranger.Unpublish("x"), ErrDenied)
-	_, err = stranger.CreatePool(PoolSpec{Name: "mine", Kind: fake, MaxBytes: 1})
+	_, err = stranger.CreatePool(PoolSpec{Name: "mine", Kind: fake, MaxBytes: 512})
 	assert.ErrorIs(t, err, ErrDenied)
 	assert.Empty(t, stranger.Stats().Pools)
 	assert.Len(t, svc.Stats().Pools, 1)
@@ -67,7 +67,7 @@ func TestAUserOfAPoolMayNotDestroyIt(t *testing.T) {
 func TestTheListIsTheSpecsNoMore(t *testing.T) {
 	svc := newService(t)
 	uids := []uint32{Self().UID}
-	p := createPool(t, open(t, svc), PoolSpec{Name: "p", Kind: fake, MaxBytes: 1, Access: Access{UIDs: uids}})
+	p := createPool(t, open(t, svc), PoolSpec{Name: "p", Kind: fake, MaxBytes: 512, Access: Access{UIDs: uids}})
 	uids[0]++
 	_, err := open(t, svc).FindPool(p.info.ID)
 	assert.NoError(t, err)
@@ -76,5 +76,5 @@ func TestTheListIsTheSpecsNoMore(t *testing.T) {
 func TestSelfIsThisProcess(t *testing.T) {
 	svc := NewService(Config{MayCreate: func(p Peer) bool { return p.PID == Self().PID }})
 	defer svc.Close()
-	createPool(t, open(t, svc), PoolSpec{Name: "p", Kind: fake, MaxBytes: 1})
+	createPool(t, open(t, svc), PoolSpec{Name: "p", Kind: fake, MaxBytes: 512})
 }

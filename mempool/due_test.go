@@ -167,9 +167,9 @@ func TestAPoolThatCannotBeMadeLeavesItsNameFree(t *testing.T) {
 	s := open(t, svc)
 	fakeFaults.Store(t.Name(), situation(ErrUnavailable, "no such thing here"))
 	defer fakeFaults.Delete(t.Name())
-	_, err := s.CreatePool(PoolSpec{Name: "p", Kind: fake, Device: t.Name(), MaxBytes: 1})
+	_, err := s.CreatePool(PoolSpec{Name: "p", Kind: fake, Device: t.Name(), MaxBytes: 512})
 	require.ErrorIs(t, err, ErrUnavailable)
-	createPool(t, s, PoolSpec{Name: "p", Kind: fake, MaxBytes: 1})
+	createPool(t, s, PoolSpec{Name: "p", Kind: fake, MaxBytes: 512})
 }
 
 func TestDriverInUseIsTheArenasWord(t *testing.T) {

@@ -92,7 +92,16 @@ func mapHost(f *os.File, size uint64) ([]byte, error) {
 func hostError(call string, err error) error {
 	sentinel := ErrInternal
 	switch {
-	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
+		return situation(ErrLimit, "%v; raise the limit (LimitNOFILE= in a unit of systemd, ulimit -n)", os.NewSyscallError(call, err))
+	case errors.Is(err, unix.EFBIG):
+		var limit unix.Rlimit
+		if unix.Getrlimit(unix.RLIMIT_FSIZE, &limit) == nil && limit.Cur != unix.RLIM_INFINITY {
+			return situation(ErrLimit, "%v; no file of this process may have more than %d bytes: raise that limit (LimitFSIZE= in a unit of systemd, "+
+				"ulimit -f)", os.NewSyscallError(call, err), limit.Cur)
+		}
+		sentinel = ErrInvalid
+	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOSPC):
 		sentinel = ErrOutOfMemory
 	case errors.Is(err, unix.ENOSYS):
 		sentinel = ErrUnavailable

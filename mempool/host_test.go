@@ -34,7 +34,7 @@ func TestAMemfdTooLargeForTheMachineIsATypedError(t *testing.T) {
 	assert.Error(t, err)
 	_, err = mapHost(nil, math.MaxUint64)
 	assert.ErrorIs(t, err, ErrInvalid)
-	for errno, want := range map[error]error{unix.ENOMEM: ErrOutOfMemory, unix.EMFILE: ErrOutOfMemory, unix.ENOSYS: ErrUnavailable, unix.EIO: ErrInternal} {
+	for errno, want := range map[error]error{unix.ENOMEM: ErrOutOfMemory, unix.EMFILE: ErrLimit, unix.EFBIG: ErrInvalid, unix.ENOSYS: ErrUnavailable, unix.EIO: ErrInternal} {
 		assert.ErrorIs(t, hostError("call", errno), want)
 	}
 }

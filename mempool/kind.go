@@ -104,6 +104,10 @@ func NewArena(spec PoolSpec) (Arena, error) {
 	if err != nil {
 		return nil, adviseWithoutGPU(err)
 	}
+	if least := max(minBlock, arena.Granularity()); spec.MaxBytes < least {
+		return nil, errors.Join(situation(ErrInvalid, "pool %q could never hold a buffer: it may take %d bytes, and the smallest block of kind %s "+
+			"has %d; sizes are in bytes, unless they have a unit (max=64MiB)", spec.Name, spec.MaxBytes, spec.Kind, least), arena.Close())
+	}
 	return arena, nil
 }
 

@@ -32,7 +32,7 @@ func TestMemoryOfAPoolCanBeMadeWithoutThePool(t *testing.T) {
 }
 
 func TestWhereThereIsNoGPUAnErrorSaysWhatToDoWithoutOne(t *testing.T) {
-	spec := PoolSpec{Name: "p", Kind: fake, Device: t.Name(), MaxBytes: 1}
+	spec := PoolSpec{Name: "p", Kind: fake, Device: t.Name(), MaxBytes: 512}
 	for _, missing := range []error{cuda.ErrNoDriver, cuda.ErrNoDevice} {
 		fakeFaults.Store(t.Name(), deviceError("find a GPU", missing))
 		_, err := NewArena(spec)

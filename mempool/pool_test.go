@@ -41,9 +41,10 @@ func TestABufferOfNoBytesHasABlockOfItsOwn(t *testing.T) {
 	assert.EqualValues(t, 4096, l.Info().BlockBytes)
 	checkBooks(t, svc)
 
-	less := createPool(t, s, PoolSpec{Name: "less", Kind: Host, MaxBytes: 100})
-	_, err := s.Allocate(context.Background(), less.info.ID, Bytes(0), 0)
-	assert.ErrorIs(t, err, ErrLimit, "a pool smaller than a page has no block")
+	_, err := s.CreatePool(PoolSpec{Name: "less", Kind: Host, MaxBytes: 10})
+	require.ErrorIs(t, err, ErrInvalid, "a pool smaller than a page has no block")
+	assert.ErrorContains(t, err, "it may take 10 bytes")
+	createPool(t, s, PoolSpec{Name: "less", Kind: Host, MaxBytes: 4096})
 }
 
 func TestASizeClassAboveTheLimitFallsBackToWhatIsNeeded(t *testing.T) {

@@ -147,7 +147,7 @@ func TestADestroyedPoolGoesWithItsLastLeaseAndMapping(t *testing.T) {
 	_, err = c.OpenPool(ctx, p.info.Name, 0)
 	assert.ErrorIs(t, err, ErrNotFound)
 	require.NoError(t, l.CopyFrom(0, []byte("still mine")))
-	again := createPool(t, c.Session, PoolSpec{Name: p.info.Name, Kind: fake, MaxBytes: 1})
+	again := createPool(t, c.Session, PoolSpec{Name: p.info.Name, Kind: fake, MaxBytes: 512})
 	assert.NotEqual(t, p.info.ID, again.info.ID)
 	checkBooks(t, svc)
 

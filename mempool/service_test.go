@@ -88,7 +88,7 @@ func TestNothingBeginsInAClosedService(t *testing.T) {
 	svc.Close()
 	_, err := svc.OpenSession(Self(), nil)
 	assert.ErrorIs(t, err, ErrClosed)
-	_, err = s.CreatePool(PoolSpec{Name: "p", Kind: fake, MaxBytes: 1})
+	_, err = s.CreatePool(PoolSpec{Name: "p", Kind: fake, MaxBytes: 512})
 	assert.ErrorIs(t, err, ErrClosed)
 }
 
@@ -108,11 +108,11 @@ func TestAPoolThatIsMadeWhileTheServiceClosesGoesWithIt(t *testing.T) {
 	backends = append(backends[:len(backends):len(backends)], held)
 	failed, closed := make(chan error), make(chan struct{})
 	go func() {
-		_, err := s.CreatePool(PoolSpec{Name: "p", Kind: "held", MaxBytes: 1})
+		_, err := s.CreatePool(PoolSpec{Name: "p", Kind: "held", MaxBytes: 512})
 		failed <- err
 	}()
 	<-making
-	_, err := s.CreatePool(PoolSpec{Name: "p", Kind: "held", MaxBytes: 1})
+	_, err := s.CreatePool(PoolSpec{Name: "p", Kind: "held", MaxBytes: 512})
 	assert.ErrorIs(t, err, ErrExists, "its name is taken")
 	opened := make(chan error)
 	go func() {

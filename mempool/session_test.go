@@ -15,7 +15,7 @@ func TestAnEndedSessionCanDoNothing(t *testing.T) {
 	p, _ := fakePool(t, s, 1<<20)
 	s.End(nil)
 	ctx := context.Background()
-	_, err := s.CreatePool(PoolSpec{Name: "q", Kind: fake, MaxBytes: 1})
+	_, err := s.CreatePool(PoolSpec{Name: "q", Kind: fake, MaxBytes: 512})
 	assert.ErrorIs(t, err, ErrClosed)
 	_, err = s.OpenPool(ctx, p.info.Name, patience)
 	assert.ErrorIs(t, err, ErrClosed)

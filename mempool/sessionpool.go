@@ -182,8 +182,8 @@ func (s *Session) pool(id uint64) (*Pool, error) {
 }
 
 func (p *Pool) denied(peer Peer) error {
-	return situation(ErrDenied, "pool %q is not open to user %d (group %d); its access list is set when it is made",
-		p.info.Name, peer.UID, peer.GID)
+	return situation(ErrDenied, "pool %[1]q is not open to user %[2]d (group %[3]d): who may use a pool is said when it is made, with its access list "+
+		"(uid=%[2]d or gid=%[3]d in --pool, uids and gids in Python)", p.info.Name, peer.UID, peer.GID)
 }
 
 // DestroyPool ends a pool: nothing new can be allocated in it, its names go at once, and its memory goes with the last

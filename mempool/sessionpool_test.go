@@ -30,7 +30,7 @@ func TestAPoolIsFoundByNameAndID(t *testing.T) {
 	assert.ErrorIs(t, err, ErrNotFound)
 	_, err = s.Allocate(ctx, 1, Tensor{}, 0)
 	assert.ErrorIs(t, err, ErrInvalid)
-	_, err = s.CreatePool(PoolSpec{Name: "p", Kind: fake, MaxBytes: 1})
+	_, err = s.CreatePool(PoolSpec{Name: "p", Kind: fake, MaxBytes: 512})
 	assert.ErrorIs(t, err, ErrExists)
 	_, err = s.CreatePool(PoolSpec{})
 	assert.ErrorIs(t, err, ErrInvalid)
@@ -53,7 +53,7 @@ func TestOpenWaitsForThePool(t *testing.T) {
 			found <- p
 		}()
 		synctest.Wait()
-		p := createPool(t, s, PoolSpec{Name: "p", Kind: fake, MaxBytes: 1})
+		p := createPool(t, s, PoolSpec{Name: "p", Kind: fake, MaxBytes: 512})
 		assert.Same(t, p, <-found)
 	})
 }
@@ -229,7 +229,7 @@ func TestEnsuringAPoolNamesHowTheOneThereDiffers(t *testing.T) {
 func TestOnlyWhoMayCreatesPools(t *testing.T) {
 	svc := NewService(Config{MayCreate: func(p Peer) bool { return p.UID == 7 }})
 	defer svc.Close()
-	_, err := openClient(t, svc, Peer{UID: 8}).CreatePool(PoolSpec{Name: "p", Kind: fake, MaxBytes: 1})
+	_, err := openClient(t, svc, Peer{UID: 8}).CreatePool(PoolSpec{Name: "p", Kind: fake, MaxBytes: 512})
 	assert.ErrorIs(t, err, ErrDenied)
-	createPool(t, openClient(t, svc, Peer{UID: 7}).Session, PoolSpec{Name: "p", Kind: fake, MaxBytes: 1})
+	createPool(t, openClient(t, svc, Peer{UID: 7}).Session, PoolSpec{Name: "p", Kind: fake, MaxBytes: 512})
 }

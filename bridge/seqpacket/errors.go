@@ -31,7 +31,7 @@ var (
 	// ErrFDsRefused: the peer does not take file descriptors (EPERM, SO_PASSRIGHTS).
 	ErrFDsRefused = errors.New("the peer refuses file descriptors")
 	// ErrFDTableFull: this process or machine has no free descriptor (EMFILE, ENFILE).
-	ErrFDTableFull = errors.New("the table of file descriptors is full")
+	ErrFDTableFull = errors.New("the table of file descriptors is full; raise the limit (LimitNOFILE= in a unit of systemd, ulimit -n)")
 
 	// ErrInUse: a live service listens at the path.
 	ErrInUse = errors.New("a live service uses the socket; stop that one, or choose another path")

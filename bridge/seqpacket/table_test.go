@@ -30,7 +30,9 @@ func TestReserveMakesRoomForDescriptors(t *testing.T) {
 	if uint64(n) > limit.Cur {
 		t.Skipf("only %d descriptors are allowed", limit.Cur)
 	}
-	require.NoError(t, Reserve(n))
+	room, err := Reserve(n)
+	require.NoError(t, err)
+	assert.Equal(t, n, room)
 	assert.GreaterOrEqual(t, tableSize(t), n)
 }
 
@@ -40,6 +42,8 @@ func TestReserveStopsAtTheLimit(t *testing.T) {
 	if limit.Cur > 1<<20 {
 		t.Skipf("%d descriptors are allowed, whose table would take much memory", limit.Cur)
 	}
-	require.NoError(t, Reserve(int(limit.Cur)+1))
+	room, err := Reserve(int(limit.Cur) + 1)
+	require.NoError(t, err)
+	assert.EqualValues(t, limit.Cur, room)
 	assert.LessOrEqual(t, uint64(tableSize(t)), max(2*limit.Cur, 64))
 }

@@ -1,13 +1,23 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/doctor"
 )
+
+// verdict is an error if something is missing, which the findings have told already.
+func verdict(findings []doctor.Finding) error {
+	if slices.ContainsFunc(findings, func(f doctor.Finding) bool { return f.Status == doctor.Missing }) {
+		return errReported
+	}
+	return nil
+}
 
 func newDoctor() *cobra.Command {
 	var (
@@ -18,12 +28,13 @@ func newDoctor() *cobra.Command {
 		Use:   "doctor",
 		Short: "Say what this machine has, and what to do about what it lacks",
 		Long: `Look at the driver, the GPUs and what they can share, namespaces, limits, the Python packages and the service, and for
-each thing that is missing say what to do. It changes nothing, and its exit status is 0 whatever it finds.`,
+each thing that is missing say what to do. It changes nothing. Its exit status is 1 if anything is missing: on a machine
+without a GPU that is the driver, and kind host works without it.`,
 		Args: arguments(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			findings := doctor.Examine(c.Context(), o)
 			if asJSON {
-				return writeJSON(c.OutOrStdout(), map[string]any{"findings": findings})
+				return cmp.Or(writeJSON(c.OutOrStdout(), map[string]any{"findings": findings}), verdict(findings))
 			}
 			w := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', 0)
 			for _, f := range findings {
@@ -32,7 +43,7 @@ each thing that is missing say what to do. It changes nothing, and its exit stat
 					fmt.Fprintf(w, "\t\t→ %s\n", f.Advice)
 				}
 			}
-			return w.Flush()
+			return cmp.Or(w.Flush(), verdict(findings))
 		},
 	}
 	socketFlag(c, &o.Socket)

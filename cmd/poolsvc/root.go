@@ -26,7 +26,7 @@ func newRoot() *cobra.Command {
 Start with poolsvc verify: does it work on this machine?
 
 The service listens on $POOLBRIDGE_SOCKET, else on poolbridge/poolsvc.sock below $XDG_RUNTIME_DIR, else on
-poolbridge-UID/poolsvc.sock below the temporary directory.`,
+poolbridge-UID/poolsvc.sock below $TMPDIR or /tmp.`,
 		Version:       version,
 		SilenceUsage:  true,
 		SilenceErrors: true,

@@ -29,6 +29,7 @@ from poolbridge._errors import (
     PoolLimitError,
     ServiceStalledError,
     UnsupportedError,
+    shown,
 )
 from poolbridge._literals import AckMode, ChannelMode, FullPolicy
 from poolbridge._messages import Open, PoolReply, Reply
@@ -57,7 +58,7 @@ _MOST_TEXT = 256
 
 def _check_word(word: str, known: tuple[str, ...], what: str) -> str:
     if word not in known:
-        raise InvalidArgumentError(f"{what} {word!r} is not known: expected one of {', '.join(known)}")
+        raise InvalidArgumentError(f"{what} {shown(word)} is not known: expected one of {', '.join(known)}")
     return word
 
 
@@ -85,7 +86,7 @@ def _check_text(text: Any) -> None:
     except (AttributeError, UnicodeEncodeError):
         fits = False
     if not fits:
-        raise InvalidArgumentError(f"meta has {text!r}: expected texts of at most {_MOST_TEXT} bytes of UTF-8")
+        raise InvalidArgumentError(f"meta has {shown(text)}: expected texts of at most {_MOST_TEXT} bytes of UTF-8")
 
 
 def _check_feature(session: Session) -> None:

@@ -251,6 +251,21 @@ _BY_CODE: dict[str, type[PoolbridgeError]] = {
 }
 
 
+SESSION_LOST = (
+    "this client's leases and subscriptions have ended, what it was writing has failed, and names that it did not keep "
+    "are gone; arrays that are alive can still be read. Connect again to go on"
+)
+"""What it means that the connection is gone, and what to do."""
+
+_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """Give what an error says of a value that was given: its repr, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text):,} characters)"
+
+
 def from_wire(code: str, message: str) -> PoolbridgeError:
     """Make the exception that stands for an error of the wire.
 

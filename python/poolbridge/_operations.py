@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from poolbridge import _dlpack, _event, _order, _tensor, _timelines
 from poolbridge._channel_messages import Timeline, TimelineReply
-from poolbridge._errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from poolbridge._errors import InvalidArgumentError, NotFoundError, UnsupportedError, shown
 from poolbridge._hold import Hold
 from poolbridge._kinds import KINDS
 from poolbridge._messages import (
@@ -98,10 +98,10 @@ def check_name(name: str, what: str) -> str:
     try:
         size = len(name.encode())
     except (UnicodeEncodeError, AttributeError):
-        raise InvalidArgumentError(f"the {what} name {name!r} is no valid text") from None
+        raise InvalidArgumentError(f"the {what} name {shown(name)} is no valid text") from None
     if not 1 <= size <= MAX_NAME or _CONTROL.search(name):
         raise InvalidArgumentError(
-            f"the {what} name {name!r} has {size} bytes: expected 1 to {MAX_NAME}, without control characters"
+            f"the {what} name {shown(name)} has {size} bytes: expected 1 to {MAX_NAME}, without control characters"
         )
     return name
 
@@ -121,7 +121,7 @@ def check_wait(timeout: float | None) -> int:
     except (TypeError, ValueError, OverflowError):
         milliseconds = _FOREVER_MS if timeout == math.inf else -1
     if milliseconds < 0:
-        raise InvalidArgumentError(f"timeout {timeout!r} is no time: expected seconds, or None for no limit")
+        raise InvalidArgumentError(f"timeout {shown(timeout)} is no time: expected seconds, or None for no limit")
     return min(milliseconds, _FOREVER_MS)
 
 
@@ -136,7 +136,7 @@ def check_count(value: int, what: str, *, least: int = 0) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise InvalidArgumentError(f"{what} {value!r} is no whole number") from None
+        raise InvalidArgumentError(f"{what} {shown(value)} is no whole number") from None
     if not least <= number <= U_MAX:
         raise InvalidArgumentError(f"{what} {number} is out of range: expected {least} to 2**63 - 1")
     return number
@@ -180,7 +180,7 @@ def check_device(device: int | str | None) -> int | str | None:
 
 def _check_kind(kind: str) -> str:
     if kind not in KINDS:
-        raise InvalidArgumentError(f"the kind of a pool is one of {', '.join(KINDS)}, not {kind!r}")
+        raise InvalidArgumentError(f"the kind of a pool is one of {', '.join(KINDS)}, not {shown(kind)}")
     return kind
 
 

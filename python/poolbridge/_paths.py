@@ -63,7 +63,11 @@ def dial(path: str) -> socket.socket | None:
         return None
     except PermissionError as error:
         sock.close()
-        raise AccessDeniedError(f"user {os.getuid()} may not connect to {path}: {error.strerror}") from error
+        raise AccessDeniedError(
+            f"user {os.getuid()} may not connect to {path}: {error.strerror}. Start the service with --mode 0660, for "
+            "a group, or --mode 0666, for all, its socket in a folder that this user may enter, and make pools with "
+            f"uids=[{os.getuid()}] or gids=[…] (`--pool …,uid={os.getuid()}`) for it"
+        ) from error
     except OSError as error:
         sock.close()
         if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR):

@@ -197,7 +197,7 @@ class Session(SessionMemory):
             return error
         if not self.core.epoch:  # there never was a session to lose
             return _errors.from_wire(goodbye.c, goodbye.m)
-        return ConnectionLostError(f"the service said goodbye ({goodbye.c}): {goodbye.m}")
+        return ConnectionLostError(f"the service said goodbye ({goodbye.c}): {goodbye.m}. So {_errors.SESSION_LOST}")
 
     # Leases
 

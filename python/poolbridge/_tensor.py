@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from poolbridge._errors import InvalidArgumentError, ProtocolError
+from poolbridge._errors import InvalidArgumentError, ProtocolError, shown
 from poolbridge._messages import U_MAX, Tensor
 from poolbridge._packet import MAX_NDIM
 
@@ -87,7 +87,7 @@ def element_type(dtype: Any) -> ElementType:
         parsed = np.dtype(dtype)
     except TypeError as error:
         raise InvalidArgumentError(
-            f"{dtype!r} is no dtype: {error}; expected one of {', '.join(ELEMENT_TYPES)}"
+            f"{shown(dtype)} is no dtype: {error}; expected one of {', '.join(ELEMENT_TYPES)}"
         ) from None
     element = ELEMENT_TYPES.get(parsed.name)
     if element is None or not parsed.isnative:
@@ -200,7 +200,7 @@ def describe(shape: int | Iterable[int], dtype: Any) -> Description:
         extents: Iterable[Any] = shape if isinstance(shape, Iterable) else (shape,)
         checked = tuple(operator.index(extent) for extent in extents)
     except TypeError:
-        raise InvalidArgumentError(f"shape {shape!r} is not made of whole numbers") from None
+        raise InvalidArgumentError(f"shape {shown(shape)} is not made of whole numbers") from None
     if len(checked) > MAX_NDIM:
         raise InvalidArgumentError(f"{len(checked)} axes; at most {MAX_NDIM} can be shared")
     if any(extent < 0 for extent in checked):

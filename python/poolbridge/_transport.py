@@ -8,7 +8,7 @@ import socket
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from poolbridge._errors import ConnectionLostError, PoolbridgeError, ProtocolError
+from poolbridge._errors import SESSION_LOST, ConnectionLostError, PoolbridgeError, ProtocolError
 from poolbridge._packet import MAX_FDS, MAX_PACKET
 from poolbridge._ring import MARKED, Ring
 
@@ -150,7 +150,7 @@ class Transport:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise ConnectionLostError(f"the service is gone: {error}") from error
+            raise ConnectionLostError(f"the service is gone ({error.strerror}): {SESSION_LOST}") from error
         return True
 
     def receive(self, *, readable: bool = False) -> tuple[Sequence[bytes], Descriptors] | None:
@@ -226,7 +226,7 @@ class Transport:
         except (BlockingIOError, InterruptedError):
             return None
         except OSError as error:
-            raise ConnectionLostError(f"the service is gone: {error}") from error
+            raise ConnectionLostError(f"the service is gone ({error.strerror}): {SESSION_LOST}") from error
         descriptors = Descriptors(_rights(control) if control else ())
         try:
             if flags & _CONTROL_TRUNCATED:
@@ -236,7 +236,7 @@ class Transport:
             if len(descriptors) > MAX_FDS:
                 raise ProtocolError(f"{len(descriptors)} descriptors in a packet; the protocol allows {MAX_FDS}")
             if not length:
-                raise ConnectionLostError("the service closed the connection")
+                raise ConnectionLostError(f"the service closed the connection: {SESSION_LOST}")
         except BaseException:
             descriptors.close()
             raise

@@ -396,6 +396,21 @@ def test_bad_arguments_are_refused(service, client, call):
     assert not service.seen(cm.Subscribe)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client, long: client.create_channel("made").publish(np.zeros(3), meta={"a": long}),
+        lambda client, long: client.create_channel(long),
+        lambda client, long: client.create_channel("c", mode=long),
+        lambda client, long: client.allocate((long,)),
+    ],
+)
+def test_an_error_does_not_repeat_a_long_value(service, client, call):
+    with pytest.raises(poolbridge.InvalidArgumentError, match=r"100,00\d characters") as caught:
+        call(client, "x" * 100_000)
+    assert len(str(caught.value)) < 400
+
+
 def test_any_whole_number_will_do_as_a_number_of_frames(service, client):
     channel = client.create_channel("c", capacity=np.int64(2))
     assert [request.cp for request in service.seen(cm.MakeChannel)] == [2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -151,6 +152,22 @@ def test_memory_outlives_a_service_that_vanishes(service, client):
         client.stats()
     assert array.tolist() == [4, 4, 4, 4]
     assert lease.released
+
+
+def test_a_lost_connection_says_what_is_lost_and_what_to_do(service, client):
+    service.connections[0].hang_up()
+    service.connections[0].join()
+    with pytest.raises(poolbridge.ConnectionLostError, match=r"leases and subscriptions have ended.*Connect again"):
+        client.stats()
+
+
+def test_a_socket_of_another_user_says_how_to_be_let_in(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    with pytest.raises(poolbridge.AccessDeniedError, match=rf"--mode 0660.*uid={os.getuid()}"):
+        poolbridge.connect(tmp_path / "s")
 
 
 def test_goodbye_is_the_reason_given(service, client):

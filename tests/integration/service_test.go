@@ -49,6 +49,7 @@ func TestPoolsThatTheCommandLineCannotMakeAreExplained(t *testing.T) {
 		"name=p,kind=host":                 "most bytes",
 		"name=p,kind=tape,max=1":           "unknown kind",
 		"name=,kind=host,max=1":            "must not be empty",
+		"name=p,kind=host,max=10":          "could never hold a buffer",
 		"name=p,kind=host,max=lots":        "is no size",
 		"name=p,kind=host,max=900TiB":      "make a smaller pool",
 		"name=p,kind=host,max=1,size=2":    "unknown key",

@@ -113,7 +113,7 @@ func (c *chart) limits() {
 	var files, locked unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil {
 		if files.Max < minFiles {
-			c.warn("open files", "raise it (ulimit -Hn, LimitNOFILE=): a session takes two", "at most %d", files.Max)
+			c.warn("open files", "raise it (ulimit -Hn, LimitNOFILE=): a session takes three", "at most %d", files.Max)
 		} else {
 			c.ok("open files", "%d, can be raised to %d", files.Cur, files.Max)
 		}

@@ -1,0 +1,64 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/tests/rig"
+)
+
+// limited has services of this test run under a limit of the shell's ulimit.
+func limited(t *testing.T, limit string) {
+	t.Helper()
+	script := filepath.Join(t.TempDir(), "poolsvc")
+	text := fmt.Sprintf("#!/bin/sh\nulimit %s && exec '%s' \"$@\"\n", limit, rig.Poolsvc(t))
+	require.NoError(t, os.WriteFile(script, []byte(text), 0o700))
+	t.Setenv("POOLBRIDGE_TEST_POOLSVC", script)
+}
+
+func TestAServiceThatMayHaveFewFilesSaysSoAtItsStart(t *testing.T) {
+	limited(t, "-n 64")
+	log := rig.Serve(t).Log()
+	assert.Contains(t, log, "LimitNOFILE")
+	assert.Contains(t, log, "descriptors=64")
+	assert.NotContains(t, rig.Serve(t, "--limit", "sessions=8").Log(), "LimitNOFILE", "that is enough")
+}
+
+func TestAServiceThatMayMakeNoLargeFileNamesTheLimit(t *testing.T) {
+	limited(t, "-f 16")
+	s := rig.Serve(t)
+	c, err := bridge.Dial(t.Context(), s.Socket)
+	require.NoError(t, err)
+	_, err = c.CreatePool(t.Context(), mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 1 << 20})
+	require.ErrorIs(t, err, bridge.ErrLimit)
+	assert.ErrorContains(t, err, "LimitFSIZE")
+	require.NoError(t, c.Close())
+}
+
+func TestTheExitStatusOfDoctorSaysWhetherAnythingIsMissing(t *testing.T) {
+	doctor := func(env ...string) (missing bool, err error) {
+		c := exec.Command(rig.Poolsvc(t), "doctor", "--json", "--socket", filepath.Join(t.TempDir(), "s"))
+		c.Env = append(os.Environ(), env...)
+		out, err := c.Output()
+		var report struct{ Findings []struct{ Status string } }
+		require.NoError(t, json.Unmarshal(out, &report))
+		for _, f := range report.Findings {
+			missing = missing || f.Status == "missing"
+		}
+		return missing, err
+	}
+	missing, err := doctor("CUDA_VISIBLE_DEVICES=")
+	assert.True(t, missing)
+	assert.Error(t, err)
+	missing, err = doctor()
+	assert.Equal(t, missing, err != nil, "%v", err)
+}
