@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--bytes", action="append", type=int, help="bytes of an array (default: 4 KiB to 1 GiB)")
     parser.add_argument("--only", action="append", choices=_WORKLOADS, help="workload (default: all)")
     parser.add_argument("--seconds", type=float, default=1.0, help="time of each measurement (default: 1)")
+    parser.add_argument("--depth", type=int, default=64, help="arrays of a stream that are under way (default: 64)")
     parser.add_argument("--json", action="store_true", help="print a JSON object a line")
     parser.add_argument("--worker", metavar="FD", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--socket", help=argparse.SUPPRESS)
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         heads = "".join(f"{head:>12}" for head in ("p50 µs", "p99 µs", "p99.9 µs"))
         show(f"{'workload':18} {'kind':8} {'bytes':>11} {heads} {'a second':>12}  system")
     kinds, sizes, workloads = given.kind or ["host", "device"], given.bytes or _SIZES, given.only or _WORKLOADS
-    for result in measure(list(kinds), list(sizes), list(workloads), given.seconds, skip):
+    wanted = list(kinds), list(sizes), list(workloads)
+    for result in measure(*wanted, skip, seconds=given.seconds, depth=given.depth):
         show(result.to_json() if given.json else _row(result))
     return 0

@@ -10,12 +10,12 @@ from multiprocessing.context import SpawnContext
 from typing import Any, Final
 
 from poolbridge._bench_link import Link
-from poolbridge._bench_link_cuda import CudaCoreDescriptorLink, CudaCoreLink
+from poolbridge._bench_link_cuda import CudaCoreDescriptorLink, CudaCoreLink, CudaCoreOnceLink
 from poolbridge._bench_link_devshm import DeviceSharedMemoryLink, PageLockedSharedMemoryLink
 from poolbridge._bench_link_queue import QueueLink
 from poolbridge._bench_link_shm import NewSharedMemoryLink, SharedMemoryLink
 from poolbridge._bench_link_socket import SocketLink
-from poolbridge._bench_link_torch import TorchDeviceLink, TorchLink
+from poolbridge._bench_link_torch import TorchDeviceLink, TorchFileLink, TorchLink
 from poolbridge._bench_sample import Result, summarize
 
 LINKS: Final[tuple[type[Link], ...]] = (
@@ -24,8 +24,10 @@ LINKS: Final[tuple[type[Link], ...]] = (
     NewSharedMemoryLink,
     SocketLink,
     TorchLink,
+    TorchFileLink,
     CudaCoreLink,
     CudaCoreDescriptorLink,
+    CudaCoreOnceLink,
     TorchDeviceLink,
     DeviceSharedMemoryLink,
     PageLockedSharedMemoryLink,
@@ -37,13 +39,12 @@ MOST_COPIED: Final = 64 << 20
 _WARM_UP = 30
 _MOST = 5_000
 _LEAST = 5
-_STREAM_DEPTH = 16
 _STREAM_BYTES: Final = 64 << 10
 _ACK = b"\1"
 
 
-def consume(link: Link, answers: socket.socket, *, each: bool) -> None:
-    """Be the consumer: look at every array; acknowledge each, or say at the end when it was over."""
+def consume(link: Link, answers: socket.socket, warm_up: int | None) -> None:
+    """Be the consumer: look at every array, and acknowledge each; of a stream, the end of the warm-up and its own."""
     link.open_to_receive()
     answers.sendall(_ACK)
     expected = 0
@@ -52,11 +53,11 @@ def consume(link: Link, answers: socket.socket, *, each: bool) -> None:
         if number != expected:
             raise AssertionError(f"array {number} came where {expected} was expected")
         expected += 1
-        if each:
+        if warm_up is None or expected == warm_up:
             answers.sendall(_ACK)
         del item
         link.received()
-    if not each:
+    if warm_up is not None:
         answers.sendall(_ACK)
     link.leave()
 
@@ -64,9 +65,9 @@ def consume(link: Link, answers: socket.socket, *, each: bool) -> None:
 class Consumer:
     """A spawned process at the other end of a link."""
 
-    def __init__(self, context: SpawnContext, link: Link, *, each: bool) -> None:
+    def __init__(self, context: SpawnContext, link: Link, warm_up: int | None = None) -> None:
         self._answers, theirs = socket.socketpair()
-        self._process = context.Process(target=consume, args=(link, theirs), kwargs={"each": each}, daemon=True)
+        self._process = context.Process(target=consume, args=(link, theirs, warm_up), daemon=True)
         self._process.start()
         theirs.close()
         self.wait()
@@ -93,7 +94,7 @@ def hand_over(context: SpawnContext, kind: type[Link], nbytes: int, seconds: flo
     """Hand new arrays over, one by one, each acknowledged before the next."""
     link = kind(context, nbytes, 1)
     link.open_to_send()
-    consumer = Consumer(context, link, each=True)
+    consumer = Consumer(context, link)
     samples: list[int] = []
     begun = time.perf_counter_ns()
     number = 0
@@ -102,7 +103,6 @@ def hand_over(context: SpawnContext, kind: type[Link], nbytes: int, seconds: flo
         link.send(number)
         consumer.wait()
         end = time.perf_counter_ns()
-        link.sent()
         number += 1
         # A slow system is warm after its first array.
         if number <= _WARM_UP and (number < 2 or end - begun < seconds * 1e9 / 4):
@@ -118,16 +118,23 @@ def hand_over(context: SpawnContext, kind: type[Link], nbytes: int, seconds: flo
     return summarize("hand-over", kind.kind, nbytes, kind.name, samples=samples, elapsed_ns=elapsed)
 
 
-def stream(context: SpawnContext, kind: type[Link], nbytes: int, seconds: float) -> Result:
-    """Hand arrays over as fast as they go, `_STREAM_DEPTH` under way."""
-    link = kind(context, nbytes, _STREAM_DEPTH)
+def stream(context: SpawnContext, kind: type[Link], nbytes: int, depth: int, seconds: float) -> Result:
+    """Hand arrays over as fast as they go, `depth` under way.
+
+    The clock starts when the consumer has had twice as many: until then it loads libraries, starts CUDA, maps memory.
+    """
+    link = kind(context, nbytes, depth)
     link.open_to_send()
-    consumer = Consumer(context, link, each=False)
+    warm_up = 2 * (depth + 1)
+    consumer = Consumer(context, link, warm_up)
+    for number in range(warm_up):
+        link.send(number)
+    consumer.wait()
     number = 0
     begun = time.perf_counter_ns()
     until = begun + int(seconds * 1e9)
-    while number < 2 * _STREAM_DEPTH or time.perf_counter_ns() < until:
-        link.send(number)
+    while number < 2 * depth or time.perf_counter_ns() < until:
+        link.send(warm_up + number)
         number += 1
     link.finish()
     consumer.wait()
@@ -143,8 +150,10 @@ def measure(
     kinds: list[str],
     sizes: list[int],
     workloads: list[str],
-    seconds: float,
     skip: Callable[[str, str, str], None],
+    *,
+    seconds: float,
+    depth: int,
 ) -> Iterator[Result]:
     """Measure every alternative that can run here.
 
@@ -152,10 +161,12 @@ def measure(
     ----------
     kinds, sizes, workloads
         What to measure.
-    seconds
-        How long each measurement takes, about.
     skip
         Told which kind and system cannot run, and why.
+    seconds
+        How long each measurement takes, about.
+    depth
+        How many arrays of a stream are under way.
     """
     context: Any = multiprocessing.get_context("spawn")
     for link in LINKS:
@@ -165,10 +176,10 @@ def measure(
         if why:
             skip(link.kind, link.name, why)
             continue
-        if "hand-over" in workloads:
-            for nbytes in sizes:
-                if link.copies and nbytes > MOST_COPIED:
-                    continue
+        streams = "stream" in workloads
+        # One by one too what is streamed: a stream that is slower was not measured well.
+        for nbytes in sorted({*(sizes if "hand-over" in workloads else ()), *((_STREAM_BYTES,) if streams else ())}):
+            if not (link.copies and nbytes > MOST_COPIED):
                 yield hand_over(context, link, nbytes, seconds)
-        if "stream" in workloads and link.streams:
-            yield stream(context, link, _STREAM_BYTES, seconds)
+        if streams:
+            yield stream(context, link, _STREAM_BYTES, depth, seconds)

@@ -33,8 +33,6 @@ class Link(ABC):
     kind: ClassVar[str]
     copies: ClassVar[bool] = True
     """Whether the bytes themselves travel."""
-    streams: ClassVar[bool] = True
-    """Whether several arrays can be under way."""
 
     def __init__(self, context: SpawnContext, nbytes: int, depth: int) -> None:
         del context
@@ -60,9 +58,6 @@ class Link(ABC):
     def finish(self) -> None:
         """Say that no more will come."""
 
-    def sent(self) -> None:  # noqa: B027 - most keep nothing
-        """Give back what the last array took: the consumer has acknowledged it. Not timed."""
-
     @abstractmethod
     def close(self) -> None:
         """Give everything back. Called once, when the consumer has ended."""
@@ -77,10 +72,29 @@ class Link(ABC):
         """Wait for an array; give its number and itself, or None at the end."""
 
     def received(self) -> None:  # noqa: B027 - most keep nothing
-        """Give back what the last array took: nobody looks at it any more. Not timed."""
+        """Give back what the last array took: nobody looks at it any more. Not a part of a hand-over."""
 
     def leave(self) -> None:  # noqa: B027 - most keep nothing
         """Give back what receiving took."""
+
+
+class InTurn(Link):
+    """A link whose memory is made once and used in turn, which is what all documentations recommend."""
+
+    def __init__(self, context: SpawnContext, nbytes: int, depth: int) -> None:
+        super().__init__(context, nbytes, depth)
+        # One more than are under way: the consumer looks at one while the queue is full.
+        self.places = depth + 1
+        self._spare = context.Semaphore(self.places)
+
+    def free_place(self, number: int) -> int:
+        """Wait until the place of an array is free, and give its index."""
+        self._spare.acquire()
+        return number % self.places
+
+    def received(self) -> None:
+        """Let the producer have the place."""
+        self._spare.release()
 
 
 def number_of(array: Any) -> int:

@@ -8,7 +8,7 @@ from multiprocessing.queues import Queue
 from typing import Any
 
 from poolbridge._bench_gpu import Allocator, missing_gpu, preferred_consumer
-from poolbridge._bench_link import Link
+from poolbridge._bench_link import InTurn, Link
 from poolbridge._consumers import load
 
 
@@ -103,3 +103,46 @@ class CudaCoreDescriptorLink(CudaCoreLink):
         from cuda.core import Buffer
 
         return Buffer.from_ipc_descriptor(self._resource, came, stream=self._stream)
+
+
+class CudaCoreOnceLink(CudaCoreDescriptorLink, InTurn):
+    """Buffers that are made, sent and opened once, and used in turn: what is put later is which one it is."""
+
+    name = "cuda.core buffers opened once, which one through multiprocessing.Queue"
+
+    def open_to_send(self) -> None:
+        """Make the pool and the buffers."""
+        super().open_to_send()
+        assert self._allocator is not None  # noqa: S101 - just made
+        self._buffers = [self._allocator.new(self.nbytes) for _ in range(self.places)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_buffers": [buffer.ipc_descriptor for buffer in self._buffers]}
+
+    def send(self, number: int) -> None:
+        """Put the index of the next buffer."""
+        self._queue.put((number, self.free_place(number)))
+
+    def close(self) -> None:
+        """Free everything."""
+        super().close()
+        self._buffers.clear()
+
+    def open_to_receive(self) -> None:
+        """Use the GPU and open the buffers."""
+        super().open_to_receive()
+        opened = super()._arrived
+        self._buffers = [opened(descriptor) for descriptor in self._buffers]
+
+    def _arrived(self, came: Any) -> Any:
+        return self._buffers[came]
+
+    def received(self) -> None:
+        """Let the producer have the buffer."""
+        self._last = None
+        InTurn.received(self)
+
+    def leave(self) -> None:
+        """Unmap them."""
+        while self._buffers:
+            self._buffers.pop().close(self._stream)

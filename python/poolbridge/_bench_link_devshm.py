@@ -8,13 +8,13 @@ from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 from poolbridge._bench_gpu import Allocator, missing_gpu, preferred_consumer
-from poolbridge._bench_link import Link
+from poolbridge._bench_link import InTurn
 from poolbridge._bench_link_shm import bytes_of
 from poolbridge._consumers import load
-from poolbridge._errors import UnavailableError
+from poolbridge._cuda import _call
 
 
-class DeviceSharedMemoryLink(Link):
+class DeviceSharedMemoryLink(InTurn):
     """From the GPU into a segment, its name through a queue, and from the segment to the consumer's own GPU memory."""
 
     name = "multiprocessing.shared_memory"
@@ -24,7 +24,6 @@ class DeviceSharedMemoryLink(Link):
     def __init__(self, context: SpawnContext, nbytes: int, depth: int) -> None:
         super().__init__(context, nbytes, depth)
         self._queue: Queue[Any] = context.Queue(depth)
-        self._spare = context.Semaphore(depth + 1)
         self._segments: list[SharedMemory] = []
         self._mapped: dict[str, tuple[SharedMemory, int]] = {}
         self._allocator: Allocator | None = None
@@ -47,7 +46,7 @@ class DeviceSharedMemoryLink(Link):
     def open_to_send(self) -> None:
         """Make the data and the segments."""
         self._open()
-        for _ in range(self.depth + 1):
+        for _ in range(self.places):
             segment = SharedMemory(create=True, size=self.nbytes)
             bytes_of(segment)[:] = 1  # the pages are there
             self._segments.append(segment)
@@ -56,20 +55,13 @@ class DeviceSharedMemoryLink(Link):
     def _address(self, segment: SharedMemory) -> int:
         address = int(bytes_of(segment).ctypes.data)
         if self.page_locked:
-            from cuda.bindings import driver
-
-            status = driver.cuMemHostRegister(address, segment.size, 0)[0]
-            if status != driver.CUresult.CUDA_SUCCESS:
-                raise UnavailableError(f"shared memory cannot be page-locked: {status.name}")
+            _call("cuMemHostRegister", address, segment.size, 0)
         return address
 
     def send(self, number: int) -> None:
         """Copy into the next segment and put its name."""
-        from cuda.bindings import driver
-
-        self._spare.acquire()
-        at = number % len(self._segments)
-        driver.cuMemcpyDtoH(self._addresses[at], int(self._buffer.handle), self.nbytes)
+        at = self.free_place(number)
+        _call("cuMemcpyDtoH", self._addresses[at], int(self._buffer.handle), self.nbytes)
         self._queue.put((number, self._segments[at].name))
 
     def finish(self) -> None:
@@ -87,9 +79,7 @@ class DeviceSharedMemoryLink(Link):
 
     def _unlock(self, address: int) -> None:
         if self.page_locked:
-            from cuda.bindings import driver
-
-            driver.cuMemHostUnregister(address)
+            _call("cuMemHostUnregister", address)
 
     def open_to_receive(self) -> None:
         """Make the memory that is copied to."""
@@ -97,8 +87,6 @@ class DeviceSharedMemoryLink(Link):
 
     def receive(self) -> tuple[int, Any] | None:
         """Copy from the segment to the GPU and make an array of it."""
-        from cuda.bindings import driver
-
         item = self._queue.get()
         if item is None:
             return None
@@ -106,12 +94,8 @@ class DeviceSharedMemoryLink(Link):
         if name not in self._mapped:
             segment = SharedMemory(name)
             self._mapped[name] = segment, self._address(segment)
-        driver.cuMemcpyHtoD(int(self._buffer.handle), self._mapped[name][1], self.nbytes)
+        _call("cuMemcpyHtoD", int(self._buffer.handle), self._mapped[name][1], self.nbytes)
         return number, self._consumer.take(self._buffer)
-
-    def received(self) -> None:
-        """Let the producer have the segment."""
-        self._spare.release()
 
     def leave(self) -> None:
         """Unmap."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from poolbridge._bench_link import HEAD, Link, number_of, numbered
+from poolbridge._bench_link import HEAD, InTurn, Link, number_of, numbered
 
 
 def bytes_of(segment: SharedMemory) -> np.ndarray[Any, Any]:
@@ -17,7 +17,7 @@ def bytes_of(segment: SharedMemory) -> np.ndarray[Any, Any]:
     return np.ndarray((segment.size,), np.uint8, segment.buf)
 
 
-class SharedMemoryLink(Link):
+class SharedMemoryLink(InTurn):
     """Segments that are made once and used in turn; the producer copies in, the consumer maps each once."""
 
     name = "multiprocessing.shared_memory"
@@ -26,8 +26,6 @@ class SharedMemoryLink(Link):
     def __init__(self, context: SpawnContext, nbytes: int, depth: int) -> None:
         super().__init__(context, nbytes, depth)
         self._queue: Queue[Any] = context.Queue(depth)
-        # One more than are under way: the consumer looks at one while the queue is full.
-        self._spare = context.Semaphore(depth + 1)
         self._array: Any = None
         self._segments: list[SharedMemory] = []
         self._mapped: dict[str, tuple[SharedMemory, Any]] = {}
@@ -38,16 +36,15 @@ class SharedMemoryLink(Link):
     def open_to_send(self) -> None:
         """Make the data and the segments."""
         self._array = numbered(self.nbytes)
-        for _ in range(self.depth + 1):
+        for _ in range(self.places):
             segment = SharedMemory(create=True, size=len(self._array))
             np.copyto(bytes_of(segment), self._array)  # the pages are there
             self._segments.append(segment)
 
     def send(self, number: int) -> None:
         """Copy into the next segment and put its name."""
-        self._spare.acquire()
+        segment = self._segments[self.free_place(number)]
         self._array[: HEAD.itemsize].view(HEAD)[0] = number
-        segment = self._segments[number % len(self._segments)]
         np.copyto(bytes_of(segment), self._array)
         self._queue.put(segment.name)
 
@@ -74,10 +71,6 @@ class SharedMemoryLink(Link):
         array = self._mapped[name][1]
         return number_of(array), array
 
-    def received(self) -> None:
-        """Let the producer have the segment."""
-        self._spare.release()
-
     def leave(self) -> None:
         """Unmap."""
         while self._mapped:
@@ -87,21 +80,19 @@ class SharedMemoryLink(Link):
 
 
 class NewSharedMemoryLink(Link):
-    """A new segment for each array, which the consumer maps and unmaps."""
+    """A new segment for each array, which the consumer maps, unmaps and removes."""
 
     name = "multiprocessing.shared_memory (a new segment each)"
     kind = "host"
-    streams = False
 
     def __init__(self, context: SpawnContext, nbytes: int, depth: int) -> None:
         super().__init__(context, nbytes, depth)
         self._queue: Queue[Any] = context.Queue(depth)
         self._array: Any = None
-        self._last: SharedMemory | None = None
         self._mapped: SharedMemory | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_array": None, "_last": None}
+        return {**self.__dict__, "_array": None}
 
     def open_to_send(self) -> None:
         """Make the data."""
@@ -113,14 +104,7 @@ class NewSharedMemoryLink(Link):
         segment = SharedMemory(create=True, size=len(self._array))
         np.copyto(bytes_of(segment), self._array)
         self._queue.put(segment.name)
-        self._last = segment
-
-    def sent(self) -> None:
-        """Remove the segment."""
-        if self._last is not None:
-            self._last.close()
-            self._last.unlink()
-            self._last = None
+        segment.close()
 
     def finish(self) -> None:
         """Put a None."""
@@ -128,7 +112,6 @@ class NewSharedMemoryLink(Link):
 
     def close(self) -> None:
         """End the queue's thread."""
-        self.sent()
         self._queue.close()
         self._queue.join_thread()
 
@@ -142,7 +125,8 @@ class NewSharedMemoryLink(Link):
         return number_of(array), array
 
     def received(self) -> None:
-        """Unmap it."""
+        """Unmap and remove it."""
         if self._mapped is not None:
             self._mapped.close()
+            self._mapped.unlink()
             self._mapped = None

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import importlib.util
-from collections import deque
 from multiprocessing.context import SpawnContext
-from typing import Any
+from typing import Any, ClassVar
 
-from poolbridge._bench_link import HEAD, Link, number_of
+from poolbridge._bench_link import HEAD, InTurn, number_of
 
 
-class TorchLink(Link):
-    """A tensor on the CPU travels as a file descriptor of shared memory."""
+class TorchLink(InTurn):
+    """A tensor on the CPU travels as a file descriptor of shared memory.
+
+    Tensors are made once and put again and again, as PyTorch's notes on multiprocessing say: a new one has to be moved
+    into shared memory.
+    """
 
     name = "torch.multiprocessing"
     kind = "host"
     copies = False
-    device = "cpu"
+    device: ClassVar[str] = "cpu"
+    strategy: ClassVar[str] = "file_descriptor"
+    """How memory of the CPU is shared; this one is PyTorch's default on Linux."""
 
     def __init__(self, context: SpawnContext, nbytes: int, depth: int) -> None:
         super().__init__(context, nbytes, depth)
+        # Importing torch.multiprocessing teaches the queues of multiprocessing to share tensors.
         import torch.multiprocessing
 
-        del context
         self._queue: Any = torch.multiprocessing.get_context("spawn").Queue(depth)
-        # A tensor must live until the consumer has it.
-        self._alive: deque[Any] = deque(maxlen=depth + 2)
+        self._tensors: list[Any] = []
 
     @classmethod
     def missing(cls) -> str:
@@ -37,25 +41,30 @@ class TorchLink(Link):
         return "" if cls.device == "cpu" or torch.cuda.is_available() else "torch sees no GPU"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_alive": deque(maxlen=self.depth + 2)}
+        return {**self.__dict__, "_tensors": []}
+
+    def _share(self) -> None:
+        import torch.multiprocessing
+
+        torch.multiprocessing.set_sharing_strategy(self.strategy)
 
     def open_to_send(self) -> None:
-        """Start CUDA, where it is used."""
-        self._new().add_(1)
-
-    def _new(self) -> Any:
+        """Make the tensors."""
         import torch
 
-        return torch.empty(max(self.nbytes, HEAD.itemsize), dtype=torch.uint8, device=self.device)
+        self._share()
+        for _ in range(self.places):
+            tensor = torch.ones(max(self.nbytes, HEAD.itemsize), dtype=torch.uint8, device=self.device)
+            self._tensors.append(tensor.share_memory_())
+        if self.device != "cpu":
+            torch.cuda.synchronize()
 
     def send(self, number: int) -> None:
-        """Make a tensor and put it."""
-        tensor = self._new()
+        """Put the next tensor."""
+        tensor = self._tensors[self.free_place(number)]
         if self.device == "cpu":
-            tensor.share_memory_()
             tensor.numpy()[: HEAD.itemsize].view(HEAD)[0] = number
         self._queue.put((number, tensor))
-        self._alive.append(tensor)
 
     def finish(self) -> None:
         """Put a None."""
@@ -63,9 +72,13 @@ class TorchLink(Link):
 
     def close(self) -> None:
         """End the queue's thread."""
-        self._alive.clear()
         self._queue.close()
         self._queue.join_thread()
+        self._tensors.clear()
+
+    def open_to_receive(self) -> None:
+        """Load torch."""
+        self._share()
 
     def receive(self) -> tuple[int, Any] | None:
         """Get it."""
@@ -74,6 +87,13 @@ class TorchLink(Link):
             return None
         number, tensor = item
         return (number_of(tensor.numpy()) if self.device == "cpu" else number), tensor
+
+
+class TorchFileLink(TorchLink):
+    """The same by the name of a file in shared memory: no descriptor has to be passed."""
+
+    name = "torch.multiprocessing, file_system"
+    strategy = "file_system"
 
 
 class TorchDeviceLink(TorchLink):

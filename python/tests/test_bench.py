@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import multiprocessing
+import os
+import socket
 import subprocess
 import sys
+from itertools import count
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from poolbridge import _bench_alternatives
 from poolbridge._bench_alternatives import LINKS
+from poolbridge._bench_link import Link
 from poolbridge._bench_sample import percentile, summarize
+
+SPAWN = multiprocessing.get_context("spawn")
+SIMULATION = Path(__file__).resolve().parents[2] / "build" / "simcuda"
 
 
 @pytest.mark.parametrize(
@@ -49,27 +61,108 @@ def test_result_without_latencies_says_so():
     assert line["per_second"] == 5
 
 
-def test_every_alternative_on_host_memory_runs():
-    command = [
-        sys.executable,
-        "-m",
-        "poolbridge.bench",
-        "--json",
-        "--kind",
-        "host",
-        "--bytes",
-        "4096",
-        "--seconds",
-        "0.01",
-    ]
-    out = subprocess.run(command, check=True, capture_output=True, text=True, timeout=240).stdout
-    lines = [json.loads(line) for line in out.splitlines()]
-    systems = {link.name for link in LINKS if link.kind == "host"}
-    seen = {line["skipped"]["system"] if "skipped" in line else line["system"] for line in lines}
-    assert seen == systems
+class Recorder(Link):
+    """Keeps what happens to it, and gives out numbers."""
+
+    name = "a recorder"
+    kind = "host"
+    happened: ClassVar[list[str]] = []
+
+    def open_to_send(self):
+        self.happened.append("open")
+
+    def send(self, number):
+        self.happened.append(f"send {number}")
+
+    def finish(self):
+        self.happened.append("finish")
+
+    def close(self):
+        self.happened.append("close")
+
+    def receive(self):
+        self.happened.append("receive")
+        number = self.happened.count("receive") - 1
+        return (number, None) if number < self.nbytes else None
+
+
+class NoConsumer:
+    def __init__(self, context, link, warm_up=None):
+        Recorder.happened.append(f"consumer {warm_up}")
+
+    def wait(self):
+        Recorder.happened.append("wait")
+
+    def join(self):
+        Recorder.happened.append("join")
+
+
+def test_the_clock_of_a_stream_starts_when_the_consumer_has_had_every_place_twice(monkeypatch):
+    now = count(step=10**6)
+
+    def clock():
+        Recorder.happened.append("clock")
+        return next(now)
+
+    monkeypatch.setattr(Recorder, "happened", [])
+    monkeypatch.setattr(_bench_alternatives, "Consumer", NoConsumer)
+    monkeypatch.setattr("time.perf_counter_ns", clock)
+    result = _bench_alternatives.stream(SPAWN, Recorder, 8, 3, 0.01)
+    assert Recorder.happened[:12] == ["open", "consumer 8", *(f"send {number}" for number in range(8)), "wait", "clock"]
+    sent = [what for what in Recorder.happened[12:] if what.startswith("send")]
+    assert Recorder.happened[-5:] == ["finish", "wait", "clock", "join", "close"]
+    assert sent[0] == "send 8"
+    assert result.samples == len(sent)
+
+
+@pytest.mark.parametrize(("warm_up", "acknowledged"), [(None, 1 + 5), (2, 1 + 2), (6, 1 + 1)])
+def test_a_consumer_acknowledges_each_array_or_the_warm_up_and_the_end(monkeypatch, warm_up, acknowledged):
+    monkeypatch.setattr(Recorder, "happened", [])
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        _bench_alternatives.consume(Recorder(SPAWN, 5, 1), theirs, warm_up)
+        assert len(ours.recv(64)) == acknowledged
+
+
+def alternatives(kind, **environment):
+    """Measure every alternative of a kind as briefly as can be; give the lines."""
+    command = [sys.executable, "-m", "poolbridge.bench", "--json", "--bytes", "4096", "--seconds", "0.01"]
+    done = subprocess.run(
+        [*command, "--kind", kind, "--depth", "4"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check_alternatives(kind, lines):
+    seen = set()
     for line in lines:
         if "skipped" in line:
             assert line["skipped"]["reason"]
-        else:
-            assert line["per_second"] > 0
-            assert line["samples"] >= 5
+            seen.add(line["skipped"]["system"])
+            continue
+        assert line["per_second"] > 0
+        assert line["samples"] >= 5
+        seen.add((line["system"], line["workload"], line["bytes"]))
+    for name in (link.name for link in LINKS if link.kind == kind):
+        wanted = {(name, "hand-over", 4096), (name, "hand-over", 65536), (name, "stream/go-python/1 consumer", 65536)}
+        assert name in seen or wanted <= seen, f"{name} was neither measured nor skipped"
+
+
+def test_every_alternative_on_host_memory_runs_one_by_one_and_as_a_stream():
+    check_alternatives("host", alternatives("host"))
+
+
+def test_every_alternative_on_device_memory_runs_one_by_one_and_as_a_stream():
+    if importlib.util.find_spec("cuda") is None:
+        pytest.skip("the packages of poolbridge[cuda] are not installed")
+    if not (SIMULATION / "libcuda.so.1").exists():
+        pytest.skip("the simulated driver is not built: make simcuda")
+    lines = alternatives("device", LD_LIBRARY_PATH=str(SIMULATION), SIMCUDA_MACHINE=f"bench-{os.getpid()}")
+    check_alternatives("device", lines)
+    assert any(line.get("system", "").startswith("cuda.core") for line in lines), lines

@@ -25,6 +25,7 @@ func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 	var report struct {
 		Machine map[string]any   `json:"machine"`
 		Results []map[string]any `json:"results"`
+		Doubts  []map[string]any `json:"doubts"`
 		Ratios  []map[string]any `json:"ratios"`
 		Service []map[string]any `json:"service"`
 	}
@@ -57,6 +58,10 @@ func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 		assert.Positive(t, r["ratio"], "%v", r)
 	}
 	assert.NotEmpty(t, report.Ratios)
+	require.NotNil(t, report.Doubts)
+	for _, d := range report.Doubts { // of a busy machine
+		assert.Less(t, d["per_second"], d["one_by_one"])
+	}
 	require.NotEmpty(t, report.Service)
 	for _, s := range report.Service {
 		assert.Positive(t, s["own_bytes"])

@@ -20,7 +20,8 @@ var alternativeSizes = []uint64{4 << 10, 1 << 20, 64 << 20}
 
 // alternatives measures what users have without poolbridge: between two Python processes, so in Python.
 func alternatives(ctx context.Context, s *scene) error {
-	args := []string{"-m", "poolbridge.bench", "--json", "--kind", string(s.kind), "--seconds", fmt.Sprint(s.Time.Seconds())}
+	args := []string{"-m", "poolbridge.bench", "--json", "--kind", string(s.kind), "--seconds", fmt.Sprint(s.Time.Seconds()),
+		"--depth", strconv.Itoa(streamCapacity)} // as many under way as in a channel
 	sizes := s.Sizes
 	if len(sizes) == 0 {
 		sizes = alternativeSizes

@@ -95,7 +95,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	report = &Report{Machine: verify.Describe(), Results: []Result{}, Ratios: []Ratio{}, Service: []Footprint{}, Skipped: []Skipped{}}
+	report = &Report{Machine: verify.Describe(), Results: []Result{}, Doubts: []Doubt{}, Ratios: []Ratio{}, Service: []Footprint{}, Skipped: []Skipped{}}
 	probed, err := probe(ctx, o.Python)
 	if err != nil {
 		return nil, err
@@ -118,7 +118,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	if len(report.Results) == 0 {
 		return report, report.empty()
 	}
-	report.Ratios = ratios(report)
+	report.conclude()
 	return report, nil
 }
 

@@ -74,6 +74,53 @@ func TestRatiosCompareMediansWithTargets(t *testing.T) {
 	assert.False(t, got[1].Met)
 }
 
+func TestAStreamThatIsSlowerThanOneAfterTheOtherIsDoubtedAndComparedWithNothing(t *testing.T) {
+	const torch, queue = "torch.multiprocessing", "multiprocessing.Queue"
+	latency := 50.0
+	name := streamName("go-python", 1)
+	r := &Report{Results: []Result{
+		{Workload: name, Kind: "device", Bytes: streamBytes, System: embedded, PerSecond: 100_000, P50: &latency},
+		{Workload: name, Kind: "device", Bytes: streamBytes, System: torch, PerSecond: 12},
+		{Workload: name, Kind: "device", Bytes: streamBytes, System: queue, PerSecond: 4000},
+		{Workload: name, Kind: "device", Bytes: streamBytes, System: "never one by one", PerSecond: 7},
+		{Workload: "hand-over", Kind: "device", Bytes: streamBytes, System: torch, PerSecond: 1200},
+		{Workload: "hand-over", Kind: "device", Bytes: streamBytes, System: queue, PerSecond: 1300},
+		{Workload: "hand-over", Kind: "host", Bytes: streamBytes, System: queue, PerSecond: 9000},
+		{Workload: "hand-over", Kind: "device", Bytes: 4096, System: queue, PerSecond: 9000},
+	}}
+	r.conclude()
+	require.Equal(t, []Doubt{{Workload: name, Kind: "device", Bytes: streamBytes, System: torch, PerSecond: 12, OneByOne: 1200}}, r.Doubts)
+	compared := map[string]float64{}
+	for _, ratio := range r.Ratios {
+		compared[ratio.Against] = ratio.Ratio
+	}
+	assert.NotContains(t, compared, torch)
+	assert.Equal(t, 25.0, compared[queue])
+	var out strings.Builder
+	r.PrintRatios(&out, false)
+	assert.Contains(t, out.String(), "DOUBTFUL: torch.multiprocessing streams 12 of 64 KiB a second, and hands over 1200 one after the other")
+}
+
+func TestGoalsArePrintedOnlyOnRequest(t *testing.T) {
+	slow, theirs, latency := 50.0, 100.0, 90.0
+	r := &Report{Results: []Result{
+		{Workload: "hand-over", Kind: "host", Bytes: 1 << 20, System: embedded, P50: &slow},
+		{Workload: "hand-over", Kind: "host", Bytes: 1 << 20, System: "multiprocessing.Queue", P50: &theirs},
+		{Workload: streamName("go-python", 1), Kind: "host", Bytes: streamBytes, System: embedded, PerSecond: 10, P50: &latency},
+	}}
+	r.conclude()
+	var plain, goals strings.Builder
+	r.PrintRatios(&plain, false)
+	assert.Contains(t, plain.String(), "2.00 × against multiprocessing.Queue")
+	for _, word := range []string{"MISSED", "met", "at least", "100,000 frames a second", "µs from publish"} {
+		assert.NotContains(t, plain.String(), word)
+	}
+	r.PrintRatios(&goals, true)
+	assert.Contains(t, goals.String(), "at least 20")
+	assert.Contains(t, goals.String(), "MISSED")
+	assert.Contains(t, goals.String(), "100,000 frames a second")
+}
+
 func TestRatiosOfGrowth(t *testing.T) {
 	few, many := 100.0, 120.0
 	r := &Report{

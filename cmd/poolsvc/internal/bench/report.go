@@ -2,6 +2,7 @@ package bench
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/verify"
@@ -32,6 +33,18 @@ type Ratio struct {
 	Ratio    float64 `json:"ratio"`
 	Target   float64 `json:"target"`
 	Met      bool    `json:"met"`
+}
+
+// Doubt is about a stream that was slower than one hand-over after the other of the same system: it cannot be what that system
+// does as its users run it, and nothing is compared with it.
+type Doubt struct {
+	Workload string `json:"workload"`
+	Kind     string `json:"kind"`
+	Bytes    uint64 `json:"bytes"`
+	System   string `json:"system"`
+	// PerSecond is of the stream, OneByOne of hand-overs, one after the other.
+	PerSecond float64 `json:"per_second"`
+	OneByOne  float64 `json:"one_by_one"`
 }
 
 // Footprint is what a service in a process of its own took.
@@ -66,9 +79,33 @@ type Report struct {
 	// Load is how many programs ran or wanted to when the measurements began, by the kernel's average over a minute.
 	Load    float64     `json:"load"`
 	Results []Result    `json:"results"`
+	Doubts  []Doubt     `json:"doubts"`
 	Ratios  []Ratio     `json:"ratios"`
 	Service []Footprint `json:"service"`
 	Skipped []Skipped   `json:"skipped"`
+}
+
+// conclude says what the results are worth, and compares them.
+func (r *Report) conclude() {
+	r.Doubts = []Doubt{}
+	for _, stream := range r.Results {
+		if stream.Workload != streamName("go-python", 1) {
+			continue
+		}
+		one, there := r.find("hand-over", stream.Kind, stream.Bytes, stream.System)
+		if there && stream.PerSecond < one.PerSecond {
+			r.Doubts = append(r.Doubts, Doubt{Workload: stream.Workload, Kind: stream.Kind, Bytes: stream.Bytes, System: stream.System,
+				PerSecond: stream.PerSecond, OneByOne: one.PerSecond})
+		}
+	}
+	r.Ratios = ratios(r)
+}
+
+// doubtful says whether a result is not to be compared.
+func (r *Report) doubtful(one Result) bool {
+	return slices.ContainsFunc(r.Doubts, func(d Doubt) bool {
+		return d.Workload == one.Workload && d.Kind == one.Kind && d.Bytes == one.Bytes && d.System == one.System
+	})
 }
 
 // empty says why there is no result at all.

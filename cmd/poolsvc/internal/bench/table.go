@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/verify"
@@ -45,28 +46,45 @@ func (p Footprint) print(w io.Writer) {
 		p.State, p.Buffers, p.Sessions, mebibytes(p.OwnBytes), driver, p.CPUSeconds*1e3, p.Seconds)
 }
 
-func (r Ratio) print(w io.Writer) {
-	verdict := "MISSED"
-	switch {
-	case r.Target == 0:
-		verdict = "" // no target: only to know
-	case r.Met:
-		verdict = "met"
-	}
-	target := ""
-	if r.Target > 0 {
-		target = fmt.Sprintf("at least %g", r.Target)
-	}
-	fmt.Fprintf(w, "%-36s %-7s %10s %9.2f × %-14s %-7s against %s\n", r.Workload, r.Kind, sizeOf(r.Bytes), r.Ratio, target, verdict, r.Against)
+func (d Doubt) print(w io.Writer) {
+	fmt.Fprintf(w, "DOUBTFUL: %s streams %.0f of %s a second, and hands over %.0f one after the other (%s memory). This machine was busy, "+
+		"or the stream is not measured as it is used: it is compared with nothing.\n", d.System, d.PerSecond, sizeOf(d.Bytes), d.OneByOne, d.Kind)
 }
 
-// PrintRatios writes the ratios for a person.
-func (r *Report) PrintRatios(w io.Writer) {
+// print writes one line for a person: with what was wanted, if that is asked for.
+func (r Ratio) print(w io.Writer, goals bool) {
+	goal := ""
+	if goals {
+		goal = fmt.Sprintf("%-22s", r.goal())
+	}
+	fmt.Fprintf(w, "%-36s %-7s %10s %9.2f × %sagainst %s\n", r.Workload, r.Kind, sizeOf(r.Bytes), r.Ratio, goal, r.Against)
+}
+
+// goal says what was wanted and whether it was reached; nothing where the ratio is only to know.
+func (r Ratio) goal() string {
+	switch {
+	case r.Target == 0:
+		return ""
+	case r.Met:
+		return fmt.Sprintf("at least %g met", r.Target)
+	}
+	return fmt.Sprintf("at least %g MISSED", r.Target)
+}
+
+// PrintRatios writes for a person how poolbridge compares with what else was measured, and what is to be doubted. With goals,
+// it says what this project wants to reach too, and whether it does.
+func (r *Report) PrintRatios(w io.Writer, goals bool) {
 	if r.Machine.Simulated {
 		fmt.Fprintln(w, "SIMULATED: no real GPU was used, and times on memory of kind device mean nothing.")
 	}
+	for _, doubt := range r.Doubts {
+		doubt.print(w)
+	}
 	for _, ratio := range r.Ratios {
-		ratio.print(w)
+		measured := slices.ContainsFunc(r.Results, func(one Result) bool { return one.System == ratio.Against })
+		if measured || goals {
+			ratio.print(w, goals)
+		}
 	}
 }
 

@@ -18,8 +18,10 @@ var targets = []target{
 	{"hand-over", mempool.Host, 1 << 20, "multiprocessing.shared_memory (a new segment each)", 0},
 	{"hand-over", mempool.Host, 1 << 20, "pickle through a Unix socket", 0},
 	{"hand-over", mempool.Host, 1 << 20, "torch.multiprocessing", 0},
+	{"hand-over", mempool.Host, 1 << 20, "torch.multiprocessing, file_system", 0},
 	{"hand-over", mempool.Device, 1 << 20, "cuda.core buffers through multiprocessing.Queue", 20},
 	{"hand-over", mempool.Device, 1 << 20, "cuda.core descriptors through multiprocessing.Queue", 0},
+	{"hand-over", mempool.Device, 1 << 20, "cuda.core buffers opened once, which one through multiprocessing.Queue", 0},
 	{"hand-over", mempool.Device, 1 << 20, "torch.multiprocessing", 20},
 	{"hand-over", mempool.Device, 64 << 20, "multiprocessing.shared_memory", 500},
 	{"hand-over", mempool.Device, 64 << 20, "multiprocessing.shared_memory, page-locked", 0},
@@ -70,7 +72,8 @@ func ratios(r *Report) []Ratio {
 				add(name, kind, streamBytes, byteBySocket, *floor.P50 / *ours.P50, 0)
 			}
 			for _, theirs := range r.Results {
-				if theirs.Workload != name || theirs.Kind != kind || theirs.Bytes != streamBytes || theirs.System == embedded || theirs.PerSecond == 0 {
+				if theirs.Workload != name || theirs.Kind != kind || theirs.Bytes != streamBytes || theirs.System == embedded || theirs.PerSecond == 0 ||
+					r.doubtful(theirs) || r.doubtful(ours) {
 					continue
 				}
 				target := 0.0
