@@ -33,7 +33,7 @@ func outsideChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	case mempool.Legacy:
 		checks = append(checks, alone(each(handle, "zeros", best, zeros), own)...)
 		checks = append(checks, each(handle, "refused", best, refusedByDriver)...)
-		checks = append(checks, each(handle, "segments", best, uniqueHandles)...)
+		checks = append(checks, each(handle, "segments", consumers[:1], uniqueHandles)...)
 	}
 	return checks
 }
