@@ -10,6 +10,8 @@ import numpy as np
 
 CHUNK = 1 << 22
 _FIRST = 5
+DTYPES = {"affine": "float32", "masked": "uint32", "fibonacci": "uint64"}
+"""The element type of each kind of pattern."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,8 @@ class Pattern:
     mask: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in {"affine", "masked", "fibonacci"}:
-            raise ValueError(f"unknown pattern {self.kind!r}: expected 'affine', 'masked' or 'fibonacci'")
+        if self.kind not in DTYPES:
+            raise ValueError(f"unknown pattern {self.kind!r}: expected one of {', '.join(DTYPES)}")
 
     def expected(self, xp: Any, first: int, count: int, dtype: Any, **options: Any) -> Any:
         """Make a part of the pattern with the array library `xp`, which may be NumPy or CuPy."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 import poolbridge
-from poolbridge import _consumers, _cuda, _cuda_stream, _patterns, _peer, _slow, _streaming
+from poolbridge import _consumers, _cuda, _cuda_stream, _outside, _patterns, _peer, _slow, _streaming
 from poolbridge._failure import failure
 from poolbridge._legacyhandle import LegacyHandle
 from poolbridge._patterns import Pattern
@@ -45,8 +45,7 @@ def produce(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
     pattern = Pattern(**task["pattern"])
     client = worker.client(task)
     client.open_pool(task["pool"], timeout=task.get("timeout", _TIMEOUT))
-    dtype = "uint32" if pattern.kind == "masked" else "float32"
-    lease = client.allocate((task["elements"],), dtype, pool=task["pool"])
+    lease = client.allocate((task["elements"],), _patterns.DTYPES[pattern.kind], pool=task["pool"])
     with lease:
         consumer = _consumers.load(task.get("consumer", "numpy"))
         array = consumer.take(lease)
@@ -147,7 +146,8 @@ def open_file(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: 
     """Open a legacy handle that was saved to a file; it needs no service."""
     handle = LegacyHandle.load(task["path"])
     device = handle.device or task.get("device") or None
-    with handle.open(device, shape=(task["elements"],), dtype="float32") as memory:
+    dtype = _patterns.DTYPES[task["pattern"].get("kind", "affine")]
+    with handle.open(device, shape=(task["elements"],), dtype=dtype) as memory:
         return {**_compare(memory, task), "mapped": True}
 
 
@@ -178,6 +178,11 @@ TASKS: Final[dict[str, Callable[[Worker, dict[str, Any]], dict[str, Any]]]] = {
     "peer": _peer.compare,
     "slow-begin": _slow.begin,
     "slow-end": _slow.end,
+    "descriptor": _outside.descriptor,
+    "descriptor-close": _outside.descriptor_close,
+    "refused": _outside.refused,
+    "pickled": _outside.pickled,
+    "fork": _outside.fork,
     "stream-take": _streaming.take,
     "stream-release": _streaming.release,
     "stream-leave": _streaming.leave,

@@ -33,6 +33,7 @@ from poolbridge._patterns import Pattern
 if TYPE_CHECKING:
     from poolbridge._client import Client
     from poolbridge._lease import Lease
+    from poolbridge._outside import Imported
     from poolbridge._slow import Reading
     from poolbridge._streaming import Intake
 
@@ -56,6 +57,7 @@ class Worker:
         self._client: Client | None = None
         self._held: list[Lease] = []
         self.reading: tuple[Reading, int] | None = None
+        self.imported: Imported | None = None
         self.intakes: dict[str, Intake] = {}
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -130,3 +131,16 @@ def test_prepare_imports_what_a_consumer_needs():
     answer = process.do(task="prepare", consumer="abacus")
     assert answer["error"]["type"] == "UnavailableError"
     assert process.stop() == 0
+
+
+def test_a_fork_without_exec_gets_errors_and_no_memory(client, worker):
+    lease = client.allocate(1000, "uint32")
+    np.asarray(lease)[:] = 7
+    lease.publish("x", keep=True)
+    lease.release()
+    pattern = {"kind": "masked", "scale": 0, "offset": 7}
+    answer = worker.do(task="fork", name="x", consumer="numpy", pattern=pattern)
+    assert answer["raised"] == {"client": "ForkError", "lease": "ForkError"}
+    assert answer["signal"] == signal.SIGSEGV
+    assert answer["mismatches"] == 0
+    assert worker.do(task="check", name="x", consumer="numpy", pattern=pattern)["mismatches"] == 0

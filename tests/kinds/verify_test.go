@@ -3,6 +3,8 @@ package kinds
 import (
 	"encoding/json"
 	"os/exec"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -12,12 +14,9 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-type report struct {
-	Checks []struct {
-		Name, Kind, Status, Reason string
-		Scenario                   string
-	}
-}
+type report struct{ Checks []check }
+
+type check struct{ Name, Kind, Status, Reason, Scenario string }
 
 // verify runs `poolsvc verify` in a changed environment, where every check passes.
 func verify(t *testing.T, env []string, args ...string) (r report) {
@@ -44,9 +43,22 @@ func TestOnTheSimulationEveryCheckOfVerifyPasses(t *testing.T) {
 		}
 		seen[kind][c.Scenario] = true
 	}
+	for kind, names := range map[mempool.Kind][]string{
+		mempool.Device: {"hand-over/pickled/", "mapping/fork/"},
+		mempool.VMM:    {"handle/descriptor/", "mapping/fork/"},
+		mempool.Legacy: {"handle/zeros/", "handle/refused/", "handle/segments/", "mapping/fork/"},
+		mempool.Pinned: {"mapping/fork/"},
+		mempool.Host:   {"mapping/fork/"},
+	} {
+		for _, name := range names {
+			assert.True(t, slices.ContainsFunc(r.Checks, func(c check) bool {
+				return c.Kind == string(kind) && strings.HasPrefix(c.Name, name)
+			}), "no check %s for kind %s", name, kind)
+		}
+	}
 	for kind, scenarios := range map[mempool.Kind][]string{
 		mempool.Device: {"hand-over", "mapping", "contexts", "order", "early", "stream"},
-		mempool.VMM:    {"hand-over", "mapping", "contexts", "order", "early", "stream"},
+		mempool.VMM:    {"hand-over", "mapping", "handle", "contexts", "order", "early", "stream"},
 		mempool.Legacy: {"hand-over", "mapping", "handle", "contexts", "order", "early", "stream"},
 		mempool.Pinned: {"hand-over", "mapping", "contexts", "order", "early", "stream"},
 		mempool.Host:   {"hand-over", "mapping", "early", "stream"},

@@ -51,7 +51,7 @@ func skipf(format string, args ...any) error { return &skip{fmt.Sprintf(format, 
 type family func(kind mempool.Kind, consumers []string, o Options) []check
 
 // families are all of them, in the order in which they run.
-var families = []family{roundTrips, vmmChecks, subRanges, legacyChecks, contextLives, eventChecks, slowChecks, earlyConsumers, streamChecks, peerChecks}
+var families = []family{roundTrips, vmmChecks, subRanges, legacyChecks, contextLives, eventChecks, slowChecks, earlyConsumers, streamChecks, outsideChecks, peerChecks}
 
 // checksOf lists the checks of a kind, for the consumers that are installed.
 func checksOf(kind mempool.Kind, o Options, p *roster) []check {

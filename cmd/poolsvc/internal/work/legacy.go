@@ -8,15 +8,6 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// opened is memory of a legacy handle, as Bench wants it.
-type opened struct {
-	*mempool.OpenedHandle
-}
-
-func (o opened) Info() mempool.LeaseInfo   { return mempool.LeaseInfo{Tensor: mempool.Bytes(o.Size())} }
-func (o opened) Bytes() ([]byte, error)    { return nil, nil }
-func (o opened) Pointer() (uintptr, error) { return uintptr(o.Ptr()), nil }
-
 // openFile opens a legacy handle that was saved to a file, compares what is there, and changes it. It needs no service.
 func (w *Worker) openFile(_ context.Context, t *Task) (a *Answer, err error) {
 	raw, err := os.ReadFile(t.Path)
@@ -41,7 +32,7 @@ func (w *Worker) openFile(_ context.Context, t *Task) (a *Answer, err error) {
 	}
 	defer func() { err = errors.Join(err, o.Close()) }()
 	a = &Answer{Elements: t.Elements, Mapped: true}
-	return a, w.compare(a, opened{o}, t.Elements, t)
+	return a, w.compare(a, placed{o.Ptr(), o.Size()}, t.Elements, t)
 }
 
 // ownLegacy allocates legacy memory of its own, with a pattern, and gives its handle. It lives until the worker ends.

@@ -63,6 +63,11 @@ type Answer struct {
 	Missed   uint64   `json:"missed,omitempty"`
 	Ended    bool     `json:"ended,omitempty"`
 	Stopped  *Failure `json:"stopped,omitempty"`
+	// Refused says how the driver refused to give handles, by the sort of memory.
+	Refused map[string]*Failure `json:"refused,omitempty"`
+	// Raised are the errors of what a forked child tried, and Signal what ended a child that touched the memory.
+	Raised map[string]string `json:"raised,omitempty"`
+	Signal int               `json:"signal,omitempty"`
 	// Pointers to the same memory.
 	Pointers []uint64 `json:"pointers,omitempty"`
 	// API and Driver are the errors of writing what may only be read, through the library and past it.

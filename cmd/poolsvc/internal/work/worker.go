@@ -23,41 +23,45 @@ type Worker struct {
 	// Device to work on, an ordinal or a UUID; empty for the one that has the memory.
 	Device string
 
-	client  *bridge.Client
-	bench   Bench
-	held    []*bridge.Lease
-	reading *reading
-	intakes map[string]*intake // by channel
-	kept    []func() error     // ends what tasks left for later ones
+	client   *bridge.Client
+	bench    Bench
+	held     []*bridge.Lease
+	reading  *reading
+	imported *imported
+	intakes  map[string]*intake // by channel
+	kept     []func() error     // ends what tasks left for later ones
 }
 
 // patience is how long a task waits where it does not say.
 const patience = time.Minute
 
 var tasks = map[string]func(*Worker, context.Context, *Task) (*Answer, error){
-	"prepare":        (*Worker).prepare,
-	"check":          (*Worker).check,
-	"produce":        (*Worker).produce,
-	"hold":           (*Worker).hold,
-	"release":        (*Worker).release,
-	"wait":           (*Worker).wait,
-	"forbidden":      (*Worker).forbidden,
-	"fault":          (*Worker).fault,
-	"twice":          (*Worker).twice,
-	"both":           (*Worker).both,
-	"context-life":   (*Worker).contextLife,
-	"second-context": (*Worker).secondContext,
-	"open-file":      (*Worker).openFile,
-	"own-legacy":     (*Worker).ownLegacy,
-	"await":          (*Worker).await,
-	"slow-begin":     (*Worker).slowBegin,
-	"slow-end":       (*Worker).slowEnd,
-	"stream-take":    (*Worker).streamTake,
-	"stream-release": (*Worker).streamRelease,
-	"stream-leave":   (*Worker).streamLeave,
-	"stream-publish": (*Worker).streamPublish,
-	"stream-relay":   (*Worker).streamRelay,
-	"stream-shut":    (*Worker).streamShut,
+	"prepare":          (*Worker).prepare,
+	"check":            (*Worker).check,
+	"produce":          (*Worker).produce,
+	"hold":             (*Worker).hold,
+	"release":          (*Worker).release,
+	"wait":             (*Worker).wait,
+	"forbidden":        (*Worker).forbidden,
+	"fault":            (*Worker).fault,
+	"twice":            (*Worker).twice,
+	"both":             (*Worker).both,
+	"context-life":     (*Worker).contextLife,
+	"second-context":   (*Worker).secondContext,
+	"open-file":        (*Worker).openFile,
+	"own-legacy":       (*Worker).ownLegacy,
+	"await":            (*Worker).await,
+	"slow-begin":       (*Worker).slowBegin,
+	"slow-end":         (*Worker).slowEnd,
+	"descriptor":       (*Worker).descriptorOpen,
+	"descriptor-close": (*Worker).descriptorClose,
+	"refused":          (*Worker).refused,
+	"stream-take":      (*Worker).streamTake,
+	"stream-release":   (*Worker).streamRelease,
+	"stream-leave":     (*Worker).streamLeave,
+	"stream-publish":   (*Worker).streamPublish,
+	"stream-relay":     (*Worker).streamRelay,
+	"stream-shut":      (*Worker).streamShut,
 }
 
 // Serve answers tasks until there are no more.
