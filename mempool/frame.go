@@ -102,8 +102,8 @@ func (d *delivery) withdraw(again bool) {
 // Ack acknowledges the frame that a lease of the session's came with: in a queue it goes to nobody else, in a broadcast it
 // holds no sender back any more. The lease, and with it the memory, lives on.
 //
-// Errors: those of [Session.FindLease], [ErrClosed]; [ErrInvalid] for a lease that came with no frame, [ErrSettled] for a frame that was
-// acknowledged or given back before.
+// Errors: those of [Session.FindLease], [ErrClosed]; [ErrInvalid] for a lease that came with no frame, [ErrSettled] for a frame
+// that was acknowledged or given back before.
 func (s *Session) Ack(lease uint64) error { return s.settleFrame(lease, false) }
 
 // Requeue gives the frame that a lease of the session's came with back to its queue, in its place: another subscriber gets

@@ -242,5 +242,5 @@ def subscribe(
     )
     reply = yield Ask(request, SubscribeReply)
     feed: Feed = session.feed(reply.sb)
-    feed.start(request.cr, queue=channel.md == "queue", auto=auto)
+    feed.start(request.cr, channel.cp, queue=channel.md == "queue", auto=auto)
     return feed

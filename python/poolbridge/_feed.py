@@ -30,7 +30,11 @@ class Feed:
     auto
         Whether asking for the next frame acknowledges those before it.
     open
-        Ids of the leases, in order, whose frames are neither acknowledged nor given back.
+        The leases, in order, whose frames are neither acknowledged nor given back, with the frames' numbers.
+    taken
+        Number of the frame that was taken last.
+    lag
+        How far the frames of a broadcast that are not acknowledged may reach back, this one included.
     queue
         Whether each frame goes to one subscriber only.
     ended
@@ -41,14 +45,16 @@ class Feed:
         Called when there is something to take, if anybody waits.
     """
 
-    __slots__ = ("auto", "closed", "ended", "error", "few", "frames", "id", "on_done", "open", "queue")
+    __slots__ = ("auto", "closed", "ended", "error", "few", "frames", "id", "lag", "on_done", "open", "queue", "taken")
 
     def __init__(self, id_: int) -> None:
         self.id = id_
         self.frames: deque[Frame] = deque()
         self.few = 0
         self.auto = True
-        self.open: dict[int, None] = {}
+        self.open: dict[int, int] = {}
+        self.taken = 0
+        self.lag = 1
         self.queue = False
         self.ended = False
         self.closed = False
@@ -83,12 +89,24 @@ class Feed:
         if on_done is not None:
             on_done()
 
-    def start(self, credit: int, *, queue: bool, auto: bool) -> None:
+    def start(self, credit: int, capacity: int, *, queue: bool, auto: bool) -> None:
         """Say what was asked for; frames may have come already."""
         self.queue = queue
         self.auto = auto
         # Whoever sends must not lack what is held back here.
         self.few = min(credit // 8, _MOST_TOGETHER)
+        # Most arrays are gone by then, and their frames acknowledged by the release.
+        self.lag = max(min(credit, capacity) // 2, 1)
+
+    @property
+    def holds_up(self) -> bool:
+        """Whether what was taken before has to be acknowledged now that the next frame is asked for.
+
+        In a queue it has: this process may end. In a broadcast it has once a producer, or the credit, could lack it.
+        """
+        for first in self.open.values():
+            return self.queue or (not self.frames and self.taken - first >= self.lag - 1)
+        return False
 
     def back(self, lease: int) -> bool:
         """Whether the frame of a lease that ends by itself goes back to its queue."""

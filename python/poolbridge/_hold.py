@@ -79,7 +79,7 @@ class Hold:
         self.sent = False
         self.feed = feed
         if feed is not None:
-            feed.open[grant.id] = None
+            feed.open[grant.id] = feed.taken
         session.holds[grant.id] = ref(self)
         self.released = False
 

@@ -222,7 +222,7 @@ class Session(SessionMemory):
         """
         if _process.pid == self.pid:
             if feed is not None:
-                feed.open[grant.id] = None
+                feed.open[grant.id] = feed.taken
             self._lock.later(partial(self._release, grant, (), failed=False, feed=feed, alone=True))
 
     def let_go(self, hold: Hold, *, failed: bool, alone: bool = False) -> None:
@@ -320,8 +320,7 @@ class Session(SessionMemory):
 
     def asks(self, feed: Feed) -> None:
         """Acknowledge the frames of a subscription that is asked for the next, if that is how it is."""
-        # A broadcast whose consumer does not wait yet holds nobody back whom a release would not let go on soon.
-        if feed.auto and (feed.queue or not feed.frames) and (feed.open or self._undecided):
+        if feed.auto and (self._undecided or feed.holds_up):
             self._acknowledge(feed)
 
     def _acknowledge(self, feed: Feed) -> None:

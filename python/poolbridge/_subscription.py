@@ -55,6 +55,7 @@ class _Intake:
                 raise StopIteration from None
             return None
         notice = feed.frames.popleft()
+        feed.taken = notice.sq
         error = notice.e
         if not isinstance(error, UnsetType):
             self.session.pay(feed)

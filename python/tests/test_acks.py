@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -58,6 +59,37 @@ def test_asking_for_the_next_frame_acknowledges_those_before_though_their_arrays
     del kept
     other.stats()
     assert service.leases == 0
+
+
+@MODES
+@pytest.mark.parametrize("capacity", [1, 2, 5])
+def test_an_array_that_is_kept_throughout_holds_nobody_up(client, other, mode, capacity):
+    channel = client.create_channel("c", mode=mode, capacity=capacity)
+    frames = other.subscribe("c", credit=4)
+
+    def produce():
+        for value in range(30):
+            channel.publish(np.full(4, value, dtype=np.int32), timeout=60)
+        channel.shut()
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    first = np.asarray(next(frames))
+    assert [int(np.asarray(frame)[0]) for frame in frames] == list(range(1, 30))
+    assert first.tolist() == [0] * 4
+    producer.join()
+
+
+def test_a_loop_whose_array_lives_for_a_turn_costs_a_broadcast_no_more_packets(service, client, other):
+    channel = client.create_channel("c", capacity=4)
+    frames = other.subscribe("c", credit=4)
+    for value in range(20):
+        publish(channel, value)
+        array = np.from_dlpack(next(frames))
+        assert int(array[0]) == value
+    other.stats()
+    assert not service.seen(cm.Ack)
+    assert not service.seen(cm.Credit)
 
 
 @MODES
