@@ -1,7 +1,10 @@
 package mempool
 
 import (
+	"context"
 	"sync"
+
+	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
 // fake is memory of this process that fails when a test says so.
@@ -29,7 +32,7 @@ type fakeArena struct {
 // fakeFault fails the making of pools whose device is its key.
 var fakeFaults sync.Map
 
-func newFakeArena(spec PoolSpec) (Arena, error) {
+func newFakeArena(spec PoolSpec, _ *hostmem.Memory) (Arena, error) {
 	if err, ok := fakeFaults.Load(spec.Device); ok {
 		return nil, err.(error)
 	}
@@ -60,7 +63,7 @@ func (a *fakeArena) InUse() (uint64, error) {
 	return a.used, a.fail["InUse"]
 }
 
-func (a *fakeArena) Allocate(size uint64) (Allocation, error) {
+func (a *fakeArena) Allocate(_ context.Context, size uint64) (Allocation, error) {
 	a.mu.Lock()
 	gate := a.gate
 	a.mu.Unlock()

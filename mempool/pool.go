@@ -1,6 +1,7 @@
 package mempool
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -99,7 +100,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 			return p.cachedBlock(s, cached), nil
 		case p.reserved+size <= p.info.MaxBytes:
 			var b *block
-			if b, err = p.grow(s, size); !errors.Is(err, ErrOutOfMemory) {
+			if b, err = p.grow(w.ctx, s, size); !errors.Is(err, ErrOutOfMemory) {
 				return b, err
 			}
 			leave()
@@ -184,16 +185,16 @@ func pick(list []*block) int {
 }
 
 // grow makes a new block. Service.mu is held, and released for driver calls.
-func (p *Pool) grow(s *Session, size uint64) (*block, error) {
+func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*block, error) {
 	svc := p.svc
 	p.reserved += size
 	p.leased += size
 	p.blocks++
 	account := s.account(p)
 	account.bytes += size
-	mem, err := p.allocate(size)
+	mem, err := p.allocate(ctx, size)
 	if errors.Is(err, ErrOutOfMemory) && p.evict(p.cached) { // what lies idle here may be what is missing
-		mem, err = p.allocate(size)
+		mem, err = p.allocate(ctx, size)
 	}
 	if err != nil {
 		p.reserved -= size
@@ -221,8 +222,8 @@ func (p *Pool) grow(s *Session, size uint64) (*block, error) {
 }
 
 // allocate calls the driver. Service.mu is held, and released meanwhile.
-func (p *Pool) allocate(size uint64) (Allocation, error) {
+func (p *Pool) allocate(ctx context.Context, size uint64) (Allocation, error) {
 	p.svc.mu.Unlock()
 	defer p.svc.mu.Lock()
-	return p.arena.Allocate(size)
+	return p.arena.Allocate(ctx, size)
 }

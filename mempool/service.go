@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"sync"
+
+	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
 // Epoch identifies one life of a service: every id is meant within an epoch.
@@ -30,6 +32,7 @@ type Service struct {
 	log       *slog.Logger
 	mayCreate func(Peer) bool
 	limits    Limits
+	memory    *hostmem.Memory // of the machine
 
 	mu                                                      books
 	pools                                                   map[string]*Pool // those not being destroyed
@@ -62,7 +65,7 @@ type Service struct {
 // NewService starts an epoch.
 func NewService(c Config) *Service {
 	s := &Service{
-		log: c.Log, mayCreate: c.MayCreate, limits: c.Limits.filled(), namesOf: make(tally), poolsOf: make(tally),
+		log: c.Log, mayCreate: c.MayCreate, limits: c.Limits.filled(), memory: hostmem.New(), namesOf: make(tally), poolsOf: make(tally),
 		pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool), sessions: make(map[uint64]*Session),
 		buffers: make(map[uint64]*buffer), names: make(map[string]*name), closing: make(chan struct{}), done: make(chan struct{}),
 		awaited: make(map[string]*awaited), timelines: make(map[uint64]*timeline), channels: make(map[string]*channel), channelByID: make(map[uint64]*channel),

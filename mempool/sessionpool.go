@@ -26,7 +26,7 @@ func (s *Session) CreatePool(spec PoolSpec) (*Pool, error) {
 		return nil, err
 	}
 	defer svc.background.Done()
-	arena, err := NewArena(spec)
+	arena, err := newArena(spec, svc.memory)
 	svc.mu.Lock()
 	defer svc.unlock()
 	if err != nil {
