@@ -100,5 +100,6 @@ var literals = []struct {
 	{"notice", "lost", 0, &wire.Lost{Channel: 1, Lease: 2, Failure: wire.Error{Code: wire.CodeLimit, Message: "the channel is full"}}},
 	{"notice", "failed", 0, &wire.Failed{Buffers: []uint64{2, 300}}},
 	{"notice", "forget", 0, &wire.Forget{Timelines: []uint64{3}}},
+	{"notice", "working", 0, &wire.Working{Request: 70000}},
 	{"notice", "goodbye", 0, &wire.Goodbye{Reason: "the service is shutting down"}},
 }

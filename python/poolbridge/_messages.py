@@ -316,6 +316,12 @@ class Recall(Struct, omit_defaults=True, tag_field="n", tag="recall"):
     bl: tuple[U, ...]
 
 
+class Working(Struct, omit_defaults=True, tag_field="n", tag="working"):
+    """Notice: the service is carrying out a request that takes long."""
+
+    rq: U
+
+
 class Goodbye(Struct, omit_defaults=True, tag_field="n", tag="goodbye"):
     """Notice: the service is about to close the connection."""
 

@@ -11,6 +11,7 @@ import fcntl
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -387,3 +388,12 @@ class Connection(threading.Thread):
 
 
 Service.connection_type = Connection
+
+
+def working(client: Any, connection: Connection, request: Any) -> None:
+    """Say that a request is being worked on, and return once the client's patience was over and it went on to wait."""
+    call = client._session.core._calls[request.q]
+    connection.send(m.Working(rq=request.q))
+    for expected in (True, False):
+        while call.working is not expected and not call.abandoned:
+            time.sleep(0.001)
