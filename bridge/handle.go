@@ -183,7 +183,7 @@ func (c *serverConn) grant(q uint32, wait uint64, get getLease) {
 		return // nobody would ever know of the lease
 	}
 	l, err := get(c.ctx, 0)
-	again, _ := c.another(l, err, wait)
+	_, again := c.another(l, err, wait)
 	if again == nil {
 		c.replyLease(q, l, err)
 		return
@@ -196,7 +196,7 @@ func (c *serverConn) grant(q uint32, wait uint64, get getLease) {
 
 // another says why what came of a first attempt, a lease or an error, may become a usable lease within limit; nil if it is
 // what the client gets.
-func (c *serverConn) another(l *mempool.Lease, err error, wait uint64) (again error, limit time.Duration) {
+func (c *serverConn) another(l *mempool.Lease, err error, wait uint64) (limit time.Duration, again error) {
 	limit = milliseconds(wait)
 	waitable := errors.Is(err, ErrNotFound) || errors.Is(err, ErrBusy) || errors.Is(err, ErrLimit) || errors.Is(err, ErrOutOfMemory)
 	settles := err == nil && c.mustSettle(l)
@@ -205,16 +205,16 @@ func (c *serverConn) another(l *mempool.Lease, err error, wait uint64) (again er
 	}
 	switch {
 	case settles:
-		return situation(ErrBusy, "work on the buffer is under way"), limit
+		return limit, situation(ErrBusy, "work on the buffer is under way")
 	case limit > 0 && waitable:
-		return err, limit
+		return limit, err
 	}
-	return nil, 0
+	return 0, nil
 }
 
 // insist waits for what may come of a first attempt.
 func (c *serverConn) insist(ctx context.Context, l *mempool.Lease, err error, wait uint64, get getLease) (*mempool.Lease, error) {
-	again, limit := c.another(l, err, wait)
+	limit, again := c.another(l, err, wait)
 	if again != nil && err != nil {
 		l, err = get(ctx, limit)
 	}
