@@ -30,7 +30,7 @@ func (c *Client) CreatePool(ctx context.Context, spec mempool.PoolSpec) (*Pool, 
 		return nil, err
 	}
 	return c.open(ctx, &wire.Create{Name: spec.Name, Kind: string(spec.Kind), Device: spec.Device, MaxBytes: spec.MaxBytes,
-		MaxSessionBytes: spec.SessionBytes, UIDs: widen(spec.Access.UIDs), GIDs: widen(spec.Access.GIDs)})
+		MaxSessionBytes: spec.SessionBytes, MaxUserBytes: spec.UserBytes, UIDs: widen(spec.Access.UIDs), GIDs: widen(spec.Access.GIDs)})
 }
 
 func widen(ids []uint32) []uint64 {

@@ -26,7 +26,7 @@ func (c *serverConn) handle(q uint32, r wire.Request) {
 		var p *mempool.Pool
 		if err == nil {
 			p, err = s.CreatePool(mempool.PoolSpec{Name: r.Name, Kind: mempool.Kind(r.Kind), Device: r.Device, MaxBytes: r.MaxBytes,
-				SessionBytes: r.MaxSessionBytes, Access: access})
+				SessionBytes: r.MaxSessionBytes, UserBytes: r.MaxUserBytes, Access: access})
 		}
 		c.replyPool(q, p, err)
 	case *wire.Open:

@@ -78,6 +78,7 @@ func (c *serverConn) serve() {
 		c.goodbye("the end of the client's process cannot be watched: " + err.Error())
 		return
 	}
+	peer.Process = process.ID()
 	err = c.run(peer)
 	if c.session == nil {
 		closeLogged(log, process)

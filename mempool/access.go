@@ -13,6 +13,9 @@ type Peer struct {
 	Groups []uint32
 	// PID is for people: it decides nothing.
 	PID int32
+	// Process tells processes apart that live at the same time, as far as the kernel does; 0 where it does not. Sessions of
+	// one process share what counts for it: see [PoolSpec].
+	Process uint64
 }
 
 func (p Peer) String() string { return fmt.Sprintf("user %d", p.UID) }

@@ -44,6 +44,7 @@ type Service struct {
 	pooled                                                  signal              // pools appeared
 	leases                                                  int
 	namesOf, poolsOf                                        tally
+	keepers                                                 map[keeperKey]*keeper
 	lastPool, lastBlock, lastBuffer, lastLease, lastSession uint64
 	due                                                     due
 	timelines                                               map[uint64]*timeline
@@ -69,6 +70,7 @@ func NewService(c Config) *Service {
 		pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool), sessions: make(map[uint64]*Session),
 		buffers: make(map[uint64]*buffer), names: make(map[string]*name), closing: make(chan struct{}), done: make(chan struct{}),
 		awaited: make(map[string]*awaited), timelines: make(map[uint64]*timeline), channels: make(map[string]*channel), channelByID: make(map[uint64]*channel),
+		keepers: make(map[keeperKey]*keeper),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -99,6 +101,7 @@ func (s *Service) OpenSession(p Peer, notify func(Notice)) (*Session, error) {
 		leases: make(map[uint64]*Lease), names: make(map[string]*name), mapped: make(map[uint64]*block), accounts: make(map[*Pool]*account)}
 	session.subscriptions = make(map[uint64]*subscription)
 	session.ordered = notify == nil
+	session.keeper = s.keeper(p)
 	s.sessions[session.id] = session
 	return session, nil
 }

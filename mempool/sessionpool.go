@@ -17,7 +17,8 @@ func (s *Session) CreatePool(spec PoolSpec) (*Pool, error) {
 	if !svc.mayCreate(s.peer) {
 		return nil, situation(ErrDenied, "user %d may not create pools", s.peer.UID)
 	}
-	p := &Pool{svc: svc, uid: s.peer.UID, access: spec.Access.clone(), cache: make(map[uint64][]*block), closed: make(chan struct{}),
+	p := &Pool{svc: svc, uid: s.peer.UID, access: spec.Access.clone(), cache: make(map[uint64][]*block), users: make(tally),
+		charged: make(map[*block]struct{}), closed: make(chan struct{}),
 		room: room{books: &svc.mu}}
 	if p.access.empty() {
 		p.access.UIDs = []uint32{s.peer.UID}
@@ -37,7 +38,7 @@ func (s *Session) CreatePool(spec PoolSpec) (*Pool, error) {
 	svc.lastPool++
 	p.arena = arena
 	p.info = PoolInfo{ID: svc.lastPool, Name: spec.Name, Kind: spec.Kind, Device: arena.Device(), MaxBytes: spec.MaxBytes,
-		SessionBytes: spec.SessionBytes}
+		SessionBytes: spec.SessionBytes, UserBytes: spec.UserBytes}
 	svc.poolByID[p.info.ID] = p
 	if svc.closed {
 		svc.destroy(p)
@@ -165,7 +166,7 @@ func (s *Service) destroy(p *Pool) {
 		}
 	}
 	p.room.broadcast()
-	p.retire(p.cached)
+	p.retire(p.cached, false)
 	p.closeIfEmpty()
 }
 
@@ -182,5 +183,5 @@ func (s *Session) TrimPool(id, keep uint64) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return p.giveBack(p.cached - min(p.cached, keep))
+	return p.giveBack(p.cached-min(p.cached, keep), false)
 }

@@ -77,6 +77,7 @@ class AsyncClient(ClientState):
         device: int | str | None = None,
         max_bytes: int,
         session_bytes: int = 0,
+        user_bytes: int = 0,
         uids: Sequence[int] = (),
         gids: Sequence[int] = (),
     ) -> Pool:
@@ -87,6 +88,7 @@ class AsyncClient(ClientState):
             device=device,
             max_bytes=max_bytes,
             session_bytes=session_bytes,
+            user_bytes=user_bytes,
             uids=uids,
             gids=gids,
         )

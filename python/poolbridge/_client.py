@@ -40,6 +40,7 @@ class Client(ClientState):
         device: int | str | None = None,
         max_bytes: int,
         session_bytes: int = 0,
+        user_bytes: int = 0,
         uids: Sequence[int] = (),
         gids: Sequence[int] = (),
     ) -> Pool:
@@ -56,8 +57,10 @@ class Client(ClientState):
             A GPU's ordinal as the service counts, or its UUID; None: the first.
         max_bytes
             Most bytes that its blocks may take.
-        session_bytes
-            Most bytes that one session may hold in it; 0: no limit of its own.
+        session_bytes, user_bytes
+            Most bytes that may count for one session, and for all of one user; 0: no limit of its own. Free blocks that
+            a process keeps from others count for it too: of its sessions that ended without having released them, with
+            GPU work under way on them, or asked back and still mapped.
         uids, gids
             Users and groups that may use it; without any, this user alone.
 
@@ -74,6 +77,7 @@ class Client(ClientState):
             device=device,
             max_bytes=max_bytes,
             session_bytes=session_bytes,
+            user_bytes=user_bytes,
             uids=uids,
             gids=gids,
         )

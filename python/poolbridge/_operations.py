@@ -167,6 +167,7 @@ def create_pool(
     device: int | str | None,
     max_bytes: int,
     session_bytes: int,
+    user_bytes: int,
     uids: Sequence[int],
     gids: Sequence[int],
 ) -> Flow[Pool]:
@@ -177,6 +178,7 @@ def create_pool(
         dv="" if device is None else str(device),
         mx=check_count(max_bytes, "max_bytes", least=1),
         sx=check_count(session_bytes, "session_bytes"),
+        ux=check_count(user_bytes, "user_bytes"),
         ui=tuple(check_count(uid, "uid") for uid in uids),
         gi=tuple(check_count(gid, "gid") for gid in gids),
     )

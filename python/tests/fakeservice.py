@@ -106,7 +106,9 @@ class Service:
         fd = os.memfd_create("poolbridge-fake", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, 1033, SEALS)  # F_ADD_SEALS
-        return FakePool(m.Pool(id=self.new_id(), nm=request.nm, k="host", mx=request.mx, sx=request.sx), fd)
+        return FakePool(
+            m.Pool(id=self.new_id(), nm=request.nm, k="host", mx=request.mx, sx=request.sx, ux=request.ux), fd
+        )
 
     def make_block(self, pool: FakePool, size: int) -> FakeBlock:
         return FakeBlock(self.new_id(), pool, size, pool.top.to_bytes(8, "little"))

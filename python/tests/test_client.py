@@ -74,8 +74,9 @@ def test_a_write_lease_excludes_others(client):
 
 
 def test_pools_and_statistics(client):
-    pool = client.create_pool("second", max_bytes=1 << 20, session_bytes=1 << 19)
-    assert (pool.name, pool.kind, pool.max_bytes, pool.session_bytes) == ("second", "host", 1 << 20, 1 << 19)
+    pool = client.create_pool("second", max_bytes=1 << 20, session_bytes=1 << 18, user_bytes=1 << 19)
+    assert (pool.name, pool.kind, pool.max_bytes) == ("second", "host", 1 << 20)
+    assert (pool.session_bytes, pool.user_bytes) == (1 << 18, 1 << 19)
     assert pool.device_ordinal is None
     with pytest.raises(poolbridge.AlreadyExistsError):
         client.create_pool("second", max_bytes=1)
