@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"os"
 	"testing"
 	"time"
 
@@ -9,6 +10,21 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 )
+
+func TestThePoolOfOthersIsDestroyedByItsMaker(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	c, other := dial(t, path), dial(t, path)
+	spec := hostPool("p", 4096)
+	spec.Access.UIDs = []uint32{uint32(os.Getuid()) + 1}
+	ctx := t.Context()
+	for range 2 { // its name is free again
+		createPool(t, c, spec)
+		_, err := other.OpenPool(ctx, "p", 0)
+		require.ErrorIs(t, err, ErrDenied)
+		require.NoError(t, other.DestroyPool(ctx, "p"))
+		require.ErrorIs(t, other.DestroyPool(ctx, "p"), ErrNotFound)
+	}
+}
 
 func TestAProcessCannotHoldMoreByConnectingAgain(t *testing.T) {
 	l := unhurried

@@ -113,15 +113,21 @@ func (s *Session) FindPool(id uint64) (*Pool, error) {
 
 // pool is FindPool with Service.mu held.
 func (s *Session) pool(id uint64) (*Pool, error) {
+	p, err := s.anyPool(id)
+	if err == nil && !p.access.Allows(s.peer) {
+		return nil, p.denied(s.peer)
+	}
+	return p, err
+}
+
+// anyPool finds a pool whether or not the session may use it. Service.mu is held.
+func (s *Session) anyPool(id uint64) (*Pool, error) {
 	if err := s.alive(); err != nil {
 		return nil, err
 	}
 	p := s.svc.poolByID[id]
-	switch {
-	case p == nil || p.ending:
+	if p == nil || p.ending {
 		return nil, situation(ErrNotFound, "there is no pool %d", id)
-	case !p.access.Allows(s.peer):
-		return nil, p.denied(s.peer)
 	}
 	return p, nil
 }
@@ -134,19 +140,23 @@ func (p *Pool) denied(peer Peer) error {
 // DestroyPool ends a pool: nothing new can be allocated in it, its names go at once, and its memory goes with the last
 // lease and mapping.
 //
+// A pool's maker and the service's own user may do so whether or not they may use the pool, and so may whoever may make pools
+// and use this one.
+//
 // Errors: [ErrNotFound], [ErrDenied], [ErrClosed]; the driver's where memory could not be given back, which does not keep
 // the pool.
 func (s *Session) DestroyPool(id uint64) error {
 	svc := s.svc
-	may := svc.mayCreate(s.peer)
+	creator := svc.mayCreate(s.peer)
 	svc.mu.Lock()
 	defer svc.unlock()
-	p, err := s.pool(id)
+	p, err := s.anyPool(id)
 	if err != nil {
 		return err
 	}
-	if !may {
-		return situation(ErrDenied, "user %d may not destroy pools", s.peer.UID)
+	if !p.mayDestroy(s.peer, creator) {
+		return situation(ErrDenied, "user %d may not destroy pool %q: its maker, user %d, may, the service's user, and users who may use it and make pools",
+			s.peer.UID, p.info.Name, p.uid)
 	}
 	svc.destroy(p)
 	return svc.flush()

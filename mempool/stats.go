@@ -25,7 +25,7 @@ type PoolStats struct {
 	Session, User uint64
 }
 
-// Stats is the accounting as the session may see it: of the pools it may use.
+// Stats is the accounting as the session may see it: of the pools that it may use or destroy.
 func (s *Session) Stats() Stats {
 	return s.svc.stats(s)
 }
@@ -41,7 +41,7 @@ func (s *Service) stats(to *Session) Stats {
 	defer s.mu.Unlock()
 	st := Stats{Sessions: len(s.sessions), Leases: s.leases, Buffers: len(s.buffers), Names: len(s.names)}
 	for _, p := range s.poolByID {
-		if to != nil && !p.access.Allows(to.peer) {
+		if to != nil && !p.access.Allows(to.peer) && !p.mayDestroy(to.peer, false) {
 			continue
 		}
 		ps := PoolStats{Pool: p.info, Reserved: p.reserved, Leased: p.leased, Cached: p.cached, Held: p.held, Used: p.used, Blocks: p.blocks}

@@ -18,7 +18,7 @@ func newPools() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "pools",
 		Short: "Show what a running service holds",
-		Long: `Show the pools of a running service that you may use, in bytes:
+		Long: `Show the pools of a running service that you may use or destroy, in bytes:
 
   reserved  taken from the device or the machine: busy + cached + held
   busy      blocks that buffers use, leased or not ("leased" in JSON)

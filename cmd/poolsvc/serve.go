@@ -85,7 +85,7 @@ What clients can make the service remember is bounded, and --limit says by how m
 	socketFlag(c, &socket)
 	c.Flags().StringVar(&mode, "mode", "0600", "file mode of the socket, octal")
 	c.Flags().StringArrayVar(&specs, "pool", nil, "make a pool, may be repeated: name=NAME,max=SIZE[,kind=device|vmm|legacy|pinned|host][,device=N|UUID][,session=SIZE][,user=SIZE][,uid=N][,gid=N]")
-	c.Flags().UintSliceVar(&creators, "creator", nil, "ids of other users who may make and destroy pools")
+	c.Flags().UintSliceVar(&creators, "creator", nil, "ids of other users who may make pools, and destroy those that they may use")
 	c.Flags().StringArrayVar(&bounds, "limit", nil, "bound what clients can make the service remember, may be repeated: NAME=N, of "+
 		strings.Join(limitNames(), ", "))
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "log sessions too")

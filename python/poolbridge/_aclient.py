@@ -100,9 +100,7 @@ class AsyncClient(ClientState):
 
     async def destroy_pool(self, pool: Pool | str) -> None:
         """Destroy a pool; see `Client.destroy_pool`."""
-        found = await self._pool(pool)
-        await self._run(_operations.destroy_pool(found))
-        self._forget(found)
+        self._forget(await self._run(_operations.destroy_pool(self._find_pool(pool))))
 
     async def trim(self, pool: Pool | str | None = None, *, keep_bytes: int = 0) -> int:
         """Give unused blocks of a pool back, in bytes; see `Client.trim`."""

@@ -103,10 +103,21 @@ class Client(ClientState):
         return self._remember(self._run(_operations.open_pool(name, timeout=timeout)))
 
     def destroy_pool(self, pool: Pool | str) -> None:
-        """Destroy a pool; memory that leases still need goes when they end."""
-        found = self._pool(pool)
-        self._run(_operations.destroy_pool(found))
-        self._forget(found)
+        """Destroy a pool; memory that leases still need goes when they end.
+
+        Parameters
+        ----------
+        pool
+            The pool or its name. Its maker and the service's own user may destroy it even if they may not open it.
+
+        Raises
+        ------
+        NotFoundError
+            There is no such pool, as far as this user may know.
+        AccessDeniedError
+            This user may not destroy it.
+        """
+        self._forget(self._run(_operations.destroy_pool(self._find_pool(pool))))
 
     def trim(self, pool: Pool | str | None = None, *, keep_bytes: int = 0) -> int:
         """Give unused blocks of a pool back to the device.
@@ -126,7 +137,7 @@ class Client(ClientState):
         return self._run(_operations.trim(self._pool(pool), keep_bytes=keep_bytes))
 
     def stats(self) -> ServiceStats:
-        """Ask for the service's counts and those of every pool that this user may use."""
+        """Ask for the service's counts and those of every pool that it may use or destroy."""
         return self._run(_operations.stats())
 
     # Buffers

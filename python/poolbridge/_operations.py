@@ -193,9 +193,18 @@ def open_pool(name: str, *, timeout: float | None) -> Flow[Pool]:
     return Pool.from_wire(reply.p)
 
 
-def destroy_pool(pool: Pool) -> Flow[None]:
-    """Destroy a pool."""
+def destroy_pool(pool: Pool | str) -> Flow[Pool]:
+    """Destroy a pool; one that is named need not be one that this user may open."""
+    if isinstance(pool, str):
+        name = check_name(pool, "pool")
+        known = (yield from stats()).pools
+        # The last one: those of the same name before it were destroyed, and something still needs their memory.
+        found = max((one.pool for one in known if one.pool.name == name), key=lambda one: one.id, default=None)
+        if found is None:
+            raise NotFoundError(f"there is no pool {name!r} that this user may use or destroy")
+        pool = found
     yield from _ask(Destroy(pl=pool.id), Reply)
+    return pool
 
 
 def trim(pool: Pool, *, keep_bytes: int) -> Flow[int]:

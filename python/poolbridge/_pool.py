@@ -85,7 +85,7 @@ class PoolStats:
 
 @dataclass(frozen=True, slots=True)
 class ServiceStats:
-    """Counts of the whole service, and the pools that this user may use."""
+    """Counts of the whole service, and the pools that this user may use or destroy."""
 
     sessions: int
     leases: int

@@ -93,6 +93,15 @@ def test_pools_and_statistics(client):
         client.open_pool("second")
 
 
+def test_a_pool_is_destroyed_by_name_without_being_opened(service, client):
+    with poolbridge.connect(service.path) as other:
+        opened = len(service.seen(_messages.Open))
+        other.destroy_pool("frames")
+        assert len(service.seen(_messages.Open)) == opened
+        with pytest.raises(poolbridge.NotFoundError, match="'frames' that this user may use or destroy"):
+            other.destroy_pool("frames")
+
+
 def test_names(client):
     lease = client.allocate(1)
     lease.publish("x")
