@@ -290,7 +290,7 @@ func (c *Client) settle() {
 	}
 }
 
-// Stats is the service's accounting, of the pools that this client may use.
+// Stats is the service's accounting, of the pools that this client may use or destroy, by id.
 func (c *Client) Stats(ctx context.Context) (mempool.Stats, error) {
 	var reply wire.StatsReply
 	if err := c.call(ctx, &wire.StatsRequest{}, &call{into: &reply}); err != nil {

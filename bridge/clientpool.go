@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
@@ -57,7 +58,8 @@ func createRequest(spec mempool.PoolSpec) (*wire.Create, error) {
 		return nil, err
 	}
 	return &wire.Create{Name: spec.Name, Kind: string(spec.Kind), Device: spec.Device, MaxBytes: spec.MaxBytes,
-		MaxSessionBytes: spec.SessionBytes, UIDs: widen(spec.Access.UIDs), GIDs: widen(spec.Access.GIDs)}, nil
+		MaxSessionBytes: spec.SessionBytes, MaxUserBytes: spec.UserBytes,
+		UIDs: widen(spec.Access.UIDs), GIDs: widen(spec.Access.GIDs)}, nil
 }
 
 func widen(ids []uint32) []uint64 {
@@ -147,8 +149,27 @@ func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
 // lease and mapping.
 //
 // Errors: [ErrDenied].
-func (p *Pool) Destroy(ctx context.Context) error {
-	return p.client.call(ctx, &wire.Destroy{Pool: p.info.ID}, &call{into: &wire.EmptyReply{}})
+func (p *Pool) Destroy(ctx context.Context) error { return p.client.destroy(ctx, p.info.ID) }
+
+// DestroyPool ends a pool by name, as [Pool.Destroy] does. A pool's maker and the service's own user may destroy it even if they
+// may not open it.
+//
+// Errors: [ErrNotFound], [ErrDenied].
+func (c *Client) DestroyPool(ctx context.Context, name string) error {
+	st, err := c.Stats(ctx)
+	if err != nil {
+		return err
+	}
+	for _, p := range slices.Backward(st.Pools) { // those of the name before it were destroyed, and something still needs their memory
+		if p.Pool.Name == name {
+			return c.destroy(ctx, p.Pool.ID)
+		}
+	}
+	return situation(ErrNotFound, "there is no pool %q that this user may use or destroy", name)
+}
+
+func (c *Client) destroy(ctx context.Context, pool uint64) error {
+	return c.call(ctx, &wire.Destroy{Pool: pool}, &call{into: &wire.EmptyReply{}})
 }
 
 // pool is the open pool that a lease is of; it is opened where the client came to the lease without opening it first.

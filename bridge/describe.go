@@ -24,12 +24,12 @@ func tensorOf(t wire.Tensor) mempool.Tensor {
 
 func wirePool(p mempool.PoolInfo) wire.Pool {
 	return wire.Pool{ID: p.ID, Name: p.Name, Kind: string(p.Kind), Device: uint64(max(p.Device.Ordinal, 0)), UUID: p.Device.UUID,
-		MaxBytes: p.MaxBytes, MaxSessionBytes: p.SessionBytes}
+		MaxBytes: p.MaxBytes, MaxSessionBytes: p.SessionBytes, MaxUserBytes: p.UserBytes}
 }
 
 func poolOf(p wire.Pool) mempool.PoolInfo {
 	info := mempool.PoolInfo{ID: p.ID, Name: p.Name, Kind: mempool.Kind(p.Kind), Device: mempool.NoDevice,
-		MaxBytes: p.MaxBytes, SessionBytes: p.MaxSessionBytes}
+		MaxBytes: p.MaxBytes, SessionBytes: p.MaxSessionBytes, UserBytes: p.MaxUserBytes}
 	if p.UUID != "" {
 		info.Device = mempool.DeviceInfo{Ordinal: int(min(p.Device, math.MaxInt32)), UUID: p.UUID}
 	}
@@ -105,7 +105,7 @@ func wireStats(s mempool.Stats) wire.Stats {
 	out := wire.Stats{Sessions: uint64(s.Sessions), Leases: uint64(s.Leases), Buffers: uint64(s.Buffers), Names: uint64(s.Names)}
 	for _, p := range s.Pools {
 		out.Pools = append(out.Pools, wire.PoolStats{Pool: wirePool(p.Pool), Reserved: p.Reserved, Leased: p.Leased,
-			Used: p.Used, Cached: p.Cached, Held: p.Held, Blocks: uint64(p.Blocks)})
+			Used: p.Used, Cached: p.Cached, Held: p.Held, Blocks: uint64(p.Blocks), Session: p.Session, User: p.User})
 	}
 	return out
 }
@@ -114,7 +114,7 @@ func statsOf(s wire.Stats) mempool.Stats {
 	out := mempool.Stats{Sessions: int(s.Sessions), Leases: int(s.Leases), Buffers: int(s.Buffers), Names: int(s.Names)}
 	for _, p := range s.Pools {
 		out.Pools = append(out.Pools, mempool.PoolStats{Pool: poolOf(p.Pool), Reserved: p.Reserved, Leased: p.Leased,
-			Used: p.Used, Cached: p.Cached, Held: p.Held, Blocks: int(p.Blocks)})
+			Used: p.Used, Cached: p.Cached, Held: p.Held, Blocks: int(p.Blocks), Session: p.Session, User: p.User})
 	}
 	return out
 }

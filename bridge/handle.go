@@ -33,10 +33,7 @@ func (c *serverConn) handle(q uint32, r wire.Request) {
 		}
 		c.reply(q, &wire.TrimReply{Bytes: n}, nil)
 	case *wire.Alloc:
-		t := tensorOf(r.Tensor)
-		c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (*mempool.Lease, error) {
-			return s.Allocate(ctx, r.Pool, t, wait)
-		})
+		c.alloc(q, r)
 	case *wire.Get:
 		c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (*mempool.Lease, error) {
 			return s.Get(ctx, r.Name, r.Write, wait)
@@ -84,7 +81,7 @@ func (c *serverConn) done(q uint32, err error) {
 func (c *serverConn) create(q uint32, r *wire.Create) {
 	access, err := accessOf(r.UIDs, r.GIDs)
 	spec := mempool.PoolSpec{Name: r.Name, Kind: mempool.Kind(r.Kind), Device: r.Device, MaxBytes: r.MaxBytes,
-		SessionBytes: r.MaxSessionBytes, Access: access}
+		SessionBytes: r.MaxSessionBytes, UserBytes: r.MaxUserBytes, Access: access}
 	c.pool(q, func(ctx context.Context) (*mempool.Pool, error) {
 		switch {
 		case err != nil:
@@ -160,37 +157,95 @@ func (c *serverConn) publish(r *wire.Publish) error {
 	return l.Publish(p)
 }
 
+// alloc answers with a new lease. One on much memory has a goroutine of its own: to take the memory takes long, in which the
+// session's other requests are carried out, and its client is told that work goes on.
+func (c *serverConn) alloc(q uint32, r *wire.Alloc) {
+	t := tensorOf(r.Tensor)
+	get := func(ctx context.Context, wait time.Duration) (*mempool.Lease, error) {
+		return c.session.Allocate(ctx, r.Pool, t, wait)
+	}
+	n, err := t.Extent()
+	if q == 0 || err != nil || n < c.server.limits.large {
+		c.grant(q, r.Wait, get)
+		return
+	}
+	c.waitFor(q, situation(ErrBusy, "an allocation of %d bytes counts as a request that waits", n), func(ctx context.Context) func() {
+		defer c.tellWorking(q)()
+		l, err := get(ctx, 0)
+		l, err = c.insist(ctx, l, err, r.Wait, get)
+		return func() { c.replyLease(q, l, err) }
+	})
+}
+
+// tellWorking tells the client again and again that request q is being carried out, until stop is called.
+func (c *serverConn) tellWorking(q uint32) (stop func()) {
+	over, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-time.After(c.server.limits.working):
+				c.tell(&wire.Working{Request: uint64(q)})
+			case <-over:
+				return
+			}
+		}
+	}()
+	return func() {
+		close(over)
+		<-stopped
+	}
+}
+
+type getLease = func(ctx context.Context, wait time.Duration) (*mempool.Lease, error)
+
 // grant answers with the lease that get returns, at once if it can be had at once.
-func (c *serverConn) grant(q uint32, wait uint64, get func(context.Context, time.Duration) (*mempool.Lease, error)) {
+func (c *serverConn) grant(q uint32, wait uint64, get getLease) {
 	if q == 0 {
 		return // nobody would ever know of the lease
 	}
 	l, err := get(c.ctx, 0)
-	limit := milliseconds(wait)
-	if errors.Is(err, mempool.ErrRecalling) {
-		limit = max(limit, c.server.limits.recall)
-	}
-	waitable := errors.Is(err, ErrNotFound) || errors.Is(err, ErrBusy) || errors.Is(err, ErrLimit) || errors.Is(err, ErrOutOfMemory)
-	settles := err == nil && c.mustSettle(l)
-	switch {
-	case settles:
-		err = situation(ErrBusy, "work on the buffer is under way")
-	case limit == 0 || !waitable:
+	_, again := c.another(l, err, wait)
+	if again == nil {
 		c.replyLease(q, l, err)
 		return
 	}
-	c.waitFor(q, err, func(ctx context.Context) func() {
-		var err error
-		if !settles {
-			l, err = get(ctx, limit)
-		}
-		if err == nil && c.mustSettle(l) {
-			if err = l.Settled(ctx, max(limit, c.server.limits.recall)); err != nil {
-				err = errors.Join(err, l.Release(false))
-			}
-		}
+	c.waitFor(q, again, func(ctx context.Context) func() {
+		l, err := c.insist(ctx, l, err, wait, get)
 		return func() { c.replyLease(q, l, err) }
 	})
+}
+
+// another says why what came of a first attempt, a lease or an error, may become a usable lease within limit; nil if it is
+// what the client gets.
+func (c *serverConn) another(l *mempool.Lease, err error, wait uint64) (limit time.Duration, again error) {
+	limit = milliseconds(wait)
+	waitable := errors.Is(err, ErrNotFound) || errors.Is(err, ErrBusy) || errors.Is(err, ErrLimit) || errors.Is(err, ErrOutOfMemory)
+	settles := err == nil && c.mustSettle(l)
+	if settles || errors.Is(err, mempool.ErrRecalling) {
+		limit = max(limit, c.server.limits.recall)
+	}
+	switch {
+	case settles:
+		return limit, situation(ErrBusy, "work on the buffer is under way")
+	case limit > 0 && waitable:
+		return limit, err
+	}
+	return 0, nil
+}
+
+// insist waits for what may come of a first attempt.
+func (c *serverConn) insist(ctx context.Context, l *mempool.Lease, err error, wait uint64, get getLease) (*mempool.Lease, error) {
+	limit, again := c.another(l, err, wait)
+	if again != nil && err != nil {
+		l, err = get(ctx, limit)
+	}
+	if err == nil && c.mustSettle(l) {
+		if err = l.Settled(ctx, max(limit, c.server.limits.recall)); err != nil {
+			err = errors.Join(err, l.Release(false))
+		}
+	}
+	return l, err
 }
 
 // waitFor answers request q, which err says cannot be answered now, from a goroutine of its own: attempt waits, and what

@@ -10,10 +10,12 @@ type limits struct {
 	waiting int           // requests of a session that wait at a time
 	notices int           // notices of a session that wait to be sent
 	denied  int           // connections at a time of those who may not have a session
+	large   uint64        // bytes from which on an allocation is made besides the session's other requests
+	working time.Duration // after which a client is told, again and again, that such an allocation is under way
 }
 
 var defaultLimits = limits{hello: 10 * time.Second, send: 10 * time.Second, recall: 2 * time.Second,
-	waiting: 256, notices: 1024, denied: 64}
+	waiting: 256, notices: 1024, denied: 64, large: 64 << 20, working: 250 * time.Millisecond}
 
 const (
 	maxWait         = 24 * time.Hour // for which a request waits, whatever it says

@@ -79,6 +79,7 @@ func (c *serverConn) serve() {
 		c.goodbye(unwatched(err))
 		return
 	}
+	peer.Process = process.ID()
 	err = c.run(peer)
 	if c.session == nil {
 		closeLogged(log, process)

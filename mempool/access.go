@@ -13,6 +13,9 @@ type Peer struct {
 	Groups []uint32
 	// PID is for people: it decides nothing.
 	PID int32
+	// Process tells processes apart that live at the same time, as far as the kernel does; 0 where it does not. Sessions of
+	// one process share what counts for it: see [PoolSpec].
+	Process uint64
 }
 
 func (p Peer) String() string { return fmt.Sprintf("user %d", p.UID) }
@@ -47,4 +50,10 @@ func (a Access) of(maker Peer) Access {
 		a.UIDs = []uint32{maker.UID}
 	}
 	return a
+}
+
+// mayDestroy says whether a peer may destroy the pool: its maker and the service's user always may, and whoever may make pools
+// and use this one.
+func (p *Pool) mayDestroy(peer Peer, creator bool) bool {
+	return peer.UID == p.uid || peer.UID == p.svc.uid || creator && p.access.Allows(peer)
 }

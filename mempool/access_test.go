@@ -64,6 +64,40 @@ func TestAUserOfAPoolMayNotDestroyIt(t *testing.T) {
 	assert.Len(t, user.Stats().Pools, 1)
 }
 
+// Neither the maker nor the service's user need be on the list: a pool that nobody could destroy would keep its name for ever.
+func TestAPoolsMakerAndTheServicesUserMayAlwaysDestroyIt(t *testing.T) {
+	maker, listed, creator := Peer{UID: 7}, Peer{UID: 8}, Peer{UID: 9}
+	svc := NewService(Config{MayCreate: func(p Peer) bool { return p.UID == maker.UID || p.UID == creator.UID }})
+	t.Cleanup(svc.Close)
+	for _, c := range []struct {
+		who   string
+		peer  Peer
+		sees  int
+		fails error
+	}{
+		{"its maker", maker, 1, nil},
+		{"the service's user", Self(), 1, nil},
+		{"a user on the list who may not create pools", listed, 1, ErrDenied},
+		{"one who may create pools and is not on the list", creator, 0, ErrDenied},
+		{"a stranger", Peer{UID: 10}, 0, ErrDenied},
+	} {
+		p := createPool(t, openClient(t, svc, maker).Session, PoolSpec{Name: "p", Kind: fake, MaxBytes: 512, Access: Access{UIDs: []uint32{listed.UID}}})
+		s := openClient(t, svc, c.peer)
+		assert.Len(t, s.Stats().Pools, c.sees, c.who)
+		assert.ErrorIs(t, s.DestroyPool(p.info.ID), c.fails, c.who)
+		if c.fails == nil {
+			_, err := s.FindPool(p.info.ID)
+			assert.ErrorIs(t, err, ErrNotFound, "it is gone")
+			continue
+		}
+		_, err := openClient(t, svc, maker).FindPool(p.info.ID)
+		assert.ErrorIs(t, err, ErrDenied, "to destroy it is not to use it")
+		require.NoError(t, openClient(t, svc, Self()).DestroyPool(p.info.ID))
+	}
+	both := createPool(t, openClient(t, svc, maker).Session, PoolSpec{Name: "p", Kind: fake, MaxBytes: 512, Access: Access{UIDs: []uint32{creator.UID}}})
+	assert.NoError(t, openClient(t, svc, creator).DestroyPool(both.info.ID), "who may create pools may destroy those that it may use")
+}
+
 func TestTheListIsTheSpecsNoMore(t *testing.T) {
 	svc := newService(t)
 	uids := []uint32{Self().UID}

@@ -3,7 +3,7 @@ package mempool
 import "sync"
 
 // block is one allocation of an arena with its export, made once and kept. Everything but the export is guarded by
-// Service.mu.
+// Service.mu. There are many: what it has room for costs each of them.
 type block struct {
 	id   uint64
 	pool *Pool
@@ -17,14 +17,15 @@ type block struct {
 	// holds counts who may still touch the block although no lease says so: ended sessions that had a lease on it and
 	// whose process may still run, and copies that this process is making. While there is one, the block must not be
 	// used again.
-	holds int32
-	state blockState
+	holds    int32
+	state    blockState
+	exported bool     // guarded by exporting, like export
+	kept     *keeping // nil as long as nobody kept others from having the block
 	// tickets are what work on the block by its former users waits for: its next user must wait for them, and it must not
 	// be freed before they are reached.
 	tickets tickets
 
 	exporting sync.Mutex
-	exported  bool
 	export    Export
 }
 

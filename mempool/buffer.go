@@ -107,7 +107,7 @@ func (b *buffer) settle() {
 	p := b.block.pool
 	remove(&p.svc.buffers, &p.svc.most.buffers, b.id)
 	p.used -= b.bytes
-	b.account.bytes -= b.block.size
+	b.account.remove(b.block.size)
 	p.room.broadcast()
 	p.recycle(b.block)
 }

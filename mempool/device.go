@@ -1,6 +1,7 @@
 package mempool
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
 // deviceBackend is memory of a CUDA memory pool with POSIX-fd export.
@@ -109,7 +111,7 @@ type deviceArena struct {
 	owed []*deviceAllocation // nobody's, and not given back yet
 }
 
-func newDeviceArena(spec PoolSpec) (Arena, error) {
+func newDeviceArena(spec PoolSpec, _ *hostmem.Memory) (Arena, error) {
 	g, err := gpuFor(spec, probePools)
 	if err != nil {
 		return nil, err
@@ -139,7 +141,7 @@ func (a *deviceArena) InUse() (uint64, error) {
 	return n, deviceError("read a memory pool's use", err)
 }
 
-func (a *deviceArena) Allocate(size uint64) (Allocation, error) {
+func (a *deviceArena) Allocate(_ context.Context, size uint64) (Allocation, error) {
 	ptr, err := a.pool.Alloc(size, a.stream)
 	if err != nil {
 		return nil, deviceError(fmt.Sprintf("allocate %d bytes", size), err)

@@ -78,10 +78,12 @@ func (s *Service) flush() error {
 func (p *Pool) free(b *block) {
 	if !b.quiet() {
 		b.state = blockDraining
+		p.charge(b)
 		p.svc.drain(b, func() { p.free(b) })
 		return
 	}
 	b.state = blockFreeing
+	p.charge(b)
 	p.svc.due.blocks = append(p.svc.due.blocks, b)
 }
 

@@ -1,8 +1,11 @@
 package mempool
 
 import (
+	"context"
 	"sync"
 	"testing"
+
+	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
 // fake is memory of this process that fails when a test says so.
@@ -48,7 +51,7 @@ func holdUp(t testing.TB, name string) fakeGate {
 	return g
 }
 
-func newFakeArena(spec PoolSpec) (Arena, error) {
+func newFakeArena(spec PoolSpec, _ *hostmem.Memory) (Arena, error) {
 	if gate, ok := fakeGates.Load(spec.Name); ok {
 		gate := gate.(fakeGate)
 		gate.inside <- struct{}{}
@@ -86,7 +89,7 @@ func (a *fakeArena) InUse() (uint64, error) {
 	return a.used, a.fail["InUse"]
 }
 
-func (a *fakeArena) Allocate(size uint64) (Allocation, error) {
+func (a *fakeArena) Allocate(_ context.Context, size uint64) (Allocation, error) {
 	a.mu.Lock()
 	gate := a.gate
 	a.mu.Unlock()

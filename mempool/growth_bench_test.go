@@ -63,7 +63,7 @@ func BenchmarkAskingForOneOfManyIdleBlocks(b *testing.B) {
 	}
 	for b.Loop() {
 		svc.mu.Lock()
-		p.retire(512)
+		p.retire(512, true)
 		svc.mu.Unlock()
 	}
 	require.Len(b, c.asked(), b.N)

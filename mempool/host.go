@@ -1,6 +1,7 @@
 package mempool
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
 // hostBackend is memory of a memfd: every process that has the fd maps the whole pool once, and a block is an offset.
@@ -29,8 +32,9 @@ func probeHost(device string) error {
 
 // hostArena is a memfd mapped in this process, with what is free of it.
 type hostArena struct {
-	file *os.File
-	mem  []byte
+	memory *hostmem.Memory
+	file   *os.File
+	mem    []byte
 
 	lasts atomic.Bool // what is freed stays as it is
 
@@ -42,14 +46,14 @@ type hostArena struct {
 // span is a range of bytes.
 type span struct{ off, size uint64 }
 
-func newHostArena(spec PoolSpec) (Arena, error) {
+func newHostArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 	if err := probeHost(spec.Device); err != nil {
 		return nil, err
 	}
-	page := uint64(os.Getpagesize())
-	if spec.MaxBytes > math.MaxInt64-page {
-		return nil, situation(ErrInvalid, "a memfd cannot have %d bytes", spec.MaxBytes)
+	if err := memory.Fits(spec.MaxBytes); err != nil {
+		return nil, memoryError(err)
 	}
+	page := uint64(os.Getpagesize())
 	size := roundUp(spec.MaxBytes, page)
 	fd, err := unix.MemfdCreate("poolbridge:"+spec.Name[:min(len(spec.Name), 200)], unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -60,7 +64,7 @@ func newHostArena(spec PoolSpec) (Arena, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &hostArena{file: f, mem: mem, free: []span{{0, size}}}, nil
+	return &hostArena{memory: memory, file: f, mem: mem, free: []span{{0, size}}}, nil
 }
 
 func sizeAndMap(f *os.File, size uint64) ([]byte, error) {
@@ -109,6 +113,17 @@ func hostError(call string, err error) error {
 	return fmt.Errorf("%w: %w", sentinel, os.NewSyscallError(call, err))
 }
 
+// memoryError tells a machine that has not the memory from one that does not say what it has.
+func memoryError(err error) error {
+	switch _, short := errors.AsType[*hostmem.Shortage](err); {
+	case short:
+		return fmt.Errorf("%w: %w", ErrOutOfMemory, err)
+	case errors.Is(err, hostmem.ErrUnknown):
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	return err
+}
+
 func (a *hostArena) Device() DeviceInfo  { return NoDevice }
 func (a *hostArena) Granularity() uint64 { return uint64(os.Getpagesize()) }
 func (a *hostArena) Export() Export      { return Export{Files: []*os.File{a.file}} }
@@ -119,14 +134,33 @@ func (a *hostArena) InUse() (uint64, error) {
 	return a.used, nil
 }
 
-func (a *hostArena) Allocate(size uint64) (Allocation, error) {
+// hostPart is how many bytes are taken of the kernel at a time: the pool's other allocations and faults wait meanwhile, which is
+// some 10 ms. A signal has the kernel give back what it took for the part, and begin again.
+const hostPart = 32 << 20
+
+func (a *hostArena) Allocate(ctx context.Context, size uint64) (Allocation, error) {
 	off, err := a.take(size)
 	if err != nil {
 		return nil, err
 	}
 	// Take the pages now: later the lack of them would be a SIGBUS in whichever process touches them first.
-	if err := a.fallocate(unix.FALLOC_FL_KEEP_SIZE, off, size); err != nil {
-		a.put(span{off, size})
+	took := uint64(0)
+	err = a.memory.Take(size, hostPart, func(at, n uint64) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		err := a.fallocate(unix.FALLOC_FL_KEEP_SIZE, off+at, n)
+		if err == nil {
+			took += n
+		}
+		return err
+	})
+	if err != nil {
+		err = memoryError(err)
+		if took > 0 {
+			err = errors.Join(err, a.punch(off, took))
+		}
+		a.put(span{off, size}) // whatever came of that: nobody wrote to it
 		return nil, err
 	}
 	return &hostAllocation{hostMemory: hostMemory{a.mem[off : off+size : off+size]}, arena: a, off: off}, nil
@@ -143,6 +177,11 @@ func (a *hostArena) fallocate(mode uint32, off, size uint64) error {
 			return hostError("fallocate", err)
 		}
 	}
+}
+
+// punch gives the pages of a range back.
+func (a *hostArena) punch(off, size uint64) error {
+	return a.fallocate(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, size)
 }
 
 // take finds the smallest free range that is large enough.
@@ -216,7 +255,7 @@ func (h *hostAllocation) Free() error {
 		h.arena.put(span{h.off, size})
 		return nil
 	}
-	if err := h.arena.fallocate(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, h.off, size); err != nil {
+	if err := h.arena.punch(h.off, size); err != nil {
 		return err
 	}
 	h.arena.put(span{h.off, size})

@@ -1,19 +1,25 @@
 package mempool
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
 func newHost(t testing.TB, maxBytes uint64) *hostArena {
 	t.Helper()
-	a, err := newHostArena(PoolSpec{Name: "p", Kind: Host, MaxBytes: maxBytes})
+	a, err := newHostArena(PoolSpec{Name: "p", Kind: Host, MaxBytes: maxBytes}, hostmem.New())
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, a.Close()) })
 	return a.(*hostArena)
@@ -22,21 +28,115 @@ func newHost(t testing.TB, maxBytes uint64) *hostArena {
 func TestHostMemoryIsOnNoDevice(t *testing.T) {
 	assert.NoError(t, Host.Probe(""))
 	assert.ErrorIs(t, Host.Probe("0"), ErrInvalid)
-	_, err := newHostArena(PoolSpec{Name: "p", Device: "0", MaxBytes: 1})
+	_, err := newHostArena(PoolSpec{Name: "p", Device: "0", MaxBytes: 1}, hostmem.New())
 	assert.ErrorIs(t, err, ErrInvalid)
 	assert.Equal(t, NoDevice, newHost(t, 1).Device())
 }
 
 func TestAMemfdTooLargeForTheMachineIsATypedError(t *testing.T) {
-	_, err := newHostArena(PoolSpec{Name: "p", MaxBytes: math.MaxInt64})
-	assert.ErrorIs(t, err, ErrInvalid)
-	_, err = newHostArena(PoolSpec{Name: "p", MaxBytes: 1 << 62})
-	assert.Error(t, err)
+	_, err := newHostArena(PoolSpec{Name: "p", MaxBytes: math.MaxInt64}, hostmem.New())
+	assert.ErrorIs(t, err, ErrOutOfMemory)
 	_, err = mapHost(nil, math.MaxUint64)
 	assert.ErrorIs(t, err, ErrInvalid)
 	for errno, want := range map[error]error{unix.ENOMEM: ErrOutOfMemory, unix.EMFILE: ErrLimit, unix.EFBIG: ErrInvalid, unix.ENOSYS: ErrUnavailable, unix.EIO: ErrInternal} {
 		assert.ErrorIs(t, hostError("call", errno), want)
 	}
+}
+
+// smallMachine is one that has total bytes, of which available are left.
+type smallMachine struct {
+	*testing.T
+	root string
+}
+
+func newSmallMachine(t *testing.T, total, available uint64) smallMachine {
+	t.Helper()
+	m := smallMachine{t, t.TempDir()}
+	m.write("self/cgroup", "0::/\n")
+	m.write("self/mountinfo", "23 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
+	m.has(total, available)
+	return m
+}
+
+func (m smallMachine) write(file, text string) {
+	m.Helper()
+	path := filepath.Join(m.root, "proc", file)
+	require.NoError(m, os.MkdirAll(filepath.Dir(path), 0o755))
+	require.NoError(m, os.WriteFile(path, []byte(text), 0o644))
+}
+
+func (m smallMachine) has(total, available uint64) {
+	m.Helper()
+	m.write("meminfo", fmt.Sprintf("MemTotal: %d kB\nMemAvailable: %d kB\n", total>>10, available>>10))
+}
+
+// service is a service on the machine.
+func (m smallMachine) service() *Service {
+	svc := newService(m)
+	svc.memory = hostmem.At(m.root)
+	return svc
+}
+
+func TestAPoolThatTheMachineCanNeverHoldIsRefused(t *testing.T) {
+	s := open(t, newSmallMachine(t, 64<<20, 1<<20).service())
+	_, err := s.CreatePool(PoolSpec{Name: "p", Kind: Host, MaxBytes: 1 << 45})
+	require.ErrorIs(t, err, ErrOutOfMemory)
+	assert.ErrorAs(t, err, new(*hostmem.Shortage))
+	assert.EqualError(t, err, "out of memory: 35184372088832 bytes are asked for, and at most 62914560 can ever be available: "+
+		"the machine has 67108864, and 4194304 of them are left to others; ask for fewer")
+	createPool(t, s, PoolSpec{Name: "p", Kind: Host, MaxBytes: 60 << 20})
+}
+
+func TestAnAllocationThatTheMachineHasNoMemoryForTakesNone(t *testing.T) {
+	m := newSmallMachine(t, 64<<20, 20<<20)
+	svc := m.service()
+	s := open(t, svc)
+	p := createPool(t, s, PoolSpec{Name: "p", Kind: Host, MaxBytes: 60 << 20})
+	_, err := s.Allocate(t.Context(), p.info.ID, Bytes(32<<20), 0)
+	require.ErrorIs(t, err, ErrOutOfMemory)
+	assert.EqualError(t, err, "out of memory: 33554432 bytes are asked for, and 16777216 are available: "+
+		"the machine has 20971520 left of 67108864, and 4194304 of them are left to others; ask for fewer, or free memory")
+	checkBooks(t, svc)
+	assert.Zero(t, pages(t, p))
+	m.has(64<<20, 40<<20)
+	release(t, allocate(t, s, p, 32<<20))
+}
+
+// pages is how many bytes a pool has taken of the machine.
+func pages(t *testing.T, p *Pool) int64 {
+	t.Helper()
+	st := new(unix.Stat_t)
+	require.NoError(t, unix.Fstat(int(p.arena.(*hostArena).file.Fd()), st))
+	return st.Blocks * 512
+}
+
+// stopping is a context that is over once it was asked n times.
+type stopping struct {
+	context.Context
+	asked, n int
+}
+
+var errStopped = errors.New("stopped")
+
+func (s *stopping) Err() error {
+	if s.asked++; s.asked <= s.n {
+		return nil
+	}
+	return errStopped
+}
+
+func (s *stopping) Value(any) any { return nil }
+
+func TestALargeAllocationThatIsGivenUpGivesBackWhatItTook(t *testing.T) {
+	a := newHost(t, 3*hostPart)
+	ctx := &stopping{Context: t.Context(), n: 2}
+	_, err := a.Allocate(ctx, 3*hostPart)
+	require.ErrorIs(t, err, errStopped)
+	assert.Positive(t, ctx.asked-ctx.n, "it was asked before each part")
+	assert.Equal(t, []span{{0, 3 * hostPart}}, a.free)
+	st := new(unix.Stat_t)
+	require.NoError(t, unix.Fstat(int(a.file.Fd()), st))
+	assert.Zero(t, st.Blocks)
 }
 
 func TestTheSizeOfAMemfdIsSealed(t *testing.T) {
@@ -65,12 +165,12 @@ func TestWhoeverMapsMemoryReadsOnWhenTheServiceHasClosed(t *testing.T) {
 
 func TestFreedPagesComeBackAsZeros(t *testing.T) {
 	a := newHost(t, 8192)
-	m, err := a.Allocate(4096)
+	m, err := a.Allocate(t.Context(), 4096)
 	require.NoError(t, err)
 	require.NoError(t, m.Fill(0, 4096, 0xff))
 	require.NoError(t, m.Synchronize())
 	require.NoError(t, m.Free())
-	m, err = a.Allocate(4096)
+	m, err = a.Allocate(t.Context(), 4096)
 	require.NoError(t, err)
 	assert.Equal(t, make([]byte, 4096), m.Bytes())
 	require.NoError(t, m.Free())
@@ -118,12 +218,12 @@ func TestHostRangesDoNotOverlapAndJoinAgain(t *testing.T) {
 
 func TestAHostAllocationThatFailsTakesNothing(t *testing.T) {
 	a := newHost(t, 8192)
-	m, err := a.Allocate(4096)
+	m, err := a.Allocate(t.Context(), 4096)
 	require.NoError(t, err)
 	file := a.file
 	a.file, err = os.Open(os.DevNull) // fallocate does not work on it
 	require.NoError(t, err)
-	_, err = a.Allocate(4096)
+	_, err = a.Allocate(t.Context(), 4096)
 	assert.ErrorIs(t, err, ErrInternal)
 	assert.ErrorIs(t, m.Free(), ErrInternal)
 	n, err := a.InUse()

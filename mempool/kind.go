@@ -1,12 +1,14 @@
 package mempool
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
 
 	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
 // Kind says where a pool's memory comes from.
@@ -26,8 +28,8 @@ type backend struct {
 	// probe says whether pools of this kind can be made on the device; its error wraps ErrUnavailable and names what is
 	// missing.
 	probe func(device string) error
-	// create makes the memory of a new pool.
-	create func(PoolSpec) (Arena, error)
+	// create makes the memory of a new pool. What it takes of the machine's memory it takes by way of the second argument.
+	create func(PoolSpec, *hostmem.Memory) (Arena, error)
 	// open maps a pool that another process created.
 	open func(PoolInfo, Export) (ImportedArena, error)
 	// openFor maps it for another GPU than the pool's own, which a UUID names, apart from what is open for that one. Nil for
@@ -74,8 +76,9 @@ type Arena interface {
 	Granularity() uint64
 	// Export is what another process needs once to map allocations of this arena. Its files stay the arena's.
 	Export() Export
-	// Allocate makes an allocation of size bytes, a multiple of Granularity. Errors: ErrOutOfMemory.
-	Allocate(size uint64) (Allocation, error)
+	// Allocate makes an allocation of size bytes, a multiple of Granularity. Where that takes long, the end of ctx stops it.
+	// Errors: ErrOutOfMemory, the context's.
+	Allocate(ctx context.Context, size uint64) (Allocation, error)
 	// InUse is how many bytes the source of the memory itself says are allocated from it.
 	InUse() (uint64, error)
 	// Close gives the memory back. Every allocation was freed before, except those that could not be.
@@ -92,7 +95,9 @@ type lasting interface {
 // [Session.CreatePool] makes pools of it. By itself it is for programs that measure what memory of a kind costs.
 //
 // Errors: [ErrInvalid], [ErrUnavailable] where this machine cannot do it, [ErrOutOfMemory].
-func NewArena(spec PoolSpec) (Arena, error) {
+func NewArena(spec PoolSpec) (Arena, error) { return newArena(spec, hostmem.New()) }
+
+func newArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
@@ -100,7 +105,7 @@ func NewArena(spec PoolSpec) (Arena, error) {
 	if err != nil {
 		return nil, err
 	}
-	arena, err := b.create(spec)
+	arena, err := b.create(spec, memory)
 	if err != nil {
 		return nil, adviseWithoutGPU(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
 func TestKindsAreThoseOfTheRegistry(t *testing.T) {
@@ -19,7 +20,7 @@ func TestKindsAreThoseOfTheRegistry(t *testing.T) {
 func TestMemoryOfAPoolCanBeMadeWithoutThePool(t *testing.T) {
 	arena, err := NewArena(PoolSpec{Name: "p", Kind: Host, MaxBytes: 1 << 20})
 	require.NoError(t, err)
-	mem, err := arena.Allocate(arena.Granularity())
+	mem, err := arena.Allocate(t.Context(), arena.Granularity())
 	require.NoError(t, err)
 	_, err = mem.Export()
 	assert.NoError(t, err)
@@ -52,7 +53,7 @@ func TestADeviceThatIsNoneIsATypedError(t *testing.T) {
 		t.Fatal("it was found")
 	}
 	assert.Condition(t, func() bool { return errorsIsAny(err, ErrInvalid, ErrUnavailable) }, "%v", err)
-	_, err = newDeviceArena(PoolSpec{Name: "p", Kind: Device, Device: "no such device", MaxBytes: 1})
+	_, err = newDeviceArena(PoolSpec{Name: "p", Kind: Device, Device: "no such device", MaxBytes: 1}, hostmem.New())
 	assert.Condition(t, func() bool { return errorsIsAny(err, ErrInvalid, ErrUnavailable) }, "%v", err)
 }
 

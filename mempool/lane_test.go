@@ -14,10 +14,16 @@ import (
 // gpuPool is a pool on the first GPU; the test is skipped where there is none.
 func gpuPool(t testing.TB, s *Session) *Pool {
 	t.Helper()
+	return gpuPoolOf(t, s, 256<<20)
+}
+
+// gpuPoolOf is gpuPool with room for so many bytes: where it has none left, blocks are used again on which work is under way.
+func gpuPoolOf(t testing.TB, s *Session, maxBytes uint64) *Pool {
+	t.Helper()
 	if err := Device.Probe(""); err != nil {
 		t.Skip(err)
 	}
-	return createPool(t, s, PoolSpec{Name: t.Name(), Kind: Device, MaxBytes: 256 << 20})
+	return createPool(t, s, PoolSpec{Name: t.Name(), Kind: Device, MaxBytes: maxBytes})
 }
 
 // blocked makes the lane of a lease's memory wait until the ticket is reached.
@@ -91,7 +97,7 @@ func TestCopiesOfManyGoroutines(t *testing.T) {
 func TestNothingOfAHandOverOnAGPUWaits(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
-	p := gpuPool(t, s)
+	p := gpuPoolOf(t, s, 3<<20)
 	clock, stuck := unreached(t, s)
 	ctx := context.Background()
 	ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 4})
@@ -141,7 +147,7 @@ func TestNothingOfAHandOverOnAGPUWaits(t *testing.T) {
 func TestNoStreamWaitsForWhoAsksForBytesThatTheCPUCannotReach(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
-	p := gpuPool(t, s)
+	p := gpuPoolOf(t, s, 4096)
 	w := hire(t, svc)
 	first := allocate(t, s, p, 4096)
 	publish(t, first, Publication{Name: "x"})

@@ -1,11 +1,13 @@
 package mempool
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync/atomic"
 
 	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
 // Legacy is memory of a GPU that travels as a handle of 64 bytes (cuIpcGetMemHandle), through anything that carries
@@ -41,7 +43,7 @@ type legacyArena struct {
 	used atomic.Uint64
 }
 
-func newLegacyArena(spec PoolSpec) (Arena, error) {
+func newLegacyArena(spec PoolSpec, _ *hostmem.Memory) (Arena, error) {
 	g, err := gpuFor(spec, legacyOf)
 	if err != nil {
 		return nil, err
@@ -55,7 +57,7 @@ func (a *legacyArena) Export() Export         { return Export{} }
 func (a *legacyArena) InUse() (uint64, error) { return a.used.Load(), nil }
 func (a *legacyArena) Close() error           { return a.gpu.Close() }
 
-func (a *legacyArena) Allocate(size uint64) (Allocation, error) {
+func (a *legacyArena) Allocate(_ context.Context, size uint64) (Allocation, error) {
 	ptr, err := a.ctx.Malloc(size)
 	if err != nil {
 		return nil, deviceError(fmt.Sprintf("allocate %d bytes", size), err)

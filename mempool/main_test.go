@@ -120,6 +120,9 @@ func checkBooks(t testing.TB, svc *Service) {
 		assert.NoError(t, err)
 		assert.Equal(t, inUse, p.reserved, "what the arena says is in use")
 	}
+	for _, p := range svc.poolByID {
+		checkCounts(t, p)
+	}
 	leases := 0
 	for _, s := range svc.sessions {
 		leases += len(s.leases)
@@ -135,4 +138,36 @@ func checkBooks(t testing.TB, svc *Service) {
 		}
 	}
 	assert.Equal(t, leases, svc.leases)
+}
+
+// checkCounts checks what counts against the bounds of a pool: every block for everybody once. Service.mu is held.
+func checkCounts(t testing.TB, p *Pool) {
+	t.Helper()
+	p.recharge()
+	users, kept := make(tally), make(map[*keeper]uint64)
+	for _, b := range p.svc.buffers {
+		if b.block.pool == p {
+			users.add(b.account.uid, int(b.block.size))
+			if b.block.kept != nil {
+				assert.Empty(t, b.block.kept.keepers, "the buffer's account has it")
+			}
+		}
+	}
+	for b := range p.charged {
+		of := make(map[uint32]struct{})
+		for _, k := range b.kept.keepers {
+			kept[k] += b.size
+			of[k.uid] = struct{}{}
+		}
+		for uid := range of {
+			users.add(uid, int(b.size))
+		}
+	}
+	assert.Equal(t, users, p.users)
+	for k, bytes := range kept {
+		assert.Equal(t, bytes, k.kept[p])
+	}
+	for _, s := range p.svc.sessions {
+		assert.Equal(t, kept[s.keeper], s.keeper.kept[p])
+	}
 }

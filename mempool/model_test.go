@@ -177,7 +177,8 @@ func (p *play) allocate(a *actor) {
 func (p *play) charged(a *actor) (sum uint64) {
 	p.svc.mu.Lock()
 	defer p.svc.mu.Unlock()
-	return a.account(p.pool).bytes
+	bytes, _ := a.counts(p.pool)
+	return bytes
 }
 
 func (p *play) granted(a *actor, l *Lease, b *modelBuffer, write bool) {

@@ -1,10 +1,12 @@
 package mempool
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
 	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
 // Pinned is memory of the host, on the NUMA node closest to a GPU, that the CPU and the GPU both reach at one address: a
@@ -33,15 +35,21 @@ func pinnedOf(d cuda.Device) error {
 }
 
 // pinnedArena is a CUDA memory pool on the host.
-type pinnedArena struct{ *deviceArena }
+type pinnedArena struct {
+	*deviceArena
+	memory *hostmem.Memory
+}
 
-func newPinnedArena(spec PoolSpec) (Arena, error) {
+func newPinnedArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 	d, err := FindDevice(spec.Device)
 	if err != nil {
 		return nil, err
 	}
 	if err := pinnedOf(d); err != nil {
 		return nil, err
+	}
+	if err := memory.Fits(spec.MaxBytes); err != nil {
+		return nil, memoryError(err)
 	}
 	g, err := openGPU(d)
 	if err != nil {
@@ -59,15 +67,22 @@ func newPinnedArena(spec PoolSpec) (Arena, error) {
 	if err := a.pool.SetAccess(g.device, cuda.AccessReadWrite); err != nil {
 		return nil, errors.Join(deviceError(fmt.Sprintf("let GPU %d reach memory of the host", g.device.Ordinal()), err), a.Close())
 	}
-	return pinnedArena{a}, nil
+	return pinnedArena{a, memory}, nil
 }
 
-func (a pinnedArena) Allocate(size uint64) (Allocation, error) {
-	m, err := a.deviceArena.Allocate(size)
+// Allocate takes all of it at once: the driver knows no parts.
+func (a pinnedArena) Allocate(ctx context.Context, size uint64) (Allocation, error) {
+	var d *deviceAllocation
+	err := a.memory.Take(size, size, func(uint64, uint64) error {
+		m, err := a.deviceArena.Allocate(ctx, size)
+		if err == nil {
+			d = m.(*deviceAllocation)
+		}
+		return err
+	})
 	if err != nil {
-		return nil, err
+		return nil, memoryError(err)
 	}
-	d := m.(*deviceAllocation)
 	return &pinnedAllocation{pinnedMemoryOf(d.deviceMemory), d}, nil
 }
 

@@ -2,6 +2,7 @@ package mempool
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -25,6 +26,8 @@ type Pool struct {
 	cache                          map[uint64][]*block // by size, oldest first
 	loose                          int                 // cached blocks that no session maps
 	stuck                          []*block            // could not be freed; counted as held
+	users                          tally               // bytes that count for each user: see account.go
+	charged                        map[*block]struct{} // free blocks that count for somebody
 	channels                       int
 	closing                        bool          // being destroyed
 	ending                         bool          // its arena is being closed
@@ -42,6 +45,7 @@ type PoolInfo struct {
 	Device       DeviceInfo
 	MaxBytes     uint64
 	SessionBytes uint64
+	UserBytes    uint64
 }
 
 // Info describes the pool.
@@ -75,6 +79,7 @@ func (p *Pool) alike(peer Peer, spec PoolSpec) error {
 		{"device", info.Device.UUID, spec.Device},
 		{"max_bytes", info.MaxBytes, spec.MaxBytes},
 		{"session_bytes", info.SessionBytes, spec.SessionBytes},
+		{"user_bytes", info.UserBytes, spec.UserBytes},
 		{"uids", p.access.UIDs, access.UIDs},
 		{"gids", p.access.GIDs, access.GIDs},
 	} {
@@ -113,7 +118,8 @@ func (p *Pool) blockSize(n uint64) (uint64, error) {
 	return size, nil
 }
 
-// take takes a block of at least n bytes for a session's buffer, and charges it to both. Service.mu is held, and
+// take takes a block of at least n bytes for a session's buffer, and charges it to both: one that is free for use if there
+// is one, then a new one, and only where there is no room for that one on which work is under way. Service.mu is held, and
 // released for waiting and for driver calls.
 func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 	s := w.session
@@ -129,8 +135,13 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		}
 	}
 	defer leave()
+	var scarce error // why no new block could be made just now, although the pool has room
+	relieved := uint64(0)
 	for {
-		room, relief := p.room.changes, p.relief.count // before the lock is released for the first time
+		room := p.room.changes // before the lock is released for the first time
+		if scarce == nil {
+			relieved = p.relief.count
+		}
 		if err := s.alive(); err != nil {
 			return nil, err
 		}
@@ -138,23 +149,39 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 			return nil, p.ended()
 		}
 		err := s.chargeable(p, size)
-		mine := err != nil || p.info.SessionBytes > 0 // others may find more
-		cached := p.fits(s, size)
-		switch {
-		case err != nil:
-		case cached != 0:
-			return p.cachedBlock(s, cached), nil
-		case p.reserved+size <= p.info.MaxBytes:
-			var b *block
-			if b, err = p.grow(s, size); !errors.Is(err, ErrOutOfMemory) {
-				return b, err
+		mine := err != nil || p.bounded() // others may find more
+		full := scarce != nil || p.reserved+size > p.info.MaxBytes
+		if err != nil {
+			if b := p.own(s, size); b != nil {
+				return p.reuse(s, b), nil
 			}
+			if len(p.charged) > 0 {
+				w.soon() // nobody tells when work ends
+			}
+		} else {
+			if b := p.fits(s, size, full, (*block).quiet); b != nil {
+				return p.reuse(s, b), nil
+			}
+			if !full {
+				var b *block
+				if b, scarce = p.grow(w.ctx, s, size); !errors.Is(scarce, ErrOutOfMemory) {
+					return b, scarce
+				}
+				continue
+			}
+			if scarce == nil && p.evict(p.reserved+size-p.info.MaxBytes) {
+				continue
+			}
+			if b := p.fits(s, size, full, nil); b != nil && s.alive() == nil {
+				return p.reuse(s, b), nil
+			}
+		}
+		if scarce != nil {
 			leave()
-			if !w.wait(p.relief.after(relief)) {
-				return nil, w.cause(err)
+			if !w.wait(p.relief.after(relieved)) {
+				return nil, w.cause(scarce)
 			}
-			continue
-		case p.evict(p.reserved + size - p.info.MaxBytes):
+			scarce = nil
 			continue
 		}
 		if w.patient() {
@@ -184,69 +211,90 @@ func (p *Pool) full(size uint64) error {
 	return err
 }
 
-// fits is the size of the cached blocks to take where size bytes are asked for: just as many or, where the pool cannot
-// grow, the next up to twice as many, if the session may have them; 0 if there is none. Service.mu is held.
-func (p *Pool) fits(s *Session, size uint64) uint64 {
-	if len(p.cache[size]) > 0 {
-		return size
+// fits finds a cached block to take where size bytes are asked for, of those that are fit (nil: all): of just as many or, where
+// the pool cannot grow, of the next up to twice as many, if the session may have them. Service.mu is held.
+func (p *Pool) fits(s *Session, size uint64, full bool, fit func(*block) bool) *block {
+	if b := pick(p.cache[size], full, fit); b != nil || !full {
+		return b
 	}
-	best := uint64(0)
-	if p.reserved+size > p.info.MaxBytes {
-		for have, list := range p.cache {
-			if len(list) > 0 && have > size && have/2 <= size && (best == 0 || have < best) && s.chargeable(p, have) == nil {
-				best = have
+	var best *block
+	for have, list := range p.cache {
+		if have > size && have/2 <= size && (best == nil || have < best.size) && s.chargeable(p, have) == nil {
+			if b := pick(list, full, fit); b != nil {
+				best = b
 			}
 		}
 	}
 	return best
 }
 
-// cachedBlock takes a block of size bytes from the cache, which has one. Service.mu is held.
-func (p *Pool) cachedBlock(s *Session, size uint64) *block {
+// pick chooses a block: the most recently used, whose mappings and caches are warm, of those that are fit. If all are (nil), it
+// is the one that was used the longest ago, so that its next user waits the least. Unless it is to look at all of them, it
+// only looks at those where most likely one is fit.
+func pick(list []*block, all bool, fit func(*block) bool) *block {
+	const look = 16
+	if fit == nil && len(list) > 0 {
+		return list[0]
+	}
+	for i := len(list) - 1; i >= 0; i-- {
+		if i == len(list)-1-look && !all {
+			i = min(i, look-1)
+		}
+		if fit(list[i]) {
+			return list[i]
+		}
+	}
+	return nil
+}
+
+// own finds a cached block of size bytes that counts for the session already, because work of its process on it is under
+// way. Service.mu is held.
+func (p *Pool) own(s *Session, size uint64) *block {
 	list := p.cache[size]
-	i := pick(list)
-	b := list[i]
-	p.cache[size] = slices.Delete(list, i, i+1)
+	i := slices.IndexFunc(list, func(b *block) bool { return b.kept != nil && slices.Contains(b.kept.keepers, s.keeper) })
+	if i < 0 {
+		return nil
+	}
+	return list[i]
+}
+
+// reuse takes a block from the cache. Service.mu is held.
+func (p *Pool) reuse(s *Session, b *block) *block {
+	list := p.cache[b.size]
+	i := len(list) - 1 // where it is most often
+	for list[i] != b {
+		i--
+	}
+	p.cache[b.size] = slices.Delete(list, i, i+1)
 	b.state = blockLeased
+	p.charge(b)
 	if b.mapped.len() == 0 {
 		p.loose--
 	}
 	b.generation++
-	p.cached -= size
-	p.leased += size
-	s.account(p).bytes += size
+	p.cached -= b.size
+	p.leased += b.size
+	s.account(p).add(b.size)
 	return b
 }
 
-// pick chooses a block to use: the most recently used, whose mappings and caches are warm, of those on which nothing is
-// under way; if it is on all, the one that was used the longest ago, so that its next user waits the least.
-func pick(list []*block) int {
-	const look = 16
-	for i := len(list) - 1; i >= max(0, len(list)-look); i-- {
-		if list[i].quiet() {
-			return i
-		}
-	}
-	return 0
-}
-
 // grow makes a new block. Service.mu is held, and released for driver calls.
-func (p *Pool) grow(s *Session, size uint64) (*block, error) {
+func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*block, error) {
 	svc := p.svc
 	p.reserved += size
 	p.leased += size
 	p.blocks++
 	account := s.account(p)
-	account.bytes += size
-	mem, err := p.allocate(size)
+	account.add(size)
+	mem, err := p.allocate(ctx, size)
 	if errors.Is(err, ErrOutOfMemory) && p.evict(p.cached) { // what lies idle here may be what is missing
-		mem, err = p.allocate(size)
+		mem, err = p.allocate(ctx, size)
 	}
 	if err != nil {
 		p.reserved -= size
 		p.leased -= size
 		p.blocks--
-		account.bytes -= size
+		account.remove(size)
 		p.room.broadcast() // and no relief: those who ran out of memory would drive each other
 		p.closeIfEmpty()
 		if errors.Is(err, ErrOutOfMemory) && p.held > 0 {
@@ -260,7 +308,7 @@ func (p *Pool) grow(s *Session, size uint64) (*block, error) {
 		err = p.ended()
 	}
 	if err != nil { // while the block was made
-		account.bytes -= size
+		account.remove(size)
 		p.recycle(b)
 		return nil, err
 	}
@@ -268,8 +316,8 @@ func (p *Pool) grow(s *Session, size uint64) (*block, error) {
 }
 
 // allocate calls the driver. Service.mu is held, and released meanwhile.
-func (p *Pool) allocate(size uint64) (Allocation, error) {
+func (p *Pool) allocate(ctx context.Context, size uint64) (Allocation, error) {
 	p.svc.mu.Unlock()
 	defer p.svc.mu.Lock()
-	return p.arena.Allocate(size)
+	return p.arena.Allocate(ctx, size)
 }

@@ -15,6 +15,7 @@ func (p *Pool) recycle(b *block) {
 	if b.holds > 0 {
 		b.state = blockHeld
 		p.held += b.size
+		p.charge(b)
 		return
 	}
 	p.keep(b)
@@ -28,38 +29,45 @@ func (p *Pool) keep(b *block) {
 	if b.mapped.len() == 0 {
 		p.loose++
 	}
+	p.charge(b)
 	p.room.broadcast()
 	p.relief.broadcast()
 	if p.closing {
-		p.retire(p.cached)
+		p.retire(p.cached, false)
 	}
 }
 
 // unhold ends one hold on b. Service.mu is held.
 func (p *Pool) unhold(b *block) {
 	b.holds--
-	if b.holds == 0 && b.state == blockHeld {
-		p.held -= b.size
-		p.keep(b)
+	if b.state != blockHeld {
+		return
 	}
+	if b.holds > 0 {
+		p.charge(b)
+		return
+	}
+	p.held -= b.size
+	p.keep(b)
 }
 
-// evict gives back cached blocks of at least n bytes together, and reports whether any bytes were given back at once.
-// Service.mu is held, and released for driver calls.
+// evict gives back cached blocks of at least n bytes together on which nothing is under way, and reports whether any bytes
+// were given back at once. Service.mu is held, and released for driver calls.
 func (p *Pool) evict(n uint64) bool {
 	if p.cached == 0 && len(p.stuck) == 0 {
 		return false
 	}
-	given, err := p.giveBack(n)
+	given, err := p.giveBack(n, true)
 	if err != nil {
 		p.svc.log.Error("memory could not be given back", "error", err)
 	}
 	return given > 0
 }
 
-// giveBack is evict that tells how many bytes were given back at once, and what could not be.
-func (p *Pool) giveBack(n uint64) (given uint64, err error) {
-	idle := p.retire(n)
+// giveBack gives back cached blocks of at least n bytes together, and tells how many bytes were given back at once, and what
+// could not be. quiet leaves those on which work is under way. Service.mu is held, and released for driver calls.
+func (p *Pool) giveBack(n uint64, quiet bool) (given uint64, err error) {
+	idle := p.retire(n, quiet)
 	err = p.svc.flush()
 	for _, b := range idle {
 		if b.state == blockFreed {
@@ -71,19 +79,20 @@ func (p *Pool) giveBack(n uint64) (given uint64, err error) {
 
 // retire chooses cached blocks of at least n bytes together to be given back: those that no session maps are due at once
 // and returned, the others when their mappings have been given up. Blocks that could not be freed before are tried
-// again. Service.mu is held.
-func (p *Pool) retire(n uint64) (idle []*block) {
+// again. quiet leaves those on which work is under way. Service.mu is held.
+func (p *Pool) retire(n uint64, quiet bool) (idle []*block) {
 	var chosen uint64
 	idle, p.stuck = p.stuck, nil
 	for _, b := range idle {
 		chosen += b.size
 	}
-	loose := p.choose(&chosen, n, false) // that nobody maps first: they cost no round trip
+	loose := p.choose(&chosen, n, false, quiet) // that nobody maps first: they cost no round trip
 	p.loose -= len(loose)
 	idle = append(idle, loose...)
-	recalled := p.choose(&chosen, n, true)
+	recalled := p.choose(&chosen, n, true, quiet)
 	for _, b := range recalled {
 		b.state = blockRecalling
+		p.charge(b)
 	}
 	for _, b := range idle {
 		p.free(b)
@@ -94,7 +103,7 @@ func (p *Pool) retire(n uint64) (idle []*block) {
 
 // choose takes cached blocks that somebody maps, or that nobody does, until n bytes are chosen, and counts them as held. It
 // looks no further than it must: there may be very many. Service.mu is held.
-func (p *Pool) choose(chosen *uint64, n uint64, mapped bool) (blocks []*block) {
+func (p *Pool) choose(chosen *uint64, n uint64, mapped, quiet bool) (blocks []*block) {
 	enough := func() bool { return *chosen >= n || (!mapped && len(blocks) == p.loose) }
 	for _, size := range slices.Sorted(maps.Keys(p.cache)) {
 		if enough() {
@@ -104,7 +113,7 @@ func (p *Pool) choose(chosen *uint64, n uint64, mapped bool) (blocks []*block) {
 		left, i := list[:0], 0
 		for ; i < len(list) && !enough(); i++ {
 			b := list[i]
-			if b.mapped.len() > 0 != mapped {
+			if b.mapped.len() > 0 != mapped || quiet && !b.quiet() {
 				left = append(left, b)
 				continue
 			}
@@ -140,6 +149,9 @@ func (p *Pool) unmap(s *Session, b *block) {
 	b.mapped.remove(s)
 	remove(&s.mapped, &s.most.mapped, b.id)
 	if b.mapped.len() > 0 {
+		if b.state == blockRecalling {
+			p.charge(b)
+		}
 		return
 	}
 	switch b.state {

@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"sync"
+
+	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
 // Epoch identifies one life of a service: every id is meant within an epoch.
@@ -18,7 +20,8 @@ func (e Epoch) String() string { return hex.EncodeToString(e[:]) }
 type Config struct {
 	// Log takes what nobody can be told as an error; nil for none of it.
 	Log *slog.Logger
-	// MayCreate says who may make and destroy pools; nil for only the user that the service runs as.
+	// MayCreate says who may make pools, and destroy those that they may use; nil for only the user that the service runs as,
+	// who may destroy all of them.
 	MayCreate func(Peer) bool
 	// Limits bound what clients can make the service remember.
 	Limits Limits
@@ -28,8 +31,10 @@ type Config struct {
 type Service struct {
 	epoch     Epoch
 	log       *slog.Logger
+	uid       uint32 // of the service's own user
 	mayCreate func(Peer) bool
 	limits    Limits
+	memory    *hostmem.Memory // of the machine
 
 	mu                                                      books
 	pools                                                   map[string]*Pool // those not being destroyed
@@ -41,6 +46,7 @@ type Service struct {
 	pooled                                                  signal              // pools appeared
 	leases                                                  int
 	namesOf, poolsOf                                        tally
+	keepers                                                 map[keeperKey]*keeper
 	lastPool, lastBlock, lastBuffer, lastLease, lastSession uint64
 	due                                                     due
 	timelines                                               map[uint64]*timeline
@@ -63,17 +69,17 @@ type Service struct {
 // NewService starts an epoch.
 func NewService(c Config) *Service {
 	s := &Service{
-		log: c.Log, mayCreate: c.MayCreate, limits: c.Limits.filled(), namesOf: make(tally), poolsOf: make(tally),
+		log: c.Log, uid: Self().UID, mayCreate: c.MayCreate, limits: c.Limits.filled(), memory: hostmem.New(), namesOf: make(tally), poolsOf: make(tally),
 		pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool), sessions: make(map[uint64]*Session),
 		buffers: make(map[uint64]*buffer), names: make(map[string]*name), closing: make(chan struct{}), done: make(chan struct{}),
 		awaited: make(map[string]*awaited), timelines: make(map[uint64]*timeline), channels: make(map[string]*channel), channelByID: make(map[uint64]*channel),
+		keepers: make(map[keeperKey]*keeper),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
 	if s.mayCreate == nil {
-		self := Self()
-		s.mayCreate = func(p Peer) bool { return p.UID == self.UID }
+		s.mayCreate = func(p Peer) bool { return p.UID == s.uid }
 	}
 	_, _ = rand.Read(s.epoch[:]) // never fails
 	return s
@@ -97,6 +103,7 @@ func (s *Service) OpenSession(p Peer, notify func(Notice)) (*Session, error) {
 		leases: make(map[uint64]*Lease), names: make(map[string]*name), mapped: make(map[uint64]*block), accounts: make(map[*Pool]*account)}
 	session.subscriptions = make(map[uint64]*subscription)
 	session.ordered = notify == nil
+	session.keeper = s.keeper(p)
 	s.sessions[session.id] = session
 	return session, nil
 }

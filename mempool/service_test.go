@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
 func TestEveryEpochIsAnother(t *testing.T) {
@@ -97,10 +99,10 @@ func TestAPoolThatIsMadeWhileTheServiceClosesGoesWithIt(t *testing.T) {
 	s := open(t, svc)
 	making, goOn := make(chan struct{}), make(chan struct{})
 	var arena *fakeArena
-	held := backend{kind: "held", create: func(spec PoolSpec) (Arena, error) {
+	held := backend{kind: "held", create: func(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 		close(making)
 		<-goOn
-		made, err := newFakeArena(spec)
+		made, err := newFakeArena(spec, memory)
 		arena = made.(*fakeArena)
 		return made, err
 	}}

@@ -42,13 +42,11 @@ type Session struct {
 	mapped   map[uint64]*block
 	accounts map[*Pool]*account
 	most     struct{ leases, names, mapped int } // that these maps had
-	tensor   *Tensor                             // that it described last
+	keeper   *keeper
+	tensor   *Tensor // that it described last
 
 	eagerness wakeful.Eagerness // of who waits
 }
-
-// account is how many bytes the blocks of a session's buffers have in a pool. Buffers keep it when the session ends.
-type account struct{ bytes uint64 }
 
 // ID identifies the session within the epoch.
 func (s *Session) ID() uint64 { return s.id }
@@ -66,20 +64,11 @@ func (s *Session) alive() error {
 	return nil
 }
 
-// chargeable says whether the session may take size bytes more in p. Service.mu is held.
-func (s *Session) chargeable(p *Pool, size uint64) error {
-	if limit := p.info.SessionBytes; limit > 0 && s.account(p).bytes+size > limit {
-		return situation(ErrLimit, "session %d has %d of the %d bytes that one session may take in pool %q, and asks for %d more",
-			s.id, s.account(p).bytes, limit, p.info.Name, size)
-	}
-	return nil
-}
-
 // account is what the session has in p. Service.mu is held.
 func (s *Session) account(p *Pool) *account {
 	a := s.accounts[p]
 	if a == nil {
-		a = new(account)
+		a = &account{pool: p, uid: s.peer.UID}
 		s.accounts[p] = a
 	}
 	return a
@@ -224,6 +213,7 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 	for _, l := range leases {
 		b := l.buffer.block
 		b.holds++
+		b.keeping().left.add(s)
 		held = append(held, b)
 		l.end(l.write, nil)
 	}
@@ -296,11 +286,13 @@ func (s *Session) settle(held []*block) {
 		t.die(nil)
 	}
 	for _, b := range held {
+		b.kept.left.remove(s)
 		b.pool.unhold(b)
 	}
 	for _, b := range s.mapped {
 		b.pool.unmap(s, b)
 	}
+	s.svc.leave(s.keeper)
 	s.svc.flushLogged()
 	close(s.settled)
 }

@@ -18,13 +18,14 @@ func (s *Session) CreatePool(spec PoolSpec) (*Pool, error) {
 	if !svc.mayCreate(s.peer) {
 		return nil, situation(ErrDenied, "user %d may not create pools", s.peer.UID)
 	}
-	p := &Pool{svc: svc, uid: s.peer.UID, access: spec.Access.of(s.peer), cache: make(map[uint64][]*block), closed: make(chan struct{}),
+	p := &Pool{svc: svc, uid: s.peer.UID, access: spec.Access.of(s.peer), cache: make(map[uint64][]*block), users: make(tally),
+		charged: make(map[*block]struct{}), closed: make(chan struct{}),
 		room: room{books: &svc.mu}}
 	if err := svc.reserveName(s, spec.Name, p); err != nil {
 		return nil, err
 	}
 	defer svc.background.Done()
-	arena, err := NewArena(spec)
+	arena, err := newArena(spec, svc.memory)
 	svc.mu.Lock()
 	defer svc.unlock()
 	defer svc.pooled.broadcast() // made or not, whoever waits for it looks again
@@ -36,7 +37,7 @@ func (s *Session) CreatePool(spec PoolSpec) (*Pool, error) {
 	svc.lastPool++
 	p.arena = arena
 	p.info = PoolInfo{ID: svc.lastPool, Name: spec.Name, Kind: spec.Kind, Device: arena.Device(), MaxBytes: spec.MaxBytes,
-		SessionBytes: spec.SessionBytes}
+		SessionBytes: spec.SessionBytes, UserBytes: spec.UserBytes}
 	svc.poolByID[p.info.ID] = p
 	if svc.closed {
 		svc.destroy(p)
@@ -168,15 +169,21 @@ func (s *Session) FindPool(id uint64) (*Pool, error) {
 
 // pool is FindPool with Service.mu held.
 func (s *Session) pool(id uint64) (*Pool, error) {
+	p, err := s.anyPool(id)
+	if err == nil && !p.access.Allows(s.peer) {
+		return nil, p.denied(s.peer)
+	}
+	return p, err
+}
+
+// anyPool finds a pool whether or not the session may use it. Service.mu is held.
+func (s *Session) anyPool(id uint64) (*Pool, error) {
 	if err := s.alive(); err != nil {
 		return nil, err
 	}
 	p := s.svc.poolByID[id]
-	switch {
-	case p == nil || p.ending:
+	if p == nil || p.ending {
 		return nil, situation(ErrNotFound, "there is no pool %d", id)
-	case !p.access.Allows(s.peer):
-		return nil, p.denied(s.peer)
 	}
 	return p, nil
 }
@@ -189,19 +196,23 @@ func (p *Pool) denied(peer Peer) error {
 // DestroyPool ends a pool: nothing new can be allocated in it, its names go at once, and its memory goes with the last
 // lease and mapping.
 //
+// A pool's maker and the service's own user may do so whether or not they may use the pool, and so may whoever may make pools
+// and use this one.
+//
 // Errors: [ErrNotFound], [ErrDenied], [ErrClosed]; the driver's where memory could not be given back, which does not keep
 // the pool.
 func (s *Session) DestroyPool(id uint64) error {
 	svc := s.svc
-	may := svc.mayCreate(s.peer)
+	creator := svc.mayCreate(s.peer)
 	svc.mu.Lock()
 	defer svc.unlock()
-	p, err := s.pool(id)
+	p, err := s.anyPool(id)
 	if err != nil {
 		return err
 	}
-	if !may {
-		return situation(ErrDenied, "user %d may not destroy pools", s.peer.UID)
+	if !p.mayDestroy(s.peer, creator) {
+		return situation(ErrDenied, "user %d may not destroy pool %q: its maker, user %d, may, the service's user, and users who may use it and make pools",
+			s.peer.UID, p.info.Name, p.uid)
 	}
 	svc.destroy(p)
 	return svc.flush()
@@ -221,7 +232,7 @@ func (s *Service) destroy(p *Pool) {
 		}
 	}
 	p.room.broadcast()
-	p.retire(p.cached)
+	p.retire(p.cached, false)
 	p.closeIfEmpty()
 }
 
@@ -238,5 +249,5 @@ func (s *Session) TrimPool(id, keep uint64) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return p.giveBack(p.cached - min(p.cached, keep))
+	return p.giveBack(p.cached-min(p.cached, keep), false)
 }

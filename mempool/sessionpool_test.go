@@ -74,7 +74,7 @@ func underWay(t *testing.T, svc *Service, spec PoolSpec) fakeGate {
 }
 
 func TestOpeningWaitsForAPoolThatIsBeingMade(t *testing.T) {
-	spec := PoolSpec{Name: t.Name(), Kind: fake, MaxBytes: 1}
+	spec := PoolSpec{Name: t.Name(), Kind: fake, MaxBytes: 512}
 	for _, wait := range []time.Duration{0, time.Nanosecond} {
 		synctest.Test(t, func(t *testing.T) {
 			svc := newService(t)
@@ -95,7 +95,7 @@ func TestOpeningWaitsForAPoolThatIsBeingMade(t *testing.T) {
 
 func TestOpeningAPoolThatCouldNotBeMadeFindsNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		spec := PoolSpec{Name: t.Name(), Kind: fake, MaxBytes: 1}
+		spec := PoolSpec{Name: t.Name(), Kind: fake, MaxBytes: 512}
 		svc := newService(t)
 		g := underWay(t, svc, spec)
 		s := open(t, svc)
@@ -112,7 +112,7 @@ func TestOpeningAPoolThatCouldNotBeMadeFindsNone(t *testing.T) {
 
 func TestWaitingForAPoolThatIsBeingMadeEndsWithItsContextAndItsSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		spec := PoolSpec{Name: t.Name(), Kind: fake, MaxBytes: 1}
+		spec := PoolSpec{Name: t.Name(), Kind: fake, MaxBytes: 512}
 		svc := newService(t)
 		g := underWay(t, svc, spec)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -137,7 +137,7 @@ func TestWaitingForAPoolThatIsBeingMadeEndsWithItsContextAndItsSession(t *testin
 
 func TestManyWhoEnsureAPoolHaveTheSameOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		spec := PoolSpec{Name: t.Name(), Kind: fake, MaxBytes: 1}
+		spec := PoolSpec{Name: t.Name(), Kind: fake, MaxBytes: 512}
 		svc := newService(t)
 		g := holdUp(t, spec.Name)
 		const many = 8
@@ -163,7 +163,7 @@ func TestManyWhoEnsureAPoolHaveTheSameOne(t *testing.T) {
 
 func TestWhoEnsuresAPoolMakesItWhereAnotherFailedTo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		spec := PoolSpec{Name: t.Name(), Kind: fake, MaxBytes: 1}
+		spec := PoolSpec{Name: t.Name(), Kind: fake, MaxBytes: 512}
 		svc := newService(t)
 		g := underWay(t, svc, spec)
 		s := open(t, svc)

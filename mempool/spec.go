@@ -17,8 +17,11 @@ type PoolSpec struct {
 	Device string
 	// MaxBytes is the most that the pool's blocks take together.
 	MaxBytes uint64
-	// SessionBytes is the most that the blocks of one session's buffers take together; 0 for no limit of its own.
-	SessionBytes uint64
+	// SessionBytes is the most that counts for one session, and UserBytes for all of a user's; 0 for no limit of its own. A
+	// block counts for the session that allocated the buffer in it. A free block counts for the process that keeps others from
+	// having it, and so for each of its sessions: by work that is under way on it, by a lease of a session that has ended
+	// while the process lives, or by a mapping that it was asked to give up.
+	SessionBytes, UserBytes uint64
 	// Access lists who may use the pool; empty for only the user who creates it.
 	Access Access
 }
@@ -38,6 +41,12 @@ func (s PoolSpec) Validate() error {
 	}
 	if s.SessionBytes > s.MaxBytes {
 		return situation(ErrInvalid, "pool %q: a session's limit of %d bytes is more than the pool's %d", s.Name, s.SessionBytes, s.MaxBytes)
+	}
+	if s.UserBytes > s.MaxBytes {
+		return situation(ErrInvalid, "pool %q: a user's limit of %d bytes is more than the pool's %d", s.Name, s.UserBytes, s.MaxBytes)
+	}
+	if s.UserBytes > 0 && s.SessionBytes > s.UserBytes {
+		return situation(ErrInvalid, "pool %q: a session's limit of %d bytes is more than its user's %d", s.Name, s.SessionBytes, s.UserBytes)
 	}
 	return nil
 }

@@ -21,27 +21,36 @@ type PoolStats struct {
 	Used uint64
 	// Blocks is how many there are.
 	Blocks int
+	// Session and User are what counts for the session that asks and for its user; 0 where the service itself does.
+	Session, User uint64
 }
 
-// Stats is the accounting as the session may see it: of the pools it may use.
+// Stats is the accounting as the session may see it: of the pools that it may use or destroy.
 func (s *Session) Stats() Stats {
-	return s.svc.stats(func(p *Pool) bool { return p.access.Allows(s.peer) })
+	return s.svc.stats(s)
 }
 
 // Stats is the accounting of everything.
 func (s *Service) Stats() Stats {
-	return s.stats(func(*Pool) bool { return true })
+	return s.stats(nil)
 }
 
-func (s *Service) stats(visible func(*Pool) bool) Stats {
+// stats is the accounting as a session may see it, or nil for the service itself.
+func (s *Service) stats(to *Session) Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := Stats{Sessions: len(s.sessions), Leases: s.leases, Buffers: len(s.buffers), Names: len(s.names)}
 	for _, p := range s.poolByID {
-		if visible(p) {
-			st.Pools = append(st.Pools, PoolStats{Pool: p.info, Reserved: p.reserved, Leased: p.leased, Cached: p.cached,
-				Held: p.held, Used: p.used, Blocks: p.blocks})
+		if to != nil && !p.access.Allows(to.peer) && !p.mayDestroy(to.peer, false) {
+			continue
 		}
+		ps := PoolStats{Pool: p.info, Reserved: p.reserved, Leased: p.leased, Cached: p.cached, Held: p.held, Used: p.used, Blocks: p.blocks}
+		if to != nil {
+			p.recharge()
+			ps.Session, _ = to.counts(p)
+			ps.User = uint64(p.users[to.peer.UID])
+		}
+		st.Pools = append(st.Pools, ps)
 	}
 	slices.SortFunc(st.Pools, func(a, b PoolStats) int { return cmp.Compare(a.Pool.ID, b.Pool.ID) })
 	return st

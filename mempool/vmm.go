@@ -1,6 +1,7 @@
 package mempool
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
 // VMM is memory of a GPU in pieces of its own (cuMemCreate), each with a descriptor: what is leased to be read cannot be
@@ -39,7 +41,7 @@ type vmmArena struct {
 	used        atomic.Uint64
 }
 
-func newVMMArena(spec PoolSpec) (Arena, error) {
+func newVMMArena(spec PoolSpec, _ *hostmem.Memory) (Arena, error) {
 	g, err := gpuFor(spec, vmmOf)
 	if err != nil {
 		return nil, err
@@ -60,7 +62,7 @@ func (a *vmmArena) Export() Export         { return Export{} }
 func (a *vmmArena) InUse() (uint64, error) { return a.used.Load(), nil }
 func (a *vmmArena) Close() error           { return a.gpu.Close() }
 
-func (a *vmmArena) Allocate(size uint64) (Allocation, error) {
+func (a *vmmArena) Allocate(_ context.Context, size uint64) (Allocation, error) {
 	physical, err := a.ctx.NewPhysical(size)
 	if err != nil {
 		return nil, deviceError(fmt.Sprintf("allocate %d bytes", size), err)

@@ -154,6 +154,22 @@ func TestClosedProcessIsNeverGone(t *testing.T) {
 	}
 }
 
+func TestProcessesAreToldApart(t *testing.T) {
+	l := listener(t, ListenConfig{})
+	id := func(c *Conn) uint64 {
+		p, err := c.PeerProcess()
+		require.NoError(t, err)
+		defer p.Close()
+		return p.ID()
+	}
+	a, _ := dial(t, l)
+	b, _ := dial(t, l)
+	_, other := client(t, l, nil)
+	require.NotZero(t, id(a))
+	require.Equal(t, id(a), id(b), "two connections of one process")
+	require.NotEqual(t, id(a), id(other))
+}
+
 func TestPIDFDByNumber(t *testing.T) {
 	pidfd, err := openPIDFD(os.Getpid())
 	require.NoError(t, err)

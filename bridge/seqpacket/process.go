@@ -11,6 +11,7 @@ import (
 // Process is a process that can be waited for without being its parent. It does not end with the connection that it was
 // asked from: a process may close its connection and live on.
 type Process struct {
+	id    uint64
 	gone  chan struct{}
 	file  *os.File // a pidfd in the poller; nil if the process was gone from the start
 	watch sync.Once
@@ -31,7 +32,15 @@ func (c *Conn) PeerProcess() (*Process, error) {
 	case err != nil:
 		return nil, err
 	}
-	return NewProcess(pidfd)
+	p, err := NewProcess(pidfd)
+	if err == nil && p.id == 0 {
+		var peer Peer
+		if peer, err = c.Peer(); err != nil {
+			return nil, errors.Join(err, p.Close())
+		}
+		p.id = uint64(peer.PID)
+	}
+	return p, err
 }
 
 // NewProcess makes the process of a pidfd, which it takes. On error the pidfd is closed.
@@ -40,8 +49,31 @@ func NewProcess(pidfd *FD) (*Process, error) {
 		pidfd.Close()
 		return nil, os.NewSyscallError("fcntl", err)
 	}
-	return &Process{gone: make(chan struct{}), file: pidfd.File("pidfd"), done: make(chan struct{})}, nil
+	id, err := identity(pidfd.Raw())
+	if err != nil {
+		pidfd.Close()
+		return nil, err
+	}
+	return &Process{id: id, gone: make(chan struct{}), file: pidfd.File("pidfd"), done: make(chan struct{})}, nil
 }
+
+// identity is the number of a pidfd's inode, where the kernel gives each process one of its own; 0 otherwise.
+func identity(pidfd int) (uint64, error) {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(pidfd, &fs); err != nil {
+		return 0, os.NewSyscallError("fstatfs", err)
+	}
+	if fs.Type != unix.PID_FS_MAGIC {
+		return 0, nil
+	}
+	var st unix.Stat_t
+	err := unix.Fstat(pidfd, &st)
+	return st.Ino, os.NewSyscallError("fstat", err)
+}
+
+// ID tells processes apart that live at the same time. It is 0 where the kernel does not tell: for a peer that had ended from
+// the start, and before Linux 6.9 for one that this process's PID namespace does not see.
+func (p *Process) ID() uint64 { return p.id }
 
 // ended says whether the process of a pidfd has ended.
 func ended(fd uintptr) bool {

@@ -7,6 +7,7 @@ type Create struct {
 	Device          string   // ordinal or UUID; empty: the first
 	MaxBytes        uint64   // most bytes of the pool
 	MaxSessionBytes uint64   // most bytes of a session; 0: no limit of its own
+	MaxUserBytes    uint64   // most bytes of a user; 0: no limit of its own
 	UIDs            []uint64 // users that may use it; without GIDs too: the creator's user
 	GIDs            []uint64 // groups that may use it
 	Ensure          bool     // open the pool of that name, if there is one that is just like it
@@ -18,6 +19,7 @@ var createFields = record[Create]{
 	stringField("dv", func(m *Create) *string { return &m.Device }).maybe(),
 	uintField("mx", func(m *Create) *uint64 { return &m.MaxBytes }),
 	uintField("sx", func(m *Create) *uint64 { return &m.MaxSessionBytes }).maybe(),
+	uintField("ux", func(m *Create) *uint64 { return &m.MaxUserBytes }).maybe(),
 	uintsField("ui", func(m *Create) *[]uint64 { return &m.UIDs }).maybe(),
 	uintsField("gi", func(m *Create) *[]uint64 { return &m.GIDs }).maybe(),
 	boolField("en", func(m *Create) *bool { return &m.Ensure }).maybe(),

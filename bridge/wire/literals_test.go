@@ -20,7 +20,7 @@ var (
 	someMeta    = map[string]string{"": "", "camera": "left", "exposure/µs": "1250", "Z": "before a"}
 	someTensor  = wire.Tensor{DType: "complex128", Shape: []uint64{2, 3}, Strides: []int64{-3, 1}, Offset: 144}
 	somePool    = wire.Pool{ID: 7, Name: "frames", Kind: "device", Device: 3, UUID: uuid, MaxBytes: 1 << 34,
-		MaxSessionBytes: 1 << 32, Export: &wire.Export{FDs: 1}}
+		MaxSessionBytes: 1 << 32, MaxUserBytes: 1 << 33, Export: &wire.Export{FDs: 1}}
 	someLease = wire.Lease{ID: 1 << 32, Buffer: 1<<32 + 1, Generation: 65536, Write: true, Pool: 7, Block: 300,
 		BlockBytes: 2097152, Bytes: 1843200, Tensor: wire.Tensor{DType: "float32", Shape: []uint64{480, 640, 3}},
 		Export: &wire.Export{Data: data64, FDs: 1}}
@@ -37,7 +37,7 @@ var literals = []struct {
 	{"reply", "hello reply, all fields", 1, &wire.HelloReply{Version: 1, Epoch: wire.Epoch{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255},
 		Session: math.MaxInt64, PID: 4194304, Features: []string{"host"}}},
 	{"request", "create, all fields", 2, &wire.Create{Name: "frames", Kind: "device", Device: uuid, MaxBytes: 1 << 34,
-		MaxSessionBytes: 1 << 32, UIDs: []uint64{0, 1000}, GIDs: []uint64{27, 4294967294}, Ensure: true}},
+		MaxSessionBytes: 1 << 32, MaxUserBytes: 1 << 33, UIDs: []uint64{0, 1000}, GIDs: []uint64{27, 4294967294}, Ensure: true}},
 	{"reply", "create reply, all fields", 2, &wire.PoolReply{Pool: somePool}},
 	{"request", "open by name, all fields", 3, &wire.Open{Name: "frames", Wait: 30000}},
 	{"request", "open by id", 3, &wire.Open{Pool: 7}},
@@ -64,8 +64,8 @@ var literals = []struct {
 	{"reply", "stats reply, two pools", 14, &wire.StatsReply{Stats: wire.Stats{Sessions: 3, Leases: 4, Buffers: 2, Names: 1,
 		Pools: []wire.PoolStats{
 			{Pool: wire.Pool{ID: 1, Name: "frames", Kind: "host", MaxBytes: 1048576}},
-			{Pool: wire.Pool{ID: 7, Name: "frames", Kind: "device", Device: 3, UUID: uuid, MaxBytes: 1 << 34, MaxSessionBytes: 1 << 32},
-				Reserved: 10485760, Leased: 4194304, Used: 3686400, Cached: 5242880, Held: 1048576, Blocks: 5},
+			{Pool: wire.Pool{ID: 7, Name: "frames", Kind: "device", Device: 3, UUID: uuid, MaxBytes: 1 << 34, MaxSessionBytes: 1 << 32, MaxUserBytes: 1 << 33},
+				Reserved: 10485760, Leased: 4194304, Used: 3686400, Cached: 5242880, Held: 1048576, Blocks: 5, Session: 1 << 16, User: 1 << 17},
 		}}}},
 	{"reply", "error not-found", 5, &wire.Error{Code: wire.CodeNotFound, Message: "what to do about not-found"}},
 	{"notice", "recall", 0, &wire.Recall{Blocks: []uint64{5, 300}}},
@@ -103,4 +103,5 @@ var literals = []struct {
 	{"notice", "failed", 0, &wire.Failed{Buffers: []uint64{2, 300}}},
 	{"notice", "forget", 0, &wire.Forget{Timelines: []uint64{3}}},
 	{"notice", "goodbye", 0, &wire.Goodbye{Reason: wire.Error{Code: wire.CodeClosed, Message: "the service is shutting down"}}},
+	{"notice", "working", 0, &wire.Working{Request: 70000}},
 }

@@ -14,6 +14,7 @@ var newNotice = map[string]func() Notice{
 	"lost":    func() Notice { return new(Lost) },
 	"failed":  func() Notice { return new(Failed) },
 	"forget":  func() Notice { return new(Forget) },
+	"working": func() Notice { return new(Working) },
 }
 
 var noticeNames = namesOf(newNotice)

@@ -8,7 +8,8 @@ type Pool struct {
 	Device          uint64  // device ordinal as the service sees it
 	UUID            string  // device UUID, "GPU-…"; empty: no device
 	MaxBytes        uint64  // most bytes that the pool's blocks may take
-	MaxSessionBytes uint64  // most bytes that one session may hold in it; 0: no limit of its own
+	MaxSessionBytes uint64  // most bytes that may count for one session in it; 0: no limit of its own
+	MaxUserBytes    uint64  // most bytes that may count for one user in it; 0: no limit of its own
 	Export          *Export // how to map it; in replies to create and open
 }
 
@@ -20,5 +21,6 @@ var poolFields = record[Pool]{
 	stringField("du", func(m *Pool) *string { return &m.UUID }).maybe(),
 	uintField("mx", func(m *Pool) *uint64 { return &m.MaxBytes }),
 	uintField("sx", func(m *Pool) *uint64 { return &m.MaxSessionBytes }).maybe(),
+	uintField("ux", func(m *Pool) *uint64 { return &m.MaxUserBytes }).maybe(),
 	pointerField("x", func(m *Pool) **Export { return &m.Export }, exportFields),
 }

@@ -9,6 +9,8 @@ type PoolStats struct {
 	Cached   uint64 // blocks free for use
 	Held     uint64 // free blocks that are being recalled or wait for a process to end
 	Blocks   uint64 // number of blocks
+	Session  uint64 // what counts for the session that asks
+	User     uint64 // what counts for its user
 }
 
 var poolStatsFields = record[PoolStats]{
@@ -19,4 +21,6 @@ var poolStatsFields = record[PoolStats]{
 	uintField("ca", func(m *PoolStats) *uint64 { return &m.Cached }).maybe(),
 	uintField("rc", func(m *PoolStats) *uint64 { return &m.Held }).maybe(),
 	uintField("nb", func(m *PoolStats) *uint64 { return &m.Blocks }).maybe(),
+	uintField("cs", func(m *PoolStats) *uint64 { return &m.Session }).maybe(),
+	uintField("cu", func(m *PoolStats) *uint64 { return &m.User }).maybe(),
 }

@@ -6,7 +6,7 @@ type Stats struct {
 	Leases   uint64      // live leases
 	Buffers  uint64      // live buffers
 	Names    uint64      // published names
-	Pools    []PoolStats // the pools that the asking session may use
+	Pools    []PoolStats // the pools that the asking session may use or destroy
 }
 
 var statsFields = record[Stats]{

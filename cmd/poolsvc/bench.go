@@ -110,7 +110,7 @@ func newBenchBare() *cobra.Command {
 	return &cobra.Command{
 		Use: bench.BareCommand, Hidden: true, Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return bench.Bare(c.InOrStdin(), c.OutOrStdout())
+			return bench.Bare(c.Context(), c.InOrStdin(), c.OutOrStdout())
 		},
 	}
 }

@@ -18,13 +18,14 @@ func newPools() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "pools",
 		Short: "Show what a running service holds",
-		Long: `Show the pools of a running service that you may use, in bytes:
+		Long: `Show the pools of a running service that you may use or destroy, in bytes:
 
   reserved  taken from the device or the machine: busy + cached + held
   busy      blocks that buffers use, leased or not ("leased" in JSON)
   used      what the buffers in them asked for
   cached    blocks free for use
   held      free blocks being recalled, or waiting for a process to end
+  yours     what counts for your user, and may be bounded (user_bytes)
 
 The service itself counts as a session, and so does this command.`,
 		Args: arguments(0, 0),
@@ -53,14 +54,14 @@ The service itself counts as a session, and so does this command.`,
 
 func printPools(c *cobra.Command, stats mempool.Stats) error {
 	w := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "POOL\tKIND\tDEVICE\tMAX\tRESERVED\tBUSY\tUSED\tCACHED\tHELD\tBLOCKS")
+	fmt.Fprintln(w, "POOL\tKIND\tDEVICE\tMAX\tRESERVED\tBUSY\tUSED\tCACHED\tHELD\tYOURS\tBLOCKS")
 	for _, p := range stats.Pools {
 		device := "-"
 		if p.Pool.Device != mempool.NoDevice {
 			device = fmt.Sprint(p.Pool.Device.Ordinal)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\n", p.Pool.Name, p.Pool.Kind, device, formatBytes(p.Pool.MaxBytes),
-			formatBytes(p.Reserved), formatBytes(p.Leased), formatBytes(p.Used), formatBytes(p.Cached), formatBytes(p.Held), p.Blocks)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\n", p.Pool.Name, p.Pool.Kind, device, formatBytes(p.Pool.MaxBytes),
+			formatBytes(p.Reserved), formatBytes(p.Leased), formatBytes(p.Used), formatBytes(p.Cached), formatBytes(p.Held), formatBytes(p.User), p.Blocks)
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -76,20 +77,22 @@ type poolJSON struct {
 	Device       string `json:"device,omitempty"`
 	MaxBytes     uint64 `json:"max_bytes"`
 	SessionBytes uint64 `json:"session_bytes,omitempty"`
+	UserBytes    uint64 `json:"user_bytes,omitempty"`
 	Reserved     uint64 `json:"reserved"`
 	Leased       uint64 `json:"leased"`
 	Used         uint64 `json:"used"`
 	Cached       uint64 `json:"cached"`
 	Held         uint64 `json:"held"`
 	Blocks       int    `json:"blocks"`
+	Yours        uint64 `json:"yours"`
 }
 
 func poolsJSON(stats mempool.Stats) any {
 	pools := make([]poolJSON, 0, len(stats.Pools))
 	for _, p := range stats.Pools {
 		pools = append(pools, poolJSON{Name: p.Pool.Name, Kind: string(p.Pool.Kind), Device: p.Pool.Device.UUID, MaxBytes: p.Pool.MaxBytes,
-			SessionBytes: p.Pool.SessionBytes, Reserved: p.Reserved, Leased: p.Leased, Used: p.Used, Cached: p.Cached, Held: p.Held,
-			Blocks: p.Blocks})
+			SessionBytes: p.Pool.SessionBytes, UserBytes: p.Pool.UserBytes, Reserved: p.Reserved, Leased: p.Leased, Used: p.Used, Cached: p.Cached, Held: p.Held,
+			Blocks: p.Blocks, Yours: p.User})
 	}
 	return map[string]any{"sessions": stats.Sessions, "leases": stats.Leases, "buffers": stats.Buffers, "names": stats.Names, "pools": pools}
 }

@@ -38,9 +38,10 @@ func newServe() *cobra.Command {
 A pool can be made at the start, so that clients only have to open it:
 
   poolsvc serve --pool name=frames,kind=device,device=0,max=8GiB
-  poolsvc serve --pool name=frames,kind=host,max=256MiB,session=64MiB,uid=1000,uid=1001,gid=44
+  poolsvc serve --pool name=frames,kind=host,max=256MiB,session=64MiB,user=128MiB,uid=1000,uid=1001,gid=44
 
-Sizes are in bytes, KiB, MiB, GiB or TiB; without kind it is device, without device the first.
+Sizes are in bytes, KiB, MiB, GiB or TiB; without kind it is device, without device the first. session and user bound what
+one session and one user may have of the pool.
 
 Whoever is on a pool's access list can reach all of the pool's memory; the default is only the user that the service
 runs as. Other users also need to be able to open the socket: see --mode.
@@ -87,8 +88,8 @@ What clients can make the service remember is bounded, and --limit says by how m
 	}
 	socketFlag(c, &socket)
 	c.Flags().StringVar(&mode, "mode", "0600", "file mode of the socket, octal")
-	c.Flags().StringArrayVar(&specs, "pool", nil, "make a pool, may be repeated: name=NAME,max=SIZE[,kind=device|vmm|legacy|pinned|host][,device=N|UUID][,session=SIZE][,uid=N][,gid=N]")
-	c.Flags().UintSliceVar(&creators, "creator", nil, "ids of other users who may make and destroy pools")
+	c.Flags().StringArrayVar(&specs, "pool", nil, "make a pool, may be repeated: name=NAME,max=SIZE[,kind=device|vmm|legacy|pinned|host][,device=N|UUID][,session=SIZE][,user=SIZE][,uid=N][,gid=N]")
+	c.Flags().UintSliceVar(&creators, "creator", nil, "ids of other users who may make pools, and destroy those that they may use")
 	c.Flags().StringArrayVar(&bounds, "limit", nil, "bound what clients can make the service remember, may be repeated: NAME=N, of "+
 		strings.Join(limitNames(), ", "))
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "log sessions too")
@@ -150,7 +151,7 @@ func createPools(svc *mempool.Service, specs []string, log *slog.Logger) error {
 // parsePool reads the value of --pool.
 func parsePool(text string) (mempool.PoolSpec, error) {
 	spec := mempool.PoolSpec{Kind: mempool.Device}
-	var max, session byteSize
+	var max, session, user byteSize
 	for field := range strings.SplitSeq(text, ",") {
 		key, value, _ := strings.Cut(field, "=")
 		var err error
@@ -165,18 +166,20 @@ func parsePool(text string) (mempool.PoolSpec, error) {
 			err = max.Set(value)
 		case "session":
 			err = session.Set(value)
+		case "user":
+			err = user.Set(value)
 		case "uid":
 			spec.Access.UIDs, err = appendID(spec.Access.UIDs, value)
 		case "gid":
 			spec.Access.GIDs, err = appendID(spec.Access.GIDs, value)
 		default:
-			err = fmt.Errorf("unknown key %q: expected name, kind, device, max, session, uid or gid", key)
+			err = fmt.Errorf("unknown key %q: expected name, kind, device, max, session, user, uid or gid", key)
 		}
 		if err != nil {
 			return spec, fmt.Errorf("--pool %s: %w", text, err)
 		}
 	}
-	spec.MaxBytes, spec.SessionBytes = uint64(max), uint64(session)
+	spec.MaxBytes, spec.SessionBytes, spec.UserBytes = uint64(max), uint64(session), uint64(user)
 	if err := spec.Validate(); err != nil {
 		return spec, fmt.Errorf("--pool %s: %w", text, err)
 	}

@@ -78,6 +78,7 @@ class AsyncClient(ClientState):
         device: int | str | None = None,
         max_bytes: int | str,
         session_bytes: int | str = 0,
+        user_bytes: int | str = 0,
         uids: Sequence[int] = (),
         gids: Sequence[int] = (),
         exist_ok: bool = False,
@@ -89,6 +90,7 @@ class AsyncClient(ClientState):
             device=device,
             max_bytes=max_bytes,
             session_bytes=session_bytes,
+            user_bytes=user_bytes,
             uids=uids,
             gids=gids,
             exist_ok=exist_ok,
@@ -101,9 +103,7 @@ class AsyncClient(ClientState):
 
     async def destroy_pool(self, pool: Pool | str) -> None:
         """Destroy a pool; see `Client.destroy_pool`."""
-        found = await self._pool(pool)
-        await self._run(_operations.destroy_pool(found))
-        self._forget(found)
+        self._forget(await self._run(_operations.destroy_pool(self._find_pool(pool))))
 
     async def trim(self, pool: Pool | str | None = None, *, keep_bytes: int | str = 0) -> int:
         """Give unused blocks of a pool back, in bytes; see `Client.trim`."""

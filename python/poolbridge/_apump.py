@@ -50,13 +50,17 @@ class AsyncPump:
         done = asyncio.Event()
         call = self._session.ask(request, reply_type, done.set)
         try:
-            async with asyncio.timeout(seconds):
-                await done.wait()
-        except TimeoutError:
-            self._session.abandon(call)
-            if not call.done:
-                message = "the service did not answer in time: it is stopped, or overloaded"
-                raise ServiceStalledError(message) from None
+            while not call.done:
+                call.working = False
+                try:
+                    async with asyncio.timeout(seconds):
+                        await done.wait()
+                except TimeoutError:
+                    if call.working:  # the service says so again and again
+                        seconds = self._session.patience
+                    elif not call.done:
+                        message = "the service did not answer in time: it is stopped, or overloaded"
+                        raise ServiceStalledError(message) from None
         except BaseException:
             self._session.abandon(call)
             raise

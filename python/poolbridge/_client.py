@@ -41,6 +41,7 @@ class Client(ClientState):
         device: int | str | None = None,
         max_bytes: int | str,
         session_bytes: int | str = 0,
+        user_bytes: int | str = 0,
         uids: Sequence[int] = (),
         gids: Sequence[int] = (),
         exist_ok: bool = False,
@@ -58,8 +59,10 @@ class Client(ClientState):
             A GPU's ordinal as the service counts, or its UUID; None: the first.
         max_bytes
             Most bytes that its blocks may take: a number, or a size such as ``"64MiB"``.
-        session_bytes
-            Most bytes that one session may hold in it, likewise; 0: no limit of its own.
+        session_bytes, user_bytes
+            Most bytes that may count for one session, and for all of one user, likewise; 0: no limit of its own. Free
+            blocks that a process keeps from others count for it too: of its sessions that ended without having released
+            them, with GPU work under way on them, or asked back and still mapped.
         uids, gids
             Users and groups that may use it; without any, this user alone.
         exist_ok
@@ -78,6 +81,7 @@ class Client(ClientState):
             device=device,
             max_bytes=max_bytes,
             session_bytes=session_bytes,
+            user_bytes=user_bytes,
             uids=uids,
             gids=gids,
             exist_ok=exist_ok,
@@ -104,10 +108,21 @@ class Client(ClientState):
         return self._remember(self._run(_operations.open_pool(name, timeout=timeout)))
 
     def destroy_pool(self, pool: Pool | str) -> None:
-        """Destroy a pool; memory that leases still need goes when they end."""
-        found = self._pool(pool)
-        self._run(_operations.destroy_pool(found))
-        self._forget(found)
+        """Destroy a pool; memory that leases still need goes when they end.
+
+        Parameters
+        ----------
+        pool
+            The pool or its name. Its maker and the service's own user may destroy it even if they may not open it.
+
+        Raises
+        ------
+        NotFoundError
+            There is no such pool, as far as this user may know.
+        AccessDeniedError
+            This user may not destroy it.
+        """
+        self._forget(self._run(_operations.destroy_pool(self._find_pool(pool))))
 
     def trim(self, pool: Pool | str | None = None, *, keep_bytes: int | str = 0) -> int:
         """Give unused blocks of a pool back to the device.
@@ -127,7 +142,7 @@ class Client(ClientState):
         return self._run(_operations.trim(self._pool(pool), keep_bytes=keep_bytes))
 
     def stats(self) -> ServiceStats:
-        """Ask for the service's counts and those of every pool that this user may use."""
+        """Ask for the service's counts and those of every pool that it may use or destroy."""
         return self._run(_operations.stats())
 
     # Buffers

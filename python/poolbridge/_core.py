@@ -43,6 +43,7 @@ from poolbridge._messages import (
     Reply,
     Request,
     Ticket,
+    Working,
 )
 from poolbridge._packet import check, decode, encode
 from poolbridge._page import WORDS
@@ -242,6 +243,9 @@ class Core:
             self.news.append(decode(data, Failed))
         elif name == "forget":
             self.news.append(decode(data, Forget))
+        elif name == "working":
+            if call := self._calls.get(decode(data, Working).rq):
+                call.working = True
         else:
             check(data)
         return []

@@ -23,15 +23,21 @@ class Call:
         What the reply is decoded as.
     on_done
         Called without arguments once the reply or an error is there.
+
+    Attributes
+    ----------
+    working
+        Whether the service has said that it is carrying the request out.
     """
 
-    __slots__ = ("abandoned", "error", "number", "on_done", "reply", "reply_type")
+    __slots__ = ("abandoned", "error", "number", "on_done", "reply", "reply_type", "working")
 
     def __init__(self, number: int, reply_type: type[Reply], on_done: Callable[[], object]) -> None:
         self.number = number
         self.reply_type = reply_type
         self.on_done = on_done
         self.abandoned = False
+        self.working = False
         self.reply: Reply | None = None
         self.error: PoolbridgeError | None = None
 

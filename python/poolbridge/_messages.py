@@ -52,6 +52,7 @@ class Pool(Struct, omit_defaults=True, kw_only=True):
     du: str = ""
     mx: U
     sx: U = 0
+    ux: U = 0
     x: Export | UnsetType = UNSET
 
 
@@ -102,6 +103,8 @@ class PoolStats(Struct, omit_defaults=True):
     ca: U = 0
     rc: U = 0
     nb: U = 0
+    cs: U = 0
+    cu: U = 0
 
 
 class Stats(Struct, omit_defaults=True, kw_only=True):
@@ -139,6 +142,7 @@ class Create(Request, kw_only=True, tag="create"):
     dv: str = ""
     mx: U
     sx: U = 0
+    ux: U = 0
     ui: tuple[U, ...] = ()
     gi: tuple[U, ...] = ()
     en: bool = False
@@ -315,6 +319,12 @@ class Recall(Struct, omit_defaults=True, tag_field="n", tag="recall"):
     """Notice: unmap these blocks when no lease needs them."""
 
     bl: tuple[U, ...]
+
+
+class Working(Struct, omit_defaults=True, tag_field="n", tag="working"):
+    """Notice: the service is carrying out a request that takes long."""
+
+    rq: U
 
 
 class Goodbye(Struct, omit_defaults=True, tag_field="n", tag="goodbye"):

@@ -191,6 +191,7 @@ def create_pool(
     device: int | str | None,
     max_bytes: int | str,
     session_bytes: int | str,
+    user_bytes: int | str,
     uids: Sequence[int],
     gids: Sequence[int],
     exist_ok: bool,
@@ -202,6 +203,7 @@ def create_pool(
         dv="" if device is None else str(device),
         mx=check_bytes(max_bytes, "max_bytes", least=1),
         sx=check_bytes(session_bytes, "session_bytes"),
+        ux=check_bytes(user_bytes, "user_bytes"),
         ui=tuple(check_count(uid, "uid") for uid in uids),
         gi=tuple(check_count(gid, "gid") for gid in gids),
         en=bool(exist_ok),
@@ -217,9 +219,18 @@ def open_pool(name: str, *, timeout: float | None) -> Flow[Pool]:
     return Pool.from_wire(reply.p)
 
 
-def destroy_pool(pool: Pool) -> Flow[None]:
-    """Destroy a pool."""
+def destroy_pool(pool: Pool | str) -> Flow[Pool]:
+    """Destroy a pool; one that is named need not be one that this user may open."""
+    if isinstance(pool, str):
+        name = check_name(pool, "pool")
+        known = (yield from stats()).pools
+        # The last one: those of the same name before it were destroyed, and something still needs their memory.
+        found = max((one.pool for one in known if one.pool.name == name), key=lambda one: one.id, default=None)
+        if found is None:
+            raise NotFoundError(f"there is no pool {name!r} that this user may use or destroy")
+        pool = found
     yield from _ask(Destroy(pl=pool.id), Reply)
+    return pool
 
 
 def trim(pool: Pool, *, keep_bytes: int | str) -> Flow[int]:

@@ -30,7 +30,9 @@ class Pool:
     max_bytes
         Most bytes that its blocks may take.
     session_bytes
-        Most bytes that one session may hold in it; 0: no limit of its own.
+        Most bytes that may count for one session in it; 0: no limit of its own.
+    user_bytes
+        Most bytes that may count for one user in it; 0: no limit of its own.
     """
 
     id: int
@@ -40,11 +42,13 @@ class Pool:
     device_ordinal: int | None
     max_bytes: int
     session_bytes: int
+    user_bytes: int
 
     @classmethod
     def from_wire(cls, pool: _messages.Pool) -> Self:
         """Make it of the wire's form."""
-        return cls(pool.id, pool.nm, cast("Kind", pool.k), pool.du, pool.do if pool.du else None, pool.mx, pool.sx)
+        device = pool.do if pool.du else None
+        return cls(pool.id, pool.nm, cast("Kind", pool.k), pool.du, device, pool.mx, pool.sx, pool.ux)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,9 @@ class PoolStats:
         Bytes of free blocks that are being recalled or wait for a process to end.
     blocks
         Number of blocks.
+    session, user
+        Bytes that count for this client's session and for its user: blocks of buffers that they allocated, and free
+        blocks that they keep from others.
     """
 
     pool: Pool
@@ -76,11 +83,13 @@ class PoolStats:
     cached: int
     held: int
     blocks: int
+    session: int
+    user: int
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceStats:
-    """Counts of the whole service, and the pools that this user may use."""
+    """Counts of the whole service, and the pools that this user may use or destroy."""
 
     sessions: int
     leases: int
@@ -92,6 +101,6 @@ class ServiceStats:
     def from_wire(cls, stats: _messages.Stats) -> Self:
         """Make it of the wire's form."""
         pools = tuple(
-            PoolStats(Pool.from_wire(pool.p), pool.rs, pool.ld, pool.us, pool.ca, pool.rc, pool.nb) for pool in stats.p
+            PoolStats(Pool.from_wire(of.p), of.rs, of.ld, of.us, of.ca, of.rc, of.nb, of.cs, of.cu) for of in stats.p
         )
         return cls(stats.ss, stats.ls, stats.bf, stats.nm, pools)

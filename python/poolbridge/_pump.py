@@ -136,7 +136,7 @@ class Pump:
         PoolbridgeError
             What the service answered.
         ServiceStalledError
-            It did not answer in time; what it may still grant is given back.
+            It neither answered in time nor said that it works on the request; what it may still grant is given back.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
         call: Call | None = None
@@ -153,9 +153,14 @@ class Pump:
                 turn = threading.Event()
                 call = self._session.ask(request, reply_type, turn.set)
                 self._wait_for(call, turn, deadline)
-            if not call.done:
+            while not call.done:
                 self._session.check_usable()  # if it has ended, another thread is about to tell the call so
-                raise ServiceStalledError("the service did not answer in time: it is stopped, or overloaded")
+                if not call.working:
+                    raise ServiceStalledError("the service did not answer in time: it is stopped, or overloaded")
+                call.working = False  # the service says so again and again
+                turn = threading.Event()
+                call.on_done = turn.set
+                self._wait_for(call, turn, time.monotonic() + self._session.patience)
         except BaseException:
             if call is not None:
                 self._session.abandon(call)

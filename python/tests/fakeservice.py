@@ -11,6 +11,7 @@ import fcntl
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -105,7 +106,9 @@ class Service:
         fd = os.memfd_create("poolbridge-fake", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, 1033, SEALS)  # F_ADD_SEALS
-        return FakePool(m.Pool(id=self.new_id(), nm=request.nm, k="host", mx=request.mx, sx=request.sx), fd)
+        return FakePool(
+            m.Pool(id=self.new_id(), nm=request.nm, k="host", mx=request.mx, sx=request.sx, ux=request.ux), fd
+        )
 
     def make_block(self, pool: FakePool, size: int) -> FakeBlock:
         return FakeBlock(self.new_id(), pool, size, pool.top.to_bytes(8, "little"))
@@ -390,3 +393,12 @@ class Connection(threading.Thread):
 
 
 Service.connection_type = Connection
+
+
+def working(client: Any, connection: Connection, request: Any) -> None:
+    """Say that a request is being worked on, and return once the client's patience was over and it went on to wait."""
+    call = client._session.core._calls[request.q]
+    connection.send(m.Working(rq=request.q))
+    for expected in (True, False):
+        while call.working is not expected and not call.abandoned:
+            time.sleep(0.001)

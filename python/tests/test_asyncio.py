@@ -10,6 +10,7 @@ import threading
 import msgspec
 import numpy as np
 import pytest
+from fakeservice import working
 
 import poolbridge
 from poolbridge import _messages as m
@@ -140,6 +141,24 @@ def test_a_stalled_service_is_a_typed_timeout(service):
         service.tricks["stats"] = lambda c, r: None
         with pytest.raises(poolbridge.ServiceStalledError):
             await client.stats()
+
+    run(service, body)
+
+
+def test_a_service_that_says_it_is_working_is_not_stalled(service):
+    async def body(client):
+        def slowly(connection, request):
+            working(client, connection, request)
+            with service.changed:
+                connection.handle(request)
+
+        service.tricks["alloc"] = slowly
+        client.timeout = 0.5
+        await (await client.allocate(4)).release()
+        service.tricks["alloc"] = lambda c, r: working(client, c, r)
+        client._session.patience = 0.5
+        with pytest.raises(poolbridge.ServiceStalledError):
+            await client.allocate(4)
 
     run(service, body)
 

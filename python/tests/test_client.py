@@ -75,8 +75,9 @@ def test_a_write_lease_excludes_others(client):
 
 
 def test_pools_and_statistics(client):
-    pool = client.create_pool("second", max_bytes=1 << 20, session_bytes=1 << 19)
-    assert (pool.name, pool.kind, pool.max_bytes, pool.session_bytes) == ("second", "host", 1 << 20, 1 << 19)
+    pool = client.create_pool("second", max_bytes=1 << 20, session_bytes=1 << 18, user_bytes=1 << 19)
+    assert (pool.name, pool.kind, pool.max_bytes) == ("second", "host", 1 << 20)
+    assert (pool.session_bytes, pool.user_bytes) == (1 << 18, 1 << 19)
     assert pool.device_ordinal is None
     with pytest.raises(poolbridge.AlreadyExistsError):
         client.create_pool("second", max_bytes=1)
@@ -92,6 +93,15 @@ def test_pools_and_statistics(client):
     client.destroy_pool("second")
     with pytest.raises(poolbridge.NotFoundError):
         client.open_pool("second")
+
+
+def test_a_pool_is_destroyed_by_name_without_being_opened(service, client):
+    with poolbridge.connect(service.path) as other:
+        opened = len(service.seen(_messages.Open))
+        other.destroy_pool("frames")
+        assert len(service.seen(_messages.Open)) == opened
+        with pytest.raises(poolbridge.NotFoundError, match="'frames' that this user may use or destroy"):
+            other.destroy_pool("frames")
 
 
 def test_names(client):

@@ -29,6 +29,7 @@ KINDS: list[type[msgspec.Struct]] = [
     m.StatsReply,
     m.Recall,
     m.Goodbye,
+    m.Working,
 ]
 
 values = st.recursive(

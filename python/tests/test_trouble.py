@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import msgspec
 import numpy as np
 import pytest
+from fakeservice import working
 
 import poolbridge
 from poolbridge import _channel_messages as cm
@@ -232,6 +233,29 @@ def test_a_stalled_service_is_a_timeout_and_its_late_lease_is_given_back(service
             connection.handle(request)
         service.wait(lambda: bool(service.seen(m.Release)))
         assert service.leases == 0
+
+
+def test_a_service_that_says_it_is_working_is_not_stalled(service):
+    with poolbridge.connect(service.path) as client:
+        client.create_pool("p", max_bytes=1 << 16)
+
+        def slowly(connection, request):
+            working(client, connection, request)
+            with service.changed:
+                connection.handle(request)
+
+        service.tricks["alloc"] = slowly
+        client.timeout = 0.5
+        client.allocate(4).release()
+
+
+def test_a_service_that_stops_saying_that_it_is_working_is_stalled(service):
+    with poolbridge.connect(service.path, timeout=0.5) as client:
+        client.create_pool("p", max_bytes=1 << 16)
+        service.tricks["alloc"] = lambda c, r: working(client, c, r)
+        with pytest.raises(poolbridge.ServiceStalledError):
+            client.allocate(4)
+        client.stats()
 
 
 def test_a_wait_for_a_reply_does_not_hold_up_work_behind_it(service, client):

@@ -38,6 +38,7 @@ NOTICES: dict[str, type[msgspec.Struct]] = {
     for kind in (
         _messages.Recall,
         _messages.Goodbye,
+        _messages.Working,
         _channel_messages.Frame,
         _channel_messages.End,
         _channel_messages.Lost,

@@ -51,7 +51,7 @@ func TestPoolsThatTheCommandLineCannotMakeAreExplained(t *testing.T) {
 		"name=,kind=host,max=1":            "must not be empty",
 		"name=p,kind=host,max=10":          "could never hold a buffer",
 		"name=p,kind=host,max=lots":        "is no size",
-		"name=p,kind=host,max=900TiB":      "make a smaller pool",
+		"name=p,kind=host,max=900TiB":      "can ever be available",
 		"name=p,kind=host,max=1,size=2":    "unknown key",
 		"name=p,kind=host,device=0,max=1":  "on no device",
 		"name=p,kind=host,max=1,session=2": "more than the pool's",

@@ -42,7 +42,16 @@ class DeviceService(ChannelService):
         options = DeviceMemoryResourceOptions(ipc_enabled=True, max_size=request.mx)
         memory: Any = DeviceMemoryResource(device, options)
         uuid = _cuda.devices()[ordinal]["uuid"]
-        info = m.Pool(id=self.new_id(), nm=request.nm, k="device", do=ordinal, du=uuid, mx=request.mx, sx=request.sx)
+        info = m.Pool(
+            id=self.new_id(),
+            nm=request.nm,
+            k="device",
+            do=ordinal,
+            du=uuid,
+            mx=request.mx,
+            sx=request.sx,
+            ux=request.ux,
+        )
         return FakePool(info, os.dup(int(memory.allocation_handle)), memory=memory)
 
     def make_block(self, pool: FakePool, size: int) -> FakeBlock:

@@ -35,7 +35,7 @@ type bareTask struct {
 // Of Go's memory it keeps nothing for a block: nothing in mempool or cuda gives back what is forgotten, so the driver still
 // has every block. What was garbage is given back to the system before each answer. For kind vmm the collector closes the
 // descriptors of exports, which take none of the process's memory.
-func Bare(in io.Reader, out io.Writer) error {
+func Bare(ctx context.Context, in io.Reader, out io.Writer) error {
 	var (
 		b     bare
 		tasks = json.NewDecoder(in)
@@ -48,7 +48,7 @@ func Bare(in io.Reader, out io.Writer) error {
 		} else if err != nil {
 			return fmt.Errorf("a task of %s: %w", BareCommand, err)
 		}
-		if err := b.carryOut(task); err != nil {
+		if err := b.carryOut(ctx, task); err != nil {
 			return err
 		}
 		debug.FreeOSMemory()
@@ -64,7 +64,7 @@ type bare struct {
 	blocks int
 }
 
-func (b *bare) carryOut(task bareTask) (err error) {
+func (b *bare) carryOut(ctx context.Context, task bareTask) (err error) {
 	if task.Pool == nil {
 		return nil
 	}
@@ -83,7 +83,7 @@ func (b *bare) carryOut(task bareTask) (err error) {
 			task.Pool.Kind, task.Pool.MaxBytes, room, size, task.Blocks)
 	}
 	for ; b.blocks < task.Blocks; b.blocks++ {
-		block, err := b.arena.Allocate(size)
+		block, err := b.arena.Allocate(ctx, size)
 		if err == nil {
 			_, err = block.Export()
 		}

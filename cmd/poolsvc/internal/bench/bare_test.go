@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,7 +18,7 @@ import (
 // TestMain lets tests start this program as the one that has the hidden command.
 func TestMain(m *testing.M) {
 	if slices.Equal(os.Args[1:], []string{BareCommand}) {
-		if err := Bare(os.Stdin, os.Stdout); err != nil {
+		if err := Bare(context.Background(), os.Stdin, os.Stdout); err != nil {
 			_, _ = os.Stderr.WriteString(err.Error())
 			os.Exit(1)
 		}
@@ -29,13 +30,13 @@ func TestMain(m *testing.M) {
 func TestBareMakesAsManyBlocksAsItIsTold(t *testing.T) {
 	const pool = `"pool": {"Name": "p", "Kind": "host", "MaxBytes": 65536}, "bytes": 4096`
 	var out bytes.Buffer
-	require.NoError(t, Bare(strings.NewReader(`{} {`+pool+`} {`+pool+`, "blocks": 3} {`+pool+`, "blocks": 16}`), &out))
+	require.NoError(t, Bare(t.Context(), strings.NewReader(`{} {`+pool+`} {`+pool+`, "blocks": 3} {`+pool+`, "blocks": 16}`), &out))
 	assert.Equal(t, "0\n0\n3\n16\n", out.String())
-	assert.ErrorContains(t, Bare(strings.NewReader(`{`+pool+`, "blocks": 17}`), &out), "has room for 16 blocks of 4096, not for 17")
-	assert.ErrorIs(t, Bare(strings.NewReader(`{"pool": {"Name": "p", "Kind": "tape", "MaxBytes": 1}}`), &out), mempool.ErrInvalid)
-	assert.ErrorContains(t, Bare(strings.NewReader(`{"pool": {"Name": "p", "Kind": "host", "MaxBytes": 65536}, "blocks": 1}`), &out),
+	assert.ErrorContains(t, Bare(t.Context(), strings.NewReader(`{`+pool+`, "blocks": 17}`), &out), "has room for 16 blocks of 4096, not for 17")
+	assert.ErrorIs(t, Bare(t.Context(), strings.NewReader(`{"pool": {"Name": "p", "Kind": "tape", "MaxBytes": 1}}`), &out), mempool.ErrInvalid)
+	assert.ErrorContains(t, Bare(t.Context(), strings.NewReader(`{"pool": {"Name": "p", "Kind": "host", "MaxBytes": 65536}, "blocks": 1}`), &out),
 		"says the bytes of each block, at least 1, not 0")
-	assert.Error(t, Bare(strings.NewReader(`{"pool": `), &out))
+	assert.Error(t, Bare(t.Context(), strings.NewReader(`{"pool": `), &out))
 }
 
 // sceneOf is what a kind is measured in, with the program that is started for it.

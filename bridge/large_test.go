@@ -1,0 +1,62 @@
+package bridge
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+)
+
+// largeFrom makes every allocation of n bytes or more a large one.
+func largeFrom(n uint64) limits {
+	l := unhurried
+	l.large, l.working = n, time.Millisecond
+	return l
+}
+
+// Waiting for room stands for taking long: nothing else lasts as long as a test wants it to.
+func TestAClientIsToldThatALargeAllocationIsUnderWay(t *testing.T) {
+	r := start(t, ServerConfig{}, largeFrom(8192))
+	c := greeted(t, r.path)
+	c.ask(2, &wire.Create{Name: "p", Kind: "host", MaxBytes: 8192}, &wire.PoolReply{})
+	tensor := wire.Tensor{DType: "uint8", Shape: []uint64{8192}}
+	var first wire.LeaseReply
+	c.ask(3, &wire.Alloc{Pool: 1, Tensor: tensor}, &first)
+	c.send(70000, &wire.Alloc{Pool: 1, Tensor: tensor, Wait: longWait})
+	for range 3 {
+		packet, err := c.recv()
+		require.NoError(t, err)
+		n, err := wire.DecodeNotice(packet)
+		require.NoError(t, err)
+		assert.Equal(t, &wire.Working{Request: 70000}, n)
+	}
+	c.ask(4, &wire.StatsRequest{}, &wire.StatsReply{}) // it holds up nobody, its own session included
+	c.send(0, &wire.Release{Lease: first.Lease.ID})
+	var second wire.LeaseReply
+	require.NoError(t, c.reply(70000, &second))
+	assert.Equal(t, first.Lease.Block, second.Lease.Block)
+	c.send(5, &wire.Alloc{Pool: 1, Tensor: tensor, Wait: longWait})
+	c.send(0, &wire.Cancel{Request: 5})
+	assert.ErrorIs(t, c.reply(5, &wire.LeaseReply{}), wire.CodeCancelled)
+	c.refused(6, &wire.Alloc{Pool: 1, Tensor: tensor}, wire.CodeLimit)
+	c.refused(7, &wire.Alloc{Pool: 9, Tensor: tensor}, wire.CodeNotFound)
+}
+
+func TestAClientOfGoMakesLargeAllocations(t *testing.T) {
+	r := start(t, ServerConfig{}, largeFrom(1))
+	c := dial(t, r.path)
+	p := createPool(t, c, hostPool("p", 8192))
+	l := allocate(t, p, 8192)
+	got := make(chan *Lease)
+	go func() {
+		l, err := p.Allocate(context.Background(), l.Info().Tensor, patience)
+		assert.NoError(t, err)
+		got <- l
+	}()
+	require.NoError(t, l.Release(false))
+	require.NoError(t, (<-got).Release(false))
+}

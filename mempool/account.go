@@ -1,0 +1,179 @@
+package mempool
+
+import (
+	"fmt"
+	"slices"
+)
+
+// This file is what counts against the bounds of a pool for one session and for one user. A block counts
+//
+//   - while a buffer uses it: for the session that allocated the buffer, and for its user;
+//   - while no buffer uses it, and somebody keeps others from having it: for the process that does so, and for its user. A
+//     process does so after a session of it ended without having released a lease on the block, until the process is gone;
+//     while work of it on the block is under way; and while it was asked to unmap the block and has not.
+
+// account is how many bytes the blocks of a session's buffers have in a pool. Buffers keep it when the session ends.
+type account struct {
+	pool  *Pool
+	uid   uint32
+	bytes uint64
+}
+
+// add counts a block of size bytes, and remove does so no more. Service.mu is held.
+func (a *account) add(size uint64) {
+	a.bytes += size
+	a.pool.users.add(a.uid, int(size))
+}
+
+func (a *account) remove(size uint64) {
+	a.bytes -= size
+	a.pool.users.add(a.uid, -int(size))
+}
+
+// keeper is a process of a user, which may keep free blocks from others. It is guarded by Service.mu.
+type keeper struct {
+	uid      uint32
+	process  uint64           // 0: not known, and the keeper is one session's alone
+	sessions int              // that are its own, and have not settled
+	kept     map[*Pool]uint64 // bytes
+}
+
+type keeperKey struct {
+	process uint64
+	uid     uint32
+}
+
+// keeper is the process behind a session that begins. s.mu is held.
+func (s *Service) keeper(p Peer) *keeper {
+	key := keeperKey{p.Process, p.UID}
+	k := s.keepers[key]
+	if k == nil {
+		k = &keeper{uid: p.UID, process: p.Process, kept: make(map[*Pool]uint64)}
+		if p.Process != 0 {
+			s.keepers[key] = k
+		}
+	}
+	k.sessions++
+	return k
+}
+
+// leave ends what keeper began for a session that has settled. s.mu is held.
+func (s *Service) leave(k *keeper) {
+	if k.sessions--; k.sessions == 0 && k.process != 0 {
+		delete(s.keepers, keeperKey{k.process, k.uid})
+	}
+}
+
+// keeping is who keeps others from having a block that no buffer uses. It is guarded by Service.mu.
+type keeping struct {
+	left    few[*Session] // ended sessions that had a lease on it, while their process may still touch it
+	keepers []*keeper     // for whom it counts
+}
+
+// keeping is made when it is first needed. Service.mu is held.
+func (b *block) keeping() *keeping {
+	if b.kept == nil {
+		b.kept = new(keeping)
+	}
+	return b.kept
+}
+
+// charge makes b count for those who keep others from having it now, and for nobody else. Service.mu is held.
+func (p *Pool) charge(b *block) {
+	if b.kept == nil && len(b.tickets) == 0 && b.state != blockRecalling {
+		return
+	}
+	k := b.keeping()
+	p.count(b, -int(b.size))
+	k.keepers = k.keepers[:0]
+	keeps := func(s *Session) {
+		if !slices.Contains(k.keepers, s.keeper) {
+			k.keepers = append(k.keepers, s.keeper)
+		}
+	}
+	if b.state != blockLeased && b.state != blockFreed {
+		for s := range k.left.all() {
+			keeps(s)
+		}
+		for _, t := range b.tickets {
+			if !t.over() {
+				keeps(t.timeline.session)
+			}
+		}
+	}
+	if b.state == blockRecalling {
+		for s := range b.mapped.all() {
+			keeps(s)
+		}
+	}
+	if len(k.keepers) == 0 {
+		delete(p.charged, b)
+		return
+	}
+	p.charged[b] = struct{}{}
+	p.count(b, int(b.size))
+}
+
+// count adds n bytes to what b's keepers keep, and to what counts for their users. Service.mu is held.
+func (p *Pool) count(b *block, n int) {
+	keepers := b.kept.keepers
+	for i, k := range keepers {
+		if k.kept[p] += uint64(n); k.kept[p] == 0 {
+			delete(k.kept, p)
+		}
+		if !slices.ContainsFunc(keepers[:i], func(o *keeper) bool { return o.uid == k.uid }) {
+			p.users.add(k.uid, n)
+		}
+	}
+}
+
+// recharge looks again at who keeps blocks: work ends without a word. Service.mu is held.
+func (p *Pool) recharge() {
+	for b := range p.charged {
+		p.charge(b)
+	}
+}
+
+// counts is how many bytes in p count for the session, and how many of them its process only keeps from others.
+// Service.mu is held.
+func (s *Session) counts(p *Pool) (bytes, kept uint64) {
+	kept = s.keeper.kept[p]
+	return s.account(p).bytes + kept, kept
+}
+
+// chargeable says whether the session may take size bytes more in p. Service.mu is held.
+func (s *Session) chargeable(p *Pool, size uint64) error {
+	if !p.bounded() {
+		return nil
+	}
+	err := s.within(p, size)
+	if err != nil && len(p.charged) > 0 {
+		p.recharge()
+		err = s.within(p, size)
+	}
+	return err
+}
+
+// bounded says whether sessions or users have a limit of their own in the pool.
+func (p *Pool) bounded() bool { return p.info.SessionBytes > 0 || p.info.UserBytes > 0 }
+
+// within is chargeable as far as is known. Service.mu is held.
+func (s *Session) within(p *Pool, size uint64) error {
+	var err error
+	bytes, kept := s.counts(p)
+	user := uint64(p.users[s.peer.UID])
+	switch session, most := p.info.SessionBytes, p.info.UserBytes; {
+	case session > 0 && bytes+size > session:
+		err = situation(ErrLimit, "session %d has %d of the %d bytes that one session may take in pool %q, and asks for %d more",
+			s.id, bytes, session, p.info.Name, size)
+	case most > 0 && user+size > most:
+		err = situation(ErrLimit, "%v has %d of the %d bytes that one user may take in pool %q, and asks for %d more",
+			s.peer, user, most, p.info.Name, size)
+	default:
+		return nil
+	}
+	if kept > 0 {
+		err = fmt.Errorf("%w; %d of them are free blocks that its process keeps from others (%w)", err, kept, ErrRecalling)
+	}
+	return err
+}
