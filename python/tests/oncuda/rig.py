@@ -42,10 +42,14 @@ def device_service(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[s
         process.terminate()
 
 
+ONE_BLOCK = pytest.mark.parametrize("client", [N], indirect=True)
+"""The client's pool has room for one block: where there is more, one with work under way is not used again yet."""
+
+
 @pytest.fixture
-def client(device_service: str) -> Iterator[poolbridge.Client]:
+def client(device_service: str, request: pytest.FixtureRequest) -> Iterator[poolbridge.Client]:
     with poolbridge.connect(device_service, timeout=60, wait=60) as connected:
-        connected.create_pool("gpu", kind="device", max_bytes=64 << 20)
+        connected.create_pool("gpu", kind="device", max_bytes=getattr(request, "param", 64 << 20))
         yield connected
 
 

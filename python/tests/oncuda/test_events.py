@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gates import fill, finish, gets_idle, idle, new_stream, read
-from rig import ENVIRONMENT, HERE, POOLSVC, N, address, client, device_service, gate, has_poolsvc, other, use
+from rig import ENVIRONMENT, HERE, ONE_BLOCK, POOLSVC, N, address, client, device_service, gate, has_poolsvc, other, use
 
 import poolbridge
 from poolbridge import _cuda, _event
@@ -147,6 +147,7 @@ def test_events_of_cuda_core_are_taken_as_they_are(client, other, gate):
     plain.publish("y")
 
 
+@ONE_BLOCK
 def test_the_next_writer_waits_for_an_event_that_stood_alone(client, other, gate):
     event = client.event()
     lease = slow(client, gate, 7, event, ticket=False)

@@ -7,7 +7,19 @@ import sys
 
 import pytest
 from gates import fill, finish, idle, new_stream
-from rig import ENVIRONMENT, HERE, N, address, client, device_service, gate, has_poolsvc, service_command, use
+from rig import (
+    ENVIRONMENT,
+    HERE,
+    ONE_BLOCK,
+    N,
+    address,
+    client,
+    device_service,
+    gate,
+    has_poolsvc,
+    service_command,
+    use,
+)
 
 import poolbridge
 
@@ -72,6 +84,7 @@ sys.stdin.read()
 
 
 @pytest.mark.skipif(not has_poolsvc(), reason="poolsvc is not built, and the small service buries nobody")
+@ONE_BLOCK
 def test_a_reader_that_is_killed_does_not_hold_the_next_writer_up(device_service, client):
     lease = client.allocate(N, "uint8")
     lease.used_on(1)

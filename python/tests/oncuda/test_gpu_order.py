@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from gates import Gate, counts, fill, finish, gets_idle, idle, new_stream, read
-from rig import ENVIRONMENT, HERE, N, address, client, device_service, gate, other, use
+from rig import ENVIRONMENT, HERE, ONE_BLOCK, N, address, client, device_service, gate, other, use
 
 import poolbridge
 from poolbridge import _cuda, _cuda_stream
@@ -78,6 +78,7 @@ with poolbridge.connect({device_service!r}) as client:
         assert process.wait(60) == 0
 
 
+@ONE_BLOCK
 def test_the_next_writer_waits_on_its_stream_for_a_slow_reader(client, other, gate):
     writer, reader = new_stream(), new_stream()
     lease = client.allocate(N, "uint8")
@@ -216,6 +217,7 @@ def test_borrowed_arrays_call_the_driver_for_words_only(client, other):
     assert made == []
 
 
+@ONE_BLOCK
 def test_a_borrowed_array_waits_on_its_stream_and_the_next_writer_for_that(client, other, gate):
     from cuda.core.utils import StridedMemoryView
 
