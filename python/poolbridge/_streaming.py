@@ -54,7 +54,7 @@ def _intake(worker: Worker, task: dict[str, Any]) -> Intake:
         credit, oldest = task.get("credit", 4), bool(task.get("oldest"))
         client = worker.client(task)
         subscription = client.subscribe(
-            task["name"], credit=credit, oldest=oldest, timeout=task.get("timeout", _TIMEOUT)
+            task["name"], credit=credit, oldest=oldest, ack="manual", timeout=task.get("timeout", _TIMEOUT)
         )
         known = worker.intakes[task["name"]] = Intake(subscription)
     return known

@@ -82,7 +82,10 @@ def test_pools_and_statistics(client):
     with pytest.raises(poolbridge.AlreadyExistsError):
         client.create_pool("second", max_bytes=1)
     assert client.open_pool("second") == pool
-    assert client.create_pool("second", max_bytes=1 << 20, session_bytes=1 << 18, user_bytes=1 << 19, exist_ok=True) == pool
+    assert (
+        client.create_pool("second", max_bytes=1 << 20, session_bytes=1 << 18, user_bytes=1 << 19, exist_ok=True)
+        == pool
+    )
     lease = client.allocate(10, pool="second")
     assert lease.pool == "second"
     stats = client.stats()
