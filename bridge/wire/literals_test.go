@@ -101,5 +101,6 @@ var literals = []struct {
 	{"notice", "failed", 0, &wire.Failed{Buffers: []uint64{2, 300}}},
 	{"notice", "forget", 0, &wire.Forget{Timelines: []uint64{3}}},
 	{"notice", "working", 0, &wire.Working{Request: 70000}},
+	{"notice", "working, optional fields absent", 0, &wire.Working{}},
 	{"notice", "goodbye", 0, &wire.Goodbye{Reason: "the service is shutting down"}},
 }
