@@ -18,6 +18,10 @@ func situation(sentinel error, format string, args ...any) error {
 // handle carries out one request of an open session and answers it.
 func (c *serverConn) handle(q uint32, r wire.Request) {
 	s := c.session
+	switch r.(type) {
+	case *wire.Create, *wire.Destroy, *wire.Trim, *wire.Dropped: // the kernel and drivers take their time for much memory
+		defer c.tellWorking(0)()
+	}
 	switch r := r.(type) {
 	case *wire.Create:
 		c.create(q, r)
@@ -177,7 +181,8 @@ func (c *serverConn) alloc(q uint32, r *wire.Alloc) {
 	})
 }
 
-// tellWorking tells the client again and again that request q is being carried out, until stop is called.
+// tellWorking tells the client again and again that request q is being carried out, or with 0 one that all others wait behind,
+// until stop is called.
 func (c *serverConn) tellWorking(q uint32) (stop func()) {
 	over, stopped := make(chan struct{}), make(chan struct{})
 	go func() {

@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"context"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
 )
 
 // largeFrom makes every allocation of n bytes or more a large one.
@@ -44,6 +46,29 @@ func TestAClientIsToldThatALargeAllocationIsUnderWay(t *testing.T) {
 	assert.ErrorIs(t, c.reply(5, &wire.LeaseReply{}), wire.CodeCancelled)
 	c.refused(6, &wire.Alloc{Pool: 1, Tensor: tensor}, wire.CodeLimit)
 	c.refused(7, &wire.Alloc{Pool: 9, Tensor: tensor}, wire.CodeNotFound)
+}
+
+func TestAClientIsToldThatARequestIsUnderWayThatOthersWaitBehind(t *testing.T) {
+	goOn := make(chan struct{})
+	svc := mempool.NewService(mempool.Config{MayCreate: func(mempool.Peer) bool { <-goOn; return true }})
+	t.Cleanup(svc.Close)
+	path := filepath.Join(t.TempDir(), "run", "s")
+	server, err := listen(path, svc, ServerConfig{}, largeFrom(1))
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, server.Close()) })
+	c := greeted(t, path)
+	c.send(2, &wire.Create{Name: "p", Kind: "host", MaxBytes: 4096})
+	c.send(3, &wire.StatsRequest{})
+	for range 3 {
+		packet, err := c.recv()
+		require.NoError(t, err)
+		n, err := wire.DecodeNotice(packet)
+		require.NoError(t, err)
+		assert.Equal(t, &wire.Working{}, n)
+	}
+	close(goOn)
+	require.NoError(t, c.reply(2, &wire.PoolReply{}))
+	require.NoError(t, c.reply(3, &wire.StatsReply{}))
 }
 
 func TestAClientOfGoMakesLargeAllocations(t *testing.T) {

@@ -104,4 +104,5 @@ var literals = []struct {
 	{"notice", "forget", 0, &wire.Forget{Timelines: []uint64{3}}},
 	{"notice", "goodbye", 0, &wire.Goodbye{Reason: wire.Error{Code: wire.CodeClosed, Message: "the service is shutting down"}}},
 	{"notice", "working", 0, &wire.Working{Request: 70000}},
+	{"notice", "working, optional fields absent", 0, &wire.Working{}},
 }

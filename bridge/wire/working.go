@@ -2,11 +2,11 @@ package wire
 
 // Working says that a request takes long, and that the service is carrying it out.
 type Working struct {
-	Request uint64 // request number
+	Request uint64 // request number; 0: one that all others of the session wait behind
 }
 
 var workingFields = record[Working]{
-	uintField("rq", func(m *Working) *uint64 { return &m.Request }),
+	uintField("rq", func(m *Working) *uint64 { return &m.Request }).maybe(),
 }
 
 // Notice returns "working".

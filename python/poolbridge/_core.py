@@ -244,8 +244,9 @@ class Core:
         elif name == "forget":
             self.news.append(decode(data, Forget))
         elif name == "working":
-            if call := self._calls.get(decode(data, Working).rq):
-                call.working = True
+            number = decode(data, Working).rq
+            for call in self._calls.values():
+                call.working = call.working or number in {0, call.number}
         else:
             check(data)
         return []

@@ -322,9 +322,9 @@ class Recall(Struct, omit_defaults=True, tag_field="n", tag="recall"):
 
 
 class Working(Struct, omit_defaults=True, tag_field="n", tag="working"):
-    """Notice: the service is carrying out a request that takes long."""
+    """Notice: the service is carrying out a request that takes long; no number: one that all others wait behind."""
 
-    rq: U
+    rq: U = 0
 
 
 class Goodbye(Struct, omit_defaults=True, tag_field="n", tag="goodbye"):

@@ -395,10 +395,10 @@ class Connection(threading.Thread):
 Service.connection_type = Connection
 
 
-def working(client: Any, connection: Connection, request: Any) -> None:
+def working(client: Any, connection: Connection, request: Any, *, named: bool = True) -> None:
     """Say that a request is being worked on, and return once the client's patience was over and it went on to wait."""
     call = client._session.core._calls[request.q]
-    connection.send(m.Working(rq=request.q))
+    connection.send(m.Working(rq=request.q if named else 0))
     for expected in (True, False):
         while call.working is not expected and not call.abandoned:
             time.sleep(0.001)

@@ -235,12 +235,13 @@ def test_a_stalled_service_is_a_timeout_and_its_late_lease_is_given_back(service
         assert service.leases == 0
 
 
-def test_a_service_that_says_it_is_working_is_not_stalled(service):
+@pytest.mark.parametrize("named", [True, False])
+def test_a_service_that_says_it_is_working_is_not_stalled(service, named):
     with poolbridge.connect(service.path) as client:
         client.create_pool("p", max_bytes=1 << 16)
 
         def slowly(connection, request):
-            working(client, connection, request)
+            working(client, connection, request, named=named)
             with service.changed:
                 connection.handle(request)
 
