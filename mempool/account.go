@@ -3,6 +3,7 @@ package mempool
 import (
 	"fmt"
 	"slices"
+	"time"
 )
 
 // This file is what counts against the bounds of a pool for one session and for one user. A block counts
@@ -78,12 +79,14 @@ func (b *block) keeping() *keeping {
 	return b.kept
 }
 
-// charge makes b count for those who keep others from having it now, and for nobody else. Service.mu is held.
-func (p *Pool) charge(b *block) {
+// charge makes b count for those who keep others from having it now, and for nobody else, and says whether they became fewer.
+// Service.mu is held.
+func (p *Pool) charge(b *block) (fewer bool) {
 	if b.kept == nil && len(b.tickets) == 0 && b.state != blockRecalling {
-		return
+		return false
 	}
 	k := b.keeping()
+	before := len(k.keepers)
 	p.count(b, -int(b.size))
 	k.keepers = k.keepers[:0]
 	keeps := func(s *Session) {
@@ -106,12 +109,14 @@ func (p *Pool) charge(b *block) {
 			keeps(s)
 		}
 	}
+	fewer = len(k.keepers) < before
 	if len(k.keepers) == 0 {
 		delete(p.charged, b)
-		return
+		return fewer
 	}
 	p.charged[b] = struct{}{}
 	p.count(b, int(b.size))
+	return fewer
 }
 
 // count adds n bytes to what b's keepers keep, and to what counts for their users. Service.mu is held.
@@ -127,11 +132,52 @@ func (p *Pool) count(b *block, n int) {
 	}
 }
 
-// recharge looks again at who keeps blocks: work ends without a word. Service.mu is held.
+// How many blocks recharge looks at: a few whenever it is asked, and many once in a drainRest. All sessions wait meanwhile.
+const (
+	fewCharged  = 64
+	manyCharged = 1024
+)
+
+// recharge looks again at who keeps blocks: work ends without a word. Where there are very many, it looks at some of them, and
+// the next time at others. Service.mu is held.
 func (p *Pool) recharge() {
-	for b := range p.charged {
-		p.charge(b)
+	if len(p.charged) > fewCharged {
+		if time.Since(p.recharged) < drainRest {
+			return
+		}
+		p.recharged = time.Now()
 	}
+	left, fewer := manyCharged, false
+	for b := range p.charged { // from another one on each time
+		if left--; left < 0 {
+			break
+		}
+		if p.charge(b) {
+			fewer = true
+		}
+	}
+	if fewer {
+		p.room.broadcast()
+	}
+}
+
+// watchCharged has the blocks that count for somebody looked at again and again, for all who wait for room, while there is
+// such a block and somebody waits. Service.mu is held.
+func (p *Pool) watchCharged() {
+	if p.watched || len(p.charged) == 0 {
+		return
+	}
+	p.watched = true
+	p.svc.drains.Go(func() {
+		for again := true; again; {
+			time.Sleep(drainRest)
+			p.svc.mu.Lock()
+			p.recharge()
+			again = len(p.charged) > 0 && len(p.room.lines) > 0
+			p.watched = again
+			p.svc.mu.Unlock()
+		}
+	})
 }
 
 // counts is how many bytes in p count for the session, and how many of them its process only keeps from others.

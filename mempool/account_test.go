@@ -213,6 +213,41 @@ func TestAPendingBlockCountsForThoseWhoseWorkIsUnderWay(t *testing.T) {
 	})
 }
 
+func TestOneLookAtBlocksWithWorkUnderWayIsForAllWhoWaitAndIsShort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const blocks, waiters = 4 * manyCharged, 8
+		svc := newService(t)
+		owner := open(t, svc)
+		p := createPool(t, owner, PoolSpec{Name: "p", Kind: fake, MaxBytes: 2 * blocks * 512, SessionBytes: blocks * 512})
+		w := hire(t, svc)
+		leases := make([]*Lease, blocks)
+		for i := range leases {
+			leases[i] = allocate(t, w.Session, p, 512)
+		}
+		unreached := w.ticket()
+		for _, l := range leases {
+			require.NoError(t, l.ReleaseAt(false, []Ticket{unreached}))
+		}
+		got := make(chan error, waiters)
+		for range waiters {
+			go func() {
+				_, err := w.Allocate(context.Background(), p.info.ID, Bytes(1024), patience)
+				got <- err
+			}()
+		}
+		synctest.Wait()
+		w.reach(unreached)
+		for range waiters {
+			require.NoError(t, <-got)
+		}
+		svc.mu.Lock()
+		left := len(p.charged)
+		svc.mu.Unlock()
+		assert.GreaterOrEqual(t, left, blocks-2*manyCharged, "however many wait")
+		checkBooks(t, svc)
+	})
+}
+
 func TestATrimmedPoolGivesBackWhatWorkIsUnderWayOnOnceItIsDone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		svc := newService(t)

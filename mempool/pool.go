@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Pool is a named, bounded arena on one device, of one kind of memory, for one trust domain. Its fields are guarded by
@@ -28,6 +29,8 @@ type Pool struct {
 	stuck                          []*block            // could not be freed; counted as held
 	users                          tally               // bytes that count for each user: see account.go
 	charged                        map[*block]struct{} // free blocks that count for somebody
+	recharged                      time.Time           // when many of them were looked at last
+	watched                        bool                // they are looked at for those who wait for room
 	channels                       int
 	closing                        bool          // being destroyed
 	ending                         bool          // its arena is being closed
@@ -155,9 +158,6 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 			if b := p.own(s, size); b != nil {
 				return p.reuse(s, b), nil
 			}
-			if len(p.charged) > 0 {
-				w.soon() // nobody tells when work ends
-			}
 		} else {
 			if b := p.fits(s, size, full, (*block).quiet); b != nil {
 				return p.reuse(s, b), nil
@@ -188,6 +188,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 			if line == nil {
 				line = p.room.join(size)
 			}
+			p.watchCharged() // nobody tells when work ends
 			if w.wait(line.wait(room, mine)) {
 				continue
 			}

@@ -149,8 +149,8 @@ func (p *Pool) unmap(s *Session, b *block) {
 	b.mapped.remove(s)
 	remove(&s.mapped, &s.most.mapped, b.id)
 	if b.mapped.len() > 0 {
-		if b.state == blockRecalling {
-			p.charge(b)
+		if b.state == blockRecalling && p.charge(b) {
+			p.room.broadcast()
 		}
 		return
 	}

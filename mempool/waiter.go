@@ -13,8 +13,7 @@ type waiter struct {
 	session  *Session
 	deadline time.Time
 	timer    *time.Timer
-	glance   <-chan time.Time // ends the next wait; nil: nothing does
-	err      error            // of the context
+	err      error // of the context
 }
 
 func (s *Session) newWaiter(ctx context.Context, limit time.Duration) waiter {
@@ -27,9 +26,6 @@ func (s *Session) newWaiter(ctx context.Context, limit time.Duration) waiter {
 
 // patient says whether the session waits at all.
 func (w *waiter) patient() bool { return !w.deadline.IsZero() }
-
-// soon has the next wait end after a little: for who waits for words, which change without a word.
-func (w *waiter) soon() { w.glance = time.After(drainRest) }
 
 // wait releases Service.mu until changed is closed or the session ends, and reports false if the limit or the context
 // ended first.
@@ -71,12 +67,8 @@ func (w *waiter) sleep(changed <-chan struct{}) bool {
 	if w.timer == nil {
 		w.timer = time.NewTimer(time.Until(w.deadline))
 	}
-	glance := w.glance
-	w.glance = nil
 	select {
 	case <-changed:
-		return true
-	case <-glance:
 		return true
 	case <-w.session.over:
 		return true
