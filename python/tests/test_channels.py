@@ -149,7 +149,7 @@ def test_bytes_are_published_as_unsigned_bytes(client):
 
 @pytest.mark.parametrize("capacity", [0, 1025])
 def test_a_capacity_out_of_range_is_refused_with_the_range(client, capacity):
-    with pytest.raises(poolbridge.InvalidArgumentError, match=f"^capacity {capacity} is out of range: expected 1 to 1024$"):
+    with pytest.raises(poolbridge.InvalidArgumentError, match=f"^capacity {capacity} is out of range: .* 1 to 1024$"):
         client.create_channel("c", capacity=capacity)
 
 
