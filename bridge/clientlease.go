@@ -240,7 +240,7 @@ func (l *Lease) ReadyEvent() (e *mempool.Event, err error) {
 // Errors: [ErrProducerDied].
 func (l *Lease) Check(ctx context.Context) error {
 	if l.failed.Load() {
-		return situation(ErrProducerDied, "buffer %d was not finished by whoever wrote it", l.info.Buffer)
+		return situation(ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", l.info.Buffer)
 	}
 	return l.order.Check(ctx)
 }

@@ -63,7 +63,7 @@ func (c *serverConn) serve() {
 
 	peer, err := peerOf(c.conn.Conn)
 	if err != nil {
-		log.Warn("a connection was refused: the kernel does not say whose it is", "error", err)
+		log.Warn("a connection was refused: the kernel does not name its user and process", "error", err)
 		c.goodbye(situation(ErrUnavailable, "the kernel does not say whose the connection is: %v", err))
 		return
 	}

@@ -42,7 +42,7 @@ func (e *publishedEvent) told() (handle []byte, alone bool) {
 func (b *buffer) available(write bool) error {
 	switch {
 	case b.failed:
-		return situation(ErrProducerDied, "buffer %d was not finished by whoever wrote it", b.id)
+		return situation(ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", b.id)
 	case b.writer != nil:
 		return situation(ErrBusy, "buffer %d is being written by session %d (pid %d)", b.id, b.writer.session.id, b.writer.session.peer.PID)
 	case write && b.readers.len() > 0:

@@ -153,7 +153,7 @@ func (l *Lease) Check(ctx context.Context) error {
 	failed := l.buffer.failed && !l.write
 	svc.mu.Unlock()
 	if failed {
-		return situation(ErrProducerDied, "buffer %d was not finished by whoever wrote it", l.buffer.id)
+		return situation(ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", l.buffer.id)
 	}
 	return l.ordering().Check(ctx)
 }

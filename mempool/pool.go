@@ -91,7 +91,7 @@ func (p *Pool) alike(peer Peer, spec PoolSpec) error {
 		}
 	}
 	if differs != nil {
-		return situation(ErrExists, "there is a pool %q already that is another one: %s; open it as it is, or choose another name",
+		return situation(ErrExists, "there is a pool %q already, which differs from what was asked for: %s; open it as it is, or choose another name",
 			info.Name, strings.Join(differs, "; "))
 	}
 	return nil

@@ -109,7 +109,7 @@ func (l *Lease) Settled(ctx context.Context, limit time.Duration) error {
 		case ended:
 			return l.released()
 		case failed && !l.write:
-			return situation(ErrProducerDied, "buffer %d was not finished by whoever wrote it", l.buffer.id)
+			return situation(ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", l.buffer.id)
 		case left == 0:
 			return nil
 		}

@@ -118,7 +118,7 @@ func (s *Service) reserveName(session *Session, name string, p *Pool) error {
 		return err
 	}
 	if s.pools[name] != nil {
-		return situation(ErrExists, "there is a pool %q already; open it, or choose another name", name)
+		return situation(ErrExists, "there is a pool %q already; open it (EnsurePool in Go and exist_ok=True in Python open one that is alike), or choose another name", name)
 	}
 	if err := session.mayMakePool(); err != nil {
 		return err

@@ -21,7 +21,7 @@ const (
 	CodeReleased    Code = "released"    // the lease has ended
 	CodeSettled     Code = "settled"     // the frame was acknowledged or given back before
 	CodeStale       Code = "stale"       // the id is of an earlier use of the block, or of another epoch
-	CodeFailed      Code = "failed"      // whoever wrote the buffer died before finishing
+	CodeFailed      Code = "failed"      // the process that wrote the buffer died before finishing
 	CodeClosed      Code = "closed"      // the pool is being destroyed, or the service is shutting down
 	CodeUnavailable Code = "unavailable" // this machine cannot do it
 	CodeInternal    Code = "internal"    // a fault of the service

@@ -25,7 +25,7 @@ func newPools() *cobra.Command {
   used      what the buffers in them asked for
   cached    blocks free for use
   held      free blocks being recalled, or waiting for a process to end
-  yours     what counts for your user, and may be bounded (user_bytes)
+  yours     what counts for your user, and the most that may if the pool has such a bound (user_bytes)
 
 The service itself counts as a session, and so does this command.`,
 		Args: arguments(0, 0),
@@ -60,8 +60,12 @@ func printPools(c *cobra.Command, stats mempool.Stats) error {
 		if p.Pool.Device != mempool.NoDevice {
 			device = fmt.Sprint(p.Pool.Device.Ordinal)
 		}
+		yours := formatBytes(p.User)
+		if p.Pool.UserBytes > 0 {
+			yours += " of " + formatBytes(p.Pool.UserBytes)
+		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\n", p.Pool.Name, p.Pool.Kind, device, formatBytes(p.Pool.MaxBytes),
-			formatBytes(p.Reserved), formatBytes(p.Leased), formatBytes(p.Used), formatBytes(p.Cached), formatBytes(p.Held), formatBytes(p.User), p.Blocks)
+			formatBytes(p.Reserved), formatBytes(p.Leased), formatBytes(p.Used), formatBytes(p.Cached), formatBytes(p.Held), yours, p.Blocks)
 	}
 	if err := w.Flush(); err != nil {
 		return err

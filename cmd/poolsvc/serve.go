@@ -43,7 +43,7 @@ A pool can be made at the start, so that clients only have to open it:
 Sizes are in bytes, KiB, MiB, GiB or TiB; without kind it is device, without device the first. session and user bound what
 one session and one user may have of the pool.
 
-Whoever is on a pool's access list can reach all of the pool's memory; the default is only the user that the service
+Users and groups on a pool's access list can reach all of the pool's memory; the default is only the user that the service
 runs as. Other users also need to be able to open the socket: see --mode.
 
 What clients can make the service remember is bounded, and --limit says by how much, for example --limit sessions=100: see

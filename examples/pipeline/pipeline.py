@@ -46,6 +46,9 @@ def sink(client: poolbridge.Client, library: ModuleType) -> None:
 
 
 if __name__ == "__main__":
-    stage = {"source": source, "scale": scale, "sink": sink}[sys.argv[1]]
+    stages = {"source": source, "scale": scale, "sink": sink}
+    if len(sys.argv) < 2 or sys.argv[1] not in stages:
+        sys.exit(__doc__)
+    stage = stages[sys.argv[1]]
     with poolbridge.connect(wait=60) as client:
         stage(client, importlib.import_module(sys.argv[2] if len(sys.argv) > 2 else "numpy"))

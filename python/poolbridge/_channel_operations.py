@@ -63,10 +63,7 @@ def _check_word(word: str, known: tuple[str, ...], what: str) -> str:
 
 
 def _check_most(number: int, most: int, what: str) -> int:
-    checked = check_count(number, what, least=1)
-    if checked > most:
-        raise InvalidArgumentError(f"{what} {number} is out of range: expected 1 to {most}")
-    return checked
+    return check_count(number, what, least=1, most=most)
 
 
 def _check_meta(meta: Mapping[str, str] | None) -> dict[str, str]:

@@ -91,7 +91,7 @@ def _on_host(hold: Hold, source: Any) -> np.ndarray[Any, Any] | None:
     if hasattr(source, "__dlpack__") and not hasattr(source, "__array__"):
         return np.from_dlpack(source)
     try:
-        return np.asarray(source)
+        return np.asarray(memoryview(source) if isinstance(source, bytes) else source)  # of bytes NumPy makes a text
     except TypeError:
         # It may be of elements that NumPy lacks.
         if not hasattr(source, "__dlpack_device__"):

@@ -148,7 +148,7 @@ class StaleError(PoolbridgeError, LookupError):
 
 
 class ProducerDiedError(PoolbridgeError, RuntimeError):
-    """Whoever wrote the buffer died before finishing: its content is incomplete."""
+    """The process that wrote the buffer died before finishing: its content is incomplete."""
 
     code = "failed"
 

@@ -125,20 +125,21 @@ def check_wait(timeout: float | None) -> int:
     return min(milliseconds, _FOREVER_MS)
 
 
-def check_count(value: int, what: str, *, least: int = 0) -> int:
+def check_count(value: int, what: str, *, least: int = 0, most: int = U_MAX) -> int:
     """Check a number or an id.
 
     Raises
     ------
     InvalidArgumentError
-        It is below `least` or above 2**63 - 1, or no whole number.
+        It is below `least` or above `most`, or no whole number.
     """
     try:
         number = operator.index(value)
     except TypeError:
         raise InvalidArgumentError(f"{what} {shown(value)} is no whole number") from None
-    if not least <= number <= U_MAX:
-        raise InvalidArgumentError(f"{what} {number} is out of range: expected {least} to 2**63 - 1")
+    if not least <= number <= most:
+        limit = "2**63 - 1" if most == U_MAX else most
+        raise InvalidArgumentError(f"{what} {number} is out of range: expected {least} to {limit}")
     return number
 
 

@@ -165,7 +165,7 @@ def check(hold: Hold) -> None:
     """
     if lost(hold):
         raise ProducerDiedError(
-            f"whoever wrote buffer {hold.grant.bf} died before finishing: its content is incomplete"
+            f"buffer {hold.grant.bf} is incomplete: the process that wrote it died before finishing"
         )
 
 

@@ -137,6 +137,22 @@ def test_what_is_no_array_is_not_made_one(client):
     assert channel.publish(held) == 3
 
 
+def test_bytes_are_published_as_unsigned_bytes(client):
+    channel = client.create_channel("c")
+    subscription = client.subscribe("c")
+    for given in (b"abc", bytearray(b"abc"), memoryview(b"abc")):
+        channel.publish(given)
+        array = np.from_dlpack(next(subscription))
+        assert array.dtype == np.uint8
+        assert bytes(array) == b"abc"
+
+
+@pytest.mark.parametrize("capacity", [0, 1025])
+def test_a_capacity_out_of_range_is_refused_with_the_range(client, capacity):
+    with pytest.raises(poolbridge.InvalidArgumentError, match=f"^capacity {capacity} is out of range: .* 1 to 1024$"):
+        client.create_channel("c", capacity=capacity)
+
+
 def test_what_a_stranger_publishes_is_copied(client, other):
     channel = client.create_channel("c", capacity=8)
     other.open_pool("frames")

@@ -26,6 +26,13 @@ func TestTheSocketOfAKilledServiceIsTakenOver(t *testing.T) {
 	assert.Len(t, again.Stats(t).Pools, 1)
 }
 
+func TestPoolsShowsWhatAUserMayHave(t *testing.T) {
+	s := rig.Serve(t, "--pool", "name=bounded,kind=host,max=1MiB,user=64KiB")
+	out, err := exec.Command(rig.Poolsvc(t), "pools", "--socket", s.Socket).CombinedOutput()
+	require.NoError(t, err, string(out))
+	assert.Contains(t, string(out), "0 B of 64 KiB")
+}
+
 func TestAClientWithoutAServiceIsToldWhereItLookedAndHowToStartOne(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "nobody.sock")
 	out, err := exec.Command(rig.Poolsvc(t), "pools", "--socket", socket).CombinedOutput()
