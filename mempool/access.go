@@ -45,8 +45,8 @@ func (a Access) Allows(p Peer) bool {
 	return slices.ContainsFunc(p.Groups, func(g uint32) bool { return slices.Contains(a.GIDs, g) })
 }
 
-// mayDestroy says whether a peer may destroy the pool: its maker and the service's user always may, and whoever may make pools
-// and use this one.
+// mayDestroy says whether a peer may destroy the pool. Its maker and the service's user always may. Others must be creators and
+// be allowed to use it.
 func (p *Pool) mayDestroy(peer Peer, creator bool) bool {
 	return peer.UID == p.uid || peer.UID == p.svc.uid || creator && p.access.Allows(peer)
 }

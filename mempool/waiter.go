@@ -28,7 +28,7 @@ func (s *Session) newWaiter(ctx context.Context, limit time.Duration) waiter {
 // patient says whether the session waits at all.
 func (w *waiter) patient() bool { return !w.deadline.IsZero() }
 
-// soon has the next wait end after a little: for who waits for words, which change without a word.
+// soon has the next wait end after a little. The caller waits for words of timelines, which change without a notice.
 func (w *waiter) soon() { w.glance = time.After(drainRest) }
 
 // wait releases Service.mu until changed is closed or the session ends, and reports false if the limit or the context
