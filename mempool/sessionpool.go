@@ -196,8 +196,8 @@ func (p *Pool) denied(peer Peer) error {
 // DestroyPool ends a pool: nothing new can be allocated in it, its names go at once, and its memory goes with the last
 // lease and mapping.
 //
-// A pool's maker and the service's own user may do so whether or not they may use the pool, and so may whoever may make pools
-// and use this one.
+// A pool's maker and the service's own user may do so whether or not they may use the pool. Other users must be allowed to make
+// pools and to use this one.
 //
 // Errors: [ErrNotFound], [ErrDenied], [ErrClosed]; the driver's where memory could not be given back, which does not keep
 // the pool.

@@ -1,6 +1,6 @@
 // Package hostmem says how much memory of the machine this process can still take. The kernel promises more than there is,
-// and kills processes when it cannot keep the promise: this process, or others that have no part in it. So who takes much
-// memory asks first.
+// and kills processes when it cannot keep the promise: this process, or others that have no part in it. So this process asks
+// before it takes much memory.
 //
 // What counts is what the machine has left, and what every control group that this process is in has left (v1 and v2),
 // less a reserve for everybody else. Memory of files that the kernel gives up when it is wanted counts as left, swap does
@@ -142,7 +142,7 @@ func (m *Memory) claim(size uint64) error {
 	return nil
 }
 
-// check says whether all that is claimed is still there, for one who has taken a part of what he asked for.
+// check says whether all that is claimed is still there. Of size bytes done are taken already.
 func (m *Memory) check(size, done uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
