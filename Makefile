@@ -105,7 +105,7 @@ bench: bin/poolsvc $(VENV)/installed ## measure on host memory, beside queues an
 fuzz: ## fuzz the packet checker and decoder, and shared memory, a minute each
 	$(GO) test -run '^$$' -fuzz FuzzDecodeRequest -fuzztime 1m ./bridge/wire
 	$(GO) test -run '^$$' -fuzz FuzzCheckAgainstDecoder -fuzztime 1m ./bridge/wire
-	$(GO) test -run '^$$' -fuzz FuzzHostilePages -fuzztime 1m ./internal/shmchannel
+	$(GO) test -run '^$$' -fuzz FuzzHostilePages -fuzztime 1m -fuzzminimizetime 10x ./internal/shmchannel
 
 gpu-bundle: bin/poolsvc $(VENV)/installed ## collect what a machine with a GPU needs to run the GPU tests
 	tests/gpu/bundle $(PY) build/gpu
