@@ -30,7 +30,7 @@ type job struct {
 	Blocks   []uint64 // of a producer
 	Seed     uint64
 	Spin     time.Duration
-	Frames   int     // of a benchmark; 0: until it is told to stop
+	Drain    bool    // a consumer does nothing but take frames
 	Members  []other // whose files are those that follow
 }
 
@@ -174,8 +174,8 @@ func childMain() error {
 		}
 	}
 	opened()
-	if j.Frames > 0 {
-		return errors.Join(child.drain(c), c.Close())
+	if j.Drain {
+		return errors.Join(drain(c), c.Close())
 	}
 	return errors.Join(child.consume(c), c.Close())
 }
@@ -292,28 +292,6 @@ func (c *child) finish(consumer *Consumer, f *Frame) error {
 		}
 	}
 	return consumer.Release(f, Ticket{})
-}
-
-// drain takes the frames of a benchmark.
-func (c *child) drain(consumer *Consumer) error {
-	var f Frame
-	for range c.Frames {
-		if err := consumer.Take(context.Background(), &f); err != nil {
-			if errors.Is(err, ErrEnded) {
-				return nil
-			}
-			return err
-		}
-		if c.Mode == Queue {
-			if err := consumer.Acknowledge(&f); err != nil {
-				return err
-			}
-		}
-		if err := consumer.Release(&f, Ticket{}); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // family is a channel whose members are processes.
