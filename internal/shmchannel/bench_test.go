@@ -1,0 +1,184 @@
+package shmchannel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// benchSpin is how long the members of the benchmarks look before they sleep, where they do.
+const benchSpin = 100 * time.Microsecond
+
+// mustPublish publishes without the costs of a test's helpers.
+func (p *testProducer) mustPublish() {
+	for len(p.free) == 0 {
+		back, err := p.AwaitReclaim(context.Background())
+		if err != nil {
+			panic(err)
+		}
+		for _, b := range back {
+			p.free = append(p.free, b.Block)
+		}
+	}
+	p.record.Block = p.free[len(p.free)-1]
+	p.free = p.free[:len(p.free)-1]
+	if _, err := p.Publish(context.Background(), &p.record); err != nil {
+		panic(err)
+	}
+}
+
+// drain takes frames until the end.
+func drain(c *Consumer) error {
+	var f Frame
+	for {
+		err := c.Take(context.Background(), &f)
+		if errors.Is(err, ErrEnded) {
+			return nil
+		}
+		if err == nil && c.mode == Queue {
+			err = c.Acknowledge(&f)
+		}
+		if err == nil {
+			err = c.Release(&f, Ticket{})
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// processor is the time that processors have worked for this process and its children that have ended.
+func processor(b *testing.B) (total time.Duration) {
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var u unix.Rusage
+		require.NoError(b, unix.Getrusage(who, &u))
+		total += time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	return total
+}
+
+// report says how many frames there were in a second, and what each cost all processors together: which does not depend on what else
+// the machine does.
+func report(b *testing.B, before time.Duration) {
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "frames/s")
+	b.ReportMetric(float64(processor(b)-before)/float64(b.N), "cpu-ns/frame")
+}
+
+// The work alone, in one goroutine: nobody waits for anybody.
+func BenchmarkPublishTakeRelease(b *testing.B) {
+	for _, mode := range []Mode{Broadcast, Queue} {
+		b.Run(mode.String(), func(b *testing.B) {
+			r := newRig(b, Spec{Mode: mode, Capacity: 64})
+			p, c := r.producer(128), r.consumer(MemberSpec{})
+			var f Frame
+			b.ReportAllocs()
+			before := processor(b)
+			for b.Loop() {
+				p.mustPublish()
+				if ok, err := c.TryTake(&f); !ok || err != nil {
+					b.Fatal(ok, err)
+				}
+				if mode == Queue {
+					_ = c.Acknowledge(&f)
+				}
+				if err := c.Release(&f, Ticket{}); err != nil {
+					b.Fatal(err)
+				}
+			}
+			report(b, before)
+		})
+	}
+}
+
+type benchmark struct {
+	mode      Mode
+	consumers int
+	spin      time.Duration
+}
+
+func (c benchmark) String() string {
+	how := "asleep"
+	if c.spin > 0 {
+		how = "spinning"
+	}
+	return fmt.Sprintf("%v/%d consumers/%s", c.mode, c.consumers, how)
+}
+
+var benchmarks = []benchmark{
+	{Broadcast, 1, benchSpin}, {Broadcast, 1, 0}, {Broadcast, 8, benchSpin}, {Broadcast, 8, 0}, {Queue, 4, benchSpin}, {Queue, 4, 0},
+}
+
+const benchCapacity = 64
+
+// All members in one process.
+func BenchmarkGoroutines(b *testing.B) {
+	for _, c := range benchmarks {
+		b.Run(c.String(), func(b *testing.B) {
+			r := newRig(b, Spec{Mode: c.mode, Capacity: benchCapacity})
+			r.spin = c.spin
+			p := r.producer(2 * benchCapacity)
+			var all sync.WaitGroup
+			for range c.consumers {
+				consumer := r.consumer(MemberSpec{})
+				all.Go(func() {
+					if err := drain(consumer.Consumer); err != nil {
+						panic(err)
+					}
+				})
+			}
+			b.ReportAllocs()
+			before := processor(b)
+			b.ResetTimer()
+			for range b.N {
+				p.mustPublish()
+			}
+			require.NoError(b, r.host.Close())
+			all.Wait()
+			report(b, before)
+		})
+	}
+}
+
+// Each consumer in a process of its own.
+func BenchmarkProcesses(b *testing.B) {
+	for _, c := range benchmarks {
+		b.Run(c.String(), func(b *testing.B) {
+			members := []MemberSpec{{Role: ProducerRole}}
+			for range c.consumers {
+				members = append(members, MemberSpec{Role: ConsumerRole})
+			}
+			f := newFamily(b, Spec{Mode: c.mode, Capacity: benchCapacity}, members...)
+			m := f.members[0]
+			producer, err := OpenProducer(MemberConfig{Roster: f.host.RosterFile(), Sequencer: f.host.SequencerFile(), Own: m.File(),
+				ID: m.ID, Spin: c.spin})
+			require.NoError(b, err)
+			p := &testProducer{Producer: producer, t: b, record: Record{Description: bytes64, Bytes: blockBytes}}
+			for i := range uint64(2 * benchCapacity) {
+				p.free = append(p.free, i+1)
+			}
+			var processes []*process
+			for _, m := range f.members[1:] {
+				require.NoError(b, p.AddCursor(m.Slot, m.ID, m.File()))
+				processes = append(processes, f.start(m, job{Drain: true, Spin: c.spin}))
+			}
+			require.NoError(b, f.host.Join(m))
+			before := processor(b)
+			b.ResetTimer()
+			for range b.N {
+				p.mustPublish()
+			}
+			require.NoError(b, f.host.Close())
+			for _, c := range processes {
+				c.wait()
+			}
+			report(b, before)
+			require.NoError(b, producer.Close())
+		})
+	}
+}
