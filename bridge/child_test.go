@@ -210,6 +210,7 @@ func crowdedServer() error {
 		}
 		closeFiles(full[:room])
 		full = full[room:]
+		fmt.Println("has made room")
 	}
 	return server.Close()
 }
