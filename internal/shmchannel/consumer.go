@@ -1,0 +1,238 @@
+package shmchannel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+)
+
+// Frame is a frame in a consumer's hands.
+type Frame struct {
+	Number uint64
+	// Missed is how many frames the consumer has missed since the last; of a queue, how many were dropped since a consumer took
+	// one.
+	Missed   uint64
+	Producer Peer
+	// Record is what the producer says. Its slices and its description are not to be changed. The next call of Take with the
+	// same frame uses the slices again.
+	Record
+
+	hold int
+}
+
+// Consumer takes frames. Its methods can be called by several goroutines.
+type Consumer struct {
+	member
+	cursor *cursor
+	policy Policy
+	tracks [MaxProducers]*track // those that have arrived
+
+	started bool
+	next    uint64
+	floor   uint64
+	left    bool
+	taken   []uint64 // the block of each frame in hand, by slot: of a broadcast whose frames are not dropped
+	inHands int      // how many those are
+	holds   holds
+	reached func(Ticket) bool
+	doubt   time.Time // since when the shared memory contradicts itself
+}
+
+// ConsumerConfig is what a consumer needs to take part.
+type ConsumerConfig struct {
+	MemberConfig
+	// Reached says whether a ticket of the consumer's own timeline is reached. It is asked before a ticket of an older frame is
+	// overwritten that the new one does not imply. nil: none is.
+	Reached func(Ticket) bool
+}
+
+// OpenConsumer opens the consumer's end of a channel. Its own file must not be sealed against writing yet: the host does that when
+// the consumer says that it has opened. The consumer takes frames once the host says that it has joined.
+//
+// Errors: [ErrInvalid], [ErrFile]; the system's.
+func OpenConsumer(config ConsumerConfig) (*Consumer, error) {
+	if config.Slot < 0 || config.Slot >= MaxConsumers || config.ID == 0 {
+		return nil, invalid("a consumer has a slot from 0 to %d and an id, not %d and %d", MaxConsumers-1, config.Slot, config.ID)
+	}
+	ch, err := openChannel(config.Roster, config.Sequencer)
+	if err != nil {
+		return nil, err
+	}
+	cur, err := mapCursor(config.Own, ch.layout, config.ID, true)
+	if err != nil {
+		return nil, errors.Join(err, ch.unmap())
+	}
+	c := &Consumer{cursor: cur, taken: make([]uint64, ch.slots), reached: config.Reached}
+	c.init(ch, config.MemberConfig, &ch.sequencer.published)
+	return c, nil
+}
+
+// AddTrack gives the consumer the file of a producer. The file may be closed afterwards.
+//
+// Errors: [ErrInvalid], [ErrFile], [ErrLeft] if the consumer is closed; the system's.
+func (c *Consumer) AddTrack(slot int, id uint64, f *os.File) error {
+	if slot < 0 || slot >= MaxProducers || id == 0 {
+		return invalid("a producer has a slot from 0 to %d and an id, not %d and %d", MaxProducers-1, slot, id)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return c.gone("is closed")
+	}
+	old := c.tracks[slot]
+	if old != nil && old.id >= id { // ids only grow
+		return nil
+	}
+	t, err := mapTrack(f, c.layout, id, false)
+	if err != nil {
+		return err
+	}
+	c.tracks[slot] = t
+	if old != nil {
+		return old.unmap()
+	}
+	return nil
+}
+
+// Take takes the next frame into f. It waits as long as the context lasts.
+//
+// Errors: [FrameError], after which the next frame can be taken; [UnknownMemberError], [ErrInHand], [ErrEnded], [ErrDestroyed],
+// [ErrLeft], [ErrCorrupt]; the context's.
+func (c *Consumer) Take(ctx context.Context, f *Frame) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for wait := (pause{}); ; {
+		ok, err := c.attempt(f)
+		if ok || err != nil {
+			return err
+		}
+		if err := c.rest(ctx, &wait, c.patience()); err != nil {
+			return err
+		}
+	}
+}
+
+// TryTake is [Consumer.Take] without waiting; ok says whether there was a frame.
+func (c *Consumer) TryTake(f *Frame) (ok bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.attempt(f)
+}
+
+// Doubts about the shared memory: a contradiction that lasts is an error, and others are looked at again soon.
+const (
+	doubtLimit = 100 * time.Millisecond
+	doubtLook  = 5 * time.Millisecond
+)
+
+var errDoubt = errors.New("shmchannel: the shared memory contradicts itself")
+
+func (c *Consumer) patience() time.Duration {
+	if c.doubt.IsZero() {
+		return maxSleep
+	}
+	return doubtLook
+}
+
+// attempt takes a frame if there is one. c.mu is held.
+func (c *Consumer) attempt(f *Frame) (ok bool, err error) {
+	if c.closed {
+		return false, c.gone("is closed")
+	}
+	if err := c.takesPart(); err != nil {
+		return false, err
+	}
+	for range maxRounds {
+		t := c.sequencer.loadTail()
+		if c.mode == Queue {
+			ok, err = c.takeFromQueue(t, f)
+		} else {
+			ok, err = c.takeFromBroadcast(t, f)
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, errMoved):
+			continue
+		case errors.Is(err, errDoubt):
+			if c.doubt.IsZero() {
+				c.doubt = time.Now()
+			} else if time.Since(c.doubt) > doubtLimit {
+				return false, corrupt("%v for %v: the tail is %#x, and frame %d comes next", err, doubtLimit, uint64(t), c.next)
+			}
+			return false, nil
+		}
+		c.doubt = time.Time{}
+		return ok, err
+	}
+	return false, corrupt("the tail moved %d times while a frame was to be taken", maxRounds)
+}
+
+// takesPart says whether the consumer may take frames.
+func (c *Consumer) takesPart() error {
+	own := &c.roster.consumers[c.slot]
+	switch {
+	case c.left:
+		return c.gone("has left")
+	case !own.active(c.id):
+		return c.gone("is not in the roster")
+	case c.roster.state.Load() == channelDestroyed:
+		return ErrDestroyed
+	case c.started:
+		return nil
+	}
+	c.started = true
+	c.policy = Policy(own.policy.Load())
+	if c.mode == Broadcast {
+		c.next = max(own.start.Load(), 1)
+		c.floor = c.next
+	}
+	return nil
+}
+
+// dropping says whether frames can be dropped while the consumer has them, so that it has to hold them.
+func (c *Consumer) dropping() bool { return c.mode == Queue || !c.policy.blocks() }
+
+// ended is the error of a consumer that has found nothing, if nothing will come. next is the number that would come next.
+func (c *Consumer) ended(next uint64) error {
+	if c.roster.state.Load() == channelClosed && next > c.roster.end.Load() {
+		return ErrEnded
+	}
+	return nil
+}
+
+// trackOf finds the track of the producer in a slot.
+func (c *Consumer) trackOf(number uint64, slot int) (*track, Peer, error) {
+	s := &c.roster.producers[slot]
+	peer := s.peer(slot)
+	if s.state.Load() == slotFree || peer.ID == 0 {
+		return nil, peer, &FrameError{number, slot, "the slot of its producer is free"}
+	}
+	t := c.tracks[slot]
+	if t == nil || t.id != peer.ID {
+		return nil, peer, &UnknownMemberError{ProducerRole, slot, peer.ID}
+	}
+	return t, peer, nil
+}
+
+// Close unmaps the channel. Calls that wait end with [ErrLeft]. It does not say to the host that the consumer leaves: see
+// [Consumer.Leave].
+func (c *Consumer) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.close() {
+		return nil
+	}
+	err := errors.Join(c.cursor.unmap(), c.unmap())
+	for _, t := range c.tracks {
+		if t != nil {
+			err = errors.Join(err, t.unmap())
+		}
+	}
+	return err
+}
+
+func (c *Consumer) notInHand(number uint64) error {
+	return fmt.Errorf("%w: frame %d of consumer %d", ErrReleased, number, c.id)
+}

@@ -1,0 +1,144 @@
+package shmchannel
+
+import (
+	"encoding/binary"
+	"slices"
+	"sync/atomic"
+)
+
+// MaxDims is the largest number of dimensions of an array.
+const MaxDims = 32
+
+// maxTypeName is how long the name of an element type is at most; a zero follows it.
+const maxTypeName = 15
+
+// Description says how the elements of an array lie in a buffer. What it says is not checked against the buffer here.
+type Description struct {
+	Offset uint64 // bytes
+	DType  string
+	Shape  []uint64
+	// Strides are in elements; nil for C-contiguous.
+	Strides []int64
+}
+
+// Validate says whether a record can carry the description.
+//
+// Errors: [ErrInvalid].
+func (d *Description) Validate() error {
+	switch {
+	case len(d.DType) == 0 || len(d.DType) > maxTypeName || !printable(d.DType):
+		return invalid("the name of an element type has 1 to %d letters, %q has not", maxTypeName, d.DType)
+	case len(d.Shape) > MaxDims:
+		return invalid("an array has at most %d dimensions, this one %d", MaxDims, len(d.Shape))
+	case d.Strides != nil && len(d.Strides) != len(d.Shape):
+		return invalid("%d strides for %d dimensions", len(d.Strides), len(d.Shape))
+	}
+	return nil
+}
+
+func printable(text string) bool {
+	for i := range len(text) {
+		if text[i] <= ' ' || text[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+func (d *Description) equal(e *Description) bool {
+	return d.Offset == e.Offset && d.DType == e.DType && slices.Equal(d.Shape, e.Shape) &&
+		(d.Strides == nil) == (e.Strides == nil) && slices.Equal(d.Strides, e.Strides)
+}
+
+func (d *Description) clone() Description {
+	e := *d
+	e.Shape, e.Strides = slices.Clone(d.Shape), slices.Clone(d.Strides)
+	return e
+}
+
+// rawDescription is a description in a track.
+type rawDescription struct {
+	offset  atomic.Uint64
+	counts  atomic.Uint64 // dimensions, and from bit 16 on whether strides follow
+	name    [2]atomic.Uint64
+	shape   [MaxDims]atomic.Uint64
+	strides [MaxDims]atomic.Uint64
+	_       [4]uint64
+}
+
+// store writes a valid description.
+func (r *rawDescription) store(d *Description) {
+	put(&r.offset, d.Offset)
+	counts := uint64(len(d.Shape))
+	if d.Strides != nil {
+		counts |= 1 << 16
+	}
+	put(&r.counts, counts)
+	var name [16]byte
+	copy(name[:], d.DType)
+	put(&r.name[0], binary.LittleEndian.Uint64(name[:]))
+	put(&r.name[1], binary.LittleEndian.Uint64(name[8:]))
+	for i, n := range d.Shape {
+		put(&r.shape[i], n)
+	}
+	for i, n := range d.Strides {
+		put(&r.strides[i], uint64(n))
+	}
+}
+
+// load reads a description that may be nonsense; it is sound if Validate says so.
+func (r *rawDescription) load() *Description {
+	counts := r.counts.Load()
+	dims := min(counts&0xffff, MaxDims+1) // one more is invalid
+	d := &Description{Offset: r.offset.Load(), Shape: make([]uint64, dims)}
+	for i := range d.Shape[:min(dims, MaxDims)] {
+		d.Shape[i] = r.shape[i].Load()
+	}
+	if counts>>16&0xffff != 0 {
+		d.Strides = make([]int64, dims)
+		for i := range d.Strides[:min(dims, MaxDims)] {
+			d.Strides[i] = int64(r.strides[i].Load())
+		}
+	}
+	var name [16]byte
+	binary.LittleEndian.PutUint64(name[:], r.name[0].Load())
+	binary.LittleEndian.PutUint64(name[8:], r.name[1].Load())
+	length := slices.Index(name[:], 0)
+	if length < 0 {
+		length = len(name)
+	}
+	if !slices.ContainsFunc(name[length:], func(b byte) bool { return b != 0 }) {
+		d.DType = string(name[:length])
+	}
+	return d
+}
+
+// recent is how many descriptions a producer remembers.
+const recent = 16
+
+// descriptions gives descriptions their ids, and knows where the track has them.
+type descriptions struct {
+	stored []uint64 // the id of the description in each slot of the track
+	known  [recent]struct {
+		id uint64
+		d  Description
+	}
+	last int
+	next uint64
+}
+
+// id is the id of a description: the same as the last time if that is not long ago.
+func (ds *descriptions) id(d *Description) uint64 {
+	for i := range recent {
+		at := (ds.last + i) % recent
+		if k := &ds.known[at]; k.id != 0 && k.d.equal(d) {
+			ds.last = at
+			return k.id
+		}
+	}
+	ds.last = (ds.last + recent - 1) % recent // the oldest
+	ds.next++
+	k := &ds.known[ds.last]
+	k.id, k.d = ds.next, d.clone()
+	return k.id
+}

@@ -1,0 +1,92 @@
+package shmchannel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const sizeSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+
+// makeFile makes a memfd of fixed size. Its pages cost nothing until they are written.
+func makeFile(name string, bytes uint64) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	err = f.Truncate(int64(bytes))
+	if err == nil {
+		err = seal(f, sizeSeals)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// sealForGood lets nobody map f to write any more, nor seal it differently. The mappings that there are stay.
+func sealForGood(f *os.File) error { return seal(f, unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_SEAL) }
+
+func seal(f *os.File, seals int) error {
+	_, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals)
+	return os.NewSyscallError("fcntl(F_ADD_SEALS)", err)
+}
+
+// region is a mapped file.
+type region []byte
+
+// mapFile maps a file of the channel that must have so many bytes. It may be closed afterwards.
+//
+// Errors: [ErrFile]; the system's.
+func mapFile(f *os.File, bytes uint64, write bool) (region, error) {
+	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrFile, f.Name(), os.NewSyscallError("fcntl(F_GET_SEALS)", err))
+	}
+	if seals&sizeSeals != sizeSeals {
+		return nil, fmt.Errorf("%w: %s: its size is not sealed (seals %#x)", ErrFile, f.Name(), seals)
+	}
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if st.Size() != int64(bytes) {
+		return nil, fmt.Errorf("%w: %s: it has %d bytes, expected %d", ErrFile, f.Name(), st.Size(), bytes)
+	}
+	prot := unix.PROT_READ
+	if write {
+		prot |= unix.PROT_WRITE
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, int(bytes), prot, unix.MAP_SHARED)
+	if err != nil {
+		return nil, os.NewSyscallError("mmap", err)
+	}
+	// A child that is forked is no member.
+	if err := unix.Madvise(mem, unix.MADV_DONTFORK); err != nil {
+		return nil, errors.Join(os.NewSyscallError("madvise", err), unix.Munmap(mem))
+	}
+	return mem, nil
+}
+
+func (r region) unmap() error {
+	if r == nil {
+		return nil
+	}
+	return os.NewSyscallError("munmap", unix.Munmap(r))
+}
+
+// at is the T at an offset, which lies within the region.
+func at[T any](r region, offset uint64) *T {
+	var t T
+	return (*T)(unsafe.Pointer(&r[offset : offset+uint64(unsafe.Sizeof(t))][0]))
+}
+
+// list is n Ts from an offset on, which lie within the region.
+func list[T any](r region, offset, n uint64) []T {
+	var t T
+	return unsafe.Slice((*T)(unsafe.Pointer(&r[offset : offset+n*uint64(unsafe.Sizeof(t))][0])), n)
+}

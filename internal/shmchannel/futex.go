@@ -1,0 +1,61 @@
+package shmchannel
+
+import (
+	"math"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The operations of futex(2), on words that processes share.
+const (
+	futexOpWait = 0
+	futexOpWake = 1
+)
+
+// futex is a word on which members sleep. Bit 0 says that somebody sleeps, the rest counts.
+type futex struct{ word atomic.Uint32 }
+
+// arm says that the caller is about to sleep. It returns the value to sleep on. The caller looks again before it sleeps: what
+// happens from now on changes the value.
+func (f *futex) arm() uint32 {
+	for {
+		v := f.word.Load()
+		if v&1 != 0 || f.word.CompareAndSwap(v, v|1) {
+			return v | 1
+		}
+	}
+}
+
+// sleep returns when the word is not v, when it is woken, or after the limit.
+func (f *futex) sleep(v uint32, limit time.Duration) {
+	ts := unix.NsecToTimespec(int64(limit))
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&f.word)), futexOpWait, uintptr(v), uintptr(unsafe.Pointer(&ts)), 0, 0)
+}
+
+// wake wakes all that sleep, if any do. A member that arms the word later sees what the caller did before.
+func (f *futex) wake() {
+	for v := f.word.Load(); v&1 != 0; v = f.word.Load() {
+		if f.word.CompareAndSwap(v, v+1) {
+			f.wakeAll()
+			return
+		}
+	}
+}
+
+// advance changes the value and wakes all, so that a member that is about to sleep on the old value does not.
+func (f *futex) advance() {
+	for {
+		v := f.word.Load()
+		if f.word.CompareAndSwap(v, (v|1)+1) {
+			f.wakeAll()
+			return
+		}
+	}
+}
+
+func (f *futex) wakeAll() {
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&f.word)), futexOpWake, math.MaxInt32, 0, 0, 0)
+}

@@ -1,0 +1,268 @@
+package shmchannel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+)
+
+// Host is the service's end of a channel: it makes the files, and decides who takes part. Its methods are for one goroutine at a
+// time. None of them waits.
+type Host struct {
+	*channel
+	rosterFile, sequencerFile *os.File
+
+	producers [MaxProducers]*Member
+	consumers [MaxConsumers]*Member
+	lastID    uint64
+}
+
+// Member is a producer or a consumer as the host sees it.
+type Member struct {
+	Role Role
+	Peer
+	policy Policy
+	oldest bool
+
+	file   *os.File
+	track  *track
+	cursor *cursor
+	joined bool
+	left   bool
+	said   bool // it left by itself: it takes nothing any more
+	gone   bool // its process does not run any more
+}
+
+// NewHost makes a channel.
+//
+// Errors: [ErrInvalid]; the system's.
+func NewHost(spec Spec) (*Host, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	l := layoutFor(spec.Capacity)
+	rosterFile, err := makeFile("poolbridge:roster", rosterBytes)
+	if err != nil {
+		return nil, err
+	}
+	sequencerFile, err := makeFile("poolbridge:sequencer", l.sequencerBytes())
+	if err != nil {
+		return nil, errors.Join(err, rosterFile.Close())
+	}
+	h := &Host{
+		channel:    &channel{layout: l, mode: spec.Mode, policy: spec.Policy},
+		rosterFile: rosterFile, sequencerFile: sequencerFile,
+	}
+	if err := h.begin(); err != nil {
+		return nil, errors.Join(err, h.Free())
+	}
+	return h, nil
+}
+
+// begin maps the files and writes what the roster says for good.
+func (h *Host) begin() (err error) {
+	if h.rosterRegion, err = mapFile(h.rosterFile, rosterBytes, true); err != nil {
+		return err
+	}
+	r := at[roster](h.rosterRegion, 0)
+	h.roster = r
+	copy(r.magic[:], rosterMagic)
+	r.mode.Store(uint64(h.mode))
+	r.capacity.Store(h.capacity)
+	r.slots.Store(h.slots)
+	r.policy.Store(uint64(h.policy))
+	if err := sealForGood(h.rosterFile); err != nil {
+		return err
+	}
+	return h.mapSequencer(h.sequencerFile)
+}
+
+// RosterFile and SequencerFile are for the members. They stay the host's.
+func (h *Host) RosterFile() *os.File { return h.rosterFile }
+
+// SequencerFile is the other file that every member needs.
+func (h *Host) SequencerFile() *os.File { return h.sequencerFile }
+
+// MemberSpec says how a member is to take part. It is plain data.
+type MemberSpec struct {
+	Role     Role
+	Timeline uint64 // 0: it has none
+	PID      uint32 // for people
+	// Policy is that of a consumer of a broadcast.
+	Policy Policy
+	// Oldest has a consumer of a broadcast begin with the oldest frame that is kept, not with the newest.
+	Oldest bool
+}
+
+// Add makes the file of a new member and reserves a slot. The member opens the channel with that file, and then [Host.Join] lets it take
+// part. Members of the other role need the file as well, before that; and the new member needs theirs: see [Host.Members].
+//
+// Errors: [ErrInvalid], [ErrClosed], [ErrFull] if all slots are taken; the system's.
+func (h *Host) Add(spec MemberSpec) (*Member, error) {
+	if spec.Policy > Latest {
+		return nil, invalid("unknown policy %d", spec.Policy)
+	}
+	if h.roster.state.Load() != channelOpen {
+		return nil, ErrClosed
+	}
+	m := &Member{Role: spec.Role, Peer: Peer{Timeline: spec.Timeline, PID: spec.PID}, policy: spec.Policy, oldest: spec.Oldest}
+	place, err := h.place(m)
+	if err != nil {
+		return nil, err
+	}
+	m.ID = h.lastID + 1
+	if err := m.makeFile(h.layout); err != nil {
+		return nil, errors.Join(err, m.free())
+	}
+	h.lastID = m.ID
+	*place = m
+	return m, nil
+}
+
+// place finds a slot for a new member.
+func (h *Host) place(m *Member) (**Member, error) {
+	slots := h.consumers[:]
+	if m.Role == ProducerRole {
+		slots = h.producers[:] // one that left has its slot while frames of it are kept
+	}
+	for i := range slots {
+		if slots[i] == nil {
+			m.Slot = i
+			return &slots[i], nil
+		}
+	}
+	return nil, fmt.Errorf("%w: it has %d %ss, and no more at a time", ErrFull, len(slots), m.Role)
+}
+
+func (m *Member) makeFile(l layout) (err error) {
+	if m.Role == ConsumerRole {
+		if m.file, err = makeFile("poolbridge:cursor", l.cursorBytes()); err != nil {
+			return err
+		}
+		m.cursor, err = mapCursor(m.file, l, m.ID, true)
+		return err
+	}
+	if m.file, err = makeFile("poolbridge:track", l.trackBytes()); err != nil {
+		return err
+	}
+	head, err := mapFile(m.file, l.trackBytes(), true)
+	if err != nil {
+		return err
+	}
+	*at[[8]byte](head, 0) = [8]byte([]byte(trackMagic))
+	at[atomic.Uint64](head, 8).Store(m.ID)
+	if err := head.unmap(); err != nil {
+		return err
+	}
+	m.track, err = mapTrack(m.file, l, m.ID, false)
+	return err
+}
+
+// File is the member's file. It stays the host's.
+func (m *Member) File() *os.File { return m.file }
+
+// free gives back what the host has of a member.
+func (m *Member) free() error {
+	var err error
+	if m.track != nil {
+		err = m.track.unmap()
+	}
+	if m.cursor != nil {
+		err = errors.Join(err, m.cursor.unmap())
+	}
+	if m.file != nil {
+		err = errors.Join(err, m.file.Close())
+	}
+	m.track, m.cursor, m.file = nil, nil, nil
+	return err
+}
+
+// slot is the member's place in the roster.
+func (h *Host) slot(m *Member) *slot {
+	if m.Role == ProducerRole {
+		return &h.roster.producers[m.Slot]
+	}
+	return &h.roster.consumers[m.Slot]
+}
+
+// Members appends the members of a role that have been added, those that left and still have a slot included.
+func (h *Host) Members(to []*Member, role Role) []*Member {
+	slots := h.consumers[:]
+	if role == ProducerRole {
+		slots = h.producers[:]
+	}
+	for _, m := range slots {
+		if m != nil {
+			to = append(to, m)
+		}
+	}
+	return to
+}
+
+// change makes a change of the roster known: to producers before they publish again, and to all that sleep. prepare is called
+// before each try to do so, with the tail that was loaded. It returns the tail at which the change took effect.
+//
+// Errors: [ErrCorrupt] if a member does not let the tail alone.
+func (h *Host) change(prepare func(tail)) (tail, error) {
+	defer func() {
+		h.sequencer.published.advance()
+		h.sequencer.freed.advance()
+	}()
+	v := h.roster.version.Load() + 1
+	h.roster.version.Store(v)
+	if h.roster.state.Load() >= channelClosed {
+		// Nobody publishes any more. The tail is left alone, so that its version cannot come round to one that a producer which was
+		// stopped has seen.
+		return h.sequencer.loadTail(), nil
+	}
+	for range maxRounds {
+		t := h.sequencer.loadTail()
+		if prepare != nil {
+			prepare(t)
+		}
+		next := newTail(t.number(), t.slot(), v)
+		if h.sequencer.tail.CompareAndSwap(uint64(t), uint64(next)) {
+			return next, nil
+		}
+	}
+	return 0, corrupt("the tail moved %d times while the roster was to be changed", maxRounds)
+}
+
+// Published is the number of the newest frame.
+func (h *Host) Published() uint64 { return h.sequencer.loadTail().number() }
+
+// Close lets nobody publish any more. Consumers get the frames that were published.
+//
+// Errors: [ErrCorrupt], after which the channel can only be destroyed.
+func (h *Host) Close() error {
+	if h.roster.state.Load() != channelOpen {
+		return nil
+	}
+	h.roster.state.Store(channelClosing)
+	t, err := h.change(nil)
+	if err != nil {
+		return err
+	}
+	h.roster.end.Store(t.number())
+	h.roster.state.Store(channelClosed)
+	_, err = h.change(nil)
+	return err
+}
+
+// Destroy ends the channel at once: nobody gets a frame any more.
+func (h *Host) Destroy() {
+	h.roster.state.Store(channelDestroyed)
+	_, _ = h.change(nil) // it fails only where the tail counts
+}
+
+// Free gives back what the host has of the channel. The host is not used afterwards.
+func (h *Host) Free() error {
+	err := errors.Join(h.unmap(), h.rosterFile.Close(), h.sequencerFile.Close())
+	for role := range 2 {
+		for _, m := range h.Members(nil, Role(role)) {
+			err = errors.Join(err, m.free())
+		}
+	}
+	return err
+}

@@ -1,0 +1,461 @@
+package shmchannel
+
+import (
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+func (r *rig) sweep() (ids []uint64) {
+	r.t.Helper()
+	gone, err := r.host.Sweep(nil, func(t Ticket) bool { return r.reached != nil && r.reached(t) })
+	require.NoError(r.t, err)
+	for _, m := range gone {
+		ids = append(ids, m.ID)
+	}
+	return ids
+}
+
+func TestAChannelThatCannotBe(t *testing.T) {
+	for _, spec := range []Spec{{Capacity: 0}, {Capacity: MaxCapacity + 1}, {Capacity: -1}, {Mode: 2, Capacity: 1}, {Policy: 4, Capacity: 1}} {
+		_, err := NewHost(spec)
+		require.ErrorIs(t, err, ErrInvalid)
+	}
+}
+
+func TestEveryCapacityHasALayout(t *testing.T) {
+	for capacity := 1; capacity <= MaxCapacity; capacity++ {
+		l := layoutFor(capacity)
+		require.True(t, l.valid(), l)
+		require.True(t, l.slots == minSlots || l.slots < 4*uint64(capacity), l)
+	}
+}
+
+func TestALateConsumerBeginsWithTheNewestOrTheOldestFrame(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 4})
+	p := r.producer(16)
+	early := r.consumer(MemberSpec{Policy: DropOldest})
+	for range 6 {
+		p.publish()
+	}
+	newest, oldest := r.consumer(MemberSpec{}), r.consumer(MemberSpec{Oldest: true})
+	f := newest.take()
+	assert.EqualValues(t, 6, f.Number)
+	assert.Zero(t, f.Missed)
+	newest.none()
+	require.ErrorIs(t, p.publishError(), ErrFull, "the oldest is promised")
+	for n := uint64(3); n <= 6; n++ {
+		f := oldest.take()
+		assert.Equal(t, n, f.Number)
+		assert.Zero(t, f.Missed)
+		oldest.release(f)
+	}
+	newest.release(f)
+	p.publish()
+	assert.EqualValues(t, 3, early.take().Missed)
+}
+
+func TestOnlyTheWriterOfAFileCanWriteIt(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 4})
+	p, c := r.producer(1), r.consumer(MemberSpec{})
+	for name, f := range map[string]*os.File{"roster": r.host.RosterFile(), "track": p.member.File(), "cursor": c.member.File()} {
+		_, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		require.ErrorIs(t, err, unix.EPERM, name)
+		require.ErrorIs(t, f.Truncate(0), unix.EPERM, name)
+		_, err = f.WriteAt([]byte{1}, 0)
+		require.ErrorIs(t, err, unix.EPERM, name)
+	}
+	require.ErrorIs(t, r.host.SequencerFile().Truncate(0), unix.EPERM)
+}
+
+func TestFilesThatAreNotOfTheChannelAreRefused(t *testing.T) {
+	r, other := newRig(t, Spec{Capacity: 4}), newRig(t, Spec{Capacity: 400})
+	p, c := r.openProducer(1), r.openConsumer(MemberSpec{})
+	q, d := other.openProducer(1), other.openConsumer(MemberSpec{})
+	config := r.config(p.member)
+	for name, spoil := range map[string]func(*MemberConfig){
+		"another's roster size": func(c *MemberConfig) { c.Roster = c.Sequencer },
+		"another's sequencer":   func(c *MemberConfig) { c.Sequencer = other.host.SequencerFile() },
+		"another's track":       func(c *MemberConfig) { c.Own = q.member.File() },
+		"another id's track":    func(c *MemberConfig) { c.ID++ },
+		"a file on a disk": func(c *MemberConfig) {
+			f, err := os.CreateTemp(t.TempDir(), "")
+			require.NoError(t, err)
+			t.Cleanup(func() { f.Close() })
+			require.NoError(t, f.Truncate(rosterBytes))
+			c.Roster = f
+		},
+		"a roster of nothing": func(c *MemberConfig) {
+			f, err := makeFile("roster", rosterBytes)
+			require.NoError(t, err)
+			t.Cleanup(func() { f.Close() })
+			c.Roster = f
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spoiled := config
+			spoil(&spoiled)
+			_, err := OpenProducer(spoiled)
+			require.ErrorIs(t, err, ErrFile)
+		})
+	}
+	_, err := OpenConsumer(ConsumerConfig{MemberConfig: MemberConfig{
+		Roster: r.host.RosterFile(), Sequencer: r.host.SequencerFile(), Own: d.member.File(), ID: 1}})
+	require.ErrorIs(t, err, ErrFile)
+	require.ErrorIs(t, c.AddTrack(5, 99, q.member.File()), ErrFile)
+	require.ErrorIs(t, c.AddTrack(5, 99, p.member.File()), ErrFile, "it is another member's")
+	require.ErrorIs(t, p.AddCursor(5, 99, d.member.File()), ErrFile)
+	for _, slot := range []int{-1, MaxProducers} {
+		require.ErrorIs(t, c.AddTrack(slot, 9, p.member.File()), ErrInvalid)
+		_, err := OpenProducer(MemberConfig{Slot: slot, ID: 1})
+		require.ErrorIs(t, err, ErrInvalid)
+	}
+	for _, slot := range []int{-1, MaxConsumers} {
+		require.ErrorIs(t, p.AddCursor(slot, 9, c.member.File()), ErrInvalid)
+		_, err := OpenConsumer(ConsumerConfig{MemberConfig: MemberConfig{Slot: slot, ID: 1}})
+		require.ErrorIs(t, err, ErrInvalid)
+	}
+}
+
+func TestAConsumerThatLeavesHoldsNoPlaceButWhatItHasInHand(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 2})
+	p, c := r.producer(8), r.consumer(MemberSpec{})
+	p.publish()
+	p.publish()
+	f, g := c.take(), c.take()
+	c.release(f)
+	p.publish()
+	require.NoError(t, c.Leave())
+	require.ErrorIs(t, c.takeError(), ErrLeft)
+	require.NoError(t, r.host.Leave(c.member))
+	for range 3 {
+		p.publish()
+	}
+	assert.Equal(t, []uint64{1, 3, 4}, p.back())
+	assert.Empty(t, r.sweep(), "it has a frame in hand")
+	c.release(g)
+	require.ErrorIs(t, c.Release(g, Ticket{}), ErrReleased)
+	assert.Equal(t, []uint64{c.member.ID}, r.sweep())
+	assert.Equal(t, []uint64{2}, p.back())
+	assert.Empty(t, r.sweep())
+}
+
+func TestWhatAnExpelledConsumerHasInHandIsItsOwnUntilItsProcessIsGone(t *testing.T) {
+	for _, policy := range []Policy{Block, DropOldest} {
+		t.Run(policy.String(), func(t *testing.T) {
+			r := newRig(t, Spec{Capacity: 2})
+			p, c := r.producer(8), r.consumer(MemberSpec{Policy: policy})
+			p.publish()
+			f := c.take()
+			p.publish()
+			require.NoError(t, r.host.Expel(c.member))
+			require.ErrorIs(t, c.takeError(), ErrLeft)
+			for range 4 {
+				p.publish()
+			}
+			assert.Equal(t, []uint64{2, 3, 4}, p.back())
+			assert.Empty(t, r.sweep())
+			if policy == Block {
+				c.release(f)
+				assert.Equal(t, []uint64{1}, p.back(), "it may still release it")
+				return
+			}
+			require.NoError(t, r.host.Gone(c.member))
+			assert.Equal(t, []uint64{c.member.ID}, r.sweep())
+			assert.Equal(t, []uint64{1}, p.back())
+		})
+	}
+}
+
+// What a member does between its look at the roster and its claim must not become another's.
+func TestAnExpelledConsumerKeepsItsSlotUntilItsProcessIsGone(t *testing.T) {
+	r := newRig(t, Spec{Mode: Queue, Capacity: 2})
+	c := r.consumer(MemberSpec{})
+	require.NoError(t, r.host.Expel(c.member))
+	assert.Empty(t, r.sweep())
+	assert.NotEqual(t, c.member.Slot, r.consumer(MemberSpec{}).member.Slot)
+	require.NoError(t, r.host.Gone(c.member))
+	assert.Equal(t, []uint64{c.member.ID}, r.sweep())
+	assert.Equal(t, c.member.Slot, r.consumer(MemberSpec{}).member.Slot)
+}
+
+func TestAConsumerThatLeftIsThereUntilItsWorkIsDone(t *testing.T) {
+	reached := false
+	r := newRig(t, Spec{Capacity: 1})
+	r.reached = func(ticket Ticket) bool {
+		assert.Equal(t, Ticket{Timeline: 5, Word: 2, Value: 3}, ticket)
+		return reached
+	}
+	p, c := r.producer(4), r.consumer(MemberSpec{Timeline: 5})
+	p.publish()
+	require.NoError(t, c.Release(c.take(), Ticket{Word: 2, Value: 3}))
+	require.NoError(t, c.Leave())
+	require.NoError(t, r.host.Leave(c.member))
+	assert.Empty(t, r.sweep())
+	p.publish()
+	back, err := p.Reclaim()
+	require.NoError(t, err)
+	require.Len(t, back, 1)
+	assert.Len(t, back[0].Tickets, 1)
+	reached = true
+	assert.Len(t, r.sweep(), 1)
+}
+
+func TestAConsumerThatLeftAQueueStillAcknowledges(t *testing.T) {
+	r := newRig(t, Spec{Mode: Queue, Capacity: 4})
+	p, c := r.producer(4), r.consumer(MemberSpec{})
+	p.publish()
+	f := c.take()
+	c.release(f)
+	require.NoError(t, c.Leave())
+	require.NoError(t, r.host.Leave(c.member))
+	assert.Empty(t, r.sweep(), "it has a claim")
+	require.NoError(t, c.Acknowledge(f))
+	assert.Len(t, r.sweep(), 1)
+	assert.Equal(t, []uint64{1}, p.back())
+}
+
+func TestFramesOfAProducerThatLeftAreTaken(t *testing.T) {
+	for name, spec := range map[string]Spec{"broadcast": {Capacity: 3}, "queue": {Mode: Queue, Capacity: 3}} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, spec)
+			dead, p, c := r.producer(8), r.producer(8), r.consumer(MemberSpec{})
+			n := dead.publish()
+			first, content := dead.record.Block, dead.record.Buffer
+			dead.publish()
+			second := dead.record.Block
+			require.NoError(t, r.host.Gone(dead.member))
+			require.ErrorIs(t, dead.publishError(), ErrLeft)
+			assert.Empty(t, r.sweep())
+			blocks, all := r.host.InUse(dead.member)
+			assert.False(t, all)
+			assert.Contains(t, blocks, first)
+			assert.Contains(t, blocks, second)
+			assert.Len(t, blocks, 2)
+
+			p.publish()
+			f := c.take()
+			assert.Equal(t, n, f.Number)
+			assert.Equal(t, content, f.Buffer)
+			g := c.take()
+			require.EqualValues(t, 2, g.Number)
+			if spec.Mode == Queue {
+				require.NoError(t, c.Acknowledge(f))
+				require.NoError(t, c.Acknowledge(g))
+			}
+			c.release(g)
+			if spec.Mode == Broadcast {
+				require.ErrorIs(t, p.publishError(), ErrFull)
+				require.NoError(t, c.Leave())
+				require.NoError(t, r.host.Leave(c.member))
+				for range 4 {
+					p.publish()
+				}
+			}
+			assert.Equal(t, []uint64{dead.member.ID}, r.sweep(), "no frame of its own is kept")
+			blocks, all = r.host.InUse(dead.member)
+			assert.False(t, all)
+			assert.Contains(t, blocks, first)
+			c.release(f)
+			blocks, all = r.host.InUse(dead.member)
+			assert.False(t, all)
+			assert.NotContains(t, blocks, first)
+		})
+	}
+}
+
+// A consumer that was expelled has frames in hand whose records may be overwritten.
+func TestBlocksOfAProducerThatLeftWhileAnExpelledConsumerHasFrames(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 2})
+	p, c := r.producer(200), r.consumer(MemberSpec{})
+	p.publish()
+	block := p.record.Block
+	c.take()
+	require.NoError(t, r.host.Expel(c.member))
+	require.NoError(t, r.host.Expel(p.member))
+	blocks, all := r.host.InUse(p.member)
+	assert.False(t, all)
+	assert.Contains(t, blocks, block)
+
+	q := r.producer(200)
+	for range 100 {
+		q.publish()
+	}
+	assert.Equal(t, []uint64{p.member.ID}, r.sweep())
+	_, all = r.host.InUse(p.member)
+	assert.True(t, all, "nobody knows the block of frame 1 any more")
+	require.NoError(t, r.host.Gone(c.member))
+	blocks, all = r.host.InUse(p.member)
+	assert.False(t, all)
+	assert.Empty(t, blocks)
+}
+
+func TestAConsumerThatIsTakingAFrameMayUseAnyBlock(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 2})
+	p, c := r.producer(8), r.consumer(MemberSpec{Policy: DropOldest})
+	p.publish()
+	c.hold(0, 1)
+	require.NoError(t, r.host.Gone(p.member))
+	_, all := r.host.InUse(p.member)
+	assert.True(t, all)
+}
+
+func TestASlotIsUsedAgain(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 2})
+	p := r.producer(8)
+	watcher := r.consumer(MemberSpec{Policy: DropOldest})
+	for range 20 {
+		c, q := r.consumer(MemberSpec{Policy: Latest}), r.producer(8)
+		assert.Equal(t, 1, c.member.Slot)
+		assert.Equal(t, 1, q.member.Slot)
+		q.publish()
+		f, g := c.take(), watcher.take()
+		assert.Equal(t, q.record.Buffer, f.Buffer)
+		assert.Equal(t, q.member.ID, g.Producer.ID)
+		watcher.release(g)
+		require.NoError(t, r.host.Gone(c.member))
+		require.NoError(t, r.host.Gone(q.member))
+		for range 2 {
+			p.publish()
+			watcher.release(watcher.take())
+		}
+		assert.Len(t, r.sweep(), 2)
+		p.reclaim()
+	}
+}
+
+// The version in the tail has 10 bits.
+func TestAProducerThatWasIdleSeesThatTheRosterHasChangedAThousandTimes(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 1})
+	p := r.producer(4)
+	p.publish()
+	version := r.host.sequencer.loadTail().version()
+	for r.host.sequencer.loadTail().version() != (version-1)&1023 {
+		m, err := r.host.Add(MemberSpec{Role: ConsumerRole})
+		require.NoError(t, err)
+		require.NoError(t, r.host.Gone(m)) // it never joined
+		m, err = r.host.Add(MemberSpec{Role: ConsumerRole})
+		require.NoError(t, err)
+		require.NoError(t, r.host.Join(m))
+		if r.host.sequencer.loadTail().version() == (version-1)&1023 {
+			break
+		}
+		require.NoError(t, r.host.Gone(m))
+		r.sweep()
+	}
+	c := r.consumer(MemberSpec{})
+	require.Equal(t, version, r.host.sequencer.loadTail().version(), "it looks like that of a thousand changes before")
+	for _, m := range r.host.Members(nil, ConsumerRole) {
+		require.NoError(t, p.AddCursor(m.Slot, m.ID, m.File()))
+	}
+	require.ErrorIs(t, p.publishError(), ErrFull)
+	assert.EqualValues(t, 1, c.take().Number)
+}
+
+// The service may be stopped in the middle of a change.
+func TestAChangeThatIsNotInTheTailYetHoldsNobodyUp(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 1})
+	p := r.producer(4)
+	p.publish()
+	c := r.openConsumer(MemberSpec{})
+	p.publish()
+	s := r.host.slot(c.member)
+	s.id.Store(c.member.ID)
+	s.state.Store(slotActive)
+	r.host.roster.version.Add(1)
+	require.NoError(t, p.AddCursor(c.member.Slot, c.member.ID, c.member.File()))
+	p.view.known = true // the file came while nothing had changed yet
+	p.publish()
+}
+
+func TestJoiningWhileOthersPublish(t *testing.T) {
+	const frames, joins = 20_000, 40
+	r := newRig(t, Spec{Capacity: 16})
+	p, q := r.producer(200), r.producer(200)
+	var all sync.WaitGroup
+	for _, p := range []*testProducer{p, q} {
+		all.Go(func() {
+			for range frames {
+				p.mustPublish()
+			}
+		})
+	}
+	leaving := make(chan *testConsumer, joins)
+	for i := range joins {
+		policy := []Policy{Block, DropOldest, Latest}[i%3]
+		c := r.consumer(MemberSpec{Oldest: i%2 == 0, Policy: policy})
+		all.Go(func() {
+			next := c.roster.consumers[c.slot].start.Load()
+			var f Frame
+			for range 200 {
+				if err := c.Take(within(t), &f); !assert.NoError(t, err) {
+					break
+				}
+				assert.Equal(t, next, f.Number-f.Missed)
+				assert.True(t, !policy.blocks() || f.Missed == 0, "frame %d: %d missed", f.Number, f.Missed)
+				next = f.Number + 1
+				assert.NoError(t, c.Release(&f, Ticket{}))
+				if f.Number == 2*frames {
+					break
+				}
+			}
+			assert.NoError(t, c.Leave())
+			leaving <- c
+		})
+		if i >= 4 {
+			require.NoError(t, r.host.Leave((<-leaving).member))
+			r.sweep()
+		}
+	}
+	for range 4 {
+		require.NoError(t, r.host.Leave((<-leaving).member))
+	}
+	all.Wait()
+	assert.EqualValues(t, 2*frames, r.host.Published())
+}
+
+func TestAsManyMembersAsThereAreSlots(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 2})
+	producers := make([]*testProducer, 4) // each maps the file of every consumer, and a process has a limit of mappings
+	for i := range producers {
+		producers[i] = r.producer(8)
+	}
+	for range MaxConsumers {
+		r.consumer(MemberSpec{})
+	}
+	for range MaxProducers - len(producers) {
+		m, err := r.host.Add(MemberSpec{Role: ProducerRole})
+		require.NoError(t, err)
+		require.NoError(t, r.host.Join(m))
+	}
+	for _, role := range []Role{ProducerRole, ConsumerRole} {
+		_, err := r.host.Add(MemberSpec{Role: role})
+		require.ErrorIs(t, err, ErrFull)
+	}
+	for i, p := range producers {
+		n := p.publish()
+		require.EqualValues(t, i+1, n)
+		for _, c := range r.consumers {
+			f := c.take()
+			require.Equal(t, n, f.Number)
+			require.Equal(t, p.record.Buffer, f.Buffer)
+			c.release(f)
+		}
+	}
+	assert.Equal(t, []uint64{1}, producers[0].back())
+}
+
+func TestAClosedChannelTakesNoMembers(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 2})
+	waiting := r.openConsumer(MemberSpec{})
+	require.NoError(t, r.host.Close())
+	require.NoError(t, r.host.Close(), "twice is once")
+	require.ErrorIs(t, r.host.Join(waiting.member), ErrClosed)
+	_, err := r.host.Add(MemberSpec{Role: ConsumerRole})
+	require.ErrorIs(t, err, ErrClosed)
+	require.ErrorIs(t, waiting.takeError(), ErrLeft)
+}

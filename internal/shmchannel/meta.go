@@ -1,0 +1,82 @@
+package shmchannel
+
+import (
+	"bytes"
+	"encoding/binary"
+	"iter"
+	"maps"
+	"slices"
+)
+
+// Limits of a frame's meta.
+const (
+	MaxMetaEntries = 16
+	MaxMetaText    = 256 // bytes of a key or a value
+)
+
+// AppendMeta appends what the map says, as [Record.Meta] wants it.
+//
+// Errors: [ErrInvalid] beyond a limit.
+func AppendMeta(to []byte, meta map[string]string) ([]byte, error) {
+	if len(meta) > MaxMetaEntries {
+		return to, invalid("a frame's map has at most %d entries, this one %d", MaxMetaEntries, len(meta))
+	}
+	for _, k := range slices.Sorted(maps.Keys(meta)) {
+		v := meta[k]
+		if len(k) > MaxMetaText || len(v) > MaxMetaText {
+			return to, invalid("the keys and values of a frame's map have at most %d bytes, %q has %d and %d", MaxMetaText,
+				k[:min(len(k), 32)], len(k), len(v))
+		}
+		to = binary.LittleEndian.AppendUint16(to, uint16(len(k)))
+		to = binary.LittleEndian.AppendUint16(to, uint16(len(v)))
+		to = append(append(to, k...), v...)
+	}
+	return to, nil
+}
+
+// CheckMeta says whether bytes are the meta of a frame.
+//
+// Errors: [ErrInvalid].
+func CheckMeta(meta []byte) error {
+	entries := 0
+	var last []byte
+	for rest := meta; len(rest) > 0; entries++ {
+		key, value, after, ok := cutEntry(rest)
+		switch {
+		case !ok:
+			return invalid("the meta of a frame ends in the middle of its entry %d", entries)
+		case entries == MaxMetaEntries:
+			return invalid("the meta of a frame has more than %d entries", MaxMetaEntries)
+		case len(key) > MaxMetaText || len(value) > MaxMetaText:
+			return invalid("entry %d of the meta of a frame has %d and %d bytes, more than %d", entries, len(key), len(value), MaxMetaText)
+		case entries > 0 && bytes.Compare(key, last) <= 0:
+			return invalid("the keys of the meta of a frame are not in order: %q after %q", key, last)
+		}
+		last, rest = key, after
+	}
+	return nil
+}
+
+// Meta iterates over the entries of meta that [CheckMeta] accepts. The slices are parts of it.
+func Meta(meta []byte) iter.Seq2[[]byte, []byte] {
+	return func(yield func(key, value []byte) bool) {
+		for len(meta) > 0 {
+			key, value, rest, ok := cutEntry(meta)
+			if !ok || !yield(key, value) {
+				return
+			}
+			meta = rest
+		}
+	}
+}
+
+func cutEntry(b []byte) (key, value, rest []byte, ok bool) {
+	if len(b) < 4 {
+		return nil, nil, nil, false
+	}
+	k, v := int(binary.LittleEndian.Uint16(b)), int(binary.LittleEndian.Uint16(b[2:]))
+	if len(b)-4 < k+v {
+		return nil, nil, nil, false
+	}
+	return b[4 : 4+k], b[4+k : 4+k+v], b[4+k+v:], true
+}

@@ -1,0 +1,203 @@
+package shmchannel
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+)
+
+// Producer publishes frames. Its methods can be called by several goroutines; frames of two calls at a time come in any order.
+type Producer struct {
+	member
+	track        *track
+	descriptions descriptions
+	cursors      [MaxConsumers]*cursor // those that have arrived
+	view         view
+	floor        uint64 // no consumer of the view that blocks has a smaller one
+	last         uint64 // the number of the newest own frame
+	turn         turn
+	lent
+}
+
+// OpenProducer opens the producer's end of a channel. Its own file must not be sealed against writing yet: the host does that when
+// the producer says that it has opened.
+//
+// Errors: [ErrInvalid], [ErrFile]; the system's.
+func OpenProducer(config MemberConfig) (*Producer, error) {
+	if config.Slot < 0 || config.Slot >= MaxProducers || config.ID == 0 {
+		return nil, invalid("a producer has a slot from 0 to %d and an id, not %d and %d", MaxProducers-1, config.Slot, config.ID)
+	}
+	c, err := openChannel(config.Roster, config.Sequencer)
+	if err != nil {
+		return nil, err
+	}
+	t, err := mapTrack(config.Own, c.layout, config.ID, true)
+	if err != nil {
+		return nil, errors.Join(err, c.unmap())
+	}
+	p := &Producer{track: t, descriptions: descriptions{stored: make([]uint64, c.slots)}}
+	p.init(c, config, &c.sequencer.freed)
+	return p, nil
+}
+
+// AddCursor gives the producer the file of a consumer. The file may be closed afterwards.
+//
+// Errors: [ErrInvalid], [ErrFile], [ErrLeft] if the producer is closed; the system's.
+func (p *Producer) AddCursor(slot int, id uint64, f *os.File) error {
+	if slot < 0 || slot >= MaxConsumers || id == 0 {
+		return invalid("a consumer has a slot from 0 to %d and an id, not %d and %d", MaxConsumers-1, slot, id)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return p.gone("is closed")
+	}
+	old := p.cursors[slot]
+	if old != nil && old.id >= id { // ids only grow
+		return nil
+	}
+	c, err := mapCursor(f, p.layout, id, false)
+	if err != nil {
+		return err
+	}
+	p.cursors[slot] = c
+	p.view.known = false
+	if old != nil {
+		return old.unmap()
+	}
+	return nil
+}
+
+// Publish publishes a frame, and returns its number. If there is no room it waits as long as the context lasts, unless a
+// policy says that it must not.
+//
+// The block belongs to the channel from then on, until [Producer.Reclaim] returns it. If Publish fails it stays the caller's.
+//
+// Errors: [ErrInvalid], [FullError], [UnknownMemberError], [ErrClosed], [ErrDestroyed], [ErrLeft], [ErrCorrupt]; the context's,
+// which comes together with the FullError.
+func (p *Producer) Publish(ctx context.Context, r *Record) (uint64, error) {
+	if err := r.check(); err != nil {
+		return 0, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var wait pause
+	var ticket uint64
+	defer func() { p.endTurn(ticket) }()
+	for {
+		n, f, err := p.attempt(r, ticket)
+		if err != nil || n != 0 {
+			return n, err
+		}
+		if f.fails {
+			return 0, f.error()
+		}
+		ticket = p.takeTurn(ticket)
+		if err := p.rest(ctx, &wait, f.limit()); err != nil {
+			return 0, errors.Join(err, f.error())
+		}
+	}
+}
+
+// TryPublish is [Producer.Publish] without waiting.
+func (p *Producer) TryPublish(r *Record) (uint64, error) {
+	if err := r.check(); err != nil {
+		return 0, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n, f, err := p.attempt(r, 0)
+	if err == nil && n == 0 {
+		err = f.error()
+	}
+	return n, err
+}
+
+// maxRounds is how often a call tries again because others were faster. Others that are no liars are not so often.
+const maxRounds = 1 << 16
+
+// attempt publishes r if there is room; the number is 0 if there is none. p.mu is held.
+func (p *Producer) attempt(r *Record, ticket uint64) (uint64, full, error) {
+	s := &p.sequencer
+	for range maxRounds {
+		if p.closed {
+			return 0, full{}, p.gone("is closed")
+		}
+		t := s.loadTail()
+		if err := p.mayPublish(t); err != nil {
+			return 0, full{}, err
+		}
+		n := t.number() + 1
+		s.enter(t)
+		f, err := p.room(t, n)
+		if errors.Is(err, errMoved) {
+			continue
+		}
+		if err == nil && !f.is {
+			f = p.othersFirst(n, ticket)
+		}
+		if err != nil || f.is {
+			return 0, f, err
+		}
+		p.write(n, r)
+		if s.tail.CompareAndSwap(uint64(t), uint64(newTail(n, p.slot, t.version()))) {
+			s.enter(newTail(n, p.slot, 0))
+			p.last = n
+			p.pending = append(p.pending, loan{n, r.Block})
+			s.published.wake()
+			return n, full{}, nil
+		}
+	}
+	return 0, full{}, corrupt("the tail moved %d times while a frame was to be published", maxRounds)
+}
+
+// mayPublish says whether this producer may publish after t.
+func (p *Producer) mayPublish(t tail) error {
+	if err := p.look(t); err != nil {
+		return err
+	}
+	switch state := p.roster.state.Load(); {
+	case state == channelDestroyed:
+		return ErrDestroyed
+	case state != channelOpen:
+		return ErrClosed
+	case !p.view.active:
+		return p.gone("is not in the roster")
+	case t.number() < p.last || t.number() >= maxNumber:
+		return corrupt("the newest frame is %d, after %d", t.number(), p.last)
+	}
+	return nil
+}
+
+// write makes the record of a number, which only counts once the tail says so.
+func (p *Producer) write(n uint64, r *Record) {
+	when := r.Time
+	if when == 0 {
+		when = uint64(time.Now().UnixNano())
+	}
+	raw := p.track.begin(n)
+	i := n & p.mask()
+	id := p.descriptions.id(r.Description)
+	if p.descriptions.stored[i] != id {
+		p.track.descriptions[i].store(r.Description)
+		p.descriptions.stored[i] = id
+	}
+	p.track.store(raw, n, r, when, id)
+}
+
+// Close unmaps the channel. Calls that wait end with [ErrLeft]. It does not say to the host that the producer leaves.
+func (p *Producer) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.close() {
+		return nil
+	}
+	err := errors.Join(p.track.unmap(), p.unmap())
+	for _, c := range p.cursors {
+		if c != nil {
+			err = errors.Join(err, c.unmap())
+		}
+	}
+	return err
+}

@@ -1,0 +1,219 @@
+package shmchannel
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestEachFrameOfAQueueGoesToOneConsumer(t *testing.T) {
+	r := newRig(t, Spec{Mode: Queue, Capacity: 4})
+	p, a, b := r.producer(8), r.consumer(MemberSpec{}), r.consumer(MemberSpec{})
+	for n := uint64(1); n < 500; n += 2 {
+		p.publish()
+		p.publish()
+		f, g := a.take(), b.take()
+		require.Equal(t, n, f.Number)
+		require.Equal(t, n+1, g.Number)
+		a.none()
+		b.acknowledge(g)
+		a.acknowledge(f)
+	}
+	a.none()
+	assert.EqualValues(t, 501, r.host.sequencer.head.Load())
+}
+
+func TestAFrameThatIsGivenBackComesFirst(t *testing.T) {
+	r := newRig(t, Spec{Mode: Queue, Capacity: 4})
+	p, a, b := r.producer(8), r.consumer(MemberSpec{}), r.consumer(MemberSpec{})
+	p.publish()
+	p.publish()
+	p.publish()
+	f, g := a.take(), b.take()
+	require.NoError(t, a.Requeue(f))
+	a.release(f)
+	require.ErrorIs(t, a.Requeue(f), ErrReleased)
+	require.ErrorIs(t, a.Acknowledge(f), ErrReleased)
+	again := b.take()
+	assert.EqualValues(t, 1, again.Number)
+	assert.Equal(t, f.Buffer, again.Buffer)
+	b.acknowledge(g, again)
+	assert.EqualValues(t, 3, a.take().Number)
+}
+
+func TestAFullQueue(t *testing.T) {
+	for policy, want := range map[Policy]struct {
+		err     error
+		numbers []uint64
+		missed  uint64
+	}{
+		Block:      {ErrFull, []uint64{1, 2, 3}, 0},
+		Fail:       {ErrFull, []uint64{1, 2, 3}, 0},
+		DropOldest: {nil, []uint64{2, 3, 4}, 1},
+		Latest:     {nil, []uint64{4}, 3},
+	} {
+		t.Run(policy.String(), func(t *testing.T) {
+			r := newRig(t, Spec{Mode: Queue, Capacity: 3, Policy: policy})
+			p, c := r.producer(8), r.consumer(MemberSpec{})
+			for range 3 {
+				p.publish()
+			}
+			if want.err == nil {
+				p.publish()
+			} else {
+				var full *FullError
+				require.ErrorAs(t, p.publishError(), &full)
+				assert.Equal(t, FullError{Number: 4, Waiting: 3}, *full)
+			}
+			missed := want.missed
+			for _, n := range want.numbers {
+				f := c.take()
+				assert.Equal(t, n, f.Number)
+				assert.Equal(t, missed, f.Missed)
+				missed = 0
+				if policy == Block && n == 1 {
+					p.publish() // what somebody has takes no place
+				}
+				c.acknowledge(f)
+			}
+		})
+	}
+}
+
+func TestAConsumerThatTakesWakesAProducerThatWaitsForRoom(t *testing.T) {
+	r := newRig(t, Spec{Mode: Queue, Capacity: 1})
+	p, c := r.producer(4), r.consumer(MemberSpec{})
+	p.publish()
+	done := make(chan error)
+	go func() {
+		_, err := p.Publish(within(t), p.next())
+		done <- err
+	}()
+	require.Eventually(t, func() bool { return r.host.sequencer.freed.word.Load()&1 != 0 }, time.Minute, time.Millisecond)
+	before := r.host.sequencer.freed.word.Load()
+	c.take()
+	require.NoError(t, <-done)
+	assert.NotEqual(t, before, r.host.sequencer.freed.word.Load())
+}
+
+// A consumer that keeps a frame keeps its slot: the numbers that would live there are passed over.
+func TestAFrameThatIsKeptLongerThanTheRingGoesRound(t *testing.T) {
+	r := newRig(t, Spec{Mode: Queue, Capacity: 4})
+	p, slow, c := r.producer(16), r.consumer(MemberSpec{}), r.consumer(MemberSpec{})
+	p.publish()
+	kept := slow.take()
+	seen := map[uint64]bool{}
+	for range 400 {
+		n := p.publish()
+		f := c.take()
+		require.Equal(t, n, f.Number)
+		require.Equal(t, p.record.Buffer, f.Buffer)
+		require.NotEqual(t, kept.Number%r.host.slots, n%r.host.slots)
+		seen[n%r.host.slots] = true
+		c.acknowledge(f)
+	}
+	assert.Len(t, seen, int(r.host.slots)-1, "every other slot was used")
+	assert.EqualValues(t, 1, r.host.sequencer.head.Load())
+	require.NoError(t, slow.Requeue(kept))
+	slow.release(kept)
+	p.publish()
+	again := c.take()
+	assert.EqualValues(t, 1, again.Number)
+	assert.Equal(t, kept.Buffer, again.Buffer, "its record is still there")
+	c.acknowledge(again, c.take())
+	c.none()
+	assert.Equal(t, r.host.Published()+1, r.host.sequencer.head.Load())
+}
+
+func TestAQueueOfWhichEverySlotIsInUseIsFull(t *testing.T) {
+	for _, policy := range []Policy{Block, Fail, DropOldest, Latest} {
+		t.Run(policy.String(), func(t *testing.T) {
+			r := newRig(t, Spec{Mode: Queue, Capacity: 2, Policy: policy})
+			p, c := r.producer(int(minSlots)+8), r.consumer(MemberSpec{})
+			frames := make([]*Frame, minSlots)
+			for i := range frames {
+				p.publish()
+				frames[i] = c.take()
+			}
+			tail := r.host.Published()
+			for range 3 {
+				require.ErrorIs(t, p.publishError(), ErrFull)
+			}
+			assert.Equal(t, tail, r.host.Published(), "no numbers are used up")
+			c.acknowledge(frames[7])
+			assert.EqualValues(t, tail+7+1, p.publish(), "its slot is that of frame 8")
+			if policy.blocks() {
+				require.ErrorIs(t, p.publishError(), ErrFull, "the last slot has a frame that waits")
+				assert.Equal(t, p.record.Buffer-1, c.take().Buffer)
+			} else {
+				p.publish()
+				assert.Equal(t, p.record.Buffer, c.take().Buffer, "it was dropped")
+			}
+		})
+	}
+}
+
+// Frames that wait and frames that are claimed share the slots: one that waits is never overwritten.
+func TestAFrameThatWaitsOutlivesVoids(t *testing.T) {
+	r := newRig(t, Spec{Mode: Queue, Capacity: 32})
+	p, c := r.producer(128), r.consumer(MemberSpec{})
+	for range 40 {
+		p.publish()
+		c.take()
+	}
+	var waiting []uint64
+	for {
+		n, err := p.TryPublish(p.next())
+		if err != nil {
+			require.ErrorIs(t, err, ErrFull)
+			break
+		}
+		p.free = p.free[:len(p.free)-1]
+		waiting = append(waiting, n)
+	}
+	assert.Len(t, waiting, 24, "64 slots, of which 40 are in use")
+	for _, n := range waiting {
+		require.Equal(t, n, c.take().Number)
+	}
+	c.none()
+}
+
+func TestTheEndOfAQueueComesWhenEveryFrameIsAcknowledged(t *testing.T) {
+	r := newRig(t, Spec{Mode: Queue, Capacity: 4})
+	p, a, b := r.producer(8), r.consumer(MemberSpec{}), r.consumer(MemberSpec{})
+	p.publish()
+	p.publish()
+	f := a.take()
+	require.NoError(t, r.host.Close())
+	require.ErrorIs(t, p.publishError(), ErrClosed)
+	g := b.take()
+	b.acknowledge(g)
+	b.none()
+	done := make(chan error)
+	go func() { done <- b.Take(within(t), &Frame{}) }()
+	require.Eventually(t, func() bool { return r.host.sequencer.published.word.Load()&1 != 0 }, time.Minute, time.Millisecond)
+	a.acknowledge(f)
+	require.ErrorIs(t, <-done, ErrEnded)
+	require.ErrorIs(t, a.takeError(), ErrEnded)
+}
+
+func TestWhatADeadConsumerHadClaimedGoesToAnother(t *testing.T) {
+	r := newRig(t, Spec{Mode: Queue, Capacity: 4})
+	p, dead, c := r.producer(8), r.consumer(MemberSpec{}), r.consumer(MemberSpec{})
+	p.publish()
+	p.publish()
+	p.publish()
+	f, g := dead.take(), dead.take()
+	dead.acknowledge(g)
+	require.NoError(t, r.host.Expel(dead.member))
+	require.ErrorIs(t, dead.takeError(), ErrLeft)
+	assert.EqualValues(t, 3, c.take().Number, "its process may still run, and acknowledge")
+	c.none()
+	require.NoError(t, r.host.Gone(dead.member))
+	again := c.take()
+	assert.Equal(t, f.Number, again.Number)
+	assert.Equal(t, f.Buffer, again.Buffer)
+	require.ErrorIs(t, dead.Acknowledge(f), ErrReleased)
+}

@@ -1,0 +1,94 @@
+package shmchannel
+
+import (
+	"encoding/binary"
+	"sync/atomic"
+)
+
+// Ticket is a value that a word of a timeline reaches when work is done. A value of 0 is no ticket.
+type Ticket struct {
+	Timeline uint64
+	Word     uint64
+	Value    uint64
+}
+
+// Limits of tickets.
+const (
+	MaxWord  = 511
+	MaxValue = 1<<62 - 1
+)
+
+// Record is what a producer says about a frame.
+type Record struct {
+	Block  uint64 // not 0
+	Buffer uint64
+	Bytes  uint64 // of the buffer
+	Time   uint64 // nanoseconds since 1970; 0: when it is published
+	// Ready is reached when the content is complete, on the timeline of the producer; its Timeline is not stored.
+	Ready Ticket
+	// Event is an interprocess event of 64 bytes, or empty.
+	Event []byte
+	// Meta is as [AppendMeta] makes it.
+	Meta        []byte
+	Description *Description
+}
+
+// check says whether the record can be published.
+func (r *Record) check() error {
+	switch {
+	case r.Block == 0:
+		return invalid("a record names a block; 0 is none")
+	case r.Ready.Value > MaxValue || r.Ready.Word > MaxWord:
+		return invalid("a ticket has a word up to %d and a value up to %d, not %d and %d", MaxWord, uint64(MaxValue), r.Ready.Word, r.Ready.Value)
+	case len(r.Event) != 0 && len(r.Event) != eventBytes:
+		return invalid("an event has %d bytes, not %d", eventBytes, len(r.Event))
+	case r.Description == nil:
+		return invalid("a record has a description")
+	}
+	if len(r.Meta) > 0 {
+		return CheckMeta(r.Meta)
+	}
+	return nil
+}
+
+const flagEvent = 1
+
+// rawRecord is a record in a track.
+type rawRecord struct {
+	seq         atomic.Uint64
+	block       atomic.Uint64
+	buffer      atomic.Uint64
+	bytes       atomic.Uint64
+	time        atomic.Uint64
+	ready       atomic.Uint64
+	small       atomic.Uint64 // word of the ticket (16 bits), flags (16), bytes of meta (32)
+	description atomic.Uint64
+}
+
+// rawMeta is the region of a record for its event and its meta.
+type rawMeta [metaBytes / 8]atomic.Uint64
+
+// store writes b from a word on.
+func (m *rawMeta) store(word int, b []byte) {
+	for ; len(b) >= 8; b, word = b[8:], word+1 {
+		put(&m[word], binary.LittleEndian.Uint64(b))
+	}
+	if len(b) > 0 {
+		var rest [8]byte
+		copy(rest[:], b)
+		put(&m[word], binary.LittleEndian.Uint64(rest[:]))
+	}
+}
+
+// load appends n bytes from a word on.
+func (m *rawMeta) load(to []byte, word, n int) []byte {
+	for ; n >= 8; n, word = n-8, word+1 {
+		to = binary.LittleEndian.AppendUint64(to, m[word].Load())
+	}
+	if n > 0 {
+		var rest [8]byte
+		binary.LittleEndian.PutUint64(rest[:], m[word].Load())
+		to = append(to, rest[:n]...)
+	}
+	return to
+}

@@ -1,0 +1,178 @@
+package shmchannel
+
+import (
+	"math"
+	"time"
+)
+
+// full says why nothing can be published now.
+type full struct {
+	is      bool
+	fails   bool // the policy is not to wait
+	number  uint64
+	reader  *reader // of a broadcast: the consumer that is furthest behind
+	floor   uint64
+	waiting int           // of a queue
+	turn    time.Duration // there is room, and for so long it is another producer's
+}
+
+func (f full) error() error {
+	e := &FullError{Number: f.number, Waiting: f.waiting, Floor: f.floor}
+	if f.reader != nil {
+		e.Consumer = f.reader.peer
+	}
+	return e
+}
+
+// limit is how long to sleep before it is time to look again.
+func (f full) limit() time.Duration {
+	if f.turn > 0 {
+		return f.turn
+	}
+	return maxSleep
+}
+
+// room says whether the channel has room for n, the number after t's. In a queue it makes room where the policy is to drop.
+//
+// Errors: [ErrCorrupt]; errMoved if the tail is to be loaded again.
+func (p *Producer) room(t tail, n uint64) (full, error) {
+	if p.mode == Queue {
+		return p.roomInQueue(t, n)
+	}
+	return p.roomInBroadcast(n), nil
+}
+
+// roomInBroadcast: the frame that leaves must have been released by all who block.
+func (p *Producer) roomInBroadcast(n uint64) full {
+	if n <= p.capacity || p.floor > n-p.capacity {
+		return full{}
+	}
+	leaves := n - p.capacity
+	f := full{number: n}
+	p.floor = math.MaxUint64
+	for i := range p.view.readers {
+		r := &p.view.readers[i]
+		if !r.blocks() {
+			continue
+		}
+		floor := r.floor.Load()
+		f.fails = f.fails || r.policy == Fail && floor <= leaves
+		if floor < p.floor {
+			p.floor, f.floor, f.reader = floor, floor, r
+		}
+	}
+	f.is = p.floor <= leaves
+	return f
+}
+
+func (p *Producer) roomInQueue(t tail, n uint64) (full, error) {
+	s := &p.sequencer
+	capacity := p.capacity
+	if p.policy == Latest {
+		capacity = 1
+	}
+	// From the head to the tail there are n − head frames, if all of them wait.
+	if head := s.head.Load(); head > n || n-head >= capacity {
+		b, err := s.survey(t, int(capacity))
+		if err != nil {
+			return full{}, err
+		}
+		if b.waiting >= int(capacity) {
+			if p.policy.blocks() {
+				return full{is: true, number: n, waiting: b.waiting, fails: p.policy == Fail}, nil
+			}
+			return full{}, p.drop(b)
+		}
+	}
+	switch r := s.resident(n, t); {
+	case r.number < n && r.done():
+		return full{}, nil
+	case r.number < n:
+		return p.skip(t, n)
+	case s.loadTail() == t:
+		return full{}, corrupt("frame %d has an entry, and the newest is %d", r.number, t.number())
+	}
+	return full{}, errMoved
+}
+
+// drop drops the frame that has waited longest.
+func (p *Producer) drop(b backlog) error {
+	s, first := &p.sequencer, b.first
+	if s.claim(first.number).CompareAndSwap(uint64(first.claim), uint64(newClaim(first.number, tagDone))) {
+		s.dropped.Add(1)
+		s.freed.wake() // its block may come back
+	}
+	return errMoved
+}
+
+// skip makes n a void: another frame still lives in its slot. If that is so of every slot there is no room.
+func (p *Producer) skip(t tail, n uint64) (full, error) {
+	s := &p.sequencer
+	for i := range p.slots {
+		if s.resident(n+i, t).done() {
+			s.tail.CompareAndSwap(uint64(t), uint64(newTail(n, voidSlot, t.version())))
+			return full{}, errMoved
+		}
+	}
+	if !p.policy.blocks() {
+		if b, err := s.survey(t, 1); err != nil || b.waiting > 0 {
+			if err == nil {
+				err = p.drop(b)
+			}
+			return full{}, err
+		}
+	}
+	return full{is: true, number: n, fails: p.policy == Fail}, nil
+}
+
+// turn is what a producer knows of those that wait for room.
+type turn struct {
+	passed [MaxProducers]uint64 // the ticket of each that was let go first, and did not go
+	slot   int
+	ticket uint64
+	since  time.Time
+}
+
+// patience is how long a producer lets another go first.
+const patience = 2 * time.Millisecond
+
+// takeTurn puts the producer in line, if it is not.
+func (p *Producer) takeTurn(ticket uint64) uint64 {
+	if ticket == 0 {
+		ticket = p.sequencer.tickets.Add(1)
+		p.sequencer.waiting[p.slot].Store(ticket)
+	}
+	return ticket
+}
+
+// endTurn takes the producer out of the line, and lets the next look.
+func (p *Producer) endTurn(ticket uint64) {
+	if ticket != 0 && !p.closed {
+		p.sequencer.waiting[p.slot].Store(0)
+		p.sequencer.freed.wake()
+	}
+}
+
+// othersFirst says whether somebody else is to have the room that there is. ticket is the producer's own, 0 if it has none.
+func (p *Producer) othersFirst(n, ticket uint64) full {
+	for {
+		slot, first := 0, ticket
+		for _, i := range p.view.others {
+			w := p.sequencer.waiting[i].Load()
+			if w != 0 && w != p.turn.passed[i] && (first == 0 || w < first) {
+				slot, first = i, w
+			}
+		}
+		if first == ticket {
+			return full{}
+		}
+		now := time.Now()
+		if p.turn.slot != slot || p.turn.ticket != first {
+			p.turn.slot, p.turn.ticket, p.turn.since = slot, first, now
+		}
+		if left := patience - now.Sub(p.turn.since); left > 0 {
+			return full{is: true, number: n, turn: left}
+		}
+		p.turn.passed[slot] = first
+	}
+}

@@ -1,0 +1,120 @@
+package shmchannel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+)
+
+const rosterMagic = "PBROST01"
+
+// The states of a channel.
+const (
+	channelOpen = iota
+	channelClosing
+	channelClosed
+	channelDestroyed
+)
+
+// The states of a slot.
+const (
+	slotFree = iota
+	slotActive
+	slotLeft
+)
+
+// slot is a member's place in the roster.
+type slot struct {
+	state    atomic.Uint32
+	policy   atomic.Uint32
+	id       atomic.Uint64
+	timeline atomic.Uint64
+	start    atomic.Uint64
+	pid      atomic.Uint32
+	_        [28]byte
+}
+
+func (s *slot) peer(i int) Peer {
+	return Peer{Slot: i, ID: s.id.Load(), Timeline: s.timeline.Load(), PID: s.pid.Load()}
+}
+
+// active says whether the member takes part.
+func (s *slot) active(id uint64) bool { return s.state.Load() == slotActive && s.id.Load() == id }
+
+// roster is who takes part. Only the host writes it.
+type roster struct {
+	magic     [8]byte
+	version   atomic.Uint64
+	state     atomic.Uint64
+	end       atomic.Uint64
+	mode      atomic.Uint64
+	capacity  atomic.Uint64
+	slots     atomic.Uint64
+	policy    atomic.Uint64
+	_         [4096 - 64]byte
+	producers [64]slot // the last is never used: its number stands for a void
+	consumers [MaxConsumers]slot
+}
+
+// channel is what every member has mapped of a channel, and what its roster says for good.
+type channel struct {
+	layout
+	mode   Mode
+	policy Policy
+
+	roster    *roster
+	sequencer sequencer
+
+	rosterRegion, sequencerRegion region
+}
+
+// openChannel maps the files of a channel for a member.
+//
+// Errors: [ErrFile]; the system's.
+func openChannel(rosterFile, sequencerFile *os.File) (*channel, error) {
+	mem, err := mapFile(rosterFile, rosterBytes, false)
+	if err != nil {
+		return nil, err
+	}
+	r := at[roster](mem, 0)
+	c := &channel{
+		layout: layout{r.capacity.Load(), r.slots.Load()},
+		mode:   Mode(r.mode.Load()), policy: Policy(r.policy.Load()),
+		roster: r, rosterRegion: mem,
+	}
+	switch {
+	case string(r.magic[:]) != rosterMagic:
+		err = fmt.Errorf("%w: a roster begins with %q, this file with %q", ErrFile, rosterMagic, r.magic[:])
+	case !c.valid() || c.mode > Queue || r.policy.Load() > uint64(Latest):
+		err = fmt.Errorf("%w: a roster with capacity %d, %d slots, mode %d, policy %d", ErrFile, c.capacity, c.slots, uint64(c.mode),
+			r.policy.Load())
+	}
+	if err == nil {
+		err = c.mapSequencer(sequencerFile)
+	}
+	if err != nil {
+		_ = mem.unmap() // the first error says more
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *channel) mapSequencer(f *os.File) error {
+	mem, err := mapFile(f, c.sequencerBytes(), true)
+	if err != nil {
+		return err
+	}
+	c.sequencerRegion = mem
+	c.sequencer = sequencer{
+		sequencerHead: at[sequencerHead](mem, 0),
+		order:         list[atomic.Uint64](mem, headBytes, c.slots),
+		claims:        list[atomic.Uint64](mem, headBytes+8*c.slots, c.slots),
+		layout:        c.layout,
+	}
+	return nil
+}
+
+func (c *channel) unmap() error {
+	return errors.Join(c.rosterRegion.unmap(), c.sequencerRegion.unmap())
+}

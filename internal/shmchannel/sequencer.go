@@ -1,0 +1,189 @@
+package shmchannel
+
+import (
+	"errors"
+	"sync/atomic"
+)
+
+// voidSlot is the slot that a tail names for a number that was never published.
+const voidSlot = MaxProducers
+
+// maxNumber is the greatest number of a frame.
+const maxNumber = 1<<48 - 1
+
+// tail is the word that says what was published last: a number, the slot of its producer, and the version of the roster.
+type tail uint64
+
+func newTail(number uint64, slot int, version uint64) tail {
+	return tail(number<<16 | uint64(slot)<<10 | version&1023)
+}
+
+func (t tail) number() uint64  { return uint64(t) >> 16 }
+func (t tail) slot() int       { return int(t >> 10 & 63) }
+func (t tail) version() uint64 { return uint64(t & 1023) }
+
+// entry says which producer has published a number.
+type entry uint64
+
+func newEntry(number uint64, slot int) entry { return entry(number<<6 | uint64(slot)) }
+
+func (e entry) number() uint64 { return uint64(e) >> 6 }
+func (e entry) slot() int      { return int(e & 63) }
+
+// claim says what has become of a frame of a queue.
+type claim uint64
+
+// The tags of a claim; from tagConsumer on it is a consumer's slot.
+const (
+	tagReturned = iota
+	tagDone
+	tagConsumer
+)
+
+func newClaim(number, tag uint64) claim { return claim(number<<12 | tag) }
+
+func (c claim) number() uint64 { return uint64(c) >> 12 }
+func (c claim) tag() uint64    { return uint64(c & 4095) }
+
+// sequencerHead is the part of a sequencer that does not grow with N.
+type sequencerHead struct {
+	tail      atomic.Uint64
+	_         [56]byte
+	published futex // consumers sleep on it
+	_         [60]byte
+	freed     futex // producers sleep on it
+	_         [60]byte
+	tickets   atomic.Uint64
+	_         [56]byte
+	dropped   atomic.Uint64
+	_         [56]byte
+	head      atomic.Uint64
+	_         [184]byte
+	waiting   [64]atomic.Uint64
+	_         [headBytes - 1024]byte
+}
+
+// sequencer puts the frames of all producers in order. All members write it.
+type sequencer struct {
+	*sequencerHead
+	order  []atomic.Uint64
+	claims []atomic.Uint64
+	layout
+}
+
+func (s *sequencer) loadTail() tail { return tail(s.tail.Load()) }
+
+func (s *sequencer) entry(number uint64) *atomic.Uint64 { return &s.order[number&s.mask()] }
+func (s *sequencer) claim(number uint64) *atomic.Uint64 { return &s.claims[number&s.mask()] }
+
+// enter stores who has published the tail's number, if nobody has yet. It comes before every step from that tail to the next
+// number, so that each number below the tail's has its entry. A void has none: its slot may still be that of an older frame.
+func (s *sequencer) enter(t tail) {
+	if t.slot() == voidSlot || t.number() == 0 {
+		return
+	}
+	w := s.entry(t.number())
+	if old := entry(w.Load()); old.number() < t.number() {
+		w.CompareAndSwap(uint64(old), uint64(newEntry(t.number(), t.slot())))
+	}
+}
+
+// origin says how a number came to be.
+type origin int
+
+const (
+	published origin = iota
+	void             // never published
+	passed           // its entry is another number's by now
+)
+
+// producerOf finds the slot of the producer of a number that is not above t's.
+func (s *sequencer) producerOf(number uint64, t tail) (slot int, how origin) {
+	switch e := entry(s.entry(number).Load()); {
+	case e.number() == number:
+		slot = e.slot()
+	case e.number() > number:
+		return 0, passed
+	case t.number() == number:
+		slot = t.slot()
+	default:
+		return voidSlot, void
+	}
+	if slot == voidSlot {
+		return slot, void
+	}
+	return slot, published
+}
+
+// Frames of a queue
+
+// resident is the frame that lives in a slot of a queue: the newest one of that slot. Voids do not count.
+type resident struct {
+	number uint64 // 0: none has
+	claim  claim
+}
+
+// waits says whether no consumer has the frame.
+func (r resident) waits() bool {
+	return r.claim.number() < r.number || r.claim.number() == r.number && r.claim.tag() == tagReturned
+}
+
+// done says whether the slot can be used for another frame.
+func (r resident) done() bool {
+	return r.number == 0 || r.claim.number() > r.number || r.claim.number() == r.number && r.claim.tag() == tagDone
+}
+
+// resident looks into the slot of a number that is not above t's.
+func (s *sequencer) resident(number uint64, t tail) resident {
+	r := resident{entry(s.entry(number).Load()).number(), claim(s.claim(number).Load())}
+	if r.number < number && number == t.number() && t.slot() != voidSlot {
+		r.number = number // its entry is not stored yet
+	}
+	return r
+}
+
+// errMoved means that the tail has moved since it was loaded, so far that what was found makes no sense.
+var errMoved = errors.New("shmchannel: the tail has moved")
+
+// backlog is what a queue has to offer.
+type backlog struct {
+	waiting int // frames that no consumer has
+	first   resident
+}
+
+// survey counts the frames that wait, up to a limit, and moves the head over what is done.
+//
+// Errors: [ErrCorrupt]; errMoved if the tail is to be loaded again.
+func (s *sequencer) survey(t tail, limit int) (backlog, error) {
+	var b backlog
+	head := s.head.Load()
+	if head > t.number()+1 {
+		if head <= s.loadTail().number()+1 {
+			return b, errMoved
+		}
+		return b, corrupt("the head of the queue is %d, its tail %d", head, t.number())
+	}
+	from := max(head, 1)
+	if t.number() >= s.slots {
+		from = max(from, t.number()-s.slots+1)
+	}
+	open := t.number() + 1 // the smallest number that is not done
+	for n := from; n <= t.number() && b.waiting < limit; n++ {
+		r := s.resident(n, t)
+		if r.number > n || r.done() {
+			continue
+		}
+		open = min(open, r.number)
+		if r.waits() {
+			b.waiting++
+			if b.first.number == 0 || r.number < b.first.number {
+				b.first = r
+			}
+		}
+	}
+	// Where the walk did not begin at the head, older frames may live in the slots that it did not reach.
+	if open > head && (from <= head+1 || b.waiting < limit) {
+		s.head.CompareAndSwap(head, open)
+	}
+	return b, nil
+}

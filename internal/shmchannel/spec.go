@@ -1,0 +1,90 @@
+package shmchannel
+
+// Mode says which consumers get a frame.
+type Mode uint64
+
+// The modes of a channel.
+const (
+	Broadcast Mode = iota // every consumer gets every frame
+	Queue                 // one consumer gets each frame
+)
+
+func (m Mode) String() string {
+	return nameOf(uint64(m), "broadcast", "queue")
+}
+
+// Policy says what happens when a channel is full.
+type Policy uint32
+
+// The policies of a channel, and of a consumer of a broadcast.
+const (
+	Block      Policy = iota // the producer waits
+	Fail                     // publishing fails
+	DropOldest               // the oldest frame goes
+	Latest                   // as DropOldest, and a consumer gets the newest frame only
+)
+
+func (p Policy) String() string { return nameOf(uint64(p), "block", "fail", "drop-oldest", "latest") }
+
+// blocks says whether a consumer with the policy keeps frames from being dropped.
+func (p Policy) blocks() bool { return p == Block || p == Fail }
+
+// Role says what a member does.
+type Role int
+
+// The roles of members.
+const (
+	ProducerRole Role = iota
+	ConsumerRole
+)
+
+func (r Role) String() string { return nameOf(uint64(r), "producer", "consumer") }
+
+func nameOf(i uint64, names ...string) string {
+	if i < uint64(len(names)) {
+		return names[i]
+	}
+	return "unknown"
+}
+
+// MaxCapacity is the largest number of frames that a channel keeps.
+const MaxCapacity = 1024
+
+// Limits of members. A producer that left keeps its slot while frames of it are kept.
+const (
+	MaxProducers = 63
+	MaxConsumers = 1024
+)
+
+// MaxInHand is how many frames a consumer has in hand at a time where frames can be dropped, and in a queue.
+const MaxInHand = 256
+
+// Spec describes a channel. It is plain data.
+type Spec struct {
+	Mode     Mode
+	Capacity int
+	Policy   Policy
+}
+
+// Validate says whether s describes a channel.
+//
+// Errors: [ErrInvalid].
+func (s Spec) Validate() error {
+	switch {
+	case s.Mode > Queue:
+		return invalid("unknown mode %d of a channel", s.Mode)
+	case s.Policy > Latest:
+		return invalid("unknown policy %d", s.Policy)
+	case s.Capacity < 1 || s.Capacity > MaxCapacity:
+		return invalid("a channel keeps 1 to %d frames, not %d", MaxCapacity, s.Capacity)
+	}
+	return nil
+}
+
+// Peer names a member to people and to the owner of this package.
+type Peer struct {
+	Slot     int
+	ID       uint64
+	Timeline uint64 // 0: it has none
+	PID      uint32
+}

@@ -1,0 +1,157 @@
+package shmchannel
+
+import (
+	"fmt"
+	"os"
+	"sync/atomic"
+)
+
+const trackMagic = "PBTRCK01"
+
+// track is where a producer keeps its records. Only that producer writes it.
+type track struct {
+	region
+	layout
+	id           uint64
+	records      []rawRecord
+	descriptions []rawDescription
+	meta         []rawMeta
+
+	// The descriptions that a consumer has read, and the last of them.
+	known  map[uint64]*Description
+	lastID uint64
+	last   *Description
+}
+
+// maxKnown is how many descriptions a member remembers of a track.
+const maxKnown = 64
+
+// mapTrack maps the track of a member.
+//
+// Errors: [ErrFile]; the system's.
+func mapTrack(f *os.File, l layout, id uint64, write bool) (*track, error) {
+	mem, err := mapFile(f, l.trackBytes(), write)
+	if err != nil {
+		return nil, err
+	}
+	magic, owner := *at[[8]byte](mem, 0), at[atomic.Uint64](mem, 8).Load()
+	if string(magic[:]) != trackMagic || owner != id {
+		_ = mem.unmap() // the error below says more
+		return nil, fmt.Errorf("%w: the track of member %d, which begins with %q, came as that of %d", ErrFile, owner, magic[:], id)
+	}
+	return &track{
+		region: mem, layout: l, id: id,
+		records:      list[rawRecord](mem, trackHeadBytes, l.slots),
+		descriptions: list[rawDescription](mem, l.descriptionsAt(), l.slots),
+		meta:         list[rawMeta](mem, l.metaAt(), l.slots),
+		known:        make(map[uint64]*Description),
+	}, nil
+}
+
+// begin says that the record of a number is being written. The caller then stores the description, if the slot has another.
+func (t *track) begin(number uint64) *rawRecord {
+	r := &t.records[number&t.mask()]
+	r.seq.Store(0)
+	return r
+}
+
+// store writes what r says of the frame, after begin, and makes it the record of the number.
+func (t *track) store(raw *rawRecord, number uint64, r *Record, when, description uint64) {
+	small := r.Ready.Word | uint64(len(r.Meta))<<32
+	if len(r.Event)+len(r.Meta) > 0 {
+		m, word := &t.meta[number&t.mask()], 0
+		if len(r.Event) > 0 {
+			small |= flagEvent << 16
+			m.store(0, r.Event)
+			word = eventBytes / 8
+		}
+		m.store(word, r.Meta)
+	}
+	put(&raw.block, r.Block)
+	put(&raw.buffer, r.Buffer)
+	put(&raw.bytes, r.Bytes)
+	put(&raw.time, when)
+	put(&raw.ready, r.Ready.Value)
+	put(&raw.small, small)
+	put(&raw.description, description)
+	raw.seq.Store(number)
+}
+
+// verdict says what a reader found in the place of a record.
+type verdict string
+
+// The verdicts that need no words of their own.
+const (
+	sound verdict = ""
+	torn  verdict = "its record is another's"
+)
+
+// load reads the record of a number into r, whose buffers are used again.
+func (t *track) load(number uint64, r *Record) verdict {
+	i := number & t.mask()
+	raw := &t.records[i]
+	if raw.seq.Load() != number {
+		return torn
+	}
+	small := raw.small.Load()
+	description := raw.description.Load()
+	r.Block, r.Buffer, r.Bytes, r.Time = raw.block.Load(), raw.buffer.Load(), raw.bytes.Load(), raw.time.Load()
+	r.Ready.Value, r.Ready.Word = raw.ready.Load(), small&0xffff
+	r.Event, r.Meta = r.Event[:0], r.Meta[:0]
+	flags, length := small>>16&0xffff, small>>32
+	if flags > flagEvent || length > maxMeta {
+		return t.checked(raw, number, "its flags or the length of its meta are out of range")
+	}
+	if small>>16 != 0 {
+		m, word := &t.meta[i], 0
+		if flags != 0 {
+			r.Event = m.load(r.Event, 0, eventBytes)
+			word = eventBytes / 8
+		}
+		r.Meta = m.load(r.Meta, word, int(length))
+	}
+	fresh := false
+	if r.Description = t.last; r.Description == nil || t.lastID != description {
+		if r.Description = t.known[description]; r.Description == nil {
+			r.Description, fresh = t.descriptions[i].load(), true
+		}
+	}
+	if raw.seq.Load() != number {
+		return torn
+	}
+	if err := r.check(); err != nil {
+		return verdict(err.Error())
+	}
+	if fresh {
+		if err := r.Description.Validate(); err != nil {
+			return verdict(err.Error())
+		}
+		if len(t.known) == maxKnown {
+			clear(t.known)
+		}
+		t.known[description] = r.Description
+	}
+	t.last, t.lastID = r.Description, description
+	return sound
+}
+
+// checked is v, unless the record was replaced meanwhile.
+func (t *track) checked(raw *rawRecord, number uint64, v verdict) verdict {
+	if raw.seq.Load() != number {
+		return torn
+	}
+	return v
+}
+
+// block is the block of a number, 0 if the record is another's.
+func (t *track) block(number uint64) uint64 {
+	raw := &t.records[number&t.mask()]
+	if raw.seq.Load() != number {
+		return 0
+	}
+	b := raw.block.Load()
+	if raw.seq.Load() != number {
+		return 0
+	}
+	return b
+}

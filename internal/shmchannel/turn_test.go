@@ -1,0 +1,58 @@
+package shmchannel
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func waits(t *testing.T, p *testProducer) (done chan uint64) {
+	t.Helper()
+	done = make(chan uint64, 1)
+	record := *p.next()
+	p.free = p.free[:len(p.free)-1]
+	go func() {
+		n, err := p.Publish(within(t), &record)
+		assert.NoError(t, err)
+		done <- n
+	}()
+	require.Eventually(t, func() bool { return p.sequencer.waiting[p.slot].Load() != 0 }, time.Minute, 100*time.Microsecond)
+	return done
+}
+
+func TestProducersThatWaitGetRoomInTurn(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 1})
+	first, second, third := r.producer(4), r.producer(4), r.producer(4)
+	c := r.consumer(MemberSpec{})
+	first.publish()
+	a := waits(t, third)
+	b := waits(t, second)
+	d := waits(t, first)
+	for n, done := range []chan uint64{a, b, d} {
+		c.release(c.take())
+		assert.EqualValues(t, n+2, <-done)
+	}
+}
+
+// A producer that takes a ticket and stands still costs the others 2 ms, once.
+func TestAProducerThatStandsStillLosesItsTurn(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 1})
+	p, stopped, c := r.producer(8), r.producer(4), r.consumer(MemberSpec{})
+	p.publish()
+	s := &r.host.sequencer
+	s.waiting[stopped.slot].Store(s.tickets.Add(1))
+	done := waits(t, p)
+	c.release(c.take())
+	assert.EqualValues(t, 2, <-done)
+	c.release(c.take())
+	p.publish() // not even once more
+	c.release(c.take())
+
+	s.waiting[stopped.slot].Store(s.tickets.Add(1))
+	require.ErrorIs(t, p.publishError(), ErrFull, "there is room, but it is another's turn")
+	require.NoError(t, r.host.Gone(stopped.member))
+	assert.Zero(t, s.waiting[stopped.slot].Load())
+	p.publish()
+}

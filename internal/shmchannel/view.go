@@ -1,0 +1,69 @@
+package shmchannel
+
+// view is what a producer knows of the roster. It is read again when the roster's version has changed.
+type view struct {
+	known   bool
+	version uint64
+	active  bool     // this producer takes part
+	others  []int    // slots of the other producers that do
+	readers []reader // consumers that take part, or still use blocks
+}
+
+// reader is a consumer as a producer sees it.
+type reader struct {
+	*cursor
+	peer   Peer
+	policy Policy
+	active bool
+}
+
+// blocks says whether the consumer keeps the channel from going on.
+func (r *reader) blocks() bool { return r.active && r.policy.blocks() }
+
+// look brings the view up to date with a tail that was loaded before. A change that the tail does not show yet has not taken effect,
+// and the service may be stopped in the middle of it.
+//
+// Errors: [UnknownMemberError]; [ErrCorrupt].
+func (p *Producer) look(t tail) error {
+	for range maxRounds {
+		v := p.roster.version.Load()
+		if known := p.view.version; p.view.known && (v == known || v == known+1 && t.version() == known&1023) {
+			return nil
+		}
+		p.view.known = false
+		if err := p.readRoster(); err != nil {
+			if p.roster.version.Load() != v { // it changed while it was read
+				continue
+			}
+			return err
+		}
+		p.view.known, p.view.version, p.floor = true, v, 0
+	}
+	return corrupt("the roster does not stop changing")
+}
+
+func (p *Producer) readRoster() error {
+	v, r := &p.view, p.roster
+	v.active = r.producers[p.slot].active(p.id)
+	v.others = v.others[:0]
+	for i := range MaxProducers {
+		if i != p.slot && r.producers[i].state.Load() == slotActive {
+			v.others = append(v.others, i)
+		}
+	}
+	v.readers = v.readers[:0]
+	for i := range r.consumers {
+		s := &r.consumers[i]
+		state := s.state.Load()
+		if state == slotFree {
+			continue
+		}
+		peer := s.peer(i)
+		c := p.cursors[i]
+		if c == nil || c.id != peer.ID {
+			return &UnknownMemberError{ConsumerRole, i, peer.ID}
+		}
+		v.readers = append(v.readers, reader{c, peer, Policy(s.policy.Load()), state == slotActive})
+	}
+	return nil
+}
