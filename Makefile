@@ -65,7 +65,7 @@ test-simcuda: simcuda $(VENV)/installed
 
 test-go: simcuda
 	$(GO) vet ./...
-	$(GOTEST) $(ON_SIMCUDA) ./bridge/... ./mempool/... ./cuda/... ./cmd/... ./tests/driverfacts ./tests/anomaly
+	$(GOTEST) $(ON_SIMCUDA) ./bridge/... ./internal/... ./mempool/... ./cuda/... ./cmd/... ./tests/driverfacts ./tests/anomaly
 	GOMAXPROCS=8 $(GOTEST) $(ON_SIMCUDA) -count=1 ./mempool # where there are CPUs to spare, who waits looks first
 
 test-python: $(VENV)/installed simcuda bin/poolsvc
@@ -102,9 +102,10 @@ $(GOLANGCI):
 bench: bin/poolsvc $(VENV)/installed ## measure on host memory, beside queues and shared memory of Python
 	bin/poolsvc bench --python $(PY) --kind host
 
-fuzz: ## fuzz the packet checker and decoder, a minute each
+fuzz: ## fuzz the packet checker and decoder, and shared memory, a minute each
 	$(GO) test -run '^$$' -fuzz FuzzDecodeRequest -fuzztime 1m ./bridge/wire
 	$(GO) test -run '^$$' -fuzz FuzzCheckAgainstDecoder -fuzztime 1m ./bridge/wire
+	$(GO) test -run '^$$' -fuzz FuzzHostilePages -fuzztime 1m -fuzzminimizetime 10x ./internal/shmchannel
 
 gpu-bundle: bin/poolsvc $(VENV)/installed ## collect what a machine with a GPU needs to run the GPU tests
 	tests/gpu/bundle $(PY) build/gpu

@@ -76,6 +76,10 @@ func TestTheWallsBetweenThePackages(t *testing.T) {
 			if within(p.ImportPath, "bridge/wire", "bridge/seqpacket", "bridge/shmring") {
 				assert.False(t, within(i, "mempool", "bridge"), said)
 			}
+			if within(p.ImportPath, "internal/shmchannel") {
+				assert.False(t, within(i, "mempool", "bridge", "cuda", "cmd", "examples", "tests"), said)
+				assert.NotEqual(t, "net", i, said)
+			}
 			if within(i, "cuda/internal/driver") {
 				assert.True(t, within(p.ImportPath, "cuda"), said)
 			}
@@ -103,16 +107,17 @@ func TestWholeProgramsDependOnNoMore(t *testing.T) {
 		return slices.Compact(paths)
 	}
 	for room, want := range map[string][]string{
-		"cuda":             nil,
-		"mempool":          {"golang.org/x/sys"},
-		"bridge/seqpacket": {"golang.org/x/sys"},
-		"bridge/shmring":   {"golang.org/x/sys"},
-		"bridge/wire":      {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser"},
-		"bridge":           {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser", "golang.org/x/sys"},
+		"cuda":                nil,
+		"internal/shmchannel": {"golang.org/x/sys"},
+		"mempool":             {"golang.org/x/sys"},
+		"bridge/seqpacket":    {"golang.org/x/sys"},
+		"bridge/shmring":      {"golang.org/x/sys"},
+		"bridge/wire":         {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser"},
+		"bridge":              {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser", "golang.org/x/sys"},
 	} {
 		p := list(t, module+room)[0]
 		assert.Subset(t, append(want, "golang.org/x/sys"), foreign(p), room)
-		if room == "mempool" || room == "cuda" {
+		if room == "mempool" || room == "cuda" || room == "internal/shmchannel" {
 			assert.NotContains(t, p.Deps, "net", room)
 		}
 	}

@@ -2,19 +2,18 @@ package shmchannel
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
+// benchSpin is how long the members of the benchmarks look before they sleep, where they do.
 const benchSpin = 100 * time.Microsecond
-
-// produce publishes n frames as fast as it gets blocks.
-func produce(p *testProducer, n int) {
-	for range n {
-		p.mustPublish()
-	}
-}
 
 // mustPublish publishes without the costs of a test's helpers.
 func (p *testProducer) mustPublish() {
@@ -34,56 +33,152 @@ func (p *testProducer) mustPublish() {
 	}
 }
 
-func benchBroadcast(b *testing.B, consumers, capacity int, spin time.Duration) {
-	r := newRig(b, Spec{Capacity: capacity})
-	r.spin = spin
-	p := r.producer(2 * capacity)
-	var all sync.WaitGroup
-	for range consumers {
-		c := r.consumer(MemberSpec{})
-		all.Go(func() {
-			var f Frame
-			for range b.N {
-				if err := c.Take(context.Background(), &f); err != nil {
-					panic(err)
-				}
-				if err := c.Release(&f, Ticket{}); err != nil {
-					panic(err)
-				}
-			}
-		})
+// drain takes frames until the end.
+func drain(c *Consumer) error {
+	var f Frame
+	for {
+		err := c.Take(context.Background(), &f)
+		if errors.Is(err, ErrEnded) {
+			return nil
+		}
+		if err == nil && c.mode == Queue {
+			err = c.Acknowledge(&f)
+		}
+		if err == nil {
+			err = c.Release(&f, Ticket{})
+		}
+		if err != nil {
+			return err
+		}
 	}
-	b.ReportAllocs()
-	b.ResetTimer()
-	produce(p, b.N)
-	all.Wait()
-	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "frames/s")
 }
 
-func BenchmarkBroadcastToOneGoroutine(b *testing.B)    { benchBroadcast(b, 1, 64, benchSpin) }
-func BenchmarkBroadcastToOneAsleep(b *testing.B)       { benchBroadcast(b, 1, 64, 0) }
-func BenchmarkBroadcastToEightGoroutines(b *testing.B) { benchBroadcast(b, 8, 64, benchSpin) }
+// processor is the time that processors have worked for this process and its children that have ended.
+func processor(b *testing.B) (total time.Duration) {
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var u unix.Rusage
+		require.NoError(b, unix.Getrusage(who, &u))
+		total += time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	return total
+}
 
-// The work alone: nobody waits for anybody.
+// report says how many frames there were in a second, and what each cost all processors together: which does not depend on what else
+// the machine does.
+func report(b *testing.B, before time.Duration) {
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "frames/s")
+	b.ReportMetric(float64(processor(b)-before)/float64(b.N), "cpu-ns/frame")
+}
+
+// The work alone, in one goroutine: nobody waits for anybody.
 func BenchmarkPublishTakeRelease(b *testing.B) {
-	for name, spec := range map[string]Spec{"broadcast": {Capacity: 64}, "queue": {Mode: Queue, Capacity: 64}} {
-		b.Run(name, func(b *testing.B) {
-			r := newRig(b, spec)
+	for _, mode := range []Mode{Broadcast, Queue} {
+		b.Run(mode.String(), func(b *testing.B) {
+			r := newRig(b, Spec{Mode: mode, Capacity: 64})
 			p, c := r.producer(128), r.consumer(MemberSpec{})
 			var f Frame
 			b.ReportAllocs()
+			before := processor(b)
 			for b.Loop() {
 				p.mustPublish()
 				if ok, err := c.TryTake(&f); !ok || err != nil {
 					b.Fatal(ok, err)
 				}
-				if spec.Mode == Queue {
+				if mode == Queue {
 					_ = c.Acknowledge(&f)
 				}
 				if err := c.Release(&f, Ticket{}); err != nil {
 					b.Fatal(err)
 				}
 			}
+			report(b, before)
+		})
+	}
+}
+
+type benchmark struct {
+	mode      Mode
+	consumers int
+	spin      time.Duration
+}
+
+func (c benchmark) String() string {
+	how := "asleep"
+	if c.spin > 0 {
+		how = "spinning"
+	}
+	return fmt.Sprintf("%v/%d consumers/%s", c.mode, c.consumers, how)
+}
+
+var benchmarks = []benchmark{
+	{Broadcast, 1, benchSpin}, {Broadcast, 1, 0}, {Broadcast, 8, benchSpin}, {Broadcast, 8, 0}, {Queue, 4, benchSpin}, {Queue, 4, 0},
+}
+
+const benchCapacity = 64
+
+// All members in one process.
+func BenchmarkGoroutines(b *testing.B) {
+	for _, c := range benchmarks {
+		b.Run(c.String(), func(b *testing.B) {
+			r := newRig(b, Spec{Mode: c.mode, Capacity: benchCapacity})
+			r.spin = c.spin
+			p := r.producer(2 * benchCapacity)
+			var all sync.WaitGroup
+			for range c.consumers {
+				consumer := r.consumer(MemberSpec{})
+				all.Go(func() {
+					if err := drain(consumer.Consumer); err != nil {
+						panic(err)
+					}
+				})
+			}
+			b.ReportAllocs()
+			before := processor(b)
+			b.ResetTimer()
+			for range b.N {
+				p.mustPublish()
+			}
+			require.NoError(b, r.host.Close())
+			all.Wait()
+			report(b, before)
+		})
+	}
+}
+
+// Each consumer in a process of its own.
+func BenchmarkProcesses(b *testing.B) {
+	for _, c := range benchmarks {
+		b.Run(c.String(), func(b *testing.B) {
+			members := []MemberSpec{{Role: ProducerRole}}
+			for range c.consumers {
+				members = append(members, MemberSpec{Role: ConsumerRole})
+			}
+			f := newFamily(b, Spec{Mode: c.mode, Capacity: benchCapacity}, members...)
+			m := f.members[0]
+			producer, err := OpenProducer(MemberConfig{Roster: f.host.RosterFile(), Sequencer: f.host.SequencerFile(), Own: m.File(),
+				ID: m.ID, Spin: c.spin})
+			require.NoError(b, err)
+			p := &testProducer{Producer: producer, t: b, record: Record{Description: bytes64, Bytes: blockBytes}}
+			for i := range uint64(2 * benchCapacity) {
+				p.free = append(p.free, i+1)
+			}
+			var processes []*process
+			for _, m := range f.members[1:] {
+				require.NoError(b, p.AddCursor(m.Slot, m.ID, m.File()))
+				processes = append(processes, f.start(m, job{Drain: true, Spin: c.spin}))
+			}
+			require.NoError(b, f.host.Join(m))
+			before := processor(b)
+			b.ResetTimer()
+			for range b.N {
+				p.mustPublish()
+			}
+			require.NoError(b, f.host.Close())
+			for _, c := range processes {
+				c.wait()
+			}
+			report(b, before)
+			require.NoError(b, producer.Close())
 		})
 	}
 }

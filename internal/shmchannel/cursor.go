@@ -58,10 +58,14 @@ func mapCursor(f *os.File, l layout, id uint64, write bool) (*cursor, error) {
 	if err != nil {
 		return nil, err
 	}
+	return newCursor(mem, l, id), nil
+}
+
+func newCursor(mem region, l layout, id uint64) *cursor {
 	return &cursor{
 		cursorHead: at[cursorHead](mem, 0), region: mem, layout: l, id: id,
 		done: list[done](mem, headBytes, l.slots),
-	}, nil
+	}
 }
 
 func (c *cursor) doneAt(number uint64) *done { return &c.done[number&c.mask()] }

@@ -41,11 +41,12 @@ func (c *Consumer) hold(i int, number uint64) {
 	c.cursor.holds[i].number.Store(number)
 }
 
-// unhold lets the block go.
+// unhold lets the block go. A producer may wait for it, even if it was held for a moment only.
 func (c *Consumer) unhold(i int) {
 	c.holds.busy[i/64] &^= 1 << (i % 64)
 	c.holds.numbers[i] = 0
 	h := &c.cursor.holds[i]
 	h.number.Store(0)
 	h.block.Store(0) // so that the next number is never seen beside this block
+	c.sequencer.freed.wake()
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync/atomic"
 )
 
 // Host is the service's end of a channel: it makes the files, and decides who takes part. Its methods are for one goroutine at a
@@ -150,8 +149,7 @@ func (m *Member) makeFile(l layout) (err error) {
 	if err != nil {
 		return err
 	}
-	*at[[8]byte](head, 0) = [8]byte([]byte(trackMagic))
-	at[atomic.Uint64](head, 8).Store(m.ID)
+	writeTrackHead(head, m.ID)
 	if err := head.unmap(); err != nil {
 		return err
 	}

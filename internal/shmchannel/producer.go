@@ -115,7 +115,7 @@ func (p *Producer) TryPublish(r *Record) (uint64, error) {
 }
 
 // maxRounds is how often a call tries again because others were faster. Others that are no liars are not so often.
-const maxRounds = 1 << 16
+const maxRounds = 1 << 14
 
 // attempt publishes r if there is room; the number is 0 if there is none. p.mu is held.
 func (p *Producer) attempt(r *Record, ticket uint64) (uint64, full, error) {
@@ -146,6 +146,9 @@ func (p *Producer) attempt(r *Record, ticket uint64) (uint64, full, error) {
 			p.last = n
 			p.pending = append(p.pending, loan{n, r.Block})
 			s.published.wake()
+			if p.mode == Broadcast && len(p.view.others) > 0 {
+				s.freed.wake() // the frame that left may be another producer's
+			}
 			return n, full{}, nil
 		}
 	}

@@ -17,13 +17,17 @@ type Returned struct {
 // loan is a block that the channel has.
 type loan struct{ number, block uint64 }
 
+// span is the numbers from floor to next − 1.
+type span struct{ floor, next uint64 }
+
 // lent is what a producer knows of its blocks that the channel has.
 type lent struct {
 	state   uint64 // of the channel
 	pending []loan // published, in order
 	seen    int    // of pending, those that were looked at; what is left of them is in stuck
 	stuck   []loan
-	leaving []loan   // the channel needs them no more; consumers may
+	leaving []loan // the channel needs them no more; consumers may
+	spans   []span
 	held    []uint64 // numbers that consumers hold
 
 	returned []Returned
@@ -77,8 +81,9 @@ func (p *Producer) reclaim() ([]Returned, error) {
 	if len(p.leaving) == 0 {
 		return nil, nil
 	}
-	// A consumer holds a frame before it looks whether the frame is still kept. So one that is not among the holds now, and is
-	// not kept any more, is nobody's.
+	// A consumer holds a frame before it looks whether the frame is still kept, and before it moves its floor over one that it
+	// keeps in hand. So a frame that is not kept any more, in no span, and then in no hold, is nobody's.
+	p.readSpans()
 	p.readHolds()
 	for _, l := range p.leaving {
 		from := len(p.tickets)
@@ -182,25 +187,33 @@ func (p *Producer) readHolds() {
 	slices.Sort(p.held)
 }
 
-// inUse says whether a consumer uses a frame that the channel needs no more.
-func (p *Producer) inUse(number uint64) bool {
-	if _, held := slices.BinarySearch(p.held, number); held {
-		return true
-	}
+// readSpans collects what consumers of a broadcast may have taken and have not released, whose floors do not count any more.
+func (p *Producer) readSpans() {
+	p.spans = p.spans[:0]
 	if p.mode == Queue {
-		return false
+		return
 	}
 	for i := range p.view.readers {
-		// The floor of one that takes part was looked at before, unless the channel is destroyed.
-		if r := &p.view.readers[i]; r.policy.blocks() && (!r.active || p.state == channelDestroyed) && r.has(number) {
+		r := &p.view.readers[i]
+		if !r.policy.blocks() || r.active && p.state != channelDestroyed {
+			continue
+		}
+		if s := (span{r.floor.Load(), r.next.Load()}); s.floor < s.next {
+			p.spans = append(p.spans, s)
+		}
+	}
+}
+
+// inUse says whether a consumer uses a frame that the channel needs no more.
+func (p *Producer) inUse(number uint64) bool {
+	for _, s := range p.spans {
+		if s.floor <= number && number < s.next {
 			return true
 		}
 	}
-	return false
+	_, held := slices.BinarySearch(p.held, number)
+	return held
 }
-
-// has says whether the number lies between those that the consumer has released and those that it has not taken.
-func (c *cursor) has(number uint64) bool { return c.floor.Load() <= number && number < c.next.Load() }
 
 // gather adds the tickets of the consumers' work on a frame. ok is false if one is being written.
 func (p *Producer) gather(number uint64) (ok bool) {

@@ -234,3 +234,47 @@ func TestADestroyedChannelGivesBackWhatIsNotInHand(t *testing.T) {
 		})
 	}
 }
+
+// asleep says that somebody waits for memory or room, and returns what says whether it was woken.
+func asleep(r *rig) (woken func() bool) {
+	f := &r.host.sequencer.freed
+	v := f.arm()
+	return func() bool { return f.word.Load() != v }
+}
+
+func TestAHoldThatIsClearedWithoutAFrameWakesProducers(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 2})
+	p, c := r.producer(8), r.consumer(MemberSpec{Policy: DropOldest})
+	p.publish()
+	p.track.records[1].seq.Store(0) // so that the frame is not taken
+	woken := asleep(r)
+	require.ErrorIs(t, c.takeError(), ErrFrame)
+	assert.True(t, woken())
+}
+
+func TestAFrameThatPushesOutAnothersWakesItsProducer(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 1})
+	p := r.producer(8)
+	p.publish()
+	woken := asleep(r)
+	p.publish()
+	assert.False(t, woken(), "it is the only one")
+	q := r.producer(8)
+	woken = asleep(r)
+	q.publish()
+	assert.True(t, woken())
+}
+
+// The tail of a closed channel does not show changes.
+func TestAfterTheEndEveryChangeOfTheRosterCounts(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 2})
+	p, c := r.producer(8), r.consumer(MemberSpec{})
+	p.publish()
+	require.NoError(t, r.host.Close())
+	assert.Empty(t, p.back())
+	require.NoError(t, r.host.Leave(c.member))
+	p.view.version = r.host.roster.version.Load() - 1
+	tail := r.host.sequencer.loadTail()
+	r.host.sequencer.tail.Store(uint64(newTail(tail.number(), tail.slot(), p.view.version)))
+	assert.Equal(t, []uint64{1}, p.back())
+}

@@ -29,7 +29,6 @@ func (c *Consumer) Release(f *Frame, done Ticket) error {
 	} else {
 		c.let(f.Number)
 	}
-	c.sequencer.freed.wake()
 	return nil
 }
 
@@ -85,6 +84,7 @@ func (c *Consumer) let(n uint64) {
 		floor++
 	}
 	c.moveFloor(floor)
+	c.sequencer.freed.wake()
 }
 
 func (c *Consumer) moveFloor(floor uint64) {

@@ -106,12 +106,7 @@ func (c *channel) mapSequencer(f *os.File) error {
 		return err
 	}
 	c.sequencerRegion = mem
-	c.sequencer = sequencer{
-		sequencerHead: at[sequencerHead](mem, 0),
-		order:         list[atomic.Uint64](mem, headBytes, c.slots),
-		claims:        list[atomic.Uint64](mem, headBytes+8*c.slots, c.slots),
-		layout:        c.layout,
-	}
+	c.sequencer = newSequencer(mem, c.layout)
 	return nil
 }
 

@@ -71,6 +71,15 @@ type sequencer struct {
 	layout
 }
 
+func newSequencer(mem region, l layout) sequencer {
+	return sequencer{
+		sequencerHead: at[sequencerHead](mem, 0),
+		order:         list[atomic.Uint64](mem, headBytes, l.slots),
+		claims:        list[atomic.Uint64](mem, headBytes+8*l.slots, l.slots),
+		layout:        l,
+	}
+}
+
 func (s *sequencer) loadTail() tail { return tail(s.tail.Load()) }
 
 func (s *sequencer) entry(number uint64) *atomic.Uint64 { return &s.order[number&s.mask()] }

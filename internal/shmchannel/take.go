@@ -63,7 +63,6 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 	if err != nil {
 		if h < 0 {
 			c.let(n)
-			c.sequencer.freed.wake()
 		} else {
 			c.unhold(h)
 		}

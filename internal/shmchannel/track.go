@@ -39,13 +39,22 @@ func mapTrack(f *os.File, l layout, id uint64, write bool) (*track, error) {
 		_ = mem.unmap() // the error below says more
 		return nil, fmt.Errorf("%w: the track of member %d, which begins with %q, came as that of %d", ErrFile, owner, magic[:], id)
 	}
+	return newTrack(mem, l, id), nil
+}
+
+func writeTrackHead(mem region, id uint64) {
+	*at[[8]byte](mem, 0) = [8]byte([]byte(trackMagic))
+	at[atomic.Uint64](mem, 8).Store(id)
+}
+
+func newTrack(mem region, l layout, id uint64) *track {
 	return &track{
 		region: mem, layout: l, id: id,
 		records:      list[rawRecord](mem, trackHeadBytes, l.slots),
 		descriptions: list[rawDescription](mem, l.descriptionsAt(), l.slots),
 		meta:         list[rawMeta](mem, l.metaAt(), l.slots),
 		known:        make(map[uint64]*Description),
-	}, nil
+	}
 }
 
 // begin says that the record of a number is being written. The caller then stores the description, if the slot has another.

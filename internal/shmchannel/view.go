@@ -21,13 +21,13 @@ type reader struct {
 func (r *reader) blocks() bool { return r.active && r.policy.blocks() }
 
 // look brings the view up to date with a tail that was loaded before. A change that the tail does not show yet has not taken effect,
-// and the service may be stopped in the middle of it.
+// and the service may be stopped in the middle of it. Once the channel is closed the tail shows no changes.
 //
 // Errors: [UnknownMemberError]; [ErrCorrupt].
 func (p *Producer) look(t tail) error {
 	for range maxRounds {
 		v := p.roster.version.Load()
-		if known := p.view.version; p.view.known && (v == known || v == known+1 && t.version() == known&1023) {
+		if known := p.view.version; p.view.known && (v == known || v == known+1 && t.version() == known&1023 && p.roster.state.Load() == channelOpen) {
 			return nil
 		}
 		p.view.known = false

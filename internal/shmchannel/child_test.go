@@ -1,0 +1,384 @@
+package shmchannel
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// childEnv tells the test program that it is a member of a channel in a process of its own.
+const childEnv = "SHMCHANNEL_TEST_CHILD"
+
+// job is what a child is to do.
+type job struct {
+	Role     Role
+	Slot     int
+	ID       uint64
+	Mode     Mode
+	Capacity uint64
+	Blocks   []uint64 // of a producer
+	Seed     uint64
+	Spin     time.Duration
+	Drain    bool    // a consumer does nothing but take frames
+	Members  []other // whose files are those that follow
+}
+
+type other struct {
+	Role Role
+	Slot int
+	ID   uint64
+}
+
+// The files of a child, from descriptor 3 on.
+const (
+	fileRoster = 3 + iota
+	fileSequencer
+	fileOwn
+	filePool
+	fileLedger
+	fileMembers
+)
+
+// blockBytes is how long the blocks of the tests are: words that all say the same.
+const blockBytes = 64
+
+type content [blockBytes / 8]atomic.Uint64
+
+// pool is memory for the content of frames.
+type pool []content
+
+const poolBlocks = 1 << 14
+
+func mapShared(f *os.File, bytes uint64) region {
+	mem, err := mapFile(f, bytes, true)
+	if err != nil {
+		panic(err)
+	}
+	return mem
+}
+
+func (p pool) fill(block, value uint64) {
+	for i := range p[block] {
+		p[block][i].Store(value)
+	}
+}
+
+func (p pool) check(f *Frame) error {
+	for i := range p[f.Block] {
+		if have := p[f.Block][i].Load(); have != f.Buffer {
+			return fmt.Errorf("frame %d says that block %d has %#x, word %d has %#x", f.Number, f.Block, f.Buffer, i, have)
+		}
+	}
+	return nil
+}
+
+// ledger is what a child has done; it outlives the child.
+type ledger struct {
+	count *atomic.Uint64
+	lines []line
+}
+
+type line struct{ number, value, missed, what uint64 }
+
+// What a line is about. Of what changes the channel there is a line before and one after.
+const (
+	didPublish = iota
+	didTake
+	willAcknowledge
+	didAcknowledge
+	didRequeue
+)
+
+const (
+	ledgerLines = 1 << 20
+	ledgerBytes = 64 + 32*ledgerLines
+)
+
+func newLedger(mem region) *ledger {
+	return &ledger{at[atomic.Uint64](mem, 0), list[line](mem, 64, ledgerLines)}
+}
+
+func (l *ledger) add(x line) {
+	n := l.count.Load()
+	if n == ledgerLines {
+		panic("the ledger is full")
+	}
+	l.lines[n] = x
+	l.count.Store(n + 1)
+}
+
+func (l *ledger) all() []line { return l.lines[:l.count.Load()] }
+
+func childMain() error {
+	var j job
+	if err := json.Unmarshal([]byte(os.Getenv(childEnv)), &j); err != nil {
+		return err
+	}
+	file := func(fd int) *os.File { return os.NewFile(uintptr(fd), fmt.Sprint("file ", fd)) }
+	config := MemberConfig{Roster: file(fileRoster), Sequencer: file(fileSequencer), Own: file(fileOwn), Slot: j.Slot, ID: j.ID, Spin: j.Spin}
+	child := &child{
+		job:    j,
+		pool:   list[content](mapShared(file(filePool), poolBlocks*blockBytes), 0, poolBlocks),
+		ledger: newLedger(mapShared(file(fileLedger), ledgerBytes)),
+		random: rand.New(rand.NewPCG(j.Seed, j.ID)),
+		stop:   make(chan struct{}),
+	}
+	lines := bufio.NewScanner(os.Stdin)
+	opened := func() {
+		fmt.Println("open")
+		if !lines.Scan() {
+			os.Exit(3)
+		}
+		go func() {
+			for lines.Scan() {
+				close(child.stop)
+			}
+			os.Exit(3) // the test is gone
+		}()
+	}
+	if j.Role == ProducerRole {
+		p, err := OpenProducer(config)
+		if err != nil {
+			return err
+		}
+		for i, o := range j.Members {
+			if o.Role == ConsumerRole {
+				if err := p.AddCursor(o.Slot, o.ID, file(fileMembers+i)); err != nil {
+					return err
+				}
+			}
+		}
+		opened()
+		return errors.Join(child.produce(p), p.Close())
+	}
+	c, err := OpenConsumer(ConsumerConfig{MemberConfig: config})
+	if err != nil {
+		return err
+	}
+	for i, o := range j.Members {
+		if o.Role == ProducerRole {
+			if err := c.AddTrack(o.Slot, o.ID, file(fileMembers+i)); err != nil {
+				return err
+			}
+		}
+	}
+	opened()
+	if j.Drain {
+		return errors.Join(drain(c), c.Close())
+	}
+	return errors.Join(child.consume(c), c.Close())
+}
+
+type child struct {
+	job
+	pool   pool
+	ledger *ledger
+	random *rand.Rand
+	stop   chan struct{}
+}
+
+// produce publishes until it is told to stop, and then waits until it has all its blocks back.
+func (c *child) produce(p *Producer) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	free := c.Blocks
+	reclaim := func() error {
+		back, err := p.AwaitReclaim(ctx)
+		for _, b := range back {
+			free = append(free, b.Block)
+		}
+		return err
+	}
+	r := Record{Description: bytes64, Bytes: blockBytes}
+	for n := uint64(1); ; n++ {
+		select {
+		case <-c.stop:
+			fmt.Println("stopped")
+			for p.Lent() > 0 {
+				if err := reclaim(); err != nil {
+					return fmt.Errorf("%d blocks are lent: %w", p.Lent(), err)
+				}
+			}
+			if len(free) != len(c.Blocks) {
+				return fmt.Errorf("%d blocks came back, of %d", len(free), len(c.Blocks))
+			}
+			return nil
+		default:
+		}
+		for len(free) == 0 {
+			if err := reclaim(); err != nil {
+				return err
+			}
+		}
+		r.Block, free = free[0], free[1:]
+		r.Buffer = c.ID<<32 | n
+		c.pool.fill(r.Block, r.Buffer)
+		number, err := p.Publish(ctx, &r)
+		if err != nil {
+			return err
+		}
+		c.ledger.add(line{number: number, value: r.Buffer, what: didPublish})
+		if c.random.IntN(64) == 0 {
+			time.Sleep(time.Duration(c.random.IntN(300)) * time.Microsecond)
+		}
+	}
+}
+
+// consume takes frames until the end, and has some in hand at a time.
+func (c *child) consume(consumer *Consumer) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	var hand []*Frame
+	for {
+		f := &Frame{}
+		err := consumer.Take(ctx, f)
+		if errors.Is(err, ErrEnded) {
+			return consumer.Leave()
+		}
+		if err != nil {
+			return err
+		}
+		c.ledger.add(line{f.Number, f.Buffer, f.Missed, didTake})
+		if err := c.pool.check(f); err != nil {
+			return err
+		}
+		hand = append(hand, f)
+		if c.random.IntN(256) == 0 {
+			time.Sleep(time.Duration(c.random.IntN(2000)) * time.Microsecond)
+		}
+		keep := c.random.IntN(5)
+		c.random.Shuffle(len(hand), func(i, j int) { hand[i], hand[j] = hand[j], hand[i] })
+		rest := hand[:0]
+		for i, f2 := range hand {
+			// Others wait for frames that are in hand: so none stays there for long, and none where nothing else can come.
+			if i < keep && f.Number-f2.Number+1 < c.Capacity && c.Mode == Broadcast {
+				rest = append(rest, f2)
+			} else if err := c.finish(consumer, f2); err != nil {
+				return err
+			}
+		}
+		hand = rest
+	}
+}
+
+// finish looks at the content again and lets the frame go.
+func (c *child) finish(consumer *Consumer, f *Frame) error {
+	if err := c.pool.check(f); err != nil {
+		return fmt.Errorf("before its release: %w", err)
+	}
+	if c.Mode == Queue {
+		if c.random.IntN(10) == 0 {
+			c.ledger.add(line{number: f.Number, value: f.Buffer, what: didRequeue})
+			if err := consumer.Requeue(f); err != nil {
+				return err
+			}
+		} else {
+			c.ledger.add(line{number: f.Number, value: f.Buffer, what: willAcknowledge})
+			if err := consumer.Acknowledge(f); err != nil {
+				return err
+			}
+			c.ledger.add(line{number: f.Number, value: f.Buffer, what: didAcknowledge})
+		}
+	}
+	return consumer.Release(f, Ticket{})
+}
+
+// family is a channel whose members are processes.
+type family struct {
+	t        testing.TB
+	host     *Host
+	members  []*Member // all that will ever take part
+	poolFile *os.File
+	nextPool uint64
+}
+
+// process is a member in a process of its own.
+type process struct {
+	*family
+	job
+	member *Member
+	cmd    *exec.Cmd
+	in     *json.Encoder
+	stdin  interface{ Close() error }
+	out    *bufio.Scanner
+	errors strings.Builder
+	ledger *ledger
+	killed bool
+}
+
+func newFamily(t testing.TB, spec Spec, members ...MemberSpec) *family {
+	t.Helper()
+	h, err := NewHost(spec)
+	require.NoError(t, err)
+	poolFile, err := makeFile("pool", poolBlocks*blockBytes)
+	require.NoError(t, err)
+	f := &family{t: t, host: h, poolFile: poolFile, nextPool: 1}
+	for _, m := range members {
+		member, err := h.Add(m)
+		require.NoError(t, err)
+		f.members = append(f.members, member)
+	}
+	t.Cleanup(func() {
+		require.NoError(t, h.Free())
+		require.NoError(t, poolFile.Close())
+	})
+	return f
+}
+
+// start starts the process of a member, and lets it join.
+func (f *family) start(m *Member, j job) *process {
+	f.t.Helper()
+	j.Role, j.Slot, j.ID, j.Mode, j.Capacity = m.Role, m.Slot, m.ID, f.host.mode, f.host.capacity
+	ledgerFile, err := makeFile("ledger", ledgerBytes)
+	require.NoError(f.t, err)
+	defer ledgerFile.Close()
+	files := []*os.File{f.host.RosterFile(), f.host.SequencerFile(), m.File(), f.poolFile, ledgerFile}
+	for _, o := range f.members {
+		if o.Role != m.Role && o.File() != nil {
+			j.Members = append(j.Members, other{o.Role, o.Slot, o.ID})
+			files = append(files, o.File())
+		}
+	}
+	text, err := json.Marshal(j)
+	require.NoError(f.t, err)
+	mem := mapShared(ledgerFile, ledgerBytes)
+	f.t.Cleanup(func() { require.NoError(f.t, mem.unmap()) })
+	p := &process{family: f, job: j, member: m, ledger: newLedger(mem)}
+	p.cmd = exec.Command(os.Args[0])
+	p.cmd.Env = append(os.Environ(), childEnv+"="+string(text))
+	p.cmd.ExtraFiles = files
+	p.cmd.Stderr = &p.errors
+	in, err := p.cmd.StdinPipe()
+	require.NoError(f.t, err)
+	out, err := p.cmd.StdoutPipe()
+	require.NoError(f.t, err)
+	require.NoError(f.t, p.cmd.Start())
+	p.in, p.stdin, p.out = json.NewEncoder(in), in, bufio.NewScanner(out)
+	p.says("open")
+	require.NoError(f.t, f.host.Join(m))
+	require.NoError(f.t, p.in.Encode("go"))
+	return p
+}
+
+func (p *process) says(word string) {
+	p.t.Helper()
+	require.True(p.t, p.out.Scan(), "the process of member %d has ended", p.ID)
+	require.Equal(p.t, word, p.out.Text())
+}
+
+// wait waits for the end of the process, which must have found nothing wrong.
+func (p *process) wait() {
+	p.t.Helper()
+	require.NoError(p.t, p.cmd.Wait(), "member %d: %s", p.ID, &p.errors)
+}
