@@ -1,148 +1,101 @@
 package streammodel
 
-// stepConsumer takes the next step of a consumer, and says in how many ways it could go on: the caller asks for each by choice.
-func (m *model) stepConsumer(s *state, c, choice int8) bool {
+// stepConsumer takes the next step of a consumer. It returns false if the consumer can do nothing, or has no such choice.
+func (m *model) stepConsumer(s *state, c int8, choice int) bool {
 	a := &s.cons[c]
-	drops := m.Policies[c].drops()
+	if choice > 0 && a.pc != cUse && a.pc != cState && a.pc != cEntry {
+		return false
+	}
 	switch a.pc {
 	case cOutside:
-		if s.consumers[c].state != active || !s.service.joined(c) {
+		if s.slots[c] != active || s.service.joining(s) && s.service.who == c {
 			return false
 		}
-		a.next, a.pc = s.ghost.start[c], cTail
+		a.next = s.start[c]
 		a.last = a.next - 1
-		return m.stepConsumer(s, c, 0)
+		a.pc = cTail
 	case cTail:
-		a.tail = s.tail
-		switch {
-		case m.Queue:
-			a.pc = cClaims
-		case a.next > a.tail.number:
-			a.pc = cState
-		default:
-			a.armed = false
-			a.n = a.next
-			if drops {
-				a.n = max(a.next, m.oldestKept(a.tail.number))
-			}
-			if m.Policies[c] == latest {
-				a.n = a.tail.number
-			}
+		m.begin(s, c, a)
+	case cUsed:
+		a.pc = cHold
+		s.used[c] = 1
+		if m.mutant("the count of holds is raised too late") {
 			a.pc = cEntry
-			if drops && !m.mutant("no hold") {
-				a.pc = cHold
-			}
 		}
 	case cHold:
-		s.holds[c][0] = hold{number: a.n}
-		a.pc = cHoldTail
-		switch {
-		case m.Queue:
-			a.pc = cClaim
-		case m.mutant("no second look after the hold"):
-			a.pc = cEntry
-		}
+		s.hold[c], a.pc = a.n, cOwn
+	case cOwn:
+		m.own(s, c, a)
 	case cHoldTail:
-		a.tail = s.tail
-		a.pc = cEntry
+		a.tail, a.pc = s.tail, cEntry
+		if m.mutant("the count of holds is raised too late") {
+			a.pc = cUsed
+		}
 		if a.n < m.oldestKept(a.tail.number) {
 			a.pc = cUnhold
 		}
-	case cEntry:
-		m.entry(s, c, a)
-	case cSeq, cSeqAgain:
-		seq := s.records[a.producer][a.n%m.n()].seq
-		switch {
-		case seq == a.n && a.pc == cSeq:
-			a.pc = cBlock
-		case seq == a.n:
-			a.pc = cNext
-		case drops && !m.Queue:
-			a.pc = cOutrun
-		default:
-			m.fault("consumer %d finds seq %d in the record of %d", c, seq, a.n)
-		}
-	case cOutrun:
-		if a.n >= m.oldestKept(s.tail.number) {
-			m.fault("consumer %d finds a record of %d that is not there, and the frame is kept", c, a.n)
-		}
-		a.pc = cUnhold
-	case cBlock:
-		a.block = s.records[a.producer][a.n%m.n()].block
-		a.pc = cSeqAgain
-	case cNext:
-		a.next = a.n + 1
-		s.next[c] = a.next
-		a.pc = cUse
-	case cUse, cUsed:
-		m.use(s, c, a)
-	case cRelease:
-		s.floor[c] = a.next
-		a.pc = cBell
-	case cUnhold:
-		s.holds[c][0] = hold{}
-		a.pc = cBell
-		if a.last != a.n { // nothing was taken: start anew
-			a.pc = cTail
-		}
-	case cClaims:
-		m.lookForClaim(s, a)
 	case cClaim:
 		a.pc = cUnhold
-		if m.waits(s, a.n) {
-			s.claims[a.n%m.n()] = claim{a.n, claimedBy + c}
+		if k := &s.claims[a.n%m.n()]; *k == a.survey.claim {
+			*k = claim{a.n, claimedBy + c}
+			m.taken(s, c, a.n)
 			a.pc = cEntry
 		}
-	case cAck:
-		if choice == 1 {
-			if int(a.returned) == m.GiveBack {
-				return false
-			}
-			a.returned++
-			a.pc = cGiveBack
-			return m.stepConsumer(s, c, 0)
+		a.survey = survey{}
+	case cEntry, cSeq, cBlock, cSeqAgain, cOutrun:
+		return m.read(s, c, a, choice)
+	case cNext:
+		m.take(s, c, a)
+	case cUse:
+		return m.use(s, c, a, choice)
+	case cDoneClear, cDoneValue, cDoneNumber:
+		return m.stepDone(s, c, a)
+	case cRelease:
+		s.ghost.uses[c] = 0
+		s.floor[c] = a.next
+		m.ring(a, freed, m.after(a))
+	case cUnhold:
+		word := freed
+		if s.ghost.uses[c] == 0 && !a.settled && m.mutant("a hold that was for nothing wakes nobody") {
+			word = none
 		}
-		if k := &s.claims[a.n%m.n()]; *k == (claim{a.n, claimedBy + c}) {
-			k.tag = acknowledged
-			m.acknowledged(s, a.n)
-		} else {
-			m.fault("consumer %d finds %v in the claim of %d that it has", c, *k, a.n)
+		s.ghost.uses[c], s.hold[c] = 0, 0
+		m.ring(a, word, m.after(a))
+	case cEnding:
+		return m.settle(s, c, a, choice)
+	case cWake, cWoken:
+		a.pc = m.wake(s, &a.wakes, &a.loaded, a.pc, cWake, cWoken)
+		if a.wakes == none {
+			a.pc, a.then = a.then, cOutside
 		}
-		a.pc = cHead
-	case cGiveBack:
-		s.claims[a.n%m.n()].tag = givenBack
-		a.wakes = true
-		a.pc = cUnhold
-	case cHead:
-		m.moveHead(s)
-		a.pc = cEnding
-	case cEnding: // others sleep until everything is acknowledged
-		a.wakes = s.state != open && !m.mutant("nobody is woken for the end")
-		a.pc = cUnhold
-	case cBell, cRing:
-		m.bell(s, a)
 	case cState:
-		a.state, a.pc = s.state, cStateTail
-	case cStateTail:
-		m.empty(s, c, a)
+		return m.empty(s, c, a, choice)
 	case cArm:
-		a.seen, a.pc = s.published, cArmSwap
-		if a.seen&1 == 1 {
-			m.armedConsumer(a)
-		}
-	case cArmSwap:
-		if s.published != a.seen {
-			a.pc = cArm
-			return true
-		}
-		s.published |= 1
-		a.seen = s.published
-		m.armedConsumer(a)
-	case cSleep:
-		a.armed = false
+		m.arm(&s.published, &a.sleep)
 		a.pc = cTail
-		if s.published == a.seen {
-			a.sleep = onPublished
+		if m.mutant("no second look before sleep") {
+			a.pc = cSleep
+		}
+	case cSleep:
+		a.pc = cTail
+		m.lie(s.published, &a.sleep, published)
+	case cLeaveHold:
+		s.hold[c], s.used[c] = a.n, 1
+		a.pc = cLeaveFloor
+		if m.mutant("a consumer that leaves moves its floor before its hold") {
+			m.ring(a, freed, cSaid)
+		}
+	case cLeaveFloor:
+		s.floor[c] = a.next
+		m.ring(a, freed, cSaid)
+		if m.mutant("a consumer that leaves moves its floor before its hold") {
+			a.pc, a.wakes, a.then = cLeaveHold, none, cOutside
+		}
+	case cSaid:
+		a.said = true
+		a.pc = cDone
+		if s.ghost.uses[c] > 0 {
+			a.pc = cUnhold
 		}
 	default:
 		return false
@@ -150,146 +103,321 @@ func (m *model) stepConsumer(s *state, c, choice int8) bool {
 	return true
 }
 
-func (m *model) armedConsumer(a *consumer) {
-	a.armed = true
-	a.pc = cTail
-	if m.mutant("no second look before sleep") {
-		a.pc = cSleep
+// after is where a consumer goes when it has released a frame, or the hold of one that it did not get.
+func (m *model) after(a *consumer) pc {
+	if a.said || a.ends {
+		return cDone
 	}
+	return cTail
 }
 
-// entry finds out whose frame it is.
-func (m *model) entry(s *state, c int8, a *consumer) {
-	e := s.order[a.n%m.n()]
-	switch {
-	case e.number == a.n:
-		a.producer = e.producer
-	case e.number < a.n && a.tail.number == a.n:
-		a.producer = a.tail.producer
-	case e.number < a.n:
-		m.fault("consumer %d finds the entry of %d in the slot of %d, and the tail was %d", c, e.number, a.n, a.tail.number)
-	case m.Policies[c].drops() && !m.Queue:
-		a.pc = cOutrun
+// ring wakes others, and goes on.
+func (m *model) ring(a *consumer, word futex, then pc) {
+	if m.mutant("nobody is woken for room") {
+		word &^= freed
+	}
+	if then == cTail || then == cDone { // nothing of the frame counts any more
+		a.n, a.owner, a.block, a.settled, a.failed, a.tail = 0, 0, 0, false, false, tail{}
+	}
+	a.wakes, a.then, a.pc = word, then, cWake
+}
+
+// begin looks which number comes next.
+func (m *model) begin(s *state, c int8, a *consumer) {
+	if m.Queue {
+		m.oldestThatWaits(s, c, a)
 		return
-	default:
-		m.fault("consumer %d was to get %d, and finds %d in its slot", c, a.n, e.number)
 	}
-	a.pc = cSeq
-	if a.producer == void { // of a broadcast there is none, of a queue it is passed over before
-		m.fault("consumer %d takes the void number %d", c, a.n)
+	a.tail = s.tail
+	if a.next > a.tail.number {
+		a.tail, a.pc = tail{}, cState
+		return
 	}
+	a.sleep = sleeper{}
+	a.n = max(a.next, m.oldestKept(a.tail.number))
+	if !m.holds(c) {
+		a.pc = cEntry
+		return
+	}
+	if m.Policies[c] == latest {
+		a.n = a.tail.number
+	}
+	m.hold(s, c, a)
 }
 
-// use reads the content at two moments: it must be the frame's at both.
-func (m *model) use(s *state, c int8, a *consumer) {
-	if s.content[a.block] != s.ghost.frames[a.n] {
-		m.fault("consumer %d reads %d as frame %d, which was %d", c, s.content[a.block], a.n, s.ghost.frames[a.n])
-	}
-	if a.pc == cUse {
-		s.ghost.uses[c] = a.block + 1
+func (m *model) hold(s *state, c int8, a *consumer) {
+	a.pc = cHold
+	switch {
+	case m.mutant("no hold"):
+		a.pc = cOwn
+	case s.used[c] == 0 && !m.mutant("the count of holds is raised too late"):
 		a.pc = cUsed
-		return
-	}
-	s.ghost.uses[c] = 0
-	if !m.Queue && (a.n <= a.last || !m.Policies[c].drops() && a.n != a.last+1) {
-		m.fault("consumer %d took frame %d after %d", c, a.n, a.last)
-	}
-	a.last = a.n
-	a.takes++
-	switch {
-	case m.Queue:
-		a.pc = cAck
-	case m.Policies[c].drops():
-		a.pc = cUnhold
-	default:
-		a.pc = cRelease
 	}
 }
 
-// lookForClaim finds the smallest number that nobody has. The scan is one step, as in waiting; the swap checks what it found.
-func (m *model) lookForClaim(s *state, a *consumer) {
-	for n := max(s.head, 1); n <= a.tail.number; n++ {
-		if m.waits(s, n) {
-			a.armed = false
-			a.n, a.last, a.pc = n, 0, cHold
-			return
-		}
+// oldestThatWaits looks for the frame of a queue that waits longest.
+func (m *model) oldestThatWaits(s *state, c int8, a *consumer) {
+	if a.tail == (tail{}) {
+		a.tail = s.tail
+		a.survey = m.walk(s, a.tail)
+		return
+	}
+	if m.survey(s, &a.survey, a.tail, 1) {
+		return
 	}
 	a.pc = cState
-}
-
-// moveHead passes over what is acknowledged or void.
-func (m *model) moveHead(s *state) {
-	n := max(s.head, 1)
-	for n <= s.tail.number && m.passed(s, n) {
-		n++
-	}
-	s.head = n
-}
-
-// bell wakes those for whom the consumer has done something.
-func (m *model) bell(s *state, a *consumer) {
-	word, who := &s.freed, onFreed
-	if a.wakes {
-		word, who = &s.published, onPublished
-	}
-	if a.pc == cBell {
-		a.seen = *word
-		a.pc = cRing
-		if a.seen&1 == 0 || m.mutant("nobody is woken for room") {
-			a.wakes, a.pc = false, cTail
-		}
+	if a.survey.first > 0 {
+		a.sleep = sleeper{}
+		a.n = a.survey.first
+		a.survey = survey{claim: a.survey.claim}
+		m.hold(s, c, a)
 		return
 	}
-	a.pc = cBell
-	if m.ring(s, word, a.seen, who) {
-		a.wakes, a.pc = false, cTail
-	}
+	a.tail, a.survey = tail{}, survey{}
 }
 
-// empty decides what to do where nothing is there: end, arm, or sleep.
-func (m *model) empty(s *state, c int8, a *consumer) {
-	a.tail = s.tail
-	ended := a.state == closed && a.next > s.end
-	if m.Queue {
-		ended = a.state == closed && m.allAcknowledged(s)
-	}
+// own looks whether the consumer takes part, after it has said what it takes.
+func (m *model) own(s *state, c int8, a *consumer) {
+	part := s.slots[c] == active && s.state != destroyed || m.mutant("the own slot is not looked at again")
 	switch {
-	case ended:
-		a.pc = cDone
-	case m.Queue && m.anyWaits(s, a.tail.number), !m.Queue && a.next <= a.tail.number:
-		a.armed = false
-		a.pc = cTail
-	case m.Leave[c] && !a.armed && a.takes > 0:
-		a.pc = cLeaving
-	case a.armed:
-		a.pc = cSleep
+	case !m.holds(c) && part:
+		m.got(s, c, a)
+	case !m.holds(c):
+		a.ends, a.pc = true, cRelease
+	case !part:
+		a.ends, a.pc = true, cUnhold
+	case m.Queue:
+		a.pc = cClaim
+	case m.mutant("no second look after the hold"):
+		a.pc = cEntry
 	default:
-		a.pc = cArm
+		a.pc = cHoldTail
 	}
 }
 
-func (m *model) anyWaits(s *state, most int8) bool {
-	for n := max(s.head, 1); n <= most; n++ {
-		if m.waits(s, n) {
+// read finds the frame of the number.
+func (m *model) read(s *state, c int8, a *consumer, choice int) bool {
+	wrong := func(format string, args ...any) {
+		if m.holds(c) && !m.Queue {
+			a.pc = cOutrun
+			return
+		}
+		m.fault(format, args...)
+	}
+	switch a.pc {
+	case cEntry:
+		if choice > 0 && int(a.failures) == m.Fails {
+			return false
+		}
+		e := s.order[a.n%m.n()]
+		if e.number < a.n && a.tail.number == a.n {
+			e = entry{a.n, a.tail.slot}
+		}
+		if e.number != a.n || e.slot == void {
+			wrong("consumer %d finds the entry of %d (slot %d) in the slot of %d", c, e.number, e.slot, a.n)
+			return true
+		}
+		a.tail = tail{}
+		a.owner, a.pc = s.owners[e.slot], cSeq
+		if s.producerSlots[e.slot] == free {
+			wrong("consumer %d finds that the slot of the producer of %d is free", c, a.n)
+		}
+		if choice > 0 {
+			a.failures++
+			a.failed, a.pc = true, cNext
+		}
+	case cSeq, cSeqAgain:
+		if seq := s.records[a.owner][a.n%m.n()].seq; seq != a.n {
+			wrong("consumer %d finds seq %d in the record of %d", c, seq, a.n)
+			return true
+		}
+		if a.pc++; a.pc > cSeqAgain {
+			a.pc = cNext
+		}
+	case cBlock:
+		a.block, a.pc = s.records[a.owner][a.n%m.n()].block, cSeqAgain
+	case cOutrun:
+		if a.n >= m.oldestKept(s.tail.number) {
+			m.fault("consumer %d does not find frame %d, which is kept", c, a.n)
+		}
+		a.pc = cUnhold
+	}
+	return true
+}
+
+// take says that the frame is the consumer's.
+func (m *model) take(s *state, c int8, a *consumer) {
+	a.next = a.n + 1
+	switch {
+	case m.Queue:
+		a.next = 0
+		word := freed
+		if m.mutant("nobody is woken for a claim") {
+			word = none
+		}
+		m.got(s, c, a)
+		m.ring(a, word, a.pc)
+	case m.holds(c):
+		s.floor[c] = a.next
+		m.got(s, c, a)
+	default:
+		s.next[c] = a.next
+		a.pc = cOwn
+	}
+}
+
+// got checks the frame that the consumer begins to use.
+func (m *model) got(s *state, c int8, a *consumer) {
+	if !m.Queue && (a.n <= a.last || !m.holds(c) && !m.Misses && a.n != a.last+1) {
+		m.fault("consumer %d takes frame %d after %d", c, a.n, a.last)
+	}
+	a.last = a.n
+	a.pc = cUse
+	if a.failed {
+		return
+	}
+	if got := s.content[a.block]; got != s.ghost.frames[a.n] {
+		m.fault("consumer %d reads %d as frame %d, which was %d", c, got, a.n, s.ghost.frames[a.n])
+	}
+	s.ghost.uses[c] = a.block + 1
+}
+
+// use lets go of the frame, or leaves with it in hand (choice 1).
+func (m *model) use(s *state, c int8, a *consumer, choice int) bool {
+	if m.Hoards {
+		return false
+	}
+	if m.Queue {
+		a.pc = cSettle
+		return m.settle(s, c, a, choice)
+	}
+	if choice > 0 {
+		if !m.Leave[c] || a.failed {
+			return false
+		}
+		a.pc = cSaid
+		if !m.holds(c) {
+			a.pc = cLeaveHold
+			if m.mutant("a consumer that leaves moves its floor before its hold") {
+				a.pc = cLeaveFloor
+			}
+		}
+		return true
+	}
+	if m.GPU {
+		a.pc = cDoneClear
+	} else {
+		m.release(c, a)
+	}
+	return m.stepConsumer(s, c, 0)
+}
+
+func (m *model) release(c int8, a *consumer) {
+	a.pc = cRelease
+	if m.holds(c) {
+		a.pc = cUnhold
+	}
+	if a.failed && m.mutant("a frame that failed is not released") {
+		m.ring(a, none, cTail)
+	}
+}
+
+// stepDone says when the work on the frame will be done.
+func (m *model) stepDone(s *state, c int8, a *consumer) bool {
+	d := &s.done[c][a.n%m.n()]
+	switch a.pc {
+	case cDoneClear:
+		v := a.issued + 1
+		if d.value > 0 && word(d.value) != word(v) && d.value > a.reached[word(d.value)] && !m.mutant("a done entry is overwritten while its work runs") {
+			return false
+		}
+		a.issued = v
+		s.ghost.gpu[c][v] = a.block + 1
+		d.number, a.pc = 0, cDoneValue
+	case cDoneValue:
+		d.value, a.pc = a.issued, cDoneNumber
+	case cDoneNumber:
+		d.number = a.n
+		m.release(c, a)
+	}
+	return true
+}
+
+// word is the word of a consumer's timeline on which a piece of work counts: of two in one place of done, some have the same one.
+func word(v int8) int8 { return v >> 2 & 1 }
+
+// stepGPU finishes the next piece of work on one of the two words.
+func (m *model) stepGPU(s *state, c int8, on int8) bool {
+	a := &s.cons[c]
+	for v := a.reached[on] + 1; v <= a.issued; v++ {
+		if word(v) == on {
+			a.reached[on] = v
+			s.ghost.gpu[c][v] = 0
 			return true
 		}
 	}
 	return false
 }
 
-func (m *model) allAcknowledged(s *state) bool {
-	for n := max(s.head, 1); n <= s.end; n++ {
-		if !m.passed(s, n) {
-			return false
+// settle acknowledges a frame of a queue, or gives it back (choice 1).
+func (m *model) settle(s *state, c int8, a *consumer, choice int) bool {
+	if a.pc == cEnding { // others sleep until everything is done
+		word := none
+		if s.state != open && !m.mutant("nobody is woken for the end") {
+			word = published
 		}
+		m.ring(a, word, cUnhold)
+		return true
+	}
+	if choice > 0 && (a.failed || int(a.returned) == m.GiveBack) {
+		return false
+	}
+	k := &s.claims[a.n%m.n()]
+	if *k != (claim{a.n, claimedBy + c}) {
+		m.fault("consumer %d finds %v in the claim of %d, which it has", c, *k, a.n)
+		return true
+	}
+	s.ghost.mine[c] = 0
+	a.settled = true
+	switch {
+	case choice > 0:
+		a.returned++
+		k.tag = givenBack
+		word := published
+		if m.mutant("nobody is woken for a frame that was given back") {
+			word = none
+		}
+		m.ring(a, word, cUnhold)
+	case a.failed && m.mutant("a frame that failed is not released"):
+		a.pc = cUnhold
+	default:
+		k.tag = acknowledged
+		m.acknowledged(s, a.n)
+		a.pc = cEnding
 	}
 	return true
 }
 
-// passed says whether a number of a queue is acknowledged or void.
-func (m *model) passed(s *state, n int8) bool {
-	c, e := s.claims[n%m.n()], s.order[n%m.n()]
-	return c.number > n || c.number == n && c.tag == acknowledged || e.number == n && e.producer == void ||
-		s.tail.number == n && s.tail.producer == void
+// empty decides what to do where nothing is there: end, sleep, or leave (choice 1).
+func (m *model) empty(s *state, c int8, a *consumer, choice int) bool {
+	if choice > 0 {
+		if !m.Leave[c] || a.sleep.armed {
+			return false
+		}
+		a.pc = cSaid
+		return true
+	}
+	ended := s.state == closed && a.next > s.end
+	if m.Queue {
+		ended = s.state == closed && s.head > s.end
+	}
+	switch {
+	case s.slots[c] != active, s.state == destroyed, ended:
+		a.sleep, a.pc = sleeper{}, cDone
+	case a.sleep.armed:
+		a.pc = cSleep
+	default:
+		a.pc = cArm
+	}
+	return true
 }

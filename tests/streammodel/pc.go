@@ -1,83 +1,185 @@
 package streammodel
 
 // pc is the step that an actor takes next.
-type pc string
+type pc int8
 
-// Steps of a producer.
 const (
-	pWrite       pc = "write the content into a free block"
-	pTail        pc = "load the tail"
-	pState       pc = "read the roster's state"
-	pSlots       pc = "read a slot of the roster"
-	pRoom        pc = "load a floor for room"
-	pWaiting     pc = "look at the claims for room"
-	pDropOne     pc = "acknowledge the oldest that waits"
-	pVoid        pc = "swap the tail to a void number"
-	pHelp        pc = "help with the entry before"
-	pRecordClear pc = "store seq 0"
-	pRecordBlock pc = "store the record"
-	pRecordSeq   pc = "store seq"
-	pSwap        pc = "swap the tail"
-	pEntry       pc = "store the entry"
-	pBell        pc = "load published"
-	pRing        pc = "swap published and wake"
-	pOldest      pc = "load the tail to have a block back"
-	pFloors      pc = "load a floor to have a block back"
-	pClaim       pc = "load the claim to have a block back"
-	pHolds       pc = "load a hold to have a block back"
-	pArm         pc = "load freed"
-	pArmSwap     pc = "set bit 0 of freed"
-	pSleep       pc = "sleep on freed"
-	pDone        pc = "done"
-	pClosed      pc = "the channel is closed"
+	// Steps of a producer.
+	pOutside pc = iota
+	pWrite
+	pTail
+	pVersion
+	pSlots
+	pHelp
+	pRoom
+	pSurvey
+	pDrop
+	pResident
+	pSkip
+	pVoid
+	pTurn
+	pTicket
+	pRecordClear
+	pRecordBlock
+	pRecordSeq
+	pSwap
+	pEntry
+	pEndTurn
+	pWake
+	pWoken
+	pBackState
+	pBackTail
+	pBackVersion
+	pBackSlots
+	pBackFloors
+	pBackClaim
+	pBackHold
+	pBackDone
+	pArm
+	pSleep
+	pDone
+
+	// Steps of a consumer.
+	cOutside
+	cTail
+	cUsed
+	cHold
+	cOwn
+	cHoldTail
+	cEntry
+	cSeq
+	cBlock
+	cSeqAgain
+	cOutrun
+	cNext
+	cUse
+	cDoneClear
+	cDoneValue
+	cDoneNumber
+	cRelease
+	cUnhold
+	cClaim
+	cSettle
+	cEnding
+	cWake
+	cWoken
+	cState
+	cArm
+	cSleep
+	cLeaveHold
+	cLeaveFloor
+	cSaid
+	cDone
+
+	// Steps of the service.
+	sNext
+	sJoinTail
+	sJoinStart
+	sActive
+	sVersion
+	sJoinSwap
+	sSwap
+	sPublished
+	sFreed
+	sLeft
+	sFree
+	sClosing
+	sClosed
+	sDestroy
+	sClaims
+	sProducerLeft
+	sProducerFree
+	sKept
+	sHolds
+	sBlocks
 )
 
-// Steps of a consumer.
-const (
-	cOutside   pc = "not a member yet"
-	cTail      pc = "load the tail"
-	cHold      pc = "store a hold"
-	cHoldTail  pc = "load the tail after the hold"
-	cEntry     pc = "load the entry"
-	cSeq       pc = "load seq"
-	cBlock     pc = "load the record"
-	cSeqAgain  pc = "load seq again"
-	cOutrun    pc = "load the tail after a seq that is wrong"
-	cNext      pc = "store next"
-	cUse       pc = "begin to use the block"
-	cUsed      pc = "end to use the block"
-	cRelease   pc = "release"
-	cUnhold    pc = "clear the hold"
-	cClaims    pc = "look for a claim"
-	cClaim     pc = "swap the claim"
-	cAck       pc = "acknowledge"
-	cGiveBack  pc = "give back"
-	cHead      pc = "move head"
-	cEnding    pc = "read the roster's state after an acknowledgement"
-	cBell      pc = "load the futex of the others"
-	cRing      pc = "swap it and wake"
-	cState     pc = "read the roster's state"
-	cStateTail pc = "load the tail after the roster's state"
-	cArm       pc = "load published"
-	cArmSwap   pc = "set bit 0 of published"
-	cSleep     pc = "sleep on published"
-	cLeaving   pc = "wants to leave"
-	cDone      pc = "done"
-)
+var names = [...]string{
+	pOutside:     "is no member yet",
+	pWrite:       "writes the content into a free block",
+	pTail:        "loads the tail",
+	pVersion:     "loads version and state",
+	pSlots:       "reads the slots of the roster",
+	pHelp:        "helps with the entry of the tail",
+	pRoom:        "looks at the floors for room",
+	pSurvey:      "looks at a slot of the queue",
+	pDrop:        "drops the frame that waits longest",
+	pResident:    "looks whether the slot is free",
+	pSkip:        "looks whether any slot is free",
+	pVoid:        "swaps the tail to a void",
+	pTurn:        "looks whether another goes first",
+	pTicket:      "takes a ticket",
+	pRecordClear: "stores seq 0",
+	pRecordBlock: "stores the record",
+	pRecordSeq:   "stores seq",
+	pSwap:        "swaps the tail",
+	pEntry:       "stores the entry",
+	pEndTurn:     "gives its ticket back",
+	pWake:        "moves a futex word on, if somebody sleeps",
+	pWoken:       "wakes",
+	pBackState:   "loads the state, for a block",
+	pBackTail:    "loads the tail, for a block",
+	pBackVersion: "loads the version, for a block",
+	pBackSlots:   "reads the slots of the roster, for a block",
+	pBackFloors:  "looks at floors, for a block",
+	pBackClaim:   "looks at a claim, for a block",
+	pBackHold:    "looks at a hold, for a block",
+	pBackDone:    "looks at the done entries, for a block",
+	pArm:         "sets bit 0 of freed",
+	pSleep:       "sleeps on freed if it has not moved",
+	pDone:        "has ended",
 
-// Steps of the service.
-const (
-	sNext       pc = "look for something to do"
-	sJoinTail   pc = "load the tail for a joiner"
-	sJoinFloor  pc = "store start and floor"
-	sJoinActive pc = "store the state active and the version"
-	sJoinSwap   pc = "swap the version in the tail for a joiner"
-	sGone       pc = "free the slot of a consumer"
-	sClaims     pc = "give a claim of the dead back"
-	sVersion    pc = "store the version"
-	sSwap       pc = "swap the version in the tail"
-	sClosing    pc = "store the state closing"
-	sEnd        pc = "store end and the state closed"
-	sBell       pc = "load a futex"
-	sRing       pc = "swap it and wake"
-)
+	cOutside:    "is no member yet",
+	cTail:       "loads the tail",
+	cUsed:       "raises the count of holds",
+	cHold:       "stores a hold",
+	cOwn:        "looks at its own slot and the state",
+	cHoldTail:   "loads the tail after the hold",
+	cEntry:      "loads the entry",
+	cSeq:        "loads seq",
+	cBlock:      "loads the record",
+	cSeqAgain:   "loads seq again",
+	cOutrun:     "loads the tail after what it found is wrong",
+	cNext:       "stores next",
+	cUse:        "uses the frame",
+	cDoneClear:  "stores done: number 0",
+	cDoneValue:  "stores done: value and word",
+	cDoneNumber: "stores done: the number",
+	cRelease:    "stores the floor",
+	cUnhold:     "clears the hold",
+	cClaim:      "swaps the claim",
+	cSettle:     "acknowledges or gives back",
+	cEnding:     "loads the state after that",
+	cWake:       "moves a futex word on, if somebody sleeps",
+	cWoken:      "wakes",
+	cState:      "loads its own slot and the state",
+	cArm:        "sets bit 0 of published",
+	cSleep:      "sleeps on published if it has not moved",
+	cLeaveHold:  "stores a hold to leave",
+	cLeaveFloor: "stores the floor to leave",
+	cSaid:       "says that it leaves",
+	cDone:       "has ended",
+
+	sNext:         "looks for something to do",
+	sJoinTail:     "loads the tail for a joiner",
+	sJoinStart:    "stores start, floor and next",
+	sActive:       "stores the state active",
+	sVersion:      "stores the version",
+	sJoinSwap:     "swaps the version in the tail for a joiner",
+	sSwap:         "stores the version in the tail",
+	sPublished:    "moves published on and wakes",
+	sFreed:        "moves freed on and wakes",
+	sLeft:         "stores that a consumer has left",
+	sFree:         "frees the slot of a consumer",
+	sClosing:      "stores the state closing",
+	sClosed:       "stores end and the state closed",
+	sDestroy:      "stores the state destroyed",
+	sClaims:       "gives a claim of the dead back",
+	sProducerLeft: "stores that a producer has left",
+	sProducerFree: "frees the slot of a producer",
+	sKept:         "looks which blocks of the dead are kept",
+	sHolds:        "looks which blocks of the dead a consumer has",
+	sBlocks:       "uses the other blocks of the dead",
+}
+
+func (p pc) String() string { return names[p] }

@@ -1,308 +1,308 @@
 package streammodel
 
-// stepProducer takes the next step of a producer. It returns false if the producer can do nothing.
-func (m *model) stepProducer(s *state, p int8) bool {
+// stepProducer takes the next step of a producer. It returns false if the producer can do nothing, or has no such choice.
+func (m *model) stepProducer(s *state, p int8, choice int) bool {
 	a := &s.producers[p]
+	if choice > 1 || choice > 0 && a.pc != pTurn {
+		return false
+	}
 	switch a.pc {
+	case pOutside:
+		if s.producerSlots[m.slotOf(p)] != active || s.owners[m.slotOf(p)] != p || s.service.joining(s) {
+			return false
+		}
+		a.pc = pWrite
+		return m.write(s, p, a)
 	case pWrite:
 		return m.write(s, p, a)
 	case pTail:
-		a.tail = s.tail
+		a.tail, a.pc = s.tail, pVersion
+	case pVersion:
 		switch {
-		case a.tail.version != a.known && !m.mutant("no version in the tail"):
-			a.reading, a.i, a.pc = a.tail.version, 0, pState
-		case m.Queue:
-			a.pc = pWaiting
+		case s.state != open:
+			a.sleep, a.tail = sleeper{}, tail{}
+			a.block, a.written, a.pc = -1, int8(m.Frames[p]), pWake
+			m.endTurn(a)
+		case !m.knows(s, a, open):
+			a.known, a.pc = s.version, pSlots
 		default:
-			a.i, a.pc = 0, pRoom
+			a.pc = pHelp
 		}
-	case pState:
-		if s.state != open {
-			a.pc = pClosed
-			return true
+	case pSlots, pBackSlots:
+		a.view = s.slots
+		a.pc--
+	case pHelp:
+		if !m.mutant("nobody helps") {
+			m.enter(s, a.tail)
 		}
-		a.pc = pSlots
-	case pSlots:
-		a.view[a.i] = s.consumers[a.i]
-		if a.i++; int(a.i) == m.Consumers {
-			a.known = a.reading
-			m.look(a)
+		a.pc = pRoom
+		if m.Queue {
+			a.survey, a.pc = m.walk(s, a.tail), pSurvey
+		}
+		if m.mutant("the entry is stored before the swap") {
+			m.enter(s, tail{a.tail.number + 1, m.slotOf(p), 0})
 		}
 	case pRoom:
-		m.room(s, a)
-	case pWaiting:
-		m.waiting(s, a)
-	case pDropOne:
-		c := &s.claims[a.number%m.n()]
-		if m.waits(s, a.number) {
-			*c = claim{a.number, acknowledged}
-			m.acknowledged(s, a.number)
+		if m.roomInBroadcast(s, a) {
+			m.goOn(a)
+		} else {
+			m.rest(a)
 		}
-		a.pc = pTail
-	case pVoid:
-		if s.tail == a.tail {
-			s.tail.number++
-			s.tail.producer = void
-			m.claimed(s, s.tail.number, void)
-		}
-		a.pc = pTail
-	case pHelp:
-		if e := &s.order[a.tail.number%m.n()]; a.tail.number > 0 && e.number < a.tail.number && !m.mutant("nobody helps") {
-			*e = entry{a.tail.number, a.tail.producer}
-		}
-		a.pc = pRecordClear
-		if m.mutant("entry before the swap") {
-			s.order[(a.tail.number+1)%m.n()] = entry{a.tail.number + 1, p}
-		}
+	case pSurvey, pDrop, pResident, pSkip, pVoid:
+		m.stepQueue(s, p, a)
+	case pTurn:
+		return m.turn(s, p, a, choice)
+	case pTicket:
+		s.tickets++
+		s.waiting[p], a.ticket = s.tickets, s.tickets
+		m.rest(a)
 	case pRecordClear:
-		s.records[p][(a.tail.number+1)%m.n()].seq = 0
-		a.pc = pRecordBlock
-		if m.mutant("seq before the record") {
-			s.records[p][(a.tail.number+1)%m.n()].seq = a.tail.number + 1
+		if !m.mutant("seq is not 0 while the record is written") {
+			m.record(s, p).seq = 0
 		}
+		a.pc = pRecordBlock
 	case pRecordBlock:
-		s.records[p][(a.tail.number+1)%m.n()].block = a.block
+		m.record(s, p).block = a.block
 		a.pc = pRecordSeq
 	case pRecordSeq:
-		s.records[p][(a.tail.number+1)%m.n()].seq = a.tail.number + 1
+		m.record(s, p).seq = a.tail.number + 1
 		a.pc = pSwap
 	case pSwap:
-		if s.tail != a.tail {
-			a.pc = pTail
-			return true
-		}
-		s.tail.number++
-		s.tail.producer = p
-		a.flying[m.ownBlock(p, a.block)] = s.tail.number
-		m.claimed(s, s.tail.number, s.content[a.block])
-		a.block, a.armed = -1, false
-		a.pc = pEntry
+		m.publish(s, p, a)
 	case pEntry:
-		n := a.tail.number + 1
-		if e := &s.order[n%m.n()]; e.number < n {
-			*e = entry{n, p}
+		m.enter(s, tail{a.tail.number, m.slotOf(p), 0})
+		a.tail = tail{}
+		a.wakes, a.pc = published, pWake
+		if !m.Queue && m.Producers > 1 && !m.mutant("publishing wakes no producer") {
+			a.wakes = both
 		}
-		a.pc = pBell
-	case pBell:
-		a.seen = s.published
-		a.pc = pWrite
-		if a.seen&1 == 1 {
-			a.pc = pRing
+		if m.mutant("nobody is woken for a frame") {
+			a.wakes &^= published
 		}
-	case pRing:
-		a.pc = pBell
-		if m.ring(s, &s.published, a.seen, onPublished) {
-			a.pc = pWrite
+	case pEndTurn:
+		s.waiting[p], a.ticket = 0, 0
+		a.pc, a.wakes = pWake, freed
+		if m.mutant("nobody is woken at the end of a turn") {
+			a.wakes = none
 		}
-	case pOldest:
-		m.oldest(s, p, a)
-	case pFloors:
-		m.floors(s, a)
-	case pClaim:
-		c := s.claims[a.number%m.n()]
-		a.i, a.j, a.pc = 0, 0, pHolds
-		if !(c.number > a.number || c.number == a.number && c.tag == acknowledged) {
-			m.noRoom(a)
+	case pWake, pWoken:
+		a.pc = m.wake(s, &a.wakes, &a.loaded, a.pc, pWake, pWoken)
+		if a.wakes == none {
+			m.endTurn(a)
 		}
-	case pHolds:
-		m.lookAtHolds(s, p, a)
+	case pBackState, pBackTail, pBackVersion, pBackFloors, pBackClaim, pBackHold, pBackDone:
+		m.stepBack(s, p, a)
 	case pArm:
-		a.seen = s.freed
-		a.pc = pArmSwap
-		if a.seen&1 == 1 {
-			m.armed(a)
-		}
-	case pArmSwap:
-		if s.freed != a.seen {
-			a.pc = pArm
-			return true
-		}
-		s.freed |= 1
-		a.seen = s.freed
-		m.armed(a)
-	case pSleep:
-		a.armed = false
+		m.arm(&s.freed, &a.sleep)
 		m.look(a)
-		if s.freed == a.seen {
-			a.sleep = onFreed
+		if m.mutant("no second look before sleep") {
+			a.pc = pSleep
 		}
+	case pSleep:
+		m.look(a)
+		m.lie(s.freed, &a.sleep, freed)
 	default:
 		return false
 	}
 	return true
 }
 
+// slotOf is the slot of a producer in the roster.
+func (m *model) slotOf(p int8) int8 {
+	if m.Heir {
+		return 0
+	}
+	return p
+}
+
+func (m *model) record(s *state, p int8) *record {
+	return &s.records[p][(s.producers[p].tail.number+1)%m.n()]
+}
+
+// enter stores the entry of a tail if the one that is there is older. A void has none.
+func (m *model) enter(s *state, t tail) {
+	if t.slot == void && !m.mutant("a void has an entry") {
+		return
+	}
+	if e := &s.order[t.number%m.n()]; t.number > 0 && e.number < t.number {
+		*e = entry{t.number, t.slot}
+	}
+}
+
 // write puts the content of the next frame into a free block, or goes to have one back.
 func (m *model) write(s *state, p int8, a *producer) bool {
-	if a.block >= 0 {
-		a.pc = pTail
-		return m.stepProducer(s, p)
-	}
-	if int(a.written) == m.Frames[p] {
+	if int(a.written) == m.Frames[p] && a.block < 0 {
 		a.pc = pDone
+		if m.Drain && a.flying != [mostBlocks]int8{} {
+			a.pc = pBackState
+			return m.stepProducer(s, p, 0)
+		}
 		return true
 	}
+	if a.block < 0 && !m.fill(s, p, a) {
+		a.pc = pBackState
+		return m.stepProducer(s, p, 0)
+	}
+	if b := a.block - p*mostBlocks; !m.reached(s, a, b) {
+		return false
+	}
+	m.written(s, p, a)
+	a.pc = pTail
+	return true
+}
+
+// fill chooses a free block.
+func (m *model) fill(s *state, p int8, a *producer) bool {
 	for b := range int8(m.Blocks) {
 		if a.flying[b] == 0 {
-			a.block = m.block(p, b)
+			a.block = p*mostBlocks + b
 			a.written++
-			for c := range s.ghost.uses {
-				if s.ghost.uses[c] == a.block+1 {
-					m.fault("producer %d writes block %d, which consumer %d uses", p, a.block, c)
-				}
-			}
-			s.content[a.block] = 16*(p+1) + a.written
-			a.pc = pTail
 			return true
 		}
 	}
-	a.pc = pOldest
-	return m.stepProducer(s, p)
+	return false
 }
 
-// room says whether the floors of those who block let the next number in.
-func (m *model) room(s *state, a *producer) {
-	victim := a.tail.number + 1 - int8(m.Capacity)
-	for int(a.i) < m.Consumers && !(a.view[a.i].state == active && !a.view[a.i].policy.drops()) {
-		a.i++
-	}
-	if victim < 1 || int(a.i) == m.Consumers {
-		a.pc = pHelp
-		return
-	}
-	if s.floor[a.i] <= victim {
-		m.noRoom(a)
-		return
-	}
-	a.i++
-}
-
-// waiting says whether a queue takes the next number. The scan of the claims is one step: it stands for what a scan sees if nobody
-// takes or gives back meanwhile, and a later step is checked again by the swap of the tail or of a claim.
-func (m *model) waiting(s *state, a *producer) {
-	var oldest, count int8
-	for n := max(s.head, 1); n <= a.tail.number; n++ {
-		if m.waits(s, n) {
-			if count == 0 {
-				oldest = n
-			}
-			count++
+// reached says whether the work is done for which the writer of a block waits.
+func (m *model) reached(s *state, a *producer, b int8) bool {
+	for c := range m.Consumers {
+		if v := a.value[c][b]; v > s.cons[c].reached[word(v)] {
+			return false
 		}
 	}
-	n := a.tail.number + 1
-	c := s.claims[n%m.n()]
-	switch {
-	case int(count) >= m.Capacity && m.Full == block:
-		m.noRoom(a)
-	case int(count) >= m.Capacity:
-		a.number, a.pc = oldest, pDropOne
-	case c.number > 0 && c.tag != acknowledged:
-		a.pc = pVoid
-	default:
-		a.pc = pHelp
+	for c := range m.Consumers {
+		a.value[c][b] = 0
+	}
+	return true
+}
+
+func (m *model) written(s *state, p int8, a *producer) {
+	m.unused(s, a.block, "producer", p)
+	m.finished(s, a.block, p)
+	s.content[a.block] = 16*(p+1) + a.written
+}
+
+// unused checks that no consumer uses a block that comes back.
+func (m *model) unused(s *state, b int8, who string, p int8) {
+	for c := range int8(m.Consumers) {
+		if s.ghost.uses[c] == b+1 {
+			m.fault("%s %d takes block %d back, which consumer %d uses", who, p, b, c)
+		}
 	}
 }
 
-// waits says whether a number of a queue was published and nobody has it.
-func (m *model) waits(s *state, n int8) bool {
-	c := s.claims[n%m.n()]
-	if e := s.order[n%m.n()]; e.number == n && e.producer == void || s.tail.number == n && s.tail.producer == void {
+// finished checks that no work of a consumer runs on a block that is about to be written.
+func (m *model) finished(s *state, b, p int8) {
+	for c := range int8(m.Consumers) {
+		for v, on := range s.ghost.gpu[c] {
+			if on == b+1 && int8(v) > s.cons[c].reached[word(int8(v))] {
+				m.fault("producer %d writes block %d, on which work %d of consumer %d runs", p, b, v, c)
+			}
+		}
+	}
+}
+
+// knows says whether the producer has read the slots that count at the tail which it has loaded.
+func (m *model) knows(s *state, a *producer, channel int8) bool {
+	if a.known < 0 {
 		return false
 	}
-	return c.number < n && (c.number == 0 || c.tag == acknowledged) || c.number == n && c.tag == givenBack
+	if m.mutant("only the version in the tail is looked at") {
+		return a.tail.version == a.known%m.Versions
+	}
+	if m.mutant("the roster is read once") {
+		return true
+	}
+	return s.version == a.known || channel == open && s.version == a.known+1 && a.tail.version == a.known%m.Versions
 }
 
-func (m *model) noRoom(a *producer) {
-	if a.armed {
-		a.pc = pSleep
+// roomInBroadcast says whether all that block have released the frame that leaves.
+func (m *model) roomInBroadcast(s *state, a *producer) bool {
+	leaves := a.tail.number + 1 - int8(m.Capacity)
+	for c := range int8(m.Consumers) {
+		if leaves >= 1 && m.blocks(a, c) && s.floor[c] <= leaves && !m.mutant("floors are not looked at for room") {
+			return false
+		}
+	}
+	return true
+}
+
+// blocks says whether a consumer keeps the channel from going on, as far as the producer knows.
+func (m *model) blocks(a *producer, c int8) bool {
+	return a.view[c] == active && !m.Policies[c].drops()
+}
+
+// publish is the moment at which a frame is published.
+func (m *model) publish(s *state, p int8, a *producer) {
+	same := s.tail == a.tail
+	if m.mutant("the swap does not look at the version") {
+		same = s.tail.number == a.tail.number
+	}
+	if !same {
+		a.tail, a.pc = tail{}, pTail
 		return
 	}
-	a.pc = pArm
+	s.tail.number++
+	s.tail.slot = m.slotOf(p)
+	b := a.block - p*mostBlocks
+	a.flying[b] = s.tail.number
+	m.claimed(s, s.tail.number, s.content[a.block])
+	a.block, a.sleep, a.passed = -1, sleeper{}, false
+	a.tail.number++
+	a.pc = pEntry
 }
 
-// armed makes the producer look once more, now that bit 0 of freed is set.
-func (m *model) armed(a *producer) {
-	a.armed = true
-	m.look(a)
-	if m.mutant("no second look before sleep") {
-		a.pc = pSleep
+// goOn goes on where there is room.
+func (m *model) goOn(a *producer) {
+	a.pc = pRecordClear
+	if m.Turns {
+		a.pc = pTurn
 	}
+}
+
+// turn lets the other producer go first if it has waited for longer. Choice 1: it has not gone for too long.
+func (m *model) turn(s *state, p int8, a *producer, choice int) bool {
+	other := s.waiting[1-p]
+	first := other != 0 && (a.ticket == 0 || other < a.ticket) && s.producerSlots[1-p] == active && !a.passed
+	switch {
+	case !first && choice == 0:
+		a.pc = pRecordClear
+	case !first:
+		return false
+	case choice == 1:
+		a.passed, a.pc = true, pRecordClear
+	default:
+		m.rest(a)
+	}
+	return true
+}
+
+// endTurn begins with the next frame, once the ticket is given back.
+func (m *model) endTurn(a *producer) {
+	a.pc = pWrite
+	if a.ticket != 0 {
+		a.pc = pEndTurn
+	}
+}
+
+// rest goes to sleep, after a second look.
+func (m *model) rest(a *producer) {
+	switch {
+	case m.Turns && a.ticket == 0 && a.block >= 0:
+		a.pc = pTicket
+	case a.sleep.armed:
+		a.pc = pSleep
+	default:
+		a.pc = pArm
+	}
+	a.tail, a.survey, a.i, a.limit, a.state = tail{}, survey{}, 0, 0, 0
+	a.gone, a.busy = [mostBlocks]bool{}, [mostBlocks]bool{}
 }
 
 // look has the producer look for room, or for a block if it has none.
 func (m *model) look(a *producer) {
-	if a.block >= 0 {
-		a.pc = pTail
-	} else {
-		a.pc = pOldest
-	}
-}
-
-// oldest chooses the frame whose block may come back.
-func (m *model) oldest(s *state, p int8, a *producer) {
-	a.tail = s.tail
-	if a.tail.version != a.known {
-		// The state of the channel is of no interest here: what was published comes back after the end, too.
-		a.reading, a.i, a.pc = a.tail.version, 0, pState
-		return
-	}
-	var number int8
-	for b := range int8(m.Blocks) {
-		if f := a.flying[b]; f > 0 && (number == 0 || f < number) {
-			number = f
-		}
-	}
-	switch {
-	case number == 0:
-		a.i = 0
-		m.noRoom(a)
-	case m.Queue:
-		a.number, a.pc = number, pClaim
-	case a.tail.number < number+int8(m.Capacity) && !m.mutant("a kept frame is used again"):
-		m.noRoom(a)
-	default:
-		a.number, a.i, a.pc = number, 0, pFloors
-	}
-}
-
-func (m *model) floors(s *state, a *producer) {
-	for int(a.i) < m.Consumers && !(a.view[a.i].state == active && !a.view[a.i].policy.drops()) {
-		a.i++
-	}
-	if int(a.i) == m.Consumers {
-		a.i, a.j, a.pc = 0, 0, pHolds
-		return
-	}
-	if s.floor[a.i] <= a.number {
-		m.noRoom(a)
-		return
-	}
-	a.i++
-}
-
-func (m *model) lookAtHolds(s *state, p int8, a *producer) {
-	holds := func(v slot) bool {
-		return !m.mutant("holds are not looked at") && (v.state == left || v.state == active && (v.policy.drops() || m.Queue))
-	}
-	for int(a.i) < m.Consumers && !holds(a.view[a.i]) {
-		a.i++
-	}
-	if int(a.i) == m.Consumers {
-		for b := range a.flying {
-			if a.flying[b] == a.number {
-				a.flying[b] = 0
-			}
-		}
-		a.armed = false
-		a.pc = pWrite
-		return
-	}
-	c := a.i
-	if s.holds[c][a.j].number == a.number || a.view[c].state == left && s.floor[c] <= a.number && a.number < s.next[c] {
-		m.noRoom(a)
-		return
-	}
-	if a.j++; int(a.j) == mostHolds {
-		a.i, a.j = a.i+1, 0
+	a.pc = pTail
+	if a.block < 0 {
+		a.pc = pBackState
 	}
 }
