@@ -283,7 +283,7 @@ func TestLiesThatAreFound(t *testing.T) {
 			require.NoError(t, err)
 			c.lie(h)
 			require.ErrorIs(t, h.consumers[0].takeError(), c.want)
-			if c.want == ErrFrame {
+			if errors.Is(c.want, ErrFrame) {
 				h.consumers[0].none()
 				_, err := h.producers[0].TryPublish(&h.record)
 				require.NoError(t, err)
