@@ -10,7 +10,7 @@ LDFLAGS := -extldflags=-Wl,-z,lazy -X main.version=$(shell git describe --tags -
 GOLANGCI_VERSION := v2.15.0
 GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
 
-.PHONY: help build venv verify test test-simcuda test-go test-python test-compiled test-integration coverage simcuda ptx lint fuzz bench wheel gpu-bundle clean FORCE
+.PHONY: help build venv verify test test-simcuda test-go test-model test-python test-compiled test-integration coverage simcuda ptx lint fuzz bench wheel gpu-bundle clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -67,6 +67,10 @@ test-go: simcuda
 	$(GO) vet ./...
 	$(GOTEST) $(ON_SIMCUDA) ./bridge/... ./internal/... ./mempool/... ./cuda/... ./cmd/... ./tests/driverfacts ./tests/anomaly
 	GOMAXPROCS=8 $(GOTEST) $(ON_SIMCUDA) -count=1 ./mempool # where there are CPUs to spare, who waits looks first
+	$(MAKE) test-model
+
+test-model: ## explore every interleaving of small shared channels, and find every mutation
+	$(GO) test -count=1 ./tests/streammodel
 
 test-python: $(VENV)/installed simcuda bin/poolsvc
 	$(PY) -m pytest -q python/tests

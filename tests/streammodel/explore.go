@@ -1,0 +1,338 @@
+package streammodel
+
+import (
+	"fmt"
+	"hash/maphash"
+	"strings"
+	"unsafe"
+)
+
+// Result says what was explored, and the first fault with the way to it.
+type Result struct {
+	States int
+	Ends   int // states in which nothing is left to do
+	Fault  string
+	Trace  []string
+}
+
+// String is the fault and the way to it, a line for each step.
+func (r Result) String() string { return r.Fault + "\n  " + strings.Join(r.Trace, "\n  ") }
+
+type model struct {
+	Config
+	found string
+}
+
+func (m *model) fault(format string, args ...any) {
+	if m.found == "" {
+		m.found = fmt.Sprintf(format, args...)
+	}
+}
+
+func (m *model) begins() state {
+	var s state
+	s.tail.slot = void
+	for p := range s.producers {
+		a := &s.producers[p]
+		a.pc, a.block, a.known = pDone, -1, -1
+		if p < m.Producers {
+			a.pc = pOutside
+			if p == 0 || !m.Heir {
+				a.pc, s.producerSlots[p], s.owners[p] = pWrite, active, int8(p)
+			}
+		}
+	}
+	for c := range s.cons {
+		s.cons[c].pc = cDone
+		if c < m.Consumers {
+			s.cons[c].pc = cOutside
+		}
+		if m.Joined[c] {
+			s.slots[c] = active
+			s.start[c], s.floor[c], s.next[c] = 1, 1, 1
+			if m.Queue {
+				s.start[c], s.floor[c], s.next[c] = 0, 0, 0
+			}
+		}
+	}
+	s.version = max(m.Versions-2, 0) // so that it comes round
+	s.tail.version = s.version % m.Versions
+	s.service.pc = sNext
+	return s
+}
+
+// The actors: producers, consumers, their GPUs and the service, and then the members again to die.
+const (
+	firstConsumer = mostProducers
+	firstGPU      = firstConsumer + mostConsumers
+	serviceActor  = firstGPU + mostConsumers
+	firstDeath    = serviceActor + 1
+	actors        = firstDeath + mostProducers + mostConsumers
+)
+
+// step takes a step of an actor; false if it has none, or no such choice.
+func (m *model) step(s *state, actor, choice int) bool {
+	switch {
+	case actor < firstConsumer:
+		a := &s.producers[actor]
+		return !a.dead && a.sleep.on == none && m.stepProducer(s, int8(actor), choice)
+	case actor < firstGPU:
+		c := actor - firstConsumer
+		a := &s.cons[c]
+		return choice < 2 && !a.dead && a.sleep.on == none && m.stepConsumer(s, int8(c), choice)
+	case actor < serviceActor:
+		return m.GPU && choice < 2 && m.stepGPU(s, int8(actor-firstGPU), int8(choice))
+	case actor == serviceActor:
+		return (choice == 0 || s.service.pc == sNext) && m.stepService(s, choice)
+	}
+	return choice == 0 && m.die(s, actor-firstDeath)
+}
+
+// more says whether an actor may have another choice when it does not have this one.
+func more(actor, choice int) bool {
+	return choice == 0 && actor >= firstConsumer && actor < serviceActor
+}
+
+// die ends the process of a member.
+func (m *model) die(s *state, who int) bool {
+	if int(s.ghost.deaths) >= m.Deaths {
+		return false
+	}
+	s.ghost.deaths++
+	if who < mostProducers {
+		a := &s.producers[who]
+		if a.dead || a.pc == pOutside || a.pc == pDone && !m.Heir && !m.Drain {
+			return false
+		}
+		*a = producer{pc: pDone, dead: true, block: -1, known: -1}
+		return true
+	}
+	c := who - mostProducers
+	a := &s.cons[c]
+	if a.dead || a.pc == cOutside || a.pc == cDone {
+		return false
+	}
+	*a = consumer{pc: cDone, dead: true, last: a.last, reached: [2]int8{a.issued, a.issued}, issued: a.issued}
+	s.ghost.uses[c], s.ghost.mine[c] = 0, 0
+	s.ghost.gpu[c] = [mostFrames]int8{}
+	return true
+}
+
+// turn is a state on the way that is explored, and what is to be tried from there next.
+type turn struct {
+	state         state
+	actor, choice int
+	by, chosen    int  // the actor whose step led here, and its choice
+	moved         bool // a step was possible
+	alone         bool // only this actor's steps are tried
+}
+
+// Explore takes every way through the configuration, and stops at the first fault. It remembers 64 bits of every state: that two of
+// ten million have the same is less likely than one in 100,000.
+func Explore(c Config) Result {
+	m := &model{Config: c}
+	seen := set{words: make([]uint64, 1<<10)}
+	seed := maphash.MakeSeed()
+	path := []turn{{state: m.begins()}}
+	seen.add(hash(seed, &path[0].state))
+	var r Result
+	for len(path) > 0 && m.found == "" {
+		top := &path[len(path)-1]
+		if top.actor == 0 && top.choice == 0 && !top.alone {
+			top.actor, top.alone = m.alone(&top.state)
+		}
+		if top.actor == actors {
+			path = path[:len(path)-1]
+			continue
+		}
+		actor, choice := top.actor, top.choice
+		if actor == firstDeath && !top.moved && choice == 0 && !top.alone {
+			r.Ends++
+			m.end(&top.state)
+			if m.found != "" {
+				break
+			}
+		}
+		path = append(path, turn{state: top.state, by: actor, chosen: choice})
+		top = &path[len(path)-2]
+		after := &path[len(path)-1].state
+		ok := m.step(after, actor, choice)
+		top.choice++
+		top.moved = top.moved || ok
+		if !ok && !more(actor, choice) {
+			top.actor, top.choice = actor+1, 0
+			if top.alone {
+				top.actor = actors
+			}
+		}
+		if m.found != "" {
+			break
+		}
+		if ok && m.Mutant != "a futex word is moved on by a store" {
+			m.settleWords(after)
+		}
+		if !ok || !seen.add(hash(seed, after)) {
+			path = path[:len(path)-1]
+			continue
+		}
+		if seen.count > c.Most {
+			m.fault("more than %d states", c.Most)
+			path = path[:1]
+		}
+	}
+	r.States, r.Fault = seen.count, m.found
+	if m.found != "" {
+		for i := range path[:len(path)-1] {
+			r.Trace = append(r.Trace, describe(&path[i].state, path[i+1].by, path[i+1].chosen))
+		}
+	}
+	return r
+}
+
+func hash(seed maphash.Seed, s *state) uint64 {
+	return maphash.Bytes(seed, (*[unsafe.Sizeof(*s)]byte)(unsafe.Pointer(s))[:])
+}
+
+// set is a set of words.
+type set struct {
+	words []uint64 // 0: none
+	count int
+}
+
+// add says whether the word is new.
+func (s *set) add(w uint64) bool {
+	w |= 1 << 63
+	mask := uint64(len(s.words) - 1)
+	i := w & mask
+	for ; s.words[i] != 0; i = (i + 1) & mask {
+		if s.words[i] == w {
+			return false
+		}
+	}
+	s.words[i] = w
+	if s.count++; 2*s.count > len(s.words) {
+		old := s.words
+		*s = set{words: make([]uint64, 4*len(old))}
+		for _, w := range old {
+			if w != 0 {
+				s.add(w)
+			}
+		}
+	}
+	return true
+}
+
+// alone finds an actor whose next step neither hinders the steps of others nor depends on them: then one order stands for all, and
+// nobody else's step is tried. Such steps are few in a row, so that nobody is forgotten for ever. A death before them is
+// one after them.
+//
+//   - What a producer writes into a block that is its own again, and into the record of a number that is not published, if no consumer
+//     is about to read an older number in that slot. No other producer writes this track. (If somebody used the block, the order
+//     would not hide it: the content is wrong for one that begins later, and one that has begun is found by the write.)
+//   - What a consumer reads of a frame that nobody can drop: nobody changes it until the consumer lets it go. (If somebody did, the step
+//     before, which is not taken alone, would find it as well.)
+//   - What a member reads of the roster when the service has nothing left to do, and nobody can die or leave; and that a consumer stores
+//     next then, which only counts when it leaves.
+//   - A look at a futex on which nobody will sleep again.
+func (m *model) alone(s *state) (actor int, found bool) {
+	quiet := m.quiet(s)
+	for p := range int8(m.Producers) {
+		a := &s.producers[p]
+		if a.dead || a.sleep.on != none {
+			continue
+		}
+		alone := false
+		switch a.pc {
+		case pWrite:
+			alone = !m.GPU && (quiet || a.block >= 0 || int(a.written) < m.Frames[p] && m.hasBlock(a))
+		case pRecordClear, pRecordBlock, pRecordSeq:
+			alone = m.nobodyReads(s, (a.tail.number+1)%m.n())
+		case pVersion, pBackVersion, pSlots, pBackSlots, pBackState:
+			alone = quiet
+		}
+		if alone {
+			return int(p), true
+		}
+	}
+	for c := range int8(m.Consumers) {
+		a := &s.cons[c]
+		if a.dead || a.sleep.on != none {
+			continue
+		}
+		alone := false
+		keeps := m.Queue || !m.Policies[c].drops()
+		switch a.pc {
+		case cEntry, cSeq, cBlock, cSeqAgain:
+			alone = keeps
+		case cNext:
+			alone = m.Queue || quiet && keeps
+		case cOwn, cEnding:
+			alone = quiet
+		case cWake:
+			alone = a.wakes&published == 0 && m.nobodyPublishes(s)
+		}
+		if alone {
+			return firstConsumer + int(c), true
+		}
+	}
+	return 0, false
+}
+
+func (m *model) hasBlock(a *producer) bool {
+	for b := range m.Blocks {
+		if a.flying[b] == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// nobodyReads says whether no consumer that may be overtaken reads a record in a slot.
+func (m *model) nobodyReads(s *state, slot int8) bool {
+	for c := range m.Consumers {
+		a := &s.cons[c]
+		if !m.Queue && m.Policies[c].drops() && !a.dead && a.n > 0 && a.n%m.n() == slot && a.pc >= cUsed && a.pc <= cOutrun {
+			return false
+		}
+	}
+	return true
+}
+
+func (m *model) nobodyPublishes(s *state) bool {
+	for p := range m.Producers {
+		if a := &s.producers[p]; !a.dead && a.pc != pDone {
+			return false
+		}
+	}
+	return true
+}
+
+// quiet says whether the roster stays as it is.
+func (m *model) quiet(s *state) bool {
+	if s.service.pc != sNext || int(s.service.step) < len(m.Script) || m.Deaths > 0 {
+		return false
+	}
+	for c := range m.Consumers {
+		if m.Leave[c] && (!s.cons[c].said || s.slots[c] != free) {
+			return false
+		}
+	}
+	return true
+}
+
+// describe says in words what an actor did.
+func describe(s *state, actor, choice int) string {
+	switch {
+	case actor < firstConsumer:
+		return fmt.Sprintf("producer %d %v", actor, s.producers[actor].pc)
+	case actor < firstGPU:
+		return fmt.Sprintf("consumer %d %v (choice %d)", actor-firstConsumer, s.cons[actor-firstConsumer].pc, choice)
+	case actor < serviceActor:
+		return fmt.Sprintf("the GPU of consumer %d ends work on word %d", actor-firstGPU, choice)
+	case actor == serviceActor:
+		return fmt.Sprintf("the service %v (errand %d)", s.service.pc, choice)
+	case actor < firstDeath+mostProducers:
+		return fmt.Sprintf("producer %d dies", actor-firstDeath)
+	}
+	return fmt.Sprintf("consumer %d dies", actor-firstDeath-mostProducers)
+}

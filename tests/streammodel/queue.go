@@ -1,0 +1,117 @@
+package streammodel
+
+// stepQueue takes a step of a producer that looks for room in a queue.
+func (m *model) stepQueue(s *state, p int8, a *producer) {
+	n := a.tail.number + 1
+	switch a.pc {
+	case pSurvey:
+		limit := m.limit()
+		if a.i == 1 { // no slot is free: what waits is dropped
+			limit = 1
+		}
+		if m.survey(s, &a.survey, a.tail, limit) {
+			return
+		}
+		switch {
+		case a.survey.count < limit && a.i == 1:
+			m.rest(a)
+		case a.survey.count < limit:
+			a.pc = pResident
+		case m.Full == block:
+			m.rest(a)
+		default:
+			a.pc = pDrop
+		}
+	case pDrop:
+		a.i, a.pc = 0, pTail
+		if k := &s.claims[a.survey.first%m.n()]; *k == a.survey.claim {
+			*k = claim{a.survey.first, acknowledged}
+			m.acknowledged(s, a.survey.first)
+			a.wakes = freed
+			a.pc = pWake
+		}
+		a.tail, a.survey = tail{}, survey{}
+	case pResident:
+		e, k := m.resident(s, n, a.tail)
+		a.survey = survey{}
+		switch {
+		case e > n, e == n:
+			a.tail, a.pc = tail{}, pTail
+		case m.isDone(e, k), m.mutant("the slot of a number may be in use"):
+			m.goOn(a)
+		default:
+			a.pc = pSkip
+		}
+	case pSkip:
+		a.pc = pTail
+		for i := range m.n() {
+			if m.isDone(m.resident(s, n+i, a.tail)) || m.mutant("voids without end") {
+				a.pc = pVoid
+			}
+		}
+		switch {
+		case a.pc == pVoid:
+		case m.Full == block:
+			m.rest(a)
+		default:
+			a.i, a.survey, a.pc = 1, m.walk(s, a.tail), pSurvey
+		}
+	case pVoid:
+		if s.tail == a.tail {
+			s.tail.number++
+			s.tail.slot = void
+			m.claimed(s, s.tail.number, void)
+		}
+		a.tail, a.pc = tail{}, pTail
+	}
+}
+
+// resident is the frame that lives in the slot of a number, and its claim. Only the tail's own frame may lack its entry.
+func (m *model) resident(s *state, n int8, t tail) (int8, claim) {
+	e := s.order[n%m.n()].number
+	if e < n && n == t.number && t.slot != void {
+		e = n
+	}
+	return e, s.claims[n%m.n()]
+}
+
+// waits says whether nobody has the frame.
+func (m *model) waits(e int8, k claim) bool {
+	return k.number < e || k.number == e && k.tag == givenBack
+}
+
+// isDone says whether the slot of the frame can be used for another.
+func (m *model) isDone(e int8, k claim) bool {
+	if m.mutant("a frame that nobody has taken needs no slot") && k.number < e {
+		return true
+	}
+	return e == 0 || k.number > e || k.number == e && k.tag == acknowledged
+}
+
+// walk begins a survey.
+func (m *model) walk(s *state, t tail) survey {
+	return survey{head: s.head, n: max(s.head, t.number-m.n()+1, 1), open: t.number + 1}
+}
+
+// survey looks at one slot, and says whether the walk goes on. At its end it moves the head over what is done.
+func (m *model) survey(s *state, v *survey, t tail, limit int8) bool {
+	if v.n <= t.number && v.count < limit {
+		e, k := m.resident(s, v.n, t)
+		if e <= v.n && !m.isDone(e, k) {
+			v.open = min(v.open, e)
+			if m.waits(e, k) {
+				v.count++
+				if v.first == 0 || e < v.first {
+					v.first, v.claim = e, k
+				}
+			}
+		}
+		v.n++
+		return true
+	}
+	began := max(v.head, t.number-m.n()+1, 1)
+	if v.open > v.head && (began <= v.head+1 || v.count < limit) && s.head == v.head {
+		s.head = v.open
+	}
+	return false
+}

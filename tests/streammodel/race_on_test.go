@@ -1,0 +1,5 @@
+//go:build race
+
+package streammodel
+
+const raceDetector = true

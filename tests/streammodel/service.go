@@ -1,0 +1,316 @@
+package streammodel
+
+// An errand is what the service does in one go: of the script of a configuration, or for a member that left or died.
+type errand struct {
+	kind errandKind
+	who  int8 // consumer, or producer
+}
+
+type errandKind int8
+
+const (
+	join errandKind = iota
+	joinProducer
+	expel // the session of a consumer ends, and its process runs on
+	closeChannel
+	destroy
+	otherChange    // of a member that does not matter here
+	consumerLeaves // it has said so, or is dead
+	consumerFree   // nothing needs its slot any more
+	producerLeaves
+	producerFree
+	producerBlocks // the blocks of a dead producer that nobody needs
+)
+
+// joining says whether a member is just joining.
+func (v *service) joining(s *state) bool {
+	switch v.pc {
+	case sJoinTail, sJoinStart, sActive, sJoinSwap:
+		return true
+	}
+	return v.then == sJoinSwap
+}
+
+// errands are those that the service could begin now. The script and what follows from it go on at any moment.
+func (m *model) errands(s *state) (found [8]errand, n int) {
+	add := func(kind errandKind, who int8) { found[n], n = errand{kind, who}, n+1 }
+	if step := int(s.service.step); step < len(m.Script) {
+		e := m.Script[step]
+		if e.kind != joinProducer || s.producerSlots[m.slotOf(e.who)] == free || s.state != open {
+			add(e.kind, e.who)
+		}
+	}
+	for c := range int8(m.Consumers) {
+		a := &s.cons[c]
+		switch {
+		case s.slots[c] == active && (a.said || a.dead):
+			add(consumerLeaves, c)
+		case s.slots[c] == left && (a.dead || a.said && !m.needed(s, c)):
+			add(consumerFree, c)
+		}
+	}
+	for p := range int8(m.Producers) {
+		if !s.producers[p].dead {
+			continue
+		}
+		slot := m.slotOf(p)
+		switch mine := s.owners[slot] == p; {
+		case mine && s.producerSlots[slot] == active:
+			add(producerLeaves, p)
+		case mine && m.Heir && s.producerSlots[slot] == left && (!m.keeps(s, p) || m.mutant("the slot of a producer is free at once")):
+			add(producerFree, p)
+		case m.Drain && (!mine || s.producerSlots[slot] != active) && !s.service.freed[p]:
+			add(producerBlocks, p)
+		}
+	}
+	return found, n
+}
+
+// needed says whether a consumer that has said that it leaves still needs its slot.
+func (m *model) needed(s *state, c int8) bool {
+	if m.mutant("the slot of a consumer is free at once") {
+		return false
+	}
+	if s.hold[c] > 0 || !m.holds(c) && s.floor[c] < s.next[c] {
+		return true
+	}
+	for _, d := range s.done[c] {
+		if d.number == 0 && d.value > 0 || d.value > s.cons[c].reached[word(d.value)] {
+			return true
+		}
+	}
+	return false
+}
+
+// keeps says whether the channel keeps a frame of a producer.
+func (m *model) keeps(s *state, p int8) bool {
+	for b := range int8(m.Blocks) {
+		if m.kept(s, p, b) {
+			return true
+		}
+	}
+	return false
+}
+
+// kept says whether a frame that consumers may still take has a block of a producer.
+func (m *model) kept(s *state, p, b int8) bool {
+	from := m.oldestKept(s.tail.number)
+	if m.Queue {
+		from = max(1, s.tail.number-m.n()+1)
+	}
+	if s.state == closed && !m.Queue {
+		ahead := int8(mostFrames)
+		for c := range m.Consumers {
+			if s.slots[c] == active {
+				ahead = min(ahead, s.floor[c])
+			}
+		}
+		from = max(from, ahead)
+	}
+	for n := from; n <= s.tail.number && s.state != destroyed; n++ {
+		number, k := m.resident(s, n, s.tail)
+		if m.Queue && m.isDone(number, k) || number == 0 {
+			continue
+		}
+		slot := s.order[n%m.n()].slot
+		if number > s.order[n%m.n()].number {
+			slot = s.tail.slot
+		}
+		if slot == m.slotOf(p) && s.owners[slot] == p && s.records[p][number%m.n()].block == p*mostBlocks+b {
+			return true
+		}
+	}
+	return false
+}
+
+// stepService takes the next step of the service; choice is the errand that it begins.
+func (m *model) stepService(s *state, choice int) bool {
+	v := &s.service
+	switch v.pc {
+	case sNext:
+		todo, n := m.errands(s)
+		if choice >= n {
+			return false
+		}
+		m.errand(s, todo[choice])
+		return m.stepService(s, 0)
+	case sJoinTail:
+		v.tail, v.pc = s.tail, sJoinStart
+	case sJoinStart:
+		start := m.first(v.tail.number)
+		if m.mutant("a joiner begins after the newest frame") {
+			start = v.tail.number + 1
+		}
+		if !m.Queue {
+			s.floor[v.who], s.next[v.who], s.start[v.who] = start, start, start
+		}
+		v.pc = sJoinSwap
+		if s.slots[v.who] != active {
+			v.pc = sActive
+		}
+	case sActive:
+		s.slots[v.who] = active
+		v.then, v.pc = sJoinSwap, sVersion
+	case sVersion:
+		s.version++
+		v.pc = v.then
+		v.then = sNext
+	case sJoinSwap:
+		switch {
+		case s.tail == v.tail, m.mutant("a joiner does not look again"):
+			m.joined(s, v)
+		default:
+			v.tail, v.pc = tail{}, sJoinTail
+		}
+	case sSwap:
+		if s.state < closed {
+			s.tail.version = s.version % m.Versions
+		}
+		v.pc = sPublished
+		if s.state == closing {
+			v.pc = sClosed
+		}
+	case sPublished:
+		if !m.mutant("the service wakes nobody") {
+			m.advance(s, published)
+		}
+		v.pc = sFreed
+	case sFreed:
+		if !m.mutant("the service wakes nobody") {
+			m.advance(s, freed)
+		}
+		v.pc, v.who = sNext, 0
+	case sLeft:
+		s.slots[v.who] = left
+		v.then, v.pc = sSwap, sVersion
+	case sFree:
+		s.slots[v.who] = free
+		v.then, v.pc = sSwap, sVersion
+	case sClosing:
+		s.state = closing
+		v.then, v.pc = sSwap, sVersion
+		if m.mutant("the end is taken before the version is in the tail") {
+			s.end, s.state = s.tail.number, closed
+		}
+	case sClosed:
+		s.end, s.state = s.tail.number, closed
+		v.then, v.pc = sSwap, sVersion
+	case sDestroy:
+		s.state = destroyed
+		v.then, v.pc = sSwap, sVersion
+	case sClaims:
+		if k := &s.claims[v.i]; k.tag == claimedBy+v.who && k.number > 0 && !m.mutant("the claims of the dead are not given back") {
+			k.tag = givenBack
+		}
+		if v.i++; v.i == m.n() {
+			v.i, v.pc = 0, sFree
+		}
+	case sProducerLeft:
+		s.producerSlots[m.slotOf(v.who)] = left
+		s.waiting[v.who] = 0
+		v.then, v.pc = sSwap, sVersion
+	case sProducerFree:
+		s.producerSlots[m.slotOf(v.who)] = free
+		v.then, v.pc = sSwap, sVersion
+	case sKept, sHolds, sBlocks:
+		m.stepBlocks(s, v)
+	}
+	return true
+}
+
+// joined is the moment at which a consumer has joined.
+func (m *model) joined(s *state, v *service) {
+	if want := m.first(s.tail.number); !m.Queue && s.start[v.who] != want {
+		m.fault("consumer %d begins with frame %d, and was promised %d", v.who, s.start[v.who], want)
+	}
+	s.tail.version = s.version % m.Versions
+	v.tail, v.pc = tail{}, sPublished
+}
+
+// stepBlocks finds the blocks of a dead producer that can be used for something else.
+func (m *model) stepBlocks(s *state, v *service) {
+	switch v.pc {
+	case sKept:
+		for b := range int8(m.Blocks) {
+			v.keeps[b] = m.kept(s, v.who, b) && !m.mutant("what the channel keeps of the dead is not looked at")
+		}
+		v.i, v.pc = 0, sHolds
+	case sHolds:
+		c := v.i
+		for n := s.floor[c]; !m.holds(c) && s.slots[c] != free && n < s.next[c] && (s.slots[c] == left || s.state == destroyed); n++ {
+			m.keep(s, v, n)
+		}
+		if n := s.hold[c]; n > 0 && s.slots[c] != free && !m.mutant("what consumers have of the dead is not looked at") {
+			m.keep(s, v, n)
+		}
+		if v.i++; int(v.i) == m.Consumers {
+			v.i, v.pc = 0, sBlocks
+		}
+	case sBlocks:
+		for b := range int8(m.Blocks) {
+			if at := v.who*mostBlocks + b; !v.keeps[b] && s.content[at] > 0 {
+				m.unused(s, at, "service for producer", v.who)
+				s.content[at] = 0
+			}
+		}
+		v.keeps = [mostBlocks]bool{}
+		v.pc = sNext
+		// It looks again once something has changed; to look once at every moment shows as much.
+		v.freed[v.who] = true
+	}
+}
+
+// keep keeps the blocks that a number can have.
+func (m *model) keep(s *state, v *service, n int8) {
+	for b := range int8(m.Blocks) {
+		r := s.records[v.who][n%m.n()]
+		v.keeps[b] = v.keeps[b] || r.seq != n || r.block == v.who*mostBlocks+b
+	}
+}
+
+func (m *model) errand(s *state, e errand) {
+	v := &s.service
+	v.who = e.who
+	switch e.kind {
+	case join:
+		v.step++
+		v.pc = sJoinTail
+		if s.state != open {
+			v.pc = sFreed
+		}
+	case joinProducer:
+		v.step++
+		slot := m.slotOf(e.who)
+		v.then, v.pc = sSwap, sVersion
+		if s.state == open {
+			s.producerSlots[slot], s.owners[slot] = active, e.who
+		} else {
+			v.then, v.pc = sNext, sFreed
+		}
+	case expel:
+		v.step++
+		v.pc = sLeft
+	case closeChannel:
+		v.step++
+		v.pc = sClosing
+	case otherChange:
+		v.step++
+		v.then, v.pc = sSwap, sVersion
+	case destroy:
+		v.step++
+		v.pc = sDestroy
+	case consumerLeaves:
+		v.pc = sLeft
+	case consumerFree:
+		v.pc = sFree
+		if m.Queue {
+			v.pc = sClaims
+		}
+	case producerLeaves:
+		v.pc = sProducerLeft
+	case producerFree:
+		v.pc = sProducerFree
+	case producerBlocks:
+		v.pc = sKept
+	}
+}
