@@ -143,12 +143,11 @@ static enum pb_result takes_part(const struct pb_channel *ch) {
 
 static enum pb_result look_at_roster(struct pb_consumer *c) {
     struct pb_channel *ch = &c->ch;
-    uint64_t version = pb_version(ch);
-    if (version == ch->version) return PB_OK;
     enum pb_result r = takes_part(ch);
-    if (r) return r;
+    uint64_t version = pb_version(ch);
+    if (r || version == ch->version) return r;
     c->policy = PB_LOAD(pb_at32(&ch->roster, PB_AT_CONSUMERS + PB_SLOT * ch->slot + PB_SLOT_POLICY));
-    if (c->policy > PB_LATEST) return pb_odd(ch, "the roster has a policy that there is not");
+    if (c->policy > PB_LATEST && !ch->queue) return pb_odd(ch, "the roster has a policy that there is not");
     for (uint32_t slot = 0; slot < PB_PRODUCERS; slot++) {
         size_t at = PB_AT_PRODUCERS + PB_SLOT * slot;
         uint32_t state = PB_LOAD(pb_at32(&ch->roster, at));
@@ -296,10 +295,8 @@ static enum pb_result take_from_broadcast(struct pb_consumer *c, struct pb_frame
     enum pb_result r = look_at_roster(c);
     if (r) return r;
     if (last < c->next) {
-        uint64_t state = pb_state(ch);
-        if (state == PB_DESTROYED) return PB_GONE;
         if (last + 1 < c->next) return pb_odd(ch, "frames that were taken are not published");
-        if (state != PB_CLOSED) return PB_NONE;
+        if (pb_state(ch) != PB_CLOSED) return PB_NONE;
         return c->next > PB_LOAD(pb_at(&ch->roster, PB_AT_END)) ? PB_END : pb_odd(ch, "the channel ends after its last frame");
     }
     if (c->in_hand == PB_HOLDS) return PB_HANDS;
@@ -357,8 +354,6 @@ static enum pb_result take_from_queue(struct pb_consumer *c, struct pb_frame *fr
     ch->seen_tail = tail;
     enum pb_result r = look_at_roster(c);
     if (r) return r;
-    uint64_t state = pb_state(ch);
-    if (state == PB_DESTROYED) return PB_GONE;
     if (c->in_hand == PB_HOLDS) return PB_HANDS;
     pb_help(ch, tail);
     uint64_t number = pb_oldest_standing(ch, last), found = UINT64_MAX, claim = 0, entry = 0;
@@ -372,28 +367,22 @@ static enum pb_result take_from_queue(struct pb_consumer *c, struct pb_frame *fr
         entry = e;
     }
     if (found > last) {
-        if (state != PB_CLOSED) return PB_NONE;
+        if (pb_state(ch) != PB_CLOSED) return PB_NONE;
         pb_advance_head(ch, tail);
         return PB_LOAD(pb_at(&ch->sequencer, PB_AT_HEAD)) > PB_LOAD(pb_at(&ch->roster, PB_AT_END)) ? PB_END : PB_NONE;
     }
     uint32_t slot = entry & 63;
     if ((r = find_track(c, slot)) == PB_UNKNOWN) return r;
     int hold = set_hold(c, found);
-    uint64_t mine = found << 12 | (PB_CLAIMED + ch->slot);
-    if (!PB_CAS(pb_claim(ch, found), &claim, mine)) {
-        clear_hold(c, hold);
-        wake_producers(c);
-        return PB_AGAIN;
-    }
     PB_FULL_FENCE();
-    frame->number = found;
     enum pb_result part = takes_part(ch);
-    if (part) {
-        PB_CAS(pb_claim(ch, found), &mine, found << 12 | PB_GIVEN_BACK);
+    uint64_t mine = found << 12 | (PB_CLAIMED + ch->slot);
+    if (part || !PB_CAS(pb_claim(ch, found), &claim, mine)) {
         clear_hold(c, hold);
         wake_producers(c);
-        return part;
+        return part ? part : PB_AGAIN;
     }
+    frame->number = found;
     if (!r) r = read_record(c, slot, frame) ? PB_FAILED : PB_OK;
     if (r) {
         PB_CAS(pb_claim(ch, found), &mine, found << 12 | PB_ACKNOWLEDGED);
@@ -451,13 +440,13 @@ enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, 
     if (!hand) return PB_NOT_HELD;
     if (done->value) {
         pb_word *entry = own(c, PB_AT_DONE + 32 * pb_ring(&c->ch, number));
-        uint64_t value = PB_PEEK(entry + 1), word = PB_PEEK(entry + 2);
+        uint64_t before = PB_PEEK(entry), value = PB_PEEK(entry + 1), word = PB_PEEK(entry + 2);
         if (value && !settled && (word != done->word || value > done->value)) return PB_TICKET;
         PB_PUT(entry, 0);
         atomic_thread_fence(memory_order_release);
         PB_PUT(entry + 1, done->value);
         PB_PUT(entry + 2, done->word);
-        PB_STORE(entry, number);
+        PB_STORE(entry, before > number ? before : number); // it may be let go of after a later one
     }
     *stood = end_claim(c, hand, requeue ? PB_GIVEN_BACK : PB_ACKNOWLEDGED);
     clear_hold(c, hand->hold);

@@ -85,7 +85,8 @@ static PyObject *repr(Frame *self) {
 
 #define FIELD(name) {#name, T_ULONGLONG, offsetof(Frame, frame.name), READONLY, NULL}
 static PyMemberDef members[] = {
-    FIELD(number), FIELD(block), FIELD(buffer), FIELD(bytes), FIELD(time), FIELD(value), FIELD(description_id), FIELD(producer),
+    FIELD(number), FIELD(block), FIELD(buffer), {"nbytes", T_ULONGLONG, offsetof(Frame, frame.bytes), READONLY, NULL},
+    FIELD(time), FIELD(value), FIELD(description_id), FIELD(producer),
     FIELD(timeline), FIELD(missed), {"word", T_UINT, offsetof(Frame, frame.word), READONLY, NULL},
     {"object", T_OBJECT, offsetof(Frame, object), READONLY, NULL}, {NULL, 0, 0, 0, NULL},
 };

@@ -58,11 +58,11 @@ enum pb_result pb_add_cursor(struct pb_producer *p, uint32_t slot, uint64_t memb
     return PB_OK;
 }
 
-// Reads the roster's slots, unless those that are known are new enough for `tail`, which was loaded before.
-static enum pb_result look_at_roster(struct pb_producer *p, uint64_t tail) {
+// Reads the roster's slots, unless those that are known are new enough for `state` and `tail`, which were loaded before.
+static enum pb_result look_at_roster(struct pb_producer *p, uint64_t state, uint64_t tail) {
     struct pb_channel *ch = &p->ch;
     uint64_t version = pb_version(ch);
-    if (version == ch->version || (version == ch->version + 1 && !((tail ^ ch->version) & 1023))) return PB_OK;
+    if (version == ch->version || (!state && version == ch->version + 1 && !((tail ^ ch->version) & 1023))) return PB_OK;
     size_t own = PB_AT_PRODUCERS + PB_SLOT * ch->slot;
     if (PB_LOAD(pb_at32(&ch->roster, own)) != PB_ACTIVE || PB_LOAD(pb_at(&ch->roster, own + PB_SLOT_MEMBER)) != ch->member)
         return PB_EVICTED;
@@ -70,8 +70,8 @@ static enum pb_result look_at_roster(struct pb_producer *p, uint64_t tail) {
     ch->version = UINT64_MAX; // until all were read
     for (uint32_t slot = 0; slot < PB_CONSUMERS; slot++) {
         size_t at = PB_AT_CONSUMERS + PB_SLOT * slot;
-        uint32_t state = PB_LOAD(pb_at32(&ch->roster, at));
-        if (state != PB_ACTIVE && state != PB_LEFT) continue;
+        uint32_t membership = PB_LOAD(pb_at32(&ch->roster, at));
+        if (membership != PB_ACTIVE && membership != PB_LEFT) continue;
         uint64_t member = PB_LOAD(pb_at(&ch->roster, at + PB_SLOT_MEMBER));
         struct pb_cursor *cursor = p->cursors[slot];
         if (!member) return pb_odd(ch, "a consumer's slot in the roster has no member");
@@ -80,7 +80,7 @@ static enum pb_result look_at_roster(struct pb_producer *p, uint64_t tail) {
             ch->unknown_member = member;
             return PB_UNKNOWN;
         }
-        cursor->state = state;
+        cursor->state = membership;
         cursor->policy = PB_LOAD(pb_at32(&ch->roster, at + PB_SLOT_POLICY));
         cursor->timeline = PB_LOAD(pb_at(&ch->roster, at + PB_SLOT_TIMELINE));
         p->live[p->lives++] = cursor;
@@ -116,38 +116,25 @@ static enum pb_result room_in_broadcast(struct pb_producer *p, uint64_t number) 
     return PB_NONE;
 }
 
-// Acknowledges the oldest frame that waits, or all; gives how many.
-static uint64_t drop_waiting(struct pb_channel *ch, uint64_t first, uint64_t last, bool every, uint64_t oldest) {
-    uint64_t dropped = 0;
-    for (uint64_t number = first; number <= last; number++) {
-        uint64_t stands = PB_LOAD(pb_entry(ch, number)) >> 6, claim = PB_LOAD(pb_claim(ch, number));
-        if (!stands || stands > last || !pb_claim_waits(claim, stands) || (!every && stands != oldest)) continue;
-        dropped += PB_CAS(pb_claim(ch, number), &claim, stands << 12 | PB_ACKNOWLEDGED);
-    }
-    if (!dropped) return 0;
-    atomic_fetch_add(pb_at(&ch->sequencer, PB_AT_DROPPED), dropped);
-    PB_FULL_FENCE();
-    pb_wake(pb_freed(ch)); // their blocks come back, to whichever producer
-    return dropped;
-}
-
 static bool slot_in_use(const struct pb_channel *ch, uint64_t number) {
     uint64_t stands = PB_LOAD(pb_entry(ch, number)) >> 6;
     return stands && !pb_claim_over(PB_LOAD(pb_claim(ch, number)), stands);
 }
 
-// PB_AGAIN: something was dropped or made void, or others were faster.
+// PB_AGAIN: a frame was dropped or made void, or others were faster.
 static enum pb_result room_in_queue(struct pb_producer *p, uint64_t tail) {
     struct pb_channel *ch = &p->ch;
     uint64_t last = pb_tail_number(tail), capacity = ch->policy == PB_LATEST ? 1 : ch->capacity;
-    uint64_t first = pb_oldest_standing(ch, last), waits = 0, oldest = UINT64_MAX;
+    uint64_t first = pb_oldest_standing(ch, last), waits = 0, oldest = UINT64_MAX, claim = 0;
     bool used = slot_in_use(ch, last + 1);
     if (used || first > last || last + 1 - first >= capacity)
         for (uint64_t number = first; number <= last; number++) {
-            uint64_t stands = PB_LOAD(pb_entry(ch, number)) >> 6;
-            if (!stands || stands > last || !pb_claim_waits(PB_LOAD(pb_claim(ch, number)), stands)) continue;
+            uint64_t stands = PB_LOAD(pb_entry(ch, number)) >> 6, found = PB_LOAD(pb_claim(ch, number));
+            if (!stands || stands > last || !pb_claim_waits(found, stands)) continue;
             waits++;
-            if (stands < oldest) oldest = stands;
+            if (stands > oldest) continue;
+            oldest = stands;
+            claim = found;
         }
     bool full = waits >= capacity;
     if (!full && used) { // the number is void, if there is a slot that is not in use
@@ -163,7 +150,11 @@ static enum pb_result room_in_queue(struct pb_producer *p, uint64_t tail) {
     pb_advance_head(ch, tail);
     if (ch->policy == PB_FAIL) return PB_NO_ROOM;
     if (ch->policy == PB_BLOCK || !waits) return PB_NONE;
-    drop_waiting(ch, first, last, ch->policy == PB_LATEST, oldest);
+    if (PB_CAS(pb_claim(ch, oldest), &claim, oldest << 12 | PB_ACKNOWLEDGED)) {
+        atomic_fetch_add(pb_at(&ch->sequencer, PB_AT_DROPPED), 1);
+        PB_FULL_FENCE();
+        pb_wake(pb_freed(ch)); // its block comes back, to whichever producer
+    }
     return PB_AGAIN;
 }
 
@@ -257,7 +248,7 @@ enum pb_result pb_publish(struct pb_producer *p, const struct pb_publication *wh
         uint64_t state = pb_state(ch);
         if (state) return state == PB_DESTROYED ? PB_GONE : PB_END;
         if (n > PB_NUMBER_MAX) return pb_odd(ch, "the last number was given");
-        enum pb_result r = look_at_roster(p, tail);
+        enum pb_result r = look_at_roster(p, state, tail);
         if (r) return r;
         pb_help(ch, tail);
         r = ch->queue ? room_in_queue(p, tail) : room_in_broadcast(p, n);
@@ -274,6 +265,7 @@ enum pb_result pb_publish(struct pb_producer *p, const struct pb_publication *wh
         pb_help(ch, n << 16 | (uint64_t)ch->slot << 10);
         PB_FULL_FENCE();
         pb_wake(pb_published(ch));
+        if (!ch->queue) pb_wake(pb_freed(ch)); // another producer's frame may have left
         p->flights[p->in_flight++] = (struct pb_flight){.number = n, .block = what->block};
         ch->odd_since = 0;
         *number = n;
@@ -315,17 +307,26 @@ static size_t find_passed(struct pb_producer *p, uint64_t tail, uint64_t state) 
     return passed;
 }
 
-static void except_held(struct pb_producer *p, const struct pb_cursor *cursor, bool destroyed) {
-    uint64_t used = PB_LOAD(pb_at(&cursor->file, PB_AT_USED));
-    for (uint64_t i = 0; i < used && i < PB_HOLDS; i++) {
-        uint64_t number = PB_LOAD(pb_at(&cursor->file, PB_AT_HOLDS + 16 * i));
-        struct pb_flight *flight = number ? find_flight(p, number) : NULL;
-        if (flight) flight->back = false;
+// Takes back the note of frames that consumers have in hand: first of those whose floor says so, for it moves after the
+// frames stand in holds.
+static void except_held(struct pb_producer *p, bool destroyed) {
+    for (size_t k = 0; k < p->lives && !p->ch.queue; k++) {
+        const struct pb_cursor *cursor = p->live[k];
+        if (cursor->policy > PB_FAIL || !(cursor->state == PB_LEFT || destroyed)) continue;
+        uint64_t floor = PB_LOAD(pb_at(&cursor->file, 0)), next = PB_LOAD(pb_at(&cursor->file, 8));
+        for (size_t i = 0; i < p->in_flight; i++)
+            if (p->flights[i].number >= floor && p->flights[i].number < next) p->flights[i].back = false;
     }
-    if (p->ch.queue || cursor->policy > PB_FAIL || !(cursor->state == PB_LEFT || destroyed)) return;
-    uint64_t floor = PB_LOAD(pb_at(&cursor->file, 0)), next = PB_LOAD(pb_at(&cursor->file, 8));
-    for (size_t i = 0; i < p->in_flight; i++)
-        if (p->flights[i].number >= floor && p->flights[i].number < next) p->flights[i].back = false;
+    PB_FULL_FENCE();
+    for (size_t k = 0; k < p->lives; k++) {
+        const struct pb_file *file = &p->live[k]->file;
+        uint64_t used = PB_LOAD(pb_at(file, PB_AT_USED));
+        for (uint64_t i = 0; i < used && i < PB_HOLDS; i++) {
+            uint64_t number = PB_LOAD(pb_at(file, PB_AT_HOLDS + 16 * i));
+            struct pb_flight *flight = number ? find_flight(p, number) : NULL;
+            if (flight) flight->back = false;
+        }
+    }
 }
 
 // Adds the ticket after which a consumer does not use a frame any more, if it has one; false: it is being written.
@@ -354,12 +355,12 @@ enum pb_result pb_reclaim(struct pb_producer *p) {
     p->came_back = p->ticket_count = 0;
     if (!p->in_flight) return PB_OK;
     uint64_t state = pb_state(ch), tail = pb_tail(ch);
-    enum pb_result r = look_at_roster(p, tail);
+    enum pb_result r = look_at_roster(p, state, tail);
     if (r) return r;
     ch->odd_since = 0;
     if (!find_passed(p, tail, state)) return PB_NONE;
     PB_FULL_FENCE();
-    for (size_t i = 0; i < p->lives; i++) except_held(p, p->live[i], state == PB_DESTROYED);
+    except_held(p, state == PB_DESTROYED);
     size_t stay = 0;
     bool memory = true;
     for (size_t i = 0; i < p->in_flight; i++) {

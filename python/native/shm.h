@@ -219,7 +219,12 @@ bool pb_check_meta(const void *bytes, size_t size);
 
 // Words of shared memory
 
-#define PB_LOAD(word) atomic_load_explicit(word, memory_order_acquire)
+#ifdef PB_STUMBLE
+void pb_stumble(void); // for tests: any step may take long
+#else
+#define pb_stumble() ((void)0)
+#endif
+#define PB_LOAD(word) (pb_stumble(), atomic_load_explicit(word, memory_order_acquire))
 #define PB_PEEK(word) atomic_load_explicit(word, memory_order_relaxed)
 #define PB_STORE(word, value) atomic_store_explicit(word, value, memory_order_release)
 #define PB_PUT(word, value) atomic_store_explicit(word, value, memory_order_relaxed)

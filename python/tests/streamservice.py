@@ -32,6 +32,11 @@ _FUTURE_WRITE: Final = 0x10
 _TAIL_BITS: Final = 16
 
 
+def opened(pid: int, fd: int) -> int:
+    """Open a file that another process has open."""
+    return os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+
+
 class Seat(NamedTuple):
     """What a member needs to take part: a process that may open our descriptors, and the descriptors."""
 
@@ -44,8 +49,8 @@ class Seat(NamedTuple):
 
     def opened(self) -> Seat:
         """Open the files in another process."""
-        fds = [os.open(f"/proc/{self.pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC) for fd in self[1:4]]
-        return Seat(os.getpid(), *fds, self.slot, self.member)
+        roster, sequencer, file = (opened(self.pid, fd) for fd in self[1:4])
+        return Seat(os.getpid(), roster, sequencer, file, self.slot, self.member)
 
     def shut(self) -> None:
         for fd in self[1:4]:
@@ -137,9 +142,9 @@ class Channel:
             tail = _native.load_u64(self.sequencer, 0)
             last = tail >> _TAIL_BITS
             if not producer and not self.queue:
-                start = max(1, last - self.capacity + 1) if oldest and last else last + 1
+                start = max(1, last - self.capacity + 1 if oldest else last)
                 _native.store_u64(self.roster, self._at(slot, producer=False) + 24, start)
-                _native.store_u64(self._cursors[slot], 0, start)
+                self._cursors[slot][:16] = struct.pack("<2Q", start, start)
             if first:
                 self._store_u32(self._at(slot, producer=producer), ACTIVE)
                 self._bump()
@@ -190,6 +195,7 @@ class Channel:
             pass
         _native.store_u64(self.roster, 24, self.tail)
         _native.store_u64(self.roster, 16, state)
+        self._bump()
         self.wake()
 
     def shut(self) -> None:

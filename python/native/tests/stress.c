@@ -1,5 +1,5 @@
 // Producers and consumers, some killed and replaced at any moment: nothing is lost, doubled, torn, or out of order.
-// `stress [SEED [FRAMES [RUNS]]]`. Each is a process; compiled with -DTHREADS each is a thread, none is killed, and the linker's
+// `stress [SEED [FRAMES [RUNS]]]`. With -DPB_STUMBLE they are held up between any two steps. Each is a process; compiled with -DTHREADS each is a thread, none is killed, and the linker's
 // --wrap=mmap has them map a file once: so the thread sanitizer sees who touches what.
 #include "world.h"
 
@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
-enum { PRODUCERS = 3, CONSUMERS = 3, BLOCKS = 48, MEMBERS = 1 << 14, WORDS = 32 };
+enum { PRODUCERS = 3, CONSUMERS = 3, BLOCKS = 18, MEMBERS = 1 << 14, WORDS = 32 };
 
 #ifdef THREADS
 #define CONTENT uint64_t // ordered by what is tested, or the sanitizer complains
@@ -33,6 +33,14 @@ static uint64_t chance(uint64_t below) {
     state ^= state << 13, state ^= state >> 7, state ^= state << 17;
     return state % below;
 }
+
+#ifdef PB_STUMBLE
+void pb_stumble(void) {
+    if (!state || chance(300)) return;
+    if (chance(4)) sched_yield();
+    else nanosleep(&(struct timespec){0, 100000}, NULL);
+}
+#endif
 
 #define CHECK(condition, ...)                                                                                                    \
     do {                                                                                                                         \
@@ -93,7 +101,8 @@ static void produce(struct world *w, uint32_t slot, uint64_t member, uint64_t fr
     board->ready[member] = 1;
     while (PB_LOAD(pb_at32(&w->ch.roster, slot_at(true, slot))) != PB_ACTIVE) sched_yield();
     uint64_t unused[BLOCKS], free = 0;
-    for (uint64_t i = 0; i < BLOCKS; i++) unused[free++] = group * 64 + i;
+    // As few as can do: they are soon used again.
+    for (uint64_t i = 0; i < w->ch.capacity + 2; i++) unused[free++] = group * 64 + i;
     for (uint64_t count = 1; count <= frames; count++) {
         while (!free) {
             r = pb_reclaim(&p);

@@ -103,11 +103,11 @@ static inline void bump(struct world *w) {
 static inline void join(struct world *w, bool producer, uint32_t slot, bool oldest) {
     for (bool first = true;; first = false) {
         uint64_t tail = pb_tail(&w->ch), last = pb_tail_number(tail);
-        uint64_t start = last + 1;
-        if (oldest && last) start = last >= w->ch.capacity ? last - w->ch.capacity + 1 : 1;
+        uint64_t start = !last ? 1 : !oldest ? last : last >= w->ch.capacity ? last - w->ch.capacity + 1 : 1;
         if (!producer && !w->ch.queue) {
             PB_STORE(roster_word(w, slot_at(false, slot) + PB_SLOT_START), start);
             PB_STORE(pb_at(&w->cursor_maps[slot], 0), start);
+            PB_STORE(pb_at(&w->cursor_maps[slot], 8), start);
         }
         if (first) {
             set_state(w, producer, slot, PB_ACTIVE);
@@ -142,6 +142,7 @@ static inline void close_channel(struct world *w) {
     }
     PB_STORE(roster_word(w, PB_AT_END), pb_tail_number(pb_tail(&w->ch)));
     PB_STORE(roster_word(w, PB_AT_STATE), PB_CLOSED);
+    bump(w);
     wake_everybody(w);
 }
 
