@@ -116,9 +116,9 @@ class Producer:
     ) -> int | Condition:
         """Publish a block as the next frame and give its number.
 
-        Instead there may be `TIMEOUT`, `NO_ROOM`, `END`, `DESTROYED`, `EVICTED` or `UNKNOWN_MEMBER`: it was not published.
-        The description and the meta are in the form of the track. The same id, which is not 0, always stands for the same
-        description. With a `timeout` of 0 it does not wait, nor take a place among those that do.
+        Instead there may be `TIMEOUT`, `NO_ROOM`, `END`, `DESTROYED`, `EVICTED` or `UNKNOWN_MEMBER`: nothing was
+        published. The description and the meta are in the form of the track. The same id, which is not 0, always stands
+        for the same description. With a `timeout` of 0 it does not wait, nor take a place among those that do.
 
         Raises
         ------
@@ -146,7 +146,7 @@ class Producer:
 
 @final
 class Consumer:
-    """A consumer of a channel, which is about to join it. Descriptors stay the caller's. It raises as `Producer` does."""
+    """A consumer of a channel, which is about to join it. It raises what `Producer` does."""
 
     def __new__(cls, roster: int, sequencer: int, cursor: int, slot: int, member: int) -> Consumer: ...
     def begin(self) -> int | Condition:

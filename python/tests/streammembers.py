@@ -111,7 +111,7 @@ def consume(seat: Seat, board: Board, policy: int | None) -> None:
     before = first - 1
     counts: dict[int, int] = {}
     hand: list[Frame] = []
-    while (frame := consumer.take(10.0, 0.0001)) is not Condition.END:
+    while (frame := consumer.take(0.0 if hand else 10.0, 0.0001)) is not Condition.END:
         if isinstance(frame, Frame):
             assert policy is None or frame.number == before + 1 + frame.missed, (before, frame, frame.missed)
             assert policy is None or policy > 1 or not frame.missed
