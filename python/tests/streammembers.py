@@ -29,14 +29,15 @@ class Board:
     """
 
     SIZE: Final = BLOCK * BLOCKS * 4
+    NUMBERS: Final = 1 << 24
 
     def __init__(self, pid: int = 0, fd: int = -1) -> None:
         self.pid = pid or os.getpid()
-        self.fd = opened(pid, fd) if pid else memfd("board", self.SIZE + (1 << 17))
+        self.fd = opened(pid, fd) if pid else memfd("board", self.SIZE + self.NUMBERS + (1 << 16))
         self.memory = mmap.mmap(self.fd, 0)
-        self.acknowledged = memoryview(self.memory)[self.SIZE : self.SIZE + (1 << 16)]
+        self.acknowledged = memoryview(self.memory)[self.SIZE : self.SIZE + self.NUMBERS]
         """By number."""
-        self.ready = memoryview(self.memory)[self.SIZE + (1 << 16) :]
+        self.ready = memoryview(self.memory)[self.SIZE + self.NUMBERS :]
         """By member id: 1 it has mapped its files, 2 it has joined."""
         self.files = self.ready[1024:].cast("q")
         """Descriptors of the process that made it: of cursors, then of tracks."""
@@ -129,7 +130,7 @@ def consume(seat: Seat, board: Board, policy: int | None) -> None:
             done = hand.pop(0)
             found = memory[BLOCK * done.block : BLOCK * (done.block + 1)]
             assert found == content(done.buffer), (done, found[:16], done.buffer)
-            noted = done.number % len(board.acknowledged)
+            noted = done.number % board.NUMBERS
             if policy is None and not done.number % 7 and not board.acknowledged[noted]:
                 assert consumer.requeue(done.number)
                 board.acknowledged[noted] = 64
