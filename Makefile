@@ -10,7 +10,7 @@ LDFLAGS := -extldflags=-Wl,-z,lazy -X main.version=$(shell git describe --tags -
 GOLANGCI_VERSION := v2.15.0
 GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
 
-.PHONY: help build venv verify test test-simcuda test-go test-model test-python test-compiled test-integration coverage simcuda ptx lint fuzz bench wheel gpu-bundle clean FORCE
+.PHONY: help build venv verify test test-simcuda test-go test-model test-python test-compiled test-integration native-test coverage simcuda ptx lint fuzz bench wheel gpu-bundle clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -21,8 +21,8 @@ build: bin/poolsvc ## build the service
 bin/poolsvc: FORCE
 	$(GO) build -ldflags '$(LDFLAGS)' -o $@ ./cmd/poolsvc
 
-# Python decides by itself when it is out of date: the stamp is older than what says what to install.
-$(VENV)/installed: pyproject.toml
+# Python decides by itself when it is out of date: the stamp is older than what says what to install, and than what is compiled.
+$(VENV)/installed: pyproject.toml hatch_build.py $(wildcard python/native/*.[ch])
 	$(PYTHON) -c '$(CHECK_PYTHON)'
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[cuda,test]'
@@ -58,7 +58,7 @@ verify: bin/poolsvc $(VENV)/installed ## do the main job, on the GPU where there
 ON_SIMCUDA := -exec $(abspath tests/simcuda/machine)
 GOTEST := $(GO) test -race -timeout 20m -ldflags '$(LDFLAGS)'
 
-test: test-simcuda test-go test-python test-compiled test-integration ## run every test
+test: test-simcuda native-test test-go test-python test-compiled test-integration ## run every test
 
 test-simcuda: simcuda $(VENV)/installed
 	$(MAKE) -C tests/simcuda test test-python PYTHON=$(PY)
@@ -82,6 +82,9 @@ test-compiled: $(COMPILED)/site simcuda bin/poolsvc
 test-integration: bin/poolsvc $(VENV)/installed $(COMPILED)/site simcuda
 	$(GOTEST) -count=1 ./tests/integration ./tests/kinds ./examples/...
 	PYTHONPATH=$(abspath $(COMPILED)/site) $(GOTEST) $(ON_SIMCUDA) -count=1 ./tests/integration ./examples/...
+
+native-test: ## test the native module's core in C: processes and kills, hostile memory, with sanitizers
+	$(MAKE) -C python/native/tests test
 
 coverage: $(VENV)/installed simcuda ## measure what the tests reach of cuda and mempool; below 85 % is a failure
 	POOLBRIDGE_TEST_PYTHON=$(PY) GO=$(GO) tests/coverage/run

@@ -1,0 +1,470 @@
+// A consumer of a channel: taking frames, and letting go of them.
+#include "shm.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { TRIES = 64 };
+
+static pb_word *own(const struct pb_consumer *c, size_t offset) { return pb_at(&c->ch.own, offset); }
+static bool drops(const struct pb_consumer *c) { return c->policy > PB_FAIL; }
+
+enum pb_result pb_consumer_open(struct pb_consumer *c, int roster, int sequencer, int cursor, uint32_t slot, uint64_t member) {
+    memset(c, 0, sizeof *c);
+    enum pb_result r = pb_channel_open(&c->ch, roster, sequencer, slot, member);
+    return r ? r : pb_file_open(&c->ch, &c->ch.own, cursor, pb_cursor_size(c->ch.slots), true, "cursor");
+}
+
+void pb_consumer_close(struct pb_consumer *c) {
+    for (uint32_t slot = 0; slot < PB_PRODUCERS; slot++) pb_file_close(&c->tracks[slot].file, c->ch.life);
+    free(c->kept);
+    c->kept = NULL;
+    c->kept_room = c->kept_count = 0;
+    pb_channel_close(&c->ch);
+}
+
+enum pb_result pb_add_track(struct pb_consumer *c, uint32_t slot, uint64_t member, int fd) {
+    struct pb_track track = {.member = member};
+    enum pb_result r = pb_file_open(&c->ch, &track.file, fd, pb_track_size(c->ch.slots), false, "track");
+    if (r) return r;
+    static const char magic[8] = "PBTRCK01";
+    uint64_t expected;
+    memcpy(&expected, magic, 8);
+    uint64_t found = PB_LOAD(pb_at(&track.file, 8));
+    if (PB_LOAD(pb_at(&track.file, 0)) != expected || found != member) {
+        pb_file_close(&track.file, c->ch.life);
+        return pb_complain(&c->ch, PB_PROTOCOL, "a track is not that of member %llu", (unsigned long long)member);
+    }
+    pb_file_close(&c->tracks[slot].file, c->ch.life);
+    c->tracks[slot] = track;
+    return PB_OK;
+}
+
+// What was kept for blocks: a hash table, at most half full
+
+static size_t kept_place(const struct pb_consumer *c, uint64_t block) {
+    size_t at = (size_t)(block * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (c->kept_room - 1);
+    while (c->kept[at].object && c->kept[at].block != block) at = (at + 1) & (c->kept_room - 1);
+    return at;
+}
+
+bool pb_keep(struct pb_consumer *c, const struct pb_kept *what, void **before) {
+    if (2 * (c->kept_count + 1) > c->kept_room) {
+        struct pb_kept *old = c->kept;
+        size_t room = c->kept_room;
+        struct pb_kept *new = calloc(room ? 2 * room : 64, sizeof *new);
+        if (!new) return false;
+        c->kept = new;
+        c->kept_room = room ? 2 * room : 64;
+        for (size_t i = 0; i < room; i++)
+            if (old[i].object) c->kept[kept_place(c, old[i].block)] = old[i];
+        free(old);
+    }
+    struct pb_kept *place = &c->kept[kept_place(c, what->block)];
+    *before = place->object;
+    c->kept_count += !place->object;
+    *place = *what;
+    return true;
+}
+
+void *pb_forget(struct pb_consumer *c, uint64_t block) {
+    if (!c->kept_count) return NULL;
+    size_t hole = kept_place(c, block);
+    void *object = c->kept[hole].object;
+    if (!object) return NULL;
+    c->kept_count--;
+    c->kept[hole].object = NULL;
+    // What lies behind it, up to the next gap, may have to move up.
+    for (size_t at = (hole + 1) & (c->kept_room - 1); c->kept[at].object; at = (at + 1) & (c->kept_room - 1)) {
+        struct pb_kept moved = c->kept[at];
+        c->kept[at].object = NULL;
+        c->kept[kept_place(c, moved.block)] = moved;
+    }
+    return object;
+}
+
+// Frames in hand
+
+static int free_hold(const struct pb_consumer *c) {
+    for (int i = 0; i < PB_HOLDS / 64; i++)
+        if (~c->busy[i]) return 64 * i + __builtin_ctzll(~c->busy[i]);
+    return -1;
+}
+
+static int set_hold(struct pb_consumer *c, uint64_t number) {
+    int hold = free_hold(c);
+    c->busy[hold / 64] |= UINT64_C(1) << hold % 64;
+    if (c->used <= (uint64_t)hold) PB_STORE(own(c, PB_AT_USED), c->used = (uint64_t)hold + 1);
+    PB_STORE(own(c, PB_AT_HOLDS + 16 * (size_t)hold), number);
+    return hold;
+}
+
+static void clear_hold(struct pb_consumer *c, int hold) {
+    if (hold < 0) return;
+    PB_STORE(own(c, PB_AT_HOLDS + 16 * (size_t)hold), 0);
+    PB_STORE(own(c, PB_AT_HOLDS + 16 * (size_t)hold + 8), 0);
+    c->busy[hold / 64] &= ~(UINT64_C(1) << hold % 64);
+}
+
+static void wake_producers(struct pb_consumer *c) {
+    PB_FULL_FENCE();
+    pb_wake(pb_freed(&c->ch));
+}
+
+static void move_floor(struct pb_consumer *c) {
+    if (c->ch.queue) return;
+    uint64_t floor = c->in_hand && c->hands[0].hold < 0 ? c->hands[0].number : c->next;
+    if (floor <= c->floor) return;
+    PB_STORE(own(c, 0), c->floor = floor);
+}
+
+static void add_hand(struct pb_consumer *c, uint64_t number, uint64_t block, int hold) {
+    size_t at = c->in_hand++;
+    for (; at && c->hands[at - 1].number > number; at--) c->hands[at] = c->hands[at - 1];
+    c->hands[at] = (struct pb_hand){.number = number, .block = block, .hold = hold};
+    if (hold >= 0) PB_STORE(own(c, PB_AT_HOLDS + 16 * (size_t)hold + 8), block);
+}
+
+static struct pb_hand *find_hand(struct pb_consumer *c, uint64_t number) {
+    for (size_t i = 0; i < c->in_hand; i++)
+        if (c->hands[i].number == number) return &c->hands[i];
+    return NULL;
+}
+
+// The roster
+
+// Whether this member takes part: looked at after what it is about to use was announced, and a full fence.
+static enum pb_result takes_part(const struct pb_channel *ch) {
+    size_t at = PB_AT_CONSUMERS + PB_SLOT * ch->slot;
+    if (PB_LOAD(pb_at32(&ch->roster, at)) != PB_ACTIVE || PB_LOAD(pb_at(&ch->roster, at + PB_SLOT_MEMBER)) != ch->member)
+        return PB_EVICTED;
+    return pb_state(ch) == PB_DESTROYED ? PB_GONE : PB_OK;
+}
+
+static enum pb_result look_at_roster(struct pb_consumer *c) {
+    struct pb_channel *ch = &c->ch;
+    enum pb_result r = takes_part(ch);
+    uint64_t version = pb_version(ch);
+    if (r || version == ch->version) return r;
+    c->policy = PB_LOAD(pb_at32(&ch->roster, PB_AT_CONSUMERS + PB_SLOT * ch->slot + PB_SLOT_POLICY));
+    if (c->policy > PB_LATEST && !ch->queue) return pb_odd(ch, "the roster has a policy that there is not");
+    for (uint32_t slot = 0; slot < PB_PRODUCERS; slot++) {
+        size_t at = PB_AT_PRODUCERS + PB_SLOT * slot;
+        uint32_t state = PB_LOAD(pb_at32(&ch->roster, at));
+        c->producers[slot] = state == PB_ACTIVE || state == PB_LEFT ? PB_LOAD(pb_at(&ch->roster, at + PB_SLOT_MEMBER)) : 0;
+        c->timelines[slot] = PB_LOAD(pb_at(&ch->roster, at + PB_SLOT_TIMELINE));
+    }
+    ch->version = version;
+    return PB_OK;
+}
+
+enum pb_result pb_begin(struct pb_consumer *c) {
+    struct pb_channel *ch = &c->ch;
+    ch->version = UINT64_MAX;
+    enum pb_result r = look_at_roster(c);
+    if (r) return r;
+    if (!ch->queue && !c->begun) {
+        uint64_t start = PB_LOAD(pb_at(&ch->roster, PB_AT_CONSUMERS + PB_SLOT * ch->slot + PB_SLOT_START));
+        if (!start || start > PB_NUMBER_MAX)
+            return pb_complain(ch, PB_PROTOCOL, "the roster has this member begin with frame %llu", (unsigned long long)start);
+        PB_STORE(own(c, 8), c->next = start);
+        c->floor = start;
+    }
+    c->begun = true;
+    return PB_OK;
+}
+
+// Records
+
+static bool utf8(const unsigned char *at, size_t size) {
+    for (size_t i = 0; i < size;) {
+        unsigned char first = at[i++];
+        if (first < 0x80) continue;
+        unsigned more = first >= 0xF0 ? 3 : first >= 0xE0 ? 2 : 1;
+        if (first < 0xC2 || first > 0xF4 || size - i < more) return false;
+        uint32_t point = first & (0x3Fu >> more);
+        for (unsigned k = 0; k < more; k++, i++) {
+            if ((at[i] & 0xC0) != 0x80) return false;
+            point = point << 6 | (at[i] & 0x3F);
+        }
+        if ((more == 2 && (point < 0x800 || (point >= 0xD800 && point < 0xE000))) ||
+            (more == 3 && (point < 0x10000 || point > 0x10FFFF)))
+            return false;
+    }
+    return true;
+}
+
+bool pb_check_meta(const void *bytes, size_t size) {
+    const unsigned char *at = bytes, *key = NULL;
+    uint16_t length = 0, lengths[2];
+    for (unsigned entries = 0; size; entries++) {
+        if (entries == 16 || size < sizeof lengths) return false;
+        memcpy(lengths, at, sizeof lengths);
+        at += sizeof lengths;
+        size -= sizeof lengths;
+        if (lengths[0] > 256 || lengths[1] > 256 || size < (size_t)lengths[0] + lengths[1]) return false;
+        if (key) {
+            int order = memcmp(key, at, length < lengths[0] ? length : lengths[0]);
+            if (order > 0 || (!order && length >= lengths[0])) return false;
+        }
+        if (!utf8(at, lengths[0]) || !utf8(at + lengths[0], lengths[1])) return false;
+        key = at;
+        length = lengths[0];
+        at += lengths[0] + lengths[1];
+        size -= (size_t)lengths[0] + lengths[1];
+    }
+    return true;
+}
+
+bool pb_check_description(const void *bytes, struct pb_description *to) {
+    const unsigned char *from = bytes;
+    uint16_t ndim, strided;
+    memcpy(&to->offset, from, 8);
+    memcpy(&ndim, from + 8, 2);
+    memcpy(&strided, from + 10, 2);
+    memcpy(to->dtype, from + 16, 16);
+    memcpy(to->shape, from + 32, sizeof to->shape);
+    memcpy(to->strides, from + 288, sizeof to->strides);
+    if (ndim > PB_NDIM || strided > 1 || to->offset > INT64_MAX) return false;
+    to->ndim = ndim;
+    to->strided = strided;
+    for (unsigned i = 0; i < ndim; i++)
+        if (to->shape[i] > INT64_MAX) return false;
+    size_t length = strnlen(to->dtype, sizeof to->dtype);
+    if (!length || length == sizeof to->dtype) return false;
+    for (size_t i = 0; i < sizeof to->dtype; i++)
+        if (i < length ? to->dtype[i] <= ' ' || to->dtype[i] > '~' : to->dtype[i]) return false;
+    return true;
+}
+
+static void copy_out(uint64_t *to, const pb_word *from, size_t size) {
+    for (size_t i = 0; i < (size + 7) / 8; i++) to[i] = PB_PEEK(from + i);
+}
+
+// Reads the record of frame->number, with its meta, and its description if nothing is kept for it. PB_AGAIN: it is not there.
+static enum pb_result read_record(struct pb_consumer *c, uint32_t slot, struct pb_frame *frame) {
+    const struct pb_channel *ch = &c->ch;
+    const struct pb_file *track = &c->tracks[slot].file;
+    uint64_t ring = pb_ring(ch, frame->number);
+    pb_word *record = pb_at(track, PB_PAGE + PB_RECORD * ring);
+    if (PB_LOAD(record) != frame->number) return PB_AGAIN;
+    frame->block = PB_PEEK(record + 1);
+    frame->buffer = PB_PEEK(record + 2);
+    frame->bytes = PB_PEEK(record + 3);
+    frame->time = PB_PEEK(record + 4);
+    frame->value = PB_PEEK(record + 5);
+    uint64_t small = PB_PEEK(record + 6);
+    frame->description_id = PB_PEEK(record + 7);
+    frame->word = small & 0xFFFF;
+    frame->event = small >> 16 & 1;
+    frame->meta_bytes = (uint32_t)(small >> 32);
+    frame->producer = c->tracks[slot].member;
+    frame->timeline = c->timelines[slot];
+    frame->kept = NULL;
+    size_t meta = frame->meta_bytes + (frame->event ? PB_EVENT : 0);
+    bool sound = !(small >> 17 & 0x7FFF) && frame->meta_bytes <= PB_META && frame->word < PB_WORDS && frame->value <= PB_VALUE_MAX;
+    if (sound && meta) copy_out(c->meta, pb_at(track, PB_PAGE + (PB_RECORD + PB_DESCRIPTION) * ch->slots + PB_META_SLOT * ring), meta);
+    const struct pb_kept *kept = c->kept_count ? &c->kept[kept_place(c, frame->block)] : NULL;
+    if (kept && kept->object && kept->producer == frame->producer && kept->description_id == frame->description_id)
+        frame->kept = kept->object;
+    else copy_out(c->description, pb_at(track, PB_PAGE + PB_RECORD * ch->slots + PB_DESCRIPTION * ring), PB_DESCRIPTION);
+    atomic_thread_fence(memory_order_acquire);
+    if (PB_PEEK(record) != frame->number) return PB_AGAIN;
+    struct pb_description ignored;
+    if (!sound || !pb_check_meta((const char *)c->meta + (frame->event ? PB_EVENT : 0), frame->meta_bytes)) return PB_FAILED;
+    return frame->kept || pb_check_description(c->description, &ignored) ? PB_OK : PB_FAILED;
+}
+
+// Finds the track of a producer in the roster. PB_FAILED: there is no such producer.
+static enum pb_result find_track(struct pb_consumer *c, uint32_t slot) {
+    if (slot == PB_VOID || !c->producers[slot]) return PB_FAILED;
+    if (c->tracks[slot].member == c->producers[slot]) return PB_OK;
+    c->ch.unknown_slot = slot;
+    c->ch.unknown_member = c->producers[slot];
+    return PB_UNKNOWN;
+}
+
+// Taking
+
+static enum pb_result take_from_broadcast(struct pb_consumer *c, struct pb_frame *frame) {
+    struct pb_channel *ch = &c->ch;
+    // What is known of the tail is enough for a consumer that nobody passes by.
+    uint64_t tail = !drops(c) && pb_tail_number(ch->seen_tail) >= c->next ? ch->seen_tail : pb_tail(ch);
+    uint64_t last = pb_tail_number(tail), oldest = last >= ch->capacity ? last - ch->capacity + 1 : 1;
+    ch->seen_tail = tail;
+    enum pb_result r = look_at_roster(c);
+    if (r) return r;
+    if (last < c->next) {
+        if (last + 1 < c->next) return pb_odd(ch, "frames that were taken are not published");
+        if (pb_state(ch) != PB_CLOSED) return PB_NONE;
+        return c->next > PB_LOAD(pb_at(&ch->roster, PB_AT_END)) ? PB_END : pb_odd(ch, "the channel ends after its last frame");
+    }
+    if (c->in_hand == PB_HOLDS) return PB_HANDS;
+    uint64_t number = c->policy == PB_LATEST ? last : c->next > oldest ? c->next : oldest;
+    int hold = -1;
+    if (drops(c)) {
+        hold = set_hold(c, number);
+        PB_FULL_FENCE();
+        tail = pb_tail(ch);
+        if ((r = takes_part(ch)) || number + ch->capacity <= pb_tail_number(tail)) {
+            clear_hold(c, hold);
+            wake_producers(c);
+            return r ? r : PB_AGAIN;
+        }
+    }
+    uint64_t entry = PB_LOAD(pb_entry(ch, number));
+    uint32_t slot = entry >> 6 == number ? entry & 63 : pb_tail_slot(tail);
+    bool known = entry >> 6 == number || (entry >> 6 < number && pb_tail_number(tail) == number);
+    frame->number = number;
+    r = known ? find_track(c, slot) : PB_AGAIN;
+    if (!r) r = read_record(c, slot, frame);
+    if (r == PB_UNKNOWN || r == PB_AGAIN) {
+        clear_hold(c, hold);
+        if (hold >= 0) wake_producers(c);
+        ch->seen_tail = 0;
+        // Passed over meanwhile?
+        if (r == PB_UNKNOWN || number + ch->capacity <= pb_tail_number(pb_tail(ch))) return r;
+        if (!known) return pb_odd(ch, "a frame has no producer");
+        r = PB_FAILED;
+        hold = -1;
+    }
+    c->missed += number - c->next;
+    PB_STORE(own(c, 8), c->next = number + 1);
+    if (!r && !drops(c)) {
+        PB_FULL_FENCE();
+        if ((r = takes_part(ch))) return r;
+    }
+    if (r) {
+        clear_hold(c, hold);
+        c->failed = number;
+    } else {
+        add_hand(c, number, frame->block, hold);
+        frame->missed = c->missed;
+        c->missed = 0;
+    }
+    uint64_t floor = c->floor;
+    move_floor(c);
+    if (r || floor != c->floor) wake_producers(c);
+    return r;
+}
+
+static enum pb_result take_from_queue(struct pb_consumer *c, struct pb_frame *frame) {
+    struct pb_channel *ch = &c->ch;
+    uint64_t tail = pb_tail(ch), last = pb_tail_number(tail);
+    ch->seen_tail = tail;
+    enum pb_result r = look_at_roster(c);
+    if (r) return r;
+    if (c->in_hand == PB_HOLDS) return PB_HANDS;
+    pb_help(ch, tail);
+    uint64_t number = pb_oldest_standing(ch, last), found = UINT64_MAX, claim = 0, entry = 0;
+    // If head is so old, a number that was given back may stand in any slot; else they come in order.
+    bool every = PB_LOAD(pb_at(&ch->sequencer, PB_AT_HEAD)) < number;
+    for (; number <= last && (every || found > last); number++) {
+        uint64_t e = PB_LOAD(pb_entry(ch, number)), k = PB_LOAD(pb_claim(ch, number));
+        if (!(e >> 6) || e >> 6 > last || e >> 6 >= found || !pb_claim_waits(k, e >> 6)) continue;
+        found = e >> 6;
+        claim = k;
+        entry = e;
+    }
+    if (found > last) {
+        if (pb_state(ch) != PB_CLOSED) return PB_NONE;
+        pb_advance_head(ch, tail);
+        return PB_LOAD(pb_at(&ch->sequencer, PB_AT_HEAD)) > PB_LOAD(pb_at(&ch->roster, PB_AT_END)) ? PB_END : PB_NONE;
+    }
+    uint32_t slot = entry & 63;
+    if ((r = find_track(c, slot)) == PB_UNKNOWN) return r;
+    int hold = set_hold(c, found);
+    PB_FULL_FENCE();
+    enum pb_result part = takes_part(ch);
+    uint64_t mine = found << 12 | (PB_CLAIMED + ch->slot);
+    if (part || !PB_CAS(pb_claim(ch, found), &claim, mine)) {
+        clear_hold(c, hold);
+        wake_producers(c);
+        return part ? part : PB_AGAIN;
+    }
+    frame->number = found;
+    if (!r) r = read_record(c, slot, frame) ? PB_FAILED : PB_OK;
+    if (r) {
+        PB_CAS(pb_claim(ch, found), &mine, found << 12 | PB_ACKNOWLEDGED);
+        clear_hold(c, hold);
+        c->failed = found;
+    } else {
+        add_hand(c, found, frame->block, hold);
+        pb_word *dropped = pb_at(&ch->sequencer, PB_AT_DROPPED);
+        frame->missed = PB_PEEK(dropped) ? atomic_exchange(dropped, 0) : 0;
+    }
+    wake_producers(c); // there is room: what was taken does not count
+    return r;
+}
+
+enum pb_result pb_take(struct pb_consumer *c, struct pb_frame *frame) {
+    if (!c->begun || c->left) return PB_EVICTED;
+    enum pb_result r = PB_AGAIN;
+    for (int tries = 0; r == PB_AGAIN && tries < TRIES; tries++) {
+        r = c->ch.queue ? take_from_queue(c, frame) : take_from_broadcast(c, frame);
+        if (c->ch.odd_since && r == PB_AGAIN) return r;
+    }
+    if (r == PB_AGAIN) return pb_odd(&c->ch, "its tail moves without end");
+    if (r != PB_PROTOCOL) c->ch.odd_since = 0;
+    return r;
+}
+
+// Letting go
+
+// Gives what becomes of a claim of this consumer; false: it has lost it.
+static bool end_claim(struct pb_consumer *c, struct pb_hand *hand, uint64_t tag) {
+    uint64_t mine = hand->number << 12 | (PB_CLAIMED + c->ch.slot);
+    if (!c->ch.queue || hand->acknowledged) return true;
+    hand->acknowledged = true;
+    return PB_CAS(pb_claim(&c->ch, hand->number), &mine, hand->number << 12 | tag);
+}
+
+// After a claim or a hold ended.
+static void tell(struct pb_consumer *c, bool given_back) {
+    if (c->ch.queue) pb_advance_head(&c->ch, pb_tail(&c->ch));
+    wake_producers(c);
+    if (c->ch.queue && (given_back || pb_state(&c->ch))) pb_wake(pb_published(&c->ch)); // others wait for it, or for the end
+}
+
+enum pb_result pb_acknowledge(struct pb_consumer *c, uint64_t number, bool *stood) {
+    struct pb_hand *hand = find_hand(c, number);
+    if (!hand) return PB_NOT_HELD;
+    *stood = end_claim(c, hand, PB_ACKNOWLEDGED);
+    tell(c, false);
+    return PB_OK;
+}
+
+enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, const struct pb_ticket *done, bool settled,
+                          bool *stood) {
+    struct pb_hand *hand = find_hand(c, number);
+    if (!hand) return PB_NOT_HELD;
+    if (done->value) {
+        pb_word *entry = own(c, PB_AT_DONE + 32 * pb_ring(&c->ch, number));
+        uint64_t before = PB_PEEK(entry), value = PB_PEEK(entry + 1), word = PB_PEEK(entry + 2);
+        if (value && !settled && (word != done->word || value > done->value)) return PB_TICKET;
+        PB_PUT(entry, 0);
+        atomic_thread_fence(memory_order_release);
+        PB_PUT(entry + 1, done->value);
+        PB_PUT(entry + 2, done->word);
+        PB_STORE(entry, before > number ? before : number); // it may be let go of after a later one
+    }
+    *stood = end_claim(c, hand, requeue ? PB_GIVEN_BACK : PB_ACKNOWLEDGED);
+    clear_hold(c, hand->hold);
+    size_t after = c->in_hand-- - (size_t)(hand - c->hands) - 1;
+    memmove(hand, hand + 1, after * sizeof *hand);
+    move_floor(c);
+    tell(c, requeue);
+    return PB_OK;
+}
+
+void pb_leave(struct pb_consumer *c) {
+    for (size_t i = 0; i < c->in_hand; i++) {
+        struct pb_hand *hand = &c->hands[i];
+        if (hand->hold >= 0) continue;
+        hand->hold = set_hold(c, hand->number);
+        PB_STORE(own(c, PB_AT_HOLDS + 16 * (size_t)hand->hold + 8), hand->block);
+    }
+    c->left = true;
+    if (c->begun) move_floor(c);
+    wake_producers(c);
+}

@@ -1,0 +1,369 @@
+// poolbridge._native: the module, words of shared memory, and what producers and consumers have in common.
+#include "native.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <time.h>
+
+State *state_of(void *self) { return PyType_GetModuleState(Py_TYPE((PyObject *)self)); }
+
+void free_object(void *self) {
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+// Arguments
+
+bool count_is(Py_ssize_t given, Py_ssize_t least, Py_ssize_t most, const char *what) {
+    if (given >= least && given <= most) return true;
+    PyErr_Format(PyExc_TypeError, "%s() takes %zd to %zd arguments; %zd were given", what, least, most, given);
+    return false;
+}
+
+static bool number_to(PyObject *invalid, PyObject *from, uint64_t most, const char *what, uint64_t *to) {
+    *to = PyLong_AsUnsignedLongLong(from);
+    bool fits = *to != UINT64_MAX || !PyErr_Occurred();
+    if (!fits && !PyErr_ExceptionMatches(PyExc_OverflowError)) return false;
+    if (fits && *to <= most) return true;
+    PyErr_Clear();
+    PyErr_Format(invalid, "%s must be a number from 0 to %llu, not %R", what, (unsigned long long)most, from);
+    return false;
+}
+
+bool number_of(void *self, PyObject *from, uint64_t most, const char *what, uint64_t *to) {
+    return number_to(state_of(self)->invalid, from, most, what, to);
+}
+
+static bool time_to(PyObject *invalid, PyObject *from, int64_t *to) {
+    if (from == Py_None) {
+        *to = INT64_MAX;
+        return true;
+    }
+    double seconds = PyFloat_AsDouble(from);
+    if (seconds == -1.0 && PyErr_Occurred()) return false;
+    if (!(seconds >= 0)) {
+        PyErr_Format(invalid, "a time must be 0 or more seconds, not %R", from);
+        return false;
+    }
+    *to = seconds < 9e9 ? (int64_t)(seconds * 1e9) : INT64_MAX;
+    return true;
+}
+
+bool wait_of(void *self, PyObject *const *args, Py_ssize_t given, Wait *to) {
+    PyObject *invalid = state_of(self)->invalid;
+    return (given < 1 || time_to(invalid, args[0], &to->limit)) && (given < 2 || time_to(invalid, args[1], &to->spin));
+}
+
+bool member_arguments(PyObject *args, PyObject *kwargs, int fds[3], const char *third, uint64_t *slot, uint64_t *member) {
+    const char *names[] = {"roster", "sequencer", third, "slot", "member", NULL};
+    unsigned long long at, id;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiiKK", (char **)names, &fds[0], &fds[1], &fds[2], &at, &id)) return false;
+    *slot = at;
+    *member = id;
+    return true;
+}
+
+PyObject *add_file(Member *m, PyObject *const *args, Py_ssize_t given, uint64_t slots, const char *what,
+                   enum pb_result (*add)(Member *, uint32_t, uint64_t, int)) {
+    uint64_t slot, member, fd;
+    if (!usable(m) || !count_is(given, 3, 3, what) || !number_of(m, args[0], slots - 1, "a slot", &slot) ||
+        !number_of(m, args[1], UINT64_MAX, "a member id", &member) || !number_of(m, args[2], INT_MAX, "a descriptor", &fd))
+        return NULL;
+    enum pb_result r = add(m, (uint32_t)slot, member, (int)fd);
+    return r ? result_of(m, r) : Py_NewRef(Py_None);
+}
+
+// Results
+
+PyObject *result_of(Member *m, enum pb_result r) {
+    State *state = state_of(m);
+    if (r <= PB_TICKET && state->conditions[r]) return Py_NewRef(state->conditions[r]);
+    if (r == PB_NOT_HELD) PyErr_SetString(state->released, "the frame is not in hand: it was released, or never taken");
+    else PyErr_SetString(r == PB_NO_MEMORY ? state->memory : state->protocol, m->ch->complaint);
+    return NULL;
+}
+
+PyObject *unknown(Member *m, void *closure) {
+    (void)closure;
+    return Py_BuildValue("IK", m->ch->unknown_slot, (unsigned long long)m->ch->unknown_member);
+}
+
+// Life
+
+bool usable(Member *m) {
+    if (m->open && !m->closing && !pb_forked(m->ch->life)) return true;
+    if (!m->open || m->closing) PyErr_SetString(state_of(m)->closed, "this end of the channel is closed");
+    else PyErr_SetString(state_of(m)->forked, "this end of the channel belongs to the process that forked this one: make another");
+    return false;
+}
+
+PyObject *close_member(Member *m, PyObject *ignored) {
+    (void)ignored;
+    if (m->open && !m->closing) {
+        m->closing = true;
+        if (m->waiting && !pb_forked(m->ch->life)) {
+            // They see that it is closing, and others that there is nothing.
+            pb_arm(pb_published(m->ch));
+            pb_wake(pb_published(m->ch));
+            pb_arm(pb_freed(m->ch));
+            pb_wake(pb_freed(m->ch));
+        } else {
+            m->unmap(m);
+            m->open = false;
+        }
+    }
+    Py_RETURN_NONE;
+}
+
+// Waiting
+
+static inline void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory");
+#endif
+}
+
+// Spins for a while: a consumer until something has moved, a producer, or one that takes from a queue, for a moment only.
+static void spin(struct pb_channel *ch, bool freed, int64_t until) {
+    int64_t now = pb_now(), moment = freed ? 1000 : ch->queue ? 5000 : PB_NS_MS;
+    if (until > now + moment) until = now + moment;
+    do {
+        for (int i = 0; i < 16; i++) {
+            if (!freed && pb_moved(ch)) return;
+            relax();
+        }
+    } while (pb_now() < until);
+}
+
+static void doze(int64_t ns) { nanosleep(&(struct timespec){0, ns}, NULL); }
+
+bool wait_for(Member *m, Attempt attempt, void *with, const Wait *how, enum pb_result *r) {
+    *r = attempt(m, with);
+    if (*r != PB_NONE && *r != PB_AGAIN) return true;
+    if (!how->limit && *r == PB_NONE) {
+        *r = PB_TIMEOUT;
+        return true;
+    }
+    struct pb_channel *ch = m->ch;
+    pb_futex *word = how->freed ? pb_freed(ch) : pb_published(ch);
+    int64_t now = pb_now(), until = how->limit < INT64_MAX - now ? now + how->limit : INT64_MAX;
+    int64_t spins = how->spin < INT64_MAX - now ? now + how->spin : INT64_MAX;
+    do {
+        int64_t left = until - now, most = how->hurry && *how->hurry ? 2 * PB_NS_MS : PB_SLICE;
+        m->waiting++;
+        if (*r == PB_AGAIN) {
+            Py_BEGIN_ALLOW_THREADS doze(50000);
+            Py_END_ALLOW_THREADS
+        } else if (now < spins) {
+            Py_BEGIN_ALLOW_THREADS spin(ch, how->freed, spins < until ? spins : until);
+            Py_END_ALLOW_THREADS
+        } else {
+            uint32_t seen = pb_arm(word);
+            *r = attempt(m, with);
+            if (*r == PB_NONE) {
+                Py_BEGIN_ALLOW_THREADS pb_futex_wait(word, seen, left < most ? left : most);
+                Py_END_ALLOW_THREADS
+            }
+        }
+        if (!--m->waiting && m->closing && m->open && !pb_forked(ch->life)) {
+            m->unmap(m);
+            m->open = false;
+        }
+        if (*r != PB_NONE && *r != PB_AGAIN) return true;
+        if (PyErr_CheckSignals() || !usable(m)) return false;
+        *r = attempt(m, with);
+        if (*r != PB_NONE && *r != PB_AGAIN) return true;
+        now = pb_now();
+    } while (now < until);
+    *r = PB_TIMEOUT;
+    return true;
+}
+
+// Words of any shared memory
+
+typedef struct {
+    Py_buffer view;
+    void *word;
+} Word;
+
+// Finds the word of `size` bytes at args[1] in the buffer args[0]; its view has to be released.
+static bool find_word(PyObject *module, PyObject *const *args, size_t size, bool write, Word *to) {
+    State *state = PyModule_GetState(module);
+    uint64_t offset;
+    if (!number_to(state->invalid, args[1], INT64_MAX, "an offset", &offset)) return false;
+    if (PyObject_GetBuffer(args[0], &to->view, write ? PyBUF_WRITABLE : PyBUF_SIMPLE)) return false;
+    to->word = (char *)to->view.buf + offset;
+    uint64_t bytes = (uint64_t)to->view.len;
+    if (bytes >= size && offset <= bytes - size && (uintptr_t)to->word % size == 0) return true;
+    PyErr_Format(state->invalid, "there is no aligned word of %zu bytes at offset %llu of %zd bytes", size,
+                 (unsigned long long)offset, to->view.len);
+    PyBuffer_Release(&to->view);
+    return false;
+}
+
+static PyObject *load_u64(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    Word at;
+    if (!count_is(given, 2, 2, "load_u64") || !find_word(module, args, 8, false, &at)) return NULL;
+    uint64_t value = PB_LOAD((pb_word *)at.word);
+    PyBuffer_Release(&at.view);
+    return PyLong_FromUnsignedLongLong(value);
+}
+
+static PyObject *store_u64(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    Word at;
+    uint64_t value;
+    State *state = PyModule_GetState(module);
+    if (!count_is(given, 3, 3, "store_u64") || !number_to(state->invalid, args[2], UINT64_MAX, "a value", &value) ||
+        !find_word(module, args, 8, true, &at))
+        return NULL;
+    PB_STORE((pb_word *)at.word, value);
+    PyBuffer_Release(&at.view);
+    Py_RETURN_NONE;
+}
+
+static PyObject *compare_exchange_u64(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    Word at;
+    uint64_t expected, value;
+    State *state = PyModule_GetState(module);
+    if (!count_is(given, 4, 4, "compare_exchange_u64") || !number_to(state->invalid, args[2], UINT64_MAX, "a value", &expected) ||
+        !number_to(state->invalid, args[3], UINT64_MAX, "a value", &value) || !find_word(module, args, 8, true, &at))
+        return NULL;
+    bool exchanged = PB_CAS((pb_word *)at.word, &expected, value);
+    PyBuffer_Release(&at.view);
+    return PyBool_FromLong(exchanged);
+}
+
+static PyObject *fence(PyObject *module, PyObject *ignored) {
+    (void)module, (void)ignored;
+    PB_FULL_FENCE();
+    Py_RETURN_NONE;
+}
+
+static PyObject *futex_wait(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    State *state = PyModule_GetState(module);
+    Word at;
+    uint64_t seen;
+    int64_t limit;
+    if (!count_is(given, 4, 4, "futex_wait") || !number_to(state->invalid, args[2], UINT32_MAX, "a value", &seen) ||
+        !time_to(state->invalid, args[3], &limit) || !find_word(module, args, 4, false, &at))
+        return NULL;
+    int64_t now = pb_now(), until = limit < INT64_MAX - now ? now + limit : INT64_MAX;
+    int error;
+    do {
+        int64_t left = until > now ? until - now : 0;
+        Py_BEGIN_ALLOW_THREADS error = pb_futex_wait(at.word, (uint32_t)seen, left < PB_SLICE ? left : PB_SLICE);
+        Py_END_ALLOW_THREADS now = pb_now();
+    } while ((error == ETIMEDOUT || error == EINTR) && !PyErr_CheckSignals() && now < until);
+    PyBuffer_Release(&at.view);
+    if (PyErr_Occurred()) return NULL;
+    return PyBool_FromLong(!error || error == EAGAIN);
+}
+
+static PyObject *futex_wake(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    Word at;
+    uint64_t most = INT_MAX;
+    State *state = PyModule_GetState(module);
+    if (!count_is(given, 2, 3, "futex_wake") ||
+        (given > 2 && !number_to(state->invalid, args[2], INT_MAX, "a count", &most)) || !find_word(module, args, 4, false, &at))
+        return NULL;
+    int woken = pb_futex_wake(at.word, (int)most);
+    PyBuffer_Release(&at.view);
+    return PyLong_FromLong(woken);
+}
+
+// The module
+
+#define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
+
+static PyMethodDef functions[] = {
+    {"load_u64", FAST(load_u64), NULL},     {"store_u64", FAST(store_u64), NULL},   {"fence", fence, METH_NOARGS, NULL},
+    {"compare_exchange_u64", FAST(compare_exchange_u64), NULL},
+    {"futex_wait", FAST(futex_wait), NULL}, {"futex_wake", FAST(futex_wake), NULL}, {NULL, NULL, 0, NULL},
+};
+
+// What can be the outcome instead of a frame or a number, by pb_result.
+static const char *const CONDITIONS[] = {[PB_TIMEOUT] = "TIMEOUT", [PB_NO_ROOM] = "NO_ROOM", [PB_END] = "END",
+                                         [PB_GONE] = "DESTROYED",  [PB_EVICTED] = "EVICTED", [PB_UNKNOWN] = "UNKNOWN_MEMBER",
+                                         [PB_FAILED] = "FAILED",   [PB_HANDS] = "HANDS_FULL", [PB_TICKET] = "TICKET_PENDING"};
+
+static bool add_conditions(PyObject *module, State *state) {
+    PyObject *names = PyList_New(0), *kind = NULL, *library = PyImport_ImportModule("enum");
+    bool added = names && library;
+    for (int i = 0; added && i <= PB_TICKET; i++) {
+        PyObject *name = CONDITIONS[i] ? PyUnicode_InternFromString(CONDITIONS[i]) : NULL;
+        added = !CONDITIONS[i] || (name && !PyList_Append(names, name));
+        Py_XDECREF(name);
+    }
+    PyObject *make = added ? PyObject_GetAttrString(library, "Enum") : NULL;
+    PyObject *args = make ? Py_BuildValue("(sO)", "Condition", names) : NULL;
+    PyObject *kwargs = args ? Py_BuildValue("{ss}", "module", "poolbridge._native") : NULL;
+    if (kwargs) kind = PyObject_Call(make, args, kwargs);
+    added = kind && !PyModule_AddObjectRef(module, "Condition", kind);
+    for (int i = 0; added && i <= PB_TICKET; i++)
+        if (CONDITIONS[i]) added = (state->conditions[i] = PyObject_GetAttrString(kind, CONDITIONS[i]));
+    Py_XDECREF(names), Py_XDECREF(library), Py_XDECREF(make), Py_XDECREF(args), Py_XDECREF(kwargs), Py_XDECREF(kind);
+    return added;
+}
+
+static bool add_errors(State *state) {
+    PyObject *errors = PyImport_ImportModule("poolbridge._errors");
+    struct {
+        PyObject **to;
+        const char *name;
+    } wanted[] = {{&state->protocol, "ProtocolError"},      {&state->invalid, "InvalidArgumentError"},
+                  {&state->memory, "DeviceMemoryError"},    {&state->forked, "ForkError"},
+                  {&state->closed, "ClosedError"},          {&state->released, "LeaseReleasedError"}};
+    bool found = errors;
+    for (size_t i = 0; found && i < sizeof wanted / sizeof *wanted; i++)
+        found = (*wanted[i].to = PyObject_GetAttrString(errors, wanted[i].name));
+    Py_XDECREF(errors);
+    return found;
+}
+
+static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec) {
+    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+    if (type && PyModule_AddType(module, (PyTypeObject *)type)) Py_CLEAR(type);
+    return (PyTypeObject *)type;
+}
+
+static int execute(PyObject *module) {
+    State *state = PyModule_GetState(module);
+    pb_init();
+    bool made = add_errors(state) && add_conditions(module, state) && (state->frame = add_type(module, &frame_spec)) &&
+                (state->producer = add_type(module, &producer_spec)) && (state->consumer = add_type(module, &consumer_spec));
+    return made ? 0 : -1;
+}
+
+static int traverse(PyObject *module, visitproc visit, void *arg) {
+    State *state = PyModule_GetState(module);
+    Py_VISIT(state->frame);
+    Py_VISIT(state->producer);
+    Py_VISIT(state->consumer);
+    for (int i = 0; i <= PB_TICKET; i++) Py_VISIT(state->conditions[i]);
+    return 0;
+}
+
+static int clear(PyObject *module) {
+    State *state = PyModule_GetState(module);
+    Py_CLEAR(state->frame);
+    Py_CLEAR(state->producer);
+    Py_CLEAR(state->consumer);
+    for (int i = 0; i <= PB_TICKET; i++) Py_CLEAR(state->conditions[i]);
+    Py_CLEAR(state->protocol);
+    Py_CLEAR(state->invalid);
+    Py_CLEAR(state->memory);
+    Py_CLEAR(state->forked);
+    Py_CLEAR(state->closed);
+    Py_CLEAR(state->released);
+    return 0;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_native", "The members of a channel: docs/streams.md.", sizeof(State), functions, slots, traverse, clear, NULL,
+};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }

@@ -1,0 +1,235 @@
+// The type Consumer.
+#include "native.h"
+
+typedef struct {
+    Member member;
+    struct pb_consumer core;
+    struct pb_frame last; // what was taken last; its number is 0 if nothing was
+    uint64_t borrowed;    // what the next `borrow` lets go of
+} Consumer;
+
+static void drop_kept(Consumer *self) {
+    while (self->core.kept_count)
+        for (size_t i = 0; i < self->core.kept_room; i++)
+            if (self->core.kept[i].object) Py_XDECREF((PyObject *)pb_forget(&self->core, self->core.kept[i].block));
+    self->last.kept = NULL;
+}
+
+static void unmap(Member *m) {
+    drop_kept((Consumer *)m);
+    pb_consumer_close(&((Consumer *)m)->core);
+}
+
+static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    int fds[3];
+    uint64_t slot, member;
+    if (!member_arguments(args, kwargs, fds, "cursor", &slot, &member)) return NULL;
+    Consumer *self = (Consumer *)PyType_GenericAlloc(type, 0);
+    if (!self) return NULL;
+    self->member.ch = &self->core.ch;
+    self->member.unmap = unmap;
+    if (slot >= PB_CONSUMERS || !member) {
+        PyErr_SetString(state_of(self)->invalid, "a consumer has a slot below 1024 and a member id that is not 0");
+        Py_DECREF(self);
+        return NULL;
+    }
+    enum pb_result r = pb_consumer_open(&self->core, fds[0], fds[1], fds[2], (uint32_t)slot, member);
+    self->member.open = true;
+    if (!r) return (PyObject *)self;
+    result_of(&self->member, r);
+    Py_DECREF(self);
+    return NULL;
+}
+
+static int traverse(Consumer *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    for (size_t i = 0; i < self->core.kept_room; i++) Py_VISIT((PyObject *)self->core.kept[i].object);
+    return 0;
+}
+
+static int clear(Consumer *self) {
+    drop_kept(self);
+    return 0;
+}
+
+static void dealloc(Consumer *self) {
+    PyObject_GC_UnTrack(self);
+    if (self->member.open) unmap(&self->member);
+    free_object(self);
+}
+
+static enum pb_result add(Member *m, uint32_t slot, uint64_t member, int fd) {
+    return pb_add_track(&((Consumer *)m)->core, slot, member, fd);
+}
+
+static PyObject *add_track(Consumer *self, PyObject *const *args, Py_ssize_t given) {
+    return add_file(&self->member, args, given, PB_PRODUCERS, "add_track", add);
+}
+
+static PyObject *begin(Consumer *self, PyObject *ignored) {
+    (void)ignored;
+    if (!usable(&self->member)) return NULL;
+    enum pb_result r = pb_begin(&self->core);
+    return r ? result_of(&self->member, r) : PyLong_FromUnsignedLongLong(self->core.next);
+}
+
+static enum pb_result try_take(Member *m, void *with) {
+    Consumer *self = (Consumer *)m;
+    (void)with;
+    enum pb_result r = pb_take(&self->core, &self->last);
+    if (r) self->last.number = 0;
+    return r;
+}
+
+// take(timeout=None, spin=0.0)
+static PyObject *take(Consumer *self, PyObject *const *args, Py_ssize_t given) {
+    Wait how = {.limit = INT64_MAX};
+    enum pb_result r;
+    if (!usable(&self->member) || !count_is(given, 0, 2, "take") || !wait_of(self, args, given, &how) ||
+        !wait_for(&self->member, try_take, NULL, &how, &r))
+        return NULL;
+    return r ? result_of(&self->member, r) : new_frame(state_of(self), &self->core, &self->last);
+}
+
+// Reads word, value and whether earlier tickets are settled.
+static bool ticket_of(Consumer *self, PyObject *const *args, Py_ssize_t given, struct pb_ticket *done, bool *settled) {
+    if ((given > 0 && !number_of(self, args[0], PB_WORDS - 1, "a word", &done->word)) ||
+        (given > 1 && !number_of(self, args[1], PB_VALUE_MAX, "the value of a ticket", &done->value)))
+        return false;
+    int truth = given > 2 ? PyObject_IsTrue(args[2]) : 0;
+    *settled = truth > 0;
+    return truth >= 0;
+}
+
+// borrow(timeout=None, spin=0.0, word=0, value=0, settled=False)
+static PyObject *borrow(Consumer *self, PyObject *const *args, Py_ssize_t given) {
+    Wait how = {.limit = INT64_MAX};
+    struct pb_ticket done = {0};
+    bool settled = false, stood;
+    enum pb_result r;
+    if (!usable(&self->member) || !count_is(given, 0, 5, "borrow") || !wait_of(self, args, given, &how) ||
+        !ticket_of(self, args + 2, given - 2, &done, &settled))
+        return NULL;
+    if (self->borrowed) {
+        r = pb_release(&self->core, self->borrowed, false, &done, settled, &stood);
+        if (r && r != PB_NOT_HELD) return result_of(&self->member, r);
+        self->borrowed = 0;
+    }
+    if (!wait_for(&self->member, try_take, NULL, &how, &r)) return NULL;
+    if (r) return result_of(&self->member, r);
+    self->borrowed = self->last.number;
+    if (self->last.kept) return Py_NewRef((PyObject *)self->last.kept);
+    return new_frame(state_of(self), &self->core, &self->last);
+}
+
+static PyObject *let_go(Consumer *self, PyObject *const *args, Py_ssize_t given, const char *name, bool requeue) {
+    struct pb_ticket done = {0};
+    uint64_t number;
+    bool settled, stood;
+    if (!usable(&self->member) || !count_is(given, 1, 4, name) || !number_of(self, args[0], UINT64_MAX, "a frame's number", &number) ||
+        !ticket_of(self, args + 1, given - 1, &done, &settled))
+        return NULL;
+    if (requeue && !self->core.ch.queue) {
+        PyErr_SetString(state_of(self)->invalid, "a frame is requeued in a queue; this channel is a broadcast: release it");
+        return NULL;
+    }
+    enum pb_result r = pb_release(&self->core, number, requeue, &done, settled, &stood);
+    return r ? result_of(&self->member, r) : PyBool_FromLong(stood);
+}
+
+// release(number, word=0, value=0, settled=False)
+static PyObject *release(Consumer *self, PyObject *const *args, Py_ssize_t given) {
+    return let_go(self, args, given, "release", false);
+}
+
+// requeue(number, word=0, value=0, settled=False)
+static PyObject *requeue(Consumer *self, PyObject *const *args, Py_ssize_t given) {
+    return let_go(self, args, given, "requeue", true);
+}
+
+static PyObject *ack(Consumer *self, PyObject *arg) {
+    uint64_t number;
+    bool stood;
+    if (!usable(&self->member) || !number_of(self, arg, UINT64_MAX, "a frame's number", &number)) return NULL;
+    enum pb_result r = pb_acknowledge(&self->core, number, &stood);
+    return r ? result_of(&self->member, r) : PyBool_FromLong(stood);
+}
+
+// keep(producer, block, description_id, object)
+static PyObject *keep(Consumer *self, PyObject *const *args, Py_ssize_t given) {
+    struct pb_kept what;
+    void *before;
+    if (!usable(&self->member) || !count_is(given, 4, 4, "keep") || !number_of(self, args[0], UINT64_MAX, "a member id", &what.producer) ||
+        !number_of(self, args[1], UINT64_MAX, "a block id", &what.block) ||
+        !number_of(self, args[2], UINT64_MAX, "a description id", &what.description_id))
+        return NULL;
+    what.object = args[3];
+    if (!pb_keep(&self->core, &what, &before)) return PyErr_NoMemory();
+    Py_INCREF(args[3]);
+    if (before && before == self->last.kept) self->last.kept = NULL;
+    Py_XDECREF((PyObject *)before);
+    Py_RETURN_NONE;
+}
+
+static PyObject *forget(Consumer *self, PyObject *arg) {
+    uint64_t block;
+    if (!usable(&self->member) || !number_of(self, arg, UINT64_MAX, "a block id", &block)) return NULL;
+    PyObject *object = pb_forget(&self->core, block);
+    if (object && object == self->last.kept) self->last.kept = NULL;
+    PyObject *had = PyBool_FromLong(object != NULL);
+    Py_XDECREF(object);
+    return had;
+}
+
+static PyObject *leave(Consumer *self, PyObject *ignored) {
+    (void)ignored;
+    if (!usable(&self->member)) return NULL;
+    pb_leave(&self->core);
+    Py_RETURN_NONE;
+}
+
+static PyObject *last(Consumer *self, void *closure) {
+    (void)closure;
+    if (!usable(&self->member)) return NULL;
+    return self->last.number ? new_frame(state_of(self), &self->core, &self->last) : Py_NewRef(Py_None);
+}
+
+static PyObject *failed(Consumer *self, void *closure) {
+    (void)closure;
+    return PyLong_FromUnsignedLongLong(self->core.failed);
+}
+
+static PyObject *in_hand(Consumer *self, void *closure) {
+    (void)closure;
+    PyObject *found = PyList_New(0);
+    for (size_t i = 0; found && i < self->core.in_hand; i++) {
+        PyObject *number = PyLong_FromUnsignedLongLong(self->core.hands[i].number);
+        if (!number || PyList_Append(found, number)) Py_CLEAR(found);
+        Py_XDECREF(number);
+    }
+    return found;
+}
+
+#define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
+static PyMethodDef methods[] = {
+    {"add_track", FAST(add_track), NULL}, {"begin", (PyCFunction)begin, METH_NOARGS, NULL},
+    {"take", FAST(take), NULL},           {"borrow", FAST(borrow), NULL},
+    {"release", FAST(release), NULL},     {"requeue", FAST(requeue), NULL},
+    {"ack", (PyCFunction)ack, METH_O, NULL}, {"keep", FAST(keep), NULL},
+    {"forget", (PyCFunction)forget, METH_O, NULL}, {"leave", (PyCFunction)leave, METH_NOARGS, NULL},
+    {"close", (PyCFunction)close_member, METH_NOARGS, NULL}, {NULL, NULL, 0, NULL},
+};
+static PyGetSetDef getters[] = {
+    {"unknown", (getter)unknown, NULL, NULL, NULL},
+    {"last", (getter)last, NULL, NULL, NULL},
+    {"failed", (getter)failed, NULL, NULL, NULL},
+    {"in_hand", (getter)in_hand, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot slots[] = {
+    {Py_tp_new, new},         {Py_tp_dealloc, dealloc}, {Py_tp_methods, methods}, {Py_tp_getset, getters},
+    {Py_tp_traverse, traverse}, {Py_tp_clear, clear},   {0, NULL},
+};
+PyType_Spec consumer_spec = {
+    "poolbridge._native.Consumer", sizeof(Consumer), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, slots,
+};

@@ -1,0 +1,106 @@
+// Frames: what is known of one that was taken.
+#include "native.h"
+
+#include <string.h>
+
+typedef struct {
+    PyObject_HEAD
+    struct pb_frame frame;
+    PyObject *object, *description, *details; // what was kept for it, and copies of its description and of its event and meta
+} Frame;
+
+PyObject *new_frame(State *state, const struct pb_consumer *c, const struct pb_frame *frame) {
+    Frame *self = (Frame *)PyType_GenericAlloc(state->frame, 0);
+    if (!self) return NULL;
+    self->frame = *frame;
+    self->object = Py_XNewRef((PyObject *)frame->kept);
+    Py_ssize_t details = (Py_ssize_t)frame->meta_bytes + (frame->event ? PB_EVENT : 0);
+    if (details) self->details = PyBytes_FromStringAndSize((const char *)c->meta, details);
+    if (!frame->kept) self->description = PyBytes_FromStringAndSize((const char *)c->description, PB_DESCRIPTION);
+    if ((!details || self->details) && (frame->kept || self->description)) return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
+}
+
+static PyObject *event(Frame *self, void *closure) {
+    (void)closure;
+    if (!self->frame.event) Py_RETURN_NONE;
+    return PyBytes_FromStringAndSize(PyBytes_AsString(self->details), PB_EVENT);
+}
+
+static PyObject *meta(Frame *self, void *closure) {
+    (void)closure;
+    PyObject *found = PyDict_New();
+    const char *at = self->frame.meta_bytes ? PyBytes_AsString(self->details) + (self->frame.event ? PB_EVENT : 0) : NULL;
+    const char *end = at + self->frame.meta_bytes;
+    uint16_t lengths[2];
+    for (; found && at < end; at += sizeof lengths + lengths[0] + lengths[1]) {
+        memcpy(lengths, at, sizeof lengths);
+        PyObject *key = PyUnicode_FromStringAndSize(at + sizeof lengths, lengths[0]);
+        PyObject *value = key ? PyUnicode_FromStringAndSize(at + sizeof lengths + lengths[0], lengths[1]) : NULL;
+        if (!value || PyDict_SetItem(found, key, value)) Py_CLEAR(found);
+        Py_XDECREF(key), Py_XDECREF(value);
+    }
+    return found;
+}
+
+static PyObject *description(Frame *self, void *closure) {
+    (void)closure;
+    if (!self->description) Py_RETURN_NONE;
+    struct pb_description d;
+    pb_check_description(PyBytes_AsString(self->description), &d); // it was sound when the frame was taken
+    PyObject *shape = PyTuple_New(d.ndim), *strides = d.strided ? PyTuple_New(d.ndim) : Py_NewRef(Py_None);
+    for (unsigned i = 0; shape && strides && i < d.ndim; i++) {
+        PyTuple_SetItem(shape, i, PyLong_FromUnsignedLongLong(d.shape[i]));
+        if (d.strided) PyTuple_SetItem(strides, i, PyLong_FromLongLong(d.strides[i]));
+    }
+    PyObject *all = shape && strides && !PyErr_Occurred() ? Py_BuildValue("(sOOK)", d.dtype, shape, strides, d.offset) : NULL;
+    Py_XDECREF(shape), Py_XDECREF(strides);
+    return all;
+}
+
+static int traverse(Frame *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->object);
+    return 0;
+}
+
+static int clear(Frame *self) {
+    Py_CLEAR(self->object);
+    return 0;
+}
+
+static void dealloc(Frame *self) {
+    PyObject_GC_UnTrack(self);
+    clear(self);
+    Py_CLEAR(self->description);
+    Py_CLEAR(self->details);
+    free_object(self);
+}
+
+static PyObject *repr(Frame *self) {
+    return PyUnicode_FromFormat("<poolbridge._native.Frame %llu, block %llu>", (unsigned long long)self->frame.number,
+                                (unsigned long long)self->frame.block);
+}
+
+#define FIELD(name) {#name, T_ULONGLONG, offsetof(Frame, frame.name), READONLY, NULL}
+static PyMemberDef members[] = {
+    FIELD(number), FIELD(block), FIELD(buffer), {"nbytes", T_ULONGLONG, offsetof(Frame, frame.bytes), READONLY, NULL},
+    FIELD(time), FIELD(value), FIELD(description_id), FIELD(producer),
+    FIELD(timeline), FIELD(missed), {"word", T_UINT, offsetof(Frame, frame.word), READONLY, NULL},
+    {"object", T_OBJECT, offsetof(Frame, object), READONLY, NULL}, {NULL, 0, 0, 0, NULL},
+};
+static PyGetSetDef getters[] = {
+    {"event", (getter)event, NULL, NULL, NULL},
+    {"meta", (getter)meta, NULL, NULL, NULL},
+    {"description", (getter)description, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot slots[] = {
+    {Py_tp_members, members}, {Py_tp_getset, getters}, {Py_tp_traverse, traverse}, {Py_tp_clear, clear},
+    {Py_tp_dealloc, dealloc}, {Py_tp_repr, repr},      {0, NULL},
+};
+PyType_Spec frame_spec = {
+    "poolbridge._native.Frame", sizeof(Frame), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE, slots,
+};

@@ -1,0 +1,165 @@
+// The type Producer.
+#include "native.h"
+
+typedef struct {
+    Member member;
+    struct pb_producer core;
+    uint64_t checked; // the id of the description that was checked last
+} Producer;
+
+static void unmap(Member *m) { pb_producer_close(&((Producer *)m)->core); }
+
+static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    int fds[3];
+    uint64_t slot, member;
+    if (!member_arguments(args, kwargs, fds, "track", &slot, &member)) return NULL;
+    Producer *self = (Producer *)PyType_GenericAlloc(type, 0);
+    if (!self) return NULL;
+    self->member.ch = &self->core.ch;
+    self->member.unmap = unmap;
+    if (slot >= PB_PRODUCERS || !member) {
+        PyErr_SetString(state_of(self)->invalid, "a producer has a slot below 63 and a member id that is not 0");
+        Py_DECREF(self);
+        return NULL;
+    }
+    enum pb_result r = pb_producer_open(&self->core, fds[0], fds[1], fds[2], (uint32_t)slot, member);
+    self->member.open = true;
+    if (!r) return (PyObject *)self;
+    result_of(&self->member, r);
+    Py_DECREF(self);
+    return NULL;
+}
+
+static void dealloc(Producer *self) {
+    if (self->member.open) unmap(&self->member);
+    free_object(self);
+}
+
+static enum pb_result add(Member *m, uint32_t slot, uint64_t member, int fd) {
+    return pb_add_cursor(&((Producer *)m)->core, slot, member, fd);
+}
+
+static PyObject *add_cursor(Producer *self, PyObject *const *args, Py_ssize_t given) {
+    return add_file(&self->member, args, given, PB_CONSUMERS, "add_cursor", add);
+}
+
+typedef struct {
+    struct pb_publication what;
+    uint64_t number;
+    bool waits;
+} Publishing;
+
+static enum pb_result try_publish(Member *m, void *with) {
+    Publishing *p = with;
+    return pb_publish(&((Producer *)m)->core, &p->what, p->waits, &p->number);
+}
+
+static bool bytes_of(Producer *self, PyObject *from, const char *what, Py_ssize_t least, Py_ssize_t most, const void **to,
+                     Py_ssize_t *size) {
+    char *bytes;
+    if (PyBytes_AsStringAndSize(from, &bytes, size)) return false;
+    *to = bytes;
+    if (*size >= least && *size <= most) return true;
+    PyErr_Format(state_of(self)->invalid, "%s must have %zd to %zd bytes, not %zd", what, least, most, *size);
+    return false;
+}
+
+// publish(block, buffer, bytes, description_id, description, meta=b"", word=0, value=0, event=None, timeout=None, spin=0.0)
+static PyObject *publish(Producer *self, PyObject *const *args, Py_ssize_t given) {
+    Publishing p = {.waits = true};
+    Py_ssize_t size = 0;
+    uint64_t word = 0;
+    Wait how = {.limit = INT64_MAX, .freed = true, .hurry = &self->core.before};
+    if (!usable(&self->member) || !count_is(given, 5, 11, "publish") ||
+        !number_of(self, args[0], UINT64_MAX, "a block id", &p.what.block) ||
+        !number_of(self, args[1], UINT64_MAX, "a buffer id", &p.what.buffer) ||
+        !number_of(self, args[2], UINT64_MAX, "a number of bytes", &p.what.bytes) ||
+        !number_of(self, args[3], UINT64_MAX, "a description id", &p.what.description_id) ||
+        !bytes_of(self, args[4], "a description", PB_DESCRIPTION, PB_DESCRIPTION, &p.what.description, &size) ||
+        (size = 0, given > 5 && !bytes_of(self, args[5], "meta", 0, PB_META, &p.what.meta, &size)) ||
+        (given > 6 && !number_of(self, args[6], PB_WORDS - 1, "a word", &word)) ||
+        (given > 7 && !number_of(self, args[7], PB_VALUE_MAX, "the value of a ticket", &p.what.value)))
+        return NULL;
+    p.what.meta_bytes = (uint32_t)size;
+    p.what.word = (uint32_t)word;
+    if (given > 8 && args[8] != Py_None && !bytes_of(self, args[8], "an event", PB_EVENT, PB_EVENT, &p.what.event, &size)) return NULL;
+    if (!wait_of(self, args + 9, given - 9, &how)) return NULL;
+    bool known = p.what.description_id && p.what.description_id == self->checked;
+    if (!(known || (p.what.description_id && pb_check_description(p.what.description, &(struct pb_description){0}))) ||
+        !pb_check_meta(p.what.meta, p.what.meta_bytes)) {
+        PyErr_SetString(state_of(self)->invalid, "the description or the meta is not in the form of docs/streams.md, or its id is 0");
+        return NULL;
+    }
+    self->checked = p.what.description_id;
+    p.waits = how.limit;
+    enum pb_result r;
+    bool fine = wait_for(&self->member, try_publish, &p, &how, &r);
+    if (self->member.open && !pb_forked(self->core.ch.life)) pb_end_wait(&self->core);
+    if (!fine) return NULL;
+    return r ? result_of(&self->member, r) : PyLong_FromUnsignedLongLong(p.number);
+}
+
+static enum pb_result try_reclaim(Member *m, void *with) {
+    (void)with;
+    return pb_reclaim(&((Producer *)m)->core);
+}
+
+static PyObject *tickets_of(const struct pb_producer *p, const struct pb_flight *flight) {
+    PyObject *tickets = PyTuple_New((Py_ssize_t)flight->tickets);
+    for (size_t i = 0; tickets && i < flight->tickets; i++) {
+        const struct pb_ticket *t = &p->tickets[flight->first + i];
+        PyObject *ticket = Py_BuildValue("KKK", (unsigned long long)t->timeline, (unsigned long long)t->word, (unsigned long long)t->value);
+        if (!ticket || PyTuple_SetItem(tickets, (Py_ssize_t)i, ticket)) Py_CLEAR(tickets);
+    }
+    return tickets;
+}
+
+// reclaim(timeout=0.0, spin=0.0)
+static PyObject *reclaim(Producer *self, PyObject *const *args, Py_ssize_t given) {
+    Wait how = {.freed = true};
+    enum pb_result r;
+    if (!usable(&self->member) || !count_is(given, 0, 2, "reclaim") || !wait_of(self, args, given, &how) ||
+        !wait_for(&self->member, try_reclaim, NULL, &how, &r))
+        return NULL;
+    if (r && r != PB_TIMEOUT) return result_of(&self->member, r);
+    const struct pb_producer *p = &self->core;
+    PyObject *blocks = PyList_New((Py_ssize_t)p->came_back);
+    for (size_t i = 0; blocks && i < p->came_back; i++) {
+        PyObject *tickets = tickets_of(p, &p->back[i]);
+        PyObject *block = tickets ? Py_BuildValue("KN", (unsigned long long)p->back[i].block, tickets) : NULL;
+        if (!block || PyList_SetItem(blocks, (Py_ssize_t)i, block)) Py_CLEAR(blocks);
+    }
+    return blocks;
+}
+
+static PyObject *in_flight(Producer *self, void *closure) {
+    (void)closure;
+    PyObject *found = PyList_New(0);
+    for (size_t i = 0; found && i < self->core.in_flight; i++) {
+        const struct pb_flight *flight = &self->core.flights[i];
+        PyObject *pair = Py_BuildValue("KK", (unsigned long long)flight->number, (unsigned long long)flight->block);
+        if (!pair || PyList_Append(found, pair)) Py_CLEAR(found);
+        Py_XDECREF(pair);
+    }
+    return found;
+}
+
+#define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
+static PyMethodDef methods[] = {
+    {"add_cursor", FAST(add_cursor), NULL},
+    {"publish", FAST(publish), NULL},
+    {"reclaim", FAST(reclaim), NULL},
+    {"close", (PyCFunction)close_member, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+static PyGetSetDef getters[] = {
+    {"unknown", (getter)unknown, NULL, NULL, NULL},
+    {"in_flight", (getter)in_flight, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot slots[] = {
+    {Py_tp_new, new}, {Py_tp_dealloc, dealloc}, {Py_tp_methods, methods}, {Py_tp_getset, getters}, {0, NULL},
+};
+PyType_Spec producer_spec = {
+    "poolbridge._native.Producer", sizeof(Producer), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, slots,
+};

@@ -1,0 +1,379 @@
+// A producer of a channel: publishing, waiting for room, and the blocks that come back.
+#include "shm.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { TRIES = 64 };
+#define TURN (2 * PB_NS_MS) // how long one that waits longer may take to use the room
+
+enum pb_result pb_producer_open(struct pb_producer *p, int roster, int sequencer, int track, uint32_t slot, uint64_t member) {
+    memset(p, 0, sizeof *p);
+    enum pb_result r = pb_channel_open(&p->ch, roster, sequencer, slot, member);
+    if (!r) r = pb_file_open(&p->ch, &p->ch.own, track, pb_track_size(p->ch.slots), true, "track");
+    if (r) return r;
+    if (!(p->described = calloc(p->ch.slots, sizeof *p->described)))
+        return pb_complain(&p->ch, PB_NO_MEMORY, "no memory for a producer of %llu slots", (unsigned long long)p->ch.slots);
+    static const char magic[8] = "PBTRCK01";
+    uint64_t first;
+    memcpy(&first, magic, 8);
+    PB_STORE(pb_at(&p->ch.own, 8), member);
+    PB_STORE(pb_at(&p->ch.own, 0), first);
+    return PB_OK;
+}
+
+static void drop_cursor(struct pb_producer *p, uint32_t slot) {
+    if (p->cursors[slot]) pb_file_close(&p->cursors[slot]->file, p->ch.life);
+    free(p->cursors[slot]);
+    p->cursors[slot] = NULL;
+    p->lives = 0; // it may be among them
+    p->ch.version = UINT64_MAX;
+}
+
+void pb_producer_close(struct pb_producer *p) {
+    for (uint32_t slot = 0; slot < PB_CONSUMERS; slot++) drop_cursor(p, slot);
+    free(p->described);
+    free(p->flights);
+    free(p->back);
+    free(p->tickets);
+    p->described = NULL;
+    p->flights = p->back = NULL;
+    p->tickets = NULL;
+    p->in_flight = p->came_back = p->room = p->ticket_room = 0;
+    pb_channel_close(&p->ch);
+}
+
+enum pb_result pb_add_cursor(struct pb_producer *p, uint32_t slot, uint64_t member, int fd) {
+    struct pb_cursor *cursor = calloc(1, sizeof *cursor);
+    if (!cursor) return pb_complain(&p->ch, PB_NO_MEMORY, "no memory for a cursor");
+    enum pb_result r = pb_file_open(&p->ch, &cursor->file, fd, pb_cursor_size(p->ch.slots), false, "cursor");
+    if (r) {
+        free(cursor);
+        return r;
+    }
+    drop_cursor(p, slot);
+    cursor->member = member;
+    p->cursors[slot] = cursor;
+    return PB_OK;
+}
+
+// Reads the roster's slots, unless those that are known are new enough for `state` and `tail`, which were loaded before.
+static enum pb_result look_at_roster(struct pb_producer *p, uint64_t state, uint64_t tail) {
+    struct pb_channel *ch = &p->ch;
+    uint64_t version = pb_version(ch);
+    if (version == ch->version || (!state && version == ch->version + 1 && !((tail ^ ch->version) & 1023))) return PB_OK;
+    size_t own = PB_AT_PRODUCERS + PB_SLOT * ch->slot;
+    if (PB_LOAD(pb_at32(&ch->roster, own)) != PB_ACTIVE || PB_LOAD(pb_at(&ch->roster, own + PB_SLOT_MEMBER)) != ch->member)
+        return PB_EVICTED;
+    p->lives = 0;
+    ch->version = UINT64_MAX; // until all were read
+    for (uint32_t slot = 0; slot < PB_CONSUMERS; slot++) {
+        size_t at = PB_AT_CONSUMERS + PB_SLOT * slot;
+        uint32_t membership = PB_LOAD(pb_at32(&ch->roster, at));
+        if (membership != PB_ACTIVE && membership != PB_LEFT) continue;
+        uint64_t member = PB_LOAD(pb_at(&ch->roster, at + PB_SLOT_MEMBER));
+        struct pb_cursor *cursor = p->cursors[slot];
+        if (!member) return pb_odd(ch, "a consumer's slot in the roster has no member");
+        if (!cursor || cursor->member != member) {
+            ch->unknown_slot = slot;
+            ch->unknown_member = member;
+            return PB_UNKNOWN;
+        }
+        cursor->state = membership;
+        cursor->policy = PB_LOAD(pb_at32(&ch->roster, at + PB_SLOT_POLICY));
+        cursor->timeline = PB_LOAD(pb_at(&ch->roster, at + PB_SLOT_TIMELINE));
+        p->live[p->lives++] = cursor;
+    }
+    ch->version = version;
+    p->floor = 0;
+    return PB_OK;
+}
+
+static bool holds_up(const struct pb_cursor *cursor) {
+    return cursor->state == PB_ACTIVE && (cursor->policy == PB_BLOCK || cursor->policy == PB_FAIL);
+}
+
+// The smallest number that a consumer may still use which is never passed over; of `all` that are active, if asked.
+static uint64_t lowest_floor(const struct pb_producer *p, bool all) {
+    uint64_t lowest = UINT64_MAX;
+    for (size_t i = 0; i < p->lives; i++) {
+        if (!holds_up(p->live[i]) && !(all && p->live[i]->state == PB_ACTIVE)) continue;
+        uint64_t floor = PB_LOAD(pb_at(&p->live[i]->file, 0));
+        if (floor < lowest) lowest = floor;
+    }
+    return lowest;
+}
+
+static enum pb_result room_in_broadcast(struct pb_producer *p, uint64_t number) {
+    uint64_t capacity = p->ch.capacity;
+    if (number <= capacity || number - capacity < p->floor) return PB_OK;
+    p->floor = lowest_floor(p, false);
+    if (number - capacity < p->floor) return PB_OK;
+    for (size_t i = 0; i < p->lives; i++)
+        if (holds_up(p->live[i]) && p->live[i]->policy == PB_FAIL && PB_LOAD(pb_at(&p->live[i]->file, 0)) <= number - capacity)
+            return PB_NO_ROOM;
+    return PB_NONE;
+}
+
+static bool slot_in_use(const struct pb_channel *ch, uint64_t number) {
+    uint64_t stands = PB_LOAD(pb_entry(ch, number)) >> 6;
+    return stands && !pb_claim_over(PB_LOAD(pb_claim(ch, number)), stands);
+}
+
+// PB_AGAIN: a frame was dropped or made void, or others were faster.
+static enum pb_result room_in_queue(struct pb_producer *p, uint64_t tail) {
+    struct pb_channel *ch = &p->ch;
+    uint64_t last = pb_tail_number(tail), capacity = ch->policy == PB_LATEST ? 1 : ch->capacity;
+    uint64_t first = pb_oldest_standing(ch, last), waits = 0, oldest = UINT64_MAX, claim = 0;
+    bool used = slot_in_use(ch, last + 1);
+    if (used || first > last || last + 1 - first >= capacity)
+        for (uint64_t number = first; number <= last; number++) {
+            uint64_t stands = PB_LOAD(pb_entry(ch, number)) >> 6, found = PB_LOAD(pb_claim(ch, number));
+            if (!stands || stands > last || !pb_claim_waits(found, stands)) continue;
+            waits++;
+            if (stands > oldest) continue;
+            oldest = stands;
+            claim = found;
+        }
+    bool full = waits >= capacity;
+    if (!full && used) { // the number is void, if there is a slot that is not in use
+        uint64_t slot = 0;
+        while (slot < ch->slots && slot_in_use(ch, slot)) slot++;
+        if (slot < ch->slots) {
+            PB_CAS(pb_at(&ch->sequencer, 0), &tail, (last + 1) << 16 | PB_VOID << 10 | (tail & 1023));
+            return PB_AGAIN;
+        }
+        full = true;
+    }
+    if (!full) return PB_OK;
+    pb_advance_head(ch, tail);
+    if (ch->policy == PB_FAIL) return PB_NO_ROOM;
+    if (ch->policy == PB_BLOCK || !waits) return PB_NONE;
+    if (PB_CAS(pb_claim(ch, oldest), &claim, oldest << 12 | PB_ACKNOWLEDGED)) {
+        atomic_fetch_add(pb_at(&ch->sequencer, PB_AT_DROPPED), 1);
+        PB_FULL_FENCE();
+        pb_wake(pb_freed(ch)); // its block comes back, to whichever producer
+    }
+    return PB_AGAIN;
+}
+
+static bool others_first(struct pb_producer *p) {
+    struct pb_channel *ch = &p->ch;
+    uint64_t tickets = PB_LOAD(pb_at(&ch->sequencer, PB_AT_TICKETS));
+    if (!p->ticket && tickets == p->calm) return false;
+    for (;;) {
+        uint64_t lowest = p->ticket ? p->ticket : UINT64_MAX;
+        uint64_t mine = lowest;
+        for (uint32_t slot = 0; slot < PB_PRODUCERS; slot++) {
+            uint64_t ticket = PB_LOAD(pb_at(&ch->sequencer, PB_AT_WAITING + 8 * slot));
+            if (!ticket || slot == ch->slot || ticket <= p->passed || ticket >= lowest || ticket > tickets) continue;
+            if (PB_LOAD(pb_at32(&ch->roster, PB_AT_PRODUCERS + PB_SLOT * slot)) == PB_ACTIVE) lowest = ticket;
+        }
+        if (lowest == mine) {
+            if (!p->ticket) p->calm = tickets;
+            return false;
+        }
+        int64_t now = pb_now();
+        if (p->before != lowest) {
+            p->before = lowest;
+            p->before_until = now + TURN;
+        }
+        if (now < p->before_until) return true;
+        p->passed = lowest; // it does not come: it was stopped, or it died
+    }
+}
+
+static void begin_wait(struct pb_producer *p) {
+    p->ticket = atomic_fetch_add(pb_at(&p->ch.sequencer, PB_AT_TICKETS), 1) + 1;
+    PB_STORE(pb_at(&p->ch.sequencer, PB_AT_WAITING + 8 * p->ch.slot), p->ticket);
+}
+
+void pb_end_wait(struct pb_producer *p) {
+    if (!p->ticket) return;
+    p->ticket = p->before = 0;
+    PB_STORE(pb_at(&p->ch.sequencer, PB_AT_WAITING + 8 * p->ch.slot), 0);
+    PB_FULL_FENCE();
+    pb_wake(pb_freed(&p->ch)); // the next in turn sleeps there
+}
+
+static void copy_in(pb_word *to, const void *from, size_t size) {
+    for (size_t at = 0; at < size; at += 8) {
+        uint64_t word = 0;
+        memcpy(&word, (const char *)from + at, size - at < 8 ? size - at : 8);
+        PB_PUT(to + at / 8, word);
+    }
+}
+
+static void write_record(struct pb_producer *p, const struct pb_publication *what, uint64_t number) {
+    struct pb_channel *ch = &p->ch;
+    uint64_t slot = pb_ring(ch, number);
+    pb_word *record = pb_at(&ch->own, PB_PAGE + PB_RECORD * slot);
+    size_t meta = PB_PAGE + (PB_RECORD + PB_DESCRIPTION) * ch->slots + PB_META_SLOT * slot;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    PB_PUT(record, 0);
+    atomic_thread_fence(memory_order_release);
+    PB_PUT(record + 1, what->block);
+    PB_PUT(record + 2, what->buffer);
+    PB_PUT(record + 3, what->bytes);
+    PB_PUT(record + 4, (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec);
+    PB_PUT(record + 5, what->value);
+    PB_PUT(record + 6, what->word | (what->event ? UINT64_C(1) << 16 : 0) | (uint64_t)what->meta_bytes << 32);
+    PB_PUT(record + 7, what->description_id);
+    if (p->described[slot] != what->description_id) {
+        copy_in(pb_at(&ch->own, PB_PAGE + PB_RECORD * ch->slots + PB_DESCRIPTION * slot), what->description, PB_DESCRIPTION);
+        p->described[slot] = what->description_id;
+    }
+    if (what->event) copy_in(pb_at(&ch->own, meta), what->event, PB_EVENT);
+    copy_in(pb_at(&ch->own, meta + (what->event ? PB_EVENT : 0)), what->meta, what->meta_bytes);
+    PB_STORE(record, number);
+}
+
+static bool make_room(struct pb_producer *p) {
+    if (p->in_flight < p->room) return true;
+    size_t room = p->room ? 2 * p->room : 64;
+    struct pb_flight *flights = realloc(p->flights, room * sizeof *flights);
+    if (flights) p->flights = flights;
+    struct pb_flight *back = flights ? realloc(p->back, room * sizeof *back) : NULL;
+    if (back) p->back = back, p->room = room;
+    return back;
+}
+
+enum pb_result pb_publish(struct pb_producer *p, const struct pb_publication *what, bool waits, uint64_t *number) {
+    struct pb_channel *ch = &p->ch;
+    if (!make_room(p)) return pb_complain(ch, PB_NO_MEMORY, "no memory for %zu frames in flight", p->in_flight);
+    for (uint64_t tries = 0; tries < TRIES + 2 * ch->slots; tries++) {
+        uint64_t tail = pb_tail(ch), n = pb_tail_number(tail) + 1;
+        uint64_t state = pb_state(ch);
+        if (state) return state == PB_DESTROYED ? PB_GONE : PB_END;
+        if (n > PB_NUMBER_MAX) return pb_odd(ch, "the last number was given");
+        enum pb_result r = look_at_roster(p, state, tail);
+        if (r) return r;
+        pb_help(ch, tail);
+        r = ch->queue ? room_in_queue(p, tail) : room_in_broadcast(p, n);
+        if (r == PB_AGAIN) continue;
+        if (r == PB_NONE) p->before = 0;
+        if (r == PB_OK && others_first(p)) r = PB_NONE;
+        if (r == PB_NONE && waits && !p->ticket) begin_wait(p);
+        if (r) {
+            ch->odd_since = 0;
+            return r;
+        }
+        write_record(p, what, n);
+        if (!PB_CAS(pb_at(&ch->sequencer, 0), &tail, n << 16 | (uint64_t)ch->slot << 10 | (tail & 1023))) continue;
+        pb_help(ch, n << 16 | (uint64_t)ch->slot << 10);
+        PB_FULL_FENCE();
+        pb_wake(pb_published(ch));
+        if (!ch->queue) pb_wake(pb_freed(ch)); // another producer's frame may have left
+        p->flights[p->in_flight++] = (struct pb_flight){.number = n, .block = what->block};
+        ch->odd_since = 0;
+        *number = n;
+        return PB_OK;
+    }
+    return pb_odd(ch, "its tail moves without end");
+}
+
+// Memory that comes back
+
+static struct pb_flight *find_flight(struct pb_producer *p, uint64_t number) {
+    size_t low = 0, high = p->in_flight;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (p->flights[middle].number < number) low = middle + 1;
+        else high = middle;
+    }
+    return low < p->in_flight && p->flights[low].number == number ? &p->flights[low] : NULL;
+}
+
+// Notes which frames nobody needs for their place in the channel; gives how many.
+static size_t find_passed(struct pb_producer *p, uint64_t tail, uint64_t state) {
+    struct pb_channel *ch = &p->ch;
+    uint64_t last = pb_tail_number(tail), end = UINT64_MAX;
+    if (!ch->queue && state != PB_DESTROYED) {
+        bool closed = state == PB_CLOSED;
+        end = p->floor = lowest_floor(p, closed);
+        uint64_t kept = closed ? UINT64_MAX : last >= ch->capacity ? last - ch->capacity + 1 : 0;
+        if (kept < end) end = kept;
+        if (closed) p->floor = 0;
+    }
+    size_t passed = 0;
+    for (size_t i = 0; i < p->in_flight; i++) {
+        struct pb_flight *flight = &p->flights[i];
+        flight->back = flight->number < end && (!ch->queue || state == PB_DESTROYED ||
+                                                pb_claim_over(PB_LOAD(pb_claim(ch, flight->number)), flight->number));
+        passed += flight->back;
+    }
+    return passed;
+}
+
+// Takes back the note of frames that consumers have in hand: first of those whose floor says so, for it moves after the
+// frames stand in holds.
+static void except_held(struct pb_producer *p, bool destroyed) {
+    for (size_t k = 0; k < p->lives && !p->ch.queue; k++) {
+        const struct pb_cursor *cursor = p->live[k];
+        if (cursor->policy > PB_FAIL || !(cursor->state == PB_LEFT || destroyed)) continue;
+        uint64_t floor = PB_LOAD(pb_at(&cursor->file, 0)), next = PB_LOAD(pb_at(&cursor->file, 8));
+        for (size_t i = 0; i < p->in_flight; i++)
+            if (p->flights[i].number >= floor && p->flights[i].number < next) p->flights[i].back = false;
+    }
+    PB_FULL_FENCE();
+    for (size_t k = 0; k < p->lives; k++) {
+        const struct pb_file *file = &p->live[k]->file;
+        uint64_t used = PB_LOAD(pb_at(file, PB_AT_USED));
+        for (uint64_t i = 0; i < used && i < PB_HOLDS; i++) {
+            uint64_t number = PB_LOAD(pb_at(file, PB_AT_HOLDS + 16 * i));
+            struct pb_flight *flight = number ? find_flight(p, number) : NULL;
+            if (flight) flight->back = false;
+        }
+    }
+}
+
+// Adds the ticket after which a consumer does not use a frame any more, if it has one; false: it is being written.
+static bool add_ticket(struct pb_producer *p, const struct pb_cursor *cursor, uint64_t number, bool *memory) {
+    pb_word *done = pb_at(&cursor->file, PB_AT_DONE + 32 * pb_ring(&p->ch, number));
+    uint64_t before = PB_LOAD(done), value = PB_PEEK(done + 1), word = PB_PEEK(done + 2);
+    atomic_thread_fence(memory_order_acquire);
+    if (before != PB_PEEK(done)) return false;
+    // One of a later number in the same slot of the ring counts, too: it has taken the place of an earlier one. Where
+    // nothing was written ever, all is 0.
+    if (!before && (value || word)) return false;
+    if (before < number || !value || value > PB_VALUE_MAX || word >= PB_WORDS) return true;
+    if (p->ticket_count == p->ticket_room) {
+        size_t room = p->ticket_room ? 2 * p->ticket_room : 64;
+        struct pb_ticket *tickets = realloc(p->tickets, room * sizeof *tickets);
+        if (!tickets) return *memory = false;
+        p->tickets = tickets;
+        p->ticket_room = room;
+    }
+    p->tickets[p->ticket_count++] = (struct pb_ticket){cursor->timeline, word, value};
+    return true;
+}
+
+enum pb_result pb_reclaim(struct pb_producer *p) {
+    struct pb_channel *ch = &p->ch;
+    p->came_back = p->ticket_count = 0;
+    if (!p->in_flight) return PB_OK;
+    uint64_t state = pb_state(ch), tail = pb_tail(ch);
+    enum pb_result r = look_at_roster(p, state, tail);
+    if (r) return r;
+    ch->odd_since = 0;
+    if (!find_passed(p, tail, state)) return PB_NONE;
+    PB_FULL_FENCE();
+    except_held(p, state == PB_DESTROYED);
+    size_t stay = 0;
+    bool memory = true;
+    for (size_t i = 0; i < p->in_flight; i++) {
+        struct pb_flight flight = p->flights[i];
+        flight.first = p->ticket_count;
+        for (size_t k = 0; k < p->lives && flight.back; k++)
+            if (p->live[k]->timeline) flight.back = add_ticket(p, p->live[k], flight.number, &memory);
+        if (!flight.back) p->ticket_count = flight.first;
+        flight.tickets = p->ticket_count - flight.first;
+        if (flight.back) p->back[p->came_back++] = flight;
+        else p->flights[stay++] = flight;
+    }
+    p->in_flight = stay;
+    if (p->came_back) return PB_OK;
+    return memory ? PB_NONE : pb_complain(ch, PB_NO_MEMORY, "no memory for the tickets of frames");
+}

@@ -1,0 +1,142 @@
+"""Members of a channel that are processes of their own, for tests."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from typing import Final
+
+from streamservice import LATEST, Seat, description, memfd, opened
+
+from poolbridge._native import Condition, Consumer, Frame, Producer
+
+BLOCK: Final = 4096
+BLOCKS: Final = 8
+"""Blocks of a producer."""
+_LINE: Final = description("uint8", (BLOCK,))
+_AGAIN: Final = {Condition.TIMEOUT, Condition.NO_ROOM}
+
+
+class Board:
+    """What the processes of a test share besides the channel: blocks, and how far they are.
+
+    Parameters
+    ----------
+    pid, fd
+        The process that made it, and its descriptor of the file; left out: a new one is made.
+    """
+
+    SIZE: Final = BLOCK * BLOCKS * 4
+    NUMBERS: Final = 1 << 24
+
+    def __init__(self, pid: int = 0, fd: int = -1) -> None:
+        self.pid = pid or os.getpid()
+        self.fd = opened(pid, fd) if pid else memfd("board", self.SIZE + self.NUMBERS + (1 << 16))
+        self.memory = mmap.mmap(self.fd, 0)
+        self.acknowledged = memoryview(self.memory)[self.SIZE : self.SIZE + self.NUMBERS]
+        """By number."""
+        self.ready = memoryview(self.memory)[self.SIZE + self.NUMBERS :]
+        """By member id: 1 it has mapped its files, 2 it has joined."""
+        self.files = self.ready[1024:].cast("q")
+        """Descriptors of the process that made it: of cursors, then of tracks."""
+
+    def __reduce__(self) -> tuple[type[Board], tuple[int, int]]:
+        return Board, (self.pid, self.fd)
+
+    def file(self, slot: int, *, producer: bool) -> int:
+        return opened(self.pid, self.files[64 * producer + slot])
+
+    def enter(self, member: int) -> None:
+        self.ready[member] = 1
+        while self.ready[member] != 2:
+            time.sleep(0.001)
+
+    def close(self) -> None:
+        for view in (self.files, self.ready, self.acknowledged):
+            view.release()
+        self.memory.close()
+        os.close(self.fd)
+
+
+def content(buffer: int) -> bytes:
+    return struct.pack("<Q", buffer) * (BLOCK // 8)
+
+
+def _meet(member: Producer | Consumer, board: Board) -> None:
+    slot, identity = member.unknown
+    fd = board.file(slot, producer=isinstance(member, Consumer))
+    if isinstance(member, Producer):
+        member.add_cursor(slot, identity, fd)
+    else:
+        member.add_track(slot, identity, fd)
+    os.close(fd)
+
+
+def produce(seat: Seat, board: Board, frames: int) -> None:
+    """Publish so many frames; without end if it is 0."""
+    files = seat.opened()
+    producer = Producer(files.roster, files.sequencer, files.file, seat.slot, seat.member)
+    memory = board.memory
+    board.enter(seat.member)
+    unused = [BLOCKS * seat.slot + i for i in range(BLOCKS)]
+    count = 0
+    while not frames or count < frames:
+        while not unused:
+            blocks = producer.reclaim(10.0, 0.0001)
+            if isinstance(blocks, list):
+                unused += [block for block, _ in blocks]
+            else:
+                assert blocks is Condition.UNKNOWN_MEMBER, blocks
+                _meet(producer, board)
+        block = unused.pop()
+        count += 1
+        buffer = seat.member << 32 | count
+        memory[BLOCK * block : BLOCK * (block + 1)] = content(buffer)
+        while not isinstance(number := producer.publish(block, buffer, BLOCK, 1, _LINE, b"", 0, 0, None, 0.05), int):
+            if number is Condition.UNKNOWN_MEMBER:
+                _meet(producer, board)
+            else:
+                assert number in _AGAIN, number
+
+
+def consume(seat: Seat, board: Board, policy: int | None) -> None:
+    """Take frames until the end, and check them; without a policy, of a queue."""
+    files = seat.opened()
+    consumer = Consumer(files.roster, files.sequencer, files.file, seat.slot, seat.member)
+    memory = board.memory
+    board.enter(seat.member)
+    first = consumer.begin()
+    assert isinstance(first, int), first
+    before = first - 1
+    counts: dict[int, int] = {}
+    hand: list[Frame] = []
+    while (frame := consumer.take(0.0 if hand else 10.0, 0.0001)) is not Condition.END:
+        if isinstance(frame, Frame):
+            assert policy is None or frame.number == before + 1 + frame.missed, (before, frame, frame.missed)
+            assert policy is None or policy > 1 or not frame.missed
+            member, count = frame.buffer >> 32, frame.buffer & 0xFFFFFFFF
+            assert member == frame.producer
+            assert policy is None or count > counts.get(member, 0)
+            counts[member] = count
+            before = frame.number
+            hand.append(frame)
+        elif frame is Condition.UNKNOWN_MEMBER:
+            _meet(consumer, board)
+        else:
+            assert frame is Condition.TIMEOUT, frame
+        while len(hand) > (not policy and isinstance(frame, Frame)):
+            done = hand.pop(0)
+            found = memory[BLOCK * done.block : BLOCK * (done.block + 1)]
+            assert found == content(done.buffer), (done, found[:16], done.buffer)
+            noted = done.number % board.NUMBERS
+            if policy is None and not done.number % 7 and not board.acknowledged[noted]:
+                assert consumer.requeue(done.number)
+                board.acknowledged[noted] = 64
+            else:
+                if policy is None:
+                    board.acknowledged[noted] = board.acknowledged[noted] + 1 & 127
+                assert consumer.release(done.number)
+        if policy == LATEST:
+            time.sleep(0.0005)

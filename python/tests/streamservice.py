@@ -1,0 +1,206 @@
+"""A stand-in for the service's part of a channel: it makes the files of its members and changes the roster.
+
+See ``docs/streams.md``. Other processes open the files by `/proc/PID/fd`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+from typing import Final, NamedTuple
+
+from poolbridge import _native
+
+BLOCK: Final = 0
+FAIL: Final = 1
+DROP_OLDEST: Final = 2
+LATEST: Final = 3
+OPEN: Final = 0
+CLOSING: Final = 1
+CLOSED: Final = 2
+DESTROYED: Final = 3
+FREE: Final = 0
+ACTIVE: Final = 1
+LEFT: Final = 2
+
+ROSTER: Final = 73_728
+_F_ADD_SEALS: Final = 1033
+_SIZE_SEALS: Final = 0x2 | 0x4
+_FUTURE_WRITE: Final = 0x10
+_TAIL_BITS: Final = 16
+
+
+def opened(pid: int, fd: int) -> int:
+    """Open a file that another process has open."""
+    return os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+
+
+class Seat(NamedTuple):
+    """What a member needs to take part: a process that may open our descriptors, and the descriptors."""
+
+    pid: int
+    roster: int
+    sequencer: int
+    file: int
+    slot: int
+    member: int
+
+    def opened(self) -> Seat:
+        """Open the files in another process."""
+        roster, sequencer, file = (opened(self.pid, fd) for fd in self[1:4])
+        return Seat(os.getpid(), roster, sequencer, file, self.slot, self.member)
+
+    def shut(self) -> None:
+        for fd in self[1:4]:
+            os.close(fd)
+
+
+def memfd(name: str, size: int, *, sealed: bool = True) -> int:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    if sealed:
+        fcntl.fcntl(fd, _F_ADD_SEALS, _SIZE_SEALS)
+    return fd
+
+
+def description(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None = None, offset: int = 0) -> bytes:
+    head = struct.pack("<QHHI16s", offset, len(shape), strides is not None, 0, dtype.encode())
+    sizes = struct.pack(f"<{len(shape)}Q", *shape).ljust(256, b"\0")
+    steps = struct.pack(f"<{len(shape)}q", *strides) if strides is not None else b""
+    return (head + sizes + steps).ljust(576, b"\0")
+
+
+def meta(entries: dict[str, str]) -> bytes:
+    coded = sorted((key.encode(), value.encode()) for key, value in entries.items())
+    return b"".join(struct.pack("<HH", len(key), len(value)) + key + value for key, value in coded)
+
+
+class Channel:
+    """One channel; only this process may change its roster."""
+
+    def __init__(self, *, queue: bool = False, capacity: int = 4, policy: int = BLOCK) -> None:
+        self.capacity = capacity
+        self.queue = queue
+        self.slots = max(64, 1 << (2 * capacity - 1).bit_length())
+        self.roster_fd = memfd("roster", ROSTER)
+        self.sequencer_fd = memfd("sequencer", 8192 + 16 * self.slots)
+        self.roster = mmap.mmap(self.roster_fd, ROSTER)
+        self.sequencer = mmap.mmap(self.sequencer_fd, 8192 + 16 * self.slots)
+        self.roster[:64] = b"PBROST01" + struct.pack("<7Q", 0, OPEN, 0, queue, capacity, self.slots, policy)
+        self._fds = [self.roster_fd, self.sequencer_fd]
+        self._cursors: dict[int, mmap.mmap] = {}
+        self.files: dict[tuple[bool, int], int] = {}
+        self._members = 0
+
+    @property
+    def track_size(self) -> int:
+        return 4096 + (self.slots * (64 + 576 + 8448) + 4095) // 4096 * 4096
+
+    @property
+    def cursor_size(self) -> int:
+        return 8192 + 32 * self.slots
+
+    @property
+    def tail(self) -> int:
+        """The number of the newest frame."""
+        return _native.load_u64(self.sequencer, 0) >> _TAIL_BITS
+
+    def cursor(self, slot: int) -> mmap.mmap:
+        return self._cursors[slot]
+
+    def prepare(self, slot: int, *, producer: bool, policy: int = BLOCK, timeline: int = 0) -> Seat:
+        """Make the file of a new member, which takes part once it is in `join`."""
+        self._members += 1
+        size = self.track_size if producer else self.cursor_size
+        fd = memfd("track" if producer else "cursor", size)
+        self._fds.append(fd)
+        self.files[producer, slot] = fd
+        if not producer:
+            self._cursors[slot] = mmap.mmap(fd, size)
+        at = self._at(slot, producer=producer)
+        self.roster[at : at + 40] = struct.pack("<2I4Q", FREE, policy, self._members, timeline, 0, 0)
+        return Seat(os.getpid(), self.roster_fd, self.sequencer_fd, fd, slot, self._members)
+
+    @staticmethod
+    def _at(slot: int, *, producer: bool) -> int:
+        return (4096 if producer else 8192) + 64 * slot
+
+    def _store_u32(self, at: int, value: int) -> None:
+        word = _native.load_u64(self.roster, at)
+        _native.store_u64(self.roster, at, word >> 32 << 32 | value)
+
+    def seal(self, slot: int, *, producer: bool) -> None:
+        """Let nobody else map a member's file to write it."""
+        fcntl.fcntl(self.files[producer, slot], _F_ADD_SEALS, _FUTURE_WRITE)
+
+    def join(self, slot: int, *, producer: bool, oldest: bool = False) -> None:
+        """Have a member take part, which has mapped its file."""
+        first = True
+        while True:
+            tail = _native.load_u64(self.sequencer, 0)
+            last = tail >> _TAIL_BITS
+            if not producer and not self.queue:
+                start = max(1, last - self.capacity + 1 if oldest else last)
+                _native.store_u64(self.roster, self._at(slot, producer=False) + 24, start)
+                self._cursors[slot][:16] = struct.pack("<2Q", start, start)
+            if first:
+                self._store_u32(self._at(slot, producer=producer), ACTIVE)
+                self._bump()
+            if self._new_version(tail):
+                break
+            first = False
+        self.wake()
+
+    def part(self, slot: int, *, producer: bool, state: int = LEFT) -> None:
+        """End a member's part: it left, or its slot becomes free."""
+        at = self._at(slot, producer=producer)
+        if state == FREE:
+            _native.store_u64(self.roster, at + 8, 0)
+        self._store_u32(at, state)
+        self._bump()
+        while not self._new_version(_native.load_u64(self.sequencer, 0)):
+            pass
+        self.wake()
+
+    def give_claims_back(self, slot: int) -> None:
+        """Give back what a consumer of a queue had, whose process is gone."""
+        for at in range(8192 + 8 * self.slots, 8192 + 16 * self.slots, 8):
+            claim = _native.load_u64(self.sequencer, at)
+            if claim & 4095 == 2 + slot:
+                _native.compare_exchange_u64(self.sequencer, at, claim, claim & ~4095)
+
+    def _bump(self) -> None:
+        _native.store_u64(self.roster, 8, _native.load_u64(self.roster, 8) + 1)
+
+    def _new_version(self, tail: int) -> bool:
+        version = _native.load_u64(self.roster, 8)
+        return _native.compare_exchange_u64(self.sequencer, 0, tail, tail & ~1023 | version & 1023)
+
+    def wake(self) -> None:
+        """Move both futexes on and wake all who sleep there."""
+        for at in (64, 128):
+            while True:
+                seen = _native.load_u64(self.sequencer, at)
+                if _native.compare_exchange_u64(self.sequencer, at, seen, (seen | 1) + 1 & 0xFFFFFFFF):
+                    break
+            _native.futex_wake(self.sequencer, at)
+
+    def close(self, state: int = CLOSED) -> None:
+        """Close the channel: what was published can be taken, and then comes the end."""
+        _native.store_u64(self.roster, 16, CLOSING)
+        self._bump()
+        while not self._new_version(_native.load_u64(self.sequencer, 0)):
+            pass
+        _native.store_u64(self.roster, 24, self.tail)
+        _native.store_u64(self.roster, 16, state)
+        self._bump()
+        self.wake()
+
+    def shut(self) -> None:
+        """Unmap and close everything."""
+        for memory in (self.roster, self.sequencer, *self._cursors.values()):
+            memory.close()
+        for fd in self._fds:
+            os.close(fd)
