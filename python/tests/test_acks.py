@@ -121,7 +121,8 @@ def test_a_frame_that_a_loop_was_left_with_goes_to_another(service, client, othe
     consume()
     gc.collect()
     other.stats()
-    assert client.subscribe("work").receive(60).seq == 2
+    rest = client.subscribe("work")
+    assert {rest.receive(60).seq, rest.receive(60).seq} == {2, 3}  # 3 first, if 2 comes back only then
 
 
 def test_a_block_acknowledges_a_frame_whose_array_lives_on(service, client, other, queue):
