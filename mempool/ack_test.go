@@ -128,7 +128,7 @@ func TestAConsumerThatReleasesNothingIsToldOfItsLimit(t *testing.T) {
 	}
 }
 
-// Every loop over the frames of this process ends, whoever releases what and when.
+// Every loop over the frames of this process ends, in whatever order frames are released.
 func TestLoopsInThisProcessEnd(t *testing.T) {
 	const frames, consumers = 40, 3
 	for _, mode := range modes {

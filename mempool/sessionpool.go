@@ -28,7 +28,7 @@ func (s *Session) CreatePool(spec PoolSpec) (*Pool, error) {
 	arena, err := newArena(spec, svc.memory)
 	svc.mu.Lock()
 	defer svc.unlock()
-	defer svc.pooled.broadcast() // made or not, whoever waits for it looks again
+	defer svc.pooled.broadcast() // made or not: the sessions that wait for it look again
 	if err != nil {
 		delete(svc.pools, spec.Name)
 		svc.poolsOf.add(p.uid, -1)

@@ -42,7 +42,7 @@ func (s *slot) peer(i int) Peer {
 // active says whether the member takes part.
 func (s *slot) active(id uint64) bool { return s.state.Load() == slotActive && s.id.Load() == id }
 
-// roster is who takes part. Only the host writes it.
+// roster lists the members of the channel. Only the host writes it.
 type roster struct {
 	magic     [8]byte
 	version   atomic.Uint64

@@ -74,7 +74,7 @@ func streamers(consumers []string) []string {
 	return append([]string{goConsumer}, able...)
 }
 
-// flow is a channel with frames in a pool of its own, and who takes part.
+// flow is a channel with frames in a pool of its own, and its members.
 type flow struct {
 	*scene
 	pool   string
