@@ -21,6 +21,14 @@ from poolbridge._mappings import MAPPINGS
 
 __all__ = ["client", "device_service", "gate", "other"]  # fixtures
 
+STEADY = 8  # blocks
+STEADY_POOL = pytest.mark.parametrize("client", [STEADY * N], indirect=True)
+
+
+def all_blocks(client):
+    """Lease every block of the pool of `STEADY_POOL`: what is done with each of them now need not be done later."""
+    return [client.allocate(N, "uint8") for _ in range(STEADY)]
+
 
 def slow_frame(client, gate, byte, stream, channel=None):
     """Publish what a stream has yet to write."""
@@ -151,24 +159,24 @@ def test_dropping_the_last_array_is_no_wait_either(client, other, gate):
     gate.open()
 
 
+@STEADY_POOL
 @pytest.mark.skipif(counts() is None, reason="only the simulated driver counts its calls")
 def test_steady_streaming_calls_the_driver_for_words_only(client, other):
     channel = client.create_channel("c", capacity=4)
     frames = other.subscribe("c", credit=3)
     producer, consumer = new_stream(), new_stream()
 
-    def step() -> None:
-        lease = client.allocate(N, "uint8")
+    def step(lease: poolbridge.Lease) -> None:
         lease.__dlpack__(stream=producer, max_version=(1, 0))
         channel.publish(lease)
         with next(frames) as frame:
             frame.__dlpack__(stream=consumer, max_version=(1, 0))
 
-    for _ in range(10):
-        step()
+    for lease in all_blocks(client):
+        step(lease)
     imports, before = dict(MAPPINGS.imports), counts()
     for _ in range(100):
-        step()
+        step(client.allocate(N, "uint8", timeout=60))
     after = counts()
     assert before is not None
     assert after is not None
@@ -179,6 +187,7 @@ def test_steady_streaming_calls_the_driver_for_words_only(client, other):
     assert MAPPINGS.imports == imports
 
 
+@STEADY_POOL
 @pytest.mark.skipif(counts() is None, reason="only the simulated driver counts its calls")
 def test_borrowed_arrays_call_the_driver_for_words_only(client, other):
     from cuda.core.utils import StridedMemoryView
@@ -193,19 +202,18 @@ def test_borrowed_arrays_call_the_driver_for_words_only(client, other):
 
     arrays = other.subscribe("c", credit=3).arrays(wrap, stream=consumer)
 
-    def step() -> None:
-        lease = client.allocate(N, "uint8")
+    def step(lease: poolbridge.Lease) -> None:
         lease.__dlpack__(stream=producer, max_version=(1, 0))
         channel.publish(lease)
         assert next(arrays).shape == (N,)
 
-    for _ in range(10):
-        step()
+    for lease in all_blocks(client):
+        step(lease)
     arrays.release()
     del made[:]
     before = counts()
     for _ in range(100):
-        step()
+        step(client.allocate(N, "uint8", timeout=60))
     arrays.release()
     after = counts()
     assert before is not None
