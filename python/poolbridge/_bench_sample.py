@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 # Below this many measurements the slowest in a thousand says nothing.
@@ -30,6 +30,10 @@ class Result:
         How many a second, everything between two of them included.
     samples
         How many measurements there were.
+    cpu_us
+        Of a stream: microseconds of the CPU for each frame, in all processes together; None: not measured.
+    service_share
+        Of a stream: the share of one CPU that the service used; None: there is none, or it was not measured.
     """
 
     workload: str
@@ -41,12 +45,19 @@ class Result:
     p999_us: float | None
     per_second: float
     samples: int
+    cpu_us: float | None = None
+    service_share: float | None = None
+
+    def with_cpu(self, cpu_us: float, service_share: float | None) -> Result:
+        """Add what it took of the CPU."""
+        return replace(self, cpu_us=cpu_us, service_share=service_share)
 
     def to_json(self) -> dict[str, Any]:
         """Make the JSON object."""
         fields = {name: getattr(self, name) for name in self.__slots__}
-        if self.p999_us is None:
-            del fields["p999_us"]
+        for name in ("p999_us", "cpu_us", "service_share"):
+            if fields[name] is None:
+                del fields[name]
         return fields
 
 

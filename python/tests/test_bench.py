@@ -10,17 +10,20 @@ import socket
 import subprocess
 import sys
 from itertools import count
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from poolbridge import _bench_alternatives
+from poolbridge import _bench_alternatives, _bench_streams
 from poolbridge._bench_alternatives import LINKS
+from poolbridge._bench_fan_iceoryx2 import IceoryxFan
 from poolbridge._bench_link import Link
 from poolbridge._bench_sample import percentile, summarize
 
 SPAWN = multiprocessing.get_context("spawn")
+POOLSVC = os.environ.get("POOLBRIDGE_TEST_POOLSVC", str(Path(__file__).resolve().parents[2] / "bin" / "poolsvc"))
 SIMULATION = Path(__file__).resolve().parents[2] / "build" / "simcuda"
 
 
@@ -166,3 +169,51 @@ def test_every_alternative_on_device_memory_runs_one_by_one_and_as_a_stream():
     lines = alternatives("device", LD_LIBRARY_PATH=str(SIMULATION), SIMCUDA_MACHINE=f"bench-{os.getpid()}")
     check_alternatives("device", lines)
     assert any(line.get("system", "").startswith("cuda.core") for line in lines), lines
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tracker():
+    """Start what multiprocessing keeps for good, with its pipe."""
+    resource_tracker.ensure_running()
+
+
+@pytest.fixture
+def poolsvc(tmp_path):
+    """The socket of a service in a process of its own."""
+    if not os.access(POOLSVC, os.X_OK):
+        pytest.skip("poolsvc is not built: make build")
+    path = str(tmp_path / "run" / "s.sock")
+    (tmp_path / "run").mkdir(mode=0o700)
+    with subprocess.Popen([POOLSVC, "serve", "--socket", path]) as process:
+        yield path
+        process.terminate()
+
+
+def test_python_streams_are_measured_of_every_system_that_is_here(poolsvc, monkeypatch):
+    monkeypatch.setattr(_bench_streams, "ROUNDS", 2)
+    monkeypatch.setattr(_bench_streams, "_PACED", 20)
+    skipped = []
+    results = list(
+        _bench_streams.measure_streams(poolsvc, lambda *what: skipped.append(what[1]), seconds=0.01, consumers=1)
+    )
+    systems = {"poolbridge, frames through the service"} | ({"iceoryx2"} - set(skipped))
+    assert ("iceoryx2" in skipped) == bool(IceoryxFan.missing())
+    workloads = {result.workload for result in results}
+    assert "stream/python-python/1 consumer" in workloads
+    for workload in workloads:
+        assert {result.system for result in results if result.workload == workload} == systems
+    for result in results:
+        assert result.per_second > 0
+        assert result.p50_us
+        assert result.cpu_us
+        assert (result.service_share is None) == (result.system == "iceoryx2")
+
+
+def test_the_service_of_a_stream_is_seen_at_work(poolsvc):
+    skipped = []
+    streams = _bench_streams.measure_streams(
+        poolsvc, lambda *what: skipped.append(what), seconds=0.2, consumers=1, others=False
+    )
+    assert next(streams).service_share
+    streams.close()
+    assert not skipped

@@ -10,6 +10,8 @@ import (
 	"os/exec"
 	"slices"
 	"strconv"
+
+	"github.com/poolbridge/poolbridge/mempool"
 )
 
 // measuredInPython are the workloads that the alternatives are measured with.
@@ -20,8 +22,7 @@ var alternativeSizes = []uint64{4 << 10, 1 << 20, 64 << 20}
 
 // alternatives measures what users have without poolbridge: between two Python processes, so in Python.
 func alternatives(ctx context.Context, s *scene) error {
-	args := []string{"-m", "poolbridge.bench", "--json", "--kind", string(s.kind), "--seconds", fmt.Sprint(s.Time.Seconds()),
-		"--depth", strconv.Itoa(streamCapacity)} // as many under way as in a channel
+	args := []string{"--depth", strconv.Itoa(streamCapacity)} // as many under way as in a channel
 	sizes := s.Sizes
 	if len(sizes) == 0 {
 		sizes = alternativeSizes
@@ -36,6 +37,26 @@ func alternatives(ctx context.Context, s *scene) error {
 	for _, name := range wanted {
 		args = append(args, "--only", name)
 	}
+	return s.runPython(ctx, args...)
+}
+
+// pythonStreams measures workload (g): streams from one Python process to others, through a service that is none of them.
+func pythonStreams(ctx context.Context, s *scene) error {
+	if s.kind != mempool.Host {
+		return nil
+	}
+	return s.withService(ctx, func(svc *service) error {
+		args := []string{"--only", "python-stream", "--socket", svc.socket, "--consumers", strconv.Itoa(s.MaxConsumers)}
+		if !s.Alternatives {
+			args = append(args, "--alone")
+		}
+		return s.runPython(ctx, args...)
+	})
+}
+
+// runPython measures in Python, and notes the results.
+func (s *scene) runPython(ctx context.Context, args ...string) error {
+	args = append([]string{"-m", "poolbridge.bench", "--json", "--kind", string(s.kind), "--seconds", fmt.Sprint(s.Time.Seconds())}, args...)
 	cmd := exec.CommandContext(ctx, s.Python, args...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -46,14 +67,14 @@ func alternatives(ctx context.Context, s *scene) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	err = s.readAlternatives(json.NewDecoder(out))
+	err = s.readResults(json.NewDecoder(out))
 	if err = errors.Join(err, cmd.Wait()); err != nil {
-		return fmt.Errorf("the alternatives: %w: %s", err, stderr.String())
+		return fmt.Errorf("measuring in Python: %w: %s", err, stderr.String())
 	}
 	return nil
 }
 
-func (s *scene) readAlternatives(d *json.Decoder) error {
+func (s *scene) readResults(d *json.Decoder) error {
 	for {
 		var line struct {
 			Result

@@ -28,6 +28,7 @@ func init() { // not where it is declared: Options name them
 		{"allocate", allocate},
 		{"growth", growth},
 		{"start-up", startUp},
+		{"python-stream", pythonStreams},
 	}
 }
 

@@ -101,6 +101,23 @@ func TestAStreamThatIsSlowerThanOneAfterTheOtherIsDoubtedAndComparedWithNothing(
 	assert.Contains(t, out.String(), "DOUBTFUL: torch.multiprocessing streams 12 of 64 KiB a second, and hands over 1200 one after the other")
 }
 
+func TestPythonStreamsAreComparedFrameForFrameAndSayWhatTheyTakeOfTheCPU(t *testing.T) {
+	name := "stream/python-python/1 consumer"
+	cpu, share := 12.5, 0.25
+	r := &Report{Results: []Result{
+		{Workload: name, Kind: "host", Bytes: streamBytes, System: throughService, PerSecond: 9000, CPU: &cpu, ServiceShare: &share},
+		{Workload: name, Kind: "host", Bytes: streamBytes, System: iceoryx, PerSecond: 180_000, CPU: &cpu},
+	}}
+	r.conclude()
+	require.Len(t, r.Ratios, 1)
+	assert.Equal(t, Ratio{Workload: name, Kind: "host", Bytes: streamBytes, Against: iceoryx, Ratio: 0.05, Target: iceoryxFactor}, r.Ratios[0])
+	var out strings.Builder
+	r.Results[0].print(&out)
+	r.Results[1].print(&out)
+	assert.Contains(t, out.String(), "through the service (12.5 µs of the CPU for each frame, the service 25.0 % of one)\n")
+	assert.Contains(t, out.String(), "iceoryx2 (12.5 µs of the CPU for each frame)\n")
+}
+
 func TestGoalsArePrintedOnlyOnRequest(t *testing.T) {
 	slow, theirs, latency := 50.0, 100.0, 90.0
 	r := &Report{Results: []Result{

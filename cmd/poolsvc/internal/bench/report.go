@@ -22,6 +22,10 @@ type Result struct {
 	// PerSecond is how many were done in a second, what lies between them included.
 	PerSecond float64 `json:"per_second"`
 	Samples   int     `json:"samples"`
+	// CPU is how many microseconds of the CPU a frame of a stream took in all processes together, and ServiceShare which share of
+	// one CPU the service used; nil where that was not measured.
+	CPU          *float64 `json:"cpu_us,omitempty"`
+	ServiceShare *float64 `json:"service_share,omitempty"`
 }
 
 // Ratio says how many times better poolbridge is than something: at least Target is wanted.

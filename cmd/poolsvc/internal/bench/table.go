@@ -31,8 +31,20 @@ func printPython(w io.Writer, m verify.Machine) {
 
 // print writes one line for a person.
 func (r Result) print(w io.Writer) {
-	fmt.Fprintf(w, "%-36s %-7s %10s %11s %11s %11s %11.0f  %s\n",
-		r.Workload, r.Kind, sizeOf(r.Bytes), number(r.P50), number(r.P99), number(r.P999), r.PerSecond, r.System)
+	fmt.Fprintf(w, "%-36s %-7s %10s %11s %11s %11s %11.0f  %s%s\n",
+		r.Workload, r.Kind, sizeOf(r.Bytes), number(r.P50), number(r.P99), number(r.P999), r.PerSecond, r.System, r.cpu())
+}
+
+// cpu is what a frame took of the CPU, for a person.
+func (r Result) cpu() string {
+	if r.CPU == nil {
+		return ""
+	}
+	service := ""
+	if r.ServiceShare != nil {
+		service = fmt.Sprintf(", the service %.1f %% of one", *r.ServiceShare*100)
+	}
+	return fmt.Sprintf(" (%.1f µs of the CPU for each frame%s)", *r.CPU, service)
 }
 
 func mebibytes(n uint64) float64 { return float64(n) / (1 << 20) }

@@ -43,6 +43,15 @@ const (
 // copyShare is how much of the machine's own speed a copy is to reach.
 const copyShare = 0.9
 
+// The systems that Python streams are compared of.
+const (
+	throughService = "poolbridge, frames through the service"
+	iceoryx        = "iceoryx2"
+)
+
+// iceoryxFactor is how many times the frames of iceoryx2 a Python stream is to have.
+const iceoryxFactor = 2
+
 // idleShare is what counts as no CPU at all: the program's own clock ticks now and then after it has been busy.
 const idleShare = 1e-3
 
@@ -91,6 +100,11 @@ func ratios(r *Report) []Ratio {
 				target = 0 // there is nothing that could be faster than a copy, and noise is
 			}
 			add(copyWorkload, kind, copyBytes, bandwidth, ours.PerSecond/alone.PerSecond, target)
+		}
+	}
+	for _, theirs := range r.Results {
+		if ours, ok := r.find(theirs.Workload, theirs.Kind, theirs.Bytes, throughService); ok && theirs.System == iceoryx && theirs.PerSecond > 0 {
+			add(theirs.Workload, theirs.Kind, theirs.Bytes, iceoryx, ours.PerSecond/theirs.PerSecond, iceoryxFactor)
 		}
 	}
 	few, many := map[string]Footprint{}, map[string]Footprint{}
