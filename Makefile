@@ -10,7 +10,7 @@ LDFLAGS := -extldflags=-Wl,-z,lazy -X main.version=$(shell git describe --tags -
 GOLANGCI_VERSION := v2.15.0
 GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
 
-.PHONY: help build venv verify test test-simcuda test-go test-model test-python test-compiled test-integration native-test coverage simcuda ptx lint fuzz bench wheel gpu-bundle clean FORCE
+.PHONY: help build venv verify test test-simcuda test-go test-model test-python test-compiled test-integration test-aarch64 native-test coverage simcuda ptx lint fuzz bench wheel gpu-bundle clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -82,6 +82,15 @@ test-compiled: $(COMPILED)/site simcuda bin/poolsvc
 test-integration: bin/poolsvc $(VENV)/installed $(COMPILED)/site simcuda
 	$(GOTEST) -count=1 ./tests/integration ./tests/kinds ./examples/...
 	PYTHONPATH=$(abspath $(COMPILED)/site) $(GOTEST) $(ON_SIMCUDA) -count=1 ./tests/integration ./examples/...
+
+# For another processor, emulated: it has other loads and stores, but not their freedom to pass each other. On a real one, `make
+# native-test` and `go test ./internal/shmchannel` are what finds a missing fence.
+ARM := CC=aarch64-linux-gnu-gcc RUN=qemu-aarch64-static VARIANTS=plain FRAMES=5000 STUMBLES=500 INPUTS=50000
+
+test-aarch64: ## test streams through shared memory on an emulated aarch64; needs a cross compiler and qemu-user-static
+	$(MAKE) -C python/native/tests test $(ARM)
+	SHMCHANNEL_TEST_EMULATOR=qemu-aarch64-static GOARCH=arm64 CGO_ENABLED=0 $(GO) test -count=1 -exec qemu-aarch64-static \
+		-skip Killed ./internal/shmchannel
 
 native-test: ## test the native module's core in C: processes and kills, hostile memory, with sanitizers
 	$(MAKE) -C python/native/tests test

@@ -20,6 +20,9 @@ import (
 // childEnv tells the test program that it is a member of a channel in a process of its own.
 const childEnv = "SHMCHANNEL_TEST_CHILD"
 
+// emulatorEnv names the program that runs this one, if the kernel cannot: it is for another processor then.
+const emulatorEnv = "SHMCHANNEL_TEST_EMULATOR"
+
 // job is what a child is to do.
 type job struct {
 	Role     Role
@@ -356,6 +359,9 @@ func (f *family) start(m *Member, j job) *process {
 	f.t.Cleanup(func() { require.NoError(f.t, mem.unmap()) })
 	p := &process{family: f, job: j, member: m, ledger: newLedger(mem)}
 	p.cmd = exec.Command(os.Args[0])
+	if emulator := os.Getenv(emulatorEnv); emulator != "" {
+		p.cmd = exec.Command(emulator, os.Args[0])
+	}
 	p.cmd.Env = append(os.Environ(), childEnv+"="+string(text))
 	p.cmd.ExtraFiles = files
 	p.cmd.Stderr = &p.errors
