@@ -79,6 +79,18 @@ func (m *model) stepConsumer(s *state, c int8, choice int) bool {
 	case cSleep:
 		a.pc = cTail
 		m.lie(s.published, &a.sleep, published)
+	case cPassHold:
+		s.hold[c], s.used[c] = a.n, 1
+		a.pc = cPassFloor
+		if m.mutant("a consumer that passes a frame moves its floor before its hold") {
+			m.ring(a, freed, cUse)
+		}
+	case cPassFloor:
+		s.floor[c] = a.next
+		m.ring(a, freed, cUse)
+		if m.mutant("a consumer that passes a frame moves its floor before its hold") {
+			a.pc, a.wakes, a.then = cPassHold, none, cOutside
+		}
 	case cLeaveHold:
 		s.hold[c], s.used[c] = a.n, 1
 		a.pc = cLeaveFloor
@@ -296,7 +308,7 @@ func (m *model) use(s *state, c int8, a *consumer, choice int) bool {
 			return false
 		}
 		a.pc = cSaid
-		if !m.holds(c) {
+		if s.hold[c] == 0 {
 			a.pc = cLeaveHold
 			if m.mutant("a consumer that leaves moves its floor before its hold") {
 				a.pc = cLeaveFloor
@@ -304,17 +316,23 @@ func (m *model) use(s *state, c int8, a *consumer, choice int) bool {
 		}
 		return true
 	}
-	if m.GPU {
+	switch {
+	case m.Passes && s.hold[c] == 0 && !a.failed:
+		a.pc = cPassHold
+		if m.mutant("a consumer that passes a frame moves its floor before its hold") {
+			a.pc = cPassFloor
+		}
+	case m.GPU:
 		a.pc = cDoneClear
-	} else {
-		m.release(c, a)
+	default:
+		m.release(s, c, a)
 	}
 	return m.stepConsumer(s, c, 0)
 }
 
-func (m *model) release(c int8, a *consumer) {
+func (m *model) release(s *state, c int8, a *consumer) {
 	a.pc = cRelease
-	if m.holds(c) {
+	if s.hold[c] > 0 {
 		a.pc = cUnhold
 	}
 	if a.failed && m.mutant("a frame that failed is not released") {
@@ -338,7 +356,7 @@ func (m *model) stepDone(s *state, c int8, a *consumer) bool {
 		d.value, a.pc = a.issued, cDoneNumber
 	case cDoneNumber:
 		d.number = a.n
-		m.release(c, a)
+		m.release(s, c, a)
 	}
 	return true
 }

@@ -25,6 +25,8 @@ func mutations() []mutation {
 		{"the own slot is not looked at again", "queue, destroy"},
 		{"what those that left have taken is not looked at", "blocks, expel"},
 		{"a consumer that leaves moves its floor before its hold", "blocks, leave"},
+		{"a consumer that passes a frame moves its floor before its hold", "blocks, passes"},
+		{"the holds of those that block are not looked at", "blocks, passes"},
 		{"the holds of those that block are not looked at", "blocks, leave"},
 		{"holds are looked at before floors", "blocks, expel"},
 		{"the slot of a consumer is free at once", "blocks, leave"},
