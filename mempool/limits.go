@@ -17,6 +17,9 @@ type Limits struct {
 	UserNames, UserPools int
 	// Buffers and Leases are how many the service has at a time.
 	Buffers, Leases int
+	// SharedChannels is how many channels have their frames in shared memory at a time, Members how many members all of them have,
+	// those that left and still have a slot included.
+	SharedChannels, Members int
 }
 
 // limit is one of the limits, by the name that errors and `poolsvc serve --limit` have for it.
@@ -34,6 +37,8 @@ func (l *Limits) all() []limit {
 		{"user-pools", &l.UserPools, 1024},
 		{"buffers", &l.Buffers, 1 << 20},
 		{"leases", &l.Leases, 1 << 21},
+		{"shared-channels", &l.SharedChannels, 1 << 10},
+		{"members", &l.Members, 1 << 13},
 	}
 }
 
@@ -135,6 +140,25 @@ func (s *Session) mayName() error {
 func (s *Session) mayMakePool() error {
 	if have, most := s.svc.poolsOf[s.peer.UID], s.svc.limits.UserPools; have >= most {
 		return &LimitError{"user-pools", most, s.peer.String(), "pools", have, "destroy some"}
+	}
+	return nil
+}
+
+// Files is how many file descriptors the service has at most for shared channels.
+func (s *Service) Files() int { return 2*s.limits.SharedChannels + s.limits.Members }
+
+// mayShare says whether there may be one more shared channel. Service.mu is held.
+func (s *Service) mayShare() error {
+	if have, most := s.sharedChannels, s.limits.SharedChannels; have >= most {
+		return &LimitError{"shared-channels", most, "the service", "shared channels", have, "shut some"}
+	}
+	return nil
+}
+
+// mayMember says whether shared channels may have one more member. Service.mu is held.
+func (s *Session) mayMember() error {
+	if have, most := s.svc.members, s.svc.limits.Members; have >= most {
+		return &LimitError{"members", most, "the service", "members of shared channels", have, "wait until some have left"}
 	}
 	return nil
 }

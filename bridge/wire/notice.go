@@ -15,6 +15,8 @@ var newNotice = map[string]func() Notice{
 	"failed":  func() Notice { return new(Failed) },
 	"forget":  func() Notice { return new(Forget) },
 	"working": func() Notice { return new(Working) },
+	"member":  func() Notice { return new(Member) },
+	"wanted":  func() Notice { return new(Wanted) },
 }
 
 var noticeNames = namesOf(newNotice)

@@ -41,6 +41,11 @@ var newRequest = map[string]func() Request{
 	"unsubscribe": func() Request { return new(Unsubscribe) },
 	"shut":        func() Request { return new(Shut) },
 	"ring":        func() Request { return new(Ring) },
+	"join":        func() Request { return new(Join) },
+	"enter":       func() Request { return new(Enter) },
+	"leave":       func() Request { return new(Leave) },
+	"map":         func() Request { return new(Map) },
+	"doubt":       func() Request { return new(Doubt) },
 }
 
 var opNames = namesOf(newRequest)
