@@ -24,6 +24,9 @@ type Lease struct {
 
 	order  mempool.Order
 	failed atomic.Bool // whoever wrote the content died before it was complete
+
+	taken  *taken // the frame of a shared channel that it came with; the service has no such lease
+	reused bool   // its buffer came back through a shared channel: the service does not know all that must be waited for
 }
 
 // LeaseOptions says how to lease a buffer that exists.
@@ -266,6 +269,9 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 	if l.ended {
 		return hasEnded(l.info)
 	}
+	if err := l.hand(ctx); err != nil {
+		return err
+	}
 	ready, err := l.completed(ctx, p.Completion)
 	if err != nil {
 		return err
@@ -310,7 +316,7 @@ func (l *Lease) release(incomplete bool, after ...mempool.Queue) error {
 	var done []mempool.Ticket
 	m, err := l.mem.Memory(l.info.Write)
 	if err == nil {
-		if done, err = l.order.After(context.Background(), m.Queue(), after...); err != nil {
+		if done, err = l.after(m.Queue(), after...); err != nil {
 			l.client.doubt(l.info.Block, m)
 		}
 	}
@@ -336,9 +342,38 @@ func (l *Lease) completed(ctx context.Context, c mempool.Completion) (*mempool.T
 	return l.order.Ready(ctx, m.Queue(), c)
 }
 
+// after are the tickets that end this client's work on the memory.
+func (l *Lease) after(own mempool.Queue, queues ...mempool.Queue) ([]mempool.Ticket, error) {
+	if l.taken == nil {
+		return l.order.After(context.Background(), own, queues...)
+	}
+	t, err := l.order.AfterOne(context.Background(), own, queues...)
+	if t == nil {
+		return nil, err
+	}
+	return []mempool.Ticket{*t}, err
+}
+
+// hand waits for what the service does not know of, before it is handed the memory. l.mu is held.
+func (l *Lease) hand(ctx context.Context) error {
+	switch {
+	case l.taken != nil:
+		return situation(ErrInvalid, "the lease of a frame is to read; ask for a write lease")
+	case l.reused:
+		return l.order.Before(ctx, mempool.CPU)
+	}
+	return nil
+}
+
 // end tells the service, and then lets the block go: it may be dropped only once no lease is left.
 func (l *Lease) end(incomplete bool, done ...mempool.Ticket) error {
 	l.ended = true
+	switch {
+	case l.taken != nil:
+		return errors.Join(l.taken.release(incomplete, done), l.client.ended(l.info.Block, done...), l.order.Close())
+	case l.reused:
+		return errors.Join(l.client.giveUp(&loan{info: l.info, wait: l.info.Wait}, done...), l.order.Close())
+	}
 	err := l.client.send(0, &wire.Release{Lease: l.info.ID, Failed: incomplete, Done: wireTickets(done)})
 	return errors.Join(err, l.client.ended(l.info.Block, done...), l.order.Close())
 }

@@ -16,6 +16,7 @@ const (
 	featureTimelines = "timelines"
 	featureChannels  = "channels"
 	featureRings     = "rings"
+	featureShared    = "shared"
 )
 
 // agree says which of a client's features the session has.

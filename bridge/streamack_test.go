@@ -69,7 +69,7 @@ func TestEveryLoopOverFramesEnds(t *testing.T) {
 // consumeAll consumes frames until there are no more, and then releases those that it kept.
 func consumeAll(t *testing.T, sub *subscription, manual bool, do func(*Frame) (bool, error)) (numbers []uint64) {
 	var kept []*Frame
-	for f, err := range func(yield func(*Frame, error) bool) { sub.each(t.Context(), manual, yield) } {
+	for f, err := range func(yield func(*Frame, error) bool) { deliver(t.Context(), sub, manual, yield) } {
 		if !assert.NoError(t, err) {
 			break
 		}
@@ -178,7 +178,7 @@ func TestAFrameThatCannotBeMappedIsSettledLikeAnyOther(t *testing.T) {
 			require.NoError(t, err)
 			require.Eventually(t, func() bool { return sub.lead(99) == 2 }, patience, time.Millisecond)
 			met := 0
-			for f, err := range func(yield func(*Frame, error) bool) { sub.each(t.Context(), manual, yield) } {
+			for f, err := range func(yield func(*Frame, error) bool) { deliver(t.Context(), sub, manual, yield) } {
 				require.ErrorIs(t, err, ErrNotFound)
 				assert.Nil(t, f.Lease)
 				assert.ErrorIs(t, f.Ack(), ErrInvalid)

@@ -60,6 +60,8 @@ type ChannelSpec struct {
 	Capacity int
 	// Full is Block if it is left empty.
 	Full FullPolicy
+	// Shared has the frames go through memory that the channel's members share, where the service sees none of them.
+	Shared bool
 }
 
 // filled is the spec with what was left empty filled in.

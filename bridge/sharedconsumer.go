@@ -1,0 +1,340 @@
+package bridge
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// consuming is a client's part in a shared channel as a consumer. There is one for each loop over frames.
+type consuming struct {
+	membership
+	native *shmchannel.Consumer
+	latest shmchannel.Frame // of next
+	leaves sync.Once
+
+	mu     sync.Mutex
+	inHand int // frames that the user has
+	left   bool
+}
+
+// taken is a frame of a shared channel in the user's hands.
+type taken struct {
+	by *consuming
+
+	mu      sync.Mutex
+	frame   shmchannel.Frame
+	decided bool // it was acknowledged, passed or given back
+}
+
+// consume joins the channel.
+func (ch *Channel) consume(ctx context.Context, o mempool.SubscribeOptions) (*consuming, error) {
+	o, err := o.Filled()
+	if err != nil {
+		return nil, err
+	}
+	s := &consuming{membership: newMembership(ch, shmchannel.ConsumerRole)}
+	s.leave = s.abandon
+	err = s.join(ctx, &wire.Join{Oldest: o.Oldest, Full: string(o.Full)}, func(config shmchannel.MemberConfig) (err error) {
+		s.native, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: config, Reached: s.reached})
+		if err == nil {
+			s.add = s.native.AddTrack
+		}
+		return err
+	})
+	if err != nil && s.native != nil {
+		s.abandon()
+	}
+	return s, err
+}
+
+// reached says whether a ticket of the client's own is reached.
+func (s *consuming) reached(t shmchannel.Ticket) bool {
+	return s.client.timelines.past(mempool.Ticket{Timeline: s.timeline, Word: t.Word, Value: t.Value})
+}
+
+func (s *consuming) next(caller context.Context) (*Frame, error) {
+	f := &s.latest
+	err := s.take(caller, f)
+	switch {
+	case err == nil:
+		return s.frame(caller, f)
+	case errors.Is(err, shmchannel.ErrEnded):
+		return nil, nil
+	}
+	if bad, ok := errors.AsType[*shmchannel.FrameError](err); ok {
+		return s.doubt(bad.Number, err)
+	}
+	return nil, s.failure(caller, err)
+}
+
+// take takes the next frame.
+func (s *consuming) take(caller context.Context, f *shmchannel.Frame) error {
+	if ok, err := s.native.TryTake(f); ok {
+		return nil
+	} else if err != nil && !errors.Is(err, shmchannel.ErrUnknownMember) {
+		return err
+	}
+	ctx, cancel := s.client.joint(caller)
+	defer cancel()
+	for {
+		err := s.native.Take(ctx, f)
+		unknown, ok := errors.AsType[*shmchannel.UnknownMemberError](err)
+		if !ok {
+			return err
+		}
+		if err := s.await(ctx, unknown); err != nil {
+			return err
+		}
+	}
+}
+
+// doubt tells the service of a frame that contradicts itself. The frame comes without a lease.
+func (s *consuming) doubt(number uint64, why error) (*Frame, error) {
+	_ = s.client.send(0, &wire.Doubt{Channel: s.channel.ID, Member: s.id, Sequence: number}) // it fails with the connection
+	return &Frame{Seq: number, channel: &s.channel}, situation(ErrProtocol, "frame %d of channel %q: %v", number, s.channel.Name, why)
+}
+
+// sharedFrame is what a frame is made of.
+type sharedFrame struct {
+	Frame
+	lease Lease
+	taken taken
+}
+
+// frame makes a frame of what was taken, whose memory is mapped, or with an error one whose lease, if it has one, is unmapped.
+func (s *consuming) frame(ctx context.Context, came *shmchannel.Frame) (*Frame, error) {
+	b := &sharedFrame{Frame: Frame{Seq: came.Number, Time: time.Unix(0, int64(came.Time)), Dropped: came.Missed, channel: &s.channel}}
+	b.taken.by, b.taken.frame = s, *came
+	b.lease.client, b.lease.taken = s.client, &b.taken
+	for key, value := range shmchannel.Meta(came.Meta) {
+		if b.Meta == nil {
+			b.Meta = make(map[string]string)
+		}
+		b.Meta[string(key)] = string(value)
+	}
+	s.mu.Lock()
+	s.inHand++
+	s.mu.Unlock()
+	err := s.adopt(ctx, &b.lease, came)
+	switch {
+	case err == nil:
+		b.Lease = &b.lease
+	case errors.Is(err, ErrProtocol):
+		_ = b.taken.release(false, nil)
+		f, err := s.doubt(came.Number, err)
+		f.Dropped = came.Missed
+		return f, err
+	case errors.Is(err, ErrProducerDied):
+		return &b.Frame, errors.Join(err, b.taken.release(false, nil))
+	default:
+		b.unmapped = &b.lease
+	}
+	return &b.Frame, err
+}
+
+// adopt makes a lease of a frame.
+func (s *consuming) adopt(ctx context.Context, l *Lease, came *shmchannel.Frame) error {
+	c, d := s.client, came.Description
+	t := mempool.Tensor{DType: mempool.DType(d.DType), Shape: slices.Clone(d.Shape), Strides: slices.Clone(d.Strides), ByteOffset: d.Offset}
+	if n, err := t.Extent(); err != nil || n > came.Bytes {
+		return situation(ErrProtocol, "%s%v of %d bytes in a buffer of %d (%v)", t.DType, t.Shape, n, came.Bytes, err)
+	}
+	l.info = mempool.LeaseInfo{Buffer: came.Buffer, Pool: s.channel.Pool, Block: came.Block, Bytes: came.Bytes, Tensor: t}
+	l.order.Pages, l.order.Clock = c.page, c.Clock
+	if err := s.ready(ctx, l, came.Ready); err != nil {
+		l.info.Block = 0 // which is not counted yet
+		return err
+	}
+	if len(came.Event) > 0 {
+		p, err := c.pool(ctx, s.channel.Pool)
+		if err != nil {
+			l.info.Block = 0
+			return err
+		}
+		l.info.Event = bytes.Clone(came.Event)
+		l.order.Expect(l.info.Event, false, p.info.Device.UUID)
+	}
+	known, err := c.hold(l)
+	if known || err != nil {
+		return err
+	}
+	if err := c.enter(); err != nil {
+		l.info.Block = 0
+		return err
+	}
+	defer c.leave()
+	if err := s.mapBlock(ctx, came.Block); err != nil {
+		l.info.Block = 0
+		return err
+	}
+	_, err = c.hold(l)
+	return errors.Join(err, c.ended(came.Block)) // which mapBlock had counted
+}
+
+// ready notes when the content is complete.
+func (s *consuming) ready(ctx context.Context, l *Lease, ticket shmchannel.Ticket) error {
+	if ticket.Value == 0 {
+		l.order.Begin(nil, true)
+		return nil
+	}
+	if ticket.Timeline == 0 {
+		return situation(ErrProtocol, "a ticket of a producer that has no timeline")
+	}
+	t := mempool.Ticket{Timeline: ticket.Timeline, Word: ticket.Word, Value: ticket.Value}
+	page, err := s.client.page(ctx, t.Timeline)
+	if err != nil {
+		return err
+	}
+	over, died := page.Over(t)
+	if died {
+		return situation(ErrProducerDied, "frame %d of channel %q is incomplete: the process that wrote it died before finishing",
+			l.taken.frame.Number, s.channel.Name)
+	}
+	if !over {
+		l.info.Wait = []mempool.Ticket{t}
+	}
+	l.order.Begin(l.info.Wait, true)
+	return nil
+}
+
+// hold makes a lease on a block that the client has mapped; known is false if it has not.
+func (c *Client) hold(l *Lease) (known bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b := c.blocks[l.info.Block]
+	switch {
+	case c.closing:
+		err = errClientClosed
+	case b == nil || b.mem == nil:
+		return false, nil
+	case l.info.Bytes > b.bytes:
+		err = situation(ErrProtocol, "a buffer of %d bytes in a block of %d", l.info.Bytes, b.bytes)
+	}
+	if err != nil {
+		l.info.Block = 0
+		return false, err
+	}
+	b.leases++
+	l.mem, l.info.BlockBytes, l.info.Generation = b.mem, b.bytes, b.use
+	c.leases[l] = struct{}{}
+	return true, nil
+}
+
+// mapBlock maps a block that a frame named. It counts as a lease on the block.
+func (s *consuming) mapBlock(ctx context.Context, id uint64) error {
+	c := s.client
+	p, err := c.pool(ctx, s.channel.Pool)
+	if err != nil {
+		return err
+	}
+	var reply wire.MapReply
+	var came wire.Lease
+	err = c.call(ctx, &wire.Map{Channel: s.channel.ID, Block: id}, &call{into: &reply,
+		files: func(fds *seqpacket.FDs) {
+			came = wire.Lease{Block: id, BlockBytes: reply.BlockBytes, Generation: reply.Generation, Export: &reply.Export}
+			c.arrived(came, fds)
+		},
+		undo: func() { _ = c.ended(id) }})
+	if errors.Is(err, ErrNotFound) {
+		return situation(ErrProtocol, "block %d, which the pool does not have in use: %v", id, err)
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := c.mapped(p, came); err != nil {
+		return errors.Join(err, c.ended(id))
+	}
+	return nil
+}
+
+// abandon leaves the channel. Frames that the user has can still be settled and released.
+func (s *consuming) abandon() {
+	s.leaves.Do(func() {
+		c := s.client
+		c.shared.forget(&s.membership)
+		_ = s.native.Leave()                                                      // it is not closed
+		_ = c.send(0, &wire.Leave{Channel: s.channel.ID, Member: s.membership.id}) // it fails with the connection
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.left = true
+		s.unmap()
+	})
+}
+
+// unmap unmaps the channel once nobody needs it any more. s.mu is held.
+func (s *consuming) unmap() {
+	if s.left && s.inHand == 0 {
+		_ = s.native.Close() // it unmaps files; that does not fail
+	}
+}
+
+// decide acknowledges the frame, or gives it back to its queue.
+func (t *taken) decide(again bool) error {
+	s := t.by
+	if s.client.working.Err() != nil {
+		return context.Cause(s.client.working)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.settle(again)
+}
+
+// settle is decide with t.mu held. A frame of a broadcast that is not released needs its place no more.
+func (t *taken) settle(again bool) error {
+	if t.decided {
+		return nil
+	}
+	t.decided = true
+	native := t.by.native
+	switch {
+	case t.by.channel.Mode != mempool.WorkQueue:
+		return native.Pass(&t.frame)
+	case again:
+		return native.Requeue(&t.frame)
+	}
+	return native.Acknowledge(&t.frame)
+}
+
+// release ends the use of the frame, once done is reached. One that was not settled is acknowledged, or if it is incomplete given back.
+func (t *taken) release(incomplete bool, done []mempool.Ticket) error {
+	s := t.by
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var err error
+	if s.channel.Mode == mempool.WorkQueue {
+		err = t.settle(incomplete)
+	}
+	var ticket shmchannel.Ticket
+	if len(done) > 0 {
+		ticket = shmchannel.Ticket{Timeline: s.timeline, Word: done[0].Word, Value: done[0].Value}
+	}
+	released := s.native.Release(&t.frame, ticket)
+	if errors.Is(released, shmchannel.ErrUnfinished) { // there is no place for the ticket
+		if released = s.client.finish(done[0]); released == nil {
+			released = s.native.Release(&t.frame, shmchannel.Ticket{})
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.inHand--
+	s.unmap()
+	return errors.Join(err, released)
+}
+
+// finish waits for the client's own work.
+func (c *Client) finish(t mempool.Ticket) error {
+	page, err := c.page(c.linked, t.Timeline)
+	if err != nil {
+		return err
+	}
+	return page.Await(c.linked, t, mempool.OrderLimit)
+}

@@ -1,0 +1,309 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// spares are write leases of a pool whose memory came back through shared channels. The next Allocate of as many bytes takes one, and the
+// service has nothing to do.
+type spares struct {
+	client    *Client
+	pool      uint64
+	producers []*producing // guarded by sharing.mu, as is most
+	most      int          // frames that their channels keep
+
+	asking atomic.Int64 // calls that ask the service for memory
+	wanted atomic.Int64 // somebody wants memory until then, in nanoseconds since 1970; 0: nobody does
+
+	mu       sync.Mutex
+	list     []*loan // in the order in which they came back
+	draining map[*producing]struct{}
+	used     bool // since the last look
+	timer    *time.Timer
+	closed   bool
+}
+
+const (
+	// sparesMore is how many spares a pool may have beyond what its channels keep.
+	sparesMore = 2
+	// sparesLook is how long it takes until spares are released, if nothing is allocated meanwhile: at least so long, and at most twice.
+	sparesLook = 500 * time.Millisecond
+	// wantedFor is for how long what comes back is released after a notice.
+	wantedFor = time.Second
+)
+
+// sparesOf are a pool's, made if need be. s.mu is held.
+func (s *sharing) sparesOf(c *Client, pool uint64) *spares {
+	if s.pools == nil {
+		s.pools = make(map[uint64]*spares)
+	}
+	sp := s.pools[pool]
+	if sp == nil {
+		sp = &spares{client: c, pool: pool, most: sparesMore, draining: make(map[*producing]struct{})}
+		s.pools[pool] = sp
+	}
+	return sp
+}
+
+// spares are a pool's, nil if the client is a producer of no shared channel of the pool.
+func (s *sharing) spares(pool uint64) *spares {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pools[pool]
+}
+
+// members are the client's producers in the pool, and how many spares they may have.
+func (sp *spares) members() ([]*producing, int) {
+	s := &sp.client.shared
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return sp.producers, sp.most
+}
+
+// allocate makes a lease of a spare; nil if there is none of that size.
+func (sp *spares) allocate(ctx context.Context, t mempool.Tensor) (*Lease, error) {
+	n, err := t.Extent()
+	if err != nil {
+		return nil, err
+	}
+	producers, _ := sp.members()
+	for _, p := range producers {
+		p.reclaim()
+	}
+	l := sp.take(n)
+	if l == nil {
+		return nil, nil
+	}
+	c := sp.client
+	info := l.info
+	info.Tensor, info.Wait = t.Clone(), c.pending(ctx, l.wait)
+	lease := &Lease{client: c, info: info, mem: l.mem, reused: true}
+	lease.order.Pages, lease.order.Clock = c.page, c.Clock
+	lease.order.Begin(info.Wait, false)
+	c.mu.Lock()
+	closing := c.closing
+	if !closing {
+		c.leases[lease] = struct{}{}
+	}
+	c.mu.Unlock()
+	if closing {
+		return nil, errors.Join(errClientClosed, c.giveUp(l))
+	}
+	return lease, nil
+}
+
+// take takes a spare of n bytes out of the list: the newest that nobody has to wait for, else the oldest.
+func (sp *spares) take(n uint64) *loan {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	sp.look()
+	at := -1
+	for i := len(sp.list) - 1; i >= 0; i-- {
+		if l := sp.list[i]; l.info.Bytes == n {
+			if at = i; len(l.wait) == 0 {
+				break
+			}
+		}
+	}
+	if at < 0 {
+		return nil
+	}
+	l := sp.list[at]
+	sp.list = slices.Delete(sp.list, at, at+1)
+	return l
+}
+
+// put adds a spare, or releases one: this one if memory is wanted, the oldest if there are too many.
+func (sp *spares) put(l *loan) {
+	_, most := sp.members()
+	sp.mu.Lock()
+	switch {
+	case sp.closed || sp.isWanted():
+	case len(sp.list) < most:
+		sp.list = append(sp.list, l)
+		l = nil
+	default:
+		sp.list = append(sp.list, l)
+		l = sp.list[0]
+		sp.list = slices.Delete(sp.list, 0, 1)
+	}
+	sp.look()
+	sp.mu.Unlock()
+	if l != nil {
+		_ = sp.client.giveUp(l) // it fails with the connection
+	}
+}
+
+// look says that the spares are used, and sees to it that they are released once they are not. sp.mu is held.
+func (sp *spares) look() {
+	sp.used = true
+	if sp.timer == nil && !sp.closed {
+		sp.timer = time.AfterFunc(sparesLook, func() { sp.client.errands.add(sp.sweep) })
+	}
+}
+
+// sweep releases all spares if nothing was allocated since the last look. It is an errand.
+func (sp *spares) sweep() {
+	sp.mu.Lock()
+	again := sp.used && !sp.closed
+	sp.used = false
+	if again {
+		sp.timer.Reset(sparesLook)
+	}
+	sp.mu.Unlock()
+	if again {
+		return
+	}
+	producers, _ := sp.members()
+	for _, p := range producers {
+		p.reclaim()
+	}
+	sp.mu.Lock()
+	sp.timer = nil
+	sp.mu.Unlock()
+	sp.empty()
+}
+
+// empty releases all spares.
+func (sp *spares) empty() {
+	sp.mu.Lock()
+	list := sp.list
+	sp.list = nil
+	sp.mu.Unlock()
+	for _, l := range list {
+		_ = sp.client.giveUp(l) // it fails with the connection
+	}
+}
+
+// close releases all spares for good.
+func (sp *spares) close() {
+	sp.mu.Lock()
+	sp.closed = true
+	if sp.timer != nil {
+		sp.timer.Stop()
+	}
+	sp.mu.Unlock()
+	sp.empty()
+}
+
+// wanted releases what a pool's channels have given back, and for a while what they give back. It is an errand.
+func (c *Client) wanted(pool uint64) {
+	sp := c.shared.spares(pool)
+	if sp == nil {
+		return
+	}
+	sp.wanted.Store(time.Now().Add(wantedFor).UnixNano())
+	sp.empty()
+	producers, _ := sp.members()
+	for _, p := range producers {
+		sp.drain(p)
+	}
+}
+
+// isWanted says whether somebody wants memory of the pool now.
+func (sp *spares) isWanted() bool {
+	until := sp.wanted.Load()
+	if until == 0 {
+		return false
+	}
+	if time.Now().UnixNano() < until || sp.asking.Load() > 0 {
+		return true
+	}
+	sp.wanted.CompareAndSwap(until, 0)
+	return false
+}
+
+// published has a producer's blocks looked for while memory is wanted.
+func (sp *spares) published(p *producing) {
+	if sp.isWanted() {
+		sp.drain(p)
+	}
+}
+
+// drain begins to release what comes back to a producer, unless that is under way.
+func (sp *spares) drain(p *producing) {
+	sp.mu.Lock()
+	_, under := sp.draining[p]
+	sp.draining[p] = struct{}{}
+	sp.mu.Unlock()
+	if !under && sp.client.inBackground(p.drain) != nil {
+		sp.mu.Lock()
+		delete(sp.draining, p)
+		sp.mu.Unlock()
+	}
+}
+
+// wantedUntil is a context that ends when memory is not wanted any more. It ends too early where a call of this client still waits.
+func (sp *spares) wantedUntil() (context.Context, context.CancelFunc) {
+	until := time.Unix(0, sp.wanted.Load())
+	if sp.asking.Load() > 0 {
+		until = time.Now().Add(wantedFor)
+	}
+	return context.WithDeadline(sp.client.working, until)
+}
+
+// drained says whether a producer need not be looked at any more. failed says that it cannot be.
+func (sp *spares) drained(p *producing, failed bool) bool {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	if !failed && p.native.Lent() > 0 && sp.isWanted() && sp.client.working.Err() == nil {
+		return false
+	}
+	delete(sp.draining, p)
+	return true
+}
+
+// giveUp releases a lease whose memory came back, once that is all that its next user must wait for: the service does not know the tickets
+// of a channel's consumers. done are the client's own.
+func (c *Client) giveUp(l *loan, done ...mempool.Ticket) error {
+	if c.linked.Err() != nil {
+		return nil // the lease has ended with the session
+	}
+	wait := c.pending(c.linked, l.wait)
+	if len(wait) == 0 {
+		return c.releaseLoan(l, done)
+	}
+	c.shared.giving.Add(1)
+	c.background.Go(func() {
+		defer c.shared.giving.Done()
+		for _, t := range wait {
+			if page, err := c.page(c.linked, t.Timeline); err == nil {
+				_ = page.Await(c.linked, t, 0) // a timeline that died or was forgotten has no work left
+			}
+		}
+		if c.linked.Err() == nil {
+			_ = c.releaseLoan(l, done) // it fails with the connection
+		}
+	})
+	return nil
+}
+
+func (c *Client) releaseLoan(l *loan, done []mempool.Ticket) error {
+	err := c.send(0, &wire.Release{Lease: l.info.ID, Done: wireTickets(done)})
+	return errors.Join(err, c.ended(l.info.Block, done...))
+}
+
+// pending are the tickets that must still be waited for. The service forgets a member's timeline only when no work is left.
+func (c *Client) pending(ctx context.Context, tickets []mempool.Ticket) (left []mempool.Ticket) {
+	for _, t := range tickets {
+		page, err := c.page(ctx, t.Timeline)
+		if errors.Is(err, ErrNotFound) || errors.Is(err, ErrDenied) {
+			continue
+		}
+		if err == nil {
+			if over, _ := page.Over(t); over {
+				continue
+			}
+		}
+		left = append(left, t)
+	}
+	return left
+}
