@@ -55,7 +55,7 @@ type Client struct {
 	subs    map[uint64]*subscription
 	closing bool
 
-	shared sharing
+	shared     memberships
 	timelines  timelines
 	background sync.WaitGroup // unmapping that waits for work to be done
 }

@@ -45,15 +45,15 @@ func (ch *Channel) Frames(ctx context.Context, o mempool.SubscribeOptions) iter.
 	}
 }
 
-// source is where frames come from.
-type source interface {
+// frameSource is where frames come from.
+type frameSource interface {
 	// next waits for the next frame: nil if none will come any more. A frame may come with an error, and an error without a frame is the
 	// last.
 	next(ctx context.Context) (*Frame, error)
 	abandon()
 }
 
-func (ch *Channel) follow(ctx context.Context, o mempool.SubscribeOptions) (source, error) {
+func (ch *Channel) follow(ctx context.Context, o mempool.SubscribeOptions) (frameSource, error) {
 	if ch.info.Shared {
 		return ch.consume(ctx, o)
 	}
@@ -61,7 +61,7 @@ func (ch *Channel) follow(ctx context.Context, o mempool.SubscribeOptions) (sour
 }
 
 // deliver yields frames until there are no more, or nobody wants more.
-func deliver(ctx context.Context, from source, manual bool, yield func(*Frame, error) bool) {
+func deliver(ctx context.Context, from frameSource, manual bool, yield func(*Frame, error) bool) {
 	var back *Lease // of a frame that goes back last, or it would come here again
 	defer func() {
 		from.abandon()

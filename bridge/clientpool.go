@@ -132,19 +132,11 @@ func (p *Pool) Allocate(ctx context.Context, t mempool.Tensor, wait time.Duratio
 	if err := t.Validate(); err != nil {
 		return nil, err
 	}
-	spares := p.client.shared.spares(p.info.ID)
-	if spares == nil {
-		return p.alloc(ctx, t, wait)
+	if spares := p.client.shared.spares(p.info.ID); spares != nil {
+		if l, err := spares.allocate(ctx, t); l != nil || err != nil {
+			return l, err
+		}
 	}
-	if l, err := spares.allocate(ctx, t); l != nil || err != nil {
-		return l, err
-	}
-	spares.asking.Add(1)
-	defer spares.asking.Add(-1)
-	return p.alloc(ctx, t, wait)
-}
-
-func (p *Pool) alloc(ctx context.Context, t mempool.Tensor, wait time.Duration) (*Lease, error) {
 	return p.client.lease(ctx, &wire.Alloc{Pool: p.info.ID, Tensor: wireTensor(t), Wait: wireWait(wait)})
 }
 

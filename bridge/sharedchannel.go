@@ -16,8 +16,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// sharing is what a client has of channels whose frames go through shared memory.
-type sharing struct {
+// memberships are what a client has of channels whose frames go through shared memory.
+type memberships struct {
 	mu        sync.Mutex
 	members   map[uint64]map[*membership]struct{} // by channel
 	producers map[uint64]*producing               // by channel
@@ -34,8 +34,8 @@ type membership struct {
 	id      uint64
 	// timeline is the client's own.
 	timeline uint64
-	add     func(slot int, id uint64, f *os.File) error // takes the file of a member of the other role
-	leave   func()                                      // nil: a member as long as the session lives
+	add      func(slot int, id uint64, f *os.File) error // takes the file of a member of the other role
+	depart   func()                                      // leaves the channel
 
 	mu     sync.Mutex
 	known  map[int]uint64 // the newest member of the other role in each slot whose file came
@@ -86,7 +86,7 @@ func (m *membership) join(ctx context.Context, r *wire.Join, open func(shmchanne
 
 func slotOf(slot uint64) int { return int(min(slot, math.MaxInt32)) }
 
-func (s *sharing) enlist(m *membership) {
+func (s *memberships) enlist(m *membership) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.members == nil {
@@ -100,14 +100,14 @@ func (s *sharing) enlist(m *membership) {
 	of[m] = struct{}{}
 }
 
-func (s *sharing) forget(m *membership) {
+func (s *memberships) forget(m *membership) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.members[m.channel.ID], m)
 }
 
 // memberCame gives a member's file to the members of the other role. It runs in the goroutine that receives.
-func (s *sharing) memberCame(n *wire.Member, fds *seqpacket.FDs) {
+func (s *memberships) memberCame(n *wire.Member, fds *seqpacket.FDs) {
 	files := takeFiles(fds, n.Export.FDs)
 	defer closeFiles(files)
 	s.mu.Lock()
@@ -213,18 +213,16 @@ func (c *Client) leaveShared() {
 	var leave []func()
 	for _, of := range s.members {
 		for m := range of {
-			if m.leave != nil {
-				leave = append(leave, m.leave)
-			}
+			leave = append(leave, m.depart)
 		}
 	}
 	pools := slices.Collect(maps.Values(s.pools))
 	s.mu.Unlock()
-	for _, f := range leave {
-		f()
-	}
 	for _, sp := range pools {
 		sp.close()
+	}
+	for _, f := range leave {
+		f()
 	}
 	given := make(chan struct{})
 	go func() {
@@ -240,7 +238,7 @@ func (c *Client) leaveShared() {
 }
 
 // close unmaps the channels of which the client is a producer.
-func (s *sharing) close() error {
+func (s *memberships) close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var errs []error

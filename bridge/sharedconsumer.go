@@ -42,7 +42,7 @@ func (ch *Channel) consume(ctx context.Context, o mempool.SubscribeOptions) (*co
 		return nil, err
 	}
 	s := &consuming{membership: newMembership(ch, shmchannel.ConsumerRole)}
-	s.leave = s.abandon
+	s.depart = s.abandon
 	err = s.join(ctx, &wire.Join{Oldest: o.Oldest, Full: string(o.Full)}, func(config shmchannel.MemberConfig) (err error) {
 		s.native, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: config, Reached: s.reached})
 		if err == nil {
@@ -261,7 +261,7 @@ func (s *consuming) abandon() {
 	s.leaves.Do(func() {
 		c := s.client
 		c.shared.forget(&s.membership)
-		_ = s.native.Leave()                                                      // it is not closed
+		_ = s.native.Leave()                                                       // it is not closed
 		_ = c.send(0, &wire.Leave{Channel: s.channel.ID, Member: s.membership.id}) // it fails with the connection
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -40,7 +40,8 @@ func (ch *Channel) producer(ctx context.Context) (*producing, error) {
 	p := s.producers[ch.info.ID]
 	if p == nil {
 		p = &producing{membership: newMembership(ch, shmchannel.ProducerRole), joined: make(chan struct{}), lent: make(map[uint64]*loan)}
-		if err := c.inBackground(p.begin); err != nil { // the service lets no producer leave: joining goes on if ctx ends
+		p.depart = p.retire
+		if err := c.inBackground(p.begin); err != nil { // joining goes on if ctx ends
 			s.mu.Unlock()
 			return nil, err
 		}
@@ -79,6 +80,20 @@ func (p *producing) begin() {
 		delete(s.producers, p.channel.ID)
 	}
 	close(p.joined)
+}
+
+// retire leaves the channel. The leases end that the channel needs, and the others are released. No Publish is under way.
+func (p *producing) retire() {
+	c := p.client
+	_ = c.send(0, &wire.Leave{Channel: p.channel.ID, Member: p.id}) // it fails with the connection
+	p.reclaim()
+	p.mu.Lock()
+	lent := p.lent
+	p.lent = make(map[uint64]*loan)
+	p.mu.Unlock()
+	for block := range lent {
+		_ = c.ended(block) // what it sends fails with the connection
+	}
 }
 
 func (p *producing) close() error {

@@ -17,10 +17,9 @@ import (
 type spares struct {
 	client    *Client
 	pool      uint64
-	producers []*producing // guarded by sharing.mu, as is most
+	producers []*producing // guarded by memberships.mu, as is most
 	most      int          // frames that their channels keep
 
-	asking atomic.Int64 // calls that ask the service for memory
 	wanted atomic.Int64 // somebody wants memory until then, in nanoseconds since 1970; 0: nobody does
 
 	mu       sync.Mutex
@@ -28,6 +27,7 @@ type spares struct {
 	draining map[*producing]struct{}
 	used     bool // since the last look
 	timer    *time.Timer
+	pause    time.Duration // until the next look
 	closed   bool
 }
 
@@ -36,12 +36,14 @@ const (
 	sparesMore = 2
 	// sparesLook is how long it takes until spares are released, if nothing is allocated meanwhile: at least so long, and at most twice.
 	sparesLook = 500 * time.Millisecond
+	// sparesRest is how long it takes at most until an idle client looks again whether its channels have given something back.
+	sparesRest = 30 * time.Second
 	// wantedFor is for how long what comes back is released after a notice.
 	wantedFor = time.Second
 )
 
 // sparesOf are a pool's, made if need be. s.mu is held.
-func (s *sharing) sparesOf(c *Client, pool uint64) *spares {
+func (s *memberships) sparesOf(c *Client, pool uint64) *spares {
 	if s.pools == nil {
 		s.pools = make(map[uint64]*spares)
 	}
@@ -54,7 +56,7 @@ func (s *sharing) sparesOf(c *Client, pool uint64) *spares {
 }
 
 // spares are a pool's, nil if the client is a producer of no shared channel of the pool.
-func (s *sharing) spares(pool uint64) *spares {
+func (s *memberships) spares(pool uint64) *spares {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.pools[pool]
@@ -135,7 +137,6 @@ func (sp *spares) put(l *loan) {
 		l = sp.list[0]
 		sp.list = slices.Delete(sp.list, 0, 1)
 	}
-	sp.look()
 	sp.mu.Unlock()
 	if l != nil {
 		_ = sp.client.giveUp(l) // it fails with the connection
@@ -145,31 +146,44 @@ func (sp *spares) put(l *loan) {
 // look says that the spares are used, and sees to it that they are released once they are not. sp.mu is held.
 func (sp *spares) look() {
 	sp.used = true
-	if sp.timer == nil && !sp.closed {
+	switch {
+	case sp.closed || sp.pause == sparesLook:
+	case sp.timer == nil:
 		sp.timer = time.AfterFunc(sparesLook, func() { sp.client.errands.add(sp.sweep) })
+	default:
+		sp.timer.Reset(sparesLook)
 	}
+	sp.pause = sparesLook
 }
 
 // sweep releases all spares if nothing was allocated since the last look. It is an errand.
 func (sp *spares) sweep() {
 	sp.mu.Lock()
-	again := sp.used && !sp.closed
+	used := sp.used
 	sp.used = false
-	if again {
-		sp.timer.Reset(sparesLook)
-	}
 	sp.mu.Unlock()
-	if again {
-		return
-	}
-	producers, _ := sp.members()
-	for _, p := range producers {
-		p.reclaim()
+	lent := 0
+	if !used {
+		producers, _ := sp.members()
+		for _, p := range producers {
+			p.reclaim()
+			lent += p.native.Lent()
+		}
+		sp.empty()
 	}
 	sp.mu.Lock()
-	sp.timer = nil
-	sp.mu.Unlock()
-	sp.empty()
+	defer sp.mu.Unlock()
+	switch {
+	case sp.closed:
+	case used || sp.used:
+		sp.pause = sparesLook
+		sp.timer.Reset(sp.pause)
+	case lent > 0:
+		sp.pause = min(2*sp.pause, sparesRest)
+		sp.timer.Reset(sp.pause)
+	default:
+		sp.pause = 0
+	}
 }
 
 // empty releases all spares.
@@ -214,15 +228,18 @@ func (sp *spares) isWanted() bool {
 	if until == 0 {
 		return false
 	}
-	if time.Now().UnixNano() < until || sp.asking.Load() > 0 {
+	if time.Now().UnixNano() < until {
 		return true
 	}
 	sp.wanted.CompareAndSwap(until, 0)
 	return false
 }
 
-// published has a producer's blocks looked for while memory is wanted.
+// published has a producer's blocks looked for: later, or at once while memory is wanted.
 func (sp *spares) published(p *producing) {
+	sp.mu.Lock()
+	sp.look()
+	sp.mu.Unlock()
 	if sp.isWanted() {
 		sp.drain(p)
 	}
@@ -241,13 +258,9 @@ func (sp *spares) drain(p *producing) {
 	}
 }
 
-// wantedUntil is a context that ends when memory is not wanted any more. It ends too early where a call of this client still waits.
+// wantedUntil is a context that ends when memory is not wanted any more, or the client is closed.
 func (sp *spares) wantedUntil() (context.Context, context.CancelFunc) {
-	until := time.Unix(0, sp.wanted.Load())
-	if sp.asking.Load() > 0 {
-		until = time.Now().Add(wantedFor)
-	}
-	return context.WithDeadline(sp.client.working, until)
+	return context.WithDeadline(sp.client.working, time.Unix(0, sp.wanted.Load()))
 }
 
 // drained says whether a producer need not be looked at any more. failed says that it cannot be.
@@ -275,8 +288,11 @@ func (c *Client) giveUp(l *loan, done ...mempool.Ticket) error {
 	c.background.Go(func() {
 		defer c.shared.giving.Done()
 		for _, t := range wait {
-			if page, err := c.page(c.linked, t.Timeline); err == nil {
+			switch page, err := c.page(c.linked, t.Timeline); {
+			case err == nil:
 				_ = page.Await(c.linked, t, 0) // a timeline that died or was forgotten has no work left
+			case !forgotten(err):
+				return // it cannot be told; the lease ends with the session
 			}
 		}
 		if c.linked.Err() == nil {
@@ -286,16 +302,19 @@ func (c *Client) giveUp(l *loan, done ...mempool.Ticket) error {
 	return nil
 }
 
+// forgotten says whether an error means that the service has forgotten a timeline. It forgets a member's only when no work is left.
+func forgotten(err error) bool { return errors.Is(err, ErrNotFound) || errors.Is(err, ErrDenied) }
+
 func (c *Client) releaseLoan(l *loan, done []mempool.Ticket) error {
 	err := c.send(0, &wire.Release{Lease: l.info.ID, Done: wireTickets(done)})
 	return errors.Join(err, c.ended(l.info.Block, done...))
 }
 
-// pending are the tickets that must still be waited for. The service forgets a member's timeline only when no work is left.
+// pending are the tickets that must still be waited for.
 func (c *Client) pending(ctx context.Context, tickets []mempool.Ticket) (left []mempool.Ticket) {
 	for _, t := range tickets {
 		page, err := c.page(ctx, t.Timeline)
-		if errors.Is(err, ErrNotFound) || errors.Is(err, ErrDenied) {
+		if forgotten(err) {
 			continue
 		}
 		if err == nil {
