@@ -33,6 +33,10 @@ type Client struct {
 	err     error
 
 	errands errands
+	order   struct { // of every lease; made once
+		pages func(context.Context, uint64) (*mempool.Page, error)
+		clock func(context.Context) (*mempool.Clock, error)
+	}
 
 	// working ends when the client is closed or the connection is gone, linked only when the connection is: both say why.
 	working, linked context.Context
@@ -84,6 +88,7 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 	}
 	c := &Client{conn: &link{Conn: conn}, device: d.Device, done: make(chan struct{}), quiet: make(chan struct{}),
 		errands: errands{wake: make(chan struct{}, 1)}, calls: make(map[uint32]*call), pools: make(map[uint64]*Pool), blocks: make(map[uint64]*block), leases: make(map[*Lease]struct{}), subs: make(map[uint64]*subscription)}
+	c.order.pages, c.order.clock = c.page, c.Clock
 	c.working, c.stop = context.WithCancelCause(context.Background())
 	c.linked, c.unlink = context.WithCancelCause(context.Background())
 	go c.receive()

@@ -74,7 +74,7 @@ func (c *Client) lease(ctx context.Context, r wire.Request) (*Lease, error) {
 // cannot be mapped.
 func (c *Client) adopt(ctx context.Context, came wire.Lease) (*Lease, error) {
 	l := &Lease{client: c, info: leaseOf(came)}
-	l.order.Pages, l.order.Clock = c.page, c.Clock
+	l.order.Pages, l.order.Clock = c.order.pages, c.order.clock
 	l.order.Begin(l.info.Wait, !came.Write)
 	p, err := c.pool(ctx, came.Pool)
 	if err == nil {

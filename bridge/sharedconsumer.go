@@ -149,7 +149,7 @@ func (s *consuming) adopt(ctx context.Context, l *Lease, came *shmchannel.Frame)
 		return situation(ErrProtocol, "%s%v of %d bytes in a buffer of %d (%v)", t.DType, t.Shape, n, came.Bytes, err)
 	}
 	l.info = mempool.LeaseInfo{Buffer: came.Buffer, Pool: s.channel.Pool, Block: came.Block, Bytes: came.Bytes, Tensor: t}
-	l.order.Pages, l.order.Clock = c.page, c.Clock
+	l.order.Pages, l.order.Clock = c.order.pages, c.order.clock
 	if err := s.ready(ctx, l, came.Ready); err != nil {
 		l.info.Block = 0 // which is not counted yet
 		return err

@@ -88,7 +88,7 @@ func (sp *spares) allocate(ctx context.Context, t mempool.Tensor) (*Lease, error
 	info := l.info
 	info.Tensor, info.Wait = t.Clone(), c.pending(ctx, l.wait)
 	lease := &Lease{client: c, info: info, mem: l.mem, reused: true}
-	lease.order.Pages, lease.order.Clock = c.page, c.Clock
+	lease.order.Pages, lease.order.Clock = c.order.pages, c.order.clock
 	lease.order.Begin(info.Wait, false)
 	c.mu.Lock()
 	closing := c.closing

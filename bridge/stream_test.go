@@ -265,7 +265,9 @@ func producerLeases(t *testing.T, c *Client) int {
 	return len(c.leases)
 }
 
-func TestLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T) { ways(t, testLeavingAChannelGivesBackWhatWasOnItsWay) }
+func TestLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T) {
+	ways(t, testLeavingAChannelGivesBackWhatWasOnItsWay)
+}
 
 func testLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T, shared bool) {
 	svc, path := serve(t, ServerConfig{})
@@ -303,7 +305,9 @@ func testLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T, shared bool) {
 	require.NoError(t, sendFrame(ctx, p, c2, 2, 8, mempool.FrameOptions{}))
 }
 
-func TestADestroyedPoolEndsItsFramesWithAnError(t *testing.T) { ways(t, testADestroyedPoolEndsItsFramesWithAnError) }
+func TestADestroyedPoolEndsItsFramesWithAnError(t *testing.T) {
+	ways(t, testADestroyedPoolEndsItsFramesWithAnError)
+}
 
 func testADestroyedPoolEndsItsFramesWithAnError(t *testing.T, shared bool) {
 	_, path := serve(t, ServerConfig{})

@@ -93,7 +93,9 @@ func consumeAll(t *testing.T, sub frameSource, manual bool, do func(*Frame) (boo
 	return numbers
 }
 
-func TestAKilledWorkersAcknowledgedFramesDoNotComeBack(t *testing.T) { ways(t, testAKilledWorkersAcknowledgedFramesDoNotComeBack) }
+func TestAKilledWorkersAcknowledgedFramesDoNotComeBack(t *testing.T) {
+	ways(t, testAKilledWorkersAcknowledgedFramesDoNotComeBack)
+}
 
 func testAKilledWorkersAcknowledgedFramesDoNotComeBack(t *testing.T, shared bool) {
 	r := start(t, ServerConfig{}, unhurried)
@@ -116,7 +118,9 @@ func testAKilledWorkersAcknowledgedFramesDoNotComeBack(t *testing.T, shared bool
 	require.NoError(t, ch.Shut(t.Context()))
 }
 
-func TestAFrameIsSettledOnceByItsConsumer(t *testing.T) { ways(t, testAFrameIsSettledOnceByItsConsumer) }
+func TestAFrameIsSettledOnceByItsConsumer(t *testing.T) {
+	ways(t, testAFrameIsSettledOnceByItsConsumer)
+}
 
 func testAFrameIsSettledOnceByItsConsumer(t *testing.T, shared bool) {
 	_, path := serve(t, ServerConfig{})

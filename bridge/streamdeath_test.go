@@ -12,7 +12,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-func TestAKilledProducersUnfinishedFramesAreTombstones(t *testing.T) { ways(t, testAKilledProducersUnfinishedFramesAreTombstones) }
+func TestAKilledProducersUnfinishedFramesAreTombstones(t *testing.T) {
+	ways(t, testAKilledProducersUnfinishedFramesAreTombstones)
+}
 
 func testAKilledProducersUnfinishedFramesAreTombstones(t *testing.T, shared bool) {
 	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
@@ -127,7 +129,9 @@ func testAKilledWorkersFramesGoToAnother(t *testing.T, shared bool) {
 	require.NoError(t, ch.Shut(ctx))
 }
 
-func TestAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T) { ways(t, testAStoppedConsumerThatMayMissFramesCostsNothing) }
+func TestAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T) {
+	ways(t, testAStoppedConsumerThatMayMissFramesCostsNothing)
+}
 
 func testAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T, shared bool) {
 	_, path := serve(t, ServerConfig{})
@@ -181,7 +185,9 @@ func testAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T, shared bool
 	assert.Positive(t, missed)
 }
 
-func TestAStoppedConsumerInBlockModeIsNamed(t *testing.T) { ways(t, testAStoppedConsumerInBlockModeIsNamed) }
+func TestAStoppedConsumerInBlockModeIsNamed(t *testing.T) {
+	ways(t, testAStoppedConsumerInBlockModeIsNamed)
+}
 
 func testAStoppedConsumerInBlockModeIsNamed(t *testing.T, shared bool) {
 	_, path := serve(t, ServerConfig{})
