@@ -223,6 +223,7 @@ func (c *Client) end(err, goodbye error) {
 	c.stop(err)
 	c.unlink(err)
 	close(c.done)
+	c.giveFramesBack()
 }
 
 // idle notes that a call or what follows it has ended, and tells Close when the last has. c.mu is held.

@@ -360,7 +360,11 @@ func (l *Lease) hand(ctx context.Context) error {
 	case l.taken != nil:
 		return situation(ErrInvalid, "the lease of a frame is to read; ask for a write lease")
 	case l.reused:
-		return l.order.Before(ctx, mempool.CPU)
+		if err := l.order.Before(ctx, mempool.CPU); err != nil {
+			return err
+		}
+		l.client.timelines.unpin(l.info.Wait)
+		l.reused, l.info.Wait = false, nil
 	}
 	return nil
 }
@@ -370,8 +374,10 @@ func (l *Lease) end(incomplete bool, done ...mempool.Ticket) error {
 	l.ended = true
 	switch {
 	case l.taken != nil:
+		defer l.client.timelines.unpin(l.info.Wait)
 		return errors.Join(l.taken.release(incomplete, done), l.client.ended(l.info.Block, done...), l.order.Close())
 	case l.reused:
+		defer l.client.timelines.unpin(l.info.Wait)
 		return errors.Join(l.client.giveUp(&loan{info: l.info, wait: l.info.Wait}, done...), l.order.Close())
 	}
 	err := l.client.send(0, &wire.Release{Lease: l.info.ID, Failed: incomplete, Done: wireTickets(done)})

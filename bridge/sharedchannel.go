@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
@@ -34,6 +35,7 @@ type membership struct {
 	id      uint64
 	// timeline is the client's own.
 	timeline uint64
+	over     atomic.Bool                                 // the client has forgotten the channel, which was destroyed
 	add      func(slot int, id uint64, f *os.File) error // takes the file of a member of the other role
 	depart   func()                                      // leaves the channel
 
@@ -103,7 +105,10 @@ func (s *memberships) enlist(m *membership) {
 func (s *memberships) forget(m *membership) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.members[m.channel.ID], m)
+	of := s.members[m.channel.ID]
+	if delete(of, m); len(of) == 0 {
+		delete(s.members, m.channel.ID)
+	}
 }
 
 // memberCame gives a member's file to the members of the other role. It runs in the goroutine that receives.
@@ -163,7 +168,7 @@ func (m *membership) failure(ctx context.Context, err error) error {
 		return context.Cause(m.client.working)
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case errors.Is(err, shmchannel.ErrClosed):
+	case errors.Is(err, shmchannel.ErrClosed) || m.over.Load():
 		return situation(ErrClosed, "channel %q is shut", ch)
 	case errors.Is(err, shmchannel.ErrDestroyed):
 		return situation(ErrClosed, "the pool of channel %q was destroyed", ch)

@@ -21,9 +21,14 @@ type consuming struct {
 	latest shmchannel.Frame // of next
 	leaves sync.Once
 
+
 	mu     sync.Mutex
 	inHand int // frames that the user has
 	left   bool
+
+	caller  context.Context // of the last wait
+	waiting context.Context // ends with it, and with the client
+	stop    func()
 }
 
 // taken is a frame of a shared channel in the user's hands.
@@ -41,7 +46,7 @@ func (ch *Channel) consume(ctx context.Context, o mempool.SubscribeOptions) (*co
 	if err != nil {
 		return nil, err
 	}
-	s := &consuming{membership: newMembership(ch, shmchannel.ConsumerRole)}
+	s := &consuming{membership: newMembership(ch, shmchannel.ConsumerRole), stop: func() {}}
 	s.depart = s.abandon
 	err = s.join(ctx, &wire.Join{Oldest: o.Oldest, Full: string(o.Full)}, func(config shmchannel.MemberConfig) (err error) {
 		s.native, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: config, Reached: s.reached})
@@ -83,8 +88,7 @@ func (s *consuming) take(caller context.Context, f *shmchannel.Frame) error {
 	} else if err != nil && !errors.Is(err, shmchannel.ErrUnknownMember) {
 		return err
 	}
-	ctx, cancel := s.client.joint(caller)
-	defer cancel()
+	ctx := s.joint(caller)
 	for {
 		err := s.native.Take(ctx, f)
 		unknown, ok := errors.AsType[*shmchannel.UnknownMemberError](err)
@@ -95,6 +99,18 @@ func (s *consuming) take(caller context.Context, f *shmchannel.Frame) error {
 			return err
 		}
 	}
+}
+
+// joint is a context that ends with the caller's and with the client. The caller's is mostly the same again.
+func (s *consuming) joint(caller context.Context) context.Context {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.caller != caller {
+		s.stop()
+		s.caller = caller
+		s.waiting, s.stop = s.client.joint(caller)
+	}
+	return s.waiting
 }
 
 // doubt tells the service of a frame that contradicts itself. The frame comes without a lease.
@@ -129,12 +145,12 @@ func (s *consuming) frame(ctx context.Context, came *shmchannel.Frame) (*Frame, 
 	case err == nil:
 		b.Lease = &b.lease
 	case errors.Is(err, ErrProtocol):
-		_ = b.taken.release(false, nil)
+		_ = b.lease.end(false)
 		f, err := s.doubt(came.Number, err)
 		f.Dropped = came.Missed
 		return f, err
 	case errors.Is(err, ErrProducerDied):
-		return &b.Frame, errors.Join(err, b.taken.release(false, nil))
+		return &b.Frame, errors.Join(err, b.lease.end(false))
 	default:
 		b.unmapped = &b.lease
 	}
@@ -201,6 +217,7 @@ func (s *consuming) ready(ctx context.Context, l *Lease, ticket shmchannel.Ticke
 	}
 	if !over {
 		l.info.Wait = []mempool.Ticket{t}
+		s.client.timelines.pin(l.info.Wait)
 	}
 	l.order.Begin(l.info.Wait, true)
 	return nil
@@ -266,6 +283,7 @@ func (s *consuming) abandon() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.left = true
+		s.stop()
 		s.unmap()
 	})
 }
@@ -302,6 +320,23 @@ func (t *taken) settle(again bool) error {
 		return native.Requeue(&t.frame)
 	}
 	return native.Acknowledge(&t.frame)
+}
+
+// giveFramesBack gives back what is not settled of queues through shared memory: the session has ended, and this process may live on.
+func (c *Client) giveFramesBack() {
+	c.mu.Lock()
+	var frames []*taken
+	for l := range c.leases {
+		if t := l.taken; t != nil && t.by.channel.Mode == mempool.WorkQueue {
+			frames = append(frames, t)
+		}
+	}
+	c.mu.Unlock()
+	for _, t := range frames {
+		t.mu.Lock()
+		_ = t.settle(true) // it fails if the user has released the frame just now
+		t.mu.Unlock()
+	}
 }
 
 // release ends the use of the frame, once done is reached. One that was not settled is acknowledged, or if it is incomplete given back.

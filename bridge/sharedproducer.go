@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -31,6 +32,17 @@ type loan struct {
 	info mempool.LeaseInfo
 	mem  *mempool.ImportedBlock
 	wait []mempool.Ticket // what must be reached before the memory is written
+}
+
+// add adds what must be waited for. Of each word of a timeline the greatest value is enough.
+func (l *loan) add(t mempool.Ticket) {
+	for i := range l.wait {
+		if have := &l.wait[i]; have.Timeline == t.Timeline && have.Word == t.Word {
+			have.Value = max(have.Value, t.Value)
+			return
+		}
+	}
+	l.wait = append(l.wait, t)
 }
 
 // producer is the client's part in the channel. It joins if need be.
@@ -142,6 +154,9 @@ func (ch *Channel) publishShared(ctx context.Context, l *Lease, o mempool.FrameO
 	}
 	l.ended = true
 	l.leave()
+	if l.reused {
+		ch.client.timelines.unpin(l.info.Wait)
+	}
 	return number, l.order.Close()
 }
 
@@ -189,10 +204,10 @@ func (p *producing) lend(l *Lease, ready *mempool.Ticket) {
 	lent := &loan{info: l.info, mem: l.mem}
 	lent.info.Wait, lent.info.Event = nil, nil
 	if l.reused {
-		lent.wait = append(lent.wait, l.info.Wait...)
+		lent.wait = slices.Clone(l.info.Wait)
 	}
 	if ready != nil {
-		lent.wait = append(lent.wait, *ready)
+		lent.add(*ready)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -295,7 +310,7 @@ func (p *producing) cameBack(back []shmchannel.Returned) {
 			continue
 		}
 		for _, t := range back[i].Tickets {
-			l.wait = append(l.wait, mempool.Ticket{Timeline: t.Timeline, Word: t.Word, Value: t.Value})
+			l.add(mempool.Ticket{Timeline: t.Timeline, Word: t.Word, Value: t.Value})
 		}
 		p.spares.put(l)
 	}

@@ -90,6 +90,7 @@ func (sp *spares) allocate(ctx context.Context, t mempool.Tensor) (*Lease, error
 	lease := &Lease{client: c, info: info, mem: l.mem, reused: true}
 	lease.order.Pages, lease.order.Clock = c.order.pages, c.order.clock
 	lease.order.Begin(info.Wait, false)
+	c.timelines.pin(info.Wait)
 	c.mu.Lock()
 	closing := c.closing
 	if !closing {
@@ -97,7 +98,7 @@ func (sp *spares) allocate(ctx context.Context, t mempool.Tensor) (*Lease, error
 	}
 	c.mu.Unlock()
 	if closing {
-		return nil, errors.Join(errClientClosed, c.giveUp(l))
+		return nil, errors.Join(errClientClosed, lease.end(true))
 	}
 	return lease, nil
 }
@@ -167,7 +168,11 @@ func (sp *spares) sweep() {
 		producers, _ := sp.members()
 		for _, p := range producers {
 			p.reclaim()
-			lent += p.native.Lent()
+			if n := p.native.Lent(); n > 0 || !p.native.Destroyed() {
+				lent += n
+			} else {
+				sp.forget(p)
+			}
 		}
 		sp.empty()
 	}
@@ -184,6 +189,19 @@ func (sp *spares) sweep() {
 	default:
 		sp.pause = 0
 	}
+}
+
+// forget forgets a producer whose channel is over, and which has all its blocks back.
+func (sp *spares) forget(p *producing) {
+	s := &sp.client.shared
+	s.forget(&p.membership)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.producers, p.channel.ID)
+	sp.producers = slices.DeleteFunc(slices.Clone(sp.producers), func(other *producing) bool { return other == p }) // others may read it
+	sp.most -= p.channel.Capacity
+	p.over.Store(true)
+	_ = p.close() // it unmaps files; that does not fail
 }
 
 // empty releases all spares.
