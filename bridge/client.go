@@ -33,6 +33,14 @@ type Client struct {
 	err     error
 
 	errands errands
+	order   struct { // of every lease; made once
+		pages func(context.Context, uint64) (*mempool.Page, error)
+		clock func(context.Context) (*mempool.Clock, error)
+	}
+
+	// working ends when the client is closed or the connection is gone, linked only when the connection is: both say why.
+	working, linked context.Context
+	stop, unlink    context.CancelCauseFunc
 
 	sending sync.Mutex // one packet at a time
 	ring    struct {
@@ -51,6 +59,7 @@ type Client struct {
 	subs    map[uint64]*subscription
 	closing bool
 
+	shared     memberships
 	timelines  timelines
 	background sync.WaitGroup // unmapping that waits for work to be done
 }
@@ -79,11 +88,14 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 	}
 	c := &Client{conn: &link{Conn: conn}, device: d.Device, done: make(chan struct{}), quiet: make(chan struct{}),
 		errands: errands{wake: make(chan struct{}, 1)}, calls: make(map[uint32]*call), pools: make(map[uint64]*Pool), blocks: make(map[uint64]*block), leases: make(map[*Lease]struct{}), subs: make(map[uint64]*subscription)}
+	c.order.pages, c.order.clock = c.page, c.Clock
+	c.working, c.stop = context.WithCancelCause(context.Background())
+	c.linked, c.unlink = context.WithCancelCause(context.Background())
 	go c.receive()
 	go c.errands.run(c.done)
 	var reply wire.HelloReply
 	err = c.call(ctx, &wire.Hello{Versions: []uint64{wire.Version}, Name: filepath.Base(os.Args[0]),
-		Features: []string{featureTimelines, featureChannels, featureRings}}, &call{into: &reply})
+		Features: []string{featureTimelines, featureChannels, featureRings, featureShared}}, &call{into: &reply})
 	if err == nil && reply.Version != wire.Version {
 		err = situation(ErrVersion, "the service chose version %d, of which there was no mention", reply.Version)
 	}
@@ -179,6 +191,10 @@ func (c *Client) take(packet []byte, fds *seqpacket.FDs, goodbye *error) error {
 		c.failed(n.Buffers)
 	case *wire.Forget:
 		c.errands.add(func() { c.timelines.forget(n.Timelines) })
+	case *wire.Member:
+		c.shared.memberCame(n, fds)
+	case *wire.Wanted:
+		c.errands.add(func() { c.wanted(n.Pool) })
 	}
 	if errors.Is(err, wire.CodeUnsupported) {
 		return nil // a notice of a later version that this client need not know
@@ -204,7 +220,10 @@ func (c *Client) end(err, goodbye error) {
 		}
 	}
 	c.mu.Unlock()
+	c.stop(err)
+	c.unlink(err)
 	close(c.done)
+	c.giveFramesBack()
 }
 
 // idle notes that a call or what follows it has ended, and tells Close when the last has. c.mu is held.
@@ -234,6 +253,7 @@ func (c *Client) Close() error {
 		return nil
 	}
 	c.abandonAll(errClientClosed)
+	c.stop(errClientClosed)
 	var err error
 	for _, l := range leases {
 		ended := l.Release(true)
@@ -242,12 +262,14 @@ func (c *Client) Close() error {
 		}
 	}
 	c.settle()
+	c.leaveShared()
 	working := c.timelines.quiesce()
 	if working == nil {
 		err = errors.Join(err, c.unmapAll())
 	}
 	err = errors.Join(err, working, c.hangUp())
 	c.background.Wait()
+	err = errors.Join(err, c.shared.close())
 	if working == nil {
 		err = errors.Join(err, c.timelines.close())
 	}

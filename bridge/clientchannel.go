@@ -25,7 +25,7 @@ func (c *Client) CreateChannel(ctx context.Context, spec mempool.ChannelSpec) (*
 		return nil, err
 	}
 	return c.channel(ctx, &wire.MakeChannel{Name: spec.Name, Pool: spec.Pool, Mode: string(spec.Mode), Capacity: uint64(spec.Capacity),
-		Full: string(spec.Full)})
+		Full: string(spec.Full), Shared: spec.Shared})
 }
 
 // OpenChannel opens a channel by name, and waits up to wait for it to appear.
@@ -64,6 +64,12 @@ func (ch *Channel) Publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 	defer l.mu.Unlock()
 	if l.ended {
 		return 0, hasEnded(l.info)
+	}
+	if ch.info.Shared {
+		return ch.publishShared(ctx, l, o)
+	}
+	if err := l.hand(ctx); err != nil {
+		return 0, err
 	}
 	ready, err := l.completed(ctx, o.Completion)
 	if err != nil {

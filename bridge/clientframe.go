@@ -23,7 +23,7 @@ type Frame struct {
 	// Dropped is how many frames were missed since the last.
 	Dropped uint64
 
-	sub      *subscription
+	channel  *mempool.ChannelInfo
 	settled  atomic.Bool
 	unmapped *Lease // which is ended once it is known whether another frame is asked for
 }
@@ -36,39 +36,52 @@ type Frame struct {
 // subscriber gets it when it cannot be mapped here, or when the session ends.
 func (ch *Channel) Frames(ctx context.Context, o mempool.SubscribeOptions) iter.Seq2[*Frame, error] {
 	return func(yield func(*Frame, error) bool) {
-		sub, err := ch.subscribe(ctx, o)
+		from, err := ch.follow(ctx, o)
 		if err != nil {
 			yield(nil, err)
 			return
 		}
-		sub.each(ctx, o.ManualAck, yield)
+		deliver(ctx, from, o.ManualAck, yield)
 	}
 }
 
-// each yields frames until there are no more, or nobody wants more.
-func (sub *subscription) each(ctx context.Context, manual bool, yield func(*Frame, error) bool) {
+// frameSource is where frames come from.
+type frameSource interface {
+	// next waits for the next frame: nil if none will come any more. A frame may come with an error, and an error without a frame is the
+	// last.
+	next(ctx context.Context) (*Frame, error)
+	abandon()
+}
+
+func (ch *Channel) follow(ctx context.Context, o mempool.SubscribeOptions) (frameSource, error) {
+	if ch.info.Shared {
+		return ch.consume(ctx, o)
+	}
+	return ch.subscribe(ctx, o)
+}
+
+// deliver yields frames until there are no more, or nobody wants more.
+func deliver(ctx context.Context, from frameSource, manual bool, yield func(*Frame, error) bool) {
 	var back *Lease // of a frame that goes back last, or it would come here again
 	defer func() {
-		sub.abandon()
+		from.abandon()
 		if back != nil {
 			_ = back.end(true)
 		}
 	}()
 	for {
-		n, err := sub.receive(ctx)
-		if err != nil {
-			yield(nil, err)
+		f, err := from.next(ctx)
+		if f == nil {
+			if err != nil {
+				yield(nil, err)
+			}
 			return
 		}
-		if n == nil {
-			return
-		}
-		f, err := sub.frame(ctx, n)
 		if !yield(f, err) {
 			back = f.unmapped
 			return
 		}
-		switch { // what is sent here fails with the connection, of which receive tells
+		switch { // what is sent here fails with the connection, of which next tells
 		case f.unmapped != nil:
 			_ = f.unmapped.end(manual || ctx.Err() != nil)
 		case !manual && f.Lease != nil && f.settled.CompareAndSwap(false, true):
@@ -101,7 +114,7 @@ func (f *Frame) Ack() error { return f.settle(false) }
 //
 // Errors: those of [Frame.Ack]; [ErrInvalid] in a broadcast.
 func (f *Frame) Requeue() error {
-	if ch := f.sub.channel; ch.Mode != mempool.WorkQueue {
+	if ch := f.channel; ch.Mode != mempool.WorkQueue {
 		return situation(ErrInvalid, "channel %q is a broadcast, to which no frame is given back: every subscriber has its own; release it", ch.Name)
 	}
 	return f.settle(true)
@@ -112,11 +125,14 @@ func (f *Frame) settle(again bool) error {
 	case f.Lease == nil:
 		return situation(ErrInvalid, "frame %d came without a lease: there is nothing to acknowledge", f.Seq)
 	case !f.settled.CompareAndSwap(false, true):
-		return situation(ErrSettled, "frame %d of channel %q was acknowledged or given back before", f.Seq, f.sub.channel.Name)
+		return situation(ErrSettled, "frame %d of channel %q was acknowledged or given back before", f.Seq, f.channel.Name)
 	}
 	return f.tell(again)
 }
 
 func (f *Frame) tell(again bool) error {
-	return f.sub.client.send(0, &wire.Ack{Lease: f.Lease.info.ID, Back: again})
+	if t := f.Lease.taken; t != nil {
+		return t.decide(again)
+	}
+	return f.Lease.client.send(0, &wire.Ack{Lease: f.Lease.info.ID, Back: again})
 }

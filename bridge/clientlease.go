@@ -24,6 +24,9 @@ type Lease struct {
 
 	order  mempool.Order
 	failed atomic.Bool // whoever wrote the content died before it was complete
+
+	taken  *taken // the frame of a shared channel that it came with; the service has no such lease
+	reused bool   // its buffer came back through a shared channel: the service does not know all that must be waited for
 }
 
 // LeaseOptions says how to lease a buffer that exists.
@@ -71,7 +74,7 @@ func (c *Client) lease(ctx context.Context, r wire.Request) (*Lease, error) {
 // cannot be mapped.
 func (c *Client) adopt(ctx context.Context, came wire.Lease) (*Lease, error) {
 	l := &Lease{client: c, info: leaseOf(came)}
-	l.order.Pages, l.order.Clock = c.page, c.Clock
+	l.order.Pages, l.order.Clock = c.order.pages, c.order.clock
 	l.order.Begin(l.info.Wait, !came.Write)
 	p, err := c.pool(ctx, came.Pool)
 	if err == nil {
@@ -266,6 +269,9 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 	if l.ended {
 		return hasEnded(l.info)
 	}
+	if err := l.hand(ctx); err != nil {
+		return err
+	}
 	ready, err := l.completed(ctx, p.Completion)
 	if err != nil {
 		return err
@@ -288,57 +294,4 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 		l.info.Tensor = p.Tensor.Clone()
 	}
 	return nil
-}
-
-// Release ends the lease. incomplete says that what a write lease was for did not happen: the buffer has then failed.
-//
-// Errors: [ErrReleased] if it had ended before.
-func (l *Lease) Release(incomplete bool) error { return l.release(incomplete) }
-
-// ReleaseAfter is Release for memory that queues of the caller's still use: the next user of the memory comes after what
-// they hold now.
-//
-// Errors: [ErrReleased].
-func (l *Lease) ReleaseAfter(queues ...mempool.Queue) error { return l.release(false, queues...) }
-
-func (l *Lease) release(incomplete bool, after ...mempool.Queue) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ended {
-		return hasEnded(l.info)
-	}
-	var done []mempool.Ticket
-	m, err := l.mem.Memory(l.info.Write)
-	if err == nil {
-		if done, err = l.order.After(context.Background(), m.Queue(), after...); err != nil {
-			l.client.doubt(l.info.Block, m)
-		}
-	}
-	err = errors.Join(err, l.end(incomplete || err != nil, done...))
-	l.leave()
-	return err
-}
-
-// leave takes the lease off the client's list: last, for Close waits for the leases that it finds.
-func (l *Lease) leave() {
-	c := l.client
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.leases, l)
-}
-
-// completed is when the content is complete; nil if it is. l.mu is held.
-func (l *Lease) completed(ctx context.Context, c mempool.Completion) (*mempool.Ticket, error) {
-	m, err := l.mem.Memory(l.info.Write)
-	if err != nil {
-		return nil, err
-	}
-	return l.order.Ready(ctx, m.Queue(), c)
-}
-
-// end tells the service, and then lets the block go: it may be dropped only once no lease is left.
-func (l *Lease) end(incomplete bool, done ...mempool.Ticket) error {
-	l.ended = true
-	err := l.client.send(0, &wire.Release{Lease: l.info.ID, Failed: incomplete, Done: wireTickets(done)})
-	return errors.Join(err, l.client.ended(l.info.Block, done...), l.order.Close())
 }

@@ -132,6 +132,11 @@ func (p *Pool) Allocate(ctx context.Context, t mempool.Tensor, wait time.Duratio
 	if err := t.Validate(); err != nil {
 		return nil, err
 	}
+	if spares := p.client.shared.spares(p.info.ID); spares != nil {
+		if l, err := spares.allocate(ctx, t); l != nil || err != nil {
+			return l, err
+		}
+	}
 	return p.client.lease(ctx, &wire.Alloc{Pool: p.info.ID, Tensor: wireTensor(t), Wait: wireWait(wait)})
 }
 

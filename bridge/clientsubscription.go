@@ -129,9 +129,17 @@ func (sub *subscription) receive(ctx context.Context) (*wire.Frame, error) {
 	}
 }
 
+func (sub *subscription) next(ctx context.Context) (*Frame, error) {
+	n, err := sub.receive(ctx)
+	if n == nil || err != nil {
+		return nil, err
+	}
+	return sub.frame(ctx, n)
+}
+
 // frame makes of what came a frame whose memory is mapped, or with an error one whose lease, if it has one, is unmapped.
 func (sub *subscription) frame(ctx context.Context, n *wire.Frame) (*Frame, error) {
-	f := &Frame{Seq: n.Sequence, Time: time.Unix(0, int64(n.Time)), Meta: n.Meta, Dropped: n.Dropped, sub: sub}
+	f := &Frame{Seq: n.Sequence, Time: time.Unix(0, int64(n.Time)), Meta: n.Meta, Dropped: n.Dropped, channel: &sub.channel}
 	if n.Lease == nil {
 		err := situation(ErrInternal, "frame %d came without a lease", n.Sequence)
 		if n.Failure != nil {

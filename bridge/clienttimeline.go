@@ -20,6 +20,13 @@ type timelines struct {
 	pages  map[uint64]*mempool.Page
 	closed bool
 	unused []*mempool.Page // that streams may still wait on
+	pins   map[uint64]pin
+}
+
+// pin keeps a timeline mapped that leases wait for of which the service does not know.
+type pin struct {
+	leases    int
+	forgotten bool // by the service
 }
 
 // Clock is the client's timeline, for work that this package does not do itself.
@@ -117,7 +124,10 @@ func (t *timelines) forget(ids []uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, id := range ids {
-		if page := t.pages[id]; page != nil {
+		if p, pinned := t.pins[id]; pinned {
+			p.forgotten = true
+			t.pins[id] = p
+		} else if page := t.pages[id]; page != nil {
 			delete(t.pages, id)
 			t.unused = append(t.unused, page)
 		}
@@ -129,6 +139,40 @@ func (t *timelines) forget(ids []uint64) {
 		}
 	}
 	t.unused = left
+}
+
+// pin keeps the timelines of tickets mapped until unpin.
+func (t *timelines) pin(tickets []mempool.Ticket) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, ticket := range tickets {
+		if t.pins == nil {
+			t.pins = make(map[uint64]pin)
+		}
+		p := t.pins[ticket.Timeline]
+		p.leases++
+		t.pins[ticket.Timeline] = p
+	}
+}
+
+func (t *timelines) unpin(tickets []mempool.Ticket) {
+	var forgotten []uint64
+	t.mu.Lock()
+	for _, ticket := range tickets {
+		p := t.pins[ticket.Timeline]
+		if p.leases--; p.leases > 0 {
+			t.pins[ticket.Timeline] = p
+			continue
+		}
+		delete(t.pins, ticket.Timeline)
+		if p.forgotten {
+			forgotten = append(forgotten, ticket.Timeline)
+		}
+	}
+	t.mu.Unlock()
+	if len(forgotten) > 0 {
+		t.forget(forgotten)
+	}
 }
 
 // past says whether a ticket of the client's own is reached.

@@ -13,13 +13,15 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-func TestFramesGoFromClientToClient(t *testing.T) {
+func TestFramesGoFromClientToClient(t *testing.T) { ways(t, testFramesGoFromClientToClient) }
+
+func testFramesGoFromClientToClient(t *testing.T, shared bool) {
 	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
 		svc, path := serve(t, ServerConfig{})
 		producer, consumer := dial(t, path), dial(t, path)
 		p := createPool(t, producer, spec)
 		ctx := context.Background()
-		ch := makeChannel(t, producer, p, mempool.ChannelSpec{Capacity: 4})
+		ch := makeChannel(t, producer, p, mempool.ChannelSpec{Shared: shared, Capacity: 4})
 		same, err := consumer.OpenChannel(ctx, "c", 0)
 		require.NoError(t, err)
 		assert.Equal(t, ch.Info(), same.Info())
@@ -58,18 +60,18 @@ func TestFramesGoFromClientToClient(t *testing.T) {
 		}
 		_, err = consumer.Stats(ctx)
 		require.NoError(t, err)
-		st := svc.Stats()
-		assert.Zero(t, st.Leases)
-		assert.Zero(t, st.Buffers)
+		settled(t, svc)
 	})
 }
 
-func TestAQueueSharesTheWork(t *testing.T) {
+func TestAQueueSharesTheWork(t *testing.T) { ways(t, testAQueueSharesTheWork) }
+
+func testAQueueSharesTheWork(t *testing.T, shared bool) {
 	_, path := serve(t, ServerConfig{})
 	producer := dial(t, path)
 	p := createPool(t, producer, hostPool("p", 1<<20))
 	ctx := context.Background()
-	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
+	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Shared: shared, Mode: mempool.WorkQueue, Capacity: 8})
 	const frames = 300
 	got := make(chan uint64, frames)
 	workers := make(chan error)
@@ -216,15 +218,17 @@ func TestTheNextWriterComesAfterTheReaders(t *testing.T) {
 	})
 }
 
-func TestAFullChannelTellsTheSender(t *testing.T) {
+func TestAFullChannelTellsTheSender(t *testing.T) { ways(t, testAFullChannelTellsTheSender) }
+
+func testAFullChannelTellsTheSender(t *testing.T, shared bool) {
 	_, path := serve(t, ServerConfig{})
 	producer, consumer := dial(t, path), dial(t, path)
 	ctx := context.Background()
 	p := createPool(t, producer, hostPool("p", 1<<20))
-	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Capacity: 2})
+	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Shared: shared, Capacity: 2})
 	slow, err := consumer.OpenChannel(ctx, "c", 0)
 	require.NoError(t, err)
-	sub, err := slow.subscribe(ctx, mempool.SubscribeOptions{})
+	sub, err := slow.follow(ctx, mempool.SubscribeOptions{})
 	require.NoError(t, err)
 	for n := range uint64(2) {
 		require.NoError(t, sendFrame(ctx, p, ch, n, 8, mempool.FrameOptions{}))
@@ -262,11 +266,15 @@ func producerLeases(t *testing.T, c *Client) int {
 }
 
 func TestLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T) {
+	ways(t, testLeavingAChannelGivesBackWhatWasOnItsWay)
+}
+
+func testLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T, shared bool) {
 	svc, path := serve(t, ServerConfig{})
 	producer, consumer := dial(t, path), dial(t, path)
 	ctx := context.Background()
 	p := createPool(t, producer, hostPool("p", 1<<20))
-	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
+	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Shared: shared, Mode: mempool.WorkQueue, Capacity: 8})
 	for n := range uint64(8) {
 		require.NoError(t, sendFrame(ctx, p, ch, n, 8, mempool.FrameOptions{}))
 	}
@@ -277,18 +285,18 @@ func TestLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T) {
 	require.NoError(t, ch.Shut(ctx))
 	_, err = consumer.Stats(ctx)
 	require.NoError(t, err)
-	assert.Zero(t, svc.Stats().Buffers)
+	settled(t, svc)
 
-	c2 := makeChannel(t, producer, p, mempool.ChannelSpec{Name: "c2", Capacity: 1})
+	c2 := makeChannel(t, producer, p, mempool.ChannelSpec{Shared: shared, Name: "c2", Capacity: 1})
 	done := make(chan error)
 	gone := dial(t, path)
 	theirs, err := gone.OpenChannel(ctx, "c2", 0)
 	require.NoError(t, err)
-	sub, err := theirs.subscribe(ctx, mempool.SubscribeOptions{})
+	sub, err := theirs.follow(ctx, mempool.SubscribeOptions{})
 	require.NoError(t, err)
 	go func() {
-		n, err := sub.receive(ctx)
-		assert.Nil(t, n)
+		f, err := sub.next(ctx)
+		assert.Nil(t, f)
 		done <- err
 	}()
 	require.NoError(t, gone.Close())
@@ -298,11 +306,15 @@ func TestLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T) {
 }
 
 func TestADestroyedPoolEndsItsFramesWithAnError(t *testing.T) {
+	ways(t, testADestroyedPoolEndsItsFramesWithAnError)
+}
+
+func testADestroyedPoolEndsItsFramesWithAnError(t *testing.T, shared bool) {
 	_, path := serve(t, ServerConfig{})
 	c := dial(t, path)
 	ctx := context.Background()
 	p := createPool(t, c, hostPool("p", 1<<20))
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 1})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Shared: shared, Capacity: 1})
 	require.NoError(t, sendFrame(ctx, p, ch, 1, 8, mempool.FrameOptions{}))
 	var last error
 	for f, err := range ch.Frames(ctx, mempool.SubscribeOptions{}) {

@@ -77,6 +77,10 @@ func mayLeave(t *testing.T) {
 }
 
 func TestAStreamNeedsNoUserNamespaceOrSharedMemoryInCommon(t *testing.T) {
+	ways(t, testAStreamNeedsNoUserNamespaceOrSharedMemoryInCommon)
+}
+
+func testAStreamNeedsNoUserNamespaceOrSharedMemoryInCommon(t *testing.T, shared bool) {
 	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
 		mayLeave(t)
 		const sender, receiver = 4242, 4343
@@ -90,7 +94,7 @@ func TestAStreamNeedsNoUserNamespaceOrSharedMemoryInCommon(t *testing.T) {
 		require.NoError(t, err)
 		defer c.Close()
 		spec.Access.UIDs = []uint32{uint32(os.Getuid()), sender, receiver}
-		makeChannel(t, c, createPool(t, c, spec), mempool.ChannelSpec{Capacity: 8})
+		makeChannel(t, c, createPool(t, c, spec), mempool.ChannelSpec{Capacity: 8, Shared: shared})
 
 		consumer := spawn(t, "consume abroad", path, as(receiver))
 		require.Equal(t, "ready", consumer.says())

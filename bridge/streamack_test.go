@@ -26,7 +26,9 @@ var loops = []struct {
 	{"acknowledge and keep, with ManualAck", true, func(f *Frame) (bool, error) { return true, f.Ack() }},
 }
 
-func TestEveryLoopOverFramesEnds(t *testing.T) {
+func TestEveryLoopOverFramesEnds(t *testing.T) { ways(t, testEveryLoopOverFramesEnds) }
+
+func testEveryLoopOverFramesEnds(t *testing.T, shared bool) {
 	const frames = 30 // more than the channel keeps, and than there is credit
 	for _, mode := range []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue} {
 		for _, loop := range loops {
@@ -35,13 +37,13 @@ func TestEveryLoopOverFramesEnds(t *testing.T) {
 					_, path := serve(t, ServerConfig{})
 					producer := dial(t, path)
 					p := createPool(t, producer, hostPool("p", 1<<20))
-					ch := makeChannel(t, producer, p, mempool.ChannelSpec{Mode: mode, Capacity: 4})
+					ch := makeChannel(t, producer, p, mempool.ChannelSpec{Shared: shared, Mode: mode, Capacity: 4})
 					var all sync.WaitGroup
 					seen := make([][]uint64, consumers)
 					for i := range consumers {
 						mine, err := dial(t, path).OpenChannel(t.Context(), "c", 0)
 						require.NoError(t, err)
-						sub, err := mine.subscribe(t.Context(), mempool.SubscribeOptions{Credit: 2})
+						sub, err := mine.follow(t.Context(), mempool.SubscribeOptions{Credit: 2})
 						require.NoError(t, err)
 						all.Go(func() { seen[i] = consumeAll(t, sub, loop.manual, loop.do) })
 					}
@@ -67,9 +69,9 @@ func TestEveryLoopOverFramesEnds(t *testing.T) {
 }
 
 // consumeAll consumes frames until there are no more, and then releases those that it kept.
-func consumeAll(t *testing.T, sub *subscription, manual bool, do func(*Frame) (bool, error)) (numbers []uint64) {
+func consumeAll(t *testing.T, sub frameSource, manual bool, do func(*Frame) (bool, error)) (numbers []uint64) {
 	var kept []*Frame
-	for f, err := range func(yield func(*Frame, error) bool) { sub.each(t.Context(), manual, yield) } {
+	for f, err := range func(yield func(*Frame, error) bool) { deliver(t.Context(), sub, manual, yield) } {
 		if !assert.NoError(t, err) {
 			break
 		}
@@ -92,10 +94,14 @@ func consumeAll(t *testing.T, sub *subscription, manual bool, do func(*Frame) (b
 }
 
 func TestAKilledWorkersAcknowledgedFramesDoNotComeBack(t *testing.T) {
+	ways(t, testAKilledWorkersAcknowledgedFramesDoNotComeBack)
+}
+
+func testAKilledWorkersAcknowledgedFramesDoNotComeBack(t *testing.T, shared bool) {
 	r := start(t, ServerConfig{}, unhurried)
 	c := dial(t, r.path)
 	p := createPool(t, c, hostPool("p", 1<<20))
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Shared: shared, Mode: mempool.WorkQueue, Capacity: 8})
 	for n := range uint64(4) {
 		require.NoError(t, sendFrame(t.Context(), p, ch, n, 100, mempool.FrameOptions{}))
 	}
@@ -113,10 +119,14 @@ func TestAKilledWorkersAcknowledgedFramesDoNotComeBack(t *testing.T) {
 }
 
 func TestAFrameIsSettledOnceByItsConsumer(t *testing.T) {
+	ways(t, testAFrameIsSettledOnceByItsConsumer)
+}
+
+func testAFrameIsSettledOnceByItsConsumer(t *testing.T, shared bool) {
 	_, path := serve(t, ServerConfig{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Shared: shared, Mode: mempool.WorkQueue, Capacity: 8})
 	for n := range uint64(3) {
 		require.NoError(t, sendFrame(t.Context(), p, ch, n, 8, mempool.FrameOptions{}))
 	}
@@ -150,7 +160,7 @@ func TestAFrameIsSettledOnceByItsConsumer(t *testing.T) {
 	}
 	assert.Equal(t, []uint64{3}, take(t, ch, mempool.SubscribeOptions{}, 1))
 
-	broadcast := makeChannel(t, c, p, mempool.ChannelSpec{Name: "b", Capacity: 8})
+	broadcast := makeChannel(t, c, p, mempool.ChannelSpec{Shared: shared, Name: "b", Capacity: 8})
 	require.NoError(t, sendFrame(t.Context(), p, broadcast, 4, 8, mempool.FrameOptions{}))
 	for f, err := range broadcast.Frames(t.Context(), mempool.SubscribeOptions{}) {
 		require.NoError(t, err)
@@ -178,7 +188,7 @@ func TestAFrameThatCannotBeMappedIsSettledLikeAnyOther(t *testing.T) {
 			require.NoError(t, err)
 			require.Eventually(t, func() bool { return sub.lead(99) == 2 }, patience, time.Millisecond)
 			met := 0
-			for f, err := range func(yield func(*Frame, error) bool) { sub.each(t.Context(), manual, yield) } {
+			for f, err := range func(yield func(*Frame, error) bool) { deliver(t.Context(), sub, manual, yield) } {
 				require.ErrorIs(t, err, ErrNotFound)
 				assert.Nil(t, f.Lease)
 				assert.ErrorIs(t, f.Ack(), ErrInvalid)

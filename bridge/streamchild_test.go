@@ -188,7 +188,8 @@ func steadyProducer() error {
 	if err != nil {
 		return err
 	}
-	ch, err := c.CreateChannel(ctx, mempool.ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 4})
+	ch, err := c.CreateChannel(ctx, mempool.ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 4,
+		Shared: os.Getenv("SHARED") == "true"})
 	if err != nil {
 		return err
 	}

@@ -13,13 +13,17 @@ import (
 )
 
 func TestAKilledProducersUnfinishedFramesAreTombstones(t *testing.T) {
+	ways(t, testAKilledProducersUnfinishedFramesAreTombstones)
+}
+
+func testAKilledProducersUnfinishedFramesAreTombstones(t *testing.T, shared bool) {
 	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
 		svc, path := serve(t, ServerConfig{})
 		c := dial(t, path)
 		p := createPool(t, c, spec)
 		ctx := context.Background()
-		ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 8})
-		sub, err := ch.subscribe(ctx, mempool.SubscribeOptions{Credit: 4})
+		ch := makeChannel(t, c, p, mempool.ChannelSpec{Shared: shared, Capacity: 8})
+		sub, err := ch.follow(ctx, mempool.SubscribeOptions{Credit: 4})
 		require.NoError(t, err)
 		first := spawn(t, "produce", path, nil)
 		require.Equal(t, "ready", first.says())
@@ -28,10 +32,9 @@ func TestAKilledProducersUnfinishedFramesAreTombstones(t *testing.T) {
 			first.says()
 		}
 		next := func() (*Frame, error) {
-			n, err := sub.receive(ctx)
-			require.NoError(t, err)
-			require.NotNil(t, n)
-			return sub.frame(ctx, n)
+			f, err := sub.next(ctx)
+			require.NotNil(t, f)
+			return f, err
 		}
 		var frames []*Frame
 		for range 4 {
@@ -67,17 +70,19 @@ func TestAKilledProducersUnfinishedFramesAreTombstones(t *testing.T) {
 		require.NoError(t, ch.Shut(ctx))
 		_, err = c.Stats(ctx)
 		require.NoError(t, err)
-		assert.Zero(t, svc.Stats().Buffers)
+		settled(t, svc)
 	})
 }
 
-func TestAKilledConsumerHoldsNobodyBack(t *testing.T) {
+func TestAKilledConsumerHoldsNobodyBack(t *testing.T) { ways(t, testAKilledConsumerHoldsNobodyBack) }
+
+func testAKilledConsumerHoldsNobodyBack(t *testing.T, shared bool) {
 	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
 		_, path := serve(t, ServerConfig{})
 		c := dial(t, path)
 		p := createPool(t, c, spec)
 		ctx := context.Background()
-		ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 2})
+		ch := makeChannel(t, c, p, mempool.ChannelSpec{Shared: shared, Capacity: 2})
 		require.NoError(t, sendFrame(ctx, p, ch, 1, 1000, mempool.FrameOptions{}))
 		victim := spawn(t, "consume", path, with("HOLD=1"))
 		require.Equal(t, "ready", victim.says())
@@ -101,13 +106,15 @@ func TestAKilledConsumerHoldsNobodyBack(t *testing.T) {
 	})
 }
 
-func TestAKilledWorkersFramesGoToAnother(t *testing.T) {
+func TestAKilledWorkersFramesGoToAnother(t *testing.T) { ways(t, testAKilledWorkersFramesGoToAnother) }
+
+func testAKilledWorkersFramesGoToAnother(t *testing.T, shared bool) {
 	r := start(t, ServerConfig{}, unhurried)
 	path := r.path
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
 	ctx := context.Background()
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Shared: shared, Mode: mempool.WorkQueue, Capacity: 8})
 	for n := range uint64(4) {
 		require.NoError(t, sendFrame(ctx, p, ch, n, 100, mempool.FrameOptions{}))
 	}
@@ -123,11 +130,15 @@ func TestAKilledWorkersFramesGoToAnother(t *testing.T) {
 }
 
 func TestAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T) {
+	ways(t, testAStoppedConsumerThatMayMissFramesCostsNothing)
+}
+
+func testAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T, shared bool) {
 	_, path := serve(t, ServerConfig{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
 	ctx := context.Background()
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 4, Full: mempool.DropOldest})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Shared: shared, Capacity: 4, Full: mempool.DropOldest})
 	require.NoError(t, sendFrame(ctx, p, ch, 0, 100, mempool.FrameOptions{}))
 	stopped := spawn(t, "consume", path, with("CREDIT=2"))
 	require.Equal(t, "ready", stopped.says())
@@ -137,7 +148,7 @@ func TestAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T) {
 	mine, err := other.OpenChannel(ctx, "c", 0)
 	require.NoError(t, err)
 	const frames = 500
-	sub, err := mine.subscribe(ctx, mempool.SubscribeOptions{Full: mempool.Block})
+	sub, err := mine.follow(ctx, mempool.SubscribeOptions{Full: mempool.Block})
 	require.NoError(t, err)
 	done := make(chan error)
 	go func() {
@@ -150,9 +161,7 @@ func TestAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T) {
 		done <- nil
 	}()
 	for want := range uint64(frames + 1) {
-		n, err := sub.receive(ctx)
-		require.NoError(t, err)
-		f, err := sub.frame(ctx, n)
+		f, err := sub.next(ctx)
 		require.NoError(t, err)
 		got, err := verify(f)
 		require.NoError(t, err)
@@ -177,11 +186,15 @@ func TestAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T) {
 }
 
 func TestAStoppedConsumerInBlockModeIsNamed(t *testing.T) {
+	ways(t, testAStoppedConsumerInBlockModeIsNamed)
+}
+
+func testAStoppedConsumerInBlockModeIsNamed(t *testing.T, shared bool) {
 	_, path := serve(t, ServerConfig{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
 	ctx := context.Background()
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 1})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Shared: shared, Capacity: 1})
 	stopped := spawn(t, "consume", path, with("HOLD=1"))
 	require.Equal(t, "ready", stopped.says())
 	require.NoError(t, sendFrame(ctx, p, ch, 1, 100, mempool.FrameOptions{}))

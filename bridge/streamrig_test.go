@@ -26,6 +26,18 @@ func kinds(t *testing.T, f func(t *testing.T, spec mempool.PoolSpec)) {
 	}
 }
 
+// ways are the ways that frames go: through the service, and through memory that the channel's members share.
+func ways(t *testing.T, f func(t *testing.T, shared bool)) {
+	t.Run("through the service", func(t *testing.T) { f(t, false) })
+	t.Run("through shared memory", func(t *testing.T) { f(t, true) })
+}
+
+// settled waits until a service has neither leases nor buffers.
+func settled(t testing.TB, svc *mempool.Service) {
+	t.Helper()
+	eventually(t, func() bool { st := svc.Stats(); return st.Leases == 0 && st.Buffers == 0 })
+}
+
 func makeChannel(t testing.TB, c *Client, p *Pool, spec mempool.ChannelSpec) *Channel {
 	t.Helper()
 	spec.Pool = p.info.ID

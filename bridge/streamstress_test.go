@@ -46,12 +46,12 @@ type stress struct {
 	seen map[int]int // how often each frame was acknowledged
 }
 
-func newStress(t *testing.T, spec mempool.PoolSpec, mode mempool.ChannelMode) (*stress, *Client) {
+func newStress(t *testing.T, spec mempool.PoolSpec, mode mempool.ChannelMode, shared bool) (*stress, *Client) {
 	r := start(t, ServerConfig{}, unhurried)
 	c := dial(t, r.path)
 	s := &stress{T: t, rig: r, frames: stressFrames(t), seen: make(map[int]int)}
 	s.pool = createPool(t, c, spec)
-	s.ch = makeChannel(t, c, s.pool, mempool.ChannelSpec{Mode: mode, Capacity: 8})
+	s.ch = makeChannel(t, c, s.pool, mempool.ChannelSpec{Mode: mode, Capacity: 8, Shared: shared})
 	return s, c
 }
 
@@ -131,17 +131,23 @@ func (s *stress) clean(c *Client, bytes uint64) {
 	assert.Zero(s, st.Pools[0].Held)
 }
 
-func TestNoFrameOfABroadcastIsLostOrTorn(t *testing.T) {
+func TestNoFrameOfABroadcastIsLostOrTorn(t *testing.T) { ways(t, testNoFrameOfABroadcastIsLostOrTorn) }
+
+func testNoFrameOfABroadcastIsLostOrTorn(t *testing.T, shared bool) {
 	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
-		s, c := newStress(t, spec, mempool.Broadcast)
+		s, c := newStress(t, spec, mempool.Broadcast, shared)
 		s.run(true)
 		s.clean(c, spec.MaxBytes)
 	})
 }
 
 func TestEveryFrameOfAQueueIsAcknowledged(t *testing.T) {
+	ways(t, testEveryFrameOfAQueueIsAcknowledged)
+}
+
+func testEveryFrameOfAQueueIsAcknowledged(t *testing.T, shared bool) {
 	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
-		s, c := newStress(t, spec, mempool.WorkQueue)
+		s, c := newStress(t, spec, mempool.WorkQueue, shared)
 		s.run(false)
 		var lost []string
 		for n := 1; n <= s.frames; n++ {

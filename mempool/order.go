@@ -216,6 +216,11 @@ func (o *Order) Ready(ctx context.Context, own Queue, c Completion) (*Ticket, er
 			return nil, err
 		}
 	}
+	return o.joined(ctx, queues)
+}
+
+// joined makes one ticket of what several queues hold now, of which the first waits for the others; nil if all is done.
+func (o *Order) joined(ctx context.Context, queues []Queue) (*Ticket, error) {
 	clock, err := o.Clock(ctx)
 	if err != nil {
 		clock = nil // without one the work is waited for
@@ -289,4 +294,14 @@ func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Ticket
 		}
 	}
 	return done, nil
+}
+
+// AfterOne is [Order.After] where there is place for one ticket only, nil if nothing is left to wait for. Of several queues the first
+// waits for the others.
+func (o *Order) AfterOne(ctx context.Context, own Queue, others ...Queue) (*Ticket, error) {
+	queues := o.queues(own, others)
+	if len(queues) == 0 {
+		return nil, nil
+	}
+	return o.joined(ctx, queues)
 }

@@ -221,6 +221,13 @@ func (p *Page) seen(t Ticket) (bool, error) {
 		t.Word, t.Timeline, t.Value, now%letGo)
 }
 
+// Over says whether nobody need wait for the ticket any more: it is reached, or the process that was to reach it is gone. died says
+// that it was never reached.
+func (p *Page) Over(t Ticket) (over, died bool) {
+	over, err := p.seen(t)
+	return over || err != nil, errors.Is(err, ErrProducerDied)
+}
+
 // Idle says whether no stream of this process uses the page.
 func (p *Page) Idle() bool { return p.gpu.idle() }
 

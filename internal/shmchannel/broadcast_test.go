@@ -333,3 +333,50 @@ func TestNothingIsAllocatedForAFrame(t *testing.T) {
 		})
 	}
 }
+
+func TestAPassedFrameNeedsNoPlaceAndStaysInHand(t *testing.T) {
+	for _, policy := range []Policy{Block, Fail, DropOldest, Latest} {
+		t.Run(policy.String(), func(t *testing.T) {
+			r := newRig(t, Spec{Capacity: 1})
+			p, c := r.producer(MaxInHand+2), r.consumer(MemberSpec{Policy: policy})
+			var frames []*Frame
+			for n := range uint64(MaxInHand) {
+				p.publish()
+				f := c.take()
+				require.Equal(t, n+1, f.Number)
+				require.NoError(t, c.Pass(f))
+				require.NoError(t, c.Pass(f), "twice is once")
+				frames = append(frames, f)
+			}
+			p.publish()
+			require.ErrorIs(t, c.takeError(), ErrInHand)
+			p.reclaim()
+			require.Len(t, p.free, 1, "those in hand do not come back")
+			c.release(frames[17])
+			p.reclaim()
+			require.Contains(t, p.free, frames[17].Block)
+			require.ErrorIs(t, c.Pass(frames[17]), ErrReleased)
+			last := c.take()
+			require.EqualValues(t, p.last, last.Number)
+			frames[17] = last
+			require.NoError(t, c.Leave())
+			require.NoError(t, r.host.Leave(c.member))
+			c.release(frames...)
+			for _, f := range frames {
+				require.ErrorIs(t, c.Release(f, Ticket{}), ErrReleased)
+			}
+			left, err := r.host.Sweep(nil, func(Ticket) bool { return true })
+			require.NoError(t, err)
+			require.Len(t, left, 1)
+		})
+	}
+}
+
+func TestAFrameOfAQueueIsNotPassed(t *testing.T) {
+	r := newRig(t, Spec{Mode: Queue, Capacity: 1})
+	p, c := r.producer(2), r.consumer(MemberSpec{})
+	p.publish()
+	f := c.take()
+	require.ErrorIs(t, c.Pass(f), ErrInvalid)
+	c.acknowledge(f)
+}

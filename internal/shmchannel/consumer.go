@@ -34,7 +34,7 @@ type Consumer struct {
 	floor   uint64
 	left    bool
 	taken   []uint64 // the block of each frame in hand, by slot: of a broadcast whose frames are not dropped
-	inHands int      // how many those are
+	inHands int      // how many those are, with those that were passed and are in holds
 	holds   holds
 	reached func(Ticket) bool
 	doubt   time.Time // since when the shared memory contradicts itself

@@ -21,6 +21,9 @@ func AppendMeta(to []byte, meta map[string]string) ([]byte, error) {
 	if len(meta) > MaxMetaEntries {
 		return to, invalid("a frame's map has at most %d entries, this one %d", MaxMetaEntries, len(meta))
 	}
+	if len(meta) == 0 {
+		return to, nil
+	}
 	for _, k := range slices.Sorted(maps.Keys(meta)) {
 		v := meta[k]
 		if len(k) > MaxMetaText || len(v) > MaxMetaText {

@@ -189,6 +189,13 @@ func (p *Producer) write(n uint64, r *Record) {
 	p.track.store(raw, n, r, when, id)
 }
 
+// Destroyed says whether the channel's memory goes away, so that nothing can be published any more.
+func (p *Producer) Destroyed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.closed || p.roster.state.Load() == channelDestroyed
+}
+
 // Close unmaps the channel. Calls that wait end with [ErrLeft]. It does not say to the host that the producer leaves.
 func (p *Producer) Close() error {
 	p.mu.Lock()

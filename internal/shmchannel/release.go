@@ -24,12 +24,46 @@ func (c *Consumer) Release(f *Frame, done Ticket) error {
 			return err
 		}
 	}
-	if h >= 0 {
-		c.unhold(h)
-	} else {
+	if h < 0 {
 		c.let(f.Number)
+		return nil
+	}
+	c.unhold(h)
+	if !c.dropping() {
+		c.inHands--
 	}
 	return nil
+}
+
+// Pass says that a frame of a broadcast needs its place in the channel no more. It stays in hand until it is released. Where frames can
+// be dropped, a frame in hand needs no place, and Pass does nothing.
+//
+// Errors: [ErrInvalid] in a queue, [ErrReleased] for a frame that is not in hand, [ErrLeft] if the consumer is closed.
+func (c *Consumer) Pass(f *Frame) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.closed:
+		return c.gone("is closed")
+	case c.mode == Queue:
+		return invalid("frames of a queue are acknowledged")
+	case c.holdOf(f) >= 0:
+		return nil
+	case !c.inHand(f.Number):
+		return c.notInHand(f.Number)
+	}
+	f.hold = c.keep(f.Number)
+	c.moveOn()
+	return nil
+}
+
+// keep writes a frame in hand into a hold, so that the floor can move over it. There is one: frames in hand are no more than holds.
+func (c *Consumer) keep(n uint64) (h int) {
+	h = c.holds.free()
+	c.hold(h, n)
+	c.cursor.holds[h].block.Store(c.taken[n&c.mask()])
+	c.taken[n&c.mask()] = 0
+	return h
 }
 
 // holdOf is the hold of a frame, -1 if it has none.
@@ -79,6 +113,11 @@ func (c *Consumer) inHand(n uint64) bool {
 func (c *Consumer) let(n uint64) {
 	c.taken[n&c.mask()] = 0
 	c.inHands--
+	c.moveOn()
+}
+
+// moveOn moves the floor over what is not in hand, or in a hold.
+func (c *Consumer) moveOn() {
 	floor := c.floor
 	for floor < c.next && c.taken[floor&c.mask()] == 0 {
 		floor++
@@ -142,10 +181,7 @@ func (c *Consumer) Leave() error {
 	c.left = true
 	for n := c.floor; n < c.next; n++ {
 		if c.inHand(n) {
-			h := c.holds.free()
-			c.hold(h, n)
-			c.cursor.holds[h].block.Store(c.taken[n&c.mask()])
-			c.taken[n&c.mask()] = 0
+			c.keep(n)
 		}
 	}
 	c.moveFloor(c.next)

@@ -1,0 +1,128 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// consuming is a client's part in a shared channel as a consumer. There is one for each loop over frames.
+type consuming struct {
+	membership
+	native *shmchannel.Consumer
+	latest shmchannel.Frame // of next
+	leaves sync.Once
+
+	mu     sync.Mutex
+	inHand int // frames that the user has
+	left   bool
+
+	caller  context.Context // of the last wait
+	waiting context.Context // ends with it, and with the client
+	stop    func()
+}
+
+// consume joins the channel.
+func (ch *Channel) consume(ctx context.Context, o mempool.SubscribeOptions) (*consuming, error) {
+	o, err := o.Filled()
+	if err != nil {
+		return nil, err
+	}
+	s := &consuming{membership: newMembership(ch, shmchannel.ConsumerRole), stop: func() {}}
+	s.depart = s.abandon
+	err = s.join(ctx, &wire.Join{Oldest: o.Oldest, Full: string(o.Full)}, func(config shmchannel.MemberConfig) (err error) {
+		s.native, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: config, Reached: s.reached})
+		if err == nil {
+			s.add = s.native.AddTrack
+		}
+		return err
+	})
+	if err != nil && s.native != nil {
+		s.abandon()
+	}
+	return s, err
+}
+
+// reached says whether a ticket of the client's own is reached.
+func (s *consuming) reached(t shmchannel.Ticket) bool {
+	return s.client.timelines.past(mempool.Ticket{Timeline: s.timeline, Word: t.Word, Value: t.Value})
+}
+
+func (s *consuming) next(caller context.Context) (*Frame, error) {
+	f := &s.latest
+	err := s.take(caller, f)
+	switch {
+	case err == nil:
+		return s.frame(caller, f)
+	case errors.Is(err, shmchannel.ErrEnded):
+		return nil, nil
+	}
+	if bad, ok := errors.AsType[*shmchannel.FrameError](err); ok {
+		return s.doubt(bad.Number, err)
+	}
+	return nil, s.failure(caller, err)
+}
+
+// take takes the next frame.
+func (s *consuming) take(caller context.Context, f *shmchannel.Frame) error {
+	if ok, err := s.native.TryTake(f); ok {
+		return nil
+	} else if err != nil && !errors.Is(err, shmchannel.ErrUnknownMember) {
+		return err
+	}
+	ctx := s.joint(caller)
+	for {
+		err := s.native.Take(ctx, f)
+		unknown, ok := errors.AsType[*shmchannel.UnknownMemberError](err)
+		if !ok {
+			return err
+		}
+		if err := s.await(ctx, unknown); err != nil {
+			return err
+		}
+	}
+}
+
+// joint is a context that ends with the caller's and with the client. The caller's is mostly the same again.
+func (s *consuming) joint(caller context.Context) context.Context {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.caller != caller {
+		s.stop()
+		s.caller = caller
+		s.waiting, s.stop = s.client.joint(caller)
+	}
+	return s.waiting
+}
+
+// doubt tells the service of a frame that contradicts itself. The frame comes without a lease.
+func (s *consuming) doubt(number uint64, why error) (*Frame, error) {
+	_ = s.client.send(0, &wire.Doubt{Channel: s.channel.ID, Member: s.id, Sequence: number}) // it fails with the connection
+	return &Frame{Seq: number, channel: &s.channel}, situation(ErrProtocol, "frame %d of channel %q: %v", number, s.channel.Name, why)
+}
+
+// abandon leaves the channel. Frames that the user has can still be settled and released.
+func (s *consuming) abandon() {
+	s.leaves.Do(func() {
+		c := s.client
+		c.shared.forget(&s.membership)
+		_ = s.native.Leave()                                                       // it is not closed
+		_ = c.send(0, &wire.Leave{Channel: s.channel.ID, Member: s.membership.id}) // it fails with the connection
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.left = true
+		s.stop()
+		s.unmap()
+	})
+}
+
+// unmap unmaps the channel once nobody needs it any more. s.mu is held.
+func (s *consuming) unmap() {
+	if s.left && s.inHand == 0 {
+		_ = s.native.Close() // it unmaps files; that does not fail
+	}
+}

@@ -1,0 +1,80 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// loan is a write lease that the user has no more: the channel has its memory, or has given it back.
+type loan struct {
+	info mempool.LeaseInfo
+	mem  *mempool.ImportedBlock
+	wait []mempool.Ticket // what must be reached before the memory is written
+}
+
+// add adds what must be waited for. Of each word of a timeline the greatest value is enough.
+func (l *loan) add(t mempool.Ticket) {
+	for i := range l.wait {
+		if have := &l.wait[i]; have.Timeline == t.Timeline && have.Word == t.Word {
+			have.Value = max(have.Value, t.Value)
+			return
+		}
+	}
+	l.wait = append(l.wait, t)
+}
+
+// giveUp releases a lease whose memory came back, once that is all that its next user must wait for: the service does not know the tickets
+// of a channel's consumers. done are the client's own.
+func (c *Client) giveUp(l *loan, done ...mempool.Ticket) error {
+	if c.linked.Err() != nil {
+		return nil // the lease has ended with the session
+	}
+	wait := c.pending(c.linked, l.wait)
+	if len(wait) == 0 {
+		return c.releaseLoan(l, done)
+	}
+	c.shared.giving.Add(1)
+	c.background.Go(func() {
+		defer c.shared.giving.Done()
+		for _, t := range wait {
+			switch page, err := c.page(c.linked, t.Timeline); {
+			case err == nil:
+				_ = page.Await(c.linked, t, 0) // a timeline that died or was forgotten has no work left
+			case !forgotten(err):
+				return // it cannot be told; the lease ends with the session
+			}
+		}
+		if c.linked.Err() == nil {
+			_ = c.releaseLoan(l, done) // it fails with the connection
+		}
+	})
+	return nil
+}
+
+// forgotten says whether an error means that the service has forgotten a timeline. It forgets a member's only when no work is left.
+func forgotten(err error) bool { return errors.Is(err, ErrNotFound) || errors.Is(err, ErrDenied) }
+
+func (c *Client) releaseLoan(l *loan, done []mempool.Ticket) error {
+	err := c.send(0, &wire.Release{Lease: l.info.ID, Done: wireTickets(done)})
+	return errors.Join(err, c.ended(l.info.Block, done...))
+}
+
+// pending are the tickets that must still be waited for.
+func (c *Client) pending(ctx context.Context, tickets []mempool.Ticket) (left []mempool.Ticket) {
+	for _, t := range tickets {
+		page, err := c.page(ctx, t.Timeline)
+		if forgotten(err) {
+			continue
+		}
+		if err == nil {
+			if over, _ := page.Over(t); over {
+				continue
+			}
+		}
+		left = append(left, t)
+	}
+	return left
+}

@@ -1,0 +1,146 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// producing is a client's part in a shared channel as a producer. A client has one for each channel, from its first Publish on.
+type producing struct {
+	membership
+	joined chan struct{} // closed when native or err is there
+	err    error
+	native *shmchannel.Producer
+	spares *spares
+
+	mu   sync.Mutex
+	lent map[uint64]*loan // by block
+
+	reclaiming sync.Mutex // held while what native returns is used
+}
+
+// producer is the client's part in the channel. It joins if need be.
+func (ch *Channel) producer(ctx context.Context) (*producing, error) {
+	c, s := ch.client, &ch.client.shared
+	s.mu.Lock()
+	p := s.producers[ch.info.ID]
+	if p == nil {
+		p = &producing{membership: newMembership(ch, shmchannel.ProducerRole), joined: make(chan struct{}), lent: make(map[uint64]*loan)}
+		p.depart = p.retire
+		if err := c.inBackground(p.begin); err != nil { // joining goes on if ctx ends
+			s.mu.Unlock()
+			return nil, err
+		}
+		if s.producers == nil {
+			s.producers = make(map[uint64]*producing)
+		}
+		s.producers[ch.info.ID] = p
+	}
+	s.mu.Unlock()
+	select {
+	case <-p.joined:
+		return p, p.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// begin joins the channel. If that fails the next Publish tries again.
+func (p *producing) begin() {
+	s := &p.client.shared
+	p.err = p.join(p.client.working, &wire.Join{}, func(config shmchannel.MemberConfig) (err error) {
+		p.native, err = shmchannel.OpenProducer(config)
+		if err == nil {
+			p.add = p.native.AddCursor
+		}
+		return err
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p.err == nil {
+		p.spares = s.sparesOf(p.client, p.channel.Pool)
+		p.spares.producers = append(p.spares.producers, p)
+		p.spares.most += p.channel.Capacity
+	} else {
+		p.err = errors.Join(p.err, p.close())
+		delete(s.producers, p.channel.ID)
+	}
+	close(p.joined)
+}
+
+// retire leaves the channel. The leases end that the channel needs, and the others are released. No Publish is under way.
+func (p *producing) retire() {
+	c := p.client
+	_ = c.send(0, &wire.Leave{Channel: p.channel.ID, Member: p.id}) // it fails with the connection
+	p.reclaim()
+	p.mu.Lock()
+	lent := p.lent
+	p.lent = make(map[uint64]*loan)
+	p.mu.Unlock()
+	for block := range lent {
+		_ = c.ended(block) // what it sends fails with the connection
+	}
+}
+
+func (p *producing) close() error {
+	if p.native == nil {
+		return nil
+	}
+	return p.native.Close()
+}
+
+// lend notes a lease whose memory the channel is about to have: it may come back before Publish returns.
+func (p *producing) lend(l *Lease, ready *mempool.Ticket) {
+	lent := &loan{info: l.info, mem: l.mem}
+	lent.info.Wait, lent.info.Event = nil, nil
+	if l.reused {
+		lent.wait = slices.Clone(l.info.Wait)
+	}
+	if ready != nil {
+		lent.add(*ready)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lent[l.info.Block] = lent
+}
+
+// takeBack is the loan of a block that the channel has no more; nil if there is none.
+func (p *producing) takeBack(block uint64) *loan {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := p.lent[block]
+	delete(p.lent, block)
+	return l
+}
+
+// reclaim takes what has come back, unless another goroutine does.
+func (p *producing) reclaim() {
+	if !p.reclaiming.TryLock() {
+		return
+	}
+	defer p.reclaiming.Unlock()
+	back, err := p.native.Reclaim()
+	if err == nil { // else Publish tells what is wrong
+		p.cameBack(back)
+	}
+}
+
+// cameBack makes spares of what has come back. p.reclaiming is held.
+func (p *producing) cameBack(back []shmchannel.Returned) {
+	for i := range back {
+		l := p.takeBack(back[i].Block)
+		if l == nil {
+			continue
+		}
+		for _, t := range back[i].Tickets {
+			l.add(mempool.Ticket{Timeline: t.Timeline, Word: t.Word, Value: t.Value})
+		}
+		p.spares.put(l)
+	}
+}

@@ -1,0 +1,163 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// frameRecord is what the channel is told of a frame. It is used again.
+type frameRecord struct {
+	shmchannel.Record
+	description shmchannel.Description
+}
+
+var records = sync.Pool{New: func() any { return new(frameRecord) }}
+
+// publishShared is Publish in a shared channel. l.mu is held.
+func (ch *Channel) publishShared(ctx context.Context, l *Lease, o mempool.FrameOptions) (uint64, error) {
+	t, err := ch.fits(l, o.Tensor)
+	if err != nil {
+		return 0, err
+	}
+	p, err := ch.producer(ctx)
+	if err != nil {
+		return 0, err
+	}
+	ready, err := l.completed(ctx, o.Completion)
+	if err != nil {
+		return 0, err
+	}
+	r := records.Get().(*frameRecord)
+	defer records.Put(r)
+	if err := r.fill(l, t, o, ready, p.timeline); err != nil {
+		return 0, err
+	}
+	p.lend(l, ready)
+	number, err := p.publish(ctx, &r.Record, o.Wait)
+	if err != nil {
+		p.takeBack(l.info.Block)
+		if ctx.Err() == nil {
+			return 0, err
+		}
+		defer l.leave()
+		return 0, errors.Join(err, l.end(true))
+	}
+	l.ended = true
+	l.leave()
+	if l.reused {
+		ch.client.timelines.unpin(l.info.Wait)
+	}
+	return number, l.order.Close()
+}
+
+// fits says whether the lease's buffer can go into the channel, and what it holds.
+func (ch *Channel) fits(l *Lease, t *mempool.Tensor) (*mempool.Tensor, error) {
+	switch {
+	case !l.info.Write:
+		return nil, situation(ErrInvalid, "lease %d is to read; a frame is sent with a write lease", l.info.ID)
+	case l.info.Pool != ch.info.Pool:
+		return nil, situation(ErrInvalid, "lease %d is of pool %d; channel %q carries buffers of pool %d", l.info.ID, l.info.Pool, ch.info.Name,
+			ch.info.Pool)
+	case t == nil:
+		return &l.info.Tensor, nil
+	}
+	n, err := t.Extent()
+	if err == nil && n > l.info.Bytes {
+		err = situation(ErrInvalid, "%s%v needs %d bytes, the buffer of lease %d has %d", t.DType, t.Shape, n, l.info.ID, l.info.Bytes)
+	}
+	return t, err
+}
+
+// fill writes the record of a frame. own is the client's timeline.
+func (r *frameRecord) fill(l *Lease, t *mempool.Tensor, o mempool.FrameOptions, ready *mempool.Ticket, own uint64) (err error) {
+	r.Block, r.Buffer, r.Bytes, r.Event = l.info.Block, l.info.Buffer, l.info.Bytes, o.Handle(ready)
+	r.Ready = shmchannel.Ticket{}
+	if ready != nil {
+		if ready.Timeline != own {
+			return situation(ErrInvalid, "a ticket of timeline %d cannot say when content of this session is complete: its own is %d", ready.Timeline, own)
+		}
+		if err := ready.Validate(); err != nil {
+			return err
+		}
+		r.Ready = shmchannel.Ticket{Timeline: own, Word: ready.Word, Value: ready.Value}
+	}
+	if r.Meta, err = shmchannel.AppendMeta(r.Meta[:0], o.Meta); err != nil {
+		return situation(ErrInvalid, "%v", err)
+	}
+	r.description = shmchannel.Description{Offset: t.ByteOffset, DType: string(t.DType), Shape: t.Shape, Strides: t.Strides}
+	r.Description = &r.description
+	return nil
+}
+
+// publish publishes a record. It waits for room as FrameOptions says.
+func (p *producing) publish(ctx context.Context, r *shmchannel.Record, wait time.Duration) (uint64, error) {
+	p.reclaim()
+	number, err := p.native.TryPublish(r)
+	if err != nil {
+		number, err = p.publishInTime(ctx, r, wait)
+	}
+	if err == nil {
+		p.spares.published(p)
+	}
+	return number, err
+}
+
+// errNoRoom ends the wait for room.
+var errNoRoom = errors.New("no room in time")
+
+// publishInTime is publish that may have to wait.
+func (p *producing) publishInTime(caller context.Context, r *shmchannel.Record, wait time.Duration) (uint64, error) {
+	ctx, cancel := p.client.joint(caller)
+	defer cancel()
+	limited := ctx
+	switch {
+	case wait > 0:
+		var stop context.CancelFunc
+		limited, stop = context.WithTimeoutCause(ctx, wait, errNoRoom)
+		defer stop()
+	case wait < 0:
+		var stop context.CancelCauseFunc
+		limited, stop = context.WithCancelCause(ctx)
+		stop(errNoRoom)
+	}
+	for {
+		number, err := p.native.Publish(limited, r)
+		if err == nil {
+			return number, nil
+		}
+		unknown, isUnknown := errors.AsType[*shmchannel.UnknownMemberError](err)
+		full, isFull := errors.AsType[*shmchannel.FullError](err)
+		switch {
+		case isUnknown:
+			if err := p.await(ctx, unknown); err != nil {
+				return 0, err
+			}
+			continue
+		case isFull && errors.Is(err, errNoRoom):
+			return 0, p.behind(ErrTimeout, full)
+		case isFull && ctx.Err() == nil:
+			return 0, p.behind(ErrLimit, full)
+		}
+		return 0, p.failure(caller, err)
+	}
+}
+
+// behind says why there is no room.
+func (p *producing) behind(sentinel error, full *shmchannel.FullError) error {
+	why := "another producer has waited for longer"
+	switch {
+	case full.Consumer.ID != 0:
+		why = fmt.Sprintf("consumer %d (pid %d) has not released frame %d", full.Consumer.ID, full.Consumer.PID, full.Floor)
+	case full.Waiting > 0:
+		why = fmt.Sprintf("%d frames wait for a consumer", full.Waiting)
+	case p.channel.Mode == mempool.WorkQueue:
+		why = "its consumers have not acknowledged what they took"
+	}
+	return situation(sentinel, "channel %q has no room for frame %d: %s", p.channel.Name, full.Number, why)
+}

@@ -1,0 +1,97 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Release ends the lease. incomplete says that what a write lease was for did not happen: the buffer has then failed.
+//
+// Errors: [ErrReleased] if it had ended before.
+func (l *Lease) Release(incomplete bool) error { return l.release(incomplete) }
+
+// ReleaseAfter is Release for memory that queues of the caller's still use: the next user of the memory comes after what
+// they hold now.
+//
+// Errors: [ErrReleased].
+func (l *Lease) ReleaseAfter(queues ...mempool.Queue) error { return l.release(false, queues...) }
+
+func (l *Lease) release(incomplete bool, after ...mempool.Queue) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended {
+		return hasEnded(l.info)
+	}
+	var done []mempool.Ticket
+	m, err := l.mem.Memory(l.info.Write)
+	if err == nil {
+		if done, err = l.after(m.Queue(), after...); err != nil {
+			l.client.doubt(l.info.Block, m)
+		}
+	}
+	err = errors.Join(err, l.end(incomplete || err != nil, done...))
+	l.leave()
+	return err
+}
+
+// leave takes the lease off the client's list: last, for Close waits for the leases that it finds.
+func (l *Lease) leave() {
+	c := l.client
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.leases, l)
+}
+
+// completed is when the content is complete; nil if it is. l.mu is held.
+func (l *Lease) completed(ctx context.Context, c mempool.Completion) (*mempool.Ticket, error) {
+	m, err := l.mem.Memory(l.info.Write)
+	if err != nil {
+		return nil, err
+	}
+	return l.order.Ready(ctx, m.Queue(), c)
+}
+
+// after are the tickets that end this client's work on the memory.
+func (l *Lease) after(own mempool.Queue, queues ...mempool.Queue) ([]mempool.Ticket, error) {
+	if l.taken == nil {
+		return l.order.After(context.Background(), own, queues...)
+	}
+	t, err := l.order.AfterOne(context.Background(), own, queues...)
+	if t == nil {
+		return nil, err
+	}
+	return []mempool.Ticket{*t}, err
+}
+
+// hand waits for what the service does not know of, before it is handed the memory. l.mu is held.
+func (l *Lease) hand(ctx context.Context) error {
+	switch {
+	case l.taken != nil:
+		return situation(ErrInvalid, "the lease of a frame is to read; ask for a write lease")
+	case l.reused:
+		if err := l.order.Before(ctx, mempool.CPU); err != nil {
+			return err
+		}
+		l.client.timelines.unpin(l.info.Wait)
+		l.reused, l.info.Wait = false, nil
+	}
+	return nil
+}
+
+// end tells the service, and then lets the block go: it may be dropped only once no lease is left.
+func (l *Lease) end(incomplete bool, done ...mempool.Ticket) error {
+	l.ended = true
+	switch {
+	case l.taken != nil:
+		defer l.client.timelines.unpin(l.info.Wait)
+		return errors.Join(l.taken.release(incomplete, done), l.client.ended(l.info.Block, done...), l.order.Close())
+	case l.reused:
+		defer l.client.timelines.unpin(l.info.Wait)
+		return errors.Join(l.client.giveUp(&loan{info: l.info, wait: l.info.Wait}, done...), l.order.Close())
+	}
+	err := l.client.send(0, &wire.Release{Lease: l.info.ID, Failed: incomplete, Done: wireTickets(done)})
+	return errors.Join(err, l.client.ended(l.info.Block, done...), l.order.Close())
+}

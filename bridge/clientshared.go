@@ -1,0 +1,254 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"math"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// memberships are what a client has of channels whose frames go through shared memory.
+type memberships struct {
+	mu        sync.Mutex
+	members   map[uint64]map[*membership]struct{} // by channel
+	producers map[uint64]*producing               // by channel
+	pools     map[uint64]*spares                  // by pool
+
+	giving sync.WaitGroup // leases that are released once consumers' work is done
+}
+
+// membership is a client's part in a channel. It is a producer's or a consumer's.
+type membership struct {
+	client  *Client
+	channel mempool.ChannelInfo
+	role    string
+	id      uint64
+	// timeline is the client's own.
+	timeline uint64
+	over     atomic.Bool                                 // the client has forgotten the channel, which was destroyed
+	add      func(slot int, id uint64, f *os.File) error // takes the file of a member of the other role
+	depart   func()                                      // leaves the channel
+
+	mu     sync.Mutex
+	known  map[int]uint64 // the newest member of the other role in each slot whose file came
+	came   chan struct{}  // closed when the next file has come
+	broken error          // a file that came could not be used
+}
+
+func newMembership(ch *Channel, role shmchannel.Role) membership {
+	return membership{client: ch.client, channel: ch.info, role: role.String(), known: make(map[int]uint64), came: make(chan struct{})}
+}
+
+// join makes the client a member. open maps the files that come, and sets add.
+func (m *membership) join(ctx context.Context, r *wire.Join, open func(shmchannel.MemberConfig) error) error {
+	c := m.client
+	clock, err := c.Clock(ctx) // a member's tickets are of a timeline that is sealed before
+	if err != nil {
+		return err
+	}
+	m.timeline = clock.Timeline()
+	r.Channel, r.Role = m.channel.ID, m.role
+	var reply wire.JoinReply
+	var files []*os.File
+	err = c.call(ctx, r, &call{into: &reply,
+		files: func(fds *seqpacket.FDs) { files = takeFiles(fds, reply.Export.FDs) },
+		undo: func() {
+			closeFiles(files)
+			_ = c.send(0, &wire.Leave{Channel: m.channel.ID, Member: reply.Member})
+		}})
+	if err != nil {
+		return err
+	}
+	defer closeFiles(files)
+	if len(files) != 3 {
+		return situation(ErrProtocol, "a member of channel %q comes with three files, this one with %d", m.channel.Name, len(files))
+	}
+	m.id = reply.Member
+	err = open(shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Slot: slotOf(reply.Slot), ID: reply.Member})
+	if err != nil {
+		return err
+	}
+	c.shared.enlist(m)
+	err = c.call(ctx, &wire.Enter{Channel: m.channel.ID, Member: m.id}, &call{into: &wire.EmptyReply{}})
+	if err != nil {
+		c.shared.forget(m)
+	}
+	return err
+}
+
+func slotOf(slot uint64) int { return int(min(slot, math.MaxInt32)) }
+
+func (s *memberships) enlist(m *membership) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.members == nil {
+		s.members = make(map[uint64]map[*membership]struct{})
+	}
+	of := s.members[m.channel.ID]
+	if of == nil {
+		of = make(map[*membership]struct{})
+		s.members[m.channel.ID] = of
+	}
+	of[m] = struct{}{}
+}
+
+func (s *memberships) forget(m *membership) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	of := s.members[m.channel.ID]
+	if delete(of, m); len(of) == 0 {
+		delete(s.members, m.channel.ID)
+	}
+}
+
+// memberCame gives a member's file to the members of the other role. It runs in the goroutine that receives.
+func (s *memberships) memberCame(n *wire.Member, fds *seqpacket.FDs) {
+	files := takeFiles(fds, n.Export.FDs)
+	defer closeFiles(files)
+	s.mu.Lock()
+	members := slices.Collect(maps.Keys(s.members[n.Channel]))
+	s.mu.Unlock()
+	for _, m := range members {
+		if m.role != n.Role {
+			m.take(slotOf(n.Slot), n.Member, files)
+		}
+	}
+}
+
+func (m *membership) take(slot int, id uint64, files []*os.File) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.known[slot] >= id {
+		return
+	}
+	err := situation(ErrProtocol, "the file of a member of channel %q did not come along", m.channel.Name)
+	if len(files) == 1 {
+		err = m.add(slot, id, files[0])
+	}
+	if err != nil && !errors.Is(err, shmchannel.ErrLeft) {
+		m.broken = err
+	}
+	m.known[slot] = id
+	close(m.came)
+	m.came = make(chan struct{})
+}
+
+// await waits for the file of a member.
+func (m *membership) await(ctx context.Context, u *shmchannel.UnknownMemberError) error {
+	for {
+		m.mu.Lock()
+		known, came, broken := m.known[u.Slot] >= u.ID, m.came, m.broken
+		m.mu.Unlock()
+		if known || broken != nil {
+			return broken
+		}
+		select {
+		case <-came:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// failure is what a call's error means to the caller, who gave ctx. The call's own context may have ended with the client.
+func (m *membership) failure(ctx context.Context, err error) error {
+	ch := m.channel.Name
+	switch {
+	case m.client.working.Err() != nil:
+		return context.Cause(m.client.working)
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.Is(err, shmchannel.ErrClosed) || m.over.Load():
+		return situation(ErrClosed, "channel %q is shut", ch)
+	case errors.Is(err, shmchannel.ErrDestroyed):
+		return situation(ErrClosed, "the pool of channel %q was destroyed", ch)
+	case errors.Is(err, shmchannel.ErrInHand):
+		return situation(ErrLimit, "channel %q: %v", ch, err)
+	case errors.Is(err, shmchannel.ErrCorrupt):
+		return situation(ErrProtocol, "channel %q: %v", ch, err)
+	case errors.Is(err, shmchannel.ErrInvalid):
+		return situation(ErrInvalid, "channel %q: %v", ch, err)
+	case errors.Is(err, shmchannel.ErrLeft): // the service does so when the session ends; the connection tells why
+		select {
+		case <-m.client.working.Done():
+			return context.Cause(m.client.working)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return err
+}
+
+// joint is a context that ends with ctx and with the client.
+func (c *Client) joint(ctx context.Context) (context.Context, func()) {
+	joined, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(c.working, func() { cancel(context.Cause(c.working)) })
+	return joined, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
+// inBackground runs f, unless the client is being closed. Close waits for it.
+func (c *Client) inBackground(f func()) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closing {
+		return errClientClosed
+	}
+	c.background.Go(f)
+	return nil
+}
+
+// leaveShared ends the client's part in all channels. It has no leases any more. It releases the leases whose memory came back, once
+// consumers' work on the memory is done.
+func (c *Client) leaveShared() {
+	s := &c.shared
+	s.mu.Lock()
+	var leave []func()
+	for _, of := range s.members {
+		for m := range of {
+			leave = append(leave, m.depart)
+		}
+	}
+	pools := slices.Collect(maps.Values(s.pools))
+	s.mu.Unlock()
+	for _, sp := range pools {
+		sp.close()
+	}
+	for _, f := range leave {
+		f()
+	}
+	given := make(chan struct{})
+	go func() {
+		s.giving.Wait()
+		close(given)
+	}()
+	grace := time.NewTimer(closeGrace)
+	defer grace.Stop()
+	select {
+	case <-given:
+	case <-grace.C: // the service sees to it when the session ends
+	}
+}
+
+// close unmaps the channels of which the client is a producer.
+func (s *memberships) close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var errs []error
+	for _, p := range s.producers {
+		errs = append(errs, p.close())
+	}
+	return errors.Join(errs...)
+}

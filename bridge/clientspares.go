@@ -1,0 +1,226 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// spares are write leases of a pool whose memory came back through shared channels. The next Allocate of as many bytes takes one, and the
+// service has nothing to do.
+type spares struct {
+	client    *Client
+	pool      uint64
+	producers []*producing // guarded by memberships.mu, as is most
+	most      int          // frames that their channels keep
+
+	wanted atomic.Int64 // somebody wants memory until then, in nanoseconds since 1970; 0: nobody does
+
+	mu       sync.Mutex
+	list     []*loan // in the order in which they came back
+	draining map[*producing]struct{}
+	used     bool // since the last look
+	timer    *time.Timer
+	pause    time.Duration // until the next look
+	closed   bool
+}
+
+const (
+	// sparesMore is how many spares a pool may have beyond what its channels keep.
+	sparesMore = 2
+	// sparesLook is how long it takes until spares are released, if nothing is allocated meanwhile: at least so long, and at most twice.
+	sparesLook = 500 * time.Millisecond
+	// sparesRest is how long it takes at most until an idle client looks again whether its channels have given something back.
+	sparesRest = 30 * time.Second
+	// wantedFor is for how long what comes back is released after a notice.
+	wantedFor = time.Second
+)
+
+// sparesOf are a pool's, made if need be. s.mu is held.
+func (s *memberships) sparesOf(c *Client, pool uint64) *spares {
+	if s.pools == nil {
+		s.pools = make(map[uint64]*spares)
+	}
+	sp := s.pools[pool]
+	if sp == nil {
+		sp = &spares{client: c, pool: pool, most: sparesMore, draining: make(map[*producing]struct{})}
+		s.pools[pool] = sp
+	}
+	return sp
+}
+
+// spares are a pool's, nil if the client is a producer of no shared channel of the pool.
+func (s *memberships) spares(pool uint64) *spares {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pools[pool]
+}
+
+// members are the client's producers in the pool, and how many spares they may have.
+func (sp *spares) members() ([]*producing, int) {
+	s := &sp.client.shared
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return sp.producers, sp.most
+}
+
+// allocate makes a lease of a spare; nil if there is none of that size.
+func (sp *spares) allocate(ctx context.Context, t mempool.Tensor) (*Lease, error) {
+	n, err := t.Extent()
+	if err != nil {
+		return nil, err
+	}
+	producers, _ := sp.members()
+	for _, p := range producers {
+		p.reclaim()
+	}
+	l := sp.take(n)
+	if l == nil {
+		return nil, nil
+	}
+	c := sp.client
+	info := l.info
+	info.Tensor, info.Wait = t.Clone(), c.pending(ctx, l.wait)
+	lease := &Lease{client: c, info: info, mem: l.mem, reused: true}
+	lease.order.Pages, lease.order.Clock = c.order.pages, c.order.clock
+	lease.order.Begin(info.Wait, false)
+	c.timelines.pin(info.Wait)
+	c.mu.Lock()
+	closing := c.closing
+	if !closing {
+		c.leases[lease] = struct{}{}
+	}
+	c.mu.Unlock()
+	if closing {
+		return nil, errors.Join(errClientClosed, lease.end(true))
+	}
+	return lease, nil
+}
+
+// take takes a spare of n bytes out of the list: the newest that nobody has to wait for, else the oldest.
+func (sp *spares) take(n uint64) *loan {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	sp.look()
+	at := -1
+	for i := len(sp.list) - 1; i >= 0; i-- {
+		if l := sp.list[i]; l.info.Bytes == n {
+			if at = i; len(l.wait) == 0 {
+				break
+			}
+		}
+	}
+	if at < 0 {
+		return nil
+	}
+	l := sp.list[at]
+	sp.list = slices.Delete(sp.list, at, at+1)
+	return l
+}
+
+// put adds a spare, or releases one: this one if memory is wanted, the oldest if there are too many.
+func (sp *spares) put(l *loan) {
+	_, most := sp.members()
+	sp.mu.Lock()
+	switch {
+	case sp.closed || sp.isWanted():
+	case len(sp.list) < most:
+		sp.list = append(sp.list, l)
+		l = nil
+	default:
+		sp.list = append(sp.list, l)
+		l = sp.list[0]
+		sp.list = slices.Delete(sp.list, 0, 1)
+	}
+	sp.mu.Unlock()
+	if l != nil {
+		_ = sp.client.giveUp(l) // it fails with the connection
+	}
+}
+
+// look says that the spares are used, and sees to it that they are released once they are not. sp.mu is held.
+func (sp *spares) look() {
+	sp.used = true
+	switch {
+	case sp.closed || sp.pause == sparesLook:
+	case sp.timer == nil:
+		sp.timer = time.AfterFunc(sparesLook, func() { sp.client.errands.add(sp.sweep) })
+	default:
+		sp.timer.Reset(sparesLook)
+	}
+	sp.pause = sparesLook
+}
+
+// sweep releases all spares if nothing was allocated since the last look. It is an errand.
+func (sp *spares) sweep() {
+	sp.mu.Lock()
+	used := sp.used
+	sp.used = false
+	sp.mu.Unlock()
+	lent := 0
+	if !used {
+		producers, _ := sp.members()
+		for _, p := range producers {
+			p.reclaim()
+			if n := p.native.Lent(); n > 0 || !p.native.Destroyed() {
+				lent += n
+			} else {
+				sp.forget(p)
+			}
+		}
+		sp.empty()
+	}
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	switch {
+	case sp.closed:
+	case used || sp.used:
+		sp.pause = sparesLook
+		sp.timer.Reset(sp.pause)
+	case lent > 0:
+		sp.pause = min(2*sp.pause, sparesRest)
+		sp.timer.Reset(sp.pause)
+	default:
+		sp.pause = 0
+	}
+}
+
+// forget forgets a producer whose channel is over, and which has all its blocks back.
+func (sp *spares) forget(p *producing) {
+	s := &sp.client.shared
+	s.forget(&p.membership)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.producers, p.channel.ID)
+	sp.producers = slices.DeleteFunc(slices.Clone(sp.producers), func(other *producing) bool { return other == p }) // others may read it
+	sp.most -= p.channel.Capacity
+	p.over.Store(true)
+	_ = p.close() // it unmaps files; that does not fail
+}
+
+// empty releases all spares.
+func (sp *spares) empty() {
+	sp.mu.Lock()
+	list := sp.list
+	sp.list = nil
+	sp.mu.Unlock()
+	for _, l := range list {
+		_ = sp.client.giveUp(l) // it fails with the connection
+	}
+}
+
+// close releases all spares for good.
+func (sp *spares) close() {
+	sp.mu.Lock()
+	sp.closed = true
+	if sp.timer != nil {
+		sp.timer.Stop()
+	}
+	sp.mu.Unlock()
+	sp.empty()
+}

@@ -1,0 +1,257 @@
+package bridge
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// taken is a frame of a shared channel in the user's hands.
+type taken struct {
+	by *consuming
+
+	mu      sync.Mutex
+	frame   shmchannel.Frame
+	decided bool // it was acknowledged, passed or given back
+}
+
+// sharedFrame is what a frame is made of.
+type sharedFrame struct {
+	Frame
+	lease Lease
+	taken taken
+}
+
+// frame makes a frame of what was taken, whose memory is mapped, or with an error one whose lease, if it has one, is unmapped.
+func (s *consuming) frame(ctx context.Context, came *shmchannel.Frame) (*Frame, error) {
+	b := &sharedFrame{Frame: Frame{Seq: came.Number, Time: time.Unix(0, int64(came.Time)), Dropped: came.Missed, channel: &s.channel}}
+	b.taken.by, b.taken.frame = s, *came
+	b.lease.client, b.lease.taken = s.client, &b.taken
+	for key, value := range shmchannel.Meta(came.Meta) {
+		if b.Meta == nil {
+			b.Meta = make(map[string]string)
+		}
+		b.Meta[string(key)] = string(value)
+	}
+	s.mu.Lock()
+	s.inHand++
+	s.mu.Unlock()
+	err := s.adopt(ctx, &b.lease, came)
+	switch {
+	case err == nil:
+		b.Lease = &b.lease
+	case errors.Is(err, ErrProtocol):
+		_ = b.lease.end(false)
+		f, err := s.doubt(came.Number, err)
+		f.Dropped = came.Missed
+		return f, err
+	case errors.Is(err, ErrProducerDied):
+		return &b.Frame, errors.Join(err, b.lease.end(false))
+	default:
+		b.unmapped = &b.lease
+	}
+	return &b.Frame, err
+}
+
+// adopt makes a lease of a frame.
+func (s *consuming) adopt(ctx context.Context, l *Lease, came *shmchannel.Frame) error {
+	c, d := s.client, came.Description
+	t := mempool.Tensor{DType: mempool.DType(d.DType), Shape: slices.Clone(d.Shape), Strides: slices.Clone(d.Strides), ByteOffset: d.Offset}
+	if n, err := t.Extent(); err != nil || n > came.Bytes {
+		return situation(ErrProtocol, "%s%v of %d bytes in a buffer of %d (%v)", t.DType, t.Shape, n, came.Bytes, err)
+	}
+	l.info = mempool.LeaseInfo{Buffer: came.Buffer, Pool: s.channel.Pool, Block: came.Block, Bytes: came.Bytes, Tensor: t}
+	l.order.Pages, l.order.Clock = c.order.pages, c.order.clock
+	if err := s.ready(ctx, l, came.Ready); err != nil {
+		l.info.Block = 0 // which is not counted yet
+		return err
+	}
+	if len(came.Event) > 0 {
+		p, err := c.pool(ctx, s.channel.Pool)
+		if err != nil {
+			l.info.Block = 0
+			return err
+		}
+		l.info.Event = bytes.Clone(came.Event)
+		l.order.Expect(l.info.Event, false, p.info.Device.UUID)
+	}
+	known, err := c.hold(l)
+	if known || err != nil {
+		return err
+	}
+	if err := c.enter(); err != nil {
+		l.info.Block = 0
+		return err
+	}
+	defer c.leave()
+	if err := s.mapBlock(ctx, came.Block); err != nil {
+		l.info.Block = 0
+		return err
+	}
+	_, err = c.hold(l)
+	return errors.Join(err, c.ended(came.Block)) // which mapBlock had counted
+}
+
+// ready notes when the content is complete.
+func (s *consuming) ready(ctx context.Context, l *Lease, ticket shmchannel.Ticket) error {
+	if ticket.Value == 0 {
+		l.order.Begin(nil, true)
+		return nil
+	}
+	if ticket.Timeline == 0 {
+		return situation(ErrProtocol, "a ticket of a producer that has no timeline")
+	}
+	t := mempool.Ticket{Timeline: ticket.Timeline, Word: ticket.Word, Value: ticket.Value}
+	page, err := s.client.page(ctx, t.Timeline)
+	if err != nil {
+		return err
+	}
+	over, died := page.Over(t)
+	if died {
+		return situation(ErrProducerDied, "frame %d of channel %q is incomplete: the process that wrote it died before finishing",
+			l.taken.frame.Number, s.channel.Name)
+	}
+	if !over {
+		l.info.Wait = []mempool.Ticket{t}
+		s.client.timelines.pin(l.info.Wait)
+	}
+	l.order.Begin(l.info.Wait, true)
+	return nil
+}
+
+// hold makes a lease on a block that the client has mapped; known is false if it has not.
+func (c *Client) hold(l *Lease) (known bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b := c.blocks[l.info.Block]
+	switch {
+	case c.closing:
+		err = errClientClosed
+	case b == nil || b.mem == nil:
+		return false, nil
+	case l.info.Bytes > b.bytes:
+		err = situation(ErrProtocol, "a buffer of %d bytes in a block of %d", l.info.Bytes, b.bytes)
+	}
+	if err != nil {
+		l.info.Block = 0
+		return false, err
+	}
+	b.leases++
+	l.mem, l.info.BlockBytes, l.info.Generation = b.mem, b.bytes, b.use
+	c.leases[l] = struct{}{}
+	return true, nil
+}
+
+// mapBlock maps a block that a frame named. It counts as a lease on the block.
+func (s *consuming) mapBlock(ctx context.Context, id uint64) error {
+	c := s.client
+	p, err := c.pool(ctx, s.channel.Pool)
+	if err != nil {
+		return err
+	}
+	var reply wire.MapReply
+	var came wire.Lease
+	err = c.call(ctx, &wire.Map{Channel: s.channel.ID, Block: id}, &call{into: &reply,
+		files: func(fds *seqpacket.FDs) {
+			came = wire.Lease{Block: id, BlockBytes: reply.BlockBytes, Generation: reply.Generation, Export: &reply.Export}
+			c.arrived(came, fds)
+		},
+		undo: func() { _ = c.ended(id) }})
+	if errors.Is(err, ErrNotFound) {
+		return situation(ErrProtocol, "block %d, which the pool does not have in use: %v", id, err)
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := c.mapped(p, came); err != nil {
+		return errors.Join(err, c.ended(id))
+	}
+	return nil
+}
+
+// decide acknowledges the frame, or gives it back to its queue.
+func (t *taken) decide(again bool) error {
+	s := t.by
+	if s.client.working.Err() != nil {
+		return context.Cause(s.client.working)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.settle(again)
+}
+
+// settle is decide with t.mu held. A frame of a broadcast that is not released needs its place no more.
+func (t *taken) settle(again bool) error {
+	if t.decided {
+		return nil
+	}
+	t.decided = true
+	native := t.by.native
+	switch {
+	case t.by.channel.Mode != mempool.WorkQueue:
+		return native.Pass(&t.frame)
+	case again:
+		return native.Requeue(&t.frame)
+	}
+	return native.Acknowledge(&t.frame)
+}
+
+// giveFramesBack gives back what is not settled of queues through shared memory: the session has ended, and this process may live on.
+func (c *Client) giveFramesBack() {
+	c.mu.Lock()
+	var frames []*taken
+	for l := range c.leases {
+		if t := l.taken; t != nil && t.by.channel.Mode == mempool.WorkQueue {
+			frames = append(frames, t)
+		}
+	}
+	c.mu.Unlock()
+	for _, t := range frames {
+		t.mu.Lock()
+		_ = t.settle(true) // it fails if the user has released the frame just now
+		t.mu.Unlock()
+	}
+}
+
+// release ends the use of the frame, once done is reached. One that was not settled is acknowledged, or if it is incomplete given back.
+func (t *taken) release(incomplete bool, done []mempool.Ticket) error {
+	s := t.by
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var err error
+	if s.channel.Mode == mempool.WorkQueue {
+		err = t.settle(incomplete)
+	}
+	var ticket shmchannel.Ticket
+	if len(done) > 0 {
+		ticket = shmchannel.Ticket{Timeline: s.timeline, Word: done[0].Word, Value: done[0].Value}
+	}
+	released := s.native.Release(&t.frame, ticket)
+	if errors.Is(released, shmchannel.ErrUnfinished) { // there is no place for the ticket
+		if released = s.client.finish(done[0]); released == nil {
+			released = s.native.Release(&t.frame, shmchannel.Ticket{})
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.inHand--
+	s.unmap()
+	return errors.Join(err, released)
+}
+
+// finish waits for the client's own work.
+func (c *Client) finish(t mempool.Ticket) error {
+	page, err := c.page(c.linked, t.Timeline)
+	if err != nil {
+		return err
+	}
+	return page.Await(c.linked, t, mempool.OrderLimit)
+}
