@@ -16,6 +16,7 @@ const (
 	featureTimelines = "timelines"
 	featureChannels  = "channels"
 	featureRings     = "rings"
+	featureShared    = "shared"
 )
 
 // agree says which of a client's features the session has.
@@ -33,6 +34,10 @@ func (c *serverConn) agree(offered []string) (both []string) {
 	if slices.Contains(offered, featureChannels) {
 		c.streams = true
 		both = append(both, featureChannels)
+		if slices.Contains(offered, featureShared) {
+			c.shared = true
+			both = append(both, featureShared)
+		}
 	}
 	return both
 }
@@ -59,6 +64,11 @@ func (c *serverConn) stream(q uint32, r wire.Request) {
 			c.lacks(q, r, featureRings)
 			return
 		}
+	case *wire.Join, *wire.Enter, *wire.Leave, *wire.Map, *wire.Doubt:
+		if !c.shared {
+			c.lacks(q, r, featureShared)
+			return
+		}
 	default:
 		c.fail(q, situation(ErrUnsupported, "the service does not know the operation %q", r.Op()))
 		return
@@ -72,8 +82,12 @@ func (c *serverConn) stream(q uint32, r wire.Request) {
 	case *wire.Seal:
 		c.done(q, s.SealTimeline())
 	case *wire.MakeChannel:
+		if r.Shared && !c.shared {
+			c.fail(q, noSharing(r.Name))
+			return
+		}
 		info, err := s.MakeChannel(mempool.ChannelSpec{Name: r.Name, Pool: r.Pool, Mode: mempool.ChannelMode(r.Mode),
-			Capacity: int(min(r.Capacity, math.MaxInt32)), Full: mempool.FullPolicy(r.Full)})
+			Capacity: int(min(r.Capacity, math.MaxInt32)), Full: mempool.FullPolicy(r.Full), Shared: r.Shared})
 		c.replyChannel(q, info, err)
 	case *wire.Find:
 		c.find(q, r)
@@ -93,6 +107,16 @@ func (c *serverConn) stream(q uint32, r wire.Request) {
 		c.done(q, s.Unsubscribe(r.Subscription))
 	case *wire.Shut:
 		c.done(q, s.ShutChannel(r.Channel))
+	case *wire.Join:
+		c.join(q, r)
+	case *wire.Enter:
+		c.enter(q, r)
+	case *wire.Leave:
+		c.done(q, s.LeaveChannel(r.Channel, r.Member))
+	case *wire.Map:
+		c.mapBlock(q, r)
+	case *wire.Doubt:
+		c.done(q, s.DoubtFrame(r.Channel, r.Member, r.Sequence))
 	}
 }
 
@@ -118,6 +142,9 @@ func (c *serverConn) timeline(q uint32, r *wire.Timeline) {
 }
 
 func (c *serverConn) replyChannel(q uint32, info mempool.ChannelInfo, err error) {
+	if err == nil && info.Shared && !c.shared {
+		err = noSharing(info.Name)
+	}
 	if err != nil {
 		c.fail(q, err)
 		return

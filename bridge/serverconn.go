@@ -25,6 +25,7 @@ type serverConn struct {
 	denied  bool // the peer may not have a session
 	ordered bool // the client understands timelines
 	streams bool // and channels
+	shared  bool // and channels whose frames go through shared memory
 	rings   bool // and rings
 
 	ctx    context.Context // ends with the session

@@ -62,6 +62,10 @@ func (c *serverConn) sendNotice(n mempool.Notice) {
 		c.say(end, false)
 	case mempool.Delivered:
 		c.sendFrame(n)
+	case mempool.MemberCame:
+		c.sendMember(n)
+	case mempool.Wanted:
+		c.tell(&wire.Wanted{Pool: n.Pool})
 	}
 }
 

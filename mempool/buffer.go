@@ -107,6 +107,7 @@ func (b *buffer) settle() {
 	p := b.block.pool
 	remove(&p.svc.buffers, &p.svc.most.buffers, b.id)
 	p.used -= b.bytes
+	delete(p.lent, b.block.id)
 	b.account.remove(b.block.size)
 	p.room.broadcast()
 	p.recycle(b.block)

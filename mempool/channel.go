@@ -20,6 +20,8 @@ type channel struct {
 	senders []*Sending
 	room    signal // a send that waits may go on
 	shut    bool   // nothing may join the senders
+
+	shared *shared // nil unless the frames go through shared memory
 }
 
 // over says that no frame will be added any more. Service.mu is held.
@@ -43,8 +45,8 @@ func (s *Session) MakeChannel(spec ChannelSpec) (ChannelInfo, error) {
 	}
 	if old := svc.channels[spec.Name]; old != nil {
 		if old.info.ChannelSpec != spec {
-			return ChannelInfo{}, situation(ErrExists, "there is a channel %q already, in pool %d, with mode %s, capacity %d and policy %s",
-				spec.Name, old.info.Pool, old.info.Mode, old.info.Capacity, old.info.Full)
+			return ChannelInfo{}, situation(ErrExists, "there is a channel %q already, in pool %d, with mode %s, capacity %d, policy %s and shared memory %t",
+				spec.Name, old.info.Pool, old.info.Mode, old.info.Capacity, old.info.Full, old.info.Shared)
 		}
 		return old.info, nil
 	}
@@ -54,8 +56,13 @@ func (s *Session) MakeChannel(spec ChannelSpec) (ChannelInfo, error) {
 	if p.channels >= MaxChannels {
 		return ChannelInfo{}, situation(ErrLimit, "pool %q has %d channels, and no more at a time", p.info.Name, p.channels)
 	}
+	ch := &channel{info: ChannelInfo{ID: svc.lastChannel + 1, ChannelSpec: spec}, pool: p, uid: s.peer.UID}
+	if spec.Shared {
+		if ch.shared, err = newShared(ch); err != nil {
+			return ChannelInfo{}, err
+		}
+	}
 	svc.lastChannel++
-	ch := &channel{info: ChannelInfo{ID: svc.lastChannel, ChannelSpec: spec}, pool: p, uid: s.peer.UID}
 	p.channels++
 	svc.channels[spec.Name] = ch
 	svc.channelByID[ch.info.ID] = ch
@@ -116,7 +123,8 @@ func (s *Session) channel(id uint64) (*channel, error) {
 }
 
 // ShutChannel closes a channel: nothing more can be sent, the name is free, and subscribers get an [Ended] after the last
-// frame. Sends that wait for room are still carried out, while the channel has subscribers.
+// frame. Sends that wait for room are still carried out, while the channel has subscribers. The members of a shared channel find
+// its end in the shared memory.
 //
 // Errors: [ErrNotFound], [ErrDenied] to others than the user who made it, [ErrClosed] if it is shut already.
 func (s *Session) ShutChannel(id uint64) error {
@@ -131,6 +139,10 @@ func (s *Session) ShutChannel(id uint64) error {
 		return situation(ErrDenied, "channel %q belongs to user %d", ch.info.Name, ch.uid)
 	}
 	ch.close()
+	if ch.shared != nil {
+		ch.shared.close()
+		return nil
+	}
 	ch.hand()
 	return nil
 }
@@ -152,6 +164,10 @@ func (s *Service) endChannels(p *Pool) {
 			continue
 		}
 		ch.close()
+		if ch.shared != nil {
+			ch.shared.destroy()
+			continue
+		}
 		for len(ch.frames) > 0 {
 			ch.drop()
 		}
@@ -171,7 +187,12 @@ func (ch *channel) settle() {
 	for len(ch.frames) > 0 {
 		ch.drop()
 	}
-	delete(svc.channelByID, ch.info.ID)
+	ch.forget()
+}
+
+// forget takes a channel out of the books. Service.mu is held.
+func (ch *channel) forget() {
+	delete(ch.pool.svc.channelByID, ch.info.ID)
 	ch.pool.channels--
 }
 

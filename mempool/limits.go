@@ -15,8 +15,9 @@ type Limits struct {
 	// UserNames is how many names a user's sessions have published, those that are kept included, UserPools how many pools
 	// they have made.
 	UserNames, UserPools int
-	// Buffers and Leases are how many the service has at a time.
-	Buffers, Leases int
+	// Buffers and Leases are how many the service has at a time, Members how many members all shared channels have, those that left
+	// and still have a slot included.
+	Buffers, Leases, Members int
 }
 
 // limit is one of the limits, by the name that errors and `poolsvc serve --limit` have for it.
@@ -34,6 +35,7 @@ func (l *Limits) all() []limit {
 		{"user-pools", &l.UserPools, 1024},
 		{"buffers", &l.Buffers, 1 << 20},
 		{"leases", &l.Leases, 1 << 21},
+		{"members", &l.Members, 1 << 14},
 	}
 }
 
@@ -135,6 +137,14 @@ func (s *Session) mayName() error {
 func (s *Session) mayMakePool() error {
 	if have, most := s.svc.poolsOf[s.peer.UID], s.svc.limits.UserPools; have >= most {
 		return &LimitError{"user-pools", most, s.peer.String(), "pools", have, "destroy some"}
+	}
+	return nil
+}
+
+// mayMember says whether shared channels may have one more member. Service.mu is held.
+func (s *Session) mayMember() error {
+	if have, most := s.svc.members, s.svc.limits.Members; have >= most {
+		return &LimitError{"members", most, "the service", "members of shared channels", have, "wait until some have left"}
 	}
 	return nil
 }

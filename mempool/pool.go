@@ -37,6 +37,12 @@ type Pool struct {
 	closed                         chan struct{} // closed when the arena is
 	room                           room          // for allocations that were refused
 	relief                         countedSignal // blocks became free, or were given back to the driver
+
+	lent      map[uint64]*block       // those that buffers use, by id; nil before there is a shared channel
+	producers map[*Session]*producing // sessions that have producers in shared channels
+	wanting   int                     // allocations that wait for room
+	tidied    time.Time               // when its shared channels were looked at for them
+	wants     bool                    // producers are asked for memory again and again
 }
 
 // PoolInfo is what a client must know about a pool. It is plain data.
@@ -138,6 +144,20 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		}
 	}
 	defer leave()
+	waits := false
+	defer func() {
+		if waits {
+			p.wanting--
+		}
+	}()
+	wait := func(on <-chan struct{}) bool {
+		if !waits && w.patient() {
+			waits = true
+			p.wanting++
+		}
+		p.want(false)
+		return w.wait(on)
+	}
 	var scarce error // why no new block could be made just now, although the pool has room
 	relieved := uint64(0)
 	for {
@@ -178,7 +198,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		}
 		if scarce != nil {
 			leave()
-			if !w.wait(p.relief.after(relieved)) {
+			if !wait(p.relief.after(relieved)) {
 				return nil, w.cause(scarce)
 			}
 			scarce = nil
@@ -189,10 +209,11 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 				line = p.room.join(size)
 			}
 			p.watchCharged() // nobody tells when work ends
-			if w.wait(line.wait(room, mine)) {
+			if wait(line.wait(room, mine)) {
 				continue
 			}
 		}
+		p.want(false)
 		if err == nil {
 			err = p.full(size) // said only now: most who wait get what they wait for
 		}

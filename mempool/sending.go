@@ -47,6 +47,9 @@ func (l *Lease) send(channel uint64, o FrameOptions) (number uint64, waits *Send
 	svc.mu.Lock()
 	defer svc.unlock()
 	ch, err := s.channel(channel)
+	if err == nil {
+		err = ch.unshared("sent to")
+	}
 	if err != nil {
 		return 0, nil, err
 	}

@@ -57,6 +57,7 @@ type Service struct {
 	channelByID                                             map[uint64]*channel // and those that are, until they are empty
 	channeled                                               signal              // channels appeared
 	lastChannel, lastSubscription                           uint64
+	members                                                 int                                                        // of all shared channels
 	most                                                    struct{ buffers, names, sessions, timelines, awaited int } // that these maps had
 
 	closed     bool
@@ -102,6 +103,7 @@ func (s *Service) OpenSession(p Peer, notify func(Notice)) (*Session, error) {
 	session := &Session{svc: s, id: s.lastSession, peer: p, notify: notify, over: make(chan struct{}), settled: make(chan struct{}),
 		leases: make(map[uint64]*Lease), names: make(map[string]*name), mapped: make(map[uint64]*block), accounts: make(map[*Pool]*account)}
 	session.subscriptions = make(map[uint64]*subscription)
+	session.members = make(map[*member]struct{})
 	session.ordered = notify == nil
 	session.keeper = s.keeper(p)
 	s.sessions[session.id] = session

@@ -36,6 +36,8 @@ type Session struct {
 	clock         *Clock    // of a session in this process; guarded by clockMu
 	clockMu       sync.Mutex
 	subscriptions map[uint64]*subscription
+	members       map[*member]struct{} // its members of shared channels that have a slot
+	swept         chan struct{}        // of an ended session: closed when no consumer of it has a slot any more
 
 	leases   map[uint64]*Lease
 	names    map[string]*name
@@ -111,6 +113,7 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t Tensor, wait time
 	svc.lastBuffer++
 	b := &buffer{id: svc.lastBuffer, generation: block.generation, block: block, tensor: s.describe(t), bytes: n, account: s.account(p)}
 	svc.buffers[b.id] = b
+	p.lend(block)
 	p.used += n
 	return b.grant(s, true), nil
 }
@@ -207,6 +210,7 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 	for _, sub := range s.subscriptions {
 		sub.leave()
 	}
+	lent := s.expel()
 	var held []*block
 	leases := slices.Collect(maps.Values(s.leases))
 	slices.SortFunc(leases, func(a, b *Lease) int { return cmp.Compare(a.id, b.id) }) // frames go back in their order
@@ -215,8 +219,9 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 		b.holds++
 		b.keeping().left.add(s)
 		held = append(held, b)
-		l.end(l.write, nil)
+		l.end(l.write && !lent.keep(l), nil)
 	}
+	s.tidyChannels()
 	for _, n := range s.names {
 		n.remove()
 	}
@@ -233,14 +238,18 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 		return s.settled
 	}
 	s.timeline.dieIfDone()
-	if gone == nil || (len(held) == 0 && len(s.mapped) == 0 && !s.timeline.owed()) {
+	if gone == nil || (len(held) == 0 && len(s.mapped) == 0 && !s.timeline.owed() && !s.consumes()) {
 		s.settle(held)
 		return s.settled
 	}
+	if s.consumes() {
+		s.swept = make(chan struct{})
+	}
+	swept := s.swept
 	svc.background.Add(1)
 	go func() {
 		defer svc.background.Done()
-		s.linger(gone, held)
+		s.linger(gone, swept, held)
 	}()
 	return s.settled
 }
@@ -249,7 +258,7 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 const lingerRest = time.Second
 
 // linger settles an ended session once its process is gone, or nothing is held for it any more.
-func (s *Session) linger(gone <-chan struct{}, held []*block) {
+func (s *Session) linger(gone, swept <-chan struct{}, held []*block) {
 	svc := s.svc
 	owed, over := true, false
 	for pause := drainPause; !over; pause = min(2*pause, lingerRest) {
@@ -262,13 +271,15 @@ func (s *Session) linger(gone <-chan struct{}, held []*block) {
 			over = true
 		case <-svc.closing:
 			over = true
+		case <-swept:
+			swept = nil
 		case <-look:
 		}
 		svc.mu.Lock()
 		if !over {
 			s.timeline.dieIfDone()
 			owed = s.timeline.owed()
-			over = !owed && len(held) == 0 && len(s.mapped) == 0
+			over = !owed && len(held) == 0 && len(s.mapped) == 0 && !s.consumes()
 		}
 		if over {
 			s.settle(held)
@@ -279,12 +290,17 @@ func (s *Session) linger(gone <-chan struct{}, held []*block) {
 
 // settle lets the blocks go that an ended session held or mapped. Service.mu is held, and released for driver calls.
 func (s *Session) settle(held []*block) {
-	if t := s.timeline; t.owed() {
+	switch t := s.timeline; {
+	case t.owed():
 		last := t.page.letGo()
 		t.die(&last)
-	} else if t != nil {
+	case t != nil && t.unknown && !t.dead:
+		t.page.letGo()
+		t.die(nil)
+	case t != nil:
 		t.die(nil)
 	}
+	s.vanish()
 	for _, b := range held {
 		b.kept.left.remove(s)
 		b.pool.unhold(b)

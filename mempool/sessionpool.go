@@ -225,6 +225,7 @@ func (s *Service) destroy(p *Pool) {
 	}
 	p.closing = true
 	delete(s.pools, p.info.Name)
+	p.want(true)
 	s.endChannels(p)
 	for _, n := range s.names {
 		if n.buffer.block.pool == p {

@@ -35,6 +35,9 @@ func (s *Session) Subscribe(channel uint64, o SubscribeOptions) (uint64, error) 
 // subscribe is Subscribe with Service.mu held.
 func (s *Session) subscribe(id uint64, o SubscribeOptions) (*subscription, error) {
 	ch, err := s.channel(id)
+	if err == nil {
+		err = ch.unshared("subscribed to")
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -51,8 +54,8 @@ func (s *Session) subscribe(id uint64, o SubscribeOptions) (*subscription, error
 	if !s.ordered {
 		return nil, situation(ErrInvalid, "session %d understands no timelines, and frames come with tickets", s.id)
 	}
-	if len(s.subscriptions) >= MaxSubscriptions {
-		return nil, situation(ErrLimit, "session %d has %d subscriptions, and no more at a time", s.id, len(s.subscriptions))
+	if err := s.maySubscribe(); err != nil {
+		return nil, err
 	}
 	if err := s.mayHold(); err != nil { // the leases of those before live on
 		return nil, err
@@ -69,6 +72,14 @@ func (s *Session) subscribe(id uint64, o SubscribeOptions) (*subscription, error
 	s.subscriptions[sub.id] = sub
 	ch.subs = append(ch.subs, sub)
 	return sub, nil
+}
+
+// maySubscribe says whether the session may have one more subscription, or one more member of a shared channel. Service.mu is held.
+func (s *Session) maySubscribe() error {
+	if n := len(s.subscriptions) + len(s.members); n >= MaxSubscriptions {
+		return situation(ErrLimit, "session %d has %d subscriptions and members of channels, and no more at a time", s.id, n)
+	}
+	return nil
 }
 
 // subscription finds one of the session's own subscriptions. Service.mu is held.

@@ -20,8 +20,9 @@ type timeline struct {
 	sealed   bool
 	promised []uint64              // the greatest value that a ticket named, for each word up to the last that one did
 	dead     bool                  // nobody writes it any more, and nobody need wait for it
-	leases   int                   // that were told to wait for a ticket of it
-	shown    map[*Session]struct{} // who was sent a ticket of it
+	unknown  bool                  // its tickets may stand in shared memory, where the service has not seen them
+	leases   int                   // that were told to wait for a ticket of it, and members of channels that it is of
+	shown    map[*Session]struct{} // who was sent a ticket of it, or may find one in shared memory
 }
 
 // Forget tells a session that no ticket of these timelines will come again: it may unmap them.
@@ -147,11 +148,29 @@ func (s *Session) ticket(t Ticket) (ticket, error) {
 	case !own.sealed:
 		return ticket{}, situation(ErrInvalid, "timeline %d is not sealed yet", t.Timeline)
 	}
-	if missing := int(t.Word) + 1 - len(own.promised); missing > 0 {
-		own.promised = append(own.promised, make([]uint64, missing)...)
+	return own.promise(t.Word, t.Value), nil
+}
+
+// promise takes a valid ticket of the timeline into the books. Service.mu is held.
+func (t *timeline) promise(word, value uint64) ticket {
+	if missing := int(word) + 1 - len(t.promised); missing > 0 {
+		t.promised = append(t.promised, make([]uint64, missing)...)
 	}
-	own.promised[t.Word] = max(own.promised[t.Word], t.Value)
-	return ticket{own, t.Word, t.Value}, nil
+	t.promised[word] = max(t.promised[word], value)
+	return ticket{t, word, value}
+}
+
+// outstanding are the tickets of the timeline that are not reached yet, as far as the service knows. Service.mu is held.
+func (t *timeline) outstanding() (ts tickets) {
+	if t == nil || t.dead {
+		return nil
+	}
+	for word, value := range t.promised {
+		if value > 0 {
+			ts = append(ts, ticket{t, uint64(word), value})
+		}
+	}
+	return ts.pending()
 }
 
 // tickets checks tickets that the session names. Service.mu is held.
@@ -211,9 +230,10 @@ func (t *timeline) die(last *[TimelineWords]uint64) {
 	t.retire()
 }
 
-// dieIfDone ends the timeline of a session that has ended if every ticket of it is reached. Service.mu is held.
+// dieIfDone ends the timeline of a session that has ended if every ticket of it is reached. One of which not every ticket is known
+// lives as long as anything is held for the session's process. Service.mu is held.
 func (t *timeline) dieIfDone() {
-	if t != nil && !t.owed() {
+	if t != nil && !t.unknown && !t.owed() {
 		t.die(nil)
 	}
 }
@@ -251,7 +271,7 @@ func (f failures) tell() {
 	}
 }
 
-// retire gives the page up once nobody can ask for it: it is dead, and no lease names it. Service.mu is held.
+// retire gives the page up once nobody can ask for it: it is dead, and no lease and no member of a channel names it. Service.mu is held.
 func (t *timeline) retire() {
 	svc := t.session.svc
 	if !t.dead || t.leases > 0 || svc.timelines[t.id] != t {

@@ -90,6 +90,10 @@ func replyTo(op string) wire.Reply {
 		return new(wire.SubscribeReply)
 	case "ring":
 		return new(wire.RingReply)
+	case "join":
+		return new(wire.JoinReply)
+	case "map":
+		return new(wire.MapReply)
 	}
 	return new(wire.EmptyReply)
 }

@@ -1,0 +1,295 @@
+package bridge
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// partner is a raw client whose session has the feature "shared", with a sealed timeline.
+type partner struct {
+	*raw
+	q        uint32
+	timeline uint64
+	page     *mempool.Page
+	notices  []wire.Notice // that came with no files
+	others   []came
+	memory   []byte // of the pool
+}
+
+// came is a notice member, with its file.
+type came struct {
+	wire.Member
+	file *os.File
+}
+
+func sharing(t testing.TB, path string) *partner {
+	t.Helper()
+	p := &partner{raw: dialRaw(t, path)}
+	features := []string{featureTimelines, featureChannels, featureShared}
+	var hello wire.HelloReply
+	p.get(&wire.Hello{Versions: []uint64{1}, Features: features}, &hello)
+	require.Equal(t, features, hello.Features)
+	var tl wire.TimelineReply
+	files := p.get(&wire.Timeline{}, &tl)
+	var err error
+	p.page, err = mempool.MapPage(mempool.Export{Files: files}, true)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, p.page.Close()) })
+	p.timeline = tl.Timeline
+	p.get(&wire.Seal{}, &wire.EmptyReply{})
+	return p
+}
+
+// receive receives a packet. A notice is kept, and h is nil then.
+func (p *partner) receive() (h *wire.Header, files []*os.File) {
+	p.Helper()
+	n, fds, err := p.conn.Recv(p.buf)
+	require.NoError(p, err)
+	files = takeFiles(fds, wire.MaxFDs)
+	p.Cleanup(func() { closeFiles(files) })
+	header, err := wire.DecodeHeader(p.buf[:n])
+	require.NoError(p, err)
+	if header.Q != 0 {
+		return &header, files
+	}
+	notice, err := header.DecodeNotice()
+	require.NoError(p, err)
+	if m, ok := notice.(*wire.Member); ok {
+		require.Len(p, files, 1)
+		p.others = append(p.others, came{*m, files[0]})
+	} else {
+		p.notices = append(p.notices, notice)
+	}
+	return nil, nil
+}
+
+// call sends a request and receives its reply, with files.
+func (p *partner) call(m wire.Request, into wire.Reply) ([]*os.File, error) {
+	p.Helper()
+	p.q++
+	p.send(p.q, m)
+	for {
+		if h, files := p.receive(); h != nil {
+			require.Equal(p, p.q, h.Q)
+			return files, h.DecodeReply(into)
+		}
+	}
+}
+
+func (p *partner) get(m wire.Request, into wire.Reply) []*os.File {
+	p.Helper()
+	files, err := p.call(m, into)
+	require.NoError(p, err)
+	return files
+}
+
+func (p *partner) denied(m wire.Request, code wire.Code) {
+	p.Helper()
+	_, err := p.call(m, &wire.EmptyReply{})
+	require.ErrorIs(p, err, code)
+}
+
+// await receives until a notice of that sort has come.
+func await[N wire.Notice](p *partner) N {
+	p.Helper()
+	for {
+		for i, n := range p.notices {
+			if want, ok := n.(N); ok {
+				p.notices = append(p.notices[:i], p.notices[i+1:]...)
+				return want
+			}
+		}
+		if h, _ := p.receive(); h != nil {
+			p.Fatalf("a reply to request %d came, which was not expected", h.Q)
+		}
+	}
+}
+
+// pool opens a pool of kind host, and maps it.
+func (p *partner) pool(reply *wire.PoolReply, files []*os.File) uint64 {
+	p.Helper()
+	require.Len(p, files, 1)
+	var err error
+	p.memory, err = unix.Mmap(int(files[0].Fd()), 0, int(reply.Pool.MaxBytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(p, err)
+	p.Cleanup(func() { assert.NoError(p, unix.Munmap(p.memory)) })
+	return reply.Pool.ID
+}
+
+// makeShared makes the pool "p" of so many bytes and in it the shared channel "c", whose other fields are spec's.
+func (p *partner) makeShared(bytes uint64, spec wire.MakeChannel) (pool, channel uint64) {
+	p.Helper()
+	var made wire.PoolReply
+	pool = p.pool(&made, p.get(&wire.Create{Name: "p", Kind: string(mempool.Host), MaxBytes: bytes}, &made))
+	spec.Name, spec.Pool, spec.Shared = "c", pool, true
+	var reply wire.ChannelReply
+	p.get(&spec, &reply)
+	require.True(p, reply.Channel.Shared)
+	return pool, reply.Channel.ID
+}
+
+// findShared opens the pool "p" and the channel "c".
+func (p *partner) findShared() (pool, channel uint64) {
+	p.Helper()
+	var made wire.PoolReply
+	pool = p.pool(&made, p.get(&wire.Open{Name: "p"}, &made))
+	var found wire.ChannelReply
+	p.get(&wire.Find{Name: "c"}, &found)
+	require.True(p, found.Channel.Shared)
+	return pool, found.Channel.ID
+}
+
+// seat is a member's place: the files came, and are mapped.
+type seat struct {
+	wire.JoinReply
+	channel uint64
+	config  shmchannel.MemberConfig
+	known   int // of the partner's others
+}
+
+func (p *partner) take(m *wire.Join) *seat {
+	p.Helper()
+	s := &seat{channel: m.Channel}
+	files := p.get(m, &s.JoinReply)
+	require.Len(p, files, 3)
+	s.config = shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Slot: int(s.Slot), ID: s.Member}
+	return s
+}
+
+// source is a producer.
+type source struct {
+	*seat
+	*shmchannel.Producer
+	p      *partner
+	pool   uint64
+	leases map[uint64]wire.Lease // by block
+	at     map[uint64]uint64     // where a block is in the pool
+	free   []uint64
+}
+
+func (p *partner) produce(pool, channel uint64) *source {
+	p.Helper()
+	s := &source{seat: p.take(&wire.Join{Channel: channel, Role: "producer"}), p: p, pool: pool, leases: make(map[uint64]wire.Lease), at: make(map[uint64]uint64)}
+	var err error
+	s.Producer, err = shmchannel.OpenProducer(s.config)
+	require.NoError(p, err)
+	p.Cleanup(func() { assert.NoError(p, s.Close()) })
+	p.get(&wire.Enter{Channel: channel, Member: s.Member}, &wire.EmptyReply{})
+	return s
+}
+
+// meet gives the producer the files of consumers that came.
+func (s *source) meet() {
+	s.p.Helper()
+	for ; s.known < len(s.p.others); s.known++ {
+		if m := s.p.others[s.known]; m.Role == "consumer" && m.Channel == s.channel {
+			require.NoError(s.p, s.AddCursor(int(m.Slot), m.Member.Member, m.file))
+		}
+	}
+}
+
+// alloc takes a block of the pool.
+func (s *source) alloc(bytes uint64) wire.Lease {
+	s.p.Helper()
+	var l wire.LeaseReply
+	s.p.get(&wire.Alloc{Pool: s.pool, Tensor: wire.Tensor{DType: "uint8", Shape: []uint64{bytes}}}, &l)
+	if l.Lease.Export != nil {
+		s.at[l.Lease.Block] = binary.LittleEndian.Uint64(l.Lease.Export.Data)
+	}
+	s.leases[l.Lease.Block] = l.Lease
+	s.free = append(s.free, l.Lease.Block)
+	return l.Lease
+}
+
+// publish writes n into a free block and publishes it. The next file of a consumer is waited for where it is missing.
+func (s *source) publish(n uint64, ready shmchannel.Ticket) (number, block uint64) {
+	s.p.Helper()
+	require.NotEmpty(s.p, s.free)
+	block = s.free[0]
+	l := s.leases[block]
+	binary.LittleEndian.PutUint64(s.p.memory[s.at[block]:], n)
+	record := &shmchannel.Record{Block: block, Buffer: l.Buffer, Bytes: l.Bytes, Ready: ready,
+		Description: &shmchannel.Description{DType: "uint8", Shape: []uint64{l.Bytes}}}
+	for {
+		s.meet()
+		number, err := s.Publish(context.Background(), record)
+		if errors.Is(err, shmchannel.ErrUnknownMember) {
+			s.p.receive()
+			continue
+		}
+		require.NoError(s.p, err)
+		s.free = s.free[1:]
+		return number, block
+	}
+}
+
+// reclaim takes the blocks that come back now.
+func (s *source) reclaim() (back []shmchannel.Returned) {
+	s.p.Helper()
+	s.meet()
+	back, err := s.Reclaim()
+	require.NoError(s.p, err)
+	for _, r := range back {
+		s.free = append(s.free, r.Block)
+	}
+	return back
+}
+
+// sink is a consumer.
+type sink struct {
+	*seat
+	*shmchannel.Consumer
+	p *partner
+}
+
+func (p *partner) consume(m wire.Join) *sink {
+	p.Helper()
+	m.Role = "consumer"
+	s := &sink{seat: p.take(&m), p: p}
+	var err error
+	s.Consumer, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: s.config})
+	require.NoError(p, err)
+	p.Cleanup(func() { assert.NoError(p, s.Close()) })
+	p.get(&wire.Enter{Channel: m.Channel, Member: s.Member}, &wire.EmptyReply{})
+	return s
+}
+
+// next takes the next frame.
+func (s *sink) next() *shmchannel.Frame {
+	s.p.Helper()
+	f := new(shmchannel.Frame)
+	for {
+		for ; s.known < len(s.p.others); s.known++ {
+			if m := s.p.others[s.known]; m.Role == "producer" && m.Channel == s.channel {
+				require.NoError(s.p, s.AddTrack(int(m.Slot), m.Member.Member, m.file))
+			}
+		}
+		err := s.Take(context.Background(), f)
+		if errors.Is(err, shmchannel.ErrUnknownMember) {
+			s.p.receive()
+			continue
+		}
+		require.NoError(s.p, err)
+		return f
+	}
+}
+
+// read maps the block of a frame and reads what publish wrote.
+func (s *sink) read(f *shmchannel.Frame) uint64 {
+	s.p.Helper()
+	var m wire.MapReply
+	s.p.get(&wire.Map{Channel: s.channel, Block: f.Block}, &m)
+	require.NotZero(s.p, m.Generation)
+	return binary.LittleEndian.Uint64(s.p.memory[binary.LittleEndian.Uint64(m.Export.Data):])
+}

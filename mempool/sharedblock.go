@@ -1,0 +1,228 @@
+package mempool
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+)
+
+// This file is about the blocks whose frames are in shared channels: how consumers map them, and what becomes of them when their
+// producer has left.
+
+// MappedBlock is what a consumer of a shared channel must know to map a block.
+type MappedBlock struct {
+	// Generation counts the uses of the block, Bytes is its size.
+	Generation, Bytes uint64
+	// Export's files stay the service's.
+	Export Export
+}
+
+// MapBlock returns how to map a block of the channel's pool that a frame named. It counts as one whose export the session was sent,
+// until [Session.Dropped].
+//
+// Errors: [ErrNotFound] for a block that no buffer of the pool uses, [ErrDenied] for a session that is no consumer of the channel,
+// [ErrLimit], [ErrClosed]; the driver's.
+func (s *Session) MapBlock(channel, id uint64) (MappedBlock, error) {
+	b, info, err := s.mapBlock(channel, id)
+	if err != nil {
+		return MappedBlock{}, err
+	}
+	if info.Export, err = b.exportOnce(); err == nil {
+		return info, nil
+	}
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	if s.mapped[b.id] == b {
+		b.pool.unmap(s, b)
+	}
+	return MappedBlock{}, err
+}
+
+// mapBlock notes that the session maps a block, which is not freed from then on.
+func (s *Session) mapBlock(channel, id uint64) (*block, MappedBlock, error) {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	sh, err := s.sharedChannel(channel)
+	if err != nil {
+		return nil, MappedBlock{}, err
+	}
+	if !sh.consumedBy(s) {
+		return nil, MappedBlock{}, situation(ErrDenied, "session %d is no consumer of channel %q", s.id, sh.channel.info.Name)
+	}
+	b := sh.channel.pool.lent[id]
+	if b == nil {
+		return nil, MappedBlock{}, situation(ErrNotFound, "no buffer of pool %q uses block %d", sh.channel.pool.info.Name, id)
+	}
+	if _, again := s.mapped[id]; !again {
+		if err := s.mayMap(); err != nil {
+			return nil, MappedBlock{}, err
+		}
+		b.mapped.add(s)
+		s.mapped[id] = b
+	}
+	return b, MappedBlock{Generation: b.generation, Bytes: b.size}, nil
+}
+
+// consumedBy says whether the session has a consumer in the channel. Service.mu is held.
+func (sh *shared) consumedBy(s *Session) bool {
+	for m := range s.members {
+		if m.shared == sh && m.role() == Consumer && m.entered {
+			return true
+		}
+	}
+	return false
+}
+
+// indexLent has the blocks of the pool that buffers use found by their ids from now on. Service.mu is held.
+func (p *Pool) indexLent() {
+	if p.lent != nil {
+		return
+	}
+	p.lent = make(map[uint64]*block)
+	for _, b := range p.svc.buffers {
+		if b.block.pool == p {
+			p.lend(b.block)
+		}
+	}
+}
+
+// lend notes that a buffer uses b, if blocks are found by their ids. Service.mu is held.
+func (p *Pool) lend(b *block) {
+	if p.lent != nil {
+		p.lent[b.id] = b
+	}
+}
+
+// use is what a channel needs of the blocks that a producer had published.
+type use struct {
+	blocks map[uint64]struct{}
+	all    bool // it cannot be told which
+}
+
+func (u use) needs(b *block) bool {
+	_, needed := u.blocks[b.id]
+	return needed || u.all
+}
+
+func (m *member) uses() (u use) {
+	u.blocks, u.all = m.shared.host.InUse(m.Member)
+	return u
+}
+
+// lending is what channels need of the blocks of producers that leave.
+type lending map[*member]use
+
+// keep keeps the buffer of a write lease that is about to end in the channels that need it, and says whether one does. Service.mu is held.
+func (of lending) keep(l *Lease) (kept bool) {
+	b := l.buffer
+	for m, u := range of {
+		if m.shared.channel.pool != b.block.pool || !l.write || !u.needs(b.block) {
+			continue
+		}
+		kept = true
+		if _, again := m.shared.kept[b]; !again {
+			m.shared.kept[b] = m
+			b.frames++
+		}
+	}
+	return kept
+}
+
+// expel takes the members of a session out that has ended, and returns what the channels need of its blocks. Service.mu is held.
+func (s *Session) expel() lending {
+	lent := make(lending)
+	for _, m := range s.sortedMembers() {
+		m.leave(false)
+		if m.role() == Producer && m.entered {
+			lent[m] = m.uses()
+		}
+	}
+	return lent
+}
+
+// tidyChannels frees what the session's members do not need any more. Service.mu is held.
+func (s *Session) tidyChannels() {
+	for _, m := range s.sortedMembers() {
+		m.shared.tidy()
+	}
+}
+
+// vanish ends the part in channels of a session whose process is gone. Service.mu is held.
+func (s *Session) vanish() {
+	for _, m := range s.sortedMembers() {
+		m.shared.logFailed("a member of a channel could not be taken out", m.shared.host.Gone(m.Member))
+	}
+	s.tidyChannels()
+}
+
+func (s *Session) sortedMembers() []*member {
+	return slices.SortedFunc(maps.Keys(s.members), func(a, b *member) int {
+		return cmp.Or(cmp.Compare(a.shared.channel.info.ID, b.shared.channel.info.ID), cmp.Compare(a.ID, b.ID))
+	})
+}
+
+// promise takes the tickets in the member's file into the books of its timeline. Service.mu is held.
+func (m *member) promise() {
+	if m.timeline == nil || !m.entered {
+		return
+	}
+	found, _ := m.shared.host.Tickets(nil, m.Member)
+	for _, t := range found {
+		m.timeline.promise(t.Word, t.Value)
+	}
+}
+
+// letGo gives the buffers back that neither the channel nor a consumer needs any more. Service.mu is held.
+func (sh *shared) letGo() {
+	var free []*buffer
+	uses := make(map[*member]use)
+	for b, m := range sh.kept {
+		u, known := uses[m]
+		if !known {
+			u = m.uses()
+			uses[m] = u
+		}
+		if !u.needs(b.block) {
+			free = append(free, b)
+		}
+	}
+	if len(free) == 0 {
+		return
+	}
+	done, ok := sh.consumersDone() // looked at after the holds: a consumer says when it is done before it lets go
+	if !ok {
+		return
+	}
+	for _, b := range free {
+		m := sh.kept[b]
+		delete(sh.kept, b)
+		b.block.tickets = b.block.tickets.more(done).more(m.timeline.outstanding())
+		b.frames--
+		b.settle()
+	}
+}
+
+// consumersDone are the tickets of all work on frames that consumers have said to be under way. ok is false while one is being written.
+// Service.mu is held.
+func (sh *shared) consumersDone() (done tickets, ok bool) {
+	var found []shmchannel.Ticket
+	for _, m := range sh.host.Members(nil, shmchannel.ConsumerRole) {
+		own := sh.members[m.ID].timeline
+		if own == nil || own.dead {
+			continue
+		}
+		if found, ok = sh.host.Tickets(found[:0], m); !ok {
+			return nil, false
+		}
+		for _, t := range found {
+			if !passed(own.page.Load(t.Word), t.Value) {
+				done = done.add(own.promise(t.Word, t.Value))
+			}
+		}
+	}
+	return done, true
+}
