@@ -144,12 +144,11 @@ class Core:
             self._unjoin(call)
 
     def _unjoin(self, call: Call) -> None:
-        """Give up a seat that nobody takes; a producer's goes with the session."""
+        """Give up a seat that nobody takes."""
         descriptors = self.seats.pop(call.number, None)
-        if descriptors is not None:
+        if descriptors is not None and isinstance(call.reply, JoinReply):
             descriptors.close()
-            if call.request.ro == "consumer":
-                self.tell(Leave(ch=call.request.ch, mb=call.reply.mb if isinstance(call.reply, JoinReply) else 0))
+            self.tell(Leave(ch=call.request.ch, mb=call.reply.mb))
 
     def release(self, grant: Grant, tickets: tuple[Ticket, ...] = (), *, failed: bool) -> KnownBlock | None:
         """End a lease.

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from poolbridge import _operations
-from poolbridge._errors import (
-    ClosedError,
-    ConnectionLostError,
-    ForkError,
-    LeaseReleasedError,
-    ProtocolError,
-    UnsupportedError,
-)
+from poolbridge._errors import ClosedError, ConnectionLostError, UnsupportedError
 from poolbridge._known import Waiter
 from poolbridge._messages import Reply
 from poolbridge._operations import Ask, Flow, Hear
@@ -92,19 +84,18 @@ class Membership:
     def forget(self, block: int) -> None:
         """Keep nothing for a block any more: the service wants it back. The session's lock is held."""
 
-    def end(self) -> None:
-        """Take no part any more: the session has ended. Its lock is held."""
+    def leave(self) -> None:
+        """Take no part any more, as far as the shared memory goes. The session's lock is held."""
         raise NotImplementedError
+
+    def end(self) -> None:
+        """Do as `leave` because the session has ended, and tell those who wait."""
+        self.leave()
 
     def knows(self) -> Callable[[], bool]:
         """Give what says whether the member is known whose file was needed last."""
         slot, member = self._end.unknown
         return lambda: self.known.get(slot, 0) >= member
-
-    def check_native(self, error: BaseException) -> None:
-        """Raise what the session says, if an error of the native end comes from the end of the session."""
-        if isinstance(error, (ClosedError, ForkError)):
-            self.session.check_usable()
 
     def evicted(self) -> Flow[None]:
         """Raise the error of a member that the service has put out, which does so when the session ends."""
@@ -114,7 +105,7 @@ class Membership:
 
     def destroyed(self) -> ClosedError:
         """Make the error of a channel whose pool was destroyed."""
-        return ClosedError(f"channel {self.channel.nm!r} is gone: its pool was destroyed")
+        return ClosedError(f"channel {self.channel.nm!r} is gone: it was shut, or its pool was destroyed")
 
 
 def hear(session: Session, ready: Callable[[], bool], seconds: float | None) -> Flow[bool]:
@@ -182,8 +173,7 @@ def join(
     try:
         member = make(_open(role, descriptors, reply), reply.mb)
     except BaseException:
-        if role == "consumer":
-            session.tell(Leave(ch=channel.id, mb=reply.mb))
+        session.tell(Leave(ch=channel.id, mb=reply.mb))
         raise
     finally:
         descriptors.close()
@@ -191,7 +181,7 @@ def join(
     try:
         yield Ask(Enter(ch=channel.id, mb=reply.mb), Reply)
     except BaseException:
-        session.remove_member(member)
+        session.leave(member)
         raise
     return member
 
@@ -199,13 +189,3 @@ def join(
 def _open(role: str, descriptors: Descriptors, reply: JoinReply) -> Any:
     make = NATIVE.Producer if role == "producer" else NATIVE.Consumer
     return make(*descriptors.peek(), reply.sl, reply.mb)
-
-
-def ended(error: BaseException) -> bool:
-    """Whether an error says that the native end is closed, or has let go of the frame already."""
-    return isinstance(error, (ClosedError, LeaseReleasedError, ForkError))
-
-
-__all__ = [
-    "FEATURE", "NATIVE", "Membership", "ProtocolError", "check_feature", "ended", "hear", "join", "load_native", "partial",
-]  # fmt: skip
