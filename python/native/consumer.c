@@ -113,7 +113,12 @@ static void wake_producers(struct pb_consumer *c) {
 
 static void move_floor(struct pb_consumer *c) {
     if (c->ch.queue) return;
-    uint64_t floor = c->in_hand && c->hands[0].hold < 0 ? c->hands[0].number : c->next;
+    uint64_t floor = c->next;
+    for (size_t i = 0; i < c->in_hand; i++)
+        if (c->hands[i].hold < 0) { // the hold of another says that it is in use
+            floor = c->hands[i].number;
+            break;
+        }
     if (floor <= c->floor) return;
     PB_STORE(own(c, 0), c->floor = floor);
 }
@@ -125,10 +130,19 @@ static void add_hand(struct pb_consumer *c, uint64_t number, uint64_t block, int
     if (hold >= 0) PB_STORE(own(c, PB_AT_HOLDS + 16 * (size_t)hold + 8), block);
 }
 
-static struct pb_hand *find_hand(struct pb_consumer *c, uint64_t number) {
-    for (size_t i = 0; i < c->in_hand; i++)
-        if (c->hands[i].number == number) return &c->hands[i];
-    return NULL;
+// Finds a frame in hand. One that was given back and taken again is there twice: `settled` says which of them comes first.
+static struct pb_hand *find_hand(struct pb_consumer *c, uint64_t number, bool settled) {
+    struct pb_hand *found = NULL;
+    for (size_t i = 0; i < c->in_hand && c->hands[i].number <= number; i++)
+        if (c->hands[i].number == number && (!found || c->hands[i].settled == settled)) found = &c->hands[i];
+    return found;
+}
+
+// Stores a frame in hand into a hold, so that the floor can move over it.
+static void hold_hand(struct pb_consumer *c, struct pb_hand *hand) {
+    if (hand->hold >= 0) return;
+    hand->hold = set_hold(c, hand->number);
+    PB_STORE(own(c, PB_AT_HOLDS + 16 * (size_t)hand->hold + 8), hand->block);
 }
 
 // The roster
@@ -414,8 +428,8 @@ enum pb_result pb_take(struct pb_consumer *c, struct pb_frame *frame) {
 // Gives what becomes of a claim of this consumer; false: it has lost it.
 static bool end_claim(struct pb_consumer *c, struct pb_hand *hand, uint64_t tag) {
     uint64_t mine = hand->number << 12 | (PB_CLAIMED + c->ch.slot);
-    if (!c->ch.queue || hand->acknowledged) return true;
-    hand->acknowledged = true;
+    if (!c->ch.queue || hand->settled) return true;
+    hand->settled = true;
     return PB_CAS(pb_claim(&c->ch, hand->number), &mine, hand->number << 12 | tag);
 }
 
@@ -426,17 +440,21 @@ static void tell(struct pb_consumer *c, bool given_back) {
     if (c->ch.queue && (given_back || pb_state(&c->ch))) pb_wake(pb_published(&c->ch)); // others wait for it, or for the end
 }
 
-enum pb_result pb_acknowledge(struct pb_consumer *c, uint64_t number, bool *stood) {
-    struct pb_hand *hand = find_hand(c, number);
+enum pb_result pb_settle(struct pb_consumer *c, uint64_t number, bool requeue, bool *stood) {
+    struct pb_hand *hand = find_hand(c, number, false);
     if (!hand) return PB_NOT_HELD;
-    *stood = end_claim(c, hand, PB_ACKNOWLEDGED);
-    tell(c, false);
+    *stood = end_claim(c, hand, requeue ? PB_GIVEN_BACK : PB_ACKNOWLEDGED);
+    if (!c->ch.queue) {
+        hold_hand(c, hand);
+        move_floor(c);
+    }
+    tell(c, requeue);
     return PB_OK;
 }
 
 enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, const struct pb_ticket *done, bool settled,
                           bool *stood) {
-    struct pb_hand *hand = find_hand(c, number);
+    struct pb_hand *hand = find_hand(c, number, true);
     if (!hand) return PB_NOT_HELD;
     if (done->value) {
         pb_word *entry = own(c, PB_AT_DONE + 32 * pb_ring(&c->ch, number));
@@ -458,12 +476,7 @@ enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, 
 }
 
 void pb_leave(struct pb_consumer *c) {
-    for (size_t i = 0; i < c->in_hand; i++) {
-        struct pb_hand *hand = &c->hands[i];
-        if (hand->hold >= 0) continue;
-        hand->hold = set_hold(c, hand->number);
-        PB_STORE(own(c, PB_AT_HOLDS + 16 * (size_t)hand->hold + 8), hand->block);
-    }
+    for (size_t i = 0; i < c->in_hand; i++) hold_hand(c, &c->hands[i]);
     c->left = true;
     if (c->begun) move_floor(c);
     wake_producers(c);

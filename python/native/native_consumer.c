@@ -122,6 +122,11 @@ static PyObject *borrow(Consumer *self, PyObject *const *args, Py_ssize_t given)
     return new_frame(state_of(self), &self->core, &self->last);
 }
 
+static PyObject *no_queue(Consumer *self) {
+    PyErr_SetString(state_of(self)->invalid, "a frame is requeued in a queue; this channel is a broadcast: release it");
+    return NULL;
+}
+
 static PyObject *let_go(Consumer *self, PyObject *const *args, Py_ssize_t given, const char *name, bool requeue) {
     struct pb_ticket done = {0};
     uint64_t number;
@@ -129,10 +134,7 @@ static PyObject *let_go(Consumer *self, PyObject *const *args, Py_ssize_t given,
     if (!usable(&self->member) || !count_is(given, 1, 4, name) || !number_of(self, args[0], UINT64_MAX, "a frame's number", &number) ||
         !ticket_of(self, args + 1, given - 1, &done, &settled))
         return NULL;
-    if (requeue && !self->core.ch.queue) {
-        PyErr_SetString(state_of(self)->invalid, "a frame is requeued in a queue; this channel is a broadcast: release it");
-        return NULL;
-    }
+    if (requeue && !self->core.ch.queue) return no_queue(self);
     enum pb_result r = pb_release(&self->core, number, requeue, &done, settled, &stood);
     return r ? result_of(&self->member, r) : PyBool_FromLong(stood);
 }
@@ -147,13 +149,17 @@ static PyObject *requeue(Consumer *self, PyObject *const *args, Py_ssize_t given
     return let_go(self, args, given, "requeue", true);
 }
 
-static PyObject *ack(Consumer *self, PyObject *arg) {
+static PyObject *settle(Consumer *self, PyObject *arg, bool requeue) {
     uint64_t number;
     bool stood;
     if (!usable(&self->member) || !number_of(self, arg, UINT64_MAX, "a frame's number", &number)) return NULL;
-    enum pb_result r = pb_acknowledge(&self->core, number, &stood);
+    if (requeue && !self->core.ch.queue) return no_queue(self);
+    enum pb_result r = pb_settle(&self->core, number, requeue, &stood);
     return r ? result_of(&self->member, r) : PyBool_FromLong(stood);
 }
+
+static PyObject *ack(Consumer *self, PyObject *arg) { return settle(self, arg, false); }
+static PyObject *give_back(Consumer *self, PyObject *arg) { return settle(self, arg, true); }
 
 // keep(producer, block, description_id, object)
 static PyObject *keep(Consumer *self, PyObject *const *args, Py_ssize_t given) {
@@ -215,7 +221,8 @@ static PyMethodDef methods[] = {
     {"add_track", FAST(add_track), NULL}, {"begin", (PyCFunction)begin, METH_NOARGS, NULL},
     {"take", FAST(take), NULL},           {"borrow", FAST(borrow), NULL},
     {"release", FAST(release), NULL},     {"requeue", FAST(requeue), NULL},
-    {"ack", (PyCFunction)ack, METH_O, NULL}, {"keep", FAST(keep), NULL},
+    {"ack", (PyCFunction)ack, METH_O, NULL}, {"give_back", (PyCFunction)give_back, METH_O, NULL},
+    {"keep", FAST(keep), NULL},
     {"forget", (PyCFunction)forget, METH_O, NULL}, {"leave", (PyCFunction)leave, METH_NOARGS, NULL},
     {"close", (PyCFunction)close_member, METH_NOARGS, NULL}, {NULL, NULL, 0, NULL},
 };

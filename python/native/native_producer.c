@@ -132,6 +132,15 @@ static PyObject *reclaim(Producer *self, PyObject *const *args, Py_ssize_t given
     return blocks;
 }
 
+static PyObject *behind(Producer *self, void *closure) {
+    (void)closure;
+    uint64_t member;
+    uint32_t process;
+    if (!usable(&self->member)) return NULL;
+    if (!pb_behind(&self->core, &member, &process)) Py_RETURN_NONE;
+    return Py_BuildValue("KI", (unsigned long long)member, process);
+}
+
 static PyObject *in_flight(Producer *self, void *closure) {
     (void)closure;
     PyObject *found = PyList_New(0);
@@ -155,6 +164,7 @@ static PyMethodDef methods[] = {
 static PyGetSetDef getters[] = {
     {"unknown", (getter)unknown, NULL, NULL, NULL},
     {"in_flight", (getter)in_flight, NULL, NULL, NULL},
+    {"behind", (getter)behind, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot slots[] = {

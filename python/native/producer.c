@@ -116,6 +116,20 @@ static enum pb_result room_in_broadcast(struct pb_producer *p, uint64_t number) 
     return PB_NONE;
 }
 
+bool pb_behind(const struct pb_producer *p, uint64_t *member, uint32_t *process) {
+    uint64_t lowest = UINT64_MAX;
+    for (uint32_t slot = 0; slot < PB_CONSUMERS; slot++) {
+        const struct pb_cursor *cursor = p->cursors[slot];
+        if (p->ch.queue || !cursor || !holds_up(cursor)) continue;
+        uint64_t floor = PB_LOAD(pb_at(&cursor->file, 0));
+        if (floor >= lowest) continue;
+        lowest = floor;
+        *member = cursor->member;
+        *process = PB_LOAD(pb_at32(&p->ch.roster, PB_AT_CONSUMERS + PB_SLOT * slot + PB_SLOT_PROCESS));
+    }
+    return lowest < UINT64_MAX;
+}
+
 static bool slot_in_use(const struct pb_channel *ch, uint64_t number) {
     uint64_t stands = PB_LOAD(pb_entry(ch, number)) >> 6;
     return stands && !pb_claim_over(PB_LOAD(pb_claim(ch, number)), stands);

@@ -127,7 +127,7 @@ struct pb_track {
 struct pb_hand { // a frame in hand
     uint64_t number, block;
     int hold; // -1: none
-    bool acknowledged;
+    bool settled; // its claim has ended
 };
 
 struct pb_frame {
@@ -199,6 +199,7 @@ void pb_producer_close(struct pb_producer *p);
 enum pb_result pb_add_cursor(struct pb_producer *p, uint32_t slot, uint64_t member, int fd);
 enum pb_result pb_publish(struct pb_producer *p, const struct pb_publication *what, bool waits, uint64_t *number);
 void pb_end_wait(struct pb_producer *p);
+bool pb_behind(const struct pb_producer *p, uint64_t *member, uint32_t *process); // who holds a broadcast up the most
 enum pb_result pb_reclaim(struct pb_producer *p); // PB_OK: see `back`, good until the next call; PB_NONE: wait on `freed`
 
 // consumer.c
@@ -208,7 +209,7 @@ void pb_consumer_close(struct pb_consumer *c); // what is kept has to be dropped
 enum pb_result pb_begin(struct pb_consumer *c); // once the service says that it has joined
 enum pb_result pb_add_track(struct pb_consumer *c, uint32_t slot, uint64_t member, int fd);
 enum pb_result pb_take(struct pb_consumer *c, struct pb_frame *frame);
-enum pb_result pb_acknowledge(struct pb_consumer *c, uint64_t number, bool *stood);
+enum pb_result pb_settle(struct pb_consumer *c, uint64_t number, bool requeue, bool *stood); // it stays in hand
 enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, const struct pb_ticket *done, bool settled,
                           bool *stood);
 void pb_leave(struct pb_consumer *c);
@@ -246,6 +247,7 @@ enum { // offsets in the roster and in its slots
     PB_SLOT_MEMBER = 8,
     PB_SLOT_TIMELINE = 16,
     PB_SLOT_START = 24,
+    PB_SLOT_PROCESS = 32,
 };
 enum { PB_AT_TICKETS = 192, PB_AT_DROPPED = 256, PB_AT_HEAD = 320, PB_AT_WAITING = 512, PB_AT_ORDER = 8192 };
 enum { PB_AT_USED = 16, PB_AT_HOLDS = 4096, PB_AT_DONE = 8192, PB_RECORD = 64, PB_META_SLOT = 8448 };

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -17,13 +18,17 @@ from poolbridge._errors import ConnectionLostError, PoolbridgeError, ServiceStal
 from poolbridge._lease import AsyncLease
 from poolbridge._literals import AckMode, ChannelMode, FullPolicy, Kind
 from poolbridge._messages import Reply
-from poolbridge._operations import Ask, Flow
+from poolbridge._operations import Ask, Flow, Hear, Sleep
 from poolbridge._pool import Pool, ServiceStats
 from poolbridge._session import Session
 from poolbridge._subscription import AsyncSubscription
 from poolbridge._transport import Transport
 
 _T = TypeVar("_T")
+
+# How long a thread sleeps at a time for what comes through shared memory, in seconds, and how many do so at most.
+_NAP = 0.1
+_MOST_SLEEPERS = 64
 
 
 async def connect_async(
@@ -67,6 +72,7 @@ class AsyncClient(ClientState):
     def __init__(self, session: Session, pump: AsyncPump, path: str, timeout: float) -> None:
         super().__init__(session, path, timeout)
         self._pump = pump
+        self._sleepers: ThreadPoolExecutor | None = None
 
     # Pools
 
@@ -164,10 +170,17 @@ class AsyncClient(ClientState):
         mode: ChannelMode = "broadcast",
         capacity: int = 8,
         full: FullPolicy = "block",
+        shared: bool = False,
     ) -> AsyncChannel:
         """Create a channel, or open the one that is like it; see `Client.create_channel`."""
         flow = _channel_operations.create_channel(
-            self._session, name, pool=(await self._pool(pool)).id, mode=mode, capacity=capacity, full=full
+            self._session,
+            name,
+            pool=(await self._pool(pool)).id,
+            mode=mode,
+            capacity=capacity,
+            full=full,
+            shared=shared,
         )
         info = await self._run(flow)
         return AsyncChannel(self, info, self._channel_pool(info))
@@ -195,6 +208,8 @@ class AsyncClient(ClientState):
     async def close(self) -> None:
         """Close the connection; its leases end. Idempotent. See `Client.close`."""
         if self._session.ended is None and os.getpid() == self._session.pid:
+            if not self._session.settle_spares():
+                await asyncio.to_thread(self._session.spares.settle_for, CLOSE_TIMEOUT)
             last = self._session.prepare_close()
             try:
                 if last is not None:
@@ -225,6 +240,8 @@ class AsyncClient(ClientState):
     def _end(self) -> None:
         self._session.close()
         self._pump.stop()
+        if self._sleepers is not None:
+            self._sleepers.shutdown(wait=False)
 
     async def _greet(self) -> None:
         try:
@@ -242,7 +259,18 @@ class AsyncClient(ClientState):
         if isinstance(step, Ask):
             seconds = None if step.wait is None else step.wait + self.timeout
             return await self._pump.call(step.request, step.reply_type, seconds)
+        if isinstance(step, Hear):
+            return await self._pump.wait(step.waiter, step.seconds)
+        if isinstance(step, Sleep):
+            return await self._sleep(step)
         return await asyncio.to_thread(step.work)
+
+    async def _sleep(self, step: Sleep) -> Any:
+        """Do what may take long in a thread of its own, for a while: whoever is cancelled leaves it behind."""
+        if self._sleepers is None:
+            self._sleepers = ThreadPoolExecutor(_MOST_SLEEPERS, thread_name_prefix="poolbridge-sleeper")
+        seconds = _NAP if step.seconds is None else min(step.seconds, _NAP)
+        return await self._pump.loop.run_in_executor(self._sleepers, step.work, seconds)
 
     async def _run(self, flow: Flow[_T]) -> _T:
         """Carry an operation to its end, waiting where it has to."""

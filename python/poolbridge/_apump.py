@@ -14,6 +14,7 @@ from poolbridge._messages import Reply, Request
 
 if TYPE_CHECKING:
     from poolbridge._feed import Feed
+    from poolbridge._known import Waiter
     from poolbridge._session import Session
 
 _ReplyT = TypeVar("_ReplyT", bound=Reply)
@@ -31,11 +32,16 @@ class AsyncPump:
         The session to carry.
     loop
         The running loop.
+
+    Attributes
+    ----------
+    loop
+        The loop.
     """
 
     def __init__(self, session: Session, loop: asyncio.AbstractEventLoop) -> None:
         self._session = session
-        self._loop = loop
+        self.loop = loop
         self._fd = session.transport.fileno()
         self._writing = False
         self._closed = False
@@ -66,7 +72,7 @@ class AsyncPump:
             raise
         return cast("_ReplyT", call.result())
 
-    async def wait(self, feed: Feed, seconds: float | None) -> bool:
+    async def wait(self, feed: Feed | Waiter, seconds: float | None) -> bool:
         """Wait until a feed has something to take; False if `seconds` passed before."""
         if not feed.done:
             ready = asyncio.Event()
@@ -105,12 +111,12 @@ class AsyncPump:
     def _start_writing(self) -> None:
         if not self._writing and not self._closed:
             self._writing = True
-            self._loop.add_writer(self._fd, self._writable)
+            self.loop.add_writer(self._fd, self._writable)
 
     def _writable(self) -> None:
         if self._session.flush() and not self._closed:
             self._writing = False
-            self._loop.remove_writer(self._fd)
+            self.loop.remove_writer(self._fd)
 
     def background(self, work: Callable[[], None]) -> None:
         """See `Driver`."""
@@ -119,7 +125,7 @@ class AsyncPump:
             threading.Thread(target=self._in_thread, args=(work,), name="poolbridge-background", daemon=True).start()
 
     def _in_executor(self, work: Callable[[], None]) -> None:
-        self._loop.run_in_executor(None, _quietly, work)
+        self.loop.run_in_executor(None, _quietly, work)
 
     def _in_thread(self, work: Callable[[], None]) -> None:
         _quietly(work)
@@ -129,7 +135,7 @@ class AsyncPump:
     def _soon(self, callback: Callable[[], None]) -> bool:
         """Have the loop call something; False if it never will."""
         try:
-            self._loop.call_soon_threadsafe(callback)
+            self.loop.call_soon_threadsafe(callback)
         except RuntimeError:
             return False  # the loop is closed
         return True
@@ -139,9 +145,9 @@ class AsyncPump:
         if self._closed:
             return
         self._closed = True
-        if os.getpid() == self._session.pid and not self._loop.is_closed():
-            self._loop.remove_reader(self._fd)
-            self._loop.remove_writer(self._fd)
+        if os.getpid() == self._session.pid and not self.loop.is_closed():
+            self.loop.remove_reader(self._fd)
+            self.loop.remove_writer(self._fd)
         self._session.transport.close()
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from poolbridge import _dlpack, _order, _process
 from poolbridge._errors import InvalidArgumentError
 from poolbridge._lease import AsyncLease, Lease
+from poolbridge._sharedframes import SharedFrames
 
 if TYPE_CHECKING:
     from poolbridge._channel_messages import Frame as Notice
@@ -32,7 +33,7 @@ _clock = time.monotonic
 _MOST_KEPT = 8
 
 
-class BaseBorrowedArrays:
+class BaseBorrowedArrays(SharedFrames):
     """What the blocking and the asyncio arrays have in common.
 
     Attributes
@@ -42,13 +43,7 @@ class BaseBorrowedArrays:
     """
 
     def __init__(self, session: Session, wrap: Callable[[Any], Any] | None, stream: Any) -> None:
-        self._session = session
-        self._wrap = np.asarray if wrap is None else wrap
-        self._stream = stream
-        self._feed: Feed | None = None
-        self._notice: Notice | None = None
-        self._hold: Hold | None = None
-        self._follower: _order.Follower | None = None
+        super().__init__(session, np.asarray if wrap is None else wrap, stream)
         # To be released together.
         self._spent: deque[Notice] = deque()
 
@@ -92,6 +87,7 @@ class BaseBorrowedArrays:
         if array is None:
             array = self._make(hold)
         self._notice, self._hold = notice, hold
+        self._keep_shared(hold.grant, array)
         return array
 
     def _make(self, hold: Hold) -> Any:
@@ -112,16 +108,18 @@ class BaseBorrowedArrays:
         if _process.pid != self._session.pid:
             self._session.check_usable()
         notice, self._notice = self._notice, None
+        self._let_go_shared()
         if notice is None:
             return
         hold, self._hold = self._hold, None
         if hold is not None:
             hold.end()
-        elif self._feed is not None:
+        elif self._feed is not None and self._feed.shared is None:
             _release(self._session, (notice,), self._feed, self._follower)
 
     @property
     def _current(self) -> Notice:
+        self._note_shared()
         if self._notice is None:
             raise InvalidArgumentError("there is no frame: none was asked for yet, or it was let go of")
         return self._notice
@@ -153,6 +151,9 @@ class BaseBorrowedArrays:
 
     def __del__(self) -> None:
         notice, self._notice = self._notice, None
+        if self._feed is not None and self._feed.shared is not None:
+            self._drop_shared()
+            return
         if notice is not None and self._hold is None:
             self._spent.append(notice)
         if self._spent and self._feed is not None:
@@ -189,6 +190,7 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
         super().__init__(subscription._intake.session, wrap, stream)  # noqa: SLF001 - of one family
         self._subscription = subscription
         self._feed = subscription._feed  # noqa: SLF001
+        self._shared = self._feed.shared
         self._asked = 0.0
         self._settles = False  # somebody will, if this does not before
         self._settling = threading.Lock()
@@ -197,6 +199,16 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
+        if self._shared is not None:
+            self._release_shared()
+            frame = self._subscription._next_shared(None)  # noqa: SLF001 - of one family
+            if frame is None:
+                raise StopIteration
+            array = self._quick(frame)
+            if array is None:
+                notice = self._shared.notice(frame)
+                array = self._prepare(notice, self._subscription._claim(notice))  # noqa: SLF001
+            return array
         now = _clock()
         asked, self._asked = self._asked, now
         if self._notice is not None:
@@ -277,6 +289,16 @@ class AsyncBorrowedArrays(BaseBorrowedArrays, AsyncIterator[Any]):
         self.release()
         subscription = self._subscription
         self._feed = await subscription._start()  # noqa: SLF001
+        if self._feed.shared is not None:
+            self._shared = self._feed.shared
+            frame = await subscription._next_shared(None)  # noqa: SLF001
+            if frame is None:
+                raise StopAsyncIteration
+            array = self._quick(frame)
+            if array is None:
+                notice = self._shared.notice(frame)
+                array = self._prepare(notice, await subscription._claim(notice))  # noqa: SLF001
+            return array
         notice = await subscription._next(None)  # noqa: SLF001
         array = self._kept(notice)
         if array is None:

@@ -27,6 +27,7 @@ class MakeChannel(Request, kw_only=True, tag="channel"):
     md: str = ""
     cp: U
     fl: str = ""
+    sm: bool = False
 
 
 class Find(Request, kw_only=True, tag="find"):

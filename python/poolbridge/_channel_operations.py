@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from msgspec import UNSET
 
-from poolbridge import _cuda_stream, _dlpack, _order, _ring, _sources, _tensor
+from poolbridge import (
+    _cuda_stream,
+    _dlpack,
+    _membership,
+    _order,
+    _ring,
+    _sharedconsumer,
+    _sharedproducer,
+    _sources,
+    _tensor,
+)
 from poolbridge._channel_messages import (
     ChannelReply,
     Find,
@@ -38,9 +48,10 @@ from poolbridge._operations import Ask, Do, Flow, allocate, check_count, check_n
 if TYPE_CHECKING:
     from poolbridge._feed import Feed
     from poolbridge._hold import Hold
-    from poolbridge._messages import Channel
+    from poolbridge._messages import Channel, Ticket
     from poolbridge._session import Session
     from poolbridge._sources import Source
+    from poolbridge._tensor import Description
 
 FEATURE = "channels"
 _RINGS = "rings"
@@ -107,7 +118,7 @@ def _use_ring(session: Session) -> Flow[None]:
 
 
 def create_channel(
-    session: Session, name: str, *, pool: int, mode: ChannelMode, capacity: int, full: FullPolicy
+    session: Session, name: str, *, pool: int, mode: ChannelMode, capacity: int, full: FullPolicy, shared: bool
 ) -> Flow[Channel]:
     """Make a channel, or open the one that is like it."""
     request = MakeChannel(
@@ -116,9 +127,13 @@ def create_channel(
         md=_check_word(mode, MODES, "mode"),
         cp=_check_most(capacity, _MOST_FRAMES, "capacity"),
         fl=_check_word(full, FULL, "full"),
+        sm=bool(shared),
     )
     _check_feature(session)
-    yield from _use_ring(session)
+    if shared:
+        _membership.check_feature(session)
+    else:
+        yield from _use_ring(session)
     reply = yield Ask(request, ChannelReply)
     channel: Channel = reply.c
     return channel
@@ -128,9 +143,17 @@ def open_channel(session: Session, name: str, *, timeout: float | None) -> Flow[
     """Open a channel by its name, and its pool with it."""
     request = Find(nm=check_name(name, "channel"), w=check_wait(timeout))
     _check_feature(session)
-    yield from _use_ring(session)
-    reply = yield Ask(request, ChannelReply, timeout)
+    try:
+        reply = yield Ask(request, ChannelReply, timeout)
+    except UnsupportedError as error:
+        try:
+            _membership.check_feature(session)
+        except UnsupportedError as missing:
+            raise UnsupportedError(f"{error}; {missing}") from None
+        raise
     channel: Channel = reply.c
+    if not channel.sm:
+        yield from _use_ring(session)
     if session.pool_info(channel.pl) is None:
         yield Ask(Open(pl=channel.pl), PoolReply)
     return channel
@@ -156,13 +179,14 @@ def publish(
 ) -> Flow[int]:
     """Send a frame; give its number in the channel."""
     texts = _check_meta(meta)
-    milliseconds = check_wait(timeout)
+    check_wait(timeout)
     found = _sources.find(session, channel.pl, given)
     if found is None and event is not None:
         raise InvalidArgumentError(
             "an event goes with what is handed over in place, and this array has to be copied: leave the event out and "
             "name the stream, or write into a lease of the channel's pool"
         )
+    producer = (yield from _sharedproducer.producer_of(session, channel)) if channel.sm else None
     if found is None:
         hold = yield from _copy(session, channel, given, stream, timeout)
         description = hold.description
@@ -170,10 +194,34 @@ def publish(
         hold, description = found
         if stream is not None:
             _order.name_stream(hold, stream)
-    tensor = UNSET if description is hold.description else description.to_wire()
     mark = None if event is None else local_event(hold, event)
     ticket = yield from ready(hold, None, mark)
     handle = b"" if mark is None or ticket is None else mark.ipc_handle
+    if producer is not None:
+        number: int = yield from _sharedproducer.send(
+            producer, hold, description, texts=texts, ticket=ticket, event=handle, timeout=timeout
+        )
+    else:
+        number = yield from _send(session, channel, hold, description, texts, ticket, handle, timeout)
+        session.sent(hold, ticket)
+    if found is None and ticket is not None:
+        session.keep(given, ticket)
+    return number
+
+
+def _send(
+    session: Session,
+    channel: Channel,
+    hold: Hold,
+    description: Description,
+    texts: dict[str, str],
+    ticket: Ticket | None,
+    handle: bytes,
+    timeout: float | None,
+) -> Flow[int]:
+    """Have the service send a frame; give its number in the channel."""
+    tensor = UNSET if description is hold.description else description.to_wire()
+    milliseconds = check_wait(timeout)
     request = Send(ch=channel.id, l=hold.grant.id, t=tensor, mt=texts, rt=ticket or UNSET, ev=handle, w=milliseconds)
     # From here on it makes no more arrays; it is the service's, unless that refuses it.
     hold.released = True
@@ -188,9 +236,6 @@ def publish(
     except BaseException:
         session.unsend(hold)
         raise
-    session.sent(hold, ticket)
-    if found is None and ticket is not None:
-        session.keep(given, ticket)
     number: int = reply.sq
     return number
 
@@ -231,6 +276,16 @@ def subscribe(
 ) -> Flow[Feed]:
     """Have a channel's frames sent."""
     auto = _check_word(ack, ACKS, "ack") == "auto"
+    if channel.sm:
+        feed = yield from _sharedconsumer.consume(
+            session,
+            channel,
+            credit=_check_most(credit, _MOST_CREDIT, "credit"),
+            oldest=bool(oldest),
+            full="" if full is None else _check_word(full, FULL, "full"),
+            auto=auto,
+        )
+        return feed
     request = Subscribe(
         ch=channel.id,
         cr=_check_most(credit, _MOST_CREDIT, "credit"),
@@ -238,6 +293,6 @@ def subscribe(
         fl="" if full is None else _check_word(full, FULL, "full"),
     )
     reply = yield Ask(request, SubscribeReply)
-    feed: Feed = session.feed(reply.sb)
+    feed = session.feed(reply.sb)
     feed.start(request.cr, channel.cp, queue=channel.md == "queue", auto=auto)
     return feed

@@ -15,7 +15,7 @@ from poolbridge._errors import ConnectionLostError, PoolbridgeError, ServiceStal
 from poolbridge._lease import Lease
 from poolbridge._literals import AckMode, ChannelMode, FullPolicy, Kind
 from poolbridge._messages import Reply
-from poolbridge._operations import Ask, Flow
+from poolbridge._operations import Ask, Flow, Hear, Sleep
 from poolbridge._pool import Pool, ServiceStats
 from poolbridge._pump import Pump
 from poolbridge._session import Session
@@ -232,6 +232,7 @@ class Client(ClientState):
         mode: ChannelMode = "broadcast",
         capacity: int = 8,
         full: FullPolicy = "block",
+        shared: bool = False,
     ) -> Channel:
         """Create a channel, or open the one of that name that is like it.
 
@@ -249,16 +250,20 @@ class Client(ClientState):
         full
             What happens when it is full. ``"block"``: who sends waits. ``"fail"``: sending fails. ``"drop-oldest"``:
             who is behind misses frames. ``"latest"``: the same, and gets only the newest.
+        shared
+            Have the frames go through memory that producers and consumers share, and not through the service. A frame
+            then costs microseconds and no system call. All members need the native module. A producer keeps the memory
+            of its last frames, `capacity` and 2 more, for the next ones for up to a second.
 
         Raises
         ------
         AlreadyExistsError
             There is a channel of that name that is not like it.
         UnsupportedError
-            The service has no channels.
+            The service has no channels, or none with `shared`; or poolbridge is installed without its native module.
         """
         flow = _channel_operations.create_channel(
-            self._session, name, pool=self._pool(pool).id, mode=mode, capacity=capacity, full=full
+            self._session, name, pool=self._pool(pool).id, mode=mode, capacity=capacity, full=full, shared=shared
         )
         info = self._run(flow)
         return Channel(self, info, self._channel_pool(info))
@@ -335,6 +340,7 @@ class Client(ClientState):
         Arrays that are still alive stay valid, but their memory is not used again before this process ends.
         """
         if self._session.ended is None and os.getpid() == self._session.pid:
+            self._session.spares.settle_for(CLOSE_TIMEOUT)
             last = self._session.prepare_close()
             if last is not None:
                 try:
@@ -377,7 +383,9 @@ class Client(ClientState):
         if isinstance(step, Ask):
             seconds = None if step.wait is None else step.wait + self.timeout
             return self._pump.call(step.request, step.reply_type, seconds)
-        return step.work()
+        if isinstance(step, Hear):
+            return self._pump.wait(step.waiter, step.seconds, 0.0)
+        return step.work(step.seconds) if isinstance(step, Sleep) else step.work()
 
     def _run(self, flow: Flow[_T]) -> _T:
         """Carry an operation to its end, waiting where it has to."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from poolbridge import _cuda, _event
 from poolbridge._errors import ConnectionLostError, InvalidArgumentError, ServiceStalledError
+from poolbridge._membership import NATIVE
 from poolbridge._messages import VERSION, Hello, HelloReply
 from poolbridge._operations import Ask
 from poolbridge._pool import Pool
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from poolbridge._event import Event
     from poolbridge._session import Session
 
-FEATURES = ("timelines", "channels", "rings")
+FEATURES = ("timelines", "channels", "rings", *(("shared",) if NATIVE is not None else ()))
 DEFAULT_TIMEOUT = 10.0
 CLOSE_TIMEOUT = 1.0
 

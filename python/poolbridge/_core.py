@@ -6,9 +6,10 @@ the blocking and the asyncio client both carry its packets. It is not thread-saf
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from msgspec import UNSET, UnsetType, structs
 
@@ -25,7 +26,7 @@ from poolbridge._channel_messages import (
 )
 from poolbridge._errors import PoolbridgeError, ProtocolError
 from poolbridge._feed import Feed
-from poolbridge._known import Call, KnownBlock, KnownPool
+from poolbridge._known import Call, KnownBlock, KnownPool, Waiter
 from poolbridge._messages import (
     VERSION,
     Cancel,
@@ -47,11 +48,14 @@ from poolbridge._messages import (
 )
 from poolbridge._packet import check, decode, encode
 from poolbridge._page import WORDS
+from poolbridge._shared_messages import JoinReply, Leave, MapReply, Member, Wanted
 from poolbridge._transport import NONE, Descriptors
 
 _LAST_NUMBER: Final = 2**32 - 1
 # What a canonical notice of a frame begins with, behind its map's first byte.
 _FRAME: Final = b"\xa1n\xa5frame"
+# Descriptors that a member of a shared channel gets: the roster, the sequencer and its own file.
+_SEAT_FILES: Final = 3
 
 
 class Core:
@@ -77,6 +81,12 @@ class Core:
         Descriptors of timelines that came and were not mapped yet.
     ring
         Descriptors of a ring that came and is not used yet.
+    seats
+        Descriptors of members that have joined and are not set up yet, by the number of the request.
+    members
+        The members of shared channels that this session has.
+    waiters
+        What threads wait for that comes with a notice.
     news
         What the session has to hear of.
     """
@@ -93,7 +103,10 @@ class Core:
         self.feeds: dict[int, Feed] = {}
         self.pages: dict[int, Descriptors] = {}
         self.ring: Descriptors | None = None
-        self.news: list[Failed | Forget] = []
+        self.seats: dict[int, Descriptors] = {}
+        self.members: list[Any] = []
+        self.waiters: list[Waiter] = []
+        self.news: list[Failed | Forget | Wanted] = []
         self._calls: dict[int, Call] = {}
         self._number = 0
 
@@ -109,7 +122,7 @@ class Core:
         """
         number = request.q = self._next_number()
         packet = encode(request)
-        call = self._calls[number] = Call(number, reply_type, on_done)
+        call = self._calls[number] = Call(request, reply_type, on_done)
         self.outbox.append(packet)
         return call
 
@@ -127,6 +140,15 @@ class Core:
             self.release(call.reply.l, failed=False)
         elif isinstance(call.reply, SubscribeReply):
             self.tell(Unsubscribe(sb=call.reply.sb))
+        elif isinstance(call.reply, JoinReply):
+            self._unjoin(call)
+
+    def _unjoin(self, call: Call) -> None:
+        """Give up a seat that nobody takes."""
+        descriptors = self.seats.pop(call.number, None)
+        if descriptors is not None and isinstance(call.reply, JoinReply):
+            descriptors.close()
+            self.tell(Leave(ch=call.request.ch, mb=call.reply.mb))
 
     def release(self, grant: Grant, tickets: tuple[Ticket, ...] = (), *, failed: bool) -> KnownBlock | None:
         """End a lease.
@@ -230,6 +252,8 @@ class Core:
             for block in recalled:
                 block.recalled = True
                 block.arrays.clear()
+                for member in self.members:
+                    member.forget(block.id)
             return [block for block in recalled if not block.leases]
         if name == "goodbye":
             self.goodbye = decode(data, Goodbye)
@@ -243,6 +267,10 @@ class Core:
             self.news.append(decode(data, Failed))
         elif name == "forget":
             self.news.append(decode(data, Forget))
+        elif name == "member":
+            self._member(decode(data, Member), descriptors)
+        elif name == "wanted":
+            self.news.append(decode(data, Wanted))
         elif name == "working":
             number = decode(data, Working).rq
             for call in self._calls.values():
@@ -268,6 +296,23 @@ class Core:
         if feed is not None:
             feed.put(frame)
 
+    def _member(self, member: Member, descriptors: Descriptors) -> None:
+        """Give the file of a member to those of the other role that this session has in its channel."""
+        _, own = _claim(member.x, descriptors)
+        fd = own.one()
+        try:
+            for mine in self.members:
+                if mine.channel.id == member.ch and mine.role != member.ro:
+                    mine.meet(member.sl, member.mb, fd)
+        finally:
+            os.close(fd)
+        self.tell_waiters()
+
+    def tell_waiters(self) -> None:
+        """Have threads that wait for what comes with notices look again."""
+        for waiter in list(self.waiters):
+            waiter.tell()
+
     def _reply(self, envelope: Envelope, data: bytes, descriptors: Descriptors) -> None:
         call = self._calls.get(envelope.q)
         if call is None:
@@ -291,6 +336,8 @@ class Core:
         elif call.abandoned and isinstance(reply, SubscribeReply):
             self.tell(Unsubscribe(sb=reply.sb))
         call.reply = reply
+        if call.abandoned and isinstance(reply, JoinReply):
+            self._unjoin(call)
         call.on_done()
 
     def _learn(self, call: Call, reply: Reply, descriptors: Descriptors) -> None:
@@ -316,6 +363,16 @@ class Core:
                 own.close()
             else:
                 self.pages[reply.tl] = own
+        elif isinstance(reply, JoinReply):
+            _, own = _claim(reply.x, descriptors)
+            if len(own) != _SEAT_FILES:
+                count = len(own)
+                own.close()
+                raise ProtocolError(f"a member of a channel came with {count} file descriptors; expected {_SEAT_FILES}")
+            self.seats[reply.q] = own
+        elif isinstance(reply, MapReply):
+            export, own = _claim(reply.x, descriptors)
+            self._learn_block(call, reply, export, own)
         elif isinstance(reply, RingReply):
             _, self.ring = _claim(reply.x, descriptors)
         elif isinstance(reply, HelloReply):
@@ -323,6 +380,16 @@ class Core:
                 raise _errors.VersionError(f"the service chose protocol version {reply.v}; offered was {VERSION}")
             self.epoch, self.session_id, self.service_pid = reply.ep, reply.id, reply.pid
             self.features = reply.ft
+
+    def _learn_block(self, call: Call, reply: MapReply, export: bytes, own: Descriptors) -> None:
+        id_ = call.request.bl
+        pool = next((member.channel.pl for member in self.members if member.channel.id == call.request.ch), 0)
+        if id_ not in self.blocks and pool:
+            self.blocks[id_] = KnownBlock(id_, pool, reply.bs, export, own, generation=reply.ge)
+            return
+        own.close()  # another thread has asked as well, or the member that asked has left
+        if id_ not in self.blocks:
+            self.tell(Dropped(bl=(id_,)))
 
     def _learn_grant(self, grant: Grant, descriptors: Descriptors) -> None:
         block = self.blocks.get(grant.bl)
@@ -351,6 +418,7 @@ class Core:
         feeds, self.feeds = list(self.feeds.values()), {}
         for feed in feeds:
             feed.lose(type(error)(*error.args))
+        self.tell_waiters()
 
     def close_descriptors(self) -> None:
         """Close the descriptors of exports that were never mapped."""
@@ -358,7 +426,7 @@ class Core:
             pool.descriptors.close()
         for block in self.blocks.values():
             block.descriptors.close()
-        for page in self.pages.values():
+        for page in (*self.pages.values(), *self.seats.values()):
             page.close()
         if self.ring is not None:
             self.ring.close()

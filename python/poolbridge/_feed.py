@@ -11,6 +11,7 @@ from poolbridge import _errors
 if TYPE_CHECKING:
     from poolbridge._channel_messages import End, Frame
     from poolbridge._errors import PoolbridgeError
+    from poolbridge._sharedconsumer import SharedConsumer
 
 
 _MOST_TOGETHER = 16
@@ -43,9 +44,13 @@ class Feed:
         Whether nobody wants frames any more: those that come are given back.
     on_done
         Called when there is something to take, if anybody waits.
+    shared
+        The consumer whose frames come through shared memory; None: the service sends them.
     """
 
-    __slots__ = ("auto", "closed", "ended", "error", "few", "frames", "id", "lag", "on_done", "open", "queue", "taken")
+    __slots__ = (
+        "auto", "closed", "ended", "error", "few", "frames", "id", "lag", "on_done", "open", "queue", "shared", "taken",
+    )  # fmt: skip
 
     def __init__(self, id_: int) -> None:
         self.id = id_
@@ -60,6 +65,7 @@ class Feed:
         self.closed = False
         self.error: PoolbridgeError | None = None
         self.on_done: Callable[[], object] | None = None
+        self.shared: SharedConsumer | None = None
 
     @property
     def done(self) -> bool:

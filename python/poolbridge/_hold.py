@@ -77,11 +77,23 @@ class Hold:
         self.promise: Ticket | None = None
         self.lost = bool(session.lost) and grant.bf in session.lost
         self.sent = False
+        # Whether it came of an allocation: nobody else can have a lease or a name of the buffer.
+        self.allocated = False
         self.feed = feed
         if feed is not None:
             feed.open[grant.id] = feed.taken
         session.holds[grant.id] = ref(self)
         self.released = False
+
+    @property
+    def title(self) -> str:
+        """What it is to people: frames of shared memory come without a lease of the service."""
+        return f"lease {self.grant.id}" if self.grant.id > 0 else "the lease of this frame"
+
+    @property
+    def single(self) -> bool:
+        """Whether one ticket has to say when all work on the memory is done."""
+        return self.feed is not None and self.feed.shared is not None
 
     def check_usable(self) -> None:
         """Raise if the lease has ended, or this is another process.
@@ -155,7 +167,7 @@ class Hold:
         """Take the decision to release; from here on the lease makes no more arrays."""
         self.check_usable()
         if self.sent:
-            raise LeaseInUseError(f"lease {self.grant.id} is the frame's whose array is being made: it ends by itself")
+            raise LeaseInUseError(f"{self.title} is the frame's whose array is being made: it ends by itself")
         # First closed, then counted: an array that is being made at this moment either counts or fails.
         self.released = True
         if force:
@@ -164,13 +176,13 @@ class Hold:
             self.released = False
             count = len(self.tokens)
             raise LeaseInUseError(
-                f"{count} array{'s' if count > 1 else ''} made from lease {self.grant.id} "
+                f"{count} array{'s' if count > 1 else ''} made from {self.title} "
                 f"{'are' if count > 1 else 'is'} alive: drop them first, or let the last one end the lease"
             )
         if self.unaccounted:
             self.released = False
             raise LeaseInUseError(
-                f"lease {self.grant.id} was read through __cuda_array_interface__, whose arrays cannot be counted: "
+                f"{self.title} was read through __cuda_array_interface__, whose arrays cannot be counted: "
                 "drop the lease and its arrays and it ends by itself, or say release(force=True) once none is used; "
                 "arrays made by DLPack, or of lease.view(), are counted"
             )
@@ -203,7 +215,7 @@ class Hold:
         If not, it ends by itself, and then as `failed` says.
         """
         if self.tokens or self.unaccounted:
-            error.add_note(f"lease {self.grant.id} ends when the arrays made from it are gone")
+            error.add_note(f"{self.title} ends when the arrays made from it are gone")
             self.failed = failed
             return False
         return True

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from poolbridge._errors import PoolbridgeError
-from poolbridge._messages import Pool, Reply, Ticket
+from poolbridge._messages import Pool, Reply, Request, Ticket
 from poolbridge._transport import Descriptors
 
 
@@ -17,8 +17,8 @@ class Call:
 
     Parameters
     ----------
-    number
-        The request number.
+    request
+        What was asked, with its number.
     reply_type
         What the reply is decoded as.
     on_done
@@ -30,10 +30,11 @@ class Call:
         Whether the service has said that it is carrying the request out.
     """
 
-    __slots__ = ("abandoned", "error", "number", "on_done", "reply", "reply_type", "working")
+    __slots__ = ("abandoned", "error", "number", "on_done", "reply", "reply_type", "request", "working")
 
-    def __init__(self, number: int, reply_type: type[Reply], on_done: Callable[[], object]) -> None:
-        self.number = number
+    def __init__(self, request: Request, reply_type: type[Reply], on_done: Callable[[], object]) -> None:
+        self.request: Any = request
+        self.number = request.q
         self.reply_type = reply_type
         self.on_done = on_done
         self.abandoned = False
@@ -54,6 +55,38 @@ class Call:
         return self.reply
 
 
+class Waiter:
+    """Something that is waited for while packets are received.
+
+    Parameters
+    ----------
+    ready
+        Says whether it is there.
+
+    Attributes
+    ----------
+    on_done
+        Called when it is there, if anybody waits.
+    """
+
+    __slots__ = ("on_done", "ready")
+
+    def __init__(self, ready: Callable[[], bool]) -> None:
+        self.ready = ready
+        self.on_done: Callable[[], object] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether it is there."""
+        return self.ready()
+
+    def tell(self) -> None:
+        """Have the thread that waits look again."""
+        on_done = self.on_done  # once: the thread may give up at any moment
+        if on_done is not None:
+            on_done()
+
+
 class KnownPool(Struct, eq=False, gc=True):
     """A pool that this session opened: its description, and its export until that is mapped."""
 
@@ -68,7 +101,8 @@ class KnownBlock(Struct, eq=False, gc=True):
     ``leases`` counts this session's leases on it; ``mapped`` is the kind's mapping while there is one; ``uses`` has the
     words of the session's own timeline, and the values that they have when its streams are done with the block;
     ``arrays`` are those that are made once for all frames in the block: of which tensor, made by whom, and the array,
-    which counts as a lease for as long as it is alive.
+    which counts as a lease for as long as it is alive; ``generation`` is that of the block when a frame of shared memory
+    had it mapped.
     """
 
     id: int
@@ -81,6 +115,7 @@ class KnownBlock(Struct, eq=False, gc=True):
     mapped: Any = None
     uses: dict[int, int] = field(default_factory=dict)
     arrays: list[tuple[Any, Any, Any]] = field(default_factory=list)
+    generation: int = 0
 
     def used(self, ticket: Ticket) -> None:
         """Note when a stream is done with it; threads may say so in another order than the stream gets there."""

@@ -139,6 +139,9 @@ class Producer:
     def in_flight(self) -> list[tuple[int, int]]:
         """Numbers and blocks of the frames whose blocks have not come back."""
     @property
+    def behind(self) -> tuple[int, int] | None:
+        """Member and process id of the consumer that is furthest behind, of those which hold up a broadcast."""
+    @property
     def unknown(self) -> tuple[int, int]:
         """Slot and member id of the consumer whose cursor was needed last."""
     def close(self) -> None:
@@ -185,7 +188,16 @@ class Consumer:
     def requeue(self, number: int, word: int = 0, value: int = 0, settled: bool = False, /) -> bool | Condition:
         """Let go of a frame of a queue, which another consumer takes then; see `release`."""
     def ack(self, number: int, /) -> bool:
-        """Acknowledge a frame of a queue that stays in hand. False: its claim was given to another."""
+        """Acknowledge a frame that stays in hand. In a broadcast it then holds no producer back.
+
+        False: its claim in a queue was given to another.
+        """
+    def give_back(self, number: int, /) -> bool:
+        """Give back a frame of a queue that stays in hand; see `ack`. This consumer may take it a second time.
+
+        Of such a frame, which is in hand twice, `ack` and `give_back` settle what is not settled, and `release` lets go
+        first of what is.
+        """
     def keep(self, producer: int, block: int, description_id: int, kept: Any, /) -> None:
         """Keep an object for the frames of a producer in a block with a description; one for each block."""
     def forget(self, block: int, /) -> bool:

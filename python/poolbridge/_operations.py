@@ -1,7 +1,7 @@
 """What a client can ask for, written once for the blocking and for the asyncio client.
 
-Each operation is a generator. It yields what has to be waited for, an `Ask` of the service or a `Do` in this process,
-and is resumed with the result or the error; it returns the operation's result. It never waits itself.
+Each operation is a generator. It yields what has to be waited for, such as an `Ask` of the service or a `Do` in this
+process, and is resumed with the result or the error; it returns the operation's result. It never waits itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from poolbridge import _dlpack, _event, _order, _tensor, _timelines
 from poolbridge._channel_messages import Timeline, TimelineReply
-from poolbridge._errors import InvalidArgumentError, NotFoundError, UnsupportedError, shown
+from poolbridge._errors import InvalidArgumentError, NotFoundError, ProtocolError, UnsupportedError, shown
 from poolbridge._hold import Hold
 from poolbridge._kinds import KINDS
 from poolbridge._messages import (
@@ -49,6 +49,7 @@ from poolbridge._promise import Promise
 if TYPE_CHECKING:
     from poolbridge._event import Event
     from poolbridge._feed import Feed
+    from poolbridge._known import Waiter
     from poolbridge._literals import Kind
     from poolbridge._session import Session
 
@@ -76,7 +77,26 @@ class Do:
     work: Callable[[], Any]
 
 
-Flow = Generator[Ask | Do, Any, _T]
+@dataclass(frozen=True, slots=True)
+class Hear:
+    """Receive packets until a waiter is told, for so many seconds at most; None: without limit. Gives whether it was."""
+
+    waiter: Waiter
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Do something in this process that may take as long as it is told, in seconds; None: without limit.
+
+    It may be told less, and is then asked for again.
+    """
+
+    work: Callable[[float | None], Any]
+    seconds: float | None
+
+
+Flow = Generator[Ask | Do | Hear | Sleep, Any, _T]
 
 
 def _ask(request: Request, reply_type: type[_ReplyT], wait: float | None = 0.0) -> Flow[_ReplyT]:
@@ -250,10 +270,31 @@ def stats() -> Flow[ServiceStats]:
 
 
 def allocate(session: Session, description: _tensor.Description, pool: int, *, timeout: float | None) -> Flow[Hold]:
-    """Allocate a buffer in the pool of that id and lease it for writing."""
+    """Allocate a buffer in the pool of that id and lease it for writing; one that came back from a channel comes first."""
+    if session.producers and (hold := (yield from _spare(session, description, pool))) is not None:
+        return hold
     request = Alloc(pl=pool, t=description.to_wire(), w=check_wait(timeout))
     reply = yield Ask(request, GrantReply, timeout)
-    return held(session, reply.l) or (yield from take(session, reply.l))
+    hold = held(session, reply.l) or (yield from take(session, reply.l))
+    hold.allocated = True
+    return hold
+
+
+def _spare(session: Session, description: _tensor.Description, pool: int) -> Flow[Hold | None]:
+    """Make a hold of a lease that came back from a channel, if there is one of just as many bytes."""
+    spare = session.take_spare(pool, description.nbytes)
+    if spare is None:
+        return None
+    try:
+        for timeline in session.timelines.unknown(session.core.epoch, spare.tickets):
+            yield from know_timeline(session, timeline)
+    except BaseException:
+        session.return_spare(spare)
+        raise
+    hold = held(session, spare.granted(description))
+    if hold is not None:
+        hold.allocated = True
+    return hold
 
 
 def get(session: Session, name: str, *, write: bool, timeout: float | None) -> Flow[Hold]:
@@ -289,12 +330,16 @@ def held(session: Session, grant: Grant, feed: Feed | None = None) -> Hold | Non
     feed
         Of the subscription whose frame it is, if it is one's.
     """
-    pool, memory = session.pool_info(grant.pl), session.mapped(grant.bl)
-    if pool is None or memory is None or (grant.wt and session.timelines.unknown(session.core.epoch, grant.wt)):
-        return None
     try:
+        if feed is not None and feed.shared is not None and not feed.shared.count(grant):
+            return None
+        pool, memory = session.pool_info(grant.pl), session.mapped(grant.bl)
+        if pool is None or memory is None or (grant.wt and session.timelines.unknown(session.core.epoch, grant.wt)):
+            return None
         return Hold(session, grant, pool, memory, _tensor.from_wire(grant.t, grant.n), feed=feed)
-    except BaseException:
+    except BaseException as error:
+        if feed is not None and feed.shared is not None and isinstance(error, ProtocolError):
+            raise session.doubt(grant, feed, error) from None
         session.give_back(grant, feed)
         raise
 
@@ -302,6 +347,8 @@ def held(session: Session, grant: Grant, feed: Feed | None = None) -> Hold | Non
 def take(session: Session, grant: Grant, feed: Feed | None = None) -> Flow[Hold]:
     """Make a hold of a grant: open its pool, map its block and the timelines of its tickets, if that is to be done."""
     try:
+        if feed is not None and feed.shared is not None:
+            yield from feed.shared.learn(grant)
         description = _tensor.from_wire(grant.t, grant.n)
         pool = session.pool_info(grant.pl)
         if pool is None:
@@ -311,17 +358,19 @@ def take(session: Session, grant: Grant, feed: Feed | None = None) -> Flow[Hold]
         if memory is None:
             memory = yield Do(partial(session.map, grant.bl))
         for timeline in session.timelines.unknown(session.core.epoch, grant.wt):
-            yield from _know_timeline(session, timeline)
+            yield from know_timeline(session, timeline)
         on_device = memory.pool.device[0] != _dlpack.CPU
         if on_device and session.timelines.own is None and _timelines.FEATURE in session.core.features:
-            yield from _know_timeline(session, 0)
+            yield from know_timeline(session, 0)
         return Hold(session, grant, pool, memory, description, feed=feed)
-    except BaseException:
+    except BaseException as error:
+        if feed is not None and feed.shared is not None and isinstance(error, (ProtocolError, NotFoundError)):
+            raise session.doubt(grant, feed, error) from None
         session.give_back(grant, feed)
         raise
 
 
-def _know_timeline(session: Session, timeline: int) -> Flow[None]:
+def know_timeline(session: Session, timeline: int) -> Flow[None]:
     """Ask for a timeline's page and map it; 0: for the session's own."""
     try:
         reply = yield from _ask(Timeline(tl=timeline), TimelineReply)
@@ -403,7 +452,7 @@ def promise(hold: Hold) -> Flow[Promise]:
     if _timelines.FEATURE not in session.core.features:
         raise UnsupportedError("this service has no timelines, which promises need: it is older than they are")
     while (own := session.timelines.own) is None:
-        yield from _know_timeline(session, 0)
+        yield from know_timeline(session, 0)
     return Promise(hold, own)
 
 

@@ -254,7 +254,10 @@ class Follower:
         self._synchronize = partial(_cuda.synchronize, key.ordinal)
 
     def before(self, grant: Grant) -> bool:
-        """Make the stream wait until a frame's memory may be used; False if that takes more than its wait."""
+        """Make the stream wait until a frame's memory may be used; False if that takes more than its wait.
+
+        Of the grant only the tickets are looked at.
+        """
         timelines, own, key = self._timelines, self._own, self._key
         if timelines.own is not own or not (self.anywhere or key.reachable):
             return False
@@ -329,7 +332,7 @@ def done(hold: Hold, say: Say) -> None:
     elif len(streams) > 1:
         tickets: tuple[Ticket, ...] = ()
         try:
-            tickets = _written(own, streams) or _fall_back(hold)
+            tickets = (_single(hold, own) if hold.single else _written(own, streams)) or _fall_back(hold)
         finally:
             say(tickets)
     elif not _tell(own, streams[0], say, hold.memory.synchronize):
@@ -361,12 +364,23 @@ def _written(own: Timeline, streams: Iterable[StreamKey], *, wait: bool = True) 
     return written if len(written) == len(tickets) else ()
 
 
+def _single(hold: Hold, own: Timeline) -> tuple[Ticket, ...]:
+    """Have one stream write for all; none if it cannot."""
+    try:
+        ticket = _joined(hold, own)
+    except (DriverError, PoolLimitError):
+        return ()
+    return () if ticket is None else (ticket,)
+
+
 def done_at_once(hold: Hold) -> tuple[Ticket, ...] | None:
     """Do as `done` in a finaliser, which must not wait; None if that cannot be."""
     if hold.streams is None and not hold.unordered:
         return ()
-    own = _own(hold)
-    return (_written(own, _streams(hold), wait=False) or None) if own is not None else None
+    own, streams = _own(hold), _streams(hold)
+    if own is None or (hold.single and len(streams) > 1):
+        return None
+    return _written(own, streams, wait=False) or None
 
 
 def ready(hold: Hold) -> Ticket | None:

@@ -20,7 +20,7 @@ from poolbridge._messages import Reply, Request
 
 if TYPE_CHECKING:
     from poolbridge._feed import Feed
-    from poolbridge._known import Call
+    from poolbridge._known import Call, Waiter
     from poolbridge._session import Session
 
 _ReplyT = TypeVar("_ReplyT", bound=Reply)
@@ -167,7 +167,7 @@ class Pump:
             raise
         return cast("_ReplyT", call.result())
 
-    def wait(self, feed: Feed, seconds: float | None, spin: float) -> bool:
+    def wait(self, feed: Feed | Waiter, seconds: float | None, spin: float) -> bool:
         """Wait until a feed has something to take; False if `seconds` passed before.
 
         For the first `spin` seconds the thread does not sleep.
@@ -226,7 +226,7 @@ class Pump:
             self._ticking = True
             self._bell.ring()
 
-    def _spin_for(self, feed: Call | Feed, seconds: float) -> bool:
+    def _spin_for(self, feed: Call | Feed | Waiter, seconds: float) -> bool:
         """Read without sleeping until the feed has something, which it says, or the time is over."""
         session, looks, found = self._session, 0, False
         if session.ended is not None:
@@ -262,7 +262,7 @@ class Pump:
             self._eagerness.learn(found=found)
         return found
 
-    def _read_for(self, call: Call | Feed, deadline: float | None) -> None:
+    def _read_for(self, call: Call | Feed | Waiter, deadline: float | None) -> None:
         """Read until the call is done or its time is over."""
         transport, late = self._session.transport, 0
         while not call.done:
@@ -291,7 +291,7 @@ class Pump:
                 if not received or late > _MOST_LATE:
                     return
 
-    def _wait_for(self, feed: Call | Feed, turn: threading.Event, deadline: float | None) -> None:
+    def _wait_for(self, feed: Call | Feed | Waiter, turn: threading.Event, deadline: float | None) -> None:
         """Wait until another thread has read what completes the call, or reads no more, and then read.
 
         `turn` is set when the feed has something, or this thread may read.

@@ -28,7 +28,8 @@ from poolbridge._feed import Feed
 from poolbridge._messages import Dropped, Release, Reply
 from poolbridge._packet import MAX_ARRAY
 from poolbridge._ring import SIZE, Ring
-from poolbridge._session_memory import SessionMemory
+from poolbridge._session_members import SessionMembers
+from poolbridge._shared_messages import Wanted
 
 if TYPE_CHECKING:
     from poolbridge._channel_messages import Frame
@@ -55,7 +56,7 @@ class Driver(Protocol):
         """Do work soon that may wait for a device, elsewhere; never waits, never raises."""
 
 
-class Session(SessionMemory):
+class Session(SessionMembers):
     """One connection and what belongs to it. Thread-safe.
 
     Parameters
@@ -269,9 +270,13 @@ class Session(SessionMemory):
         self._end_lease(grant, tickets, feed, failed=failed)
 
     def _end_lease(self, grant: Grant, tickets: tuple[Ticket, ...], feed: Feed | None, *, failed: bool) -> None:
-        if feed is not None:
-            feed.open.pop(grant.id, None)
-        self._released(self.core.release(grant, tickets, failed=failed))
+        settled = feed is None or feed.open.pop(grant.id, None) is None
+        if feed is not None and feed.shared is not None:
+            counted = feed.shared.release(grant, tickets, settled=settled, back=failed)
+            self._released(self.core.forget(grant, tickets) if counted else None)
+            self.core.tell_waiters()
+        elif feed is not None or not self.spares.take_back(grant, tickets):
+            self._released(self.core.release(grant, tickets, failed=failed))
 
     def _decide(self, feed: Feed | None, *, back: bool) -> None:
         """End the leases of frames that nobody has any more: all, or those of one subscription."""
@@ -314,6 +319,10 @@ class Session(SessionMemory):
             if lease not in feed.open:
                 return False
             del feed.open[lease]
+            if feed.shared is not None:
+                feed.shared.settle(lease, back=back)
+                self.core.tell_waiters()
+                return True
             self.core.tell(Ack(l=lease, bk=back))
             self._flush()
         return True
@@ -328,7 +337,11 @@ class Session(SessionMemory):
             self.check_usable()
         with self._lock:
             self._decide(feed, back=False)
-            if feed.open:
+            if feed.shared is not None:
+                for lease in feed.open:
+                    feed.shared.settle(lease, back=False)
+                feed.open.clear()
+            elif feed.open:
                 first, *others = feed.open
                 feed.open.clear()
                 self.core.tell(Ack(l=first, al=tuple(others)))
@@ -386,7 +399,9 @@ class Session(SessionMemory):
         """Note that a lease has ended with the sending of its frame; arrays of it keep the block mapped."""
         hold.seal()
         with self._lock:
-            self.holds.pop(hold.grant.id, None)
+            kept = self.holds.get(hold.grant.id)
+            if kept is not None and kept() is hold:  # a lease that is a channel's may have come back meanwhile
+                del self.holds[hold.grant.id]
             block = self.core.blocks.get(hold.grant.bl)
             if block is not None and ticket is not None:
                 block.used(ticket)
@@ -438,16 +453,19 @@ class Session(SessionMemory):
         with self._lock:
             # Whoever went on without the page would take what its tickets stand for as done.
             self.check_usable()
-            descriptors = self.core.pages.pop(timeline, None)
-            if descriptors is None:
-                return
-            fd = descriptors.one()
-            try:
-                if self.timelines.add(self.core.epoch, timeline, fd, own=own) and own:
-                    self.core.tell(Seal())
-                    self._flush()
-            finally:
-                os.close(fd)
+            self._adopt(timeline, own=own)
+
+    def _adopt(self, timeline: int, *, own: bool) -> None:
+        descriptors = self.core.pages.pop(timeline, None)
+        if descriptors is None:
+            return
+        fd = descriptors.one()
+        try:
+            if self.timelines.add(self.core.epoch, timeline, fd, own=own) and own:
+                self.core.tell(Seal())
+                self._flush()
+        finally:
+            os.close(fd)
 
     def pay(self, feed: Feed) -> None:
         """Give the credit back of a frame that came without a lease."""
@@ -484,7 +502,9 @@ class Session(SessionMemory):
         feed.closed, more = True, not feed.ended
         frames, feed.frames = list(feed.frames), deque()
         feed.lose(None)
-        if more and self.ended is None:
+        if feed.shared is not None:
+            self._leave(feed.shared)
+        elif more and self.ended is None:
             # First, or what goes back would come here again.
             # Until the reply, what was on its way comes and is given back.
             forget = partial(self.core.feeds.pop, feed.id, None)
@@ -494,6 +514,7 @@ class Session(SessionMemory):
         for frame in frames:
             if not isinstance(frame.l, UnsetType):
                 self._end_lease(frame.l, (), feed, failed=feed.queue)
+        self._flush()
 
     def _hear(self) -> None:
         """Take the news that the core has for this session. The lock is held."""
@@ -501,6 +522,9 @@ class Session(SessionMemory):
         for notice in news:
             if isinstance(notice, Forget):
                 self.timelines.forget(notice.tl)
+                continue
+            if isinstance(notice, Wanted):
+                self.spares.want(notice.pl)
                 continue
             self.lost.update(notice.bf)
             for reference in list(self.holds.values()):
@@ -521,6 +545,7 @@ class Session(SessionMemory):
                 self.ended = type(error)(*error.args)
                 self._drop_kept()
                 self._decide(None, back=True)
+                self._end_members()
                 self._let_go()
             self.core.lose(error)
         self.transport.shutdown()
@@ -541,6 +566,7 @@ class Session(SessionMemory):
             if self.ended is not None or not self.core.epoch:
                 return None
             self._decide(None, back=True)
+            self._end_members()
             idle = [block for block in self.core.blocks.values() if not block.leases]
             busy = bool(self.core.outbox) or bool(self.core.blocks)
             self._closing = True

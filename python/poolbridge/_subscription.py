@@ -11,13 +11,13 @@ from weakref import ref
 
 from msgspec import UnsetType
 
-from poolbridge import _channel_operations, _errors, _operations, _order
+from poolbridge import _channel_operations, _errors, _operations, _order, _sharedconsumer
 from poolbridge._borrowed import AsyncBorrowedArrays, BorrowedArrays
 from poolbridge._errors import InvalidArgumentError, WaitTimeoutError
 from poolbridge._frame import AsyncFrame, BaseFrame, Frame
 
 if TYPE_CHECKING:
-    from poolbridge import _channel_messages
+    from poolbridge import _channel_messages, _native
     from poolbridge._aclient import AsyncClient
     from poolbridge._channel import AsyncChannel, Channel
     from poolbridge._client import Client
@@ -179,12 +179,26 @@ class Subscription(BaseSubscription):
     def _next(self, seconds: float | None) -> _channel_messages.Frame:
         """Give the next frame, which has a lease, once it is there."""
         intake, feed = self._intake, self._feed
+        if feed.shared is not None:
+            frame = self._next_shared(seconds)
+            if frame is None:
+                raise StopIteration
+            return feed.shared.notice(frame)
         intake.session.asks(feed)
         while (notice := intake.begin(feed)) is None:
             intake.session.check_usable()
             if not self._client._pump.wait(feed, seconds, self.spin):  # noqa: SLF001
                 raise WaitTimeoutError(f"no frame of channel {self.channel.name!r} came within {seconds:g} s")
         return notice
+
+    def _next_shared(self, seconds: float | None) -> _native.Frame | None:
+        """Give the next frame of shared memory; None if none will come any more."""
+        shared = self._feed.shared
+        assert shared is not None  # noqa: S101 - for the type checker: the caller has looked
+        self._intake.session.asks(self._feed)
+        return shared.at_once() or self._client._run(  # noqa: SLF001
+            _sharedconsumer.receive(shared, seconds, self.spin)
+        )
 
     def _claim(self, notice: _channel_messages.Frame) -> Hold:
         """Make a hold of a frame's lease."""
@@ -318,6 +332,11 @@ class AsyncSubscription(BaseSubscription):
     async def _next(self, seconds: float | None) -> _channel_messages.Frame:
         """Give the next frame, which has a lease, once it is there."""
         feed, intake = await self._start(), self._intake
+        if feed.shared is not None:
+            frame = await self._next_shared(seconds)
+            if frame is None:
+                raise StopAsyncIteration
+            return feed.shared.notice(frame)
         intake.session.asks(feed)
         try:
             while (notice := intake.begin(feed)) is None:
@@ -327,6 +346,17 @@ class AsyncSubscription(BaseSubscription):
         except StopIteration:
             raise StopAsyncIteration from None
         return notice
+
+    async def _next_shared(self, seconds: float | None) -> _native.Frame | None:
+        """Give the next frame of shared memory; None if none will come any more."""
+        feed = await self._start()
+        shared = feed.shared
+        assert shared is not None  # noqa: S101 - for the type checker: the caller has looked
+        self._intake.session.asks(feed)
+        frame = shared.at_once()
+        if frame is None:
+            frame = await self._client._run(_sharedconsumer.receive(shared, seconds, 0.0))  # noqa: SLF001
+        return frame
 
     async def _claim(self, notice: _channel_messages.Frame) -> Hold:
         """Make a hold of a frame's lease."""

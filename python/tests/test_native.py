@@ -421,6 +421,91 @@ def test_frames_are_released_in_any_order(worlds: list[World]) -> None:
         consumer.requeue(1)
 
 
+def test_a_frame_of_a_broadcast_that_is_acknowledged_stays_in_hand_and_holds_no_producer_up(
+    worlds: list[World],
+) -> None:
+    here = world(worlds, capacity=2)
+    producer, consumer = here.produce(), here.consume()
+    for block in range(2):
+        here.publish(producer, block)
+    first, second = take(consumer), take(consumer)
+    assert producer.behind == (here.ids[False, 0], 0)
+    assert consumer.ack(second.number), "the first still holds the producer up"
+    assert here.publish(producer, 2) is Condition.TIMEOUT
+    assert consumer.ack(first.number)
+    assert [here.publish(producer, block) for block in (2, 3)] == [3, 4]
+    assert producer.reclaim() == [], "both blocks are in hand"
+    assert consumer.release(first.number)
+    assert producer.reclaim() == [(0, ())]
+    third = take(consumer)
+    assert here.publish(producer, 4) is Condition.TIMEOUT, "a frame that is not acknowledged"
+    assert consumer.release(third.number)
+    assert consumer.in_hand == [second.number]
+    assert consumer.release(second.number)
+    assert here.publish(producer, 4) == 5
+    blocks = producer.reclaim()
+    assert isinstance(blocks, list)
+    assert sorted(block for block, _ in blocks) == [1, 2]
+
+
+def test_a_frame_of_a_queue_that_is_given_back_stays_in_hand_and_can_be_taken_again(worlds: list[World]) -> None:
+    here = world(worlds, queue=True)
+    producer, consumer = here.produce(), here.consume()
+    here.publish(producer, 7)
+    frame = take(consumer)
+    assert consumer.give_back(frame.number)
+    again = take(consumer)
+    assert again.number == frame.number
+    assert consumer.in_hand == [1, 1]
+    assert consumer.ack(again.number), "it is acknowledged the second time, not given back once more"
+    assert consumer.take(0.0) is Condition.TIMEOUT
+    assert consumer.release(1)
+    assert producer.reclaim() == [], "it is in hand once more"
+    assert consumer.release(1)
+    assert producer.reclaim() == [(7, ())]
+    assert producer.behind is None
+
+
+def test_releasing_a_frame_that_is_in_hand_twice_lets_go_of_the_settled_one_first(worlds: list[World]) -> None:
+    here = world(worlds, queue=True)
+    producer, consumer, other = here.produce(), here.consume(), here.consume(1)
+    here.publish(producer, 7)
+    consumer.give_back(take(consumer).number)
+    take(consumer)
+    assert consumer.release(1)
+    assert other.take(0.0) is Condition.TIMEOUT, "its claim stands"
+    assert consumer.requeue(1)
+    assert take(other).number == 1
+
+
+def asleep(here: World) -> Callable[[], bool]:
+    """Say that somebody sleeps on `freed`; what this gives says whether it was woken."""
+    word = _native.load_u64(here.channel.sequencer, 128)
+    _native.store_u64(here.channel.sequencer, 128, word | 1)
+    return lambda: not _native.load_u64(here.channel.sequencer, 128) & 1
+
+
+@pytest.mark.parametrize("queue", [False, True])
+def test_a_hold_that_is_cleared_without_a_frame_wakes_producers(worlds: list[World], queue: bool) -> None:
+    here = world(worlds, policy=DROP_OLDEST, queue=queue)
+    producer, consumer = here.produce(), here.consume()
+    here.publish(producer)
+    here.channel.part(0, producer=True, state=service.FREE)  # whose frame it is: the record has no producer any more
+    woken = asleep(here)
+    assert consumer.take(0.0) is Condition.FAILED
+    assert woken()
+
+
+def test_publishing_in_a_broadcast_wakes_other_producers(worlds: list[World]) -> None:
+    here = world(worlds, capacity=1)
+    first, _, consumer = here.produce(), here.produce(1), here.consume()
+    here.publish(first)
+    consumer.release(take(consumer).number)
+    woken = asleep(here)
+    here.publish(first)
+    assert woken(), "the frame that left may be theirs"
+
+
 def test_a_consumer_has_256_frames_in_hand_at_most(worlds: list[World]) -> None:
     w = world(worlds, capacity=1024)
     consumer, producer = w.consume(), w.produce()

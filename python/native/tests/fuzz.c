@@ -140,7 +140,7 @@ static void one_world(uint64_t inputs) {
             }
             break;
         case 6: pb_release(&c, held, chance(2), &(struct pb_ticket){0, chance(PB_WORDS), chance(3)}, chance(2), &stood); break;
-        case 7: pb_acknowledge(&c, held, &stood); break;
+        case 7: pb_settle(&c, held, chance(2), &stood); break;
         case 8: pb_forget(&c, chance(8)); break;
         }
         if (c.in_hand > PB_HOLDS || p.lives > PB_CONSUMERS) fatal("too many");

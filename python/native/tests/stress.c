@@ -188,6 +188,10 @@ static void consume(struct world *w, uint32_t slot, uint64_t member, uint32_t po
             check_content(&hands[in_hand - 1]);
         }
         bool over = r == PB_END || r == PB_EVICTED || r == PB_GONE;
+        if (in_hand && !w->ch.queue && !chance(3)) {
+            bool stood = false;
+            CHECK(!pb_settle(&c, hands[chance(in_hand)].number, false, &stood) && stood, "a frame in hand cannot be acknowledged");
+        }
         while (in_hand && (over || r == PB_NONE || in_hand == most || chance(2))) {
             size_t which = chance(in_hand);
             struct in_hand hand = hands[which];

@@ -1,0 +1,191 @@
+"""Members of channels whose frames go through shared memory: how a session joins, and whom its members know."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from poolbridge import _operations
+from poolbridge._errors import ClosedError, ConnectionLostError, UnsupportedError
+from poolbridge._known import Waiter
+from poolbridge._messages import Reply
+from poolbridge._operations import Ask, Flow, Hear
+from poolbridge._shared_messages import Enter, Join, JoinReply, Leave
+
+if TYPE_CHECKING:
+    from poolbridge import _native
+    from poolbridge._messages import Channel
+    from poolbridge._session import Session
+    from poolbridge._transport import Descriptors
+
+FEATURE = "shared"
+# How long the end of a session may take to be heard of here, once the service has ended what its members do.
+_END_SECONDS = 1.0
+
+
+def load_native() -> Any:
+    """Give the native module, or None where poolbridge is installed without it."""
+    try:
+        return importlib.import_module("poolbridge._native")
+    except ImportError:
+        return None
+
+
+NATIVE = load_native()
+"""The native module, or None."""
+
+
+class Membership:
+    """What a producer and a consumer of a session have in common.
+
+    Parameters
+    ----------
+    session
+        Whose it is.
+    channel
+        What it takes part in.
+    role
+        ``"producer"`` or ``"consumer"``.
+    native
+        Its end of the shared memory.
+    member
+        Its id.
+
+    Attributes
+    ----------
+    known
+        The members of the other role whose files it has: the id by slot.
+    """
+
+    def __init__(
+        self, session: Session, channel: Channel, role: str, native: _native.Producer | _native.Consumer, member: int
+    ) -> None:
+        self.session = session
+        self.channel = channel
+        self.role = role
+        self.member = member
+        self.known: dict[int, int] = {}
+        self._end = native
+
+    def meet(self, slot: int, member: int, fd: int) -> None:
+        """Map the file of a member of the other role, unless it or a newer one is known. The session's lock is held."""
+        if member <= self.known.get(slot, 0):
+            return
+        try:
+            if NATIVE is not None and isinstance(self._end, NATIVE.Producer):
+                self._end.add_cursor(slot, member, fd)
+            else:
+                self._end.add_track(slot, member, fd)
+        except ClosedError:
+            return  # it takes no part any more
+        self.known[slot] = member
+
+    def forget(self, block: int) -> None:
+        """Keep nothing for a block any more: the service wants it back. The session's lock is held."""
+
+    def leave(self) -> None:
+        """Take no part any more, as far as the shared memory goes. The session's lock is held."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Do as `leave` because the session has ended, and tell those who wait."""
+        self.leave()
+
+    def knows(self) -> Callable[[], bool]:
+        """Give what says whether the member is known whose file was needed last."""
+        slot, member = self._end.unknown
+        return lambda: self.known.get(slot, 0) >= member
+
+    def evicted(self) -> Flow[None]:
+        """Raise the error of a member that the service has put out, which does so when the session ends."""
+        yield from hear(self.session, lambda: False, _END_SECONDS)
+        self.session.check_usable()
+        raise ConnectionLostError(f"the service has ended this client's part in channel {self.channel.nm!r}")
+
+    def destroyed(self) -> ClosedError:
+        """Make the error of a channel whose pool was destroyed."""
+        return ClosedError(f"channel {self.channel.nm!r} is gone: it was shut, or its pool was destroyed")
+
+
+def hear(session: Session, ready: Callable[[], bool], seconds: float | None) -> Flow[bool]:
+    """Receive packets until something is there that a notice brings; False if `seconds` passed before."""
+    waiter = Waiter(ready)
+    session.core.waiters.append(waiter)
+    try:
+        heard: bool = yield Hear(waiter, seconds)
+        session.check_usable()
+        return heard
+    finally:
+        session.core.waiters.remove(waiter)
+
+
+def check_feature(session: Session) -> None:
+    """Check that this client and the service can do channels whose frames go through shared memory.
+
+    Raises
+    ------
+    UnsupportedError
+        One of them cannot; the message says what is missing and what to do.
+    """
+    if FEATURE in session.core.features:
+        return
+    if NATIVE is None:
+        raise UnsupportedError(
+            "frames through shared memory need poolbridge's native module, and this installation has none: install a "
+            "wheel for this platform, or build poolbridge where there is a C compiler; or make the channel without "
+            "shared=True"
+        )
+    raise UnsupportedError(
+        "this service has no channels whose frames go through shared memory: it is older than they are; "
+        "make the channel without shared=True"
+    )
+
+
+_M = TypeVar("_M", bound=Membership)
+
+
+def join(
+    session: Session,
+    channel: Channel,
+    role: str,
+    make: Callable[[Any, int], _M],
+    *,
+    oldest: bool = False,
+    full: str = "",
+) -> Flow[_M]:
+    """Take part in a channel.
+
+    Parameters
+    ----------
+    session, channel, role
+        Who takes part in what, and as what.
+    make
+        Makes the member of its native end and its id.
+    oldest, full
+        Of a consumer; see `poolbridge._shared_messages.Join`.
+    """
+    check_feature(session)
+    while session.timelines.own is None:
+        yield from _operations.know_timeline(session, 0)
+    reply = yield Ask(Join(ch=channel.id, ro=role, ol=oldest, fl=full), JoinReply)
+    descriptors = session.take_seat(reply.q)
+    try:
+        member = make(_open(role, descriptors, reply), reply.mb)
+    except BaseException:
+        session.tell(Leave(ch=channel.id, mb=reply.mb))
+        raise
+    finally:
+        descriptors.close()
+    session.add_member(member)
+    try:
+        yield Ask(Enter(ch=channel.id, mb=reply.mb), Reply)
+    except BaseException:
+        session.leave(member)
+        raise
+    return member
+
+
+def _open(role: str, descriptors: Descriptors, reply: JoinReply) -> Any:
+    make = NATIVE.Producer if role == "producer" else NATIVE.Consumer
+    return make(*descriptors.peek(), reply.sl, reply.mb)

@@ -1,0 +1,179 @@
+"""A session's part in shared channels: its members, and the leases that channels have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from poolbridge._channel_messages import Timeline, TimelineReply
+from poolbridge._errors import NotFoundError, PoolbridgeError, ProtocolError
+from poolbridge._session_memory import SessionMemory
+from poolbridge._shared_messages import Doubt, Leave
+from poolbridge._spares import Spare, Spares
+
+if TYPE_CHECKING:
+    from poolbridge._feed import Feed
+    from poolbridge._hold import Hold
+    from poolbridge._known import Call, KnownBlock
+    from poolbridge._messages import Grant, Request, Ticket
+    from poolbridge._sharedproducer import SharedProducer
+    from poolbridge._transport import Descriptors
+
+
+class SessionMembers(SessionMemory):
+    """What one session does in shared channels.
+
+    Attributes
+    ----------
+    producers
+        Its producers, by the id of the channel.
+    joining
+        Ids of the channels in which it is about to have a producer.
+    spares
+        The leases that came back from channels.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.producers: dict[int, SharedProducer] = {}
+        self.joining: set[int] = set()
+        self.spares: Any = Spares(self)
+
+    def check_usable(self) -> None:
+        """Raise if the session cannot be used."""
+        raise NotImplementedError
+
+    def _released(self, idle: KnownBlock | None) -> None:
+        """Unmap a block that is wanted back, and send what is to be sent. The lock is held."""
+        raise NotImplementedError
+
+    def sent(self, hold: Hold, ticket: Ticket | None) -> None:
+        """Note that a lease has ended with its frame."""
+        raise NotImplementedError
+
+    def _end_lease(self, grant: Grant, tickets: tuple[Ticket, ...], feed: Feed | None, *, failed: bool) -> None:
+        raise NotImplementedError
+
+    def tell(self, request: Request) -> None:
+        """Send a request that wants no reply."""
+        with self._lock:
+            if self.ended is None:
+                self.core.tell(request)
+                self._flush()
+
+    # Members
+
+    def take_seat(self, number: int) -> Descriptors:
+        """Give the files that came with the reply to a `Join` of that number; the caller closes them."""
+        with self._lock:
+            descriptors = self.core.seats.pop(number, None)
+        if descriptors is None:
+            self.check_usable()
+            raise ProtocolError("the files of a member of a channel did not come with it")
+        return descriptors
+
+    def add_member(self, member: Any) -> None:
+        """Have a member hear of those of the other role."""
+        with self._lock:
+            self.check_usable()
+            self.core.members.append(member)
+
+    def leave(self, member: Any) -> None:
+        """End the part of a member."""
+        with self._lock:
+            self._leave(member)
+            self._flush()
+
+    def _leave(self, member: Any) -> None:
+        if member not in self.core.members:
+            return
+        self.core.members.remove(member)
+        member.leave()
+        if self.ended is None:
+            self.core.tell(Leave(ch=member.channel.id, mb=member.member))
+
+    def _end_members(self) -> None:
+        """End the part of all members, because the session ends. The lock is held."""
+        if self.ended is None and self.producers:
+            self.spares.settle()
+        for member in list(self.core.members):
+            member.end()
+            self._leave(member)
+        self.producers = {}
+        self.spares.end()
+
+    def doubt(self, grant: Grant, feed: Feed, error: PoolbridgeError) -> ProtocolError:
+        """Let go of a frame that contradicts itself, tell the service, and make the error of it."""
+        shared = feed.shared
+        assert shared is not None  # noqa: S101 - for the type checker: only frames of shared memory are doubted
+        frame = shared.frame(grant)
+        number = frame.number if frame is not None else 0
+        with self._lock:
+            self._end_lease(grant, (), feed, failed=False)
+            if self.ended is None:
+                self.core.tell(Doubt(ch=shared.channel.id, mb=shared.member, sq=number))
+                self._flush()
+        return ProtocolError(f"frame {number} of channel {shared.channel.nm!r} has failed: {error}")
+
+    # Leases that channels have
+
+    def lend(self, hold: Hold) -> None:
+        """Keep a block mapped for the channel that is about to have its lease."""
+        with self._lock:
+            block = self.core.blocks.get(hold.grant.bl)
+            if block is not None:
+                block.leases += 1
+
+    def unlend(self, hold: Hold) -> None:
+        """Undo `lend`: the channel does not have it."""
+        with self._lock:
+            self._released(self.core.forget(hold.grant))
+
+    def lent(self, hold: Hold, ticket: Ticket | None) -> None:
+        """Note that a channel has a lease; arrays of the user's lease keep the block mapped, too."""
+        self.spares.published(hold.grant)
+        self.sent(hold, ticket)
+
+    def take_spare(self, pool: int, nbytes: int) -> Any:
+        """Give a lease of a pool that came back, of just as many bytes, or None."""
+        with self._lock:
+            return self.spares.take(pool, nbytes)
+
+    def return_spare(self, spare: Spare) -> None:
+        """Put a lease back to those that came back."""
+        with self._lock:
+            if self.ended is None:
+                self.spares.put(spare)
+
+    def end_spare(self, grant: Grant) -> None:
+        """Release a lease that came back. The lock is held."""
+        self._released(self.core.release(grant, (), failed=False))
+
+    def settle_spares(self) -> bool:
+        """Release all that came back, before the session ends; False if work on some of it is under way."""
+        with self._lock:
+            return self.ended is not None or bool(self.spares.settle())
+
+    # Timelines
+
+    def learn_timeline(self, timeline: int, then: Callable[[int], None]) -> None:
+        """Ask for a timeline's page without waiting; `then` is called once it is mapped or refused. The lock is held."""
+        if self.ended is not None:
+            return
+        made: list[Call] = []
+        made.append(self.core.start(Timeline(tl=timeline), TimelineReply, partial(self._learned, timeline, made, then)))
+        self._flush()
+
+    def _learned(self, timeline: int, made: list[Call], then: Callable[[int], None]) -> None:
+        # The lock is held by who received the answer.
+        call = made[0]
+        if call.error is None:
+            self._adopt(timeline, own=False)
+        elif isinstance(call.error, NotFoundError):
+            self.timelines.add_gone(timeline)
+        then(timeline)
+
+    def _adopt(self, timeline: int, *, own: bool) -> None:
+        """Map the page of a timeline that the service has sent. The lock is held."""
+        raise NotImplementedError

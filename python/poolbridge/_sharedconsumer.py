@@ -1,0 +1,339 @@
+"""Consumers of shared channels: taking frames, and letting go of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from poolbridge._channel_messages import Frame as Notice
+from poolbridge._errors import (
+    ClientClosedError,
+    ClosedError,
+    ForkError,
+    LeaseReleasedError,
+    PoolLimitError,
+    ProtocolError,
+    WaitTimeoutError,
+)
+from poolbridge._feed import Feed
+from poolbridge._membership import NATIVE, Membership, hear, join
+from poolbridge._messages import Channel, Grant, Tensor, Ticket
+from poolbridge._operations import Ask, Flow, Sleep
+from poolbridge._shared_messages import Doubt, Map, MapReply
+
+if TYPE_CHECKING:
+    from poolbridge import _native
+    from poolbridge._session import Session
+
+_LEAST_SLOTS: Final = 64
+# What stands for a lease here: the service grants none for frames of shared memory.
+_ids = count(-1, -1)
+
+
+class Kept:
+    """An array that was made once for the frames of a producer in a block, and what it was made of and by."""
+
+    __slots__ = ("array", "tensor", "wrap")
+
+    def __init__(self, array: Any, tensor: Tensor, wrap: Any) -> None:
+        self.array = array
+        self.tensor = tensor
+        self.wrap = wrap
+
+
+class SharedConsumer(Membership):
+    """A session's consumer in one channel.
+
+    Parameters
+    ----------
+    session, channel, native, member
+        See `Membership`.
+    feed
+        What is known of its frames that are not settled.
+    credit
+        How many these may be at a time.
+
+    Attributes
+    ----------
+    early
+        What was taken for one who did not wait for it any more, in order.
+    """
+
+    def __init__(
+        self, session: Session, channel: Channel, native: _native.Consumer, member: int, *, feed: Feed, credit: int
+    ) -> None:
+        super().__init__(session, channel, "consumer", native, member)
+        self.native = native
+        self.feed = feed
+        self.credit = credit
+        self.early: deque[Any] = deque()
+        self._looking = threading.Lock()
+        self._slots = max(1 << (2 * channel.cp - 1).bit_length(), _LEAST_SLOTS)
+        self._frames: dict[int, _native.Frame] = {}  # by the id of the grant
+        self._counted: set[int] = set()  # ids of grants that count for their blocks
+        self._given: set[int] = set()  # numbers that were given back while they stayed in hand
+        self._tickets: dict[int, tuple[int, int]] = {}  # word and value by slot of the number
+        self._left = False
+
+    # Taking
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether another frame may be taken."""
+        return len(self.feed.open) < self.credit
+
+    def at_once(self) -> _native.Frame | None:
+        """Give the next frame if it is there and nothing else has to be done."""
+        if self.early or self.feed.ended or not self.has_credit:
+            return None
+        try:
+            got = self.native.take(0.0)
+        except ClosedError:
+            return None
+        if isinstance(got, NATIVE.Frame):
+            return got
+        if got is not NATIVE.Condition.TIMEOUT:
+            self.early.append(got)
+        return None
+
+    def look(self, spin: float, seconds: float | None) -> None:
+        """Wait for a frame, or for what comes instead, and put it where `receive` finds it."""
+        with self._looking:
+            if self.early:
+                return
+            try:
+                got: Any = self.native.take(seconds, spin)
+            except ClosedError:
+                got = NATIVE.Condition.EVICTED
+            self.early.append(got)
+        if self._left:
+            self._drop_early()
+
+    def notice(self, frame: _native.Frame) -> Notice:
+        """Give a frame in the form in which the service would send it, with a lease that is none of the service's."""
+        kept = frame.object
+        if kept is not None:
+            tensor = kept.tensor
+        else:
+            dtype, shape, strides, offset = frame.description or ("", (), None, 0)
+            tensor = Tensor(dt=dtype, sh=shape, st=strides or (), of=offset)
+        value, timeline = frame.value, frame.timeline
+        grant = Grant(
+            id=next(_ids),
+            bf=frame.buffer,
+            ge=0,
+            pl=self.channel.pl,
+            bl=frame.block,
+            bs=0,
+            n=frame.nbytes,
+            t=tensor,
+            wt=(Ticket(timeline, frame.word, value),) if value and timeline else (),
+            ev=frame.event or b"",
+        )
+        self._frames[grant.id] = frame
+        self.feed.taken = frame.number
+        notice = self.describe(frame)
+        notice.l = grant
+        return notice
+
+    def describe(self, frame: _native.Frame) -> Notice:
+        """Give what is known of a frame as the service would tell it, without a lease."""
+        return Notice(sb=self.feed.id, sq=frame.number, ts=frame.time, mt=frame.meta, dr=frame.missed)
+
+    def count(self, grant: Grant) -> bool:
+        """Count a frame for its block; False if this session does not know the block.
+
+        Raises
+        ------
+        ProtocolError
+            The frame is larger than its block.
+        """
+        with self.session._lock:  # noqa: SLF001 - of one family
+            block = self.session.core.blocks.get(grant.bl)
+            if block is None:
+                return False
+            if grant.n > block.size or block.pool != self.channel.pl:
+                raise ProtocolError(f"a buffer of {grant.n} bytes does not fit into block {block.id} of {block.size}")
+            if grant.id not in self._counted:
+                block.leases += 1
+                self._counted.add(grant.id)
+            grant.bs, grant.ge = block.size, block.generation
+        return True
+
+    def learn(self, grant: Grant) -> Flow[None]:
+        """Ask how to map a frame's block, if this session does not know it, and count the frame for it."""
+        while not self.count(grant):
+            yield Ask(Map(ch=self.channel.id, bl=grant.bl), MapReply)
+
+    def frame(self, grant: Grant) -> _native.Frame | None:
+        """Give the frame that a grant stands for, while it is in hand."""
+        return self._frames.get(grant.id)
+
+    def keep(self, frame: _native.Frame, kept: Kept) -> None:
+        """Keep an array for the frames of a producer in a block with a description."""
+        with self.session._lock:  # noqa: SLF001
+            block = self.session.core.blocks.get(frame.block)
+            if block is not None and not block.recalled and not self._left:
+                self.native.keep(frame.producer, frame.block, frame.description_id, kept)
+
+    def forget(self, block: int) -> None:
+        """See `Membership.forget`."""
+        try:
+            self.native.forget(block)
+        except ClosedError:
+            pass  # with all that was kept
+
+    # Letting go
+
+    def settle(self, id_: int, *, back: bool) -> None:
+        """Acknowledge the frame of a grant, or give it back; it stays in hand. The session's lock is held."""
+        frame = self._frames.get(id_)
+        if frame is None:
+            return
+        try:
+            if back:
+                self._given.add(frame.number)
+                self.native.give_back(frame.number)
+            else:
+                self.native.ack(frame.number)
+        except (ClosedError, LeaseReleasedError):
+            pass  # it has ended otherwise
+
+    def release(self, grant: Grant, tickets: tuple[Ticket, ...], *, settled: bool, back: bool) -> bool:
+        """Let go of the frame of a grant; gives whether it counted for its block. The session's lock is held."""
+        frame = self._frames.get(grant.id)
+        if frame is not None:
+            if not settled and frame.number in self._given:
+                self.settle(grant.id, back=back)  # it is in hand twice: which one ends has to be said
+            del self._frames[grant.id]
+            self.let_go(frame.number, back=back and self.feed.queue, tickets=tickets)
+        if grant.id not in self._counted:
+            return False
+        self._counted.remove(grant.id)
+        return True
+
+    def let_go(self, number: int, tickets: tuple[Ticket, ...] = (), *, back: bool) -> None:
+        """Let go of a frame, after which the work of `tickets`, one at most, may go on; never waits."""
+        word, value = (tickets[0].wd, tickets[0].v) if tickets else (0, 0)
+        if self._end_frame(number, word, value, back=back) is NATIVE.Condition.TICKET_PENDING:
+            self.session.later(partial(self._end_after, number, word, value, back=back))
+
+    def _end_frame(self, number: int, word: int, value: int, *, back: bool, settled: bool = False) -> Any:
+        try:
+            end = self.native.requeue if back else self.native.release
+            result = end(number, word, value, settled)
+        except (ClosedError, LeaseReleasedError, ForkError):
+            return None
+        if value and result is not NATIVE.Condition.TICKET_PENDING:
+            self._tickets[number & (self._slots - 1)] = word, value
+        if self._left and not self.native.in_hand:
+            self.native.close()
+        return result
+
+    def _end_after(self, number: int, word: int, value: int, *, back: bool) -> None:
+        """Let go of a frame once the ticket is reached that its own would take the place of."""
+        before, own = self._tickets.get(number & (self._slots - 1)), self.session.timelines.own
+        while before is not None and own is not None and not own.page.wait(*before, 1.0):
+            pass
+        self._end_frame(number, word, value, back=back, settled=True)
+
+    def _drop_early(self) -> None:
+        while self.early:
+            got = self.early.popleft()
+            if isinstance(got, NATIVE.Frame):
+                self.let_go(got.number, back=self.feed.queue)
+
+    # The end
+
+    def leave(self) -> None:
+        """Take no more; what is in hand stays so. The session's lock is held."""
+        if self._left:
+            return
+        self._left = True
+        self.native.leave()
+        self._drop_early()
+        for block in self.session.core.blocks:
+            self.native.forget(block)
+        if not self.native.in_hand:
+            self.native.close()
+
+    def end(self) -> None:
+        """See `Membership.end`; what is not settled goes back to a queue."""
+        for id_ in list(self.feed.open):
+            self.settle(id_, back=self.feed.queue)
+        self.feed.open.clear()
+        self.leave()
+        error = self.session.ended or ClientClosedError("the client is closed")
+        self.feed.lose(type(error)(*error.args))
+
+
+def consume(
+    session: Session, channel: Channel, *, credit: int, oldest: bool, full: str, auto: bool
+) -> Flow[Feed]:
+    """Take part in a channel as a consumer."""
+    feed = Feed(0)
+
+    def make(native: _native.Consumer, member: int) -> SharedConsumer:
+        feed.id = member
+        return SharedConsumer(session, channel, native, member, feed=feed, credit=credit)
+
+    shared: SharedConsumer = yield from join(session, channel, "consumer", make, oldest=oldest, full=full)
+    feed.start(1, 1, queue=channel.md == "queue", auto=auto)
+    feed.shared = shared
+    try:
+        if not isinstance(shared.native.begin(), int):
+            yield from shared.evicted()
+    except BaseException:
+        session.leave(shared)
+        raise
+    return feed
+
+
+def receive(shared: SharedConsumer, seconds: float | None, spin: float) -> Flow[_native.Frame | None]:
+    """Take the next frame once it is there; None if none will come any more."""
+    session, feed, condition = shared.session, shared.feed, NATIVE.Condition
+    deadline = None if seconds is None else time.monotonic() + seconds
+    while True:
+        if feed.ended:
+            if feed.error is not None:
+                raise type(feed.error)(*feed.error.args)
+            return None
+        session.check_usable()
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        got: Any = condition.TIMEOUT
+        if not shared.has_credit:
+            yield from hear(session, lambda: shared.has_credit or feed.ended, left)
+        else:
+            if not shared.early:
+                yield Sleep(partial(shared.look, spin), left)
+            if shared.early:
+                got = shared.early.popleft()
+            if isinstance(got, NATIVE.Frame):
+                return got
+        if got is condition.UNKNOWN_MEMBER:
+            yield from hear(session, shared.knows(), left)
+        elif got is not condition.TIMEOUT:
+            yield from _end_or_fail(shared, got)
+        if deadline is not None and time.monotonic() >= deadline:
+            raise WaitTimeoutError(f"no frame of channel {shared.channel.nm!r} came within {seconds:g} s")
+
+
+def _end_or_fail(shared: SharedConsumer, got: Any) -> Flow[None]:
+    """Do what has to be done where there is no frame."""
+    session, feed, condition, name = shared.session, shared.feed, NATIVE.Condition, shared.channel.nm
+    if got is condition.END:
+        feed.lose(None)
+    elif got is condition.DESTROYED:
+        feed.lose(shared.destroyed())
+    elif got is condition.FAILED:
+        number = shared.native.failed
+        session.tell(Doubt(ch=shared.channel.id, mb=shared.member, sq=number))
+        raise ProtocolError(f"frame {number} of channel {name!r} has failed: what its producer says of it is no frame")
+    elif got is condition.HANDS_FULL:
+        raise PoolLimitError(f"256 frames of channel {name!r} are in hand: drop or release some of them and their arrays")
+    elif not feed.ended:
+        yield from shared.evicted()

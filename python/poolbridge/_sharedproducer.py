@@ -1,0 +1,241 @@
+"""Producers of shared channels: publishing frames, and the blocks that come back."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from poolbridge._errors import ClosedError, ForkError, PoolLimitError, WaitTimeoutError
+from poolbridge._membership import NATIVE, Membership, hear, join
+from poolbridge._messages import Ticket
+from poolbridge._operations import Flow, Sleep
+from poolbridge._spares import Spare
+
+if TYPE_CHECKING:
+    from poolbridge import _native
+    from poolbridge._hold import Hold
+    from poolbridge._messages import Channel
+    from poolbridge._session import Session
+    from poolbridge._tensor import Description
+
+# Descriptions of a stream are few; one that makes ever new ones does not keep them all.
+_MOST_DESCRIPTIONS: Final = 256
+
+
+class SharedProducer(Membership):
+    """A session's producer in one channel.
+
+    Attributes
+    ----------
+    loans
+        The leases that the channel has, by the block, each with what its next writer waits for besides.
+    """
+
+    def __init__(self, session: Session, channel: Channel, native: _native.Producer, member: int) -> None:
+        super().__init__(session, channel, "producer", native, member)
+        self.native = native
+        self.loans: dict[int, Spare] = {}
+        self._descriptions: dict[Description, tuple[int, bytes]] = {}
+        self._count = 0
+
+    def describe(self, description: Description) -> tuple[int, bytes]:
+        """Give a description in the form of a track, and its id."""
+        known = self._descriptions.get(description)
+        if known is None:
+            self._count += 1
+            if len(self._descriptions) >= _MOST_DESCRIPTIONS:
+                self._descriptions.clear()
+            known = self._descriptions[description] = self._count, _pack_description(description)
+        return known
+
+    def collect(self, seconds: float = 0.0) -> None:
+        """Take the blocks that came back; with `seconds`, wait for one so long. The session's lock is held without."""
+        try:
+            came = self.native.reclaim(seconds)
+        except (ClosedError, ForkError):
+            return
+        if not isinstance(came, list):
+            return  # a cursor that it does not know yet, or its part has ended
+        for block, tickets in came:
+            spare = self.loans.pop(block)
+            spare.tickets = (*spare.tickets, *(Ticket(*ticket) for ticket in tickets))
+            if seconds:
+                self.session.return_spare(spare)
+            else:
+                self.session.spares.put(spare)
+
+    def leave(self) -> None:
+        """Publish nothing any more. The session's lock is held."""
+        self.native.close()
+
+
+class _Publication:
+    """One frame that is being published, perhaps by a thread that nobody waits for any more."""
+
+    def __init__(self, producer: SharedProducer, hold: Hold, ticket: Ticket | None, texts: bytes, event: bytes) -> None:
+        self._producer = producer
+        self._hold = hold
+        self._ticket = ticket
+        self._texts = texts
+        self._event = event or None
+        self._lock = threading.Lock()
+        self._running = False
+        self._published = False
+        self._given_up = False
+
+    def run(self, description: Description, seconds: float | None) -> Any:
+        """Publish it, or give what came instead; see `poolbridge._native.Producer.publish`."""
+        with self._lock:
+            if self._given_up:
+                return None
+            self._running = True
+        result = None
+        try:
+            result = self._try(description, seconds)
+        finally:
+            with self._lock:
+                self._running = False
+                self._published = isinstance(result, int)
+                given_up = self._given_up and not self._published
+            if self._published:
+                self._hold.session.lent(self._hold, self._ticket)
+            elif given_up:
+                self._hold.session.unsend(self._hold)
+        return result
+
+    def _try(self, description: Description, seconds: float | None) -> Any:
+        producer, hold, ticket = self._producer, self._hold, self._ticket
+        grant = hold.grant
+        id_, packed = producer.describe(description)
+        word, value = (0, 0) if ticket is None else (ticket.wd, ticket.v)
+        loan = Spare(grant, () if ticket is None else (ticket,), reusable=hold.allocated)
+        producer.loans[grant.bl] = loan  # before: another thread may see it come back
+        hold.session.lend(hold)
+        result = None
+        try:
+            result = producer.native.publish(
+                grant.bl, grant.bf, grant.n, id_, packed, self._texts, word, value, self._event, seconds
+            )
+        finally:
+            if not isinstance(result, int):
+                producer.loans.pop(grant.bl, None)
+                hold.session.unlend(hold)
+        return result
+
+    def give_up(self) -> None:
+        """Want it no more: the lease is released unless the frame was published."""
+        with self._lock:
+            self._given_up = True
+            ends = not self._running and not self._published
+        if ends:
+            self._hold.session.unsend(self._hold)
+
+
+def producer_of(session: Session, channel: Channel) -> Flow[SharedProducer]:
+    """Give the session's producer in a channel, which joins with its first frame."""
+    while (producer := session.producers.get(channel.id)) is None:
+        if channel.id in session.joining:
+            yield from hear(session, lambda: channel.id not in session.joining, None)
+            continue
+        session.joining.add(channel.id)
+        try:
+            joined = yield from join(
+                session, channel, "producer", lambda native, member: SharedProducer(session, channel, native, member)
+            )
+            session.producers[channel.id] = joined
+        finally:
+            session.joining.discard(channel.id)
+            session.core.tell_waiters()
+    return producer
+
+
+def send(
+    producer: SharedProducer,
+    hold: Hold,
+    description: Description,
+    *,
+    texts: Mapping[str, str],
+    ticket: Ticket | None,
+    event: bytes,
+    timeout: float | None,
+) -> Flow[int]:
+    """Publish a frame; give its number in the channel. The lease lives on if it was not published."""
+    publication = _Publication(producer, hold, ticket, _pack_meta(texts), event)
+    hold.released = True
+    try:
+        number: int = yield from _send(producer, publication, description, timeout)
+    except (WaitTimeoutError, PoolLimitError, ClosedError):
+        hold.released = False
+        raise
+    except BaseException:
+        publication.give_up()
+        raise
+    return number
+
+
+def _send(
+    producer: SharedProducer, publication: _Publication, description: Description, timeout: float | None
+) -> Flow[int]:
+    session, channel, condition = producer.session, producer.channel, NATIVE.Condition
+    deadline = None if timeout is None else time.monotonic() + timeout
+    try:
+        result = publication.run(description, 0.0)
+        while not isinstance(result, int):
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            if result is condition.TIMEOUT:
+                if left == 0:
+                    raise _too_slow(producer, timeout or 0.0)
+                result = yield Sleep(lambda seconds: publication.run(description, seconds), left)
+                continue
+            if result is condition.UNKNOWN_MEMBER:
+                if not (yield from hear(session, producer.knows(), left)):
+                    raise _too_slow(producer, timeout or 0.0)
+            elif result is condition.NO_ROOM:
+                raise PoolLimitError(f"channel {channel.nm!r} is full: it keeps {channel.cp} frames{_who(producer)}")
+            elif result is condition.END:
+                raise ClosedError(f"channel {channel.nm!r} was shut")
+            elif result is condition.DESTROYED:
+                raise producer.destroyed()
+            else:
+                yield from producer.evicted()
+            result = publication.run(description, 0.0)
+    except (ClosedError, ForkError):
+        session.check_usable()
+        raise
+    return result
+
+
+def _too_slow(producer: SharedProducer, timeout: float) -> WaitTimeoutError:
+    channel = producer.channel
+    return WaitTimeoutError(f"channel {channel.nm!r} stayed full for {timeout:g} s{_who(producer)}")
+
+
+def _who(producer: SharedProducer) -> str:
+    behind = producer.native.behind
+    if behind is None:
+        return "; its consumers are behind" if producer.channel.md == "queue" else ""
+    return f"; member {behind[0]} of process {behind[1]} is behind"
+
+
+# The forms of a track
+
+
+def _pack_description(description: Description) -> bytes:
+    tensor = description.to_wire()
+    head = struct.pack("<QHHI16s", tensor.of, len(tensor.sh), bool(tensor.st), 0, tensor.dt.encode())
+    shape = struct.pack(f"<{len(tensor.sh)}Q", *tensor.sh).ljust(256, b"\0")
+    return (head + shape + struct.pack(f"<{len(tensor.st)}q", *tensor.st)).ljust(576, b"\0")
+
+
+def _pack_meta(texts: Mapping[str, str]) -> bytes:
+    """Pack a frame's map, whose keys stand in the order of their bytes."""
+    if not texts:
+        return b""
+    parts = []
+    for key, value in texts.items():
+        name, text = key.encode(), value.encode()
+        parts.append(struct.pack("<HH", len(name), len(text)) + name + text)
+    return b"".join(parts)

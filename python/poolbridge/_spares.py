@@ -1,0 +1,244 @@
+"""Leases that came back from shared channels: they are kept for the next frame for a while, and then released."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from msgspec import UNSET, structs
+
+from poolbridge._errors import PoolbridgeError
+from poolbridge._messages import Grant, Ticket
+
+if TYPE_CHECKING:
+    from poolbridge._session_members import SessionMembers
+    from poolbridge._sharedproducer import SharedProducer
+    from poolbridge._tensor import Description
+
+# Leases of a pool are not kept for longer than so many seconds in which nothing is allocated in it.
+_IDLE: Final = 1.0
+# For how long all that comes back is released after the service has asked for it.
+_WANTED: Final = 1.0
+# More leases are kept than a pool's channels have places.
+_MORE: Final = 2
+# How long one look for blocks that come back may sleep, and how often tickets are looked at: a GPU wakes nobody.
+_LOOK: Final = 10e-3
+# How often tickets are looked at while the client closes.
+_GLANCE: Final = 1e-3
+
+
+class Spare:
+    """A write lease that came back, and what must be reached before its memory is written, or the lease released.
+
+    Attributes
+    ----------
+    grant, tickets
+        The lease, and the tickets.
+    reusable
+        Whether the lease can be kept for the next frame: another name or lease of the same buffer could exist otherwise.
+    """
+
+    __slots__ = ("grant", "reusable", "tickets")
+
+    def __init__(self, grant: Grant, tickets: tuple[Ticket, ...], *, reusable: bool) -> None:
+        self.grant = grant
+        self.tickets = tickets
+        self.reusable = reusable
+
+    def granted(self, description: Description) -> Grant:
+        """Give the lease as if the service had granted it now."""
+        tensor, grant = description.to_wire(), self.grant
+        if tensor == grant.t and self.tickets == grant.wt and not grant.ev:
+            return grant
+        return structs.replace(grant, t=tensor, wt=self.tickets, x=UNSET, ev=b"", eo=False)
+
+
+class Spares:
+    """The spare leases of one session. The session's lock guards them.
+
+    Parameters
+    ----------
+    session
+        Whose leases they are.
+    """
+
+    def __init__(self, session: SessionMembers) -> None:
+        self._session = session
+        self._kept: dict[int, deque[Spare]] = {}  # by pool, the oldest first
+        self._leaving: list[Spare] = []  # to be released once their tickets are reached
+        self._granted: dict[int, Spare] = {}  # by lease: those that allocations have got, while their tickets count
+        self._used: dict[int, float] = {}  # by pool, when it was allocated in last
+        self._wanted: dict[int, float] = {}  # by pool, until when what comes back is released
+        self._asked: set[int] = set()  # timelines whose pages were asked for
+        self._thread: threading.Thread | None = None
+        self._bell = threading.Event()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._kept.values())) + len(self._leaving)
+
+    def take(self, pool: int, nbytes: int) -> Spare | None:
+        """Give a lease of just as many bytes, if one has come back."""
+        self._used[pool] = time.monotonic()
+        self.collect(pool)
+        kept = self._kept.get(pool)
+        for spare in kept or ():
+            if spare.grant.n == nbytes:
+                kept.remove(spare)  # type: ignore[union-attr] # there is one in it
+                self._narrow(spare)
+                if spare.tickets:
+                    self._granted[spare.grant.id] = spare
+                return spare
+        return None
+
+    def collect(self, pool: int) -> None:
+        """Take what has come back from the channels of a pool."""
+        for producer in self._session.producers.values():
+            if producer.channel.pl == pool:
+                producer.collect()
+
+    def put(self, spare: Spare) -> None:
+        """Keep a lease that came back, or release it where it cannot be kept."""
+        pool, now = spare.grant.pl, time.monotonic()
+        if spare.reusable and self._wanted.get(pool, 0) <= now:
+            kept = self._kept.setdefault(pool, deque())
+            kept.append(spare)
+            if len(kept) > self._most(pool):
+                self._leaving.append(kept.popleft())
+        else:
+            self._leaving.append(spare)
+        self._tidy(now)
+        self._watch()
+
+    def take_back(self, grant: Grant, tickets: tuple[Ticket, ...]) -> bool:
+        """Take a lease back whose user releases it unpublished; False if the service can have it at once."""
+        spare = self._granted.pop(grant.id, None)
+        if spare is None:
+            return False
+        self._narrow(spare)
+        if not spare.tickets:
+            return False
+        spare.tickets = (*spare.tickets, *tickets)
+        self._leaving.append(spare)
+        self._watch()
+        return True
+
+    def published(self, grant: Grant) -> None:
+        """Note that a lease is a channel's again: what it waited for, its ready ticket stands for."""
+        self._granted.pop(grant.id, None)
+
+    def want(self, pool: int) -> None:
+        """Release what is kept and, for a second, what comes back."""
+        self._wanted[pool] = time.monotonic() + _WANTED
+        self._bell.set()
+        self._watch()
+
+    def settle_for(self, seconds: float) -> None:
+        """Release all, because the client closes; for what GPUs work on it waits so long."""
+        deadline = time.monotonic() + seconds
+        while not self._session.settle_spares() and time.monotonic() < deadline:
+            time.sleep(_GLANCE)  # a GPU wakes nobody
+
+    def settle(self) -> bool:
+        """Release all that can be released; False if tickets are still to be reached."""
+        for producer in self._session.producers.values():
+            producer.collect()
+        for kept in self._kept.values():
+            self._leaving.extend(kept)
+            kept.clear()
+        self._tidy(time.monotonic())
+        return not self._leaving
+
+    def end(self) -> None:
+        """Keep nothing any more: the session has ended."""
+        self._kept.clear()
+        self._leaving.clear()
+        self._bell.set()
+
+    # Inside
+
+    def _most(self, pool: int) -> int:
+        return _MORE + sum(one.channel.cp for one in self._session.producers.values() if one.channel.pl == pool)
+
+    def _narrow(self, spare: Spare) -> None:
+        """Forget the tickets of a lease that are reached."""
+        if spare.tickets:
+            spare.tickets = tuple([ticket for ticket in spare.tickets if not self._reached(ticket)])
+
+    def _reached(self, ticket: Ticket) -> bool:
+        timelines, core = self._session.timelines, self._session.core
+        if timelines.unknown(core.epoch, (ticket,)):
+            self._ask(ticket.tl)
+            return False
+        page = timelines.page(ticket.tl)
+        return page is None or page.reached(ticket.wd, ticket.v)
+
+    def _ask(self, timeline: int) -> None:
+        if timeline not in self._asked:
+            self._asked.add(timeline)
+            self._session.learn_timeline(timeline, self._learned)
+
+    def _learned(self, timeline: int) -> None:
+        self._asked.discard(timeline)
+        self._bell.set()
+
+    def _tidy(self, now: float) -> None:
+        """Release what is not to be kept any more and whose tickets are reached."""
+        for pool, kept in self._kept.items():
+            if self._wanted.get(pool, 0) > now or now - self._used.get(pool, 0) >= _IDLE:
+                self._leaving.extend(kept)
+                kept.clear()
+        stay = []
+        for spare in self._leaving:
+            self._narrow(spare)
+            if spare.tickets:
+                stay.append(spare)
+            else:
+                self._session.end_spare(spare.grant)
+        self._leaving = stay
+
+    def _watch(self) -> None:
+        """Have a thread look again when there is something to release."""
+        if self._thread is None and self._session.ended is None and self._soon(time.monotonic()) is not None:
+            self._thread = threading.Thread(target=self._run, name="poolbridge-spares", daemon=True)
+            self._thread.start()
+
+    def _soon(self, now: float) -> float | None:
+        """Give in how many seconds there is something to do; None: never."""
+        if self._leaving:
+            return _LOOK
+        ends = [self._used.get(pool, now) + _IDLE for pool, kept in self._kept.items() if kept]
+        if any(until > now for until in self._wanted.values()):
+            return 0.0
+        return max(min(ends) - now, _LOOK) if ends else None
+
+    def _run(self) -> None:
+        try:
+            while (seconds := self._turn()) is not None:
+                wanted = self._wanting()
+                if not wanted:
+                    self._bell.wait(seconds)
+                    self._bell.clear()
+                for producer in wanted:
+                    producer.collect(_LOOK / len(wanted))
+        except PoolbridgeError:
+            self._thread = None  # the session has ended
+
+    def _turn(self) -> float | None:
+        with self._session._lock:  # noqa: SLF001 - of one family
+            now = time.monotonic()
+            self._tidy(now)
+            seconds = self._soon(now) if self._session.ended is None else None
+            if seconds is None:
+                self._thread = None
+            return seconds
+
+    def _wanting(self) -> list[SharedProducer]:
+        """Give the producers whose blocks are wanted, if there are some in flight."""
+        now = time.monotonic()
+        return [
+            producer
+            for producer in list(self._session.producers.values())
+            if self._wanted.get(producer.channel.pl, 0) > now and producer.loans
+        ]
