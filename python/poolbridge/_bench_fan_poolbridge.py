@@ -24,6 +24,7 @@ class ChannelFan(Fan):
     """
 
     name = "poolbridge, frames through the service"
+    shared = False
     _client: Any = None
     _frames: Any = None
 
@@ -34,14 +35,11 @@ class ChannelFan(Fan):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_client": None}
 
-    def _make_channel(self, client: poolbridge.Client, pool: poolbridge.Pool) -> poolbridge.Channel:
-        return client.create_channel(self.channel, pool=pool, capacity=self.depth)
-
     def open_to_send(self) -> Callable[[int], None]:
         """Make a pool and the channel in it."""
         client = self._client = poolbridge.connect(self.path, wait=_TIMEOUT)
         pool = client.create_pool(self.channel, max_bytes=self.nbytes * (self.depth + 4 * self.consumers + 16))
-        channel = self._make_channel(client, pool)
+        channel = client.create_channel(self.channel, pool=pool, capacity=self.depth, shared=self.shared)
         allocate, publish, shape = client.allocate, channel.publish, (self.nbytes,)
 
         def send(number: int) -> None:
@@ -73,3 +71,10 @@ class ChannelFan(Fan):
         """Unsubscribe."""
         self._frames.close()
         self._client.close()
+
+
+class SharedChannelFan(ChannelFan):
+    """The same through memory that the processes share."""
+
+    name = "poolbridge"
+    shared = True

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Final
 
 from poolbridge._bench_fan import Fan
 from poolbridge._bench_fan_iceoryx2 import IceoryxFan
-from poolbridge._bench_fan_poolbridge import ChannelFan
+from poolbridge._bench_fan_poolbridge import ChannelFan, SharedChannelFan
 from poolbridge._bench_link import number_of
 from poolbridge._bench_sample import Result, summarize
 
@@ -189,7 +190,8 @@ def workload(consumers: int, *, spin: bool) -> str:
 
 def _ways(path: str | None, *, others: bool) -> Iterator[tuple[str, str, Callable[..., Fan]]]:
     if path:
-        yield ChannelFan.name, "", lambda *args, **more: ChannelFan(*args, **more, path=path)
+        for kind in (SharedChannelFan, ChannelFan):
+            yield kind.name, "", partial(kind, path=path)
     if others:
         yield IceoryxFan.name, IceoryxFan.missing(), IceoryxFan
 
