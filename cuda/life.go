@@ -7,7 +7,7 @@ import (
 )
 
 // life counts the uses of an object, so that closing it while another goroutine
-// is in a call on it is safe: whoever is last destroys it.
+// is in a call on it is safe: the last user destroys it.
 type life struct{ state atomic.Int64 }
 
 const lifeClosed = 1 << 62

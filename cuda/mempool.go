@@ -29,7 +29,7 @@ func (s MemPoolSpec) Validate() error {
 }
 
 // MemPool is a stream-ordered memory pool: one that this process made, or one
-// of another process that it imported. Whoever has a pool's file descriptor
+// of another process that it imported. A process that has a pool's file descriptor
 // can reach all of its memory.
 type MemPool struct {
 	owned

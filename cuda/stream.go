@@ -100,7 +100,7 @@ func (s *Stream) WaitEvent(e *Event) error {
 }
 
 // WriteValue64 writes a word when the work before it is done; what that work
-// wrote is visible to whoever sees the word. ptr is a multiple of 8 in
+// wrote is visible to a thread that sees the word. ptr is a multiple of 8 in
 // registered host memory or in memory from [Context.Malloc].
 //
 // Errors: ErrInvalidValue for memory of a pool, which cannot hold such words.
@@ -115,7 +115,7 @@ func (s *Stream) WriteValue64(ptr DevicePtr, v uint64) error {
 
 // WaitValue64GEQ makes later work in the stream wait until the word at ptr is v
 // or more, by cyclic comparison: until int64(word-v) >= 0. There is no timeout:
-// whoever waits for a process that died waits until somebody else writes the word.
+// a thread that waits for a process which died waits until another one writes the word.
 func (s *Stream) WaitValue64GEQ(ptr DevicePtr, v uint64) error {
 	const op = "Stream.WaitValue64GEQ"
 	if err := s.enter(op); err != nil {

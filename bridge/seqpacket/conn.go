@@ -58,7 +58,7 @@ func Pair() (*Conn, *Conn, error) {
 	return a, b, nil
 }
 
-// Close closes the connection and wakes whoever waits in Send or Recv, with an error that is os.ErrClosed. Closing
+// Close closes the connection and wakes the goroutines that wait in Send or Recv, with an error that is os.ErrClosed. Closing
 // again does nothing. The peer still reads the packets that were sent before.
 func (c *Conn) Close() error {
 	if c.closed.Swap(true) {

@@ -2,7 +2,7 @@ package seqpacket
 
 import "errors"
 
-// FDs are the descriptors that came with one packet, in the order in which they were sent. Whoever receives them takes
+// FDs are the descriptors that came with one packet, in the order in which they were sent. The receiver takes
 // what it wants and closes the rest. A nil *FDs is empty.
 type FDs struct {
 	list []*FD

@@ -95,7 +95,7 @@ func bind(fd int, path string, addr *unix.SockaddrUnix, mode fs.FileMode) error 
 	return err
 }
 
-// takeOver makes room at path, for whoever holds its lock.
+// takeOver makes room at path. The caller holds its lock.
 func takeOver(path string, addr *unix.SockaddrUnix) error {
 	info, err := os.Lstat(path)
 	switch {

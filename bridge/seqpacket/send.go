@@ -84,7 +84,7 @@ func (c *Conn) sendError(errno unix.Errno) error {
 		return os.NewSyscallError("sendmsg", errno)
 	}
 	if errno == unix.ECONNRESET {
-		c.reset.Store(true) // the kernel says so once, to whoever asks first
+		c.reset.Store(true) // the kernel says so once, to the first caller
 	}
 	return failed(why, "sendmsg", errno)
 }

@@ -18,7 +18,7 @@ type Ring struct {
 	tail uint64 // of the peer's
 }
 
-// Files are what a peer needs to be the other end. They are whoever's who has them.
+// Files are the two descriptors that a peer needs to open its end. The receiver owns them and must close them.
 type Files struct {
 	Reads  *os.File // what the peer reads from
 	Writes *os.File // what the peer writes into

@@ -1,6 +1,6 @@
 package wire
 
-// Failed says that buffers which the session has leased will never be complete: whoever wrote them died.
+// Failed says that buffers which the session has leased will never be complete: the process that wrote them died.
 type Failed struct {
 	Buffers []uint64 // buffer ids
 }

@@ -13,7 +13,7 @@ func (h *Header) note(key byte, at int, value []byte) error {
 			return received("o", "the name of an operation", "an empty string")
 		}
 	case 'n':
-		// A reply to trim has an integer here; whoever needs a notice finds none.
+		// A reply to trim has an integer here; a reader of notices finds none.
 		if kind == kindString {
 			h.Notice = name(noticeNames, value)
 		}

@@ -13,7 +13,7 @@ import (
 //go:embed kernels.ptx
 var ptx []byte
 
-// PTX is the kernels' code, for whoever loads it without this package.
+// PTX is the kernels' code, for programs that load it without this package.
 func PTX() []byte { return bytes.Clone(ptx) }
 
 // The patterns' and other kernels' names in the PTX begin with these.

@@ -1,4 +1,4 @@
-// Command handover puts an array into GPU memory (or, with -kind host, into host memory) and publishes it for whoever
+// Command handover puts an array into GPU memory (or, with -kind host, into host memory) and publishes it for any process that
 // asks: consumer.py beside it takes it as a CuPy, PyTorch or NumPy array, without a copy.
 package main
 

@@ -54,7 +54,7 @@ func TestTheMemoryOfAKilledWorkerIsUsedAgain(t *testing.T) {
 	require.NoError(t, err)
 	one := make([]byte, 1)
 	require.NoError(t, reader.CopyTo(one, 1<<17))
-	assert.Equal(t, byte(1), one[0], "whoever reads what the worker had published goes on")
+	assert.Equal(t, byte(1), one[0], "readers of what the worker had published go on")
 	_, err = c.Get(ctx, "held", bridge.LeaseOptions{})
 	assert.ErrorIs(t, err, bridge.ErrNotFound, "its names went with it")
 	require.NoError(t, reader.Release(false))

@@ -4,7 +4,7 @@
 
 #include "sim.h"
 
-// One recording of an event. Whoever waits holds it, so that a later recording does not change what is waited for.
+// One recording of an event. A waiting stream holds it, so that a later recording does not change what is waited for.
 struct fence {
     int refs;
     bool done;

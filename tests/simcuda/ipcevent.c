@@ -65,7 +65,7 @@ CUresult shared_event_create(struct event *e) {
 // The mapping stays: operations that are queued may still refer to it, and it is one page.
 void shared_event_close(struct event *e) {
     if (!e->shared) return;
-    // Measured: while anybody has it open, it can be opened, whoever made it and whether he destroyed it.
+    // Measured: while anybody has it open, it can be opened, even after the process that made it has destroyed it.
     if (flock(e->fd, LOCK_EX | LOCK_NB) == 0) unlink(e->name);
     close(e->fd);
     e->shared = NULL;

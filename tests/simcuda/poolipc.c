@@ -6,7 +6,7 @@
 #include <string.h>
 
 // What names a part of a pool, laid out as the driver's own was seen to be. It holds nothing secret and nothing that
-// tells one allocation from the next at the same place: whoever has the pool's descriptor can write one himself, and
+// tells one allocation from the next at the same place: a process with the pool's descriptor can write one itself, and
 // one of freed memory goes on working.
 struct blob {
     uint64_t pid, pool, cookie, offset, size, chunk;

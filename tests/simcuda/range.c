@@ -84,7 +84,7 @@ uint8_t *range_pin(uint64_t address, uint64_t want, uint64_t *got, struct backin
     return r->memory + skip;
 }
 
-// Whether it lies in one allocation, whoever may reach that.
+// Whether it lies in one allocation; access does not count.
 CUresult range_within(uint64_t address, uint64_t size) {
     struct range *r = range_find(address);
     return r && !r->freed && address + size <= r->start + r->size ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

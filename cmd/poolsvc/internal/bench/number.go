@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// stampNumber writes a number into the first bytes of a buffer that the CPU can reach: whoever gets it can tell which it is.
+// stampNumber writes a number into the first bytes of a buffer that the CPU can reach: the receiver can tell which it is.
 func stampNumber(b interface{ Bytes() ([]byte, error) }, number uint64) error {
 	mem, err := b.Bytes()
 	if err == nil && len(mem) >= 8 {

@@ -15,7 +15,7 @@ type reading struct {
 	found *pattern.Verification
 }
 
-// slowBegin has a stream compare a buffer and releases it: it waits neither for whoever still writes the buffer nor for its
+// slowBegin has a stream compare a buffer and releases it: it waits neither for work that still writes the buffer nor for its
 // own stream, which a kernel may hold first.
 func (w *Worker) slowBegin(ctx context.Context, t *Task) (a *Answer, err error) {
 	g, err := w.bench.OnDevice(t.Device)
