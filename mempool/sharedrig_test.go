@@ -79,7 +79,7 @@ func (r *sharedRig) produce(w *worker) *source {
 	var err error
 	s.Producer, err = shmchannel.OpenProducer(s.config())
 	require.NoError(r, err)
-	r.Cleanup(func() { assert.NoError(r, s.Producer.Close()) })
+	r.Cleanup(func() { assert.NoError(r, s.Close()) })
 	s.enter()
 	s.meet()
 	return s
@@ -147,7 +147,7 @@ func (r *sharedRig) consume(w *worker, spec MemberSpec) *sink {
 	var err error
 	s.Consumer, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: s.config()})
 	require.NoError(r, err)
-	r.Cleanup(func() { assert.NoError(r, s.Consumer.Close()) })
+	r.Cleanup(func() { assert.NoError(r, s.Close()) })
 	s.enter()
 	return s
 }
@@ -183,13 +183,13 @@ func (s *sink) done(f *shmchannel.Frame, ticket Ticket) {
 	if s.rig.info.Mode == WorkQueue {
 		require.NoError(s.rig, s.Acknowledge(f))
 	}
-	require.NoError(s.rig, s.Consumer.Release(f, shmchannel.Ticket{Word: ticket.Word, Value: ticket.Value}))
+	require.NoError(s.rig, s.Release(f, shmchannel.Ticket{Word: ticket.Word, Value: ticket.Value}))
 }
 
 // quit leaves in the shared memory and in the books.
 func (s *sink) quit() {
 	s.rig.Helper()
-	require.NoError(s.rig, s.Consumer.Leave())
+	require.NoError(s.rig, s.Leave())
 	s.leave()
 }
 
