@@ -79,6 +79,18 @@ func (m *model) stepConsumer(s *state, c int8, choice int) bool {
 	case cSleep:
 		a.pc = cTail
 		m.lie(s.published, &a.sleep, published)
+	case cPassHold:
+		s.hold[c], s.used[c] = a.n, 1
+		a.pc = cPassFloor
+		if m.mutant("a consumer that passes a frame moves its floor before its hold") {
+			m.ring(a, freed, cUse)
+		}
+	case cPassFloor:
+		s.floor[c] = a.next
+		m.ring(a, freed, cUse)
+		if m.mutant("a consumer that passes a frame moves its floor before its hold") {
+			a.pc, a.wakes, a.then = cPassHold, none, cOutside
+		}
 	case cLeaveHold:
 		s.hold[c], s.used[c] = a.n, 1
 		a.pc = cLeaveFloor
@@ -117,7 +129,7 @@ func (m *model) ring(a *consumer, word futex, then pc) {
 		word &^= freed
 	}
 	if then == cTail || then == cDone { // nothing of the frame counts any more
-		a.n, a.owner, a.block, a.settled, a.failed, a.tail = 0, 0, 0, false, false, tail{}
+		a.n, a.owner, a.block, a.settled, a.failed, a.passed, a.tail = 0, 0, 0, false, false, false, tail{}
 	}
 	a.wakes, a.then, a.pc = word, then, cWake
 }
@@ -282,7 +294,7 @@ func (m *model) got(s *state, c int8, a *consumer) {
 	s.ghost.uses[c] = a.block + 1
 }
 
-// use lets go of the frame, or leaves with it in hand (choice 1).
+// use lets go of the frame, or passes it or leaves with it in hand (choice 1).
 func (m *model) use(s *state, c int8, a *consumer, choice int) bool {
 	if m.Hoards {
 		return false
@@ -290,6 +302,16 @@ func (m *model) use(s *state, c int8, a *consumer, choice int) bool {
 	if m.Queue {
 		a.pc = cSettle
 		return m.settle(s, c, a, choice)
+	}
+	if choice > 0 && m.Pass {
+		if m.holds(c) || a.passed || a.failed {
+			return false
+		}
+		a.passed, a.pc = true, cPassHold
+		if m.mutant("a consumer that passes a frame moves its floor before its hold") {
+			a.pc = cPassFloor
+		}
+		return true
 	}
 	if choice > 0 {
 		if !m.Leave[c] || a.failed {
@@ -314,7 +336,7 @@ func (m *model) use(s *state, c int8, a *consumer, choice int) bool {
 
 func (m *model) release(c int8, a *consumer) {
 	a.pc = cRelease
-	if m.holds(c) {
+	if m.holds(c) || a.passed {
 		a.pc = cUnhold
 	}
 	if a.failed && m.mutant("a frame that failed is not released") {

@@ -66,6 +66,8 @@ const (
 	cState
 	cArm
 	cSleep
+	cPassHold
+	cPassFloor
 	cLeaveHold
 	cLeaveFloor
 	cSaid
@@ -155,6 +157,8 @@ var names = [...]string{
 	cState:      "loads its own slot and the state",
 	cArm:        "sets bit 0 of published",
 	cSleep:      "sleeps on published if it has not moved",
+	cPassHold:   "stores a hold to pass",
+	cPassFloor:  "stores the floor to pass",
 	cLeaveHold:  "stores a hold to leave",
 	cLeaveFloor: "stores the floor to leave",
 	cSaid:       "says that it leaves",
