@@ -212,8 +212,9 @@ func (sh *shared) consumersDone() (done tickets, ok bool) {
 	var found []shmchannel.Ticket
 	at := make(map[Ticket]int) // of those without a value
 	for _, m := range sh.host.Members(nil, shmchannel.ConsumerRole) {
-		own := sh.members[m.ID].timeline
-		if own == nil || own.dead {
+		of := sh.members[m.ID]
+		own := of.timeline
+		if !of.entered || own == nil || own.dead {
 			continue
 		}
 		if found, ok = sh.host.Tickets(found[:0], m); !ok {
