@@ -69,6 +69,9 @@ func (s *consuming) next(caller context.Context) (*Frame, error) {
 
 // take takes the next frame.
 func (s *consuming) take(caller context.Context, f *shmchannel.Frame) error {
+	if err := s.over(caller); err != nil { // though frames may be there for ever
+		return err
+	}
 	if ok, err := s.native.TryTake(f); ok {
 		return nil
 	} else if err != nil && !errors.Is(err, shmchannel.ErrUnknownMember) {

@@ -132,11 +132,21 @@ func (p *Pool) Allocate(ctx context.Context, t mempool.Tensor, wait time.Duratio
 	if err := t.Validate(); err != nil {
 		return nil, err
 	}
-	if spares := p.client.shared.spares(p.info.ID); spares != nil {
-		if l, err := spares.allocate(ctx, t); l != nil || err != nil {
-			return l, err
-		}
+	spares := p.client.shared.spares(p.info.ID)
+	if spares == nil {
+		return p.alloc(ctx, t, wait)
 	}
+	l, err := spares.allocate(ctx, t)
+	if l == nil && err == nil {
+		l, err = p.alloc(ctx, t, wait)
+	}
+	if errors.Is(err, ErrLimit) && spares.empty() { // they are of other sizes
+		l, err = p.alloc(ctx, t, wait)
+	}
+	return l, err
+}
+
+func (p *Pool) alloc(ctx context.Context, t mempool.Tensor, wait time.Duration) (*Lease, error) {
 	return p.client.lease(ctx, &wire.Alloc{Pool: p.info.ID, Tensor: wireTensor(t), Wait: wireWait(wait)})
 }
 

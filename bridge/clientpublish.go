@@ -102,6 +102,9 @@ func (r *frameRecord) fill(l *Lease, t *mempool.Tensor, o mempool.FrameOptions, 
 
 // publish publishes a record. It waits for room as FrameOptions says.
 func (p *producing) publish(ctx context.Context, r *shmchannel.Record, wait time.Duration) (uint64, error) {
+	if p.client.working.Err() != nil {
+		return 0, context.Cause(p.client.working)
+	}
 	p.reclaim()
 	number, err := p.native.TryPublish(r)
 	if err != nil {

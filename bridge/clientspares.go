@@ -199,12 +199,12 @@ func (sp *spares) forget(p *producing) {
 	delete(s.producers, p.channel.ID)
 	sp.producers = slices.DeleteFunc(slices.Clone(sp.producers), func(other *producing) bool { return other == p }) // others may read it
 	sp.most -= p.channel.Capacity
-	p.over.Store(true)
+	p.forgotten.Store(true)
 	_ = p.close() // it unmaps files; that does not fail
 }
 
-// empty releases all spares.
-func (sp *spares) empty() {
+// empty releases all spares, and says whether there were any.
+func (sp *spares) empty() bool {
 	sp.mu.Lock()
 	list := sp.list
 	sp.list = nil
@@ -212,6 +212,7 @@ func (sp *spares) empty() {
 	for _, l := range list {
 		_ = sp.client.giveUp(l) // it fails with the connection
 	}
+	return len(list) > 0
 }
 
 // close releases all spares for good.

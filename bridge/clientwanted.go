@@ -59,15 +59,20 @@ func (sp *spares) drain(p *producing) {
 }
 
 // wantedUntil is a context that ends when memory is not wanted any more, or the client is closed.
-func (sp *spares) wantedUntil() (context.Context, context.CancelFunc) {
-	return context.WithDeadline(sp.client.working, time.Unix(0, sp.wanted.Load()))
+func (p *producing) wantedUntil() (context.Context, context.CancelFunc) {
+	until := time.Unix(0, p.spares.wanted.Load())
+	if p.native.Destroyed() {
+		until = time.Now().Add(wantedFor)
+	}
+	return context.WithDeadline(p.client.working, until)
 }
 
 // drained says whether a producer need not be looked at any more. failed says that it cannot be.
 func (sp *spares) drained(p *producing, failed bool) bool {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	if !failed && p.native.Lent() > 0 && sp.isWanted() && sp.client.working.Err() == nil {
+	wanted := p.native.Destroyed() || sp.isWanted() // of what was destroyed, all
+	if !failed && p.native.Lent() > 0 && wanted && sp.client.working.Err() == nil {
 		return false
 	}
 	delete(sp.draining, p)
@@ -79,7 +84,7 @@ func (p *producing) drain() {
 	p.reclaiming.Lock()
 	defer p.reclaiming.Unlock()
 	for {
-		ctx, stop := p.spares.wantedUntil()
+		ctx, stop := p.wantedUntil()
 		back, err := p.native.AwaitReclaim(ctx)
 		if unknown, ok := errors.AsType[*shmchannel.UnknownMemberError](err); ok {
 			err = p.await(ctx, unknown)

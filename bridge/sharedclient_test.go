@@ -395,3 +395,74 @@ func TestAFrameThatIsAcknowledgedNeedsNoPlaceAndKeepsItsMemory(t *testing.T) {
 		assert.ErrorIs(t, f.Release(), ErrReleased)
 	}
 }
+
+func TestMemoryOfOtherSizesIsNotKeptFromAnAllocationThatDoesNotWait(t *testing.T) {
+	s := pair(t, hostPool("p", 4<<16), mempool.ChannelSpec{Capacity: 1})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	for n := range uint64(6) {
+		s.send(t, n)
+		require.NoError(t, receive(t, from, n).Release())
+	}
+	for range 2 {
+		defer allocate(t, s.pool, 1<<16).Release(false)
+	}
+	require.NoError(t, sendFrame(t.Context(), s.pool, s.from, 6, 1<<16, mempool.FrameOptions{}))
+	l, err := s.pool.Allocate(t.Context(), mempool.Bytes(1<<16-8), 0) // the last block is that of frame 5, which has come back
+	require.NoError(t, err)
+	require.NoError(t, l.Release(false))
+}
+
+func TestADestroyedPoolGetsItsMemoryBackWhenConsumersLetGo(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 4})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	for n := range uint64(3) {
+		s.send(t, n)
+	}
+	f := receive(t, from, 0)
+	require.NoError(t, s.pool.Destroy(t.Context()))
+	eventually(t, func() bool { return s.svc.Stats().Buffers == 1 })
+	n, err := verify(f)
+	require.NoError(t, err)
+	assert.Zero(t, n)
+	require.NoError(t, f.Release())
+	settled(t, s.svc)
+}
+
+func TestManyProducersAndConsumersShareAChannel(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<22), mempool.ChannelSpec{Capacity: 8})
+	const consumers, senders, frames = 3, 4, 300
+	var all sync.WaitGroup
+	for range consumers {
+		from := s.follow(t, mempool.SubscribeOptions{})
+		all.Go(func() {
+			seen := make(map[uint64]bool)
+			for len(seen) < senders*frames {
+				f, err := from.next(context.Background())
+				if !assert.NoError(t, err) {
+					return
+				}
+				n, err := verify(f)
+				assert.NoError(t, err)
+				assert.False(t, seen[n])
+				seen[n] = true
+				assert.NoError(t, f.Release())
+			}
+		})
+	}
+	theirs, err := s.consumer.OpenPool(t.Context(), "p", 0)
+	require.NoError(t, err)
+	for i := range uint64(senders) {
+		pool, ch := s.pool, s.from
+		if i%2 == 1 {
+			pool, ch = theirs, s.to
+		}
+		all.Go(func() {
+			for n := range uint64(frames) {
+				if !assert.NoError(t, sendFrame(context.Background(), pool, ch, i*frames+n, 1000, mempool.FrameOptions{})) {
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+}
