@@ -60,19 +60,14 @@ func (sp *spares) drain(p *producing) {
 
 // wantedUntil is a context that ends when memory is not wanted any more, or the client is closed.
 func (p *producing) wantedUntil() (context.Context, context.CancelFunc) {
-	until := time.Unix(0, p.spares.wanted.Load())
-	if p.native.Destroyed() {
-		until = time.Now().Add(wantedFor)
-	}
-	return context.WithDeadline(p.client.working, until)
+	return context.WithDeadline(p.client.working, time.Unix(0, p.spares.wanted.Load()))
 }
 
 // drained says whether a producer need not be looked at any more. failed says that it cannot be.
 func (sp *spares) drained(p *producing, failed bool) bool {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	wanted := p.native.Destroyed() || sp.isWanted() // of what was destroyed, all
-	if !failed && p.native.Lent() > 0 && wanted && sp.client.working.Err() == nil {
+	if !failed && p.native.Lent() > 0 && sp.isWanted() && sp.client.working.Err() == nil {
 		return false
 	}
 	delete(sp.draining, p)
