@@ -114,7 +114,7 @@ func (s *consuming) abandon() {
 		c := s.client
 		c.shared.forget(&s.membership)
 		_ = s.native.Leave()                                                       // it is not closed
-		_ = c.send(0, &wire.Leave{Channel: s.channel.ID, Member: s.membership.id}) // it fails with the connection
+		_ = c.send(0, &wire.Leave{Channel: s.channel.ID, Member: s.id}) // it fails with the connection
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.left = true

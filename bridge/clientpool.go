@@ -153,6 +153,10 @@ func (p *Pool) alloc(ctx context.Context, t mempool.Tensor, wait time.Duration) 
 // Trim gives unused blocks back until at most keep bytes of them are cached, and returns how many bytes were given back
 // at once.
 func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
+	if spares := p.client.shared.spares(p.info.ID); spares != nil {
+		spares.reclaim()
+		spares.empty()
+	}
 	var reply wire.TrimReply
 	if err := p.client.call(ctx, &wire.Trim{Pool: p.info.ID, Keep: keep}, &call{into: &reply}); err != nil {
 		return 0, err // the reply may still come

@@ -181,7 +181,7 @@ func (m *membership) failure(ctx context.Context, err error) error {
 	case errors.Is(err, shmchannel.ErrClosed) || m.forgotten.Load():
 		return situation(ErrClosed, "channel %q is shut", ch)
 	case errors.Is(err, shmchannel.ErrDestroyed):
-		return situation(ErrClosed, "the pool of channel %q was destroyed", ch)
+		return situation(ErrClosed, "channel %q is gone: it was shut, or its pool was destroyed", ch)
 	case errors.Is(err, shmchannel.ErrInHand):
 		return situation(ErrLimit, "channel %q: %v", ch, err)
 	case errors.Is(err, shmchannel.ErrCorrupt):

@@ -75,10 +75,7 @@ func (sp *spares) allocate(ctx context.Context, t mempool.Tensor) (*Lease, error
 	if err != nil {
 		return nil, err
 	}
-	producers, _ := sp.members()
-	for _, p := range producers {
-		p.reclaim()
-	}
+	sp.reclaim()
 	l := sp.take(n)
 	if l == nil {
 		return nil, nil
@@ -100,6 +97,14 @@ func (sp *spares) allocate(ctx context.Context, t mempool.Tensor) (*Lease, error
 		return nil, errors.Join(errClientClosed, lease.end(true))
 	}
 	return lease, nil
+}
+
+// reclaim takes what has come back.
+func (sp *spares) reclaim() {
+	producers, _ := sp.members()
+	for _, p := range producers {
+		p.reclaim()
+	}
 }
 
 // take takes a spare of n bytes out of the list: the newest that nobody has to wait for, else the oldest.

@@ -466,3 +466,51 @@ func TestManyProducersAndConsumersShareAChannel(t *testing.T) {
 	}
 	all.Wait()
 }
+
+func TestTrimmingGivesBackWhatTheClientKeeps(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 2})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	for n := range uint64(6) {
+		s.send(t, n)
+		require.NoError(t, receive(t, from, n).Release())
+	}
+	require.Greater(t, s.svc.Stats().Buffers, 2)
+	_, err := s.pool.Trim(t.Context(), 0)
+	require.NoError(t, err)
+	assert.Equal(t, 2, s.svc.Stats().Buffers, "those in the channel")
+}
+
+func TestAReleaseWithoutAPlaceForItsTicketWaitsForTheWork(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 1})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	clock, err := s.consumer.Clock(t.Context())
+	require.NoError(t, err)
+	var tickets []mempool.Ticket
+	for range 2 {
+		word, err := clock.Word()
+		require.NoError(t, err)
+		tickets = append(tickets, clock.Next(word))
+	}
+	end := func(n uint64, done ...mempool.Ticket) error {
+		s.send(t, n)
+		f := receive(t, from, n)
+		defer f.Lease.leave()
+		return f.Lease.end(false, done...)
+	}
+	require.NoError(t, end(1, tickets[0]))
+	for n := range uint64(63) {
+		require.NoError(t, end(2+n))
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- end(65, tickets[1]) }() // whose ticket would stand in the place of the first
+	eventually(t, func() bool { return s.from.client.shared.producers[s.from.info.ID].native.Lent() == 2 })
+	select {
+	case err := <-ended:
+		t.Fatal("it did not wait: ", err)
+	default:
+	}
+	require.NoError(t, clock.Reach(tickets[1]))
+	require.NoError(t, <-ended)
+	s.send(t, 66)
+	require.NoError(t, clock.Reach(tickets[0]))
+}
