@@ -113,7 +113,7 @@ func (s *consuming) abandon() {
 	s.leaves.Do(func() {
 		c := s.client
 		c.shared.forget(&s.membership)
-		_ = s.native.Leave()                                                       // it is not closed
+		_ = s.native.Leave()                                            // it is not closed
 		_ = c.send(0, &wire.Leave{Channel: s.channel.ID, Member: s.id}) // it fails with the connection
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -132,18 +132,10 @@ func (p *Pool) Allocate(ctx context.Context, t mempool.Tensor, wait time.Duratio
 	if err := t.Validate(); err != nil {
 		return nil, err
 	}
-	spares := p.client.shared.spares(p.info.ID)
-	if spares == nil {
-		return p.alloc(ctx, t, wait)
+	if spares := p.client.shared.spares(p.info.ID); spares != nil {
+		return spares.allocate(ctx, p, t, wait)
 	}
-	l, err := spares.allocate(ctx, t)
-	if l == nil && err == nil {
-		l, err = p.alloc(ctx, t, wait)
-	}
-	if errors.Is(err, ErrLimit) && spares.empty() { // they are of other sizes
-		l, err = p.alloc(ctx, t, wait)
-	}
-	return l, err
+	return p.alloc(ctx, t, wait)
 }
 
 func (p *Pool) alloc(ctx context.Context, t mempool.Tensor, wait time.Duration) (*Lease, error) {

@@ -68,7 +68,7 @@ func TestAPoolOfOneBlockMoreThanTheChannelKeepsIsEnough(t *testing.T) {
 			s := pair(t, hostPool("p", (capacity+1)<<16), mempool.ChannelSpec{Mode: mode, Capacity: capacity})
 			from := s.follow(t, mempool.SubscribeOptions{})
 			var sender sync.WaitGroup
-			const frames = 1000
+			const frames = 300
 			sender.Go(func() {
 				for n := range uint64(frames) {
 					if !assert.NoError(t, sendFrame(context.Background(), s.pool, s.from, n, 1<<16, mempool.FrameOptions{})) {
@@ -153,9 +153,9 @@ func TestAnIdleProducerReleasesWhatItKeeps(t *testing.T) {
 	assert.ErrorIs(t, err, ErrClosed)
 }
 
-// unfinished has a consumer release a frame while its work goes on. The frame's block has come back, and is all that is left of the pool.
-func unfinished(t *testing.T) (s *sharedPair, finish func()) {
-	s = pair(t, hostPool("p", 2<<16), mempool.ChannelSpec{Capacity: 1})
+// unfinished has a consumer release a frame while its work goes on. The frame's block has come back. Another is in the channel.
+func unfinished(t *testing.T, blocks uint64) (s *sharedPair, finish func()) {
+	s = pair(t, hostPool("p", blocks<<16), mempool.ChannelSpec{Capacity: 1})
 	from := s.follow(t, mempool.SubscribeOptions{})
 	s.send(t, 1)
 	f := receive(t, from, 1)
@@ -171,7 +171,7 @@ func unfinished(t *testing.T) (s *sharedPair, finish func()) {
 }
 
 func TestTheNextFrameIsWrittenWhenTheReadersOfTheLastAreDone(t *testing.T) {
-	s, finish := unfinished(t)
+	s, finish := unfinished(t, 2)
 	l := allocate(t, s.pool, 1<<16)
 	require.Len(t, l.Info().Wait, 1)
 	ended, cancel := context.WithCancel(t.Context())
@@ -189,6 +189,18 @@ func TestTheNextFrameIsWrittenWhenTheReadersOfTheLastAreDone(t *testing.T) {
 	require.NoError(t, l.Release(false))
 }
 
+func TestMemoryOnWhichWorkIsUnderWayIsTakenLast(t *testing.T) {
+	s, finish := unfinished(t, 3)
+	defer finish()
+	for _, tickets := range []int{0, 1} {
+		l := allocate(t, s.pool, 1<<16)
+		assert.Len(t, l.Info().Wait, tickets)
+		defer l.Release(false)
+	}
+	_, err := s.pool.Allocate(t.Context(), mempool.Bytes(1<<16), 0)
+	assert.ErrorIs(t, err, ErrLimit)
+}
+
 func TestMemoryIsReleasedWhenTheReadersOfTheLastFrameAreDone(t *testing.T) {
 	for what, do := range map[string]func(t *testing.T, s *sharedPair){
 		"wanted": func(*testing.T, *sharedPair) {},
@@ -197,7 +209,7 @@ func TestMemoryIsReleasedWhenTheReadersOfTheLastFrameAreDone(t *testing.T) {
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			s, finish := unfinished(t)
+			s, finish := unfinished(t, 2)
 			defer finish()
 			do(t, s)
 			other, err := s.consumer.OpenPool(t.Context(), "p", 0)
@@ -219,7 +231,7 @@ func TestMemoryIsReleasedWhenTheReadersOfTheLastFrameAreDone(t *testing.T) {
 }
 
 func TestWhatTheServiceDoesNotKnowOfIsWaitedForBeforeItHasTheMemory(t *testing.T) {
-	s, finish := unfinished(t)
+	s, finish := unfinished(t, 2)
 	defer finish()
 	direct := makeChannel(t, s.producer, s.pool, mempool.ChannelSpec{Name: "direct", Capacity: 1})
 	l := allocate(t, s.pool, 1<<16)
