@@ -3,6 +3,7 @@ package mempool
 import (
 	"context"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -367,7 +368,7 @@ func TestAServiceThatClosesLeavesNoFileOfAChannel(t *testing.T) {
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 	p.send()
 	c.next()
-	files := append(p.member.Export.Files, c.member.Export.Files[2])
+	files := slices.Concat(p.member.Export.Files, c.member.Export.Files)
 	r.svc.Close()
 	for _, f := range files {
 		_, err := f.Stat()

@@ -105,7 +105,7 @@ func TestABlockOfAProducerThatLeftWaitsForItsOwnWork(t *testing.T) {
 	l := p.alloc()
 	p.publish(l, ticket)
 	p.leave()
-	require.ErrorIs(t, p.Session.Release(l.ID(), false, nil), ErrReleased)
+	require.ErrorIs(t, p.Release(l.ID(), false, nil), ErrReleased)
 	assert.Equal(t, 1, r.kept())
 	require.NoError(t, r.owner.ShutChannel(r.info.ID))
 	next, err := r.owner.Allocate(t.Context(), r.pool.info.ID, Bytes(10), 0)
@@ -122,7 +122,7 @@ func TestAProducerThatLeavesFirstLeavesNothingBehind(t *testing.T) {
 	p.send()
 	unpublished := p.alloc()
 	p.leave()
-	require.NoError(t, p.Session.Release(unpublished.ID(), false, nil), "its lease lives on")
+	require.NoError(t, p.Release(unpublished.ID(), false, nil), "its lease lives on")
 	_, settled := p.end() // the process lives on
 	<-settled
 	f := c.next()

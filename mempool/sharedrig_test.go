@@ -60,6 +60,17 @@ func (s *seat) enter() {
 	s.came = append(s.came, others...)
 }
 
+// arrived takes the members that the session was told of. The file of one that nobody needs any more is closed, and not sent.
+func (s *seat) arrived() (came []MemberCame) {
+	for _, m := range append(s.came, told[MemberCame](s.worker)...) {
+		if _, err := m.File.Stat(); err == nil && m.Channel == s.rig.info.ID {
+			came = append(came, m)
+		}
+	}
+	s.came = nil
+	return came
+}
+
 // leave leaves in the books.
 func (s *seat) leave() {
 	s.rig.Helper()
@@ -79,7 +90,7 @@ func (r *sharedRig) produce(w *worker) *source {
 	var err error
 	s.Producer, err = shmchannel.OpenProducer(s.config())
 	require.NoError(r, err)
-	r.Cleanup(func() { assert.NoError(r, s.Producer.Close()) })
+	r.Cleanup(func() { assert.NoError(r, s.Close()) })
 	s.enter()
 	s.meet()
 	return s
@@ -87,13 +98,11 @@ func (r *sharedRig) produce(w *worker) *source {
 
 func (s *source) meet() {
 	s.rig.Helper()
-	s.came = append(s.came, told[MemberCame](s.worker)...)
-	for _, m := range s.came {
-		if m.Role == Consumer && m.Channel == s.rig.info.ID {
+	for _, m := range s.arrived() {
+		if m.Role == Consumer {
 			require.NoError(s.rig, s.AddCursor(m.Slot, m.Member, m.File))
 		}
 	}
-	s.came = nil
 }
 
 func (s *source) alloc() *Lease {
@@ -147,20 +156,18 @@ func (r *sharedRig) consume(w *worker, spec MemberSpec) *sink {
 	var err error
 	s.Consumer, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: s.config()})
 	require.NoError(r, err)
-	r.Cleanup(func() { assert.NoError(r, s.Consumer.Close()) })
+	r.Cleanup(func() { assert.NoError(r, s.Close()) })
 	s.enter()
 	return s
 }
 
 func (s *sink) try() (*shmchannel.Frame, error) {
 	s.rig.Helper()
-	s.came = append(s.came, told[MemberCame](s.worker)...)
-	for _, m := range s.came {
-		if m.Role == Producer && m.Channel == s.rig.info.ID {
+	for _, m := range s.arrived() {
+		if m.Role == Producer {
 			require.NoError(s.rig, s.AddTrack(m.Slot, m.Member, m.File))
 		}
 	}
-	s.came = nil
 	f := new(shmchannel.Frame)
 	ok, err := s.TryTake(f)
 	if !ok {
@@ -183,13 +190,13 @@ func (s *sink) done(f *shmchannel.Frame, ticket Ticket) {
 	if s.rig.info.Mode == WorkQueue {
 		require.NoError(s.rig, s.Acknowledge(f))
 	}
-	require.NoError(s.rig, s.Consumer.Release(f, shmchannel.Ticket{Word: ticket.Word, Value: ticket.Value}))
+	require.NoError(s.rig, s.Release(f, shmchannel.Ticket{Word: ticket.Word, Value: ticket.Value}))
 }
 
 // quit leaves in the shared memory and in the books.
 func (s *sink) quit() {
 	s.rig.Helper()
-	require.NoError(s.rig, s.Consumer.Leave())
+	require.NoError(s.rig, s.Leave())
 	s.leave()
 }
 
