@@ -3,6 +3,7 @@ package bridge
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"path/filepath"
 	"testing"
 
@@ -257,4 +258,53 @@ func TestATimelineIsKeptWhileALeaseOfWhichTheServiceDoesNotKnowWaitsForIt(t *tes
 		require.NoError(t, f.Release())
 	}
 	assert.True(t, forgotten())
+}
+
+func init() { children["leave work"] = leaveWork }
+
+// leaveWork releases the first frame of the channel while its work on it goes on, and never ends it.
+func leaveWork() error {
+	ctx := context.Background()
+	c, _, ch, err := openStream(ctx)
+	if err != nil {
+		return err
+	}
+	clock, err := c.Clock(ctx)
+	if err != nil {
+		return err
+	}
+	word, err := clock.Word()
+	if err != nil {
+		return err
+	}
+	for f, err := range ch.Frames(ctx, mempool.SubscribeOptions{}) {
+		if err != nil {
+			return err
+		}
+		if err := f.Lease.end(false, clock.Next(word)); err != nil {
+			return err
+		}
+		fmt.Println("released", f.Seq)
+	}
+	return nil
+}
+
+func TestWorkOfAKilledConsumerIsNotWaitedFor(t *testing.T) {
+	s := pair(t, hostPool("p", 2<<16), mempool.ChannelSpec{Capacity: 1})
+	victim := spawn(t, "leave work", s.path, nil)
+	s.send(t, 1)
+	require.Equal(t, "released 1", victim.says())
+	s.send(t, 2)
+	require.Equal(t, "released 2", victim.says())
+	l := allocate(t, s.pool, 1<<16)
+	require.Len(t, l.Info().Wait, 1)
+	written := make(chan error)
+	go func() { written <- l.CopyFrom(0, []byte("next")) }()
+	victim.kill()
+	require.NoError(t, <-written)
+	require.NoError(t, l.Release(false))
+	require.NoError(t, s.from.Shut(t.Context()))
+	all, err := s.pool.Allocate(t.Context(), mempool.Bytes(2<<16), patience)
+	require.NoError(t, err)
+	require.NoError(t, all.Release(false))
 }
