@@ -3,12 +3,14 @@ package bridge
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"fmt"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
@@ -307,4 +309,24 @@ func TestWorkOfAKilledConsumerIsNotWaitedFor(t *testing.T) {
 	all, err := s.pool.Allocate(t.Context(), mempool.Bytes(2<<16), patience)
 	require.NoError(t, err)
 	require.NoError(t, all.Release(false))
+}
+
+func TestASharedChannelThatContradictsItselfEndsTheLoop(t *testing.T) {
+	r := start(t, ServerConfig{}, unhurried)
+	liar := sharing(t, r.path)
+	pool, channel := liar.makeShared(1<<20, wire.MakeChannel{Capacity: 4})
+	c := dial(t, r.path)
+	ch, err := c.OpenChannel(t.Context(), "c", 0)
+	require.NoError(t, err)
+	from, err := ch.consume(t.Context(), mempool.SubscribeOptions{})
+	require.NoError(t, err)
+	defer from.abandon()
+	p := liar.produce(pool, channel)
+	mem, err := unix.Mmap(int(p.config.Sequencer.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(t, err)
+	defer unix.Munmap(mem)
+	binary.LittleEndian.PutUint64(mem, 1000<<16|binary.LittleEndian.Uint64(mem)&1023) // a tail of which no entry tells
+	f, err := from.next(t.Context())
+	assert.Nil(t, f)
+	assert.ErrorIs(t, err, ErrProtocol)
 }
