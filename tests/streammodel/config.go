@@ -15,7 +15,7 @@ type Config struct {
 	Policies  [mostConsumers]policy
 	Oldest    bool                // joiners begin with the oldest frame that is kept
 	Leave     [mostConsumers]bool // may leave, with and without a frame in hand
-	Pass      bool                // consumers that block may pass a frame that they keep in hand
+	Passes    bool                // a consumer that blocks lets the channel go on before it lets go of a frame
 	GiveBack  int                 // how often each consumer may give a frame of a queue back
 	Fails     int                 // how often each consumer may find a frame that has failed
 	GPU       bool                // frames are released while work on them still runs

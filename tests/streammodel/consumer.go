@@ -129,7 +129,7 @@ func (m *model) ring(a *consumer, word futex, then pc) {
 		word &^= freed
 	}
 	if then == cTail || then == cDone { // nothing of the frame counts any more
-		a.n, a.owner, a.block, a.settled, a.failed, a.passed, a.tail = 0, 0, 0, false, false, false, tail{}
+		a.n, a.owner, a.block, a.settled, a.failed, a.tail = 0, 0, 0, false, false, tail{}
 	}
 	a.wakes, a.then, a.pc = word, then, cWake
 }
@@ -294,7 +294,7 @@ func (m *model) got(s *state, c int8, a *consumer) {
 	s.ghost.uses[c] = a.block + 1
 }
 
-// use lets go of the frame, or passes it or leaves with it in hand (choice 1).
+// use lets go of the frame, or leaves with it in hand (choice 1).
 func (m *model) use(s *state, c int8, a *consumer, choice int) bool {
 	if m.Hoards {
 		return false
@@ -303,22 +303,12 @@ func (m *model) use(s *state, c int8, a *consumer, choice int) bool {
 		a.pc = cSettle
 		return m.settle(s, c, a, choice)
 	}
-	if choice > 0 && m.Pass {
-		if m.holds(c) || a.passed || a.failed {
-			return false
-		}
-		a.passed, a.pc = true, cPassHold
-		if m.mutant("a consumer that passes a frame moves its floor before its hold") {
-			a.pc = cPassFloor
-		}
-		return true
-	}
 	if choice > 0 {
 		if !m.Leave[c] || a.failed {
 			return false
 		}
 		a.pc = cSaid
-		if !m.holds(c) {
+		if s.hold[c] == 0 {
 			a.pc = cLeaveHold
 			if m.mutant("a consumer that leaves moves its floor before its hold") {
 				a.pc = cLeaveFloor
@@ -326,17 +316,23 @@ func (m *model) use(s *state, c int8, a *consumer, choice int) bool {
 		}
 		return true
 	}
-	if m.GPU {
+	switch {
+	case m.Passes && s.hold[c] == 0 && !a.failed:
+		a.pc = cPassHold
+		if m.mutant("a consumer that passes a frame moves its floor before its hold") {
+			a.pc = cPassFloor
+		}
+	case m.GPU:
 		a.pc = cDoneClear
-	} else {
-		m.release(c, a)
+	default:
+		m.release(s, c, a)
 	}
 	return m.stepConsumer(s, c, 0)
 }
 
-func (m *model) release(c int8, a *consumer) {
+func (m *model) release(s *state, c int8, a *consumer) {
 	a.pc = cRelease
-	if m.holds(c) || a.passed {
+	if s.hold[c] > 0 {
 		a.pc = cUnhold
 	}
 	if a.failed && m.mutant("a frame that failed is not released") {
@@ -360,7 +356,7 @@ func (m *model) stepDone(s *state, c int8, a *consumer) bool {
 		d.value, a.pc = a.issued, cDoneNumber
 	case cDoneNumber:
 		d.number = a.n
-		m.release(c, a)
+		m.release(s, c, a)
 	}
 	return true
 }

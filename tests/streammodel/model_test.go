@@ -28,13 +28,13 @@ func configs() []Config {
 		with("blocks, close", ends, func(c *Config) { c.Drain = true }),
 		with("blocks, destroy", []errand{{join, 0}, {destroy, 0}}, func(c *Config) { c.Drain = true }),
 		with("blocks, leave", joins, func(c *Config) { c.Leave[0] = true; c.Drain = true }),
-		with("blocks, pass", joins, func(c *Config) { c.Pass = true; c.Frames[0] = 4; c.Drain = true }),
-		with("blocks, pass, expel", []errand{{join, 0}, {expel, 0}}, func(c *Config) { c.Pass = true; c.Drain = true }),
-		with("blocks, pass, close", ends, func(c *Config) { c.Pass = true; c.Drain = true }),
-		with("blocks, pass, death", nil, func(c *Config) { c.Joined = first; c.Pass = true; c.Deaths = 1; c.Drain = true }),
 		with("blocks, expel", []errand{{join, 0}, {expel, 0}}, func(c *Config) { c.Leave[0] = true; c.Drain = true }),
 		with("blocks, death", ends, func(c *Config) { c.Deaths = 1; c.Drain = true; c.Frames[0] = 2 }),
 		with("blocks, fails", ends, func(c *Config) { c.Fails = 1; c.Drain = true }),
+		with("blocks, passes", joins, func(c *Config) { c.Frames[0] = 4; c.Passes = true; c.Leave[0] = true; c.Drain = true }),
+		with("blocks, passes, expel", []errand{{join, 0}, {expel, 0}}, func(c *Config) { c.Passes = true; c.Drain = true }),
+		with("blocks, passes, death", ends, func(c *Config) { c.Passes = true; c.Deaths = 1; c.Frames[0] = 2; c.Drain = true }),
+		with("GPU, passes", nil, func(c *Config) { c.Joined = first; c.Blocks = 3; c.Frames[0] = 5; c.GPU = true; c.Passes = true }),
 		with("blocks, capacity 2", joins, func(c *Config) {
 			c.Capacity, c.Slots, c.Blocks, c.Frames[0] = 2, 4, 3, 5
 			c.Oldest = true

@@ -143,7 +143,6 @@ type consumer struct {
 	ends     bool // it takes part no more
 	failed   bool
 	settled  bool // the claim is acknowledged or given back
-	passed   bool // the frame in hand needs its place no more
 	tail     tail
 	survey   survey
 	n        int8 // the number that it takes
