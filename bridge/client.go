@@ -296,11 +296,7 @@ func (c *Client) settle() {
 	defer grace.Stop()
 	for _, wait := range []func() <-chan struct{}{
 		func() <-chan struct{} { return c.quiet },
-		func() <-chan struct{} { // errands are run in order
-			done := make(chan struct{})
-			c.errands.add(func() { close(done) })
-			return done
-		},
+		c.errandsDone,
 	} {
 		select {
 		case <-wait():
@@ -310,6 +306,13 @@ func (c *Client) settle() {
 			return
 		}
 	}
+}
+
+// errandsDone is closed when the errands that there are were run: they are run in order.
+func (c *Client) errandsDone() <-chan struct{} {
+	done := make(chan struct{})
+	c.errands.add(func() { close(done) })
+	return done
 }
 
 // Stats is the service's accounting, of the pools that this client may use or destroy, by id.

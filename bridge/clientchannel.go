@@ -16,7 +16,8 @@ type Channel struct {
 	info   mempool.ChannelInfo
 }
 
-// CreateChannel makes a channel, or opens the one that is just like it.
+// CreateChannel makes a channel, or opens the one that is just like it. The frames of a shared one go through memory that the clients
+// share. The service has nothing to do with a frame then, and its death ends what waits in the channel.
 //
 // Errors: [ErrInvalid], [ErrExists] if there is one of that name that is not like it, [ErrNotFound] and [ErrDenied] for the
 // pool, [ErrLimit], [ErrUnsupported] by services that have no channels.
@@ -105,7 +106,7 @@ func (ch *Channel) Publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 
 // Shut closes the channel: nothing more can be sent, the name is free, and the subscribers' frames end after the last. A
 // Publish that waits for room is still carried out. Frames that nobody is subscribed to are gone, and such a Publish fails
-// then.
+// then. In a shared channel every Publish that waits fails.
 //
 // Errors: [ErrDenied] to others than the user who made it, [ErrClosed] if it is shut already.
 func (ch *Channel) Shut(ctx context.Context) error {

@@ -69,6 +69,9 @@ func (s *consuming) next(caller context.Context) (*Frame, error) {
 
 // take takes the next frame.
 func (s *consuming) take(caller context.Context, f *shmchannel.Frame) error {
+	if err := s.over(caller); err != nil { // though frames may be there for ever
+		return err
+	}
 	if ok, err := s.native.TryTake(f); ok {
 		return nil
 	} else if err != nil && !errors.Is(err, shmchannel.ErrUnknownMember) {
@@ -110,8 +113,8 @@ func (s *consuming) abandon() {
 	s.leaves.Do(func() {
 		c := s.client
 		c.shared.forget(&s.membership)
-		_ = s.native.Leave()                                                       // it is not closed
-		_ = c.send(0, &wire.Leave{Channel: s.channel.ID, Member: s.membership.id}) // it fails with the connection
+		_ = s.native.Leave()                                            // it is not closed
+		_ = c.send(0, &wire.Leave{Channel: s.channel.ID, Member: s.id}) // it fails with the connection
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.left = true

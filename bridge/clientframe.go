@@ -14,7 +14,7 @@ import (
 type Frame struct {
 	// Lease is a read lease on the buffer; nil where an error came with the frame.
 	Lease *Lease
-	// Seq is the frame's number in the channel, from 1.
+	// Seq is the frame's number in the channel, from 1. A queue in shared memory skips numbers.
 	Seq uint64
 	// Time is when it was sent.
 	Time time.Time

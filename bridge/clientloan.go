@@ -29,8 +29,8 @@ func (l *loan) add(t mempool.Ticket) {
 // giveUp releases a lease whose memory came back, once that is all that its next user must wait for: the service does not know the tickets
 // of a channel's consumers. done are the client's own.
 func (c *Client) giveUp(l *loan, done ...mempool.Ticket) error {
-	if c.linked.Err() != nil {
-		return nil // the lease has ended with the session
+	if c.linked.Err() != nil { // the lease has ended with the session
+		return context.Cause(c.linked)
 	}
 	wait := c.pending(c.linked, l.wait)
 	if len(wait) == 0 {

@@ -133,16 +133,22 @@ func (p *Pool) Allocate(ctx context.Context, t mempool.Tensor, wait time.Duratio
 		return nil, err
 	}
 	if spares := p.client.shared.spares(p.info.ID); spares != nil {
-		if l, err := spares.allocate(ctx, t); l != nil || err != nil {
-			return l, err
-		}
+		return spares.allocate(ctx, p, t, wait)
 	}
+	return p.alloc(ctx, t, wait)
+}
+
+func (p *Pool) alloc(ctx context.Context, t mempool.Tensor, wait time.Duration) (*Lease, error) {
 	return p.client.lease(ctx, &wire.Alloc{Pool: p.info.ID, Tensor: wireTensor(t), Wait: wireWait(wait)})
 }
 
 // Trim gives unused blocks back until at most keep bytes of them are cached, and returns how many bytes were given back
 // at once.
 func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
+	if spares := p.client.shared.spares(p.info.ID); spares != nil {
+		spares.reclaim()
+		spares.empty()
+	}
 	var reply wire.TrimReply
 	if err := p.client.call(ctx, &wire.Trim{Pool: p.info.ID, Keep: keep}, &call{into: &reply}); err != nil {
 		return 0, err // the reply may still come

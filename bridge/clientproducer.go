@@ -46,6 +46,11 @@ func (ch *Channel) producer(ctx context.Context) (*producing, error) {
 	select {
 	case <-p.joined:
 		return p, p.err
+	default:
+	}
+	select {
+	case <-p.joined:
+		return p, p.err
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}

@@ -27,7 +27,7 @@ func (ch *Channel) publishShared(ctx context.Context, l *Lease, o mempool.FrameO
 	}
 	p, err := ch.producer(ctx)
 	if err != nil {
-		return 0, err
+		return 0, l.unsent(ctx, err)
 	}
 	ready, err := l.completed(ctx, o.Completion)
 	if err != nil {
@@ -42,11 +42,7 @@ func (ch *Channel) publishShared(ctx context.Context, l *Lease, o mempool.FrameO
 	number, err := p.publish(ctx, &r.Record, o.Wait)
 	if err != nil {
 		p.takeBack(l.info.Block)
-		if ctx.Err() == nil {
-			return 0, err
-		}
-		defer l.leave()
-		return 0, errors.Join(err, l.end(true))
+		return 0, l.unsent(ctx, err)
 	}
 	l.ended = true
 	l.leave()
@@ -54,6 +50,15 @@ func (ch *Channel) publishShared(ctx context.Context, l *Lease, o mempool.FrameO
 		ch.client.timelines.unpin(l.info.Wait)
 	}
 	return number, l.order.Close()
+}
+
+// unsent is why the lease was not sent. The lease lives on, unless ctx has ended. l.mu is held.
+func (l *Lease) unsent(ctx context.Context, err error) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	defer l.leave()
+	return errors.Join(err, l.end(true))
 }
 
 // fits says whether the lease's buffer can go into the channel, and what it holds.
@@ -97,6 +102,9 @@ func (r *frameRecord) fill(l *Lease, t *mempool.Tensor, o mempool.FrameOptions, 
 
 // publish publishes a record. It waits for room as FrameOptions says.
 func (p *producing) publish(ctx context.Context, r *shmchannel.Record, wait time.Duration) (uint64, error) {
+	if p.client.working.Err() != nil {
+		return 0, context.Cause(p.client.working)
+	}
 	p.reclaim()
 	number, err := p.native.TryPublish(r)
 	if err != nil {

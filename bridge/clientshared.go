@@ -34,10 +34,10 @@ type membership struct {
 	role    string
 	id      uint64
 	// timeline is the client's own.
-	timeline uint64
-	over     atomic.Bool                                 // the client has forgotten the channel, which was destroyed
-	add      func(slot int, id uint64, f *os.File) error // takes the file of a member of the other role
-	depart   func()                                      // leaves the channel
+	timeline  uint64
+	forgotten atomic.Bool                                 // by the client: the channel was destroyed
+	add       func(slot int, id uint64, f *os.File) error // takes the file of a member of the other role
+	depart    func()                                      // leaves the channel
 
 	mu     sync.Mutex
 	known  map[int]uint64 // the newest member of the other role in each slot whose file came
@@ -160,18 +160,28 @@ func (m *membership) await(ctx context.Context, u *shmchannel.UnknownMemberError
 	}
 }
 
-// failure is what a call's error means to the caller, who gave ctx. The call's own context may have ended with the client.
-func (m *membership) failure(ctx context.Context, err error) error {
-	ch := m.channel.Name
+// over is why the client, or the caller, who gave ctx, takes no more part.
+func (m *membership) over(ctx context.Context) error {
 	switch {
 	case m.client.working.Err() != nil:
 		return context.Cause(m.client.working)
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case errors.Is(err, shmchannel.ErrClosed) || m.over.Load():
+	}
+	return nil
+}
+
+// failure is what a call's error means to the caller, who gave ctx. The call's own context may have ended with the client.
+func (m *membership) failure(ctx context.Context, err error) error {
+	ch := m.channel.Name
+	if over := m.over(ctx); over != nil {
+		return over
+	}
+	switch {
+	case errors.Is(err, shmchannel.ErrClosed) || m.forgotten.Load():
 		return situation(ErrClosed, "channel %q is shut", ch)
 	case errors.Is(err, shmchannel.ErrDestroyed):
-		return situation(ErrClosed, "the pool of channel %q was destroyed", ch)
+		return situation(ErrClosed, "channel %q is gone: it was shut, or its pool was destroyed", ch)
 	case errors.Is(err, shmchannel.ErrInHand):
 		return situation(ErrLimit, "channel %q: %v", ch, err)
 	case errors.Is(err, shmchannel.ErrCorrupt):

@@ -25,6 +25,7 @@ type spares struct {
 	list     []*loan // in the order in which they came back
 	draining map[*producing]struct{}
 	used     bool // since the last look
+	tight    bool // the service had no memory when there were fewer spares than there may be
 	timer    *time.Timer
 	pause    time.Duration // until the next look
 	closed   bool
@@ -36,7 +37,7 @@ const (
 	// sparesLook is how long it takes until spares are released, if nothing is allocated meanwhile: at least so long, and at most twice.
 	sparesLook = 500 * time.Millisecond
 	// sparesRest is how long it takes at most until an idle client looks again whether its channels have given something back.
-	sparesRest = 30 * time.Second
+	sparesRest = 8 * time.Second
 	// wantedFor is for how long what comes back is released after a notice.
 	wantedFor = time.Second
 )
@@ -69,20 +70,79 @@ func (sp *spares) members() ([]*producing, int) {
 	return sp.producers, sp.most
 }
 
-// allocate makes a lease of a spare; nil if there is none of that size.
-func (sp *spares) allocate(ctx context.Context, t mempool.Tensor) (*Lease, error) {
+// allocate is Allocate of a pool that has spares. As the service does, it takes memory on which no work is under way, then new memory, and
+// only then memory on which there is.
+func (sp *spares) allocate(ctx context.Context, p *Pool, t mempool.Tensor, wait time.Duration) (*Lease, error) {
 	n, err := t.Extent()
 	if err != nil {
 		return nil, err
 	}
+	sp.reclaim()
+	l, others, busy := sp.take(n)
+	if busy {
+		lease, err := p.alloc(ctx, t, 0)
+		if !errors.Is(err, ErrLimit) {
+			sp.put(l)
+			return lease, err
+		}
+		sp.mu.Lock()
+		sp.tight = true // the service tells other clients too that it was asked: not again before the spares were not used for a while
+		sp.mu.Unlock()
+	}
+	if l != nil {
+		return sp.lease(ctx, l, t)
+	}
+	lease, err := p.alloc(ctx, t, wait)
+	if wait <= 0 && others && errors.Is(err, ErrLimit) {
+		sp.empty()
+		select {
+		case <-sp.client.errandsDone(): // one may be releasing what was there
+		case <-ctx.Done():
+		case <-sp.client.done:
+		}
+		return p.alloc(ctx, t, wait)
+	}
+	return lease, err
+}
+
+// reclaim takes what has come back.
+func (sp *spares) reclaim() {
 	producers, _ := sp.members()
 	for _, p := range producers {
 		p.reclaim()
 	}
-	l := sp.take(n)
-	if l == nil {
-		return nil, nil
+}
+
+// take takes a spare of n bytes out of the list: the newest on which no work is under way, or else the oldest. busy says that new memory is
+// better, if there is any: there may be more spares. others says that spares of other sizes are left.
+func (sp *spares) take(n uint64) (l *loan, others, busy bool) {
+	_, most := sp.members()
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	sp.look()
+	at, work := -1, true
+	for i, l := range slices.Backward(sp.list) {
+		if l.info.Bytes != n {
+			others = true
+			continue
+		}
+		at = i
+		if l.wait = sp.client.timelines.left(l.wait); len(l.wait) == 0 {
+			work = false
+			break
+		}
 	}
+	if at < 0 {
+		return nil, others, false
+	}
+	busy = work && len(sp.list) < most && !sp.tight
+	l = sp.list[at]
+	sp.list = slices.Delete(sp.list, at, at+1)
+	return l, others, busy
+}
+
+// lease makes a lease of a spare.
+func (sp *spares) lease(ctx context.Context, l *loan, t mempool.Tensor) (*Lease, error) {
 	c := sp.client
 	info := l.info
 	info.Tensor, info.Wait = t.Clone(), c.pending(ctx, l.wait)
@@ -100,27 +160,6 @@ func (sp *spares) allocate(ctx context.Context, t mempool.Tensor) (*Lease, error
 		return nil, errors.Join(errClientClosed, lease.end(true))
 	}
 	return lease, nil
-}
-
-// take takes a spare of n bytes out of the list: the newest that nobody has to wait for, else the oldest.
-func (sp *spares) take(n uint64) *loan {
-	sp.mu.Lock()
-	defer sp.mu.Unlock()
-	sp.look()
-	at := -1
-	for i := len(sp.list) - 1; i >= 0; i-- {
-		if l := sp.list[i]; l.info.Bytes == n {
-			if at = i; len(l.wait) == 0 {
-				break
-			}
-		}
-	}
-	if at < 0 {
-		return nil
-	}
-	l := sp.list[at]
-	sp.list = slices.Delete(sp.list, at, at+1)
-	return l
 }
 
 // put adds a spare, or releases one: this one if memory is wanted, the oldest if there are too many.
@@ -186,7 +225,7 @@ func (sp *spares) sweep() {
 		sp.pause = min(2*sp.pause, sparesRest)
 		sp.timer.Reset(sp.pause)
 	default:
-		sp.pause = 0
+		sp.pause, sp.tight = 0, false
 	}
 }
 
@@ -199,7 +238,7 @@ func (sp *spares) forget(p *producing) {
 	delete(s.producers, p.channel.ID)
 	sp.producers = slices.DeleteFunc(slices.Clone(sp.producers), func(other *producing) bool { return other == p }) // others may read it
 	sp.most -= p.channel.Capacity
-	p.over.Store(true)
+	p.forgotten.Store(true)
 	_ = p.close() // it unmaps files; that does not fail
 }
 

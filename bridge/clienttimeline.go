@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"sync"
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
@@ -139,6 +140,18 @@ func (t *timelines) forget(ids []uint64) {
 		}
 	}
 	t.unused = left
+}
+
+// left are the tickets that this client does not know to be over.
+func (t *timelines) left(tickets []mempool.Ticket) []mempool.Ticket {
+	return slices.DeleteFunc(tickets, func(ticket mempool.Ticket) bool {
+		page, err := t.find(ticket.Timeline)
+		if page == nil || err != nil {
+			return false
+		}
+		over, _ := page.Over(ticket)
+		return over
+	})
 }
 
 // pin keeps the timelines of tickets mapped until unpin.

@@ -59,8 +59,8 @@ func (sp *spares) drain(p *producing) {
 }
 
 // wantedUntil is a context that ends when memory is not wanted any more, or the client is closed.
-func (sp *spares) wantedUntil() (context.Context, context.CancelFunc) {
-	return context.WithDeadline(sp.client.working, time.Unix(0, sp.wanted.Load()))
+func (p *producing) wantedUntil() (context.Context, context.CancelFunc) {
+	return context.WithDeadline(p.client.working, time.Unix(0, p.spares.wanted.Load()))
 }
 
 // drained says whether a producer need not be looked at any more. failed says that it cannot be.
@@ -79,7 +79,7 @@ func (p *producing) drain() {
 	p.reclaiming.Lock()
 	defer p.reclaiming.Unlock()
 	for {
-		ctx, stop := p.spares.wantedUntil()
+		ctx, stop := p.wantedUntil()
 		back, err := p.native.AwaitReclaim(ctx)
 		if unknown, ok := errors.AsType[*shmchannel.UnknownMemberError](err); ok {
 			err = p.await(ctx, unknown)

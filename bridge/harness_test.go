@@ -41,8 +41,9 @@ type rig struct {
 // start serves until the test ends. Servers are closed before clients, whose cleanups run first.
 func start(t testing.TB, c ServerConfig, l limits) *rig {
 	t.Helper()
-	r := &rig{svc: mempool.NewService(mempool.Config{}), path: filepath.Join(t.TempDir(), "run", "poolsvc.sock"), log: newEvents()}
+	r := &rig{path: filepath.Join(t.TempDir(), "run", "poolsvc.sock"), log: newEvents()}
 	c.Log = slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	r.svc = mempool.NewService(mempool.Config{Log: c.Log})
 	var err error
 	r.Server, err = listen(r.path, r.svc, c, l)
 	require.NoError(t, err)

@@ -68,7 +68,7 @@ func TestAPoolOfOneBlockMoreThanTheChannelKeepsIsEnough(t *testing.T) {
 			s := pair(t, hostPool("p", (capacity+1)<<16), mempool.ChannelSpec{Mode: mode, Capacity: capacity})
 			from := s.follow(t, mempool.SubscribeOptions{})
 			var sender sync.WaitGroup
-			const frames = 1000
+			const frames = 300
 			sender.Go(func() {
 				for n := range uint64(frames) {
 					if !assert.NoError(t, sendFrame(context.Background(), s.pool, s.from, n, 1<<16, mempool.FrameOptions{})) {
@@ -153,9 +153,9 @@ func TestAnIdleProducerReleasesWhatItKeeps(t *testing.T) {
 	assert.ErrorIs(t, err, ErrClosed)
 }
 
-// unfinished has a consumer release a frame while its work goes on. The frame's block has come back, and is all that is left of the pool.
-func unfinished(t *testing.T) (s *sharedPair, finish func()) {
-	s = pair(t, hostPool("p", 2<<16), mempool.ChannelSpec{Capacity: 1})
+// unfinished has a consumer release a frame while its work goes on. The frame's block has come back. Another is in the channel.
+func unfinished(t *testing.T, blocks uint64) (s *sharedPair, finish func()) {
+	s = pair(t, hostPool("p", blocks<<16), mempool.ChannelSpec{Capacity: 1})
 	from := s.follow(t, mempool.SubscribeOptions{})
 	s.send(t, 1)
 	f := receive(t, from, 1)
@@ -171,7 +171,7 @@ func unfinished(t *testing.T) (s *sharedPair, finish func()) {
 }
 
 func TestTheNextFrameIsWrittenWhenTheReadersOfTheLastAreDone(t *testing.T) {
-	s, finish := unfinished(t)
+	s, finish := unfinished(t, 2)
 	l := allocate(t, s.pool, 1<<16)
 	require.Len(t, l.Info().Wait, 1)
 	ended, cancel := context.WithCancel(t.Context())
@@ -189,6 +189,18 @@ func TestTheNextFrameIsWrittenWhenTheReadersOfTheLastAreDone(t *testing.T) {
 	require.NoError(t, l.Release(false))
 }
 
+func TestMemoryOnWhichWorkIsUnderWayIsTakenLast(t *testing.T) {
+	s, finish := unfinished(t, 3)
+	defer finish()
+	for _, tickets := range []int{0, 1} {
+		l := allocate(t, s.pool, 1<<16)
+		assert.Len(t, l.Info().Wait, tickets)
+		defer l.Release(false)
+	}
+	_, err := s.pool.Allocate(t.Context(), mempool.Bytes(1<<16), 0)
+	assert.ErrorIs(t, err, ErrLimit)
+}
+
 func TestMemoryIsReleasedWhenTheReadersOfTheLastFrameAreDone(t *testing.T) {
 	for what, do := range map[string]func(t *testing.T, s *sharedPair){
 		"wanted": func(*testing.T, *sharedPair) {},
@@ -197,7 +209,7 @@ func TestMemoryIsReleasedWhenTheReadersOfTheLastFrameAreDone(t *testing.T) {
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			s, finish := unfinished(t)
+			s, finish := unfinished(t, 2)
 			defer finish()
 			do(t, s)
 			other, err := s.consumer.OpenPool(t.Context(), "p", 0)
@@ -219,7 +231,7 @@ func TestMemoryIsReleasedWhenTheReadersOfTheLastFrameAreDone(t *testing.T) {
 }
 
 func TestWhatTheServiceDoesNotKnowOfIsWaitedForBeforeItHasTheMemory(t *testing.T) {
-	s, finish := unfinished(t)
+	s, finish := unfinished(t, 2)
 	defer finish()
 	direct := makeChannel(t, s.producer, s.pool, mempool.ChannelSpec{Name: "direct", Capacity: 1})
 	l := allocate(t, s.pool, 1<<16)
@@ -394,4 +406,123 @@ func TestAFrameThatIsAcknowledgedNeedsNoPlaceAndKeepsItsMemory(t *testing.T) {
 		require.NoError(t, f.Release())
 		assert.ErrorIs(t, f.Release(), ErrReleased)
 	}
+}
+
+func TestMemoryOfOtherSizesIsNotKeptFromAnAllocationThatDoesNotWait(t *testing.T) {
+	s := pair(t, hostPool("p", 4<<16), mempool.ChannelSpec{Capacity: 1})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	for n := range uint64(6) {
+		s.send(t, n)
+		require.NoError(t, receive(t, from, n).Release())
+	}
+	for range 2 {
+		defer allocate(t, s.pool, 1<<16).Release(false)
+	}
+	require.NoError(t, sendFrame(t.Context(), s.pool, s.from, 6, 1<<16, mempool.FrameOptions{}))
+	l, err := s.pool.Allocate(t.Context(), mempool.Bytes(1<<16-8), 0) // the last block is that of frame 5, which has come back
+	require.NoError(t, err)
+	require.NoError(t, l.Release(false))
+}
+
+func TestADestroyedPoolGetsItsMemoryBackWhenConsumersLetGo(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 4})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	for n := range uint64(3) {
+		s.send(t, n)
+	}
+	f := receive(t, from, 0)
+	require.NoError(t, s.pool.Destroy(t.Context()))
+	eventually(t, func() bool { return s.svc.Stats().Buffers == 1 })
+	n, err := verify(f)
+	require.NoError(t, err)
+	assert.Zero(t, n)
+	require.NoError(t, f.Release())
+	settled(t, s.svc)
+}
+
+func TestManyProducersAndConsumersShareAChannel(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<22), mempool.ChannelSpec{Capacity: 8})
+	const consumers, senders, frames = 3, 4, 300
+	var all sync.WaitGroup
+	for range consumers {
+		from := s.follow(t, mempool.SubscribeOptions{})
+		all.Go(func() {
+			seen := make(map[uint64]bool)
+			for len(seen) < senders*frames {
+				f, err := from.next(context.Background())
+				if !assert.NoError(t, err) {
+					return
+				}
+				n, err := verify(f)
+				assert.NoError(t, err)
+				assert.False(t, seen[n])
+				seen[n] = true
+				assert.NoError(t, f.Release())
+			}
+		})
+	}
+	theirs, err := s.consumer.OpenPool(t.Context(), "p", 0)
+	require.NoError(t, err)
+	for i := range uint64(senders) {
+		pool, ch := s.pool, s.from
+		if i%2 == 1 {
+			pool, ch = theirs, s.to
+		}
+		all.Go(func() {
+			for n := range uint64(frames) {
+				if !assert.NoError(t, sendFrame(context.Background(), pool, ch, i*frames+n, 1000, mempool.FrameOptions{})) {
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+func TestTrimmingGivesBackWhatTheClientKeeps(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 2})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	for n := range uint64(6) {
+		s.send(t, n)
+		require.NoError(t, receive(t, from, n).Release())
+	}
+	require.Greater(t, s.svc.Stats().Buffers, 2)
+	_, err := s.pool.Trim(t.Context(), 0)
+	require.NoError(t, err)
+	assert.Equal(t, 2, s.svc.Stats().Buffers, "those in the channel")
+}
+
+func TestAReleaseWithoutAPlaceForItsTicketWaitsForTheWork(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 1})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	clock, err := s.consumer.Clock(t.Context())
+	require.NoError(t, err)
+	var tickets []mempool.Ticket
+	for range 2 {
+		word, err := clock.Word()
+		require.NoError(t, err)
+		tickets = append(tickets, clock.Next(word))
+	}
+	end := func(n uint64, done ...mempool.Ticket) error {
+		s.send(t, n)
+		f := receive(t, from, n)
+		defer f.Lease.leave()
+		return f.Lease.end(false, done...)
+	}
+	require.NoError(t, end(1, tickets[0]))
+	for n := range uint64(63) {
+		require.NoError(t, end(2+n))
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- end(65, tickets[1]) }() // whose ticket would stand in the place of the first
+	eventually(t, func() bool { return s.from.client.shared.producers[s.from.info.ID].native.Lent() == 2 })
+	select {
+	case err := <-ended:
+		t.Fatal("it did not wait: ", err)
+	default:
+	}
+	require.NoError(t, clock.Reach(tickets[1]))
+	require.NoError(t, <-ended)
+	s.send(t, 66)
+	require.NoError(t, clock.Reach(tickets[0]))
 }

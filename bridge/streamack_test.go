@@ -172,21 +172,30 @@ func testAFrameIsSettledOnceByItsConsumer(t *testing.T, shared bool) {
 }
 
 func TestAFrameThatCannotBeMappedIsSettledLikeAnyOther(t *testing.T) {
+	ways(t, testAFrameThatCannotBeMappedIsSettledLikeAnyOther)
+}
+
+func testAFrameThatCannotBeMappedIsSettledLikeAnyOther(t *testing.T, shared bool) {
 	for manual, want := range map[bool][]uint64{false: {1}, true: {0, 1}} {
 		t.Run(fmt.Sprint("manual: ", manual), func(t *testing.T) {
 			_, path := serve(t, ServerConfig{})
 			c := dial(t, path)
 			p := createPool(t, c, hostPool("p", 1<<20))
-			ch := makeChannel(t, c, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
+			ch := makeChannel(t, c, p, mempool.ChannelSpec{Shared: shared, Mode: mempool.WorkQueue, Capacity: 8})
 			for n := range uint64(2) {
 				require.NoError(t, sendFrame(t.Context(), p, ch, n, 8, mempool.FrameOptions{}))
 			}
 			blind := dial(t, path)
 			theirs, err := blind.OpenChannel(t.Context(), "c", 0)
 			require.NoError(t, err)
-			sub, err := theirs.subscribe(t.Context(), mempool.SubscribeOptions{Credit: 2})
+			sub, err := theirs.follow(t.Context(), mempool.SubscribeOptions{Credit: 2})
 			require.NoError(t, err)
-			require.Eventually(t, func() bool { return sub.lead(99) == 2 }, patience, time.Millisecond)
+			switch sub := sub.(type) {
+			case *subscription:
+				require.Eventually(t, func() bool { return sub.lead(99) == 2 }, patience, time.Millisecond)
+			case *consuming:
+				sub.channel.Pool = 99
+			}
 			met := 0
 			for f, err := range func(yield func(*Frame, error) bool) { deliver(t.Context(), sub, manual, yield) } {
 				require.ErrorIs(t, err, ErrNotFound)

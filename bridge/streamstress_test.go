@@ -78,7 +78,11 @@ func (s *stress) life(random *rand.Rand, gapless bool) (ended bool) {
 			assert.Equal(s, last+1, seq)
 			assert.Zero(s, dropped)
 		}
-		assert.Equal(s, n, seq)
+		if gapless {
+			assert.Equal(s, n, seq)
+		} else {
+			assert.LessOrEqual(s, n, seq, "a queue in shared memory skips numbers")
+		}
 		last = seq
 		s.mu.Lock()
 		s.seen[n]++

@@ -132,7 +132,8 @@ func (o FrameOptions) Validate() error {
 
 // SubscribeOptions says how a channel's frames are to come.
 type SubscribeOptions struct {
-	// Credit is how many frames may be on their way or not acknowledged at a time; 0 for DefaultCredit.
+	// Credit is how many frames may be on their way or not acknowledged at a time; 0 for DefaultCredit. In a shared channel no frame is
+	// on its way, and it means nothing: a subscriber has at most 256 frames that are not released.
 	Credit int
 	// Oldest begins with the oldest frame that is kept, not with the newest.
 	Oldest bool

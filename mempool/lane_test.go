@@ -266,6 +266,48 @@ func TestAStreamOfTheCallersIsAQueue(t *testing.T) {
 	require.NoError(t, stream.Close())
 }
 
+func TestOneTicketStandsForSeveralQueues(t *testing.T) {
+	svc := newService(t)
+	s, other := open(t, svc), open(t, svc)
+	p := gpuPool(t, s)
+	l := allocate(t, s, p, 1<<20)
+	m, err := l.Memory()
+	require.NoError(t, err)
+	lane := m.(*deviceAllocation).lane
+	if !lane.queue.words {
+		t.Skip("the device has no stream memory operations")
+	}
+	clock, err := s.Clock()
+	require.NoError(t, err)
+	theirs, stuck := unreached(t, other)
+	ctx := t.Context()
+	o := l.ordering()
+	none, err := o.AfterOne(ctx, m.Queue())
+	require.NoError(t, err)
+	assert.Nil(t, none, "nothing was begun")
+	var queues []Queue
+	for range 2 {
+		stream, err := lane.ctx.NewStream()
+		require.NoError(t, err)
+		defer stream.Close()
+		q := StreamQueue(lane.ctx, stream)
+		defer func() { assert.NoError(t, clock.Forget(ctx, q)) }()
+		queues = append(queues, q)
+	}
+	require.NoError(t, queues[1].wait(ctx, theirs.Page(), stuck))
+	one, err := o.AfterOne(ctx, m.Queue(), queues...)
+	require.NoError(t, err)
+	over, died := clock.Page().Over(*one)
+	assert.False(t, over, "the second queue has not come so far")
+	assert.False(t, died)
+	require.NoError(t, theirs.Reach(stuck))
+	require.NoError(t, clock.Await(ctx, *one))
+	over, died = clock.Page().Over(*one)
+	assert.True(t, over)
+	assert.False(t, died)
+	release(t, l)
+}
+
 func TestASessionOfThisProcessEndsAtOnceAndSettlesWhenItsWorkIsDone(t *testing.T) {
 	svc := newService(t)
 	s, other := open(t, svc), open(t, svc)

@@ -14,9 +14,10 @@ type Lease struct {
 
 // LeaseInfo is what a client must know about a lease. It is plain data.
 type LeaseInfo struct {
-	// ID is never reused within an epoch.
+	// ID is never reused within an epoch. The lease of a frame of a shared channel has none: 0.
 	ID uint64
-	// Buffer is never reused within an epoch, Generation counts the uses of the block.
+	// Buffer is never reused within an epoch, Generation counts the uses of the block. Frames of a shared channel use a buffer again and
+	// again.
 	Buffer, Generation uint64
 	Write              bool
 	Pool               uint64

@@ -275,6 +275,7 @@ func TestLiesThatAreFound(t *testing.T) {
 		"an entry of the wrong producer":  {lie: func(h *hostile) { h.sequencer().order[1].Store(uint64(newEntry(1, 1))) }, want: ErrFrame},
 		"an entry of nobody":              {lie: func(h *hostile) { h.sequencer().order[1].Store(uint64(newEntry(1, 17))) }, want: ErrFrame},
 		"a tail that goes back":           {lie: func(h *hostile) { h.consumers[0].take(); h.sequencer().tail.Store(0) }, want: ErrCorrupt},
+		"a tail that is far ahead":        {lie: func(h *hostile) { h.sequencer().tail.Store(uint64(newTail(1000, 0, h.rig.host.roster.version.Load()))) }, want: ErrCorrupt},
 		"a head beyond the tail":          {spec: Spec{Mode: Queue}, lie: func(h *hostile) { h.sequencer().head.Store(99) }, want: ErrCorrupt},
 		"a record of another, in a queue": {spec: Spec{Mode: Queue}, lie: func(h *hostile) { h.producers[0].track.records[1].seq.Store(65) }, want: ErrFrame},
 	} {

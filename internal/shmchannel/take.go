@@ -34,8 +34,13 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 			c.unhold(h)
 			return false, err
 		}
-	} else if c.inHands == MaxInHand || n-c.floor >= c.slots {
+	} else if c.inHands == MaxInHand {
 		return false, c.tooMany()
+	} else if n-c.floor >= c.slots { // the channel cannot go on so far while this consumer takes part
+		if err := c.takesPart(); err != nil {
+			return false, err
+		}
+		return false, corrupt("frame %d comes next, and frame %d is not released", n, c.floor)
 	}
 	err := c.read(n, t, f)
 	if err != nil && h >= 0 && c.lost(n) {

@@ -1,0 +1,332 @@
+package bridge
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// blocked is a shared channel with a Publish that waits for room and a loop that waits for a frame. What they end with comes through the
+// channels.
+func blocked(t *testing.T, producer, consumer *Client, p *Pool) (published, looped chan error) {
+	full := makeChannel(t, producer, p, mempool.ChannelSpec{Name: "full", Capacity: 1, Shared: true})
+	empty := makeChannel(t, consumer, p, mempool.ChannelSpec{Name: "empty", Capacity: 1, Shared: true})
+	slow, err := full.consume(t.Context(), mempool.SubscribeOptions{})
+	require.NoError(t, err)
+	t.Cleanup(slow.abandon)
+	require.NoError(t, sendFrame(t.Context(), p, full, 1, 8, mempool.FrameOptions{}))
+	published, looped = make(chan error), make(chan error)
+	go func() { published <- sendFrame(context.Background(), p, full, 2, 8, mempool.FrameOptions{}) }()
+	entered := make(chan struct{})
+	go func() {
+		from, err := empty.consume(context.Background(), mempool.SubscribeOptions{})
+		close(entered)
+		if err == nil {
+			deliver(context.Background(), from, false, func(_ *Frame, frameErr error) bool {
+				err = frameErr
+				return true
+			})
+		}
+		looped <- err
+	}()
+	<-entered
+	return published, looped
+}
+
+func TestClosingAClientEndsWhatWaitsInSharedChannels(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	c := dial(t, path)
+	p := createPool(t, c, hostPool("p", 1<<20))
+	published, looped := blocked(t, c, c, p)
+	require.NoError(t, c.Close())
+	for _, ended := range []chan error{published, looped} {
+		err := <-ended
+		assert.ErrorIs(t, err, ErrClosed)
+		assert.NotErrorIs(t, err, ErrDisconnected)
+	}
+}
+
+func TestALostServiceEndsWhatWaitsInSharedChannels(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run", "poolsvc.sock")
+	service := spawn(t, "service", path, nil)
+	require.Equal(t, "serving", service.says())
+	c, err := Dial(t.Context(), path)
+	require.NoError(t, err)
+	p := createPool(t, c, hostPool("p", 1<<20))
+	published, looped := blocked(t, c, c, p)
+	service.kill()
+	assert.ErrorIs(t, <-published, ErrDisconnected)
+	assert.ErrorIs(t, <-looped, ErrDisconnected)
+	ch := &Channel{c, mempool.ChannelInfo{ID: 1, ChannelSpec: mempool.ChannelSpec{Name: "full", Pool: p.info.ID, Shared: true}}}
+	for f, err := range ch.Frames(t.Context(), mempool.SubscribeOptions{}) {
+		assert.Nil(t, f)
+		assert.ErrorIs(t, err, ErrDisconnected)
+	}
+	_ = c.Close() // it says what it could not tell the service
+}
+
+func TestALostSessionGivesTheFramesOfAQueueBack(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 4})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	for n := range uint64(3) {
+		s.send(t, n)
+	}
+	acked, kept, released := receive(t, from, 0), receive(t, from, 1), receive(t, from, 2)
+	require.NoError(t, acked.Ack())
+	require.NoError(t, released.Release())
+	require.NoError(t, s.consumer.conn.Close())
+	<-s.consumer.Done()
+	again, err := s.from.consume(t.Context(), mempool.SubscribeOptions{})
+	require.NoError(t, err)
+	defer again.abandon()
+	require.NoError(t, receive(t, again, 1).Release())
+	assert.ErrorIs(t, kept.Ack(), ErrDisconnected)
+	n, err := verify(kept)
+	require.NoError(t, err, "what is mapped can still be read")
+	assert.EqualValues(t, 1, n)
+	require.NoError(t, s.from.Shut(t.Context()))
+	f, err := again.next(t.Context())
+	require.NoError(t, err)
+	assert.Nil(t, f, "those that were settled do not come again")
+	_ = kept.Release()
+	_ = acked.Release()
+}
+
+func TestFramesInHandOutliveTheLoop(t *testing.T) {
+	for _, mode := range []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue} {
+		t.Run(string(mode), func(t *testing.T) {
+			s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Mode: mode, Capacity: 2, Full: mempool.DropOldest})
+			s.send(t, 0)
+			var kept *Frame
+			for f, err := range s.to.Frames(t.Context(), mempool.SubscribeOptions{ManualAck: true}) {
+				require.NoError(t, err)
+				kept = f
+				break
+			}
+			for n := range uint64(10) {
+				s.send(t, 100+n)
+			}
+			n, err := verify(kept)
+			require.NoError(t, err)
+			assert.Zero(t, n)
+			require.NoError(t, kept.Release())
+			require.NoError(t, s.from.Shut(t.Context()))
+			for f := range s.to.Frames(t.Context(), mempool.SubscribeOptions{}) {
+				require.Nil(t, f, "the channel is shut")
+			}
+			all, err := s.pool.Allocate(t.Context(), mempool.Bytes(1<<20), patience)
+			require.NoError(t, err)
+			require.NoError(t, all.Release(false))
+		})
+	}
+}
+
+func TestALoopOverASharedChannelThatEndsWithItsContext(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 2})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s.send(t, 0)
+	frames := 0
+	var last error
+	for f, err := range s.to.Frames(ctx, mempool.SubscribeOptions{}) {
+		if last = err; err == nil {
+			require.NoError(t, f.Release())
+			frames++
+			cancel()
+		}
+	}
+	assert.Equal(t, 1, frames)
+	assert.ErrorIs(t, last, context.Canceled)
+	for n := range uint64(10) {
+		s.send(t, n) // it holds nobody back
+	}
+}
+
+func TestFramesThatContradictThemselvesAreSkippedAndReported(t *testing.T) {
+	for _, mode := range []string{"broadcast", "queue"} {
+		t.Run(mode, func(t *testing.T) {
+			r := start(t, ServerConfig{}, unhurried)
+			liar := sharing(t, r.path)
+			pool, channel := liar.makeShared(1<<20, wire.MakeChannel{Mode: mode, Capacity: 16})
+			c := dial(t, r.path)
+			ch, err := c.OpenChannel(t.Context(), "c", 0)
+			require.NoError(t, err)
+			from, err := ch.consume(t.Context(), mempool.SubscribeOptions{Oldest: true})
+			require.NoError(t, err)
+			defer from.abandon()
+			p := liar.produce(pool, channel)
+			good := liar.goodRecord(p)
+			lies := map[string]func(*shmchannel.Record){
+				"a block that the pool has not": func(r *shmchannel.Record) { r.Block = 1 << 40 },
+				"more bytes than the block":     func(r *shmchannel.Record) { r.Bytes = 1 << 50 },
+				"a tensor beyond the buffer": func(r *shmchannel.Record) {
+					r.Description = &shmchannel.Description{DType: "float64", Shape: []uint64{1 << 60}}
+				},
+				"no such type": func(r *shmchannel.Record) { r.Description = &shmchannel.Description{DType: "float63"} },
+				"strides before the start": func(r *shmchannel.Record) {
+					r.Description = &shmchannel.Description{DType: "uint8", Shape: []uint64{2}, Strides: []int64{-1}}
+				},
+			}
+			number := uint64(0)
+			for what, lie := range lies {
+				record := good
+				lie(&record)
+				p.publishRecord(&record)
+				p.publishRecord(&good)
+				number++
+				f, err := from.next(t.Context())
+				require.ErrorIs(t, err, ErrProtocol, what)
+				require.NotNil(t, f)
+				assert.Equal(t, number, f.Seq)
+				assert.Nil(t, f.Lease)
+				assert.NoError(t, f.Release())
+				number++
+				f, err = from.next(t.Context())
+				require.NoError(t, err, what)
+				assert.Equal(t, number, f.Seq)
+				b := make([]byte, 100)
+				require.NoError(t, f.Lease.CopyTo(b, 0))
+				assert.Equal(t, bytes.Repeat([]byte{0}, 100), b)
+				require.NoError(t, f.Release())
+			}
+			r.log.await(t, "a consumer found a frame that contradicts itself")
+			assert.Zero(t, producerLeases(t, c))
+		})
+	}
+}
+
+// goodRecord is the record of a new buffer of 100 bytes.
+func (p *partner) goodRecord(s *source) shmchannel.Record {
+	l := s.alloc(100)
+	return shmchannel.Record{Block: l.Block, Buffer: l.Buffer, Bytes: l.Bytes, Description: &shmchannel.Description{DType: "uint8", Shape: []uint64{100}}}
+}
+
+// publishRecord publishes a record, whatever it says.
+func (s *source) publishRecord(r *shmchannel.Record) {
+	s.p.Helper()
+	s.meet()
+	_, err := s.Publish(context.Background(), r)
+	require.NoError(s.p, err)
+}
+
+func TestATimelineIsKeptWhileALeaseOfWhichTheServiceDoesNotKnowWaitsForIt(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	owner, c := dial(t, path), dial(t, path)
+	p := createPool(t, owner, hostPool("p", 1<<20))
+	ch := makeChannel(t, owner, p, mempool.ChannelSpec{Capacity: 1, Shared: true})
+	theirs, err := c.OpenChannel(t.Context(), "c", 0)
+	require.NoError(t, err)
+	from, err := theirs.consume(t.Context(), mempool.SubscribeOptions{})
+	require.NoError(t, err)
+	defer from.abandon()
+	clock, err := owner.Clock(t.Context())
+	require.NoError(t, err)
+	word, err := clock.Word()
+	require.NoError(t, err)
+	var frames []*Frame
+	for range 2 {
+		ready := clock.Next(word)
+		_, err = ch.Publish(t.Context(), allocate(t, p, 8), mempool.FrameOptions{Completion: mempool.Completion{Ready: &ready}})
+		require.NoError(t, err)
+		f, err := from.next(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, f.Ack())
+		frames = append(frames, f)
+		if len(frames) == 2 {
+			require.NoError(t, clock.Reach(ready))
+		}
+	}
+	id := clock.Timeline()
+	forgotten := func() bool {
+		page, err := c.timelines.find(id)
+		require.NoError(t, err)
+		return page == nil
+	}
+	c.timelines.forget([]uint64{id})
+	for _, f := range frames {
+		assert.False(t, forgotten())
+		require.NoError(t, f.Lease.WaitOn(t.Context(), mempool.CPU))
+		require.NoError(t, f.Release())
+	}
+	assert.True(t, forgotten())
+}
+
+func init() { children["leave work"] = leaveWork }
+
+// leaveWork releases the first frame of the channel while its work on it goes on, and never ends it.
+func leaveWork() error {
+	ctx := context.Background()
+	c, _, ch, err := openStream(ctx)
+	if err != nil {
+		return err
+	}
+	clock, err := c.Clock(ctx)
+	if err != nil {
+		return err
+	}
+	word, err := clock.Word()
+	if err != nil {
+		return err
+	}
+	for f, err := range ch.Frames(ctx, mempool.SubscribeOptions{}) {
+		if err != nil {
+			return err
+		}
+		if err := f.Lease.end(false, clock.Next(word)); err != nil {
+			return err
+		}
+		fmt.Println("released", f.Seq)
+	}
+	return nil
+}
+
+func TestWorkOfAKilledConsumerIsNotWaitedFor(t *testing.T) {
+	s := pair(t, hostPool("p", 2<<16), mempool.ChannelSpec{Capacity: 1})
+	victim := spawn(t, "leave work", s.path, nil)
+	s.send(t, 1)
+	require.Equal(t, "released 1", victim.says())
+	s.send(t, 2)
+	require.Equal(t, "released 2", victim.says())
+	l := allocate(t, s.pool, 1<<16)
+	require.Len(t, l.Info().Wait, 1)
+	written := make(chan error)
+	go func() { written <- l.CopyFrom(0, []byte("next")) }()
+	victim.kill()
+	require.NoError(t, <-written)
+	require.NoError(t, l.Release(false))
+	require.NoError(t, s.from.Shut(t.Context()))
+	all, err := s.pool.Allocate(t.Context(), mempool.Bytes(2<<16), patience)
+	require.NoError(t, err)
+	require.NoError(t, all.Release(false))
+}
+
+func TestASharedChannelThatContradictsItselfEndsTheLoop(t *testing.T) {
+	r := start(t, ServerConfig{}, unhurried)
+	liar := sharing(t, r.path)
+	pool, channel := liar.makeShared(1<<20, wire.MakeChannel{Capacity: 4})
+	c := dial(t, r.path)
+	ch, err := c.OpenChannel(t.Context(), "c", 0)
+	require.NoError(t, err)
+	from, err := ch.consume(t.Context(), mempool.SubscribeOptions{})
+	require.NoError(t, err)
+	defer from.abandon()
+	p := liar.produce(pool, channel)
+	mem, err := unix.Mmap(int(p.config.Sequencer.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(t, err)
+	defer unix.Munmap(mem)
+	binary.LittleEndian.PutUint64(mem, 1000<<16|binary.LittleEndian.Uint64(mem)&1023) // a tail of which no entry tells
+	f, err := from.next(t.Context())
+	assert.Nil(t, f)
+	assert.ErrorIs(t, err, ErrProtocol)
+}
