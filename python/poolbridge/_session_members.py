@@ -118,17 +118,21 @@ class SessionMembers(SessionMemory):
 
     # Leases that channels have
 
-    def lend(self, hold: Hold) -> None:
+    def own(self, grant: Grant) -> None:
         """Keep a block mapped for the channel that is about to have its lease."""
         with self._lock:
-            block = self.core.blocks.get(hold.grant.bl)
+            block = self.core.blocks.get(grant.bl)
             if block is not None:
                 block.leases += 1
 
-    def unlend(self, hold: Hold) -> None:
-        """Undo `lend`: the channel does not have it."""
+    def unown(self, grant: Grant) -> None:
+        """Undo `own`: the channel does not have it."""
         with self._lock:
-            self._released(self.core.forget(hold.grant))
+            self.disown(grant)
+
+    def disown(self, grant: Grant) -> None:
+        """Keep a block mapped no more for a lease that nobody here has. The lock is held."""
+        self._released(self.core.forget(grant))
 
     def lent(self, hold: Hold, ticket: Ticket | None) -> None:
         """Note that a channel has a lease; arrays of the user's lease keep the block mapped, too."""

@@ -68,8 +68,11 @@ class SharedProducer(Membership):
                 self.session.spares.put(spare)
 
     def leave(self) -> None:
-        """Publish nothing any more. The session's lock is held."""
+        """Publish nothing any more; blocks that have not come back are not this client's to use. The lock is held."""
         self.native.close()
+        loans, self.loans = self.loans, {}
+        for loan in loans.values():
+            self.session.disown(loan.grant)
 
 
 class _Publication:
@@ -113,16 +116,15 @@ class _Publication:
         word, value = (0, 0) if ticket is None else (ticket.wd, ticket.v)
         loan = Spare(grant, () if ticket is None else (ticket,), reusable=hold.allocated)
         producer.loans[grant.bl] = loan  # before: another thread may see it come back
-        hold.session.lend(hold)
+        hold.session.own(grant)
         result = None
         try:
             result = producer.native.publish(
                 grant.bl, grant.bf, grant.n, id_, packed, self._texts, word, value, self._event, seconds
             )
         finally:
-            if not isinstance(result, int):
-                producer.loans.pop(grant.bl, None)
-                hold.session.unlend(hold)
+            if not isinstance(result, int) and producer.loans.pop(grant.bl, None) is not None:
+                hold.session.unown(grant)
         return result
 
     def give_up(self) -> None:

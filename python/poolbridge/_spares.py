@@ -152,8 +152,10 @@ class Spares:
 
     def end(self) -> None:
         """Keep nothing any more: the session has ended."""
-        self._kept.clear()
-        self._leaving.clear()
+        for kept in (*self._kept.values(), self._leaving):
+            for spare in kept:
+                self._session.disown(spare.grant)
+            kept.clear()
         self._bell.set()
 
     # Inside
