@@ -273,8 +273,8 @@ class Session(SessionMembers):
         settled = feed is None or feed.open.pop(grant.id, None) is None
         if feed is not None and feed.shared is not None:
             counted = feed.shared.release(grant, tickets, settled=settled, back=failed)
+            feed.shared.settled.set()
             self._released(self.core.forget(grant, tickets) if counted else None)
-            self.core.tell_waiters()
         elif feed is not None or not self.spares.take_back(grant, tickets):
             self._released(self.core.release(grant, tickets, failed=failed))
 
@@ -321,7 +321,7 @@ class Session(SessionMembers):
             del feed.open[lease]
             if feed.shared is not None:
                 feed.shared.settle(lease, back=back)
-                self.core.tell_waiters()
+                feed.shared.settled.set()
                 return True
             self.core.tell(Ack(l=lease, bk=back))
             self._flush()
@@ -410,11 +410,12 @@ class Session(SessionMembers):
             else:
                 self._forget(hold.grant)
 
-    def unsend(self, hold: Hold) -> None:
-        """Give back a lease that may have been sent or not: nobody knows."""
+    def unsend(self, hold: Hold, ticket: Ticket | None = None) -> None:
+        """Give back a lease that may have been sent or not: nobody knows. `ticket` stands for work on it."""
         with self._lock:
             self.holds.pop(hold.grant.id, None)
-            self.core.tell(Release(l=hold.grant.id, fl=True))
+            self.spares.published(hold.grant)
+            self.core.tell(Release(l=hold.grant.id, fl=True, dt=() if ticket is None else (ticket,)))
             self._flush()
             hold.sent = True
 

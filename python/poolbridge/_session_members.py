@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ class SessionMembers(SessionMemory):
     producers
         Its producers, by the id of the channel.
     joining
-        Ids of the channels in which it is about to have a producer.
+        Set once the session has a producer, by the id of a channel in which it is about to have one.
     spares
         The leases that came back from channels.
     """
@@ -37,7 +38,7 @@ class SessionMembers(SessionMemory):
     def __init__(self) -> None:
         super().__init__()
         self.producers: dict[int, SharedProducer] = {}
-        self.joining: set[int] = set()
+        self.joining: dict[int, threading.Event] = {}
         self.spares: Any = Spares(self)
 
     def check_usable(self) -> None:

@@ -61,6 +61,8 @@ class SharedConsumer(Membership):
     ----------
     early
         What was taken for one who did not wait for it any more, in order.
+    settled
+        Set when a frame is settled, or none will come any more.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class SharedConsumer(Membership):
         self.feed = feed
         self.credit = credit
         self.early: deque[Any] = deque()
+        self.settled = threading.Event()
         self._looking = threading.Lock()
         self._slots = max(1 << (2 * channel.cp - 1).bit_length(), _LEAST_SLOTS)
         self._frames: dict[int, _native.Frame] = {}  # by the id of the grant
@@ -85,6 +88,12 @@ class SharedConsumer(Membership):
     def has_credit(self) -> bool:
         """Whether another frame may be taken."""
         return len(self.feed.open) < self.credit
+
+    def await_credit(self, seconds: float | None) -> None:
+        """Wait until another frame may be taken, or none will come any more."""
+        self.settled.clear()
+        if not self.has_credit and not self.feed.ended:
+            self.settled.wait(seconds)
 
     def at_once(self) -> _native.Frame | None:
         """Give the next frame if it is there and nothing else has to be done."""
@@ -254,6 +263,7 @@ class SharedConsumer(Membership):
         if self._left:
             return
         self._left = True
+        self.settled.set()
         self.native.leave()
         self._drop_early()
         for block in self.session.core.blocks:
@@ -306,7 +316,7 @@ def receive(shared: SharedConsumer, seconds: float | None, spin: float) -> Flow[
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         got: Any = condition.TIMEOUT
         if not shared.has_credit:
-            yield from hear(session, lambda: shared.has_credit or feed.ended, left)
+            yield Sleep(shared.await_credit, left)
         else:
             if not shared.early:
                 yield Sleep(partial(shared.look, spin), left)

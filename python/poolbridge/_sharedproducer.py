@@ -106,7 +106,7 @@ class _Publication:
             if self._published:
                 self._hold.session.lent(self._hold, self._ticket)
             elif given_up:
-                self._hold.session.unsend(self._hold)
+                self._hold.session.unsend(self._hold, self._ticket)
         return result
 
     def _try(self, description: Description, seconds: float | None) -> Any:
@@ -133,24 +133,25 @@ class _Publication:
             self._given_up = True
             ends = not self._running and not self._published
         if ends:
-            self._hold.session.unsend(self._hold)
+            self._hold.session.unsend(self._hold, self._ticket)
 
 
 def producer_of(session: Session, channel: Channel) -> Flow[SharedProducer]:
     """Give the session's producer in a channel, which joins with its first frame."""
     while (producer := session.producers.get(channel.id)) is None:
-        if channel.id in session.joining:
-            yield from hear(session, lambda: channel.id not in session.joining, None)
+        joined = threading.Event()
+        other = session.joining.setdefault(channel.id, joined)
+        if other is not joined:
+            yield Sleep(other.wait, None)
+            session.check_usable()
             continue
-        session.joining.add(channel.id)
         try:
-            joined = yield from join(
+            session.producers[channel.id] = yield from join(
                 session, channel, "producer", lambda native, member: SharedProducer(session, channel, native, member)
             )
-            session.producers[channel.id] = joined
         finally:
-            session.joining.discard(channel.id)
-            session.core.tell_waiters()
+            del session.joining[channel.id]
+            joined.set()
     return producer
 
 
