@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
@@ -73,4 +74,109 @@ func TestASessionWithoutTheFeatureMeetsNoSharedChannel(t *testing.T) {
 	var l wire.LeaseReply
 	old.ask(32, &wire.Alloc{Pool: pool, Tensor: wireTensor(mempool.Bytes(10))}, &l)
 	old.refused(33, &wire.Send{Channel: channel, Lease: l.Lease.ID}, wire.CodeInvalid)
+}
+
+func TestTheFeatureComesOnlyWithChannels(t *testing.T) {
+	r := start(t, ServerConfig{}, unhurried)
+	c := dialRaw(t, r.path)
+	var hello wire.HelloReply
+	c.ask(1, &wire.Hello{Versions: []uint64{1}, Features: []string{featureTimelines, featureShared}}, &hello)
+	assert.Equal(t, []string{featureTimelines}, hello.Features)
+}
+
+func TestASessionWithMemoryIsAskedForItWhileAnotherWaits(t *testing.T) {
+	r := start(t, ServerConfig{}, unhurried)
+	a, b := sharing(t, r.path), sharing(t, r.path)
+	pool, channel := a.makeShared(4096, wire.MakeChannel{Capacity: 2})
+	b.findShared()
+	from := a.produce(pool, channel)
+	spare := from.alloc(100)
+	b.send(90, &wire.Alloc{Pool: pool, Tensor: wireTensor(mempool.Bytes(10)), Wait: 3_600_000})
+	for range 2 {
+		assert.Equal(t, pool, await[*wire.Wanted](a).Pool)
+	}
+	a.send(0, &wire.Release{Lease: spare.ID})
+	require.NoError(t, b.reply(90, &wire.LeaseReply{}))
+	a.denied(&wire.Alloc{Pool: pool, Tensor: wireTensor(mempool.Bytes(10))}, wire.CodeLimit)
+}
+
+func TestAMappedBlockIsAskedBackAndGivenUp(t *testing.T) {
+	r := start(t, ServerConfig{}, unhurried)
+	a, b := sharing(t, r.path), sharing(t, r.path)
+	pool, channel := a.makeShared(4096, wire.MakeChannel{Capacity: 1})
+	b.findShared()
+	from, to := a.produce(pool, channel), b.consume(wire.Join{Channel: channel})
+	l := from.alloc(100)
+	a.denied(&wire.Map{Channel: channel, Block: l.Block}, wire.CodeDenied)
+	b.denied(&wire.Map{Channel: channel, Block: 99}, wire.CodeNotFound)
+	b.denied(&wire.Map{Channel: 99, Block: l.Block}, wire.CodeNotFound)
+	from.publish(3, shmchannel.Ticket{})
+	f := to.next()
+	assert.EqualValues(t, 3, to.read(f))
+	assert.EqualValues(t, 3, to.read(f), "a client may ask again")
+	require.NoError(t, to.Release(f, shmchannel.Ticket{}))
+
+	a.get(&wire.Shut{Channel: channel}, &wire.EmptyReply{})
+	require.NoError(t, to.Leave())
+	b.get(&wire.Leave{Channel: channel, Member: to.Member}, &wire.EmptyReply{})
+	require.Len(t, from.reclaim(), 1)
+	a.get(&wire.Release{Lease: l.ID}, &wire.EmptyReply{})
+	a.get(&wire.Dropped{Blocks: []uint64{l.Block}}, &wire.EmptyReply{})
+	a.get(&wire.Trim{Pool: pool}, &wire.TrimReply{})
+	assert.Equal(t, []uint64{l.Block}, await[*wire.Recall](b).Blocks)
+	b.get(&wire.Dropped{Blocks: []uint64{l.Block}}, &wire.EmptyReply{})
+	var stats wire.StatsReply
+	b.get(&wire.StatsRequest{}, &stats)
+	assert.Zero(t, stats.Stats.Pools[0].Reserved)
+}
+
+func TestWhatNamesAChannelOrAMemberThatIsGoneIsAnswered(t *testing.T) {
+	r := start(t, ServerConfig{}, unhurried)
+	a := sharing(t, r.path)
+	pool, channel := a.makeShared(4096, wire.MakeChannel{Capacity: 1})
+	from := a.produce(pool, channel)
+	requests := func(member uint64) []wire.Request {
+		return []wire.Request{&wire.Enter{Channel: channel, Member: member}, &wire.Leave{Channel: channel, Member: member},
+			&wire.Doubt{Channel: channel, Member: member, Sequence: 1}}
+	}
+	for _, m := range requests(99) {
+		a.denied(m, wire.CodeNotFound)
+	}
+	b := sharing(t, r.path)
+	for _, m := range requests(from.Member) {
+		b.denied(m, wire.CodeClosed)
+	}
+	a.denied(&wire.Join{Channel: channel, Role: "listener"}, wire.CodeInvalid)
+	a.denied(&wire.Enter{Channel: channel, Member: from.Member}, wire.CodeInvalid)
+	a.get(&wire.Shut{Channel: channel}, &wire.EmptyReply{})
+	for _, m := range append(requests(from.Member), &wire.Join{Channel: channel, Role: "producer"}, &wire.Map{Channel: channel, Block: 1}) {
+		a.denied(m, wire.CodeClosed)
+	}
+}
+
+func TestRequestsWithoutANumberAreCarriedOutWhereNobodyMustKnow(t *testing.T) {
+	r := start(t, ServerConfig{}, unhurried)
+	a := sharing(t, r.path)
+	pool, channel := a.makeShared(8192, wire.MakeChannel{Capacity: 1})
+	a.send(0, &wire.Join{Channel: channel, Role: "producer"})
+	a.send(0, &wire.Map{Channel: channel, Block: 1})
+	to := a.consume(wire.Join{Channel: channel})
+	assert.Zero(t, to.Slot, "nobody else joined")
+	assert.EqualValues(t, 1, to.Member)
+	a.send(0, &wire.Doubt{Channel: channel, Member: to.Member, Sequence: 77})
+	require.NoError(t, to.Leave())
+	a.send(0, &wire.Leave{Channel: channel, Member: to.Member})
+	a.denied(&wire.Leave{Channel: channel, Member: to.Member}, wire.CodeClosed)
+	require.NotZero(t, pool)
+}
+
+func TestAMemberThatSealsItsFileItselfDoesNotEnter(t *testing.T) {
+	r := start(t, ServerConfig{}, unhurried)
+	a := sharing(t, r.path)
+	_, channel := a.makeShared(4096, wire.MakeChannel{Capacity: 1})
+	s := a.take(&wire.Join{Channel: channel, Role: "producer"})
+	_, err := unix.FcntlInt(s.config.Own.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SEAL)
+	require.NoError(t, err)
+	a.denied(&wire.Enter{Channel: channel, Member: s.Member}, wire.CodeInvalid)
+	a.get(&wire.Leave{Channel: channel, Member: s.Member}, &wire.EmptyReply{})
 }

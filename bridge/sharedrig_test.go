@@ -246,6 +246,21 @@ func (s *source) reclaim() (back []shmchannel.Returned) {
 	return back
 }
 
+// awaitReclaim waits until blocks come back.
+func (s *source) awaitReclaim() []shmchannel.Returned {
+	s.p.Helper()
+	for {
+		s.meet()
+		back, err := s.AwaitReclaim(context.Background())
+		if errors.Is(err, shmchannel.ErrUnknownMember) {
+			s.p.receive()
+			continue
+		}
+		require.NoError(s.p, err)
+		return back
+	}
+}
+
 // sink is a consumer.
 type sink struct {
 	*seat

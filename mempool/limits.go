@@ -15,9 +15,11 @@ type Limits struct {
 	// UserNames is how many names a user's sessions have published, those that are kept included, UserPools how many pools
 	// they have made.
 	UserNames, UserPools int
-	// Buffers and Leases are how many the service has at a time, Members how many members all shared channels have, those that left
-	// and still have a slot included.
-	Buffers, Leases, Members int
+	// Buffers and Leases are how many the service has at a time.
+	Buffers, Leases int
+	// SharedChannels is how many channels have their frames in shared memory at a time, Members how many members all of them have,
+	// those that left and still have a slot included.
+	SharedChannels, Members int
 }
 
 // limit is one of the limits, by the name that errors and `poolsvc serve --limit` have for it.
@@ -35,7 +37,8 @@ func (l *Limits) all() []limit {
 		{"user-pools", &l.UserPools, 1024},
 		{"buffers", &l.Buffers, 1 << 20},
 		{"leases", &l.Leases, 1 << 21},
-		{"members", &l.Members, 1 << 14},
+		{"shared-channels", &l.SharedChannels, 1 << 10},
+		{"members", &l.Members, 1 << 13},
 	}
 }
 
@@ -137,6 +140,17 @@ func (s *Session) mayName() error {
 func (s *Session) mayMakePool() error {
 	if have, most := s.svc.poolsOf[s.peer.UID], s.svc.limits.UserPools; have >= most {
 		return &LimitError{"user-pools", most, s.peer.String(), "pools", have, "destroy some"}
+	}
+	return nil
+}
+
+// Files is how many file descriptors the service has at most for shared channels.
+func (s *Service) Files() int { return 2*s.limits.SharedChannels + s.limits.Members }
+
+// mayShare says whether there may be one more shared channel. Service.mu is held.
+func (s *Service) mayShare() error {
+	if have, most := s.sharedChannels, s.limits.SharedChannels; have >= most {
+		return &LimitError{"shared-channels", most, "the service", "shared channels", have, "shut some"}
 	}
 	return nil
 }

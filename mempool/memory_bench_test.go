@@ -132,6 +132,30 @@ func BenchmarkTakes(b *testing.B) {
 			require.NoError(b, err)
 		}
 	})
+	takes("shared-channel", MaxChannels, func(b *testing.B, svc *Service, n int) func(int) {
+		s := connect(b, svc)
+		p := hostPool(b, s, 1)
+		return func(i int) {
+			_, err := s.MakeChannel(ChannelSpec{Name: names[i], Pool: p.info.ID, Capacity: 16, Shared: true})
+			require.NoError(b, err)
+		}
+	})
+	for role, most := range map[MemberRole]int{Producer: 63, Consumer: 1024} {
+		takes("shared-"+string(role), most, func(b *testing.B, svc *Service, n int) func(int) {
+			s := connect(b, svc)
+			ch, err := s.MakeChannel(ChannelSpec{Name: "c", Pool: hostPool(b, s, 1).info.ID, Capacity: 16, Shared: true})
+			require.NoError(b, err)
+			return func(i int) {
+				if i%60 == 0 { // a session has no more
+					s = connect(b, svc)
+				}
+				m, err := s.JoinChannel(ch.ID, MemberSpec{Role: role})
+				require.NoError(b, err)
+				_, err = s.EnterChannel(ch.ID, m.ID)
+				require.NoError(b, err)
+			}
+		})
+	}
 	takes("frame-with-its-buffer", MaxCapacity, func(b *testing.B, svc *Service, n int) func(int) {
 		s := connect(b, svc)
 		p := hostPool(b, s, n)

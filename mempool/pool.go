@@ -40,7 +40,7 @@ type Pool struct {
 
 	lent      map[uint64]*block       // those that buffers use, by id; nil before there is a shared channel
 	producers map[*Session]*producing // sessions that have producers in shared channels
-	wanting   int                     // allocations that wait for room
+	wanting   int                     // allocations that have found no room
 	tidied    time.Time               // when its shared channels were looked at for them
 	wants     bool                    // producers are asked for memory again and again
 }
@@ -144,20 +144,8 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		}
 	}
 	defer leave()
-	waits := false
-	defer func() {
-		if waits {
-			p.wanting--
-		}
-	}()
-	wait := func(on <-chan struct{}) bool {
-		if !waits && w.patient() {
-			waits = true
-			p.wanting++
-		}
-		p.want(false)
-		return w.wait(on)
-	}
+	asked := 0 // 1 once others know that it waits
+	defer func() { p.wanting -= asked }()
 	var scarce error // why no new block could be made just now, although the pool has room
 	relieved := uint64(0)
 	for {
@@ -196,9 +184,15 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 				return p.reuse(s, b), nil
 			}
 		}
+		if asked == 0 {
+			asked, p.wanting = 1, p.wanting+1
+			if p.want() {
+				continue
+			}
+		}
 		if scarce != nil {
 			leave()
-			if !wait(p.relief.after(relieved)) {
+			if !w.wait(p.relief.after(relieved)) {
 				return nil, w.cause(scarce)
 			}
 			scarce = nil
@@ -209,11 +203,10 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 				line = p.room.join(size)
 			}
 			p.watchCharged() // nobody tells when work ends
-			if wait(line.wait(room, mine)) {
+			if w.wait(line.wait(room, mine)) {
 				continue
 			}
 		}
-		p.want(false)
 		if err == nil {
 			err = p.full(size) // said only now: most who wait get what they wait for
 		}

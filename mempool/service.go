@@ -57,7 +57,7 @@ type Service struct {
 	channelByID                                             map[uint64]*channel // and those that are, until they are empty
 	channeled                                               signal              // channels appeared
 	lastChannel, lastSubscription                           uint64
-	members                                                 int                                                        // of all shared channels
+	sharedChannels, members                                 int                                                        // members of all shared channels
 	most                                                    struct{ buffers, names, sessions, timelines, awaited int } // that these maps had
 
 	closed     bool

@@ -225,7 +225,7 @@ func (s *Service) destroy(p *Pool) {
 	}
 	p.closing = true
 	delete(s.pools, p.info.Name)
-	p.want(true)
+	p.ask(true)
 	s.endChannels(p)
 	for _, n := range s.names {
 		if n.buffer.block.pool == p {

@@ -200,7 +200,7 @@ func (sh *shared) letGo() {
 	for _, b := range free {
 		m := sh.kept[b]
 		delete(sh.kept, b)
-		b.block.tickets = b.block.tickets.more(done).more(m.timeline.outstanding())
+		b.block.tickets = done.and(m.timeline.outstanding()).and(b.block.tickets).pending()
 		b.frames--
 		b.settle()
 	}
@@ -210,17 +210,24 @@ func (sh *shared) letGo() {
 // Service.mu is held.
 func (sh *shared) consumersDone() (done tickets, ok bool) {
 	var found []shmchannel.Ticket
+	at := make(map[Ticket]int) // of those without a value
 	for _, m := range sh.host.Members(nil, shmchannel.ConsumerRole) {
-		own := sh.members[m.ID].timeline
-		if own == nil || own.dead {
+		of := sh.members[m.ID]
+		own := of.timeline
+		if !of.entered || own == nil || own.dead {
 			continue
 		}
 		if found, ok = sh.host.Tickets(found[:0], m); !ok {
 			return nil, false
 		}
 		for _, t := range found {
-			if !passed(own.page.Load(t.Word), t.Value) {
-				done = done.add(own.promise(t.Word, t.Value))
+			one := own.promise(t.Word, t.Value)
+			key := Ticket{Timeline: own.id, Word: t.Word}
+			if i, again := at[key]; again { // of another consumer of the session
+				done[i].value = max(done[i].value, one.value)
+			} else if !one.over() {
+				at[key] = len(done)
+				done = append(done, one)
 			}
 		}
 	}

@@ -29,7 +29,11 @@ var (
 //
 // Errors: [ErrUnavailable], [ErrLimit] without file descriptors, [ErrOutOfMemory].
 func newShared(ch *channel) (*shared, error) {
+	svc := ch.pool.svc
 	if err := timelinesWork(); err != nil { // the same seals are needed
+		return nil, err
+	}
+	if err := svc.mayShare(); err != nil {
 		return nil, err
 	}
 	spec := ch.info.ChannelSpec
@@ -37,6 +41,7 @@ func newShared(ch *channel) (*shared, error) {
 	if err != nil {
 		return nil, hostError("make the memory of a channel", err)
 	}
+	svc.sharedChannels++
 	ch.pool.indexLent()
 	return &shared{channel: ch, host: host, members: make(map[uint64]*member), kept: make(map[*buffer]*member)}, nil
 }
@@ -147,6 +152,7 @@ func (sh *shared) free() {
 		m.forget()
 	}
 	sh.channel.forget()
+	sh.channel.pool.svc.sharedChannels--
 	if err := sh.host.Free(); err != nil {
 		sh.channel.pool.svc.log.Error("the memory of a channel could not be given back", "channel", sh.channel.info.Name, "error", err)
 	}

@@ -2,13 +2,13 @@ package mempool
 
 import "time"
 
-// Wanted tells a session that has producers in a pool that memory of the pool is wanted: for a second, it gives back what it keeps
-// for later.
+// Wanted tells a session that has producers in shared channels of a pool that memory of the pool is wanted: for a second, it gives back
+// what it keeps for later.
 type Wanted struct{ Pool uint64 }
 
 func (Wanted) notice() {}
 
-// wantedRest is how often a session is told, at most, that memory of a pool is wanted.
+// wantedRest is how often, at most, a session is told that memory of a pool is wanted.
 const wantedRest = 200 * time.Millisecond
 
 // producing is what a pool knows of a session that has producers in shared channels.
@@ -19,43 +19,47 @@ type producing struct {
 
 // produce counts a producer of a session more (+1) or less (−1). Service.mu is held.
 func (p *Pool) produce(s *Session, n int) {
-	at := p.producers[s]
-	if at == nil {
-		if p.producers == nil {
-			p.producers = make(map[*Session]*producing)
-		}
-		at = new(producing)
-		p.producers[s] = at
+	if p.producers == nil {
+		p.producers = make(map[*Session]*producing)
 	}
-	if at.members += n; at.members == 0 {
+	have := p.producers[s]
+	if have == nil {
+		have = new(producing)
+		p.producers[s] = have
+	}
+	if have.members += n; have.members == 0 {
 		delete(p.producers, s)
-	}
-	if n > 0 && p.wanting > 0 {
-		p.want(false)
 	}
 }
 
-// want asks those for memory who may have some: sessions with producers, and channels that keep buffers of producers that left. It does so
-// again and again while an allocation waits. now asks those too who were asked a moment ago. Service.mu is held.
-func (p *Pool) want(now bool) {
-	at := time.Now()
+// ask tells the sessions that have producers that memory is wanted. again tells those too that were told a moment ago. Service.mu is held.
+func (p *Pool) ask(again bool) {
+	now := time.Now()
 	for s, have := range p.producers {
-		if now || at.Sub(have.asked) >= wantedRest {
-			have.asked = at
+		if again || now.Sub(have.asked) >= wantedRest {
+			have.asked = now
 			s.tell(Wanted{Pool: p.info.ID})
 		}
 	}
-	if p.lent == nil {
-		return
+}
+
+// want asks for memory on behalf of an allocation that finds no room, now and again and again while one waits: sessions that have
+// producers, and channels that keep buffers of producers that left. It says whether channels gave something back. Service.mu is held.
+func (p *Pool) want() (more bool) {
+	if p.lent == nil { // there has been no shared channel
+		return false
 	}
-	if at.Sub(p.tidied) >= wantedRest {
-		p.tidied = at
+	p.ask(false)
+	changes := p.room.changes
+	if now := time.Now(); now.Sub(p.tidied) >= wantedRest {
+		p.tidied = now
 		p.tidy()
 	}
 	if p.wanting > 0 && !p.wants {
 		p.wants = true
 		p.svc.drains.Go(p.wantOn)
 	}
+	return p.room.changes != changes
 }
 
 // wantOn asks while an allocation waits.
@@ -66,10 +70,11 @@ func (p *Pool) wantOn() {
 		case <-p.svc.closing:
 		}
 		p.svc.mu.Lock()
-		if again = p.wanting > 0 && !p.svc.closed; again {
-			p.want(false)
-		}
+		again = p.wanting > 0 && !p.svc.closed
 		p.wants = again
+		if again {
+			p.want()
+		}
 		p.svc.unlock()
 	}
 }

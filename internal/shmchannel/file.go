@@ -28,8 +28,26 @@ func makeFile(name string, bytes uint64) (*os.File, error) {
 	return f, nil
 }
 
+const goodSeals = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
+
 // sealForGood lets nobody map f to write any more, nor seal it differently. The mappings that there are stay.
-func sealForGood(f *os.File) error { return seal(f, unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_SEAL) }
+//
+// Errors: [ErrFile] if a member has sealed its file in a way that prevents that; the system's.
+func sealForGood(f *os.File) error {
+	err := seal(f, goodSeals)
+	if !errors.Is(err, unix.EPERM) {
+		return err
+	}
+	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return os.NewSyscallError("fcntl(F_GET_SEALS)", err)
+	}
+	if seals&goodSeals != goodSeals {
+		return fmt.Errorf("%w: %s: the member has sealed it itself (seals %#x), and it cannot be sealed against writing any more", ErrFile,
+			f.Name(), seals)
+	}
+	return nil
+}
 
 func seal(f *os.File, seals int) error {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals)

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+
+	"golang.org/x/sys/unix"
 )
 
 // Host is the service's end of a channel: it makes the files, and decides who takes part. Its methods are for one goroutine at a
@@ -72,6 +74,9 @@ func (h *Host) begin() (err error) {
 	r.slots.Store(h.slots)
 	r.policy.Store(uint64(h.policy))
 	if err := sealForGood(h.rosterFile); err != nil {
+		return err
+	}
+	if err := seal(h.sequencerFile, unix.F_SEAL_SEAL); err != nil { // all members write it: none may keep the others from that
 		return err
 	}
 	return h.mapSequencer(h.sequencerFile)

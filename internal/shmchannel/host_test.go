@@ -72,6 +72,24 @@ func TestOnlyTheWriterOfAFileCanWriteIt(t *testing.T) {
 	require.ErrorIs(t, r.host.SequencerFile().Truncate(0), unix.EPERM)
 }
 
+func TestAMemberCannotSealWhatOthersNeed(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 2})
+	require.ErrorIs(t, seal(r.host.SequencerFile(), unix.F_SEAL_FUTURE_WRITE), unix.EPERM)
+	for _, seals := range []int{unix.F_SEAL_SEAL, goodSeals} {
+		c := r.openConsumer(MemberSpec{})
+		require.NoError(t, seal(c.member.File(), seals))
+		err := r.host.Join(c.member)
+		if seals == goodSeals {
+			require.NoError(t, err, "it has only done what the host does")
+			continue
+		}
+		require.ErrorIs(t, err, ErrFile)
+		require.ErrorContains(t, err, "has sealed it itself")
+		require.NoError(t, r.host.Leave(c.member))
+	}
+	r.producer(2).publish()
+}
+
 func TestFilesThatAreNotOfTheChannelAreRefused(t *testing.T) {
 	r, other := newRig(t, Spec{Capacity: 4}), newRig(t, Spec{Capacity: 400})
 	p, c := r.openProducer(1), r.openConsumer(MemberSpec{})

@@ -113,6 +113,8 @@ func (h *hostile) act(what, who uint64) {
 	case 13:
 		host.InUse(h.producers[0].member)
 		host.kept(h.producers[1].member)
+		host.Tickets(nil, h.producers[0].member)
+		host.Tickets(nil, h.consumers[1].member)
 		host.consumerNeeded(h.consumers[0].member, func(Ticket) bool { return true })
 	case 14:
 		if who%64 == 0 {

@@ -7,7 +7,8 @@ import (
 
 // Join lets a member take part that has opened its file. From then on nobody but the member can write the file.
 //
-// Errors: [ErrInvalid] for a member that has joined or left, [ErrClosed], [ErrCorrupt]; the system's.
+// Errors: [ErrInvalid] for a member that has joined or left, [ErrFile] for one that has sealed its file itself, [ErrClosed], [ErrCorrupt];
+// the system's.
 func (h *Host) Join(m *Member) error {
 	switch {
 	case m.joined || m.left:

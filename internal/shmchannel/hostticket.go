@@ -1,23 +1,22 @@
 package shmchannel
 
-// Tickets appends the tickets that stand in a member's file: of a consumer, those that say when its work on frames is done; of a
-// producer, those that say when its frames are complete. A ticket that a newer one of the same place has taken over is not among them. ok is false
-// while the member writes one, whatever its process says: then the caller looks again later. The file may say anything; tickets out of
-// range are left out.
+// Tickets appends the tickets that stand in a member's file, of each word the greatest: of a consumer, those that say when its work on
+// frames is done; of a producer, those that say when its frames are complete. ok is false while a consumer writes one: then the caller looks
+// again later. A member whose process is gone has none. The file may say anything: what is out of range is left out.
 func (h *Host) Tickets(to []Ticket, m *Member) (tickets []Ticket, ok bool) {
 	if m.Timeline == 0 || m.gone {
 		return to, true
 	}
-	add := func(t Ticket) {
-		if t.Value != 0 && t.Value <= MaxValue && t.Word <= MaxWord {
-			t.Timeline = m.Timeline
-			to = append(to, t)
+	var greatest [MaxWord + 1]uint64
+	note := func(word, value uint64) {
+		if word <= MaxWord && value <= MaxValue {
+			greatest[word] = max(greatest[word], value)
 		}
 	}
 	if m.track != nil {
 		for i := range m.track.records {
 			r := &m.track.records[i]
-			add(Ticket{Value: r.ready.Load(), Word: r.small.Load() & 0xffff})
+			note(r.small.Load()&0xffff, r.ready.Load())
 		}
 	}
 	if m.cursor != nil {
@@ -26,7 +25,12 @@ func (h *Host) Tickets(to []Ticket, m *Member) (tickets []Ticket, ok bool) {
 			if !ok {
 				return to, false
 			}
-			add(t)
+			note(t.Word, t.Value)
+		}
+	}
+	for word, value := range greatest {
+		if value != 0 {
+			to = append(to, Ticket{Timeline: m.Timeline, Word: uint64(word), Value: value})
 		}
 	}
 	return to, true

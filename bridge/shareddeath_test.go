@@ -1,0 +1,156 @@
+package bridge
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// loud is for what uses a test's methods in a child.
+type loud struct {
+	testing.TB
+}
+
+func (loud) Helper()                           {}
+func (loud) Cleanup(func())                    {}
+func (loud) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+func (loud) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+func (loud) FailNow()                          { panic("failed") }
+
+func init() {
+	children["shared-produce"] = sharedProduce
+	children["shared-consume"] = sharedConsume
+}
+
+// sharedProduce publishes two frames of the shared channel "c", 1 and 2, of which the second is never complete.
+func sharedProduce() error {
+	p := sharing(loud{}, os.Getenv("POOLBRIDGE_SOCKET"))
+	s := p.produce(p.findShared())
+	s.alloc(100)
+	s.alloc(100)
+	s.publish(1, shmchannel.Ticket{})
+	s.publish(2, shmchannel.Ticket{Word: 3, Value: 7})
+	fmt.Println("published")
+	bufio.NewScanner(os.Stdin).Scan()
+	return nil
+}
+
+// sharedConsume takes a frame of the shared channel "c" for each line that it is told.
+func sharedConsume() error {
+	p := sharing(loud{}, os.Getenv("POOLBRIDGE_SOCKET"))
+	_, channel := p.findShared()
+	c := p.consume(wire.Join{Channel: channel})
+	fmt.Println("ready")
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		fmt.Println("has", c.read(c.next()))
+	}
+	return nil
+}
+
+func TestFramesOfAKilledProducerAreTakenAndTheirBlocksComeBack(t *testing.T) {
+	r := start(t, ServerConfig{}, unhurried)
+	a := sharing(t, r.path)
+	pool, channel := a.makeShared(2*4096, wire.MakeChannel{Capacity: 2, Mode: "queue"})
+	c := a.consume(wire.Join{Channel: channel})
+	producer := spawn(t, "shared-produce", r.path, nil)
+	require.Equal(t, "published", producer.says())
+	first := c.next()
+	producer.kill()
+	second := c.next()
+	assert.EqualValues(t, 1, c.read(first))
+	assert.EqualValues(t, 2, c.read(second))
+
+	page := a.timelineOf(second.Producer.Timeline)
+	err := page.Await(t.Context(), mempool.Ticket{Timeline: second.Ready.Timeline, Word: second.Ready.Word, Value: second.Ready.Value}, 0)
+	assert.ErrorIs(t, err, ErrProducerDied, "the wait is let go, and says so")
+	for _, f := range []*shmchannel.Frame{first, second} {
+		a.denied(&wire.Alloc{Pool: pool, Tensor: wireTensor(mempool.Bytes(2 * 4096))}, wire.CodeLimit)
+		require.NoError(t, c.Acknowledge(f))
+		require.NoError(t, c.Release(f, shmchannel.Ticket{}))
+		a.send(0, &wire.Dropped{Blocks: []uint64{f.Block}})
+	}
+	var l wire.LeaseReply
+	a.get(&wire.Alloc{Pool: pool, Tensor: wireTensor(mempool.Bytes(4096)), Wait: 3_600_000}, &l)
+}
+
+// timelineOf maps another session's timeline.
+func (p *partner) timelineOf(id uint64) *mempool.Page {
+	p.Helper()
+	var reply wire.TimelineReply
+	page, err := mempool.MapPage(mempool.Export{Files: p.get(&wire.Timeline{Timeline: id}, &reply)}, false)
+	require.NoError(p, err)
+	p.Cleanup(func() { assert.NoError(p, page.Close()) })
+	return page
+}
+
+func TestAFrameOfAKilledConsumerGoesToAnother(t *testing.T) {
+	r := start(t, ServerConfig{}, unhurried)
+	a := sharing(t, r.path)
+	pool, channel := a.makeShared(1<<16, wire.MakeChannel{Capacity: 4, Mode: "queue"})
+	dying := spawn(t, "shared-consume", r.path, nil)
+	require.Equal(t, "ready", dying.says())
+	from := a.produce(pool, channel)
+	from.alloc(100)
+	from.publish(5, shmchannel.Ticket{})
+	dying.tell("take")
+	require.Equal(t, "has 5", dying.says())
+	c := a.consume(wire.Join{Channel: channel})
+	dying.kill()
+	f := c.next()
+	assert.EqualValues(t, 5, c.read(f))
+	require.NoError(t, c.Acknowledge(f))
+	require.NoError(t, c.Release(f, shmchannel.Ticket{}))
+	assert.Len(t, from.awaitReclaim(), 1)
+}
+
+func TestAKilledConsumersBlockComesBackToItsProducer(t *testing.T) {
+	r := start(t, ServerConfig{}, unhurried)
+	a := sharing(t, r.path)
+	pool, channel := a.makeShared(1<<16, wire.MakeChannel{Capacity: 1})
+	dying := spawn(t, "shared-consume", r.path, nil)
+	require.Equal(t, "ready", dying.says())
+	from := a.produce(pool, channel)
+	from.alloc(100)
+	from.alloc(100)
+	from.publish(1, shmchannel.Ticket{})
+	dying.tell("take")
+	require.Equal(t, "has 1", dying.says())
+	assert.Empty(t, from.reclaim())
+	dying.kill()
+	from.publish(2, shmchannel.Ticket{}) // there is room once the service has taken the consumer out
+	back := from.awaitReclaim()
+	require.Len(t, back, 1)
+	assert.EqualValues(t, 1, back[0].Number)
+}
+
+func TestAServiceWithoutDescriptorsMakesNoMember(t *testing.T) {
+	r := start(t, ServerConfig{}, unhurried)
+	a := sharing(t, r.path)
+	pool, channel := a.makeShared(1<<16, wire.MakeChannel{Capacity: 2})
+	full := fillDescriptors(t)
+	a.denied(&wire.Join{Channel: channel, Role: "producer"}, wire.CodeLimit)
+	a.denied(&wire.MakeChannel{Name: "d", Pool: pool, Capacity: 2, Shared: true}, wire.CodeLimit)
+	full()
+	from, to := a.produce(pool, channel), a.consume(wire.Join{Channel: channel})
+	from.alloc(100)
+	from.publish(1, shmchannel.Ticket{})
+	assert.EqualValues(t, 1, to.read(to.next()))
+}
+
+// fillDescriptors leaves this process no free descriptor until it is told.
+func fillDescriptors(t *testing.T) (empty func()) {
+	t.Helper()
+	var old unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: old.Max}))
+	return func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old)) }
+}

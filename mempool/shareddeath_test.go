@@ -1,0 +1,345 @@
+package mempool
+
+import (
+	"math/rand/v2"
+	"os"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+func TestFramesOfAProducerThatDiedStayUntilNobodyNeedsThem(t *testing.T) {
+	for _, mode := range []ChannelMode{Broadcast, WorkQueue} {
+		t.Run(string(mode), func(t *testing.T) {
+			r := shareFrames(t, ChannelSpec{Capacity: 4, Mode: mode}, 8)
+			p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+			p.send()
+			kept := p.send().buffer
+			p.alloc() // was not published
+			f := c.next()
+			gone, settled := p.end()
+			assert.Equal(t, 2, r.kept())
+			assert.False(t, kept.failed, "records say when a frame is complete")
+			leased, held := r.stands()
+			assert.EqualValues(t, 2, leased)
+			assert.EqualValues(t, 1, held, "the process may still write it")
+			checkBooks(t, r.svc)
+			gone()
+			<-settled
+			r.awaitStands(2, 0)
+
+			g := c.next()
+			assert.Equal(t, kept.id, g.Buffer)
+			c.done(g, Ticket{})
+			c.done(f, Ticket{})
+			if mode == Broadcast { // frames are kept for those who come
+				_, err := c.MapBlock(r.info.ID, f.Block)
+				require.NoError(t, err)
+				leased, _ = r.stands()
+				assert.EqualValues(t, 2, leased)
+				require.NoError(t, c.Dropped([]uint64{f.Block}))
+				require.NoError(t, r.owner.ShutChannel(r.info.ID))
+			}
+			r.awaitStands(0, 0)
+			checkBooks(t, r.svc)
+		})
+	}
+}
+
+func TestABlockOfADeadProducerIsNotUsedAgainWhileAConsumerUsesIt(t *testing.T) {
+	r := shareFrames(t, ChannelSpec{Capacity: 1}, 2)
+	dead, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{Full: DropOldest})
+	first := dead.send().Info().Block
+	f := c.next()
+	require.Equal(t, first, f.Block)
+	gone, _ := dead.end()
+	gone()
+	p := r.produce(hire(t, r.svc))
+	p.send() // the channel keeps the dead producer's no more
+	assert.False(t, r.room())
+	ticket := c.ticket()
+	c.done(f, ticket)
+	r.awaitStands(1, 0)
+	l, err := r.owner.Allocate(t.Context(), r.pool.info.ID, Bytes(10), 0)
+	require.NoError(t, err)
+	assert.Equal(t, first, l.Info().Block)
+	assert.Equal(t, []Ticket{ticket}, l.Info().Wait, "the consumer's work is not done")
+	c.reach(ticket)
+	release(t, l)
+}
+
+func TestABlockOfADeadProducerComesBackWhenItsConsumerDies(t *testing.T) {
+	for name, policy := range map[string]FullPolicy{"that blocks": Block, "that misses frames": DropOldest} {
+		t.Run(name, func(t *testing.T) {
+			r := shareFrames(t, ChannelSpec{Capacity: 1}, 2)
+			dead, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{Full: policy})
+			dead.send()
+			c.next()
+			gone, _ := dead.end()
+			gone()
+			consumerGone, settled := c.end()
+			p := r.produce(hire(t, r.svc))
+			p.send() // the channel keeps the dead producer's no more
+			select {
+			case <-settled:
+				t.Fatal("the consumer's process may still read the frame")
+			default:
+			}
+			assert.False(t, r.room())
+			consumerGone()
+			assert.True(t, r.room(), "at once")
+			checkBooks(t, r.svc)
+		})
+	}
+}
+
+func TestABlockOfAProducerThatLeftWaitsForItsOwnWork(t *testing.T) {
+	r := shareFrames(t, ChannelSpec{Capacity: 2}, 2)
+	p := r.produce(hire(t, r.svc))
+	ticket := p.ticket()
+	l := p.alloc()
+	p.publish(l, ticket)
+	p.leave()
+	require.ErrorIs(t, p.Release(l.ID(), false, nil), ErrReleased)
+	assert.Equal(t, 1, r.kept())
+	require.NoError(t, r.owner.ShutChannel(r.info.ID))
+	next, err := r.owner.Allocate(t.Context(), r.pool.info.ID, Bytes(10), 0)
+	require.NoError(t, err)
+	other, err := r.owner.Allocate(t.Context(), r.pool.info.ID, Bytes(10), 0)
+	require.NoError(t, err)
+	assert.Equal(t, []Ticket{ticket}, slices.Concat(next.Info().Wait, other.Info().Wait))
+	p.reach(ticket)
+}
+
+func TestAProducerThatLeavesFirstLeavesNothingBehind(t *testing.T) {
+	r := shareFrames(t, ChannelSpec{Capacity: 2}, 4)
+	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+	p.send()
+	unpublished := p.alloc()
+	p.leave()
+	require.NoError(t, p.Release(unpublished.ID(), false, nil), "its lease lives on")
+	_, settled := p.end() // the process lives on
+	<-settled
+	f := c.next()
+	c.done(f, Ticket{})
+	c.quit()
+	require.NoError(t, r.owner.ShutChannel(r.info.ID))
+	r.awaitStands(0, 0)
+	checkBooks(t, r.svc)
+}
+
+func TestAProducerCannotLeaveWhileItCannotBeToldWhatIsNeeded(t *testing.T) {
+	r := shareFrames(t, ChannelSpec{Capacity: 2}, 4)
+	p := r.produce(hire(t, r.svc))
+	s := r.sit(hire(t, r.svc), MemberSpec{Role: Consumer, Full: DropOldest})
+	cursor := mapWords(t, s.member.Export.Files[2])
+	s.enter()
+	l := p.send()
+	cursor[2], cursor[512] = 1, 1 // a hold of frame 1, whose block is not written yet
+	require.ErrorIs(t, p.LeaveChannel(r.info.ID, p.member.ID), ErrBusy)
+	require.NotNil(t, p.Session.leases[l.id])
+	cursor[513] = l.Info().Block
+	p.leave()
+	require.Nil(t, p.Session.leases[l.id])
+}
+
+func TestTicketsOfADeadProducerAreLetGoThoughTheServiceWasNotToldOfThem(t *testing.T) {
+	r := shareFrames(t, ChannelSpec{Capacity: 2}, 4)
+	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+	p.publish(p.alloc(), p.ticket())
+	f := c.next()
+	gone, settled := p.end()
+	select {
+	case <-settled:
+		t.Fatal("work of the process is under way")
+	default:
+	}
+	word := func() uint64 { return p.page.Load(f.Ready.Word) }
+	assert.False(t, passed(word(), f.Ready.Value))
+	gone()
+	assert.True(t, passed(word(), f.Ready.Value), "nobody waits for a process that is gone")
+	assert.False(t, kept(word(), f.Ready.Value), "and the content is incomplete")
+}
+
+func TestTicketsOfADeadConsumerAreLetGo(t *testing.T) {
+	r := shareFrames(t, ChannelSpec{Capacity: 1}, 4)
+	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+	l := p.send()
+	ticket := c.ticket()
+	c.done(c.next(), ticket)
+	gone, _ := c.end()
+	p.send()
+	assert.Equal(t, []*Lease{l}, p.back())
+	assert.False(t, passed(c.page.Load(ticket.Word), ticket.Value))
+	gone()
+	assert.True(t, passed(c.page.Load(ticket.Word), ticket.Value))
+}
+
+func TestAConsumerThatLeftIsForgottenOnceItsWorkIsDone(t *testing.T) {
+	r := shareFrames(t, ChannelSpec{Capacity: 2}, 4)
+	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+	p.send()
+	ticket := c.ticket()
+	c.done(c.next(), ticket)
+	c.quit()
+	members := func() int {
+		r.svc.mu.Lock()
+		defer r.svc.mu.Unlock()
+		return len(c.members)
+	}
+	assert.Equal(t, 1, members(), "its work is under way")
+	_, settled := c.end() // its process lives on
+	c.reach(ticket)
+	<-settled
+	assert.Zero(t, members())
+}
+
+func TestClaimsOfADeadConsumerGoToOthers(t *testing.T) {
+	r := shareFrames(t, ChannelSpec{Capacity: 4, Mode: WorkQueue}, 8)
+	p := r.produce(hire(t, r.svc))
+	dying, other := r.consume(hire(t, r.svc), MemberSpec{}), r.consume(hire(t, r.svc), MemberSpec{})
+	p.send()
+	f := dying.next()
+	gone, _ := dying.end()
+	none, err := other.try()
+	require.NoError(t, err)
+	assert.Nil(t, none, "its process may be at work on it")
+	gone()
+	assert.Equal(t, f.Number, other.next().Number)
+}
+
+func TestASessionThatEndsBeforeItsMembersEnterLeavesNoSlotTaken(t *testing.T) {
+	r := shareFrames(t, ChannelSpec{Capacity: 4}, 8)
+	w := hire(t, r.svc)
+	r.sit(w, MemberSpec{Role: Producer})
+	r.sit(w, MemberSpec{Role: Consumer})
+	_, settled := w.end()
+	<-settled
+	assert.Zero(t, r.svc.members)
+	assert.Zero(t, r.sit(hire(t, r.svc), MemberSpec{Role: Producer}).member.Slot)
+}
+
+func TestWriteLeasesThatNoChannelNeedsFailAsAlways(t *testing.T) {
+	r := shareFrames(t, ChannelSpec{Capacity: 2}, 8)
+	p := r.produce(hire(t, r.svc))
+	p.send()
+	name := p.alloc()
+	require.NoError(t, name.Publish(Publication{Name: "x", Keep: true}))
+	require.NoError(t, name.Release(false))
+	_, err := p.Get(t.Context(), "x", true, 0)
+	require.NoError(t, err)
+	gone, _ := p.end()
+	gone()
+	_, err = r.owner.Get(t.Context(), "x", false, 0)
+	require.ErrorIs(t, err, ErrProducerDied)
+	assert.Equal(t, 1, r.kept())
+}
+
+func TestWhatADeadProducerLeftCountsForItsUser(t *testing.T) {
+	r := shareFrames(t, ChannelSpec{Capacity: 2}, 8)
+	p := r.produce(hire(t, r.svc))
+	p.send()
+	gone, _ := p.end()
+	gone()
+	assert.EqualValues(t, 4096, r.owner.Stats().Pools[0].User)
+	require.NoError(t, r.owner.ShutChannel(r.info.ID))
+	assert.Zero(t, r.owner.Stats().Pools[0].User)
+}
+
+func TestNobodyLooksAtAChannelWhoseMembersAreAlive(t *testing.T) {
+	r := shareFrames(t, ChannelSpec{Capacity: 2}, 8)
+	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+	p.send()
+	c.done(c.next(), Ticket{})
+	tended := func() bool {
+		r.svc.mu.Lock()
+		defer r.svc.mu.Unlock()
+		return r.svc.channelByID[r.info.ID].shared.tended
+	}
+	assert.False(t, tended())
+	gone, _ := p.end()
+	gone()
+	assert.True(t, tended())
+	c.quit()
+	require.NoError(t, r.owner.ShutChannel(r.info.ID))
+	r.eventually(r.nothingLeft)
+}
+
+// mapWords maps a file of a channel to write, as its member may before it is sealed.
+func mapWords(t testing.TB, f *os.File) []uint64 {
+	t.Helper()
+	st, err := f.Stat()
+	require.NoError(t, err)
+	mem, err := unix.Mmap(int(f.Fd()), 0, int(st.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, unix.Munmap(mem)) })
+	return unsafe.Slice((*uint64)(unsafe.Pointer(&mem[0])), len(mem)/8)
+}
+
+func TestMembersThatWriteNonsenseStopNobody(t *testing.T) {
+	for seed := range uint64(40) {
+		dice := rand.New(rand.NewPCG(seed, 7))
+		mode := []ChannelMode{Broadcast, WorkQueue}[seed%2]
+		r := shareFrames(t, ChannelSpec{Capacity: 2, Mode: mode}, 16)
+		var files [][]uint64
+		var seats []*seat
+		nonsense := func() {
+			for range 200 {
+				words := files[dice.IntN(len(files))]
+				at := dice.IntN(min(len(words), 1<<(6+dice.IntN(8))))
+				atomic.StoreUint64(&words[at], dice.Uint64()>>dice.IntN(64))
+			}
+		}
+		for i := range 8 {
+			spec := MemberSpec{Role: []MemberRole{Producer, Consumer}[i%2]}
+			if mode == Broadcast && spec.Role == Consumer {
+				spec.Full = []FullPolicy{Block, DropOldest}[dice.IntN(2)]
+			}
+			s := r.sit(hire(t, r.svc), spec)
+			files = append(files, mapWords(t, s.member.Export.Files[2]), mapWords(t, s.member.Export.Files[1]))
+			seats = append(seats, s)
+			allocate(t, s.Session, r.pool, 10)
+			s.enter()
+		}
+		var gone []func()
+		for i, s := range seats {
+			nonsense()
+			switch err := s.LeaveChannel(r.info.ID, s.member.ID); {
+			case i%3 == 0 && err != nil:
+				require.ErrorIs(t, err, ErrBusy)
+			case i%3 == 1:
+				end, _ := s.end()
+				gone = append(gone, end)
+			}
+			nonsense()
+			r.want()
+		}
+		nonsense()
+		if seed%3 == 0 {
+			require.NoError(t, r.owner.ShutChannel(r.info.ID))
+		}
+		for _, end := range gone {
+			nonsense()
+			end()
+		}
+		for _, s := range seats {
+			s.die()
+		}
+		checkBooks(t, r.svc)
+		require.NoError(t, r.owner.DestroyPool(r.pool.info.ID))
+		<-r.pool.Closed()
+		assert.True(t, r.nothingLeft())
+	}
+}
+
+// want has the channel looked at.
+func (r *sharedRig) want() {
+	r.svc.mu.Lock()
+	defer r.svc.mu.Unlock()
+	r.pool.tidy()
+}

@@ -1,0 +1,181 @@
+package mempool
+
+import (
+	"cmp"
+	"os"
+
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+)
+
+// MemberRole says what a member of a shared channel does.
+type MemberRole string
+
+// The roles of members.
+const (
+	Producer MemberRole = "producer"
+	Consumer MemberRole = "consumer"
+)
+
+// MemberSpec says how a session takes part in a shared channel. It is plain data.
+type MemberSpec struct {
+	Role MemberRole
+	// Oldest has a consumer of a broadcast begin with the oldest frame that is kept, not with the newest.
+	Oldest bool
+	// Full is what happens when this consumer of a broadcast is slow; empty: as the channel has it.
+	Full FullPolicy
+}
+
+// Member is what a session needs to take part in a shared channel.
+type Member struct {
+	// Slot is its place in the roster, ID is never used again in the channel.
+	Slot int
+	ID   uint64
+	// Export has three files, which stay the service's: the roster, the sequencer, and the member's own.
+	Export Export
+}
+
+// MemberCame gives a session the file of a member, for its members of the other role in the channel. The file stays the service's,
+// which closes it when the member's slot is free.
+type MemberCame struct {
+	Channel uint64
+	Role    MemberRole
+	Slot    int
+	Member  uint64
+	File    *os.File
+}
+
+func (MemberCame) notice() {}
+
+// JoinChannel makes a member of a shared channel, for a session of another process. That maps the files, and then calls
+// [Session.EnterChannel]. The member's tickets are of the session's timeline, if that is sealed by now; otherwise it has none.
+//
+// Errors: [ErrNotFound], [ErrInvalid], [ErrDenied], [ErrLimit], [ErrOutOfMemory], [ErrClosed] for a channel that is shut.
+func (s *Session) JoinChannel(channel uint64, spec MemberSpec) (Member, error) {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	ch, err := s.channel(channel)
+	if err != nil {
+		return Member{}, err
+	}
+	how, err := s.mayJoin(ch, spec)
+	if err != nil {
+		return Member{}, err
+	}
+	sh := ch.shared
+	m := &member{shared: sh, session: s}
+	if t := s.timeline; t != nil && t.sealed {
+		m.timeline, how.Timeline = t, t.id
+	}
+	if m.Member, err = sh.host.Add(how); err != nil {
+		return Member{}, sh.failed(err)
+	}
+	if m.timeline != nil {
+		m.timeline.leases++
+		m.timeline.unknown = true
+	}
+	sh.members[m.ID], sh.last = m, m.ID
+	s.members[m] = struct{}{}
+	svc.members++
+	if m.role() == Producer {
+		ch.pool.produce(s, +1)
+	}
+	files := []*os.File{sh.host.RosterFile(), sh.host.SequencerFile(), m.File()}
+	return Member{Slot: m.Slot, ID: m.ID, Export: Export{Files: files}}, nil
+}
+
+// mayJoin checks what a session asks for that wants to join. Service.mu is held.
+func (s *Session) mayJoin(ch *channel, spec MemberSpec) (shmchannel.MemberSpec, error) {
+	how := shmchannel.MemberSpec{PID: uint32(s.peer.PID), Oldest: spec.Oldest}
+	name := ch.info.Name
+	switch {
+	case ch.shared == nil:
+		return how, situation(ErrInvalid, "channel %q is not joined: its frames go through the service; send to it, or subscribe to it", name)
+	case s.notify == nil:
+		return how, situation(ErrInvalid, "session %d is one of the service's own process, and only those of other processes join channel %q",
+			s.id, name)
+	case spec.Role == Consumer && ch.info.Mode == WorkQueue && spec.Full != "":
+		return how, situation(ErrInvalid, "channel %q is a queue, whose policy is for all: a consumer has none of its own", name)
+	case spec.Role == Consumer:
+		how.Role = shmchannel.ConsumerRole
+	case spec.Role != Producer:
+		return how, situation(ErrInvalid, "unknown role %q of a member (known: %s, %s)", string(spec.Role), Producer, Consumer)
+	case spec.Oldest || spec.Full != "":
+		return how, situation(ErrInvalid, "a producer has no policy, and does not begin with a frame")
+	}
+	policy := cmp.Or(spec.Full, ch.info.Full)
+	if err := policy.validate(); err != nil {
+		return how, err
+	}
+	how.Policy = sharedPolicies[policy]
+	if err := s.mayMember(); err != nil {
+		return how, err
+	}
+	return how, s.maySubscribe()
+}
+
+// EnterChannel lets a member take part that has mapped its files. It returns the members of the other role, those included that left
+// and whose frames are still needed: their files go to the session before it is told that its member takes part. The
+// sessions of those members are told of the new one before that.
+//
+// Errors: [ErrNotFound], [ErrInvalid] for a member that has entered, and where the client sealed the file itself, [ErrClosed].
+func (s *Session) EnterChannel(channel, id uint64) ([]MemberCame, error) {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	m, err := s.member(channel, id)
+	if err != nil {
+		return nil, err
+	}
+	sh := m.shared
+	switch {
+	case m.left:
+		return nil, situation(ErrClosed, "member %d of channel %q has left", id, sh.channel.info.Name)
+	case m.entered:
+		return nil, situation(ErrInvalid, "member %d of channel %q has entered before", id, sh.channel.info.Name)
+	case sh.channel.shut:
+		return nil, situation(ErrClosed, "channel %q is shut", sh.channel.info.Name)
+	}
+	others := sh.introduce(m)
+	m.entered = true
+	if err := sh.host.Join(m.Member); err != nil {
+		m.entered = false
+		err = sh.failed(err)
+		sh.tidy()
+		return nil, err
+	}
+	return others, nil
+}
+
+// introduce tells the members of the other role of a new one, and returns what the new one is to be told. Service.mu is held.
+func (sh *shared) introduce(m *member) (others []MemberCame) {
+	told := make(map[*Session]struct{})
+	role := shmchannel.ConsumerRole
+	if m.role() == Consumer {
+		role = shmchannel.ProducerRole
+	}
+	for _, other := range sh.host.Members(nil, role) {
+		o := sh.members[other.ID]
+		if !o.entered {
+			continue
+		}
+		others = append(others, o.came())
+		if o.timeline != nil {
+			o.timeline.shown[m.session] = struct{}{}
+		}
+		if _, again := told[o.session]; again || o.session.ended {
+			continue
+		}
+		told[o.session] = struct{}{}
+		if m.timeline != nil {
+			m.timeline.shown[o.session] = struct{}{}
+		}
+		if o.session != m.session {
+			o.session.tell(m.came())
+		}
+	}
+	if _, own := told[m.session]; own {
+		others = append(others, m.came())
+	}
+	return others
+}

@@ -1,0 +1,135 @@
+package mempool
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+)
+
+// wants are how often a session was told that memory of the pool is wanted.
+func (r *sharedRig) wants(w *worker) int {
+	r.Helper()
+	came := told[Wanted](w)
+	for _, n := range came {
+		assert.Equal(r, r.pool.info.ID, n.Pool)
+	}
+	return len(came)
+}
+
+func TestProducersAreAskedForMemoryAgainAndAgainWhileAnAllocationWaits(t *testing.T) {
+	r := shareFrames(t, ChannelSpec{Capacity: 2}, 2)
+	p, bystander, c := r.produce(hire(t, r.svc)), hire(t, r.svc), r.consume(hire(t, r.svc), MemberSpec{})
+	spare := p.send()
+	p.send()
+	c.next()
+	assert.Zero(t, r.wants(p.worker), "nobody waits")
+	got := make(chan *Lease)
+	go func() {
+		l, err := bystander.Allocate(context.Background(), r.pool.info.ID, Bytes(10), patience)
+		assert.NoError(t, err)
+		got <- l
+	}()
+	first := time.Now()
+	asked := 0
+	for asked < 3 {
+		asked += r.wants(p.worker)
+		time.Sleep(time.Millisecond)
+	}
+	assert.GreaterOrEqual(t, time.Since(first), 2*wantedRest-10*time.Millisecond, "it is not asked more often")
+	release(t, spare)
+	require.NotNil(t, <-got)
+	r.wants(p.worker)
+	time.Sleep(wantedRest + 50*time.Millisecond)
+	assert.Zero(t, r.wants(p.worker), "nobody waits any more")
+	assert.Zero(t, r.wants(bystander)+r.wants(c.worker), "they have no producers")
+}
+
+func TestProducersAreAskedWhenAnAllocationIsRefused(t *testing.T) {
+	r := shareFrames(t, ChannelSpec{Capacity: 2}, 1)
+	p := r.produce(hire(t, r.svc))
+	p.send()
+	assert.False(t, r.room())
+	assert.False(t, r.room())
+	assert.Equal(t, 1, r.wants(p.worker), "once in a while")
+	p.leave()
+	time.Sleep(wantedRest)
+	assert.False(t, r.room())
+	assert.Zero(t, r.wants(p.worker), "it has no producer any more")
+}
+
+func TestProducersAreAskedWhenABoundIsReached(t *testing.T) {
+	svc := newService(t)
+	owner := open(t, svc)
+	pool := createPool(t, owner, PoolSpec{Name: "p", Kind: Host, MaxBytes: 1 << 20, SessionBytes: 4096})
+	info, err := owner.MakeChannel(ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2, Shared: true})
+	require.NoError(t, err)
+	r := &sharedRig{t, svc, owner, pool, info}
+	p := r.produce(hire(t, svc))
+	p.send()
+	_, err = p.Allocate(t.Context(), pool.info.ID, Bytes(10), 0)
+	require.ErrorIs(t, err, ErrLimit)
+	assert.Equal(t, 1, r.wants(p.worker), "it has its own memory back")
+}
+
+func TestAnAllocationFindsAtOnceWhatADeadProducerDoesNotNeedAnyMore(t *testing.T) {
+	r := shareFrames(t, ChannelSpec{Capacity: 1}, 2)
+	dead, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{Full: DropOldest})
+	dead.send()
+	f := c.next()
+	gone, _ := dead.end()
+	gone()
+	r.produce(hire(t, r.svc)).send()
+	time.Sleep(100 * tendPause) // the channel is looked at ever less often
+	c.done(f, Ticket{})
+	assert.True(t, r.room())
+}
+
+func TestACorruptChannelEndsAndIsLogged(t *testing.T) {
+	var log strings.Builder
+	svc := NewService(Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	t.Cleanup(svc.Close)
+	owner := open(t, svc)
+	pool := createPool(t, owner, PoolSpec{Name: "p", Kind: Host, MaxBytes: 8 * 4096})
+	info, err := owner.MakeChannel(ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2, Shared: true})
+	require.NoError(t, err)
+	r := &sharedRig{t, svc, owner, pool, info}
+	p, c := r.produce(hire(t, svc)), r.consume(hire(t, svc), MemberSpec{})
+	l := p.send()
+	svc.mu.Lock()
+	err = svc.channelByID[info.ID].shared.failed(errors.Join(shmchannel.ErrCorrupt, errors.New("the tail moved")))
+	svc.mu.Unlock()
+	require.ErrorIs(t, err, ErrClosed)
+	assert.Contains(t, log.String(), "the tail moved")
+	_, err = c.try()
+	require.ErrorIs(t, err, shmchannel.ErrDestroyed)
+	_, err = hire(t, svc).JoinChannel(info.ID, MemberSpec{Role: Consumer})
+	require.ErrorIs(t, err, ErrClosed)
+	assert.Equal(t, []*Lease{l}, p.back())
+	c.quit()
+	assert.True(t, r.nothingLeft())
+}
+
+func TestDoubtsAreLoggedOnceInAWhile(t *testing.T) {
+	var log strings.Builder
+	svc := NewService(Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	t.Cleanup(svc.Close)
+	owner := open(t, svc)
+	pool := createPool(t, owner, PoolSpec{Name: "p", Kind: Host, MaxBytes: 8 * 4096})
+	info, err := owner.MakeChannel(ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2, Shared: true})
+	require.NoError(t, err)
+	r := &sharedRig{t, svc, owner, pool, info}
+	c := r.consume(hire(t, svc), MemberSpec{})
+	for n := range uint64(5) {
+		require.NoError(t, c.DoubtFrame(info.ID, c.member.ID, 70+n))
+	}
+	assert.Equal(t, 1, strings.Count(log.String(), "contradicts itself"))
+	assert.Contains(t, log.String(), "channel=frames frame=70")
+}
