@@ -273,7 +273,7 @@ class Session(SessionMembers):
         settled = feed is None or feed.open.pop(grant.id, None) is None
         if feed is not None and feed.shared is not None:
             counted = feed.shared.release(grant, tickets, settled=settled, back=failed)
-            feed.shared.settled.set()
+            feed.shared.tell_settled()
             self._released(self.core.forget(grant, tickets) if counted else None)
         elif feed is not None or not self.spares.take_back(grant, tickets):
             self._released(self.core.release(grant, tickets, failed=failed))
@@ -321,7 +321,7 @@ class Session(SessionMembers):
             del feed.open[lease]
             if feed.shared is not None:
                 feed.shared.settle(lease, back=back)
-                feed.shared.settled.set()
+                feed.shared.tell_settled()
                 return True
             self.core.tell(Ack(l=lease, bk=back))
             self._flush()
@@ -395,8 +395,11 @@ class Session(SessionMembers):
                 block.arrays.clear()
             block.arrays.append(array)
 
-    def sent(self, hold: Hold, ticket: Ticket | None) -> None:
-        """Note that a lease has ended with the sending of its frame; arrays of it keep the block mapped."""
+    def sent(self, hold: Hold, ticket: Ticket | None, *, keeps: bool = False) -> None:
+        """Note that a lease has ended with the sending of its frame; arrays of it keep the block mapped.
+
+        `keeps`: so does a channel that has the lease now.
+        """
         hold.seal()
         with self._lock:
             kept = self.holds.get(hold.grant.id)
@@ -405,6 +408,8 @@ class Session(SessionMembers):
             block = self.core.blocks.get(hold.grant.bl)
             if block is not None and ticket is not None:
                 block.used(ticket)
+            if keeps:
+                return
             if hold.tokens or hold.unaccounted or hold.promise is not None:
                 hold.sent = True
             else:

@@ -49,7 +49,7 @@ class SessionMembers(SessionMemory):
         """Unmap a block that is wanted back, and send what is to be sent. The lock is held."""
         raise NotImplementedError
 
-    def sent(self, hold: Hold, ticket: Ticket | None) -> None:
+    def sent(self, hold: Hold, ticket: Ticket | None, *, keeps: bool = False) -> None:
         """Note that a lease has ended with its frame."""
         raise NotImplementedError
 
@@ -135,10 +135,10 @@ class SessionMembers(SessionMemory):
         """Keep a block mapped no more for a lease that nobody here has. The lock is held."""
         self._released(self.core.forget(grant))
 
-    def lent(self, hold: Hold, ticket: Ticket | None) -> None:
-        """Note that a channel has a lease; arrays of the user's lease keep the block mapped, too."""
+    def lent(self, hold: Hold, ticket: Ticket | None, *, apart: bool) -> None:
+        """Note that a channel has a lease. `apart`: arrays of the user's lease keep the block mapped as well."""
         self.spares.published(hold.grant)
-        self.sent(hold, ticket)
+        self.sent(hold, ticket, keeps=not apart)
 
     def take_spare(self, pool: int, nbytes: int) -> Any:
         """Give a lease of a pool that came back, of just as many bytes, or None."""

@@ -61,8 +61,6 @@ class SharedConsumer(Membership):
     ----------
     early
         What was taken for one who did not wait for it any more, in order.
-    settled
-        Set when a frame is settled, or none will come any more.
     """
 
     def __init__(
@@ -73,7 +71,7 @@ class SharedConsumer(Membership):
         self.feed = feed
         self.credit = credit
         self.early: deque[Any] = deque()
-        self.settled = threading.Event()
+        self._settled: threading.Event | None = None
         self._looking = threading.Lock()
         self._slots = max(1 << (2 * channel.cp - 1).bit_length(), _LEAST_SLOTS)
         self._frames: dict[int, _native.Frame] = {}  # by the id of the grant
@@ -91,9 +89,15 @@ class SharedConsumer(Membership):
 
     def await_credit(self, seconds: float | None) -> None:
         """Wait until another frame may be taken, or none will come any more."""
-        self.settled.clear()
+        self._settled = settled = threading.Event()
         if not self.has_credit and not self.feed.ended:
-            self.settled.wait(seconds)
+            settled.wait(seconds)
+
+    def tell_settled(self) -> None:
+        """Have who waits for credit look again: a frame was settled, or none will come any more."""
+        settled = self._settled
+        if settled is not None:
+            settled.set()
 
     def at_once(self) -> _native.Frame | None:
         """Give the next frame if it is there and nothing else has to be done."""
@@ -263,7 +267,7 @@ class SharedConsumer(Membership):
         if self._left:
             return
         self._left = True
-        self.settled.set()
+        self.tell_settled()
         self.native.leave()
         self._drop_early()
         for block in self.session.core.blocks:

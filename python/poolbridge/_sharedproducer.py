@@ -40,15 +40,20 @@ class SharedProducer(Membership):
         self.loans: dict[int, Spare] = {}
         self._descriptions: dict[Description, tuple[int, bytes]] = {}
         self._count = 0
+        self._last: tuple[Description | None, tuple[int, bytes]] = (None, (0, b""))
 
     def describe(self, description: Description) -> tuple[int, bytes]:
         """Give a description in the form of a track, and its id."""
+        last = self._last
+        if last[0] is description:
+            return last[1]
         known = self._descriptions.get(description)
         if known is None:
             self._count += 1
             if len(self._descriptions) >= _MOST_DESCRIPTIONS:
                 self._descriptions.clear()
             known = self._descriptions[description] = self._count, _pack_description(description)
+        self._last = description, known
         return known
 
     def collect(self, seconds: float = 0.0) -> None:
@@ -88,6 +93,7 @@ class _Publication:
         self._running = False
         self._published = False
         self._given_up = False
+        self._apart = False
 
     def run(self, description: Description, seconds: float | None) -> Any:
         """Publish it, or give what came instead; see `poolbridge._native.Producer.publish`."""
@@ -104,7 +110,7 @@ class _Publication:
                 self._published = isinstance(result, int)
                 given_up = self._given_up and not self._published
             if self._published:
-                self._hold.session.lent(self._hold, self._ticket)
+                self._hold.session.lent(self._hold, self._ticket, apart=self._apart)
             elif given_up:
                 self._hold.session.unsend(self._hold, self._ticket)
         return result
@@ -116,14 +122,17 @@ class _Publication:
         word, value = (0, 0) if ticket is None else (ticket.wd, ticket.v)
         loan = Spare(grant, () if ticket is None else (ticket,), reusable=hold.allocated)
         producer.loans[grant.bl] = loan  # before: another thread may see it come back
-        hold.session.own(grant)
+        # The channel takes over what keeps the block mapped, unless arrays of the lease do so, too.
+        self._apart = bool(hold.tokens) or hold.unaccounted or hold.promise is not None
+        if self._apart:
+            hold.session.own(grant)
         result = None
         try:
             result = producer.native.publish(
                 grant.bl, grant.bf, grant.n, id_, packed, self._texts, word, value, self._event, seconds
             )
         finally:
-            if not isinstance(result, int) and producer.loans.pop(grant.bl, None) is not None:
+            if not isinstance(result, int) and producer.loans.pop(grant.bl, None) is not None and self._apart:
                 hold.session.unown(grant)
         return result
 

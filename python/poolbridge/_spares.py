@@ -108,7 +108,9 @@ class Spares:
                 self._leaving.append(kept.popleft())
         else:
             self._leaving.append(spare)
-        self._tidy(now)
+        if self._leaving:
+            self._tidy(now)
+            self._bell.set()
         self._watch()
 
     def take_back(self, grant: Grant, tickets: tuple[Ticket, ...]) -> bool:
@@ -121,6 +123,7 @@ class Spares:
             return False
         spare.tickets = (*spare.tickets, *tickets)
         self._leaving.append(spare)
+        self._bell.set()
         self._watch()
         return True
 
@@ -202,17 +205,20 @@ class Spares:
 
     def _watch(self) -> None:
         """Have a thread look again when there is something to release."""
-        if self._thread is None and self._session.ended is None and self._soon(time.monotonic()) is not None:
+        if self._thread is None and self._session.ended is None:
             self._thread = threading.Thread(target=self._run, name="poolbridge-spares", daemon=True)
             self._thread.start()
 
     def _soon(self, now: float) -> float | None:
-        """Give in how many seconds there is something to do; None: never."""
+        """Give in how many seconds there is something to do; None: never.
+
+        While a pool is allocated in there will be: a thread for every moment without spare leases would cost more.
+        """
         if self._leaving:
             return _LOOK
-        ends = [self._used.get(pool, now) + _IDLE for pool, kept in self._kept.items() if kept]
         if any(until > now for until in self._wanted.values()):
             return 0.0
+        ends = [end for used in self._used.values() if (end := used + _IDLE) > now]
         return max(min(ends) - now, _LOOK) if ends else None
 
     def _run(self) -> None:
