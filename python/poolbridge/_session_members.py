@@ -163,7 +163,7 @@ class SessionMembers(SessionMemory):
     # Timelines
 
     def learn_timeline(self, timeline: int, then: Callable[[int], None]) -> None:
-        """Ask for a timeline's page without waiting; `then` is called once it is mapped or refused. The lock is held."""
+        """Ask for a timeline's page; `then` is called once it is mapped or refused. Never waits. The lock is held."""
         if self.ended is not None:
             return
         made: list[Call] = []

@@ -45,6 +45,14 @@ class SharedFrames:
         # A frame whose array existed: it has neither a notice nor a hold.
         self._frame: _native.Frame | None = None
 
+    def _swap(self) -> _native.Frame | None:
+        """Let go of the frame whose array was yielded last and take the next, where that is all there is to do."""
+        frame, shared = self._frame, self._shared
+        if frame is None or shared is None or self._follower is not None or shared.early or shared.feed.open:
+            return None
+        self._frame = self._notice = None
+        return shared.swap(frame.number)
+
     def _quick(self, frame: _native.Frame) -> Any:
         """Give the array of a frame, if there is one and nothing has to be waited for."""
         kept, follower = frame.object, self._follower

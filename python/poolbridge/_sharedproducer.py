@@ -42,6 +42,9 @@ class SharedProducer(Membership):
         self._count = 0
         self._last: tuple[Description | None, tuple[int, bytes]] = (None, (0, b""))
 
+    def _add(self, slot: int, member: int, fd: int) -> None:
+        self.native.add_cursor(slot, member, fd)
+
     def describe(self, description: Description) -> tuple[int, bytes]:
         """Give a description in the form of a track, and its id."""
         last = self._last
@@ -101,19 +104,22 @@ class _Publication:
             if self._given_up:
                 return None
             self._running = True
-        result = None
+        result: Any = None
         try:
             result = self._try(description, seconds)
         finally:
-            with self._lock:
-                self._running = False
-                self._published = isinstance(result, int)
-                given_up = self._given_up and not self._published
-            if self._published:
-                self._hold.session.lent(self._hold, self._ticket, apart=self._apart)
-            elif given_up:
-                self._hold.session.unsend(self._hold, self._ticket)
+            self._finish(published=isinstance(result, int))
         return result
+
+    def _finish(self, *, published: bool) -> None:
+        with self._lock:
+            self._running = False
+            self._published = published
+            given_up = self._given_up
+        if published:
+            self._hold.session.lent(self._hold, self._ticket, apart=self._apart)
+        elif given_up:
+            self._hold.session.unsend(self._hold, self._ticket)
 
     def _try(self, description: Description, seconds: float | None) -> Any:
         producer, hold, ticket = self._producer, self._hold, self._ticket
@@ -126,7 +132,7 @@ class _Publication:
         self._apart = bool(hold.tokens) or hold.unaccounted or hold.promise is not None
         if self._apart:
             hold.session.own(grant)
-        result = None
+        result: Any = None
         try:
             result = producer.native.publish(
                 grant.bl, grant.bf, grant.n, id_, packed, self._texts, word, value, self._event, seconds

@@ -37,7 +37,7 @@ class Spare:
     grant, tickets
         The lease, and the tickets.
     reusable
-        Whether the lease can be kept for the next frame: another name or lease of the same buffer could exist otherwise.
+        Whether the lease can be kept for the next frame: nobody else can have a name or a lease of its buffer.
     """
 
     __slots__ = ("grant", "reusable", "tickets")

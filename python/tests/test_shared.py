@@ -83,7 +83,7 @@ def test_leases_that_came_back_are_used_again_and_given_back_when_nothing_is_all
     channel = client.create_channel("c", shared=True, capacity=2)
     frames = other.subscribe("c")
     buffers = set()
-    for value in range(50):
+    for _ in range(50):
         lease = client.allocate(4, "int32")
         buffers.add(lease.buffer_id)
         channel.publish(lease)
@@ -155,7 +155,7 @@ def test_a_pool_with_one_block_more_than_the_channel_has_places_streams_on_and_o
         client.create_pool("small", max_bytes=5 * PAGE)
         channel = client.create_channel("c", shared=True, capacity=4)
         frames = other.subscribe("c", credit=1)
-        seen = []
+        seen: list[int] = []
 
         def consume():
             seen.extend(int(np.asarray(frame)[0]) for frame in frames)
@@ -197,7 +197,9 @@ def test_a_producer_names_the_process_that_is_behind(client, other):
     publish(client, channel, 1)
     kept = next(frames)
     lease = client.allocate(4, "int32")
-    with pytest.raises(poolbridge.WaitTimeoutError, match=f"'c' stayed full for 0.01 s; member .* of process {os.getpid()} is behind"):
+    with pytest.raises(
+        poolbridge.WaitTimeoutError, match=f"'c' stayed full for 0.01 s; member .* of process {os.getpid()} is behind"
+    ):
         channel.publish(lease, timeout=0.01)
     kept.ack()
     assert channel.publish(lease, timeout=0.01) == 2, "the lease lives on"
@@ -242,9 +244,7 @@ def stream_on(path, pool):
 
 def take_on(path, _pool):
     with poolbridge.connect(path, timeout=60) as client:
-        kept = []
-        for frame in client.subscribe("c", credit=4, ack="manual"):
-            kept.append(frame)
+        list(client.subscribe("c", credit=4, ack="manual"))
 
 
 @contextmanager
@@ -465,8 +465,12 @@ def liar(client, channel, replace):
 @pytest.mark.parametrize(
     "replace",
     [
-        pytest.param(lambda id_, packed: (id_ + 100, packed[:32] + struct.pack("<Q", 1 << 40) + packed[40:]), id="shape"),
-        pytest.param(lambda id_, packed: (id_ + 100, packed[:16] + b"strange".ljust(16, b"\0") + packed[32:]), id="type"),
+        pytest.param(
+            lambda id_, packed: (id_ + 100, packed[:32] + struct.pack("<Q", 1 << 40) + packed[40:]), id="shape"
+        ),
+        pytest.param(
+            lambda id_, packed: (id_ + 100, packed[:16] + b"strange".ljust(16, b"\0") + packed[32:]), id="type"
+        ),
     ],
 )
 @pytest.mark.parametrize("mode", ["broadcast", "queue"])
@@ -558,7 +562,7 @@ def test_an_async_publish_that_is_cancelled_publishes_nothing_later(service):
             channel = await client.create_channel("c", shared=True, capacity=1)
             async with other.subscribe("c", ack="manual") as frames:
                 await channel.publish(np.zeros(1))
-                kept = await frames.receive(60)
+                kept = await anext(frames)
                 lease = await client.allocate(4)
                 before = (await client.stats()).leases
                 waiting = asyncio.create_task(channel.publish(lease, timeout=60))
@@ -571,7 +575,7 @@ def test_an_async_publish_that_is_cancelled_publishes_nothing_later(service):
                 assert (await client.stats()).leases == before - 1
                 await kept.release()
                 assert await channel.publish(np.ones(1)) == 2
-                assert (await frames.receive(60)).seq == 2
+                assert (await anext(frames)).seq == 2
 
     asyncio.run(main())
 
@@ -586,7 +590,7 @@ def test_many_async_consumers_wait_at_a_time(service):
             await client.create_pool("frames", max_bytes=1 << 20)
             channel = await client.create_channel("c", shared=True, capacity=4)
             subscriptions = [client.subscribe("c") for _ in range(12)]
-            seen = [[] for _ in subscriptions]
+            seen: list[list[int]] = [[] for _ in subscriptions]
             tasks = []
             for frames, numbers in zip(subscriptions, seen, strict=True):
                 await frames.__aenter__()

@@ -1,4 +1,4 @@
-"""What holds for every channel holds for one whose frames go through shared memory: the same tests, with the service itself."""
+"""What holds for every channel holds for one whose frames go through shared memory, with the service itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from functools import partialmethod
 from realservice import RealService
 from test_achannels import (  # noqa: F401
     test_a_cancelled_wait_loses_no_frame,
-    test_frames_come_in_order_and_end_with_the_channel as test_async_frames_come_in_order_and_end_with_the_channel,
     test_requeueing_time_limits_and_closing,
 )
 from test_acks import (  # noqa: F401
