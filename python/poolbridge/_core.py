@@ -55,7 +55,7 @@ _LAST_NUMBER: Final = 2**32 - 1
 # What a canonical notice of a frame begins with, behind its map's first byte.
 _FRAME: Final = b"\xa1n\xa5frame"
 # What the session has to hear of.
-_NEWS: Final[dict[str, type[Failed] | type[Forget] | type[Wanted]]] = {
+_NEWS: Final[dict[str, type[Failed | Forget | Wanted]]] = {
     "failed": Failed, "forget": Forget, "wanted": Wanted,
 }  # fmt: skip
 # Descriptors that a member of a shared channel gets: the roster, the sequencer and its own file.
