@@ -116,20 +116,21 @@ func (m *member) uses() (u use) {
 // lending is what channels need of the blocks of producers that leave.
 type lending map[*member]use
 
-// keep keeps the buffer of a write lease that is about to end in the channels that need it, and says whether one does. Service.mu is held.
-func (of lending) keep(l *Lease) (kept bool) {
+// keep keeps the buffer of a write lease that is about to end, and says whether a channel needs it. Those that came back to the producer are
+// kept as well, until it is told which work of consumers on them is under way: see letGo. Service.mu is held.
+func (of lending) keep(l *Lease) (needed bool) {
 	b := l.buffer
 	for m, u := range of {
-		if m.shared.channel.pool != b.block.pool || !l.write || !u.needs(b.block) {
+		if m.shared.channel.pool != b.block.pool || !l.write {
 			continue
 		}
-		kept = true
+		needed = needed || u.needs(b.block)
 		if _, again := m.shared.kept[b]; !again {
 			m.shared.kept[b] = m
 			b.frames++
 		}
 	}
-	return kept
+	return needed
 }
 
 // expel takes the members of a session out that has ended, and returns what the channels need of its blocks. Service.mu is held.

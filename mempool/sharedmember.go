@@ -72,23 +72,36 @@ func (s *Session) LeaveChannel(channel, id uint64) error {
 	if err != nil || m.left {
 		return err
 	}
-	sh := m.shared
-	if m.role() == Consumer {
-		m.leave(true)
-		sh.tidy()
-		return nil
-	}
-	lent := make(lending)
-	if m.entered {
-		lent[m] = m.uses() // all that the channel will need: the session publishes nothing more
-		if lent[m].all {
-			return situation(ErrBusy, "a consumer of channel %q takes a frame at this moment; try again", sh.channel.info.Name)
-		}
+	if m.role() == Producer {
+		return m.leaveProducer()
 	}
 	m.leave(true)
-	for _, l := range slices.Collect(maps.Values(s.leases)) {
-		if l.write && lent.keep(l) {
+	m.shared.tidy()
+	return nil
+}
+
+// leaveProducer is LeaveChannel for a producer. Service.mu is held.
+func (m *member) leaveProducer() error {
+	sh := m.shared
+	var u use // all that the channel will need: the session publishes nothing more
+	ok := true
+	var done tickets // of work on blocks that have come back
+	if m.entered {
+		u = m.uses()
+		done, ok = sh.consumersDone()
+	}
+	if u.all || !ok {
+		return situation(ErrBusy, "a consumer of channel %q takes or releases a frame at this moment; try again", sh.channel.info.Name)
+	}
+	m.leave(true)
+	for _, l := range slices.Collect(maps.Values(m.session.leases)) {
+		switch b := l.buffer; {
+		case !l.write || b.block.pool != sh.channel.pool:
+		case u.needs(b.block):
+			lending{m: u}.keep(l)
 			l.end(false, nil)
+		default:
+			b.block.tickets = b.block.tickets.more(done)
 		}
 	}
 	sh.tidy()

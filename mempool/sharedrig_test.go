@@ -60,6 +60,17 @@ func (s *seat) enter() {
 	s.came = append(s.came, others...)
 }
 
+// arrived takes the members that the session was told of. The file of one that nobody needs any more is closed, and not sent.
+func (s *seat) arrived() (came []MemberCame) {
+	for _, m := range append(s.came, told[MemberCame](s.worker)...) {
+		if _, err := m.File.Stat(); err == nil && m.Channel == s.rig.info.ID {
+			came = append(came, m)
+		}
+	}
+	s.came = nil
+	return came
+}
+
 // leave leaves in the books.
 func (s *seat) leave() {
 	s.rig.Helper()
@@ -87,13 +98,11 @@ func (r *sharedRig) produce(w *worker) *source {
 
 func (s *source) meet() {
 	s.rig.Helper()
-	s.came = append(s.came, told[MemberCame](s.worker)...)
-	for _, m := range s.came {
-		if m.Role == Consumer && m.Channel == s.rig.info.ID {
+	for _, m := range s.arrived() {
+		if m.Role == Consumer {
 			require.NoError(s.rig, s.AddCursor(m.Slot, m.Member, m.File))
 		}
 	}
-	s.came = nil
 }
 
 func (s *source) alloc() *Lease {
@@ -154,13 +163,11 @@ func (r *sharedRig) consume(w *worker, spec MemberSpec) *sink {
 
 func (s *sink) try() (*shmchannel.Frame, error) {
 	s.rig.Helper()
-	s.came = append(s.came, told[MemberCame](s.worker)...)
-	for _, m := range s.came {
-		if m.Role == Producer && m.Channel == s.rig.info.ID {
+	for _, m := range s.arrived() {
+		if m.Role == Producer {
 			require.NoError(s.rig, s.AddTrack(m.Slot, m.Member, m.File))
 		}
 	}
-	s.came = nil
 	f := new(shmchannel.Frame)
 	ok, err := s.TryTake(f)
 	if !ok {
