@@ -396,7 +396,8 @@ class Core:
         if not isinstance(grant.x, UnsetType):
             export, own = _claim(grant.x, descriptors)
             if block is None:
-                block = self.blocks[grant.bl] = KnownBlock(grant.bl, grant.pl, grant.bs, export, own)
+                block = KnownBlock(grant.bl, grant.pl, grant.bs, export, own, generation=grant.ge)
+                self.blocks[grant.bl] = block
             else:
                 own.close()
         if block is None:

@@ -121,7 +121,10 @@ class SharedConsumer(Membership):
         return None
 
     def swap(self, number: int) -> _native.Frame | None:
-        """Let go of a frame and give the next if it is there: the fastest way."""
+        """Let go of a frame that has no grant and give the next if it is there: the fastest way."""
+        if number in self._given:
+            self.end_lone(number, back=False)
+            return None
         try:
             self.native.release(number)
             return self._taken(self.native.take(0.0))
@@ -220,14 +223,16 @@ class SharedConsumer(Membership):
     def settle(self, id_: int, *, back: bool) -> None:
         """Acknowledge the frame of a grant, or give it back; it stays in hand. The session's lock is held."""
         frame = self._frames.get(id_)
-        if frame is None:
-            return
+        if frame is not None:
+            self._settle(frame.number, back=back)
+
+    def _settle(self, number: int, *, back: bool) -> None:
         try:
             if back:
-                self._given.add(frame.number)
-                self.native.give_back(frame.number)
+                self._given.add(number)
+                self.native.give_back(number)
             else:
-                self.native.ack(frame.number)
+                self.native.ack(number)
         except (ClosedError, LeaseReleasedError):
             pass  # it has ended otherwise
 
@@ -238,11 +243,19 @@ class SharedConsumer(Membership):
             if not settled and frame.number in self._given:
                 self.settle(grant.id, back=back)  # it is in hand twice: which one ends has to be said
             del self._frames[grant.id]
-            self.let_go(frame.number, back=back and self.feed.queue, tickets=tickets)
+            self.let_go(frame.number, tickets, back=back and self.feed.queue)
+            if frame.number in self._given and all(other.number != frame.number for other in self._frames.values()):
+                self._given.discard(frame.number)
         if grant.id not in self._counted:
             return False
         self._counted.remove(grant.id)
         return True
+
+    def end_lone(self, number: int, tickets: tuple[Ticket, ...] = (), *, back: bool) -> None:
+        """Let go of a frame that has no grant."""
+        if number in self._given:
+            self._settle(number, back=back)
+        self.let_go(number, tickets, back=back)
 
     def let_go(self, number: int, tickets: tuple[Ticket, ...] = (), *, back: bool) -> None:
         """Let go of a frame, after which the work of `tickets`, one at most, may go on; never waits."""

@@ -110,9 +110,9 @@ class SharedFrames:
             return
         self._notice = None
         if self._follower is None:
-            self._shared.let_go(frame.number, back=False)
+            self._shared.end_lone(frame.number, back=False)
         else:
-            self._follower.done(partial(self._shared.let_go, frame.number, back=False))
+            self._follower.done(partial(self._shared.end_lone, frame.number, back=False))
 
     def _drop_shared(self) -> None:
         """Let go of the frame in a finaliser. One of a queue goes back: nobody asked for the next."""
@@ -121,6 +121,6 @@ class SharedFrames:
             return
         back = shared.feed.queue
         if self._follower is None:
-            shared.let_go(frame.number, back=back)
+            shared.end_lone(frame.number, back=back)
         else:
-            self._session.later(partial(self._follower.done, partial(shared.let_go, frame.number, back=back)))
+            self._session.later(partial(self._follower.done, partial(shared.end_lone, frame.number, back=back)))

@@ -25,7 +25,7 @@ _WANTED: Final = 1.0
 _MORE: Final = 2
 # How long one look for blocks that come back may sleep, and how often tickets are looked at: a GPU wakes nobody.
 _LOOK: Final = 10e-3
-# How often tickets are looked at while the client closes.
+# How often tickets are looked at while the client closes, and how long a look rests that may have come to nothing.
 _GLANCE: Final = 1e-3
 
 
@@ -214,10 +214,8 @@ class Spares:
 
         While a pool is allocated in there will be: a thread for every moment without spare leases would cost more.
         """
-        if self._leaving:
+        if self._leaving or any(until > now for until in self._wanted.values()):
             return _LOOK
-        if any(until > now for until in self._wanted.values()):
-            return 0.0
         ends = [end for used in self._used.values() if (end := used + _IDLE) > now]
         return max(min(ends) - now, _LOOK) if ends else None
 
@@ -225,11 +223,10 @@ class Spares:
         try:
             while (seconds := self._turn()) is not None:
                 wanted = self._wanting()
-                if not wanted:
-                    self._bell.wait(seconds)
-                    self._bell.clear()
                 for producer in wanted:
                     producer.collect(_LOOK / len(wanted))
+                self._bell.wait(_GLANCE if wanted else seconds)
+                self._bell.clear()
         except PoolbridgeError:
             self._thread = None  # the session has ended
 
