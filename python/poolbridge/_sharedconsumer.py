@@ -90,6 +90,11 @@ class SharedConsumer(Membership):
         """Whether another frame may be taken."""
         return len(self.feed.open) < self.credit
 
+    @property
+    def busy(self) -> bool:
+        """Whether a frame is to be taken first that a thread has taken, or is about to take."""
+        return bool(self.early) or self._looking.locked()
+
     def await_credit(self, seconds: float | None) -> None:
         """Wait until another frame may be taken, or none will come any more."""
         self._settled = settled = threading.Event()
@@ -104,7 +109,7 @@ class SharedConsumer(Membership):
 
     def at_once(self) -> _native.Frame | None:
         """Give the next frame if it is there and nothing else has to be done."""
-        if self.early or self.feed.ended or not self.has_credit:
+        if self.busy or self.feed.ended or not self.has_credit:
             return None
         try:
             return self._taken(self.native.take(0.0))

@@ -48,7 +48,7 @@ class SharedFrames:
     def _swap(self) -> _native.Frame | None:
         """Let go of the frame whose array was yielded last and take the next, where that is all there is to do."""
         frame, shared = self._frame, self._shared
-        if frame is None or shared is None or self._follower is not None or shared.early or shared.feed.open:
+        if frame is None or shared is None or self._follower is not None or shared.busy or shared.feed.open:
             return None
         self._frame = self._notice = None
         return shared.swap(frame.number)
