@@ -200,8 +200,10 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
 
     def __next__(self) -> Any:
         if self._shared is not None:
-            self._release_shared()
-            frame = self._subscription._next_shared(None)  # noqa: SLF001 - of one family
+            frame = self._swap()
+            if frame is None:
+                self._release_shared()
+                frame = self._subscription._next_shared(None)  # noqa: SLF001 - of one family
             if frame is None:
                 raise StopIteration
             array = self._quick(frame)

@@ -48,10 +48,9 @@ from poolbridge._operations import Ask, Do, Flow, allocate, check_count, check_n
 if TYPE_CHECKING:
     from poolbridge._feed import Feed
     from poolbridge._hold import Hold
-    from poolbridge._messages import Channel, Ticket
+    from poolbridge._messages import Channel
     from poolbridge._session import Session
     from poolbridge._sources import Source
-    from poolbridge._tensor import Description
 
 FEATURE = "channels"
 _RINGS = "rings"
@@ -202,27 +201,26 @@ def publish(
             producer, hold, description, texts=texts, ticket=ticket, event=handle, timeout=timeout
         )
     else:
-        number = yield from _send(session, channel, hold, description, texts, ticket, handle, timeout)
+        tensor = UNSET if description is hold.description else description.to_wire()
+        request = Send(
+            ch=channel.id,
+            l=hold.grant.id,
+            t=tensor,
+            mt=texts,
+            rt=ticket or UNSET,
+            ev=handle,
+            w=check_wait(timeout),
+        )
+        number = yield from _send(hold, request, timeout)
         session.sent(hold, ticket)
     if found is None and ticket is not None:
         session.keep(given, ticket)
     return number
 
 
-def _send(
-    session: Session,
-    channel: Channel,
-    hold: Hold,
-    description: Description,
-    texts: dict[str, str],
-    ticket: Ticket | None,
-    handle: bytes,
-    timeout: float | None,
-) -> Flow[int]:
+def _send(hold: Hold, request: Send, timeout: float | None) -> Flow[int]:
     """Have the service send a frame; give its number in the channel."""
-    tensor = UNSET if description is hold.description else description.to_wire()
-    milliseconds = check_wait(timeout)
-    request = Send(ch=channel.id, l=hold.grant.id, t=tensor, mt=texts, rt=ticket or UNSET, ev=handle, w=milliseconds)
+    session = hold.session
     # From here on it makes no more arrays; it is the service's, unless that refuses it.
     hold.released = True
     try:

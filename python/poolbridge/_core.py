@@ -54,6 +54,10 @@ from poolbridge._transport import NONE, Descriptors
 _LAST_NUMBER: Final = 2**32 - 1
 # What a canonical notice of a frame begins with, behind its map's first byte.
 _FRAME: Final = b"\xa1n\xa5frame"
+# What the session has to hear of.
+_NEWS: Final[dict[str, type[Failed | Forget | Wanted]]] = {
+    "failed": Failed, "forget": Forget, "wanted": Wanted,
+}  # fmt: skip
 # Descriptors that a member of a shared channel gets: the roster, the sequencer and its own file.
 _SEAT_FILES: Final = 3
 
@@ -263,14 +267,10 @@ class Core:
             end = decode(data, End)
             if feed := self.feeds.pop(end.sb, None):
                 feed.end(end)
-        elif name == "failed":
-            self.news.append(decode(data, Failed))
-        elif name == "forget":
-            self.news.append(decode(data, Forget))
+        elif name in _NEWS:
+            self.news.append(decode(data, _NEWS[name]))
         elif name == "member":
             self._member(decode(data, Member), descriptors)
-        elif name == "wanted":
-            self.news.append(decode(data, Wanted))
         elif name == "working":
             number = decode(data, Working).rq
             for call in self._calls.values():
@@ -363,25 +363,25 @@ class Core:
                 own.close()
             else:
                 self.pages[reply.tl] = own
-        elif isinstance(reply, JoinReply):
-            _, own = _claim(reply.x, descriptors)
-            if len(own) != _SEAT_FILES:
-                count = len(own)
-                own.close()
-                raise ProtocolError(f"a member of a channel came with {count} file descriptors; expected {_SEAT_FILES}")
-            self.seats[reply.q] = own
-        elif isinstance(reply, MapReply):
-            export, own = _claim(reply.x, descriptors)
-            self._learn_block(call, reply, export, own)
-        elif isinstance(reply, RingReply):
-            _, self.ring = _claim(reply.x, descriptors)
+        elif isinstance(reply, (JoinReply, MapReply, RingReply)):
+            self._learn_memory(call, reply, descriptors)
         elif isinstance(reply, HelloReply):
             if reply.v != VERSION:
                 raise _errors.VersionError(f"the service chose protocol version {reply.v}; offered was {VERSION}")
             self.epoch, self.session_id, self.service_pid = reply.ep, reply.id, reply.pid
             self.features = reply.ft
 
-    def _learn_block(self, call: Call, reply: MapReply, export: bytes, own: Descriptors) -> None:
+    def _learn_memory(self, call: Call, reply: JoinReply | MapReply | RingReply, descriptors: Descriptors) -> None:
+        export, own = _claim(reply.x, descriptors)
+        if isinstance(reply, RingReply):
+            self.ring = own
+            return
+        if isinstance(reply, JoinReply):
+            if (count := len(own)) != _SEAT_FILES:
+                own.close()
+                raise ProtocolError(f"a member of a channel came with {count} file descriptors; expected {_SEAT_FILES}")
+            self.seats[reply.q] = own
+            return
         id_ = call.request.bl
         pool = next((member.channel.pl for member in self.members if member.channel.id == call.request.ch), 0)
         if id_ not in self.blocks and pool:
@@ -396,7 +396,8 @@ class Core:
         if not isinstance(grant.x, UnsetType):
             export, own = _claim(grant.x, descriptors)
             if block is None:
-                block = self.blocks[grant.bl] = KnownBlock(grant.bl, grant.pl, grant.bs, export, own)
+                block = KnownBlock(grant.bl, grant.pl, grant.bs, export, own, generation=grant.ge)
+                self.blocks[grant.bl] = block
             else:
                 own.close()
         if block is None:

@@ -46,7 +46,10 @@ class BaseLease(ArrayExports):
 
     @property
     def generation(self) -> int:
-        """How often the block under the buffer was used before, and once more."""
+        """How often the block under the buffer was used before, and once more.
+
+        Of a frame of shared memory: as it was when this client mapped the block.
+        """
         return self._hold.grant.ge
 
     @property

@@ -73,13 +73,13 @@ class Membership:
         if member <= self.known.get(slot, 0):
             return
         try:
-            if NATIVE is not None and isinstance(self._end, NATIVE.Producer):
-                self._end.add_cursor(slot, member, fd)
-            else:
-                self._end.add_track(slot, member, fd)
+            self._add(slot, member, fd)
         except ClosedError:
             return  # it takes no part any more
         self.known[slot] = member
+
+    def _add(self, slot: int, member: int, fd: int) -> None:
+        raise NotImplementedError
 
     def forget(self, block: int) -> None:
         """Keep nothing for a block any more: the service wants it back. The session's lock is held."""

@@ -79,7 +79,7 @@ class Do:
 
 @dataclass(frozen=True, slots=True)
 class Hear:
-    """Receive packets until a waiter is told, for so many seconds at most; None: without limit. Gives whether it was."""
+    """Receive packets until a waiter is told, for so many seconds; None: without limit. Gives whether it was."""
 
     waiter: Waiter
     seconds: float | None
@@ -270,7 +270,7 @@ def stats() -> Flow[ServiceStats]:
 
 
 def allocate(session: Session, description: _tensor.Description, pool: int, *, timeout: float | None) -> Flow[Hold]:
-    """Allocate a buffer in the pool of that id and lease it for writing; one that came back from a channel comes first."""
+    """Lease a buffer in the pool of that id for writing: one that came back from a channel, or a new one."""
     if session.producers and (hold := (yield from _spare(session, description, pool))) is not None:
         return hold
     request = Alloc(pl=pool, t=description.to_wire(), w=check_wait(timeout))

@@ -273,8 +273,8 @@ class Session(SessionMembers):
         settled = feed is None or feed.open.pop(grant.id, None) is None
         if feed is not None and feed.shared is not None:
             counted = feed.shared.release(grant, tickets, settled=settled, back=failed)
+            feed.shared.tell_settled()
             self._released(self.core.forget(grant, tickets) if counted else None)
-            self.core.tell_waiters()
         elif feed is not None or not self.spares.take_back(grant, tickets):
             self._released(self.core.release(grant, tickets, failed=failed))
 
@@ -321,7 +321,7 @@ class Session(SessionMembers):
             del feed.open[lease]
             if feed.shared is not None:
                 feed.shared.settle(lease, back=back)
-                self.core.tell_waiters()
+                feed.shared.tell_settled()
                 return True
             self.core.tell(Ack(l=lease, bk=back))
             self._flush()
@@ -395,8 +395,11 @@ class Session(SessionMembers):
                 block.arrays.clear()
             block.arrays.append(array)
 
-    def sent(self, hold: Hold, ticket: Ticket | None) -> None:
-        """Note that a lease has ended with the sending of its frame; arrays of it keep the block mapped."""
+    def sent(self, hold: Hold, ticket: Ticket | None, *, keeps: bool = False) -> None:
+        """Note that a lease has ended with the sending of its frame; arrays of it keep the block mapped.
+
+        `keeps`: so does a channel that has the lease now.
+        """
         hold.seal()
         with self._lock:
             kept = self.holds.get(hold.grant.id)
@@ -405,16 +408,19 @@ class Session(SessionMembers):
             block = self.core.blocks.get(hold.grant.bl)
             if block is not None and ticket is not None:
                 block.used(ticket)
+            if keeps:
+                return
             if hold.tokens or hold.unaccounted or hold.promise is not None:
                 hold.sent = True
             else:
                 self._forget(hold.grant)
 
-    def unsend(self, hold: Hold) -> None:
-        """Give back a lease that may have been sent or not: nobody knows."""
+    def unsend(self, hold: Hold, ticket: Ticket | None = None) -> None:
+        """Give back a lease that may have been sent or not: nobody knows. `ticket` stands for work on it."""
         with self._lock:
             self.holds.pop(hold.grant.id, None)
-            self.core.tell(Release(l=hold.grant.id, fl=True))
+            self.spares.published(hold.grant)
+            self.core.tell(Release(l=hold.grant.id, fl=True, dt=() if ticket is None else (ticket,)))
             self._flush()
             hold.sent = True
 

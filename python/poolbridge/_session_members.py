@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ class SessionMembers(SessionMemory):
     producers
         Its producers, by the id of the channel.
     joining
-        Ids of the channels in which it is about to have a producer.
+        Set once the session has a producer, by the id of a channel in which it is about to have one.
     spares
         The leases that came back from channels.
     """
@@ -37,7 +38,7 @@ class SessionMembers(SessionMemory):
     def __init__(self) -> None:
         super().__init__()
         self.producers: dict[int, SharedProducer] = {}
-        self.joining: set[int] = set()
+        self.joining: dict[int, threading.Event] = {}
         self.spares: Any = Spares(self)
 
     def check_usable(self) -> None:
@@ -48,7 +49,7 @@ class SessionMembers(SessionMemory):
         """Unmap a block that is wanted back, and send what is to be sent. The lock is held."""
         raise NotImplementedError
 
-    def sent(self, hold: Hold, ticket: Ticket | None) -> None:
+    def sent(self, hold: Hold, ticket: Ticket | None, *, keeps: bool = False) -> None:
         """Note that a lease has ended with its frame."""
         raise NotImplementedError
 
@@ -118,22 +119,26 @@ class SessionMembers(SessionMemory):
 
     # Leases that channels have
 
-    def lend(self, hold: Hold) -> None:
+    def own(self, grant: Grant) -> None:
         """Keep a block mapped for the channel that is about to have its lease."""
         with self._lock:
-            block = self.core.blocks.get(hold.grant.bl)
+            block = self.core.blocks.get(grant.bl)
             if block is not None:
                 block.leases += 1
 
-    def unlend(self, hold: Hold) -> None:
-        """Undo `lend`: the channel does not have it."""
+    def unown(self, grant: Grant) -> None:
+        """Undo `own`: the channel does not have it."""
         with self._lock:
-            self._released(self.core.forget(hold.grant))
+            self.disown(grant)
 
-    def lent(self, hold: Hold, ticket: Ticket | None) -> None:
-        """Note that a channel has a lease; arrays of the user's lease keep the block mapped, too."""
+    def disown(self, grant: Grant) -> None:
+        """Keep a block mapped no more for a lease that nobody here has. The lock is held."""
+        self._released(self.core.forget(grant))
+
+    def lent(self, hold: Hold, ticket: Ticket | None, *, apart: bool) -> None:
+        """Note that a channel has a lease. `apart`: arrays of the user's lease keep the block mapped as well."""
         self.spares.published(hold.grant)
-        self.sent(hold, ticket)
+        self.sent(hold, ticket, keeps=not apart)
 
     def take_spare(self, pool: int, nbytes: int) -> Any:
         """Give a lease of a pool that came back, of just as many bytes, or None."""
@@ -158,7 +163,7 @@ class SessionMembers(SessionMemory):
     # Timelines
 
     def learn_timeline(self, timeline: int, then: Callable[[int], None]) -> None:
-        """Ask for a timeline's page without waiting; `then` is called once it is mapped or refused. The lock is held."""
+        """Ask for a timeline's page; `then` is called once it is mapped or refused. Never waits. The lock is held."""
         if self.ended is not None:
             return
         made: list[Call] = []

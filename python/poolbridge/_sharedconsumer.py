@@ -71,6 +71,7 @@ class SharedConsumer(Membership):
         self.feed = feed
         self.credit = credit
         self.early: deque[Any] = deque()
+        self._settled: threading.Event | None = None
         self._looking = threading.Lock()
         self._slots = max(1 << (2 * channel.cp - 1).bit_length(), _LEAST_SLOTS)
         self._frames: dict[int, _native.Frame] = {}  # by the id of the grant
@@ -79,6 +80,9 @@ class SharedConsumer(Membership):
         self._tickets: dict[int, tuple[int, int]] = {}  # word and value by slot of the number
         self._left = False
 
+    def _add(self, slot: int, member: int, fd: int) -> None:
+        self.native.add_track(slot, member, fd)
+
     # Taking
 
     @property
@@ -86,19 +90,51 @@ class SharedConsumer(Membership):
         """Whether another frame may be taken."""
         return len(self.feed.open) < self.credit
 
+    @property
+    def busy(self) -> bool:
+        """Whether a frame is to be taken first that a thread has taken, or is about to take."""
+        return bool(self.early) or self._looking.locked()
+
+    def await_credit(self, seconds: float | None) -> None:
+        """Wait until another frame may be taken, or none will come any more."""
+        self._settled = settled = threading.Event()
+        if not self.has_credit and not self.feed.ended:
+            settled.wait(seconds)
+
+    def tell_settled(self) -> None:
+        """Have who waits for credit look again: a frame was settled, or none will come any more."""
+        settled = self._settled
+        if settled is not None:
+            settled.set()
+
     def at_once(self) -> _native.Frame | None:
         """Give the next frame if it is there and nothing else has to be done."""
-        if self.early or self.feed.ended or not self.has_credit:
+        if self.busy or self.feed.ended or not self.has_credit:
             return None
         try:
-            got = self.native.take(0.0)
+            return self._taken(self.native.take(0.0))
         except ClosedError:
             return None
-        if isinstance(got, NATIVE.Frame):
-            return got
+
+    def _taken(self, got: Any) -> _native.Frame | None:
+        """Give what was taken if it is a frame; what came instead is for `receive`."""
+        if type(got) is NATIVE.Frame:
+            frame: _native.Frame = got
+            return frame
         if got is not NATIVE.Condition.TIMEOUT:
             self.early.append(got)
         return None
+
+    def swap(self, number: int) -> _native.Frame | None:
+        """Let go of a frame that has no grant and give the next if it is there: the fastest way."""
+        if number in self._given:
+            self.end_lone(number, back=False)
+            return None
+        try:
+            self.native.release(number)
+            return self._taken(self.native.take(0.0))
+        except (ClosedError, LeaseReleasedError):
+            return None
 
     def look(self, spin: float, seconds: float | None) -> None:
         """Wait for a frame, or for what comes instead, and put it where `receive` finds it."""
@@ -192,14 +228,16 @@ class SharedConsumer(Membership):
     def settle(self, id_: int, *, back: bool) -> None:
         """Acknowledge the frame of a grant, or give it back; it stays in hand. The session's lock is held."""
         frame = self._frames.get(id_)
-        if frame is None:
-            return
+        if frame is not None:
+            self._settle(frame.number, back=back)
+
+    def _settle(self, number: int, *, back: bool) -> None:
         try:
             if back:
-                self._given.add(frame.number)
-                self.native.give_back(frame.number)
+                self._given.add(number)
+                self.native.give_back(number)
             else:
-                self.native.ack(frame.number)
+                self.native.ack(number)
         except (ClosedError, LeaseReleasedError):
             pass  # it has ended otherwise
 
@@ -210,11 +248,19 @@ class SharedConsumer(Membership):
             if not settled and frame.number in self._given:
                 self.settle(grant.id, back=back)  # it is in hand twice: which one ends has to be said
             del self._frames[grant.id]
-            self.let_go(frame.number, back=back and self.feed.queue, tickets=tickets)
+            self.let_go(frame.number, tickets, back=back and self.feed.queue)
+            if frame.number in self._given and all(other.number != frame.number for other in self._frames.values()):
+                self._given.discard(frame.number)
         if grant.id not in self._counted:
             return False
         self._counted.remove(grant.id)
         return True
+
+    def end_lone(self, number: int, tickets: tuple[Ticket, ...] = (), *, back: bool) -> None:
+        """Let go of a frame that has no grant."""
+        if number in self._given:
+            self._settle(number, back=back)
+        self.let_go(number, tickets, back=back)
 
     def let_go(self, number: int, tickets: tuple[Ticket, ...] = (), *, back: bool) -> None:
         """Let go of a frame, after which the work of `tickets`, one at most, may go on; never waits."""
@@ -254,6 +300,7 @@ class SharedConsumer(Membership):
         if self._left:
             return
         self._left = True
+        self.tell_settled()
         self.native.leave()
         self._drop_early()
         for block in self.session.core.blocks:
@@ -271,9 +318,7 @@ class SharedConsumer(Membership):
         self.feed.lose(type(error)(*error.args))
 
 
-def consume(
-    session: Session, channel: Channel, *, credit: int, oldest: bool, full: str, auto: bool
-) -> Flow[Feed]:
+def consume(session: Session, channel: Channel, *, credit: int, oldest: bool, full: str, auto: bool) -> Flow[Feed]:
     """Take part in a channel as a consumer."""
     feed = Feed(0)
 
@@ -306,14 +351,15 @@ def receive(shared: SharedConsumer, seconds: float | None, spin: float) -> Flow[
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         got: Any = condition.TIMEOUT
         if not shared.has_credit:
-            yield from hear(session, lambda: shared.has_credit or feed.ended, left)
+            yield Sleep(shared.await_credit, left)
         else:
             if not shared.early:
                 yield Sleep(partial(shared.look, spin), left)
             if shared.early:
                 got = shared.early.popleft()
             if isinstance(got, NATIVE.Frame):
-                return got
+                frame: _native.Frame = got
+                return frame
         if got is condition.UNKNOWN_MEMBER:
             yield from hear(session, shared.knows(), left)
         elif got is not condition.TIMEOUT:
@@ -334,6 +380,8 @@ def _end_or_fail(shared: SharedConsumer, got: Any) -> Flow[None]:
         session.tell(Doubt(ch=shared.channel.id, mb=shared.member, sq=number))
         raise ProtocolError(f"frame {number} of channel {name!r} has failed: what its producer says of it is no frame")
     elif got is condition.HANDS_FULL:
-        raise PoolLimitError(f"256 frames of channel {name!r} are in hand: drop or release some of them and their arrays")
+        raise PoolLimitError(
+            f"256 frames of channel {name!r} are in hand: drop or release some of them and their arrays"
+        )
     elif not feed.ended:
         yield from shared.evicted()

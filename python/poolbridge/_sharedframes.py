@@ -45,6 +45,14 @@ class SharedFrames:
         # A frame whose array existed: it has neither a notice nor a hold.
         self._frame: _native.Frame | None = None
 
+    def _swap(self) -> _native.Frame | None:
+        """Let go of the frame whose array was yielded last and take the next, where that is all there is to do."""
+        frame, shared = self._frame, self._shared
+        if frame is None or shared is None or self._follower is not None or shared.busy or shared.feed.open:
+            return None
+        self._frame = self._notice = None
+        return shared.swap(frame.number)
+
     def _quick(self, frame: _native.Frame) -> Any:
         """Give the array of a frame, if there is one and nothing has to be waited for."""
         kept, follower = frame.object, self._follower
@@ -102,9 +110,9 @@ class SharedFrames:
             return
         self._notice = None
         if self._follower is None:
-            self._shared.let_go(frame.number, back=False)
+            self._shared.end_lone(frame.number, back=False)
         else:
-            self._follower.done(partial(self._shared.let_go, frame.number, back=False))
+            self._follower.done(partial(self._shared.end_lone, frame.number, back=False))
 
     def _drop_shared(self) -> None:
         """Let go of the frame in a finaliser. One of a queue goes back: nobody asked for the next."""
@@ -113,6 +121,6 @@ class SharedFrames:
             return
         back = shared.feed.queue
         if self._follower is None:
-            shared.let_go(frame.number, back=back)
+            shared.end_lone(frame.number, back=back)
         else:
-            self._session.later(partial(self._follower.done, partial(shared.let_go, frame.number, back=back)))
+            self._session.later(partial(self._follower.done, partial(shared.end_lone, frame.number, back=back)))

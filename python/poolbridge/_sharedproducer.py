@@ -40,15 +40,23 @@ class SharedProducer(Membership):
         self.loans: dict[int, Spare] = {}
         self._descriptions: dict[Description, tuple[int, bytes]] = {}
         self._count = 0
+        self._last: tuple[Description | None, tuple[int, bytes]] = (None, (0, b""))
+
+    def _add(self, slot: int, member: int, fd: int) -> None:
+        self.native.add_cursor(slot, member, fd)
 
     def describe(self, description: Description) -> tuple[int, bytes]:
         """Give a description in the form of a track, and its id."""
+        last = self._last
+        if last[0] is description:
+            return last[1]
         known = self._descriptions.get(description)
         if known is None:
             self._count += 1
             if len(self._descriptions) >= _MOST_DESCRIPTIONS:
                 self._descriptions.clear()
             known = self._descriptions[description] = self._count, _pack_description(description)
+        self._last = description, known
         return known
 
     def collect(self, seconds: float = 0.0) -> None:
@@ -68,8 +76,11 @@ class SharedProducer(Membership):
                 self.session.spares.put(spare)
 
     def leave(self) -> None:
-        """Publish nothing any more. The session's lock is held."""
+        """Publish nothing any more; blocks that have not come back are not this client's to use. The lock is held."""
         self.native.close()
+        loans, self.loans = self.loans, {}
+        for loan in loans.values():
+            self.session.disown(loan.grant)
 
 
 class _Publication:
@@ -85,6 +96,7 @@ class _Publication:
         self._running = False
         self._published = False
         self._given_up = False
+        self._apart = False
 
     def run(self, description: Description, seconds: float | None) -> Any:
         """Publish it, or give what came instead; see `poolbridge._native.Producer.publish`."""
@@ -92,19 +104,22 @@ class _Publication:
             if self._given_up:
                 return None
             self._running = True
-        result = None
+        result: Any = None
         try:
             result = self._try(description, seconds)
         finally:
-            with self._lock:
-                self._running = False
-                self._published = isinstance(result, int)
-                given_up = self._given_up and not self._published
-            if self._published:
-                self._hold.session.lent(self._hold, self._ticket)
-            elif given_up:
-                self._hold.session.unsend(self._hold)
+            self._finish(published=isinstance(result, int))
         return result
+
+    def _finish(self, *, published: bool) -> None:
+        with self._lock:
+            self._running = False
+            self._published = published
+            given_up = self._given_up
+        if published:
+            self._hold.session.lent(self._hold, self._ticket, apart=self._apart)
+        elif given_up:
+            self._hold.session.unsend(self._hold, self._ticket)
 
     def _try(self, description: Description, seconds: float | None) -> Any:
         producer, hold, ticket = self._producer, self._hold, self._ticket
@@ -113,16 +128,18 @@ class _Publication:
         word, value = (0, 0) if ticket is None else (ticket.wd, ticket.v)
         loan = Spare(grant, () if ticket is None else (ticket,), reusable=hold.allocated)
         producer.loans[grant.bl] = loan  # before: another thread may see it come back
-        hold.session.lend(hold)
-        result = None
+        # The channel takes over what keeps the block mapped, unless arrays of the lease do so, too.
+        self._apart = bool(hold.tokens) or hold.unaccounted or hold.promise is not None
+        if self._apart:
+            hold.session.own(grant)
+        result: Any = None
         try:
             result = producer.native.publish(
                 grant.bl, grant.bf, grant.n, id_, packed, self._texts, word, value, self._event, seconds
             )
         finally:
-            if not isinstance(result, int):
-                producer.loans.pop(grant.bl, None)
-                hold.session.unlend(hold)
+            if not isinstance(result, int) and producer.loans.pop(grant.bl, None) is not None and self._apart:
+                hold.session.unown(grant)
         return result
 
     def give_up(self) -> None:
@@ -131,24 +148,25 @@ class _Publication:
             self._given_up = True
             ends = not self._running and not self._published
         if ends:
-            self._hold.session.unsend(self._hold)
+            self._hold.session.unsend(self._hold, self._ticket)
 
 
 def producer_of(session: Session, channel: Channel) -> Flow[SharedProducer]:
     """Give the session's producer in a channel, which joins with its first frame."""
     while (producer := session.producers.get(channel.id)) is None:
-        if channel.id in session.joining:
-            yield from hear(session, lambda: channel.id not in session.joining, None)
+        joined = threading.Event()
+        other = session.joining.setdefault(channel.id, joined)
+        if other is not joined:
+            yield Sleep(other.wait, None)
+            session.check_usable()
             continue
-        session.joining.add(channel.id)
         try:
-            joined = yield from join(
+            session.producers[channel.id] = yield from join(
                 session, channel, "producer", lambda native, member: SharedProducer(session, channel, native, member)
             )
-            session.producers[channel.id] = joined
         finally:
-            session.joining.discard(channel.id)
-            session.core.tell_waiters()
+            del session.joining[channel.id]
+            joined.set()
     return producer
 
 

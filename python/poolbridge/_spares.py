@@ -25,7 +25,7 @@ _WANTED: Final = 1.0
 _MORE: Final = 2
 # How long one look for blocks that come back may sleep, and how often tickets are looked at: a GPU wakes nobody.
 _LOOK: Final = 10e-3
-# How often tickets are looked at while the client closes.
+# How often tickets are looked at while the client closes, and how long a look rests that may have come to nothing.
 _GLANCE: Final = 1e-3
 
 
@@ -37,7 +37,7 @@ class Spare:
     grant, tickets
         The lease, and the tickets.
     reusable
-        Whether the lease can be kept for the next frame: another name or lease of the same buffer could exist otherwise.
+        Whether the lease can be kept for the next frame: nobody else can have a name or a lease of its buffer.
     """
 
     __slots__ = ("grant", "reusable", "tickets")
@@ -108,7 +108,9 @@ class Spares:
                 self._leaving.append(kept.popleft())
         else:
             self._leaving.append(spare)
-        self._tidy(now)
+        if self._leaving:
+            self._tidy(now)
+            self._bell.set()
         self._watch()
 
     def take_back(self, grant: Grant, tickets: tuple[Ticket, ...]) -> bool:
@@ -121,6 +123,7 @@ class Spares:
             return False
         spare.tickets = (*spare.tickets, *tickets)
         self._leaving.append(spare)
+        self._bell.set()
         self._watch()
         return True
 
@@ -152,8 +155,10 @@ class Spares:
 
     def end(self) -> None:
         """Keep nothing any more: the session has ended."""
-        self._kept.clear()
-        self._leaving.clear()
+        for kept in (*self._kept.values(), self._leaving):
+            for spare in kept:
+                self._session.disown(spare.grant)
+            kept.clear()
         self._bell.set()
 
     # Inside
@@ -200,28 +205,28 @@ class Spares:
 
     def _watch(self) -> None:
         """Have a thread look again when there is something to release."""
-        if self._thread is None and self._session.ended is None and self._soon(time.monotonic()) is not None:
+        if self._thread is None and self._session.ended is None:
             self._thread = threading.Thread(target=self._run, name="poolbridge-spares", daemon=True)
             self._thread.start()
 
     def _soon(self, now: float) -> float | None:
-        """Give in how many seconds there is something to do; None: never."""
-        if self._leaving:
+        """Give in how many seconds there is something to do; None: never.
+
+        While a pool is allocated in there will be: a thread for every moment without spare leases would cost more.
+        """
+        if self._leaving or any(until > now for until in self._wanted.values()):
             return _LOOK
-        ends = [self._used.get(pool, now) + _IDLE for pool, kept in self._kept.items() if kept]
-        if any(until > now for until in self._wanted.values()):
-            return 0.0
+        ends = [end for used in self._used.values() if (end := used + _IDLE) > now]
         return max(min(ends) - now, _LOOK) if ends else None
 
     def _run(self) -> None:
         try:
             while (seconds := self._turn()) is not None:
                 wanted = self._wanting()
-                if not wanted:
-                    self._bell.wait(seconds)
-                    self._bell.clear()
                 for producer in wanted:
                     producer.collect(_LOOK / len(wanted))
+                self._bell.wait(_GLANCE if wanted else seconds)
+                self._bell.clear()
         except PoolbridgeError:
             self._thread = None  # the session has ended
 

@@ -207,7 +207,13 @@ def describe(shape: int | Iterable[int], dtype: Any) -> Description:
         raise InvalidArgumentError(f"shape {checked} has a negative extent")
     if math.prod(max(extent, 1) for extent in checked) * element.itemsize > U_MAX:
         raise InvalidArgumentError(f"shape {checked} of {element.name} has more than 2**63 - 1 bytes")
-    return Description(element, checked, c_strides(checked, element.itemsize), 0, contiguous=True)
+    return _described(element, checked)
+
+
+@lru_cache(maxsize=256)
+def _described(element: ElementType, shape: tuple[int, ...]) -> Description:
+    """Describe a C-contiguous tensor; the allocations of a stream have few different ones."""
+    return Description(element, shape, c_strides(shape, element.itemsize), 0, contiguous=True)
 
 
 def from_wire(tensor: Tensor, nbytes: int) -> Description:

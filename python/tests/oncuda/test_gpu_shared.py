@@ -1,0 +1,109 @@
+"""Channels whose frames go through shared memory, on a GPU: what holds for every channel, and their own tickets."""
+
+from __future__ import annotations
+
+from functools import partialmethod
+
+import pytest
+from gates import fill, finish, idle, new_stream, read
+from rig import N, address, client, device_service, gate, has_poolsvc, other, use
+from test_events import test_an_event_goes_along_with_a_frame
+from test_gpu_ends import test_a_producer_that_is_killed_lets_the_consumers_streams_go
+from test_gpu_order import (
+    test_a_borrowed_array_waits_on_its_stream_and_the_next_writer_for_that,
+    test_an_array_in_a_lease_is_not_copied,
+    test_an_array_that_is_copied_is_copied_in_order,
+    test_arrays_that_are_dropped_keep_their_stream_until_it_has_written,
+    test_borrowed_arrays_call_the_driver_for_words_only,
+    test_nor_does_the_cpu_of_another_process,
+    test_steady_streaming_calls_the_driver_for_words_only,
+)
+
+import poolbridge
+
+pytest.importorskip(
+    "poolbridge._native", reason="poolbridge is installed without its native module", exc_type=ImportError
+)
+pytestmark = pytest.mark.skipif(not has_poolsvc(), reason="poolsvc is not built; the small service shares no memory")
+
+__all__ = [
+    "client",
+    "device_service",
+    "gate",
+    "other",
+    "test_a_borrowed_array_waits_on_its_stream_and_the_next_writer_for_that",
+    "test_a_producer_that_is_killed_lets_the_consumers_streams_go",
+    "test_an_array_in_a_lease_is_not_copied",
+    "test_an_array_that_is_copied_is_copied_in_order",
+    "test_an_event_goes_along_with_a_frame",
+    "test_arrays_that_are_dropped_keep_their_stream_until_it_has_written",
+    "test_borrowed_arrays_call_the_driver_for_words_only",
+    "test_nor_does_the_cpu_of_another_process",
+    "test_steady_streaming_calls_the_driver_for_words_only",
+]
+
+
+@pytest.fixture(autouse=True)
+def shared(monkeypatch):
+    for kind in poolbridge.Client, poolbridge.AsyncClient:
+        monkeypatch.setattr(kind, "create_channel", partialmethod(kind.create_channel, shared=True))
+
+
+def test_the_next_writer_waits_for_all_streams_of_a_consumer_and_of_the_producer(client, other, gate):
+    channel = client.create_channel("c", mode="queue", capacity=1)
+    frames = other.subscribe("c", credit=1)
+    producer, first, second = new_stream(), new_stream(), new_stream()
+    lease = client.allocate(N, "uint8")
+    at = use(lease, producer)
+    fill(at, N, 1, producer)
+    channel.publish(lease)
+    frame = next(frames)
+    seen = read(use(frame, first), N, first)
+    gate.hold(second)
+    again = read(use(frame, second), N, second)
+    frame.release()
+    del lease
+    lease = client.allocate(N, "uint8")
+    assert address(lease) == at, "it came back though work on it is under way"
+    fill(use(lease, producer), N, 2, producer)
+    assert not idle(producer)
+    assert not idle(second)
+    gate.open()
+    for stream in (producer, first, second):
+        finish(stream)
+    assert (seen == 1).all()
+    assert (again == 1).all(), "not overwritten"
+    channel.publish(lease)
+    assert (next(frames).to_numpy() == 2).all()
+
+
+def test_a_lease_that_came_back_is_released_once_work_on_it_is_done(client, other, gate):
+    channel = client.create_channel("c", mode="queue", capacity=1)
+    frames = other.subscribe("c", credit=1)
+    stream = new_stream()
+    channel.publish(client.allocate(N, "uint8"))
+    frame = next(frames)
+    use(frame, stream)
+    gate.hold(stream)
+    frame.release()
+    client.allocate(N, "uint8").release()
+    assert client.stats().leases == 1, "the consumer's stream still uses it"
+    gate.open()
+    finish(stream)
+    client.close()
+    assert other.stats().leases == 0
+
+
+def test_frames_of_ever_other_streams_are_all_waited_for(client, other, gate):
+    channel = client.create_channel("c", mode="queue", capacity=1)
+    frames = other.subscribe("c", credit=1)
+    streams = [new_stream() for _ in range(3)]
+    for number in range(200):  # the entries of a cursor are written again, each time with another stream's ticket
+        channel.publish(client.allocate(N, "uint8"))
+        frame = next(frames)
+        use(frame, streams[number % 3])
+        frame.release()
+        other.stats()
+    for stream in streams:
+        finish(stream)
+    assert other._session.core.members[0].native.in_hand == []

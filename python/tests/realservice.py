@@ -1,0 +1,42 @@
+"""The service itself, in a process of its own, for what the small one in Python cannot do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import poolbridge
+
+POOLSVC = os.environ.get("POOLBRIDGE_TEST_POOLSVC", str(Path(__file__).parents[2] / "bin" / "poolsvc"))
+
+
+class RealService:
+    """A `poolsvc serve` at a path."""
+
+    def __init__(self, path: str, *options: str) -> None:
+        if not os.access(POOLSVC, os.X_OK):
+            pytest.skip("poolsvc is not built")
+        self.path = path
+        self.log = Path(f"{path}.log")
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen([POOLSVC, "serve", "--socket", path, *options], stderr=log)
+        try:
+            with poolbridge.connect(path, wait=60, timeout=60):
+                pass
+        except BaseException:
+            self.close()
+            raise
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(60)
+        finally:
+            self.process.kill()

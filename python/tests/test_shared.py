@@ -1,0 +1,605 @@
+"""Channels whose frames go through shared memory: leases that come back, members that come and go, and lies."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip(
+    "poolbridge._native", reason="poolbridge is installed without its native module", exc_type=ImportError
+)
+
+import asyncio
+import gc
+import multiprocessing
+import os
+import signal
+import struct
+import threading
+import time
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+
+import numpy as np
+from realservice import RealService
+
+import poolbridge
+from poolbridge import _client_state, _membership, _spares
+
+PROCESSES = multiprocessing.get_context("spawn")
+resource_tracker.ensure_running()  # it stays until this process ends
+PAGE = 4096
+
+
+@pytest.fixture
+def service(tmp_path):
+    running = RealService(str(tmp_path / "r.sock"))
+    yield running
+    running.close()
+
+
+def publish(client, channel, value, **options):
+    lease = client.allocate(4, "int32", timeout=60)
+    np.asarray(lease)[:] = value
+    return channel.publish(lease, meta={"value": str(value)}, **options)
+
+
+def until(condition, seconds=30.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def leases(client):
+    return client.stats().leases
+
+
+def test_a_channel_says_that_it_is_shared_and_is_found_as_it_is(client, other):
+    channel = client.create_channel("c", shared=True)
+    assert publish(client, channel, 1) == 1
+    assert other.subscribe("c").receive(60).to_numpy().tolist() == [1] * 4
+    with pytest.raises(poolbridge.AlreadyExistsError):
+        client.create_channel("c")
+
+
+def test_no_frame_costs_a_packet(client, other):
+    channel = client.create_channel("c", shared=True, capacity=4)
+    frames = other.subscribe("c")
+    for value in range(20):
+        publish(client, channel, value)
+        assert np.asarray(next(frames))[0] == value
+    asked = client._session.core._number, other._session.core._number
+    for value in range(20):
+        publish(client, channel, value)
+        assert np.asarray(next(frames))[0] == value
+    assert (client._session.core._number, other._session.core._number) == asked
+    assert not client._session.core.outbox
+
+
+# Leases that come back
+
+
+def test_leases_that_came_back_are_used_again_and_given_back_when_nothing_is_allocated(client, other):
+    channel = client.create_channel("c", shared=True, capacity=2)
+    frames = other.subscribe("c")
+    buffers = set()
+    for _ in range(50):
+        lease = client.allocate(4, "int32")
+        buffers.add(lease.buffer_id)
+        channel.publish(lease)
+        next(frames)
+    assert len(buffers) <= 4
+    assert leases(client) <= 4
+    for _ in range(2):  # all that came back is noticed with an allocation; of another size, it uses none of it
+        client.allocate(1000).release()
+    assert len(client._session.spares) >= 1
+    until(lambda: not len(client._session.spares))
+    assert leases(client) == 2, "those whose frames the channel keeps"
+    until(lambda: client._session.spares._thread is None)
+
+
+def test_no_more_leases_are_kept_than_the_channel_has_places_and_two(client, other, monkeypatch):
+    monkeypatch.setattr(_spares, "_IDLE", 3600)
+    channel = client.create_channel("c", shared=True, capacity=3)
+    frames = other.subscribe("c", credit=3)
+    for size in range(1, 40):
+        channel.publish(client.allocate(size))
+        next(frames)
+        assert len(client._session.spares._kept.get(1, ())) <= 5
+    assert leases(client) <= 5 + 3 + 1, "the spare ones, those in the channel, and the one that left it"
+
+
+def test_a_lease_that_came_back_is_used_only_for_as_many_bytes(client, other):
+    channel = client.create_channel("c", shared=True, capacity=1)
+    frames = other.subscribe("c")
+    first = client.allocate(16, "uint8")
+    buffer = first.buffer_id
+    channel.publish(first)
+    next(frames)
+    channel.publish(client.allocate(64, "uint8"))
+    next(frames).release()
+    assert client.allocate(17, "uint8").buffer_id != buffer
+    again = client.allocate((2, 2), "int32")
+    assert (again.buffer_id, again.shape) == (buffer, (2, 2))
+
+
+def test_what_was_allocated_of_a_lease_that_came_back_can_be_released_unpublished(client, other):
+    channel = client.create_channel("c", shared=True, capacity=1)
+    frames = other.subscribe("c")
+    for value in range(2):
+        publish(client, channel, value)
+        next(frames)
+    before = leases(client)
+    client.allocate(4, "int32").release()
+    assert leases(client) == before - 1
+    assert publish(client, channel, 7) == 3
+
+
+def test_a_lease_that_has_a_name_is_released_when_it_comes_back(client, other):
+    channel = client.create_channel("c", shared=True, capacity=1)
+    frames = other.subscribe("c")
+    with client.allocate(4, "int32") as lease:
+        lease.publish("named")
+    held = client.get("named", write=True)
+    channel.publish(held)
+    next(frames)
+    publish(client, channel, 1)
+    next(frames)
+    buffer = held.buffer_id
+    assert client.allocate(4, "int32").buffer_id != buffer
+    assert other.get("named").buffer_id == buffer
+
+
+def test_a_pool_with_one_block_more_than_the_channel_has_places_streams_on_and_on(service):
+    with poolbridge.connect(service.path, timeout=60) as client, poolbridge.connect(service.path, timeout=60) as other:
+        client.create_pool("small", max_bytes=5 * PAGE)
+        channel = client.create_channel("c", shared=True, capacity=4)
+        frames = other.subscribe("c", credit=1)
+        seen: list[int] = []
+
+        def consume():
+            seen.extend(int(np.asarray(frame)[0]) for frame in frames)
+
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        for value in range(1000):
+            publish(client, channel, value, timeout=60)
+        channel.shut()
+        consumer.join(60)
+        assert seen == list(range(1000))
+
+
+def test_another_client_gets_the_memory_that_a_producer_keeps(service):
+    with poolbridge.connect(service.path, timeout=60) as client, poolbridge.connect(service.path, timeout=60) as other:
+        client.create_pool("small", max_bytes=6 * PAGE)
+        other.open_pool("small")
+        channel = client.create_channel("c", shared=True, capacity=2)
+        frames = other.subscribe("c", credit=8)
+        arrays = []
+        for value in range(6):
+            publish(client, channel, value, timeout=60)
+            arrays.append(np.asarray(next(frames)))
+        with pytest.raises(poolbridge.PoolLimitError):
+            other.allocate(4)
+        waiting = threading.Timer(0.2, arrays.clear)
+        waiting.start()
+        with other.allocate(4, timeout=60):
+            pass
+        waiting.join()
+
+
+# Members
+
+
+def test_a_producer_names_the_process_that_is_behind(client, other):
+    channel = client.create_channel("c", shared=True, capacity=1)
+    frames = other.subscribe("c")
+    publish(client, channel, 1)
+    kept = next(frames)
+    lease = client.allocate(4, "int32")
+    with pytest.raises(
+        poolbridge.WaitTimeoutError, match=f"'c' stayed full for 0.01 s; member .* of process {os.getpid()} is behind"
+    ):
+        channel.publish(lease, timeout=0.01)
+    kept.ack()
+    assert channel.publish(lease, timeout=0.01) == 2, "the lease lives on"
+
+
+def test_members_that_come_later_are_known(service, client, other):
+    channel = client.create_channel("c", shared=True, capacity=64)
+    first = other.subscribe("c")
+    publish(client, channel, 0)
+    assert next(first).seq == 1
+    with poolbridge.connect(service.path, timeout=60) as third:
+        third.open_pool("frames")
+        late = third.subscribe("c")
+        theirs = third.open_channel("c")
+        assert next(late).seq == 1
+        for value in range(1, 21):
+            publish(client if value % 2 else third, channel if value % 2 else theirs, value)
+            assert [int(np.asarray(next(frames))[0]) for frames in (first, late)] == [value] * 2
+    publish(client, channel, 21)
+    assert int(np.asarray(next(first))[0]) == 21
+
+
+def test_a_session_has_one_producer_in_a_channel_however_many_threads_publish(client, other):
+    channel = client.create_channel("c", shared=True, mode="queue", capacity=256)
+    threads = [threading.Thread(target=publish, args=(client, channel, value)) for value in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(client._session.core.members) == 1
+    frames = other.subscribe("c", credit=8)
+    assert sorted(int(np.asarray(next(frames))[0]) for _ in range(8)) == list(range(8))
+
+
+def stream_on(path, pool):
+    with poolbridge.connect(path, timeout=60) as client:
+        client.open_pool(pool)
+        channel = client.open_channel("c")
+        for value in range(1 << 30):
+            channel.publish(np.full(4, value, np.int32))
+
+
+def take_on(path, _pool):
+    with poolbridge.connect(path, timeout=60) as client:
+        list(client.subscribe("c", credit=4, ack="manual"))
+
+
+@contextmanager
+def process(target, *arguments):
+    running = PROCESSES.Process(target=target, args=arguments, daemon=True)
+    running.start()
+    try:
+        yield running
+    finally:
+        running.kill()
+        running.join()
+        running.close()
+
+
+@pytest.mark.parametrize("mode", ["broadcast", "queue"])
+def test_a_producer_that_is_killed_costs_its_consumers_nothing(service, client, other, mode):
+    channel = client.create_channel("c", shared=True, mode=mode, capacity=4)
+    frames = other.subscribe("c")
+    with process(stream_on, service.path, "frames") as producer:
+        last = -1
+        for _ in range(50):
+            frame = frames.receive(60)
+            value = int(np.asarray(frame)[0])
+            assert value > last
+            last = value
+        os.kill(producer.pid, signal.SIGKILL)
+        producer.join()
+    while True:
+        try:
+            frame = frames.receive(0.3)
+        except poolbridge.WaitTimeoutError:
+            break
+        assert (np.asarray(frame) == last + 1).all(), "what it published is there"
+        last += 1
+    publish(client, channel, 7)
+    assert np.asarray(frames.receive(60)).tolist() == [7] * 4
+    del frame
+    gc.collect()
+    frames.close()
+    channel.shut()
+    until(lambda: leases(client) == 0 or client.allocate(4, timeout=0).release())
+
+
+@pytest.mark.parametrize("mode", ["broadcast", "queue"])
+def test_a_consumer_that_is_killed_holds_nobody_up(service, client, other, mode):
+    channel = client.create_channel("c", shared=True, mode=mode, capacity=4)
+    with process(take_on, service.path, "frames") as consumer:
+        publish(client, channel, 0)
+        until(lambda: client._session.producers[channel.id].known)
+        sent = 1
+        with pytest.raises(poolbridge.WaitTimeoutError):
+            for value in range(1, 100):
+                publish(client, channel, value, timeout=2.0)
+                sent += 1
+        os.kill(consumer.pid, signal.SIGKILL)
+        consumer.join()
+        publish(client, channel, sent, timeout=60) if mode == "broadcast" else None
+    if mode == "queue":
+        frames = other.subscribe("c")
+        assert [frames.receive(60).seq for _ in range(sent)] == list(range(1, sent + 1)), "all come back"
+
+
+def test_the_death_of_the_service_ends_who_waits_with_a_lost_connection(service, client, other):
+    channel = client.create_channel("c", shared=True, capacity=1)
+    waiting, keeping = other.subscribe("c", full="drop-oldest"), client.subscribe("c")
+    publish(client, channel, 1)
+    array = np.asarray(next(keeping))
+    next(waiting)
+    caught = []
+
+    def expect(call):
+        try:
+            call()
+        except poolbridge.PoolbridgeError as error:
+            caught.append(type(error))
+
+    calls = [lambda: next(waiting), lambda: publish(client, channel, 2)]
+    threads = [threading.Thread(target=expect, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    service.kill()
+    for thread in threads:
+        thread.join(60)
+    assert caught == [poolbridge.ConnectionLostError] * 2
+    assert array.tolist() == [1] * 4, "its memory stays"
+    with pytest.raises(poolbridge.ConnectionLostError):
+        next(waiting)
+
+
+def test_a_destroyed_pool_ends_its_channels(client, other):
+    channel = client.create_channel("c", shared=True)
+    frames = other.subscribe("c")
+    publish(client, channel, 1)
+    array, lease = np.asarray(next(frames)), client.allocate(4)
+    client.destroy_pool("frames")
+    with pytest.raises(poolbridge.ClosedError, match="pool"):
+        frames.receive(60)
+    with pytest.raises(poolbridge.ClosedError):
+        channel.publish(lease)
+    assert array.tolist() == [1] * 4
+
+
+def test_memory_is_asked_back_while_frames_stream(client, other):
+    channel = client.create_channel("c", shared=True, capacity=2)
+    arrays = other.subscribe("c").arrays()
+    for value in range(60):
+        publish(client, channel, value)
+        array = next(arrays)
+        assert array.tolist() == [value] * 4
+        if value % 10 == 9:
+            del array
+            channel.publish(client.allocate(2000 + value))  # of ever other sizes, which are not used again
+            next(arrays)
+            client.trim()
+    until(lambda: client.stats().pools[0].held == 0)
+
+
+def test_a_client_that_closes_lets_arrays_live_and_producers_go_on(service, client):
+    channel = client.create_channel("c", shared=True, mode="queue", capacity=4)
+    with poolbridge.connect(service.path, timeout=60) as other:
+        frames = other.subscribe("c", ack="manual")
+        for value in range(2):
+            publish(client, channel, value)
+        first, array = next(frames), np.asarray(next(frames))
+    assert array.tolist() == [1] * 4
+    assert first.released
+    mine = client.subscribe("c")
+    assert sorted(mine.receive(60).seq for _ in range(2)) == [1, 2], "what was not acknowledged goes back"
+    mine.close()
+    loans = client._session.producers[channel.id].loans
+    client.allocate(9).release()
+    assert len(loans) == 1, "the array's, which went back once more"
+    client.subscribe("c").receive(60).release()
+    client.allocate(9).release()
+    assert len(loans) == 1, "the array still uses it"
+    del array
+    gc.collect()
+    client.allocate(9).release()
+    assert not loans
+
+
+# Settling
+
+
+@pytest.mark.parametrize("mode", ["broadcast", "queue"])
+def test_an_acknowledged_frame_keeps_its_memory_and_no_place(client, other, mode):
+    channel = client.create_channel("c", shared=True, mode=mode, capacity=1)
+    frames = other.subscribe("c", credit=1, ack="manual")
+    arrays = []
+    for value in range(20):
+        publish(client, channel, value, timeout=10)
+        frame = frames.receive(10)
+        arrays.append(np.asarray(frame))
+        frame.ack()
+    assert [int(array[0]) for array in arrays] == list(range(20))
+    with pytest.raises(poolbridge.FrameSettledError):
+        frame.ack()
+    del arrays, frame
+    gc.collect()
+    client.allocate(99).release()
+    until(lambda: leases(client) <= 2)
+
+
+def test_credit_bounds_the_frames_that_are_not_acknowledged(client, other):
+    channel = client.create_channel("c", shared=True, capacity=8)
+    frames = other.subscribe("c", credit=2, ack="manual")
+    for value in range(4):
+        publish(client, channel, value)
+    first, second = next(frames), next(frames)
+    with pytest.raises(poolbridge.WaitTimeoutError):
+        frames.receive(0.05)
+    later = threading.Timer(0.1, first.ack)
+    later.start()
+    assert frames.receive(60).seq == 3
+    later.join()
+    second.release()
+    assert frames.receive(60).seq == 4
+
+
+def test_a_frame_that_was_given_back_and_taken_again_is_settled_once_more(client, other):
+    channel = client.create_channel("c", shared=True, mode="queue")
+    frames = other.subscribe("c", ack="manual")
+    publish(client, channel, 5)
+    first = next(frames)
+    first.requeue()
+    second = next(frames)
+    assert (first.seq, second.seq) == (1, 1)
+    second.release()
+    assert first.to_numpy().tolist() == [5] * 4
+    first.release()
+    with pytest.raises(poolbridge.WaitTimeoutError):
+        frames.receive(0.05)
+
+
+def test_a_consumer_is_told_how_many_frames_it_missed(client, other):
+    channel = client.create_channel("c", shared=True, capacity=2, full="drop-oldest")
+    frames = other.subscribe("c")
+    for value in range(6):
+        publish(client, channel, value)
+    assert [(frame.seq, frame.dropped) for frame in (next(frames), next(frames))] == [(5, 4), (6, 0)]
+
+
+# Lies
+
+
+def liar(client, channel, replace):
+    """Publish a frame whose record is not what it should be."""
+    producer = client._session.producers[channel.id]
+    described = producer.describe
+    producer.describe = lambda description: replace(*described(description))
+    try:
+        publish(client, channel, 9)
+    finally:
+        producer.describe = described
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        pytest.param(
+            lambda id_, packed: (id_ + 100, packed[:32] + struct.pack("<Q", 1 << 40) + packed[40:]), id="shape"
+        ),
+        pytest.param(
+            lambda id_, packed: (id_ + 100, packed[:16] + b"strange".ljust(16, b"\0") + packed[32:]), id="type"
+        ),
+    ],
+)
+@pytest.mark.parametrize("mode", ["broadcast", "queue"])
+def test_a_frame_that_cannot_be_is_an_error_at_that_frame_only(service, client, other, mode, replace):
+    channel = client.create_channel("c", shared=True, mode=mode)
+    frames = other.subscribe("c")
+    publish(client, channel, 1)
+    assert next(frames).seq == 1
+    liar(client, channel, replace)
+    publish(client, channel, 3)
+    with pytest.raises(poolbridge.ProtocolError, match="frame 2 of channel 'c'"):
+        next(frames)
+    assert next(frames).seq == 3
+    other.stats()
+    assert "contradicts itself" in service.log.read_text()
+
+
+def test_a_block_that_the_pool_does_not_have_fails_its_frame(client, other):
+    channel = client.create_channel("c", shared=True)
+    frames = other.subscribe("c")
+    publish(client, channel, 1)
+    next(frames)
+    producer = client._session.producers[channel.id]
+    id_, packed = next(iter(producer._descriptions.values()))
+    assert producer.native.publish(999, 1, 16, id_, packed) == 2
+    producer.loans[999] = next(iter(producer.loans.values()))
+    with pytest.raises(poolbridge.ProtocolError, match="frame 2 of channel 'c'.*999"):
+        next(frames)
+    del producer.loans[999]
+
+
+# Without what it needs
+
+
+def test_without_the_native_module_a_shared_channel_is_refused_with_what_is_missing(service, client, monkeypatch):
+    client.create_channel("c", shared=True)
+    monkeypatch.setattr(_membership, "NATIVE", None)
+    monkeypatch.setattr(_client_state, "FEATURES", ("timelines", "channels", "rings"))
+    with poolbridge.connect(service.path, timeout=60) as bare:
+        bare.open_pool("frames")
+        for call in (lambda: bare.create_channel("d", shared=True), lambda: bare.open_channel("c")):
+            with pytest.raises(poolbridge.UnsupportedError, match="native module.*install"):
+                call()
+        assert bare.create_channel("e").name == "e"
+
+
+def test_a_service_that_is_older_says_so(tmp_path):
+    from fakechannels import ChannelService
+
+    old = ChannelService(str(tmp_path / "old.sock"))
+    with poolbridge.connect(old.path) as client:
+        client.create_pool("p", max_bytes=1 << 16)
+        with pytest.raises(poolbridge.UnsupportedError, match="older"):
+            client.create_channel("c", shared=True)
+    old.close()
+
+
+def test_a_forked_child_has_no_part_in_it(client, other):
+    channel = client.create_channel("c", shared=True)
+    frames = other.subscribe("c")
+    arrays = other.subscribe("c").arrays()
+    publish(client, channel, 1)
+    next(arrays)
+    child = os.fork()
+    if not child:
+        refused = 0
+        try:
+            for call in (lambda: next(frames), lambda: next(arrays), lambda: channel.publish(np.zeros(4))):
+                try:
+                    call()
+                except poolbridge.ForkError:
+                    refused += 1
+        finally:
+            os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert next(frames).seq == 1
+
+
+# Asyncio
+
+
+def test_an_async_publish_that_is_cancelled_publishes_nothing_later(service):
+    async def main():
+        async with (
+            await poolbridge.connect_async(service.path, timeout=60) as client,
+            await poolbridge.connect_async(service.path, timeout=60) as other,
+        ):
+            await client.create_pool("frames", max_bytes=1 << 20)
+            channel = await client.create_channel("c", shared=True, capacity=1)
+            async with other.subscribe("c", ack="manual") as frames:
+                await channel.publish(np.zeros(1))
+                kept = await anext(frames)
+                lease = await client.allocate(4)
+                before = (await client.stats()).leases
+                waiting = asyncio.create_task(channel.publish(lease, timeout=60))
+                await asyncio.sleep(0.05)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                assert lease.released
+                await asyncio.sleep(0.2)
+                assert (await client.stats()).leases == before - 1
+                await kept.release()
+                assert await channel.publish(np.ones(1)) == 2
+                assert (await anext(frames)).seq == 2
+
+    asyncio.run(main())
+
+
+def test_many_async_consumers_wait_at_a_time(service):
+    async def consume(frames, seen):
+        async for frame in frames:
+            seen.append(int(np.asarray(frame)[0]))
+
+    async def main():
+        async with await poolbridge.connect_async(service.path, timeout=60) as client:
+            await client.create_pool("frames", max_bytes=1 << 20)
+            channel = await client.create_channel("c", shared=True, capacity=4)
+            subscriptions = [client.subscribe("c") for _ in range(12)]
+            seen: list[list[int]] = [[] for _ in subscriptions]
+            tasks = []
+            for frames, numbers in zip(subscriptions, seen, strict=True):
+                await frames.__aenter__()
+                tasks.append(asyncio.create_task(consume(frames, numbers)))
+            for value in range(10):
+                await channel.publish(np.full(1, value))
+                await asyncio.sleep(0.01)
+            await channel.shut()
+            await asyncio.gather(*tasks)
+            assert seen == [list(range(10))] * 12
+
+    asyncio.run(main())
