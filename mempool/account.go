@@ -69,6 +69,7 @@ func (s *Service) leave(k *keeper) {
 type keeping struct {
 	left    few[*Session] // ended sessions that had a lease on it, while their process may still touch it
 	keepers []*keeper     // for whom it counts
+	since   uint64        // when it became pending, as Pool.lastPending counts; 0: it is not
 }
 
 // keeping is made when it is first needed. Service.mu is held.
@@ -132,7 +133,8 @@ func (p *Pool) count(b *block, n int) {
 	}
 }
 
-// How many blocks recharge looks at: a few whenever it is asked, and many once in a drainRest. All sessions wait meanwhile.
+// How many blocks one look is for: recharge looks at a few whenever it is asked, and at many once in a drainRest. All sessions
+// wait meanwhile.
 const (
 	fewCharged  = 64
 	manyCharged = 1024
@@ -152,7 +154,7 @@ func (p *Pool) recharge() {
 		if left--; left < 0 {
 			break
 		}
-		if p.charge(b) {
+		if p.lookAgain(b) {
 			fewer = true
 		}
 	}
@@ -161,8 +163,8 @@ func (p *Pool) recharge() {
 	}
 }
 
-// watchCharged has the blocks that count for somebody looked at again and again, for all who wait for room, while there is
-// such a block and somebody waits. Service.mu is held.
+// watchCharged has the blocks that count for somebody looked at again and again, for all who wait for room or look for a block,
+// while there is such a block and somebody waits or has passed by some since the last look. Service.mu is held.
 func (p *Pool) watchCharged() {
 	if p.watched || len(p.charged) == 0 {
 		return
@@ -173,8 +175,8 @@ func (p *Pool) watchCharged() {
 			time.Sleep(drainRest)
 			p.svc.mu.Lock()
 			p.recharge()
-			again = len(p.charged) > 0 && len(p.room.lines) > 0
-			p.watched = again
+			again = len(p.charged) > 0 && (len(p.room.lines) > 0 || p.passed)
+			p.watched, p.passed = again, false
 			p.svc.mu.Unlock()
 		}
 	})

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -24,13 +25,16 @@ type Pool struct {
 	reserved, leased, cached, held uint64
 	used                           uint64 // bytes of the buffers
 	blocks                         int
-	cache                          map[uint64][]*block // by size, oldest first
-	loose                          int                 // cached blocks that no session maps
+	cache                          map[uint64][]*block // those on which nothing is under way, by size, oldest first
+	loose                          int                 // of these, blocks that no session maps
+	pending                        map[uint64]*pending // cached blocks on which work is under way, by size
+	lastPending                    uint64              // of these blocks so far
 	stuck                          []*block            // could not be freed; counted as held
 	users                          tally               // bytes that count for each user: see account.go
 	charged                        map[*block]struct{} // free blocks that count for somebody
 	recharged                      time.Time           // when many of them were looked at last
-	watched                        bool                // they are looked at for those who wait for room
+	watched                        bool                // they are looked at in the background
+	passed                         bool                // an allocation has passed by pending blocks since the last such look
 	channels                       int
 	closing                        bool          // being destroyed
 	ending                         bool          // its arena is being closed
@@ -159,7 +163,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 				return p.reuse(s, b), nil
 			}
 		} else {
-			if b := p.fits(s, size, full, (*block).quiet); b != nil {
+			if b := p.fits(s, size, full, p.idle); b != nil {
 				return p.reuse(s, b), nil
 			}
 			if !full {
@@ -172,7 +176,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 			if scarce == nil && p.evict(p.reserved+size-p.info.MaxBytes) {
 				continue
 			}
-			if b := p.fits(s, size, full, nil); b != nil && s.alive() == nil {
+			if b := p.fits(s, size, full, p.any); b != nil && s.alive() == nil {
 				return p.reuse(s, b), nil
 			}
 		}
@@ -212,66 +216,50 @@ func (p *Pool) full(size uint64) error {
 	return err
 }
 
-// fits finds a cached block to take where size bytes are asked for, of those that are fit (nil: all): of just as many or, where
-// the pool cannot grow, of the next up to twice as many, if the session may have them. Service.mu is held.
-func (p *Pool) fits(s *Session, size uint64, full bool, fit func(*block) bool) *block {
-	if b := pick(p.cache[size], full, fit); b != nil || !full {
+// fits finds a cached block to take where size bytes are asked for, with find, which finds one of a given size: of just as many
+// or, where the pool cannot grow, of the next up to twice as many, if the session may have them. Service.mu is held.
+func (p *Pool) fits(s *Session, size uint64, full bool, find func(size uint64) *block) *block {
+	if b := find(size); b != nil || !full {
 		return b
 	}
-	var best *block
-	for have, list := range p.cache {
-		if have > size && have/2 <= size && (best == nil || have < best.size) && s.chargeable(p, have) == nil {
-			if b := pick(list, full, fit); b != nil {
-				best = b
+	for _, have := range p.sizes() {
+		if have > size && have/2 <= size && s.chargeable(p, have) == nil {
+			if b := find(have); b != nil {
+				return b
 			}
-		}
-	}
-	return best
-}
-
-// pick chooses a block: the most recently used, whose mappings and caches are warm, of those that are fit. If all are (nil), it
-// is the one that was used the longest ago, so that its next user waits the least. Unless it is to look at all of them, it
-// only looks at those where most likely one is fit.
-func pick(list []*block, all bool, fit func(*block) bool) *block {
-	const look = 16
-	if fit == nil && len(list) > 0 {
-		return list[0]
-	}
-	for i := len(list) - 1; i >= 0; i-- {
-		if i == len(list)-1-look && !all {
-			i = min(i, look-1)
-		}
-		if fit(list[i]) {
-			return list[i]
 		}
 	}
 	return nil
 }
 
-// own finds a cached block of size bytes that counts for the session already, because work of its process on it is under
-// way. Service.mu is held.
-func (p *Pool) own(s *Session, size uint64) *block {
-	list := p.cache[size]
-	i := slices.IndexFunc(list, func(b *block) bool { return b.kept != nil && slices.Contains(b.kept.keepers, s.keeper) })
-	if i < 0 {
-		return nil
+// any finds a free block of a size, a pending one only if there is no other. Service.mu is held.
+func (p *Pool) any(size uint64) *block {
+	if b := p.idle(size); b != nil {
+		return b
 	}
-	return list[i]
+	return p.oldest(size)
+}
+
+// sizes are the sizes of cached blocks, the smallest first. Service.mu is held.
+func (p *Pool) sizes() []uint64 {
+	sizes := slices.AppendSeq(slices.Collect(maps.Keys(p.cache)), maps.Keys(p.pending))
+	slices.Sort(sizes)
+	return slices.Compact(sizes)
 }
 
 // reuse takes a block from the cache. Service.mu is held.
 func (p *Pool) reuse(s *Session, b *block) *block {
-	list := p.cache[b.size]
-	i := len(list) - 1 // where it is most often
-	for list[i] != b {
-		i--
+	if b.pending() {
+		p.unpend(b)
+	} else {
+		list := p.cache[b.size]
+		p.cache[b.size] = slices.Delete(list, len(list)-1, len(list)) // idle finds the last
+		if b.mapped.len() == 0 {
+			p.loose--
+		}
 	}
-	p.cache[b.size] = slices.Delete(list, i, i+1)
 	b.state = blockLeased
 	p.charge(b)
-	if b.mapped.len() == 0 {
-		p.loose--
-	}
 	b.generation++
 	p.cached -= b.size
 	p.leased += b.size

@@ -18,7 +18,7 @@ func (s *Session) CreatePool(spec PoolSpec) (*Pool, error) {
 	if !svc.mayCreate(s.peer) {
 		return nil, situation(ErrDenied, "user %d may not create pools", s.peer.UID)
 	}
-	p := &Pool{svc: svc, uid: s.peer.UID, access: spec.Access.of(s.peer), cache: make(map[uint64][]*block), users: make(tally),
+	p := &Pool{svc: svc, uid: s.peer.UID, access: spec.Access.of(s.peer), cache: make(map[uint64][]*block), pending: make(map[uint64]*pending), users: make(tally),
 		charged: make(map[*block]struct{}), closed: make(chan struct{}),
 		room: room{books: &svc.mu}}
 	if err := svc.reserveName(s, spec.Name, p); err != nil {
