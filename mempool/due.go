@@ -83,6 +83,7 @@ func (p *Pool) free(b *block) {
 		return
 	}
 	b.state = blockFreeing
+	p.due++
 	p.charge(b)
 	p.svc.due.blocks = append(p.svc.due.blocks, b)
 }
@@ -90,6 +91,7 @@ func (p *Pool) free(b *block) {
 // freed notes what came of freeing b. One that could not be freed stays counted, and is tried again when room is wanted
 // and when the pool is destroyed. Service.mu is held.
 func (p *Pool) freed(b *block, err error) {
+	p.settled.broadcast()
 	if err != nil {
 		b.state = blockStuck
 		p.stuck = append(p.stuck, b)

@@ -41,6 +41,8 @@ type Pool struct {
 	closed                         chan struct{} // closed when the arena is
 	room                           room          // for allocations that were refused
 	relief                         countedSignal // blocks became free, or were given back to the driver
+	due                            uint64        // blocks so far that were to be given back to the driver
+	settled                        countedSignal // that was done with another of them, or failed
 }
 
 // PoolInfo is what a client must know about a pool. It is plain data.
@@ -127,7 +129,7 @@ func (p *Pool) blockSize(n uint64) (uint64, error) {
 
 // take takes a block of at least n bytes for a session's buffer, and charges it to both: one that is free for use if there
 // is one, then a new one, and only where there is no room for that one on which work is under way. Service.mu is held, and
-// released for waiting and for driver calls.
+// released for waiting and for driver calls. What is being given back to the driver when the limit has passed is waited for.
 func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 	s := w.session
 	size, err := p.blockSize(n)
@@ -142,6 +144,14 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		}
 	}
 	defer leave()
+	late := uint64(0) // blocks that were due when the limit had passed: it takes a while to give much memory back
+	awaits := func() bool {
+		if !w.late {
+			return false
+		}
+		late = cmp.Or(late, p.due)
+		return p.settled.count < late && w.outlast(p.settled.next())
+	}
 	var scarce error // why no new block could be made just now, although the pool has room
 	relieved := uint64(0)
 	for {
@@ -182,7 +192,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		}
 		if scarce != nil {
 			leave()
-			if !w.wait(p.relief.after(relieved)) {
+			if !w.wait(p.relief.after(relieved)) && !awaits() {
 				return nil, w.cause(scarce)
 			}
 			scarce = nil
@@ -193,7 +203,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 				line = p.room.join(size)
 			}
 			p.watchCharged() // nobody tells when work ends
-			if w.wait(line.wait(room, mine)) {
+			if w.wait(line.wait(room, mine)) || awaits() {
 				continue
 			}
 		}

@@ -84,8 +84,10 @@ func (p *Pool) giveBack(n uint64, quiet bool) (given uint64, err error) {
 func (p *Pool) retire(n uint64, quiet bool) (idle []*block) {
 	var chosen uint64
 	idle, p.stuck = p.stuck, nil
-	for _, b := range idle {
-		chosen += b.size
+	if quiet { // room is to be made: they may be enough
+		for _, b := range idle {
+			chosen += b.size
+		}
 	}
 	idle = append(idle, p.choose(&chosen, n, false, quiet)...) // that nobody maps first: they cost no round trip
 	recalled := p.choose(&chosen, n, true, quiet)
