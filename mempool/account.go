@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/poolbridge/poolbridge/internal/bytesize"
 )
 
 // This file is what counts against the bounds of a pool for one session and for one user. A block counts
@@ -212,16 +214,17 @@ func (s *Session) within(p *Pool, size uint64) error {
 	user := uint64(p.users[s.peer.UID])
 	switch session, most := p.info.SessionBytes, p.info.UserBytes; {
 	case session > 0 && bytes+size > session:
-		err = situation(ErrLimit, "session %d has %d of the %d bytes that one session may take in pool %q, and asks for %d more",
-			s.id, bytes, session, p.info.Name, size)
+		err = situation(ErrLimit, "session %d has %s, asks for %s more, and one session may take %s in pool %q: release some, or make a pool with a "+
+			"larger session_bytes", s.id, bytesize.Text(bytes), bytesize.Text(size), bytesize.Text(session), p.info.Name)
 	case most > 0 && user+size > most:
-		err = situation(ErrLimit, "%v has %d of the %d bytes that one user may take in pool %q, and asks for %d more",
-			s.peer, user, most, p.info.Name, size)
+		err = situation(ErrLimit, "%v has %s, asks for %s more, and one user may take %s in pool %q: release some in any session of that user, or "+
+			"make a pool with a larger user_bytes", s.peer, bytesize.Text(user), bytesize.Text(size), bytesize.Text(most), p.info.Name)
 	default:
 		return nil
 	}
 	if kept > 0 {
-		err = fmt.Errorf("%w; %d of them are free blocks that its process keeps from others (%w)", err, kept, ErrRecalling)
+		err = fmt.Errorf("%w; %s of what it has are free blocks that its process keeps from others until its work on them is done and its "+
+			"mappings are gone (%w)", err, bytesize.Text(kept), ErrRecalling)
 	}
 	return err
 }

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/poolbridge/poolbridge/internal/bytesize"
 )
 
 // Pool is a named, bounded arena on one device, of one kind of memory, for one trust domain. Its fields are guarded by
@@ -121,8 +123,8 @@ func (p *Pool) blockSize(n uint64) (uint64, error) {
 		size = roundUp(max(n, 1), granularity)
 	}
 	if size > limit {
-		return 0, situation(ErrLimit, "pool %q is too small for %d bytes, which take %d of it: it may take %d; make a pool with a larger max_bytes",
-			p.info.Name, n, size, limit)
+		return 0, situation(ErrLimit, "pool %q is too small for %s, which take %s of it: it may take %s; make a pool with a larger max_bytes",
+			p.info.Name, bytesize.Text(n), bytesize.Text(size), bytesize.Text(limit))
 	}
 	return size, nil
 }
@@ -218,8 +220,9 @@ func (p *Pool) ended() error { return situation(ErrClosed, "pool %q is being des
 
 // full says why there is no room for size bytes.
 func (p *Pool) full(size uint64) error {
-	err := situation(ErrLimit, "no room for %d bytes in pool %q: %d of %d are reserved, %d of them leased and %d held for processes that still map them",
-		size, p.info.Name, p.reserved, p.info.MaxBytes, p.leased, p.held)
+	err := situation(ErrLimit, "no room for %s in pool %q: %s of %s are reserved, of which %s are leased and %s are free but still mapped or being given back; "+
+		"release some, wait longer, or make a pool with a larger max_bytes", bytesize.Text(size), p.info.Name, bytesize.Text(p.reserved),
+		bytesize.Text(p.info.MaxBytes), bytesize.Text(p.leased), bytesize.Text(p.held))
 	if p.held > 0 {
 		err = fmt.Errorf("%w (%w)", err, ErrRecalling)
 	}
