@@ -32,6 +32,8 @@ type Pool struct {
 	pending                        map[uint64]*pending // cached blocks on which work is under way, by size
 	lastPending                    uint64              // of these blocks so far
 	stuck                          []*block            // could not be freed; counted as held
+	due                            uint64              // blocks so far that were to be given back to the driver
+	settled                        countedSignal       // that was done with another of them, or failed
 	users                          tally               // bytes that count for each user: see account.go
 	charged                        map[*block]struct{} // free blocks that count for somebody
 	recharged                      time.Time           // when many of them were looked at last
@@ -43,8 +45,6 @@ type Pool struct {
 	closed                         chan struct{} // closed when the arena is
 	room                           room          // for allocations that were refused
 	relief                         countedSignal // blocks became free, or were given back to the driver
-	due                            uint64        // blocks so far that were to be given back to the driver
-	settled                        countedSignal // that was done with another of them, or failed
 }
 
 // PoolInfo is what a client must know about a pool. It is plain data.
@@ -138,14 +138,6 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 	if err != nil {
 		return nil, err
 	}
-	var line *place
-	leave := func() {
-		if line != nil {
-			line.leave()
-			line = nil
-		}
-	}
-	defer leave()
 	late := uint64(0) // blocks that were due when the limit had passed: it takes a while to give much memory back
 	awaits := func() bool {
 		if !w.late {
@@ -154,6 +146,14 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		late = cmp.Or(late, p.due)
 		return p.settled.count < late && w.outlast(p.settled.next())
 	}
+	var line *place
+	leave := func() {
+		if line != nil {
+			line.leave()
+			line = nil
+		}
+	}
+	defer leave()
 	var scarce error // why no new block could be made just now, although the pool has room
 	relieved := uint64(0)
 	for {
