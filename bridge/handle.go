@@ -182,7 +182,7 @@ func (c *serverConn) alloc(q uint32, r *wire.Alloc) {
 }
 
 // tellWorking tells the client again and again that request q is being carried out, or with 0 one that all others wait behind,
-// until stop is called.
+// until stop is called. A client that does not read is not told.
 func (c *serverConn) tellWorking(q uint32) (stop func()) {
 	over, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -190,7 +190,7 @@ func (c *serverConn) tellWorking(q uint32) (stop func()) {
 		for {
 			select {
 			case <-time.After(c.server.limits.working):
-				c.tell(&wire.Working{Request: uint64(q)})
+				c.mention(&wire.Working{Request: uint64(q)})
 			case <-over:
 				return
 			}
@@ -215,10 +215,17 @@ func (c *serverConn) grant(q uint32, wait uint64, get getLease) {
 		c.replyLease(q, l, err)
 		return
 	}
-	c.waitFor(q, again, func(ctx context.Context) func() {
+	refused := c.wait(q, func(ctx context.Context) func() {
 		l, err := c.insist(ctx, l, err, wait, get)
 		return func() { c.replyLease(q, l, err) }
 	})
+	if refused != nil {
+		refused = fmt.Errorf("%w (%s)", refused, again.Error())
+		if err == nil { // nobody would ever know of the lease
+			refused = errors.Join(refused, l.Release(false))
+		}
+		c.fail(q, refused)
+	}
 }
 
 // another says why what came of a first attempt, a lease or an error, may become a usable lease within limit; nil if it is

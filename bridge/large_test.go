@@ -85,3 +85,49 @@ func TestAClientOfGoMakesLargeAllocations(t *testing.T) {
 	require.NoError(t, l.Release(false))
 	require.NoError(t, (<-got).Release(false))
 }
+
+// ticks returns once the server has said n times that an allocation of c's is under way, which c reads.
+func ticks(t *testing.T, c *raw, n int) {
+	t.Helper()
+	c.send(90, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8192), Wait: longWait})
+	for range n {
+		packet, err := c.recv()
+		require.NoError(t, err)
+		n, err := wire.DecodeNotice(packet)
+		require.NoError(t, err)
+		require.Equal(t, &wire.Working{Request: 90}, n)
+	}
+	c.send(0, &wire.Cancel{Request: 90})
+	require.ErrorIs(t, c.reply(90, &wire.LeaseReply{}), wire.CodeCancelled)
+}
+
+func TestAClientThatReadsNothingDuringALargeAllocationIsNotCutOff(t *testing.T) {
+	l := largeFrom(8192)
+	l.send, l.working = 10*time.Millisecond, 100*time.Microsecond
+	for name, fill := range map[string]bool{"that has a full socket": true, "that is told for long": false} {
+		t.Run(name, func(t *testing.T) {
+			r := start(t, ServerConfig{}, l)
+			stopped := greeted(t, r.path)
+			server := r.only(t)
+			stopped.ask(2, &wire.Create{Name: "p", Kind: "host", MaxBytes: 8192}, &wire.PoolReply{})
+			other := greeted(t, r.path)
+			other.ask(2, &wire.Open{Name: "p"}, &wire.PoolReply{})
+			var held wire.LeaseReply
+			other.ask(3, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8192)}, &held)
+			stopped.send(3, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8192), Wait: longWait})
+			filled := 0
+			if fill {
+				eventually(t, func() bool { return server.waits(3) })
+				filled = stopped.stall(server, 0)
+			}
+			ticks(t, other, 400) // a socket has room for fewer
+			require.NoError(t, server.ctx.Err())
+			for range filled { // it goes on
+				_, err := stopped.recv()
+				require.NoError(t, err)
+			}
+			other.ask(4, &wire.Release{Lease: held.Lease.ID}, &wire.EmptyReply{})
+			require.NoError(t, stopped.reply(3, &wire.LeaseReply{}), "there is room for the answer")
+		})
+	}
+}

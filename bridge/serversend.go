@@ -103,6 +103,32 @@ func (c *serverConn) say(n wire.Notice, urgent bool) {
 	_ = c.transmit(nil, urgent, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, n) })
 }
 
+// mentionRoom is how many bytes a client may have left unread and still be sent a notice that it need not get: some notices, and
+// much less than a socket has room for.
+const mentionRoom = 16 << 10
+
+// mention sends a notice that the client need not get. It is dropped where the client does not read what it was sent, or where
+// another packet is being sent: it waits for nothing, and leaves the socket's room to what must arrive.
+func (c *serverConn) mention(n wire.Notice) {
+	if !c.sending.TryLock() {
+		return
+	}
+	defer c.sending.Unlock()
+	unread, err := c.conn.Unread()
+	if err != nil || unread > mentionRoom {
+		return
+	}
+	packet, err := wire.AppendNotice(c.out[:0], n)
+	if err != nil {
+		return
+	}
+	c.out = packet
+	err = c.conn.TrySend(packet, nil, true)
+	if err != nil && !errors.Is(err, seqpacket.ErrWouldBlock) && !errors.Is(err, seqpacket.ErrPeerClosed) {
+		c.cancel(sendingFailed(err))
+	}
+}
+
 // sendingFailed says why a session ends to which nothing can be sent.
 func sendingFailed(err error) error {
 	switch {

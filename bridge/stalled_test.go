@@ -14,18 +14,19 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// stall fills the client's end with notices, so that the answer to each of n requests has to wait.
-func (r *raw) stall(server *serverConn, n int) {
+// stall fills the client's end with notices, so that the answer to each of n requests has to wait. It tells how many those are.
+func (r *raw) stall(server *serverConn, n int) (filled int) {
 	r.Helper()
 	packet, err := wire.AppendNotice(nil, &wire.Recall{Blocks: []uint64{99}})
 	require.NoError(r, err)
-	for err == nil {
+	for ; err == nil; filled++ {
 		err = server.conn.Conn.TrySend(packet, nil)
 	}
 	require.ErrorIs(r, err, seqpacket.ErrWouldBlock)
 	for range n {
 		r.send(7, &wire.StatsRequest{})
 	}
+	return filled - 1
 }
 
 // awaitStall returns when the server waits with a packet in its hands.

@@ -69,6 +69,30 @@ func TestAClientWithoutTimelinesGetsOnlyWhatIsComplete(t *testing.T) {
 	old.ask(7, &wire.Alloc{Pool: p.info.ID, Tensor: bytesTensor(10)}, &got)
 }
 
+func TestALeaseThatCannotBeWaitedForIsReleased(t *testing.T) {
+	l := unhurried
+	l.waiting = 1
+	rig := start(t, ServerConfig{}, l)
+	old := greeted(t, rig.path)
+	c := dial(t, rig.path)
+	p := createPool(t, c, hostPool("p", 4096))
+	clock, err := c.Clock(t.Context())
+	require.NoError(t, err)
+	word, err := clock.Word()
+	require.NoError(t, err)
+	ready := clock.Next(word)
+	out := allocate(t, p, 10)
+	require.NoError(t, out.Publish(t.Context(), mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &ready}}))
+	old.send(2, &wire.Get{Name: "y", Wait: longWait})
+	for range 3 {
+		old.refused(3, &wire.Get{Name: "x"}, wire.CodeLimit)
+	}
+	assert.Equal(t, 1, rig.svc.Stats().Leases, "the writer's")
+	require.NoError(t, clock.Reach(ready))
+	var got wire.LeaseReply
+	old.ask(4, &wire.Get{Name: "x"}, &got)
+}
+
 func TestWhatNoClientShouldAskOfStreams(t *testing.T) {
 	_, path := serve(t, ServerConfig{})
 	r, own := streaming(t, path)

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/poolbridge/poolbridge/internal/bytesize"
 )
 
 // This file is what counts against the bounds of a pool for one session and for one user. A block counts
@@ -69,6 +71,7 @@ func (s *Service) leave(k *keeper) {
 type keeping struct {
 	left    few[*Session] // ended sessions that had a lease on it, while their process may still touch it
 	keepers []*keeper     // for whom it counts
+	since   uint64        // when it became pending, as Pool.lastPending counts; 0: it is not
 }
 
 // keeping is made when it is first needed. Service.mu is held.
@@ -132,7 +135,8 @@ func (p *Pool) count(b *block, n int) {
 	}
 }
 
-// How many blocks recharge looks at: a few whenever it is asked, and many once in a drainRest. All sessions wait meanwhile.
+// How many blocks one look is for: recharge looks at a few whenever it is asked, and at many once in a drainRest. All sessions
+// wait meanwhile.
 const (
 	fewCharged  = 64
 	manyCharged = 1024
@@ -152,7 +156,7 @@ func (p *Pool) recharge() {
 		if left--; left < 0 {
 			break
 		}
-		if p.charge(b) {
+		if p.lookAgain(b) {
 			fewer = true
 		}
 	}
@@ -161,8 +165,8 @@ func (p *Pool) recharge() {
 	}
 }
 
-// watchCharged has the blocks that count for somebody looked at again and again, for all who wait for room, while there is
-// such a block and somebody waits. Service.mu is held.
+// watchCharged has the blocks that count for somebody looked at again and again, for all who wait for room or look for a block,
+// while there is such a block and somebody waits or has passed by some since the last look. Service.mu is held.
 func (p *Pool) watchCharged() {
 	if p.watched || len(p.charged) == 0 {
 		return
@@ -173,8 +177,8 @@ func (p *Pool) watchCharged() {
 			time.Sleep(drainRest)
 			p.svc.mu.Lock()
 			p.recharge()
-			again = len(p.charged) > 0 && len(p.room.lines) > 0
-			p.watched = again
+			again = len(p.charged) > 0 && (len(p.room.lines) > 0 || p.passed)
+			p.watched, p.passed = again, false
 			p.svc.mu.Unlock()
 		}
 	})
@@ -210,16 +214,17 @@ func (s *Session) within(p *Pool, size uint64) error {
 	user := uint64(p.users[s.peer.UID])
 	switch session, most := p.info.SessionBytes, p.info.UserBytes; {
 	case session > 0 && bytes+size > session:
-		err = situation(ErrLimit, "session %d has %d of the %d bytes that one session may take in pool %q, and asks for %d more",
-			s.id, bytes, session, p.info.Name, size)
+		err = situation(ErrLimit, "session %d has %s, asks for %s more, and one session may take %s in pool %q: release some, or make a pool with a "+
+			"larger session_bytes", s.id, bytesize.Text(bytes), bytesize.Text(size), bytesize.Text(session), p.info.Name)
 	case most > 0 && user+size > most:
-		err = situation(ErrLimit, "%v has %d of the %d bytes that one user may take in pool %q, and asks for %d more",
-			s.peer, user, most, p.info.Name, size)
+		err = situation(ErrLimit, "%v has %s, asks for %s more, and one user may take %s in pool %q: release some in any session of that user, or "+
+			"make a pool with a larger user_bytes", s.peer, bytesize.Text(user), bytesize.Text(size), bytesize.Text(most), p.info.Name)
 	default:
 		return nil
 	}
 	if kept > 0 {
-		err = fmt.Errorf("%w; %d of them are free blocks that its process keeps from others (%w)", err, kept, ErrRecalling)
+		err = fmt.Errorf("%w; %s of what it has are free blocks that its process keeps from others until its work on them is done and its "+
+			"mappings are gone (%w)", err, bytesize.Text(kept), ErrRecalling)
 	}
 	return err
 }

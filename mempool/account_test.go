@@ -49,8 +49,9 @@ func TestWhatEndedSessionsOfALivingProcessHoldCountsForItsNext(t *testing.T) {
 	err := tryAllocate(s, pool, 1)
 	require.ErrorIs(t, err, ErrLimit)
 	require.ErrorIs(t, err, ErrRecalling)
-	assert.EqualError(t, err, `limit reached: session 4 has 1024 of the 1024 bytes that one session may take in pool "p", and asks for 512 more; `+
-		`1024 of them are free blocks that its process keeps from others (unused blocks are being asked back)`)
+	assert.EqualError(t, err, `limit reached: session 4 has 1024 bytes, asks for 512 bytes more, and one session may take 1024 bytes in pool "p": `+
+		`release some, or make a pool with a larger session_bytes; 1024 bytes of what it has are free blocks that its process keeps from `+
+		`others until its work on them is done and its mappings are gone (unused blocks are being asked back)`)
 	st := s.Stats().Pools[0]
 	assert.Equal(t, []uint64{0, 1024, 1024, 1024}, []uint64{st.Leased, st.Held, st.Session, st.User})
 	checkBooks(t, svc)
@@ -78,7 +79,8 @@ func TestAUserTakesUpToItsLimitInAllItsProcesses(t *testing.T) {
 	last := b.connect()
 	err := tryAllocate(last, pool, 1)
 	require.ErrorIs(t, err, ErrLimit)
-	assert.EqualError(t, err, `limit reached: user 7 has 1024 of the 1024 bytes that one user may take in pool "p", and asks for 512 more`)
+	assert.EqualError(t, err, `limit reached: user 7 has 1024 bytes, asks for 512 bytes more, and one user may take 1024 bytes in pool "p": `+
+		`release some in any session of that user, or make a pool with a larger user_bytes`)
 	assert.Equal(t, []uint64{0, 1024}, []uint64{last.Stats().Pools[0].Session, last.Stats().Pools[0].User}, "names that stay count too")
 	allocate(t, stranger.connect(), pool, 1024)
 	require.NoError(t, last.Unpublish("x"))

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/internal/bytesize"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
@@ -144,7 +145,7 @@ func (a *deviceArena) InUse() (uint64, error) {
 func (a *deviceArena) Allocate(_ context.Context, size uint64) (Allocation, error) {
 	ptr, err := a.pool.Alloc(size, a.stream)
 	if err != nil {
-		return nil, deviceError(fmt.Sprintf("allocate %d bytes", size), err)
+		return nil, deviceError("allocate "+bytesize.Text(size), err)
 	}
 	d := &deviceAllocation{deviceMemory: deviceMemory{a.gpu, ptr, size}, pool: a.pool}
 	// The allocation is ordered on our stream; other processes must be able to use it at once.

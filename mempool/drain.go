@@ -24,7 +24,11 @@ func (s *Service) drainAll() {
 	for pause := drainPause; ; pause = min(2*pause, drainRest) {
 		time.Sleep(pause)
 		s.mu.Lock()
-		for b, next := range s.draining {
+		looks := manyCharged
+		for b, next := range s.draining { // from another one on each time
+			if looks--; looks < 0 {
+				break
+			}
 			if b.quiet() {
 				delete(s.draining, b)
 				next()

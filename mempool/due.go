@@ -3,6 +3,8 @@ package mempool
 import (
 	"errors"
 	"fmt"
+
+	"github.com/poolbridge/poolbridge/internal/bytesize"
 )
 
 // due is what is to be given back to the driver. It is noted with Service.mu held and carried out without it, between
@@ -45,7 +47,7 @@ func (s *Service) flush() error {
 		failed := make([]error, len(d.blocks))
 		for i, b := range d.blocks {
 			if err := free[i](); err != nil {
-				failed[i] = fmt.Errorf("block %d of pool %q, %d bytes: %w", b.id, b.pool.info.Name, b.size, err)
+				failed[i] = fmt.Errorf("block %d of pool %q, %s: %w", b.id, b.pool.info.Name, bytesize.Text(b.size), err)
 			}
 		}
 		for _, p := range d.pools {
@@ -83,6 +85,7 @@ func (p *Pool) free(b *block) {
 		return
 	}
 	b.state = blockFreeing
+	p.due++
 	p.charge(b)
 	p.svc.due.blocks = append(p.svc.due.blocks, b)
 }
@@ -90,6 +93,7 @@ func (p *Pool) free(b *block) {
 // freed notes what came of freeing b. One that could not be freed stays counted, and is tried again when room is wanted
 // and when the pool is destroyed. Service.mu is held.
 func (p *Pool) freed(b *block, err error) {
+	p.settled.broadcast()
 	if err != nil {
 		b.state = blockStuck
 		p.stuck = append(p.stuck, b)

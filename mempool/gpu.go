@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/internal/bytesize"
 )
 
 // gpu is a GPU in use: its context, one stream for making and freeing memory, which waits for nobody, and the lane where
@@ -51,7 +52,8 @@ func gpuFor(spec PoolSpec, has func(cuda.Device) error) (*gpu, error) {
 		return nil, deviceError("read the GPU's memory size", err)
 	}
 	if spec.MaxBytes > total {
-		return nil, situation(ErrOutOfMemory, "pool %q may take %d bytes, but GPU %d has %d: make a smaller one", spec.Name, spec.MaxBytes, d.Ordinal(), total)
+		return nil, situation(ErrOutOfMemory, "pool %q may take %s, but GPU %d has %s: make a smaller one", spec.Name, bytesize.Text(spec.MaxBytes),
+			d.Ordinal(), bytesize.Text(total))
 	}
 	return openGPU(d)
 }

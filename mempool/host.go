@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/poolbridge/poolbridge/internal/bytesize"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
@@ -79,12 +80,12 @@ func sizeAndMap(f *os.File, size uint64) ([]byte, error) {
 
 func mapHost(f *os.File, size uint64) ([]byte, error) {
 	if size > math.MaxInt {
-		return nil, situation(ErrInvalid, "%d bytes are more than this process can map", size)
+		return nil, situation(ErrInvalid, "%s are more than this process can map", bytesize.Text(size))
 	}
 	mem, err := unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if errors.Is(err, unix.ENOMEM) {
-		return nil, situation(ErrOutOfMemory, "%d bytes are more than this process can map at once: make a smaller pool, or look at ulimit -v and "+
-			"vm.overcommit_memory (mmap: %v)", size, err)
+		return nil, situation(ErrOutOfMemory, "%s are more than this process can map at once: make a smaller pool, or look at ulimit -v and "+
+			"vm.overcommit_memory (mmap: %v)", bytesize.Text(size), err)
 	}
 	if err != nil {
 		return nil, hostError("mmap", err)
@@ -101,8 +102,8 @@ func hostError(call string, err error) error {
 	case errors.Is(err, unix.EFBIG):
 		var limit unix.Rlimit
 		if unix.Getrlimit(unix.RLIMIT_FSIZE, &limit) == nil && limit.Cur != unix.RLIM_INFINITY {
-			return situation(ErrLimit, "%v; no file of this process may have more than %d bytes: raise that limit (LimitFSIZE= in a unit of systemd, "+
-				"ulimit -f)", os.NewSyscallError(call, err), limit.Cur)
+			return situation(ErrLimit, "%v; no file of this process may have more than %s: raise that limit (LimitFSIZE= in a unit of systemd, "+
+				"ulimit -f)", os.NewSyscallError(call, err), bytesize.Text(limit.Cur))
 		}
 		sentinel = ErrInvalid
 	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOSPC):
@@ -195,7 +196,8 @@ func (a *hostArena) take(size uint64) (uint64, error) {
 		}
 	}
 	if best < 0 {
-		return 0, situation(ErrOutOfMemory, "no %d contiguous bytes are left in a pool of %d, %d of them in use", size, len(a.mem), a.used)
+		return 0, situation(ErrOutOfMemory, "no contiguous %s are left in a pool of %s, of which %s are in use", bytesize.Text(size),
+			bytesize.Text(uint64(len(a.mem))), bytesize.Text(a.used))
 	}
 	off := a.free[best].off
 	if a.free[best].size == size {

@@ -82,8 +82,8 @@ func TestAPoolThatTheMachineCanNeverHoldIsRefused(t *testing.T) {
 	_, err := s.CreatePool(PoolSpec{Name: "p", Kind: Host, MaxBytes: 1 << 45})
 	require.ErrorIs(t, err, ErrOutOfMemory)
 	assert.ErrorAs(t, err, new(*hostmem.Shortage))
-	assert.EqualError(t, err, "out of memory: 35184372088832 bytes are asked for, and at most 62914560 can ever be available: "+
-		"the machine has 67108864, and 4194304 of them are left to others; ask for fewer")
+	assert.EqualError(t, err, "out of memory: 35184372088832 bytes (32 TiB) are asked for, and at most 62914560 bytes (60 MiB) can ever be "+
+		"available: the machine has 67108864 bytes (64 MiB), and 4194304 bytes (4 MiB) of them are left to others; ask for fewer")
 	createPool(t, s, PoolSpec{Name: "p", Kind: Host, MaxBytes: 60 << 20})
 }
 
@@ -94,8 +94,8 @@ func TestAnAllocationThatTheMachineHasNoMemoryForTakesNone(t *testing.T) {
 	p := createPool(t, s, PoolSpec{Name: "p", Kind: Host, MaxBytes: 60 << 20})
 	_, err := s.Allocate(t.Context(), p.info.ID, Bytes(32<<20), 0)
 	require.ErrorIs(t, err, ErrOutOfMemory)
-	assert.EqualError(t, err, "out of memory: 33554432 bytes are asked for, and 16777216 are available: "+
-		"the machine has 20971520 left of 67108864, and 4194304 of them are left to others; ask for fewer, or free memory")
+	assert.EqualError(t, err, "out of memory: 33554432 bytes (32 MiB) are asked for, and 16777216 bytes (16 MiB) are available: "+
+		"the machine has 20971520 bytes (20 MiB) left of 67108864 bytes (64 MiB), and 4194304 bytes (4 MiB) of them are left to others; ask for fewer, or free memory")
 	checkBooks(t, svc)
 	assert.Zero(t, pages(t, p))
 	m.has(64<<20, 40<<20)

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/internal/bytesize"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
@@ -110,8 +111,9 @@ func newArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 		return nil, adviseWithoutGPU(err)
 	}
 	if least := max(minBlock, arena.Granularity()); spec.MaxBytes < least {
-		return nil, errors.Join(situation(ErrInvalid, "pool %q could never hold a buffer: it may take %d bytes, and the smallest block of kind %s "+
-			"has %d; sizes are in bytes, unless they have a unit (max=64MiB)", spec.Name, spec.MaxBytes, spec.Kind, least), arena.Close())
+		return nil, errors.Join(situation(ErrInvalid, "pool %q could never hold a buffer: it may take %s, and the smallest block of kind %s "+
+			"has %s; sizes are in bytes, unless they have a unit (max=64MiB)", spec.Name, bytesize.Text(spec.MaxBytes), spec.Kind,
+			bytesize.Text(least)), arena.Close())
 	}
 	return arena, nil
 }

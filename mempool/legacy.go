@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/internal/bytesize"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
@@ -60,7 +61,7 @@ func (a *legacyArena) Close() error           { return a.gpu.Close() }
 func (a *legacyArena) Allocate(_ context.Context, size uint64) (Allocation, error) {
 	ptr, err := a.ctx.Malloc(size)
 	if err != nil {
-		return nil, deviceError(fmt.Sprintf("allocate %d bytes", size), err)
+		return nil, deviceError("allocate "+bytesize.Text(size), err)
 	}
 	a.used.Add(size)
 	return &legacyAllocation{deviceMemory{a.gpu, ptr, size}, a}, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -152,4 +153,64 @@ func TestLimitsAreSetByName(t *testing.T) {
 	assert.ErrorIs(t, l.Set("names", 7), ErrInvalid)
 	assert.ErrorContains(t, l.Set("names", 7), "user-names")
 	assert.ErrorContains(t, l.Set("buffers", 0), "1 or more")
+}
+
+// An allocation that waits lets others be carried out meanwhile, which may reach the limit.
+func TestAllocationsThatWaitTogetherPassNoLimit(t *testing.T) {
+	for limit, limits := range map[string]Limits{"session-leases": {SessionLeases: 2}, "buffers": {Buffers: 2}, "leases": {Leases: 2}} {
+		t.Run(limit+", for the driver", func(t *testing.T) {
+			svc, s := limited(t, limits)
+			p, arena := fakePool(t, s, 1<<16)
+			inside, letGo := arena.block()
+			line := make(chan error, 3)
+			for range cap(line) {
+				go func() {
+					_, err := s.Allocate(context.Background(), p.info.ID, Bytes(8), 0)
+					line <- err
+				}()
+			}
+			for range cap(line) {
+				<-inside
+			}
+			letGo()
+			together(t, s, line, limit)
+			checkBooks(t, svc)
+			assert.EqualValues(t, 512, svc.Stats().Pools[0].Cached, "the block is free")
+		})
+		t.Run(limit+", for room", func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				svc, s := limited(t, limits)
+				p, _ := fakePool(t, s, 2048)
+				held := allocate(t, s, p, 2048)
+				line := make(chan error, 3)
+				for range cap(line) {
+					go func() {
+						_, err := s.Allocate(context.Background(), p.info.ID, Bytes(512), patience)
+						line <- err
+					}()
+				}
+				synctest.Wait()
+				release(t, held)
+				together(t, s, line, limit)
+				checkBooks(t, svc)
+			})
+		})
+	}
+}
+
+// together says that of three allocations the limit of two lets two through.
+func together(t *testing.T, s *Session, line <-chan error, limit string) {
+	t.Helper()
+	var failed []error
+	for range cap(line) {
+		if err := <-line; err != nil {
+			failed = append(failed, err)
+		}
+	}
+	require.Len(t, failed, 1)
+	who := "the service"
+	if limit == "session-leases" {
+		who = s.String()
+	}
+	refused(t, failed[0], limit, 2, who)
 }

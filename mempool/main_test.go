@@ -107,6 +107,18 @@ func checkBooks(t testing.TB, svc *Service) {
 				}
 			}
 		}
+		for size, l := range p.pending {
+			count := 0
+			for _, e := range l.all {
+				if !e.stale() {
+					assert.Equal(t, blockCached, e.block.state)
+					cached += size
+					count++
+				}
+			}
+			assert.Positive(t, count)
+			assert.Equal(t, count, l.count)
+		}
 		for _, b := range svc.buffers {
 			if b.block.pool == p {
 				assert.Equal(t, blockLeased, b.block.state)

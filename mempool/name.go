@@ -3,6 +3,8 @@ package mempool
 import (
 	"context"
 	"time"
+
+	"github.com/poolbridge/poolbridge/internal/bytesize"
 )
 
 // name holds a published buffer alive and lets others find it. It is guarded by Service.mu.
@@ -168,7 +170,8 @@ func (l *Lease) fits(t Tensor) error {
 		return err
 	}
 	if l.buffer.bytes < need {
-		return situation(ErrInvalid, "a %s of shape %v needs %d bytes, buffer %d has %d", t.DType, t.Shape, need, l.buffer.id, l.buffer.bytes)
+		return situation(ErrInvalid, "a %s of shape %v needs %s, buffer %d has %s", t.DType, t.Shape, bytesize.Text(need), l.buffer.id,
+			bytesize.Text(l.buffer.bytes))
 	}
 	return nil
 }

@@ -5,9 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/poolbridge/poolbridge/internal/bytesize"
 )
 
 // Pool is a named, bounded arena on one device, of one kind of memory, for one trust domain. Its fields are guarded by
@@ -24,13 +27,18 @@ type Pool struct {
 	reserved, leased, cached, held uint64
 	used                           uint64 // bytes of the buffers
 	blocks                         int
-	cache                          map[uint64][]*block // by size, oldest first
-	loose                          int                 // cached blocks that no session maps
+	cache                          map[uint64][]*block // those on which nothing is under way, by size, oldest first
+	loose                          int                 // of these, blocks that no session maps
+	pending                        map[uint64]*pending // cached blocks on which work is under way, by size
+	lastPending                    uint64              // of these blocks so far
 	stuck                          []*block            // could not be freed; counted as held
+	due                            uint64              // blocks so far that were to be given back to the driver
+	settled                        countedSignal       // that was done with another of them, or failed
 	users                          tally               // bytes that count for each user: see account.go
 	charged                        map[*block]struct{} // free blocks that count for somebody
 	recharged                      time.Time           // when many of them were looked at last
-	watched                        bool                // they are looked at for those who wait for room
+	watched                        bool                // they are looked at in the background
+	passed                         bool                // an allocation has passed by pending blocks since the last such look
 	channels                       int
 	closing                        bool          // being destroyed
 	ending                         bool          // its arena is being closed
@@ -121,20 +129,28 @@ func (p *Pool) blockSize(n uint64) (uint64, error) {
 		size = roundUp(max(n, 1), granularity)
 	}
 	if size > limit {
-		return 0, situation(ErrLimit, "pool %q is too small for %d bytes, which take %d of it: it may take %d; make a pool with a larger max_bytes",
-			p.info.Name, n, size, limit)
+		return 0, situation(ErrLimit, "pool %q is too small for %s, which take %s of it: it may take %s; make a pool with a larger max_bytes",
+			p.info.Name, bytesize.Text(n), bytesize.Text(size), bytesize.Text(limit))
 	}
 	return size, nil
 }
 
 // take takes a block of at least n bytes for a session's buffer, and charges it to both: one that is free for use if there
 // is one, then a new one, and only where there is no room for that one on which work is under way. Service.mu is held, and
-// released for waiting and for driver calls.
+// released for waiting and for driver calls. What is being given back to the driver when the limit has passed is waited for.
 func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 	s := w.session
 	size, err := p.blockSize(n)
 	if err != nil {
 		return nil, err
+	}
+	late := uint64(0) // blocks that were due when the limit had passed: it takes a while to give much memory back
+	awaits := func() bool {
+		if !w.late {
+			return false
+		}
+		late = cmp.Or(late, p.due)
+		return p.settled.count < late && w.outlast(p.settled.next())
 	}
 	var line *place
 	leave := func() {
@@ -167,7 +183,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 				return p.reuse(s, b), nil
 			}
 		} else {
-			if b := p.fits(s, size, full, (*block).quiet); b != nil {
+			if b := p.fits(s, size, full, p.idle); b != nil {
 				return p.reuse(s, b), nil
 			}
 			if !full {
@@ -180,7 +196,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 			if scarce == nil && p.evict(p.reserved+size-p.info.MaxBytes) {
 				continue
 			}
-			if b := p.fits(s, size, full, nil); b != nil && s.alive() == nil {
+			if b := p.fits(s, size, full, p.any); b != nil && s.alive() == nil {
 				return p.reuse(s, b), nil
 			}
 		}
@@ -192,7 +208,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		}
 		if scarce != nil {
 			leave()
-			if !w.wait(p.relief.after(relieved)) {
+			if !w.wait(p.relief.after(relieved)) && !awaits() {
 				return nil, w.cause(scarce)
 			}
 			scarce = nil
@@ -203,7 +219,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 				line = p.room.join(size)
 			}
 			p.watchCharged() // nobody tells when work ends
-			if w.wait(line.wait(room, mine)) {
+			if w.wait(line.wait(room, mine)) || awaits() {
 				continue
 			}
 		}
@@ -218,74 +234,59 @@ func (p *Pool) ended() error { return situation(ErrClosed, "pool %q is being des
 
 // full says why there is no room for size bytes.
 func (p *Pool) full(size uint64) error {
-	err := situation(ErrLimit, "no room for %d bytes in pool %q: %d of %d are reserved, %d of them leased and %d held for processes that still map them",
-		size, p.info.Name, p.reserved, p.info.MaxBytes, p.leased, p.held)
+	err := situation(ErrLimit, "no room for %s in pool %q: %s of %s are reserved, of which %s are leased and %s are free but still mapped or being given back; "+
+		"release some, wait longer, or make a pool with a larger max_bytes", bytesize.Text(size), p.info.Name, bytesize.Text(p.reserved),
+		bytesize.Text(p.info.MaxBytes), bytesize.Text(p.leased), bytesize.Text(p.held))
 	if p.held > 0 {
 		err = fmt.Errorf("%w (%w)", err, ErrRecalling)
 	}
 	return err
 }
 
-// fits finds a cached block to take where size bytes are asked for, of those that are fit (nil: all): of just as many or, where
-// the pool cannot grow, of the next up to twice as many, if the session may have them. Service.mu is held.
-func (p *Pool) fits(s *Session, size uint64, full bool, fit func(*block) bool) *block {
-	if b := pick(p.cache[size], full, fit); b != nil || !full {
+// fits finds a cached block to take where size bytes are asked for, with find, which finds one of a given size: of just as many
+// or, where the pool cannot grow, of the next up to twice as many, if the session may have them. Service.mu is held.
+func (p *Pool) fits(s *Session, size uint64, full bool, find func(size uint64) *block) *block {
+	if b := find(size); b != nil || !full {
 		return b
 	}
-	var best *block
-	for have, list := range p.cache {
-		if have > size && have/2 <= size && (best == nil || have < best.size) && s.chargeable(p, have) == nil {
-			if b := pick(list, full, fit); b != nil {
-				best = b
+	for _, have := range p.sizes() {
+		if have > size && have/2 <= size && s.chargeable(p, have) == nil {
+			if b := find(have); b != nil {
+				return b
 			}
-		}
-	}
-	return best
-}
-
-// pick chooses a block: the most recently used, whose mappings and caches are warm, of those that are fit. If all are (nil), it
-// is the one that was used the longest ago, so that its next user waits the least. Unless it is to look at all of them, it
-// only looks at those where most likely one is fit.
-func pick(list []*block, all bool, fit func(*block) bool) *block {
-	const look = 16
-	if fit == nil && len(list) > 0 {
-		return list[0]
-	}
-	for i := len(list) - 1; i >= 0; i-- {
-		if i == len(list)-1-look && !all {
-			i = min(i, look-1)
-		}
-		if fit(list[i]) {
-			return list[i]
 		}
 	}
 	return nil
 }
 
-// own finds a cached block of size bytes that counts for the session already, because work of its process on it is under
-// way. Service.mu is held.
-func (p *Pool) own(s *Session, size uint64) *block {
-	list := p.cache[size]
-	i := slices.IndexFunc(list, func(b *block) bool { return b.kept != nil && slices.Contains(b.kept.keepers, s.keeper) })
-	if i < 0 {
-		return nil
+// any finds a free block of a size, a pending one only if there is no other. Service.mu is held.
+func (p *Pool) any(size uint64) *block {
+	if b := p.idle(size); b != nil {
+		return b
 	}
-	return list[i]
+	return p.oldest(size)
+}
+
+// sizes are the sizes of cached blocks, the smallest first. Service.mu is held.
+func (p *Pool) sizes() []uint64 {
+	sizes := slices.AppendSeq(slices.Collect(maps.Keys(p.cache)), maps.Keys(p.pending))
+	slices.Sort(sizes)
+	return slices.Compact(sizes)
 }
 
 // reuse takes a block from the cache. Service.mu is held.
 func (p *Pool) reuse(s *Session, b *block) *block {
-	list := p.cache[b.size]
-	i := len(list) - 1 // where it is most often
-	for list[i] != b {
-		i--
+	if b.pending() {
+		p.unpend(b)
+	} else {
+		list := p.cache[b.size]
+		p.cache[b.size] = slices.Delete(list, len(list)-1, len(list)) // idle finds the last
+		if b.mapped.len() == 0 {
+			p.loose--
+		}
 	}
-	p.cache[b.size] = slices.Delete(list, i, i+1)
 	b.state = blockLeased
 	p.charge(b)
-	if b.mapped.len() == 0 {
-		p.loose--
-	}
 	b.generation++
 	p.cached -= b.size
 	p.leased += b.size

@@ -19,13 +19,14 @@ func TestAPoolTakesUpToItsLimitAndNotAByteMore(t *testing.T) {
 	_, err := s.Allocate(ctx, p.info.ID, Bytes(2049), patience)
 	require.ErrorIs(t, err, ErrLimit)
 	assert.EqualError(t, err, `limit reached: pool "`+t.Name()+
-		`" is too small for 2049 bytes, which take 2560 of it: it may take 2048; make a pool with a larger max_bytes`)
+		`" is too small for 2049 bytes, which take 2560 bytes of it: it may take 2048 bytes; make a pool with a larger max_bytes`)
 	a := allocate(t, s, p, 2048)
 	_, err = s.Allocate(ctx, p.info.ID, Bytes(1), 0)
 	require.ErrorIs(t, err, ErrLimit)
 	assert.NotErrorIs(t, err, ErrRecalling, "nothing is on its way")
 	assert.EqualError(t, err, `limit reached: no room for 512 bytes in pool "`+t.Name()+
-		`": 2048 of 2048 are reserved, 2048 of them leased and 0 held for processes that still map them`)
+		`": 2048 bytes of 2048 bytes are reserved, of which 2048 bytes are leased and 0 bytes are free but still mapped or being given back; `+
+		`release some, wait longer, or make a pool with a larger max_bytes`)
 	checkBooks(t, svc)
 	release(t, a)
 	release(t, allocate(t, s, p, 1))
@@ -62,7 +63,8 @@ func TestASessionTakesUpToItsLimit(t *testing.T) {
 	a := allocate(t, s, p, 1024)
 	_, err := s.Allocate(context.Background(), p.info.ID, Bytes(1), 0)
 	require.ErrorIs(t, err, ErrLimit)
-	assert.EqualError(t, err, `limit reached: session 1 has 1024 of the 1024 bytes that one session may take in pool "p", and asks for 512 more`)
+	assert.EqualError(t, err, `limit reached: session 1 has 1024 bytes, asks for 512 bytes more, and one session may take 1024 bytes in pool "p": `+
+		`release some, or make a pool with a larger session_bytes`)
 	allocate(t, other, p, 1024)
 
 	// Published, it still counts: it is there because of this session.

@@ -25,11 +25,12 @@ func (p *Pool) recycle(b *block) {
 func (p *Pool) keep(b *block) {
 	b.state = blockCached
 	p.cached += b.size
-	p.cache[b.size] = append(p.cache[b.size], b)
-	if b.mapped.len() == 0 {
-		p.loose++
-	}
 	p.charge(b)
+	if b.kept != nil && len(b.kept.keepers) > 0 {
+		p.pend(b)
+	} else {
+		p.shelve(b)
+	}
 	p.room.broadcast()
 	p.relief.broadcast()
 	if p.closing {
@@ -83,12 +84,12 @@ func (p *Pool) giveBack(n uint64, quiet bool) (given uint64, err error) {
 func (p *Pool) retire(n uint64, quiet bool) (idle []*block) {
 	var chosen uint64
 	idle, p.stuck = p.stuck, nil
-	for _, b := range idle {
-		chosen += b.size
+	if quiet { // room is to be made: they may be enough
+		for _, b := range idle {
+			chosen += b.size
+		}
 	}
-	loose := p.choose(&chosen, n, false, quiet) // that nobody maps first: they cost no round trip
-	p.loose -= len(loose)
-	idle = append(idle, loose...)
+	idle = append(idle, p.choose(&chosen, n, false, quiet)...) // that nobody maps first: they cost no round trip
 	recalled := p.choose(&chosen, n, true, quiet)
 	for _, b := range recalled {
 		b.state = blockRecalling
@@ -104,7 +105,13 @@ func (p *Pool) retire(n uint64, quiet bool) (idle []*block) {
 // choose takes cached blocks that somebody maps, or that nobody does, until n bytes are chosen, and counts them as held. It
 // looks no further than it must: there may be very many. Service.mu is held.
 func (p *Pool) choose(chosen *uint64, n uint64, mapped, quiet bool) (blocks []*block) {
-	enough := func() bool { return *chosen >= n || (!mapped && len(blocks) == p.loose) }
+	take := func(b *block) {
+		blocks = append(blocks, b)
+		*chosen += b.size
+		p.cached -= b.size
+		p.held += b.size
+	}
+	enough := func() bool { return *chosen >= n || (!mapped && p.loose == 0) }
 	for _, size := range slices.Sorted(maps.Keys(p.cache)) {
 		if enough() {
 			break
@@ -113,18 +120,31 @@ func (p *Pool) choose(chosen *uint64, n uint64, mapped, quiet bool) (blocks []*b
 		left, i := list[:0], 0
 		for ; i < len(list) && !enough(); i++ {
 			b := list[i]
-			if b.mapped.len() > 0 != mapped || quiet && !b.quiet() {
+			if b.mapped.len() > 0 != mapped {
 				left = append(left, b)
 				continue
 			}
-			blocks = append(blocks, b)
-			*chosen += size
-			p.cached -= size
-			p.held += size
+			if !mapped {
+				p.loose--
+			}
+			take(b)
 		}
 		left = append(left, list[i:]...)
 		clear(list[len(left):])
-		p.cache[size] = left
+		if p.cache[size] = left; len(left) == 0 {
+			delete(p.cache, size)
+		}
+	}
+	if quiet {
+		return blocks
+	}
+	for _, size := range slices.Sorted(maps.Keys(p.pending)) {
+		for _, e := range p.pending[size].all {
+			if *chosen < n && !e.stale() && e.block.mapped.len() > 0 == mapped {
+				p.unpend(e.block)
+				take(e.block)
+			}
+		}
 	}
 	return blocks
 }
@@ -158,6 +178,8 @@ func (p *Pool) unmap(s *Session, b *block) {
 	case blockRecalling:
 		p.free(b)
 	case blockCached:
-		p.loose++
+		if !b.pending() {
+			p.loose++
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -125,6 +126,97 @@ func TestAFullPoolAsksForWhatIsMappedAndTheAllocationWaits(t *testing.T) {
 		release(t, <-got)
 		checkBooks(t, svc)
 	})
+}
+
+func TestAnAllocationWaitsBeyondItsLimitForMemoryThatIsBeingGivenBack(t *testing.T) {
+	for name, failure := range map[string]error{"the pool is full": nil, "there is no memory": situation(ErrOutOfMemory, "none")} {
+		for free, fault := range map[string]error{"freed": nil, "stuck": situation(ErrInternal, "stuck")} {
+			t.Run(name+", "+free, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					svc := newService(t)
+					s := open(t, svc)
+					p, arena := fakePool(t, s, 4096)
+					l := allocate(t, s, p, 4096)
+					freed := make(chan struct{})
+					l.buffer.block.mem = trap{l.buffer.block.mem, func() { <-freed }}
+					release(t, l)
+					trimmed := make(chan struct{})
+					go func() {
+						_, _ = s.TrimPool(p.info.ID, 0)
+						close(trimmed)
+					}()
+					synctest.Wait()
+					arena.set("Allocate", failure)
+					n := uint64(4096)
+					if failure != nil {
+						p.info.MaxBytes = 8192
+					}
+					got := make(chan error)
+					go func() {
+						_, err := s.Allocate(context.Background(), p.info.ID, Bytes(n), time.Second)
+						got <- err
+					}()
+					time.Sleep(time.Minute)
+					select {
+					case err := <-got:
+						t.Fatalf("it gave up: %v", err)
+					default:
+					}
+					arena.set("Allocate", nil)
+					arena.set("Free", fault)
+					close(freed)
+					err := <-got
+					switch {
+					case fault == nil || failure != nil:
+						assert.NoError(t, err)
+					default:
+						assert.ErrorIs(t, err, ErrLimit)
+					}
+					<-trimmed
+					arena.set("Free", nil)
+				})
+			})
+		}
+	}
+}
+
+func TestAnAllocationDoesNotWaitBeyondItsLimitForWhatIsGivenBackLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s := open(t, svc)
+		p, _ := fakePool(t, s, 4096)
+		l := allocate(t, s, p, 4096)
+		got := make(chan error)
+		go func() {
+			_, err := s.Allocate(context.Background(), p.info.ID, Bytes(4096), time.Second)
+			got <- err
+		}()
+		began := time.Now()
+		assert.ErrorIs(t, <-got, ErrLimit)
+		assert.Equal(t, time.Second, time.Since(began))
+		release(t, l)
+	})
+}
+
+// What could not be given back before is tried again besides what is to be given back now, not instead of it.
+func TestMemoryThatCouldNotBeGivenBackKeepsNoOther(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, arena := fakePool(t, s, 4096)
+	first, second := allocate(t, s, p, 1024), allocate(t, s, p, 512)
+	arena.set("Free", situation(ErrInternal, "stuck"))
+	release(t, first)
+	_, err := s.TrimPool(p.info.ID, 0)
+	require.ErrorIs(t, err, ErrInternal)
+	release(t, second)
+	_, err = s.TrimPool(p.info.ID, 0)
+	require.ErrorIs(t, err, ErrInternal)
+	st := svc.Stats().Pools[0]
+	assert.Equal(t, []uint64{0, 1536}, []uint64{st.Cached, st.Held})
+	third := allocate(t, s, p, 512)
+	release(t, third)
+	require.ErrorIs(t, s.DestroyPool(p.info.ID), ErrInternal)
+	<-p.closed
 }
 
 func TestADestroyedPoolGoesWithItsLastLeaseAndMapping(t *testing.T) {

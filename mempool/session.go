@@ -110,6 +110,11 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t Tensor, wait time
 	if err != nil {
 		return nil, err
 	}
+	if err := s.mayAllocate(); err != nil { // others were carried out while this one waited
+		s.account(p).remove(block.size)
+		p.recycle(block)
+		return nil, err
+	}
 	svc.lastBuffer++
 	b := &buffer{id: svc.lastBuffer, generation: block.generation, block: block, tensor: s.describe(t), bytes: n, account: s.account(p)}
 	svc.buffers[b.id] = b

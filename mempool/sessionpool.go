@@ -18,7 +18,7 @@ func (s *Session) CreatePool(spec PoolSpec) (*Pool, error) {
 	if !svc.mayCreate(s.peer) {
 		return nil, situation(ErrDenied, "user %d may not create pools", s.peer.UID)
 	}
-	p := &Pool{svc: svc, uid: s.peer.UID, access: spec.Access.of(s.peer), cache: make(map[uint64][]*block), users: make(tally),
+	p := &Pool{svc: svc, uid: s.peer.UID, access: spec.Access.of(s.peer), cache: make(map[uint64][]*block), pending: make(map[uint64]*pending), users: make(tally),
 		charged: make(map[*block]struct{}), closed: make(chan struct{}),
 		room: room{books: &svc.mu}}
 	if err := svc.reserveName(s, spec.Name, p); err != nil {
@@ -47,7 +47,7 @@ func (s *Session) CreatePool(spec PoolSpec) (*Pool, error) {
 }
 
 // EnsurePool makes a pool, or opens the one of that name that is just like it. One that is being made at this moment is
-// waited for. The access list, too, must name the same users and groups.
+// waited for. One that is being destroyed counts as gone. The access list, too, must name the same users and groups.
 //
 // Errors: those of [Session.CreatePool], of which [ErrExists] names how the pool that is there differs; [ErrDenied] where the
 // session may not use that; the context's.
@@ -64,13 +64,24 @@ func (s *Session) EnsurePool(ctx context.Context, spec PoolSpec) (*Pool, error) 
 			return nil, err
 		}
 		if p != nil {
-			return p, p.alike(s.peer, spec)
+			err := p.alike(s.peer, spec)
+			if p.isClosing() { // destroyed meanwhile
+				continue
+			}
+			return p, err
 		}
 		p, err = s.CreatePool(spec)
 		if !errors.Is(err, ErrExists) { // else another session began to make it just now
 			return p, err
 		}
 	}
+}
+
+// isClosing says whether the pool is being destroyed.
+func (p *Pool) isClosing() bool {
+	p.svc.mu.Lock()
+	defer p.svc.mu.Unlock()
+	return p.closing
 }
 
 // namedPool is the pool of a name that the session may use, once it is made; nil where there is none. Service.mu is held, and
@@ -141,7 +152,7 @@ func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration)
 	defer w.stop()
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.mu.Unlock() // and nothing is carried out that is due: the pool could be destroyed meanwhile
 	for waits := true; ; waits = w.wait(svc.pooled.next()) {
 		p, err := s.namedPool(ctx, name)
 		if p != nil || err != nil {

@@ -233,3 +233,42 @@ func TestOnlyWhoMayCreatesPools(t *testing.T) {
 	assert.ErrorIs(t, err, ErrDenied)
 	createPool(t, openClient(t, svc, Peer{UID: 7}).Session, PoolSpec{Name: "p", Kind: fake, MaxBytes: 512})
 }
+
+// trap is memory that has something happen while it is given back, for which the lock of the books is let go of.
+type trap struct {
+	Allocation
+	spring func()
+}
+
+func (a trap) Free() error {
+	a.spring()
+	return a.Allocation.Free()
+}
+
+func TestAPoolThatIsDestroyedWhileItIsOpenedIsNotReturned(t *testing.T) {
+	spec := PoolSpec{Name: "p", Kind: fake, MaxBytes: 4096}
+	for name, open := range map[string]func(s *Session) (*Pool, error){
+		"ensured": func(s *Session) (*Pool, error) { return s.EnsurePool(t.Context(), spec) },
+		"opened":  func(s *Session) (*Pool, error) { return s.OpenPool(t.Context(), spec.Name, 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			svc, s := limited(t, Limits{})
+			other, _ := fakePool(t, s, 4096)
+			l := allocate(t, s, other, 512)
+			b := l.buffer.block
+			p := createPool(t, s, spec)
+			kept := allocate(t, s, p, 512) // the pool is closing for as long as it is leased
+			b.mem = trap{b.mem, func() { assert.NoError(t, s.DestroyPool(p.info.ID)) }}
+			release(t, l)
+			svc.mu.Lock()
+			other.retire(512, true) // due from now on
+			svc.mu.Unlock()
+			got, err := open(s)
+			require.NoError(t, err)
+			svc.mu.Lock()
+			assert.False(t, got.closing)
+			svc.mu.Unlock()
+			release(t, kept)
+		})
+	}
+}

@@ -4,6 +4,8 @@ import (
 	"math"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/poolbridge/poolbridge/internal/bytesize"
 )
 
 // MaxNameBytes is the length of the longest name of a pool or buffer, in bytes.
@@ -40,13 +42,16 @@ func (s PoolSpec) Validate() error {
 		return situation(ErrInvalid, "pool %q: the most bytes it may take must lie between 1 and 2^63-1, not %d", s.Name, s.MaxBytes)
 	}
 	if s.SessionBytes > s.MaxBytes {
-		return situation(ErrInvalid, "pool %q: a session's limit of %d bytes is more than the pool's %d", s.Name, s.SessionBytes, s.MaxBytes)
+		return situation(ErrInvalid, "pool %q: a session's limit of %s is more than the pool's %s", s.Name, bytesize.Text(s.SessionBytes),
+			bytesize.Text(s.MaxBytes))
 	}
 	if s.UserBytes > s.MaxBytes {
-		return situation(ErrInvalid, "pool %q: a user's limit of %d bytes is more than the pool's %d", s.Name, s.UserBytes, s.MaxBytes)
+		return situation(ErrInvalid, "pool %q: a user's limit of %s is more than the pool's %s", s.Name, bytesize.Text(s.UserBytes),
+			bytesize.Text(s.MaxBytes))
 	}
 	if s.UserBytes > 0 && s.SessionBytes > s.UserBytes {
-		return situation(ErrInvalid, "pool %q: a session's limit of %d bytes is more than its user's %d", s.Name, s.SessionBytes, s.UserBytes)
+		return situation(ErrInvalid, "pool %q: a session's limit of %s is more than its user's %s", s.Name, bytesize.Text(s.SessionBytes),
+			bytesize.Text(s.UserBytes))
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/internal/bytesize"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
@@ -65,7 +66,7 @@ func (a *vmmArena) Close() error           { return a.gpu.Close() }
 func (a *vmmArena) Allocate(_ context.Context, size uint64) (Allocation, error) {
 	physical, err := a.ctx.NewPhysical(size)
 	if err != nil {
-		return nil, deviceError(fmt.Sprintf("allocate %d bytes", size), err)
+		return nil, deviceError("allocate "+bytesize.Text(size), err)
 	}
 	mapping, err := a.ctx.MapPhysical(physical, cuda.AccessReadWrite)
 	if err != nil {
@@ -184,7 +185,7 @@ func (m *vmmImport) Memory(write bool) (Memory, error) {
 	if m.views[i] == nil {
 		view, err := m.arena.ctx.MapPhysical(m.physical, viewAccess[i], m.arena.others...)
 		if err != nil {
-			return nil, importError(fmt.Sprintf("map a block of %d bytes", m.physical.Size()), err)
+			return nil, importError("map a block of "+bytesize.Text(m.physical.Size()), err)
 		}
 		m.views[i] = view
 	}

@@ -13,6 +13,7 @@ type waiter struct {
 	session  *Session
 	deadline time.Time
 	timer    *time.Timer
+	late     bool  // the limit has passed
 	err      error // of the context
 }
 
@@ -30,7 +31,7 @@ func (w *waiter) patient() bool { return !w.deadline.IsZero() }
 // wait releases Service.mu until changed is closed or the session ends, and reports false if the limit or the context
 // ended first.
 func (w *waiter) wait(changed <-chan struct{}) bool {
-	if !w.patient() {
+	if !w.patient() || w.late {
 		return false
 	}
 	s := w.session
@@ -73,7 +74,24 @@ func (w *waiter) sleep(changed <-chan struct{}) bool {
 	case <-w.session.over:
 		return true
 	case <-w.timer.C:
+		w.late = true
 		return false
+	case <-w.ctx.Done():
+		w.err = context.Cause(w.ctx)
+		return false
+	}
+}
+
+// outlast is wait after the limit has passed: for what happens soon, without anybody's doing.
+func (w *waiter) outlast(changed <-chan struct{}) bool {
+	s := w.session
+	s.svc.unlock()
+	defer s.svc.mu.Lock()
+	select {
+	case <-changed:
+		return true
+	case <-s.over:
+		return true
 	case <-w.ctx.Done():
 		w.err = context.Cause(w.ctx)
 		return false

@@ -188,6 +188,27 @@ func TestStalledPeerWithAFullBuffer(t *testing.T) {
 	require.Equal(t, "last", string(buf[:n]))
 }
 
+func TestASenderKnowsHowMuchThePeerHasNotReceived(t *testing.T) {
+	a, b := pair(t)
+	unread := func() int {
+		n, err := a.Unread()
+		require.NoError(t, err)
+		return n
+	}
+	require.Zero(t, unread())
+	sent := fill(t, a)
+	require.GreaterOrEqual(t, unread(), sent*4096)
+	buf := make([]byte, maxPacket)
+	for range sent {
+		_, _, err := b.Recv(buf)
+		require.NoError(t, err)
+	}
+	require.Zero(t, unread())
+	require.NoError(t, a.Close())
+	_, err := a.Unread()
+	require.ErrorIs(t, err, os.ErrClosed)
+}
+
 func TestReadDeadline(t *testing.T) {
 	a, _ := pair(t)
 	require.NoError(t, a.SetReadDeadline(time.Unix(1, 0)))

@@ -17,6 +17,16 @@ func (c *Conn) Send(data []byte, fds []int) error { return c.send(data, fds, tru
 // TrySend is Send without waiting: it fails with ErrWouldBlock if the socket's buffer is full.
 func (c *Conn) TrySend(data []byte, fds []int) error { return c.send(data, fds, false) }
 
+// Unread is how many bytes of the socket's buffer are taken by packets that the peer has not received yet. A packet takes some
+// hundred bytes more than it has.
+func (c *Conn) Unread() (n int, err error) {
+	err = c.do(func(fd int) error {
+		n, err = unix.IoctlGetInt(fd, unix.SIOCOUTQ)
+		return os.NewSyscallError("ioctl SIOCOUTQ", err)
+	})
+	return n, err
+}
+
 func (c *Conn) send(data []byte, fds []int, wait bool) error {
 	switch {
 	case len(data) == 0:

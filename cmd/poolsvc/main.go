@@ -21,6 +21,9 @@ func main() {
 		if !errors.Is(err, errReported) {
 			fmt.Fprintln(os.Stderr, "poolsvc:", err)
 		}
+		if _, misused := errors.AsType[*usageError](err); misused {
+			os.Exit(2)
+		}
 		os.Exit(1)
 	}
 }

@@ -17,6 +17,16 @@ import (
 // errReported says that what went wrong has been shown to the user already.
 var errReported = errors.New("reported")
 
+// usageError says that the command line is not understood.
+type usageError struct{ text string }
+
+func (e *usageError) Error() string { return e.text }
+
+// misused makes a usageError that names the help of a command.
+func misused(c *cobra.Command, format string, args ...any) error {
+	return &usageError{fmt.Sprintf(format, args...) + ": see " + c.CommandPath() + " --help"}
+}
+
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "poolsvc",
@@ -26,12 +36,26 @@ func newRoot() *cobra.Command {
 Start with poolsvc verify: does it work on this machine?
 
 The service listens on $POOLBRIDGE_SOCKET, else on poolbridge/poolsvc.sock below $XDG_RUNTIME_DIR, else on
-poolbridge-UID/poolsvc.sock below $TMPDIR or /tmp.`,
-		Version:       version,
+poolbridge-UID/poolsvc.sock below $TMPDIR or /tmp.
+
+The exit status is 2 if the command line is not understood.`,
+		Version: version,
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			text := fmt.Sprintf("there is no command %q", args[0])
+			if alike := c.SuggestionsFor(args[0]); len(alike) > 0 {
+				text += " (did you mean " + strings.Join(alike, " or ") + "?)"
+			}
+			return misused(c, "%s", text)
+		},
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
 	root.SetVersionTemplate(versionLine())
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return misused(c, "%v", err) })
 	root.AddCommand(newServe(), newVerify(), newPools(), newExport(), newImport(), newDoctor(), newBench(), newBenchConsumer(), newBenchBare(), newWorker(), newVersion())
 	return root
 }
@@ -43,10 +67,10 @@ func arguments(least, most int) cobra.PositionalArgs {
 			return nil
 		}
 		if most == 0 {
-			return fmt.Errorf("%s takes no arguments, not %q: see %s --help", c.CommandPath(), args, c.CommandPath())
+			return misused(c, "%s takes no arguments, not %q", c.CommandPath(), args)
 		}
 		usage := strings.TrimSuffix(c.UseLine(), " [flags]")
-		return fmt.Errorf("expected `%s`, not the arguments %q: see %s --help", usage, args, c.CommandPath())
+		return misused(c, "expected `%s`, not the arguments %q", usage, args)
 	}
 }
 

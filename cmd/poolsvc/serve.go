@@ -140,7 +140,7 @@ func createPools(svc *mempool.Service, specs []string, log *slog.Logger) error {
 		}
 		p, err := session.CreatePool(spec)
 		if err != nil {
-			return fmt.Errorf("--pool %s: %w", text, err)
+			return fmt.Errorf("--pool %q: %w", text, err)
 		}
 		info := p.Info()
 		log.Info("made a pool", "name", info.Name, "kind", info.Kind, "device", info.Device.UUID, "max_bytes", info.MaxBytes)
@@ -176,12 +176,12 @@ func parsePool(text string) (mempool.PoolSpec, error) {
 			err = fmt.Errorf("unknown key %q: expected name, kind, device, max, session, user, uid or gid", key)
 		}
 		if err != nil {
-			return spec, fmt.Errorf("--pool %s: %w", text, err)
+			return spec, fmt.Errorf("--pool %q: %w", text, err)
 		}
 	}
 	spec.MaxBytes, spec.SessionBytes, spec.UserBytes = uint64(max), uint64(session), uint64(user)
 	if err := spec.Validate(); err != nil {
-		return spec, fmt.Errorf("--pool %s: %w", text, err)
+		return spec, fmt.Errorf("--pool %q: %w", text, err)
 	}
 	return spec, nil
 }

@@ -12,6 +12,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/poolbridge/poolbridge/internal/bytesize"
 )
 
 // Reserve is how many bytes of a limit are left to others: one sixteenth, and 1 GiB at most.
@@ -43,13 +45,14 @@ type Shortage struct {
 }
 
 func (s *Shortage) Error() string {
-	reserve := Reserve(s.Limit.Total)
+	asked, available, reserve := bytesize.Text(s.Asked), bytesize.Text(s.Available), bytesize.Text(Reserve(s.Limit.Total))
+	total := bytesize.Text(s.Limit.Total)
 	if s.Never {
-		return fmt.Sprintf("%d bytes are asked for, and at most %d can ever be available: %s has %d, and %d of them are left to others; ask for fewer",
-			s.Asked, s.Available, s.Limit.Name, s.Limit.Total, reserve)
+		return fmt.Sprintf("%s are asked for, and at most %s can ever be available: %s has %s, and %s of them are left to others; ask for fewer",
+			asked, available, s.Limit.Name, total, reserve)
 	}
-	return fmt.Sprintf("%d bytes are asked for, and %d are available: %s has %d left of %d, and %d of them are left to others; ask for fewer, "+
-		"or free memory", s.Asked, s.Available, s.Limit.Name, s.Limit.Left, s.Limit.Total, reserve)
+	return fmt.Sprintf("%s are asked for, and %s are available: %s has %s left of %s, and %s of them are left to others; ask for fewer, "+
+		"or free memory", asked, available, s.Limit.Name, bytesize.Text(s.Limit.Left), total, reserve)
 }
 
 // Memory is the machine's memory as one process sees it. It knows what its callers are about to take, so that two of them

@@ -31,7 +31,7 @@ from poolbridge._errors import (
 )
 
 BLOB_BYTES: Final = 64
-_INSTALL: Final = "pip install 'poolbridge[cuda]'"
+_INSTALL: Final = "pip install '/path/to/poolbridge[cuda]', where the path is that of a checkout"
 
 _contexts_lock = threading.Lock()
 _contexts: dict[int, Any] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from poolbridge import _operations
 from poolbridge._errors import FrameSettledError, InvalidArgumentError
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from poolbridge._client import Client
     from poolbridge._feed import Feed
     from poolbridge._hold import Hold
+
+
+_RELEASED: Final = "acknowledged before, by its release"
 
 
 class BaseFrame(BaseLease):
@@ -34,6 +37,7 @@ class BaseFrame(BaseLease):
         self._notice = notice
         self._feed = feed
         self._kept = False
+        self._settled = ""  # what has settled it, if this object did
 
     @property
     def _needed(self) -> bool:
@@ -83,14 +87,23 @@ class BaseFrame(BaseLease):
         hold = self._hold
         hold.session.check_usable()
         if not hold.session.settle_frame(self._feed, hold.grant.id, back=back):
-            raise FrameSettledError(
-                f"frame {self.seq} was acknowledged or given back before: asking for the next frame acknowledges, too, "
-                'unless the subscription has ack="manual"'
+            raise FrameSettledError(f"frame {self.seq} was {self._before()}")
+        self._settled = "given back before, by requeue()" if back else "acknowledged before, by ack()"
+
+    def _before(self) -> str:
+        """Say what settled the frame before, and what to do about it."""
+        if self._feed.auto and not self._settled:
+            return (
+                "acknowledged before, because the program asked for the next frame: to acknowledge or give back frames "
+                'at another time, subscribe with ack="manual"'
             )
+        how = self._settled or "acknowledged or given back before"
+        return f"{how}: acknowledge or give back each frame once, and leave out the second call"
 
     def _leave(self, error: BaseException | None) -> bool:
         """Settle it at the end of its block; True if its lease can end at once, which settles it, too."""
         hold, back = self._hold, error is not None and self._feed.queue
+        self._settled = self._settled or f"{'given back' if back else 'acknowledged'} before, by the end of its block"
         if not self._needed:
             return True
         hold.session.settle_frame(self._feed, hold.grant.id, back=back)
@@ -134,6 +147,7 @@ class Frame(BaseFrame):
             Do it although arrays are alive: the caller vouches that none is used any more.
         """
         self._hold.release(failed=False, force=force)
+        self._settled = self._settled or _RELEASED
 
     def ack(self) -> None:
         """Acknowledge the frame: in a queue nobody else gets it, in a broadcast it holds no producer back.
@@ -194,6 +208,7 @@ class AsyncFrame(BaseFrame):
     async def release(self, *, force: bool = False) -> None:
         """End the lease now; see `Frame.release`."""
         await self._client._run(_operations.release(self._hold, failed=False, force=force))  # noqa: SLF001
+        self._settled = self._settled or _RELEASED
 
     async def ack(self) -> None:
         """Acknowledge the frame; see `Frame.ack`."""

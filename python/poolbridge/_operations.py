@@ -7,7 +7,6 @@ process, and is resumed with the result or the error; it returns the operation's
 from __future__ import annotations
 
 import math
-import operator
 import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -119,9 +118,11 @@ def check_name(name: str, what: str) -> str:
         size = len(name.encode())
     except (UnicodeEncodeError, AttributeError):
         raise InvalidArgumentError(f"the {what} name {shown(name)} is no valid text") from None
-    if not 1 <= size <= MAX_NAME or _CONTROL.search(name):
+    if not 1 <= size <= MAX_NAME:
+        raise InvalidArgumentError(f"the {what} name {shown(name)} has {size} bytes: expected 1 to {MAX_NAME}")
+    if _CONTROL.search(name):
         raise InvalidArgumentError(
-            f"the {what} name {shown(name)} has {size} bytes: expected 1 to {MAX_NAME}, without control characters"
+            f"the {what} name {shown(name)} has a control character, such as a line break: take it out"
         )
     return name
 
@@ -151,10 +152,10 @@ def check_count(value: int, what: str, *, least: int = 0, most: int = U_MAX) -> 
     Raises
     ------
     InvalidArgumentError
-        It is below `least` or above `most`, or no whole number.
+        It is below `least` or above `most`, or no whole number; a bool is none.
     """
     try:
-        number = operator.index(value)
+        number = _tensor.whole(value)
     except TypeError:
         raise InvalidArgumentError(f"{what} {shown(value)} is no whole number") from None
     if not least <= number <= most:
@@ -221,7 +222,7 @@ def create_pool(
     request = Create(
         nm=check_name(name, "pool"),
         k=_check_kind(kind),
-        dv="" if device is None else str(device),
+        dv="" if device is None else str(check_device(device)),
         mx=check_bytes(max_bytes, "max_bytes", least=1),
         sx=check_bytes(session_bytes, "session_bytes"),
         ux=check_bytes(user_bytes, "user_bytes"),

@@ -64,9 +64,9 @@ def dial(path: str) -> socket.socket | None:
     except PermissionError as error:
         sock.close()
         raise AccessDeniedError(
-            f"user {os.getuid()} may not connect to {path}: {error.strerror}. Start the service with --mode 0660, for "
-            "a group, or --mode 0666, for all, its socket in a folder that this user may enter, and make pools with "
-            f"uids=[{os.getuid()}] or gids=[…] (`--pool …,uid={os.getuid()}`) for it"
+            f"user {os.getuid()} may not connect to {path!r}: {error.strerror}. Start the service with --mode 0660, "
+            "for a group, or --mode 0666, for all, its socket in a folder that this user may enter, and make pools "
+            f"with uids=[{os.getuid()}] or gids=[…] (`--pool …,uid={os.getuid()}`) for it"
         ) from error
     except OSError as error:
         sock.close()
@@ -87,7 +87,7 @@ def _not_running(path: str, error: OSError) -> str:
     else:
         what = "what is there is no socket"
     return (
-        f"the poolbridge service is not running: looked at {path} ({what}). Start it with `poolsvc serve`, "
+        f"the poolbridge service is not running: looked at {path!r} ({what}). Start it with `poolsvc serve`, "
         "or set POOLBRIDGE_SOCKET to the socket of a running one"
     )
 
@@ -141,7 +141,7 @@ class Patience:
             return sock
         if now < self._until_accepted:
             return self._next_pause(self._until_accepted - now)
-        raise ServiceStartTimeoutError(f"the service at {self._path} does not accept connections")
+        raise ServiceStartTimeoutError(f"the service at {self._path!r} does not accept connections")
 
     def _next_pause(self, left: float) -> float:
         pause, self._pause = self._pause, min(self._pause * 2, _LONGEST_PAUSE)

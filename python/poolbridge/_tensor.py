@@ -180,6 +180,19 @@ def span_of(shape: Sequence[int], strides: Sequence[int], offset: int, itemsize:
     return first, last + itemsize
 
 
+def whole(value: Any) -> int:
+    """Give a whole number as an int.
+
+    Raises
+    ------
+    TypeError
+        It is none. A bool is none either: who gives one means something else.
+    """
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
+
+
 def describe(shape: int | Iterable[int], dtype: Any) -> Description:
     """Describe a new C-contiguous tensor.
 
@@ -198,7 +211,7 @@ def describe(shape: int | Iterable[int], dtype: Any) -> Description:
     element = element_type(dtype)
     try:
         extents: Iterable[Any] = shape if isinstance(shape, Iterable) else (shape,)
-        checked = tuple(operator.index(extent) for extent in extents)
+        checked = tuple(whole(extent) for extent in extents)
     except TypeError:
         raise InvalidArgumentError(f"shape {shown(shape)} is not made of whole numbers") from None
     if len(checked) > MAX_NDIM:

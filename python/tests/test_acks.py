@@ -130,7 +130,7 @@ def test_a_block_acknowledges_a_frame_whose_array_lives_on(service, client, othe
     frames = other.subscribe("work", credit=1, ack="manual")
     with next(frames) as frame:
         array = np.asarray(frame)
-    with pytest.raises(poolbridge.FrameSettledError):
+    with pytest.raises(poolbridge.FrameSettledError, match="by the end of its block"):
         frame.ack()
     assert left(service, other) == [2]
     assert array.tolist() == [1] * 4
@@ -163,8 +163,8 @@ def test_a_frame_is_acknowledged_by_hand_where_that_was_asked_for(service, clien
     third.release()
     assert left(service, other) == [1, 4]
     assert second.to_numpy().tolist() == [2] * 4
-    for settled in second, third:
-        with pytest.raises(poolbridge.FrameSettledError, match=f"frame {settled.seq} was"):
+    for settled, how in (second, r"acknowledged before, by ack\(\)"), (third, "acknowledged before, by its release"):
+        with pytest.raises(poolbridge.FrameSettledError, match=f"frame {settled.seq} was {how}: .* once"):
             settled.ack()
         with pytest.raises(poolbridge.FrameSettledError):
             settled.requeue()
@@ -176,6 +176,17 @@ def test_a_frame_is_acknowledged_by_hand_where_that_was_asked_for(service, clien
     gc.collect()
     other.stats()
     assert client.subscribe("work").receive(60).seq == 4
+
+
+def test_a_frame_that_was_acknowledged_by_asking_for_the_next_says_so(client, queue):
+    publish(queue, 1, 2)
+    frames = client.subscribe("work")
+    first = next(frames)
+    array = np.asarray(first)
+    next(frames)
+    with pytest.raises(poolbridge.FrameSettledError, match='asked for the next frame: .* ack="manual"'):
+        first.ack()
+    assert array.tolist() == [1] * 4
 
 
 def test_a_frame_that_nobody_has_any_more_goes_back_where_it_is_acknowledged_by_hand(service, client, other, queue):
@@ -193,7 +204,7 @@ def test_a_requeued_frame_goes_to_another_though_an_array_lives_on(service, clie
     frame.requeue()
     mine.close()
     assert theirs.receive(60).to_numpy().tolist() == array.tolist()
-    with pytest.raises(poolbridge.FrameSettledError):
+    with pytest.raises(poolbridge.FrameSettledError, match=r"frame 1 was given back before, by requeue\(\): .* once"):
         frame.requeue()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from functools import partial
 from typing import get_args, get_type_hints
 
 import numpy as np
@@ -256,11 +257,48 @@ def test_bytes_of_a_pool_may_be_a_size(service, client, size, expected):
         (1e6, "is no whole number"),
         (b"1MiB", "is no whole number"),
         (None, "is no whole number"),
+        (True, "True is no whole number"),
     ],
 )
 def test_what_is_no_size_is_refused_with_what_one_is(client, size, why):
     with pytest.raises(poolbridge.InvalidArgumentError, match=f"^max_bytes .*{why}"):
         client.create_pool("sized", max_bytes=size)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client, yes: client.create_pool("p", kind="host", max_bytes=4096, session_bytes=yes),
+        lambda client, yes: client.create_pool("p", kind="host", max_bytes=4096, uids=[yes]),
+        lambda client, yes: client.create_pool("p", device=yes, max_bytes=4096),
+        lambda client, yes: client.trim(keep_bytes=yes),
+        lambda client, yes: client.allocate(yes),
+        lambda client, yes: client.allocate((4, yes)),
+        lambda client, yes: client.lease(yes, 1),
+        lambda client, yes: client.create_channel("c", capacity=yes),
+    ],
+)
+@pytest.mark.parametrize("yes", [True, False])
+def test_a_bool_is_no_number(client, ask, yes):
+    with pytest.raises(poolbridge.InvalidArgumentError, match=rf"{yes}.* whole number"):
+        ask(client, yes)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[31m"])
+def test_an_error_shows_a_control_character_of_a_name_escaped(client, name):
+    create = partial(client.create_pool, max_bytes=4096)
+    for ask in create, client.get, client.unpublish, client.create_channel, client.subscribe:
+        with pytest.raises(poolbridge.InvalidArgumentError, match="name .*has a control character") as caught:
+            ask(name)
+        assert repr(name) in str(caught.value)
+        assert name not in str(caught.value)
+
+
+def test_an_error_shows_a_control_character_of_a_socket_escaped(tmp_path):
+    path = f"{tmp_path}/a\nb"
+    with pytest.raises(poolbridge.ServiceNotRunningError, match=r"looked at '.*a\\nb'") as caught:
+        poolbridge.connect(path)
+    assert path not in str(caught.value)
 
 
 def test_help_names_every_word_that_an_argument_takes():

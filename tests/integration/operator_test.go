@@ -44,6 +44,18 @@ func TestAServiceThatMayMakeNoLargeFileNamesTheLimit(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
+// The package is in no registry.
+func TestDoctorSaysHowToInstallThePackageFromACheckout(t *testing.T) {
+	python := filepath.Join(t.TempDir(), "python")
+	script := fmt.Sprintf("#!/bin/sh\nexec '%s' -I -S \"$@\"\n", rig.Python(t).Path)
+	require.NoError(t, os.WriteFile(python, []byte(script), 0o700))
+	out, err := exec.Command(rig.Poolsvc(t), "doctor", "--python", python, "--socket", filepath.Join(t.TempDir(), "s")).Output()
+	require.Error(t, err)
+	assert.Contains(t, string(out), "poolbridge is not installed")
+	assert.Contains(t, string(out), "pip install '/path/to/poolbridge[cuda]'")
+	assert.NotContains(t, string(out), "pip install poolbridge")
+}
+
 func TestTheExitStatusOfDoctorSaysWhetherAnythingIsMissing(t *testing.T) {
 	doctor := func(env ...string) (missing bool, err error) {
 		c := exec.Command(rig.Poolsvc(t), "doctor", "--json", "--socket", filepath.Join(t.TempDir(), "s"))

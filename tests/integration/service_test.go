@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"errors"
 	"os/exec"
 	"path/filepath"
 	"testing"
@@ -98,4 +99,26 @@ func TestALimitThatThereIsNotIsAnsweredWithThoseThatThereAre(t *testing.T) {
 		require.Error(t, err, limit)
 		assert.Contains(t, string(out), want, limit)
 	}
+}
+
+func TestACommandLineThatIsNotUnderstoodNamesTheHelpAndFailsWithTwo(t *testing.T) {
+	for _, one := range []struct {
+		args []string
+		help string
+	}{
+		{[]string{"nonsense"}, "poolsvc --help"},
+		{[]string{"--nonsense"}, "poolsvc --help"},
+		{[]string{"serve", "--nonsense"}, "poolsvc serve --help"},
+		{[]string{"pools", "x"}, "poolsvc pools --help"},
+		{[]string{"export"}, "poolsvc export --help"},
+	} {
+		out, err := exec.Command(rig.Poolsvc(t), one.args...).CombinedOutput()
+		failed, ok := errors.AsType[*exec.ExitError](err)
+		require.True(t, ok, "%v", err)
+		assert.Equal(t, 2, failed.ExitCode(), "%q", one.args)
+		assert.Contains(t, string(out), "see "+one.help, "%q", one.args)
+	}
+	out, err := exec.Command(rig.Poolsvc(t), "nonsense").CombinedOutput()
+	require.Error(t, err)
+	assert.Contains(t, string(out), `no command "nonsense"`)
 }

@@ -65,10 +65,10 @@ func (c *chart) python(ctx context.Context, interpreter string) {
 		c.ok("packages", "%s", strings.Join(have, ", "))
 	}
 	if slices.Contains(lack, "poolbridge") {
-		c.missing("packages", "pip install poolbridge into it", "poolbridge is not installed")
+		c.missing("packages", "install it from a checkout: pip install '/path/to/poolbridge[cuda]'", "poolbridge is not installed")
 	}
 	if slices.Contains(lack, "cuda-core") {
-		c.warn("packages", "pip install 'poolbridge[cuda]' to use GPU memory", "cuda-core is not installed")
+		c.warn("packages", "pip install 'cuda-core>=1.1,<2,!=1.3.0' 'cuda-bindings>=12.9,<14' to use GPU memory", "cuda-core is not installed")
 	}
 	if v := found.Packages["cuda-core"]; v != nil {
 		switch {

@@ -1,0 +1,23 @@
+// Package bytesize writes numbers of bytes for people.
+package bytesize
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Text is n with its unit: "512 bytes". From 1 MiB on the same follows, rounded, in MiB, GiB or TiB: "1610612736 bytes (1.5 GiB)".
+func Text(n uint64) string {
+	text := strconv.FormatUint(n, 10) + " bytes"
+	for _, unit := range []struct {
+		name  string
+		shift uint
+	}{{"TiB", 40}, {"GiB", 30}, {"MiB", 20}} {
+		if n >= 1<<unit.shift {
+			rounded := strconv.FormatFloat(float64(n)/float64(uint64(1)<<unit.shift), 'f', 1, 64)
+			return fmt.Sprintf("%s (%s %s)", text, strings.TrimSuffix(rounded, ".0"), unit.name)
+		}
+	}
+	return text
+}
