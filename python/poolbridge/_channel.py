@@ -137,7 +137,7 @@ class Channel(BaseChannel):
         ClosedError
             It was shut before.
         """
-        self._client._run(_channel_operations.shut(self._info))  # noqa: SLF001
+        self._client._run(_channel_operations.shut(self._client._session, self._info))  # noqa: SLF001
 
     def close(self) -> None:
         """Close the channel for all, as `shut` does; nothing happens if that was done before."""
@@ -177,7 +177,7 @@ class AsyncChannel(BaseChannel):
 
     async def shut(self) -> None:
         """Close the channel for all; see `Channel.shut`."""
-        await self._client._run(_channel_operations.shut(self._info))  # noqa: SLF001
+        await self._client._run(_channel_operations.shut(self._client._session, self._info))  # noqa: SLF001
 
     async def close(self) -> None:
         """Close the channel for all; see `Channel.close`."""

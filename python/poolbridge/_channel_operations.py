@@ -158,9 +158,12 @@ def open_channel(session: Session, name: str, *, timeout: float | None) -> Flow[
     return channel
 
 
-def shut(channel: Channel) -> Flow[None]:
+def shut(session: Session, channel: Channel) -> Flow[None]:
     """Close a channel for all."""
     yield Ask(Shut(ch=channel.id), Reply)
+    producer = session.producers.get(channel.id)
+    if producer is not None:
+        producer.over = True
 
 
 # Sending

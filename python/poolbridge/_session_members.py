@@ -86,6 +86,12 @@ class SessionMembers(SessionMemory):
             self._leave(member)
             self._flush()
 
+    def retire(self, producer: SharedProducer) -> None:
+        """End the part of a producer whose channel was shut. The lock is held."""
+        if self.producers.get(producer.channel.id) is producer:
+            del self.producers[producer.channel.id]
+        self._leave(producer)
+
     def _leave(self, member: Any) -> None:
         if member not in self.core.members:
             return

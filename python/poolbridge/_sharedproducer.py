@@ -32,12 +32,15 @@ class SharedProducer(Membership):
     ----------
     loans
         The leases that the channel has, by the block, each with what its next writer waits for besides.
+    over
+        Whether the channel was shut: once all leases are back, this producer leaves.
     """
 
     def __init__(self, session: Session, channel: Channel, native: _native.Producer, member: int) -> None:
         super().__init__(session, channel, "producer", native, member)
         self.native = native
         self.loans: dict[int, Spare] = {}
+        self.over = False
         self._descriptions: dict[Description, tuple[int, bytes]] = {}
         self._count = 0
         self._last: tuple[Description | None, tuple[int, bytes]] = (None, (0, b""))
@@ -214,8 +217,10 @@ def _send(
             elif result is condition.NO_ROOM:
                 raise PoolLimitError(f"channel {channel.nm!r} is full: it keeps {channel.cp} frames{_who(producer)}")
             elif result is condition.END:
+                producer.over = True
                 raise ClosedError(f"channel {channel.nm!r} was shut")
             elif result is condition.DESTROYED:
+                producer.over = True
                 raise producer.destroyed()
             else:
                 yield from producer.evicted()

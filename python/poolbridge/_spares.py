@@ -94,9 +94,11 @@ class Spares:
 
     def collect(self, pool: int) -> None:
         """Take what has come back from the channels of a pool."""
-        for producer in self._session.producers.values():
+        for producer in list(self._session.producers.values()):
             if producer.channel.pl == pool:
                 producer.collect()
+                if producer.over and not producer.loans:
+                    self._session.retire(producer)
 
     def put(self, spare: Spare) -> None:
         """Keep a lease that came back, or release it where it cannot be kept."""

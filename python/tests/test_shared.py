@@ -188,6 +188,18 @@ def test_another_client_gets_the_memory_that_a_producer_keeps(service):
         waiting.join()
 
 
+def test_a_producer_leaves_a_channel_that_was_shut_once_its_leases_are_back(client, other):
+    for number in range(70):  # more than a session may have members
+        channel = client.create_channel("c", shared=True, capacity=2)
+        frames = other.subscribe("c")
+        publish(client, channel, number)
+        assert next(frames).to_numpy().tolist() == [number] * 4
+        frames.close()
+        channel.shut()
+    client.allocate(4).release()
+    assert len(client._session.core.members) <= 1
+
+
 # Members
 
 
