@@ -21,7 +21,8 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 		n = newest
 	}
 	h := -1
-	if c.dropping() {
+	switch {
+	case c.dropping():
 		if h = c.holds.free(); h < 0 {
 			return false, c.tooMany()
 		}
@@ -34,9 +35,9 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 			c.unhold(h)
 			return false, err
 		}
-	} else if c.inHands == MaxInHand {
+	case c.inHands == MaxInHand:
 		return false, c.tooMany()
-	} else if n-c.floor >= c.slots { // the channel cannot go on so far while this consumer takes part
+	case n-c.floor >= c.slots: // the channel cannot go on so far while this consumer takes part
 		if err := c.takesPart(); err != nil {
 			return false, err
 		}

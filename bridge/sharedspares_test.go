@@ -1,0 +1,278 @@
+package bridge
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func TestAPoolOfOneBlockMoreThanTheChannelKeepsIsEnough(t *testing.T) {
+	const capacity = 3
+	for _, mode := range []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue} {
+		t.Run(string(mode), func(t *testing.T) {
+			s := pair(t, hostPool("p", (capacity+1)<<16), mempool.ChannelSpec{Mode: mode, Capacity: capacity})
+			from := s.follow(t, mempool.SubscribeOptions{})
+			var sender sync.WaitGroup
+			const frames = 300
+			sender.Go(func() {
+				for n := range uint64(frames) {
+					if !assert.NoError(t, sendFrame(context.Background(), s.pool, s.from, n, 1<<16, mempool.FrameOptions{})) {
+						return
+					}
+				}
+			})
+			defer sender.Wait()
+			for n := range uint64(frames) {
+				require.NoError(t, receive(t, from, n).Release())
+			}
+		})
+	}
+}
+
+func TestASteadySharedStreamAsksTheServiceForNothing(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 4})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	n := uint64(0)
+	round := func(frames int) (calls uint32, buffers map[uint64]struct{}) {
+		buffers = make(map[uint64]struct{})
+		for range frames {
+			s.send(t, n)
+			f := receive(t, from, n)
+			buffers[f.Lease.Info().Buffer] = struct{}{}
+			require.NoError(t, f.Release())
+			n++
+		}
+		for _, c := range []*Client{s.producer, s.consumer} {
+			c.mu.Lock()
+			calls += c.lastQ
+			c.mu.Unlock()
+		}
+		return calls, buffers
+	}
+	warm, first := round(20)
+	calls, later := round(200)
+	assert.Equal(t, warm, calls)
+	assert.Equal(t, first, later, "the same buffers again and again")
+	assert.LessOrEqual(t, len(first), 5)
+}
+
+func TestWhatAnIdleProducerKeepsIsThereForOthers(t *testing.T) {
+	s := pair(t, hostPool("p", 8<<16), mempool.ChannelSpec{Capacity: 3})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	for n := range uint64(12) {
+		s.send(t, n)
+		require.NoError(t, receive(t, from, n).Release())
+	}
+	other, err := s.consumer.OpenPool(t.Context(), "p", 0)
+	require.NoError(t, err)
+	for range 8 - 3 { // the channel keeps three
+		l, err := other.Allocate(t.Context(), mempool.Bytes(1<<16), patience)
+		require.NoError(t, err)
+		defer l.Release(false)
+	}
+}
+
+func TestAnIdleProducerReleasesWhatItKeeps(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 3})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	for n := range uint64(12) {
+		s.send(t, n)
+		require.NoError(t, receive(t, from, n).Release())
+	}
+	eventually(t, func() bool { return s.svc.Stats().Buffers == 3 })
+	require.NoError(t, s.from.Shut(t.Context()))
+	f, err := from.next(t.Context())
+	require.NoError(t, err)
+	assert.Nil(t, f)
+	from.abandon()
+	eventually(t, func() bool { return s.svc.Stats().Buffers == 0 })
+	eventually(t, func() bool {
+		shared := &s.producer.shared
+		shared.mu.Lock()
+		defer shared.mu.Unlock()
+		return len(shared.producers)+len(shared.members) == 0
+	})
+	again := makeChannel(t, s.producer, s.pool, mempool.ChannelSpec{Capacity: 3, Shared: true})
+	require.NoError(t, sendFrame(t.Context(), s.pool, again, 1, 1<<16, mempool.FrameOptions{}), "a channel of the same name")
+	err = sendFrame(t.Context(), s.pool, s.from, 1, 1<<16, mempool.FrameOptions{})
+	assert.ErrorIs(t, err, ErrClosed)
+}
+
+// unfinished has a consumer release a frame while its work goes on. The frame's block has come back. Another is in the channel.
+func unfinished(t *testing.T, blocks uint64) (s *sharedPair, finish func()) {
+	s = pair(t, hostPool("p", blocks<<16), mempool.ChannelSpec{Capacity: 1})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	s.send(t, 1)
+	f := receive(t, from, 1)
+	clock, err := s.consumer.Clock(t.Context())
+	require.NoError(t, err)
+	word, err := clock.Word()
+	require.NoError(t, err)
+	busy := clock.Next(word)
+	require.NoError(t, f.Lease.end(false, busy))
+	f.Lease.leave()
+	s.send(t, 2)
+	return s, sync.OnceFunc(func() { assert.NoError(t, clock.Reach(busy)) })
+}
+
+func TestTheNextFrameIsWrittenWhenTheReadersOfTheLastAreDone(t *testing.T) {
+	s, finish := unfinished(t, 2)
+	l := allocate(t, s.pool, 1<<16)
+	require.Len(t, l.Info().Wait, 1)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, l.WaitOn(ended, mempool.CPU), context.Canceled)
+	written := make(chan error)
+	go func() { written <- l.CopyFrom(0, []byte("second")) }()
+	m, err := l.mem.Memory(false)
+	require.NoError(t, err)
+	first := make([]byte, 1<<16)
+	require.NoError(t, m.CopyTo(first, 0))
+	assert.Equal(t, frameOf(1, 1<<16), first, "nobody has overwritten it")
+	finish()
+	require.NoError(t, <-written)
+	require.NoError(t, l.Release(false))
+}
+
+func TestMemoryOnWhichWorkIsUnderWayIsTakenLast(t *testing.T) {
+	s, finish := unfinished(t, 3)
+	defer finish()
+	for _, tickets := range []int{0, 1} {
+		l := allocate(t, s.pool, 1<<16)
+		assert.Len(t, l.Info().Wait, tickets)
+		defer l.Release(false)
+	}
+	_, err := s.pool.Allocate(t.Context(), mempool.Bytes(1<<16), 0)
+	assert.ErrorIs(t, err, ErrLimit)
+}
+
+func TestMemoryIsReleasedWhenTheReadersOfTheLastFrameAreDone(t *testing.T) {
+	for what, do := range map[string]func(t *testing.T, s *sharedPair){
+		"wanted": func(*testing.T, *sharedPair) {},
+		"released by the user": func(t *testing.T, s *sharedPair) {
+			require.NoError(t, allocate(t, s.pool, 1<<16).Release(false))
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s, finish := unfinished(t, 2)
+			defer finish()
+			do(t, s)
+			other, err := s.consumer.OpenPool(t.Context(), "p", 0)
+			require.NoError(t, err)
+			_, err = other.Allocate(t.Context(), mempool.Bytes(1<<16), 50*time.Millisecond)
+			require.ErrorIs(t, err, ErrLimit)
+			asked := make(chan error)
+			go func() {
+				l, err := other.Allocate(context.Background(), mempool.Bytes(1<<16), patience)
+				if err == nil {
+					err = l.Release(false)
+				}
+				asked <- err
+			}()
+			finish()
+			require.NoError(t, <-asked)
+		})
+	}
+}
+
+func TestWhatTheServiceDoesNotKnowOfIsWaitedForBeforeItHasTheMemory(t *testing.T) {
+	s, finish := unfinished(t, 2)
+	defer finish()
+	direct := makeChannel(t, s.producer, s.pool, mempool.ChannelSpec{Name: "direct", Capacity: 1})
+	l := allocate(t, s.pool, 1<<16)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, l.Publish(ended, mempool.Publication{Name: "x"}), context.Canceled)
+	_, err := direct.Publish(ended, l, mempool.FrameOptions{})
+	require.ErrorIs(t, err, context.Canceled)
+	finish()
+	_, err = direct.Publish(t.Context(), l, mempool.FrameOptions{})
+	require.NoError(t, err)
+	assert.Zero(t, producerLeases(t, s.producer))
+}
+
+func TestMemoryOfOtherSizesIsNotKeptFromAnAllocationThatDoesNotWait(t *testing.T) {
+	s := pair(t, hostPool("p", 4<<16), mempool.ChannelSpec{Capacity: 1})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	for n := range uint64(6) {
+		s.send(t, n)
+		require.NoError(t, receive(t, from, n).Release())
+	}
+	for range 2 {
+		defer allocate(t, s.pool, 1<<16).Release(false)
+	}
+	require.NoError(t, sendFrame(t.Context(), s.pool, s.from, 6, 1<<16, mempool.FrameOptions{}))
+	l, err := s.pool.Allocate(t.Context(), mempool.Bytes(1<<16-8), 0) // the last block is that of frame 5, which has come back
+	require.NoError(t, err)
+	require.NoError(t, l.Release(false))
+}
+
+func TestADestroyedPoolGetsItsMemoryBackWhenConsumersLetGo(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 4})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	for n := range uint64(3) {
+		s.send(t, n)
+	}
+	f := receive(t, from, 0)
+	require.NoError(t, s.pool.Destroy(t.Context()))
+	eventually(t, func() bool { return s.svc.Stats().Buffers == 1 })
+	n, err := verify(f)
+	require.NoError(t, err)
+	assert.Zero(t, n)
+	require.NoError(t, f.Release())
+	settled(t, s.svc)
+}
+
+func TestTrimmingGivesBackWhatTheClientKeeps(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 2})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	for n := range uint64(6) {
+		s.send(t, n)
+		require.NoError(t, receive(t, from, n).Release())
+	}
+	require.Greater(t, s.svc.Stats().Buffers, 2)
+	_, err := s.pool.Trim(t.Context(), 0)
+	require.NoError(t, err)
+	assert.Equal(t, 2, s.svc.Stats().Buffers, "those in the channel")
+}
+
+func TestAReleaseWithoutAPlaceForItsTicketWaitsForTheWork(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 1})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	clock, err := s.consumer.Clock(t.Context())
+	require.NoError(t, err)
+	var tickets []mempool.Ticket
+	for range 2 {
+		word, err := clock.Word()
+		require.NoError(t, err)
+		tickets = append(tickets, clock.Next(word))
+	}
+	end := func(n uint64, done ...mempool.Ticket) error {
+		s.send(t, n)
+		f := receive(t, from, n)
+		defer f.Lease.leave()
+		return f.Lease.end(false, done...)
+	}
+	require.NoError(t, end(1, tickets[0]))
+	for n := range uint64(63) {
+		require.NoError(t, end(2+n))
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- end(65, tickets[1]) }() // whose ticket would stand in the place of the first
+	eventually(t, func() bool { return s.from.client.shared.producers[s.from.info.ID].native.Lent() == 2 })
+	select {
+	case err := <-ended:
+		t.Fatal("it did not wait: ", err)
+	default:
+	}
+	require.NoError(t, clock.Reach(tickets[1]))
+	require.NoError(t, <-ended)
+	s.send(t, 66)
+	require.NoError(t, clock.Reach(tickets[0]))
+}
