@@ -69,15 +69,14 @@ func listen(path string, svc *mempool.Service, c ServerConfig, limits limits) (*
 	if c.MaxWaits == 0 {
 		c.MaxWaits = defaultWaits
 	}
-	files := sessionFDs*c.MaxSessions + svc.Files()
-	room, err := seqpacket.Reserve(files)
+	files := sessionFDs * c.MaxSessions
+	room, err := seqpacket.Reserve(files + svc.Files())
 	if err != nil {
 		return nil, err
 	}
 	if room < files {
-		c.Log.Warn("too few file descriptors for all sessions and shared channels: raise the limit (LimitNOFILE= in a unit of systemd, "+
-			"ulimit -n), or lower --limit sessions=N and members=N", "descriptors", room, "sessions", c.MaxSessions, "descriptors_each", sessionFDs,
-			"shared_channels", svc.Files())
+		c.Log.Warn("too few file descriptors for all sessions: raise the limit (LimitNOFILE= in a unit of systemd, ulimit -n), or lower "+
+			"--limit sessions=N", "descriptors", room, "sessions", c.MaxSessions, "descriptors_each", sessionFDs)
 	}
 	l, err := seqpacket.Listen(path, seqpacket.ListenConfig{Mode: c.Mode,
 		OnPause: func(err error) { c.Log.Warn("connections have to wait", "error", err) }})

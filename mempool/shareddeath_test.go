@@ -116,6 +116,33 @@ func TestABlockOfAProducerThatLeftWaitsForItsOwnWork(t *testing.T) {
 	p.reach(ticket)
 }
 
+// A block comes back to its producer before the consumers' work on it is done. The producer waits for that, if it lives.
+func TestABlockThatCameBackToAProducerThatDiedWaitsForTheConsumersWork(t *testing.T) {
+	for name, leaves := range map[string]bool{"that left": true, "that did not": false} {
+		t.Run(name, func(t *testing.T) {
+			r := shareFrames(t, ChannelSpec{Capacity: 1}, 2)
+			p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+			first := p.send()
+			ticket := c.ticket()
+			c.done(c.next(), ticket)
+			other := r.produce(hire(t, r.svc))
+			other.send() // the channel keeps none of the first producer's any more
+			assert.Equal(t, []*Lease{first}, p.back())
+			if leaves {
+				p.leave()
+			}
+			gone, _ := p.end()
+			gone()
+			l, err := r.owner.Allocate(t.Context(), r.pool.info.ID, Bytes(10), 0)
+			require.NoError(t, err)
+			assert.Equal(t, []Ticket{ticket}, l.Info().Wait)
+			c.reach(ticket)
+			release(t, l)
+			assert.True(t, first.buffer.failed, "it was not in the channel")
+		})
+	}
+}
+
 func TestAProducerThatLeavesFirstLeavesNothingBehind(t *testing.T) {
 	r := shareFrames(t, ChannelSpec{Capacity: 2}, 4)
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
@@ -164,6 +191,21 @@ func TestTicketsOfADeadProducerAreLetGoThoughTheServiceWasNotToldOfThem(t *testi
 	gone()
 	assert.True(t, passed(word(), f.Ready.Value), "nobody waits for a process that is gone")
 	assert.False(t, kept(word(), f.Ready.Value), "and the content is incomplete")
+}
+
+func TestATicketOfWhichNoRecordIsLeftIsLetGo(t *testing.T) {
+	r := shareFrames(t, ChannelSpec{Capacity: 1}, 4)
+	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{Full: DropOldest})
+	p.publish(p.alloc(), Ticket{Word: 1, Value: 5})
+	f := c.next()
+	other := p.alloc()
+	for range 100 { // so that the record of the first frame is another's
+		p.publish(other, Ticket{})
+	}
+	gone, _ := p.end()
+	assert.False(t, passed(p.page.Load(f.Ready.Word), f.Ready.Value))
+	gone()
+	assert.True(t, passed(p.page.Load(f.Ready.Word), f.Ready.Value))
 }
 
 func TestTicketsOfADeadConsumerAreLetGo(t *testing.T) {

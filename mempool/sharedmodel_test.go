@@ -222,7 +222,7 @@ func (r *troupe) check() {
 }
 
 func TestMembersThatComeAndGoLoseNoFrameThatIsInHand(t *testing.T) {
-	for seed := range uint64(150) {
+	for seed := range uint64(60) {
 		dice := rand.New(rand.NewPCG(seed, 3))
 		spec := ChannelSpec{Capacity: 1 + dice.IntN(4), Mode: []ChannelMode{Broadcast, WorkQueue}[seed%2]}
 		if spec.Mode == WorkQueue {

@@ -3,6 +3,7 @@ package mempool
 import (
 	"context"
 	"errors"
+	"os"
 	"testing"
 	"time"
 
@@ -60,15 +61,18 @@ func (s *seat) enter() {
 	s.came = append(s.came, others...)
 }
 
-// arrived takes the members that the session was told of. The file of one that nobody needs any more is closed, and not sent.
-func (s *seat) arrived() (came []MemberCame) {
-	for _, m := range append(s.came, told[MemberCame](s.worker)...) {
-		if _, err := m.File.Stat(); err == nil && m.Channel == s.rig.info.ID {
-			came = append(came, m)
+// arrived gives add the members of a role that the session was told of. The file of one that nobody needs any more is closed, and not sent.
+func (s *seat) arrived(role MemberRole, add func(slot int, id uint64, f *os.File) error) {
+	s.rig.Helper()
+	came := append(s.came, told[MemberCame](s.worker)...)
+	s.came = nil
+	s.svc.mu.Lock() // or the file could be closed just now
+	defer s.svc.mu.Unlock()
+	for _, m := range came {
+		if _, err := m.File.Stat(); err == nil && m.Role == role && m.Channel == s.rig.info.ID {
+			require.NoError(s.rig, add(m.Slot, m.Member, m.File))
 		}
 	}
-	s.came = nil
-	return came
 }
 
 // leave leaves in the books.
@@ -98,11 +102,7 @@ func (r *sharedRig) produce(w *worker) *source {
 
 func (s *source) meet() {
 	s.rig.Helper()
-	for _, m := range s.arrived() {
-		if m.Role == Consumer {
-			require.NoError(s.rig, s.AddCursor(m.Slot, m.Member, m.File))
-		}
-	}
+	s.arrived(Consumer, s.AddCursor)
 }
 
 func (s *source) alloc() *Lease {
@@ -163,11 +163,7 @@ func (r *sharedRig) consume(w *worker, spec MemberSpec) *sink {
 
 func (s *sink) try() (*shmchannel.Frame, error) {
 	s.rig.Helper()
-	for _, m := range s.arrived() {
-		if m.Role == Producer {
-			require.NoError(s.rig, s.AddTrack(m.Slot, m.Member, m.File))
-		}
-	}
+	s.arrived(Producer, s.AddTrack)
 	f := new(shmchannel.Frame)
 	ok, err := s.TryTake(f)
 	if !ok {
