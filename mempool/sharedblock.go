@@ -116,21 +116,31 @@ func (m *member) uses() (u use) {
 // lending is what channels need of the blocks of producers that leave.
 type lending map[*member]use
 
+// needs says whether one of the channels needs a block. Service.mu is held.
+func (of lending) needs(b *block) bool {
+	for m, u := range of {
+		if m.shared.channel.pool == b.pool && u.needs(b) {
+			return true
+		}
+	}
+	return false
+}
+
 // keep keeps the buffer of a write lease that is about to end, and says whether a channel needs it. Those that came back to the producer are
 // kept as well, until it is told which work of consumers on them is under way: see letGo. Service.mu is held.
 func (of lending) keep(l *Lease) (needed bool) {
 	b := l.buffer
-	for m, u := range of {
+	for m := range of {
 		if m.shared.channel.pool != b.block.pool || !l.write {
 			continue
 		}
-		needed = needed || u.needs(b.block)
-		if _, again := m.shared.kept[b]; !again {
-			m.shared.kept[b] = m
+		sh := m.shared
+		if sh.kept[b] == nil {
 			b.frames++
 		}
+		sh.kept[b] = append(sh.kept[b], m)
 	}
-	return needed
+	return of.needs(b.block)
 }
 
 // expel takes the members of a session out that has ended, and returns what the channels need of its blocks. Service.mu is held.
@@ -180,14 +190,14 @@ func (m *member) promise() {
 // letGo gives the buffers back that neither the channel nor a consumer needs any more. Service.mu is held.
 func (sh *shared) letGo() {
 	var free []*buffer
-	uses := make(map[*member]use)
-	for b, m := range sh.kept {
-		u, known := uses[m]
-		if !known {
-			u = m.uses()
-			uses[m] = u
+	uses := make(lending)
+	for b, producers := range sh.kept {
+		for _, m := range producers {
+			if _, known := uses[m]; !known {
+				uses[m] = m.uses()
+			}
 		}
-		if !u.needs(b.block) {
+		if !slices.ContainsFunc(producers, func(m *member) bool { return uses[m].needs(b.block) }) {
 			free = append(free, b)
 		}
 	}
@@ -199,9 +209,9 @@ func (sh *shared) letGo() {
 		return
 	}
 	for _, b := range free {
-		m := sh.kept[b]
+		work := done.and(sh.kept[b][0].timeline.outstanding()) // all are of one session
 		delete(sh.kept, b)
-		b.block.tickets = done.and(m.timeline.outstanding()).and(b.block.tickets).pending()
+		b.block.tickets = work.and(b.block.tickets).pending()
 		b.frames--
 		b.settle()
 	}

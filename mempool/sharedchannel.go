@@ -12,11 +12,12 @@ import (
 type shared struct {
 	channel *channel
 	host    *shmchannel.Host
-	members map[uint64]*member  // that have a slot, by id
-	last    uint64              // the greatest id of a member
-	kept    map[*buffer]*member // buffers of producers that left, which the channel or a consumer still needs
-	tended  bool                // somebody looks again and again whether what left is still needed
-	doubts  doubts
+	members map[uint64]*member // that have a slot, by id
+	last    uint64             // the greatest id of a member
+	// kept are buffers that the channel or a consumer may still need, of producers that left. One of these has published it.
+	kept   map[*buffer][]*member
+	tended bool // somebody looks again and again whether what left is still needed
+	doubts doubts
 }
 
 var (
@@ -43,7 +44,7 @@ func newShared(ch *channel) (*shared, error) {
 	}
 	svc.sharedChannels++
 	ch.pool.indexLent()
-	return &shared{channel: ch, host: host, members: make(map[uint64]*member), kept: make(map[*buffer]*member)}, nil
+	return &shared{channel: ch, host: host, members: make(map[uint64]*member), kept: make(map[*buffer][]*member)}, nil
 }
 
 // unshared refuses what cannot be done with a channel whose frames go through shared memory.

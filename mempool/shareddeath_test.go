@@ -160,6 +160,30 @@ func TestAProducerThatLeavesFirstLeavesNothingBehind(t *testing.T) {
 	checkBooks(t, r.svc)
 }
 
+func TestLeasesEndWithTheLastProducerOfTheirSessionInTheChannel(t *testing.T) {
+	r := shareFrames(t, ChannelSpec{Capacity: 2}, 4)
+	w := hire(t, r.svc)
+	c := r.consume(hire(t, r.svc), MemberSpec{Full: DropOldest})
+	first, second := r.produce(w), r.produce(w)
+	a, b := first.send(), second.send()
+	f, g := c.next(), c.next()
+	first.leave()
+	assert.Zero(t, r.kept())
+	c.done(g, Ticket{})
+	for range 2 {
+		second.send()
+	}
+	assert.Equal(t, []*Lease{b}, second.back(), "it is the second producer's, and has come back to it")
+	second.leave()
+	require.ErrorIs(t, w.Release(a.ID(), false, nil), ErrReleased, "its frame is in hand")
+	require.NoError(t, w.Release(b.ID(), false, nil))
+	assert.Equal(t, 3, r.kept())
+	c.done(f, Ticket{})
+	require.NoError(t, r.owner.ShutChannel(r.info.ID))
+	c.quit()
+	r.awaitStands(0, 0)
+}
+
 func TestAProducerCannotLeaveWhileItCannotBeToldWhatIsNeeded(t *testing.T) {
 	r := shareFrames(t, ChannelSpec{Capacity: 2}, 4)
 	p := r.produce(hire(t, r.svc))

@@ -60,8 +60,9 @@ func (s *Session) sharedChannel(id uint64) (*shared, error) {
 	return ch.shared, nil
 }
 
-// LeaveChannel takes a member out that does not take part any more. A consumer has said so in the shared memory before. Of a producer, the
-// write leases end whose buffers are still in the channel or in consumers' hands: the buffers stay until they are neither.
+// LeaveChannel takes a member out that does not take part any more. A consumer has said so in the shared memory before. With the last
+// producer that the session has in the channel, the write leases end whose buffers are still in the channel or in consumers' hands: the
+// buffers stay until they are neither.
 //
 // Errors: [ErrNotFound], [ErrClosed]; [ErrBusy] for a producer while it cannot be told which buffers are needed.
 func (s *Session) LeaveChannel(channel, id uint64) error {
@@ -83,22 +84,30 @@ func (s *Session) LeaveChannel(channel, id uint64) error {
 // leaveProducer is LeaveChannel for a producer. Service.mu is held.
 func (m *member) leaveProducer() error {
 	sh := m.shared
-	var u use // all that the channel will need: the session publishes nothing more
-	ok := true
-	var done tickets // of work on blocks that have come back
-	if m.entered {
-		u = m.uses()
-		done, ok = sh.consumersDone()
+	lent, last, all := make(lending), true, false // what the channel will need: these publish nothing more
+	for own := range m.session.members {
+		if own.shared != sh || own.role() != Producer || !own.entered {
+			continue
+		}
+		lent[own] = own.uses()
+		all = all || lent[own].all
+		last = last && (own == m || own.left)
 	}
-	if u.all || !ok {
+	if !last {
+		m.leave(true)
+		sh.tidy()
+		return nil
+	}
+	done, ok := sh.consumersDone() // of work on blocks that have come back
+	if all || !ok {
 		return situation(ErrBusy, "a consumer of channel %q takes or releases a frame at this moment; try again", sh.channel.info.Name)
 	}
 	m.leave(true)
 	for _, l := range slices.Collect(maps.Values(m.session.leases)) {
 		switch b := l.buffer; {
 		case !l.write || b.block.pool != sh.channel.pool:
-		case u.needs(b.block):
-			lending{m: u}.keep(l)
+		case lent.needs(b.block):
+			lent.keep(l)
 			l.end(false, nil)
 		default:
 			b.block.tickets = b.block.tickets.more(done)

@@ -3,6 +3,7 @@ package mempool
 import (
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -11,7 +12,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 )
 
-// troupe is a shared channel whose members come and go by chance. Each has a session of its own.
+// troupe is a shared channel whose members come and go by chance. Producers may share a session.
 type troupe struct {
 	*sharedRig
 	dice    *rand.Rand
@@ -48,7 +49,13 @@ func (r *troupe) pick(n int) int { return r.dice.IntN(n) }
 func (r *troupe) step() {
 	switch n := r.pick(20); {
 	case n == 0 && len(r.sources) < 4:
-		r.sources = append(r.sources, &player{source: r.produce(hire(r, r.svc))})
+		var w *worker
+		if len(r.sources) > 0 && r.pick(2) == 0 {
+			w = r.sources[0].worker
+		} else {
+			w = hire(r, r.svc)
+		}
+		r.sources = append(r.sources, &player{source: r.produce(w)})
 	case n == 1 && len(r.sinks) < 4:
 		spec := MemberSpec{Oldest: r.pick(2) == 0}
 		if r.info.Mode == Broadcast {
@@ -56,10 +63,7 @@ func (r *troupe) step() {
 		}
 		r.sinks = append(r.sinks, &viewer{sink: r.consume(hire(r, r.svc), spec), alive: true})
 	case n == 2 && len(r.sources) > 0:
-		i := r.pick(len(r.sources))
-		gone, _ := r.sources[i].end()
-		r.ended = append(r.ended, gone)
-		r.sources = append(r.sources[:i], r.sources[i+1:]...)
+		r.end(r.sources[r.pick(len(r.sources))].worker)
 	case n == 3 && len(r.sinks) > 0:
 		i := r.pick(len(r.sinks))
 		v := r.sinks[i]
@@ -81,15 +85,16 @@ func (r *troupe) step() {
 			v.said = true
 		}
 	case n == 6 && len(r.sources) > 0:
-		i := r.pick(len(r.sources))
-		a := r.sources[i]
-		if err := a.LeaveChannel(r.info.ID, a.member.ID); err != nil {
-			require.ErrorIs(r, err, ErrBusy)
-			return
+		w := r.sources[r.pick(len(r.sources))].worker
+		for _, a := range r.sources {
+			if a.worker != w {
+				continue
+			}
+			if err := w.LeaveChannel(r.info.ID, a.member.ID); err != nil {
+				require.ErrorIs(r, err, ErrBusy)
+			}
 		}
-		gone, _ := a.end() // it may have leases on blocks that have come back
-		r.ended = append(r.ended, gone)
-		r.sources = append(r.sources[:i], r.sources[i+1:]...)
+		r.end(w) // it may have leases on blocks that have come back
 	case n == 7:
 		r.reach()
 	case n < 12 && len(r.sources) > 0:
@@ -99,6 +104,13 @@ func (r *troupe) step() {
 	case len(r.sinks) > 0:
 		r.releaseSome(r.sinks[r.pick(len(r.sinks))])
 	}
+}
+
+// end ends the session of producers.
+func (r *troupe) end(w *worker) {
+	gone, _ := w.end()
+	r.ended = append(r.ended, gone)
+	r.sources = slices.DeleteFunc(r.sources, func(a *player) bool { return a.worker == w })
 }
 
 // isOver says whether the consumer's session has ended.
@@ -240,8 +252,10 @@ func TestMembersThatComeAndGoLoseNoFrameThatIsInHand(t *testing.T) {
 		for _, gone := range r.ended {
 			gone()
 		}
-		for _, a := range r.sources {
-			a.die()
+		for len(r.sources) > 0 {
+			w := r.sources[0].worker
+			r.end(w)
+			r.ended[len(r.ended)-1]()
 		}
 		for _, v := range r.sinks {
 			v.die()

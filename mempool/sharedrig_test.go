@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -38,7 +39,8 @@ type seat struct {
 	*worker
 	rig    *sharedRig
 	member Member
-	came   []MemberCame // that its end was not given yet
+	came   []MemberCame // with the reply to enter
+	known  int          // of the worker's others
 }
 
 func (r *sharedRig) sit(w *worker, spec MemberSpec) *seat {
@@ -64,8 +66,9 @@ func (s *seat) enter() {
 // arrived gives add the members of a role that the session was told of. The file of one that nobody needs any more is closed, and not sent.
 func (s *seat) arrived(role MemberRole, add func(slot int, id uint64, f *os.File) error) {
 	s.rig.Helper()
-	came := append(s.came, told[MemberCame](s.worker)...)
-	s.came = nil
+	s.others = append(s.others, told[MemberCame](s.worker)...)
+	came := slices.Concat(s.came, s.others[s.known:])
+	s.came, s.known = nil, len(s.others)
 	s.svc.mu.Lock() // or the file could be closed just now
 	defer s.svc.mu.Unlock()
 	for _, m := range came {

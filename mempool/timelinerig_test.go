@@ -16,6 +16,7 @@ type worker struct {
 	id      uint64   // of its timeline
 	next    uint64   // of its tickets, all in word 7
 	notices []Notice // guarded by Service.mu
+	others  []MemberCame
 }
 
 const workerWord = 7
