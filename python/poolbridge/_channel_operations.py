@@ -14,7 +14,7 @@ from poolbridge import (
     _membership,
     _order,
     _ring,
-    _sharedconsumer,
+    _shared_operations,
     _sharedproducer,
     _sources,
     _tensor,
@@ -278,7 +278,7 @@ def subscribe(
     """Have a channel's frames sent."""
     auto = _check_word(ack, ACKS, "ack") == "auto"
     if channel.sm:
-        feed = yield from _sharedconsumer.consume(
+        feed = yield from _shared_operations.consume(
             session,
             channel,
             credit=_check_most(credit, _MOST_CREDIT, "credit"),

@@ -107,7 +107,8 @@ class SessionMembers(SessionMemory):
         for member in list(self.core.members):
             member.end()
             self._leave(member)
-        self.producers = {}
+        producers, self.producers = self.producers, {}
+        producers.clear()
         self.spares.end()
 
     def doubt(self, grant: Grant, feed: Feed, error: PoolbridgeError) -> ProtocolError:

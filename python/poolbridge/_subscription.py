@@ -11,7 +11,7 @@ from weakref import ref
 
 from msgspec import UnsetType
 
-from poolbridge import _channel_operations, _errors, _operations, _order, _sharedconsumer
+from poolbridge import _channel_operations, _errors, _operations, _order, _shared_operations
 from poolbridge._borrowed import AsyncBorrowedArrays, BorrowedArrays
 from poolbridge._errors import InvalidArgumentError, WaitTimeoutError
 from poolbridge._frame import AsyncFrame, BaseFrame, Frame
@@ -197,7 +197,7 @@ class Subscription(BaseSubscription):
         assert shared is not None  # noqa: S101 - for the type checker: the caller has looked
         self._intake.session.asks(self._feed)
         return shared.at_once() or self._client._run(  # noqa: SLF001
-            _sharedconsumer.receive(shared, seconds, self.spin)
+            _shared_operations.receive(shared, seconds, self.spin)
         )
 
     def _claim(self, notice: _channel_messages.Frame) -> Hold:
@@ -355,7 +355,7 @@ class AsyncSubscription(BaseSubscription):
         self._intake.session.asks(feed)
         frame = shared.at_once()
         if frame is None:
-            frame = await self._client._run(_sharedconsumer.receive(shared, seconds, 0.0))  # noqa: SLF001
+            frame = await self._client._run(_shared_operations.receive(shared, seconds, 0.0))  # noqa: SLF001
         return frame
 
     async def _claim(self, notice: _channel_messages.Frame) -> Hold:

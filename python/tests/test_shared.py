@@ -399,6 +399,61 @@ def test_a_client_that_closes_lets_arrays_live_and_producers_go_on(service, clie
     assert not loans
 
 
+@pytest.mark.parametrize("mode", ["broadcast", "queue"])
+@pytest.mark.parametrize("full", ["block", "drop-oldest", "latest"])
+def test_no_frame_is_written_while_it_is_in_hand(service, client, mode, full):
+    client.create_channel("c", shared=True, mode=mode, capacity=2, full=full)
+    frames = client.subscribe("c", credit=8)
+    kept = []
+    with process(stream_on, service.path, "frames"):
+        last = -1
+        for _ in range(150):
+            array = np.asarray(frames.receive(60))
+            value = int(array[0])
+            assert value > last
+            last = value
+            kept.append((value, array))
+            for seen, other in kept:
+                assert (other == seen).all()
+            del kept[:-5]
+            del array, other
+        kept.clear()
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.fixture
+def interrupt():
+    def handle(number, frame):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, handle)
+    yield lambda: signal.setitimer(signal.ITIMER_REAL, 0.1)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_signal_ends_a_wait_for_a_frame_and_for_room(client, other, interrupt):
+    channel = client.create_channel("c", shared=True, capacity=1)
+    frames = other.subscribe("c", ack="manual")
+    interrupt()
+    with pytest.raises(Interrupted):
+        next(frames)
+    publish(client, channel, 1)
+    frame = next(frames)
+    lease = client.allocate(4, "int32")
+    before = leases(client)
+    interrupt()
+    with pytest.raises(Interrupted):
+        channel.publish(lease)
+    assert lease.released
+    assert leases(client) == before - 1
+    frame.release()
+    assert publish(client, channel, 2) == 2
+
+
 # Settling
 
 
