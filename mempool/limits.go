@@ -38,7 +38,7 @@ func (l *Limits) all() []limit {
 		{"buffers", &l.Buffers, 1 << 20},
 		{"leases", &l.Leases, 1 << 21},
 		{"shared-channels", &l.SharedChannels, 1 << 10},
-		{"members", &l.Members, 1 << 13},
+		{"members", &l.Members, 1 << 12},
 	}
 }
 
