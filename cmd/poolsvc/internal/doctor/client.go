@@ -21,8 +21,11 @@ import importlib.machinery, importlib.metadata as m, importlib.util, json, sys
 found = {d.metadata["Name"].lower(): d.version for d in m.distributions()}
 cupy = next((v for n, v in found.items() if n.startswith("cupy")), None)
 package = importlib.util.find_spec("poolbridge")
-ring = package and importlib.machinery.PathFinder.find_spec("poolbridge._ring", package.submodule_search_locations)
+def module(name):
+    return package and importlib.machinery.PathFinder.find_spec("poolbridge." + name, package.submodule_search_locations)
+ring = module("_ring")
 print(json.dumps({"python": sys.version.split()[0], "compiled": bool(ring) and not ring.origin.endswith(".py"),
+    "native": bool(module("_native")),
     "packages": {n: cupy if n == "cupy" else found.get(n) for n in sys.argv[1:]}}))
 `
 
@@ -43,6 +46,7 @@ func (c *chart) python(ctx context.Context, interpreter string) {
 	var found struct {
 		Python   string             `json:"python"`
 		Compiled bool               `json:"compiled"`
+		Native   bool               `json:"native"`
 		Packages map[string]*string `json:"packages"`
 	}
 	if err := json.Unmarshal(out, &found); err != nil {
@@ -66,6 +70,9 @@ func (c *chart) python(ctx context.Context, interpreter string) {
 	}
 	if slices.Contains(lack, "poolbridge") {
 		c.missing("packages", "install it from a checkout: pip install '/path/to/poolbridge[cuda]'", "poolbridge is not installed")
+	} else if !found.Native {
+		c.warn("packages", "install a C compiler and the headers of Python, and then poolbridge again with -v, which says what failed",
+			"poolbridge is installed without its native module: it has no channels whose frames go through shared memory")
 	}
 	if slices.Contains(lack, "cuda-core") {
 		c.warn("packages", "pip install 'cuda-core>=1.1,<2,!=1.3.0' 'cuda-bindings>=12.9,<14' to use GPU memory", "cuda-core is not installed")
