@@ -76,5 +76,5 @@ class ChannelFan(Fan):
 class SharedChannelFan(ChannelFan):
     """The same through memory that the processes share."""
 
-    name = "poolbridge"
+    name = "poolbridge, frames through shared memory"
     shared = True

@@ -33,9 +33,11 @@ func init() { // not where it is declared: Options name them
 }
 
 // embedded and apart are the systems whose service runs in the Go program that produces, and in a process of its own.
+// throughMemory has frames go through memory that the producer and the consumers share, past a service of its own process.
 const (
-	embedded = "poolbridge"
-	apart    = "poolbridge, service apart"
+	embedded      = "poolbridge"
+	apart         = "poolbridge, service apart"
+	throughMemory = "poolbridge, frames through shared memory"
 )
 
 // scene is what one kind is measured in.
@@ -46,6 +48,8 @@ type scene struct {
 	dir      string
 	sockets  int
 	channels int
+	system   string // of the streams that are measured
+	shared   bool   // their frames go through shared memory
 	report   *Report
 }
 
@@ -111,7 +115,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 		printHead(o.Progress)
 	}
 	for i, kind := range o.kinds() {
-		s := &scene{Options: o, kind: kind, dir: filepath.Join(dir, string(kind)), report: report}
+		s := &scene{Options: o, kind: kind, system: embedded, dir: filepath.Join(dir, string(kind)), report: report}
 		if err := s.measure(ctx, probed); err != nil {
 			return report, fmt.Errorf("kind %s: %w", o.kinds()[i], err)
 		}

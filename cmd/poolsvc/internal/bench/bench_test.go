@@ -105,7 +105,7 @@ func TestPythonStreamsAreComparedFrameForFrameAndSayWhatTheyTakeOfTheCPU(t *test
 	name := "stream/python-python/1 consumer"
 	cpu, share := 12.5, 0.25
 	r := &Report{Results: []Result{
-		{Workload: name, Kind: "host", Bytes: streamBytes, System: throughService, PerSecond: 9000, CPU: &cpu, ServiceShare: &share},
+		{Workload: name, Kind: "host", Bytes: streamBytes, System: throughMemory, PerSecond: 9000, CPU: &cpu, ServiceShare: &share},
 		{Workload: name, Kind: "host", Bytes: streamBytes, System: iceoryx, PerSecond: 180_000, CPU: &cpu},
 	}}
 	r.conclude()
@@ -114,7 +114,7 @@ func TestPythonStreamsAreComparedFrameForFrameAndSayWhatTheyTakeOfTheCPU(t *test
 	var out strings.Builder
 	r.Results[0].print(&out)
 	r.Results[1].print(&out)
-	assert.Contains(t, out.String(), "through the service (12.5 µs of the CPU for each frame, the service 25.0 % of one)\n")
+	assert.Contains(t, out.String(), "through shared memory (12.5 µs of the CPU for each frame, the service 25.0 % of one)\n")
 	assert.Contains(t, out.String(), "iceoryx2 (12.5 µs of the CPU for each frame)\n")
 }
 

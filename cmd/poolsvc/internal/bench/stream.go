@@ -52,7 +52,27 @@ func stream(ctx context.Context, s *scene) error {
 	if err != nil {
 		return err
 	}
-	if err = src.makePool(ctx, s.poolSpec(streamBytes*(streamCapacity+32))); err == nil {
+	if err = src.makePool(ctx, s.streamPool()); err == nil {
+		err = s.streams(ctx, src)
+	}
+	if err = errors.Join(err, src.close()); err != nil {
+		return err
+	}
+	return s.withService(ctx, func(svc *service) error { return s.sharedStreams(ctx, svc) })
+}
+
+// streamPool has room for the frames of a channel, and for those that are with its members.
+func (s *scene) streamPool() mempool.PoolSpec { return s.poolSpec(streamBytes * (streamCapacity + 32)) }
+
+// sharedStreams measures frames that go through memory which the producer and the consumers share. All are clients.
+func (s *scene) sharedStreams(ctx context.Context, svc *service) error {
+	src, err := dialOutside(ctx, svc.socket)
+	if err != nil {
+		return err
+	}
+	s.system, s.shared = throughMemory, true
+	defer func() { s.system, s.shared = embedded, false }()
+	if err = src.makePool(ctx, s.streamPool()); err == nil {
 		err = s.streams(ctx, src)
 	}
 	return errors.Join(err, src.close())
@@ -75,6 +95,9 @@ func (s *scene) streams(ctx context.Context, src source) error {
 	}
 	if err := s.streamFromPython(ctx, src); err != nil {
 		return fmt.Errorf("python-go: %w", err)
+	}
+	if s.shared {
+		return nil // what the socket takes was measured before
 	}
 	return s.streamOfBytes(ctx, src)
 }
@@ -118,7 +141,7 @@ func (s *scene) streamTo(ctx context.Context, src source, way string, start func
 			return err
 		}
 		fast.Each = paced.Each
-		s.add(fast, streamName(way, n), streamBytes, embedded)
+		s.add(fast, streamName(way, n), streamBytes, s.system)
 	}
 	return nil
 }
@@ -127,7 +150,7 @@ func (s *scene) streamTo(ctx context.Context, src source, way string, start func
 func (s *scene) openStream(ctx context.Context, src source, consumers []consumer) (outlet, string, error) {
 	s.channels++
 	name := fmt.Sprintf("stream %d", s.channels)
-	ch, err := src.makeChannel(ctx, mempool.ChannelSpec{Name: name, Capacity: streamCapacity})
+	ch, err := src.makeChannel(ctx, mempool.ChannelSpec{Name: name, Capacity: streamCapacity, Shared: s.shared})
 	if err != nil {
 		return nil, "", err
 	}

@@ -27,7 +27,7 @@ func (s *scene) streamFromPython(ctx context.Context, src source) (err error) {
 		return err
 	}
 	fast.Each = paced.Each
-	s.add(fast, streamName("python-go", 1), streamBytes, embedded)
+	s.add(fast, streamName("python-go", 1), streamBytes, s.system)
 	return nil
 }
 

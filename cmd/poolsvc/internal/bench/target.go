@@ -43,11 +43,8 @@ const (
 // copyShare is how much of the machine's own speed a copy is to reach.
 const copyShare = 0.9
 
-// The systems that Python streams are compared of.
-const (
-	throughService = "poolbridge, frames through the service"
-	iceoryx        = "iceoryx2"
-)
+// iceoryx is the system that Python streams are compared with.
+const iceoryx = "iceoryx2"
 
 // iceoryxFactor is how many times the frames of iceoryx2 a Python stream is to have.
 const iceoryxFactor = 2
@@ -81,7 +78,8 @@ func ratios(r *Report) []Ratio {
 				add(name, kind, streamBytes, byteBySocket, *floor.P50 / *ours.P50, 0)
 			}
 			for _, theirs := range r.Results {
-				if theirs.Workload != name || theirs.Kind != kind || theirs.Bytes != streamBytes || theirs.System == embedded || theirs.PerSecond == 0 ||
+				if theirs.Workload != name || theirs.Kind != kind || theirs.Bytes != streamBytes || theirs.PerSecond == 0 ||
+					theirs.System == embedded || theirs.System == throughMemory ||
 					r.doubtful(theirs) || r.doubtful(ours) {
 					continue
 				}
@@ -103,7 +101,7 @@ func ratios(r *Report) []Ratio {
 		}
 	}
 	for _, theirs := range r.Results {
-		if ours, ok := r.find(theirs.Workload, theirs.Kind, theirs.Bytes, throughService); ok && theirs.System == iceoryx && theirs.PerSecond > 0 {
+		if ours, ok := r.find(theirs.Workload, theirs.Kind, theirs.Bytes, throughMemory); ok && theirs.System == iceoryx && theirs.PerSecond > 0 {
 			add(theirs.Workload, theirs.Kind, theirs.Bytes, iceoryx, ours.PerSecond/theirs.PerSecond, iceoryxFactor)
 		}
 	}
