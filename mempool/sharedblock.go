@@ -97,29 +97,38 @@ func (p *Pool) lend(b *block) {
 	}
 }
 
-// use is what a channel needs of the blocks that a producer had published.
-type use struct {
-	blocks map[uint64]struct{}
-	all    bool // it cannot be told which
+// lending is what channels need of the blocks of producers that leave: what was found in the memory of each channel, with those producers.
+type lending map[*shared]*glance
+
+// glance is one look at a channel, for some producers.
+type glance struct {
+	*shmchannel.Look
+	producers []*member
 }
 
-func (u use) needs(b *block) bool {
-	_, needed := u.blocks[b.id]
-	return needed || u.all
+// look looks at the memory of the channel, once for all these producers. Service.mu is held.
+func (sh *shared) look(producers []*member) *glance {
+	of := make([]*shmchannel.Member, len(producers))
+	for i, m := range producers {
+		of[i] = m.Member
+	}
+	return &glance{sh.host.Look(of...), producers}
 }
 
-func (m *member) uses() (u use) {
-	u.blocks, u.all = m.shared.host.InUse(m.Member)
-	return u
+// needs says whether the channel needs a block that one of these producers may have published.
+func (g *glance) needs(b *block, producers []*member) bool {
+	return slices.ContainsFunc(producers, func(m *member) bool { return g.Unsure(m.Member) || g.Names(m.Member, b.id) })
 }
 
-// lending is what channels need of the blocks of producers that leave.
-type lending map[*member]use
+// unsure says whether it cannot be told which blocks of the producers are needed.
+func (g *glance) unsure() bool {
+	return slices.ContainsFunc(g.producers, func(m *member) bool { return g.Unsure(m.Member) })
+}
 
 // needs says whether one of the channels needs a block. Service.mu is held.
 func (of lending) needs(b *block) bool {
-	for m, u := range of {
-		if m.shared.channel.pool == b.pool && u.needs(b) {
+	for sh, g := range of {
+		if sh.channel.pool == b.pool && g.needs(b, g.producers) {
 			return true
 		}
 	}
@@ -130,35 +139,42 @@ func (of lending) needs(b *block) bool {
 // kept as well, until it is told which work of consumers on them is under way: see letGo. Service.mu is held.
 func (of lending) keep(l *Lease) (needed bool) {
 	b := l.buffer
-	for m := range of {
-		if m.shared.channel.pool != b.block.pool || !l.write {
+	for sh, g := range of {
+		if sh.channel.pool != b.block.pool || !l.write {
 			continue
 		}
-		sh := m.shared
 		if sh.kept[b] == nil {
 			b.frames++
 		}
-		sh.kept[b] = append(sh.kept[b], m)
+		sh.kept[b] = append(sh.kept[b], g.producers...)
 	}
 	return of.needs(b.block)
 }
 
 // expel takes the members of a session out that has ended, and returns what the channels need of its blocks. Service.mu is held.
 func (s *Session) expel() lending {
-	lent := make(lending)
+	producers := make(map[*shared][]*member)
 	for _, m := range s.sortedMembers() {
 		m.leave(false)
 		if m.role() == Producer && m.entered {
-			lent[m] = m.uses()
+			producers[m.shared] = append(producers[m.shared], m)
 		}
+	}
+	lent := make(lending, len(producers))
+	for sh, members := range producers {
+		lent[sh] = sh.look(members)
 	}
 	return lent
 }
 
 // tidyChannels frees what the session's members do not need any more. Service.mu is held.
 func (s *Session) tidyChannels() {
+	tidied := make(map[*shared]struct{})
 	for _, m := range s.sortedMembers() {
-		m.shared.tidy()
+		if _, again := tidied[m.shared]; !again {
+			tidied[m.shared] = struct{}{}
+			m.shared.tidy()
+		}
 	}
 }
 
@@ -189,15 +205,19 @@ func (m *member) promise() {
 
 // letGo gives the buffers back that neither the channel nor a consumer needs any more. Service.mu is held.
 func (sh *shared) letGo() {
+	if len(sh.kept) == 0 {
+		return
+	}
 	var free []*buffer
-	uses := make(lending)
-	for b, producers := range sh.kept {
+	of := make(map[*member]struct{})
+	for _, producers := range sh.kept {
 		for _, m := range producers {
-			if _, known := uses[m]; !known {
-				uses[m] = m.uses()
-			}
+			of[m] = struct{}{}
 		}
-		if !slices.ContainsFunc(producers, func(m *member) bool { return uses[m].needs(b.block) }) {
+	}
+	found := sh.look(slices.Collect(maps.Keys(of)))
+	for b, producers := range sh.kept {
+		if !found.needs(b.block, producers) {
 			free = append(free, b)
 		}
 	}

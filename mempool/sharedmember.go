@@ -84,13 +84,13 @@ func (s *Session) LeaveChannel(channel, id uint64) error {
 // leaveProducer is LeaveChannel for a producer. Service.mu is held.
 func (m *member) leaveProducer() error {
 	sh := m.shared
-	lent, last, all := make(lending), true, false // what the channel will need: these publish nothing more
+	var producers []*member
+	last := true
 	for own := range m.session.members {
 		if own.shared != sh || own.role() != Producer || !own.entered {
 			continue
 		}
-		lent[own] = own.uses()
-		all = all || lent[own].all
+		producers = append(producers, own)
 		last = last && (own == m || own.left)
 	}
 	if !last {
@@ -98,8 +98,9 @@ func (m *member) leaveProducer() error {
 		sh.tidy()
 		return nil
 	}
-	done, ok := sh.consumersDone() // of work on blocks that have come back
-	if all || !ok {
+	lent := lending{sh: sh.look(producers)} // what the channel will need: these publish nothing more
+	done, ok := sh.consumersDone()          // of work on blocks that have come back
+	if lent[sh].unsure() || !ok {
 		return situation(ErrBusy, "a consumer of channel %q takes or releases a frame at this moment; try again", sh.channel.info.Name)
 	}
 	m.leave(true)

@@ -249,7 +249,7 @@ func TestFramesOfAProducerThatLeftAreTaken(t *testing.T) {
 			require.NoError(t, r.host.Gone(dead.member))
 			require.ErrorIs(t, dead.publishError(), ErrLeft)
 			assert.Empty(t, r.sweep())
-			blocks, all := r.host.InUse(dead.member)
+			blocks, all := inUse(r.host, dead.member)
 			assert.False(t, all)
 			assert.Contains(t, blocks, first)
 			assert.Contains(t, blocks, second)
@@ -275,11 +275,11 @@ func TestFramesOfAProducerThatLeftAreTaken(t *testing.T) {
 				}
 			}
 			assert.Equal(t, []uint64{dead.member.ID}, r.sweep(), "no frame of its own is kept")
-			blocks, all = r.host.InUse(dead.member)
+			blocks, all = inUse(r.host, dead.member)
 			assert.False(t, all)
 			assert.Contains(t, blocks, first)
 			c.release(f)
-			blocks, all = r.host.InUse(dead.member)
+			blocks, all = inUse(r.host, dead.member)
 			assert.False(t, all)
 			assert.NotContains(t, blocks, first)
 		})
@@ -295,7 +295,7 @@ func TestBlocksOfAProducerThatLeftWhileAnExpelledConsumerHasFrames(t *testing.T)
 	c.take()
 	require.NoError(t, r.host.Expel(c.member))
 	require.NoError(t, r.host.Expel(p.member))
-	blocks, all := r.host.InUse(p.member)
+	blocks, all := inUse(r.host, p.member)
 	assert.False(t, all)
 	assert.Contains(t, blocks, block)
 
@@ -304,10 +304,10 @@ func TestBlocksOfAProducerThatLeftWhileAnExpelledConsumerHasFrames(t *testing.T)
 		q.publish()
 	}
 	assert.Equal(t, []uint64{p.member.ID}, r.sweep())
-	_, all = r.host.InUse(p.member)
+	_, all = inUse(r.host, p.member)
 	assert.True(t, all, "nobody knows the block of frame 1 any more")
 	require.NoError(t, r.host.Gone(c.member))
-	blocks, all = r.host.InUse(p.member)
+	blocks, all = inUse(r.host, p.member)
 	assert.False(t, all)
 	assert.Empty(t, blocks)
 }
@@ -318,7 +318,7 @@ func TestAConsumerThatIsTakingAFrameMayUseAnyBlock(t *testing.T) {
 	p.publish()
 	c.hold(0, 1)
 	require.NoError(t, r.host.Gone(p.member))
-	_, all := r.host.InUse(p.member)
+	_, all := inUse(r.host, p.member)
 	assert.True(t, all)
 }
 

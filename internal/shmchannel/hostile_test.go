@@ -111,7 +111,7 @@ func (h *hostile) act(what, who uint64) {
 			return
 		}
 	case 13:
-		host.InUse(h.producers[0].member)
+		host.Look(h.producers[0].member, h.producers[1].member)
 		host.kept(h.producers[1].member)
 		host.Tickets(nil, h.producers[0].member)
 		host.Tickets(nil, h.consumers[1].member)

@@ -157,64 +157,6 @@ func (h *Host) consumerNeeded(m *Member, reached func(Ticket) bool) bool {
 	return false
 }
 
-// InUse says which blocks the channel still needs of those that a producer had published when it left: frames that are kept, or
-// that a consumer has in hand. all says that it cannot be told yet, so that all are needed. The blocks come from memory that members
-// write: the caller looks only for those that it lent to the producer.
-func (h *Host) InUse(m *Member) (blocks map[uint64]struct{}, all bool) {
-	blocks = make(map[uint64]struct{})
-	t := h.sequencer.loadTail()
-	if m.track != nil {
-		for _, n := range h.kept(m) {
-			if b := m.track.block(n); b != 0 {
-				blocks[b] = struct{}{}
-			}
-		}
-	}
-	for _, c := range h.consumers {
-		if c == nil || !c.joined || c.gone {
-			continue
-		}
-		if h.mode == Broadcast && c.policy.blocks() && (c.left || h.roster.state.Load() == channelDestroyed) {
-			all = h.between(m, c.cursor, t, blocks) || all
-		}
-		for i := range c.cursor.used() {
-			hold := &c.cursor.holds[i]
-			n, b := hold.number.Load(), hold.block.Load()
-			switch {
-			case n == 0:
-			case b != 0 && hold.number.Load() == n:
-				blocks[b] = struct{}{}
-			default: // it is taking the frame just now
-				all = true
-			}
-		}
-	}
-	return blocks, all
-}
-
-// between adds the blocks of the producer's frames that a consumer which left has taken and not released. It says whether there are
-// frames that it cannot name.
-func (h *Host) between(m *Member, c *cursor, t tail, blocks map[uint64]struct{}) (all bool) {
-	floor, next := c.floor.Load(), min(c.next.Load(), t.number()+1)
-	if floor >= next {
-		return false
-	}
-	if m.track == nil || next-floor > h.slots {
-		return true
-	}
-	for n := floor; n < next; n++ {
-		switch slot, how := h.sequencer.producerOf(n, t); {
-		case how != published:
-			all = true
-		case slot == m.Slot:
-			b := m.track.block(n)
-			blocks[b] = struct{}{}
-			all = all || b == 0
-		}
-	}
-	return all
-}
-
 // kept are the numbers of a producer's frames that consumers may still take.
 func (h *Host) kept(m *Member) []uint64 {
 	if h.roster.state.Load() == channelDestroyed || m.track == nil {

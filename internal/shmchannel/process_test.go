@@ -134,7 +134,7 @@ func (s *storm) end() {
 	s.sweep()
 	for _, p := range s.all {
 		if p.Role == ProducerRole {
-			blocks, all := s.host.InUse(p.member)
+			blocks, all := inUse(s.host, p.member)
 			assert.False(s.t, all, "member %d", p.ID)
 			assert.Empty(s.t, blocks, "member %d", p.ID)
 		}
