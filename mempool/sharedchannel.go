@@ -16,7 +16,8 @@ type shared struct {
 	last    uint64             // the greatest id of a member
 	// kept are buffers that the channel or a consumer may still need, of producers that left. One of these has published it.
 	kept   map[*buffer][]*member
-	tended bool // somebody looks again and again whether what left is still needed
+	tended bool      // somebody looks again and again whether what left is still needed
+	rests  time.Time // until when nobody looks unless something has happened
 	doubts doubts
 }
 
@@ -107,8 +108,10 @@ func (sh *shared) tidy() {
 	if !sh.lives() {
 		return
 	}
+	begun := time.Now()
 	sh.sweep()
 	sh.letGo()
+	sh.rests = time.Now().Add(lookRest * time.Since(begun))
 	if sh.channel.shut && !sh.consumed() {
 		sh.free()
 		return
@@ -162,6 +165,10 @@ func (sh *shared) free() {
 // tendPause is how soon the memory of a channel is looked at again; later it is looked at less often, down to lingerRest.
 const tendPause = time.Millisecond
 
+// lookRest is how many times as long as a look takes, at least, the channel is left alone afterwards: the service does nothing else
+// while it looks.
+const lookRest = 10
+
 // untidy counts what is left of members that left and may be freed without further notice. Service.mu is held.
 func (sh *shared) untidy() (n int) {
 	for _, m := range sh.members {
@@ -180,26 +187,34 @@ func (sh *shared) tend() {
 	}
 	sh.tended = true
 	svc := sh.channel.pool.svc
+	wait := max(tendPause, time.Until(sh.rests))
 	svc.drains.Go(func() {
-		for pause := tendPause; ; pause = min(2*pause, lingerRest) {
+		for pause := tendPause; ; {
 			select {
-			case <-time.After(pause):
+			case <-time.After(wait):
 			case <-svc.closing: // all ends now
 				return
 			}
 			svc.mu.Lock()
+			if wait = time.Until(sh.rests); wait > 0 { // somebody else has looked
+				svc.unlock()
+				continue
+			}
 			before := sh.untidy()
 			sh.tidy()
 			left := sh.untidy()
 			sh.tended = sh.lives() && left > 0
 			again := sh.tended
+			rest := time.Until(sh.rests)
 			svc.unlock()
 			if !again {
 				return
 			}
+			pause = min(2*pause, lingerRest)
 			if left < before {
 				pause = tendPause
 			}
+			wait = max(pause, rest)
 		}
 	})
 }

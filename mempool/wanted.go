@@ -79,10 +79,12 @@ func (p *Pool) wantOn() {
 	}
 }
 
-// tidy looks at the pool's channels that keep buffers of producers that left. Service.mu is held.
+// tidy looks at the pool's channels that keep buffers of producers that left, but for those that were looked at a moment ago.
+// Service.mu is held.
 func (p *Pool) tidy() {
+	now := time.Now()
 	for _, ch := range p.svc.channelByID {
-		if ch.pool == p && ch.shared != nil && len(ch.shared.kept) > 0 {
+		if ch.pool == p && ch.shared != nil && len(ch.shared.kept) > 0 && !now.Before(ch.shared.rests) {
 			ch.shared.tidy()
 		}
 	}

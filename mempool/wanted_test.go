@@ -92,6 +92,36 @@ func TestAnAllocationFindsAtOnceWhatADeadProducerDoesNotNeedAnyMore(t *testing.T
 	assert.True(t, r.room())
 }
 
+func TestAChannelRestsBetweenLooks(t *testing.T) {
+	r := shareFrames(t, ChannelSpec{Capacity: 1}, 2)
+	dead, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{Full: DropOldest})
+	dead.send()
+	f := c.next()
+	gone, _ := dead.end()
+	gone()
+	r.produce(hire(t, r.svc)).send()
+	sh := r.svc.channelByID[r.info.ID].shared
+	rest := func(until time.Time) {
+		r.svc.mu.Lock()
+		defer r.svc.mu.Unlock()
+		sh.rests, r.pool.tidied = until, time.Time{}
+	}
+	rest(time.Now().Add(time.Hour)) // as if the last look had taken minutes
+	c.done(f, Ticket{})
+	time.Sleep(20 * tendPause)
+	assert.False(t, r.room(), "nobody looks")
+	rest(time.Time{})
+	assert.True(t, r.room())
+
+	r.svc.mu.Lock()
+	defer r.svc.mu.Unlock()
+	begun := time.Now()
+	sh.tidy()
+	took := time.Since(begun)
+	assert.True(t, sh.rests.After(begun))
+	assert.Less(t, sh.rests.Sub(begun), (lookRest+2)*took)
+}
+
 func TestACorruptChannelEndsAndIsLogged(t *testing.T) {
 	var log strings.Builder
 	svc := NewService(Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
