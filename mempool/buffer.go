@@ -21,6 +21,7 @@ type buffer struct {
 	ready   tickets // when its content is complete
 	event   *publishedEvent
 	failed  bool
+	doubted bool // its writer is gone, and it cannot be told yet whether a channel has it; if none has, it has failed
 	changed signal
 }
 
@@ -43,6 +44,8 @@ func (b *buffer) available(write bool) error {
 	switch {
 	case b.failed:
 		return situation(ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", b.id)
+	case b.doubted:
+		return situation(ErrBusy, "the session that wrote buffer %d has ended, and it cannot be told yet whether the buffer is complete", b.id)
 	case b.writer != nil:
 		return situation(ErrBusy, "buffer %d is being written by session %d (pid %d)", b.id, b.writer.session.id, b.writer.session.peer.PID)
 	case write && b.readers.len() > 0:

@@ -125,6 +125,11 @@ func (g *glance) unsure() bool {
 	return slices.ContainsFunc(g.producers, func(m *member) bool { return g.Unsure(m.Member) })
 }
 
+// names says whether the channel is known to need a block that one of these producers published.
+func (g *glance) names(b *block, producers []*member) bool {
+	return slices.ContainsFunc(producers, func(m *member) bool { return g.Names(m.Member, b.id) })
+}
+
 // needs says whether one of the channels needs a block. Service.mu is held.
 func (of lending) needs(b *block) bool {
 	for sh, g := range of {
@@ -136,9 +141,11 @@ func (of lending) needs(b *block) bool {
 }
 
 // keep keeps the buffer of a write lease that is about to end, and says whether a channel needs it. Those that came back to the producer are
-// kept as well, until it is told which work of consumers on them is under way: see letGo. Service.mu is held.
+// kept as well, until it is told which work of consumers on them is under way: see letGo. A buffer of which it cannot be told is doubted.
+// Service.mu is held.
 func (of lending) keep(l *Lease) (needed bool) {
 	b := l.buffer
+	named := false
 	for sh, g := range of {
 		if sh.channel.pool != b.block.pool || !l.write {
 			continue
@@ -147,8 +154,11 @@ func (of lending) keep(l *Lease) (needed bool) {
 			b.frames++
 		}
 		sh.kept[b] = append(sh.kept[b], g.producers...)
+		named = named || g.names(b.block, g.producers)
 	}
-	return of.needs(b.block)
+	needed = of.needs(b.block)
+	b.doubted = needed && !named
+	return needed
 }
 
 // expel takes the members of a session out that has ended, and returns what the channels need of its blocks. Service.mu is held.
@@ -217,6 +227,10 @@ func (sh *shared) letGo() {
 	}
 	found := sh.look(slices.Collect(maps.Keys(of)))
 	for b, producers := range sh.kept {
+		if b.doubted && found.names(b.block, producers) {
+			b.doubted = false
+			b.changed.broadcast()
+		}
 		if !found.needs(b.block, producers) {
 			free = append(free, b)
 		}
@@ -233,6 +247,9 @@ func (sh *shared) letGo() {
 		delete(sh.kept, b)
 		b.block.tickets = work.and(b.block.tickets).pending()
 		b.frames--
+		if b.doubted && b.frames == 0 {
+			b.doubted, b.failed = false, true
+		}
 		b.settle()
 	}
 }

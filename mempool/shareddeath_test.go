@@ -199,6 +199,61 @@ func TestAProducerCannotLeaveWhileItCannotBeToldWhatIsNeeded(t *testing.T) {
 	require.Nil(t, p.Session.leases[l.id])
 }
 
+// The session ends while a consumer takes a frame: any block may be the one.
+func TestABufferOfWhichItCannotBeToldIsNotCompleteBeforeItCan(t *testing.T) {
+	for name, published := range map[string]bool{"published": true, "half written": false} {
+		t.Run(name, func(t *testing.T) {
+			r := shareFrames(t, ChannelSpec{Capacity: 1}, 4)
+			p := r.produce(hire(t, r.svc))
+			s := r.sit(hire(t, r.svc), MemberSpec{Role: Consumer, Full: DropOldest})
+			cursor := mapWords(t, s.member.Export.Files[2])
+			s.enter()
+			first, half, kept := p.send(), p.alloc(), p.alloc()
+			require.NoError(t, half.Publish(Publication{Name: "x", Keep: true}))
+			require.NoError(t, half.Release(false))
+			half, err := p.Get(t.Context(), "x", true, 0)
+			require.NoError(t, err)
+			p.leases[kept.Info().Block] = kept
+			p.publish(kept, Ticket{}) // the channel keeps the first no more
+			taking := func(number, block uint64) {
+				atomic.StoreUint64(&cursor[513], block)
+				atomic.StoreUint64(&cursor[512], number)
+			}
+			cursor[2] = 1
+			taking(1, 0)
+			gone, _ := p.end()
+			gone()
+			lease := func(l *Lease) error {
+				got, err := r.owner.Lease(t.Context(), l.Info().Buffer, l.Info().Generation, false, 0)
+				if err == nil {
+					release(t, got)
+				}
+				return err
+			}
+			require.NoError(t, lease(kept), "the channel names it")
+			require.ErrorIs(t, lease(first), ErrBusy)
+			require.ErrorIs(t, lease(half), ErrBusy)
+			require.ErrorContains(t, lease(half), "cannot be told yet")
+			assert.Equal(t, 3, r.kept())
+			checkBooks(t, r.svc)
+
+			if published {
+				taking(1, first.Info().Block)
+				got, err := r.owner.Lease(t.Context(), first.Info().Buffer, first.Info().Generation, false, patience)
+				require.NoError(t, err)
+				release(t, got)
+				r.want()
+				assert.Equal(t, 2, r.kept(), "the first and the one in the channel")
+			} else {
+				taking(0, 0)
+			}
+			_, err = r.owner.Get(t.Context(), "x", false, patience)
+			require.ErrorIs(t, err, ErrProducerDied)
+			checkBooks(t, r.svc)
+		})
+	}
+}
+
 func TestTicketsOfADeadProducerAreLetGoThoughTheServiceWasNotToldOfThem(t *testing.T) {
 	r := shareFrames(t, ChannelSpec{Capacity: 2}, 4)
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
