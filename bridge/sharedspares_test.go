@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -177,6 +178,41 @@ func TestMemoryIsReleasedWhenTheReadersOfTheLastFrameAreDone(t *testing.T) {
 			}()
 			finish()
 			require.NoError(t, <-asked)
+		})
+	}
+}
+
+func TestMemoryIsUsedAgainWhenTheTimelineOfItsReaderIsGone(t *testing.T) {
+	for what, do := range map[string]func(t *testing.T, s *sharedPair){
+		"for the next frame": func(t *testing.T, s *sharedPair) {
+			l := allocate(t, s.pool, 1<<16)
+			require.NoError(t, l.CopyFrom(0, []byte("next")))
+			require.NoError(t, l.Release(false))
+		},
+		"by others": func(t *testing.T, s *sharedPair) {
+			other, err := dial(t, s.path).OpenPool(t.Context(), "p", 0)
+			require.NoError(t, err)
+			l, err := other.Allocate(t.Context(), mempool.Bytes(1<<16), patience)
+			require.NoError(t, err)
+			require.NoError(t, l.Release(false))
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s, finish := unfinished(t, 2)
+			clock, err := s.consumer.Clock(t.Context())
+			require.NoError(t, err)
+			id := clock.Timeline()
+			s.producer.shared.spares(s.pool.info.ID).reclaim()
+			finish()
+			require.NoError(t, s.consumer.Close())
+			eventually(t, func() bool {
+				_, page, err := s.producer.mapTimeline(t.Context(), id)
+				if err == nil {
+					require.NoError(t, page.Close())
+				}
+				return errors.Is(err, ErrStale)
+			})
+			do(t, s)
 		})
 	}
 }
