@@ -173,6 +173,44 @@ func testWhatCannotBeAFrame(t *testing.T, shared bool) {
 	require.NoError(t, late.Release(false))
 }
 
+func TestMemoryOfAFrameThatWasNotSentIsNotUsedBeforeItsProducerIsDone(t *testing.T) {
+	ways(t, func(t *testing.T, shared bool) { testAFrameThatWasNotSent(t, shared, true) })
+	t.Run("before the client has joined", func(t *testing.T) { testAFrameThatWasNotSent(t, true, false) })
+}
+
+func testAFrameThatWasNotSent(t *testing.T, shared, full bool) {
+	_, path := serve(t, ServerConfig{})
+	c, other := dial(t, path), dial(t, path)
+	p := createPool(t, c, hostPool("p", 2<<16))
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 1, Mode: mempool.WorkQueue, Shared: shared})
+	theirs, err := other.OpenPool(t.Context(), "p", 0)
+	require.NoError(t, err)
+	if full {
+		require.NoError(t, sendFrame(t.Context(), p, ch, 1, 1<<16, mempool.FrameOptions{}))
+	} else {
+		defer allocate(t, p, 1<<16).Release(false)
+	}
+	clock, err := c.Clock(t.Context())
+	require.NoError(t, err)
+	word, err := clock.Word()
+	require.NoError(t, err)
+	ready := clock.Next(word)
+	l := allocate(t, p, 1<<16)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if !full {
+		cancel()
+	}
+	_, err = ch.Publish(ctx, l, mempool.FrameOptions{Completion: mempool.Completion{Ready: &ready}})
+	require.ErrorIs(t, err, context.Cause(ctx))
+	require.ErrorIs(t, l.Release(false), ErrReleased)
+	again, err := theirs.Allocate(t.Context(), mempool.Bytes(1<<16), patience)
+	require.NoError(t, err)
+	assert.Equal(t, []mempool.Ticket{ready}, again.Info().Wait)
+	require.NoError(t, clock.Reach(ready))
+	require.NoError(t, again.Release(false))
+}
+
 func TestWhatAFullSharedChannelDoes(t *testing.T) {
 	for _, mode := range []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue} {
 		for policy, want := range map[mempool.FullPolicy]error{
