@@ -12,6 +12,7 @@ import (
 type loan struct {
 	info mempool.LeaseInfo
 	mem  *mempool.ImportedBlock
+	own  bool             // as of the lease
 	wait []mempool.Ticket // what must be reached before the memory is written
 }
 

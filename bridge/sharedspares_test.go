@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -215,6 +216,38 @@ func TestMemoryIsUsedAgainWhenTheTimelineOfItsReaderIsGone(t *testing.T) {
 			do(t, s)
 		})
 	}
+}
+
+func TestABufferThatHadANameIsNotAllocatedAgain(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 1})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	s.send(t, 0)
+	require.NoError(t, receive(t, from, 0).Release())
+	l := allocate(t, s.pool, 1<<16)
+	named := l.Info().Buffer
+	require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: "x", Keep: true}))
+	require.NoError(t, l.Release(false))
+	l, err := s.producer.Get(t.Context(), "x", LeaseOptions{Write: true})
+	require.NoError(t, err)
+	require.Equal(t, named, l.Info().Buffer)
+	require.NoError(t, l.CopyFrom(0, frameOf(1, 1<<16)))
+	_, err = s.from.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": "1"}})
+	require.NoError(t, err)
+	require.NoError(t, receive(t, from, 1).Release())
+	for n := range uint64(8) {
+		l := allocate(t, s.pool, 1<<16)
+		require.NotEqual(t, named, l.Info().Buffer)
+		require.NoError(t, l.CopyFrom(0, frameOf(2+n, 1<<16)))
+		_, err := s.from.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": fmt.Sprint(2 + n)}})
+		require.NoError(t, err)
+		require.NoError(t, receive(t, from, 2+n).Release())
+	}
+	l, err = s.consumer.Get(t.Context(), "x", LeaseOptions{Wait: patience})
+	require.NoError(t, err)
+	b := make([]byte, 1<<16)
+	require.NoError(t, l.CopyTo(b, 0))
+	assert.Equal(t, frameOf(1, 1<<16), b)
+	require.NoError(t, l.Release(false))
 }
 
 func TestWhatTheServiceDoesNotKnowOfIsWaitedForBeforeItHasTheMemory(t *testing.T) {
