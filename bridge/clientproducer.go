@@ -32,7 +32,7 @@ func (ch *Channel) producer(ctx context.Context) (*producing, error) {
 	p := s.producers[ch.info.ID]
 	if p == nil {
 		p = &producing{membership: newMembership(ch, shmchannel.ProducerRole), joined: make(chan struct{}), lent: make(map[uint64]*loan)}
-		p.depart = p.retire
+		p.depart = p.unseat
 		if err := c.inBackground(p.begin); err != nil { // joining goes on if ctx ends
 			s.mu.Unlock()
 			return nil, err
@@ -69,6 +69,7 @@ func (p *producing) begin() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if p.err == nil {
+		p.depart = p.retire
 		p.spares = s.sparesOf(p.client, p.channel.Pool)
 		p.spares.producers = append(p.spares.producers, p)
 		p.spares.most += p.channel.Capacity

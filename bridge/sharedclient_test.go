@@ -3,6 +3,7 @@ package bridge
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -11,6 +12,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -209,6 +212,33 @@ func testAFrameThatWasNotSent(t *testing.T, shared, full bool) {
 	assert.Equal(t, []mempool.Ticket{ready}, again.Info().Wait)
 	require.NoError(t, clock.Reach(ready))
 	require.NoError(t, again.Release(false))
+}
+
+func TestWhoFailsToJoinLeavesItsPlaceToOthers(t *testing.T) {
+	const tries = 70 // more than a session has places
+	for what, fail := range map[string]func(cancel func()) error{
+		"its files cannot be mapped": func(func()) error { return errors.New("no memory") },
+		"it is cancelled": func(cancel func()) error {
+			cancel()
+			return nil
+		},
+	} {
+		for _, role := range []shmchannel.Role{shmchannel.ProducerRole, shmchannel.ConsumerRole} {
+			t.Run(fmt.Sprint(what, ", ", role), func(t *testing.T) {
+				s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 1})
+				for range tries {
+					ctx, cancel := context.WithCancel(t.Context())
+					m := newMembership(s.from, role)
+					m.depart = m.unseat
+					if err := m.join(ctx, &wire.Join{}, func(shmchannel.MemberConfig) error { return fail(cancel) }); err == nil {
+						m.depart()
+					}
+					cancel()
+				}
+				s.send(t, 1)
+			})
+		}
+	}
 }
 
 func TestWhatAFullSharedChannelDoes(t *testing.T) {
