@@ -15,6 +15,7 @@ type block struct {
 	export   *mempool.Export // came with the first lease; its files are closed once it is mapped
 	data     []byte          // of the export
 	mem      *mempool.ImportedBlock
+	pool     uint64
 	bytes    uint64
 	use      uint64 // generation of the block when the service last told it
 	leases   int
@@ -34,7 +35,7 @@ func (c *Client) arrived(l wire.Lease, fds *seqpacket.FDs) {
 		c.blocks[l.Block] = b
 	}
 	b.leases++
-	b.bytes, b.use = l.BlockBytes, l.Generation
+	b.pool, b.bytes, b.use = l.Pool, l.BlockBytes, l.Generation
 	if l.Export != nil && b.mem == nil {
 		b.forgetExport()
 		x := exportOf(l.Export, takeFiles(fds, l.Export.FDs))

@@ -94,7 +94,7 @@ func (ch *Channel) Publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 	}
 	defer l.leave()
 	if err != nil { // nobody knows: if the frame was not sent, this ends the lease, otherwise it does nothing
-		return 0, errors.Join(err, l.end(true))
+		return 0, errors.Join(err, l.abort(ready))
 	}
 	l.ended = true
 	var done []mempool.Ticket

@@ -41,9 +41,6 @@ func (ch *Channel) consume(ctx context.Context, o mempool.SubscribeOptions) (*co
 		}
 		return err
 	})
-	if err != nil && s.native != nil {
-		s.abandon()
-	}
 	return s, err
 }
 

@@ -27,6 +27,7 @@ type Lease struct {
 
 	taken  *taken // the frame of a shared channel that it came with; the service has no such lease
 	reused bool   // its buffer came back through a shared channel: the service does not know all that must be waited for
+	own    bool   // Allocate made it, and its buffer has had no name: when it comes back Allocate may make it again
 }
 
 // LeaseOptions says how to lease a buffer that exists.
@@ -285,6 +286,7 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 	if _, refused := errors.AsType[*RemoteError](err); err != nil && refused {
 		return err
 	}
+	l.own = false
 	l.info.Write = false // as far as anybody knows, where no answer came
 	l.order.Ended(ready, p.Completion)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 type loan struct {
 	info mempool.LeaseInfo
 	mem  *mempool.ImportedBlock
+	own  bool             // as of the lease
 	wait []mempool.Ticket // what must be reached before the memory is written
 }
 
@@ -55,7 +56,9 @@ func (c *Client) giveUp(l *loan, done ...mempool.Ticket) error {
 }
 
 // forgotten says whether an error means that the service has forgotten a timeline. It forgets a member's only when no work is left.
-func forgotten(err error) bool { return errors.Is(err, ErrNotFound) || errors.Is(err, ErrDenied) }
+func forgotten(err error) bool {
+	return errors.Is(err, ErrStale) || errors.Is(err, ErrNotFound) || errors.Is(err, ErrDenied)
+}
 
 func (c *Client) releaseLoan(l *loan, done []mempool.Ticket) error {
 	err := c.send(0, &wire.Release{Lease: l.info.ID, Done: wireTickets(done)})

@@ -139,7 +139,11 @@ func (p *Pool) Allocate(ctx context.Context, t mempool.Tensor, wait time.Duratio
 }
 
 func (p *Pool) alloc(ctx context.Context, t mempool.Tensor, wait time.Duration) (*Lease, error) {
-	return p.client.lease(ctx, &wire.Alloc{Pool: p.info.ID, Tensor: wireTensor(t), Wait: wireWait(wait)})
+	l, err := p.client.lease(ctx, &wire.Alloc{Pool: p.info.ID, Tensor: wireTensor(t), Wait: wireWait(wait)})
+	if l != nil {
+		l.own = true
+	}
+	return l, err
 }
 
 // Trim gives unused blocks back until at most keep bytes of them are cached, and returns how many bytes were given back

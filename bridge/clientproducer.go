@@ -32,7 +32,7 @@ func (ch *Channel) producer(ctx context.Context) (*producing, error) {
 	p := s.producers[ch.info.ID]
 	if p == nil {
 		p = &producing{membership: newMembership(ch, shmchannel.ProducerRole), joined: make(chan struct{}), lent: make(map[uint64]*loan)}
-		p.depart = p.retire
+		p.depart = p.unseat
 		if err := c.inBackground(p.begin); err != nil { // joining goes on if ctx ends
 			s.mu.Unlock()
 			return nil, err
@@ -69,6 +69,7 @@ func (p *producing) begin() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if p.err == nil {
+		p.depart = p.retire
 		p.spares = s.sparesOf(p.client, p.channel.Pool)
 		p.spares.producers = append(p.spares.producers, p)
 		p.spares.most += p.channel.Capacity
@@ -102,7 +103,7 @@ func (p *producing) close() error {
 
 // lend notes a lease whose memory the channel is about to have: it may come back before Publish returns.
 func (p *producing) lend(l *Lease, ready *mempool.Ticket) {
-	lent := &loan{info: l.info, mem: l.mem}
+	lent := &loan{info: l.info, mem: l.mem, own: l.own}
 	lent.info.Wait, lent.info.Event = nil, nil
 	if l.reused {
 		lent.wait = slices.Clone(l.info.Wait)
@@ -136,7 +137,7 @@ func (p *producing) reclaim() {
 	}
 }
 
-// cameBack makes spares of what has come back. p.reclaiming is held.
+// cameBack makes spares of what has come back and Allocate made, and releases the rest. p.reclaiming is held.
 func (p *producing) cameBack(back []shmchannel.Returned) {
 	for i := range back {
 		l := p.takeBack(back[i].Block)
@@ -145,6 +146,10 @@ func (p *producing) cameBack(back []shmchannel.Returned) {
 		}
 		for _, t := range back[i].Tickets {
 			l.add(mempool.Ticket{Timeline: t.Timeline, Word: t.Word, Value: t.Value})
+		}
+		if !l.own { // others know of its buffer
+			_ = p.client.giveUp(l) // it fails with the connection
+			continue
 		}
 		p.spares.put(l)
 	}

@@ -27,7 +27,7 @@ func (ch *Channel) publishShared(ctx context.Context, l *Lease, o mempool.FrameO
 	}
 	p, err := ch.producer(ctx)
 	if err != nil {
-		return 0, l.unsent(ctx, err)
+		return 0, l.unjoined(ctx, err, o.Completion)
 	}
 	ready, err := l.completed(ctx, o.Completion)
 	if err != nil {
@@ -42,7 +42,7 @@ func (ch *Channel) publishShared(ctx context.Context, l *Lease, o mempool.FrameO
 	number, err := p.publish(ctx, &r.Record, o.Wait)
 	if err != nil {
 		p.takeBack(l.info.Block)
-		return 0, l.unsent(ctx, err)
+		return 0, l.unsent(ctx, err, ready)
 	}
 	l.ended = true
 	l.leave()
@@ -52,13 +52,35 @@ func (ch *Channel) publishShared(ctx context.Context, l *Lease, o mempool.FrameO
 	return number, l.order.Close()
 }
 
-// unsent is why the lease was not sent. The lease lives on, unless ctx has ended. l.mu is held.
-func (l *Lease) unsent(ctx context.Context, err error) error {
+// unsent is why the lease was not sent. The lease lives on, unless ctx has ended: then others may have the memory once ready is reached.
+// l.mu is held.
+func (l *Lease) unsent(ctx context.Context, err error, ready *mempool.Ticket) error {
 	if ctx.Err() == nil {
 		return err
 	}
 	defer l.leave()
-	return errors.Join(err, l.end(true))
+	return errors.Join(err, l.abort(ready))
+}
+
+// unjoined is unsent where it is not known yet when the content is complete. l.mu is held.
+func (l *Lease) unjoined(ctx context.Context, err error, o mempool.Completion) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	ready, unknown := l.completed(context.WithoutCancel(ctx), o)
+	if m, failed := l.mem.Memory(true); failed == nil && unknown != nil {
+		l.client.doubt(l.info.Block, m)
+	}
+	return errors.Join(l.unsent(ctx, err, ready), unknown)
+}
+
+// abort ends a write lease whose content nobody gets, and on which work may be under way until ready is reached. l.mu is held.
+func (l *Lease) abort(ready *mempool.Ticket) error {
+	clock := l.client.timelines.own()
+	if ready == nil || clock == nil || ready.Timeline != clock.Timeline() || ready.Validate() != nil { // the service takes no other
+		return l.end(true)
+	}
+	return l.end(true, *ready)
 }
 
 // fits says whether the lease's buffer can go into the channel, and what it holds.

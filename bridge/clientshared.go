@@ -49,7 +49,7 @@ func newMembership(ch *Channel, role shmchannel.Role) membership {
 	return membership{client: ch.client, channel: ch.info, role: role.String(), known: make(map[int]uint64), came: make(chan struct{})}
 }
 
-// join makes the client a member. open maps the files that come, and sets add.
+// join makes the client a member. open maps the files that come, and sets add. If that fails the member leaves again.
 func (m *membership) join(ctx context.Context, r *wire.Join, open func(shmchannel.MemberConfig) error) error {
 	c := m.client
 	clock, err := c.Clock(ctx) // a member's tickets are of a timeline that is sealed before
@@ -70,21 +70,27 @@ func (m *membership) join(ctx context.Context, r *wire.Join, open func(shmchanne
 		return err
 	}
 	defer closeFiles(files)
+	m.id = reply.Member
 	if len(files) != 3 {
+		m.unseat()
 		return situation(ErrProtocol, "a member of channel %q comes with three files, this one with %d", m.channel.Name, len(files))
 	}
-	m.id = reply.Member
 	err = open(shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Slot: slotOf(reply.Slot), ID: reply.Member})
 	if err != nil {
+		m.unseat()
 		return err
 	}
 	c.shared.enlist(m)
 	err = c.call(ctx, &wire.Enter{Channel: m.channel.ID, Member: m.id}, &call{into: &wire.EmptyReply{}})
 	if err != nil {
 		c.shared.forget(m)
+		m.depart()
 	}
 	return err
 }
+
+// unseat tells the service that the member leaves. It fails with the connection.
+func (m *membership) unseat() { _ = m.client.send(0, &wire.Leave{Channel: m.channel.ID, Member: m.id}) }
 
 func slotOf(slot uint64) int { return int(min(slot, math.MaxInt32)) }
 

@@ -145,11 +145,13 @@ func (sp *spares) take(n uint64) (l *loan, others, busy bool) {
 func (sp *spares) lease(ctx context.Context, l *loan, t mempool.Tensor) (*Lease, error) {
 	c := sp.client
 	info := l.info
+	c.timelines.pin(l.wait) // none may be unmapped between the look and the lease
 	info.Tensor, info.Wait = t.Clone(), c.pending(ctx, l.wait)
-	lease := &Lease{client: c, info: info, mem: l.mem, reused: true}
+	lease := &Lease{client: c, info: info, mem: l.mem, reused: true, own: true}
 	lease.order.Pages, lease.order.Clock = c.order.pages, c.order.clock
 	lease.order.Begin(info.Wait, false)
 	c.timelines.pin(info.Wait)
+	c.timelines.unpin(l.wait)
 	c.mu.Lock()
 	closing := c.closing
 	if !closing {

@@ -137,6 +137,8 @@ func (c *Client) hold(l *Lease) (known bool, err error) {
 		err = errClientClosed
 	case b == nil || b.mem == nil:
 		return false, nil
+	case b.pool != l.info.Pool:
+		err = situation(ErrProtocol, "block %d is of pool %d, not of pool %d", l.info.Block, b.pool, l.info.Pool)
 	case l.info.Bytes > b.bytes:
 		err = situation(ErrProtocol, "a buffer of %d bytes in a block of %d", l.info.Bytes, b.bytes)
 	}
@@ -161,7 +163,7 @@ func (s *consuming) mapBlock(ctx context.Context, id uint64) error {
 	var came wire.Lease
 	err = c.call(ctx, &wire.Map{Channel: s.channel.ID, Block: id}, &call{into: &reply,
 		files: func(fds *seqpacket.FDs) {
-			came = wire.Lease{Block: id, BlockBytes: reply.BlockBytes, Generation: reply.Generation, Export: &reply.Export}
+			came = wire.Lease{Pool: p.info.ID, Block: id, BlockBytes: reply.BlockBytes, Generation: reply.Generation, Export: &reply.Export}
 			c.arrived(came, fds)
 		},
 		undo: func() { _ = c.ended(id) }})

@@ -3,6 +3,7 @@ package bridge
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -11,6 +12,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -171,6 +174,71 @@ func testWhatCannotBeAFrame(t *testing.T, shared bool) {
 	_, err = ch.Publish(t.Context(), late, mempool.FrameOptions{})
 	assert.ErrorIs(t, err, ErrClosed)
 	require.NoError(t, late.Release(false))
+}
+
+func TestMemoryOfAFrameThatWasNotSentIsNotUsedBeforeItsProducerIsDone(t *testing.T) {
+	ways(t, func(t *testing.T, shared bool) { testAFrameThatWasNotSent(t, shared, true) })
+	t.Run("before the client has joined", func(t *testing.T) { testAFrameThatWasNotSent(t, true, false) })
+}
+
+func testAFrameThatWasNotSent(t *testing.T, shared, full bool) {
+	_, path := serve(t, ServerConfig{})
+	c, other := dial(t, path), dial(t, path)
+	p := createPool(t, c, hostPool("p", 2<<16))
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 1, Mode: mempool.WorkQueue, Shared: shared})
+	theirs, err := other.OpenPool(t.Context(), "p", 0)
+	require.NoError(t, err)
+	if full {
+		require.NoError(t, sendFrame(t.Context(), p, ch, 1, 1<<16, mempool.FrameOptions{}))
+	} else {
+		defer allocate(t, p, 1<<16).Release(false)
+	}
+	clock, err := c.Clock(t.Context())
+	require.NoError(t, err)
+	word, err := clock.Word()
+	require.NoError(t, err)
+	ready := clock.Next(word)
+	l := allocate(t, p, 1<<16)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if !full {
+		cancel()
+	}
+	_, err = ch.Publish(ctx, l, mempool.FrameOptions{Completion: mempool.Completion{Ready: &ready}})
+	require.ErrorIs(t, err, context.Cause(ctx))
+	require.ErrorIs(t, l.Release(false), ErrReleased)
+	again, err := theirs.Allocate(t.Context(), mempool.Bytes(1<<16), patience)
+	require.NoError(t, err)
+	assert.Equal(t, []mempool.Ticket{ready}, again.Info().Wait)
+	require.NoError(t, clock.Reach(ready))
+	require.NoError(t, again.Release(false))
+}
+
+func TestWhoFailsToJoinLeavesItsPlaceToOthers(t *testing.T) {
+	const tries = 70 // more than a session has places
+	for what, fail := range map[string]func(cancel func()) error{
+		"its files cannot be mapped": func(func()) error { return errors.New("no memory") },
+		"it is cancelled": func(cancel func()) error {
+			cancel()
+			return nil
+		},
+	} {
+		for _, role := range []shmchannel.Role{shmchannel.ProducerRole, shmchannel.ConsumerRole} {
+			t.Run(fmt.Sprint(what, ", ", role), func(t *testing.T) {
+				s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 1})
+				for range tries {
+					ctx, cancel := context.WithCancel(t.Context())
+					m := newMembership(s.from, role)
+					m.depart = m.unseat
+					if err := m.join(ctx, &wire.Join{}, func(shmchannel.MemberConfig) error { return fail(cancel) }); err == nil {
+						m.depart()
+					}
+					cancel()
+				}
+				s.send(t, 1)
+			})
+		}
+	}
 }
 
 func TestWhatAFullSharedChannelDoes(t *testing.T) {

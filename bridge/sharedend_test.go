@@ -206,6 +206,34 @@ func TestFramesThatContradictThemselvesAreSkippedAndReported(t *testing.T) {
 	}
 }
 
+func TestAFrameThatNamesABlockOfAnotherPoolIsSkippedAndReported(t *testing.T) {
+	r := start(t, ServerConfig{}, unhurried)
+	liar := sharing(t, r.path)
+	pool, channel := liar.makeShared(1<<20, wire.MakeChannel{Capacity: 4})
+	c := dial(t, r.path)
+	mine := allocate(t, createPool(t, c, hostPool("other", 1<<20)), 4096)
+	require.NoError(t, mine.CopyFrom(0, []byte("secret")))
+	ch, err := c.OpenChannel(t.Context(), "c", 0)
+	require.NoError(t, err)
+	from, err := ch.consume(t.Context(), mempool.SubscribeOptions{})
+	require.NoError(t, err)
+	defer from.abandon()
+	p := liar.produce(pool, channel)
+	good := liar.goodRecord(p)
+	bad := good
+	bad.Block = mine.Info().Block
+	p.publishRecord(&bad)
+	p.publishRecord(&good)
+	f, err := from.next(t.Context())
+	require.ErrorIs(t, err, ErrProtocol)
+	assert.Nil(t, f.Lease)
+	r.log.await(t, "a consumer found a frame that contradicts itself")
+	f, err = from.next(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, f.Release())
+	require.NoError(t, mine.Release(false))
+}
+
 // goodRecord is the record of a new buffer of 100 bytes.
 func (p *partner) goodRecord(s *source) shmchannel.Record {
 	l := s.alloc(100)

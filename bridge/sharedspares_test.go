@@ -2,6 +2,8 @@ package bridge
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -179,6 +181,73 @@ func TestMemoryIsReleasedWhenTheReadersOfTheLastFrameAreDone(t *testing.T) {
 			require.NoError(t, <-asked)
 		})
 	}
+}
+
+func TestMemoryIsUsedAgainWhenTheTimelineOfItsReaderIsGone(t *testing.T) {
+	for what, do := range map[string]func(t *testing.T, s *sharedPair){
+		"for the next frame": func(t *testing.T, s *sharedPair) {
+			l := allocate(t, s.pool, 1<<16)
+			require.NoError(t, l.CopyFrom(0, []byte("next")))
+			require.NoError(t, l.Release(false))
+		},
+		"by others": func(t *testing.T, s *sharedPair) {
+			other, err := dial(t, s.path).OpenPool(t.Context(), "p", 0)
+			require.NoError(t, err)
+			l, err := other.Allocate(t.Context(), mempool.Bytes(1<<16), patience)
+			require.NoError(t, err)
+			require.NoError(t, l.Release(false))
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s, finish := unfinished(t, 2)
+			clock, err := s.consumer.Clock(t.Context())
+			require.NoError(t, err)
+			id := clock.Timeline()
+			s.producer.shared.spares(s.pool.info.ID).reclaim()
+			finish()
+			require.NoError(t, s.consumer.Close())
+			eventually(t, func() bool {
+				_, page, err := s.producer.mapTimeline(t.Context(), id)
+				if err == nil {
+					require.NoError(t, page.Close())
+				}
+				return errors.Is(err, ErrStale)
+			})
+			do(t, s)
+		})
+	}
+}
+
+func TestABufferThatHadANameIsNotAllocatedAgain(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 1})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	s.send(t, 0)
+	require.NoError(t, receive(t, from, 0).Release())
+	l := allocate(t, s.pool, 1<<16)
+	named := l.Info().Buffer
+	require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: "x", Keep: true}))
+	require.NoError(t, l.Release(false))
+	l, err := s.producer.Get(t.Context(), "x", LeaseOptions{Write: true})
+	require.NoError(t, err)
+	require.Equal(t, named, l.Info().Buffer)
+	require.NoError(t, l.CopyFrom(0, frameOf(1, 1<<16)))
+	_, err = s.from.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": "1"}})
+	require.NoError(t, err)
+	require.NoError(t, receive(t, from, 1).Release())
+	for n := range uint64(8) {
+		l := allocate(t, s.pool, 1<<16)
+		require.NotEqual(t, named, l.Info().Buffer)
+		require.NoError(t, l.CopyFrom(0, frameOf(2+n, 1<<16)))
+		_, err := s.from.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": fmt.Sprint(2 + n)}})
+		require.NoError(t, err)
+		require.NoError(t, receive(t, from, 2+n).Release())
+	}
+	l, err = s.consumer.Get(t.Context(), "x", LeaseOptions{Wait: patience})
+	require.NoError(t, err)
+	b := make([]byte, 1<<16)
+	require.NoError(t, l.CopyTo(b, 0))
+	assert.Equal(t, frameOf(1, 1<<16), b)
+	require.NoError(t, l.Release(false))
 }
 
 func TestWhatTheServiceDoesNotKnowOfIsWaitedForBeforeItHasTheMemory(t *testing.T) {
