@@ -24,6 +24,7 @@ from realservice import RealService
 
 import poolbridge
 from poolbridge import _client_state, _membership, _spares
+from poolbridge._messages import Ticket
 
 PROCESSES = multiprocessing.get_context("spawn")
 resource_tracker.ensure_running()  # it stays until this process ends
@@ -198,6 +199,33 @@ def test_a_producer_leaves_a_channel_that_was_shut_once_its_leases_are_back(clie
         channel.shut()
     client.allocate(4).release()
     assert len(client._session.core.members) <= 1
+
+
+def let_go_later(client, frame, value):
+    """Let go of a frame with a ticket of the client's timeline, as if a GPU still worked on it."""
+    own, hold = client._session.timelines.own, frame._hold
+    hold.released = True
+    client._session.release(hold, (Ticket(own.id, 0, value),), failed=False)
+    return own
+
+
+def test_a_lease_whose_consumer_is_gone_with_its_timeline_is_used_again_or_released(service, client):
+    channel = client.create_channel("c", shared=True, capacity=1)
+    with poolbridge.connect(service.path, timeout=60) as other:
+        frames = other.subscribe("c")
+        publish(client, channel, 1)
+        own = let_go_later(other, frames.receive(60), 5)
+        publish(client, channel, 2)
+        frames.receive(60).release()
+        with client._session._lock:
+            client._session.producers[channel.id].collect()
+        assert len(client._session.spares)
+        own.page.store(0, 5)
+    until(lambda: client.stats().sessions <= 2)  # this client's, and one of the service's own
+    asked = client._session.core._number
+    client.allocate(4, "int32").release()
+    until(lambda: leases(client) <= 1)
+    assert client._session.core._number < asked + 100
 
 
 # Members
