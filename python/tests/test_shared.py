@@ -282,6 +282,17 @@ def stream_on(path, pool):
             channel.publish(np.full(4, value, np.int32))
 
 
+def promise_one(path, pool):
+    with poolbridge.connect(path, timeout=60) as client:
+        client.open_pool(pool)
+        lease = client.allocate(4, "int32")
+        array = np.asarray(lease)
+        promise = lease.promise()
+        client.open_channel("c").publish(lease)
+        time.sleep(1000)
+        del array, promise
+
+
 def take_on(path, _pool):
     with poolbridge.connect(path, timeout=60) as client:
         list(client.subscribe("c", credit=4, ack="manual"))
@@ -326,6 +337,24 @@ def test_a_producer_that_is_killed_costs_its_consumers_nothing(service, client, 
     frames.close()
     channel.shut()
     until(lambda: leases(client) == 0 or client.allocate(4, timeout=0).release())
+
+
+def test_a_frame_in_hand_is_incomplete_though_its_dead_producer_is_forgotten(service, client, other):
+    channel = client.create_channel("c", shared=True, capacity=1)
+    frames = other.subscribe("c", full="drop-oldest", ack="manual")
+    with process(promise_one, service.path, "frames") as producer:
+        frame = frames.receive(60)
+        os.kill(producer.pid, signal.SIGKILL)
+        producer.join()
+    forgotten = []
+    forget = other._session.timelines.forget
+    other._session.timelines.forget = lambda ids: forget(ids) or forgotten.extend(ids)
+    publish(client, channel, 1)
+    until(lambda: other.stats() and forgotten)
+    with pytest.raises(poolbridge.ProducerDiedError):
+        np.asarray(frame)
+    frame.release()
+    assert not set(forgotten) & set(other._session.timelines._pages)
 
 
 @pytest.mark.parametrize("mode", ["broadcast", "queue"])
