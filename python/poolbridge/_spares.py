@@ -236,7 +236,10 @@ class Spares:
                 self._bell.wait(_GLANCE if wanted else seconds)
                 self._bell.clear()
         except PoolbridgeError:
-            self._thread = None  # the session has ended
+            pass  # the session has ended
+        finally:
+            if self._thread is threading.current_thread():
+                self._thread = None  # whatever happened: the next that is needed can start
 
     def _turn(self) -> float | None:
         with self._session._lock:  # noqa: SLF001 - of one family

@@ -216,7 +216,7 @@ def test_a_lease_whose_consumer_is_gone_with_its_timeline_is_used_again_or_relea
         publish(client, channel, 1)
         own = let_go_later(other, frames.receive(60), 5)
         publish(client, channel, 2)
-        frames.receive(60).release()
+        next(frames).release()
         with client._session._lock:
             client._session.producers[channel.id].collect()
         assert len(client._session.spares)
@@ -226,6 +226,52 @@ def test_a_lease_whose_consumer_is_gone_with_its_timeline_is_used_again_or_relea
     client.allocate(4, "int32").release()
     until(lambda: leases(client) <= 1)
     assert client._session.core._number < asked + 100
+
+
+class Leaving:
+    """The native end of a producer that leaves at the moment at which its blocks have come back."""
+
+    def __init__(self, producer):
+        self.native = producer.native
+        self.leave = producer.leave
+
+    def reclaim(self, seconds):
+        came = self.native.reclaim(seconds)
+        if came:
+            self.leave()
+        return came
+
+    def close(self):
+        self.native.close()
+
+
+def test_blocks_that_come_back_as_their_producer_leaves_are_nobodys(client):
+    channel = client.create_channel("c", shared=True, capacity=1)
+    for value in range(2):
+        publish(client, channel, value)
+    producer = client._session.producers[channel.id]
+    producer.native = Leaving(producer)
+    producer.collect(0.01)
+    assert not producer.loans
+
+
+def test_leases_are_given_back_though_the_thread_that_does_so_has_failed_before(client, other, monkeypatch):
+    channel = client.create_channel("c", shared=True, capacity=1)
+    frames = other.subscribe("c")
+    spares, failed = client._session.spares, []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    monkeypatch.setattr(spares, "_soon", lambda now: 1 / 0)
+    for value in range(3):
+        publish(client, channel, value)
+        next(frames)
+    until(lambda: failed)
+    monkeypatch.undo()
+    for _ in range(2):
+        client.allocate(1000).release()
+    publish(client, channel, 3)
+    next(frames)
+    client.allocate(1000).release()
+    until(lambda: leases(client) == 1)
 
 
 # Members
@@ -348,7 +394,12 @@ def test_a_frame_in_hand_is_incomplete_though_its_dead_producer_is_forgotten(ser
         producer.join()
     forgotten = []
     forget = other._session.timelines.forget
-    other._session.timelines.forget = lambda ids: forget(ids) or forgotten.extend(ids)
+
+    def note(ids):
+        forget(ids)
+        forgotten.extend(ids)
+
+    other._session.timelines.forget = note
     publish(client, channel, 1)
     until(lambda: other.stats() and forgotten)
     with pytest.raises(poolbridge.ProducerDiedError):
