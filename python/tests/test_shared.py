@@ -18,13 +18,18 @@ import threading
 import time
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from types import SimpleNamespace
 
 import numpy as np
 from realservice import RealService
 
 import poolbridge
 from poolbridge import _client_state, _membership, _spares
-from poolbridge._messages import Ticket
+from poolbridge._core import Core
+from poolbridge._messages import Export, Ticket
+from poolbridge._packet import encode
+from poolbridge._shared_messages import Map, MapReply
+from poolbridge._transport import Descriptors
 
 PROCESSES = multiprocessing.get_context("spawn")
 resource_tracker.ensure_running()  # it stays until this process ends
@@ -258,7 +263,8 @@ def test_blocks_that_come_back_as_their_producer_leaves_are_nobodys(client):
 def test_leases_are_given_back_though_the_thread_that_does_so_has_failed_before(client, other, monkeypatch):
     channel = client.create_channel("c", shared=True, capacity=1)
     frames = other.subscribe("c")
-    spares, failed = client._session.spares, []
+    spares = client._session.spares
+    failed: list[object] = []
     monkeypatch.setattr(threading, "excepthook", failed.append)
     monkeypatch.setattr(spares, "_soon", lambda now: 1 / 0)
     for value in range(3):
@@ -621,6 +627,17 @@ def test_a_consumer_is_told_how_many_frames_it_missed(client, other):
     for value in range(6):
         publish(client, channel, value)
     assert [(frame.seq, frame.dropped) for frame in (next(frames), next(frames))] == [(5, 4), (6, 0)]
+
+
+def test_a_block_that_another_member_has_asked_for_as_well_is_not_dropped():
+    core, ids = Core(), (1, 2)
+    core.members = [SimpleNamespace(channel=SimpleNamespace(id=2, pl=7))]  # the one in channel 1 has left
+    calls = [core.start(Map(ch=id_, bl=5), MapReply, lambda: None) for id_ in ids]
+    core.outbox.clear()
+    for call in calls:
+        core.receive(encode(MapReply(q=call.number, bs=PAGE, ge=1, x=Export(f=0, d=bytes(8)))), Descriptors())
+    assert not core.outbox
+    assert core.blocks[5].pool == 7
 
 
 # Lies
