@@ -1,6 +1,8 @@
 // The type Consumer.
 #include "native.h"
 
+#include <stdlib.h>
+
 typedef struct {
     Member member;
     struct pb_consumer core;
@@ -207,12 +209,18 @@ static PyObject *failed(Consumer *self, void *closure) {
 
 static PyObject *in_hand(Consumer *self, void *closure) {
     (void)closure;
+    // Copied before an object is made: that may run finalisers, and these let other threads take and release.
+    size_t count = self->core.in_hand;
+    uint64_t *numbers = count ? malloc(count * sizeof *numbers) : NULL;
+    if (count && !numbers) return PyErr_NoMemory();
+    for (size_t i = 0; i < count; i++) numbers[i] = self->core.hands[i].number;
     PyObject *found = PyList_New(0);
-    for (size_t i = 0; found && i < self->core.in_hand; i++) {
-        PyObject *number = PyLong_FromUnsignedLongLong(self->core.hands[i].number);
+    for (size_t i = 0; found && i < count; i++) {
+        PyObject *number = PyLong_FromUnsignedLongLong(numbers[i]);
         if (!number || PyList_Append(found, number)) Py_CLEAR(found);
         Py_XDECREF(number);
     }
+    free(numbers);
     return found;
 }
 

@@ -10,15 +10,22 @@ typedef struct {
 } Frame;
 
 PyObject *new_frame(State *state, const struct pb_consumer *c, const struct pb_frame *frame) {
-    Frame *self = (Frame *)PyType_GenericAlloc(state->frame, 0);
-    if (!self) return NULL;
-    self->frame = *frame;
-    self->object = Py_XNewRef((PyObject *)frame->kept);
-    Py_ssize_t details = (Py_ssize_t)frame->meta_bytes + (frame->event ? PB_EVENT : 0);
-    if (details) self->details = PyBytes_FromStringAndSize((const char *)c->meta, details);
-    if (!frame->kept) self->description = PyBytes_FromStringAndSize((const char *)c->description, PB_DESCRIPTION);
-    if ((!details || self->details) && (frame->kept || self->description)) return (PyObject *)self;
-    Py_DECREF(self);
+    // First the copies, for which nothing is collected: the object may run finalisers, and these let other threads take.
+    struct pb_frame taken = *frame;
+    PyObject *object = Py_XNewRef((PyObject *)taken.kept), *details = NULL, *description = NULL;
+    Py_ssize_t size = (Py_ssize_t)taken.meta_bytes + (taken.event ? PB_EVENT : 0);
+    if (size) details = PyBytes_FromStringAndSize((const char *)c->meta, size);
+    if (!object) description = PyBytes_FromStringAndSize((const char *)c->description, PB_DESCRIPTION);
+    bool fine = (!size || details) && (object || description);
+    Frame *self = fine ? (Frame *)PyType_GenericAlloc(state->frame, 0) : NULL;
+    if (self) {
+        self->frame = taken;
+        self->object = object;
+        self->details = details;
+        self->description = description;
+        return (PyObject *)self;
+    }
+    Py_XDECREF(object), Py_XDECREF(details), Py_XDECREF(description);
     return NULL;
 }
 

@@ -1,6 +1,9 @@
 // The type Producer.
 #include "native.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 typedef struct {
     Member member;
     struct pb_producer core;
@@ -104,10 +107,19 @@ static enum pb_result try_reclaim(Member *m, void *with) {
     return pb_reclaim(&((Producer *)m)->core);
 }
 
-static PyObject *tickets_of(const struct pb_producer *p, const struct pb_flight *flight) {
+// Making an object may run finalisers, and these let other threads use the producer, or close it: what an object is made
+// of is copied before. A copy of nothing is NULL, too.
+static void *copy_of(const void *from, size_t size, bool *fine) {
+    void *copy = size ? malloc(size) : NULL;
+    if (copy) memcpy(copy, from, size);
+    *fine = *fine && (copy || !size);
+    return copy;
+}
+
+static PyObject *tickets_of(const struct pb_ticket *from, const struct pb_flight *flight) {
     PyObject *tickets = PyTuple_New((Py_ssize_t)flight->tickets);
     for (size_t i = 0; tickets && i < flight->tickets; i++) {
-        const struct pb_ticket *t = &p->tickets[flight->first + i];
+        const struct pb_ticket *t = &from[flight->first + i];
         PyObject *ticket = Py_BuildValue("KKK", (unsigned long long)t->timeline, (unsigned long long)t->word, (unsigned long long)t->value);
         if (!ticket || PyTuple_SetItem(tickets, (Py_ssize_t)i, ticket)) Py_CLEAR(tickets);
     }
@@ -123,12 +135,18 @@ static PyObject *reclaim(Producer *self, PyObject *const *args, Py_ssize_t given
         return NULL;
     if (r && r != PB_TIMEOUT) return result_of(&self->member, r);
     const struct pb_producer *p = &self->core;
-    PyObject *blocks = PyList_New((Py_ssize_t)p->came_back);
-    for (size_t i = 0; blocks && i < p->came_back; i++) {
-        PyObject *tickets = tickets_of(p, &p->back[i]);
-        PyObject *block = tickets ? Py_BuildValue("KN", (unsigned long long)p->back[i].block, tickets) : NULL;
+    size_t count = p->came_back;
+    bool fine = true;
+    struct pb_flight *back = copy_of(p->back, count * sizeof *back, &fine);
+    struct pb_ticket *from = copy_of(p->tickets, count ? p->ticket_count * sizeof *from : 0, &fine);
+    PyObject *blocks = fine ? PyList_New((Py_ssize_t)count) : PyErr_NoMemory();
+    for (size_t i = 0; blocks && i < count; i++) {
+        PyObject *tickets = tickets_of(from, &back[i]);
+        PyObject *block = tickets ? Py_BuildValue("KN", (unsigned long long)back[i].block, tickets) : NULL;
         if (!block || PyList_SetItem(blocks, (Py_ssize_t)i, block)) Py_CLEAR(blocks);
     }
+    free(back);
+    free(from);
     return blocks;
 }
 
@@ -143,13 +161,17 @@ static PyObject *behind(Producer *self, void *closure) {
 
 static PyObject *in_flight(Producer *self, void *closure) {
     (void)closure;
-    PyObject *found = PyList_New(0);
-    for (size_t i = 0; found && i < self->core.in_flight; i++) {
-        const struct pb_flight *flight = &self->core.flights[i];
+    size_t count = self->core.in_flight;
+    bool fine = true;
+    struct pb_flight *flights = copy_of(self->core.flights, count * sizeof *flights, &fine);
+    PyObject *found = fine ? PyList_New(0) : PyErr_NoMemory();
+    for (size_t i = 0; found && i < count; i++) {
+        const struct pb_flight *flight = &flights[i];
         PyObject *pair = Py_BuildValue("KK", (unsigned long long)flight->number, (unsigned long long)flight->block);
         if (!pair || PyList_Append(found, pair)) Py_CLEAR(found);
         Py_XDECREF(pair);
     }
+    free(flights);
     return found;
 }
 

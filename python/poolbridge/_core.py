@@ -48,7 +48,7 @@ from poolbridge._messages import (
 )
 from poolbridge._packet import check, decode, encode
 from poolbridge._page import WORDS
-from poolbridge._shared_messages import JoinReply, Leave, MapReply, Member, Wanted
+from poolbridge._shared_messages import JoinReply, Leave, Map, MapReply, Member, Wanted
 from poolbridge._transport import NONE, Descriptors
 
 _LAST_NUMBER: Final = 2**32 - 1
@@ -383,7 +383,11 @@ class Core:
             self.seats[reply.q] = own
             return
         id_ = call.request.bl
-        pool = next((member.channel.pl for member in self.members if member.channel.id == call.request.ch), 0)
+        # Another member may still wait for it: what is dropped now would be gone when that one has its reply.
+        channels = {
+            one.request.ch for one in self._calls.values() if isinstance(one.request, Map) and one.request.bl == id_
+        }
+        pool = next((member.channel.pl for member in self.members if member.channel.id in channels), 0)
         if id_ not in self.blocks and pool:
             self.blocks[id_] = KnownBlock(id_, pool, reply.bs, export, own, generation=reply.ge)
             return

@@ -17,7 +17,7 @@ from msgspec import UNSET
 
 from poolbridge import _dlpack, _event, _order, _tensor, _timelines
 from poolbridge._channel_messages import Timeline, TimelineReply
-from poolbridge._errors import InvalidArgumentError, NotFoundError, ProtocolError, UnsupportedError, shown
+from poolbridge._errors import InvalidArgumentError, NotFoundError, ProtocolError, StaleError, UnsupportedError, shown
 from poolbridge._hold import Hold
 from poolbridge._kinds import KINDS
 from poolbridge._messages import (
@@ -375,7 +375,7 @@ def know_timeline(session: Session, timeline: int) -> Flow[None]:
     """Ask for a timeline's page and map it; 0: for the session's own."""
     try:
         reply = yield from _ask(Timeline(tl=timeline), TimelineReply)
-    except NotFoundError:
+    except (NotFoundError, StaleError):
         if not timeline:
             raise
         session.timelines.add_gone(timeline)

@@ -191,7 +191,11 @@ def _unreached(hold: Hold) -> tuple[Ticket, ...]:
         left = []
         for ticket in hold.tickets:
             page = timelines.page(ticket.tl)
-            if page is not None and not page.reached(ticket.wd, ticket.v):
+            if page is None and hold.single and not hold.grant.wr:
+                # The service does not know who has a frame of shared memory: it cannot be told any more.
+                hold.session.check_usable()
+                hold.lost = True
+            elif page is not None and not page.reached(ticket.wd, ticket.v):
                 left.append(ticket)
         hold.tickets = tuple(left)
         check(hold)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from poolbridge._channel_messages import Timeline, TimelineReply
-from poolbridge._errors import NotFoundError, PoolbridgeError, ProtocolError
+from poolbridge._errors import NotFoundError, PoolbridgeError, ProtocolError, StaleError
 from poolbridge._session_memory import SessionMemory
 from poolbridge._shared_messages import Doubt, Leave
 from poolbridge._spares import Spare, Spares
@@ -182,7 +182,7 @@ class SessionMembers(SessionMemory):
         call = made[0]
         if call.error is None:
             self._adopt(timeline, own=False)
-        elif isinstance(call.error, NotFoundError):
+        elif isinstance(call.error, (NotFoundError, StaleError)):
             self.timelines.add_gone(timeline)
         then(timeline)
 

@@ -161,6 +161,9 @@ class SharedConsumer(Membership):
             wt=(Ticket(timeline, frame.word, value),) if value and timeline else (),
             ev=frame.event or b"",
         )
+        if grant.wt:
+            with self.session._lock:  # noqa: SLF001 - of one family
+                self.session.timelines.pin(grant.wt)
         self._frames[grant.id] = frame
         self.feed.taken = frame.number
         notice = self.describe(frame)
@@ -239,6 +242,7 @@ class SharedConsumer(Membership):
             if not settled and frame.number in self._given:
                 self.settle(grant.id, back=back)  # it is in hand twice: which one ends has to be said
             del self._frames[grant.id]
+            self.session.timelines.unpin(grant.wt)
             self.let_go(frame.number, tickets, back=back and self.feed.queue)
             if frame.number in self._given and all(other.number != frame.number for other in self._frames.values()):
                 self._given.discard(frame.number)

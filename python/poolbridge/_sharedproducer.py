@@ -71,7 +71,9 @@ class SharedProducer(Membership):
         if not isinstance(came, list):
             return  # a cursor that it does not know yet, or its part has ended
         for block, tickets in came:
-            spare = self.loans.pop(block)
+            spare = self.loans.pop(block, None)
+            if spare is None:
+                continue  # this producer has left meanwhile
             spare.tickets = (*spare.tickets, *(Ticket(*ticket) for ticket in tickets))
             if seconds:
                 self.session.return_spare(spare)

@@ -68,7 +68,8 @@ class Spares:
         self._session = session
         self._kept: dict[int, deque[Spare]] = {}  # by pool, the oldest first
         self._leaving: list[Spare] = []  # to be released once their tickets are reached
-        self._granted: dict[int, Spare] = {}  # by lease: those that allocations have got, while their tickets count
+        # By lease, those that allocations have got, and the tickets that count for them.
+        self._granted: dict[int, tuple[Spare, tuple[Ticket, ...]]] = {}
         self._used: dict[int, float] = {}  # by pool, when it was allocated in last
         self._wanted: dict[int, float] = {}  # by pool, until when what comes back is released
         self._asked: set[int] = set()  # timelines whose pages were asked for
@@ -88,7 +89,8 @@ class Spares:
                 kept.remove(spare)  # type: ignore[union-attr] # there is one in it
                 self._narrow(spare)
                 if spare.tickets:
-                    self._granted[spare.grant.id] = spare
+                    self._granted[spare.grant.id] = spare, spare.tickets
+                    self._session.timelines.pin(spare.tickets)
                 return spare
         return None
 
@@ -102,6 +104,7 @@ class Spares:
 
     def put(self, spare: Spare) -> None:
         """Keep a lease that came back, or release it where it cannot be kept."""
+        self.published(spare.grant)
         pool, now = spare.grant.pl, time.monotonic()
         if spare.reusable and self._wanted.get(pool, 0) <= now:
             kept = self._kept.setdefault(pool, deque())
@@ -117,7 +120,8 @@ class Spares:
 
     def take_back(self, grant: Grant, tickets: tuple[Ticket, ...]) -> bool:
         """Take a lease back whose user releases it unpublished; False if the service can have it at once."""
-        spare = self._granted.pop(grant.id, None)
+        spare, _ = self._granted.get(grant.id, (None, ()))
+        self.published(grant)
         if spare is None:
             return False
         self._narrow(spare)
@@ -131,7 +135,9 @@ class Spares:
 
     def published(self, grant: Grant) -> None:
         """Note that a lease is a channel's again: what it waited for, its ready ticket stands for."""
-        self._granted.pop(grant.id, None)
+        granted = self._granted.pop(grant.id, None)
+        if granted is not None:
+            self._session.timelines.unpin(granted[1])
 
     def want(self, pool: int) -> None:
         """Release what is kept and, for a second, what comes back."""
@@ -230,7 +236,10 @@ class Spares:
                 self._bell.wait(_GLANCE if wanted else seconds)
                 self._bell.clear()
         except PoolbridgeError:
-            self._thread = None  # the session has ended
+            pass  # the session has ended
+        finally:
+            if self._thread is threading.current_thread():
+                self._thread = None  # whatever happened: the next that is needed can start
 
     def _turn(self) -> float | None:
         with self._session._lock:  # noqa: SLF001 - of one family

@@ -31,6 +31,7 @@ class Timelines:
         self._pages: dict[int, Page | None] = {}
         self._forgotten: set[int] = set()
         self._waits: dict[int, dict[int, int]] = {}
+        self._pins: dict[int, int] = {}  # by timeline, how many wait for its words of whom the service does not know
 
     def add(self, epoch: bytes, timeline: int, fd: int, *, own: bool) -> bool:
         """Map a timeline's page; False if that was done before. The descriptor stays the caller's."""
@@ -76,8 +77,24 @@ class Timelines:
         word, value = own.upcoming(key)
         self._waits.setdefault(timeline, {})[word] = value
 
+    def pin(self, tickets: Iterable[Ticket]) -> None:
+        """Keep pages that the service forgets until `unpin`: it does not know who waits. The session's lock is held."""
+        for ticket in tickets:
+            self._pins[ticket.tl] = self._pins.get(ticket.tl, 0) + 1
+
+    def unpin(self, tickets: Iterable[Ticket]) -> None:
+        """Undo `pin` of the same tickets. The session's lock is held."""
+        for ticket in tickets:
+            left = self._pins.get(ticket.tl, 0) - 1
+            if left > 0:
+                self._pins[ticket.tl] = left
+            else:
+                self._pins.pop(ticket.tl, None)
+        if self._forgotten:
+            self.tidy()
+
     def forget(self, timelines: Iterable[int]) -> None:
-        """Unmap pages that the service has forgotten, as soon as no stream waits for their words."""
+        """Unmap pages that the service has forgotten, as soon as nobody waits for their words."""
         own = self.own.id if self.own is not None else 0
         self._forgotten.update(id_ for id_ in timelines if id_ in self._pages and id_ != own)
         self.tidy()
@@ -86,6 +103,8 @@ class Timelines:
         """Unmap what was forgotten and is not needed any more. Never waits."""
         own = self.own
         for id_ in list(self._forgotten):
+            if id_ in self._pins:
+                continue
             waits = self._waits.get(id_)
             if own is not None and waits is not None:
                 if not all(own.reached(word, value) for word, value in waits.items()):
@@ -99,6 +118,7 @@ class Timelines:
         """Give all pages up: where a GPU may still write or wait for their words, they go when it is done."""
         pages, self._pages = self._pages, {}
         self._forgotten.clear()
+        self._pins.clear()
         own, self.own = self.own, None
         if own is not None:
             own.close()

@@ -341,6 +341,90 @@ def test_a_consumer_in_a_circle_is_collected(worlds: list[World]) -> None:
     assert dead() is None
 
 
+# Garbage that is collected while an object is made
+
+
+class Garbage:
+    """A circle whose finaliser does something."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.circle = self
+        self.work = work
+
+    def __del__(self) -> None:
+        self.work()
+
+
+@pytest.fixture
+def collecting() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Have the next object that is made run a finaliser; later versions of Python do so between instructions only."""
+    before = gc.get_threshold()
+    gc.disable()
+
+    def begin(work: Callable[[], object]) -> None:
+        gc.collect()
+        Garbage(work)
+        gc.set_threshold(1)
+        gc.enable()
+
+    yield begin
+    gc.set_threshold(*before)
+    gc.enable()
+
+
+@pytest.mark.parametrize("end", ["close", "reclaim"])
+def test_blocks_come_back_whole_though_a_finaliser_uses_the_producer_meanwhile(
+    worlds: list[World], collecting: Callable[[Callable[[], object]], None], end: str
+) -> None:
+    w = world(worlds, capacity=1)
+    producer = w.produce()
+    for block in range(3):
+        w.publish(producer, block)
+    reclaim, work = producer.reclaim, getattr(producer, end)
+    collecting(work)
+    came = reclaim()
+    assert came == [(0, ()), (1, ())]
+
+
+def test_frames_in_flight_are_told_whole_though_a_finaliser_closes_the_producer(
+    worlds: list[World], collecting: Callable[[Callable[[], object]], None]
+) -> None:
+    w = world(worlds)
+    producer = w.produce()
+    for block in range(3):
+        w.publish(producer, block)
+    collecting(producer.close)
+    flights = producer.in_flight
+    assert flights == [(1, 0), (2, 1), (3, 2)]
+
+
+def test_a_frame_is_the_one_that_was_taken_though_a_finaliser_takes_the_next(
+    worlds: list[World], collecting: Callable[[Callable[[], object]], None]
+) -> None:
+    w = world(worlds)
+    consumer, producer = w.consume(), w.produce()
+    for block in range(2):
+        w.publish(producer, block, name=str(block))
+    take_one = consumer.take
+    collecting(lambda: take_one(0.0))
+    frame = take_one(0.0)
+    assert isinstance(frame, Frame)
+    assert (frame.number, frame.block, frame.meta) == (1, 0, {"name": "0"})
+
+
+def test_frames_in_hand_are_told_whole_though_a_finaliser_closes_the_consumer(
+    worlds: list[World], collecting: Callable[[Callable[[], object]], None]
+) -> None:
+    w = world(worlds)
+    consumer, producer = w.consume(), w.produce()
+    for block in range(3):
+        w.publish(producer, block)
+        take(consumer)
+    collecting(consumer.close)
+    held = consumer.in_hand
+    assert held == [1, 2, 3]
+
+
 # Broadcasts
 
 

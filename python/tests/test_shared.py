@@ -18,12 +18,18 @@ import threading
 import time
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from types import SimpleNamespace
 
 import numpy as np
 from realservice import RealService
 
 import poolbridge
 from poolbridge import _client_state, _membership, _spares
+from poolbridge._core import Core
+from poolbridge._messages import Export, Ticket
+from poolbridge._packet import encode
+from poolbridge._shared_messages import Map, MapReply
+from poolbridge._transport import Descriptors
 
 PROCESSES = multiprocessing.get_context("spawn")
 resource_tracker.ensure_running()  # it stays until this process ends
@@ -200,6 +206,80 @@ def test_a_producer_leaves_a_channel_that_was_shut_once_its_leases_are_back(clie
     assert len(client._session.core.members) <= 1
 
 
+def let_go_later(client, frame, value):
+    """Let go of a frame with a ticket of the client's timeline, as if a GPU still worked on it."""
+    own, hold = client._session.timelines.own, frame._hold
+    hold.released = True
+    client._session.release(hold, (Ticket(own.id, 0, value),), failed=False)
+    return own
+
+
+def test_a_lease_whose_consumer_is_gone_with_its_timeline_is_used_again_or_released(service, client):
+    channel = client.create_channel("c", shared=True, capacity=1)
+    with poolbridge.connect(service.path, timeout=60) as other:
+        frames = other.subscribe("c")
+        publish(client, channel, 1)
+        own = let_go_later(other, frames.receive(60), 5)
+        publish(client, channel, 2)
+        next(frames).release()
+        with client._session._lock:
+            client._session.producers[channel.id].collect()
+        assert len(client._session.spares)
+        own.page.store(0, 5)
+    until(lambda: client.stats().sessions <= 2)  # this client's, and one of the service's own
+    asked = client._session.core._number
+    client.allocate(4, "int32").release()
+    until(lambda: leases(client) <= 1)
+    assert client._session.core._number < asked + 100
+
+
+class Leaving:
+    """The native end of a producer that leaves at the moment at which its blocks have come back."""
+
+    def __init__(self, producer):
+        self.native = producer.native
+        self.leave = producer.leave
+
+    def reclaim(self, seconds):
+        came = self.native.reclaim(seconds)
+        if came:
+            self.leave()
+        return came
+
+    def close(self):
+        self.native.close()
+
+
+def test_blocks_that_come_back_as_their_producer_leaves_are_nobodys(client):
+    channel = client.create_channel("c", shared=True, capacity=1)
+    for value in range(2):
+        publish(client, channel, value)
+    producer = client._session.producers[channel.id]
+    producer.native = Leaving(producer)
+    producer.collect(0.01)
+    assert not producer.loans
+
+
+def test_leases_are_given_back_though_the_thread_that_does_so_has_failed_before(client, other, monkeypatch):
+    channel = client.create_channel("c", shared=True, capacity=1)
+    frames = other.subscribe("c")
+    spares = client._session.spares
+    failed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    monkeypatch.setattr(spares, "_soon", lambda now: 1 / 0)
+    for value in range(3):
+        publish(client, channel, value)
+        next(frames)
+    until(lambda: failed)
+    monkeypatch.undo()
+    for _ in range(2):
+        client.allocate(1000).release()
+    publish(client, channel, 3)
+    next(frames)
+    client.allocate(1000).release()
+    until(lambda: leases(client) == 1)
+
+
 # Members
 
 
@@ -254,6 +334,17 @@ def stream_on(path, pool):
             channel.publish(np.full(4, value, np.int32))
 
 
+def promise_one(path, pool):
+    with poolbridge.connect(path, timeout=60) as client:
+        client.open_pool(pool)
+        lease = client.allocate(4, "int32")
+        array = np.asarray(lease)
+        promise = lease.promise()
+        client.open_channel("c").publish(lease)
+        time.sleep(1000)
+        del array, promise
+
+
 def take_on(path, _pool):
     with poolbridge.connect(path, timeout=60) as client:
         list(client.subscribe("c", credit=4, ack="manual"))
@@ -298,6 +389,29 @@ def test_a_producer_that_is_killed_costs_its_consumers_nothing(service, client, 
     frames.close()
     channel.shut()
     until(lambda: leases(client) == 0 or client.allocate(4, timeout=0).release())
+
+
+def test_a_frame_in_hand_is_incomplete_though_its_dead_producer_is_forgotten(service, client, other):
+    channel = client.create_channel("c", shared=True, capacity=1)
+    frames = other.subscribe("c", full="drop-oldest", ack="manual")
+    with process(promise_one, service.path, "frames") as producer:
+        frame = frames.receive(60)
+        os.kill(producer.pid, signal.SIGKILL)
+        producer.join()
+    forgotten = []
+    forget = other._session.timelines.forget
+
+    def note(ids):
+        forget(ids)
+        forgotten.extend(ids)
+
+    other._session.timelines.forget = note
+    publish(client, channel, 1)
+    until(lambda: other.stats() and forgotten)
+    with pytest.raises(poolbridge.ProducerDiedError):
+        np.asarray(frame)
+    frame.release()
+    assert not set(forgotten) & set(other._session.timelines._pages)
 
 
 @pytest.mark.parametrize("mode", ["broadcast", "queue"])
@@ -513,6 +627,17 @@ def test_a_consumer_is_told_how_many_frames_it_missed(client, other):
     for value in range(6):
         publish(client, channel, value)
     assert [(frame.seq, frame.dropped) for frame in (next(frames), next(frames))] == [(5, 4), (6, 0)]
+
+
+def test_a_block_that_another_member_has_asked_for_as_well_is_not_dropped():
+    core, ids = Core(), (1, 2)
+    core.members = [SimpleNamespace(channel=SimpleNamespace(id=2, pl=7))]  # the one in channel 1 has left
+    calls = [core.start(Map(ch=id_, bl=5), MapReply, lambda: None) for id_ in ids]
+    core.outbox.clear()
+    for call in calls:
+        core.receive(encode(MapReply(q=call.number, bs=PAGE, ge=1, x=Export(f=0, d=bytes(8)))), Descriptors())
+    assert not core.outbox
+    assert core.blocks[5].pool == 7
 
 
 # Lies
