@@ -229,6 +229,15 @@ func (c *Client) end(err, goodbye error) {
 // idle notes that a call or what follows it has ended, and tells Close when the last has. c.mu is held.
 func (c *Client) idle() {
 	if c.busy--; c.busy == 0 && c.closing {
+		c.quieten()
+	}
+}
+
+// quieten tells Close that nobody is busy any more; what Close itself asks later changes nothing. c.mu is held.
+func (c *Client) quieten() {
+	select {
+	case <-c.quiet:
+	default:
 		close(c.quiet)
 	}
 }
@@ -244,7 +253,7 @@ func (c *Client) Close() error {
 	first := !c.closing
 	c.closing = true
 	if first && c.busy == 0 {
-		close(c.quiet)
+		c.quieten()
 	}
 	leases := slices.Collect(maps.Keys(c.leases))
 	c.mu.Unlock()

@@ -18,6 +18,7 @@ type call struct {
 	files func(*seqpacket.FDs) // takes what came along; called before done
 	undo  func()               // gives back what was granted to a caller that waits no more; run as an errand
 	done  chan error
+	last  bool // Close itself asks, once nobody else can
 
 	abandoned bool // nobody waits for done; guarded by Client.mu
 }
@@ -62,7 +63,7 @@ func (c *Client) register(pending *call) (uint32, error) {
 	switch {
 	case c.calls == nil:
 		return 0, c.err
-	case c.closing:
+	case c.closing && !pending.last:
 		return 0, errClientClosed
 	}
 	for {

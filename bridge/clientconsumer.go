@@ -33,7 +33,7 @@ func (ch *Channel) consume(ctx context.Context, o mempool.SubscribeOptions) (*co
 		return nil, err
 	}
 	s := &consuming{membership: newMembership(ch, shmchannel.ConsumerRole), stop: func() {}}
-	s.depart = s.abandon
+	s.depart = func(context.Context) { s.abandon() }
 	err = s.join(ctx, &wire.Join{Oldest: o.Oldest, Full: string(o.Full)}, func(config shmchannel.MemberConfig) (err error) {
 		s.native, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: config, Reached: s.reached})
 		if err == nil {

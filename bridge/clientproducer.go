@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
@@ -32,7 +33,7 @@ func (ch *Channel) producer(ctx context.Context) (*producing, error) {
 	p := s.producers[ch.info.ID]
 	if p == nil {
 		p = &producing{membership: newMembership(ch, shmchannel.ProducerRole), joined: make(chan struct{}), lent: make(map[uint64]*loan)}
-		p.depart = p.unseat
+		p.depart = func(context.Context) { p.unseat() }
 		if err := c.inBackground(p.begin); err != nil { // joining goes on if ctx ends
 			s.mu.Unlock()
 			return nil, err
@@ -80,17 +81,43 @@ func (p *producing) begin() {
 	close(p.joined)
 }
 
+const (
+	// leaveTries is for how long a producer asks again whether it may leave.
+	leaveTries = 100 * time.Millisecond
+	// leavePause is how long it waits before.
+	leavePause = 2 * time.Millisecond
+)
+
 // retire leaves the channel. The leases end that the channel needs, and the others are released. No Publish is under way.
-func (p *producing) retire() {
+func (p *producing) retire(ctx context.Context) {
 	c := p.client
-	_ = c.send(0, &wire.Leave{Channel: p.channel.ID, Member: p.id}) // it fails with the connection
+	left := p.leave(ctx)
 	p.reclaim()
+	if !left { // what the leases need is seen when the session ends
+		return
+	}
 	p.mu.Lock()
 	lent := p.lent
 	p.lent = make(map[uint64]*loan)
 	p.mu.Unlock()
-	for block := range lent {
-		_ = c.ended(block) // what it sends fails with the connection
+	for _, l := range lent {
+		own := slices.DeleteFunc(l.wait, func(t mempool.Ticket) bool { return t.Timeline != p.timeline })
+		_ = c.releaseLoan(l, own) // it fails with the connection
+	}
+}
+
+// leave says whether the service has let the producer go, and with it the leases that the channel needs.
+func (p *producing) leave(ctx context.Context) bool {
+	for end := time.Now().Add(leaveTries); ; {
+		err := p.client.call(ctx, &wire.Leave{Channel: p.channel.ID, Member: p.id}, &call{into: &wire.EmptyReply{}, last: true})
+		_, refused := errors.AsType[*RemoteError](err)
+		switch {
+		case err == nil || refused && !errors.Is(err, ErrBusy): // the channel is gone
+			return true
+		case !refused || time.Now().After(end):
+			return false
+		}
+		time.Sleep(leavePause) // a consumer takes or releases a frame at this moment
 	}
 }
 

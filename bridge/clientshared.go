@@ -37,7 +37,7 @@ type membership struct {
 	timeline  uint64
 	forgotten atomic.Bool                                 // by the client: the channel was destroyed
 	add       func(slot int, id uint64, f *os.File) error // takes the file of a member of the other role
-	depart    func()                                      // leaves the channel
+	depart    func(context.Context)                       // leaves the channel
 
 	mu     sync.Mutex
 	known  map[int]uint64 // the newest member of the other role in each slot whose file came
@@ -84,7 +84,7 @@ func (m *membership) join(ctx context.Context, r *wire.Join, open func(shmchanne
 	err = c.call(ctx, &wire.Enter{Channel: m.channel.ID, Member: m.id}, &call{into: &wire.EmptyReply{}})
 	if err != nil {
 		c.shared.forget(m)
-		m.depart()
+		m.depart(ctx)
 	}
 	return err
 }
@@ -231,7 +231,7 @@ func (c *Client) inBackground(f func()) error {
 func (c *Client) leaveShared() {
 	s := &c.shared
 	s.mu.Lock()
-	var leave []func()
+	var leave []func(context.Context)
 	for _, of := range s.members {
 		for m := range of {
 			leave = append(leave, m.depart)
@@ -242,8 +242,10 @@ func (c *Client) leaveShared() {
 	for _, sp := range pools {
 		sp.close()
 	}
+	ctx, cancel := context.WithTimeout(c.linked, closeGrace)
+	defer cancel()
 	for _, f := range leave {
-		f()
+		f(ctx)
 	}
 	given := make(chan struct{})
 	go func() {

@@ -229,9 +229,9 @@ func TestWhoFailsToJoinLeavesItsPlaceToOthers(t *testing.T) {
 				for range tries {
 					ctx, cancel := context.WithCancel(t.Context())
 					m := newMembership(s.from, role)
-					m.depart = m.unseat
+					m.depart = func(context.Context) { m.unseat() }
 					if err := m.join(ctx, &wire.Join{}, func(shmchannel.MemberConfig) error { return fail(cancel) }); err == nil {
-						m.depart()
+						m.unseat()
 					}
 					cancel()
 				}

@@ -6,7 +6,10 @@ import (
 	"encoding/binary"
 	"fmt"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
+	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -232,6 +235,40 @@ func TestAFrameThatNamesABlockOfAnotherPoolIsSkippedAndReported(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, f.Release())
 	require.NoError(t, mine.Release(false))
+}
+
+func TestAProducerThatClosesWhileAConsumerTakesAFrameSaysWhatItUnmapped(t *testing.T) {
+	for what, taking := range map[string]time.Duration{"soon": 10 * time.Millisecond, "for long": 0} {
+		t.Run(what, func(t *testing.T) {
+			r := start(t, ServerConfig{}, unhurried)
+			c, other := dial(t, r.path), dial(t, r.path)
+			p := createPool(t, c, hostPool("p", 2<<16))
+			ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 2, Shared: true})
+			theirs, err := other.OpenPool(t.Context(), "p", 0)
+			require.NoError(t, err)
+			consumer := sharing(t, r.path)
+			_, channel := consumer.findShared()
+			s := consumer.take(&wire.Join{Channel: channel, Role: "consumer", Full: "drop-oldest"})
+			mem, err := unix.Mmap(int(s.config.Own.Fd()), 0, 8192, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+			require.NoError(t, err)
+			defer unix.Munmap(mem)
+			consumer.get(&wire.Enter{Channel: channel, Member: s.Member}, &wire.EmptyReply{})
+			sent, free := allocate(t, p, 1<<16), allocate(t, p, 1<<16)
+			require.NoError(t, free.Release(false))
+			_, err = ch.Publish(t.Context(), sent, mempool.FrameOptions{})
+			require.NoError(t, err)
+			word := func(at int) *uint64 { return (*uint64)(unsafe.Pointer(&mem[8*at])) }
+			atomic.StoreUint64(word(2), 1)
+			atomic.StoreUint64(word(512), 1) // it has frame 1, and has not said yet which block that is
+			if taking > 0 {
+				defer time.AfterFunc(taking, func() { atomic.StoreUint64(word(513), sent.Info().Block) }).Stop()
+			}
+			require.NoError(t, c.Close())
+			given, err := theirs.Trim(t.Context(), 0)
+			require.NoError(t, err)
+			assert.EqualValues(t, 1<<16, given, "the client, whose process lives on, has unmapped it")
+		})
+	}
 }
 
 // goodRecord is the record of a new buffer of 100 bytes.
