@@ -585,6 +585,10 @@ class Session(SessionMembers):
         if _process.pid != self.pid:
             self.transport.close()
             return
+        with self._lock:
+            if self.ended is None and self.core.epoch:  # nobody waits for what the service says to it
+                self._end_members()
+                self._flush()
         self.lose(ClientClosedError("the client is closed"))
 
     def close_when_unused(self) -> None:

@@ -145,6 +145,7 @@ class SessionMembers(SessionMemory):
     def lent(self, hold: Hold, ticket: Ticket | None, *, apart: bool) -> None:
         """Note that a channel has a lease. `apart`: arrays of the user's lease keep the block mapped as well."""
         self.spares.published(hold.grant)
+        self.spares.watch()
         self.sent(hold, ticket, keeps=not apart)
 
     def take_spare(self, pool: int, nbytes: int) -> Any:

@@ -23,6 +23,9 @@ _IDLE: Final = 1.0
 _WANTED: Final = 1.0
 # More leases are kept than a pool's channels have places.
 _MORE: Final = 2
+# How long a producer that does not allocate rests between two looks for blocks that come back: at first, and at most.
+_REST: Final = 0.5
+_LONGEST_REST: Final = 8.0
 # How long one look for blocks that come back may sleep, and how often tickets are looked at: a GPU wakes nobody.
 _LOOK: Final = 10e-3
 # How often tickets are looked at while the client closes, and how long a look rests that may have come to nothing.
@@ -73,6 +76,7 @@ class Spares:
         self._used: dict[int, float] = {}  # by pool, when it was allocated in last
         self._wanted: dict[int, float] = {}  # by pool, until when what comes back is released
         self._asked: set[int] = set()  # timelines whose pages were asked for
+        self._rest = _REST
         self._thread: threading.Thread | None = None
         self._bell = threading.Event()
 
@@ -82,6 +86,7 @@ class Spares:
     def take(self, pool: int, nbytes: int) -> Spare | None:
         """Give a lease of just as many bytes, if one has come back."""
         self._used[pool] = time.monotonic()
+        self._rest = _REST
         self.collect(pool)
         kept = self._kept.get(pool)
         for spare in kept or ():
@@ -116,7 +121,7 @@ class Spares:
         if self._leaving:
             self._tidy(now)
             self._bell.set()
-        self._watch()
+        self.watch()
 
     def take_back(self, grant: Grant, tickets: tuple[Ticket, ...]) -> bool:
         """Take a lease back whose user releases it unpublished; False if the service can have it at once."""
@@ -130,7 +135,7 @@ class Spares:
         spare.tickets = (*spare.tickets, *tickets)
         self._leaving.append(spare)
         self._bell.set()
-        self._watch()
+        self.watch()
         return True
 
     def published(self, grant: Grant) -> None:
@@ -143,7 +148,7 @@ class Spares:
         """Release what is kept and, for a second, what comes back."""
         self._wanted[pool] = time.monotonic() + _WANTED
         self._bell.set()
-        self._watch()
+        self.watch()
 
     def settle_for(self, seconds: float) -> None:
         """Release all, because the client closes; for what GPUs work on it waits so long."""
@@ -211,7 +216,7 @@ class Spares:
                 self._session.end_spare(spare.grant)
         self._leaving = stay
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
         """Have a thread look again when there is something to release."""
         if self._thread is None and self._session.ended is None:
             self._thread = threading.Thread(target=self._run, name="poolbridge-spares", daemon=True)
@@ -225,7 +230,16 @@ class Spares:
         if self._leaving or any(until > now for until in self._wanted.values()):
             return _LOOK
         ends = [end for used in self._used.values() if (end := used + _IDLE) > now]
-        return max(min(ends) - now, _LOOK) if ends else None
+        if ends:
+            return max(min(ends) - now, _LOOK)
+        if not self._lending():
+            return None
+        rest, self._rest = self._rest, min(2 * self._rest, _LONGEST_REST)
+        return rest
+
+    def _lending(self) -> set[int]:
+        """Give the pools of which channels have blocks."""
+        return {producer.channel.pl for producer in self._session.producers.values() if producer.loans}
 
     def _run(self) -> None:
         try:
@@ -244,6 +258,9 @@ class Spares:
     def _turn(self) -> float | None:
         with self._session._lock:  # noqa: SLF001 - of one family
             now = time.monotonic()
+            for pool in self._lending():
+                if now - self._used.get(pool, 0) >= _IDLE:  # otherwise allocations collect
+                    self.collect(pool)
             self._tidy(now)
             seconds = self._soon(now) if self._session.ended is None else None
             if seconds is None:

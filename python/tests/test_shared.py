@@ -101,7 +101,7 @@ def test_leases_that_came_back_are_used_again_and_given_back_when_nothing_is_all
     assert len(client._session.spares) >= 1
     until(lambda: not len(client._session.spares))
     assert leases(client) == 2, "those whose frames the channel keeps"
-    until(lambda: client._session.spares._thread is None)
+    until(lambda: client._session.spares._rest > _spares._REST)  # it looks less and less often whether they come back
 
 
 def test_no_more_leases_are_kept_than_the_channel_has_places_and_two(client, other, monkeypatch):
@@ -212,6 +212,33 @@ def let_go_later(client, frame, value):
     hold.released = True
     client._session.release(hold, (Ticket(own.id, 0, value),), failed=False)
     return own
+
+
+def test_the_leases_of_a_channel_that_was_shut_come_back_though_nothing_is_allocated(client, other):
+    channel = client.create_channel("c", shared=True, capacity=4)
+    for value in range(4):
+        publish(client, channel, value)
+    channel.shut()
+    until(lambda: leases(other) == 0)
+
+
+def test_a_client_that_is_dropped_without_close_keeps_no_block(service, client):
+    channel = client.create_channel("c", shared=True, capacity=2)
+    with pytest.warns(ResourceWarning):
+        dropped = poolbridge.connect(service.path, timeout=60)
+        theirs = dropped.open_channel("c")
+        pool = dropped.open_pool("frames")
+        for value in range(8):
+            lease = dropped.allocate(4, "int32", pool=pool)
+            np.asarray(lease)[:] = value
+            theirs.publish(lease)
+        del lease, theirs, pool, dropped
+        gc.collect()
+        until(lambda: client.stats().sessions == 2)  # the service has one, too
+    stats = client.stats().pools[0]
+    assert stats.held == 0
+    channel.shut()
+    until(lambda: client.stats().pools[0].leased == 0)
 
 
 def test_a_lease_whose_consumer_is_gone_with_its_timeline_is_used_again_or_released(service, client):
