@@ -158,6 +158,8 @@ class SessionMembers(SessionMemory):
         with self._lock:
             if self.ended is None:
                 self.spares.put(spare)
+            else:
+                self.disown(spare.grant)
 
     def end_spare(self, grant: Grant) -> None:
         """Release a lease that came back. The lock is held."""

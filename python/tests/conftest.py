@@ -105,7 +105,7 @@ def no_leaks() -> Iterator[None]:
     gc.collect()
     before, mapped = open_descriptors(), len(MAPPINGS)
     yield
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 60
     while True:
         gc.collect()
         left = {fd: target for fd, target in open_descriptors().items() if before.get(fd) != target}

@@ -26,6 +26,7 @@ from realservice import RealService
 import poolbridge
 from poolbridge import _client_state, _membership, _spares
 from poolbridge._core import Core
+from poolbridge._mappings import MAPPINGS
 from poolbridge._messages import Export, Ticket
 from poolbridge._packet import encode
 from poolbridge._shared_messages import Map, MapReply
@@ -220,6 +221,18 @@ def test_the_leases_of_a_channel_that_was_shut_come_back_though_nothing_is_alloc
         publish(client, channel, value)
     channel.shut()
     until(lambda: leases(other) == 0)
+
+
+def test_a_block_that_comes_back_as_its_client_closes_is_unmapped(client):
+    channel = client.create_channel("c", shared=True)
+    publish(client, channel, 1)
+    session = client._session
+    [producer] = session.producers.values()
+    _, spare = producer.loans.popitem()  # a thread has just seen it come back
+    mapped = len(MAPPINGS)
+    client.close()
+    session.return_spare(spare)
+    assert len(MAPPINGS) < mapped
 
 
 def test_a_client_that_is_dropped_without_close_keeps_no_block(service, client):
