@@ -36,7 +36,7 @@ func OpenProducer(config MemberConfig) (*Producer, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.unmap())
 	}
-	p := &Producer{track: t, descriptions: descriptions{stored: make([]uint64, c.slots)}}
+	p := &Producer{track: t, descriptions: descriptions{stored: make([]uint64, c.slots)}, turn: turn{patience: 2 * time.Millisecond}}
 	p.init(c, config, &c.sequencer.freed)
 	return p, nil
 }

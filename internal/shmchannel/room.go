@@ -131,10 +131,9 @@ type turn struct {
 	slot   int
 	ticket uint64
 	since  time.Time
-}
 
-// patience is how long a producer lets another go first.
-const patience = 2 * time.Millisecond
+	patience time.Duration // how long the producer lets another go first
+}
 
 // takeTurn puts the producer in line, if it is not.
 func (p *Producer) takeTurn(ticket uint64) uint64 {
@@ -170,7 +169,7 @@ func (p *Producer) othersFirst(n, ticket uint64) full {
 		if p.turn.slot != slot || p.turn.ticket != first {
 			p.turn.slot, p.turn.ticket, p.turn.since = slot, first, now
 		}
-		if left := patience - now.Sub(p.turn.since); left > 0 {
+		if left := p.turn.patience - now.Sub(p.turn.since); left > 0 {
 			return full{is: true, number: n, turn: left}
 		}
 		p.turn.passed[slot] = first

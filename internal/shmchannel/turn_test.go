@@ -25,6 +25,9 @@ func waits(t *testing.T, p *testProducer) (done chan uint64) {
 func TestProducersThatWaitGetRoomInTurn(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 1})
 	first, second, third := r.producer(4), r.producer(4), r.producer(4)
+	for _, p := range []*testProducer{first, second, third} {
+		p.turn.patience = time.Hour // a slow machine must not cost one its turn
+	}
 	c := r.consumer(MemberSpec{})
 	first.publish()
 	a := waits(t, third)
