@@ -66,7 +66,7 @@ test-simcuda: simcuda $(VENV)/installed
 test-go: simcuda
 	$(GO) vet ./...
 	$(GOTEST) $(ON_SIMCUDA) ./bridge/... ./internal/... ./mempool/... ./cuda/... ./cmd/... ./tests/driverfacts ./tests/anomaly
-	GOMAXPROCS=8 $(GOTEST) $(ON_SIMCUDA) -count=1 ./mempool # where there are CPUs to spare, who waits looks first
+	GOMAXPROCS=8 $(GOTEST) $(ON_SIMCUDA) -count=1 ./mempool # with CPUs to spare, a waiter looks before it sleeps
 	$(MAKE) test-model
 
 test-model: ## explore every interleaving of small shared channels, and find every mutation

@@ -109,7 +109,7 @@ func (c *Client) abandonAll(err error) {
 	}
 }
 
-// answered hands a reply, or the failure to read it, to who waits for it.
+// answered hands a reply, or the failure to read it, to the caller that waits for it.
 func (c *Client) answered(pending *call, fds *seqpacket.FDs, err error) error {
 	failure, failed := errors.AsType[*wire.Error](err)
 	if failed {

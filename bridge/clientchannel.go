@@ -49,7 +49,7 @@ func (c *Client) channel(ctx context.Context, r wire.Request) (*Channel, error) 
 func (ch *Channel) Info() mempool.ChannelInfo { return ch.info }
 
 // Publish puts the buffer of a write lease into the channel and ends the lease. It returns the frame's number. It waits
-// for room, but for no work: whoever reads comes after it. If it fails the lease lives on, unless ctx ended first: then
+// for room, but for no work: readers come after it. If it fails the lease lives on, unless ctx ended first: then
 // the lease has ended, and the frame may have been sent or not.
 //
 // Errors: [ErrTimeout], which names who is behind, or [ErrLimit] if the channel is full, [ErrInvalid], [ErrReleased],

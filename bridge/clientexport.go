@@ -41,7 +41,7 @@ func (c *Client) Export(ctx context.Context, name string, wait time.Duration) (*
 	if x.pool, err = c.poolInfo(ctx, x.info.Pool); err != nil {
 		return nil, errors.Join(err, x.Release())
 	}
-	// Whoever is told knows of no tickets.
+	// The caller is handed an address, and knows of no tickets.
 	order := mempool.Order{Pages: c.page, Clock: c.Clock}
 	order.Begin(x.info.Wait, true)
 	if err := order.Before(ctx, mempool.CPU); err != nil {
@@ -89,7 +89,7 @@ func (x *Exported) Saved(name, socket string) mempool.Saved {
 	return s
 }
 
-// Release ends the lease. Whoever opened the memory must be done with it, unless its name or another lease holds it.
+// Release ends the lease. The program that opened the memory must be done with it, unless its name or another lease holds it.
 //
 // Errors: [ErrReleased].
 func (x *Exported) Release() error {

@@ -23,7 +23,7 @@ type Lease struct {
 	ended bool
 
 	order  mempool.Order
-	failed atomic.Bool // whoever wrote the content died before it was complete
+	failed atomic.Bool // the writer of the content died before it was complete
 
 	taken  *taken // the frame of a shared channel that it came with; the service has no such lease
 	reused bool   // its buffer came back through a shared channel: the service does not know all that must be waited for
@@ -261,7 +261,7 @@ func (c *Client) failed(buffers []uint64) {
 }
 
 // Publish says that the content is complete, or will be when p says: others find the buffer under the name, and the lease
-// becomes a read lease. It waits for no work: whoever reads comes after it.
+// becomes a read lease. It waits for no work: readers come after it.
 //
 // Errors: [ErrReleased], [ErrInvalid], [ErrExists], [ErrDenied].
 func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {

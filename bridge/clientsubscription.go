@@ -166,7 +166,7 @@ func (sub *subscription) frame(ctx context.Context, n *wire.Frame) (*Frame, erro
 func (sub *subscription) more() error {
 	err := sub.client.send(0, &wire.Credit{Subscription: sub.id, Frames: 1})
 	if errors.Is(err, ErrDisconnected) || errors.Is(err, ErrClosed) {
-		return nil // whoever waits for frames is told
+		return nil // the caller that waits for frames is told
 	}
 	return err
 }

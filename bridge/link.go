@@ -96,7 +96,7 @@ func (l *link) tryRing(data []byte) (done bool, err error) {
 			return false, breach(err)
 		}
 		if err := l.Conn.TrySend([]byte{packetBack}, nil); err != nil {
-			return false, nil //nolint:nilerr // whoever sends over the socket next is told
+			return false, nil //nolint:nilerr // the next send over the socket fails and says why
 		}
 		l.aside = false
 	}
@@ -223,8 +223,8 @@ func (l *link) lookAround() (found bool) {
 		return l.glance()
 	}
 	defer wakeful.Leave()
-	// Whoever was given something to do by the last packet may begin. To let others run again and again would wake a thread
-	// each time, which takes this goroutine to another CPU.
+	// Goroutines that the last packet gave work to may begin. To let others run again and again would wake a thread each
+	// time, which takes this goroutine to another CPU.
 	runtime.Gosched()
 	for i := 0; !found && time.Since(l.last) < wakeful.Limit; i++ {
 		if i%4 == 3 && !wakeful.Spare() {
@@ -236,7 +236,7 @@ func (l *link) lookAround() (found bool) {
 	return found
 }
 
-// glance looks into the ring once, after whoever is ready to send could do so.
+// glance looks into the ring once, after goroutines that are ready to send could do so.
 func (l *link) glance() (found bool) {
 	runtime.Gosched()
 	return !l.in.Empty()

@@ -27,5 +27,5 @@ func TestNoticesComeInOrderAndTakeRoomForThoseThatWait(t *testing.T) {
 	}
 	require.Nil(t, q.next())
 	assert.Less(t, cap(q.list), 32)
-	assert.Len(t, q.wake, 1, "whoever tells them is woken once")
+	assert.Len(t, q.wake, 1, "the goroutine that tells them is woken once")
 }

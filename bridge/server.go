@@ -17,7 +17,7 @@ import (
 type ServerConfig struct {
 	// Mode of the socket file; 0 for 0600. The socket's directory is made 0700 if it does not exist.
 	Mode os.FileMode
-	// MayConnect says who may have a session, from what the kernel says about the peer; nil for whoever can open the
+	// MayConnect says who may have a session, from what the kernel says about the peer; nil for all that can open the
 	// socket. What a session may reach is for the access list of each pool.
 	MayConnect func(mempool.Peer) bool
 	// MaxSessions is how many there may be at a time, with those that ended while their process lives on and may still use

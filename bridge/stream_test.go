@@ -159,9 +159,9 @@ func TestPublishingBeforeTheWorkIsDone(t *testing.T) {
 		m, err := l.mem.Memory(true)
 		require.NoError(t, err)
 		want := frameOf(7, 1<<20)
-		require.NoError(t, m.CopyFrom(0, want)) // whoever is still at work on it
+		require.NoError(t, m.CopyFrom(0, want)) // whatever still works on it
 		require.NoError(t, m.Synchronize())
-		if spec.Kind == mempool.Device { // both are one process here, with one lane: who waits in it holds up what comes next
+		if spec.Kind == mempool.Device { // both are one process here, with one lane: a wait in it holds up what comes next
 			go begin()
 		}
 		require.NoError(t, clock.Reach(ready))

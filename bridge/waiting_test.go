@@ -107,7 +107,7 @@ func TestOnlyTheRequestThatIsNamedIsCancelled(t *testing.T) {
 	assert.ErrorIs(t, c.reply(last, &wire.LeaseReply{}), wire.CodeCancelled)
 }
 
-// Whoever cancels and uses the number again at once cancels the first request only.
+// A client that cancels and uses the number again at once cancels the first request only.
 func TestACancelledRequestDoesNotTakeItsSuccessorAlong(t *testing.T) {
 	_, path := serve(t, ServerConfig{})
 	c := greeted(t, path)

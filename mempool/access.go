@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Peer identifies whoever is behind a session. Its ids must come from the kernel, never from the peer itself.
+// Peer identifies the process behind a session. Its ids must come from the kernel, never from the peer itself.
 type Peer struct {
 	UID, GID uint32
 	// Groups are the supplementary groups.

@@ -2,8 +2,8 @@ package mempool
 
 import "sync"
 
-// books is the lock of a service's books. Whoever is woken by a change is woken after the lock was let go of: to wake somebody
-// takes longer than most changes, and he wants the lock next.
+// books is the lock of a service's books. A goroutine that a change wakes is woken after the lock was let go of: to wake it
+// takes longer than most changes, and it wants the lock next.
 type books struct {
 	sync.Mutex
 	woken []chan struct{}

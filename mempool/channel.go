@@ -9,7 +9,7 @@ import (
 type channel struct {
 	info ChannelInfo
 	pool *Pool
-	uid  uint32 // whose it is
+	uid  uint32 // of the user who made it
 
 	frames  []*frame // in order: broadcast keeps them, a queue has them waiting
 	last    uint64   // number of the newest frame

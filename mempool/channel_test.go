@@ -42,7 +42,7 @@ func TestSendsAreCarriedOutInTheirOrder(t *testing.T) {
 	}
 	numbers := make([]uint64, 3)
 	done := make(chan int)
-	for i := 2; i >= 0; i-- { // whoever waits first
+	for i := 2; i >= 0; i-- { // the first that waits
 		go func() {
 			n, err := waiting[i].Wait(context.Background(), patience)
 			assert.NoError(t, err)

@@ -18,7 +18,7 @@ type FullPolicy string
 
 // The policies of channels and subscribers.
 const (
-	// Block: whoever sends waits.
+	// Block: the sender waits.
 	Block FullPolicy = "block"
 	// DropOldest: the oldest frame goes, and those who have not seen it miss it.
 	DropOldest FullPolicy = "drop-oldest"

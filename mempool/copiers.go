@@ -20,7 +20,7 @@ const manyCores = 4
 
 // copiers are goroutines that copy together. For a while after a copy they stay awake: to wake a core takes as long as
 // copying a mebibyte, and a stream's next frame comes soon. Then they sleep. A copy never waits for one that has yet to
-// wake: whoever is awake does the work.
+// wake: one that is awake does the work.
 type copiers struct {
 	how  copying
 	open atomic.Int64 // how many jobs there are, to be seen without the lock

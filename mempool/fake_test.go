@@ -143,7 +143,7 @@ func (b *fakeBlock) Free() error {
 	b.freed = true
 	a.used -= uint64(len(b.mem))
 	a.frees++
-	clear(b.mem) // whoever still looks sees it
+	clear(b.mem) // a reader that still looks sees it
 	return nil
 }
 

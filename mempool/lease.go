@@ -105,7 +105,7 @@ func (l *Lease) release(incomplete bool, after ...Queue) error {
 	return l.ReleaseAt(incomplete, done)
 }
 
-// ReleaseAt is Release for whoever makes tickets, of its own timeline, itself: they say when its work is done.
+// ReleaseAt is Release for sessions that make the tickets of their timeline themselves: these say when their work is done.
 //
 // Errors: [ErrReleased] if it had ended before, [ErrInvalid] for tickets that are not of the session's own timeline.
 func (l *Lease) ReleaseAt(incomplete bool, done []Ticket) error {

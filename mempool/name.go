@@ -72,7 +72,7 @@ func (c Completion) published(ready *Ticket, l *Lease) *publishedEvent {
 }
 
 // Publish says that what the write lease was for is complete, or will be when p says: the lease becomes a read lease, and
-// others find the buffer under the name. It waits for no work: whoever reads comes after it.
+// others find the buffer under the name. It waits for no work: readers come after it.
 //
 // Errors: [ErrReleased], [ErrInvalid] for a bad name or a tensor that does not fit, or if l is no write lease,
 // [ErrExists], [ErrDenied] if the name belongs to another user, [ErrLimit], [ErrClosed] if the pool is being destroyed.

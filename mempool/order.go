@@ -92,7 +92,7 @@ func (o *Order) one(ctx context.Context, q Queue, t Ticket) (over bool, err erro
 		over = err == nil && q.lane() == nil
 	}
 	if errors.Is(err, ErrProducerDied) && !o.strict {
-		return true, nil // whoever used the memory before us does no more
+		return true, nil // the session that used the memory before does nothing more
 	}
 	return over, err
 }
@@ -152,7 +152,7 @@ func (o *Order) Give(ctx context.Context, own, q Queue) error {
 	return err
 }
 
-// Settle returns when the memory can be used by whoever has its address, unless a queue was made to wait for that.
+// Settle returns when the memory can be used through its address, unless a queue was made to wait for that.
 //
 // Errors: as [Order.Before].
 func (o *Order) Settle(ctx context.Context, m Memory) error {
@@ -194,7 +194,7 @@ func (o *Order) Ready(ctx context.Context, own Queue, c Completion) (*Ticket, er
 				return nil, err
 			}
 		}
-		if c.EventOnly { // whoever uses the memory after this lease must come after the event too
+		if c.EventOnly { // what uses the memory after this lease must come after the event too
 			line := c.Event.line(own)
 			if err := c.Event.Before(ctx, line); err != nil {
 				return nil, err

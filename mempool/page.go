@@ -231,7 +231,7 @@ func (p *Page) Over(t Ticket) (over, died bool) {
 // Idle says whether no stream of this process uses the page.
 func (p *Page) Idle() bool { return p.gpu.idle() }
 
-// Close unmaps the page, unless the driver does not let go of it. Who waits for its words on the CPU is told; queues that use
+// Close unmaps the page, unless the driver does not let go of it. Waits for its words on the CPU end with an error; queues that use
 // them are waited for.
 func (p *Page) Close() error {
 	p.closing.Store(true)

@@ -20,7 +20,7 @@ type Pool struct {
 	info  PoolInfo
 	arena Arena
 
-	uid    uint32 // of whoever made it
+	uid    uint32 // of the user who made it
 	access Access // who may use it, sorted; never empty
 	// reserved = leased + cached + held: bytes of all blocks, of those that buffers use, of those free for use, and of
 	// those that are free but not usable yet (recalled, or of a process that may still run).

@@ -2,7 +2,7 @@ package mempool
 
 import "slices"
 
-// room is who waits for room in a pool. Those who want blocks of the same size stand in one line, of which one is woken at
+// room is the line of allocations that wait for room in a pool. Those that want blocks of the same size stand in one line, of which one is woken at
 // a time: where it finds no room the others would not either. It is guarded by Service.mu.
 type room struct {
 	books   *books
@@ -50,7 +50,7 @@ func (r *room) next(size uint64) {
 	}
 }
 
-// wait is closed when it is time to look again. seen are the changes there had been when who waits looked last; alone says
+// wait is closed when it is time to look again. seen are the changes there had been when the waiter looked last; alone says
 // that others in the line might have found what it did not.
 func (pl *place) wait(seen uint64, alone bool) <-chan struct{} {
 	r := pl.room

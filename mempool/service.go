@@ -111,7 +111,7 @@ func (s *Service) OpenSession(p Peer, notify func(Notice)) (*Session, error) {
 }
 
 // Close ends every session and gives all memory back, mapped elsewhere or not: nothing is allocated any more that could
-// be mistaken for it, and whoever has it mapped reads on. It returns when that is done, and waits for copies that leases of
+// be mistaken for it, and processes that have it mapped read on. It returns when that is done, and waits for copies that leases of
 // this process are making.
 func (s *Service) Close() {
 	s.mu.Lock()

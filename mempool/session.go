@@ -47,7 +47,7 @@ type Session struct {
 	keeper   *keeper
 	tensor   *Tensor // that it described last
 
-	eagerness wakeful.Eagerness // of who waits
+	eagerness wakeful.Eagerness // of its waits
 }
 
 // ID identifies the session within the epoch.

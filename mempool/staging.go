@@ -71,7 +71,7 @@ func (s *staging) open(l *lane) {
 }
 
 // take takes a piece that nobody uses. It waits for the GPU only when there are as many as there may be. Where others use
-// them all it waits too, or returns nil: whoever has a piece must not wait for another.
+// them all it waits too, or returns nil: the holder of a piece must not wait for another.
 func (ps *pieces) take(ctx *cuda.Context, wait bool) (*piece, error) {
 	ps.mu.Lock()
 	for len(ps.idle) == 0 && ps.made == ps.most {

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Everybody does everything at once; whoever shares a block with somebody else by mistake finds the other's mark in it.
+// All sessions do everything at once. Two that share a block by mistake find each other's mark in it.
 func TestManySessionsAtOnceShareNoBlockByMistake(t *testing.T) {
 	svc := newService(t)
 	p := createPool(t, open(t, svc), PoolSpec{Name: "p", Kind: Host, MaxBytes: 64 << 12, SessionBytes: 24 << 12})

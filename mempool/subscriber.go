@@ -9,7 +9,7 @@ type subscription struct {
 	channel *channel
 	policy  FullPolicy
 	credit  int                 // how many frames more it may be sent
-	begun   bool                // whoever subscribed knows its id
+	begun   bool                // its session knows its id
 	over    *Ended              // to be told once it does
 	next    uint64              // number of the next frame of a broadcast
 	held    map[uint64]struct{} // numbers of the frames that were sent and not settled
@@ -18,7 +18,7 @@ type subscription struct {
 }
 
 // Subscribe asks for a channel's frames, which come as [Delivered] once credit is given with [Session.Credit], and at last
-// an [Ended]. The credit of o is not given yet: whoever asked must first be able to tell what a frame is for.
+// an [Ended]. The credit of o is not given yet: the session must first be able to tell what a frame is for.
 //
 // Errors: [ErrNotFound], [ErrInvalid], [ErrDenied], [ErrLimit], [ErrClosed].
 func (s *Session) Subscribe(channel uint64, o SubscribeOptions) (uint64, error) {

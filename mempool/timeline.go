@@ -28,7 +28,7 @@ type timeline struct {
 // Forget tells a session that no ticket of these timelines will come again: it may unmap them.
 type Forget struct{ Timelines []uint64 }
 
-// Failed tells a session that buffers which it has leased will never be complete: whoever wrote them died.
+// Failed tells a session that buffers which it has leased will never be complete: their writer died.
 type Failed struct{ Buffers []uint64 }
 
 func (Forget) notice() {}

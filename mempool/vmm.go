@@ -14,7 +14,7 @@ import (
 )
 
 // VMM is memory of a GPU in pieces of its own (cuMemCreate), each with a descriptor: what is leased to be read cannot be
-// written, and whoever has one block's descriptor reaches that block alone.
+// written, and the descriptor of one block gives access to that block alone.
 const VMM Kind = "vmm"
 
 var vmmBackend = backend{kind: VMM, probe: probeVMM, create: newVMMArena, open: openVMMArena}

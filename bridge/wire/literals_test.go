@@ -109,7 +109,7 @@ var literals = []struct {
 		Lease: &wire.Lease{ID: 1, Buffer: 2, Generation: 3, Pool: 4, Block: 5, BlockBytes: 4096, Bytes: 4, Tensor: f32Tensor,
 			Export: &wire.Export{Data: data64, FDs: 1}, Wait: someTickets, Event: data64}}},
 	{"notice", "frame that failed", 0, &wire.Frame{Subscription: 7, Sequence: 2, Time: 1767225600000000000,
-		Failure: &wire.Error{Code: wire.CodeFailed, Message: "whoever wrote it died"}}},
+		Failure: &wire.Error{Code: wire.CodeFailed, Message: "its writer died"}}},
 	{"notice", "end, with an error", 0, &wire.End{Subscription: 7, Failure: &wire.Error{Code: wire.CodeClosed, Message: "the pool is being destroyed"}}},
 	{"notice", "lost", 0, &wire.Lost{Channel: 1, Lease: 2, Failure: wire.Error{Code: wire.CodeLimit, Message: "the channel is full"}}},
 	{"notice", "failed", 0, &wire.Failed{Buffers: []uint64{2, 300}}},

@@ -1,4 +1,4 @@
-// Command stream sends frames as a camera does, from GPU memory (or, with -kind host, from host memory), to whoever
+// Command stream sends frames as a camera does, from GPU memory (or, with -kind host, from host memory), to all that
 // subscribes: start consumer.py beside it as often as you like, with CuPy, PyTorch or NumPy.
 package main
 

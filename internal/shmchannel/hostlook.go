@@ -3,7 +3,7 @@ package shmchannel
 // Look is what the host found, at one look at the channel, that is still needed of what producers published: frames that are kept, or
 // that a consumer has in hand. The blocks come from memory that members write: the caller asks only for those that it lent to the producer.
 type Look struct {
-	held map[uint64]struct{} // blocks that consumers hold, whoever published them
+	held map[uint64]struct{} // blocks that consumers hold, of any producer
 	all  bool                // somebody is taking a frame just now
 	of   map[*Member]*found
 }

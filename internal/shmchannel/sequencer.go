@@ -85,8 +85,9 @@ func (s *sequencer) loadTail() tail { return tail(s.tail.Load()) }
 func (s *sequencer) entry(number uint64) *atomic.Uint64 { return &s.order[number&s.mask()] }
 func (s *sequencer) claim(number uint64) *atomic.Uint64 { return &s.claims[number&s.mask()] }
 
-// enter stores who has published the tail's number, if nobody has yet. It comes before every step from that tail to the next
-// number, so that each number below the tail's has its entry. A void has none: its slot may still be that of an older frame.
+// enter stores the entry of the tail's number, which says whose frame it is, unless another member did so already. Every step from
+// that tail to the next number comes after it, so that each number below the tail's has its entry. A void has none: its slot may
+// still be that of an older frame.
 func (s *sequencer) enter(t tail) {
 	if t.slot() == voidSlot || t.number() == 0 {
 		return

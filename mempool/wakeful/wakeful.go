@@ -1,5 +1,5 @@
-// Package wakeful decides who looks again and again for what he waits for, instead of sleeping. To be woken takes longer than
-// most waits between programs that hand memory to each other; but whoever looks has a CPU for himself meanwhile.
+// Package wakeful decides which waiters look again and again for what they wait for, instead of sleeping. To be woken takes longer than
+// most waits between programs that hand memory to each other; but a waiter that looks uses a whole CPU meanwhile.
 package wakeful
 
 import (

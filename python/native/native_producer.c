@@ -183,7 +183,25 @@ static PyMethodDef methods[] = {
     {"close", (PyCFunction)close_member, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
+static PyObject *patience(Producer *self, void *closure) {
+    (void)closure;
+    return PyFloat_FromDouble((double)self->core.patience / 1e9);
+}
+
+static int set_patience(Producer *self, PyObject *seconds, void *closure) {
+    (void)closure;
+    double value = seconds ? PyFloat_AsDouble(seconds) : -1;
+    if (PyErr_Occurred()) return -1;
+    if (!(value >= 0 && value <= 3600)) {
+        PyErr_SetString(PyExc_ValueError, "patience is a number of seconds from 0 to 3600");
+        return -1;
+    }
+    self->core.patience = (int64_t)(value * 1e9);
+    return 0;
+}
+
 static PyGetSetDef getters[] = {
+    {"patience", (getter)patience, (setter)set_patience, NULL, NULL},
     {"unknown", (getter)unknown, NULL, NULL, NULL},
     {"in_flight", (getter)in_flight, NULL, NULL, NULL},
     {"behind", (getter)behind, NULL, NULL, NULL},

@@ -6,10 +6,11 @@
 #include <time.h>
 
 enum { TRIES = 64 };
-#define TURN (2 * PB_NS_MS) // how long one that waits longer may take to use the room
+#define PATIENCE (2 * PB_NS_MS)
 
 enum pb_result pb_producer_open(struct pb_producer *p, int roster, int sequencer, int track, uint32_t slot, uint64_t member) {
     memset(p, 0, sizeof *p);
+    p->patience = PATIENCE;
     enum pb_result r = pb_channel_open(&p->ch, roster, sequencer, slot, member);
     if (!r) r = pb_file_open(&p->ch, &p->ch.own, track, pb_track_size(p->ch.slots), true, "track");
     if (r) return r;
@@ -191,7 +192,7 @@ static bool others_first(struct pb_producer *p) {
         int64_t now = pb_now();
         if (p->before != lowest) {
             p->before = lowest;
-            p->before_until = now + TURN;
+            p->before_until = now + p->patience;
         }
         if (now < p->before_until) return true;
         p->passed = lowest; // it does not come: it was stopped, or it died

@@ -111,6 +111,7 @@ struct pb_producer {
     uint64_t calm;   // `tickets` when nobody else waited
     uint64_t before, passed;
     int64_t before_until;
+    int64_t patience; // how long one that waits longer may take to use the room, in nanoseconds
 };
 
 struct pb_publication {

@@ -266,7 +266,7 @@ class AsyncClient(ClientState):
         return await asyncio.to_thread(step.work)
 
     async def _sleep(self, step: Sleep) -> Any:
-        """Do what may take long in a thread of its own, for a while: whoever is cancelled leaves it behind."""
+        """Do what may take long in a thread of its own, in short pieces: a cancelled caller leaves one behind."""
         if self._sleepers is None:
             self._sleepers = ThreadPoolExecutor(_MOST_SLEEPERS, thread_name_prefix="poolbridge-sleeper")
         seconds = _NAP if step.seconds is None else min(step.seconds, _NAP)

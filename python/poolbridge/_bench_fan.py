@@ -55,7 +55,7 @@ class Fan(ABC):
 
     @abstractmethod
     def open_to_receive(self) -> Iterator[np.ndarray[Any, Any]]:
-        """Open a consumer's end. Give the arrays of the frames; who asks for the next is done with the one before."""
+        """Open a consumer's end. Give the arrays of the frames; each is used only until the next is asked for."""
 
     @abstractmethod
     def leave(self) -> None:

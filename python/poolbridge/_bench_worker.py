@@ -168,7 +168,7 @@ class BenchWorker:
                 raise ValueError(f"unknown task {task['task']!r}")
             return {"ok": True, **getattr(self, task["task"])(task)}
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-            self._acknowledge.send(_FAILED)  # whoever waits for an acknowledgement reads the answer then
+            self._acknowledge.send(_FAILED)  # the process that waits for an acknowledgement reads the answer then
             return {"ok": False, "error": {"type": type(error).__name__, "message": str(error)}}
 
     def close(self) -> None:

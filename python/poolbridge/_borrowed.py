@@ -229,7 +229,7 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
         if self._hold is not None or _process.pid != self._session.pid:
             self.release()
             return
-        assert notice is not None  # noqa: S101 - for the type checker: whoever calls this has looked
+        assert notice is not None  # noqa: S101 - for the type checker: the caller has looked
         self._notice = None
         spent = self._spent
         now = (
@@ -262,7 +262,7 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
             while self._spent:
                 spent.append(self._spent.popleft())
             if spent:
-                # What was taken was used before the ticket is written, whoever does this.
+                # What was taken was used before the ticket is written, by any thread.
                 _release(self._session, spent, self._subscription._feed, self._follower)  # noqa: SLF001
 
     def release(self) -> None:

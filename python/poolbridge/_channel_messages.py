@@ -159,7 +159,7 @@ class Lost(Struct, omit_defaults=True, tag_field="n", tag="lost"):
 
 
 class Failed(Struct, omit_defaults=True, tag_field="n", tag="failed"):
-    """Notice: whoever wrote these buffers, which the session has leased, died before they were complete."""
+    """Notice: the writer of these buffers, which the session has leased, died before they were complete."""
 
     bf: tuple[U, ...]
 

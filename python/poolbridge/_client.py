@@ -203,7 +203,7 @@ class Client(ClientState):
         BusyError
             Another lease excludes this one.
         ProducerDiedError
-            Whoever wrote the buffer died before finishing.
+            The buffer's writer died before finishing.
         """
         return Lease(self, self._run(_operations.get(self._session, name, write=write, timeout=timeout)))
 

@@ -14,7 +14,7 @@ class DeferringLock:
 
     The garbage collector may run a finaliser in any thread at any point, also while that very thread holds the lock:
     waiting there would be a deadlock. So a finaliser calls `later`; the work is done at once if the lock is free, and
-    otherwise by whoever holds it, right after.
+    otherwise by the thread that holds it, right after.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class DeferringLock:
             self.__exit__(None, None, None)
 
     def _drain(self) -> None:
-        # Whoever fails to take the lock may leave: its holder looks at the deque after releasing it.
+        # A thread that fails to take the lock may leave: its holder looks at the deque after releasing it.
         while self._left and self._lock.acquire(blocking=False):
             try:
                 while self._left:

@@ -129,7 +129,7 @@ def check_reversed(shape: Iterable[int], strides: Iterable[int]) -> None:
     """Raise if elements lie backwards and PyTorch is who asks: call it from ``__dlpack__``, before a capsule is made.
 
     PyTorch has no negative strides. Given a capsule that has them, it ends the process in many versions (a check in C++
-    throws where nothing may be thrown), whoever made the capsule. Others take them in place.
+    throws where nothing may be thrown), for capsules of every maker. Others take them in place.
 
     Raises
     ------

@@ -20,7 +20,7 @@ Each class also derives from the built-in exception that a program would catch a
     ├── FrameSettledError (ValueError)             the frame was acknowledged or given back before
     ├── LeaseInUseError (BufferError)              arrays made from the lease are alive
     ├── StaleError (LookupError)                   an id of an earlier use, or of another epoch
-    ├── ProducerDiedError (RuntimeError)           whoever wrote the buffer died before finishing
+    ├── ProducerDiedError (RuntimeError)           the buffer's writer died before finishing
     ├── ClosedError (ConnectionError)              the pool or the service is shutting down
     │   ├── ClientClosedError                      this client was closed
     │   └── ConnectionLostError                    the service went away

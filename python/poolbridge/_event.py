@@ -66,7 +66,7 @@ class Event:
         return number
 
     def record(self, stream: Any = None) -> None:
-        """Stand for the work that a stream has so far; who waits already is not concerned.
+        """Stand for the work that a stream has so far; waits that have begun are not concerned.
 
         Parameters
         ----------

@@ -75,7 +75,7 @@ class Feed:
     def put(self, frame: Frame) -> None:
         """Add what came."""
         self.frames.append(frame)
-        on_done = self.on_done  # once: whoever waits may give up at any moment
+        on_done = self.on_done  # once: the waiter may give up at any moment
         if on_done is not None:
             on_done()
 
@@ -91,7 +91,7 @@ class Feed:
         if not self.ended:
             self.ended = True
             self.error = error
-        on_done = self.on_done  # once: whoever waits may give up at any moment
+        on_done = self.on_done  # once: the waiter may give up at any moment
         if on_done is not None:
             on_done()
 
@@ -99,7 +99,7 @@ class Feed:
         """Say what was asked for; frames may have come already."""
         self.queue = queue
         self.auto = auto
-        # Whoever sends must not lack what is held back here.
+        # The sender must not lack what is held back here.
         self.few = min(credit // 8, _MOST_TOGETHER)
         # Most arrays are gone by then, and their frames acknowledged by the release.
         self.lag = max(min(credit, capacity) // 2, 1)

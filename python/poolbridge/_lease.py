@@ -132,7 +132,7 @@ class BaseLease(ArrayExports):
 
     @property
     def failed(self) -> bool:
-        """Whether whoever wrote the buffer is known to have died before it was complete."""
+        """Whether the buffer's writer is known to have died before the content was complete."""
         return _order.lost(self._hold)
 
     def check(self) -> None:
@@ -143,7 +143,7 @@ class BaseLease(ArrayExports):
         Raises
         ------
         ProducerDiedError
-            Whoever wrote the buffer died before finishing.
+            The buffer's writer died before finishing.
         """
         _order.check(self._hold)
 
@@ -257,7 +257,7 @@ class Lease(BaseLease):
         """Promise the content, to publish the buffer before it is complete; `keep` says that it is.
 
         For work of the CPU, or what this process waits for itself. Publish the lease, or send it through a channel;
-        write it through arrays that were made before; and keep the promise. Whoever reads waits for that.
+        write it through arrays that were made before; and keep the promise. Readers wait for that.
 
         Raises
         ------
@@ -291,13 +291,13 @@ class Lease(BaseLease):
     def release(self, *, failed: bool = False, force: bool = False) -> None:
         """End the lease now.
 
-        Whoever writes the memory next waits, on its stream, for the work that this process has queued so far on the
+        The next writer of the memory waits, on its stream, for the work that this process has queued so far on the
         streams that used the buffer: those that arrays were made for by DLPack, and those named by `used_on`.
 
         Parameters
         ----------
         failed
-            What was written is incomplete; who waits for it gets `ProducerDiedError`.
+            What was written is incomplete; readers that wait for it get `ProducerDiedError`.
         force
             Do it although arrays are alive: the caller vouches that none is used any more.
 

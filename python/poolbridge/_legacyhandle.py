@@ -113,7 +113,7 @@ class LegacyHandle:
     def map(self, ordinal: int, nbytes: int, *, own_context: bool = False) -> tuple[_cuda_imports.OpenedBlock, int]:
         """Open the handle; give the block that it opens, and how many bytes there are from the offset on.
 
-        Whoever calls it closes the block: `open` gives an object that does.
+        The caller closes the block: `open` gives an object that does.
 
         Raises
         ------

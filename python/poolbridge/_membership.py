@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,13 +37,13 @@ NATIVE = load_native()
 """The native module, or None."""
 
 
-class Membership:
+class Membership(ABC):
     """What a producer and a consumer of a session have in common.
 
     Parameters
     ----------
     session
-        Whose it is.
+        The session that the member is of.
     channel
         What it takes part in.
     role
@@ -78,15 +79,16 @@ class Membership:
             return  # it takes no part any more
         self.known[slot] = member
 
+    @abstractmethod
     def _add(self, slot: int, member: int, fd: int) -> None:
-        raise NotImplementedError
+        """Map the file of a member of the other role."""
 
     def forget(self, block: int) -> None:
         """Keep nothing for a block any more: the service wants it back. The session's lock is held."""
 
+    @abstractmethod
     def leave(self) -> None:
         """Take no part any more, as far as the shared memory goes. The session's lock is held."""
-        raise NotImplementedError
 
     def end(self) -> None:
         """Do as `leave` because the session has ended, and tell those who wait."""

@@ -96,6 +96,9 @@ class Producer:
         There is no such slot.
     """
 
+    patience: float
+    """How long it leaves the room to a producer that has waited longer, in seconds: 0.002 unless it is set."""
+
     def __new__(cls, roster: int, sequencer: int, track: int, slot: int, member: int) -> Producer: ...
     def add_cursor(self, slot: int, member: int, fd: int, /) -> None:
         """Map the cursor of a consumer, in the place of the one that had its slot."""

@@ -2,7 +2,7 @@
 
 A buffer comes with tickets: words of timelines and the values that they must reach before its memory is used. A stream
 of a GPU is made to wait for them and goes on by itself; what only the CPU can do, the CPU waits for, with a time limit.
-Whoever gives a buffer away has the streams that used it write words of this session's timeline, and sends those along.
+A session that gives a buffer away has the streams that used it write words of its timeline, and sends those along.
 
 Where that cannot be, `_fall_back` waits for the device instead: the service has no timelines, a GPU's streams cannot
 write words, the stream belongs to another thread, or nobody said which stream it was.
@@ -156,7 +156,7 @@ def wait(hold: Hold, seconds: float | None = None) -> None:
 
 
 def check(hold: Hold) -> None:
-    """Raise if whoever wrote the buffer died before it was complete, as far as can be told by now.
+    """Raise if the buffer's writer died before the content was complete, as far as can be told by now.
 
     Raises
     ------

@@ -64,7 +64,7 @@ class Page:
             return TOMBSTONE - 1
 
     def reached(self, word: int, value: int) -> bool:
-        """Whether whoever waits for the value may go on; see `died`."""
+        """Whether a wait for the value may end; see `died`."""
         return 0 <= self.now(word) - value < _BEHIND
 
     def died(self, word: int, value: int) -> bool:

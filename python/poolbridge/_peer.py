@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def compare(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Have a stream of the task's GPU compare a buffer, in order with whoever wrote it."""
+    """Have a stream of the task's GPU compare a buffer, in order with its writer."""
     ordinal = _cuda.find_device(task["device"])
     stream = _cuda_stream.own_stream(ordinal)
     lease: Lease = worker.client(task).get(task["name"], timeout=task["timeout"])

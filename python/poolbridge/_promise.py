@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Promise:
     """The word of this process that it will complete the content of a buffer, after it has published it.
 
-    Whoever reads the buffer waits until the promise is kept: a stream of a GPU by itself, the CPU for as long as its
+    A reader of the buffer waits until the promise is kept: a stream of a GPU by itself, the CPU for as long as its
     time limit says. If this process ends before, the content has failed. Made by ``lease.promise()``.
     """
 
@@ -31,7 +31,7 @@ class Promise:
         return self._hold is None
 
     def keep(self) -> None:
-        """Say that the content is complete; whoever waits for it goes on. Idempotent.
+        """Say that the content is complete; readers that wait for it go on. Idempotent.
 
         NumPy arrays that were made to write the buffer become read-only.
 

@@ -1,7 +1,7 @@
 """Moves the packets of a blocking client.
 
-Whoever waits for a reply reads the socket itself, which saves a change of threads for each reply. While nobody waits,
-a watcher thread reads, so that an idle client still answers when the service asks for memory back.
+A thread that waits for a reply reads the socket itself, which saves a change of threads for each reply. While none
+waits, a watcher thread reads, so that an idle client still answers when the service asks for memory back.
 """
 
 from __future__ import annotations
@@ -346,11 +346,11 @@ class Pump:
                 self._want_write = False  # if the socket is still full, the session says so again
                 self._session.flush()
                 self._arm()
-            # From here on whoever stops reading, or leaves a frame to be let go of, says so again.
+            # From here on a thread that stops reading, or leaves a frame to be let go of, says so again.
             if ticking := self._ticking:
                 self._ticking = False
             self._session.settle()
-            # Whoever waits for a reply reads; its wait must not hold up the work here.
+            # A thread that waits for a reply reads; its wait must not hold up the work here.
             if self._reading.acquire(blocking=False):
                 try:
                     self._read_all()

@@ -301,7 +301,7 @@ class Session(SessionMembers):
         for at in range(0, len(grants), MAX_ARRAY):
             first, *others = [grant.id for grant in grants[at : at + MAX_ARRAY]]
             core.tell(Release(l=first, fl=back, dt=tickets, al=tuple(others)))
-        self._flush()  # what follows is nobody's business who waits for the memory
+        self._flush()  # sessions that wait for the memory need not wait for what follows
         for grant in grants:
             idle = core.forget(grant, tickets)
             if idle is not None:
@@ -367,7 +367,7 @@ class Session(SessionMembers):
                 except PoolbridgeError:
                     pass  # what was released is released all the same
                 finally:
-                    # Only now: whoever still finds it waits for the lock.
+                    # Only now: a thread that still finds it waits for the lock.
                     self._unsettled.popleft()
 
     def later(self, work: Callable[[], None]) -> None:
@@ -457,7 +457,7 @@ class Session(SessionMembers):
     def adopt(self, timeline: int, *, own: bool) -> None:
         """Map the page of a timeline that the service has sent, unless another thread has done it."""
         with self._lock:
-            # Whoever went on without the page would take what its tickets stand for as done.
+            # A session that went on without the page would take what its tickets stand for as done.
             self.check_usable()
             self._adopt(timeline, own=own)
 

@@ -181,7 +181,7 @@ class SessionMembers(SessionMemory):
         self._flush()
 
     def _learned(self, timeline: int, made: list[Call], then: Callable[[int], None]) -> None:
-        # The lock is held by who received the answer.
+        # The thread that received the answer holds the lock.
         call = made[0]
         if call.error is None:
             self._adopt(timeline, own=False)

@@ -93,7 +93,7 @@ class SharedConsumer(Membership):
             settled.wait(seconds)
 
     def tell_settled(self) -> None:
-        """Have who waits for credit look again: a frame was settled, or none will come any more."""
+        """Have the thread that waits for credit look again: a frame was settled, or none will come any more."""
         settled = self._settled
         if settled is not None:
             settled.set()

@@ -209,23 +209,25 @@ def describe(shape: int | Iterable[int], dtype: Any) -> Description:
         The shape has a negative or huge extent or more than 32 axes, or the dtype is unknown.
     """
     element = element_type(dtype)
+    if type(shape) is tuple and all([type(extent) is int for extent in shape]):
+        return _described(element, shape)
     try:
         extents: Iterable[Any] = shape if isinstance(shape, Iterable) else (shape,)
-        checked = tuple(whole(extent) for extent in extents)
+        checked = tuple([whole(extent) for extent in extents])
     except TypeError:
         raise InvalidArgumentError(f"shape {shown(shape)} is not made of whole numbers") from None
-    if len(checked) > MAX_NDIM:
-        raise InvalidArgumentError(f"{len(checked)} axes; at most {MAX_NDIM} can be shared")
-    if any(extent < 0 for extent in checked):
-        raise InvalidArgumentError(f"shape {checked} has a negative extent")
-    if math.prod(max(extent, 1) for extent in checked) * element.itemsize > U_MAX:
-        raise InvalidArgumentError(f"shape {checked} of {element.name} has more than 2**63 - 1 bytes")
     return _described(element, checked)
 
 
 @lru_cache(maxsize=256)
 def _described(element: ElementType, shape: tuple[int, ...]) -> Description:
     """Describe a C-contiguous tensor; the allocations of a stream have few different ones."""
+    if len(shape) > MAX_NDIM:
+        raise InvalidArgumentError(f"{len(shape)} axes; at most {MAX_NDIM} can be shared")
+    if any(extent < 0 for extent in shape):
+        raise InvalidArgumentError(f"shape {shape} has a negative extent")
+    if math.prod(max(extent, 1) for extent in shape) * element.itemsize > U_MAX:
+        raise InvalidArgumentError(f"shape {shape} of {element.name} has more than 2**63 - 1 bytes")
     return Description(element, shape, c_strides(shape, element.itemsize), 0, contiguous=True)
 
 

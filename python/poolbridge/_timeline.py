@@ -118,8 +118,8 @@ class Timeline:
         say
             Called with the ticket. It must neither wait nor raise: the timeline's lock is held.
         finish
-            Waits until the stream has done its work, where it takes no more. The CPU writes the word then: whoever was
-            told may wait for it.
+            Waits until the stream has done its work, where it takes no more. The CPU writes the word then: others that
+            were told may wait for it.
 
         Returns
         -------

@@ -78,7 +78,7 @@ class Timelines:
         self._waits.setdefault(timeline, {})[word] = value
 
     def pin(self, tickets: Iterable[Ticket]) -> None:
-        """Keep pages that the service forgets until `unpin`: it does not know who waits. The session's lock is held."""
+        """Keep pages that the service forgets, until `unpin`: waits here need them. The session's lock is held."""
         for ticket in tickets:
             self._pins[ticket.tl] = self._pins.get(ticket.tl, 0) + 1
 

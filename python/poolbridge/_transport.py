@@ -265,7 +265,7 @@ class Transport:
             self.ring.wake()
 
     def shutdown(self) -> None:
-        """End the connection, which wakes whoever waits for it; the descriptor stays. Idempotent."""
+        """End the connection, which wakes all that wait for it; the descriptor stays. Idempotent."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:

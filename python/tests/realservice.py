@@ -18,7 +18,7 @@ class RealService:
 
     def __init__(self, path: str, *options: str) -> None:
         if not os.access(POOLSVC, os.X_OK):
-            pytest.skip("poolsvc is not built")
+            pytest.skip("poolsvc is not built: make build")
         self.path = path
         self.log = Path(f"{path}.log")
         with self.log.open("wb") as log:

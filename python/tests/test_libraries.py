@@ -434,7 +434,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "cuda.core": {"stream": None, "max_version": (1, 3)},
     "cuda.core, stream": {"stream": 1, "max_version": (1, 3)},
     "cuda.core, no order": {"stream": -1, "max_version": (1, 3)},
-    "whoever knows DLPack 2": {"stream": None, "max_version": (2, 0)},
+    "a library that knows DLPack 2": {"stream": None, "max_version": (2, 0)},
 }
 
 

@@ -997,7 +997,9 @@ def test_producers_get_room_in_the_order_in_which_they_began_to_wait(worlds: lis
 
     threads = []
     for slot in (4, 2, 9):
-        thread = threading.Thread(target=publish, args=(slot, w.produce(slot)))
+        producer = w.produce(slot)
+        producer.patience = 3600  # a slow machine must not cost one its turn
+        thread = threading.Thread(target=publish, args=(slot, producer))
         thread.start()
         while not _native.load_u64(w.channel.sequencer, 512 + 8 * slot):
             time.sleep(0.001)

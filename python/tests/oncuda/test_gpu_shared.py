@@ -24,7 +24,9 @@ import poolbridge
 pytest.importorskip(
     "poolbridge._native", reason="poolbridge is installed without its native module", exc_type=ImportError
 )
-pytestmark = pytest.mark.skipif(not has_poolsvc(), reason="poolsvc is not built; the small service shares no memory")
+pytestmark = pytest.mark.skipif(
+    not has_poolsvc(), reason="poolsvc is not built: make build; the small service shares no memory"
+)
 
 __all__ = [
     "client",

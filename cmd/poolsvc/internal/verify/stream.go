@@ -91,7 +91,7 @@ type player struct {
 	consumer string
 }
 
-// flowing runs a check with a channel. Who takes part stays for later checks, but not after an error: they may wait for frames.
+// flowing runs a check with a channel. Its workers stay for later checks, but not after an error: they may still wait for frames.
 func flowing(mode mempool.ChannelMode, full mempool.FullPolicy, run func(context.Context, *flow) error) func(context.Context, *scene, string) error {
 	return func(ctx context.Context, s *scene, consumer string) (err error) {
 		f := &flow{scene: s, pool: s.uniqueName("stream")}
