@@ -188,7 +188,9 @@ def publish(
             "an event goes with what is handed over in place, and this array has to be copied: leave the event out and "
             "name the stream, or write into a lease of the channel's pool"
         )
-    producer = (yield from _sharedproducer.producer_of(session, channel)) if channel.sm else None
+    producer = session.producers.get(channel.id)
+    if producer is None and channel.sm:
+        producer = yield from _sharedproducer.producer_of(session, channel)
     if found is None:
         hold = yield from _copy(session, channel, given, stream, timeout)
         description = hold.description

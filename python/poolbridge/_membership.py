@@ -83,7 +83,7 @@ class Membership(ABC):
     def _add(self, slot: int, member: int, fd: int) -> None:
         """Map the file of a member of the other role."""
 
-    def forget(self, block: int) -> None:
+    def forget(self, block: int) -> None:  # noqa: B027 - a producer keeps nothing
         """Keep nothing for a block any more: the service wants it back. The session's lock is held."""
 
     @abstractmethod

@@ -287,14 +287,13 @@ def _spare(session: Session, description: _tensor.Description, pool: int) -> Flo
     if spare is None:
         return None
     try:
-        for timeline in session.timelines.unknown(session.core.epoch, spare.tickets):
-            yield from know_timeline(session, timeline)
+        if spare.tickets:
+            for timeline in session.timelines.unknown(session.core.epoch, spare.tickets):
+                yield from know_timeline(session, timeline)
+        hold: Hold = spare.hold(session, description)
     except BaseException:
         session.return_spare(spare)
         raise
-    hold = held(session, spare.granted(description))
-    if hold is not None:
-        hold.allocated = True
     return hold
 
 

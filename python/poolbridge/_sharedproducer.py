@@ -103,27 +103,36 @@ class _Publication:
         self._given_up = False
         self._apart = False
 
-    def run(self, description: Description, seconds: float | None) -> Any:
+    def attempt(self, description: Description, seconds: float | None = 0.0) -> Any:
         """Publish it, or give what came instead; see `poolbridge._native.Producer.publish`."""
-        with self._lock:
-            if self._given_up:
-                return None
-            self._running = True
         result: Any = None
         try:
             result = self._try(description, seconds)
         finally:
-            self._finish(published=isinstance(result, int))
+            if isinstance(result, int):
+                self._published = True
+                self._hold.session.lent(self._hold, self._ticket, apart=self._apart)
         return result
 
-    def _finish(self, *, published: bool) -> None:
+    def wait(self, description: Description, seconds: float | None) -> Any:
+        """Do as `attempt`, unless it was given up; it may be given up meanwhile."""
+        if not self._begin():
+            return None
+        try:
+            return self.attempt(description, seconds)
+        finally:
+            self._finish()
+
+    def _begin(self) -> bool:
+        with self._lock:
+            self._running = not self._given_up
+            return self._running
+
+    def _finish(self) -> None:
         with self._lock:
             self._running = False
-            self._published = published
-            given_up = self._given_up
-        if published:
-            self._hold.session.lent(self._hold, self._ticket, apart=self._apart)
-        elif given_up:
+            ends = self._given_up and not self._published
+        if ends:
             self._hold.session.unsend(self._hold, self._ticket)
 
     def _try(self, description: Description, seconds: float | None) -> Any:
@@ -131,8 +140,9 @@ class _Publication:
         grant = hold.grant
         id_, packed = producer.describe(description)
         word, value = (0, 0) if ticket is None else (ticket.wd, ticket.v)
-        loan = Spare(grant, () if ticket is None else (ticket,), reusable=hold.allocated)
-        producer.loans[grant.bl] = loan  # before: another thread may see it come back
+        producer.loans[grant.bl] = Spare(
+            hold, () if ticket is None else (ticket,)
+        )  # before: another thread may see it come back
         # The channel takes over what keeps the block mapped, unless arrays of the lease do so, too.
         self._apart = bool(hold.tokens) or hold.unaccounted or hold.promise is not None
         if self._apart:
@@ -205,13 +215,13 @@ def _send(
     session, channel, condition = producer.session, producer.channel, NATIVE.Condition
     deadline = None if timeout is None else time.monotonic() + timeout
     try:
-        result = publication.run(description, 0.0)
+        result = publication.attempt(description)
         while not isinstance(result, int):
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             if result is condition.TIMEOUT:
                 if left == 0:
                     raise _too_slow(producer, timeout or 0.0)
-                result = yield Sleep(lambda seconds: publication.run(description, seconds), left)
+                result = yield Sleep(lambda seconds: publication.wait(description, seconds), left)
                 continue
             if result is condition.UNKNOWN_MEMBER:
                 if not (yield from hear(session, producer.knows(), left)):
@@ -226,7 +236,7 @@ def _send(
                 raise producer.destroyed()
             else:
                 yield from producer.evicted()
-            result = publication.run(description, 0.0)
+            result = publication.attempt(description)
     except (ClosedError, ForkError):
         session.check_usable()
         raise

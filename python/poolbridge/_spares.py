@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Final
 from msgspec import UNSET, structs
 
 from poolbridge._errors import PoolbridgeError
+from poolbridge._hold import Hold
 from poolbridge._messages import Grant, Ticket
 
 if TYPE_CHECKING:
+    from poolbridge._session import Session
     from poolbridge._session_members import SessionMembers
     from poolbridge._sharedproducer import SharedProducer
     from poolbridge._tensor import Description
@@ -33,29 +35,40 @@ _GLANCE: Final = 1e-3
 
 
 class Spare:
-    """A write lease that came back, and what must be reached before its memory is written, or the lease released.
+    """A write lease that a channel has or that came back, and what must be reached before its memory is written again.
+
+    Parameters
+    ----------
+    hold
+        The lease as its last user had it.
+    tickets
+        What must be reached, before the lease is released, too.
 
     Attributes
     ----------
-    grant, tickets
-        The lease, and the tickets.
     reusable
         Whether the lease can be kept for the next frame: nobody else can have a name or a lease of its buffer.
     """
 
-    __slots__ = ("grant", "reusable", "tickets")
+    __slots__ = ("_description", "_memory", "_pool", "grant", "reusable", "tickets")
 
-    def __init__(self, grant: Grant, tickets: tuple[Ticket, ...], *, reusable: bool) -> None:
-        self.grant = grant
+    def __init__(self, hold: Hold, tickets: tuple[Ticket, ...]) -> None:
+        self.grant = hold.grant
         self.tickets = tickets
-        self.reusable = reusable
+        self.reusable = hold.allocated
+        self._pool = hold.pool
+        self._memory = hold.memory
+        self._description = hold.description
 
-    def granted(self, description: Description) -> Grant:
-        """Give the lease as if the service had granted it now."""
-        tensor, grant = description.to_wire(), self.grant
-        if tensor == grant.t and self.tickets == grant.wt and not grant.ev:
-            return grant
-        return structs.replace(grant, t=tensor, wt=self.tickets, x=UNSET, ev=b"", eo=False)
+    def hold(self, session: Session, description: Description) -> Hold:
+        """Make a hold of the lease, as if the service had granted it now."""
+        grant = self.grant
+        if description is not self._description or self.tickets != grant.wt or grant.ev:
+            tensor = description.to_wire()
+            grant = structs.replace(grant, t=tensor, wt=self.tickets, x=UNSET, ev=b"", eo=False)
+        hold = Hold(session, grant, self._pool, self._memory, description)
+        hold.allocated = True
+        return hold
 
 
 class Spares:
@@ -87,16 +100,24 @@ class Spares:
         """Give a lease of just as many bytes, if one has come back."""
         self._used[pool] = time.monotonic()
         self._rest = _REST
-        self.collect(pool)
+        spare = self._find(pool, nbytes)
+        if spare is None:
+            self.collect(pool)
+            spare = self._find(pool, nbytes)
+        if spare is not None and spare.tickets:
+            self._narrow(spare)
+            if spare.tickets:
+                self._granted[spare.grant.id] = spare, spare.tickets
+                self._session.timelines.pin(spare.tickets)
+        return spare
+
+    def _find(self, pool: int, nbytes: int) -> Spare | None:
         kept = self._kept.get(pool)
-        for spare in kept or ():
-            if spare.grant.n == nbytes:
-                kept.remove(spare)  # type: ignore[union-attr] # there is one in it
-                self._narrow(spare)
-                if spare.tickets:
-                    self._granted[spare.grant.id] = spare, spare.tickets
-                    self._session.timelines.pin(spare.tickets)
-                return spare
+        if kept:
+            for place, spare in enumerate(kept):
+                if spare.grant.n == nbytes:
+                    del kept[place]
+                    return spare
         return None
 
     def collect(self, pool: int) -> None:
@@ -114,7 +135,7 @@ class Spares:
         if spare.reusable and self._wanted.get(pool, 0) <= now:
             kept = self._kept.setdefault(pool, deque())
             kept.append(spare)
-            if len(kept) > self._most(pool):
+            if len(kept) > _MORE and len(kept) > self._most(pool):
                 self._leaving.append(kept.popleft())
         else:
             self._leaving.append(spare)

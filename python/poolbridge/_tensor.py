@@ -209,7 +209,7 @@ def describe(shape: int | Iterable[int], dtype: Any) -> Description:
         The shape has a negative or huge extent or more than 32 axes, or the dtype is unknown.
     """
     element = element_type(dtype)
-    if type(shape) is tuple and all([type(extent) is int for extent in shape]):
+    if type(shape) is tuple and set(map(type, shape)) <= {int}:
         return _described(element, shape)
     try:
         extents: Iterable[Any] = shape if isinstance(shape, Iterable) else (shape,)
