@@ -66,6 +66,7 @@ from poolbridge._literals import AckMode, ChannelMode, FullPolicy, Kind
 from poolbridge._paths import default_path
 from poolbridge._pool import Pool, PoolStats, ServiceStats
 from poolbridge._promise import Promise
+from poolbridge._publisher import AsyncPublisher, Publisher
 from poolbridge._subscription import AsyncSubscription, Subscription
 
 __version__ = "0.1.0"
@@ -79,6 +80,7 @@ __all__ = [
     "AsyncClient",
     "AsyncFrame",
     "AsyncLease",
+    "AsyncPublisher",
     "AsyncSubscription",
     "BaseLease",
     "BorrowedArrays",
@@ -117,6 +119,7 @@ __all__ = [
     "ProducerDiedError",
     "Promise",
     "ProtocolError",
+    "Publisher",
     "ReadOnlyWarning",
     "RequestCancelledError",
     "SecondContextError",

@@ -40,6 +40,11 @@ class ChannelFan(Fan):
         client = self._client = poolbridge.connect(self.path, wait=_TIMEOUT)
         pool = client.create_pool(self.channel, max_bytes=self.nbytes * (self.depth + 4 * self.consumers + 16))
         channel = client.create_channel(self.channel, pool=pool, capacity=self.depth, shared=self.shared)
+        return self._send(client, pool, channel)
+
+    def _send(
+        self, client: poolbridge.Client, pool: poolbridge.Pool, channel: poolbridge.Channel
+    ) -> Callable[[int], None]:
         allocate, publish, shape = client.allocate, channel.publish, (self.nbytes,)
 
         def send(number: int) -> None:
@@ -78,3 +83,16 @@ class SharedChannelFan(ChannelFan):
 
     name = "poolbridge, frames through shared memory"
     shared = True
+
+    def _send(
+        self, client: poolbridge.Client, pool: poolbridge.Pool, channel: poolbridge.Channel
+    ) -> Callable[[int], None]:
+        del client, pool
+        publisher = channel.publisher(self.nbytes, "uint8")
+        loan, publish = publisher.loan, publisher.publish
+
+        def send(number: int) -> None:
+            put_number(loan(_TIMEOUT), number)
+            publish(timeout=_TIMEOUT)
+
+        return send

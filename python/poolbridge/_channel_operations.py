@@ -76,7 +76,7 @@ def _check_most(number: int, most: int, what: str) -> int:
     return check_count(number, what, least=1, most=most)
 
 
-def _check_meta(meta: Mapping[str, str] | None) -> dict[str, str]:
+def check_meta(meta: Mapping[str, str] | None) -> dict[str, str]:
     """Check a frame's map, and put its keys into the order of their bytes."""
     if not meta:
         return {}
@@ -180,7 +180,7 @@ def publish(
     event: Any,
 ) -> Flow[int]:
     """Send a frame; give its number in the channel."""
-    texts = _check_meta(meta)
+    texts = check_meta(meta)
     check_wait(timeout)
     found = _sources.find(session, channel.pl, given)
     if found is None and event is not None:

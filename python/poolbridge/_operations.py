@@ -270,9 +270,14 @@ def stats() -> Flow[ServiceStats]:
 # Buffers
 
 
-def allocate(session: Session, description: _tensor.Description, pool: int, *, timeout: float | None) -> Flow[Hold]:
-    """Lease a buffer in the pool of that id for writing: one that came back from a channel, or a new one."""
-    if session.producers and (hold := (yield from _spare(session, description, pool))) is not None:
+def allocate(
+    session: Session, description: _tensor.Description, pool: int, *, timeout: float | None, at_once: bool = False
+) -> Flow[Hold]:
+    """Lease a buffer in the pool of that id for writing: one that came back from a channel, or a new one.
+
+    `at_once`: of those that came back only one whose memory can be written now.
+    """
+    if session.producers and (hold := (yield from _spare(session, description, pool, at_once=at_once))) is not None:
         return hold
     request = Alloc(pl=pool, t=description.to_wire(), w=check_wait(timeout))
     reply = yield Ask(request, GrantReply, timeout)
@@ -281,9 +286,9 @@ def allocate(session: Session, description: _tensor.Description, pool: int, *, t
     return hold
 
 
-def _spare(session: Session, description: _tensor.Description, pool: int) -> Flow[Hold | None]:
+def _spare(session: Session, description: _tensor.Description, pool: int, *, at_once: bool) -> Flow[Hold | None]:
     """Make a hold of a lease that came back from a channel, if there is one of just as many bytes."""
-    spare = session.take_spare(pool, description.nbytes)
+    spare = session.take_spare(pool, description.nbytes, at_once=at_once)
     if spare is None:
         return None
     try:

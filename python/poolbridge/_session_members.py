@@ -148,10 +148,10 @@ class SessionMembers(SessionMemory):
         self.spares.watch()
         self.sent(hold, ticket, keeps=not apart)
 
-    def take_spare(self, pool: int, nbytes: int) -> Any:
-        """Give a lease of a pool that came back, of just as many bytes, or None."""
+    def take_spare(self, pool: int, nbytes: int, *, at_once: bool = False) -> Any:
+        """Give a lease of a pool that came back, of just as many bytes, or None; see `Spares.take`."""
         with self._lock:
-            return self.spares.take(pool, nbytes)
+            return self.spares.take(pool, nbytes, at_once=at_once)
 
     def return_spare(self, spare: Spare) -> None:
         """Put a lease back to those that came back."""
@@ -160,6 +160,28 @@ class SessionMembers(SessionMemory):
                 self.spares.put(spare)
             else:
                 self.disown(spare.grant)
+
+    def lend_to(self, shelf: Any, spare: Spare) -> None:
+        """Have a publisher have a lease."""
+        with self._lock:
+            if self.ended is None:
+                self.spares.add_shelf(shelf)
+                shelf.loaned = spare
+            else:
+                self.disown(spare.grant)
+
+    def loan(self, shelf: Any) -> Any:
+        """Give a publisher's lease that it has already, or one that came back, or None."""
+        with self._lock:
+            return self.spares.loan(shelf)
+
+    def drop_shelf(self, shelf: Any) -> None:
+        """Release a publisher's leases; never waits, never raises."""
+        self._lock.later(partial(self._drop_shelf, shelf))
+
+    def _drop_shelf(self, shelf: Any) -> None:
+        if self.ended is None:
+            self.spares.drop_shelf(shelf)
 
     def end_spare(self, grant: Grant) -> None:
         """Release a lease that came back. The lock is held."""

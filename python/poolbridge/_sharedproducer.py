@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -74,52 +75,49 @@ class SharedProducer(Membership):
             spare = self.loans.pop(block, None)
             if spare is None:
                 continue  # this producer has left meanwhile
-            spare.tickets = (*spare.tickets, *(Ticket(*ticket) for ticket in tickets))
+            if tickets:
+                spare.tickets = (*spare.tickets, *(Ticket(*ticket) for ticket in tickets))
             if seconds:
                 self.session.return_spare(spare)
             else:
-                self.session.spares.put(spare)
+                self.session.spares.came_back(spare)
 
     def leave(self) -> None:
         """Publish nothing any more; blocks that have not come back are not this client's to use. The lock is held."""
         self.native.close()
         loans, self.loans = self.loans, {}
         for loan in loans.values():
+            loan.gone = True
             self.session.disown(loan.grant)
 
 
-class _Publication:
+class Sending(ABC):
     """One frame that is being published, perhaps by a thread that nobody waits for any more."""
 
-    def __init__(self, producer: SharedProducer, hold: Hold, ticket: Ticket | None, texts: bytes, event: bytes) -> None:
-        self._producer = producer
-        self._hold = hold
-        self._ticket = ticket
-        self._texts = texts
-        self._event = event or None
+    def __init__(self, producer: SharedProducer) -> None:
+        self.producer = producer
         self._lock = threading.Lock()
         self._running = False
-        self._published = False
+        self._sent = False
         self._given_up = False
-        self._apart = False
 
-    def attempt(self, description: Description, seconds: float | None = 0.0) -> Any:
+    def attempt(self, seconds: float | None = 0.0) -> Any:
         """Publish it, or give what came instead; see `poolbridge._native.Producer.publish`."""
         result: Any = None
         try:
-            result = self._try(description, seconds)
+            result = self._try(seconds)
         finally:
             if isinstance(result, int):
-                self._published = True
-                self._hold.session.lent(self._hold, self._ticket, apart=self._apart)
+                self._sent = True
+                self._note()
         return result
 
-    def wait(self, description: Description, seconds: float | None) -> Any:
+    def wait(self, seconds: float | None) -> Any:
         """Do as `attempt`, unless it was given up; it may be given up meanwhile."""
         if not self._begin():
             return None
         try:
-            return self.attempt(description, seconds)
+            return self.attempt(seconds)
         finally:
             self._finish()
 
@@ -131,18 +129,58 @@ class _Publication:
     def _finish(self) -> None:
         with self._lock:
             self._running = False
-            ends = self._given_up and not self._published
+            ends = self._given_up and not self._sent
         if ends:
-            self._hold.session.unsend(self._hold, self._ticket)
+            self._end()
 
-    def _try(self, description: Description, seconds: float | None) -> Any:
-        producer, hold, ticket = self._producer, self._hold, self._ticket
+    def give_up(self) -> None:
+        """Want it no more: the lease is released unless the frame was published."""
+        with self._lock:
+            self._given_up = True
+            ends = not self._running and not self._sent
+        if ends:
+            self._end()
+
+    @abstractmethod
+    def _try(self, seconds: float | None) -> Any:
+        """Try to publish it."""
+
+    def _note(self) -> None:  # noqa: B027 - there may be nothing to note
+        """Note that it was published."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Release the lease: the frame was not published."""
+
+
+class _LeaseSending(Sending):
+    """The frame of a lease that a user has."""
+
+    def __init__(
+        self,
+        producer: SharedProducer,
+        hold: Hold,
+        description: Description,
+        *,
+        ticket: Ticket | None,
+        texts: bytes,
+        event: bytes,
+    ) -> None:
+        super().__init__(producer)
+        self._hold = hold
+        self._ticket = ticket
+        self._texts = texts
+        self._event = event or None
+        self._described = producer.describe(description)
+        self._apart = False
+
+    def _try(self, seconds: float | None) -> Any:
+        producer, hold, ticket = self.producer, self._hold, self._ticket
         grant = hold.grant
-        id_, packed = producer.describe(description)
+        id_, packed = self._described
         word, value = (0, 0) if ticket is None else (ticket.wd, ticket.v)
-        producer.loans[grant.bl] = Spare(
-            hold, () if ticket is None else (ticket,)
-        )  # before: another thread may see it come back
+        tickets = () if ticket is None else (ticket,)
+        producer.loans[grant.bl] = Spare(hold, tickets)  # before: another thread may see it come back
         # The channel takes over what keeps the block mapped, unless arrays of the lease do so, too.
         self._apart = bool(hold.tokens) or hold.unaccounted or hold.promise is not None
         if self._apart:
@@ -157,13 +195,11 @@ class _Publication:
                 hold.session.unown(grant)
         return result
 
-    def give_up(self) -> None:
-        """Want it no more: the lease is released unless the frame was published."""
-        with self._lock:
-            self._given_up = True
-            ends = not self._running and not self._published
-        if ends:
-            self._hold.session.unsend(self._hold, self._ticket)
+    def _note(self) -> None:
+        self._hold.session.lent(self._hold, self._ticket, apart=self._apart)
+
+    def _end(self) -> None:
+        self._hold.session.unsend(self._hold, self._ticket)
 
 
 def producer_of(session: Session, channel: Channel) -> Flow[SharedProducer]:
@@ -196,32 +232,32 @@ def send(
     timeout: float | None,
 ) -> Flow[int]:
     """Publish a frame; give its number in the channel. The lease lives on if it was not published."""
-    publication = _Publication(producer, hold, ticket, _pack_meta(texts), event)
+    sending = _LeaseSending(producer, hold, description, ticket=ticket, texts=pack_meta(texts), event=event)
     hold.released = True
     try:
-        number: int = yield from _send(producer, publication, description, timeout)
+        number: int = yield from deliver(sending, timeout)
     except (WaitTimeoutError, PoolLimitError, ClosedError):
         hold.released = False
         raise
     except BaseException:
-        publication.give_up()
+        sending.give_up()
         raise
     return number
 
 
-def _send(
-    producer: SharedProducer, publication: _Publication, description: Description, timeout: float | None
-) -> Flow[int]:
+def deliver(sending: Sending, timeout: float | None) -> Flow[int]:
+    """Publish a frame, waiting for room where that is needed; give its number in the channel."""
+    producer = sending.producer
     session, channel, condition = producer.session, producer.channel, NATIVE.Condition
     deadline = None if timeout is None else time.monotonic() + timeout
     try:
-        result = publication.attempt(description)
+        result = sending.attempt()
         while not isinstance(result, int):
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             if result is condition.TIMEOUT:
                 if left == 0:
                     raise _too_slow(producer, timeout or 0.0)
-                result = yield Sleep(lambda seconds: publication.wait(description, seconds), left)
+                result = yield Sleep(sending.wait, left)
                 continue
             if result is condition.UNKNOWN_MEMBER:
                 if not (yield from hear(session, producer.knows(), left)):
@@ -236,7 +272,7 @@ def _send(
                 raise producer.destroyed()
             else:
                 yield from producer.evicted()
-            result = publication.attempt(description)
+            result = sending.attempt()
     except (ClosedError, ForkError):
         session.check_usable()
         raise
@@ -265,7 +301,7 @@ def _pack_description(description: Description) -> bytes:
     return (head + shape + struct.pack(f"<{len(tensor.st)}q", *tensor.st)).ljust(576, b"\0")
 
 
-def _pack_meta(texts: Mapping[str, str]) -> bytes:
+def pack_meta(texts: Mapping[str, str]) -> bytes:
     """Pack a frame's map, whose keys stand in the order of their bytes."""
     if not texts:
         return b""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import UNSET, structs
 
@@ -48,9 +48,13 @@ class Spare:
     ----------
     reusable
         Whether the lease can be kept for the next frame: nobody else can have a name or a lease of its buffer.
+    gone
+        Whether a producer had it that has left its channel: it is not this client's any more.
+    shelf, array
+        That of the publisher whose lease it is, if it is one's, and the array that the publisher has made of it.
     """
 
-    __slots__ = ("_description", "_memory", "_pool", "grant", "reusable", "tickets")
+    __slots__ = ("_description", "_memory", "_pool", "array", "gone", "grant", "reusable", "shelf", "tickets")
 
     def __init__(self, hold: Hold, tickets: tuple[Ticket, ...]) -> None:
         self.grant = hold.grant
@@ -59,6 +63,9 @@ class Spare:
         self._pool = hold.pool
         self._memory = hold.memory
         self._description = hold.description
+        self.gone = False
+        self.shelf: Shelf | None = None
+        self.array: Any = None
 
     def hold(self, session: Session, description: Description) -> Hold:
         """Make a hold of the lease, as if the service had granted it now."""
@@ -69,6 +76,35 @@ class Spare:
         hold = Hold(session, grant, self._pool, self._memory, description)
         hold.allocated = True
         return hold
+
+
+class Shelf:
+    """The leases of one publisher. The session's lock guards them.
+
+    Attributes
+    ----------
+    free
+        Those that came back, the oldest first.
+    loaned
+        The one whose array the user writes.
+    producer
+        The producer of the publisher's channel, once it has a lease.
+    """
+
+    __slots__ = ("free", "loaned", "pool", "producer")
+
+    def __init__(self, pool: int) -> None:
+        self.pool = pool
+        self.producer: SharedProducer | None = None
+        self.free: deque[Spare] = deque()
+        self.loaned: Spare | None = None
+
+    def clear(self) -> list[Spare]:
+        """Give all away."""
+        spares = [*self.free] if self.loaned is None else [self.loaned, *self.free]
+        self.loaned = None
+        self.free.clear()
+        return spares
 
 
 class Spares:
@@ -83,6 +119,7 @@ class Spares:
     def __init__(self, session: SessionMembers) -> None:
         self._session = session
         self._kept: dict[int, deque[Spare]] = {}  # by pool, the oldest first
+        self._shelves: set[Shelf] = set()
         self._leaving: list[Spare] = []  # to be released once their tickets are reached
         # By lease, those that allocations have got, and the tickets that count for them.
         self._granted: dict[int, tuple[Spare, tuple[Ticket, ...]]] = {}
@@ -94,16 +131,50 @@ class Spares:
         self._bell = threading.Event()
 
     def __len__(self) -> int:
-        return sum(map(len, self._kept.values())) + len(self._leaving)
+        return sum(map(len, self._kept.values())) + len(self._leaving) + sum(len(one.free) for one in self._shelves)
 
-    def take(self, pool: int, nbytes: int) -> Spare | None:
-        """Give a lease of just as many bytes, if one has come back."""
+    # Publishers
+
+    def add_shelf(self, shelf: Shelf) -> None:
+        """Keep the leases of a publisher, until `drop_shelf`."""
+        self._shelves.add(shelf)
+
+    def drop_shelf(self, shelf: Shelf) -> None:
+        """Release a publisher's leases; those that a channel has, once they come back."""
+        self._shelves.discard(shelf)
+        for spare in shelf.clear():
+            self.put(spare)
+
+    def loan(self, shelf: Shelf) -> Spare | None:
+        """Give a publisher the lease that it has already, or one that came back."""
+        if shelf.loaned is None:
+            if not shelf.free and shelf.producer is not None:
+                self._used[shelf.pool] = time.monotonic()
+                self._rest = _REST
+                shelf.producer.collect()
+                self.watch()
+            if shelf.free:
+                shelf.loaned = shelf.free.popleft()
+        return shelf.loaned
+
+    def came_back(self, spare: Spare) -> None:
+        """Put a lease that came back where its publisher finds it, or where all do."""
+        shelf = spare.shelf
+        if shelf is not None and shelf in self._shelves and not spare.tickets and not self._is_wanted(spare.grant.pl):
+            shelf.free.append(spare)
+        else:
+            self.put(spare)
+
+    # All
+
+    def take(self, pool: int, nbytes: int, *, at_once: bool = False) -> Spare | None:
+        """Give a lease of just as many bytes, if one has come back; `at_once`: one whose memory can be written now."""
         self._used[pool] = time.monotonic()
         self._rest = _REST
-        spare = self._find(pool, nbytes)
+        spare = self._find(pool, nbytes, at_once=at_once)
         if spare is None:
             self.collect(pool)
-            spare = self._find(pool, nbytes)
+            spare = self._find(pool, nbytes, at_once=at_once)
         if spare is not None and spare.tickets:
             self._narrow(spare)
             if spare.tickets:
@@ -111,13 +182,17 @@ class Spares:
                 self._session.timelines.pin(spare.tickets)
         return spare
 
-    def _find(self, pool: int, nbytes: int) -> Spare | None:
+    def _find(self, pool: int, nbytes: int, *, at_once: bool) -> Spare | None:
         kept = self._kept.get(pool)
-        if kept:
-            for place, spare in enumerate(kept):
-                if spare.grant.n == nbytes:
-                    del kept[place]
-                    return spare
+        for place, spare in enumerate(kept or ()):
+            if spare.grant.n != nbytes:
+                continue
+            if at_once and spare.tickets:
+                self._narrow(spare)
+                if spare.tickets:
+                    continue
+            del kept[place]  # type: ignore[union-attr] # there is one in it
+            return spare
         return None
 
     def collect(self, pool: int) -> None:
@@ -131,8 +206,9 @@ class Spares:
     def put(self, spare: Spare) -> None:
         """Keep a lease that came back, or release it where it cannot be kept."""
         self.published(spare.grant)
+        spare.shelf = spare.array = None
         pool, now = spare.grant.pl, time.monotonic()
-        if spare.reusable and self._wanted.get(pool, 0) <= now:
+        if spare.reusable and not self._is_wanted(pool):
             kept = self._kept.setdefault(pool, deque())
             kept.append(spare)
             if len(kept) > _MORE and len(kept) > self._most(pool):
@@ -184,6 +260,8 @@ class Spares:
         for kept in self._kept.values():
             self._leaving.extend(kept)
             kept.clear()
+        for shelf in self._shelves:
+            self._leaving.extend(shelf.clear())
         self._tidy(time.monotonic())
         return not self._leaving
 
@@ -193,9 +271,16 @@ class Spares:
             for spare in kept:
                 self._session.disown(spare.grant)
             kept.clear()
+        for shelf in self._shelves:
+            for spare in shelf.clear():
+                self._session.disown(spare.grant)
+        self._shelves.clear()
         self._bell.set()
 
     # Inside
+
+    def _is_wanted(self, pool: int) -> bool:
+        return bool(self._wanted) and self._wanted.get(pool, 0) > time.monotonic()
 
     def _most(self, pool: int) -> int:
         return _MORE + sum(one.channel.cp for one in self._session.producers.values() if one.channel.pl == pool)
@@ -224,8 +309,8 @@ class Spares:
 
     def _tidy(self, now: float) -> None:
         """Release what is not to be kept any more and whose tickets are reached."""
-        for pool, kept in self._kept.items():
-            if self._wanted.get(pool, 0) > now or now - self._used.get(pool, 0) >= _IDLE:
+        for pool, kept in (*self._kept.items(), *((one.pool, one.free) for one in self._shelves)):
+            if kept and (self._wanted.get(pool, 0) > now or now - self._used.get(pool, 0) >= _IDLE):
                 self._leaving.extend(kept)
                 kept.clear()
         stay = []

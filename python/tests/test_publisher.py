@@ -1,0 +1,381 @@
+"""Publishers: arrays that are made once for each block, and published as frames of shared channels."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip(
+    "poolbridge._native", reason="poolbridge is installed without its native module", exc_type=ImportError
+)
+
+import asyncio
+import gc
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+from test_shared import leases, let_go_later, service, until  # noqa: F401 - a fixture
+
+import poolbridge
+from poolbridge import _spares
+from poolbridge._mappings import MAPPINGS
+
+KIB = 1024
+
+
+def fill(publisher, value, **options):
+    publisher.loan(60)[:] = value
+    return publisher.publish(**options)
+
+
+def test_frames_of_a_publisher_come_in_order_with_their_content_and_meta(client, other):
+    channel = client.create_channel("c", shared=True, capacity=4)
+    frames = other.subscribe("c")
+    with channel.publisher((2, 3), "int32") as publisher:
+        for value in range(20):
+            array = publisher.loan()
+            assert array.shape == (2, 3)
+            assert array.dtype == np.int32
+            array[:] = value
+            assert publisher.publish({"value": str(value)}) == value + 1
+            frame = next(frames)
+            assert (frame.seq, frame.meta) == (value + 1, {"value": str(value)})
+            assert np.asarray(frame).tolist() == [[value] * 3] * 2
+
+
+def test_what_the_readme_shows_publishes_every_frame(service, monkeypatch):  # noqa: F811
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    [block] = [block for block in readme.split("```python\n")[1:] if ".publisher(" in block]
+    code = compile(block.partition("```")[0], "README.md", "exec")
+    monkeypatch.setenv("POOLBRIDGE_SOCKET", service.path)
+    with poolbridge.connect() as client:
+        pool = client.create_pool("frames", kind="host", max_bytes="64MiB")
+        frames = client.subscribe(client.create_channel("fast camera", pool=pool, shared=True))
+        sender = threading.Thread(target=exec, args=(code, {}))
+        sender.start()
+        seen = [(np.asarray(frame).max(), frame.meta) for frame in frames]
+        sender.join()
+    assert seen == [(number, {"exposure": "8"}) for number in range(300)]
+
+
+def test_arrays_are_made_once_and_no_frame_costs_a_packet(client, other):
+    channel = client.create_channel("c", shared=True, capacity=4)
+    frames = other.subscribe("c").arrays()
+    made = []
+
+    def wrap(lease):
+        made.append(np.asarray(lease))
+        return made[-1]
+
+    publisher = channel.publisher(4, "int32", wrap=wrap)
+    for value in range(10):
+        fill(publisher, value)
+        assert next(frames)[0] == value
+    asked, arrays = client._session.core._number, len(made)
+    for value in range(100):
+        array = publisher.loan()
+        assert any(array is one for one in made)
+        array[:] = value
+        publisher.publish()
+        assert next(frames)[0] == value
+    assert (client._session.core._number, len(made)) == (asked, arrays)
+    assert arrays <= 4 + 2
+    publisher.close()
+
+
+def test_a_loan_stays_the_same_until_it_is_published(client):
+    publisher = client.create_channel("c", shared=True).publisher(4)
+    assert publisher.loan() is publisher.loan()
+    publisher.publish()
+    with pytest.raises(poolbridge.LeaseReleasedError, match="loan"):
+        publisher.publish()
+    publisher.close()
+
+
+def test_publishers_of_one_channel_have_shapes_and_buffers_of_their_own(client, other):
+    channel = client.create_channel("c", shared=True, capacity=2)
+    frames = other.subscribe("c")
+    with channel.publisher(4, "int32") as small, channel.publisher((8, 8), "uint8") as large:
+        for value in range(10):
+            one, two = small.loan(), large.loan()
+            one[:], two[:] = value, value + 1
+            small.publish()
+            assert np.asarray(next(frames)).tolist() == [value] * 4
+            large.publish()
+            assert (np.asarray(next(frames)) == np.full((8, 8), value + 1)).all()
+
+
+def test_a_full_channel_leaves_the_array_on_loan(client, other):
+    channel = client.create_channel("c", shared=True, capacity=1)
+    frames = other.subscribe("c")
+    with channel.publisher(4, "int32") as publisher:
+        fill(publisher, 1)
+        array = publisher.loan()
+        array[:] = 2
+        with pytest.raises(poolbridge.WaitTimeoutError, match="stayed full"):
+            publisher.publish(timeout=0.01)
+        assert publisher.loan() is array
+        next(frames).release()
+        assert publisher.publish(timeout=60) == 2
+        assert np.asarray(next(frames)).tolist() == [2] * 4
+
+
+def test_a_channel_that_is_to_fail_leaves_the_array_on_loan(client, other):
+    channel = client.create_channel("c", shared=True, capacity=1, full="fail")
+    frames = other.subscribe("c")
+    with channel.publisher(4, "int32") as publisher:
+        fill(publisher, 1)
+        array = publisher.loan()
+        with pytest.raises(poolbridge.PoolLimitError):
+            publisher.publish()
+        assert publisher.loan() is array
+        next(frames).release()
+        array[:] = 2
+        assert publisher.publish() == 2
+
+
+def test_a_publisher_waits_for_room_in_its_channel(client, other):
+    channel = client.create_channel("c", shared=True, capacity=1)
+    frames = other.subscribe("c", ack="manual")
+    with channel.publisher(4, "int32") as publisher:
+        fill(publisher, 1)
+        first = next(frames)
+        later = threading.Thread(target=fill, args=(publisher, 2))
+        later.start()
+        assert later.is_alive()
+        first.release()
+        later.join(60)
+        assert np.asarray(next(frames)).tolist() == [2] * 4
+
+
+def test_meta_that_cannot_be_leaves_the_array_on_loan(client):
+    with client.create_channel("c", shared=True).publisher(4) as publisher:
+        array = publisher.loan()
+        with pytest.raises(poolbridge.InvalidArgumentError):
+            publisher.publish({"key": "x" * 1000})
+        assert publisher.loan() is array
+        assert publisher.publish({"key": "x"}) == 1
+
+
+def test_a_channel_that_is_shut_says_so_and_nothing_is_left(client, other):
+    channel = client.create_channel("c", shared=True, capacity=2)
+    publisher = channel.publisher(4, "int32")
+    for value in range(3):
+        fill(publisher, value)
+    publisher.loan()
+    channel.shut()
+    with pytest.raises(poolbridge.ClosedError, match="was shut"):
+        publisher.publish()
+    publisher.close()
+    until(lambda: leases(other) == 0)
+    with pytest.raises(poolbridge.ClosedError, match="publisher of channel 'c' was closed"):
+        publisher.loan()
+
+
+def test_buffers_go_back_to_the_pool_when_nothing_is_published_and_come_again(client, other):
+    channel = client.create_channel("c", shared=True, capacity=4)
+    frames = other.subscribe("c")
+    publisher = channel.publisher(4, "int32")
+    for value in range(10):
+        fill(publisher, value)
+        next(frames).release()
+    until(lambda: leases(client) == 4)  # those that the channel keeps
+    fill(publisher, 10)
+    assert np.asarray(next(frames)).tolist() == [10] * 4
+    publisher.close()
+
+
+def test_buffers_are_given_up_to_a_client_that_needs_room(service, client, other, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(_spares, "_IDLE", 3600)
+    pool = client.create_pool("small", kind="host", max_bytes=256 * KIB)
+    channel = client.create_channel("c", shared=True, pool=pool, capacity=1)
+    frames = other.subscribe("c")
+    publisher = channel.publisher(64 * KIB, "uint8")
+    for value in range(8):
+        fill(publisher, value)
+        next(frames).release()
+    with poolbridge.connect(service.path, timeout=60) as third:
+        big = third.allocate(128 * KIB, "uint8", pool=third.open_pool("small"), timeout=60)
+        fill(publisher, 9)
+        big.release()
+    publisher.close()
+
+
+def test_a_client_that_closes_ends_its_loans(service):  # noqa: F811
+    mapped = len(MAPPINGS)
+    client = poolbridge.connect(service.path, timeout=60)
+    client.create_pool("p", kind="host", max_bytes=64 * KIB)
+    publisher = client.create_channel("c", shared=True).publisher(4)
+    fill(publisher, 1)
+    array = publisher.loan()
+    client.close()
+    array[:] = 2  # its memory stays mapped for as long as the array is alive
+    with pytest.raises(poolbridge.ClientClosedError):
+        publisher.publish()
+    with pytest.raises(poolbridge.ClientClosedError):
+        publisher.loan()
+    publisher.close()
+    del array, publisher
+    gc.collect()
+    until(lambda: len(MAPPINGS) <= mapped)
+
+
+def test_a_publisher_that_is_dropped_gives_its_buffers_back(client, other):
+    publisher = client.create_channel("c", shared=True, capacity=1).publisher(4)
+    fill(publisher, 1)
+    publisher.loan()
+    assert leases(other) == 2
+    del publisher
+    gc.collect()
+    until(lambda: leases(other) == 1)
+
+
+def test_a_buffer_that_a_gpu_still_reads_is_not_on_loan(client, other):
+    channel = client.create_channel("c", shared=True, capacity=1)
+    frames = other.subscribe("c")
+    with channel.publisher(4, "int32") as publisher:
+        fill(publisher, 1)
+        [block] = client._session.producers[channel.id].loans
+        own = let_go_later(other, frames.receive(60), 5)
+        for value in range(2, 12):
+            publisher.loan()[:] = value
+            assert publisher._shelf.loaned.grant.bl != block
+            publisher.publish()
+            next(frames).release()
+        own.page.store(0, 5)
+
+
+def test_a_publisher_of_copies_is_refused_and_keeps_no_lease(client, other):
+    publisher = client.create_channel("c", shared=True).publisher(4, wrap=lambda lease: np.array(lease))
+    with pytest.raises(poolbridge.InvalidArgumentError, match="copy"):
+        publisher.loan()
+    until(lambda: leases(other) == 0)
+    publisher.close()
+
+
+def test_a_channel_whose_frames_go_through_the_service_has_no_publisher(client):
+    with pytest.raises(poolbridge.InvalidArgumentError, match="shared=True"):
+        client.create_channel("c").publisher(4)
+
+
+def test_a_pool_without_room_is_waited_for_as_long_as_was_said(client, other):
+    pool = client.create_pool("tiny", kind="host", max_bytes=64 * KIB)
+    channel = client.create_channel("c", shared=True, pool=pool)
+    with client.allocate(64 * KIB, "uint8", pool=pool), channel.publisher(KIB) as publisher:
+        for timeout in 0, 0.05:
+            with pytest.raises(poolbridge.PoolLimitError):
+                publisher.loan(timeout)
+
+
+def test_a_forked_child_has_no_loan(client):
+    publisher = client.create_channel("c", shared=True).publisher(4)
+    fill(publisher, 1)
+    child = os.fork()
+    if not child:
+        try:
+            publisher.loan()
+        except poolbridge.ForkError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    fill(publisher, 2)
+    publisher.close()
+
+
+def test_the_asyncio_client_has_publishers_too(service):  # noqa: F811
+    async def stream():
+        async with await poolbridge.connect_async(service.path, timeout=60) as client:
+            await client.create_pool("p", kind="host", max_bytes=64 * KIB)
+            channel = await client.create_channel("c", shared=True, capacity=1)
+            frames = client.subscribe("c", ack="manual", credit=8)
+            async with channel.publisher(4, "int32") as publisher:
+                (await publisher.loan())[:] = 1
+                assert await publisher.publish({"n": "1"}) == 1
+                first = await frames.receive(60)
+                assert first is not None
+                (await publisher.loan())[:] = 2
+                waiting = asyncio.create_task(publisher.publish())
+                done, _ = await asyncio.wait([waiting], timeout=0.05)
+                assert not done
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                with pytest.raises(poolbridge.LeaseReleasedError):
+                    await publisher.publish()
+                await first.release()
+                (await publisher.loan())[:] = 3
+                sending = asyncio.create_task(publisher.publish())
+                value = 0
+                while value != 3:  # nobody knows whether the frame was sent whose sender gave up
+                    frame = await frames.receive(60)
+                    assert frame is not None
+                    value = int(np.asarray(frame)[0])
+                    await frame.release()
+                await sending
+            await frames.close()
+
+    asyncio.run(stream())
+
+
+@pytest.mark.parametrize("mode", ["broadcast", "queue"])
+@pytest.mark.parametrize("full", ["block", "drop-oldest", "latest"])
+def test_no_array_is_on_loan_while_its_frame_is_in_hand(service, client, mode, full):  # noqa: F811
+    channel = client.create_channel("c", shared=True, mode=mode, capacity=2, full=full)
+    enough = threading.Event()
+
+    def send():
+        with channel.publisher(16, "int64") as publisher:
+            value = 0
+            while not enough.is_set():
+                array = publisher.loan(60)
+                array[:] = value
+                try:
+                    publisher.publish(timeout=0.1)
+                except poolbridge.WaitTimeoutError:
+                    continue
+                value += 1
+
+    with poolbridge.connect(service.path, timeout=60) as other:
+        frames = other.subscribe("c", credit=8)
+        sender = threading.Thread(target=send)
+        sender.start()
+        kept, last = [], -1
+        for _ in range(300):
+            array = np.asarray(frames.receive(60))
+            value = int(array[0])
+            assert value > last
+            last = value
+            kept.append((value, array))
+            for seen, one in kept:
+                assert (one == seen).all()
+            del kept[:-5]
+        enough.set()
+        sender.join(60)
+        kept.clear()
+        del array, one
+
+
+def test_a_publisher_that_is_closed_while_it_waits_leaves_nothing(client, other):
+    channel = client.create_channel("c", shared=True, capacity=1)
+    frames = other.subscribe("c", ack="manual")
+    publisher = channel.publisher(4, "int32")
+    fill(publisher, 1)
+    failed = []
+
+    def send():
+        try:
+            fill(publisher, 2, timeout=0.5)
+        except poolbridge.WaitTimeoutError as error:
+            failed.append(error)
+
+    later = threading.Thread(target=send)
+    later.start()
+    time.sleep(0.05)
+    publisher.close()
+    later.join(60)
+    assert failed
+    publisher.close()
+    until(lambda: leases(other) == 1)
+    next(frames).release()
