@@ -170,10 +170,10 @@ class SessionMembers(SessionMemory):
             else:
                 self.disown(spare.grant)
 
-    def loan(self, shelf: Any) -> Any:
-        """Give a publisher's lease that it has already, or one that came back, or None."""
+    def collect_for(self, shelf: Any) -> int:
+        """Take what has come back to a publisher; give how many leases it has then."""
         with self._lock:
-            return self.spares.loan(shelf)
+            return int(self.spares.collect_for(shelf))
 
     def drop_shelf(self, shelf: Any) -> None:
         """Release a publisher's leases; never waits, never raises."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import UNSET, structs
@@ -89,21 +90,33 @@ class Shelf:
         The one whose array the user writes.
     producer
         The producer of the publisher's channel, once it has a lease.
+    more
+        How many leases the publisher may have more than it needs: then several come back together.
     """
 
-    __slots__ = ("free", "loaned", "pool", "producer")
+    __slots__ = ("free", "loaned", "more", "pool", "producer")
 
-    def __init__(self, pool: int) -> None:
+    def __init__(self, pool: int, more: int) -> None:
         self.pool = pool
+        self.more = more
         self.producer: SharedProducer | None = None
         self.free: deque[Spare] = deque()
         self.loaned: Spare | None = None
 
     def clear(self) -> list[Spare]:
         """Give all away."""
-        spares = [*self.free] if self.loaned is None else [self.loaned, *self.free]
-        self.loaned = None
-        self.free.clear()
+        spares = self.take_free()
+        if self.loaned is not None:
+            spares.append(self.loaned)
+            self.loaned = None
+        return spares
+
+    def take_free(self) -> list[Spare]:
+        """Give those away that came back; the publisher takes some without the session's lock."""
+        spares = []
+        with suppress(IndexError):
+            while True:
+                spares.append(self.free.popleft())
         return spares
 
 
@@ -145,17 +158,14 @@ class Spares:
         for spare in shelf.clear():
             self.put(spare)
 
-    def loan(self, shelf: Shelf) -> Spare | None:
-        """Give a publisher the lease that it has already, or one that came back."""
-        if shelf.loaned is None:
-            if not shelf.free and shelf.producer is not None:
-                self._used[shelf.pool] = time.monotonic()
-                self._rest = _REST
-                shelf.producer.collect()
-                self.watch()
-            if shelf.free:
-                shelf.loaned = shelf.free.popleft()
-        return shelf.loaned
+    def collect_for(self, shelf: Shelf) -> int:
+        """Take what has come back to a publisher; give how many leases it has then."""
+        if shelf.producer is not None:
+            self._used[shelf.pool] = time.monotonic()
+            self._rest = _REST
+            shelf.producer.collect()
+            self.watch()
+        return len(shelf.free)
 
     def came_back(self, spare: Spare) -> None:
         """Put a lease that came back where its publisher finds it, or where all do."""
@@ -279,6 +289,9 @@ class Spares:
 
     # Inside
 
+    def _is_used(self, pool: int, now: float) -> bool:
+        return self._wanted.get(pool, 0) <= now and now - self._used.get(pool, 0) < _IDLE
+
     def _is_wanted(self, pool: int) -> bool:
         return bool(self._wanted) and self._wanted.get(pool, 0) > time.monotonic()
 
@@ -309,10 +322,13 @@ class Spares:
 
     def _tidy(self, now: float) -> None:
         """Release what is not to be kept any more and whose tickets are reached."""
-        for pool, kept in (*self._kept.items(), *((one.pool, one.free) for one in self._shelves)):
-            if kept and (self._wanted.get(pool, 0) > now or now - self._used.get(pool, 0) >= _IDLE):
+        for pool, kept in self._kept.items():
+            if kept and not self._is_used(pool, now):
                 self._leaving.extend(kept)
                 kept.clear()
+        for shelf in self._shelves:
+            if shelf.free and not self._is_used(shelf.pool, now):
+                self._leaving.extend(shelf.take_free())
         stay = []
         for spare in self._leaving:
             self._narrow(spare)
