@@ -7,7 +7,6 @@ typedef struct {
     Member member;
     struct pb_consumer core;
     struct pb_frame last; // what was taken last; its number is 0 if nothing was
-    uint64_t borrowed;    // what the next `borrow` lets go of
 } Consumer;
 
 static void drop_kept(Consumer *self) {
@@ -103,27 +102,6 @@ static bool ticket_of(Consumer *self, PyObject *const *args, Py_ssize_t given, s
     return truth >= 0;
 }
 
-// borrow(timeout=None, spin=0.0, word=0, value=0, settled=False)
-static PyObject *borrow(Consumer *self, PyObject *const *args, Py_ssize_t given) {
-    Wait how = {.limit = INT64_MAX};
-    struct pb_ticket done = {0};
-    bool settled = false, stood;
-    enum pb_result r;
-    if (!usable(&self->member) || !count_is(given, 0, 5, "borrow") || !wait_of(self, args, given, &how) ||
-        !ticket_of(self, args + 2, given - 2, &done, &settled))
-        return NULL;
-    if (self->borrowed) {
-        r = pb_release(&self->core, self->borrowed, false, &done, settled, &stood);
-        if (r && r != PB_NOT_HELD) return result_of(&self->member, r);
-        self->borrowed = 0;
-    }
-    if (!wait_for(&self->member, try_take, NULL, &how, &r)) return NULL;
-    if (r) return result_of(&self->member, r);
-    self->borrowed = self->last.number;
-    if (self->last.kept) return Py_NewRef((PyObject *)self->last.kept);
-    return new_frame(state_of(self), &self->core, &self->last);
-}
-
 static PyObject *no_queue(Consumer *self) {
     PyErr_SetString(state_of(self)->invalid, "a frame is requeued in a queue; this channel is a broadcast: release it");
     return NULL;
@@ -196,12 +174,6 @@ static PyObject *leave(Consumer *self, PyObject *ignored) {
     Py_RETURN_NONE;
 }
 
-static PyObject *last(Consumer *self, void *closure) {
-    (void)closure;
-    if (!usable(&self->member)) return NULL;
-    return self->last.number ? new_frame(state_of(self), &self->core, &self->last) : Py_NewRef(Py_None);
-}
-
 static PyObject *failed(Consumer *self, void *closure) {
     (void)closure;
     return PyLong_FromUnsignedLongLong(self->core.failed);
@@ -227,7 +199,7 @@ static PyObject *in_hand(Consumer *self, void *closure) {
 #define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
 static PyMethodDef methods[] = {
     {"add_track", FAST(add_track), NULL}, {"begin", (PyCFunction)begin, METH_NOARGS, NULL},
-    {"take", FAST(take), NULL},           {"borrow", FAST(borrow), NULL},
+    {"take", FAST(take), NULL},
     {"release", FAST(release), NULL},     {"requeue", FAST(requeue), NULL},
     {"ack", (PyCFunction)ack, METH_O, NULL}, {"give_back", (PyCFunction)give_back, METH_O, NULL},
     {"keep", FAST(keep), NULL},
@@ -236,7 +208,6 @@ static PyMethodDef methods[] = {
 };
 static PyGetSetDef getters[] = {
     {"unknown", (getter)unknown, NULL, NULL, NULL},
-    {"last", (getter)last, NULL, NULL, NULL},
     {"failed", (getter)failed, NULL, NULL, NULL},
     {"in_hand", (getter)in_hand, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},

@@ -1,7 +1,7 @@
 """The members of a channel that hand frames on through shared memory: ``docs/streams.md``.
 
 Any thread may call anything at any time: the interpreter's lock protects what is not being waited for, and waiting, in
-`Consumer.take`, `Consumer.borrow`, `Producer.publish`, `Producer.reclaim` and `futex_wait`, releases it and takes it
+`Consumer.take`, `Producer.publish`, `Producer.reclaim` and `futex_wait`, releases it and takes it
 for each try. A build without that lock takes it back when this module is imported. Signals are handled and time limits
 kept while waiting. In a forked child everything but `close` raises `ForkError`.
 
@@ -169,14 +169,6 @@ class Consumer:
         ProtocolError
             The memory of the channel has contradicted itself for 100 ms.
         """
-    def borrow(
-        self, timeout: float | None = None, spin: float = 0.0, word: int = 0, value: int = 0, settled: bool = False, /
-    ) -> Any:
-        """Release the frame that was borrowed before, with a ticket as in `release`, and take the next.
-
-        Gives the object that was kept for the frame's block and description, or a `Frame` if there is none (keep one,
-        and use it), or a condition as `take` and `release` do. See `last` for what else is known of it.
-        """
     def release(self, number: int, word: int = 0, value: int = 0, settled: bool = False, /) -> bool | Condition:
         """Let go of a frame, in any order; in a queue that acknowledges it. False: its claim was given to another.
 
@@ -207,9 +199,6 @@ class Consumer:
         """Keep nothing for a block any more; gives whether something was."""
     def leave(self) -> None:
         """Take no more: what is in hand stays so, and holds back nobody. The service then has to be told."""
-    @property
-    def last(self) -> Frame | None:
-        """The frame that was taken last, if the last attempt took one."""
     @property
     def failed(self) -> int:
         """Number of the frame that failed last."""

@@ -292,25 +292,19 @@ def test_what_is_kept_for_a_block_comes_back_with_its_frames(worlds: list[World]
         consumer.keep(w.ids[True, 0], block, 1, things[block])
     for block in (3, 99, 3, 7):
         w.publish(producer, block)
-    assert consumer.borrow(0.0) is things[3]
-    last = consumer.last
-    assert last is not None
-    assert (last.number, last.block, last.object, last.description) == (1, 3, things[3], None)
-    assert consumer.borrow(0.0) is things[99]
-    assert consumer.in_hand == [2]
+    frame = take(consumer)
+    assert (frame.number, frame.block, frame.object, frame.description) == (1, 3, things[3], None)
+    assert take(consumer).object is things[99]
     assert consumer.forget(3)
     assert not consumer.forget(3)
-    frame = consumer.borrow(0.0)
-    assert isinstance(frame, Frame)
-    assert frame.description == ("uint8", (16,), None, 0)
+    assert take(consumer).description == ("uint8", (16,), None, 0)
     producer.publish(7, 1, 1, 2, MATRIX)
     assert take(consumer).object is things[7]
     assert take(consumer).object is None  # another description
     for block in range(100):
         assert consumer.forget(block) == (block != 3)
-    assert consumer.borrow(0.0) is Condition.TIMEOUT
-    assert consumer.in_hand == [4, 5]
-    assert consumer.last is None
+    assert consumer.take(0.0) is Condition.TIMEOUT
+    assert consumer.in_hand == [1, 2, 3, 4, 5]
 
 
 def test_what_is_kept_dies_with_its_consumer(worlds: list[World]) -> None:
@@ -979,7 +973,7 @@ def test_a_member_that_is_closed_ends_its_waits(worlds: list[World]) -> None:
     thread.join()
     assert raised == [ClosedError]
     consumer.close()
-    for call in (consumer.take, consumer.begin, consumer.leave, lambda: consumer.release(1), lambda: consumer.last):
+    for call in (consumer.take, consumer.begin, consumer.leave, lambda: consumer.release(1)):
         with pytest.raises(ClosedError, match="is closed"):
             call()
 
@@ -1035,7 +1029,7 @@ def test_a_forked_child_has_no_part_in_it(worlds: list[World]) -> None:
     w.publish(producer)
     child = os.fork()
     if not child:
-        calls = (consumer.take, lambda: w.publish(producer), lambda: consumer.last, producer.reclaim, consumer.begin)
+        calls = (consumer.take, lambda: w.publish(producer), producer.reclaim, consumer.begin)
         refused = 0
         for call in calls:
             try:
@@ -1140,14 +1134,12 @@ def test_hostile_memory_does_no_harm(worlds: list[World], policy: int, queue: bo
     producer.add_cursor(0, w.ids[False, 0], w.channel.files[False, 0])
 
     def look() -> None:
-        if (last := consumer.last) is not None:
-            assert len(last.meta) <= 16
-            assert last.description is None or len(last.description) == 4
+        if isinstance(frame := consumer.take(0.0), Frame):
+            assert len(frame.meta) <= 16
+            assert frame.description is None or len(frame.description) == 4
 
     calls: list[Callable[[], object]] = [
         lambda: w.publish(producer, 1),
-        lambda: consumer.take(0.0),
-        lambda: consumer.borrow(0.0),
         lambda: [consumer.release(number) for number in consumer.in_hand],
         producer.reclaim,
         look,
