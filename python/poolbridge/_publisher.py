@@ -78,7 +78,7 @@ class BasePublisher(ABC):
         shelf = self._shelf
         spare = shelf.loaned
         if spare is None:
-            if not shelf.free and self._session.collect_for(shelf) <= 1 and shelf.more:
+            if not shelf.free and self._session.collect_for(shelf) <= 1 + _MORE - shelf.more and shelf.more:
                 return None
             spare = self._take()
         return None if spare is None else spare.array
