@@ -75,7 +75,7 @@ def read(address: int, nbytes: int, stream: int) -> np.ndarray[Any, Any]:
     with _current(0):
         # A copy to memory that the driver has not pinned would wait. It stays until the process ends.
         at = int(_call("cuMemHostAlloc", nbytes, 0))
-        _call("cuMemcpyDtoHAsync", at, address, nbytes, stream)
+        _call("cuMemcpyAsync", at, address, nbytes, stream)
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(at))
 
 

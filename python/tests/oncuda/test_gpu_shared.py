@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partialmethod
 
+import numpy as np
 import pytest
 from gates import fill, finish, idle, new_stream, read
 from rig import N, address, client, device_service, gate, has_poolsvc, other, use
@@ -109,3 +110,40 @@ def test_frames_of_ever_other_streams_are_all_waited_for(client, other, gate):
     for stream in streams:
         finish(stream)
     assert other._session.core.members[0].native.in_hand == []
+
+
+def test_a_publisher_of_memory_of_a_gpu_is_refused_and_keeps_no_lease(client, other):
+    with client.create_channel("c").publisher(N, "uint8") as publisher:
+        with pytest.raises(poolbridge.InvalidArgumentError, match="allocate a lease for each frame"):
+            publisher.loan()
+        assert other.stats().leases == 0
+
+
+def test_a_publisher_gets_no_buffer_that_a_consumers_stream_still_reads(client, other, gate):
+    try:
+        pool = client.create_pool("pinned", kind="pinned", max_bytes=64 << 20)
+    except poolbridge.UnavailableError as error:
+        pytest.skip(str(error))
+    channel = client.create_channel("c", pool=pool, mode="queue", capacity=1)
+    frames = other.subscribe("c", credit=1)
+    stream = new_stream()
+    with channel.publisher(N, "uint8") as publisher:
+        first = publisher.loan(60)
+        first[:] = 1
+        publisher.publish()
+        frame = next(frames)
+        seen = use(frame, stream)
+        gate.hold(stream)
+        again = read(seen, N, stream)
+        frame.release()
+        for value in range(2, 12):
+            array = publisher.loan(60)
+            assert array is not first
+            array[:] = value
+            publisher.publish()
+            frame = next(frames)
+            assert (np.asarray(frame) == value).all()
+            frame.release()
+        gate.open()
+        finish(stream)
+        assert (again == 1).all(), "not overwritten"
