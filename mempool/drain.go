@@ -49,7 +49,7 @@ func (b *block) quiet() bool {
 	return len(b.tickets) == 0
 }
 
-// soon is over after a while: for waits for words.
+// soon is over after a while: for those that poll words.
 func soon() *signal {
 	ch := make(chan struct{})
 	time.AfterFunc(drainRest, func() { close(ch) })

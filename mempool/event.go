@@ -11,7 +11,7 @@ import (
 )
 
 // Event is an interprocess event of CUDA: a mark in a queue of one process that queues of others can wait for. It works only
-// between processes of one user that see the same /dev/shm, and nobody ends the wait for one whose process died.
+// between processes of one user that see the same /dev/shm, and a wait for the event of a dead process never ends.
 // Tickets have neither limit.
 type Event struct {
 	event  *cuda.Event // nil: this process only passes it on

@@ -129,7 +129,7 @@ func TestTheNextWriterWaitsForEveryReader(t *testing.T) {
 	b.reach(doneB)
 	a.reach(early)
 	assert.ElementsMatch(t, []Ticket{ready, late}, next.Info().Wait)
-	release(t, next) // the one it was for did not wait: the one after it must
+	release(t, next) // that lease did not wait: the next must
 	again := allocate(t, producer.Session, p, 10)
 	assert.ElementsMatch(t, []Ticket{ready, late}, again.Info().Wait)
 	producer.publish(t, again, "y", nil)

@@ -223,7 +223,10 @@ class Hold:
     def close(self) -> None:
         """End the lease because its client closes, unless arrays still need its memory."""
         if not self.released and not self.tokens and not self.unaccounted:
-            self.release(failed=self.feed is not None and self.feed.back(self.grant.id))
+            try:
+                self.release(failed=self.feed is not None and self.feed.back(self.grant.id))
+            except LeaseReleasedError:
+                pass  # another thread has ended it in this moment
 
     def __del__(self) -> None:
         if (self.released and not self.sent) or sys.is_finalizing():

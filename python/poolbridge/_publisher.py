@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import numpy as np
 
@@ -23,8 +24,8 @@ from poolbridge._errors import (
     WaitTimeoutError,
 )
 from poolbridge._lease import AsyncLease, Lease
-from poolbridge._operations import Do, Flow, allocate
-from poolbridge._sharedproducer import Sending, SharedProducer, deliver, pack_meta, producer_of
+from poolbridge._operations import Do, Flow, allocate, check_wait
+from poolbridge._sharedproducer import Sending, deliver, pack_meta, producer_of
 from poolbridge._spares import Shelf, Spare
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from poolbridge._session import Session
     from poolbridge._tensor import Description
 
+
+_T = TypeVar("_T")
 
 # How many buffers more than it needs a publisher of frames of at most so many bytes has. It looks for those that came
 # back once in several frames then, which takes less time.
@@ -57,9 +60,10 @@ class BasePublisher(ABC):
         self._channel = channel
         self._description = description
         self._wrap = np.asarray if wrap is None else wrap
-        self._shelf = Shelf(channel.pl, _MORE if description.nbytes <= _SMALL else 0)
+        self._shelf = Shelf(channel.pl, most=channel.cp + 2)
         self._described = 0, b""
         self._closed = False
+        self._busy = False  # a call waits
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -73,43 +77,59 @@ class BasePublisher(ABC):
 
     def _loaned(self) -> Any:
         """Give the array that is on loan, or one of a lease that came back; None: the service has to be asked."""
-        if self._closed or _process.pid != self._session.pid:
-            self._check_usable()
-        shelf = self._shelf
-        spare = shelf.loaned
-        if spare is None:
-            if not shelf.free and self._session.collect_for(shelf) <= 1 + _MORE - shelf.more and shelf.more:
-                return None
-            spare = self._take()
-        return None if spare is None else spare.array
-
-    def _take(self) -> Spare | None:
+        self._check_usable()
         shelf = self._shelf
         try:
-            shelf.loaned = shelf.free.popleft()
+            return shelf.loan[0].array
         except IndexError:
-            pass  # there is none, or it was wanted back in this moment
-        return shelf.loaned
+            pass  # none is on loan
+        if not shelf.free and self._session.collect_for(shelf) <= 1 + shelf.extra and shelf.wanting:
+            return None
+        return self._take()
+
+    def _take(self) -> Any:
+        """Put a lease on loan that came back, and give its array; None: there is none, or it was just wanted back."""
+        shelf = self._shelf
+        try:
+            spare = shelf.free.popleft()
+        except IndexError:
+            return None
+        shelf.used = time.monotonic()
+        shelf.loan.append(spare)
+        if shelf.closed:
+            self._session.drop_shelf(shelf)  # it was closed in this moment
+            self._check_usable()
+        return spare.array
 
     def _check_usable(self) -> None:
-        self._session.check_usable()
-        if self._closed:
-            raise ClosedError(f"this publisher of channel {self._channel.nm!r} was closed")
+        if self._busy or self._closed or _process.pid != self._session.pid:
+            self._session.check_usable()
+            if self._closed:
+                raise ClosedError(f"this publisher of channel {self._channel.nm!r} was closed")
+            raise InvalidArgumentError("another call of this publisher waits: make a publisher for each thread or task")
+
+    def _alone(self, flow: Flow[_T]) -> Flow[_T]:
+        """Carry an operation out while no other is."""
+        self._busy = True
+        try:
+            return (yield from flow)
+        finally:
+            self._busy = False
 
     def _allocate(self, timeout: float | None) -> Flow[Any]:
         """Lease a buffer, and give an array of it."""
-        session, channel = self._session, self._channel
+        session, channel, shelf = self._session, self._channel, self._shelf
         producer = yield from producer_of(session, channel)
         lease = partial(allocate, session, self._description, channel.pl, at_once=True)
         hold = None
-        if self._shelf.free:
+        if shelf.free:
             try:
                 hold = yield from lease(timeout=0.0)
-                self._shelf.more -= 1
+                shelf.extra += 1
             except (PoolLimitError, DeviceMemoryError):
-                self._shelf.more = 0  # it does without
-                if (spare := self._take()) is not None:
-                    return spare.array
+                shelf.wanting = False  # it does without
+                if (array := self._take()) is not None:
+                    return array
         if hold is None:
             hold = yield from lease(timeout=timeout)
         try:
@@ -120,71 +140,101 @@ class BasePublisher(ABC):
                     f"{pool.device_name}: allocate a lease for each frame and publish that"
                 )
             yield Do(partial(_order.before_cpu, hold))
-            array = self._make(hold)
+            lender, array = self._make(hold)
         except BaseException:
             hold.end()
             raise
+        shelf.wanting = shelf.wanting and shelf.extra < _MORE and self._has_room(hold)
+        shelf.producer, self._described = producer, producer.describe(self._description)
         spare = Spare(hold, ())
-        spare.shelf, spare.array = self._shelf, array
-        self._shelf.producer, self._described = producer, producer.describe(self._description)
+        spare.shelf, spare.lender, spare.array = shelf, lender, array
         hold.released = True
         session.lent(hold, None, apart=False)
-        session.lend_to(self._shelf, spare)
+        session.lend_to(shelf, spare)
+        shelf.used = time.monotonic()
+        if shelf.closed:
+            session.check_usable()
+            raise ClosedError(f"this publisher of channel {channel.nm!r} was closed")
         return array
 
-    def _make(self, hold: Hold) -> Any:
+    def _has_room(self, hold: Hold) -> bool:
+        """Whether buffers are so small, and the pool so large, that a few more are no matter."""
+        nbytes = hold.grant.bs
+        return nbytes <= _SMALL and hold.pool.mx >= 2 * (self._shelf.most + _MORE) * nbytes
+
+    def _make(self, hold: Hold) -> tuple[Hold, Any]:
+        """Make the array, and what keeps its memory mapped."""
         twin = self._session.lend(hold)
         twin.written = {}  # it is written again and again
         try:
             array = self._wrap(self._lease(twin))
         finally:
             twin.released = True
-        if not twin.tokens and not twin.unaccounted:
-            raise InvalidArgumentError("wrap= made a copy: expected an array of the memory of the lease it was given")
-        return array
+        if array is None or not (twin.tokens or twin.unaccounted):
+            raise InvalidArgumentError(
+                "wrap= gave nothing that keeps the lease it was given; a copy does not: expected an array of its memory"
+            )
+        return twin, array
 
     @abstractmethod
     def _lease(self, twin: Hold) -> Any:
         """Make the lease that `wrap` is given."""
 
-    def _publish_at_once(self, meta: Mapping[str, str] | None) -> int | _LoanSending:
-        """Publish the loan if there is room; give the frame's number, or what goes on trying."""
-        shelf, producer = self._shelf, self._shelf.producer
-        spare = shelf.loaned
-        if spare is None or producer is None:
-            self._check_usable()
-            raise LeaseReleasedError("there is no array to publish: call loan() first, once for each frame")
-        texts = pack_meta(check_meta(meta)) if meta else b""
-        shelf.loaned = None
-        result: Any = None
+    def _publish_at_once(self, texts: bytes) -> int:
+        """Publish the loan if there is room; give the frame's number, or 0: it is still on loan."""
+        self._check_usable()
+        spare, result = self._taken(), None
         try:
-            result = _publish(producer, spare, self._described, texts, 0.0)
+            result = _publish(self._shelf.producer, spare, self._described, texts, 0.0)
         except (ClosedError, ForkError):
-            pass  # what goes on trying says why
-        except BaseException:
-            if not spare.gone:
-                self._session.return_spare(spare)
-            raise
-        return result if type(result) is int else _LoanSending(producer, spare, self._described, texts)
+            pass  # `_deliver` says why
+        finally:
+            if type(result) is not int and spare.owned:
+                self._session.lend_to(self._shelf, spare)
+        if type(result) is not int:
+            return 0
+        self._session.spares.watch()
+        return result
 
-    def _deliver(self, sending: _LoanSending, timeout: float | None) -> Flow[int]:
-        """Publish the loan, waiting for room; it stays on loan if there is none."""
+    def _taken(self) -> Spare:
+        """Take the loan.
+
+        Raises
+        ------
+        LeaseReleasedError
+            There is none.
+        """
         try:
-            return (yield from deliver(sending, timeout))
+            return self._shelf.loan.popleft()
+        except IndexError:
+            self._session.check_usable()
+            raise LeaseReleasedError("there is no array to publish: call loan() first, once for each frame") from None
+
+    def _deliver(self, texts: bytes, timeout: float | None) -> Flow[int]:
+        """Publish the loan, waiting for room; it stays on loan if there is none."""
+        if not self._shelf.loan:
+            self._session.check_usable()
+            raise ClosedError(f"channel {self._channel.nm!r} was shut")
+        spare = self._taken()
+        sending = _LoanSending(self._shelf.producer, spare, self._described, texts)
+        try:
+            number: int = yield from deliver(sending, timeout)
         except (WaitTimeoutError, PoolLimitError, ClosedError):
-            if not sending.spare.gone:
-                self._session.lend_to(self._shelf, sending.spare)
+            if spare.owned:
+                self._session.lend_to(self._shelf, spare)
             raise
         except BaseException:
             sending.give_up()
             raise
+        return number
 
     def _close(self) -> None:
-        self._closed = True
-        self._session.drop_shelf(self._shelf)
+        if _process.pid == self._session.pid:
+            self._closed = True
+            self._session.drop_shelf(self._shelf)
 
     def __del__(self) -> None:
-        if not sys.is_finalizing() and not getattr(self, "_closed", True) and _process.pid == self._session.pid:
+        if not sys.is_finalizing() and hasattr(self, "_busy") and _process.pid == self._session.pid:
             self._session.drop_shelf(self._shelf)
 
     def __repr__(self) -> str:
@@ -194,44 +244,53 @@ class BasePublisher(ABC):
         )
 
 
-def _publish(
-    producer: SharedProducer, spare: Spare, described: tuple[int, bytes], texts: bytes, seconds: float | None
-) -> Any:
+def _texts(meta: Mapping[str, str] | None) -> bytes:
+    return pack_meta(check_meta(meta)) if meta else b""
+
+
+def _publish(producer: Any, spare: Spare, described: tuple[int, bytes], texts: bytes, seconds: float | None) -> Any:
     """Publish a publisher's lease, or give what came instead; see `poolbridge._native.Producer.publish`."""
     grant = spare.grant
-    producer.loans[grant.bl] = spare  # before: another thread may see it come back
     result: Any = None
+    spare.owned = False
+    producer.loans[grant.bl] = spare  # before: another thread may see it come back
     try:
         result = producer.native.publish(grant.bl, grant.bf, grant.n, *described, texts, 0, 0, None, seconds)
     finally:
-        if type(result) is not int:
-            producer.loans.pop(grant.bl, None)
+        # A signal's handler may raise when the frame is in the channel already.
+        if type(result) is not int and not (result is None and producer.has_in_flight(grant.bl)):
+            spare.owned = producer.loans.pop(grant.bl, None) is spare
     return result
 
 
 class _LoanSending(Sending):
     """The frame of a publisher's lease."""
 
-    def __init__(self, producer: SharedProducer, spare: Spare, described: tuple[int, bytes], texts: bytes) -> None:
+    def __init__(self, producer: Any, spare: Spare, described: tuple[int, bytes], texts: bytes) -> None:
         super().__init__(producer)
-        self.spare = spare
+        self._spare = spare
         self._described = described
         self._texts = texts
 
     def _try(self, seconds: float | None) -> Any:
-        return _publish(self.producer, self.spare, self._described, self._texts, seconds)
+        if not self._spare.owned:
+            raise ClosedError(f"channel {self.producer.channel.nm!r} was left")
+        return _publish(self.producer, self._spare, self._described, self._texts, seconds)
+
+    def _note(self) -> None:
+        self.producer.session.spares.watch()
 
     def _end(self) -> None:
-        if not self.spare.gone:
-            self.producer.session.return_spare(self.spare)
+        if self._spare.owned:
+            self.producer.session.return_spare(self._spare)
 
 
 class Publisher(BasePublisher):
     """Publishes frames of one shape from arrays that are made once and used again: the fastest way to send.
 
     `loan` gives an array to write, `publish` makes it the channel's next frame. An array is only good until then: its
-    memory is the consumers', and comes back with a later `loan`. For one thread at a time; a context manager. Made by
-    `Channel.publisher`.
+    memory is the consumers', and comes back with a later `loan`. For one thread or task at a time; a context manager,
+    which ends the loan: its array must not be used any more. Made by `Channel.publisher`.
     """
 
     def __init__(
@@ -265,14 +324,18 @@ class Publisher(BasePublisher):
         PoolLimitError, DeviceMemoryError
             There is no room in the pool or on the machine.
         InvalidArgumentError
-            The pool's memory is a GPU's, or ``wrap`` made a copy.
+            The pool's memory is a GPU's, or ``wrap`` gave no array of the lease's memory.
+        TypeError
+            NumPy lacks the element type (``bfloat16``): give a ``wrap``.
         ClosedError
-            The publisher was closed.
+            The publisher was closed, or the channel shut before the first loan.
         """
+        if timeout is not None:
+            check_wait(timeout)
         array = self._loaned()
         if array is not None:
             return array
-        return self._client._run(self._allocate(timeout))  # noqa: SLF001
+        return self._client._run(self._alone(self._allocate(timeout)))  # noqa: SLF001
 
     def publish(self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None) -> int:
         """Put the array that was given last into the channel. It must not be written any more.
@@ -296,14 +359,17 @@ class Publisher(BasePublisher):
         WaitTimeoutError, PoolLimitError
             The channel stayed full, or is full and is to fail. The array stays on loan.
         ClosedError
-            The channel was shut, or the publisher closed.
+            The channel was shut, or the publisher closed. The array stays on loan until it is closed.
         InvalidArgumentError
-            `meta` is too large.
+            `meta` is too large, or `timeout` no time.
+
+        Any other exception, such as a `KeyboardInterrupt`, ends the loan: the frame may have been sent or not.
         """
-        result = self._publish_at_once(meta)
-        if isinstance(result, int):
-            return result
-        return self._client._run(self._deliver(result, timeout))  # noqa: SLF001
+        if timeout is not None:
+            check_wait(timeout)
+        texts = _texts(meta)
+        number = self._publish_at_once(texts)
+        return number or self._client._run(self._alone(self._deliver(texts, timeout)))  # noqa: SLF001
 
     def close(self) -> None:
         """Give back what is not in the channel. Idempotent."""
@@ -336,17 +402,20 @@ class AsyncPublisher(BasePublisher):
 
     async def loan(self, timeout: float | None = None) -> Any:
         """Give an array of a buffer that nobody uses; see `Publisher.loan`."""
+        if timeout is not None:
+            check_wait(timeout)
         array = self._loaned()
         if array is not None:
             return array
-        return await self._client._run(self._allocate(timeout))  # noqa: SLF001
+        return await self._client._run(self._alone(self._allocate(timeout)))  # noqa: SLF001
 
     async def publish(self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None) -> int:
         """Put the array that was given last into the channel; see `Publisher.publish`."""
-        result = self._publish_at_once(meta)
-        if isinstance(result, int):
-            return result
-        return await self._client._run(self._deliver(result, timeout))  # noqa: SLF001
+        if timeout is not None:
+            check_wait(timeout)
+        texts = _texts(meta)
+        number = self._publish_at_once(texts)
+        return number or await self._client._run(self._alone(self._deliver(texts, timeout)))  # noqa: SLF001
 
     async def close(self) -> None:
         """Give back what is not in the channel. Idempotent."""

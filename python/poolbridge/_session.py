@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import ReferenceType
+from weakref import ReferenceType, ref
 
 from msgspec import UnsetType
 
@@ -384,6 +384,12 @@ class Session(SessionMembers):
                 block.leases += 1
                 lender.sent = True
         return lender
+
+    def leave_to_arrays(self, lender: Hold) -> None:
+        """Have a lease end with the arrays whose memory `lender` keeps mapped. The lock is held."""
+        self.holds[lender.grant.id] = ref(lender)
+        lender.sent = lender.released = False
+        self.disown(lender.grant)
 
     def keep_array(self, grant: Grant, array: tuple[Any, Any, Any], most: int) -> None:
         """Keep an array with its block, for the frames to come."""

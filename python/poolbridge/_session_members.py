@@ -53,6 +53,10 @@ class SessionMembers(SessionMemory):
         """Note that a lease has ended with its frame."""
         raise NotImplementedError
 
+    def leave_to_arrays(self, lender: Hold) -> None:
+        """Have a lease end with the arrays whose memory `lender` keeps mapped. The lock is held."""
+        raise NotImplementedError
+
     def _end_lease(self, grant: Grant, tickets: tuple[Ticket, ...], feed: Feed | None, *, failed: bool) -> None:
         raise NotImplementedError
 
@@ -162,13 +166,9 @@ class SessionMembers(SessionMemory):
                 self.disown(spare.grant)
 
     def lend_to(self, shelf: Any, spare: Spare) -> None:
-        """Have a publisher have a lease."""
+        """Put a lease on loan to a publisher."""
         with self._lock:
-            if self.ended is None:
-                self.spares.add_shelf(shelf)
-                shelf.loaned = spare
-            else:
-                self.disown(spare.grant)
+            self.spares.lend_to(shelf, spare)
 
     def collect_for(self, shelf: Any) -> int:
         """Take what has come back to a publisher; give how many leases it has then."""
@@ -180,8 +180,17 @@ class SessionMembers(SessionMemory):
         self._lock.later(partial(self._drop_shelf, shelf))
 
     def _drop_shelf(self, shelf: Any) -> None:
+        self.spares.drop_shelf(shelf)
+
+    def lose_spare(self, grant: Grant) -> None:
+        """Release a publisher's lease that nobody has any more; never waits, never raises."""
+        self._lock.later(partial(self._lose_spare, grant))
+
+    def _lose_spare(self, grant: Grant) -> None:
         if self.ended is None:
-            self.spares.drop_shelf(shelf)
+            self.end_spare(grant)
+        else:
+            self.disown(grant)
 
     def end_spare(self, grant: Grant) -> None:
         """Release a lease that came back. The lock is held."""

@@ -7,6 +7,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from poolbridge._errors import ClosedError, ForkError, PoolLimitError, WaitTimeoutError
@@ -43,7 +44,7 @@ class SharedProducer(Membership):
         self.loans: dict[int, Spare] = {}
         self.over = False
         self._descriptions: dict[Description, tuple[int, bytes]] = {}
-        self._count = 0
+        self._ids = count(1)
         self._last: tuple[Description | None, tuple[int, bytes]] = (None, (0, b""))
 
     def _add(self, slot: int, member: int, fd: int) -> None:
@@ -56,10 +57,9 @@ class SharedProducer(Membership):
             return last[1]
         known = self._descriptions.get(description)
         if known is None:
-            self._count += 1
             if len(self._descriptions) >= _MOST_DESCRIPTIONS:
                 self._descriptions.clear()
-            known = self._descriptions[description] = self._count, _pack_description(description)
+            known = self._descriptions[description] = next(self._ids), _pack_description(description)
         self._last = description, known
         return known
 
@@ -82,12 +82,18 @@ class SharedProducer(Membership):
             else:
                 self.session.spares.came_back(spare)
 
+    def has_in_flight(self, block: int) -> bool:
+        """Whether a block is in the channel, and has not come back."""
+        try:
+            return any(one == block for _, one in self.native.in_flight)
+        except (ClosedError, ForkError):
+            return False
+
     def leave(self) -> None:
         """Publish nothing any more; blocks that have not come back are not this client's to use. The lock is held."""
         self.native.close()
         loans, self.loans = self.loans, {}
         for loan in loans.values():
-            loan.gone = True
             self.session.disown(loan.grant)
 
 
@@ -275,6 +281,8 @@ def deliver(sending: Sending, timeout: float | None) -> Flow[int]:
             result = sending.attempt()
     except (ClosedError, ForkError):
         session.check_usable()
+        if producer.over:
+            raise producer.destroyed() from None
         raise
     return result
 

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import UNSET, structs
 
+from poolbridge import _process
 from poolbridge._errors import PoolbridgeError
 from poolbridge._hold import Hold
 from poolbridge._messages import Grant, Ticket
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from poolbridge._session import Session
     from poolbridge._session_members import SessionMembers
     from poolbridge._sharedproducer import SharedProducer
@@ -43,19 +46,30 @@ class Spare:
     hold
         The lease as its last user had it.
     tickets
-        What must be reached, before the lease is released, too.
+        What must be reached before the memory is written again, or the lease released.
 
     Attributes
     ----------
     reusable
         Whether the lease can be kept for the next frame: nobody else can have a name or a lease of its buffer.
-    gone
-        Whether a producer had it that has left its channel: it is not this client's any more.
-    shelf, array
-        That of the publisher whose lease it is, if it is one's, and the array that the publisher has made of it.
+    owned
+        Whether this client has it, and no channel; publishers note it.
+    shelf, lender, array
+        Of a publisher's lease: where the publisher finds it, its array, and what keeps the array's memory mapped.
     """
 
-    __slots__ = ("_description", "_memory", "_pool", "array", "gone", "grant", "reusable", "shelf", "tickets")
+    __slots__ = (
+        "_description",
+        "_memory",
+        "_pool",
+        "array",
+        "grant",
+        "lender",
+        "owned",
+        "reusable",
+        "shelf",
+        "tickets",
+    )
 
     def __init__(self, hold: Hold, tickets: tuple[Ticket, ...]) -> None:
         self.grant = hold.grant
@@ -64,9 +78,29 @@ class Spare:
         self._pool = hold.pool
         self._memory = hold.memory
         self._description = hold.description
-        self.gone = False
+        self.owned = True
         self.shelf: Shelf | None = None
+        self.lender: Hold | None = None
         self.array: Any = None
+
+    def __del__(self) -> None:
+        # A publisher's, which nobody has any more: a signal's handler raised between two of its steps.
+        if (
+            self.owned
+            and self.shelf is not None
+            and self.lender is not None
+            and _process.pid == self.lender.session.pid
+        ):
+            self.lender.session.lose_spare(self.grant)
+
+    def take_off(self) -> bool:
+        """Make it a lease like any other; False if the array that its publisher made of it is still used."""
+        self.array = None
+        lender = self.lender
+        if lender is not None and (lender.tokens or lender.unaccounted):
+            return False
+        self.shelf = self.lender = None
+        return True
 
     def hold(self, session: Session, description: Description) -> Hold:
         """Make a hold of the lease, as if the service had granted it now."""
@@ -86,38 +120,52 @@ class Shelf:
     ----------
     free
         Those that came back, the oldest first.
-    loaned
-        The one whose array the user writes.
+    loan
+        The one whose array the user writes, if there is one. It is taken from here in one step, by the publisher or by
+        those that end it.
+    used
+        When the publisher took one last.
     producer
         The producer of the publisher's channel, once it has a lease.
-    more
-        How many leases the publisher may have more than it needs: then several come back together.
+    most
+        How many leases are kept in `free`, besides those that are `extra`.
+    extra
+        How many leases there are more than the publisher needs, so that several come back together.
+    wanting
+        Whether there are to be more.
+    closed
+        Whether the publisher was closed.
     """
 
-    __slots__ = ("free", "loaned", "more", "pool", "producer")
+    __slots__ = ("closed", "extra", "free", "loan", "most", "pool", "producer", "used", "wanting")
 
-    def __init__(self, pool: int, more: int) -> None:
+    def __init__(self, pool: int, most: int) -> None:
         self.pool = pool
-        self.more = more
+        self.most = most
         self.producer: SharedProducer | None = None
         self.free: deque[Spare] = deque()
-        self.loaned: Spare | None = None
-
-    def clear(self) -> list[Spare]:
-        """Give all away."""
-        spares = self.take_free()
-        if self.loaned is not None:
-            spares.append(self.loaned)
-            self.loaned = None
-        return spares
+        self.loan: deque[Spare] = deque()
+        self.used = 0.0
+        self.extra = 0
+        self.wanting = True
+        self.closed = False
 
     def take_free(self) -> list[Spare]:
-        """Give those away that came back; the publisher takes some without the session's lock."""
-        spares = []
-        with suppress(IndexError):
-            while True:
-                spares.append(self.free.popleft())
-        return spares
+        """Give those away that came back."""
+        return _drained(self.free)
+
+    def take_all(self) -> list[Spare]:
+        """Give all away."""
+        return [*_drained(self.free), *_drained(self.loan)]
+
+
+def _drained(spares: deque[Spare]) -> list[Spare]:
+    """Empty a deque from which a publisher takes some, too, without the session's lock."""
+    taken = []
+    with suppress(IndexError):
+        while True:
+            taken.append(spares.popleft())
+    return taken
 
 
 class Spares:
@@ -133,6 +181,7 @@ class Spares:
         self._session = session
         self._kept: dict[int, deque[Spare]] = {}  # by pool, the oldest first
         self._shelves: set[Shelf] = set()
+        self._over = False  # the session has ended, or is about to
         self._leaving: list[Spare] = []  # to be released once their tickets are reached
         # By lease, those that allocations have got, and the tickets that count for them.
         self._granted: dict[int, tuple[Spare, tuple[Ticket, ...]]] = {}
@@ -148,15 +197,41 @@ class Spares:
 
     # Publishers
 
-    def add_shelf(self, shelf: Shelf) -> None:
-        """Keep the leases of a publisher, until `drop_shelf`."""
-        self._shelves.add(shelf)
-
     def drop_shelf(self, shelf: Shelf) -> None:
         """Release a publisher's leases; those that a channel has, once they come back."""
+        shelf.closed = True
+        if self._over:
+            for spare in shelf.take_all():
+                self._disown(spare)
+            return
         self._shelves.discard(shelf)
-        for spare in shelf.clear():
+        for spare in shelf.take_free():
             self.put(spare)
+        self._end_loan(shelf, self.put)
+
+    def _end_loan(self, shelf: Shelf, put: Callable[[Spare], None]) -> None:
+        """Take the loan from a publisher; while its array is used, the lease is the array's and ends with it."""
+        for spare in _drained(shelf.loan):
+            if spare.take_off() or spare.lender is None:
+                put(spare)
+            else:
+                spare.shelf = None
+                self._session.leave_to_arrays(spare.lender)
+
+    def _disown(self, spare: Spare) -> None:
+        spare.shelf = None
+        self._session.disown(spare.grant)
+
+    def lend_to(self, shelf: Shelf, spare: Spare) -> None:
+        """Put a lease on loan to a publisher."""
+        if self._over:
+            self._disown(spare)
+            return
+        shelf.loan.append(spare)
+        if shelf.closed:
+            self.drop_shelf(shelf)
+        else:
+            self._shelves.add(shelf)
 
     def collect_for(self, shelf: Shelf) -> int:
         """Take what has come back to a publisher; give how many leases it has then."""
@@ -164,16 +239,24 @@ class Spares:
             self._used[shelf.pool] = time.monotonic()
             self._rest = _REST
             shelf.producer.collect()
+            if shelf.producer.over and not shelf.producer.loans:
+                self._session.retire(shelf.producer)
             self.watch()
         return len(shelf.free)
 
     def came_back(self, spare: Spare) -> None:
         """Put a lease that came back where its publisher finds it, or where all do."""
         shelf = spare.shelf
-        if shelf is not None and shelf in self._shelves and not spare.tickets and not self._is_wanted(spare.grant.pl):
-            shelf.free.append(spare)
-        else:
+        if (
+            shelf is None
+            or shelf.closed
+            or spare.tickets
+            or len(shelf.free) >= shelf.most + shelf.extra
+            or self._is_wanted(spare.grant.pl)
+        ):
             self.put(spare)
+        else:
+            shelf.free.append(spare)
 
     # All
 
@@ -216,7 +299,7 @@ class Spares:
     def put(self, spare: Spare) -> None:
         """Keep a lease that came back, or release it where it cannot be kept."""
         self.published(spare.grant)
-        spare.shelf = spare.array = None
+        spare.shelf = spare.lender = spare.array = None
         pool, now = spare.grant.pl, time.monotonic()
         if spare.reusable and not self._is_wanted(pool):
             kept = self._kept.setdefault(pool, deque())
@@ -271,7 +354,8 @@ class Spares:
             self._leaving.extend(kept)
             kept.clear()
         for shelf in self._shelves:
-            self._leaving.extend(shelf.clear())
+            self._leaving.extend(shelf.take_free())
+            self._end_loan(shelf, self._leaving.append)
         self._tidy(time.monotonic())
         return not self._leaving
 
@@ -279,11 +363,11 @@ class Spares:
         """Keep nothing any more: the session has ended."""
         for kept in (*self._kept.values(), self._leaving):
             for spare in kept:
-                self._session.disown(spare.grant)
+                self._disown(spare)
             kept.clear()
-        for shelf in self._shelves:
-            for spare in shelf.clear():
-                self._session.disown(spare.grant)
+        self._over = True
+        for shelf in list(self._shelves):
+            self.drop_shelf(shelf)
         self._shelves.clear()
         self._bell.set()
 
@@ -327,7 +411,7 @@ class Spares:
                 self._leaving.extend(kept)
                 kept.clear()
         for shelf in self._shelves:
-            if shelf.free and not self._is_used(shelf.pool, now):
+            if shelf.free and not (now - shelf.used < _IDLE and not self._is_wanted(shelf.pool)):
                 self._leaving.extend(shelf.take_free())
         stay = []
         for spare in self._leaving:

@@ -78,7 +78,7 @@ class Timelines:
         self._waits.setdefault(timeline, {})[word] = value
 
     def pin(self, tickets: Iterable[Ticket]) -> None:
-        """Keep pages that the service forgets, until `unpin`: waits here need them. The session's lock is held."""
+        """Keep pages until `unpin`, though the service forgets them: it knows of no waits here. The lock is held."""
         for ticket in tickets:
             self._pins[ticket.tl] = self._pins.get(ticket.tl, 0) + 1
 

@@ -12,7 +12,6 @@ import asyncio
 import gc
 import os
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +46,7 @@ def test_frames_of_a_publisher_come_in_order_with_their_content_and_meta(client,
 
 def test_what_the_readme_shows_publishes_every_frame(service, monkeypatch):  # noqa: F811
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    [block] = [block for block in readme.split("```python\n")[1:] if ".publisher(" in block]
+    [block] = [block for block in readme.split("```python\n")[1:] if "channel.publisher((" in block]
     code = compile(block.partition("```")[0], "README.md", "exec")
     monkeypatch.setenv("POOLBRIDGE_SOCKET", service.path)
     with poolbridge.connect() as client:
@@ -136,18 +135,85 @@ def test_a_channel_that_is_to_fail_leaves_the_array_on_loan(client, other):
         assert publisher.publish() == 2
 
 
+class Native:
+    """The native end of a producer that tells when a publish begins to wait, and does as it is told after one."""
+
+    def __init__(self, native):
+        self._native = native
+        self.waits = threading.Event()
+        self.after = None
+
+    def __getattr__(self, name):
+        return getattr(self._native, name)
+
+    def publish(self, *arguments):
+        if arguments[-1] != 0.0:
+            self.waits.set()
+        result = self._native.publish(*arguments)
+        if self.after is not None:
+            self.after()
+        return result
+
+
+def watched(client, channel):
+    producer = client._session.producers[channel.id]
+    producer.native = Native(producer.native)
+    return producer.native
+
+
 def test_a_publisher_waits_for_room_in_its_channel(client, other):
     channel = client.create_channel("c", shared=True, capacity=1)
     frames = other.subscribe("c", ack="manual")
     with channel.publisher(4, "int32") as publisher:
         fill(publisher, 1)
         first = next(frames)
+        native = watched(client, channel)
         later = threading.Thread(target=fill, args=(publisher, 2))
         later.start()
-        assert later.is_alive()
+        assert native.waits.wait(60)
         first.release()
-        later.join(60)
+        later.join()
         assert np.asarray(next(frames)).tolist() == [2] * 4
+
+
+@pytest.mark.parametrize("timeout", [-1, "x"])
+def test_a_timeout_that_is_none_is_refused_and_the_array_stays_on_loan(client, other, timeout):
+    channel = client.create_channel("c", shared=True, capacity=1)
+    other.subscribe("c", ack="manual").close()
+    with channel.publisher(4) as publisher:
+        with pytest.raises(poolbridge.InvalidArgumentError):
+            publisher.loan(timeout)
+        array = publisher.loan()
+        with pytest.raises(poolbridge.InvalidArgumentError):
+            publisher.loan(timeout)
+        with pytest.raises(poolbridge.InvalidArgumentError):
+            publisher.publish(timeout=timeout)
+        assert publisher.loan() is array
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_a_frame_that_was_sent_before_a_signal_is_not_written_again(client, other):
+    channel = client.create_channel("c", shared=True, capacity=4)
+    frames = other.subscribe("c")
+    with channel.publisher(4, "int32") as publisher:
+        fill(publisher, 1)
+        array = publisher.loan()
+        array[:] = 2
+        native = watched(client, channel)
+
+        def interrupt():
+            raise Interrupted
+
+        native.after = interrupt
+        with pytest.raises(Interrupted):
+            publisher.publish()
+        native.after = None
+        assert publisher.loan() is not array
+        fill(publisher, 3)
+        assert [int(np.asarray(next(frames))[0]) for _ in range(3)] == [1, 2, 3]
 
 
 def test_meta_that_cannot_be_leaves_the_array_on_loan(client):
@@ -203,23 +269,44 @@ def test_buffers_are_given_up_to_a_client_that_needs_room(service, client, other
     publisher.close()
 
 
-def test_a_client_that_closes_ends_its_loans(service):  # noqa: F811
+def test_a_client_that_closes_lets_nobody_have_the_memory_of_an_array_that_is_used(service, other):  # noqa: F811
     mapped = len(MAPPINGS)
-    client = poolbridge.connect(service.path, timeout=60)
-    client.create_pool("p", kind="host", max_bytes=64 * KIB)
-    publisher = client.create_channel("c", shared=True).publisher(4)
-    fill(publisher, 1)
-    array = publisher.loan()
-    client.close()
-    array[:] = 2  # its memory stays mapped for as long as the array is alive
-    with pytest.raises(poolbridge.ClientClosedError):
-        publisher.publish()
-    with pytest.raises(poolbridge.ClientClosedError):
-        publisher.loan()
+    with poolbridge.connect(service.path, timeout=60) as client:
+        pool = client.create_pool("p", kind="host", max_bytes=64 * KIB)
+        publisher = client.create_channel("c", shared=True, pool=pool).publisher(64 * KIB, "uint8")
+        array = publisher.loan()
+    array[:] = 2
+    theirs = other.open_pool("p")
+    with pytest.raises(poolbridge.PoolLimitError):
+        other.allocate(KIB, pool=theirs)
+    for call in publisher.publish, publisher.loan:
+        with pytest.raises(poolbridge.ClientClosedError):
+            call()
     publisher.close()
-    del array, publisher
+    del array, publisher, call
     gc.collect()
     until(lambda: len(MAPPINGS) <= mapped)
+
+
+def test_a_client_that_closes_ends_a_loan_whose_array_is_not_used(service, other):  # noqa: F811
+    with poolbridge.connect(service.path, timeout=60) as client:
+        pool = client.create_pool("p", kind="host", max_bytes=64 * KIB)
+        publisher = client.create_channel("c", shared=True, pool=pool).publisher(64 * KIB, "uint8")
+        publisher.loan()
+    theirs = other.open_pool("p")
+    other.allocate(KIB, pool=theirs, timeout=60).release()
+    publisher.close()
+
+
+def test_an_array_that_outlives_its_publisher_keeps_its_lease(client, other):
+    channel = client.create_channel("c", shared=True, capacity=1)
+    with channel.publisher(4) as publisher:
+        array = publisher.loan()
+    array[:] = 1
+    assert leases(other) == 1
+    del array, publisher
+    gc.collect()
+    until(lambda: leases(other) == 0)
 
 
 def test_a_publisher_that_is_dropped_gives_its_buffers_back(client, other):
@@ -241,7 +328,7 @@ def test_a_buffer_that_a_gpu_still_reads_is_not_on_loan(client, other):
         own = let_go_later(other, frames.receive(60), 5)
         for value in range(2, 12):
             publisher.loan()[:] = value
-            assert publisher._shelf.loaned.grant.bl != block
+            assert publisher._shelf.loan[0].grant.bl != block
             publisher.publish()
             next(frames).release()
         own.page.store(0, 5)
@@ -253,6 +340,27 @@ def test_a_publisher_of_copies_is_refused_and_keeps_no_lease(client, other):
         publisher.loan()
     until(lambda: leases(other) == 0)
     publisher.close()
+
+
+def test_a_wrap_that_gives_nothing_is_refused_and_keeps_no_lease(client, other):
+    publisher = client.create_channel("c", shared=True).publisher(4, wrap=lambda lease: None)
+    with pytest.raises(poolbridge.InvalidArgumentError, match="wrap="):
+        publisher.loan()
+    until(lambda: leases(other) == 0)
+    publisher.close()
+
+
+def test_calls_at_the_same_time_are_refused(service):  # noqa: F811
+    async def both():
+        async with await poolbridge.connect_async(service.path, timeout=60) as client:
+            await client.create_pool("p", kind="host", max_bytes=64 * KIB)
+            channel = await client.create_channel("c", shared=True, capacity=1)
+            async with channel.publisher(4) as publisher:
+                got = await asyncio.gather(publisher.loan(), publisher.loan(), return_exceptions=True)
+                assert [type(one) for one in got] == [np.ndarray, poolbridge.InvalidArgumentError]
+                assert await publisher.loan() is got[0]
+
+    asyncio.run(both())
 
 
 def test_a_channel_whose_frames_go_through_the_service_has_no_publisher(client):
@@ -372,20 +480,51 @@ def test_a_publisher_that_is_closed_while_it_waits_leaves_nothing(client, other)
     frames = other.subscribe("c", ack="manual")
     publisher = channel.publisher(4, "int32")
     fill(publisher, 1)
+    native = watched(client, channel)
     failed = []
 
     def send():
         try:
             fill(publisher, 2, timeout=0.5)
         except poolbridge.WaitTimeoutError as error:
-            failed.append(error)
+            failed.append(str(error))
 
     later = threading.Thread(target=send)
     later.start()
-    time.sleep(0.05)
+    assert native.waits.wait(60)
     publisher.close()
-    later.join(60)
+    later.join()
     assert failed
-    publisher.close()
     until(lambda: leases(other) == 1)
     next(frames).release()
+
+
+def test_no_more_leases_are_kept_than_the_channel_has_places_and_a_few(client, other, monkeypatch):
+    monkeypatch.setattr(_spares, "_IDLE", 3600)
+    channel = client.create_channel("c", shared=True, capacity=2)
+    frames = other.subscribe("c", credit=60, ack="manual")
+    with channel.publisher(4, "int32") as publisher:
+        held = []
+        for value in range(50):
+            fill(publisher, value)
+            held.append(next(frames))
+            held[-1].ack()
+        assert leases(client) >= 50
+        for frame in held:
+            frame.release()
+        for value in range(50):
+            fill(publisher, value)
+            next(frames).release()
+        until(lambda: leases(client) <= 2 * (2 + 2 + 4))
+
+
+def test_a_lease_that_is_published_long_after_its_loan_comes_back(client, other, monkeypatch):
+    monkeypatch.setattr(_spares, "_IDLE", 0.05)
+    channel = client.create_channel("c", shared=True, mode="queue", capacity=2)
+    frames = other.subscribe("c")
+    with channel.publisher(4, "int32") as publisher:
+        publisher.loan()
+        until(lambda: client._session.spares._thread is None)
+        publisher.publish()
+        next(frames).release()
+        until(lambda: leases(client) == 0)
