@@ -77,12 +77,11 @@ class BasePublisher(ABC):
 
     def _loaned(self) -> Any:
         """Give the array that is on loan, or one of a lease that came back; None: the service has to be asked."""
-        self._check_usable()
+        if self._busy or self._closed or _process.pid != self._session.pid:
+            self._check_usable()
         shelf = self._shelf
-        try:
-            return shelf.loan[0].array
-        except IndexError:
-            pass  # none is on loan
+        for spare in tuple(shelf.loan):
+            return spare.array
         if not shelf.free and self._session.collect_for(shelf) <= 1 + shelf.extra and shelf.wanting:
             return None
         return self._take()
@@ -160,7 +159,7 @@ class BasePublisher(ABC):
     def _has_room(self, hold: Hold) -> bool:
         """Whether buffers are so small, and the pool so large, that a few more are no matter."""
         nbytes = hold.grant.bs
-        return nbytes <= _SMALL and hold.pool.mx >= 2 * (self._shelf.most + _MORE) * nbytes
+        return nbytes <= _SMALL and hold.pool.mx >= (self._shelf.most + 2 * _MORE) * nbytes
 
     def _make(self, hold: Hold) -> tuple[Hold, Any]:
         """Make the array, and what keeps its memory mapped."""
@@ -182,7 +181,8 @@ class BasePublisher(ABC):
 
     def _publish_at_once(self, texts: bytes) -> int:
         """Publish the loan if there is room; give the frame's number, or 0: it is still on loan."""
-        self._check_usable()
+        if self._busy or self._closed or _process.pid != self._session.pid:
+            self._check_usable()
         spare, result = self._taken(), None
         try:
             result = _publish(self._shelf.producer, spare, self._described, texts, 0.0)
