@@ -192,7 +192,7 @@ def _unreached(hold: Hold) -> tuple[Ticket, ...]:
         for ticket in hold.tickets:
             page = timelines.page(ticket.tl)
             if page is None and hold.single and not hold.grant.wr:
-                # The service does not know who has a frame of shared memory: it cannot be told any more.
+                # The page is gone. The service knows of no reader of such a frame: nothing says whether it is complete.
                 hold.session.check_usable()
                 hold.lost = True
             elif page is not None and not page.reached(ticket.wd, ticket.v):

@@ -49,20 +49,20 @@ class BasePublisher(ABC):
     """What the blocking and the asyncio publisher have in common."""
 
     def __init__(
-        self, session: Session, channel: ChannelInfo, description: Description, wrap: Callable[[Any], Any] | None
+        self, client: Any, channel: ChannelInfo, description: Description, wrap: Callable[[Any], Any] | None
     ) -> None:
         if not channel.sm:
             raise InvalidArgumentError(
                 f"the frames of channel {channel.nm!r} go through the service: create it with shared=True, or allocate "
                 "a lease for each frame and publish that"
             )
-        self._session = session
+        self._client = client
+        self._session: Session = client._session  # noqa: SLF001 - of one family
         self._channel = channel
         self._description = description
         self._wrap = np.asarray if wrap is None else wrap
         self._shelf = Shelf(channel.pl, most=channel.cp + 2)
         self._described = 0, b""
-        self._closed = False
         self._busy = False  # a call waits
 
     @property
@@ -75,13 +75,13 @@ class BasePublisher(ABC):
         """The name of the type of the elements."""
         return self._description.element.name
 
-    def _loaned(self) -> Any:
+    def _loaned(self, timeout: float | None) -> Any:
         """Give the array that is on loan, or one of a lease that came back; None: the service has to be asked."""
-        if self._busy or self._closed or _process.pid != self._session.pid:
-            self._check_usable()
+        self._begin(timeout)
         shelf = self._shelf
-        for spare in tuple(shelf.loan):
-            return spare.array
+        loan = tuple(shelf.loan)  # in one step: another thread may end it
+        if loan:
+            return loan[0].array
         if not shelf.free and self._session.collect_for(shelf) <= 1 + shelf.extra and shelf.wanting:
             return None
         return self._take()
@@ -97,15 +97,21 @@ class BasePublisher(ABC):
         shelf.loan.append(spare)
         if shelf.closed:
             self._session.drop_shelf(shelf)  # it was closed in this moment
-            self._check_usable()
+            self._check_open()
         return spare.array
 
-    def _check_usable(self) -> None:
-        if self._busy or self._closed or _process.pid != self._session.pid:
-            self._session.check_usable()
-            if self._closed:
-                raise ClosedError(f"this publisher of channel {self._channel.nm!r} was closed")
+    def _begin(self, timeout: float | None) -> None:
+        """Check what every call checks first."""
+        if timeout is not None:
+            check_wait(timeout)
+        if self._busy or self._shelf.closed or _process.pid != self._session.pid:
+            self._check_open()
             raise InvalidArgumentError("another call of this publisher waits: make a publisher for each thread or task")
+
+    def _check_open(self) -> None:
+        self._session.check_usable()
+        if self._shelf.closed:
+            raise ClosedError(f"this publisher of channel {self._channel.nm!r} was closed")
 
     def _alone(self, flow: Flow[_T]) -> Flow[_T]:
         """Carry an operation out while no other is."""
@@ -151,9 +157,7 @@ class BasePublisher(ABC):
         session.lent(hold, None, apart=False)
         session.lend_to(shelf, spare)
         shelf.used = time.monotonic()
-        if shelf.closed:
-            session.check_usable()
-            raise ClosedError(f"this publisher of channel {channel.nm!r} was closed")
+        self._check_open()
         return array
 
     def _has_room(self, hold: Hold) -> bool:
@@ -181,8 +185,6 @@ class BasePublisher(ABC):
 
     def _publish_at_once(self, texts: bytes) -> int:
         """Publish the loan if there is room; give the frame's number, or 0: it is still on loan."""
-        if self._busy or self._closed or _process.pid != self._session.pid:
-            self._check_usable()
         spare, result = self._taken(), None
         try:
             result = _publish(self._shelf.producer, spare, self._described, texts, 0.0)
@@ -230,7 +232,7 @@ class BasePublisher(ABC):
 
     def _close(self) -> None:
         if _process.pid == self._session.pid:
-            self._closed = True
+            self._shelf.closed = True
             self._session.drop_shelf(self._shelf)
 
     def __del__(self) -> None:
@@ -240,7 +242,7 @@ class BasePublisher(ABC):
     def __repr__(self) -> str:
         return (
             f"<poolbridge.{type(self).__name__} of {self.dtype_name}{list(self.shape)} "
-            f"in channel {self._channel.nm!r}{', closed' if self._closed else ''}>"
+            f"in channel {self._channel.nm!r}{', closed' if self._shelf.closed else ''}>"
         )
 
 
@@ -289,19 +291,11 @@ class Publisher(BasePublisher):
     """Publishes frames of one shape from arrays that are made once and used again: the fastest way to send.
 
     `loan` gives an array to write, `publish` makes it the channel's next frame. An array is only good until then: its
-    memory is the consumers', and comes back with a later `loan`. For one thread or task at a time; a context manager,
-    which ends the loan: its array must not be used any more. Made by `Channel.publisher`.
+    memory is the consumers', and comes back with a later `loan`. For one thread or task at a time; a context manager.
+    An array that is on loan when it is closed keeps its lease until the array is gone. Made by `Channel.publisher`.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        channel: ChannelInfo,
-        description: Description,
-        wrap: Callable[[Any], Any] | None,
-    ) -> None:
-        super().__init__(client._session, channel, description, wrap)  # noqa: SLF001 - of one family
-        self._client = client
+    _client: Client
 
     def _lease(self, twin: Hold) -> Lease:
         return Lease(self._client, twin)
@@ -330,9 +324,7 @@ class Publisher(BasePublisher):
         ClosedError
             The publisher was closed, or the channel shut before the first loan.
         """
-        if timeout is not None:
-            check_wait(timeout)
-        array = self._loaned()
+        array = self._loaned(timeout)
         if array is not None:
             return array
         return self._client._run(self._alone(self._allocate(timeout)))  # noqa: SLF001
@@ -359,14 +351,13 @@ class Publisher(BasePublisher):
         WaitTimeoutError, PoolLimitError
             The channel stayed full, or is full and is to fail. The array stays on loan.
         ClosedError
-            The channel was shut, or the publisher closed. The array stays on loan until it is closed.
+            The channel was shut: the array stays on loan until the publisher is closed. Or that was closed.
         InvalidArgumentError
             `meta` is too large, or `timeout` no time.
 
-        Any other exception, such as a `KeyboardInterrupt`, ends the loan: the frame may have been sent or not.
+        After any other exception, such as a `KeyboardInterrupt`, the frame may have been sent or not: ask `loan` again.
         """
-        if timeout is not None:
-            check_wait(timeout)
+        self._begin(timeout)
         texts = _texts(meta)
         number = self._publish_at_once(texts)
         return number or self._client._run(self._alone(self._deliver(texts, timeout)))  # noqa: SLF001
@@ -387,32 +378,21 @@ class Publisher(BasePublisher):
 class AsyncPublisher(BasePublisher):
     """Publishes frames of one shape from arrays that are made once; see `Publisher`."""
 
-    def __init__(
-        self,
-        client: AsyncClient,
-        channel: ChannelInfo,
-        description: Description,
-        wrap: Callable[[Any], Any] | None,
-    ) -> None:
-        super().__init__(client._session, channel, description, wrap)  # noqa: SLF001 - of one family
-        self._client = client
+    _client: AsyncClient
 
     def _lease(self, twin: Hold) -> AsyncLease:
         return AsyncLease(self._client, twin)
 
     async def loan(self, timeout: float | None = None) -> Any:
         """Give an array of a buffer that nobody uses; see `Publisher.loan`."""
-        if timeout is not None:
-            check_wait(timeout)
-        array = self._loaned()
+        array = self._loaned(timeout)
         if array is not None:
             return array
         return await self._client._run(self._alone(self._allocate(timeout)))  # noqa: SLF001
 
     async def publish(self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None) -> int:
         """Put the array that was given last into the channel; see `Publisher.publish`."""
-        if timeout is not None:
-            check_wait(timeout)
+        self._begin(timeout)
         texts = _texts(meta)
         number = self._publish_at_once(texts)
         return number or await self._client._run(self._alone(self._deliver(texts, timeout)))  # noqa: SLF001

@@ -75,6 +75,7 @@ class SharedProducer(Membership):
             spare = self.loans.pop(block, None)
             if spare is None:
                 continue  # this producer has left meanwhile
+            spare.owned = True
             if tickets:
                 spare.tickets = (*spare.tickets, *(Ticket(*ticket) for ticket in tickets))
             if seconds:

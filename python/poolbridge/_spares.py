@@ -99,8 +99,12 @@ class Spare:
         lender = self.lender
         if lender is not None and (lender.tokens or lender.unaccounted):
             return False
-        self.shelf = self.lender = None
+        self.leave_shelf()
         return True
+
+    def leave_shelf(self) -> None:
+        """Make it a lease like any other; its publisher's array is not to be used any more."""
+        self.shelf = self.lender = self.array = None
 
     def hold(self, session: Session, description: Description) -> Hold:
         """Make a hold of the lease, as if the service had granted it now."""
@@ -151,12 +155,11 @@ class Shelf:
         self.closed = False
 
     def take_free(self) -> list[Spare]:
-        """Give those away that came back."""
-        return _drained(self.free)
-
-    def take_all(self) -> list[Spare]:
-        """Give all away."""
-        return [*_drained(self.free), *_drained(self.loan)]
+        """Give those away that came back, as leases like any others."""
+        spares = _drained(self.free)
+        for spare in spares:
+            spare.leave_shelf()
+        return spares
 
 
 def _drained(spares: deque[Spare]) -> list[Spare]:
@@ -201,7 +204,7 @@ class Spares:
         """Release a publisher's leases; those that a channel has, once they come back."""
         shelf.closed = True
         if self._over:
-            for spare in shelf.take_all():
+            for spare in (*shelf.take_free(), *_drained(shelf.loan)):
                 self._disown(spare)
             return
         self._shelves.discard(shelf)
@@ -212,14 +215,15 @@ class Spares:
     def _end_loan(self, shelf: Shelf, put: Callable[[Spare], None]) -> None:
         """Take the loan from a publisher; while its array is used, the lease is the array's and ends with it."""
         for spare in _drained(shelf.loan):
-            if spare.take_off() or spare.lender is None:
+            lender = spare.lender
+            if spare.take_off() or lender is None:
                 put(spare)
             else:
-                spare.shelf = None
-                self._session.leave_to_arrays(spare.lender)
+                spare.leave_shelf()
+                self._session.leave_to_arrays(lender)
 
     def _disown(self, spare: Spare) -> None:
-        spare.shelf = None
+        spare.leave_shelf()
         self._session.disown(spare.grant)
 
     def lend_to(self, shelf: Shelf, spare: Spare) -> None:
@@ -299,7 +303,7 @@ class Spares:
     def put(self, spare: Spare) -> None:
         """Keep a lease that came back, or release it where it cannot be kept."""
         self.published(spare.grant)
-        spare.shelf = spare.lender = spare.array = None
+        spare.leave_shelf()
         pool, now = spare.grant.pl, time.monotonic()
         if spare.reusable and not self._is_wanted(pool):
             kept = self._kept.setdefault(pool, deque())

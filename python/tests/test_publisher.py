@@ -248,6 +248,8 @@ def test_buffers_go_back_to_the_pool_when_nothing_is_published_and_come_again(cl
         fill(publisher, value)
         next(frames).release()
     until(lambda: leases(client) == 4)  # those that the channel keeps
+    until(lambda: sorted(block.leases for block in client._session.core.blocks.values())[-5:] == [0, 2, 2, 2, 2])
+    assert min(block.leases for block in client._session.core.blocks.values()) == 0
     fill(publisher, 10)
     assert np.asarray(next(frames)).tolist() == [10] * 4
     publisher.close()

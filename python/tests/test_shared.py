@@ -381,7 +381,7 @@ def promise_one(path, pool):
         array = np.asarray(lease)
         promise = lease.promise()
         client.open_channel("c").publish(lease)
-        time.sleep(1000)
+        signal.pause()  # until it is killed
         del array, promise
 
 
