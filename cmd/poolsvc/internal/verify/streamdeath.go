@@ -60,15 +60,26 @@ func consumerKilled(ctx context.Context, f *flow, victim player) error {
 	return eachOnce(got, 1, 2)
 }
 
-// producerKilled kills a producer: what it had published arrives, and another producer goes on.
+// producerKilled kills a producer: the frames that it had completed arrive, and another producer goes on.
+//
+// A GPU drops the work of a process that is killed, and a frame whose content is such work is lost. So another consumer
+// reads the frames first: then they are complete.
 func producerKilled(ctx context.Context, f *flow, victim player) error {
 	if err := f.publish(ctx, victim, 1, 1); err != nil {
 		return err
 	}
-	if _, err := f.take(ctx, f.one, work.Task{Oldest: true}, 1, 1); err != nil {
-		return err
+	for _, p := range []player{f.one, f.other} {
+		if _, err := f.take(ctx, p, work.Task{Oldest: true}, 1, 1); err != nil {
+			return err
+		}
 	}
 	if err := f.publish(ctx, victim, 2, ringSlots); err != nil {
+		return err
+	}
+	if _, err := f.take(ctx, f.other, work.Task{}, 2, ringSlots); err != nil {
+		return err
+	}
+	if err := f.leave(ctx, f.other); err != nil {
 		return err
 	}
 	victim.kill()
