@@ -16,8 +16,8 @@ type Channel struct {
 	info   mempool.ChannelInfo
 }
 
-// CreateChannel makes a channel, or opens the one that is just like it. The frames of a shared one go through memory that the clients
-// share. The service has nothing to do with a frame then, and its death ends what waits in the channel.
+// CreateChannel makes a channel, or opens the one that is just like it. Its frames go through memory that its clients share, unless
+// the spec has them go through the service.
 //
 // Errors: [ErrInvalid], [ErrExists] if there is one of that name that is not like it, [ErrNotFound] and [ErrDenied] for the
 // pool, [ErrLimit], [ErrUnsupported] by services that have no channels.
@@ -26,7 +26,7 @@ func (c *Client) CreateChannel(ctx context.Context, spec mempool.ChannelSpec) (*
 		return nil, err
 	}
 	return c.channel(ctx, &wire.MakeChannel{Name: spec.Name, Pool: spec.Pool, Mode: string(spec.Mode), Capacity: uint64(spec.Capacity),
-		Full: string(spec.Full), Shared: spec.Shared})
+		Full: string(spec.Full), Shared: !spec.ThroughService})
 }
 
 // OpenChannel opens a channel by name, and waits up to wait for it to appear.
@@ -66,7 +66,7 @@ func (ch *Channel) Publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 	if l.ended {
 		return 0, hasEnded(l.info)
 	}
-	if ch.info.Shared {
+	if !ch.info.ThroughService {
 		return ch.publishShared(ctx, l, o)
 	}
 	if err := l.hand(ctx); err != nil {

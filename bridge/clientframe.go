@@ -54,7 +54,7 @@ type frameSource interface {
 }
 
 func (ch *Channel) follow(ctx context.Context, o mempool.SubscribeOptions) (frameSource, error) {
-	if ch.info.Shared {
+	if !ch.info.ThroughService {
 		return ch.consume(ctx, o)
 	}
 	return ch.subscribe(ctx, o)

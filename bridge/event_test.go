@@ -14,7 +14,7 @@ func TestWhatAClientSaysAboutEventsIsChecked(t *testing.T) {
 	_, path := serve(t, ServerConfig{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
-	ch, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 2})
+	ch, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 2, ThroughService: true})
 	require.NoError(t, err)
 	l := allocate(t, p, 10)
 	for name, r := range map[string]wire.Request{

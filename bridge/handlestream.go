@@ -87,7 +87,7 @@ func (c *serverConn) stream(q uint32, r wire.Request) {
 			return
 		}
 		info, err := s.MakeChannel(mempool.ChannelSpec{Name: r.Name, Pool: r.Pool, Mode: mempool.ChannelMode(r.Mode),
-			Capacity: int(min(r.Capacity, math.MaxInt32)), Full: mempool.FullPolicy(r.Full), Shared: r.Shared})
+			Capacity: int(min(r.Capacity, math.MaxInt32)), Full: mempool.FullPolicy(r.Full), ThroughService: !r.Shared})
 		c.replyChannel(q, info, err)
 	case *wire.Find:
 		c.find(q, r)
@@ -142,7 +142,7 @@ func (c *serverConn) timeline(q uint32, r *wire.Timeline) {
 }
 
 func (c *serverConn) replyChannel(q uint32, info mempool.ChannelInfo, err error) {
-	if err == nil && info.Shared && !c.shared {
+	if err == nil && !info.ThroughService && !c.shared {
 		err = noSharing(info.Name)
 	}
 	if err != nil {

@@ -173,7 +173,7 @@ func TestWithoutDescriptorsForARingTheSocketDoes(t *testing.T) {
 	closeFiles(filler)
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
 	assert.Nil(t, c.conn.out)
-	ch, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "c", Pool: p.Info().ID, Capacity: 4})
+	ch, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "c", Pool: p.Info().ID, Capacity: 4, ThroughService: true})
 	require.NoError(t, err)
 	_, err = ch.Publish(t.Context(), allocate(t, p, 64), mempool.FrameOptions{})
 	require.NoError(t, err)

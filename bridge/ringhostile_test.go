@@ -40,7 +40,7 @@ func TestAClientThatScribblesIntoItsRingHarmsNobodyElse(t *testing.T) {
 	r := start(t, ServerConfig{}, unhurried)
 	keeper := dial(t, r.path)
 	p := createPool(t, keeper, hostPool("p", 64<<20))
-	ch := makeChannel(t, keeper, p, mempool.ChannelSpec{Capacity: 4, Full: "drop-oldest"})
+	ch := makeChannel(t, keeper, p, mempool.ChannelSpec{Capacity: 4, Full: "drop-oldest", ThroughService: true})
 	ctx, cancel := context.WithCancel(t.Context())
 	var publishing sync.WaitGroup
 	publishing.Go(func() {
@@ -101,7 +101,7 @@ func TestAClientWithARingIsClosedWhileManyUseIt(t *testing.T) {
 		require.NoError(t, err)
 		p, err := c.OpenPool(t.Context(), "p", 0)
 		require.NoError(t, err)
-		ch, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "c", Pool: p.Info().ID, Capacity: 4, Full: "drop-oldest"})
+		ch, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "c", Pool: p.Info().ID, Capacity: 4, Full: "drop-oldest", ThroughService: true})
 		require.NoError(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		var using sync.WaitGroup

@@ -30,7 +30,6 @@ func pair(t testing.TB, pool mempool.PoolSpec, spec mempool.ChannelSpec) *shared
 	s := &sharedPair{rig: start(t, ServerConfig{}, unhurried)}
 	s.producer, s.consumer = dial(t, s.path), dial(t, s.path)
 	s.pool = createPool(t, s.producer, pool)
-	spec.Shared = true
 	s.from = makeChannel(t, s.producer, s.pool, spec)
 	var err error
 	s.to, err = s.consumer.OpenChannel(t.Context(), "c", 0)
@@ -70,7 +69,7 @@ func testFramesOutliveTheirProducer(t *testing.T, shared bool) {
 	svc, path := serve(t, ServerConfig{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 4<<16))
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 3, Shared: shared})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 3, ThroughService: !shared})
 	gone := dial(t, path)
 	theirs, err := gone.OpenPool(t.Context(), "p", 0)
 	require.NoError(t, err)
@@ -96,7 +95,7 @@ func testAFrameCarriesWhatItsSenderSays(t *testing.T, shared bool) {
 	_, path := serve(t, ServerConfig{})
 	producer, consumer := dial(t, path), dial(t, path)
 	p := createPool(t, producer, hostPool("p", 1<<20))
-	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Capacity: 4, Shared: shared})
+	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Capacity: 4, ThroughService: !shared})
 	theirs, err := consumer.OpenChannel(t.Context(), "c", 0)
 	require.NoError(t, err)
 	from, err := theirs.follow(t.Context(), mempool.SubscribeOptions{})
@@ -150,7 +149,7 @@ func testWhatCannotBeAFrame(t *testing.T, shared bool) {
 	_, path := serve(t, ServerConfig{})
 	c := dial(t, path)
 	p, q := createPool(t, c, hostPool("p", 1<<20)), createPool(t, c, hostPool("q", 1<<20))
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 1, Shared: shared})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 1, ThroughService: !shared})
 	l, foreign := allocate(t, p, 100), allocate(t, q, 100)
 	large := mempool.Bytes(101)
 	for what, try := range map[string]func() error{
@@ -185,7 +184,7 @@ func testAFrameThatWasNotSent(t *testing.T, shared, full bool) {
 	_, path := serve(t, ServerConfig{})
 	c, other := dial(t, path), dial(t, path)
 	p := createPool(t, c, hostPool("p", 2<<16))
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 1, Mode: mempool.WorkQueue, Shared: shared})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 1, Mode: mempool.WorkQueue, ThroughService: !shared})
 	theirs, err := other.OpenPool(t.Context(), "p", 0)
 	require.NoError(t, err)
 	if full {

@@ -23,8 +23,8 @@ import (
 // blocked is a shared channel with a Publish that waits for room and a loop that waits for a frame. What they end with comes through the
 // channels.
 func blocked(t *testing.T, producer, consumer *Client, p *Pool) (published, looped chan error) {
-	full := makeChannel(t, producer, p, mempool.ChannelSpec{Name: "full", Capacity: 1, Shared: true})
-	empty := makeChannel(t, consumer, p, mempool.ChannelSpec{Name: "empty", Capacity: 1, Shared: true})
+	full := makeChannel(t, producer, p, mempool.ChannelSpec{Name: "full", Capacity: 1})
+	empty := makeChannel(t, consumer, p, mempool.ChannelSpec{Name: "empty", Capacity: 1})
 	slow, err := full.consume(t.Context(), mempool.SubscribeOptions{})
 	require.NoError(t, err)
 	t.Cleanup(slow.abandon)
@@ -71,7 +71,7 @@ func TestALostServiceEndsWhatWaitsInSharedChannels(t *testing.T) {
 	service.kill()
 	assert.ErrorIs(t, <-published, ErrDisconnected)
 	assert.ErrorIs(t, <-looped, ErrDisconnected)
-	ch := &Channel{c, mempool.ChannelInfo{ID: 1, ChannelSpec: mempool.ChannelSpec{Name: "full", Pool: p.info.ID, Shared: true}}}
+	ch := &Channel{c, mempool.ChannelInfo{ID: 1, ChannelSpec: mempool.ChannelSpec{Name: "full", Pool: p.info.ID}}}
 	for f, err := range ch.Frames(t.Context(), mempool.SubscribeOptions{}) {
 		assert.Nil(t, f)
 		assert.ErrorIs(t, err, ErrDisconnected)
@@ -243,7 +243,7 @@ func TestAProducerThatClosesWhileAConsumerTakesAFrameSaysWhatItUnmapped(t *testi
 			r := start(t, ServerConfig{}, unhurried)
 			c, other := dial(t, r.path), dial(t, r.path)
 			p := createPool(t, c, hostPool("p", 2<<16))
-			ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 2, Shared: true})
+			ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 2})
 			theirs, err := other.OpenPool(t.Context(), "p", 0)
 			require.NoError(t, err)
 			consumer := sharing(t, r.path)
@@ -289,7 +289,7 @@ func TestATimelineIsKeptWhileALeaseOfWhichTheServiceDoesNotKnowWaitsForIt(t *tes
 	_, path := serve(t, ServerConfig{})
 	owner, c := dial(t, path), dial(t, path)
 	p := createPool(t, owner, hostPool("p", 1<<20))
-	ch := makeChannel(t, owner, p, mempool.ChannelSpec{Capacity: 1, Shared: true})
+	ch := makeChannel(t, owner, p, mempool.ChannelSpec{Capacity: 1})
 	theirs, err := c.OpenChannel(t.Context(), "c", 0)
 	require.NoError(t, err)
 	from, err := theirs.consume(t.Context(), mempool.SubscribeOptions{})

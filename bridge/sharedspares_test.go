@@ -100,7 +100,7 @@ func TestAnIdleProducerReleasesWhatItKeeps(t *testing.T) {
 		defer shared.mu.Unlock()
 		return len(shared.producers)+len(shared.members) == 0
 	})
-	again := makeChannel(t, s.producer, s.pool, mempool.ChannelSpec{Capacity: 3, Shared: true})
+	again := makeChannel(t, s.producer, s.pool, mempool.ChannelSpec{Capacity: 3})
 	require.NoError(t, sendFrame(t.Context(), s.pool, again, 1, 1<<16, mempool.FrameOptions{}), "a channel of the same name")
 	err = sendFrame(t.Context(), s.pool, s.from, 1, 1<<16, mempool.FrameOptions{})
 	assert.ErrorIs(t, err, ErrClosed)
@@ -253,7 +253,7 @@ func TestABufferThatHadANameIsNotAllocatedAgain(t *testing.T) {
 func TestWhatTheServiceDoesNotKnowOfIsWaitedForBeforeItHasTheMemory(t *testing.T) {
 	s, finish := unfinished(t, 2)
 	defer finish()
-	direct := makeChannel(t, s.producer, s.pool, mempool.ChannelSpec{Name: "direct", Capacity: 1})
+	direct := makeChannel(t, s.producer, s.pool, mempool.ChannelSpec{Name: "direct", Capacity: 1, ThroughService: true})
 	l := allocate(t, s.pool, 1<<16)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -21,7 +21,7 @@ func testFramesGoFromClientToClient(t *testing.T, shared bool) {
 		producer, consumer := dial(t, path), dial(t, path)
 		p := createPool(t, producer, spec)
 		ctx := context.Background()
-		ch := makeChannel(t, producer, p, mempool.ChannelSpec{Shared: shared, Capacity: 4})
+		ch := makeChannel(t, producer, p, mempool.ChannelSpec{ThroughService: !shared, Capacity: 4})
 		same, err := consumer.OpenChannel(ctx, "c", 0)
 		require.NoError(t, err)
 		assert.Equal(t, ch.Info(), same.Info())
@@ -71,7 +71,7 @@ func testAQueueSharesTheWork(t *testing.T, shared bool) {
 	producer := dial(t, path)
 	p := createPool(t, producer, hostPool("p", 1<<20))
 	ctx := context.Background()
-	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Shared: shared, Mode: mempool.WorkQueue, Capacity: 8})
+	ch := makeChannel(t, producer, p, mempool.ChannelSpec{ThroughService: !shared, Mode: mempool.WorkQueue, Capacity: 8})
 	const frames = 300
 	got := make(chan uint64, frames)
 	workers := make(chan error)
@@ -225,7 +225,7 @@ func testAFullChannelTellsTheSender(t *testing.T, shared bool) {
 	producer, consumer := dial(t, path), dial(t, path)
 	ctx := context.Background()
 	p := createPool(t, producer, hostPool("p", 1<<20))
-	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Shared: shared, Capacity: 2})
+	ch := makeChannel(t, producer, p, mempool.ChannelSpec{ThroughService: !shared, Capacity: 2})
 	slow, err := consumer.OpenChannel(ctx, "c", 0)
 	require.NoError(t, err)
 	sub, err := slow.follow(ctx, mempool.SubscribeOptions{})
@@ -274,7 +274,7 @@ func testLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T, shared bool) {
 	producer, consumer := dial(t, path), dial(t, path)
 	ctx := context.Background()
 	p := createPool(t, producer, hostPool("p", 1<<20))
-	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Shared: shared, Mode: mempool.WorkQueue, Capacity: 8})
+	ch := makeChannel(t, producer, p, mempool.ChannelSpec{ThroughService: !shared, Mode: mempool.WorkQueue, Capacity: 8})
 	for n := range uint64(8) {
 		require.NoError(t, sendFrame(ctx, p, ch, n, 8, mempool.FrameOptions{}))
 	}
@@ -287,7 +287,7 @@ func testLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T, shared bool) {
 	require.NoError(t, err)
 	settled(t, svc)
 
-	c2 := makeChannel(t, producer, p, mempool.ChannelSpec{Shared: shared, Name: "c2", Capacity: 1})
+	c2 := makeChannel(t, producer, p, mempool.ChannelSpec{ThroughService: !shared, Name: "c2", Capacity: 1})
 	done := make(chan error)
 	gone := dial(t, path)
 	theirs, err := gone.OpenChannel(ctx, "c2", 0)
@@ -314,7 +314,7 @@ func testADestroyedPoolEndsItsFramesWithAnError(t *testing.T, shared bool) {
 	c := dial(t, path)
 	ctx := context.Background()
 	p := createPool(t, c, hostPool("p", 1<<20))
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{Shared: shared, Capacity: 1})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{ThroughService: !shared, Capacity: 1})
 	require.NoError(t, sendFrame(ctx, p, ch, 1, 8, mempool.FrameOptions{}))
 	var last error
 	for f, err := range ch.Frames(ctx, mempool.SubscribeOptions{}) {

@@ -94,7 +94,7 @@ func testAStreamNeedsNoUserNamespaceOrSharedMemoryInCommon(t *testing.T, shared 
 		require.NoError(t, err)
 		defer c.Close()
 		spec.Access.UIDs = []uint32{uint32(os.Getuid()), sender, receiver}
-		makeChannel(t, c, createPool(t, c, spec), mempool.ChannelSpec{Capacity: 8, Shared: shared})
+		makeChannel(t, c, createPool(t, c, spec), mempool.ChannelSpec{Capacity: 8, ThroughService: !shared})
 
 		consumer := spawn(t, "consume abroad", path, as(receiver))
 		require.Equal(t, "ready", consumer.says())

@@ -37,7 +37,7 @@ func testEveryLoopOverFramesEnds(t *testing.T, shared bool) {
 					_, path := serve(t, ServerConfig{})
 					producer := dial(t, path)
 					p := createPool(t, producer, hostPool("p", 1<<20))
-					ch := makeChannel(t, producer, p, mempool.ChannelSpec{Shared: shared, Mode: mode, Capacity: 4})
+					ch := makeChannel(t, producer, p, mempool.ChannelSpec{ThroughService: !shared, Mode: mode, Capacity: 4})
 					var all sync.WaitGroup
 					seen := make([][]uint64, consumers)
 					for i := range consumers {
@@ -101,7 +101,7 @@ func testAKilledWorkersAcknowledgedFramesDoNotComeBack(t *testing.T, shared bool
 	r := start(t, ServerConfig{}, unhurried)
 	c := dial(t, r.path)
 	p := createPool(t, c, hostPool("p", 1<<20))
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{Shared: shared, Mode: mempool.WorkQueue, Capacity: 8})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{ThroughService: !shared, Mode: mempool.WorkQueue, Capacity: 8})
 	for n := range uint64(4) {
 		require.NoError(t, sendFrame(t.Context(), p, ch, n, 100, mempool.FrameOptions{}))
 	}
@@ -126,7 +126,7 @@ func testAFrameIsSettledOnceByItsConsumer(t *testing.T, shared bool) {
 	_, path := serve(t, ServerConfig{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{Shared: shared, Mode: mempool.WorkQueue, Capacity: 8})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{ThroughService: !shared, Mode: mempool.WorkQueue, Capacity: 8})
 	for n := range uint64(3) {
 		require.NoError(t, sendFrame(t.Context(), p, ch, n, 8, mempool.FrameOptions{}))
 	}
@@ -160,7 +160,7 @@ func testAFrameIsSettledOnceByItsConsumer(t *testing.T, shared bool) {
 	}
 	assert.Equal(t, []uint64{3}, take(t, ch, mempool.SubscribeOptions{}, 1))
 
-	broadcast := makeChannel(t, c, p, mempool.ChannelSpec{Shared: shared, Name: "b", Capacity: 8})
+	broadcast := makeChannel(t, c, p, mempool.ChannelSpec{ThroughService: !shared, Name: "b", Capacity: 8})
 	require.NoError(t, sendFrame(t.Context(), p, broadcast, 4, 8, mempool.FrameOptions{}))
 	for f, err := range broadcast.Frames(t.Context(), mempool.SubscribeOptions{}) {
 		require.NoError(t, err)
@@ -181,7 +181,7 @@ func testAFrameThatCannotBeMappedIsSettledLikeAnyOther(t *testing.T, shared bool
 			_, path := serve(t, ServerConfig{})
 			c := dial(t, path)
 			p := createPool(t, c, hostPool("p", 1<<20))
-			ch := makeChannel(t, c, p, mempool.ChannelSpec{Shared: shared, Mode: mempool.WorkQueue, Capacity: 8})
+			ch := makeChannel(t, c, p, mempool.ChannelSpec{ThroughService: !shared, Mode: mempool.WorkQueue, Capacity: 8})
 			for n := range uint64(2) {
 				require.NoError(t, sendFrame(t.Context(), p, ch, n, 8, mempool.FrameOptions{}))
 			}

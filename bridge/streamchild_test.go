@@ -189,7 +189,7 @@ func steadyProducer() error {
 		return err
 	}
 	ch, err := c.CreateChannel(ctx, mempool.ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 4,
-		Shared: os.Getenv("SHARED") == "true"})
+		ThroughService: os.Getenv("SHARED") != "true"})
 	if err != nil {
 		return err
 	}

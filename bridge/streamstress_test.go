@@ -51,7 +51,7 @@ func newStress(t *testing.T, spec mempool.PoolSpec, mode mempool.ChannelMode, sh
 	c := dial(t, r.path)
 	s := &stress{T: t, rig: r, frames: stressFrames(t), seen: make(map[int]int)}
 	s.pool = createPool(t, c, spec)
-	s.ch = makeChannel(t, c, s.pool, mempool.ChannelSpec{Mode: mode, Capacity: 8, Shared: shared})
+	s.ch = makeChannel(t, c, s.pool, mempool.ChannelSpec{Mode: mode, Capacity: 8, ThroughService: !shared})
 	return s, c
 }
 

@@ -26,7 +26,7 @@ func BenchmarkTurnAround(b *testing.B) {
 	defer func() { <-s.End(nil) }()
 	p, err := s.CreatePool(hostPool("p", 1<<20))
 	require.NoError(b, err)
-	ch, err := s.CreateChannel(mempool.ChannelSpec{Name: "frames", Pool: p.Info().ID, Mode: mempool.WorkQueue, Capacity: 2})
+	ch, err := s.CreateChannel(mempool.ChannelSpec{Name: "frames", Pool: p.Info().ID, Mode: mempool.WorkQueue, Capacity: 2, ThroughService: true})
 	require.NoError(b, err)
 	consumer := listenTo(b, path, ch.Info().ID)
 	turns := make(chan []time.Duration, 1)

@@ -104,7 +104,7 @@ func TestAFrameIsSettledOnce(t *testing.T) {
 func TestAConsumerThatReleasesNothingIsToldOfItsLimit(t *testing.T) {
 	svc, s := limited(t, Limits{SessionLeases: 3})
 	p := createPool(t, s, PoolSpec{Name: "p", Kind: Host, MaxBytes: 1 << 20})
-	ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 8})
+	ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 8, ThroughService: true})
 	require.NoError(t, err)
 	consumer := open(t, svc)
 	mine, err := consumer.OpenChannel(t.Context(), "c", 0)
@@ -145,7 +145,7 @@ func TestLoopsInThisProcessEnd(t *testing.T) {
 					svc := newService(t)
 					s := open(t, svc)
 					p := createPool(t, s, PoolSpec{Name: "p", Kind: Host, MaxBytes: 1 << 20})
-					ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Mode: mode, Capacity: 4})
+					ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Mode: mode, Capacity: 4, ThroughService: true})
 					require.NoError(t, err)
 					seen := make(chan []uint64, consumers)
 					for range consumers {
@@ -197,7 +197,7 @@ func TestAFrameOfThisProcessThatALoopLeftGoesToAnother(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
 	p := createPool(t, s, PoolSpec{Name: "p", Kind: Host, MaxBytes: 1 << 20})
-	ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Mode: WorkQueue, Capacity: 8})
+	ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Mode: WorkQueue, Capacity: 8, ThroughService: true})
 	require.NoError(t, err)
 	for range 2 {
 		_, err := ch.Publish(t.Context(), allocate(t, s, p, 1), FrameOptions{})

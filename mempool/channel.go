@@ -45,8 +45,8 @@ func (s *Session) MakeChannel(spec ChannelSpec) (ChannelInfo, error) {
 	}
 	if old := svc.channels[spec.Name]; old != nil {
 		if old.info.ChannelSpec != spec {
-			return ChannelInfo{}, situation(ErrExists, "there is a channel %q already, in pool %d, with mode %s, capacity %d, policy %s and shared memory %t",
-				spec.Name, old.info.Pool, old.info.Mode, old.info.Capacity, old.info.Full, old.info.Shared)
+			return ChannelInfo{}, situation(ErrExists, "there is a channel %q already, in pool %d, with mode %s, capacity %d, policy %s and through the service %t",
+				spec.Name, old.info.Pool, old.info.Mode, old.info.Capacity, old.info.Full, old.info.ThroughService)
 		}
 		return old.info, nil
 	}
@@ -57,7 +57,7 @@ func (s *Session) MakeChannel(spec ChannelSpec) (ChannelInfo, error) {
 		return ChannelInfo{}, situation(ErrLimit, "pool %q has %d channels, and no more at a time", p.info.Name, p.channels)
 	}
 	ch := &channel{info: ChannelInfo{ID: svc.lastChannel + 1, ChannelSpec: spec}, pool: p, uid: s.peer.UID}
-	if spec.Shared {
+	if !spec.ThroughService {
 		if ch.shared, err = newShared(ch); err != nil {
 			return ChannelInfo{}, err
 		}

@@ -113,7 +113,7 @@ func TestShuttingEndsAfterTheLastFrame(t *testing.T) {
 			l.done(t, false)
 		}
 	}
-	_, err = s.owner.MakeChannel(ChannelSpec{Name: "frames", Pool: s.pool.info.ID, Capacity: 9})
+	_, err = s.owner.MakeChannel(ChannelSpec{Name: "frames", Pool: s.pool.info.ID, Capacity: 9, ThroughService: true})
 	assert.NoError(t, err, "the name is free")
 }
 
@@ -218,7 +218,7 @@ func TestDestroyingThePoolEndsItsChannels(t *testing.T) {
 	assert.ErrorIs(t, ends[0].Err, ErrClosed)
 	_, _, err := s.producer.Send(s.info.ID, l.ID(), FrameOptions{})
 	assert.ErrorIs(t, err, ErrClosed)
-	_, err = s.owner.MakeChannel(ChannelSpec{Name: "late", Pool: s.pool.info.ID, Capacity: 1})
+	_, err = s.owner.MakeChannel(ChannelSpec{Name: "late", Pool: s.pool.info.ID, Capacity: 1, ThroughService: true})
 	assert.ErrorIs(t, err, ErrClosed)
 	release(t, l)
 	a.done(t, false)
@@ -313,7 +313,7 @@ func TestChannelsAreForWhoMayUseThePool(t *testing.T) {
 	assert.ErrorIs(t, err, ErrDenied)
 	_, err = stranger.Subscribe(s.info.ID, SubscribeOptions{})
 	assert.ErrorIs(t, err, ErrDenied)
-	_, err = stranger.MakeChannel(ChannelSpec{Name: "mine", Pool: s.pool.info.ID, Capacity: 1})
+	_, err = stranger.MakeChannel(ChannelSpec{Name: "mine", Pool: s.pool.info.ID, Capacity: 1, ThroughService: true})
 	assert.ErrorIs(t, err, ErrDenied)
 	assert.ErrorIs(t, stranger.ShutChannel(s.info.ID), ErrDenied)
 }
@@ -321,10 +321,10 @@ func TestChannelsAreForWhoMayUseThePool(t *testing.T) {
 func TestChannelsAreFoundByName(t *testing.T) {
 	s := newStream(t, ChannelSpec{Capacity: 2})
 	ctx := context.Background()
-	same, err := s.producer.MakeChannel(ChannelSpec{Name: "frames", Pool: s.pool.info.ID, Mode: Broadcast, Capacity: 2, Full: Block})
+	same, err := s.producer.MakeChannel(ChannelSpec{Name: "frames", Pool: s.pool.info.ID, Mode: Broadcast, Capacity: 2, Full: Block, ThroughService: true})
 	require.NoError(t, err)
 	assert.Equal(t, s.info, same)
-	_, err = s.producer.MakeChannel(ChannelSpec{Name: "frames", Pool: s.pool.info.ID, Capacity: 3})
+	_, err = s.producer.MakeChannel(ChannelSpec{Name: "frames", Pool: s.pool.info.ID, Capacity: 3, ThroughService: true})
 	assert.ErrorIs(t, err, ErrExists)
 	found, err := s.producer.FindChannel(ctx, "frames", 0)
 	require.NoError(t, err)
@@ -339,7 +339,7 @@ func TestChannelsAreFoundByName(t *testing.T) {
 		assert.NoError(t, err)
 		got <- info
 	}()
-	made, err := s.owner.MakeChannel(ChannelSpec{Name: "other", Pool: s.pool.info.ID, Capacity: 1})
+	made, err := s.owner.MakeChannel(ChannelSpec{Name: "other", Pool: s.pool.info.ID, Capacity: 1, ThroughService: true})
 	require.NoError(t, err)
 	assert.Equal(t, made, <-got)
 	for _, spec := range []ChannelSpec{
@@ -350,7 +350,7 @@ func TestChannelsAreFoundByName(t *testing.T) {
 		_, err := s.owner.MakeChannel(spec)
 		assert.ErrorIs(t, err, ErrInvalid, "%+v", spec)
 	}
-	_, err = s.owner.MakeChannel(ChannelSpec{Name: "x", Pool: 99, Capacity: 1})
+	_, err = s.owner.MakeChannel(ChannelSpec{Name: "x", Pool: 99, Capacity: 1, ThroughService: true})
 	assert.ErrorIs(t, err, ErrNotFound)
 }
 
@@ -364,10 +364,10 @@ func TestTheNumbersOfChannelsAndSubscriptionsAreBounded(t *testing.T) {
 	assert.ErrorIs(t, err, ErrLimit)
 	w.die()
 	for i := range MaxChannels - 1 {
-		_, err := s.owner.MakeChannel(ChannelSpec{Name: fmt.Sprint("channel ", i), Pool: s.pool.info.ID, Capacity: 1})
+		_, err := s.owner.MakeChannel(ChannelSpec{Name: fmt.Sprint("channel ", i), Pool: s.pool.info.ID, Capacity: 1, ThroughService: true})
 		require.NoError(t, err)
 	}
-	_, err = s.owner.MakeChannel(ChannelSpec{Name: "more", Pool: s.pool.info.ID, Capacity: 1})
+	_, err = s.owner.MakeChannel(ChannelSpec{Name: "more", Pool: s.pool.info.ID, Capacity: 1, ThroughService: true})
 	assert.ErrorIs(t, err, ErrLimit)
 	require.NoError(t, s.owner.DestroyPool(s.pool.info.ID))
 	s.allGone()
@@ -380,7 +380,7 @@ func TestAPoolThatIsDestroyedTakesNoOtherChannelsName(t *testing.T) {
 	require.NoError(t, s.owner.ShutChannel(s.info.ID))
 	require.Empty(t, slow.ended(), "it lives until the last frame is taken")
 	other := createPool(t, s.owner, PoolSpec{Name: "other", Kind: fake, MaxBytes: 1 << 20})
-	again, err := s.owner.MakeChannel(ChannelSpec{Name: "frames", Pool: other.info.ID, Capacity: 2})
+	again, err := s.owner.MakeChannel(ChannelSpec{Name: "frames", Pool: other.info.ID, Capacity: 2, ThroughService: true})
 	require.NoError(t, err)
 	require.NoError(t, s.owner.DestroyPool(s.pool.info.ID))
 	found, err := s.owner.FindChannel(context.Background(), "frames", 0)

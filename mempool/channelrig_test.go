@@ -24,7 +24,7 @@ func newStream(t testing.TB, spec ChannelSpec) *stream {
 	svc := newService(t)
 	owner := open(t, svc)
 	p, _ := fakePool(t, owner, 1<<20)
-	spec.Name, spec.Pool = "frames", p.info.ID
+	spec.Name, spec.Pool, spec.ThroughService = "frames", p.info.ID, true
 	info, err := owner.MakeChannel(spec)
 	require.NoError(t, err)
 	return &stream{t, svc, owner, p, hire(t, svc), info}

@@ -60,8 +60,10 @@ type ChannelSpec struct {
 	Capacity int
 	// Full is Block if it is left empty.
 	Full FullPolicy
-	// Shared has the frames go through memory that the members of the channel share: see [Session.JoinChannel].
-	Shared bool
+	// ThroughService has the service move each frame. Without it the frames go through memory that the members of the channel share,
+	// and the service has nothing to do with them ([Session.JoinChannel]). That is faster by far, and what such a channel keeps
+	// ends with the service. [Session.Subscribe] and [Session.Send] work in the service's own process, on channels through it alone.
+	ThroughService bool
 }
 
 // filled is the spec with what was left empty filled in.

@@ -193,7 +193,7 @@ func TestAnEventGoesAlongWithAFrame(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
 	p := gpuPool(t, s)
-	ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 4})
+	ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 4, ThroughService: true})
 	require.NoError(t, err)
 	clock, stuck := unreached(t, s)
 	l := allocate(t, s, p, 100)

@@ -100,7 +100,7 @@ func TestNothingOfAHandOverOnAGPUWaits(t *testing.T) {
 	p := gpuPoolOf(t, s, 3<<20)
 	clock, stuck := unreached(t, s)
 	ctx := context.Background()
-	ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 4})
+	ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 4, ThroughService: true})
 	require.NoError(t, err)
 
 	l := allocate(t, s, p, 1<<20)

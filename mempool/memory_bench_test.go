@@ -119,13 +119,13 @@ func BenchmarkTakes(b *testing.B) {
 		s := connect(b, svc)
 		p := hostPool(b, s, 1)
 		return func(i int) {
-			_, err := s.MakeChannel(ChannelSpec{Name: names[i], Pool: p.info.ID, Capacity: 1})
+			_, err := s.MakeChannel(ChannelSpec{Name: names[i], Pool: p.info.ID, Capacity: 1, ThroughService: true})
 			require.NoError(b, err)
 		}
 	})
 	takes("subscription", MaxSubscriptions, func(b *testing.B, svc *Service, n int) func(int) {
 		s := connect(b, svc)
-		ch, err := s.MakeChannel(ChannelSpec{Name: "c", Pool: hostPool(b, s, 1).info.ID, Capacity: 1})
+		ch, err := s.MakeChannel(ChannelSpec{Name: "c", Pool: hostPool(b, s, 1).info.ID, Capacity: 1, ThroughService: true})
 		require.NoError(b, err)
 		return func(int) {
 			_, err := s.Subscribe(ch.ID, SubscribeOptions{})
@@ -136,14 +136,14 @@ func BenchmarkTakes(b *testing.B) {
 		s := connect(b, svc)
 		p := hostPool(b, s, 1)
 		return func(i int) {
-			_, err := s.MakeChannel(ChannelSpec{Name: names[i], Pool: p.info.ID, Capacity: 16, Shared: true})
+			_, err := s.MakeChannel(ChannelSpec{Name: names[i], Pool: p.info.ID, Capacity: 16})
 			require.NoError(b, err)
 		}
 	})
 	for role, most := range map[MemberRole]int{Producer: 63, Consumer: 1024} {
 		takes("shared-"+string(role), most, func(b *testing.B, svc *Service, n int) func(int) {
 			s := connect(b, svc)
-			ch, err := s.MakeChannel(ChannelSpec{Name: "c", Pool: hostPool(b, s, 1).info.ID, Capacity: 16, Shared: true})
+			ch, err := s.MakeChannel(ChannelSpec{Name: "c", Pool: hostPool(b, s, 1).info.ID, Capacity: 16})
 			require.NoError(b, err)
 			return func(i int) {
 				if i%60 == 0 { // a session has no more
@@ -159,7 +159,7 @@ func BenchmarkTakes(b *testing.B) {
 	takes("frame-with-its-buffer", MaxCapacity, func(b *testing.B, svc *Service, n int) func(int) {
 		s := connect(b, svc)
 		p := hostPool(b, s, n)
-		ch, err := s.MakeChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Mode: WorkQueue, Capacity: n})
+		ch, err := s.MakeChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Mode: WorkQueue, Capacity: n, ThroughService: true})
 		require.NoError(b, err)
 		leases := make([]*Lease, n)
 		for i := range leases {

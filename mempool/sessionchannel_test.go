@@ -15,7 +15,7 @@ func TestFramesInThisProcess(t *testing.T) {
 	s := open(t, svc)
 	p := createPool(t, s, PoolSpec{Name: "p", Kind: Host, MaxBytes: 1 << 20})
 	ctx := context.Background()
-	ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 2})
+	ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 2, ThroughService: true})
 	require.NoError(t, err)
 	consumer := open(t, svc)
 	same, err := consumer.OpenChannel(ctx, "c", 0)
@@ -60,7 +60,7 @@ func TestLeavingTheFramesOfThisProcessGivesBackWhatWasNotTaken(t *testing.T) {
 	p := createPool(t, s, PoolSpec{Name: "p", Kind: Host, MaxBytes: 1 << 20})
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Mode: WorkQueue, Capacity: 8})
+	ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Mode: WorkQueue, Capacity: 8, ThroughService: true})
 	require.NoError(t, err)
 	for range 4 {
 		_, err := ch.Publish(ctx, allocate(t, s, p, 1), FrameOptions{})

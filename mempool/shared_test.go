@@ -16,7 +16,7 @@ func TestWhoMayJoinASharedChannelAndHow(t *testing.T) {
 	r := shareFrames(t, ChannelSpec{Capacity: 2, Mode: WorkQueue}, 8)
 	w := hire(t, r.svc)
 	id := r.info.ID
-	plain, err := r.owner.MakeChannel(ChannelSpec{Name: "plain", Pool: r.pool.info.ID, Capacity: 2})
+	plain, err := r.owner.MakeChannel(ChannelSpec{Name: "plain", Pool: r.pool.info.ID, Capacity: 2, ThroughService: true})
 	require.NoError(t, err)
 	stranger, err := r.svc.OpenSession(Peer{UID: 4711, GID: 4711}, func(Notice) {})
 	require.NoError(t, err)
@@ -50,7 +50,7 @@ func TestWhoMayJoinASharedChannelAndHow(t *testing.T) {
 	require.ErrorContains(t, err, "join it")
 	_, err = r.owner.MakeChannel(ChannelSpec{Name: "frames", Pool: r.pool.info.ID, Capacity: 2, Mode: WorkQueue})
 	require.ErrorIs(t, err, ErrExists)
-	require.ErrorContains(t, err, "shared memory true")
+	require.ErrorContains(t, err, "through the service false")
 
 	require.NoError(t, r.owner.ShutChannel(id))
 	_, err = w.JoinChannel(id, MemberSpec{Role: Consumer})
@@ -150,7 +150,7 @@ func TestFramesGoFromProducersToConsumers(t *testing.T) {
 
 func TestMembersAndSubscriptionsOfASessionAreBounded(t *testing.T) {
 	r := shareFrames(t, ChannelSpec{Capacity: 2}, 8)
-	plain, err := r.owner.MakeChannel(ChannelSpec{Name: "plain", Pool: r.pool.info.ID, Capacity: 2})
+	plain, err := r.owner.MakeChannel(ChannelSpec{Name: "plain", Pool: r.pool.info.ID, Capacity: 2, ThroughService: true})
 	require.NoError(t, err)
 	w := hire(t, r.svc)
 	var last *seat
@@ -186,7 +186,7 @@ func TestAChannelHasSoManyProducers(t *testing.T) {
 func TestTheServiceHasSoManySharedChannelsAndMembers(t *testing.T) {
 	svc, owner := limited(t, Limits{SharedChannels: 1, Members: 2})
 	p := createPool(t, owner, PoolSpec{Name: "p", Kind: Host, MaxBytes: 8 * 4096})
-	spec := ChannelSpec{Name: "a", Pool: p.info.ID, Capacity: 2, Shared: true}
+	spec := ChannelSpec{Name: "a", Pool: p.info.ID, Capacity: 2}
 	info, err := owner.MakeChannel(spec)
 	require.NoError(t, err)
 	spec.Name = "b"
@@ -297,7 +297,7 @@ func TestABlockWhoseExportCannotBeMadeIsNotMapped(t *testing.T) {
 	svc := newService(t)
 	owner := open(t, svc)
 	pool, arena := fakePool(t, owner, 1<<16)
-	info, err := owner.MakeChannel(ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2, Shared: true})
+	info, err := owner.MakeChannel(ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2})
 	require.NoError(t, err)
 	r := &sharedRig{t, svc, owner, pool, info}
 	p, c := r.produce(hire(t, svc)), r.consume(hire(t, svc), MemberSpec{})

@@ -53,7 +53,7 @@ func (ch *channel) unshared(what string) error {
 	if ch.shared == nil {
 		return nil
 	}
-	return situation(ErrInvalid, "channel %q is not %s: its frames go through shared memory; join it", ch.info.Name, what)
+	return situation(ErrInvalid, "channel %q is not %s: its frames go through shared memory: join it as a client, or make a channel whose frames go through the service", ch.info.Name, what)
 }
 
 // failed is an error of the channel's memory as one of this package. A channel whose memory contradicts itself ends at once.

@@ -28,7 +28,7 @@ func shareFrames(t testing.TB, spec ChannelSpec, blocks uint64) *sharedRig {
 	svc := newService(t)
 	owner := open(t, svc)
 	p := createPool(t, owner, PoolSpec{Name: "p", Kind: Host, MaxBytes: blocks * 4096})
-	spec.Name, spec.Pool, spec.Shared = "frames", p.info.ID, true
+	spec.Name, spec.Pool = "frames", p.info.ID
 	info, err := owner.MakeChannel(spec)
 	require.NoError(t, err)
 	return &sharedRig{t, svc, owner, p, info}

@@ -247,7 +247,7 @@ func benchmarkPlan(b *testing.B, alone *float64) {
 	svc := newService(b)
 	s := open(b, svc)
 	p := createPool(b, s, PoolSpec{Name: "frames", Kind: Device, MaxBytes: 8 * stagedFrame})
-	ch, err := s.CreateChannel(ChannelSpec{Name: "frames", Pool: p.info.ID, Capacity: 4})
+	ch, err := s.CreateChannel(ChannelSpec{Name: "frames", Pool: p.info.ID, Capacity: 4, ThroughService: true})
 	require.NoError(b, err)
 	ctx := context.Background()
 	taken := make(chan struct{})

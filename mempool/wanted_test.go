@@ -69,7 +69,7 @@ func TestProducersAreAskedWhenABoundIsReached(t *testing.T) {
 	svc := newService(t)
 	owner := open(t, svc)
 	pool := createPool(t, owner, PoolSpec{Name: "p", Kind: Host, MaxBytes: 1 << 20, SessionBytes: 4096})
-	info, err := owner.MakeChannel(ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2, Shared: true})
+	info, err := owner.MakeChannel(ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2})
 	require.NoError(t, err)
 	r := &sharedRig{t, svc, owner, pool, info}
 	p := r.produce(hire(t, svc))
@@ -128,7 +128,7 @@ func TestACorruptChannelEndsAndIsLogged(t *testing.T) {
 	t.Cleanup(svc.Close)
 	owner := open(t, svc)
 	pool := createPool(t, owner, PoolSpec{Name: "p", Kind: Host, MaxBytes: 8 * 4096})
-	info, err := owner.MakeChannel(ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2, Shared: true})
+	info, err := owner.MakeChannel(ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2})
 	require.NoError(t, err)
 	r := &sharedRig{t, svc, owner, pool, info}
 	p, c := r.produce(hire(t, svc)), r.consume(hire(t, svc), MemberSpec{})
@@ -153,7 +153,7 @@ func TestDoubtsAreLoggedOnceInAWhile(t *testing.T) {
 	t.Cleanup(svc.Close)
 	owner := open(t, svc)
 	pool := createPool(t, owner, PoolSpec{Name: "p", Kind: Host, MaxBytes: 8 * 4096})
-	info, err := owner.MakeChannel(ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2, Shared: true})
+	info, err := owner.MakeChannel(ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2})
 	require.NoError(t, err)
 	r := &sharedRig{t, svc, owner, pool, info}
 	c := r.consume(hire(t, svc), MemberSpec{})

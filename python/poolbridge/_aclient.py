@@ -170,7 +170,7 @@ class AsyncClient(ClientState):
         mode: ChannelMode = "broadcast",
         capacity: int = 8,
         full: FullPolicy = "block",
-        shared: bool = False,
+        shared: bool | None = None,
     ) -> AsyncChannel:
         """Create a channel, or open the one that is like it; see `Client.create_channel`."""
         flow = _channel_operations.create_channel(

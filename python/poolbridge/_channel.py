@@ -53,6 +53,11 @@ class BaseChannel:
         """What happens when it is full: ``"block"``, ``"drop-oldest"``, ``"latest"`` or ``"fail"``."""
         return cast("FullPolicy", self._info.fl)
 
+    @property
+    def shared(self) -> bool:
+        """Whether its frames go through memory that its members share, and not through the service."""
+        return self._info.sm
+
     def __repr__(self) -> str:
         return (
             f"<poolbridge.{type(self).__name__} {self.name!r}, {self.mode} of {self.capacity} frames, "

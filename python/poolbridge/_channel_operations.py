@@ -117,9 +117,11 @@ def _use_ring(session: Session) -> Flow[None]:
 
 
 def create_channel(
-    session: Session, name: str, *, pool: int, mode: ChannelMode, capacity: int, full: FullPolicy, shared: bool
+    session: Session, name: str, *, pool: int, mode: ChannelMode, capacity: int, full: FullPolicy, shared: bool | None
 ) -> Flow[Channel]:
     """Make a channel, or open the one that is like it."""
+    if shared is None:
+        shared = _membership.FEATURE in session.core.features
     request = MakeChannel(
         nm=check_name(name, "channel"),
         pl=pool,

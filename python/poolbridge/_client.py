@@ -232,7 +232,7 @@ class Client(ClientState):
         mode: ChannelMode = "broadcast",
         capacity: int = 8,
         full: FullPolicy = "block",
-        shared: bool = False,
+        shared: bool | None = None,
     ) -> Channel:
         """Create a channel, or open the one of that name that is like it.
 
@@ -251,16 +251,17 @@ class Client(ClientState):
             What happens when it is full. ``"block"``: who sends waits. ``"fail"``: sending fails. ``"drop-oldest"``:
             who is behind misses frames. ``"latest"``: the same, and gets only the newest.
         shared
-            Have the frames go through memory that producers and consumers share, and not through the service. A frame
-            then costs microseconds and no system call. All members need the native module. A producer keeps the memory
-            of its last frames, `capacity` and 2 more, for the next ones for up to a second.
+            Whether frames go through memory that producers and consumers share (True) or through the service (False).
+            Shared, a frame costs microseconds and no message to the service. All members need the native module. A
+            producer keeps the memory of its last frames, `capacity` and 2 more, for the next ones for up to a second.
+            None: shared where this installation has the native module and the service offers it.
 
         Raises
         ------
         AlreadyExistsError
             There is a channel of that name that is not like it.
         UnsupportedError
-            The service has no channels, or none with `shared`; or poolbridge is installed without its native module.
+            The service has no channels, or `shared` is True and the service has none of these; or poolbridge is installed without its native module.
         """
         flow = _channel_operations.create_channel(
             self._session, name, pool=self._pool(pool).id, mode=mode, capacity=capacity, full=full, shared=shared

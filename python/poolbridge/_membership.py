@@ -135,12 +135,12 @@ def check_feature(session: Session) -> None:
     if NATIVE is None:
         raise UnsupportedError(
             "frames through shared memory need poolbridge's native module, and this installation has none: install a "
-            "wheel for this platform, or build poolbridge where there is a C compiler; or make the channel without "
-            "shared=True"
+            "wheel for this platform, or build poolbridge where there is a C compiler; or make the channel with "
+            "shared=False"
         )
     raise UnsupportedError(
         "this service has no channels whose frames go through shared memory: it is older than they are; "
-        "make the channel without shared=True"
+        "make the channel with shared=False"
     )
 
 

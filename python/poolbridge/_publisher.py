@@ -53,7 +53,7 @@ class BasePublisher(ABC):
     ) -> None:
         if not channel.sm:
             raise InvalidArgumentError(
-                f"the frames of channel {channel.nm!r} go through the service: create it with shared=True, or allocate "
+                f"the frames of channel {channel.nm!r} go through the service: create it without shared=False, or allocate "
                 "a lease for each frame and publish that"
             )
         self._client = client

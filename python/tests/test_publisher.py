@@ -30,7 +30,7 @@ def fill(publisher, value, **options):
 
 
 def test_frames_of_a_publisher_come_in_order_with_their_content_and_meta(client, other):
-    channel = client.create_channel("c", shared=True, capacity=4)
+    channel = client.create_channel("c", capacity=4)
     frames = other.subscribe("c")
     with channel.publisher((2, 3), "int32") as publisher:
         for value in range(20):
@@ -51,7 +51,7 @@ def test_what_the_readme_shows_publishes_every_frame(service, monkeypatch):  # n
     monkeypatch.setenv("POOLBRIDGE_SOCKET", service.path)
     with poolbridge.connect() as client:
         pool = client.create_pool("frames", kind="host", max_bytes="64MiB")
-        frames = client.subscribe(client.create_channel("fast camera", pool=pool, shared=True))
+        frames = client.subscribe(client.create_channel("fast camera", pool=pool))
         sender = threading.Thread(target=exec, args=(code, {}))
         sender.start()
         seen = [(np.asarray(frame).max(), frame.meta) for frame in frames]
@@ -60,7 +60,7 @@ def test_what_the_readme_shows_publishes_every_frame(service, monkeypatch):  # n
 
 
 def test_arrays_are_made_once_and_no_frame_costs_a_packet(client, other):
-    channel = client.create_channel("c", shared=True, capacity=4)
+    channel = client.create_channel("c", capacity=4)
     frames = other.subscribe("c").arrays()
     made = []
 
@@ -85,7 +85,7 @@ def test_arrays_are_made_once_and_no_frame_costs_a_packet(client, other):
 
 
 def test_a_loan_stays_the_same_until_it_is_published(client):
-    publisher = client.create_channel("c", shared=True).publisher(4)
+    publisher = client.create_channel("c").publisher(4)
     assert publisher.loan() is publisher.loan()
     publisher.publish()
     with pytest.raises(poolbridge.LeaseReleasedError, match="loan"):
@@ -94,7 +94,7 @@ def test_a_loan_stays_the_same_until_it_is_published(client):
 
 
 def test_publishers_of_one_channel_have_shapes_and_buffers_of_their_own(client, other):
-    channel = client.create_channel("c", shared=True, capacity=2)
+    channel = client.create_channel("c", capacity=2)
     frames = other.subscribe("c")
     with channel.publisher(4, "int32") as small, channel.publisher((8, 8), "uint8") as large:
         for value in range(10):
@@ -107,7 +107,7 @@ def test_publishers_of_one_channel_have_shapes_and_buffers_of_their_own(client, 
 
 
 def test_a_full_channel_leaves_the_array_on_loan(client, other):
-    channel = client.create_channel("c", shared=True, capacity=1)
+    channel = client.create_channel("c", capacity=1)
     frames = other.subscribe("c")
     with channel.publisher(4, "int32") as publisher:
         fill(publisher, 1)
@@ -122,7 +122,7 @@ def test_a_full_channel_leaves_the_array_on_loan(client, other):
 
 
 def test_a_channel_that_is_to_fail_leaves_the_array_on_loan(client, other):
-    channel = client.create_channel("c", shared=True, capacity=1, full="fail")
+    channel = client.create_channel("c", capacity=1, full="fail")
     frames = other.subscribe("c")
     with channel.publisher(4, "int32") as publisher:
         fill(publisher, 1)
@@ -162,7 +162,7 @@ def watched(client, channel):
 
 
 def test_a_publisher_waits_for_room_in_its_channel(client, other):
-    channel = client.create_channel("c", shared=True, capacity=1)
+    channel = client.create_channel("c", capacity=1)
     frames = other.subscribe("c", ack="manual")
     with channel.publisher(4, "int32") as publisher:
         fill(publisher, 1)
@@ -178,7 +178,7 @@ def test_a_publisher_waits_for_room_in_its_channel(client, other):
 
 @pytest.mark.parametrize("timeout", [-1, "x"])
 def test_a_timeout_that_is_none_is_refused_and_the_array_stays_on_loan(client, other, timeout):
-    channel = client.create_channel("c", shared=True, capacity=1)
+    channel = client.create_channel("c", capacity=1)
     other.subscribe("c", ack="manual").close()
     with channel.publisher(4) as publisher:
         with pytest.raises(poolbridge.InvalidArgumentError):
@@ -196,7 +196,7 @@ class Interrupted(Exception):
 
 
 def test_a_frame_that_was_sent_before_a_signal_is_not_written_again(client, other):
-    channel = client.create_channel("c", shared=True, capacity=4)
+    channel = client.create_channel("c", capacity=4)
     frames = other.subscribe("c")
     with channel.publisher(4, "int32") as publisher:
         fill(publisher, 1)
@@ -217,7 +217,7 @@ def test_a_frame_that_was_sent_before_a_signal_is_not_written_again(client, othe
 
 
 def test_meta_that_cannot_be_leaves_the_array_on_loan(client):
-    with client.create_channel("c", shared=True).publisher(4) as publisher:
+    with client.create_channel("c").publisher(4) as publisher:
         array = publisher.loan()
         with pytest.raises(poolbridge.InvalidArgumentError):
             publisher.publish({"key": "x" * 1000})
@@ -226,7 +226,7 @@ def test_meta_that_cannot_be_leaves_the_array_on_loan(client):
 
 
 def test_a_channel_that_is_shut_says_so_and_nothing_is_left(client, other):
-    channel = client.create_channel("c", shared=True, capacity=2)
+    channel = client.create_channel("c", capacity=2)
     publisher = channel.publisher(4, "int32")
     for value in range(3):
         fill(publisher, value)
@@ -241,7 +241,7 @@ def test_a_channel_that_is_shut_says_so_and_nothing_is_left(client, other):
 
 
 def test_buffers_go_back_to_the_pool_when_nothing_is_published_and_come_again(client, other):
-    channel = client.create_channel("c", shared=True, capacity=4)
+    channel = client.create_channel("c", capacity=4)
     frames = other.subscribe("c")
     publisher = channel.publisher(4, "int32")
     for value in range(10):
@@ -258,7 +258,7 @@ def test_buffers_go_back_to_the_pool_when_nothing_is_published_and_come_again(cl
 def test_buffers_are_given_up_to_a_client_that_needs_room(service, client, other, monkeypatch):  # noqa: F811
     monkeypatch.setattr(_spares, "_IDLE", 3600)
     pool = client.create_pool("small", kind="host", max_bytes=256 * KIB)
-    channel = client.create_channel("c", shared=True, pool=pool, capacity=1)
+    channel = client.create_channel("c", pool=pool, capacity=1)
     frames = other.subscribe("c")
     publisher = channel.publisher(64 * KIB, "uint8")
     for value in range(8):
@@ -275,7 +275,7 @@ def test_a_client_that_closes_lets_nobody_have_the_memory_of_an_array_that_is_us
     mapped = len(MAPPINGS)
     with poolbridge.connect(service.path, timeout=60) as client:
         pool = client.create_pool("p", kind="host", max_bytes=64 * KIB)
-        publisher = client.create_channel("c", shared=True, pool=pool).publisher(64 * KIB, "uint8")
+        publisher = client.create_channel("c", pool=pool).publisher(64 * KIB, "uint8")
         array = publisher.loan()
     array[:] = 2
     theirs = other.open_pool("p")
@@ -293,7 +293,7 @@ def test_a_client_that_closes_lets_nobody_have_the_memory_of_an_array_that_is_us
 def test_a_client_that_closes_ends_a_loan_whose_array_is_not_used(service, other):  # noqa: F811
     with poolbridge.connect(service.path, timeout=60) as client:
         pool = client.create_pool("p", kind="host", max_bytes=64 * KIB)
-        publisher = client.create_channel("c", shared=True, pool=pool).publisher(64 * KIB, "uint8")
+        publisher = client.create_channel("c", pool=pool).publisher(64 * KIB, "uint8")
         publisher.loan()
     theirs = other.open_pool("p")
     other.allocate(KIB, pool=theirs, timeout=60).release()
@@ -301,7 +301,7 @@ def test_a_client_that_closes_ends_a_loan_whose_array_is_not_used(service, other
 
 
 def test_an_array_that_outlives_its_publisher_keeps_its_lease(client, other):
-    channel = client.create_channel("c", shared=True, capacity=1)
+    channel = client.create_channel("c", capacity=1)
     with channel.publisher(4) as publisher:
         array = publisher.loan()
     array[:] = 1
@@ -312,7 +312,7 @@ def test_an_array_that_outlives_its_publisher_keeps_its_lease(client, other):
 
 
 def test_a_publisher_that_is_dropped_gives_its_buffers_back(client, other):
-    publisher = client.create_channel("c", shared=True, capacity=1).publisher(4)
+    publisher = client.create_channel("c", capacity=1).publisher(4)
     fill(publisher, 1)
     publisher.loan()
     assert leases(other) == 2
@@ -322,7 +322,7 @@ def test_a_publisher_that_is_dropped_gives_its_buffers_back(client, other):
 
 
 def test_a_buffer_that_a_gpu_still_reads_is_not_on_loan(client, other):
-    channel = client.create_channel("c", shared=True, capacity=1)
+    channel = client.create_channel("c", capacity=1)
     frames = other.subscribe("c")
     with channel.publisher(4, "int32") as publisher:
         fill(publisher, 1)
@@ -337,7 +337,7 @@ def test_a_buffer_that_a_gpu_still_reads_is_not_on_loan(client, other):
 
 
 def test_a_publisher_of_copies_is_refused_and_keeps_no_lease(client, other):
-    publisher = client.create_channel("c", shared=True).publisher(4, wrap=lambda lease: np.array(lease))
+    publisher = client.create_channel("c").publisher(4, wrap=lambda lease: np.array(lease))
     with pytest.raises(poolbridge.InvalidArgumentError, match="copy"):
         publisher.loan()
     until(lambda: leases(other) == 0)
@@ -345,7 +345,7 @@ def test_a_publisher_of_copies_is_refused_and_keeps_no_lease(client, other):
 
 
 def test_a_wrap_that_gives_nothing_is_refused_and_keeps_no_lease(client, other):
-    publisher = client.create_channel("c", shared=True).publisher(4, wrap=lambda lease: None)
+    publisher = client.create_channel("c").publisher(4, wrap=lambda lease: None)
     with pytest.raises(poolbridge.InvalidArgumentError, match="wrap="):
         publisher.loan()
     until(lambda: leases(other) == 0)
@@ -356,7 +356,7 @@ def test_calls_at_the_same_time_are_refused(service):  # noqa: F811
     async def both():
         async with await poolbridge.connect_async(service.path, timeout=60) as client:
             await client.create_pool("p", kind="host", max_bytes=64 * KIB)
-            channel = await client.create_channel("c", shared=True, capacity=1)
+            channel = await client.create_channel("c", capacity=1)
             async with channel.publisher(4) as publisher:
                 got = await asyncio.gather(publisher.loan(), publisher.loan(), return_exceptions=True)
                 assert [type(one) for one in got] == [np.ndarray, poolbridge.InvalidArgumentError]
@@ -366,13 +366,13 @@ def test_calls_at_the_same_time_are_refused(service):  # noqa: F811
 
 
 def test_a_channel_whose_frames_go_through_the_service_has_no_publisher(client):
-    with pytest.raises(poolbridge.InvalidArgumentError, match="shared=True"):
-        client.create_channel("c").publisher(4)
+    with pytest.raises(poolbridge.InvalidArgumentError, match="shared=False"):
+        client.create_channel("c", shared=False).publisher(4)
 
 
 def test_a_pool_without_room_is_waited_for_as_long_as_was_said(client, other):
     pool = client.create_pool("tiny", kind="host", max_bytes=64 * KIB)
-    channel = client.create_channel("c", shared=True, pool=pool)
+    channel = client.create_channel("c", pool=pool)
     with client.allocate(64 * KIB, "uint8", pool=pool), channel.publisher(KIB) as publisher:
         for timeout in 0, 0.05:
             with pytest.raises(poolbridge.PoolLimitError):
@@ -381,7 +381,7 @@ def test_a_pool_without_room_is_waited_for_as_long_as_was_said(client, other):
 
 def test_a_pool_that_has_room_for_no_more_buffers_than_needed_is_enough(client, other):
     pool = client.create_pool("exact", kind="host", max_bytes=4 * 64 * KIB)
-    channel = client.create_channel("c", shared=True, pool=pool, capacity=2)
+    channel = client.create_channel("c", pool=pool, capacity=2)
     frames = other.subscribe("c").arrays()
     with channel.publisher(64 * KIB, "uint8") as publisher:
         for value in range(100):
@@ -390,7 +390,7 @@ def test_a_pool_that_has_room_for_no_more_buffers_than_needed_is_enough(client, 
 
 
 def test_a_forked_child_has_no_loan(client):
-    publisher = client.create_channel("c", shared=True).publisher(4)
+    publisher = client.create_channel("c").publisher(4)
     fill(publisher, 1)
     child = os.fork()
     if not child:
@@ -408,7 +408,7 @@ def test_the_asyncio_client_has_publishers_too(service):  # noqa: F811
     async def stream():
         async with await poolbridge.connect_async(service.path, timeout=60) as client:
             await client.create_pool("p", kind="host", max_bytes=64 * KIB)
-            channel = await client.create_channel("c", shared=True, capacity=1)
+            channel = await client.create_channel("c", capacity=1)
             frames = client.subscribe("c", ack="manual", credit=8)
             async with channel.publisher(4, "int32") as publisher:
                 (await publisher.loan())[:] = 1
@@ -442,7 +442,7 @@ def test_the_asyncio_client_has_publishers_too(service):  # noqa: F811
 @pytest.mark.parametrize("mode", ["broadcast", "queue"])
 @pytest.mark.parametrize("full", ["block", "drop-oldest", "latest"])
 def test_no_array_is_on_loan_while_its_frame_is_in_hand(service, client, mode, full):  # noqa: F811
-    channel = client.create_channel("c", shared=True, mode=mode, capacity=2, full=full)
+    channel = client.create_channel("c", mode=mode, capacity=2, full=full)
     enough = threading.Event()
 
     def send():
@@ -478,7 +478,7 @@ def test_no_array_is_on_loan_while_its_frame_is_in_hand(service, client, mode, f
 
 
 def test_a_publisher_that_is_closed_while_it_waits_leaves_nothing(client, other):
-    channel = client.create_channel("c", shared=True, capacity=1)
+    channel = client.create_channel("c", capacity=1)
     frames = other.subscribe("c", ack="manual")
     publisher = channel.publisher(4, "int32")
     fill(publisher, 1)
@@ -503,7 +503,7 @@ def test_a_publisher_that_is_closed_while_it_waits_leaves_nothing(client, other)
 
 def test_no_more_leases_are_kept_than_the_channel_has_places_and_a_few(client, other, monkeypatch):
     monkeypatch.setattr(_spares, "_IDLE", 3600)
-    channel = client.create_channel("c", shared=True, capacity=2)
+    channel = client.create_channel("c", capacity=2)
     frames = other.subscribe("c", credit=60, ack="manual")
     with channel.publisher(4, "int32") as publisher:
         held = []
@@ -522,7 +522,7 @@ def test_no_more_leases_are_kept_than_the_channel_has_places_and_a_few(client, o
 
 def test_a_lease_that_is_published_long_after_its_loan_comes_back(client, other, monkeypatch):
     monkeypatch.setattr(_spares, "_IDLE", 0.05)
-    channel = client.create_channel("c", shared=True, mode="queue", capacity=2)
+    channel = client.create_channel("c", mode="queue", capacity=2)
     frames = other.subscribe("c")
     with channel.publisher(4, "int32") as publisher:
         publisher.loan()

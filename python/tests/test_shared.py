@@ -62,11 +62,12 @@ def leases(client):
 
 
 def test_a_channel_says_that_it_is_shared_and_is_found_as_it_is(client, other):
-    channel = client.create_channel("c", shared=True)
+    channel = client.create_channel("c")
+    assert channel.shared
     assert publish(client, channel, 1) == 1
     assert other.subscribe("c").receive(60).to_numpy().tolist() == [1] * 4
-    with pytest.raises(poolbridge.AlreadyExistsError):
-        client.create_channel("c")
+    with pytest.raises(poolbridge.AlreadyExistsError, match="through the service false"):
+        client.create_channel("c", shared=False)
 
 
 def test_no_frame_costs_a_packet(client, other):
@@ -747,7 +748,9 @@ def test_without_the_native_module_a_shared_channel_is_refused_with_what_is_miss
         for call in (lambda: bare.create_channel("d", shared=True), lambda: bare.open_channel("c")):
             with pytest.raises(poolbridge.UnsupportedError, match="native module.*install"):
                 call()
-        assert bare.create_channel("e").name == "e"
+        through = bare.create_channel("e")
+        assert not through.shared
+        assert publish(bare, through, 1) == 1
 
 
 def test_a_service_that_is_older_says_so(tmp_path):

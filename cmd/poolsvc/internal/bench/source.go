@@ -90,7 +90,7 @@ func (s *inside) close() error {
 }
 
 func (s *inside) makeChannel(_ context.Context, spec mempool.ChannelSpec) (outlet, error) {
-	spec.Pool = s.pool
+	spec.Pool, spec.ThroughService = s.pool, true // a session in the service's process has no other channels
 	ch, err := s.session.CreateChannel(spec)
 	return insideOutlet{ch}, err
 }

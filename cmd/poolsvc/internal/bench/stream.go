@@ -150,7 +150,7 @@ func (s *scene) streamTo(ctx context.Context, src source, way string, start func
 func (s *scene) openStream(ctx context.Context, src source, consumers []consumer) (outlet, string, error) {
 	s.channels++
 	name := fmt.Sprintf("stream %d", s.channels)
-	ch, err := src.makeChannel(ctx, mempool.ChannelSpec{Name: name, Capacity: streamCapacity, Shared: s.shared})
+	ch, err := src.makeChannel(ctx, mempool.ChannelSpec{Name: name, Capacity: streamCapacity, ThroughService: !s.shared})
 	if err != nil {
 		return nil, "", err
 	}
