@@ -7,7 +7,6 @@ changes that: with 1 it is an error, with 0 nothing is compiled.
 from __future__ import annotations
 
 import os
-import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -69,8 +68,8 @@ class NativeBuildHook(BuildHookInterface[Any]):
             return
         build_data["force_include"][str(library)] = f"poolbridge/{library.name}"
         build_data["pure_python"] = False
-        if _LIMITED and not build_data.get("infer_tag"):  # mypyc's modules are for one version
+        if _LIMITED:
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-            build_data["tag"] = f"cp{sys.version_info.major}11-abi3-{platform}"
+            build_data["tag"] = f"cp311-abi3-{platform}"
         else:
             build_data["infer_tag"] = True

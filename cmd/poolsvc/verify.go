@@ -104,8 +104,8 @@ func summarize(c *cobra.Command, r *verify.Report) error {
 	if m.Simulated {
 		on += " (SIMULATED: no real GPU was used)"
 	}
-	_, err := fmt.Fprintf(c.OutOrStdout(), "%d passed, %d failed, %d skipped\n%s, Linux %s, Python %s\n",
-		r.Passed, r.Failed, r.Skipped, on, m.Kernel, m.Python)
+	_, err := fmt.Fprintf(c.OutOrStdout(), "%d passed, %d failed, %d skipped\n%s, Linux %s, Python %s, %s\n",
+		r.Passed, r.Failed, r.Skipped, on, m.Kernel, m.Python, m.NativeModule())
 	if err == nil && r.Failed == 0 && r.Passed == 0 {
 		_, err = fmt.Fprintln(c.OutOrStdout(), "nothing could be checked here, so nothing is proved: that is a failure; "+
 			"the reasons are above, and `poolsvc doctor` says what to do about them")

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poolbridge import _cuda, _patterns, _ring
+from poolbridge import _cuda, _patterns
 from poolbridge._errors import UnavailableError
 from poolbridge._kinds import KINDS
+from poolbridge._membership import NATIVE
 from poolbridge._patterns import Comparison, Pattern, chunks
 
 if TYPE_CHECKING:
@@ -357,9 +358,6 @@ class Jax(OnHost):
 
 # In this order they are preferred.
 CONSUMERS: tuple[type[Consumer], ...] = (NumPy, CuPy, Torch, CudaCore, Jax, Numba)
-COMPILED = not _ring.__file__.endswith(".py")
-"""Whether what every frame goes through is compiled."""
-
 _PACKAGES = ("poolbridge", "numpy", "msgspec", "cuda-core", "cuda-bindings")
 
 
@@ -407,8 +405,9 @@ def probe() -> dict[str, Any]:
     Returns
     -------
     dict
-        ``packages``: versions by name. ``compiled``: whether poolbridge is. ``consumers``: names by kind, the preferred
-        first. ``missing``: by kind, why there are not more. ``devices``: the GPUs that this process sees.
+        ``packages``: versions by name. ``native``: whether poolbridge has its native module. ``consumers``: names by
+        kind, the preferred first. ``missing``: by kind, why there are not more. ``devices``: the GPUs that this
+        process sees.
     """
     packages = {}
     for name in _PACKAGES:
@@ -444,7 +443,7 @@ def probe() -> dict[str, Any]:
     missing.update(dict.fromkeys(on_gpu, "; ".join(broken + lacking) if devices else absent))
     return {
         "packages": packages,
-        "compiled": COMPILED,
+        "native": NATIVE is not None,
         "consumers": consumers,
         "missing": {kind: why for kind, why in missing.items() if why},
         "cuda": bool(devices),

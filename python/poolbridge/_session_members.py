@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from poolbridge._channel_messages import Timeline, TimelineReply
 from poolbridge._errors import NotFoundError, PoolbridgeError, ProtocolError, StaleError
 from poolbridge._session_memory import SessionMemory
 from poolbridge._shared_messages import Doubt, Leave
-from poolbridge._spares import Spare, Spares
+from poolbridge._spares import Shelf, Spare, Spares
 
 if TYPE_CHECKING:
     from poolbridge._feed import Feed
@@ -39,26 +40,26 @@ class SessionMembers(SessionMemory):
         super().__init__()
         self.producers: dict[int, SharedProducer] = {}
         self.joining: dict[int, threading.Event] = {}
-        self.spares: Any = Spares(self)
+        self.spares = Spares(self)
 
+    @abstractmethod
     def check_usable(self) -> None:
         """Raise if the session cannot be used."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _released(self, idle: KnownBlock | None) -> None:
         """Unmap a block that is wanted back, and send what is to be sent. The lock is held."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sent(self, hold: Hold, ticket: Ticket | None, *, keeps: bool = False) -> None:
         """Note that a lease has ended with its frame."""
-        raise NotImplementedError
 
+    @abstractmethod
     def leave_to_arrays(self, lender: Hold) -> None:
         """Have a lease end with the arrays whose memory `lender` keeps mapped. The lock is held."""
-        raise NotImplementedError
 
-    def _end_lease(self, grant: Grant, tickets: tuple[Ticket, ...], feed: Feed | None, *, failed: bool) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _end_lease(self, grant: Grant, tickets: tuple[Ticket, ...], feed: Feed | None, *, failed: bool) -> None: ...
 
     def tell(self, request: Request) -> None:
         """Send a request that wants no reply."""
@@ -111,8 +112,7 @@ class SessionMembers(SessionMemory):
         for member in list(self.core.members):
             member.end()
             self._leave(member)
-        producers, self.producers = self.producers, {}
-        producers.clear()
+        self.producers.clear()
         self.spares.end()
 
     def doubt(self, grant: Grant, feed: Feed, error: PoolbridgeError) -> ProtocolError:
@@ -152,7 +152,7 @@ class SessionMembers(SessionMemory):
         self.spares.watch()
         self.sent(hold, ticket, keeps=not apart)
 
-    def take_spare(self, pool: int, nbytes: int, *, at_once: bool = False) -> Any:
+    def take_spare(self, pool: int, nbytes: int, *, at_once: bool = False) -> Spare | None:
         """Give a lease of a pool that came back, of just as many bytes, or None; see `Spares.take`."""
         with self._lock:
             return self.spares.take(pool, nbytes, at_once=at_once)
@@ -165,21 +165,21 @@ class SessionMembers(SessionMemory):
             else:
                 self.disown(spare.grant)
 
-    def lend_to(self, shelf: Any, spare: Spare) -> None:
+    def lend_to(self, shelf: Shelf, spare: Spare) -> None:
         """Put a lease on loan to a publisher."""
         with self._lock:
             self.spares.lend_to(shelf, spare)
 
-    def collect_for(self, shelf: Any) -> int:
+    def collect_for(self, shelf: Shelf) -> int:
         """Take what has come back to a publisher; give how many leases it has then."""
         with self._lock:
-            return int(self.spares.collect_for(shelf))
+            return self.spares.collect_for(shelf)
 
-    def drop_shelf(self, shelf: Any) -> None:
+    def drop_shelf(self, shelf: Shelf) -> None:
         """Release a publisher's leases; never waits, never raises."""
         self._lock.later(partial(self._drop_shelf, shelf))
 
-    def _drop_shelf(self, shelf: Any) -> None:
+    def _drop_shelf(self, shelf: Shelf) -> None:
         self.spares.drop_shelf(shelf)
 
     def lose_spare(self, grant: Grant) -> None:
@@ -199,7 +199,7 @@ class SessionMembers(SessionMemory):
     def settle_spares(self) -> bool:
         """Release all that came back, before the session ends; False if work on some of it is under way."""
         with self._lock:
-            return self.ended is not None or bool(self.spares.settle())
+            return self.ended is not None or self.spares.settle()
 
     # Timelines
 
@@ -220,6 +220,6 @@ class SessionMembers(SessionMemory):
             self.timelines.add_gone(timeline)
         then(timeline)
 
+    @abstractmethod
     def _adopt(self, timeline: int, *, own: bool) -> None:
         """Map the page of a timeline that the service has sent. The lock is held."""
-        raise NotImplementedError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from poolbridge._timeline import Timeline
 
 
-class SessionMemory:
+class SessionMemory(ABC):
     """What one session has mapped.
 
     Attributes
@@ -43,9 +44,9 @@ class SessionMemory:
         self.device: int | str | None = None
         self._pools: dict[int, Mapping[PoolMemory]] = {}
 
+    @abstractmethod
     def _flush(self) -> None:
         """Send what waits to be sent. The lock is held."""
-        raise NotImplementedError
 
     def pool_info(self, pool_id: int) -> Pool | None:
         """Describe a pool that this session has opened, or None."""

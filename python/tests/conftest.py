@@ -16,8 +16,8 @@ from test_device import has_driver
 
 import poolbridge
 from poolbridge import _cuda, _cuda_stream
-from poolbridge._consumers import COMPILED
 from poolbridge._mappings import MAPPINGS
+from poolbridge._membership import NATIVE
 
 # Found examples are kept with what is built, not in the tree.
 set_hypothesis_home_dir(Path(__file__).parents[2] / "build" / "hypothesis")
@@ -38,20 +38,9 @@ LIMIT = float(os.environ.get("POOLBRIDGE_TEST_SECONDS", "inf"))
 BEGIN = time.monotonic()
 
 
-def pytest_configure() -> None:
-    if os.environ.get("POOLBRIDGE_TEST_COMPILED") and not COMPILED:
-        raise pytest.UsageError("POOLBRIDGE_TEST_COMPILED is set, but the package is not compiled")
-
-
 def pytest_report_header() -> str:
-    return f"poolbridge: {'compiled, ' if COMPILED else ''}in {Path(poolbridge.__file__).parent}"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if COMPILED and (marker := item.get_closest_marker("interpreted")):
-            replaced = f"the package is compiled: {marker.kwargs['replaces']} cannot be replaced"
-            item.add_marker(pytest.mark.skip(reason=f"{replaced}; `make test-python` runs this"))
+    native = "with" if NATIVE is not None else "without"
+    return f"poolbridge: in {Path(poolbridge.__file__).parent}, {native} its native module"
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:

@@ -260,7 +260,6 @@ def test_the_last_array_of_a_dropped_client_goes_after_the_loop(service):
     assert not service.connections[0].is_alive()
 
 
-@pytest.mark.interpreted(replaces="Session.receive")
 def test_the_event_loop_goes_on_while_packets_come_and_come(service, monkeypatch):
     async def flood():
         async with await poolbridge.connect_async(service.path, timeout=60) as client:

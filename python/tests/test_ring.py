@@ -241,7 +241,6 @@ def test_packets_come_in_the_order_in_which_they_were_sent_whichever_way_they_co
     assert through, "some came through the ring"
 
 
-@pytest.mark.interpreted(replaces="Ring.publish")
 def test_a_packet_that_no_ring_takes_goes_over_the_socket_at_once(
     linked: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,7 +420,6 @@ def test_a_client_may_be_closed_while_a_thread_is_about_to_look_into_its_ring(tm
         service.close()
 
 
-@pytest.mark.interpreted(replaces="Session.flush")
 def test_the_watcher_sleeps_while_the_socket_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     session = Session(Transport(one))

@@ -203,7 +203,6 @@ def test_a_corrupt_ring_that_the_watcher_finds_ends_the_session(other, begin, co
         other.stats()
 
 
-@pytest.mark.interpreted(replaces="Feed.on_done")
 @pytest.mark.parametrize("tell", [lambda feed: feed.put(None), lambda feed: feed.lose(None)], ids=["put", "lose"])
 def test_whoever_waits_for_a_frame_may_give_up_while_it_comes(tell):
     class GivenUp(Feed):

@@ -432,7 +432,6 @@ def test_a_producer_that_is_killed_costs_its_consumers_nothing(service, client, 
     until(lambda: leases(client) == 0 or client.allocate(4, timeout=0).release())
 
 
-@pytest.mark.interpreted(replaces="Timelines.forget")
 def test_a_frame_in_hand_is_incomplete_though_its_dead_producer_is_forgotten(service, client, other):
     channel = client.create_channel("c", shared=True, capacity=1)
     frames = other.subscribe("c", full="drop-oldest", ack="manual")

@@ -315,7 +315,6 @@ def test_a_frame_on_a_block_that_a_closing_client_has_dropped_is_no_fault_of_the
     assert [type(error) for error in call.caught] == [poolbridge.ClientClosedError]
 
 
-@pytest.mark.interpreted(replaces="Session.receive")
 def test_a_time_limit_holds_while_packets_come_for_others(service, client, monkeypatch):
     reader, received = threading.current_thread(), []
 

@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 
 import poolbridge
-from poolbridge._consumers import COMPILED
+from poolbridge._membership import NATIVE
 
 SOURCE = str(Path(poolbridge.__file__).parents[1])
 
 
 class Process:
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, path: Path | str = "") -> None:
         self.popen = subprocess.Popen(
             [sys.executable, "-m", "poolbridge.worker", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": SOURCE},
+            env={**os.environ, "PYTHONPATH": f"{path}:{SOURCE}" if path else SOURCE},
         )
 
     def do(self, **task: Any) -> dict[str, Any]:
@@ -97,10 +97,18 @@ def test_probe_says_what_is_there():
     answer = process.do(task="probe")
     assert answer["ok"]
     assert answer["packages"]["numpy"] == np.__version__
-    assert answer["compiled"] is COMPILED
+    assert answer["native"] is (NATIVE is not None)
     assert "numpy" in answer["consumers"]["host"]
     assert bool(answer["devices"]) == bool(answer["consumers"]["device"])
     assert answer["devices"] or "device" in answer["missing"]
+    assert process.stop() == 0
+
+
+def test_probe_says_that_there_is_no_native_module(tmp_path):
+    # Python imports this module when it starts: from then on the native one cannot be imported.
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['poolbridge._native'] = None\n")
+    process = Process(path=tmp_path)
+    assert process.do(task="probe")["native"] is False
     assert process.stop() == 0
 
 

@@ -31,6 +31,7 @@ func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 	}
 	require.NoError(t, json.Unmarshal(out, &report), "%s", out)
 	assert.NotEmpty(t, report.Machine["kernel"])
+	assert.Equal(t, true, report.Machine["native"], "the package of the tests has its native module")
 	seen := map[string]bool{}
 	for _, r := range report.Results {
 		for _, key := range []string{"workload", "kind", "bytes", "system", "p50_us", "p99_us", "per_second"} {

@@ -56,18 +56,23 @@ func TestDoctorSaysHowToInstallThePackageFromACheckout(t *testing.T) {
 	assert.NotContains(t, string(out), "pip install poolbridge")
 }
 
-func TestDoctorSaysThatThePackageHasNoNativeModule(t *testing.T) {
+func TestDoctorSaysWhetherThePackageHasItsNativeModule(t *testing.T) {
 	doctor := func(env ...string) string {
 		c := exec.Command(rig.Poolsvc(t), "doctor", "--python", rig.Python(t).Path, "--socket", filepath.Join(t.TempDir(), "s"))
 		c.Env = append(os.Environ(), env...)
 		out, _ := c.Output() // its exit status is about this machine
 		return string(out)
 	}
-	assert.NotContains(t, doctor(), "without its native module")
+	said := doctor()
+	assert.Contains(t, said, " (native module)")
+	assert.NotContains(t, said, "without its native module")
 	without := t.TempDir()
 	require.NoError(t, os.Mkdir(filepath.Join(without, "poolbridge"), 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(without, "poolbridge", "__init__.py"), nil, 0o600))
-	assert.Contains(t, doctor("PYTHONPATH="+without), "without its native module")
+	said = doctor("PYTHONPATH=" + without)
+	assert.Contains(t, said, " (no native module)")
+	assert.Contains(t, said, "without its native module: streams go through the service and are slower")
+	assert.Contains(t, said, "install a C compiler and the headers of Python, and then poolbridge again")
 }
 
 func TestTheExitStatusOfDoctorSaysWhetherAnythingIsMissing(t *testing.T) {

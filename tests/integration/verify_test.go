@@ -56,6 +56,7 @@ func TestVerifyPassesEveryCheckThatCanRunHere(t *testing.T) {
 	assert.Equal(t, len(r.Checks), r.Passed+r.Failed+r.Skipped)
 	assert.NotZero(t, r.Passed)
 	assert.NotEmpty(t, r.Machine["kernel"])
+	assert.Equal(t, true, r.Machine["native"], "the package of the tests has its native module")
 	kinds := map[string]bool{}
 	for _, c := range r.Checks {
 		kinds[c.Kind] = true
@@ -100,6 +101,7 @@ func TestVerifyShowsATable(t *testing.T) {
 	require.NoError(t, err, "%s", out)
 	assert.Regexp(t, `(?m)^CHECK +host$`, string(out))
 	assert.Regexp(t, `(?m)^hand-over/round-trip/numpy +ok$`, string(out))
+	assert.Regexp(t, `(?m), Python 3\.\S+, native module$`, string(out))
 }
 
 func TestVerifyWithNothingToCheckFails(t *testing.T) {

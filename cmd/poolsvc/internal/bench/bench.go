@@ -105,7 +105,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	report.Machine.Python, report.Machine.Packages, report.Machine.Compiled = probed.Python, probed.Packages, probed.Compiled
+	report.Machine.Python, report.Machine.Packages, report.Machine.Native = probed.Python, probed.Packages, probed.Native
 	if report.Load, err = load(); err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/verify"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -192,6 +193,17 @@ func TestPlotsAreWellFormedAndNameEverySystem(t *testing.T) {
 func TestSizesForPeople(t *testing.T) {
 	for bytes, want := range map[uint64]string{0: "", 12: "12 B", 1 << 10: "1 KiB", 1 << 20: "1 MiB", 3 << 30: "3 GiB", 1025: "1025 B"} {
 		assert.Equal(t, want, sizeOf(bytes))
+	}
+}
+
+func TestTheHeadSaysWhetherPythonHasTheNativeModule(t *testing.T) {
+	for native, want := range map[bool]string{
+		true:  "Python 3.11.2, poolbridge 0.1.0, native module\n",
+		false: "Python 3.11.2, poolbridge 0.1.0, no native module\n",
+	} {
+		var out strings.Builder
+		printPython(&out, verify.Machine{Python: "3.11.2", Packages: map[string]string{"poolbridge": "0.1.0"}, Native: native})
+		assert.Equal(t, want, out.String())
 	}
 }
 

@@ -22,11 +22,7 @@ func printLoad(w io.Writer, load float64, cpus int) {
 
 // printPython says what measures in Python.
 func printPython(w io.Writer, m verify.Machine) {
-	compiled := "not compiled"
-	if m.Compiled {
-		compiled = "compiled"
-	}
-	fmt.Fprintf(w, "Python %s, poolbridge %s, %s\n", m.Python, m.Packages["poolbridge"], compiled)
+	fmt.Fprintf(w, "Python %s, poolbridge %s, %s\n", m.Python, m.Packages["poolbridge"], m.NativeModule())
 }
 
 // print writes one line for a person.

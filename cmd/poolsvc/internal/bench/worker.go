@@ -143,7 +143,7 @@ func (w *worker) stop() error {
 type probed struct {
 	Python    string              `json:"python"`
 	Packages  map[string]string   `json:"packages"`
-	Compiled  bool                `json:"compiled"`
+	Native    bool                `json:"native"`
 	Consumers map[string][]string `json:"consumers"`
 	Missing   map[string]string   `json:"missing"`
 }

@@ -23,14 +23,12 @@ cupy = next((v for n, v in found.items() if n.startswith("cupy")), None)
 package = importlib.util.find_spec("poolbridge")
 def module(name):
     return package and importlib.machinery.PathFinder.find_spec("poolbridge." + name, package.submodule_search_locations)
-ring = module("_ring")
-print(json.dumps({"python": sys.version.split()[0], "compiled": bool(ring) and not ring.origin.endswith(".py"),
-    "native": bool(module("_native")),
+print(json.dumps({"python": sys.version.split()[0], "native": bool(module("_native")),
     "packages": {n: cupy if n == "cupy" else found.get(n) for n in sys.argv[1:]}}))
 `
 
-// compiled says which of its two packages poolbridge's is.
-var compiled = map[bool]string{true: " (compiled)", false: " (not compiled)"}
+// native says whether poolbridge's package has its native module.
+var native = map[bool]string{true: " (native module)", false: " (no native module)"}
 
 // python looks at the workers' interpreter.
 func (c *chart) python(ctx context.Context, interpreter string) {
@@ -45,7 +43,6 @@ func (c *chart) python(ctx context.Context, interpreter string) {
 	}
 	var found struct {
 		Python   string             `json:"python"`
-		Compiled bool               `json:"compiled"`
 		Native   bool               `json:"native"`
 		Packages map[string]*string `json:"packages"`
 	}
@@ -59,7 +56,7 @@ func (c *chart) python(ctx context.Context, interpreter string) {
 		if v := found.Packages[name]; v != nil {
 			have = append(have, name+" "+*v)
 			if name == "poolbridge" {
-				have[len(have)-1] += compiled[found.Compiled]
+				have[len(have)-1] += native[found.Native]
 			}
 		} else {
 			lack = append(lack, name)
@@ -72,7 +69,7 @@ func (c *chart) python(ctx context.Context, interpreter string) {
 		c.missing("packages", "install it from a checkout: pip install '/path/to/poolbridge[cuda]'", "poolbridge is not installed")
 	} else if !found.Native {
 		c.warn("packages", "install a C compiler and the headers of Python, and then poolbridge again with -v, which says what failed",
-			"poolbridge is installed without its native module: it has no channels whose frames go through shared memory")
+			"poolbridge is installed without its native module: streams go through the service and are slower, and there are no shared channels")
 	}
 	if slices.Contains(lack, "cuda-core") {
 		c.warn("packages", "pip install 'cuda-core>=1.1,<2,!=1.3.0' 'cuda-bindings>=12.9,<14' to use GPU memory", "cuda-core is not installed")

@@ -22,8 +22,16 @@ type Machine struct {
 	Devices   []GPU             `json:"devices"`
 	Python    string            `json:"python"`
 	Packages  map[string]string `json:"packages"`
-	// Compiled says whether what frames go through in Python is compiled.
-	Compiled bool `json:"compiled"`
+	// Native says whether the Python package has its native module.
+	Native bool `json:"native"`
+}
+
+// NativeModule says for a person whether the Python package has its native module.
+func (m Machine) NativeModule() string {
+	if m.Native {
+		return "native module"
+	}
+	return "no native module"
 }
 
 // GPU is one of the machine's.

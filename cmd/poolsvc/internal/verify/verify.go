@@ -135,7 +135,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 		return nil, err
 	}
 	report = &Report{Machine: Describe(), Checks: []Result{}}
-	report.Machine.Python, report.Machine.Packages, report.Machine.Compiled = p.Python, p.Packages, p.Compiled
+	report.Machine.Python, report.Machine.Packages, report.Machine.Native = p.Python, p.Packages, p.Native
 	err = onStage(ctx, o, func(s *stage) error { return s.runAll(checks, report) })
 	return report, err
 }

@@ -97,8 +97,8 @@ type Probe struct {
 	OK       bool              `json:"ok"`
 	Python   string            `json:"python"`
 	Packages map[string]string `json:"packages"`
-	// Compiled says whether the worker's package is.
-	Compiled bool `json:"compiled"`
+	// Native says whether the worker's package has its native module.
+	Native bool `json:"native"`
 	// Consumers are the libraries that can use memory of each kind, the preferred first.
 	Consumers map[string][]string `json:"consumers"`
 	// Missing says, for a kind, why others cannot.
