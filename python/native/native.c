@@ -333,7 +333,8 @@ static int execute(PyObject *module) {
     State *state = PyModule_GetState(module);
     pb_init();
     bool made = add_errors(state) && add_conditions(module, state) && (state->frame = add_type(module, &frame_spec)) &&
-                (state->producer = add_type(module, &producer_spec)) && (state->consumer = add_type(module, &consumer_spec));
+                (state->producer = add_type(module, &producer_spec)) && (state->consumer = add_type(module, &consumer_spec)) &&
+                (state->lock = add_type(module, &lock_spec));
     return made ? 0 : -1;
 }
 
@@ -342,6 +343,7 @@ static int traverse(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->frame);
     Py_VISIT(state->producer);
     Py_VISIT(state->consumer);
+    Py_VISIT(state->lock);
     for (int i = 0; i <= PB_TICKET; i++) Py_VISIT(state->conditions[i]);
     return 0;
 }
@@ -351,6 +353,7 @@ static int clear(PyObject *module) {
     Py_CLEAR(state->frame);
     Py_CLEAR(state->producer);
     Py_CLEAR(state->consumer);
+    Py_CLEAR(state->lock);
     for (int i = 0; i <= PB_TICKET; i++) Py_CLEAR(state->conditions[i]);
     Py_CLEAR(state->protocol);
     Py_CLEAR(state->invalid);
@@ -363,7 +366,7 @@ static int clear(PyObject *module) {
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_native", "The members of a channel: docs/streams.md.", sizeof(State), functions, slots, traverse, clear, NULL,
+    PyModuleDef_HEAD_INIT, "_native", "The members of a channel, docs/streams.md, and a lock.", sizeof(State), functions, slots, traverse, clear, NULL,
 };
 
 PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }

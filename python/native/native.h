@@ -9,7 +9,7 @@
 #include "shm.h"
 
 typedef struct {
-    PyTypeObject *frame, *producer, *consumer;
+    PyTypeObject *frame, *producer, *consumer, *lock;
     PyObject *conditions[PB_TICKET + 1];
     PyObject *protocol, *invalid, *memory, *forked, *closed, *released;
 } State;
@@ -48,6 +48,6 @@ PyObject *close_member(Member *m, PyObject *ignored);
 PyObject *new_frame(State *state, const struct pb_consumer *c, const struct pb_frame *frame);
 void free_object(void *self);
 
-extern PyType_Spec frame_spec, producer_spec, consumer_spec;
+extern PyType_Spec frame_spec, producer_spec, consumer_spec, lock_spec;
 
 #endif

@@ -52,6 +52,8 @@ from poolbridge._shared_messages import JoinReply, Leave, Map, MapReply, Member,
 from poolbridge._transport import NONE, Descriptors
 
 _LAST_NUMBER: Final = 2**32 - 1
+# How many requests are remembered after their replies.
+_REMEMBERED: Final = 64
 # What a canonical notice of a frame begins with, behind its map's first byte.
 _FRAME: Final = b"\xa1n\xa5frame"
 # What the session has to hear of.
@@ -113,6 +115,8 @@ class Core:
         self.news: list[Failed | Forget | Wanted] = []
         self._calls: dict[int, Call] = {}
         self._number = 0
+        self._all_issued = False  # every number there is, once
+        self._answered: deque[tuple[Any, type[Reply]]] = deque(maxlen=_REMEMBERED)
 
     # Out
 
@@ -154,6 +158,12 @@ class Core:
             descriptors.close()
             self.tell(Leave(ch=call.request.ch, mb=call.reply.mb))
 
+    def forsake(self, request: Request) -> None:
+        """Stop waiting for the reply to a request whose `start` was interrupted, if it came so far."""
+        call = self._calls.get(request.q)
+        if call is not None and call.request is request:
+            self.abandon(call)
+
     def release(self, grant: Grant, tickets: tuple[Ticket, ...] = (), *, failed: bool) -> KnownBlock | None:
         """End a lease.
 
@@ -183,7 +193,9 @@ class Core:
 
     def _next_number(self) -> int:
         while True:
-            self._number = self._number % _LAST_NUMBER + 1
+            if self._number == _LAST_NUMBER:
+                self._number, self._all_issued = 0, True
+            self._number += 1
             if self._number not in self._calls:
                 return self._number
 
@@ -316,7 +328,10 @@ class Core:
     def _reply(self, envelope: Envelope, data: bytes, descriptors: Descriptors) -> None:
         call = self._calls.get(envelope.q)
         if call is None:
-            raise ProtocolError(f"a reply to request {envelope.q}, which does not wait for one")
+            if not self._all_issued and envelope.q > self._number:
+                raise ProtocolError(f"a reply to request {envelope.q}, which was never sent")
+            self._second(envelope, data, descriptors)
+            return
         if not isinstance(envelope.e, UnsetType):
             error = _errors.from_wire(envelope.e.c, envelope.e.m)
             decode(data, Reply)
@@ -326,9 +341,21 @@ class Core:
         else:
             self._answer(call, decode(data, call.reply_type), descriptors)
 
+    def _second(self, envelope: Envelope, data: bytes, descriptors: Descriptors) -> None:
+        """Take a reply that nobody waits for: what was interrupted while it sent may have sent its request twice."""
+        asked = next((one for one in self._answered if one[0].q == envelope.q), None)
+        if asked is None or not isinstance(envelope.e, UnsetType):
+            decode(data, Reply)
+            descriptors.close()
+            return
+        call = Call(*asked, _nothing)
+        call.abandoned = True
+        self._answer(call, decode(data, call.reply_type), descriptors)
+
     def _answer(self, call: Call, reply: Reply, descriptors: Descriptors) -> None:
         self._learn(call, reply, descriptors)
-        del self._calls[call.number]
+        if self._calls.pop(call.number, None) is not None:
+            self._answered.append((call.request, call.reply_type))
         if call.abandoned and isinstance(reply, GrantReply):
             block = self.release(reply.l, failed=False)
             if block is not None and block.mapped is None:
@@ -458,3 +485,7 @@ def _claim(export: Export | UnsetType, descriptors: Descriptors) -> tuple[bytes,
     if export.f > len(descriptors):
         raise ProtocolError(f"an export claims {export.f} file descriptors; {len(descriptors)} came with it")
     return export.d, descriptors.take(export.f)
+
+
+def _nothing() -> None:
+    pass

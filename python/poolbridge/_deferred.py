@@ -1,109 +1,101 @@
-"""Locks for work that finalisers need done but must not wait for."""
+"""Locks for work that finalisers need done but must not wait for.
+
+A signal handler that raises, as that of ctrl-C does, leaves none of them locked. CPython runs handlers between steps of
+Python code: at the beginning of a function, and after a call. It runs none between a ``with`` statement and the
+methods of a context manager in C. So what takes these locks for a ``with`` statement, and what gives them up, is in C.
+"""
 
 from __future__ import annotations
 
-import threading
 import warnings
+from _thread import RLock, start_new_thread
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
+from operator import call
 
 
-class DeferringLock:
-    """A lock whose holder also does what others left for it.
-
-    The garbage collector may run a finaliser in any thread at any point, also while that very thread holds the lock:
-    waiting there would be a deadlock. So a finaliser calls `later`; the work is done at once if the lock is free, and
-    otherwise by the thread that holds it, right after.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._left: deque[Callable[[], None]] = deque()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        # What was left before comes before what its holder does now: a release before the request that follows it.
-        try:
-            while self._left:
-                _do(self._left.popleft())
-        except BaseException:
-            self._lock.release()  # a signal handler's: nobody would leave what was not entered
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
-        if self._left:
-            self._drain()
-
-    def later(self, work: Callable[[], None]) -> None:
-        """Have `work` done under the lock, by this thread or by the one that holds it; never waits, never raises."""
-        if self._left or not self._lock.acquire(blocking=False):
-            self._left.append(work)
-        else:
-            try:
-                _do(work)
-            finally:
-                self._lock.release()
-        if self._left:
-            self._drain()
-
-    def rest(self, seconds: float) -> None:
-        """Wait until nobody holds the lock, for so long at most."""
-        if self._lock.acquire(timeout=seconds):
-            self.__exit__(None, None, None)
-
-    def _drain(self) -> None:
-        # A thread that fails to take the lock may leave: its holder looks at the deque after releasing it.
-        while self._left and self._lock.acquire(blocking=False):
-            try:
-                while self._left:
-                    _do(self._left.popleft())
-            finally:
-                self._lock.release()
-
-
-class OwnedLock:
+class OwnedLock(RLock):  # type: ignore[misc] # for type checkers nobody inherits from it
     """A lock that says so where waiting for it would be for ever: in a finaliser that runs in its holder's thread.
 
     A ``with`` statement there goes on at once.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holder = 0
-        self._depth = 0
+    def take(self, timeout: float = -1) -> bool:
+        """Take it; False if this thread has it already, or another for so many seconds; below 0: for any time.
 
-    def acquire(self, *, wait: bool = True) -> bool:
-        """Take it; False if this thread has it already, or another has and this one is not to `wait`."""
-        thread = threading.get_ident()
-        if self._holder == thread or not self._lock.acquire(blocking=wait):
+        It is to be given up by `release`, in the ``finally`` of a ``try`` that follows at once: without a call between
+        them no signal comes between.
+        """
+        if self._is_owned():  # type: ignore[attr-defined]
             return False
-        self._holder = thread
-        return True
+        try:
+            return self.acquire(timeout=timeout)
+        except BaseException:
+            # A signal handler's, before it was taken or after: the lock knows.
+            try:
+                self.release()
+            except RuntimeError:
+                pass
+            raise
 
-    def release(self) -> None:
-        """Give it up."""
-        self._holder = 0
-        self._lock.release()
 
-    def __enter__(self) -> None:
-        if not self.acquire():
-            self._depth += 1
+class PlainDeferringLock(OwnedLock):  # type: ignore[misc]
+    """What is used as `DeferringLock` without the native module.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._depth:
-            self._depth -= 1
-        else:
+    It is given up by a method in C, which does not look at what was left. A thread that is started for it does that as
+    soon as the lock is free.
+    """
+
+    def __init__(self) -> None:
+        self._left: deque[Callable[[], object]] = deque()
+
+    def __enter__(self) -> None:  # type: ignore[override]
+        self.take()
+        try:
+            self._do_left()
+        except BaseException:
+            self.release()
+            raise
+
+    def later(self, work: Callable[[], object], /) -> None:
+        """See `DeferringLock`."""
+        self._left.append(work)
+        if self.take(0):
+            try:
+                self._do_left()
+            finally:
+                self.release()
+        if self._left:
+            try:
+                start_new_thread(self._settle, ())
+            except RuntimeError:
+                pass  # the interpreter is about to end; who takes the lock next does it
+
+    def rest(self, seconds: float, /) -> None:
+        """See `DeferringLock`."""
+        if self.take(seconds):
             self.release()
 
+    def _settle(self) -> None:
+        with self:
+            pass
 
-def _do(work: Callable[[], None]) -> None:
-    try:
-        work()
-    except Exception as error:  # noqa: BLE001 - a finaliser's work warns, it never raises
-        warnings.warn(f"poolbridge: {error!r} while giving memory back", ResourceWarning, stacklevel=3)
+    def _do_left(self) -> None:
+        while self._left:
+            try:
+                # Taken out and called by one call in C: no signal comes between.
+                next(map(call, iter(self._left.popleft, None)))
+            except Exception as error:  # noqa: BLE001 - a finaliser's work warns, it never raises
+                warnings.warn(f"poolbridge: {error!r} while giving memory back", ResourceWarning, stacklevel=2)
+
+
+try:
+    from poolbridge._native import DeferringLock as DeferringLock  # noqa: PLC0414 - it is for others
+except ImportError:
+    DeferringLock = PlainDeferringLock  # type: ignore[assignment, misc]
+"""A lock whose holder also does what others left for it.
+
+The garbage collector may run a finaliser in any thread at any point, also while that very thread holds the lock. To
+wait there would be a deadlock. So a finaliser calls `later`. The work is done at once if the lock is free, and else by
+the thread that holds it, right after. What was left comes before what the next holder does.
+"""

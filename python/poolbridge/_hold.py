@@ -54,6 +54,7 @@ class Hold:
         feed: Feed | None = None,
     ) -> None:
         self.released = True  # until everything is in place
+        self.sent = False
         self.session = session
         self.grant = grant
         self.pool = pool
@@ -76,7 +77,6 @@ class Hold:
         # What stands for the content, where this process completes it later by itself.
         self.promise: Ticket | None = None
         self.lost = bool(session.lost) and grant.bf in session.lost
-        self.sent = False
         # Whether it came of an allocation: nobody else can have a lease or a name of the buffer.
         self.allocated = False
         self.feed = feed

@@ -1,4 +1,4 @@
-"""The members of a channel that hand frames on through shared memory: ``docs/streams.md``.
+"""The members of a channel that hand frames on through shared memory, ``docs/streams.md``, and a lock.
 
 Any thread may call anything at any time: the interpreter's lock protects what is not being waited for, and waiting, in
 `Consumer.take`, `Producer.publish`, `Producer.reclaim` and `futex_wait`, releases it and takes it
@@ -9,6 +9,7 @@ Numbers are from 0 to 2**64 - 1 where nothing else is said. Times are seconds; `
 sleep. All arguments are positional.
 """
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, final
 
@@ -210,6 +211,19 @@ class Consumer:
         """Slot and member id of the producer whose track was needed last."""
     def close(self) -> None:
         """Unmap everything and drop what is kept; a thread that waits gets `ClosedError`. Idempotent."""
+
+@final
+class DeferringLock:
+    """A lock whose holder also does what others left for it: see `poolbridge._deferred`, also for its substitute."""
+
+    def __enter__(self) -> None:
+        """Take the lock, and do what was left. If that raises, as a signal handler may, the lock is given up again."""
+    def __exit__(self, *error: object) -> None:
+        """Give the lock up, and do what was left meanwhile."""
+    def later(self, work: Callable[[], object], /) -> None:
+        """Have `work` done under the lock, by this thread or by the one that holds it; never waits, never raises."""
+    def rest(self, seconds: float, /) -> None:
+        """Wait until nobody holds the lock, for so long at most."""
 
 def load_u64(buffer: ReadableBuffer, offset: int, /) -> int:
     """Load a word; what is loaded after it is as new (acquire)."""

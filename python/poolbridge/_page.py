@@ -101,8 +101,9 @@ class Page:
         A stream of the same process may be made to wait for the value after that only. Before, it could be the very
         stream that is to write it, or one that this waits for, as the legacy default stream does: it would never go on.
         """
-        if self.write and self.telling.acquire():
-            self.telling.release()
+        if self.write:
+            with self.telling:
+                pass
 
     def on_device(self, ordinal: int) -> int:
         """Address of the page for streams, or 0 if a GPU cannot reach it. Registers the page once; may wait."""

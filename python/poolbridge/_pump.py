@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from poolbridge._deferred import DeferringLock
+from poolbridge._deferred import DeferringLock, OwnedLock
 from poolbridge._errors import PoolbridgeError, ServiceStalledError
 from poolbridge._messages import Reply, Request
 
@@ -101,7 +101,8 @@ class Pump:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._fd = session.transport.fileno()
-        self._reading = threading.Lock()
+        self._reading = OwnedLock()
+        self._read = False  # somebody reads
         self._bell = _Bell()
         self._work: deque[Callable[[], None]] = deque()
         self._stopped = False
@@ -148,7 +149,9 @@ class Pump:
                     if not self._spin_for(call, 0):
                         self._read_for(call, deadline)
                 finally:
-                    self._end_reading()
+                    self._read, self._armed = False, self._armed or self._session.transport.ring is None
+                    self._reading.release()
+                    self._after_reading()
             else:
                 turn = threading.Event()
                 call = self._session.ask(request, reply_type, turn.set)
@@ -161,17 +164,28 @@ class Pump:
                 turn = threading.Event()
                 call.on_done = turn.set
                 self._wait_for(call, turn, time.monotonic() + self._session.patience)
+            if call.error is not None:
+                raise call.error
+            reply = cast("_ReplyT", call.reply)
         except BaseException:
-            if call is not None:
+            self._after_reading()  # a signal handler's may have kept it from being done
+            if call is not None and call.error is None:
                 self._session.abandon(call)
             raise
-        return cast("_ReplyT", call.result())
+        return reply
 
     def wait(self, feed: Feed | Waiter, seconds: float | None, spin: float) -> bool:
         """Wait until a feed has something to take; False if `seconds` passed before.
 
         For the first `spin` seconds the thread does not sleep.
         """
+        try:
+            return self._wait(feed, seconds, spin)
+        except BaseException:
+            self._after_reading()  # see `call`
+            raise
+
+    def _wait(self, feed: Feed | Waiter, seconds: float | None, spin: float) -> bool:
         deadline = None if seconds is None else time.monotonic() + seconds
         while not feed.done:
             left = None if deadline is None else deadline - time.monotonic()
@@ -182,7 +196,9 @@ class Pump:
                     if not self._spin_for(feed, spin if left is None else min(spin, left)):
                         self._read_for(feed, deadline)
                 finally:
-                    self._end_reading()
+                    self._read, self._armed = False, self._armed or self._session.transport.ring is None
+                    self._reading.release()
+                    self._after_reading()
             else:
                 turn = threading.Event()
                 feed.on_done = turn.set
@@ -193,22 +209,29 @@ class Pump:
         return True
 
     def _begin_reading(self) -> bool:
-        if not self._reading.acquire(blocking=False):
+        """Begin to read, if nobody does; what ends it is not a function, at whose beginning a signal could come."""
+        if not self._reading.take(0):
             return False
-        self._reads += 1
-        if self._armed:
-            self._armed = False
-            self._session.transport.wake()
-            self._arm()
+        try:
+            self._read = True
+            self._reads += 1
+            if self._armed:
+                self._armed = False
+                self._session.transport.wake()
+                self._arm()
+        except BaseException:
+            self._read, self._armed = False, True
+            self._reading.release()
+            self._after_reading()
+            raise
         return True
 
-    def _end_reading(self) -> None:
-        if self._session.transport.ring is None:
-            self._armed = True
-            self._reading.release()
+    def _after_reading(self) -> None:
+        """Have others read now. Idempotent."""
+        if self._armed:
             self._arm()
+        if self._session.transport.ring is None:
             return
-        self._reading.release()
         if not self._ticking:
             self.ringing()
         if self._waiting:
@@ -216,7 +239,7 @@ class Pump:
 
     def _pass_on(self) -> None:
         """Have a thread that waits read, if nobody does: the watcher would only do so when it ticks."""
-        if self._waiting and not self._reading.locked():
+        if self._waiting and not self._read:
             for turn in self._waiting[:1]:
                 turn.set()
 
@@ -303,7 +326,9 @@ class Pump:
                     try:
                         self._read_for(feed, deadline)
                     finally:
-                        self._end_reading()
+                        self._read, self._armed = False, self._armed or self._session.transport.ring is None
+                        self._reading.release()
+                        self._after_reading()
                     return
                 if not turn.wait(None if deadline is None else max(deadline - time.monotonic(), 0)):
                     return
@@ -351,12 +376,14 @@ class Pump:
                 self._ticking = False
             self._session.settle()
             # A thread that waits for a reply reads; its wait must not hold up the work here.
-            if self._reading.acquire(blocking=False):
+            if self._reading.take(0):
                 try:
+                    self._read = True
                     self._read_all()
                     if ticking:
                         self._rest()
                 finally:
+                    self._read = False
                     self._reading.release()
                 self._pass_on()
         self._finished = True

@@ -120,8 +120,8 @@ class Ring:
         before, self._published = self._published, self._head
         self._own[_HEAD] = self._head
         # What was stored has to be seen before what is loaded next: both take a locked instruction.
-        self._fence.acquire()
-        self._fence.release()
+        with self._fence:
+            pass
         return self._peer[_ASLEEP] == (before + 1) % _WRAP
 
     # Reading
@@ -167,8 +167,8 @@ class Ring:
     def sleep(self) -> bool:
         """Say that the reader is about to sleep; False if there is something to take."""
         self._own[_ASLEEP] = (self._tail + 1) % _WRAP
-        self._fence.acquire()  # see `publish`
-        self._fence.release()
+        with self._fence:  # see `publish`
+            pass
         if self._peer[_HEAD] == self._tail:
             return True
         self.wake()

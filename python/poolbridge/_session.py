@@ -110,11 +110,18 @@ class Session(SessionMembers):
         """Send a request; `on_done` is called once the answer is there. Does not wait."""
         self.check_usable()
         self.settle()
-        with self._lock:
-            # Again, for here it cannot change: a request that begins after the end would wait for ever.
-            self.check_usable()
-            call = self.core.start(request, reply_type, on_done)
-            self._flush()
+        try:
+            with self._lock:
+                # Again, for here it cannot change: a request that begins after the end would wait for ever.
+                self.check_usable()
+                call = self.core.start(request, reply_type, on_done)
+                self._flush()
+        except BaseException:
+            if request.q and self.ended is None:  # a signal handler's, perhaps after it was sent
+                with self._lock:
+                    self.core.forsake(request)
+                    self._flush()
+            raise
         return call
 
     def abandon(self, call: Call) -> None:

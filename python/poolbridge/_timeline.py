@@ -97,7 +97,7 @@ class Timeline:
         PoolLimitError
             More streams are at work than a timeline has words.
         """
-        if not self._lock.acquire(wait=wait):
+        if not self._lock.take(-1 if wait else 0):
             return None
         try:
             if self._closed:
@@ -133,7 +133,7 @@ class Timeline:
         DriverError
             From `finish`; the word is written all the same.
         """
-        if not self._lock.acquire():
+        if not self._lock.take():
             return False
         try:
             if self._closed:

@@ -97,7 +97,7 @@ class Transport:
         self._buffer = memoryview(bytearray(MAX_PACKET + 1))
         self.ring: Ring | None = None
         # What is sent, and what is received, goes over the socket for now.
-        self._aside = True
+        self._aside = deque((_BACK,))  # what is still to be sent before packets go through the ring, or nothing
         self._over = True
         # Over the socket, behind what the ring still has: a packet, or why none will come.
         self._came: tuple[bytes, Descriptors] | None = None
@@ -125,33 +125,65 @@ class Transport:
             The service is gone.
         """
         ring = self.ring
+        if ring is not None:
+            try:
+                return self._send_through(ring, packets)
+            except PoolbridgeError:
+                raise
+            except BaseException:
+                # A signal handler's, perhaps: what the ring has got does not wait for the next packet.
+                ring.publish()
+                self._send(_LOOK)
+                raise
         while packets:
-            if ring is not None:
-                if self._aside and ring.drained and self._send(_BACK):
-                    self._aside = False
-                if not self._aside:
-                    while packets and ring.put(packets[0]):
-                        packets.popleft()
-                    if packets:  # what it has no room for goes another way
-                        ring.mark()
-                        self._aside = True
-                    if ring.publish():
-                        self._send(_LOOK)  # the reader of a full socket does not sleep
-                    if not packets:
-                        break
-            if not self._send(packets[0]):
+            if not self._send_first(packets):
                 return False
-            packets.popleft()
         return True
 
-    def _send(self, packet: bytes) -> bool:
+    def _send_through(self, ring: Ring, packets: deque[bytes]) -> bool:
+        while packets:
+            if self._aside and ring.drained:
+                self._send_first(self._aside)
+            if not self._aside:
+                while packets:
+                    if not ring.put(packets[0]):
+                        # What it has no room for goes another way.
+                        ring.mark()
+                        self._aside.append(_BACK)
+                        break
+                    # Neither a call nor a jump back is between this and what `put` does last: no signal comes between,
+                    # and no packet is sent twice.
+                    del packets[0]
+                if ring.publish():
+                    self._send(_LOOK)  # the reader of a full socket does not sleep
+                if not packets:
+                    break
+            if not self._send_first(packets):
+                return False
+        return True
+
+    def _send_first(self, packets: deque[bytes]) -> bool:
+        """Send the first packet and take it off; False if the socket's buffer is full."""
+        packet = packets[0]
+        # Taken off and sent by one call in C: whenever a signal comes, it is sent once.
+        sending = map(self._sock.send, iter(packets.popleft, None), (_SEND_FLAGS,))
+        try:
+            next(sending)
+        except BlockingIOError:
+            packets.appendleft(packet)
+            return False
+        except OSError as error:
+            raise _gone(error) from error
+        return True
+
+    def _send(self, packet: bytes) -> None:
+        """Send a packet that may be sent too often, but not too rarely, unless the socket's buffer is full."""
         try:
             self._sock.send(packet, _SEND_FLAGS)
         except BlockingIOError:
-            return False
+            pass
         except OSError as error:
-            raise ConnectionLostError(f"the service is gone ({error.strerror}): {SESSION_LOST}") from error
-        return True
+            raise _gone(error) from error
 
     def receive(self, *, readable: bool = False) -> tuple[Sequence[bytes], Descriptors] | None:
         """Receive packets that the ring has, or one with its descriptors, which are close-on-exec.
@@ -226,7 +258,7 @@ class Transport:
         except (BlockingIOError, InterruptedError):
             return None
         except OSError as error:
-            raise ConnectionLostError(f"the service is gone ({error.strerror}): {SESSION_LOST}") from error
+            raise _gone(error) from error
         descriptors = Descriptors(_rights(control) if control else ())
         try:
             if flags & _CONTROL_TRUNCATED:
@@ -280,6 +312,10 @@ class Transport:
         ring, self.ring = self.ring, None
         if ring is not None:
             ring.close()
+
+
+def _gone(error: OSError) -> ConnectionLostError:
+    return ConnectionLostError(f"the service is gone ({error.strerror}): {SESSION_LOST}")
 
 
 def _rights(control: list[tuple[int, int, bytes]]) -> list[int]:

@@ -16,7 +16,6 @@ from fakeservice import Refused, Service
 
 import poolbridge
 from poolbridge import _messages
-from poolbridge._deferred import DeferringLock
 from poolbridge._mappings import MAPPINGS
 
 SOURCE = str(Path(poolbridge.__file__).parents[1])
@@ -391,16 +390,3 @@ def test_capsules_that_nobody_consumed_free_themselves(service, client):
         lease.__dlpack__()
     assert lease.arrays == 0
     assert ctypes.sizeof(ctypes.c_void_p) == 8
-
-
-def test_a_signal_in_the_midst_of_what_others_left_leaves_no_lock_behind():
-    def interrupted():
-        raise KeyboardInterrupt
-
-    lock = DeferringLock()
-    lock._left.append(interrupted)  # by a finaliser that found it held
-    with pytest.raises(KeyboardInterrupt), lock:
-        pass
-    done = []
-    lock.later(lambda: done.append(True))
-    assert done

@@ -389,7 +389,9 @@ def test_a_thread_that_waits_reads_when_nobody_else_does(
                 call.start()
             while len(pump._waiting) < len(calls):
                 time.sleep(0.001)
-            pump._end_reading()
+            pump._read = False
+            pump._reading.release()
+            pump._after_reading()
             for call in calls:
                 call.join(30)
                 assert not call.is_alive()

@@ -180,7 +180,7 @@ needs_ring = pytest.mark.skipif(not _ring.USABLE, reason="there are no rings on 
 
 def use(client, ring):
     client._session.transport.use(ring)
-    client._session.transport._aside = False
+    client._session.transport._aside.clear()
 
 
 @needs_ring

@@ -1,0 +1,323 @@
+"""Signal handlers that raise, at every point where CPython lets one."""
+
+from __future__ import annotations
+
+import dis
+import os
+import select
+import sys
+import threading
+from collections import deque
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_ring import Linked
+
+import poolbridge
+from poolbridge import _messages as m
+from poolbridge._core import Core
+from poolbridge._deferred import DeferringLock, OwnedLock, PlainDeferringLock
+from poolbridge._packet import encode
+from poolbridge._ring import MAX_PACKET
+from poolbridge._session import Session
+from poolbridge._transport import NONE, Descriptors
+
+PACKAGE = str(Path(poolbridge.__file__).parent)
+
+
+# What is received is taken note of in many steps. One that is interrupted there may lose a packet.
+_SPARED = {Session.receive.__code__}
+
+
+class Interrupted(BaseException):
+    pass
+
+
+@cache
+def steps(code):
+    """Where handlers may run: offsets that follow a call, a beginning or a jump back, and are guarded as that is."""
+    table = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+
+    def guard(offset):
+        return next((entry.target for entry in table if entry.start <= offset < entry.end), None)
+
+    found = {}
+    instructions = list(dis.get_instructions(code))
+    for one in instructions:
+        calls = one.opname in {"CALL", "CALL_FUNCTION_EX", "CALL_KW"}
+        if calls or one.opname == "RESUME" or "BACKWARD" in one.opname:
+            found[one.offset] = (calls, guard(one.offset))
+    return found, guard
+
+
+class Interrupter:
+    """Raises at one of the points where a handler may run in this thread: in the package, and in `functions`."""
+
+    def __init__(self, at, *functions):
+        self._left = at
+        self._functions = {function.__code__ for function in functions}
+        self._last = {}
+        self._spared = set()
+        self.where = None
+
+    def __enter__(self):
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *error):
+        sys.settrace(None)
+        self._last.clear()
+        self._spared.clear()
+
+    def _call(self, frame, event, arg):
+        # The return from a function in Python is no such point.
+        self._last.pop(frame.f_back, None)
+        if frame.f_code not in self._functions and not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        if frame.f_code in _SPARED or frame.f_back in self._spared:
+            self._spared.add(frame)
+            return None
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        return self._step
+
+    def _step(self, frame, event, arg):
+        if event == "return":
+            self._last.pop(frame, None)
+        if event != "opcode":
+            return self._step
+        found, guard = steps(frame.f_code)
+        before, self._last[frame] = self._last.get(frame), frame.f_lasti
+        if before in found and found[before][1] == guard(frame.f_lasti):
+            if not self._left:
+                self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+                sys.settrace(None)
+                raise Interrupted
+            self._left -= 1
+        return self._step
+
+
+def at_every_step(try_it, *functions, most=100_000):
+    """Call `try_it` with what interrupts it at its first step, its second, and so on; give how many there are."""
+    for at in range(most):
+        interrupter = Interrupter(at, *functions)
+        try_it(interrupter)
+        if interrupter.where is None:
+            return at
+    raise AssertionError("that has no end")
+
+
+def is_free(lock):
+    def take():
+        with lock:
+            pass
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    thread.join(10)
+    return not thread.is_alive()
+
+
+@pytest.mark.parametrize("kind", [DeferringLock, PlainDeferringLock])
+def test_no_interrupt_leaves_a_lock_behind_or_work_undone(kind):
+    lock: Any = None
+
+    def use():
+        with lock:
+            state.append("held")
+            lock.later(partial(done.append, 1))
+            state.append("left")
+        lock.later(partial(done.append, 2))
+        state.append("left again")
+
+    def try_it(interrupter):
+        nonlocal lock
+        lock = kind()
+        state.clear()
+        done.clear()
+        lock.later(list)
+        try:
+            with interrupter:
+                use()
+        except Interrupted:
+            pass
+        assert is_free(lock), interrupter.where
+        if "left" in state:
+            assert done[:1] == [1], interrupter.where
+        if "left again" in state:
+            assert done == [1, 2], interrupter.where
+
+    state: list[str] = []
+    done: list[int] = []
+    assert at_every_step(try_it, use) > 3
+
+
+@pytest.mark.parametrize("kind", [DeferringLock, PlainDeferringLock])
+def test_an_interrupt_of_what_was_left_leaves_no_lock_behind(kind):
+    lock: Any = None
+
+    def work():
+        len(())
+        done.append(1)
+
+    def use():
+        with lock:
+            lock.later(work)
+            lock.later(partial(done.append, 2))
+        lock.later(work)
+        with lock:
+            pass
+
+    def try_it(interrupter):
+        nonlocal lock
+        lock = kind()
+        done.clear()
+        try:
+            with interrupter:
+                use()
+        except Interrupted:
+            pass
+        assert is_free(lock), interrupter.where
+        if "work" in (interrupter.where or ""):
+            assert 2 in done, interrupter.where
+
+    done: list[int] = []
+    assert at_every_step(try_it, use, work) > 3
+
+
+def test_no_interrupt_leaves_an_owned_lock_behind():
+    lock: Any = None
+
+    def use():
+        if lock.take():
+            try:
+                assert not lock.take(0)
+                with lock:
+                    len(())
+            finally:
+                lock.release()
+        with lock, lock:
+            len(())
+
+    def try_it(interrupter):
+        nonlocal lock
+        lock = OwnedLock()
+        try:
+            with interrupter:
+                use()
+        except Interrupted:
+            pass
+        assert is_free(lock), interrupter.where
+
+    assert at_every_step(try_it, use) > 3
+
+
+@pytest.mark.parametrize("kind", [DeferringLock, PlainDeferringLock])
+def test_an_error_in_what_was_left_is_a_warning(kind):
+    def fail():
+        raise ValueError("no")
+
+    lock, done = kind(), list[int]()
+    with pytest.warns(ResourceWarning, match="ValueError.*no"):
+        lock.later(fail)
+    lock.later(partial(done.append, 1))
+    assert done == [1]
+
+
+# Packets
+
+
+@pytest.mark.parametrize("length", [9, MAX_PACKET + 1], ids=["ring", "socket"])
+def test_a_packet_whose_sending_is_interrupted_is_sent_once_and_its_reader_woken(length):
+    def try_it(interrupter):
+        linked = Linked()
+        try:
+            for number in range(2):  # the first goes another way than those after it
+                assert linked.a.send(deque([bytes([number]) * 9]))
+                assert linked.b.receive()
+            linked.ends.b.sleep()
+            packets = deque(bytes([number]) * length for number in range(3))
+            whole = list(packets)
+            try:
+                with interrupter:
+                    linked.a.send(packets)
+            except Interrupted:
+                pass
+            if len(packets) < len(whole):
+                assert select.select([linked.b], [], [], 0)[0], interrupter.where
+            assert linked.a.send(packets)
+            came: list[bytes] = []
+            while (more := linked.b.receive()) is not None:
+                came += more[0]
+            assert came == whole, interrupter.where
+        finally:
+            linked.close()
+
+    assert at_every_step(try_it) > 3
+
+
+def granted(core, call, lease):
+    grant = m.Grant(id=lease, bf=lease, ge=1, wr=True, pl=1, bl=7, bs=64, n=8, t=m.Tensor(dt="|u1", sh=(8,)))
+    if 7 not in core.blocks:
+        grant.x = m.Export(f=0, d=b"")
+    core.receive(encode(m.GrantReply(q=call.number, l=grant)), NONE)
+
+
+def test_what_a_second_reply_grants_is_given_back():
+    core = Core()
+    call = core.start(m.Alloc(pl=1, t=m.Tensor(dt="|u1", sh=(8,))), m.GrantReply, list)
+    core.outbox.clear()
+    granted(core, call, 1)
+    assert not core.outbox
+    granted(core, call, 2)
+    assert list(core.outbox) == [encode(m.Release(l=2))]
+    assert core.blocks[7].leases == 1
+    assert isinstance(call.reply, m.GrantReply)
+    assert call.reply.l.id == 1
+
+
+def test_a_reply_to_what_is_forgotten_is_ignored_and_one_to_what_never_was_is_an_error():
+    core = Core()
+    call = core.start(m.StatsRequest(), m.Reply, list)
+    core.receive(encode(m.Reply(q=call.number)), NONE)
+    core._answered.clear()
+    fds = Descriptors(os.pipe())
+    core.receive(encode(m.Reply(q=call.number)), fds)
+    assert not len(fds)
+    core.receive(encode(m.Reply(q=call.number, e=m.WireError("busy", "no"))), NONE)
+    with pytest.raises(poolbridge.ProtocolError, match="never sent"):
+        core.receive(encode(m.Reply(q=call.number + 1)), NONE)
+    core._number = 2**32 - 1
+    core.start(m.StatsRequest(), m.Reply, list)
+    core.receive(encode(m.Reply(q=2**32 - 2)), NONE)
+
+
+# Requests
+
+
+def test_no_interrupt_of_a_request_ends_the_session_or_leaves_its_lease(service, client):
+    def ask():
+        made.append(client.allocate(8, pool=pool))
+
+    def try_it(interrupter):
+        made.clear()
+        try:
+            with interrupter:
+                ask()
+        except Interrupted:
+            pass
+        for lease in made:
+            lease.release()
+        other = threading.Thread(target=client.stats, daemon=True)
+        other.start()
+        other.join(20)
+        assert not other.is_alive(), interrupter.where
+        client.stats()
+        service.wait(lambda: not service.leases)
+
+    made: list[Any] = []
+    pool = client.create_pool("p", max_bytes=1 << 24)
+    client.allocate(8, pool=pool).release()
+    assert at_every_step(try_it) > 3
