@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"os"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -10,8 +11,8 @@ import (
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 )
 
-func TestManyConsumersOfAChannelJoinAndEachGetsEveryFrame(t *testing.T) {
-	const each, sessions = 16, 6
+func TestAThousandConsumersOfAChannelJoinAndEachGetsEveryFrame(t *testing.T) {
+	const each, sessions = 63, 16
 	r := start(t, ServerConfig{}, unhurried)
 	a := sharing(t, r.path)
 	pool, channel := a.makeShared(1<<16, wire.MakeChannel{Capacity: 4})
@@ -21,7 +22,9 @@ func TestManyConsumersOfAChannelJoinAndEachGetsEveryFrame(t *testing.T) {
 		p := sharing(t, r.path)
 		p.findShared()
 		for range each {
-			sinks = append(sinks, p.consume(wire.Join{Channel: channel}))
+			s := p.consume(wire.Join{Channel: channel})
+			closeFiles([]*os.File{s.config.Roster, s.config.Sequencer, s.config.Own}) // they are mapped, and 4,096 descriptors must do
+			sinks = append(sinks, s)
 		}
 	}
 	for range 2 {

@@ -53,8 +53,8 @@ class BasePublisher(ABC):
     ) -> None:
         if not channel.sm:
             raise InvalidArgumentError(
-                f"the frames of channel {channel.nm!r} go through the service: create it without shared=False, or allocate "
-                "a lease for each frame and publish that"
+                f"the frames of channel {channel.nm!r} go through the service: create it without shared=False, or "
+                "allocate a lease for each frame and publish that"
             )
         self._client = client
         self._session: Session = client._session  # noqa: SLF001 - of one family
