@@ -37,6 +37,11 @@ class Fan(ABC):
         self.channel = name
         self.spin = spin
 
+    @classmethod
+    def missing(cls) -> str:
+        """Say what is missing to use it here; empty if nothing is."""
+        return ""
+
     # The producer's end
 
     @abstractmethod

@@ -9,6 +9,7 @@ import numpy as np
 
 import poolbridge
 from poolbridge._bench_fan import Fan, put_number
+from poolbridge._membership import NATIVE
 
 _TIMEOUT = 60.0
 _SPIN = 10.0  # seconds: longer than frames are apart
@@ -83,6 +84,11 @@ class SharedChannelFan(ChannelFan):
 
     name = "poolbridge, frames through shared memory"
     shared = True
+
+    @classmethod
+    def missing(cls) -> str:
+        """Say what is missing to use it here; empty if nothing is."""
+        return "" if NATIVE is not None else "this installation of poolbridge has no native module"
 
     def _send(
         self, client: poolbridge.Client, pool: poolbridge.Pool, channel: poolbridge.Channel

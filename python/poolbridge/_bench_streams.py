@@ -191,7 +191,7 @@ def workload(consumers: int, *, spin: bool) -> str:
 def _ways(path: str | None, *, others: bool) -> Iterator[tuple[str, str, Callable[..., Fan]]]:
     if path:
         for kind in (SharedChannelFan, ChannelFan):
-            yield kind.name, "", partial(kind, path=path)
+            yield kind.name, kind.missing(), partial(kind, path=path)
     if others:
         yield IceoryxFan.name, IceoryxFan.missing(), IceoryxFan
 

@@ -21,6 +21,7 @@ from poolbridge._bench_alternatives import LINKS
 from poolbridge._bench_fan_iceoryx2 import IceoryxFan
 from poolbridge._bench_link import Link
 from poolbridge._bench_sample import percentile, summarize
+from poolbridge._membership import NATIVE
 
 SPAWN = multiprocessing.get_context("spawn")
 POOLSVC = os.environ.get("POOLBRIDGE_TEST_POOLSVC", str(Path(__file__).resolve().parents[2] / "bin" / "poolsvc"))
@@ -196,9 +197,10 @@ def test_python_streams_are_measured_of_every_system_that_is_here(poolsvc, monke
     results = list(
         _bench_streams.measure_streams(poolsvc, lambda *what: skipped.append(what[1]), seconds=0.01, consumers=1)
     )
-    ours = {"poolbridge, frames through the service", "poolbridge, frames through shared memory"}
-    systems = ours | ({"iceoryx2"} - set(skipped))
+    every = {"poolbridge, frames through the service", "poolbridge, frames through shared memory", "iceoryx2"}
+    systems = every - set(skipped)
     assert ("iceoryx2" in skipped) == bool(IceoryxFan.missing())
+    assert ("poolbridge, frames through shared memory" in skipped) == (NATIVE is None)
     workloads = {result.workload for result in results}
     assert "stream/python-python/1 consumer" in workloads
     for workload in workloads:
@@ -210,6 +212,7 @@ def test_python_streams_are_measured_of_every_system_that_is_here(poolsvc, monke
         assert (result.service_share is None) == (result.system == "iceoryx2")
 
 
+@pytest.mark.skipif(NATIVE is None, reason="poolbridge is installed without its native module")
 def test_the_service_works_for_frames_that_go_through_it_alone(poolsvc):
     skipped = []
     streams = _bench_streams.measure_streams(
