@@ -261,8 +261,8 @@ class Client(ClientState):
         AlreadyExistsError
             There is a channel of that name that is not like it.
         UnsupportedError
-            The service has no channels. Or `shared` is True, and the service has none of these, or poolbridge is installed
-            without its native module.
+            The service has no channels. Or `shared` is True, and the service has none of these, or poolbridge is
+            installed without its native module.
         """
         flow = _channel_operations.create_channel(
             self._session, name, pool=self._pool(pool).id, mode=mode, capacity=capacity, full=full, shared=shared
