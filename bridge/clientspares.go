@@ -37,7 +37,7 @@ const (
 	// sparesLook is how long it takes until spares are released, if nothing is allocated meanwhile: at least so long, and at most twice.
 	sparesLook = 500 * time.Millisecond
 	// sparesRest is how long it takes at most until an idle client looks again whether its channels have given something back.
-	sparesRest = 8 * time.Second
+	sparesRest = time.Second
 	// wantedFor is for how long what comes back is released after a notice.
 	wantedFor = time.Second
 )

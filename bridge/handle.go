@@ -237,6 +237,9 @@ func (c *serverConn) another(l *mempool.Lease, err error, wait uint64) (limit ti
 	if settles || errors.Is(err, mempool.ErrRecalling) {
 		limit = max(limit, c.server.limits.recall)
 	}
+	if errors.Is(err, mempool.ErrWanted) {
+		limit = max(limit, c.server.limits.wanted)
+	}
 	switch {
 	case settles:
 		return limit, situation(ErrBusy, "work on the buffer is under way")

@@ -44,7 +44,7 @@ func TestWhatIsBeyondALimitIsAnsweredAsThePageSays(t *testing.T) {
 		r.ask(6, &wire.MakeChannel{Name: fmt.Sprint(i), Pool: 1, Capacity: 1}, &wire.ChannelReply{})
 	}
 	r.refused(7, &wire.MakeChannel{Name: "more", Pool: 1, Capacity: 1}, wire.CodeLimit)
-	for range 64 {
+	for range mempool.MaxSubscriptions {
 		r.ask(8, &wire.Subscribe{Channel: 1, Credit: 256}, &wire.SubscribeReply{})
 	}
 	r.refused(9, &wire.Subscribe{Channel: 1}, wire.CodeLimit)

@@ -45,8 +45,12 @@ func (s *Session) MakeChannel(spec ChannelSpec) (ChannelInfo, error) {
 	}
 	if old := svc.channels[spec.Name]; old != nil {
 		if old.info.ChannelSpec != spec {
-			return ChannelInfo{}, situation(ErrExists, "there is a channel %q already, in pool %d, with mode %s, capacity %d, policy %s and through the service %t",
-				spec.Name, old.info.Pool, old.info.Mode, old.info.Capacity, old.info.Full, old.info.ThroughService)
+			way := "shared memory"
+			if old.info.ThroughService {
+				way = "the service"
+			}
+			return ChannelInfo{}, situation(ErrExists, "there is a channel %q already, in pool %q, with mode %s, capacity %d and policy %s, whose frames go through %s",
+				spec.Name, old.pool.info.Name, old.info.Mode, old.info.Capacity, old.info.Full, way)
 		}
 		return old.info, nil
 	}

@@ -43,7 +43,7 @@ func (p FullPolicy) validate() error {
 const (
 	MaxCapacity      = 1024 // frames of a channel
 	MaxChannels      = 256  // channels of a pool
-	MaxSubscriptions = 64   // subscriptions of a session, and its members of shared channels
+	MaxSubscriptions = 256  // subscriptions of a session, and its members of shared channels
 	MaxCredit        = 256  // of a subscription
 	MaxMeta          = 16   // entries of a frame's map
 	MaxMetaBytes     = 256  // bytes of each key and value

@@ -29,6 +29,10 @@ var (
 // the sessions that map them.
 var ErrRecalling = errors.New("unused blocks are being asked back")
 
+// ErrWanted comes along with [ErrLimit] where room may come at once: sessions that have producers were asked just now for the
+// leases that they keep for their next frames.
+var ErrWanted = errors.New("producers were asked for what they keep")
+
 var errShutdown = situation(ErrClosed, "the service is shutting down")
 
 // situation wraps one of the sentinels above with what was expected, what came, and what to do.

@@ -160,7 +160,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		}
 	}
 	defer leave()
-	asked := 0 // 1 once others know that it waits
+	asked, told := 0, false // asked is 1 once others know that it waits, told is whether a producer was told for its sake
 	defer func() { p.wanting -= asked }()
 	var scarce error // why no new block could be made just now, although the pool has room
 	relieved := uint64(0)
@@ -202,7 +202,8 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		}
 		if asked == 0 {
 			asked, p.wanting = 1, p.wanting+1
-			if p.want() {
+			var more bool
+			if more, told = p.want(); more {
 				continue
 			}
 		}
@@ -225,6 +226,9 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		}
 		if err == nil {
 			err = p.full(size) // said only now: most who wait get what they wait for
+		}
+		if told && !w.patient() {
+			err = fmt.Errorf("%w (%w)", err, ErrWanted)
 		}
 		return nil, w.cause(err)
 	}

@@ -48,9 +48,9 @@ func TestWhoMayJoinASharedChannelAndHow(t *testing.T) {
 	_, _, err = w.Send(id, l.ID(), FrameOptions{})
 	require.ErrorIs(t, err, ErrInvalid)
 	require.ErrorContains(t, err, "join it")
-	_, err = r.owner.MakeChannel(ChannelSpec{Name: "frames", Pool: r.pool.info.ID, Capacity: 2, Mode: WorkQueue})
+	_, err = r.owner.MakeChannel(ChannelSpec{Name: "frames", Pool: r.pool.info.ID, Capacity: 2, Mode: WorkQueue, ThroughService: true})
 	require.ErrorIs(t, err, ErrExists)
-	require.ErrorContains(t, err, "through the service false")
+	require.ErrorContains(t, err, "go through shared memory")
 
 	require.NoError(t, r.owner.ShutChannel(id))
 	_, err = w.JoinChannel(id, MemberSpec{Role: Consumer})

@@ -77,7 +77,7 @@ func (s *Session) subscribe(id uint64, o SubscribeOptions) (*subscription, error
 // maySubscribe says whether the session may have one more subscription, or one more member of a shared channel. Service.mu is held.
 func (s *Session) maySubscribe() error {
 	if n := len(s.subscriptions) + len(s.members); n >= MaxSubscriptions {
-		return situation(ErrLimit, "session %d has %d subscriptions and members of channels, and no more at a time", s.id, n)
+		return situation(ErrLimit, "session %d has %d subscriptions and members of channels, and no more at a time: leave some channels, or drop arrays of closed subscriptions, or connect once more", s.id, n)
 	}
 	return nil
 }

@@ -32,24 +32,28 @@ func (p *Pool) produce(s *Session, n int) {
 	}
 }
 
-// ask tells the sessions that have producers that memory is wanted. again tells those too that were told a moment ago. Service.mu is held.
-func (p *Pool) ask(again bool) {
+// ask tells the sessions that have producers that memory is wanted, and says whether it told one. again tells those too that were told a
+// moment ago. Service.mu is held.
+func (p *Pool) ask(again bool) (told bool) {
 	now := time.Now()
 	for s, have := range p.producers {
 		if again || now.Sub(have.asked) >= wantedRest {
 			have.asked = now
 			s.tell(Wanted{Pool: p.info.ID})
+			told = true
 		}
 	}
+	return told
 }
 
 // want asks for memory on behalf of an allocation that finds no room, now and again and again while one waits: sessions that have
-// producers, and channels that keep buffers of producers that left. It says whether channels gave something back. Service.mu is held.
-func (p *Pool) want() (more bool) {
+// producers, and channels that keep buffers of producers that left. It says whether channels gave something back, and whether a session
+// was told now. Service.mu is held.
+func (p *Pool) want() (more, told bool) {
 	if p.lent == nil { // there has been no shared channel
-		return false
+		return false, false
 	}
-	p.ask(false)
+	told = p.ask(false)
 	changes := p.room.changes
 	if now := time.Now(); now.Sub(p.tidied) >= wantedRest {
 		p.tidied = now
@@ -59,7 +63,7 @@ func (p *Pool) want() (more bool) {
 		p.wants = true
 		p.svc.drains.Go(p.wantOn)
 	}
-	return p.room.changes != changes
+	return p.room.changes != changes, told
 }
 
 // wantOn asks while an allocation waits.

@@ -136,7 +136,7 @@ func (h *Host) place(m *Member) (**Member, error) {
 			return &slots[i], nil
 		}
 	}
-	return nil, fmt.Errorf("%w: it has %d %ss, and no more at a time", ErrFull, len(slots), m.Role)
+	return nil, fmt.Errorf("%w: it has %d %ss, and no more at a time; one that left counts while a frame of its is kept or in hand", ErrFull, len(slots), m.Role)
 }
 
 func (m *Member) makeFile(l layout) (err error) {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from poolbridge import (
     _cuda_stream,
@@ -33,6 +33,7 @@ from poolbridge._channel_messages import (
 )
 from poolbridge._copies import copy_into
 from poolbridge._errors import (
+    AlreadyExistsError,
     DeviceMemoryError,
     InvalidArgumentError,
     PoolbridgeError,
@@ -120,22 +121,31 @@ def create_channel(
     session: Session, name: str, *, pool: int, mode: ChannelMode, capacity: int, full: FullPolicy, shared: bool | None
 ) -> Flow[Channel]:
     """Make a channel, or open the one that is like it."""
-    if shared is None:
-        shared = _membership.FEATURE in session.core.features
+    able = _membership.FEATURE in session.core.features
     request = MakeChannel(
         nm=check_name(name, "channel"),
         pl=pool,
         md=_check_word(mode, MODES, "mode"),
         cp=_check_most(capacity, _MOST_FRAMES, "capacity"),
         fl=_check_word(full, FULL, "full"),
-        sm=bool(shared),
+        sm=able if shared is None else bool(shared),
     )
     _check_feature(session)
     if shared:
         _membership.check_feature(session)
-    else:
+    if not request.sm:
         yield from _use_ring(session)
-    reply = yield Ask(request, ChannelReply)
+    try:
+        reply = yield Ask(request, ChannelReply)
+    except AlreadyExistsError:
+        if shared is not None:
+            raise
+        if not able:
+            yield from open_channel(session, name, timeout=0.0)  # says so if it is a shared one
+            raise
+        # Perhaps a program made it that cannot share memory.
+        yield from _use_ring(session)
+        reply = yield Ask(structs.replace(request, sm=False), ChannelReply)
     channel: Channel = reply.c
     return channel
 

@@ -214,6 +214,8 @@ class Client(ClientState):
         ------
         StaleError
             The buffer is gone; its block is used again.
+        BusyError
+            Another session writes it. The buffers of a shared channel's frames count as written.
         """
         flow = _operations.lease(self._session, buffer_id, generation, write=write, timeout=timeout)
         return Lease(self, self._run(flow))
@@ -254,7 +256,10 @@ class Client(ClientState):
             Whether frames go through memory that producers and consumers share (True) or through the service (False).
             Shared, a frame costs microseconds and no message to the service. All members need the native module. A
             producer keeps the memory of its last frames, `capacity` and 2 more, for the next ones for up to a second.
-            None: shared where this installation has the native module and the service offers it.
+            None: shared where this installation has the native module and the service offers it; one that exists and
+            is like it otherwise is opened either way. A shared channel has at most 63 producers, and a consumer at most
+            256 of its frames in hand. Memory that came back is its producer's until that uses or releases it: while the
+            producer is stopped, others do not get it.
 
         Raises
         ------

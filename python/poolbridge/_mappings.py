@@ -118,6 +118,13 @@ class Mappings:
             self._leaving = True
             self._lock.rest(_LAST_PATIENCE)
 
+    def start_anew(self) -> None:
+        """Know nothing of what the parent had mapped: in a forked child that memory is not there."""
+        self._inherited = self._pools, self._blocks  # kept: the child must not unmap them either
+        self._lock = DeferringLock()
+        self._pools, self._blocks = {}, {}
+        self._pid = os.getpid()
+
     def _give_up(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory], then: Callable[[], None]) -> None:
         if self._leaving:
             return
@@ -142,3 +149,4 @@ class Mappings:
 MAPPINGS = Mappings()
 """The process's register."""
 atexit.register(MAPPINGS.leave)
+os.register_at_fork(after_in_child=MAPPINGS.start_anew)

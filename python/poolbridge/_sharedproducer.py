@@ -296,7 +296,7 @@ def _too_slow(producer: SharedProducer, timeout: float) -> WaitTimeoutError:
 def _who(producer: SharedProducer) -> str:
     behind = producer.native.behind
     if behind is None:
-        return "; its consumers are behind" if producer.channel.md == "queue" else ""
+        return "; its consumers are behind, or it has none" if producer.channel.md == "queue" else ""
     return f"; member {behind[0]} of process {behind[1]} is behind"
 
 

@@ -31,7 +31,7 @@ _WANTED: Final = 1.0
 _MORE: Final = 2
 # How long a producer that does not allocate rests between two looks for blocks that come back: at first, and at most.
 _REST: Final = 0.5
-_LONGEST_REST: Final = 8.0
+_LONGEST_REST: Final = 1.0
 # How long one look for blocks that come back may sleep, and how often tickets are looked at: a GPU wakes nobody.
 _LOOK: Final = 10e-3
 # How often tickets are looked at while the client closes, and how long a look rests that may have come to nothing.

@@ -66,7 +66,7 @@ def test_a_channel_says_that_it_is_shared_and_is_found_as_it_is(client, other):
     assert channel.shared
     assert publish(client, channel, 1) == 1
     assert other.subscribe("c").receive(60).to_numpy().tolist() == [1] * 4
-    with pytest.raises(poolbridge.AlreadyExistsError, match="through the service false"):
+    with pytest.raises(poolbridge.AlreadyExistsError, match="go through shared memory"):
         client.create_channel("c", shared=False)
 
 
@@ -432,6 +432,20 @@ def test_a_producer_that_is_killed_costs_its_consumers_nothing(service, client, 
     until(lambda: leases(client) == 0 or client.allocate(4, timeout=0).release())
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_an_allocation_that_does_not_wait_gets_what_a_producer_keeps(client, other, own):
+    client.create_pool("tight", kind="host", max_bytes=8 * PAGE)
+    other.open_pool("tight")
+    channel = client.create_channel("c", pool="tight", mode="queue", capacity=8)
+    frames = other.subscribe("c", credit=8)
+    for _ in range(8):
+        channel.publish(client.allocate(PAGE, "uint8", pool="tight", timeout=60), timeout=60)
+    for _ in range(8):
+        next(frames).release()
+    lease = (client if own else other).allocate(6 * PAGE, "uint8", pool="tight", timeout=0)
+    assert lease.nbytes == 6 * PAGE
+
+
 def test_a_frame_in_hand_is_incomplete_though_its_dead_producer_is_forgotten(service, client, other):
     channel = client.create_channel("c", shared=True, capacity=1)
     frames = other.subscribe("c", full="drop-oldest", ack="manual")
@@ -747,9 +761,14 @@ def test_without_the_native_module_a_shared_channel_is_refused_with_what_is_miss
         for call in (lambda: bare.create_channel("d", shared=True), lambda: bare.open_channel("c")):
             with pytest.raises(poolbridge.UnsupportedError, match="native module.*install"):
                 call()
+        with pytest.raises(poolbridge.UnsupportedError, match="native module.*install"):
+            bare.create_channel("c")
         through = bare.create_channel("e")
         assert not through.shared
         assert publish(bare, through, 1) == 1
+        assert not client.create_channel("e").shared  # what is there already is opened as it is
+        with pytest.raises(poolbridge.AlreadyExistsError, match="go through the service"):
+            client.create_channel("e", capacity=3)
 
 
 def test_a_service_that_is_older_says_so(tmp_path):

@@ -524,7 +524,7 @@ import numpy as np
 import poolbridge
 
 client = poolbridge.connect(sys.argv[1])
-client.create_pool("p", max_bytes=1 << 20)
+client.create_pool("p", max_bytes=1 << 21)
 lease = client.allocate(1 << 20, "uint8", pool="p")
 array = np.asarray(lease)
 array[:] = 6
@@ -564,6 +564,18 @@ def test_nothing_of_a_forked_child_comes_to_lie_where_the_memory_was(service):
     os._exit(3)
 """
     assert fork(service, code) == 3
+
+
+def test_a_forked_child_that_connects_anew_has_memory_of_its_own(service):
+    code = """
+    again = poolbridge.connect(sys.argv[1])
+    again.open_pool("p")
+    fresh = again.allocate(1 << 16, "uint8", pool="p", timeout=60)
+    np.asarray(fresh)[:] = 7
+    fresh.publish("of the child", keep=True)
+    os._exit(int(np.asarray(again.get("of the child"))[0]))
+"""
+    assert fork(service, code) == 7
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
