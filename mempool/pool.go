@@ -160,7 +160,13 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		}
 	}
 	defer leave()
-	asked, told := 0, false // asked is 1 once others know that it waits, told is whether a producer was told for its sake
+	asked, told := 0, false // asked is 1 once others know that it waits, told is whether producers were told
+	hopeful := func(err error) error {
+		if told && !w.patient() {
+			return fmt.Errorf("%w (%w)", err, ErrWanted)
+		}
+		return err
+	}
 	defer func() { p.wanting -= asked }()
 	var scarce error // why no new block could be made just now, although the pool has room
 	relieved := uint64(0)
@@ -210,7 +216,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		if scarce != nil {
 			leave()
 			if !w.wait(p.relief.after(relieved)) && !awaits() {
-				return nil, w.cause(scarce)
+				return nil, w.cause(hopeful(scarce))
 			}
 			scarce = nil
 			continue
@@ -227,10 +233,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		if err == nil {
 			err = p.full(size) // said only now: most who wait get what they wait for
 		}
-		if told && !w.patient() {
-			err = fmt.Errorf("%w (%w)", err, ErrWanted)
-		}
-		return nil, w.cause(err)
+		return nil, w.cause(hopeful(err))
 	}
 }
 

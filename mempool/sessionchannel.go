@@ -34,8 +34,14 @@ type Frame struct {
 // forever is a time limit that is none.
 const forever = 100 * 365 * 24 * time.Hour
 
-// CreateChannel makes a channel, or opens the one that is just like it. See [Session.MakeChannel].
+// CreateChannel makes a channel whose frames go through the service, or opens the one that is just like it. A session in the service's
+// own process can use no other. See [Session.MakeChannel], which makes others for clients.
+//
+// Errors: [ErrInvalid] for a spec without ThroughService, and those of [Session.MakeChannel].
 func (s *Session) CreateChannel(spec ChannelSpec) (*Channel, error) {
+	if !spec.ThroughService {
+		return nil, situation(ErrInvalid, "channel %q: a session in the service's own process uses channels through the service alone; set ThroughService", spec.Name)
+	}
 	info, err := s.MakeChannel(spec)
 	if err != nil {
 		return nil, err

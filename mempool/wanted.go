@@ -11,6 +11,9 @@ func (Wanted) notice() {}
 // wantedRest is how often, at most, a session is told that memory of a pool is wanted.
 const wantedRest = 200 * time.Millisecond
 
+// wantedSoon is in what time a session that was told has given back what it can.
+const wantedSoon = 50 * time.Millisecond
+
 // producing is what a pool knows of a session that has producers in shared channels.
 type producing struct {
 	members int
@@ -32,16 +35,16 @@ func (p *Pool) produce(s *Session, n int) {
 	}
 }
 
-// ask tells the sessions that have producers that memory is wanted, and says whether it told one. again tells those too that were told a
-// moment ago. Service.mu is held.
+// ask tells the sessions that have producers that memory is wanted, and says whether one was told just now, by this call or by another.
+// again tells those too that were told a moment ago. Service.mu is held.
 func (p *Pool) ask(again bool) (told bool) {
 	now := time.Now()
 	for s, have := range p.producers {
 		if again || now.Sub(have.asked) >= wantedRest {
 			have.asked = now
 			s.tell(Wanted{Pool: p.info.ID})
-			told = true
 		}
+		told = told || now.Sub(have.asked) < wantedSoon
 	}
 	return told
 }

@@ -76,7 +76,26 @@ func TestProducersAreAskedWhenABoundIsReached(t *testing.T) {
 	p.send()
 	_, err = p.Allocate(t.Context(), pool.info.ID, Bytes(10), 0)
 	require.ErrorIs(t, err, ErrLimit)
+	assert.ErrorIs(t, err, ErrWanted, "patience may help")
 	assert.Equal(t, 1, r.wants(p.worker), "it has its own memory back")
+}
+
+func TestPatienceHelpsForAMomentAfterProducersWereAsked(t *testing.T) {
+	r := shareFrames(t, ChannelSpec{Capacity: 2}, 1)
+	require.NotErrorIs(t, tryAllocate(r.owner, r.pool, 1<<20), ErrWanted, "that never fits")
+	p := r.produce(hire(t, r.svc))
+	p.send()
+	told := r.pool.producers[p.Session]
+	require.NotNil(t, told)
+	require.ErrorIs(t, tryAllocate(r.owner, r.pool, 1), ErrWanted)
+	require.Equal(t, 1, r.wants(p.worker))
+	told.asked = time.Now().Add(time.Hour) // as if it had been asked this very moment
+	require.ErrorIs(t, tryAllocate(r.owner, r.pool, 1), ErrWanted, "another asked it just now")
+	require.Zero(t, r.wants(p.worker), "it is not told again")
+	told.asked = time.Now().Add(-wantedRest / 2)
+	err := tryAllocate(r.owner, r.pool, 1)
+	require.ErrorIs(t, err, ErrLimit)
+	require.NotErrorIs(t, err, ErrWanted, "it has had its time")
 }
 
 func TestAnAllocationFindsAtOnceWhatADeadProducerDoesNotNeedAnyMore(t *testing.T) {

@@ -88,8 +88,8 @@ class AsyncPump:
 
     def _readable(self) -> None:
         transport = self._session.transport
-        transport.wake()
         try:
+            transport.wake()
             for _ in range(_MOST_READS):
                 if self._session.ended is not None or (not self._session.receive() and transport.sleep()):
                     break
@@ -97,6 +97,9 @@ class AsyncPump:
                 self._soon(self._readable)  # others have their turn before
         except PoolbridgeError:
             pass  # every call has failed with it, and the next one will
+        except BaseException:
+            self._soon(self._readable)  # a signal's handler raised: nobody else reads what has come
+            raise
         if self._session.ended is not None:
             self.stop()
 

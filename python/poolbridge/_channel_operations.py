@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
-from msgspec import UNSET, structs
+from msgspec import UNSET
 
 from poolbridge import (
     _cuda_stream,
@@ -140,12 +140,11 @@ def create_channel(
     except AlreadyExistsError:
         if shared is not None:
             raise
-        if not able:
-            yield from open_channel(session, name, timeout=0.0)  # says so if it is a shared one
+        # Perhaps its frames go the other way. If this client cannot use it, `open_channel` says so.
+        there: Channel = yield from open_channel(session, name, timeout=0.0)
+        if (there.pl, there.md, there.cp, there.fl) != (request.pl, request.md, request.cp, request.fl):
             raise
-        # Perhaps a program made it that cannot share memory.
-        yield from _use_ring(session)
-        reply = yield Ask(structs.replace(request, sm=False), ChannelReply)
+        return there
     channel: Channel = reply.c
     return channel
 

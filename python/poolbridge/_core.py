@@ -336,6 +336,7 @@ class Core:
             error = _errors.from_wire(envelope.e.c, envelope.e.m)
             decode(data, Reply)
             del self._calls[call.number]
+            self._answered.append((call.request, call.reply_type))
             call.error = error
             call.on_done()
         else:

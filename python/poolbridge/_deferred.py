@@ -1,8 +1,9 @@
 """Locks for work that finalisers need done but must not wait for.
 
 A signal handler that raises, as that of ctrl-C does, leaves none of them locked. CPython runs handlers between steps of
-Python code: at the beginning of a function, and after a call. It runs none between a ``with`` statement and the
-methods of a context manager in C. So what takes these locks for a ``with`` statement, and what gives them up, is in C.
+Python code: at the beginning of a function, and after a call. CPython 3.11 to 3.13 run none between a ``with``
+statement and the methods of a context manager in C. So what takes these locks for a ``with`` statement, and what gives
+them up, is in C. CPython 3.14 may run one just after a lock was taken: there the lock can still be left locked.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class PlainDeferringLock(OwnedLock):  # type: ignore[misc]
         self._left: deque[Callable[[], object]] = deque()
 
     def __enter__(self) -> None:  # type: ignore[override]
-        self.take()
+        if not self.take():
+            self.acquire()  # this thread has it: counted, as it is given up once more
         try:
             self._do_left()
         except BaseException:

@@ -50,6 +50,7 @@ class Mappings:
         self._lock = DeferringLock()
         self._pools: dict[Key, Mapping[PoolMemory]] = {}
         self._blocks: dict[Key, Mapping[BlockMemory]] = {}
+        self._inherited: tuple[object, ...] = ()
         self._leaving = False
         self._pid = os.getpid()
         self.imports = {"pools": 0, "blocks": 0}
@@ -120,7 +121,7 @@ class Mappings:
 
     def start_anew(self) -> None:
         """Know nothing of what the parent had mapped: in a forked child that memory is not there."""
-        self._inherited = self._pools, self._blocks  # kept: the child must not unmap them either
+        self._inherited = self._inherited, self._pools, self._blocks  # kept: nothing of it is to be unmapped here
         self._lock = DeferringLock()
         self._pools, self._blocks = {}, {}
         self._pid = os.getpid()

@@ -221,7 +221,7 @@ class DeferringLock:
     def __exit__(self, *error: object) -> None:
         """Give the lock up, and do what was left meanwhile."""
     def later(self, work: Callable[[], object], /) -> None:
-        """Have `work` done under the lock, by this thread or by the one that holds it; never waits, never raises."""
+        """Have `work` done under the lock, by this thread or by the one that holds it; never waits."""
     def rest(self, seconds: float, /) -> None:
         """Wait until nobody holds the lock, for so long at most."""
 

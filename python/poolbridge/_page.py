@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from functools import partial
@@ -140,6 +141,13 @@ class Pages:
     def __init__(self) -> None:
         self._lock = DeferringLock()
         self._pages: dict[tuple[bytes, int], Page] = {}
+        self._inherited: tuple[object, ...] = ()
+
+    def start_anew(self) -> None:
+        """Know nothing of what the parent had mapped: in a forked child that memory is not there."""
+        self._inherited = self._inherited, self._pages  # kept: nothing of it is to be unmapped here
+        self._lock = DeferringLock()
+        self._pages = {}
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -184,3 +192,4 @@ class Pages:
 
 PAGES = Pages()
 """The process's register."""
+os.register_at_fork(after_in_child=PAGES.start_anew)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -175,3 +178,34 @@ def test_promises_of_the_asyncio_client(service, client, other):
             assert got.to_numpy().tolist() == [9] * 4
 
     asyncio.run(run())
+
+
+FORK = """
+import os, sys
+import numpy as np
+import poolbridge
+
+client = poolbridge.connect(sys.argv[1])
+client.create_pool("forked", kind="host", max_bytes=1 << 20)
+lease = client.allocate(4, "int32", pool="forked")
+array, promise = np.asarray(lease), lease.promise()
+lease.publish("promised to a child")
+child = os.fork()
+if not child:
+    again = poolbridge.connect(sys.argv[1])
+    got = again.get("promised to a child", timeout=60)
+    try:
+        got.wait(0.01)
+    except poolbridge.WaitTimeoutError:
+        os._exit(3)
+    os._exit(4)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+promise.keep()
+"""
+
+
+def test_a_forked_child_that_connects_anew_waits_for_its_parents_promise(service):
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, service.path]
+    source = str(Path(poolbridge.__file__).parents[1])
+    done = subprocess.run(command, env={"PYTHONPATH": source}, check=True, capture_output=True, text=True, timeout=60)
+    assert int(done.stdout) == 3

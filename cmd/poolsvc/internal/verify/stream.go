@@ -139,7 +139,7 @@ func (f *flow) another(mode mempool.ChannelMode, full mempool.FullPolicy) (*flow
 
 // create makes the flow's channel.
 func (f *flow) create(mode mempool.ChannelMode, full mempool.FullPolicy) error {
-	_, err := f.session.CreateChannel(mempool.ChannelSpec{Name: f.name, Pool: f.poolID, Mode: mode, Capacity: ringSlots, Full: full})
+	_, err := f.session.MakeChannel(mempool.ChannelSpec{Name: f.name, Pool: f.poolID, Mode: mode, Capacity: ringSlots, Full: full})
 	return err
 }
 
