@@ -238,7 +238,7 @@ func (c *serverConn) another(l *mempool.Lease, err error, wait uint64) (limit ti
 		limit = max(limit, c.server.limits.recall)
 	}
 	if errors.Is(err, mempool.ErrWanted) {
-		limit = max(limit, c.server.limits.wanted)
+		limit = max(limit, mempool.WantedTime)
 	}
 	switch {
 	case settles:

@@ -8,14 +8,13 @@ type limits struct {
 	send    time.Duration // for which a client may leave its socket's buffer full
 	recall  time.Duration // for which an allocation waits for blocks that are asked back, at least
 	waiting int           // requests of a session that wait at a time
-	wanted  time.Duration // for which an allocation that does not wait waits for producers to give back what they keep
 	notices int           // notices of a session that wait to be sent
 	denied  int           // connections at a time of those who may not have a session
 	large   uint64        // bytes from which on an allocation is made besides the session's other requests
 	working time.Duration // after which a client is told, again and again, that such an allocation is under way
 }
 
-var defaultLimits = limits{hello: 10 * time.Second, send: 10 * time.Second, recall: 2 * time.Second, wanted: 50 * time.Millisecond,
+var defaultLimits = limits{hello: 10 * time.Second, send: 10 * time.Second, recall: 2 * time.Second,
 	waiting: 256, notices: 1024, denied: 64, large: 64 << 20, working: 250 * time.Millisecond}
 
 const (

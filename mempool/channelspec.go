@@ -62,7 +62,8 @@ type ChannelSpec struct {
 	Full FullPolicy
 	// ThroughService has the service move each frame. Without it the frames go through memory that the members of the channel share,
 	// and the service has nothing to do with them ([Session.JoinChannel]). That is faster by far, and what such a channel keeps
-	// ends with the service. [Session.Subscribe] and [Session.Send] work in the service's own process, on channels through it alone.
+	// ends with the service. [Session.Subscribe] and [Session.Send] use channels through the service alone, and so do sessions in the
+	// service's own process.
 	ThroughService bool
 }
 

@@ -30,7 +30,7 @@ var (
 var ErrRecalling = errors.New("unused blocks are being asked back")
 
 // ErrWanted comes along with [ErrLimit] where room may come at once: sessions that have producers were asked just now for the
-// leases that they keep for their next frames.
+// leases that they keep for their next frames. See [WantedTime].
 var ErrWanted = errors.New("producers were asked for what they keep")
 
 var errShutdown = situation(ErrClosed, "the service is shutting down")

@@ -70,7 +70,7 @@ func (sh *shared) failed(err error) error {
 		return situation(ErrClosed, "channel %q is shut: %v", name, err)
 	case errors.Is(err, shmchannel.ErrClosed):
 		return situation(ErrClosed, "channel %q is shut", name)
-	case errors.Is(err, shmchannel.ErrFull):
+	case errors.Is(err, shmchannel.ErrNoSlot):
 		return situation(ErrLimit, "channel %q: %v", name, err)
 	case errors.Is(err, shmchannel.ErrInvalid), errors.Is(err, shmchannel.ErrFile):
 		return situation(ErrInvalid, "channel %q: %v", name, err)

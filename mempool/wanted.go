@@ -11,8 +11,8 @@ func (Wanted) notice() {}
 // wantedRest is how often, at most, a session is told that memory of a pool is wanted.
 const wantedRest = 200 * time.Millisecond
 
-// wantedSoon is in what time a session that was told has given back what it can.
-const wantedSoon = 50 * time.Millisecond
+// WantedTime is in what time a session that was told has given back what it can. A caller that got [ErrWanted] waits so long.
+const WantedTime = 50 * time.Millisecond
 
 // producing is what a pool knows of a session that has producers in shared channels.
 type producing struct {
@@ -44,7 +44,7 @@ func (p *Pool) ask(again bool) (told bool) {
 			have.asked = now
 			s.tell(Wanted{Pool: p.info.ID})
 		}
-		told = told || now.Sub(have.asked) < wantedSoon
+		told = told || now.Sub(have.asked) < WantedTime
 	}
 	return told
 }

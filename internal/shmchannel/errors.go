@@ -15,6 +15,8 @@ var (
 	ErrCorrupt = errors.New("shmchannel: the shared memory is corrupt")
 	// ErrFull means that the channel has no room for a frame.
 	ErrFull = errors.New("shmchannel: the channel is full")
+	// ErrNoSlot means that the channel has as many members of a role as it can have.
+	ErrNoSlot = errors.New("shmchannel: no slot for another member")
 	// ErrClosed means that nothing can be published any more.
 	ErrClosed = errors.New("shmchannel: the channel is closed")
 	// ErrEnded means that the last frame of a closed channel was taken.

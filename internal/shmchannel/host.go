@@ -102,7 +102,7 @@ type MemberSpec struct {
 // Add makes the file of a new member and reserves a slot. The member opens the channel with that file, and then [Host.Join] lets it take
 // part. Members of the other role need the file as well, before that; and the new member needs theirs: see [Host.Members].
 //
-// Errors: [ErrInvalid], [ErrClosed], [ErrFull] if all slots are taken; the system's.
+// Errors: [ErrInvalid], [ErrClosed], [ErrNoSlot]; the system's.
 func (h *Host) Add(spec MemberSpec) (*Member, error) {
 	if spec.Policy > Latest {
 		return nil, invalid("unknown policy %d", spec.Policy)
@@ -136,7 +136,7 @@ func (h *Host) place(m *Member) (**Member, error) {
 			return &slots[i], nil
 		}
 	}
-	return nil, fmt.Errorf("%w: it has %d %ss, and no more at a time; one that left counts while a frame of its is kept or in hand", ErrFull, len(slots), m.Role)
+	return nil, fmt.Errorf("%w: the channel has %d %ss, and no more at a time; a member that left counts until its frames are neither kept nor in hand", ErrNoSlot, len(slots), m.Role)
 }
 
 func (m *Member) makeFile(l layout) (err error) {

@@ -452,7 +452,7 @@ func TestAsManyMembersAsThereAreSlots(t *testing.T) {
 	}
 	for _, role := range []Role{ProducerRole, ConsumerRole} {
 		_, err := r.host.Add(MemberSpec{Role: role})
-		require.ErrorIs(t, err, ErrFull)
+		require.ErrorIs(t, err, ErrNoSlot)
 	}
 	for i, p := range producers {
 		n := p.publish()

@@ -255,7 +255,7 @@ class Client(ClientState):
         shared
             Whether frames go through memory that producers and consumers share (True) or through the service (False).
             Shared, a frame costs microseconds and no message to the service. All members need the native module. A
-            producer keeps the memory of its last frames, `capacity` and 2 more, for the next ones for up to a second.
+            producer keeps the memory of its last frames, `capacity` and 2 more, for the next ones for a second or two.
             None: shared where this installation has the native module and the service offers it; one that exists and
             is like it otherwise is opened either way. A shared channel has at most 63 producers, and a consumer at most
             256 of its frames in hand. Memory that came back is its producer's until that uses or releases it: while the

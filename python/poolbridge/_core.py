@@ -330,7 +330,7 @@ class Core:
         if call is None:
             if not self._all_issued and envelope.q > self._number:
                 raise ProtocolError(f"a reply to request {envelope.q}, which was never sent")
-            self._second(envelope, data, descriptors)
+            self._take_unawaited(envelope, data, descriptors)
             return
         if not isinstance(envelope.e, UnsetType):
             error = _errors.from_wire(envelope.e.c, envelope.e.m)
@@ -342,7 +342,7 @@ class Core:
         else:
             self._answer(call, decode(data, call.reply_type), descriptors)
 
-    def _second(self, envelope: Envelope, data: bytes, descriptors: Descriptors) -> None:
+    def _take_unawaited(self, envelope: Envelope, data: bytes, descriptors: Descriptors) -> None:
         """Take a reply that nobody waits for: what was interrupted while it sent may have sent its request twice."""
         asked = next((one for one in self._answered if one[0].q == envelope.q), None)
         if asked is None or not isinstance(envelope.e, UnsetType):

@@ -71,7 +71,7 @@ class PlainDeferringLock(OwnedLock):  # type: ignore[misc]
             try:
                 start_new_thread(self._settle, ())
             except RuntimeError:
-                pass  # the interpreter is about to end; who takes the lock next does it
+                pass  # the interpreter is about to end: the next holder of the lock does the work
 
     def rest(self, seconds: float, /) -> None:
         """See `DeferringLock`."""

@@ -53,7 +53,10 @@ def steps(code):
 
 
 class Interrupter:
-    """Raises at one of the points where a handler may run in this thread: in the package, and in `functions`."""
+    """Raises at one of the points where a handler may run in this thread: in the package, and in `functions`.
+
+    The ``with`` statement catches what it raises.
+    """
 
     def __init__(self, at, *functions):
         self._left = at
@@ -66,10 +69,11 @@ class Interrupter:
         sys.settrace(self._call)
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, kind, error, trace):
         sys.settrace(None)
         self._last.clear()
         self._spared.clear()
+        return kind is Interrupted
 
     def _call(self, frame, event, arg):
         # The return from a function in Python is no such point.
@@ -138,11 +142,8 @@ def test_no_interrupt_leaves_a_lock_behind_or_work_undone(kind):
         state.clear()
         done.clear()
         lock.later(list)
-        try:
-            with interrupter:
-                use()
-        except Interrupted:
-            pass
+        with interrupter:
+            use()
         assert is_free(lock), interrupter.where
         if "left" in state:
             assert done[:1] == [1], interrupter.where
@@ -174,11 +175,8 @@ def test_an_interrupt_of_what_was_left_leaves_no_lock_behind(kind):
         nonlocal lock
         lock = kind()
         done.clear()
-        try:
-            with interrupter:
-                use()
-        except Interrupted:
-            pass
+        with interrupter:
+            use()
         assert is_free(lock), interrupter.where
         if "work" in (interrupter.where or ""):
             assert 2 in done, interrupter.where
@@ -204,11 +202,8 @@ def test_no_interrupt_leaves_an_owned_lock_behind():
     def try_it(interrupter):
         nonlocal lock
         lock = OwnedLock()
-        try:
-            with interrupter:
-                use()
-        except Interrupted:
-            pass
+        with interrupter:
+            use()
         assert is_free(lock), interrupter.where
 
     assert at_every_step(try_it, use) > 3
@@ -240,11 +235,8 @@ def test_a_packet_whose_sending_is_interrupted_is_sent_once_and_its_reader_woken
             linked.ends.b.sleep()
             packets = deque(bytes([number]) * length for number in range(3))
             whole = list(packets)
-            try:
-                with interrupter:
-                    linked.a.send(packets)
-            except Interrupted:
-                pass
+            with interrupter:
+                linked.a.send(packets)
             if len(packets) < len(whole):
                 assert select.select([linked.b], [], [], 0)[0], interrupter.where
             assert linked.a.send(packets)
@@ -303,11 +295,8 @@ def test_no_interrupt_of_a_request_ends_the_session_or_leaves_its_lease(service,
 
     def try_it(interrupter):
         made.clear()
-        try:
-            with interrupter:
-                ask()
-        except Interrupted:
-            pass
+        with interrupter:
+            ask()
         for lease in made:
             lease.release()
         other = threading.Thread(target=client.stats, daemon=True)

@@ -766,7 +766,7 @@ def test_without_the_native_module_a_shared_channel_is_refused_with_what_is_miss
         through = bare.create_channel("e")
         assert not through.shared
         assert publish(bare, through, 1) == 1
-        assert not client.create_channel("e").shared  # what is there already is opened as it is
+        assert not client.create_channel("e").shared  # the channel exists: the client opens it as it is
         with pytest.raises(poolbridge.AlreadyExistsError, match="go through the service"):
             client.create_channel("e", capacity=3)
 
