@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -23,7 +22,7 @@ import (
 
 // Client is a session with a service in another process. Its methods may be called from several goroutines.
 type Client struct {
-	conn    *link
+	conn    *seqpacket.Conn
 	epoch   mempool.Epoch
 	session uint64
 	device  string
@@ -43,10 +42,6 @@ type Client struct {
 	stop, unlink    context.CancelCauseFunc
 
 	sending sync.Mutex // one packet at a time
-	ring    struct {
-		has   bool // the service makes rings
-		asked atomic.Bool
-	}
 
 	mu      sync.Mutex
 	lastQ   uint32
@@ -56,7 +51,6 @@ type Client struct {
 	pools   map[uint64]*Pool
 	blocks  map[uint64]*block
 	leases  map[*Lease]struct{}
-	subs    map[uint64]*subscription
 	closing bool
 
 	shared     memberships
@@ -86,8 +80,8 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{conn: &link{Conn: conn}, device: d.Device, done: make(chan struct{}), quiet: make(chan struct{}),
-		errands: errands{wake: make(chan struct{}, 1)}, calls: make(map[uint32]*call), pools: make(map[uint64]*Pool), blocks: make(map[uint64]*block), leases: make(map[*Lease]struct{}), subs: make(map[uint64]*subscription)}
+	c := &Client{conn: conn, device: d.Device, done: make(chan struct{}), quiet: make(chan struct{}),
+		errands: errands{wake: make(chan struct{}, 1)}, calls: make(map[uint32]*call), pools: make(map[uint64]*Pool), blocks: make(map[uint64]*block), leases: make(map[*Lease]struct{})}
 	c.order.pages, c.order.clock = c.page, c.Clock
 	c.working, c.stop = context.WithCancelCause(context.Background())
 	c.linked, c.unlink = context.WithCancelCause(context.Background())
@@ -95,7 +89,7 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 	go c.errands.run(c.done)
 	var reply wire.HelloReply
 	err = c.call(ctx, &wire.Hello{Versions: []uint64{wire.Version}, Name: filepath.Base(os.Args[0]),
-		Features: []string{featureTimelines, featureChannels, featureRings, featureShared}}, &call{into: &reply})
+		Features: []string{featureTimelines, featureChannels}}, &call{into: &reply})
 	if err == nil && reply.Version != wire.Version {
 		err = situation(ErrVersion, "the service chose version %d, of which there was no mention", reply.Version)
 	}
@@ -106,7 +100,6 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 	}
 	c.epoch, c.session = mempool.Epoch(reply.Epoch), reply.Session
 	c.ordered, c.streams = slices.Contains(reply.Features, featureTimelines), slices.Contains(reply.Features, featureChannels)
-	c.ring.has = slices.Contains(reply.Features, featureRings)
 	return c, nil
 }
 
@@ -150,7 +143,7 @@ func (c *Client) Done() <-chan struct{} { return c.done }
 func (c *Client) receive() {
 	var goodbye error
 	for {
-		packet, fds, err := c.conn.Recv(packets)
+		packet, fds, err := c.conn.RecvInto(packets)
 		if err == nil {
 			err = c.take(packet.Data, fds, &goodbye)
 			packet.Free()
@@ -183,10 +176,6 @@ func (c *Client) take(packet []byte, fds *seqpacket.FDs, goodbye *error) error {
 		c.errands.add(func() { c.recall(n.Blocks) })
 	case *wire.Goodbye:
 		*goodbye = remoteError("goodbye", &n.Reason)
-	case *wire.Frame:
-		c.frameCame(n, fds)
-	case *wire.End:
-		c.subscriptionEnded(n)
 	case *wire.Failed:
 		c.failed(n.Buffers)
 	case *wire.Forget:
@@ -207,7 +196,6 @@ func (c *Client) end(err, goodbye error) {
 	err = fmt.Errorf("%w: %w; the session's leases and subscriptions have ended, what it was writing has failed, and names that it did not keep "+
 		"are gone; what is mapped can still be read: dial again to go on", ErrDisconnected, cmp.Or(goodbye, err))
 	_ = c.conn.Close()
-	err = errors.Join(err, c.unmapRing())
 	c.mu.Lock()
 	if c.closing {
 		err = errClientClosed

@@ -2,8 +2,6 @@ package bridge
 
 import (
 	"context"
-	"errors"
-	"maps"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
@@ -16,8 +14,7 @@ type Channel struct {
 	info   mempool.ChannelInfo
 }
 
-// CreateChannel makes a channel, or opens the one that is just like it. Its frames go through memory that its clients share, unless
-// the spec has them go through the service.
+// CreateChannel makes a channel, or opens the one that is just like it. Its frames go through memory that its clients share.
 //
 // Errors: [ErrInvalid], [ErrExists] if there is one of that name that is not like it, [ErrNotFound] and [ErrDenied] for the
 // pool, [ErrLimit], [ErrUnsupported] by services that have no channels.
@@ -26,7 +23,7 @@ func (c *Client) CreateChannel(ctx context.Context, spec mempool.ChannelSpec) (*
 		return nil, err
 	}
 	return c.channel(ctx, &wire.MakeChannel{Name: spec.Name, Pool: spec.Pool, Mode: string(spec.Mode), Capacity: uint64(spec.Capacity),
-		Full: string(spec.Full), Shared: !spec.ThroughService})
+		Full: string(spec.Full)})
 }
 
 // OpenChannel opens a channel by name, and waits up to wait for it to appear.
@@ -37,7 +34,6 @@ func (c *Client) OpenChannel(ctx context.Context, name string, wait time.Duratio
 }
 
 func (c *Client) channel(ctx context.Context, r wire.Request) (*Channel, error) {
-	c.useRing(ctx)
 	var reply wire.ChannelReply
 	if err := c.call(ctx, r, &call{into: &reply}); err != nil {
 		return nil, err
@@ -66,47 +62,11 @@ func (ch *Channel) Publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 	if l.ended {
 		return 0, hasEnded(l.info)
 	}
-	if !ch.info.ThroughService {
-		return ch.publishShared(ctx, l, o)
-	}
-	if err := l.hand(ctx); err != nil {
-		return 0, err
-	}
-	ready, err := l.completed(ctx, o.Completion)
-	if err != nil {
-		return 0, err
-	}
-	r := &wire.Send{Channel: ch.info.ID, Lease: l.info.ID, Meta: maps.Clone(o.Meta), Ready: wireTicket(ready), Event: o.Handle(ready)}
-	switch {
-	case o.Wait > 0:
-		r.Wait = wireWait(o.Wait)
-	case o.Wait == 0:
-		r.Wait = wireWait(maxWait)
-	}
-	if o.Tensor != nil {
-		t := wireTensor(*o.Tensor)
-		r.Tensor = &t
-	}
-	var reply wire.SendReply
-	err = ch.client.call(ctx, r, &call{into: &reply})
-	if _, refused := errors.AsType[*RemoteError](err); err != nil && refused {
-		return 0, err
-	}
-	defer l.leave()
-	if err != nil { // nobody knows: if the frame was not sent, this ends the lease, otherwise it does nothing
-		return 0, errors.Join(err, l.abort(ready))
-	}
-	l.ended = true
-	var done []mempool.Ticket
-	if ready != nil {
-		done = append(done, *ready)
-	}
-	return reply.Sequence, errors.Join(ch.client.ended(l.info.Block, done...), l.order.Close())
+	return ch.publish(ctx, l, o)
 }
 
-// Shut closes the channel: nothing more can be sent, the name is free, and the subscribers' frames end after the last. A
-// Publish that waits for room is still carried out. Frames that nobody is subscribed to are gone, and such a Publish fails
-// then. In a shared channel every Publish that waits fails.
+// Shut closes the channel: nothing more can be published, the name is free, and the consumers' frames end after the last. A Publish that
+// waits for room fails.
 //
 // Errors: [ErrDenied] to others than the user who made it, [ErrClosed] if it is shut already.
 func (ch *Channel) Shut(ctx context.Context) error {

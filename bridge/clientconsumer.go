@@ -10,7 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// consuming is a client's part in a shared channel as a consumer. There is one for each loop over frames.
+// consuming is a client's part in a channel as a consumer. There is one for each loop over frames.
 type consuming struct {
 	membership
 	native *shmchannel.Consumer
@@ -28,13 +28,12 @@ type consuming struct {
 
 // consume joins the channel.
 func (ch *Channel) consume(ctx context.Context, o mempool.SubscribeOptions) (*consuming, error) {
-	o, err := o.Filled()
-	if err != nil {
+	if err := o.Validate(); err != nil {
 		return nil, err
 	}
 	s := &consuming{membership: newMembership(ch, shmchannel.ConsumerRole), stop: func() {}}
 	s.depart = func(context.Context) { s.abandon() }
-	err = s.join(ctx, &wire.Join{Oldest: o.Oldest, Full: string(o.Full)}, func(config shmchannel.MemberConfig) (err error) {
+	err := s.join(ctx, &wire.Join{Oldest: o.Oldest, Full: string(o.Full)}, func(config shmchannel.MemberConfig) (err error) {
 		s.native, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: config, Reached: s.reached})
 		if err == nil {
 			s.add = s.native.AddTrack
@@ -49,6 +48,8 @@ func (s *consuming) reached(t shmchannel.Ticket) bool {
 	return s.client.timelines.past(mempool.Ticket{Timeline: s.timeline, Word: t.Word, Value: t.Value})
 }
 
+// next waits for the next frame: nil if none will come any more. A frame may come with an error, and an error without a frame is the
+// last.
 func (s *consuming) next(caller context.Context) (*Frame, error) {
 	f := &s.latest
 	err := s.take(caller, f)

@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -14,7 +13,7 @@ import (
 type Frame struct {
 	// Lease is a read lease on the buffer; nil where an error came with the frame.
 	Lease *Lease
-	// Seq is the frame's number in the channel, from 1. A queue in shared memory skips numbers.
+	// Seq is the frame's number in the channel, from 1. A queue skips numbers.
 	Seq uint64
 	// Time is when it was sent.
 	Time time.Time
@@ -36,41 +35,26 @@ type Frame struct {
 // subscriber gets it when it cannot be mapped here, or when the session ends.
 func (ch *Channel) Frames(ctx context.Context, o mempool.SubscribeOptions) iter.Seq2[*Frame, error] {
 	return func(yield func(*Frame, error) bool) {
-		from, err := ch.follow(ctx, o)
+		s, err := ch.consume(ctx, o)
 		if err != nil {
 			yield(nil, err)
 			return
 		}
-		deliver(ctx, from, o.ManualAck, yield)
+		s.deliver(ctx, o.ManualAck, yield)
 	}
 }
 
-// frameSource is where frames come from.
-type frameSource interface {
-	// next waits for the next frame: nil if none will come any more. A frame may come with an error, and an error without a frame is the
-	// last.
-	next(ctx context.Context) (*Frame, error)
-	abandon()
-}
-
-func (ch *Channel) follow(ctx context.Context, o mempool.SubscribeOptions) (frameSource, error) {
-	if !ch.info.ThroughService {
-		return ch.consume(ctx, o)
-	}
-	return ch.subscribe(ctx, o)
-}
-
-// deliver yields frames until there are no more, or nobody wants more.
-func deliver(ctx context.Context, from frameSource, manual bool, yield func(*Frame, error) bool) {
+// deliver yields frames until there are no more, or the caller wants no more.
+func (s *consuming) deliver(ctx context.Context, manual bool, yield func(*Frame, error) bool) {
 	var back *Lease // of a frame that goes back last, or it would come here again
 	defer func() {
-		from.abandon()
+		s.abandon()
 		if back != nil {
 			_ = back.end(true)
 		}
 	}()
 	for {
-		f, err := from.next(ctx)
+		f, err := s.next(ctx)
 		if f == nil {
 			if err != nil {
 				yield(nil, err)
@@ -85,7 +69,7 @@ func deliver(ctx context.Context, from frameSource, manual bool, yield func(*Fra
 		case f.unmapped != nil:
 			_ = f.unmapped.end(manual || ctx.Err() != nil)
 		case !manual && f.Lease != nil && f.settled.CompareAndSwap(false, true):
-			_ = f.tell(false)
+			_ = f.Lease.taken.decide(false)
 		}
 	}
 }
@@ -127,12 +111,5 @@ func (f *Frame) settle(again bool) error {
 	case !f.settled.CompareAndSwap(false, true):
 		return situation(ErrSettled, "frame %d of channel %q was acknowledged or given back before", f.Seq, f.channel.Name)
 	}
-	return f.tell(again)
-}
-
-func (f *Frame) tell(again bool) error {
-	if t := f.Lease.taken; t != nil {
-		return t.decide(again)
-	}
-	return f.Lease.client.send(0, &wire.Ack{Lease: f.Lease.info.ID, Back: again})
+	return f.Lease.taken.decide(again)
 }

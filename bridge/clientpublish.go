@@ -19,8 +19,8 @@ type frameRecord struct {
 
 var records = sync.Pool{New: func() any { return new(frameRecord) }}
 
-// publishShared is Publish in a shared channel. l.mu is held.
-func (ch *Channel) publishShared(ctx context.Context, l *Lease, o mempool.FrameOptions) (uint64, error) {
+// publish is Publish with l.mu held.
+func (ch *Channel) publish(ctx context.Context, l *Lease, o mempool.FrameOptions) (uint64, error) {
 	t, err := ch.fits(l, o.Tensor)
 	if err != nil {
 		return 0, err

@@ -83,13 +83,12 @@ func completionOf(ready *wire.Ticket, event []byte) (c mempool.Completion, err e
 }
 
 func wireChannel(c mempool.ChannelInfo) wire.Channel {
-	return wire.Channel{ID: c.ID, Name: c.Name, Pool: c.Pool, Mode: string(c.Mode), Capacity: uint64(c.Capacity), Full: string(c.Full),
-		Shared: !c.ThroughService}
+	return wire.Channel{ID: c.ID, Name: c.Name, Pool: c.Pool, Mode: string(c.Mode), Capacity: uint64(c.Capacity), Full: string(c.Full)}
 }
 
 func channelOf(c wire.Channel) mempool.ChannelInfo {
 	return mempool.ChannelInfo{ID: c.ID, ChannelSpec: mempool.ChannelSpec{Name: c.Name, Pool: c.Pool, Mode: mempool.ChannelMode(c.Mode),
-		Capacity: int(min(c.Capacity, math.MaxInt32)), Full: mempool.FullPolicy(c.Full), ThroughService: !c.Shared}}
+		Capacity: int(min(c.Capacity, math.MaxInt32)), Full: mempool.FullPolicy(c.Full)}}
 }
 
 // wireExport is x on the wire, and the files that go with it.

@@ -56,7 +56,6 @@ var codes = []struct {
 	{wire.CodeTimeout, ErrTimeout},
 	{wire.CodeBusy, ErrBusy},
 	{wire.CodeReleased, ErrReleased},
-	{wire.CodeSettled, ErrSettled},
 	{wire.CodeStale, ErrStale},
 	{wire.CodeFailed, ErrProducerDied},
 	{wire.CodeClosed, ErrClosed},

@@ -20,7 +20,7 @@ func TestEverySituationSurvivesTheWire(t *testing.T) {
 		assert.Equal(t, c.code, sent.Code)
 		assert.ErrorIs(t, remoteError("get", sent), c.sentinel)
 	}
-	assert.Len(t, codes, 19)
+	assert.Len(t, codes, 18)
 }
 
 func TestErrorsThatNobodyForesawAreInternal(t *testing.T) {

@@ -14,17 +14,12 @@ func TestWhatAClientSaysAboutEventsIsChecked(t *testing.T) {
 	_, path := serve(t, ServerConfig{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
-	ch, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 2, ThroughService: true})
-	require.NoError(t, err)
 	l := allocate(t, p, 10)
 	for name, r := range map[string]wire.Request{
-		"too short":                 &wire.Publish{Lease: l.info.ID, Name: "x", Event: make([]byte, mempool.EventBytes-1)},
-		"too long":                  &wire.Publish{Lease: l.info.ID, Name: "x", Event: make([]byte, mempool.EventBytes+1)},
-		"alone, without a GPU":      &wire.Publish{Lease: l.info.ID, Name: "x", Event: make([]byte, mempool.EventBytes)},
-		"too short, in a frame":     &wire.Send{Channel: ch.info.ID, Lease: l.info.ID, Event: []byte{1}},
-		"alone, in a frame":         &wire.Send{Channel: ch.info.ID, Lease: l.info.ID, Event: make([]byte, mempool.EventBytes)},
-		"another session's ticket":  &wire.Publish{Lease: l.info.ID, Name: "x", Event: make([]byte, mempool.EventBytes), Ready: &wire.Ticket{Timeline: 99, Value: 1}},
-		"a ticket that cannot be 0": &wire.Send{Channel: ch.info.ID, Lease: l.info.ID, Event: make([]byte, mempool.EventBytes), Ready: &wire.Ticket{Timeline: 1}},
+		"too short":                &wire.Publish{Lease: l.info.ID, Name: "x", Event: make([]byte, mempool.EventBytes-1)},
+		"too long":                 &wire.Publish{Lease: l.info.ID, Name: "x", Event: make([]byte, mempool.EventBytes+1)},
+		"alone, without a GPU":     &wire.Publish{Lease: l.info.ID, Name: "x", Event: make([]byte, mempool.EventBytes)},
+		"another session's ticket": &wire.Publish{Lease: l.info.ID, Name: "x", Event: make([]byte, mempool.EventBytes), Ready: &wire.Ticket{Timeline: 99, Value: 1}},
 	} {
 		assert.ErrorIs(t, c.call(t.Context(), r, &call{into: &wire.EmptyReply{}}), ErrInvalid, name)
 	}

@@ -73,7 +73,7 @@ func TestTheWallsBetweenThePackages(t *testing.T) {
 			if within(p.ImportPath, "cuda") {
 				assert.False(t, within(i, "mempool", "bridge", "cmd", "examples", "tests"), said)
 			}
-			if within(p.ImportPath, "bridge/wire", "bridge/seqpacket", "bridge/shmring") {
+			if within(p.ImportPath, "bridge/wire", "bridge/seqpacket") {
 				assert.False(t, within(i, "mempool", "bridge"), said)
 			}
 			if within(p.ImportPath, "internal/shmchannel") {
@@ -111,7 +111,6 @@ func TestWholeProgramsDependOnNoMore(t *testing.T) {
 		"internal/shmchannel": {"golang.org/x/sys"},
 		"mempool":             {"golang.org/x/sys"},
 		"bridge/seqpacket":    {"golang.org/x/sys"},
-		"bridge/shmring":      {"golang.org/x/sys"},
 		"bridge/wire":         {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser"},
 		"bridge":              {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser", "golang.org/x/sys"},
 	} {

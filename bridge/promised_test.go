@@ -21,10 +21,6 @@ func TestWhatIsBeyondALimitIsAnsweredAsThePageSays(t *testing.T) {
 	for i := range dimensions {
 		dimensions[i] = 1
 	}
-	tooMany := make(map[string]string)
-	for i := range 17 {
-		tooMany[fmt.Sprint(i)] = ""
-	}
 	for name, request := range map[string]wire.Request{
 		"dimensions of a tensor":           &wire.Alloc{Pool: 1, Tensor: wire.Tensor{DType: "uint8", Shape: dimensions}},
 		"a long pool name":                 &wire.Create{Name: strings.Repeat("n", 256), Kind: "host", MaxBytes: 4096},
@@ -32,8 +28,6 @@ func TestWhatIsBeyondALimitIsAnsweredAsThePageSays(t *testing.T) {
 		"a control character":              &wire.MakeChannel{Name: "a\nb", Pool: 1, Capacity: 1},
 		"a long channel name":              &wire.Find{Name: strings.Repeat("n", 256)},
 		"a long buffer name":               &wire.Get{Name: strings.Repeat("n", 256)},
-		"entries of a frame's map":         &wire.Send{Channel: 1, Lease: 1, Meta: tooMany},
-		"bytes of a key of a frame's map":  &wire.Send{Channel: 1, Lease: 1, Meta: map[string]string{strings.Repeat("k", 257): ""}},
 		"no frames that a channel keeps":   &wire.MakeChannel{Name: "c", Pool: 1},
 		"more frames that a channel keeps": &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 1025},
 	} {
@@ -44,10 +38,11 @@ func TestWhatIsBeyondALimitIsAnsweredAsThePageSays(t *testing.T) {
 		r.ask(6, &wire.MakeChannel{Name: fmt.Sprint(i), Pool: 1, Capacity: 1}, &wire.ChannelReply{})
 	}
 	r.refused(7, &wire.MakeChannel{Name: "more", Pool: 1, Capacity: 1}, wire.CodeLimit)
-	for range mempool.MaxSubscriptions {
-		r.ask(8, &wire.Subscribe{Channel: 1, Credit: 256}, &wire.SubscribeReply{})
+	join := &wire.Join{Channel: 1, Role: string(mempool.Consumer)}
+	for range mempool.MaxMembers {
+		r.ask(8, join, &wire.JoinReply{})
 	}
-	r.refused(9, &wire.Subscribe{Channel: 1}, wire.CodeLimit)
+	r.refused(9, join, wire.CodeLimit)
 }
 
 func TestStatsCountTheServicesOwnSessions(t *testing.T) {

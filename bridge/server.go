@@ -107,7 +107,7 @@ func (s *Server) accept() {
 		c := s.newConn(conn)
 		if !s.admit(c) {
 			s.config.Log.Warn("a connection was refused: too many sessions", "limit", s.config.MaxSessions)
-			farewell(&link{Conn: conn}, &mempool.LimitError{Limit: "sessions", Max: s.config.MaxSessions, Who: "the service", What: "sessions",
+			farewell(conn, &mempool.LimitError{Limit: "sessions", Max: s.config.MaxSessions, Who: "the service", What: "sessions",
 				Have: s.config.MaxSessions, Advice: "close one"})
 			c.cancel(nil)
 			closeLogged(s.config.Log, conn)

@@ -4,11 +4,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
@@ -19,14 +19,12 @@ import (
 // serverConn is the server's end of one session.
 type serverConn struct {
 	server  *Server
-	conn    *link
+	conn    *seqpacket.Conn
 	session *mempool.Session
 	notices notices
 	denied  bool // the peer may not have a session
 	ordered bool // the client understands timelines
 	streams bool // and channels
-	shared  bool // and channels whose frames go through shared memory
-	rings   bool // and rings
 
 	ctx    context.Context // ends with the session
 	cancel context.CancelCauseFunc
@@ -36,16 +34,12 @@ type serverConn struct {
 	waiting map[uint64]context.CancelFunc // by request number; beyond MaxQuery, of requests without one
 	unnamed uint64                        // such requests so far
 
-	queued atomic.Int64 // notices that wait to be sent
-
-	sending sync.Mutex // orders packets, and guards what follows
+	sending sync.Mutex // orders packets, and guards out
 	out     []byte
-	frame   wire.Frame // that is being handed over, with its lease
-	lease   wire.Lease
 }
 
 func (s *Server) newConn(conn *seqpacket.Conn) *serverConn {
-	c := &serverConn{server: s, conn: &link{Conn: conn}, notices: notices{wake: make(chan struct{}, 1)}, waiting: make(map[uint64]context.CancelFunc)}
+	c := &serverConn{server: s, conn: conn, notices: notices{wake: make(chan struct{}, 1)}, waiting: make(map[uint64]context.CancelFunc)}
 	c.ctx, c.cancel = context.WithCancelCause(s.ctx)
 	return c
 }
@@ -62,7 +56,7 @@ func (c *serverConn) serve() {
 	})
 	defer stop()
 
-	peer, err := peerOf(c.conn.Conn)
+	peer, err := peerOf(c.conn)
 	if err != nil {
 		log.Warn("a connection was refused: the kernel does not name its user and process", "error", err)
 		c.goodbye(situation(ErrUnavailable, "the kernel does not say whose the connection is: %v", err))
@@ -88,7 +82,6 @@ func (c *serverConn) serve() {
 	}
 	c.cancel(err)
 	c.work.Wait()
-	defer c.unmapRing()
 	settled := c.session.End(process.Gone())
 	log.Debug("a session ended", "session", c.session.ID(), "pid", peer.PID, "reason", cmp.Or(err, errLeft))
 	c.server.lingers(c)
@@ -120,12 +113,9 @@ var packets = seqpacket.NewBuffers(wire.MaxPacket)
 func (c *serverConn) run(peer mempool.Peer) error {
 	c.setReadDeadline(time.Now().Add(c.server.limits.hello))
 	for {
-		if c.ctx.Err() != nil { // a ring has no deadline
-			return c.readingEnded(context.Cause(c.ctx))
-		}
-		packet, fds, err := c.conn.Recv(packets)
+		packet, fds, err := c.conn.RecvInto(packets)
 		if err != nil {
-			return c.readingEnded(err)
+			return c.readingEnded(breach(err))
 		}
 		if came := fds.Len(); came > 0 {
 			err := situation(ErrProtocol, "%d file descriptors came along, and only the service sends any", came)
@@ -171,6 +161,17 @@ func (c *serverConn) setReadDeadline(t time.Time) {
 	if c.ctx.Err() != nil {
 		_ = c.conn.SetReadDeadline(longAgo)
 	}
+}
+
+// breaches are the errors that only a peer can cause that breaks the protocol.
+var breaches = []error{seqpacket.ErrDataTruncated, seqpacket.ErrControlTruncated, seqpacket.ErrSurplusFDs, seqpacket.ErrEmptyPacket}
+
+// breach makes an [ErrProtocol] of what is one.
+func breach(err error) error {
+	if slices.ContainsFunc(breaches, func(one error) bool { return errors.Is(err, one) }) {
+		return fmt.Errorf("%w: %w", ErrProtocol, err)
+	}
+	return err
 }
 
 var errLeft = errors.New("the client closed the connection")

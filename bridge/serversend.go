@@ -17,10 +17,6 @@ import (
 
 // notify takes what the service has to say to this session. It must not block: the service's locks are held.
 func (c *serverConn) notify(n mempool.Notice) {
-	if d, ok := n.(mempool.Delivered); ok && c.hand(d) {
-		return
-	}
-	c.queued.Add(1)
 	if limit := c.server.limits.notices; !c.notices.add(n, limit) {
 		// The client reads nothing: only its end frees what it was asked for.
 		c.cancel(situation(ErrLimit, "%d notices wait for a client that reads none", limit))
@@ -37,7 +33,6 @@ func (c *serverConn) sendNotices() {
 		}
 		for n := c.notices.next(); n != nil && c.ctx.Err() == nil; n = c.notices.next() {
 			c.sendNotice(n)
-			c.queued.Add(-1)
 		}
 	}
 }
@@ -54,14 +49,6 @@ func (c *serverConn) sendNotice(n mempool.Notice) {
 		}
 	case mempool.Forget:
 		c.tell(&wire.Forget{Timelines: n.Timelines})
-	case mempool.Ended:
-		end := &wire.End{Subscription: n.Subscription}
-		if n.Err != nil {
-			end.Failure = wireError(n.Err)
-		}
-		c.say(end, false)
-	case mempool.Delivered:
-		c.sendFrame(n)
 	case mempool.MemberCame:
 		c.sendMember(n)
 	case mempool.Wanted:
@@ -69,38 +56,9 @@ func (c *serverConn) sendNotice(n mempool.Notice) {
 	}
 }
 
-// hand hands a frame to the client at once if that takes no waiting and no lock: through a ring that has room, ahead of
-// nothing. The service's locks are held.
-func (c *serverConn) hand(n mempool.Delivered) bool {
-	if n.Err != nil || !n.Mapped || c.queued.Load() > 0 || !c.sending.TryLock() {
-		return false
-	}
-	defer c.sending.Unlock()
-	if c.conn.out == nil {
-		return false
-	}
-	c.frame, c.lease = frameNotice(n), wireLease(n.Info)
-	c.frame.Lease = &c.lease
-	packet, err := wire.AppendNotice(c.out[:0], &c.frame)
-	if err != nil {
-		return false
-	}
-	c.out = packet
-	done, err := c.conn.tryRing(packet)
-	if err != nil {
-		c.cancel(sendingFailed(err))
-	}
-	return done
-}
-
-// tell sends a notice that cannot wait for a client to look into its ring.
-func (c *serverConn) tell(n wire.Notice) { c.say(n, true) }
-
-// say sends a notice. One that cannot be sent is nobody's fault but the connection's, which ends with it.
-func (c *serverConn) say(n wire.Notice, urgent bool) {
-	c.sending.Lock()
-	defer c.sending.Unlock()
-	_ = c.transmit(nil, urgent, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, n) })
+// tell sends a notice. One that cannot be sent is nobody's fault but the connection's, which ends with it.
+func (c *serverConn) tell(n wire.Notice) {
+	_ = c.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, n) })
 }
 
 // mentionRoom is how many bytes a client may have left unread and still be sent a notice that it need not get: some notices, and
@@ -123,7 +81,7 @@ func (c *serverConn) mention(n wire.Notice) {
 		return
 	}
 	c.out = packet
-	err = c.conn.TrySend(packet, nil, true)
+	err = c.conn.TrySend(packet, nil)
 	if err != nil && !errors.Is(err, seqpacket.ErrWouldBlock) && !errors.Is(err, seqpacket.ErrPeerClosed) {
 		c.cancel(sendingFailed(err))
 	}
@@ -140,38 +98,6 @@ func sendingFailed(err error) error {
 	return fmt.Errorf("sending failed: %w", err)
 }
 
-func frameNotice(n mempool.Delivered) wire.Frame {
-	return wire.Frame{Subscription: n.Subscription, Sequence: n.Seq, Time: uint64(max(n.Time.UnixNano(), 0)), Meta: n.Meta, Dropped: n.Dropped}
-}
-
-// sendFrame hands a frame to the client, with the export of its block where that is the first.
-func (c *serverConn) sendFrame(n mempool.Delivered) {
-	f := frameNotice(n)
-	if n.Err != nil {
-		f.Failure = wireError(n.Err)
-		c.say(&f, false)
-		return
-	}
-	c.sending.Lock()
-	x, first, err := n.Lease.Export()
-	if err == nil {
-		l := wireLease(n.Info)
-		var files []*os.File
-		if first {
-			l.Export, files = wireExport(x)
-		}
-		f.Lease = &l
-		err = c.transmit(files, false, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, &f) })
-	}
-	c.sending.Unlock()
-	if err == nil || errors.Is(err, ErrReleased) { // released: the session has ended
-		return
-	}
-	n.Lease.Withdraw()
-	f.Lease, f.Failure = nil, wireError(err)
-	c.say(&f, false)
-}
-
 // goodbye says why the connection is about to be closed, if the client takes it at once.
 func (c *serverConn) goodbye(reason error) {
 	c.sending.Lock()
@@ -180,9 +106,9 @@ func (c *serverConn) goodbye(reason error) {
 	farewell(c.conn, reason)
 }
 
-func farewell(conn *link, reason error) {
+func farewell(conn *seqpacket.Conn, reason error) {
 	if packet, err := wire.AppendNotice(nil, &wire.Goodbye{Reason: *wireError(reason)}); err == nil {
-		_ = conn.TrySend(packet, nil, true) // it need not arrive
+		_ = conn.TrySend(packet, nil) // it need not arrive
 	}
 }
 
@@ -211,7 +137,7 @@ func (c *serverConn) replyLease(q uint32, l *mempool.Lease, err error) {
 		if first {
 			out.Export, files = wireExport(x)
 		}
-		err = c.transmit(files, false, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, &wire.LeaseReply{Lease: out}) })
+		err = c.transmit(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, &wire.LeaseReply{Lease: out}) })
 	}
 	c.sending.Unlock()
 	if err != nil {
@@ -235,12 +161,12 @@ func (c *serverConn) fail(q uint32, err error) {
 func (c *serverConn) send(files []*os.File, appendTo func([]byte) ([]byte, error)) error {
 	c.sending.Lock()
 	defer c.sending.Unlock()
-	return c.transmit(files, false, appendTo)
+	return c.transmit(files, appendTo)
 }
 
-// transmit sends one packet, with files or if it is urgent over the socket. Its errors are of the packet and of the files: a
+// transmit sends one packet, with files. Its errors are of the packet and of the files: a
 // connection that fails ends the session. c.sending is held.
-func (c *serverConn) transmit(files []*os.File, urgent bool, appendTo func([]byte) ([]byte, error)) error {
+func (c *serverConn) transmit(files []*os.File, appendTo func([]byte) ([]byte, error)) error {
 	packet, err := appendTo(c.out[:0])
 	if err != nil {
 		return situation(ErrLimit, "the answer does not fit into a packet: %v", err)
@@ -248,7 +174,7 @@ func (c *serverConn) transmit(files []*os.File, urgent bool, appendTo func([]byt
 	c.out = packet
 	err = withFDs(files, nil, func(fds []int) error {
 		// A client that left is not cut off: it may have said what it gave back, and reading comes to its end by itself.
-		if err := c.put(packet, fds, urgent); err != nil && !errors.Is(err, seqpacket.ErrPeerClosed) {
+		if err := c.put(packet, fds); err != nil && !errors.Is(err, seqpacket.ErrPeerClosed) {
 			c.cancel(sendingFailed(err))
 		}
 		return nil
@@ -260,8 +186,8 @@ func (c *serverConn) transmit(files []*os.File, urgent bool, appendTo func([]byt
 }
 
 // put waits, if it must, no longer than the session lasts and the limit allows.
-func (c *serverConn) put(packet []byte, fds []int, urgent bool) error {
-	err := c.conn.TrySend(packet, fds, urgent)
+func (c *serverConn) put(packet []byte, fds []int) error {
+	err := c.conn.TrySend(packet, fds)
 	if !errors.Is(err, seqpacket.ErrWouldBlock) {
 		return err
 	}

@@ -20,7 +20,7 @@ func (r *raw) stall(server *serverConn, n int) (filled int) {
 	packet, err := wire.AppendNotice(nil, &wire.Recall{Blocks: []uint64{99}})
 	require.NoError(r, err)
 	for ; err == nil; filled++ {
-		err = server.conn.Conn.TrySend(packet, nil)
+		err = server.conn.TrySend(packet, nil)
 	}
 	require.ErrorIs(r, err, seqpacket.ErrWouldBlock)
 	for range n {

@@ -13,15 +13,13 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-func TestFramesGoFromClientToClient(t *testing.T) { ways(t, testFramesGoFromClientToClient) }
-
-func testFramesGoFromClientToClient(t *testing.T, shared bool) {
+func TestFramesGoFromClientToClient(t *testing.T) {
 	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
 		svc, path := serve(t, ServerConfig{})
 		producer, consumer := dial(t, path), dial(t, path)
 		p := createPool(t, producer, spec)
 		ctx := context.Background()
-		ch := makeChannel(t, producer, p, mempool.ChannelSpec{ThroughService: !shared, Capacity: 4})
+		ch := makeChannel(t, producer, p, mempool.ChannelSpec{Capacity: 4})
 		same, err := consumer.OpenChannel(ctx, "c", 0)
 		require.NoError(t, err)
 		assert.Equal(t, ch.Info(), same.Info())
@@ -64,14 +62,12 @@ func testFramesGoFromClientToClient(t *testing.T, shared bool) {
 	})
 }
 
-func TestAQueueSharesTheWork(t *testing.T) { ways(t, testAQueueSharesTheWork) }
-
-func testAQueueSharesTheWork(t *testing.T, shared bool) {
+func TestAQueueSharesTheWork(t *testing.T) {
 	_, path := serve(t, ServerConfig{})
 	producer := dial(t, path)
 	p := createPool(t, producer, hostPool("p", 1<<20))
 	ctx := context.Background()
-	ch := makeChannel(t, producer, p, mempool.ChannelSpec{ThroughService: !shared, Mode: mempool.WorkQueue, Capacity: 8})
+	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
 	const frames = 300
 	got := make(chan uint64, frames)
 	workers := make(chan error)
@@ -87,7 +83,7 @@ func testAQueueSharesTheWork(t *testing.T, shared bool) {
 				return
 			}
 			share := sync.OnceFunc(func() { sharing.Done(); sharing.Wait() })
-			for f, err := range mine.Frames(ctx, mempool.SubscribeOptions{Credit: 2}) {
+			for f, err := range mine.Frames(ctx, mempool.SubscribeOptions{}) {
 				if err != nil {
 					workers <- err
 					return
@@ -218,17 +214,15 @@ func TestTheNextWriterComesAfterTheReaders(t *testing.T) {
 	})
 }
 
-func TestAFullChannelTellsTheSender(t *testing.T) { ways(t, testAFullChannelTellsTheSender) }
-
-func testAFullChannelTellsTheSender(t *testing.T, shared bool) {
+func TestAFullChannelTellsTheSender(t *testing.T) {
 	_, path := serve(t, ServerConfig{})
 	producer, consumer := dial(t, path), dial(t, path)
 	ctx := context.Background()
 	p := createPool(t, producer, hostPool("p", 1<<20))
-	ch := makeChannel(t, producer, p, mempool.ChannelSpec{ThroughService: !shared, Capacity: 2})
+	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Capacity: 2})
 	slow, err := consumer.OpenChannel(ctx, "c", 0)
 	require.NoError(t, err)
-	sub, err := slow.follow(ctx, mempool.SubscribeOptions{})
+	sub, err := slow.consume(ctx, mempool.SubscribeOptions{})
 	require.NoError(t, err)
 	for n := range uint64(2) {
 		require.NoError(t, sendFrame(ctx, p, ch, n, 8, mempool.FrameOptions{}))
@@ -266,33 +260,29 @@ func producerLeases(t *testing.T, c *Client) int {
 }
 
 func TestLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T) {
-	ways(t, testLeavingAChannelGivesBackWhatWasOnItsWay)
-}
-
-func testLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T, shared bool) {
 	svc, path := serve(t, ServerConfig{})
 	producer, consumer := dial(t, path), dial(t, path)
 	ctx := context.Background()
 	p := createPool(t, producer, hostPool("p", 1<<20))
-	ch := makeChannel(t, producer, p, mempool.ChannelSpec{ThroughService: !shared, Mode: mempool.WorkQueue, Capacity: 8})
+	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
 	for n := range uint64(8) {
 		require.NoError(t, sendFrame(ctx, p, ch, n, 8, mempool.FrameOptions{}))
 	}
 	mine, err := consumer.OpenChannel(ctx, "c", 0)
 	require.NoError(t, err)
-	assert.Equal(t, []uint64{0, 1}, take(t, mine, mempool.SubscribeOptions{Credit: 8}, 2))
-	assert.Equal(t, []uint64{2, 3, 4, 5, 6, 7}, take(t, mine, mempool.SubscribeOptions{Credit: 3}, 6))
+	assert.Equal(t, []uint64{0, 1}, take(t, mine, mempool.SubscribeOptions{}, 2))
+	assert.Equal(t, []uint64{2, 3, 4, 5, 6, 7}, take(t, mine, mempool.SubscribeOptions{}, 6))
 	require.NoError(t, ch.Shut(ctx))
 	_, err = consumer.Stats(ctx)
 	require.NoError(t, err)
 	settled(t, svc)
 
-	c2 := makeChannel(t, producer, p, mempool.ChannelSpec{ThroughService: !shared, Name: "c2", Capacity: 1})
+	c2 := makeChannel(t, producer, p, mempool.ChannelSpec{Name: "c2", Capacity: 1})
 	done := make(chan error)
 	gone := dial(t, path)
 	theirs, err := gone.OpenChannel(ctx, "c2", 0)
 	require.NoError(t, err)
-	sub, err := theirs.follow(ctx, mempool.SubscribeOptions{})
+	sub, err := theirs.consume(ctx, mempool.SubscribeOptions{})
 	require.NoError(t, err)
 	go func() {
 		f, err := sub.next(ctx)
@@ -306,15 +296,11 @@ func testLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T, shared bool) {
 }
 
 func TestADestroyedPoolEndsItsFramesWithAnError(t *testing.T) {
-	ways(t, testADestroyedPoolEndsItsFramesWithAnError)
-}
-
-func testADestroyedPoolEndsItsFramesWithAnError(t *testing.T, shared bool) {
 	_, path := serve(t, ServerConfig{})
 	c := dial(t, path)
 	ctx := context.Background()
 	p := createPool(t, c, hostPool("p", 1<<20))
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{ThroughService: !shared, Capacity: 1})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 1})
 	require.NoError(t, sendFrame(ctx, p, ch, 1, 8, mempool.FrameOptions{}))
 	var last error
 	for f, err := range ch.Frames(ctx, mempool.SubscribeOptions{}) {

@@ -77,10 +77,6 @@ func mayLeave(t *testing.T) {
 }
 
 func TestAStreamNeedsNoUserNamespaceOrSharedMemoryInCommon(t *testing.T) {
-	ways(t, testAStreamNeedsNoUserNamespaceOrSharedMemoryInCommon)
-}
-
-func testAStreamNeedsNoUserNamespaceOrSharedMemoryInCommon(t *testing.T, shared bool) {
 	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
 		mayLeave(t)
 		const sender, receiver = 4242, 4343
@@ -94,7 +90,7 @@ func testAStreamNeedsNoUserNamespaceOrSharedMemoryInCommon(t *testing.T, shared 
 		require.NoError(t, err)
 		defer c.Close()
 		spec.Access.UIDs = []uint32{uint32(os.Getuid()), sender, receiver}
-		makeChannel(t, c, createPool(t, c, spec), mempool.ChannelSpec{Capacity: 8, ThroughService: !shared})
+		makeChannel(t, c, createPool(t, c, spec), mempool.ChannelSpec{Capacity: 8})
 
 		consumer := spawn(t, "consume abroad", path, as(receiver))
 		require.Equal(t, "ready", consumer.says())

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -26,9 +25,7 @@ var loops = []struct {
 	{"acknowledge and keep, with ManualAck", true, func(f *Frame) (bool, error) { return true, f.Ack() }},
 }
 
-func TestEveryLoopOverFramesEnds(t *testing.T) { ways(t, testEveryLoopOverFramesEnds) }
-
-func testEveryLoopOverFramesEnds(t *testing.T, shared bool) {
+func TestEveryLoopOverFramesEnds(t *testing.T) {
 	const frames = 30 // more than the channel keeps, and than there is credit
 	for _, mode := range []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue} {
 		for _, loop := range loops {
@@ -37,13 +34,13 @@ func testEveryLoopOverFramesEnds(t *testing.T, shared bool) {
 					_, path := serve(t, ServerConfig{})
 					producer := dial(t, path)
 					p := createPool(t, producer, hostPool("p", 1<<20))
-					ch := makeChannel(t, producer, p, mempool.ChannelSpec{ThroughService: !shared, Mode: mode, Capacity: 4})
+					ch := makeChannel(t, producer, p, mempool.ChannelSpec{Mode: mode, Capacity: 4})
 					var all sync.WaitGroup
 					seen := make([][]uint64, consumers)
 					for i := range consumers {
 						mine, err := dial(t, path).OpenChannel(t.Context(), "c", 0)
 						require.NoError(t, err)
-						sub, err := mine.follow(t.Context(), mempool.SubscribeOptions{Credit: 2})
+						sub, err := mine.consume(t.Context(), mempool.SubscribeOptions{})
 						require.NoError(t, err)
 						all.Go(func() { seen[i] = consumeAll(t, sub, loop.manual, loop.do) })
 					}
@@ -69,9 +66,9 @@ func testEveryLoopOverFramesEnds(t *testing.T, shared bool) {
 }
 
 // consumeAll consumes frames until there are no more, and then releases those that it kept.
-func consumeAll(t *testing.T, sub frameSource, manual bool, do func(*Frame) (bool, error)) (numbers []uint64) {
+func consumeAll(t *testing.T, sub *consuming, manual bool, do func(*Frame) (bool, error)) (numbers []uint64) {
 	var kept []*Frame
-	for f, err := range func(yield func(*Frame, error) bool) { deliver(t.Context(), sub, manual, yield) } {
+	for f, err := range func(yield func(*Frame, error) bool) { sub.deliver(t.Context(), manual, yield) } {
 		if !assert.NoError(t, err) {
 			break
 		}
@@ -94,18 +91,14 @@ func consumeAll(t *testing.T, sub frameSource, manual bool, do func(*Frame) (boo
 }
 
 func TestAKilledWorkersAcknowledgedFramesDoNotComeBack(t *testing.T) {
-	ways(t, testAKilledWorkersAcknowledgedFramesDoNotComeBack)
-}
-
-func testAKilledWorkersAcknowledgedFramesDoNotComeBack(t *testing.T, shared bool) {
 	r := start(t, ServerConfig{}, unhurried)
 	c := dial(t, r.path)
 	p := createPool(t, c, hostPool("p", 1<<20))
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{ThroughService: !shared, Mode: mempool.WorkQueue, Capacity: 8})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
 	for n := range uint64(4) {
 		require.NoError(t, sendFrame(t.Context(), p, ch, n, 100, mempool.FrameOptions{}))
 	}
-	victim := spawn(t, "consume", r.path, with("HOLD=1", "KEEP=1", "CREDIT=3"))
+	victim := spawn(t, "consume", r.path, with("HOLD=1", "KEEP=1"))
 	require.Equal(t, "ready", victim.says())
 	for n := range 2 {
 		require.Equal(t, fmt.Sprintf("got %d %d 0", n, n+1), victim.says())
@@ -119,14 +112,10 @@ func testAKilledWorkersAcknowledgedFramesDoNotComeBack(t *testing.T, shared bool
 }
 
 func TestAFrameIsSettledOnceByItsConsumer(t *testing.T) {
-	ways(t, testAFrameIsSettledOnceByItsConsumer)
-}
-
-func testAFrameIsSettledOnceByItsConsumer(t *testing.T, shared bool) {
 	_, path := serve(t, ServerConfig{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{ThroughService: !shared, Mode: mempool.WorkQueue, Capacity: 8})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
 	for n := range uint64(3) {
 		require.NoError(t, sendFrame(t.Context(), p, ch, n, 8, mempool.FrameOptions{}))
 	}
@@ -160,7 +149,7 @@ func testAFrameIsSettledOnceByItsConsumer(t *testing.T, shared bool) {
 	}
 	assert.Equal(t, []uint64{3}, take(t, ch, mempool.SubscribeOptions{}, 1))
 
-	broadcast := makeChannel(t, c, p, mempool.ChannelSpec{ThroughService: !shared, Name: "b", Capacity: 8})
+	broadcast := makeChannel(t, c, p, mempool.ChannelSpec{Name: "b", Capacity: 8})
 	require.NoError(t, sendFrame(t.Context(), p, broadcast, 4, 8, mempool.FrameOptions{}))
 	for f, err := range broadcast.Frames(t.Context(), mempool.SubscribeOptions{}) {
 		require.NoError(t, err)
@@ -172,32 +161,23 @@ func testAFrameIsSettledOnceByItsConsumer(t *testing.T, shared bool) {
 }
 
 func TestAFrameThatCannotBeMappedIsSettledLikeAnyOther(t *testing.T) {
-	ways(t, testAFrameThatCannotBeMappedIsSettledLikeAnyOther)
-}
-
-func testAFrameThatCannotBeMappedIsSettledLikeAnyOther(t *testing.T, shared bool) {
 	for manual, want := range map[bool][]uint64{false: {1}, true: {0, 1}} {
 		t.Run(fmt.Sprint("manual: ", manual), func(t *testing.T) {
 			_, path := serve(t, ServerConfig{})
 			c := dial(t, path)
 			p := createPool(t, c, hostPool("p", 1<<20))
-			ch := makeChannel(t, c, p, mempool.ChannelSpec{ThroughService: !shared, Mode: mempool.WorkQueue, Capacity: 8})
+			ch := makeChannel(t, c, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
 			for n := range uint64(2) {
 				require.NoError(t, sendFrame(t.Context(), p, ch, n, 8, mempool.FrameOptions{}))
 			}
 			blind := dial(t, path)
 			theirs, err := blind.OpenChannel(t.Context(), "c", 0)
 			require.NoError(t, err)
-			sub, err := theirs.follow(t.Context(), mempool.SubscribeOptions{Credit: 2})
+			sub, err := theirs.consume(t.Context(), mempool.SubscribeOptions{})
 			require.NoError(t, err)
-			switch sub := sub.(type) {
-			case *subscription:
-				require.Eventually(t, func() bool { return sub.lead(99) == 2 }, patience, time.Millisecond)
-			case *consuming:
-				sub.channel.Pool = 99
-			}
+			sub.channel.Pool = 99
 			met := 0
-			for f, err := range func(yield func(*Frame, error) bool) { deliver(t.Context(), sub, manual, yield) } {
+			for f, err := range func(yield func(*Frame, error) bool) { sub.deliver(t.Context(), manual, yield) } {
 				require.ErrorIs(t, err, ErrNotFound)
 				assert.Nil(t, f.Lease)
 				assert.ErrorIs(t, f.Ack(), ErrInvalid)
@@ -212,14 +192,4 @@ func testAFrameThatCannotBeMappedIsSettledLikeAnyOther(t *testing.T, shared bool
 			assert.Equal(t, want, got)
 		})
 	}
-}
-
-// lead says of the frames that came that they are of another pool, and how many these are.
-func (sub *subscription) lead(pool uint64) int {
-	sub.mu.Lock()
-	defer sub.mu.Unlock()
-	for _, n := range sub.inbox {
-		n.Lease.Pool = pool
-	}
-	return len(sub.inbox)
 }

@@ -123,11 +123,6 @@ func consume() error {
 		return err
 	}
 	o := mempool.SubscribeOptions{Oldest: os.Getenv("OLDEST") != "", Full: mempool.FullPolicy(os.Getenv("FULL"))}
-	if os.Getenv("CREDIT") != "" {
-		if _, err := fmt.Sscan(os.Getenv("CREDIT"), &o.Credit); err != nil {
-			return err
-		}
-	}
 	in := bufio.NewScanner(os.Stdin)
 	fmt.Println("ready")
 	for f, err := range ch.Frames(ctx, o) {
@@ -188,8 +183,7 @@ func steadyProducer() error {
 	if err != nil {
 		return err
 	}
-	ch, err := c.CreateChannel(ctx, mempool.ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 4,
-		ThroughService: os.Getenv("SHARED") != "true"})
+	ch, err := c.CreateChannel(ctx, mempool.ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 4})
 	if err != nil {
 		return err
 	}

@@ -13,17 +13,13 @@ import (
 )
 
 func TestAKilledProducersUnfinishedFramesAreTombstones(t *testing.T) {
-	ways(t, testAKilledProducersUnfinishedFramesAreTombstones)
-}
-
-func testAKilledProducersUnfinishedFramesAreTombstones(t *testing.T, shared bool) {
 	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
 		svc, path := serve(t, ServerConfig{})
 		c := dial(t, path)
 		p := createPool(t, c, spec)
 		ctx := context.Background()
-		ch := makeChannel(t, c, p, mempool.ChannelSpec{ThroughService: !shared, Capacity: 8})
-		sub, err := ch.follow(ctx, mempool.SubscribeOptions{Credit: 4})
+		ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 8})
+		sub, err := ch.consume(ctx, mempool.SubscribeOptions{})
 		require.NoError(t, err)
 		first := spawn(t, "produce", path, nil)
 		require.Equal(t, "ready", first.says())
@@ -74,15 +70,13 @@ func testAKilledProducersUnfinishedFramesAreTombstones(t *testing.T, shared bool
 	})
 }
 
-func TestAKilledConsumerHoldsNobodyBack(t *testing.T) { ways(t, testAKilledConsumerHoldsNobodyBack) }
-
-func testAKilledConsumerHoldsNobodyBack(t *testing.T, shared bool) {
+func TestAKilledConsumerHoldsNobodyBack(t *testing.T) {
 	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
 		_, path := serve(t, ServerConfig{})
 		c := dial(t, path)
 		p := createPool(t, c, spec)
 		ctx := context.Background()
-		ch := makeChannel(t, c, p, mempool.ChannelSpec{ThroughService: !shared, Capacity: 2})
+		ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 2})
 		require.NoError(t, sendFrame(ctx, p, ch, 1, 1000, mempool.FrameOptions{}))
 		victim := spawn(t, "consume", path, with("HOLD=1"))
 		require.Equal(t, "ready", victim.says())
@@ -106,19 +100,17 @@ func testAKilledConsumerHoldsNobodyBack(t *testing.T, shared bool) {
 	})
 }
 
-func TestAKilledWorkersFramesGoToAnother(t *testing.T) { ways(t, testAKilledWorkersFramesGoToAnother) }
-
-func testAKilledWorkersFramesGoToAnother(t *testing.T, shared bool) {
+func TestAKilledWorkersFramesGoToAnother(t *testing.T) {
 	r := start(t, ServerConfig{}, unhurried)
 	path := r.path
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
 	ctx := context.Background()
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{ThroughService: !shared, Mode: mempool.WorkQueue, Capacity: 8})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
 	for n := range uint64(4) {
 		require.NoError(t, sendFrame(ctx, p, ch, n, 100, mempool.FrameOptions{}))
 	}
-	victim := spawn(t, "consume", path, with("HOLD=1", "CREDIT=3"))
+	victim := spawn(t, "consume", path, with("HOLD=1"))
 	require.Equal(t, "ready", victim.says())
 	require.Equal(t, "got 0 1 0", victim.says())
 	victim.tell("")
@@ -130,17 +122,13 @@ func testAKilledWorkersFramesGoToAnother(t *testing.T, shared bool) {
 }
 
 func TestAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T) {
-	ways(t, testAStoppedConsumerThatMayMissFramesCostsNothing)
-}
-
-func testAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T, shared bool) {
 	_, path := serve(t, ServerConfig{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
 	ctx := context.Background()
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{ThroughService: !shared, Capacity: 4, Full: mempool.DropOldest})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 4, Full: mempool.DropOldest})
 	require.NoError(t, sendFrame(ctx, p, ch, 0, 100, mempool.FrameOptions{}))
-	stopped := spawn(t, "consume", path, with("CREDIT=2"))
+	stopped := spawn(t, "consume", path, nil)
 	require.Equal(t, "ready", stopped.says())
 	require.Equal(t, "got 0 1 0", stopped.says())
 	stopped.stop()
@@ -148,7 +136,7 @@ func testAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T, shared bool
 	mine, err := other.OpenChannel(ctx, "c", 0)
 	require.NoError(t, err)
 	const frames = 500
-	sub, err := mine.follow(ctx, mempool.SubscribeOptions{Full: mempool.Block})
+	sub, err := mine.consume(ctx, mempool.SubscribeOptions{Full: mempool.Block})
 	require.NoError(t, err)
 	done := make(chan error)
 	go func() {
@@ -186,15 +174,11 @@ func testAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T, shared bool
 }
 
 func TestAStoppedConsumerInBlockModeIsNamed(t *testing.T) {
-	ways(t, testAStoppedConsumerInBlockModeIsNamed)
-}
-
-func testAStoppedConsumerInBlockModeIsNamed(t *testing.T, shared bool) {
 	_, path := serve(t, ServerConfig{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
 	ctx := context.Background()
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{ThroughService: !shared, Capacity: 1})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 1})
 	stopped := spawn(t, "consume", path, with("HOLD=1"))
 	require.Equal(t, "ready", stopped.says())
 	require.NoError(t, sendFrame(ctx, p, ch, 1, 100, mempool.FrameOptions{}))

@@ -2,7 +2,6 @@ package bridge
 
 import (
 	"math"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -21,7 +20,8 @@ func TestFeaturesAreForThoseWhoNamedThem(t *testing.T) {
 		r.ask(1, &wire.Hello{Versions: []uint64{1}, Features: offered}, &hello)
 		assert.Empty(t, hello.Features)
 		for _, m := range []wire.Request{&wire.Timeline{}, &wire.Seal{}, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 1}, &wire.Find{Name: "c"},
-			&wire.Send{Channel: 1, Lease: 1}, &wire.Subscribe{Channel: 1}, &wire.Ack{}, &wire.Credit{}, &wire.Unsubscribe{}, &wire.Shut{}} {
+			&wire.Shut{}, &wire.Join{Channel: 1, Role: "consumer"}, &wire.Enter{Channel: 1, Member: 1}, &wire.Leave{Channel: 1, Member: 1},
+			&wire.Map{Channel: 1, Block: 1}, &wire.Doubt{Channel: 1, Member: 1, Sequence: 1}} {
 			r.refused(2, m, wire.CodeUnsupported)
 		}
 	}
@@ -96,7 +96,7 @@ func TestALeaseThatCannotBeWaitedForIsReleased(t *testing.T) {
 func TestWhatNoClientShouldAskOfStreams(t *testing.T) {
 	_, path := serve(t, ServerConfig{})
 	r, own := streaming(t, path)
-	other, foreign := streaming(t, path)
+	_, foreign := streaming(t, path)
 	r.ask(4, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
 	r.ask(5, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 2, Full: "fail"}, &wire.ChannelReply{})
 	var lease wire.LeaseReply
@@ -107,15 +107,10 @@ func TestWhatNoClientShouldAskOfStreams(t *testing.T) {
 		ticket(own, 0, 0), ticket(own, 0, 1<<62), ticket(own, 0, math.MaxInt64)} {
 		q := uint32(100 + i)
 		r.refused(q, &wire.Publish{Lease: l, Name: "x", Ready: bad}, wire.CodeInvalid)
-		r.refused(q, &wire.Send{Channel: 1, Lease: l, Ready: bad}, wire.CodeInvalid)
 		r.refused(q, &wire.Release{Lease: l, Done: []wire.Ticket{*bad}}, wire.CodeInvalid)
 	}
 	r.refused(7, &wire.Release{Lease: l, Done: make([]wire.Ticket, 17)}, wire.CodeInvalid)
 	r.refused(7, &wire.Publish{Lease: l, Name: "x", Event: make([]byte, 65)}, wire.CodeInvalid)
-	r.refused(7, &wire.Send{Channel: 1, Lease: l, Event: make([]byte, 1)}, wire.CodeInvalid)
-	r.refused(7, &wire.Send{Channel: 1, Lease: l, Meta: map[string]string{"k": strings.Repeat("v", 257)}}, wire.CodeInvalid)
-	r.refused(7, &wire.Send{Channel: 2, Lease: l}, wire.CodeNotFound)
-	r.refused(7, &wire.Send{Channel: 1, Lease: 99}, wire.CodeNotFound)
 	r.refused(7, &wire.Timeline{Timeline: 99}, wire.CodeNotFound)
 	r.refused(7, &wire.Timeline{Timeline: foreign}, wire.CodeDenied)
 	r.refused(7, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: math.MaxInt64}, wire.CodeInvalid)
@@ -126,78 +121,31 @@ func TestWhatNoClientShouldAskOfStreams(t *testing.T) {
 	r.refused(7, &wire.Find{Name: ""}, wire.CodeInvalid)
 	r.refused(7, &wire.Find{Name: "d"}, wire.CodeNotFound)
 	r.refused(7, &wire.Find{Name: "d", Wait: 1}, wire.CodeTimeout)
-	r.refused(7, &wire.Subscribe{Channel: 9, Credit: 1}, wire.CodeNotFound)
-	r.refused(7, &wire.Subscribe{Channel: 1, Credit: 257}, wire.CodeInvalid)
-	r.refused(7, &wire.Subscribe{Channel: 1, Full: "x"}, wire.CodeInvalid)
-	var sub wire.SubscribeReply
-	r.ask(8, &wire.Subscribe{Channel: 1, Credit: 1}, &sub)
-	other.refused(9, &wire.Credit{Subscription: sub.Subscription, Frames: 1}, wire.CodeClosed)
-	other.refused(9, &wire.Unsubscribe{Subscription: sub.Subscription}, wire.CodeClosed)
-	other.refused(9, &wire.Unsubscribe{Subscription: 77}, wire.CodeNotFound)
-	r.refused(9, &wire.Credit{Subscription: sub.Subscription, Frames: math.MaxInt64}, wire.CodeInvalid)
 	r.ask(9, &wire.Seal{}, &wire.EmptyReply{}) // again: nothing
-
-	r.send(10, &wire.Send{Channel: 1, Lease: l})
-	frames, codes := inAnyOrder[*wire.Frame](r, 1, 10)
-	assert.Empty(t, codes[10])
-	frame := frames[0]
-	assert.Equal(t, sub.Subscription, frame.Subscription)
-	require.NotNil(t, frame.Lease)
-	for q := uint32(11); ; q++ { // until the channel is full
-		r.ask(q, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &lease)
-		r.send(q, &wire.Send{Channel: 1, Lease: lease.Lease.ID})
-		if err := r.reply(q, &wire.SendReply{}); err != nil {
-			require.ErrorIs(t, err, wire.CodeLimit)
-			break
-		}
-	}
-	r.send(0, &wire.Send{Channel: 1, Lease: lease.Lease.ID})
-	lost := notice[*wire.Lost](r)
-	assert.Equal(t, lease.Lease.ID, lost.Lease)
-	assert.EqualValues(t, 1, lost.Channel)
-	assert.Equal(t, wire.CodeLimit, lost.Failure.Code)
-	other.refused(49, &wire.Ack{Lease: frame.Lease.ID}, wire.CodeReleased)
-	r.refused(49, &wire.Ack{Lease: lease.Lease.ID}, wire.CodeInvalid)
-	r.refused(49, &wire.Ack{Lease: frame.Lease.ID, Back: true}, wire.CodeInvalid)
-	r.refused(49, &wire.Ack{Lease: 999}, wire.CodeNotFound)
-	r.send(49, &wire.Ack{Lease: 999, Also: []uint64{frame.Lease.ID}})
-	_, codes = inAnyOrder[*wire.Frame](r, 1, 49)
-	assert.Equal(t, wire.CodeNotFound, codes[49], "the frame was acknowledged all the same: the next came")
-	r.refused(49, &wire.Ack{Lease: frame.Lease.ID}, wire.CodeSettled)
-	r.ask(50, &wire.Release{Lease: lease.Lease.ID}, &wire.EmptyReply{})
 	r.ask(51, &wire.Shut{Channel: 1}, &wire.EmptyReply{})
 	r.refused(52, &wire.Shut{Channel: 1}, wire.CodeClosed)
-	r.send(0, &wire.Subscribe{Channel: 1})
 	r.ask(53, &wire.StatsRequest{}, &wire.StatsReply{})
 }
 
-func TestLeasesAndSubscriptionsOfOthersAreNotTouched(t *testing.T) {
+func TestLeasesOfOthersAreNotTouched(t *testing.T) {
 	_, path := serve(t, ServerConfig{})
 	r, _ := streaming(t, path)
 	other, _ := streaming(t, path)
 	r.ask(4, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
-	r.ask(5, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 2}, &wire.ChannelReply{})
 	var lease wire.LeaseReply
 	r.ask(6, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &lease)
-	var sub wire.SubscribeReply
-	r.ask(7, &wire.Subscribe{Channel: 1, Credit: 1}, &sub)
 	for _, try := range []struct {
 		request wire.Request
 		code    wire.Code
 	}{
 		{&wire.Release{Lease: lease.Lease.ID}, wire.CodeReleased},
 		{&wire.Publish{Lease: lease.Lease.ID, Name: "x"}, wire.CodeReleased},
-		{&wire.Send{Channel: 1, Lease: lease.Lease.ID}, wire.CodeReleased},
-		{&wire.Credit{Subscription: sub.Subscription, Frames: 1}, wire.CodeClosed},
-		{&wire.Unsubscribe{Subscription: sub.Subscription}, wire.CodeClosed},
 	} {
 		other.send(8, try.request)
 		err := other.reply(8, &wire.EmptyReply{})
 		assert.ErrorIs(t, err, try.code, try.request.Op())
 		assert.ErrorContains(t, err, "it has ended, or it is another session's", try.request.Op())
 	}
-	r.ask(9, &wire.Send{Channel: 1, Lease: lease.Lease.ID}, &wire.SendReply{})
-	r.ask(10, &wire.Unsubscribe{Subscription: sub.Subscription}, &wire.EmptyReply{})
 }
 
 func TestATimelineThatItsClientSealed(t *testing.T) {
@@ -228,88 +176,4 @@ func TestATimelineThatItsClientSealed(t *testing.T) {
 			r.ask(4, &wire.StatsRequest{}, &wire.StatsReply{})
 		})
 	}
-}
-
-func TestSendsWithoutNumbersKeepTheirOrder(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
-	r, _ := streaming(t, path)
-	r.ask(4, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
-	r.ask(5, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 1}, &wire.ChannelReply{})
-	consumer := dial(t, path)
-	ch, err := consumer.OpenChannel(t.Context(), "c", 0)
-	require.NoError(t, err)
-	sub, err := ch.subscribe(t.Context(), mempool.SubscribeOptions{Credit: 1})
-	require.NoError(t, err)
-	const frames = 50
-	buffers := make(map[uint64]uint64)
-	for i := range uint64(frames) {
-		var lease wire.LeaseReply
-		r.ask(uint32(10+i), &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &lease)
-		buffers[i] = lease.Lease.Buffer
-		r.send(0, &wire.Send{Channel: 1, Lease: lease.Lease.ID, Wait: 1 << 40})
-	}
-	for i := range uint64(frames) {
-		n, err := sub.receive(t.Context())
-		require.NoError(t, err)
-		f, err := sub.frame(t.Context(), n)
-		require.NoError(t, err)
-		assert.Equal(t, i+1, f.Seq)
-		assert.Equal(t, buffers[i], f.Lease.Info().Buffer)
-		require.NoError(t, f.Release())
-	}
-	sub.abandon()
-}
-
-func TestShutDoesNotOvertakeTheSendsBeforeIt(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
-	r, _ := streaming(t, path)
-	r.ask(4, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
-	r.ask(5, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 1}, &wire.ChannelReply{})
-	consumer := dial(t, path)
-	ch, err := consumer.OpenChannel(t.Context(), "c", 0)
-	require.NoError(t, err)
-	sub, err := ch.subscribe(t.Context(), mempool.SubscribeOptions{Credit: 1})
-	require.NoError(t, err)
-	const frames = 200
-	for i := range uint32(frames) {
-		var lease wire.LeaseReply
-		r.ask(10+i, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &lease)
-		r.send(0, &wire.Send{Channel: 1, Lease: lease.Lease.ID, Wait: 1 << 40})
-	}
-	r.ask(6, &wire.Shut{Channel: 1}, &wire.EmptyReply{})
-	for i := range uint64(frames) {
-		n, err := sub.receive(t.Context())
-		require.NoError(t, err)
-		require.NotNil(t, n, "frame %d is lost", i+1)
-		f, err := sub.frame(t.Context(), n)
-		require.NoError(t, err)
-		require.Equal(t, i+1, f.Seq)
-		require.NoError(t, f.Release())
-	}
-	n, err := sub.receive(t.Context())
-	require.NoError(t, err)
-	assert.Nil(t, n, "the end")
-}
-
-func TestTooManySendsThatWait(t *testing.T) {
-	l := unhurried
-	l.waiting = 1
-	rig := start(t, ServerConfig{}, l)
-	r, _ := streaming(t, rig.path)
-	r.ask(4, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
-	r.ask(5, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 1, Mode: "queue"}, &wire.ChannelReply{})
-	var leases []uint64
-	for i := range 4 {
-		var lease wire.LeaseReply
-		r.ask(uint32(10+i), &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &lease)
-		leases = append(leases, lease.Lease.ID)
-	}
-	r.ask(20, &wire.Send{Channel: 1, Lease: leases[0]}, &wire.SendReply{})
-	r.send(21, &wire.Send{Channel: 1, Lease: leases[1], Wait: 1 << 40})
-	r.refused(22, &wire.Send{Channel: 1, Lease: leases[2], Wait: 1 << 40}, wire.CodeLimit)
-	r.send(0, &wire.Send{Channel: 1, Lease: leases[3], Wait: 1 << 40})
-	assert.Equal(t, wire.CodeLimit, notice[*wire.Lost](r).Failure.Code)
-	r.send(23, &wire.Shut{Channel: 1})
-	_, codes := inAnyOrder[*wire.Lost](r, 0, 21, 23)
-	assert.Equal(t, map[uint32]wire.Code{21: wire.CodeClosed, 23: ""}, codes)
 }

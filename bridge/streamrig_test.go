@@ -26,12 +26,6 @@ func kinds(t *testing.T, f func(t *testing.T, spec mempool.PoolSpec)) {
 	}
 }
 
-// ways are the ways that frames go: through the service, and through memory that the channel's members share.
-func ways(t *testing.T, f func(t *testing.T, shared bool)) {
-	t.Run("through the service", func(t *testing.T) { f(t, false) })
-	t.Run("through shared memory", func(t *testing.T) { f(t, true) })
-}
-
 // settled waits until a service has neither leases nor buffers.
 func settled(t testing.TB, svc *mempool.Service) {
 	t.Helper()
@@ -119,20 +113,6 @@ func streaming(t testing.TB, path string) (*raw, uint64) {
 	require.EqualValues(t, wire.TimelineWords, tl.Words)
 	r.ask(3, &wire.Seal{}, &wire.EmptyReply{})
 	return r, tl.Timeline
-}
-
-// notice receives until a notice of that sort comes.
-func notice[N wire.Notice](r *raw) N {
-	r.Helper()
-	for {
-		packet, err := r.recv()
-		require.NoError(r, err)
-		n, err := wire.DecodeNotice(packet)
-		require.NoError(r, err)
-		if want, ok := n.(N); ok {
-			return want
-		}
-	}
 }
 
 // inAnyOrder receives until the requests are answered and a notice of that sort came, and returns the answers' codes.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -33,19 +32,12 @@ func driverCalls(t *testing.T, dir string, pid int) map[string]int64 {
 }
 
 func TestASteadyStreamMakesNoDriverCallsButItsTickets(t *testing.T) {
-	ways(t, testASteadyStreamMakesNoDriverCallsButItsTickets)
-}
-
-func testASteadyStreamMakesNoDriverCallsButItsTickets(t *testing.T, shared bool) {
 	counts := t.TempDir()
 	sim := simulation(t, counts)
 	path := filepath.Join(t.TempDir(), "run", "poolsvc.sock")
 	service := spawn(t, "service", path, sim)
 	require.Equal(t, "serving", service.says())
-	producer := spawn(t, "steady producer", path, func(cmd *exec.Cmd) {
-		sim(cmd)
-		with(fmt.Sprint("SHARED=", shared))(cmd)
-	})
+	producer := spawn(t, "steady producer", path, sim)
 	require.Equal(t, "ready", producer.says())
 	consumer := spawn(t, "steady consumer", path, sim)
 	require.Equal(t, "ready", consumer.says())

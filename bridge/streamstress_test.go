@@ -46,19 +46,19 @@ type stress struct {
 	seen map[int]int // how often each frame was acknowledged
 }
 
-func newStress(t *testing.T, spec mempool.PoolSpec, mode mempool.ChannelMode, shared bool) (*stress, *Client) {
+func newStress(t *testing.T, spec mempool.PoolSpec, mode mempool.ChannelMode) (*stress, *Client) {
 	r := start(t, ServerConfig{}, unhurried)
 	c := dial(t, r.path)
 	s := &stress{T: t, rig: r, frames: stressFrames(t), seen: make(map[int]int)}
 	s.pool = createPool(t, c, spec)
-	s.ch = makeChannel(t, c, s.pool, mempool.ChannelSpec{Mode: mode, Capacity: 8, ThroughService: !shared})
+	s.ch = makeChannel(t, c, s.pool, mempool.ChannelSpec{Mode: mode, Capacity: 8})
 	return s, c
 }
 
 // life is one life of a consumer: it is killed after so many frames, or lives to the end. Within a life the frames must
 // come in order, and where none may be missed, one after the other.
 func (s *stress) life(random *rand.Rand, gapless bool) (ended bool) {
-	c := spawn(s, "consume", s.path, with("CREDIT="+fmt.Sprint(1+random.IntN(6))))
+	c := spawn(s, "consume", s.path, nil)
 	defer func() { _ = c.cmd.Wait() }()
 	left := 20 + random.IntN(max(min(s.frames, 2000), s.frames/25))
 	last := 0
@@ -81,7 +81,7 @@ func (s *stress) life(random *rand.Rand, gapless bool) (ended bool) {
 		if gapless {
 			assert.Equal(s, n, seq)
 		} else {
-			assert.LessOrEqual(s, n, seq, "a queue in shared memory skips numbers")
+			assert.LessOrEqual(s, n, seq, "a queue skips numbers")
 		}
 		last = seq
 		s.mu.Lock()
@@ -135,23 +135,17 @@ func (s *stress) clean(c *Client, bytes uint64) {
 	assert.Zero(s, st.Pools[0].Held)
 }
 
-func TestNoFrameOfABroadcastIsLostOrTorn(t *testing.T) { ways(t, testNoFrameOfABroadcastIsLostOrTorn) }
-
-func testNoFrameOfABroadcastIsLostOrTorn(t *testing.T, shared bool) {
+func TestNoFrameOfABroadcastIsLostOrTorn(t *testing.T) {
 	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
-		s, c := newStress(t, spec, mempool.Broadcast, shared)
+		s, c := newStress(t, spec, mempool.Broadcast)
 		s.run(true)
 		s.clean(c, spec.MaxBytes)
 	})
 }
 
 func TestEveryFrameOfAQueueIsAcknowledged(t *testing.T) {
-	ways(t, testEveryFrameOfAQueueIsAcknowledged)
-}
-
-func testEveryFrameOfAQueueIsAcknowledged(t *testing.T, shared bool) {
 	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
-		s, c := newStress(t, spec, mempool.WorkQueue, shared)
+		s, c := newStress(t, spec, mempool.WorkQueue)
 		s.run(false)
 		var lost []string
 		for n := 1; n <= s.frames; n++ {

@@ -2,35 +2,40 @@ package mempool
 
 import (
 	"context"
+	"errors"
 	"time"
+
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
 )
 
-// channel is a named queue of buffers. It is guarded by Service.mu, except what never changes.
+// channel is a named queue of buffers. Its frames go through memory that its members share: the service sees none of them. It decides
+// who takes part, and cleans up after members that left. It is guarded by Service.mu, except info, pool and uid, which never change.
 type channel struct {
 	info ChannelInfo
 	pool *Pool
 	uid  uint32 // of the user who made it
 
-	frames  []*frame // in order: broadcast keeps them, a queue has them waiting
-	last    uint64   // number of the newest frame
-	flying  int      // frames of a queue that subscribers were sent and have not settled
-	missed  uint64   // frames of a queue that were dropped since the last was handed out
-	subs    []*subscription
-	turn    int // of the subscribers of a queue
-	senders []*Sending
-	room    signal // a send that waits may go on
-	shut    bool   // nothing may join the senders
-
-	shared *shared // nil unless the frames go through shared memory
+	shut    bool // no producer publishes any more
+	host    *shmchannel.Host
+	members map[uint64]*member // that have a slot, by id
+	last    uint64             // the greatest id of a member
+	// kept are buffers that the channel or a consumer may still need, of producers that left. One of these has published it.
+	kept   map[*buffer][]*member
+	tended bool      // a goroutine looks again and again whether what left is still needed
+	rests  time.Time // until when nothing is looked at unless something has happened
+	doubts doubts
 }
 
-// over says that no frame will be added any more. Service.mu is held.
-func (ch *channel) over() bool { return ch.shut && len(ch.senders) == 0 }
+var (
+	hostModes    = map[ChannelMode]shmchannel.Mode{Broadcast: shmchannel.Broadcast, WorkQueue: shmchannel.Queue}
+	hostPolicies = map[FullPolicy]shmchannel.Policy{Block: shmchannel.Block, Fail: shmchannel.Fail, DropOldest: shmchannel.DropOldest,
+		Latest: shmchannel.Latest}
+)
 
 // MakeChannel makes a channel, or finds the one that is just like it.
 //
 // Errors: [ErrInvalid], [ErrExists] if there is one of that name that is not like it, [ErrNotFound] and [ErrDenied] for the
-// pool, [ErrLimit], [ErrClosed].
+// pool, [ErrLimit], [ErrOutOfMemory], [ErrUnavailable] where the kernel has no sealed files, [ErrClosed].
 func (s *Session) MakeChannel(spec ChannelSpec) (ChannelInfo, error) {
 	spec = spec.filled()
 	if err := spec.Validate(); err != nil {
@@ -45,12 +50,8 @@ func (s *Session) MakeChannel(spec ChannelSpec) (ChannelInfo, error) {
 	}
 	if old := svc.channels[spec.Name]; old != nil {
 		if old.info.ChannelSpec != spec {
-			way := "shared memory"
-			if old.info.ThroughService {
-				way = "the service"
-			}
-			return ChannelInfo{}, situation(ErrExists, "there is a channel %q already, in pool %q, with mode %s, capacity %d and policy %s, whose frames go through %s",
-				spec.Name, old.pool.info.Name, old.info.Mode, old.info.Capacity, old.info.Full, way)
+			return ChannelInfo{}, situation(ErrExists, "there is a channel %q already, in pool %q, with mode %s, capacity %d and policy %s",
+				spec.Name, old.pool.info.Name, old.info.Mode, old.info.Capacity, old.info.Full)
 		}
 		return old.info, nil
 	}
@@ -60,14 +61,10 @@ func (s *Session) MakeChannel(spec ChannelSpec) (ChannelInfo, error) {
 	if p.channels >= MaxChannels {
 		return ChannelInfo{}, situation(ErrLimit, "pool %q has %d channels, and no more at a time", p.info.Name, p.channels)
 	}
-	ch := &channel{info: ChannelInfo{ID: svc.lastChannel + 1, ChannelSpec: spec}, pool: p, uid: s.peer.UID}
-	if !spec.ThroughService {
-		if ch.shared, err = newShared(ch); err != nil {
-			return ChannelInfo{}, err
-		}
+	ch, err := p.newChannel(spec, s.peer.UID)
+	if err != nil {
+		return ChannelInfo{}, err
 	}
-	svc.lastChannel++
-	p.channels++
 	svc.channels[spec.Name] = ch
 	svc.channelByID[ch.info.ID] = ch
 	svc.channeled.broadcast()
@@ -126,9 +123,38 @@ func (s *Session) channel(id uint64) (*channel, error) {
 	return ch, nil
 }
 
-// ShutChannel closes a channel: nothing more can be sent, the name is free, and subscribers get an [Ended] after the last
-// frame. Sends that wait for room are still carried out, while the channel has subscribers. The members of a shared channel find
-// its end in the shared memory.
+// newChannel makes a channel of the pool for a user. Service.mu is held.
+//
+// Errors: [ErrUnavailable], [ErrLimit] without file descriptors, [ErrOutOfMemory].
+func (p *Pool) newChannel(spec ChannelSpec, uid uint32) (*channel, error) {
+	svc := p.svc
+	if err := timelinesWork(); err != nil { // the same seals are needed
+		return nil, err
+	}
+	if err := svc.mayMakeChannel(); err != nil {
+		return nil, err
+	}
+	host, err := shmchannel.NewHost(shmchannel.Spec{Mode: hostModes[spec.Mode], Capacity: spec.Capacity, Policy: hostPolicies[spec.Full]})
+	if err != nil {
+		return nil, hostError("make the memory of a channel", err)
+	}
+	svc.lastChannel++
+	p.channels++
+	p.indexLent()
+	return &channel{info: ChannelInfo{ID: svc.lastChannel, ChannelSpec: spec}, pool: p, uid: uid, host: host,
+		members: make(map[uint64]*member), kept: make(map[*buffer][]*member)}, nil
+}
+
+// anyChannel finds a channel by id that the session may use, shut or not. Service.mu is held.
+func (s *Session) anyChannel(id uint64) (*channel, error) {
+	if ch := s.svc.channelByID[id]; ch != nil && !s.ended && ch.pool.access.Allows(s.peer) {
+		return ch, nil
+	}
+	return s.channel(id)
+}
+
+// ShutChannel closes a channel: nothing more can be published, and the name is free. Its members find the end in the memory that they
+// share: consumers get the frames that were published, and then the end.
 //
 // Errors: [ErrNotFound], [ErrDenied] to others than the user who made it, [ErrClosed] if it is shut already.
 func (s *Session) ShutChannel(id uint64) error {
@@ -143,80 +169,56 @@ func (s *Session) ShutChannel(id uint64) error {
 		return situation(ErrDenied, "channel %q belongs to user %d", ch.info.Name, ch.uid)
 	}
 	ch.close()
-	if ch.shared != nil {
-		ch.shared.close()
-		return nil
-	}
-	ch.hand()
+	ch.logFailed("a channel could not be closed", ch.host.Close())
+	ch.tidy()
 	return nil
 }
 
-// close refuses what is sent from now on. Service.mu is held.
+// close frees the name, and lets no member join any more. Service.mu is held.
 func (ch *channel) close() {
 	if ch.shut { // its name may be another's by now
 		return
 	}
 	ch.shut = true
 	delete(ch.pool.svc.channels, ch.info.Name)
-	ch.room.broadcast()
 }
 
 // endChannels ends the channels of a pool that is being destroyed, at once. Service.mu is held.
 func (s *Service) endChannels(p *Pool) {
 	for _, ch := range s.channelByID {
-		if ch.pool != p {
-			continue
+		if ch.pool == p {
+			ch.close()
+			ch.host.Destroy()
+			ch.tidy()
 		}
-		ch.close()
-		if ch.shared != nil {
-			ch.shared.destroy()
-			continue
-		}
-		for len(ch.frames) > 0 {
-			ch.drop()
-		}
-		for len(ch.subs) > 0 {
-			ch.subs[0].end(p.ended())
-		}
-		ch.settle()
 	}
 }
 
-// settle forgets a channel that is shut once nobody has anything to get from it. Service.mu is held.
-func (ch *channel) settle() {
-	svc := ch.pool.svc
-	if !ch.shut || len(ch.subs) > 0 || svc.channelByID[ch.info.ID] != ch {
-		return
-	}
-	for len(ch.frames) > 0 {
-		ch.drop()
-	}
-	ch.forget()
-}
-
-// forget takes a channel out of the books. Service.mu is held.
-func (ch *channel) forget() {
-	delete(ch.pool.svc.channelByID, ch.info.ID)
-	ch.pool.channels--
-}
-
-// full says why nothing can be sent now: nil if something can. Service.mu is held.
-func (ch *channel) full() error {
-	if len(ch.frames) < ch.info.Capacity {
+// failed is an error of the channel's memory as one of this package. A channel whose memory contradicts itself ends at once.
+// Service.mu is held.
+func (ch *channel) failed(err error) error {
+	name := ch.info.Name
+	switch {
+	case err == nil:
 		return nil
+	case errors.Is(err, shmchannel.ErrCorrupt):
+		ch.pool.svc.log.Error("a channel ends because its shared memory was corrupted by a member", "channel", name, "error", err)
+		ch.close()
+		ch.host.Destroy()
+		return situation(ErrClosed, "channel %q is shut: %v", name, err)
+	case errors.Is(err, shmchannel.ErrClosed):
+		return situation(ErrClosed, "channel %q is shut", name)
+	case errors.Is(err, shmchannel.ErrNoSlot):
+		return situation(ErrLimit, "channel %q: %v", name, err)
+	case errors.Is(err, shmchannel.ErrInvalid), errors.Is(err, shmchannel.ErrFile):
+		return situation(ErrInvalid, "channel %q: %v", name, err)
 	}
-	if ch.info.Mode == WorkQueue {
-		return ch.queueFull()
-	}
-	return ch.broadcastFull()
+	return hostError("share the memory of a channel", err)
 }
 
-// hand hands out what can be handed out. Service.mu is held.
-func (ch *channel) hand() {
-	if ch.info.Mode == WorkQueue {
-		ch.handQueue()
-	} else {
-		ch.handBroadcast()
+// logFailed is failed where nobody can be told. Service.mu is held.
+func (ch *channel) logFailed(what string, err error) {
+	if err = ch.failed(err); err != nil && !errors.Is(err, ErrClosed) {
+		ch.pool.svc.log.Error(what, "channel", ch.info.Name, "error", err)
 	}
-	ch.settle()
 }

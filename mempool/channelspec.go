@@ -28,9 +28,6 @@ const (
 	Fail FullPolicy = "fail"
 )
 
-// holds says whether a subscriber with the policy keeps frames from being dropped.
-func (p FullPolicy) holds() bool { return p == Block || p == Fail }
-
 func (p FullPolicy) validate() error {
 	switch p {
 	case Block, DropOldest, Latest, Fail:
@@ -41,12 +38,11 @@ func (p FullPolicy) validate() error {
 
 // Limits of channels.
 const (
-	MaxCapacity      = 1024 // frames of a channel
-	MaxChannels      = 256  // channels of a pool
-	MaxSubscriptions = 256  // subscriptions of a session, and its members of shared channels
-	MaxCredit        = 256  // of a subscription
-	MaxMeta          = 16   // entries of a frame's map
-	MaxMetaBytes     = 256  // bytes of each key and value
+	MaxCapacity  = 1024 // frames of a channel
+	MaxChannels  = 256  // channels of a pool
+	MaxMembers   = 256  // members of channels that a session has
+	MaxMeta      = 16   // entries of a frame's map
+	MaxMetaBytes = 256  // bytes of each key and value
 )
 
 // ChannelSpec describes a channel to be made. It is plain data.
@@ -60,11 +56,6 @@ type ChannelSpec struct {
 	Capacity int
 	// Full is Block if it is left empty.
 	Full FullPolicy
-	// ThroughService has the service move each frame. Without it the frames go through memory that the members of the channel share,
-	// and the service has nothing to do with them ([Session.JoinChannel]). That is faster by far, and what such a channel keeps
-	// ends with the service. [Session.Subscribe] and [Session.Send] use channels through the service alone, and so do sessions in the
-	// service's own process.
-	ThroughService bool
 }
 
 // filled is the spec with what was left empty filled in.
@@ -135,9 +126,6 @@ func (o FrameOptions) Validate() error {
 
 // SubscribeOptions says how a channel's frames are to come.
 type SubscribeOptions struct {
-	// Credit is how many frames may be on their way or not acknowledged at a time; 0 for DefaultCredit. In a shared channel no frame is
-	// on its way, and it means nothing: a subscriber has at most 256 frames that are not released.
-	Credit int
 	// Oldest begins with the oldest frame that is kept, not with the newest.
 	Oldest bool
 	// Full is what happens when this subscriber is slow; empty: as the channel has it.
@@ -147,21 +135,12 @@ type SubscribeOptions struct {
 	ManualAck bool
 }
 
-// DefaultCredit is how many frames a subscriber has on their way or not acknowledged at a time, if it does not say.
-const DefaultCredit = 4
-
-// Filled is o with what was left empty filled in, if it can be.
+// Validate says whether frames can come so.
 //
 // Errors: [ErrInvalid].
-func (o SubscribeOptions) Filled() (SubscribeOptions, error) {
-	if o.Credit == 0 {
-		o.Credit = DefaultCredit
+func (o SubscribeOptions) Validate() error {
+	if o.Full == "" {
+		return nil
 	}
-	if o.Credit < 0 || o.Credit > MaxCredit {
-		return o, situation(ErrInvalid, "the credit of a subscription lies between 1 and %d, not %d", MaxCredit, o.Credit)
-	}
-	if o.Full != "" {
-		return o, o.Full.validate()
-	}
-	return o, nil
+	return o.Full.validate()
 }

@@ -188,26 +188,3 @@ func TestAnEventOfThisProcessIsWaitedForLikeATicket(t *testing.T) {
 		})
 	}
 }
-
-func TestAnEventGoesAlongWithAFrame(t *testing.T) {
-	svc := newService(t)
-	s := open(t, svc)
-	p := gpuPool(t, s)
-	ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 4, ThroughService: true})
-	require.NoError(t, err)
-	clock, stuck := unreached(t, s)
-	l := allocate(t, s, p, 100)
-	e, q := gpuEvent(t, l)
-	require.NoError(t, q.wait(t.Context(), clock.Page(), stuck))
-	require.NoError(t, e.Record(q))
-	_, err = ch.Publish(t.Context(), l, FrameOptions{Completion: Completion{Event: e}})
-	require.NoError(t, err)
-	for f, err := range ch.Frames(t.Context(), SubscribeOptions{}) {
-		require.NoError(t, err)
-		assert.Len(t, f.Lease.Info().Wait, 1, "a ticket says the same")
-		assert.Equal(t, e.Handle(), f.Lease.Info().Event)
-		require.NoError(t, f.Release())
-		break
-	}
-	require.NoError(t, clock.Reach(stuck))
-}

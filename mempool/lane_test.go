@@ -100,8 +100,6 @@ func TestNothingOfAHandOverOnAGPUWaits(t *testing.T) {
 	p := gpuPoolOf(t, s, 3<<20)
 	clock, stuck := unreached(t, s)
 	ctx := context.Background()
-	ch, err := s.CreateChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 4, ThroughService: true})
-	require.NoError(t, err)
 
 	l := allocate(t, s, p, 1<<20)
 	blocked(t, l, clock, stuck)
@@ -113,11 +111,6 @@ func TestNothingOfAHandOverOnAGPUWaits(t *testing.T) {
 	got, err := s.Get(ctx, "x", false, 0)
 	require.NoError(t, err)
 	require.Len(t, got.Info().Wait, 1, "the content is not complete")
-
-	f := allocate(t, s, p, 1<<20)
-	require.NoError(t, f.CopyFrom(0, want))
-	_, err = ch.Publish(ctx, f, FrameOptions{})
-	require.NoError(t, err)
 
 	w := allocate(t, s, p, 1<<20) // written, released unfinished, written by the next
 	require.NoError(t, w.CopyFrom(0, want))
@@ -131,14 +124,6 @@ func TestNothingOfAHandOverOnAGPUWaits(t *testing.T) {
 	dst := make([]byte, 1<<20)
 	require.NoError(t, got.CopyTo(dst, 0))
 	assert.True(t, bytes.Equal(want, dst))
-	for frame, err := range ch.Frames(ctx, SubscribeOptions{}) {
-		require.NoError(t, err)
-		clear(dst)
-		require.NoError(t, frame.Lease.CopyTo(dst, 0))
-		assert.True(t, bytes.Equal(want, dst))
-		require.NoError(t, frame.Release())
-		break
-	}
 	release(t, got)
 	release(t, next)
 }

@@ -7,17 +7,15 @@ type Lease struct {
 	buffer  *buffer
 	write   bool // guarded by Service.mu, like what follows
 	ended   bool
-	wait    tickets   // what must be reached before the memory is used
-	frame   *delivery // the frame that it came with
-	order   *Order    // of a session in this process
+	wait    tickets // what must be reached before the memory is used
+	order   *Order  // of a session in this process
 }
 
 // LeaseInfo is what a client must know about a lease. It is plain data.
 type LeaseInfo struct {
-	// ID is never reused within an epoch. The lease of a frame of a shared channel has none: 0.
+	// ID is never reused within an epoch. The lease of a frame has none: 0.
 	ID uint64
-	// Buffer is never reused within an epoch, Generation counts the uses of the block. Frames of a shared channel use a buffer again and
-	// again.
+	// Buffer is never reused within an epoch, Generation counts the uses of the block. Frames use a buffer again and again.
 	Buffer, Generation uint64
 	Write              bool
 	Pool               uint64
@@ -83,9 +81,8 @@ func (l *Lease) Export() (x Export, first bool, err error) {
 	return x, true, nil
 }
 
-// Release ends the lease. incomplete says that what a write lease was for did not happen: the buffer has then failed. A frame
-// that was not settled before is acknowledged, or with incomplete goes back to its queue. It waits for no work: the next user of the memory comes after what this package
-// began.
+// Release ends the lease. incomplete says that what a write lease was for did not happen: the buffer has then failed. It waits for
+// no work: the next user of the memory comes after what this package began.
 //
 // Errors: [ErrReleased] if it had ended before; the driver's where what this process began on the memory could neither be
 // marked nor waited for: the lease has not ended then, for nobody may use the memory yet.
@@ -176,7 +173,4 @@ func (l *Lease) end(incomplete bool, done tickets) {
 	}
 	l.wait = nil
 	b.settle()
-	if l.frame != nil { // last: nothing of the lease is left when the frame goes on
-		l.frame.settle(incomplete || l.session.ended)
-	}
 }

@@ -17,9 +17,9 @@ type Limits struct {
 	UserNames, UserPools int
 	// Buffers and Leases are how many the service has at a time.
 	Buffers, Leases int
-	// SharedChannels is how many channels have their frames in shared memory at a time, Members how many members all of them have,
-	// those that left and still have a slot included.
-	SharedChannels, Members int
+	// Channels is how many channels there are at a time, Members how many members all of them have, those that left and still have
+	// a slot included.
+	Channels, Members int
 }
 
 // limit is one of the limits, by the name that errors and `poolsvc serve --limit` have for it.
@@ -37,7 +37,7 @@ func (l *Limits) all() []limit {
 		{"user-pools", &l.UserPools, 1024},
 		{"buffers", &l.Buffers, 1 << 20},
 		{"leases", &l.Leases, 1 << 21},
-		{"shared-channels", &l.SharedChannels, 1 << 10},
+		{"channels", &l.Channels, 1 << 10},
 		{"members", &l.Members, 1 << 12},
 	}
 }
@@ -144,21 +144,24 @@ func (s *Session) mayMakePool() error {
 	return nil
 }
 
-// Files is how many file descriptors the service has at most for shared channels.
-func (s *Service) Files() int { return 2*s.limits.SharedChannels + s.limits.Members }
+// Files is how many file descriptors the service has at most for channels.
+func (s *Service) Files() int { return 2*s.limits.Channels + s.limits.Members }
 
-// mayShare says whether there may be one more shared channel. Service.mu is held.
-func (s *Service) mayShare() error {
-	if have, most := s.sharedChannels, s.limits.SharedChannels; have >= most {
-		return &LimitError{"shared-channels", most, "the service", "shared channels", have, "shut some"}
+// mayMakeChannel says whether there may be one more channel. Service.mu is held.
+func (s *Service) mayMakeChannel() error {
+	if have, most := len(s.channelByID), s.limits.Channels; have >= most {
+		return &LimitError{"channels", most, "the service", "channels", have, "shut some"}
 	}
 	return nil
 }
 
-// mayMember says whether shared channels may have one more member. Service.mu is held.
-func (s *Session) mayMember() error {
+// mayTakePart says whether the session may have one more member of a channel. Service.mu is held.
+func (s *Session) mayTakePart() error {
 	if have, most := s.svc.members, s.svc.limits.Members; have >= most {
-		return &LimitError{"members", most, "the service", "members of shared channels", have, "wait until some have left"}
+		return &LimitError{"members", most, "the service", "members of channels", have, "wait until some have left"}
+	}
+	if n := len(s.members); n >= MaxMembers {
+		return situation(ErrLimit, "session %d has %d members of channels, and no more at a time: leave some channels, or drop arrays of closed subscriptions, or connect once more", s.id, n)
 	}
 	return nil
 }

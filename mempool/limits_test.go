@@ -48,24 +48,6 @@ func TestASessionHasSoManyLeasesAndOthersHaveTheirs(t *testing.T) {
 	checkBooks(t, svc)
 }
 
-func TestASubscriberThatReleasesNothingIsSentNoMoreThanItsLimit(t *testing.T) {
-	s := newStream(t, ChannelSpec{Capacity: 4})
-	s.svc.limits.SessionLeases = 6
-	s.send(4)
-	l := s.listen(4, SubscribeOptions{Oldest: true})
-	require.Len(t, l.got(), 4)
-	require.NoError(t, l.Unsubscribe(l.sub)) // the leases live on
-	again := s.join(l.worker, 4, SubscribeOptions{Oldest: true})
-	require.Len(t, again.got(), 4)
-	refused(t, l.Credit(again.sub, 1), "session-leases", 6, l.String())
-	_, err := l.Subscribe(s.info.ID, SubscribeOptions{})
-	refused(t, err, "session-leases", 6, l.String())
-	for range 4 {
-		again.done(t, false)
-	}
-	require.NoError(t, l.Credit(again.sub, 1))
-}
-
 func TestTheServiceHasSoManyBuffersAndLeases(t *testing.T) {
 	svc, s := limited(t, Limits{Buffers: 2, Leases: 3})
 	p, _ := fakePool(t, s, 1<<16)

@@ -119,29 +119,12 @@ func BenchmarkTakes(b *testing.B) {
 		s := connect(b, svc)
 		p := hostPool(b, s, 1)
 		return func(i int) {
-			_, err := s.MakeChannel(ChannelSpec{Name: names[i], Pool: p.info.ID, Capacity: 1, ThroughService: true})
-			require.NoError(b, err)
-		}
-	})
-	takes("subscription", MaxSubscriptions, func(b *testing.B, svc *Service, n int) func(int) {
-		s := connect(b, svc)
-		ch, err := s.MakeChannel(ChannelSpec{Name: "c", Pool: hostPool(b, s, 1).info.ID, Capacity: 1, ThroughService: true})
-		require.NoError(b, err)
-		return func(int) {
-			_, err := s.Subscribe(ch.ID, SubscribeOptions{})
-			require.NoError(b, err)
-		}
-	})
-	takes("shared-channel", MaxChannels, func(b *testing.B, svc *Service, n int) func(int) {
-		s := connect(b, svc)
-		p := hostPool(b, s, 1)
-		return func(i int) {
 			_, err := s.MakeChannel(ChannelSpec{Name: names[i], Pool: p.info.ID, Capacity: 16})
 			require.NoError(b, err)
 		}
 	})
 	for role, most := range map[MemberRole]int{Producer: 63, Consumer: 1024} {
-		takes("shared-"+string(role), most, func(b *testing.B, svc *Service, n int) func(int) {
+		takes(string(role), most, func(b *testing.B, svc *Service, n int) func(int) {
 			s := connect(b, svc)
 			ch, err := s.MakeChannel(ChannelSpec{Name: "c", Pool: hostPool(b, s, 1).info.ID, Capacity: 16})
 			require.NoError(b, err)
@@ -156,21 +139,4 @@ func BenchmarkTakes(b *testing.B) {
 			}
 		})
 	}
-	takes("frame-with-its-buffer", MaxCapacity, func(b *testing.B, svc *Service, n int) func(int) {
-		s := connect(b, svc)
-		p := hostPool(b, s, n)
-		ch, err := s.MakeChannel(ChannelSpec{Name: "c", Pool: p.info.ID, Mode: WorkQueue, Capacity: n, ThroughService: true})
-		require.NoError(b, err)
-		leases := make([]*Lease, n)
-		for i := range leases {
-			leases[i] = allocate(b, s, p, 4096)
-		}
-		for _, l := range leases { // the blocks are there
-			release(b, l)
-		}
-		return func(int) {
-			_, _, err := s.Send(ch.ID, allocate(b, s, p, 4096).ID(), FrameOptions{})
-			require.NoError(b, err)
-		}
-	})
 }

@@ -46,10 +46,10 @@ type Pool struct {
 	room                           room          // for allocations that were refused
 	relief                         countedSignal // blocks became free, or were given back to the driver
 
-	lent      map[uint64]*block       // those that buffers use, by id; nil before there is a shared channel
-	producers map[*Session]*producing // sessions that have producers in shared channels
+	lent      map[uint64]*block       // those that buffers use, by id; nil before there is a channel
+	producers map[*Session]*producing // sessions that have producers in channels
 	wanting   int                     // allocations that have found no room
-	tidied    time.Time               // when its shared channels were looked at for them
+	tidied    time.Time               // when its channels were looked at for them
 	wants     bool                    // producers are asked for memory again and again
 }
 

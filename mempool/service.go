@@ -54,10 +54,10 @@ type Service struct {
 	unmapped                                                []*timeline // that streams of this process still use
 	draining                                                map[*block]func()
 	channels                                                map[string]*channel // those that are not shut
-	channelByID                                             map[uint64]*channel // and those that are, until they are empty
+	channelByID                                             map[uint64]*channel // and those that are, until nobody needs them
 	channeled                                               signal              // channels appeared
-	lastChannel, lastSubscription                           uint64
-	sharedChannels, members                                 int                                                        // members of all shared channels
+	lastChannel                                             uint64
+	members                                                 int                                                        // of all channels
 	most                                                    struct{ buffers, names, sessions, timelines, awaited int } // that these maps had
 
 	closed     bool
@@ -102,7 +102,6 @@ func (s *Service) OpenSession(p Peer, notify func(Notice)) (*Session, error) {
 	s.lastSession++
 	session := &Session{svc: s, id: s.lastSession, peer: p, notify: notify, over: make(chan struct{}), settled: make(chan struct{}),
 		leases: make(map[uint64]*Lease), names: make(map[string]*name), mapped: make(map[uint64]*block), accounts: make(map[*Pool]*account)}
-	session.subscriptions = make(map[uint64]*subscription)
 	session.members = make(map[*member]struct{})
 	session.ordered = notify == nil
 	session.keeper = s.keeper(p)

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/poolbridge/poolbridge/mempool/wakeful"
 )
 
 // Notice is what the service tells a session unasked.
@@ -31,13 +29,12 @@ type Session struct {
 	// settled is closed when the session has ended and nothing is held for its process any more.
 	settled chan struct{}
 
-	ordered       bool      // it understands tickets
-	timeline      *timeline // its own; nil until it asks
-	clock         *Clock    // of a session in this process; guarded by clockMu
-	clockMu       sync.Mutex
-	subscriptions map[uint64]*subscription
-	members       map[*member]struct{} // its members of shared channels that have a slot
-	swept         chan struct{}        // of an ended session: closed when no consumer of it has a slot any more
+	ordered  bool      // it understands tickets
+	timeline *timeline // its own; nil until it asks
+	clock    *Clock    // of a session in this process; guarded by clockMu
+	clockMu  sync.Mutex
+	members  map[*member]struct{} // its members of channels that have a slot
+	swept    chan struct{}        // of an ended session: closed when no consumer of it has a slot any more
 
 	leases   map[uint64]*Lease
 	names    map[string]*name
@@ -47,7 +44,6 @@ type Session struct {
 	keeper   *keeper
 	tensor   *Tensor // that it described last
 
-	eagerness wakeful.Eagerness // of its waits
 }
 
 // ID identifies the session within the epoch.
@@ -212,13 +208,10 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 	s.ended = true
 	close(s.over)
 	remove(&svc.sessions, &svc.most.sessions, s.id)
-	for _, sub := range s.subscriptions {
-		sub.leave()
-	}
 	lent := s.expel()
 	var held []*block
 	leases := slices.Collect(maps.Values(s.leases))
-	slices.SortFunc(leases, func(a, b *Lease) int { return cmp.Compare(a.id, b.id) }) // frames go back in their order
+	slices.SortFunc(leases, func(a, b *Lease) int { return cmp.Compare(a.id, b.id) })
 	for _, l := range leases {
 		b := l.buffer.block
 		b.holds++

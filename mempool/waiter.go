@@ -3,8 +3,6 @@ package mempool
 import (
 	"context"
 	"time"
-
-	"github.com/poolbridge/poolbridge/mempool/wakeful"
 )
 
 // waiter bounds a wait of a session by a context and a time limit. Its zero limit means not to wait at all.
@@ -34,34 +32,9 @@ func (w *waiter) wait(changed <-chan struct{}) bool {
 	if !w.patient() || w.late {
 		return false
 	}
-	s := w.session
-	looks := s.eagerness.Willing() && wakeful.Stay(0)
-	s.svc.unlock()
-	if !looks {
-		defer s.svc.mu.Lock()
-		return w.sleep(changed)
-	}
-	found := look(changed)
-	wakeful.Leave()
-	happened := found || w.sleep(changed)
-	s.svc.mu.Lock()
-	s.eagerness.Learn(found)
-	return happened
-}
-
-// manyLooks take some 100 µs, as long as it takes to be woken. They are counted: to look at the clock takes longer.
-const manyLooks = 8_000
-
-// look says whether changed was closed before it was time to sleep.
-func look(changed <-chan struct{}) bool {
-	for range manyLooks {
-		select {
-		case <-changed:
-			return true
-		default:
-		}
-	}
-	return false
+	w.session.svc.unlock()
+	defer w.session.svc.mu.Lock()
+	return w.sleep(changed)
 }
 
 func (w *waiter) sleep(changed <-chan struct{}) bool {

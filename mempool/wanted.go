@@ -2,7 +2,7 @@ package mempool
 
 import "time"
 
-// Wanted tells a session that has producers in shared channels of a pool that memory of the pool is wanted: for a second, it gives back
+// Wanted tells a session that has producers in channels of a pool that memory of the pool is wanted: for a second, it gives back
 // what it keeps for later.
 type Wanted struct{ Pool uint64 }
 
@@ -14,7 +14,7 @@ const wantedRest = 200 * time.Millisecond
 // WantedTime is in what time a session that was told has given back what it can. A caller that got [ErrWanted] waits so long.
 const WantedTime = 50 * time.Millisecond
 
-// producing is what a pool knows of a session that has producers in shared channels.
+// producing is what a pool knows of a session that has producers in channels.
 type producing struct {
 	members int
 	asked   time.Time // when it was told that memory is wanted
@@ -53,7 +53,7 @@ func (p *Pool) ask(again bool) (told bool) {
 // producers, and channels that keep buffers of producers that left. It says whether channels gave something back, and whether a session
 // was told now. Service.mu is held.
 func (p *Pool) want() (more, told bool) {
-	if p.lent == nil { // there has been no shared channel
+	if p.lent == nil { // there has been no channel
 		return false, false
 	}
 	told = p.ask(false)
@@ -91,8 +91,8 @@ func (p *Pool) wantOn() {
 func (p *Pool) tidy() {
 	now := time.Now()
 	for _, ch := range p.svc.channelByID {
-		if ch.pool == p && ch.shared != nil && len(ch.shared.kept) > 0 && !now.Before(ch.shared.rests) {
-			ch.shared.tidy()
+		if ch.pool == p && len(ch.kept) > 0 && !now.Before(ch.rests) {
+			ch.tidy()
 		}
 	}
 }

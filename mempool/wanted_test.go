@@ -15,7 +15,7 @@ import (
 )
 
 // wants are how often a session was told that memory of the pool is wanted.
-func (r *sharedRig) wants(w *worker) int {
+func (r *channelRig) wants(w *worker) int {
 	r.Helper()
 	came := told[Wanted](w)
 	for _, n := range came {
@@ -25,7 +25,7 @@ func (r *sharedRig) wants(w *worker) int {
 }
 
 func TestProducersAreAskedForMemoryAgainAndAgainWhileAnAllocationWaits(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 2)
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 2)
 	p, bystander, c := r.produce(hire(t, r.svc)), hire(t, r.svc), r.consume(hire(t, r.svc), MemberSpec{})
 	spare := p.send()
 	p.send()
@@ -53,7 +53,7 @@ func TestProducersAreAskedForMemoryAgainAndAgainWhileAnAllocationWaits(t *testin
 }
 
 func TestProducersAreAskedWhenAnAllocationIsRefused(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 1)
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 1)
 	p := r.produce(hire(t, r.svc))
 	p.send()
 	assert.False(t, r.room())
@@ -71,7 +71,7 @@ func TestProducersAreAskedWhenABoundIsReached(t *testing.T) {
 	pool := createPool(t, owner, PoolSpec{Name: "p", Kind: Host, MaxBytes: 1 << 20, SessionBytes: 4096})
 	info, err := owner.MakeChannel(ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2})
 	require.NoError(t, err)
-	r := &sharedRig{t, svc, owner, pool, info}
+	r := &channelRig{t, svc, owner, pool, info}
 	p := r.produce(hire(t, svc))
 	p.send()
 	_, err = p.Allocate(t.Context(), pool.info.ID, Bytes(10), 0)
@@ -81,7 +81,7 @@ func TestProducersAreAskedWhenABoundIsReached(t *testing.T) {
 }
 
 func TestPatienceHelpsForAMomentAfterProducersWereAsked(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 1)
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 1)
 	require.NotErrorIs(t, tryAllocate(r.owner, r.pool, 1<<20), ErrWanted, "that never fits")
 	p := r.produce(hire(t, r.svc))
 	p.send()
@@ -99,7 +99,7 @@ func TestPatienceHelpsForAMomentAfterProducersWereAsked(t *testing.T) {
 }
 
 func TestAnAllocationFindsAtOnceWhatADeadProducerDoesNotNeedAnyMore(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 1}, 2)
+	r := newChannelRig(t, ChannelSpec{Capacity: 1}, 2)
 	dead, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{Full: DropOldest})
 	dead.send()
 	f := c.next()
@@ -112,14 +112,14 @@ func TestAnAllocationFindsAtOnceWhatADeadProducerDoesNotNeedAnyMore(t *testing.T
 }
 
 func TestAChannelRestsBetweenLooks(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 1}, 2)
+	r := newChannelRig(t, ChannelSpec{Capacity: 1}, 2)
 	dead, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{Full: DropOldest})
 	dead.send()
 	f := c.next()
 	gone, _ := dead.end()
 	gone()
 	r.produce(hire(t, r.svc)).send()
-	sh := r.svc.channelByID[r.info.ID].shared
+	sh := r.svc.channelByID[r.info.ID]
 	rest := func(until time.Time) {
 		r.svc.mu.Lock()
 		defer r.svc.mu.Unlock()
@@ -149,11 +149,11 @@ func TestACorruptChannelEndsAndIsLogged(t *testing.T) {
 	pool := createPool(t, owner, PoolSpec{Name: "p", Kind: Host, MaxBytes: 8 * 4096})
 	info, err := owner.MakeChannel(ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2})
 	require.NoError(t, err)
-	r := &sharedRig{t, svc, owner, pool, info}
+	r := &channelRig{t, svc, owner, pool, info}
 	p, c := r.produce(hire(t, svc)), r.consume(hire(t, svc), MemberSpec{})
 	l := p.send()
 	svc.mu.Lock()
-	err = svc.channelByID[info.ID].shared.failed(errors.Join(shmchannel.ErrCorrupt, errors.New("the tail moved")))
+	err = svc.channelByID[info.ID].failed(errors.Join(shmchannel.ErrCorrupt, errors.New("the tail moved")))
 	svc.mu.Unlock()
 	require.ErrorIs(t, err, ErrClosed)
 	assert.Contains(t, log.String(), "the tail moved")
@@ -174,7 +174,7 @@ func TestDoubtsAreLoggedOnceInAWhile(t *testing.T) {
 	pool := createPool(t, owner, PoolSpec{Name: "p", Kind: Host, MaxBytes: 8 * 4096})
 	info, err := owner.MakeChannel(ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2})
 	require.NoError(t, err)
-	r := &sharedRig{t, svc, owner, pool, info}
+	r := &channelRig{t, svc, owner, pool, info}
 	c := r.consume(hire(t, svc), MemberSpec{})
 	for n := range uint64(5) {
 		require.NoError(t, c.DoubtFrame(info.ID, c.member.ID, 70+n))

@@ -8,7 +8,6 @@ type Channel struct {
 	Mode     string // "broadcast" or "queue"
 	Capacity uint64 // frames that it keeps
 	Full     string // what happens when it is full: "block", "drop-oldest", "latest" or "fail"
-	Shared   bool   // its frames go through memory that its members share
 }
 
 var channelFields = record[Channel]{
@@ -18,5 +17,4 @@ var channelFields = record[Channel]{
 	stringField("md", func(m *Channel) *string { return &m.Mode }),
 	uintField("cp", func(m *Channel) *uint64 { return &m.Capacity }),
 	stringField("fl", func(m *Channel) *string { return &m.Full }),
-	boolField("sm", func(m *Channel) *bool { return &m.Shared }).maybe(),
 }

@@ -19,7 +19,6 @@ const (
 	CodeBusy        Code = "busy"        // the buffer is leased in a way that excludes this lease
 	CodeCancelled   Code = "cancelled"   // the waiting request was cancelled by its client
 	CodeReleased    Code = "released"    // the lease has ended
-	CodeSettled     Code = "settled"     // the frame was acknowledged or given back before
 	CodeStale       Code = "stale"       // the id is of an earlier use of the block, or of another epoch
 	CodeFailed      Code = "failed"      // the process that wrote the buffer died before finishing
 	CodeClosed      Code = "closed"      // the pool is being destroyed, or the service is shutting down

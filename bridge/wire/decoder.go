@@ -146,24 +146,6 @@ func (d *decoder) epoch() (e Epoch, err error) {
 	return e, err
 }
 
-func (d *decoder) texts() (map[string]string, error) {
-	n, err := d.mapLen()
-	if err != nil || n == 0 {
-		return nil, err
-	}
-	m := make(map[string]string, n)
-	for range n {
-		k, err := d.mp.DecodeString()
-		if err != nil {
-			return nil, err
-		}
-		if m[k], err = d.string(); err != nil {
-			return nil, under(string(clip([]byte(k))), err)
-		}
-	}
-	return m, nil
-}
-
 // items returns how to read an array whose elements get reads.
 func items[V any](get func(*decoder) (V, error)) func(*decoder) ([]V, error) {
 	return func(d *decoder) ([]V, error) {

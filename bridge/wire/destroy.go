@@ -18,8 +18,8 @@ func (m *Destroy) body(e *encoder) error { return destroyFields.body(e, m) }
 
 func (m *Destroy) decode(d *decoder) error { return destroyFields.decode(d, m) }
 
-// EmptyReply says that a request succeeded: Destroy, Publish, Unpublish, Release, Cancel, Dropped, Seal,
-// Credit, Unsubscribe, Shut.
+// EmptyReply says that a request succeeded: Destroy, Publish, Unpublish, Release, Cancel, Dropped, Seal, Shut,
+// Enter, Leave, Doubt.
 type EmptyReply struct {
 }
 

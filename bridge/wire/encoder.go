@@ -2,8 +2,6 @@ package wire
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -119,24 +117,6 @@ func (e *encoder) binary(b []byte) error {
 }
 
 func (e *encoder) epoch(v Epoch) error { return e.binary(v[:]) }
-
-func (e *encoder) texts(m map[string]string) error {
-	if len(m) > MaxEntries {
-		return unsendable(fmt.Sprintf("map of at most %d entries", MaxEntries), fmt.Sprint(len(m)))
-	}
-	if err := e.mp.EncodeMapLen(len(m)); err != nil {
-		return err
-	}
-	for _, k := range slices.Sorted(maps.Keys(m)) {
-		if err := e.string(k); err != nil {
-			return err
-		}
-		if err := e.string(m[k]); err != nil {
-			return under(string(clip([]byte(k))), err)
-		}
-	}
-	return nil
-}
 
 // list returns how to write an array whose elements put writes.
 func list[V any](put func(*encoder, V) error) func(*encoder, []V) error {

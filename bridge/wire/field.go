@@ -78,11 +78,6 @@ func stringsField[T any](key string, at func(*T) *[]string) field[T] {
 	return value(key, at, none, list((*encoder).string), items((*decoder).string))
 }
 
-// textsField is a map of strings. Its keys stand in byte order.
-func textsField[T any](key string, at func(*T) *map[string]string) field[T] {
-	return value(key, at, func(m map[string]string) bool { return len(m) == 0 }, (*encoder).texts, (*decoder).texts)
-}
-
 // structField is a structure that is always there.
 func structField[T, V any](key string, at func(*T) *V, fields record[V]) field[T] {
 	return field[T]{

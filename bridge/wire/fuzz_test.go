@@ -124,7 +124,7 @@ func FuzzDecodeRequest(f *testing.F) {
 // FuzzDecodeFromService is FuzzDecodeRequest for replies and notices.
 func FuzzDecodeFromService(f *testing.F) {
 	seed(f)
-	ops := []string{"hello", "open", "get", "trim", "stats", "destroy", "timeline", "channel", "send", "subscribe"}
+	ops := []string{"hello", "open", "get", "trim", "stats", "destroy", "timeline", "channel", "join"}
 	f.Fuzz(func(t *testing.T, packet []byte) {
 		if n, err := wire.DecodeNotice(packet); err == nil {
 			first, err := wire.AppendNotice(nil, n)

@@ -15,10 +15,7 @@ const (
 
 	MaxDims       = 32  // dimensions of a tensor
 	MaxNameBytes  = 255 // bytes of the name of a pool, channel or buffer
-	MaxMeta       = 16  // entries of a frame's map
-	MaxMetaBytes  = 256 // bytes of a key or a value of it
 	MaxDone       = 16  // tickets of a release
-	MaxCredit     = 256 // frames that a subscription may be sent ahead
 	EventBytes    = 64  // of an interprocess event
 	TimelineWords = 512 // words of a timeline
 

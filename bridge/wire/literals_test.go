@@ -17,7 +17,6 @@ var (
 	}()
 	f32Tensor   = wire.Tensor{DType: "float32", Shape: []uint64{480, 640, 3}}
 	someTickets = []wire.Ticket{{Timeline: 3, Word: 511, Value: 1<<62 - 1}, {Timeline: 1 << 32, Word: 256, Value: 65536}}
-	someMeta    = map[string]string{"": "", "camera": "left", "exposure/µs": "1250", "Z": "before a"}
 	someTensor  = wire.Tensor{DType: "complex128", Shape: []uint64{2, 3}, Strides: []int64{-3, 1}, Offset: 144}
 	somePool    = wire.Pool{ID: 7, Name: "frames", Kind: "device", Device: 3, UUID: uuid, MaxBytes: 1 << 34,
 		MaxSessionBytes: 1 << 32, MaxUserBytes: 1 << 33, Export: &wire.Export{FDs: 1}}
@@ -82,19 +81,7 @@ var literals = []struct {
 	{"request", "channel, all fields", 17, &wire.MakeChannel{Name: "frames", Pool: 4, Mode: "queue", Capacity: 1024, Full: "drop-oldest"}},
 	{"reply", "find reply", 18, &wire.ChannelReply{Channel: wire.Channel{ID: 1 << 33, Name: "jobs", Pool: 4, Mode: "queue", Capacity: 1024, Full: "latest"}}},
 	{"request", "find, all fields", 18, &wire.Find{Name: "frames", Wait: 30000}},
-	{"request", "send, all fields", 19, &wire.Send{Channel: 1, Lease: 2, Tensor: &f32Tensor, Meta: someMeta, Ready: &someTickets[0], Event: data64, Wait: 1000}},
-	{"reply", "send reply", 19, &wire.SendReply{Sequence: 1}},
-	{"request", "subscribe, all fields", 20, &wire.Subscribe{Channel: 1, Credit: 256, Oldest: true, Full: "latest"}},
-	{"reply", "subscribe reply", 20, &wire.SubscribeReply{Subscription: 7}},
-	{"request", "ack without reply", 0, &wire.Ack{Lease: 1}},
-	{"request", "ack of several frames that go back", 29, &wire.Ack{Lease: 1, Back: true, Also: []uint64{2, 1 << 32}}},
-	{"request", "credit without reply", 0, &wire.Credit{Subscription: 7, Frames: 4}},
-	{"request", "unsubscribe", 22, &wire.Unsubscribe{Subscription: 7}},
 	{"request", "shut", 23, &wire.Shut{Channel: 1}},
-	{"request", "ring", 24, &wire.Ring{}},
-	{"request", "channel through shared memory", 17, &wire.MakeChannel{Name: "frames", Pool: 4, Capacity: 1024, Shared: true}},
-	{"reply", "find reply of a channel through shared memory", 18, &wire.ChannelReply{Channel: wire.Channel{ID: 1 << 33, Name: "jobs", Pool: 4,
-		Mode: "queue", Capacity: 1024, Full: "latest", Shared: true}}},
 	{"request", "join, all fields", 30, &wire.Join{Channel: 1 << 33, Role: "consumer", Oldest: true, Full: "drop-oldest"}},
 	{"reply", "join reply", 30, &wire.JoinReply{Slot: 1023, Member: 1 << 40, Export: wire.Export{FDs: 3}}},
 	{"request", "enter", 31, &wire.Enter{Channel: 1, Member: 300}},
@@ -104,14 +91,6 @@ var literals = []struct {
 	{"request", "doubt without reply", 0, &wire.Doubt{Channel: 1, Member: 300, Sequence: 1 << 40}},
 	{"notice", "member that is a producer", 0, &wire.Member{Channel: 1, Role: "producer", Slot: 62, Member: 300, Export: wire.Export{FDs: 1}}},
 	{"notice", "wanted", 0, &wire.Wanted{Pool: 4}},
-	{"reply", "ring reply", 24, &wire.RingReply{Size: 65536, Export: wire.Export{FDs: 2}}},
-	{"notice", "frame, all fields", 0, &wire.Frame{Subscription: 7, Sequence: 1 << 40, Time: 1767225600123456789, Meta: someMeta, Dropped: 300,
-		Lease: &wire.Lease{ID: 1, Buffer: 2, Generation: 3, Pool: 4, Block: 5, BlockBytes: 4096, Bytes: 4, Tensor: f32Tensor,
-			Export: &wire.Export{Data: data64, FDs: 1}, Wait: someTickets, Event: data64}}},
-	{"notice", "frame that failed", 0, &wire.Frame{Subscription: 7, Sequence: 2, Time: 1767225600000000000,
-		Failure: &wire.Error{Code: wire.CodeFailed, Message: "its writer died"}}},
-	{"notice", "end, with an error", 0, &wire.End{Subscription: 7, Failure: &wire.Error{Code: wire.CodeClosed, Message: "the pool is being destroyed"}}},
-	{"notice", "lost", 0, &wire.Lost{Channel: 1, Lease: 2, Failure: wire.Error{Code: wire.CodeLimit, Message: "the channel is full"}}},
 	{"notice", "failed", 0, &wire.Failed{Buffers: []uint64{2, 300}}},
 	{"notice", "forget", 0, &wire.Forget{Timelines: []uint64{3}}},
 	{"notice", "goodbye", 0, &wire.Goodbye{Reason: wire.Error{Code: wire.CodeClosed, Message: "the service is shutting down"}}},

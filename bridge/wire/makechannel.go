@@ -8,7 +8,6 @@ type MakeChannel struct {
 	Mode     string // empty: "broadcast"
 	Capacity uint64 // frames that it keeps
 	Full     string // empty: "block"
-	Shared   bool   // its frames go through memory that its members share
 }
 
 var makeChannelFields = record[MakeChannel]{
@@ -17,7 +16,6 @@ var makeChannelFields = record[MakeChannel]{
 	stringField("md", func(m *MakeChannel) *string { return &m.Mode }).maybe(),
 	uintField("cp", func(m *MakeChannel) *uint64 { return &m.Capacity }),
 	stringField("fl", func(m *MakeChannel) *string { return &m.Full }).maybe(),
-	boolField("sm", func(m *MakeChannel) *bool { return &m.Shared }).maybe(),
 }
 
 // Op returns "channel".

@@ -9,9 +9,6 @@ type Notice interface {
 var newNotice = map[string]func() Notice{
 	"recall":  func() Notice { return new(Recall) },
 	"goodbye": func() Notice { return new(Goodbye) },
-	"frame":   func() Notice { return new(Frame) },
-	"end":     func() Notice { return new(End) },
-	"lost":    func() Notice { return new(Lost) },
 	"failed":  func() Notice { return new(Failed) },
 	"forget":  func() Notice { return new(Forget) },
 	"working": func() Notice { return new(Working) },

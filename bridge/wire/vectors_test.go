@@ -84,12 +84,6 @@ func replyTo(op string) wire.Reply {
 		return new(wire.TimelineReply)
 	case "channel", "find":
 		return new(wire.ChannelReply)
-	case "send":
-		return new(wire.SendReply)
-	case "subscribe":
-		return new(wire.SubscribeReply)
-	case "ring":
-		return new(wire.RingReply)
 	case "join":
 		return new(wire.JoinReply)
 	case "map":

@@ -19,20 +19,8 @@ const pipelined = 16
 // allocate measures workload (d): buffers are allocated and released, nothing else.
 func allocate(ctx context.Context, s *scene) error {
 	room := s.poolSpec(allocateBytes * (pipelined + 4))
-	src, err := startInside(s.newSocket())
-	if err != nil {
-		return err
-	}
-	var d Durations
-	if err = src.makePool(ctx, room); err == nil {
-		d, err = s.allocateFrom(ctx, src)
-	}
-	if err = errors.Join(err, src.close()); err != nil {
-		return err
-	}
-	s.add(d, "allocate/go", allocateBytes, embedded)
 	return s.withService(ctx, func(svc *service) error {
-		src, err := dialOutside(ctx, svc.socket)
+		src, err := dial(ctx, svc.socket)
 		if err != nil {
 			return err
 		}
@@ -44,10 +32,10 @@ func allocate(ctx context.Context, s *scene) error {
 }
 
 // allocateOutside allocates from a service in another process, from Go and from Python.
-func (s *scene) allocateOutside(ctx context.Context, src *outside) error {
+func (s *scene) allocateOutside(ctx context.Context, src *source) error {
 	for _, way := range []struct {
 		workload string
-		run      func(context.Context, source) (Durations, error)
+		run      func(context.Context, *source) (Durations, error)
 	}{
 		{"allocate/go", s.allocateFrom},
 		{"allocate/go/16 at a time", s.allocatePipelined},
@@ -57,12 +45,12 @@ func (s *scene) allocateOutside(ctx context.Context, src *outside) error {
 		if err != nil {
 			return err
 		}
-		s.add(d, way.workload, allocateBytes, apart)
+		s.add(d, way.workload, allocateBytes, ours)
 	}
 	return nil
 }
 
-func (s *scene) allocateFrom(ctx context.Context, src source) (Durations, error) {
+func (s *scene) allocateFrom(ctx context.Context, src *source) (Durations, error) {
 	watch := newStopwatch(s.Time)
 	for watch.more() {
 		start := time.Now()
@@ -79,7 +67,7 @@ func (s *scene) allocateFrom(ctx context.Context, src source) (Durations, error)
 }
 
 // allocatePipelined has several goroutines allocate over one connection.
-func (s *scene) allocatePipelined(ctx context.Context, src source) (Durations, error) {
+func (s *scene) allocatePipelined(ctx context.Context, src *source) (Durations, error) {
 	all := make([]Durations, pipelined)
 	start := time.Now()
 	var g errgroup.Group
@@ -107,8 +95,8 @@ type samples struct {
 
 func (s samples) durations() Durations { return Durations{Each: s.Samples, Elapsed: s.Elapsed} }
 
-func (s *scene) allocateInPython(ctx context.Context, src source) (Durations, error) {
-	w, err := startWorker(ctx, s.Python, src.socket())
+func (s *scene) allocateInPython(ctx context.Context, src *source) (Durations, error) {
+	w, err := startWorker(ctx, s.Python, src.socket)
 	if err != nil {
 		return Durations{}, err
 	}

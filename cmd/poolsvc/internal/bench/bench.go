@@ -32,13 +32,8 @@ func init() { // not where it is declared: Options name them
 	}
 }
 
-// embedded and apart are the systems whose service runs in the Go program that produces, and in a process of its own.
-// throughMemory has frames go through memory that the producer and the consumers share, past a service of its own process.
-const (
-	embedded      = "poolbridge"
-	apart         = "poolbridge, service apart"
-	throughMemory = "poolbridge, frames through shared memory"
-)
+// ours is the system that is measured. Its service runs in a process of its own.
+const ours = "poolbridge"
 
 // scene is what one kind is measured in.
 type scene struct {
@@ -48,8 +43,6 @@ type scene struct {
 	dir      string
 	sockets  int
 	channels int
-	system   string // of the streams that are measured
-	shared   bool   // their frames go through shared memory
 	report   *Report
 }
 
@@ -115,7 +108,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 		printHead(o.Progress)
 	}
 	for i, kind := range o.kinds() {
-		s := &scene{Options: o, kind: kind, system: embedded, dir: filepath.Join(dir, string(kind)), report: report}
+		s := &scene{Options: o, kind: kind, dir: filepath.Join(dir, string(kind)), report: report}
 		if err := s.measure(ctx, probed); err != nil {
 			return report, fmt.Errorf("kind %s: %w", o.kinds()[i], err)
 		}
@@ -137,12 +130,12 @@ func (s *scene) measure(ctx context.Context, p *probed) error {
 	consumers := p.Consumers[string(s.kind)]
 	switch {
 	case errors.Is(err, mempool.ErrUnavailable):
-		s.skip("", embedded, err.Error())
+		s.skip("", ours, err.Error())
 		return nil
 	case err != nil:
 		return err
 	case len(consumers) == 0:
-		s.skip("", embedded, fmt.Sprintf("%s has no package that can use this kind: %s", s.Python, p.Missing[string(s.kind)]))
+		s.skip("", ours, fmt.Sprintf("%s has no package that can use this kind: %s", s.Python, p.Missing[string(s.kind)]))
 		return nil
 	}
 	s.consumer = consumers[0]

@@ -67,7 +67,7 @@ func TestRatiosCompareMediansWithTargets(t *testing.T) {
 	of := func(system string, p50 float64) Result {
 		return Result{Workload: "hand-over", Kind: "host", Bytes: 1 << 20, System: system, P50: &p50}
 	}
-	r := &Report{Results: []Result{of(embedded, 50), of("multiprocessing.Queue", 1500), of("multiprocessing.shared_memory", 100)}}
+	r := &Report{Results: []Result{of(ours, 50), of("multiprocessing.Queue", 1500), of("multiprocessing.shared_memory", 100)}}
 	got := ratios(r)
 	require.Len(t, got, 2, "what was not measured is not compared")
 	assert.Equal(t, Ratio{Workload: "hand-over", Kind: "host", Bytes: 1 << 20, Against: "multiprocessing.Queue", Ratio: 30, Target: 20, Met: true}, got[0])
@@ -80,7 +80,7 @@ func TestAStreamThatIsSlowerThanOneAfterTheOtherIsDoubtedAndComparedWithNothing(
 	latency := 50.0
 	name := streamName("go-python", 1)
 	r := &Report{Results: []Result{
-		{Workload: name, Kind: "device", Bytes: streamBytes, System: embedded, PerSecond: 100_000, P50: &latency},
+		{Workload: name, Kind: "device", Bytes: streamBytes, System: ours, PerSecond: 100_000, P50: &latency},
 		{Workload: name, Kind: "device", Bytes: streamBytes, System: torch, PerSecond: 12},
 		{Workload: name, Kind: "device", Bytes: streamBytes, System: queue, PerSecond: 4000},
 		{Workload: name, Kind: "device", Bytes: streamBytes, System: "never one by one", PerSecond: 7},
@@ -106,7 +106,7 @@ func TestPythonStreamsAreComparedFrameForFrameAndSayWhatTheyTakeOfTheCPU(t *test
 	name := "stream/python-python/1 consumer"
 	cpu, share := 12.5, 0.25
 	r := &Report{Results: []Result{
-		{Workload: name, Kind: "host", Bytes: streamBytes, System: throughMemory, PerSecond: 9000, CPU: &cpu, ServiceShare: &share},
+		{Workload: name, Kind: "host", Bytes: streamBytes, System: ours, PerSecond: 9000, CPU: &cpu, ServiceShare: &share},
 		{Workload: name, Kind: "host", Bytes: streamBytes, System: iceoryx, PerSecond: 180_000, CPU: &cpu},
 	}}
 	r.conclude()
@@ -122,9 +122,9 @@ func TestPythonStreamsAreComparedFrameForFrameAndSayWhatTheyTakeOfTheCPU(t *test
 func TestGoalsArePrintedOnlyOnRequest(t *testing.T) {
 	slow, theirs, latency := 50.0, 100.0, 90.0
 	r := &Report{Results: []Result{
-		{Workload: "hand-over", Kind: "host", Bytes: 1 << 20, System: embedded, P50: &slow},
+		{Workload: "hand-over", Kind: "host", Bytes: 1 << 20, System: ours, P50: &slow},
 		{Workload: "hand-over", Kind: "host", Bytes: 1 << 20, System: "multiprocessing.Queue", P50: &theirs},
-		{Workload: streamName("go-python", 1), Kind: "host", Bytes: streamBytes, System: embedded, PerSecond: 10, P50: &latency},
+		{Workload: streamName("go-python", 1), Kind: "host", Bytes: streamBytes, System: ours, PerSecond: 10, P50: &latency},
 	}}
 	r.conclude()
 	var plain, goals strings.Builder
@@ -143,8 +143,8 @@ func TestRatiosOfGrowth(t *testing.T) {
 	few, many := 100.0, 120.0
 	r := &Report{
 		Results: []Result{
-			{Workload: growthName(10, 1), Kind: "host", Bytes: growthBytes, System: apart, P50: &few},
-			{Workload: growthName(50, 5), Kind: "host", Bytes: growthBytes, System: apart, P50: &many},
+			{Workload: growthName(10, 1), Kind: "host", Bytes: growthBytes, System: ours, P50: &few},
+			{Workload: growthName(50, 5), Kind: "host", Bytes: growthBytes, System: ours, P50: &many},
 		},
 		Service: []Footprint{
 			{Kind: "host", State: "idle", Buffers: 10, Sessions: 1, RSSBytes: 116 << 20, DriverBytes: 100 << 20, OwnBytes: 16 << 20, Seconds: 1},

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cuda"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -31,30 +32,32 @@ func copies(ctx context.Context, s *scene) error {
 		return fmt.Errorf("%s: %w", bandwidth, err)
 	}
 	s.add(alone, copyWorkload, copyBytes, bandwidth)
-	src, err := startInside(s.newSocket())
-	if err != nil {
-		return err
-	}
-	var d Durations
-	if err = src.makePool(ctx, s.poolSpec(copyBytes*(copyCapacity+4))); err == nil {
-		d, err = s.copyFrames(ctx, src)
-	}
-	if err = errors.Join(err, src.close()); err != nil {
-		return err
-	}
-	s.add(d, copyWorkload, copyBytes, embedded)
-	return nil
+	return s.withService(ctx, func(svc *service) error {
+		src, err := dial(ctx, svc.socket)
+		if err != nil {
+			return err
+		}
+		var d Durations
+		if err = src.makePool(ctx, s.poolSpec(copyBytes*(copyCapacity+4))); err == nil {
+			d, err = s.copyFrames(ctx, src)
+		}
+		if err = errors.Join(err, src.close()); err != nil {
+			return err
+		}
+		s.add(d, copyWorkload, copyBytes, ours)
+		return nil
+	})
 }
 
 // copyFrames sends frames that are copied from a Go program's own memory to a consumer in another process.
-func (s *scene) copyFrames(ctx context.Context, src *inside) (d Durations, err error) {
+func (s *scene) copyFrames(ctx context.Context, src *source) (d Durations, err error) {
 	const name = "copies"
 	ch, err := src.makeChannel(ctx, mempool.ChannelSpec{Name: name, Capacity: copyCapacity})
 	if err != nil {
 		return d, err
 	}
 	bytes := make([]byte, copyBytes)
-	frame := func(number int) (buffer, error) {
+	frame := func(number int) (*bridge.Lease, error) {
 		binary.LittleEndian.PutUint64(bytes, uint64(number))
 		b, err := src.allocate(ctx, mempool.Bytes(copyBytes))
 		if err == nil {
@@ -65,7 +68,7 @@ func (s *scene) copyFrames(ctx context.Context, src *inside) (d Durations, err e
 	send := func(number int) error {
 		b, err := frame(number)
 		if err == nil {
-			err = ch.publish(ctx, b)
+			err = publish(ctx, ch, b)
 		}
 		return err
 	}
@@ -88,21 +91,21 @@ func (s *scene) copyFrames(ctx context.Context, src *inside) (d Durations, err e
 		start := time.Now()
 		number++
 		if err := send(number); err != nil {
-			return d, errors.Join(err, ch.shut(ctx), c.stop())
+			return d, errors.Join(err, ch.Shut(ctx), c.stop())
 		}
 		watch.took(time.Since(start))
 	}
 	// What was queued last must be there, too.
 	last, err := frame(number + 1)
 	if err == nil {
-		err = last.(insideBuffer).synchronize()
+		err = last.WaitOn(ctx, mempool.CPU)
 	}
 	if err = errors.Join(err, last.Release(false)); err != nil {
-		return d, errors.Join(err, ch.shut(ctx), c.stop())
+		return d, errors.Join(err, ch.Shut(ctx), c.stop())
 	}
 	d = watch.durations()
 	d.Count = len(d.Each) + 1
-	if err := ch.shut(ctx); err != nil {
+	if err := ch.Shut(ctx); err != nil {
 		return d, err
 	}
 	stamps, err := c.stamps()

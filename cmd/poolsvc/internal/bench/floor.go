@@ -16,8 +16,8 @@ type bytesTask struct {
 }
 
 // streamOfBytes measures how long a byte takes to a worker that sleeps: what a frame to a sleeping consumer cannot beat.
-func (s *scene) streamOfBytes(ctx context.Context, src source) (err error) {
-	w, err := startWorker(ctx, s.Python, src.socket())
+func (s *scene) streamOfBytes(ctx context.Context, src *source) (err error) {
+	w, err := startWorker(ctx, s.Python, src.socket)
 	if err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ func Consume(ctx context.Context, socket, channel string, out io.Writer) (err er
 		return err
 	}
 	stamps := make([]time.Duration, 0, 1<<20)
-	for f, err := range ch.Frames(ctx, mempool.SubscribeOptions{Credit: streamCapacity, Oldest: true}) {
+	for f, err := range ch.Frames(ctx, mempool.SubscribeOptions{Oldest: true}) {
 		if err != nil {
 			return err
 		}
@@ -59,8 +59,8 @@ type goConsumer struct {
 	stderr          bytes.Buffer
 }
 
-func (s *scene) startGoConsumer(_ context.Context, src source) (consumer, error) {
-	return &goConsumer{poolsvc: s.Poolsvc, socket: src.socket()}, nil
+func (s *scene) startGoConsumer(_ context.Context, src *source) (consumer, error) {
+	return &goConsumer{poolsvc: s.Poolsvc, socket: src.socket}, nil
 }
 
 func (c *goConsumer) begin(ctx context.Context, channel string) error {

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -32,7 +33,7 @@ func growth(ctx context.Context, s *scene) error {
 	return s.withService(ctx, func(svc *service) error {
 		g := &grown{scene: s, svc: svc, driver: driver}
 		var err error
-		if g.producer, err = dialOutside(ctx, svc.socket); err != nil {
+		if g.producer, err = dial(ctx, svc.socket); err != nil {
 			return err
 		}
 		if err = g.producer.makePool(ctx, pool); err == nil {
@@ -44,7 +45,7 @@ func growth(ctx context.Context, s *scene) error {
 
 // handOver measures hand-overs of a producer of their own, in a pool of their own.
 func (g *grown) handOver(ctx context.Context, w *worker, channel string) (d Durations, err error) {
-	src, err := dialOutside(ctx, g.svc.socket)
+	src, err := dial(ctx, g.svc.socket)
 	if err != nil {
 		return d, err
 	}
@@ -61,9 +62,9 @@ func (g *grown) handOver(ctx context.Context, w *worker, channel string) (d Dura
 type grown struct {
 	*scene
 	svc      *service
-	producer *outside
-	clients  []*outside
-	ballast  []buffer
+	producer *source
+	clients  []*source
+	ballast  []*bridge.Lease
 	driver   map[int]uint64 // bytes of the service that are CUDA's own, by the number of buffers
 }
 
@@ -102,7 +103,7 @@ func (g *grown) steps(ctx context.Context) error {
 // grow makes more buffers and sessions.
 func (g *grown) grow(ctx context.Context, buffers, sessions int) error {
 	for len(g.clients) < sessions {
-		c, err := dialOutside(ctx, g.svc.socket)
+		c, err := dial(ctx, g.svc.socket)
 		if err != nil {
 			return err
 		}
@@ -111,7 +112,7 @@ func (g *grown) grow(ctx context.Context, buffers, sessions int) error {
 			return err
 		}
 	}
-	missing := make([]buffer, max(0, buffers-len(g.ballast)))
+	missing := make([]*bridge.Lease, max(0, buffers-len(g.ballast)))
 	var eg errgroup.Group
 	eg.SetLimit(pipelined)
 	const part = 1000
@@ -153,7 +154,7 @@ func (g *grown) step(ctx context.Context, buffers, sessions int) error {
 		return err
 	})
 	if err = errors.Join(err, w.stop()); err == nil {
-		g.add(d, growthName(buffers, sessions), growthBytes, apart)
+		g.add(d, growthName(buffers, sessions), growthBytes, ours)
 	}
 	return err
 }

@@ -9,11 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// handOverCredit is how many buffers a consumer may be sent before it has given one back: it never waits for that.
-const handOverCredit = 8
-
 // The hand-overs that are measured with buffers of one size only, which makes no difference: with a lease and a new array for
-// each buffer, and with a name that the consumer asks for.
+// each *bridge.Lease, and with a name that the consumer asks for.
 const (
 	leasing = "hand-over/a lease each"
 	byName  = "hand-over/by name"
@@ -29,40 +26,33 @@ type consumeTask struct {
 // handOver measures workload (a): a new buffer goes from Go to an array in Python, and its memory comes back. There is room for
 // one buffer: that the next is granted acknowledges the one before.
 func handOver(ctx context.Context, s *scene) error {
-	src, err := startInside(s.newSocket())
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(s.handOverSizes(ctx, src, embedded), src.close()); err != nil {
-		return err
-	}
 	return s.withService(ctx, func(svc *service) error {
-		src, err := dialOutside(ctx, svc.socket)
+		src, err := dial(ctx, svc.socket)
 		if err != nil {
 			return err
 		}
-		return errors.Join(s.handOverSizes(ctx, src, apart), src.close())
+		return errors.Join(s.handOverSizes(ctx, src), src.close())
 	})
 }
 
 // handOverSizes hands buffers of every size over to one worker.
-func (s *scene) handOverSizes(ctx context.Context, src source, system string) error {
-	w, err := startWorker(ctx, s.Python, src.socket())
+func (s *scene) handOverSizes(ctx context.Context, src *source) error {
+	w, err := startWorker(ctx, s.Python, src.socket)
 	if err != nil {
 		return err
 	}
 	for _, bytes := range s.sizes() {
-		if err := s.handOverSize(ctx, src, w, bytes, system); err != nil {
+		if err := s.handOverSize(ctx, src, w, bytes); err != nil {
 			return errors.Join(err, w.stop())
 		}
 	}
 	return w.stop()
 }
 
-func (s *scene) handOverSize(ctx context.Context, src source, w *worker, bytes uint64, system string) error {
+func (s *scene) handOverSize(ctx context.Context, src *source, w *worker, bytes uint64) error {
 	err := s.makeRoomForOne(ctx, src, s.poolSpec(bytes), bytes)
 	if errors.Is(err, mempool.ErrOutOfMemory) {
-		s.skip("hand-over", system, err.Error())
+		s.skip("hand-over", ours, err.Error())
 		return nil
 	}
 	if err != nil {
@@ -73,18 +63,18 @@ func (s *scene) handOverSize(ctx context.Context, src source, w *worker, bytes u
 	if err != nil {
 		return err
 	}
-	s.add(d, "hand-over", bytes, system)
+	s.add(d, "hand-over", bytes, ours)
 	if bytes != oneSize {
 		return src.destroyPool(ctx)
 	}
 	if d, err = s.handOverTo(ctx, src, w, bytes, prefix+"leases", true); err != nil {
 		return err
 	}
-	s.add(d, leasing, bytes, system)
+	s.add(d, leasing, bytes, ours)
 	if d, err = s.handOverByName(ctx, src, w, bytes, prefix); err != nil {
 		return err
 	}
-	s.add(d, byName, bytes, system)
+	s.add(d, byName, bytes, ours)
 	return src.destroyPool(ctx)
 }
 
@@ -92,7 +82,7 @@ func (s *scene) handOverSize(ctx context.Context, src source, w *worker, bytes u
 const oneSize = 1 << 20
 
 // makeRoomForOne makes a pool that has room for one buffer.
-func (s *scene) makeRoomForOne(ctx context.Context, src source, spec mempool.PoolSpec, bytes uint64) error {
+func (s *scene) makeRoomForOne(ctx context.Context, src *source, spec mempool.PoolSpec, bytes uint64) error {
 	if err := src.makePool(ctx, spec); err != nil {
 		return err
 	}
@@ -117,12 +107,12 @@ func (s *scene) withService(ctx context.Context, f func(*service) error) error {
 }
 
 // handOverTo hands buffers over to a worker, through a channel, from a pool with room for one.
-func (s *scene) handOverTo(ctx context.Context, src source, w *worker, bytes uint64, channel string, leases bool) (d Durations, err error) {
+func (s *scene) handOverTo(ctx context.Context, src *source, w *worker, bytes uint64, channel string, leases bool) (d Durations, err error) {
 	ch, err := src.makeChannel(ctx, mempool.ChannelSpec{Name: channel, Mode: mempool.WorkQueue, Capacity: 2})
 	if err != nil {
 		return d, err
 	}
-	if err := w.begin(framesTask{Task: "frames", Channel: channel, Consumer: s.consumer, Credit: handOverCredit, Each: true, Leases: leases,
+	if err := w.begin(framesTask{Task: "frames", Channel: channel, Consumer: s.consumer, Each: true, Leases: leases,
 		OnDevice: s.kind != mempool.Host}); err != nil {
 		return d, err
 	}
@@ -134,7 +124,7 @@ func (s *scene) handOverTo(ctx context.Context, src source, w *worker, bytes uin
 	send := func(number int) error {
 		err := stampNumber(b, uint64(number))
 		if err == nil {
-			err = ch.publish(ctx, b)
+			err = publish(ctx, ch, b)
 		}
 		if err == nil {
 			b, err = src.allocate(ctx, mempool.Bytes(bytes))
@@ -158,14 +148,14 @@ func (s *scene) handOverTo(ctx context.Context, src source, w *worker, bytes uin
 		watch.took(time.Since(start))
 	}
 	d = watch.durations()
-	if err := errors.Join(b.Release(true), ch.shut(ctx)); err != nil {
+	if err := errors.Join(b.Release(true), ch.Shut(ctx)); err != nil {
 		return d, err
 	}
 	return d, w.end(new(samples))
 }
 
 // handOverByName publishes buffers under names that begin with prefix, each of which a worker asks for.
-func (s *scene) handOverByName(ctx context.Context, src source, w *worker, bytes uint64, prefix string) (Durations, error) {
+func (s *scene) handOverByName(ctx context.Context, src *source, w *worker, bytes uint64, prefix string) (Durations, error) {
 	if err := w.begin(consumeTask{Task: "consume", Prefix: prefix, Consumer: s.consumer}); err != nil {
 		return Durations{}, err
 	}
@@ -185,7 +175,7 @@ func (s *scene) handOverByName(ctx context.Context, src source, w *worker, bytes
 			return Durations{}, w.failed(err)
 		}
 		watch.took(time.Since(start))
-		if err := src.unpublish(ctx, name); err != nil {
+		if err := src.client.Unpublish(ctx, name); err != nil {
 			return Durations{}, err
 		}
 	}
@@ -198,11 +188,11 @@ func (s *scene) handOverByName(ctx context.Context, src source, w *worker, bytes
 	if err := w.end(&answer); err != nil {
 		return d, err
 	}
-	return d, src.unpublish(ctx, last)
+	return d, src.client.Unpublish(ctx, last)
 }
 
-// handOverOne makes a buffer, numbers it where the CPU can, and publishes it.
-func handOverOne(ctx context.Context, src source, name string, t mempool.Tensor, number uint64) error {
+// handOverOne makes a *bridge.Lease, numbers it where the CPU can, and publishes it.
+func handOverOne(ctx context.Context, src *source, name string, t mempool.Tensor, number uint64) error {
 	b, err := src.allocate(ctx, t)
 	if err != nil {
 		return err

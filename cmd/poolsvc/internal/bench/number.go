@@ -3,10 +3,12 @@ package bench
 import (
 	"encoding/binary"
 	"fmt"
+
+	"github.com/poolbridge/poolbridge/bridge"
 )
 
 // stampNumber writes a number into the first bytes of a buffer that the CPU can reach: the receiver can tell which it is.
-func stampNumber(b interface{ Bytes() ([]byte, error) }, number uint64) error {
+func stampNumber(b *bridge.Lease, number uint64) error {
 	mem, err := b.Bytes()
 	if err == nil && len(mem) >= 8 {
 		binary.LittleEndian.PutUint64(mem, number)
@@ -15,7 +17,7 @@ func stampNumber(b interface{ Bytes() ([]byte, error) }, number uint64) error {
 }
 
 // numberIs checks what stampNumber wrote.
-func numberIs(b interface{ Bytes() ([]byte, error) }, number uint64) error {
+func numberIs(b *bridge.Lease, number uint64) error {
 	mem, err := b.Bytes()
 	if err != nil || len(mem) < 8 {
 		return err

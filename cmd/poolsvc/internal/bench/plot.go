@@ -41,7 +41,7 @@ func (r *Report) WritePlots(folder string) error {
 		return err
 	}
 	for _, kind := range r.kinds() {
-		p := plot{title: "Hand-over of a new buffer, " + kind + " memory", xLabel: "size", yLabel: "median, µs",
+		p := plot{title: "Hand-over of a new *bridge.Lease, " + kind + " memory", xLabel: "size", yLabel: "median, µs",
 			xTick: func(x float64) string { return sizeOf(uint64(x)) }}
 		for _, one := range r.Results {
 			if one.Kind == kind && one.Workload == "hand-over" && one.P50 != nil {
@@ -87,7 +87,7 @@ func (a axis) at(v float64) float64 {
 	return a.from + (math.Log(v)-math.Log(a.low))/(math.Log(a.high)-math.Log(a.low))*(a.to-a.from)
 }
 
-// bounds are the smallest and the largest value, apart at least by a factor of base, which the result is powers of.
+// bounds are the smallest and the largest value, ours at least by a factor of base, which the result is powers of.
 func (p *plot) bounds(of func(point) float64, base float64) (low, high float64) {
 	low, high = math.Inf(1), 0
 	for _, s := range p.series {

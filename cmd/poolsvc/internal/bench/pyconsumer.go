@@ -12,7 +12,6 @@ type framesTask struct {
 	Task     string `json:"task"`
 	Channel  string `json:"channel"`
 	Consumer string `json:"consumer"`
-	Credit   int    `json:"credit"`
 	// Each has it look at the number of each frame, which those on the CPU have.
 	Each bool `json:"each"`
 	// Spin is for how many seconds a wait for a frame does not sleep.
@@ -29,24 +28,24 @@ type pyConsumer struct {
 	task framesTask
 }
 
-// spinning is how long a consumer that spins does so, in seconds: longer than frames are apart.
+// spinning is how long a consumer that spins does so, in seconds: longer than frames are ours.
 const spinning = 10
 
-func (s *scene) startPythonConsumer(ctx context.Context, src source) (consumer, error) {
+func (s *scene) startPythonConsumer(ctx context.Context, src *source) (consumer, error) {
 	return s.startConsumer(ctx, src, framesTask{})
 }
 
-func (s *scene) startSpinningConsumer(ctx context.Context, src source) (consumer, error) {
+func (s *scene) startSpinningConsumer(ctx context.Context, src *source) (consumer, error) {
 	return s.startConsumer(ctx, src, framesTask{Spin: spinning})
 }
 
-func (s *scene) startLeasingConsumer(ctx context.Context, src source) (consumer, error) {
+func (s *scene) startLeasingConsumer(ctx context.Context, src *source) (consumer, error) {
 	return s.startConsumer(ctx, src, framesTask{Leases: true})
 }
 
-func (s *scene) startConsumer(ctx context.Context, src source, task framesTask) (consumer, error) {
-	task.Task, task.Consumer, task.Credit, task.OnDevice = "frames", s.consumer, streamCapacity, s.kind != mempool.Host
-	w, err := startWorker(ctx, s.Python, src.socket())
+func (s *scene) startConsumer(ctx context.Context, src *source, task framesTask) (consumer, error) {
+	task.Task, task.Consumer, task.OnDevice = "frames", s.consumer, s.kind != mempool.Host
+	w, err := startWorker(ctx, s.Python, src.socket)
 	return pyConsumer{w, task}, err
 }
 

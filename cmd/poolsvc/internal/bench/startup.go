@@ -16,7 +16,7 @@ const (
 	reconnections  = 50
 )
 
-// connectTask has a worker connect and make an array of a published buffer, several times.
+// connectTask has a worker connect and make an array of a published *bridge.Lease, several times.
 type connectTask struct {
 	Task     string `json:"task"`
 	Name     string `json:"name"`
@@ -28,7 +28,7 @@ type connectTask struct {
 // the GPU before, and in one that has.
 func startUp(ctx context.Context, s *scene) error {
 	return s.withService(ctx, func(svc *service) error {
-		src, err := dialOutside(ctx, svc.socket)
+		src, err := dial(ctx, svc.socket)
 		if err != nil {
 			return err
 		}
@@ -39,13 +39,13 @@ func startUp(ctx context.Context, s *scene) error {
 	})
 }
 
-func (s *scene) startUpAt(ctx context.Context, src source) error {
+func (s *scene) startUpAt(ctx context.Context, src *source) error {
 	const name = "start-up"
 	if err := handOverOne(ctx, src, name, mempool.Bytes(startUpBytes), 0); err != nil {
 		return err
 	}
 	connect := func(count int) (Durations, error) {
-		w, err := startWorker(ctx, s.Python, src.socket())
+		w, err := startWorker(ctx, s.Python, src.socket)
 		if err != nil {
 			return Durations{}, err
 		}
@@ -62,13 +62,13 @@ func (s *scene) startUpAt(ctx context.Context, src source) error {
 		first.Each = append(first.Each, d.Each...)
 		first.Elapsed += d.Elapsed
 	}
-	s.add(first, "start-up/first", startUpBytes, apart)
+	s.add(first, "start-up/first", startUpBytes, ours)
 	again, err := connect(reconnections + 1)
 	if err != nil {
 		return err
 	}
 	again.Elapsed -= again.Each[0]
 	again.Each = again.Each[1:]
-	s.add(again, "start-up/again", startUpBytes, apart)
-	return src.unpublish(ctx, name)
+	s.add(again, "start-up/again", startUpBytes, ours)
+	return src.client.Unpublish(ctx, name)
 }

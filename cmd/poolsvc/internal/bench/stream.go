@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -48,40 +49,25 @@ type consumer interface {
 // stream measures workload (b): frames through a channel, as fast as they go, and how long one takes when nothing else is
 // on its way.
 func stream(ctx context.Context, s *scene) error {
-	src, err := startInside(s.newSocket())
-	if err != nil {
-		return err
-	}
-	if err = src.makePool(ctx, s.streamPool()); err == nil {
-		err = s.streams(ctx, src)
-	}
-	if err = errors.Join(err, src.close()); err != nil {
-		return err
-	}
-	return s.withService(ctx, func(svc *service) error { return s.sharedStreams(ctx, svc) })
+	return s.withService(ctx, func(svc *service) error {
+		src, err := dial(ctx, svc.socket)
+		if err != nil {
+			return err
+		}
+		if err = src.makePool(ctx, s.streamPool()); err == nil {
+			err = s.streams(ctx, src)
+		}
+		return errors.Join(err, src.close())
+	})
 }
 
 // streamPool has room for the frames of a channel, and for those that are with its members.
 func (s *scene) streamPool() mempool.PoolSpec { return s.poolSpec(streamBytes * (streamCapacity + 32)) }
 
-// sharedStreams measures frames that go through memory which the producer and the consumers share. All are clients.
-func (s *scene) sharedStreams(ctx context.Context, svc *service) error {
-	src, err := dialOutside(ctx, svc.socket)
-	if err != nil {
-		return err
-	}
-	s.system, s.shared = throughMemory, true
-	defer func() { s.system, s.shared = embedded, false }()
-	if err = src.makePool(ctx, s.streamPool()); err == nil {
-		err = s.streams(ctx, src)
-	}
-	return errors.Join(err, src.close())
-}
-
-func (s *scene) streams(ctx context.Context, src source) error {
+func (s *scene) streams(ctx context.Context, src *source) error {
 	for _, way := range []struct {
 		name  string
-		start func(context.Context, source) (consumer, error)
+		start func(context.Context, *source) (consumer, error)
 		most  int
 	}{
 		{"go-go", s.startGoConsumer, s.MaxConsumers},
@@ -95,9 +81,6 @@ func (s *scene) streams(ctx context.Context, src source) error {
 	}
 	if err := s.streamFromPython(ctx, src); err != nil {
 		return fmt.Errorf("python-go: %w", err)
-	}
-	if s.shared {
-		return nil // what the socket takes was measured before
 	}
 	return s.streamOfBytes(ctx, src)
 }
@@ -114,7 +97,7 @@ func streamName(way string, consumers int) string {
 }
 
 // streamTo streams to more and more consumers, each in a process of its own.
-func (s *scene) streamTo(ctx context.Context, src source, way string, start func(context.Context, source) (consumer, error), most int) (err error) {
+func (s *scene) streamTo(ctx context.Context, src *source, way string, start func(context.Context, *source) (consumer, error), most int) (err error) {
 	var consumers []consumer
 	defer func() {
 		for _, c := range consumers {
@@ -141,22 +124,22 @@ func (s *scene) streamTo(ctx context.Context, src source, way string, start func
 			return err
 		}
 		fast.Each = paced.Each
-		s.add(fast, streamName(way, n), streamBytes, s.system)
+		s.add(fast, streamName(way, n), streamBytes, ours)
 	}
 	return nil
 }
 
 // openStream makes a channel that keeps a first frame, for the consumers that are about to come.
-func (s *scene) openStream(ctx context.Context, src source, consumers []consumer) (outlet, string, error) {
+func (s *scene) openStream(ctx context.Context, src *source, consumers []consumer) (*bridge.Channel, string, error) {
 	s.channels++
 	name := fmt.Sprintf("stream %d", s.channels)
-	ch, err := src.makeChannel(ctx, mempool.ChannelSpec{Name: name, Capacity: streamCapacity, ThroughService: !s.shared})
+	ch, err := src.makeChannel(ctx, mempool.ChannelSpec{Name: name, Capacity: streamCapacity})
 	if err != nil {
 		return nil, "", err
 	}
 	first, err := s.makeFrame(ctx, src, 0)
 	if err == nil {
-		err = ch.publish(ctx, first)
+		err = publish(ctx, ch, first)
 	}
 	for _, c := range consumers { // all at once: a process takes a while to start
 		if err == nil {
@@ -172,13 +155,13 @@ func (s *scene) openStream(ctx context.Context, src source, consumers []consumer
 }
 
 // streamOnce sends frames with a pause between them, and returns how long each took to each consumer, and all together.
-func (s *scene) streamOnce(ctx context.Context, src source, consumers []consumer, pause time.Duration) (d Durations, err error) {
+func (s *scene) streamOnce(ctx context.Context, src *source, consumers []consumer, pause time.Duration) (d Durations, err error) {
 	ch, _, err := s.openStream(ctx, src, consumers)
 	if err != nil {
 		return d, err
 	}
 	sent, err := s.sendFrames(ctx, src, ch, pause)
-	if err = errors.Join(err, ch.shut(ctx)); err != nil {
+	if err = errors.Join(err, ch.Shut(ctx)); err != nil {
 		return d, err
 	}
 	for _, c := range consumers {
@@ -217,7 +200,7 @@ func (s *scene) mostFrames(pause time.Duration) int {
 }
 
 // sendFrames sends frames until the time is over, and returns when each was published.
-func (s *scene) sendFrames(ctx context.Context, src source, ch outlet, pause time.Duration) (sent []time.Duration, err error) {
+func (s *scene) sendFrames(ctx context.Context, src *source, ch *bridge.Channel, pause time.Duration) (sent []time.Duration, err error) {
 	most := s.mostFrames(pause)
 	for begun := time.Now(); len(sent) < most && (len(sent) < leastSamples || time.Since(begun) < s.Time); {
 		waitFor(pause)
@@ -227,7 +210,7 @@ func (s *scene) sendFrames(ctx context.Context, src source, ch outlet, pause tim
 			return nil, err
 		}
 		sent[len(sent)-1] = now()
-		if err := ch.publish(ctx, b); err != nil {
+		if err := publish(ctx, ch, b); err != nil {
 			return nil, err
 		}
 	}
@@ -245,7 +228,7 @@ func waitFor(pause time.Duration) {
 }
 
 // makeFrame makes a buffer with its number.
-func (s *scene) makeFrame(ctx context.Context, src source, number uint64) (buffer, error) {
+func (s *scene) makeFrame(ctx context.Context, src *source, number uint64) (*bridge.Lease, error) {
 	b, err := src.allocate(ctx, mempool.Bytes(streamBytes))
 	if err == nil {
 		err = stampNumber(b, number)

@@ -7,13 +7,13 @@ import (
 )
 
 // streamFromPython streams from a worker to a consumer in a third process.
-func (s *scene) streamFromPython(ctx context.Context, src source) (err error) {
+func (s *scene) streamFromPython(ctx context.Context, src *source) (err error) {
 	c, err := s.startGoConsumer(ctx, src)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.stop()) }()
-	w, err := startWorker(ctx, s.Python, src.socket())
+	w, err := startWorker(ctx, s.Python, src.socket)
 	if err != nil {
 		return err
 	}
@@ -27,7 +27,7 @@ func (s *scene) streamFromPython(ctx context.Context, src source) (err error) {
 		return err
 	}
 	fast.Each = paced.Each
-	s.add(fast, streamName("python-go", 1), streamBytes, s.system)
+	s.add(fast, streamName("python-go", 1), streamBytes, ours)
 	return nil
 }
 
@@ -42,7 +42,7 @@ type publishTask struct {
 	Most    int     `json:"most"`
 }
 
-func (s *scene) publishOnce(ctx context.Context, src source, w *worker, c consumer, pause time.Duration) (d Durations, err error) {
+func (s *scene) publishOnce(ctx context.Context, src *source, w *worker, c consumer, pause time.Duration) (d Durations, err error) {
 	_, name, err := s.openStream(ctx, src, []consumer{c})
 	if err != nil {
 		return d, err

@@ -60,49 +60,48 @@ func ratios(r *Report) []Ratio {
 			Met: ratio >= target})
 	}
 	for _, t := range targets {
-		ours, ok := r.find(t.workload, string(t.kind), t.bytes, embedded)
+		mine, ok := r.find(t.workload, string(t.kind), t.bytes, ours)
 		theirs, there := r.find(t.workload, string(t.kind), t.bytes, t.against)
-		if ok && there && ours.P50 != nil && theirs.P50 != nil && *ours.P50 > 0 {
-			add(t.workload, string(t.kind), t.bytes, t.against, *theirs.P50 / *ours.P50, t.atLeast)
+		if ok && there && mine.P50 != nil && theirs.P50 != nil && *mine.P50 > 0 {
+			add(t.workload, string(t.kind), t.bytes, t.against, *theirs.P50 / *mine.P50, t.atLeast)
 		}
 	}
 	for _, kind := range r.kinds() {
 		name := streamName("go-python", 1)
-		if ours, ok := r.find(name, kind, streamBytes, embedded); ok && ours.P50 != nil {
-			add(name, kind, streamBytes, "100,000 frames a second", ours.PerSecond/framesPerSecond, 1)
-			add(name, kind, streamBytes, "25 µs from publish to array", sleepingMicros / *ours.P50, 1)
-			if spins, ok := r.find(streamName(spinningWay, 1), kind, streamBytes, embedded); ok && spins.P50 != nil {
+		if mine, ok := r.find(name, kind, streamBytes, ours); ok && mine.P50 != nil {
+			add(name, kind, streamBytes, "100,000 frames a second", mine.PerSecond/framesPerSecond, 1)
+			add(name, kind, streamBytes, "25 µs from publish to array", sleepingMicros / *mine.P50, 1)
+			if spins, ok := r.find(streamName(spinningWay, 1), kind, streamBytes, ours); ok && spins.P50 != nil {
 				add(streamName(spinningWay, 1), kind, streamBytes, "10 µs from publish to array", spinningMicros / *spins.P50, 1)
 			}
 			if floor, ok := r.find(name, kind, 1, byteBySocket); ok && floor.P50 != nil {
-				add(name, kind, streamBytes, byteBySocket, *floor.P50 / *ours.P50, 0)
+				add(name, kind, streamBytes, byteBySocket, *floor.P50 / *mine.P50, 0)
 			}
 			for _, theirs := range r.Results {
 				if theirs.Workload != name || theirs.Kind != kind || theirs.Bytes != streamBytes || theirs.PerSecond == 0 ||
-					theirs.System == embedded || theirs.System == throughMemory ||
-					r.doubtful(theirs) || r.doubtful(ours) {
+					theirs.System == ours || r.doubtful(theirs) || r.doubtful(mine) {
 					continue
 				}
 				target := 0.0
 				if kind == string(mempool.Device) && theirs.System == "torch.multiprocessing" {
 					target = 50
 				}
-				add(name, kind, streamBytes, theirs.System, ours.PerSecond/theirs.PerSecond, target)
+				add(name, kind, streamBytes, theirs.System, mine.PerSecond/theirs.PerSecond, target)
 			}
 		}
-		ours, ok := r.find(copyWorkload, kind, copyBytes, embedded)
+		mine, ok := r.find(copyWorkload, kind, copyBytes, ours)
 		alone, there := r.find(copyWorkload, kind, copyBytes, bandwidth)
 		if ok && there && alone.PerSecond > 0 {
 			target := copyShare
 			if kind == string(mempool.Host) {
 				target = 0 // there is nothing that could be faster than a copy, and noise is
 			}
-			add(copyWorkload, kind, copyBytes, bandwidth, ours.PerSecond/alone.PerSecond, target)
+			add(copyWorkload, kind, copyBytes, bandwidth, mine.PerSecond/alone.PerSecond, target)
 		}
 	}
 	for _, theirs := range r.Results {
-		if ours, ok := r.find(theirs.Workload, theirs.Kind, theirs.Bytes, throughMemory); ok && theirs.System == iceoryx && theirs.PerSecond > 0 {
-			add(theirs.Workload, theirs.Kind, theirs.Bytes, iceoryx, ours.PerSecond/theirs.PerSecond, iceoryxFactor)
+		if mine, ok := r.find(theirs.Workload, theirs.Kind, theirs.Bytes, ours); ok && theirs.System == iceoryx && theirs.PerSecond > 0 {
+			add(theirs.Workload, theirs.Kind, theirs.Bytes, iceoryx, mine.PerSecond/theirs.PerSecond, iceoryxFactor)
 		}
 	}
 	few, many := map[string]Footprint{}, map[string]Footprint{}
@@ -120,8 +119,8 @@ func ratios(r *Report) []Ratio {
 	for _, kind := range kinds {
 		f, m := few[kind], many[kind]
 		name := growthName(m.Buffers, m.Sessions)
-		a, ok := r.find(growthName(f.Buffers, f.Sessions), kind, growthBytes, apart)
-		b, there := r.find(name, kind, growthBytes, apart)
+		a, ok := r.find(growthName(f.Buffers, f.Sessions), kind, growthBytes, ours)
+		b, there := r.find(name, kind, growthBytes, ours)
 		if ok && there && *b.P50 > 0 {
 			add(name, kind, growthBytes, "1.5 times what it takes with few", growthFactor**a.P50 / *b.P50, 1)
 		}

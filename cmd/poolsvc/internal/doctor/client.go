@@ -69,7 +69,7 @@ func (c *chart) python(ctx context.Context, interpreter string) {
 		c.missing("packages", "install it from a checkout: pip install '/path/to/poolbridge[cuda]'", "poolbridge is not installed")
 	} else if !found.Native {
 		c.warn("packages", "install a C compiler and the headers of Python, and then poolbridge again with -v, which says what failed",
-			"poolbridge is installed without its native module: streams go through the service and are slower, and there are no shared channels")
+			"poolbridge is installed without its native module: it can use no channels")
 	}
 	if slices.Contains(lack, "cuda-core") {
 		c.warn("packages", "pip install 'cuda-core>=1.1,<2,!=1.3.0' 'cuda-bindings>=12.9,<14' to use GPU memory", "cuda-core is not installed")

@@ -335,7 +335,7 @@ func queue(ctx context.Context, f *flow) error {
 	}
 	for i, p := range []player{f.one, f.other} { // each has room for one frame
 		n := uint64(i) + 1
-		if _, err := f.take(ctx, p, work.Task{Credit: 1, Keep: true}, n, n); err != nil {
+		if _, err := f.take(ctx, p, work.Task{Keep: true}, n, n); err != nil {
 			return err
 		}
 	}
@@ -390,7 +390,7 @@ func dropping(newest uint64) func(context.Context, *flow) error {
 		if err := f.publish(ctx, f.producer, 1, 1); err != nil {
 			return err
 		}
-		if _, err := f.take(ctx, f.one, work.Task{Oldest: true, Keep: true, Credit: 1}, 1, 1); err != nil {
+		if _, err := f.take(ctx, f.one, work.Task{Oldest: true, Keep: true}, 1, 1); err != nil {
 			return err
 		}
 		if err := f.publish(ctx, f.producer, 2, last); err != nil {

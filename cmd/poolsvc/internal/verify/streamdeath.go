@@ -30,7 +30,7 @@ func consumerKilled(ctx context.Context, f *flow, victim player) error {
 	if err := errors.Join(f.publish(ctx, f.producer, 1, 1), q.publish(ctx, f.producer, 1, ringSlots)); err != nil {
 		return err
 	}
-	if _, err := q.take(ctx, victim, work.Task{Credit: 2, Keep: true}, 1, 2); err != nil {
+	if _, err := q.take(ctx, victim, work.Task{Keep: true}, 1, 2); err != nil {
 		return err
 	}
 	if _, err := q.take(ctx, f.other, work.Task{Keep: true}, 3, ringSlots); err != nil {
@@ -100,7 +100,7 @@ func stageReplaced(ctx context.Context, in *flow, victim player) error {
 	if err := in.publish(ctx, in.producer, 1, ringSlots); err != nil {
 		return err
 	}
-	if _, err := in.frames(ctx, victim, work.Task{Task: "stream-relay", To: out.name, Count: 2, Credit: 1}); err != nil {
+	if _, err := in.frames(ctx, victim, work.Task{Task: "stream-relay", To: out.name, Count: 2}); err != nil {
 		return err
 	}
 	if _, err := out.take(ctx, sink, work.Task{Oldest: true}, 1, 2); err != nil {

@@ -35,7 +35,7 @@ func (w *Worker) subscribed(ctx context.Context, t *Task) (*intake, error) {
 		return nil, err
 	}
 	in := new(intake)
-	in.next, in.stop = iter.Pull2(ch.Frames(ctx, mempool.SubscribeOptions{Credit: t.Credit, Oldest: t.Oldest, ManualAck: true}))
+	in.next, in.stop = iter.Pull2(ch.Frames(ctx, mempool.SubscribeOptions{Oldest: t.Oldest, ManualAck: true}))
 	if w.intakes == nil {
 		w.intakes = make(map[string]*intake)
 	}

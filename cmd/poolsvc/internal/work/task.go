@@ -31,12 +31,11 @@ type Task struct {
 	Rounds  int  `json:"rounds,omitempty"`
 	Destroy bool `json:"destroy,omitempty"`
 	// Count of frames to take or to publish, where 0 takes all until the channel is shut; Number of the first to publish, and To
-	// which channel a stage publishes. Keep keeps the frames that are taken; Credit and Oldest are the subscription's.
+	// which channel a stage publishes. Keep keeps the frames that are taken; Oldest is the subscription's.
 	Count  int    `json:"count,omitempty"`
 	Number uint64 `json:"number,omitempty"`
 	To     string `json:"to,omitempty"`
 	Keep   bool   `json:"keep,omitempty"`
-	Credit int    `json:"credit,omitempty"`
 	Oldest bool   `json:"oldest,omitempty"`
 	// Hold has a kernel keep the stream busy, and then for Slow seconds more once it is let go.
 	Hold bool    `json:"hold,omitempty"`

@@ -16,7 +16,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// partner is a raw client whose session has the feature "shared", with a sealed timeline.
+// partner is a raw client whose session has channels, with a sealed timeline.
 type partner struct {
 	*raw
 	q        uint32
@@ -36,7 +36,7 @@ type came struct {
 func sharing(t testing.TB, path string) *partner {
 	t.Helper()
 	p := &partner{raw: dialRaw(t, path)}
-	features := []string{featureTimelines, featureChannels, featureShared}
+	features := []string{featureTimelines, featureChannels}
 	var hello wire.HelloReply
 	p.get(&wire.Hello{Versions: []uint64{1}, Features: features}, &hello)
 	require.Equal(t, features, hello.Features)
@@ -127,26 +127,24 @@ func (p *partner) pool(reply *wire.PoolReply, files []*os.File) uint64 {
 	return reply.Pool.ID
 }
 
-// makeShared makes the pool "p" of so many bytes and in it the shared channel "c", whose other fields are spec's.
-func (p *partner) makeShared(bytes uint64, spec wire.MakeChannel) (pool, channel uint64) {
+// makeStream makes the pool "p" of so many bytes and in it the channel "c", whose other fields are spec's.
+func (p *partner) makeStream(bytes uint64, spec wire.MakeChannel) (pool, channel uint64) {
 	p.Helper()
 	var made wire.PoolReply
 	pool = p.pool(&made, p.get(&wire.Create{Name: "p", Kind: string(mempool.Host), MaxBytes: bytes}, &made))
-	spec.Name, spec.Pool, spec.Shared = "c", pool, true
+	spec.Name, spec.Pool = "c", pool
 	var reply wire.ChannelReply
 	p.get(&spec, &reply)
-	require.True(p, reply.Channel.Shared)
 	return pool, reply.Channel.ID
 }
 
-// findShared opens the pool "p" and the channel "c".
-func (p *partner) findShared() (pool, channel uint64) {
+// findStream opens the pool "p" and the channel "c".
+func (p *partner) findStream() (pool, channel uint64) {
 	p.Helper()
 	var made wire.PoolReply
 	pool = p.pool(&made, p.get(&wire.Open{Name: "p"}, &made))
 	var found wire.ChannelReply
 	p.get(&wire.Find{Name: "c"}, &found)
-	require.True(p, found.Channel.Shared)
 	return pool, found.Channel.ID
 }
 

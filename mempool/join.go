@@ -7,7 +7,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 )
 
-// MemberRole says what a member of a shared channel does.
+// MemberRole says what a member of a channel does.
 type MemberRole string
 
 // The roles of members.
@@ -16,7 +16,7 @@ const (
 	Consumer MemberRole = "consumer"
 )
 
-// MemberSpec says how a session takes part in a shared channel. It is plain data.
+// MemberSpec says how a session takes part in a channel. It is plain data.
 type MemberSpec struct {
 	Role MemberRole
 	// Oldest has a consumer of a broadcast begin with the oldest frame that is kept, not with the newest.
@@ -25,7 +25,7 @@ type MemberSpec struct {
 	Full FullPolicy
 }
 
-// Member is what a session needs to take part in a shared channel.
+// Member is what a session needs to take part in a channel.
 type Member struct {
 	// Slot is its place in the roster, ID is never used again in the channel.
 	Slot int
@@ -46,7 +46,7 @@ type MemberCame struct {
 
 func (MemberCame) notice() {}
 
-// JoinChannel makes a member of a shared channel, for a session of another process. That maps the files, and then calls
+// JoinChannel makes a member of a channel, for a session of another process. That maps the files, and then calls
 // [Session.EnterChannel]. The member's tickets are of the session's timeline, if that is sealed by now; otherwise it has none.
 //
 // Errors: [ErrNotFound], [ErrInvalid], [ErrDenied], [ErrLimit], [ErrOutOfMemory], [ErrClosed] for a channel that is shut.
@@ -62,25 +62,24 @@ func (s *Session) JoinChannel(channel uint64, spec MemberSpec) (Member, error) {
 	if err != nil {
 		return Member{}, err
 	}
-	sh := ch.shared
-	m := &member{shared: sh, session: s}
+	m := &member{channel: ch, session: s}
 	if t := s.timeline; t != nil && t.sealed {
 		m.timeline, how.Timeline = t, t.id
 	}
-	if m.Member, err = sh.host.Add(how); err != nil {
-		return Member{}, sh.failed(err)
+	if m.Member, err = ch.host.Add(how); err != nil {
+		return Member{}, ch.failed(err)
 	}
 	if m.timeline != nil {
 		m.timeline.leases++
 		m.timeline.unknown = true
 	}
-	sh.members[m.ID], sh.last = m, m.ID
+	ch.members[m.ID], ch.last = m, m.ID
 	s.members[m] = struct{}{}
 	svc.members++
 	if m.role() == Producer {
 		ch.pool.produce(s, +1)
 	}
-	files := []*os.File{sh.host.RosterFile(), sh.host.SequencerFile(), m.File()}
+	files := []*os.File{ch.host.RosterFile(), ch.host.SequencerFile(), m.File()}
 	return Member{Slot: m.Slot, ID: m.ID, Export: Export{Files: files}}, nil
 }
 
@@ -89,8 +88,6 @@ func (s *Session) mayJoin(ch *channel, spec MemberSpec) (shmchannel.MemberSpec, 
 	how := shmchannel.MemberSpec{PID: uint32(s.peer.PID), Oldest: spec.Oldest}
 	name := ch.info.Name
 	switch {
-	case ch.shared == nil:
-		return how, situation(ErrInvalid, "channel %q is not joined: its frames go through the service; send to it, or subscribe to it", name)
 	case s.notify == nil:
 		return how, situation(ErrInvalid, "session %d is one of the service's own process, and only those of other processes join channel %q",
 			s.id, name)
@@ -107,11 +104,8 @@ func (s *Session) mayJoin(ch *channel, spec MemberSpec) (shmchannel.MemberSpec, 
 	if err := policy.validate(); err != nil {
 		return how, err
 	}
-	how.Policy = sharedPolicies[policy]
-	if err := s.mayMember(); err != nil {
-		return how, err
-	}
-	return how, s.maySubscribe()
+	how.Policy = hostPolicies[policy]
+	return how, s.mayTakePart()
 }
 
 // EnterChannel lets a member take part that has mapped its files. It returns the members of the other role, those included that left
@@ -127,35 +121,35 @@ func (s *Session) EnterChannel(channel, id uint64) ([]MemberCame, error) {
 	if err != nil {
 		return nil, err
 	}
-	sh := m.shared
+	ch := m.channel
 	switch {
 	case m.left:
-		return nil, situation(ErrClosed, "member %d of channel %q has left", id, sh.channel.info.Name)
+		return nil, situation(ErrClosed, "member %d of channel %q has left", id, ch.info.Name)
 	case m.entered:
-		return nil, situation(ErrInvalid, "member %d of channel %q has entered before", id, sh.channel.info.Name)
-	case sh.channel.shut:
-		return nil, situation(ErrClosed, "channel %q is shut", sh.channel.info.Name)
+		return nil, situation(ErrInvalid, "member %d of channel %q has entered before", id, ch.info.Name)
+	case ch.shut:
+		return nil, situation(ErrClosed, "channel %q is shut", ch.info.Name)
 	}
-	others := sh.introduce(m)
+	others := ch.introduce(m)
 	m.entered = true
-	if err := sh.host.Join(m.Member); err != nil {
+	if err := ch.host.Join(m.Member); err != nil {
 		m.entered = false
-		err = sh.failed(err)
-		sh.tidy()
+		err = ch.failed(err)
+		ch.tidy()
 		return nil, err
 	}
 	return others, nil
 }
 
 // introduce tells the members of the other role of a new one, and returns what the new one is to be told. Service.mu is held.
-func (sh *shared) introduce(m *member) (others []MemberCame) {
+func (ch *channel) introduce(m *member) (others []MemberCame) {
 	told := make(map[*Session]struct{})
 	role := shmchannel.ConsumerRole
 	if m.role() == Consumer {
 		role = shmchannel.ProducerRole
 	}
-	for _, other := range sh.host.Members(nil, role) {
-		o := sh.members[other.ID]
+	for _, other := range ch.host.Members(nil, role) {
+		o := ch.members[other.ID]
 		if !o.entered {
 			continue
 		}

@@ -8,12 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file carries out the requests of the feature "shared".
-
-func noSharing(name string) error {
-	return situation(ErrUnsupported, "the frames of channel %q go through shared memory, which belongs to the feature %q, and this session does "+
-		"not have it", name, featureShared)
-}
+// This file carries out what members of channels ask for.
 
 func (c *serverConn) join(q uint32, r *wire.Join) {
 	if q == 0 {
@@ -54,7 +49,7 @@ func (c *serverConn) mapBlock(q uint32, r *wire.Map) {
 	if err == nil {
 		x, files := wireExport(b.Export)
 		out := &wire.MapReply{Generation: b.Generation, BlockBytes: b.Bytes, Export: *x}
-		unsent = c.transmit(files, false, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, out) })
+		unsent = c.transmit(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, out) })
 	}
 	c.sending.Unlock()
 	if unsent != nil {

@@ -15,12 +15,12 @@ func TestAThousandConsumersOfAChannelJoinAndEachGetsEveryFrame(t *testing.T) {
 	const each, sessions = 63, 16
 	r := start(t, ServerConfig{}, unhurried)
 	a := sharing(t, r.path)
-	pool, channel := a.makeShared(1<<16, wire.MakeChannel{Capacity: 4})
+	pool, channel := a.makeStream(1<<16, wire.MakeChannel{Capacity: 4})
 	from := a.produce(pool, channel)
 	var sinks []*sink
 	for range sessions {
 		p := sharing(t, r.path)
-		p.findShared()
+		p.findStream()
 		for range each {
 			s := p.consume(wire.Join{Channel: channel})
 			closeFiles([]*os.File{s.config.Roster, s.config.Sequencer, s.config.Own}) // they are mapped, and 4,096 descriptors must do

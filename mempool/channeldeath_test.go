@@ -16,7 +16,7 @@ import (
 func TestFramesOfAProducerThatDiedStayUntilNobodyNeedsThem(t *testing.T) {
 	for _, mode := range []ChannelMode{Broadcast, WorkQueue} {
 		t.Run(string(mode), func(t *testing.T) {
-			r := shareFrames(t, ChannelSpec{Capacity: 4, Mode: mode}, 8)
+			r := newChannelRig(t, ChannelSpec{Capacity: 4, Mode: mode}, 8)
 			p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 			p.send()
 			kept := p.send().buffer
@@ -52,7 +52,7 @@ func TestFramesOfAProducerThatDiedStayUntilNobodyNeedsThem(t *testing.T) {
 }
 
 func TestABlockOfADeadProducerIsNotUsedAgainWhileAConsumerUsesIt(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 1}, 2)
+	r := newChannelRig(t, ChannelSpec{Capacity: 1}, 2)
 	dead, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{Full: DropOldest})
 	first := dead.send().Info().Block
 	f := c.next()
@@ -76,7 +76,7 @@ func TestABlockOfADeadProducerIsNotUsedAgainWhileAConsumerUsesIt(t *testing.T) {
 func TestABlockOfADeadProducerComesBackWhenItsConsumerDies(t *testing.T) {
 	for name, policy := range map[string]FullPolicy{"that blocks": Block, "that misses frames": DropOldest} {
 		t.Run(name, func(t *testing.T) {
-			r := shareFrames(t, ChannelSpec{Capacity: 1}, 2)
+			r := newChannelRig(t, ChannelSpec{Capacity: 1}, 2)
 			dead, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{Full: policy})
 			dead.send()
 			c.next()
@@ -99,7 +99,7 @@ func TestABlockOfADeadProducerComesBackWhenItsConsumerDies(t *testing.T) {
 }
 
 func TestABlockOfAProducerThatLeftWaitsForItsOwnWork(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 2)
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 2)
 	p := r.produce(hire(t, r.svc))
 	ticket := p.ticket()
 	l := p.alloc()
@@ -120,7 +120,7 @@ func TestABlockOfAProducerThatLeftWaitsForItsOwnWork(t *testing.T) {
 func TestABlockThatCameBackToAProducerThatDiedWaitsForTheConsumersWork(t *testing.T) {
 	for name, leaves := range map[string]bool{"that left": true, "that did not": false} {
 		t.Run(name, func(t *testing.T) {
-			r := shareFrames(t, ChannelSpec{Capacity: 1}, 2)
+			r := newChannelRig(t, ChannelSpec{Capacity: 1}, 2)
 			p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 			first := p.send()
 			ticket := c.ticket()
@@ -144,7 +144,7 @@ func TestABlockThatCameBackToAProducerThatDiedWaitsForTheConsumersWork(t *testin
 }
 
 func TestAProducerThatLeavesFirstLeavesNothingBehind(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 4)
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 4)
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 	p.send()
 	unpublished := p.alloc()
@@ -161,7 +161,7 @@ func TestAProducerThatLeavesFirstLeavesNothingBehind(t *testing.T) {
 }
 
 func TestLeasesEndWithTheLastProducerOfTheirSessionInTheChannel(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 4)
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 4)
 	w := hire(t, r.svc)
 	c := r.consume(hire(t, r.svc), MemberSpec{Full: DropOldest})
 	first, second := r.produce(w), r.produce(w)
@@ -185,7 +185,7 @@ func TestLeasesEndWithTheLastProducerOfTheirSessionInTheChannel(t *testing.T) {
 }
 
 func TestAProducerCannotLeaveWhileItCannotBeToldWhatIsNeeded(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 4)
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 4)
 	p := r.produce(hire(t, r.svc))
 	s := r.sit(hire(t, r.svc), MemberSpec{Role: Consumer, Full: DropOldest})
 	cursor := mapWords(t, s.member.Export.Files[2])
@@ -203,7 +203,7 @@ func TestAProducerCannotLeaveWhileItCannotBeToldWhatIsNeeded(t *testing.T) {
 func TestABufferOfWhichItCannotBeToldIsNotCompleteBeforeItCan(t *testing.T) {
 	for name, published := range map[string]bool{"published": true, "half written": false} {
 		t.Run(name, func(t *testing.T) {
-			r := shareFrames(t, ChannelSpec{Capacity: 1}, 4)
+			r := newChannelRig(t, ChannelSpec{Capacity: 1}, 4)
 			p := r.produce(hire(t, r.svc))
 			s := r.sit(hire(t, r.svc), MemberSpec{Role: Consumer, Full: DropOldest})
 			cursor := mapWords(t, s.member.Export.Files[2])
@@ -255,7 +255,7 @@ func TestABufferOfWhichItCannotBeToldIsNotCompleteBeforeItCan(t *testing.T) {
 }
 
 func TestTicketsOfADeadProducerAreLetGoThoughTheServiceWasNotToldOfThem(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 4)
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 4)
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 	p.publish(p.alloc(), p.ticket())
 	f := c.next()
@@ -273,7 +273,7 @@ func TestTicketsOfADeadProducerAreLetGoThoughTheServiceWasNotToldOfThem(t *testi
 }
 
 func TestATicketOfWhichNoRecordIsLeftIsLetGo(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 1}, 4)
+	r := newChannelRig(t, ChannelSpec{Capacity: 1}, 4)
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{Full: DropOldest})
 	p.publish(p.alloc(), Ticket{Word: 1, Value: 5})
 	f := c.next()
@@ -288,7 +288,7 @@ func TestATicketOfWhichNoRecordIsLeftIsLetGo(t *testing.T) {
 }
 
 func TestTicketsOfADeadConsumerAreLetGo(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 1}, 4)
+	r := newChannelRig(t, ChannelSpec{Capacity: 1}, 4)
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 	l := p.send()
 	ticket := c.ticket()
@@ -302,7 +302,7 @@ func TestTicketsOfADeadConsumerAreLetGo(t *testing.T) {
 }
 
 func TestAConsumerThatLeftIsForgottenOnceItsWorkIsDone(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 4)
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 4)
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 	p.send()
 	ticket := c.ticket()
@@ -321,7 +321,7 @@ func TestAConsumerThatLeftIsForgottenOnceItsWorkIsDone(t *testing.T) {
 }
 
 func TestClaimsOfADeadConsumerGoToOthers(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 4, Mode: WorkQueue}, 8)
+	r := newChannelRig(t, ChannelSpec{Capacity: 4, Mode: WorkQueue}, 8)
 	p := r.produce(hire(t, r.svc))
 	dying, other := r.consume(hire(t, r.svc), MemberSpec{}), r.consume(hire(t, r.svc), MemberSpec{})
 	p.send()
@@ -335,7 +335,7 @@ func TestClaimsOfADeadConsumerGoToOthers(t *testing.T) {
 }
 
 func TestASessionThatEndsBeforeItsMembersEnterLeavesNoSlotTaken(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 4}, 8)
+	r := newChannelRig(t, ChannelSpec{Capacity: 4}, 8)
 	w := hire(t, r.svc)
 	r.sit(w, MemberSpec{Role: Producer})
 	r.sit(w, MemberSpec{Role: Consumer})
@@ -346,7 +346,7 @@ func TestASessionThatEndsBeforeItsMembersEnterLeavesNoSlotTaken(t *testing.T) {
 }
 
 func TestWriteLeasesThatNoChannelNeedsFailAsAlways(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 8)
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 8)
 	p := r.produce(hire(t, r.svc))
 	p.send()
 	name := p.alloc()
@@ -362,7 +362,7 @@ func TestWriteLeasesThatNoChannelNeedsFailAsAlways(t *testing.T) {
 }
 
 func TestWhatADeadProducerLeftCountsForItsUser(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 8)
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 8)
 	p := r.produce(hire(t, r.svc))
 	p.send()
 	gone, _ := p.end()
@@ -373,14 +373,14 @@ func TestWhatADeadProducerLeftCountsForItsUser(t *testing.T) {
 }
 
 func TestNobodyLooksAtAChannelWhoseMembersAreAlive(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 8)
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 8)
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 	p.send()
 	c.done(c.next(), Ticket{})
 	tended := func() bool {
 		r.svc.mu.Lock()
 		defer r.svc.mu.Unlock()
-		return r.svc.channelByID[r.info.ID].shared.tended
+		return r.svc.channelByID[r.info.ID].tended
 	}
 	assert.False(t, tended())
 	gone, _ := p.end()
@@ -406,7 +406,7 @@ func TestMembersThatWriteNonsenseStopNobody(t *testing.T) {
 	for seed := range uint64(40) {
 		dice := rand.New(rand.NewPCG(seed, 7))
 		mode := []ChannelMode{Broadcast, WorkQueue}[seed%2]
-		r := shareFrames(t, ChannelSpec{Capacity: 2, Mode: mode}, 16)
+		r := newChannelRig(t, ChannelSpec{Capacity: 2, Mode: mode}, 16)
 		var files [][]uint64
 		var seats []*seat
 		nonsense := func() {
@@ -459,7 +459,7 @@ func TestMembersThatWriteNonsenseStopNobody(t *testing.T) {
 }
 
 // want has the channel looked at.
-func (r *sharedRig) want() {
+func (r *channelRig) want() {
 	r.svc.mu.Lock()
 	defer r.svc.mu.Unlock()
 	r.pool.tidy()

@@ -15,8 +15,8 @@ import (
 func TestMembersExchangeFramesThroughFilesFromTheSocket(t *testing.T) {
 	r := start(t, ServerConfig{}, unhurried)
 	a, b := sharing(t, r.path), sharing(t, r.path)
-	pool, channel := a.makeShared(1<<16, wire.MakeChannel{Capacity: 2})
-	_, found := b.findShared()
+	pool, channel := a.makeStream(1<<16, wire.MakeChannel{Capacity: 2})
+	_, found := b.findStream()
 	require.Equal(t, channel, found)
 
 	to := b.consume(wire.Join{Channel: channel})
@@ -46,8 +46,8 @@ func TestMembersExchangeFramesThroughFilesFromTheSocket(t *testing.T) {
 func TestALateConsumerBeginsWithTheNewestOrTheOldestFrame(t *testing.T) {
 	r := start(t, ServerConfig{}, unhurried)
 	a, b := sharing(t, r.path), sharing(t, r.path)
-	pool, channel := a.makeShared(1<<16, wire.MakeChannel{Capacity: 3})
-	b.findShared()
+	pool, channel := a.makeStream(1<<16, wire.MakeChannel{Capacity: 3})
+	b.findStream()
 	from := a.produce(pool, channel)
 	for n := range uint64(3) {
 		from.alloc(100)
@@ -58,37 +58,11 @@ func TestALateConsumerBeginsWithTheNewestOrTheOldestFrame(t *testing.T) {
 	assert.EqualValues(t, 1, oldest.read(oldest.next()))
 }
 
-func TestASessionWithoutTheFeatureMeetsNoSharedChannel(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
-	a := sharing(t, r.path)
-	pool, channel := a.makeShared(1<<16, wire.MakeChannel{Capacity: 3})
-	old, _ := streaming(t, r.path)
-	old.refused(10, &wire.MakeChannel{Name: "d", Pool: pool, Capacity: 3, Shared: true}, wire.CodeUnsupported)
-	old.refused(11, &wire.Find{Name: "c"}, wire.CodeUnsupported)
-	for i, m := range []wire.Request{&wire.Join{Channel: channel, Role: "consumer"}, &wire.Enter{Channel: channel, Member: 1},
-		&wire.Leave{Channel: channel, Member: 1}, &wire.Map{Channel: channel, Block: 1}, &wire.Doubt{Channel: channel, Member: 1, Sequence: 1}} {
-		old.refused(uint32(20+i), m, wire.CodeUnsupported)
-	}
-	old.refused(30, &wire.MakeChannel{Name: "c", Pool: pool, Capacity: 3}, wire.CodeExists)
-	old.refused(31, &wire.Subscribe{Channel: channel, Credit: 1}, wire.CodeInvalid)
-	var l wire.LeaseReply
-	old.ask(32, &wire.Alloc{Pool: pool, Tensor: wireTensor(mempool.Bytes(10))}, &l)
-	old.refused(33, &wire.Send{Channel: channel, Lease: l.Lease.ID}, wire.CodeInvalid)
-}
-
-func TestTheFeatureComesOnlyWithChannels(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
-	c := dialRaw(t, r.path)
-	var hello wire.HelloReply
-	c.ask(1, &wire.Hello{Versions: []uint64{1}, Features: []string{featureTimelines, featureShared}}, &hello)
-	assert.Equal(t, []string{featureTimelines}, hello.Features)
-}
-
 func TestASessionWithMemoryIsAskedForItWhileAnotherWaits(t *testing.T) {
 	r := start(t, ServerConfig{}, unhurried)
 	a, b := sharing(t, r.path), sharing(t, r.path)
-	pool, channel := a.makeShared(4096, wire.MakeChannel{Capacity: 2})
-	b.findShared()
+	pool, channel := a.makeStream(4096, wire.MakeChannel{Capacity: 2})
+	b.findStream()
 	from := a.produce(pool, channel)
 	spare := from.alloc(100)
 	b.send(90, &wire.Alloc{Pool: pool, Tensor: wireTensor(mempool.Bytes(10)), Wait: 3_600_000})
@@ -103,8 +77,8 @@ func TestASessionWithMemoryIsAskedForItWhileAnotherWaits(t *testing.T) {
 func TestAMappedBlockIsAskedBackAndGivenUp(t *testing.T) {
 	r := start(t, ServerConfig{}, unhurried)
 	a, b := sharing(t, r.path), sharing(t, r.path)
-	pool, channel := a.makeShared(4096, wire.MakeChannel{Capacity: 1})
-	b.findShared()
+	pool, channel := a.makeStream(4096, wire.MakeChannel{Capacity: 1})
+	b.findStream()
 	from, to := a.produce(pool, channel), b.consume(wire.Join{Channel: channel})
 	l := from.alloc(100)
 	a.denied(&wire.Map{Channel: channel, Block: l.Block}, wire.CodeDenied)
@@ -133,7 +107,7 @@ func TestAMappedBlockIsAskedBackAndGivenUp(t *testing.T) {
 func TestWhatNamesAChannelOrAMemberThatIsGoneIsAnswered(t *testing.T) {
 	r := start(t, ServerConfig{}, unhurried)
 	a := sharing(t, r.path)
-	pool, channel := a.makeShared(4096, wire.MakeChannel{Capacity: 1})
+	pool, channel := a.makeStream(4096, wire.MakeChannel{Capacity: 1})
 	from := a.produce(pool, channel)
 	requests := func(member uint64) []wire.Request {
 		return []wire.Request{&wire.Enter{Channel: channel, Member: member}, &wire.Leave{Channel: channel, Member: member},
@@ -157,7 +131,7 @@ func TestWhatNamesAChannelOrAMemberThatIsGoneIsAnswered(t *testing.T) {
 func TestRequestsWithoutANumberAreCarriedOutWhereNobodyMustKnow(t *testing.T) {
 	r := start(t, ServerConfig{}, unhurried)
 	a := sharing(t, r.path)
-	pool, channel := a.makeShared(8192, wire.MakeChannel{Capacity: 1})
+	pool, channel := a.makeStream(8192, wire.MakeChannel{Capacity: 1})
 	a.send(0, &wire.Join{Channel: channel, Role: "producer"})
 	a.send(0, &wire.Map{Channel: channel, Block: 1})
 	to := a.consume(wire.Join{Channel: channel})
@@ -173,7 +147,7 @@ func TestRequestsWithoutANumberAreCarriedOutWhereNobodyMustKnow(t *testing.T) {
 func TestAMemberThatSealsItsFileItselfDoesNotEnter(t *testing.T) {
 	r := start(t, ServerConfig{}, unhurried)
 	a := sharing(t, r.path)
-	_, channel := a.makeShared(4096, wire.MakeChannel{Capacity: 1})
+	_, channel := a.makeStream(4096, wire.MakeChannel{Capacity: 1})
 	s := a.take(&wire.Join{Channel: channel, Role: "producer"})
 	_, err := unix.FcntlInt(s.config.Own.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SEAL)
 	require.NoError(t, err)

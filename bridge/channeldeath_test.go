@@ -27,14 +27,14 @@ func (loud) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args.
 func (loud) FailNow()                          { panic("failed") }
 
 func init() {
-	children["shared-produce"] = sharedProduce
-	children["shared-consume"] = sharedConsume
+	children["member-produce"] = memberProduce
+	children["member-consume"] = memberConsume
 }
 
-// sharedProduce publishes two frames of the shared channel "c", 1 and 2, of which the second is never complete.
-func sharedProduce() error {
+// memberProduce publishes two frames of the channel "c", 1 and 2, of which the second is never complete.
+func memberProduce() error {
 	p := sharing(loud{}, os.Getenv("POOLBRIDGE_SOCKET"))
-	s := p.produce(p.findShared())
+	s := p.produce(p.findStream())
 	s.alloc(100)
 	s.alloc(100)
 	s.publish(1, shmchannel.Ticket{})
@@ -44,10 +44,10 @@ func sharedProduce() error {
 	return nil
 }
 
-// sharedConsume takes a frame of the shared channel "c" for each line that it is told.
-func sharedConsume() error {
+// memberConsume takes a frame of the channel "c" for each line that it is told.
+func memberConsume() error {
 	p := sharing(loud{}, os.Getenv("POOLBRIDGE_SOCKET"))
-	_, channel := p.findShared()
+	_, channel := p.findStream()
 	c := p.consume(wire.Join{Channel: channel})
 	fmt.Println("ready")
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
@@ -59,9 +59,9 @@ func sharedConsume() error {
 func TestFramesOfAKilledProducerAreTakenAndTheirBlocksComeBack(t *testing.T) {
 	r := start(t, ServerConfig{}, unhurried)
 	a := sharing(t, r.path)
-	pool, channel := a.makeShared(2*4096, wire.MakeChannel{Capacity: 2, Mode: "queue"})
+	pool, channel := a.makeStream(2*4096, wire.MakeChannel{Capacity: 2, Mode: "queue"})
 	c := a.consume(wire.Join{Channel: channel})
-	producer := spawn(t, "shared-produce", r.path, nil)
+	producer := spawn(t, "member-produce", r.path, nil)
 	require.Equal(t, "published", producer.says())
 	first := c.next()
 	producer.kill()
@@ -95,8 +95,8 @@ func (p *partner) timelineOf(id uint64) *mempool.Page {
 func TestAFrameOfAKilledConsumerGoesToAnother(t *testing.T) {
 	r := start(t, ServerConfig{}, unhurried)
 	a := sharing(t, r.path)
-	pool, channel := a.makeShared(1<<16, wire.MakeChannel{Capacity: 4, Mode: "queue"})
-	dying := spawn(t, "shared-consume", r.path, nil)
+	pool, channel := a.makeStream(1<<16, wire.MakeChannel{Capacity: 4, Mode: "queue"})
+	dying := spawn(t, "member-consume", r.path, nil)
 	require.Equal(t, "ready", dying.says())
 	from := a.produce(pool, channel)
 	from.alloc(100)
@@ -115,8 +115,8 @@ func TestAFrameOfAKilledConsumerGoesToAnother(t *testing.T) {
 func TestAKilledConsumersBlockComesBackToItsProducer(t *testing.T) {
 	r := start(t, ServerConfig{}, unhurried)
 	a := sharing(t, r.path)
-	pool, channel := a.makeShared(1<<16, wire.MakeChannel{Capacity: 1})
-	dying := spawn(t, "shared-consume", r.path, nil)
+	pool, channel := a.makeStream(1<<16, wire.MakeChannel{Capacity: 1})
+	dying := spawn(t, "member-consume", r.path, nil)
 	require.Equal(t, "ready", dying.says())
 	from := a.produce(pool, channel)
 	from.alloc(100)
@@ -135,10 +135,10 @@ func TestAKilledConsumersBlockComesBackToItsProducer(t *testing.T) {
 func TestAServiceWithoutDescriptorsMakesNoMember(t *testing.T) {
 	r := start(t, ServerConfig{}, unhurried)
 	a := sharing(t, r.path)
-	pool, channel := a.makeShared(1<<16, wire.MakeChannel{Capacity: 2})
+	pool, channel := a.makeStream(1<<16, wire.MakeChannel{Capacity: 2})
 	full := fillDescriptors(t)
 	a.denied(&wire.Join{Channel: channel, Role: "producer"}, wire.CodeLimit)
-	a.denied(&wire.MakeChannel{Name: "d", Pool: pool, Capacity: 2, Shared: true}, wire.CodeLimit)
+	a.denied(&wire.MakeChannel{Name: "d", Pool: pool, Capacity: 2}, wire.CodeLimit)
 	full()
 	from, to := a.produce(pool, channel), a.consume(wire.Join{Channel: channel})
 	from.alloc(100)

@@ -8,10 +8,10 @@ import (
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 )
 
-// This file is about the blocks whose frames are in shared channels: how consumers map them, and what becomes of them when their
+// This file is about the blocks whose frames are in channels: how consumers map them, and what becomes of them when their
 // producer has left.
 
-// MappedBlock is what a consumer of a shared channel must know to map a block.
+// MappedBlock is what a consumer must know to map a block.
 type MappedBlock struct {
 	// Generation counts the uses of the block, Bytes is its size.
 	Generation, Bytes uint64
@@ -46,16 +46,16 @@ func (s *Session) mapBlock(channel, id uint64) (*block, MappedBlock, error) {
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	sh, err := s.sharedChannel(channel)
+	ch, err := s.anyChannel(channel)
 	if err != nil {
 		return nil, MappedBlock{}, err
 	}
-	if !sh.consumedBy(s) {
-		return nil, MappedBlock{}, situation(ErrDenied, "session %d is no consumer of channel %q", s.id, sh.channel.info.Name)
+	if !ch.consumedBy(s) {
+		return nil, MappedBlock{}, situation(ErrDenied, "session %d is no consumer of channel %q", s.id, ch.info.Name)
 	}
-	b := sh.channel.pool.lent[id]
+	b := ch.pool.lent[id]
 	if b == nil {
-		return nil, MappedBlock{}, situation(ErrNotFound, "no buffer of pool %q uses block %d", sh.channel.pool.info.Name, id)
+		return nil, MappedBlock{}, situation(ErrNotFound, "no buffer of pool %q uses block %d", ch.pool.info.Name, id)
 	}
 	if _, again := s.mapped[id]; !again {
 		if err := s.mayMap(); err != nil {
@@ -68,9 +68,9 @@ func (s *Session) mapBlock(channel, id uint64) (*block, MappedBlock, error) {
 }
 
 // consumedBy says whether the session has a consumer in the channel. Service.mu is held.
-func (sh *shared) consumedBy(s *Session) bool {
+func (ch *channel) consumedBy(s *Session) bool {
 	for m := range s.members {
-		if m.shared == sh && m.role() == Consumer && m.entered {
+		if m.channel == ch && m.role() == Consumer && m.entered {
 			return true
 		}
 	}
@@ -98,7 +98,7 @@ func (p *Pool) lend(b *block) {
 }
 
 // lending is what channels need of the blocks of producers that leave: what was found in the memory of each channel, with those producers.
-type lending map[*shared]*glance
+type lending map[*channel]*glance
 
 // glance is one look at a channel, for some producers.
 type glance struct {
@@ -107,12 +107,12 @@ type glance struct {
 }
 
 // look looks at the memory of the channel, once for all these producers. Service.mu is held.
-func (sh *shared) look(producers []*member) *glance {
+func (ch *channel) look(producers []*member) *glance {
 	of := make([]*shmchannel.Member, len(producers))
 	for i, m := range producers {
 		of[i] = m.Member
 	}
-	return &glance{sh.host.Look(of...), producers}
+	return &glance{ch.host.Look(of...), producers}
 }
 
 // needs says whether the channel needs a block that one of these producers may have published.
@@ -132,8 +132,8 @@ func (g *glance) names(b *block, producers []*member) bool {
 
 // needs says whether one of the channels needs a block. Service.mu is held.
 func (of lending) needs(b *block) bool {
-	for sh, g := range of {
-		if sh.channel.pool == b.pool && g.needs(b, g.producers) {
+	for ch, g := range of {
+		if ch.pool == b.pool && g.needs(b, g.producers) {
 			return true
 		}
 	}
@@ -146,14 +146,14 @@ func (of lending) needs(b *block) bool {
 func (of lending) keep(l *Lease) (needed bool) {
 	b := l.buffer
 	named := false
-	for sh, g := range of {
-		if sh.channel.pool != b.block.pool || !l.write {
+	for ch, g := range of {
+		if ch.pool != b.block.pool || !l.write {
 			continue
 		}
-		if sh.kept[b] == nil {
+		if ch.kept[b] == nil {
 			b.frames++
 		}
-		sh.kept[b] = append(sh.kept[b], g.producers...)
+		ch.kept[b] = append(ch.kept[b], g.producers...)
 		named = named || g.names(b.block, g.producers)
 	}
 	needed = of.needs(b.block)
@@ -163,27 +163,27 @@ func (of lending) keep(l *Lease) (needed bool) {
 
 // expel takes the members of a session out that has ended, and returns what the channels need of its blocks. Service.mu is held.
 func (s *Session) expel() lending {
-	producers := make(map[*shared][]*member)
+	producers := make(map[*channel][]*member)
 	for _, m := range s.sortedMembers() {
 		m.leave(false)
 		if m.role() == Producer && m.entered {
-			producers[m.shared] = append(producers[m.shared], m)
+			producers[m.channel] = append(producers[m.channel], m)
 		}
 	}
 	lent := make(lending, len(producers))
-	for sh, members := range producers {
-		lent[sh] = sh.look(members)
+	for ch, members := range producers {
+		lent[ch] = ch.look(members)
 	}
 	return lent
 }
 
 // tidyChannels frees what the session's members do not need any more. Service.mu is held.
 func (s *Session) tidyChannels() {
-	tidied := make(map[*shared]struct{})
+	tidied := make(map[*channel]struct{})
 	for _, m := range s.sortedMembers() {
-		if _, again := tidied[m.shared]; !again {
-			tidied[m.shared] = struct{}{}
-			m.shared.tidy()
+		if _, again := tidied[m.channel]; !again {
+			tidied[m.channel] = struct{}{}
+			m.channel.tidy()
 		}
 	}
 }
@@ -191,14 +191,14 @@ func (s *Session) tidyChannels() {
 // vanish ends the part in channels of a session whose process is gone. Service.mu is held.
 func (s *Session) vanish() {
 	for _, m := range s.sortedMembers() {
-		m.shared.logFailed("a member of a channel could not be taken out", m.shared.host.Gone(m.Member))
+		m.channel.logFailed("a member of a channel could not be taken out", m.channel.host.Gone(m.Member))
 	}
 	s.tidyChannels()
 }
 
 func (s *Session) sortedMembers() []*member {
 	return slices.SortedFunc(maps.Keys(s.members), func(a, b *member) int {
-		return cmp.Or(cmp.Compare(a.shared.channel.info.ID, b.shared.channel.info.ID), cmp.Compare(a.ID, b.ID))
+		return cmp.Or(cmp.Compare(a.channel.info.ID, b.channel.info.ID), cmp.Compare(a.ID, b.ID))
 	})
 }
 
@@ -207,26 +207,26 @@ func (m *member) promise() {
 	if m.timeline == nil || !m.entered {
 		return
 	}
-	found, _ := m.shared.host.Tickets(nil, m.Member)
+	found, _ := m.channel.host.Tickets(nil, m.Member)
 	for _, t := range found {
 		m.timeline.promise(t.Word, t.Value)
 	}
 }
 
 // letGo gives the buffers back that neither the channel nor a consumer needs any more. Service.mu is held.
-func (sh *shared) letGo() {
-	if len(sh.kept) == 0 {
+func (ch *channel) letGo() {
+	if len(ch.kept) == 0 {
 		return
 	}
 	var free []*buffer
 	of := make(map[*member]struct{})
-	for _, producers := range sh.kept {
+	for _, producers := range ch.kept {
 		for _, m := range producers {
 			of[m] = struct{}{}
 		}
 	}
-	found := sh.look(slices.Collect(maps.Keys(of)))
-	for b, producers := range sh.kept {
+	found := ch.look(slices.Collect(maps.Keys(of)))
+	for b, producers := range ch.kept {
 		if b.doubted && found.names(b.block, producers) {
 			b.doubted = false
 			b.changed.broadcast()
@@ -238,13 +238,13 @@ func (sh *shared) letGo() {
 	if len(free) == 0 {
 		return
 	}
-	done, ok := sh.consumersDone() // looked at after the holds: a consumer says when it is done before it lets go
+	done, ok := ch.consumersDone() // looked at after the holds: a consumer says when it is done before it lets go
 	if !ok {
 		return
 	}
 	for _, b := range free {
-		work := done.and(sh.kept[b][0].timeline.outstanding()) // all are of one session
-		delete(sh.kept, b)
+		work := done.and(ch.kept[b][0].timeline.outstanding()) // all are of one session
+		delete(ch.kept, b)
 		b.block.tickets = work.and(b.block.tickets).pending()
 		b.frames--
 		if b.doubted && b.frames == 0 {
@@ -256,16 +256,16 @@ func (sh *shared) letGo() {
 
 // consumersDone are the tickets of all work on frames that consumers have said to be under way. ok is false while one is being written.
 // Service.mu is held.
-func (sh *shared) consumersDone() (done tickets, ok bool) {
+func (ch *channel) consumersDone() (done tickets, ok bool) {
 	var found []shmchannel.Ticket
 	at := make(map[Ticket]int) // of those without a value
-	for _, m := range sh.host.Members(nil, shmchannel.ConsumerRole) {
-		of := sh.members[m.ID]
+	for _, m := range ch.host.Members(nil, shmchannel.ConsumerRole) {
+		of := ch.members[m.ID]
 		own := of.timeline
 		if !of.entered || own == nil || own.dead {
 			continue
 		}
-		if found, ok = sh.host.Tickets(found[:0], m); !ok {
+		if found, ok = ch.host.Tickets(found[:0], m); !ok {
 			return nil, false
 		}
 		for _, t := range found {

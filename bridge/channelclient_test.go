@@ -17,17 +17,17 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// sharedPair is a producer and a consumer of a shared channel, in sessions of their own.
-type sharedPair struct {
+// channelPair is a producer and a consumer of a channel, in sessions of their own.
+type channelPair struct {
 	*rig
 	producer, consumer *Client
 	pool               *Pool
 	from, to           *Channel
 }
 
-func pair(t testing.TB, pool mempool.PoolSpec, spec mempool.ChannelSpec) *sharedPair {
+func pair(t testing.TB, pool mempool.PoolSpec, spec mempool.ChannelSpec) *channelPair {
 	t.Helper()
-	s := &sharedPair{rig: start(t, ServerConfig{}, unhurried)}
+	s := &channelPair{rig: start(t, ServerConfig{}, unhurried)}
 	s.producer, s.consumer = dial(t, s.path), dial(t, s.path)
 	s.pool = createPool(t, s.producer, pool)
 	s.from = makeChannel(t, s.producer, s.pool, spec)
@@ -38,7 +38,7 @@ func pair(t testing.TB, pool mempool.PoolSpec, spec mempool.ChannelSpec) *shared
 }
 
 // follow is a consumer that has joined.
-func (s *sharedPair) follow(t testing.TB, o mempool.SubscribeOptions) *consuming {
+func (s *channelPair) follow(t testing.TB, o mempool.SubscribeOptions) *consuming {
 	t.Helper()
 	from, err := s.to.consume(t.Context(), o)
 	require.NoError(t, err)
@@ -46,13 +46,13 @@ func (s *sharedPair) follow(t testing.TB, o mempool.SubscribeOptions) *consuming
 	return from
 }
 
-func (s *sharedPair) send(t testing.TB, n uint64) {
+func (s *channelPair) send(t testing.TB, n uint64) {
 	t.Helper()
 	require.NoError(t, sendFrame(t.Context(), s.pool, s.from, n, 1<<16, mempool.FrameOptions{}))
 }
 
 // receive takes the next frame, which must be n.
-func receive(t testing.TB, from frameSource, n uint64) *Frame {
+func receive(t testing.TB, from *consuming, n uint64) *Frame {
 	t.Helper()
 	f, err := from.next(t.Context())
 	require.NoError(t, err)
@@ -63,13 +63,11 @@ func receive(t testing.TB, from frameSource, n uint64) *Frame {
 	return f
 }
 
-func TestFramesOutliveTheirProducer(t *testing.T) { ways(t, testFramesOutliveTheirProducer) }
-
-func testFramesOutliveTheirProducer(t *testing.T, shared bool) {
+func TestFramesOutliveTheirProducer(t *testing.T) {
 	svc, path := serve(t, ServerConfig{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 4<<16))
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 3, ThroughService: !shared})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 3})
 	gone := dial(t, path)
 	theirs, err := gone.OpenPool(t.Context(), "p", 0)
 	require.NoError(t, err)
@@ -89,16 +87,14 @@ func testFramesOutliveTheirProducer(t *testing.T, shared bool) {
 	settled(t, svc)
 }
 
-func TestAFrameCarriesWhatItsSenderSays(t *testing.T) { ways(t, testAFrameCarriesWhatItsSenderSays) }
-
-func testAFrameCarriesWhatItsSenderSays(t *testing.T, shared bool) {
+func TestAFrameCarriesWhatItsSenderSays(t *testing.T) {
 	_, path := serve(t, ServerConfig{})
 	producer, consumer := dial(t, path), dial(t, path)
 	p := createPool(t, producer, hostPool("p", 1<<20))
-	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Capacity: 4, ThroughService: !shared})
+	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Capacity: 4})
 	theirs, err := consumer.OpenChannel(t.Context(), "c", 0)
 	require.NoError(t, err)
-	from, err := theirs.follow(t.Context(), mempool.SubscribeOptions{})
+	from, err := theirs.consume(t.Context(), mempool.SubscribeOptions{})
 	require.NoError(t, err)
 	defer from.abandon()
 	clock, err := producer.Clock(t.Context())
@@ -143,13 +139,11 @@ func testAFrameCarriesWhatItsSenderSays(t *testing.T, shared bool) {
 	}
 }
 
-func TestWhatCannotBeAFrameIsRefusedAndTheLeaseLivesOn(t *testing.T) { ways(t, testWhatCannotBeAFrame) }
-
-func testWhatCannotBeAFrame(t *testing.T, shared bool) {
+func TestWhatCannotBeAFrameIsRefusedAndTheLeaseLivesOn(t *testing.T) {
 	_, path := serve(t, ServerConfig{})
 	c := dial(t, path)
 	p, q := createPool(t, c, hostPool("p", 1<<20)), createPool(t, c, hostPool("q", 1<<20))
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 1, ThroughService: !shared})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 1})
 	l, foreign := allocate(t, p, 100), allocate(t, q, 100)
 	large := mempool.Bytes(101)
 	for what, try := range map[string]func() error{
@@ -176,15 +170,15 @@ func testWhatCannotBeAFrame(t *testing.T, shared bool) {
 }
 
 func TestMemoryOfAFrameThatWasNotSentIsNotUsedBeforeItsProducerIsDone(t *testing.T) {
-	ways(t, func(t *testing.T, shared bool) { testAFrameThatWasNotSent(t, shared, true) })
-	t.Run("before the client has joined", func(t *testing.T) { testAFrameThatWasNotSent(t, true, false) })
+	t.Run("in a full channel", func(t *testing.T) { testAFrameThatWasNotSent(t, true) })
+	t.Run("before the client has joined", func(t *testing.T) { testAFrameThatWasNotSent(t, false) })
 }
 
-func testAFrameThatWasNotSent(t *testing.T, shared, full bool) {
+func testAFrameThatWasNotSent(t *testing.T, full bool) {
 	_, path := serve(t, ServerConfig{})
 	c, other := dial(t, path), dial(t, path)
 	p := createPool(t, c, hostPool("p", 2<<16))
-	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 1, Mode: mempool.WorkQueue, ThroughService: !shared})
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 1, Mode: mempool.WorkQueue})
 	theirs, err := other.OpenPool(t.Context(), "p", 0)
 	require.NoError(t, err)
 	if full {
@@ -240,7 +234,7 @@ func TestWhoFailsToJoinLeavesItsPlaceToOthers(t *testing.T) {
 	}
 }
 
-func TestWhatAFullSharedChannelDoes(t *testing.T) {
+func TestWhatAFullChannelDoes(t *testing.T) {
 	for _, mode := range []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue} {
 		for policy, want := range map[mempool.FullPolicy]error{
 			mempool.Block: ErrTimeout, mempool.Fail: ErrLimit, mempool.DropOldest: nil, mempool.Latest: nil,

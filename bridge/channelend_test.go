@@ -20,7 +20,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// blocked is a shared channel with a Publish that waits for room and a loop that waits for a frame. What they end with comes through the
+// blocked is a channel with a Publish that waits for room and a loop that waits for a frame. What they end with comes through the
 // channels.
 func blocked(t *testing.T, producer, consumer *Client, p *Pool) (published, looped chan error) {
 	full := makeChannel(t, producer, p, mempool.ChannelSpec{Name: "full", Capacity: 1})
@@ -36,7 +36,7 @@ func blocked(t *testing.T, producer, consumer *Client, p *Pool) (published, loop
 		from, err := empty.consume(context.Background(), mempool.SubscribeOptions{})
 		close(entered)
 		if err == nil {
-			deliver(context.Background(), from, false, func(_ *Frame, frameErr error) bool {
+			from.deliver(context.Background(), false, func(_ *Frame, frameErr error) bool {
 				err = frameErr
 				return true
 			})
@@ -47,7 +47,7 @@ func blocked(t *testing.T, producer, consumer *Client, p *Pool) (published, loop
 	return published, looped
 }
 
-func TestClosingAClientEndsWhatWaitsInSharedChannels(t *testing.T) {
+func TestClosingAClientEndsWhatWaitsInChannels(t *testing.T) {
 	_, path := serve(t, ServerConfig{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
@@ -60,7 +60,7 @@ func TestClosingAClientEndsWhatWaitsInSharedChannels(t *testing.T) {
 	}
 }
 
-func TestALostServiceEndsWhatWaitsInSharedChannels(t *testing.T) {
+func TestALostServiceEndsWhatWaitsInChannels(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run", "poolsvc.sock")
 	service := spawn(t, "service", path, nil)
 	require.Equal(t, "serving", service.says())
@@ -135,7 +135,7 @@ func TestFramesInHandOutliveTheLoop(t *testing.T) {
 	}
 }
 
-func TestALoopOverASharedChannelThatEndsWithItsContext(t *testing.T) {
+func TestALoopOverAChannelThatEndsWithItsContext(t *testing.T) {
 	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 2})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -161,7 +161,7 @@ func TestFramesThatContradictThemselvesAreSkippedAndReported(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			r := start(t, ServerConfig{}, unhurried)
 			liar := sharing(t, r.path)
-			pool, channel := liar.makeShared(1<<20, wire.MakeChannel{Mode: mode, Capacity: 16})
+			pool, channel := liar.makeStream(1<<20, wire.MakeChannel{Mode: mode, Capacity: 16})
 			c := dial(t, r.path)
 			ch, err := c.OpenChannel(t.Context(), "c", 0)
 			require.NoError(t, err)
@@ -212,7 +212,7 @@ func TestFramesThatContradictThemselvesAreSkippedAndReported(t *testing.T) {
 func TestAFrameThatNamesABlockOfAnotherPoolIsSkippedAndReported(t *testing.T) {
 	r := start(t, ServerConfig{}, unhurried)
 	liar := sharing(t, r.path)
-	pool, channel := liar.makeShared(1<<20, wire.MakeChannel{Capacity: 4})
+	pool, channel := liar.makeStream(1<<20, wire.MakeChannel{Capacity: 4})
 	c := dial(t, r.path)
 	mine := allocate(t, createPool(t, c, hostPool("other", 1<<20)), 4096)
 	require.NoError(t, mine.CopyFrom(0, []byte("secret")))
@@ -247,7 +247,7 @@ func TestAProducerThatClosesWhileAConsumerTakesAFrameSaysWhatItUnmapped(t *testi
 			theirs, err := other.OpenPool(t.Context(), "p", 0)
 			require.NoError(t, err)
 			consumer := sharing(t, r.path)
-			_, channel := consumer.findShared()
+			_, channel := consumer.findStream()
 			s := consumer.take(&wire.Join{Channel: channel, Role: "consumer", Full: "drop-oldest"})
 			mem, err := unix.Mmap(int(s.config.Own.Fd()), 0, 8192, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 			require.NoError(t, err)
@@ -376,10 +376,10 @@ func TestWorkOfAKilledConsumerIsNotWaitedFor(t *testing.T) {
 	require.NoError(t, all.Release(false))
 }
 
-func TestASharedChannelThatContradictsItselfEndsTheLoop(t *testing.T) {
+func TestAChannelThatContradictsItselfEndsTheLoop(t *testing.T) {
 	r := start(t, ServerConfig{}, unhurried)
 	liar := sharing(t, r.path)
-	pool, channel := liar.makeShared(1<<20, wire.MakeChannel{Capacity: 4})
+	pool, channel := liar.makeStream(1<<20, wire.MakeChannel{Capacity: 4})
 	c := dial(t, r.path)
 	ch, err := c.OpenChannel(t.Context(), "c", 0)
 	require.NoError(t, err)

@@ -8,10 +8,10 @@ import (
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 )
 
-// member is a member of a shared channel as the service knows it. It is guarded by Service.mu.
+// member is a member of a channel as the service knows it. It is guarded by Service.mu.
 type member struct {
 	*shmchannel.Member
-	shared   *shared
+	channel  *channel
 	session  *Session
 	timeline *timeline // nil if it has none
 	entered  bool
@@ -27,37 +27,24 @@ func (m *member) role() MemberRole {
 }
 
 func (m *member) came() MemberCame {
-	return MemberCame{Channel: m.shared.channel.info.ID, Role: m.role(), Slot: m.Slot, Member: m.ID, File: m.File()}
+	return MemberCame{Channel: m.channel.info.ID, Role: m.role(), Slot: m.Slot, Member: m.ID, File: m.File()}
 }
 
 // member finds one of the session's own members. Service.mu is held.
 func (s *Session) member(channel, id uint64) (*member, error) {
-	sh, err := s.sharedChannel(channel)
+	ch, err := s.anyChannel(channel)
 	if err != nil {
 		return nil, err
 	}
-	m := sh.members[id]
+	m := ch.members[id]
 	switch {
-	case m == nil && (id == 0 || id > sh.last):
-		return nil, situation(ErrNotFound, "channel %q has no member %d", sh.channel.info.Name, id)
+	case m == nil && (id == 0 || id > ch.last):
+		return nil, situation(ErrNotFound, "channel %q has no member %d", ch.info.Name, id)
 	case m == nil || m.session != s:
 		return nil, situation(ErrClosed, "session %d has no member %d in channel %q: it has left, or it is another session's", s.id, id,
-			sh.channel.info.Name)
+			ch.info.Name)
 	}
 	return m, nil
-}
-
-// sharedChannel finds a shared channel by id that the session may use, shut or not. Service.mu is held.
-func (s *Session) sharedChannel(id uint64) (*shared, error) {
-	ch := s.svc.channelByID[id]
-	if ch == nil || ch.shared == nil || s.ended || !ch.pool.access.Allows(s.peer) {
-		ch, err := s.channel(id)
-		if err == nil {
-			err = situation(ErrInvalid, "channel %q has no members: its frames go through the service", ch.info.Name)
-		}
-		return nil, err
-	}
-	return ch.shared, nil
 }
 
 // LeaveChannel takes a member out that does not take part any more. A consumer has said so in the shared memory before. With the last
@@ -77,17 +64,17 @@ func (s *Session) LeaveChannel(channel, id uint64) error {
 		return m.leaveProducer()
 	}
 	m.leave(true)
-	m.shared.tidy()
+	m.channel.tidy()
 	return nil
 }
 
 // leaveProducer is LeaveChannel for a producer. Service.mu is held.
 func (m *member) leaveProducer() error {
-	sh := m.shared
+	ch := m.channel
 	var producers []*member
 	last := true
 	for own := range m.session.members {
-		if own.shared != sh || own.role() != Producer || !own.entered {
+		if own.channel != ch || own.role() != Producer || !own.entered {
 			continue
 		}
 		producers = append(producers, own)
@@ -95,18 +82,18 @@ func (m *member) leaveProducer() error {
 	}
 	if !last {
 		m.leave(true)
-		sh.tidy()
+		ch.tidy()
 		return nil
 	}
-	lent := lending{sh: sh.look(producers)} // what the channel will need: these publish nothing more
-	done, ok := sh.consumersDone()          // of work on blocks that have come back
-	if lent[sh].unsure() || !ok {
-		return situation(ErrBusy, "a consumer of channel %q takes or releases a frame at this moment; try again", sh.channel.info.Name)
+	lent := lending{ch: ch.look(producers)} // what the channel will need: these publish nothing more
+	done, ok := ch.consumersDone()          // of work on blocks that have come back
+	if lent[ch].unsure() || !ok {
+		return situation(ErrBusy, "a consumer of channel %q takes or releases a frame at this moment; try again", ch.info.Name)
 	}
 	m.leave(true)
 	for _, l := range slices.Collect(maps.Values(m.session.leases)) {
 		switch b := l.buffer; {
-		case !l.write || b.block.pool != sh.channel.pool:
+		case !l.write || b.block.pool != ch.pool:
 		case lent.needs(b.block):
 			lent.keep(l)
 			l.end(false, nil)
@@ -114,7 +101,7 @@ func (m *member) leaveProducer() error {
 			b.block.tickets = b.block.tickets.more(done)
 		}
 	}
-	sh.tidy()
+	ch.tidy()
 	return nil
 }
 
@@ -125,13 +112,13 @@ func (m *member) leave(said bool) {
 	}
 	m.left, m.said = true, said
 	if m.role() == Producer {
-		m.shared.channel.pool.produce(m.session, -1)
+		m.channel.pool.produce(m.session, -1)
 	}
-	leave := m.shared.host.Expel
+	leave := m.channel.host.Expel
 	if said {
-		leave = m.shared.host.Leave
+		leave = m.channel.host.Leave
 	}
-	m.shared.logFailed("a member of a channel could not be taken out", leave(m.Member))
+	m.channel.logFailed("a member of a channel could not be taken out", leave(m.Member))
 	m.promise()
 }
 
@@ -139,10 +126,10 @@ func (m *member) leave(said bool) {
 func (m *member) forget() {
 	s := m.session
 	if !m.left && m.role() == Producer {
-		m.shared.channel.pool.produce(s, -1)
+		m.channel.pool.produce(s, -1)
 	}
 	m.left = true
-	delete(m.shared.members, m.ID)
+	delete(m.channel.members, m.ID)
 	delete(s.members, m)
 	s.svc.members--
 	if m.timeline != nil {
@@ -184,14 +171,14 @@ func (s *Session) DoubtFrame(channel, id, number uint64) error {
 	if err != nil {
 		return err
 	}
-	sh := m.shared
+	ch := m.channel
 	if m.role() != Consumer {
-		return situation(ErrInvalid, "member %d of channel %q is no consumer", id, sh.channel.info.Name)
+		return situation(ErrInvalid, "member %d of channel %q is no consumer", id, ch.info.Name)
 	}
-	d := &sh.doubts
+	d := &ch.doubts
 	d.count++
 	if time.Since(d.logged) >= doubtRest {
-		svc.log.Warn("a consumer found a frame that contradicts itself", "channel", sh.channel.info.Name, "frame", number, "session", s.id,
+		svc.log.Warn("a consumer found a frame that contradicts itself", "channel", ch.info.Name, "frame", number, "session", s.id,
 			"pid", s.peer.PID, "frames", d.count)
 		*d = doubts{logged: time.Now()}
 	}

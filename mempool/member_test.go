@@ -12,12 +12,10 @@ import (
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 )
 
-func TestWhoMayJoinASharedChannelAndHow(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2, Mode: WorkQueue}, 8)
+func TestWhoMayJoinAChannelAndHow(t *testing.T) {
+	r := newChannelRig(t, ChannelSpec{Capacity: 2, Mode: WorkQueue}, 8)
 	w := hire(t, r.svc)
 	id := r.info.ID
-	plain, err := r.owner.MakeChannel(ChannelSpec{Name: "plain", Pool: r.pool.info.ID, Capacity: 2, ThroughService: true})
-	require.NoError(t, err)
 	stranger, err := r.svc.OpenSession(Peer{UID: 4711, GID: 4711}, func(Notice) {})
 	require.NoError(t, err)
 	for name, c := range map[string]struct {
@@ -33,7 +31,6 @@ func TestWhoMayJoinASharedChannelAndHow(t *testing.T) {
 		"a producer that begins":    {w.Session, id, MemberSpec{Role: Producer, Oldest: true}, ErrInvalid, "does not begin"},
 		"a policy in a queue":       {w.Session, id, MemberSpec{Role: Consumer, Full: Block}, ErrInvalid, "is a queue"},
 		"no channel":                {w.Session, 99, MemberSpec{Role: Consumer}, ErrNotFound, "99"},
-		"a channel that is not":     {w.Session, plain.ID, MemberSpec{Role: Consumer}, ErrInvalid, "go through the service"},
 		"another user":              {stranger, id, MemberSpec{Role: Consumer}, ErrDenied, "4711"},
 		"the service's own process": {r.owner, id, MemberSpec{Role: Consumer}, ErrInvalid, "own process"},
 	} {
@@ -41,31 +38,20 @@ func TestWhoMayJoinASharedChannelAndHow(t *testing.T) {
 		require.ErrorIs(t, err, c.want, name)
 		require.ErrorContains(t, err, c.says, name)
 	}
-	_, err = w.Subscribe(id, SubscribeOptions{})
-	require.ErrorIs(t, err, ErrInvalid)
-	require.ErrorContains(t, err, "join it")
-	l := allocate(t, w.Session, r.pool, 10)
-	_, _, err = w.Send(id, l.ID(), FrameOptions{})
-	require.ErrorIs(t, err, ErrInvalid)
-	require.ErrorContains(t, err, "join it")
-	_, err = r.owner.MakeChannel(ChannelSpec{Name: "frames", Pool: r.pool.info.ID, Capacity: 2, Mode: WorkQueue, ThroughService: true})
-	require.ErrorIs(t, err, ErrExists)
-	require.ErrorContains(t, err, "go through shared memory")
-
 	require.NoError(t, r.owner.ShutChannel(id))
 	_, err = w.JoinChannel(id, MemberSpec{Role: Consumer})
 	require.ErrorIs(t, err, ErrClosed)
 }
 
 func TestAPolicyOfAConsumerThatThereIsNot(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 8)
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 8)
 	_, err := hire(t, r.svc).JoinChannel(r.info.ID, MemberSpec{Role: Consumer, Full: "sometimes"})
 	require.ErrorIs(t, err, ErrInvalid)
 	require.ErrorContains(t, err, "sometimes")
 }
 
 func TestAMemberEntersOnceAndIsItsSessionsAlone(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 8)
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 8)
 	w, other := hire(t, r.svc), hire(t, r.svc)
 	c := r.consume(w, MemberSpec{})
 	id, m := r.info.ID, c.member.ID
@@ -95,7 +81,7 @@ func TestAMemberEntersOnceAndIsItsSessionsAlone(t *testing.T) {
 }
 
 func TestMembersGetEachOthersFilesBeforeTheyTakePart(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 8)
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 8)
 	a, b := hire(t, r.svc), hire(t, r.svc)
 	came := func(s *seat, role MemberRole) MemberCame {
 		return MemberCame{Channel: r.info.ID, Role: role, Slot: s.member.Slot, Member: s.member.ID, File: s.member.Export.Files[2]}
@@ -125,7 +111,7 @@ func TestMembersGetEachOthersFilesBeforeTheyTakePart(t *testing.T) {
 func TestFramesGoFromProducersToConsumers(t *testing.T) {
 	for _, mode := range []ChannelMode{Broadcast, WorkQueue} {
 		t.Run(string(mode), func(t *testing.T) {
-			r := shareFrames(t, ChannelSpec{Capacity: 2, Mode: mode}, 8)
+			r := newChannelRig(t, ChannelSpec{Capacity: 2, Mode: mode}, 8)
 			p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 			for range 3 {
 				l := p.send()
@@ -148,32 +134,23 @@ func TestFramesGoFromProducersToConsumers(t *testing.T) {
 	}
 }
 
-func TestMembersAndSubscriptionsOfASessionAreBounded(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 8)
-	plain, err := r.owner.MakeChannel(ChannelSpec{Name: "plain", Pool: r.pool.info.ID, Capacity: 2, ThroughService: true})
-	require.NoError(t, err)
+func TestMembersOfASessionAreBounded(t *testing.T) {
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 8)
 	w := hire(t, r.svc)
 	var last *seat
-	for range MaxSubscriptions - 1 {
+	for range MaxMembers {
 		last = r.sit(w, MemberSpec{Role: Consumer})
 	}
-	sub, err := w.Subscribe(plain.ID, SubscribeOptions{})
-	require.NoError(t, err)
-	_, err = w.Subscribe(plain.ID, SubscribeOptions{})
-	require.ErrorIs(t, err, ErrLimit)
-	_, err = w.JoinChannel(r.info.ID, MemberSpec{Role: Producer})
+	_, err := w.JoinChannel(r.info.ID, MemberSpec{Role: Producer})
 	require.ErrorIs(t, err, ErrLimit)
 	last.leave()
-	last = r.sit(w, MemberSpec{Role: Producer})
-	require.NoError(t, w.Unsubscribe(sub))
-	r.sit(w, MemberSpec{Role: Consumer})
+	r.sit(w, MemberSpec{Role: Producer})
 	_, err = w.JoinChannel(r.info.ID, MemberSpec{Role: Consumer})
 	require.ErrorIs(t, err, ErrLimit)
-	require.NotNil(t, last)
 }
 
 func TestAChannelHasSoManyProducers(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 8)
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 8)
 	w := hire(t, r.svc)
 	for range shmchannel.MaxProducers {
 		r.sit(w, MemberSpec{Role: Producer})
@@ -183,15 +160,15 @@ func TestAChannelHasSoManyProducers(t *testing.T) {
 	require.ErrorContains(t, err, "63 producers")
 }
 
-func TestTheServiceHasSoManySharedChannelsAndMembers(t *testing.T) {
-	svc, owner := limited(t, Limits{SharedChannels: 1, Members: 2})
+func TestTheServiceHasSoManyChannelsAndMembers(t *testing.T) {
+	svc, owner := limited(t, Limits{Channels: 1, Members: 2})
 	p := createPool(t, owner, PoolSpec{Name: "p", Kind: Host, MaxBytes: 8 * 4096})
 	spec := ChannelSpec{Name: "a", Pool: p.info.ID, Capacity: 2}
 	info, err := owner.MakeChannel(spec)
 	require.NoError(t, err)
 	spec.Name = "b"
 	_, err = owner.MakeChannel(spec)
-	refused(t, err, "shared-channels", 1, "the service")
+	refused(t, err, "channels", 1, "the service")
 	w := hire(t, svc)
 	for range 2 {
 		_, err = w.JoinChannel(info.ID, MemberSpec{Role: Consumer})
@@ -207,7 +184,7 @@ func TestTheServiceHasSoManySharedChannelsAndMembers(t *testing.T) {
 }
 
 func TestTimelinesOfMembersAreTheOtherRolesToMap(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 8)
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 8)
 	p, c, d := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{}), r.consume(hire(t, r.svc), MemberSpec{})
 	for _, pair := range [][2]*worker{{p.worker, c.worker}, {c.worker, p.worker}, {p.worker, d.worker}} {
 		_, err := pair[0].FindTimeline(pair[1].id)
@@ -234,7 +211,7 @@ func TestTimelinesOfMembersAreTheOtherRolesToMap(t *testing.T) {
 }
 
 func TestAMemberOfASessionWithoutASealedTimelineHasNone(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 8)
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 8)
 	w := new(worker)
 	var err error
 	w.Session, err = r.svc.OpenSession(Self(), func(n Notice) { w.notices = append(w.notices, n) })
@@ -249,7 +226,7 @@ func TestAMemberOfASessionWithoutASealedTimelineHasNone(t *testing.T) {
 }
 
 func TestAConsumerMapsTheBlocksOfThePoolThatBuffersUse(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 2)
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 2)
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 	l := p.send()
 	block := l.Info().Block
@@ -280,7 +257,7 @@ func TestAConsumerMapsTheBlocksOfThePoolThatBuffersUse(t *testing.T) {
 }
 
 func TestAConsumerMapsSoManyBlocks(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 2}, 8)
+	r := newChannelRig(t, ChannelSpec{Capacity: 2}, 8)
 	r.svc.limits.SessionBlocks = 1
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 	first, second := p.send().Info().Block, p.send().Info().Block
@@ -299,7 +276,7 @@ func TestABlockWhoseExportCannotBeMadeIsNotMapped(t *testing.T) {
 	pool, arena := fakePool(t, owner, 1<<16)
 	info, err := owner.MakeChannel(ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2})
 	require.NoError(t, err)
-	r := &sharedRig{t, svc, owner, pool, info}
+	r := &channelRig{t, svc, owner, pool, info}
 	p, c := r.produce(hire(t, svc)), r.consume(hire(t, svc), MemberSpec{})
 	l := p.alloc()
 	arena.set("Export", ErrInternal)
@@ -315,7 +292,7 @@ func TestABlockWhoseExportCannotBeMadeIsNotMapped(t *testing.T) {
 func TestAChannelThatIsShutGoesWithItsLastConsumer(t *testing.T) {
 	for _, mode := range []ChannelMode{Broadcast, WorkQueue} {
 		t.Run(string(mode), func(t *testing.T) {
-			r := shareFrames(t, ChannelSpec{Capacity: 4, Mode: mode}, 8)
+			r := newChannelRig(t, ChannelSpec{Capacity: 4, Mode: mode}, 8)
 			p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 			for range 3 {
 				p.send()
@@ -340,7 +317,7 @@ func TestAChannelThatIsShutGoesWithItsLastConsumer(t *testing.T) {
 }
 
 func TestADestroyedPoolsChannelLetsConsumersFinish(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 4}, 8)
+	r := newChannelRig(t, ChannelSpec{Capacity: 4}, 8)
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 	first, second := p.send(), p.send()
 	f := c.next()
@@ -364,7 +341,7 @@ func TestADestroyedPoolsChannelLetsConsumersFinish(t *testing.T) {
 }
 
 func TestAServiceThatClosesLeavesNoFileOfAChannel(t *testing.T) {
-	r := shareFrames(t, ChannelSpec{Capacity: 4}, 8)
+	r := newChannelRig(t, ChannelSpec{Capacity: 4}, 8)
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 	p.send()
 	c.next()

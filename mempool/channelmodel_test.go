@@ -12,9 +12,9 @@ import (
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 )
 
-// troupe is a shared channel whose members come and go by chance. Producers may share a session.
+// troupe is a channel whose members come and go by chance. Producers may share a session.
 type troupe struct {
-	*sharedRig
+	*channelRig
 	dice    *rand.Rand
 	sources []*player
 	sinks   []*viewer
@@ -240,7 +240,7 @@ func TestMembersThatComeAndGoLoseNoFrameThatIsInHand(t *testing.T) {
 		if spec.Mode == WorkQueue {
 			spec.Full = []FullPolicy{Block, DropOldest}[dice.IntN(2)]
 		}
-		r := &troupe{sharedRig: shareFrames(t, spec, 12), dice: dice}
+		r := &troupe{channelRig: newChannelRig(t, spec, 12), dice: dice}
 		for range 300 {
 			r.step()
 			r.check()
