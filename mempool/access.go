@@ -51,9 +51,3 @@ func (a Access) of(maker Peer) Access {
 	}
 	return a
 }
-
-// mayDestroy says whether a peer may destroy the pool. Its maker and the service's user always may. Others must be creators and
-// be allowed to use it.
-func (p *Pool) mayDestroy(peer Peer, creator bool) bool {
-	return peer.UID == p.uid || peer.UID == p.svc.uid || creator && p.access.Allows(peer)
-}

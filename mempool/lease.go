@@ -11,27 +11,6 @@ type Lease struct {
 	order   *Order  // of a session in this process
 }
 
-// LeaseInfo is what a client must know about a lease. It is plain data.
-type LeaseInfo struct {
-	// ID is never reused within an epoch. The lease of a frame has none: 0.
-	ID uint64
-	// Buffer is never reused within an epoch, Generation counts the uses of the block. Frames use a buffer again and again.
-	Buffer, Generation uint64
-	Write              bool
-	Pool               uint64
-	// Block is never reused within an epoch, BlockBytes its size.
-	Block, BlockBytes uint64
-	// Bytes of the buffer, which starts where its block does.
-	Bytes  uint64
-	Tensor Tensor
-	// Wait is what must be reached before the memory is used, as far as it is not yet.
-	Wait []Ticket
-	// Event is the interprocess event that came with the content, if any. EventOnly says that no ticket in Wait stands for it: it
-	// must be waited for.
-	Event     []byte
-	EventOnly bool
-}
-
 // ID identifies the lease within the epoch.
 func (l *Lease) ID() uint64 { return l.id }
 

@@ -53,18 +53,6 @@ type Pool struct {
 	wants     bool                    // producers are asked for memory again and again
 }
 
-// PoolInfo is what a client must know about a pool. It is plain data.
-type PoolInfo struct {
-	// ID is never reused within an epoch.
-	ID           uint64
-	Name         string
-	Kind         Kind
-	Device       DeviceInfo
-	MaxBytes     uint64
-	SessionBytes uint64
-	UserBytes    uint64
-}
-
 // Info describes the pool.
 func (p *Pool) Info() PoolInfo { return p.info }
 
@@ -343,4 +331,10 @@ func (p *Pool) allocate(ctx context.Context, size uint64) (Allocation, error) {
 	p.svc.mu.Unlock()
 	defer p.svc.mu.Lock()
 	return p.arena.Allocate(ctx, size)
+}
+
+// mayDestroy says whether a peer may destroy the pool. Its maker and the service's user always may. Others must be creators and
+// be allowed to use it.
+func (p *Pool) mayDestroy(peer Peer, creator bool) bool {
+	return peer.UID == p.uid || peer.UID == p.svc.uid || creator && p.access.Allows(peer)
 }

@@ -2,7 +2,6 @@ package mempool
 
 import (
 	"crypto/rand"
-	"encoding/hex"
 	"log/slog"
 	"maps"
 	"slices"
@@ -10,11 +9,6 @@ import (
 
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
-
-// Epoch identifies one life of a service: every id is meant within an epoch.
-type Epoch [16]byte
-
-func (e Epoch) String() string { return hex.EncodeToString(e[:]) }
 
 // Config configures a [Service]. Its zero value is useful.
 type Config struct {

@@ -5,26 +5,6 @@ import (
 	"slices"
 )
 
-// Stats is the accounting of a service at one moment.
-type Stats struct {
-	Sessions, Leases, Buffers, Names int
-	Pools                            []PoolStats
-}
-
-// PoolStats is the accounting of a pool at one moment, in bytes. Reserved = Leased + Cached + Held.
-type PoolStats struct {
-	Pool PoolInfo
-	// Reserved is all blocks; Leased those that buffers use, Cached those free for use, Held those that are free but being
-	// recalled, freed, or waiting for a process to end.
-	Reserved, Leased, Cached, Held uint64
-	// Used is what the buffers asked for.
-	Used uint64
-	// Blocks is how many there are.
-	Blocks int
-	// Session and User are what counts for the session that asks and for its user; 0 where the service itself does.
-	Session, User uint64
-}
-
 // Stats is the accounting as the session may see it: of the pools that it may use or destroy.
 func (s *Session) Stats() Stats {
 	return s.svc.stats(s)
