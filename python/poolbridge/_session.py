@@ -375,11 +375,7 @@ class Session(SessionMembers):
     def unsubscribe(self, consumer: Consumer) -> None:
         """Want no more frames, and give back those that nobody took; never waits, never raises."""
         if _process.pid == self.pid and not consumer.left:
-            self._lock.later(partial(self._unsubscribe, consumer))
-
-    def _unsubscribe(self, consumer: Consumer) -> None:
-        self._leave(consumer)
-        self._flush()
+            self._lock.later(partial(self._leave, consumer))
 
     def _hear(self) -> None:
         """Take the news that the core has for this session. The lock is held."""

@@ -80,7 +80,6 @@ class SessionMembers(SessionMemory):
         """End the part of a member."""
         with self._lock:
             self._leave(member)
-            self._flush()
 
     def retire(self, producer: Producer) -> None:
         """End the part of a producer whose channel was shut. The lock is held."""
@@ -95,6 +94,7 @@ class SessionMembers(SessionMemory):
         member.leave()
         if self.ended is None:
             self.core.tell(Leave(ch=member.channel.id, mb=member.member))
+            self._flush()
 
     def _end_members(self) -> None:
         """End the part of all members, because the session ends. The lock is held."""

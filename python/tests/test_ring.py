@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -486,7 +486,7 @@ def test_whoever_waits_for_a_notice_may_give_up_while_it_comes() -> None:
             return self._call if self.looked == 1 else None
 
         @on_done.setter
-        def on_done(self, value: None) -> None:
+        def on_done(self, value: Callable[[], object] | None) -> None:
             assert value is None
 
         def _call(self) -> None:
