@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
 # How long the watcher leaves a ring alone after somebody has read it: he will read it again, and do what it brings.
+# What is not to wait comes over the socket.
 _TICK = 10e-3
 # How long a reader looks into its ring before it sleeps: to be woken takes as long.
 _WAKEFULNESS = 100e-6
@@ -145,7 +146,7 @@ class Pump:
                     if not self._look_for(call):
                         self._read_for(call, deadline)
                 finally:
-                    self._read, self._armed = False, self._armed or self._session.transport.ring is None
+                    self._read, self._armed = False, True
                     self._reading.release()
                     self._after_reading()
             else:
@@ -188,7 +189,7 @@ class Pump:
                     if not self._look_for(waiter):
                         self._read_for(waiter, deadline)
                 finally:
-                    self._read, self._armed = False, self._armed or self._session.transport.ring is None
+                    self._read, self._armed = False, True
                     self._reading.release()
                     self._after_reading()
             else:
@@ -310,7 +311,7 @@ class Pump:
                     try:
                         self._read_for(waited, deadline)
                     finally:
-                        self._read, self._armed = False, self._armed or self._session.transport.ring is None
+                        self._read, self._armed = False, True
                         self._reading.release()
                         self._after_reading()
                     return
@@ -362,8 +363,9 @@ class Pump:
                 try:
                     self._read = True
                     self._read_all()
-                    if ticking:
-                        self._rest()
+                    if ticking and self._reads != self._seen:  # somebody has read, and may again
+                        self._seen = self._reads
+                        self._ticking = True
                 finally:
                     self._read = False
                     self._reading.release()
@@ -374,16 +376,6 @@ class Pump:
             self._epoll.close()
             self._bell.close()
             self._session.transport.close()
-
-    def _rest(self) -> None:
-        """Be told of what comes again, if nobody has read for a while."""
-        if self._reads != self._seen:
-            self._seen = self._reads
-            self._ticking = True
-            return
-        self._armed = True
-        self._arm()
-        self._read_all()
 
     def _read_all(self) -> None:
         """Read what there is, and if the watcher reads what comes, be told of it."""
