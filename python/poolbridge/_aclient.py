@@ -170,7 +170,6 @@ class AsyncClient(ClientState):
         mode: ChannelMode = "broadcast",
         capacity: int = 8,
         full: FullPolicy = "block",
-        shared: bool | None = None,
     ) -> AsyncChannel:
         """Create a channel, or open the one that is like it; see `Client.create_channel`."""
         flow = _channel_operations.create_channel(
@@ -180,7 +179,6 @@ class AsyncClient(ClientState):
             mode=mode,
             capacity=capacity,
             full=full,
-            shared=shared,
         )
         info = await self._run(flow)
         return AsyncChannel(self, info, self._channel_pool(info))

@@ -13,7 +13,6 @@ from poolbridge._errors import PoolbridgeError, ServiceStalledError
 from poolbridge._messages import Reply, Request
 
 if TYPE_CHECKING:
-    from poolbridge._feed import Feed
     from poolbridge._known import Waiter
     from poolbridge._session import Session
 
@@ -72,18 +71,18 @@ class AsyncPump:
             raise
         return cast("_ReplyT", call.result())
 
-    async def wait(self, feed: Feed | Waiter, seconds: float | None) -> bool:
-        """Wait until a feed has something to take; False if `seconds` passed before."""
-        if not feed.done:
+    async def wait(self, waiter: Waiter, seconds: float | None) -> bool:
+        """Wait until a waiter is told; False if `seconds` passed before."""
+        if not waiter.done:
             ready = asyncio.Event()
-            feed.on_done = ready.set
+            waiter.on_done = ready.set
             try:
                 async with asyncio.timeout(seconds):
                     await ready.wait()
             except TimeoutError:
-                return feed.done
+                return waiter.done
             finally:
-                feed.on_done = None
+                waiter.on_done = None
         return True
 
     def _readable(self) -> None:

@@ -24,8 +24,7 @@ class ChannelFan(Fan):
         The service's socket.
     """
 
-    name = "poolbridge, frames through the service"
-    shared = False
+    name = "poolbridge, frames through shared memory"
     _client: Any = None
     _frames: Any = None
 
@@ -36,22 +35,21 @@ class ChannelFan(Fan):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_client": None}
 
+    @classmethod
+    def missing(cls) -> str:
+        """Say what is missing to use it here; empty if nothing is."""
+        return "" if NATIVE is not None else "this installation of poolbridge has no native module"
+
     def open_to_send(self) -> Callable[[int], None]:
         """Make a pool and the channel in it."""
         client = self._client = poolbridge.connect(self.path, wait=_TIMEOUT)
         pool = client.create_pool(self.channel, max_bytes=self.nbytes * (self.depth + 4 * self.consumers + 16))
-        channel = client.create_channel(self.channel, pool=pool, capacity=self.depth, shared=self.shared)
-        return self._send(client, pool, channel)
-
-    def _send(
-        self, client: poolbridge.Client, pool: poolbridge.Pool, channel: poolbridge.Channel
-    ) -> Callable[[int], None]:
-        allocate, publish, shape = client.allocate, channel.publish, (self.nbytes,)
+        publisher = client.create_channel(self.channel, pool=pool, capacity=self.depth).publisher(self.nbytes, "uint8")
+        loan, publish = publisher.loan, publisher.publish
 
         def send(number: int) -> None:
-            lease = allocate(shape, "uint8", pool=pool, timeout=_TIMEOUT)
-            put_number(np.asarray(lease), number)
-            publish(lease, timeout=_TIMEOUT)
+            put_number(loan(_TIMEOUT), number)
+            publish(timeout=_TIMEOUT)
 
         return send
 
@@ -77,28 +75,3 @@ class ChannelFan(Fan):
         """Unsubscribe."""
         self._frames.close()
         self._client.close()
-
-
-class SharedChannelFan(ChannelFan):
-    """The same through memory that the processes share."""
-
-    name = "poolbridge, frames through shared memory"
-    shared = True
-
-    @classmethod
-    def missing(cls) -> str:
-        """Say what is missing to use it here; empty if nothing is."""
-        return "" if NATIVE is not None else "this installation of poolbridge has no native module"
-
-    def _send(
-        self, client: poolbridge.Client, pool: poolbridge.Pool, channel: poolbridge.Channel
-    ) -> Callable[[int], None]:
-        del client, pool
-        publisher = channel.publisher(self.nbytes, "uint8")
-        loan, publish = publisher.loan, publisher.publish
-
-        def send(number: int) -> None:
-            put_number(loan(_TIMEOUT), number)
-            publish(timeout=_TIMEOUT)
-
-        return send

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from poolbridge._bench_fan import Fan
 from poolbridge._bench_fan_iceoryx2 import IceoryxFan
-from poolbridge._bench_fan_poolbridge import ChannelFan, SharedChannelFan
+from poolbridge._bench_fan_poolbridge import ChannelFan
 from poolbridge._bench_link import number_of
 from poolbridge._bench_sample import Result, summarize
 
@@ -190,8 +190,7 @@ def workload(consumers: int, *, spin: bool) -> str:
 
 def _ways(path: str | None, *, others: bool) -> Iterator[tuple[str, str, Callable[..., Fan]]]:
     if path:
-        for kind in (SharedChannelFan, ChannelFan):
-            yield kind.name, kind.missing(), partial(kind, path=path)
+        yield ChannelFan.name, ChannelFan.missing(), partial(ChannelFan, path=path)
     if others:
         yield IceoryxFan.name, IceoryxFan.missing(), IceoryxFan
 

@@ -53,11 +53,6 @@ class BaseChannel:
         """What happens when it is full: ``"block"``, ``"drop-oldest"``, ``"latest"`` or ``"fail"``."""
         return cast("FullPolicy", self._info.fl)
 
-    @property
-    def shared(self) -> bool:
-        """Whether its frames go through memory that its members share, and not through the service."""
-        return self._info.sm
-
     def __repr__(self) -> str:
         return (
             f"<poolbridge.{type(self).__name__} {self.name!r}, {self.mode} of {self.capacity} frames, "
@@ -135,7 +130,7 @@ class Channel(BaseChannel):
     ) -> Publisher:
         """Make a publisher of frames of one shape, whose arrays are made once and used again: the fastest way to send.
 
-        It is for shared channels and memory of the CPU. ``subscribe(…).arrays()`` is its counterpart.
+        It is for memory of the CPU. ``subscribe(…).arrays()`` is its counterpart.
 
         Parameters
         ----------
@@ -147,15 +142,14 @@ class Channel(BaseChannel):
         Raises
         ------
         InvalidArgumentError
-            A shape or dtype that cannot be, or the channel is not shared.
+            A shape or dtype that cannot be.
         """
         return Publisher(self._client, self._info, _tensor.describe(shape, dtype), wrap)
 
     def shut(self) -> None:
         """Close the channel for all: subscribers get the frames that were sent, and then the end.
 
-        A `publish` that waits for room is still carried out. Frames that nobody is subscribed to are gone, and such a
-        `publish` fails then.
+        A `publish` that waits for room fails. Frames that nobody is subscribed to are gone.
 
         Raises
         ------

@@ -1,10 +1,10 @@
-"""The messages of the features ``timelines``, ``channels`` and ``rings``; see `poolbridge._messages`."""
+"""The messages of timelines, channels and rings; see `poolbridge._messages`."""
 
 from __future__ import annotations
 
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import Struct
 
-from poolbridge._messages import Channel, Export, Grant, Reply, Request, Tensor, Ticket, U, WireError
+from poolbridge._messages import Channel, Export, Reply, Request, U
 
 # Requests
 
@@ -37,48 +37,6 @@ class Find(Request, kw_only=True, tag="find"):
     w: U = 0
 
 
-class Send(Request, kw_only=True, tag="send"):
-    """Put a buffer into a channel. The keys of ``mt`` stand in the order of their bytes."""
-
-    ch: U
-    l: U  # noqa: E741 - the wire's key
-    t: Tensor | UnsetType = UNSET
-    mt: dict[str, str] = field(default_factory=dict)
-    rt: Ticket | UnsetType = UNSET
-    ev: bytes = b""
-    w: U = 0
-
-
-class Subscribe(Request, kw_only=True, tag="subscribe"):
-    """Have a channel's frames sent."""
-
-    ch: U
-    cr: U
-    ol: bool = False
-    fl: str = ""
-
-
-class Ack(Request, kw_only=True, tag="ack"):
-    """Settle the frame of a lease, and those of ``al`` with it; the leases live on."""
-
-    l: U  # noqa: E741 - the wire's key
-    bk: bool = False
-    al: tuple[U, ...] = ()
-
-
-class Credit(Request, kw_only=True, tag="credit"):
-    """Allow more frames."""
-
-    sb: U
-    n: U
-
-
-class Unsubscribe(Request, kw_only=True, tag="unsubscribe"):
-    """Have no more frames sent."""
-
-    sb: U
-
-
 class Shut(Request, kw_only=True, tag="shut"):
     """Close a channel for all."""
 
@@ -89,7 +47,45 @@ class MakeRing(Request, kw_only=True, tag="ring"):
     """Ask for a ring of shared memory."""
 
 
-ChannelRequest = Timeline | Seal | MakeChannel | Find | Send | Subscribe | Ack | Credit | Unsubscribe | Shut | MakeRing
+class Join(Request, kw_only=True, tag="join"):
+    """Ask to take part in a channel, as a producer or a consumer."""
+
+    ch: U
+    ro: str
+    ol: bool = False
+    fl: str = ""
+
+
+class Enter(Request, kw_only=True, tag="enter"):
+    """Say that the files of a member are mapped: it takes part from now on."""
+
+    ch: U
+    mb: U
+
+
+class Leave(Request, kw_only=True, tag="leave"):
+    """Say that a member takes no part any more."""
+
+    ch: U
+    mb: U
+
+
+class Map(Request, kw_only=True, tag="map"):
+    """Ask how to map a block that a frame named."""
+
+    ch: U
+    bl: U
+
+
+class Doubt(Request, kw_only=True, tag="doubt"):
+    """Say which frame has failed because its record contradicts itself."""
+
+    ch: U
+    mb: U
+    sq: U
+
+
+ChannelRequest = Timeline | Seal | MakeChannel | Find | Shut | Join | Enter | Leave | Map | Doubt | MakeRing
 
 
 # Replies
@@ -109,16 +105,20 @@ class ChannelReply(Reply, kw_only=True):
     c: Channel
 
 
-class SendReply(Reply, kw_only=True):
-    """Reply to `Send`."""
+class JoinReply(Reply, kw_only=True):
+    """Reply to `Join`; with it come the roster, the sequencer and the member's own file."""
 
-    sq: U
+    sl: U
+    mb: U
+    x: Export
 
 
-class SubscribeReply(Reply, kw_only=True):
-    """Reply to `Subscribe`."""
+class MapReply(Reply, kw_only=True):
+    """Reply to `Map`."""
 
-    sb: U
+    ge: U
+    bs: U
+    x: Export
 
 
 class RingReply(Reply, kw_only=True):
@@ -131,33 +131,6 @@ class RingReply(Reply, kw_only=True):
 # Notices
 
 
-class Frame(Struct, omit_defaults=True, kw_only=True, tag_field="n", tag="frame"):
-    """Notice: the next frame, or why there is none."""
-
-    sb: U
-    sq: U
-    ts: U
-    mt: dict[str, str] = field(default_factory=dict)
-    dr: U = 0
-    l: Grant | UnsetType = UNSET  # noqa: E741 - the wire's key
-    e: WireError | UnsetType = UNSET
-
-
-class End(Struct, omit_defaults=True, tag_field="n", tag="end"):
-    """Notice: no frame will come any more."""
-
-    sb: U
-    e: WireError | UnsetType = UNSET
-
-
-class Lost(Struct, omit_defaults=True, tag_field="n", tag="lost"):
-    """Notice: a `Send` that wanted no reply failed."""
-
-    ch: U
-    l: U  # noqa: E741 - the wire's key
-    e: WireError
-
-
 class Failed(Struct, omit_defaults=True, tag_field="n", tag="failed"):
     """Notice: the writer of these buffers, which the session has leased, died before they were complete."""
 
@@ -168,3 +141,19 @@ class Forget(Struct, omit_defaults=True, tag_field="n", tag="forget"):
     """Notice: no ticket of these timelines will come again."""
 
     tl: tuple[U, ...]
+
+
+class Member(Struct, omit_defaults=True, kw_only=True, tag_field="n", tag="member"):
+    """Notice: the file of a member, for the members of the other role that the session has in the channel."""
+
+    ch: U
+    ro: str
+    sl: U
+    mb: U
+    x: Export
+
+
+class Wanted(Struct, omit_defaults=True, tag_field="n", tag="wanted"):
+    """Notice: memory of a pool is wanted."""
+
+    pl: U

@@ -6,54 +6,24 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
-from msgspec import UNSET
-
-from poolbridge import (
-    _cuda_stream,
-    _dlpack,
-    _membership,
-    _order,
-    _ring,
-    _shared_operations,
-    _sharedproducer,
-    _sources,
-    _tensor,
-)
-from poolbridge._channel_messages import (
-    ChannelReply,
-    Find,
-    MakeChannel,
-    MakeRing,
-    RingReply,
-    Send,
-    SendReply,
-    Shut,
-    Subscribe,
-    SubscribeReply,
-)
+from poolbridge import _cuda_stream, _dlpack, _order, _ring, _sources, _tensor
+from poolbridge._channel_messages import ChannelReply, Find, MakeChannel, MakeRing, RingReply, Shut
+from poolbridge._consumer import consume
 from poolbridge._copies import copy_into
-from poolbridge._errors import (
-    AlreadyExistsError,
-    DeviceMemoryError,
-    InvalidArgumentError,
-    PoolbridgeError,
-    PoolLimitError,
-    ServiceStalledError,
-    UnsupportedError,
-    shown,
-)
+from poolbridge._errors import DeviceMemoryError, InvalidArgumentError, PoolLimitError, shown
 from poolbridge._literals import AckMode, ChannelMode, FullPolicy
+from poolbridge._membership import check_able
 from poolbridge._messages import Open, PoolReply, Reply
 from poolbridge._operations import Ask, Do, Flow, allocate, check_count, check_name, check_wait, local_event, ready
+from poolbridge._producer import producer_of, send
 
 if TYPE_CHECKING:
-    from poolbridge._feed import Feed
+    from poolbridge._consumer import Consumer
     from poolbridge._hold import Hold
     from poolbridge._messages import Channel
     from poolbridge._session import Session
     from poolbridge._sources import Source
 
-FEATURE = "channels"
 _RINGS = "rings"
 MODES = get_args(ChannelMode)
 ACKS = get_args(AckMode)
@@ -97,11 +67,6 @@ def _check_text(text: Any) -> None:
         raise InvalidArgumentError(f"meta has {shown(text)}: expected texts of at most {_MOST_TEXT} bytes of UTF-8")
 
 
-def _check_feature(session: Session) -> None:
-    if FEATURE not in session.core.features:
-        raise UnsupportedError("this service has no channels: it is older than they are")
-
-
 # Channels
 
 
@@ -118,33 +83,20 @@ def _use_ring(session: Session) -> Flow[None]:
 
 
 def create_channel(
-    session: Session, name: str, *, pool: int, mode: ChannelMode, capacity: int, full: FullPolicy, shared: bool | None
+    session: Session, name: str, *, pool: int, mode: ChannelMode, capacity: int, full: FullPolicy
 ) -> Flow[Channel]:
     """Make a channel, or open the one that is like it."""
-    able = _membership.FEATURE in session.core.features
     request = MakeChannel(
         nm=check_name(name, "channel"),
         pl=pool,
         md=_check_word(mode, MODES, "mode"),
         cp=_check_most(capacity, _MOST_FRAMES, "capacity"),
         fl=_check_word(full, FULL, "full"),
-        sm=able if shared is None else bool(shared),
+        sm=True,
     )
-    _check_feature(session)
-    if shared:
-        _membership.check_feature(session)
-    if not request.sm:
-        yield from _use_ring(session)
-    try:
-        reply = yield Ask(request, ChannelReply)
-    except AlreadyExistsError:
-        if shared is not None:
-            raise
-        # Perhaps its frames go the other way. If this client cannot use it, `open_channel` says so.
-        there: Channel = yield from open_channel(session, name, timeout=0.0)
-        if (there.pl, there.md, there.cp, there.fl) != (request.pl, request.md, request.cp, request.fl):
-            raise
-        return there
+    check_able(session)
+    yield from _use_ring(session)
+    reply = yield Ask(request, ChannelReply)
     channel: Channel = reply.c
     return channel
 
@@ -152,18 +104,10 @@ def create_channel(
 def open_channel(session: Session, name: str, *, timeout: float | None) -> Flow[Channel]:
     """Open a channel by its name, and its pool with it."""
     request = Find(nm=check_name(name, "channel"), w=check_wait(timeout))
-    _check_feature(session)
-    try:
-        reply = yield Ask(request, ChannelReply, timeout)
-    except UnsupportedError as error:
-        try:
-            _membership.check_feature(session)
-        except UnsupportedError as missing:
-            raise UnsupportedError(f"{error}; {missing}") from None
-        raise
+    check_able(session)
+    yield from _use_ring(session)
+    reply = yield Ask(request, ChannelReply, timeout)
     channel: Channel = reply.c
-    if not channel.sm:
-        yield from _use_ring(session)
     if session.pool_info(channel.pl) is None:
         yield Ask(Open(pl=channel.pl), PoolReply)
     return channel
@@ -190,7 +134,7 @@ def publish(
     stream: Any,
     event: Any,
 ) -> Flow[int]:
-    """Send a frame; give its number in the channel."""
+    """Publish a frame; give its number in the channel."""
     texts = check_meta(meta)
     check_wait(timeout)
     found = _sources.find(session, channel.pl, given)
@@ -199,9 +143,7 @@ def publish(
             "an event goes with what is handed over in place, and this array has to be copied: leave the event out and "
             "name the stream, or write into a lease of the channel's pool"
         )
-    producer = session.producers.get(channel.id)
-    if producer is None and channel.sm:
-        producer = yield from _sharedproducer.producer_of(session, channel)
+    producer = yield from producer_of(session, channel)
     if found is None:
         hold = yield from _copy(session, channel, given, stream, timeout)
         description = hold.description
@@ -212,45 +154,11 @@ def publish(
     mark = None if event is None else local_event(hold, event)
     ticket = yield from ready(hold, None, mark)
     handle = b"" if mark is None or ticket is None else mark.ipc_handle
-    if producer is not None:
-        number: int = yield from _sharedproducer.send(
-            producer, hold, description, texts=texts, ticket=ticket, event=handle, timeout=timeout
-        )
-    else:
-        tensor = UNSET if description is hold.description else description.to_wire()
-        request = Send(
-            ch=channel.id,
-            l=hold.grant.id,
-            t=tensor,
-            mt=texts,
-            rt=ticket or UNSET,
-            ev=handle,
-            w=check_wait(timeout),
-        )
-        number = yield from _send(hold, request, timeout)
-        session.sent(hold, ticket)
+    number: int = yield from send(
+        producer, hold, description, texts=texts, ticket=ticket, event=handle, timeout=timeout
+    )
     if found is None and ticket is not None:
         session.keep(given, ticket)
-    return number
-
-
-def _send(hold: Hold, request: Send, timeout: float | None) -> Flow[int]:
-    """Have the service send a frame; give its number in the channel."""
-    session = hold.session
-    # From here on it makes no more arrays; it is the service's, unless that refuses it.
-    hold.released = True
-    try:
-        reply = yield Ask(request, SendReply, timeout)
-    except PoolbridgeError as error:
-        if isinstance(error, ServiceStalledError):
-            session.unsend(hold)
-        else:
-            hold.released = False
-        raise
-    except BaseException:
-        session.unsend(hold)
-        raise
-    number: int = reply.sq
     return number
 
 
@@ -287,26 +195,10 @@ def _copy_on_device(hold: Hold, source: Source, stream: Any) -> None:
 
 def subscribe(
     session: Session, channel: Channel, *, credit: int, oldest: bool, full: FullPolicy | None, ack: AckMode
-) -> Flow[Feed]:
-    """Have a channel's frames sent."""
+) -> Flow[Consumer]:
+    """Take part in a channel as a consumer."""
     auto = _check_word(ack, ACKS, "ack") == "auto"
-    if channel.sm:
-        feed = yield from _shared_operations.consume(
-            session,
-            channel,
-            credit=_check_most(credit, _MOST_CREDIT, "credit"),
-            oldest=bool(oldest),
-            full="" if full is None else _check_word(full, FULL, "full"),
-            auto=auto,
-        )
-        return feed
-    request = Subscribe(
-        ch=channel.id,
-        cr=_check_most(credit, _MOST_CREDIT, "credit"),
-        ol=bool(oldest),
-        fl="" if full is None else _check_word(full, FULL, "full"),
-    )
-    reply = yield Ask(request, SubscribeReply)
-    feed = session.feed(reply.sb)
-    feed.start(request.cr, channel.cp, queue=channel.md == "queue", auto=auto)
-    return feed
+    most = _check_most(credit, _MOST_CREDIT, "credit")
+    policy = "" if full is None else _check_word(full, FULL, "full")
+    consumer: Consumer = yield from consume(session, channel, credit=most, oldest=bool(oldest), full=policy, auto=auto)
+    return consumer

@@ -215,7 +215,7 @@ class Client(ClientState):
         StaleError
             The buffer is gone; its block is used again.
         BusyError
-            Another session writes it. The buffers of a shared channel's frames count as written.
+            Another session writes it. The buffers of frames count as written.
         """
         flow = _operations.lease(self._session, buffer_id, generation, write=write, timeout=timeout)
         return Lease(self, self._run(flow))
@@ -234,9 +234,13 @@ class Client(ClientState):
         mode: ChannelMode = "broadcast",
         capacity: int = 8,
         full: FullPolicy = "block",
-        shared: bool | None = None,
     ) -> Channel:
         """Create a channel, or open the one of that name that is like it.
+
+        Frames go through memory that producers and consumers share: one costs microseconds and no message to the
+        service. A producer keeps the memory of its last frames, `capacity` and 2 more, for the next ones for a second
+        or two. Memory that came back is its producer's until that uses or releases it: while the producer is stopped,
+        others do not get it. A channel has at most 63 producers, and a consumer at most 256 frames in hand.
 
         Parameters
         ----------
@@ -252,25 +256,17 @@ class Client(ClientState):
         full
             What happens when it is full. ``"block"``: who sends waits. ``"fail"``: sending fails. ``"drop-oldest"``:
             who is behind misses frames. ``"latest"``: the same, and gets only the newest.
-        shared
-            Whether frames go through memory that producers and consumers share (True) or through the service (False).
-            Shared, a frame costs microseconds and no message to the service. All members need the native module. A
-            producer keeps the memory of its last frames, `capacity` and 2 more, for the next ones for a second or two.
-            None: shared where this installation has the native module and the service offers it; one that exists and
-            is like it otherwise is opened either way. A shared channel has at most 63 producers, and a consumer at most
-            256 of its frames in hand. Memory that came back is its producer's until that uses or releases it: while the
-            producer is stopped, others do not get it.
 
         Raises
         ------
         AlreadyExistsError
             There is a channel of that name that is not like it.
-        UnsupportedError
-            The service has no channels. Or `shared` is True, and the service has none of these, or poolbridge is
-            installed without its native module.
+        UnavailableError
+            poolbridge is installed without its native module, or the service has no channels; the message says what
+            is missing.
         """
         flow = _channel_operations.create_channel(
-            self._session, name, pool=self._pool(pool).id, mode=mode, capacity=capacity, full=full, shared=shared
+            self._session, name, pool=self._pool(pool).id, mode=mode, capacity=capacity, full=full
         )
         info = self._run(flow)
         return Channel(self, info, self._channel_pool(info))
@@ -291,6 +287,8 @@ class Client(ClientState):
             There is no such channel, or none appeared in time.
         AccessDeniedError
             This user may not use its pool.
+        UnavailableError
+            See `create_channel`.
         """
         info = self._run(_channel_operations.open_channel(self._session, name, timeout=timeout))
         return Channel(self, info, self._channel_pool(info))
@@ -312,7 +310,7 @@ class Client(ClientState):
         channel
             A channel or its name.
         credit
-            How many frames may be here at a time, waiting to be taken or not yet acknowledged, 1 to 256.
+            How many frames may be taken and not yet acknowledged at a time, 1 to 256.
         oldest
             Begin with the oldest frame that the channel keeps; otherwise with the newest.
         full
@@ -391,7 +389,7 @@ class Client(ClientState):
             seconds = None if step.wait is None else step.wait + self.timeout
             return self._pump.call(step.request, step.reply_type, seconds)
         if isinstance(step, Hear):
-            return self._pump.wait(step.waiter, step.seconds, 0.0)
+            return self._pump.wait(step.waiter, step.seconds)
         return step.work(step.seconds) if isinstance(step, Sleep) else step.work()
 
     def _run(self, flow: Flow[_T]) -> _T:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from poolbridge._event import Event
     from poolbridge._session import Session
 
-FEATURES = ("timelines", "channels", "rings", *(("shared",) if NATIVE is not None else ()))
+FEATURES = ("timelines", *(("channels",) if NATIVE is not None else ()))
 DEFAULT_TIMEOUT = 10.0
 CLOSE_TIMEOUT = 1.0
 

@@ -15,17 +15,18 @@ from msgspec import UNSET, UnsetType, structs
 
 from poolbridge import _errors
 from poolbridge._channel_messages import (
-    End,
     Failed,
     Forget,
-    Frame,
+    JoinReply,
+    Leave,
+    Map,
+    MapReply,
+    Member,
     RingReply,
-    SubscribeReply,
     TimelineReply,
-    Unsubscribe,
+    Wanted,
 )
 from poolbridge._errors import PoolbridgeError, ProtocolError
-from poolbridge._feed import Feed
 from poolbridge._known import Call, KnownBlock, KnownPool, Waiter
 from poolbridge._messages import (
     VERSION,
@@ -48,19 +49,16 @@ from poolbridge._messages import (
 )
 from poolbridge._packet import check, decode, encode
 from poolbridge._page import WORDS
-from poolbridge._shared_messages import JoinReply, Leave, Map, MapReply, Member, Wanted
-from poolbridge._transport import NONE, Descriptors
+from poolbridge._transport import Descriptors
 
 _LAST_NUMBER: Final = 2**32 - 1
 # How many requests are remembered after their replies.
 _REMEMBERED: Final = 64
-# What a canonical notice of a frame begins with, behind its map's first byte.
-_FRAME: Final = b"\xa1n\xa5frame"
 # What the session has to hear of.
 _NEWS: Final[dict[str, type[Failed | Forget | Wanted]]] = {
     "failed": Failed, "forget": Forget, "wanted": Wanted,
 }  # fmt: skip
-# Descriptors that a member of a shared channel gets: the roster, the sequencer and its own file.
+# Descriptors that a member of a channel gets: the roster, the sequencer and its own file.
 _SEAT_FILES: Final = 3
 
 
@@ -81,8 +79,6 @@ class Core:
         Packets to send, in order.
     goodbye
         Why the service is about to close the connection, if it has said so.
-    feeds
-        The subscriptions, by id.
     pages
         Descriptors of timelines that came and were not mapped yet.
     ring
@@ -90,7 +86,7 @@ class Core:
     seats
         Descriptors of members that have joined and are not set up yet, by the number of the request.
     members
-        The members of shared channels that this session has.
+        The members of channels that this session has.
     waiters
         What threads wait for that comes with a notice.
     news
@@ -106,7 +102,6 @@ class Core:
         self.blocks: dict[int, KnownBlock] = {}
         self.outbox: deque[bytes] = deque()
         self.goodbye: Goodbye | None = None
-        self.feeds: dict[int, Feed] = {}
         self.pages: dict[int, Descriptors] = {}
         self.ring: Descriptors | None = None
         self.seats: dict[int, Descriptors] = {}
@@ -146,8 +141,6 @@ class Core:
         elif isinstance(call.reply, GrantReply) and not call.abandoned:
             call.abandoned = True
             self.release(call.reply.l, failed=False)
-        elif isinstance(call.reply, SubscribeReply):
-            self.tell(Unsubscribe(sb=call.reply.sb))
         elif isinstance(call.reply, JoinReply):
             self._unjoin(call)
 
@@ -214,23 +207,13 @@ class Core:
         ProtocolError
             The packet is malformed or out of turn; the session cannot go on.
         """
-        if descriptors is NONE and data.startswith(_FRAME, 1):
-            self._frame(decode(data, Frame), NONE)
-            return []
         try:
-            return self._receive(data, descriptors)
+            idle = [] if self._expected(data, descriptors) else self._look(data, descriptors)
+            if len(descriptors):
+                raise ProtocolError(f"{len(descriptors)} file descriptors came that no export claims")
+            return idle
         finally:
             descriptors.close()
-
-    def _receive(self, data: bytes, descriptors: Descriptors) -> list[KnownBlock]:
-        idle: list[KnownBlock] = []
-        if data.startswith(_FRAME, 1):
-            self._frame(decode(data, Frame), descriptors)
-        elif not self._expected(data, descriptors):
-            idle = self._look(data, descriptors)
-        if len(descriptors):
-            raise ProtocolError(f"{len(descriptors)} file descriptors came that no export claims")
-        return idle
 
     def _expected(self, data: bytes, descriptors: Descriptors) -> bool:
         """Take a packet that is what nearly all are: the good answer to a request, beginning with its number."""
@@ -273,12 +256,6 @@ class Core:
             return [block for block in recalled if not block.leases]
         if name == "goodbye":
             self.goodbye = decode(data, Goodbye)
-        elif name == "frame":
-            self._frame(decode(data, Frame), descriptors)
-        elif name == "end":
-            end = decode(data, End)
-            if feed := self.feeds.pop(end.sb, None):
-                feed.end(end)
         elif name in _NEWS:
             self.news.append(decode(data, _NEWS[name]))
         elif name == "member":
@@ -290,23 +267,6 @@ class Core:
         else:
             check(data)
         return []
-
-    def _frame(self, frame: Frame, descriptors: Descriptors) -> None:
-        feed = self.feeds.get(frame.sb)
-        grant = frame.l
-        if isinstance(grant, UnsetType):
-            if isinstance(frame.e, UnsetType):
-                raise ProtocolError(f"frame {frame.sq} has neither a lease nor an error")
-        else:
-            self._learn_grant(grant, descriptors)
-            if feed is None or feed.closed:
-                # It was on its way when the subscription ended. A queue has it again.
-                block = self.release(grant, failed=feed is None or feed.queue)
-                if block is not None and block.mapped is None:
-                    self.drop(block)
-                return
-        if feed is not None:
-            feed.put(frame)
 
     def _member(self, member: Member, descriptors: Descriptors) -> None:
         """Give the file of a member to those of the other role that this session has in its channel."""
@@ -361,8 +321,6 @@ class Core:
             block = self.release(reply.l, failed=False)
             if block is not None and block.mapped is None:
                 self.drop(block)
-        elif call.abandoned and isinstance(reply, SubscribeReply):
-            self.tell(Unsubscribe(sb=reply.sb))
         call.reply = reply
         if call.abandoned and isinstance(reply, JoinReply):
             self._unjoin(call)
@@ -379,9 +337,6 @@ class Core:
                 self.pools[info.id].info = info
             else:
                 self.pools[info.id] = KnownPool(info, export, own)
-        elif isinstance(reply, SubscribeReply):
-            feed = self.feeds[reply.sb] = Feed(reply.sb)
-            feed.closed = call.abandoned
         elif isinstance(reply, TimelineReply):
             _, own = _claim(reply.x, descriptors)
             if reply.nw != WORDS or len(own) != 1:
@@ -448,9 +403,6 @@ class Core:
             # Each its own: an exception that is raised in two threads mixes up their tracebacks.
             call.error = type(error)(*error.args)
             call.on_done()
-        feeds, self.feeds = list(self.feeds.values()), {}
-        for feed in feeds:
-            feed.lose(type(error)(*error.args))
         self.tell_waiters()
 
     def close_descriptors(self) -> None:

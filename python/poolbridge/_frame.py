@@ -10,10 +10,10 @@ from poolbridge._errors import FrameSettledError, InvalidArgumentError
 from poolbridge._lease import AsyncLease, BaseLease, Lease
 
 if TYPE_CHECKING:
-    from poolbridge import _channel_messages
+    from poolbridge import _native
     from poolbridge._aclient import AsyncClient
     from poolbridge._client import Client
-    from poolbridge._feed import Feed
+    from poolbridge._consumer import Consumer
     from poolbridge._hold import Hold
 
 
@@ -32,10 +32,11 @@ class BaseFrame(BaseLease):
     frame's ``with`` block, the frame counts as gone; `lease` keeps it while iteration goes on.
     """
 
-    def __init__(self, hold: Hold, notice: _channel_messages.Frame, feed: Feed) -> None:
+    def __init__(self, hold: Hold, consumer: Consumer, frame: _native.Frame) -> None:
         super().__init__(hold)
-        self._notice = notice
-        self._feed = feed
+        self._consumer = consumer
+        # Not the frame itself: it may keep an array that was made for others.
+        self._seq, self._time, self._meta, self._dropped = frame.number, frame.time, frame.meta, frame.missed
         self._kept = False
         self._settled = ""  # what has settled it, if this object did
 
@@ -57,42 +58,42 @@ class BaseFrame(BaseLease):
     @property
     def seq(self) -> int:
         """The frame's number in its channel, counted from 1."""
-        return self._notice.sq
+        return self._seq
 
     @property
     def time(self) -> float:
         """When it was sent, in seconds since 1970, as `time.time` counts."""
-        return self._notice.ts / 1e9
+        return self._time / 1e9
 
     @property
     def time_ns(self) -> int:
         """When it was sent, in nanoseconds since 1970, as `time.time_ns` counts."""
-        return self._notice.ts
+        return self._time
 
     @property
     def meta(self) -> dict[str, str]:
         """What the sender said about it."""
-        return self._notice.mt
+        return self._meta
 
     @property
     def dropped(self) -> int:
         """How many frames this subscriber has missed since the last one that it got."""
-        return self._notice.dr
+        return self._dropped
 
     def _settle(self, *, back: bool) -> None:
-        if back and not self._feed.queue:
+        if back and not self._consumer.queue:
             raise InvalidArgumentError(
                 "no frame is given back to a broadcast, where every subscriber has its own: release it"
             )
         hold = self._hold
         hold.session.check_usable()
-        if not hold.session.settle_frame(self._feed, hold.grant.id, back=back):
+        if not self._consumer.settle(hold.grant, back=back):
             raise FrameSettledError(f"frame {self.seq} was {self._before()}")
         self._settled = "given back before, by requeue()" if back else "acknowledged before, by ack()"
 
     def _before(self) -> str:
         """Say what settled the frame before, and what to do about it."""
-        if self._feed.auto and not self._settled:
+        if self._consumer.auto and not self._settled:
             return (
                 "acknowledged before, because the program asked for the next frame: to acknowledge or give back frames "
                 'at another time, subscribe with ack="manual"'
@@ -102,11 +103,11 @@ class BaseFrame(BaseLease):
 
     def _leave(self, error: BaseException | None) -> bool:
         """Settle it at the end of its block; True if its lease can end at once, which settles it, too."""
-        hold, back = self._hold, error is not None and self._feed.queue
+        hold, back = self._hold, error is not None and self._consumer.queue
         self._settled = self._settled or f"{'given back' if back else 'acknowledged'} before, by the end of its block"
         if not self._needed:
             return True
-        hold.session.settle_frame(self._feed, hold.grant.id, back=back)
+        self._consumer.settle(hold.grant, back=back)
         if error is None:
             self._pass()
         else:
@@ -124,8 +125,8 @@ class Frame(BaseFrame):
     leaves the block, a frame of a queue goes back to it.
     """
 
-    def __init__(self, client: Client, hold: Hold, notice: _channel_messages.Frame, feed: Feed) -> None:
-        super().__init__(hold, notice, feed)
+    def __init__(self, client: Client, hold: Hold, consumer: Consumer, frame: _native.Frame) -> None:
+        super().__init__(hold, consumer, frame)
         self._client = client
 
     @property
@@ -185,14 +186,14 @@ class Frame(BaseFrame):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self.released and self._leave(error):
-            self._hold.release(failed=error is not None and self._feed.queue)
+            self._hold.release(failed=error is not None and self._consumer.queue)
 
 
 class AsyncFrame(BaseFrame):
     """A frame of an `AsyncClient`. As an asynchronous context manager it is let go of as a `Frame` is."""
 
-    def __init__(self, client: AsyncClient, hold: Hold, notice: _channel_messages.Frame, feed: Feed) -> None:
-        super().__init__(hold, notice, feed)
+    def __init__(self, client: AsyncClient, hold: Hold, consumer: Consumer, frame: _native.Frame) -> None:
+        super().__init__(hold, consumer, frame)
         self._client = client
 
     @property
@@ -226,5 +227,5 @@ class AsyncFrame(BaseFrame):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self.released and self._leave(error):
-            failed = error is not None and self._feed.queue
+            failed = error is not None and self._consumer.queue
             await self._client._run(_operations.release(self._hold, failed=failed, force=False))  # noqa: SLF001

@@ -14,8 +14,8 @@ from poolbridge._errors import LeaseInUseError, LeaseReleasedError
 from poolbridge._tensor import Description
 
 if TYPE_CHECKING:
+    from poolbridge._consumer import Consumer
     from poolbridge._event import Event
-    from poolbridge._feed import Feed
     from poolbridge._kinds import BlockMemory
     from poolbridge._messages import Grant, Pool, Ticket
     from poolbridge._session import Session
@@ -39,8 +39,8 @@ class Hold:
         The block, mapped.
     description
         What the buffer holds.
-    feed
-        Of the subscription whose frame it is, if it is one's.
+    consumer
+        Whose frame it is, if it is a frame's.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Hold:
         memory: BlockMemory,
         description: Description,
         *,
-        feed: Feed | None = None,
+        consumer: Consumer | None = None,
     ) -> None:
         self.released = True  # until everything is in place
         self.sent = False
@@ -79,21 +79,19 @@ class Hold:
         self.lost = bool(session.lost) and grant.bf in session.lost
         # Whether it came of an allocation: nobody else can have a lease or a name of the buffer.
         self.allocated = False
-        self.feed = feed
-        if feed is not None:
-            feed.open[grant.id] = feed.taken
+        self.consumer = consumer
         session.holds[grant.id] = ref(self)
         self.released = False
 
     @property
     def title(self) -> str:
-        """What it is to people: frames of shared memory come without a lease of the service."""
+        """What it is to people: frames come without a lease of the service."""
         return f"lease {self.grant.id}" if self.grant.id > 0 else "the lease of this frame"
 
     @property
     def single(self) -> bool:
         """Whether one ticket has to say when all work on the memory is done."""
-        return self.feed is not None and self.feed.shared is not None
+        return self.consumer is not None
 
     def check_usable(self) -> None:
         """Raise if the lease has ended, or this is another process.
@@ -206,7 +204,7 @@ class Hold:
     def lender(self) -> Hold:
         """Make a copy for an array that outlives the lease: it only keeps the block mapped; see `Session.lend`."""
         twin = self._twin()
-        twin.tokens, twin.tickets, twin.streams, twin.feed = set(), (), None, None
+        twin.tokens, twin.tickets, twin.streams, twin.consumer = set(), (), None, None
         return twin
 
     def unused_after(self, error: BaseException, *, failed: bool) -> bool:
@@ -224,7 +222,7 @@ class Hold:
         """End the lease because its client closes, unless arrays still need its memory."""
         if not self.released and not self.tokens and not self.unaccounted:
             try:
-                self.release(failed=self.feed is not None and self.feed.back(self.grant.id))
+                self.release(failed=self.consumer is not None and self.consumer.goes_back(self.grant))
             except LeaseReleasedError:
                 pass  # another thread has ended it in this moment
 

@@ -101,8 +101,8 @@ class KnownBlock(Struct, eq=False, gc=True):
     ``leases`` counts this session's leases on it; ``mapped`` is the kind's mapping while there is one; ``uses`` has the
     words of the session's own timeline, and the values that they have when its streams are done with the block;
     ``arrays`` are those that are made once for all frames in the block: of which tensor, made by whom, and the array,
-    which counts as a lease for as long as it is alive; ``generation`` is the block's when a frame of shared memory had
-    it mapped.
+    which counts as a lease for as long as it is alive; ``generation`` is the block's when it was
+    mapped.
     """
 
     id: int

@@ -48,7 +48,7 @@ class BaseLease(ArrayExports):
     def generation(self) -> int:
         """How often the block under the buffer was used before, and once more.
 
-        Of a frame of shared memory: as it was when this client mapped the block.
+        Of a frame: as it was when this client mapped the block.
         """
         return self._hold.grant.ge
 

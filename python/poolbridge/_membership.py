@@ -1,4 +1,4 @@
-"""Members of channels whose frames go through shared memory: how a session joins, and whom its members know."""
+"""Members of channels: how a session joins one, and whom its members know."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from poolbridge import _operations
-from poolbridge._errors import ClosedError, ConnectionLostError, UnsupportedError
+from poolbridge._channel_messages import Enter, Join, JoinReply, Leave
+from poolbridge._errors import ClosedError, ConnectionLostError, UnavailableError
 from poolbridge._known import Waiter
 from poolbridge._messages import Reply
 from poolbridge._operations import Ask, Flow, Hear
-from poolbridge._shared_messages import Enter, Join, JoinReply, Leave
 
 if TYPE_CHECKING:
     from poolbridge import _native
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from poolbridge._session import Session
     from poolbridge._transport import Descriptors
 
-FEATURE = "shared"
+FEATURE = "channels"
 # How long the end of a session may take to be heard of here, once the service has ended what its members do.
 _END_SECONDS = 1.0
 
@@ -67,7 +67,7 @@ class Membership(ABC):
         self.role = role
         self.member = member
         self.known: dict[int, int] = {}
-        self._end = native
+        self.native = native
 
     def meet(self, slot: int, member: int, fd: int) -> None:
         """Map the file of a member of the other role, unless it or a newer one is known. The session's lock is held."""
@@ -96,7 +96,7 @@ class Membership(ABC):
 
     def knows(self) -> Callable[[], bool]:
         """Give what says whether the member is known whose file was needed last."""
-        slot, member = self._end.unknown
+        slot, member = self.native.unknown
         return lambda: self.known.get(slot, 0) >= member
 
     def evicted(self) -> Flow[None]:
@@ -122,25 +122,24 @@ def hear(session: Session, ready: Callable[[], bool], seconds: float | None) -> 
         session.core.waiters.remove(waiter)
 
 
-def check_feature(session: Session) -> None:
-    """Check that this client and the service can do channels whose frames go through shared memory.
+def check_able(session: Session) -> None:
+    """Check that this installation and the service have what channels need.
 
     Raises
     ------
-    UnsupportedError
-        One of them cannot; the message says what is missing and what to do.
+    UnavailableError
+        One of them has not; the message says what is missing and what to do.
     """
     if FEATURE in session.core.features:
         return
     if NATIVE is None:
-        raise UnsupportedError(
-            "frames through shared memory need poolbridge's native module, and this installation has none: install a "
-            "wheel for this platform, or build poolbridge where there is a C compiler; or make the channel with "
-            "shared=False"
+        raise UnavailableError(
+            "channels need poolbridge's native module, and this installation has none: install a wheel for this "
+            "platform, or build poolbridge where there is a C compiler"
         )
-    raise UnsupportedError(
-        "this service has no channels whose frames go through shared memory: it is older than they are; "
-        "make the channel with shared=False"
+    raise UnavailableError(
+        "this service has no channels: its kernel cannot seal files against later writers, which takes Linux 5.1, or "
+        "the service is older than channels are: update that"
     )
 
 
@@ -165,9 +164,8 @@ def join(
     make
         Makes the member of its native end and its id.
     oldest, full
-        Of a consumer; see `poolbridge._shared_messages.Join`.
+        Of a consumer; see `poolbridge._channel_messages.Join`.
     """
-    check_feature(session)
     while session.timelines.own is None:
         yield from _operations.know_timeline(session, 0)
     reply = yield Ask(Join(ch=channel.id, ro=role, ol=oldest, fl=full), JoinReply)

@@ -46,8 +46,8 @@ from poolbridge._pool import Pool, ServiceStats
 from poolbridge._promise import Promise
 
 if TYPE_CHECKING:
+    from poolbridge._consumer import Consumer
     from poolbridge._event import Event
-    from poolbridge._feed import Feed
     from poolbridge._known import Waiter
     from poolbridge._literals import Kind
     from poolbridge._session import Session
@@ -323,7 +323,7 @@ def lease(session: Session, buffer_id: int, generation: int, *, write: bool, tim
     return held(session, reply.l) or (yield from take(session, reply.l))
 
 
-def held(session: Session, grant: Grant, feed: Feed | None = None) -> Hold | None:
+def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> Hold | None:
     """Make a hold of a grant whose pool is open and whose block is mapped, which nearly all are.
 
     Parameters
@@ -331,29 +331,29 @@ def held(session: Session, grant: Grant, feed: Feed | None = None) -> Hold | Non
     session
         Whose lease it is.
     grant
-        What the service granted.
-    feed
-        Of the subscription whose frame it is, if it is one's.
+        What the service granted, or what stands for the lease of a frame.
+    consumer
+        Whose frame it is, if it is a frame's.
     """
     try:
-        if feed is not None and feed.shared is not None and not feed.shared.count(grant):
+        if consumer is not None and not consumer.count(grant):
             return None
         pool, memory = session.pool_info(grant.pl), session.mapped(grant.bl)
         if pool is None or memory is None or (grant.wt and session.timelines.unknown(session.core.epoch, grant.wt)):
             return None
-        return Hold(session, grant, pool, memory, _tensor.from_wire(grant.t, grant.n), feed=feed)
+        return Hold(session, grant, pool, memory, _tensor.from_wire(grant.t, grant.n), consumer=consumer)
     except BaseException as error:
-        if feed is not None and feed.shared is not None and isinstance(error, ProtocolError):
-            raise session.doubt(grant, feed, error) from None
-        session.give_back(grant, feed)
+        if consumer is not None and isinstance(error, ProtocolError):
+            raise consumer.doubt(grant, error) from None
+        session.give_back(grant, consumer)
         raise
 
 
-def take(session: Session, grant: Grant, feed: Feed | None = None) -> Flow[Hold]:
+def take(session: Session, grant: Grant, consumer: Consumer | None = None) -> Flow[Hold]:
     """Make a hold of a grant: open its pool, map its block and the timelines of its tickets, if that is to be done."""
     try:
-        if feed is not None and feed.shared is not None:
-            yield from feed.shared.learn(grant)
+        if consumer is not None:
+            yield from consumer.learn(grant)
         description = _tensor.from_wire(grant.t, grant.n)
         pool = session.pool_info(grant.pl)
         if pool is None:
@@ -367,11 +367,11 @@ def take(session: Session, grant: Grant, feed: Feed | None = None) -> Flow[Hold]
         on_device = memory.pool.device[0] != _dlpack.CPU
         if on_device and session.timelines.own is None and _timelines.FEATURE in session.core.features:
             yield from know_timeline(session, 0)
-        return Hold(session, grant, pool, memory, description, feed=feed)
+        return Hold(session, grant, pool, memory, description, consumer=consumer)
     except BaseException as error:
-        if feed is not None and feed.shared is not None and isinstance(error, (ProtocolError, NotFoundError)):
-            raise session.doubt(grant, feed, error) from None
-        session.give_back(grant, feed)
+        if consumer is not None and isinstance(error, (ProtocolError, NotFoundError)):
+            raise consumer.doubt(grant, error) from None
+        session.give_back(grant, consumer)
         raise
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from poolbridge._event import Event
     from poolbridge._hold import Hold
-    from poolbridge._messages import Grant, Ticket
+    from poolbridge._messages import Ticket
     from poolbridge._timelines import Timelines
 
 MOST_TICKETS = 16
@@ -257,18 +257,15 @@ class Follower:
         # The stream's GPU as a whole: once others were told, the memory may be mapped no more.
         self._synchronize = partial(_cuda.synchronize, key.ordinal)
 
-    def before(self, grant: Grant) -> bool:
-        """Make the stream wait until a frame's memory may be used; False if that takes more than its wait.
-
-        Of the grant only the tickets are looked at.
-        """
+    def before(self, tickets: tuple[Ticket, ...]) -> bool:
+        """Make the stream wait until a frame's memory may be used; False if that takes more than its wait."""
         timelines, own, key = self._timelines, self._own, self._key
         if timelines.own is not own or not (self.anywhere or key.reachable):
             return False
-        if not grant.wt:
+        if not tickets:
             return True
         word = own.word(key)
-        for ticket in grant.wt:
+        for ticket in tickets:
             if word is not None and ticket.tl == own.id and ticket.wd == word.index:
                 continue  # the stream's own earlier work
             page = timelines.page(ticket.tl)

@@ -25,7 +25,7 @@ from poolbridge._errors import (
 )
 from poolbridge._lease import AsyncLease, Lease
 from poolbridge._operations import Do, Flow, allocate, check_wait
-from poolbridge._sharedproducer import Sending, deliver, pack_meta, producer_of
+from poolbridge._producer import Sending, deliver, pack_meta, producer_of
 from poolbridge._spares import Shelf, Spare
 
 if TYPE_CHECKING:
@@ -51,11 +51,6 @@ class BasePublisher(ABC):
     def __init__(
         self, client: Any, channel: ChannelInfo, description: Description, wrap: Callable[[Any], Any] | None
     ) -> None:
-        if not channel.sm:
-            raise InvalidArgumentError(
-                f"the frames of channel {channel.nm!r} go through the service: create it without shared=False, or "
-                "allocate a lease for each frame and publish that"
-            )
         self._client = client
         self._session: Session = client._session  # noqa: SLF001 - of one family
         self._channel = channel

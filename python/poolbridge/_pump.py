@@ -19,13 +19,13 @@ from poolbridge._errors import PoolbridgeError, ServiceStalledError
 from poolbridge._messages import Reply, Request
 
 if TYPE_CHECKING:
-    from poolbridge._feed import Feed
     from poolbridge._known import Call, Waiter
     from poolbridge._session import Session
 
 _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
 # How long the watcher leaves a ring alone after somebody has read it: he will read it again, and do what it brings.
+# What is not to wait comes over the socket.
 _TICK = 10e-3
 # How long a reader looks into its ring before it sleeps: to be woken takes as long.
 _WAKEFULNESS = 100e-6
@@ -33,11 +33,8 @@ _WAKEFULNESS = 100e-6
 _MOST_SLEEPS = 63
 # How often a reader whose time is over reads on: more often than a full socket and a full ring have something to read.
 _MOST_LATE = 1024
-# How often a spinning reader looks at the clock, in looks into the ring.
+# How often a reader that looks into its ring looks at the clock, in looks.
 _GLANCES = 16
-# How often it looks into the socket beside a ring, in seconds: it rarely says more than the ring does. Each time it
-# lets go of the interpreter for a moment, which wakes threads in vain that wait for their turn, and has them wait anew.
-_SOCKET_SECONDS = 20e-3
 
 
 class _Bell:
@@ -146,10 +143,10 @@ class Pump:
             if self._begin_reading():
                 try:
                     call = self._session.ask(request, reply_type, _nothing)
-                    if not self._spin_for(call, 0):
+                    if not self._look_for(call):
                         self._read_for(call, deadline)
                 finally:
-                    self._read, self._armed = False, self._armed or self._session.transport.ring is None
+                    self._read, self._armed = False, True
                     self._reading.release()
                     self._after_reading()
             else:
@@ -174,37 +171,33 @@ class Pump:
             raise
         return reply
 
-    def wait(self, feed: Feed | Waiter, seconds: float | None, spin: float) -> bool:
-        """Wait until a feed has something to take; False if `seconds` passed before.
-
-        For the first `spin` seconds the thread does not sleep.
-        """
+    def wait(self, waiter: Waiter, seconds: float | None) -> bool:
+        """Wait until a waiter is told; False if `seconds` passed before."""
         try:
-            return self._wait(feed, seconds, spin)
+            return self._wait(waiter, seconds)
         except BaseException:
             self._after_reading()  # see `call`
             raise
 
-    def _wait(self, feed: Feed | Waiter, seconds: float | None, spin: float) -> bool:
+    def _wait(self, waiter: Waiter, seconds: float | None) -> bool:
         deadline = None if seconds is None else time.monotonic() + seconds
-        while not feed.done:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
+        while not waiter.done:
+            if deadline is not None and deadline <= time.monotonic():
                 return False
             if self._begin_reading():
                 try:
-                    if not self._spin_for(feed, spin if left is None else min(spin, left)):
-                        self._read_for(feed, deadline)
+                    if not self._look_for(waiter):
+                        self._read_for(waiter, deadline)
                 finally:
-                    self._read, self._armed = False, self._armed or self._session.transport.ring is None
+                    self._read, self._armed = False, True
                     self._reading.release()
                     self._after_reading()
             else:
                 turn = threading.Event()
-                feed.on_done = turn.set
-                self._wait_for(feed, turn, deadline)
-                feed.on_done = None
-            if self._session.ended is not None and not feed.done:
+                waiter.on_done = turn.set
+                self._wait_for(waiter, turn, deadline)
+                waiter.on_done = None
+            if self._session.ended is not None and not waiter.done:
                 self._session.check_usable()
         return True
 
@@ -249,43 +242,35 @@ class Pump:
             self._ticking = True
             self._bell.ring()
 
-    def _spin_for(self, feed: Call | Feed | Waiter, seconds: float) -> bool:
-        """Read without sleeping until the feed has something, which it says, or the time is over."""
+    def _look_for(self, waited: Call | Waiter) -> bool:
+        """Read without sleeping, where that is worth it, until what is waited for is there; whether it is."""
         session, looks, found = self._session, 0, False
         if session.ended is not None:
             return False  # the watcher may have closed what would be read, before this thread had its turn
         transport = session.transport
         over = not transport.through
-        tries = seconds < _WAKEFULNESS and not over and self._eagerness.willing()
-        if tries:
-            seconds = _WAKEFULNESS
-        if seconds <= 0:
+        if over or not self._eagerness.willing():
             return False
-        now, waiting = time.monotonic(), transport.waiting
-        until, glance = now + seconds, now + _SOCKET_SECONDS
+        until, waiting = time.monotonic() + _WAKEFULNESS, transport.waiting
         while True:
             looks += 1
             readable = False
-            if waiting() or (readable := (over or now >= glance) and bool(self._poll.poll(0))):
+            if waiting() or (readable := over and bool(self._poll.poll(0))):
                 try:
                     session.receive(readable=readable)
                 except PoolbridgeError:
-                    return feed.done  # with it
-                if found := feed.done:
+                    return waited.done  # with it
+                if found := waited.done:
                     break
                 over = not transport.through
-            if now >= glance:
-                glance = now + _SOCKET_SECONDS
             if looks % _GLANCES == 0:
-                found = feed.done  # another thread may have read
-                now = time.monotonic()
-                if found or now >= until or session.ended is not None:
+                found = waited.done  # another thread may have read
+                if found or time.monotonic() >= until or session.ended is not None:
                     break
-        if tries:
-            self._eagerness.learn(found=found)
+        self._eagerness.learn(found=found)
         return found
 
-    def _read_for(self, call: Call | Feed | Waiter, deadline: float | None) -> None:
+    def _read_for(self, call: Call | Waiter, deadline: float | None) -> None:
         """Read until the call is done or its time is over."""
         transport, late = self._session.transport, 0
         while not call.done:
@@ -314,19 +299,19 @@ class Pump:
                 if not received or late > _MOST_LATE:
                     return
 
-    def _wait_for(self, feed: Call | Feed | Waiter, turn: threading.Event, deadline: float | None) -> None:
-        """Wait until another thread has read what completes the call, or reads no more, and then read.
+    def _wait_for(self, waited: Call | Waiter, turn: threading.Event, deadline: float | None) -> None:
+        """Wait until another thread has read what is waited for, or reads no more, and then read.
 
-        `turn` is set when the feed has something, or this thread may read.
+        `turn` is set when it is there, or this thread may read.
         """
         self._waiting.append(turn)
         try:
-            while not feed.done and self._session.ended is None:
+            while not waited.done and self._session.ended is None:
                 if self._begin_reading():
                     try:
-                        self._read_for(feed, deadline)
+                        self._read_for(waited, deadline)
                     finally:
-                        self._read, self._armed = False, self._armed or self._session.transport.ring is None
+                        self._read, self._armed = False, True
                         self._reading.release()
                         self._after_reading()
                     return
@@ -371,17 +356,16 @@ class Pump:
                 self._want_write = False  # if the socket is still full, the session says so again
                 self._session.flush()
                 self._arm()
-            # From here on a thread that stops reading, or leaves a frame to be let go of, says so again.
             if ticking := self._ticking:
-                self._ticking = False
-            self._session.settle()
+                self._ticking = False  # from here on a thread that stops reading says so again
             # A thread that waits for a reply reads; its wait must not hold up the work here.
             if self._reading.take(0):
                 try:
                     self._read = True
                     self._read_all()
-                    if ticking:
-                        self._rest()
+                    if ticking and self._reads != self._seen:  # somebody has read, and may again
+                        self._seen = self._reads
+                        self._ticking = True
                 finally:
                     self._read = False
                     self._reading.release()
@@ -392,16 +376,6 @@ class Pump:
             self._epoll.close()
             self._bell.close()
             self._session.transport.close()
-
-    def _rest(self) -> None:
-        """Be told of what comes again, if nobody has read for a while."""
-        if self._reads != self._seen:
-            self._seen = self._reads
-            self._ticking = True
-            return
-        self._armed = True
-        self._arm()
-        self._read_all()
 
     def _read_all(self) -> None:
         """Read what there is, and if the watcher reads what comes, be told of it."""

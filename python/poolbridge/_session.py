@@ -6,17 +6,14 @@ The blocking and the asyncio client are both thin drivers around this; it never 
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ReferenceType, ref
 
-from msgspec import UnsetType
-
 from poolbridge import _errors, _order, _process
-from poolbridge._channel_messages import Ack, Credit, Forget, Seal, Unsubscribe
+from poolbridge._channel_messages import Forget, Seal, Wanted
 from poolbridge._errors import (
     ClientClosedError,
     ConnectionLostError,
@@ -24,18 +21,15 @@ from poolbridge._errors import (
     PoolbridgeError,
     ProtocolError,
 )
-from poolbridge._feed import Feed
-from poolbridge._messages import Dropped, Release, Reply
-from poolbridge._packet import MAX_ARRAY
+from poolbridge._messages import Dropped, Release
 from poolbridge._ring import SIZE, Ring
 from poolbridge._session_members import SessionMembers
-from poolbridge._shared_messages import Wanted
 
 if TYPE_CHECKING:
-    from poolbridge._channel_messages import Frame
+    from poolbridge._consumer import Consumer
     from poolbridge._hold import Hold
     from poolbridge._known import Call, KnownBlock
-    from poolbridge._messages import Grant, Request, Ticket
+    from poolbridge._messages import Grant, Reply, Request, Ticket
     from poolbridge._transport import Transport
 
 _OUTBOX_MAX = 65_536
@@ -50,7 +44,7 @@ class Driver(Protocol):
         """Call `Session.flush` when the socket takes packets again; never waits."""
 
     def ringing(self) -> None:
-        """Look into the ring that the transport has within some 10 ms, and settle if anybody asks that; never waits."""
+        """Look into the ring that the transport has within some 10 ms; never waits."""
 
     def background(self, work: Callable[[], None]) -> None:
         """Do work soon that may wait for a device, elsewhere; never waits, never raises."""
@@ -75,9 +69,6 @@ class Session(SessionMembers):
         self.lost: set[int] = set()
         self.ring_asked = False
         self._kept: deque[tuple[int, int, object]] = deque()
-        self._undecided: list[tuple[Feed, Grant, tuple[Ticket, ...]]] = []
-        self._unsettled: deque[Callable[[], None]] = deque()
-        self._settling = threading.Lock()
         self._fault: ProtocolError | None = None  # what the service did that sending found
         self.holds: dict[int, ReferenceType[Hold]] = {}
         self._driver: Driver | None = None
@@ -109,7 +100,6 @@ class Session(SessionMembers):
     def ask(self, request: Request, reply_type: type[Reply], on_done: Callable[[], object]) -> Call:
         """Send a request; `on_done` is called once the answer is there. Does not wait."""
         self.check_usable()
-        self.settle()
         try:
             with self._lock:
                 # Again, for here it cannot change: a request that begins after the end would wait for ever.
@@ -218,31 +208,29 @@ class Session(SessionMembers):
                 found.append(hold)
         return found
 
-    def give_back(self, grant: Grant, feed: Feed | None = None) -> None:
+    def give_back(self, grant: Grant, consumer: Consumer | None = None) -> None:
         """End a lease that nothing was made of, from wherever the garbage collector may be: never waits, never raises.
 
         Parameters
         ----------
         grant
-            The lease.
-        feed
-            Of the subscription whose frame it is, if it is one's.
+            The lease, or what stands for that of a frame.
+        consumer
+            Whose frame it is, if it is a frame's.
         """
         if _process.pid == self.pid:
-            if feed is not None:
-                feed.open[grant.id] = feed.taken
-            self._lock.later(partial(self._release, grant, (), failed=False, feed=feed, alone=True))
+            self._lock.later(partial(self._release, grant, (), failed=False, consumer=consumer, alone=True))
 
     def let_go(self, hold: Hold, *, failed: bool, alone: bool = False) -> None:
         """End the lease of a hold without waiting; never raises.
 
         Where the end of a device's work has to be waited for, that happens in the background. `alone` says that nobody
-        has the hold any more, and nobody said what becomes of its frame: see `_release`.
+        has the hold any more, and nobody said what becomes of its frame: see `Consumer.end_frame`.
         """
         if _process.pid != self.pid:
             return
         if hold.sent:
-            self._lock.later(partial(self._forget, hold.grant))
+            self._lock.later(partial(self.disown, hold.grant))
             return
         tickets = _order.done_at_once(hold)
         if tickets is not None or self._driver is None:
@@ -252,7 +240,8 @@ class Session(SessionMembers):
 
     def release(self, hold: Hold, tickets: tuple[Ticket, ...], *, failed: bool, alone: bool = False) -> None:
         """End a lease; `tickets` say when the work on its memory is done. Never waits, never raises."""
-        self._lock.later(partial(self._release, hold.grant, tickets, failed=failed, feed=hold.feed, alone=alone))
+        consumer = hold.consumer
+        self._lock.later(partial(self._release, hold.grant, tickets, failed=failed, consumer=consumer, alone=alone))
 
     def _release(
         self,
@@ -260,122 +249,14 @@ class Session(SessionMembers):
         tickets: tuple[Ticket, ...],
         *,
         failed: bool,
-        feed: Feed | None = None,
-        alone: bool = False,
+        consumer: Consumer | None,
+        alone: bool,
     ) -> None:
-        """End a lease.
-
-        A frame of a queue that nobody has any more, and that is not settled, is acknowledged when the next is asked
-        for. It goes back to the queue if none is.
-        """
         self.holds.pop(grant.id, None)
-        if alone and feed is not None and feed.back(grant.id):
-            if feed.auto and not feed.closed and self.ended is None:
-                self._undecided.append((feed, grant, tickets))
-                return
-            failed = True
-        self._end_lease(grant, tickets, feed, failed=failed)
-
-    def _end_lease(self, grant: Grant, tickets: tuple[Ticket, ...], feed: Feed | None, *, failed: bool) -> None:
-        settled = feed is None or feed.open.pop(grant.id, None) is None
-        if feed is not None and feed.shared is not None:
-            counted = feed.shared.release(grant, tickets, settled=settled, back=failed)
-            feed.shared.tell_settled()
-            self._released(self.core.forget(grant, tickets) if counted else None)
-        elif feed is not None or not self.spares.take_back(grant, tickets):
+        if consumer is not None:
+            consumer.end_frame(grant, tickets, back=failed, alone=alone)
+        elif not self.spares.take_back(grant, tickets):
             self._released(self.core.release(grant, tickets, failed=failed))
-
-    def _decide(self, feed: Feed | None, *, back: bool) -> None:
-        """End the leases of frames that nobody has any more: all, or those of one subscription."""
-        undecided, self._undecided = self._undecided, []
-        for one in undecided:
-            if feed is None or one[0] is feed:
-                self._end_lease(one[1], one[2], one[0], failed=back)
-            else:
-                self._undecided.append(one)
-
-    def release_frames(
-        self, frames: Sequence[Frame], feed: Feed, tickets: tuple[Ticket, ...], *, back: bool = False
-    ) -> None:
-        """End the leases of frames that no hold was made of; those of a queue may go `back` to it; never waits."""
-        if _process.pid == self.pid:
-            # A finaliser does this itself where no driver is left, perhaps in the thread that holds the lock.
-            self._lock.later(partial(self._release_frames, frames, tickets, back=back and feed.queue))
-
-    def _release_frames(self, frames: Sequence[Frame], tickets: tuple[Ticket, ...], *, back: bool) -> None:
-        core = self.core
-        grants: list[Any] = [frame.l for frame in frames]
-        for at in range(0, len(grants), MAX_ARRAY):
-            first, *others = [grant.id for grant in grants[at : at + MAX_ARRAY]]
-            core.tell(Release(l=first, fl=back, dt=tickets, al=tuple(others)))
-        self._flush()  # sessions that wait for the memory need not wait for what follows
-        for grant in grants:
-            idle = core.forget(grant, tickets)
-            if idle is not None:
-                self._unmap(idle)
-        if core.outbox:
-            self._flush()
-
-    # Frames
-
-    def settle_frame(self, feed: Feed, lease: int, *, back: bool) -> bool:
-        """Acknowledge a frame, or give it back to its queue; False if it was settled before. Its lease lives on."""
-        if _process.pid != self.pid:
-            self.check_usable()
-        with self._lock:
-            if lease not in feed.open:
-                return False
-            del feed.open[lease]
-            if feed.shared is not None:
-                feed.shared.settle(lease, back=back)
-                feed.shared.tell_settled()
-                return True
-            self.core.tell(Ack(l=lease, bk=back))
-            self._flush()
-        return True
-
-    def asks(self, feed: Feed) -> None:
-        """Acknowledge the frames of a subscription that is asked for the next, if that is how it is."""
-        if feed.auto and (self._undecided or feed.holds_up):
-            self._acknowledge(feed)
-
-    def _acknowledge(self, feed: Feed) -> None:
-        if _process.pid != self.pid:
-            self.check_usable()
-        with self._lock:
-            self._decide(feed, back=False)
-            if feed.shared is not None:
-                for lease in feed.open:
-                    feed.shared.settle(lease, back=False)
-                feed.open.clear()
-            elif feed.open:
-                first, *others = feed.open
-                feed.open.clear()
-                self.core.tell(Ack(l=first, al=tuple(others)))
-            self._flush()
-
-    def settle_soon(self, settle: Callable[[], None]) -> None:
-        """Have something released before the next request, and within some 10 ms; by any thread."""
-        self._unsettled.append(settle)
-        if self._driver is not None:
-            self._driver.ringing()
-
-    def settle(self) -> None:
-        """Release what was to be released soon; what another thread began to release is released then as well.
-
-        An error of the device is not raised: it is whose who uses that next, not this request's or the driver's.
-        """
-        while self._unsettled:
-            with self._settling:
-                if not self._unsettled:
-                    return
-                try:
-                    self._unsettled[0]()
-                except PoolbridgeError:
-                    pass  # what was released is released all the same
-                finally:
-                    # Only now: a thread that still finds it waits for the lock.
-                    self._unsettled.popleft()
 
     def later(self, work: Callable[[], None]) -> None:
         """Have something done that may wait, for a finaliser; never waits, never raises."""
@@ -408,25 +289,23 @@ class Session(SessionMembers):
                 block.arrays.clear()
             block.arrays.append(array)
 
-    def sent(self, hold: Hold, ticket: Ticket | None, *, keeps: bool = False) -> None:
-        """Note that a lease has ended with the sending of its frame; arrays of it keep the block mapped.
-
-        `keeps`: so does a channel that has the lease now.
-        """
+    def lent(self, hold: Hold, ticket: Ticket | None, *, apart: bool) -> None:
+        """Note that a channel has a lease. `apart`: arrays of the user's lease keep the block mapped as well."""
+        self.spares.published(hold.grant)
+        self.spares.watch()
         hold.seal()
         with self._lock:
             kept = self.holds.get(hold.grant.id)
-            if kept is not None and kept() is hold:  # a lease that is a channel's may have come back meanwhile
+            if kept is not None and kept() is hold:  # the lease may have come back meanwhile
                 del self.holds[hold.grant.id]
             block = self.core.blocks.get(hold.grant.bl)
             if block is not None and ticket is not None:
                 block.used(ticket)
-            if keeps:
-                return
-            if hold.tokens or hold.unaccounted or hold.promise is not None:
-                hold.sent = True
-            else:
-                self._forget(hold.grant)
+            if apart:
+                if hold.tokens or hold.unaccounted or hold.promise is not None:
+                    hold.sent = True
+                else:
+                    self.disown(hold.grant)
 
     def unsend(self, hold: Hold, ticket: Ticket | None = None) -> None:
         """Give back a lease that may have been sent or not: nobody knows. `ticket` stands for work on it."""
@@ -436,9 +315,6 @@ class Session(SessionMembers):
             self.core.tell(Release(l=hold.grant.id, fl=True, dt=() if ticket is None else (ticket,)))
             self._flush()
             hold.sent = True
-
-    def _forget(self, grant: Grant) -> None:
-        self._released(self.core.forget(grant))
 
     def _released(self, idle: KnownBlock | None) -> None:
         if idle is not None:
@@ -486,22 +362,6 @@ class Session(SessionMembers):
         finally:
             os.close(fd)
 
-    def pay(self, feed: Feed) -> None:
-        """Give the credit back of a frame that came without a lease."""
-        if not feed.ended:
-            with self._lock:
-                self.core.tell(Credit(sb=feed.id, n=1))
-                self._flush()
-
-    def feed(self, subscription: int) -> Feed:
-        """Give the feed of a subscription that the service has just made."""
-        feed = self.core.feeds.get(subscription)
-        if feed is None:
-            self.check_usable()
-            feed = Feed(subscription)
-            feed.lose(None)  # it has ended already
-        return feed
-
     def keep(self, source: object, ticket: Ticket) -> None:
         """Keep what a stream copies from until it has done so."""
         self._kept.append((ticket.wd, ticket.v, source))
@@ -512,28 +372,10 @@ class Session(SessionMembers):
         while self._kept and (own is None or own.reached(*self._kept[0][:2])):
             self._kept.popleft()
 
-    def unsubscribe(self, feed: Feed) -> None:
-        """Want no more frames of a subscription, and give back those that nobody took; never waits, never raises."""
-        if _process.pid == self.pid and not feed.closed:
-            self._lock.later(partial(self._unsubscribe, feed))
-
-    def _unsubscribe(self, feed: Feed) -> None:
-        feed.closed, more = True, not feed.ended
-        frames, feed.frames = list(feed.frames), deque()
-        feed.lose(None)
-        if feed.shared is not None:
-            self._leave(feed.shared)
-        elif more and self.ended is None:
-            # First, or what goes back would come here again.
-            # Until the reply, what was on its way comes and is given back.
-            forget = partial(self.core.feeds.pop, feed.id, None)
-            self.core.start(Unsubscribe(sb=feed.id), Reply, forget)
-            self._flush()
-        self._decide(feed, back=True)
-        for frame in frames:
-            if not isinstance(frame.l, UnsetType):
-                self._end_lease(frame.l, (), feed, failed=feed.queue)
-        self._flush()
+    def unsubscribe(self, consumer: Consumer) -> None:
+        """Want no more frames, and give back those that nobody took; never waits, never raises."""
+        if _process.pid == self.pid and not consumer.left:
+            self._lock.later(partial(self._leave, consumer))
 
     def _hear(self) -> None:
         """Take the news that the core has for this session. The lock is held."""
@@ -563,7 +405,6 @@ class Session(SessionMembers):
                 # A copy: the traceback of the one that is raised keeps every array in its frames alive.
                 self.ended = type(error)(*error.args)
                 self._drop_kept()
-                self._decide(None, back=True)
                 self._end_members()
                 self._let_go()
             self.core.lose(error)
@@ -584,7 +425,6 @@ class Session(SessionMembers):
         with self._lock:
             if self.ended is not None or not self.core.epoch:
                 return None
-            self._decide(None, back=True)
             self._end_members()
             idle = [block for block in self.core.blocks.values() if not block.leases]
             busy = bool(self.core.outbox) or bool(self.core.blocks)

@@ -1,4 +1,4 @@
-"""A session's part in shared channels: its members, and the leases that channels have."""
+"""A session's part in channels: its members, and the leases that channels have."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from poolbridge._channel_messages import Timeline, TimelineReply
-from poolbridge._errors import NotFoundError, PoolbridgeError, ProtocolError, StaleError
+from poolbridge._channel_messages import Leave, Timeline, TimelineReply
+from poolbridge._errors import NotFoundError, ProtocolError, StaleError
 from poolbridge._session_memory import SessionMemory
-from poolbridge._shared_messages import Doubt, Leave
 from poolbridge._spares import Shelf, Spare, Spares
 
 if TYPE_CHECKING:
-    from poolbridge._feed import Feed
     from poolbridge._hold import Hold
     from poolbridge._known import Call, KnownBlock
     from poolbridge._messages import Grant, Request, Ticket
-    from poolbridge._sharedproducer import SharedProducer
+    from poolbridge._producer import Producer
     from poolbridge._transport import Descriptors
 
 
 class SessionMembers(SessionMemory):
-    """What one session does in shared channels.
+    """What one session does in channels.
 
     Attributes
     ----------
@@ -38,7 +36,7 @@ class SessionMembers(SessionMemory):
 
     def __init__(self) -> None:
         super().__init__()
-        self.producers: dict[int, SharedProducer] = {}
+        self.producers: dict[int, Producer] = {}
         self.joining: dict[int, threading.Event] = {}
         self.spares = Spares(self)
 
@@ -51,15 +49,8 @@ class SessionMembers(SessionMemory):
         """Unmap a block that is wanted back, and send what is to be sent. The lock is held."""
 
     @abstractmethod
-    def sent(self, hold: Hold, ticket: Ticket | None, *, keeps: bool = False) -> None:
-        """Note that a lease has ended with its frame."""
-
-    @abstractmethod
     def leave_to_arrays(self, lender: Hold) -> None:
         """Have a lease end with the arrays whose memory `lender` keeps mapped. The lock is held."""
-
-    @abstractmethod
-    def _end_lease(self, grant: Grant, tickets: tuple[Ticket, ...], feed: Feed | None, *, failed: bool) -> None: ...
 
     def tell(self, request: Request) -> None:
         """Send a request that wants no reply."""
@@ -89,9 +80,8 @@ class SessionMembers(SessionMemory):
         """End the part of a member."""
         with self._lock:
             self._leave(member)
-            self._flush()
 
-    def retire(self, producer: SharedProducer) -> None:
+    def retire(self, producer: Producer) -> None:
         """End the part of a producer whose channel was shut. The lock is held."""
         if self.producers.get(producer.channel.id) is producer:
             del self.producers[producer.channel.id]
@@ -104,6 +94,7 @@ class SessionMembers(SessionMemory):
         member.leave()
         if self.ended is None:
             self.core.tell(Leave(ch=member.channel.id, mb=member.member))
+            self._flush()
 
     def _end_members(self) -> None:
         """End the part of all members, because the session ends. The lock is held."""
@@ -114,19 +105,6 @@ class SessionMembers(SessionMemory):
             self._leave(member)
         self.producers.clear()
         self.spares.end()
-
-    def doubt(self, grant: Grant, feed: Feed, error: PoolbridgeError) -> ProtocolError:
-        """Let go of a frame that contradicts itself, tell the service, and make the error of it."""
-        shared = feed.shared
-        assert shared is not None  # noqa: S101 - for the type checker: only frames of shared memory are doubted
-        frame = shared.frame(grant)
-        number = frame.number if frame is not None else 0
-        with self._lock:
-            self._end_lease(grant, (), feed, failed=False)
-            if self.ended is None:
-                self.core.tell(Doubt(ch=shared.channel.id, mb=shared.member, sq=number))
-                self._flush()
-        return ProtocolError(f"frame {number} of channel {shared.channel.nm!r} has failed: {error}")
 
     # Leases that channels have
 
@@ -142,15 +120,9 @@ class SessionMembers(SessionMemory):
         with self._lock:
             self.disown(grant)
 
-    def disown(self, grant: Grant) -> None:
-        """Keep a block mapped no more for a lease that nobody here has. The lock is held."""
-        self._released(self.core.forget(grant))
-
-    def lent(self, hold: Hold, ticket: Ticket | None, *, apart: bool) -> None:
-        """Note that a channel has a lease. `apart`: arrays of the user's lease keep the block mapped as well."""
-        self.spares.published(hold.grant)
-        self.spares.watch()
-        self.sent(hold, ticket, keeps=not apart)
+    def disown(self, grant: Grant, tickets: tuple[Ticket, ...] = ()) -> None:
+        """Keep a block mapped no more for a lease that nobody here has, but for `tickets`. The lock is held."""
+        self._released(self.core.forget(grant, tickets))
 
     def take_spare(self, pool: int, nbytes: int, *, at_once: bool = False) -> Spare | None:
         """Give a lease of a pool that came back, of just as many bytes, or None; see `Spares.take`."""

@@ -1,4 +1,4 @@
-"""Leases that came back from shared channels: they are kept for the next frame for a while, and then released."""
+"""Leases that came back from channels: they are kept for the next frame for a while, and then released."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from poolbridge._messages import Grant, Ticket
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from poolbridge._producer import Producer
     from poolbridge._session import Session
     from poolbridge._session_members import SessionMembers
-    from poolbridge._sharedproducer import SharedProducer
     from poolbridge._tensor import Description
 
 # Leases of a pool are not kept for longer than so many seconds in which nothing is allocated in it.
@@ -146,7 +146,7 @@ class Shelf:
     def __init__(self, pool: int, most: int) -> None:
         self.pool = pool
         self.most = most
-        self.producer: SharedProducer | None = None
+        self.producer: Producer | None = None
         self.free: deque[Spare] = deque()
         self.loan: deque[Spare] = deque()
         self.used = 0.0
@@ -477,7 +477,7 @@ class Spares:
                 self._thread = None
             return seconds
 
-    def _wanting(self) -> list[SharedProducer]:
+    def _wanting(self) -> list[Producer]:
         """Give the producers whose blocks are wanted, if there are some in flight."""
         now = time.monotonic()
         return [

@@ -51,10 +51,10 @@ def _intake(worker: Worker, task: dict[str, Any]) -> Intake:
     """Give the subscription to the task's channel, which the first task makes."""
     known = worker.intakes.get(task["name"])
     if known is None:
-        credit, oldest = task.get("credit", 4), bool(task.get("oldest"))
+        oldest = bool(task.get("oldest"))
         client = worker.client(task)
         subscription = client.subscribe(
-            task["name"], credit=credit, oldest=oldest, ack="manual", timeout=task.get("timeout", _TIMEOUT)
+            task["name"], oldest=oldest, ack="manual", timeout=task.get("timeout", _TIMEOUT)
         )
         known = worker.intakes[task["name"]] = Intake(subscription)
     return known

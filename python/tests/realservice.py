@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import poolbridge
@@ -40,3 +44,23 @@ class RealService:
             self.process.wait(60)
         finally:
             self.process.kill()
+
+
+def publish(client: poolbridge.Client, channel: poolbridge.Channel, value: int, **options: Any) -> int:
+    """Publish a frame of four numbers, which are its value, in memory of the channel's pool."""
+    lease = client.allocate(4, "int32", pool=channel.pool, timeout=60)
+    np.asarray(lease)[:] = value
+    return channel.publish(lease, meta={"value": str(value)}, **options)
+
+
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Wait for what comes sooner or later."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def leases(client: poolbridge.Client) -> int:
+    """Give how many leases the service has."""
+    return client.stats().leases

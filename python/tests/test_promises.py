@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakechannels import ChannelService
+from faketimelines import TimelineService
 
 import poolbridge
 from poolbridge._page import WORDS
@@ -19,7 +19,7 @@ from poolbridge._page import WORDS
 
 @pytest.fixture
 def service(tmp_path):
-    running = ChannelService(str(tmp_path / "p.sock"))
+    running = TimelineService(str(tmp_path / "p.sock"))
     yield running
     running.close()
 
@@ -50,20 +50,6 @@ def test_a_reader_waits_until_the_promise_is_kept(client, other):
     assert promise.kept
     assert not array.flags.writeable
     promise.keep()
-
-
-def test_so_does_a_subscriber(client, other):
-    channel = client.create_channel("c", capacity=4)
-    frames = other.subscribe("c")
-    lease, array, promise = promised(client)
-    channel.publish(lease)
-    frame = next(frames)
-    with pytest.raises(poolbridge.WaitTimeoutError):
-        frame.wait(0.001)
-    array[:] = 5
-    promise.keep()
-    assert not array.flags.writeable
-    assert frame.to_numpy().tolist() == [5] * 4
 
 
 def test_a_promise_kept_before_publishing_is_nothing_to_wait_for(client, other):
@@ -155,7 +141,7 @@ def test_a_promise_that_is_dropped_says_so(client):
 
 
 def test_a_service_without_timelines_takes_no_promises(service, client, monkeypatch):
-    monkeypatch.setattr(ChannelService, "features", ())
+    monkeypatch.setattr(TimelineService, "features", ())
     with poolbridge.connect(service.path) as plain:
         plain.open_pool("frames")
         with pytest.raises(poolbridge.UnsupportedError, match="timelines"):

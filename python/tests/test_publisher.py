@@ -1,4 +1,4 @@
-"""Publishers: arrays that are made once for each block, and published as frames of shared channels."""
+"""Publishers: arrays that are made once for each block, and published as frames."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import threading
 from pathlib import Path
 
 import numpy as np
-from test_shared import leases, let_go_later, service, until  # noqa: F401 - a fixture
+from realservice import leases, until
+from test_members import let_go_later, service  # noqa: F401 - a fixture
 
 import poolbridge
 from poolbridge import _spares
@@ -363,11 +364,6 @@ def test_calls_at_the_same_time_are_refused(service):  # noqa: F811
                 assert await publisher.loan() is got[0]
 
     asyncio.run(both())
-
-
-def test_a_channel_whose_frames_go_through_the_service_has_no_publisher(client):
-    with pytest.raises(poolbridge.InvalidArgumentError, match="shared=False"):
-        client.create_channel("c", shared=False).publisher(4)
 
 
 def test_a_pool_without_room_is_waited_for_as_long_as_was_said(client, other):

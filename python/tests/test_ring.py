@@ -13,18 +13,19 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
-from fakechannels import ChannelService
+from fakeservice import Service
 
 import poolbridge
 from poolbridge import _pump, _ring
 from poolbridge._errors import ConnectionLostError, ProtocolError
-from poolbridge._feed import Feed
+from poolbridge._known import Waiter
 from poolbridge._messages import Cancel
 from poolbridge._packet import encode
 from poolbridge._pump import Pump
@@ -312,20 +313,16 @@ def switches(thread: threading.Thread) -> int:
     return int(re.findall(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.MULTILINE)[0])
 
 
-def test_a_process_that_waits_for_a_frame_does_nothing_else(tmp_path: Path, ends: Ends) -> None:
-    service = ChannelService(str(tmp_path / "c.sock"))
+def test_a_process_that_waits_for_a_notice_does_nothing_else(tmp_path: Path, ends: Ends) -> None:
+    service = Service(str(tmp_path / "s.sock"))
     try:
         with poolbridge.connect(service.path, timeout=60) as client:
-            client.create_pool("frames", max_bytes=1 << 20)
-            client.create_channel("video")
-            frames = client.subscribe("video")
             ends.a.put(b"1")  # which the service never takes: the socket goes on being used
             client._session.transport.use(ends.a)
-            with pytest.raises(poolbridge.WaitTimeoutError):
-                frames.receive(timeout=0.1)
+            waiter = Waiter(lambda: False)
+            assert not client._pump.wait(waiter, 0.1)
             before = switches(client._pump._watcher)
-            with pytest.raises(poolbridge.WaitTimeoutError):
-                frames.receive(timeout=0.5)
+            assert not client._pump.wait(waiter, 0.5)
             assert switches(client._pump._watcher) - before < 10, "the watcher sleeps as well"
     finally:
         service.close()
@@ -376,7 +373,7 @@ def test_a_thread_that_waits_reads_when_nobody_else_does(
     tmp_path: Path, ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_pump, "_TICK", 3600)
-    service = ChannelService(str(tmp_path / "c.sock"))
+    service = Service(str(tmp_path / "s.sock"))
     try:
         with poolbridge.connect(service.path, timeout=60) as client:
             ends.a.put(b"1")  # which the service never takes: the socket goes on being used
@@ -413,11 +410,11 @@ def test_a_client_may_be_closed_while_a_thread_is_about_to_look_into_its_ring(tm
                 client._pump.stop()
             return False
 
-    service = ChannelService(str(tmp_path / "c.sock"))
+    service = Service(str(tmp_path / "s.sock"))
     try:
         client = poolbridge.connect(service.path, timeout=60)
         with pytest.raises(poolbridge.ClientClosedError):
-            client._pump.wait(cast("Feed", Awaited()), None, spin=0.01)
+            client._pump.wait(cast("Waiter", Awaited()), None)
     finally:
         service.close()
 
@@ -442,3 +439,59 @@ def test_the_watcher_sleeps_while_the_socket_takes_nothing(monkeypatch: pytest.M
     session.close()
     pump.stop()
     other.close()
+
+
+@pytest.fixture
+def corrupt() -> Iterator[Ring]:
+    """A ring whose reader says that it has read 12 bytes."""
+    made = Ends()
+    made.a.put(b"1")
+    struct.pack_into("<Q", made.b_file, 64, 12)
+    yield made.a
+    made.close()
+
+
+def use(client: poolbridge.Client, ring: Ring) -> None:
+    client._session.transport.use(ring)
+    client._session.transport._aside.clear()
+
+
+def test_a_corrupt_ring_that_a_request_finds_ends_the_session(client: poolbridge.Client, corrupt: Ring) -> None:
+    use(client, corrupt)
+    for _ in range(2):
+        with pytest.raises(ProtocolError, match="says that it has read 12 bytes"):
+            client.stats()
+
+
+def test_a_corrupt_ring_that_the_watcher_finds_ends_the_session(client: poolbridge.Client, corrupt: Ring) -> None:
+    use(client, corrupt)
+    client._pump.background(partial(client._session.tell, Cancel(rq=1)))
+    client._pump._watcher.join(30)
+    assert client._pump._finished
+    with pytest.raises(ProtocolError, match="says that it has read 12 bytes"):
+        client.stats()
+
+
+def test_whoever_waits_for_a_notice_may_give_up_while_it_comes() -> None:
+    class GivenUp(Waiter):
+        """Its thread gives up as soon as somebody has looked whether there is one."""
+
+        def __init__(self) -> None:
+            self.looked = self.called = 0
+            super().__init__(lambda: False)
+
+        @property
+        def on_done(self) -> Any:
+            self.looked += 1
+            return self._call if self.looked == 1 else None
+
+        @on_done.setter
+        def on_done(self, value: Callable[[], object] | None) -> None:
+            assert value is None
+
+        def _call(self) -> None:
+            self.called += 1
+
+    waiter = GivenUp()
+    waiter.tell()
+    assert waiter.called == 1

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytest.importorskip(
+    "poolbridge._native", reason="poolbridge is installed without its native module", exc_type=ImportError
+)
+
 import ctypes
 
 import numpy as np
-import pytest
-from fakechannels import ChannelService
+from realservice import RealService
 from test_worker import Process
 
 
 @pytest.fixture
 def service(tmp_path):
-    running = ChannelService(str(tmp_path / "c.sock"))
+    running = RealService(str(tmp_path / "r.sock"))
     yield running
     running.close()
 

@@ -19,7 +19,6 @@ import pytest
 from fakeservice import working
 
 import poolbridge
-from poolbridge import _channel_messages as cm
 from poolbridge import _messages as m
 from poolbridge._mappings import MAPPINGS
 from poolbridge._session import Session
@@ -304,13 +303,15 @@ def test_a_call_that_sees_the_end_of_the_session_before_its_own_says_why(service
     assert [type(error) for error in call.caught] == [poolbridge.ClientClosedError]
 
 
-def test_a_frame_on_a_block_that_a_closing_client_has_dropped_is_no_fault_of_the_service(service, client):
+def test_a_lease_on_a_block_that_a_closing_client_has_dropped_is_no_fault_of_the_service(service, client):
     client.allocate(4).release()
+    service.tricks["get"] = lambda c, r: None
     call = WaitingCall(service, client)
+    late = client._session.ask(m.Get(nm="x"), m.GrantReply, lambda: None)
     client._session.prepare_close()
     grant = m.Grant(id=7, bf=7, ge=1, pl=1, bl=99, bs=4096, t=m.Tensor(dt="float32"))
     with service.changed:
-        call.connection.send(cm.Frame(sb=1, sq=1, ts=1, l=grant))
+        call.connection.send(m.GrantReply(q=late.number, l=grant))
     call.join()
     assert [type(error) for error in call.caught] == [poolbridge.ClientClosedError]
 

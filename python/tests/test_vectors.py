@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from poolbridge import _channel_messages, _errors, _messages, _packet, _shared_messages
+from poolbridge import _channel_messages, _errors, _messages, _packet
 from poolbridge._errors import ProtocolError
 
 VECTORS = json.loads((Path(__file__).parents[2] / "docs/vectors/v1.json").read_text(encoding="utf-8"))
@@ -29,11 +29,9 @@ REPLIES: dict[str, type[msgspec.Struct]] = {
     "timeline": _channel_messages.TimelineReply,
     "channel": _channel_messages.ChannelReply,
     "find": _channel_messages.ChannelReply,
-    "send": _channel_messages.SendReply,
-    "subscribe": _channel_messages.SubscribeReply,
     "ring": _channel_messages.RingReply,
-    "join": _shared_messages.JoinReply,
-    "map": _shared_messages.MapReply,
+    "join": _channel_messages.JoinReply,
+    "map": _channel_messages.MapReply,
 }
 NOTICES: dict[str, type[msgspec.Struct]] = {
     str(kind.__struct_config__.tag): kind
@@ -41,13 +39,10 @@ NOTICES: dict[str, type[msgspec.Struct]] = {
         _messages.Recall,
         _messages.Goodbye,
         _messages.Working,
-        _channel_messages.Frame,
-        _channel_messages.End,
-        _channel_messages.Lost,
         _channel_messages.Failed,
         _channel_messages.Forget,
-        _shared_messages.Member,
-        _shared_messages.Wanted,
+        _channel_messages.Member,
+        _channel_messages.Wanted,
     )
 }
 
@@ -92,9 +87,7 @@ def test_accepted_packets_decode_to_the_canonical_message(vector):
     assert msgspec.msgpack.decode(_packet.encode(message)) == from_json(vector["message"])
 
 
-_requests = msgspec.msgpack.Decoder(
-    _messages.AnyRequest | _channel_messages.ChannelRequest | _shared_messages.SharedRequest
-)
+_requests = msgspec.msgpack.Decoder(_messages.AnyRequest | _channel_messages.ChannelRequest)
 
 
 def take(direction: str, kind: str, packet: bytes) -> None:

@@ -1,7 +1,7 @@
 """The small service again, with pools of kind ``device``, as a process of its own: ``deviceservice.py SOCKET [plain]``.
 
 For every socket that it then reads, a line each, it ends that service and begins a new one: a process that uses a GPU
-takes seconds to start. It has timelines and channels, unless it is to be plain. It exports through cuda.core. Asked to
+takes seconds to start. It has timelines, unless it is to be plain. It exports through cuda.core. Asked to
 ``trim``, it recalls every free block, and frees what all sessions have dropped.
 """
 
@@ -12,14 +12,14 @@ import sys
 from typing import Any
 
 from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions
-from fakechannels import ChannelConnection, ChannelService
 from fakeservice import FakeBlock, FakePool
+from faketimelines import TimelineConnection, TimelineService
 
 from poolbridge import _cuda
 from poolbridge import _messages as m
 
 
-class DeviceConnection(ChannelConnection):
+class DeviceConnection(TimelineConnection):
     def trim(self, request: m.Trim, fds: list[int]) -> m.Reply:
         pool = self.pool(request.pl)
         free = [block for blocks in pool.free.values() for block in blocks]
@@ -30,7 +30,7 @@ class DeviceConnection(ChannelConnection):
         return m.TrimReply(q=request.q, n=sum(block.size for block in free))
 
 
-class DeviceService(ChannelService):
+class DeviceService(TimelineService):
     connection_type = DeviceConnection
 
     def make_pool(self, request: m.Create) -> FakePool:

@@ -12,6 +12,7 @@ import pytest
 from gates import Gate
 
 import poolbridge
+from poolbridge._membership import NATIVE
 
 N = 4096
 HERE = Path(__file__).parent
@@ -22,6 +23,12 @@ POOLSVC = os.environ.get("POOLBRIDGE_TEST_POOLSVC", str(HERE.parents[2] / "bin" 
 
 def has_poolsvc() -> bool:
     return os.access(POOLSVC, os.X_OK)
+
+
+CHANNELS = pytest.mark.skipif(
+    not has_poolsvc() or NATIVE is None,
+    reason="channels need poolsvc (make build) and poolbridge's native module; the small service has none",
+)
 
 
 def service_command(path: str, *options: str) -> list[str]:

@@ -15,7 +15,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gates import fill, finish, gets_idle, idle, new_stream, read
-from rig import ENVIRONMENT, HERE, ONE_BLOCK, POOLSVC, N, address, client, device_service, gate, has_poolsvc, other, use
+from rig import (
+    CHANNELS,
+    ENVIRONMENT,
+    HERE,
+    ONE_BLOCK,
+    POOLSVC,
+    N,
+    address,
+    client,
+    device_service,
+    gate,
+    has_poolsvc,
+    other,
+    use,
+)
 
 import poolbridge
 from poolbridge import _cuda, _event
@@ -189,6 +203,7 @@ def test_an_event_that_was_never_recorded_holds_nobody_up(client):
     event.sync(0)
 
 
+@CHANNELS
 def test_an_event_goes_along_with_a_frame(client, other, gate):
     channel = client.create_channel("c", capacity=4)
     frames = other.subscribe("c")

@@ -8,6 +8,7 @@ import sys
 import pytest
 from gates import fill, finish, idle, new_stream
 from rig import (
+    CHANNELS,
     ENVIRONMENT,
     HERE,
     ONE_BLOCK,
@@ -44,6 +45,7 @@ def test_a_block_that_a_stream_still_uses_is_not_unmapped(client, gate):
 
 
 @pytest.mark.skipif(not has_poolsvc(), reason="poolsvc is not built, and the small service buries nobody")
+@CHANNELS
 def test_a_producer_that_is_killed_lets_the_consumers_streams_go(device_service, client):
     channel = client.create_channel("c", capacity=4)
     frames = client.subscribe("c")

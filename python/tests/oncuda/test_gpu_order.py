@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from gates import Gate, counts, fill, finish, gets_idle, idle, new_stream, read
-from rig import ENVIRONMENT, HERE, ONE_BLOCK, N, address, client, device_service, gate, other, use
+from rig import CHANNELS, ENVIRONMENT, HERE, ONE_BLOCK, N, address, client, device_service, gate, other, use
 
 import poolbridge
 from poolbridge import _cuda, _cuda_stream
@@ -56,6 +56,7 @@ def test_nobody_waits_for_a_slow_producer_but_the_consumers_stream(client, other
     assert not got.failed
 
 
+@CHANNELS
 def test_nor_does_the_cpu_of_another_process(device_service, client, gate):
     channel = client.create_channel("c", capacity=4)
     code = f"""
@@ -159,6 +160,7 @@ def test_dropping_the_last_array_is_no_wait_either(client, other, gate):
     gate.open()
 
 
+@CHANNELS
 @STEADY_POOL
 @pytest.mark.skipif(counts() is None, reason="only the simulated driver counts its calls")
 def test_steady_streaming_calls_the_driver_for_words_only(client, other):
@@ -187,6 +189,7 @@ def test_steady_streaming_calls_the_driver_for_words_only(client, other):
     assert MAPPINGS.imports == imports
 
 
+@CHANNELS
 @STEADY_POOL
 @pytest.mark.skipif(counts() is None, reason="only the simulated driver counts its calls")
 def test_borrowed_arrays_call_the_driver_for_words_only(client, other):
@@ -225,6 +228,7 @@ def test_borrowed_arrays_call_the_driver_for_words_only(client, other):
     assert made == []
 
 
+@CHANNELS
 @ONE_BLOCK
 def test_a_borrowed_array_waits_on_its_stream_and_the_next_writer_for_that(client, other, gate):
     from cuda.core.utils import StridedMemoryView
@@ -284,6 +288,7 @@ def test_several_streams_are_one_ticket(client, other, gate):
     assert seen.tolist() == [1] * (N // 2) + [2] * (N // 2)
 
 
+@CHANNELS
 def test_an_array_that_is_copied_is_copied_in_order(client, other, gate):
     channel = client.create_channel("c", capacity=4)
     frames = other.subscribe("c")
@@ -310,6 +315,7 @@ def test_an_array_that_is_copied_is_copied_in_order(client, other, gate):
     assert (frame.to_numpy() == 5).all()
 
 
+@CHANNELS
 def test_an_array_in_a_lease_is_not_copied(client, other):
     from cuda.core.utils import StridedMemoryView
 
@@ -471,6 +477,7 @@ def test_what_streams_were_given_before_a_promise_is_waited_for(client, other, g
     assert (other.get("x").to_numpy() == 6).all()
 
 
+@CHANNELS
 def test_arrays_that_are_dropped_keep_their_stream_until_it_has_written(client, other, monkeypatch):
     from cuda.core.utils import StridedMemoryView
 
@@ -487,7 +494,7 @@ def test_arrays_that_are_dropped_keep_their_stream_until_it_has_written(client, 
         return StridedMemoryView.from_dlpack(lease, stream_ptr=Stream.handle)
 
     arrays = other.subscribe("c", credit=3).arrays(wrap, stream=stream)
-    while not arrays._feed.taken or arrays._hold is not None:  # until a frame comes in a block that has its array
+    while arrays._frame is None or arrays._hold is not None:  # until a frame comes in a block that has its array
         channel.publish(client.allocate(N, "uint8"))
         next(arrays)
     kept = weakref.ref(stream)

@@ -9,6 +9,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
+// handOverCredit is how many frames a consumer may have that it has not acknowledged. It is so few that each is let go of by itself.
+const handOverCredit = 8
+
 // The hand-overs that are measured with buffers of one size only, which makes no difference: with a lease and a new array for
 // each *bridge.Lease, and with a name that the consumer asks for.
 const (
@@ -112,7 +115,7 @@ func (s *scene) handOverTo(ctx context.Context, src *source, w *worker, bytes ui
 	if err != nil {
 		return d, err
 	}
-	if err := w.begin(framesTask{Task: "frames", Channel: channel, Consumer: s.consumer, Each: true, Leases: leases,
+	if err := w.begin(framesTask{Task: "frames", Channel: channel, Consumer: s.consumer, Credit: handOverCredit, Each: true, Leases: leases,
 		OnDevice: s.kind != mempool.Host}); err != nil {
 		return d, err
 	}

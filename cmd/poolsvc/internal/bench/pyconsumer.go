@@ -12,6 +12,7 @@ type framesTask struct {
 	Task     string `json:"task"`
 	Channel  string `json:"channel"`
 	Consumer string `json:"consumer"`
+	Credit   int    `json:"credit"`
 	// Each has it look at the number of each frame, which those on the CPU have.
 	Each bool `json:"each"`
 	// Spin is for how many seconds a wait for a frame does not sleep.
@@ -44,7 +45,7 @@ func (s *scene) startLeasingConsumer(ctx context.Context, src *source) (consumer
 }
 
 func (s *scene) startConsumer(ctx context.Context, src *source, task framesTask) (consumer, error) {
-	task.Task, task.Consumer, task.OnDevice = "frames", s.consumer, s.kind != mempool.Host
+	task.Task, task.Consumer, task.Credit, task.OnDevice = "frames", s.consumer, streamCapacity, s.kind != mempool.Host
 	w, err := startWorker(ctx, s.Python, src.socket)
 	return pyConsumer{w, task}, err
 }

@@ -1,55 +1,17 @@
-"""Channels whose frames go through shared memory, on a GPU: what holds for every channel, and their own tickets."""
+"""Channels on a GPU: the tickets of their members. Run by `test_device`, or by hand where there is a GPU."""
 
 from __future__ import annotations
-
-from functools import partialmethod
 
 import numpy as np
 import pytest
 from gates import fill, finish, idle, new_stream, read
-from rig import N, address, client, device_service, gate, has_poolsvc, other, use
-from test_events import test_an_event_goes_along_with_a_frame
-from test_gpu_ends import test_a_producer_that_is_killed_lets_the_consumers_streams_go
-from test_gpu_order import (
-    test_a_borrowed_array_waits_on_its_stream_and_the_next_writer_for_that,
-    test_an_array_in_a_lease_is_not_copied,
-    test_an_array_that_is_copied_is_copied_in_order,
-    test_arrays_that_are_dropped_keep_their_stream_until_it_has_written,
-    test_borrowed_arrays_call_the_driver_for_words_only,
-    test_nor_does_the_cpu_of_another_process,
-    test_steady_streaming_calls_the_driver_for_words_only,
-)
+from rig import CHANNELS, N, address, client, device_service, gate, other, use
 
 import poolbridge
 
-pytest.importorskip(
-    "poolbridge._native", reason="poolbridge is installed without its native module", exc_type=ImportError
-)
-pytestmark = pytest.mark.skipif(
-    not has_poolsvc(), reason="poolsvc is not built: make build; the small service shares no memory"
-)
+pytestmark = CHANNELS
 
-__all__ = [
-    "client",
-    "device_service",
-    "gate",
-    "other",
-    "test_a_borrowed_array_waits_on_its_stream_and_the_next_writer_for_that",
-    "test_a_producer_that_is_killed_lets_the_consumers_streams_go",
-    "test_an_array_in_a_lease_is_not_copied",
-    "test_an_array_that_is_copied_is_copied_in_order",
-    "test_an_event_goes_along_with_a_frame",
-    "test_arrays_that_are_dropped_keep_their_stream_until_it_has_written",
-    "test_borrowed_arrays_call_the_driver_for_words_only",
-    "test_nor_does_the_cpu_of_another_process",
-    "test_steady_streaming_calls_the_driver_for_words_only",
-]
-
-
-@pytest.fixture(autouse=True)
-def shared(monkeypatch):
-    for kind in poolbridge.Client, poolbridge.AsyncClient:
-        monkeypatch.setattr(kind, "create_channel", partialmethod(kind.create_channel, shared=True))
+__all__ = ["client", "device_service", "gate", "other"]  # fixtures
 
 
 def test_the_next_writer_waits_for_all_streams_of_a_consumer_and_of_the_producer(client, other, gate):
@@ -147,3 +109,13 @@ def test_a_publisher_gets_no_buffer_that_a_consumers_stream_still_reads(client, 
         gate.open()
         finish(stream)
         assert (again == 1).all(), "not overwritten"
+
+
+def test_a_lease_of_another_pool_is_copied_and_can_be_released(client):
+    client.create_pool("cpu", max_bytes=1 << 20)
+    lease = client.allocate(3, "int32")
+    lease.copy_from([1, 2, 3])
+    channel = client.create_channel("c", pool="cpu")
+    channel.publish(lease)
+    lease.release()
+    assert client.subscribe(channel).receive(60).to_numpy().tolist() == [1, 2, 3]

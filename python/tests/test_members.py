@@ -1,4 +1,4 @@
-"""Channels whose frames go through shared memory: leases that come back, members that come and go, and lies."""
+"""Members of channels: leases that come back, members that come and go, and lies."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from multiprocessing import resource_tracker
 from types import SimpleNamespace
 
 import numpy as np
-from realservice import RealService
+from fakeservice import Service
+from realservice import RealService, leases, publish, until
 
 import poolbridge
-from poolbridge import _client_state, _membership, _spares
+from poolbridge import _client_state, _membership, _pump, _spares
+from poolbridge._channel_messages import Map, MapReply
 from poolbridge._core import Core
 from poolbridge._mappings import MAPPINGS
 from poolbridge._messages import Export, Ticket
 from poolbridge._packet import encode
-from poolbridge._shared_messages import Map, MapReply
 from poolbridge._transport import Descriptors
 
 PROCESSES = multiprocessing.get_context("spawn")
@@ -44,34 +45,8 @@ def service(tmp_path):
     running.close()
 
 
-def publish(client, channel, value, **options):
-    lease = client.allocate(4, "int32", timeout=60)
-    np.asarray(lease)[:] = value
-    return channel.publish(lease, meta={"value": str(value)}, **options)
-
-
-def until(condition, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
-
-
-def leases(client):
-    return client.stats().leases
-
-
-def test_a_channel_says_that_it_is_shared_and_is_found_as_it_is(client, other):
-    channel = client.create_channel("c")
-    assert channel.shared
-    assert publish(client, channel, 1) == 1
-    assert other.subscribe("c").receive(60).to_numpy().tolist() == [1] * 4
-    with pytest.raises(poolbridge.AlreadyExistsError, match="go through shared memory"):
-        client.create_channel("c", shared=False)
-
-
 def test_no_frame_costs_a_packet(client, other):
-    channel = client.create_channel("c", shared=True, capacity=4)
+    channel = client.create_channel("c", capacity=4)
     frames = other.subscribe("c")
     for value in range(20):
         publish(client, channel, value)
@@ -88,7 +63,7 @@ def test_no_frame_costs_a_packet(client, other):
 
 
 def test_leases_that_came_back_are_used_again_and_given_back_when_nothing_is_allocated(client, other):
-    channel = client.create_channel("c", shared=True, capacity=2)
+    channel = client.create_channel("c", capacity=2)
     frames = other.subscribe("c")
     buffers = set()
     for _ in range(50):
@@ -108,7 +83,7 @@ def test_leases_that_came_back_are_used_again_and_given_back_when_nothing_is_all
 
 def test_no_more_leases_are_kept_than_the_channel_has_places_and_two(client, other, monkeypatch):
     monkeypatch.setattr(_spares, "_IDLE", 3600)
-    channel = client.create_channel("c", shared=True, capacity=3)
+    channel = client.create_channel("c", capacity=3)
     frames = other.subscribe("c", credit=3)
     for size in range(1, 40):
         channel.publish(client.allocate(size))
@@ -118,7 +93,7 @@ def test_no_more_leases_are_kept_than_the_channel_has_places_and_two(client, oth
 
 
 def test_a_lease_that_came_back_is_used_only_for_as_many_bytes(client, other):
-    channel = client.create_channel("c", shared=True, capacity=1)
+    channel = client.create_channel("c", capacity=1)
     frames = other.subscribe("c")
     first = client.allocate(16, "uint8")
     buffer = first.buffer_id
@@ -132,7 +107,7 @@ def test_a_lease_that_came_back_is_used_only_for_as_many_bytes(client, other):
 
 
 def test_what_was_allocated_of_a_lease_that_came_back_can_be_released_unpublished(client, other):
-    channel = client.create_channel("c", shared=True, capacity=1)
+    channel = client.create_channel("c", capacity=1)
     frames = other.subscribe("c")
     for value in range(2):
         publish(client, channel, value)
@@ -144,7 +119,7 @@ def test_what_was_allocated_of_a_lease_that_came_back_can_be_released_unpublishe
 
 
 def test_a_lease_that_has_a_name_is_released_when_it_comes_back(client, other):
-    channel = client.create_channel("c", shared=True, capacity=1)
+    channel = client.create_channel("c", capacity=1)
     frames = other.subscribe("c")
     with client.allocate(4, "int32") as lease:
         lease.publish("named")
@@ -161,7 +136,7 @@ def test_a_lease_that_has_a_name_is_released_when_it_comes_back(client, other):
 def test_a_pool_with_one_block_more_than_the_channel_has_places_streams_on_and_on(service):
     with poolbridge.connect(service.path, timeout=60) as client, poolbridge.connect(service.path, timeout=60) as other:
         client.create_pool("small", max_bytes=5 * PAGE)
-        channel = client.create_channel("c", shared=True, capacity=4)
+        channel = client.create_channel("c", capacity=4)
         frames = other.subscribe("c", credit=1)
         seen: list[int] = []
 
@@ -181,7 +156,7 @@ def test_another_client_gets_the_memory_that_a_producer_keeps(service):
     with poolbridge.connect(service.path, timeout=60) as client, poolbridge.connect(service.path, timeout=60) as other:
         client.create_pool("small", max_bytes=6 * PAGE)
         other.open_pool("small")
-        channel = client.create_channel("c", shared=True, capacity=2)
+        channel = client.create_channel("c", capacity=2)
         frames = other.subscribe("c", credit=8)
         arrays = []
         for value in range(6):
@@ -198,7 +173,7 @@ def test_another_client_gets_the_memory_that_a_producer_keeps(service):
 
 def test_a_producer_leaves_a_channel_that_was_shut_once_its_leases_are_back(client, other):
     for number in range(70):  # more than a session may have members
-        channel = client.create_channel("c", shared=True, capacity=2)
+        channel = client.create_channel("c", capacity=2)
         frames = other.subscribe("c")
         publish(client, channel, number)
         assert next(frames).to_numpy().tolist() == [number] * 4
@@ -217,7 +192,7 @@ def let_go_later(client, frame, value):
 
 
 def test_the_leases_of_a_channel_that_was_shut_come_back_though_nothing_is_allocated(client, other):
-    channel = client.create_channel("c", shared=True, capacity=4)
+    channel = client.create_channel("c", capacity=4)
     for value in range(4):
         publish(client, channel, value)
     channel.shut()
@@ -225,7 +200,7 @@ def test_the_leases_of_a_channel_that_was_shut_come_back_though_nothing_is_alloc
 
 
 def test_a_block_that_comes_back_as_its_client_closes_is_unmapped(client):
-    channel = client.create_channel("c", shared=True)
+    channel = client.create_channel("c")
     publish(client, channel, 1)
     session = client._session
     [producer] = session.producers.values()
@@ -237,7 +212,7 @@ def test_a_block_that_comes_back_as_its_client_closes_is_unmapped(client):
 
 
 def test_a_client_that_is_dropped_without_close_keeps_no_block(service, client):
-    channel = client.create_channel("c", shared=True, capacity=2)
+    channel = client.create_channel("c", capacity=2)
     with pytest.warns(ResourceWarning):
         dropped = poolbridge.connect(service.path, timeout=60)
         theirs = dropped.open_channel("c")
@@ -256,7 +231,7 @@ def test_a_client_that_is_dropped_without_close_keeps_no_block(service, client):
 
 
 def test_a_lease_whose_consumer_is_gone_with_its_timeline_is_used_again_or_released(service, client):
-    channel = client.create_channel("c", shared=True, capacity=1)
+    channel = client.create_channel("c", capacity=1)
     with poolbridge.connect(service.path, timeout=60) as other:
         frames = other.subscribe("c")
         publish(client, channel, 1)
@@ -292,7 +267,7 @@ class Leaving:
 
 
 def test_blocks_that_come_back_as_their_producer_leaves_are_nobodys(client):
-    channel = client.create_channel("c", shared=True, capacity=1)
+    channel = client.create_channel("c", capacity=1)
     for value in range(2):
         publish(client, channel, value)
     producer = client._session.producers[channel.id]
@@ -302,7 +277,7 @@ def test_blocks_that_come_back_as_their_producer_leaves_are_nobodys(client):
 
 
 def test_leases_are_given_back_though_the_thread_that_does_so_has_failed_before(client, other, monkeypatch):
-    channel = client.create_channel("c", shared=True, capacity=1)
+    channel = client.create_channel("c", capacity=1)
     frames = other.subscribe("c")
     spares = client._session.spares
     failed: list[object] = []
@@ -325,7 +300,7 @@ def test_leases_are_given_back_though_the_thread_that_does_so_has_failed_before(
 
 
 def test_a_producer_names_the_process_that_is_behind(client, other):
-    channel = client.create_channel("c", shared=True, capacity=1)
+    channel = client.create_channel("c", capacity=1)
     frames = other.subscribe("c")
     publish(client, channel, 1)
     kept = next(frames)
@@ -339,7 +314,7 @@ def test_a_producer_names_the_process_that_is_behind(client, other):
 
 
 def test_members_that_come_later_are_known(service, client, other):
-    channel = client.create_channel("c", shared=True, capacity=64)
+    channel = client.create_channel("c", capacity=64)
     first = other.subscribe("c")
     publish(client, channel, 0)
     assert next(first).seq == 1
@@ -356,7 +331,7 @@ def test_members_that_come_later_are_known(service, client, other):
 
 
 def test_a_session_has_one_producer_in_a_channel_however_many_threads_publish(client, other):
-    channel = client.create_channel("c", shared=True, mode="queue", capacity=256)
+    channel = client.create_channel("c", mode="queue", capacity=256)
     threads = [threading.Thread(target=publish, args=(client, channel, value)) for value in range(8)]
     for thread in threads:
         thread.start()
@@ -405,7 +380,7 @@ def process(target, *arguments):
 
 @pytest.mark.parametrize("mode", ["broadcast", "queue"])
 def test_a_producer_that_is_killed_costs_its_consumers_nothing(service, client, other, mode):
-    channel = client.create_channel("c", shared=True, mode=mode, capacity=4)
+    channel = client.create_channel("c", mode=mode, capacity=4)
     frames = other.subscribe("c")
     with process(stream_on, service.path, "frames") as producer:
         last = -1
@@ -433,7 +408,8 @@ def test_a_producer_that_is_killed_costs_its_consumers_nothing(service, client, 
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_an_allocation_that_does_not_wait_gets_what_a_producer_keeps(client, other, own):
+def test_an_allocation_that_does_not_wait_gets_what_a_producer_keeps(client, other, own, monkeypatch):
+    monkeypatch.setattr(_pump, "_TICK", 3600)  # that memory is wanted does not wait until the ring is looked into
     client.create_pool("tight", kind="host", max_bytes=8 * PAGE)
     other.open_pool("tight")
     channel = client.create_channel("c", pool="tight", mode="queue", capacity=8)
@@ -447,7 +423,7 @@ def test_an_allocation_that_does_not_wait_gets_what_a_producer_keeps(client, oth
 
 
 def test_a_frame_in_hand_is_incomplete_though_its_dead_producer_is_forgotten(service, client, other):
-    channel = client.create_channel("c", shared=True, capacity=1)
+    channel = client.create_channel("c", capacity=1)
     frames = other.subscribe("c", full="drop-oldest", ack="manual")
     with process(promise_one, service.path, "frames") as producer:
         frame = frames.receive(60)
@@ -469,9 +445,40 @@ def test_a_frame_in_hand_is_incomplete_though_its_dead_producer_is_forgotten(ser
     assert not set(forgotten) & set(other._session.timelines._pages)
 
 
+def test_a_frame_that_its_producer_will_never_complete_is_an_error_where_it_is_taken(service, client, other):
+    channel = client.create_channel("c", capacity=4)
+    frames = other.subscribe("c")
+    with process(promise_one, service.path, "frames") as producer:
+        until(lambda: other._session.core.members[0].known)
+        seen = client.subscribe("c").receive(60)
+        os.kill(producer.pid, signal.SIGKILL)
+        producer.join()
+    with pytest.raises(poolbridge.ProducerDiedError):
+        seen.wait(60)
+    with pytest.raises(poolbridge.ProducerDiedError):
+        next(frames)
+    publish(client, channel, 2)
+    assert next(frames).seq == 2
+
+
+def test_a_consumer_waits_until_a_promise_is_kept(client, other):
+    channel = client.create_channel("c", capacity=4)
+    frames = other.subscribe("c")
+    lease = client.allocate(4, "int32")
+    array, promise = np.asarray(lease), lease.promise()
+    channel.publish(lease)
+    frame = next(frames)
+    with pytest.raises(poolbridge.WaitTimeoutError):
+        frame.wait(0.001)
+    array[:] = 5
+    promise.keep()
+    assert not array.flags.writeable
+    assert frame.to_numpy().tolist() == [5] * 4
+
+
 @pytest.mark.parametrize("mode", ["broadcast", "queue"])
 def test_a_consumer_that_is_killed_holds_nobody_up(service, client, other, mode):
-    channel = client.create_channel("c", shared=True, mode=mode, capacity=4)
+    channel = client.create_channel("c", mode=mode, capacity=4)
     with process(take_on, service.path, "frames") as consumer:
         publish(client, channel, 0)
         until(lambda: client._session.producers[channel.id].known)
@@ -489,7 +496,7 @@ def test_a_consumer_that_is_killed_holds_nobody_up(service, client, other, mode)
 
 
 def test_the_death_of_the_service_ends_who_waits_with_a_lost_connection(service, client, other):
-    channel = client.create_channel("c", shared=True, capacity=1)
+    channel = client.create_channel("c", capacity=1)
     waiting, keeping = other.subscribe("c", full="drop-oldest"), client.subscribe("c")
     publish(client, channel, 1)
     array = np.asarray(next(keeping))
@@ -517,7 +524,7 @@ def test_the_death_of_the_service_ends_who_waits_with_a_lost_connection(service,
 
 
 def test_a_destroyed_pool_ends_its_channels(client, other):
-    channel = client.create_channel("c", shared=True)
+    channel = client.create_channel("c")
     frames = other.subscribe("c")
     publish(client, channel, 1)
     array, lease = np.asarray(next(frames)), client.allocate(4)
@@ -530,7 +537,7 @@ def test_a_destroyed_pool_ends_its_channels(client, other):
 
 
 def test_memory_is_asked_back_while_frames_stream(client, other):
-    channel = client.create_channel("c", shared=True, capacity=2)
+    channel = client.create_channel("c", capacity=2)
     arrays = other.subscribe("c").arrays()
     for value in range(60):
         publish(client, channel, value)
@@ -545,7 +552,7 @@ def test_memory_is_asked_back_while_frames_stream(client, other):
 
 
 def test_a_client_that_closes_lets_arrays_live_and_producers_go_on(service, client):
-    channel = client.create_channel("c", shared=True, mode="queue", capacity=4)
+    channel = client.create_channel("c", mode="queue", capacity=4)
     with poolbridge.connect(service.path, timeout=60) as other:
         frames = other.subscribe("c", ack="manual")
         for value in range(2):
@@ -571,7 +578,7 @@ def test_a_client_that_closes_lets_arrays_live_and_producers_go_on(service, clie
 @pytest.mark.parametrize("mode", ["broadcast", "queue"])
 @pytest.mark.parametrize("full", ["block", "drop-oldest", "latest"])
 def test_no_frame_is_written_while_it_is_in_hand(service, client, mode, full):
-    client.create_channel("c", shared=True, mode=mode, capacity=2, full=full)
+    client.create_channel("c", mode=mode, capacity=2, full=full)
     frames = client.subscribe("c", credit=8)
     kept = []
     with process(stream_on, service.path, "frames"):
@@ -605,7 +612,7 @@ def interrupt():
 
 
 def test_a_signal_ends_a_wait_for_a_frame_and_for_room(client, other, interrupt):
-    channel = client.create_channel("c", shared=True, capacity=1)
+    channel = client.create_channel("c", capacity=1)
     frames = other.subscribe("c", ack="manual")
     interrupt()
     with pytest.raises(Interrupted):
@@ -628,7 +635,7 @@ def test_a_signal_ends_a_wait_for_a_frame_and_for_room(client, other, interrupt)
 
 @pytest.mark.parametrize("mode", ["broadcast", "queue"])
 def test_an_acknowledged_frame_keeps_its_memory_and_no_place(client, other, mode):
-    channel = client.create_channel("c", shared=True, mode=mode, capacity=1)
+    channel = client.create_channel("c", mode=mode, capacity=1)
     frames = other.subscribe("c", credit=1, ack="manual")
     arrays = []
     for value in range(20):
@@ -646,7 +653,7 @@ def test_an_acknowledged_frame_keeps_its_memory_and_no_place(client, other, mode
 
 
 def test_credit_bounds_the_frames_that_are_not_acknowledged(client, other):
-    channel = client.create_channel("c", shared=True, capacity=8)
+    channel = client.create_channel("c", capacity=8)
     frames = other.subscribe("c", credit=2, ack="manual")
     for value in range(4):
         publish(client, channel, value)
@@ -662,7 +669,7 @@ def test_credit_bounds_the_frames_that_are_not_acknowledged(client, other):
 
 
 def test_a_frame_that_was_given_back_and_taken_again_is_settled_once_more(client, other):
-    channel = client.create_channel("c", shared=True, mode="queue")
+    channel = client.create_channel("c", mode="queue")
     frames = other.subscribe("c", ack="manual")
     publish(client, channel, 5)
     first = next(frames)
@@ -677,7 +684,7 @@ def test_a_frame_that_was_given_back_and_taken_again_is_settled_once_more(client
 
 
 def test_a_consumer_is_told_how_many_frames_it_missed(client, other):
-    channel = client.create_channel("c", shared=True, capacity=2, full="drop-oldest")
+    channel = client.create_channel("c", capacity=2, full="drop-oldest")
     frames = other.subscribe("c")
     for value in range(6):
         publish(client, channel, value)
@@ -722,7 +729,7 @@ def liar(client, channel, replace):
 )
 @pytest.mark.parametrize("mode", ["broadcast", "queue"])
 def test_a_frame_that_cannot_be_is_an_error_at_that_frame_only(service, client, other, mode, replace):
-    channel = client.create_channel("c", shared=True, mode=mode)
+    channel = client.create_channel("c", mode=mode)
     frames = other.subscribe("c")
     publish(client, channel, 1)
     assert next(frames).seq == 1
@@ -736,7 +743,7 @@ def test_a_frame_that_cannot_be_is_an_error_at_that_frame_only(service, client, 
 
 
 def test_a_block_that_the_pool_does_not_have_fails_its_frame(client, other):
-    channel = client.create_channel("c", shared=True)
+    channel = client.create_channel("c")
     frames = other.subscribe("c")
     publish(client, channel, 1)
     next(frames)
@@ -749,41 +756,35 @@ def test_a_block_that_the_pool_does_not_have_fails_its_frame(client, other):
     del producer.loans[999]
 
 
-# Without what it needs
+# Without what they need
 
 
-def test_without_the_native_module_a_shared_channel_is_refused_with_what_is_missing(service, client, monkeypatch):
-    client.create_channel("c", shared=True)
+def without_channels(client, match):
+    client.create_pool("without", max_bytes=PAGE)
+    for call in (lambda: client.create_channel("d"), lambda: client.open_channel("c"), lambda: client.subscribe("c")):
+        with pytest.raises(poolbridge.UnavailableError, match=match):
+            call()
+    with client.allocate(4, pool="without") as lease:
+        lease.publish("x")
+
+
+def test_without_the_native_module_it_says_what_is_missing_and_all_else_works(service, client, monkeypatch):
+    client.create_channel("c")
     monkeypatch.setattr(_membership, "NATIVE", None)
     monkeypatch.setattr(_client_state, "FEATURES", ("timelines", "channels", "rings"))
     with poolbridge.connect(service.path, timeout=60) as bare:
-        bare.open_pool("frames")
-        for call in (lambda: bare.create_channel("d", shared=True), lambda: bare.open_channel("c")):
-            with pytest.raises(poolbridge.UnsupportedError, match="native module.*install"):
-                call()
-        with pytest.raises(poolbridge.UnsupportedError, match="native module.*install"):
-            bare.create_channel("c")
-        through = bare.create_channel("e")
-        assert not through.shared
-        assert publish(bare, through, 1) == 1
-        assert not client.create_channel("e").shared  # the channel exists: the client opens it as it is
-        with pytest.raises(poolbridge.AlreadyExistsError, match="go through the service"):
-            client.create_channel("e", capacity=3)
+        without_channels(bare, "native module.*install")
 
 
-def test_a_service_that_is_older_says_so(tmp_path):
-    from fakechannels import ChannelService
-
-    old = ChannelService(str(tmp_path / "old.sock"))
-    with poolbridge.connect(old.path) as client:
-        client.create_pool("p", max_bytes=1 << 16)
-        with pytest.raises(poolbridge.UnsupportedError, match="older"):
-            client.create_channel("c", shared=True)
-    old.close()
+def test_a_service_that_has_no_channels_says_why(tmp_path):
+    plain = Service(str(tmp_path / "plain.sock"))
+    with poolbridge.connect(plain.path) as client:
+        without_channels(client, "no channels: its kernel")
+    plain.close()
 
 
 def test_a_forked_child_has_no_part_in_it(client, other):
-    channel = client.create_channel("c", shared=True)
+    channel = client.create_channel("c")
     frames = other.subscribe("c")
     arrays = other.subscribe("c").arrays()
     publish(client, channel, 1)
@@ -813,7 +814,7 @@ def test_an_async_publish_that_is_cancelled_publishes_nothing_later(service):
             await poolbridge.connect_async(service.path, timeout=60) as other,
         ):
             await client.create_pool("frames", max_bytes=1 << 20)
-            channel = await client.create_channel("c", shared=True, capacity=1)
+            channel = await client.create_channel("c", capacity=1)
             async with other.subscribe("c", ack="manual") as frames:
                 await channel.publish(np.zeros(1))
                 kept = await anext(frames)
@@ -842,7 +843,7 @@ def test_many_async_consumers_wait_at_a_time(service):
     async def main():
         async with await poolbridge.connect_async(service.path, timeout=60) as client:
             await client.create_pool("frames", max_bytes=1 << 20)
-            channel = await client.create_channel("c", shared=True, capacity=4)
+            channel = await client.create_channel("c", capacity=4)
             subscriptions = [client.subscribe("c") for _ in range(12)]
             seen: list[list[int]] = [[] for _ in subscriptions]
             tasks = []

@@ -1,4 +1,4 @@
-"""Producers of shared channels: publishing frames, and the blocks that come back."""
+"""Producers of channels: publishing frames, and the blocks that come back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _MOST_DESCRIPTIONS: Final = 256
 
 
-class SharedProducer(Membership):
+class Producer(Membership):
     """A session's producer in one channel.
 
     Attributes
@@ -38,9 +38,10 @@ class SharedProducer(Membership):
         Whether the channel was shut: once all leases are back, this producer leaves.
     """
 
+    native: _native.Producer
+
     def __init__(self, session: Session, channel: Channel, native: _native.Producer, member: int) -> None:
         super().__init__(session, channel, "producer", native, member)
-        self.native = native
         self.loans: dict[int, Spare] = {}
         self.over = False
         self._descriptions: dict[Description, tuple[int, bytes]] = {}
@@ -101,7 +102,7 @@ class SharedProducer(Membership):
 class Sending(ABC):
     """One frame that is being published, perhaps by a thread that nobody waits for any more."""
 
-    def __init__(self, producer: SharedProducer) -> None:
+    def __init__(self, producer: Producer) -> None:
         self.producer = producer
         self._lock = threading.Lock()
         self._running = False
@@ -165,7 +166,7 @@ class _LeaseSending(Sending):
 
     def __init__(
         self,
-        producer: SharedProducer,
+        producer: Producer,
         hold: Hold,
         description: Description,
         *,
@@ -209,7 +210,7 @@ class _LeaseSending(Sending):
         self._hold.session.unsend(self._hold, self._ticket)
 
 
-def producer_of(session: Session, channel: Channel) -> Flow[SharedProducer]:
+def producer_of(session: Session, channel: Channel) -> Flow[Producer]:
     """Give the session's producer in a channel, which joins with its first frame."""
     while (producer := session.producers.get(channel.id)) is None:
         joined = threading.Event()
@@ -220,7 +221,7 @@ def producer_of(session: Session, channel: Channel) -> Flow[SharedProducer]:
             continue
         try:
             session.producers[channel.id] = yield from join(
-                session, channel, "producer", lambda native, member: SharedProducer(session, channel, native, member)
+                session, channel, "producer", lambda native, member: Producer(session, channel, native, member)
             )
         finally:
             del session.joining[channel.id]
@@ -229,7 +230,7 @@ def producer_of(session: Session, channel: Channel) -> Flow[SharedProducer]:
 
 
 def send(
-    producer: SharedProducer,
+    producer: Producer,
     hold: Hold,
     description: Description,
     *,
@@ -288,12 +289,12 @@ def deliver(sending: Sending, timeout: float | None) -> Flow[int]:
     return result
 
 
-def _too_slow(producer: SharedProducer, timeout: float) -> WaitTimeoutError:
+def _too_slow(producer: Producer, timeout: float) -> WaitTimeoutError:
     channel = producer.channel
     return WaitTimeoutError(f"channel {channel.nm!r} stayed full for {timeout:g} s{_who(producer)}")
 
 
-def _who(producer: SharedProducer) -> str:
+def _who(producer: Producer) -> str:
     behind = producer.native.behind
     if behind is None:
         return "; its consumers are behind, or it has none" if producer.channel.md == "queue" else ""

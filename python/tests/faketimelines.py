@@ -1,0 +1,133 @@
+"""The small service with timelines: enough of their rules for the client's tests."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+from fakeservice import SEALS, Connection, FakeBuffer, FakeLease, Refused, Service
+
+from poolbridge import _channel_messages as cm
+from poolbridge import _messages as m
+from poolbridge._page import TOMBSTONE, WORDS
+
+UNSET = msgspec.UNSET
+
+
+@dataclass
+class FakePage:
+    fd: int
+    words: memoryview
+    owner: Connection
+    mapping: mmap.mmap
+    sealed: bool = False
+
+    def close(self) -> None:
+        self.words.release()
+        self.mapping.close()
+        os.close(self.fd)
+
+
+class TimelineService(Service):
+    features: tuple[str, ...] = ("timelines",)
+
+    def __init__(self, path: str) -> None:
+        self.pages: dict[int, FakePage] = {}
+        self.ready: dict[int, list[m.Ticket]] = {}
+        self.done: dict[int, list[m.Ticket]] = {}
+        super().__init__(path)
+
+    def close(self) -> None:
+        super().close()
+        for page in self.pages.values():
+            page.close()
+
+    def unreached(self, tickets: Iterable[m.Ticket]) -> tuple[m.Ticket, ...]:
+        highest: dict[tuple[int, int], int] = {}
+        for ticket in tickets:
+            if ticket.tl in self.pages and self.pages[ticket.tl].words[ticket.wd] < ticket.v:
+                key = (ticket.tl, ticket.wd)
+                highest[key] = max(ticket.v, highest.get(key, 0))
+        return tuple(m.Ticket(tl, wd, v) for (tl, wd), v in highest.items())
+
+    def bury(self, connection: Connection) -> None:
+        """Do what the service does when the process of a session that has ended is gone."""
+        for timeline, page in list(self.pages.items()):
+            if page.owner is not connection:
+                continue
+            for word in range(WORDS):
+                page.words[word] += TOMBSTONE
+            failed = [
+                id_
+                for id_, tickets in self.ready.items()
+                if any(t.tl == timeline and page.words[t.wd] % TOMBSTONE < t.v for t in tickets)
+            ]
+            for other in self.connections:
+                held = tuple(id_ for id_ in failed if any(x.buffer.id == id_ for x in other.leases.values()))
+                if held:
+                    other.send(cm.Failed(bf=held))
+                other.send(cm.Forget(tl=(timeline,)))
+            page.close()
+            del self.pages[timeline]
+
+
+class TimelineConnection(Connection):
+    service: TimelineService
+
+    def timeline(self, request: cm.Timeline, fds: list[int]) -> m.Reply:
+        pages = self.service.pages
+        id_ = request.tl or next((id_ for id_, page in pages.items() if page.owner is self), 0)
+        if not id_:
+            id_ = self.service.new_id()
+            fd = os.memfd_create("poolbridge-timeline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(fd, 4096)
+            fcntl.fcntl(fd, 1033, SEALS)
+            mapping = mmap.mmap(fd, 4096)
+            pages[id_] = FakePage(fd, memoryview(mapping).cast("Q"), self, mapping)
+        if id_ not in pages:
+            raise Refused("not-found")
+        fds.append(pages[id_].fd)
+        return cm.TimelineReply(q=request.q, tl=id_, nw=WORDS, x=m.Export(f=1))
+
+    def seal(self, request: cm.Seal, fds: list[int]) -> None:
+        for page in self.service.pages.values():
+            if page.owner is self:
+                assert not page.sealed
+                fcntl.fcntl(page.fd, 1033, 0x0010)  # F_SEAL_FUTURE_WRITE
+                page.sealed = True
+
+    def check(self, tickets: Iterable[m.Ticket]) -> list[m.Ticket]:
+        checked = list(tickets)
+        for ticket in checked:
+            page = self.service.pages.get(ticket.tl)
+            if page is None or page.owner is not self or not page.sealed:
+                raise Refused("invalid", "a ticket of another session's timeline")
+        return checked
+
+    def grant(self, number: int, buffer: FakeBuffer, *, write: bool) -> m.Reply:
+        reply = super().grant(number, buffer, write=write)
+        assert isinstance(reply, m.GrantReply)
+        service = self.service
+        tickets = [*service.ready.get(buffer.id, ()), *(service.done.get(buffer.block.id, ()) if write else ())]
+        reply.l.wt = service.unreached(tickets)
+        return reply
+
+    def publish(self, request: m.Publish, fds: list[int]) -> None:
+        lease = self.find(request.l)
+        if request.rt is not UNSET:
+            self.service.ready[lease.buffer.id] = self.check([request.rt])
+        super().publish(request, fds)
+
+    def release_one(self, lease: FakeLease, request: m.Release) -> None:
+        tickets = self.check(request.dt)
+        if lease.write:
+            self.service.ready.setdefault(lease.buffer.id, []).extend(tickets)
+        self.service.done.setdefault(lease.buffer.block.id, []).extend(tickets)
+        super().release_one(lease, request)
+
+
+TimelineService.connection_type = TimelineConnection
