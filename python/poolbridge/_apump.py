@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
-# How often the socket and the ring are read before the event loop goes on.
+# How often the socket is read before the event loop goes on.
 _MOST_READS = 64
 
 
@@ -86,11 +86,9 @@ class AsyncPump:
         return True
 
     def _readable(self) -> None:
-        transport = self._session.transport
         try:
-            transport.wake()
             for _ in range(_MOST_READS):
-                if self._session.ended is not None or (not self._session.receive() and transport.sleep()):
+                if self._session.ended is not None or not self._session.receive():
                     break
             else:
                 self._soon(self._readable)  # others have their turn before
@@ -101,10 +99,6 @@ class AsyncPump:
             raise
         if self._session.ended is not None:
             self.stop()
-
-    def ringing(self) -> None:
-        """See `Driver`."""
-        self._soon(self._readable)
 
     def want_write(self) -> None:
         """See `Driver`."""

@@ -1,4 +1,4 @@
-"""The messages of timelines, channels and rings; see `poolbridge._messages`."""
+"""The messages of timelines and channels; see `poolbridge._messages`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ class MakeChannel(Request, kw_only=True, tag="channel"):
     md: str = ""
     cp: U
     fl: str = ""
-    sm: bool = False
 
 
 class Find(Request, kw_only=True, tag="find"):
@@ -41,10 +40,6 @@ class Shut(Request, kw_only=True, tag="shut"):
     """Close a channel for all."""
 
     ch: U
-
-
-class MakeRing(Request, kw_only=True, tag="ring"):
-    """Ask for a ring of shared memory."""
 
 
 class Join(Request, kw_only=True, tag="join"):
@@ -85,7 +80,7 @@ class Doubt(Request, kw_only=True, tag="doubt"):
     sq: U
 
 
-ChannelRequest = Timeline | Seal | MakeChannel | Find | Shut | Join | Enter | Leave | Map | Doubt | MakeRing
+ChannelRequest = Timeline | Seal | MakeChannel | Find | Shut | Join | Enter | Leave | Map | Doubt
 
 
 # Replies
@@ -118,13 +113,6 @@ class MapReply(Reply, kw_only=True):
 
     ge: U
     bs: U
-    x: Export
-
-
-class RingReply(Reply, kw_only=True):
-    """Reply to `MakeRing`."""
-
-    sz: U
     x: Export
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
-from poolbridge import _cuda_stream, _dlpack, _order, _ring, _sources, _tensor
-from poolbridge._channel_messages import ChannelReply, Find, MakeChannel, MakeRing, RingReply, Shut
+from poolbridge import _cuda_stream, _dlpack, _order, _sources, _tensor
+from poolbridge._channel_messages import ChannelReply, Find, MakeChannel, Shut
 from poolbridge._consumer import consume
 from poolbridge._copies import copy_into
-from poolbridge._errors import DeviceMemoryError, InvalidArgumentError, PoolLimitError, shown
+from poolbridge._errors import InvalidArgumentError, shown
 from poolbridge._literals import AckMode, ChannelMode, FullPolicy
 from poolbridge._membership import check_able
 from poolbridge._messages import Open, PoolReply, Reply
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from poolbridge._session import Session
     from poolbridge._sources import Source
 
-_RINGS = "rings"
 MODES = get_args(ChannelMode)
 ACKS = get_args(AckMode)
 FULL = get_args(FullPolicy)
@@ -70,18 +69,6 @@ def _check_text(text: Any) -> None:
 # Channels
 
 
-def _use_ring(session: Session) -> Flow[None]:
-    """Have a session's packets go through shared memory; where that cannot be had, the socket does."""
-    if session.ring_asked or not _ring.USABLE or _RINGS not in session.core.features:
-        return
-    session.ring_asked = True
-    try:
-        reply = yield Ask(MakeRing(), RingReply)
-        session.use_ring(reply.sz)
-    except (PoolLimitError, DeviceMemoryError):
-        pass  # the service, or this process, has no more descriptors or memory for it
-
-
 def create_channel(
     session: Session, name: str, *, pool: int, mode: ChannelMode, capacity: int, full: FullPolicy
 ) -> Flow[Channel]:
@@ -92,10 +79,8 @@ def create_channel(
         md=_check_word(mode, MODES, "mode"),
         cp=_check_most(capacity, _MOST_FRAMES, "capacity"),
         fl=_check_word(full, FULL, "full"),
-        sm=True,
     )
     check_able(session)
-    yield from _use_ring(session)
     reply = yield Ask(request, ChannelReply)
     channel: Channel = reply.c
     return channel
@@ -105,7 +90,6 @@ def open_channel(session: Session, name: str, *, timeout: float | None) -> Flow[
     """Open a channel by its name, and its pool with it."""
     request = Find(nm=check_name(name, "channel"), w=check_wait(timeout))
     check_able(session)
-    yield from _use_ring(session)
     reply = yield Ask(request, ChannelReply, timeout)
     channel: Channel = reply.c
     if session.pool_info(channel.pl) is None:

@@ -22,7 +22,6 @@ from poolbridge._channel_messages import (
     Map,
     MapReply,
     Member,
-    RingReply,
     TimelineReply,
     Wanted,
 )
@@ -81,8 +80,6 @@ class Core:
         Why the service is about to close the connection, if it has said so.
     pages
         Descriptors of timelines that came and were not mapped yet.
-    ring
-        Descriptors of a ring that came and is not used yet.
     seats
         Descriptors of members that have joined and are not set up yet, by the number of the request.
     members
@@ -103,7 +100,6 @@ class Core:
         self.outbox: deque[bytes] = deque()
         self.goodbye: Goodbye | None = None
         self.pages: dict[int, Descriptors] = {}
-        self.ring: Descriptors | None = None
         self.seats: dict[int, Descriptors] = {}
         self.members: list[Any] = []
         self.waiters: list[Waiter] = []
@@ -346,7 +342,7 @@ class Core:
                 own.close()
             else:
                 self.pages[reply.tl] = own
-        elif isinstance(reply, (JoinReply, MapReply, RingReply)):
+        elif isinstance(reply, (JoinReply, MapReply)):
             self._learn_memory(call, reply, descriptors)
         elif isinstance(reply, HelloReply):
             if reply.v != VERSION:
@@ -354,11 +350,8 @@ class Core:
             self.epoch, self.session_id, self.service_pid = reply.ep, reply.id, reply.pid
             self.features = reply.ft
 
-    def _learn_memory(self, call: Call, reply: JoinReply | MapReply | RingReply, descriptors: Descriptors) -> None:
+    def _learn_memory(self, call: Call, reply: JoinReply | MapReply, descriptors: Descriptors) -> None:
         export, own = _claim(reply.x, descriptors)
-        if isinstance(reply, RingReply):
-            self.ring = own
-            return
         if isinstance(reply, JoinReply):
             if (count := len(own)) != _SEAT_FILES:
                 own.close()
@@ -413,8 +406,6 @@ class Core:
             block.descriptors.close()
         for page in (*self.pages.values(), *self.seats.values()):
             page.close()
-        if self.ring is not None:
-            self.ring.close()
 
 
 def _first_number(data: bytes) -> int:

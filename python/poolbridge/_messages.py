@@ -73,7 +73,6 @@ class Channel(Struct, omit_defaults=True):
     md: str
     cp: U
     fl: str
-    sm: bool = False
 
 
 class Grant(Struct, omit_defaults=True, kw_only=True):

@@ -24,17 +24,8 @@ if TYPE_CHECKING:
 
 _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
-# How long the watcher leaves a ring alone after somebody has read it: he will read it again, and do what it brings.
-# What is not to wait comes over the socket.
-_TICK = 10e-3
-# How long a reader looks into its ring before it sleeps: to be woken takes as long.
-_WAKEFULNESS = 100e-6
-# After looking in vain it sleeps at once so many times at most.
-_MOST_SLEEPS = 63
-# How often a reader whose time is over reads on: more often than a full socket and a full ring have something to read.
+# How often a reader whose time is over reads on: more often than a full socket has something to read.
 _MOST_LATE = 1024
-# How often a reader that looks into its ring looks at the clock, in looks.
-_GLANCES = 16
 
 
 class _Bell:
@@ -63,29 +54,6 @@ class _Bell:
             os.close(fd)
 
 
-class _Eagerness:
-    """Whether it is worth looking before one sleeps: each time in vain it is left off for longer.
-
-    On a machine whose CPUs are busy it would only keep those from work that it waits for.
-    """
-
-    __slots__ = ("_left", "_sleeps")
-
-    def __init__(self) -> None:
-        self._sleeps = 0
-        self._left = 0
-
-    def willing(self) -> bool:
-        if self._left:
-            self._left -= 1
-            return False
-        return True
-
-    def learn(self, *, found: bool) -> None:
-        self._sleeps = 0 if found else min(2 * self._sleeps + 1, _MOST_SLEEPS)
-        self._left = self._sleeps
-
-
 class Pump:
     """The reading and the waiting of one blocking client.
 
@@ -108,10 +76,6 @@ class Pump:
         self._arming = DeferringLock()
         self._waiting: list[threading.Event] = []  # of threads that go on reading when nobody reads
         self._armed = True  # the watcher reads what comes
-        self._ticking = False  # nobody may be told of what comes through the ring
-        self._unread = False  # the socket has something
-        self._reads = self._seen = 0
-        self._eagerness = _Eagerness()
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         self._epoll = select.epoll()
@@ -143,8 +107,7 @@ class Pump:
             if self._begin_reading():
                 try:
                     call = self._session.ask(request, reply_type, _nothing)
-                    if not self._look_for(call):
-                        self._read_for(call, deadline)
+                    self._read_for(call, deadline)
                 finally:
                     self._read, self._armed = False, True
                     self._reading.release()
@@ -186,8 +149,7 @@ class Pump:
                 return False
             if self._begin_reading():
                 try:
-                    if not self._look_for(waiter):
-                        self._read_for(waiter, deadline)
+                    self._read_for(waiter, deadline)
                 finally:
                     self._read, self._armed = False, True
                     self._reading.release()
@@ -207,10 +169,8 @@ class Pump:
             return False
         try:
             self._read = True
-            self._reads += 1
             if self._armed:
                 self._armed = False
-                self._session.transport.wake()
                 self._arm()
         except BaseException:
             self._read, self._armed = False, True
@@ -223,74 +183,25 @@ class Pump:
         """Have others read now. Idempotent."""
         if self._armed:
             self._arm()
-        if self._session.transport.ring is None:
-            return
-        if not self._ticking:
-            self.ringing()
-        if self._waiting:
-            self._pass_on()
+        self._pass_on()
 
     def _pass_on(self) -> None:
-        """Have a thread that waits read, if nobody does: the watcher would only do so when it ticks."""
+        """Have a thread that waits read, if nobody does: it need not be woken by the watcher then."""
         if self._waiting and not self._read:
             for turn in self._waiting[:1]:
                 turn.set()
 
-    def ringing(self) -> None:
-        """See `Driver`."""
-        if not self._ticking:
-            self._ticking = True
-            self._bell.ring()
-
-    def _look_for(self, waited: Call | Waiter) -> bool:
-        """Read without sleeping, where that is worth it, until what is waited for is there; whether it is."""
-        session, looks, found = self._session, 0, False
-        if session.ended is not None:
-            return False  # the watcher may have closed what would be read, before this thread had its turn
-        transport = session.transport
-        over = not transport.through
-        if over or not self._eagerness.willing():
-            return False
-        until, waiting = time.monotonic() + _WAKEFULNESS, transport.waiting
-        while True:
-            looks += 1
-            readable = False
-            if waiting() or (readable := over and bool(self._poll.poll(0))):
-                try:
-                    session.receive(readable=readable)
-                except PoolbridgeError:
-                    return waited.done  # with it
-                if found := waited.done:
-                    break
-                over = not transport.through
-            if looks % _GLANCES == 0:
-                found = waited.done  # another thread may have read
-                if found or time.monotonic() >= until or session.ended is not None:
-                    break
-        self._eagerness.learn(found=found)
-        return found
-
     def _read_for(self, call: Call | Waiter, deadline: float | None) -> None:
         """Read until the call is done or its time is over."""
-        transport, late = self._session.transport, 0
+        late = 0
         while not call.done:
             if self._session.ended is not None:
                 return
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            readable = False
-            if transport.waiting():
-                pass
-            elif self._unread:
-                readable, self._unread = True, False
             # Nearly always the reply is still to come: looking for it first would be a system call in vain.
-            elif transport.sleep():
-                readable = bool(self._poll.poll(None if left is None else left and left * 1000 + 1))
-                transport.wake()
-                if readable and transport.waiting():
-                    # What the socket has most likely said no more than that. It is read when there is time.
-                    readable, self._unread = False, True
+            self._poll.poll(None if left is None else left and left * 1000 + 1)
             try:
-                received = self._session.receive(readable=readable)
+                received = self._session.receive()
             except PoolbridgeError:
                 return  # the call has failed with it
             if left == 0:
@@ -349,23 +260,18 @@ class Pump:
 
     def _watch(self) -> None:
         while not self._stopped and self._session.ended is None:
-            self._epoll.poll(_TICK if self._ticking else None)
+            self._epoll.poll()
             self._bell.silence()
             self._do_work()
             if self._want_write:
                 self._want_write = False  # if the socket is still full, the session says so again
                 self._session.flush()
                 self._arm()
-            if ticking := self._ticking:
-                self._ticking = False  # from here on a thread that stops reading says so again
             # A thread that waits for a reply reads; its wait must not hold up the work here.
             if self._reading.take(0):
                 try:
                     self._read = True
                     self._read_all()
-                    if ticking and self._reads != self._seen:  # somebody has read, and may again
-                        self._seen = self._reads
-                        self._ticking = True
                 finally:
                     self._read = False
                     self._reading.release()
@@ -378,12 +284,10 @@ class Pump:
             self._session.transport.close()
 
     def _read_all(self) -> None:
-        """Read what there is, and if the watcher reads what comes, be told of it."""
-        transport = self._session.transport
+        """Read what there is."""
         try:
-            while self._session.ended is None:
-                if not self._session.receive() and (not self._armed or transport.sleep()):
-                    return
+            while self._session.ended is None and self._session.receive():
+                pass
         except PoolbridgeError:
             pass  # every call has failed with it, and the next one will
 

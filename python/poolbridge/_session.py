@@ -22,7 +22,6 @@ from poolbridge._errors import (
     ProtocolError,
 )
 from poolbridge._messages import Dropped, Release
-from poolbridge._ring import SIZE, Ring
 from poolbridge._session_members import SessionMembers
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 _OUTBOX_MAX = 65_536
 _PATIENCE = 10.0
-_RING_FILES = 2
 
 
 class Driver(Protocol):
@@ -42,9 +40,6 @@ class Driver(Protocol):
 
     def want_write(self) -> None:
         """Call `Session.flush` when the socket takes packets again; never waits."""
-
-    def ringing(self) -> None:
-        """Look into the ring that the transport has within some 10 ms; never waits."""
 
     def background(self, work: Callable[[], None]) -> None:
         """Do work soon that may wait for a device, elsewhere; never waits, never raises."""
@@ -67,7 +62,6 @@ class Session(SessionMembers):
         self._closing = False
         self.patience = _PATIENCE
         self.lost: set[int] = set()
-        self.ring_asked = False
         self._kept: deque[tuple[int, int, object]] = deque()
         self._fault: ProtocolError | None = None  # what the service did that sending found
         self.holds: dict[int, ReferenceType[Hold]] = {}
@@ -150,8 +144,8 @@ class Session(SessionMembers):
             self._fault = ProtocolError(*error.args)
             self.transport.shutdown()
 
-    def receive(self, *, readable: bool = False) -> bool:
-        """Take what is in the ring, or one packet of the socket. `readable` says that the socket has something.
+    def receive(self) -> bool:
+        """Take one packet of the socket.
 
         Returns
         -------
@@ -164,15 +158,13 @@ class Session(SessionMembers):
             The session has ended; every request that waited fails with the same error.
         """
         try:
-            came = self.transport.receive(readable=readable)
+            came = self.transport.receive()
             if came is None:
                 return False
-            packets, descriptors = came
             core = self.core
             with self._lock:
-                for packet in packets:
-                    for block in core.receive(packet, descriptors):
-                        self._unmap(block)
+                for block in core.receive(*came):
+                    self._unmap(block)
                 if core.news:
                     self._hear()
                 if core.outbox:
@@ -324,24 +316,6 @@ class Session(SessionMembers):
             self._driver.background(self.close)
 
     # Timelines and channels
-
-    def use_ring(self, size: int) -> None:
-        """Carry packets through the ring that the service has sent, if this process can."""
-        descriptors, self.core.ring = self.core.ring, None
-        if descriptors is None:
-            return
-        try:
-            if size == SIZE and len(descriptors) == _RING_FILES:
-                ring = Ring(*descriptors.peek())
-                with self._lock:
-                    if self.ended is None:
-                        self.transport.use(ring)
-                    else:
-                        ring.close()
-        finally:
-            descriptors.close()
-        if self._driver is not None:
-            self._driver.ringing()
 
     def adopt(self, timeline: int, *, own: bool) -> None:
         """Map the page of a timeline that the service has sent, unless another thread has done it."""

@@ -25,7 +25,7 @@ from fakeservice import Service
 from realservice import RealService, leases, publish, until
 
 import poolbridge
-from poolbridge import _client_state, _membership, _pump, _spares
+from poolbridge import _client_state, _membership, _spares
 from poolbridge._channel_messages import Map, MapReply
 from poolbridge._core import Core
 from poolbridge._mappings import MAPPINGS
@@ -409,7 +409,6 @@ def test_a_producer_that_is_killed_costs_its_consumers_nothing(service, client, 
 
 @pytest.mark.parametrize("own", [True, False])
 def test_an_allocation_that_does_not_wait_gets_what_a_producer_keeps(client, other, own, monkeypatch):
-    monkeypatch.setattr(_pump, "_TICK", 3600)  # that memory is wanted does not wait until the ring is looked into
     client.create_pool("tight", kind="host", max_bytes=8 * PAGE)
     other.open_pool("tight")
     channel = client.create_channel("c", pool="tight", mode="queue", capacity=8)
@@ -771,7 +770,7 @@ def without_channels(client, match):
 def test_without_the_native_module_it_says_what_is_missing_and_all_else_works(service, client, monkeypatch):
     client.create_channel("c")
     monkeypatch.setattr(_membership, "NATIVE", None)
-    monkeypatch.setattr(_client_state, "FEATURES", ("timelines", "channels", "rings"))
+    monkeypatch.setattr(_client_state, "FEATURES", ("timelines",))
     with poolbridge.connect(service.path, timeout=60) as bare:
         without_channels(bare, "native module.*install")
 

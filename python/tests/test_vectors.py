@@ -29,7 +29,6 @@ REPLIES: dict[str, type[msgspec.Struct]] = {
     "timeline": _channel_messages.TimelineReply,
     "channel": _channel_messages.ChannelReply,
     "find": _channel_messages.ChannelReply,
-    "ring": _channel_messages.RingReply,
     "join": _channel_messages.JoinReply,
     "map": _channel_messages.MapReply,
 }
