@@ -61,7 +61,7 @@ class NativeBuildHook(BuildHookInterface[Any]):
                 raise
             self.app.display_warning(
                 f"poolbridge is built without its native module: {error}\n"
-                "Streams then go through the service, slower. The module needs a C compiler and Python's headers."
+                "Channels cannot be used then. The module needs a C compiler and Python's headers."
             )
             return
         if editable:

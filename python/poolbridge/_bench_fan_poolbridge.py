@@ -24,7 +24,7 @@ class ChannelFan(Fan):
         The service's socket.
     """
 
-    name = "poolbridge, frames through shared memory"
+    name = "poolbridge"
     _client: Any = None
     _frames: Any = None
 

@@ -71,7 +71,7 @@ func TestDoctorSaysWhetherThePackageHasItsNativeModule(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(without, "poolbridge", "__init__.py"), nil, 0o600))
 	said = doctor("PYTHONPATH=" + without)
 	assert.Contains(t, said, " (no native module)")
-	assert.Contains(t, said, "without its native module: streams go through the service and are slower")
+	assert.Contains(t, said, "without its native module: it can use no channels")
 	assert.Contains(t, said, "install a C compiler and the headers of Python, and then poolbridge again")
 }
 
