@@ -101,7 +101,7 @@ func (ch *Channel) Publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 	if ready != nil {
 		done = append(done, *ready)
 	}
-	return reply.Sequence, errors.Join(ch.client.ended(l.info.Block, done...), l.order.Close())
+	return reply.Sequence, errors.Join(ch.client.ended(l.info.Block, done...), l.endOrder())
 }
 
 // Shut closes the channel: nothing more can be sent, the name is free, and the subscribers' frames end after the last. A

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
@@ -17,10 +18,9 @@ type consuming struct {
 	latest shmchannel.Frame // of next
 	leaves sync.Once
 
-	mu     sync.Mutex
-	inHand int // frames that the user has
-	left   bool
+	users atomic.Int64 // frames that the user has, and one until the consumer leaves: the last unmaps the channel
 
+	mu      sync.Mutex
 	caller  context.Context // of the last wait
 	waiting context.Context // ends with it, and with the client
 	stop    func()
@@ -33,6 +33,7 @@ func (ch *Channel) consume(ctx context.Context, o mempool.SubscribeOptions) (*co
 		return nil, err
 	}
 	s := &consuming{membership: newMembership(ch, shmchannel.ConsumerRole), stop: func() {}}
+	s.users.Store(1)
 	s.depart = func(context.Context) { s.abandon() }
 	err = s.join(ctx, &wire.Join{Oldest: o.Oldest, Full: string(o.Full)}, func(config shmchannel.MemberConfig) (err error) {
 		s.native, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: config, Reached: s.reached})
@@ -113,16 +114,15 @@ func (s *consuming) abandon() {
 		_ = s.native.Leave()                                            // it is not closed
 		_ = c.send(0, &wire.Leave{Channel: s.channel.ID, Member: s.id}) // it fails with the connection
 		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.left = true
 		s.stop()
-		s.unmap()
+		s.mu.Unlock()
+		s.leaveNative()
 	})
 }
 
-// unmap unmaps the channel once nobody needs it any more. s.mu is held.
-func (s *consuming) unmap() {
-	if s.left && s.inHand == 0 {
+// leaveNative unmaps the channel if nobody needs it any more.
+func (s *consuming) leaveNative() {
+	if s.users.Add(-1) == 0 {
 		_ = s.native.Close() // it unmaps files; that does not fail
 	}
 }

@@ -38,10 +38,12 @@ func (ch *Channel) publishShared(ctx context.Context, l *Lease, o mempool.FrameO
 	if err := r.fill(l, t, o, ready, p.timeline); err != nil {
 		return 0, err
 	}
-	p.lend(l, ready)
+	r.Owner = l.lend(ready)
+	if !l.own { // else Allocate looks for what has come back
+		p.reclaim()
+	}
 	number, err := p.publish(ctx, &r.Record, o.Wait)
 	if err != nil {
-		p.takeBack(l.info.Block)
 		return 0, l.unsent(ctx, err, ready)
 	}
 	l.ended = true
@@ -49,7 +51,7 @@ func (ch *Channel) publishShared(ctx context.Context, l *Lease, o mempool.FrameO
 	if l.reused {
 		ch.client.timelines.unpin(l.info.Wait)
 	}
-	return number, l.order.Close()
+	return number, l.endOrder()
 }
 
 // unsent is why the lease was not sent. The lease lives on, unless ctx has ended: then others may have the memory once ready is reached.
@@ -68,7 +70,7 @@ func (l *Lease) unjoined(ctx context.Context, err error, o mempool.Completion) e
 		return err
 	}
 	ready, unknown := l.completed(context.WithoutCancel(ctx), o)
-	if m, failed := l.mem.Memory(true); failed == nil && unknown != nil {
+	if m, failed := l.reach(); failed == nil && unknown != nil {
 		l.client.doubt(l.info.Block, m)
 	}
 	return errors.Join(l.unsent(ctx, err, ready), unknown)
@@ -127,7 +129,6 @@ func (p *producing) publish(ctx context.Context, r *shmchannel.Record, wait time
 	if p.client.working.Err() != nil {
 		return 0, context.Cause(p.client.working)
 	}
-	p.reclaim()
 	number, err := p.native.TryPublish(r)
 	if err != nil {
 		number, err = p.publishInTime(ctx, r, wait)

@@ -144,7 +144,7 @@ func (p *Producer) attempt(r *Record, ticket uint64) (uint64, full, error) {
 		if s.tail.CompareAndSwap(uint64(t), uint64(newTail(n, p.slot, t.version()))) {
 			s.enter(newTail(n, p.slot, 0))
 			p.last = n
-			p.pending = append(p.pending, loan{n, r.Block})
+			p.pending = append(p.pending, loan{n, r.Block, r.Owner})
 			s.published.wake()
 			if p.mode == Broadcast && len(p.view.others) > 0 {
 				s.freed.wake() // the frame that left may be another producer's
