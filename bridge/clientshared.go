@@ -15,6 +15,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/wakeful"
 )
 
 // memberships are what a client has of channels whose frames go through shared memory.
@@ -75,7 +76,8 @@ func (m *membership) join(ctx context.Context, r *wire.Join, open func(shmchanne
 		m.unseat()
 		return situation(ErrProtocol, "a member of channel %q comes with three files, this one with %d", m.channel.Name, len(files))
 	}
-	err = open(shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Slot: slotOf(reply.Slot), ID: reply.Member})
+	err = open(shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Slot: slotOf(reply.Slot), ID: reply.Member,
+		Spin: wakeful.Limit, Eager: new(eagerness)})
 	if err != nil {
 		m.unseat()
 		return err
@@ -87,6 +89,16 @@ func (m *membership) join(ctx context.Context, r *wire.Join, open func(shmchanne
 		m.depart(ctx)
 	}
 	return err
+}
+
+// eagerness says whether a member looks for a while before it sleeps: if that is worth it, and few others do.
+type eagerness struct{ wakeful.Eagerness }
+
+func (e *eagerness) Begin() bool { return e.Willing() && wakeful.Stay(1) }
+
+func (e *eagerness) End(found bool) {
+	wakeful.Leave()
+	e.Learn(found)
 }
 
 // unseat tells the service that the member leaves. It fails with the connection.

@@ -106,9 +106,11 @@ func (c *Consumer) Take(ctx context.Context, f *Frame) error {
 	for wait := (pause{}); ; {
 		ok, err := c.attempt(f)
 		if ok || err != nil {
+			c.found(&wait, ok)
 			return err
 		}
 		if err := c.rest(ctx, &wait, c.patience()); err != nil {
+			c.found(&wait, false)
 			return err
 		}
 	}

@@ -73,9 +73,11 @@ func (p *Producer) AwaitReclaim(ctx context.Context) ([]Returned, error) {
 	for wait := (pause{}); ; {
 		back, err := p.reclaim()
 		if err != nil || len(back) > 0 || len(p.pending) == p.seen && len(p.stuck) == 0 {
+			p.found(&wait, len(back) > 0)
 			return back, err
 		}
 		if err := p.rest(ctx, &wait, maxSleep); err != nil {
+			p.found(&wait, false)
 			return nil, err
 		}
 	}
