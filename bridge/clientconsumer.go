@@ -19,11 +19,6 @@ type consuming struct {
 	leaves sync.Once
 
 	users atomic.Int64 // frames that the user has, and one until the consumer leaves: the last unmaps the channel
-
-	mu      sync.Mutex
-	caller  context.Context // of the last wait
-	waiting context.Context // ends with it, and with the client
-	stop    func()
 }
 
 // consume joins the channel.
@@ -32,13 +27,14 @@ func (ch *Channel) consume(ctx context.Context, o mempool.SubscribeOptions) (*co
 	if err != nil {
 		return nil, err
 	}
-	s := &consuming{membership: newMembership(ch, shmchannel.ConsumerRole), stop: func() {}}
+	s := &consuming{membership: newMembership(ch, shmchannel.ConsumerRole)}
 	s.users.Store(1)
 	s.depart = func(context.Context) { s.abandon() }
 	err = s.join(ctx, &wire.Join{Oldest: o.Oldest, Full: string(o.Full)}, func(config shmchannel.MemberConfig) (err error) {
 		s.native, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: config, Reached: s.reached})
 		if err == nil {
 			s.add = s.native.AddTrack
+			s.unwatch = context.AfterFunc(s.client.working, s.native.Wake)
 		}
 		return err
 	})
@@ -75,29 +71,17 @@ func (s *consuming) take(caller context.Context, f *shmchannel.Frame) error {
 	} else if err != nil && !errors.Is(err, shmchannel.ErrUnknownMember) {
 		return err
 	}
-	ctx := s.joint(caller)
+	ctx := &patient{Context: caller, client: s.client}
 	for {
 		err := s.native.Take(ctx, f)
 		unknown, ok := errors.AsType[*shmchannel.UnknownMemberError](err)
 		if !ok {
 			return err
 		}
-		if err := s.await(ctx, unknown); err != nil {
+		if err := s.await(caller, unknown); err != nil {
 			return err
 		}
 	}
-}
-
-// joint is a context that ends with the caller's and with the client. The caller's is mostly the same again.
-func (s *consuming) joint(caller context.Context) context.Context {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.caller != caller {
-		s.stop()
-		s.caller = caller
-		s.waiting, s.stop = s.client.joint(caller)
-	}
-	return s.waiting
 }
 
 // doubt tells the service of a frame that contradicts itself. The frame comes without a lease.
@@ -113,9 +97,6 @@ func (s *consuming) abandon() {
 		c.shared.forget(&s.membership)
 		_ = s.native.Leave()                                            // it is not closed
 		_ = c.send(0, &wire.Leave{Channel: s.channel.ID, Member: s.id}) // it fails with the connection
-		s.mu.Lock()
-		s.stop()
-		s.mu.Unlock()
 		s.leaveNative()
 	})
 }
@@ -123,6 +104,7 @@ func (s *consuming) abandon() {
 // leaveNative unmaps the channel if nobody needs it any more.
 func (s *consuming) leaveNative() {
 	if s.users.Add(-1) == 0 {
+		s.unwatch()
 		_ = s.native.Close() // it unmaps files; that does not fail
 	}
 }

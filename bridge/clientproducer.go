@@ -61,6 +61,7 @@ func (p *producing) begin() {
 		p.native, err = shmchannel.OpenProducer(config)
 		if err == nil {
 			p.add = p.native.AddCursor
+			p.unwatch = context.AfterFunc(p.client.working, p.native.Wake)
 		}
 		return err
 	})
@@ -118,6 +119,7 @@ func (p *producing) close() error {
 	if p.native == nil {
 		return nil
 	}
+	p.unwatch()
 	return p.native.Close()
 }
 

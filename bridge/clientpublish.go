@@ -144,21 +144,12 @@ var errNoRoom = errors.New("no room in time")
 
 // publishInTime is publish that may have to wait.
 func (p *producing) publishInTime(caller context.Context, r *shmchannel.Record, wait time.Duration) (uint64, error) {
-	ctx, cancel := p.client.joint(caller)
-	defer cancel()
-	limited := ctx
-	switch {
-	case wait > 0:
-		var stop context.CancelFunc
-		limited, stop = context.WithTimeoutCause(ctx, wait, errNoRoom)
-		defer stop()
-	case wait < 0:
-		var stop context.CancelCauseFunc
-		limited, stop = context.WithCancelCause(ctx)
-		stop(errNoRoom)
+	ctx := &patient{Context: caller, client: p.client}
+	if wait != 0 {
+		ctx.until = time.Now().Add(wait)
 	}
 	for {
-		number, err := p.native.Publish(limited, r)
+		number, err := p.native.Publish(ctx, r)
 		if err == nil {
 			return number, nil
 		}
@@ -166,13 +157,13 @@ func (p *producing) publishInTime(caller context.Context, r *shmchannel.Record, 
 		full, isFull := errors.AsType[*shmchannel.FullError](err)
 		switch {
 		case isUnknown:
-			if err := p.await(ctx, unknown); err != nil {
+			if err := p.await(caller, unknown); err != nil {
 				return 0, err
 			}
 			continue
 		case isFull && errors.Is(err, errNoRoom):
 			return 0, p.behind(ErrTimeout, full)
-		case isFull && ctx.Err() == nil:
+		case isFull && p.over(caller) == nil:
 			return 0, p.behind(ErrLimit, full)
 		}
 		return 0, p.failure(caller, err)

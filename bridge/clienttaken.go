@@ -19,7 +19,7 @@ type taken struct {
 	by *consuming
 
 	mu      sync.Mutex
-	frame   shmchannel.Frame
+	hand    shmchannel.Hand
 	decided bool // it was acknowledged, passed or given back
 }
 
@@ -33,7 +33,7 @@ type sharedFrame struct {
 // frame makes a frame of what was taken, whose memory is mapped, or with an error one whose lease, if it has one, is unmapped.
 func (s *consuming) frame(ctx context.Context, came *shmchannel.Frame) (*Frame, error) {
 	b := &sharedFrame{Frame: Frame{Seq: came.Number, Time: time.Unix(0, int64(came.Time)), Dropped: came.Missed, channel: &s.channel}}
-	b.taken.by, b.taken.frame = s, *came
+	b.taken.by, b.taken.hand = s, came.Hand
 	b.lease.client, b.lease.taken = s.client, &b.taken
 	for key, value := range shmchannel.Meta(came.Meta) {
 		if b.Meta == nil {
@@ -108,7 +108,7 @@ func (s *consuming) ready(ctx context.Context, l *Lease, ticket shmchannel.Ticke
 	over, died := page.Over(t)
 	if died {
 		return situation(ErrProducerDied, "frame %d of channel %q is incomplete: the process that wrote it died before finishing",
-			l.taken.frame.Number, s.channel.Name)
+			l.taken.hand.Number, s.channel.Name)
 	}
 	if !over {
 		l.info = &mempool.LeaseInfo{Wait: []mempool.Ticket{t}}
@@ -216,11 +216,11 @@ func (t *taken) settle(again bool) error {
 	native := t.by.native
 	switch {
 	case t.by.channel.Mode != mempool.WorkQueue:
-		return native.Pass(&t.frame)
+		return native.Pass(&t.hand)
 	case again:
-		return native.Requeue(&t.frame)
+		return native.Requeue(&t.hand)
 	}
-	return native.Acknowledge(&t.frame)
+	return native.Acknowledge(&t.hand)
 }
 
 // giveFramesBack gives back what is not settled of queues through shared memory: the session has ended, and this process may live on.
@@ -253,10 +253,10 @@ func (t *taken) release(incomplete bool, done []mempool.Ticket) error {
 	if len(done) > 0 {
 		ticket = shmchannel.Ticket{Timeline: s.timeline, Word: done[0].Word, Value: done[0].Value}
 	}
-	released := s.native.Release(&t.frame, ticket)
+	released := s.native.Release(&t.hand, ticket)
 	if errors.Is(released, shmchannel.ErrUnfinished) { // there is no place for the ticket
 		if released = s.client.finish(done[0]); released == nil {
-			released = s.native.Release(&t.frame, shmchannel.Ticket{})
+			released = s.native.Release(&t.hand, shmchannel.Ticket{})
 		}
 	}
 	s.leaveNative()

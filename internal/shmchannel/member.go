@@ -141,13 +141,16 @@ func (m *member) watch(ctx context.Context) {
 	if m.ctxStop != nil {
 		m.ctxStop()
 	}
-	m.ctxDone, m.ctxStop = ctx.Done(), context.AfterFunc(ctx, func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if !m.closed {
-			m.word.advance()
-		}
-	})
+	m.ctxDone, m.ctxStop = ctx.Done(), context.AfterFunc(ctx, m.Wake)
+}
+
+// Wake has the calls that sleep look at their contexts.
+func (m *member) Wake() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.closed {
+		m.word.advance()
+	}
 }
 
 // close ends the calls that wait and unmaps the channel. It says whether this is the first time. m.mu is held.
