@@ -15,6 +15,7 @@ type loan struct {
 	memory mempool.Memory
 	own    bool
 	wait   []mempool.Ticket // what must be reached before the memory is written
+	record frameRecord      // of the frame
 }
 
 // add adds what must be waited for. Of each word of a timeline the greatest value is enough.

@@ -129,7 +129,7 @@ func (l *Lease) lend(ready *mempool.Ticket) *loan {
 	if lent == nil {
 		lent = new(loan)
 	}
-	*lent = loan{info: l.info, mem: l.mem, memory: l.memory, own: l.own, wait: lent.wait[:0]}
+	lent.info, lent.mem, lent.memory, lent.own, lent.wait = l.info, l.mem, l.memory, l.own, lent.wait[:0]
 	if len(l.info.Wait)+len(l.info.Event) > 0 {
 		info := *l.info
 		info.Wait, info.Event = nil, nil

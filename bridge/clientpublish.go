@@ -4,20 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// frameRecord is what the channel is told of a frame. It is used again.
+// frameRecord is what the channel is told of a frame.
 type frameRecord struct {
 	shmchannel.Record
 	description shmchannel.Description
 }
-
-var records = sync.Pool{New: func() any { return new(frameRecord) }}
 
 // publishShared is Publish in a shared channel. l.mu is held.
 func (ch *Channel) publishShared(ctx context.Context, l *Lease, o mempool.FrameOptions) (uint64, error) {
@@ -33,12 +30,12 @@ func (ch *Channel) publishShared(ctx context.Context, l *Lease, o mempool.FrameO
 	if err != nil {
 		return 0, err
 	}
-	r := records.Get().(*frameRecord)
-	defer records.Put(r)
+	lent := l.lend(ready)
+	r := &lent.record
 	if err := r.fill(l, t, o, ready, p.timeline); err != nil {
 		return 0, err
 	}
-	r.Owner = l.lend(ready)
+	r.Owner = lent
 	if !l.own { // else Allocate looks for what has come back
 		p.reclaim()
 	}
