@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"sync/atomic"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
@@ -14,6 +15,7 @@ import (
 type Channel struct {
 	client *Client
 	info   mempool.ChannelInfo
+	joined atomic.Pointer[producing] // since the first Publish
 }
 
 // CreateChannel makes a channel, or opens the one that is just like it. Its frames go through memory that its clients share, unless
@@ -42,7 +44,7 @@ func (c *Client) channel(ctx context.Context, r wire.Request) (*Channel, error) 
 	if err := c.call(ctx, r, &call{into: &reply}); err != nil {
 		return nil, err
 	}
-	return &Channel{c, channelOf(reply.Channel)}, nil
+	return &Channel{client: c, info: channelOf(reply.Channel)}, nil
 }
 
 // Info describes the channel.

@@ -25,6 +25,9 @@ type producing struct {
 
 // producer is the client's part in the channel. It joins if need be.
 func (ch *Channel) producer(ctx context.Context) (*producing, error) {
+	if p := ch.joined.Load(); p != nil && !p.forgotten.Load() {
+		return p, nil
+	}
 	c, s := ch.client, &ch.client.shared
 	s.mu.Lock()
 	p := s.producers[ch.info.ID]
@@ -43,15 +46,17 @@ func (ch *Channel) producer(ctx context.Context) (*producing, error) {
 	s.mu.Unlock()
 	select {
 	case <-p.joined:
-		return p, p.err
 	default:
+		select {
+		case <-p.joined:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
 	}
-	select {
-	case <-p.joined:
-		return p, p.err
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+	if p.err == nil {
+		ch.joined.Store(p)
 	}
+	return p, p.err
 }
 
 // begin joins the channel. If that fails the next Publish tries again.

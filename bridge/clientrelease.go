@@ -33,7 +33,9 @@ func (l *Lease) release(incomplete bool, after ...mempool.Queue) error {
 		}
 	}
 	err = errors.Join(err, l.end(incomplete || err != nil, done...))
-	l.leave()
+	if l.taken == nil {
+		l.leave()
+	}
 	return err
 }
 
