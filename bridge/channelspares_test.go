@@ -342,3 +342,33 @@ func TestAReleaseWithoutAPlaceForItsTicketWaitsForTheWork(t *testing.T) {
 	s.send(t, 66)
 	require.NoError(t, clock.Reach(tickets[0]))
 }
+
+func TestALeaseThatHasEndedStaysEndedWhileItsMemoryIsUsedAgain(t *testing.T) {
+	s := pair(t, hostPool("p", 2<<16), mempool.ChannelSpec{Capacity: 1})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	var leases []*Lease
+	var frames []*Frame
+	for n := range uint64(6) {
+		l := allocate(t, s.pool, 1<<16)
+		l.Info().Tensor.Shape[0] = 1
+		require.NoError(t, l.CopyFrom(0, frameOf(n, 1<<16)))
+		_, err := s.from.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": fmt.Sprint(n)}})
+		require.NoError(t, err)
+		f := receive(t, from, n)
+		f.Lease.Info().Tensor.Shape[0] = 1
+		for _, ended := range leases {
+			_, err := ended.Bytes()
+			assert.ErrorIs(t, err, ErrReleased)
+			assert.ErrorIs(t, ended.Release(false), ErrReleased)
+		}
+		for _, released := range frames {
+			_, err := released.Lease.Bytes()
+			assert.ErrorIs(t, err, ErrReleased)
+			assert.ErrorIs(t, released.Release(), ErrReleased)
+		}
+		assert.Equal(t, []uint64{1 << 16}, f.Lease.Tensor().Shape, "what others did with what they were told")
+		require.NoError(t, f.Release())
+		leases, frames = append(leases, l), append(frames, f)
+	}
+	assert.Equal(t, leases[1].Info().Block, leases[3].Info().Block, "the memory was used again")
+}

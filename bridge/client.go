@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -50,7 +49,7 @@ type Client struct {
 	quiet   chan struct{}    // closed when the client is closing and not busy
 	pools   map[uint64]*Pool
 	blocks  map[uint64]*block
-	leases  map[*Lease]struct{}
+	leases  leases
 	closing bool
 
 	shared     memberships
@@ -81,7 +80,7 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 		return nil, err
 	}
 	c := &Client{conn: conn, device: d.Device, done: make(chan struct{}), quiet: make(chan struct{}),
-		errands: errands{wake: make(chan struct{}, 1)}, calls: make(map[uint32]*call), pools: make(map[uint64]*Pool), blocks: make(map[uint64]*block), leases: make(map[*Lease]struct{})}
+		errands: errands{wake: make(chan struct{}, 1)}, calls: make(map[uint32]*call), pools: make(map[uint64]*Pool), blocks: make(map[uint64]*block)}
 	c.order.pages, c.order.clock = c.page, c.Clock
 	c.working, c.stop = context.WithCancelCause(context.Background())
 	c.linked, c.unlink = context.WithCancelCause(context.Background())
@@ -243,7 +242,7 @@ func (c *Client) Close() error {
 	if first && c.busy == 0 {
 		c.quieten()
 	}
-	leases := slices.Collect(maps.Keys(c.leases))
+	leases := slices.Collect(c.leases.all())
 	c.mu.Unlock()
 	if !first {
 		<-c.done

@@ -6,6 +6,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -17,7 +18,10 @@ type block struct {
 	mem      *mempool.ImportedBlock
 	pool     uint64
 	bytes    uint64
-	use      uint64 // generation of the block when the service last told it
+	use      uint64                  // generation of the block when the service last told it
+	view     mempool.Memory          // as leases of frames use it
+	frame    *mempool.LeaseInfo      // of the last frame in it
+	tensor   *shmchannel.Description // of that frame
 	leases   int
 	recalled bool
 	unsure   mempool.Memory   // work of this client on it may be under way, and no ticket says until when
@@ -51,30 +55,34 @@ func (b *block) forgetExport() {
 }
 
 // mapped is the block of a lease, mapped as the lease wants it: what is only read may be mapped read-only.
-func (c *Client) mapped(p *Pool, l wire.Lease) (*mempool.ImportedBlock, error) {
+func (c *Client) mapped(p *Pool, l wire.Lease) (*mempool.ImportedBlock, mempool.Memory, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	b := c.blocks[l.Block]
 	if c.closing || b == nil {
-		return nil, errClientClosed
+		return nil, nil, errClientClosed
 	}
 	if b.mem == nil {
 		mem, err := p.mem.Block(l.Block, l.BlockBytes, b.export)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		b.mem = mem
 		b.forgetExport()
 	}
-	if _, err := b.mem.Memory(l.Write); err != nil {
-		return nil, err
-	}
-	return b.mem, nil
+	m, err := b.mem.Memory(l.Write)
+	return b.mem, m, err
 }
 
 // ended ends what arrived counted; done is when this client's work on the block is.
-func (c *Client) ended(id uint64, done ...mempool.Ticket) error {
+func (c *Client) ended(id uint64, done ...mempool.Ticket) error { return c.left(nil, id, done...) }
+
+// left is ended, and takes the lease off the client's list.
+func (c *Client) left(l *Lease, id uint64, done ...mempool.Ticket) error {
 	c.mu.Lock()
+	if l != nil {
+		c.leases.remove(l)
+	}
 	b := c.blocks[id]
 	if b != nil {
 		b.leases--

@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
@@ -12,6 +13,7 @@ import (
 type Channel struct {
 	client *Client
 	info   mempool.ChannelInfo
+	joined atomic.Pointer[producing] // since the first Publish
 }
 
 // CreateChannel makes a channel, or opens the one that is just like it. Its frames go through memory that its clients share.
@@ -38,7 +40,7 @@ func (c *Client) channel(ctx context.Context, r wire.Request) (*Channel, error) 
 	if err := c.call(ctx, r, &call{into: &reply}); err != nil {
 		return nil, err
 	}
-	return &Channel{c, channelOf(reply.Channel)}, nil
+	return &Channel{client: c, info: channelOf(reply.Channel)}, nil
 }
 
 // Info describes the channel.

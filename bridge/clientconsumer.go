@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
@@ -17,13 +18,7 @@ type consuming struct {
 	latest shmchannel.Frame // of next
 	leaves sync.Once
 
-	mu     sync.Mutex
-	inHand int // frames that the user has
-	left   bool
-
-	caller  context.Context // of the last wait
-	waiting context.Context // ends with it, and with the client
-	stop    func()
+	users atomic.Int64 // frames that the user has, and one until the consumer leaves: the last unmaps the channel
 }
 
 // consume joins the channel.
@@ -31,12 +26,14 @@ func (ch *Channel) consume(ctx context.Context, o mempool.SubscribeOptions) (*co
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	s := &consuming{membership: newMembership(ch, shmchannel.ConsumerRole), stop: func() {}}
+	s := &consuming{membership: newMembership(ch, shmchannel.ConsumerRole)}
+	s.users.Store(1)
 	s.depart = func(context.Context) { s.abandon() }
 	err := s.join(ctx, &wire.Join{Oldest: o.Oldest, Full: string(o.Full)}, func(config shmchannel.MemberConfig) (err error) {
 		s.native, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: config, Reached: s.reached})
 		if err == nil {
 			s.add = s.native.AddTrack
+			s.unwatch = context.AfterFunc(s.client.working, s.native.Wake)
 		}
 		return err
 	})
@@ -75,29 +72,17 @@ func (s *consuming) take(caller context.Context, f *shmchannel.Frame) error {
 	} else if err != nil && !errors.Is(err, shmchannel.ErrUnknownMember) {
 		return err
 	}
-	ctx := s.joint(caller)
+	ctx := &patient{Context: caller, client: s.client}
 	for {
 		err := s.native.Take(ctx, f)
 		unknown, ok := errors.AsType[*shmchannel.UnknownMemberError](err)
 		if !ok {
 			return err
 		}
-		if err := s.await(ctx, unknown); err != nil {
+		if err := s.await(caller, unknown); err != nil {
 			return err
 		}
 	}
-}
-
-// joint is a context that ends with the caller's and with the client. The caller's is mostly the same again.
-func (s *consuming) joint(caller context.Context) context.Context {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.caller != caller {
-		s.stop()
-		s.caller = caller
-		s.waiting, s.stop = s.client.joint(caller)
-	}
-	return s.waiting
 }
 
 // doubt tells the service of a frame that contradicts itself. The frame comes without a lease.
@@ -113,17 +98,14 @@ func (s *consuming) abandon() {
 		c.shared.forget(&s.membership)
 		_ = s.native.Leave()                                            // it is not closed
 		_ = c.send(0, &wire.Leave{Channel: s.channel.ID, Member: s.id}) // it fails with the connection
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.left = true
-		s.stop()
-		s.unmap()
+		s.leaveNative()
 	})
 }
 
-// unmap unmaps the channel once nobody needs it any more. s.mu is held.
-func (s *consuming) unmap() {
-	if s.left && s.inHand == 0 {
+// leaveNative unmaps the channel if nobody needs it any more.
+func (s *consuming) leaveNative() {
+	if s.users.Add(-1) == 0 {
+		s.unwatch()
 		_ = s.native.Close() // it unmaps files; that does not fail
 	}
 }

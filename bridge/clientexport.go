@@ -14,7 +14,7 @@ import (
 // Exported is a lease to read whose memory this process does not map: it is for telling others where the memory is.
 type Exported struct {
 	client *Client
-	info   mempool.LeaseInfo
+	info   *mempool.LeaseInfo
 	pool   mempool.PoolInfo
 	data   []byte
 	ended  bool
@@ -72,7 +72,7 @@ func (c *Client) poolInfo(ctx context.Context, id uint64) (mempool.PoolInfo, err
 }
 
 // Info describes the lease, and Pool the pool that it is in.
-func (x *Exported) Info() mempool.LeaseInfo { return x.info }
+func (x *Exported) Info() mempool.LeaseInfo { return *x.info }
 
 // Pool describes the pool that the buffer is in.
 func (x *Exported) Pool() mempool.PoolInfo { return x.pool }

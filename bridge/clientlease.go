@@ -17,17 +17,21 @@ import (
 type Lease struct {
 	client *Client
 
-	mu    sync.RWMutex // held to read while the memory is touched
-	info  mempool.LeaseInfo
-	mem   *mempool.ImportedBlock
-	ended bool
+	prev, next *Lease // in Client.leases
 
-	order  mempool.Order
-	failed atomic.Bool // the writer of the content died before it was complete
+	mu     sync.RWMutex       // held to read while the memory is touched
+	info   *mempool.LeaseInfo // which other leases of the buffer may have, too: it is not changed
+	mem    *mempool.ImportedBlock
+	memory mempool.Memory // mem as the lease may use it; nil: mem is asked
+	ended  bool
+
+	order  atomic.Pointer[mempool.Order] // nil: there is nothing to wait for, nor does this package work on the memory
+	failed atomic.Bool                   // the writer of the content died before it was complete
 
 	taken  *taken // the frame of a shared channel that it came with; the service has no such lease
 	reused bool   // its buffer came back through a shared channel: the service does not know all that must be waited for
 	own    bool   // Allocate made it, and its buffer has had no name: when it comes back Allocate may make it again
+	loan   *loan  // of a lease that is reused: what it was made of
 }
 
 // LeaseOptions says how to lease a buffer that exists.
@@ -75,14 +79,15 @@ func (c *Client) lease(ctx context.Context, r wire.Request) (*Lease, error) {
 // cannot be mapped.
 func (c *Client) adopt(ctx context.Context, came wire.Lease) (*Lease, error) {
 	l := &Lease{client: c, info: leaseOf(came)}
-	l.order.Pages, l.order.Clock = c.order.pages, c.order.clock
-	l.order.Begin(l.info.Wait, !came.Write)
+	if len(l.info.Wait) > 0 {
+		l.ordering().Begin(l.info.Wait, !came.Write)
+	}
 	p, err := c.pool(ctx, came.Pool)
 	if err == nil {
 		if came.Event != nil {
-			l.order.Expect(came.Event, came.EventOnly, p.info.Device.UUID)
+			l.ordering().Expect(came.Event, came.EventOnly, p.info.Device.UUID)
 		}
-		l.mem, err = c.mapped(p, came)
+		l.mem, l.memory, err = c.mapped(p, came)
 	}
 	for _, t := range l.info.Wait { // while there is a context, and before it is urgent
 		if err == nil {
@@ -95,7 +100,7 @@ func (c *Client) adopt(ctx context.Context, came wire.Lease) (*Lease, error) {
 	c.mu.Lock()
 	closing := c.closing
 	if !closing {
-		c.leases[l] = struct{}{}
+		c.leases.add(l)
 	}
 	c.mu.Unlock()
 	if closing {
@@ -125,14 +130,16 @@ func (c *Client) leave() {
 func (l *Lease) Info() mempool.LeaseInfo {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	return l.info
+	info := *l.info
+	info.Tensor = info.Tensor.Clone()
+	return info
 }
 
 // Tensor describes what the buffer holds.
 func (l *Lease) Tensor() mempool.Tensor { return l.Info().Tensor }
 
 // hasEnded is the error of who uses a lease that has ended.
-func hasEnded(info mempool.LeaseInfo) error {
+func hasEnded(info *mempool.LeaseInfo) error {
 	return situation(ErrReleased, "lease %d, of %s%v, has ended", info.ID, info.Tensor.DType, info.Tensor.Shape)
 }
 
@@ -148,19 +155,51 @@ func (l *Lease) with(off, n uint64, write bool, f func(mempool.Memory) error) er
 	case off > l.info.Bytes || n > l.info.Bytes-off:
 		return situation(ErrInvalid, "%d bytes at %d lie outside a buffer of %d", n, off, l.info.Bytes)
 	}
-	m, err := l.mem.Memory(l.info.Write)
+	m, err := l.reach()
 	if err != nil {
 		return err
 	}
 	if n > 0 { // else who asks says how it waits
-		if err := l.order.Before(context.Background(), m.Queue()); err != nil {
+		if err := l.await(context.Background(), m.Queue()); err != nil {
 			return err
 		}
 	}
-	if write {
-		l.order.Use()
+	if write && m.Queue() != mempool.CPU {
+		l.ordering().Use()
 	}
 	return f(m)
+}
+
+// reach is the memory as the lease may use it. l.mu is held.
+func (l *Lease) reach() (mempool.Memory, error) {
+	if l.memory != nil {
+		return l.memory, nil
+	}
+	return l.mem.Memory(l.info.Write)
+}
+
+// ordering is the lease's order, made if need be.
+func (l *Lease) ordering() *mempool.Order {
+	if l.order.Load() == nil {
+		l.order.CompareAndSwap(nil, &mempool.Order{Pages: l.client.order.pages, Clock: l.client.order.clock})
+	}
+	return l.order.Load()
+}
+
+// await makes what comes next in the queue come after what must be waited for.
+func (l *Lease) await(ctx context.Context, q mempool.Queue) error {
+	if o := l.order.Load(); o != nil {
+		return o.Before(ctx, q)
+	}
+	return nil
+}
+
+// endOrder ends the use of the memory.
+func (l *Lease) endOrder() error {
+	if o := l.order.Load(); o != nil {
+		return o.Close()
+	}
+	return nil
 }
 
 // CopyFrom copies src to the buffer at off bytes.
@@ -200,7 +239,7 @@ func (l *Lease) Bytes() (b []byte, err error) {
 			return nil
 		}
 		b = b[:l.info.Bytes:l.info.Bytes]
-		return l.order.Before(context.Background(), mempool.CPU)
+		return l.await(context.Background(), mempool.CPU)
 	})
 	return b, err
 }
@@ -212,7 +251,10 @@ func (l *Lease) Bytes() (b []byte, err error) {
 func (l *Lease) Pointer() (p uintptr, err error) {
 	err = l.with(0, 0, false, func(m mempool.Memory) error {
 		p = m.Pointer()
-		return l.order.Settle(context.Background(), m)
+		if o := l.order.Load(); o != nil {
+			return o.Settle(context.Background(), m)
+		}
+		return nil
 	})
 	return p, err
 }
@@ -223,7 +265,12 @@ func (l *Lease) Pointer() (p uintptr, err error) {
 //
 // Errors: [ErrReleased]; from queues that wait here, [ErrTimeout], [ErrProducerDied] and ctx's.
 func (l *Lease) WaitOn(ctx context.Context, q mempool.Queue) error {
-	return l.with(0, 0, false, func(m mempool.Memory) error { return l.order.Give(ctx, m.Queue(), q) })
+	return l.with(0, 0, false, func(m mempool.Memory) error {
+		if o := l.order.Load(); o != nil {
+			return o.Give(ctx, m.Queue(), q)
+		}
+		return nil
+	})
 }
 
 // ReadyEvent is the interprocess event that came with the content, opened for as long as the lease lasts; nil if none did.
@@ -232,7 +279,9 @@ func (l *Lease) WaitOn(ctx context.Context, q mempool.Queue) error {
 // Errors: as [mempool.OpenEvent]. What has a ticket besides can be used all the same.
 func (l *Lease) ReadyEvent() (e *mempool.Event, err error) {
 	err = l.with(0, 0, false, func(mempool.Memory) error {
-		e, err = l.order.Event()
+		if o := l.order.Load(); o != nil {
+			e, err = o.Event()
+		}
 		return err
 	})
 	return e, err
@@ -246,14 +295,17 @@ func (l *Lease) Check(ctx context.Context) error {
 	if l.failed.Load() {
 		return situation(ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", l.info.Buffer)
 	}
-	return l.order.Check(ctx)
+	if o := l.order.Load(); o != nil {
+		return o.Check(ctx)
+	}
+	return nil
 }
 
 // failed notes which buffers will never be complete.
 func (c *Client) failed(buffers []uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for l := range c.leases {
+	for l := range c.leases.all() {
 		if slices.Contains(buffers, l.info.Buffer) {
 			l.failed.Store(true)
 		}
@@ -287,13 +339,15 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 		return err
 	}
 	l.own = false
-	l.info.Write = false // as far as anybody knows, where no answer came
-	l.order.Ended(ready, p.Completion)
+	info := *l.info
+	l.info, l.memory = &info, nil
+	info.Write = false // as far as anybody knows, where no answer came
+	l.ordering().Ended(ready, p.Completion)
 	if err != nil {
 		return err
 	}
 	if p.Tensor != nil {
-		l.info.Tensor = p.Tensor.Clone()
+		info.Tensor = p.Tensor.Clone()
 	}
 	return nil
 }

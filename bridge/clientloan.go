@@ -10,10 +10,12 @@ import (
 
 // loan is a write lease that the user has no more: the channel has its memory, or has given it back.
 type loan struct {
-	info mempool.LeaseInfo
-	mem  *mempool.ImportedBlock
-	own  bool             // as of the lease
-	wait []mempool.Ticket // what must be reached before the memory is written
+	info   *mempool.LeaseInfo // as of the lease
+	mem    *mempool.ImportedBlock
+	memory mempool.Memory
+	own    bool
+	wait   []mempool.Ticket // what must be reached before the memory is written
+	record frameRecord      // of the frame
 }
 
 // add adds what must be waited for. Of each word of a timeline the greatest value is enough.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
@@ -17,6 +18,7 @@ type Pool struct {
 	client *Client
 	info   mempool.PoolInfo
 	mem    *mempool.ImportedPool
+	spares atomic.Pointer[spares] // once the client is a producer in the pool
 }
 
 // Info describes the pool. Its device's ordinal is the service's; its UUID is the same everywhere.
@@ -129,11 +131,15 @@ func (c *Client) imported(came wire.Pool, files []*os.File) (*Pool, error) {
 //
 // Errors: [ErrInvalid], [ErrLimit], [ErrOutOfMemory], [ErrClosed].
 func (p *Pool) Allocate(ctx context.Context, t mempool.Tensor, wait time.Duration) (*Lease, error) {
-	if err := t.Validate(); err != nil {
+	n, err := t.Extent()
+	if err != nil {
 		return nil, err
 	}
-	if spares := p.client.shared.spares(p.info.ID); spares != nil {
-		return spares.allocate(ctx, p, t, wait)
+	if p.spares.Load() == nil {
+		p.spares.Store(p.client.shared.spares(p.info.ID))
+	}
+	if spares := p.spares.Load(); spares != nil {
+		return spares.allocate(ctx, p, t, n, wait)
 	}
 	return p.alloc(ctx, t, wait)
 }

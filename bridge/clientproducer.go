@@ -20,19 +20,19 @@ type producing struct {
 	native *shmchannel.Producer
 	spares *spares
 
-	mu   sync.Mutex
-	lent map[uint64]*loan // by block
-
 	reclaiming sync.Mutex // held while what native returns is used
 }
 
 // producer is the client's part in the channel. It joins if need be.
 func (ch *Channel) producer(ctx context.Context) (*producing, error) {
+	if p := ch.joined.Load(); p != nil && !p.forgotten.Load() {
+		return p, nil
+	}
 	c, s := ch.client, &ch.client.shared
 	s.mu.Lock()
 	p := s.producers[ch.info.ID]
 	if p == nil {
-		p = &producing{membership: newMembership(ch, shmchannel.ProducerRole), joined: make(chan struct{}), lent: make(map[uint64]*loan)}
+		p = &producing{membership: newMembership(ch, shmchannel.ProducerRole), joined: make(chan struct{})}
 		p.depart = func(context.Context) { p.unseat() }
 		if err := c.inBackground(p.begin); err != nil { // joining goes on if ctx ends
 			s.mu.Unlock()
@@ -46,15 +46,17 @@ func (ch *Channel) producer(ctx context.Context) (*producing, error) {
 	s.mu.Unlock()
 	select {
 	case <-p.joined:
-		return p, p.err
 	default:
+		select {
+		case <-p.joined:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
 	}
-	select {
-	case <-p.joined:
-		return p, p.err
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+	if p.err == nil {
+		ch.joined.Store(p)
 	}
+	return p, p.err
 }
 
 // begin joins the channel. If that fails the next Publish tries again.
@@ -64,6 +66,7 @@ func (p *producing) begin() {
 		p.native, err = shmchannel.OpenProducer(config)
 		if err == nil {
 			p.add = p.native.AddCursor
+			p.unwatch = context.AfterFunc(p.client.working, p.native.Wake)
 		}
 		return err
 	})
@@ -72,8 +75,7 @@ func (p *producing) begin() {
 	if p.err == nil {
 		p.depart = p.retire
 		p.spares = s.sparesOf(p.client, p.channel.Pool)
-		p.spares.producers = append(p.spares.producers, p)
-		p.spares.most += p.channel.Capacity
+		p.spares.know(p)
 	} else {
 		p.err = errors.Join(p.err, p.close())
 		delete(s.producers, p.channel.ID)
@@ -96,11 +98,8 @@ func (p *producing) retire(ctx context.Context) {
 	if !left { // what the leases need is seen when the session ends
 		return
 	}
-	p.mu.Lock()
-	lent := p.lent
-	p.lent = make(map[uint64]*loan)
-	p.mu.Unlock()
-	for _, l := range lent {
+	for _, owner := range p.native.Forget() {
+		l := owner.(*loan)
 		own := slices.DeleteFunc(l.wait, func(t mempool.Ticket) bool { return t.Timeline != p.timeline })
 		_ = c.releaseLoan(l, own) // it fails with the connection
 	}
@@ -125,31 +124,29 @@ func (p *producing) close() error {
 	if p.native == nil {
 		return nil
 	}
+	p.unwatch()
 	return p.native.Close()
 }
 
-// lend notes a lease whose memory the channel is about to have: it may come back before Publish returns.
-func (p *producing) lend(l *Lease, ready *mempool.Ticket) {
-	lent := &loan{info: l.info, mem: l.mem, own: l.own}
-	lent.info.Wait, lent.info.Event = nil, nil
+// lend makes a loan of a lease whose memory the channel is about to have.
+func (l *Lease) lend(ready *mempool.Ticket) *loan {
+	lent := l.loan
+	if lent == nil {
+		lent = new(loan)
+	}
+	lent.info, lent.mem, lent.memory, lent.own, lent.wait = l.info, l.mem, l.memory, l.own, lent.wait[:0]
+	if len(l.info.Wait)+len(l.info.Event) > 0 {
+		info := *l.info
+		info.Wait, info.Event = nil, nil
+		lent.info = &info
+	}
 	if l.reused {
-		lent.wait = slices.Clone(l.info.Wait)
+		lent.wait = append(lent.wait, l.info.Wait...)
 	}
 	if ready != nil {
 		lent.add(*ready)
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.lent[l.info.Block] = lent
-}
-
-// takeBack is the loan of a block that the channel has no more; nil if there is none.
-func (p *producing) takeBack(block uint64) *loan {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	l := p.lent[block]
-	delete(p.lent, block)
-	return l
+	return lent
 }
 
 // reclaim takes what has come back, unless another goroutine does.
@@ -167,10 +164,7 @@ func (p *producing) reclaim() {
 // cameBack makes spares of what has come back and Allocate made, and releases the rest. p.reclaiming is held.
 func (p *producing) cameBack(back []shmchannel.Returned) {
 	for i := range back {
-		l := p.takeBack(back[i].Block)
-		if l == nil {
-			continue
-		}
+		l := back[i].Owner.(*loan)
 		for _, t := range back[i].Tickets {
 			l.add(mempool.Ticket{Timeline: t.Timeline, Word: t.Word, Value: t.Value})
 		}

@@ -4,20 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// frameRecord is what the channel is told of a frame. It is used again.
+// frameRecord is what the channel is told of a frame.
 type frameRecord struct {
 	shmchannel.Record
 	description shmchannel.Description
 }
-
-var records = sync.Pool{New: func() any { return new(frameRecord) }}
 
 // publish is Publish with l.mu held.
 func (ch *Channel) publish(ctx context.Context, l *Lease, o mempool.FrameOptions) (uint64, error) {
@@ -33,15 +30,17 @@ func (ch *Channel) publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 	if err != nil {
 		return 0, err
 	}
-	r := records.Get().(*frameRecord)
-	defer records.Put(r)
+	lent := l.lend(ready)
+	r := &lent.record
 	if err := r.fill(l, t, o, ready, p.timeline); err != nil {
 		return 0, err
 	}
-	p.lend(l, ready)
+	r.Owner = lent
+	if !l.own { // else Allocate looks for what has come back
+		p.reclaim()
+	}
 	number, err := p.publish(ctx, &r.Record, o.Wait)
 	if err != nil {
-		p.takeBack(l.info.Block)
 		return 0, l.unsent(ctx, err, ready)
 	}
 	l.ended = true
@@ -49,7 +48,7 @@ func (ch *Channel) publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 	if l.reused {
 		ch.client.timelines.unpin(l.info.Wait)
 	}
-	return number, l.order.Close()
+	return number, l.endOrder()
 }
 
 // unsent is why the lease was not sent. The lease lives on, unless ctx has ended: then others may have the memory once ready is reached.
@@ -68,7 +67,7 @@ func (l *Lease) unjoined(ctx context.Context, err error, o mempool.Completion) e
 		return err
 	}
 	ready, unknown := l.completed(context.WithoutCancel(ctx), o)
-	if m, failed := l.mem.Memory(true); failed == nil && unknown != nil {
+	if m, failed := l.reach(); failed == nil && unknown != nil {
 		l.client.doubt(l.info.Block, m)
 	}
 	return errors.Join(l.unsent(ctx, err, ready), unknown)
@@ -127,7 +126,6 @@ func (p *producing) publish(ctx context.Context, r *shmchannel.Record, wait time
 	if p.client.working.Err() != nil {
 		return 0, context.Cause(p.client.working)
 	}
-	p.reclaim()
 	number, err := p.native.TryPublish(r)
 	if err != nil {
 		number, err = p.publishInTime(ctx, r, wait)
@@ -143,21 +141,12 @@ var errNoRoom = errors.New("no room in time")
 
 // publishInTime is publish that may have to wait.
 func (p *producing) publishInTime(caller context.Context, r *shmchannel.Record, wait time.Duration) (uint64, error) {
-	ctx, cancel := p.client.joint(caller)
-	defer cancel()
-	limited := ctx
-	switch {
-	case wait > 0:
-		var stop context.CancelFunc
-		limited, stop = context.WithTimeoutCause(ctx, wait, errNoRoom)
-		defer stop()
-	case wait < 0:
-		var stop context.CancelCauseFunc
-		limited, stop = context.WithCancelCause(ctx)
-		stop(errNoRoom)
+	ctx := &patient{Context: caller, client: p.client}
+	if wait != 0 {
+		ctx.until = time.Now().Add(wait)
 	}
 	for {
-		number, err := p.native.Publish(limited, r)
+		number, err := p.native.Publish(ctx, r)
 		if err == nil {
 			return number, nil
 		}
@@ -165,13 +154,13 @@ func (p *producing) publishInTime(caller context.Context, r *shmchannel.Record, 
 		full, isFull := errors.AsType[*shmchannel.FullError](err)
 		switch {
 		case isUnknown:
-			if err := p.await(ctx, unknown); err != nil {
+			if err := p.await(caller, unknown); err != nil {
 				return 0, err
 			}
 			continue
 		case isFull && errors.Is(err, errNoRoom):
 			return 0, p.behind(ErrTimeout, full)
-		case isFull && ctx.Err() == nil:
+		case isFull && p.over(caller) == nil:
 			return 0, p.behind(ErrLimit, full)
 		}
 		return 0, p.failure(caller, err)

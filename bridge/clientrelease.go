@@ -26,14 +26,16 @@ func (l *Lease) release(incomplete bool, after ...mempool.Queue) error {
 		return hasEnded(l.info)
 	}
 	var done []mempool.Ticket
-	m, err := l.mem.Memory(l.info.Write)
+	m, err := l.reach()
 	if err == nil {
 		if done, err = l.after(m.Queue(), after...); err != nil {
 			l.client.doubt(l.info.Block, m)
 		}
 	}
 	err = errors.Join(err, l.end(incomplete || err != nil, done...))
-	l.leave()
+	if l.taken == nil {
+		l.leave()
+	}
 	return err
 }
 
@@ -42,24 +44,30 @@ func (l *Lease) leave() {
 	c := l.client
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.leases, l)
+	c.leases.remove(l)
 }
 
 // completed is when the content is complete; nil if it is. l.mu is held.
 func (l *Lease) completed(ctx context.Context, c mempool.Completion) (*mempool.Ticket, error) {
-	m, err := l.mem.Memory(l.info.Write)
+	if l.order.Load() == nil && len(c.After) == 0 && c.Event == nil && !c.EventOnly {
+		return c.Ready, nil
+	}
+	m, err := l.reach()
 	if err != nil {
 		return nil, err
 	}
-	return l.order.Ready(ctx, m.Queue(), c)
+	return l.ordering().Ready(ctx, m.Queue(), c)
 }
 
 // after are the tickets that end this client's work on the memory.
 func (l *Lease) after(own mempool.Queue, queues ...mempool.Queue) ([]mempool.Ticket, error) {
-	if l.taken == nil {
-		return l.order.After(context.Background(), own, queues...)
+	if l.order.Load() == nil && len(queues) == 0 {
+		return nil, nil
 	}
-	t, err := l.order.AfterOne(context.Background(), own, queues...)
+	if l.taken == nil {
+		return l.ordering().After(context.Background(), own, queues...)
+	}
+	t, err := l.ordering().AfterOne(context.Background(), own, queues...)
 	if t == nil {
 		return nil, err
 	}
@@ -72,11 +80,13 @@ func (l *Lease) hand(ctx context.Context) error {
 	case l.taken != nil:
 		return situation(ErrInvalid, "the lease of a frame is to read; ask for a write lease")
 	case l.reused:
-		if err := l.order.Before(ctx, mempool.CPU); err != nil {
+		if err := l.await(ctx, mempool.CPU); err != nil {
 			return err
 		}
 		l.client.timelines.unpin(l.info.Wait)
-		l.reused, l.info.Wait = false, nil
+		info := *l.info
+		info.Wait = nil
+		l.reused, l.info = false, &info
 	}
 	return nil
 }
@@ -87,11 +97,12 @@ func (l *Lease) end(incomplete bool, done ...mempool.Ticket) error {
 	switch {
 	case l.taken != nil:
 		defer l.client.timelines.unpin(l.info.Wait)
-		return errors.Join(l.taken.release(incomplete, done), l.client.ended(l.info.Block, done...), l.order.Close())
+		err := errors.Join(l.taken.release(incomplete, done), l.endOrder())
+		return errors.Join(err, l.client.left(l, l.info.Block, done...))
 	case l.reused:
 		defer l.client.timelines.unpin(l.info.Wait)
-		return errors.Join(l.client.giveUp(&loan{info: l.info, wait: l.info.Wait}, done...), l.order.Close())
+		return errors.Join(l.client.giveUp(&loan{info: l.info, wait: l.info.Wait}, done...), l.endOrder())
 	}
 	err := l.client.send(0, &wire.Release{Lease: l.info.ID, Failed: incomplete, Done: wireTickets(done)})
-	return errors.Join(err, l.client.ended(l.info.Block, done...), l.order.Close())
+	return errors.Join(err, l.client.ended(l.info.Block, done...), l.endOrder())
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/internal/spin"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -38,6 +39,7 @@ type membership struct {
 	forgotten atomic.Bool                                 // by the client: the channel was destroyed
 	add       func(slot int, id uint64, f *os.File) error // takes the file of a member of the other role
 	depart    func(context.Context)                       // leaves the channel
+	unwatch   func() bool                                 // ends that the end of the client wakes the member
 
 	mu     sync.Mutex
 	known  map[int]uint64 // the newest member of the other role in each slot whose file came
@@ -46,7 +48,7 @@ type membership struct {
 }
 
 func newMembership(ch *Channel, role shmchannel.Role) membership {
-	return membership{client: ch.client, channel: ch.info, role: role.String(), known: make(map[int]uint64), came: make(chan struct{})}
+	return membership{unwatch: func() bool { return false }, client: ch.client, channel: ch.info, role: role.String(), known: make(map[int]uint64), came: make(chan struct{})}
 }
 
 // join makes the client a member. open maps the files that come, and sets add. If that fails the member leaves again.
@@ -75,7 +77,8 @@ func (m *membership) join(ctx context.Context, r *wire.Join, open func(shmchanne
 		m.unseat()
 		return situation(ErrProtocol, "a member of channel %q comes with three files, this one with %d", m.channel.Name, len(files))
 	}
-	err = open(shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Slot: slotOf(reply.Slot), ID: reply.Member})
+	err = open(shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Slot: slotOf(reply.Slot), ID: reply.Member,
+		Spin: spin.Time, Spinner: new(spinner)})
 	if err != nil {
 		m.unseat()
 		return err
@@ -87,6 +90,16 @@ func (m *membership) join(ctx context.Context, r *wire.Join, open func(shmchanne
 		m.depart(ctx)
 	}
 	return err
+}
+
+// spinner says whether a member spins before it sleeps: if that is worth it, and few others spin.
+type spinner struct{ spin.Adaptive }
+
+func (e *spinner) Begin() bool { return e.Worth() && spin.Begin() }
+
+func (e *spinner) End(found bool) {
+	spin.End()
+	e.Learn(found)
 }
 
 // unseat tells the service that the member leaves. It fails with the connection.
@@ -151,6 +164,8 @@ func (m *membership) take(slot int, id uint64, files []*os.File) {
 
 // await waits for the file of a member.
 func (m *membership) await(ctx context.Context, u *shmchannel.UnknownMemberError) error {
+	ctx, cancel := m.client.joint(ctx)
+	defer cancel()
 	for {
 		m.mu.Lock()
 		known, came, broken := m.known[u.Slot] >= u.ID, m.came, m.broken
@@ -203,6 +218,32 @@ func (m *membership) failure(ctx context.Context, err error) error {
 		}
 	}
 	return err
+}
+
+// patient is the context of a call that waits: it ends with the caller's and with the client, and in time. What sleeps is to be woken when
+// the client's ends.
+type patient struct {
+	context.Context
+	client *Client
+	until  time.Time // zero: there is no limit
+}
+
+func (p *patient) Err() error {
+	switch {
+	case p.client.working.Err() != nil:
+		return context.Cause(p.client.working)
+	case !p.until.IsZero() && !time.Now().Before(p.until):
+		return errNoRoom
+	}
+	return p.Context.Err()
+}
+
+func (p *patient) Deadline() (time.Time, bool) {
+	t, ok := p.Context.Deadline()
+	if p.until.IsZero() || ok && t.Before(p.until) {
+		return t, ok
+	}
+	return p.until, true
 }
 
 // joint is a context that ends with ctx and with the client.

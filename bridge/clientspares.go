@@ -14,21 +14,21 @@ import (
 // spares are write leases of a pool whose memory came back through shared channels. The next Allocate of as many bytes takes one, and the
 // service has nothing to do.
 type spares struct {
-	client    *Client
-	pool      uint64
-	producers []*producing // guarded by memberships.mu, as is most
-	most      int          // frames that their channels keep
+	client *Client
+	pool   uint64
 
 	wanted atomic.Int64 // somebody wants memory until then, in nanoseconds since 1970; 0: nobody does
+	used   atomic.Bool  // since the last look; it becomes true with mu held
 
-	mu       sync.Mutex
-	list     []*loan // in the order in which they came back
-	draining map[*producing]struct{}
-	used     bool // since the last look
-	tight    bool // the service had no memory when there were fewer spares than there may be
-	timer    *time.Timer
-	pause    time.Duration // until the next look
-	closed   bool
+	mu        sync.Mutex
+	producers []*producing // the list is not changed: others may read it
+	most      int          // how many spares there may be
+	list      []*loan      // in the order in which they came back
+	draining  map[*producing]struct{}
+	tight     bool // the service had no memory when there were fewer spares than there may be
+	timer     *time.Timer
+	pause     time.Duration // until the next look
+	closed    bool
 }
 
 const (
@@ -62,23 +62,30 @@ func (s *memberships) spares(pool uint64) *spares {
 	return s.pools[pool]
 }
 
-// members are the client's producers in the pool, and how many spares they may have.
-func (sp *spares) members() ([]*producing, int) {
-	s := &sp.client.shared
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return sp.producers, sp.most
+// know notes a producer of the client in the pool.
+func (sp *spares) know(p *producing) {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	sp.producers = append(slices.Clip(sp.producers), p)
+	sp.most += p.channel.Capacity
+}
+
+// members are the client's producers in the pool.
+func (sp *spares) members() []*producing {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	return sp.producers
 }
 
 // allocate is Allocate of a pool that has spares. As the service does, it takes memory on which no work is under way, then new memory, and
-// only then memory on which there is.
-func (sp *spares) allocate(ctx context.Context, p *Pool, t mempool.Tensor, wait time.Duration) (*Lease, error) {
-	n, err := t.Extent()
-	if err != nil {
-		return nil, err
+// only then memory on which there is. The tensor has n bytes.
+func (sp *spares) allocate(ctx context.Context, p *Pool, t mempool.Tensor, n uint64, wait time.Duration) (*Lease, error) {
+	sp.look()
+	l, others, busy := sp.take(n, false)
+	if l == nil {
+		sp.reclaim()
+		l, others, busy = sp.take(n, true)
 	}
-	sp.reclaim()
-	l, others, busy := sp.take(n)
 	if busy {
 		lease, err := p.alloc(ctx, t, 0)
 		if !errors.Is(err, ErrLimit) {
@@ -107,19 +114,16 @@ func (sp *spares) allocate(ctx context.Context, p *Pool, t mempool.Tensor, wait 
 
 // reclaim takes what has come back.
 func (sp *spares) reclaim() {
-	producers, _ := sp.members()
-	for _, p := range producers {
+	for _, p := range sp.members() {
 		p.reclaim()
 	}
 }
 
-// take takes a spare of n bytes out of the list: the newest on which no work is under way, or else the oldest. busy says that new memory is
-// better, if there is any: there may be more spares. others says that spares of other sizes are left.
-func (sp *spares) take(n uint64) (l *loan, others, busy bool) {
-	_, most := sp.members()
+// take takes a spare of n bytes out of the list: the newest on which no work is under way, or else if any will do the oldest. busy says that
+// new memory is better, if there is any: there may be more spares. others says that spares of other sizes are left.
+func (sp *spares) take(n uint64, any bool) (l *loan, others, busy bool) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	sp.look()
 	at, work := -1, true
 	for i, l := range slices.Backward(sp.list) {
 		if l.info.Bytes != n {
@@ -132,10 +136,10 @@ func (sp *spares) take(n uint64) (l *loan, others, busy bool) {
 			break
 		}
 	}
-	if at < 0 {
+	if at < 0 || work && !any {
 		return nil, others, false
 	}
-	busy = work && len(sp.list) < most && !sp.tight
+	busy = work && len(sp.list) < sp.most && !sp.tight
 	l = sp.list[at]
 	sp.list = slices.Delete(sp.list, at, at+1)
 	return l, others, busy
@@ -144,18 +148,22 @@ func (sp *spares) take(n uint64) (l *loan, others, busy bool) {
 // lease makes a lease of a spare.
 func (sp *spares) lease(ctx context.Context, l *loan, t mempool.Tensor) (*Lease, error) {
 	c := sp.client
-	info := l.info
-	c.timelines.pin(l.wait) // none may be unmapped between the look and the lease
-	info.Tensor, info.Wait = t.Clone(), c.pending(ctx, l.wait)
-	lease := &Lease{client: c, info: info, mem: l.mem, reused: true, own: true}
-	lease.order.Pages, lease.order.Clock = c.order.pages, c.order.clock
-	lease.order.Begin(info.Wait, false)
-	c.timelines.pin(info.Wait)
-	c.timelines.unpin(l.wait)
+	lease := &Lease{client: c, info: l.info, mem: l.mem, memory: l.memory, reused: true, own: true, loan: l}
+	if len(l.wait) > 0 || !sameTensor(&l.info.Tensor, &t) {
+		info := *l.info
+		c.timelines.pin(l.wait) // none may be unmapped between the look and the lease
+		info.Tensor, info.Wait = t.Clone(), c.pending(ctx, l.wait)
+		c.timelines.pin(info.Wait)
+		c.timelines.unpin(l.wait)
+		lease.info = &info
+		if len(info.Wait) > 0 {
+			lease.ordering().Begin(info.Wait, false)
+		}
+	}
 	c.mu.Lock()
 	closing := c.closing
 	if !closing {
-		c.leases[lease] = struct{}{}
+		c.leases.add(lease)
 	}
 	c.mu.Unlock()
 	if closing {
@@ -166,11 +174,10 @@ func (sp *spares) lease(ctx context.Context, l *loan, t mempool.Tensor) (*Lease,
 
 // put adds a spare, or releases one: this one if memory is wanted, the oldest if there are too many.
 func (sp *spares) put(l *loan) {
-	_, most := sp.members()
 	sp.mu.Lock()
 	switch {
 	case sp.closed || sp.isWanted():
-	case len(sp.list) < most:
+	case len(sp.list) < sp.most:
 		sp.list = append(sp.list, l)
 		l = nil
 	default:
@@ -184,9 +191,14 @@ func (sp *spares) put(l *loan) {
 	}
 }
 
-// look says that the spares are used, and sees to it that they are released once they are not. sp.mu is held.
+// look says that the spares are used, and sees to it that they are released once they are not.
 func (sp *spares) look() {
-	sp.used = true
+	if sp.used.Load() {
+		return
+	}
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	sp.used.Store(true)
 	switch {
 	case sp.closed || sp.pause == sparesLook:
 	case sp.timer == nil:
@@ -199,14 +211,10 @@ func (sp *spares) look() {
 
 // sweep releases all spares if nothing was allocated since the last look. It is an errand.
 func (sp *spares) sweep() {
-	sp.mu.Lock()
-	used := sp.used
-	sp.used = false
-	sp.mu.Unlock()
+	used := sp.used.Swap(false)
 	lent := 0
 	if !used {
-		producers, _ := sp.members()
-		for _, p := range producers {
+		for _, p := range sp.members() {
 			p.reclaim()
 			if n := p.native.Lent(); n > 0 || !p.native.Destroyed() {
 				lent += n
@@ -220,7 +228,7 @@ func (sp *spares) sweep() {
 	defer sp.mu.Unlock()
 	switch {
 	case sp.closed:
-	case used || sp.used:
+	case used || sp.used.Load():
 		sp.pause = sparesLook
 		sp.timer.Reset(sp.pause)
 	case lent > 0:
@@ -236,10 +244,12 @@ func (sp *spares) forget(p *producing) {
 	s := &sp.client.shared
 	s.forget(&p.membership)
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	delete(s.producers, p.channel.ID)
-	sp.producers = slices.DeleteFunc(slices.Clone(sp.producers), func(other *producing) bool { return other == p }) // others may read it
+	s.mu.Unlock()
+	sp.mu.Lock()
+	sp.producers = slices.DeleteFunc(slices.Clone(sp.producers), func(other *producing) bool { return other == p })
 	sp.most -= p.channel.Capacity
+	sp.mu.Unlock()
 	p.forgotten.Store(true)
 	_ = p.close() // it unmaps files; that does not fail
 }

@@ -19,7 +19,7 @@ type taken struct {
 	by *consuming
 
 	mu      sync.Mutex
-	frame   shmchannel.Frame
+	hand    shmchannel.Hand
 	decided bool // it was acknowledged, passed or given back
 }
 
@@ -33,7 +33,7 @@ type sharedFrame struct {
 // frame makes a frame of what was taken, whose memory is mapped, or with an error one whose lease, if it has one, is unmapped.
 func (s *consuming) frame(ctx context.Context, came *shmchannel.Frame) (*Frame, error) {
 	b := &sharedFrame{Frame: Frame{Seq: came.Number, Time: time.Unix(0, int64(came.Time)), Dropped: came.Missed, channel: &s.channel}}
-	b.taken.by, b.taken.frame = s, *came
+	b.taken.by, b.taken.hand = s, came.Hand
 	b.lease.client, b.lease.taken = s.client, &b.taken
 	for key, value := range shmchannel.Meta(came.Meta) {
 		if b.Meta == nil {
@@ -41,9 +41,7 @@ func (s *consuming) frame(ctx context.Context, came *shmchannel.Frame) (*Frame, 
 		}
 		b.Meta[string(key)] = string(value)
 	}
-	s.mu.Lock()
-	s.inHand++
-	s.mu.Unlock()
+	s.users.Add(1)
 	err := s.adopt(ctx, &b.lease, came)
 	switch {
 	case err == nil:
@@ -61,49 +59,42 @@ func (s *consuming) frame(ctx context.Context, came *shmchannel.Frame) (*Frame, 
 	return &b.Frame, err
 }
 
+// uncounted is of leases that do not count yet as leases on a block.
+var uncounted mempool.LeaseInfo
+
 // adopt makes a lease of a frame.
 func (s *consuming) adopt(ctx context.Context, l *Lease, came *shmchannel.Frame) error {
-	c, d := s.client, came.Description
-	t := mempool.Tensor{DType: mempool.DType(d.DType), Shape: slices.Clone(d.Shape), Strides: slices.Clone(d.Strides), ByteOffset: d.Offset}
-	if n, err := t.Extent(); err != nil || n > came.Bytes {
-		return situation(ErrProtocol, "%s%v of %d bytes in a buffer of %d (%v)", t.DType, t.Shape, n, came.Bytes, err)
-	}
-	l.info = mempool.LeaseInfo{Buffer: came.Buffer, Pool: s.channel.Pool, Block: came.Block, Bytes: came.Bytes, Tensor: t}
-	l.order.Pages, l.order.Clock = c.order.pages, c.order.clock
+	c := s.client
+	l.info = &uncounted
 	if err := s.ready(ctx, l, came.Ready); err != nil {
-		l.info.Block = 0 // which is not counted yet
 		return err
 	}
 	if len(came.Event) > 0 {
 		p, err := c.pool(ctx, s.channel.Pool)
 		if err != nil {
-			l.info.Block = 0
 			return err
 		}
-		l.info.Event = bytes.Clone(came.Event)
-		l.order.Expect(l.info.Event, false, p.info.Device.UUID)
+		l.info = &mempool.LeaseInfo{Wait: l.info.Wait, Event: bytes.Clone(came.Event)}
+		l.ordering().Expect(l.info.Event, false, p.info.Device.UUID)
 	}
-	known, err := c.hold(l)
+	known, err := c.hold(l, s.channel.Pool, came)
 	if known || err != nil {
 		return err
 	}
 	if err := c.enter(); err != nil {
-		l.info.Block = 0
 		return err
 	}
 	defer c.leave()
 	if err := s.mapBlock(ctx, came.Block); err != nil {
-		l.info.Block = 0
 		return err
 	}
-	_, err = c.hold(l)
+	_, err = c.hold(l, s.channel.Pool, came)
 	return errors.Join(err, c.ended(came.Block)) // which mapBlock had counted
 }
 
 // ready notes when the content is complete.
 func (s *consuming) ready(ctx context.Context, l *Lease, ticket shmchannel.Ticket) error {
 	if ticket.Value == 0 {
-		l.order.Begin(nil, true)
 		return nil
 	}
 	if ticket.Timeline == 0 {
@@ -117,39 +108,65 @@ func (s *consuming) ready(ctx context.Context, l *Lease, ticket shmchannel.Ticke
 	over, died := page.Over(t)
 	if died {
 		return situation(ErrProducerDied, "frame %d of channel %q is incomplete: the process that wrote it died before finishing",
-			l.taken.frame.Number, s.channel.Name)
+			l.taken.hand.Number, s.channel.Name)
 	}
 	if !over {
-		l.info.Wait = []mempool.Ticket{t}
+		l.info = &mempool.LeaseInfo{Wait: []mempool.Ticket{t}}
 		s.client.timelines.pin(l.info.Wait)
+		l.ordering().Begin(l.info.Wait, true)
 	}
-	l.order.Begin(l.info.Wait, true)
 	return nil
 }
 
 // hold makes a lease on a block that the client has mapped; known is false if it has not.
-func (c *Client) hold(l *Lease) (known bool, err error) {
+func (c *Client) hold(l *Lease, pool uint64, came *shmchannel.Frame) (known bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	b := c.blocks[l.info.Block]
+	b := c.blocks[came.Block]
 	switch {
 	case c.closing:
-		err = errClientClosed
+		return false, errClientClosed
 	case b == nil || b.mem == nil:
 		return false, nil
-	case b.pool != l.info.Pool:
-		err = situation(ErrProtocol, "block %d is of pool %d, not of pool %d", l.info.Block, b.pool, l.info.Pool)
-	case l.info.Bytes > b.bytes:
-		err = situation(ErrProtocol, "a buffer of %d bytes in a block of %d", l.info.Bytes, b.bytes)
+	case b.pool != pool:
+		return false, situation(ErrProtocol, "block %d is of pool %d, not of pool %d", came.Block, b.pool, pool)
 	}
-	if err != nil {
-		l.info.Block = 0
-		return false, err
+	if f := b.frame; f == nil || b.tensor != came.Description || f.Buffer != came.Buffer || f.Bytes != came.Bytes || f.Generation != b.use {
+		if err := b.describe(came); err != nil {
+			return false, err
+		}
+	}
+	info := b.frame
+	if len(l.info.Wait)+len(l.info.Event) > 0 {
+		ordered := *info
+		ordered.Wait, ordered.Event = l.info.Wait, l.info.Event
+		info = &ordered
 	}
 	b.leases++
-	l.mem, l.info.BlockBytes, l.info.Generation = b.mem, b.bytes, b.use
-	c.leases[l] = struct{}{}
+	l.mem, l.memory, l.info = b.mem, b.view, info
+	c.leases.add(l)
 	return true, nil
+}
+
+// describe notes what leases of frames like one say. c.mu is held.
+func (b *block) describe(came *shmchannel.Frame) (err error) {
+	d := came.Description
+	t := mempool.Tensor{DType: mempool.DType(d.DType), Shape: slices.Clone(d.Shape), Strides: slices.Clone(d.Strides), ByteOffset: d.Offset}
+	n, err := t.Extent()
+	switch {
+	case err != nil || n > came.Bytes:
+		return situation(ErrProtocol, "%s%v of %d bytes in a buffer of %d (%v)", t.DType, t.Shape, n, came.Bytes, err)
+	case came.Bytes > b.bytes:
+		return situation(ErrProtocol, "a buffer of %d bytes in a block of %d", came.Bytes, b.bytes)
+	}
+	if b.view == nil {
+		if b.view, err = b.mem.Memory(false); err != nil {
+			return err
+		}
+	}
+	b.tensor, b.frame = d, &mempool.LeaseInfo{Buffer: came.Buffer, Generation: b.use, Pool: b.pool, Block: came.Block, BlockBytes: b.bytes,
+		Bytes: came.Bytes, Tensor: t}
+	return nil
 }
 
 // mapBlock maps a block that a frame named. It counts as a lease on the block.
@@ -173,7 +190,7 @@ func (s *consuming) mapBlock(ctx context.Context, id uint64) error {
 	if err != nil {
 		return err
 	}
-	if _, err := c.mapped(p, came); err != nil {
+	if _, _, err := c.mapped(p, came); err != nil {
 		return errors.Join(err, c.ended(id))
 	}
 	return nil
@@ -199,18 +216,18 @@ func (t *taken) settle(again bool) error {
 	native := t.by.native
 	switch {
 	case t.by.channel.Mode != mempool.WorkQueue:
-		return native.Pass(&t.frame)
+		return native.Pass(&t.hand)
 	case again:
-		return native.Requeue(&t.frame)
+		return native.Requeue(&t.hand)
 	}
-	return native.Acknowledge(&t.frame)
+	return native.Acknowledge(&t.hand)
 }
 
 // giveFramesBack gives back what is not settled of queues through shared memory: the session has ended, and this process may live on.
 func (c *Client) giveFramesBack() {
 	c.mu.Lock()
 	var frames []*taken
-	for l := range c.leases {
+	for l := range c.leases.all() {
 		if t := l.taken; t != nil && t.by.channel.Mode == mempool.WorkQueue {
 			frames = append(frames, t)
 		}
@@ -236,16 +253,13 @@ func (t *taken) release(incomplete bool, done []mempool.Ticket) error {
 	if len(done) > 0 {
 		ticket = shmchannel.Ticket{Timeline: s.timeline, Word: done[0].Word, Value: done[0].Value}
 	}
-	released := s.native.Release(&t.frame, ticket)
+	released := s.native.Release(&t.hand, ticket)
 	if errors.Is(released, shmchannel.ErrUnfinished) { // there is no place for the ticket
 		if released = s.client.finish(done[0]); released == nil {
-			released = s.native.Release(&t.frame, shmchannel.Ticket{})
+			released = s.native.Release(&t.hand, shmchannel.Ticket{})
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.inHand--
-	s.unmap()
+	s.leaveNative()
 	return errors.Join(err, released)
 }
 

@@ -156,6 +156,9 @@ func (t *timelines) left(tickets []mempool.Ticket) []mempool.Ticket {
 
 // pin keeps the timelines of tickets mapped until unpin.
 func (t *timelines) pin(tickets []mempool.Ticket) {
+	if len(tickets) == 0 {
+		return
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, ticket := range tickets {
@@ -169,6 +172,9 @@ func (t *timelines) pin(tickets []mempool.Ticket) {
 }
 
 func (t *timelines) unpin(tickets []mempool.Ticket) {
+	if len(tickets) == 0 {
+		return
+	}
 	var forgotten []uint64
 	t.mu.Lock()
 	for _, ticket := range tickets {

@@ -16,8 +16,7 @@ func (c *Client) wanted(pool uint64) {
 	}
 	sp.wanted.Store(time.Now().Add(wantedFor).UnixNano())
 	sp.empty()
-	producers, _ := sp.members()
-	for _, p := range producers {
+	for _, p := range sp.members() {
 		sp.drain(p)
 	}
 }
@@ -37,9 +36,7 @@ func (sp *spares) isWanted() bool {
 
 // published has a producer's blocks looked for: later, or at once while memory is wanted.
 func (sp *spares) published(p *producing) {
-	sp.mu.Lock()
 	sp.look()
-	sp.mu.Unlock()
 	if sp.isWanted() {
 		sp.drain(p)
 	}

@@ -3,6 +3,7 @@ package bridge
 import (
 	"math"
 	"os"
+	"slices"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -42,8 +43,14 @@ func wireLease(l mempool.LeaseInfo) wire.Lease {
 		EventOnly: l.EventOnly}
 }
 
-func leaseOf(l wire.Lease) mempool.LeaseInfo {
-	return mempool.LeaseInfo{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
+// sameTensor says whether two tensors are described alike.
+func sameTensor(a, b *mempool.Tensor) bool {
+	return a.DType == b.DType && a.ByteOffset == b.ByteOffset && slices.Equal(a.Shape, b.Shape) && slices.Equal(a.Strides, b.Strides) &&
+		(a.Strides == nil) == (b.Strides == nil)
+}
+
+func leaseOf(l wire.Lease) *mempool.LeaseInfo {
+	return &mempool.LeaseInfo{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
 		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: tensorOf(l.Tensor), Wait: ticketsOf(l.Wait), Event: l.Event,
 		EventOnly: l.EventOnly}
 }

@@ -62,7 +62,7 @@ func TestAFullPoolRecallsWhatNobodyUses(t *testing.T) {
 	for _, c := range []*Client{a, b} {
 		c.mu.Lock()
 		var held []*Lease
-		for l := range c.leases {
+		for l := range c.leases.all() {
 			held = append(held, l)
 		}
 		c.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 
@@ -256,7 +257,7 @@ func producerLeases(t *testing.T, c *Client) int {
 	t.Helper()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.leases)
+	return len(slices.Collect(c.leases.all()))
 }
 
 func TestLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T) {

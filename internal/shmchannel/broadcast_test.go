@@ -250,7 +250,7 @@ func TestFramesAreReleasedInAnyOrder(t *testing.T) {
 	for _, again := range f {
 		require.ErrorIs(t, c.Release(again, Ticket{}), ErrReleased)
 	}
-	require.ErrorIs(t, c.Release(&Frame{Number: 17, hold: -1}, Ticket{}), ErrReleased)
+	require.ErrorIs(t, c.Release(&Hand{Number: 17, hold: -1}, Ticket{}), ErrReleased)
 	require.ErrorIs(t, c.Acknowledge(f[0]), ErrInvalid)
 }
 

@@ -8,9 +8,20 @@ import (
 	"time"
 )
 
+// Hand is what a consumer must know of a frame in its hands.
+type Hand struct {
+	Number uint64
+	hold   int
+}
+
+func (h *Hand) hand() *Hand { return h }
+
+// InHand is a [Frame], or its [Hand]: it is enough to keep one of the two.
+type InHand interface{ hand() *Hand }
+
 // Frame is a frame in a consumer's hands.
 type Frame struct {
-	Number uint64
+	Hand
 	// Missed is how many frames the consumer has missed since the last; of a queue, how many were dropped since a consumer took
 	// one.
 	Missed   uint64
@@ -18,8 +29,6 @@ type Frame struct {
 	// Record is what the producer says. Its slices and its description are not to be changed. The next call of Take with the
 	// same frame uses the slices again.
 	Record
-
-	hold int
 }
 
 // Consumer takes frames. Its methods can be called by several goroutines.
@@ -106,9 +115,11 @@ func (c *Consumer) Take(ctx context.Context, f *Frame) error {
 	for wait := (pause{}); ; {
 		ok, err := c.attempt(f)
 		if ok || err != nil {
+			c.found(&wait, ok)
 			return err
 		}
 		if err := c.rest(ctx, &wait, c.patience()); err != nil {
+			c.found(&wait, false)
 			return err
 		}
 	}

@@ -20,6 +20,16 @@ type MemberConfig struct {
 	ID   uint64
 	// Spin is how long the member looks again and again before it sleeps.
 	Spin time.Duration
+	// Spinner is asked whether to do so; nil: always.
+	Spinner Spinner
+}
+
+// Spinner decides whether a member spins before it sleeps. No two of its methods are called at a time.
+type Spinner interface {
+	// Begin says whether to look now.
+	Begin() bool
+	// End follows if it did. found says whether looking was worth it.
+	End(found bool)
 }
 
 // maxSleep is how long a member sleeps before it looks again, whatever happens. A member that dies wakes nobody.
@@ -28,10 +38,11 @@ const maxSleep = 100 * time.Millisecond
 // member is what a producer and a consumer have in common.
 type member struct {
 	*channel
-	slot int
-	id   uint64
-	spin time.Duration
-	word *futex // on which it sleeps
+	slot    int
+	id      uint64
+	spin    time.Duration
+	spinner Spinner
+	word    *futex // on which it sleeps
 
 	mu      sync.Mutex
 	closed  bool
@@ -42,7 +53,7 @@ type member struct {
 }
 
 func (m *member) init(c *channel, config MemberConfig, word *futex) {
-	m.channel, m.slot, m.id, m.spin, m.word = c, config.Slot, config.ID, config.Spin, word
+	m.channel, m.slot, m.id, m.spin, m.spinner, m.word = c, config.Slot, config.ID, config.Spin, config.Spinner, word
 	m.awake = sync.NewCond(&m.mu)
 }
 
@@ -51,14 +62,15 @@ func (m *member) gone(why string) error { return fmt.Errorf("%w: member %d %s", 
 
 // pause is what a call remembers while it waits.
 type pause struct {
-	began time.Time
-	looks int
-	armed bool
-	value uint32
+	began  time.Time
+	looked bool // for as long as it may
+	looks  int
+	armed  bool
+	value  uint32
 }
 
-// relooks is how often a member that spins looks before it lets other goroutines run.
-const relooks = 16
+// relooks is how often a member that spins looks before it lets other goroutines run. That may wake a thread.
+const relooks = 64
 
 // rest returns when it is time for a call that found nothing to look again. It looks for the time that the member spins, then
 // once more after it has said that it is about to sleep, and then it sleeps, but no longer than the limit. m.mu is held, but
@@ -98,14 +110,27 @@ func (m *member) rest(ctx context.Context, p *pause, limit time.Duration) error 
 }
 
 func (m *member) spins(p *pause) bool {
-	if m.spin <= 0 || p.armed {
+	switch {
+	case m.spin <= 0 || p.looked:
 		return false
-	}
-	if p.began.IsZero() {
+	case p.began.IsZero():
+		p.looked = m.spinner != nil && !m.spinner.Begin()
 		p.began = time.Now()
-		return true
+	case time.Since(p.began) >= m.spin:
+		m.found(p, false)
 	}
-	return time.Since(p.began) < m.spin
+	return !p.looked
+}
+
+// found says whether a call that may have looked again and again has found something.
+func (m *member) found(p *pause, something bool) {
+	if p.looked || p.began.IsZero() {
+		return
+	}
+	p.looked = true
+	if m.spinner != nil {
+		m.spinner.End(something)
+	}
 }
 
 // watch has the end of the context wake the member. A member is mostly called with the same context again.
@@ -116,13 +141,16 @@ func (m *member) watch(ctx context.Context) {
 	if m.ctxStop != nil {
 		m.ctxStop()
 	}
-	m.ctxDone, m.ctxStop = ctx.Done(), context.AfterFunc(ctx, func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if !m.closed {
-			m.word.advance()
-		}
-	})
+	m.ctxDone, m.ctxStop = ctx.Done(), context.AfterFunc(ctx, m.Wake)
+}
+
+// Wake has the calls that sleep look at their contexts.
+func (m *member) Wake() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.closed {
+		m.word.advance()
+	}
 }
 
 // close ends the calls that wait and unmaps the channel. It says whether this is the first time. m.mu is held.

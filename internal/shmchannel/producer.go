@@ -76,7 +76,7 @@ func (p *Producer) AddCursor(slot int, id uint64, f *os.File) error {
 //
 // Errors: [ErrInvalid], [FullError], [UnknownMemberError], [ErrClosed], [ErrDestroyed], [ErrLeft], [ErrCorrupt]; the context's,
 // which comes together with the FullError.
-func (p *Producer) Publish(ctx context.Context, r *Record) (uint64, error) {
+func (p *Producer) Publish(ctx context.Context, r *Record) (n uint64, err error) {
 	if err := r.check(); err != nil {
 		return 0, err
 	}
@@ -84,9 +84,13 @@ func (p *Producer) Publish(ctx context.Context, r *Record) (uint64, error) {
 	defer p.mu.Unlock()
 	var wait pause
 	var ticket uint64
-	defer func() { p.endTurn(ticket) }()
+	defer func() {
+		p.found(&wait, n != 0)
+		p.endTurn(ticket)
+	}()
 	for {
-		n, f, err := p.attempt(r, ticket)
+		var f full
+		n, f, err = p.attempt(r, ticket)
 		if err != nil || n != 0 {
 			return n, err
 		}
@@ -144,7 +148,7 @@ func (p *Producer) attempt(r *Record, ticket uint64) (uint64, full, error) {
 		if s.tail.CompareAndSwap(uint64(t), uint64(newTail(n, p.slot, t.version()))) {
 			s.enter(newTail(n, p.slot, 0))
 			p.last = n
-			p.pending = append(p.pending, loan{n, r.Block})
+			p.pending = append(p.pending, loan{n, r.Block, r.Owner})
 			s.published.wake()
 			if p.mode == Broadcast && len(p.view.others) > 0 {
 				s.freed.wake() // the frame that left may be another producer's

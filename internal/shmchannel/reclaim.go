@@ -10,12 +10,16 @@ import (
 type Returned struct {
 	Number uint64 // of the frame that it was published with
 	Block  uint64
+	Owner  any // as of the record
 	// Tickets must be reached before the block is written: consumers' work on the frame is done then.
 	Tickets []Ticket
 }
 
 // loan is a block that the channel has.
-type loan struct{ number, block uint64 }
+type loan struct {
+	number, block uint64
+	owner         any
+}
 
 // span is the numbers from floor to next − 1.
 type span struct{ floor, next uint64 }
@@ -41,6 +45,17 @@ func (p *Producer) Lent() int {
 	return len(p.pending) - p.seen + len(p.stuck)
 }
 
+// Forget has the producer forget the blocks that the channel has, and returns their owners.
+func (p *Producer) Forget() (owners []any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, l := range slices.Concat(p.pending[p.seen:], p.stuck) {
+		owners = append(owners, l.owner)
+	}
+	p.pending, p.stuck, p.seen = nil, nil, 0
+	return owners
+}
+
 // Reclaim returns the blocks that nobody uses any more, in no order. The slice is the caller's until the next call.
 //
 // Errors: [UnknownMemberError], [ErrLeft] if the producer is closed, [ErrCorrupt].
@@ -58,9 +73,11 @@ func (p *Producer) AwaitReclaim(ctx context.Context) ([]Returned, error) {
 	for wait := (pause{}); ; {
 		back, err := p.reclaim()
 		if err != nil || len(back) > 0 || len(p.pending) == p.seen && len(p.stuck) == 0 {
+			p.found(&wait, len(back) > 0)
 			return back, err
 		}
 		if err := p.rest(ctx, &wait, maxSleep); err != nil {
+			p.found(&wait, false)
 			return nil, err
 		}
 	}
@@ -92,7 +109,7 @@ func (p *Producer) reclaim() ([]Returned, error) {
 			p.stuck = append(p.stuck, l)
 			continue
 		}
-		p.returned = append(p.returned, Returned{l.number, l.block, p.tickets[from:len(p.tickets):len(p.tickets)]})
+		p.returned = append(p.returned, Returned{l.number, l.block, l.owner, p.tickets[from:len(p.tickets):len(p.tickets)]})
 	}
 	return p.returned, nil
 }

@@ -31,6 +31,8 @@ type Record struct {
 	// Meta is as [AppendMeta] makes it.
 	Meta        []byte
 	Description *Description
+	// Owner is what the producer wants back with the block. It is not stored.
+	Owner any
 }
 
 // check says whether the record can be published.

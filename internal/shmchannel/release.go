@@ -9,7 +9,8 @@ import "fmt"
 // is of another word or smaller, nothing is released: the caller waits for that ticket first.
 //
 // Errors: [ErrReleased], [ErrInvalid], [ErrUnfinished], [ErrLeft] if the consumer is closed.
-func (c *Consumer) Release(f *Frame, done Ticket) error {
+func (c *Consumer) Release(in InHand, done Ticket) error {
+	f := in.hand()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -39,7 +40,8 @@ func (c *Consumer) Release(f *Frame, done Ticket) error {
 // be dropped, a frame in hand needs no place, and Pass does nothing.
 //
 // Errors: [ErrInvalid] in a queue, [ErrReleased] for a frame that is not in hand, [ErrLeft] if the consumer is closed.
-func (c *Consumer) Pass(f *Frame) error {
+func (c *Consumer) Pass(in InHand) error {
+	f := in.hand()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -67,7 +69,7 @@ func (c *Consumer) keep(n uint64) (h int) {
 }
 
 // holdOf is the hold of a frame, -1 if it has none.
-func (c *Consumer) holdOf(f *Frame) int {
+func (c *Consumer) holdOf(f *Hand) int {
 	switch {
 	case f.Number == 0 || f.hold >= MaxInHand:
 		return -1
@@ -136,14 +138,14 @@ func (c *Consumer) moveFloor(floor uint64) {
 // Acknowledge says that a frame of a queue is done: no other consumer gets it. It does not release the frame.
 //
 // Errors: [ErrInvalid] in a broadcast, [ErrReleased] for a frame that is not the consumer's (any more), [ErrLeft] if it is closed.
-func (c *Consumer) Acknowledge(f *Frame) error { return c.decide(f, tagDone) }
+func (c *Consumer) Acknowledge(f InHand) error { return c.decide(f.hand(), tagDone) }
 
 // Requeue gives a frame of a queue back, and another consumer gets it. It does not release the frame.
 //
 // Errors: as Acknowledge.
-func (c *Consumer) Requeue(f *Frame) error { return c.decide(f, tagReturned) }
+func (c *Consumer) Requeue(f InHand) error { return c.decide(f.hand(), tagReturned) }
 
-func (c *Consumer) decide(f *Frame, tag uint64) error {
+func (c *Consumer) decide(f *Hand, tag uint64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {

@@ -1,6 +1,7 @@
 package shmchannel
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -58,4 +59,49 @@ func TestAProducerThatStandsStillLosesItsTurn(t *testing.T) {
 	require.NoError(t, r.host.Gone(stopped.member))
 	assert.Zero(t, s.waiting[stopped.slot].Load())
 	p.publish()
+}
+
+// keen notes what a member asks and tells it.
+type keen struct {
+	willing bool
+	began   int
+	ended   []bool
+}
+
+func (k *keen) Begin() bool {
+	k.began++
+	return k.willing
+}
+
+func (k *keen) End(found bool) { k.ended = append(k.ended, found) }
+
+func TestAMemberLooksOnlyIfThatIsWorthIt(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 1})
+	p, c := r.producer(2), r.consumer(MemberSpec{})
+	k := &keen{}
+	c.spin, c.spinner = time.Minute, k
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	var f Frame
+	require.ErrorIs(t, c.Take(ctx, &f), context.DeadlineExceeded)
+	require.Positive(t, k.began)
+	require.Empty(t, k.ended)
+
+	k.willing = true
+	over, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, c.Take(over, &f), context.DeadlineExceeded)
+	require.Equal(t, []bool{false}, k.ended)
+
+	taken := make(chan error)
+	began := k.began
+	go func() { taken <- c.Take(t.Context(), &f) }()
+	for looking := false; !looking; {
+		c.mu.Lock()
+		looking = k.began > began
+		c.mu.Unlock()
+	}
+	p.publish()
+	require.NoError(t, <-taken)
+	require.Equal(t, []bool{false, true}, k.ended)
 }

@@ -115,7 +115,7 @@ func TestPythonStreamsAreComparedFrameForFrameAndSayWhatTheyTakeOfTheCPU(t *test
 	var out strings.Builder
 	r.Results[0].print(&out)
 	r.Results[1].print(&out)
-	assert.Contains(t, out.String(), "through shared memory (12.5 µs of the CPU for each frame, the service 25.0 % of one)\n")
+	assert.Contains(t, out.String(), "poolbridge (12.5 µs of the CPU for each frame, the service 25.0 % of one)\n")
 	assert.Contains(t, out.String(), "iceoryx2 (12.5 µs of the CPU for each frame)\n")
 }
 

@@ -27,14 +27,17 @@ const (
 // streamConsumers are how many consumers a stream has.
 var streamConsumers = []int{1, 2, 4, 8}
 
-// now is what the clock says that all processes of the machine share.
-func now() time.Duration {
+// started is when this process began, and startedAt what the clock said that all processes of the machine share.
+var started, startedAt = func() (time.Time, time.Duration) {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
 		panic(err) // the kernel has that clock
 	}
-	return time.Duration(t.Nano())
-}
+	return time.Now(), time.Duration(t.Nano())
+}()
+
+// now is what that clock says. Go reads the same one, without a system call.
+func now() time.Duration { return startedAt + time.Since(started) }
 
 // consumer is a process that takes the frames of channels, of one after the other.
 type consumer interface {
@@ -202,6 +205,7 @@ func (s *scene) mostFrames(pause time.Duration) int {
 // sendFrames sends frames until the time is over, and returns when each was published.
 func (s *scene) sendFrames(ctx context.Context, src *source, ch *bridge.Channel, pause time.Duration) (sent []time.Duration, err error) {
 	most := s.mostFrames(pause)
+	sent = make([]time.Duration, 0, most)
 	for begun := time.Now(); len(sent) < most && (len(sent) < leastSamples || time.Since(begun) < s.Time); {
 		waitFor(pause)
 		sent = append(sent, 0)

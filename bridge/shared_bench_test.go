@@ -1,0 +1,148 @@
+package bridge
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func init() { children["drain"] = drainFrames }
+
+const (
+	benchFrame    = 64 << 10
+	benchCapacity = 64
+)
+
+// benchStream is a stream of frames of 64 KiB, whose first word is their number.
+type benchStream struct {
+	path     string
+	producer *Client
+	pool     *Pool
+	channel  *Channel
+	sent     uint64
+}
+
+func newBenchStream(b *testing.B, mode mempool.ChannelMode) *benchStream {
+	_, path := serve(b, ServerConfig{})
+	s := &benchStream{path: path, producer: dial(b, path)}
+	s.pool = createPool(b, s.producer, hostPool("p", benchFrame*(benchCapacity+32)))
+	s.channel = makeChannel(b, s.producer, s.pool, mempool.ChannelSpec{Mode: mode, Capacity: benchCapacity})
+	return s
+}
+
+func (s *benchStream) send(ctx context.Context) error {
+	l, err := s.pool.Allocate(ctx, mempool.Bytes(benchFrame), patience)
+	if err != nil {
+		return err
+	}
+	mem, err := l.Bytes()
+	if err != nil {
+		return err
+	}
+	s.sent++
+	binary.LittleEndian.PutUint64(mem, s.sent)
+	_, err = s.channel.Publish(ctx, l, mempool.FrameOptions{})
+	return err
+}
+
+// receiveNumbered checks a frame and releases it.
+func receiveNumbered(f *Frame, number uint64) error {
+	mem, err := f.Lease.Bytes()
+	if err != nil {
+		return err
+	}
+	if got := binary.LittleEndian.Uint64(mem); got != number {
+		return fmt.Errorf("frame %d has the number %d", number, got)
+	}
+	return f.Release()
+}
+
+// BenchmarkSharedWork is the work alone, in one goroutine: nobody waits for anybody.
+func BenchmarkSharedWork(b *testing.B) {
+	for _, mode := range []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue} {
+		b.Run(string(mode), func(b *testing.B) {
+			s := newBenchStream(b, mode)
+			theirs, err := dial(b, s.path).OpenChannel(b.Context(), "c", 0)
+			require.NoError(b, err)
+			from, err := theirs.consume(b.Context(), mempool.SubscribeOptions{Oldest: true})
+			require.NoError(b, err)
+			defer from.abandon()
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := s.send(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+				f, err := from.next(b.Context())
+				if err == nil {
+					err = receiveNumbered(f, s.sent)
+				}
+				if err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// drainFrames takes the frames of the channel "c" until it is shut.
+func drainFrames() error {
+	ctx := context.Background()
+	c, err := Dial(ctx, os.Getenv("POOLBRIDGE_SOCKET"))
+	if err != nil {
+		return err
+	}
+	ch, err := c.OpenChannel(ctx, "c", patience)
+	if err != nil {
+		return err
+	}
+	number := uint64(0)
+	for f, err := range ch.Frames(ctx, mempool.SubscribeOptions{Oldest: true}) {
+		if err != nil {
+			return err
+		}
+		if number++; number == 1 {
+			fmt.Println("ready")
+		}
+		if err := receiveNumbered(f, number); err != nil {
+			return err
+		}
+	}
+	return c.Close()
+}
+
+// BenchmarkSharedProcesses has the consumer in another process.
+func BenchmarkSharedProcesses(b *testing.B) {
+	s := newBenchStream(b, mempool.Broadcast)
+	require.NoError(b, s.send(b.Context()))
+	consumer := spawn(b, "drain", s.path, nil)
+	require.Equal(b, "ready", consumer.says())
+	before := processors(b)
+	b.ResetTimer()
+	for range b.N {
+		if err := s.send(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	require.NoError(b, errors.Join(s.channel.Shut(b.Context()), consumer.cmd.Wait()))
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "frames/s")
+	b.ReportMetric(float64(processors(b)-before)/float64(b.N), "cpu-ns/frame")
+}
+
+// processors is the time that processors have worked for this process and its children that have ended.
+func processors(b *testing.B) (total time.Duration) {
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var u unix.Rusage
+		require.NoError(b, unix.Getrusage(who, &u))
+		total += time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	return total
+}
