@@ -21,15 +21,15 @@ var noticeNames = namesOf(newNotice)
 // AppendNotice appends a notice's packet to dst. A message that breaks a limit of the protocol yields a *FieldError that
 // wraps CodeInvalid, and dst as it was.
 func AppendNotice(dst []byte, n Notice) ([]byte, error) {
-	name := n.Notice()
+	name, fields := n.Notice(), n.fields()
 	out, err := appendTo(dst, func(e *encoder) error {
-		if err := e.mp.EncodeMapLen(1 + n.size()); err != nil {
+		if err := e.mp.EncodeMapLen(1 + fields.size()); err != nil {
 			return err
 		}
 		if err := e.pair("n", name); err != nil {
 			return err
 		}
-		return n.body(e)
+		return fields.body(e)
 	})
 	return out, of(name, err)
 }
@@ -54,7 +54,7 @@ func (h Header) DecodeNotice() (Notice, error) {
 		return nil, &UnknownError{What: "notice", Name: string(clip([]byte(h.Notice)))}
 	}
 	n := blank()
-	if err := decodeFrom(h.packet, n.decode); err != nil {
+	if err := decodeFrom(h.packet, n.fields().decode); err != nil {
 		return nil, of(h.Notice, err)
 	}
 	return n, nil

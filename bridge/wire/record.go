@@ -88,3 +88,22 @@ func (r record[T]) find(key []byte, from int) int {
 	}
 	return -1
 }
+
+// fields are those of one message: what its record says, and its values.
+type fields interface {
+	size() int
+	body(*encoder) error
+	decode(*decoder) error
+}
+
+// of are the fields of m.
+func (r record[T]) of(m *T) fields { return bound[T]{r, m} }
+
+type bound[T any] struct {
+	record record[T]
+	of     *T
+}
+
+func (b bound[T]) size() int               { return b.record.size(b.of) }
+func (b bound[T]) body(e *encoder) error   { return b.record.body(e, b.of) }
+func (b bound[T]) decode(d *decoder) error { return b.record.decode(d, b.of) }

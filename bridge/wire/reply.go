@@ -12,14 +12,15 @@ func AppendReply(dst []byte, q uint32, r Reply) ([]byte, error) {
 	if q == 0 {
 		return dst, errUnanswerable
 	}
+	fields := r.fields()
 	out, err := appendTo(dst, func(e *encoder) error {
-		if err := e.mp.EncodeMapLen(1 + r.size()); err != nil {
+		if err := e.mp.EncodeMapLen(1 + fields.size()); err != nil {
 			return err
 		}
 		if err := e.number(q); err != nil {
 			return err
 		}
-		return r.body(e)
+		return fields.body(e)
 	})
 	return out, of("reply", err)
 }
@@ -79,7 +80,7 @@ func (h Header) DecodeReply(into Reply) error {
 		return received("q", "the number of a request", "none")
 	}
 	if !h.Failed {
-		return of("reply", decodeFrom(h.packet, into.decode))
+		return of("reply", decodeFrom(h.packet, into.fields().decode))
 	}
 	failure := new(Error)
 	err := decodeFrom(h.packet[h.fault:], func(d *decoder) error { return errorFields.decode(d, failure) })

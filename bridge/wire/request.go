@@ -1,10 +1,8 @@
 package wire
 
-// message is what every request, reply and notice can do: *Get, *LeaseReply, *Recall and so on.
+// message is a request, a reply or a notice: *Get, *LeaseReply, *Recall and so on.
 type message interface {
-	size() int
-	body(*encoder) error
-	decode(*decoder) error
+	fields() fields
 }
 
 // Request is an operation that a client asks for.
@@ -55,13 +53,13 @@ func namesOf[V any](m map[string]V) map[string]string {
 // AppendRequest appends a request's packet to dst. q is its number; 0 asks for no reply. A message that breaks a limit
 // of the protocol yields a *FieldError that wraps CodeInvalid, and dst as it was.
 func AppendRequest(dst []byte, q uint32, r Request) ([]byte, error) {
-	op := r.Op()
+	op, fields := r.Op(), r.fields()
 	out, err := appendTo(dst, func(e *encoder) error {
 		n := 1
 		if q != 0 {
 			n = 2
 		}
-		if err := e.mp.EncodeMapLen(n + r.size()); err != nil {
+		if err := e.mp.EncodeMapLen(n + fields.size()); err != nil {
 			return err
 		}
 		if err := e.pair("o", op); err != nil {
@@ -70,7 +68,7 @@ func AppendRequest(dst []byte, q uint32, r Request) ([]byte, error) {
 		if err := e.number(q); err != nil {
 			return err
 		}
-		return r.body(e)
+		return fields.body(e)
 	})
 	return out, of(op, err)
 }
@@ -99,7 +97,7 @@ func (h Header) DecodeRequest() (Request, error) {
 		return nil, &UnknownError{What: "operation", Name: string(clip([]byte(h.Op)))}
 	}
 	r := blank()
-	if err := decodeFrom(h.packet, r.decode); err != nil {
+	if err := decodeFrom(h.packet, r.fields().decode); err != nil {
 		return nil, of(h.Op, err)
 	}
 	return r, nil

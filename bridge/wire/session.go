@@ -16,11 +16,7 @@ var helloFields = record[Hello]{
 // Op returns "hello".
 func (*Hello) Op() string { return "hello" }
 
-func (m *Hello) size() int { return helloFields.size(m) }
-
-func (m *Hello) body(e *encoder) error { return helloFields.body(e, m) }
-
-func (m *Hello) decode(d *decoder) error { return helloFields.decode(d, m) }
+func (m *Hello) fields() fields { return helloFields.of(m) }
 
 // Epoch identifies one life of the service.
 type Epoch [16]byte
@@ -44,8 +40,42 @@ var helloReplyFields = record[HelloReply]{
 
 func (*HelloReply) reply() {}
 
-func (m *HelloReply) size() int { return helloReplyFields.size(m) }
+func (m *HelloReply) fields() fields { return helloReplyFields.of(m) }
 
-func (m *HelloReply) body(e *encoder) error { return helloReplyFields.body(e, m) }
+// Goodbye says that the service is about to close the connection.
+type Goodbye struct {
+	Reason Error
+}
 
-func (m *HelloReply) decode(d *decoder) error { return helloReplyFields.decode(d, m) }
+// Notice returns "goodbye".
+func (*Goodbye) Notice() string { return "goodbye" }
+
+func (m *Goodbye) fields() fields { return errorFields.of(&m.Reason) }
+
+// Cancel ends the wait of another request. It is usually sent without a reply; otherwise an EmptyReply answers it.
+type Cancel struct {
+	Request uint64 // number of the waiting request
+}
+
+var cancelFields = record[Cancel]{
+	uintField("rq", func(m *Cancel) *uint64 { return &m.Request }),
+}
+
+// Op returns "cancel".
+func (*Cancel) Op() string { return "cancel" }
+
+func (m *Cancel) fields() fields { return cancelFields.of(m) }
+
+// Working says that a request takes long, and that the service is carrying it out.
+type Working struct {
+	Request uint64 // request number; 0: one that all others of the session wait behind
+}
+
+var workingFields = record[Working]{
+	uintField("rq", func(m *Working) *uint64 { return &m.Request }).maybe(),
+}
+
+// Notice returns "working".
+func (*Working) Notice() string { return "working" }
+
+func (m *Working) fields() fields { return workingFields.of(m) }
