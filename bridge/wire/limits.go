@@ -18,6 +18,8 @@ const (
 	MaxDone       = 16  // tickets of a release
 	EventBytes    = 64  // of an interprocess event
 	TimelineWords = 512 // words of a timeline
+	MaxList       = 64  // entries of a page of a list
+	MaxReaders    = 8   // readers that the entry of a buffer names
 
 	MaxUint  = math.MaxInt64  // greatest unsigned integer
 	MaxQuery = math.MaxUint32 // greatest request number

@@ -27,6 +27,7 @@ var newRequest = map[string]func() Request{
 	"cancel":    func() Request { return new(Cancel) },
 	"dropped":   func() Request { return new(Dropped) },
 	"stats":     func() Request { return new(StatsRequest) },
+	"list":      func() Request { return new(List) },
 
 	"timeline": func() Request { return new(Timeline) },
 	"seal":     func() Request { return new(Seal) },

@@ -80,6 +80,8 @@ func replyTo(op string) wire.Reply {
 		return new(wire.TrimReply)
 	case "stats":
 		return new(wire.StatsReply)
+	case "list":
+		return new(wire.ListReply)
 	case "timeline":
 		return new(wire.TimelineReply)
 	case "channel", "find":
