@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // children are what the test binary does when it is started again. Each says what it did in lines, and goes on when it
@@ -181,7 +182,7 @@ func readOnce() error {
 
 // crowdedServer serves with a table of descriptors that is full until it is told a line: then it has room for one, or for many.
 func crowdedServer() error {
-	svc := mempool.NewService(mempool.Config{})
+	svc := service.New(service.Config{})
 	defer svc.Close()
 	path := os.Getenv("POOLBRIDGE_SOCKET")
 	server, err := Listen(path, svc, ServerConfig{Log: slog.New(slog.NewTextHandler(os.Stdout, nil))})

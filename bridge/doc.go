@@ -1,9 +1,9 @@
-// Package bridge lets other processes use the memory of a [mempool.Service]: a server and a Go client that speak the
+// Package bridge lets other processes use the memory of a [service.Service]: a server and a Go client that speak the
 // protocol of docs/protocol.md over a Unix socket. It knows nothing of CUDA; package mempool maps memory.
 //
 // A program that owns memory makes a service and serves it:
 //
-//	svc := mempool.NewService(mempool.Config{})
+//	svc := service.New(service.Config{})
 //	server, err := bridge.Listen(bridge.DefaultSocket(), svc, bridge.ServerConfig{})
 //
 // A program that uses it dials:

@@ -11,6 +11,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 func TestManyClientsEnsureTheSamePool(t *testing.T) {
@@ -46,7 +47,7 @@ func TestRequestsBehindOneThatWaitsForAPoolAreAnswered(t *testing.T) {
 	pool, err := p.CreatePool(hostPool("p", 4096))
 	require.NoError(t, err)
 	made := make(chan struct{})
-	r.only(t).pool(2, func(ctx context.Context) (*mempool.Pool, error) {
+	r.only(t).pool(2, func(ctx context.Context) (*service.Pool, error) {
 		select {
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)

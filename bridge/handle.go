@@ -9,6 +9,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 func situation(sentinel error, format string, args ...any) error {
@@ -39,11 +40,11 @@ func (c *serverConn) handle(q uint32, r wire.Request) {
 	case *wire.Alloc:
 		c.alloc(q, r)
 	case *wire.Get:
-		c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (*mempool.Lease, error) {
+		c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (*service.Lease, error) {
 			return s.Get(ctx, r.Name, r.Write, wait)
 		})
 	case *wire.Borrow:
-		c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (*mempool.Lease, error) {
+		c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (*service.Lease, error) {
 			return s.Lease(ctx, r.Buffer, r.Generation, r.Write, wait)
 		})
 	case *wire.Publish:
@@ -86,7 +87,7 @@ func (c *serverConn) create(q uint32, r *wire.Create) {
 	access, err := accessOf(r.UIDs, r.GIDs)
 	spec := mempool.PoolSpec{Name: r.Name, Kind: mempool.Kind(r.Kind), Device: r.Device, MaxBytes: r.MaxBytes,
 		SessionBytes: r.MaxSessionBytes, UserBytes: r.MaxUserBytes, Access: access}
-	c.pool(q, func(ctx context.Context) (*mempool.Pool, error) {
+	c.pool(q, func(ctx context.Context) (*service.Pool, error) {
 		switch {
 		case err != nil:
 			return nil, err
@@ -102,7 +103,7 @@ func (c *serverConn) open(q uint32, r *wire.Open) {
 		c.fail(q, situation(ErrInvalid, "a pool is opened by its name or by its id; exactly one of them, not name %q and id %d", r.Name, r.Pool))
 		return
 	}
-	c.pool(q, func(ctx context.Context) (*mempool.Pool, error) {
+	c.pool(q, func(ctx context.Context) (*service.Pool, error) {
 		if r.Pool != 0 {
 			return c.session.FindPool(r.Pool)
 		}
@@ -121,7 +122,7 @@ var atOnce = func() context.Context {
 }()
 
 // pool answers with the pool that get finds: at once if it can, and otherwise from a goroutine of its own.
-func (c *serverConn) pool(q uint32, get func(context.Context) (*mempool.Pool, error)) {
+func (c *serverConn) pool(q uint32, get func(context.Context) (*service.Pool, error)) {
 	p, err := get(atOnce)
 	if q != 0 && errors.Is(err, errWaits) {
 		c.waitFor(q, err, func(ctx context.Context) func() {
@@ -133,7 +134,7 @@ func (c *serverConn) pool(q uint32, get func(context.Context) (*mempool.Pool, er
 	c.replyPool(q, p, err)
 }
 
-func (c *serverConn) replyPool(q uint32, p *mempool.Pool, err error) {
+func (c *serverConn) replyPool(q uint32, p *service.Pool, err error) {
 	if err != nil {
 		c.fail(q, err)
 		return
@@ -165,7 +166,7 @@ func (c *serverConn) publish(r *wire.Publish) error {
 // session's other requests are carried out, and its client is told that work goes on.
 func (c *serverConn) alloc(q uint32, r *wire.Alloc) {
 	t := tensorOf(r.Tensor)
-	get := func(ctx context.Context, wait time.Duration) (*mempool.Lease, error) {
+	get := func(ctx context.Context, wait time.Duration) (*service.Lease, error) {
 		return c.session.Allocate(ctx, r.Pool, t, wait)
 	}
 	n, err := t.Extent()
@@ -202,7 +203,7 @@ func (c *serverConn) tellWorking(q uint32) (stop func()) {
 	}
 }
 
-type getLease = func(ctx context.Context, wait time.Duration) (*mempool.Lease, error)
+type getLease = func(ctx context.Context, wait time.Duration) (*service.Lease, error)
 
 // grant answers with the lease that get returns, at once if it can be had at once.
 func (c *serverConn) grant(q uint32, wait uint64, get getLease) {
@@ -230,7 +231,7 @@ func (c *serverConn) grant(q uint32, wait uint64, get getLease) {
 
 // another says why what came of a first attempt, a lease or an error, may become a usable lease within limit; nil if it is
 // what the client gets.
-func (c *serverConn) another(l *mempool.Lease, err error, wait uint64) (limit time.Duration, again error) {
+func (c *serverConn) another(l *service.Lease, err error, wait uint64) (limit time.Duration, again error) {
 	limit = milliseconds(wait)
 	waitable := errors.Is(err, ErrNotFound) || errors.Is(err, ErrBusy) || errors.Is(err, ErrLimit) || errors.Is(err, ErrOutOfMemory)
 	settles := err == nil && c.mustSettle(l)
@@ -238,7 +239,7 @@ func (c *serverConn) another(l *mempool.Lease, err error, wait uint64) (limit ti
 		limit = max(limit, c.server.limits.recall)
 	}
 	if errors.Is(err, mempool.ErrWanted) {
-		limit = max(limit, mempool.WantedTime)
+		limit = max(limit, service.WantedTime)
 	}
 	switch {
 	case settles:
@@ -250,7 +251,7 @@ func (c *serverConn) another(l *mempool.Lease, err error, wait uint64) (limit ti
 }
 
 // insist waits for what may come of a first attempt.
-func (c *serverConn) insist(ctx context.Context, l *mempool.Lease, err error, wait uint64, get getLease) (*mempool.Lease, error) {
+func (c *serverConn) insist(ctx context.Context, l *service.Lease, err error, wait uint64, get getLease) (*service.Lease, error) {
 	limit, again := c.another(l, err, wait)
 	if again != nil && err != nil {
 		l, err = get(ctx, limit)
@@ -304,7 +305,7 @@ func (c *serverConn) startWaiting(q uint32, cancel context.CancelFunc) (key uint
 	}
 	if most := c.server.config.MaxWaits; c.server.waits.Add(1) > int64(most) {
 		c.server.waits.Add(-1)
-		return 0, &mempool.LimitError{Limit: "waits", Max: most, Who: "the service", What: "requests that wait", Have: most, Advice: "ask again later"}
+		return 0, &service.LimitError{Limit: "waits", Max: most, Who: "the service", What: "requests that wait", Have: most, Advice: "ask again later"}
 	}
 	c.waiting[key] = cancel
 	c.work.Add(1)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // This file carries out what members of channels ask for.
@@ -14,7 +15,7 @@ func (c *serverConn) join(q uint32, r *wire.Join) {
 	if q == 0 {
 		return // nobody would ever know of the member
 	}
-	m, err := c.session.JoinChannel(r.Channel, mempool.MemberSpec{Role: mempool.MemberRole(r.Role), Oldest: r.Oldest, Full: mempool.FullPolicy(r.Full)})
+	m, err := c.session.JoinChannel(r.Channel, service.MemberSpec{Role: service.MemberRole(r.Role), Oldest: r.Oldest, Full: mempool.FullPolicy(r.Full)})
 	if err != nil {
 		c.fail(q, err)
 		return
@@ -33,7 +34,7 @@ func (c *serverConn) enter(q uint32, r *wire.Enter) {
 }
 
 // sendMember sends the file of a member, unless the file is closed by now: then nobody needs it any more.
-func (c *serverConn) sendMember(n mempool.MemberCame) {
+func (c *serverConn) sendMember(n service.MemberCame) {
 	out := &wire.Member{Channel: n.Channel, Role: string(n.Role), Slot: uint64(n.Slot), Member: n.Member, Export: wire.Export{FDs: 1}}
 	_ = c.send([]*os.File{n.File}, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, out) })
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // The features of protocol version 1.
@@ -18,7 +19,7 @@ const (
 
 // agree says which of a client's features the session has.
 func (c *serverConn) agree(offered []string) (both []string) {
-	if !slices.Contains(offered, featureTimelines) || mempool.ProbeTimelines() != nil {
+	if !slices.Contains(offered, featureTimelines) || service.ProbeTimelines() != nil {
 		return both
 	}
 	c.ordered = true
@@ -32,7 +33,7 @@ func (c *serverConn) agree(offered []string) (both []string) {
 }
 
 // mustSettle says whether the client cannot be given a lease before nothing has to be waited for.
-func (c *serverConn) mustSettle(l *mempool.Lease) bool { return !c.ordered && len(l.Info().Wait) > 0 }
+func (c *serverConn) mustSettle(l *service.Lease) bool { return !c.ordered && len(l.Info().Wait) > 0 }
 
 // stream carries out the requests of the features, if the session has them.
 func (c *serverConn) stream(q uint32, r wire.Request) {

@@ -18,6 +18,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // patience is longer than any test: what waits for it would hang without it.
@@ -33,7 +34,7 @@ var unhurried = func() limits {
 // rig is a service of its own for a test.
 type rig struct {
 	*Server
-	svc  *mempool.Service
+	svc  *service.Service
 	path string
 	log  *events
 }
@@ -43,7 +44,7 @@ func start(t testing.TB, c ServerConfig, l limits) *rig {
 	t.Helper()
 	r := &rig{path: filepath.Join(t.TempDir(), "run", "poolsvc.sock"), log: newEvents()}
 	c.Log = slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	r.svc = mempool.NewService(mempool.Config{Log: c.Log})
+	r.svc = service.New(service.Config{Log: c.Log})
 	var err error
 	r.Server, err = listen(r.path, r.svc, c, l)
 	require.NoError(t, err)
@@ -55,7 +56,7 @@ func start(t testing.TB, c ServerConfig, l limits) *rig {
 }
 
 // serve is a service with limits that hurry nobody.
-func serve(t testing.TB, c ServerConfig) (*mempool.Service, string) {
+func serve(t testing.TB, c ServerConfig) (*service.Service, string) {
 	t.Helper()
 	r := start(t, c, unhurried)
 	return r.svc, r.path

@@ -11,6 +11,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // largeFrom makes every allocation of n bytes or more a large one.
@@ -50,7 +51,7 @@ func TestAClientIsToldThatALargeAllocationIsUnderWay(t *testing.T) {
 
 func TestAClientIsToldThatARequestIsUnderWayThatOthersWaitBehind(t *testing.T) {
 	goOn := make(chan struct{})
-	svc := mempool.NewService(mempool.Config{MayCreate: func(mempool.Peer) bool { <-goOn; return true }})
+	svc := service.New(service.Config{MayCreate: func(mempool.Peer) bool { <-goOn; return true }})
 	t.Cleanup(svc.Close)
 	path := filepath.Join(t.TempDir(), "run", "s")
 	server, err := listen(path, svc, ServerConfig{}, largeFrom(1))

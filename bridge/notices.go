@@ -3,19 +3,19 @@ package bridge
 import (
 	"sync"
 
-	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // notices are what a session is still to be told, in order.
 type notices struct {
 	wake chan struct{} // has room for one
 	mu   sync.Mutex
-	list []mempool.Notice
+	list []service.Notice
 	told int // of list
 }
 
 // add adds a notice, unless limit of them wait.
-func (q *notices) add(n mempool.Notice, limit int) bool {
+func (q *notices) add(n service.Notice, limit int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.list)-q.told >= limit {
@@ -35,7 +35,7 @@ func (q *notices) add(n mempool.Notice, limit int) bool {
 }
 
 // next takes the notice that has waited the longest; nil if there is none.
-func (q *notices) next() mempool.Notice {
+func (q *notices) next() service.Notice {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.told == len(q.list) {

@@ -6,12 +6,12 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 func TestNoticesComeInOrderAndTakeRoomForThoseThatWait(t *testing.T) {
 	q := notices{wake: make(chan struct{}, 1)}
-	notice := func(i int) mempool.Notice { return mempool.Recall{Blocks: []uint64{uint64(i)}} }
+	notice := func(i int) service.Notice { return service.Recall{Blocks: []uint64{uint64(i)}} }
 	require.Nil(t, q.next())
 	for i := range 3 {
 		require.True(t, q.add(notice(i), 4))

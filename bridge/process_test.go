@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // torn publishes what a child is about to write, with one page more than the child needs in the pool.
@@ -128,7 +129,7 @@ func asNobody(t *testing.T) func(*exec.Cmd) {
 func TestAnotherUserReachesOnlyWhatItIsGiven(t *testing.T) {
 	become := asNobody(t)
 	l := unhurried
-	svc := mempool.NewService(mempool.Config{})
+	svc := service.New(service.Config{})
 	defer svc.Close()
 	path := filepath.Join(openDir(t), "s")
 	server, err := listen(path, svc, ServerConfig{Mode: 0o666}, l)
@@ -155,7 +156,7 @@ func TestAUserWhoMayNotConnectIsToldSo(t *testing.T) {
 			become := asNobody(t)
 			l := unhurried
 			l.denied = room
-			svc := mempool.NewService(mempool.Config{})
+			svc := service.New(service.Config{})
 			defer svc.Close()
 			path := filepath.Join(openDir(t), "s")
 			server, err := listen(path, svc, ServerConfig{Mode: 0o666, MayConnect: func(p mempool.Peer) bool { return p.UID != nobody }}, l)
@@ -169,7 +170,7 @@ func TestAUserWhoMayNotConnectIsToldSo(t *testing.T) {
 
 func TestASocketThatAnotherUserMayNotOpenIsDenied(t *testing.T) {
 	become := asNobody(t)
-	svc := mempool.NewService(mempool.Config{})
+	svc := service.New(service.Config{})
 	defer svc.Close()
 	path := filepath.Join(openDir(t), "s")
 	server, err := Listen(path, svc, ServerConfig{})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // What docs/protocol.md says of each limit, asked of a real server. Those of a packet have vectors, and others tests of their own.
@@ -38,7 +39,7 @@ func TestWhatIsBeyondALimitIsAnsweredAsThePageSays(t *testing.T) {
 		r.ask(6, &wire.MakeChannel{Name: fmt.Sprint(i), Pool: 1, Capacity: 1}, &wire.ChannelReply{})
 	}
 	r.refused(7, &wire.MakeChannel{Name: "more", Pool: 1, Capacity: 1}, wire.CodeLimit)
-	join := &wire.Join{Channel: 1, Role: string(mempool.Consumer)}
+	join := &wire.Join{Channel: 1, Role: string(service.Consumer)}
 	for range mempool.MaxMembers {
 		r.ask(8, join, &wire.JoinReply{})
 	}

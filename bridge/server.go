@@ -11,6 +11,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // ServerConfig configures a [Server]. Its zero value is useful.
@@ -32,9 +33,9 @@ type ServerConfig struct {
 // acceptPause is how long the server waits after an error that it does not know.
 const acceptPause = 100 * time.Millisecond
 
-// Server serves a [mempool.Service] on a Unix socket.
+// Server serves a [service.Service] on a Unix socket.
 type Server struct {
-	svc      *mempool.Service
+	svc      *service.Service
 	config   ServerConfig
 	limits   limits
 	listener *seqpacket.Listener
@@ -55,11 +56,11 @@ type Server struct {
 // Listen serves svc on the socket at path until Close. A socket file that a dead service left behind is taken over.
 //
 // Errors: [seqpacket.ErrInUse] where a live service listens, and those of the file system.
-func Listen(path string, svc *mempool.Service, c ServerConfig) (*Server, error) {
+func Listen(path string, svc *service.Service, c ServerConfig) (*Server, error) {
 	return listen(path, svc, c, defaultLimits)
 }
 
-func listen(path string, svc *mempool.Service, c ServerConfig, limits limits) (*Server, error) {
+func listen(path string, svc *service.Service, c ServerConfig, limits limits) (*Server, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -107,7 +108,7 @@ func (s *Server) accept() {
 		c := s.newConn(conn)
 		if !s.admit(c) {
 			s.config.Log.Warn("a connection was refused: too many sessions", "limit", s.config.MaxSessions)
-			farewell(conn, &mempool.LimitError{Limit: "sessions", Max: s.config.MaxSessions, Who: "the service", What: "sessions",
+			farewell(conn, &service.LimitError{Limit: "sessions", Max: s.config.MaxSessions, Who: "the service", What: "sessions",
 				Have: s.config.MaxSessions, Advice: "close one"})
 			c.cancel(nil)
 			closeLogged(s.config.Log, conn)

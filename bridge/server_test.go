@@ -14,10 +14,11 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 func TestTheSocketOfADeadServiceIsTakenOverAndALiveOnesIsNot(t *testing.T) {
-	svc := mempool.NewService(mempool.Config{})
+	svc := service.New(service.Config{})
 	defer svc.Close()
 	path := filepath.Join(openDir(t), "s")
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -150,7 +151,7 @@ func TestAPatientClientWaitsForTheServiceToStart(t *testing.T) {
 		}
 		connected <- err
 	}()
-	svc := mempool.NewService(mempool.Config{})
+	svc := service.New(service.Config{})
 	defer svc.Close()
 	server, err := Listen(path, svc, ServerConfig{})
 	require.NoError(t, err)

@@ -14,13 +14,14 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // serverConn is the server's end of one session.
 type serverConn struct {
 	server  *Server
 	conn    *seqpacket.Conn
-	session *mempool.Session
+	session *service.Session
 	notices notices
 	denied  bool // the peer may not have a session
 	ordered bool // the client understands timelines

@@ -9,14 +9,14 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
-	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // This file is how the server talks to a client. What is sent at a time is one packet; a client that does not take it
 // within the limit is cut off, so that nobody waits for it longer.
 
 // notify takes what the service has to say to this session. It must not block: the service's locks are held.
-func (c *serverConn) notify(n mempool.Notice) {
+func (c *serverConn) notify(n service.Notice) {
 	if limit := c.server.limits.notices; !c.notices.add(n, limit) {
 		// The client reads nothing: only its end frees what it was asked for.
 		c.cancel(situation(ErrLimit, "%d notices wait for a client that reads none", limit))
@@ -37,21 +37,21 @@ func (c *serverConn) sendNotices() {
 	}
 }
 
-func (c *serverConn) sendNotice(n mempool.Notice) {
+func (c *serverConn) sendNotice(n service.Notice) {
 	switch n := n.(type) {
-	case mempool.Recall:
+	case service.Recall:
 		for part := range slices.Chunk(n.Blocks, wire.MaxElements) {
 			c.tell(&wire.Recall{Blocks: part})
 		}
-	case mempool.Failed:
+	case service.Failed:
 		for part := range slices.Chunk(n.Buffers, wire.MaxElements) {
 			c.tell(&wire.Failed{Buffers: part})
 		}
-	case mempool.Forget:
+	case service.Forget:
 		c.tell(&wire.Forget{Timelines: n.Timelines})
-	case mempool.MemberCame:
+	case service.MemberCame:
 		c.sendMember(n)
-	case mempool.Wanted:
+	case service.Wanted:
 		c.tell(&wire.Wanted{Pool: n.Pool})
 	}
 }
@@ -124,7 +124,7 @@ func (c *serverConn) reply(q uint32, r wire.Reply, files []*os.File) {
 }
 
 // replyLease answers with a lease. The first one on a block carries the export, and no other may pass it on the way.
-func (c *serverConn) replyLease(q uint32, l *mempool.Lease, err error) {
+func (c *serverConn) replyLease(q uint32, l *service.Lease, err error) {
 	if err != nil {
 		c.fail(q, err)
 		return

@@ -11,7 +11,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
-	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // stall fills the client's end with notices, so that the answer to each of n requests has to wait. It tells how many those are.
@@ -72,7 +72,7 @@ func TestNoticesThatPileUpEndTheSessionThatReadsNone(t *testing.T) {
 	server := r.only(t)
 	c := dial(t, r.path)
 	for i := uint64(0); server.ctx.Err() == nil; i++ {
-		server.notify(mempool.Recall{Blocks: []uint64{i}}) // never waits
+		server.notify(service.Recall{Blocks: []uint64{i}}) // never waits
 	}
 	r.log.await(t, "4 notices wait for a client that reads none")
 	_, err := c.Stats(t.Context())

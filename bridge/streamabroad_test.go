@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 func init() {
@@ -80,7 +81,7 @@ func TestAStreamNeedsNoUserNamespaceOrSharedMemoryInCommon(t *testing.T) {
 	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
 		mayLeave(t)
 		const sender, receiver = 4242, 4343
-		svc := mempool.NewService(mempool.Config{})
+		svc := service.New(service.Config{})
 		defer svc.Close()
 		path := filepath.Join(openDir(t), "s")
 		server, err := listen(path, svc, ServerConfig{Mode: 0o666}, unhurried)

@@ -13,12 +13,13 @@ import (
 	"testing"
 
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 func init() {
 	children["produce"] = produce
 	children["consume"] = consume
-	children["service"] = service
+	children["service"] = serveUntilTold
 	children["steady producer"] = steadyProducer
 	children["steady consumer"] = steadyConsumer
 }
@@ -159,9 +160,9 @@ func consume() error {
 	return c.Close()
 }
 
-// service serves until it is told a line.
-func service() error {
-	svc := mempool.NewService(mempool.Config{})
+// serveUntilTold serves until it is told a line.
+func serveUntilTold() error {
+	svc := service.New(service.Config{})
 	defer svc.Close()
 	server, err := Listen(os.Getenv("POOLBRIDGE_SOCKET"), svc, ServerConfig{})
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // kinds are the kinds of memory that the tests of streams run on: host memory, and that of a GPU where there is one.
@@ -27,7 +28,7 @@ func kinds(t *testing.T, f func(t *testing.T, spec mempool.PoolSpec)) {
 }
 
 // settled waits until a service has neither leases nor buffers.
-func settled(t testing.TB, svc *mempool.Service) {
+func settled(t testing.TB, svc *service.Service) {
 	t.Helper()
 	eventually(t, func() bool { st := svc.Stats(); return st.Leases == 0 && st.Buffers == 0 })
 }

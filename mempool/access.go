@@ -42,12 +42,3 @@ func (a Access) Allows(p Peer) bool {
 	}
 	return slices.ContainsFunc(p.Groups, func(g uint32) bool { return slices.Contains(a.GIDs, g) })
 }
-
-// of is the access list of a pool that maker makes: a copy, each id once, in order. Without any it is maker's user alone.
-func (a Access) of(maker Peer) Access {
-	a = Access{UIDs: slices.Compact(slices.Sorted(slices.Values(a.UIDs))), GIDs: slices.Compact(slices.Sorted(slices.Values(a.GIDs)))}
-	if len(a.UIDs) == 0 && len(a.GIDs) == 0 {
-		a.UIDs = []uint32{maker.UID}
-	}
-	return a
-}

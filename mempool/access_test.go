@@ -1,11 +1,9 @@
 package mempool
 
 import (
-	"context"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 )
 
 func TestAccessIsByUserGroupOrSupplementaryGroup(t *testing.T) {
@@ -23,92 +21,4 @@ func TestAccessIsByUserGroupOrSupplementaryGroup(t *testing.T) {
 		assert.Equal(t, c.want, list.Allows(c.peer), what)
 	}
 	assert.False(t, Access{}.Allows(Peer{}), "an empty list is nobody's")
-}
-
-func TestAPoolIsClosedToStrangersHoweverTheyCome(t *testing.T) {
-	svc := newService(t)
-	owner := open(t, svc)
-	p, _ := fakePool(t, owner, 1<<20)
-	l := allocate(t, owner, p, 10)
-	info := l.Info()
-	require.NoError(t, l.Publish(Publication{Name: "x"}))
-	stranger := openClient(t, svc, Peer{UID: Self().UID + 1})
-	ctx := context.Background()
-
-	_, err := stranger.OpenPool(ctx, p.info.Name, 0)
-	assert.ErrorIs(t, err, ErrDenied)
-	_, err = stranger.FindPool(p.info.ID)
-	assert.ErrorIs(t, err, ErrDenied)
-	_, err = stranger.Allocate(ctx, p.info.ID, Bytes(1), 0)
-	assert.ErrorIs(t, err, ErrDenied)
-	_, err = stranger.Get(ctx, "x", false, patience)
-	assert.ErrorIs(t, err, ErrDenied)
-	_, err = stranger.Lease(ctx, info.Buffer, info.Generation, false, patience)
-	assert.ErrorIs(t, err, ErrDenied)
-	_, err = stranger.TrimPool(p.info.ID, 0)
-	assert.ErrorIs(t, err, ErrDenied)
-	assert.ErrorIs(t, stranger.DestroyPool(p.info.ID), ErrDenied)
-	assert.ErrorIs(t, stranger.Unpublish("x"), ErrDenied)
-	_, err = stranger.CreatePool(PoolSpec{Name: "mine", Kind: fake, MaxBytes: 512})
-	assert.ErrorIs(t, err, ErrDenied)
-	assert.Empty(t, stranger.Stats().Pools)
-	assert.Len(t, svc.Stats().Pools, 1)
-}
-
-func TestAUserOfAPoolMayNotDestroyIt(t *testing.T) {
-	svc := newService(t)
-	self := Self()
-	p := createPool(t, open(t, svc), PoolSpec{Name: "p", Kind: fake, MaxBytes: 1 << 20, Access: Access{UIDs: []uint32{self.UID, self.UID + 1}}})
-	user := openClient(t, svc, Peer{UID: self.UID + 1})
-	assert.ErrorIs(t, user.DestroyPool(p.info.ID), ErrDenied)
-	assert.Len(t, user.Stats().Pools, 1)
-}
-
-// Neither the maker nor the service's user need be on the list: a pool that nobody could destroy would keep its name for ever.
-func TestAPoolsMakerAndTheServicesUserMayAlwaysDestroyIt(t *testing.T) {
-	maker, listed, creator := Peer{UID: 7}, Peer{UID: 8}, Peer{UID: 9}
-	svc := NewService(Config{MayCreate: func(p Peer) bool { return p.UID == maker.UID || p.UID == creator.UID }})
-	t.Cleanup(svc.Close)
-	for _, c := range []struct {
-		who   string
-		peer  Peer
-		sees  int
-		fails error
-	}{
-		{"its maker", maker, 1, nil},
-		{"the service's user", Self(), 1, nil},
-		{"a user on the list who may not create pools", listed, 1, ErrDenied},
-		{"one who may create pools and is not on the list", creator, 0, ErrDenied},
-		{"a stranger", Peer{UID: 10}, 0, ErrDenied},
-	} {
-		p := createPool(t, openClient(t, svc, maker).Session, PoolSpec{Name: "p", Kind: fake, MaxBytes: 512, Access: Access{UIDs: []uint32{listed.UID}}})
-		s := openClient(t, svc, c.peer)
-		assert.Len(t, s.Stats().Pools, c.sees, c.who)
-		assert.ErrorIs(t, s.DestroyPool(p.info.ID), c.fails, c.who)
-		if c.fails == nil {
-			_, err := s.FindPool(p.info.ID)
-			assert.ErrorIs(t, err, ErrNotFound, "it is gone")
-			continue
-		}
-		_, err := openClient(t, svc, maker).FindPool(p.info.ID)
-		assert.ErrorIs(t, err, ErrDenied, "to destroy it is not to use it")
-		require.NoError(t, openClient(t, svc, Self()).DestroyPool(p.info.ID))
-	}
-	both := createPool(t, openClient(t, svc, maker).Session, PoolSpec{Name: "p", Kind: fake, MaxBytes: 512, Access: Access{UIDs: []uint32{creator.UID}}})
-	assert.NoError(t, openClient(t, svc, creator).DestroyPool(both.info.ID), "who may create pools may destroy those that it may use")
-}
-
-func TestTheListIsTheSpecsNoMore(t *testing.T) {
-	svc := newService(t)
-	uids := []uint32{Self().UID}
-	p := createPool(t, open(t, svc), PoolSpec{Name: "p", Kind: fake, MaxBytes: 512, Access: Access{UIDs: uids}})
-	uids[0]++
-	_, err := open(t, svc).FindPool(p.info.ID)
-	assert.NoError(t, err)
-}
-
-func TestSelfIsThisProcess(t *testing.T) {
-	svc := NewService(Config{MayCreate: func(p Peer) bool { return p.PID == Self().PID }})
-	defer svc.Close()
-	createPool(t, open(t, svc), PoolSpec{Name: "p", Kind: fake, MaxBytes: 512})
 }

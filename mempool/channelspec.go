@@ -1,6 +1,10 @@
 package mempool
 
-import "time"
+import (
+	"time"
+
+	"github.com/poolbridge/poolbridge/internal/situation"
+)
 
 // ChannelMode says who gets the frames of a channel.
 type ChannelMode string
@@ -28,12 +32,15 @@ const (
 	Fail FullPolicy = "fail"
 )
 
-func (p FullPolicy) validate() error {
+// Validate says whether p is one of the policies.
+//
+// Errors: [ErrInvalid].
+func (p FullPolicy) Validate() error {
 	switch p {
 	case Block, DropOldest, Latest, Fail:
 		return nil
 	}
-	return situation(ErrInvalid, "unknown policy %q for what is full (known: %s, %s, %s, %s)", string(p), Block, DropOldest, Latest, Fail)
+	return situation.Of(ErrInvalid, "unknown policy %q for what is full (known: %s, %s, %s, %s)", string(p), Block, DropOldest, Latest, Fail)
 }
 
 // Limits of channels.
@@ -58,8 +65,8 @@ type ChannelSpec struct {
 	Full FullPolicy
 }
 
-// filled is the spec with what was left empty filled in.
-func (s ChannelSpec) filled() ChannelSpec {
+// Filled is the spec with what was left empty filled in.
+func (s ChannelSpec) Filled() ChannelSpec {
 	if s.Mode == "" {
 		s.Mode = Broadcast
 	}
@@ -73,17 +80,17 @@ func (s ChannelSpec) filled() ChannelSpec {
 //
 // Errors: [ErrInvalid].
 func (s ChannelSpec) Validate() error {
-	s = s.filled()
-	if err := validateName("channel", s.Name); err != nil {
+	s = s.Filled()
+	if err := ValidateName("channel", s.Name); err != nil {
 		return err
 	}
 	if s.Mode != Broadcast && s.Mode != WorkQueue {
-		return situation(ErrInvalid, "unknown mode %q of a channel (known: %s, %s)", string(s.Mode), Broadcast, WorkQueue)
+		return situation.Of(ErrInvalid, "unknown mode %q of a channel (known: %s, %s)", string(s.Mode), Broadcast, WorkQueue)
 	}
 	if s.Capacity < 1 || s.Capacity > MaxCapacity {
-		return situation(ErrInvalid, "channel %q: a channel keeps 1 to %d frames, not %d", s.Name, MaxCapacity, s.Capacity)
+		return situation.Of(ErrInvalid, "channel %q: a channel keeps 1 to %d frames, not %d", s.Name, MaxCapacity, s.Capacity)
 	}
-	return s.Full.validate()
+	return s.Full.Validate()
 }
 
 // ChannelInfo is what a client must know about a channel. It is plain data.
@@ -109,16 +116,16 @@ type FrameOptions struct {
 // Errors: [ErrInvalid].
 func (o FrameOptions) Validate() error {
 	if len(o.Meta) > MaxMeta {
-		return situation(ErrInvalid, "a frame's map has at most %d entries, this one %d", MaxMeta, len(o.Meta))
+		return situation.Of(ErrInvalid, "a frame's map has at most %d entries, this one %d", MaxMeta, len(o.Meta))
 	}
 	for k, v := range o.Meta {
 		if len(k) > MaxMetaBytes || len(v) > MaxMetaBytes {
-			return situation(ErrInvalid, "the keys and values of a frame's map have at most %d bytes, %q has %d and %d", MaxMetaBytes,
+			return situation.Of(ErrInvalid, "the keys and values of a frame's map have at most %d bytes, %q has %d and %d", MaxMetaBytes,
 				k[:min(len(k), 32)], len(k), len(v))
 		}
 	}
 	if o.EventOnly {
-		return situation(ErrInvalid, "a frame whose event stands alone cannot be sent: its lease ends, and nobody could tell when its memory may be "+
+		return situation.Of(ErrInvalid, "a frame whose event stands alone cannot be sent: its lease ends, and nobody could tell when its memory may be "+
 			"used again; send it with a ticket as well")
 	}
 	return nil
@@ -142,5 +149,5 @@ func (o SubscribeOptions) Validate() error {
 	if o.Full == "" {
 		return nil
 	}
-	return o.Full.validate()
+	return o.Full.Validate()
 }

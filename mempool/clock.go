@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
 // Clock is a session's own timeline, in the process of that session: it makes tickets and lets queues reach them.
@@ -43,7 +44,7 @@ func (c *Clock) use() error {
 	c.life.RLock()
 	if c.closed {
 		c.life.RUnlock()
-		return situation(ErrClosed, "the session of timeline %d has ended", c.id)
+		return situation.Of(ErrClosed, "the session of timeline %d has ended", c.id)
 	}
 	return nil
 }
@@ -72,7 +73,7 @@ func (c *Clock) take() (uint64, error) {
 		return word, nil
 	}
 	if c.words == TimelineWords {
-		return 0, situation(ErrLimit, "all %d words of the session's timeline are in use", TimelineWords)
+		return 0, situation.Of(ErrLimit, "all %d words of the session's timeline are in use", TimelineWords)
 	}
 	c.words++
 	return c.words - 1, nil
@@ -95,7 +96,7 @@ func (c *Clock) after(word uint64) Ticket {
 // Errors: [ErrInvalid] for a ticket of another timeline, [ErrClosed].
 func (c *Clock) Reach(t Ticket) error {
 	if t.Timeline != c.id {
-		return situation(ErrInvalid, "a ticket of timeline %d cannot be reached by timeline %d", t.Timeline, c.id)
+		return situation.Of(ErrInvalid, "a ticket of timeline %d cannot be reached by timeline %d", t.Timeline, c.id)
 	}
 	if err := t.Validate(); err != nil {
 		return err
@@ -224,7 +225,7 @@ func (c *Clock) reached(t Ticket, q Queue, end time.Time) error {
 			return err
 		}
 		if s, ok := q.(*streamQueue); ok && s.ruined() {
-			c.page.letGo()
+			c.page.LetGo()
 			return cuda.ErrClosed
 		}
 	}
@@ -236,7 +237,7 @@ func (c *Clock) Past(t Ticket) bool {
 		return true
 	}
 	defer c.life.RUnlock()
-	return passed(c.page.Load(t.Word), t.Value)
+	return c.page.Passed(t.Word, t.Value)
 }
 
 // Await waits for a ticket of this clock.

@@ -11,11 +11,13 @@ import (
 
 	"github.com/poolbridge/poolbridge/cuda"
 	"github.com/poolbridge/poolbridge/internal/bytesize"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/sizeclass"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
 // deviceBackend is memory of a CUDA memory pool with POSIX-fd export.
-var deviceBackend = backend{kind: Device, probe: probeDevice, create: newDeviceArena, open: openDeviceArena}
+var deviceBackend = Backend{Kind: Device, Probe: probeDevice, Create: newDeviceArena, Open: openDeviceArena}
 
 // poolGranularity is what the sizes of pools are rounded to, in bytes: the driver takes physical memory for a pool in
 // pages of 2 MiB.
@@ -41,20 +43,32 @@ func FindDevice(name string) (cuda.Device, error) {
 			return cuda.Device{}, deviceError("count the GPUs", err)
 		}
 		if ordinal < 0 || ordinal >= n {
-			return cuda.Device{}, situation(ErrUnavailable, "there is no GPU %d: this process sees %d", ordinal, n)
+			return cuda.Device{}, situation.Of(ErrUnavailable, "there is no GPU %d: this process sees %d", ordinal, n)
 		}
 		d, err := cuda.DeviceAt(ordinal)
 		return d, deviceError("find GPU "+name, err)
 	}
 	uuid, err := cuda.ParseUUID(name)
 	if err != nil {
-		return cuda.Device{}, situation(ErrInvalid, "a device is an ordinal or a UUID (GPU-…), not %q", name)
+		return cuda.Device{}, situation.Of(ErrInvalid, "a device is an ordinal or a UUID (GPU-…), not %q", name)
 	}
 	d, err := cuda.DeviceByUUID(uuid)
 	if err != nil {
-		return cuda.Device{}, situation(ErrUnavailable, "this process sees no GPU %s: %v", name, err)
+		return cuda.Device{}, situation.Of(ErrUnavailable, "this process sees no GPU %s: %v", name, err)
 	}
 	return d, nil
+}
+
+// DeviceUUID is the UUID of a GPU by its ordinal or UUID; "" is the first.
+//
+// Errors: as [FindDevice].
+func DeviceUUID(name string) (string, error) {
+	d, err := FindDevice(name)
+	if err != nil {
+		return "", err
+	}
+	uuid, err := d.UUID()
+	return uuid.String(), deviceError("read the GPU's UUID", err)
 }
 
 func probeDevice(name string) error {
@@ -79,9 +93,9 @@ func probePools(d cuda.Device) error {
 func deviceLacks(d cuda.Device, feature string, err error) error {
 	name, _ := d.Name()
 	if err != nil {
-		return situation(ErrUnavailable, "cannot tell whether GPU %d (%s) has %s: %v", d.Ordinal(), name, feature, err)
+		return situation.Of(ErrUnavailable, "cannot tell whether GPU %d (%s) has %s: %v", d.Ordinal(), name, feature, err)
 	}
-	return situation(ErrUnavailable, "GPU %d (%s) has no %s", d.Ordinal(), name, feature)
+	return situation.Of(ErrUnavailable, "GPU %d (%s) has no %s", d.Ordinal(), name, feature)
 }
 
 // deviceError puts a driver's error into this package's words; the driver's own stays in the chain.
@@ -122,7 +136,7 @@ func newDeviceArena(spec PoolSpec, _ *hostmem.Memory) (Arena, error) {
 
 // newPoolArena makes a memory pool; g is the arena's from then on.
 func newPoolArena(g *gpu, spec PoolSpec, where cuda.Location) (*deviceArena, error) {
-	pool, err := g.ctx.NewMemPool(cuda.MemPoolSpec{MaxBytes: roundUp(spec.MaxBytes, poolGranularity), Location: where, Exportable: true})
+	pool, err := g.ctx.NewMemPool(cuda.MemPoolSpec{MaxBytes: sizeclass.RoundUp(spec.MaxBytes, poolGranularity), Location: where, Exportable: true})
 	if err != nil {
 		return nil, errors.Join(deviceError("make a memory pool", err), g.Close())
 	}
@@ -207,7 +221,7 @@ func openDeviceArena(p PoolInfo, x Export) (ImportedArena, error) { return openP
 
 func openPool(p PoolInfo, x Export) (*importedDeviceArena, error) {
 	if len(x.Files) != 1 {
-		return nil, situation(ErrInvalid, "a pool of kind %q comes with one file descriptor, this one with %d", p.Kind, len(x.Files))
+		return nil, situation.Of(ErrInvalid, "a pool of kind %q comes with one file descriptor, this one with %d", p.Kind, len(x.Files))
 	}
 	g, err := gpuOf(p)
 	if err != nil {
@@ -223,7 +237,7 @@ func openPool(p PoolInfo, x Export) (*importedDeviceArena, error) {
 func (a *importedDeviceArena) Import(x Export, size uint64) (Mapping, error) {
 	var data cuda.PtrExportData
 	if len(x.Data) != len(data) || len(x.Files) != 0 {
-		return nil, situation(ErrInvalid, "a block of a CUDA memory pool is exported as %d bytes, not as %d bytes and %d file descriptors",
+		return nil, situation.Of(ErrInvalid, "a block of a CUDA memory pool is exported as %d bytes, not as %d bytes and %d file descriptors",
 			len(data), len(x.Data), len(x.Files))
 	}
 	copy(data[:], x.Data)
@@ -233,7 +247,7 @@ func (a *importedDeviceArena) Import(x Export, size uint64) (Mapping, error) {
 	}
 	m := &deviceMapping{deviceMemory: deviceMemory{a.gpu, ptr, size}, pool: a.pool}
 	if base, has, err := a.ctx.AddressRange(ptr); err == nil && size > has-uint64(ptr-base) {
-		err = situation(ErrInvalid, "a block of %d bytes is more than the %d that its export names", size, has-uint64(ptr-base))
+		err = situation.Of(ErrInvalid, "a block of %d bytes is more than the %d that its export names", size, has-uint64(ptr-base))
 		return nil, errors.Join(err, insist(m.Close))
 	}
 	return m, nil

@@ -1,9 +1,6 @@
 package mempool
 
-import (
-	"errors"
-	"fmt"
-)
+import "errors"
 
 // The situations in which an operation of this package fails. Every error it returns wraps exactly one of them, except
 // those of a context.
@@ -32,10 +29,3 @@ var ErrRecalling = errors.New("unused blocks are being asked back")
 // ErrWanted comes along with [ErrLimit] where room may come at once: sessions that have producers were asked just now for the
 // leases that they keep for their next frames. See [WantedTime].
 var ErrWanted = errors.New("producers were asked for what they keep")
-
-var errShutdown = situation(ErrClosed, "the service is shutting down")
-
-// situation wraps one of the sentinels above with what was expected, what came, and what to do.
-func situation(sentinel error, format string, args ...any) error {
-	return fmt.Errorf("%w: %s", sentinel, fmt.Sprintf(format, args...))
-}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
 // Event is an interprocess event of CUDA: a mark in a queue of one process that queues of others can wait for. It works only
@@ -102,7 +103,7 @@ func eventError(err error) error {
 func EventOf(handle []byte) (*Event, error) {
 	e := new(Event)
 	if len(handle) != len(e.handle) {
-		return nil, situation(ErrInvalid, "the handle of an interprocess event has %d bytes, not %d", len(e.handle), len(handle))
+		return nil, situation.Of(ErrInvalid, "the handle of an interprocess event has %d bytes, not %d", len(e.handle), len(handle))
 	}
 	copy(e.handle[:], handle)
 	return e, nil
@@ -118,7 +119,7 @@ func (e *Event) Handle() []byte { return e.handle[:] }
 func (e *Event) Record(q Queue) error {
 	s, ok := q.(*streamQueue)
 	if !ok || e.event == nil {
-		return situation(ErrInvalid, "an event that this process made or opened is recorded in a queue of a GPU (%T)", q)
+		return situation.Of(ErrInvalid, "an event that this process made or opened is recorded in a queue of a GPU (%T)", q)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -135,7 +136,7 @@ func (e *Event) Record(q Queue) error {
 // Errors: on the CPU [ErrTimeout] and the context's.
 func (e *Event) Before(ctx context.Context, q Queue) error {
 	if e.event == nil {
-		return situation(ErrInvalid, "an event that this process only passes on cannot be waited for: open it")
+		return situation.Of(ErrInvalid, "an event that this process only passes on cannot be waited for: open it")
 	}
 	if s, ok := q.(*streamQueue); ok {
 		return deviceError("make a stream wait for an event", s.stream.WaitEvent(e.event))
@@ -147,7 +148,7 @@ func (e *Event) Before(ctx context.Context, q Queue) error {
 			return deviceError("look at an event", err)
 		}
 		if time.Since(start) > OrderLimit {
-			return situation(ErrTimeout, "waited %v for an interprocess event; its process may be gone", OrderLimit)
+			return situation.Of(ErrTimeout, "waited %v for an interprocess event; its process may be gone", OrderLimit)
 		}
 		select {
 		case <-ctx.Done():
@@ -183,9 +184,9 @@ func (e *Event) sendable() error {
 	defer e.mu.Unlock()
 	switch {
 	case e.event == nil:
-		return situation(ErrInvalid, "of an event that this process only passes on it can make no ticket: name one, or open the event")
+		return situation.Of(ErrInvalid, "of an event that this process only passes on it can make no ticket: name one, or open the event")
 	case !e.recorded:
-		return situation(ErrInvalid, "the event was never recorded, and would say that the content is complete: record it after the work")
+		return situation.Of(ErrInvalid, "the event was never recorded, and would say that the content is complete: record it after the work")
 	}
 	return nil
 }

@@ -17,6 +17,9 @@ func insist(give func() error) error {
 	return give()
 }
 
+// Free gives an allocation back for good, and tries again where that fails.
+func Free(a Allocation) error { return insist(a.Free) }
+
 // closeFile closes a file that may have been closed before.
 func closeFile(f *os.File) error {
 	if err := f.Close(); !errors.Is(err, os.ErrClosed) {

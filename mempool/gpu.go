@@ -6,6 +6,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/cuda"
 	"github.com/poolbridge/poolbridge/internal/bytesize"
+	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
 // gpu is a GPU in use: its context, one stream for making and freeing memory, which waits for nobody, and the lane where
@@ -52,7 +53,7 @@ func gpuFor(spec PoolSpec, has func(cuda.Device) error) (*gpu, error) {
 		return nil, deviceError("read the GPU's memory size", err)
 	}
 	if spec.MaxBytes > total {
-		return nil, situation(ErrOutOfMemory, "pool %q may take %s, but GPU %d has %s: make a smaller one", spec.Name, bytesize.Text(spec.MaxBytes),
+		return nil, situation.Of(ErrOutOfMemory, "pool %q may take %s, but GPU %d has %s: make a smaller one", spec.Name, bytesize.Text(spec.MaxBytes),
 			d.Ordinal(), bytesize.Text(total))
 	}
 	return openGPU(d)
@@ -70,7 +71,7 @@ func gpuOf(p PoolInfo) (*gpu, error) {
 // deviceOf is the GPU of another process's pool. Ordinals differ between processes, UUIDs do not.
 func deviceOf(p PoolInfo) (cuda.Device, error) {
 	if p.Device.UUID == "" {
-		return cuda.Device{}, situation(ErrInvalid, "pool %q of kind %q names no GPU", p.Name, p.Kind)
+		return cuda.Device{}, situation.Of(ErrInvalid, "pool %q of kind %q names no GPU", p.Name, p.Kind)
 	}
 	return FindDevice(p.Device.UUID)
 }
@@ -107,7 +108,7 @@ func peerAccess(d, owner cuda.Device) error {
 func unreachable(d, owner cuda.Device, err error) error {
 	text := fmt.Sprintf("GPU %s does not reach the memory of GPU %s", describeGPU(d), describeGPU(owner))
 	if err == nil {
-		return situation(ErrUnavailable, "%s: the hardware has no peer access between them; work on the memory's own GPU, or copy", text)
+		return situation.Of(ErrUnavailable, "%s: the hardware has no peer access between them; work on the memory's own GPU, or copy", text)
 	}
 	return fmt.Errorf("%w: %s: %w", ErrUnavailable, text, err)
 }

@@ -15,18 +15,20 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/internal/bytesize"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/sizeclass"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
 // hostBackend is memory of a memfd: every process that has the fd maps the whole pool once, and a block is an offset.
-var hostBackend = backend{kind: Host, probe: probeHost, create: newHostArena, open: openHostArena}
+var hostBackend = Backend{Kind: Host, Probe: probeHost, Create: newHostArena, Open: openHostArena}
 
 // hostSeals fix a memfd's size, so that no process can make another one's access to the mapping a SIGBUS.
 const hostSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
 func probeHost(device string) error {
 	if device != "" {
-		return situation(ErrInvalid, "memory of kind %q is on no device, not on %q", Host, device)
+		return situation.Of(ErrInvalid, "memory of kind %q is on no device, not on %q", Host, device)
 	}
 	return nil
 }
@@ -55,10 +57,10 @@ func newHostArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 		return nil, memoryError(err)
 	}
 	page := uint64(os.Getpagesize())
-	size := roundUp(spec.MaxBytes, page)
+	size := sizeclass.RoundUp(spec.MaxBytes, page)
 	fd, err := unix.MemfdCreate("poolbridge:"+spec.Name[:min(len(spec.Name), 200)], unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
-		return nil, hostError("memfd_create", err)
+		return nil, HostError("memfd_create", err)
 	}
 	f := os.NewFile(uintptr(fd), "memfd:"+spec.Name)
 	mem, err := sizeAndMap(f, size)
@@ -70,39 +72,39 @@ func newHostArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 
 func sizeAndMap(f *os.File, size uint64) ([]byte, error) {
 	if err := f.Truncate(int64(size)); err != nil {
-		return nil, hostError("ftruncate", err)
+		return nil, HostError("ftruncate", err)
 	}
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, hostSeals); err != nil {
-		return nil, hostError("fcntl(F_ADD_SEALS)", err)
+		return nil, HostError("fcntl(F_ADD_SEALS)", err)
 	}
 	return mapHost(f, size)
 }
 
 func mapHost(f *os.File, size uint64) ([]byte, error) {
 	if size > math.MaxInt {
-		return nil, situation(ErrInvalid, "%s are more than this process can map", bytesize.Text(size))
+		return nil, situation.Of(ErrInvalid, "%s are more than this process can map", bytesize.Text(size))
 	}
 	mem, err := unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if errors.Is(err, unix.ENOMEM) {
-		return nil, situation(ErrOutOfMemory, "%s are more than this process can map at once: make a smaller pool, or look at ulimit -v and "+
+		return nil, situation.Of(ErrOutOfMemory, "%s are more than this process can map at once: make a smaller pool, or look at ulimit -v and "+
 			"vm.overcommit_memory (mmap: %v)", bytesize.Text(size), err)
 	}
 	if err != nil {
-		return nil, hostError("mmap", err)
+		return nil, HostError("mmap", err)
 	}
 	return mem, nil
 }
 
-// hostError tells running out of something from other failures.
-func hostError(call string, err error) error {
+// HostError puts the error of a call of the operating system into this package's words, and tells running out of something from other failures.
+func HostError(call string, err error) error {
 	sentinel := ErrInternal
 	switch {
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
-		return situation(ErrLimit, "%v; raise the limit (LimitNOFILE= in a unit of systemd, ulimit -n)", os.NewSyscallError(call, err))
+		return situation.Of(ErrLimit, "%v; raise the limit (LimitNOFILE= in a unit of systemd, ulimit -n)", os.NewSyscallError(call, err))
 	case errors.Is(err, unix.EFBIG):
 		var limit unix.Rlimit
 		if unix.Getrlimit(unix.RLIMIT_FSIZE, &limit) == nil && limit.Cur != unix.RLIM_INFINITY {
-			return situation(ErrLimit, "%v; no file of this process may have more than %s: raise that limit (LimitFSIZE= in a unit of systemd, "+
+			return situation.Of(ErrLimit, "%v; no file of this process may have more than %s: raise that limit (LimitFSIZE= in a unit of systemd, "+
 				"ulimit -f)", os.NewSyscallError(call, err), bytesize.Text(limit.Cur))
 		}
 		sentinel = ErrInvalid
@@ -175,7 +177,7 @@ func (a *hostArena) fallocate(mode uint32, off, size uint64) error {
 			return nil
 		}
 		if !errors.Is(err, unix.EINTR) {
-			return hostError("fallocate", err)
+			return HostError("fallocate", err)
 		}
 	}
 }
@@ -196,7 +198,7 @@ func (a *hostArena) take(size uint64) (uint64, error) {
 		}
 	}
 	if best < 0 {
-		return 0, situation(ErrOutOfMemory, "no contiguous %s are left in a pool of %s, of which %s are in use", bytesize.Text(size),
+		return 0, situation.Of(ErrOutOfMemory, "no contiguous %s are left in a pool of %s, of which %s are in use", bytesize.Text(size),
 			bytesize.Text(uint64(len(a.mem))), bytesize.Text(a.used))
 	}
 	off := a.free[best].off
@@ -232,7 +234,7 @@ func (a *hostArena) put(s span) {
 	a.free = slices.Insert(a.free, i, s)
 }
 
-func (a *hostArena) last() { a.lasts.Store(true) }
+func (a *hostArena) Last() { a.lasts.Store(true) }
 
 func (a *hostArena) Close() error {
 	return errors.Join(os.NewSyscallError("munmap", unix.Munmap(a.mem)), a.file.Close())
@@ -299,15 +301,15 @@ type importedHostArena struct{ mem []byte }
 
 func openHostArena(p PoolInfo, x Export) (ImportedArena, error) {
 	if len(x.Files) != 1 {
-		return nil, situation(ErrInvalid, "a pool of kind %q comes with one file descriptor, this one with %d", Host, len(x.Files))
+		return nil, situation.Of(ErrInvalid, "a pool of kind %q comes with one file descriptor, this one with %d", Host, len(x.Files))
 	}
 	f := x.Files[0]
 	if seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0); err != nil || seals&hostSeals != hostSeals {
-		return nil, situation(ErrInvalid, "the file descriptor of pool %q is no memfd of sealed size (seals %#x, %v)", p.Name, seals, err)
+		return nil, situation.Of(ErrInvalid, "the file descriptor of pool %q is no memfd of sealed size (seals %#x, %v)", p.Name, seals, err)
 	}
 	st, err := f.Stat()
 	if err != nil {
-		return nil, hostError("fstat", err)
+		return nil, HostError("fstat", err)
 	}
 	mem, err := mapHost(f, uint64(st.Size()))
 	if err != nil {
@@ -318,12 +320,12 @@ func openHostArena(p PoolInfo, x Export) (ImportedArena, error) {
 
 func (a *importedHostArena) Import(x Export, size uint64) (Mapping, error) {
 	if len(x.Data) != 8 || len(x.Files) != 0 {
-		return nil, situation(ErrInvalid, "a block of kind %q is exported as 8 bytes, not as %d bytes and %d file descriptors",
+		return nil, situation.Of(ErrInvalid, "a block of kind %q is exported as 8 bytes, not as %d bytes and %d file descriptors",
 			Host, len(x.Data), len(x.Files))
 	}
 	off, total := binary.LittleEndian.Uint64(x.Data), uint64(len(a.mem))
 	if off > total || size > total-off {
-		return nil, situation(ErrInvalid, "a block of %d bytes at %d lies outside its pool of %d", size, off, total)
+		return nil, situation.Of(ErrInvalid, "a block of %d bytes at %d lies outside its pool of %d", size, off, total)
 	}
 	return hostMapping{hostMemory{a.mem[off : off+size : off+size]}}, nil
 }

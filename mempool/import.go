@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+
+	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
 // imports are the pools and blocks of services that this process maps. The driver counts neither: importing twice gives
@@ -89,8 +91,8 @@ func importPool(e Epoch, info PoolInfo, x Export, device string) (*ImportedPool,
 }
 
 // apart is the UUID of the GPU that a pool has to be opened for apart from what others have open; "" where they share it.
-func (b backend) apart(info PoolInfo, device string) (string, error) {
-	if b.openFor == nil || device == "" {
+func (b Backend) apart(info PoolInfo, device string) (string, error) {
+	if b.OpenFor == nil || device == "" {
 		return "", nil
 	}
 	d, err := FindDevice(device)
@@ -104,11 +106,11 @@ func (b backend) apart(info PoolInfo, device string) (string, error) {
 	return uuid.String(), deviceError("read the GPU's UUID", err)
 }
 
-func (b backend) openOn(info PoolInfo, x Export, other string) (ImportedArena, error) {
+func (b Backend) openOn(info PoolInfo, x Export, other string) (ImportedArena, error) {
 	if other != "" {
-		return b.openFor(info, x, other)
+		return b.OpenFor(info, x, other)
 	}
-	return b.open(info, x)
+	return b.Open(info, x)
 }
 
 // Block imports a block, or returns the import that this process has of it. x may be nil if it has.
@@ -122,7 +124,7 @@ func (p *ImportedPool) Block(id, size uint64, x *Export) (*ImportedBlock, error)
 		return b, nil
 	}
 	if x == nil {
-		return nil, situation(ErrNotFound, "block %d of pool %q is not mapped here, and its export did not come along", id, p.info.Name)
+		return nil, situation.Of(ErrNotFound, "block %d of pool %q is not mapped here, and its export did not come along", id, p.info.Name)
 	}
 	m, err := p.arena.Import(*x, size)
 	if err != nil {

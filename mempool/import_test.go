@@ -9,26 +9,32 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// hostPool makes memory of the CPU, and what a client is told of its pool.
+func hostPool(t *testing.T, maxBytes uint64) (Arena, PoolInfo) {
+	t.Helper()
+	a := newHost(t, maxBytes)
+	return a, PoolInfo{ID: 1, Name: "p", Kind: Host, Device: a.Device(), MaxBytes: maxBytes}
+}
+
 func TestAPoolAndABlockAreMappedOnceInAProcess(t *testing.T) {
-	svc := newService(t)
-	s := open(t, svc)
-	p := createPool(t, s, PoolSpec{Name: "p", Kind: Host, MaxBytes: 1 << 16})
-	l := allocate(t, s, p, 4096)
-	require.NoError(t, l.CopyFrom(0, []byte("hello")))
-	info := l.Info()
-	x, _, err := l.Export()
+	const size = 4096
+	arena, info := hostPool(t, 1<<16)
+	allocated, err := arena.Allocate(t.Context(), size)
+	require.NoError(t, err)
+	require.NoError(t, allocated.CopyFrom(0, []byte("hello")))
+	x, err := allocated.Export()
 	require.NoError(t, err)
 
-	a, err := ImportPool(svc.Epoch(), p.Info(), p.Export(), "")
+	a, err := ImportPool(Epoch{1}, info, arena.Export(), "")
 	require.NoError(t, err)
-	b, err := ImportPool(svc.Epoch(), p.Info(), Export{}, "")
+	b, err := ImportPool(Epoch{1}, info, Export{}, "")
 	require.NoError(t, err, "it is open already")
 	assert.Same(t, a, b)
-	_, err = a.Block(info.Block, info.BlockBytes, nil)
+	_, err = a.Block(1, size, nil)
 	assert.ErrorIs(t, err, ErrNotFound)
-	m, err := a.Block(info.Block, info.BlockBytes, &x)
+	m, err := a.Block(1, size, &x)
 	require.NoError(t, err)
-	again, err := b.Block(info.Block, info.BlockBytes, nil)
+	again, err := b.Block(1, size, nil)
 	require.NoError(t, err)
 	assert.Same(t, m, again)
 	mem, err := m.Memory(false)
@@ -46,22 +52,20 @@ func TestAPoolAndABlockAreMappedOnceInAProcess(t *testing.T) {
 }
 
 func TestWhatIsNoExportIsRefused(t *testing.T) {
-	svc := newService(t)
-	s := open(t, svc)
-	p := createPool(t, s, PoolSpec{Name: "p", Kind: Host, MaxBytes: 8192})
+	arena, info := hostPool(t, 8192)
 	null, err := os.Open(os.DevNull)
 	require.NoError(t, err)
 	defer null.Close()
 	for what, x := range map[string]Export{
 		"no file": {}, "two files": {Files: []*os.File{null, null}}, "no memfd": {Files: []*os.File{null}},
 	} {
-		_, err := ImportPool(svc.Epoch(), p.Info(), x, "")
+		_, err := ImportPool(Epoch{1}, info, x, "")
 		assert.ErrorIs(t, err, ErrInvalid, what)
 	}
-	_, err = ImportPool(svc.Epoch(), PoolInfo{ID: 9, Kind: "tape"}, Export{}, "")
+	_, err = ImportPool(Epoch{1}, PoolInfo{ID: 9, Kind: "tape"}, Export{}, "")
 	assert.ErrorIs(t, err, ErrInvalid)
 
-	imported, err := ImportPool(svc.Epoch(), p.Info(), p.Export(), "")
+	imported, err := ImportPool(Epoch{1}, info, arena.Export(), "")
 	require.NoError(t, err)
 	defer imported.Close()
 	at := func(off uint64) []byte { return binary.LittleEndian.AppendUint64(nil, off) }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/poolbridge/poolbridge/cuda"
 	"github.com/poolbridge/poolbridge/internal/bytesize"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/sizeclass"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
@@ -23,28 +25,32 @@ const (
 	Host Kind = "host"
 )
 
-// backend is all that the rest of the package knows about a kind.
-type backend struct {
-	kind Kind
-	// probe says whether pools of this kind can be made on the device; its error wraps ErrUnavailable and names what is
+// Backend is all that the rest of this package knows about a kind: how its memory is made, and mapped elsewhere.
+type Backend struct {
+	Kind Kind
+	// Probe says whether pools of this kind can be made on the device; its error wraps ErrUnavailable and names what is
 	// missing.
-	probe func(device string) error
-	// create makes the memory of a new pool. What it takes of the machine's memory it takes by way of the second argument.
-	create func(PoolSpec, *hostmem.Memory) (Arena, error)
-	// open maps a pool that another process created.
-	open func(PoolInfo, Export) (ImportedArena, error)
-	// openFor maps it for another GPU than the pool's own, which a UUID names, apart from what is open for that one. Nil for
+	Probe func(device string) error
+	// Create makes the memory of a new pool. What it takes of the machine's memory it takes by way of the second argument.
+	Create func(PoolSpec, *hostmem.Memory) (Arena, error)
+	// Open maps a pool that another process created.
+	Open func(PoolInfo, Export) (ImportedArena, error)
+	// OpenFor maps it for another GPU than the pool's own, which a UUID names, apart from what is open for that one. Nil for
 	// a kind whose imports can be extended to other GPUs: see [ImportedArena].Reach.
-	openFor func(p PoolInfo, x Export, other string) (ImportedArena, error)
+	OpenFor func(p PoolInfo, x Export, other string) (ImportedArena, error)
 }
 
 // backends is the registry: a new kind is one file and one line here.
-var backends = []backend{deviceBackend, vmmBackend, legacyBackend, pinnedBackend, hostBackend}
+var backends = []Backend{deviceBackend, vmmBackend, legacyBackend, pinnedBackend, hostBackend}
 
-func (k Kind) backend() (backend, error) {
-	i := slices.IndexFunc(backends, func(b backend) bool { return b.kind == k })
+// Register adds a kind of memory: for tests, and for programs that bring one of their own. It is to be called before this
+// package is used, as from an init function.
+func Register(b Backend) { backends = append(backends, b) }
+
+func (k Kind) backend() (Backend, error) {
+	i := slices.IndexFunc(backends, func(b Backend) bool { return b.Kind == k })
 	if i < 0 {
-		return backend{}, situation(ErrInvalid, "unknown kind %q of memory (known: %v)", string(k), Kinds())
+		return Backend{}, situation.Of(ErrInvalid, "unknown kind %q of memory (known: %v)", string(k), Kinds())
 	}
 	return backends[i], nil
 }
@@ -53,7 +59,7 @@ func (k Kind) backend() (backend, error) {
 func Kinds() []Kind {
 	kinds := make([]Kind, len(backends))
 	for i, b := range backends {
-		kinds[i] = b.kind
+		kinds[i] = b.Kind
 	}
 	return kinds
 }
@@ -66,7 +72,7 @@ func (k Kind) Probe(device string) error {
 	if err != nil {
 		return err
 	}
-	return b.probe(device)
+	return b.Probe(device)
 }
 
 // Arena is the memory behind one pool. Its methods may be called from several goroutines at once.
@@ -86,19 +92,18 @@ type Arena interface {
 	Close() error
 }
 
-// lasting is an [Arena] that clears what is freed, for the next to get it, which those who still have it mapped would see.
-type lasting interface {
-	// last says that nothing will be allocated any more: what is freed now stays as it is for them.
-	last()
+// Lasting is an [Arena] that clears what is freed, for the next to get it, which those who still have it mapped would see.
+type Lasting interface {
+	// Last says that nothing will be allocated any more: what is freed now stays as it is for them.
+	Last()
 }
 
 // NewArena makes the memory of a pool without the pool: nobody accounts for what is allocated, shares it or uses it again.
-// [Session.CreatePool] makes pools of it. By itself it is for programs that measure what memory of a kind costs.
+// What it takes of the machine's memory it takes by way of memory. By itself it is for programs that measure what memory of a
+// kind costs.
 //
 // Errors: [ErrInvalid], [ErrUnavailable] where this machine cannot do it, [ErrOutOfMemory].
-func NewArena(spec PoolSpec) (Arena, error) { return newArena(spec, hostmem.New()) }
-
-func newArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
+func NewArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
@@ -106,12 +111,12 @@ func newArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 	if err != nil {
 		return nil, err
 	}
-	arena, err := b.create(spec, memory)
+	arena, err := b.Create(spec, memory)
 	if err != nil {
 		return nil, adviseWithoutGPU(err)
 	}
-	if least := max(minBlock, arena.Granularity()); spec.MaxBytes < least {
-		return nil, errors.Join(situation(ErrInvalid, "pool %q could never hold a buffer: it may take %s, and the smallest block of kind %s "+
+	if least := max(sizeclass.Least, arena.Granularity()); spec.MaxBytes < least {
+		return nil, errors.Join(situation.Of(ErrInvalid, "pool %q could never hold a buffer: it may take %s, and the smallest block of kind %s "+
 			"has %s; sizes are in bytes, unless they have a unit (max=64MiB)", spec.Name, bytesize.Text(spec.MaxBytes), spec.Kind,
 			bytesize.Text(least)), arena.Close())
 	}

@@ -11,6 +11,19 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
+// fake is a kind whose memory cannot be made, with the error of fakeFault.
+const fake Kind = "fake"
+
+var fakeFault error
+
+func init() {
+	Register(Backend{
+		Kind:   fake,
+		Probe:  func(string) error { return nil },
+		Create: func(PoolSpec, *hostmem.Memory) (Arena, error) { return nil, fakeFault },
+	})
+}
+
 func TestKindsAreThoseOfTheRegistry(t *testing.T) {
 	assert.Equal(t, []Kind{Device, VMM, Legacy, Pinned, Host, fake}, Kinds())
 	assert.NoError(t, fake.Probe("anything"))
@@ -18,7 +31,7 @@ func TestKindsAreThoseOfTheRegistry(t *testing.T) {
 }
 
 func TestMemoryOfAPoolCanBeMadeWithoutThePool(t *testing.T) {
-	arena, err := NewArena(PoolSpec{Name: "p", Kind: Host, MaxBytes: 1 << 20})
+	arena, err := NewArena(PoolSpec{Name: "p", Kind: Host, MaxBytes: 1 << 20}, hostmem.New())
 	require.NoError(t, err)
 	mem, err := arena.Allocate(t.Context(), arena.Granularity())
 	require.NoError(t, err)
@@ -27,22 +40,22 @@ func TestMemoryOfAPoolCanBeMadeWithoutThePool(t *testing.T) {
 	require.NoError(t, mem.Free())
 	assert.NoError(t, arena.Close())
 	for _, spec := range []PoolSpec{{Kind: Host, MaxBytes: 1}, {Name: "p", Kind: "tape", MaxBytes: 1}, {Name: "p", Kind: Host}} {
-		_, err := NewArena(spec)
+		_, err := NewArena(spec, hostmem.New())
 		assert.ErrorIs(t, err, ErrInvalid, "%+v", spec)
 	}
 }
 
 func TestWhereThereIsNoGPUAnErrorSaysWhatToDoWithoutOne(t *testing.T) {
-	spec := PoolSpec{Name: "p", Kind: fake, Device: t.Name(), MaxBytes: 512}
+	spec := PoolSpec{Name: "p", Kind: fake, MaxBytes: 512}
 	for _, missing := range []error{cuda.ErrNoDriver, cuda.ErrNoDevice} {
-		fakeFaults.Store(t.Name(), deviceError("find a GPU", missing))
-		_, err := NewArena(spec)
+		fakeFault = deviceError("find a GPU", missing)
+		_, err := NewArena(spec, hostmem.New())
 		require.ErrorIs(t, err, ErrUnavailable)
 		require.ErrorIs(t, err, missing)
 		assert.ErrorContains(t, err, "; without a GPU use kind \"host\", and `poolsvc doctor` says what is missing")
 	}
-	fakeFaults.Store(t.Name(), deviceError("make a memory pool", cuda.ErrNotSupported))
-	_, err := NewArena(spec)
+	fakeFault = deviceError("make a memory pool", cuda.ErrNotSupported)
+	_, err := NewArena(spec, hostmem.New())
 	require.ErrorIs(t, err, ErrUnavailable)
 	assert.NotContains(t, err.Error(), "without a GPU")
 }

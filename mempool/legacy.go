@@ -8,6 +8,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/cuda"
 	"github.com/poolbridge/poolbridge/internal/bytesize"
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
@@ -15,8 +16,8 @@ import (
 // bytes. It lives only as long as the service.
 const Legacy Kind = "legacy"
 
-var legacyBackend = backend{kind: Legacy, probe: probeLegacy, create: newLegacyArena, open: openLegacyArena,
-	openFor: openLegacyArenaFor}
+var legacyBackend = Backend{Kind: Legacy, Probe: probeLegacy, Create: newLegacyArena, Open: openLegacyArena,
+	OpenFor: openLegacyArenaFor}
 
 // legacyGranularity is the driver's own for such memory, in bytes: smaller allocations share a block, and with it their
 // handle would open their neighbours.
@@ -135,14 +136,14 @@ func openLegacyArenaFor(p PoolInfo, x Export, other string) (ImportedArena, erro
 
 func noFiles(pool Export) error {
 	if len(pool.Files) != 0 {
-		return situation(ErrInvalid, "a pool of kind %q comes without file descriptors, this one with %d", Legacy, len(pool.Files))
+		return situation.Of(ErrInvalid, "a pool of kind %q comes without file descriptors, this one with %d", Legacy, len(pool.Files))
 	}
 	return nil
 }
 
 func (a importedLegacyArena) Import(x Export, size uint64) (Mapping, error) {
 	if len(x.Files) != 0 {
-		return nil, situation(ErrInvalid, "a block of kind %q is exported as bytes, not as %d file descriptors", Legacy, len(x.Files))
+		return nil, situation.Of(ErrInvalid, "a block of kind %q is exported as bytes, not as %d file descriptors", Legacy, len(x.Files))
 	}
 	h, err := ParseLegacyHandle(x.Data)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
 // ErrOwnerDead comes along with [ErrUnavailable] where a legacy handle's process, and with it the memory, is gone.
@@ -45,7 +46,7 @@ func ParseLegacyHandle(b []byte) (h LegacyHandle, err error) {
 		h.Offset = binary.LittleEndian.Uint64(b[HandleBytes:])
 	case HandleBytes:
 	default:
-		return h, situation(ErrInvalid, "a legacy handle has %d bytes, or %d with the offset, not %d", HandleBytes, LegacyHandleBytes, len(b))
+		return h, situation.Of(ErrInvalid, "a legacy handle has %d bytes, or %d with the offset, not %d", HandleBytes, LegacyHandleBytes, len(b))
 	}
 	copy(h.Handle[:], b)
 	return h, nil
@@ -64,7 +65,7 @@ func (h LegacyHandle) Open(ctx *cuda.Context, size uint64) (*OpenedHandle, error
 	_, total, err := ctx.AddressRange(base)
 	err = deviceError("find the end of a legacy handle's memory", err)
 	if err == nil && (h.Offset > total || size > total-h.Offset) {
-		err = situation(ErrInvalid, "%d bytes at %d lie outside the block of %d that the handle opens", size, h.Offset, total)
+		err = situation.Of(ErrInvalid, "%d bytes at %d lie outside the block of %d that the handle opens", size, h.Offset, total)
 	}
 	if err != nil {
 		return nil, errors.Join(err, insist(func() error { return ctx.CloseIPCMem(base) }))

@@ -1,12 +1,10 @@
 package mempool
 
 import (
-	"context"
+	"math/rand/v2"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 )
 
@@ -15,171 +13,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // patience is longer than any test: what waits for it would hang without it.
 const patience = time.Hour
 
-func newService(t testing.TB) *Service {
-	t.Helper()
-	svc := NewService(Config{})
-	t.Cleanup(svc.Close)
-	return svc
-}
-
-// open makes a session of this process's user that is told nothing.
-func open(t testing.TB, svc *Service) *Session {
-	t.Helper()
-	s, err := svc.OpenSession(Self(), nil)
-	require.NoError(t, err)
-	return s
-}
-
-// client is a session of another process, which maps memory and is asked for it back.
-type client struct {
-	*Session
-	recalled []uint64 // guarded by Service.mu
-}
-
-func openClient(t testing.TB, svc *Service, p Peer) *client {
-	t.Helper()
-	c := new(client)
-	s, err := svc.OpenSession(p, func(n Notice) { c.recalled = append(c.recalled, n.(Recall).Blocks...) })
-	require.NoError(t, err)
-	c.Session = s
-	return c
-}
-
-// asked takes what the client was asked to unmap.
-func (c *client) asked() []uint64 {
-	c.svc.mu.Lock()
-	defer c.svc.mu.Unlock()
-	ids := c.recalled
-	c.recalled = nil
-	return ids
-}
-
-// mapBlock is what a client does with a lease: from now on it maps the block.
-func mapBlock(t testing.TB, l *Lease) uint64 {
-	t.Helper()
-	_, _, err := l.Export()
-	require.NoError(t, err)
-	return l.Info().Block
-}
-
-func createPool(t testing.TB, s *Session, spec PoolSpec) *Pool {
-	t.Helper()
-	p, err := s.CreatePool(spec)
-	require.NoError(t, err)
-	return p
-}
-
-// fakePool makes a pool of fake memory.
-func fakePool(t testing.TB, s *Session, maxBytes uint64) (*Pool, *fakeArena) {
-	t.Helper()
-	p := createPool(t, s, PoolSpec{Name: t.Name(), Kind: fake, MaxBytes: maxBytes})
-	return p, p.arena.(*fakeArena)
-}
-
-func allocate(t testing.TB, s *Session, p *Pool, n uint64) *Lease {
-	t.Helper()
-	l, err := s.Allocate(context.Background(), p.info.ID, Bytes(n), 0)
-	require.NoError(t, err)
-	return l
-}
-
-func release(t testing.TB, l *Lease) {
-	t.Helper()
-	require.NoError(t, l.Release(false))
-}
-
-// checkBooks checks what must hold at every moment, and the arena's own count where nothing is under way.
-func checkBooks(t testing.TB, svc *Service) {
-	t.Helper()
-	svc.mu.Lock()
-	defer svc.mu.Unlock()
-	for _, p := range svc.poolByID {
-		assert.Equal(t, p.reserved, p.leased+p.cached+p.held, "reserved = leased + cached + held")
-		assert.LessOrEqual(t, p.used, p.leased)
-		assert.LessOrEqual(t, p.reserved, p.info.MaxBytes)
-		cached, used, loose := uint64(0), uint64(0), 0
-		for _, list := range p.cache {
-			for _, b := range list {
-				assert.Equal(t, blockCached, b.state)
-				cached += b.size
-				if b.mapped.len() == 0 {
-					loose++
-				}
-			}
-		}
-		for size, l := range p.pending {
-			count := 0
-			for _, e := range l.all {
-				if !e.stale() {
-					assert.Equal(t, blockCached, e.block.state)
-					cached += size
-					count++
-				}
-			}
-			assert.Positive(t, count)
-			assert.Equal(t, count, l.count)
-		}
-		for _, b := range svc.buffers {
-			if b.block.pool == p {
-				assert.Equal(t, blockLeased, b.block.state)
-				used += b.bytes
-			}
-		}
-		assert.Equal(t, cached, p.cached)
-		assert.Equal(t, loose, p.loose)
-		assert.Equal(t, used, p.used)
-		inUse, err := p.arena.InUse()
-		assert.NoError(t, err)
-		assert.Equal(t, inUse, p.reserved, "what the arena says is in use")
-	}
-	for _, p := range svc.poolByID {
-		checkCounts(t, p)
-	}
-	leases := 0
-	for _, s := range svc.sessions {
-		leases += len(s.leases)
-		for p, account := range s.accounts {
-			sum := uint64(0)
-			for _, b := range svc.buffers {
-				if b.account == account {
-					assert.Equal(t, p, b.block.pool)
-					sum += b.block.size
-				}
-			}
-			assert.Equal(t, sum, account.bytes)
-		}
-	}
-	assert.Equal(t, leases, svc.leases)
-}
-
-// checkCounts checks what counts against the bounds of a pool: every block for everybody once. Service.mu is held.
-func checkCounts(t testing.TB, p *Pool) {
-	t.Helper()
-	p.recharge()
-	users, kept := make(tally), make(map[*keeper]uint64)
-	for _, b := range p.svc.buffers {
-		if b.block.pool == p {
-			users.add(b.account.uid, int(b.block.size))
-			if b.block.kept != nil {
-				assert.Empty(t, b.block.kept.keepers, "the buffer's account has it")
-			}
-		}
-	}
-	for b := range p.charged {
-		of := make(map[uint32]struct{})
-		for _, k := range b.kept.keepers {
-			kept[k] += b.size
-			of[k.uid] = struct{}{}
-		}
-		for uid := range of {
-			users.add(uid, int(b.size))
-		}
-	}
-	assert.Equal(t, users, p.users)
-	for k, bytes := range kept {
-		assert.Equal(t, bytes, k.kept[p])
-	}
-	for _, s := range p.svc.sessions {
-		assert.Equal(t, kept[s.keeper], s.keeper.kept[p])
-	}
+func random(n int, seed uint64) []byte {
+	b := make([]byte, n)
+	r := rand.NewChaCha8([32]byte{byte(seed)})
+	_, _ = r.Read(b)
+	return b
 }

@@ -12,6 +12,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
 // pageBytes is the size of a timeline.
@@ -28,11 +30,13 @@ type Page struct {
 	closed  bool
 }
 
-// newPage makes a timeline's memory. Its size is fixed; see sealPage.
-func newPage() (*Page, *os.File, error) {
+// NewPage makes a timeline's memory, mapped to write, and its file. Its size is fixed; see [SealPage].
+//
+// Errors: [ErrOutOfMemory], [ErrLimit], [ErrUnavailable].
+func NewPage() (*Page, *os.File, error) {
 	fd, err := unix.MemfdCreate("poolbridge:timeline", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
-		return nil, nil, hostError("memfd_create", err)
+		return nil, nil, HostError("memfd_create", err)
 	}
 	f := os.NewFile(uintptr(fd), "memfd:timeline")
 	err = f.Truncate(pageBytes)
@@ -44,26 +48,26 @@ func newPage() (*Page, *os.File, error) {
 		p, err = mapPage(f, true)
 	}
 	if err != nil {
-		return nil, nil, errors.Join(hostError("make a timeline", err), f.Close())
+		return nil, nil, errors.Join(HostError("make a timeline", err), f.Close())
 	}
 	return p, f, nil
 }
 
-// sealPage makes f a file that nobody can map to write any more. The mappings that there are stay.
+// SealPage makes f a file that nobody can map to write any more. The mappings that there are stay.
 //
 // Errors: [ErrInvalid] if its client has sealed it in a way that prevents that.
-func sealPage(f *os.File) error {
+func SealPage(f *os.File) error {
 	const wanted = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 	_, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, wanted)
 	if errors.Is(err, unix.EPERM) { // the client has the file too, and may have sealed it
 		var seals int
 		if seals, err = unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0); err == nil && seals&wanted != wanted {
-			return situation(ErrInvalid, "the client sealed the file of its timeline with F_SEAL_SEAL (seals %#x), so that the service "+
+			return situation.Of(ErrInvalid, "the client sealed the file of its timeline with F_SEAL_SEAL (seals %#x), so that the service "+
 				"cannot add F_SEAL_FUTURE_WRITE: a client adds no seals itself", seals)
 		}
 	}
 	if err != nil {
-		return hostError("fcntl(F_ADD_SEALS)", err)
+		return HostError("fcntl(F_ADD_SEALS)", err)
 	}
 	return nil
 }
@@ -90,20 +94,20 @@ func mapPage(f *os.File, write bool) (*Page, error) {
 // Errors: [ErrInvalid] for a file that is none.
 func MapPage(x Export, write bool) (*Page, error) {
 	if len(x.Files) != 1 {
-		return nil, situation(ErrInvalid, "a timeline comes with one file descriptor, this one with %d", len(x.Files))
+		return nil, situation.Of(ErrInvalid, "a timeline comes with one file descriptor, this one with %d", len(x.Files))
 	}
 	f := x.Files[0]
 	const size = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
 	if err != nil || seals&size != size {
-		return nil, situation(ErrInvalid, "the file descriptor of a timeline is no memfd of sealed size (seals %#x, %v)", seals, err)
+		return nil, situation.Of(ErrInvalid, "the file descriptor of a timeline is no memfd of sealed size (seals %#x, %v)", seals, err)
 	}
 	if st, err := f.Stat(); err != nil || st.Size() != pageBytes {
-		return nil, situation(ErrInvalid, "the file of a timeline has not %d bytes (%v)", pageBytes, err)
+		return nil, situation.Of(ErrInvalid, "the file of a timeline has not %d bytes (%v)", pageBytes, err)
 	}
 	p, err := mapPage(f, write)
 	if err != nil {
-		return nil, hostError("map a timeline", err)
+		return nil, HostError("map a timeline", err)
 	}
 	return p, nil
 }
@@ -114,6 +118,9 @@ func (p *Page) word(i uint64) *atomic.Uint64 {
 
 // Load reads a word.
 func (p *Page) Load(word uint64) uint64 { return p.word(word).Load() }
+
+// Passed says whether a wait for a word to be value ends now: it is reached, or its writer is gone.
+func (p *Page) Passed(word, value uint64) bool { return passed(p.Load(word), value) }
 
 // raise makes a word at least value, and wakes who sleeps on it.
 func (p *Page) raise(word, value uint64) {
@@ -130,8 +137,8 @@ func (p *Page) raise(word, value uint64) {
 	futexWake(p.futex(word))
 }
 
-// letGo ends every wait for a word of the page, whose writer is gone, and returns what the words were.
-func (p *Page) letGo() (last [TimelineWords]uint64) {
+// LetGo ends every wait for a word of the page, whose writer is gone, and returns what the words were.
+func (p *Page) LetGo() (last [TimelineWords]uint64) {
 	for i := range uint64(TimelineWords) {
 		w := p.word(i)
 		last[i] = w.Load() % letGo
@@ -164,7 +171,7 @@ func (p *Page) use(timeline uint64) error {
 }
 
 func unmapped(timeline uint64) error {
-	return situation(ErrStale, "timeline %d is not needed any more and was unmapped", timeline)
+	return situation.Of(ErrStale, "timeline %d is not needed any more and was unmapped", timeline)
 }
 
 // Await returns once the ticket of this timeline is reached. A limit of 0 is none.
@@ -185,7 +192,7 @@ func (p *Page) Await(ctx context.Context, t Ticket, limit time.Duration) error {
 		case passed(now, t.Value) && kept(now, t.Value):
 			return nil
 		case passed(now, t.Value):
-			return situation(ErrProducerDied, "word %d of timeline %d was to reach %d; its process is gone and left %d",
+			return situation.Of(ErrProducerDied, "word %d of timeline %d was to reach %d; its process is gone and left %d",
 				t.Word, t.Timeline, t.Value, now%letGo)
 		case p.closing.Load():
 			return unmapped(t.Timeline)
@@ -197,7 +204,7 @@ func (p *Page) Await(ctx context.Context, t Ticket, limit time.Duration) error {
 		}
 		left := limit - time.Since(start)
 		if left <= 0 {
-			return situation(ErrTimeout, "waited %v for word %d of timeline %d to reach %d; it is %d", limit, t.Word, t.Timeline, t.Value, now)
+			return situation.Of(ErrTimeout, "waited %v for word %d of timeline %d to reach %d; it is %d", limit, t.Word, t.Timeline, t.Value, now)
 		}
 		futexWait(p.futex(t.Word), uint32(now), min(sleep, left))
 		sleep = min(2*sleep, longSleep)
@@ -217,7 +224,7 @@ func (p *Page) seen(t Ticket) (bool, error) {
 	case kept(now, t.Value):
 		return true, nil
 	}
-	return true, situation(ErrProducerDied, "word %d of timeline %d was to reach %d; its process is gone and left %d",
+	return true, situation.Of(ErrProducerDied, "word %d of timeline %d was to reach %d; its process is gone and left %d",
 		t.Word, t.Timeline, t.Value, now%letGo)
 }
 

@@ -13,7 +13,7 @@ import (
 // CUDA memory pool like that of kind [Device].
 const Pinned Kind = "pinned"
 
-var pinnedBackend = backend{kind: Pinned, probe: probePinned, create: newPinnedArena, open: openPinnedArena}
+var pinnedBackend = Backend{Kind: Pinned, Probe: probePinned, Create: newPinnedArena, Open: openPinnedArena}
 
 func probePinned(name string) error {
 	d, err := FindDevice(name)

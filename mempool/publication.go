@@ -1,5 +1,7 @@
 package mempool
 
+import "github.com/poolbridge/poolbridge/internal/situation"
+
 // Publication says how a buffer is published.
 type Publication struct {
 	Name string
@@ -29,7 +31,7 @@ type Completion struct {
 func (c Completion) possible() error {
 	switch {
 	case c.EventOnly && (c.Event == nil || c.Ready != nil):
-		return situation(ErrInvalid, "an event that is to stand alone comes without a ticket, and must be named")
+		return situation.Of(ErrInvalid, "an event that is to stand alone comes without a ticket, and must be named")
 	case c.Event == nil || c.Ready != nil:
 		return nil
 	}

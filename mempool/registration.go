@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
 // registration makes a page known to the driver: once in a process, whatever uses it.
@@ -28,7 +29,7 @@ func (r *registration) address(p *Page, q *streamQueue, word uint64) (cuda.Devic
 		}
 		var err error
 		if r.host, err = q.ctx.RegisterHost(p.mem, flags); err != nil {
-			r.failure = situation(ErrUnavailable, "a timeline cannot be made known to the driver: %v", err)
+			r.failure = situation.Of(ErrUnavailable, "a timeline cannot be made known to the driver: %v", err)
 		}
 		r.streams = make(map[*cuda.Stream]struct{})
 	}

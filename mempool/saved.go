@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 
 	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
 // SavedVersion is the version of what [Saved] writes.
@@ -42,7 +43,7 @@ func (s Saved) Tensor() Tensor {
 func (s Saved) Validate() error {
 	switch _, err := s.Kind.backend(); {
 	case s.Version != SavedVersion:
-		return situation(ErrInvalid, "a saved buffer of version %d: this program reads version %d", s.Version, SavedVersion)
+		return situation.Of(ErrInvalid, "a saved buffer of version %d: this program reads version %d", s.Version, SavedVersion)
 	case err != nil:
 		return err
 	}
@@ -51,7 +52,7 @@ func (s Saved) Validate() error {
 		return err
 	}
 	if need > s.Bytes {
-		return situation(ErrInvalid, "a %s of shape %v needs %d bytes, and the buffer has %d", s.DType, s.Shape, need, s.Bytes)
+		return situation.Of(ErrInvalid, "a %s of shape %v needs %d bytes, and the buffer has %d", s.DType, s.Shape, need, s.Bytes)
 	}
 	if s.Kind == Legacy {
 		_, err = ParseLegacyHandle(s.Handle)
@@ -69,7 +70,7 @@ func ParseSaved(file []byte) (s Saved, err error) {
 		}
 	}
 	if err := json.Unmarshal(file, &s); err != nil {
-		return s, situation(ErrInvalid, "a file of %d bytes is no saved buffer: expected JSON, or a driver's handle of %d bytes, or %d with its offset (%v)",
+		return s, situation.Of(ErrInvalid, "a file of %d bytes is no saved buffer: expected JSON, or a driver's handle of %d bytes, or %d with its offset (%v)",
 			len(file), HandleBytes, LegacyHandleBytes, err)
 	}
 	return s, s.Validate()
@@ -80,7 +81,7 @@ func ParseSaved(file []byte) (s Saved, err error) {
 // Errors: [ErrInvalid] for another kind; those of [LegacyHandle.Open].
 func (s Saved) Open(ctx *cuda.Context) (*OpenedHandle, error) {
 	if s.Kind != Legacy {
-		return nil, situation(ErrInvalid, "memory of kind %q has no handle that a file can hold: get %q from the service on %s", s.Kind, s.Name, s.Socket)
+		return nil, situation.Of(ErrInvalid, "memory of kind %q has no handle that a file can hold: get %q from the service on %s", s.Kind, s.Name, s.Socket)
 	}
 	h, err := ParseLegacyHandle(s.Handle)
 	if err != nil {

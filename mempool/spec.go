@@ -6,6 +6,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/poolbridge/poolbridge/internal/bytesize"
+	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
 // MaxNameBytes is the length of the longest name of a pool or buffer, in bytes.
@@ -32,43 +33,45 @@ type PoolSpec struct {
 //
 // Errors: [ErrInvalid].
 func (s PoolSpec) Validate() error {
-	if err := validateName("pool", s.Name); err != nil {
+	if err := ValidateName("pool", s.Name); err != nil {
 		return err
 	}
 	if _, err := s.Kind.backend(); err != nil {
 		return err
 	}
 	if s.MaxBytes == 0 || s.MaxBytes > math.MaxInt64 {
-		return situation(ErrInvalid, "pool %q: the most bytes it may take must lie between 1 and 2^63-1, not %d", s.Name, s.MaxBytes)
+		return situation.Of(ErrInvalid, "pool %q: the most bytes it may take must lie between 1 and 2^63-1, not %d", s.Name, s.MaxBytes)
 	}
 	if s.SessionBytes > s.MaxBytes {
-		return situation(ErrInvalid, "pool %q: a session's limit of %s is more than the pool's %s", s.Name, bytesize.Text(s.SessionBytes),
+		return situation.Of(ErrInvalid, "pool %q: a session's limit of %s is more than the pool's %s", s.Name, bytesize.Text(s.SessionBytes),
 			bytesize.Text(s.MaxBytes))
 	}
 	if s.UserBytes > s.MaxBytes {
-		return situation(ErrInvalid, "pool %q: a user's limit of %s is more than the pool's %s", s.Name, bytesize.Text(s.UserBytes),
+		return situation.Of(ErrInvalid, "pool %q: a user's limit of %s is more than the pool's %s", s.Name, bytesize.Text(s.UserBytes),
 			bytesize.Text(s.MaxBytes))
 	}
 	if s.UserBytes > 0 && s.SessionBytes > s.UserBytes {
-		return situation(ErrInvalid, "pool %q: a session's limit of %s is more than its user's %s", s.Name, bytesize.Text(s.SessionBytes),
+		return situation.Of(ErrInvalid, "pool %q: a session's limit of %s is more than its user's %s", s.Name, bytesize.Text(s.SessionBytes),
 			bytesize.Text(s.UserBytes))
 	}
 	return nil
 }
 
-// validateName checks the name of a pool or a buffer.
-func validateName(what, name string) error {
+// ValidateName checks the name of a pool, a buffer or a channel: what says which.
+//
+// Errors: [ErrInvalid].
+func ValidateName(what, name string) error {
 	switch {
 	case name == "":
-		return situation(ErrInvalid, "the name of a %s must not be empty", what)
+		return situation.Of(ErrInvalid, "the name of a %s must not be empty", what)
 	case len(name) > MaxNameBytes:
-		return situation(ErrInvalid, "the name of a %s has at most %d bytes, this one %d", what, MaxNameBytes, len(name))
+		return situation.Of(ErrInvalid, "the name of a %s has at most %d bytes, this one %d", what, MaxNameBytes, len(name))
 	case !utf8.ValidString(name):
-		return situation(ErrInvalid, "the name of a %s must be UTF-8", what)
+		return situation.Of(ErrInvalid, "the name of a %s must be UTF-8", what)
 	}
 	for _, r := range name {
 		if unicode.IsControl(r) {
-			return situation(ErrInvalid, "the name %q of a %s has a control character", name, what)
+			return situation.Of(ErrInvalid, "the name %q of a %s has a control character", name, what)
 		}
 	}
 	return nil

@@ -22,7 +22,7 @@ func TestNames(t *testing.T) {
 		"a\xffb":                              false,
 		"\xc0\xaf":                            false,
 	} {
-		err := validateName("buffer", name)
+		err := ValidateName("buffer", name)
 		if ok {
 			assert.NoError(t, err, "%q", name)
 		} else {

@@ -140,10 +140,7 @@ func benchmarkCopiesAlone(b *testing.B, ctx *cuda.Context, alone *float64) {
 	for _, mib := range []int{1, 2, 4, 8, 16} {
 		measure(fmt.Sprintf("event-after-%dMiB", mib), 1, func(b *testing.B, c *dma) { c.frame(b, uint64(mib)<<20, true) })
 	}
-	svc := newService(b)
-	s := open(b, svc)
-	clock, err := s.Clock()
-	require.NoError(b, err)
+	clock := newClock(b)
 	ticket := func(b *testing.B, c *dma) {
 		c.frame(b, stagedFrame, true)
 		_, err := clock.Signal(&streamQueue{ctx: ctx, stream: c.stream, key: c, words: true})
@@ -244,34 +241,39 @@ func benchmarkFrames(b *testing.B, alone *float64) {
 }
 
 func benchmarkPlan(b *testing.B, alone *float64) {
-	svc := newService(b)
-	s := open(b, svc)
-	p := createPool(b, s, PoolSpec{Name: "frames", Kind: Device, MaxBytes: 8 * stagedFrame})
-	ctx := context.Background()
+	a, clock, ctx := gpuArena(b), newClock(b), b.Context()
 	src := random(stagedFrame, 1)
-	var last Memory
-	var kept []*Lease
-	send := func() {
-		if len(kept) == 4 { // as a channel of 4 frames does
-			require.NoError(b, kept[0].Release(false))
-			kept = kept[1:]
-		}
-		l, err := s.Allocate(ctx, p.info.ID, Bytes(stagedFrame), patience)
-		require.NoError(b, err)
-		last, err = l.Memory()
-		require.NoError(b, err)
-		require.NoError(b, l.CopyFrom(0, src))
-		kept = append(kept, l)
+	buffers := make([]struct {
+		mem  *deviceAllocation
+		done []Ticket // of the frame before
+	}, 8)
+	for i := range buffers {
+		buffers[i].mem = take(b, a, stagedFrame)
 	}
-	for range 16 { // all memory is there from now on
+	n := 0
+	send := func() { // in order, as a lease does it
+		f := &buffers[n%len(buffers)]
+		n++
+		o := &Order{
+			Pages: func(context.Context, uint64) (*Page, error) { return clock.Page(), nil },
+			Clock: func(context.Context) (*Clock, error) { return clock, nil },
+		}
+		o.Begin(f.done, false)
+		require.NoError(b, o.Before(ctx, f.mem.Queue()))
+		o.Use()
+		require.NoError(b, f.mem.CopyFrom(0, src))
+		var err error
+		f.done, err = o.After(ctx, f.mem.Queue())
+		require.NoError(b, err)
+	}
+	for range 16 { // all page-locked memory is there from now on
 		send()
 	}
-	require.NoError(b, last.Synchronize())
+	require.NoError(b, buffers[0].mem.Synchronize())
 	b.ResetTimer()
 	for b.Loop() {
 		send()
 	}
-	require.NoError(b, last.Synchronize())
+	require.NoError(b, buffers[0].mem.Synchronize())
 	share(b, alone)
-	svc.Close()
 }

@@ -25,24 +25,20 @@ var smallPlan = stagingPlan{
 
 func TestWhatIsCopiedAheadOfTheGPUMayBeOverwritten(t *testing.T) {
 	planned(t, smallPlan)
-	svc := newService(t)
-	s := open(t, svc)
-	p := gpuPool(t, s)
-	clock, stuck := unreached(t, s)
+	a := gpuArena(t)
+	clock, stuck := unreached(t)
 	const frames, size = 7, 1<<20 - 5
-	leases := make([]*Lease, frames)
-	for i := range leases {
-		leases[i] = allocate(t, s, p, size)
+	memory := make([]*deviceAllocation, frames)
+	for i := range memory {
+		memory[i] = take(t, a, size)
 	}
-	m, err := leases[0].Memory()
-	require.NoError(t, err)
-	large := &m.(*deviceAllocation).lane.staging.large
-	blocked(t, leases[0], clock, stuck)
+	large := &memory[0].lane.staging.large
+	blocked(t, memory[0], clock, stuck)
 
 	src := make([]byte, size)
 	fill := func(i int) error {
 		copy(src, random(size, uint64(i)))
-		err := leases[i].CopyFrom(0, src)
+		err := memory[i].CopyFrom(0, src)
 		clear(src)
 		return err
 	}
@@ -62,31 +58,26 @@ func TestWhatIsCopiedAheadOfTheGPUMayBeOverwritten(t *testing.T) {
 	require.NoError(t, clock.Reach(stuck))
 	require.NoError(t, <-filled)
 	dst := make([]byte, size)
-	for i, l := range leases {
-		require.NoError(t, l.CopyTo(dst, 0))
+	for i, m := range memory {
+		require.NoError(t, m.CopyTo(dst, 0))
 		assert.True(t, bytes.Equal(random(size, uint64(i)), dst), "frame %d", i)
-		release(t, l)
 	}
 	assert.Equal(t, smallPlan.pieces, large.made, "page-locked memory has its limit")
 }
 
 func TestCopiesIntoTheSameMemoryFollowEachOther(t *testing.T) {
 	planned(t, smallPlan)
-	svc := newService(t)
-	s := open(t, svc)
-	p := gpuPool(t, s)
 	const size = 5<<20 + 3 // more pieces than there are
-	l := allocate(t, s, p, size)
+	m := take(t, gpuArena(t), size)
 	src, dst := make([]byte, size), make([]byte, size)
 	for round := range 8 {
 		copy(src, random(size, uint64(round)))
-		require.NoError(t, l.CopyFrom(0, src))
+		require.NoError(t, m.CopyFrom(0, src))
 		clear(src)
-		require.NoError(t, l.CopyFrom(uint64(round), []byte("the last word")))
+		require.NoError(t, m.CopyFrom(uint64(round), []byte("the last word")))
 	}
-	require.NoError(t, l.CopyTo(dst, 0))
+	require.NoError(t, m.CopyTo(dst, 0))
 	want := random(size, 7)
 	copy(want[7:], "the last word")
 	assert.True(t, bytes.Equal(want, dst))
-	release(t, l)
 }

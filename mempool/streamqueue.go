@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
 // streamQueue is a stream of a GPU.
@@ -59,7 +60,7 @@ func (q *streamQueue) begin(page *Page, t Ticket, op string, do func(cuda.Device
 
 func (q *streamQueue) address(page *Page, t Ticket) (cuda.DevicePtr, error) {
 	if !q.words {
-		return 0, situation(ErrUnavailable, "GPU %d has no stream memory operations on host memory", q.ctx.Device().Ordinal())
+		return 0, situation.Of(ErrUnavailable, "GPU %d has no stream memory operations on host memory", q.ctx.Device().Ordinal())
 	}
 	return page.gpu.address(page, q, t.Word)
 }

@@ -1,6 +1,10 @@
 package mempool
 
-import "math"
+import (
+	"math"
+
+	"github.com/poolbridge/poolbridge/internal/situation"
+)
 
 // The words of a timeline.
 const (
@@ -27,9 +31,9 @@ type Ticket struct {
 func (t Ticket) Validate() error {
 	switch {
 	case t.Word >= TimelineWords:
-		return situation(ErrInvalid, "a timeline has %d words, there is no word %d", TimelineWords, t.Word)
+		return situation.Of(ErrInvalid, "a timeline has %d words, there is no word %d", TimelineWords, t.Word)
 	case t.Value == 0 || t.Value > MaxTicketValue:
-		return situation(ErrInvalid, "the value of a ticket lies between 1 and 2^62-1, not %d", t.Value)
+		return situation.Of(ErrInvalid, "the value of a ticket lies between 1 and 2^62-1, not %d", t.Value)
 	}
 	return nil
 }

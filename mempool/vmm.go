@@ -10,6 +10,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/cuda"
 	"github.com/poolbridge/poolbridge/internal/bytesize"
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
@@ -17,7 +18,7 @@ import (
 // written, and the descriptor of one block gives access to that block alone.
 const VMM Kind = "vmm"
 
-var vmmBackend = backend{kind: VMM, probe: probeVMM, create: newVMMArena, open: openVMMArena}
+var vmmBackend = Backend{Kind: VMM, Probe: probeVMM, Create: newVMMArena, Open: openVMMArena}
 
 func probeVMM(name string) error {
 	d, err := FindDevice(name)
@@ -117,7 +118,7 @@ type importedVMMArena struct {
 
 func openVMMArena(p PoolInfo, x Export) (ImportedArena, error) {
 	if len(x.Files) != 0 {
-		return nil, situation(ErrInvalid, "a pool of kind %q comes without file descriptors, this one with %d", VMM, len(x.Files))
+		return nil, situation.Of(ErrInvalid, "a pool of kind %q comes without file descriptors, this one with %d", VMM, len(x.Files))
 	}
 	g, err := gpuOf(p)
 	if err != nil {
@@ -128,7 +129,7 @@ func openVMMArena(p PoolInfo, x Export) (ImportedArena, error) {
 
 func (a *importedVMMArena) Import(x Export, size uint64) (Mapping, error) {
 	if len(x.Files) != 1 || len(x.Data) != 0 {
-		return nil, situation(ErrInvalid, "a block of kind %q is exported as one file descriptor, not as %d bytes and %d file descriptors",
+		return nil, situation.Of(ErrInvalid, "a block of kind %q is exported as one file descriptor, not as %d bytes and %d file descriptors",
 			VMM, len(x.Data), len(x.Files))
 	}
 	physical, err := a.ctx.ImportPhysical(int(x.Files[0].Fd()), size)
@@ -211,7 +212,7 @@ func (m *vmmImport) Close() error {
 // not tell why.
 type readOnlyMemory struct{ deviceMemory }
 
-var errReadOnly = situation(ErrInvalid, "the memory is mapped read-only: ask for a write lease")
+var errReadOnly = situation.Of(ErrInvalid, "the memory is mapped read-only: ask for a write lease")
 
 func (readOnlyMemory) CopyFrom(uint64, []byte) error   { return errReadOnly }
 func (readOnlyMemory) Fill(uint64, uint64, byte) error { return errReadOnly }

@@ -15,6 +15,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/upkeep"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // heapGrowth is how much the heap may grow between collections, in percent. A request leaves little garbage, and with
@@ -67,7 +68,7 @@ What clients can make the service remember is bounded, and --limit says by how m
 				return err
 			}
 			self := mempool.Self()
-			svc := mempool.NewService(mempool.Config{Log: log, Limits: most.Limits, MayCreate: func(p mempool.Peer) bool {
+			svc := service.New(service.Config{Log: log, Limits: most.Limits, MayCreate: func(p mempool.Peer) bool {
 				return p.UID == self.UID || slices.Contains(creators, uint(p.UID))
 			}})
 			defer svc.Close()
@@ -98,11 +99,11 @@ What clients can make the service remember is bounded, and --limit says by how m
 
 // limits are what --limit sets: of the service, and of its server.
 type limits struct {
-	mempool.Limits
+	service.Limits
 	sessions, waits int
 }
 
-func limitNames() []string { return append([]string{"sessions", "waits"}, mempool.LimitNames()...) }
+func limitNames() []string { return append([]string{"sessions", "waits"}, service.LimitNames()...) }
 
 // parseLimits reads the values of --limit.
 func parseLimits(texts []string) (most limits, err error) {
@@ -128,7 +129,7 @@ func parseLimits(texts []string) (most limits, err error) {
 }
 
 // createPools makes the pools that --pool asked for, held by a session that lasts as long as the service.
-func createPools(svc *mempool.Service, specs []string, log *slog.Logger) error {
+func createPools(svc *service.Service, specs []string, log *slog.Logger) error {
 	session, err := svc.OpenSession(mempool.Self(), nil)
 	if err != nil {
 		return err

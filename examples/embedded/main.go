@@ -12,6 +12,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 func main() {
@@ -28,16 +29,16 @@ func main() {
 
 // serve publishes "reading.txt" until ctx is done; published is called when clients can have it.
 func serve(ctx context.Context, socket string, kind mempool.Kind, published func()) (err error) {
-	service := mempool.NewService(mempool.Config{})
-	defer service.Close()
-	server, err := bridge.Listen(socket, service, bridge.ServerConfig{})
+	svc := service.New(service.Config{})
+	defer svc.Close()
+	server, err := bridge.Listen(socket, svc, bridge.ServerConfig{})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, server.Close()) }()
 
 	// A session of our own: no socket, no mapping, and nobody to notify.
-	session, err := service.OpenSession(mempool.Self(), nil)
+	session, err := svc.OpenSession(mempool.Self(), nil)
 	if err != nil {
 		return err
 	}

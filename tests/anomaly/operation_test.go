@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // operation is something that the service does for a client.
@@ -79,7 +80,7 @@ func handOverHere(s *stage) error {
 		err = l.Publish(mempool.Publication{Name: "here"})
 	}
 	if err == nil {
-		var got *mempool.Lease
+		var got *service.Lease
 		if got, err = s.admin.Get(ctx, "here", false, 0); err == nil {
 			err = errors.Join(check(got, "a"), s.release(got))
 		}
@@ -133,7 +134,7 @@ func lookUp(s *stage) error {
 
 // release ends a lease of this process, or keeps it for later: while its work can neither be marked nor waited for, it goes
 // on.
-func (s *stage) release(l *mempool.Lease) error {
+func (s *stage) release(l *service.Lease) error {
 	err := l.Release(false)
 	if err != nil {
 		s.owed = append(s.owed, l)

@@ -12,34 +12,35 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // stage is a service in this process, with neighbours that must not notice what happens to the client and its pool.
 type stage struct {
 	kind   mempool.Kind
-	svc    *mempool.Service
+	svc    *service.Service
 	server *bridge.Server
 	client *remote
-	admin  *mempool.Session
+	admin  *service.Session
 
-	steady *mempool.Session // has memory of GPU 0, which is never failed
-	other  *mempool.Session
-	gpu    *mempool.Pool
-	kept   *mempool.Lease
+	steady *service.Session // has memory of GPU 0, which is never failed
+	other  *service.Session
+	gpu    *service.Pool
+	kept   *service.Lease
 	guest  *bridge.Client // has memory of the host
 	host   *bridge.Pool
 	down   bool
-	owed   []*mempool.Lease // that could not be released
+	owed   []*service.Lease // that could not be released
 }
 
 // set makes a stage, with a client that has begun a session. The pool "p" will be on the client's device.
 func set(dir string, k mempool.Kind, client *remote) (s *stage, err error) {
-	s = &stage{kind: k, client: client, svc: mempool.NewService(mempool.Config{Log: slog.New(slog.NewTextHandler(io.Discard, nil))})}
+	s = &stage{kind: k, client: client, svc: service.New(service.Config{Log: slog.New(slog.NewTextHandler(io.Discard, nil))})}
 	client.path, client.kind = filepath.Join(dir, "s.sock"), k
 	if s.server, err = bridge.Listen(client.path, s.svc, bridge.ServerConfig{}); err != nil {
 		return nil, err
 	}
-	for _, session := range []**mempool.Session{&s.admin, &s.steady, &s.other} {
+	for _, session := range []**service.Session{&s.admin, &s.steady, &s.other} {
 		if *session, err = s.svc.OpenSession(mempool.Self(), nil); err != nil {
 			return nil, err
 		}
@@ -87,7 +88,7 @@ func (s *stage) neighbours() error {
 	if err != nil {
 		return fmt.Errorf("a neighbour's memory of another GPU: %w", err)
 	}
-	var got *mempool.Lease
+	var got *service.Lease
 	err = fill(l, "neighbour")
 	if err == nil {
 		err = l.Publish(mempool.Publication{Name: "neighbour"})

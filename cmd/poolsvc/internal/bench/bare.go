@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
 // BareCommand is the hidden command that runs Bare.
@@ -69,7 +70,7 @@ func (b *bare) carryOut(ctx context.Context, task bareTask) (err error) {
 		return nil
 	}
 	if b.arena == nil {
-		if b.arena, err = mempool.NewArena(*task.Pool); err != nil {
+		if b.arena, err = mempool.NewArena(*task.Pool, hostmem.New()); err != nil {
 			return err
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"runtime/metrics"
 	"time"
 
-	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // Rest is how often to look. The collector alone runs only when something is allocated, or after two minutes, and then keeps
@@ -27,7 +27,7 @@ type state struct {
 	load  int    // of things that take memory
 }
 
-func look(svc *mempool.Service) state {
+func look(svc *service.Service) state {
 	sizes := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
 	metrics.Read(sizes)
 	s := svc.Stats()
@@ -36,7 +36,7 @@ func look(svc *mempool.Service) state {
 
 // Run gives memory back at ticks when there may be much of it, until ctx ends: after the process has taken more, and after most
 // of what took it is gone.
-func Run(ctx context.Context, svc *mempool.Service, ticks <-chan time.Time) {
+func Run(ctx context.Context, svc *service.Service, ticks <-chan time.Time) {
 	last := look(svc)
 	for {
 		select {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
-	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // storm is so many goroutines that wait, until it is over.
@@ -31,7 +31,7 @@ func storm(n int) (over func()) {
 func TestMemoryGoesBackToTheSystemAfterAStorm(t *testing.T) {
 	for name, during := range map[string]int{"that nobody looked at": 0, "that was looked at": 2} {
 		t.Run(name, func(t *testing.T) {
-			svc := mempool.NewService(mempool.Config{})
+			svc := service.New(service.Config{})
 			defer svc.Close()
 			ctx, cancel := context.WithCancel(t.Context())
 			ticks := make(chan time.Time)

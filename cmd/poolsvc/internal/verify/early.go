@@ -10,6 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // head is how much earlier the consumer is than what it waits for.
@@ -128,7 +129,7 @@ func earlyService(ctx context.Context, s *scene, consumer string) (err error) {
 	if err := inVain(w.do(ctx, t)); err != nil {
 		return err
 	}
-	svc := mempool.NewService(mempool.Config{})
+	svc := service.New(service.Config{})
 	defer svc.Close()
 	var server *bridge.Server
 	err = inTime(ctx, w, t, func() (err error) {

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 func TestPublishingThatReturnsWhileAKernelIsHeldPasses(t *testing.T) {
@@ -47,7 +48,7 @@ func TestPublishingThatWaitsForAKernelIsToldFromADriverThatHoldsUpEveryCall(t *t
 // destroyed is a stage whose one pool was destroyed while a lease holds a block of it.
 func destroyed(t *testing.T) (s *scene, release func()) {
 	t.Helper()
-	svc := mempool.NewService(mempool.Config{})
+	svc := service.New(service.Config{})
 	t.Cleanup(svc.Close)
 	session, err := svc.OpenSession(mempool.Self(), nil)
 	require.NoError(t, err)

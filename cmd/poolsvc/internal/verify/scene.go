@@ -14,6 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 	"github.com/poolbridge/poolbridge/cuda/pattern"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // stage is what all checks share: the service, this process's session with it, and the workers that go from check to
@@ -21,7 +22,7 @@ import (
 type stage struct {
 	ctx     context.Context // of the whole run
 	options Options
-	session *mempool.Session
+	session *service.Session
 	client  *bridge.Client // never maps anything
 	socket  string
 	dir     string // for files
@@ -29,7 +30,7 @@ type stage struct {
 	workers map[string]*worker
 	many    map[bool][]*worker // that check one buffer at once; true: in Go
 	crew    *crew
-	leaving []*mempool.Pool // destroyed by checks that are over
+	leaving []*service.Pool // destroyed by checks that are over
 	names   int
 }
 

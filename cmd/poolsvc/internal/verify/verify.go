@@ -15,6 +15,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // mostAhead is how many workers at most wait for their check.
@@ -147,7 +148,7 @@ func onStage(ctx context.Context, o Options, play func(*stage) error) (err error
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	svc := mempool.NewService(mempool.Config{})
+	svc := service.New(service.Config{})
 	defer svc.Close()
 	socket := filepath.Join(dir, "run", "poolsvc.sock")
 	server, err := bridge.Listen(socket, svc, bridge.ServerConfig{})

@@ -1,0 +1,272 @@
+package service
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// process is a process of a user that makes sessions one after the other, until it is gone.
+type process struct {
+	*testing.T
+	svc  *Service
+	peer mempool.Peer
+	gone chan struct{}
+}
+
+func newProcess(t *testing.T, svc *Service, id uint64, uid uint32) process {
+	return process{t, svc, mempool.Peer{UID: uid, Process: id}, make(chan struct{})}
+}
+
+func (p process) connect() *Session {
+	p.Helper()
+	return openClient(p, p.svc, p.peer).Session
+}
+
+// leave has a session of the process allocate n bytes and end while it has them.
+func (p process) leave(pool *Pool, n uint64) (settled <-chan struct{}) {
+	p.Helper()
+	s := p.connect()
+	allocate(p, s, pool, n)
+	return s.End(p.gone)
+}
+
+func tryAllocate(s *Session, p *Pool, n uint64) error {
+	_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(n), 0)
+	return err
+}
+
+func TestWhatEndedSessionsOfALivingProcessHoldCountsForItsNext(t *testing.T) {
+	svc := newService(t)
+	owner := open(t, svc)
+	pool := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 8192, SessionBytes: 1024, Access: mempool.Access{UIDs: []uint32{7, 8}}})
+	greedy, other, alike := newProcess(t, svc, 1, 7), newProcess(t, svc, 2, 7), newProcess(t, svc, 1, 8)
+	first, second := greedy.leave(pool, 512), greedy.leave(pool, 512)
+	s := greedy.connect()
+	err := tryAllocate(s, pool, 1)
+	require.ErrorIs(t, err, mempool.ErrLimit)
+	require.ErrorIs(t, err, mempool.ErrRecalling)
+	assert.EqualError(t, err, `limit reached: session 4 has 1024 bytes, asks for 512 bytes more, and one session may take 1024 bytes in pool "p": `+
+		`release some, or make a pool with a larger session_bytes; 1024 bytes of what it has are free blocks that its process keeps from `+
+		`others until its work on them is done and its mappings are gone (unused blocks are being asked back)`)
+	st := s.Stats().Pools[0]
+	assert.Equal(t, []uint64{0, 1024, 1024, 1024}, []uint64{st.Leased, st.Held, st.Session, st.User})
+	checkBooks(t, svc)
+	for _, p := range []process{other, alike} {
+		allocate(t, p.connect(), pool, 1024)
+	}
+	assert.EqualValues(t, 2048, s.Stats().Pools[0].User, "of both processes")
+	close(greedy.gone)
+	<-first
+	<-second
+	allocate(t, s, pool, 1024)
+	checkBooks(t, svc)
+}
+
+func TestAUserTakesUpToItsLimitInAllItsProcesses(t *testing.T) {
+	svc := newService(t)
+	owner := open(t, svc)
+	pool := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 8192, UserBytes: 1024, Access: mempool.Access{UIDs: []uint32{7, 8}}})
+	a, b, stranger := newProcess(t, svc, 1, 7), newProcess(t, svc, 2, 7), newProcess(t, svc, 3, 8)
+	a.leave(pool, 512)
+	s := b.connect()
+	kept := allocate(t, s, pool, 512)
+	publish(t, kept, mempool.Publication{Name: "x", Keep: true})
+	s.End(nil)
+	last := b.connect()
+	err := tryAllocate(last, pool, 1)
+	require.ErrorIs(t, err, mempool.ErrLimit)
+	assert.EqualError(t, err, `limit reached: user 7 has 1024 bytes, asks for 512 bytes more, and one user may take 1024 bytes in pool "p": `+
+		`release some in any session of that user, or make a pool with a larger user_bytes`)
+	assert.Equal(t, []uint64{0, 1024}, []uint64{last.Stats().Pools[0].Session, last.Stats().Pools[0].User}, "names that stay count too")
+	allocate(t, stranger.connect(), pool, 1024)
+	require.NoError(t, last.Unpublish("x"))
+	allocate(t, last, pool, 512)
+	checkBooks(t, svc)
+}
+
+func TestABlockThatIsAskedBackCountsForThoseWhoStillMapIt(t *testing.T) {
+	svc := newService(t)
+	slow, quick := openClient(t, svc, mempool.Self()), openClient(t, svc, mempool.Self())
+	pool := createPool(t, slow.Session, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 1024, SessionBytes: 512})
+	l := allocate(t, slow.Session, pool, 512)
+	block := mapBlock(t, l)
+	release(t, l)
+	assert.Zero(t, slow.Stats().Pools[0].Session, "others can have it")
+	_, err := quick.TrimPool(pool.info.ID, 0)
+	require.NoError(t, err)
+	require.ErrorIs(t, tryAllocate(slow.Session, pool, 1), mempool.ErrRecalling)
+	assert.EqualValues(t, 512, slow.Stats().Pools[0].Session)
+	allocate(t, quick.Session, pool, 1)
+	require.NoError(t, slow.Dropped([]uint64{block}))
+	allocate(t, slow.Session, pool, 1)
+	checkBooks(t, svc)
+}
+
+// stall has a session release a block with a ticket that it does not reach.
+func stall(t *testing.T, w *worker, p *Pool, n uint64) (block uint64, unreached mempool.Ticket) {
+	t.Helper()
+	l := allocate(t, w.Session, p, n)
+	unreached = w.ticket()
+	require.NoError(t, l.ReleaseAt(false, []mempool.Ticket{unreached}))
+	return l.Info().Block, unreached
+}
+
+func TestABlockWithWorkUnderWayIsTakenWhereThereIsNoOther(t *testing.T) {
+	svc := newService(t)
+	owner := open(t, svc)
+	p, arena := fakePool(t, owner, 2048)
+	bad, good := hire(t, svc), hire(t, svc)
+	stalled, unreached := stall(t, bad, p, 512)
+
+	var leases []*Lease
+	for range 3 {
+		l := allocate(t, good.Session, p, 512)
+		assert.NotEqual(t, stalled, l.Info().Block, "the pool has room")
+		assert.Empty(t, l.Info().Wait)
+		leases = append(leases, l)
+	}
+	for _, l := range leases {
+		release(t, l)
+	}
+	large := allocate(t, good.Session, p, 1536)
+	assert.Equal(t, 3, arena.frees, "room is made of blocks that are free for use")
+	checkBooks(t, svc)
+	assert.Equal(t, []mempool.Ticket{unreached}, allocate(t, good.Session, p, 512).Info().Wait, "now there is no other")
+	release(t, large)
+	checkBooks(t, svc)
+}
+
+func TestASessionWithoutTimelinesIsNotGivenABlockWithWorkUnderWayWhileThereIsRoom(t *testing.T) {
+	svc := newService(t)
+	s := openClient(t, svc, mempool.Self())
+	p, _ := fakePool(t, s.Session, 1024)
+	stall(t, hire(t, svc), p, 512)
+	for range 3 {
+		l := allocate(t, s.Session, p, 512)
+		require.NoError(t, l.Settled(context.Background(), 0))
+		release(t, l)
+	}
+}
+
+func TestABlockWithoutWorkIsFoundAmongManyThatHaveSome(t *testing.T) {
+	svc := newService(t)
+	owner := open(t, svc)
+	p, arena := fakePool(t, owner, 64*512)
+	bad := hire(t, svc)
+	var leases []*Lease
+	for range 64 {
+		leases = append(leases, allocate(t, bad.Session, p, 512))
+	}
+	for i, l := range leases {
+		var done []mempool.Ticket
+		if i != 31 {
+			done = []mempool.Ticket{bad.ticket()}
+		}
+		require.NoError(t, l.ReleaseAt(false, done))
+	}
+	l := allocate(t, owner, p, 512)
+	assert.Equal(t, leases[31].Info().Block, l.Info().Block)
+	assert.Zero(t, arena.frees)
+	checkBooks(t, svc)
+}
+
+func TestWhereThereIsNoMemoryForANewBlockOneWithWorkUnderWayIsTaken(t *testing.T) {
+	svc := newService(t)
+	p, arena := fakePool(t, open(t, svc), 4096)
+	w := hire(t, svc)
+	stalled, unreached := stall(t, w, p, 512)
+	arena.set("Allocate", situation.Of(mempool.ErrOutOfMemory, "none"))
+	l := allocate(t, w.Session, p, 512)
+	assert.Equal(t, stalled, l.Info().Block)
+	assert.Equal(t, []mempool.Ticket{unreached}, l.Info().Wait)
+	assert.ErrorIs(t, tryAllocate(w.Session, p, 512), mempool.ErrOutOfMemory)
+	checkBooks(t, svc)
+}
+
+func TestAPendingBlockCountsForThoseWhoseWorkIsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		owner := open(t, svc)
+		p := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 8192, SessionBytes: 1024})
+		bad, good := hire(t, svc), hire(t, svc)
+		stalled, unreached := stall(t, bad, p, 1024)
+		st := bad.Stats().Pools[0]
+		assert.Equal(t, []uint64{0, 1024, 1024, 1024}, []uint64{st.Leased, st.Cached, st.Session, st.User})
+		checkBooks(t, svc)
+		allocate(t, good.Session, p, 1024)
+		require.ErrorIs(t, tryAllocate(bad.Session, p, 512), mempool.ErrLimit)
+		own := allocate(t, bad.Session, p, 1024)
+		assert.Equal(t, stalled, own.Info().Block, "what counts for it already it may have again")
+		release(t, own)
+		got := make(chan error)
+		go func() {
+			_, err := bad.Allocate(context.Background(), p.info.ID, mempool.Bytes(512), patience)
+			got <- err
+		}()
+		synctest.Wait()
+		bad.reach(unreached)
+		require.NoError(t, <-got, "nobody told it")
+		assert.EqualValues(t, 512, bad.Stats().Pools[0].Session)
+		checkBooks(t, svc)
+	})
+}
+
+func TestOneLookAtBlocksWithWorkUnderWayIsForAllWhoWaitAndIsShort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const blocks, waiters = 4 * manyCharged, 8
+		svc := newService(t)
+		owner := open(t, svc)
+		p := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 2 * blocks * 512, SessionBytes: blocks * 512})
+		w := hire(t, svc)
+		leases := make([]*Lease, blocks)
+		for i := range leases {
+			leases[i] = allocate(t, w.Session, p, 512)
+		}
+		unreached := w.ticket()
+		for _, l := range leases {
+			require.NoError(t, l.ReleaseAt(false, []mempool.Ticket{unreached}))
+		}
+		got := make(chan error, waiters)
+		for range waiters {
+			go func() {
+				_, err := w.Allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
+				got <- err
+			}()
+		}
+		synctest.Wait()
+		w.reach(unreached)
+		for range waiters {
+			require.NoError(t, <-got)
+		}
+		svc.mu.Lock()
+		left := len(p.charged)
+		svc.mu.Unlock()
+		assert.GreaterOrEqual(t, left, blocks-2*manyCharged, "however many wait")
+		checkBooks(t, svc)
+	})
+}
+
+func TestATrimmedPoolGivesBackWhatWorkIsUnderWayOnOnceItIsDone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		owner := open(t, svc)
+		p, arena := fakePool(t, owner, 4096)
+		w := hire(t, svc)
+		_, unreached := stall(t, w, p, 512)
+		_, err := owner.TrimPool(p.info.ID, 0)
+		require.NoError(t, err)
+		st := w.Stats().Pools[0]
+		assert.Equal(t, []uint64{512, 512}, []uint64{st.Held, st.Session})
+		w.reach(unreached)
+		svc.drains.Wait()
+		assert.Equal(t, 1, arena.frees)
+		checkBooks(t, svc)
+	})
+}

@@ -1,0 +1,30 @@
+package service
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
+
+// Else he would wait for the lock at once, and longer than it is held.
+func TestWhoeverWaitsForRoomIsWokenWhenTheBooksAreFree(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 1024)
+	held := allocate(t, s, p, 1024)
+	svc.mu.Lock()
+	place := p.room.join(1024)
+	wake := place.wait(p.room.changes, false)
+	held.end(false, nil)
+	assert.NotZero(t, p.cached, "there is room")
+	select {
+	case <-wake:
+		t.Error("it was woken while the lock is held")
+	default:
+	}
+	svc.mu.Unlock()
+	<-wake
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	place.leave()
+}

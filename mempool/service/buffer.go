@@ -1,0 +1,168 @@
+package service
+
+import (
+	"context"
+	"time"
+
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// buffer is one use of a block. It is guarded by Service.mu. There are many: what it has room for costs each of them.
+type buffer struct {
+	id         uint64
+	generation uint64
+	block      *block
+	tensor     *mempool.Tensor // may be others' too, and never changes
+	bytes      uint64
+	account    *account // that its block is charged to
+
+	writer  *Lease
+	readers few[*Lease]
+	names   int32   // that hold it
+	frames  int32   // of channels that hold it
+	ready   tickets // when its content is complete
+	event   *publishedEvent
+	failed  bool
+	doubted bool // its writer is gone, and it cannot be told yet whether a channel has it; if none has, it has failed
+	changed signal
+}
+
+// publishedEvent is an interprocess event that came with a buffer's content.
+type publishedEvent struct {
+	handle  []byte
+	voucher *Lease // whose end says when the event's work is done, for no ticket does; nil: one does
+}
+
+// told is the handle of the event that came with the content, and whether it is all that says when that is complete.
+func (e *publishedEvent) told() (handle []byte, alone bool) {
+	if e == nil {
+		return nil, false
+	}
+	return e.handle, e.voucher != nil
+}
+
+// available says why a lease cannot be had now: nil if it can, ErrBusy if it may be later, something else if never.
+func (b *buffer) available(write bool) error {
+	switch {
+	case b.failed:
+		return situation.Of(mempool.ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", b.id)
+	case b.doubted:
+		return situation.Of(mempool.ErrBusy, "the session that wrote buffer %d has ended, and it cannot be told yet whether the buffer is complete", b.id)
+	case b.writer != nil:
+		return situation.Of(mempool.ErrBusy, "buffer %d is being written by session %d (pid %d)", b.id, b.writer.session.id, b.writer.session.peer.PID)
+	case write && b.readers.len() > 0:
+		return situation.Of(mempool.ErrBusy, "buffer %d is leased %d times to be read, and a write lease wants it alone", b.id, b.readers.len())
+	case write && b.frames > 0:
+		return situation.Of(mempool.ErrBusy, "buffer %d is in a channel, and a write lease wants it alone", b.id)
+	}
+	return nil
+}
+
+// crowded says why a lease cannot be had now although nobody excludes it: it would come with more tickets than can be told.
+// Service.mu is held.
+func (b *buffer) crowded(write bool) error {
+	n := func() int {
+		if write {
+			return len(b.ready) + len(b.block.tickets)
+		}
+		return len(b.ready)
+	}
+	if n() <= maxTickets {
+		return nil
+	}
+	b.ready, b.block.tickets = b.ready.pending(), b.block.tickets.pending()
+	if n() <= maxTickets {
+		return nil
+	}
+	return situation.Of(mempool.ErrBusy, "work on buffer %d is under way that %d tickets stand for, and a lease comes with %d at most", b.id, n(), maxTickets)
+}
+
+// grant makes a lease. Service.mu is held, and available said nil.
+func (b *buffer) grant(s *Session, write bool) *Lease {
+	svc := b.block.pool.svc
+	svc.lastLease++
+	l := &Lease{id: svc.lastLease, session: s, buffer: b, write: write}
+	b.ready = b.ready.pending()
+	if write {
+		b.writer = l
+		b.block.tickets = b.block.tickets.pending()
+		l.wait = b.ready.and(b.block.tickets)
+	} else {
+		b.readers.add(l)
+		l.wait = b.ready.and(nil)
+	}
+	for _, t := range l.wait {
+		t.timeline.show(s)
+	}
+	if s.notify == nil {
+		l.arrange()
+	}
+	s.leases[l.id] = l
+	svc.leases++
+	return l
+}
+
+// settle recycles the block of a buffer that nothing holds any more. Service.mu is held.
+func (b *buffer) settle() {
+	b.changed.broadcast()
+	if b.writer != nil || b.readers.len() > 0 || b.names > 0 || b.frames > 0 {
+		return
+	}
+	b.block.tickets = b.block.tickets.and(b.ready).pending()
+	p := b.block.pool
+	remove(&p.svc.buffers, &p.svc.most.buffers, b.id)
+	p.used -= b.bytes
+	delete(p.lent, b.block.id)
+	b.account.remove(b.block.size)
+	p.room.broadcast()
+	p.recycle(b.block)
+}
+
+// lease waits until the buffer that find returns can be leased, and leases it. find is called with Service.mu held; it
+// may fail with ErrNotFound and a signal of when to look again.
+func (s *Session) lease(ctx context.Context, write bool, wait time.Duration, find func() (*buffer, *signal, error)) (*Lease, error) {
+	w := s.newWaiter(ctx, wait)
+	defer w.stop()
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	for {
+		if err := s.alive(); err != nil {
+			return nil, err
+		}
+		b, again, err := find()
+		if err == nil {
+			pool := b.block.pool
+			if !pool.access.Allows(s.peer) {
+				return nil, pool.denied(s.peer)
+			}
+			if _, alone := b.event.told(); alone && !s.ordered {
+				return nil, situation.Of(mempool.ErrUnavailable, "only an interprocess event says when buffer %d is complete, and session %d understands "+
+					"neither those nor timelines", b.id, s.id)
+			}
+			again = &b.changed
+			if err = b.available(write); err == nil {
+				if err = s.mayLease(); err != nil {
+					return nil, err
+				}
+				if err = b.crowded(write); err == nil {
+					return b.grant(s, write), nil
+				}
+				again = soon()
+			}
+			if b.failed {
+				return nil, err
+			}
+		}
+		if again == nil {
+			return nil, err
+		}
+		if !w.wait(again.next()) {
+			if b == nil && wait > 0 {
+				err = situation.Of(mempool.ErrTimeout, "waited %v: %v", wait, err)
+			}
+			return nil, w.cause(err)
+		}
+	}
+}

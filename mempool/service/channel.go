@@ -1,0 +1,226 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// channel is a named queue of buffers. Its frames go through memory that its members share: the service sees none of them. It decides
+// who takes part, and cleans up after members that left. It is guarded by Service.mu, except info, pool and uid, which never change.
+type channel struct {
+	info mempool.ChannelInfo
+	pool *Pool
+	uid  uint32 // of the user who made it
+
+	shut    bool // no producer publishes any more
+	host    *shmchannel.Host
+	members map[uint64]*member // that have a slot, by id
+	last    uint64             // the greatest id of a member
+	// kept are buffers that the channel or a consumer may still need, of producers that left. One of these has published it.
+	kept   map[*buffer][]*member
+	tended bool      // a goroutine looks again and again whether what left is still needed
+	rests  time.Time // until when nothing is looked at unless something has happened
+	doubts doubts
+}
+
+var (
+	hostModes    = map[mempool.ChannelMode]shmchannel.Mode{mempool.Broadcast: shmchannel.Broadcast, mempool.WorkQueue: shmchannel.Queue}
+	hostPolicies = map[mempool.FullPolicy]shmchannel.Policy{mempool.Block: shmchannel.Block, mempool.Fail: shmchannel.Fail, mempool.DropOldest: shmchannel.DropOldest,
+		mempool.Latest: shmchannel.Latest}
+)
+
+// MakeChannel makes a channel, or finds the one that is just like it.
+//
+// Errors: [mempool.ErrInvalid], [mempool.ErrExists] if there is one of that name that is not like it, [mempool.ErrNotFound] and [mempool.ErrDenied] for the
+// pool, [mempool.ErrLimit], [mempool.ErrOutOfMemory], [mempool.ErrUnavailable] where the kernel has no sealed files, [mempool.ErrClosed].
+func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelInfo, error) {
+	spec = spec.Filled()
+	if err := spec.Validate(); err != nil {
+		return mempool.ChannelInfo{}, err
+	}
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	p, err := s.pool(spec.Pool)
+	if err != nil {
+		return mempool.ChannelInfo{}, err
+	}
+	if old := svc.channels[spec.Name]; old != nil {
+		if old.info.ChannelSpec != spec {
+			return mempool.ChannelInfo{}, situation.Of(mempool.ErrExists, "there is a channel %q already, in pool %q, with mode %s, capacity %d and policy %s",
+				spec.Name, old.pool.info.Name, old.info.Mode, old.info.Capacity, old.info.Full)
+		}
+		return old.info, nil
+	}
+	if p.closing {
+		return mempool.ChannelInfo{}, p.ended()
+	}
+	if p.channels >= mempool.MaxChannels {
+		return mempool.ChannelInfo{}, situation.Of(mempool.ErrLimit, "pool %q has %d channels, and no more at a time", p.info.Name, p.channels)
+	}
+	ch, err := p.newChannel(spec, s.peer.UID)
+	if err != nil {
+		return mempool.ChannelInfo{}, err
+	}
+	svc.channels[spec.Name] = ch
+	svc.channelByID[ch.info.ID] = ch
+	svc.channeled.broadcast()
+	return ch.info, nil
+}
+
+// FindChannel finds a channel by name, and waits up to wait for it to appear.
+//
+// Errors: [mempool.ErrNotFound] (with wait 0) or [mempool.ErrTimeout], [mempool.ErrDenied], [mempool.ErrClosed], the context's.
+func (s *Session) FindChannel(ctx context.Context, name string, wait time.Duration) (mempool.ChannelInfo, error) {
+	if err := mempool.ValidateName("channel", name); err != nil {
+		return mempool.ChannelInfo{}, err
+	}
+	w := s.newWaiter(ctx, wait)
+	defer w.stop()
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	for {
+		if err := s.alive(); err != nil {
+			return mempool.ChannelInfo{}, err
+		}
+		ch := svc.channels[name]
+		if ch != nil {
+			if !ch.pool.access.Allows(s.peer) {
+				return mempool.ChannelInfo{}, ch.pool.denied(s.peer)
+			}
+			return ch.info, nil
+		}
+		err := situation.Of(mempool.ErrNotFound, "there is no channel %q", name)
+		if wait > 0 {
+			err = situation.Of(mempool.ErrTimeout, "waited %v: there is no channel %q", wait, name)
+		}
+		if !w.wait(svc.channeled.next()) {
+			return mempool.ChannelInfo{}, w.cause(err)
+		}
+	}
+}
+
+// channel finds a channel by id that the session may use and that is not shut. Service.mu is held.
+func (s *Session) channel(id uint64) (*channel, error) {
+	if err := s.alive(); err != nil {
+		return nil, err
+	}
+	ch := s.svc.channelByID[id]
+	switch {
+	case ch == nil && (id == 0 || id > s.svc.lastChannel):
+		return nil, situation.Of(mempool.ErrNotFound, "there is no channel %d", id)
+	case ch == nil:
+		return nil, situation.Of(mempool.ErrClosed, "channel %d is shut", id)
+	case !ch.pool.access.Allows(s.peer):
+		return nil, ch.pool.denied(s.peer)
+	case ch.shut:
+		return nil, situation.Of(mempool.ErrClosed, "channel %q is shut", ch.info.Name)
+	}
+	return ch, nil
+}
+
+// newChannel makes a channel of the pool for a user. Service.mu is held.
+//
+// Errors: [mempool.ErrUnavailable], [mempool.ErrLimit] without file descriptors, [mempool.ErrOutOfMemory].
+func (p *Pool) newChannel(spec mempool.ChannelSpec, uid uint32) (*channel, error) {
+	svc := p.svc
+	if err := timelinesWork(); err != nil { // the same seals are needed
+		return nil, err
+	}
+	if err := svc.mayMakeChannel(); err != nil {
+		return nil, err
+	}
+	host, err := shmchannel.NewHost(shmchannel.Spec{Mode: hostModes[spec.Mode], Capacity: spec.Capacity, Policy: hostPolicies[spec.Full]})
+	if err != nil {
+		return nil, mempool.HostError("make the memory of a channel", err)
+	}
+	svc.lastChannel++
+	p.channels++
+	p.indexLent()
+	return &channel{info: mempool.ChannelInfo{ID: svc.lastChannel, ChannelSpec: spec}, pool: p, uid: uid, host: host,
+		members: make(map[uint64]*member), kept: make(map[*buffer][]*member)}, nil
+}
+
+// anyChannel finds a channel by id that the session may use, shut or not. Service.mu is held.
+func (s *Session) anyChannel(id uint64) (*channel, error) {
+	if ch := s.svc.channelByID[id]; ch != nil && !s.ended && ch.pool.access.Allows(s.peer) {
+		return ch, nil
+	}
+	return s.channel(id)
+}
+
+// ShutChannel closes a channel: nothing more can be published, and the name is free. Its members find the end in the memory that they
+// share: consumers get the frames that were published, and then the end.
+//
+// Errors: [mempool.ErrNotFound], [mempool.ErrDenied] to others than the user who made it, [mempool.ErrClosed] if it is shut already.
+func (s *Session) ShutChannel(id uint64) error {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	ch, err := s.channel(id)
+	if err != nil {
+		return err
+	}
+	if ch.uid != s.peer.UID {
+		return situation.Of(mempool.ErrDenied, "channel %q belongs to user %d", ch.info.Name, ch.uid)
+	}
+	ch.close()
+	ch.logFailed("a channel could not be closed", ch.host.Close())
+	ch.tidy()
+	return nil
+}
+
+// close frees the name, and lets no member join any more. Service.mu is held.
+func (ch *channel) close() {
+	if ch.shut { // its name may be another's by now
+		return
+	}
+	ch.shut = true
+	delete(ch.pool.svc.channels, ch.info.Name)
+}
+
+// endChannels ends the channels of a pool that is being destroyed, at once. Service.mu is held.
+func (s *Service) endChannels(p *Pool) {
+	for _, ch := range s.channelByID {
+		if ch.pool == p {
+			ch.close()
+			ch.host.Destroy()
+			ch.tidy()
+		}
+	}
+}
+
+// failed is an error of the channel's memory as one of this package. A channel whose memory contradicts itself ends at once.
+// Service.mu is held.
+func (ch *channel) failed(err error) error {
+	name := ch.info.Name
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, shmchannel.ErrCorrupt):
+		ch.pool.svc.log.Error("a channel ends because its shared memory was corrupted by a member", "channel", name, "error", err)
+		ch.close()
+		ch.host.Destroy()
+		return situation.Of(mempool.ErrClosed, "channel %q is shut: %v", name, err)
+	case errors.Is(err, shmchannel.ErrClosed):
+		return situation.Of(mempool.ErrClosed, "channel %q is shut", name)
+	case errors.Is(err, shmchannel.ErrNoSlot):
+		return situation.Of(mempool.ErrLimit, "channel %q: %v", name, err)
+	case errors.Is(err, shmchannel.ErrInvalid), errors.Is(err, shmchannel.ErrFile):
+		return situation.Of(mempool.ErrInvalid, "channel %q: %v", name, err)
+	}
+	return mempool.HostError("share the memory of a channel", err)
+}
+
+// logFailed is failed where nobody can be told. Service.mu is held.
+func (ch *channel) logFailed(what string, err error) {
+	if err = ch.failed(err); err != nil && !errors.Is(err, mempool.ErrClosed) {
+		ch.pool.svc.log.Error(what, "channel", ch.info.Name, "error", err)
+	}
+}

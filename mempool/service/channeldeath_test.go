@@ -1,0 +1,467 @@
+package service
+
+import (
+	"math/rand/v2"
+	"os"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func TestFramesOfAProducerThatDiedStayUntilNobodyNeedsThem(t *testing.T) {
+	for _, mode := range []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue} {
+		t.Run(string(mode), func(t *testing.T) {
+			r := newChannelRig(t, mempool.ChannelSpec{Capacity: 4, Mode: mode}, 8)
+			p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+			p.send()
+			kept := p.send().buffer
+			p.alloc() // was not published
+			f := c.next()
+			gone, settled := p.end()
+			assert.Equal(t, 2, r.kept())
+			assert.False(t, kept.failed, "records say when a frame is complete")
+			leased, held := r.stands()
+			assert.EqualValues(t, 2, leased)
+			assert.EqualValues(t, 1, held, "the process may still write it")
+			checkBooks(t, r.svc)
+			gone()
+			<-settled
+			r.awaitStands(2, 0)
+
+			g := c.next()
+			assert.Equal(t, kept.id, g.Buffer)
+			c.done(g, mempool.Ticket{})
+			c.done(f, mempool.Ticket{})
+			if mode == mempool.Broadcast { // frames are kept for those who come
+				_, err := c.MapBlock(r.info.ID, f.Block)
+				require.NoError(t, err)
+				leased, _ = r.stands()
+				assert.EqualValues(t, 2, leased)
+				require.NoError(t, c.Dropped([]uint64{f.Block}))
+				require.NoError(t, r.owner.ShutChannel(r.info.ID))
+			}
+			r.awaitStands(0, 0)
+			checkBooks(t, r.svc)
+		})
+	}
+}
+
+func TestABlockOfADeadProducerIsNotUsedAgainWhileAConsumerUsesIt(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 1}, 2)
+	dead, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{Full: mempool.DropOldest})
+	first := dead.send().Info().Block
+	f := c.next()
+	require.Equal(t, first, f.Block)
+	gone, _ := dead.end()
+	gone()
+	p := r.produce(hire(t, r.svc))
+	p.send() // the channel keeps the dead producer's no more
+	assert.False(t, r.room())
+	ticket := c.ticket()
+	c.done(f, ticket)
+	r.awaitStands(1, 0)
+	l, err := r.owner.Allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
+	require.NoError(t, err)
+	assert.Equal(t, first, l.Info().Block)
+	assert.Equal(t, []mempool.Ticket{ticket}, l.Info().Wait, "the consumer's work is not done")
+	c.reach(ticket)
+	release(t, l)
+}
+
+func TestABlockOfADeadProducerComesBackWhenItsConsumerDies(t *testing.T) {
+	for name, policy := range map[string]mempool.FullPolicy{"that blocks": mempool.Block, "that misses frames": mempool.DropOldest} {
+		t.Run(name, func(t *testing.T) {
+			r := newChannelRig(t, mempool.ChannelSpec{Capacity: 1}, 2)
+			dead, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{Full: policy})
+			dead.send()
+			c.next()
+			gone, _ := dead.end()
+			gone()
+			consumerGone, settled := c.end()
+			p := r.produce(hire(t, r.svc))
+			p.send() // the channel keeps the dead producer's no more
+			select {
+			case <-settled:
+				t.Fatal("the consumer's process may still read the frame")
+			default:
+			}
+			assert.False(t, r.room())
+			consumerGone()
+			assert.True(t, r.room(), "at once")
+			checkBooks(t, r.svc)
+		})
+	}
+}
+
+func TestABlockOfAProducerThatLeftWaitsForItsOwnWork(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 2)
+	p := r.produce(hire(t, r.svc))
+	ticket := p.ticket()
+	l := p.alloc()
+	p.publish(l, ticket)
+	p.leave()
+	require.ErrorIs(t, p.Release(l.ID(), false, nil), mempool.ErrReleased)
+	assert.Equal(t, 1, r.kept())
+	require.NoError(t, r.owner.ShutChannel(r.info.ID))
+	next, err := r.owner.Allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
+	require.NoError(t, err)
+	other, err := r.owner.Allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
+	require.NoError(t, err)
+	assert.Equal(t, []mempool.Ticket{ticket}, slices.Concat(next.Info().Wait, other.Info().Wait))
+	p.reach(ticket)
+}
+
+// A block comes back to its producer before the consumers' work on it is done. The producer waits for that, if it lives.
+func TestABlockThatCameBackToAProducerThatDiedWaitsForTheConsumersWork(t *testing.T) {
+	for name, leaves := range map[string]bool{"that left": true, "that did not": false} {
+		t.Run(name, func(t *testing.T) {
+			r := newChannelRig(t, mempool.ChannelSpec{Capacity: 1}, 2)
+			p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+			first := p.send()
+			ticket := c.ticket()
+			c.done(c.next(), ticket)
+			other := r.produce(hire(t, r.svc))
+			other.send() // the channel keeps none of the first producer's any more
+			assert.Equal(t, []*Lease{first}, p.back())
+			if leaves {
+				p.leave()
+			}
+			gone, _ := p.end()
+			gone()
+			l, err := r.owner.Allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
+			require.NoError(t, err)
+			assert.Equal(t, []mempool.Ticket{ticket}, l.Info().Wait)
+			c.reach(ticket)
+			release(t, l)
+			assert.True(t, first.buffer.failed, "it was not in the channel")
+		})
+	}
+}
+
+func TestAProducerThatLeavesFirstLeavesNothingBehind(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 4)
+	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+	p.send()
+	unpublished := p.alloc()
+	p.leave()
+	require.NoError(t, p.Release(unpublished.ID(), false, nil), "its lease lives on")
+	_, settled := p.end() // the process lives on
+	<-settled
+	f := c.next()
+	c.done(f, mempool.Ticket{})
+	c.quit()
+	require.NoError(t, r.owner.ShutChannel(r.info.ID))
+	r.awaitStands(0, 0)
+	checkBooks(t, r.svc)
+}
+
+func TestLeasesEndWithTheLastProducerOfTheirSessionInTheChannel(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 4)
+	w := hire(t, r.svc)
+	c := r.consume(hire(t, r.svc), MemberSpec{Full: mempool.DropOldest})
+	first, second := r.produce(w), r.produce(w)
+	a, b := first.send(), second.send()
+	f, g := c.next(), c.next()
+	first.leave()
+	assert.Zero(t, r.kept())
+	c.done(g, mempool.Ticket{})
+	for range 2 {
+		second.send()
+	}
+	assert.Equal(t, []*Lease{b}, second.back(), "it is the second producer's, and has come back to it")
+	second.leave()
+	require.ErrorIs(t, w.Release(a.ID(), false, nil), mempool.ErrReleased, "its frame is in hand")
+	require.NoError(t, w.Release(b.ID(), false, nil))
+	assert.Equal(t, 3, r.kept())
+	c.done(f, mempool.Ticket{})
+	require.NoError(t, r.owner.ShutChannel(r.info.ID))
+	c.quit()
+	r.awaitStands(0, 0)
+}
+
+func TestAProducerCannotLeaveWhileItCannotBeToldWhatIsNeeded(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 4)
+	p := r.produce(hire(t, r.svc))
+	s := r.sit(hire(t, r.svc), MemberSpec{Role: Consumer, Full: mempool.DropOldest})
+	cursor := mapWords(t, s.member.Export.Files[2])
+	s.enter()
+	l := p.send()
+	cursor[2], cursor[512] = 1, 1 // a hold of frame 1, whose block is not written yet
+	require.ErrorIs(t, p.LeaveChannel(r.info.ID, p.member.ID), mempool.ErrBusy)
+	require.NotNil(t, p.Session.leases[l.id])
+	cursor[513] = l.Info().Block
+	p.leave()
+	require.Nil(t, p.Session.leases[l.id])
+}
+
+// The session ends while a consumer takes a frame: any block may be the one.
+func TestABufferOfWhichItCannotBeToldIsNotCompleteBeforeItCan(t *testing.T) {
+	for name, published := range map[string]bool{"published": true, "half written": false} {
+		t.Run(name, func(t *testing.T) {
+			r := newChannelRig(t, mempool.ChannelSpec{Capacity: 1}, 4)
+			p := r.produce(hire(t, r.svc))
+			s := r.sit(hire(t, r.svc), MemberSpec{Role: Consumer, Full: mempool.DropOldest})
+			cursor := mapWords(t, s.member.Export.Files[2])
+			s.enter()
+			first, half, kept := p.send(), p.alloc(), p.alloc()
+			require.NoError(t, half.Publish(mempool.Publication{Name: "x", Keep: true}))
+			require.NoError(t, half.Release(false))
+			half, err := p.Get(t.Context(), "x", true, 0)
+			require.NoError(t, err)
+			p.leases[kept.Info().Block] = kept
+			p.publish(kept, mempool.Ticket{}) // the channel keeps the first no more
+			taking := func(number, block uint64) {
+				atomic.StoreUint64(&cursor[513], block)
+				atomic.StoreUint64(&cursor[512], number)
+			}
+			cursor[2] = 1
+			taking(1, 0)
+			gone, _ := p.end()
+			gone()
+			lease := func(l *Lease) error {
+				got, err := r.owner.Lease(t.Context(), l.Info().Buffer, l.Info().Generation, false, 0)
+				if err == nil {
+					release(t, got)
+				}
+				return err
+			}
+			require.NoError(t, lease(kept), "the channel names it")
+			require.ErrorIs(t, lease(first), mempool.ErrBusy)
+			require.ErrorIs(t, lease(half), mempool.ErrBusy)
+			require.ErrorContains(t, lease(half), "cannot be told yet")
+			assert.Equal(t, 3, r.kept())
+			checkBooks(t, r.svc)
+
+			if published {
+				taking(1, first.Info().Block)
+				got, err := r.owner.Lease(t.Context(), first.Info().Buffer, first.Info().Generation, false, patience)
+				require.NoError(t, err)
+				release(t, got)
+				r.want()
+				assert.Equal(t, 2, r.kept(), "the first and the one in the channel")
+			} else {
+				taking(0, 0)
+			}
+			_, err = r.owner.Get(t.Context(), "x", false, patience)
+			require.ErrorIs(t, err, mempool.ErrProducerDied)
+			checkBooks(t, r.svc)
+		})
+	}
+}
+
+func TestTicketsOfADeadProducerAreLetGoThoughTheServiceWasNotToldOfThem(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 4)
+	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+	p.publish(p.alloc(), p.ticket())
+	f := c.next()
+	gone, settled := p.end()
+	select {
+	case <-settled:
+		t.Fatal("work of the process is under way")
+	default:
+	}
+	assert.False(t, p.page.Passed(f.Ready.Word, f.Ready.Value))
+	gone()
+	assert.True(t, p.page.Passed(f.Ready.Word, f.Ready.Value), "nobody waits for a process that is gone")
+	assert.Less(t, p.page.Load(f.Ready.Word)%letGoBy, f.Ready.Value, "and the content is incomplete")
+}
+
+func TestATicketOfWhichNoRecordIsLeftIsLetGo(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 1}, 4)
+	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{Full: mempool.DropOldest})
+	p.publish(p.alloc(), mempool.Ticket{Word: 1, Value: 5})
+	f := c.next()
+	other := p.alloc()
+	for range 100 { // so that the record of the first frame is another's
+		p.publish(other, mempool.Ticket{})
+	}
+	gone, _ := p.end()
+	assert.False(t, p.page.Passed(f.Ready.Word, f.Ready.Value))
+	gone()
+	assert.True(t, p.page.Passed(f.Ready.Word, f.Ready.Value))
+}
+
+func TestTicketsOfADeadConsumerAreLetGo(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 1}, 4)
+	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+	l := p.send()
+	ticket := c.ticket()
+	c.done(c.next(), ticket)
+	gone, _ := c.end()
+	p.send()
+	assert.Equal(t, []*Lease{l}, p.back())
+	assert.False(t, c.page.Passed(ticket.Word, ticket.Value))
+	gone()
+	assert.True(t, c.page.Passed(ticket.Word, ticket.Value))
+}
+
+func TestAConsumerThatLeftIsForgottenOnceItsWorkIsDone(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 4)
+	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+	p.send()
+	ticket := c.ticket()
+	c.done(c.next(), ticket)
+	c.quit()
+	members := func() int {
+		r.svc.mu.Lock()
+		defer r.svc.mu.Unlock()
+		return len(c.members)
+	}
+	assert.Equal(t, 1, members(), "its work is under way")
+	_, settled := c.end() // its process lives on
+	c.reach(ticket)
+	<-settled
+	assert.Zero(t, members())
+}
+
+func TestClaimsOfADeadConsumerGoToOthers(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 4, Mode: mempool.WorkQueue}, 8)
+	p := r.produce(hire(t, r.svc))
+	dying, other := r.consume(hire(t, r.svc), MemberSpec{}), r.consume(hire(t, r.svc), MemberSpec{})
+	p.send()
+	f := dying.next()
+	gone, _ := dying.end()
+	none, err := other.try()
+	require.NoError(t, err)
+	assert.Nil(t, none, "its process may be at work on it")
+	gone()
+	assert.Equal(t, f.Number, other.next().Number)
+}
+
+func TestASessionThatEndsBeforeItsMembersEnterLeavesNoSlotTaken(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 4}, 8)
+	w := hire(t, r.svc)
+	r.sit(w, MemberSpec{Role: Producer})
+	r.sit(w, MemberSpec{Role: Consumer})
+	_, settled := w.end()
+	<-settled
+	assert.Zero(t, r.svc.members)
+	assert.Zero(t, r.sit(hire(t, r.svc), MemberSpec{Role: Producer}).member.Slot)
+}
+
+func TestWriteLeasesThatNoChannelNeedsFailAsAlways(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
+	p := r.produce(hire(t, r.svc))
+	p.send()
+	name := p.alloc()
+	require.NoError(t, name.Publish(mempool.Publication{Name: "x", Keep: true}))
+	require.NoError(t, name.Release(false))
+	_, err := p.Get(t.Context(), "x", true, 0)
+	require.NoError(t, err)
+	gone, _ := p.end()
+	gone()
+	_, err = r.owner.Get(t.Context(), "x", false, 0)
+	require.ErrorIs(t, err, mempool.ErrProducerDied)
+	assert.Equal(t, 1, r.kept())
+}
+
+func TestWhatADeadProducerLeftCountsForItsUser(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
+	p := r.produce(hire(t, r.svc))
+	p.send()
+	gone, _ := p.end()
+	gone()
+	assert.EqualValues(t, 4096, r.owner.Stats().Pools[0].User)
+	require.NoError(t, r.owner.ShutChannel(r.info.ID))
+	assert.Zero(t, r.owner.Stats().Pools[0].User)
+}
+
+func TestNobodyLooksAtAChannelWhoseMembersAreAlive(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
+	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+	p.send()
+	c.done(c.next(), mempool.Ticket{})
+	tended := func() bool {
+		r.svc.mu.Lock()
+		defer r.svc.mu.Unlock()
+		return r.svc.channelByID[r.info.ID].tended
+	}
+	assert.False(t, tended())
+	gone, _ := p.end()
+	gone()
+	assert.True(t, tended())
+	c.quit()
+	require.NoError(t, r.owner.ShutChannel(r.info.ID))
+	r.eventually(r.nothingLeft)
+}
+
+// mapWords maps a file of a channel to write, as its member may before it is sealed.
+func mapWords(t testing.TB, f *os.File) []uint64 {
+	t.Helper()
+	st, err := f.Stat()
+	require.NoError(t, err)
+	mem, err := unix.Mmap(int(f.Fd()), 0, int(st.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, unix.Munmap(mem)) })
+	return unsafe.Slice((*uint64)(unsafe.Pointer(&mem[0])), len(mem)/8)
+}
+
+func TestMembersThatWriteNonsenseStopNobody(t *testing.T) {
+	for seed := range uint64(40) {
+		dice := rand.New(rand.NewPCG(seed, 7))
+		mode := []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue}[seed%2]
+		r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2, Mode: mode}, 16)
+		var files [][]uint64
+		var seats []*seat
+		nonsense := func() {
+			for range 200 {
+				words := files[dice.IntN(len(files))]
+				at := dice.IntN(min(len(words), 1<<(6+dice.IntN(8))))
+				atomic.StoreUint64(&words[at], dice.Uint64()>>dice.IntN(64))
+			}
+		}
+		for i := range 8 {
+			spec := MemberSpec{Role: []MemberRole{Producer, Consumer}[i%2]}
+			if mode == mempool.Broadcast && spec.Role == Consumer {
+				spec.Full = []mempool.FullPolicy{mempool.Block, mempool.DropOldest}[dice.IntN(2)]
+			}
+			s := r.sit(hire(t, r.svc), spec)
+			files = append(files, mapWords(t, s.member.Export.Files[2]), mapWords(t, s.member.Export.Files[1]))
+			seats = append(seats, s)
+			allocate(t, s.Session, r.pool, 10)
+			s.enter()
+		}
+		var gone []func()
+		for i, s := range seats {
+			nonsense()
+			switch err := s.LeaveChannel(r.info.ID, s.member.ID); {
+			case i%3 == 0 && err != nil:
+				require.ErrorIs(t, err, mempool.ErrBusy)
+			case i%3 == 1:
+				end, _ := s.end()
+				gone = append(gone, end)
+			}
+			nonsense()
+			r.want()
+		}
+		nonsense()
+		if seed%3 == 0 {
+			require.NoError(t, r.owner.ShutChannel(r.info.ID))
+		}
+		for _, end := range gone {
+			nonsense()
+			end()
+		}
+		for _, s := range seats {
+			s.die()
+		}
+		checkBooks(t, r.svc)
+		require.NoError(t, r.owner.DestroyPool(r.pool.info.ID))
+		<-r.pool.Closed()
+		assert.True(t, r.nothingLeft())
+	}
+}
+
+// want has the channel looked at.
+func (r *channelRig) want() {
+	r.svc.mu.Lock()
+	defer r.svc.mu.Unlock()
+	r.pool.tidy()
+}

@@ -1,0 +1,259 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// channelRig is a channel with its pool, in which a block is 4,096 bytes or more.
+type channelRig struct {
+	testing.TB
+	svc   *Service
+	owner *Session
+	pool  *Pool
+	info  mempool.ChannelInfo
+}
+
+func newChannelRig(t testing.TB, spec mempool.ChannelSpec, blocks uint64) *channelRig {
+	t.Helper()
+	svc := newService(t)
+	owner := open(t, svc)
+	p := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: blocks * 4096})
+	spec.Name, spec.Pool = "frames", p.info.ID
+	info, err := owner.MakeChannel(spec)
+	require.NoError(t, err)
+	return &channelRig{t, svc, owner, p, info}
+}
+
+// seat is a member of the channel, with what its client has.
+type seat struct {
+	*worker
+	rig    *channelRig
+	member Member
+	came   []MemberCame // with the reply to enter
+	known  int          // of the worker's others
+}
+
+func (r *channelRig) sit(w *worker, spec MemberSpec) *seat {
+	r.Helper()
+	m, err := w.JoinChannel(r.info.ID, spec)
+	require.NoError(r, err)
+	require.Len(r, m.Export.Files, 3)
+	return &seat{worker: w, rig: r, member: m}
+}
+
+func (s *seat) config() shmchannel.MemberConfig {
+	files := s.member.Export.Files
+	return shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Slot: s.member.Slot, ID: s.member.ID}
+}
+
+func (s *seat) enter() {
+	s.rig.Helper()
+	others, err := s.EnterChannel(s.rig.info.ID, s.member.ID)
+	require.NoError(s.rig, err)
+	s.came = append(s.came, others...)
+}
+
+// arrived gives add the members of a role that the session was told of. The file of one that nobody needs any more is closed, and not sent.
+func (s *seat) arrived(role MemberRole, add func(slot int, id uint64, f *os.File) error) {
+	s.rig.Helper()
+	s.others = append(s.others, told[MemberCame](s.worker)...)
+	came := slices.Concat(s.came, s.others[s.known:])
+	s.came, s.known = nil, len(s.others)
+	s.svc.mu.Lock() // or the file could be closed just now
+	defer s.svc.mu.Unlock()
+	for _, m := range came {
+		if _, err := m.File.Stat(); err == nil && m.Role == role && m.Channel == s.rig.info.ID {
+			require.NoError(s.rig, add(m.Slot, m.Member, m.File))
+		}
+	}
+}
+
+// leave leaves in the books.
+func (s *seat) leave() {
+	s.rig.Helper()
+	require.NoError(s.rig, s.LeaveChannel(s.rig.info.ID, s.member.ID))
+}
+
+// source is a producer.
+type source struct {
+	*seat
+	*shmchannel.Producer
+	leases map[uint64]*Lease // by block
+}
+
+func (r *channelRig) produce(w *worker) *source {
+	r.Helper()
+	s := &source{seat: r.sit(w, MemberSpec{Role: Producer}), leases: make(map[uint64]*Lease)}
+	var err error
+	s.Producer, err = shmchannel.OpenProducer(s.config())
+	require.NoError(r, err)
+	r.Cleanup(func() { assert.NoError(r, s.Close()) })
+	s.enter()
+	s.meet()
+	return s
+}
+
+func (s *source) meet() {
+	s.rig.Helper()
+	s.arrived(Consumer, s.AddCursor)
+}
+
+func (s *source) alloc() *Lease {
+	s.rig.Helper()
+	l := allocate(s.rig, s.Session, s.rig.pool, 10)
+	s.leases[l.Info().Block] = l
+	return l
+}
+
+// publish publishes a block of the producer's and returns the number of the frame.
+func (s *source) publish(l *Lease, ready mempool.Ticket) uint64 {
+	s.rig.Helper()
+	s.meet()
+	info := l.Info()
+	n, err := s.TryPublish(&shmchannel.Record{Block: info.Block, Buffer: info.Buffer, Bytes: info.Bytes,
+		Ready: shmchannel.Ticket{Word: ready.Word, Value: ready.Value}, Description: &shmchannel.Description{DType: "uint8", Shape: []uint64{10}}})
+	require.NoError(s.rig, err)
+	return n
+}
+
+// send allocates a block and publishes it.
+func (s *source) send() *Lease {
+	s.rig.Helper()
+	l := s.alloc()
+	s.publish(l, mempool.Ticket{})
+	return l
+}
+
+// back are the leases whose blocks come back.
+func (s *source) back() (leases []*Lease) {
+	s.rig.Helper()
+	s.meet()
+	returned, err := s.Reclaim()
+	require.NoError(s.rig, err)
+	for _, r := range returned {
+		leases = append(leases, s.leases[r.Block])
+	}
+	return leases
+}
+
+// sink is a consumer.
+type sink struct {
+	*seat
+	*shmchannel.Consumer
+}
+
+func (r *channelRig) consume(w *worker, spec MemberSpec) *sink {
+	r.Helper()
+	spec.Role = Consumer
+	s := &sink{seat: r.sit(w, spec)}
+	var err error
+	s.Consumer, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: s.config()})
+	require.NoError(r, err)
+	r.Cleanup(func() { assert.NoError(r, s.Close()) })
+	s.enter()
+	return s
+}
+
+func (s *sink) try() (*shmchannel.Frame, error) {
+	s.rig.Helper()
+	s.arrived(Producer, s.AddTrack)
+	f := new(shmchannel.Frame)
+	ok, err := s.TryTake(f)
+	if !ok {
+		return nil, err
+	}
+	return f, err
+}
+
+// next takes a frame that must be there.
+func (s *sink) next() *shmchannel.Frame {
+	s.rig.Helper()
+	f, err := s.try()
+	require.NoError(s.rig, err)
+	require.NotNil(s.rig, f, "there is no frame")
+	return f
+}
+
+func (s *sink) done(f *shmchannel.Frame, ticket mempool.Ticket) {
+	s.rig.Helper()
+	if s.rig.info.Mode == mempool.WorkQueue {
+		require.NoError(s.rig, s.Acknowledge(f))
+	}
+	require.NoError(s.rig, s.Release(f, shmchannel.Ticket{Word: ticket.Word, Value: ticket.Value}))
+}
+
+// quit leaves in the shared memory and in the books.
+func (s *sink) quit() {
+	s.rig.Helper()
+	require.NoError(s.rig, s.Leave())
+	s.leave()
+}
+
+// end ends the session of a worker whose process lives on; gone is for its end.
+func (w *worker) end() (gone func(), settled <-chan struct{}) {
+	process := make(chan struct{})
+	settled = w.End(process)
+	return func() { close(process); <-settled }, settled
+}
+
+// stands is what stands in the books of the blocks of the pool: those that buffers use, those that are free but kept from others.
+func (r *channelRig) stands() (leased, held uint64) {
+	r.svc.mu.Lock()
+	defer r.svc.mu.Unlock()
+	r.pool.recharge()
+	return r.pool.leased / 4096, r.pool.held / 4096
+}
+
+// awaitStands waits until the books say so: the service looks at shared memory from time to time.
+func (r *channelRig) awaitStands(leased, held uint64) {
+	r.Helper()
+	r.eventually(func() bool {
+		l, h := r.stands()
+		return l == leased && h == held
+	})
+}
+
+func (r *channelRig) eventually(so func() bool) {
+	r.Helper()
+	for !so() {
+		require.NoError(r, r.Context().Err())
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// nothingLeft says whether nothing of the channel is left.
+func (r *channelRig) nothingLeft() bool {
+	r.svc.mu.Lock()
+	defer r.svc.mu.Unlock()
+	return len(r.svc.channelByID) == 0 && r.svc.members == 0 && r.pool.channels == 0 && len(r.pool.producers) == 0
+}
+
+// kept is how many buffers the channel keeps.
+func (r *channelRig) kept() int {
+	r.svc.mu.Lock()
+	defer r.svc.mu.Unlock()
+	return len(r.svc.channelByID[r.info.ID].kept)
+}
+
+// room says whether a block can be had now.
+func (r *channelRig) room() bool {
+	r.Helper()
+	l, err := r.owner.Allocate(context.Background(), r.pool.info.ID, mempool.Bytes(10), 0)
+	if errors.Is(err, mempool.ErrLimit) {
+		return false
+	}
+	require.NoError(r, err)
+	release(r, l)
+	return true
+}

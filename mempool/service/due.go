@@ -1,0 +1,120 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/poolbridge/poolbridge/internal/bytesize"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// due is what is to be given back to the driver. It is noted with Service.mu held and carried out without it, between
+// one change of the books and the next: no change is ever seen half done.
+type due struct {
+	blocks []*block // in state blockFreeing, counted as held
+	pools  []*Pool  // without blocks
+	// timelines are those that nobody can ask for any more.
+	timelines []*timeline
+}
+
+// unlock carries out what is due and lets go of s.mu.
+func (s *Service) unlock() {
+	s.flushLogged()
+	s.mu.Unlock()
+}
+
+// flushLogged is flush where nobody can be told what failed.
+func (s *Service) flushLogged() {
+	if err := s.flush(); err != nil {
+		s.log.Error("memory could not be given back", "error", err)
+	}
+}
+
+// flush carries out what is due. s.mu is held, and released for the driver calls.
+func (s *Service) flush() error {
+	var errs []error
+	for len(s.due.blocks) > 0 || len(s.due.pools) > 0 || len(s.due.timelines) > 0 {
+		s.unmapped, s.due.timelines = nil, append(s.due.timelines, s.unmapped...)
+		d := s.due
+		s.due = due{}
+		free := make([]func() error, len(d.blocks))
+		for i, b := range d.blocks {
+			free[i] = b.mem.Free
+			if b.pool.closing { // there is no later time to try again
+				free[i] = func() error { return mempool.Free(b.mem) }
+			}
+		}
+		s.mu.Unlock()
+		failed := make([]error, len(d.blocks))
+		for i, b := range d.blocks {
+			if err := free[i](); err != nil {
+				failed[i] = fmt.Errorf("block %d of pool %q, %s: %w", b.id, b.pool.info.Name, bytesize.Text(b.size), err)
+			}
+		}
+		for _, p := range d.pools {
+			if err := p.arena.Close(); err != nil {
+				errs = append(errs, fmt.Errorf("pool %q: %w", p.info.Name, err))
+			}
+		}
+		left, err := closeTimelines(d.timelines, false)
+		errs = append(errs, err)
+		s.mu.Lock()
+		s.unmapped = append(s.unmapped, left...)
+		for _, p := range d.pools {
+			delete(s.poolByID, p.info.ID)
+			s.poolsOf.add(p.uid, -1)
+			for _, session := range s.sessions {
+				delete(session.accounts, p)
+			}
+			close(p.closed)
+		}
+		for i, b := range d.blocks {
+			b.pool.freed(b, failed[i])
+		}
+		errs = append(errs, failed...)
+	}
+	return errors.Join(errs...)
+}
+
+// free notes that b, which is counted as held and which no session maps, is to be freed once no work on it is under way.
+// Service.mu is held.
+func (p *Pool) free(b *block) {
+	if !b.quiet() {
+		b.state = blockDraining
+		p.charge(b)
+		p.svc.drain(b, func() { p.free(b) })
+		return
+	}
+	b.state = blockFreeing
+	p.due++
+	p.charge(b)
+	p.svc.due.blocks = append(p.svc.due.blocks, b)
+}
+
+// freed notes what came of freeing b. One that could not be freed stays counted, and is tried again when room is wanted
+// and when the pool is destroyed. Service.mu is held.
+func (p *Pool) freed(b *block, err error) {
+	p.settled.broadcast()
+	if err != nil {
+		b.state = blockStuck
+		p.stuck = append(p.stuck, b)
+	} else {
+		b.state = blockFreed
+		p.reserved -= b.size
+		p.held -= b.size
+		p.blocks--
+		p.room.broadcast()
+		p.relief.broadcast()
+	}
+	p.closeIfEmpty()
+}
+
+// closeIfEmpty notes that the arena of a pool that is being destroyed is to be closed, once it has no block left but
+// those that could not be freed, which go with the arena. Service.mu is held.
+func (p *Pool) closeIfEmpty() {
+	svc := p.svc
+	if p.closing && !p.ending && p.blocks == len(p.stuck) {
+		p.ending = true
+		svc.due.pools = append(svc.due.pools, p)
+	}
+}

@@ -1,0 +1,190 @@
+package service
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+var errDriver = situation.Of(mempool.ErrInternal, "the driver is in a bad mood")
+
+func TestAnAllocationThatTheDriverRefusesLeavesNoTrace(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, arena := fakePool(t, s, 1024)
+	for _, why := range []error{errDriver, situation.Of(mempool.ErrOutOfMemory, "none left")} {
+		arena.set("Allocate", why)
+		_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1024), 0)
+		assert.ErrorIs(t, err, errors.Unwrap(why))
+		assert.Equal(t, mempool.PoolStats{Pool: p.info}, svc.Stats().Pools[0])
+		checkBooks(t, svc)
+	}
+	arena.set("Allocate", nil)
+	allocate(t, s, p, 1024)
+}
+
+func TestADestroyedPoolWhoseLastAllocationFailsIsClosed(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, arena := fakePool(t, s, 1024)
+	inside, letGo := arena.block()
+	arena.set("Allocate", errDriver)
+	failed := make(chan error)
+	go func() {
+		_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
+		failed <- err
+	}()
+	<-inside
+	require.NoError(t, s.DestroyPool(p.info.ID))
+	letGo()
+	assert.ErrorIs(t, <-failed, mempool.ErrInternal)
+	<-p.closed
+}
+
+func TestOutOfMemoryGivesUpWhatLiesIdle(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	// One page between two others: no two are contiguous although half of the pool is free.
+	p := createPool(t, s, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 3 * 4096})
+	a, b, c := allocate(t, s, p, 4096), allocate(t, s, p, 4096), allocate(t, s, p, 4096)
+	release(t, a)
+	release(t, b)
+	allocate(t, s, p, 8192)
+	checkBooks(t, svc)
+	release(t, c)
+}
+
+func TestOutOfMemoryWaitsForWhatIsBeingAskedBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s, c := open(t, svc), openClient(t, svc, mempool.Self())
+		p, arena := fakePool(t, s, 4096)
+		l := allocate(t, c.Session, p, 512)
+		block := mapBlock(t, l)
+		release(t, l)
+		arena.set("Allocate", situation.Of(mempool.ErrOutOfMemory, "none left"))
+		_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1024), 0)
+		require.ErrorIs(t, err, mempool.ErrOutOfMemory)
+		require.ErrorIs(t, err, mempool.ErrRecalling)
+		got := make(chan *Lease)
+		for range 2 { // one that fails must not keep another one trying
+			go func() {
+				l, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
+				assert.NoError(t, err)
+				got <- l
+			}()
+		}
+		synctest.Wait()
+		assert.Equal(t, []uint64{block}, c.asked())
+		arena.set("Allocate", nil)
+		require.NoError(t, c.Dropped([]uint64{block}))
+		release(t, <-got)
+		release(t, <-got)
+		checkBooks(t, svc)
+	})
+}
+
+func TestAnExportThatFailsIsTriedAgain(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, arena := fakePool(t, s, 1024)
+	l := allocate(t, s, p, 1)
+	arena.set("Export", errDriver)
+	_, _, err := l.Export()
+	require.ErrorIs(t, err, mempool.ErrInternal)
+	arena.set("Export", nil)
+	_, first, err := l.Export()
+	require.NoError(t, err)
+	assert.True(t, first, "the session did not get it the first time")
+}
+
+func TestABlockThatCannotBeFreedStaysCountedAndIsTriedAgain(t *testing.T) {
+	var log bytes.Buffer
+	svc := New(Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	defer svc.Close()
+	s := open(t, svc)
+	p, arena := fakePool(t, s, 1024)
+	release(t, allocate(t, s, p, 1024))
+	arena.set("Free", errDriver)
+	n, err := s.TrimPool(p.info.ID, 0)
+	assert.ErrorIs(t, err, mempool.ErrInternal)
+	assert.Zero(t, n)
+	st := svc.Stats().Pools[0]
+	assert.Equal(t, []uint64{1024, 0, 0, 1024}, []uint64{st.Reserved, st.Leased, st.Cached, st.Held})
+	checkBooks(t, svc)
+
+	_, err = s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
+	assert.ErrorIs(t, err, mempool.ErrLimit)
+	assert.Contains(t, log.String(), "bad mood")
+	checkBooks(t, svc)
+	arena.set("Free", nil)
+	allocate(t, s, p, 1024)
+	checkBooks(t, svc)
+}
+
+func TestWaitingForABlockThatCannotBeFreedDoesNotSpin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // a spinning goroutine would never let the clock go on
+		svc := newService(t)
+		s := open(t, svc)
+		p, arena := fakePool(t, s, 1024)
+		release(t, allocate(t, s, p, 512))
+		release(t, allocate(t, s, p, 1024-512))
+		arena.set("Free", errDriver)
+		failed := make(chan error)
+		for range 2 {
+			go func() {
+				_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
+				failed <- err
+			}()
+		}
+		assert.ErrorIs(t, <-failed, mempool.ErrLimit)
+		assert.ErrorIs(t, <-failed, mempool.ErrLimit)
+		checkBooks(t, svc)
+	})
+}
+
+func TestADestroyedPoolIsClosedEvenIfItsBlocksCannotBeFreed(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, arena := fakePool(t, s, 1024)
+	release(t, allocate(t, s, p, 1024))
+	arena.set("Free", errDriver)
+	arena.set("Close", errDriver)
+	assert.ErrorIs(t, s.DestroyPool(p.info.ID), mempool.ErrInternal)
+	<-p.closed
+	assert.True(t, arena.closed)
+	assert.Empty(t, svc.Stats().Pools)
+}
+
+func TestAPoolThatCannotBeMadeLeavesItsNameFree(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	fakeFaults.Store(t.Name(), situation.Of(mempool.ErrUnavailable, "no such thing here"))
+	defer fakeFaults.Delete(t.Name())
+	_, err := s.CreatePool(mempool.PoolSpec{Name: "p", Kind: fake, Device: t.Name(), MaxBytes: 512})
+	require.ErrorIs(t, err, mempool.ErrUnavailable)
+	createPool(t, s, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 512})
+}
+
+func TestDriverInUseIsTheArenasWord(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, arena := fakePool(t, s, 1024)
+	allocate(t, s, p, 1)
+	n, err := p.DriverInUse()
+	require.NoError(t, err)
+	assert.EqualValues(t, 512, n)
+	arena.set("InUse", errDriver)
+	_, err = p.DriverInUse()
+	assert.ErrorIs(t, err, mempool.ErrInternal)
+	arena.set("InUse", nil)
+}

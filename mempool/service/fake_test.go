@@ -1,0 +1,159 @@
+package service
+
+import (
+	"bytes"
+	"context"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/hostmem"
+)
+
+// fake is memory of this process that fails when a test says so.
+const fake mempool.Kind = "fake"
+
+func init() {
+	mempool.Register(mempool.Backend{Kind: fake, Probe: func(string) error { return nil }, Create: newFakeArena})
+}
+
+type fakeArena struct {
+	mu     sync.Mutex
+	used   uint64
+	frees  int
+	closed bool
+	fail   map[string]error // by the name of the method
+	gate   chan struct{}    // Allocate waits for it, if there is one
+	inside chan struct{}    // told when Allocate waits
+}
+
+// fakeFault fails the making of pools whose device is its key.
+var fakeFaults sync.Map
+
+// fakeGates hold up the making of pools whose name is their key.
+var fakeGates sync.Map
+
+// fakeGate is told inside when a pool is being made, and lets it be made, or fail, with each outcome.
+type fakeGate struct {
+	inside  chan struct{}
+	outcome chan error
+}
+
+// holdUp has the making of pools of that name wait for an outcome each, until the test ends.
+func holdUp(t testing.TB, name string) fakeGate {
+	t.Helper()
+	g := fakeGate{make(chan struct{}, 16), make(chan error)}
+	fakeGates.Store(name, g)
+	t.Cleanup(func() { fakeGates.Delete(name) })
+	return g
+}
+
+func newFakeArena(spec mempool.PoolSpec, _ *hostmem.Memory) (mempool.Arena, error) {
+	if gate, ok := fakeGates.Load(spec.Name); ok {
+		gate := gate.(fakeGate)
+		gate.inside <- struct{}{}
+		if err := <-gate.outcome; err != nil {
+			return nil, err
+		}
+	}
+	if err, ok := fakeFaults.Load(spec.Device); ok {
+		return nil, err.(error)
+	}
+	return &fakeArena{fail: make(map[string]error)}, nil
+}
+
+// set makes a method fail from now on, or work again.
+func (a *fakeArena) set(method string, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.fail[method] = err
+}
+
+func (a *fakeArena) block() (inside <-chan struct{}, open func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.gate, a.inside = make(chan struct{}), make(chan struct{}, 16)
+	return a.inside, sync.OnceFunc(func() { close(a.gate) })
+}
+
+func (a *fakeArena) Device() mempool.DeviceInfo { return mempool.NoDevice }
+func (a *fakeArena) Granularity() uint64        { return 512 }
+func (a *fakeArena) Export() mempool.Export     { return mempool.Export{} }
+
+func (a *fakeArena) InUse() (uint64, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.used, a.fail["InUse"]
+}
+
+func (a *fakeArena) Allocate(_ context.Context, size uint64) (mempool.Allocation, error) {
+	a.mu.Lock()
+	gate := a.gate
+	a.mu.Unlock()
+	if gate != nil {
+		a.inside <- struct{}{}
+		<-gate
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err := a.fail["Allocate"]; err != nil {
+		return nil, err
+	}
+	a.used += size
+	return &fakeBlock{fakeMemory: make(fakeMemory, size), arena: a}, nil
+}
+
+func (a *fakeArena) Close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		panic("an arena is closed twice")
+	}
+	a.closed = true
+	return a.fail["Close"]
+}
+
+type fakeMemory []byte
+
+func (m fakeMemory) CopyFrom(off uint64, src []byte) error { copy(m[off:], src); return nil }
+func (m fakeMemory) CopyTo(dst []byte, off uint64) error   { copy(dst, m[off:]); return nil }
+func (m fakeMemory) Fill(off, n uint64, b byte) error {
+	copy(m[off:off+n], bytes.Repeat([]byte{b}, int(n)))
+	return nil
+}
+func (m fakeMemory) Bytes() []byte        { return m }
+func (m fakeMemory) Pointer() uintptr     { return uintptr(unsafe.Pointer(unsafe.SliceData(m))) }
+func (m fakeMemory) Queue() mempool.Queue { return mempool.CPU }
+func (m fakeMemory) Synchronize() error   { return nil }
+
+type fakeBlock struct {
+	fakeMemory
+	arena *fakeArena
+	freed bool
+}
+
+func (b *fakeBlock) Export() (mempool.Export, error) {
+	b.arena.mu.Lock()
+	defer b.arena.mu.Unlock()
+	return mempool.Export{Data: []byte{1}}, b.arena.fail["Export"]
+}
+
+func (b *fakeBlock) Free() error {
+	a := b.arena
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case b.freed:
+		panic("a block is freed twice")
+	case a.closed:
+		panic("a block is freed after its arena was closed")
+	case a.fail["Free"] != nil:
+		return a.fail["Free"]
+	}
+	b.freed = true
+	a.used -= uint64(len(b.fakeMemory))
+	a.frees++
+	clear(b.fakeMemory) // a reader that still looks sees it
+	return nil
+}

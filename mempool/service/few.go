@@ -1,0 +1,54 @@
+package service
+
+import "iter"
+
+// few is a set that mostly has one element or none, and then takes no memory besides itself. The zero value of T is none.
+type few[T comparable] struct {
+	one  T
+	more map[T]struct{}
+}
+
+func (f *few[T]) add(v T) {
+	var none T
+	switch _, there := f.more[v]; {
+	case v == f.one || there:
+	case f.one == none:
+		f.one = v
+	default:
+		if f.more == nil {
+			f.more = make(map[T]struct{})
+		}
+		f.more[v] = struct{}{}
+	}
+}
+
+func (f *few[T]) remove(v T) {
+	var none T
+	if f.one == v {
+		f.one = none
+	} else if delete(f.more, v); len(f.more) == 0 {
+		f.more = nil
+	}
+}
+
+func (f *few[T]) len() int {
+	var none T
+	if f.one == none {
+		return len(f.more)
+	}
+	return len(f.more) + 1
+}
+
+func (f *few[T]) all() iter.Seq[T] {
+	return func(yield func(T) bool) {
+		var none T
+		if f.one != none && !yield(f.one) {
+			return
+		}
+		for v := range f.more {
+			if !yield(v) {
+				return
+			}
+		}
+	}
+}

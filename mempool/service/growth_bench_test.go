@@ -1,0 +1,72 @@
+package service
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// used is the CPU time that this process has had.
+func used(b *testing.B) time.Duration {
+	b.Helper()
+	var r unix.Rusage
+	require.NoError(b, unix.Getrusage(unix.RUSAGE_SELF, &r))
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
+}
+
+// BenchmarkALineForOneBlock has 500 goroutines wait for the one block of a pool, each of which holds it for a millisecond.
+func BenchmarkALineForOneBlock(b *testing.B) {
+	svc := newService(b)
+	s := open(b, svc)
+	p, _ := fakePool(b, s, 1024)
+	var taken atomic.Int64
+	var line sync.WaitGroup
+	before := used(b)
+	for range 500 {
+		line.Go(func() {
+			for taken.Add(1) <= int64(b.N) {
+				l, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
+				if err != nil {
+					b.Error(err)
+					return
+				}
+				time.Sleep(time.Millisecond)
+				if err := l.Release(false); err != nil {
+					b.Error(err)
+				}
+			}
+		})
+	}
+	line.Wait()
+	b.ReportMetric(float64((used(b)-before).Microseconds())/float64(b.N), "µs-CPU/op")
+}
+
+// BenchmarkAskingForOneOfManyIdleBlocks chooses one of 100,000 blocks that lie idle and that a client maps: until that is
+// done nobody else gets at the service. There are no more of them than 100,000 times.
+func BenchmarkAskingForOneOfManyIdleBlocks(b *testing.B) {
+	const blocks = 100_000
+	svc := newService(b)
+	p, _ := fakePool(b, open(b, svc), blocks*512)
+	c := openClient(b, svc, mempool.Self())
+	leases := make([]*Lease, blocks)
+	for i := range leases {
+		leases[i] = allocate(b, c.Session, p, 512)
+		mapBlock(b, leases[i])
+	}
+	for _, l := range leases {
+		release(b, l)
+	}
+	for b.Loop() {
+		svc.mu.Lock()
+		p.retire(512, true)
+		svc.mu.Unlock()
+	}
+	require.Len(b, c.asked(), b.N)
+}

@@ -1,0 +1,98 @@
+package service
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/hostmem"
+)
+
+// smallMachine is one that has total bytes, of which available are left.
+type smallMachine struct {
+	*testing.T
+	root string
+}
+
+func newSmallMachine(t *testing.T, total, available uint64) smallMachine {
+	t.Helper()
+	m := smallMachine{t, t.TempDir()}
+	m.write("self/cgroup", "0::/\n")
+	m.write("self/mountinfo", "23 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
+	m.has(total, available)
+	return m
+}
+
+func (m smallMachine) write(file, text string) {
+	m.Helper()
+	path := filepath.Join(m.root, "proc", file)
+	require.NoError(m, os.MkdirAll(filepath.Dir(path), 0o755))
+	require.NoError(m, os.WriteFile(path, []byte(text), 0o644))
+}
+
+func (m smallMachine) has(total, available uint64) {
+	m.Helper()
+	m.write("meminfo", fmt.Sprintf("MemTotal: %d kB\nMemAvailable: %d kB\n", total>>10, available>>10))
+}
+
+// service is a service on the machine.
+func (m smallMachine) service() *Service {
+	svc := newService(m)
+	svc.memory = hostmem.At(m.root)
+	return svc
+}
+
+func TestAPoolThatTheMachineCanNeverHoldIsRefused(t *testing.T) {
+	s := open(t, newSmallMachine(t, 64<<20, 1<<20).service())
+	_, err := s.CreatePool(mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 1 << 45})
+	require.ErrorIs(t, err, mempool.ErrOutOfMemory)
+	assert.ErrorAs(t, err, new(*hostmem.Shortage))
+	assert.EqualError(t, err, "out of memory: 35184372088832 bytes (32 TiB) are asked for, and at most 62914560 bytes (60 MiB) can ever be "+
+		"available: the machine has 67108864 bytes (64 MiB), and 4194304 bytes (4 MiB) of them are left to others; ask for fewer")
+	createPool(t, s, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 60 << 20})
+}
+
+func TestAnAllocationThatTheMachineHasNoMemoryForTakesNone(t *testing.T) {
+	m := newSmallMachine(t, 64<<20, 20<<20)
+	svc := m.service()
+	s := open(t, svc)
+	p := createPool(t, s, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 60 << 20})
+	_, err := s.Allocate(t.Context(), p.info.ID, mempool.Bytes(32<<20), 0)
+	require.ErrorIs(t, err, mempool.ErrOutOfMemory)
+	assert.EqualError(t, err, "out of memory: 33554432 bytes (32 MiB) are asked for, and 16777216 bytes (16 MiB) are available: "+
+		"the machine has 20971520 bytes (20 MiB) left of 67108864 bytes (64 MiB), and 4194304 bytes (4 MiB) of them are left to others; ask for fewer, or free memory")
+	checkBooks(t, svc)
+	assert.Zero(t, pages(t, p))
+	m.has(64<<20, 40<<20)
+	release(t, allocate(t, s, p, 32<<20))
+}
+
+// pages is how many bytes a pool has taken of the machine.
+func pages(t *testing.T, p *Pool) int64 {
+	t.Helper()
+	st := new(unix.Stat_t)
+	require.NoError(t, unix.Fstat(int(p.Export().Files[0].Fd()), st))
+	return st.Blocks * 512
+}
+
+func TestWhoeverMapsMemoryReadsOnWhenTheServiceHasClosed(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p := createPool(t, s, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 8192})
+	l := allocate(t, s, p, 4096)
+	mapBlock(t, l)
+	b, err := l.Bytes()
+	require.NoError(t, err)
+	copy(b, "content")
+	elsewhere, err := unix.Mmap(int(p.Export().Files[0].Fd()), 0, 8192, unix.PROT_READ, unix.MAP_SHARED)
+	require.NoError(t, err)
+	svc.Close()
+	assert.Equal(t, "content", string(elsewhere[:7]))
+	require.NoError(t, unix.Munmap(elsewhere))
+}

@@ -1,0 +1,177 @@
+package service
+
+import (
+	"cmp"
+	"os"
+
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// MemberRole says what a member of a channel does.
+type MemberRole string
+
+// The roles of members.
+const (
+	Producer MemberRole = "producer"
+	Consumer MemberRole = "consumer"
+)
+
+// MemberSpec says how a session takes part in a channel. It is plain data.
+type MemberSpec struct {
+	Role MemberRole
+	// Oldest has a consumer of a broadcast begin with the oldest frame that is kept, not with the newest.
+	Oldest bool
+	// Full is what happens when this consumer of a broadcast is slow; empty: as the channel has it.
+	Full mempool.FullPolicy
+}
+
+// Member is what a session needs to take part in a channel.
+type Member struct {
+	// Slot is its place in the roster, ID is never used again in the channel.
+	Slot int
+	ID   uint64
+	// Export has three files, which stay the service's: the roster, the sequencer, and the member's own.
+	Export mempool.Export
+}
+
+// MemberCame gives a session the file of a member, for its members of the other role in the channel. The file stays the service's,
+// which closes it when the member's slot is free.
+type MemberCame struct {
+	Channel uint64
+	Role    MemberRole
+	Slot    int
+	Member  uint64
+	File    *os.File
+}
+
+func (MemberCame) notice() {}
+
+// JoinChannel makes a member of a channel, for a session of another process. That maps the files, and then calls
+// [Session.EnterChannel]. The member's tickets are of the session's timeline, if that is sealed by now; otherwise it has none.
+//
+// Errors: [mempool.ErrNotFound], [mempool.ErrInvalid], [mempool.ErrDenied], [mempool.ErrLimit], [mempool.ErrOutOfMemory], [mempool.ErrClosed] for a channel that is shut.
+func (s *Session) JoinChannel(channel uint64, spec MemberSpec) (Member, error) {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	ch, err := s.channel(channel)
+	if err != nil {
+		return Member{}, err
+	}
+	how, err := s.mayJoin(ch, spec)
+	if err != nil {
+		return Member{}, err
+	}
+	m := &member{channel: ch, session: s}
+	if t := s.timeline; t != nil && t.sealed {
+		m.timeline, how.Timeline = t, t.id
+	}
+	if m.Member, err = ch.host.Add(how); err != nil {
+		return Member{}, ch.failed(err)
+	}
+	if m.timeline != nil {
+		m.timeline.leases++
+		m.timeline.unknown = true
+	}
+	ch.members[m.ID], ch.last = m, m.ID
+	s.members[m] = struct{}{}
+	svc.members++
+	if m.role() == Producer {
+		ch.pool.produce(s, +1)
+	}
+	files := []*os.File{ch.host.RosterFile(), ch.host.SequencerFile(), m.File()}
+	return Member{Slot: m.Slot, ID: m.ID, Export: mempool.Export{Files: files}}, nil
+}
+
+// mayJoin checks what a session asks for that wants to join. Service.mu is held.
+func (s *Session) mayJoin(ch *channel, spec MemberSpec) (shmchannel.MemberSpec, error) {
+	how := shmchannel.MemberSpec{PID: uint32(s.peer.PID), Oldest: spec.Oldest}
+	name := ch.info.Name
+	switch {
+	case s.notify == nil:
+		return how, situation.Of(mempool.ErrInvalid, "session %d is one of the service's own process, and only those of other processes join channel %q",
+			s.id, name)
+	case spec.Role == Consumer && ch.info.Mode == mempool.WorkQueue && spec.Full != "":
+		return how, situation.Of(mempool.ErrInvalid, "channel %q is a queue, whose policy is for all: a consumer has none of its own", name)
+	case spec.Role == Consumer:
+		how.Role = shmchannel.ConsumerRole
+	case spec.Role != Producer:
+		return how, situation.Of(mempool.ErrInvalid, "unknown role %q of a member (known: %s, %s)", string(spec.Role), Producer, Consumer)
+	case spec.Oldest || spec.Full != "":
+		return how, situation.Of(mempool.ErrInvalid, "a producer has no policy, and does not begin with a frame")
+	}
+	policy := cmp.Or(spec.Full, ch.info.Full)
+	if err := policy.Validate(); err != nil {
+		return how, err
+	}
+	how.Policy = hostPolicies[policy]
+	return how, s.mayTakePart()
+}
+
+// EnterChannel lets a member take part that has mapped its files. It returns the members of the other role, those included that left
+// and whose frames are still needed: their files go to the session before it is told that its member takes part. The
+// sessions of those members are told of the new one before that.
+//
+// Errors: [mempool.ErrNotFound], [mempool.ErrInvalid] for a member that has entered, and where the client sealed the file itself, [mempool.ErrClosed].
+func (s *Session) EnterChannel(channel, id uint64) ([]MemberCame, error) {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	m, err := s.member(channel, id)
+	if err != nil {
+		return nil, err
+	}
+	ch := m.channel
+	switch {
+	case m.left:
+		return nil, situation.Of(mempool.ErrClosed, "member %d of channel %q has left", id, ch.info.Name)
+	case m.entered:
+		return nil, situation.Of(mempool.ErrInvalid, "member %d of channel %q has entered before", id, ch.info.Name)
+	case ch.shut:
+		return nil, situation.Of(mempool.ErrClosed, "channel %q is shut", ch.info.Name)
+	}
+	others := ch.introduce(m)
+	m.entered = true
+	if err := ch.host.Join(m.Member); err != nil {
+		m.entered = false
+		err = ch.failed(err)
+		ch.tidy()
+		return nil, err
+	}
+	return others, nil
+}
+
+// introduce tells the members of the other role of a new one, and returns what the new one is to be told. Service.mu is held.
+func (ch *channel) introduce(m *member) (others []MemberCame) {
+	told := make(map[*Session]struct{})
+	role := shmchannel.ConsumerRole
+	if m.role() == Consumer {
+		role = shmchannel.ProducerRole
+	}
+	for _, other := range ch.host.Members(nil, role) {
+		o := ch.members[other.ID]
+		if !o.entered {
+			continue
+		}
+		others = append(others, o.came())
+		if o.timeline != nil {
+			o.timeline.shown[m.session] = struct{}{}
+		}
+		if _, again := told[o.session]; again || o.session.ended {
+			continue
+		}
+		told[o.session] = struct{}{}
+		if m.timeline != nil {
+			m.timeline.shown[o.session] = struct{}{}
+		}
+		if o.session != m.session {
+			o.session.tell(m.came())
+		}
+	}
+	if _, own := told[m.session]; own {
+		others = append(others, m.came())
+	}
+	return others
+}

@@ -1,0 +1,157 @@
+package service
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func TestIDsAreNeverReusedAndGenerationsCount(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 1024)
+	first := allocate(t, s, p, 1024)
+	a := first.Info()
+	release(t, first)
+	second := allocate(t, s, p, 1024)
+	b := second.Info()
+	assert.Equal(t, a.Block, b.Block)
+	assert.Equal(t, a.Generation+1, b.Generation)
+	assert.Greater(t, b.Buffer, a.Buffer)
+	assert.Greater(t, b.ID, a.ID)
+	release(t, second)
+	_, err := s.TrimPool(p.info.ID, 0)
+	require.NoError(t, err)
+	c := allocate(t, s, p, 1024).Info()
+	assert.Greater(t, c.Block, b.Block, "the block is another one")
+	assert.EqualValues(t, 1, c.Generation)
+
+	ctx := context.Background()
+	_, err = s.Lease(ctx, a.Buffer, a.Generation, false, 0)
+	assert.ErrorIs(t, err, mempool.ErrStale)
+	_, err = s.Lease(ctx, c.Buffer, c.Generation+1, false, 0)
+	assert.ErrorIs(t, err, mempool.ErrStale)
+	_, err = s.Lease(ctx, c.Buffer+1, 1, false, 0)
+	assert.ErrorIs(t, err, mempool.ErrNotFound)
+	_, err = s.Lease(ctx, 0, 0, false, 0)
+	assert.ErrorIs(t, err, mempool.ErrNotFound)
+}
+
+func TestALeaseEndsOnce(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 1024)
+	l := allocate(t, s, p, 100)
+	release(t, l)
+	assert.ErrorIs(t, l.Release(false), mempool.ErrReleased)
+	assert.ErrorIs(t, l.Publish(mempool.Publication{Name: "x"}), mempool.ErrReleased)
+	_, _, err := l.Export()
+	assert.ErrorIs(t, err, mempool.ErrReleased)
+	_, err = l.Memory()
+	assert.ErrorIs(t, err, mempool.ErrReleased)
+	_, err = l.Bytes()
+	assert.ErrorIs(t, err, mempool.ErrReleased)
+	_, err = l.Pointer()
+	assert.ErrorIs(t, err, mempool.ErrReleased)
+	assert.ErrorIs(t, l.CopyFrom(0, nil), mempool.ErrReleased)
+	assert.ErrorIs(t, l.CopyTo(nil, 0), mempool.ErrReleased)
+	assert.ErrorIs(t, l.Fill(0, 0, 0), mempool.ErrReleased)
+	assert.EqualValues(t, 100, l.Info().Bytes, "what it was can still be told")
+	checkBooks(t, svc)
+}
+
+func TestTheExportIsGivenOnceToEachSession(t *testing.T) {
+	svc := newService(t)
+	a, b := openClient(t, svc, mempool.Self()), openClient(t, svc, mempool.Self())
+	p, _ := fakePool(t, a.Session, 1024)
+	l := allocate(t, a.Session, p, 10)
+	x, first, err := l.Export()
+	require.NoError(t, err)
+	assert.True(t, first)
+	assert.NotEmpty(t, x.Data)
+	_, first, _ = l.Export()
+	assert.False(t, first)
+	block := l.Info().Block
+	require.NoError(t, l.Publish(mempool.Publication{Name: "x"}))
+	r, err := b.Get(context.Background(), "x", false, 0)
+	require.NoError(t, err)
+	_, first, _ = r.Export()
+	assert.True(t, first, "another session")
+
+	assert.ErrorIs(t, a.Dropped([]uint64{block}), mempool.ErrBusy)
+	release(t, l)
+	require.NoError(t, a.Dropped([]uint64{block, block, 77}))
+	l, err = a.Get(context.Background(), "x", false, 0)
+	require.NoError(t, err)
+	_, first, _ = l.Export()
+	assert.True(t, first, "it had dropped the block")
+}
+
+func TestOneRefusalInADroppedListKeepsAllOfIt(t *testing.T) {
+	svc := newService(t)
+	c := openClient(t, svc, mempool.Self())
+	p, _ := fakePool(t, c.Session, 4096)
+	idle, busy := allocate(t, c.Session, p, 512), allocate(t, c.Session, p, 512)
+	ids := []uint64{mapBlock(t, idle), mapBlock(t, busy)}
+	release(t, idle)
+	assert.ErrorIs(t, c.Dropped(ids), mempool.ErrBusy)
+	_, err := c.TrimPool(p.info.ID, 0)
+	require.NoError(t, err)
+	assert.Equal(t, ids[:1], c.asked(), "it counts as mapped still")
+}
+
+func TestALeaseReachesItsOwnBytesOnly(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	for _, p := range []*Pool{createPool(t, s, mempool.PoolSpec{Name: "host", Kind: mempool.Host, MaxBytes: 1 << 16}), createPool(t, s, mempool.PoolSpec{Name: "fake", Kind: fake, MaxBytes: 1 << 16})} {
+		l := allocate(t, s, p, 5)
+		require.NoError(t, l.CopyFrom(0, []byte("hello")))
+		require.NoError(t, l.CopyFrom(5, nil))
+		require.NoError(t, l.Fill(1, 3, '-'))
+		require.NoError(t, l.Fill(5, 0, '!'))
+		got := make([]byte, 4)
+		require.NoError(t, l.CopyTo(got, 1))
+		assert.Equal(t, "---o", string(got))
+		for _, err := range []error{
+			l.CopyFrom(0, make([]byte, 6)), l.CopyFrom(6, nil), l.CopyFrom(^uint64(0), []byte{1}),
+			l.CopyTo(make([]byte, 5), 1), l.CopyTo(nil, 6), l.Fill(0, 6, 0), l.Fill(2, ^uint64(0), 0),
+		} {
+			assert.ErrorIs(t, err, mempool.ErrInvalid)
+		}
+		b, err := l.Bytes()
+		require.NoError(t, err)
+		assert.Equal(t, "h---o", string(b))
+		assert.Equal(t, 5, cap(b))
+		at, err := l.Pointer()
+		require.NoError(t, err)
+		assert.NotZero(t, at)
+		assert.Equal(t, mempool.Bytes(5), l.Tensor())
+
+		require.NoError(t, l.Publish(mempool.Publication{Name: p.info.Name}))
+		assert.ErrorIs(t, l.CopyFrom(0, []byte{1}), mempool.ErrInvalid, "published")
+		assert.ErrorIs(t, l.Fill(0, 1, 0), mempool.ErrInvalid)
+		require.NoError(t, l.CopyTo(got, 0))
+	}
+	checkBooks(t, svc)
+}
+
+func TestABlockIsNotUsedAgainWhileACopyOfItRuns(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 1024)
+	l := allocate(t, s, p, 1024)
+	require.NoError(t, l.with(0, 0, true, func(mempool.Memory) error {
+		release(t, l)
+		assert.EqualValues(t, 1024, svc.Stats().Pools[0].Held)
+		_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
+		assert.ErrorIs(t, err, mempool.ErrLimit)
+		checkBooks(t, svc)
+		return nil
+	}))
+	assert.EqualValues(t, 1024, svc.Stats().Pools[0].Cached)
+	checkBooks(t, svc)
+}

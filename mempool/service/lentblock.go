@@ -1,0 +1,285 @@
+package service
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// This file is about the blocks whose frames are in channels: how consumers map them, and what becomes of them when their
+// producer has left.
+
+// MappedBlock is what a consumer must know to map a block.
+type MappedBlock struct {
+	// Generation counts the uses of the block, Bytes is its size.
+	Generation, Bytes uint64
+	// Export's files stay the service's.
+	Export mempool.Export
+}
+
+// MapBlock returns how to map a block of the channel's pool that a frame named. It counts as one whose export the session was sent,
+// until [Session.Dropped].
+//
+// Errors: [mempool.ErrNotFound] for a block that no buffer of the pool uses, [mempool.ErrDenied] for a session that is no consumer of the channel,
+// [mempool.ErrLimit], [mempool.ErrClosed]; the driver's.
+func (s *Session) MapBlock(channel, id uint64) (MappedBlock, error) {
+	b, info, err := s.mapBlock(channel, id)
+	if err != nil {
+		return MappedBlock{}, err
+	}
+	if info.Export, err = b.exportOnce(); err == nil {
+		return info, nil
+	}
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	if s.mapped[b.id] == b {
+		b.pool.unmap(s, b)
+	}
+	return MappedBlock{}, err
+}
+
+// mapBlock notes that the session maps a block, which is not freed from then on.
+func (s *Session) mapBlock(channel, id uint64) (*block, MappedBlock, error) {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	ch, err := s.anyChannel(channel)
+	if err != nil {
+		return nil, MappedBlock{}, err
+	}
+	if !ch.consumedBy(s) {
+		return nil, MappedBlock{}, situation.Of(mempool.ErrDenied, "session %d is no consumer of channel %q", s.id, ch.info.Name)
+	}
+	b := ch.pool.lent[id]
+	if b == nil {
+		return nil, MappedBlock{}, situation.Of(mempool.ErrNotFound, "no buffer of pool %q uses block %d", ch.pool.info.Name, id)
+	}
+	if _, again := s.mapped[id]; !again {
+		if err := s.mayMap(); err != nil {
+			return nil, MappedBlock{}, err
+		}
+		b.mapped.add(s)
+		s.mapped[id] = b
+	}
+	return b, MappedBlock{Generation: b.generation, Bytes: b.size}, nil
+}
+
+// consumedBy says whether the session has a consumer in the channel. Service.mu is held.
+func (ch *channel) consumedBy(s *Session) bool {
+	for m := range s.members {
+		if m.channel == ch && m.role() == Consumer && m.entered {
+			return true
+		}
+	}
+	return false
+}
+
+// indexLent has the blocks of the pool that buffers use found by their ids from now on. Service.mu is held.
+func (p *Pool) indexLent() {
+	if p.lent != nil {
+		return
+	}
+	p.lent = make(map[uint64]*block)
+	for _, b := range p.svc.buffers {
+		if b.block.pool == p {
+			p.lend(b.block)
+		}
+	}
+}
+
+// lend notes that a buffer uses b, if blocks are found by their ids. Service.mu is held.
+func (p *Pool) lend(b *block) {
+	if p.lent != nil {
+		p.lent[b.id] = b
+	}
+}
+
+// lending is what channels need of the blocks of producers that leave: what was found in the memory of each channel, with those producers.
+type lending map[*channel]*glance
+
+// glance is one look at a channel, for some producers.
+type glance struct {
+	*shmchannel.Look
+	producers []*member
+}
+
+// look looks at the memory of the channel, once for all these producers. Service.mu is held.
+func (ch *channel) look(producers []*member) *glance {
+	of := make([]*shmchannel.Member, len(producers))
+	for i, m := range producers {
+		of[i] = m.Member
+	}
+	return &glance{ch.host.Look(of...), producers}
+}
+
+// needs says whether the channel needs a block that one of these producers may have published.
+func (g *glance) needs(b *block, producers []*member) bool {
+	return slices.ContainsFunc(producers, func(m *member) bool { return g.Unsure(m.Member) || g.Names(m.Member, b.id) })
+}
+
+// unsure says whether it cannot be told which blocks of the producers are needed.
+func (g *glance) unsure() bool {
+	return slices.ContainsFunc(g.producers, func(m *member) bool { return g.Unsure(m.Member) })
+}
+
+// names says whether the channel is known to need a block that one of these producers published.
+func (g *glance) names(b *block, producers []*member) bool {
+	return slices.ContainsFunc(producers, func(m *member) bool { return g.Names(m.Member, b.id) })
+}
+
+// needs says whether one of the channels needs a block. Service.mu is held.
+func (of lending) needs(b *block) bool {
+	for ch, g := range of {
+		if ch.pool == b.pool && g.needs(b, g.producers) {
+			return true
+		}
+	}
+	return false
+}
+
+// keep keeps the buffer of a write lease that is about to end, and says whether a channel needs it. Those that came back to the producer are
+// kept as well, until it is told which work of consumers on them is under way: see letGo. A buffer of which it cannot be told is doubted.
+// Service.mu is held.
+func (of lending) keep(l *Lease) (needed bool) {
+	b := l.buffer
+	named := false
+	for ch, g := range of {
+		if ch.pool != b.block.pool || !l.write {
+			continue
+		}
+		if ch.kept[b] == nil {
+			b.frames++
+		}
+		ch.kept[b] = append(ch.kept[b], g.producers...)
+		named = named || g.names(b.block, g.producers)
+	}
+	needed = of.needs(b.block)
+	b.doubted = needed && !named
+	return needed
+}
+
+// expel takes the members of a session out that has ended, and returns what the channels need of its blocks. Service.mu is held.
+func (s *Session) expel() lending {
+	producers := make(map[*channel][]*member)
+	for _, m := range s.sortedMembers() {
+		m.leave(false)
+		if m.role() == Producer && m.entered {
+			producers[m.channel] = append(producers[m.channel], m)
+		}
+	}
+	lent := make(lending, len(producers))
+	for ch, members := range producers {
+		lent[ch] = ch.look(members)
+	}
+	return lent
+}
+
+// tidyChannels frees what the session's members do not need any more. Service.mu is held.
+func (s *Session) tidyChannels() {
+	tidied := make(map[*channel]struct{})
+	for _, m := range s.sortedMembers() {
+		if _, again := tidied[m.channel]; !again {
+			tidied[m.channel] = struct{}{}
+			m.channel.tidy()
+		}
+	}
+}
+
+// vanish ends the part in channels of a session whose process is gone. Service.mu is held.
+func (s *Session) vanish() {
+	for _, m := range s.sortedMembers() {
+		m.channel.logFailed("a member of a channel could not be taken out", m.channel.host.Gone(m.Member))
+	}
+	s.tidyChannels()
+}
+
+func (s *Session) sortedMembers() []*member {
+	return slices.SortedFunc(maps.Keys(s.members), func(a, b *member) int {
+		return cmp.Or(cmp.Compare(a.channel.info.ID, b.channel.info.ID), cmp.Compare(a.ID, b.ID))
+	})
+}
+
+// promise takes the tickets in the member's file into the books of its timeline. Service.mu is held.
+func (m *member) promise() {
+	if m.timeline == nil || !m.entered {
+		return
+	}
+	found, _ := m.channel.host.Tickets(nil, m.Member)
+	for _, t := range found {
+		m.timeline.promise(t.Word, t.Value)
+	}
+}
+
+// letGo gives the buffers back that neither the channel nor a consumer needs any more. Service.mu is held.
+func (ch *channel) letGo() {
+	if len(ch.kept) == 0 {
+		return
+	}
+	var free []*buffer
+	of := make(map[*member]struct{})
+	for _, producers := range ch.kept {
+		for _, m := range producers {
+			of[m] = struct{}{}
+		}
+	}
+	found := ch.look(slices.Collect(maps.Keys(of)))
+	for b, producers := range ch.kept {
+		if b.doubted && found.names(b.block, producers) {
+			b.doubted = false
+			b.changed.broadcast()
+		}
+		if !found.needs(b.block, producers) {
+			free = append(free, b)
+		}
+	}
+	if len(free) == 0 {
+		return
+	}
+	done, ok := ch.consumersDone() // looked at after the holds: a consumer says when it is done before it lets go
+	if !ok {
+		return
+	}
+	for _, b := range free {
+		work := done.and(ch.kept[b][0].timeline.outstanding()) // all are of one session
+		delete(ch.kept, b)
+		b.block.tickets = work.and(b.block.tickets).pending()
+		b.frames--
+		if b.doubted && b.frames == 0 {
+			b.doubted, b.failed = false, true
+		}
+		b.settle()
+	}
+}
+
+// consumersDone are the tickets of all work on frames that consumers have said to be under way. ok is false while one is being written.
+// Service.mu is held.
+func (ch *channel) consumersDone() (done tickets, ok bool) {
+	var found []shmchannel.Ticket
+	at := make(map[mempool.Ticket]int) // of those without a value
+	for _, m := range ch.host.Members(nil, shmchannel.ConsumerRole) {
+		of := ch.members[m.ID]
+		own := of.timeline
+		if !of.entered || own == nil || own.dead {
+			continue
+		}
+		if found, ok = ch.host.Tickets(found[:0], m); !ok {
+			return nil, false
+		}
+		for _, t := range found {
+			one := own.promise(t.Word, t.Value)
+			key := mempool.Ticket{Timeline: own.id, Word: t.Word}
+			if i, again := at[key]; again { // of another consumer of the session
+				done[i].value = max(done[i].value, one.value)
+			} else if !one.over() {
+				at[key] = len(done)
+				done = append(done, one)
+			}
+		}
+	}
+	return done, true
+}

@@ -1,0 +1,179 @@
+package service
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Limits bound what clients can make a service remember. 0 stands for the default. What else is bounded, and by what, is in
+// docs/protocol.md.
+type Limits struct {
+	// SessionLeases is how many leases a session has at a time, SessionBlocks how many blocks it has been sent the exports
+	// of and has not dropped.
+	SessionLeases, SessionBlocks int
+	// UserNames is how many names a user's sessions have published, those that are kept included, UserPools how many pools
+	// they have made.
+	UserNames, UserPools int
+	// Buffers and Leases are how many the service has at a time.
+	Buffers, Leases int
+	// Channels is how many channels there are at a time, Members how many members all of them have, those that left and still have
+	// a slot included.
+	Channels, Members int
+}
+
+// limit is one of the limits, by the name that errors and `poolsvc serve --limit` have for it.
+type limit struct {
+	name  string
+	value *int
+	usual int
+}
+
+func (l *Limits) all() []limit {
+	return []limit{
+		{"session-leases", &l.SessionLeases, 1 << 17},
+		{"session-blocks", &l.SessionBlocks, 1 << 17},
+		{"user-names", &l.UserNames, 1 << 17},
+		{"user-pools", &l.UserPools, 1024},
+		{"buffers", &l.Buffers, 1 << 20},
+		{"leases", &l.Leases, 1 << 21},
+		{"channels", &l.Channels, 1 << 10},
+		{"members", &l.Members, 1 << 12},
+	}
+}
+
+// LimitNames are the names that [Limits.Set] knows.
+func LimitNames() (names []string) {
+	for _, one := range new(Limits).all() {
+		names = append(names, one.name)
+	}
+	return names
+}
+
+// Set sets a limit by its name.
+//
+// Errors: [mempool.ErrInvalid].
+func (l *Limits) Set(name string, n int) error {
+	all := l.all()
+	i := slices.IndexFunc(all, func(one limit) bool { return one.name == name })
+	switch {
+	case i < 0:
+		return situation.Of(mempool.ErrInvalid, "there is no limit %q: expected one of %s", name, strings.Join(LimitNames(), ", "))
+	case n < 1:
+		return situation.Of(mempool.ErrInvalid, "the limit %s is 1 or more, not %d", name, n)
+	}
+	*all[i].value = n
+	return nil
+}
+
+// filled is l with the defaults for what it leaves open.
+func (l Limits) filled() Limits {
+	for _, one := range l.all() {
+		if *one.value <= 0 {
+			*one.value = one.usual
+		}
+	}
+	return l
+}
+
+// LimitError says which of the [Limits] a request would have passed. It is [mempool.ErrLimit].
+type LimitError struct {
+	// Limit is its name, Max its value.
+	Limit string
+	Max   int
+	// Who has Have of What already.
+	Who, What string
+	Have      int
+	// Advice says what to do.
+	Advice string
+}
+
+func (e *LimitError) Error() string {
+	return fmt.Sprintf("%v: %s has %d %s, and the limit %s is %d: %s, or have the service started with --limit %s=N",
+		mempool.ErrLimit, e.Who, e.Have, e.What, e.Limit, e.Max, e.Advice, e.Limit)
+}
+
+// Unwrap is [mempool.ErrLimit].
+func (*LimitError) Unwrap() error { return mempool.ErrLimit }
+
+// mayHold says whether the session may have more leases, as far as that is up to itself. Service.mu is held.
+func (s *Session) mayHold() error {
+	if have, most := len(s.leases), s.svc.limits.SessionLeases; have >= most {
+		return &LimitError{"session-leases", most, s.String(), "leases", have, "release some"}
+	}
+	return nil
+}
+
+// mayLease says whether the session may have one more lease. Service.mu is held.
+func (s *Session) mayLease() error {
+	if have, most := s.svc.leases, s.svc.limits.Leases; have >= most {
+		return &LimitError{"leases", most, "the service", "leases", have, "wait until some are released"}
+	}
+	return s.mayHold()
+}
+
+// mayAllocate says whether the session may have one more buffer. Service.mu is held.
+func (s *Session) mayAllocate() error {
+	if have, most := len(s.svc.buffers), s.svc.limits.Buffers; have >= most {
+		return &LimitError{"buffers", most, "the service", "buffers", have, "wait until some are released and unpublished"}
+	}
+	return s.mayLease()
+}
+
+// mayMap says whether the session may be sent the export of one more block. Service.mu is held.
+func (s *Session) mayMap() error {
+	if have, most := len(s.mapped), s.svc.limits.SessionBlocks; have >= most {
+		return &LimitError{"session-blocks", most, s.String(), "mapped blocks", have, "drop those that no lease needs"}
+	}
+	return nil
+}
+
+// mayName says whether the session's user may publish one more name. Service.mu is held.
+func (s *Session) mayName() error {
+	if have, most := s.svc.namesOf[s.peer.UID], s.svc.limits.UserNames; have >= most {
+		return &LimitError{"user-names", most, s.peer.String(), "names", have, "unpublish some"}
+	}
+	return nil
+}
+
+// mayMakePool says whether the session's user may make one more pool. Service.mu is held.
+func (s *Session) mayMakePool() error {
+	if have, most := s.svc.poolsOf[s.peer.UID], s.svc.limits.UserPools; have >= most {
+		return &LimitError{"user-pools", most, s.peer.String(), "pools", have, "destroy some"}
+	}
+	return nil
+}
+
+// Files is how many file descriptors the service has at most for channels.
+func (s *Service) Files() int { return 2*s.limits.Channels + s.limits.Members }
+
+// mayMakeChannel says whether there may be one more channel. Service.mu is held.
+func (s *Service) mayMakeChannel() error {
+	if have, most := len(s.channelByID), s.limits.Channels; have >= most {
+		return &LimitError{"channels", most, "the service", "channels", have, "shut some"}
+	}
+	return nil
+}
+
+// mayTakePart says whether the session may have one more member of a channel. Service.mu is held.
+func (s *Session) mayTakePart() error {
+	if have, most := s.svc.members, s.svc.limits.Members; have >= most {
+		return &LimitError{"members", most, "the service", "members of channels", have, "wait until some have left"}
+	}
+	if n := len(s.members); n >= mempool.MaxMembers {
+		return situation.Of(mempool.ErrLimit, "session %d has %d members of channels, and no more at a time: leave some channels, or drop arrays of closed subscriptions, or connect once more", s.id, n)
+	}
+	return nil
+}
+
+// tally counts what users have; one who has nothing is not remembered.
+type tally map[uint32]int
+
+func (t tally) add(uid uint32, n int) {
+	if t[uid] += n; t[uid] == 0 {
+		delete(t, uid)
+	}
+}

@@ -1,0 +1,188 @@
+package service
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// member is a member of a channel as the service knows it. It is guarded by Service.mu.
+type member struct {
+	*shmchannel.Member
+	channel  *channel
+	session  *Session
+	timeline *timeline // nil if it has none
+	entered  bool
+	left     bool
+	said     bool // it left by itself
+}
+
+func (m *member) role() MemberRole {
+	if m.Role == shmchannel.ProducerRole {
+		return Producer
+	}
+	return Consumer
+}
+
+func (m *member) came() MemberCame {
+	return MemberCame{Channel: m.channel.info.ID, Role: m.role(), Slot: m.Slot, Member: m.ID, File: m.File()}
+}
+
+// member finds one of the session's own members. Service.mu is held.
+func (s *Session) member(channel, id uint64) (*member, error) {
+	ch, err := s.anyChannel(channel)
+	if err != nil {
+		return nil, err
+	}
+	m := ch.members[id]
+	switch {
+	case m == nil && (id == 0 || id > ch.last):
+		return nil, situation.Of(mempool.ErrNotFound, "channel %q has no member %d", ch.info.Name, id)
+	case m == nil || m.session != s:
+		return nil, situation.Of(mempool.ErrClosed, "session %d has no member %d in channel %q: it has left, or it is another session's", s.id, id,
+			ch.info.Name)
+	}
+	return m, nil
+}
+
+// LeaveChannel takes a member out that does not take part any more. A consumer has said so in the shared memory before. With the last
+// producer that the session has in the channel, the write leases end whose buffers are still in the channel or in consumers' hands: the
+// buffers stay until they are neither.
+//
+// Errors: [mempool.ErrNotFound], [mempool.ErrClosed]; [mempool.ErrBusy] for a producer while it cannot be told which buffers are needed.
+func (s *Session) LeaveChannel(channel, id uint64) error {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	m, err := s.member(channel, id)
+	if err != nil || m.left {
+		return err
+	}
+	if m.role() == Producer {
+		return m.leaveProducer()
+	}
+	m.leave(true)
+	m.channel.tidy()
+	return nil
+}
+
+// leaveProducer is LeaveChannel for a producer. Service.mu is held.
+func (m *member) leaveProducer() error {
+	ch := m.channel
+	var producers []*member
+	last := true
+	for own := range m.session.members {
+		if own.channel != ch || own.role() != Producer || !own.entered {
+			continue
+		}
+		producers = append(producers, own)
+		last = last && (own == m || own.left)
+	}
+	if !last {
+		m.leave(true)
+		ch.tidy()
+		return nil
+	}
+	lent := lending{ch: ch.look(producers)} // what the channel will need: these publish nothing more
+	done, ok := ch.consumersDone()          // of work on blocks that have come back
+	if lent[ch].unsure() || !ok {
+		return situation.Of(mempool.ErrBusy, "a consumer of channel %q takes or releases a frame at this moment; try again", ch.info.Name)
+	}
+	m.leave(true)
+	for _, l := range slices.Collect(maps.Values(m.session.leases)) {
+		switch b := l.buffer; {
+		case !l.write || b.block.pool != ch.pool:
+		case lent.needs(b.block):
+			lent.keep(l)
+			l.end(false, nil)
+		default:
+			b.block.tickets = b.block.tickets.more(done)
+		}
+	}
+	ch.tidy()
+	return nil
+}
+
+// leave takes the member out. said: it does so by itself. Service.mu is held.
+func (m *member) leave(said bool) {
+	if m.left {
+		return
+	}
+	m.left, m.said = true, said
+	if m.role() == Producer {
+		m.channel.pool.produce(m.session, -1)
+	}
+	leave := m.channel.host.Expel
+	if said {
+		leave = m.channel.host.Leave
+	}
+	m.channel.logFailed("a member of a channel could not be taken out", leave(m.Member))
+	m.promise()
+}
+
+// forget takes a member out of the books that has no slot any more. Service.mu is held.
+func (m *member) forget() {
+	s := m.session
+	if !m.left && m.role() == Producer {
+		m.channel.pool.produce(s, -1)
+	}
+	m.left = true
+	delete(m.channel.members, m.ID)
+	delete(s.members, m)
+	s.svc.members--
+	if m.timeline != nil {
+		m.timeline.unshow()
+	}
+	if s.swept != nil && !s.consumes() {
+		close(s.swept)
+		s.swept = nil
+	}
+}
+
+// consumes says whether a consumer of the session has a slot, so that its process may use frames. Service.mu is held.
+func (s *Session) consumes() bool {
+	for m := range s.members {
+		if m.role() == Consumer {
+			return true
+		}
+	}
+	return false
+}
+
+// doubts are frames that consumers of a channel could not make sense of.
+type doubts struct {
+	logged time.Time
+	count  int // since then
+}
+
+// doubtRest is how often doubts about a channel are logged, at most.
+const doubtRest = time.Second
+
+// DoubtFrame says that a consumer of the session has found a frame whose record contradicts itself. It is logged.
+//
+// Errors: [mempool.ErrNotFound], [mempool.ErrInvalid] for a member that is no consumer, [mempool.ErrClosed].
+func (s *Session) DoubtFrame(channel, id, number uint64) error {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	m, err := s.member(channel, id)
+	if err != nil {
+		return err
+	}
+	ch := m.channel
+	if m.role() != Consumer {
+		return situation.Of(mempool.ErrInvalid, "member %d of channel %q is no consumer", id, ch.info.Name)
+	}
+	d := &ch.doubts
+	d.count++
+	if time.Since(d.logged) >= doubtRest {
+		svc.log.Warn("a consumer found a frame that contradicts itself", "channel", ch.info.Name, "frame", number, "session", s.id,
+			"pid", s.peer.PID, "frames", d.count)
+		*d = doubts{logged: time.Now()}
+	}
+	return nil
+}

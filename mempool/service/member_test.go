@@ -1,0 +1,356 @@
+package service
+
+import (
+	"context"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func TestWhoMayJoinAChannelAndHow(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2, Mode: mempool.WorkQueue}, 8)
+	w := hire(t, r.svc)
+	id := r.info.ID
+	stranger, err := r.svc.OpenSession(mempool.Peer{UID: 4711, GID: 4711}, func(Notice) {})
+	require.NoError(t, err)
+	for name, c := range map[string]struct {
+		session *Session
+		channel uint64
+		spec    MemberSpec
+		want    error
+		says    string
+	}{
+		"no role":                   {w.Session, id, MemberSpec{}, mempool.ErrInvalid, "unknown role"},
+		"another role":              {w.Session, id, MemberSpec{Role: "listener"}, mempool.ErrInvalid, "listener"},
+		"a producer with a policy":  {w.Session, id, MemberSpec{Role: Producer, Full: mempool.Block}, mempool.ErrInvalid, "no policy"},
+		"a producer that begins":    {w.Session, id, MemberSpec{Role: Producer, Oldest: true}, mempool.ErrInvalid, "does not begin"},
+		"a policy in a queue":       {w.Session, id, MemberSpec{Role: Consumer, Full: mempool.Block}, mempool.ErrInvalid, "is a queue"},
+		"no channel":                {w.Session, 99, MemberSpec{Role: Consumer}, mempool.ErrNotFound, "99"},
+		"another user":              {stranger, id, MemberSpec{Role: Consumer}, mempool.ErrDenied, "4711"},
+		"the service's own process": {r.owner, id, MemberSpec{Role: Consumer}, mempool.ErrInvalid, "own process"},
+	} {
+		_, err := c.session.JoinChannel(c.channel, c.spec)
+		require.ErrorIs(t, err, c.want, name)
+		require.ErrorContains(t, err, c.says, name)
+	}
+	require.NoError(t, r.owner.ShutChannel(id))
+	_, err = w.JoinChannel(id, MemberSpec{Role: Consumer})
+	require.ErrorIs(t, err, mempool.ErrClosed)
+}
+
+func TestAPolicyOfAConsumerThatThereIsNot(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
+	_, err := hire(t, r.svc).JoinChannel(r.info.ID, MemberSpec{Role: Consumer, Full: "sometimes"})
+	require.ErrorIs(t, err, mempool.ErrInvalid)
+	require.ErrorContains(t, err, "sometimes")
+}
+
+func TestAMemberEntersOnceAndIsItsSessionsAlone(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
+	w, other := hire(t, r.svc), hire(t, r.svc)
+	c := r.consume(w, MemberSpec{})
+	id, m := r.info.ID, c.member.ID
+	_, err := w.EnterChannel(id, m)
+	require.ErrorIs(t, err, mempool.ErrInvalid)
+	for _, call := range []func(s *Session, channel, member uint64) error{
+		func(s *Session, channel, member uint64) error { _, err := s.EnterChannel(channel, member); return err },
+		(*Session).LeaveChannel,
+		func(s *Session, channel, member uint64) error { return s.DoubtFrame(channel, member, 1) },
+	} {
+		require.ErrorIs(t, call(other.Session, id, m), mempool.ErrClosed)
+		require.ErrorIs(t, call(w.Session, id, 99), mempool.ErrNotFound)
+		require.ErrorIs(t, call(w.Session, id, 0), mempool.ErrNotFound)
+		require.ErrorIs(t, call(w.Session, 99, m), mempool.ErrNotFound)
+	}
+	require.NoError(t, w.DoubtFrame(id, m, 3))
+	p := r.produce(other)
+	require.ErrorIs(t, other.DoubtFrame(id, p.member.ID, 3), mempool.ErrInvalid)
+	c.quit()
+	require.ErrorIs(t, w.LeaveChannel(id, m), mempool.ErrClosed, "it has no slot any more")
+	_, err = w.EnterChannel(id, m)
+	require.ErrorIs(t, err, mempool.ErrClosed)
+	late := r.sit(w, MemberSpec{Role: Consumer})
+	late.leave() // without having entered
+	_, err = w.EnterChannel(id, late.member.ID)
+	require.ErrorIs(t, err, mempool.ErrClosed)
+}
+
+func TestMembersGetEachOthersFilesBeforeTheyTakePart(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
+	a, b := hire(t, r.svc), hire(t, r.svc)
+	came := func(s *seat, role MemberRole) MemberCame {
+		return MemberCame{Channel: r.info.ID, Role: role, Slot: s.member.Slot, Member: s.member.ID, File: s.member.Export.Files[2]}
+	}
+	first := r.sit(a, MemberSpec{Role: Consumer})
+	second := r.sit(a, MemberSpec{Role: Consumer})
+	idle := r.sit(b, MemberSpec{Role: Consumer}) // never enters
+	for _, c := range []*seat{first, second} {
+		others, err := a.EnterChannel(r.info.ID, c.member.ID)
+		require.NoError(t, err)
+		require.Empty(t, others)
+	}
+	p := r.sit(b, MemberSpec{Role: Producer})
+	others, err := b.EnterChannel(r.info.ID, p.member.ID)
+	require.NoError(t, err)
+	assert.Equal(t, []MemberCame{came(first, Consumer), came(second, Consumer)}, others)
+	assert.Equal(t, []MemberCame{came(p, Producer)}, told[MemberCame](a), "once, though it has two consumers")
+	assert.Empty(t, told[MemberCame](b))
+
+	others, err = b.EnterChannel(r.info.ID, idle.member.ID)
+	require.NoError(t, err)
+	assert.Equal(t, []MemberCame{came(p, Producer), came(idle, Consumer)}, others, "its own producer is to know it, too")
+	assert.Empty(t, told[MemberCame](a))
+	assert.Empty(t, told[MemberCame](b))
+}
+
+func TestFramesGoFromProducersToConsumers(t *testing.T) {
+	for _, mode := range []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue} {
+		t.Run(string(mode), func(t *testing.T) {
+			r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2, Mode: mode}, 8)
+			p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+			for range 3 {
+				l := p.send()
+				f := c.next()
+				assert.Equal(t, l.Info().Block, f.Block)
+				c.done(f, mempool.Ticket{})
+			}
+			late := r.consume(hire(t, r.svc), MemberSpec{Oldest: true})
+			want := uint64(2)
+			if mode == mempool.WorkQueue {
+				want = 4 // the others are done
+				p.send()
+			}
+			assert.Equal(t, want, late.next().Number)
+			for _, l := range p.back() {
+				release(t, l)
+			}
+			checkBooks(t, r.svc)
+		})
+	}
+}
+
+func TestMembersOfASessionAreBounded(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
+	w := hire(t, r.svc)
+	var last *seat
+	for range mempool.MaxMembers {
+		last = r.sit(w, MemberSpec{Role: Consumer})
+	}
+	_, err := w.JoinChannel(r.info.ID, MemberSpec{Role: Producer})
+	require.ErrorIs(t, err, mempool.ErrLimit)
+	last.leave()
+	r.sit(w, MemberSpec{Role: Producer})
+	_, err = w.JoinChannel(r.info.ID, MemberSpec{Role: Consumer})
+	require.ErrorIs(t, err, mempool.ErrLimit)
+}
+
+func TestAChannelHasSoManyProducers(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
+	w := hire(t, r.svc)
+	for range shmchannel.MaxProducers {
+		r.sit(w, MemberSpec{Role: Producer})
+	}
+	_, err := hire(t, r.svc).JoinChannel(r.info.ID, MemberSpec{Role: Producer})
+	require.ErrorIs(t, err, mempool.ErrLimit)
+	require.ErrorContains(t, err, "63 producers")
+}
+
+func TestTheServiceHasSoManyChannelsAndMembers(t *testing.T) {
+	svc, owner := limited(t, Limits{Channels: 1, Members: 2})
+	p := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 8 * 4096})
+	spec := mempool.ChannelSpec{Name: "a", Pool: p.info.ID, Capacity: 2}
+	info, err := owner.MakeChannel(spec)
+	require.NoError(t, err)
+	spec.Name = "b"
+	_, err = owner.MakeChannel(spec)
+	refused(t, err, "channels", 1, "the service")
+	w := hire(t, svc)
+	for range 2 {
+		_, err = w.JoinChannel(info.ID, MemberSpec{Role: Consumer})
+		require.NoError(t, err)
+	}
+	_, err = w.JoinChannel(info.ID, MemberSpec{Role: Consumer})
+	refused(t, err, "members", 2, "the service")
+	require.NoError(t, owner.ShutChannel(info.ID))
+	info, err = owner.MakeChannel(spec)
+	require.NoError(t, err)
+	_, err = w.JoinChannel(info.ID, MemberSpec{Role: Consumer})
+	require.NoError(t, err)
+}
+
+func TestTimelinesOfMembersAreTheOtherRolesToMap(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
+	p, c, d := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{}), r.consume(hire(t, r.svc), MemberSpec{})
+	for _, pair := range [][2]*worker{{p.worker, c.worker}, {c.worker, p.worker}, {p.worker, d.worker}} {
+		_, err := pair[0].FindTimeline(pair[1].id)
+		require.NoError(t, err)
+	}
+	_, err := c.FindTimeline(d.id)
+	require.ErrorIs(t, err, mempool.ErrDenied, "they are of the same role")
+
+	p.send()
+	f := c.next()
+	assert.Equal(t, p.id, f.Producer.Timeline)
+	gone, _ := p.end()
+	gone()
+	_, err = c.FindTimeline(p.id)
+	require.NoError(t, err, "a frame of it is still in the channel")
+	assert.Empty(t, told[Forget](c.worker))
+	c.done(f, mempool.Ticket{})
+	c.quit()
+	d.quit() // the last for whom the frame is kept is the channel itself
+	require.NoError(t, r.owner.ShutChannel(r.info.ID))
+	assert.Equal(t, []Forget{{Timelines: []uint64{p.id}}}, told[Forget](c.worker))
+	_, err = c.FindTimeline(p.id)
+	require.ErrorIs(t, err, mempool.ErrStale)
+}
+
+func TestAMemberOfASessionWithoutASealedTimelineHasNone(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
+	w := new(worker)
+	var err error
+	w.Session, err = r.svc.OpenSession(mempool.Self(), func(n Notice) { w.notices = append(w.notices, n) })
+	require.NoError(t, err)
+	w.UseTimelines()
+	_, _, err = w.Timeline()
+	require.NoError(t, err)
+	p := r.produce(w)
+	c := r.consume(hire(t, r.svc), MemberSpec{})
+	p.send()
+	assert.Zero(t, c.next().Producer.Timeline)
+}
+
+func TestAConsumerMapsTheBlocksOfThePoolThatBuffersUse(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 2)
+	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+	l := p.send()
+	block := l.Info().Block
+	_, err := p.MapBlock(r.info.ID, block)
+	require.ErrorIs(t, err, mempool.ErrDenied, "it is no consumer")
+	_, err = c.MapBlock(r.info.ID, block+100)
+	require.ErrorIs(t, err, mempool.ErrNotFound)
+	b, err := c.MapBlock(r.info.ID, block)
+	require.NoError(t, err)
+	assert.Equal(t, MappedBlock{Generation: l.Info().Generation, Bytes: 4096, Export: b.Export}, b)
+	assert.Len(t, b.Export.Data, 8)
+	_, err = c.MapBlock(r.info.ID, block)
+	require.NoError(t, err, "asked again, it is told again")
+
+	c.done(c.next(), mempool.Ticket{})
+	release(t, l) // though it is in the channel: the producer's own fault
+	_, err = c.MapBlock(r.info.ID, block)
+	require.ErrorIs(t, err, mempool.ErrNotFound, "no buffer uses it")
+	_, err = r.owner.TrimPool(r.pool.info.ID, 0)
+	require.NoError(t, err)
+	assert.Equal(t, []Recall{{Blocks: []uint64{block}}}, told[Recall](c.worker))
+	_, held := r.stands()
+	assert.EqualValues(t, 1, held)
+	require.NoError(t, c.Dropped([]uint64{block}))
+	_, held = r.stands()
+	assert.Zero(t, held)
+	checkBooks(t, r.svc)
+}
+
+func TestAConsumerMapsSoManyBlocks(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
+	r.svc.limits.SessionBlocks = 1
+	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+	first, second := p.send().Info().Block, p.send().Info().Block
+	_, err := c.MapBlock(r.info.ID, first)
+	require.NoError(t, err)
+	_, err = c.MapBlock(r.info.ID, second)
+	refused(t, err, "session-blocks", 1, c.String())
+	require.NoError(t, c.Dropped([]uint64{first}))
+	_, err = c.MapBlock(r.info.ID, second)
+	require.NoError(t, err)
+}
+
+func TestABlockWhoseExportCannotBeMadeIsNotMapped(t *testing.T) {
+	svc := newService(t)
+	owner := open(t, svc)
+	pool, arena := fakePool(t, owner, 1<<16)
+	info, err := owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2})
+	require.NoError(t, err)
+	r := &channelRig{t, svc, owner, pool, info}
+	p, c := r.produce(hire(t, svc)), r.consume(hire(t, svc), MemberSpec{})
+	l := p.alloc()
+	arena.set("Export", mempool.ErrInternal)
+	_, err = c.MapBlock(info.ID, l.Info().Block)
+	require.ErrorIs(t, err, mempool.ErrInternal)
+	assert.Empty(t, c.mapped)
+	arena.set("Export", nil)
+	_, err = c.MapBlock(info.ID, l.Info().Block)
+	require.NoError(t, err)
+	assert.Len(t, c.mapped, 1)
+}
+
+func TestAChannelThatIsShutGoesWithItsLastConsumer(t *testing.T) {
+	for _, mode := range []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue} {
+		t.Run(string(mode), func(t *testing.T) {
+			r := newChannelRig(t, mempool.ChannelSpec{Capacity: 4, Mode: mode}, 8)
+			p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+			for range 3 {
+				p.send()
+			}
+			c.done(c.next(), mempool.Ticket{})
+			require.NoError(t, r.owner.ShutChannel(r.info.ID))
+			_, err := r.owner.FindChannel(context.Background(), "frames", 0)
+			require.ErrorIs(t, err, mempool.ErrNotFound, "the name is free")
+			_, err = p.TryPublish(&shmchannel.Record{Block: 1, Description: &shmchannel.Description{DType: "uint8", Shape: []uint64{1}}})
+			require.ErrorIs(t, err, shmchannel.ErrClosed)
+			f := c.next()
+			_, err = c.MapBlock(r.info.ID, f.Block)
+			require.NoError(t, err, "frames that were published are still taken")
+			c.done(f, mempool.Ticket{})
+			assert.False(t, r.nothingLeft())
+			c.quit() // with a frame that nobody has taken
+			assert.True(t, r.nothingLeft(), "the producer's session lives, and needs nothing of the service")
+			assert.Len(t, p.back(), 3)
+			require.ErrorIs(t, p.LeaveChannel(r.info.ID, p.member.ID), mempool.ErrClosed)
+		})
+	}
+}
+
+func TestADestroyedPoolsChannelLetsConsumersFinish(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 4}, 8)
+	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+	first, second := p.send(), p.send()
+	f := c.next()
+	require.NoError(t, r.owner.DestroyPool(r.pool.info.ID))
+	assert.Equal(t, []Wanted{{Pool: r.pool.info.ID}}, told[Wanted](p.worker))
+	_, err := c.try()
+	require.ErrorIs(t, err, shmchannel.ErrDestroyed)
+	assert.Equal(t, []*Lease{second}, p.back(), "the other frame is in hand")
+	release(t, second)
+	c.done(f, mempool.Ticket{})
+	assert.Equal(t, []*Lease{first}, p.back())
+	select {
+	case <-r.pool.Closed():
+		t.Fatal("a buffer is left")
+	default:
+	}
+	release(t, first)
+	<-r.pool.Closed()
+	c.quit()
+	assert.True(t, r.nothingLeft())
+}
+
+func TestAServiceThatClosesLeavesNoFileOfAChannel(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 4}, 8)
+	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+	p.send()
+	c.next()
+	files := slices.Concat(p.member.Export.Files, c.member.Export.Files)
+	r.svc.Close()
+	for _, f := range files {
+		_, err := f.Stat()
+		assert.ErrorIs(t, err, os.ErrClosed)
+	}
+	assert.True(t, r.nothingLeft())
+}

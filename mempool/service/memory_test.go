@@ -1,0 +1,78 @@
+package service
+
+import (
+	"fmt"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// What a live buffer takes of the service decides how many there can be: see docs/performance.md.
+func TestALiveBufferTakesLittleOfTheService(t *testing.T) {
+	const buffers, most = 4096, 600
+	svc := newService(t)
+	owner := open(t, svc)
+	p := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: buffers * 4096})
+	w := hire(t, svc)
+	leases := make([]*Lease, buffers)
+	before := liveBytes()
+	for i := range leases {
+		leases[i] = allocate(t, w.Session, p, 4096)
+		_, _, err := leases[i].Export()
+		require.NoError(t, err)
+	}
+	each := (liveBytes() - before) / buffers
+	t.Logf("%d bytes each", each)
+	assert.Less(t, each, uint64(most))
+	for _, l := range leases {
+		release(t, l)
+	}
+}
+
+func TestWhatIsGoneTakesNoRoomInTheService(t *testing.T) {
+	const most = 64 << 10
+	svc := newService(t)
+	owner := open(t, svc)
+	for what, storm := range map[string]func(n int){
+		"sessions": func(n int) {
+			sessions := make([]*Session, n)
+			for i := range sessions {
+				sessions[i] = open(t, svc)
+			}
+			for _, s := range sessions {
+				s.End(nil)
+			}
+		},
+		"leases, buffers and names of a session that lives on": func(n int) {
+			p := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: uint64(n) * 4096})
+			leases := make([]*Lease, n)
+			for i := range leases {
+				leases[i] = allocate(t, owner, p, 4096)
+				publish(t, leases[i], mempool.Publication{Name: fmt.Sprint(i)})
+			}
+			for i, l := range leases {
+				release(t, l)
+				require.NoError(t, owner.Unpublish(fmt.Sprint(i)))
+			}
+			require.NoError(t, owner.DestroyPool(p.info.ID))
+		},
+	} {
+		storm(100) // what is made once is there now
+		before := liveBytes()
+		storm(20_000)
+		assert.Less(t, int64(liveBytes()-before), int64(most), what)
+	}
+}
+
+// liveBytes is what is left of the heap when it was collected.
+func liveBytes() uint64 {
+	runtime.GC()
+	runtime.GC() // what had a finaliser goes with the second
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}

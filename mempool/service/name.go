@@ -1,0 +1,219 @@
+package service
+
+import (
+	"context"
+	"time"
+
+	"github.com/poolbridge/poolbridge/internal/bytesize"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// name holds a published buffer alive and lets others find it. It is guarded by Service.mu.
+type name struct {
+	text   string
+	buffer *buffer
+	uid    uint32   // who may replace or remove it
+	owner  *Session // whose end removes it; nil: nobody's
+}
+
+// eventOf is what readers are told of the event of c. l stands for it where it is alone.
+func eventOf(c mempool.Completion, ready *mempool.Ticket, l *Lease) *publishedEvent {
+	handle := c.Handle(ready)
+	switch {
+	case handle == nil:
+		return nil
+	case c.EventOnly:
+		return &publishedEvent{handle, l}
+	}
+	return &publishedEvent{handle: handle}
+}
+
+// Publish says that what the write lease was for is complete, or will be when p says: the lease becomes a read lease, and
+// others find the buffer under the name. It waits for no work: readers come after it.
+//
+// Errors: [mempool.ErrReleased], [mempool.ErrInvalid] for a bad name or a tensor that does not fit, or if l is no write lease,
+// [mempool.ErrExists], [mempool.ErrDenied] if the name belongs to another user, [mempool.ErrLimit], [mempool.ErrClosed] if the pool is being destroyed.
+func (l *Lease) Publish(p mempool.Publication) error {
+	if err := mempool.ValidateName("buffer", p.Name); err != nil {
+		return err
+	}
+	if p.Tensor != nil {
+		if err := l.fits(*p.Tensor); err != nil {
+			return err
+		}
+	}
+	complete, err := l.completed(p.Completion)
+	if err != nil {
+		return err
+	}
+	s := l.session
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	b := l.buffer
+	switch {
+	case l.ended:
+		return l.released()
+	case !l.write:
+		return situation.Of(mempool.ErrInvalid, "lease %d was granted to read: only a write lease can be published", l.id)
+	case b.block.pool.closing:
+		return situation.Of(mempool.ErrClosed, "pool %q is being destroyed", b.block.pool.info.Name)
+	case p.EventOnly && b.block.pool.info.Device.UUID == "":
+		return situation.Of(mempool.ErrInvalid, "an interprocess event stands for work of a GPU, and pool %q is memory of the CPU", b.block.pool.info.Name)
+	}
+	ready, err := l.ready(complete)
+	if err != nil {
+		return err
+	}
+	old := svc.names[p.Name]
+	switch {
+	case old == nil:
+	case old.uid != s.peer.UID:
+		return situation.Of(mempool.ErrDenied, "the name %q belongs to user %d", p.Name, old.uid)
+	case !p.Replace && old.buffer != b:
+		return situation.Of(mempool.ErrExists, "the name %q is taken; replace it explicitly, or unpublish it first", p.Name)
+	}
+	if old == nil {
+		if err := s.mayName(); err != nil {
+			return err
+		}
+	}
+	n := &name{text: p.Name, buffer: b, uid: s.peer.UID}
+	b.names++ // first: the buffer may be held by the old name alone
+	if old != nil {
+		old.remove()
+	}
+	if !p.Keep {
+		n.owner = s
+		s.names[p.Name] = n
+	}
+	svc.names[p.Name] = n
+	svc.namesOf.add(n.uid, 1)
+	if p.Tensor != nil {
+		b.tensor = s.describe(*p.Tensor)
+	}
+	b.ready, b.event = ready, eventOf(p.Completion, complete, l)
+	if l.order != nil {
+		l.order.Ended(complete, p.Completion)
+	}
+	b.writer, l.write = nil, false
+	b.readers.add(l)
+	b.changed.broadcast()
+	if a := svc.awaited[p.Name]; a != nil {
+		a.broadcast()
+	}
+	return nil
+}
+
+// ready is what the content of the lease's buffer is complete at: what was to be waited for before, as far as this lease
+// has not, and what it says now. Service.mu is held.
+func (l *Lease) ready(at *mempool.Ticket) (tickets, error) {
+	var now tickets
+	if at != nil {
+		t, err := l.session.ticket(*at)
+		if err != nil {
+			return nil, err
+		}
+		now = tickets{t}.pending()
+	}
+	l.buffer.ready = l.buffer.ready.pending()
+	return l.buffer.ready.and(now), nil
+}
+
+// fits says whether t can describe the content of the lease's buffer.
+func (l *Lease) fits(t mempool.Tensor) error {
+	need, err := t.Extent()
+	if err != nil {
+		return err
+	}
+	if l.buffer.bytes < need {
+		return situation.Of(mempool.ErrInvalid, "a %s of shape %v needs %s, buffer %d has %s", t.DType, t.Shape, bytesize.Text(need), l.buffer.id,
+			bytesize.Text(l.buffer.bytes))
+	}
+	return nil
+}
+
+// remove takes the name away and ends its hold on the buffer. Service.mu is held.
+func (n *name) remove() {
+	svc := n.buffer.block.pool.svc
+	remove(&svc.names, &svc.most.names, n.text)
+	svc.namesOf.add(n.uid, -1)
+	if n.owner != nil {
+		remove(&n.owner.names, &n.owner.most.names, n.text)
+	}
+	n.buffer.names--
+	n.buffer.settle()
+}
+
+// Unpublish removes a name. The buffer lives on for those who have leases on it.
+//
+// Errors: [mempool.ErrNotFound], [mempool.ErrDenied] if the name belongs to another user, [mempool.ErrClosed].
+func (s *Session) Unpublish(text string) error {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	if err := s.alive(); err != nil {
+		return err
+	}
+	n := svc.names[text]
+	if n == nil {
+		return situation.Of(mempool.ErrNotFound, "nothing is published as %q", text)
+	}
+	if n.uid != s.peer.UID {
+		return situation.Of(mempool.ErrDenied, "the name %q belongs to user %d", text, n.uid)
+	}
+	n.remove()
+	return nil
+}
+
+// Get leases the buffer that is published under a name, and waits up to wait for the name to appear and for leases that
+// exclude this one to end.
+//
+// Errors: [mempool.ErrNotFound] (with wait 0) or [mempool.ErrTimeout] if nothing is published under the name, [mempool.ErrBusy],
+// [mempool.ErrProducerDied], [mempool.ErrDenied], the context's.
+func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Duration) (*Lease, error) {
+	if err := mempool.ValidateName("buffer", text); err != nil {
+		return nil, err
+	}
+	svc := s.svc
+	var a *awaited
+	defer func() {
+		if a != nil {
+			a.leave()
+		}
+	}()
+	return s.lease(ctx, write, wait, func() (*buffer, *signal, error) {
+		if n := svc.names[text]; n != nil {
+			return n.buffer, nil, nil
+		}
+		missing := situation.Of(mempool.ErrNotFound, "nothing is published as %q", text)
+		if wait <= 0 {
+			return nil, nil, missing
+		}
+		if a == nil {
+			a = svc.await(text)
+		}
+		return nil, &a.signal, missing
+	})
+}
+
+// Lease leases a buffer by its id and generation.
+//
+// Errors: [mempool.ErrNotFound] for an id that no buffer ever had, [mempool.ErrStale] for one that is gone or another generation,
+// [mempool.ErrBusy], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's.
+func (s *Session) Lease(ctx context.Context, id, generation uint64, write bool, wait time.Duration) (*Lease, error) {
+	svc := s.svc
+	return s.lease(ctx, write, wait, func() (*buffer, *signal, error) {
+		b := svc.buffers[id]
+		switch {
+		case b == nil && (id == 0 || id > svc.lastBuffer):
+			return nil, nil, situation.Of(mempool.ErrNotFound, "no buffer ever had the id %d", id)
+		case b == nil:
+			return nil, nil, situation.Of(mempool.ErrStale, "buffer %d is gone", id)
+		case b.generation != generation:
+			return nil, nil, situation.Of(mempool.ErrStale, "buffer %d is of generation %d, not %d", id, b.generation, generation)
+		}
+		return b, nil, nil
+	})
+}

@@ -1,0 +1,211 @@
+package service
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func publish(t testing.TB, l *Lease, p mempool.Publication) {
+	t.Helper()
+	require.NoError(t, l.Publish(p))
+}
+
+func TestOnlyAWriteLeaseIsPublished(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 4096)
+	l := allocate(t, s, p, 8)
+	assert.ErrorIs(t, l.Publish(mempool.Publication{Name: "bad\n"}), mempool.ErrInvalid)
+	large := mempool.Bytes(9)
+	assert.ErrorIs(t, l.Publish(mempool.Publication{Name: "x", Tensor: &large}), mempool.ErrInvalid)
+	broken := mempool.Tensor{DType: "?"}
+	assert.ErrorIs(t, l.Publish(mempool.Publication{Name: "x", Tensor: &broken}), mempool.ErrInvalid)
+	anew := mempool.Tensor{DType: mempool.Int32, Shape: []uint64{2}}
+	publish(t, l, mempool.Publication{Name: "x", Tensor: &anew})
+	assert.Equal(t, anew, l.Tensor())
+	assert.False(t, l.Info().Write)
+	assert.ErrorIs(t, l.Publish(mempool.Publication{Name: "y"}), mempool.ErrInvalid, "a read lease now")
+	assert.Equal(t, 1, svc.Stats().Names)
+}
+
+func TestATakenNameIsReplacedOnlyOnDemand(t *testing.T) {
+	svc := newService(t)
+	a, b := open(t, svc), open(t, svc)
+	p, _ := fakePool(t, a, 4096)
+	first, second := allocate(t, a, p, 1), allocate(t, b, p, 2)
+	publish(t, first, mempool.Publication{Name: "x"})
+	release(t, first)
+	assert.ErrorIs(t, second.Publish(mempool.Publication{Name: "x"}), mempool.ErrExists)
+	publish(t, second, mempool.Publication{Name: "x", Replace: true})
+	release(t, second)
+	assert.Equal(t, 1, svc.Stats().Buffers, "nothing holds the first any more")
+	a.End(nil) // the name is not its own any more
+	l, err := b.Get(context.Background(), "x", false, 0)
+	require.NoError(t, err)
+	assert.EqualValues(t, 2, l.Info().Bytes)
+	checkBooks(t, svc)
+}
+
+func TestABufferIsPublishedAgainUnderItsOwnName(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 4096)
+	l := allocate(t, s, p, 1)
+	publish(t, l, mempool.Publication{Name: "x"})
+	release(t, l)
+	for _, keep := range []bool{true, false} {
+		w, err := s.Get(context.Background(), "x", true, 0)
+		require.NoError(t, err)
+		publish(t, w, mempool.Publication{Name: "x", Keep: keep})
+		release(t, w)
+	}
+	assert.Equal(t, mempool.Stats{Sessions: 1, Buffers: 1, Names: 1}, func() mempool.Stats { st := svc.Stats(); st.Pools = nil; return st }())
+	s.End(nil)
+	assert.Zero(t, svc.Stats().Names, "the last publication did not keep it")
+	checkBooks(t, svc)
+}
+
+func TestABufferLivesAsLongAsAnyOfItsNames(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 4096)
+	l := allocate(t, s, p, 1)
+	publish(t, l, mempool.Publication{Name: "x"})
+	release(t, l)
+	w, err := s.Get(context.Background(), "x", true, 0)
+	require.NoError(t, err)
+	publish(t, w, mempool.Publication{Name: "y"})
+	release(t, w)
+	require.NoError(t, s.Unpublish("x"))
+	assert.Equal(t, 1, svc.Stats().Buffers)
+	require.NoError(t, s.Unpublish("y"))
+	assert.Zero(t, svc.Stats().Buffers)
+	assert.ErrorIs(t, s.Unpublish("y"), mempool.ErrNotFound)
+}
+
+func TestANameGoesWithItsSessionUnlessItIsKept(t *testing.T) {
+	svc := newService(t)
+	s, other := open(t, svc), open(t, svc)
+	p, _ := fakePool(t, s, 4096)
+	publish(t, allocate(t, s, p, 1), mempool.Publication{Name: "gone"})
+	publish(t, allocate(t, s, p, 1), mempool.Publication{Name: "kept", Keep: true})
+	reader, err := other.Get(context.Background(), "gone", false, 0)
+	require.NoError(t, err)
+	s.End(nil)
+	_, err = other.Get(context.Background(), "gone", false, 0)
+	assert.ErrorIs(t, err, mempool.ErrNotFound)
+	assert.NoError(t, reader.CopyTo(make([]byte, 1), 0), "leases on it live on")
+	l, err := other.Get(context.Background(), "kept", true, 0)
+	require.NoError(t, err)
+	release(t, l)
+	require.NoError(t, other.Unpublish("kept"), "the same user")
+	release(t, reader)
+	assert.Zero(t, svc.Stats().Buffers)
+	checkBooks(t, svc)
+}
+
+func TestANameOfAnotherUserCannotBeTaken(t *testing.T) {
+	svc := newService(t)
+	self := mempool.Self()
+	s := open(t, svc)
+	p := createPool(t, s, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 4096, Access: mempool.Access{UIDs: []uint32{self.UID, self.UID + 1}}})
+	other := openClient(t, svc, mempool.Peer{UID: self.UID + 1})
+	publish(t, allocate(t, s, p, 1), mempool.Publication{Name: "x"})
+	l := allocate(t, other.Session, p, 1)
+	assert.ErrorIs(t, l.Publish(mempool.Publication{Name: "x", Replace: true}), mempool.ErrDenied)
+	assert.ErrorIs(t, other.Unpublish("x"), mempool.ErrDenied)
+	_, err := other.Get(context.Background(), "x", false, 0)
+	assert.NoError(t, err, "reading is for who may use the pool")
+	assert.True(t, l.Info().Write, "a refused lease is what it was")
+	checkBooks(t, svc)
+}
+
+func TestGetWaitsForTheName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s := open(t, svc)
+		p, _ := fakePool(t, s, 4096)
+		ctx := context.Background()
+		_, err := s.Get(ctx, "x", false, 0)
+		assert.ErrorIs(t, err, mempool.ErrNotFound)
+		began := time.Now()
+		_, err = s.Get(ctx, "x", false, time.Second)
+		assert.ErrorIs(t, err, mempool.ErrTimeout)
+		assert.Equal(t, time.Second, time.Since(began))
+		_, err = s.Get(ctx, "", false, 0)
+		assert.ErrorIs(t, err, mempool.ErrInvalid)
+
+		got := make(chan *Lease)
+		go func() {
+			l, err := s.Get(ctx, "x", false, patience)
+			assert.NoError(t, err)
+			got <- l
+		}()
+		synctest.Wait()
+		publish(t, allocate(t, s, p, 1), mempool.Publication{Name: "another"})
+		synctest.Wait()
+		publish(t, allocate(t, s, p, 1), mempool.Publication{Name: "x"})
+		release(t, <-got)
+	})
+}
+
+func TestNothingIsPublishedFromAPoolThatIsBeingDestroyed(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 4096)
+	l := allocate(t, s, p, 1)
+	require.NoError(t, s.DestroyPool(p.info.ID))
+	assert.ErrorIs(t, l.Publish(mempool.Publication{Name: "x"}), mempool.ErrClosed)
+	assert.Zero(t, svc.Stats().Names)
+}
+
+// The names of a destroyed pool's session must not take away what was published under them since.
+func TestTheEndOfASessionLeavesTheNamesOfOthersAlone(t *testing.T) {
+	svc := newService(t)
+	s, other := open(t, svc), open(t, svc)
+	p, _ := fakePool(t, s, 4096)
+	q := createPool(t, s, mempool.PoolSpec{Name: "q", Kind: fake, MaxBytes: 4096})
+	publish(t, allocate(t, s, p, 1), mempool.Publication{Name: "x"})
+	require.NoError(t, s.DestroyPool(p.info.ID))
+	publish(t, allocate(t, other, q, 1), mempool.Publication{Name: "x"})
+	s.End(nil)
+	_, err := other.Get(context.Background(), "x", false, 0)
+	assert.NoError(t, err)
+}
+
+func TestAPublicationWakesOnlyThoseWhoWaitForItsName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s := open(t, svc)
+		p, _ := fakePool(t, s, 4096)
+		came := make(chan error)
+		for range 2 {
+			go func() {
+				_, err := s.Get(t.Context(), "x", false, time.Hour)
+				came <- err
+			}()
+		}
+		synctest.Wait()
+		sleep := svc.awaited["x"].ch
+		publish(t, allocate(t, s, p, 8), mempool.Publication{Name: "y"})
+		assert.Equal(t, sleep, svc.awaited["x"].ch, "they sleep on")
+		publish(t, allocate(t, s, p, 8), mempool.Publication{Name: "x"})
+		require.NoError(t, <-came)
+		require.NoError(t, <-came)
+		synctest.Wait()
+		assert.Empty(t, svc.awaited)
+
+		_, err := s.Get(t.Context(), "never", false, time.Millisecond)
+		require.ErrorIs(t, err, mempool.ErrTimeout)
+		_, err = s.Get(t.Context(), "never", false, 0)
+		require.ErrorIs(t, err, mempool.ErrNotFound)
+		assert.Empty(t, svc.awaited, "a wait that is over leaves nothing")
+	})
+}

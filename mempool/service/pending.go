@@ -1,0 +1,166 @@
+package service
+
+import "slices"
+
+// pending are the free blocks of one size on which work is under way, the oldest first. A block that leaves them is only
+// counted out. Its entries are stale from then on, and are dropped when somebody meets them or when most entries are stale.
+// So a block joins, leaves and is found in constant time, on average. It is guarded by Service.mu.
+type pending struct {
+	all   []entry
+	of    map[*keeper][]entry // those that count for a keeper, in a pool with bounds for sessions or users
+	count int                 // blocks
+}
+
+// entry is one stay of a block among those that are pending.
+type entry struct {
+	block *block
+	since uint64
+}
+
+func (e entry) stale() bool { return e.block.kept.since != e.since }
+
+// of says whether the block still counts for k.
+func (e entry) of(k *keeper) bool { return !e.stale() && slices.Contains(e.block.kept.keepers, k) }
+
+// pending says whether b is free and was not quiet when somebody looked last. Service.mu is held.
+func (b *block) pending() bool { return b.kept != nil && b.kept.since > 0 }
+
+// pend puts a free block among those on which work is under way. It counts for its keepers already. Service.mu is held.
+func (p *Pool) pend(b *block) {
+	l := p.pending[b.size]
+	if l == nil {
+		l = new(pending)
+		p.pending[b.size] = l
+	}
+	p.lastPending++
+	b.kept.since = p.lastPending
+	e := entry{b, b.kept.since}
+	l.all = append(l.all, e)
+	l.count++
+	if p.bounded() {
+		if l.of == nil {
+			l.of = make(map[*keeper][]entry)
+		}
+		for _, k := range b.kept.keepers {
+			l.of[k] = append(l.of[k], e)
+		}
+	}
+	if len(l.all) > 2*l.count+64 {
+		l.tidy()
+	}
+}
+
+// tidy drops the stale entries.
+func (l *pending) tidy() {
+	l.all = slices.DeleteFunc(l.all, entry.stale)
+	for k, list := range l.of {
+		list = slices.DeleteFunc(list, func(e entry) bool { return !e.of(k) })
+		if l.of[k] = list; len(list) == 0 {
+			delete(l.of, k)
+		}
+	}
+}
+
+// unpend takes a block from those on which work is under way. Service.mu is held.
+func (p *Pool) unpend(b *block) {
+	b.kept.since = 0
+	l := p.pending[b.size]
+	if l.count--; l.count == 0 {
+		delete(p.pending, b.size)
+	}
+}
+
+// shelve puts a free block among those on which nothing is under way. Service.mu is held.
+func (p *Pool) shelve(b *block) {
+	b.tickets = nil
+	p.cache[b.size] = append(p.cache[b.size], b)
+	if b.mapped.len() == 0 {
+		p.loose++
+	}
+}
+
+// lookAgain looks again at whom a free block counts for, and says whether they became fewer. A pending one on which nothing
+// is under way any more is shelved. Service.mu is held.
+func (p *Pool) lookAgain(b *block) (fewer bool) {
+	tickets := len(b.tickets)
+	if b.pending() && !b.quiet() && len(b.tickets) == tickets {
+		return false // for most of very many
+	}
+	fewer = p.charge(b)
+	if b.pending() && len(b.kept.keepers) == 0 {
+		p.unpend(b)
+		p.shelve(b)
+	}
+	return fewer
+}
+
+// idle finds the free block of a size that was used last, whose mappings and caches are warm, of those on which nothing is
+// under way. Service.mu is held.
+func (p *Pool) idle(size uint64) *block {
+	if len(p.cache[size]) == 0 {
+		p.lookAtSome(size)
+	}
+	list := p.cache[size]
+	if len(list) == 0 {
+		return nil
+	}
+	return list[len(list)-1]
+}
+
+// lookAtSome looks at the newest and the oldest blocks of a size that are pending, up to the first that is quiet by now. If
+// there are others, it has them looked at in the background: all sessions wait meanwhile. Service.mu is held.
+func (p *Pool) lookAtSome(size uint64) {
+	const each = 16
+	l := p.pending[size]
+	if l == nil {
+		return
+	}
+	n := len(l.all)
+	for i := range min(n, 2*each) {
+		at := n - 1 - i
+		if n > 2*each && i >= each {
+			at = i - each
+		}
+		if e := l.all[at]; !e.stale() && e.block.quiet() {
+			p.lookAgain(e.block)
+			return
+		}
+	}
+	if n > 2*each {
+		p.passed = true
+		p.watchCharged()
+	}
+}
+
+// oldest finds the pending block of a size that was used the longest ago: its next user waits the least. Service.mu is held.
+func (p *Pool) oldest(size uint64) *block {
+	l := p.pending[size]
+	if l == nil {
+		return nil
+	}
+	for l.all[0].stale() {
+		l.all[0] = entry{}
+		l.all = l.all[1:]
+	}
+	return l.all[0].block
+}
+
+// own finds the oldest pending block of a size that counts for the session already, because work of its process on it is
+// under way. Service.mu is held.
+func (p *Pool) own(s *Session, size uint64) *block {
+	l, k := p.pending[size], s.keeper
+	if l == nil {
+		return nil
+	}
+	list := l.of[k]
+	for len(list) > 0 && !list[0].of(k) {
+		list[0] = entry{}
+		list = list[1:]
+	}
+	if len(list) == 0 {
+		delete(l.of, k)
+		return nil
+	}
+	l.of[k] = list
+	return list[0].block
+}

@@ -1,0 +1,74 @@
+package service
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// BenchmarkOtherRequestsWhileBlocksArePending has 8 goroutines allocate and release blocks of a pool that is full of free ones
+// with work under way that does not end. It says how long another request waited. With few blocks that is what the goroutines
+// take of the CPUs.
+func BenchmarkOtherRequestsWhileBlocksArePending(b *testing.B) {
+	for _, blocks := range []int{100, 100_000} {
+		b.Run(strconv.Itoa(blocks), func(b *testing.B) { requestsBesidePending(b, blocks) })
+	}
+}
+
+func requestsBesidePending(b *testing.B, blocks int) {
+	const loops = 8
+	svc := newService(b)
+	owner := open(b, svc)
+	p, _ := fakePool(b, owner, uint64(blocks)*512)
+	w := hire(b, svc)
+	leases := make([]*Lease, blocks)
+	for i := range leases {
+		leases[i] = allocate(b, w.Session, p, 512)
+	}
+	unreached := w.ticket()
+	for _, l := range leases {
+		require.NoError(b, l.ReleaseAt(false, []mempool.Ticket{unreached}))
+	}
+	var all sync.WaitGroup
+	stop := make(chan struct{})
+	for range loops {
+		s := open(b, svc)
+		s.UseTimelines()
+		all.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				l, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(512), 0)
+				if err != nil {
+					b.Error(err)
+					return
+				}
+				if err := l.Release(false); err != nil {
+					b.Error(err)
+				}
+			}
+		})
+	}
+	var took []time.Duration
+	for b.Loop() {
+		began := time.Now()
+		_, err := owner.FindPool(p.info.ID)
+		require.NoError(b, err)
+		took = append(took, time.Since(began))
+	}
+	close(stop)
+	all.Wait()
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)-1].Microseconds())/1000, "worst-ms")
+	b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "p99-ms")
+}

@@ -1,0 +1,135 @@
+package service
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// releaseAll releases leases, each with a ticket of the worker that done chooses.
+func releaseAll(t *testing.T, leases []*Lease, done func(i int) mempool.Ticket) {
+	t.Helper()
+	for i, l := range leases {
+		require.NoError(t, l.ReleaseAt(false, []mempool.Ticket{done(i)}))
+	}
+}
+
+func TestABlockWhoseWorkEndedIsFoundInTheBackgroundAmongManyThatHaveSome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const blocks = 1000
+		svc := newService(t)
+		p, arena := fakePool(t, open(t, svc), blocks*512)
+		bad, good := hire(t, svc), hire(t, svc)
+		var mine, theirs []*Lease
+		for i := range blocks {
+			if i == blocks/2 {
+				mine = append(mine, allocate(t, good.Session, p, 512))
+			} else {
+				theirs = append(theirs, allocate(t, bad.Session, p, 512))
+			}
+		}
+		unreached, soon := bad.ticket(), good.ticket()
+		releaseAll(t, theirs[:blocks/2], func(int) mempool.Ticket { return unreached })
+		releaseAll(t, mine, func(int) mempool.Ticket { return soon })
+		releaseAll(t, theirs[blocks/2:], func(int) mempool.Ticket { return unreached })
+		good.reach(soon)
+		first := allocate(t, good.Session, p, 512)
+		assert.Equal(t, theirs[0].Info().Block, first.Info().Block, "the oldest: a look at all of them would take too long")
+		time.Sleep(2 * drainRest)
+		second := allocate(t, good.Session, p, 512)
+		assert.Equal(t, mine[0].Info().Block, second.Info().Block)
+		assert.Empty(t, second.Info().Wait)
+		assert.Zero(t, arena.frees)
+		synctest.Wait()
+		time.Sleep(2 * drainRest)
+		svc.mu.Lock()
+		assert.False(t, p.watched, "nobody passes by any more")
+		svc.mu.Unlock()
+		checkBooks(t, svc)
+	})
+}
+
+func TestASessionAtItsLimitFindsItsOwnPendingBlocksBehindManyOfOthers(t *testing.T) {
+	const blocks = 200
+	svc := newService(t)
+	p := createPool(t, open(t, svc), mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: blocks * 512, SessionBytes: (blocks - 2) * 512})
+	bad := hire(t, svc)
+	small := hire(t, svc)
+	var theirs, mine []*Lease
+	for range blocks - 2 {
+		theirs = append(theirs, allocate(t, bad.Session, p, 512))
+	}
+	mine = append(mine, allocate(t, small.Session, p, 512), allocate(t, small.Session, p, 512))
+	never := bad.ticket()
+	releaseAll(t, theirs, func(int) mempool.Ticket { return never })
+	releaseAll(t, mine, func(int) mempool.Ticket { return small.ticket() })
+	l := allocate(t, bad.Session, p, 512)
+	assert.Equal(t, theirs[0].Info().Block, l.Info().Block, "its own, the oldest first")
+	other := allocate(t, bad.Session, p, 512)
+	assert.Equal(t, theirs[1].Info().Block, other.Info().Block)
+	checkBooks(t, svc)
+}
+
+// Blocks come, go, become quiet and are trimmed in any order, and the lists of pending ones forget none of them.
+func TestRandomWorkOnFreeBlocksKeepsTheBooks(t *testing.T) {
+	for seed := range uint64(20) {
+		random := rand.New(rand.NewPCG(seed, 3))
+		svc := newService(t)
+		p := createPool(t, open(t, svc), mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 1 << 17, SessionBytes: 1 << 16})
+		workers := []*worker{hire(t, svc), hire(t, svc), hire(t, svc)}
+		held := make([][]*Lease, len(workers))
+		for range 500 {
+			i := random.IntN(len(workers))
+			w := workers[i]
+			switch random.IntN(10) {
+			case 0, 1, 2, 3:
+				l, err := w.Allocate(context.Background(), p.info.ID, mempool.Bytes(512<<random.IntN(4)), 0)
+				if err == nil {
+					held[i] = append(held[i], l)
+				}
+			case 4, 5, 6, 7, 8:
+				if len(held[i]) > 0 {
+					n := random.IntN(len(held[i]))
+					var done []mempool.Ticket
+					if random.IntN(4) > 0 {
+						done = []mempool.Ticket{w.ticket()}
+					}
+					require.NoError(t, held[i][n].ReleaseAt(false, done))
+					held[i] = slices.Delete(held[i], n, n+1)
+				}
+			case 9:
+				if w.next > 0 {
+					w.reach(mempool.Ticket{Timeline: w.id, Word: workerWord, Value: 1 + random.Uint64N(w.next)})
+				}
+				if random.IntN(4) == 0 {
+					_, err := w.TrimPool(p.info.ID, random.Uint64N(1<<16))
+					require.NoError(t, err)
+				}
+			}
+			// What drains in the background is freed at any time: the arena is compared once that is over.
+			svc.mu.Lock()
+			assert.Equal(t, p.reserved, p.leased+p.cached+p.held)
+			svc.mu.Unlock()
+		}
+		for i, w := range workers {
+			for _, l := range held[i] {
+				release(t, l)
+			}
+			w.reach(w.ticket())
+		}
+		svc.drains.Wait()
+		checkBooks(t, svc)
+		_, err := workers[0].TrimPool(p.info.ID, 0)
+		require.NoError(t, err)
+		st := svc.Stats().Pools[0]
+		assert.Equal(t, []uint64{0, 0}, []uint64{st.Reserved, uint64(st.Blocks)})
+	}
+}

@@ -1,0 +1,350 @@
+package service
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/poolbridge/poolbridge/internal/bytesize"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/sizeclass"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Pool is a named, bounded arena on one device, of one kind of memory, for one trust domain. Its fields are guarded by
+// Service.mu except those that never change. What becomes of its blocks is in recycle.go.
+type Pool struct {
+	svc   *Service
+	info  mempool.PoolInfo
+	arena mempool.Arena
+
+	uid    uint32         // of the user who made it
+	access mempool.Access // who may use it, sorted; never empty
+	// reserved = leased + cached + held: bytes of all blocks, of those that buffers use, of those free for use, and of
+	// those that are free but not usable yet (recalled, or of a process that may still run).
+	reserved, leased, cached, held uint64
+	used                           uint64 // bytes of the buffers
+	blocks                         int
+	cache                          map[uint64][]*block // those on which nothing is under way, by size, oldest first
+	loose                          int                 // of these, blocks that no session maps
+	pending                        map[uint64]*pending // cached blocks on which work is under way, by size
+	lastPending                    uint64              // of these blocks so far
+	stuck                          []*block            // could not be freed; counted as held
+	due                            uint64              // blocks so far that were to be given back to the driver
+	settled                        countedSignal       // that was done with another of them, or failed
+	users                          tally               // bytes that count for each user: see account.go
+	charged                        map[*block]struct{} // free blocks that count for somebody
+	recharged                      time.Time           // when many of them were looked at last
+	watched                        bool                // they are looked at in the background
+	passed                         bool                // an allocation has passed by pending blocks since the last such look
+	channels                       int
+	closing                        bool          // being destroyed
+	ending                         bool          // its arena is being closed
+	closed                         chan struct{} // closed when the arena is
+	room                           room          // for allocations that were refused
+	relief                         countedSignal // blocks became free, or were given back to the driver
+
+	lent      map[uint64]*block       // those that buffers use, by id; nil before there is a channel
+	producers map[*Session]*producing // sessions that have producers in channels
+	wanting   int                     // allocations that have found no room
+	tidied    time.Time               // when its channels were looked at for them
+	wants     bool                    // producers are asked for memory again and again
+}
+
+// Info describes the pool.
+func (p *Pool) Info() mempool.PoolInfo { return p.info }
+
+// accessOf is the access list of a pool that maker makes: a copy, each id once, in order. Without any it is maker's user alone.
+func accessOf(a mempool.Access, maker mempool.Peer) mempool.Access {
+	a = mempool.Access{UIDs: slices.Compact(slices.Sorted(slices.Values(a.UIDs))), GIDs: slices.Compact(slices.Sorted(slices.Values(a.GIDs)))}
+	if len(a.UIDs) == 0 && len(a.GIDs) == 0 {
+		a.UIDs = []uint32{maker.UID}
+	}
+	return a
+}
+
+// alike says whether the pool is what a peer would get who made one of spec.
+//
+// Errors: [mempool.ErrExists], naming what differs; [mempool.ErrUnavailable] and [mempool.ErrInvalid] where there is no such device.
+func (p *Pool) alike(peer mempool.Peer, spec mempool.PoolSpec) error {
+	access, info := accessOf(spec.Access, peer), p.info
+	switch {
+	case info.Kind != spec.Kind:
+		spec.Device = info.Device.UUID // that the kind is another one says enough
+	case info.Device != mempool.NoDevice: // a GPU has several names
+		uuid, err := mempool.DeviceUUID(spec.Device)
+		if err != nil {
+			return err
+		}
+		spec.Device = uuid
+	}
+	var differs []string
+	for _, f := range []struct {
+		name       string
+		have, want any
+	}{
+		{"kind", info.Kind, spec.Kind},
+		{"device", info.Device.UUID, spec.Device},
+		{"max_bytes", info.MaxBytes, spec.MaxBytes},
+		{"session_bytes", info.SessionBytes, spec.SessionBytes},
+		{"user_bytes", info.UserBytes, spec.UserBytes},
+		{"uids", p.access.UIDs, access.UIDs},
+		{"gids", p.access.GIDs, access.GIDs},
+	} {
+		if have, want := fmt.Sprintf("%v", f.have), fmt.Sprintf("%v", f.want); have != want {
+			differs = append(differs, fmt.Sprintf("its %s is %s, not %s", f.name, cmp.Or(have, "none"), cmp.Or(want, "none")))
+		}
+	}
+	if differs != nil {
+		return situation.Of(mempool.ErrExists, "there is a pool %q already, which differs from what was asked for: %s; open it as it is, or choose another name",
+			info.Name, strings.Join(differs, "; "))
+	}
+	return nil
+}
+
+// Closed is closed when the pool has been destroyed and the driver has all of its memory back.
+func (p *Pool) Closed() <-chan struct{} { return p.closed }
+
+// Export is what another process needs to map the pool. Its files stay the pool's.
+func (p *Pool) Export() mempool.Export { return p.arena.Export() }
+
+// DriverInUse is how many bytes the source of the memory itself says are allocated from the pool: what the pool's
+// reserved bytes can be checked against.
+func (p *Pool) DriverInUse() (uint64, error) { return p.arena.InUse() }
+
+// blockSize is the size of a block for n bytes.
+func (p *Pool) blockSize(n uint64) (uint64, error) {
+	granularity, limit := p.arena.Granularity(), p.info.MaxBytes
+	size := sizeclass.Of(n, granularity)
+	if size > limit { // the least that it takes may fit
+		size = sizeclass.RoundUp(max(n, 1), granularity)
+	}
+	if size > limit {
+		return 0, situation.Of(mempool.ErrLimit, "pool %q is too small for %s, which take %s of it: it may take %s; make a pool with a larger max_bytes",
+			p.info.Name, bytesize.Text(n), bytesize.Text(size), bytesize.Text(limit))
+	}
+	return size, nil
+}
+
+// take takes a block of at least n bytes for a session's buffer, and charges it to both: one that is free for use if there
+// is one, then a new one, and only where there is no room for that one on which work is under way. Service.mu is held, and
+// released for waiting and for driver calls. What is being given back to the driver when the limit has passed is waited for.
+func (p *Pool) take(w *waiter, n uint64) (*block, error) {
+	s := w.session
+	size, err := p.blockSize(n)
+	if err != nil {
+		return nil, err
+	}
+	late := uint64(0) // blocks that were due when the limit had passed: it takes a while to give much memory back
+	awaits := func() bool {
+		if !w.late {
+			return false
+		}
+		late = cmp.Or(late, p.due)
+		return p.settled.count < late && w.outlast(p.settled.next())
+	}
+	var line *place
+	leave := func() {
+		if line != nil {
+			line.leave()
+			line = nil
+		}
+	}
+	defer leave()
+	asked, told := 0, false // asked is 1 once others know that it waits, told is whether producers were told
+	hopeful := func(err error) error {
+		if told && !w.patient() {
+			return fmt.Errorf("%w (%w)", err, mempool.ErrWanted)
+		}
+		return err
+	}
+	defer func() { p.wanting -= asked }()
+	var scarce error // why no new block could be made just now, although the pool has room
+	relieved := uint64(0)
+	for {
+		room := p.room.changes // before the lock is released for the first time
+		if scarce == nil {
+			relieved = p.relief.count
+		}
+		if err := s.alive(); err != nil {
+			return nil, err
+		}
+		if p.closing {
+			return nil, p.ended()
+		}
+		err := s.chargeable(p, size)
+		mine := err != nil || p.bounded() // others may find more
+		full := scarce != nil || p.reserved+size > p.info.MaxBytes
+		if err != nil {
+			if b := p.own(s, size); b != nil {
+				return p.reuse(s, b), nil
+			}
+		} else {
+			if b := p.fits(s, size, full, p.idle); b != nil {
+				return p.reuse(s, b), nil
+			}
+			if !full {
+				var b *block
+				if b, scarce = p.grow(w.ctx, s, size); !errors.Is(scarce, mempool.ErrOutOfMemory) {
+					return b, scarce
+				}
+				continue
+			}
+			if scarce == nil && p.evict(p.reserved+size-p.info.MaxBytes) {
+				continue
+			}
+			if b := p.fits(s, size, full, p.any); b != nil && s.alive() == nil {
+				return p.reuse(s, b), nil
+			}
+		}
+		if asked == 0 {
+			asked, p.wanting = 1, p.wanting+1
+			var more bool
+			if more, told = p.want(); more {
+				continue
+			}
+		}
+		if scarce != nil {
+			leave()
+			if !w.wait(p.relief.after(relieved)) && !awaits() {
+				return nil, w.cause(hopeful(scarce))
+			}
+			scarce = nil
+			continue
+		}
+		if w.patient() {
+			if line == nil {
+				line = p.room.join(size)
+			}
+			p.watchCharged() // nobody tells when work ends
+			if w.wait(line.wait(room, mine)) || awaits() {
+				continue
+			}
+		}
+		if err == nil {
+			err = p.full(size) // said only now: most who wait get what they wait for
+		}
+		return nil, w.cause(hopeful(err))
+	}
+}
+
+func (p *Pool) ended() error {
+	return situation.Of(mempool.ErrClosed, "pool %q is being destroyed", p.info.Name)
+}
+
+// full says why there is no room for size bytes.
+func (p *Pool) full(size uint64) error {
+	err := situation.Of(mempool.ErrLimit, "no room for %s in pool %q: %s of %s are reserved, of which %s are leased and %s are free but still mapped or being given back; "+
+		"release some, wait longer, or make a pool with a larger max_bytes", bytesize.Text(size), p.info.Name, bytesize.Text(p.reserved),
+		bytesize.Text(p.info.MaxBytes), bytesize.Text(p.leased), bytesize.Text(p.held))
+	if p.held > 0 {
+		err = fmt.Errorf("%w (%w)", err, mempool.ErrRecalling)
+	}
+	return err
+}
+
+// fits finds a cached block to take where size bytes are asked for, with find, which finds one of a given size: of just as many
+// or, where the pool cannot grow, of the next up to twice as many, if the session may have them. Service.mu is held.
+func (p *Pool) fits(s *Session, size uint64, full bool, find func(size uint64) *block) *block {
+	if b := find(size); b != nil || !full {
+		return b
+	}
+	for _, have := range p.sizes() {
+		if have > size && have/2 <= size && s.chargeable(p, have) == nil {
+			if b := find(have); b != nil {
+				return b
+			}
+		}
+	}
+	return nil
+}
+
+// any finds a free block of a size, a pending one only if there is no other. Service.mu is held.
+func (p *Pool) any(size uint64) *block {
+	if b := p.idle(size); b != nil {
+		return b
+	}
+	return p.oldest(size)
+}
+
+// sizes are the sizes of cached blocks, the smallest first. Service.mu is held.
+func (p *Pool) sizes() []uint64 {
+	sizes := slices.AppendSeq(slices.Collect(maps.Keys(p.cache)), maps.Keys(p.pending))
+	slices.Sort(sizes)
+	return slices.Compact(sizes)
+}
+
+// reuse takes a block from the cache. Service.mu is held.
+func (p *Pool) reuse(s *Session, b *block) *block {
+	if b.pending() {
+		p.unpend(b)
+	} else {
+		list := p.cache[b.size]
+		p.cache[b.size] = slices.Delete(list, len(list)-1, len(list)) // idle finds the last
+		if b.mapped.len() == 0 {
+			p.loose--
+		}
+	}
+	b.state = blockLeased
+	p.charge(b)
+	b.generation++
+	p.cached -= b.size
+	p.leased += b.size
+	s.account(p).add(b.size)
+	return b
+}
+
+// grow makes a new block. Service.mu is held, and released for driver calls.
+func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*block, error) {
+	svc := p.svc
+	p.reserved += size
+	p.leased += size
+	p.blocks++
+	account := s.account(p)
+	account.add(size)
+	mem, err := p.allocate(ctx, size)
+	if errors.Is(err, mempool.ErrOutOfMemory) && p.evict(p.cached) { // what lies idle here may be what is missing
+		mem, err = p.allocate(ctx, size)
+	}
+	if err != nil {
+		p.reserved -= size
+		p.leased -= size
+		p.blocks--
+		account.remove(size)
+		p.room.broadcast() // and no relief: those who ran out of memory would drive each other
+		p.closeIfEmpty()
+		if errors.Is(err, mempool.ErrOutOfMemory) && p.held > 0 {
+			err = fmt.Errorf("%w (%w)", err, mempool.ErrRecalling)
+		}
+		return nil, err
+	}
+	svc.lastBlock++
+	b := &block{id: svc.lastBlock, pool: p, size: size, mem: mem, generation: 1}
+	if err = s.alive(); err == nil && p.closing {
+		err = p.ended()
+	}
+	if err != nil { // while the block was made
+		account.remove(size)
+		p.recycle(b)
+		return nil, err
+	}
+	return b, nil
+}
+
+// allocate calls the driver. Service.mu is held, and released meanwhile.
+func (p *Pool) allocate(ctx context.Context, size uint64) (mempool.Allocation, error) {
+	p.svc.mu.Unlock()
+	defer p.svc.mu.Lock()
+	return p.arena.Allocate(ctx, size)
+}
+
+// mayDestroy says whether a peer may destroy the pool. Its maker and the service's user always may. Others must be creators and
+// be allowed to use it.
+func (p *Pool) mayDestroy(peer mempool.Peer, creator bool) bool {
+	return peer.UID == p.uid || peer.UID == p.svc.uid || creator && p.access.Allows(peer)
+}

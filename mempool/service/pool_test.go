@@ -1,0 +1,166 @@
+package service
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func TestAPoolTakesUpToItsLimitAndNotAByteMore(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 2048)
+	ctx := context.Background()
+
+	_, err := s.Allocate(ctx, p.info.ID, mempool.Bytes(2049), patience)
+	require.ErrorIs(t, err, mempool.ErrLimit)
+	assert.EqualError(t, err, `limit reached: pool "`+t.Name()+
+		`" is too small for 2049 bytes, which take 2560 bytes of it: it may take 2048 bytes; make a pool with a larger max_bytes`)
+	a := allocate(t, s, p, 2048)
+	_, err = s.Allocate(ctx, p.info.ID, mempool.Bytes(1), 0)
+	require.ErrorIs(t, err, mempool.ErrLimit)
+	assert.NotErrorIs(t, err, mempool.ErrRecalling, "nothing is on its way")
+	assert.EqualError(t, err, `limit reached: no room for 512 bytes in pool "`+t.Name()+
+		`": 2048 bytes of 2048 bytes are reserved, of which 2048 bytes are leased and 0 bytes are free but still mapped or being given back; `+
+		`release some, wait longer, or make a pool with a larger max_bytes`)
+	checkBooks(t, svc)
+	release(t, a)
+	release(t, allocate(t, s, p, 1))
+	checkBooks(t, svc)
+}
+
+func TestABufferOfNoBytesHasABlockOfItsOwn(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	tiny := createPool(t, s, mempool.PoolSpec{Name: "tiny", Kind: mempool.Host, MaxBytes: 4096})
+	l := allocate(t, s, tiny, 0)
+	assert.Zero(t, l.Info().Bytes)
+	assert.EqualValues(t, 4096, l.Info().BlockBytes)
+	checkBooks(t, svc)
+
+	_, err := s.CreatePool(mempool.PoolSpec{Name: "less", Kind: mempool.Host, MaxBytes: 10})
+	require.ErrorIs(t, err, mempool.ErrInvalid, "a pool smaller than a page has no block")
+	assert.ErrorContains(t, err, "it may take 10 bytes")
+	createPool(t, s, mempool.PoolSpec{Name: "less", Kind: mempool.Host, MaxBytes: 4096})
+}
+
+func TestASizeClassAboveTheLimitFallsBackToWhatIsNeeded(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 512*17)
+	l := allocate(t, s, p, 512*17) // its class has 18 · 512
+	assert.EqualValues(t, 512*17, l.Info().BlockBytes)
+}
+
+func TestASessionTakesUpToItsLimit(t *testing.T) {
+	svc := newService(t)
+	s, other := open(t, svc), open(t, svc)
+	p := createPool(t, s, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 4096, SessionBytes: 1024})
+	a := allocate(t, s, p, 1024)
+	_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
+	require.ErrorIs(t, err, mempool.ErrLimit)
+	assert.EqualError(t, err, `limit reached: session 1 has 1024 bytes, asks for 512 bytes more, and one session may take 1024 bytes in pool "p": `+
+		`release some, or make a pool with a larger session_bytes`)
+	allocate(t, other, p, 1024)
+
+	// Published, it still counts: it is there because of this session.
+	require.NoError(t, a.Publish(mempool.Publication{Name: "x"}))
+	release(t, a)
+	_, err = s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
+	require.ErrorIs(t, err, mempool.ErrLimit)
+	require.NoError(t, s.Unpublish("x"))
+	allocate(t, s, p, 1024)
+	checkBooks(t, svc)
+}
+
+func TestALargerBlockFromTheCacheDoesNotPassTheSessionsLimit(t *testing.T) {
+	svc := newService(t)
+	s, other := open(t, svc), open(t, svc)
+	p := createPool(t, s, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 1536, SessionBytes: 1024})
+	first, second := allocate(t, s, p, 512), allocate(t, other, p, 1024)
+	release(t, second)
+	// 1024 bytes are cached and the pool cannot grow: the whole block would be too much for this session.
+	l := allocate(t, s, p, 512)
+	assert.EqualValues(t, 512, l.Info().BlockBytes)
+	checkBooks(t, svc)
+	release(t, first)
+	release(t, l)
+}
+
+func TestAFullPoolHandsOutABlockUpToTwiceAsLarge(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, arena := fakePool(t, s, 1024)
+	release(t, allocate(t, s, p, 1024))
+	l := allocate(t, s, p, 512)
+	assert.EqualValues(t, 1024, l.Info().BlockBytes)
+	assert.EqualValues(t, 512, l.Info().Bytes)
+	assert.Zero(t, arena.frees)
+	checkBooks(t, svc)
+}
+
+func TestAnAllocationWaitsForRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s := open(t, svc)
+		p, _ := fakePool(t, s, 1024)
+		l := allocate(t, s, p, 1024)
+		got := make(chan *Lease, 2)
+		for range 2 {
+			go func() {
+				l, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
+				assert.NoError(t, err)
+				got <- l
+			}()
+		}
+		synctest.Wait()
+		release(t, l)
+		release(t, <-got)
+		release(t, <-got)
+	})
+}
+
+func TestWaitingForRoomEndsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s := open(t, svc)
+		p, _ := fakePool(t, s, 1024)
+		allocate(t, s, p, 1024)
+		began := time.Now()
+		_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1), time.Second)
+		assert.ErrorIs(t, err, mempool.ErrLimit)
+		assert.Equal(t, time.Second, time.Since(began))
+	})
+}
+
+func TestASmallerAllocationThatFailsWakesWhoWaitsForItsRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s := open(t, svc)
+		p, arena := fakePool(t, s, 1024)
+		inside, letGo := arena.block()
+		arena.set("Allocate", situation.Of(mempool.ErrInternal, "broken"))
+		failed := make(chan error, 2)
+		go func() {
+			_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1024), 0)
+			failed <- err
+		}()
+		<-inside // it has reserved all there is
+		go func() {
+			_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(512), patience)
+			failed <- err
+		}()
+		synctest.Wait()
+		letGo()
+		assert.ErrorIs(t, <-failed, mempool.ErrInternal)
+		assert.ErrorIs(t, <-failed, mempool.ErrInternal, "it tried as soon as there was room again")
+		checkBooks(t, svc)
+	})
+}

@@ -1,0 +1,185 @@
+package service
+
+import (
+	"maps"
+	"slices"
+)
+
+// recycle takes back a block that no buffer uses any more. Service.mu is held.
+func (p *Pool) recycle(b *block) {
+	p.leased -= b.size
+	if len(b.tickets) > maxTickets { // more than its next user could be told
+		b.holds++
+		p.svc.drain(b, func() { p.unhold(b) })
+	}
+	if b.holds > 0 {
+		b.state = blockHeld
+		p.held += b.size
+		p.charge(b)
+		return
+	}
+	p.keep(b)
+}
+
+// keep makes a free block available. Service.mu is held.
+func (p *Pool) keep(b *block) {
+	b.state = blockCached
+	p.cached += b.size
+	p.charge(b)
+	if b.kept != nil && len(b.kept.keepers) > 0 {
+		p.pend(b)
+	} else {
+		p.shelve(b)
+	}
+	p.room.broadcast()
+	p.relief.broadcast()
+	if p.closing {
+		p.retire(p.cached, false)
+	}
+}
+
+// unhold ends one hold on b. Service.mu is held.
+func (p *Pool) unhold(b *block) {
+	b.holds--
+	if b.state != blockHeld {
+		return
+	}
+	if b.holds > 0 {
+		p.charge(b)
+		return
+	}
+	p.held -= b.size
+	p.keep(b)
+}
+
+// evict gives back cached blocks of at least n bytes together on which nothing is under way, and reports whether any bytes
+// were given back at once. Service.mu is held, and released for driver calls.
+func (p *Pool) evict(n uint64) bool {
+	if p.cached == 0 && len(p.stuck) == 0 {
+		return false
+	}
+	given, err := p.giveBack(n, true)
+	if err != nil {
+		p.svc.log.Error("memory could not be given back", "error", err)
+	}
+	return given > 0
+}
+
+// giveBack gives back cached blocks of at least n bytes together, and tells how many bytes were given back at once, and what
+// could not be. quiet leaves those on which work is under way. Service.mu is held, and released for driver calls.
+func (p *Pool) giveBack(n uint64, quiet bool) (given uint64, err error) {
+	idle := p.retire(n, quiet)
+	err = p.svc.flush()
+	for _, b := range idle {
+		if b.state == blockFreed {
+			given += b.size
+		}
+	}
+	return given, err
+}
+
+// retire chooses cached blocks of at least n bytes together to be given back: those that no session maps are due at once
+// and returned, the others when their mappings have been given up. Blocks that could not be freed before are tried
+// again. quiet leaves those on which work is under way. Service.mu is held.
+func (p *Pool) retire(n uint64, quiet bool) (idle []*block) {
+	var chosen uint64
+	idle, p.stuck = p.stuck, nil
+	if quiet { // room is to be made: they may be enough
+		for _, b := range idle {
+			chosen += b.size
+		}
+	}
+	idle = append(idle, p.choose(&chosen, n, false, quiet)...) // that nobody maps first: they cost no round trip
+	recalled := p.choose(&chosen, n, true, quiet)
+	for _, b := range recalled {
+		b.state = blockRecalling
+		p.charge(b)
+	}
+	for _, b := range idle {
+		p.free(b)
+	}
+	p.recall(recalled)
+	return idle
+}
+
+// choose takes cached blocks that somebody maps, or that nobody does, until n bytes are chosen, and counts them as held. It
+// looks no further than it must: there may be very many. Service.mu is held.
+func (p *Pool) choose(chosen *uint64, n uint64, mapped, quiet bool) (blocks []*block) {
+	take := func(b *block) {
+		blocks = append(blocks, b)
+		*chosen += b.size
+		p.cached -= b.size
+		p.held += b.size
+	}
+	enough := func() bool { return *chosen >= n || (!mapped && p.loose == 0) }
+	for _, size := range slices.Sorted(maps.Keys(p.cache)) {
+		if enough() {
+			break
+		}
+		list := p.cache[size]
+		left, i := list[:0], 0
+		for ; i < len(list) && !enough(); i++ {
+			b := list[i]
+			if b.mapped.len() > 0 != mapped {
+				left = append(left, b)
+				continue
+			}
+			if !mapped {
+				p.loose--
+			}
+			take(b)
+		}
+		left = append(left, list[i:]...)
+		clear(list[len(left):])
+		if p.cache[size] = left; len(left) == 0 {
+			delete(p.cache, size)
+		}
+	}
+	if quiet {
+		return blocks
+	}
+	for _, size := range slices.Sorted(maps.Keys(p.pending)) {
+		for _, e := range p.pending[size].all {
+			if *chosen < n && !e.stale() && e.block.mapped.len() > 0 == mapped {
+				p.unpend(e.block)
+				take(e.block)
+			}
+		}
+	}
+	return blocks
+}
+
+// recall asks the sessions that map the blocks to give up their mappings. Service.mu is held.
+func (p *Pool) recall(blocks []*block) {
+	bySession := make(map[*Session][]uint64)
+	for _, b := range blocks {
+		for s := range b.mapped.all() {
+			bySession[s] = append(bySession[s], b.id)
+		}
+	}
+	for s, ids := range bySession {
+		if s.notify != nil && !s.ended {
+			s.notify(Recall{Blocks: ids})
+		}
+	}
+}
+
+// unmap notes that a session no longer maps b. Service.mu is held.
+func (p *Pool) unmap(s *Session, b *block) {
+	b.mapped.remove(s)
+	remove(&s.mapped, &s.most.mapped, b.id)
+	if b.mapped.len() > 0 {
+		if b.state == blockRecalling && p.charge(b) {
+			p.room.broadcast()
+		}
+		return
+	}
+	switch b.state {
+	case blockRecalling:
+		p.free(b)
+	case blockCached:
+		if !b.pending() {
+			p.loose++
+		}
+	}
+}

@@ -1,0 +1,135 @@
+package service
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// applicant waits for room in a pool.
+type applicant struct {
+	lease  *Lease
+	err    error
+	cancel context.CancelFunc
+}
+
+func apply(s *Session, p *Pool, n uint64) *applicant {
+	a := new(applicant)
+	ctx, cancel := context.WithCancel(context.Background())
+	a.cancel = cancel
+	go func() { a.lease, a.err = s.Allocate(ctx, p.info.ID, mempool.Bytes(n), time.Hour) }()
+	synctest.Wait()
+	return a
+}
+
+func TestWhoeverStandsFirstIsWokenAndTheOthersSleepOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s := open(t, svc)
+		p, _ := fakePool(t, s, 1024)
+		held := allocate(t, s, p, 1024)
+		var line []*applicant
+		for range 4 {
+			line = append(line, apply(s, p, 1024))
+		}
+		release(t, held)
+		synctest.Wait()
+		require.NotNil(t, line[0].lease)
+		places := p.room.lines[1024]
+		require.Len(t, places, 3)
+		assert.Equal(t, p.room.changes, places[0].tried, "the next has looked too: there might have been more")
+		assert.Less(t, places[1].tried, p.room.changes)
+		assert.Less(t, places[2].tried, p.room.changes)
+		for i := range line {
+			require.NotNil(t, line[i].lease, "%d", i)
+			release(t, line[i].lease)
+			synctest.Wait()
+		}
+		assert.Empty(t, p.room.lines)
+		checkBooks(t, svc)
+	})
+}
+
+func TestWhoeverGivesUpPassesTheTurnOn(t *testing.T) {
+	for range 50 { // who is first is up to the scheduler
+		synctest.Test(t, func(t *testing.T) {
+			svc := newService(t)
+			s := open(t, svc)
+			p, _ := fakePool(t, s, 1024)
+			held := allocate(t, s, p, 1024)
+			first, second := apply(s, p, 1024), apply(s, p, 1024)
+			first.cancel()
+			release(t, held)
+			synctest.Wait()
+			if first.lease != nil {
+				release(t, first.lease)
+				synctest.Wait()
+			} else {
+				assert.ErrorIs(t, first.err, context.Canceled)
+			}
+			require.NotNil(t, second.lease)
+			assert.Empty(t, p.room.lines)
+		})
+	}
+}
+
+func TestALargeAllocationThatWaitsHoldsNoSmallerOneUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s := open(t, svc)
+		p, _ := fakePool(t, s, 2048)
+		first, rest := allocate(t, s, p, 512), allocate(t, s, p, 1536)
+		large, small := apply(s, p, 2048), apply(s, p, 512)
+		release(t, first)
+		synctest.Wait()
+		require.NotNil(t, small.lease)
+		require.Nil(t, large.lease)
+		release(t, small.lease)
+		release(t, rest)
+		synctest.Wait()
+		require.NotNil(t, large.lease)
+		release(t, large.lease)
+		checkBooks(t, svc)
+	})
+}
+
+func TestASessionAtItsOwnLimitHoldsNobodyUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		a, b := open(t, svc), open(t, svc)
+		p := createPool(t, a, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 2048, SessionBytes: 1024})
+		mine, theirs := allocate(t, a, p, 1024), allocate(t, b, p, 1024)
+		first := apply(a, p, 1024)
+		second := apply(b, p, 1024)
+		release(t, theirs)
+		synctest.Wait()
+		require.Nil(t, first.lease)
+		require.NotNil(t, second.lease)
+		release(t, mine)
+		synctest.Wait()
+		require.NotNil(t, first.lease)
+		checkBooks(t, svc)
+	})
+}
+
+func TestEverybodyInALineLearnsThatThePoolIsDestroyed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s := open(t, svc)
+		p, _ := fakePool(t, s, 1024)
+		held := allocate(t, s, p, 1024)
+		line := []*applicant{apply(s, p, 1024), apply(s, p, 1024), apply(s, p, 512)}
+		require.NoError(t, s.DestroyPool(p.info.ID))
+		synctest.Wait()
+		for _, a := range line {
+			assert.ErrorIs(t, a.err, mempool.ErrClosed)
+		}
+		release(t, held)
+	})
+}

@@ -1,0 +1,315 @@
+package service
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Notice is what the service tells a session unasked.
+type Notice interface{ notice() }
+
+// Recall asks a session to unmap blocks as soon as none of its leases needs them, and then to call [Session.Dropped].
+type Recall struct{ Blocks []uint64 }
+
+func (Recall) notice() {}
+
+// Session is one client's presence. When it ends, however it ends, its leases end. It is guarded by Service.mu.
+type Session struct {
+	svc    *Service
+	id     uint64
+	peer   mempool.Peer
+	notify func(Notice)
+	ended  bool
+	over   chan struct{} // closed when the session has ended
+	// settled is closed when the session has ended and nothing is held for its process any more.
+	settled chan struct{}
+
+	ordered  bool           // it understands tickets
+	timeline *timeline      // its own; nil until it asks
+	clock    *mempool.Clock // of a session in this process; guarded by clockMu
+	clockMu  sync.Mutex
+	members  map[*member]struct{} // its members of channels that have a slot
+	swept    chan struct{}        // of an ended session: closed when no consumer of it has a slot any more
+
+	leases   map[uint64]*Lease
+	names    map[string]*name
+	mapped   map[uint64]*block
+	accounts map[*Pool]*account
+	most     struct{ leases, names, mapped int } // that these maps had
+	keeper   *keeper
+	tensor   *mempool.Tensor // that it described last
+
+}
+
+// ID identifies the session within the epoch.
+func (s *Session) ID() uint64 { return s.id }
+
+// Peer is who is behind the session.
+func (s *Session) Peer() mempool.Peer { return s.peer }
+
+func (s *Session) String() string { return fmt.Sprintf("session %d (pid %d)", s.id, s.peer.PID) }
+
+// alive says whether the session can still do anything. Service.mu is held.
+func (s *Session) alive() error {
+	if s.ended {
+		return situation.Of(mempool.ErrClosed, "session %d has ended", s.id)
+	}
+	return nil
+}
+
+// account is what the session has in p. Service.mu is held.
+func (s *Session) account(p *Pool) *account {
+	a := s.accounts[p]
+	if a == nil {
+		a = &account{pool: p, uid: s.peer.UID}
+		s.accounts[p] = a
+	}
+	return a
+}
+
+// describe keeps a tensor. Buffers that are alike share it. Service.mu is held.
+func (s *Session) describe(t mempool.Tensor) *mempool.Tensor {
+	if s.tensor == nil || !s.tensor.Equal(t) {
+		kept := t.Clone()
+		s.tensor = &kept
+	}
+	return s.tensor
+}
+
+// Allocate makes a buffer in a pool for what t describes, leased to be written, and waits up to wait for room.
+//
+// Errors: [mempool.ErrInvalid], [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrLimit] and [mempool.ErrOutOfMemory] (with [mempool.ErrRecalling] where a little
+// patience may help), [mempool.ErrClosed], the context's.
+func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (*Lease, error) {
+	n, err := t.Extent()
+	if err != nil {
+		return nil, err
+	}
+	w := s.newWaiter(ctx, wait)
+	defer w.stop()
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	p, err := s.pool(pool)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.mayAllocate(); err != nil {
+		return nil, err
+	}
+	block, err := p.take(&w, n)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.mayAllocate(); err != nil { // others were carried out while this one waited
+		s.account(p).remove(block.size)
+		p.recycle(block)
+		return nil, err
+	}
+	svc.lastBuffer++
+	b := &buffer{id: svc.lastBuffer, generation: block.generation, block: block, tensor: s.describe(t), bytes: n, account: s.account(p)}
+	svc.buffers[b.id] = b
+	p.lend(block)
+	p.used += n
+	return b.grant(s, true), nil
+}
+
+// FindLease finds one of the session's own leases by its id.
+//
+// Errors: [mempool.ErrNotFound] for an id that no lease ever had, [mempool.ErrReleased] for one that has ended or is another session's.
+func (s *Session) FindLease(id uint64) (*Lease, error) {
+	s.svc.mu.Lock()
+	defer s.svc.mu.Unlock()
+	return s.findLease(id)
+}
+
+// findLease is FindLease with Service.mu held.
+func (s *Session) findLease(id uint64) (*Lease, error) {
+	if l := s.leases[id]; l != nil {
+		return l, nil
+	}
+	if id == 0 || id > s.svc.lastLease {
+		return nil, situation.Of(mempool.ErrNotFound, "no lease ever had the id %d", id)
+	}
+	return nil, situation.Of(mempool.ErrReleased, "session %d has no lease %d: it has ended, or it is another session's", s.id, id)
+}
+
+// Release ends one of the session's own leases, as [Lease.ReleaseAt] does.
+//
+// Errors: those of [Session.FindLease] and [Lease.ReleaseAt].
+func (s *Session) Release(id uint64, incomplete bool, done []mempool.Ticket) error {
+	s.svc.mu.Lock()
+	l, err := s.findLease(id)
+	if err == nil {
+		err = l.endAt(incomplete, done)
+	}
+	s.svc.unlock()
+	if err != nil {
+		return err
+	}
+	return l.finish()
+}
+
+// Dropped says that the session no longer maps the blocks.
+//
+// Errors: [mempool.ErrBusy] if it still has a lease on one of them; none of the blocks counts as dropped then. [mempool.ErrClosed].
+func (s *Session) Dropped(blocks []uint64) error {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	if err := s.alive(); err != nil {
+		return err
+	}
+	dropped := make(map[*block]struct{}, len(blocks))
+	used := false
+	for _, id := range blocks {
+		if b := s.mapped[id]; b != nil {
+			dropped[b] = struct{}{}
+			used = used || b.state == blockLeased
+		}
+	}
+	if used { // by whom takes a look at all leases; blocks that were asked back are not
+		for _, l := range s.leases {
+			if _, ok := dropped[l.buffer.block]; ok {
+				return situation.Of(mempool.ErrBusy, "session %d has lease %d on block %d, which it says it dropped", s.id, l.id, l.buffer.block.id)
+			}
+		}
+	}
+	for b := range dropped {
+		b.pool.unmap(s, b)
+	}
+	return nil
+}
+
+// End ends the session: its leases end, its names go, what it was writing has failed, and what it waits for fails.
+// Blocks that it had leased are not used again, and blocks that it had mapped are not freed, before gone is closed, which
+// says that the process behind the session can no longer touch them; nil says so at once. What End returns is closed
+// then.
+//
+// Its timeline ends once all its tickets are reached, otherwise with the process: then the waits of others for them end, and
+// content that was not complete has failed. For a session of this process the end of its own work stands for that of the
+// process, up to [mempool.OrderLimit]; gone means nothing.
+func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
+	svc := s.svc
+	var work *mempool.Clock
+	if s.notify == nil {
+		work, gone = s.finish(), nil
+	}
+	svc.mu.Lock()
+	defer svc.unlock()
+	if s.ended {
+		return s.settled
+	}
+	s.ended = true
+	close(s.over)
+	remove(&svc.sessions, &svc.most.sessions, s.id)
+	lent := s.expel()
+	var held []*block
+	leases := slices.Collect(maps.Values(s.leases))
+	slices.SortFunc(leases, func(a, b *Lease) int { return cmp.Compare(a.id, b.id) })
+	for _, l := range leases {
+		b := l.buffer.block
+		b.holds++
+		b.keeping().left.add(s)
+		held = append(held, b)
+		l.end(l.write && !lent.keep(l), nil)
+	}
+	s.tidyChannels()
+	for _, n := range s.names {
+		n.remove()
+	}
+	s.stopShowing()
+	if work != nil {
+		svc.background.Add(1)
+		go func() {
+			defer svc.background.Done()
+			s.quiesce(work)
+			svc.mu.Lock()
+			defer svc.unlock()
+			s.settle(held)
+		}()
+		return s.settled
+	}
+	s.timeline.dieIfDone()
+	if gone == nil || (len(held) == 0 && len(s.mapped) == 0 && !s.timeline.owed() && !s.consumes()) {
+		s.settle(held)
+		return s.settled
+	}
+	if s.consumes() {
+		s.swept = make(chan struct{})
+	}
+	swept := s.swept
+	svc.background.Add(1)
+	go func() {
+		defer svc.background.Done()
+		s.linger(gone, swept, held)
+	}()
+	return s.settled
+}
+
+// lingerRest is how often an ended session's words are looked at while its process lives on.
+const lingerRest = time.Second
+
+// linger settles an ended session once its process is gone, or nothing is held for it any more.
+func (s *Session) linger(gone, swept <-chan struct{}, held []*block) {
+	svc := s.svc
+	owed, over := true, false
+	for pause := drainPause; !over; pause = min(2*pause, lingerRest) {
+		var look <-chan time.Time
+		if owed { // streams tell nobody when they write a word
+			look = time.After(pause)
+		}
+		select {
+		case <-gone:
+			over = true
+		case <-svc.closing:
+			over = true
+		case <-swept:
+			swept = nil
+		case <-look:
+		}
+		svc.mu.Lock()
+		if !over {
+			s.timeline.dieIfDone()
+			owed = s.timeline.owed()
+			over = !owed && len(held) == 0 && len(s.mapped) == 0 && !s.consumes()
+		}
+		if over {
+			s.settle(held)
+		}
+		svc.unlock()
+	}
+}
+
+// settle lets the blocks go that an ended session held or mapped. Service.mu is held, and released for driver calls.
+func (s *Session) settle(held []*block) {
+	switch t := s.timeline; {
+	case t.owed():
+		last := t.page.LetGo()
+		t.die(&last)
+	case t != nil && t.unknown && !t.dead:
+		t.page.LetGo()
+		t.die(nil)
+	case t != nil:
+		t.die(nil)
+	}
+	s.vanish()
+	for _, b := range held {
+		b.kept.left.remove(s)
+		b.pool.unhold(b)
+	}
+	for _, b := range s.mapped {
+		b.pool.unmap(s, b)
+	}
+	s.svc.leave(s.keeper)
+	s.svc.flushLogged()
+	close(s.settled)
+}

@@ -1,0 +1,207 @@
+package service
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func TestAnEndedSessionCanDoNothing(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 1<<20)
+	s.End(nil)
+	ctx := context.Background()
+	_, err := s.CreatePool(mempool.PoolSpec{Name: "q", Kind: fake, MaxBytes: 512})
+	assert.ErrorIs(t, err, mempool.ErrClosed)
+	_, err = s.OpenPool(ctx, p.info.Name, patience)
+	assert.ErrorIs(t, err, mempool.ErrClosed)
+	_, err = s.FindPool(p.info.ID)
+	assert.ErrorIs(t, err, mempool.ErrClosed)
+	_, err = s.Allocate(ctx, p.info.ID, mempool.Bytes(1), patience)
+	assert.ErrorIs(t, err, mempool.ErrClosed)
+	_, err = s.Get(ctx, "x", false, patience)
+	assert.ErrorIs(t, err, mempool.ErrClosed)
+	_, err = s.Lease(ctx, 1, 1, false, patience)
+	assert.ErrorIs(t, err, mempool.ErrClosed)
+	_, err = s.TrimPool(p.info.ID, 0)
+	assert.ErrorIs(t, err, mempool.ErrClosed)
+	assert.ErrorIs(t, s.DestroyPool(p.info.ID), mempool.ErrClosed)
+	assert.ErrorIs(t, s.Unpublish("x"), mempool.ErrClosed)
+	assert.ErrorIs(t, s.Dropped(nil), mempool.ErrClosed)
+}
+
+func TestEndingASessionWakesWhatItWaitsFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s, other := open(t, svc), open(t, svc)
+		p, _ := fakePool(t, s, 1024)
+		l := allocate(t, other, p, 1024)
+		info := l.Info()
+		ctx := context.Background()
+		waits := []func() error{
+			func() error { _, err := s.OpenPool(ctx, "no such pool", patience); return err },
+			func() error { _, err := s.Allocate(ctx, p.info.ID, mempool.Bytes(1), patience); return err },
+			func() error { _, err := s.Get(ctx, "no such name", false, patience); return err },
+			func() error { _, err := s.Lease(ctx, info.Buffer, info.Generation, true, patience); return err },
+		}
+		ended := make(chan error)
+		for _, wait := range waits {
+			go func() { ended <- wait() }()
+		}
+		synctest.Wait()
+		s.End(nil)
+		for range waits {
+			assert.ErrorIs(t, <-ended, mempool.ErrClosed)
+		}
+	})
+}
+
+func TestWhatAnEndedSessionHeldServesOthersOnlyOnceItsProcessIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s, dying := open(t, svc), openClient(t, svc, mempool.Self())
+		p, arena := fakePool(t, s, 1024)
+		l := allocate(t, dying.Session, p, 1024)
+		block := mapBlock(t, l)
+		gone := make(chan struct{})
+		settled := dying.End(gone)
+
+		st := svc.Stats()
+		assert.Equal(t, []int{1, 0, 0}, []int{st.Sessions, st.Leases, st.Buffers})
+		assert.EqualValues(t, 1024, st.Pools[0].Held)
+		_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
+		require.ErrorIs(t, err, mempool.ErrLimit)
+		require.ErrorIs(t, err, mempool.ErrRecalling, "patience helps")
+		checkBooks(t, svc)
+
+		got := make(chan *Lease)
+		go func() {
+			l, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
+			assert.NoError(t, err)
+			got <- l
+		}()
+		synctest.Wait()
+		select {
+		case <-settled:
+			t.Error("settled before the process is gone")
+		default:
+		}
+		assert.Empty(t, dying.asked(), "nobody is there to answer")
+		close(gone)
+		again := (<-got).Info()
+		assert.Equal(t, block, again.Block, "no driver call was needed")
+		assert.EqualValues(t, 2, again.Generation)
+		assert.Zero(t, arena.frees)
+		<-settled
+		checkBooks(t, svc)
+	})
+}
+
+func TestABlockThatADeadSessionOnlyMappedIsUsedAgainButNotFreed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s, dying := open(t, svc), openClient(t, svc, mempool.Self())
+		p, arena := fakePool(t, s, 1024)
+		l := allocate(t, dying.Session, p, 1024)
+		mapBlock(t, l)
+		release(t, l)
+		gone := make(chan struct{})
+		settled := dying.End(gone)
+
+		release(t, allocate(t, s, p, 1024))
+		given, err := s.TrimPool(p.info.ID, 0)
+		require.NoError(t, err)
+		assert.Zero(t, given)
+		assert.Zero(t, arena.frees, "the process may still map it")
+		checkBooks(t, svc)
+		close(gone)
+		<-settled
+		assert.Equal(t, 1, arena.frees)
+		checkBooks(t, svc)
+	})
+}
+
+func TestABlockOfTwoDeadProcessesWaitsForBoth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s, a, b := open(t, svc), openClient(t, svc, mempool.Self()), openClient(t, svc, mempool.Self())
+		p, _ := fakePool(t, s, 1024)
+		l := allocate(t, a.Session, p, 1024)
+		require.NoError(t, l.Publish(mempool.Publication{Name: "x"}))
+		_, err := b.Get(context.Background(), "x", false, 0)
+		require.NoError(t, err)
+		goneA, goneB := make(chan struct{}), make(chan struct{})
+		settledA, settledB := a.End(goneA), b.End(goneB)
+		close(goneB)
+		<-settledB
+		assert.EqualValues(t, 1024, svc.Stats().Pools[0].Held)
+		close(goneA)
+		<-settledA
+		assert.EqualValues(t, 1024, svc.Stats().Pools[0].Cached)
+		checkBooks(t, svc)
+	})
+}
+
+func TestASessionWithoutAProcessSettlesAtOnce(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 1024)
+	allocate(t, s, p, 1024)
+	<-s.End(nil)
+	<-s.End(make(chan struct{})) // again: nothing is left to wait for
+	assert.EqualValues(t, 1024, svc.Stats().Pools[0].Cached)
+	assert.Zero(t, svc.Stats().Leases)
+	checkBooks(t, svc)
+}
+
+func TestASessionThatHeldNothingSettlesAtOnceWhateverItsProcessDoes(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	<-s.End(make(chan struct{}))
+}
+
+func TestASessionThatEndsWhileItsBlockIsMadeLosesIt(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, arena := fakePool(t, s, 1024)
+	inside, letGo := arena.block()
+	failed := make(chan error)
+	go func() {
+		_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1024), 0)
+		failed <- err
+	}()
+	<-inside
+	s.End(nil)
+	letGo()
+	assert.ErrorIs(t, <-failed, mempool.ErrClosed)
+	st := svc.Stats()
+	assert.EqualValues(t, 1024, st.Pools[0].Cached)
+	assert.Zero(t, st.Buffers)
+	checkBooks(t, svc)
+}
+
+func TestLeaseIDsOfOthersCannotBeReleased(t *testing.T) {
+	svc := newService(t)
+	a, b := open(t, svc), open(t, svc)
+	p, _ := fakePool(t, a, 1024)
+	l := allocate(t, a, p, 1)
+	_, err := b.FindLease(l.ID())
+	assert.ErrorIs(t, err, mempool.ErrReleased)
+	_, err = b.FindLease(l.ID() + 1)
+	assert.ErrorIs(t, err, mempool.ErrNotFound)
+	_, err = b.FindLease(0)
+	assert.ErrorIs(t, err, mempool.ErrNotFound)
+	found, err := a.FindLease(l.ID())
+	require.NoError(t, err)
+	release(t, found)
+	_, err = a.FindLease(l.ID())
+	assert.ErrorIs(t, err, mempool.ErrReleased)
+	assert.NotEqual(t, a.ID(), b.ID())
+	assert.Equal(t, mempool.Self(), a.Peer())
+}

@@ -1,0 +1,39 @@
+package service
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Stats is the accounting as the session may see it: of the pools that it may use or destroy.
+func (s *Session) Stats() mempool.Stats {
+	return s.svc.stats(s)
+}
+
+// Stats is the accounting of everything.
+func (s *Service) Stats() mempool.Stats {
+	return s.stats(nil)
+}
+
+// stats is the accounting as a session may see it, or nil for the service itself.
+func (s *Service) stats(to *Session) mempool.Stats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := mempool.Stats{Sessions: len(s.sessions), Leases: s.leases, Buffers: len(s.buffers), Names: len(s.names)}
+	for _, p := range s.poolByID {
+		if to != nil && !p.access.Allows(to.peer) && !p.mayDestroy(to.peer, false) {
+			continue
+		}
+		ps := mempool.PoolStats{Pool: p.info, Reserved: p.reserved, Leased: p.leased, Cached: p.cached, Held: p.held, Used: p.used, Blocks: p.blocks}
+		if to != nil {
+			p.recharge()
+			ps.Session, _ = to.counts(p)
+			ps.User = uint64(p.users[to.peer.UID])
+		}
+		st.Pools = append(st.Pools, ps)
+	}
+	slices.SortFunc(st.Pools, func(a, b mempool.PoolStats) int { return cmp.Compare(a.Pool.ID, b.Pool.ID) })
+	return st
+}

@@ -1,0 +1,539 @@
+package service
+
+import (
+	"context"
+	"math"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func TestASealedTimelineIsWrittenByNobodyElse(t *testing.T) {
+	svc := newService(t)
+	w := hire(t, svc)
+	_, x, err := w.Timeline()
+	require.NoError(t, err)
+	fd := int(x.Files[0].Fd())
+	_, err = mempool.MapPage(x, true)
+	assert.ErrorContains(t, err, "operation not permitted")
+	_, err = unix.Pwrite(fd, []byte{1}, 0)
+	assert.ErrorIs(t, err, unix.EPERM)
+	assert.ErrorIs(t, unix.Ftruncate(fd, 0), unix.EPERM)
+	mem, err := unix.Mmap(fd, 0, mempool.TimelineWords*8, unix.PROT_READ, unix.MAP_SHARED)
+	require.NoError(t, err)
+	assert.ErrorIs(t, unix.Mprotect(mem, unix.PROT_READ|unix.PROT_WRITE), unix.EACCES)
+	require.NoError(t, unix.Munmap(mem))
+
+	w.reach(mempool.Ticket{Word: 3, Value: 9})
+	view, err := mempool.MapPage(x, false)
+	require.NoError(t, err)
+	assert.EqualValues(t, 9, view.Load(3), "its owner still writes it")
+	require.NoError(t, view.Close())
+}
+
+func TestOnlyTicketsOfOnesOwnSealedTimelineCount(t *testing.T) {
+	svc := newService(t)
+	owner := open(t, svc)
+	p, _ := fakePool(t, owner, 1<<20)
+	w, other := hire(t, svc), hire(t, svc)
+	s, err := svc.OpenSession(mempool.Self(), func(Notice) {})
+	require.NoError(t, err)
+	s.UseTimelines()
+	require.ErrorIs(t, s.SealTimeline(), mempool.ErrInvalid, "there is none")
+	unsealed, _, err := s.Timeline()
+	require.NoError(t, err)
+
+	bad := []struct {
+		session *Session
+		ticket  mempool.Ticket
+	}{
+		{s, mempool.Ticket{Timeline: unsealed, Word: 0, Value: 1}},
+		{s, mempool.Ticket{Timeline: w.id, Word: 0, Value: 1}},
+		{w.Session, mempool.Ticket{Timeline: other.id, Word: 0, Value: 1}},
+		{w.Session, mempool.Ticket{Timeline: 0, Word: 0, Value: 1}},
+		{w.Session, mempool.Ticket{Timeline: math.MaxInt64, Word: 0, Value: 1}},
+		{w.Session, mempool.Ticket{Timeline: w.id, Word: mempool.TimelineWords, Value: 1}},
+		{w.Session, mempool.Ticket{Timeline: w.id, Word: math.MaxUint64, Value: 1}},
+		{w.Session, mempool.Ticket{Timeline: w.id, Word: 0, Value: 0}},
+		{w.Session, mempool.Ticket{Timeline: w.id, Word: 0, Value: mempool.MaxTicketValue + 1}},
+		{w.Session, mempool.Ticket{Timeline: w.id, Word: 0, Value: math.MaxUint64}},
+	}
+	for _, b := range bad {
+		l := allocate(t, b.session, p, 10)
+		assert.ErrorIs(t, l.Publish(mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &b.ticket}}), mempool.ErrInvalid, "%v", b.ticket)
+		assert.ErrorIs(t, l.ReleaseAt(false, []mempool.Ticket{b.ticket}), mempool.ErrInvalid, "%v", b.ticket)
+		release(t, l)
+	}
+	l := allocate(t, w.Session, p, 10)
+	assert.ErrorIs(t, l.ReleaseAt(false, make([]mempool.Ticket, MaxDone+1)), mempool.ErrInvalid)
+	release(t, l)
+	checkBooks(t, svc)
+}
+
+func TestAReaderWaitsForTheContentAndNothingElse(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 1<<20)
+	producer, consumer := hire(t, svc), hire(t, svc)
+
+	l := allocate(t, producer.Session, p, 10)
+	ready := producer.ticket()
+	event, err := mempool.EventOf(make([]byte, mempool.EventBytes))
+	require.NoError(t, err)
+	require.NoError(t, l.Publish(mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &ready, Event: event}}))
+	_, err = consumer.FindTimeline(producer.id)
+	assert.ErrorIs(t, err, mempool.ErrDenied, "it was not sent a ticket yet")
+	got := consumer.get(t, "x", false)
+	assert.Equal(t, []mempool.Ticket{ready}, got.Info().Wait)
+	assert.Equal(t, event.Handle(), got.Info().Event)
+	assert.False(t, got.Info().EventOnly)
+	x, err := consumer.FindTimeline(producer.id)
+	require.NoError(t, err)
+	view, err := mempool.MapPage(x, false)
+	require.NoError(t, err)
+	defer view.Close()
+
+	producer.reach(ready)
+	assert.EqualValues(t, ready.Value, view.Load(workerWord))
+	assert.Empty(t, got.Info().Wait, "what is reached need not be waited for")
+	assert.Empty(t, consumer.get(t, "x", false).Info().Wait)
+	_, err = consumer.FindTimeline(99)
+	assert.ErrorIs(t, err, mempool.ErrNotFound)
+}
+
+func TestTheNextWriterWaitsForEveryReader(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 512) // one block
+	producer, a, b := hire(t, svc), hire(t, svc), hire(t, svc)
+
+	l := allocate(t, producer.Session, p, 10)
+	ready := producer.ticket()
+	producer.publish(t, l, "x", &ready)
+	ra, rb := a.get(t, "x", false), b.get(t, "x", false)
+	ra2 := a.get(t, "x", false)
+	early, late := a.ticket(), a.ticket()
+	doneB := b.ticket()
+	require.NoError(t, ra2.ReleaseAt(false, []mempool.Ticket{late}))
+	require.NoError(t, ra.ReleaseAt(false, []mempool.Ticket{early}))
+	require.NoError(t, rb.ReleaseAt(false, []mempool.Ticket{doneB}))
+	release(t, l)
+	require.NoError(t, producer.Unpublish("x"))
+	assert.EqualValues(t, 512, svc.Stats().Pools[0].Cached, "the block can be used again at once")
+
+	next := allocate(t, producer.Session, p, 10)
+	assert.ElementsMatch(t, []mempool.Ticket{ready, late, doneB}, next.Info().Wait, "the last of each word")
+	b.reach(doneB)
+	a.reach(early)
+	assert.ElementsMatch(t, []mempool.Ticket{ready, late}, next.Info().Wait)
+	release(t, next) // that lease did not wait: the next must
+	again := allocate(t, producer.Session, p, 10)
+	assert.ElementsMatch(t, []mempool.Ticket{ready, late}, again.Info().Wait)
+	producer.publish(t, again, "y", nil)
+	assert.Empty(t, a.get(t, "y", false).Info().Wait, "readers wait for the content, not for readers of something else")
+}
+
+func TestAWritersDoneTicketIsWhatReadersWaitFor(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 512)
+	w, r := hire(t, svc), hire(t, svc)
+	l := allocate(t, w.Session, p, 10)
+	first := w.ticket()
+	w.publish(t, l, "x", &first)
+	release(t, l)
+	second := w.get(t, "x", true)
+	assert.Equal(t, []mempool.Ticket{first}, second.Info().Wait)
+	done := w.ticket()
+	require.NoError(t, second.ReleaseAt(false, []mempool.Ticket{done}))
+	assert.Equal(t, []mempool.Ticket{done}, r.get(t, "x", false).Info().Wait)
+}
+
+func TestABlockIsNotFreedWhileWorkOnItIsUnderWay(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, arena := fakePool(t, s, 1<<20)
+	w := hire(t, svc)
+	l := allocate(t, w.Session, p, 10)
+	mapBlock(t, l)
+	done := w.ticket()
+	require.NoError(t, l.ReleaseAt(false, []mempool.Ticket{done}))
+	require.NoError(t, w.Dropped([]uint64{l.Info().Block}))
+	n, err := s.TrimPool(p.info.ID, 0)
+	require.NoError(t, err)
+	assert.Zero(t, n)
+	assert.Zero(t, arena.frees)
+	assert.EqualValues(t, 512, svc.Stats().Pools[0].Held)
+	checkBooks(t, svc)
+	w.reach(done)
+	all, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1<<20), patience) // waits for the block to be freed
+	require.NoError(t, err)
+	release(t, all)
+	arena.mu.Lock()
+	assert.Equal(t, 1, arena.frees)
+	arena.mu.Unlock()
+	checkBooks(t, svc)
+}
+
+func TestABlockWithTooManyTicketsIsNotHandedOut(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 512)
+	w := hire(t, svc)
+	word := uint64(0)
+	for word < maxTickets+10 {
+		l := allocate(t, w.Session, p, 10)
+		var done []mempool.Ticket
+		for range MaxDone {
+			done = append(done, mempool.Ticket{Timeline: w.id, Word: word, Value: 1})
+			word++
+		}
+		require.NoError(t, l.ReleaseAt(false, done))
+	}
+	_, err := w.Allocate(context.Background(), p.info.ID, mempool.Bytes(10), 0)
+	require.ErrorIs(t, err, mempool.ErrLimit)
+	for i := range word {
+		w.reach(mempool.Ticket{Word: i, Value: 1})
+	}
+	l, err := w.Allocate(context.Background(), p.info.ID, mempool.Bytes(10), patience)
+	require.NoError(t, err)
+	assert.Empty(t, l.Info().Wait)
+}
+
+func TestWhatADeadProcessHadNotFinishedHasFailed(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 1<<20)
+	producer, consumer := hire(t, svc), hire(t, svc)
+	reached, unreached := producer.ticket(), producer.ticket()
+	for name, ready := range map[string]*mempool.Ticket{"finished": &reached, "torn": &unreached, "at once": nil} {
+		l := allocate(t, producer.Session, p, 10)
+		producer.publish(t, l, name, ready)
+		release(t, l)
+	}
+	producer.reach(reached)
+	torn := consumer.get(t, "torn", false)
+	x, err := consumer.FindTimeline(producer.id)
+	require.NoError(t, err)
+	view, err := mempool.MapPage(x, false)
+	require.NoError(t, err)
+	defer view.Close()
+	waited := make(chan error)
+	go func() { waited <- view.Await(context.Background(), unreached, 0) }()
+
+	gone := make(chan struct{})
+	settled := producer.End(gone)
+	assert.Equal(t, []mempool.Ticket{unreached}, torn.Info().Wait, "its process may still finish")
+	assert.Empty(t, told[Failed](consumer))
+	close(gone)
+	<-settled
+	assert.ErrorIs(t, <-waited, mempool.ErrProducerDied)
+	assert.NoError(t, view.Await(context.Background(), reached, 0), "that was reached")
+	assert.EqualValues(t, letGoBy+reached.Value, view.Load(workerWord))
+	assert.EqualValues(t, letGoBy, view.Load(0))
+
+	assert.Equal(t, []Failed{{[]uint64{torn.Info().Buffer}}}, told[Failed](consumer))
+	assert.ErrorIs(t, torn.Check(context.Background()), mempool.ErrProducerDied)
+	_, err = consumer.Get(context.Background(), "torn", false, 0)
+	assert.ErrorIs(t, err, mempool.ErrProducerDied)
+	release(t, consumer.get(t, "finished", false))
+	release(t, consumer.get(t, "at once", false))
+	assert.Empty(t, told[Forget](consumer), "a lease still names the timeline")
+	release(t, torn)
+	assert.Equal(t, []Forget{{[]uint64{producer.id}}}, told[Forget](consumer))
+	_, err = consumer.FindTimeline(producer.id)
+	assert.ErrorIs(t, err, mempool.ErrStale)
+	assert.Len(t, svc.timelines, 1)
+}
+
+func TestTheDoneTicketsOfADeadReaderHoldNobodyUp(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 512)
+	w, r := hire(t, svc), hire(t, svc)
+	l := allocate(t, w.Session, p, 10)
+	w.publish(t, l, "x", nil)
+	release(t, l)
+	require.NoError(t, r.get(t, "x", false).ReleaseAt(false, []mempool.Ticket{r.ticket()}))
+	require.NoError(t, w.Unpublish("x"))
+	next := allocate(t, w.Session, p, 10)
+	require.Len(t, next.Info().Wait, 1)
+	r.die()
+	assert.Empty(t, next.Info().Wait)
+	release(t, next)
+	n, err := s.TrimPool(p.info.ID, 0)
+	require.NoError(t, err)
+	assert.EqualValues(t, 512, n)
+}
+
+func TestACleanEndNeedsNoProcessToBeGone(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 1<<20)
+	w := hire(t, svc)
+	l := allocate(t, w.Session, p, 10)
+	ready := w.ticket()
+	w.publish(t, l, "x", &ready)
+	release(t, l)
+	w.reach(ready)
+	<-w.End(make(chan struct{}))
+	assert.EqualValues(t, ready.Value, w.page.Load(workerWord), "its process lives: the words are its own")
+	assert.Empty(t, svc.timelines)
+	release(t, hire(t, svc).get(t, "x", false))
+}
+
+// wordsOf are the words of a timeline that is not sealed yet, as a client can write them.
+func wordsOf(t *testing.T, x mempool.Export) []atomic.Uint64 {
+	t.Helper()
+	mem, err := unix.Mmap(int(x.Files[0].Fd()), 0, mempool.TimelineWords*8, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, unix.Munmap(mem)) })
+	return unsafe.Slice((*atomic.Uint64)(unsafe.Pointer(&mem[0])), mempool.TimelineWords)
+}
+
+func TestAHostileWordHarmsOnlyItsOwner(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 512)
+	var words []atomic.Uint64
+	w := hireWith(t, svc, func(x mempool.Export) { words = wordsOf(t, x) })
+	r := hire(t, svc)
+	for _, word := range []uint64{math.MaxUint64, 1 << 63, letGoBy, letGoBy - 1, 0} {
+		l := allocate(t, w.Session, p, 10)
+		ready := mempool.Ticket{Timeline: w.id, Word: 0, Value: 5}
+		require.NoError(t, l.Publish(mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &ready}}))
+		words[0].Store(word)
+		release(t, r.get(t, "x", false))
+		release(t, l)
+		require.NoError(t, w.Unpublish("x"))
+		words[0].Store(6)
+	}
+	words[0].Store(math.MaxUint64)
+	l := allocate(t, w.Session, p, 10)
+	ready := mempool.Ticket{Timeline: w.id, Word: 0, Value: mempool.MaxTicketValue}
+	require.NoError(t, l.Publish(mempool.Publication{Name: "x", Keep: true, Completion: mempool.Completion{Ready: &ready}}))
+	got := r.get(t, "x", false)
+	x, err := r.FindTimeline(w.id)
+	require.NoError(t, err)
+	view, err := mempool.MapPage(x, false)
+	require.NoError(t, err)
+	defer view.Close()
+	words[0].Store(3)
+	w.die()
+	assert.ErrorIs(t, view.Await(context.Background(), ready, 0), mempool.ErrProducerDied, "every wait ends")
+	assert.ErrorIs(t, got.Check(context.Background()), mempool.ErrProducerDied)
+}
+
+func TestASessionWithoutTimelinesWaitsInTheService(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 1<<20)
+	w := hire(t, svc)
+	old := openClient(t, svc, mempool.Self())
+	l := allocate(t, w.Session, p, 10)
+	ready := w.ticket()
+	w.publish(t, l, "x", &ready)
+	got, err := old.Get(context.Background(), "x", false, 0)
+	require.NoError(t, err)
+	assert.ErrorIs(t, got.Settled(context.Background(), 1), mempool.ErrBusy)
+	done := make(chan error)
+	go func() { done <- got.Settled(context.Background(), patience) }()
+	w.reach(ready)
+	assert.NoError(t, <-done)
+}
+
+func TestASessionOfThisProcessOrdersItsWork(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p := createPool(t, s, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 1 << 20})
+	clock, err := s.Clock()
+	require.NoError(t, err)
+	word, err := clock.Word()
+	require.NoError(t, err)
+	ready := clock.Next(word)
+	l := allocate(t, s, p, 5)
+	require.NoError(t, l.Publish(mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &ready}}))
+
+	got, err := s.Get(context.Background(), "x", false, 0)
+	require.NoError(t, err)
+	read := make(chan string)
+	go func() {
+		text := make([]byte, 5)
+		assert.NoError(t, got.CopyTo(text, 0), "it waits")
+		read <- string(text)
+	}()
+	m, err := l.Memory()
+	require.NoError(t, err)
+	require.NoError(t, m.CopyFrom(0, []byte("hello")))
+	require.NoError(t, clock.Reach(ready))
+	assert.Equal(t, "hello", <-read)
+
+	never := clock.Next(word)
+	l = allocate(t, s, p, 5)
+	require.NoError(t, l.Publish(mempool.Publication{Name: "y", Completion: mempool.Completion{Ready: &never}}))
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	late, err := s.Get(context.Background(), "y", false, 0)
+	require.NoError(t, err)
+	assert.ErrorIs(t, late.WaitOn(ctx, mempool.CPU), context.Canceled)
+	assert.ErrorIs(t, clock.Reach(mempool.Ticket{Timeline: clock.Timeline() + 1, Word: word, Value: 1}), mempool.ErrInvalid)
+	s.End(nil)
+	assert.ErrorIs(t, clock.Reach(never), mempool.ErrClosed)
+}
+
+func TestAPublicationThatIsRefusedLeavesTheTicketsAsTheyWere(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 1024)
+	w := hire(t, svc)
+	w.publish(t, allocate(t, w.Session, p, 10), "taken", nil)
+	l := allocate(t, w.Session, p, 10)
+	ready := w.ticket()
+	w.publish(t, l, "x", &ready)
+	release(t, l)
+	again := w.get(t, "x", true)
+	w.reach(ready)
+	for range 2 {
+		require.ErrorIs(t, again.Publish(mempool.Publication{Name: "taken"}), mempool.ErrExists)
+	}
+	require.NoError(t, again.Publish(mempool.Publication{Name: "y"}))
+	assert.Empty(t, w.get(t, "y", false).Info().Wait)
+}
+
+func TestTheTicketsOfReadersDoNotPileUp(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 512)
+	w := hire(t, svc)
+	l := allocate(t, w.Session, p, 10)
+	w.publish(t, l, "x", nil)
+	for range 100 {
+		r := hire(t, svc)
+		got := r.get(t, "x", false)
+		done := r.ticket()
+		require.NoError(t, got.ReleaseAt(false, []mempool.Ticket{done}))
+		r.reach(done)
+		r.die()
+	}
+	assert.LessOrEqual(t, len(l.buffer.block.tickets), 1)
+}
+
+func TestALeaseWithMoreTicketsThanCanBeToldIsBusy(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 512)
+	w, r := hire(t, svc), hire(t, svc)
+	l := allocate(t, w.Session, p, 10)
+	w.publish(t, l, "x", nil)
+	release(t, l)
+	begin := func(write bool) error {
+		for word := uint64(0); word < maxTickets+10; {
+			got, err := r.Get(context.Background(), "x", write, 0)
+			if err != nil {
+				return err
+			}
+			var done []mempool.Ticket
+			for range MaxDone {
+				done = append(done, mempool.Ticket{Timeline: r.id, Word: word, Value: 1})
+				word++
+			}
+			require.NoError(t, got.ReleaseAt(false, done))
+		}
+		return nil
+	}
+	require.NoError(t, begin(false))
+	release(t, w.get(t, "x", false))
+	_, err := w.Get(context.Background(), "x", true, 0)
+	require.ErrorIs(t, err, mempool.ErrBusy)
+	reader := r
+	time.AfterFunc(time.Millisecond, func() {
+		for word := range uint64(mempool.TimelineWords) {
+			reader.reach(mempool.Ticket{Word: word, Value: 1})
+		}
+	})
+	got, err := w.Get(context.Background(), "x", true, patience)
+	require.NoError(t, err)
+	assert.Empty(t, got.Info().Wait)
+	release(t, got)
+
+	r = hire(t, svc)
+	require.NoError(t, begin(true), "one writer after the other")
+	_, err = w.Get(context.Background(), "x", false, 0)
+	require.ErrorIs(t, err, mempool.ErrBusy)
+	r.die()
+	_, err = w.Get(context.Background(), "x", false, 0)
+	require.ErrorIs(t, err, mempool.ErrProducerDied)
+}
+
+// One goroutine waits for a lease that another ends, and then the page goes with its writer.
+func TestAWaitOfThisProcessOutlivesItsLease(t *testing.T) {
+	svc := newService(t)
+	own := open(t, svc)
+	p, _ := fakePool(t, own, 512)
+	for range 50 { // who comes when is a matter of luck
+		w := hire(t, svc)
+		ready := w.ticket()
+		l := allocate(t, w.Session, p, 10)
+		w.publish(t, l, "x", &ready)
+		got, err := own.Get(context.Background(), "x", false, 0)
+		require.NoError(t, err)
+		waiting, pages := make(chan struct{}), got.order.Pages
+		looks := sync.OnceFunc(func() { close(waiting) })
+		got.order.Pages = func(ctx context.Context, timeline uint64) (*mempool.Page, error) {
+			looks()
+			return pages(ctx, timeline)
+		}
+		first, cancel := context.WithCancel(context.Background())
+		var waits, others sync.WaitGroup
+		waits.Go(func() { assert.ErrorIs(t, got.WaitOn(first, mempool.CPU), context.Canceled) })
+		<-waiting
+		others.Go(func() { assert.Error(t, got.WaitOn(context.Background(), mempool.CPU)) })
+		others.Go(func() { assert.NoError(t, got.Release(false)) })
+		runtime.Gosched()
+		cancel()
+		waits.Wait()
+		w.die()
+		others.Wait()
+		require.NoError(t, own.Unpublish("x"))
+	}
+}
+
+func TestATimelineEndsOnceItsTicketsAreReachedThoughTheProcessLives(t *testing.T) {
+	svc := newService(t)
+	p, _ := fakePool(t, open(t, svc), 5120)
+	timelines := func() int {
+		svc.mu.Lock()
+		defer svc.mu.Unlock()
+		return len(svc.timelines)
+	}
+	maps := hire(t, svc)
+	mapBlock(t, allocate(t, maps.Session, p, 10))
+	gone := make(chan struct{})
+	settled := maps.End(gone)
+	assert.Zero(t, timelines(), "its block is held for the process, its timeline is not")
+
+	for _, holds := range []bool{false, true} {
+		w := hire(t, svc)
+		l := allocate(t, w.Session, p, 10)
+		if holds {
+			mapBlock(t, l)
+		}
+		done := w.ticket()
+		require.NoError(t, l.ReleaseAt(false, []mempool.Ticket{done}))
+		ended := w.End(gone)
+		assert.Equal(t, 1, timelines())
+		w.reach(done)
+		require.Eventually(t, func() bool { return timelines() == 0 }, patience, time.Millisecond)
+		if !holds {
+			<-ended
+			continue
+		}
+		select {
+		case <-ended:
+			t.Error("its process may still use the block")
+		default:
+		}
+		defer func() { <-ended }()
+	}
+	close(gone)
+	<-settled
+}

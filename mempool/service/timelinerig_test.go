@@ -1,0 +1,101 @@
+package service
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// worker is a session of another process that understands timelines, with what it was told.
+type worker struct {
+	*Session
+	page    *mempool.Page
+	clock   *mempool.Clock
+	id      uint64   // of its timeline
+	next    uint64   // of its tickets, all in word 7
+	notices []Notice // guarded by Service.mu
+	others  []MemberCame
+}
+
+const workerWord = 7
+
+// letGoBy is what is added to the words of a process that is gone.
+const letGoBy = mempool.MaxTicketValue + 1
+
+func hire(t testing.TB, svc *Service) *worker {
+	t.Helper()
+	return hireWith(t, svc, func(mempool.Export) {})
+}
+
+// hireWith lets the worker do something with its timeline before that is sealed.
+func hireWith(t testing.TB, svc *Service, first func(mempool.Export)) *worker {
+	t.Helper()
+	w := new(worker)
+	s, err := svc.OpenSession(mempool.Self(), func(n Notice) { w.notices = append(w.notices, n) })
+	require.NoError(t, err)
+	w.Session = s
+	s.UseTimelines()
+	id, x, err := s.Timeline()
+	require.NoError(t, err)
+	w.id = id
+	w.page, err = mempool.MapPage(x, true)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, w.page.Close()) })
+	w.clock = mempool.NewClock(id, w.page)
+	first(x)
+	require.NoError(t, s.SealTimeline())
+	return w
+}
+
+// ticket is the worker's next, which is not reached yet.
+func (w *worker) ticket() mempool.Ticket {
+	w.next++
+	return mempool.Ticket{Timeline: w.id, Word: workerWord, Value: w.next}
+}
+
+// reach reaches every ticket up to t.
+func (w *worker) reach(t mempool.Ticket) {
+	t.Timeline = w.id
+	if err := w.clock.Reach(t); err != nil {
+		panic(err)
+	}
+}
+
+// told takes the notices of a sort.
+func told[N Notice](w *worker) (found []N) {
+	w.svc.mu.Lock()
+	defer w.svc.mu.Unlock()
+	w.notices = slices.DeleteFunc(w.notices, func(n Notice) bool {
+		f, ok := n.(N)
+		if ok {
+			found = append(found, f)
+		}
+		return ok
+	})
+	return found
+}
+
+func (w *worker) publish(t testing.TB, l *Lease, name string, ready *mempool.Ticket) {
+	t.Helper()
+	require.NoError(t, l.Publish(mempool.Publication{Name: name, Keep: true, Completion: mempool.Completion{Ready: ready}}))
+}
+
+func (w *worker) get(t testing.TB, name string, write bool) *Lease {
+	t.Helper()
+	l, err := w.Get(context.Background(), name, write, 0)
+	require.NoError(t, err)
+	return l
+}
+
+// die is the end of the worker's connection, and of its process.
+func (w *worker) die() {
+	gone := make(chan struct{})
+	settled := w.End(gone)
+	close(gone)
+	<-settled
+}

@@ -1,0 +1,185 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// wants are how often a session was told that memory of the pool is wanted.
+func (r *channelRig) wants(w *worker) int {
+	r.Helper()
+	came := told[Wanted](w)
+	for _, n := range came {
+		assert.Equal(r, r.pool.info.ID, n.Pool)
+	}
+	return len(came)
+}
+
+func TestProducersAreAskedForMemoryAgainAndAgainWhileAnAllocationWaits(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 2)
+	p, bystander, c := r.produce(hire(t, r.svc)), hire(t, r.svc), r.consume(hire(t, r.svc), MemberSpec{})
+	spare := p.send()
+	p.send()
+	c.next()
+	assert.Zero(t, r.wants(p.worker), "nobody waits")
+	got := make(chan *Lease)
+	go func() {
+		l, err := bystander.Allocate(context.Background(), r.pool.info.ID, mempool.Bytes(10), patience)
+		assert.NoError(t, err)
+		got <- l
+	}()
+	first := time.Now()
+	asked := 0
+	for asked < 3 {
+		asked += r.wants(p.worker)
+		time.Sleep(time.Millisecond)
+	}
+	assert.GreaterOrEqual(t, time.Since(first), 2*wantedRest-10*time.Millisecond, "it is not asked more often")
+	release(t, spare)
+	require.NotNil(t, <-got)
+	r.wants(p.worker)
+	time.Sleep(wantedRest + 50*time.Millisecond)
+	assert.Zero(t, r.wants(p.worker), "nobody waits any more")
+	assert.Zero(t, r.wants(bystander)+r.wants(c.worker), "they have no producers")
+}
+
+func TestProducersAreAskedWhenAnAllocationIsRefused(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 1)
+	p := r.produce(hire(t, r.svc))
+	p.send()
+	assert.False(t, r.room())
+	assert.False(t, r.room())
+	assert.Equal(t, 1, r.wants(p.worker), "once in a while")
+	p.leave()
+	time.Sleep(wantedRest)
+	assert.False(t, r.room())
+	assert.Zero(t, r.wants(p.worker), "it has no producer any more")
+}
+
+func TestProducersAreAskedWhenABoundIsReached(t *testing.T) {
+	svc := newService(t)
+	owner := open(t, svc)
+	pool := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 1 << 20, SessionBytes: 4096})
+	info, err := owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2})
+	require.NoError(t, err)
+	r := &channelRig{t, svc, owner, pool, info}
+	p := r.produce(hire(t, svc))
+	p.send()
+	_, err = p.Allocate(t.Context(), pool.info.ID, mempool.Bytes(10), 0)
+	require.ErrorIs(t, err, mempool.ErrLimit)
+	assert.ErrorIs(t, err, mempool.ErrWanted, "patience may help")
+	assert.Equal(t, 1, r.wants(p.worker), "it has its own memory back")
+}
+
+func TestPatienceHelpsForAMomentAfterProducersWereAsked(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 1)
+	require.NotErrorIs(t, tryAllocate(r.owner, r.pool, 1<<20), mempool.ErrWanted, "that never fits")
+	p := r.produce(hire(t, r.svc))
+	p.send()
+	told := r.pool.producers[p.Session]
+	require.NotNil(t, told)
+	require.ErrorIs(t, tryAllocate(r.owner, r.pool, 1), mempool.ErrWanted)
+	require.Equal(t, 1, r.wants(p.worker))
+	told.asked = time.Now().Add(time.Hour) // as if it had been asked this very moment
+	require.ErrorIs(t, tryAllocate(r.owner, r.pool, 1), mempool.ErrWanted, "another asked it just now")
+	require.Zero(t, r.wants(p.worker), "it is not told again")
+	told.asked = time.Now().Add(-wantedRest / 2)
+	err := tryAllocate(r.owner, r.pool, 1)
+	require.ErrorIs(t, err, mempool.ErrLimit)
+	require.NotErrorIs(t, err, mempool.ErrWanted, "it has had its time")
+}
+
+func TestAnAllocationFindsAtOnceWhatADeadProducerDoesNotNeedAnyMore(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 1}, 2)
+	dead, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{Full: mempool.DropOldest})
+	dead.send()
+	f := c.next()
+	gone, _ := dead.end()
+	gone()
+	r.produce(hire(t, r.svc)).send()
+	time.Sleep(100 * tendPause) // the channel is looked at ever less often
+	c.done(f, mempool.Ticket{})
+	assert.True(t, r.room())
+}
+
+func TestAChannelRestsBetweenLooks(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 1}, 2)
+	dead, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{Full: mempool.DropOldest})
+	dead.send()
+	f := c.next()
+	gone, _ := dead.end()
+	gone()
+	r.produce(hire(t, r.svc)).send()
+	sh := r.svc.channelByID[r.info.ID]
+	rest := func(until time.Time) {
+		r.svc.mu.Lock()
+		defer r.svc.mu.Unlock()
+		sh.rests, r.pool.tidied = until, time.Time{}
+	}
+	rest(time.Now().Add(time.Hour)) // as if the last look had taken minutes
+	c.done(f, mempool.Ticket{})
+	time.Sleep(20 * tendPause)
+	assert.False(t, r.room(), "nobody looks")
+	rest(time.Time{})
+	assert.True(t, r.room())
+
+	r.svc.mu.Lock()
+	defer r.svc.mu.Unlock()
+	begun := time.Now()
+	sh.tidy()
+	took := time.Since(begun)
+	assert.True(t, sh.rests.After(begun))
+	assert.Less(t, sh.rests.Sub(begun), (lookRest+2)*took)
+}
+
+func TestACorruptChannelEndsAndIsLogged(t *testing.T) {
+	var log strings.Builder
+	svc := New(Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	t.Cleanup(svc.Close)
+	owner := open(t, svc)
+	pool := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 8 * 4096})
+	info, err := owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2})
+	require.NoError(t, err)
+	r := &channelRig{t, svc, owner, pool, info}
+	p, c := r.produce(hire(t, svc)), r.consume(hire(t, svc), MemberSpec{})
+	l := p.send()
+	svc.mu.Lock()
+	err = svc.channelByID[info.ID].failed(errors.Join(shmchannel.ErrCorrupt, errors.New("the tail moved")))
+	svc.mu.Unlock()
+	require.ErrorIs(t, err, mempool.ErrClosed)
+	assert.Contains(t, log.String(), "the tail moved")
+	_, err = c.try()
+	require.ErrorIs(t, err, shmchannel.ErrDestroyed)
+	_, err = hire(t, svc).JoinChannel(info.ID, MemberSpec{Role: Consumer})
+	require.ErrorIs(t, err, mempool.ErrClosed)
+	assert.Equal(t, []*Lease{l}, p.back())
+	c.quit()
+	assert.True(t, r.nothingLeft())
+}
+
+func TestDoubtsAreLoggedOnceInAWhile(t *testing.T) {
+	var log strings.Builder
+	svc := New(Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	t.Cleanup(svc.Close)
+	owner := open(t, svc)
+	pool := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 8 * 4096})
+	info, err := owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2})
+	require.NoError(t, err)
+	r := &channelRig{t, svc, owner, pool, info}
+	c := r.consume(hire(t, svc), MemberSpec{})
+	for n := range uint64(5) {
+		require.NoError(t, c.DoubtFrame(info.ID, c.member.ID, 70+n))
+	}
+	assert.Equal(t, 1, strings.Count(log.String(), "contradicts itself"))
+	assert.Contains(t, log.String(), "channel=frames frame=70")
+}
