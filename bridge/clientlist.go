@@ -23,7 +23,7 @@ const (
 //
 // An error is the last: [ErrDisconnected], [ErrClosed], the context's.
 func (c *Client) Sessions(ctx context.Context) iter.Seq2[mempool.SessionInfo, error] {
-	return list(ctx, c, listSessions, func(r *wire.ListReply) []wire.SessionEntry { return r.Sessions }, func(e wire.SessionEntry) mempool.SessionInfo {
+	return pages(ctx, c, listSessions, func(r *wire.ListReply) []wire.SessionEntry { return r.Sessions }, func(e wire.SessionEntry) mempool.SessionInfo {
 		return mempool.SessionInfo{ID: e.ID, UID: uint32(min(e.UID, math.MaxUint32)), PID: int32(min(e.PID, math.MaxInt32)), Program: e.Program,
 			Began: time.Unix(0, int64(e.Began)), Leases: intOf(e.Leases), Blocks: intOf(e.Blocks), Members: intOf(e.Members), Bytes: e.Bytes}
 	})
@@ -31,7 +31,7 @@ func (c *Client) Sessions(ctx context.Context) iter.Seq2[mempool.SessionInfo, er
 
 // Channels lists the channels that this client may use, those that are shut and still have consumers included. See [Client.Sessions].
 func (c *Client) Channels(ctx context.Context) iter.Seq2[mempool.ChannelStatus, error] {
-	return list(ctx, c, listChannels, func(r *wire.ListReply) []wire.ChannelEntry { return r.Channels }, func(e wire.ChannelEntry) mempool.ChannelStatus {
+	return pages(ctx, c, listChannels, func(r *wire.ListReply) []wire.ChannelEntry { return r.Channels }, func(e wire.ChannelEntry) mempool.ChannelStatus {
 		return mempool.ChannelStatus{ChannelInfo: channelOf(e.Channel), UID: uint32(min(e.UID, math.MaxUint32)), Producers: intOf(e.Producers),
 			Consumers: intOf(e.Consumers), Shut: e.Shut}
 	})
@@ -39,7 +39,7 @@ func (c *Client) Channels(ctx context.Context) iter.Seq2[mempool.ChannelStatus, 
 
 // Names lists the names of buffers that this client may lease. See [Client.Sessions].
 func (c *Client) Names(ctx context.Context) iter.Seq2[mempool.NameInfo, error] {
-	return list(ctx, c, listNames, func(r *wire.ListReply) []wire.NameEntry { return r.Names }, func(e wire.NameEntry) mempool.NameInfo {
+	return pages(ctx, c, listNames, func(r *wire.ListReply) []wire.NameEntry { return r.Names }, func(e wire.NameEntry) mempool.NameInfo {
 		return mempool.NameInfo{Name: e.Name, Buffer: e.Buffer, Pool: e.Pool, Bytes: e.Bytes, Tensor: tensorOf(e.Tensor),
 			UID: uint32(min(e.UID, math.MaxUint32)), Session: e.Session}
 	})
@@ -47,7 +47,7 @@ func (c *Client) Names(ctx context.Context) iter.Seq2[mempool.NameInfo, error] {
 
 // Buffers lists the buffers of the pools that this client may use, with the sessions that hold them. See [Client.Sessions].
 func (c *Client) Buffers(ctx context.Context) iter.Seq2[mempool.BufferInfo, error] {
-	return list(ctx, c, listBuffers, func(r *wire.ListReply) []wire.BufferEntry { return r.Buffers }, func(e wire.BufferEntry) mempool.BufferInfo {
+	return pages(ctx, c, listBuffers, func(r *wire.ListReply) []wire.BufferEntry { return r.Buffers }, func(e wire.BufferEntry) mempool.BufferInfo {
 		return mempool.BufferInfo{ID: e.ID, Generation: e.Generation, Pool: e.Pool, Bytes: e.Bytes, BlockBytes: e.BlockBytes, Tensor: tensorOf(e.Tensor),
 			Writer: e.Writer, Readers: e.Readers, Reads: intOf(e.Reads), Names: intOf(e.Names), InChannel: e.InChannel}
 	})
@@ -55,8 +55,8 @@ func (c *Client) Buffers(ctx context.Context) iter.Seq2[mempool.BufferInfo, erro
 
 func intOf(n uint64) int { return int(min(n, math.MaxInt)) }
 
-// list asks for one page after the other.
-func list[W, T any](ctx context.Context, c *Client, what string, entries func(*wire.ListReply) []W, describe func(W) T) iter.Seq2[T, error] {
+// pages asks for one page after the other.
+func pages[W, T any](ctx context.Context, c *Client, what string, entries func(*wire.ListReply) []W, describe func(W) T) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		for after, more := "", true; more; {
 			var page wire.ListReply

@@ -59,6 +59,8 @@ func (c *serverConn) handle(q uint32, r wire.Request) {
 		c.done(q, nil)
 	case *wire.Dropped:
 		c.done(q, s.Dropped(r.Blocks))
+	case *wire.List:
+		c.list(q, r)
 	case *wire.StatsRequest:
 		c.reply(q, &wire.StatsReply{Stats: wireStats(s.Stats())}, nil)
 	default:

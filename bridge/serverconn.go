@@ -212,6 +212,7 @@ func (c *serverConn) hello(q uint32, r wire.Request, peer mempool.Peer) error {
 	if err != nil {
 		return err
 	}
+	session.Introduce(h.Name)
 	c.session = session
 	features := c.agree(h.Features)
 	c.setReadDeadline(time.Time{})

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -98,7 +99,7 @@ func (s *Service) OpenSession(p mempool.Peer, notify func(Notice)) (*Session, er
 		return nil, errShutdown
 	}
 	s.lastSession++
-	session := &Session{svc: s, id: s.lastSession, peer: p, notify: notify, over: make(chan struct{}), settled: make(chan struct{}),
+	session := &Session{svc: s, id: s.lastSession, peer: p, began: time.Now(), notify: notify, over: make(chan struct{}), settled: make(chan struct{}),
 		leases: make(map[uint64]*Lease), names: make(map[string]*name), mapped: make(map[uint64]*block), accounts: make(map[*Pool]*account)}
 	session.members = make(map[*member]struct{})
 	session.ordered = notify == nil

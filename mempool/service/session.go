@@ -23,12 +23,14 @@ func (Recall) notice() {}
 
 // Session is one client's presence. When it ends, however it ends, its leases end. It is guarded by Service.mu.
 type Session struct {
-	svc    *Service
-	id     uint64
-	peer   mempool.Peer
-	notify func(Notice)
-	ended  bool
-	over   chan struct{} // closed when the session has ended
+	svc     *Service
+	id      uint64
+	peer    mempool.Peer
+	program string // what the client calls itself
+	began   time.Time
+	notify  func(Notice)
+	ended   bool
+	over    chan struct{} // closed when the session has ended
 	// settled is closed when the session has ended and nothing is held for its process any more.
 	settled chan struct{}
 
@@ -46,7 +48,6 @@ type Session struct {
 	most     struct{ leases, names, mapped int } // that these maps had
 	keeper   *keeper
 	tensor   *mempool.Tensor // that it described last
-
 }
 
 // ID identifies the session within the epoch.

@@ -1,0 +1,62 @@
+package bridge
+
+import (
+	"cmp"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
+)
+
+// list answers with a page of what the service has.
+func (c *serverConn) list(q uint32, r *wire.List) {
+	most := int(min(cmp.Or(r.Most, wire.MaxList), wire.MaxList))
+	s, reply := c.session, &wire.ListReply{}
+	var err error
+	switch r.What {
+	case listSessions:
+		reply.Sessions, reply.Next, err = entries(s.Sessions, r.After, most, wireSession)
+	case listChannels:
+		reply.Channels, reply.Next, err = entries(s.Channels, r.After, most, wireChannelStatus)
+	case listNames:
+		reply.Names, reply.Next, err = entries(s.Names, r.After, most, wireName)
+	case listBuffers:
+		reply.Buffers, reply.Next, err = entries(s.Buffers, r.After, most, wireBuffer)
+	default:
+		err = situation(ErrInvalid, "there is no list of %q: expected %s, %s, %s or %s", r.What, listSessions, listChannels, listNames, listBuffers)
+	}
+	if err != nil {
+		c.fail(q, err)
+		return
+	}
+	c.reply(q, reply, nil)
+}
+
+// entries is a page in the words of the wire.
+func entries[T, W any](list func(after string, most int) (service.Page[T], error), after string, most int, describe func(T) W) ([]W, string, error) {
+	page, err := list(after, most)
+	out := make([]W, len(page.Entries))
+	for i, e := range page.Entries {
+		out[i] = describe(e)
+	}
+	return out, page.Next, err
+}
+
+func wireSession(s mempool.SessionInfo) wire.SessionEntry {
+	return wire.SessionEntry{ID: s.ID, UID: uint64(s.UID), PID: uint64(max(s.PID, 0)), Program: s.Program, Began: uint64(max(s.Began.UnixNano(), 0)),
+		Leases: uint64(s.Leases), Blocks: uint64(s.Blocks), Members: uint64(s.Members), Bytes: s.Bytes}
+}
+
+func wireChannelStatus(ch mempool.ChannelStatus) wire.ChannelEntry {
+	return wire.ChannelEntry{Channel: wireChannel(ch.ChannelInfo), UID: uint64(ch.UID), Producers: uint64(ch.Producers), Consumers: uint64(ch.Consumers),
+		Shut: ch.Shut}
+}
+
+func wireName(n mempool.NameInfo) wire.NameEntry {
+	return wire.NameEntry{Name: n.Name, Buffer: n.Buffer, Pool: n.Pool, Bytes: n.Bytes, Tensor: wireTensor(n.Tensor), UID: uint64(n.UID), Session: n.Session}
+}
+
+func wireBuffer(b mempool.BufferInfo) wire.BufferEntry {
+	return wire.BufferEntry{ID: b.ID, Generation: b.Generation, Pool: b.Pool, Bytes: b.Bytes, BlockBytes: b.BlockBytes, Tensor: wireTensor(b.Tensor),
+		Writer: b.Writer, Readers: b.Readers, Reads: uint64(b.Reads), Names: uint64(b.Names), InChannel: b.InChannel}
+}

@@ -1,0 +1,142 @@
+package service
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// This file tells what the service has, page by page: the service's own user everything, others what they may use.
+
+// Page is one page of a list.
+type Page[T any] struct {
+	Entries []T
+	// Next is where the next page begins; empty: this is the last.
+	Next string
+}
+
+// Introduce notes what a client calls itself, for people.
+func (s *Session) Introduce(program string) {
+	s.svc.mu.Lock()
+	defer s.svc.mu.Unlock()
+	s.program = program
+}
+
+// Sessions lists the sessions of the asking session's user, and for the service's own user all, by id.
+//
+// Errors: [mempool.ErrInvalid] for a cursor that no page gave.
+func (s *Session) Sessions(after string, most int) (Page[mempool.SessionInfo], error) {
+	may := func(other *Session) bool { return other.peer.UID == s.peer.UID || s.owner() }
+	return listByID(s, s.svc.sessions, after, most, may, func(other *Session) mempool.SessionInfo {
+		info := mempool.SessionInfo{ID: other.id, UID: other.peer.UID, PID: other.peer.PID, Program: other.program, Began: other.began,
+			Leases: len(other.leases), Blocks: len(other.mapped), Members: len(other.members)}
+		for _, a := range other.accounts {
+			info.Bytes += a.bytes
+		}
+		return info
+	})
+}
+
+// Channels lists the channels that the asking session may use, those that are shut and still have consumers included, by id.
+//
+// Errors: [mempool.ErrInvalid] for a cursor that no page gave.
+func (s *Session) Channels(after string, most int) (Page[mempool.ChannelStatus], error) {
+	may := func(ch *channel) bool { return s.sees(ch.pool) }
+	return listByID(s, s.svc.channelByID, after, most, may, func(ch *channel) mempool.ChannelStatus {
+		status := mempool.ChannelStatus{ChannelInfo: ch.info, UID: ch.uid, Shut: ch.shut}
+		for _, m := range ch.members {
+			switch {
+			case !m.entered || m.left:
+			case m.role() == Producer:
+				status.Producers++
+			default:
+				status.Consumers++
+			}
+		}
+		return status
+	})
+}
+
+// Buffers lists the buffers of the pools that the asking session may use, by id.
+//
+// Errors: [mempool.ErrInvalid] for a cursor that no page gave.
+func (s *Session) Buffers(after string, most int) (Page[mempool.BufferInfo], error) {
+	may := func(b *buffer) bool { return s.sees(b.block.pool) }
+	return listByID(s, s.svc.buffers, after, most, may, func(b *buffer) mempool.BufferInfo {
+		info := mempool.BufferInfo{ID: b.id, Generation: b.generation, Pool: b.block.pool.info.ID, Bytes: b.bytes, BlockBytes: b.block.size,
+			Tensor: b.tensor.Clone(), Reads: b.readers.len(), Names: int(b.names), InChannel: b.frames > 0}
+		if b.writer != nil {
+			info.Writer = b.writer.session.id
+		}
+		for l := range b.readers.all() {
+			if len(info.Readers) == mempool.MaxReaders {
+				break
+			}
+			info.Readers = append(info.Readers, l.session.id)
+		}
+		return info
+	})
+}
+
+// Names lists the names in the pools that the asking session may use, in their order.
+//
+// Errors: [mempool.ErrInvalid].
+func (s *Session) Names(after string, most int) (Page[mempool.NameInfo], error) {
+	may := func(n *name) bool { return s.sees(n.buffer.block.pool) }
+	return list(s, s.svc.names, after, most, may, func(text string) string { return text }, func(n *name) mempool.NameInfo {
+		b := n.buffer
+		info := mempool.NameInfo{Name: n.text, Buffer: b.id, Pool: b.block.pool.info.ID, Bytes: b.bytes, Tensor: b.tensor.Clone(), UID: n.uid}
+		if n.owner != nil {
+			info.Session = n.owner.id
+		}
+		return info
+	})
+}
+
+// owner says whether the session is one of the service's own user.
+func (s *Session) owner() bool { return s.peer.UID == s.svc.uid }
+
+// sees says whether the session is told what is in a pool.
+func (s *Session) sees(p *Pool) bool { return s.owner() || p.access.Allows(s.peer) }
+
+// listByID is list of what has ids.
+func listByID[V, T any](s *Session, all map[uint64]V, after string, most int, may func(V) bool, describe func(V) T) (Page[T], error) {
+	from := uint64(0)
+	if after != "" {
+		var err error
+		if from, err = strconv.ParseUint(after, 10, 64); err != nil {
+			return Page[T]{}, situation.Of(mempool.ErrInvalid, "%q is no cursor: expected what the page before gave", after)
+		}
+	}
+	return list(s, all, from, most, may, func(id uint64) string { return strconv.FormatUint(id, 10) }, describe)
+}
+
+// list describes the most entries that have the least keys greater than after, of those that may be seen.
+func list[K cmp.Ordered, V, T any](s *Session, all map[K]V, after K, most int, may func(V) bool, cursor func(K) string,
+	describe func(V) T) (page Page[T], err error) {
+	s.svc.mu.Lock()
+	defer s.svc.mu.Unlock()
+	if err := s.alive(); err != nil {
+		return page, err
+	}
+	var keys []K // sorted; one more than most says that there is another page
+	for key, value := range all {
+		if key <= after || len(keys) > most && key > keys[most] || !may(value) {
+			continue
+		}
+		i, _ := slices.BinarySearch(keys, key)
+		keys = slices.Insert(keys, i, key)
+		keys = keys[:min(len(keys), most+1)]
+	}
+	if len(keys) > most {
+		keys = keys[:most]
+		page.Next = cursor(keys[most-1])
+	}
+	for _, key := range keys {
+		page.Entries = append(page.Entries, describe(all[key]))
+	}
+	return page, nil
+}

@@ -1,0 +1,119 @@
+package service
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// all are the entries of every page.
+func all[T any](t *testing.T, most int, page func(after string, most int) (Page[T], error)) (entries []T) {
+	t.Helper()
+	for after := ""; ; {
+		p, err := page(after, most)
+		require.NoError(t, err)
+		assert.LessOrEqual(t, len(p.Entries), most)
+		entries = append(entries, p.Entries...)
+		if after = p.Next; after == "" {
+			return entries
+		}
+	}
+}
+
+func TestAListHasEveryEntryOnceHoweverLongAPageIs(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 1<<20)
+	want := []string{}
+	for i := range 10 {
+		l := allocate(t, s, p, 100)
+		publish(t, l, mempool.Publication{Name: fmt.Sprintf("name %d", i)})
+		want = append(want, fmt.Sprintf("name %d", i))
+	}
+	for most := 1; most <= 11; most++ {
+		names := []string{}
+		for _, n := range all(t, most, s.Names) {
+			names = append(names, n.Name)
+		}
+		assert.Equal(t, want, names, most)
+		buffers := all(t, most, s.Buffers)
+		require.Len(t, buffers, 10, most)
+		for i, b := range buffers {
+			assert.EqualValues(t, i+1, b.ID)
+		}
+	}
+	_, err := s.Buffers("everything", 1)
+	assert.ErrorIs(t, err, mempool.ErrInvalid)
+}
+
+func TestAListTellsWhoHoldsABuffer(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 1<<20)
+	l := allocate(t, s, p, 100)
+	b := all(t, 9, s.Buffers)[0]
+	assert.Equal(t, s.id, b.Writer)
+	assert.EqualValues(t, 100, b.Bytes)
+	assert.Equal(t, p.info.ID, b.Pool)
+	publish(t, l, mempool.Publication{Name: "x"})
+	readers := []uint64{s.id}
+	for range mempool.MaxReaders + 2 {
+		other := open(t, svc)
+		_, err := other.Get(t.Context(), "x", false, 0)
+		require.NoError(t, err)
+		readers = append(readers, other.id)
+	}
+	b = all(t, 9, s.Buffers)[0]
+	assert.Zero(t, b.Writer)
+	assert.Len(t, b.Readers, mempool.MaxReaders)
+	assert.Subset(t, readers, b.Readers)
+	assert.Equal(t, mempool.MaxReaders+3, b.Reads)
+	assert.Equal(t, 1, b.Names)
+	for i, one := range all(t, 4, s.Sessions) {
+		assert.Equal(t, readers[i], one.ID)
+		assert.Equal(t, 1, one.Leases)
+	}
+	assert.NotZero(t, all(t, 99, s.Sessions)[0].Bytes)
+}
+
+func TestAListOfChannelsCountsWhoTakesPart(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 4)
+	r.produce(hire(t, r.svc))
+	sink := r.consume(hire(t, r.svc), MemberSpec{})
+	r.sit(hire(t, r.svc), MemberSpec{Role: Consumer}) // which has not entered
+	want := mempool.ChannelStatus{ChannelInfo: r.info, UID: r.owner.peer.UID, Producers: 1, Consumers: 1}
+	assert.Equal(t, []mempool.ChannelStatus{want}, all(t, 9, r.owner.Channels))
+	require.NoError(t, r.owner.ShutChannel(r.info.ID))
+	want.Shut = true
+	assert.Equal(t, []mempool.ChannelStatus{want}, all(t, 9, r.owner.Channels), "its consumer may take what it has")
+	sink.quit()
+	assert.Empty(t, all(t, 9, r.owner.Channels))
+}
+
+func TestAStrangerIsToldOfItsOwnAlone(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 1<<20)
+	publish(t, allocate(t, s, p, 100), mempool.Publication{Name: "x"})
+	_, err := s.MakeChannel(mempool.ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 1})
+	require.NoError(t, err)
+	stranger, err := svc.OpenSession(mempool.Peer{UID: 4711, PID: 17}, func(Notice) {})
+	require.NoError(t, err)
+	stranger.Introduce("spy")
+	assert.Empty(t, all(t, 9, stranger.Names))
+	assert.Empty(t, all(t, 9, stranger.Buffers))
+	assert.Empty(t, all(t, 9, stranger.Channels))
+	mine := all(t, 9, stranger.Sessions)
+	require.Len(t, mine, 1)
+	assert.Equal(t, "spy", mine[0].Program)
+	assert.EqualValues(t, 17, mine[0].PID)
+	assert.False(t, mine[0].Began.IsZero())
+	assert.Len(t, all(t, 9, s.Sessions), 2, "the service's own user sees all")
+	stranger.End(nil)
+	_, err = stranger.Names("", 9)
+	assert.ErrorIs(t, err, mempool.ErrClosed)
+}
