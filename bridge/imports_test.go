@@ -27,7 +27,7 @@ type listed struct {
 	Imports, Deps []string
 }
 
-func list(t *testing.T, patterns ...string) []listed {
+func goList(t *testing.T, patterns ...string) []listed {
 	t.Helper()
 	goCommand, err := exec.LookPath("go")
 	if err != nil {
@@ -64,7 +64,7 @@ func within(path string, rooms ...string) bool {
 
 // Each room imports only what is below it: cmd → bridge → mempool/service → mempool → cuda.
 func TestTheWallsBetweenThePackages(t *testing.T) {
-	for _, p := range list(t, "./...") {
+	for _, p := range goList(t, "./...") {
 		for _, i := range p.Imports {
 			said := p.ImportPath + " imports " + i
 			if within(p.ImportPath, "bridge") {
@@ -144,7 +144,7 @@ func TestWholeProgramsDependOnNoMore(t *testing.T) {
 		"bridge/wire":         {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser"},
 		"bridge":              {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser", "golang.org/x/sys"},
 	} {
-		p := list(t, module+room)[0]
+		p := goList(t, module+room)[0]
 		assert.Subset(t, append(want, "golang.org/x/sys"), foreign(p), room)
 		if room == "mempool" || room == "mempool/service" || room == "cuda" || room == "internal/shmchannel" {
 			assert.NotContains(t, p.Deps, "net", room)
