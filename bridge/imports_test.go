@@ -3,11 +3,15 @@ package bridge
 import (
 	"encoding/json"
 	"errors"
+	"go/parser"
+	"go/token"
 	"io"
 	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -23,7 +27,7 @@ type listed struct {
 	Imports, Deps []string
 }
 
-func list(t *testing.T, patterns ...string) []listed {
+func goList(t *testing.T, patterns ...string) []listed {
 	t.Helper()
 	goCommand, err := exec.LookPath("go")
 	if err != nil {
@@ -58,9 +62,9 @@ func within(path string, rooms ...string) bool {
 	})
 }
 
-// Each room imports only what is below it: cmd → bridge → mempool → cuda.
+// Each room imports only what is below it: cmd → bridge → mempool/service → mempool → cuda.
 func TestTheWallsBetweenThePackages(t *testing.T) {
-	for _, p := range list(t, "./...") {
+	for _, p := range goList(t, "./...") {
 		for _, i := range p.Imports {
 			said := p.ImportPath + " imports " + i
 			if within(p.ImportPath, "bridge") {
@@ -69,6 +73,15 @@ func TestTheWallsBetweenThePackages(t *testing.T) {
 			if within(p.ImportPath, "mempool") {
 				assert.False(t, within(i, "bridge", "cmd", "examples", "tests"), said)
 				assert.NotEqual(t, "net", i, said)
+			}
+			if within(i, "mempool/service") {
+				assert.True(t, within(p.ImportPath, "bridge", "cmd", "examples", "tests"), said)
+			}
+			if within(p.ImportPath, "mempool/service") {
+				assert.False(t, within(i, "cuda"), said)
+			}
+			if within(p.ImportPath, "internal/situation", "internal/sizeclass", "internal/bytesize") {
+				assert.False(t, strings.HasPrefix(i, module), said)
 			}
 			if within(p.ImportPath, "cuda") {
 				assert.False(t, within(i, "mempool", "bridge", "cmd", "examples", "tests"), said)
@@ -96,6 +109,22 @@ func TestTheWallsBetweenThePackages(t *testing.T) {
 	}
 }
 
+// The client does without the books.
+func TestOnlyTheServerKnowsTheBooks(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") || strings.HasPrefix(name, "server") || strings.HasPrefix(name, "handle") || name == "notices.go" {
+			continue
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
+		require.NoError(t, err)
+		for _, i := range f.Imports {
+			assert.NotEqual(t, strconv.Quote(module+"mempool/service"), i.Path.Value, name)
+		}
+	}
+}
+
 func TestWholeProgramsDependOnNoMore(t *testing.T) {
 	foreign := func(p listed) (paths []string) {
 		for _, d := range p.Deps {
@@ -110,13 +139,14 @@ func TestWholeProgramsDependOnNoMore(t *testing.T) {
 		"cuda":                nil,
 		"internal/shmchannel": {"golang.org/x/sys"},
 		"mempool":             {"golang.org/x/sys"},
+		"mempool/service":     {"golang.org/x/sys"},
 		"bridge/seqpacket":    {"golang.org/x/sys"},
 		"bridge/wire":         {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser"},
 		"bridge":              {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser", "golang.org/x/sys"},
 	} {
-		p := list(t, module+room)[0]
+		p := goList(t, module+room)[0]
 		assert.Subset(t, append(want, "golang.org/x/sys"), foreign(p), room)
-		if room == "mempool" || room == "cuda" || room == "internal/shmchannel" {
+		if room == "mempool" || room == "mempool/service" || room == "cuda" || room == "internal/shmchannel" {
 			assert.NotContains(t, p.Deps, "net", room)
 		}
 	}

@@ -2,8 +2,8 @@ package mempool
 
 import "errors"
 
-// The situations in which an operation of this package fails. Every error it returns wraps exactly one of them, except
-// those of a context.
+// The situations in which an operation of this package or of package service fails. Every error that they return wraps exactly
+// one of them, except those of a context.
 var (
 	ErrInvalid      = errors.New("invalid argument")
 	ErrNotFound     = errors.New("not found")
@@ -27,5 +27,5 @@ var (
 var ErrRecalling = errors.New("unused blocks are being asked back")
 
 // ErrWanted comes along with [ErrLimit] where room may come at once: sessions that have producers were asked just now for the
-// leases that they keep for their next frames. See [WantedTime].
+// leases that they keep for their next frames. See WantedTime of package service.
 var ErrWanted = errors.New("producers were asked for what they keep")

@@ -95,7 +95,8 @@ func mapHost(f *os.File, size uint64) ([]byte, error) {
 	return mem, nil
 }
 
-// HostError puts the error of a call of the operating system into this package's words, and tells running out of something from other failures.
+// HostError puts the error of a call of the operating system into this package's words: it tells running out of something from
+// other failures.
 func HostError(call string, err error) error {
 	sentinel := ErrInternal
 	switch {

@@ -47,13 +47,15 @@ func blocked(t testing.TB, m Memory, c *Clock, at Ticket) {
 	require.NoError(t, q.wait(t.Context(), c.Page(), at))
 }
 
-// unreached is a ticket of a clock that it has yet to reach.
+// unreached is a ticket of a clock that it has yet to reach, and does before the memory goes that was taken so far.
 func unreached(t testing.TB) (*Clock, Ticket) {
 	t.Helper()
 	clock := newClock(t)
 	word, err := clock.Word()
 	require.NoError(t, err)
-	return clock, clock.Next(word)
+	at := clock.Next(word)
+	t.Cleanup(func() { assert.NoError(t, clock.Reach(at)) })
+	return clock, at
 }
 
 func TestCopiesToAndFromAGPU(t *testing.T) {

@@ -26,12 +26,12 @@ var smallPlan = stagingPlan{
 func TestWhatIsCopiedAheadOfTheGPUMayBeOverwritten(t *testing.T) {
 	planned(t, smallPlan)
 	a := gpuArena(t)
-	clock, stuck := unreached(t)
 	const frames, size = 7, 1<<20 - 5
 	memory := make([]*deviceAllocation, frames)
 	for i := range memory {
 		memory[i] = take(t, a, size)
 	}
+	clock, stuck := unreached(t)
 	large := &memory[0].lane.staging.large
 	blocked(t, memory[0], clock, stuck)
 

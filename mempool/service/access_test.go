@@ -43,7 +43,8 @@ func TestAPoolIsClosedToStrangersHoweverTheyCome(t *testing.T) {
 func TestAUserOfAPoolMayNotDestroyIt(t *testing.T) {
 	svc := newService(t)
 	self := mempool.Self()
-	p := createPool(t, open(t, svc), mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 1 << 20, Access: mempool.Access{UIDs: []uint32{self.UID, self.UID + 1}}})
+	p := createPool(t, open(t, svc), mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 1 << 20,
+		Access: mempool.Access{UIDs: []uint32{self.UID, self.UID + 1}}})
 	user := openClient(t, svc, mempool.Peer{UID: self.UID + 1})
 	assert.ErrorIs(t, user.DestroyPool(p.info.ID), mempool.ErrDenied)
 	assert.Len(t, user.Stats().Pools, 1)
@@ -66,7 +67,8 @@ func TestAPoolsMakerAndTheServicesUserMayAlwaysDestroyIt(t *testing.T) {
 		{"one who may create pools and is not on the list", creator, 0, mempool.ErrDenied},
 		{"a stranger", mempool.Peer{UID: 10}, 0, mempool.ErrDenied},
 	} {
-		p := createPool(t, openClient(t, svc, maker).Session, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 512, Access: mempool.Access{UIDs: []uint32{listed.UID}}})
+		p := createPool(t, openClient(t, svc, maker).Session, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 512,
+			Access: mempool.Access{UIDs: []uint32{listed.UID}}})
 		s := openClient(t, svc, c.peer)
 		assert.Len(t, s.Stats().Pools, c.sees, c.who)
 		assert.ErrorIs(t, s.DestroyPool(p.info.ID), c.fails, c.who)
@@ -79,7 +81,8 @@ func TestAPoolsMakerAndTheServicesUserMayAlwaysDestroyIt(t *testing.T) {
 		assert.ErrorIs(t, err, mempool.ErrDenied, "to destroy it is not to use it")
 		require.NoError(t, openClient(t, svc, mempool.Self()).DestroyPool(p.info.ID))
 	}
-	both := createPool(t, openClient(t, svc, maker).Session, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 512, Access: mempool.Access{UIDs: []uint32{creator.UID}}})
+	both := createPool(t, openClient(t, svc, maker).Session, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 512,
+		Access: mempool.Access{UIDs: []uint32{creator.UID}}})
 	assert.NoError(t, openClient(t, svc, creator).DestroyPool(both.info.ID), "who may create pools may destroy those that it may use")
 }
 

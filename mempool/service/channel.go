@@ -30,14 +30,16 @@ type channel struct {
 
 var (
 	hostModes    = map[mempool.ChannelMode]shmchannel.Mode{mempool.Broadcast: shmchannel.Broadcast, mempool.WorkQueue: shmchannel.Queue}
-	hostPolicies = map[mempool.FullPolicy]shmchannel.Policy{mempool.Block: shmchannel.Block, mempool.Fail: shmchannel.Fail, mempool.DropOldest: shmchannel.DropOldest,
-		mempool.Latest: shmchannel.Latest}
+	hostPolicies = map[mempool.FullPolicy]shmchannel.Policy{mempool.Block: shmchannel.Block, mempool.Fail: shmchannel.Fail,
+		mempool.DropOldest: shmchannel.DropOldest,
+		mempool.Latest:     shmchannel.Latest}
 )
 
 // MakeChannel makes a channel, or finds the one that is just like it.
 //
-// Errors: [mempool.ErrInvalid], [mempool.ErrExists] if there is one of that name that is not like it, [mempool.ErrNotFound] and [mempool.ErrDenied] for the
-// pool, [mempool.ErrLimit], [mempool.ErrOutOfMemory], [mempool.ErrUnavailable] where the kernel has no sealed files, [mempool.ErrClosed].
+// Errors: [mempool.ErrInvalid], [mempool.ErrExists] if there is one of that name that is not like it, [mempool.ErrNotFound] and
+// [mempool.ErrDenied] for the pool, [mempool.ErrLimit], [mempool.ErrOutOfMemory], [mempool.ErrUnavailable] where the kernel has no sealed
+// files, [mempool.ErrClosed].
 func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelInfo, error) {
 	spec = spec.Filled()
 	if err := spec.Validate(); err != nil {

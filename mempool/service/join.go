@@ -51,7 +51,8 @@ func (MemberCame) notice() {}
 // JoinChannel makes a member of a channel, for a session of another process. That maps the files, and then calls
 // [Session.EnterChannel]. The member's tickets are of the session's timeline, if that is sealed by now; otherwise it has none.
 //
-// Errors: [mempool.ErrNotFound], [mempool.ErrInvalid], [mempool.ErrDenied], [mempool.ErrLimit], [mempool.ErrOutOfMemory], [mempool.ErrClosed] for a channel that is shut.
+// Errors: [mempool.ErrNotFound], [mempool.ErrInvalid], [mempool.ErrDenied], [mempool.ErrLimit], [mempool.ErrOutOfMemory],
+// [mempool.ErrClosed] for a channel that is shut.
 func (s *Session) JoinChannel(channel uint64, spec MemberSpec) (Member, error) {
 	svc := s.svc
 	svc.mu.Lock()
@@ -114,7 +115,8 @@ func (s *Session) mayJoin(ch *channel, spec MemberSpec) (shmchannel.MemberSpec, 
 // and whose frames are still needed: their files go to the session before it is told that its member takes part. The
 // sessions of those members are told of the new one before that.
 //
-// Errors: [mempool.ErrNotFound], [mempool.ErrInvalid] for a member that has entered, and where the client sealed the file itself, [mempool.ErrClosed].
+// Errors: [mempool.ErrNotFound], [mempool.ErrInvalid] for a member that has entered, and where the client sealed the file itself,
+// [mempool.ErrClosed].
 func (s *Session) EnterChannel(channel, id uint64) ([]MemberCame, error) {
 	svc := s.svc
 	svc.mu.Lock()

@@ -94,7 +94,7 @@ func random(n int, seed uint64) []byte {
 func TestNothingOfAHandOverOnAGPUWaits(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
-	p := gpuPoolOf(t, s, 3<<20)
+	p := gpuPoolOf(t, s, 2<<20)
 	clock, stuck := unreached(t, s)
 	ctx := context.Background()
 

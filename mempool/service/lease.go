@@ -66,7 +66,7 @@ func (l *Lease) Export() (x mempool.Export, first bool, err error) {
 }
 
 // Release ends the lease. incomplete says that what a write lease was for did not happen: the buffer has then failed. It waits for
-// no work: the next user of the memory comes after what this package began.
+// no work: the next user of the memory comes after what the lease began.
 //
 // Errors: [mempool.ErrReleased] if it had ended before; the driver's where what this process began on the memory could neither be
 // marked nor waited for: the lease has not ended then, for nobody may use the memory yet.

@@ -107,7 +107,8 @@ func TestOneRefusalInADroppedListKeepsAllOfIt(t *testing.T) {
 func TestALeaseReachesItsOwnBytesOnly(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
-	for _, p := range []*Pool{createPool(t, s, mempool.PoolSpec{Name: "host", Kind: mempool.Host, MaxBytes: 1 << 16}), createPool(t, s, mempool.PoolSpec{Name: "fake", Kind: fake, MaxBytes: 1 << 16})} {
+	for _, kind := range []mempool.Kind{mempool.Host, fake} {
+		p := createPool(t, s, mempool.PoolSpec{Name: string(kind), Kind: kind, MaxBytes: 1 << 16})
 		l := allocate(t, s, p, 5)
 		require.NoError(t, l.CopyFrom(0, []byte("hello")))
 		require.NoError(t, l.CopyFrom(5, nil))

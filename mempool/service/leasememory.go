@@ -129,8 +129,8 @@ func (l *Lease) Pointer() (uintptr, error) {
 	return m.Pointer(), nil
 }
 
-// WaitOn makes what comes next in a queue come after all that must happen before the memory is used, and after what this
-// package did with it; on [mempool.CPU] it waits.
+// WaitOn makes what comes next in a queue come after all that must happen before the memory is used, and after what the
+// lease did with it; on [mempool.CPU] it waits.
 // What the queue does with the memory is named when the lease ends: see [Lease.ReleaseAfter] and [mempool.Completion].
 //
 // Errors: [mempool.ErrReleased]; from queues that wait here, [mempool.ErrTimeout], [mempool.ErrProducerDied] and the context's.
@@ -175,7 +175,7 @@ func (l *Lease) completed(c mempool.Completion) (*mempool.Ticket, error) {
 	return l.order.Ready(context.Background(), m.Queue(), c)
 }
 
-// tickets ends the use of the memory in this process: of what this package did, and of the queues that are named.
+// tickets ends the use of the memory in this process: of what the lease did, and of the queues that are named.
 func (l *Lease) tickets(after ...mempool.Queue) ([]mempool.Ticket, error) {
 	if l.session.notify != nil { // another process makes its own
 		return nil, nil

@@ -33,7 +33,8 @@ func eventOf(c mempool.Completion, ready *mempool.Ticket, l *Lease) *publishedEv
 // others find the buffer under the name. It waits for no work: readers come after it.
 //
 // Errors: [mempool.ErrReleased], [mempool.ErrInvalid] for a bad name or a tensor that does not fit, or if l is no write lease,
-// [mempool.ErrExists], [mempool.ErrDenied] if the name belongs to another user, [mempool.ErrLimit], [mempool.ErrClosed] if the pool is being destroyed.
+// [mempool.ErrExists], [mempool.ErrDenied] if the name belongs to another user, [mempool.ErrLimit], [mempool.ErrClosed] if the pool is
+// being destroyed.
 func (l *Lease) Publish(p mempool.Publication) error {
 	if err := mempool.ValidateName("buffer", p.Name); err != nil {
 		return err

@@ -239,8 +239,8 @@ func (p *Pool) ended() error {
 
 // full says why there is no room for size bytes.
 func (p *Pool) full(size uint64) error {
-	err := situation.Of(mempool.ErrLimit, "no room for %s in pool %q: %s of %s are reserved, of which %s are leased and %s are free but still mapped or being given back; "+
-		"release some, wait longer, or make a pool with a larger max_bytes", bytesize.Text(size), p.info.Name, bytesize.Text(p.reserved),
+	err := situation.Of(mempool.ErrLimit, "no room for %s in pool %q: %s of %s are reserved, of which %s are leased and %s are free but still "+
+		"mapped or being given back; release some, wait longer, or make a pool with a larger max_bytes", bytesize.Text(size), p.info.Name, bytesize.Text(p.reserved),
 		bytesize.Text(p.info.MaxBytes), bytesize.Text(p.leased), bytesize.Text(p.held))
 	if p.held > 0 {
 		err = fmt.Errorf("%w (%w)", err, mempool.ErrRecalling)

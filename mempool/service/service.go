@@ -66,11 +66,11 @@ type Service struct {
 	drains     sync.WaitGroup // what looks after draining
 }
 
-// NewService starts an epoch.
+// New starts an epoch.
 func New(c Config) *Service {
 	s := &Service{
-		log: c.Log, uid: mempool.Self().UID, mayCreate: c.MayCreate, limits: c.Limits.filled(), memory: hostmem.New(), namesOf: make(tally), poolsOf: make(tally),
-		pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool), sessions: make(map[uint64]*Session),
+		log: c.Log, uid: mempool.Self().UID, mayCreate: c.MayCreate, limits: c.Limits.filled(), memory: hostmem.New(),
+		namesOf: make(tally), poolsOf: make(tally), pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool), sessions: make(map[uint64]*Session),
 		buffers: make(map[uint64]*buffer), names: make(map[string]*name), closing: make(chan struct{}), done: make(chan struct{}),
 		awaited: make(map[string]*awaited), timelines: make(map[uint64]*timeline), channels: make(map[string]*channel), channelByID: make(map[uint64]*channel),
 		keepers: make(map[keeperKey]*keeper),

@@ -87,8 +87,8 @@ func (s *Session) describe(t mempool.Tensor) *mempool.Tensor {
 
 // Allocate makes a buffer in a pool for what t describes, leased to be written, and waits up to wait for room.
 //
-// Errors: [mempool.ErrInvalid], [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrLimit] and [mempool.ErrOutOfMemory] (with [mempool.ErrRecalling] where a little
-// patience may help), [mempool.ErrClosed], the context's.
+// Errors: [mempool.ErrInvalid], [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrLimit] and [mempool.ErrOutOfMemory] (with
+// [mempool.ErrRecalling] where a little patience may help), [mempool.ErrClosed], the context's.
 func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (*Lease, error) {
 	n, err := t.Extent()
 	if err != nil {

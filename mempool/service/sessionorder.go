@@ -13,7 +13,7 @@ import (
 
 // This file is how sessions of the service's own process order their work, and how those wait that understand no tickets.
 
-// Clock is the timeline of a session of this process, for work that this package does not do itself.
+// Clock is the timeline of a session of this process, for work that leases do not do themselves.
 //
 // Errors: [mempool.ErrUnavailable], [mempool.ErrClosed].
 func (s *Session) Clock() (*mempool.Clock, error) {

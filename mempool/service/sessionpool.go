@@ -11,8 +11,8 @@ import (
 
 // CreatePool makes a pool.
 //
-// Errors: [mempool.ErrInvalid], [mempool.ErrDenied], [mempool.ErrExists], [mempool.ErrLimit], [mempool.ErrUnavailable] where this machine cannot do it, [mempool.ErrOutOfMemory],
-// [mempool.ErrClosed].
+// Errors: [mempool.ErrInvalid], [mempool.ErrDenied], [mempool.ErrExists], [mempool.ErrLimit], [mempool.ErrUnavailable] where this machine
+// cannot do it, [mempool.ErrOutOfMemory], [mempool.ErrClosed].
 func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
@@ -21,8 +21,8 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 	if !svc.mayCreate(s.peer) {
 		return nil, situation.Of(mempool.ErrDenied, "user %d may not create pools", s.peer.UID)
 	}
-	p := &Pool{svc: svc, uid: s.peer.UID, access: accessOf(spec.Access, s.peer), cache: make(map[uint64][]*block), pending: make(map[uint64]*pending), users: make(tally),
-		charged: make(map[*block]struct{}), closed: make(chan struct{}),
+	p := &Pool{svc: svc, uid: s.peer.UID, access: accessOf(spec.Access, s.peer), cache: make(map[uint64][]*block),
+		pending: make(map[uint64]*pending), users: make(tally), charged: make(map[*block]struct{}), closed: make(chan struct{}),
 		room: room{books: &svc.mu}}
 	if err := svc.reserveName(s, spec.Name, p); err != nil {
 		return nil, err
@@ -132,7 +132,8 @@ func (s *Service) reserveName(session *Session, name string, p *Pool) error {
 		return err
 	}
 	if s.pools[name] != nil {
-		return situation.Of(mempool.ErrExists, "there is a pool %q already; open it (EnsurePool in Go and exist_ok=True in Python open one that is alike), or choose another name", name)
+		return situation.Of(mempool.ErrExists, "there is a pool %q already; open it (EnsurePool in Go and exist_ok=True in Python "+
+			"open one that is alike), or choose another name", name)
 	}
 	if err := session.mayMakePool(); err != nil {
 		return err

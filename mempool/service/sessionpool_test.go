@@ -186,7 +186,8 @@ func TestEnsuringAPoolNamesHowTheOneThereDiffers(t *testing.T) {
 	svc := New(Config{MayCreate: func(p mempool.Peer) bool { return p.UID == mempool.Self().UID }})
 	defer svc.Close()
 	s := open(t, svc)
-	like := mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 4096, SessionBytes: 512, Access: mempool.Access{UIDs: []uint32{mempool.Self().UID, 4242}, GIDs: []uint32{7}}}
+	like := mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 4096, SessionBytes: 512,
+		Access: mempool.Access{UIDs: []uint32{mempool.Self().UID, 4242}, GIDs: []uint32{7}}}
 	p := createPool(t, s, like)
 	again := like
 	again.Access = mempool.Access{UIDs: []uint32{4242, mempool.Self().UID, 4242}, GIDs: []uint32{7}} // the same users
