@@ -16,7 +16,7 @@ import numpy as np
 from realservice import RealService, until
 
 import poolbridge
-from poolbridge._mappings import MAPPINGS
+from poolbridge._memory.mappings import MAPPINGS
 
 
 @pytest.fixture

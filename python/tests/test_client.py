@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import poolbridge
-from poolbridge import _messages
-from poolbridge._mappings import MAPPINGS
+from poolbridge._memory.mappings import MAPPINGS
+from poolbridge._wire import messages as _messages
 
 
 def test_a_buffer_goes_from_hand_to_hand_without_a_copy(service, client):

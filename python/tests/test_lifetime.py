@@ -15,8 +15,8 @@ import pytest
 from fakeservice import Refused, Service
 
 import poolbridge
-from poolbridge import _messages
-from poolbridge._mappings import MAPPINGS
+from poolbridge._memory.mappings import MAPPINGS
+from poolbridge._wire import messages as _messages
 
 SOURCE = str(Path(poolbridge.__file__).parents[1])
 

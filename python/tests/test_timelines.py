@@ -12,16 +12,19 @@ import pytest
 from faketimelines import TimelineService
 
 import poolbridge
-from poolbridge import _channel_messages as cm
-from poolbridge import _cuda, _cuda_stream, _futex, _order
-from poolbridge import _messages as m
-from poolbridge._known import KnownBlock
-from poolbridge._page import PAGES, TOMBSTONE, Page
-from poolbridge._process import this_thread
-from poolbridge._streams import stream_key
-from poolbridge._timeline import StreamKey, Timeline
-from poolbridge._timelines import Timelines
-from poolbridge._transport import Descriptors
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._memory.known import KnownBlock
+from poolbridge._order import order as _order
+from poolbridge._order.page import PAGES, TOMBSTONE, Page
+from poolbridge._order.streams import stream_key
+from poolbridge._order.timeline import StreamKey, Timeline
+from poolbridge._order.timelines import Timelines
+from poolbridge._sys import futex as _futex
+from poolbridge._sys.process import this_thread
+from poolbridge._wire import channel_messages as cm
+from poolbridge._wire import messages as m
+from poolbridge._wire.transport import Descriptors
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from poolbridge import _cuda, _cuda_stream
-from poolbridge._cuda import _call, _current
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._cuda.cuda import _call, _current
 
 
 class Gate:

@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from poolbridge import _cuda_stream
-from poolbridge._cuda import _call, _current
-from poolbridge._patterns import Pattern
-from poolbridge._slow import Reading
+from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._cuda.cuda import _call, _current
+from poolbridge._libraries.patterns import Pattern
+from poolbridge._verify.slow import Reading
 
 PTX = Path(__file__).parents[3] / "cuda" / "pattern" / "kernels.ptx"
 MASKED = Pattern(7, 3, "masked", mask=0x5A5A)

@@ -15,8 +15,8 @@ from rig import ENVIRONMENT
 from test_arrays import look
 
 import poolbridge
-from poolbridge import _cuda
-from poolbridge._mappings import MAPPINGS
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._memory.mappings import MAPPINGS
 
 DEVICES = _cuda.devices()
 

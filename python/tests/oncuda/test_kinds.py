@@ -21,12 +21,14 @@ import pytest
 from cuda.bindings import driver
 
 import poolbridge
-from poolbridge import _cuda, _cuda_imports, _kinds
-from poolbridge._kind_legacy import LegacyPool
-from poolbridge._kind_vmm import VMMPool
-from poolbridge._kinds import PoolMemory
-from poolbridge._messages import Pool
-from poolbridge._transport import Descriptors
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda import imports as _cuda_imports
+from poolbridge._memory import kinds as _kinds
+from poolbridge._memory.kind_legacy import LegacyPool
+from poolbridge._memory.kind_vmm import VMMPool
+from poolbridge._memory.kinds import PoolMemory
+from poolbridge._wire.messages import Pool
+from poolbridge._wire.transport import Descriptors
 
 MIB = 1 << 20
 PACKAGE = Path(poolbridge.__file__).parents[1]
@@ -39,7 +41,8 @@ OWNER = """
 import ctypes, socket, sys
 import numpy as np
 from cuda.bindings import driver
-from poolbridge import _cuda, _cuda_imports
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda import imports as _cuda_imports
 
 if sys.argv[1] == "legacy":
     memory = _cuda.Allocation(0, 2 << 20)

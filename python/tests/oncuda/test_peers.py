@@ -13,8 +13,8 @@ from gates import fill, finish, idle
 from rig import ENVIRONMENT, HERE, POOLSVC, N, address, gate, has_poolsvc
 
 import poolbridge
-from poolbridge import _cuda
-from poolbridge._cuda import _call, _current
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda.cuda import _call, _current
 
 __all__ = ["gate"]  # a fixture
 
@@ -66,8 +66,8 @@ import sys, poolbridge
 sys.path[:0] = [{here!r}]
 import kernels
 import numpy as np
-from poolbridge import _cuda
-from poolbridge._cuda import _call, _current
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda.cuda import _call, _current
 class Copy:
     "A copy, which is memory of the GPU that it says."
     def __init__(self, lease):
