@@ -26,8 +26,6 @@ ROWS = (
     ("_native",),
 )
 DEPTHS = {layer: depth for depth, row in enumerate(ROWS) for layer in row}
-# What is imported late because it loads cuda.core may in turn import who loads it.
-LATE = {("poolbridge._cuda.cuda", "poolbridge._cuda.imports")}
 
 
 def modules(package: Path) -> dict[str, Path]:
@@ -83,11 +81,7 @@ def circles(package: Path) -> list[list[str]]:
     """Give imports that go round, those for types aside: two classes of one folder may name each other."""
     known = modules(package)
     graph = {
-        module: {
-            other
-            for other, types in imports(ast.parse(path.read_text()), known)
-            if not types and (module, other) not in LATE
-        }
+        module: {other for other, types in imports(ast.parse(path.read_text()), known) if not types}
         for module, path in known.items()
     }
     found: list[list[str]] = []

@@ -10,7 +10,7 @@ from typing import Any
 from poolbridge._bench.gpu import Allocator, missing_gpu, preferred_consumer
 from poolbridge._bench.link import InTurn
 from poolbridge._bench.link_shm import bytes_of
-from poolbridge._cuda.cuda import _call
+from poolbridge._cuda.cuda import call
 from poolbridge._libraries.consumers import load
 
 
@@ -55,13 +55,13 @@ class DeviceSharedMemoryLink(InTurn):
     def _address(self, segment: SharedMemory) -> int:
         address = int(bytes_of(segment).ctypes.data)
         if self.page_locked:
-            _call("cuMemHostRegister", address, segment.size, 0)
+            call("cuMemHostRegister", address, segment.size, 0)
         return address
 
     def send(self, number: int) -> None:
         """Copy into the next segment and put its name."""
         at = self.free_place(number)
-        _call("cuMemcpyDtoH", self._addresses[at], int(self._buffer.handle), self.nbytes)
+        call("cuMemcpyDtoH", self._addresses[at], int(self._buffer.handle), self.nbytes)
         self._queue.put((number, self._segments[at].name))
 
     def finish(self) -> None:
@@ -79,7 +79,7 @@ class DeviceSharedMemoryLink(InTurn):
 
     def _unlock(self, address: int) -> None:
         if self.page_locked:
-            _call("cuMemHostUnregister", address)
+            call("cuMemHostUnregister", address)
 
     def open_to_receive(self) -> None:
         """Make the memory that is copied to."""
@@ -94,7 +94,7 @@ class DeviceSharedMemoryLink(InTurn):
         if name not in self._mapped:
             segment = SharedMemory(name)
             self._mapped[name] = segment, self._address(segment)
-        _call("cuMemcpyHtoD", int(self._buffer.handle), self._mapped[name][1], self.nbytes)
+        call("cuMemcpyHtoD", int(self._buffer.handle), self._mapped[name][1], self.nbytes)
         return number, self._consumer.take(self._buffer)
 
     def leave(self) -> None:

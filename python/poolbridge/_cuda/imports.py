@@ -1,4 +1,4 @@
-"""Memory of other processes that cuda.core has no public way to import: see `_cuda` for the rest.
+"""Memory of other processes that cuda.core has no public way to import: see `pools` for the rest.
 
 Everything here goes through ``cuda.bindings.driver``. cuda.core cannot import a single ``cuMemCreate`` allocation or a
 legacy handle, and does not let the GPU reach an imported pool of the host.
@@ -25,7 +25,7 @@ HANDLE_BYTES: Final = 64
 
 
 def _access(ordinal: int, *, write: bool) -> Any:
-    driver = _cuda._driver()  # noqa: SLF001 - the same adapter, in two files
+    driver = _cuda.bindings()
     flags = driver.CUmemAccess_flags
     access = driver.CUmemAccessDesc()
     access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -35,15 +35,7 @@ def _access(ordinal: int, *, write: bool) -> Any:
 
 
 def _fd_type() -> Any:
-    return _cuda._driver().CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR  # noqa: SLF001
-
-
-def _call(name: str, *arguments: Any) -> Any:
-    return _cuda._call(name, *arguments)  # noqa: SLF001
-
-
-def _current(ordinal: int, own: Any = None) -> Any:
-    return _cuda._current(ordinal, own)  # noqa: SLF001
+    return _cuda.bindings().CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
 class VirtualBlock:
@@ -70,9 +62,9 @@ class VirtualBlock:
         self._views: dict[bool, int] = {}
         self._ranges: list[int] = []  # unmapped, and still reserved
         self._lock = threading.Lock()
-        with _current(ordinal):
+        with _cuda.current(ordinal):
             try:
-                self._handle = _call("cuMemImportFromShareableHandle", fd, _fd_type())
+                self._handle = _cuda.call("cuMemImportFromShareableHandle", fd, _fd_type())
             except DriverError as error:
                 raise InvalidArgumentError(f"the descriptor is of no memory of a GPU: {error}") from error
 
@@ -81,23 +73,23 @@ class VirtualBlock:
         address = self._views.get(write)
         if address is not None:
             return address
-        with self._lock, _current(self._ordinal):
+        with self._lock, _cuda.current(self._ordinal):
             if write not in self._views:
                 self._views[write] = self._map(write=write)
             return self._views[write]
 
     def _map(self, *, write: bool) -> int:
-        address = int(_call("cuMemAddressReserve", self._size, 0, 0, 0))
+        address = int(_cuda.call("cuMemAddressReserve", self._size, 0, 0, 0))
         try:
-            _call("cuMemMap", address, self._size, 0, self._handle, 0)
+            _cuda.call("cuMemMap", address, self._size, 0, self._handle, 0)
             try:
                 access = [_access(ordinal, write=write) for ordinal in (self._ordinal, *self._others)]
-                _call("cuMemSetAccess", address, self._size, access, len(access))
+                _cuda.call("cuMemSetAccess", address, self._size, access, len(access))
             except BaseException:
-                _call("cuMemUnmap", address, self._size)
+                _cuda.call("cuMemUnmap", address, self._size)
                 raise
         except BaseException as error:
-            _call("cuMemAddressFree", address, self._size)
+            _cuda.call("cuMemAddressFree", address, self._size)
             if isinstance(error, DriverError):
                 raise InvalidArgumentError(f"{self._size} bytes cannot be mapped of this block: {error}") from error
             raise
@@ -105,23 +97,23 @@ class VirtualBlock:
 
     def grant(self, ordinal: int) -> None:
         """Let another GPU reach the mappings, each as it is."""
-        with self._lock, _current(self._ordinal):
+        with self._lock, _cuda.current(self._ordinal):
             for write, address in self._views.items():
-                _call("cuMemSetAccess", address, self._size, [_access(ordinal, write=write)], 1)
+                _cuda.call("cuMemSetAccess", address, self._size, [_access(ordinal, write=write)], 1)
             self._others = (*self._others, ordinal)
 
     def close(self) -> None:
         """Unmap and let go; takes up where it left off if it failed before."""
-        with self._lock, _current(self._ordinal):
+        with self._lock, _cuda.current(self._ordinal):
             for write, address in list(self._views.items()):
-                _call("cuMemUnmap", address, self._size)
+                _cuda.call("cuMemUnmap", address, self._size)
                 del self._views[write]
                 self._ranges.append(address)
             while self._ranges:
-                _call("cuMemAddressFree", self._ranges[-1], self._size)
+                _cuda.call("cuMemAddressFree", self._ranges[-1], self._size)
                 self._ranges.pop()
             if self._handle is not None:
-                _call("cuMemRelease", self._handle)
+                _cuda.call("cuMemRelease", self._handle)
                 self._handle = None
 
 
@@ -141,16 +133,16 @@ class PinnedPool:
     def __init__(self, ordinal: int, fd: int) -> None:
         self.ordinal = ordinal
         self._freed: set[int] = set()  # what the driver unmaps, if not yet for good
-        with _current(ordinal):
+        with _cuda.current(ordinal):
             try:
-                self._pool = _call("cuMemPoolImportFromShareableHandle", fd, _fd_type(), 0)
+                self._pool = _cuda.call("cuMemPoolImportFromShareableHandle", fd, _fd_type(), 0)
             except DriverError as error:
                 raise InvalidArgumentError(f"the descriptor is of no memory pool: {error}") from error
             try:
                 self._refused = self._let_in()
                 self.grant(ordinal)
             except BaseException:
-                _call("cuMemPoolDestroy", self._pool)
+                _cuda.call("cuMemPoolDestroy", self._pool)
                 raise
 
     def _let_in(self) -> dict[int, DriverError]:
@@ -160,9 +152,9 @@ class PinnedPool:
         of it is mapped.
         """
         refused: dict[int, DriverError] = {}
-        for gpu in range(_call("cuDeviceGetCount")):
+        for gpu in range(_cuda.call("cuDeviceGetCount")):
             try:
-                _call("cuMemPoolSetAccess", self._pool, [_access(gpu, write=True)], 1)
+                _cuda.call("cuMemPoolSetAccess", self._pool, [_access(gpu, write=True)], 1)
             except DriverError as error:
                 refused[gpu] = error
         return refused
@@ -180,33 +172,33 @@ class PinnedPool:
 
     def import_block(self, blob: bytes) -> int:
         """Import one allocation; give its address, the same for CPU and GPU."""
-        data = _cuda._driver().CUmemPoolPtrExportData()  # noqa: SLF001
+        data = _cuda.bindings().CUmemPoolPtrExportData()
         ctypes.memmove(int(data.getPtr()), blob, HANDLE_BYTES)
-        with _current(self.ordinal):
+        with _cuda.current(self.ordinal):
             try:
-                return int(_call("cuMemPoolImportPointer", self._pool, data))
+                return int(_cuda.call("cuMemPoolImportPointer", self._pool, data))
             except DriverError as error:
                 raise InvalidArgumentError(f"the export is of no block of this pool: {error}") from error
 
     def release_block(self, address: int) -> None:
         """Give an import up; complete on return."""
-        with _current(self.ordinal):
+        with _cuda.current(self.ordinal):
             if address not in self._freed:
-                _call("cuMemFreeAsync", address, 0)
+                _cuda.call("cuMemFreeAsync", address, 0)
                 self._freed.add(address)
-            _call("cuStreamSynchronize", 0)
+            _cuda.call("cuStreamSynchronize", 0)
             self._freed.discard(address)
 
     def close(self) -> None:
         """Give the pool up, after its blocks."""
-        with _current(self.ordinal):
-            _call("cuMemPoolDestroy", self._pool)
+        with _cuda.current(self.ordinal):
+            _cuda.call("cuMemPoolDestroy", self._pool)
 
 
 def grant_pool(ordinal: int, pool: Any, other: int) -> None:
     """Let another GPU reach a memory pool, in this process."""
-    with _current(ordinal):
-        _call("cuMemPoolSetAccess", pool, [_access(other, write=True)], 1)
+    with _cuda.current(ordinal):
+        _cuda.call("cuMemPoolSetAccess", pool, [_access(other, write=True)], 1)
 
 
 class OpenedBlock:
@@ -245,10 +237,10 @@ class OpenedBlock:
         self._own = _own_context(ordinal) if own_context else None
         self.address = _open_handle(ordinal, handle, self._own)
         try:
-            with _current(ordinal, self._own):
+            with _cuda.current(ordinal, self._own):
                 # The bindings give base and size.
-                result, _, size = _cuda._driver().cuMemGetAddressRange(self.address)  # noqa: SLF001
-            if result != _cuda._driver().CUresult.CUDA_SUCCESS:  # noqa: SLF001
+                result, _, size = _cuda.bindings().cuMemGetAddressRange(self.address)
+            if result != _cuda.bindings().CUresult.CUDA_SUCCESS:
                 raise DriverError(f"cuMemGetAddressRange: {result.name}")
         except BaseException:
             self.close()
@@ -271,54 +263,54 @@ class OpenedBlock:
     def close(self) -> None:
         """Close it; the device must be done with it. Nothing is left to close where its own context was destroyed."""
         if not self._is_gone():
-            with _current(self.ordinal, self._own):
-                _call("cuIpcCloseMemHandle", self.address)
+            with _cuda.current(self.ordinal, self._own):
+                _cuda.call("cuIpcCloseMemHandle", self.address)
 
     def _is_gone(self) -> bool:
         """Whether the program has destroyed the context, and with it what was opened in it."""
         if self._own is None:
             return False
-        driver = _cuda._driver()  # noqa: SLF001
+        driver = _cuda.bindings()
         (result,) = driver.cuCtxPushCurrent(self._own)
         if result in {driver.CUresult.CUDA_ERROR_INVALID_CONTEXT, driver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED}:
             return True
         if result == driver.CUresult.CUDA_SUCCESS:
-            _cuda._pop(self._own)  # noqa: SLF001
+            _cuda.pop(self._own)
         return False
 
 
 def _own_context(ordinal: int) -> Any:
     """Give the calling thread's current context, or None where that is the device's primary one or there is none."""
-    current = _call("cuCtxGetCurrent")
+    current = _cuda.call("cuCtxGetCurrent")
     if not int(current):
         return None
-    device = int(_call("cuCtxGetDevice"))
-    if device != int(_call("cuDeviceGet", ordinal)):
+    device = int(_cuda.call("cuCtxGetDevice"))
+    if device != int(_cuda.call("cuDeviceGet", ordinal)):
         raise InvalidArgumentError(
             f"own_context=True opens a handle in the current context, which is of GPU {device}: the memory is on GPU "
             f"{ordinal}; make a context of that GPU current, or leave own_context out"
         )
     if _has_primary(ordinal):
-        with _current(ordinal):
-            if int(current) == int(_call("cuCtxGetCurrent")):
+        with _cuda.current(ordinal):
+            if int(current) == int(_cuda.call("cuCtxGetCurrent")):
                 return None
     return current
 
 
 def _has_primary(ordinal: int) -> bool:
     """Whether the device's primary context is alive in this process; it is not made for the answer."""
-    driver = _cuda._driver()  # noqa: SLF001
-    result, _, active = driver.cuDevicePrimaryCtxGetState(_call("cuDeviceGet", ordinal))
+    driver = _cuda.bindings()
+    result, _, active = driver.cuDevicePrimaryCtxGetState(_cuda.call("cuDeviceGet", ordinal))
     return bool(result == driver.CUresult.CUDA_SUCCESS and active)
 
 
 def _open_handle(ordinal: int, handle: bytes, own: Any) -> int:
-    driver = _cuda._driver()  # noqa: SLF001
+    driver = _cuda.bindings()
     results = driver.CUresult
     boxed = driver.CUipcMemHandle()
     ctypes.memmove(int(boxed.getPtr()), handle, HANDLE_BYTES)
     lazy = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-    with _current(ordinal, own):
+    with _cuda.current(ordinal, own):
         result, address = driver.cuIpcOpenMemHandle(boxed, lazy)
     if result == results.CUDA_ERROR_INVALID_HANDLE and own is not None and _opens_in_primary(ordinal, handle):
         raise SecondContextError(
@@ -346,6 +338,6 @@ def _opens_in_primary(ordinal: int, handle: bytes) -> bool:
         address = _open_handle(ordinal, handle, None)
     except OwnerDiedError:
         return False
-    with _current(ordinal):
-        _call("cuIpcCloseMemHandle", address)
+    with _cuda.current(ordinal):
+        _cuda.call("cuIpcCloseMemHandle", address)
     return True

@@ -6,7 +6,7 @@ import threading
 from functools import cache
 from typing import Any, Final
 
-from poolbridge._cuda.cuda import _call, _contexts, _current, _driver, synchronize
+from poolbridge._cuda.cuda import bindings, call, contexts, current, synchronize
 from poolbridge._sys.errors import DriverError
 
 PER_THREAD: Final = 2
@@ -25,25 +25,25 @@ _own: dict[int, Any] = {}
 @cache
 def supported(ordinal: int) -> bool:
     """Whether streams of a GPU can write and wait for 64-bit words."""
-    attribute = _driver().CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
-    return bool(_call("cuDeviceGetAttribute", attribute, _call("cuDeviceGet", ordinal)))
+    attribute = bindings().CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+    return bool(call("cuDeviceGetAttribute", attribute, call("cuDeviceGet", ordinal)))
 
 
 def register(ordinal: int, address: int, nbytes: int, *, write: bool) -> int:
     """Let GPUs reach memory of this process; give its address there."""
     flags = _PORTABLE | _DEVICEMAP | (0 if write else _READ_ONLY)
-    with _current(ordinal):
-        _call("cuMemHostRegister", address, nbytes, flags)
-        return int(_call("cuMemHostGetDevicePointer", address, 0))
+    with current(ordinal):
+        call("cuMemHostRegister", address, nbytes, flags)
+        return int(call("cuMemHostGetDevicePointer", address, 0))
 
 
 def unregister(ordinal: int, address: int) -> None:
     """Take memory away from the GPUs, once all work is done that this process has queued on them."""
     # The driver would wait by itself, for one GPU, and perhaps keep others from calling it meanwhile.
-    for known in list(_contexts):
+    for known in list(contexts):
         synchronize(known)
-    with _current(ordinal):
-        _call("cuMemHostUnregister", address)
+    with current(ordinal):
+        call("cuMemHostUnregister", address)
 
 
 def write(ordinal: int, stream: int, address: int, value: int) -> None:
@@ -59,16 +59,16 @@ def wait(ordinal: int, stream: int, address: int, value: int) -> None:
 def recorded(ordinal: int, stream: int) -> bool:
     """Whether a stream's work is being recorded into a graph, or cannot be asked about."""
     try:
-        with _current(ordinal):
-            return int(_call("cuStreamIsCapturing", stream)) != 0
+        with current(ordinal):
+            return int(call("cuStreamIsCapturing", stream)) != 0
     except DriverError:
         return True
 
 
 def record(ordinal: int, stream: int, event: int) -> None:
     """Have an event stand for the work that a stream has so far."""
-    with _current(ordinal):
-        _call("cuEventRecord", event, stream)
+    with current(ordinal):
+        call("cuEventRecord", event, stream)
 
 
 def wait_for_event(ordinal: int, stream: int, event: int) -> None:
@@ -78,21 +78,21 @@ def wait_for_event(ordinal: int, stream: int, event: int) -> None:
 
 def synchronize_stream(ordinal: int, stream: int) -> None:
     """Wait until a stream has done all its work."""
-    with _current(ordinal):
-        _call("cuStreamSynchronize", stream)
+    with current(ordinal):
+        call("cuStreamSynchronize", stream)
 
 
 def _on_stream(name: str, ordinal: int, stream: int, *arguments: Any) -> None:
     if stream > PER_THREAD:
         # A stream knows its context: nothing has to be current.
-        driver = _driver()
+        driver = bindings()
         (result,) = getattr(driver, name)(stream, *arguments)
         if result == driver.CUresult.CUDA_SUCCESS:
             return
         if result not in {driver.CUresult.CUDA_ERROR_INVALID_CONTEXT, driver.CUresult.CUDA_ERROR_INVALID_HANDLE}:
             raise DriverError(f"{name}: {result.name}")
-    with _current(ordinal):
-        _call(name, stream, *arguments)
+    with current(ordinal):
+        call(name, stream, *arguments)
 
 
 def own_stream(ordinal: int) -> int:
@@ -102,12 +102,12 @@ def own_stream(ordinal: int) -> int:
         with _own_lock:
             stream = _own.get(ordinal)
             if stream is None:
-                with _current(ordinal):
-                    stream = _own[ordinal] = _call("cuStreamCreate", _NON_BLOCKING)
+                with current(ordinal):
+                    stream = _own[ordinal] = call("cuStreamCreate", _NON_BLOCKING)
     return int(stream)
 
 
 def copy(ordinal: int, stream: int, destination: int, source: int, nbytes: int) -> None:
     """Copy between two addresses on GPUs, in a stream's order; the source must stay until that is done."""
-    with _current(ordinal):
-        _call("cuMemcpyAsync", destination, source, nbytes, stream)
+    with current(ordinal):
+        call("cuMemcpyAsync", destination, source, nbytes, stream)

@@ -6,12 +6,13 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda import pools as _pools
 from poolbridge._memory.kind_gpu import GPUPool
 from poolbridge._memory.kinds import BlockMemory, Kind
 from poolbridge._sys.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from poolbridge._cuda.cuda import ImportedBlock, ImportedPool
+    from poolbridge._cuda.pools import ImportedBlock, ImportedPool
     from poolbridge._sys.literals import Kind as KindName
     from poolbridge._wire.messages import Pool
     from poolbridge._wire.transport import Descriptors
@@ -58,8 +59,8 @@ class DevicePool(GPUPool):
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> DeviceBlock:  # noqa: ARG002
         """Import one allocation; its 64 bytes are the export."""
-        if len(export) != _cuda.BLOB_BYTES:
-            raise ProtocolError(f"the export of a device block has {_cuda.BLOB_BYTES} bytes, got {len(export)}")
+        if len(export) != _pools.BLOB_BYTES:
+            raise ProtocolError(f"the export of a device block has {_pools.BLOB_BYTES} bytes, got {len(export)}")
         return DeviceBlock(self, self._pool.import_block(export, size))
 
     def close(self) -> None:
@@ -78,6 +79,6 @@ class DeviceKind(Kind):
         ordinal = _cuda.find_device(pool.du)
         fd = descriptors.one()
         try:
-            return DevicePool(self.name, ordinal, _cuda.import_pool(ordinal, fd))
+            return DevicePool(self.name, ordinal, _pools.import_pool(ordinal, fd))
         finally:
             os.close(fd)

@@ -91,8 +91,8 @@ class Event:
     @property
     def is_done(self) -> bool:
         """Whether what it stands for is done; so it is if the event was never recorded."""
-        driver = _cuda._driver()  # noqa: SLF001 - the same adapter
-        with _cuda._current(self._ordinal):  # noqa: SLF001
+        driver = _cuda.bindings()
+        with _cuda.current(self._ordinal):
             (result,) = driver.cuEventQuery(self.handle)
         if result not in {driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_NOT_READY}:
             raise DriverError(f"cuEventQuery: {result.name}")
@@ -122,8 +122,8 @@ class Event:
         """Destroy it, unless it belongs to another library; streams that wait for it go on waiting. Idempotent."""
         number, self._number = self._number, 0
         if number:
-            with _cuda._current(self._ordinal):  # noqa: SLF001
-                _cuda._call("cuEventDestroy", number)  # noqa: SLF001
+            with _cuda.current(self._ordinal):
+                _cuda.call("cuEventDestroy", number)
 
     def _stream(self, stream: Any) -> int:
         key = stream_key((_dlpack.CUDA, self._ordinal), stream)
@@ -152,8 +152,8 @@ def make(ordinal: int) -> Event:
     EventUnavailableError
         The GPU has no interprocess events.
     """
-    driver = _cuda._driver()  # noqa: SLF001
-    with _cuda._current(ordinal):  # noqa: SLF001
+    driver = _cuda.bindings()
+    with _cuda.current(ordinal):
         result, number = driver.cuEventCreate(_DISABLE_TIMING | _INTERPROCESS)
         if result == driver.CUresult.CUDA_ERROR_NOT_SUPPORTED:
             raise EventUnavailableError(f"GPU {ordinal} has no interprocess events: use tickets (leave out event=)")
@@ -204,8 +204,8 @@ def _number_of(given: Any) -> int:
 
 
 def _export(ordinal: int, number: int) -> bytes:
-    driver = _cuda._driver()  # noqa: SLF001
-    with _cuda._current(ordinal):  # noqa: SLF001
+    driver = _cuda.bindings()
+    with _cuda.current(ordinal):
         result, handle = driver.cuIpcGetEventHandle(number)
     if result == driver.CUresult.CUDA_ERROR_INVALID_HANDLE:
         raise InvalidArgumentError(
@@ -232,11 +232,11 @@ def open_event(ordinal: int, handle: bytes) -> Event:
     own = _own.get(handle)
     if own is not None:
         return own
-    driver = _cuda._driver()  # noqa: SLF001
+    driver = _cuda.bindings()
     results = driver.CUresult
     boxed = driver.CUipcEventHandle()
     ctypes.memmove(int(boxed.getPtr()), handle, EVENT_BYTES)
-    with _cuda._current(ordinal):  # noqa: SLF001
+    with _cuda.current(ordinal):
         result, number = driver.cuIpcOpenEventHandle(boxed)
     if result == results.CUDA_ERROR_MAP_FAILED:
         raise EventUnavailableError(

@@ -14,7 +14,7 @@ import numpy as np
 
 import poolbridge
 from poolbridge._cuda import cuda as _cuda
-from poolbridge._cuda.cuda import _call, _current
+from poolbridge._cuda.cuda import call, current
 from poolbridge._cuda.imports import VirtualBlock
 from poolbridge._libraries import consumers as _consumers
 from poolbridge._libraries import patterns as _patterns
@@ -93,18 +93,18 @@ def refused(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: AR
 
     def ask(name: str, address: int) -> None:
         try:
-            _call("cuIpcGetMemHandle", address)
+            call("cuIpcGetMemHandle", address)
         except poolbridge.DriverError as error:
             found[name] = failure(error)
         else:
             found[name] = None
 
-    with _current(ordinal):
+    with current(ordinal):
         ask("pageable", int(pageable.ctypes.data))
-        if _call("cuDeviceGetAttribute", _cuda._driver().CUdevice_attribute(_MANAGED), ordinal):  # noqa: SLF001 - of one family
-            managed = _call("cuMemAllocManaged", 4096, _ATTACH_GLOBAL)
+        if call("cuDeviceGetAttribute", _cuda.bindings().CUdevice_attribute(_MANAGED), ordinal):
+            managed = call("cuMemAllocManaged", 4096, _ATTACH_GLOBAL)
             ask("managed", int(managed))
-            _call("cuMemFree", managed)
+            call("cuMemFree", managed)
     return {"refused": found}
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._cuda import stream as _cuda_stream
-from poolbridge._cuda.cuda import _call, _current
+from poolbridge._cuda.cuda import call, current
 from poolbridge._libraries import consumers as _consumers
 from poolbridge._libraries.patterns import Pattern
 from poolbridge._memory import dlpack as _dlpack
@@ -83,8 +83,8 @@ class Reading:
     @property
     def busy(self) -> bool:
         """Whether the stream has work to do."""
-        driver = _cuda._driver()  # noqa: SLF001 - of one family
-        with _current(self._ordinal):
+        driver = _cuda.bindings()
+        with current(self._ordinal):
             (result,) = driver.cuStreamQuery(self._handle)
         return bool(result == driver.CUresult.CUDA_ERROR_NOT_READY)
 
@@ -103,20 +103,20 @@ class Reading:
         self._launch(_SPIN, 1, 1, (nanoseconds,), (_U64,))
 
     def _launch(self, name: str, blocks: int, threads: int, values: tuple[int, ...], types: tuple[Any, ...]) -> None:
-        with _current(self._ordinal):
+        with current(self._ordinal):
             function = self._functions[name]
-            _call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, self._handle, (values, types), 0)
+            call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, self._handle, (values, types), 0)
 
     def _synchronize(self) -> None:
-        with _current(self._ordinal):
-            _call("cuStreamSynchronize", self._handle)
+        with current(self._ordinal):
+            call("cuStreamSynchronize", self._handle)
 
 
 @cache
 def _load(ordinal: int, path: str) -> dict[str, Any]:
-    with _current(ordinal):
-        module = _call("cuModuleLoadData", Path(path).read_bytes() + b"\0")
-        return {name: _call("cuModuleGetFunction", module, name.encode()) for name in (_HOLD, _SPIN, _COMPARE)}
+    with current(ordinal):
+        module = call("cuModuleLoadData", Path(path).read_bytes() + b"\0")
+        return {name: call("cuModuleGetFunction", module, name.encode()) for name in (_HOLD, _SPIN, _COMPARE)}
 
 
 def begin(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:

@@ -419,7 +419,8 @@ import ctypes, os
 import cuda.core, poolbridge._memory.kind_device
 from gates import new_stream
 from poolbridge._cuda import cuda as _cuda
-_cuda._core_descriptors()
+from poolbridge._cuda import pools as _pools
+_pools._core_descriptors()
 os.setgroups([])
 os.setresgid({NOBODY}, {NOBODY}, {NOBODY})
 os.setresuid({NOBODY}, {NOBODY}, {NOBODY})
