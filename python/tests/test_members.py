@@ -240,7 +240,7 @@ def test_a_lease_whose_consumer_is_gone_with_its_timeline_is_used_again_or_relea
         own = let_go_later(other, frames.receive(60), 5)
         publish(client, channel, 2)
         next(frames).release()
-        with client._session._lock:
+        with client._session.lock:
             client._session.producers[channel.id].collect()
         assert len(client._session.spares)
         own.page.store(0, 5)

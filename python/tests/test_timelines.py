@@ -211,7 +211,7 @@ def test_a_writer_waits_for_readers_and_does_not_mind_their_death(service, clien
     reader = writer.client.get("x")
     writer.client._pump.call(m.Release(l=reader._hold.grant.id, dt=(m.Ticket(writer.own.id, 1, 3),)), m.Reply, 60)
     reader._hold.released = True
-    with writer.client._session._lock:
+    with writer.client._session.lock:
         writer.client._session.disown(reader._hold.grant)
     client.unpublish("x")
     again = client.allocate(4, "int32")

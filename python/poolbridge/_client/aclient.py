@@ -14,7 +14,7 @@ from poolbridge._client import channel_operations as _channel_operations
 from poolbridge._client import operations as _operations
 from poolbridge._client import paths as _paths
 from poolbridge._client.channel import AsyncChannel
-from poolbridge._client.client_state import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, ClientState
+from poolbridge._client.client_state import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, ClientState, explained, hello
 from poolbridge._client.lease import AsyncLease
 from poolbridge._client.pool import Pool, ServiceStats
 from poolbridge._client.subscription import AsyncSubscription
@@ -22,9 +22,9 @@ from poolbridge._memory import tensor as _tensor
 from poolbridge._session.apump import AsyncPump
 from poolbridge._session.flow import Ask, Flow, Hear, Sleep
 from poolbridge._session.session import Session
-from poolbridge._sys.errors import ConnectionLostError, PoolbridgeError, ServiceStalledError
+from poolbridge._sys.errors import PoolbridgeError
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind
-from poolbridge._wire.messages import Reply
+from poolbridge._wire.messages import HelloReply, Reply
 from poolbridge._wire.transport import Transport
 
 _T = TypeVar("_T")
@@ -56,13 +56,15 @@ async def connect_async(
         await asyncio.sleep(sock)
     session = Session(Transport(sock))
     session.device = gpu
-    client = AsyncClient(session, AsyncPump(session, loop), where, timeout)
+    pump = AsyncPump(session, loop)
     try:
-        await client._greet()  # noqa: SLF001
+        with explained(where):
+            await pump.call(hello(), HelloReply, timeout)
     except BaseException:
-        client._end()  # noqa: SLF001
+        session.close()
+        pump.stop()
         raise
-    return client
+    return AsyncClient(session, pump, where, timeout)
 
 
 class AsyncClient(ClientState):
@@ -135,7 +137,7 @@ class AsyncClient(ClientState):
         """Allocate a buffer and lease it for writing; see `Client.allocate`."""
         description = _tensor.describe(shape, dtype)
         flow = _operations.allocate(self._session, description, (await self._pool(pool)).id, timeout=timeout)
-        return AsyncLease(self, await self._run(flow))
+        return AsyncLease(self._run, await self._run(flow))
 
     async def get(
         self,
@@ -145,7 +147,9 @@ class AsyncClient(ClientState):
         timeout: float | None = 0.0,
     ) -> AsyncLease:
         """Lease the buffer behind a name; see `Client.get`."""
-        return AsyncLease(self, await self._run(_operations.get(self._session, name, write=write, timeout=timeout)))
+        return AsyncLease(
+            self._run, await self._run(_operations.get(self._session, name, write=write, timeout=timeout))
+        )
 
     async def lease(
         self,
@@ -157,7 +161,7 @@ class AsyncClient(ClientState):
     ) -> AsyncLease:
         """Lease a buffer by id and generation; see `Client.lease`."""
         flow = _operations.lease(self._session, buffer_id, generation, write=write, timeout=timeout)
-        return AsyncLease(self, await self._run(flow))
+        return AsyncLease(self._run, await self._run(flow))
 
     async def unpublish(self, name: str) -> None:
         """Take a name away; leases on its buffer stay."""
@@ -184,12 +188,12 @@ class AsyncClient(ClientState):
             full=full,
         )
         info = await self._run(flow)
-        return AsyncChannel(self, info, self._channel_pool(info))
+        return AsyncChannel(self._session, self._run, info, self._channel_pool(info))
 
     async def open_channel(self, name: str, timeout: float | None = 0.0) -> AsyncChannel:
         """Open a channel by its name; see `Client.open_channel`."""
         info = await self._run(_channel_operations.open_channel(self._session, name, timeout=timeout))
-        return AsyncChannel(self, info, self._channel_pool(info))
+        return AsyncChannel(self._session, self._run, info, self._channel_pool(info))
 
     def subscribe(
         self,
@@ -202,7 +206,17 @@ class AsyncClient(ClientState):
         timeout: float | None = 0.0,
     ) -> AsyncSubscription:
         """Subscribe to a channel, once what this gives is entered or iterated over; see `Client.subscribe`."""
-        return AsyncSubscription(self, channel, credit=credit, oldest=oldest, full=full, ack=ack, timeout=timeout)
+        return AsyncSubscription(
+            self._session,
+            self._run,
+            self.open_channel,
+            channel,
+            credit=credit,
+            oldest=oldest,
+            full=full,
+            ack=ack,
+            timeout=timeout,
+        )
 
     # The end
 
@@ -243,14 +257,6 @@ class AsyncClient(ClientState):
         self._pump.stop()
         if self._sleepers is not None:
             self._sleepers.shutdown(wait=False)
-
-    async def _greet(self) -> None:
-        try:
-            await self._perform(self._hello())
-        except ServiceStalledError as error:
-            raise self._no_answer() from error
-        except ConnectionLostError as error:
-            raise self._refused(error) from error
 
     async def _pool(self, pool: Pool | str | None) -> Pool:
         found = self._find_pool(pool)

@@ -6,7 +6,7 @@ Where the array of a frame exists, no object of Python is made for it but the na
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,8 +21,8 @@ from poolbridge._sys.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from poolbridge import _native
-    from poolbridge._client.subscription import AsyncSubscription, Subscription
     from poolbridge._session.consumer import Consumer
+    from poolbridge._session.flow import AsyncRun, Run
     from poolbridge._session.hold import Hold
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Ticket
@@ -200,10 +200,22 @@ class BaseBorrowedArrays(ABC):
 class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
     """Yields a channel's frames as arrays, each good until the next is asked for. Made by `Subscription.arrays`."""
 
-    def __init__(self, subscription: Subscription, wrap: Callable[[Any], Any] | None, stream: Any) -> None:
-        super().__init__(subscription._session, wrap, stream)  # noqa: SLF001 - of one family
-        self._subscription = subscription
-        self._consumer = subscription._consumer  # noqa: SLF001
+    def __init__(
+        self,
+        consumer: Consumer,
+        *,
+        run: Run,
+        take: Callable[[None], _native.Frame | None],
+        claim: Callable[[_native.Frame], Hold],
+        wrap: Callable[[Any], Any] | None,
+        stream: Any,
+    ) -> None:
+        super().__init__(consumer.session, wrap, stream)
+        self._consumer = consumer
+        self._run = run
+        # Of the subscription, which they keep alive.
+        self._take = take
+        self._claim = claim
 
     def __iter__(self) -> Self:
         return self
@@ -212,39 +224,52 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
         frame = self._swap()
         if frame is None:
             self._let_go()
-            frame = self._subscription._next(None)  # noqa: SLF001 - of one family
+            frame = self._take(None)
             if frame is None:
                 raise StopIteration
         array = self._existing(frame)
         if array is None:
-            array = self._prepare(frame, self._subscription._claim(frame))  # noqa: SLF001
+            array = self._prepare(frame, self._claim(frame))
         return array
 
     def _lease(self, twin: Hold) -> Lease:
-        return Lease(self._subscription._client, twin)  # noqa: SLF001
+        return Lease(self._run, twin)
 
 
 class AsyncBorrowedArrays(BaseBorrowedArrays, AsyncIterator[Any]):
     """Yields a channel's frames as arrays, each good until the next is asked for; see `AsyncSubscription.arrays`."""
 
-    def __init__(self, subscription: AsyncSubscription, wrap: Callable[[Any], Any] | None, stream: Any) -> None:
-        super().__init__(subscription._session, wrap, stream)  # noqa: SLF001 - of one family
-        self._subscription = subscription
+    def __init__(
+        self,
+        session: Session,
+        *,
+        run: AsyncRun,
+        start: Callable[[], Awaitable[Consumer]],
+        take: Callable[[None], Awaitable[_native.Frame | None]],
+        claim: Callable[[_native.Frame], Awaitable[Hold]],
+        wrap: Callable[[Any], Any] | None,
+        stream: Any,
+    ) -> None:
+        super().__init__(session, wrap, stream)
+        self._run = run
+        # Of the subscription, which they keep alive.
+        self._start = start
+        self._take = take
+        self._claim = claim
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Any:
         self.release()
-        subscription = self._subscription
-        self._consumer = await subscription._start()  # noqa: SLF001
-        frame = await subscription._next(None)  # noqa: SLF001
+        self._consumer = await self._start()
+        frame = await self._take(None)
         if frame is None:
             raise StopAsyncIteration
         array = self._existing(frame)
         if array is None:
-            array = self._prepare(frame, await subscription._claim(frame))  # noqa: SLF001
+            array = self._prepare(frame, await self._claim(frame))
         return array
 
     def _lease(self, twin: Hold) -> AsyncLease:
-        return AsyncLease(self._subscription._client, twin)  # noqa: SLF001
+        return AsyncLease(self._run, twin)

@@ -11,8 +11,8 @@ from poolbridge._memory import tensor as _tensor
 from poolbridge._sys.errors import ClosedError, NotFoundError
 
 if TYPE_CHECKING:
-    from poolbridge._client.aclient import AsyncClient
-    from poolbridge._client.client import Client
+    from poolbridge._session.flow import AsyncRun, Run
+    from poolbridge._session.session import Session
     from poolbridge._sys.literals import ChannelMode, FullPolicy
     from poolbridge._wire import messages as _messages
 
@@ -61,12 +61,18 @@ class BaseChannel:
         )
 
 
+def info_of(channel: BaseChannel) -> _messages.Channel:
+    """Give what the service said of a channel, which is not for users."""
+    return channel._info  # noqa: SLF001 - of one family
+
+
 class Channel(BaseChannel):
     """A channel of a blocking `Client`. Thread-safe."""
 
-    def __init__(self, client: Client, info: _messages.Channel, pool: str) -> None:
+    def __init__(self, session: Session, run: Run, info: _messages.Channel, pool: str) -> None:
         super().__init__(info, pool)
-        self._client = client
+        self._session = session
+        self._run = run
 
     def publish(
         self,
@@ -116,7 +122,7 @@ class Channel(BaseChannel):
             copied, which no event can go with.
         """
         flow = _channel_operations.publish(
-            self._client._session,  # noqa: SLF001 - of one family
+            self._session,
             self._info,
             array,
             meta=meta,
@@ -124,7 +130,7 @@ class Channel(BaseChannel):
             stream=stream,
             event=event,
         )
-        return self._client._run(flow)  # noqa: SLF001
+        return self._run(flow)
 
     def publisher(
         self, shape: int | Iterable[int], dtype: Any = "float32", *, wrap: Callable[[Any], Any] | None = None
@@ -145,7 +151,7 @@ class Channel(BaseChannel):
         InvalidArgumentError
             A shape or dtype that cannot be.
         """
-        return Publisher(self._client, self._info, _tensor.describe(shape, dtype), wrap)
+        return Publisher(self._session, self._run, self._info, _tensor.describe(shape, dtype), wrap)
 
     def shut(self) -> None:
         """Close the channel for all: subscribers get the frames that were sent, and then the end.
@@ -159,7 +165,7 @@ class Channel(BaseChannel):
         ClosedError
             It was shut before.
         """
-        self._client._run(_channel_operations.shut(self._client._session, self._info))  # noqa: SLF001
+        self._run(_channel_operations.shut(self._session, self._info))
 
     def close(self) -> None:
         """Close the channel for all, as `shut` does; nothing happens if that was done before."""
@@ -172,9 +178,10 @@ class Channel(BaseChannel):
 class AsyncChannel(BaseChannel):
     """A channel of an `AsyncClient`."""
 
-    def __init__(self, client: AsyncClient, info: _messages.Channel, pool: str) -> None:
+    def __init__(self, session: Session, run: AsyncRun, info: _messages.Channel, pool: str) -> None:
         super().__init__(info, pool)
-        self._client = client
+        self._session = session
+        self._run = run
 
     async def publish(
         self,
@@ -187,7 +194,7 @@ class AsyncChannel(BaseChannel):
     ) -> int:
         """Put a frame into the channel; see `Channel.publish`."""
         flow = _channel_operations.publish(
-            self._client._session,  # noqa: SLF001 - of one family
+            self._session,
             self._info,
             array,
             meta=meta,
@@ -195,17 +202,17 @@ class AsyncChannel(BaseChannel):
             stream=stream,
             event=event,
         )
-        return await self._client._run(flow)  # noqa: SLF001
+        return await self._run(flow)
 
     def publisher(
         self, shape: int | Iterable[int], dtype: Any = "float32", *, wrap: Callable[[Any], Any] | None = None
     ) -> AsyncPublisher:
         """Make a publisher of frames of one shape; see `Channel.publisher`."""
-        return AsyncPublisher(self._client, self._info, _tensor.describe(shape, dtype), wrap)
+        return AsyncPublisher(self._session, self._run, self._info, _tensor.describe(shape, dtype), wrap)
 
     async def shut(self) -> None:
         """Close the channel for all; see `Channel.shut`."""
-        await self._client._run(_channel_operations.shut(self._client._session, self._info))  # noqa: SLF001
+        await self._run(_channel_operations.shut(self._session, self._info))
 
     async def close(self) -> None:
         """Close the channel for all; see `Channel.close`."""

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from poolbridge._client import channel_operations as _channel_operations
 from poolbridge._client import operations as _operations
-from poolbridge._client.channel import Channel
+from poolbridge._client.channel import Channel, info_of
 from poolbridge._client.client_state import CLOSE_TIMEOUT, ClientState
 from poolbridge._client.lease import Lease
 from poolbridge._client.pool import Pool, ServiceStats
@@ -19,7 +19,7 @@ from poolbridge._memory import tensor as _tensor
 from poolbridge._session.flow import Ask, Flow, Hear, Sleep
 from poolbridge._session.pump import Pump
 from poolbridge._session.session import Session
-from poolbridge._sys.errors import ConnectionLostError, PoolbridgeError, ServiceStalledError
+from poolbridge._sys.errors import PoolbridgeError
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind
 from poolbridge._wire.messages import Reply
 
@@ -184,7 +184,7 @@ class Client(ClientState):
         """
         description = _tensor.describe(shape, dtype)
         flow = _operations.allocate(self._session, description, self._pool(pool).id, timeout=timeout)
-        return Lease(self, self._run(flow))
+        return Lease(self._run, self._run(flow))
 
     def get(self, name: str, *, write: bool = False, timeout: float | None = 0.0) -> Lease:
         """Lease the buffer behind a name; its pool is opened if need be.
@@ -207,7 +207,7 @@ class Client(ClientState):
         ProducerDiedError
             The buffer's writer died before finishing.
         """
-        return Lease(self, self._run(_operations.get(self._session, name, write=write, timeout=timeout)))
+        return Lease(self._run, self._run(_operations.get(self._session, name, write=write, timeout=timeout)))
 
     def lease(self, buffer_id: int, generation: int, *, write: bool = False, timeout: float | None = 0.0) -> Lease:
         """Lease a buffer by id and generation, as another lease's ``buffer_id`` and ``generation`` say.
@@ -220,7 +220,7 @@ class Client(ClientState):
             Another session writes it. The buffers of frames count as written.
         """
         flow = _operations.lease(self._session, buffer_id, generation, write=write, timeout=timeout)
-        return Lease(self, self._run(flow))
+        return Lease(self._run, self._run(flow))
 
     def unpublish(self, name: str) -> None:
         """Take a name away; leases on its buffer stay."""
@@ -271,7 +271,7 @@ class Client(ClientState):
             self._session, name, pool=self._pool(pool).id, mode=mode, capacity=capacity, full=full
         )
         info = self._run(flow)
-        return Channel(self, info, self._channel_pool(info))
+        return Channel(self._session, self._run, info, self._channel_pool(info))
 
     def open_channel(self, name: str, timeout: float | None = 0.0) -> Channel:
         """Open a channel by its name, and its pool with it.
@@ -293,7 +293,7 @@ class Client(ClientState):
             See `create_channel`.
         """
         info = self._run(_channel_operations.open_channel(self._session, name, timeout=timeout))
-        return Channel(self, info, self._channel_pool(info))
+        return Channel(self._session, self._run, info, self._channel_pool(info))
 
     def subscribe(
         self,
@@ -331,13 +331,13 @@ class Client(ClientState):
         opened = channel if isinstance(channel, Channel) else self.open_channel(channel, timeout)
         flow = _channel_operations.subscribe(
             self._session,
-            opened._info,  # noqa: SLF001 - of one family
+            info_of(opened),
             credit=credit,
             oldest=oldest,
             full=full,
             ack=ack,
         )
-        return Subscription(self, opened, self._run(flow), ack)
+        return Subscription(self._run, opened, self._run(flow), ack)
 
     # The end
 
@@ -373,14 +373,6 @@ class Client(ClientState):
         self._pump.background(self._session.close_when_unused)
 
     # Inside
-
-    def _greet(self) -> None:
-        try:
-            self._perform(self._hello())
-        except ServiceStalledError as error:
-            raise self._no_answer() from error
-        except ConnectionLostError as error:
-            raise self._refused(error) from error
 
     def _pool(self, pool: Pool | str | None) -> Pool:
         found = self._find_pool(pool)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from poolbridge._client.pool import Pool
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._order import event as _event
-from poolbridge._session.flow import Ask
 from poolbridge._session.membership import NATIVE
 from poolbridge._sys.errors import ConnectionLostError, InvalidArgumentError, ServiceStalledError
-from poolbridge._wire.messages import VERSION, Hello, HelloReply
+from poolbridge._wire.messages import VERSION, Hello
 
 if TYPE_CHECKING:
     from poolbridge._order.event import Event
@@ -106,17 +107,24 @@ class ClientState:
         known = self._session.pool_info(info.pl)
         return known.nm if known is not None else ""
 
-    def _hello(self) -> Ask:
-        return Ask(Hello(v=(VERSION,), nm=_program_name(), ft=FEATURES), HelloReply)
-
-    def _no_answer(self) -> ServiceStalledError:
-        return ServiceStalledError(f"the service at {self.path} accepted and does not answer")
-
-    def _refused(self, error: ConnectionLostError) -> ConnectionLostError:
-        return ConnectionLostError(f"the service at {self.path} closed the connection at once: {error}")
-
     def _warn_unclosed(self) -> None:
         warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=3)
+
+
+def hello() -> Hello:
+    """Make the first request of a session."""
+    return Hello(v=(VERSION,), nm=_program_name(), ft=FEATURES)
+
+
+@contextmanager
+def explained(path: str) -> Iterator[None]:
+    """Say of errors of the first request what they mean."""
+    try:
+        yield
+    except ServiceStalledError as error:
+        raise ServiceStalledError(f"the service at {path} accepted and does not answer") from error
+    except ConnectionLostError as error:
+        raise ConnectionLostError(f"the service at {path} closed the connection at once: {error}") from error
 
 
 def _program_name() -> str:

@@ -8,9 +8,10 @@ import time
 from poolbridge._client import operations as _operations
 from poolbridge._client import paths as _paths
 from poolbridge._client.client import Client
-from poolbridge._client.client_state import DEFAULT_TIMEOUT
+from poolbridge._client.client_state import DEFAULT_TIMEOUT, explained, hello
 from poolbridge._session.pump import Pump
 from poolbridge._session.session import Session
+from poolbridge._wire.messages import HelloReply
 from poolbridge._wire.transport import Transport
 
 
@@ -63,10 +64,12 @@ def connect(
         time.sleep(sock)
     session = Session(Transport(sock))
     session.device = gpu
-    client = Client(session, Pump(session), where, timeout)
+    pump = Pump(session)
     try:
-        client._greet()  # noqa: SLF001
+        with explained(where):
+            pump.call(hello(), HelloReply, timeout)
     except BaseException:
-        client.close()
+        session.close()
+        pump.stop()
         raise
-    return client
+    return Client(session, pump, where, timeout)

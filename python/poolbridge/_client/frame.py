@@ -11,9 +11,8 @@ from poolbridge._sys.errors import FrameSettledError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from poolbridge import _native
-    from poolbridge._client.aclient import AsyncClient
-    from poolbridge._client.client import Client
     from poolbridge._session.consumer import Consumer
+    from poolbridge._session.flow import AsyncRun, Run
     from poolbridge._session.hold import Hold
 
 
@@ -118,6 +117,11 @@ class BaseFrame(BaseLease):
         return f"frame {self.seq}, {super()._state()}"
 
 
+def pass_on(frame: BaseFrame) -> None:
+    """Let go of a frame because its subscription goes on to the next."""
+    frame._pass()  # noqa: SLF001 - of one family
+
+
 class Frame(BaseFrame):
     """A frame of a blocking `Client`. As a context manager it is acknowledged and let go of at the end of the block.
 
@@ -125,19 +129,19 @@ class Frame(BaseFrame):
     leaves the block, a frame of a queue goes back to it.
     """
 
-    def __init__(self, client: Client, hold: Hold, consumer: Consumer, frame: _native.Frame) -> None:
+    def __init__(self, run: Run, hold: Hold, consumer: Consumer, frame: _native.Frame) -> None:
         super().__init__(hold, consumer, frame)
-        self._client = client
+        self._run = run
 
     @property
     def lease(self) -> Lease:
         """The frame as a plain lease, which keeps it for longer than its turn in an iteration."""
         self._kept = True
-        return Lease(self._client, self._hold)
+        return Lease(self._run, self._hold)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait on the CPU until the content is complete; see `Lease.wait`."""
-        self._client._run(_operations.wait(self._hold, timeout))  # noqa: SLF001
+        self._run(_operations.wait(self._hold, timeout))
 
     def release(self, *, force: bool = False) -> None:
         """End the lease now, which acknowledges the frame if it is not settled; see `Lease.release`.
@@ -192,23 +196,23 @@ class Frame(BaseFrame):
 class AsyncFrame(BaseFrame):
     """A frame of an `AsyncClient`. As an asynchronous context manager it is let go of as a `Frame` is."""
 
-    def __init__(self, client: AsyncClient, hold: Hold, consumer: Consumer, frame: _native.Frame) -> None:
+    def __init__(self, run: AsyncRun, hold: Hold, consumer: Consumer, frame: _native.Frame) -> None:
         super().__init__(hold, consumer, frame)
-        self._client = client
+        self._run = run
 
     @property
     def lease(self) -> AsyncLease:
         """The frame as a plain lease, which keeps it for longer than its turn in an iteration."""
         self._kept = True
-        return AsyncLease(self._client, self._hold)
+        return AsyncLease(self._run, self._hold)
 
     async def wait(self, timeout: float | None = None) -> None:
         """Wait until the content is complete; see `Lease.wait`."""
-        await self._client._run(_operations.wait(self._hold, timeout))  # noqa: SLF001
+        await self._run(_operations.wait(self._hold, timeout))
 
     async def release(self, *, force: bool = False) -> None:
         """End the lease now; see `Frame.release`."""
-        await self._client._run(_operations.release(self._hold, failed=False, force=force))  # noqa: SLF001
+        await self._run(_operations.release(self._hold, failed=False, force=force))
         self._settled = self._settled or _RELEASED
 
     async def ack(self) -> None:
@@ -228,4 +232,4 @@ class AsyncFrame(BaseFrame):
     ) -> None:
         if not self.released and self._leave(error):
             failed = error is not None and self._consumer.queue
-            await self._client._run(_operations.release(self._hold, failed=failed, force=False))  # noqa: SLF001
+            await self._run(_operations.release(self._hold, failed=failed, force=False))

@@ -13,10 +13,9 @@ from poolbridge._client import operations as _operations
 from poolbridge._order import order as _order
 
 if TYPE_CHECKING:
-    from poolbridge._client.aclient import AsyncClient
-    from poolbridge._client.client import Client
     from poolbridge._client.promise import Promise
     from poolbridge._order.event import Event
+    from poolbridge._session.flow import AsyncRun, Run
     from poolbridge._session.hold import Hold
 
 
@@ -201,9 +200,9 @@ class BaseLease(ArrayExports):
 class Lease(BaseLease):
     """A lease of a blocking `Client`. As a context manager it is released at the end of the block."""
 
-    def __init__(self, client: Client, hold: Hold) -> None:
+    def __init__(self, run: Run, hold: Hold) -> None:
         super().__init__(hold)
-        self._client = client
+        self._run = run
 
     def publish(
         self,
@@ -252,7 +251,7 @@ class Lease(BaseLease):
         flow = _operations.publish(
             self._hold, name, keep=keep, replace=replace, stream=stream, event=event, ticket=ticket
         )
-        self._client._run(flow)  # noqa: SLF001
+        self._run(flow)
 
     def promise(self) -> Promise:
         """Promise the content, to publish the buffer before it is complete; `keep` says that it is.
@@ -267,7 +266,7 @@ class Lease(BaseLease):
         UnsupportedError
             The service is older than timelines.
         """
-        return self._client._run(_operations.promise(self._hold))  # noqa: SLF001
+        return self._run(_operations.promise(self._hold))
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait on the CPU until the content is complete and the memory may be used.
@@ -287,7 +286,7 @@ class Lease(BaseLease):
         ProducerDiedError
             It never will be.
         """
-        self._client._run(_operations.wait(self._hold, timeout))  # noqa: SLF001
+        self._run(_operations.wait(self._hold, timeout))
 
     def release(self, *, failed: bool = False, force: bool = False) -> None:
         """End the lease now.
@@ -330,9 +329,9 @@ class Lease(BaseLease):
 class AsyncLease(BaseLease):
     """A lease of an `AsyncClient`. As an asynchronous context manager it is released at the end of the block."""
 
-    def __init__(self, client: AsyncClient, hold: Hold) -> None:
+    def __init__(self, run: AsyncRun, hold: Hold) -> None:
         super().__init__(hold)
-        self._client = client
+        self._run = run
 
     async def publish(
         self,
@@ -348,19 +347,19 @@ class AsyncLease(BaseLease):
         flow = _operations.publish(
             self._hold, name, keep=keep, replace=replace, stream=stream, event=event, ticket=ticket
         )
-        await self._client._run(flow)  # noqa: SLF001
+        await self._run(flow)
 
     async def promise(self) -> Promise:
         """Promise the content; see `Lease.promise`."""
-        return await self._client._run(_operations.promise(self._hold))  # noqa: SLF001
+        return await self._run(_operations.promise(self._hold))
 
     async def wait(self, timeout: float | None = None) -> None:
         """Wait until the content is complete and the memory may be used; see `Lease.wait`."""
-        await self._client._run(_operations.wait(self._hold, timeout))  # noqa: SLF001
+        await self._run(_operations.wait(self._hold, timeout))
 
     async def release(self, *, failed: bool = False, force: bool = False) -> None:
         """End the lease now; see `Lease.release`."""
-        await self._client._run(_operations.release(self._hold, failed=failed, force=force))  # noqa: SLF001
+        await self._run(_operations.release(self._hold, failed=failed, force=force))
 
     async def __aenter__(self) -> Self:
         self._hold.check_usable()

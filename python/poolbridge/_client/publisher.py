@@ -31,9 +31,8 @@ from poolbridge._sys.errors import (
 )
 
 if TYPE_CHECKING:
-    from poolbridge._client.aclient import AsyncClient
-    from poolbridge._client.client import Client
     from poolbridge._memory.tensor import Description
+    from poolbridge._session.flow import AsyncRun, Run
     from poolbridge._session.hold import Hold
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Channel as ChannelInfo
@@ -51,10 +50,15 @@ class BasePublisher(ABC):
     """What the blocking and the asyncio publisher have in common."""
 
     def __init__(
-        self, client: Any, channel: ChannelInfo, description: Description, wrap: Callable[[Any], Any] | None
+        self,
+        session: Session,
+        run: Any,
+        channel: ChannelInfo,
+        description: Description,
+        wrap: Callable[[Any], Any] | None,
     ) -> None:
-        self._client = client
-        self._session: Session = client._session  # noqa: SLF001 - of one family
+        self._session = session
+        self._run = run
         self._channel = channel
         self._description = description
         self._wrap = np.asarray if wrap is None else wrap
@@ -292,10 +296,10 @@ class Publisher(BasePublisher):
     An array that is on loan when it is closed keeps its lease until the array is gone. Made by `Channel.publisher`.
     """
 
-    _client: Client
+    _run: Run
 
     def _lease(self, twin: Hold) -> Lease:
-        return Lease(self._client, twin)
+        return Lease(self._run, twin)
 
     def loan(self, timeout: float | None = None) -> Any:
         """Give an array of a buffer that nobody uses; the same one until it is published.
@@ -324,7 +328,7 @@ class Publisher(BasePublisher):
         array = self._loaned(timeout)
         if array is not None:
             return array
-        return self._client._run(self._alone(self._allocate(timeout)))  # noqa: SLF001
+        return self._run(self._alone(self._allocate(timeout)))
 
     def publish(self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None) -> int:
         """Put the array that was given last into the channel. It must not be written any more.
@@ -357,7 +361,7 @@ class Publisher(BasePublisher):
         self._begin(timeout)
         texts = _texts(meta)
         number = self._publish_at_once(texts)
-        return number or self._client._run(self._alone(self._deliver(texts, timeout)))  # noqa: SLF001
+        return number or self._run(self._alone(self._deliver(texts, timeout)))
 
     def close(self) -> None:
         """Give back what is not in the channel. Idempotent."""
@@ -375,24 +379,24 @@ class Publisher(BasePublisher):
 class AsyncPublisher(BasePublisher):
     """Publishes frames of one shape from arrays that are made once; see `Publisher`."""
 
-    _client: AsyncClient
+    _run: AsyncRun
 
     def _lease(self, twin: Hold) -> AsyncLease:
-        return AsyncLease(self._client, twin)
+        return AsyncLease(self._run, twin)
 
     async def loan(self, timeout: float | None = None) -> Any:
         """Give an array of a buffer that nobody uses; see `Publisher.loan`."""
         array = self._loaned(timeout)
         if array is not None:
             return array
-        return await self._client._run(self._alone(self._allocate(timeout)))  # noqa: SLF001
+        return await self._run(self._alone(self._allocate(timeout)))
 
     async def publish(self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None) -> int:
         """Put the array that was given last into the channel; see `Publisher.publish`."""
         self._begin(timeout)
         texts = _texts(meta)
         number = self._publish_at_once(texts)
-        return number or await self._client._run(self._alone(self._deliver(texts, timeout)))  # noqa: SLF001
+        return number or await self._run(self._alone(self._deliver(texts, timeout)))
 
     async def close(self) -> None:
         """Give back what is not in the channel. Idempotent."""

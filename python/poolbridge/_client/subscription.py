@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -12,16 +12,16 @@ from weakref import ref
 from poolbridge._client import channel_operations as _channel_operations
 from poolbridge._client import operations as _operations
 from poolbridge._client.borrowed import AsyncBorrowedArrays, BorrowedArrays
-from poolbridge._client.frame import AsyncFrame, BaseFrame, Frame
+from poolbridge._client.channel import info_of
+from poolbridge._client.frame import AsyncFrame, BaseFrame, Frame, pass_on
 from poolbridge._session.consumer import claim, receive
 from poolbridge._sys.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from poolbridge import _native
-    from poolbridge._client.aclient import AsyncClient
     from poolbridge._client.channel import AsyncChannel, Channel
-    from poolbridge._client.client import Client
     from poolbridge._session.consumer import Consumer
+    from poolbridge._session.flow import AsyncRun, Run
     from poolbridge._session.hold import Hold
     from poolbridge._session.session import Session
     from poolbridge._sys.literals import AckMode, FullPolicy
@@ -41,7 +41,7 @@ class BaseSubscription:
         last = self._last()
         if last is not None and self._ack == "auto":
             self._last = _none
-            last._pass()  # noqa: SLF001 - of one family
+            pass_on(last)
 
     def _check_auto(self) -> None:
         if self._ack != "auto":
@@ -87,9 +87,9 @@ class Subscription(BaseSubscription):
 
     _consumer: Consumer
 
-    def __init__(self, client: Client, channel: Channel, consumer: Consumer, ack: str) -> None:
-        super().__init__(client._session, consumer, ack)  # noqa: SLF001 - of one family
-        self._client = client
+    def __init__(self, run: Run, channel: Channel, consumer: Consumer, ack: str) -> None:
+        super().__init__(consumer.session, consumer, ack)
+        self._run = run
         self.channel = channel
         self.spin = 0.0
 
@@ -133,15 +133,15 @@ class Subscription(BaseSubscription):
         """Give the next frame once it is there; None if none will come any more."""
         consumer = self._consumer
         consumer.asks()
-        return consumer.at_once() or self._client._run(receive(consumer, seconds, self.spin))  # noqa: SLF001
+        return consumer.at_once() or self._run(receive(consumer, seconds, self.spin))
 
     def _claim(self, frame: _native.Frame) -> Hold:
         """Make a hold of a frame."""
-        return self._client._run(claim(self._consumer, frame))  # noqa: SLF001
+        return self._run(claim(self._consumer, frame))
 
     def _take(self, seconds: float | None) -> Frame | None:
         frame = self._next(seconds)
-        return None if frame is None else Frame(self._client, self._claim(frame), self._consumer, frame)
+        return None if frame is None else Frame(self._run, self._claim(frame), self._consumer, frame)
 
     def arrays(self, wrap: Callable[[Any], Any] | None = None, *, stream: Any = None) -> BorrowedArrays:
         """Iterate over the frames as arrays that are made once and used again: the fastest way to take frames.
@@ -171,7 +171,9 @@ class Subscription(BaseSubscription):
         """
         self._check_auto()
         self._pass()
-        return BorrowedArrays(self, wrap, stream)
+        return BorrowedArrays(
+            self._consumer, run=self._run, take=self._next, claim=self._claim, wrap=wrap, stream=stream
+        )
 
     def close(self) -> None:
         """Want no more frames; those that were taken stay. Idempotent."""
@@ -202,7 +204,9 @@ class AsyncSubscription(BaseSubscription):
 
     def __init__(
         self,
-        client: AsyncClient,
+        session: Session,
+        run: AsyncRun,
+        find: Callable[[str, float | None], Awaitable[AsyncChannel]],
         channel: AsyncChannel | str,
         *,
         credit: int,
@@ -211,12 +215,13 @@ class AsyncSubscription(BaseSubscription):
         ack: AckMode,
         timeout: float | None,
     ) -> None:
-        super().__init__(client._session, None, ack)  # noqa: SLF001 - of one family
-        self._client = client
+        super().__init__(session, None, ack)
+        self._run = run
+        self._find = find
         self._wanted = channel
         self._subscribe = partial(
             _channel_operations.subscribe,
-            client._session,  # noqa: SLF001
+            session,
             credit=credit,
             oldest=oldest,
             full=full,
@@ -232,9 +237,9 @@ class AsyncSubscription(BaseSubscription):
     async def _start(self) -> Consumer:
         if self._consumer is None:
             wanted = self._wanted
-            opened = await self._client.open_channel(wanted, self._timeout) if isinstance(wanted, str) else wanted
+            opened = await self._find(wanted, self._timeout) if isinstance(wanted, str) else wanted
             self.channel = opened
-            self._consumer = await self._client._run(self._subscribe(opened._info))  # noqa: SLF001
+            self._consumer = await self._run(self._subscribe(info_of(opened)))
         return self._consumer
 
     def __aiter__(self) -> Self:
@@ -252,23 +257,31 @@ class AsyncSubscription(BaseSubscription):
         """Take the next frame; see `Subscription.receive`."""
         seconds = None if timeout is None else _operations.check_wait(timeout) / 1000
         frame = await self._next(seconds)
-        return None if frame is None else AsyncFrame(self._client, await self._claim(frame), await self._start(), frame)
+        return None if frame is None else AsyncFrame(self._run, await self._claim(frame), await self._start(), frame)
 
     async def _next(self, seconds: float | None) -> _native.Frame | None:
         """Give the next frame once it is there; None if none will come any more."""
         consumer = await self._start()
         consumer.asks()
-        return consumer.at_once() or await self._client._run(receive(consumer, seconds, 0.0))  # noqa: SLF001
+        return consumer.at_once() or await self._run(receive(consumer, seconds, 0.0))
 
     async def _claim(self, frame: _native.Frame) -> Hold:
         """Make a hold of a frame."""
-        return await self._client._run(claim(await self._start(), frame))  # noqa: SLF001
+        return await self._run(claim(await self._start(), frame))
 
     def arrays(self, wrap: Callable[[Any], Any] | None = None, *, stream: Any = None) -> AsyncBorrowedArrays:
         """Iterate over the frames as arrays that are made once and used again; see `Subscription.arrays`."""
         self._check_auto()
         self._pass()
-        return AsyncBorrowedArrays(self, wrap, stream)
+        return AsyncBorrowedArrays(
+            self._session,
+            run=self._run,
+            start=self._start,
+            take=self._next,
+            claim=self._claim,
+            wrap=wrap,
+            stream=stream,
+        )
 
     async def close(self) -> None:
         """Want no more frames; those that were taken stay. Idempotent."""

@@ -274,7 +274,7 @@ class OpenedMemory:
         target = self.__dlpack_device__() if dl_device is None or dl_device is ... else tuple(dl_device)
         if copy or target != self.__dlpack_device__():
             raise BufferError("memory that was opened by its handle is exported in place only")
-        array = np.asarray(_Pointing(self))
+        array = np.asarray(_Pointing(self, self._interface()))
         versioned = max_version is not None and max_version[0] >= 1
         return _dlpack.make_capsule(array, self._element, self.__dlpack_device__(), versioned=versioned)
 
@@ -323,6 +323,6 @@ class _Pointing:
 
     __slots__ = ("__array_interface__", "owner")
 
-    def __init__(self, owner: OpenedMemory) -> None:
+    def __init__(self, owner: OpenedMemory, interface: dict[str, Any]) -> None:
         self.owner = owner
-        self.__array_interface__ = owner._interface()  # noqa: SLF001
+        self.__array_interface__ = interface

@@ -192,7 +192,7 @@ class Consumer(Membership):
             wt=tickets_of(frame),
             ev=frame.event or b"",
         )
-        with self.session._lock:  # noqa: SLF001 - of one family
+        with self.session.lock:
             self.session.timelines.pin(grant.wt)
             self._frames[grant.id] = frame
             self.unsettled.add(grant.id)
@@ -206,7 +206,7 @@ class Consumer(Membership):
         ProtocolError
             The frame is larger than its block.
         """
-        with self.session._lock:  # noqa: SLF001 - of one family
+        with self.session.lock:
             block = self.session.core.blocks.get(grant.bl)
             if block is None:
                 return False
@@ -225,7 +225,7 @@ class Consumer(Membership):
 
     def keep(self, frame: _native.Frame, kept: Kept) -> None:
         """Keep an array for the frames of a producer in a block with a description."""
-        with self.session._lock:  # noqa: SLF001
+        with self.session.lock:
             block = self.session.core.blocks.get(frame.block)
             if block is not None and not block.recalled and not self.left:
                 self.native.keep(frame.producer, frame.block, frame.description_id, kept)
@@ -241,7 +241,7 @@ class Consumer(Membership):
         """Let go of a frame that contradicts itself, tell the service, and make the error of it."""
         frame = self._frames.get(grant.id)
         number = frame.number if frame is not None else 0
-        with self.session._lock:  # noqa: SLF001 - of one family
+        with self.session.lock:
             self._end(grant, (), back=False)
         return self.report(number, error)
 
@@ -258,7 +258,7 @@ class Consumer(Membership):
             return
         if _process.pid != self.session.pid:
             self.session.check_usable()
-        with self.session._lock:  # noqa: SLF001 - of one family
+        with self.session.lock:
             self.decide(back=False)
             self._settle_all(back=False)
 
@@ -266,7 +266,7 @@ class Consumer(Membership):
         """Acknowledge a frame, or give it back to its queue; False if it was settled before. It stays in hand."""
         if _process.pid != self.session.pid:
             self.session.check_usable()
-        with self.session._lock:  # noqa: SLF001 - of one family
+        with self.session.lock:
             if grant.id not in self.unsettled:
                 return False
             self.unsettled.remove(grant.id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from poolbridge._wire.messages import Reply
 
@@ -56,6 +56,20 @@ class Sleep:
 
 
 Flow = Generator[Ask | Do | Hear | Sleep, Any, _T]
+
+
+class Run(Protocol):
+    """Carries a flow to its end, waiting where it has to; as a method of a client it keeps that client alive."""
+
+    def __call__(self, flow: Flow[_T], /) -> _T:
+        """Give the flow's result."""
+
+
+class AsyncRun(Protocol):
+    """As `Run`, in an event loop."""
+
+    async def __call__(self, flow: Flow[_T], /) -> _T:
+        """Give the flow's result."""
 
 
 def ask(request: Request, reply_type: type[_ReplyT], wait: float | None = 0.0) -> Flow[_ReplyT]:

@@ -98,14 +98,14 @@ class Session(SessionMembers):
         """Send a request; `on_done` is called once the answer is there. Does not wait."""
         self.check_usable()
         try:
-            with self._lock:
+            with self.lock:
                 # Again, for here it cannot change: a request that begins after the end would wait for ever.
                 self.check_usable()
                 call = self.core.start(request, reply_type, on_done)
                 self._flush()
         except BaseException:
             if request.q and self.ended is None:  # a signal handler's, perhaps after it was sent
-                with self._lock:
+                with self.lock:
                     self.core.forsake(request)
                     self._flush()
             raise
@@ -115,13 +115,13 @@ class Session(SessionMembers):
         """Stop waiting for a request; what it still grants is given back."""
         if _process.pid != self.pid or self.ended is not None:
             return
-        with self._lock:
+        with self.lock:
             self.core.abandon(call)
             self._flush()
 
     def flush(self) -> bool:
         """Send what waits to be sent; True if nothing is left."""
-        with self._lock:
+        with self.lock:
             self._flush()
             return not self.core.outbox
 
@@ -165,7 +165,7 @@ class Session(SessionMembers):
             if came is None:
                 return False
             core = self.core
-            with self._lock:
+            with self.lock:
                 for block in core.receive(*came):
                     self._unmap(block)
                 if core.news:
@@ -214,7 +214,7 @@ class Session(SessionMembers):
             Whose frame it is, if it is a frame's.
         """
         if _process.pid == self.pid:
-            self._lock.later(partial(self._release, grant, (), failed=False, consumer=consumer, alone=True))
+            self.lock.later(partial(self._release, grant, (), failed=False, consumer=consumer, alone=True))
 
     def let_go(self, hold: Hold, *, failed: bool, alone: bool = False) -> None:
         """End the lease of a hold without waiting; never raises.
@@ -225,7 +225,7 @@ class Session(SessionMembers):
         if _process.pid != self.pid:
             return
         if hold.sent:
-            self._lock.later(partial(self.disown, hold.grant))
+            self.lock.later(partial(self.disown, hold.grant))
             return
         tickets = _order.done_at_once(hold)
         if tickets is not None or self._driver is None:
@@ -236,7 +236,7 @@ class Session(SessionMembers):
     def release(self, hold: Hold, tickets: tuple[Ticket, ...], *, failed: bool, alone: bool = False) -> None:
         """End a lease; `tickets` say when the work on its memory is done. Never waits, never raises."""
         consumer = hold.consumer
-        self._lock.later(partial(self._release, hold.grant, tickets, failed=failed, consumer=consumer, alone=alone))
+        self.lock.later(partial(self._release, hold.grant, tickets, failed=failed, consumer=consumer, alone=alone))
 
     def _release(
         self,
@@ -261,7 +261,7 @@ class Session(SessionMembers):
     def lend(self, hold: Hold) -> Hold:
         """Make a hold for an array that outlives a lease: it keeps the block mapped as the lease does."""
         lender = hold.lender()
-        with self._lock:
+        with self.lock:
             block = self.core.blocks.get(hold.grant.bl)
             if block is not None:
                 block.leases += 1
@@ -276,7 +276,7 @@ class Session(SessionMembers):
 
     def keep_array(self, grant: Grant, array: tuple[Any, Any, Any], most: int) -> None:
         """Keep an array with its block, for the frames to come."""
-        with self._lock:
+        with self.lock:
             block = self.core.blocks.get(grant.bl)
             if block is None or block.recalled:
                 return
@@ -289,7 +289,7 @@ class Session(SessionMembers):
         self.spares.published(hold.grant)
         self.spares.watch()
         hold.seal()
-        with self._lock:
+        with self.lock:
             kept = self.holds.get(hold.grant.id)
             if kept is not None and kept() is hold:  # the lease may have come back meanwhile
                 del self.holds[hold.grant.id]
@@ -304,7 +304,7 @@ class Session(SessionMembers):
 
     def unsend(self, hold: Hold, ticket: Ticket | None = None) -> None:
         """Give back a lease that may have been sent or not: nobody knows. `ticket` stands for work on it."""
-        with self._lock:
+        with self.lock:
             self.holds.pop(hold.grant.id, None)
             self.spares.published(hold.grant)
             self.core.tell(Release(l=hold.grant.id, fl=True, dt=() if ticket is None else (ticket,)))
@@ -322,7 +322,7 @@ class Session(SessionMembers):
 
     def adopt(self, timeline: int, *, own: bool) -> None:
         """Map the page of a timeline that the service has sent, unless another thread has done it."""
-        with self._lock:
+        with self.lock:
             # A session that went on without the page would take what its tickets stand for as done.
             self.check_usable()
             self._adopt(timeline, own=own)
@@ -352,7 +352,7 @@ class Session(SessionMembers):
     def unsubscribe(self, consumer: Consumer) -> None:
         """Want no more frames, and give back those that nobody took; never waits, never raises."""
         if _process.pid == self.pid and not consumer.left:
-            self._lock.later(partial(self._leave, consumer))
+            self.lock.later(partial(self._leave, consumer))
 
     def _hear(self) -> None:
         """Take the news that the core has for this session. The lock is held."""
@@ -377,7 +377,7 @@ class Session(SessionMembers):
 
         The socket is shut down, not closed: its driver closes it when nobody waits for it any more.
         """
-        with self._lock:
+        with self.lock:
             if self.ended is None:
                 # A copy: the traceback of the one that is raised keeps every array in its frames alive.
                 self.ended = type(error)(*error.args)
@@ -399,7 +399,7 @@ class Session(SessionMembers):
             hold = reference()
             if hold is not None:
                 hold.close()
-        with self._lock:
+        with self.lock:
             if self.ended is not None or not self.core.epoch:
                 return None
             self._end_members()
@@ -415,7 +415,7 @@ class Session(SessionMembers):
         if _process.pid != self.pid:
             self.transport.close()
             return
-        with self._lock:
+        with self.lock:
             if self.ended is None and self.core.epoch:  # nobody waits for what the service says to it
                 self._end_members()
                 self._flush()

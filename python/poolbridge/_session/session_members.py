@@ -55,7 +55,7 @@ class SessionMembers(SessionMemory):
 
     def tell(self, request: Request) -> None:
         """Send a request that wants no reply."""
-        with self._lock:
+        with self.lock:
             if self.ended is None:
                 self.core.tell(request)
                 self._flush()
@@ -64,7 +64,7 @@ class SessionMembers(SessionMemory):
 
     def take_seat(self, number: int) -> Descriptors:
         """Give the files that came with the reply to a `Join` of that number; the caller closes them."""
-        with self._lock:
+        with self.lock:
             descriptors = self.core.seats.pop(number, None)
         if descriptors is None:
             self.check_usable()
@@ -73,13 +73,13 @@ class SessionMembers(SessionMemory):
 
     def add_member(self, member: Any) -> None:
         """Have a member hear of those of the other role."""
-        with self._lock:
+        with self.lock:
             self.check_usable()
             self.core.members.append(member)
 
     def leave(self, member: Any) -> None:
         """End the part of a member."""
-        with self._lock:
+        with self.lock:
             self._leave(member)
 
     def retire(self, producer: Producer) -> None:
@@ -111,14 +111,14 @@ class SessionMembers(SessionMemory):
 
     def own(self, grant: Grant) -> None:
         """Keep a block mapped for the channel that is about to have its lease."""
-        with self._lock:
+        with self.lock:
             block = self.core.blocks.get(grant.bl)
             if block is not None:
                 block.leases += 1
 
     def unown(self, grant: Grant) -> None:
         """Undo `own`: the channel does not have it."""
-        with self._lock:
+        with self.lock:
             self.disown(grant)
 
     def disown(self, grant: Grant, tickets: tuple[Ticket, ...] = ()) -> None:
@@ -127,12 +127,12 @@ class SessionMembers(SessionMemory):
 
     def take_spare(self, pool: int, nbytes: int, *, at_once: bool = False) -> Spare | None:
         """Give a lease of a pool that came back, of just as many bytes, or None; see `Spares.take`."""
-        with self._lock:
+        with self.lock:
             return self.spares.take(pool, nbytes, at_once=at_once)
 
     def return_spare(self, spare: Spare) -> None:
         """Put a lease back to those that came back."""
-        with self._lock:
+        with self.lock:
             if self.ended is None:
                 self.spares.put(spare)
             else:
@@ -140,24 +140,24 @@ class SessionMembers(SessionMemory):
 
     def lend_to(self, shelf: Shelf, spare: Spare) -> None:
         """Put a lease on loan to a publisher."""
-        with self._lock:
+        with self.lock:
             self.spares.lend_to(shelf, spare)
 
     def collect_for(self, shelf: Shelf) -> int:
         """Take what has come back to a publisher; give how many leases it has then."""
-        with self._lock:
+        with self.lock:
             return self.spares.collect_for(shelf)
 
     def drop_shelf(self, shelf: Shelf) -> None:
         """Release a publisher's leases; never waits, never raises."""
-        self._lock.later(partial(self._drop_shelf, shelf))
+        self.lock.later(partial(self._drop_shelf, shelf))
 
     def _drop_shelf(self, shelf: Shelf) -> None:
         self.spares.drop_shelf(shelf)
 
     def lose_spare(self, grant: Grant) -> None:
         """Release a publisher's lease that nobody has any more; never waits, never raises."""
-        self._lock.later(partial(self._lose_spare, grant))
+        self.lock.later(partial(self._lose_spare, grant))
 
     def _lose_spare(self, grant: Grant) -> None:
         if self.ended is None:
@@ -171,7 +171,7 @@ class SessionMembers(SessionMemory):
 
     def settle_spares(self) -> bool:
         """Release all that came back, before the session ends; False if work on some of it is under way."""
-        with self._lock:
+        with self.lock:
             return self.ended is not None or self.spares.settle()
 
     # Timelines

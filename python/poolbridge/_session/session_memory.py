@@ -33,6 +33,8 @@ class SessionMemory(ABC):
         The pages that the session knows.
     ended
         Why the session has ended, or None.
+    lock
+        Guards what the session knows.
     device
         The GPU that is to reach what is mapped, where that is memory of another one; None: no other.
     """
@@ -41,7 +43,7 @@ class SessionMemory(ABC):
         self.core = Core()
         self.timelines = Timelines()
         self.ended: PoolbridgeError | None = None
-        self._lock = DeferringLock()
+        self.lock = DeferringLock()
         self.device: int | str | None = None
         self._pools: dict[int, Mapping[PoolMemory]] = {}
 
@@ -71,7 +73,7 @@ class SessionMemory(ABC):
         if known is None:
             raise NotFoundError(f"block {block_id} is not known to this session")
         mapping = MAPPINGS.block(self.core.epoch, self._map_pool(known.pool), known)
-        with self._lock:
+        with self.lock:
             if known.mapped is None and self.ended is None:
                 known.mapped = mapping
                 return mapping.memory
@@ -95,7 +97,7 @@ class SessionMemory(ABC):
         if known is None:
             raise ProtocolError(f"pool {pool_id} was never opened by this session")
         mapping = MAPPINGS.pool(self.core.epoch, known, self.device)
-        with self._lock:
+        with self.lock:
             if self.ended is None and pool_id not in self._pools:
                 self._pools[pool_id] = mapping
                 return mapping
@@ -116,7 +118,7 @@ class SessionMemory(ABC):
             work = partial(self._unmap_after, own, uses, mapping, block)
             threading.Thread(target=work, name="poolbridge-unmap", daemon=True).start()
         else:
-            MAPPINGS.give_up(mapping, partial(self._lock.later, partial(self._unmapped, block)))
+            MAPPINGS.give_up(mapping, partial(self.lock.later, partial(self._unmapped, block)))
 
     def _unmap_after(
         self, own: Timeline, uses: dict[int, int], mapping: Mapping[BlockMemory], block: KnownBlock
@@ -127,7 +129,7 @@ class SessionMemory(ABC):
                 pass
         if not all(_done(own, *use) for use in uses.items()):
             mapping.memory.synchronize()
-        MAPPINGS.give_up(mapping, partial(self._lock.later, partial(self._unmapped, block)))
+        MAPPINGS.give_up(mapping, partial(self.lock.later, partial(self._unmapped, block)))
 
     def _unmapped(self, block: KnownBlock) -> None:
         self.core.drop(block)

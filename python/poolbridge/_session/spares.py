@@ -466,7 +466,7 @@ class Spares:
                 self._thread = None  # whatever happened: the next that is needed can start
 
     def _turn(self) -> float | None:
-        with self._session._lock:  # noqa: SLF001 - of one family
+        with self._session.lock:
             now = time.monotonic()
             for pool in self._lending():
                 if now - self._used.get(pool, 0) >= _IDLE:  # otherwise allocations collect
