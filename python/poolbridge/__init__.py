@@ -138,3 +138,14 @@ __all__ = [
     "connect_async",
     "default_path",
 ]
+
+
+def _sign() -> None:
+    """Have public classes and functions say that they are this package's, as tracebacks and pickles tell."""
+    for name in __all__:
+        value = globals()[name]
+        if str(getattr(value, "__module__", "")).startswith("poolbridge._"):
+            value.__module__ = "poolbridge"
+
+
+_sign()
