@@ -1,4 +1,4 @@
-"""What a client can do with channels, written once for the blocking and for the asyncio client; see `_operations`."""
+"""What a client can do with channels, written once for the blocking and for the asyncio client; see `operations`."""
 
 from __future__ import annotations
 
