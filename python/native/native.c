@@ -309,7 +309,7 @@ static bool add_conditions(PyObject *module, State *state) {
 }
 
 static bool add_errors(State *state) {
-    PyObject *errors = PyImport_ImportModule("poolbridge._errors");
+    PyObject *errors = PyImport_ImportModule("poolbridge._sys.errors");
     struct {
         PyObject **to;
         const char *name;

@@ -1,4 +1,4 @@
-// A lock whose holder also does what finalisers left for it; see `poolbridge._deferred`.
+// A lock whose holder also does what finalisers left for it; see `poolbridge._sys.deferred`.
 //
 // It is in C because CPython handles signals between the steps of Python code: a handler that raises would end a taking
 // or a giving up in Python halfway. CPython 3.11 to 3.13 handle nothing between a `with` statement and a context manager

@@ -16,12 +16,22 @@ A `Channel` streams buffers: ``client.create_channel``, ``channel.publish``, ``f
 asyncio it all begins with ``await poolbridge.connect_async()``.
 """
 
-from poolbridge._aclient import AsyncClient, connect_async
-from poolbridge._borrowed import AsyncBorrowedArrays, BorrowedArrays
-from poolbridge._channel import AsyncChannel, Channel
-from poolbridge._client import Client
-from poolbridge._connect import connect
-from poolbridge._errors import (
+from poolbridge._array.leaseview import LeaseView
+from poolbridge._client.aclient import AsyncClient, connect_async
+from poolbridge._client.borrowed import AsyncBorrowedArrays, BorrowedArrays
+from poolbridge._client.channel import AsyncChannel, Channel
+from poolbridge._client.client import Client
+from poolbridge._client.connect import connect
+from poolbridge._client.frame import AsyncFrame, Frame
+from poolbridge._client.lease import AsyncLease, BaseLease, Lease
+from poolbridge._client.paths import default_path
+from poolbridge._client.pool import Pool, PoolStats, ServiceStats
+from poolbridge._client.promise import Promise
+from poolbridge._client.publisher import AsyncPublisher, Publisher
+from poolbridge._client.subscription import AsyncSubscription, Subscription
+from poolbridge._memory.legacyhandle import LegacyHandle, OpenedMemory
+from poolbridge._order.event import Event
+from poolbridge._sys.errors import (
     AccessDeniedError,
     AlreadyExistsError,
     BusyError,
@@ -57,17 +67,7 @@ from poolbridge._errors import (
     VersionError,
     WaitTimeoutError,
 )
-from poolbridge._event import Event
-from poolbridge._frame import AsyncFrame, Frame
-from poolbridge._lease import AsyncLease, BaseLease, Lease
-from poolbridge._leaseview import LeaseView
-from poolbridge._legacyhandle import LegacyHandle, OpenedMemory
-from poolbridge._literals import AckMode, ChannelMode, FullPolicy, Kind
-from poolbridge._paths import default_path
-from poolbridge._pool import Pool, PoolStats, ServiceStats
-from poolbridge._promise import Promise
-from poolbridge._publisher import AsyncPublisher, Publisher
-from poolbridge._subscription import AsyncSubscription, Subscription
+from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind
 
 __version__ = "0.1.0"
 
@@ -138,3 +138,14 @@ __all__ = [
     "connect_async",
     "default_path",
 ]
+
+
+def _sign() -> None:
+    """Have public classes and functions say that they are this package's, as tracebacks and pickles tell."""
+    for name in __all__:
+        value = globals()[name]
+        if str(getattr(value, "__module__", "")).startswith("poolbridge._"):
+            value.__module__ = "poolbridge"
+
+
+_sign()

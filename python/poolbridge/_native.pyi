@@ -214,7 +214,7 @@ class Consumer:
 
 @final
 class DeferringLock:
-    """A lock whose holder also does what others left for it: see `poolbridge._deferred`, also for its substitute."""
+    """A lock whose holder also does what others left for it: see `poolbridge._sys.deferred`, which has a substitute."""
 
     def __enter__(self) -> None:
         """Take the lock, and do what was left. If that raises, as a signal handler may, the lock is given up again."""

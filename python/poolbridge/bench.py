@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poolbridge._bench import main
+from poolbridge._bench.main import main
 
 __all__ = ["main"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poolbridge._worker import main
+from poolbridge._verify.worker import main
 
 __all__ = ["main"]
 

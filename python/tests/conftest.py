@@ -15,9 +15,10 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from test_device import has_driver
 
 import poolbridge
-from poolbridge import _cuda, _cuda_stream
-from poolbridge._mappings import MAPPINGS
-from poolbridge._membership import NATIVE
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._memory.mappings import MAPPINGS
+from poolbridge._session.membership import NATIVE
 
 # Found examples are kept with what is built, not in the tree.
 set_hypothesis_home_dir(Path(__file__).parents[2] / "build" / "hypothesis")

@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from poolbridge import _channel_messages as cm
-from poolbridge import _messages as m
-from poolbridge import _tensor
+from poolbridge._memory import tensor as _tensor
+from poolbridge._wire import channel_messages as cm
+from poolbridge._wire import messages as m
 
 _requests = msgspec.msgpack.Decoder(m.AnyRequest | cm.ChannelRequest)
 PAGE = 4096

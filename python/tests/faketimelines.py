@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import msgspec
 from fakeservice import SEALS, Connection, FakeBuffer, FakeLease, Refused, Service
 
-from poolbridge import _channel_messages as cm
-from poolbridge import _messages as m
-from poolbridge._page import TOMBSTONE, WORDS
+from poolbridge._order.page import TOMBSTONE, WORDS
+from poolbridge._wire import channel_messages as cm
+from poolbridge._wire import messages as m
 
 UNSET = msgspec.UNSET
 

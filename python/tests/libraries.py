@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import poolbridge
-from poolbridge import _tensor
+from poolbridge._memory import tensor as _tensor
 
 # JAX otherwise takes most of the GPU's memory at once.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -312,7 +312,7 @@ class CudaCore(Library):
 
     def read(self, array: Any, dtype: str) -> bytes:
         """As it says where the elements are; it has no copies of its own."""
-        from poolbridge import _cuda
+        from poolbridge._cuda import cuda as _cuda
 
         element = _tensor.element_type(dtype)
         strides = tuple(step * element.itemsize for step in array.strides or ())

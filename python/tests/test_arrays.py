@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import poolbridge
-from poolbridge import _sources, _tensor
-from poolbridge._dlpack import _Managed, _pointer, _Versioned
-from poolbridge._tensor import ELEMENT_TYPES
+from poolbridge._array import sources as _sources
+from poolbridge._memory import tensor as _tensor
+from poolbridge._memory.dlpack import _Managed, _pointer, _Versioned
+from poolbridge._memory.tensor import ELEMENT_TYPES
 
 IN_NUMPY = [name for name, element in ELEMENT_TYPES.items() if element.in_numpy]
 
@@ -144,7 +145,7 @@ def test_axes_of_no_length(client, shape):
     [((3, 4), (1, 3), 0), ((4,), (-2,), 12), ((2, 3), (0, 1), 4), ((2, 2), (8, 3), 2), ((1, 1), (100, 7), 0)],
 )
 def test_strides(service, client, shape, strides, offset):
-    tensor = poolbridge._messages.Tensor("int16", shape, strides, offset)
+    tensor = poolbridge._wire.messages.Tensor("int16", shape, strides, offset)
     lease = strided(client, tensor, service)
     assert lease.strides == tuple(stride * 2 for stride in strides)
     array = np.asarray(lease)
@@ -330,7 +331,7 @@ def test_whatever_goes_in_comes_out(client, shape, name, data):
 )
 def test_a_description_is_accepted_exactly_if_every_element_lies_inside(shape, data, offset, nbytes):
     strides = data.draw(st.lists(st.integers(-20, 20), min_size=len(shape), max_size=len(shape)))
-    tensor = poolbridge._messages.Tensor("int16", tuple(shape), tuple(strides), offset)
+    tensor = poolbridge._wire.messages.Tensor("int16", tuple(shape), tuple(strides), offset)
     if shape:
         starts = [offset + 2 * sum(i * s for i, s in zip(index, strides, strict=True)) for index in np.ndindex(*shape)]
     else:

@@ -13,7 +13,7 @@ import pytest
 from fakeservice import working
 
 import poolbridge
-from poolbridge import _messages as m
+from poolbridge._wire import messages as m
 
 
 def run(service, body, **options):

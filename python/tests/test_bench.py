@@ -16,13 +16,14 @@ from typing import ClassVar
 
 import pytest
 
-from poolbridge import _bench_alternatives, _bench_streams
-from poolbridge._bench_alternatives import LINKS
-from poolbridge._bench_fan_iceoryx2 import IceoryxFan
-from poolbridge._bench_fan_poolbridge import ChannelFan
-from poolbridge._bench_link import Link
-from poolbridge._bench_sample import percentile, summarize
-from poolbridge._membership import NATIVE
+from poolbridge._bench import alternatives as _bench_alternatives
+from poolbridge._bench import streams as _bench_streams
+from poolbridge._bench.alternatives import LINKS
+from poolbridge._bench.fan_iceoryx2 import IceoryxFan
+from poolbridge._bench.fan_poolbridge import ChannelFan
+from poolbridge._bench.link import Link
+from poolbridge._bench.sample import percentile, summarize
+from poolbridge._session.membership import NATIVE
 
 SPAWN = multiprocessing.get_context("spawn")
 POOLSVC = os.environ.get("POOLBRIDGE_TEST_POOLSVC", str(Path(__file__).resolve().parents[2] / "bin" / "poolsvc"))

@@ -16,7 +16,7 @@ import numpy as np
 from realservice import RealService, until
 
 import poolbridge
-from poolbridge._mappings import MAPPINGS
+from poolbridge._memory.mappings import MAPPINGS
 
 
 @pytest.fixture
@@ -278,6 +278,6 @@ def test_a_forked_child_gets_no_arrays_and_lets_go_of_none(client, other):
 def test_arrays_may_be_dropped_by_whoever_holds_the_lock_of_a_closed_client(service, client):
     with poolbridge.connect(service.path, timeout=60) as other:
         _, arrays = taken(client, other, 6)
-    with other._session._lock:  # as the garbage collector may do
+    with other._session.lock:  # as the garbage collector may do
         del arrays
         gc.collect()

@@ -17,8 +17,8 @@ import numpy as np
 from realservice import RealService, leases, publish, until
 
 import poolbridge
-from poolbridge import _messages as m
-from poolbridge._mappings import MAPPINGS
+from poolbridge._memory.mappings import MAPPINGS
+from poolbridge._wire import messages as m
 
 
 @pytest.fixture

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import threading
 from functools import partial
+from types import FunctionType
 from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 
 import poolbridge
-from poolbridge import _messages
-from poolbridge._mappings import MAPPINGS
+from poolbridge._memory.mappings import MAPPINGS
+from poolbridge._wire import messages as _messages
 
 
 def test_a_buffer_goes_from_hand_to_hand_without_a_copy(service, client):
@@ -349,6 +351,22 @@ def test_public_names_are_the_ones_promised():
     assert public - modules == set(poolbridge.__all__) - {"__version__"}
     for name in poolbridge.__all__:
         assert getattr(poolbridge, name) is not None
+
+
+def test_public_names_say_that_they_are_the_package_s():
+    for name in poolbridge.__all__:
+        value = getattr(poolbridge, name)
+        if isinstance(value, (type, FunctionType)):
+            assert (value.__module__, value.__qualname__) == ("poolbridge", name)
+
+
+def test_errors_and_plain_data_can_be_pickled():
+    error = pickle.loads(pickle.dumps(poolbridge.PoolLimitError("full")))
+    assert type(error) is poolbridge.PoolLimitError
+    assert str(error) == "full"
+    pool = poolbridge.Pool(1, "p", "host", "", None, 1 << 16, 0, 0)
+    assert pickle.loads(pickle.dumps(pool)) == pool
+    assert b"poolbridge._" not in pickle.dumps((error, pool))
 
 
 def test_importing_it_loads_neither_cuda_nor_an_array_library_but_numpy():

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 import poolbridge
-from poolbridge import _consumers, _cuda
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._libraries import consumers as _consumers
 
 HERE = Path(__file__).parent
 SIMULATION = HERE.parents[1] / "build" / "simcuda"

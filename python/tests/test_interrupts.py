@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 import poolbridge
-from poolbridge import _messages as m
-from poolbridge._core import Core
-from poolbridge._deferred import DeferringLock, OwnedLock, PlainDeferringLock
-from poolbridge._packet import encode
-from poolbridge._session import Session
-from poolbridge._transport import Descriptors, Transport
+from poolbridge._session.core import Core
+from poolbridge._session.session import Session
+from poolbridge._sys.deferred import DeferringLock, OwnedLock, PlainDeferringLock
+from poolbridge._wire import messages as m
+from poolbridge._wire.packet import encode
+from poolbridge._wire.transport import Descriptors, Transport
 
 PACKAGE = str(Path(poolbridge.__file__).parent)
 

@@ -27,10 +27,11 @@ from test_arrays import look
 from test_device import has_driver
 
 import poolbridge
-from poolbridge import _messages as m
-from poolbridge import _operations, _readonly
-from poolbridge._mappings import MAPPINGS
-from poolbridge._tensor import ELEMENT_TYPES, element_type
+from poolbridge._array import readonly as _readonly
+from poolbridge._memory.mappings import MAPPINGS
+from poolbridge._memory.tensor import ELEMENT_TYPES, element_type
+from poolbridge._session.flow import Ask, Flow
+from poolbridge._wire import messages as m
 
 POOLSVC = os.environ.get("POOLBRIDGE_TEST_POOLSVC", str(Path(__file__).parents[2] / "bin" / "poolsvc"))
 BYTES = 1024
@@ -159,8 +160,8 @@ def publish(client: poolbridge.Client, dtype: str, layout: Layout, name: str = "
     lease.copy_from(values(dtype))
     tensor = m.Tensor(dtype, layout.shape, layout.strides, layout.offset * element_type(dtype).itemsize)
 
-    def flow() -> _operations.Flow[None]:
-        yield _operations.Ask(m.Publish(l=lease._hold.grant.id, nm=name, t=tensor, rp=True), m.Reply)
+    def flow() -> Flow[None]:
+        yield Ask(m.Publish(l=lease._hold.grant.id, nm=name, t=tensor, rp=True), m.Reply)
 
     client._run(flow())
     lease.release()
@@ -447,7 +448,7 @@ def test_every_way_to_ask_is_answered(client, kind, asked, write):
     if on_host and options.get("stream") is not None:
         options["stream"] = None
     elif options.get("stream") is STREAM:
-        from poolbridge import _cuda_stream
+        from poolbridge._cuda import stream as _cuda_stream
 
         options["stream"] = _cuda_stream.own_stream(0)
     publish(client, "float32", LAYOUTS["every other"])

@@ -15,8 +15,8 @@ import pytest
 from fakeservice import Refused, Service
 
 import poolbridge
-from poolbridge import _messages
-from poolbridge._mappings import MAPPINGS
+from poolbridge._memory.mappings import MAPPINGS
+from poolbridge._wire import messages as _messages
 
 SOURCE = str(Path(poolbridge.__file__).parents[1])
 
@@ -311,7 +311,7 @@ def test_collection_inside_the_lock_does_not_deadlock(service, client):
     """A finaliser may run in the very thread that holds the session's lock."""
     leases = [client.allocate(4) for _ in range(10)]
     session = client._session
-    with session._lock:
+    with session.lock:
         del leases
         gc.collect()
         assert service.leases == 10
@@ -365,7 +365,7 @@ def test_a_finaliser_that_fails_warns(client):
 
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        client._session._lock.later(fail)
+        client._session.lock.later(fail)
     assert [warning.category for warning in seen] == [ResourceWarning]
     assert "on purpose" in str(seen[0].message)
 

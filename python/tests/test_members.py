@@ -25,13 +25,15 @@ from fakeservice import Service
 from realservice import RealService, leases, publish, until
 
 import poolbridge
-from poolbridge import _client_state, _membership, _spares
-from poolbridge._channel_messages import Map, MapReply
-from poolbridge._core import Core
-from poolbridge._mappings import MAPPINGS
-from poolbridge._messages import Export, Ticket
-from poolbridge._packet import encode
-from poolbridge._transport import Descriptors
+from poolbridge._client import client_state as _client_state
+from poolbridge._memory.mappings import MAPPINGS
+from poolbridge._session import membership as _membership
+from poolbridge._session import spares as _spares
+from poolbridge._session.core import Core
+from poolbridge._wire.channel_messages import Map, MapReply
+from poolbridge._wire.messages import Export, Ticket
+from poolbridge._wire.packet import encode
+from poolbridge._wire.transport import Descriptors
 
 PROCESSES = multiprocessing.get_context("spawn")
 resource_tracker.ensure_running()  # it stays until this process ends
@@ -238,7 +240,7 @@ def test_a_lease_whose_consumer_is_gone_with_its_timeline_is_used_again_or_relea
         own = let_go_later(other, frames.receive(60), 5)
         publish(client, channel, 2)
         next(frames).release()
-        with client._session._lock:
+        with client._session.lock:
             client._session.producers[channel.id].collect()
         assert len(client._session.spares)
         own.page.store(0, 5)

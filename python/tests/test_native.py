@@ -23,8 +23,8 @@ import streamservice as service
 from streamservice import BLOCK, DROP_OLDEST, FAIL, LATEST, Channel, description, memfd, meta
 
 from poolbridge import _native
-from poolbridge._errors import ClosedError, ForkError, InvalidArgumentError, LeaseReleasedError, ProtocolError
 from poolbridge._native import Condition, Consumer, Frame, Producer
+from poolbridge._sys.errors import ClosedError, ForkError, InvalidArgumentError, LeaseReleasedError, ProtocolError
 
 MATRIX = description("float32", (2, 3), (3, 1), 64)
 LINE = description("uint8", (16,))

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import poolbridge
-from poolbridge import _messages as m
-from poolbridge import _packet
-from poolbridge._errors import ProtocolError
+from poolbridge._sys.errors import ProtocolError
+from poolbridge._wire import messages as m
+from poolbridge._wire import packet as _packet
 
 VECTORS = json.loads((Path(__file__).parents[2] / "docs/vectors/v1.json").read_text(encoding="utf-8"))
 PACKETS = [bytes.fromhex(vector["packet"]) for vector in VECTORS["valid"] + VECTORS["accepted"]]
@@ -126,7 +126,7 @@ def test_a_packet_that_would_be_too_large_is_not_sent():
 # Types that nobody has decoded before, ever again: threads find out at the same time what is in them.
 TOGETHER = """
 import sys, threading, types
-from poolbridge._packet import decode, encode
+from poolbridge._wire.packet import decode, encode
 
 TYPES = '''
 from __future__ import annotations

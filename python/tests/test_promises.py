@@ -14,7 +14,7 @@ import pytest
 from faketimelines import TimelineService
 
 import poolbridge
-from poolbridge._page import WORDS
+from poolbridge._order.page import WORDS
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from realservice import leases, until
 from test_members import let_go_later, service  # noqa: F401 - a fixture
 
 import poolbridge
-from poolbridge import _spares
-from poolbridge._mappings import MAPPINGS
+from poolbridge._memory.mappings import MAPPINGS
+from poolbridge._session import spares as _spares
 
 KIB = 1024
 

@@ -16,12 +16,12 @@ import pytest
 from fakeservice import Service
 
 import poolbridge
-from poolbridge._known import Waiter
-from poolbridge._messages import Cancel
-from poolbridge._packet import encode
-from poolbridge._pump import Pump
-from poolbridge._session import Session
-from poolbridge._transport import Transport
+from poolbridge._session.calls import Waiter
+from poolbridge._session.pump import Pump
+from poolbridge._session.session import Session
+from poolbridge._wire.messages import Cancel
+from poolbridge._wire.packet import encode
+from poolbridge._wire.transport import Transport
 
 
 def switches(thread: threading.Thread) -> int:

@@ -12,16 +12,19 @@ import pytest
 from faketimelines import TimelineService
 
 import poolbridge
-from poolbridge import _channel_messages as cm
-from poolbridge import _cuda, _cuda_stream, _futex, _order
-from poolbridge import _messages as m
-from poolbridge._known import KnownBlock
-from poolbridge._page import PAGES, TOMBSTONE, Page
-from poolbridge._process import this_thread
-from poolbridge._streams import stream_key
-from poolbridge._timeline import StreamKey, Timeline
-from poolbridge._timelines import Timelines
-from poolbridge._transport import Descriptors
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._memory.known import KnownBlock
+from poolbridge._order import order as _order
+from poolbridge._order.page import PAGES, TOMBSTONE, Page
+from poolbridge._order.streams import stream_key
+from poolbridge._order.timeline import StreamKey, Timeline
+from poolbridge._order.timelines import Timelines
+from poolbridge._sys import futex as _futex
+from poolbridge._sys.process import this_thread
+from poolbridge._wire import channel_messages as cm
+from poolbridge._wire import messages as m
+from poolbridge._wire.transport import Descriptors
 
 
 @pytest.fixture
@@ -208,7 +211,7 @@ def test_a_writer_waits_for_readers_and_does_not_mind_their_death(service, clien
     reader = writer.client.get("x")
     writer.client._pump.call(m.Release(l=reader._hold.grant.id, dt=(m.Ticket(writer.own.id, 1, 3),)), m.Reply, 60)
     reader._hold.released = True
-    with writer.client._session._lock:
+    with writer.client._session.lock:
         writer.client._session.disown(reader._hold.grant)
     client.unpublish("x")
     again = client.allocate(4, "int32")

@@ -19,10 +19,10 @@ import pytest
 from fakeservice import working
 
 import poolbridge
-from poolbridge import _messages as m
-from poolbridge._mappings import MAPPINGS
-from poolbridge._session import Session
-from poolbridge._transport import Transport
+from poolbridge._memory.mappings import MAPPINGS
+from poolbridge._session.session import Session
+from poolbridge._wire import messages as m
+from poolbridge._wire.transport import Transport
 
 
 def reply(request, **fields):
@@ -431,7 +431,7 @@ def test_descriptors_that_nobody_asked_for_are_closed(service, client, count):
 
 
 def test_received_descriptors_are_close_on_exec(service):
-    from poolbridge._transport import Transport
+    from poolbridge._wire.transport import Transport
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:

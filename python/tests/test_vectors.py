@@ -9,8 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from poolbridge import _channel_messages, _errors, _messages, _packet
-from poolbridge._errors import ProtocolError
+from poolbridge._sys import errors as _errors
+from poolbridge._sys.errors import ProtocolError
+from poolbridge._wire import channel_messages as _channel_messages
+from poolbridge._wire import messages as _messages
+from poolbridge._wire import packet as _packet
 
 VECTORS = json.loads((Path(__file__).parents[2] / "docs/vectors/v1.json").read_text(encoding="utf-8"))
 

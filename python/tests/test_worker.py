@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import poolbridge
-from poolbridge._membership import NATIVE
+from poolbridge._session.membership import NATIVE
 
 SOURCE = str(Path(poolbridge.__file__).parents[1])
 

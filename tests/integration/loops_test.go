@@ -21,7 +21,7 @@ import (
 const looper = `
 import json, sys, traceback
 import numpy, poolbridge
-from poolbridge import _channel_operations
+from poolbridge._client import channel_operations as _channel_operations
 real = _channel_operations.subscribe
 
 def subscribe(*args, **options):

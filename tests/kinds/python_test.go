@@ -28,7 +28,7 @@ again = np.from_dlpack(lease.view(device="cpu"))
 in_place = np.from_dlpack(lease, device="cpu", copy=False)
 pointer = lease.view().__cuda_array_interface__["data"][0]
 assert cpu.ctypes.data == again.ctypes.data == in_place.ctypes.data == pointer
-from poolbridge import _cuda
+from poolbridge._cuda import cuda as _cuda
 _cuda.copy_from_host(0, pointer, np.full(4, 9, np.float32))
 assert cpu.tolist()[0] == [9, 9, 9, 9], cpu
 view = lease.view(device="cpu")
@@ -46,7 +46,7 @@ lease.release()
 
 func TestInPythonAReadLeaseOfVMMIsReadOnly(t *testing.T) {
 	said := python(t, mempool.VMM, `
-from poolbridge import _cuda
+from poolbridge._cuda import cuda as _cuda
 read = client.get("frame")
 try:
     read.copy_from(np.zeros(read.shape, np.uint8))
@@ -72,7 +72,7 @@ assert (client.get("frame", timeout=60).to_numpy() == 7).all()
 func TestInPythonALegacyHandleIsLoadedAndClosesItself(t *testing.T) {
 	said := python(t, mempool.Legacy, `
 import gc, json, os, subprocess, tempfile
-from poolbridge import _cuda
+from poolbridge._cuda import cuda as _cuda
 path = os.path.join(tempfile.mkdtemp(), "frame.json")
 subprocess.run([os.environ["POOLSVC"], "export", "frame", path, "--socket", sys.argv[1]], check=True)
 handle = poolbridge.LegacyHandle.load(path)

@@ -13,7 +13,7 @@ import (
 const settle = `
 import ctypes, os, numpy, poolbridge
 try:
-    import cuda.core, poolbridge._kind_device
+    import cuda.core, poolbridge._memory.kind_device
 except ImportError:
     pass
 _mounts = ((b"", b"/", b"", 1 << 18 | 1 << 14), (b"tmpfs", b"/dev/shm", b"tmpfs", 0), (b"proc", b"/proc", b"proc", 0))

@@ -15,8 +15,8 @@ from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions
 from fakeservice import FakeBlock, FakePool
 from faketimelines import TimelineConnection, TimelineService
 
-from poolbridge import _cuda
-from poolbridge import _messages as m
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._wire import messages as m
 
 
 class DeviceConnection(TimelineConnection):

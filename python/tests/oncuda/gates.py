@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from poolbridge import _cuda, _cuda_stream
-from poolbridge._cuda import _call, _current
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._cuda.cuda import call, current
 
 
 class Gate:
@@ -38,13 +39,13 @@ class Gate:
 
 
 def new_stream() -> int:
-    with _current(0):
-        return int(_call("cuStreamCreate", 1))
+    with current(0):
+        return int(call("cuStreamCreate", 1))
 
 
 def idle(stream: int) -> bool:
-    driver = _cuda._driver()
-    with _current(0):
+    driver = _cuda.bindings()
+    with current(0):
         (result,) = driver.cuStreamQuery(stream)
     return bool(result == driver.CUresult.CUDA_SUCCESS)
 
@@ -60,22 +61,22 @@ def gets_idle(stream: int) -> bool:
 
 
 def finish(stream: int) -> None:
-    with _current(0):
-        _call("cuStreamSynchronize", stream)
+    with current(0):
+        call("cuStreamSynchronize", stream)
 
 
 def fill(address: int, nbytes: int, byte: int, stream: int) -> None:
     """Write bytes, in the stream's order."""
-    with _current(0):
-        _call("cuMemsetD8Async", address, byte, nbytes, stream)
+    with current(0):
+        call("cuMemsetD8Async", address, byte, nbytes, stream)
 
 
 def read(address: int, nbytes: int, stream: int) -> np.ndarray[Any, Any]:
     """Read bytes in the stream's order; they are there once it is done."""
-    with _current(0):
+    with current(0):
         # A copy to memory that the driver has not pinned would wait. It stays until the process ends.
-        at = int(_call("cuMemHostAlloc", nbytes, 0))
-        _call("cuMemcpyAsync", at, address, nbytes, stream)
+        at = int(call("cuMemHostAlloc", nbytes, 0))
+        call("cuMemcpyAsync", at, address, nbytes, stream)
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(at))
 
 

@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from poolbridge import _cuda_stream
-from poolbridge._cuda import _call, _current
-from poolbridge._patterns import Pattern
-from poolbridge._slow import Reading
+from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._cuda.cuda import call, current
+from poolbridge._libraries.patterns import Pattern
+from poolbridge._verify.slow import Reading
 
 PTX = Path(__file__).parents[3] / "cuda" / "pattern" / "kernels.ptx"
 MASKED = Pattern(7, 3, "masked", mask=0x5A5A)
@@ -21,10 +21,10 @@ def write(ordinal: int, address: int, words: int, pattern: Pattern = MASKED) -> 
     stream = _cuda_stream.own_stream(ordinal)
     values = (address, 0, words, int(pattern.scale), int(pattern.offset), pattern.mask)
     u32, u64 = ctypes.c_uint32, ctypes.c_uint64
-    with _current(ordinal):
+    with current(ordinal):
         parameters = (values, (ctypes.c_void_p, u64, u64, u32, u32, u32))
-        _call("cuLaunchKernel", _fill(ordinal), 64, 1, 1, 256, 1, 1, 0, stream, parameters, 0)
-        _call("cuStreamSynchronize", stream)
+        call("cuLaunchKernel", _fill(ordinal), 64, 1, 1, 256, 1, 1, 0, stream, parameters, 0)
+        call("cuStreamSynchronize", stream)
 
 
 def differ(ordinal: int, address: int, words: int, pattern: Pattern = MASKED) -> int:
@@ -36,6 +36,6 @@ def differ(ordinal: int, address: int, words: int, pattern: Pattern = MASKED) ->
 
 @cache
 def _fill(ordinal: int) -> Any:
-    with _current(ordinal):
-        module = _call("cuModuleLoadData", PTX.read_bytes() + b"\0")
-        return _call("cuModuleGetFunction", module, b"poolbridge_fill_masked_u32")
+    with current(ordinal):
+        module = call("cuModuleLoadData", PTX.read_bytes() + b"\0")
+        return call("cuModuleGetFunction", module, b"poolbridge_fill_masked_u32")

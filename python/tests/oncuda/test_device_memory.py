@@ -15,8 +15,9 @@ from rig import ENVIRONMENT
 from test_arrays import look
 
 import poolbridge
-from poolbridge import _cuda
-from poolbridge._mappings import MAPPINGS
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda import pools as _pools
+from poolbridge._memory.mappings import MAPPINGS
 
 DEVICES = _cuda.devices()
 
@@ -293,7 +294,7 @@ def test_the_callers_context_stays_as_it_was(client):
 
 
 def test_the_public_route_leads_to_the_same_memory(device_service, client, monkeypatch):
-    monkeypatch.setattr(_cuda, "_core_descriptors", lambda: None)
+    monkeypatch.setattr(_pools, "_core_descriptors", lambda: None)
     with poolbridge.connect(device_service) as other:
         other.create_pool("second", kind="device", max_bytes=1 << 20)
         lease = other.allocate(16, "float32")

@@ -32,7 +32,8 @@ from rig import (
 )
 
 import poolbridge
-from poolbridge import _cuda, _event
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._order import event as _event
 
 __all__ = ["client", "device_service", "gate", "other"]  # fixtures
 
@@ -415,10 +416,11 @@ NOBODY = 65534
 ELSEWHERE = {
     "another user": f"""
 import ctypes, os
-import cuda.core, poolbridge._kind_device
+import cuda.core, poolbridge._memory.kind_device
 from gates import new_stream
-from poolbridge import _cuda
-_cuda._core_descriptors()
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda import pools as _pools
+_pools._core_descriptors()
 os.setgroups([])
 os.setresgid({NOBODY}, {NOBODY}, {NOBODY})
 os.setresuid({NOBODY}, {NOBODY}, {NOBODY})
@@ -464,7 +466,7 @@ def test_elsewhere_the_event_is_refused_and_a_ticket_works(gate, elsewhere):
 def test_a_gpu_without_interprocess_events_is_told():
     code = """
 import poolbridge
-from poolbridge import _event
+from poolbridge._order import event as _event
 try:
     _event.make(0)
 except poolbridge.EventUnavailableError as error:

@@ -16,8 +16,9 @@ from gates import Gate, counts, fill, finish, gets_idle, idle, new_stream, read
 from rig import CHANNELS, ENVIRONMENT, HERE, ONE_BLOCK, N, address, client, device_service, gate, other, use
 
 import poolbridge
-from poolbridge import _cuda, _cuda_stream
-from poolbridge._mappings import MAPPINGS
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._memory.mappings import MAPPINGS
 
 __all__ = ["client", "device_service", "gate", "other"]  # fixtures
 
@@ -331,7 +332,7 @@ def test_an_array_in_a_lease_is_not_copied(client, other):
     del interface
     again = client.allocate((8, 8), "float32")
     view = StridedMemoryView.from_dlpack(again, stream_ptr=stream)
-    assert poolbridge._sources.find(client._session, again._hold.grant.pl, again) is not None
+    assert poolbridge._array.sources.find(client._session, again._hold.grant.pl, again) is not None
 
     class Part:
         def __init__(self, at: int) -> None:

@@ -21,12 +21,14 @@ import pytest
 from cuda.bindings import driver
 
 import poolbridge
-from poolbridge import _cuda, _cuda_imports, _kinds
-from poolbridge._kind_legacy import LegacyPool
-from poolbridge._kind_vmm import VMMPool
-from poolbridge._kinds import PoolMemory
-from poolbridge._messages import Pool
-from poolbridge._transport import Descriptors
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda import imports as _cuda_imports
+from poolbridge._memory import kinds as _kinds
+from poolbridge._memory.kind_legacy import LegacyPool
+from poolbridge._memory.kind_vmm import VMMPool
+from poolbridge._memory.kinds import PoolMemory
+from poolbridge._wire.messages import Pool
+from poolbridge._wire.transport import Descriptors
 
 MIB = 1 << 20
 PACKAGE = Path(poolbridge.__file__).parents[1]
@@ -39,13 +41,14 @@ OWNER = """
 import ctypes, socket, sys
 import numpy as np
 from cuda.bindings import driver
-from poolbridge import _cuda, _cuda_imports
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda import imports as _cuda_imports
 
 if sys.argv[1] == "legacy":
     memory = _cuda.Allocation(0, 2 << 20)
     _cuda.copy_from_host(0, memory.address, (np.arange(1 << 19) + 100).astype(np.float32))
-    with _cuda._current(0):
-        handle = _cuda._call("cuIpcGetMemHandle", memory.address)
+    with _cuda.current(0):
+        handle = _cuda.call("cuIpcGetMemHandle", memory.address)
     print(ctypes.string_at(int(handle.getPtr()), 64).hex(), flush=True)
 else:
     properties = driver.CUmemPoolProps()
@@ -56,9 +59,9 @@ else:
     properties.location.type = places.CU_MEM_LOCATION_TYPE_HOST_NUMA if host else places.CU_MEM_LOCATION_TYPE_DEVICE
     properties.location.id = 0
     properties.maxSize = 64 << 20
-    with _cuda._current(0):
-        made = _cuda._call("cuMemPoolCreate", properties)
-        fd = int(_cuda._call("cuMemPoolExportToShareableHandle", made, _cuda_imports._fd_type(), 0))
+    with _cuda.current(0):
+        made = _cuda.call("cuMemPoolCreate", properties)
+        fd = int(_cuda.call("cuMemPoolExportToShareableHandle", made, _cuda_imports._fd_type(), 0))
     with socket.socket(fileno=int(sys.argv[2])) as sock:
         socket.send_fds(sock, [b"x"], [fd])
 sys.stdin.read()
@@ -121,10 +124,10 @@ def vmm_descriptor(size: int) -> int:
     properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     properties.location.id = 0
     properties.requestedHandleTypes = _cuda_imports._fd_type()
-    with _cuda._current(0):
-        memory = _cuda._call("cuMemCreate", size, properties, 0)
-        fd = int(_cuda._call("cuMemExportToShareableHandle", memory, _cuda_imports._fd_type(), 0))
-        _cuda._call("cuMemRelease", memory)
+    with _cuda.current(0):
+        memory = _cuda.call("cuMemCreate", size, properties, 0)
+        fd = int(_cuda.call("cuMemExportToShareableHandle", memory, _cuda_imports._fd_type(), 0))
+        _cuda.call("cuMemRelease", memory)
     return fd
 
 
@@ -240,11 +243,11 @@ def test_the_handle_of_a_dead_owner_is_said_to_be_one(owner):
 @contextmanager
 def second_context(ordinal: int = 0) -> Iterator[int]:
     """Make a context of its own current, beside the primary one."""
-    made = _cuda._call("cuCtxCreate", None, 0, ordinal)
+    made = _cuda.call("cuCtxCreate", None, 0, ordinal)
     try:
         yield int(made)
     finally:
-        _cuda._call("cuCtxDestroy", made)
+        _cuda.call("cuCtxDestroy", made)
 
 
 def elsewhere(function: Callable[[], T]) -> T:
@@ -263,7 +266,7 @@ def test_a_legacy_handle_opens_in_a_second_context_where_it_is_not_open_in_the_p
     with second_context():
         memory = open_in_own(handle)
         assert memory.address
-        with _cuda._current(0):  # whatever is current
+        with _cuda.current(0):  # whatever is current
             assert (memory.to_numpy() == np.arange(1 << 19) + 100).all()
         doubled = memory.to_numpy() * 2
         elsewhere(lambda: memory.copy_from(doubled))
@@ -279,7 +282,7 @@ def test_a_legacy_handle_opens_in_a_second_context_where_it_is_not_open_in_the_p
 def test_all_that_is_done_with_opened_memory_is_done_in_its_context(owner, monkeypatch):
     handle = handle_of(owner)
     handle.open().close()
-    call, seen = _cuda._call, []
+    call, seen = _cuda.call, []
 
     def spy(name, *arguments):
         if name in {"cuMemcpy", "cuCtxSynchronize", "cuIpcCloseMemHandle"}:
@@ -288,7 +291,7 @@ def test_all_that_is_done_with_opened_memory_is_done_in_its_context(owner, monke
 
     with second_context() as second:
         held = [open_in_own(handle)]
-        monkeypatch.setattr(_cuda, "_call", spy)
+        monkeypatch.setattr(_cuda, "call", spy)
         elsewhere(lambda: held[0].copy_from(held[0].to_numpy()))
         elsewhere(held.clear)  # the finaliser closes it
         assert [context for _, context in seen] == [second] * len(seen)
@@ -345,8 +348,8 @@ def test_with_its_context_gone_nothing_is_left_to_close(owner):
 
 def test_a_handle_cannot_be_opened_by_its_owner():
     memory = _cuda.Allocation(0, 2 * MIB)
-    with _cuda._current(0):
-        boxed = _cuda._call("cuIpcGetMemHandle", memory.address)
+    with _cuda.current(0):
+        boxed = _cuda.call("cuIpcGetMemHandle", memory.address)
     handle = poolbridge.LegacyHandle.from_bytes(ctypes.string_at(int(boxed.getPtr()), 64))
     with pytest.raises(poolbridge.UnavailableError, match="owns"):
         handle.open()

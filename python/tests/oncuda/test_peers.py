@@ -13,8 +13,8 @@ from gates import fill, finish, idle
 from rig import ENVIRONMENT, HERE, POOLSVC, N, address, gate, has_poolsvc
 
 import poolbridge
-from poolbridge import _cuda
-from poolbridge._cuda import _call, _current
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda.cuda import call, current
 
 __all__ = ["gate"]  # a fixture
 
@@ -49,8 +49,8 @@ def client(service: str) -> Iterator[poolbridge.Client]:
 
 
 def stream_on(ordinal: int) -> int:
-    with _current(ordinal):
-        return int(_call("cuStreamCreate", 1))
+    with current(ordinal):
+        return int(call("cuStreamCreate", 1))
 
 
 def published(client: poolbridge.Client, kind: str) -> poolbridge.Lease:
@@ -66,8 +66,8 @@ import sys, poolbridge
 sys.path[:0] = [{here!r}]
 import kernels
 import numpy as np
-from poolbridge import _cuda
-from poolbridge._cuda import _call, _current
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda.cuda import call, current
 class Copy:
     "A copy, which is memory of the GPU that it says."
     def __init__(self, lease):
@@ -81,8 +81,8 @@ class Copy:
     def __dlpack__(self, **asked):
         return self.lease.__dlpack__(**asked, copy=True)
 with poolbridge.connect({path!r}, device={device!r}) as client:
-    with _current({ordinal}):
-        stream = int(_call("cuStreamCreate", 1))
+    with current({ordinal}):
+        stream = int(call("cuStreamCreate", 1))
     for kind in {kinds!r}:
         for attempt in range(2):
             try:
@@ -92,9 +92,9 @@ with poolbridge.connect({path!r}, device={device!r}) as client:
                 continue
             lease.used_on(stream)
             mine = _cuda.Allocation({ordinal}, lease.nbytes)
-            with _current({ordinal}):
-                _call("cuMemcpyAsync", mine.address, lease.evidence()["pointer"], lease.nbytes, stream)
-                _call("cuStreamSynchronize", stream)
+            with current({ordinal}):
+                call("cuMemcpyAsync", mine.address, lease.evidence()["pointer"], lease.nbytes, stream)
+                call("cuStreamSynchronize", stream)
             out = np.empty(lease.nbytes, np.uint8)
             _cuda.copy_to_host({ordinal}, out, mine.address)
             differ = kernels.differ({ordinal}, lease.evidence()["pointer"], lease.nbytes // 4)
@@ -211,8 +211,8 @@ def test_streams_of_both_gpus_are_kept_in_order(service, client, gate, kind):
         lease.publish("x")
         got = other.get("x")
         got.used_on(reader)
-        with _current(1):
-            _call("cuMemcpyAsync", seen.address, address(got), N, reader)
+        with current(1):
+            call("cuMemcpyAsync", seen.address, address(got), N, reader)
         assert not idle(reader)
         got.release()
         client.unpublish("x")

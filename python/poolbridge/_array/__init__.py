@@ -1,0 +1,1 @@
+"""Leases as arrays, and arrays that live in leases."""

@@ -1,0 +1,114 @@
+"""Copies into a lease, from whatever array and wherever it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from poolbridge._array import sources as _sources
+from poolbridge._array.arrays import check_shape
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._memory import dlpack as _dlpack
+from poolbridge._order import order as _order
+from poolbridge._session.hold import Hold, Token
+from poolbridge._sys.errors import InvalidArgumentError
+
+
+def copy_into(hold: Hold, source: Any) -> None:
+    """Copy an array into the leased memory; complete on return.
+
+    Parameters
+    ----------
+    hold
+        A write lease's hold.
+    source
+        A NumPy array or anything that becomes one, or an array on a device, by ``__cuda_array_interface__`` or
+        DLPack. It is broadcast to the lease's shape and cast to its dtype (``same_kind``) on the CPU; between two
+        contiguous arrays of one dtype on devices, the device copies.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The lease is read-only, or the shapes do not match.
+    TypeError
+        The dtypes do not match.
+    """
+    hold.check_usable()
+    if not hold.write:
+        raise InvalidArgumentError(f"lease {hold.grant.id} is read-only: lease for writing to copy into it")
+    _order.before_cpu(hold)
+    host = _on_host(hold, source)
+    if host is None:
+        return
+    description = hold.description
+    if not description.element.in_numpy:
+        host = _to_bfloat16(host)
+    check_shape(host.shape, description.shape)
+    if hold.memory.pool.on_cpu:
+        np.copyto(hold.array(), host, casting="same_kind")
+        return
+    first, last = description.span
+    if last == first:
+        return
+    dtype = np.dtype(description.element.typestr)
+    address = hold.memory.address(write=True) + first
+    token = Token(hold)
+    if description.contiguous:
+        staged = np.empty(description.shape, dtype)
+        np.copyto(staged, host, casting="same_kind")
+        hold.memory.pool.write(address, staged.reshape(-1).view(np.uint8))
+    else:
+        # Between strided elements lie bytes that are not ours to change: read, fill in, write back.
+        data = np.empty(last - first, np.uint8)
+        hold.memory.pool.read(address, data)
+        strided: np.ndarray[Any, Any] = np.ndarray(
+            description.shape, dtype, data, description.offset - first, description.strides
+        )
+        np.copyto(strided, host, casting="same_kind")
+        hold.memory.pool.write(address, data)
+    del token
+
+
+def _on_host(hold: Hold, source: Any) -> np.ndarray[Any, Any] | None:
+    """Bring the source to the CPU, or copy it on the device and give None."""
+    if isinstance(source, np.ndarray):
+        return source
+    if _sources.on_device(source):
+        found = _sources.look(source)
+        description = hold.description
+        if (
+            found.contiguous
+            and found.shape == description.shape
+            and found.element == description.element
+            and description.contiguous
+            and hold.memory.pool.device[0] == _dlpack.CUDA
+        ):
+            token = Token(hold)
+            _sources.order(found, _sources.LEGACY_STREAM)
+            address = hold.memory.address(write=True) + description.offset
+            _cuda.copy_on_device(hold.memory.pool.device[1], address, found.address, description.nbytes)
+            del token
+            return None
+        return found.to_host()
+    if hasattr(source, "__dlpack__") and not hasattr(source, "__array__"):
+        return np.from_dlpack(source)
+    try:
+        return np.asarray(memoryview(source) if isinstance(source, bytes) else source)  # of bytes NumPy makes a text
+    except TypeError:
+        # It may be of elements that NumPy lacks.
+        if not hasattr(source, "__dlpack_device__"):
+            raise
+        return _sources.look(source).to_host()
+
+
+def _to_bfloat16(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Round to nearest even, and give the bits; an array of ``ml_dtypes.bfloat16`` is taken as it is."""
+    if host.dtype.name == "bfloat16":
+        return host.view(np.uint16)
+    if host.dtype.kind not in "fiub":
+        raise TypeError(f"elements of {host.dtype} cannot become bfloat16")
+    single = np.ascontiguousarray(host, np.float32)
+    bits = single.view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(single), np.uint16(0x7FC0), rounded).reshape(host.shape)

@@ -1,0 +1,193 @@
+"""What is given to be published: a lease, an array that lives in one, or any other array."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from poolbridge._array.arrays import ArrayExports, widen
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._memory import dlpack as _dlpack
+from poolbridge._memory import tensor as _tensor
+from poolbridge._memory.tensor import Description, ElementType
+from poolbridge._sys.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from poolbridge._session.hold import Hold
+    from poolbridge._session.session import Session
+
+LEGACY_STREAM: Final = 1
+_ON_CPU: Final = (_dlpack.CPU, _dlpack.CUDA_HOST)
+
+
+@dataclass(slots=True)
+class Source:
+    """An array, looked at without waiting for its data.
+
+    Attributes
+    ----------
+    array
+        What keeps the memory.
+    address
+        Element [0, …, 0].
+    shape
+        Elements along each axis.
+    strides
+        Bytes between neighbours along each axis.
+    element
+        Element type.
+    ordinal
+        The GPU that the memory is on, as this process counts; None: memory of the CPU.
+    stream
+        The stream on which the data will be ready, where the array says so.
+    """
+
+    array: Any
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    element: ElementType
+    ordinal: int | None = None
+    stream: int | None = None
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements lie without gaps in C order."""
+        return _tensor.is_contiguous(self.shape, self.strides, self.element.itemsize)
+
+    def to_host(self) -> np.ndarray[Any, Any]:
+        """Copy the elements to the CPU, once they are complete; ``bfloat16`` as float32, which holds it exactly."""
+        first, last = _tensor.span_of(self.shape, self.strides, 0, self.element.itemsize)
+        data = np.empty(max(last - first, 1), np.uint8)
+        if last > first and self.ordinal is None:
+            ctypes.memmove(data.ctypes.data, self.address + first, last - first)
+        elif last > first:
+            order(self, LEGACY_STREAM)
+            _cuda.copy_to_host(self.ordinal or 0, data[: last - first], self.address + first)
+        bits: np.ndarray[Any, Any] = np.ndarray(self.shape, self.element.typestr, data, -first, self.strides)
+        return bits if self.element.in_numpy else widen(bits)
+
+
+def on_device(array: Any) -> bool:
+    """Whether an array is on a GPU, as far as it says."""
+    if hasattr(array, "__dlpack_device__"):
+        return array.__dlpack_device__()[0] not in _ON_CPU
+    return _cuda_array_interface(array) is not None
+
+
+def look(array: Any) -> Source:
+    """Look at an array of any library.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is no array, or its elements cannot be shared.
+    """
+    if isinstance(array, np.ndarray):
+        return _interface(array, array.__array_interface__)
+    # Of our own leases DLPack counts the arrays, and the other interface cannot.
+    interface = None if isinstance(array, ArrayExports) else _cuda_array_interface(array)
+    if interface is not None:
+        source = _interface(array, interface)
+        source.ordinal = _ordinal(array, source.address)
+        source.stream = interface.get("stream")
+        return source
+    if hasattr(array, "__dlpack_device__"):
+        kind, ordinal = array.__dlpack_device__()
+        on_cpu = kind in _ON_CPU
+        seen = _dlpack.look(_capsule(array, None if on_cpu else -1))
+        element = _tensor.element_type(seen.name)
+        return Source(array, seen.address, seen.shape, seen.strides, element, None if on_cpu else ordinal)
+    host = _numpy_array(array)
+    return _interface(host, host.__array_interface__)
+
+
+def _numpy_array(given: Any) -> np.ndarray[Any, Any]:
+    """Make an array of something that is one to NumPy; it would make one of sequences, too, and of their elements."""
+    if hasattr(given, "__array__") or hasattr(given, "__array_interface__"):
+        return np.asarray(given)
+    try:
+        return np.asarray(memoryview(given))
+    except TypeError:
+        raise InvalidArgumentError(
+            f"a {type(given).__name__} is no array: expected a lease, or an array of NumPy or of a library that speaks "
+            "DLPack; publish several one by one, or make one of them first, for example by numpy.stack"
+        ) from None
+
+
+def order(source: Source, stream: int) -> None:
+    """Have a stream wait for the data of an array that knows by DLPack how to do that."""
+    if hasattr(source.array, "__dlpack_device__"):
+        _capsule(source.array, stream)
+
+
+def find(session: Session, pool: int, given: Any) -> tuple[Hold, Description] | None:
+    """Find the write lease in a pool that something given to be published is, or lives in.
+
+    Returns
+    -------
+    tuple or None
+        The hold and what it holds; None if there is no such lease: it has to be copied.
+    """
+    if isinstance(given, ArrayExports):
+        hold = given._hold  # noqa: SLF001 - of one family
+        if hold.session is session and hold.write and hold.grant.pl == pool:
+            hold.check_usable()
+            return hold, hold.description
+        return None
+    writing = session.write_holds(pool)
+    if not writing:
+        return None
+    source = look(given)
+    for hold in writing:
+        first = hold.memory.address(write=True)
+        if not first <= source.address < first + hold.grant.n:
+            continue
+        was = hold.description
+        element = was.element if source.element.typestr == was.element.typestr else source.element
+        offset = source.address - first
+        if (source.shape, source.strides, offset, element) == (was.shape, was.strides, was.offset, was.element):
+            return hold, was
+        return hold, _describe(hold, source, element, offset)
+    return None
+
+
+def _describe(hold: Hold, source: Source, element: ElementType, offset: int) -> Description:
+    low, high = _tensor.span_of(source.shape, source.strides, offset, element.itemsize)
+    aligned = not any(step % element.itemsize for step in (offset, *source.strides))
+    if low < 0 or high > hold.grant.n or not aligned:
+        raise InvalidArgumentError("the array reaches beyond the lease that it lives in: publish less of it, or a copy")
+    return Description(element, source.shape, source.strides, offset, contiguous=source.contiguous)
+
+
+def _interface(array: Any, interface: dict[str, Any]) -> Source:
+    element = _tensor.element_type(interface["typestr"])
+    shape = tuple(interface["shape"])
+    strides = interface.get("strides")
+    strides = tuple(strides) if strides is not None else _tensor.c_strides(shape, element.itemsize)
+    return Source(array, int(interface["data"][0]), shape, strides, element)
+
+
+def _cuda_array_interface(array: Any) -> dict[str, Any] | None:
+    try:
+        interface: dict[str, Any] | None = array.__cuda_array_interface__
+    except (AttributeError, RuntimeError, TypeError):
+        return None  # on the CPU, or of a type or state that only DLPack can tell
+    return interface
+
+
+def _ordinal(array: Any, address: int) -> int:
+    if hasattr(array, "__dlpack_device__"):
+        return operator.index(array.__dlpack_device__()[1])
+    return int(_cuda.pointer_facts(address)["ordinal"]) if address else 0
+
+
+def _capsule(array: Any, stream: int | None) -> object:
+    try:
+        return array.__dlpack__(stream=stream, max_version=(1, 0))
+    except TypeError:
+        return array.__dlpack__(stream=stream)  # older than the array API standard of 2023

@@ -1,0 +1,185 @@
+"""Measures the alternatives: hand-overs one by one, and streams of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.context import SpawnContext
+from typing import Any, Final
+
+from poolbridge._bench.link import Link
+from poolbridge._bench.link_cuda import CudaCoreDescriptorLink, CudaCoreLink, CudaCoreOnceLink
+from poolbridge._bench.link_devshm import DeviceSharedMemoryLink, PageLockedSharedMemoryLink
+from poolbridge._bench.link_queue import QueueLink
+from poolbridge._bench.link_shm import NewSharedMemoryLink, SharedMemoryLink
+from poolbridge._bench.link_socket import SocketLink
+from poolbridge._bench.link_torch import TorchDeviceLink, TorchFileLink, TorchLink
+from poolbridge._bench.sample import Result, summarize
+
+LINKS: Final[tuple[type[Link], ...]] = (
+    QueueLink,
+    SharedMemoryLink,
+    NewSharedMemoryLink,
+    SocketLink,
+    TorchLink,
+    TorchFileLink,
+    CudaCoreLink,
+    CudaCoreDescriptorLink,
+    CudaCoreOnceLink,
+    TorchDeviceLink,
+    DeviceSharedMemoryLink,
+    PageLockedSharedMemoryLink,
+)
+
+MOST_COPIED: Final = 64 << 20
+"""Arrays beyond this are not sent by links that copy."""
+
+_WARM_UP = 30
+_MOST = 5_000
+_LEAST = 5
+_STREAM_BYTES: Final = 64 << 10
+_ACK = b"\1"
+
+
+def consume(link: Link, answers: socket.socket, warm_up: int | None) -> None:
+    """Be the consumer: look at every array, and acknowledge each; of a stream, the end of the warm-up and its own."""
+    link.open_to_receive()
+    answers.sendall(_ACK)
+    expected = 0
+    while (item := link.receive()) is not None:
+        number = item[0]
+        if number != expected:
+            raise AssertionError(f"array {number} came where {expected} was expected")
+        expected += 1
+        if warm_up is None or expected == warm_up:
+            answers.sendall(_ACK)
+        del item
+        link.received()
+    if warm_up is not None:
+        answers.sendall(_ACK)
+    link.leave()
+
+
+class Consumer:
+    """A spawned process at the other end of a link."""
+
+    def __init__(self, context: SpawnContext, link: Link, warm_up: int | None = None) -> None:
+        self._answers, theirs = socket.socketpair()
+        self._process = context.Process(target=consume, args=(link, theirs, warm_up), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait for an acknowledgement.
+
+        Raises
+        ------
+        RuntimeError
+            The consumer has ended without one.
+        """
+        if not self._answers.recv(1):
+            self._process.join()
+            raise RuntimeError(f"the consumer ended with status {self._process.exitcode}")
+
+    def join(self) -> None:
+        """Wait for its end."""
+        self._process.join()
+        self._answers.close()
+
+
+def hand_over(context: SpawnContext, kind: type[Link], nbytes: int, seconds: float) -> Result:
+    """Hand new arrays over, one by one, each acknowledged before the next."""
+    link = kind(context, nbytes, 1)
+    link.open_to_send()
+    consumer = Consumer(context, link)
+    samples: list[int] = []
+    begun = time.perf_counter_ns()
+    number = 0
+    while number < _WARM_UP + _MOST:
+        start = time.perf_counter_ns()
+        link.send(number)
+        consumer.wait()
+        end = time.perf_counter_ns()
+        number += 1
+        # A slow system is warm after its first array.
+        if number <= _WARM_UP and (number < 2 or end - begun < seconds * 1e9 / 4):
+            first = time.perf_counter_ns()
+            continue
+        samples.append(end - start)
+        if end - first > seconds * 1e9 and len(samples) >= _LEAST:
+            break
+    elapsed = time.perf_counter_ns() - first
+    link.finish()
+    consumer.join()
+    link.close()
+    return summarize("hand-over", kind.kind, nbytes, kind.name, samples=samples, elapsed_ns=elapsed)
+
+
+def stream(context: SpawnContext, kind: type[Link], nbytes: int, depth: int, seconds: float) -> Result:
+    """Hand arrays over as fast as they go, `depth` under way.
+
+    The clock starts when the consumer has had twice as many: until then it loads libraries, starts CUDA, maps memory.
+    """
+    link = kind(context, nbytes, depth)
+    link.open_to_send()
+    warm_up = 2 * (depth + 1)
+    consumer = Consumer(context, link, warm_up)
+    for number in range(warm_up):
+        link.send(number)
+    consumer.wait()
+    number = 0
+    begun = time.perf_counter_ns()
+    until = begun + int(seconds * 1e9)
+    while number < 2 * depth or time.perf_counter_ns() < until:
+        link.send(warm_up + number)
+        number += 1
+    link.finish()
+    consumer.wait()
+    elapsed = time.perf_counter_ns() - begun
+    consumer.join()
+    link.close()
+    return summarize(
+        "stream/go-python/1 consumer", kind.kind, nbytes, kind.name, samples=[], elapsed_ns=elapsed, count=number
+    )
+
+
+def measure(
+    kinds: list[str],
+    sizes: list[int],
+    workloads: list[str],
+    skip: Callable[[str, str, str], None],
+    *,
+    seconds: float,
+    depth: int,
+) -> Iterator[Result]:
+    """Measure every alternative that can run here.
+
+    Parameters
+    ----------
+    kinds, sizes, workloads
+        What to measure.
+    skip
+        Told which kind and system cannot run, and why.
+    seconds
+        How long each measurement takes, about.
+    depth
+        How many arrays of a stream are under way.
+    """
+    context: Any = multiprocessing.get_context("spawn")
+    for link in LINKS:
+        if link.kind not in kinds:
+            continue
+        why = link.missing()
+        if why:
+            skip(link.kind, link.name, why)
+            continue
+        streams = "stream" in workloads
+        # One by one too what is streamed: a stream that is slower was not measured well.
+        for nbytes in sorted({*(sizes if "hand-over" in workloads else ()), *((_STREAM_BYTES,) if streams else ())}):
+            if not (link.copies and nbytes > MOST_COPIED):
+                yield hand_over(context, link, nbytes, seconds)
+        if streams:
+            yield stream(context, link, _STREAM_BYTES, depth, seconds)

@@ -1,0 +1,148 @@
+"""``cuda.core`` buffers through ``multiprocessing.Queue``."""
+
+from __future__ import annotations
+
+from collections import deque
+from multiprocessing.context import SpawnContext
+from multiprocessing.queues import Queue
+from typing import Any
+
+from poolbridge._bench.gpu import Allocator, missing_gpu, preferred_consumer
+from poolbridge._bench.link import InTurn, Link
+from poolbridge._libraries.consumers import load
+
+
+class CudaCoreLink(Link):
+    """The buffer itself is put: its pool travels with it each time."""
+
+    name = "cuda.core buffers through multiprocessing.Queue"
+    kind = "device"
+    copies = False
+
+    def __init__(self, context: SpawnContext, nbytes: int, depth: int) -> None:
+        super().__init__(context, nbytes, depth)
+        self._queue: Queue[Any] = context.Queue(depth)
+        self._resource: Any = None
+        self._allocator: Allocator | None = None
+        self._alive: deque[Any] = deque(maxlen=depth + 2)
+        self._last: Any = None
+        self._consumer = load(preferred_consumer())
+
+    @classmethod
+    def missing(cls) -> str:
+        """Look for a GPU."""
+        return missing_gpu()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_allocator": None, "_alive": deque(maxlen=self.depth + 2), "_resource": None}
+
+    def open_to_send(self) -> None:
+        """Make the pool."""
+        room = max(self.nbytes, 2 << 20) * (self.depth + 4)
+        self._allocator = Allocator(room, ipc=True)
+
+    def send(self, number: int) -> None:
+        """Allocate a buffer and put it."""
+        assert self._allocator is not None  # noqa: S101 - opened before
+        buffer = self._allocator.new(self.nbytes)
+        self._queue.put((number, self._on_the_way(buffer)))
+        self._alive.append(buffer)
+
+    def _on_the_way(self, buffer: Any) -> Any:
+        return buffer
+
+    def finish(self) -> None:
+        """Put a None."""
+        self._queue.put(None)
+
+    def close(self) -> None:
+        """Free everything."""
+        self._queue.close()
+        self._queue.join_thread()
+        self._alive.clear()
+
+    def open_to_receive(self) -> None:
+        """Use the GPU."""
+        from cuda.core import Device
+
+        device = Device(0)
+        device.set_current()
+        self._stream = device.create_stream()
+
+    def receive(self) -> tuple[int, Any] | None:
+        """Get it and make an array of it."""
+        item = self._queue.get()
+        if item is None:
+            return None
+        number, came = item
+        self._last = self._arrived(came)
+        return number, self._consumer.take(self._last)
+
+    def _arrived(self, came: Any) -> Any:
+        return came
+
+    def received(self) -> None:
+        """Unmap it."""
+        self._last.close(self._stream)
+        self._last = None
+
+
+class CudaCoreDescriptorLink(CudaCoreLink):
+    """The pool goes to the consumer once, with its process; only descriptors of buffers are put."""
+
+    name = "cuda.core descriptors through multiprocessing.Queue"
+
+    def __getstate__(self) -> dict[str, Any]:
+        assert self._allocator is not None  # noqa: S101 - opened before the consumer is started
+        return {**super().__getstate__(), "_resource": self._allocator.resource}
+
+    def _on_the_way(self, buffer: Any) -> Any:
+        return buffer.ipc_descriptor
+
+    def _arrived(self, came: Any) -> Any:
+        from cuda.core import Buffer
+
+        return Buffer.from_ipc_descriptor(self._resource, came, stream=self._stream)
+
+
+class CudaCoreOnceLink(CudaCoreDescriptorLink, InTurn):
+    """Buffers that are made, sent and opened once, and used in turn: what is put later is which one it is."""
+
+    name = "cuda.core buffers opened once, which one through multiprocessing.Queue"
+
+    def open_to_send(self) -> None:
+        """Make the pool and the buffers."""
+        super().open_to_send()
+        assert self._allocator is not None  # noqa: S101 - just made
+        self._buffers = [self._allocator.new(self.nbytes) for _ in range(self.places)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_buffers": [buffer.ipc_descriptor for buffer in self._buffers]}
+
+    def send(self, number: int) -> None:
+        """Put the index of the next buffer."""
+        self._queue.put((number, self.free_place(number)))
+
+    def close(self) -> None:
+        """Free everything."""
+        super().close()
+        self._buffers.clear()
+
+    def open_to_receive(self) -> None:
+        """Use the GPU and open the buffers."""
+        super().open_to_receive()
+        opened = super()._arrived
+        self._buffers = [opened(descriptor) for descriptor in self._buffers]
+
+    def _arrived(self, came: Any) -> Any:
+        return self._buffers[came]
+
+    def received(self) -> None:
+        """Let the producer have the buffer."""
+        self._last = None
+        InTurn.received(self)
+
+    def leave(self) -> None:
+        """Unmap them."""
+        while self._buffers:
+            self._buffers.pop().close(self._stream)

@@ -1,0 +1,50 @@
+"""NumPy arrays through ``multiprocessing.Queue``."""
+
+from __future__ import annotations
+
+from multiprocessing.context import SpawnContext
+from multiprocessing.queues import Queue
+from typing import Any
+
+from poolbridge._bench.link import HEAD, Link, number_of, numbered
+
+
+class QueueLink(Link):
+    """The array is pickled, written to a pipe and read from it."""
+
+    name = "multiprocessing.Queue"
+    kind = "host"
+
+    def __init__(self, context: SpawnContext, nbytes: int, depth: int) -> None:
+        super().__init__(context, nbytes, depth)
+        self._queue: Queue[Any] = context.Queue(depth)
+        self._array: Any = None
+
+    def open_to_send(self) -> None:
+        """Make the array that is sent."""
+        self._array = numbered(self.nbytes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_array": None}
+
+    def send(self, number: int) -> None:
+        """Put it."""
+        self._array[: HEAD.itemsize].view(HEAD)[0] = number
+        self._queue.put((number, self._array))
+
+    def finish(self) -> None:
+        """Put a None."""
+        self._queue.put(None)
+
+    def close(self) -> None:
+        """End the queue's thread."""
+        self._queue.close()
+        self._queue.join_thread()
+
+    def receive(self) -> tuple[int, Any] | None:
+        """Get it; the number in a stream is the one beside it, for the array is written while it is pickled."""
+        item = self._queue.get()
+        if item is None:
+            return None
+        number, array = item
+        return (number if self.depth > 1 else number_of(array)), array

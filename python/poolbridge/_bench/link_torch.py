@@ -1,0 +1,103 @@
+"""Tensors through ``torch.multiprocessing``."""
+
+from __future__ import annotations
+
+import importlib.util
+from multiprocessing.context import SpawnContext
+from typing import Any, ClassVar
+
+from poolbridge._bench.link import HEAD, InTurn, number_of
+
+
+class TorchLink(InTurn):
+    """A tensor on the CPU travels as a file descriptor of shared memory.
+
+    Tensors are made once and put again and again, as PyTorch's notes on multiprocessing say: a new one has to be moved
+    into shared memory.
+    """
+
+    name = "torch.multiprocessing"
+    kind = "host"
+    copies = False
+    device: ClassVar[str] = "cpu"
+    strategy: ClassVar[str] = "file_descriptor"
+    """How memory of the CPU is shared; this one is PyTorch's default on Linux."""
+
+    def __init__(self, context: SpawnContext, nbytes: int, depth: int) -> None:
+        super().__init__(context, nbytes, depth)
+        # Importing torch.multiprocessing teaches the queues of multiprocessing to share tensors.
+        import torch.multiprocessing
+
+        self._queue: Any = torch.multiprocessing.get_context("spawn").Queue(depth)
+        self._tensors: list[Any] = []
+
+    @classmethod
+    def missing(cls) -> str:
+        """Look for torch."""
+        if importlib.util.find_spec("torch") is None:
+            return "torch is not installed"
+        import torch
+
+        return "" if cls.device == "cpu" or torch.cuda.is_available() else "torch sees no GPU"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_tensors": []}
+
+    def _share(self) -> None:
+        import torch.multiprocessing
+
+        torch.multiprocessing.set_sharing_strategy(self.strategy)
+
+    def open_to_send(self) -> None:
+        """Make the tensors."""
+        import torch
+
+        self._share()
+        for _ in range(self.places):
+            tensor = torch.ones(max(self.nbytes, HEAD.itemsize), dtype=torch.uint8, device=self.device)
+            self._tensors.append(tensor.share_memory_())
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+
+    def send(self, number: int) -> None:
+        """Put the next tensor."""
+        tensor = self._tensors[self.free_place(number)]
+        if self.device == "cpu":
+            tensor.numpy()[: HEAD.itemsize].view(HEAD)[0] = number
+        self._queue.put((number, tensor))
+
+    def finish(self) -> None:
+        """Put a None."""
+        self._queue.put(None)
+
+    def close(self) -> None:
+        """End the queue's thread."""
+        self._queue.close()
+        self._queue.join_thread()
+        self._tensors.clear()
+
+    def open_to_receive(self) -> None:
+        """Load torch."""
+        self._share()
+
+    def receive(self) -> tuple[int, Any] | None:
+        """Get it."""
+        item = self._queue.get()
+        if item is None:
+            return None
+        number, tensor = item
+        return (number_of(tensor.numpy()) if self.device == "cpu" else number), tensor
+
+
+class TorchFileLink(TorchLink):
+    """The same by the name of a file in shared memory: no descriptor has to be passed."""
+
+    name = "torch.multiprocessing, file_system"
+    strategy = "file_system"
+
+
+class TorchDeviceLink(TorchLink):
+    """A tensor on a GPU travels as a legacy handle of its allocation, which torch caches."""
+
+    kind = "device"
+    device = "cuda"

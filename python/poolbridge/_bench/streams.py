@@ -1,0 +1,240 @@
+"""Measures frames from one Python process to several others: poolbridge beside iceoryx2, in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnContext
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from poolbridge._bench.fan import Fan
+from poolbridge._bench.fan_iceoryx2 import IceoryxFan
+from poolbridge._bench.fan_poolbridge import ChannelFan
+from poolbridge._bench.link import number_of
+from poolbridge._bench.sample import Result, summarize
+
+CONSUMERS: Final = (1, 2, 4, 8, 16)
+"""How many consumers a stream has; not more than there are CPUs."""
+
+ROUNDS: Final = 5
+"""How often each is measured; the median counts."""
+
+_FRAME_BYTES: Final = 64 << 10
+_DEPTH: Final = 64
+_WARM_UP: Final = 500
+_PACED: Final = 500
+_PAUSE_NS: Final = 1_000_000
+_PATIENCE: Final = 60.0
+# Of the frames of a stream that is as fast as can be, one in so many is looked into.
+_CHECKED: Final = 16
+
+
+def consume(fan: Fan, pipe: Connection) -> None:
+    """Be a consumer: take as many frames as the pipe says, again and again; say when each came, and the CPU's time."""
+    frames = fan.open_to_receive()
+    pipe.send(True)
+    taken = 0
+    clock = time.monotonic_ns
+    while count := pipe.recv():
+        stamps: list[int] = []
+        append = stamps.append
+        used = time.process_time_ns()
+        for array in itertools.islice(frames, count):
+            append(clock())
+            if taken % _CHECKED == 0 and number_of(array) != taken:
+                raise AssertionError(f"frame {number_of(array)} came where {taken} was expected")
+            taken += 1
+            del array
+        pipe.send((stamps, time.process_time_ns() - used))
+    del frames
+    fan.leave()
+
+
+class _Consumers:
+    """Processes at the other end of a fan."""
+
+    def __init__(self, context: SpawnContext, fan: Fan) -> None:
+        self._processes, self._pipes = [], []
+        for _ in range(fan.consumers):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=consume, args=(fan, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+        for pipe in self._pipes:
+            _answer(pipe)
+
+    def expect(self, count: int) -> None:
+        """Have each take so many frames."""
+        for pipe in self._pipes:
+            pipe.send(count)
+
+    def answers(self) -> list[tuple[list[int], int]]:
+        """Wait until each has taken them; give the times, and the CPU's nanoseconds."""
+        return [_answer(pipe) for pipe in self._pipes]
+
+    def end(self) -> None:
+        """Wait for their end."""
+        self.expect(0)
+        for process in self._processes:
+            process.join(_PATIENCE)
+
+
+def _answer(pipe: Connection) -> Any:
+    if not pipe.poll(_PATIENCE):
+        raise TimeoutError(f"a consumer has not answered for {_PATIENCE:g} s")
+    try:
+        return pipe.recv()
+    except EOFError:
+        raise RuntimeError("a consumer has ended with an error, which stands above") from None
+
+
+def _cpu_of(pid: int | None) -> int:
+    """Give the nanoseconds of the CPU that the threads of a process have used."""
+    used = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat") if pid is not None else ():
+        with contextlib.suppress(OSError):  # the thread has ended
+            used += int(path.read_text(encoding="ascii").split()[0])
+    return used
+
+
+class _Run:
+    """One system with so many consumers, which stay for all rounds."""
+
+    def __init__(self, context: SpawnContext, fan: Fan) -> None:
+        self.fan = fan
+        self._send = fan.open_to_send()
+        self._consumers = _Consumers(context, fan)
+        self._sent = 0
+        self.rates: list[float] = []
+        self.frame_cpu: list[float] = []
+        self.service_share: list[float] = []
+        self.latencies: list[int] = []
+        self._burst(_WARM_UP)
+
+    def _burst(self, count: int) -> tuple[float, float, float]:
+        """Send frames as fast as they go; give frames a second, µs of the CPU for each, and the service's share."""
+        self._consumers.expect(count)
+        service = self.fan.service()
+        send, first = self._send, self._sent
+        ours, theirs, begun = time.process_time_ns(), _cpu_of(service), time.monotonic_ns()
+        for number in range(first, first + count):
+            send(number)
+        ours = time.process_time_ns() - ours
+        answers = self._consumers.answers()
+        end = max(stamps[-1] for stamps, _ in answers)
+        theirs = _cpu_of(service) - theirs
+        self._sent += count
+        cpu = ours + theirs + sum(used for _, used in answers)
+        return count * 1e9 / (end - begun), cpu / count / 1e3, theirs / (end - begun)
+
+    def fast(self, seconds: float) -> None:
+        """Measure one round as fast as frames go, after a short one that says how many it takes."""
+        rate, _, _ = self._burst(_WARM_UP)
+        rate, cpu, share = self._burst(max(int(rate * seconds), _WARM_UP))
+        self.rates.append(rate)
+        self.frame_cpu.append(cpu)
+        self.service_share.append(share)
+
+    def paced(self) -> None:
+        """Measure how long a frame takes when nothing else is on its way."""
+        self._consumers.expect(_PACED)
+        sent: list[int] = []
+        clock, many_cpus = time.monotonic_ns, (os.cpu_count() or 1) >= 4
+        for number in range(self._sent, self._sent + _PACED):
+            until = clock() + _PAUSE_NS
+            if many_cpus:
+                while clock() < until:
+                    pass
+            else:
+                time.sleep(_PAUSE_NS / 1e9)
+            sent.append(clock())
+            self._send(number)
+        self._sent += _PACED
+        for stamps, _ in self._consumers.answers():
+            self.latencies.extend(came - went for went, came in zip(sent, stamps, strict=True))
+
+    def result(self) -> Result:
+        """Give what all rounds came to."""
+        row = summarize(
+            workload(self.fan.consumers, spin=self.fan.spin),
+            "host",
+            _FRAME_BYTES,
+            self.fan.name,
+            samples=self.latencies,
+            elapsed_ns=10**9,
+            count=round(median(self.rates)),
+        )
+        return row.with_cpu(median(self.frame_cpu), median(self.service_share) if self.fan.service() else None)
+
+    def end(self) -> None:
+        """Give everything back."""
+        self._consumers.end()
+        self.fan.close()
+
+
+def workload(consumers: int, *, spin: bool) -> str:
+    """Name a stream."""
+    plural = "" if consumers == 1 else "s"
+    return f"stream/python-{'spinning' if spin else 'python'}/{consumers} consumer{plural}"
+
+
+def _ways(path: str | None, *, others: bool) -> Iterator[tuple[str, str, Callable[..., Fan]]]:
+    if path:
+        yield ChannelFan.name, ChannelFan.missing(), partial(ChannelFan, path=path)
+    if others:
+        yield IceoryxFan.name, IceoryxFan.missing(), IceoryxFan
+
+
+def measure_streams(
+    path: str | None, skip: Callable[[str, str, str], None], *, seconds: float, consumers: int, others: bool = True
+) -> Generator[Result]:
+    """Measure streams between Python processes: every system that is here, round for round in turn.
+
+    Parameters
+    ----------
+    path
+        The socket of a service of poolbridge; None: the others alone.
+    skip
+        Told which kind and system cannot run, and why.
+    seconds
+        How long each round takes, about.
+    consumers
+        How many there are at most.
+    others
+        Measure other systems than poolbridge too.
+    """
+    context: Any = multiprocessing.get_context("spawn")
+    cpus = len(os.sched_getaffinity(0))
+    ways = list(_ways(path, others=others))
+    for name, why, _ in ways:
+        if why:
+            skip("host", name, why)
+    names = itertools.count()
+    for count, spin in itertools.product(CONSUMERS, (True, False)):
+        if count > min(consumers, cpus) or (spin and count >= cpus):  # who spins takes a whole CPU
+            continue
+        runs: list[_Run] = []
+        try:
+            for name, why, make in ways:
+                if not why:
+                    fan = make(_FRAME_BYTES, _DEPTH, count, f"{name}-{os.getpid()}-{next(names)}", spin=spin)
+                    runs.append(_Run(context, fan))
+            for _ in range(ROUNDS):
+                for run in runs:
+                    run.fast(seconds)
+                for run in runs:
+                    run.paced()
+            yield from (run.result() for run in runs)
+        finally:
+            for run in runs:
+                run.end()

@@ -1,0 +1,206 @@
+"""The worker of ``poolsvc bench``: the Python end of what Go measures.
+
+Tasks and answers are lines of JSON on standard input and output, as those of ``poolbridge.worker`` are. An
+acknowledgement within a task is one byte on a socket that the worker inherits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import poolbridge
+from poolbridge._bench.link import HEAD, number_of
+from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._libraries import consumers as _consumers
+
+if TYPE_CHECKING:
+    from poolbridge._client.client import Client
+
+_ACK = b"\1"
+_FAILED = b"\0"
+_TIMEOUT = 60.0
+_WARM_UP = 100
+# Of the frames of a stream that is as fast as can be, one in so many is looked into.
+_CHECKED = 16
+
+
+class BenchWorker:
+    """Carries out tasks.
+
+    Parameters
+    ----------
+    path
+        The service's socket.
+    acknowledge
+        Where an acknowledgement goes.
+    """
+
+    def __init__(self, path: str, acknowledge: socket.socket) -> None:
+        self._path = path
+        self._acknowledge = acknowledge
+        self._client: Client | None = None
+
+    @property
+    def _connected(self) -> Client:
+        if self._client is None:
+            self._client = poolbridge.connect(self._path, wait=_TIMEOUT)
+        return self._client
+
+    def probe(self, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        """Say what this interpreter has."""
+        return {"python": sys.version.split()[0], **_consumers.probe()}
+
+    def consume(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Make an array of each buffer ``prefix0``, ``prefix1``, … and acknowledge it.
+
+        One without elements is the last. The first bytes of an array on the CPU are its number.
+        """
+        client, take, acknowledge = self._connected, _consumers.load(task["consumer"]).take, self._acknowledge.send
+        prefix, count = task["prefix"], 0
+        acknowledge(_ACK)
+        while True:
+            lease = client.get(f"{prefix}{count}", timeout=_TIMEOUT)
+            if not lease.size:
+                break
+            array = take(lease)
+            if lease.device == "cpu" and number_of(array) != count:
+                raise AssertionError(f"buffer {count} has the number {number_of(array)}")
+            acknowledge(_ACK)
+            del array, lease
+            count += 1
+        lease.release()
+        return {"count": count}
+
+    def frames(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Make an array of each frame of a channel until it is shut; say when each was there.
+
+        The first is acknowledged, for it says that this consumer is there. ``each`` has it look at the number of every
+        frame; those on a GPU have none.
+        """
+        client, acknowledge, each, clock = self._connected, self._acknowledge.send, task["each"], time.monotonic_ns
+        consumer = _consumers.load(task["consumer"])
+        on_device = task["on_device"]
+        stamps: list[int] = []
+        append = stamps.append
+        frames = client.subscribe(task["channel"], credit=task["credit"], oldest=True, timeout=_TIMEOUT)
+        frames.spin = task["spin"]
+        stream = _stream_of(consumer) if on_device else None
+        take: Callable[[Any], Any] = partial(consumer.take, stream=stream)
+        arrays = (take(frame) for frame in frames) if task["leases"] else frames.arrays(take, stream=stream)
+        for array in arrays:
+            append(clock())
+            count = len(stamps)
+            if not on_device and (each or count % _CHECKED == 1) and number_of(array) != count - 1:
+                raise AssertionError(f"frame {count - 1} has the number {number_of(array)}")
+            if count == 1:
+                acknowledge(_ACK)
+            del array
+        return {"samples": stamps[1:]}
+
+    def bytes(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Receive single bytes where acknowledgements go; say when each was there."""
+        receive, clock = self._acknowledge.recv, time.monotonic_ns
+        stamps: list[int] = []
+        self._acknowledge.send(_ACK)
+        while len(stamps) < task["count"] and receive(1):
+            stamps.append(clock())
+        return {"samples": stamps}
+
+    def publish(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Send frames for some seconds, and then shut the channel; say when each was published."""
+        client, shape, pause = self._connected, (task["bytes"],), task["pause"]
+        channel = client.open_channel(task["channel"], timeout=_TIMEOUT)
+        clock = time.monotonic_ns
+        stamps: list[int] = []
+        until = clock() + int(task["seconds"] * 1e9)
+        while len(stamps) < task["most"] and (clock() < until or len(stamps) < task["least"]):
+            if pause:
+                time.sleep(pause)
+            lease = client.allocate(shape, "uint8", pool=channel.pool, timeout=_TIMEOUT)
+            if lease.device == "cpu":
+                np.asarray(lease)[: HEAD.itemsize].view(HEAD)[0] = len(stamps) + 1
+            stamps.append(clock())
+            channel.publish(lease, timeout=_TIMEOUT)
+        channel.shut()
+        return {"samples": stamps}
+
+    def allocate(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Allocate and release buffers, one after the other."""
+        client, shape = self._connected, (task["bytes"],)
+        pool = client.open_pool(task["pool"], timeout=_TIMEOUT)
+        for _ in range(_WARM_UP):
+            client.allocate(shape, "uint8", pool=pool).release()
+        samples: list[int] = []
+        begun = time.perf_counter_ns()
+        until = begun + int(task["seconds"] * 1e9)
+        while (start := time.perf_counter_ns()) < until:
+            client.allocate(shape, "uint8", pool=pool).release()
+            samples.append(time.perf_counter_ns() - start)
+        return {"samples": samples, "elapsed": time.perf_counter_ns() - begun}
+
+    def connect(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Connect and make an array of a published buffer, again and again."""
+        take = _consumers.load(task["consumer"]).take
+        samples: list[int] = []
+        begun = time.perf_counter_ns()
+        for _ in range(task["count"]):
+            start = time.perf_counter_ns()
+            client = poolbridge.connect(self._path)
+            array = take(client.get(task["name"]))
+            samples.append(time.perf_counter_ns() - start)
+            del array
+            client.close()
+        return {"samples": samples, "elapsed": time.perf_counter_ns() - begun}
+
+    def carry_out(self, line: str) -> dict[str, Any]:
+        """Carry out one task; an exception becomes an answer."""
+        try:
+            task = json.loads(line)
+            if task["task"] not in _TASKS:
+                raise ValueError(f"unknown task {task['task']!r}")
+            return {"ok": True, **getattr(self, task["task"])(task)}
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            self._acknowledge.send(_FAILED)  # the process that waits for an acknowledgement reads the answer then
+            return {"ok": False, "error": {"type": type(error).__name__, "message": str(error)}}
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._client is not None:
+            self._client.close()
+        self._acknowledge.close()
+
+
+_TASKS = ("probe", "consume", "frames", "bytes", "publish", "allocate", "connect")
+
+
+def _stream_of(consumer: _consumers.Consumer) -> Any:
+    """Make a stream of the first GPU; where the library has none, as NumPy for pinned memory, it is poolbridge's."""
+    try:
+        return consumer.stream(0)
+    except poolbridge.UnavailableError:
+        return _cuda_stream.own_stream(0)
+
+
+def work(path: str, fd: int) -> int:
+    """Answer the tasks on standard input; `fd` is the socket for acknowledgements."""
+    worker = BenchWorker(path, socket.socket(fileno=fd))
+    # Libraries print what they like; only answers may go where the service reads them.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    try:
+        with answers:
+            for line in sys.stdin:
+                answers.write(json.dumps(worker.carry_out(line)) + "\n")
+                answers.flush()
+    finally:
+        worker.close()
+    return 0

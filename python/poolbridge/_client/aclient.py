@@ -1,0 +1,296 @@
+"""The asyncio client: the blocking client's twin."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from poolbridge._client import channel_operations as _channel_operations
+from poolbridge._client import operations as _operations
+from poolbridge._client import paths as _paths
+from poolbridge._client.channel import AsyncChannel
+from poolbridge._client.client_state import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, ClientState, explained, hello
+from poolbridge._client.lease import AsyncLease
+from poolbridge._client.pool import Pool, ServiceStats
+from poolbridge._client.subscription import AsyncSubscription
+from poolbridge._memory import tensor as _tensor
+from poolbridge._session.apump import AsyncPump
+from poolbridge._session.flow import Ask, Flow, Hear, Sleep
+from poolbridge._session.session import Session
+from poolbridge._sys.errors import PoolbridgeError
+from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind
+from poolbridge._wire.messages import HelloReply, Reply
+from poolbridge._wire.transport import Transport
+
+_T = TypeVar("_T")
+
+# How long a thread sleeps at a time for what comes through shared memory, in seconds, and how many do so at most.
+_NAP = 0.1
+_MOST_SLEEPERS = 64
+
+
+async def connect_async(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    wait: float = 0.0,
+    device: int | str | None = None,
+) -> AsyncClient:
+    """Connect to the service from asyncio; arguments and errors are those of `connect`.
+
+    Returns
+    -------
+    AsyncClient
+        Connected; an asynchronous context manager, to be used on the running loop.
+    """
+    gpu = _operations.check_device(device)
+    loop = asyncio.get_running_loop()
+    where = os.fspath(path) if path is not None else _paths.default_path()
+    patience = _paths.Patience(where, wait, timeout, loop.time())
+    while isinstance(sock := patience.attempt(loop.time()), float):
+        await asyncio.sleep(sock)
+    session = Session(Transport(sock))
+    session.device = gpu
+    pump = AsyncPump(session, loop)
+    try:
+        with explained(where):
+            await pump.call(hello(), HelloReply, timeout)
+    except BaseException:
+        session.close()
+        pump.stop()
+        raise
+    return AsyncClient(session, pump, where, timeout)
+
+
+class AsyncClient(ClientState):
+    """A connection to the service, for asyncio; made by `connect_async`.
+
+    Its methods are those of `Client`, to be awaited. A cancelled wait is cancelled at the service too, and a lease that
+    was granted meanwhile is given back. An asynchronous context manager; to be used from its own loop only.
+    """
+
+    def __init__(self, session: Session, pump: AsyncPump, path: str, timeout: float) -> None:
+        super().__init__(session, path, timeout)
+        self._pump = pump
+        self._sleepers: ThreadPoolExecutor | None = None
+
+    # Pools
+
+    async def create_pool(
+        self,
+        name: str,
+        *,
+        kind: Kind = "host",
+        device: int | str | None = None,
+        max_bytes: int | str,
+        session_bytes: int | str = 0,
+        user_bytes: int | str = 0,
+        uids: Sequence[int] = (),
+        gids: Sequence[int] = (),
+        exist_ok: bool = False,
+    ) -> Pool:
+        """Create a pool; see `Client.create_pool`."""
+        flow = _operations.create_pool(
+            name,
+            kind=kind,
+            device=device,
+            max_bytes=max_bytes,
+            session_bytes=session_bytes,
+            user_bytes=user_bytes,
+            uids=uids,
+            gids=gids,
+            exist_ok=exist_ok,
+        )
+        return self._remember(await self._run(flow))
+
+    async def open_pool(self, name: str, timeout: float | None = 0.0) -> Pool:
+        """Open a pool by its name; see `Client.open_pool`."""
+        return self._remember(await self._run(_operations.open_pool(name, timeout=timeout)))
+
+    async def destroy_pool(self, pool: Pool | str) -> None:
+        """Destroy a pool; see `Client.destroy_pool`."""
+        self._forget(await self._run(_operations.destroy_pool(self._find_pool(pool))))
+
+    async def trim(self, pool: Pool | str | None = None, *, keep_bytes: int | str = 0) -> int:
+        """Give unused blocks of a pool back, in bytes; see `Client.trim`."""
+        return await self._run(_operations.trim(await self._pool(pool), keep_bytes=keep_bytes))
+
+    async def stats(self) -> ServiceStats:
+        """Ask for the service's counts; see `Client.stats`."""
+        return await self._run(_operations.stats())
+
+    # Buffers
+
+    async def allocate(
+        self,
+        shape: int | Iterable[int],
+        dtype: Any = "float32",
+        *,
+        pool: Pool | str | None = None,
+        timeout: float | None = 0.0,
+    ) -> AsyncLease:
+        """Allocate a buffer and lease it for writing; see `Client.allocate`."""
+        description = _tensor.describe(shape, dtype)
+        flow = _operations.allocate(self._session, description, (await self._pool(pool)).id, timeout=timeout)
+        return AsyncLease(self._run, await self._run(flow))
+
+    async def get(
+        self,
+        name: str,
+        *,
+        write: bool = False,
+        timeout: float | None = 0.0,
+    ) -> AsyncLease:
+        """Lease the buffer behind a name; see `Client.get`."""
+        return AsyncLease(
+            self._run, await self._run(_operations.get(self._session, name, write=write, timeout=timeout))
+        )
+
+    async def lease(
+        self,
+        buffer_id: int,
+        generation: int,
+        *,
+        write: bool = False,
+        timeout: float | None = 0.0,
+    ) -> AsyncLease:
+        """Lease a buffer by id and generation; see `Client.lease`."""
+        flow = _operations.lease(self._session, buffer_id, generation, write=write, timeout=timeout)
+        return AsyncLease(self._run, await self._run(flow))
+
+    async def unpublish(self, name: str) -> None:
+        """Take a name away; leases on its buffer stay."""
+        await self._run(_operations.unpublish(name))
+
+    # Channels
+
+    async def create_channel(
+        self,
+        name: str,
+        *,
+        pool: Pool | str | None = None,
+        mode: ChannelMode = "broadcast",
+        capacity: int = 8,
+        full: FullPolicy = "block",
+    ) -> AsyncChannel:
+        """Create a channel, or open the one that is like it; see `Client.create_channel`."""
+        flow = _channel_operations.create_channel(
+            self._session,
+            name,
+            pool=(await self._pool(pool)).id,
+            mode=mode,
+            capacity=capacity,
+            full=full,
+        )
+        info = await self._run(flow)
+        return AsyncChannel(self._session, self._run, info, self._channel_pool(info))
+
+    async def open_channel(self, name: str, timeout: float | None = 0.0) -> AsyncChannel:
+        """Open a channel by its name; see `Client.open_channel`."""
+        info = await self._run(_channel_operations.open_channel(self._session, name, timeout=timeout))
+        return AsyncChannel(self._session, self._run, info, self._channel_pool(info))
+
+    def subscribe(
+        self,
+        channel: AsyncChannel | str,
+        *,
+        credit: int = 4,
+        oldest: bool = False,
+        full: FullPolicy | None = None,
+        ack: AckMode = "auto",
+        timeout: float | None = 0.0,
+    ) -> AsyncSubscription:
+        """Subscribe to a channel, once what this gives is entered or iterated over; see `Client.subscribe`."""
+        return AsyncSubscription(
+            self._session,
+            self._run,
+            self.open_channel,
+            channel,
+            credit=credit,
+            oldest=oldest,
+            full=full,
+            ack=ack,
+            timeout=timeout,
+        )
+
+    # The end
+
+    async def close(self) -> None:
+        """Close the connection; its leases end. Idempotent. See `Client.close`."""
+        if self._session.ended is None and os.getpid() == self._session.pid:
+            if not self._session.settle_spares():
+                await asyncio.to_thread(self._session.spares.settle_for, CLOSE_TIMEOUT)
+            last = self._session.prepare_close()
+            try:
+                if last is not None:
+                    await self._pump.call(last, Reply, CLOSE_TIMEOUT)
+            except PoolbridgeError:
+                pass  # gone or stalled: the service ends the session by itself
+            finally:
+                self._end()
+        else:
+            self._end()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        if sys.is_finalizing() or self._session.ended is not None or os.getpid() != self._session.pid:
+            return
+        self._warn_unclosed()
+        self._session.close_when_unused()
+
+    # Inside
+
+    def _end(self) -> None:
+        self._session.close()
+        self._pump.stop()
+        if self._sleepers is not None:
+            self._sleepers.shutdown(wait=False)
+
+    async def _pool(self, pool: Pool | str | None) -> Pool:
+        found = self._find_pool(pool)
+        return found if isinstance(found, Pool) else await self.open_pool(found)
+
+    async def _perform(self, step: Any) -> Any:
+        if isinstance(step, Ask):
+            seconds = None if step.wait is None else step.wait + self.timeout
+            return await self._pump.call(step.request, step.reply_type, seconds)
+        if isinstance(step, Hear):
+            return await self._pump.wait(step.waiter, step.seconds)
+        if isinstance(step, Sleep):
+            return await self._sleep(step)
+        return await asyncio.to_thread(step.work)
+
+    async def _sleep(self, step: Sleep) -> Any:
+        """Do what may take long in a thread of its own, in short pieces: a cancelled caller leaves one behind."""
+        if self._sleepers is None:
+            self._sleepers = ThreadPoolExecutor(_MOST_SLEEPERS, thread_name_prefix="poolbridge-sleeper")
+        seconds = _NAP if step.seconds is None else min(step.seconds, _NAP)
+        return await self._pump.loop.run_in_executor(self._sleepers, step.work, seconds)
+
+    async def _run(self, flow: Flow[_T]) -> _T:
+        """Carry an operation to its end, waiting where it has to."""
+        self._session.check_usable()
+        try:
+            step = next(flow)
+            while True:
+                try:
+                    result = await self._perform(step)
+                except BaseException as error:  # noqa: BLE001 - the operation cleans up, and raises it again
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(result)
+        except StopIteration as stop:
+            value: _T = stop.value
+            return value

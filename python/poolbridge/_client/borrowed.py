@@ -1,0 +1,275 @@
+"""Arrays that are made once for each block and used again for every frame in it.
+
+Where the array of a frame exists, no object of Python is made for it but the native frame.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from poolbridge._client.lease import AsyncLease, Lease
+from poolbridge._memory import dlpack as _dlpack
+from poolbridge._order import order as _order
+from poolbridge._session.consumer import Kept, tickets_of
+from poolbridge._sys import process as _process
+from poolbridge._sys.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from poolbridge import _native
+    from poolbridge._session.consumer import Consumer
+    from poolbridge._session.flow import AsyncRun, Run
+    from poolbridge._session.hold import Hold
+    from poolbridge._session.session import Session
+    from poolbridge._wire.messages import Ticket
+
+# A block that serves ever other shapes does not keep an array for each.
+_MOST_KEPT = 8
+
+
+class BaseBorrowedArrays(ABC):
+    """What the blocking and the asyncio arrays have in common.
+
+    Attributes
+    ----------
+    seq, time, time_ns, meta, dropped
+        Of the frame whose array was yielded last; see `Frame`.
+    """
+
+    def __init__(self, session: Session, wrap: Callable[[Any], Any] | None, stream: Any) -> None:
+        self._session = session
+        self._wrap = np.asarray if wrap is None else wrap
+        self._stream = stream
+        self._consumer: Consumer | None = None
+        self._follower: _order.Follower | None = None
+        # Those of the array that was yielded last, until it is let go of. There is no hold where the array existed.
+        self._frame: _native.Frame | None = None
+        self._hold: Hold | None = None
+
+    # Taking
+
+    def _swap(self) -> _native.Frame | None:
+        """Let go of the frame whose array was yielded last and take the next, where that is all there is to do."""
+        frame, consumer = self._frame, self._consumer
+        if frame is None or consumer is None or self._hold is not None or self._follower is not None:
+            return None
+        if consumer.busy or consumer.unsettled:
+            return None
+        self._frame = None
+        return consumer.swap(frame.number)
+
+    def _existing(self, frame: _native.Frame) -> Any:
+        """Give the array of a frame, if there is one and nothing has to be waited for."""
+        kept, follower = frame.object, self._follower
+        if kept is None or kept.wrap is not self._wrap or self._session.lost:
+            return None
+        self._frame = frame
+        try:
+            if follower is not None:
+                known = follower.before(tickets_of(frame))
+            else:
+                known = self._stream is None and (not frame.value or self._complete(tickets_of(frame)))
+        except BaseException:
+            self._let_go()
+            raise
+        if known:
+            return kept.array
+        self._frame = None
+        return None
+
+    def _complete(self, tickets: tuple[Ticket, ...]) -> bool:
+        """Whether the CPU can use a frame now."""
+        for ticket in tickets:
+            page = self._session.timelines.page(ticket.tl)
+            if page is None or not page.reached(ticket.wd, ticket.v) or page.died(ticket.wd, ticket.v):
+                return False
+        return True
+
+    def _prepare(self, frame: _native.Frame, hold: Hold) -> Any:
+        """Put the use of a frame's memory into order, and make its array if there is none."""
+        if hold.memory.pool.device[0] == _dlpack.CPU:
+            _order.before_cpu(hold)
+        elif self._stream is None:
+            raise InvalidArgumentError(f"arrays of {hold.memory.pool.device_name} need the stream= that uses them")
+        else:
+            _order.name_stream(hold, self._stream)
+            if self._follower is None:
+                self._follower = _order.follower(hold, self._stream)
+        array = self._find(hold)
+        if array is None:
+            array = self._make(hold)
+        self._frame, self._hold = frame, hold
+        if self._consumer is not None and self._find(hold) is array:
+            self._consumer.keep(frame, Kept(array, hold.grant.t, self._wrap))
+        return array
+
+    def _find(self, hold: Hold) -> Any:
+        block = self._session.core.blocks.get(hold.grant.bl)
+        if block is not None:
+            for tensor, wrap, array in block.arrays:
+                if wrap is self._wrap and tensor == hold.grant.t:
+                    return array
+        return None
+
+    def _make(self, hold: Hold) -> Any:
+        twin = self._session.lend(hold)
+        try:
+            array = self._wrap(self._lease(twin))
+        finally:
+            twin.released = True
+        if twin.tokens or twin.unaccounted:  # otherwise it is a copy, of this frame only
+            self._session.keep_array(hold.grant, (hold.grant.t, self._wrap, array), _MOST_KEPT)
+        return array
+
+    @abstractmethod
+    def _lease(self, twin: Hold) -> Any:
+        """Make the lease that `wrap` is given."""
+
+    # Letting go
+
+    def release(self) -> None:
+        """Let go of the frame whose array was yielded last. Idempotent."""
+        if _process.pid != self._session.pid:
+            self._session.check_usable()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        frame, hold, consumer = self._frame, self._hold, self._consumer
+        self._frame = self._hold = None
+        if hold is not None:
+            hold.end()
+        elif frame is not None and consumer is not None:
+            self._say(partial(consumer.end_lone, frame.number, back=False))
+
+    def _say(self, end: Callable[..., None]) -> None:
+        """Have a frame end with the tickets of the stream that uses it."""
+        if self._follower is None:
+            end()
+        else:
+            self._follower.done(end)
+
+    def __del__(self) -> None:
+        frame, consumer = self._frame, self._consumer
+        if frame is None or consumer is None or self._hold is not None:  # a hold ends by itself
+            return
+        # Nobody asked for the next: the frame of a queue goes back.
+        end = partial(consumer.end_lone, frame.number, back=consumer.queue)
+        if self._follower is None:
+            end()
+        else:
+            self._session.later(partial(self._follower.done, end))
+
+    # The frame
+
+    @property
+    def _current(self) -> _native.Frame:
+        if self._frame is None:
+            raise InvalidArgumentError("there is no frame: none was asked for yet, or it was let go of")
+        return self._frame
+
+    @property
+    def seq(self) -> int:
+        """The frame's number in its channel, counted from 1."""
+        return self._current.number
+
+    @property
+    def time(self) -> float:
+        """When it was sent, in seconds since 1970, as `time.time` counts."""
+        return self._current.time / 1e9
+
+    @property
+    def time_ns(self) -> int:
+        """When it was sent, in nanoseconds since 1970, as `time.time_ns` counts."""
+        return self._current.time
+
+    @property
+    def meta(self) -> dict[str, str]:
+        """What the sender said about it."""
+        return self._current.meta
+
+    @property
+    def dropped(self) -> int:
+        """How many frames this subscriber has missed since the last one that it got."""
+        return self._current.missed
+
+
+class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
+    """Yields a channel's frames as arrays, each good until the next is asked for. Made by `Subscription.arrays`."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        *,
+        run: Run,
+        take: Callable[[None], _native.Frame | None],
+        claim: Callable[[_native.Frame], Hold],
+        wrap: Callable[[Any], Any] | None,
+        stream: Any,
+    ) -> None:
+        super().__init__(consumer.session, wrap, stream)
+        self._consumer = consumer
+        self._run = run
+        # Of the subscription, which they keep alive.
+        self._take = take
+        self._claim = claim
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        frame = self._swap()
+        if frame is None:
+            self._let_go()
+            frame = self._take(None)
+            if frame is None:
+                raise StopIteration
+        array = self._existing(frame)
+        if array is None:
+            array = self._prepare(frame, self._claim(frame))
+        return array
+
+    def _lease(self, twin: Hold) -> Lease:
+        return Lease(self._run, twin)
+
+
+class AsyncBorrowedArrays(BaseBorrowedArrays, AsyncIterator[Any]):
+    """Yields a channel's frames as arrays, each good until the next is asked for; see `AsyncSubscription.arrays`."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        run: AsyncRun,
+        start: Callable[[], Awaitable[Consumer]],
+        take: Callable[[None], Awaitable[_native.Frame | None]],
+        claim: Callable[[_native.Frame], Awaitable[Hold]],
+        wrap: Callable[[Any], Any] | None,
+        stream: Any,
+    ) -> None:
+        super().__init__(session, wrap, stream)
+        self._run = run
+        # Of the subscription, which they keep alive.
+        self._start = start
+        self._take = take
+        self._claim = claim
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        self.release()
+        self._consumer = await self._start()
+        frame = await self._take(None)
+        if frame is None:
+            raise StopAsyncIteration
+        array = self._existing(frame)
+        if array is None:
+            array = self._prepare(frame, await self._claim(frame))
+        return array
+
+    def _lease(self, twin: Hold) -> AsyncLease:
+        return AsyncLease(self._run, twin)

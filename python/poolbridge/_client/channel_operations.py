@@ -1,0 +1,193 @@
+"""What a client can do with channels, written once for the blocking and for the asyncio client; see `operations`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, get_args
+
+from poolbridge._array import sources as _sources
+from poolbridge._array.copies import copy_into
+from poolbridge._client.operations import allocate, check_count, check_name, check_wait, local_event, ready
+from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._memory import dlpack as _dlpack
+from poolbridge._memory import tensor as _tensor
+from poolbridge._order import order as _order
+from poolbridge._session.consumer import consume
+from poolbridge._session.flow import Ask, Do, Flow
+from poolbridge._session.membership import check_able
+from poolbridge._session.producer import producer_of, send
+from poolbridge._sys.errors import InvalidArgumentError, shown
+from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy
+from poolbridge._wire.channel_messages import ChannelReply, Find, MakeChannel, Shut
+from poolbridge._wire.messages import Open, PoolReply, Reply
+
+if TYPE_CHECKING:
+    from poolbridge._array.sources import Source
+    from poolbridge._session.consumer import Consumer
+    from poolbridge._session.hold import Hold
+    from poolbridge._session.session import Session
+    from poolbridge._wire.messages import Channel
+
+MODES = get_args(ChannelMode)
+ACKS = get_args(AckMode)
+FULL = get_args(FullPolicy)
+_MOST_FRAMES = 1024
+_MOST_CREDIT = 256
+_MOST_ENTRIES = 16
+_MOST_TEXT = 256
+
+
+# Arguments
+
+
+def _check_word(word: str, known: tuple[str, ...], what: str) -> str:
+    if word not in known:
+        raise InvalidArgumentError(f"{what} {shown(word)} is not known: expected one of {', '.join(known)}")
+    return word
+
+
+def _check_most(number: int, most: int, what: str) -> int:
+    return check_count(number, what, least=1, most=most)
+
+
+def check_meta(meta: Mapping[str, str] | None) -> dict[str, str]:
+    """Check a frame's map, and put its keys into the order of their bytes."""
+    if not meta:
+        return {}
+    if len(meta) > _MOST_ENTRIES:
+        raise InvalidArgumentError(f"meta has {len(meta)} entries; at most {_MOST_ENTRIES} can be sent")
+    for text in (*meta.keys(), *meta.values()):
+        _check_text(text)
+    return dict(sorted(meta.items()))
+
+
+def _check_text(text: Any) -> None:
+    try:
+        fits = len(text.encode()) <= _MOST_TEXT
+    except (AttributeError, UnicodeEncodeError):
+        fits = False
+    if not fits:
+        raise InvalidArgumentError(f"meta has {shown(text)}: expected texts of at most {_MOST_TEXT} bytes of UTF-8")
+
+
+# Channels
+
+
+def create_channel(
+    session: Session, name: str, *, pool: int, mode: ChannelMode, capacity: int, full: FullPolicy
+) -> Flow[Channel]:
+    """Make a channel, or open the one that is like it."""
+    request = MakeChannel(
+        nm=check_name(name, "channel"),
+        pl=pool,
+        md=_check_word(mode, MODES, "mode"),
+        cp=_check_most(capacity, _MOST_FRAMES, "capacity"),
+        fl=_check_word(full, FULL, "full"),
+    )
+    check_able(session)
+    reply = yield Ask(request, ChannelReply)
+    channel: Channel = reply.c
+    return channel
+
+
+def open_channel(session: Session, name: str, *, timeout: float | None) -> Flow[Channel]:
+    """Open a channel by its name, and its pool with it."""
+    request = Find(nm=check_name(name, "channel"), w=check_wait(timeout))
+    check_able(session)
+    reply = yield Ask(request, ChannelReply, timeout)
+    channel: Channel = reply.c
+    if session.pool_info(channel.pl) is None:
+        yield Ask(Open(pl=channel.pl), PoolReply)
+    return channel
+
+
+def shut(session: Session, channel: Channel) -> Flow[None]:
+    """Close a channel for all."""
+    yield Ask(Shut(ch=channel.id), Reply)
+    producer = session.producers.get(channel.id)
+    if producer is not None:
+        producer.over = True
+
+
+# Sending
+
+
+def publish(
+    session: Session,
+    channel: Channel,
+    given: Any,
+    *,
+    meta: Mapping[str, str] | None,
+    timeout: float | None,
+    stream: Any,
+    event: Any,
+) -> Flow[int]:
+    """Publish a frame; give its number in the channel."""
+    texts = check_meta(meta)
+    check_wait(timeout)
+    found = _sources.find(session, channel.pl, given)
+    if found is None and event is not None:
+        raise InvalidArgumentError(
+            "an event goes with what is handed over in place, and this array has to be copied: leave the event out and "
+            "name the stream, or write into a lease of the channel's pool"
+        )
+    producer = yield from producer_of(session, channel)
+    if found is None:
+        hold = yield from _copy(session, channel, given, stream, timeout)
+        description = hold.description
+    else:
+        hold, description = found
+        if stream is not None:
+            _order.name_stream(hold, stream)
+    mark = None if event is None else local_event(hold, event)
+    ticket = yield from ready(hold, None, mark)
+    handle = b"" if mark is None or ticket is None else mark.ipc_handle
+    number: int = yield from send(
+        producer, hold, description, texts=texts, ticket=ticket, event=handle, timeout=timeout
+    )
+    if found is None and ticket is not None:
+        session.keep(given, ticket)
+    return number
+
+
+def _copy(session: Session, channel: Channel, given: Any, stream: Any, timeout: float | None) -> Flow[Hold]:
+    """Allocate a buffer like an array and copy it: on the GPU, in order, or by the CPU."""
+    source = _sources.look(given)
+    hold = yield from allocate(
+        session, _tensor.describe(source.shape, source.element.name), channel.pl, timeout=timeout
+    )
+    pool = hold.memory.pool
+    if source.ordinal is not None and source.contiguous and pool.device[0] == _dlpack.CUDA:
+        _copy_on_device(hold, source, stream)
+    else:
+        yield Do(partial(copy_into, hold, given))
+    return hold
+
+
+def _copy_on_device(hold: Hold, source: Source, stream: Any) -> None:
+    ordinal = hold.memory.pool.device[1]
+    if stream is None:
+        # What the array says of its stream; else one of our own, which the array's library makes wait for its own.
+        stream = source.stream if source.stream is not None else _cuda_stream.own_stream(ordinal)
+        if source.stream is None:
+            _sources.order(source, stream)
+    _order.name_stream(hold, stream)
+    key = next(reversed(hold.streams or {}))
+    nbytes = hold.description.nbytes
+    if nbytes:
+        _cuda_stream.copy(ordinal, key.handle, hold.address(write=True), source.address, nbytes)
+
+
+# Receiving
+
+
+def subscribe(
+    session: Session, channel: Channel, *, credit: int, oldest: bool, full: FullPolicy | None, ack: AckMode
+) -> Flow[Consumer]:
+    """Take part in a channel as a consumer."""
+    auto = _check_word(ack, ACKS, "ack") == "auto"
+    most = _check_most(credit, _MOST_CREDIT, "credit")
+    policy = "" if full is None else _check_word(full, FULL, "full")
+    consumer: Consumer = yield from consume(session, channel, credit=most, oldest=bool(oldest), full=policy, auto=auto)
+    return consumer

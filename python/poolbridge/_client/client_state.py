@@ -1,0 +1,132 @@
+"""What the blocking and the asyncio client have in common."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from poolbridge._client.pool import Pool
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._order import event as _event
+from poolbridge._session.membership import NATIVE
+from poolbridge._sys.errors import ConnectionLostError, InvalidArgumentError, ServiceStalledError
+from poolbridge._wire.messages import VERSION, Hello
+
+if TYPE_CHECKING:
+    from poolbridge._order.event import Event
+    from poolbridge._session.session import Session
+    from poolbridge._wire import messages as _messages
+
+FEATURES = ("timelines", *(("channels",) if NATIVE is not None else ()))
+DEFAULT_TIMEOUT = 10.0
+CLOSE_TIMEOUT = 1.0
+
+
+class ClientState:
+    """What the blocking and the asyncio client have in common.
+
+    Attributes
+    ----------
+    path
+        The service's socket.
+    timeout
+        Seconds that the service may take for an answer.
+    """
+
+    def __init__(self, session: Session, path: str, timeout: float) -> None:
+        self._session = session
+        self._default_pool: Pool | None = None
+        self._pools: dict[str, Pool] = {}
+        self.path = path
+        self.timeout = timeout
+        session.patience = timeout
+
+    @property
+    def closed(self) -> bool:
+        """Whether the client was closed or its connection lost."""
+        return self._session.ended is not None
+
+    @property
+    def epoch(self) -> str:
+        """Identifies one life of the service; hexadecimal."""
+        return self._session.core.epoch.hex()
+
+    @property
+    def service_pid(self) -> int:
+        """The service's process, as it says itself; for people."""
+        return self._session.core.service_pid
+
+    def event(self, device: int | str | None = None) -> Event:
+        """Make an interprocess event, to be recorded and to go with what is published.
+
+        Parameters
+        ----------
+        device
+            A GPU's ordinal or name as this process counts (``"cuda:0"``), or its UUID; left out: the first.
+
+        Raises
+        ------
+        EventUnavailableError
+            The GPU has no interprocess events.
+        """
+        self._session.check_usable()
+        return _event.make(_cuda.ordinal_of(device))
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"session {self._session.core.session_id}"
+        return f"<poolbridge.{type(self).__name__} {self.path}, {state}>"
+
+    def _remember(self, pool: Pool) -> Pool:
+        self._pools[pool.name] = pool
+        if self._default_pool is None:
+            self._default_pool = pool
+        return pool
+
+    def _forget(self, pool: Pool) -> None:
+        if self._pools.get(pool.name) == pool:
+            del self._pools[pool.name]
+        if self._default_pool == pool:
+            self._default_pool = None
+
+    def _find_pool(self, pool: Pool | str | None) -> Pool | str:
+        """Give the pool to use, or the name of one that has to be opened first."""
+        if isinstance(pool, Pool):
+            return pool
+        if pool is not None:
+            return self._pools.get(pool, pool)
+        if self._default_pool is None:
+            raise InvalidArgumentError("no pool: create or open one first, or name one")
+        return self._default_pool
+
+    def _channel_pool(self, info: _messages.Channel) -> str:
+        """Give the name of the pool whose buffers a channel carries."""
+        known = self._session.pool_info(info.pl)
+        return known.nm if known is not None else ""
+
+    def _warn_unclosed(self) -> None:
+        warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=3)
+
+
+def hello() -> Hello:
+    """Make the first request of a session."""
+    return Hello(v=(VERSION,), nm=_program_name(), ft=FEATURES)
+
+
+@contextmanager
+def explained(path: str) -> Iterator[None]:
+    """Say of errors of the first request what they mean."""
+    try:
+        yield
+    except ServiceStalledError as error:
+        raise ServiceStalledError(f"the service at {path} accepted and does not answer") from error
+    except ConnectionLostError as error:
+        raise ConnectionLostError(f"the service at {path} closed the connection at once: {error}") from error
+
+
+def _program_name() -> str:
+    name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+    return name.encode(errors="replace")[:255].decode(errors="ignore")

@@ -1,0 +1,75 @@
+"""Connecting to the service."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from poolbridge._client import operations as _operations
+from poolbridge._client import paths as _paths
+from poolbridge._client.client import Client
+from poolbridge._client.client_state import DEFAULT_TIMEOUT, explained, hello
+from poolbridge._session.pump import Pump
+from poolbridge._session.session import Session
+from poolbridge._wire.messages import HelloReply
+from poolbridge._wire.transport import Transport
+
+
+def connect(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    wait: float = 0.0,
+    device: int | str | None = None,
+) -> Client:
+    """Connect to the service.
+
+    Parameters
+    ----------
+    path
+        The service's socket. Left out: ``$POOLBRIDGE_SOCKET``, else ``$XDG_RUNTIME_DIR/poolbridge/poolsvc.sock``, else
+        ``poolbridge-<uid>/poolsvc.sock`` below ``$TMPDIR``, or below ``/tmp``.
+    timeout
+        Seconds that the service may take for an answer, besides the time that a request itself may wait.
+    wait
+        Seconds that the service may take to appear.
+    device
+        A GPU to work on, by ordinal or name as this process counts (``"cuda:1"``) or by UUID: it is let reach memory of
+        other GPUs that this client maps. Where the hardware does not let it, mapping raises `PeerAccessError`. Streams
+        of it are to be named (`Lease.used_on`). Memory of kind ``legacy`` is opened for this GPU alone: kernels of
+        others, the memory's own too, must not touch it at its address. Left out: memory is used on its own GPU.
+
+    Returns
+    -------
+    Client
+        Connected; a context manager.
+
+    Raises
+    ------
+    ServiceNotRunningError
+        Nobody listens there; `ServiceStartTimeoutError` after waiting.
+    AccessDeniedError
+        This user may not connect.
+    PoolLimitError
+        The service has as many sessions as it may.
+    VersionError
+        Client and service share no protocol version.
+    ServiceStalledError
+        The service accepted and does not answer.
+    """
+    gpu = _operations.check_device(device)
+    where = os.fspath(path) if path is not None else _paths.default_path()
+    patience = _paths.Patience(where, wait, timeout, time.monotonic())
+    while isinstance(sock := patience.attempt(time.monotonic()), float):
+        time.sleep(sock)
+    session = Session(Transport(sock))
+    session.device = gpu
+    pump = Pump(session)
+    try:
+        with explained(where):
+            pump.call(hello(), HelloReply, timeout)
+    except BaseException:
+        session.close()
+        pump.stop()
+        raise
+    return Client(session, pump, where, timeout)

@@ -1,0 +1,376 @@
+"""Leases: what a user holds of a buffer."""
+
+from __future__ import annotations
+
+import html
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from poolbridge._array.arrays import ArrayExports
+from poolbridge._array.copies import copy_into
+from poolbridge._array.leaseview import LeaseView, cuda_array_interface
+from poolbridge._client import operations as _operations
+from poolbridge._order import order as _order
+
+if TYPE_CHECKING:
+    from poolbridge._client.promise import Promise
+    from poolbridge._order.event import Event
+    from poolbridge._session.flow import AsyncRun, Run
+    from poolbridge._session.hold import Hold
+
+
+class BaseLease(ArrayExports):
+    """One session's hold on one buffer, to write or to read: an array that other libraries can take.
+
+    Arrays made from a lease by DLPack, by NumPy or by way of `view` keep it alive. It ends when the last of them and
+    the lease itself are gone, or by `release`. Leases are made by a client, never directly.
+    """
+
+    def __init__(self, hold: Hold) -> None:
+        self._hold = hold
+
+    @property
+    def pool(self) -> str:
+        """Name of the pool that the buffer is in."""
+        return self._hold.pool.nm
+
+    @property
+    def name(self) -> str | None:
+        """The name that the buffer was published or found under, or None."""
+        return self._hold.name
+
+    @property
+    def buffer_id(self) -> int:
+        """The buffer's id, never reused within one life of the service."""
+        return self._hold.grant.bf
+
+    @property
+    def generation(self) -> int:
+        """How often the block under the buffer was used before, and once more.
+
+        Of a frame: as it was when this client mapped the block.
+        """
+        return self._hold.grant.ge
+
+    @property
+    def released(self) -> bool:
+        """Whether the lease has ended."""
+        return self._hold.released or self._hold.session.ended is not None
+
+    @property
+    def arrays(self) -> int:
+        """How many arrays made from the lease are alive, as far as they can be counted."""
+        return len(self._hold.tokens)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3 of the CUDA array interface; device memory only.
+
+        Arrays made through it keep the lease object, but cannot be counted: `release` then asks for ``force=True``.
+        ``lease.view()`` offers the same and is counted.
+        """
+        interface = cuda_array_interface(self._hold)
+        self._hold.unaccounted = True
+        return interface
+
+    def view(self, *, legacy: bool = False, device: str | None = None) -> LeaseView:
+        """Make a view that counts as an array of the lease for as long as anything keeps it.
+
+        Parameters
+        ----------
+        legacy
+            Let consumers of legacy DLPack capsules (older versions of JAX, for one) have a read-only lease. Such a
+            capsule cannot say that the data is read-only: the caller vouches that the consumer does not write.
+        device
+            Where the view is to be seen: ``"cpu"`` shows memory that the GPU and the CPU both reach (kind ``pinned``)
+            to the consumers of memory of the CPU. Left out: as the lease, which shows it as the GPU's.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The memory cannot be reached from there in place.
+        """
+        self._hold.check_usable()
+        return LeaseView(self._hold, legacy=legacy, device=device)
+
+    def used_on(self, stream: Any) -> None:
+        """Say that work on a stream uses the memory, and have that stream wait until it may.
+
+        Streams that arrays are made for by DLPack are known. Name those on which an array is used besides, and all
+        where they cannot be known: after ``__cuda_array_interface__``, or DLPack with ``stream=-1``. What uses the
+        memory on a stream that was not named is not waited for.
+
+        Parameters
+        ----------
+        stream
+            A handle, 1 for the legacy default stream, 2 for the per-thread default stream, or an object of CuPy,
+            PyTorch or cuda.core.
+
+        Raises
+        ------
+        ValueError
+            It is no stream, or memory of the CPU has none.
+        ProducerDiedError
+            The content will never be complete.
+        """
+        self._hold.check_usable()
+        _order.name_stream(self._hold, stream)
+
+    @property
+    def ready_event(self) -> Event | None:
+        """The interprocess event that came with the content, opened for as long as the lease lasts; None if none did.
+
+        Nobody has to look at it: streams that arrays are made for wait for what they have to.
+
+        Raises
+        ------
+        EventUnavailableError
+            It cannot be opened here; what has a ticket besides can be used all the same.
+        """
+        self._hold.check_usable()
+        return _order.ready_event(self._hold)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the buffer's writer is known to have died before the content was complete."""
+        return _order.lost(self._hold)
+
+    def check(self) -> None:
+        """Look again whether the content is complete, as far as can be told by now.
+
+        To be asked once a stream has used the buffer: a wait ends too when the process waited for is gone.
+
+        Raises
+        ------
+        ProducerDiedError
+            The buffer's writer died before finishing.
+        """
+        _order.check(self._hold)
+
+    def copy_from(self, source: Any) -> None:
+        """Copy an array into the leased memory; complete on return.
+
+        Parameters
+        ----------
+        source
+            Anything that NumPy takes, or an array on a device. It is broadcast to the lease's shape and cast to its
+            dtype (``same_kind``).
+
+        Raises
+        ------
+        InvalidArgumentError
+            The lease is read-only, or the shapes do not match.
+        TypeError
+            The dtypes do not match.
+        """
+        copy_into(self._hold, source)
+
+    def evidence(self) -> dict[str, Any]:
+        """Say how one can tell that this memory is mapped from another process, not a copy; for diagnosis."""
+        self._hold.check_usable()
+        pointer = self._hold.address(write=self._hold.write)
+        return {"pointer": pointer, "device": self.device, **self._hold.memory.evidence()}
+
+    def _state(self) -> str:
+        if self.released:
+            return "released"
+        mode = "write" if self._hold.write else "read"
+        return f"{mode}, {len(self._hold.tokens)} arrays alive" if self._hold.tokens else mode
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name is not None else ""
+        return (
+            f"<poolbridge.{type(self).__name__}{name} {self.dtype_name}{list(self.shape)} on {self.device}, "
+            f"{self.nbytes} bytes, pool {self.pool!r}, {self._state()}>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = (
+            ("name", self.name or ""),
+            ("elements", f"{self.dtype_name} {list(self.shape)}"),
+            ("bytes", f"{self.nbytes:,}"),
+            ("device", f"{self.device} ({self.kind})"),
+            ("pool", self.pool),
+            ("state", self._state()),
+        )
+        cells = "".join(f"<tr><th>{key}</th><td>{html.escape(value)}</td></tr>" for key, value in rows)
+        return f"<table>{cells}</table>"
+
+
+class Lease(BaseLease):
+    """A lease of a blocking `Client`. As a context manager it is released at the end of the block."""
+
+    def __init__(self, run: Run, hold: Hold) -> None:
+        super().__init__(hold)
+        self._run = run
+
+    def publish(
+        self,
+        name: str,
+        *,
+        keep: bool = False,
+        replace: bool = False,
+        stream: Any = None,
+        event: Any = None,
+        ticket: bool = True,
+    ) -> None:
+        """Give the buffer a name; the lease becomes a read lease.
+
+        Nothing is waited for: consumers wait, on their streams, for the work that this process has queued so far on
+        the streams that used the buffer. Arrays made before stay alive, and must not be written any more: those that
+        `numpy.asarray` made refuse it, others do not know (slices of them, and arrays made by DLPack).
+
+        Parameters
+        ----------
+        name
+            1 to 255 bytes of UTF-8 without control characters.
+        keep
+            Keep the name when this client is gone.
+        replace
+            Take the name over if the same user has published it before.
+        stream
+            A stream that writes the content, besides those that arrays were made for by DLPack: a handle, or an
+            object of CuPy, PyTorch or cuda.core.
+        event
+            An interprocess event, recorded after all work on the content, for readers who speak those: of
+            ``client.event()``, cuda.core, CuPy or PyTorch. Keep it until they have opened it.
+        ticket
+            Whether a ticket says the same. Without one readers have to open the event, which only processes of this
+            user that see the same ``/dev/shm`` can, until this lease is released.
+
+        Raises
+        ------
+        AlreadyExistsError
+            The name is taken.
+        LeaseReleasedError
+            The lease has ended.
+        InvalidArgumentError
+            It is a read lease; the event is none for other processes, or comes with a promise or memory of the CPU; or
+            there is neither a ticket nor an event.
+        """
+        flow = _operations.publish(
+            self._hold, name, keep=keep, replace=replace, stream=stream, event=event, ticket=ticket
+        )
+        self._run(flow)
+
+    def promise(self) -> Promise:
+        """Promise the content, to publish the buffer before it is complete; `keep` says that it is.
+
+        For work of the CPU, or what this process waits for itself. Publish the lease, or send it through a channel;
+        write it through arrays that were made before; and keep the promise. Readers wait for that.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The lease is a read lease, or its content is promised already.
+        UnsupportedError
+            The service is older than timelines.
+        """
+        return self._run(_operations.promise(self._hold))
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait on the CPU until the content is complete and the memory may be used.
+
+        Streams of a GPU need no such wait, and arrays of the CPU wait by themselves for as long as the client's
+        ``timeout`` says.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait; None: no limit.
+
+        Raises
+        ------
+        WaitTimeoutError
+            It was not complete in time.
+        ProducerDiedError
+            It never will be.
+        """
+        self._run(_operations.wait(self._hold, timeout))
+
+    def release(self, *, failed: bool = False, force: bool = False) -> None:
+        """End the lease now.
+
+        The next writer of the memory waits, on its stream, for the work that this process has queued so far on the
+        streams that used the buffer: those that arrays were made for by DLPack, and those named by `used_on`.
+
+        Parameters
+        ----------
+        failed
+            What was written is incomplete; readers that wait for it get `ProducerDiedError`.
+        force
+            Do it although arrays are alive: the caller vouches that none is used any more.
+
+        Raises
+        ------
+        LeaseInUseError
+            Arrays made from the lease are alive; it stays as it is.
+        LeaseReleasedError
+            It has ended before.
+        """
+        self._hold.release(failed=failed, force=force)
+
+    def __enter__(self) -> Self:
+        self._hold.check_usable()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.released:
+            return
+        if error is None:
+            self.release()
+            return
+        if self._hold.unused_after(error, failed=self._hold.write):
+            self.release(failed=self._hold.write)
+
+
+class AsyncLease(BaseLease):
+    """A lease of an `AsyncClient`. As an asynchronous context manager it is released at the end of the block."""
+
+    def __init__(self, run: AsyncRun, hold: Hold) -> None:
+        super().__init__(hold)
+        self._run = run
+
+    async def publish(
+        self,
+        name: str,
+        *,
+        keep: bool = False,
+        replace: bool = False,
+        stream: Any = None,
+        event: Any = None,
+        ticket: bool = True,
+    ) -> None:
+        """Give the buffer a name; see `Lease.publish`."""
+        flow = _operations.publish(
+            self._hold, name, keep=keep, replace=replace, stream=stream, event=event, ticket=ticket
+        )
+        await self._run(flow)
+
+    async def promise(self) -> Promise:
+        """Promise the content; see `Lease.promise`."""
+        return await self._run(_operations.promise(self._hold))
+
+    async def wait(self, timeout: float | None = None) -> None:
+        """Wait until the content is complete and the memory may be used; see `Lease.wait`."""
+        await self._run(_operations.wait(self._hold, timeout))
+
+    async def release(self, *, failed: bool = False, force: bool = False) -> None:
+        """End the lease now; see `Lease.release`."""
+        await self._run(_operations.release(self._hold, failed=failed, force=force))
+
+    async def __aenter__(self) -> Self:
+        self._hold.check_usable()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.released:
+            return
+        if error is None:
+            await self.release()
+        elif self._hold.unused_after(error, failed=self._hold.write):
+            await self.release(failed=self._hold.write)

@@ -1,0 +1,379 @@
+"""What a client can ask for, written once for the blocking and for the asyncio client.
+
+Each operation is a flow (see `poolbridge._session.flow`) that returns the operation's result.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET
+
+from poolbridge._client.pool import Pool, ServiceStats
+from poolbridge._client.promise import Promise
+from poolbridge._memory import dlpack as _dlpack
+from poolbridge._memory import tensor as _tensor
+from poolbridge._memory.kinds import KINDS
+from poolbridge._order import event as _event
+from poolbridge._order import order as _order
+from poolbridge._order import timelines as _timelines
+from poolbridge._session.flow import Ask, Do, Flow, ask
+from poolbridge._session.grants import held, know_timeline, take
+from poolbridge._session.hold import Hold
+from poolbridge._sys.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    UnsupportedError,
+    shown,
+)
+from poolbridge._wire.messages import (
+    U_MAX,
+    Alloc,
+    Create,
+    Destroy,
+    Get,
+    GrantReply,
+    LeaseBuffer,
+    Open,
+    PoolReply,
+    Publish,
+    Reply,
+    StatsReply,
+    StatsRequest,
+    Ticket,
+    Trim,
+    TrimReply,
+    Unpublish,
+)
+from poolbridge._wire.packet import MAX_NAME
+
+if TYPE_CHECKING:
+    from poolbridge._order.event import Event
+    from poolbridge._session.session import Session
+    from poolbridge._sys.literals import Kind
+
+# Without a time limit: as long as milliseconds fit into the nanoseconds that others count with.
+_FOREVER_MS = 2**40
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+
+
+# Arguments
+
+
+def check_name(name: str, what: str) -> str:
+    """Check the name of a pool or buffer.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is not 1 to 255 bytes of UTF-8 without control characters.
+    """
+    try:
+        size = len(name.encode())
+    except (UnicodeEncodeError, AttributeError):
+        raise InvalidArgumentError(f"the {what} name {shown(name)} is no valid text") from None
+    if not 1 <= size <= MAX_NAME:
+        raise InvalidArgumentError(f"the {what} name {shown(name)} has {size} bytes: expected 1 to {MAX_NAME}")
+    if _CONTROL.search(name):
+        raise InvalidArgumentError(
+            f"the {what} name {shown(name)} has a control character, such as a line break: take it out"
+        )
+    return name
+
+
+def check_wait(timeout: float | None) -> int:
+    """Give a time limit in whole milliseconds, never less than asked for.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is negative or no number.
+    """
+    if timeout is None:
+        return _FOREVER_MS
+    try:
+        milliseconds = math.ceil(timeout * 1000)
+    except (TypeError, ValueError, OverflowError):
+        milliseconds = _FOREVER_MS if timeout == math.inf else -1
+    if milliseconds < 0:
+        raise InvalidArgumentError(f"timeout {shown(timeout)} is no time: expected seconds, or None for no limit")
+    return min(milliseconds, _FOREVER_MS)
+
+
+def check_count(value: int, what: str, *, least: int = 0, most: int = U_MAX) -> int:
+    """Check a number or an id.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is below `least` or above `most`, or no whole number; a bool is none.
+    """
+    try:
+        number = _tensor.whole(value)
+    except TypeError:
+        raise InvalidArgumentError(f"{what} {shown(value)} is no whole number") from None
+    if not least <= number <= most:
+        limit = "2**63 - 1" if most == U_MAX else most
+        raise InvalidArgumentError(f"{what} {number} is out of range: expected {least} to {limit}")
+    return number
+
+
+_SIZE = re.compile(r"(\d+) *([KMGT]iB|B)?", re.ASCII)
+_UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def check_bytes(value: int | str, what: str, *, least: int = 0) -> int:
+    """Check a number of bytes, or read a size: ``1048576``, ``"1048576"``, ``"1MiB"``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is no size, or below `least` or above 2**63 - 1.
+    """
+    if not isinstance(value, str):
+        return check_count(value, what, least=least)
+    size = _SIZE.fullmatch(value.strip())
+    if size is None:
+        raise InvalidArgumentError(
+            f'{what} {value!r} is no size: expected a whole number of bytes, KiB, MiB, GiB or TiB, such as "64MiB"'
+        )
+    return check_count(int(size[1]) * _UNITS[size[2]], what, least=least)
+
+
+def check_device(device: int | str | None) -> int | str | None:
+    """Check what a GPU is named by.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is neither a text nor an ordinal.
+    """
+    return device if device is None or isinstance(device, str) else check_count(device, "device")
+
+
+# Pools
+
+
+def _check_kind(kind: str) -> str:
+    if kind not in KINDS:
+        raise InvalidArgumentError(f"the kind of a pool is one of {', '.join(KINDS)}, not {shown(kind)}")
+    return kind
+
+
+def create_pool(
+    name: str,
+    *,
+    kind: Kind,
+    device: int | str | None,
+    max_bytes: int | str,
+    session_bytes: int | str,
+    user_bytes: int | str,
+    uids: Sequence[int],
+    gids: Sequence[int],
+    exist_ok: bool,
+) -> Flow[Pool]:
+    """Create a pool, or open the one that is like it; it is open for this session."""
+    request = Create(
+        nm=check_name(name, "pool"),
+        k=_check_kind(kind),
+        dv="" if device is None else str(check_device(device)),
+        mx=check_bytes(max_bytes, "max_bytes", least=1),
+        sx=check_bytes(session_bytes, "session_bytes"),
+        ux=check_bytes(user_bytes, "user_bytes"),
+        ui=tuple(check_count(uid, "uid") for uid in uids),
+        gi=tuple(check_count(gid, "gid") for gid in gids),
+        en=bool(exist_ok),
+    )
+    reply = yield from ask(request, PoolReply)
+    return Pool.from_wire(reply.p)
+
+
+def open_pool(name: str, *, timeout: float | None) -> Flow[Pool]:
+    """Open a pool, waiting for it to appear, and to be made."""
+    request = Open(nm=check_name(name, "pool"), w=check_wait(timeout))
+    reply = yield from ask(request, PoolReply, timeout)
+    return Pool.from_wire(reply.p)
+
+
+def destroy_pool(pool: Pool | str) -> Flow[Pool]:
+    """Destroy a pool; one that is named need not be one that this user may open."""
+    if isinstance(pool, str):
+        name = check_name(pool, "pool")
+        known = (yield from stats()).pools
+        # The last one: those of the same name before it were destroyed, and something still needs their memory.
+        found = max((one.pool for one in known if one.pool.name == name), key=lambda one: one.id, default=None)
+        if found is None:
+            raise NotFoundError(f"there is no pool {name!r} that this user may use or destroy")
+        pool = found
+    yield from ask(Destroy(pl=pool.id), Reply)
+    return pool
+
+
+def trim(pool: Pool, *, keep_bytes: int | str) -> Flow[int]:
+    """Give unused blocks of a pool back."""
+    reply = yield from ask(Trim(pl=pool.id, n=check_bytes(keep_bytes, "keep_bytes")), TrimReply)
+    return reply.n
+
+
+def stats() -> Flow[ServiceStats]:
+    """Ask for statistics."""
+    reply = yield from ask(StatsRequest(), StatsReply)
+    return ServiceStats.from_wire(reply.s)
+
+
+# Buffers
+
+
+def allocate(
+    session: Session, description: _tensor.Description, pool: int, *, timeout: float | None, at_once: bool = False
+) -> Flow[Hold]:
+    """Lease a buffer in the pool of that id for writing: one that came back from a channel, or a new one.
+
+    `at_once`: of those that came back only one whose memory can be written now.
+    """
+    if session.producers and (hold := (yield from _spare(session, description, pool, at_once=at_once))) is not None:
+        return hold
+    request = Alloc(pl=pool, t=description.to_wire(), w=check_wait(timeout))
+    reply = yield Ask(request, GrantReply, timeout)
+    hold = held(session, reply.l) or (yield from take(session, reply.l))
+    hold.allocated = True
+    return hold
+
+
+def _spare(session: Session, description: _tensor.Description, pool: int, *, at_once: bool) -> Flow[Hold | None]:
+    """Make a hold of a lease that came back from a channel, if there is one of just as many bytes."""
+    spare = session.take_spare(pool, description.nbytes, at_once=at_once)
+    if spare is None:
+        return None
+    try:
+        if spare.tickets:
+            for timeline in session.timelines.unknown(session.core.epoch, spare.tickets):
+                yield from know_timeline(session, timeline)
+        hold: Hold = spare.hold(session, description)
+    except BaseException:
+        session.return_spare(spare)
+        raise
+    return hold
+
+
+def get(session: Session, name: str, *, write: bool, timeout: float | None) -> Flow[Hold]:
+    """Lease the buffer behind a name."""
+    request = Get(nm=check_name(name, "buffer"), wr=bool(write), w=check_wait(timeout))
+    reply = yield Ask(request, GrantReply, timeout)
+    hold = held(session, reply.l) or (yield from take(session, reply.l))
+    hold.name = name
+    return hold
+
+
+def lease(session: Session, buffer_id: int, generation: int, *, write: bool, timeout: float | None) -> Flow[Hold]:
+    """Lease a buffer by its id."""
+    request = LeaseBuffer(
+        bf=check_count(buffer_id, "buffer_id"),
+        ge=check_count(generation, "generation"),
+        wr=bool(write),
+        w=check_wait(timeout),
+    )
+    reply = yield Ask(request, GrantReply, timeout)
+    return held(session, reply.l) or (yield from take(session, reply.l))
+
+
+def publish(
+    hold: Hold, name: str, *, keep: bool, replace: bool, stream: Any, event: Any = None, ticket: bool = True
+) -> Flow[None]:
+    """Name a buffer whose content is complete, or will be when streams have done their work."""
+    hold.check_usable()
+    check_name(name, "buffer")
+    if not hold.write:
+        raise InvalidArgumentError(f"lease {hold.grant.id} is a read lease: only what was leased to write is published")
+    if not ticket and event is None:
+        raise InvalidArgumentError("ticket=False needs an event=: something has to say when the content is complete")
+    mark = None if event is None else local_event(hold, event)
+    # To a service without timelines events mean nothing either: the work is waited for.
+    alone = not ticket and _timelines.FEATURE in hold.session.core.features
+    made = yield from ready(hold, stream, mark, ticket=not alone)
+    handle = mark.ipc_handle if mark is not None and (alone or made is not None) else b""
+    yield from ask(Publish(l=hold.grant.id, nm=name, kp=keep, rp=replace, rt=made or UNSET, ev=handle), Reply)
+    hold.write = False
+    if hold.promise is not None:
+        # What this process itself does with the buffer by way of the lease has to wait as well.
+        hold.tickets = (*hold.tickets, hold.promise)
+    hold.seal()
+    hold.name = name
+    if mark is not None:
+        hold.event, hold.alone = mark, alone
+
+
+def local_event(hold: Hold, event: Any) -> Event:
+    """Check an event that stands for work on a lease's memory.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is none for other processes, the memory is the CPU's, or its content is promised.
+    """
+    if hold.promise is not None:
+        raise InvalidArgumentError(
+            f"the content of buffer {hold.grant.bf} is promised, which says when it is complete: leave out the event"
+        )
+    kind, ordinal = hold.memory.pool.home
+    if kind != _dlpack.CUDA:
+        raise InvalidArgumentError("an interprocess event stands for work of a GPU, and this memory is the CPU's")
+    return _event.adopt(ordinal, event)
+
+
+def ready(hold: Hold, stream: Any, event: Event | None = None, *, ticket: bool = True) -> Flow[Ticket | None]:
+    """Say when the content of a buffer is complete; that may have to be waited for, unless `event` says it alone."""
+    if stream is not None:
+        _order.name_stream(hold, stream)
+    if event is not None:
+        _order.name_event(hold, event)
+    if not ticket:
+        return None
+    if not _order.must_wait(hold):
+        return _order.ready(hold)
+    made: Ticket | None = yield Do(partial(_order.ready, hold))
+    return made
+
+
+def promise(hold: Hold) -> Flow[Promise]:
+    """Promise the content of a buffer that is yet to be published."""
+    hold.check_usable()
+    if not hold.write or hold.promise is not None:
+        why = "is promised already" if hold.write else "is complete"
+        raise InvalidArgumentError(
+            f"the content of buffer {hold.grant.bf} {why}: promise it once, before it is published"
+        )
+    session = hold.session
+    if _timelines.FEATURE not in session.core.features:
+        raise UnsupportedError("this service has no timelines, which promises need: it is older than they are")
+    while (own := session.timelines.own) is None:
+        yield from know_timeline(session, 0)
+    return Promise(hold, own)
+
+
+def release(hold: Hold, *, failed: bool, force: bool) -> Flow[None]:
+    """End a lease."""
+    if hold.released:
+        raise hold.is_released()
+    if _order.must_wait(hold):
+        yield Do(partial(hold.release, failed=failed, force=force))
+    else:
+        hold.release(failed=failed, force=force)
+
+
+def wait(hold: Hold, timeout: float | None) -> Flow[None]:
+    """Wait on the CPU until the memory may be used."""
+    hold.check_usable()
+    seconds = math.inf if timeout is None else check_wait(timeout) / 1000
+    if hold.tickets or hold.alone:
+        yield Do(partial(_order.wait, hold, seconds))
+    _order.check(hold)
+
+
+def unpublish(name: str) -> Flow[None]:
+    """Take a name away."""
+    yield from ask(Unpublish(nm=check_name(name, "buffer")), Reply)

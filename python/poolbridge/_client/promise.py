@@ -1,0 +1,65 @@
+"""Promises: content that a buffer is given after it was published, by work that no stream does."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from poolbridge._order.timeline import Timeline
+    from poolbridge._session.hold import Hold
+    from poolbridge._wire.messages import Ticket
+
+
+class Promise:
+    """The word of this process that it will complete the content of a buffer, after it has published it.
+
+    A reader of the buffer waits until the promise is kept: a stream of a GPU by itself, the CPU for as long as its
+    time limit says. If this process ends before, the content has failed. Made by ``lease.promise()``.
+    """
+
+    def __init__(self, hold: Hold, timeline: Timeline) -> None:
+        self._ticket: Ticket = timeline.promise()
+        self._timeline = timeline
+        self._hold: Hold | None = hold
+        hold.promise = self._ticket
+
+    @property
+    def kept(self) -> bool:
+        """Whether it was kept."""
+        return self._hold is None
+
+    def keep(self) -> None:
+        """Say that the content is complete; readers that wait for it go on. Idempotent.
+
+        NumPy arrays that were made to write the buffer become read-only.
+
+        Raises
+        ------
+        ClientClosedError
+            The client was closed before: the content has failed when this process ends.
+        """
+        hold = self._hold
+        if hold is None:
+            return
+        hold.session.check_usable()
+        hold.promise = None
+        if not hold.write or hold.sent:
+            hold.seal()
+        self._timeline.page.store(self._ticket.wd, self._ticket.v)
+        self._hold = None
+
+    def __repr__(self) -> str:
+        return f"<poolbridge.Promise {'kept' if self.kept else 'not kept yet'}>"
+
+    def __del__(self) -> None:
+        hold = getattr(self, "_hold", None)
+        if hold is None or sys.is_finalizing() or hold.session.ended is not None:
+            return
+        warnings.warn(
+            f"the promise of buffer {hold.grant.bf} was dropped before it was kept: who reads the buffer waits for it "
+            "until this process ends",
+            ResourceWarning,
+            stacklevel=1,
+        )

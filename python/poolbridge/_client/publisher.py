@@ -1,0 +1,411 @@
+"""Arrays to write that are made once for each block, and published as frames."""
+
+from __future__ import annotations
+
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+import numpy as np
+
+from poolbridge._client.channel_operations import check_meta
+from poolbridge._client.lease import AsyncLease, Lease
+from poolbridge._client.operations import allocate, check_wait
+from poolbridge._order import order as _order
+from poolbridge._session.flow import Do, Flow
+from poolbridge._session.producer import Sending, deliver, pack_meta, producer_of
+from poolbridge._session.spares import Shelf, Spare
+from poolbridge._sys import process as _process
+from poolbridge._sys.errors import (
+    ClosedError,
+    DeviceMemoryError,
+    ForkError,
+    InvalidArgumentError,
+    LeaseReleasedError,
+    PoolLimitError,
+    WaitTimeoutError,
+)
+
+if TYPE_CHECKING:
+    from poolbridge._memory.tensor import Description
+    from poolbridge._session.flow import AsyncRun, Run
+    from poolbridge._session.hold import Hold
+    from poolbridge._session.session import Session
+    from poolbridge._wire.messages import Channel as ChannelInfo
+
+
+_T = TypeVar("_T")
+
+# How many buffers more than it needs a publisher of frames of at most so many bytes has. It looks for those that came
+# back once in several frames then, which takes less time.
+_MORE: Final = 4
+_SMALL: Final = 256 << 10
+
+
+class BasePublisher(ABC):
+    """What the blocking and the asyncio publisher have in common."""
+
+    def __init__(
+        self,
+        session: Session,
+        run: Any,
+        channel: ChannelInfo,
+        description: Description,
+        wrap: Callable[[Any], Any] | None,
+    ) -> None:
+        self._session = session
+        self._run = run
+        self._channel = channel
+        self._description = description
+        self._wrap = np.asarray if wrap is None else wrap
+        self._shelf = Shelf(channel.pl, most=channel.cp + 2)
+        self._described = 0, b""
+        self._busy = False  # a call waits
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each axis of an array."""
+        return self._description.shape
+
+    @property
+    def dtype_name(self) -> str:
+        """The name of the type of the elements."""
+        return self._description.element.name
+
+    def _loaned(self, timeout: float | None) -> Any:
+        """Give the array that is on loan, or one of a lease that came back; None: the service has to be asked."""
+        self._begin(timeout)
+        shelf = self._shelf
+        loan = tuple(shelf.loan)  # in one step: another thread may end it
+        if loan:
+            return loan[0].array
+        if not shelf.free and self._session.collect_for(shelf) <= 1 + shelf.extra and shelf.wanting:
+            return None
+        return self._take()
+
+    def _take(self) -> Any:
+        """Put a lease on loan that came back, and give its array; None: there is none, or it was just wanted back."""
+        shelf = self._shelf
+        try:
+            spare = shelf.free.popleft()
+        except IndexError:
+            return None
+        shelf.used = time.monotonic()
+        shelf.loan.append(spare)
+        if shelf.closed:
+            self._session.drop_shelf(shelf)  # it was closed in this moment
+            self._check_open()
+        return spare.array
+
+    def _begin(self, timeout: float | None) -> None:
+        """Check what every call checks first."""
+        if timeout is not None:
+            check_wait(timeout)
+        if self._busy or self._shelf.closed or _process.pid != self._session.pid:
+            self._check_open()
+            raise InvalidArgumentError("another call of this publisher waits: make a publisher for each thread or task")
+
+    def _check_open(self) -> None:
+        self._session.check_usable()
+        if self._shelf.closed:
+            raise ClosedError(f"this publisher of channel {self._channel.nm!r} was closed")
+
+    def _alone(self, flow: Flow[_T]) -> Flow[_T]:
+        """Carry an operation out while no other is."""
+        self._busy = True
+        try:
+            return (yield from flow)
+        finally:
+            self._busy = False
+
+    def _allocate(self, timeout: float | None) -> Flow[Any]:
+        """Lease a buffer, and give an array of it."""
+        session, channel, shelf = self._session, self._channel, self._shelf
+        producer = yield from producer_of(session, channel)
+        lease = partial(allocate, session, self._description, channel.pl, at_once=True)
+        hold = None
+        if shelf.free:
+            try:
+                hold = yield from lease(timeout=0.0)
+                shelf.extra += 1
+            except (PoolLimitError, DeviceMemoryError):
+                shelf.wanting = False  # it does without
+                if (array := self._take()) is not None:
+                    return array
+        if hold is None:
+            hold = yield from lease(timeout=timeout)
+        try:
+            pool = hold.memory.pool
+            if not pool.on_cpu:
+                raise InvalidArgumentError(
+                    f"a publisher's arrays are written by the CPU, and pool {hold.pool.nm!r} is in memory of "
+                    f"{pool.device_name}: allocate a lease for each frame and publish that"
+                )
+            yield Do(partial(_order.before_cpu, hold))
+            lender, array = self._make(hold)
+        except BaseException:
+            hold.end()
+            raise
+        shelf.wanting = shelf.wanting and shelf.extra < _MORE and self._has_room(hold)
+        shelf.producer, self._described = producer, producer.describe(self._description)
+        spare = Spare(hold, ())
+        spare.shelf, spare.lender, spare.array = shelf, lender, array
+        hold.released = True
+        session.lent(hold, None, apart=False)
+        session.lend_to(shelf, spare)
+        shelf.used = time.monotonic()
+        self._check_open()
+        return array
+
+    def _has_room(self, hold: Hold) -> bool:
+        """Whether buffers are so small, and the pool so large, that a few more are no matter."""
+        nbytes = hold.grant.bs
+        return nbytes <= _SMALL and hold.pool.mx >= (self._shelf.most + 2 * _MORE) * nbytes
+
+    def _make(self, hold: Hold) -> tuple[Hold, Any]:
+        """Make the array, and what keeps its memory mapped."""
+        twin = self._session.lend(hold)
+        twin.written = {}  # it is written again and again
+        try:
+            array = self._wrap(self._lease(twin))
+        finally:
+            twin.released = True
+        if array is None or not (twin.tokens or twin.unaccounted):
+            raise InvalidArgumentError(
+                "wrap= gave nothing that keeps the lease it was given; a copy does not: expected an array of its memory"
+            )
+        return twin, array
+
+    @abstractmethod
+    def _lease(self, twin: Hold) -> Any:
+        """Make the lease that `wrap` is given."""
+
+    def _publish_at_once(self, texts: bytes) -> int:
+        """Publish the loan if there is room; give the frame's number, or 0: it is still on loan."""
+        spare, result = self._taken(), None
+        try:
+            result = _publish(self._shelf.producer, spare, self._described, texts, 0.0)
+        except (ClosedError, ForkError):
+            pass  # `_deliver` says why
+        finally:
+            if type(result) is not int and spare.owned:
+                self._session.lend_to(self._shelf, spare)
+        if type(result) is not int:
+            return 0
+        self._session.spares.watch()
+        return result
+
+    def _taken(self) -> Spare:
+        """Take the loan.
+
+        Raises
+        ------
+        LeaseReleasedError
+            There is none.
+        """
+        try:
+            return self._shelf.loan.popleft()
+        except IndexError:
+            self._session.check_usable()
+            raise LeaseReleasedError("there is no array to publish: call loan() first, once for each frame") from None
+
+    def _deliver(self, texts: bytes, timeout: float | None) -> Flow[int]:
+        """Publish the loan, waiting for room; it stays on loan if there is none."""
+        if not self._shelf.loan:
+            self._session.check_usable()
+            raise ClosedError(f"channel {self._channel.nm!r} was shut")
+        spare = self._taken()
+        sending = _LoanSending(self._shelf.producer, spare, self._described, texts)
+        try:
+            number: int = yield from deliver(sending, timeout)
+        except (WaitTimeoutError, PoolLimitError, ClosedError):
+            if spare.owned:
+                self._session.lend_to(self._shelf, spare)
+            raise
+        except BaseException:
+            sending.give_up()
+            raise
+        return number
+
+    def _close(self) -> None:
+        if _process.pid == self._session.pid:
+            self._shelf.closed = True
+            self._session.drop_shelf(self._shelf)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing() and hasattr(self, "_busy") and _process.pid == self._session.pid:
+            self._session.drop_shelf(self._shelf)
+
+    def __repr__(self) -> str:
+        return (
+            f"<poolbridge.{type(self).__name__} of {self.dtype_name}{list(self.shape)} "
+            f"in channel {self._channel.nm!r}{', closed' if self._shelf.closed else ''}>"
+        )
+
+
+def _texts(meta: Mapping[str, str] | None) -> bytes:
+    return pack_meta(check_meta(meta)) if meta else b""
+
+
+def _publish(producer: Any, spare: Spare, described: tuple[int, bytes], texts: bytes, seconds: float | None) -> Any:
+    """Publish a publisher's lease, or give what came instead; see `poolbridge._native.Producer.publish`."""
+    grant = spare.grant
+    result: Any = None
+    spare.owned = False
+    producer.loans[grant.bl] = spare  # before: another thread may see it come back
+    try:
+        result = producer.native.publish(grant.bl, grant.bf, grant.n, *described, texts, 0, 0, None, seconds)
+    finally:
+        # A signal's handler may raise when the frame is in the channel already.
+        if type(result) is not int and not (result is None and producer.has_in_flight(grant.bl)):
+            spare.owned = producer.loans.pop(grant.bl, None) is spare
+    return result
+
+
+class _LoanSending(Sending):
+    """The frame of a publisher's lease."""
+
+    def __init__(self, producer: Any, spare: Spare, described: tuple[int, bytes], texts: bytes) -> None:
+        super().__init__(producer)
+        self._spare = spare
+        self._described = described
+        self._texts = texts
+
+    def _try(self, seconds: float | None) -> Any:
+        if not self._spare.owned:
+            raise ClosedError(f"channel {self.producer.channel.nm!r} was left")
+        return _publish(self.producer, self._spare, self._described, self._texts, seconds)
+
+    def _note(self) -> None:
+        self.producer.session.spares.watch()
+
+    def _end(self) -> None:
+        if self._spare.owned:
+            self.producer.session.return_spare(self._spare)
+
+
+class Publisher(BasePublisher):
+    """Publishes frames of one shape from arrays that are made once and used again: the fastest way to send.
+
+    `loan` gives an array to write, `publish` makes it the channel's next frame. An array is only good until then: its
+    memory is the consumers', and comes back with a later `loan`. For one thread or task at a time; a context manager.
+    An array that is on loan when it is closed keeps its lease until the array is gone. Made by `Channel.publisher`.
+    """
+
+    _run: Run
+
+    def _lease(self, twin: Hold) -> Lease:
+        return Lease(self._run, twin)
+
+    def loan(self, timeout: float | None = None) -> Any:
+        """Give an array of a buffer that nobody uses; the same one until it is published.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait for room in the pool; None: no limit.
+
+        Returns
+        -------
+        array
+            What ``wrap`` made, by default a `numpy.ndarray`. Its content is undefined: often an older frame.
+
+        Raises
+        ------
+        PoolLimitError, DeviceMemoryError
+            There is no room in the pool or on the machine.
+        InvalidArgumentError
+            The pool's memory is a GPU's, or ``wrap`` gave no array of the lease's memory.
+        TypeError
+            NumPy lacks the element type (``bfloat16``): give a ``wrap``.
+        ClosedError
+            The publisher was closed, or the channel shut before the first loan.
+        """
+        array = self._loaned(timeout)
+        if array is not None:
+            return array
+        return self._run(self._alone(self._allocate(timeout)))
+
+    def publish(self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None) -> int:
+        """Put the array that was given last into the channel. It must not be written any more.
+
+        Parameters
+        ----------
+        meta
+            See `Channel.publish`.
+        timeout
+            Seconds to wait for room in the channel; None: no limit.
+
+        Returns
+        -------
+        int
+            The frame's number in the channel, counted from 1.
+
+        Raises
+        ------
+        LeaseReleasedError
+            There is no array: `loan` gives one for each frame.
+        WaitTimeoutError, PoolLimitError
+            The channel stayed full, or is full and is to fail. The array stays on loan.
+        ClosedError
+            The channel was shut: the array stays on loan until the publisher is closed. Or that was closed.
+        InvalidArgumentError
+            `meta` is too large, or `timeout` no time.
+
+        After any other exception, such as a `KeyboardInterrupt`, the frame may have been sent or not: ask `loan` again.
+        """
+        self._begin(timeout)
+        texts = _texts(meta)
+        number = self._publish_at_once(texts)
+        return number or self._run(self._alone(self._deliver(texts, timeout)))
+
+    def close(self) -> None:
+        """Give back what is not in the channel. Idempotent."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncPublisher(BasePublisher):
+    """Publishes frames of one shape from arrays that are made once; see `Publisher`."""
+
+    _run: AsyncRun
+
+    def _lease(self, twin: Hold) -> AsyncLease:
+        return AsyncLease(self._run, twin)
+
+    async def loan(self, timeout: float | None = None) -> Any:
+        """Give an array of a buffer that nobody uses; see `Publisher.loan`."""
+        array = self._loaned(timeout)
+        if array is not None:
+            return array
+        return await self._run(self._alone(self._allocate(timeout)))
+
+    async def publish(self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None) -> int:
+        """Put the array that was given last into the channel; see `Publisher.publish`."""
+        self._begin(timeout)
+        texts = _texts(meta)
+        number = self._publish_at_once(texts)
+        return number or await self._run(self._alone(self._deliver(texts, timeout)))
+
+    async def close(self) -> None:
+        """Give back what is not in the channel. Idempotent."""
+        self._close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

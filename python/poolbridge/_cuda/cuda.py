@@ -1,0 +1,237 @@
+"""The way to ``cuda.bindings``, which nothing loads before device memory is used.
+
+Every call leaves the caller's current context as it was.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+
+from poolbridge._sys.errors import (
+    DeviceMemoryError,
+    DeviceNotVisibleError,
+    DriverError,
+    UnavailableError,
+)
+
+BLOB_BYTES: Final = 64
+_INSTALL: Final = "pip install '/path/to/poolbridge[cuda]', where the path is that of a checkout"
+
+_contexts_lock = threading.Lock()
+contexts: dict[int, Any] = {}
+
+
+# The driver
+
+
+@cache
+def bindings() -> Any:
+    """Load and initialise the driver's bindings.
+
+    Raises
+    ------
+    UnavailableError
+        What is missing, and what to install.
+    """
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise UnavailableError(f"device memory needs the package cuda-bindings ({error}): {_INSTALL}") from error
+    try:
+        (result,) = driver.cuInit(0)
+    except Exception as error:  # the class differs between versions of the bindings
+        raise UnavailableError(f"device memory needs an NVIDIA driver (libcuda.so.1): {error}") from error
+    if result == driver.CUresult.CUDA_ERROR_NO_DEVICE:
+        raise UnavailableError("device memory needs an NVIDIA GPU: the driver sees none")
+    if result != driver.CUresult.CUDA_SUCCESS:
+        raise UnavailableError(f"the NVIDIA driver does not start: {result.name}")
+    return driver
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Call the driver; give what it returns besides the result."""
+    driver = bindings()
+    result, *values = getattr(driver, name)(*arguments)
+    if result != driver.CUresult.CUDA_SUCCESS:
+        if result == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            raise DeviceMemoryError(f"{name}: the GPU is out of memory")
+        raise DriverError(f"{name}: {result.name}")
+    return values[0] if values else None
+
+
+@contextmanager
+def current(ordinal: int, own: Any = None) -> Iterator[None]:
+    """Make a device's primary context current, or an own one that the program made, and then again what was."""
+    context = contexts.get(ordinal) if own is None else own
+    if context is None:
+        with _contexts_lock:
+            context = contexts.get(ordinal)
+            if context is None:
+                context = contexts[ordinal] = call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", ordinal))
+    call("cuCtxPushCurrent", context)
+    try:
+        yield
+    finally:
+        pop(context)
+
+
+def pop(context: Any) -> None:
+    """Take a context off again. What was done stays done if that fails: an exception would lose what was made."""
+    driver = bindings()
+    if driver.cuCtxPopCurrent()[0] == driver.CUresult.CUDA_SUCCESS:
+        return
+    result, on_top = driver.cuCtxGetCurrent()
+    if result == driver.CUresult.CUDA_SUCCESS and int(on_top) == int(context):
+        driver.cuCtxPopCurrent()
+
+
+# Devices
+
+
+def _uuid(ordinal: int) -> str:
+    device = call("cuDeviceGet", ordinal)
+    name = "cuDeviceGetUuid_v2" if hasattr(bindings(), "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+    return f"GPU-{uuid.UUID(bytes=bytes(call(name, device).bytes))}"
+
+
+def devices() -> list[dict[str, Any]]:
+    """List the GPUs that this process sees: ordinal, name and UUID.
+
+    Raises
+    ------
+    UnavailableError
+        There is no driver, or the packages are missing.
+    """
+    found = []
+    for ordinal in range(call("cuDeviceGetCount")):
+        name = call("cuDeviceGetName", 256, call("cuDeviceGet", ordinal))
+        text = bytes(name).split(b"\0", 1)[0].decode(errors="replace")
+        found.append({"ordinal": ordinal, "name": text, "uuid": _uuid(ordinal)})
+    return found
+
+
+def find_device(device_uuid: str) -> int:
+    """Find a GPU by its UUID; give its ordinal as this process counts.
+
+    Raises
+    ------
+    DeviceNotVisibleError
+        This process cannot see it.
+    """
+    seen = devices()
+    wanted = device_uuid.lower().removeprefix("gpu-").removeprefix("mig-")
+    for device in seen:
+        if device["uuid"].removeprefix("GPU-") == wanted:
+            return int(device["ordinal"])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    raise DeviceNotVisibleError(
+        f"the memory is on GPU {device_uuid}, which this process cannot see: it sees "
+        f"{', '.join(device['uuid'] for device in seen) or 'none'}"
+        + (f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else "")
+    )
+
+
+def ordinal_of(device: int | str | None) -> int:
+    """Give the ordinal of a GPU that a user names: by ordinal, as ``"cuda:0"``, or by UUID; None is the first.
+
+    Raises
+    ------
+    DeviceNotVisibleError
+        This process cannot see it.
+    """
+    if isinstance(device, str):
+        number = device.removeprefix("cuda:")
+        if not number.isdecimal():
+            return find_device(device)
+        device = int(number)
+    count = int(call("cuDeviceGetCount"))
+    ordinal = operator.index(device or 0)
+    if not 0 <= ordinal < count:
+        raise DeviceNotVisibleError(f"there is no GPU {ordinal}: this process sees {count}")
+    return ordinal
+
+
+def describe(ordinal: int) -> str:
+    """Give a GPU's ordinal, name and UUID."""
+    device = devices()[ordinal]
+    return f"{ordinal} ({device['name']}, {device['uuid']})"
+
+
+def can_access_peer(ordinal: int, owner: int) -> bool:
+    """Whether a GPU can reach the memory of another one."""
+    return bool(call("cuDeviceCanAccessPeer", call("cuDeviceGet", ordinal), call("cuDeviceGet", owner)))
+
+
+# Work and copies
+
+
+def synchronize(ordinal: int, own: Any = None) -> None:
+    """Wait until the device has done all work of this process's primary context, or of its own one."""
+    with current(ordinal, own):
+        call("cuCtxSynchronize")
+
+
+def copy_to_host(ordinal: int, out: np.ndarray[Any, Any], address: int, own: Any = None) -> None:
+    """Copy from the device, after all work queued there; complete on return."""
+    with current(ordinal, own):
+        call("cuCtxSynchronize")
+        # Not cuMemcpyDtoH: memory of a host pool has a device address, and is refused as a device's.
+        call("cuMemcpy", int(out.ctypes.data), address, out.nbytes)
+
+
+def copy_from_host(ordinal: int, address: int, data: np.ndarray[Any, Any], own: Any = None) -> None:
+    """Copy to the device, after all work queued there; complete on return."""
+    with current(ordinal, own):
+        call("cuCtxSynchronize")
+        call("cuMemcpy", address, int(data.ctypes.data), data.nbytes)
+        # Copies from pageable memory may return before the device has the last bytes.
+        call("cuCtxSynchronize")
+
+
+def copy_on_device(ordinal: int, destination: int, source: int, nbytes: int) -> None:
+    """Copy between two addresses on devices, after all work queued there; complete on return."""
+    with current(ordinal):
+        call("cuCtxSynchronize")
+        call("cuMemcpy", destination, source, nbytes)
+        call("cuCtxSynchronize")
+
+
+class Allocation:
+    """Device memory of this process's own, freed with the object.
+
+    Parameters
+    ----------
+    ordinal
+        The device.
+    nbytes
+        How much; at least one.
+    """
+
+    def __init__(self, ordinal: int, nbytes: int) -> None:
+        self._ordinal = ordinal
+        self.address = 0
+        with current(ordinal):
+            self.address = int(call("cuMemAlloc", nbytes))
+
+    def __del__(self) -> None:
+        if self.address and not sys.is_finalizing():
+            with current(self._ordinal):
+                call("cuMemFree", self.address)
+
+
+def pointer_facts(address: int) -> dict[str, Any]:
+    """Ask the driver about an address: its kind of memory and its device."""
+    attribute = bindings().CUpointer_attribute
+    kind = call("cuPointerGetAttribute", attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)
+    ordinal = call("cuPointerGetAttribute", attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)
+    return {"memory_type": bindings().CUmemorytype(int(kind)).name, "ordinal": int(ordinal)}

@@ -1,0 +1,194 @@
+"""Memory pools of other processes, imported.
+
+Two routes lead to the same memory. The first is cuda.core's own import, which needs a private constructor to make its
+descriptor from raw bytes. Where that is missing, ``cuda.bindings.driver`` imports pool and pointer directly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from typing import Any, Final
+
+from poolbridge._cuda.cuda import bindings, call, current
+from poolbridge._cuda.imports import grant_pool
+from poolbridge._sys.errors import DriverError, InvalidArgumentError, PoolbridgeError
+
+BLOB_BYTES: Final = 64
+
+
+class ImportedBlock(ABC):
+    """One allocation of another process, imported.
+
+    Attributes
+    ----------
+    address
+        Its first byte, on the device.
+    """
+
+    address: int
+    route: str
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the import up; the device must be done with it."""
+
+    @property
+    @abstractmethod
+    def is_mapped(self) -> bool:
+        """Whether the memory is another process's."""
+
+
+class ImportedPool(ABC):
+    """A memory pool of another process, imported."""
+
+    ordinal: int
+    route: str
+
+    @property
+    @abstractmethod
+    def handle(self) -> Any:
+        """The driver's handle of the pool."""
+
+    def grant(self, ordinal: int) -> None:
+        """Let another GPU reach the pool, in this process."""
+        grant_pool(self.ordinal, self.handle, ordinal)
+
+    @abstractmethod
+    def import_block(self, blob: bytes, size: int) -> ImportedBlock:
+        """Import one allocation of it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the import up, after its blocks."""
+
+
+class _CorePool(ImportedPool):
+    """The route through cuda.core."""
+
+    route = "cuda.core"
+
+    def __init__(self, core: Any, descriptors: Any, ordinal: int, fd: int) -> None:
+        self.ordinal = ordinal
+        self._descriptors = descriptors
+        self._buffers = core.Buffer
+        self._error = core._utils.cuda_utils.CUDAError  # noqa: SLF001 - it has no public name
+        with current(ordinal):
+            device = core.Device(ordinal)
+            device.set_current()
+            self._resource = core.DeviceMemoryResource.from_allocation_handle(device, fd)
+            self._stream = device.create_stream()
+
+    @property
+    def handle(self) -> Any:
+        return self._resource.handle
+
+    def import_block(self, blob: bytes, size: int) -> ImportedBlock:
+        with current(self.ordinal):
+            descriptor = self._descriptors._init(blob, size)  # noqa: SLF001 - raw bytes have no public constructor
+            try:
+                buffer = self._buffers.from_ipc_descriptor(self._resource, descriptor, stream=self._stream)
+            except (self._error, ValueError) as error:
+                raise InvalidArgumentError(
+                    f"the export is of no block of {size} bytes of this pool: {error}"
+                ) from error
+        return _CoreBlock(self.ordinal, buffer, self._stream)
+
+    def close(self) -> None:
+        with current(self.ordinal):
+            self._resource.close()
+            self._stream.close()
+
+
+class _CoreBlock(ImportedBlock):
+    route = "cuda.core"
+
+    def __init__(self, ordinal: int, buffer: Any, stream: Any) -> None:
+        self.address = int(buffer.handle)
+        self._ordinal = ordinal
+        self._buffer = buffer
+        self._stream = stream
+
+    @property
+    def is_mapped(self) -> bool:
+        return bool(self._buffer.is_mapped)
+
+    def close(self) -> None:
+        with current(self._ordinal):
+            self._buffer.close(self._stream)
+            # Only a free that is done may be reported to the service, which then frees the block itself.
+            self._stream.sync()
+
+
+class _DriverPool(ImportedPool):
+    """The route through the driver's bindings alone."""
+
+    route = "cuda.bindings"
+
+    def __init__(self, ordinal: int, fd: int) -> None:
+        self.ordinal = ordinal
+        kind = bindings().CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        with current(ordinal):
+            self._pool = call("cuMemPoolImportFromShareableHandle", fd, kind, 0)
+
+    @property
+    def handle(self) -> Any:
+        return self._pool
+
+    def import_block(self, blob: bytes, size: int) -> ImportedBlock:  # noqa: ARG002
+        data = bindings().CUmemPoolPtrExportData()
+        # Newer bindings do not show the bytes of opaque structures.
+        ctypes.memmove(int(data.getPtr()), blob, BLOB_BYTES)
+        with current(self.ordinal):
+            try:
+                return _DriverBlock(self.ordinal, int(call("cuMemPoolImportPointer", self._pool, data)))
+            except DriverError as error:
+                raise InvalidArgumentError(f"the export is of no block of this pool: {error}") from error
+
+    def close(self) -> None:
+        with current(self.ordinal):
+            call("cuMemPoolDestroy", self._pool)
+
+
+class _DriverBlock(ImportedBlock):
+    route = "cuda.bindings"
+    is_mapped = True
+
+    def __init__(self, ordinal: int, address: int) -> None:
+        self.address = address
+        self._ordinal = ordinal
+
+    def close(self) -> None:
+        with current(self._ordinal):
+            call("cuMemFree", self.address)
+
+
+def _core_descriptors() -> tuple[Any, Any] | None:
+    """Find cuda.core and its class of descriptors, or None where it cannot make one from raw bytes."""
+    try:
+        import cuda.core
+        from cuda.core._memory._ipc import IPCBufferDescriptor
+    except ImportError:
+        return None
+    return (cuda.core, IPCBufferDescriptor) if hasattr(IPCBufferDescriptor, "_init") else None
+
+
+def import_pool(ordinal: int, fd: int) -> ImportedPool:
+    """Import a memory pool; the descriptor stays the caller's and is not needed afterwards.
+
+    Raises
+    ------
+    DriverError, UnavailableError
+        The driver refuses, or a package is missing.
+    """
+    bindings()
+    core = _core_descriptors()
+    if core is None:
+        return _DriverPool(ordinal, fd)
+    try:
+        return _CorePool(*core, ordinal, fd)
+    except PoolbridgeError:
+        raise
+    # CUDAError has no public name; where a call is not supported, cuda.core says so with a plain RuntimeError.
+    except (core[0]._utils.cuda_utils.CUDAError, RuntimeError) as error:  # noqa: SLF001
+        raise DriverError(f"the pool cannot be imported: {error}") from error

@@ -1,0 +1,452 @@
+"""Array libraries as consumers of leases, for the worker. Only here are they imported, and only on request."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+from abc import ABC, abstractmethod
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._libraries import patterns as _patterns
+from poolbridge._libraries.patterns import Comparison, Pattern, chunks
+from poolbridge._memory.kinds import KINDS
+from poolbridge._session.membership import NATIVE
+from poolbridge._sys.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from poolbridge._client.lease import BaseLease, Lease
+
+
+class Consumer(ABC):
+    """One array library.
+
+    Attributes
+    ----------
+    name
+        Its name in tasks, which is that of its module.
+    kinds
+        The kinds of memory that it can use in place.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+
+    def version(self) -> str:
+        """Say which version is installed."""
+        return str(getattr(importlib.import_module(self.name), "__version__", "?"))
+
+    def lacks_gpu(self) -> bool:
+        """Whether the library, as it is installed, cannot use a GPU that is there."""
+        return False
+
+    @abstractmethod
+    def take(self, lease: BaseLease, stream: Any = None) -> Any:
+        """Make an array of the lease's memory, in place; for a stream of the library, if it is given one."""
+
+    def stream(self, ordinal: int) -> Any:
+        """Make a stream of a GPU that blocks no other.
+
+        Raises
+        ------
+        UnavailableError
+            The library has none that a user could name.
+        """
+        raise UnavailableError(f"{self.name} makes no streams on GPU {ordinal}")
+
+    @abstractmethod
+    def pointer(self, array: Any) -> int:
+        """Give the array's address."""
+
+    @abstractmethod
+    def compare(self, array: Any, pattern: Pattern) -> Comparison:
+        """Compare every element with a pattern."""
+
+    @abstractmethod
+    def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:
+        """Write a pattern; complete on return."""
+
+    @abstractmethod
+    def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:
+        """Turn every element x into ``scale * x + offset``; complete on return."""
+
+
+# Kinds of memory on a GPU, and those that the CPU reaches.
+_GPU = ("device", "vmm", "legacy", "pinned")
+_CPU = ("host", "pinned")
+
+
+class NumPy(Consumer):
+    """Memory of the CPU."""
+
+    name = "numpy"
+    kinds = _CPU
+
+    def take(self, lease: BaseLease, stream: Any = None) -> Any:  # noqa: ARG002
+        """By DLPack."""
+        source: Any = lease  # NumPy's stubs lag behind the standard
+        return np.from_dlpack(source)
+
+    def pointer(self, array: Any) -> int:
+        """By the array's own word."""
+        return int(array.ctypes.data)
+
+    def compare(self, array: Any, pattern: Pattern) -> Comparison:
+        """On the CPU."""
+        return _patterns.compare(np, array.reshape(-1), pattern)
+
+    def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:  # noqa: ARG002
+        """On the CPU."""
+        _patterns.fill(np, array.reshape(-1), pattern)
+
+    def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:  # noqa: ARG002
+        """On the CPU."""
+        array *= scale
+        array += offset
+
+
+class CuPy(Consumer):
+    """Memory of a GPU."""
+
+    name = "cupy"
+    kinds = _GPU
+
+    def take(self, lease: BaseLease, stream: Any = None) -> Any:
+        """By DLPack, for the current stream."""
+        import cupy
+
+        with cupy.cuda.Device(lease.__dlpack_device__()[1]), stream or nullcontext():
+            return cupy.from_dlpack(lease)
+
+    def stream(self, ordinal: int) -> Any:
+        """Make one of CuPy's."""
+        import cupy
+
+        with cupy.cuda.Device(ordinal):
+            return cupy.cuda.Stream(non_blocking=True)
+
+    def pointer(self, array: Any) -> int:
+        """By the array's own word."""
+        return int(array.data.ptr)
+
+    def compare(self, array: Any, pattern: Pattern) -> Comparison:
+        """On the GPU."""
+        import cupy
+
+        with array.device:
+            return _patterns.compare(cupy, array.reshape(-1), pattern)
+
+    def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:  # noqa: ARG002
+        """On the GPU."""
+        import cupy
+
+        with array.device:
+            _patterns.fill(cupy, array.reshape(-1), pattern)
+            cupy.cuda.get_current_stream().synchronize()
+
+    def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:  # noqa: ARG002
+        """On the GPU."""
+        import cupy
+
+        with array.device:
+            array *= scale
+            array += offset
+            cupy.cuda.get_current_stream().synchronize()
+
+
+class Torch(Consumer):
+    """Memory of the CPU and of a GPU."""
+
+    name = "torch"
+    kinds = (*_GPU, "host")
+
+    def lacks_gpu(self) -> bool:
+        """Whether it was built without CUDA."""
+        import torch
+
+        return not torch.cuda.is_available()
+
+    def take(self, lease: BaseLease, stream: Any = None) -> Any:
+        """By DLPack, for the current stream."""
+        import torch
+
+        with torch.cuda.stream(stream) if stream is not None else nullcontext():
+            return torch.from_dlpack(lease)
+
+    def stream(self, ordinal: int) -> Any:
+        """Make one of PyTorch's."""
+        import torch
+
+        return torch.cuda.Stream(ordinal)
+
+    def pointer(self, array: Any) -> int:
+        """By the tensor's own word."""
+        return int(array.data_ptr())
+
+    def compare(self, array: Any, pattern: Pattern) -> Comparison:
+        """Where the tensor is."""
+        flat = array.reshape(-1)
+        result = Comparison()
+        for first, count in chunks(flat.numel()):
+            part = self._plain(flat[first : first + count])
+            expected = self._expected(part, pattern, first)
+            wrong = part != expected
+            if pattern.tolerance:
+                wrong = ~((part.double() - expected.double()).abs() <= pattern.tolerance)
+            mismatches = int(wrong.sum())
+            if mismatches:
+                at = wrong.nonzero().reshape(-1)[:5]
+                result.add(mismatches, (at + first).tolist(), expected[at].tolist(), part[at].tolist())
+        return result
+
+    def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:  # noqa: ARG002
+        """Where the tensor is."""
+        import torch
+
+        flat = array.reshape(-1)
+        for first, count in chunks(flat.numel()):
+            part = self._plain(flat[first : first + count])
+            # By a kernel: PyTorch's copies name a direction, which the driver refuses for memory of a host pool.
+            torch.add(self._expected(part, pattern, first), 0, out=part)
+        if flat.is_cuda:
+            torch.cuda.synchronize(flat.device)
+
+    def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:  # noqa: ARG002
+        """Where the tensor is."""
+        import torch
+
+        array.mul_(scale).add_(offset)
+        if array.is_cuda:
+            torch.cuda.synchronize(array.device)
+
+    @staticmethod
+    def _plain(part: Any) -> Any:
+        """Show unsigned integers, which PyTorch can hardly compute with, as signed ones of the same bits."""
+        import torch
+
+        signed = {torch.uint32: torch.int32, torch.uint64: torch.int64}
+        return part.view(signed.get(part.dtype, part.dtype))
+
+    @staticmethod
+    def _expected(part: Any, pattern: Pattern, first: int) -> Any:
+        import torch
+
+        if pattern.kind == "fibonacci":
+            numbers = _patterns.fibonacci(int(pattern.offset) + first, part.numel())
+            return torch.from_numpy(numbers.view(np.int64)).to(part.device)
+        if pattern.kind == "masked":
+            whole = torch.arange(first, first + part.numel(), dtype=torch.int64, device=part.device)
+            whole.mul_(int(pattern.scale)).add_(int(pattern.offset)).bitwise_xor_(pattern.mask).bitwise_and_(0xFFFFFFFF)
+            whole[whole >= 1 << 31] -= 1 << 32
+            return whole.to(part.dtype)
+        values = torch.arange(first, first + part.numel(), dtype=torch.float64, device=part.device)
+        return values.mul_(pattern.scale).add_(pattern.offset).to(part.dtype)
+
+
+class OnHost(Consumer):
+    """A library that takes the memory in place, and whose arrays are compared as copies on the CPU."""
+
+    def pointer(self, array: Any) -> int:
+        """By the array's ``__cuda_array_interface__``."""
+        return int(array.__cuda_array_interface__["data"][0])
+
+    @abstractmethod
+    def copy(self, array: Any) -> np.ndarray[Any, Any]:
+        """Copy the elements, read through the library's array."""
+
+    def compare(self, array: Any, pattern: Pattern) -> Comparison:
+        """On the CPU."""
+        return _patterns.compare(np, self.copy(array).reshape(-1), pattern)
+
+    def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:  # noqa: ARG002
+        """Made on the CPU and copied into the lease."""
+        lease.copy_from(_patterns.make(pattern, lease.size, lease.dtype).reshape(lease.shape))
+
+    def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:
+        """Compute on the CPU from the library's array, and copy into the lease."""
+        lease.copy_from((self.copy(array) * scale + offset).astype(lease.dtype))
+
+
+class CudaCore(OnHost):
+    """``cuda.core`` alone: a GPU without an array library."""
+
+    name = "cuda.core"
+    kinds = _GPU
+
+    def take(self, lease: BaseLease, stream: Any = None) -> Any:
+        """By DLPack, ordered on the legacy default stream if on no other."""
+        from cuda.core.utils import StridedMemoryView
+
+        return StridedMemoryView.from_dlpack(lease, stream_ptr=1 if stream is None else int(stream.handle))
+
+    def stream(self, ordinal: int) -> Any:
+        """Make one of cuda.core's."""
+        from cuda.core import Device
+
+        device = Device(ordinal)
+        device.set_current()
+        return device.create_stream()
+
+    def pointer(self, array: Any) -> int:
+        """By the view's own word."""
+        return int(array.ptr)
+
+    def copy(self, array: Any) -> np.ndarray[Any, Any]:
+        """Copy by the driver, from the view's address."""
+        out = np.empty(array.shape, array.dtype)
+        if out.size:
+            _cuda.copy_to_host(array.device_id, out, array.ptr)
+        return out
+
+
+class Numba(OnHost):
+    """Memory of a GPU, by the CUDA array interface."""
+
+    name = "numba"
+    # Its copies name a direction, which the driver refuses for memory of a host pool.
+    kinds = ("device", "vmm", "legacy")
+
+    def lacks_gpu(self) -> bool:
+        """Whether its CUDA target is missing."""
+        from numba import cuda
+
+        return not cuda.is_available()
+
+    def take(self, lease: BaseLease, stream: Any = None) -> Any:  # noqa: ARG002
+        """Make a device array of a view, which counts."""
+        from numba import cuda
+
+        return cuda.as_cuda_array(lease.view())
+
+    def copy(self, array: Any) -> np.ndarray[Any, Any]:
+        """Copy by Numba."""
+        out: np.ndarray[Any, Any] = array.copy_to_host()
+        return out
+
+
+class Jax(OnHost):
+    """Memory of the CPU and of a GPU; its arrays never change, so a new pattern goes into the lease directly."""
+
+    name = "jax"
+    kinds = (*_GPU, "host")
+
+    def lacks_gpu(self) -> bool:
+        """Whether its plugin for CUDA is missing."""
+        import jax
+
+        return all(device.platform == "cpu" for device in jax.devices())
+
+    def take(self, lease: BaseLease, stream: Any = None) -> Any:  # noqa: ARG002
+        """By a legacy DLPack capsule; JAX never writes."""
+        import jax
+
+        return jax.dlpack.from_dlpack(lease.view(legacy=True))
+
+    def pointer(self, array: Any) -> int:
+        """By the array's own word."""
+        return int(array.unsafe_buffer_pointer())
+
+    def copy(self, array: Any) -> np.ndarray[Any, Any]:
+        """Copy by a kernel, and then to the CPU: JAX's copies name a direction, which host pools refuse."""
+        import jax
+
+        return np.array(jax.jit(lambda x: jax.numpy.stack([x, x]))(array)[0])
+
+
+# In this order they are preferred.
+CONSUMERS: tuple[type[Consumer], ...] = (NumPy, CuPy, Torch, CudaCore, Jax, Numba)
+_PACKAGES = ("poolbridge", "numpy", "msgspec", "cuda-core", "cuda-bindings")
+
+
+def load(name: str) -> Consumer:
+    """Make the consumer of that name; its library must be installed.
+
+    Raises
+    ------
+    UnavailableError
+        It is not installed, or not known.
+    """
+    for consumer in CONSUMERS:
+        if consumer.name == name:
+            if not _installed(name):
+                raise UnavailableError(f"{name} is not installed for this Python")
+            return consumer()
+    known = ", ".join(consumer.name for consumer in CONSUMERS)
+    raise UnavailableError(f"{name!r} is no array library that the worker knows: expected one of {known}")
+
+
+def preload(name: str) -> str:
+    """Import what the consumer of that name needs; give its version.
+
+    Raises
+    ------
+    UnavailableError
+        It is not installed, or not known.
+    """
+    consumer = load(name)
+    if "device" in consumer.kinds and _installed("cuda.core"):
+        importlib.import_module("cuda.core")
+    return consumer.version()
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def probe() -> dict[str, Any]:
+    """Find out which libraries can use which kind of memory here.
+
+    Returns
+    -------
+    dict
+        ``packages``: versions by name. ``native``: whether poolbridge has its native module. ``consumers``: names by
+        kind, the preferred first. ``missing``: by kind, why there are not more. ``devices``: the GPUs that this
+        process sees.
+    """
+    packages = {}
+    for name in _PACKAGES:
+        try:
+            packages[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    consumers: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    broken: list[str] = []
+    devices: list[dict[str, Any]] = []
+    absent = "this process sees no GPU"
+    try:
+        devices = _cuda.devices()
+    except UnavailableError as error:
+        absent = str(error)
+    on_gpu = [kind for kind in KINDS if kind != "host"]
+    lacking: list[str] = []
+    for consumer in CONSUMERS:
+        if not _installed(consumer.name):
+            continue
+        try:
+            packages[consumer.name] = consumer().version()
+            lacks = bool(devices) and consumer().lacks_gpu()
+        except Exception as error:  # noqa: BLE001 - a broken library is a finding, not a failure
+            broken.append(f"{consumer.name} cannot be imported: {error}")
+            continue
+        if lacks:
+            lacking.append(f"{consumer.name} {packages[consumer.name]} is installed without support for CUDA")
+        for kind in consumer.kinds:
+            if kind == "host" or (devices and not lacks):
+                consumers[kind].append(consumer.name)
+    missing = {"host": "; ".join(broken)}
+    missing.update(dict.fromkeys(on_gpu, "; ".join(broken + lacking) if devices else absent))
+    return {
+        "packages": packages,
+        "native": NATIVE is not None,
+        "consumers": consumers,
+        "missing": {kind: why for kind, why in missing.items() if why},
+        "cuda": bool(devices),
+        "devices": devices,
+    }

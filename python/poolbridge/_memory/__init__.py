@@ -1,0 +1,1 @@
+"""Memory of each kind, mapped once in a process, and what is in it."""

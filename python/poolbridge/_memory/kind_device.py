@@ -1,0 +1,84 @@
+"""Kind ``device``: a CUDA memory pool of the service, imported by its descriptor."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda import pools as _pools
+from poolbridge._memory.kind_gpu import GPUPool
+from poolbridge._memory.kinds import BlockMemory, Kind
+from poolbridge._sys.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from poolbridge._cuda.pools import ImportedBlock, ImportedPool
+    from poolbridge._sys.literals import Kind as KindName
+    from poolbridge._wire.messages import Pool
+    from poolbridge._wire.transport import Descriptors
+
+
+class DeviceBlock(BlockMemory):
+    """One allocation of the pool, imported."""
+
+    def __init__(self, pool: DevicePool, block: ImportedBlock) -> None:
+        self.pool: DevicePool = pool
+        self._block = block
+
+    def address(self, *, write: bool) -> int:  # noqa: ARG002
+        """Give the one address: CUDA pools cannot be mapped read-only."""
+        return self._block.address
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        self.pool.synchronize()
+
+    def close(self) -> None:
+        """Give the import up."""
+        self._block.close()
+
+    def evidence(self) -> dict[str, Any]:
+        """Say what cuda.core and the driver know of the address."""
+        return {
+            "mapped": self._block.is_mapped,
+            "route": self._block.route,
+            **_cuda.pointer_facts(self._block.address),
+        }
+
+
+class DevicePool(GPUPool):
+    """The pool, imported."""
+
+    def __init__(self, kind: KindName, ordinal: int, pool: ImportedPool) -> None:
+        super().__init__(kind, ordinal)
+        self._pool = pool
+
+    def grant(self, ordinal: int) -> None:
+        """Let another GPU reach all of the pool."""
+        self._pool.grant(ordinal)
+
+    def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> DeviceBlock:  # noqa: ARG002
+        """Import one allocation; its 64 bytes are the export."""
+        if len(export) != _pools.BLOB_BYTES:
+            raise ProtocolError(f"the export of a device block has {_pools.BLOB_BYTES} bytes, got {len(export)}")
+        return DeviceBlock(self, self._pool.import_block(export, size))
+
+    def close(self) -> None:
+        """Give the import up."""
+        self._pool.close()
+
+
+class DeviceKind(Kind):
+    """Memory of an NVIDIA GPU."""
+
+    name = "device"
+
+    def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> DevicePool:  # noqa: ARG002
+        """Import the pool on the GPU that its UUID names; the descriptor is closed, the import keeps the memory."""
+        # Found first: where there is no driver, the descriptor stays for another attempt.
+        ordinal = _cuda.find_device(pool.du)
+        fd = descriptors.one()
+        try:
+            return DevicePool(self.name, ordinal, _pools.import_pool(ordinal, fd))
+        finally:
+            os.close(fd)

@@ -1,0 +1,112 @@
+"""What the kinds of memory on a GPU have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._memory import dlpack as _dlpack
+from poolbridge._memory.kinds import PoolMemory
+from poolbridge._sys.errors import DriverError, PeerAccessError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from poolbridge._sys.literals import Kind
+
+
+class GPUPool(PoolMemory):
+    """Memory on one GPU, which copies it.
+
+    Parameters
+    ----------
+    kind
+        The kind's name.
+    ordinal
+        The GPU, as this process counts.
+    """
+
+    def __init__(self, kind: Kind, ordinal: int) -> None:
+        self.kind = kind
+        self.device = (_dlpack.CUDA, ordinal)
+        self.ordinal = ordinal
+        self.others: tuple[int, ...] = ()
+
+    @property
+    def home(self) -> tuple[int, int]:
+        """The GPU that has the memory."""
+        return (_dlpack.CUDA, self.ordinal)
+
+    def reach(self, ordinal: int) -> None:
+        """Let another GPU reach the memory."""
+        if ordinal == self.ordinal or ordinal in self.others:
+            return
+        self.check_peer(ordinal)
+        try:
+            self.grant(ordinal)
+        except DriverError as error:
+            raise peer_error(ordinal, self.ordinal, str(error)) from error
+        self.others = (*self.others, ordinal)
+
+    def check_peer(self, ordinal: int) -> None:
+        """Raise if the hardware does not let another GPU reach this memory.
+
+        Raises
+        ------
+        PeerAccessError
+            It does not.
+        """
+        check_peer(ordinal, self.ordinal)
+
+    @abstractmethod
+    def grant(self, ordinal: int) -> None:
+        """Have the driver let another GPU reach the memory, in this process."""
+
+    def synchronize(self) -> None:
+        """Wait for the device, and for those that reach the memory."""
+        for ordinal in (self.ordinal, *self.others):
+            _cuda.synchronize(ordinal)
+
+    def _settle(self) -> None:
+        """Wait for other GPUs that may be at it; for its own a copy waits itself."""
+        if self.others:
+            self.synchronize()
+
+    def read(self, address: int, out: np.ndarray[Any, Any]) -> None:
+        """Copy from the device."""
+        self._settle()
+        _cuda.copy_to_host(self.device[1], out, address)
+
+    def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
+        """Copy to the device."""
+        self._settle()
+        _cuda.copy_from_host(self.device[1], address, data)
+
+    def duplicate(self, address: int, nbytes: int) -> tuple[int, object]:
+        """Copy into memory of this process on the same device."""
+        self._settle()
+        copy = _cuda.Allocation(self.device[1], max(nbytes, 1))
+        if nbytes:
+            _cuda.copy_on_device(self.device[1], copy.address, address, nbytes)
+        return copy.address, copy
+
+
+def check_peer(ordinal: int, owner: int) -> None:
+    """Raise if the hardware does not let a GPU reach the memory of another one.
+
+    Raises
+    ------
+    PeerAccessError
+        It does not; the message names both.
+    """
+    if not _cuda.can_access_peer(ordinal, owner):
+        reason = "the hardware has no peer access between them; work on the memory's own GPU, or copy"
+        raise peer_error(ordinal, owner, reason)
+
+
+def peer_error(ordinal: int, owner: int, reason: str) -> PeerAccessError:
+    """Make the error of a GPU that does not reach the memory of another one."""
+    return PeerAccessError(
+        f"GPU {_cuda.describe(ordinal)} does not reach the memory of GPU {_cuda.describe(owner)}: {reason}"
+    )

@@ -1,0 +1,116 @@
+"""Kind ``host``: a memfd of the service, mapped twice, once to write and once to read only."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from poolbridge._memory import dlpack as _dlpack
+from poolbridge._memory.kinds import BlockMemory, Kind, PoolMemory
+from poolbridge._sys.errors import ProtocolError
+from poolbridge._sys.filemap import FileMapping, check_sealed
+
+if TYPE_CHECKING:
+    from poolbridge._wire.messages import Pool
+    from poolbridge._wire.transport import Descriptors
+
+
+class HostBlock(BlockMemory):
+    """A range of the pool's two mappings."""
+
+    def __init__(self, pool: HostPool, offset: int, size: int) -> None:
+        self.pool: HostPool = pool
+        self.offset = offset
+        self.size = size
+
+    def address(self, *, write: bool) -> int:
+        """Address in the writable or in the read-only mapping."""
+        return (self.pool.writable if write else self.pool.readable) + self.offset
+
+    def synchronize(self) -> None:
+        """Nothing runs behind the CPU's back."""
+
+    def close(self) -> None:
+        """Nothing to do: pages belong to the pool's mapping."""
+
+    def evidence(self) -> dict[str, Any]:
+        """Whether the address lies in a shared mapping of the pool's memfd, as the kernel lists it."""
+        address = self.address(write=False)
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            for line in maps:
+                start, end = (int(part, 16) for part in line.split(maxsplit=1)[0].split("-"))
+                if start <= address < end:
+                    fields = line.split(maxsplit=5)
+                    name = fields[5].strip() if len(fields) > 5 else ""
+                    return {"mapped": fields[1].endswith("s") and "memfd" in name, "mapping": name}
+        return {"mapped": False, "mapping": ""}
+
+
+class HostPool(PoolMemory):
+    """The pool's memfd, mapped as a whole."""
+
+    kind = "host"
+    device = (_dlpack.CPU, 0)
+    write_fault = "ends this process (SIGSEGV)"
+
+    def __init__(self, fd: int, size: int) -> None:
+        check_sealed(fd, size, "a pool")
+        self.size = size
+        self._maps: list[FileMapping] = []
+        try:
+            self.writable = self._map(fd, write=True)
+            self.readable = self._map(fd, write=False)
+        except BaseException:
+            self.close()
+            raise
+
+    def _map(self, fd: int, *, write: bool) -> int:
+        mapping = FileMapping(fd, self.size, write=write)
+        self._maps.append(mapping)
+        return mapping.address
+
+    def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> HostBlock:  # noqa: ARG002
+        """Check that the block lies inside the pool; its offset is the export."""
+        if len(export) != 8:
+            raise ProtocolError(f"the export of a host block has 8 bytes, got {len(export)}")
+        offset = int.from_bytes(export, "little")
+        if offset + size > self.size:
+            raise ProtocolError(f"a block of {size} bytes at {offset} is outside the pool of {self.size} bytes")
+        return HostBlock(self, offset, size)
+
+    def close(self) -> None:
+        """Unmap both."""
+        maps, self._maps = self._maps, []
+        for mapping in maps:
+            mapping.close()
+
+    def read(self, address: int, out: np.ndarray[Any, Any]) -> None:
+        """Copy by the CPU."""
+        ctypes.memmove(out.ctypes.data, address, out.nbytes)
+
+    def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
+        """Copy by the CPU."""
+        ctypes.memmove(address, data.ctypes.data, data.nbytes)
+
+    def duplicate(self, address: int, nbytes: int) -> tuple[int, object]:
+        """Copy into a new NumPy array."""
+        copy = np.empty(nbytes, np.uint8)
+        self.read(address, copy)
+        return int(copy.ctypes.data), copy
+
+
+class HostKind(Kind):
+    """Host memory: no GPU needed."""
+
+    name = "host"
+
+    def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> HostPool:  # noqa: ARG002
+        """Map the pool's memfd; its descriptor is closed, the mappings keep the memory."""
+        fd = descriptors.one()
+        try:
+            return HostPool(fd, pool.mx)
+        finally:
+            os.close(fd)

@@ -1,0 +1,100 @@
+"""Kind ``legacy``: ``cuIpcGetMemHandle``, 64 bytes and an offset; good only while the service lives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda import imports as _cuda_imports
+from poolbridge._memory import dlpack as _dlpack
+from poolbridge._memory.kind_gpu import GPUPool, peer_error
+from poolbridge._memory.kinds import BlockMemory, Kind
+from poolbridge._memory.legacyhandle import LegacyHandle
+from poolbridge._sys.errors import InvalidArgumentError, OwnerDiedError, PoolbridgeError
+
+if TYPE_CHECKING:
+    from poolbridge._wire.messages import Pool
+    from poolbridge._wire.transport import Descriptors
+
+
+class LegacyBlock(BlockMemory):
+    """One block, opened once."""
+
+    def __init__(self, pool: LegacyPool, block: _cuda_imports.OpenedBlock, offset: int) -> None:
+        self.pool: LegacyPool = pool
+        self._block = block
+        self._address = block.address + offset
+
+    def address(self, *, write: bool) -> int:  # noqa: ARG002
+        """Give the one address: legacy handles cannot be opened read-only."""
+        return self._address
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        self.pool.synchronize()
+
+    def close(self) -> None:
+        """Close what was opened."""
+        self._block.close()
+
+    def evidence(self) -> dict[str, Any]:
+        """Say what the driver knows of the address."""
+        facts = _cuda.pointer_facts(self._block.address)
+        return {"mapped": facts["memory_type"] == "CU_MEMORYTYPE_DEVICE", "route": "cuda.bindings", **facts}
+
+
+class LegacyPool(GPUPool):
+    """Blocks of one GPU, opened for one that works on them; the pool itself has nothing to import.
+
+    The driver maps what a handle opens for the device in whose context it is opened, and peer access between contexts
+    does not extend to it.
+    """
+
+    def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> LegacyBlock:  # noqa: ARG002
+        """Open a block's handle, where it is worked on."""
+        handle = LegacyHandle.from_bytes(export)
+        try:
+            block, _ = handle.map(self.device[1], size)
+        except (OwnerDiedError, InvalidArgumentError) as error:
+            if self.device[1] == self.ordinal or not self._opens(handle, size):
+                raise
+            reason = f"the driver opens the legacy handle for the memory's own GPU only: {error}"
+            raise peer_error(self.device[1], self.ordinal, reason) from error
+        return LegacyBlock(self, block, handle.offset)
+
+    def _opens(self, handle: LegacyHandle, size: int) -> bool:
+        """Whether the memory's own GPU opens what another one did not."""
+        try:
+            block, _ = handle.map(self.ordinal, size)
+        except PoolbridgeError:
+            return False
+        block.close()
+        return True
+
+    def grant(self, ordinal: int) -> None:
+        """Open blocks for another GPU, whose memory they are here. None is open yet: see `LegacyKind.apart`."""
+        self.device = (_dlpack.CUDA, ordinal)  # kernels of the owner's would fault
+
+    def synchronize(self) -> None:
+        """Wait for the GPU that works on the memory."""
+        _cuda.synchronize(self.device[1])
+
+    def close(self) -> None:
+        """Nothing to do: blocks were opened one by one."""
+
+
+class LegacyKind(Kind):
+    """Memory of an NVIDIA GPU whose handle is bytes."""
+
+    name = "legacy"
+
+    def apart(self, pool: Pool, device: int | str | None) -> int | None:
+        """Each GPU has blocks of its own open."""
+        if device is None:
+            return None
+        ordinal = _cuda.ordinal_of(device)
+        return None if ordinal == _cuda.find_device(pool.du) else ordinal
+
+    def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> LegacyPool:  # noqa: ARG002
+        """Find the GPU that the pool's UUID names."""
+        return LegacyPool(self.name, _cuda.find_device(pool.du))

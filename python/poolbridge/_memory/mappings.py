@@ -1,0 +1,153 @@
+"""What this process has mapped: one import per pool and block, counted over all sessions.
+
+Two imports of one allocation break each other: the driver hands out the same address twice, and the first free ends
+both. Several clients may live in one process, so the register is the process's, and one lock guards every import and
+every unmapping, which the drivers need as well. Where a kind's imports serve one GPU only there is one for each GPU.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from poolbridge._memory import kinds as _kinds
+from poolbridge._sys.deferred import DeferringLock
+from poolbridge._sys.errors import DeviceMemoryError, DriverError, ProtocolError
+
+if TYPE_CHECKING:
+    from poolbridge._memory.kinds import BlockMemory, PoolMemory
+    from poolbridge._memory.known import KnownBlock, KnownPool
+
+_M = TypeVar("_M", "PoolMemory", "BlockMemory")
+Key = tuple[bytes, int, int | None]
+_LAST_PATIENCE = 10.0
+
+
+@dataclass(eq=False, slots=True)
+class Mapping(Generic[_M]):
+    """One mapping and how many hold it; `parent` is the mapping of a block's pool."""
+
+    key: Key
+    memory: _M
+    count: int = 1
+    parent: Mapping[PoolMemory] | None = None
+
+
+class Mappings:
+    """The register of mappings. Thread-safe.
+
+    Attributes
+    ----------
+    imports
+        How many pools and how many blocks were ever imported; for tests and diagnosis.
+    """
+
+    def __init__(self) -> None:
+        self._lock = DeferringLock()
+        self._pools: dict[Key, Mapping[PoolMemory]] = {}
+        self._blocks: dict[Key, Mapping[BlockMemory]] = {}
+        self._inherited: tuple[object, ...] = ()
+        self._leaving = False
+        self._pid = os.getpid()
+        self.imports = {"pools": 0, "blocks": 0}
+
+    def __len__(self) -> int:
+        return len(self._pools) + len(self._blocks)
+
+    def pool(self, epoch: bytes, known: KnownPool, device: int | str | None = None) -> Mapping[PoolMemory]:
+        """Import a pool, or count one more holder of it. May block; closes the export's descriptors.
+
+        Parameters
+        ----------
+        epoch, known
+            Which pool.
+        device
+            The GPU that is to work on it; None: its own. `reach` lets it.
+        """
+        kind = _kinds.load(known.info.k)
+        key = (epoch, known.info.id, kind.apart(known.info, device))
+        with self._lock:
+            try:
+                mapping = self._pools.get(key)
+                if mapping is None:
+                    memory = kind.map_pool(known.info, known.export, known.descriptors)
+                    self.imports["pools"] += 1
+                    mapping = self._pools[key] = Mapping(key, memory)
+                else:
+                    mapping.count += 1
+            finally:
+                if key in self._pools:
+                    known.descriptors.close()
+            return mapping
+
+    def reach(self, pool: Mapping[PoolMemory], ordinal: int) -> None:
+        """Let another GPU reach a pool's memory for as long as it is mapped. May block."""
+        with self._lock:
+            pool.memory.reach(ordinal)
+
+    def block(self, epoch: bytes, pool: Mapping[PoolMemory], known: KnownBlock) -> Mapping[BlockMemory]:
+        """Import a block, or count one more holder of it. May block; closes the export's descriptors."""
+        key = (epoch, known.id, pool.key[2])
+        with self._lock:
+            mapping = self._blocks.get(key)
+            if mapping is None:
+                memory = pool.memory.map_block(known.size, known.export, known.descriptors)
+                self.imports["blocks"] += 1
+                mapping = self._blocks[key] = Mapping(key, memory, parent=pool)
+                pool.count += 1
+            elif mapping.parent is not pool:
+                raise ProtocolError(f"block {known.id} was mapped as part of another pool")
+            else:
+                mapping.count += 1
+            known.descriptors.close()
+            return mapping
+
+    def give_up(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory], then: Callable[[], None]) -> None:
+        """Count one holder less, unmap after the last, then call `then`; never waits: a finaliser may call it."""
+        self._lock.later(partial(self._give_up, mapping, then))
+
+    def leave(self) -> None:
+        """Unmap nothing any more, and wait for what is being unmapped: the interpreter is about to end.
+
+        A thread that came back from cuda.core after that would end the process with SIGABRT.
+        """
+        if os.getpid() == self._pid:
+            self._leaving = True
+            self._lock.rest(_LAST_PATIENCE)
+
+    def start_anew(self) -> None:
+        """Know nothing of what the parent had mapped: in a forked child that memory is not there."""
+        self._inherited = self._inherited, self._pools, self._blocks  # kept: nothing of it is to be unmapped here
+        self._lock = DeferringLock()
+        self._pools, self._blocks = {}, {}
+        self._pid = os.getpid()
+
+    def _give_up(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory], then: Callable[[], None]) -> None:
+        if self._leaving:
+            return
+        self._uncount(mapping)
+        then()  # not after an exception: what could not be unmapped must not be freed by the service
+
+    def _uncount(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory]) -> None:
+        mapping.count -= 1
+        if mapping.count:
+            return
+        (self._pools if mapping.parent is None else self._blocks).pop(mapping.key, None)
+        try:
+            try:
+                mapping.memory.close()
+            except (DriverError, DeviceMemoryError):
+                mapping.memory.close()  # what is not given back now is lost until the process ends
+        finally:
+            if mapping.parent is not None:
+                self._uncount(mapping.parent)
+
+
+MAPPINGS = Mappings()
+"""The process's register."""
+atexit.register(MAPPINGS.leave)
+os.register_at_fork(after_in_child=MAPPINGS.start_anew)

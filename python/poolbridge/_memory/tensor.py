@@ -1,0 +1,272 @@
+"""Tensor descriptions: element types, shapes, strides and the bytes that they reach."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+from poolbridge._sys.errors import InvalidArgumentError, ProtocolError, shown
+from poolbridge._wire.messages import U_MAX, Tensor
+from poolbridge._wire.packet import MAX_NDIM
+
+
+@dataclass(frozen=True, slots=True)
+class ElementType:
+    """One element type of the protocol.
+
+    Attributes
+    ----------
+    name
+        Its name on the wire.
+    itemsize
+        Bytes of one element.
+    typestr
+        NumPy's type string; for ``bfloat16``, which NumPy lacks, that of its bits.
+    code, bits
+        DLPack's type code and width.
+    """
+
+    name: str
+    itemsize: int
+    typestr: str
+    code: int
+    bits: int
+
+    @property
+    def in_numpy(self) -> bool:
+        """Whether NumPy has this type itself."""
+        return self.name != "bfloat16"
+
+
+_INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
+
+ELEMENT_TYPES: Final[dict[str, ElementType]] = {
+    element.name: element
+    for element in (
+        ElementType("bool", 1, "|b1", _BOOL, 8),
+        ElementType("int8", 1, "|i1", _INT, 8),
+        ElementType("int16", 2, "<i2", _INT, 16),
+        ElementType("int32", 4, "<i4", _INT, 32),
+        ElementType("int64", 8, "<i8", _INT, 64),
+        ElementType("uint8", 1, "|u1", _UINT, 8),
+        ElementType("uint16", 2, "<u2", _UINT, 16),
+        ElementType("uint32", 4, "<u4", _UINT, 32),
+        ElementType("uint64", 8, "<u8", _UINT, 64),
+        ElementType("float16", 2, "<f2", _FLOAT, 16),
+        ElementType("bfloat16", 2, "<u2", _BFLOAT, 16),
+        ElementType("float32", 4, "<f4", _FLOAT, 32),
+        ElementType("float64", 8, "<f8", _FLOAT, 64),
+        ElementType("complex64", 8, "<c8", _COMPLEX, 64),
+        ElementType("complex128", 16, "<c16", _COMPLEX, 128),
+    )
+}
+
+
+def element_type(dtype: Any) -> ElementType:
+    """Find the element type that `dtype` names.
+
+    Parameters
+    ----------
+    dtype
+        A name of the protocol (``"bfloat16"``), or anything that NumPy takes as a dtype.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The protocol has no such element type.
+    """
+    if isinstance(dtype, str) and dtype in ELEMENT_TYPES:
+        return ELEMENT_TYPES[dtype]
+    try:
+        parsed = np.dtype(dtype)
+    except TypeError as error:
+        raise InvalidArgumentError(
+            f"{shown(dtype)} is no dtype: {error}; expected one of {', '.join(ELEMENT_TYPES)}"
+        ) from None
+    element = ELEMENT_TYPES.get(parsed.name)
+    if element is None or not parsed.isnative:
+        raise InvalidArgumentError(
+            f"dtype {parsed} cannot be shared: expected one of {', '.join(ELEMENT_TYPES)}, in native byte order"
+        )
+    return element
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a buffer holds, checked.
+
+    Attributes
+    ----------
+    element
+        The element type.
+    shape
+        Elements along each axis.
+    strides
+        Bytes between neighbours along each axis.
+    offset
+        Bytes from the start of the buffer to element [0, …, 0].
+    contiguous
+        Whether the elements lie without gaps in C order.
+    """
+
+    element: ElementType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    contiguous: bool
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements alone: ``size * itemsize``."""
+        return self.size * self.element.itemsize
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First byte and byte after the last that elements touch, counted from the buffer's start."""
+        return span_of(self.shape, self.strides, self.offset, self.element.itemsize)
+
+    def to_wire(self) -> Tensor:
+        """Give the wire's form: strides in elements, left out when C-contiguous."""
+        itemsize = self.element.itemsize
+        strides = () if self.contiguous else tuple(stride // itemsize for stride in self.strides)
+        return Tensor(dt=self.element.name, sh=self.shape, st=strides, of=self.offset)
+
+
+def c_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Bytes between neighbours along each axis of a C-contiguous array."""
+    strides = []
+    step = itemsize
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def is_contiguous(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
+    """Whether elements with these strides, in bytes, lie without gaps in C order."""
+    if 0 in shape:
+        return True
+    step = itemsize
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1:
+            if stride != step:
+                return False
+            step *= extent
+    return True
+
+
+def span_of(shape: Sequence[int], strides: Sequence[int], offset: int, itemsize: int) -> tuple[int, int]:
+    """First byte and byte after the last that elements touch; `offset` is where element [0, …, 0] is."""
+    if 0 in shape:
+        return offset, offset
+    first = last = offset
+    for extent, stride in zip(shape, strides, strict=True):
+        reach = (extent - 1) * stride
+        if reach < 0:
+            first += reach
+        else:
+            last += reach
+    return first, last + itemsize
+
+
+def whole(value: Any) -> int:
+    """Give a whole number as an int.
+
+    Raises
+    ------
+    TypeError
+        It is none. A bool is none either: who gives one means something else.
+    """
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
+
+
+def describe(shape: int | Iterable[int], dtype: Any) -> Description:
+    """Describe a new C-contiguous tensor.
+
+    Parameters
+    ----------
+    shape
+        Elements along each axis; a plain number makes one axis, ``()`` a scalar.
+    dtype
+        See `element_type`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The shape has a negative or huge extent or more than 32 axes, or the dtype is unknown.
+    """
+    element = element_type(dtype)
+    if type(shape) is tuple and set(map(type, shape)) <= {int}:
+        return _described(element, shape)
+    try:
+        extents: Iterable[Any] = shape if isinstance(shape, Iterable) else (shape,)
+        checked = tuple([whole(extent) for extent in extents])
+    except TypeError:
+        raise InvalidArgumentError(f"shape {shown(shape)} is not made of whole numbers") from None
+    return _described(element, checked)
+
+
+@lru_cache(maxsize=256)
+def _described(element: ElementType, shape: tuple[int, ...]) -> Description:
+    """Describe a C-contiguous tensor; the allocations of a stream have few different ones."""
+    if len(shape) > MAX_NDIM:
+        raise InvalidArgumentError(f"{len(shape)} axes; at most {MAX_NDIM} can be shared")
+    if any(extent < 0 for extent in shape):
+        raise InvalidArgumentError(f"shape {shape} has a negative extent")
+    if math.prod(max(extent, 1) for extent in shape) * element.itemsize > U_MAX:
+        raise InvalidArgumentError(f"shape {shape} of {element.name} has more than 2**63 - 1 bytes")
+    return Description(element, shape, c_strides(shape, element.itemsize), 0, contiguous=True)
+
+
+def from_wire(tensor: Tensor, nbytes: int) -> Description:
+    """Check a description that came over the wire.
+
+    Parameters
+    ----------
+    tensor
+        What the service sent.
+    nbytes
+        Bytes of the buffer; every element must lie inside.
+
+    Raises
+    ------
+    ProtocolError
+        The description contradicts itself or reaches outside the buffer.
+    """
+    return _checked(tensor.dt, tensor.sh, tensor.st, tensor.of, nbytes)
+
+
+@lru_cache(maxsize=256)
+def _checked(dt: str, shape: tuple[int, ...], st: tuple[int, ...], offset: int, nbytes: int) -> Description:
+    """Check a description; the buffers of a stream have few different ones."""
+    element = ELEMENT_TYPES.get(dt)
+    if element is None:
+        raise ProtocolError(f"the service describes elements of unknown type {dt!r}")
+    itemsize = element.itemsize
+    if len(shape) > MAX_NDIM:
+        raise ProtocolError(f"the service describes a tensor of {len(shape)} axes; at most {MAX_NDIM} can be")
+    if st:
+        if len(st) != len(shape):
+            raise ProtocolError(f"the service sent {len(st)} strides for {len(shape)} axes")
+        strides = tuple(stride * itemsize for stride in st)
+    else:
+        strides = c_strides(shape, itemsize)
+    if offset % itemsize:
+        raise ProtocolError(f"the byte offset {offset} is no multiple of the {itemsize} bytes of an element")
+    first, last = span_of(shape, strides, offset, itemsize)
+    if first < 0 or last > nbytes:
+        raise ProtocolError(f"the tensor's elements lie in bytes {first} to {last} of a buffer of {nbytes} bytes")
+    return Description(element, shape, strides, offset, is_contiguous(shape, strides, itemsize))

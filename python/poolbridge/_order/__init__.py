@@ -1,0 +1,1 @@
+"""Which work must be done before which."""

@@ -1,0 +1,196 @@
+"""Pages of timelines: words that count what streams have done, mapped into this process."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from functools import partial
+from typing import Final
+
+from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._sys import futex as _futex
+from poolbridge._sys.deferred import DeferringLock, OwnedLock
+from poolbridge._sys.errors import DriverError, ProtocolError, UnavailableError
+from poolbridge._sys.filemap import FileMapping, check_sealed
+
+BYTES: Final = 4096
+WORDS: Final = 512
+TOMBSTONE: Final = 1 << 62
+
+# As signed integers, which is how a GPU compares words: from here on one is behind.
+_BEHIND: Final = 1 << 63
+
+# A word that a CPU is about to write is seen at once; after that a sleep costs less than looking.
+_SPIN_SECONDS: Final = 20e-6
+# A GPU's write wakes nobody.
+_SHORTEST_SLEEP: Final = 50e-6
+_LONGEST_SLEEP: Final = 1e-3
+
+
+class Page:
+    """A page of 64-bit words in a memfd.
+
+    Parameters
+    ----------
+    fd
+        The memfd; it stays the caller's.
+    write
+        Whether this process writes the words.
+
+    Attributes
+    ----------
+    telling
+        Held by who tells others of a value, until the stream that is to write it has been told as well.
+    """
+
+    def __init__(self, fd: int, *, write: bool) -> None:
+        check_sealed(fd, BYTES, "a timeline")
+        self._mapping = FileMapping(fd, BYTES, write=write)
+        self.write = write
+        self.count = 1
+        self.address = self._mapping.address
+        self.words = memoryview(self._mapping.memory).cast("Q")
+        self.telling = OwnedLock()
+        self._lock = threading.Lock()
+        self._on_device: int | None = None
+        self._ordinal = -1
+
+    # The CPU
+
+    def now(self, word: int) -> int:
+        """Give a word; of a page that was unmapped, because nothing is left to wait for, the highest value."""
+        try:
+            return self.words[word]
+        except ValueError:
+            return TOMBSTONE - 1
+
+    def reached(self, word: int, value: int) -> bool:
+        """Whether a wait for the value may end; see `died`."""
+        return 0 <= self.now(word) - value < _BEHIND
+
+    def died(self, word: int, value: int) -> bool:
+        """Whether the process that was to write the value died before."""
+        now = self.now(word)
+        return 0 <= now - value < _BEHIND and now % TOMBSTONE < value
+
+    def wait(self, word: int, value: int, seconds: float) -> bool:
+        """Wait until a word has a value; False if `seconds` passed before."""
+        begin = time.monotonic()
+        while time.monotonic() - begin < _SPIN_SECONDS:
+            if self.reached(word, value):
+                return True
+        # The lower half of the word; this is a little-endian protocol on little-endian machines.
+        address, pause = self.address + 8 * word, _SHORTEST_SLEEP
+        while not 0 <= (now := self.now(word)) - value < _BEHIND:
+            left = begin + seconds - time.monotonic()
+            if left <= 0:
+                return False
+            _futex.wait(address, now & 0xFFFFFFFF, min(pause, left))
+            pause = min(pause * 2, _LONGEST_SLEEP)
+        return True
+
+    def store(self, word: int, value: int) -> None:
+        """Write a word by the CPU, and wake who sleeps on it."""
+        self.words[word] = value
+        _futex.wake(self.address + 8 * word)
+
+    # The GPU
+
+    def settle(self) -> None:
+        """Wait until every value that this process has told of is its stream's to write.
+
+        A stream of the same process may be made to wait for the value after that only. Before, it could be the very
+        stream that is to write it, or one that this waits for, as the legacy default stream does: it would never go on.
+        """
+        if self.write:
+            with self.telling:
+                pass
+
+    def on_device(self, ordinal: int) -> int:
+        """Address of the page for streams, or 0 if a GPU cannot reach it. Registers the page once; may wait."""
+        address = self._on_device
+        if address is None:
+            with self._lock:
+                if self._on_device is None:
+                    try:
+                        self._on_device = _cuda_stream.register(ordinal, self.address, BYTES, write=self.write)
+                        self._ordinal = ordinal
+                    except (DriverError, UnavailableError):
+                        self._on_device = 0
+                address = self._on_device
+        return address
+
+    @property
+    def registered(self) -> bool:
+        """Whether a GPU may reach it."""
+        return bool(self._on_device)
+
+    def close(self) -> None:
+        """Unmap it. Waits for the GPU if that may reach it; nothing may wait for its words or write them."""
+        with self._lock:
+            if self._on_device:
+                self._on_device = 0
+                _cuda_stream.unregister(self._ordinal, self.address)
+        self.words.release()
+        self._mapping.close()
+
+
+class Pages:
+    """The process's register of pages: each is mapped once, and counted over all sessions. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = DeferringLock()
+        self._pages: dict[tuple[bytes, int], Page] = {}
+        self._inherited: tuple[object, ...] = ()
+
+    def start_anew(self) -> None:
+        """Know nothing of what the parent had mapped: in a forked child that memory is not there."""
+        self._inherited = self._inherited, self._pages  # kept: nothing of it is to be unmapped here
+        self._lock = DeferringLock()
+        self._pages = {}
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def take(self, epoch: bytes, timeline: int, fd: int, *, write: bool = False) -> Page:
+        """Map a page, or count one more holder of it. The descriptor stays the caller's."""
+        key = (epoch, timeline)
+        with self._lock:
+            page = self._pages.get(key)
+            if page is None:
+                page = self._pages[key] = Page(fd, write=write)
+            elif write:
+                raise ProtocolError(f"timeline {timeline} is this session's own, and another one has it already")
+            else:
+                page.count += 1
+        return page
+
+    def find(self, epoch: bytes, timeline: int) -> Page | None:
+        """Count one more holder of a page that is mapped already, or give None."""
+        with self._lock:
+            page = self._pages.get((epoch, timeline))
+            if page is not None:
+                page.count += 1
+        return page
+
+    def give_up(self, epoch: bytes, timeline: int) -> None:
+        """Count one holder less, and unmap after the last; never waits: a finaliser may call it."""
+        self._lock.later(partial(self._give_up, (epoch, timeline)))
+
+    def _give_up(self, key: tuple[bytes, int]) -> None:
+        page = self._pages[key]
+        page.count -= 1
+        if page.count:
+            return
+        del self._pages[key]
+        if page.registered:
+            # The driver waits for all work of the context before it unregisters memory.
+            threading.Thread(target=page.close, name="poolbridge-unmap", daemon=True).start()
+        else:
+            page.close()
+
+
+PAGES = Pages()
+"""The process's register."""
+os.register_at_fork(after_in_child=PAGES.start_anew)

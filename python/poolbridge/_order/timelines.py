@@ -1,0 +1,127 @@
+"""The timelines that a session knows: its own, and those of the tickets that it was sent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._order.page import PAGES, Page
+from poolbridge._order.timeline import StreamKey, Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from poolbridge._wire.messages import Ticket
+
+FEATURE = "timelines"
+
+
+class Timelines:
+    """The timelines of one session.
+
+    Attributes
+    ----------
+    own
+        The session's own, once it was asked for.
+    """
+
+    def __init__(self) -> None:
+        self.own: Timeline | None = None
+        self._epoch = b""
+        self._pages: dict[int, Page | None] = {}
+        self._forgotten: set[int] = set()
+        self._waits: dict[int, dict[int, int]] = {}
+        self._pins: dict[int, int] = {}  # by timeline, how many wait for its words of whom the service does not know
+
+    def add(self, epoch: bytes, timeline: int, fd: int, *, own: bool) -> bool:
+        """Map a timeline's page; False if that was done before. The descriptor stays the caller's."""
+        self._epoch = epoch
+        if timeline in self._pages:
+            return False
+        page = self._pages[timeline] = PAGES.take(epoch, timeline, fd, write=own)
+        if own:
+            self.own = Timeline(timeline, page)
+        return True
+
+    def add_gone(self, timeline: int) -> None:
+        """Note a timeline that the service has forgotten already: all of its tickets are reached."""
+        self._pages.setdefault(timeline, None)
+
+    def unknown(self, epoch: bytes, tickets: Iterable[Ticket]) -> list[int]:
+        """Give the timelines of tickets whose pages have to be asked for."""
+        found = []
+        for ticket in tickets:
+            if ticket.tl in self._pages or ticket.tl in found:
+                continue
+            page = PAGES.find(epoch, ticket.tl)
+            if page is None:
+                found.append(ticket.tl)
+            else:
+                self._epoch = epoch
+                self._pages[ticket.tl] = page
+        return found
+
+    def page(self, timeline: int) -> Page | None:
+        """Give a timeline's page; None if the service has forgotten it."""
+        return self._pages.get(timeline)
+
+    def streams_of(self, ordinal: int) -> Timeline | None:
+        """Give the own timeline if streams of a GPU can write it and wait for others."""
+        own = self.own
+        if own is None or not _cuda_stream.supported(ordinal) or not own.page.on_device(ordinal):
+            return None
+        return own
+
+    def waits(self, own: Timeline, key: StreamKey, timeline: int) -> None:
+        """Note that a stream was made to wait for a word of a page, which must stay until it has done so."""
+        word, value = own.upcoming(key)
+        self._waits.setdefault(timeline, {})[word] = value
+
+    def pin(self, tickets: Iterable[Ticket]) -> None:
+        """Keep pages until `unpin`, though the service forgets them: it knows of no waits here. The lock is held."""
+        for ticket in tickets:
+            self._pins[ticket.tl] = self._pins.get(ticket.tl, 0) + 1
+
+    def unpin(self, tickets: Iterable[Ticket]) -> None:
+        """Undo `pin` of the same tickets. The session's lock is held."""
+        for ticket in tickets:
+            left = self._pins.get(ticket.tl, 0) - 1
+            if left > 0:
+                self._pins[ticket.tl] = left
+            else:
+                self._pins.pop(ticket.tl, None)
+        if self._forgotten:
+            self.tidy()
+
+    def forget(self, timelines: Iterable[int]) -> None:
+        """Unmap pages that the service has forgotten, as soon as nobody waits for their words."""
+        own = self.own.id if self.own is not None else 0
+        self._forgotten.update(id_ for id_ in timelines if id_ in self._pages and id_ != own)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Unmap what was forgotten and is not needed any more. Never waits."""
+        own = self.own
+        for id_ in list(self._forgotten):
+            if id_ in self._pins:
+                continue
+            waits = self._waits.get(id_)
+            if own is not None and waits is not None:
+                if not all(own.reached(word, value) for word, value in waits.items()):
+                    continue
+                del self._waits[id_]
+            self._forgotten.discard(id_)
+            if self._pages.pop(id_) is not None:
+                PAGES.give_up(self._epoch, id_)
+
+    def close(self) -> None:
+        """Give all pages up: where a GPU may still write or wait for their words, they go when it is done."""
+        pages, self._pages = self._pages, {}
+        self._forgotten.clear()
+        self._pins.clear()
+        own, self.own = self.own, None
+        if own is not None:
+            own.close()
+        for id_, page in pages.items():
+            if page is not None:
+                PAGES.give_up(self._epoch, id_)

@@ -1,0 +1,1 @@
+"""One connection, what it knows and who takes part in its channels."""

@@ -1,0 +1,154 @@
+"""Moves the packets of an asyncio client, on its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from poolbridge._sys.errors import PoolbridgeError, ServiceStalledError
+from poolbridge._wire.messages import Reply, Request
+
+if TYPE_CHECKING:
+    from poolbridge._session.calls import Waiter
+    from poolbridge._session.session import Session
+
+_ReplyT = TypeVar("_ReplyT", bound=Reply)
+
+# How often the socket is read before the event loop goes on.
+_MOST_READS = 64
+
+
+class AsyncPump:
+    """The reading and the waiting of one asyncio client.
+
+    Parameters
+    ----------
+    session
+        The session to carry.
+    loop
+        The running loop.
+
+    Attributes
+    ----------
+    loop
+        The loop.
+    """
+
+    def __init__(self, session: Session, loop: asyncio.AbstractEventLoop) -> None:
+        self._session = session
+        self.loop = loop
+        self._fd = session.transport.fileno()
+        self._writing = False
+        self._closed = False
+        loop.add_reader(self._fd, self._readable)
+        session.carried_by(self)
+
+    async def call(self, request: Request, reply_type: type[_ReplyT], seconds: float | None) -> _ReplyT:
+        """Send a request and wait for its reply; see `Pump.call`.
+
+        When the waiting is cancelled, so is the request, and what it still grants is given back.
+        """
+        done = asyncio.Event()
+        call = self._session.ask(request, reply_type, done.set)
+        try:
+            while not call.done:
+                call.working = False
+                try:
+                    async with asyncio.timeout(seconds):
+                        await done.wait()
+                except TimeoutError:
+                    if call.working:  # the service says so again and again
+                        seconds = self._session.patience
+                    elif not call.done:
+                        message = "the service did not answer in time: it is stopped, or overloaded"
+                        raise ServiceStalledError(message) from None
+        except BaseException:
+            self._session.abandon(call)
+            raise
+        return cast("_ReplyT", call.result())
+
+    async def wait(self, waiter: Waiter, seconds: float | None) -> bool:
+        """Wait until a waiter is told; False if `seconds` passed before."""
+        if not waiter.done:
+            ready = asyncio.Event()
+            waiter.on_done = ready.set
+            try:
+                async with asyncio.timeout(seconds):
+                    await ready.wait()
+            except TimeoutError:
+                return waiter.done
+            finally:
+                waiter.on_done = None
+        return True
+
+    def _readable(self) -> None:
+        try:
+            for _ in range(_MOST_READS):
+                if self._session.ended is not None or not self._session.receive():
+                    break
+            else:
+                self._soon(self._readable)  # others have their turn before
+        except PoolbridgeError:
+            pass  # every call has failed with it, and the next one will
+        except BaseException:
+            self._soon(self._readable)  # a signal's handler raised: nobody else reads what has come
+            raise
+        if self._session.ended is not None:
+            self.stop()
+
+    def want_write(self) -> None:
+        """See `Driver`."""
+        self._soon(self._start_writing)
+
+    def _start_writing(self) -> None:
+        if not self._writing and not self._closed:
+            self._writing = True
+            self.loop.add_writer(self._fd, self._writable)
+
+    def _writable(self) -> None:
+        if self._session.flush() and not self._closed:
+            self._writing = False
+            self.loop.remove_writer(self._fd)
+
+    def background(self, work: Callable[[], None]) -> None:
+        """See `Driver`."""
+        if not self._soon(partial(self._in_executor, work)):
+            # Not here: this may be a finaliser in a thread that holds the very lock which the work waits for.
+            threading.Thread(target=self._in_thread, args=(work,), name="poolbridge-background", daemon=True).start()
+
+    def _in_executor(self, work: Callable[[], None]) -> None:
+        self.loop.run_in_executor(None, _quietly, work)
+
+    def _in_thread(self, work: Callable[[], None]) -> None:
+        _quietly(work)
+        if self._session.ended is not None:
+            self.stop()
+
+    def _soon(self, callback: Callable[[], None]) -> bool:
+        """Have the loop call something; False if it never will."""
+        try:
+            self.loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            return False  # the loop is closed
+        return True
+
+    def stop(self) -> None:
+        """Stop reading and close the socket. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() == self._session.pid and not self.loop.is_closed():
+            self.loop.remove_reader(self._fd)
+            self.loop.remove_writer(self._fd)
+        self._session.transport.close()
+
+
+def _quietly(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except PoolbridgeError:
+        pass  # the lease behind it has ended with the connection

@@ -1,0 +1,480 @@
+"""Consumers of channels: taking frames, settling them, and letting go of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from poolbridge._order import order as _order
+from poolbridge._session.flow import Ask, Flow, Sleep
+from poolbridge._session.grants import held, take
+from poolbridge._session.membership import NATIVE, Membership, hear, join
+from poolbridge._sys import process as _process
+from poolbridge._sys.errors import (
+    ClientClosedError,
+    ClosedError,
+    ForkError,
+    LeaseReleasedError,
+    PoolbridgeError,
+    PoolLimitError,
+    ProtocolError,
+    WaitTimeoutError,
+)
+from poolbridge._wire.channel_messages import Doubt, Map, MapReply
+from poolbridge._wire.messages import Channel, Grant, Tensor, Ticket
+
+if TYPE_CHECKING:
+    from poolbridge import _native
+    from poolbridge._session.hold import Hold
+    from poolbridge._session.session import Session
+
+_LEAST_SLOTS: Final = 64
+# What stands for a lease here: the service grants none for frames.
+_ids = count(-1, -1)
+
+
+class Kept:
+    """An array that was made once for the frames of a producer in a block, and what it was made of and by."""
+
+    __slots__ = ("array", "tensor", "wrap")
+
+    def __init__(self, array: Any, tensor: Tensor, wrap: Any) -> None:
+        self.array = array
+        self.tensor = tensor
+        self.wrap = wrap
+
+
+def tickets_of(frame: _native.Frame) -> tuple[Ticket, ...]:
+    """Give what must be reached before a frame is used."""
+    value, timeline = frame.value, frame.timeline
+    return (Ticket(timeline, frame.word, value),) if value and timeline else ()
+
+
+class Consumer(Membership):
+    """A session's consumer in one channel.
+
+    Parameters
+    ----------
+    session, channel, native, member
+        See `Membership`.
+    credit
+        How many frames may be unsettled at a time.
+    auto
+        Whether asking for the next frame acknowledges those before it.
+
+    Attributes
+    ----------
+    queue
+        Whether each frame goes to one consumer only.
+    unsettled
+        The ids of the grants whose frames are neither acknowledged nor given back. The session's lock guards it.
+    ended
+        Whether no frame will come any more; `error` says why, if the channel was not shut.
+    left
+        Whether it takes no part any more.
+    early
+        What was taken for one who did not wait for it any more, in order.
+    """
+
+    native: _native.Consumer
+
+    def __init__(
+        self, session: Session, channel: Channel, native: _native.Consumer, member: int, *, credit: int, auto: bool
+    ) -> None:
+        super().__init__(session, channel, "consumer", native, member)
+        self.credit = credit
+        self.auto = auto
+        self.queue = channel.md == "queue"
+        self.unsettled: set[int] = set()
+        self.ended = False
+        self.error: PoolbridgeError | None = None
+        self.left = False
+        self.early: deque[Any] = deque()
+        self._undecided: list[tuple[Grant, tuple[Ticket, ...]]] = []
+        self._credited: threading.Event | None = None
+        self._looking = threading.Lock()
+        self._slots = max(1 << (2 * channel.cp - 1).bit_length(), _LEAST_SLOTS)
+        self._frames: dict[int, _native.Frame] = {}  # by the id of the grant
+        self._counted: set[int] = set()  # ids of grants that count for their blocks
+        self._given: set[int] = set()  # numbers that were given back while they stayed in hand
+        self._tickets: dict[int, tuple[int, int]] = {}  # word and value by slot of the number
+
+    def _add(self, slot: int, member: int, fd: int) -> None:
+        self.native.add_track(slot, member, fd)
+
+    # Taking
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether another frame may be taken."""
+        return len(self.unsettled) < self.credit
+
+    @property
+    def busy(self) -> bool:
+        """Whether a frame is to be taken first that a thread has taken, or is about to take."""
+        return bool(self.early) or self._looking.locked()
+
+    def await_credit(self, seconds: float | None) -> None:
+        """Wait until another frame may be taken, or none will come any more."""
+        self._credited = credited = threading.Event()
+        if not self.has_credit and not self.ended:
+            credited.wait(seconds)
+
+    def _tell(self) -> None:
+        """Have the thread that waits for credit look again: a frame was settled, or none will come any more."""
+        credited = self._credited
+        if credited is not None:
+            credited.set()
+
+    def at_once(self) -> _native.Frame | None:
+        """Give the next frame if it is there and nothing else has to be done."""
+        if self.busy or self.ended or not self.has_credit:
+            return None
+        try:
+            return self._taken(self.native.take(0.0))
+        except ClosedError:
+            return None
+
+    def _taken(self, got: Any) -> _native.Frame | None:
+        """Give what was taken if it is a frame; what came instead is for `receive`."""
+        if type(got) is NATIVE.Frame:
+            frame: _native.Frame = got
+            return frame
+        if got is not NATIVE.Condition.TIMEOUT:
+            self.early.append(got)
+        return None
+
+    def swap(self, number: int) -> _native.Frame | None:
+        """Let go of a frame that has no grant and give the next if it is there: the fastest way."""
+        if number in self._given:
+            self.end_lone(number, back=False)
+            return None
+        try:
+            self.native.release(number)
+            return self._taken(self.native.take(0.0))
+        except (ClosedError, LeaseReleasedError):
+            return None
+
+    def look(self, spin: float, seconds: float | None) -> None:
+        """Wait for a frame, or for what comes instead, and put it where `receive` finds it."""
+        with self._looking:
+            if self.early:
+                return
+            try:
+                got: Any = self.native.take(seconds, spin)
+            except ClosedError:
+                got = NATIVE.Condition.EVICTED
+            self.early.append(got)
+        if self.left:
+            self._drop_early()
+
+    def grant(self, frame: _native.Frame) -> Grant:
+        """Give what stands for the lease of a frame, which is none of the service's. The frame counts as unsettled."""
+        kept = frame.object
+        if kept is not None:
+            tensor = kept.tensor
+        else:
+            dtype, shape, strides, offset = frame.description or ("", (), None, 0)
+            tensor = Tensor(dt=dtype, sh=shape, st=strides or (), of=offset)
+        grant = Grant(
+            id=next(_ids),
+            bf=frame.buffer,
+            ge=0,
+            pl=self.channel.pl,
+            bl=frame.block,
+            bs=0,
+            n=frame.nbytes,
+            t=tensor,
+            wt=tickets_of(frame),
+            ev=frame.event or b"",
+        )
+        with self.session.lock:
+            self.session.timelines.pin(grant.wt)
+            self._frames[grant.id] = frame
+            self.unsettled.add(grant.id)
+        return grant
+
+    def count(self, grant: Grant) -> bool:
+        """Count a frame for its block; False if this session does not know the block.
+
+        Raises
+        ------
+        ProtocolError
+            The frame is larger than its block.
+        """
+        with self.session.lock:
+            block = self.session.core.blocks.get(grant.bl)
+            if block is None:
+                return False
+            if grant.n > block.size or block.pool != self.channel.pl:
+                raise ProtocolError(f"a buffer of {grant.n} bytes does not fit into block {block.id} of {block.size}")
+            if grant.id not in self._counted:
+                block.leases += 1
+                self._counted.add(grant.id)
+            grant.bs, grant.ge = block.size, block.generation
+        return True
+
+    def learn(self, grant: Grant) -> Flow[None]:
+        """Ask how to map a frame's block, if this session does not know it, and count the frame for it."""
+        while not self.count(grant):
+            yield Ask(Map(ch=self.channel.id, bl=grant.bl), MapReply)
+
+    def keep(self, frame: _native.Frame, kept: Kept) -> None:
+        """Keep an array for the frames of a producer in a block with a description."""
+        with self.session.lock:
+            block = self.session.core.blocks.get(frame.block)
+            if block is not None and not block.recalled and not self.left:
+                self.native.keep(frame.producer, frame.block, frame.description_id, kept)
+
+    def forget(self, block: int) -> None:
+        """See `Membership.forget`."""
+        try:
+            self.native.forget(block)
+        except ClosedError:
+            pass  # with all that was kept
+
+    def doubt(self, grant: Grant, error: PoolbridgeError) -> ProtocolError:
+        """Let go of a frame that contradicts itself, tell the service, and make the error of it."""
+        frame = self._frames.get(grant.id)
+        number = frame.number if frame is not None else 0
+        with self.session.lock:
+            self._end(grant, (), back=False)
+        return self.report(number, error)
+
+    def report(self, number: int, why: object) -> ProtocolError:
+        """Tell the service which frame contradicts itself, and make the error of it."""
+        self.session.tell(Doubt(ch=self.channel.id, mb=self.member, sq=number))
+        return ProtocolError(f"frame {number} of channel {self.channel.nm!r} has failed: {why}")
+
+    # Settling
+
+    def asks(self) -> None:
+        """Acknowledge the frames before the one that is asked for now, unless that is done by hand."""
+        if not self.auto or not (self.unsettled or self._undecided):
+            return
+        if _process.pid != self.session.pid:
+            self.session.check_usable()
+        with self.session.lock:
+            self.decide(back=False)
+            self._settle_all(back=False)
+
+    def settle(self, grant: Grant, *, back: bool) -> bool:
+        """Acknowledge a frame, or give it back to its queue; False if it was settled before. It stays in hand."""
+        if _process.pid != self.session.pid:
+            self.session.check_usable()
+        with self.session.lock:
+            if grant.id not in self.unsettled:
+                return False
+            self.unsettled.remove(grant.id)
+            self._settle(self._frames[grant.id].number, back=back)
+            self._tell()
+        return True
+
+    def _settle_all(self, *, back: bool) -> None:
+        for id_ in self.unsettled:
+            self._settle(self._frames[id_].number, back=back)
+        self.unsettled.clear()
+
+    def _settle(self, number: int, *, back: bool) -> None:
+        try:
+            if back:
+                self._given.add(number)
+                self.native.give_back(number)
+            else:
+                self.native.ack(number)
+        except (ClosedError, LeaseReleasedError):
+            pass  # it has ended otherwise
+
+    def goes_back(self, grant: Grant) -> bool:
+        """Whether a frame that ends by itself goes back to its queue."""
+        return self.queue and grant.id in self.unsettled
+
+    def decide(self, *, back: bool) -> None:
+        """Let go of the frames that nobody has any more and that were not settled. The session's lock is held."""
+        undecided, self._undecided = self._undecided, []
+        for grant, tickets in undecided:
+            self._end(grant, tickets, back=back)
+
+    # Letting go
+
+    def end_frame(self, grant: Grant, tickets: tuple[Ticket, ...], *, back: bool, alone: bool) -> None:
+        """Let go of a frame, after which the work of `tickets`, one at most, may go on. The session's lock is held.
+
+        One of a queue that nobody has any more (`alone`), and that is not settled, is acknowledged when the next is
+        asked for. It goes back to the queue if none is.
+        """
+        if alone and self.goes_back(grant):
+            if self.auto and not self.left and self.session.ended is None:
+                self._undecided.append((grant, tickets))
+                return
+            back = True
+        self._end(grant, tickets, back=back)
+
+    def _end(self, grant: Grant, tickets: tuple[Ticket, ...], *, back: bool) -> None:
+        settled = grant.id not in self.unsettled
+        self.unsettled.discard(grant.id)
+        frame = self._frames.pop(grant.id, None)
+        if frame is not None:
+            number = frame.number
+            if not settled and number in self._given:
+                self._settle(number, back=back)  # it is in hand twice: which one ends has to be said
+            self.session.timelines.unpin(grant.wt)
+            self._let_go(number, tickets, back=back and self.queue)
+            if number in self._given and all(other.number != number for other in self._frames.values()):
+                self._given.discard(number)
+        self._tell()
+        if grant.id in self._counted:
+            self._counted.remove(grant.id)
+            self.session.disown(grant, tickets)
+
+    def end_lone(self, number: int, tickets: tuple[Ticket, ...] = (), *, back: bool) -> None:
+        """Let go of a frame that has no grant; never waits."""
+        if number in self._given:
+            self._settle(number, back=back)
+        self._let_go(number, tickets, back=back)
+
+    def _let_go(self, number: int, tickets: tuple[Ticket, ...] = (), *, back: bool) -> None:
+        word, value = (tickets[0].wd, tickets[0].v) if tickets else (0, 0)
+        if self._end_native(number, word, value, back=back) is NATIVE.Condition.TICKET_PENDING:
+            self.session.later(partial(self._end_after, number, word, value, back=back))
+
+    def _end_native(self, number: int, word: int, value: int, *, back: bool, settled: bool = False) -> Any:
+        try:
+            end = self.native.requeue if back else self.native.release
+            result = end(number, word, value, settled)
+        except (ClosedError, LeaseReleasedError, ForkError):
+            return None
+        if value and result is not NATIVE.Condition.TICKET_PENDING:
+            self._tickets[number & (self._slots - 1)] = word, value
+        if self.left and not self.native.in_hand:
+            self.native.close()
+        return result
+
+    def _end_after(self, number: int, word: int, value: int, *, back: bool) -> None:
+        """Let go of a frame once the ticket is reached that its own would take the place of."""
+        before, own = self._tickets.get(number & (self._slots - 1)), self.session.timelines.own
+        while before is not None and own is not None and not own.page.wait(*before, 1.0):
+            pass
+        self._end_native(number, word, value, back=back, settled=True)
+
+    def _drop_early(self) -> None:
+        while self.early:
+            got = self.early.popleft()
+            if isinstance(got, NATIVE.Frame):
+                self._let_go(got.number, back=self.queue)
+
+    # The end
+
+    def lose(self, error: PoolbridgeError | None) -> None:
+        """Note that no frame will come any more, and why; None: the channel was shut, or nobody wants one."""
+        if not self.ended:
+            self.error = error
+            self.ended = True
+        self._tell()
+
+    def leave(self) -> None:
+        """Take no more; what is in hand stays so. The session's lock is held."""
+        if self.left:
+            return
+        self.left = True
+        self.lose(None)
+        self.native.leave()
+        self._drop_early()
+        for block in self.session.core.blocks:
+            self.native.forget(block)
+        if not self.native.in_hand:
+            self.native.close()
+        self.decide(back=True)
+
+    def end(self) -> None:
+        """See `Membership.end`; what is not settled goes back to a queue."""
+        error = self.session.ended or ClientClosedError("the client is closed")
+        self.lose(type(error)(*error.args))
+        self.decide(back=True)
+        self._settle_all(back=self.queue)
+        self.leave()
+
+
+def consume(session: Session, channel: Channel, *, credit: int, oldest: bool, full: str, auto: bool) -> Flow[Consumer]:
+    """Take part in a channel as a consumer."""
+    consumer: Consumer = yield from join(
+        session,
+        channel,
+        "consumer",
+        lambda native, member: Consumer(session, channel, native, member, credit=credit, auto=auto),
+        oldest=oldest,
+        full=full,
+    )
+    try:
+        if not isinstance(consumer.native.begin(), int):
+            yield from consumer.evicted()
+    except BaseException:
+        session.leave(consumer)
+        raise
+    return consumer
+
+
+def receive(consumer: Consumer, seconds: float | None, spin: float) -> Flow[_native.Frame | None]:
+    """Take the next frame once it is there; None if none will come any more."""
+    session, condition = consumer.session, NATIVE.Condition
+    deadline = None if seconds is None else time.monotonic() + seconds
+    while True:
+        if consumer.ended:
+            if consumer.error is not None:
+                raise type(consumer.error)(*consumer.error.args)
+            return None
+        session.check_usable()
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        got: Any = condition.TIMEOUT
+        if not consumer.has_credit:
+            yield Sleep(consumer.await_credit, left)
+        else:
+            if not consumer.early:
+                yield Sleep(partial(consumer.look, spin), left)
+            if consumer.early:
+                got = consumer.early.popleft()
+            if isinstance(got, NATIVE.Frame):
+                frame: _native.Frame = got
+                return frame
+        if got is condition.UNKNOWN_MEMBER:
+            yield from hear(session, consumer.knows(), left)
+        elif got is not condition.TIMEOUT:
+            yield from _end_or_fail(consumer, got)
+        if deadline is not None and time.monotonic() >= deadline:
+            raise WaitTimeoutError(f"no frame of channel {consumer.channel.nm!r} came within {seconds:g} s")
+
+
+def _end_or_fail(consumer: Consumer, got: Any) -> Flow[None]:
+    """Do what has to be done where there is no frame."""
+    condition = NATIVE.Condition
+    if got is condition.END:
+        consumer.lose(None)
+    elif got is condition.DESTROYED:
+        consumer.lose(consumer.destroyed())
+    elif got is condition.FAILED:
+        raise consumer.report(consumer.native.failed, "what its producer says of it is no frame")
+    elif got is condition.HANDS_FULL:
+        raise PoolLimitError(
+            f"256 frames of channel {consumer.channel.nm!r} are in hand: drop or release some of them and their arrays"
+        )
+    elif not consumer.ended:
+        yield from consumer.evicted()
+
+
+def claim(consumer: Consumer, frame: _native.Frame) -> Flow[Hold]:
+    """Make a hold of a frame that was taken.
+
+    Raises
+    ------
+    ProducerDiedError
+        Its content is known to be incomplete.
+    """
+    session, grant = consumer.session, consumer.grant(frame)
+    hold = held(session, grant, consumer) or (yield from take(session, grant, consumer))
+    if hold.lost or hold.tickets:
+        _order.check(hold)
+    return hold

@@ -1,0 +1,436 @@
+"""The protocol without I/O: requests become packets, packets become answers.
+
+A `Core` is what one session knows: requests that wait, pools, blocks and their exports. It neither reads nor writes;
+the blocking and the asyncio client both carry its packets. It is not thread-safe: its session locks around it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from msgspec import UNSET, UnsetType, structs
+
+from poolbridge._memory.known import KnownBlock, KnownPool
+from poolbridge._order.page import WORDS
+from poolbridge._session.calls import Call, Waiter
+from poolbridge._sys import errors as _errors
+from poolbridge._sys.errors import PoolbridgeError, ProtocolError
+from poolbridge._wire.channel_messages import (
+    Failed,
+    Forget,
+    JoinReply,
+    Leave,
+    Map,
+    MapReply,
+    Member,
+    TimelineReply,
+    Wanted,
+)
+from poolbridge._wire.messages import (
+    VERSION,
+    Cancel,
+    Dropped,
+    Envelope,
+    Export,
+    Goodbye,
+    Grant,
+    GrantReply,
+    HelloReply,
+    Notice,
+    PoolReply,
+    Recall,
+    Release,
+    Reply,
+    Request,
+    Ticket,
+    Working,
+)
+from poolbridge._wire.packet import check, decode, encode
+from poolbridge._wire.transport import Descriptors
+
+_LAST_NUMBER: Final = 2**32 - 1
+# How many requests are remembered after their replies.
+_REMEMBERED: Final = 64
+# What the session has to hear of.
+_NEWS: Final[dict[str, type[Failed | Forget | Wanted]]] = {
+    "failed": Failed, "forget": Forget, "wanted": Wanted,
+}  # fmt: skip
+# Descriptors that a member of a channel gets: the roster, the sequencer and its own file.
+_SEAT_FILES: Final = 3
+
+
+class Core:
+    """The state of one session.
+
+    Attributes
+    ----------
+    epoch
+        Identifies one life of the service; 16 bytes, empty before the hello.
+    session_id, service_pid
+        As the service says.
+    features
+        Named by both sides.
+    pools, blocks
+        What the service sent exports of, by id.
+    outbox
+        Packets to send, in order.
+    goodbye
+        Why the service is about to close the connection, if it has said so.
+    pages
+        Descriptors of timelines that came and were not mapped yet.
+    seats
+        Descriptors of members that have joined and are not set up yet, by the number of the request.
+    members
+        The members of channels that this session has.
+    waiters
+        What threads wait for that comes with a notice.
+    news
+        What the session has to hear of.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = b""
+        self.session_id = 0
+        self.service_pid = 0
+        self.features: tuple[str, ...] = ()
+        self.pools: dict[int, KnownPool] = {}
+        self.blocks: dict[int, KnownBlock] = {}
+        self.outbox: deque[bytes] = deque()
+        self.goodbye: Goodbye | None = None
+        self.pages: dict[int, Descriptors] = {}
+        self.seats: dict[int, Descriptors] = {}
+        self.members: list[Any] = []
+        self.waiters: list[Waiter] = []
+        self.news: list[Failed | Forget | Wanted] = []
+        self._calls: dict[int, Call] = {}
+        self._number = 0
+        self._all_issued = False  # every number there is, once
+        self._answered: deque[tuple[Any, type[Reply]]] = deque(maxlen=_REMEMBERED)
+
+    # Out
+
+    def start(self, request: Request, reply_type: type[Reply], on_done: Callable[[], object]) -> Call:
+        """Put a request into the outbox that wants a reply.
+
+        Raises
+        ------
+        ProtocolError
+            The request does not fit into a packet; nothing was begun.
+        """
+        number = request.q = self._next_number()
+        packet = encode(request)
+        call = self._calls[number] = Call(request, reply_type, on_done)
+        self.outbox.append(packet)
+        return call
+
+    def tell(self, request: Request) -> None:
+        """Put a request into the outbox that wants no reply."""
+        self.outbox.append(encode(request))
+
+    def abandon(self, call: Call) -> None:
+        """Stop waiting for a reply; whatever it still grants is given back when it comes."""
+        if not call.done and not call.abandoned:
+            call.abandoned = True
+            self.tell(Cancel(rq=call.number))
+        elif isinstance(call.reply, GrantReply) and not call.abandoned:
+            call.abandoned = True
+            self.release(call.reply.l, failed=False)
+        elif isinstance(call.reply, JoinReply):
+            self._unjoin(call)
+
+    def _unjoin(self, call: Call) -> None:
+        """Give up a seat that nobody takes."""
+        descriptors = self.seats.pop(call.number, None)
+        if descriptors is not None and isinstance(call.reply, JoinReply):
+            descriptors.close()
+            self.tell(Leave(ch=call.request.ch, mb=call.reply.mb))
+
+    def forsake(self, request: Request) -> None:
+        """Stop waiting for the reply to a request whose `start` was interrupted, if it came so far."""
+        call = self._calls.get(request.q)
+        if call is not None and call.request is request:
+            self.abandon(call)
+
+    def release(self, grant: Grant, tickets: tuple[Ticket, ...] = (), *, failed: bool) -> KnownBlock | None:
+        """End a lease.
+
+        Returns
+        -------
+        KnownBlock or None
+            The block, if the service wants it back and this was its last lease.
+        """
+        self.tell(Release(l=grant.id, fl=failed, dt=tickets))
+        return self.forget(grant, tickets)
+
+    def forget(self, grant: Grant, tickets: tuple[Ticket, ...] = ()) -> KnownBlock | None:
+        """Note that a lease has ended, and when the work on its block is done; give what `release` gives."""
+        block = self.blocks.get(grant.bl)
+        if block is None:
+            return None
+        for ticket in tickets:
+            block.used(ticket)
+        block.leases -= 1
+        return block if block.recalled and not block.leases else None
+
+    def drop(self, block: KnownBlock) -> None:
+        """Forget a block whose mapping is gone, and say so."""
+        if self.blocks.pop(block.id, None) is not None:
+            block.descriptors.close()
+            self.tell(Dropped(bl=(block.id,)))
+
+    def _next_number(self) -> int:
+        while True:
+            if self._number == _LAST_NUMBER:
+                self._number, self._all_issued = 0, True
+            self._number += 1
+            if self._number not in self._calls:
+                return self._number
+
+    # In
+
+    def receive(self, data: bytes, descriptors: Descriptors) -> list[KnownBlock]:
+        """Take one packet from the service; descriptors that nobody needs are closed.
+
+        Returns
+        -------
+        list of KnownBlock
+            Blocks that the service wants back and that no lease of this session needs: unmap and `drop` them.
+
+        Raises
+        ------
+        ProtocolError
+            The packet is malformed or out of turn; the session cannot go on.
+        """
+        try:
+            idle = [] if self._expected(data, descriptors) else self._look(data, descriptors)
+            if len(descriptors):
+                raise ProtocolError(f"{len(descriptors)} file descriptors came that no export claims")
+            return idle
+        finally:
+            descriptors.close()
+
+    def _expected(self, data: bytes, descriptors: Descriptors) -> bool:
+        """Take a packet that is what nearly all are: the good answer to a request, beginning with its number."""
+        call = self._calls.get(_first_number(data))
+        if call is None:
+            return False
+        try:
+            reply = decode(data, call.reply_type)
+        except ProtocolError:
+            return False  # an error, or malformed: to be looked at more closely
+        if reply.q != call.number or not isinstance(reply.e, UnsetType):
+            return False
+        self._answer(call, reply, descriptors)
+        return True
+
+    def _look(self, data: bytes, descriptors: Descriptors) -> list[KnownBlock]:
+        # The envelope's keys only; the typed decoding that follows checks the packet as a whole.
+        envelope = decode(data, Envelope, checked=True)
+        idle: list[KnownBlock] = []
+        if envelope.q:
+            self._reply(envelope, data, descriptors)
+        elif name := decode(data, Notice, checked=True).n:
+            idle = self._notice(name, data, descriptors)
+        else:
+            check(data)
+            if isinstance(envelope.e, UnsetType):
+                raise ProtocolError("a packet is neither a reply nor a notice")
+            # Said before the connection is closed: an error that belongs to no request.
+            raise _errors.from_wire(envelope.e.c, envelope.e.m)
+        return idle
+
+    def _notice(self, name: str, data: bytes, descriptors: Descriptors) -> list[KnownBlock]:
+        if name == "recall":
+            recalled = [self.blocks[id_] for id_ in decode(data, Recall).bl if id_ in self.blocks]
+            for block in recalled:
+                block.recalled = True
+                block.arrays.clear()
+                for member in self.members:
+                    member.forget(block.id)
+            return [block for block in recalled if not block.leases]
+        if name == "goodbye":
+            self.goodbye = decode(data, Goodbye)
+        elif name in _NEWS:
+            self.news.append(decode(data, _NEWS[name]))
+        elif name == "member":
+            self._member(decode(data, Member), descriptors)
+        elif name == "working":
+            number = decode(data, Working).rq
+            for call in self._calls.values():
+                call.working = call.working or number in {0, call.number}
+        else:
+            check(data)
+        return []
+
+    def _member(self, member: Member, descriptors: Descriptors) -> None:
+        """Give the file of a member to those of the other role that this session has in its channel."""
+        _, own = _claim(member.x, descriptors)
+        fd = own.one()
+        try:
+            for mine in self.members:
+                if mine.channel.id == member.ch and mine.role != member.ro:
+                    mine.meet(member.sl, member.mb, fd)
+        finally:
+            os.close(fd)
+        self.tell_waiters()
+
+    def tell_waiters(self) -> None:
+        """Have threads that wait for what comes with notices look again."""
+        for waiter in list(self.waiters):
+            waiter.tell()
+
+    def _reply(self, envelope: Envelope, data: bytes, descriptors: Descriptors) -> None:
+        call = self._calls.get(envelope.q)
+        if call is None:
+            if not self._all_issued and envelope.q > self._number:
+                raise ProtocolError(f"a reply to request {envelope.q}, which was never sent")
+            self._take_unawaited(envelope, data, descriptors)
+            return
+        if not isinstance(envelope.e, UnsetType):
+            error = _errors.from_wire(envelope.e.c, envelope.e.m)
+            decode(data, Reply)
+            del self._calls[call.number]
+            self._answered.append((call.request, call.reply_type))
+            call.error = error
+            call.on_done()
+        else:
+            self._answer(call, decode(data, call.reply_type), descriptors)
+
+    def _take_unawaited(self, envelope: Envelope, data: bytes, descriptors: Descriptors) -> None:
+        """Take a reply that nobody waits for: what was interrupted while it sent may have sent its request twice."""
+        asked = next((one for one in self._answered if one[0].q == envelope.q), None)
+        if asked is None or not isinstance(envelope.e, UnsetType):
+            decode(data, Reply)
+            descriptors.close()
+            return
+        call = Call(*asked, _nothing)
+        call.abandoned = True
+        self._answer(call, decode(data, call.reply_type), descriptors)
+
+    def _answer(self, call: Call, reply: Reply, descriptors: Descriptors) -> None:
+        self._learn(call, reply, descriptors)
+        if self._calls.pop(call.number, None) is not None:
+            self._answered.append((call.request, call.reply_type))
+        if call.abandoned and isinstance(reply, GrantReply):
+            block = self.release(reply.l, failed=False)
+            if block is not None and block.mapped is None:
+                self.drop(block)
+        call.reply = reply
+        if call.abandoned and isinstance(reply, JoinReply):
+            self._unjoin(call)
+        call.on_done()
+
+    def _learn(self, call: Call, reply: Reply, descriptors: Descriptors) -> None:
+        if isinstance(reply, GrantReply):
+            self._learn_grant(reply.l, descriptors)
+        elif isinstance(reply, PoolReply):
+            export, own = _claim(reply.p.x, descriptors)
+            info = structs.replace(reply.p, x=UNSET)
+            if info.id in self.pools:
+                own.close()
+                self.pools[info.id].info = info
+            else:
+                self.pools[info.id] = KnownPool(info, export, own)
+        elif isinstance(reply, TimelineReply):
+            _, own = _claim(reply.x, descriptors)
+            if reply.nw != WORDS or len(own) != 1:
+                own.close()
+                raise ProtocolError(f"timeline {reply.tl} has {reply.nw} words; expected {WORDS}, and one descriptor")
+            if reply.tl in self.pages:
+                own.close()
+            else:
+                self.pages[reply.tl] = own
+        elif isinstance(reply, (JoinReply, MapReply)):
+            self._learn_memory(call, reply, descriptors)
+        elif isinstance(reply, HelloReply):
+            if reply.v != VERSION:
+                raise _errors.VersionError(f"the service chose protocol version {reply.v}; offered was {VERSION}")
+            self.epoch, self.session_id, self.service_pid = reply.ep, reply.id, reply.pid
+            self.features = reply.ft
+
+    def _learn_memory(self, call: Call, reply: JoinReply | MapReply, descriptors: Descriptors) -> None:
+        export, own = _claim(reply.x, descriptors)
+        if isinstance(reply, JoinReply):
+            if (count := len(own)) != _SEAT_FILES:
+                own.close()
+                raise ProtocolError(f"a member of a channel came with {count} file descriptors; expected {_SEAT_FILES}")
+            self.seats[reply.q] = own
+            return
+        id_ = call.request.bl
+        # Another member may still wait for it: what is dropped now would be gone when that one has its reply.
+        channels = {
+            one.request.ch for one in self._calls.values() if isinstance(one.request, Map) and one.request.bl == id_
+        }
+        pool = next((member.channel.pl for member in self.members if member.channel.id in channels), 0)
+        if id_ not in self.blocks and pool:
+            self.blocks[id_] = KnownBlock(id_, pool, reply.bs, export, own, generation=reply.ge)
+            return
+        own.close()  # another thread has asked as well, or the member that asked has left
+        if id_ not in self.blocks:
+            self.tell(Dropped(bl=(id_,)))
+
+    def _learn_grant(self, grant: Grant, descriptors: Descriptors) -> None:
+        block = self.blocks.get(grant.bl)
+        if not isinstance(grant.x, UnsetType):
+            export, own = _claim(grant.x, descriptors)
+            if block is None:
+                block = KnownBlock(grant.bl, grant.pl, grant.bs, export, own, generation=grant.ge)
+                self.blocks[grant.bl] = block
+            else:
+                own.close()
+        if block is None:
+            raise ProtocolError(f"lease {grant.id} is on block {grant.bl}, whose export was never sent")
+        if block.pool != grant.pl or block.size != grant.bs or grant.n > grant.bs:
+            raise ProtocolError(f"lease {grant.id} contradicts what is known of block {grant.bl}")
+        block.leases += 1
+
+    # The end
+
+    def lose(self, error: PoolbridgeError) -> None:
+        """Fail every request that waits: the connection is gone."""
+        calls, self._calls = list(self._calls.values()), {}
+        self.outbox.clear()
+        for call in calls:
+            # Each its own: an exception that is raised in two threads mixes up their tracebacks.
+            call.error = type(error)(*error.args)
+            call.on_done()
+        self.tell_waiters()
+
+    def close_descriptors(self) -> None:
+        """Close the descriptors of exports that were never mapped."""
+        for pool in self.pools.values():
+            pool.descriptors.close()
+        for block in self.blocks.values():
+            block.descriptors.close()
+        for page in (*self.pages.values(), *self.seats.values()):
+            page.close()
+
+
+def _first_number(data: bytes) -> int:
+    """Read the request number that a canonical reply begins with; 0 if there is none at that place."""
+    if data[1:3] != b"\xa1q" or len(data) < 8:
+        return 0
+    first = data[3]
+    if first < 0x80:
+        return first
+    if first == 0xCC:
+        return data[4]
+    if first == 0xCD:
+        return data[4] << 8 | data[5]
+    return int.from_bytes(data[4:8], "big") if first == 0xCE else 0
+
+
+def _claim(export: Export | UnsetType, descriptors: Descriptors) -> tuple[bytes, Descriptors]:
+    """Take an export's own descriptors out of its packet's."""
+    if isinstance(export, UnsetType):
+        return b"", Descriptors()
+    if export.f > len(descriptors):
+        raise ProtocolError(f"an export claims {export.f} file descriptors; {len(descriptors)} came with it")
+    return export.d, descriptors.take(export.f)
+
+
+def _nothing() -> None:
+    pass

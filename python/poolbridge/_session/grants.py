@@ -1,0 +1,84 @@
+"""From what the service grants to a hold: opening the pool, mapping the block and the timelines of its tickets."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from poolbridge._memory import dlpack as _dlpack
+from poolbridge._memory import tensor as _tensor
+from poolbridge._order import timelines as _timelines
+from poolbridge._session.flow import Do, Flow, ask
+from poolbridge._session.hold import Hold
+from poolbridge._sys.errors import NotFoundError, ProtocolError, StaleError
+from poolbridge._wire.channel_messages import Timeline, TimelineReply
+from poolbridge._wire.messages import Open, PoolReply
+
+if TYPE_CHECKING:
+    from poolbridge._session.consumer import Consumer
+    from poolbridge._session.session import Session
+    from poolbridge._wire.messages import Grant
+
+
+def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> Hold | None:
+    """Make a hold of a grant whose pool is open and whose block is mapped, which nearly all are.
+
+    Parameters
+    ----------
+    session
+        Whose lease it is.
+    grant
+        What the service granted, or what stands for the lease of a frame.
+    consumer
+        Whose frame it is, if it is a frame's.
+    """
+    try:
+        if consumer is not None and not consumer.count(grant):
+            return None
+        pool, memory = session.pool_info(grant.pl), session.mapped(grant.bl)
+        if pool is None or memory is None or (grant.wt and session.timelines.unknown(session.core.epoch, grant.wt)):
+            return None
+        return Hold(session, grant, pool, memory, _tensor.from_wire(grant.t, grant.n), consumer=consumer)
+    except BaseException as error:
+        if consumer is not None and isinstance(error, ProtocolError):
+            raise consumer.doubt(grant, error) from None
+        session.give_back(grant, consumer)
+        raise
+
+
+def take(session: Session, grant: Grant, consumer: Consumer | None = None) -> Flow[Hold]:
+    """Make a hold of a grant: open its pool, map its block and the timelines of its tickets, if that is to be done."""
+    try:
+        if consumer is not None:
+            yield from consumer.learn(grant)
+        description = _tensor.from_wire(grant.t, grant.n)
+        pool = session.pool_info(grant.pl)
+        if pool is None:
+            reply = yield from ask(Open(pl=grant.pl), PoolReply)
+            pool = reply.p
+        memory = session.mapped(grant.bl)
+        if memory is None:
+            memory = yield Do(partial(session.map, grant.bl))
+        for timeline in session.timelines.unknown(session.core.epoch, grant.wt):
+            yield from know_timeline(session, timeline)
+        on_device = memory.pool.device[0] != _dlpack.CPU
+        if on_device and session.timelines.own is None and _timelines.FEATURE in session.core.features:
+            yield from know_timeline(session, 0)
+        return Hold(session, grant, pool, memory, description, consumer=consumer)
+    except BaseException as error:
+        if consumer is not None and isinstance(error, (ProtocolError, NotFoundError)):
+            raise consumer.doubt(grant, error) from None
+        session.give_back(grant, consumer)
+        raise
+
+
+def know_timeline(session: Session, timeline: int) -> Flow[None]:
+    """Ask for a timeline's page and map it; 0: for the session's own."""
+    try:
+        reply = yield from ask(Timeline(tl=timeline), TimelineReply)
+    except (NotFoundError, StaleError):
+        if not timeline:
+            raise
+        session.timelines.add_gone(timeline)
+    else:
+        session.adopt(reply.tl, own=not timeline)

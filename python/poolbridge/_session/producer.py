@@ -1,0 +1,322 @@
+"""Producers of channels: publishing frames, and the blocks that come back."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from poolbridge._session.flow import Flow, Sleep
+from poolbridge._session.membership import NATIVE, Membership, hear, join
+from poolbridge._session.spares import Spare
+from poolbridge._sys.errors import ClosedError, ForkError, PoolLimitError, WaitTimeoutError
+from poolbridge._wire.messages import Ticket
+
+if TYPE_CHECKING:
+    from poolbridge import _native
+    from poolbridge._memory.tensor import Description
+    from poolbridge._session.hold import Hold
+    from poolbridge._session.session import Session
+    from poolbridge._wire.messages import Channel
+
+# Descriptions of a stream are few; one that makes ever new ones does not keep them all.
+_MOST_DESCRIPTIONS: Final = 256
+
+
+class Producer(Membership):
+    """A session's producer in one channel.
+
+    Attributes
+    ----------
+    loans
+        The leases that the channel has, by the block, each with what its next writer waits for besides.
+    over
+        Whether the channel was shut: once all leases are back, this producer leaves.
+    """
+
+    native: _native.Producer
+
+    def __init__(self, session: Session, channel: Channel, native: _native.Producer, member: int) -> None:
+        super().__init__(session, channel, "producer", native, member)
+        self.loans: dict[int, Spare] = {}
+        self.over = False
+        self._descriptions: dict[Description, tuple[int, bytes]] = {}
+        self._ids = count(1)
+        self._last: tuple[Description | None, tuple[int, bytes]] = (None, (0, b""))
+
+    def _add(self, slot: int, member: int, fd: int) -> None:
+        self.native.add_cursor(slot, member, fd)
+
+    def describe(self, description: Description) -> tuple[int, bytes]:
+        """Give a description in the form of a track, and its id."""
+        last = self._last
+        if last[0] is description:
+            return last[1]
+        known = self._descriptions.get(description)
+        if known is None:
+            if len(self._descriptions) >= _MOST_DESCRIPTIONS:
+                self._descriptions.clear()
+            known = self._descriptions[description] = next(self._ids), _pack_description(description)
+        self._last = description, known
+        return known
+
+    def collect(self, seconds: float = 0.0) -> None:
+        """Take the blocks that came back; with `seconds`, wait for one so long. The session's lock is held without."""
+        try:
+            came = self.native.reclaim(seconds)
+        except (ClosedError, ForkError):
+            return
+        if not isinstance(came, list):
+            return  # a cursor that it does not know yet, or its part has ended
+        for block, tickets in came:
+            spare = self.loans.pop(block, None)
+            if spare is None:
+                continue  # this producer has left meanwhile
+            spare.owned = True
+            if tickets:
+                spare.tickets = (*spare.tickets, *(Ticket(*ticket) for ticket in tickets))
+            if seconds:
+                self.session.return_spare(spare)
+            else:
+                self.session.spares.came_back(spare)
+
+    def has_in_flight(self, block: int) -> bool:
+        """Whether a block is in the channel, and has not come back."""
+        try:
+            return any(one == block for _, one in self.native.in_flight)
+        except (ClosedError, ForkError):
+            return False
+
+    def leave(self) -> None:
+        """Publish nothing any more; blocks that have not come back are not this client's to use. The lock is held."""
+        self.native.close()
+        loans, self.loans = self.loans, {}
+        for loan in loans.values():
+            self.session.disown(loan.grant)
+
+
+class Sending(ABC):
+    """One frame that is being published, perhaps by a thread that nobody waits for any more."""
+
+    def __init__(self, producer: Producer) -> None:
+        self.producer = producer
+        self._lock = threading.Lock()
+        self._running = False
+        self._sent = False
+        self._given_up = False
+
+    def attempt(self, seconds: float | None = 0.0) -> Any:
+        """Publish it, or give what came instead; see `poolbridge._native.Producer.publish`."""
+        result: Any = None
+        try:
+            result = self._try(seconds)
+        finally:
+            if isinstance(result, int):
+                self._sent = True
+                self._note()
+        return result
+
+    def wait(self, seconds: float | None) -> Any:
+        """Do as `attempt`, unless it was given up; it may be given up meanwhile."""
+        if not self._begin():
+            return None
+        try:
+            return self.attempt(seconds)
+        finally:
+            self._finish()
+
+    def _begin(self) -> bool:
+        with self._lock:
+            self._running = not self._given_up
+            return self._running
+
+    def _finish(self) -> None:
+        with self._lock:
+            self._running = False
+            ends = self._given_up and not self._sent
+        if ends:
+            self._end()
+
+    def give_up(self) -> None:
+        """Want it no more: the lease is released unless the frame was published."""
+        with self._lock:
+            self._given_up = True
+            ends = not self._running and not self._sent
+        if ends:
+            self._end()
+
+    @abstractmethod
+    def _try(self, seconds: float | None) -> Any:
+        """Try to publish it."""
+
+    def _note(self) -> None:  # noqa: B027 - there may be nothing to note
+        """Note that it was published."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Release the lease: the frame was not published."""
+
+
+class _LeaseSending(Sending):
+    """The frame of a lease that a user has."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        hold: Hold,
+        description: Description,
+        *,
+        ticket: Ticket | None,
+        texts: bytes,
+        event: bytes,
+    ) -> None:
+        super().__init__(producer)
+        self._hold = hold
+        self._ticket = ticket
+        self._texts = texts
+        self._event = event or None
+        self._described = producer.describe(description)
+        self._apart = False
+
+    def _try(self, seconds: float | None) -> Any:
+        producer, hold, ticket = self.producer, self._hold, self._ticket
+        grant = hold.grant
+        id_, packed = self._described
+        word, value = (0, 0) if ticket is None else (ticket.wd, ticket.v)
+        tickets = () if ticket is None else (ticket,)
+        producer.loans[grant.bl] = Spare(hold, tickets)  # before: another thread may see it come back
+        # The channel takes over what keeps the block mapped, unless arrays of the lease do so, too.
+        self._apart = bool(hold.tokens) or hold.unaccounted or hold.promise is not None
+        if self._apart:
+            hold.session.own(grant)
+        result: Any = None
+        try:
+            result = producer.native.publish(
+                grant.bl, grant.bf, grant.n, id_, packed, self._texts, word, value, self._event, seconds
+            )
+        finally:
+            if not isinstance(result, int) and producer.loans.pop(grant.bl, None) is not None and self._apart:
+                hold.session.unown(grant)
+        return result
+
+    def _note(self) -> None:
+        self._hold.session.lent(self._hold, self._ticket, apart=self._apart)
+
+    def _end(self) -> None:
+        self._hold.session.unsend(self._hold, self._ticket)
+
+
+def producer_of(session: Session, channel: Channel) -> Flow[Producer]:
+    """Give the session's producer in a channel, which joins with its first frame."""
+    while (producer := session.producers.get(channel.id)) is None:
+        joined = threading.Event()
+        other = session.joining.setdefault(channel.id, joined)
+        if other is not joined:
+            yield Sleep(other.wait, None)
+            session.check_usable()
+            continue
+        try:
+            session.producers[channel.id] = yield from join(
+                session, channel, "producer", lambda native, member: Producer(session, channel, native, member)
+            )
+        finally:
+            del session.joining[channel.id]
+            joined.set()
+    return producer
+
+
+def send(
+    producer: Producer,
+    hold: Hold,
+    description: Description,
+    *,
+    texts: Mapping[str, str],
+    ticket: Ticket | None,
+    event: bytes,
+    timeout: float | None,
+) -> Flow[int]:
+    """Publish a frame; give its number in the channel. The lease lives on if it was not published."""
+    sending = _LeaseSending(producer, hold, description, ticket=ticket, texts=pack_meta(texts), event=event)
+    hold.released = True
+    try:
+        number: int = yield from deliver(sending, timeout)
+    except (WaitTimeoutError, PoolLimitError, ClosedError):
+        hold.released = False
+        raise
+    except BaseException:
+        sending.give_up()
+        raise
+    return number
+
+
+def deliver(sending: Sending, timeout: float | None) -> Flow[int]:
+    """Publish a frame, waiting for room where that is needed; give its number in the channel."""
+    producer = sending.producer
+    session, channel, condition = producer.session, producer.channel, NATIVE.Condition
+    deadline = None if timeout is None else time.monotonic() + timeout
+    try:
+        result = sending.attempt()
+        while not isinstance(result, int):
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            if result is condition.TIMEOUT:
+                if left == 0:
+                    raise _too_slow(producer, timeout or 0.0)
+                result = yield Sleep(sending.wait, left)
+                continue
+            if result is condition.UNKNOWN_MEMBER:
+                if not (yield from hear(session, producer.knows(), left)):
+                    raise _too_slow(producer, timeout or 0.0)
+            elif result is condition.NO_ROOM:
+                raise PoolLimitError(f"channel {channel.nm!r} is full: it keeps {channel.cp} frames{_who(producer)}")
+            elif result is condition.END:
+                producer.over = True
+                raise ClosedError(f"channel {channel.nm!r} was shut")
+            elif result is condition.DESTROYED:
+                producer.over = True
+                raise producer.destroyed()
+            else:
+                yield from producer.evicted()
+            result = sending.attempt()
+    except (ClosedError, ForkError):
+        session.check_usable()
+        if producer.over:
+            raise producer.destroyed() from None
+        raise
+    return result
+
+
+def _too_slow(producer: Producer, timeout: float) -> WaitTimeoutError:
+    channel = producer.channel
+    return WaitTimeoutError(f"channel {channel.nm!r} stayed full for {timeout:g} s{_who(producer)}")
+
+
+def _who(producer: Producer) -> str:
+    behind = producer.native.behind
+    if behind is None:
+        return "; its consumers are behind, or it has none" if producer.channel.md == "queue" else ""
+    return f"; member {behind[0]} of process {behind[1]} is behind"
+
+
+# The forms of a track
+
+
+def _pack_description(description: Description) -> bytes:
+    tensor = description.to_wire()
+    head = struct.pack("<QHHI16s", tensor.of, len(tensor.sh), bool(tensor.st), 0, tensor.dt.encode())
+    shape = struct.pack(f"<{len(tensor.sh)}Q", *tensor.sh).ljust(256, b"\0")
+    return (head + shape + struct.pack(f"<{len(tensor.st)}q", *tensor.st)).ljust(576, b"\0")
+
+
+def pack_meta(texts: Mapping[str, str]) -> bytes:
+    """Pack a frame's map, whose keys stand in the order of their bytes."""
+    if not texts:
+        return b""
+    parts = []
+    for key, value in texts.items():
+        name, text = key.encode(), value.encode()
+        parts.append(struct.pack("<HH", len(name), len(text)) + name + text)
+    return b"".join(parts)

@@ -1,0 +1,310 @@
+"""Moves the packets of a blocking client.
+
+A thread that waits for a reply reads the socket itself, which saves a change of threads for each reply. While none
+waits, a watcher thread reads, so that an idle client still answers when the service asks for memory back.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from poolbridge._sys.deferred import DeferringLock, OwnedLock
+from poolbridge._sys.errors import PoolbridgeError, ServiceStalledError
+from poolbridge._wire.messages import Reply, Request
+
+if TYPE_CHECKING:
+    from poolbridge._session.calls import Call, Waiter
+    from poolbridge._session.session import Session
+
+_ReplyT = TypeVar("_ReplyT", bound=Reply)
+
+# How often a reader whose time is over reads on: more often than a full socket has something to read.
+_MOST_LATE = 1024
+
+
+class _Bell:
+    """Wakes the watcher, from any thread and from finalisers; silent once it is closed."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = DeferringLock()
+
+    def ring(self) -> None:
+        self._lock.later(self._ring)
+
+    def _ring(self) -> None:
+        if self.fd >= 0:
+            os.eventfd_write(self.fd, 1)
+
+    def silence(self) -> None:
+        try:
+            os.eventfd_read(self.fd)
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        with self._lock:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+
+class Pump:
+    """The reading and the waiting of one blocking client.
+
+    Parameters
+    ----------
+    session
+        The session to carry.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._fd = session.transport.fileno()
+        self._reading = OwnedLock()
+        self._read = False  # somebody reads
+        self._bell = _Bell()
+        self._work: deque[Callable[[], None]] = deque()
+        self._stopped = False
+        self._finished = False
+        self._want_write = False
+        self._arming = DeferringLock()
+        self._waiting: list[threading.Event] = []  # of threads that go on reading when nobody reads
+        self._armed = True  # the watcher reads what comes
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
+        self._epoll = select.epoll()
+        self._epoll.register(self._bell.fd, select.EPOLLIN)
+        self._epoll.register(self._fd, select.EPOLLIN)
+        session.carried_by(self)
+        self._watcher = threading.Thread(target=self._watch, name="poolbridge-watcher", daemon=True)
+        self._watcher.start()
+
+    def call(self, request: Request, reply_type: type[_ReplyT], seconds: float | None) -> _ReplyT:
+        """Send a request and wait for its reply.
+
+        Parameters
+        ----------
+        seconds
+            How long to wait; None waits as long as the connection stands.
+
+        Raises
+        ------
+        PoolbridgeError
+            What the service answered.
+        ServiceStalledError
+            It neither answered in time nor said that it works on the request; what it may still grant is given back.
+        """
+        deadline = None if seconds is None else time.monotonic() + seconds
+        call: Call | None = None
+        try:
+            # Before the request is sent: the watcher is then not woken by the reply.
+            if self._begin_reading():
+                try:
+                    call = self._session.ask(request, reply_type, _nothing)
+                    self._read_for(call, deadline)
+                finally:
+                    self._read, self._armed = False, True
+                    self._reading.release()
+                    self._after_reading()
+            else:
+                turn = threading.Event()
+                call = self._session.ask(request, reply_type, turn.set)
+                self._wait_for(call, turn, deadline)
+            while not call.done:
+                self._session.check_usable()  # if it has ended, another thread is about to tell the call so
+                if not call.working:
+                    raise ServiceStalledError("the service did not answer in time: it is stopped, or overloaded")
+                call.working = False  # the service says so again and again
+                turn = threading.Event()
+                call.on_done = turn.set
+                self._wait_for(call, turn, time.monotonic() + self._session.patience)
+            if call.error is not None:
+                raise call.error
+            reply = cast("_ReplyT", call.reply)
+        except BaseException:
+            self._after_reading()  # a signal handler's may have kept it from being done
+            if call is not None and call.error is None:
+                self._session.abandon(call)
+            raise
+        return reply
+
+    def wait(self, waiter: Waiter, seconds: float | None) -> bool:
+        """Wait until a waiter is told; False if `seconds` passed before."""
+        try:
+            return self._wait(waiter, seconds)
+        except BaseException:
+            self._after_reading()  # see `call`
+            raise
+
+    def _wait(self, waiter: Waiter, seconds: float | None) -> bool:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not waiter.done:
+            if deadline is not None and deadline <= time.monotonic():
+                return False
+            if self._begin_reading():
+                try:
+                    self._read_for(waiter, deadline)
+                finally:
+                    self._read, self._armed = False, True
+                    self._reading.release()
+                    self._after_reading()
+            else:
+                turn = threading.Event()
+                waiter.on_done = turn.set
+                self._wait_for(waiter, turn, deadline)
+                waiter.on_done = None
+            if self._session.ended is not None and not waiter.done:
+                self._session.check_usable()
+        return True
+
+    def _begin_reading(self) -> bool:
+        """Begin to read, if nobody does; what ends it is not a function, at whose beginning a signal could come."""
+        if not self._reading.take(0):
+            return False
+        try:
+            self._read = True
+            if self._armed:
+                self._armed = False
+                self._arm()
+        except BaseException:
+            self._read, self._armed = False, True
+            self._reading.release()
+            self._after_reading()
+            raise
+        return True
+
+    def _after_reading(self) -> None:
+        """Have others read now. Idempotent."""
+        if self._armed:
+            self._arm()
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Have a thread that waits read, if nobody does: it need not be woken by the watcher then."""
+        if self._waiting and not self._read:
+            for turn in self._waiting[:1]:
+                turn.set()
+
+    def _read_for(self, call: Call | Waiter, deadline: float | None) -> None:
+        """Read until the call is done or its time is over."""
+        late = 0
+        while not call.done:
+            if self._session.ended is not None:
+                return
+            left = None if deadline is None else max(deadline - time.monotonic(), 0)
+            # Nearly always the reply is still to come: looking for it first would be a system call in vain.
+            self._poll.poll(None if left is None else left and left * 1000 + 1)
+            try:
+                received = self._session.receive()
+            except PoolbridgeError:
+                return  # the call has failed with it
+            if left == 0:
+                # What was there by then is still read, but not what goes on coming for others.
+                late += 1
+                if not received or late > _MOST_LATE:
+                    return
+
+    def _wait_for(self, waited: Call | Waiter, turn: threading.Event, deadline: float | None) -> None:
+        """Wait until another thread has read what is waited for, or reads no more, and then read.
+
+        `turn` is set when it is there, or this thread may read.
+        """
+        self._waiting.append(turn)
+        try:
+            while not waited.done and self._session.ended is None:
+                if self._begin_reading():
+                    try:
+                        self._read_for(waited, deadline)
+                    finally:
+                        self._read, self._armed = False, True
+                        self._reading.release()
+                        self._after_reading()
+                    return
+                if not turn.wait(None if deadline is None else max(deadline - time.monotonic(), 0)):
+                    return
+                turn.clear()
+        finally:
+            self._waiting.remove(turn)
+            self._pass_on()
+
+    def _arm(self) -> None:
+        """Tell the watcher what to look for; never waits."""
+        self._arming.later(self._tell_epoll)
+
+    def _tell_epoll(self) -> None:
+        events = (select.EPOLLIN if self._armed else 0) | (select.EPOLLOUT if self._want_write else 0)
+        try:
+            self._epoll.modify(self._fd, events)
+        except (OSError, ValueError):
+            self._bell.ring()  # the socket is closed: the watcher finds out
+
+    # The watcher
+
+    def want_write(self) -> None:
+        """See `Driver`."""
+        self._want_write = True
+        self._arm()
+
+    def background(self, work: Callable[[], None]) -> None:
+        """See `Driver`."""
+        self._work.append(work)
+        self._bell.ring()
+        if self._finished:
+            self._do_work()
+
+    def _watch(self) -> None:
+        while not self._stopped and self._session.ended is None:
+            self._epoll.poll()
+            self._bell.silence()
+            self._do_work()
+            if self._want_write:
+                self._want_write = False  # if the socket is still full, the session says so again
+                self._session.flush()
+                self._arm()
+            # A thread that waits for a reply reads; its wait must not hold up the work here.
+            if self._reading.take(0):
+                try:
+                    self._read = True
+                    self._read_all()
+                finally:
+                    self._read = False
+                    self._reading.release()
+                self._pass_on()
+        self._finished = True
+        self._do_work()
+        with self._reading:
+            self._epoll.close()
+            self._bell.close()
+            self._session.transport.close()
+
+    def _read_all(self) -> None:
+        """Read what there is."""
+        try:
+            while self._session.ended is None and self._session.receive():
+                pass
+        except PoolbridgeError:
+            pass  # every call has failed with it, and the next one will
+
+    def _do_work(self) -> None:
+        while self._work:
+            try:
+                self._work.popleft()()
+            except PoolbridgeError:
+                pass  # the lease behind it has ended with the connection
+
+    def stop(self) -> None:
+        """End the watcher; returns when it has ended."""
+        self._stopped = True
+        self._bell.ring()
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join()
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,429 @@
+"""A session: the protocol's state, the mappings that belong to it, and the leases that use them.
+
+The blocking and the asyncio client are both thin drivers around this; it never waits for the network itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import ReferenceType, ref
+
+from poolbridge._order import order as _order
+from poolbridge._session.session_members import SessionMembers
+from poolbridge._sys import errors as _errors
+from poolbridge._sys import process as _process
+from poolbridge._sys.errors import (
+    ClientClosedError,
+    ConnectionLostError,
+    ForkError,
+    PoolbridgeError,
+    ProtocolError,
+)
+from poolbridge._wire.channel_messages import Forget, Seal, Wanted
+from poolbridge._wire.messages import Dropped, Release
+
+if TYPE_CHECKING:
+    from poolbridge._memory.known import KnownBlock
+    from poolbridge._session.calls import Call
+    from poolbridge._session.consumer import Consumer
+    from poolbridge._session.hold import Hold
+    from poolbridge._wire.messages import Grant, Reply, Request, Ticket
+    from poolbridge._wire.transport import Transport
+
+_OUTBOX_MAX = 65_536
+_PATIENCE = 10.0
+
+
+class Driver(Protocol):
+    """What carries a session: a thread, or an event loop."""
+
+    def want_write(self) -> None:
+        """Call `Session.flush` when the socket takes packets again; never waits."""
+
+    def background(self, work: Callable[[], None]) -> None:
+        """Do work soon that may wait for a device, elsewhere; never waits, never raises."""
+
+
+class Session(SessionMembers):
+    """One connection and what belongs to it. Thread-safe.
+
+    Parameters
+    ----------
+    transport
+        The connected socket; owned from now on.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        super().__init__()
+        self.transport = transport
+        self.pid = _process.pid
+        self.orphaned = False
+        self._closing = False
+        self.patience = _PATIENCE
+        self.lost: set[int] = set()
+        self._kept: deque[tuple[int, int, object]] = deque()
+        self._fault: ProtocolError | None = None  # what the service did that sending found
+        self.holds: dict[int, ReferenceType[Hold]] = {}
+        self._driver: Driver | None = None
+
+    def carried_by(self, driver: Driver) -> None:
+        """Say who moves this session's packets."""
+        self._driver = driver
+
+    def check_usable(self) -> None:
+        """Raise if this session has ended or belongs to another process.
+
+        Raises
+        ------
+        ForkError
+            This is a forked child.
+        ClosedError
+            The client was closed or the connection lost.
+        """
+        if _process.pid != self.pid:
+            raise ForkError(
+                f"this client belongs to process {self.pid}; after a fork, and best after spawn or exec, "
+                "connect again in the child"
+            )
+        if self.ended is not None:
+            raise type(self.ended)(str(self.ended))
+
+    # Packets
+
+    def ask(self, request: Request, reply_type: type[Reply], on_done: Callable[[], object]) -> Call:
+        """Send a request; `on_done` is called once the answer is there. Does not wait."""
+        self.check_usable()
+        try:
+            with self.lock:
+                # Again, for here it cannot change: a request that begins after the end would wait for ever.
+                self.check_usable()
+                call = self.core.start(request, reply_type, on_done)
+                self._flush()
+        except BaseException:
+            if request.q and self.ended is None:  # a signal handler's, perhaps after it was sent
+                with self.lock:
+                    self.core.forsake(request)
+                    self._flush()
+            raise
+        return call
+
+    def abandon(self, call: Call) -> None:
+        """Stop waiting for a request; what it still grants is given back."""
+        if _process.pid != self.pid or self.ended is not None:
+            return
+        with self.lock:
+            self.core.abandon(call)
+            self._flush()
+
+    def flush(self) -> bool:
+        """Send what waits to be sent; True if nothing is left."""
+        with self.lock:
+            self._flush()
+            return not self.core.outbox
+
+    def _flush(self) -> None:
+        outbox = self.core.outbox
+        if self.ended is not None:
+            outbox.clear()
+            return
+        try:
+            if not self.transport.send(outbox):
+                if len(outbox) > _OUTBOX_MAX:
+                    raise ConnectionLostError(f"the service has not taken {len(outbox)} packets: given up")
+                if self._driver is not None:
+                    self._driver.want_write()
+        except ConnectionLostError:
+            # Replies that came before may still be there to be read; the reader will find the end of the connection.
+            outbox.clear()
+            if self._driver is None:
+                raise
+        except ProtocolError as error:
+            # Not `lose`, which takes the lock: the reader finds the end of the connection, and this is why.
+            outbox.clear()
+            self._fault = ProtocolError(*error.args)
+            self.transport.shutdown()
+
+    def receive(self) -> bool:
+        """Take one packet of the socket.
+
+        Returns
+        -------
+        bool
+            False if there was none.
+
+        Raises
+        ------
+        ConnectionLostError, ProtocolError
+            The session has ended; every request that waited fails with the same error.
+        """
+        try:
+            came = self.transport.receive()
+            if came is None:
+                return False
+            core = self.core
+            with self.lock:
+                for block in core.receive(*came):
+                    self._unmap(block)
+                if core.news:
+                    self._hear()
+                if core.outbox:
+                    self._flush()
+        except PoolbridgeError as error:
+            error = self._reason(error)
+            self.lose(error)
+            raise error from None
+        return True
+
+    def _reason(self, error: PoolbridgeError) -> PoolbridgeError:
+        """Give the reason behind an error that ends the session."""
+        if self._closing:
+            # What was on its way while blocks were dropped may be on one of them.
+            return ClientClosedError("the client is closed")
+        if self._fault is not None:
+            return ProtocolError(*self._fault.args)
+        goodbye = self.core.goodbye
+        if not isinstance(error, ConnectionLostError) or goodbye is None:
+            return error
+        if not self.core.epoch:  # there never was a session to lose
+            return _errors.from_wire(goodbye.c, goodbye.m)
+        return ConnectionLostError(f"the service said goodbye ({goodbye.c}): {goodbye.m}. So {_errors.SESSION_LOST}")
+
+    # Leases
+
+    def write_holds(self, pool: int) -> list[Hold]:
+        """Give the holds of write leases in a pool, the newest first."""
+        found = []
+        for reference in reversed(list(self.holds.values())):
+            hold = reference()
+            if hold is not None and hold.write and not hold.released and hold.grant.pl == pool:
+                found.append(hold)
+        return found
+
+    def give_back(self, grant: Grant, consumer: Consumer | None = None) -> None:
+        """End a lease that nothing was made of, from wherever the garbage collector may be: never waits, never raises.
+
+        Parameters
+        ----------
+        grant
+            The lease, or what stands for that of a frame.
+        consumer
+            Whose frame it is, if it is a frame's.
+        """
+        if _process.pid == self.pid:
+            self.lock.later(partial(self._release, grant, (), failed=False, consumer=consumer, alone=True))
+
+    def let_go(self, hold: Hold, *, failed: bool, alone: bool = False) -> None:
+        """End the lease of a hold without waiting; never raises.
+
+        Where the end of a device's work has to be waited for, that happens in the background. `alone` says that nobody
+        has the hold any more, and nobody said what becomes of its frame: see `Consumer.end_frame`.
+        """
+        if _process.pid != self.pid:
+            return
+        if hold.sent:
+            self.lock.later(partial(self.disown, hold.grant))
+            return
+        tickets = _order.done_at_once(hold)
+        if tickets is not None or self._driver is None:
+            self.release(hold, tickets or (), failed=failed, alone=alone)
+        else:
+            self._driver.background(partial(_order.done, hold, partial(self.release, hold, failed=failed, alone=alone)))
+
+    def release(self, hold: Hold, tickets: tuple[Ticket, ...], *, failed: bool, alone: bool = False) -> None:
+        """End a lease; `tickets` say when the work on its memory is done. Never waits, never raises."""
+        consumer = hold.consumer
+        self.lock.later(partial(self._release, hold.grant, tickets, failed=failed, consumer=consumer, alone=alone))
+
+    def _release(
+        self,
+        grant: Grant,
+        tickets: tuple[Ticket, ...],
+        *,
+        failed: bool,
+        consumer: Consumer | None,
+        alone: bool,
+    ) -> None:
+        self.holds.pop(grant.id, None)
+        if consumer is not None:
+            consumer.end_frame(grant, tickets, back=failed, alone=alone)
+        elif not self.spares.take_back(grant, tickets):
+            self._released(self.core.release(grant, tickets, failed=failed))
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Have something done that may wait, for a finaliser; never waits, never raises."""
+        if _process.pid == self.pid and self._driver is not None:
+            self._driver.background(work)
+
+    def lend(self, hold: Hold) -> Hold:
+        """Make a hold for an array that outlives a lease: it keeps the block mapped as the lease does."""
+        lender = hold.lender()
+        with self.lock:
+            block = self.core.blocks.get(hold.grant.bl)
+            if block is not None:
+                block.leases += 1
+                lender.sent = True
+        return lender
+
+    def leave_to_arrays(self, lender: Hold) -> None:
+        """Have a lease end with the arrays whose memory `lender` keeps mapped. The lock is held."""
+        self.holds[lender.grant.id] = ref(lender)
+        lender.sent = lender.released = False
+        self.disown(lender.grant)
+
+    def keep_array(self, grant: Grant, array: tuple[Any, Any, Any], most: int) -> None:
+        """Keep an array with its block, for the frames to come."""
+        with self.lock:
+            block = self.core.blocks.get(grant.bl)
+            if block is None or block.recalled:
+                return
+            if len(block.arrays) >= most:
+                block.arrays.clear()
+            block.arrays.append(array)
+
+    def lent(self, hold: Hold, ticket: Ticket | None, *, apart: bool) -> None:
+        """Note that a channel has a lease. `apart`: arrays of the user's lease keep the block mapped as well."""
+        self.spares.published(hold.grant)
+        self.spares.watch()
+        hold.seal()
+        with self.lock:
+            kept = self.holds.get(hold.grant.id)
+            if kept is not None and kept() is hold:  # the lease may have come back meanwhile
+                del self.holds[hold.grant.id]
+            block = self.core.blocks.get(hold.grant.bl)
+            if block is not None and ticket is not None:
+                block.used(ticket)
+            if apart:
+                if hold.tokens or hold.unaccounted or hold.promise is not None:
+                    hold.sent = True
+                else:
+                    self.disown(hold.grant)
+
+    def unsend(self, hold: Hold, ticket: Ticket | None = None) -> None:
+        """Give back a lease that may have been sent or not: nobody knows. `ticket` stands for work on it."""
+        with self.lock:
+            self.holds.pop(hold.grant.id, None)
+            self.spares.published(hold.grant)
+            self.core.tell(Release(l=hold.grant.id, fl=True, dt=() if ticket is None else (ticket,)))
+            self._flush()
+            hold.sent = True
+
+    def _released(self, idle: KnownBlock | None) -> None:
+        if idle is not None:
+            self._unmap(idle)
+        self._flush()
+        if self.orphaned and self.ended is None and not self.holds and self._driver is not None:
+            self._driver.background(self.close)
+
+    # Timelines and channels
+
+    def adopt(self, timeline: int, *, own: bool) -> None:
+        """Map the page of a timeline that the service has sent, unless another thread has done it."""
+        with self.lock:
+            # A session that went on without the page would take what its tickets stand for as done.
+            self.check_usable()
+            self._adopt(timeline, own=own)
+
+    def _adopt(self, timeline: int, *, own: bool) -> None:
+        descriptors = self.core.pages.pop(timeline, None)
+        if descriptors is None:
+            return
+        fd = descriptors.one()
+        try:
+            if self.timelines.add(self.core.epoch, timeline, fd, own=own) and own:
+                self.core.tell(Seal())
+                self._flush()
+        finally:
+            os.close(fd)
+
+    def keep(self, source: object, ticket: Ticket) -> None:
+        """Keep what a stream copies from until it has done so."""
+        self._kept.append((ticket.wd, ticket.v, source))
+        self._drop_kept()
+
+    def _drop_kept(self) -> None:
+        own = self.timelines.own
+        while self._kept and (own is None or own.reached(*self._kept[0][:2])):
+            self._kept.popleft()
+
+    def unsubscribe(self, consumer: Consumer) -> None:
+        """Want no more frames, and give back those that nobody took; never waits, never raises."""
+        if _process.pid == self.pid and not consumer.left:
+            self.lock.later(partial(self._leave, consumer))
+
+    def _hear(self) -> None:
+        """Take the news that the core has for this session. The lock is held."""
+        news, self.core.news = self.core.news, []
+        for notice in news:
+            if isinstance(notice, Forget):
+                self.timelines.forget(notice.tl)
+                continue
+            if isinstance(notice, Wanted):
+                self.spares.want(notice.pl)
+                continue
+            self.lost.update(notice.bf)
+            for reference in list(self.holds.values()):
+                hold = reference()
+                if hold is not None and hold.grant.bf in notice.bf:
+                    hold.lost = True
+
+    # The end
+
+    def lose(self, error: PoolbridgeError) -> None:
+        """End the session because the connection failed. Leases still held keep their memory mapped.
+
+        The socket is shut down, not closed: its driver closes it when nobody waits for it any more.
+        """
+        with self.lock:
+            if self.ended is None:
+                # A copy: the traceback of the one that is raised keeps every array in its frames alive.
+                self.ended = type(error)(*error.args)
+                self._drop_kept()
+                self._end_members()
+                self._let_go()
+            self.core.lose(error)
+        self.transport.shutdown()
+
+    def prepare_close(self) -> Dropped | None:
+        """Release every lease that no array uses, and unmap what is then idle.
+
+        Returns
+        -------
+        Dropped or None
+            The last request, whose reply says that the service has seen all of it; None if there is nothing to say.
+        """
+        for reference in list(self.holds.values()):
+            hold = reference()
+            if hold is not None:
+                hold.close()
+        with self.lock:
+            if self.ended is not None or not self.core.epoch:
+                return None
+            self._end_members()
+            idle = [block for block in self.core.blocks.values() if not block.leases]
+            busy = bool(self.core.outbox) or bool(self.core.blocks)
+            self._closing = True
+            for block in idle:
+                self._unmap(block)
+        return Dropped(bl=()) if busy else None
+
+    def close(self) -> None:
+        """End the session. Idempotent. Memory that arrays use stays mapped until they are gone."""
+        if _process.pid != self.pid:
+            self.transport.close()
+            return
+        with self.lock:
+            if self.ended is None and self.core.epoch:  # nobody waits for what the service says to it
+                self._end_members()
+                self._flush()
+        self.lose(ClientClosedError("the client is closed"))
+
+    def close_when_unused(self) -> None:
+        """End the session because its client was dropped; if arrays are alive, when the last of them is gone."""
+        if self.holds:
+            self.orphaned = True
+        else:
+            self.close()

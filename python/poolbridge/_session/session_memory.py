@@ -1,0 +1,157 @@
+"""The memory of a session: what it has mapped, and when that may go."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from functools import partial
+from typing import TYPE_CHECKING
+
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._memory import dlpack as _dlpack
+from poolbridge._memory.mappings import MAPPINGS, Mapping
+from poolbridge._order.timelines import Timelines
+from poolbridge._session.core import Core
+from poolbridge._sys.deferred import DeferringLock
+from poolbridge._sys.errors import ClientClosedError, NotFoundError, PoolbridgeError, ProtocolError
+
+if TYPE_CHECKING:
+    from poolbridge._memory.kinds import BlockMemory, PoolMemory
+    from poolbridge._memory.known import KnownBlock
+    from poolbridge._order.timeline import Timeline
+    from poolbridge._wire.messages import Pool
+
+
+class SessionMemory(ABC):
+    """What one session has mapped.
+
+    Attributes
+    ----------
+    core
+        The protocol's state.
+    timelines
+        The pages that the session knows.
+    ended
+        Why the session has ended, or None.
+    lock
+        Guards what the session knows.
+    device
+        The GPU that is to reach what is mapped, where that is memory of another one; None: no other.
+    """
+
+    def __init__(self) -> None:
+        self.core = Core()
+        self.timelines = Timelines()
+        self.ended: PoolbridgeError | None = None
+        self.lock = DeferringLock()
+        self.device: int | str | None = None
+        self._pools: dict[int, Mapping[PoolMemory]] = {}
+
+    @abstractmethod
+    def _flush(self) -> None:
+        """Send what waits to be sent. The lock is held."""
+
+    def pool_info(self, pool_id: int) -> Pool | None:
+        """Describe a pool that this session has opened, or None."""
+        known = self.core.pools.get(pool_id)
+        return known.info if known is not None else None
+
+    def mapped(self, block_id: int) -> BlockMemory | None:
+        """Give a block's mapping if this session has it already."""
+        known = self.core.blocks.get(block_id)
+        return known.mapped.memory if known is not None and known.mapped is not None else None
+
+    def map(self, block_id: int) -> BlockMemory:
+        """Map a block that this session has a lease on, and its pool before it. May wait for the driver.
+
+        Raises
+        ------
+        UnavailableError
+            This process cannot map memory of this kind; the message says what is missing.
+        """
+        known = self.core.blocks.get(block_id)
+        if known is None:
+            raise NotFoundError(f"block {block_id} is not known to this session")
+        mapping = MAPPINGS.block(self.core.epoch, self._map_pool(known.pool), known)
+        with self.lock:
+            if known.mapped is None and self.ended is None:
+                known.mapped = mapping
+                return mapping.memory
+            kept = known.mapped
+        MAPPINGS.give_up(mapping, _nothing)
+        if kept is None:
+            raise ClientClosedError("the client was closed while it mapped memory")
+        memory: BlockMemory = kept.memory
+        return memory
+
+    def _map_pool(self, pool_id: int) -> Mapping[PoolMemory]:
+        mapping = self._pools.get(pool_id)
+        if mapping is None:
+            mapping = self._import_pool(pool_id)
+        if self.device is not None and mapping.memory.device[0] == _dlpack.CUDA:
+            MAPPINGS.reach(mapping, _cuda.ordinal_of(self.device))
+        return mapping
+
+    def _import_pool(self, pool_id: int) -> Mapping[PoolMemory]:
+        known = self.core.pools.get(pool_id)
+        if known is None:
+            raise ProtocolError(f"pool {pool_id} was never opened by this session")
+        mapping = MAPPINGS.pool(self.core.epoch, known, self.device)
+        with self.lock:
+            if self.ended is None and pool_id not in self._pools:
+                self._pools[pool_id] = mapping
+                return mapping
+        # Another thread was faster; the mapping is the same, but this session holds it once.
+        MAPPINGS.give_up(mapping, _nothing)
+        if self.ended is not None:
+            raise ClientClosedError("the client was closed while it mapped memory")
+        return mapping
+
+    def _unmap(self, block: KnownBlock) -> None:
+        """Give up a block that no lease of this session needs, and say so. The lock is held."""
+        mapping, block.mapped = block.mapped, None
+        own = self.timelines.own
+        if mapping is None:
+            self._unmapped(block)
+        elif block.uses and own is not None and not all(_done(own, *use) for use in block.uses.items()):
+            uses, block.uses = block.uses, {}
+            work = partial(self._unmap_after, own, uses, mapping, block)
+            threading.Thread(target=work, name="poolbridge-unmap", daemon=True).start()
+        else:
+            MAPPINGS.give_up(mapping, partial(self.lock.later, partial(self._unmapped, block)))
+
+    def _unmap_after(
+        self, own: Timeline, uses: dict[int, int], mapping: Mapping[BlockMemory], block: KnownBlock
+    ) -> None:
+        """Unmap a block once this session's streams are done with it."""
+        for use in uses.items():
+            while not own.page.wait(*use, 1.0):
+                pass
+        if not all(_done(own, *use) for use in uses.items()):
+            mapping.memory.synchronize()
+        MAPPINGS.give_up(mapping, partial(self.lock.later, partial(self._unmapped, block)))
+
+    def _unmapped(self, block: KnownBlock) -> None:
+        self.core.drop(block)
+        self._flush()
+
+    def _let_go(self) -> None:
+        for known in list(self.core.blocks.values()):
+            known.recalled = True
+            known.arrays.clear()
+            if not known.leases:
+                self._unmap(known)
+        pools, self._pools = list(self._pools.values()), {}
+        for mapping in pools:
+            MAPPINGS.give_up(mapping, _nothing)
+        self.core.close_descriptors()
+        self.timelines.close()
+
+
+def _done(own: Timeline, word: int, value: int) -> bool:
+    """Whether a stream has written a word. A service that shuts down lets the word go, and the stream works on."""
+    return own.reached(word, value) and not own.page.died(word, value)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,487 @@
+"""Leases that came back from channels: they are kept for the next frame for a while, and then released."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import UNSET, structs
+
+from poolbridge._session.hold import Hold
+from poolbridge._sys import process as _process
+from poolbridge._sys.errors import PoolbridgeError
+from poolbridge._wire.messages import Grant, Ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from poolbridge._memory.tensor import Description
+    from poolbridge._session.producer import Producer
+    from poolbridge._session.session import Session
+    from poolbridge._session.session_members import SessionMembers
+
+# Leases of a pool are not kept for longer than so many seconds in which nothing is allocated in it.
+_IDLE: Final = 1.0
+# For how long all that comes back is released after the service has asked for it.
+_WANTED: Final = 1.0
+# More leases are kept than a pool's channels have places.
+_MORE: Final = 2
+# How long a producer that does not allocate rests between two looks for blocks that come back: at first, and at most.
+_REST: Final = 0.5
+_LONGEST_REST: Final = 1.0
+# How long one look for blocks that come back may sleep, and how often tickets are looked at: a GPU wakes nobody.
+_LOOK: Final = 10e-3
+# How often tickets are looked at while the client closes, and how long a look rests that may have come to nothing.
+_GLANCE: Final = 1e-3
+
+
+class Spare:
+    """A write lease that a channel has or that came back, and what must be reached before its memory is written again.
+
+    Parameters
+    ----------
+    hold
+        The lease as its last user had it.
+    tickets
+        What must be reached before the memory is written again, or the lease released.
+
+    Attributes
+    ----------
+    reusable
+        Whether the lease can be kept for the next frame: nobody else can have a name or a lease of its buffer.
+    owned
+        Whether this client has it, and no channel; publishers note it.
+    shelf, lender, array
+        Of a publisher's lease: where the publisher finds it, its array, and what keeps the array's memory mapped.
+    """
+
+    __slots__ = (
+        "_description",
+        "_memory",
+        "_pool",
+        "array",
+        "grant",
+        "lender",
+        "owned",
+        "reusable",
+        "shelf",
+        "tickets",
+    )
+
+    def __init__(self, hold: Hold, tickets: tuple[Ticket, ...]) -> None:
+        self.grant = hold.grant
+        self.tickets = tickets
+        self.reusable = hold.allocated
+        self._pool = hold.pool
+        self._memory = hold.memory
+        self._description = hold.description
+        self.owned = True
+        self.shelf: Shelf | None = None
+        self.lender: Hold | None = None
+        self.array: Any = None
+
+    def __del__(self) -> None:
+        # A publisher's, which nobody has any more: a signal's handler raised between two of its steps.
+        if (
+            self.owned
+            and self.shelf is not None
+            and self.lender is not None
+            and _process.pid == self.lender.session.pid
+        ):
+            self.lender.session.lose_spare(self.grant)
+
+    def take_off(self) -> bool:
+        """Make it a lease like any other; False if the array that its publisher made of it is still used."""
+        self.array = None
+        lender = self.lender
+        if lender is not None and (lender.tokens or lender.unaccounted):
+            return False
+        self.leave_shelf()
+        return True
+
+    def leave_shelf(self) -> None:
+        """Make it a lease like any other; its publisher's array is not to be used any more."""
+        self.shelf = self.lender = self.array = None
+
+    def hold(self, session: Session, description: Description) -> Hold:
+        """Make a hold of the lease, as if the service had granted it now."""
+        grant = self.grant
+        if description is not self._description or self.tickets != grant.wt or grant.ev:
+            tensor = description.to_wire()
+            grant = structs.replace(grant, t=tensor, wt=self.tickets, x=UNSET, ev=b"", eo=False)
+        hold = Hold(session, grant, self._pool, self._memory, description)
+        hold.allocated = True
+        return hold
+
+
+class Shelf:
+    """The leases of one publisher. The session's lock guards them.
+
+    Attributes
+    ----------
+    free
+        Those that came back, the oldest first.
+    loan
+        The one whose array the user writes, if there is one. It is taken from here in one step, by the publisher or by
+        those that end it.
+    used
+        When the publisher took one last.
+    producer
+        The producer of the publisher's channel, once it has a lease.
+    most
+        How many leases are kept in `free`, besides those that are `extra`.
+    extra
+        How many leases there are more than the publisher needs, so that several come back together.
+    wanting
+        Whether there are to be more.
+    closed
+        Whether the publisher was closed.
+    """
+
+    __slots__ = ("closed", "extra", "free", "loan", "most", "pool", "producer", "used", "wanting")
+
+    def __init__(self, pool: int, most: int) -> None:
+        self.pool = pool
+        self.most = most
+        self.producer: Producer | None = None
+        self.free: deque[Spare] = deque()
+        self.loan: deque[Spare] = deque()
+        self.used = 0.0
+        self.extra = 0
+        self.wanting = True
+        self.closed = False
+
+    def take_free(self) -> list[Spare]:
+        """Give those away that came back, as leases like any others."""
+        spares = _drained(self.free)
+        for spare in spares:
+            spare.leave_shelf()
+        return spares
+
+
+def _drained(spares: deque[Spare]) -> list[Spare]:
+    """Empty a deque from which a publisher takes some, too, without the session's lock."""
+    taken = []
+    with suppress(IndexError):
+        while True:
+            taken.append(spares.popleft())
+    return taken
+
+
+class Spares:
+    """The spare leases of one session. The session's lock guards them.
+
+    Parameters
+    ----------
+    session
+        Whose leases they are.
+    """
+
+    def __init__(self, session: SessionMembers) -> None:
+        self._session = session
+        self._kept: dict[int, deque[Spare]] = {}  # by pool, the oldest first
+        self._shelves: set[Shelf] = set()
+        self._over = False  # the session has ended, or is about to
+        self._leaving: list[Spare] = []  # to be released once their tickets are reached
+        # By lease, those that allocations have got, and the tickets that count for them.
+        self._granted: dict[int, tuple[Spare, tuple[Ticket, ...]]] = {}
+        self._used: dict[int, float] = {}  # by pool, when it was allocated in last
+        self._wanted: dict[int, float] = {}  # by pool, until when what comes back is released
+        self._asked: set[int] = set()  # timelines whose pages were asked for
+        self._rest = _REST
+        self._thread: threading.Thread | None = None
+        self._bell = threading.Event()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._kept.values())) + len(self._leaving) + sum(len(one.free) for one in self._shelves)
+
+    # Publishers
+
+    def drop_shelf(self, shelf: Shelf) -> None:
+        """Release a publisher's leases; those that a channel has, once they come back."""
+        shelf.closed = True
+        if self._over:
+            for spare in (*shelf.take_free(), *_drained(shelf.loan)):
+                self._disown(spare)
+            return
+        self._shelves.discard(shelf)
+        for spare in shelf.take_free():
+            self.put(spare)
+        self._end_loan(shelf, self.put)
+
+    def _end_loan(self, shelf: Shelf, put: Callable[[Spare], None]) -> None:
+        """Take the loan from a publisher; while its array is used, the lease is the array's and ends with it."""
+        for spare in _drained(shelf.loan):
+            lender = spare.lender
+            if spare.take_off() or lender is None:
+                put(spare)
+            else:
+                spare.leave_shelf()
+                self._session.leave_to_arrays(lender)
+
+    def _disown(self, spare: Spare) -> None:
+        spare.leave_shelf()
+        self._session.disown(spare.grant)
+
+    def lend_to(self, shelf: Shelf, spare: Spare) -> None:
+        """Put a lease on loan to a publisher."""
+        if self._over:
+            self._disown(spare)
+            return
+        shelf.loan.append(spare)
+        if shelf.closed:
+            self.drop_shelf(shelf)
+        else:
+            self._shelves.add(shelf)
+
+    def collect_for(self, shelf: Shelf) -> int:
+        """Take what has come back to a publisher; give how many leases it has then."""
+        if shelf.producer is not None:
+            self._used[shelf.pool] = time.monotonic()
+            self._rest = _REST
+            shelf.producer.collect()
+            if shelf.producer.over and not shelf.producer.loans:
+                self._session.retire(shelf.producer)
+            self.watch()
+        return len(shelf.free)
+
+    def came_back(self, spare: Spare) -> None:
+        """Put a lease that came back where its publisher finds it, or where all do."""
+        shelf = spare.shelf
+        if (
+            shelf is None
+            or shelf.closed
+            or spare.tickets
+            or len(shelf.free) >= shelf.most + shelf.extra
+            or self._is_wanted(spare.grant.pl)
+        ):
+            self.put(spare)
+        else:
+            shelf.free.append(spare)
+
+    # All
+
+    def take(self, pool: int, nbytes: int, *, at_once: bool = False) -> Spare | None:
+        """Give a lease of just as many bytes, if one has come back; `at_once`: one whose memory can be written now."""
+        self._used[pool] = time.monotonic()
+        self._rest = _REST
+        spare = self._find(pool, nbytes, at_once=at_once)
+        if spare is None:
+            self.collect(pool)
+            spare = self._find(pool, nbytes, at_once=at_once)
+        if spare is not None and spare.tickets:
+            self._narrow(spare)
+            if spare.tickets:
+                self._granted[spare.grant.id] = spare, spare.tickets
+                self._session.timelines.pin(spare.tickets)
+        return spare
+
+    def _find(self, pool: int, nbytes: int, *, at_once: bool) -> Spare | None:
+        kept = self._kept.get(pool)
+        for place, spare in enumerate(kept or ()):
+            if spare.grant.n != nbytes:
+                continue
+            if at_once and spare.tickets:
+                self._narrow(spare)
+                if spare.tickets:
+                    continue
+            del kept[place]  # type: ignore[union-attr] # there is one in it
+            return spare
+        return None
+
+    def collect(self, pool: int) -> None:
+        """Take what has come back from the channels of a pool."""
+        for producer in list(self._session.producers.values()):
+            if producer.channel.pl == pool:
+                producer.collect()
+                if producer.over and not producer.loans:
+                    self._session.retire(producer)
+
+    def put(self, spare: Spare) -> None:
+        """Keep a lease that came back, or release it where it cannot be kept."""
+        self.published(spare.grant)
+        spare.leave_shelf()
+        pool, now = spare.grant.pl, time.monotonic()
+        if spare.reusable and not self._is_wanted(pool):
+            kept = self._kept.setdefault(pool, deque())
+            kept.append(spare)
+            if len(kept) > _MORE and len(kept) > self._most(pool):
+                self._leaving.append(kept.popleft())
+        else:
+            self._leaving.append(spare)
+        if self._leaving:
+            self._tidy(now)
+            self._bell.set()
+        self.watch()
+
+    def take_back(self, grant: Grant, tickets: tuple[Ticket, ...]) -> bool:
+        """Take a lease back whose user releases it unpublished; False if the service can have it at once."""
+        spare, _ = self._granted.get(grant.id, (None, ()))
+        self.published(grant)
+        if spare is None:
+            return False
+        self._narrow(spare)
+        if not spare.tickets:
+            return False
+        spare.tickets = (*spare.tickets, *tickets)
+        self._leaving.append(spare)
+        self._bell.set()
+        self.watch()
+        return True
+
+    def published(self, grant: Grant) -> None:
+        """Note that a lease is a channel's again: what it waited for, its ready ticket stands for."""
+        granted = self._granted.pop(grant.id, None)
+        if granted is not None:
+            self._session.timelines.unpin(granted[1])
+
+    def want(self, pool: int) -> None:
+        """Release what is kept and, for a second, what comes back."""
+        self._wanted[pool] = time.monotonic() + _WANTED
+        self._bell.set()
+        self.watch()
+
+    def settle_for(self, seconds: float) -> None:
+        """Release all, because the client closes; for what GPUs work on it waits so long."""
+        deadline = time.monotonic() + seconds
+        while not self._session.settle_spares() and time.monotonic() < deadline:
+            time.sleep(_GLANCE)  # a GPU wakes nobody
+
+    def settle(self) -> bool:
+        """Release all that can be released; False if tickets are still to be reached."""
+        for producer in self._session.producers.values():
+            producer.collect()
+        for kept in self._kept.values():
+            self._leaving.extend(kept)
+            kept.clear()
+        for shelf in self._shelves:
+            self._leaving.extend(shelf.take_free())
+            self._end_loan(shelf, self._leaving.append)
+        self._tidy(time.monotonic())
+        return not self._leaving
+
+    def end(self) -> None:
+        """Keep nothing any more: the session has ended."""
+        for kept in (*self._kept.values(), self._leaving):
+            for spare in kept:
+                self._disown(spare)
+            kept.clear()
+        self._over = True
+        for shelf in list(self._shelves):
+            self.drop_shelf(shelf)
+        self._shelves.clear()
+        self._bell.set()
+
+    # Inside
+
+    def _is_used(self, pool: int, now: float) -> bool:
+        return self._wanted.get(pool, 0) <= now and now - self._used.get(pool, 0) < _IDLE
+
+    def _is_wanted(self, pool: int) -> bool:
+        return bool(self._wanted) and self._wanted.get(pool, 0) > time.monotonic()
+
+    def _most(self, pool: int) -> int:
+        return _MORE + sum(one.channel.cp for one in self._session.producers.values() if one.channel.pl == pool)
+
+    def _narrow(self, spare: Spare) -> None:
+        """Forget the tickets of a lease that are reached."""
+        if spare.tickets:
+            spare.tickets = tuple([ticket for ticket in spare.tickets if not self._reached(ticket)])
+
+    def _reached(self, ticket: Ticket) -> bool:
+        timelines, core = self._session.timelines, self._session.core
+        if timelines.unknown(core.epoch, (ticket,)):
+            self._ask(ticket.tl)
+            return False
+        page = timelines.page(ticket.tl)
+        return page is None or page.reached(ticket.wd, ticket.v)
+
+    def _ask(self, timeline: int) -> None:
+        if timeline not in self._asked:
+            self._asked.add(timeline)
+            self._session.learn_timeline(timeline, self._learned)
+
+    def _learned(self, timeline: int) -> None:
+        self._asked.discard(timeline)
+        self._bell.set()
+
+    def _tidy(self, now: float) -> None:
+        """Release what is not to be kept any more and whose tickets are reached."""
+        for pool, kept in self._kept.items():
+            if kept and not self._is_used(pool, now):
+                self._leaving.extend(kept)
+                kept.clear()
+        for shelf in self._shelves:
+            if shelf.free and not (now - shelf.used < _IDLE and not self._is_wanted(shelf.pool)):
+                self._leaving.extend(shelf.take_free())
+        stay = []
+        for spare in self._leaving:
+            self._narrow(spare)
+            if spare.tickets:
+                stay.append(spare)
+            else:
+                self._session.end_spare(spare.grant)
+        self._leaving = stay
+
+    def watch(self) -> None:
+        """Have a thread look again when there is something to release."""
+        if self._thread is None and self._session.ended is None:
+            self._thread = threading.Thread(target=self._run, name="poolbridge-spares", daemon=True)
+            self._thread.start()
+
+    def _soon(self, now: float) -> float | None:
+        """Give in how many seconds there is something to do; None: never.
+
+        While a pool is allocated in there will be: a thread for every moment without spare leases would cost more.
+        """
+        if self._leaving or any(until > now for until in self._wanted.values()):
+            return _LOOK
+        ends = [end for used in self._used.values() if (end := used + _IDLE) > now]
+        if ends:
+            return max(min(ends) - now, _LOOK)
+        if not self._lending():
+            return None
+        rest, self._rest = self._rest, min(2 * self._rest, _LONGEST_REST)
+        return rest
+
+    def _lending(self) -> set[int]:
+        """Give the pools of which channels have blocks."""
+        return {producer.channel.pl for producer in self._session.producers.values() if producer.loans}
+
+    def _run(self) -> None:
+        try:
+            while (seconds := self._turn()) is not None:
+                wanted = self._wanting()
+                for producer in wanted:
+                    producer.collect(_LOOK / len(wanted))
+                self._bell.wait(_GLANCE if wanted else seconds)
+                self._bell.clear()
+        except PoolbridgeError:
+            pass  # the session has ended
+        finally:
+            if self._thread is threading.current_thread():
+                self._thread = None  # whatever happened: the next that is needed can start
+
+    def _turn(self) -> float | None:
+        with self._session.lock:
+            now = time.monotonic()
+            for pool in self._lending():
+                if now - self._used.get(pool, 0) >= _IDLE:  # otherwise allocations collect
+                    self.collect(pool)
+            self._tidy(now)
+            seconds = self._soon(now) if self._session.ended is None else None
+            if seconds is None:
+                self._thread = None
+            return seconds
+
+    def _wanting(self) -> list[Producer]:
+        """Give the producers whose blocks are wanted, if there are some in flight."""
+        now = time.monotonic()
+        return [
+            producer
+            for producer in list(self._session.producers.values())
+            if self._wanted.get(producer.channel.pl, 0) > now and producer.loans
+        ]

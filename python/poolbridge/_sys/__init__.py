@@ -1,0 +1,1 @@
+"""What the operating system and Python have us mind."""

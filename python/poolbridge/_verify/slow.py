@@ -1,0 +1,150 @@
+"""Tasks of the worker in which a kernel is held while a buffer changes hands: nobody waits for it but streams."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import time
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._cuda.cuda import call, current
+from poolbridge._libraries import consumers as _consumers
+from poolbridge._libraries.patterns import Pattern
+from poolbridge._memory import dlpack as _dlpack
+from poolbridge._order.streams import stream_key
+
+if TYPE_CHECKING:
+    from poolbridge._client.lease import Lease
+    from poolbridge._verify.worker import Worker
+
+# When a kernel that nobody lets go on does so by itself.
+_MOST_HELD_NS: Final = 60 * 10**9
+
+_PAGE: Final = 4096  # the gate is its first word
+_THREADS: Final = 256
+_BLOCKS: Final = 64
+# What the comparing kernel finds: a count, a lock, and an index and a value for each of the first mismatches.
+_RESULT: Final = 8
+_RESULT_WORDS: Final = 2 + 2 * 8
+
+_HOLD: Final = "poolbridge_hold"
+_SPIN: Final = "poolbridge_spin"
+_COMPARE: Final = "poolbridge_verify_masked_u32"
+_ADDRESS, _U64, _U32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32
+
+
+class Reading:
+    """A comparison that a stream has begun in one task, and that the next one waits for.
+
+    Parameters
+    ----------
+    ordinal
+        The GPU.
+    path
+        A file with the PTX of Go's package ``pattern``.
+    stream
+        The stream, as its library makes them.
+    """
+
+    def __init__(self, ordinal: int, path: str, stream: Any) -> None:
+        key = stream_key((_dlpack.CUDA, ordinal), stream)
+        if key is None:
+            raise ValueError(f"{stream!r} is no stream that work can be given")
+        self._ordinal, self._handle, self._kept = ordinal, key.handle, stream
+        self._functions = _load(ordinal, path)
+        self._mapping = mmap.mmap(-1, _PAGE)
+        self._words = np.frombuffer(self._mapping, np.uint64)
+        self._address = int(self._words.ctypes.data)
+        self._page = _cuda_stream.register(ordinal, self._address, _PAGE, write=True)
+        # The driver loads a kernel when it first runs, and may wait for those that are held.
+        self._hold(0)
+        self._spin(0)
+        self.compare(self._page, 2, Pattern(0, 0, "masked"))
+        self._synchronize()
+        self._words[_RESULT + 2 : _RESULT + _RESULT_WORDS] = np.iinfo(np.uint64).max
+
+    def hold(self, seconds: float) -> None:
+        """Have a kernel keep the stream busy until `finish`, and another one for some seconds after that."""
+        self._hold(_MOST_HELD_NS)
+        self._spin(int(seconds * 1e9))
+
+    def compare(self, pointer: int, elements: int, pattern: Pattern) -> None:
+        """Have a kernel compare elements with a masked pattern."""
+        scale, offset, result = int(pattern.scale), int(pattern.offset), self._page + 8 * _RESULT
+        values = (pointer, 0, elements, scale, offset, pattern.mask, result)
+        self._launch(_COMPARE, _BLOCKS, _THREADS, values, (_ADDRESS, _U64, _U64, _U32, _U32, _U32, _ADDRESS))
+
+    @property
+    def busy(self) -> bool:
+        """Whether the stream has work to do."""
+        driver = _cuda.bindings()
+        with current(self._ordinal):
+            (result,) = driver.cuStreamQuery(self._handle)
+        return bool(result == driver.CUresult.CUDA_ERROR_NOT_READY)
+
+    def finish(self) -> int:
+        """Let the stream go on, and give how many elements differed."""
+        self._words[0] = 1
+        self._synchronize()
+        found = int(self._words[_RESULT])
+        _cuda_stream.unregister(self._ordinal, self._address)
+        return found
+
+    def _hold(self, nanoseconds: int) -> None:
+        self._launch(_HOLD, 1, 1, (self._page, nanoseconds), (_ADDRESS, _U64))
+
+    def _spin(self, nanoseconds: int) -> None:
+        self._launch(_SPIN, 1, 1, (nanoseconds,), (_U64,))
+
+    def _launch(self, name: str, blocks: int, threads: int, values: tuple[int, ...], types: tuple[Any, ...]) -> None:
+        with current(self._ordinal):
+            function = self._functions[name]
+            call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, self._handle, (values, types), 0)
+
+    def _synchronize(self) -> None:
+        with current(self._ordinal):
+            call("cuStreamSynchronize", self._handle)
+
+
+@cache
+def _load(ordinal: int, path: str) -> dict[str, Any]:
+    with current(ordinal):
+        module = call("cuModuleLoadData", Path(path).read_bytes() + b"\0")
+        return {name: call("cuModuleGetFunction", module, name.encode()) for name in (_HOLD, _SPIN, _COMPARE)}
+
+
+def begin(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
+    """Have a stream compare a buffer, and release it: wait for nothing, neither for its writer nor for the stream."""
+    ordinal = _cuda.find_device(task["device"])
+    consumer = _consumers.load(task["consumer"])
+    stream = consumer.stream(ordinal)
+    reading = Reading(ordinal, task["path"], stream)
+    lease: Lease = worker.client(task).get(task["name"], timeout=task["timeout"])
+    started = time.monotonic()
+    array = consumer.take(lease, stream)
+    seconds = time.monotonic() - started
+    if task.get("hold"):
+        reading.hold(task.get("slow", 0))
+    elements = lease.size
+    reading.compare(consumer.pointer(array), elements, Pattern(**task["pattern"]))
+    del array
+    started = time.monotonic()
+    lease.release()
+    seconds += time.monotonic() - started
+    worker.settle()
+    worker.reading = reading, elements
+    return {"elements": elements, "busy": reading.busy, "seconds": seconds}
+
+
+def end(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
+    """Let the stream go on, and say what it found."""
+    if worker.reading is None:
+        raise ValueError("no stream was given anything to compare: expected slow-begin before slow-end")
+    (reading, elements), worker.reading = worker.reading, None
+    return {"elements": elements, "mismatches": reading.finish()}

@@ -1,0 +1,186 @@
+"""The worker of ``poolsvc verify``: carries out tasks that come as lines of JSON, and answers each with one.
+
+``{"task": "probe"}``
+    Which array libraries can use memory of which kind.
+``{"task": "prepare", "consumer": …}``
+    Import what the consumer needs.
+``{"task": "check", "name": …, "pattern": {…}, "then": {…}, "consumer": …, "write": …, "timeout": …}``
+    Lease a buffer, compare every element with a pattern through the consumer's zero-copy array, and write another
+    pattern if there is a ``then``.
+``{"task": "hold", "name": …, "write": …, "timeout": …}``
+    Lease a buffer and keep it until ``{"task": "release"}``, or until killed.
+
+An answer has ``"ok": true``, or ``"ok": false`` with ``"error": {"type": …, "message": …}``. The worker ends with its
+input. Nothing is imported before a task needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+import poolbridge
+from poolbridge._libraries import consumers as _consumers
+from poolbridge._libraries.patterns import Pattern
+from poolbridge._verify import scenarios as _scenarios
+from poolbridge._verify.failure import failure
+
+if TYPE_CHECKING:
+    from poolbridge._client.client import Client
+    from poolbridge._client.lease import Lease
+    from poolbridge._verify.outside import Imported
+    from poolbridge._verify.slow import Reading
+    from poolbridge._verify.streaming import Intake
+
+_TIMEOUT = 60.0
+
+
+class Worker:
+    """Carries out tasks, over one connection that it makes when a task first needs it.
+
+    Parameters
+    ----------
+    socket
+        The service's socket; None: the default one.
+    device
+        The GPU to work on, where it is not the one that has the memory.
+    """
+
+    def __init__(self, socket: str | None, device: str | None = None) -> None:
+        self._socket = socket
+        self._device = device
+        self._client: Client | None = None
+        self._held: list[Lease] = []
+        self.reading: tuple[Reading, int] | None = None
+        self.imported: Imported | None = None
+        self.intakes: dict[str, Intake] = {}
+
+    @property
+    def _connected(self) -> Client:
+        return self.client({})
+
+    def client(self, task: dict[str, Any]) -> Client:
+        """Connect, if this was not done before; wait for the service as long as the task says."""
+        if self._client is None:
+            self._client = poolbridge.connect(self._socket, wait=task.get("timeout", _TIMEOUT), device=self._device)
+        return self._client
+
+    def disconnect(self) -> None:
+        """End the session, and with it everything that is mapped."""
+        self.intakes.clear()
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def probe(self, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        """Say what this interpreter can check."""
+        return {"python": sys.version.split()[0], "executable": sys.executable, **_consumers.probe()}
+
+    def prepare(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Import what a consumer needs."""
+        return {"version": _consumers.preload(task["consumer"])}
+
+    def check(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Compare a buffer with a pattern, and write another."""
+        started = time.monotonic()
+        then = Pattern(**task["then"]) if task.get("then") else None
+        write = bool(task.get("write", then is not None))
+        consumer = _consumers.load(task.get("consumer", "numpy"))
+        with self._connected.get(task["name"], write=write, timeout=task.get("timeout", _TIMEOUT)) as lease:
+            evidence = lease.evidence()
+            array = consumer.take(lease)
+            pointer = consumer.pointer(array)
+            result = consumer.compare(array, Pattern(**task["pattern"]))
+            written = then is not None and not result.mismatches
+            if then is not None and written:
+                consumer.fill(array, lease, then)
+            answer = {
+                "elements": lease.size,
+                "dtype": lease.dtype_name,
+                "device": lease.device,
+                "consumer": consumer.name,
+                "version": consumer.version(),
+                "mapped": bool(evidence.get("mapped")) and pointer == evidence["pointer"],
+                "evidence": evidence,
+                "mismatches": result.mismatches,
+                "first": result.first,
+                "written": written,
+            }
+            del array
+        self.settle()
+        return {**answer, "seconds": round(time.monotonic() - started, 6)}
+
+    def hold(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Take a lease and keep it."""
+        lease = self._connected.get(task["name"], write=bool(task.get("write")), timeout=task.get("timeout", _TIMEOUT))
+        self._held.append(lease)
+        return {"pid": os.getpid(), "buffer": lease.buffer_id, "held": len(self._held), **lease.evidence()}
+
+    def release(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Release what is held."""
+        held, self._held = self._held, []
+        for lease in held:
+            lease.release(failed=bool(task.get("failed")))
+        self.settle()
+        return {"released": len(held)}
+
+    def settle(self) -> None:
+        """Answer only when the service has seen the releases, which are not answered themselves."""
+        self._connected.stats()
+
+    def carry_out(self, line: str) -> dict[str, Any]:
+        """Carry out one task; an exception becomes an answer."""
+        try:
+            task = json.loads(line)
+            name = task.get("task") if isinstance(task, dict) else None
+            if name in _scenarios.TASKS:
+                return {"ok": True, "task": name, **_scenarios.TASKS[name](self, task)}
+            if name not in _TASKS:
+                raise ValueError(f"unknown task {name!r}: expected one of {', '.join((*_TASKS, *_scenarios.TASKS))}")
+            return {"ok": True, "task": name, **getattr(self, name)(task)}
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            return {"ok": False, "error": failure(error)}
+
+    def close(self) -> None:
+        """Release everything and disconnect."""
+        self._held.clear()
+        self.disconnect()
+
+
+_TASKS = ("probe", "prepare", "check", "hold", "release")
+
+
+def serve(worker: Worker, tasks: IO[str], answers: IO[str]) -> None:
+    """Answer tasks until there are no more."""
+    for line in tasks:
+        if line.strip():
+            answers.write(json.dumps(worker.carry_out(line)) + "\n")
+            answers.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Answer the tasks on standard input."""
+    parser = argparse.ArgumentParser(
+        prog="python -m poolbridge.worker",
+        description="Carry out the tasks of `poolsvc verify`, one JSON object a line.",
+    )
+    parser.add_argument("--socket", help="the service's socket (default: as poolbridge.connect() finds it)")
+    parser.add_argument("--device", help="the GPU to work on, where it is not the one that has the memory")
+    options = parser.parse_args(arguments)
+    worker = Worker(options.socket, options.device)
+    warnings.simplefilter("ignore", poolbridge.ReadOnlyWarning)  # the tasks write only what they lease for that
+    # Libraries print what they like; only answers may go where the service reads them.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    try:
+        with answers:
+            serve(worker, sys.stdin, answers)
+    finally:
+        worker.close()
+    return 0

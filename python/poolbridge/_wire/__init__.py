@@ -1,0 +1,1 @@
+"""Packets, and what they say."""

@@ -1,0 +1,204 @@
+"""Packets in and out: typed messages, MessagePack, and the checks that come before belief.
+
+A packet that equals the encoding of what it decodes to has proved itself canonical: no duplicate or unknown keys, no
+extension types, no depth beyond that of its type. Small canonical packets, which is nearly all, cost no more than
+that comparison; any other packet is walked byte by byte first.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, TypeVar
+
+import msgspec
+
+from poolbridge._sys.errors import ProtocolError
+
+MAX_PACKET = 65_536
+MAX_FDS = 8
+MAX_DEPTH = 8
+MAX_MAP = 64
+MAX_ARRAY = 1_024
+MAX_STRING = 4_096
+MAX_BINARY = 4_096
+MAX_NDIM = 32
+MAX_NAME = 255
+
+# In a packet no larger than this, no array, string or binary can pass its limit.
+_SMALL = MAX_ARRAY
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoders: dict[object, msgspec.msgpack.Decoder[Any]] = {}
+_making = threading.Lock()
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Encode one message as one packet.
+
+    Raises
+    ------
+    ProtocolError
+        The packet would be larger than 65,536 bytes.
+    """
+    data = _encoder.encode(message)
+    if len(data) > MAX_PACKET:
+        raise ProtocolError(f"the packet would have {len(data)} bytes; the protocol allows {MAX_PACKET}")
+    return data
+
+
+def decode(data: bytes, kind: type[_T], *, checked: bool = False) -> _T:
+    """Decode one packet as a message of type `kind`.
+
+    Parameters
+    ----------
+    data
+        The whole packet.
+    kind
+        The message type; keys that it does not have are ignored.
+    checked
+        Whether `check` has passed this packet already.
+
+    Raises
+    ------
+    ProtocolError
+        The packet is no such message.
+    """
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _make_decoder(kind)
+    try:
+        message: _T = decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"a packet of {len(data)} bytes is not a {kind.__name__}: {error}") from error
+    if not checked and (len(data) > _SMALL or _encoder.encode(message) != data):
+        check(data)
+    return message
+
+
+def _make_decoder(kind: type[msgspec.Struct]) -> msgspec.msgpack.Decoder[Any]:
+    # What one thread has found out of a type so far, another's decoder of a type with that in it would take for all
+    # there is, and crash. Once a decoder is made, everything in its type is known.
+    with _making:
+        decoder = _decoders.get(kind)
+        if decoder is None:
+            decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    return decoder
+
+
+def check(data: bytes) -> None:
+    """Check that a packet is one MessagePack map within the limits of the protocol.
+
+    Raises
+    ------
+    ProtocolError
+        What is wrong, and at which byte.
+    """
+    if len(data) > MAX_PACKET:
+        raise ProtocolError(f"the packet has {len(data)} bytes; the protocol allows {MAX_PACKET}")
+    if not data or not (data[0] & 0xF0 == 0x80 or data[0] in (0xDE, 0xDF)):
+        raise ProtocolError("the packet is not a MessagePack map")
+    try:
+        end = _value(data, 0, 1)
+    except IndexError:
+        raise ProtocolError(f"the packet ends in the middle of a value, after {len(data)} bytes") from None
+    if end != len(data):
+        raise ProtocolError(f"{len(data) - end} bytes follow the packet's map at byte {end}")
+
+
+# Lengths in bytes of the values whose first byte says it all: nil, booleans and numbers.
+_FIXED = {
+    0xC0: 1, 0xC2: 1, 0xC3: 1, 0xCA: 5, 0xCB: 9,
+    0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9,
+}  # fmt: skip
+# How many bytes of length follow the first byte.
+_STRING = {0xD9: 1, 0xDA: 2, 0xDB: 4}
+_BINARY = {0xC4: 1, 0xC5: 2, 0xC6: 4}
+_ARRAY = {0xDC: 2, 0xDD: 4}
+_MAP = {0xDE: 2, 0xDF: 4}
+
+
+def _length(data: bytes, at: int, size: int) -> int:
+    if at + size > len(data):
+        raise IndexError
+    return int.from_bytes(data[at : at + size], "big")
+
+
+def _value(data: bytes, at: int, depth: int) -> int:
+    """Check the value at byte `at`; return the position after it."""
+    first = data[at]
+    if first < 0x80 or first >= 0xE0:
+        return at + 1
+    if first & 0xE0 == 0xA0 or first in _STRING:
+        return _string(data, at)[1]
+    if first & 0xF0 == 0x80:
+        return _map(data, at + 1, first & 0x0F, depth)
+    if first & 0xF0 == 0x90:
+        return _array(data, at + 1, first & 0x0F, depth)
+    if first in _FIXED:
+        end = at + _FIXED[first]
+    elif first in _BINARY:
+        size = _BINARY[first]
+        length = _length(data, at + 1, size)
+        if length > MAX_BINARY:
+            raise ProtocolError(f"a binary of {length} bytes at byte {at}; the protocol allows {MAX_BINARY}")
+        end = at + 1 + size + length
+    elif first in _ARRAY:
+        size = _ARRAY[first]
+        return _array(data, at + 1 + size, _length(data, at + 1, size), depth)
+    elif first in _MAP:
+        size = _MAP[first]
+        return _map(data, at + 1 + size, _length(data, at + 1, size), depth)
+    else:
+        raise ProtocolError(f"byte {at} is 0x{first:02x}: an extension type, or no MessagePack at all")
+    if end > len(data):
+        raise IndexError
+    return end
+
+
+def _string(data: bytes, at: int) -> tuple[bytes, int]:
+    first = data[at]
+    if first & 0xE0 == 0xA0:
+        start, length = at + 1, first & 0x1F
+    elif first in _STRING:
+        size = _STRING[first]
+        start, length = at + 1 + size, _length(data, at + 1, size)
+    else:
+        raise ProtocolError(f"the key at byte {at} is not a string")
+    if length > MAX_STRING:
+        raise ProtocolError(f"a string of {length} bytes at byte {at}; the protocol allows {MAX_STRING}")
+    end = start + length
+    if end > len(data):
+        raise IndexError
+    text = data[start:end]
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        raise ProtocolError(f"the string at byte {at} is not valid UTF-8") from None
+    return text, end
+
+
+def _map(data: bytes, at: int, entries: int, depth: int) -> int:
+    if depth > MAX_DEPTH:
+        raise ProtocolError(f"the packet is nested deeper than {MAX_DEPTH} at byte {at}")
+    if entries > MAX_MAP:
+        raise ProtocolError(f"a map of {entries} entries at byte {at}; the protocol allows {MAX_MAP}")
+    keys = set()
+    for _ in range(entries):
+        key, value_at = _string(data, at)
+        if key in keys:
+            raise ProtocolError(f"the key {key.decode()!r} at byte {at} stands twice in its map")
+        keys.add(key)
+        at = _value(data, value_at, depth + 1)
+    return at
+
+
+def _array(data: bytes, at: int, elements: int, depth: int) -> int:
+    if depth > MAX_DEPTH:
+        raise ProtocolError(f"the packet is nested deeper than {MAX_DEPTH} at byte {at}")
+    if elements > MAX_ARRAY:
+        raise ProtocolError(f"an array of {elements} elements at byte {at}; the protocol allows {MAX_ARRAY}")
+    for _ in range(elements):
+        at = _value(data, at, depth + 1)
+    return at
