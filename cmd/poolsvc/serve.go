@@ -134,6 +134,7 @@ func createPools(svc *service.Service, specs []string, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	session.Introduce("poolsvc serve")
 	for _, text := range specs {
 		spec, err := parsePool(text)
 		if err != nil {
