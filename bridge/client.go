@@ -16,6 +16,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -57,7 +58,7 @@ type Client struct {
 	background sync.WaitGroup // unmapping that waits for work to be done
 }
 
-var errClientClosed = situation(ErrClosed, "the client was closed")
+var errClientClosed = situation.Of(ErrClosed, "the client was closed")
 
 // Dial opens a session with the service that listens at path, as the zero [Dialer] does.
 func Dial(ctx context.Context, path string) (*Client, error) { return Dialer{}.Dial(ctx, path) }
@@ -90,7 +91,7 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 	err = c.call(ctx, &wire.Hello{Versions: []uint64{wire.Version}, Name: filepath.Base(os.Args[0]),
 		Features: []string{featureTimelines, featureChannels}}, &call{into: &reply})
 	if err == nil && reply.Version != wire.Version {
-		err = situation(ErrVersion, "the service chose version %d, of which there was no mention", reply.Version)
+		err = situation.Of(ErrVersion, "the service chose version %d, of which there was no mention", reply.Version)
 	}
 	if err != nil {
 		err = errors.Join(err, conn.Close())
@@ -111,7 +112,7 @@ func dialWait(ctx context.Context, path string) (*seqpacket.Conn, error) {
 		case err == nil:
 			return conn, nil
 		case errors.Is(err, fs.ErrPermission):
-			return nil, situation(ErrDenied, "user %[1]d may not open the socket %[2]s: %[3]v; start the service with --mode 0660, for a group, or "+
+			return nil, situation.Of(ErrDenied, "user %[1]d may not open the socket %[2]s: %[3]v; start the service with --mode 0660, for a group, or "+
 				"--mode 0666, for all, its socket in a folder that this user may enter, and make pools with uid=%[1]d or gid= for it", os.Getuid(), path, err)
 		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED):
 			return nil, err
@@ -164,7 +165,7 @@ func (c *Client) take(packet []byte, fds *seqpacket.FDs, goodbye *error) error {
 	if h.Q != 0 {
 		pending := c.forget(h.Q)
 		if pending == nil {
-			return situation(ErrProtocol, "a reply to request %d, which nobody made", h.Q)
+			return situation.Of(ErrProtocol, "a reply to request %d, which nobody made", h.Q)
 		}
 		defer c.leave() // after what is to be given back has become an errand
 		return c.answered(pending, fds, h.DecodeReply(pending.into))

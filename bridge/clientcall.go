@@ -9,6 +9,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
 // call is a request that waits for its reply.
@@ -138,7 +139,7 @@ func (c *Client) send(q uint32, r wire.Request) error {
 	defer outgoing.Put(buf)
 	packet, err := wire.AppendRequest((*buf)[:0], q, r)
 	if err != nil {
-		return situation(ErrInvalid, "%v", err)
+		return situation.Of(ErrInvalid, "%v", err)
 	}
 	*buf = packet
 	c.sending.Lock()

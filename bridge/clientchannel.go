@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -57,7 +58,7 @@ func (ch *Channel) Publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 		return 0, err
 	}
 	if l.client != ch.client {
-		return 0, situation(ErrInvalid, "lease %d is of another client than the channel", l.info.ID)
+		return 0, situation.Of(ErrInvalid, "lease %d is of another client than the channel", l.Info().ID)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

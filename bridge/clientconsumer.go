@@ -8,6 +8,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -88,7 +89,7 @@ func (s *consuming) take(caller context.Context, f *shmchannel.Frame) error {
 // doubt tells the service of a frame that contradicts itself. The frame comes without a lease.
 func (s *consuming) doubt(number uint64, why error) (*Frame, error) {
 	_ = s.client.send(0, &wire.Doubt{Channel: s.channel.ID, Member: s.id, Sequence: number}) // it fails with the connection
-	return &Frame{Seq: number, channel: &s.channel}, situation(ErrProtocol, "frame %d of channel %q: %v", number, s.channel.Name, why)
+	return &Frame{Seq: number, channel: &s.channel}, situation.Of(ErrProtocol, "frame %d of channel %q: %v", number, s.channel.Name, why)
 }
 
 // abandon leaves the channel. Frames that the user has can still be settled and released.

@@ -2,10 +2,13 @@ package bridge
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"sync/atomic"
 	"time"
 
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -61,10 +64,11 @@ func (s *consuming) deliver(ctx context.Context, manual bool, yield func(*Frame,
 			}
 			return
 		}
+		back = f.unmapped // for a loop that is left, by a panic too
 		if !yield(f, err) {
-			back = f.unmapped
 			return
 		}
+		back = nil
 		switch { // what is sent here fails with the connection, of which next tells
 		case f.unmapped != nil:
 			_ = f.unmapped.end(manual || ctx.Err() != nil)
@@ -99,7 +103,7 @@ func (f *Frame) Ack() error { return f.settle(false) }
 // Errors: those of [Frame.Ack]; [ErrInvalid] in a broadcast.
 func (f *Frame) Requeue() error {
 	if ch := f.channel; ch.Mode != mempool.WorkQueue {
-		return situation(ErrInvalid, "channel %q is a broadcast, to which no frame is given back: every subscriber has its own; release it", ch.Name)
+		return situation.Of(ErrInvalid, "channel %q is a broadcast, to which no frame is given back: every subscriber has its own; release it", ch.Name)
 	}
 	return f.settle(true)
 }
@@ -107,9 +111,13 @@ func (f *Frame) Requeue() error {
 func (f *Frame) settle(again bool) error {
 	switch {
 	case f.Lease == nil:
-		return situation(ErrInvalid, "frame %d came without a lease: there is nothing to acknowledge", f.Seq)
+		return situation.Of(ErrInvalid, "frame %d came without a lease: there is nothing to acknowledge", f.Seq)
 	case !f.settled.CompareAndSwap(false, true):
-		return situation(ErrSettled, "frame %d of channel %q was acknowledged or given back before", f.Seq, f.channel.Name)
+		return situation.Of(ErrSettled, "frame %d of channel %q was acknowledged or given back before", f.Seq, f.channel.Name)
 	}
-	return f.Lease.taken.decide(again)
+	err := f.Lease.taken.decide(again)
+	if errors.Is(err, shmchannel.ErrReleased) || errors.Is(err, shmchannel.ErrLeft) {
+		return situation.Of(ErrSettled, "frame %d of channel %q was released before, which settled it", f.Seq, f.channel.Name)
+	}
+	return err
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -18,6 +19,7 @@ type Lease struct {
 	client *Client
 
 	prev, next *Lease // in Client.leases
+	buffer     uint64 // of info, which may be exchanged; it is known from when the lease is in that list
 
 	mu     sync.RWMutex       // held to read while the memory is touched
 	info   *mempool.LeaseInfo // which other leases of the buffer may have, too: it is not changed
@@ -140,7 +142,7 @@ func (l *Lease) Tensor() mempool.Tensor { return l.Info().Tensor }
 
 // hasEnded is the error of who uses a lease that has ended.
 func hasEnded(info *mempool.LeaseInfo) error {
-	return situation(ErrReleased, "lease %d, of %s%v, has ended", info.ID, info.Tensor.DType, info.Tensor.Shape)
+	return situation.Of(ErrReleased, "lease %d, of %s%v, has ended", info.ID, info.Tensor.DType, info.Tensor.Shape)
 }
 
 // with calls f with the buffer's memory, which stays mapped meanwhile.
@@ -151,9 +153,9 @@ func (l *Lease) with(off, n uint64, write bool, f func(mempool.Memory) error) er
 	case l.ended:
 		return hasEnded(l.info)
 	case write && !l.info.Write:
-		return situation(ErrInvalid, "lease %d was granted to read; ask for a write lease", l.info.ID)
+		return situation.Of(ErrInvalid, "lease %d was granted to read; ask for a write lease", l.info.ID)
 	case off > l.info.Bytes || n > l.info.Bytes-off:
-		return situation(ErrInvalid, "%d bytes at %d lie outside a buffer of %d", n, off, l.info.Bytes)
+		return situation.Of(ErrInvalid, "%d bytes at %d lie outside a buffer of %d", n, off, l.info.Bytes)
 	}
 	m, err := l.reach()
 	if err != nil {
@@ -293,7 +295,7 @@ func (l *Lease) ReadyEvent() (e *mempool.Event, err error) {
 // Errors: [ErrProducerDied].
 func (l *Lease) Check(ctx context.Context) error {
 	if l.failed.Load() {
-		return situation(ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", l.info.Buffer)
+		return situation.Of(ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", l.buffer)
 	}
 	if o := l.order.Load(); o != nil {
 		return o.Check(ctx)
@@ -306,7 +308,7 @@ func (c *Client) failed(buffers []uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for l := range c.leases.all() {
-		if slices.Contains(buffers, l.info.Buffer) {
+		if slices.Contains(buffers, l.buffer) {
 			l.failed.Store(true)
 		}
 	}

@@ -7,6 +7,7 @@ type leases struct{ last *Lease }
 
 // add adds a lease, which is in no list.
 func (ls *leases) add(l *Lease) {
+	l.buffer = l.info.Buffer
 	l.prev = ls.last
 	if l.prev != nil {
 		l.prev.next = l

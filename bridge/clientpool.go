@@ -10,6 +10,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -116,7 +117,7 @@ func (c *Client) imported(came wire.Pool, files []*os.File) (*Pool, error) {
 		return nil, errClientClosed
 	}
 	if came.Export == nil {
-		return nil, situation(ErrProtocol, "pool %q came without its export", info.Name)
+		return nil, situation.Of(ErrProtocol, "pool %q came without its export", info.Name)
 	}
 	mem, err := mempool.ImportPool(c.epoch, info, exportOf(came.Export, files), c.device)
 	if err != nil {
@@ -186,7 +187,7 @@ func (c *Client) DestroyPool(ctx context.Context, name string) error {
 			return c.destroy(ctx, p.Pool.ID)
 		}
 	}
-	return situation(ErrNotFound, "there is no pool %q that this user may use or destroy", name)
+	return situation.Of(ErrNotFound, "there is no pool %q that this user may use or destroy", name)
 }
 
 func (c *Client) destroy(ctx context.Context, pool uint64) error {

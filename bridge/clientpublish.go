@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -44,7 +45,7 @@ func (ch *Channel) publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 		return 0, l.unsent(ctx, err, ready)
 	}
 	l.ended = true
-	l.leave()
+	defer l.leave()
 	if l.reused {
 		ch.client.timelines.unpin(l.info.Wait)
 	}
@@ -86,16 +87,16 @@ func (l *Lease) abort(ready *mempool.Ticket) error {
 func (ch *Channel) fits(l *Lease, t *mempool.Tensor) (*mempool.Tensor, error) {
 	switch {
 	case !l.info.Write:
-		return nil, situation(ErrInvalid, "lease %d is to read; a frame is sent with a write lease", l.info.ID)
+		return nil, situation.Of(ErrInvalid, "lease %d is to read; a frame is sent with a write lease", l.info.ID)
 	case l.info.Pool != ch.info.Pool:
-		return nil, situation(ErrInvalid, "lease %d is of pool %d; channel %q carries buffers of pool %d", l.info.ID, l.info.Pool, ch.info.Name,
+		return nil, situation.Of(ErrInvalid, "lease %d is of pool %d; channel %q carries buffers of pool %d", l.info.ID, l.info.Pool, ch.info.Name,
 			ch.info.Pool)
 	case t == nil:
 		return &l.info.Tensor, nil
 	}
 	n, err := t.Extent()
 	if err == nil && n > l.info.Bytes {
-		err = situation(ErrInvalid, "%s%v needs %d bytes, the buffer of lease %d has %d", t.DType, t.Shape, n, l.info.ID, l.info.Bytes)
+		err = situation.Of(ErrInvalid, "%s%v needs %d bytes, the buffer of lease %d has %d", t.DType, t.Shape, n, l.info.ID, l.info.Bytes)
 	}
 	return t, err
 }
@@ -106,7 +107,7 @@ func (r *frameRecord) fill(l *Lease, t *mempool.Tensor, o mempool.FrameOptions, 
 	r.Ready = shmchannel.Ticket{}
 	if ready != nil {
 		if ready.Timeline != own {
-			return situation(ErrInvalid, "a ticket of timeline %d cannot say when content of this session is complete: its own is %d", ready.Timeline, own)
+			return situation.Of(ErrInvalid, "a ticket of timeline %d cannot say when content of this session is complete: its own is %d", ready.Timeline, own)
 		}
 		if err := ready.Validate(); err != nil {
 			return err
@@ -114,7 +115,7 @@ func (r *frameRecord) fill(l *Lease, t *mempool.Tensor, o mempool.FrameOptions, 
 		r.Ready = shmchannel.Ticket{Timeline: own, Word: ready.Word, Value: ready.Value}
 	}
 	if r.Meta, err = shmchannel.AppendMeta(r.Meta[:0], o.Meta); err != nil {
-		return situation(ErrInvalid, "%v", err)
+		return situation.Of(ErrInvalid, "%v", err)
 	}
 	r.description = shmchannel.Description{Offset: t.ByteOffset, DType: string(t.DType), Shape: t.Shape, Strides: t.Strides}
 	r.Description = &r.description
@@ -178,5 +179,5 @@ func (p *producing) behind(sentinel error, full *shmchannel.FullError) error {
 	case p.channel.Mode == mempool.WorkQueue:
 		why = "its consumers have not acknowledged what they took"
 	}
-	return situation(sentinel, "channel %q has no room for frame %d: %s", p.channel.Name, full.Number, why)
+	return situation.Of(sentinel, "channel %q has no room for frame %d: %s", p.channel.Name, full.Number, why)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -78,7 +79,7 @@ func (l *Lease) after(own mempool.Queue, queues ...mempool.Queue) ([]mempool.Tic
 func (l *Lease) hand(ctx context.Context) error {
 	switch {
 	case l.taken != nil:
-		return situation(ErrInvalid, "the lease of a frame is to read; ask for a write lease")
+		return situation.Of(ErrInvalid, "the lease of a frame is to read; ask for a write lease")
 	case l.reused:
 		if err := l.await(ctx, mempool.CPU); err != nil {
 			return err

@@ -14,6 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/internal/spin"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -75,7 +76,7 @@ func (m *membership) join(ctx context.Context, r *wire.Join, open func(shmchanne
 	m.id = reply.Member
 	if len(files) != 3 {
 		m.unseat()
-		return situation(ErrProtocol, "a member of channel %q comes with three files, this one with %d", m.channel.Name, len(files))
+		return situation.Of(ErrProtocol, "a member of channel %q comes with three files, this one with %d", m.channel.Name, len(files))
 	}
 	err = open(shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Slot: slotOf(reply.Slot), ID: reply.Member,
 		Spin: spin.Time, Spinner: new(spinner)})
@@ -150,7 +151,7 @@ func (m *membership) take(slot int, id uint64, files []*os.File) {
 	if m.known[slot] >= id {
 		return
 	}
-	err := situation(ErrProtocol, "the file of a member of channel %q did not come along", m.channel.Name)
+	err := situation.Of(ErrProtocol, "the file of a member of channel %q did not come along", m.channel.Name)
 	if len(files) == 1 {
 		err = m.add(slot, id, files[0])
 	}
@@ -200,15 +201,15 @@ func (m *membership) failure(ctx context.Context, err error) error {
 	}
 	switch {
 	case errors.Is(err, shmchannel.ErrClosed) || m.forgotten.Load():
-		return situation(ErrClosed, "channel %q is shut", ch)
+		return situation.Of(ErrClosed, "channel %q is shut", ch)
 	case errors.Is(err, shmchannel.ErrDestroyed):
-		return situation(ErrClosed, "channel %q is gone: it was shut, or its pool was destroyed", ch)
+		return situation.Of(ErrClosed, "channel %q is gone: it was shut, or its pool was destroyed", ch)
 	case errors.Is(err, shmchannel.ErrInHand):
-		return situation(ErrLimit, "channel %q: %v", ch, err)
+		return situation.Of(ErrLimit, "channel %q: %v", ch, err)
 	case errors.Is(err, shmchannel.ErrCorrupt):
-		return situation(ErrProtocol, "channel %q: %v", ch, err)
+		return situation.Of(ErrProtocol, "channel %q: %v", ch, err)
 	case errors.Is(err, shmchannel.ErrInvalid):
-		return situation(ErrInvalid, "channel %q: %v", ch, err)
+		return situation.Of(ErrInvalid, "channel %q: %v", ch, err)
 	case errors.Is(err, shmchannel.ErrLeft): // the service does so when the session ends; the connection tells why
 		select {
 		case <-m.client.working.Done():

@@ -11,6 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -98,7 +99,7 @@ func (s *consuming) ready(ctx context.Context, l *Lease, ticket shmchannel.Ticke
 		return nil
 	}
 	if ticket.Timeline == 0 {
-		return situation(ErrProtocol, "a ticket of a producer that has no timeline")
+		return situation.Of(ErrProtocol, "a ticket of a producer that has no timeline")
 	}
 	t := mempool.Ticket{Timeline: ticket.Timeline, Word: ticket.Word, Value: ticket.Value}
 	page, err := s.client.page(ctx, t.Timeline)
@@ -107,7 +108,7 @@ func (s *consuming) ready(ctx context.Context, l *Lease, ticket shmchannel.Ticke
 	}
 	over, died := page.Over(t)
 	if died {
-		return situation(ErrProducerDied, "frame %d of channel %q is incomplete: the process that wrote it died before finishing",
+		return situation.Of(ErrProducerDied, "frame %d of channel %q is incomplete: the process that wrote it died before finishing",
 			l.taken.hand.Number, s.channel.Name)
 	}
 	if !over {
@@ -129,7 +130,7 @@ func (c *Client) hold(l *Lease, pool uint64, came *shmchannel.Frame) (known bool
 	case b == nil || b.mem == nil:
 		return false, nil
 	case b.pool != pool:
-		return false, situation(ErrProtocol, "block %d is of pool %d, not of pool %d", came.Block, b.pool, pool)
+		return false, situation.Of(ErrProtocol, "block %d is of pool %d, not of pool %d", came.Block, b.pool, pool)
 	}
 	if f := b.frame; f == nil || b.tensor != came.Description || f.Buffer != came.Buffer || f.Bytes != came.Bytes || f.Generation != b.use {
 		if err := b.describe(came); err != nil {
@@ -155,9 +156,9 @@ func (b *block) describe(came *shmchannel.Frame) (err error) {
 	n, err := t.Extent()
 	switch {
 	case err != nil || n > came.Bytes:
-		return situation(ErrProtocol, "%s%v of %d bytes in a buffer of %d (%v)", t.DType, t.Shape, n, came.Bytes, err)
+		return situation.Of(ErrProtocol, "%s%v of %d bytes in a buffer of %d (%v)", t.DType, t.Shape, n, came.Bytes, err)
 	case came.Bytes > b.bytes:
-		return situation(ErrProtocol, "a buffer of %d bytes in a block of %d", came.Bytes, b.bytes)
+		return situation.Of(ErrProtocol, "a buffer of %d bytes in a block of %d", came.Bytes, b.bytes)
 	}
 	if b.view == nil {
 		if b.view, err = b.mem.Memory(false); err != nil {
@@ -185,7 +186,7 @@ func (s *consuming) mapBlock(ctx context.Context, id uint64) error {
 		},
 		undo: func() { _ = c.ended(id) }})
 	if errors.Is(err, ErrNotFound) {
-		return situation(ErrProtocol, "block %d, which the pool does not have in use: %v", id, err)
+		return situation.Of(ErrProtocol, "block %d, which the pool does not have in use: %v", id, err)
 	}
 	if err != nil {
 		return err
@@ -204,6 +205,9 @@ func (t *taken) decide(again bool) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.decided { // the lease was released
+		return shmchannel.ErrReleased
+	}
 	return t.settle(again)
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -35,7 +36,7 @@ type pin struct {
 // Errors: [ErrUnavailable] where the service has none.
 func (c *Client) Clock(ctx context.Context) (*mempool.Clock, error) {
 	if !c.ordered {
-		return nil, situation(ErrUnavailable, "the service has no timelines")
+		return nil, situation.Of(ErrUnavailable, "the service has no timelines")
 	}
 	t := &c.timelines
 	if clock := t.own(); clock != nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
 func TestEverySituationSurvivesTheWire(t *testing.T) {
@@ -16,7 +17,7 @@ func TestEverySituationSurvivesTheWire(t *testing.T) {
 	for _, c := range codes {
 		assert.False(t, seen[c.code], "%s stands twice", c.code)
 		seen[c.code] = true
-		sent := wireError(situation(c.sentinel, "because"))
+		sent := wireError(situation.Of(c.sentinel, "because"))
 		assert.Equal(t, c.code, sent.Code)
 		assert.ErrorIs(t, remoteError("get", sent), c.sentinel)
 	}

@@ -8,13 +8,10 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
-
-func situation(sentinel error, format string, args ...any) error {
-	return fmt.Errorf("%w: %s", sentinel, fmt.Sprintf(format, args...))
-}
 
 // handle carries out one request of an open session and answers it.
 func (c *serverConn) handle(q uint32, r wire.Request) {
@@ -102,7 +99,7 @@ func (c *serverConn) create(q uint32, r *wire.Create) {
 
 func (c *serverConn) open(q uint32, r *wire.Open) {
 	if (r.Pool != 0) == (r.Name != "") {
-		c.fail(q, situation(ErrInvalid, "a pool is opened by its name or by its id; exactly one of them, not name %q and id %d", r.Name, r.Pool))
+		c.fail(q, situation.Of(ErrInvalid, "a pool is opened by its name or by its id; exactly one of them, not name %q and id %d", r.Name, r.Pool))
 		return
 	}
 	c.pool(q, func(ctx context.Context) (*service.Pool, error) {
@@ -114,7 +111,7 @@ func (c *serverConn) open(q uint32, r *wire.Open) {
 }
 
 // errWaits ends a wait for a pool that must not hold up the requests behind it.
-var errWaits = situation(ErrBusy, "the pool is not there yet")
+var errWaits = situation.Of(ErrBusy, "the pool is not there yet")
 
 // atOnce is a context for who must not wait.
 var atOnce = func() context.Context {
@@ -176,7 +173,7 @@ func (c *serverConn) alloc(q uint32, r *wire.Alloc) {
 		c.grant(q, r.Wait, get)
 		return
 	}
-	c.waitFor(q, situation(ErrBusy, "an allocation of %d bytes counts as a request that waits", n), func(ctx context.Context) func() {
+	c.waitFor(q, situation.Of(ErrBusy, "an allocation of %d bytes counts as a request that waits", n), func(ctx context.Context) func() {
 		defer c.tellWorking(q)()
 		l, err := get(ctx, 0)
 		l, err = c.insist(ctx, l, err, r.Wait, get)
@@ -245,7 +242,7 @@ func (c *serverConn) another(l *service.Lease, err error, wait uint64) (limit ti
 	}
 	switch {
 	case settles:
-		return limit, situation(ErrBusy, "work on the buffer is under way")
+		return limit, situation.Of(ErrBusy, "work on the buffer is under way")
 	case limit > 0 && waitable:
 		return limit, err
 	}
@@ -303,7 +300,7 @@ func (c *serverConn) startWaiting(q uint32, cancel context.CancelFunc) (key uint
 		key = wire.MaxQuery + c.unnamed
 	}
 	if len(c.waiting) >= c.server.limits.waiting {
-		return 0, situation(ErrLimit, "%d requests of this session wait already, and no more at a time: wait for an answer, or cancel one", len(c.waiting))
+		return 0, situation.Of(ErrLimit, "%d requests of this session wait already, and no more at a time: wait for an answer, or cancel one", len(c.waiting))
 	}
 	if most := c.server.config.MaxWaits; c.server.waits.Add(1) > int64(most) {
 		c.server.waits.Add(-1)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -23,7 +24,7 @@ func (c *serverConn) list(q uint32, r *wire.List) {
 	case listBuffers:
 		reply.Buffers, reply.Next, err = entries(s.Buffers, r.After, most, wireBuffer)
 	default:
-		err = situation(ErrInvalid, "there is no list of %q: expected %s, %s, %s or %s", r.What, listSessions, listChannels, listNames, listBuffers)
+		err = situation.Of(ErrInvalid, "there is no list of %q: expected %s, %s, %s or %s", r.What, listSessions, listChannels, listNames, listBuffers)
 	}
 	if err != nil {
 		c.fail(q, err)

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -49,7 +50,7 @@ func (c *serverConn) stream(q uint32, r wire.Request) {
 			return
 		}
 	default:
-		c.fail(q, situation(ErrUnsupported, "the service does not know the operation %q", r.Op()))
+		c.fail(q, situation.Of(ErrUnsupported, "the service does not know the operation %q", r.Op()))
 		return
 	}
 	s := c.session
@@ -80,7 +81,7 @@ func (c *serverConn) stream(q uint32, r wire.Request) {
 }
 
 func (c *serverConn) lacks(q uint32, r wire.Request, feature string) {
-	c.fail(q, situation(ErrUnsupported, "%q belongs to the feature %q, which this session does not have", r.Op(), feature))
+	c.fail(q, situation.Of(ErrUnsupported, "%q belongs to the feature %q, which this session does not have", r.Op(), feature))
 }
 
 func (c *serverConn) timeline(q uint32, r *wire.Timeline) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -60,7 +61,7 @@ func (c *serverConn) serve() {
 	peer, err := peerOf(c.conn)
 	if err != nil {
 		log.Warn("a connection was refused: the kernel does not name its user and process", "error", err)
-		c.goodbye(situation(ErrUnavailable, "the kernel does not say whose the connection is: %v", err))
+		c.goodbye(situation.Of(ErrUnavailable, "the kernel does not say whose the connection is: %v", err))
 		return
 	}
 	if allowed := c.server.config.MayConnect; allowed != nil && !allowed(peer) {
@@ -99,7 +100,7 @@ func unwatched(err error) error {
 	if errors.Is(err, seqpacket.ErrFDTableFull) {
 		sentinel = ErrLimit
 	}
-	return situation(sentinel, "the service cannot watch the client's process, and so accepts no session: %v", err)
+	return situation.Of(sentinel, "the service cannot watch the client's process, and so accepts no session: %v", err)
 }
 
 func peerOf(conn *seqpacket.Conn) (mempool.Peer, error) {
@@ -119,7 +120,7 @@ func (c *serverConn) run(peer mempool.Peer) error {
 			return c.readingEnded(breach(err))
 		}
 		if came := fds.Len(); came > 0 {
-			err := situation(ErrProtocol, "%d file descriptors came along, and only the service sends any", came)
+			err := situation.Of(ErrProtocol, "%d file descriptors came along, and only the service sends any", came)
 			packet.Free()
 			c.fail(0, err)
 			return errors.Join(err, fds.Close())
@@ -129,13 +130,13 @@ func (c *serverConn) run(peer mempool.Peer) error {
 		_, greets := r.(*wire.Hello)
 		switch {
 		case c.waits(q): // a reply to this request would be taken for one to that
-			err = situation(ErrProtocol, "request %d is still waiting: its number can be used again once its reply came", q)
+			err = situation.Of(ErrProtocol, "request %d is still waiting: its number can be used again once its reply came", q)
 			q = 0
 		case err != nil:
 		case c.session == nil:
 			err = c.hello(q, r, peer)
 		case greets:
-			err = situation(ErrProtocol, "the session has said hello before")
+			err = situation.Of(ErrProtocol, "the session has said hello before")
 		default:
 			c.handle(q, r)
 		}
@@ -150,7 +151,7 @@ func (c *serverConn) run(peer mempool.Peer) error {
 }
 
 func notAllowed(peer mempool.Peer) error {
-	return situation(ErrDenied, "user %d may not use this service", peer.UID)
+	return situation.Of(ErrDenied, "user %d may not use this service", peer.UID)
 }
 
 // longAgo is a deadline that has passed.
@@ -183,12 +184,12 @@ func (c *serverConn) readingEnded(err error) error {
 	case errors.Is(err, io.EOF), errors.Is(err, seqpacket.ErrPeerClosed): // the latter if it left something unread
 		return nil
 	case c.server.ctx.Err() != nil:
-		c.goodbye(situation(ErrClosed, "the service is shutting down"))
+		c.goodbye(situation.Of(ErrClosed, "the service is shutting down"))
 	case c.ctx.Err() != nil:
 		err = context.Cause(c.ctx)
 		c.goodbye(err)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		err = situation(ErrProtocol, "no hello came within %v of the connection", c.server.limits.hello)
+		err = situation.Of(ErrProtocol, "no hello came within %v of the connection", c.server.limits.hello)
 		c.goodbye(err)
 	case errors.Is(err, ErrProtocol):
 		c.goodbye(err)
@@ -200,13 +201,13 @@ func (c *serverConn) readingEnded(err error) error {
 func (c *serverConn) hello(q uint32, r wire.Request, peer mempool.Peer) error {
 	h, ok := r.(*wire.Hello)
 	if !ok || q == 0 {
-		return situation(ErrProtocol, "the first request of a session is a numbered hello, not %s", r.Op())
+		return situation.Of(ErrProtocol, "the first request of a session is a numbered hello, not %s", r.Op())
 	}
 	if c.denied {
 		return notAllowed(peer)
 	}
 	if !slices.Contains(h.Versions, wire.Version) {
-		return situation(ErrVersion, "the service speaks version %d, the client %v", wire.Version, h.Versions)
+		return situation.Of(ErrVersion, "the service speaks version %d, the client %v", wire.Version, h.Versions)
 	}
 	session, err := c.server.svc.OpenSession(peer, c.notify)
 	if err != nil {

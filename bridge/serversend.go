@@ -9,6 +9,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
@@ -19,7 +20,7 @@ import (
 func (c *serverConn) notify(n service.Notice) {
 	if limit := c.server.limits.notices; !c.notices.add(n, limit) {
 		// The client reads nothing: only its end frees what it was asked for.
-		c.cancel(situation(ErrLimit, "%d notices wait for a client that reads none", limit))
+		c.cancel(situation.Of(ErrLimit, "%d notices wait for a client that reads none", limit))
 	}
 }
 
@@ -93,7 +94,7 @@ func sendingFailed(err error) error {
 	case errors.Is(err, ErrProtocol):
 		return err
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, seqpacket.ErrFDsInFlight):
-		return situation(ErrLimit, "the client does not take what it is sent: %v", err)
+		return situation.Of(ErrLimit, "the client does not take what it is sent: %v", err)
 	}
 	return fmt.Errorf("sending failed: %w", err)
 }
@@ -169,7 +170,7 @@ func (c *serverConn) send(files []*os.File, appendTo func([]byte) ([]byte, error
 func (c *serverConn) transmit(files []*os.File, appendTo func([]byte) ([]byte, error)) error {
 	packet, err := appendTo(c.out[:0])
 	if err != nil {
-		return situation(ErrLimit, "the answer does not fit into a packet: %v", err)
+		return situation.Of(ErrLimit, "the answer does not fit into a packet: %v", err)
 	}
 	c.out = packet
 	err = withFDs(files, nil, func(fds []int) error {
@@ -180,7 +181,7 @@ func (c *serverConn) transmit(files []*os.File, appendTo func([]byte) ([]byte, e
 		return nil
 	})
 	if err != nil {
-		return situation(ErrClosed, "it is being given back to the system: %v", err)
+		return situation.Of(ErrClosed, "it is being given back to the system: %v", err)
 	}
 	return nil
 }
