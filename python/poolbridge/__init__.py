@@ -24,6 +24,7 @@ from poolbridge._client.client import Client
 from poolbridge._client.connect import connect
 from poolbridge._client.frame import AsyncFrame, Frame
 from poolbridge._client.lease import AsyncLease, BaseLease, Lease
+from poolbridge._client.listing import BufferInfo, ChannelInfo, NameInfo, SessionInfo
 from poolbridge._client.paths import default_path
 from poolbridge._client.pool import Pool, PoolStats, ServiceStats
 from poolbridge._client.promise import Promise
@@ -84,8 +85,10 @@ __all__ = [
     "AsyncSubscription",
     "BaseLease",
     "BorrowedArrays",
+    "BufferInfo",
     "BusyError",
     "Channel",
+    "ChannelInfo",
     "ChannelMode",
     "Client",
     "ClientClosedError",
@@ -108,6 +111,7 @@ __all__ = [
     "LeaseReleasedError",
     "LeaseView",
     "LegacyHandle",
+    "NameInfo",
     "NotFoundError",
     "OpenedMemory",
     "OwnerDiedError",
@@ -127,6 +131,7 @@ __all__ = [
     "ServiceStalledError",
     "ServiceStartTimeoutError",
     "ServiceStats",
+    "SessionInfo",
     "StaleError",
     "Subscription",
     "UnavailableError",

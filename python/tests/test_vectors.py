@@ -29,6 +29,7 @@ REPLIES: dict[str, type[msgspec.Struct]] = {
     "get": _messages.GrantReply,
     "lease": _messages.GrantReply,
     "stats": _messages.StatsReply,
+    "list": _messages.ListReply,
     "timeline": _channel_messages.TimelineReply,
     "channel": _channel_messages.ChannelReply,
     "find": _channel_messages.ChannelReply,

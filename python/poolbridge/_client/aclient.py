@@ -11,11 +11,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from poolbridge._client import channel_operations as _channel_operations
+from poolbridge._client import listing as _listing
 from poolbridge._client import operations as _operations
 from poolbridge._client import paths as _paths
 from poolbridge._client.channel import AsyncChannel
 from poolbridge._client.client_state import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, ClientState, explained, hello
 from poolbridge._client.lease import AsyncLease
+from poolbridge._client.listing import BufferInfo, ChannelInfo, NameInfo, SessionInfo
 from poolbridge._client.pool import Pool, ServiceStats
 from poolbridge._client.subscription import AsyncSubscription
 from poolbridge._memory import tensor as _tensor
@@ -123,6 +125,25 @@ class AsyncClient(ClientState):
     async def stats(self) -> ServiceStats:
         """Ask for the service's counts; see `Client.stats`."""
         return await self._run(_operations.stats())
+
+    async def sessions(self) -> list[SessionInfo]:
+        """List the sessions of this user, this one included; for the service's own user all.
+
+        What comes and goes meanwhile may be missing, here and in the lists below.
+        """
+        return await self._run(_listing.sessions())
+
+    async def channels(self) -> list[ChannelInfo]:
+        """List channels; see `Client.channels`."""
+        return await self._run(_listing.channels())
+
+    async def names(self) -> list[NameInfo]:
+        """List names; see `Client.names`."""
+        return await self._run(_listing.names())
+
+    async def buffers(self) -> list[BufferInfo]:
+        """List sessions; see `Client.sessions`."""
+        return await self._run(_listing.buffers())
 
     # Buffers
 

@@ -117,6 +117,58 @@ class Stats(Struct, omit_defaults=True, kw_only=True):
     p: tuple[PoolStats, ...] = ()
 
 
+class SessionEntry(Struct, omit_defaults=True, kw_only=True):
+    """``SessionEntry``: a session in a list."""
+
+    id: U
+    ui: U
+    pd: U
+    nm: str = ""
+    bg: U
+    ls: U = 0
+    bk: U = 0
+    mb: U = 0
+    n: U = 0
+
+
+class ChannelEntry(Struct, omit_defaults=True, kw_only=True):
+    """``ChannelEntry``: a channel in a list."""
+
+    c: Channel
+    ui: U
+    pr: U = 0
+    cs: U = 0
+    sh: bool = False
+
+
+class NameEntry(Struct, omit_defaults=True, kw_only=True):
+    """``NameEntry``: a name in a list."""
+
+    nm: str
+    bf: U
+    pl: U
+    n: U
+    t: Tensor
+    ui: U
+    ss: U = 0
+
+
+class BufferEntry(Struct, omit_defaults=True, kw_only=True):
+    """``BufferEntry``: a buffer in a list."""
+
+    id: U
+    ge: U
+    pl: U
+    n: U
+    bs: U
+    t: Tensor
+    wr: U = 0
+    rd: tuple[U, ...] = ()
+    rs: U = 0
+    nn: U = 0
+    ch: bool = False
+
+
 # Requests
 
 
@@ -237,6 +289,14 @@ class StatsRequest(Request, kw_only=True, tag="stats"):
     """Ask for statistics."""
 
 
+class List(Request, kw_only=True, tag="list"):
+    """Ask for a page of what the service has."""
+
+    wt: str
+    af: str = ""
+    n: U = 0
+
+
 AnyRequest = (
     Hello
     | Create
@@ -252,6 +312,7 @@ AnyRequest = (
     | Cancel
     | Dropped
     | StatsRequest
+    | List
 )
 
 
@@ -313,6 +374,16 @@ class StatsReply(Reply, kw_only=True):
     """Reply to `StatsRequest`."""
 
     s: Stats
+
+
+class ListReply(Reply, kw_only=True):
+    """Reply to `List`."""
+
+    ss: tuple[SessionEntry, ...] = ()
+    cs: tuple[ChannelEntry, ...] = ()
+    ns: tuple[NameEntry, ...] = ()
+    bs: tuple[BufferEntry, ...] = ()
+    nx: str = ""
 
 
 class Recall(Struct, omit_defaults=True, tag_field="n", tag="recall"):

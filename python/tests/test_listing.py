@@ -1,0 +1,71 @@
+"""Lists of what a service has."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from datetime import UTC, datetime
+
+import pytest
+from realservice import RealService
+
+import poolbridge
+
+PAGE = 64
+
+
+@pytest.fixture
+def service(tmp_path):
+    running = RealService(str(tmp_path / "r.sock"))
+    yield running
+    running.close()
+
+
+def test_lists_of_every_length_are_whole(service, client):
+    client.create_pool("p", kind="host", max_bytes="16MiB")
+    count = 2 * PAGE + 3
+    for number in range(count):
+        with client.allocate(4, "int16") as lease:
+            lease.publish(f"{number:04}", keep=number == 0)
+    names = client.names()
+    assert [one.name for one in names] == [f"{number:04}" for number in range(count)]
+    assert names[0].session is None
+    assert names[1].session is not None
+    assert {(one.dtype_name, one.shape, one.nbytes) for one in names} == {("int16", (4,), 8)}
+    assert len({one.id for one in client.buffers()}) == count
+
+
+def test_the_lists_say_who_holds_what(service, client):
+    client.create_pool("p", kind="host", max_bytes="1MiB")
+    lease = client.allocate((2, 3), "float32")
+    (buffer,) = client.buffers()
+    me = next(one for one in client.sessions() if one.pid == os.getpid())
+    assert buffer.writer == me.id
+    assert buffer.shape == (2, 3)
+    lease.publish("x")
+    with poolbridge.connect(service.path) as other, other.get("x"):
+        (buffer,) = client.buffers()
+        assert buffer.writer is None
+        assert buffer.reads == 2
+        assert me.id in buffer.readers
+    assert me.uid == os.getuid()
+    assert me.program
+    assert abs((datetime.now(UTC) - me.began).total_seconds()) < 600
+    channel = client.create_channel("c", capacity=3)
+    (listed,) = client.channels()
+    assert (listed.id, listed.name, listed.mode, listed.capacity) == (channel.id, "c", "broadcast", 3)
+    assert (listed.producers, listed.consumers, listed.shut) == (0, 0, False)
+
+
+def test_asyncio_has_the_same_lists(service):
+    async def main():
+        async with await poolbridge.connect_async(service.path) as client:
+            await client.create_pool("p", kind="host", max_bytes="1MiB")
+            lease = await client.allocate(4)
+            assert len(await client.buffers()) == 1
+            assert await client.names() == []
+            assert await client.channels() == []
+            assert any(one.pid == os.getpid() for one in await client.sessions())
+            await lease.release()
+
+    asyncio.run(main())
