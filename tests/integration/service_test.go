@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"encoding/json"
 	"errors"
 	"os/exec"
 	"path/filepath"
@@ -32,6 +33,41 @@ func TestPoolsShowsWhatAUserMayHave(t *testing.T) {
 	out, err := exec.Command(rig.Poolsvc(t), "pools", "--socket", s.Socket).CombinedOutput()
 	require.NoError(t, err, string(out))
 	assert.Contains(t, string(out), "0 B of 64 KiB")
+}
+
+func TestTheCommandLineListsWhatAServiceHas(t *testing.T) {
+	s := rig.Serve(t, "--pool", "name=p,kind=host,max=1MiB")
+	w := rig.Python(t).Start(t, `
+import sys, poolbridge
+with poolbridge.connect(sys.argv[1]) as client:
+    client.open_pool("p")
+    lease = client.allocate((2, 3), "float32")
+    lease.publish("weights")
+    client.create_channel("camera", capacity=4)
+    print("ready", flush=True)
+    sys.stdin.readline()
+`, s.Socket)
+	require.Equal(t, "ready", w.Line(t))
+	list := func(what string, more ...string) string {
+		out, err := exec.Command(rig.Poolsvc(t), append([]string{what, "--socket", s.Socket}, more...)...).CombinedOutput()
+		require.NoError(t, err, string(out))
+		return string(out)
+	}
+	assert.Regexp(t, `weights +p +\d+ +float32 +\[2 3\] +24 B`, list("names"))
+	assert.Regexp(t, `\d+ +p +float32 +\[2 3\] +24 B`, list("buffers"))
+	assert.Regexp(t, `camera +\d+ +p +broadcast +4 +block +0 +0 +open`, list("channels"))
+	assert.Contains(t, list("sessions"), "poolsvc serve")
+	var names struct {
+		Names []struct {
+			Name  string
+			Shape []int
+		}
+	}
+	require.NoError(t, json.Unmarshal([]byte(list("names", "--json")), &names))
+	require.Len(t, names.Names, 1)
+	assert.Equal(t, "weights", names.Names[0].Name)
+	assert.Equal(t, []int{2, 3}, names.Names[0].Shape)
+	w.End(t)
 }
 
 func TestAClientWithoutAServiceIsToldWhereItLookedAndHowToStartOne(t *testing.T) {

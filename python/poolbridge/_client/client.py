@@ -333,7 +333,8 @@ class Client(ClientState):
         channel
             A channel or its name.
         credit
-            How many frames may be taken and not yet acknowledged at a time, 1 to 256.
+            How many frames may be taken and not yet acknowledged at a time, 1 to 256: with ``ack="manual"``, asking for
+            one more waits until another thread or task has acknowledged one.
         oldest
             Begin with the oldest frame that the channel keeps; otherwise with the newest.
         full
