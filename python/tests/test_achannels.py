@@ -137,6 +137,69 @@ def test_a_cancelled_wait_loses_no_frame(service):
     run(service, body)
 
 
+async def take_early(channel, frames):
+    """Have a frame taken for one who does not wait for it any more; its block was mapped before."""
+    consumer = frames._consumer
+    while not consumer.early:
+        await channel.publish(np.zeros(1))
+        await (await frames.receive(60)).release()
+        waiting = asyncio.create_task(frames.receive())
+        while not consumer._looking.locked():
+            await asyncio.sleep(0.001)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await channel.publish(np.zeros(1))
+        while consumer._looking.locked():
+            await asyncio.sleep(0.001)
+        if not consumer.early:  # the thread had stopped looking
+            await (await frames.receive(60)).release()
+    assert consumer.session.core.blocks
+
+
+@pytest.mark.parametrize("mode", ["broadcast", "queue"])
+@pytest.mark.parametrize("ends", ["subscription", "client"])
+def test_a_consumer_leaves_though_a_frame_came_after_its_wait_was_cancelled(service, ends, mode):
+    async def body(client, other):
+        channel = await client.create_channel("c", mode=mode, capacity=2)
+        frames = other.subscribe("c")
+        consumer = await frames._start()
+        await take_early(channel, frames)
+        await (frames if ends == "subscription" else other).close()
+        assert consumer not in other._session.core.members
+        assert not consumer.early
+        if mode == "queue":
+            async with client.subscribe("c") as rest:
+                await (await rest.receive(60)).release()
+        else:
+            for _ in range(6):
+                await channel.publish(np.zeros(1), timeout=60)
+
+    run(service, body)
+
+
+def test_all_members_leave_though_one_of_them_fails(service):
+    async def body(client, other):
+        channel = await client.create_channel("c", mode="broadcast", capacity=1)
+        subscriptions = [other.subscribe("c") for _ in range(3)]
+        consumers = [await frames._start() for frames in subscriptions]
+
+        def fail():
+            raise ValueError("no")
+
+        consumers[1].leave = fail
+        with pytest.raises(ValueError, match="no"):
+            await other.close()
+        assert not other._session.core.members
+        assert [consumer.left for consumer in consumers] == [True, False, True]
+        for _ in range(3):
+            await channel.publish(np.zeros(1), timeout=60)
+        del consumers[1].leave
+        await other.close()
+
+    run(service, body)
+
+
 def test_a_dropped_subscription_ends_by_itself(service):
     async def body(client, other):
         channel = await client.create_channel("c", capacity=4)

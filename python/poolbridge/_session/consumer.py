@@ -362,8 +362,12 @@ class Consumer(Membership):
         self._end_native(number, word, value, back=back, settled=True)
 
     def _drop_early(self) -> None:
-        while self.early:
-            got = self.early.popleft()
+        # The thread that was about to take one drops it as well.
+        while True:
+            try:
+                got = self.early.popleft()
+            except IndexError:
+                return
             if isinstance(got, NATIVE.Frame):
                 self._let_go(got.number, back=self.queue)
 
@@ -380,12 +384,13 @@ class Consumer(Membership):
         """Take no more; what is in hand stays so. The session's lock is held."""
         if self.left:
             return
-        self.left = True
         self.lose(None)
         self.native.leave()
-        self._drop_early()
         for block in self.session.core.blocks:
             self.native.forget(block)
+        # From here on the last frame that goes closes the native end, in whichever thread.
+        self.left = True
+        self._drop_early()
         if not self.native.in_hand:
             self.native.close()
         self.decide(back=True)

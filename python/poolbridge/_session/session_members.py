@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -92,20 +93,23 @@ class SessionMembers(SessionMemory):
         if member not in self.core.members:
             return
         self.core.members.remove(member)
-        member.leave()
-        if self.ended is None:
-            self.core.tell(Leave(ch=member.channel.id, mb=member.member))
-            self._flush()
+        try:
+            member.leave()
+        finally:  # nobody would say it later
+            if self.ended is None:
+                self.core.tell(Leave(ch=member.channel.id, mb=member.member))
+                self._flush()
 
     def _end_members(self) -> None:
         """End the part of all members, because the session ends. The lock is held."""
-        if self.ended is None and self.producers:
-            self.spares.settle()
-        for member in list(self.core.members):
-            member.end()
-            self._leave(member)
-        self.producers.clear()
-        self.spares.end()
+        with ExitStack() as rest:  # whatever fails, all the rest is done
+            rest.callback(self.spares.end)
+            rest.callback(self.producers.clear)
+            for member in reversed(self.core.members):
+                rest.callback(self._leave, member)
+                rest.callback(member.end)
+            if self.ended is None and self.producers:
+                self.spares.settle()
 
     # Leases that channels have
 
