@@ -44,6 +44,9 @@ class Hold:
         Whose frame it is, if it is a frame's.
     """
 
+    released = True  # until everything is in place
+    sent = False
+
     def __init__(
         self,
         session: Session,
@@ -54,8 +57,6 @@ class Hold:
         *,
         consumer: Consumer | None = None,
     ) -> None:
-        self.released = True  # until everything is in place
-        self.sent = False
         self.session = session
         self.grant = grant
         self.pool = pool
@@ -248,4 +249,8 @@ class Token:
         hold.check_usable()
 
     def __del__(self) -> None:
-        self._hold.tokens.discard(id(self))
+        try:
+            hold = self._hold
+        except AttributeError:
+            return  # it was not made
+        hold.tokens.discard(id(self))
