@@ -41,14 +41,14 @@ func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 		seen[r["workload"].(string)+" "+r["system"].(string)] = true
 	}
 	for _, want := range []string{
-		"hand-over poolbridge", "hand-over poolbridge, service apart", "hand-over multiprocessing.Queue",
+		"hand-over poolbridge", "hand-over multiprocessing.Queue",
 		"hand-over multiprocessing.shared_memory", "hand-over pickle through a Unix socket",
 		"copy/go bytes to consumer copies alone", "copy/go bytes to consumer poolbridge", "hand-over/by name poolbridge", "stream/go-go/1 consumer poolbridge", "stream/go-go/2 consumers poolbridge",
 		"stream/go-python/1 consumer poolbridge", "stream/go-python/1 consumer multiprocessing.Queue", "stream/python-go/1 consumer poolbridge",
 		"stream/go-spinning python/1 consumer poolbridge", "stream/go-python/1 consumer a byte through a socket", "hand-over/a lease each poolbridge",
-		"allocate/go poolbridge", "allocate/python poolbridge, service apart",
-		"growth/10 buffers/1 sessions poolbridge, service apart", "growth/40 buffers/3 sessions poolbridge, service apart",
-		"start-up/first poolbridge, service apart", "start-up/again poolbridge, service apart",
+		"allocate/go poolbridge", "allocate/python poolbridge",
+		"growth/10 buffers/1 sessions poolbridge", "growth/40 buffers/3 sessions poolbridge",
+		"start-up/first poolbridge", "start-up/again poolbridge",
 	} {
 		assert.True(t, seen[want], "%s was not measured, but %v", want, seen)
 	}

@@ -407,6 +407,8 @@ class Core:
             block.descriptors.close()
         for page in (*self.pages.values(), *self.seats.values()):
             page.close()
+        self.pages.clear()
+        self.seats.clear()
 
 
 def _first_number(data: bytes) -> int:
