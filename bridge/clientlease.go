@@ -30,8 +30,8 @@ type Lease struct {
 	order  atomic.Pointer[mempool.Order] // nil: there is nothing to wait for, nor does this package work on the memory
 	failed atomic.Bool                   // the writer of the content died before it was complete
 
-	taken  *taken // the frame of a shared channel that it came with; the service has no such lease
-	reused bool   // its buffer came back through a shared channel: the service does not know all that must be waited for
+	taken  *taken // the frame that it came with; the service has no such lease
+	reused bool   // its buffer came back through a channel: the service does not know all that must be waited for
 	own    bool   // Allocate made it, and its buffer has had no name: when it comes back Allocate may make it again
 	loan   *loan  // of a lease that is reused: what it was made of
 }

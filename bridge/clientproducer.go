@@ -12,7 +12,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// producing is a client's part in a shared channel as a producer. A client has one for each channel, from its first Publish on.
+// producing is a client's part in a channel as a producer. A client has one for each channel, from its first Publish on.
 type producing struct {
 	membership
 	joined chan struct{} // closed when native or err is there

@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// spares are write leases of a pool whose memory came back through shared channels. The next Allocate of as many bytes takes one, and the
+// spares are write leases of a pool whose memory came back through channels. The next Allocate of as many bytes takes one, and the
 // service has nothing to do.
 type spares struct {
 	client *Client
@@ -55,7 +55,7 @@ func (s *memberships) sparesOf(c *Client, pool uint64) *spares {
 	return sp
 }
 
-// spares are a pool's, nil if the client is a producer of no shared channel of the pool.
+// spares are a pool's, nil if the client is a producer of no channel of the pool.
 func (s *memberships) spares(pool uint64) *spares {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// taken is a frame of a shared channel in the user's hands.
+// taken is a frame in the user's hands.
 type taken struct {
 	by *consuming
 

@@ -3,6 +3,7 @@ package bridge
 import (
 	"fmt"
 	"iter"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -59,6 +60,29 @@ func TestAClientListsWhatTheServiceHas(t *testing.T) {
 	for range c.Names(t.Context()) { // a caller may leave
 		break
 	}
+}
+
+func TestAPageOfTheLongestEntriesFitsIntoAPacket(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	c := dial(t, path)
+	p := createPool(t, c, hostPool("p", 1<<24))
+	long := mempool.Tensor{DType: "complex128"}
+	for range 32 {
+		long.Shape, long.Strides = append(long.Shape, 1), append(long.Strides, -1<<62)
+	}
+	for i := range wire.MaxList {
+		l, err := p.Allocate(t.Context(), mempool.Bytes(16), patience)
+		require.NoError(t, err)
+		name := fmt.Sprintf("%0255d", i)
+		require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: name, Tensor: &long}))
+		r := dialRaw(t, path)
+		r.ask(1, &wire.Hello{Versions: []uint64{1}, Name: strings.Repeat("é", wire.MaxString/2)}, &wire.HelloReply{})
+	}
+	require.Len(t, collect(t, c.Names(t.Context())), wire.MaxList)
+	require.Len(t, collect(t, c.Buffers(t.Context())), wire.MaxList)
+	sessions := collect(t, c.Sessions(t.Context()))
+	require.Len(t, sessions, wire.MaxList+1)
+	assert.Equal(t, strings.Repeat("é", 127), sessions[1].Program)
 }
 
 func TestWhatCannotBeListedIsRefused(t *testing.T) {

@@ -29,8 +29,7 @@ without poolbridge: queues, shared memory and sockets between two Python process
 the machine lacks are skipped.
 
 Times are medians and percentiles in microseconds; p99.9 needs 1,000 of them. Hand-overs are those of arrays that are made
-once for a block, and then "a lease each", with a new array for each buffer, and "by name"; "service apart" has the service in a
-process of its own, otherwise it is in the producer's. "Frames through shared memory" go past a service in a process of its own.
+once for a block, and then "a lease each", with a new array for each buffer, and "by name". The service runs in a process of its own.
 Python streams have one Python process that sends and others that receive; beside them iceoryx2 is measured, if that package is
 installed. Five rounds of each are measured in turn, and their medians count.
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -18,8 +19,11 @@ type Page[T any] struct {
 	Next string
 }
 
-// Introduce notes what a client calls itself, for people.
+// Introduce notes what a client calls itself, for people: as much as a name has, so that a page of a list holds it.
 func (s *Session) Introduce(program string) {
+	if len(program) > mempool.MaxNameBytes {
+		program = strings.ToValidUTF8(program[:mempool.MaxNameBytes], "")
+	}
 	s.svc.mu.Lock()
 	defer s.svc.mu.Unlock()
 	s.program = program
