@@ -51,10 +51,10 @@ test-simcuda: simcuda $(VENV)/installed
 test-go: simcuda
 	$(GO) vet ./...
 	$(GOTEST) $(ON_SIMCUDA) ./bridge/... ./internal/... ./mempool/... ./cuda/... ./cmd/... ./tests/driverfacts ./tests/anomaly
-	GOMAXPROCS=8 $(GOTEST) $(ON_SIMCUDA) -count=1 ./mempool # with CPUs to spare, a waiter looks before it sleeps
+	GOMAXPROCS=8 $(GOTEST) $(ON_SIMCUDA) -count=1 ./mempool # with CPUs to spare, copiers look for work before they sleep
 	$(MAKE) test-model
 
-test-model: ## explore every interleaving of small shared channels, and find every mutation
+test-model: ## explore every interleaving of small channels, and find every mutation
 	$(GO) test -count=1 ./tests/streammodel
 
 test-python: $(VENV)/installed simcuda bin/poolsvc
