@@ -80,7 +80,7 @@ func TestFramesOutliveTheirProducer(t *testing.T) {
 	assert.Equal(t, []uint64{4, 5, 6}, take(t, ch, mempool.SubscribeOptions{Oldest: true}, 3))
 	require.NoError(t, sendFrame(t.Context(), p, ch, 7, 1<<16, mempool.FrameOptions{}))
 	assert.Equal(t, []uint64{5, 6, 7}, take(t, ch, mempool.SubscribeOptions{Oldest: true}, 3))
-	require.NoError(t, ch.Shut(t.Context()))
+	require.NoError(t, ch.Close(t.Context()))
 	all, err := p.Allocate(t.Context(), mempool.Bytes(4<<16), patience)
 	require.NoError(t, err)
 	require.NoError(t, all.Release(false))
@@ -124,7 +124,7 @@ func TestAFrameCarriesWhatItsSenderSays(t *testing.T) {
 		assert.GreaterOrEqual(t, info.BlockBytes, info.Bytes)
 		assert.Equal(t, p.info.ID, info.Pool)
 		assert.Equal(t, event.Handle(), info.Event)
-		assert.Equal(t, []mempool.Ticket{ready}, info.Wait)
+		assert.Equal(t, []mempool.Fence{ready}, info.Wait)
 		assert.False(t, info.Write)
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -152,8 +152,8 @@ func TestWhatCannotBeAFrameIsRefusedAndTheLeaseLivesOn(t *testing.T) {
 			return err
 		},
 		"another pool's": func() error { _, err := ch.Publish(t.Context(), foreign, mempool.FrameOptions{}); return err },
-		"another's ticket": func() error {
-			_, err := ch.Publish(t.Context(), l, mempool.FrameOptions{Completion: mempool.Completion{Ready: &mempool.Ticket{Timeline: 99, Value: 1}}})
+		"another's fence": func() error {
+			_, err := ch.Publish(t.Context(), l, mempool.FrameOptions{Completion: mempool.Completion{Ready: &mempool.Fence{Timeline: 99, Value: 1}}})
 			return err
 		},
 	} {
@@ -162,7 +162,7 @@ func TestWhatCannotBeAFrameIsRefusedAndTheLeaseLivesOn(t *testing.T) {
 	_, err := ch.Publish(t.Context(), l, mempool.FrameOptions{})
 	require.NoError(t, err)
 	require.NoError(t, foreign.Release(false))
-	require.NoError(t, ch.Shut(t.Context()))
+	require.NoError(t, ch.Close(t.Context()))
 	late := allocate(t, p, 100)
 	_, err = ch.Publish(t.Context(), late, mempool.FrameOptions{})
 	assert.ErrorIs(t, err, ErrClosed)
@@ -202,7 +202,7 @@ func testAFrameThatWasNotSent(t *testing.T, full bool) {
 	require.ErrorIs(t, l.Release(false), ErrReleased)
 	again, err := theirs.Allocate(t.Context(), mempool.Bytes(1<<16), patience)
 	require.NoError(t, err)
-	assert.Equal(t, []mempool.Ticket{ready}, again.Info().Wait)
+	assert.Equal(t, []mempool.Fence{ready}, again.Info().Wait)
 	require.NoError(t, clock.Reach(ready))
 	require.NoError(t, again.Release(false))
 }

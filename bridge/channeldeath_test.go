@@ -37,8 +37,8 @@ func memberProduce() error {
 	s := p.produce(p.findStream())
 	s.alloc(100)
 	s.alloc(100)
-	s.publish(1, shmchannel.Ticket{})
-	s.publish(2, shmchannel.Ticket{Word: 3, Value: 7})
+	s.publish(1, shmchannel.Fence{})
+	s.publish(2, shmchannel.Fence{Word: 3, Value: 7})
 	fmt.Println("published")
 	bufio.NewScanner(os.Stdin).Scan()
 	return nil
@@ -70,12 +70,12 @@ func TestFramesOfAKilledProducerAreTakenAndTheirBlocksComeBack(t *testing.T) {
 	assert.EqualValues(t, 2, c.read(second))
 
 	page := a.timelineOf(second.Producer.Timeline)
-	err := page.Await(t.Context(), mempool.Ticket{Timeline: second.Ready.Timeline, Word: second.Ready.Word, Value: second.Ready.Value}, 0)
+	err := page.Await(t.Context(), mempool.Fence{Timeline: second.Ready.Timeline, Word: second.Ready.Word, Value: second.Ready.Value}, 0)
 	assert.ErrorIs(t, err, ErrProducerDied, "the wait is let go, and says so")
 	for _, f := range []*shmchannel.Frame{first, second} {
 		a.denied(&wire.Alloc{Pool: pool, Tensor: wireTensor(mempool.Bytes(2 * 4096))}, wire.CodeLimit)
 		require.NoError(t, c.Acknowledge(f))
-		require.NoError(t, c.Release(f, shmchannel.Ticket{}))
+		require.NoError(t, c.Release(f, shmchannel.Fence{}))
 		a.send(0, &wire.Dropped{Blocks: []uint64{f.Block}})
 	}
 	var l wire.LeaseReply
@@ -100,7 +100,7 @@ func TestAFrameOfAKilledConsumerGoesToAnother(t *testing.T) {
 	require.Equal(t, "ready", dying.says())
 	from := a.produce(pool, channel)
 	from.alloc(100)
-	from.publish(5, shmchannel.Ticket{})
+	from.publish(5, shmchannel.Fence{})
 	dying.tell("take")
 	require.Equal(t, "has 5", dying.says())
 	c := a.consume(wire.Join{Channel: channel})
@@ -108,7 +108,7 @@ func TestAFrameOfAKilledConsumerGoesToAnother(t *testing.T) {
 	f := c.next()
 	assert.EqualValues(t, 5, c.read(f))
 	require.NoError(t, c.Acknowledge(f))
-	require.NoError(t, c.Release(f, shmchannel.Ticket{}))
+	require.NoError(t, c.Release(f, shmchannel.Fence{}))
 	assert.Len(t, from.awaitReclaim(), 1)
 }
 
@@ -121,12 +121,12 @@ func TestAKilledConsumersBlockComesBackToItsProducer(t *testing.T) {
 	from := a.produce(pool, channel)
 	from.alloc(100)
 	from.alloc(100)
-	from.publish(1, shmchannel.Ticket{})
+	from.publish(1, shmchannel.Fence{})
 	dying.tell("take")
 	require.Equal(t, "has 1", dying.says())
 	assert.Empty(t, from.reclaim())
 	dying.kill()
-	from.publish(2, shmchannel.Ticket{}) // there is room once the service has taken the consumer out
+	from.publish(2, shmchannel.Fence{}) // there is room once the service has taken the consumer out
 	back := from.awaitReclaim()
 	require.Len(t, back, 1)
 	assert.EqualValues(t, 1, back[0].Number)
@@ -142,7 +142,7 @@ func TestAServiceWithoutDescriptorsMakesNoMember(t *testing.T) {
 	full()
 	from, to := a.produce(pool, channel), a.consume(wire.Join{Channel: channel})
 	from.alloc(100)
-	from.publish(1, shmchannel.Ticket{})
+	from.publish(1, shmchannel.Fence{})
 	assert.EqualValues(t, 1, to.read(to.next()))
 }
 

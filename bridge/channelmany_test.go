@@ -29,7 +29,7 @@ func TestAThousandConsumersOfAChannelJoinAndEachGetsEveryFrame(t *testing.T) {
 	}
 	for range 2 {
 		from.alloc(100)
-		from.publish(7, shmchannel.Ticket{})
+		from.publish(7, shmchannel.Fence{})
 	}
 	require.Len(t, a.others, len(sinks), "the producer's session was told of each")
 	for _, s := range sinks {
@@ -37,7 +37,7 @@ func TestAThousandConsumersOfAChannelJoinAndEachGetsEveryFrame(t *testing.T) {
 			f := s.next()
 			assert.Equal(t, n+1, f.Number)
 			assert.EqualValues(t, 7, s.read(f))
-			require.NoError(t, s.Release(f, shmchannel.Ticket{}))
+			require.NoError(t, s.Release(f, shmchannel.Fence{}))
 		}
 	}
 }

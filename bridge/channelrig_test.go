@@ -211,7 +211,7 @@ func (s *source) alloc(bytes uint64) wire.Lease {
 }
 
 // publish writes n into a free block and publishes it. The next file of a consumer is waited for where it is missing.
-func (s *source) publish(n uint64, ready shmchannel.Ticket) (number, block uint64) {
+func (s *source) publish(n uint64, ready shmchannel.Fence) (number, block uint64) {
 	s.p.Helper()
 	require.NotEmpty(s.p, s.free)
 	block = s.free[0]

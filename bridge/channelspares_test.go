@@ -88,7 +88,7 @@ func TestAnIdleProducerReleasesWhatItKeeps(t *testing.T) {
 		require.NoError(t, receive(t, from, n).Release())
 	}
 	eventually(t, func() bool { return s.svc.Stats().Buffers == 3 })
-	require.NoError(t, s.from.Shut(t.Context()))
+	require.NoError(t, s.from.Close(t.Context()))
 	f, err := from.next(t.Context())
 	require.NoError(t, err)
 	assert.Nil(t, f)
@@ -145,9 +145,9 @@ func TestTheNextFrameIsWrittenWhenTheReadersOfTheLastAreDone(t *testing.T) {
 func TestMemoryOnWhichWorkIsUnderWayIsTakenLast(t *testing.T) {
 	s, finish := unfinished(t, 3)
 	defer finish()
-	for _, tickets := range []int{0, 1} {
+	for _, fences := range []int{0, 1} {
 		l := allocate(t, s.pool, 1<<16)
-		assert.Len(t, l.Info().Wait, tickets)
+		assert.Len(t, l.Info().Wait, fences)
 		defer l.Release(false)
 	}
 	_, err := s.pool.Allocate(t.Context(), mempool.Bytes(1<<16), 0)
@@ -308,39 +308,39 @@ func TestTrimmingGivesBackWhatTheClientKeeps(t *testing.T) {
 	assert.Equal(t, 2, s.svc.Stats().Buffers, "those in the channel")
 }
 
-func TestAReleaseWithoutAPlaceForItsTicketWaitsForTheWork(t *testing.T) {
+func TestAReleaseWithoutAPlaceForItsFenceWaitsForTheWork(t *testing.T) {
 	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 1})
 	from := s.follow(t, mempool.SubscribeOptions{})
 	clock, err := s.consumer.Clock(t.Context())
 	require.NoError(t, err)
-	var tickets []mempool.Ticket
+	var fences []mempool.Fence
 	for range 2 {
 		word, err := clock.Word()
 		require.NoError(t, err)
-		tickets = append(tickets, clock.Next(word))
+		fences = append(fences, clock.Next(word))
 	}
-	end := func(n uint64, done ...mempool.Ticket) error {
+	end := func(n uint64, done ...mempool.Fence) error {
 		s.send(t, n)
 		f := receive(t, from, n)
 		defer f.Lease.leave()
 		return f.Lease.end(false, done...)
 	}
-	require.NoError(t, end(1, tickets[0]))
+	require.NoError(t, end(1, fences[0]))
 	for n := range uint64(63) {
 		require.NoError(t, end(2+n))
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- end(65, tickets[1]) }() // whose ticket would stand in the place of the first
+	go func() { ended <- end(65, fences[1]) }() // whose fence would stand in the place of the first
 	eventually(t, func() bool { return s.from.client.shared.producers[s.from.info.ID].native.Lent() == 2 })
 	select {
 	case err := <-ended:
 		t.Fatal("it did not wait: ", err)
 	default:
 	}
-	require.NoError(t, clock.Reach(tickets[1]))
+	require.NoError(t, clock.Reach(fences[1]))
 	require.NoError(t, <-ended)
 	s.send(t, 66)
-	require.NoError(t, clock.Reach(tickets[0]))
+	require.NoError(t, clock.Reach(fences[0]))
 }
 
 func TestALeaseThatHasEndedStaysEndedWhileItsMemoryIsUsedAgain(t *testing.T) {

@@ -24,8 +24,8 @@ type block struct {
 	tensor   *shmchannel.Description // of that frame
 	leases   int
 	recalled bool
-	unsure   mempool.Memory   // work of this client on it may be under way, and no ticket says until when
-	busy     []mempool.Ticket // of this client's work on it, perhaps done
+	unsure   mempool.Memory  // work of this client on it may be under way, and no fence says until when
+	busy     []mempool.Fence // of this client's work on it, perhaps done
 }
 
 // arrived counts a lease on a block and keeps the export that came with it. It runs in the order in which the service
@@ -75,10 +75,10 @@ func (c *Client) mapped(p *Pool, l wire.Lease) (*mempool.ImportedBlock, mempool.
 }
 
 // ended ends what arrived counted; done is when this client's work on the block is.
-func (c *Client) ended(id uint64, done ...mempool.Ticket) error { return c.left(nil, id, done...) }
+func (c *Client) ended(id uint64, done ...mempool.Fence) error { return c.left(nil, id, done...) }
 
 // left is ended, and takes the lease off the client's list.
-func (c *Client) left(l *Lease, id uint64, done ...mempool.Ticket) error {
+func (c *Client) left(l *Lease, id uint64, done ...mempool.Fence) error {
 	c.mu.Lock()
 	if l != nil {
 		c.leases.remove(l)

@@ -68,10 +68,10 @@ func (ch *Channel) Publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 	return ch.publish(ctx, l, o)
 }
 
-// Shut closes the channel: nothing more can be published, the name is free, and the consumers' frames end after the last. A Publish that
+// Close closes the channel: nothing more can be published, the name is free, and the consumers' frames end after the last. A Publish that
 // waits for room fails.
 //
-// Errors: [ErrDenied] to others than the user who made it, [ErrClosed] if it is shut already.
-func (ch *Channel) Shut(ctx context.Context) error {
-	return ch.client.call(ctx, &wire.Shut{Channel: ch.info.ID}, &call{into: &wire.EmptyReply{}})
+// Errors: [ErrDenied] to others than the user who made it, [ErrClosed] if it is closed already.
+func (ch *Channel) Close(ctx context.Context) error {
+	return ch.client.call(ctx, &wire.CloseChannel{Channel: ch.info.ID}, &call{into: &wire.EmptyReply{}})
 }

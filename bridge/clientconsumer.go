@@ -41,9 +41,9 @@ func (ch *Channel) consume(ctx context.Context, o mempool.SubscribeOptions) (*co
 	return s, err
 }
 
-// reached says whether a ticket of the client's own is reached.
-func (s *consuming) reached(t shmchannel.Ticket) bool {
-	return s.client.timelines.past(mempool.Ticket{Timeline: s.timeline, Word: t.Word, Value: t.Value})
+// reached says whether a fence of the client's own is reached.
+func (s *consuming) reached(t shmchannel.Fence) bool {
+	return s.client.timelines.past(mempool.Fence{Timeline: s.timeline, Word: t.Word, Value: t.Value})
 }
 
 // next waits for the next frame: nil if none will come any more. A frame may come with an error, and an error without a frame is the

@@ -41,7 +41,7 @@ func (c *Client) Export(ctx context.Context, name string, wait time.Duration) (*
 	if x.pool, err = c.poolInfo(ctx, x.info.Pool); err != nil {
 		return nil, errors.Join(err, x.Release())
 	}
-	// The caller is handed an address, and knows of no tickets.
+	// The caller is handed an address, and knows of no fences.
 	order := mempool.Order{Pages: c.page, Clock: c.Clock}
 	order.Begin(x.info.Wait, true)
 	if err := order.Before(ctx, mempool.CPU); err != nil {

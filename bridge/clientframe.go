@@ -33,7 +33,7 @@ type Frame struct {
 // Frames subscribes to the channel and yields its frames. Each is to be released, which ends its lease. Asking for the next
 // acknowledges the frame before it, released or not, unless o says ManualAck. A frame whose content will never be complete
 // comes with [ErrProducerDied] and without a lease, and one that cannot be mapped here with what says why; others follow.
-// An error without a frame is the last. When the channel is shut, the frames end without one: those of a queue once every
+// An error without a frame is the last. When the channel is closed, the frames end without one: those of a queue once every
 // frame is acknowledged. A frame of a queue that the loop was left with can still be settled; if it is not, another
 // subscriber gets it when it cannot be mapped here, or when the session ends.
 func (ch *Channel) Frames(ctx context.Context, o mempool.SubscribeOptions) iter.Seq2[*Frame, error] {

@@ -278,7 +278,7 @@ func (l *Lease) WaitOn(ctx context.Context, q mempool.Queue) error {
 // ReadyEvent is the interprocess event that came with the content, opened for as long as the lease lasts; nil if none did.
 // What the lease does itself, and queues that WaitOn was told of, wait for it where they have to.
 //
-// Errors: as [mempool.OpenEvent]. What has a ticket besides can be used all the same.
+// Errors: as [mempool.OpenEvent]. What has a fence besides can be used all the same.
 func (l *Lease) ReadyEvent() (e *mempool.Event, err error) {
 	err = l.with(0, 0, false, func(mempool.Memory) error {
 		if o := l.order.Load(); o != nil {
@@ -331,7 +331,7 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 	if err != nil {
 		return err
 	}
-	r := &wire.Publish{Lease: l.info.ID, Name: p.Name, Keep: p.Keep, Replace: p.Replace, Ready: wireTicket(ready), Event: p.Handle(ready)}
+	r := &wire.Publish{Lease: l.info.ID, Name: p.Name, Keep: p.Keep, Replace: p.Replace, Ready: wireFence(ready), Event: p.Handle(ready)}
 	if p.Tensor != nil {
 		t := wireTensor(*p.Tensor)
 		r.Tensor = &t

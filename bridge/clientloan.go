@@ -14,12 +14,12 @@ type loan struct {
 	mem    *mempool.ImportedBlock
 	memory mempool.Memory
 	own    bool
-	wait   []mempool.Ticket // what must be reached before the memory is written
-	record frameRecord      // of the frame
+	wait   []mempool.Fence // what must be reached before the memory is written
+	record frameRecord     // of the frame
 }
 
 // add adds what must be waited for. Of each word of a timeline the greatest value is enough.
-func (l *loan) add(t mempool.Ticket) {
+func (l *loan) add(t mempool.Fence) {
 	for i := range l.wait {
 		if have := &l.wait[i]; have.Timeline == t.Timeline && have.Word == t.Word {
 			have.Value = max(have.Value, t.Value)
@@ -29,9 +29,9 @@ func (l *loan) add(t mempool.Ticket) {
 	l.wait = append(l.wait, t)
 }
 
-// giveUp releases a lease whose memory came back, once that is all that its next user must wait for: the service does not know the tickets
+// giveUp releases a lease whose memory came back, once that is all that its next user must wait for: the service does not know the fences
 // of a channel's consumers. done are the client's own.
-func (c *Client) giveUp(l *loan, done ...mempool.Ticket) error {
+func (c *Client) giveUp(l *loan, done ...mempool.Fence) error {
 	if c.linked.Err() != nil { // the lease has ended with the session
 		return context.Cause(c.linked)
 	}
@@ -62,14 +62,14 @@ func forgotten(err error) bool {
 	return errors.Is(err, ErrStale) || errors.Is(err, ErrNotFound) || errors.Is(err, ErrDenied)
 }
 
-func (c *Client) releaseLoan(l *loan, done []mempool.Ticket) error {
-	err := c.send(0, &wire.Release{Lease: l.info.ID, Done: wireTickets(done)})
+func (c *Client) releaseLoan(l *loan, done []mempool.Fence) error {
+	err := c.send(0, &wire.Release{Lease: l.info.ID, Done: wireFences(done)})
 	return errors.Join(err, c.ended(l.info.Block, done...))
 }
 
-// pending are the tickets that must still be waited for.
-func (c *Client) pending(ctx context.Context, tickets []mempool.Ticket) (left []mempool.Ticket) {
-	for _, t := range tickets {
+// pending are the fences that must still be waited for.
+func (c *Client) pending(ctx context.Context, fences []mempool.Fence) (left []mempool.Fence) {
+	for _, t := range fences {
 		page, err := c.page(ctx, t.Timeline)
 		if forgotten(err) {
 			continue

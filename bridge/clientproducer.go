@@ -100,7 +100,7 @@ func (p *producing) retire(ctx context.Context) {
 	}
 	for _, owner := range p.native.Forget() {
 		l := owner.(*loan)
-		own := slices.DeleteFunc(l.wait, func(t mempool.Ticket) bool { return t.Timeline != p.timeline })
+		own := slices.DeleteFunc(l.wait, func(t mempool.Fence) bool { return t.Timeline != p.timeline })
 		_ = c.releaseLoan(l, own) // it fails with the connection
 	}
 }
@@ -129,7 +129,7 @@ func (p *producing) close() error {
 }
 
 // lend makes a loan of a lease whose memory the channel is about to have.
-func (l *Lease) lend(ready *mempool.Ticket) *loan {
+func (l *Lease) lend(ready *mempool.Fence) *loan {
 	lent := l.loan
 	if lent == nil {
 		lent = new(loan)
@@ -165,8 +165,8 @@ func (p *producing) reclaim() {
 func (p *producing) cameBack(back []shmchannel.Returned) {
 	for i := range back {
 		l := back[i].Owner.(*loan)
-		for _, t := range back[i].Tickets {
-			l.add(mempool.Ticket{Timeline: t.Timeline, Word: t.Word, Value: t.Value})
+		for _, t := range back[i].Fences {
+			l.add(mempool.Fence{Timeline: t.Timeline, Word: t.Word, Value: t.Value})
 		}
 		if !l.own { // others know of its buffer
 			_ = p.client.giveUp(l) // it fails with the connection

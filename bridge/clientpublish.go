@@ -54,7 +54,7 @@ func (ch *Channel) publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 
 // unsent is why the lease was not sent. The lease lives on, unless ctx has ended: then others may have the memory once ready is reached.
 // l.mu is held.
-func (l *Lease) unsent(ctx context.Context, err error, ready *mempool.Ticket) error {
+func (l *Lease) unsent(ctx context.Context, err error, ready *mempool.Fence) error {
 	if ctx.Err() == nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func (l *Lease) unjoined(ctx context.Context, err error, o mempool.Completion) e
 }
 
 // abort ends a write lease whose content nobody gets, and on which work may be under way until ready is reached. l.mu is held.
-func (l *Lease) abort(ready *mempool.Ticket) error {
+func (l *Lease) abort(ready *mempool.Fence) error {
 	clock := l.client.timelines.own()
 	if ready == nil || clock == nil || ready.Timeline != clock.Timeline() || ready.Validate() != nil { // the service takes no other
 		return l.end(true)
@@ -102,17 +102,17 @@ func (ch *Channel) fits(l *Lease, t *mempool.Tensor) (*mempool.Tensor, error) {
 }
 
 // fill writes the record of a frame. own is the client's timeline.
-func (r *frameRecord) fill(l *Lease, t *mempool.Tensor, o mempool.FrameOptions, ready *mempool.Ticket, own uint64) (err error) {
+func (r *frameRecord) fill(l *Lease, t *mempool.Tensor, o mempool.FrameOptions, ready *mempool.Fence, own uint64) (err error) {
 	r.Block, r.Buffer, r.Bytes, r.Event = l.info.Block, l.info.Buffer, l.info.Bytes, o.Handle(ready)
-	r.Ready = shmchannel.Ticket{}
+	r.Ready = shmchannel.Fence{}
 	if ready != nil {
 		if ready.Timeline != own {
-			return situation.Of(ErrInvalid, "a ticket of timeline %d cannot say when content of this session is complete: its own is %d", ready.Timeline, own)
+			return situation.Of(ErrInvalid, "a fence of timeline %d cannot say when content of this session is complete: its own is %d", ready.Timeline, own)
 		}
 		if err := ready.Validate(); err != nil {
 			return err
 		}
-		r.Ready = shmchannel.Ticket{Timeline: own, Word: ready.Word, Value: ready.Value}
+		r.Ready = shmchannel.Fence{Timeline: own, Word: ready.Word, Value: ready.Value}
 	}
 	if r.Meta, err = shmchannel.AppendMeta(r.Meta[:0], o.Meta); err != nil {
 		return situation.Of(ErrInvalid, "%v", err)

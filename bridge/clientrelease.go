@@ -26,7 +26,7 @@ func (l *Lease) release(incomplete bool, after ...mempool.Queue) error {
 	if l.ended {
 		return hasEnded(l.info)
 	}
-	var done []mempool.Ticket
+	var done []mempool.Fence
 	m, err := l.reach()
 	if err == nil {
 		if done, err = l.after(m.Queue(), after...); err != nil {
@@ -49,7 +49,7 @@ func (l *Lease) leave() {
 }
 
 // completed is when the content is complete; nil if it is. l.mu is held.
-func (l *Lease) completed(ctx context.Context, c mempool.Completion) (*mempool.Ticket, error) {
+func (l *Lease) completed(ctx context.Context, c mempool.Completion) (*mempool.Fence, error) {
 	if l.order.Load() == nil && len(c.After) == 0 && c.Event == nil && !c.EventOnly {
 		return c.Ready, nil
 	}
@@ -60,8 +60,8 @@ func (l *Lease) completed(ctx context.Context, c mempool.Completion) (*mempool.T
 	return l.ordering().Ready(ctx, m.Queue(), c)
 }
 
-// after are the tickets that end this client's work on the memory.
-func (l *Lease) after(own mempool.Queue, queues ...mempool.Queue) ([]mempool.Ticket, error) {
+// after are the fences that end this client's work on the memory.
+func (l *Lease) after(own mempool.Queue, queues ...mempool.Queue) ([]mempool.Fence, error) {
 	if l.order.Load() == nil && len(queues) == 0 {
 		return nil, nil
 	}
@@ -72,7 +72,7 @@ func (l *Lease) after(own mempool.Queue, queues ...mempool.Queue) ([]mempool.Tic
 	if t == nil {
 		return nil, err
 	}
-	return []mempool.Ticket{*t}, err
+	return []mempool.Fence{*t}, err
 }
 
 // hand waits for what the service does not know of, before it is handed the memory. l.mu is held.
@@ -93,7 +93,7 @@ func (l *Lease) hand(ctx context.Context) error {
 }
 
 // end tells the service, and then lets the block go: it may be dropped only once no lease is left.
-func (l *Lease) end(incomplete bool, done ...mempool.Ticket) error {
+func (l *Lease) end(incomplete bool, done ...mempool.Fence) error {
 	l.ended = true
 	switch {
 	case l.taken != nil:
@@ -104,6 +104,6 @@ func (l *Lease) end(incomplete bool, done ...mempool.Ticket) error {
 		defer l.client.timelines.unpin(l.info.Wait)
 		return errors.Join(l.client.giveUp(&loan{info: l.info, wait: l.info.Wait}, done...), l.endOrder())
 	}
-	err := l.client.send(0, &wire.Release{Lease: l.info.ID, Failed: incomplete, Done: wireTickets(done)})
+	err := l.client.send(0, &wire.Release{Lease: l.info.ID, Failed: incomplete, Done: wireFences(done)})
 	return errors.Join(err, l.client.ended(l.info.Block, done...), l.endOrder())
 }

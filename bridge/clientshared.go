@@ -55,7 +55,7 @@ func newMembership(ch *Channel, role shmchannel.Role) membership {
 // join makes the client a member. open maps the files that come, and sets add. If that fails the member leaves again.
 func (m *membership) join(ctx context.Context, r *wire.Join, open func(shmchannel.MemberConfig) error) error {
 	c := m.client
-	clock, err := c.Clock(ctx) // a member's tickets are of a timeline that is sealed before
+	clock, err := c.Clock(ctx) // a member's fences are of a timeline that is sealed before
 	if err != nil {
 		return err
 	}
@@ -201,9 +201,9 @@ func (m *membership) failure(ctx context.Context, err error) error {
 	}
 	switch {
 	case errors.Is(err, shmchannel.ErrClosed) || m.forgotten.Load():
-		return situation.Of(ErrClosed, "channel %q is shut", ch)
+		return situation.Of(ErrClosed, "channel %q is closed", ch)
 	case errors.Is(err, shmchannel.ErrDestroyed):
-		return situation.Of(ErrClosed, "channel %q is gone: it was shut, or its pool was destroyed", ch)
+		return situation.Of(ErrClosed, "channel %q is gone: it was closed, or its pool was destroyed", ch)
 	case errors.Is(err, shmchannel.ErrInHand):
 		return situation.Of(ErrLimit, "channel %q: %v", ch, err)
 	case errors.Is(err, shmchannel.ErrCorrupt):

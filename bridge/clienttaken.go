@@ -94,14 +94,14 @@ func (s *consuming) adopt(ctx context.Context, l *Lease, came *shmchannel.Frame)
 }
 
 // ready notes when the content is complete.
-func (s *consuming) ready(ctx context.Context, l *Lease, ticket shmchannel.Ticket) error {
-	if ticket.Value == 0 {
+func (s *consuming) ready(ctx context.Context, l *Lease, fence shmchannel.Fence) error {
+	if fence.Value == 0 {
 		return nil
 	}
-	if ticket.Timeline == 0 {
-		return situation.Of(ErrProtocol, "a ticket of a producer that has no timeline")
+	if fence.Timeline == 0 {
+		return situation.Of(ErrProtocol, "a fence of a producer that has no timeline")
 	}
-	t := mempool.Ticket{Timeline: ticket.Timeline, Word: ticket.Word, Value: ticket.Value}
+	t := mempool.Fence{Timeline: fence.Timeline, Word: fence.Word, Value: fence.Value}
 	page, err := s.client.page(ctx, t.Timeline)
 	if err != nil {
 		return err
@@ -112,7 +112,7 @@ func (s *consuming) ready(ctx context.Context, l *Lease, ticket shmchannel.Ticke
 			l.taken.hand.Number, s.channel.Name)
 	}
 	if !over {
-		l.info = &mempool.LeaseInfo{Wait: []mempool.Ticket{t}}
+		l.info = &mempool.LeaseInfo{Wait: []mempool.Fence{t}}
 		s.client.timelines.pin(l.info.Wait)
 		l.ordering().Begin(l.info.Wait, true)
 	}
@@ -245,7 +245,7 @@ func (c *Client) giveFramesBack() {
 }
 
 // release ends the use of the frame, once done is reached. One that was not settled is acknowledged, or if it is incomplete given back.
-func (t *taken) release(incomplete bool, done []mempool.Ticket) error {
+func (t *taken) release(incomplete bool, done []mempool.Fence) error {
 	s := t.by
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -253,14 +253,14 @@ func (t *taken) release(incomplete bool, done []mempool.Ticket) error {
 	if s.channel.Mode == mempool.WorkQueue {
 		err = t.settle(incomplete)
 	}
-	var ticket shmchannel.Ticket
+	var fence shmchannel.Fence
 	if len(done) > 0 {
-		ticket = shmchannel.Ticket{Timeline: s.timeline, Word: done[0].Word, Value: done[0].Value}
+		fence = shmchannel.Fence{Timeline: s.timeline, Word: done[0].Word, Value: done[0].Value}
 	}
-	released := s.native.Release(&t.hand, ticket)
-	if errors.Is(released, shmchannel.ErrUnfinished) { // there is no place for the ticket
+	released := s.native.Release(&t.hand, fence)
+	if errors.Is(released, shmchannel.ErrUnfinished) { // there is no place for the fence
 		if released = s.client.finish(done[0]); released == nil {
-			released = s.native.Release(&t.hand, shmchannel.Ticket{})
+			released = s.native.Release(&t.hand, shmchannel.Fence{})
 		}
 	}
 	s.leaveNative()
@@ -268,7 +268,7 @@ func (t *taken) release(incomplete bool, done []mempool.Ticket) error {
 }
 
 // finish waits for the client's own work.
-func (c *Client) finish(t mempool.Ticket) error {
+func (c *Client) finish(t mempool.Fence) error {
 	page, err := c.page(c.linked, t.Timeline)
 	if err != nil {
 		return err

@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// timelines are the pages that a client maps: its own, and those of others that tickets named.
+// timelines are the pages that a client maps: its own, and those of others that fences named.
 type timelines struct {
 	making sync.Mutex // held while the own one is made
 
@@ -84,7 +84,7 @@ func (c *Client) mapTimeline(ctx context.Context, id uint64) (uint64, *mempool.P
 	return reply.Timeline, page, err
 }
 
-// page is the timeline with an id, mapped. A lease that waits for a ticket of it keeps it.
+// page is the timeline with an id, mapped. A lease that waits for a fence of it keeps it.
 func (c *Client) page(ctx context.Context, id uint64) (*mempool.Page, error) {
 	t := &c.timelines
 	if page, err := t.find(id); page != nil || err != nil {
@@ -143,50 +143,50 @@ func (t *timelines) forget(ids []uint64) {
 	t.unused = left
 }
 
-// left are the tickets that this client does not know to be over.
-func (t *timelines) left(tickets []mempool.Ticket) []mempool.Ticket {
-	return slices.DeleteFunc(tickets, func(ticket mempool.Ticket) bool {
-		page, err := t.find(ticket.Timeline)
+// left are the fences that this client does not know to be over.
+func (t *timelines) left(fences []mempool.Fence) []mempool.Fence {
+	return slices.DeleteFunc(fences, func(fence mempool.Fence) bool {
+		page, err := t.find(fence.Timeline)
 		if page == nil || err != nil {
 			return false
 		}
-		over, _ := page.Over(ticket)
+		over, _ := page.Over(fence)
 		return over
 	})
 }
 
-// pin keeps the timelines of tickets mapped until unpin.
-func (t *timelines) pin(tickets []mempool.Ticket) {
-	if len(tickets) == 0 {
+// pin keeps the timelines of fences mapped until unpin.
+func (t *timelines) pin(fences []mempool.Fence) {
+	if len(fences) == 0 {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, ticket := range tickets {
+	for _, fence := range fences {
 		if t.pins == nil {
 			t.pins = make(map[uint64]pin)
 		}
-		p := t.pins[ticket.Timeline]
+		p := t.pins[fence.Timeline]
 		p.leases++
-		t.pins[ticket.Timeline] = p
+		t.pins[fence.Timeline] = p
 	}
 }
 
-func (t *timelines) unpin(tickets []mempool.Ticket) {
-	if len(tickets) == 0 {
+func (t *timelines) unpin(fences []mempool.Fence) {
+	if len(fences) == 0 {
 		return
 	}
 	var forgotten []uint64
 	t.mu.Lock()
-	for _, ticket := range tickets {
-		p := t.pins[ticket.Timeline]
+	for _, fence := range fences {
+		p := t.pins[fence.Timeline]
 		if p.leases--; p.leases > 0 {
-			t.pins[ticket.Timeline] = p
+			t.pins[fence.Timeline] = p
 			continue
 		}
-		delete(t.pins, ticket.Timeline)
+		delete(t.pins, fence.Timeline)
 		if p.forgotten {
-			forgotten = append(forgotten, ticket.Timeline)
+			forgotten = append(forgotten, fence.Timeline)
 		}
 	}
 	t.mu.Unlock()
@@ -195,14 +195,14 @@ func (t *timelines) unpin(tickets []mempool.Ticket) {
 	}
 }
 
-// past says whether a ticket of the client's own is reached.
-func (t *timelines) past(own mempool.Ticket) bool {
+// past says whether a fence of the client's own is reached.
+func (t *timelines) past(own mempool.Fence) bool {
 	clock := t.own()
 	return clock != nil && clock.Past(own)
 }
 
-// await waits for a ticket of the client's own, and reports false if done is closed first.
-func (t *timelines) await(done <-chan struct{}, own mempool.Ticket) bool {
+// await waits for a fence of the client's own, and reports false if done is closed first.
+func (t *timelines) await(done <-chan struct{}, own mempool.Fence) bool {
 	clock := t.own()
 	if clock == nil {
 		return true

@@ -39,7 +39,7 @@ func poolOf(p wire.Pool) mempool.PoolInfo {
 
 func wireLease(l mempool.LeaseInfo) wire.Lease {
 	return wire.Lease{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
-		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: wireTensor(l.Tensor), Wait: wireTickets(l.Wait), Event: l.Event,
+		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: wireTensor(l.Tensor), Wait: wireFences(l.Wait), Event: l.Event,
 		EventOnly: l.EventOnly}
 }
 
@@ -51,36 +51,36 @@ func sameTensor(a, b *mempool.Tensor) bool {
 
 func leaseOf(l wire.Lease) *mempool.LeaseInfo {
 	return &mempool.LeaseInfo{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
-		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: tensorOf(l.Tensor), Wait: ticketsOf(l.Wait), Event: l.Event,
+		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: tensorOf(l.Tensor), Wait: fencesOf(l.Wait), Event: l.Event,
 		EventOnly: l.EventOnly}
 }
 
-func wireTicket(t *mempool.Ticket) *wire.Ticket {
+func wireFence(t *mempool.Fence) *wire.Fence {
 	if t == nil {
 		return nil
 	}
-	return &wire.Ticket{Timeline: t.Timeline, Word: t.Word, Value: t.Value}
+	return &wire.Fence{Timeline: t.Timeline, Word: t.Word, Value: t.Value}
 }
 
-func wireTickets(ts []mempool.Ticket) []wire.Ticket {
-	var out []wire.Ticket
+func wireFences(ts []mempool.Fence) []wire.Fence {
+	var out []wire.Fence
 	for i := range ts {
-		out = append(out, *wireTicket(&ts[i]))
+		out = append(out, *wireFence(&ts[i]))
 	}
 	return out
 }
 
-func ticketsOf(ts []wire.Ticket) []mempool.Ticket {
-	var out []mempool.Ticket
+func fencesOf(ts []wire.Fence) []mempool.Fence {
+	var out []mempool.Fence
 	for _, t := range ts {
-		out = append(out, mempool.Ticket{Timeline: t.Timeline, Word: t.Word, Value: t.Value})
+		out = append(out, mempool.Fence{Timeline: t.Timeline, Word: t.Word, Value: t.Value})
 	}
 	return out
 }
 
-func completionOf(ready *wire.Ticket, event []byte) (c mempool.Completion, err error) {
+func completionOf(ready *wire.Fence, event []byte) (c mempool.Completion, err error) {
 	if ready != nil {
-		c.Ready = &ticketsOf([]wire.Ticket{*ready})[0]
+		c.Ready = &fencesOf([]wire.Fence{*ready})[0]
 	}
 	if event != nil {
 		c.Event, err = mempool.EventOf(event)

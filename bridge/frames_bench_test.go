@@ -52,6 +52,6 @@ func BenchmarkFramesOfClients(b *testing.B) {
 		send()
 	}
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "frames/s")
-	require.NoError(b, ch.Shut(b.Context()))
+	require.NoError(b, ch.Close(b.Context()))
 	require.NoError(b, <-ended)
 }

@@ -49,7 +49,7 @@ func (c *serverConn) handle(q uint32, r wire.Request) {
 	case *wire.Unpublish:
 		c.done(q, s.Unpublish(r.Name))
 	case *wire.Release:
-		done := ticketsOf(r.Done)
+		done := fencesOf(r.Done)
 		c.done(q, each(r.Lease, r.Also, func(id uint64) error { return s.Release(id, r.Failed, done) }))
 	case *wire.Cancel:
 		c.stopWaiting(r.Request)

@@ -50,7 +50,7 @@ func wireSession(s mempool.SessionInfo) wire.SessionEntry {
 
 func wireChannelStatus(ch mempool.ChannelStatus) wire.ChannelEntry {
 	return wire.ChannelEntry{Channel: wireChannel(ch.ChannelInfo), UID: uint64(ch.UID), Producers: uint64(ch.Producers), Consumers: uint64(ch.Consumers),
-		Shut: ch.Shut}
+		Closed: ch.Closed}
 }
 
 func wireName(n mempool.NameInfo) wire.NameEntry {

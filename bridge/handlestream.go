@@ -44,7 +44,7 @@ func (c *serverConn) stream(q uint32, r wire.Request) {
 			c.lacks(q, r, featureTimelines)
 			return
 		}
-	case *wire.MakeChannel, *wire.Find, *wire.Shut, *wire.Join, *wire.Enter, *wire.Leave, *wire.Map, *wire.Doubt:
+	case *wire.MakeChannel, *wire.Find, *wire.CloseChannel, *wire.Join, *wire.Enter, *wire.Leave, *wire.Map, *wire.Doubt:
 		if !c.streams {
 			c.lacks(q, r, featureChannels)
 			return
@@ -65,8 +65,8 @@ func (c *serverConn) stream(q uint32, r wire.Request) {
 		c.replyChannel(q, info, err)
 	case *wire.Find:
 		c.find(q, r)
-	case *wire.Shut:
-		c.done(q, s.ShutChannel(r.Channel))
+	case *wire.CloseChannel:
+		c.done(q, s.CloseChannel(r.Channel))
 	case *wire.Join:
 		c.join(q, r)
 	case *wire.Enter:

@@ -28,12 +28,12 @@ func TestMembersExchangeFramesThroughFilesFromTheSocket(t *testing.T) {
 		from.alloc(100)
 	}
 	for n := range uint64(10) {
-		number, block := from.publish(n, shmchannel.Ticket{})
+		number, block := from.publish(n, shmchannel.Fence{})
 		f := to.next()
 		assert.Equal(t, number, f.Number)
 		assert.Equal(t, block, f.Block)
 		assert.Equal(t, n, to.read(f))
-		require.NoError(t, to.Release(f, shmchannel.Ticket{}))
+		require.NoError(t, to.Release(f, shmchannel.Fence{}))
 		if len(from.free) == 0 {
 			from.reclaim()
 		}
@@ -51,7 +51,7 @@ func TestALateConsumerBeginsWithTheNewestOrTheOldestFrame(t *testing.T) {
 	from := a.produce(pool, channel)
 	for n := range uint64(3) {
 		from.alloc(100)
-		from.publish(n+1, shmchannel.Ticket{})
+		from.publish(n+1, shmchannel.Fence{})
 	}
 	newest, oldest := b.consume(wire.Join{Channel: channel}), b.consume(wire.Join{Channel: channel, Oldest: true})
 	assert.EqualValues(t, 3, newest.read(newest.next()))
@@ -84,13 +84,13 @@ func TestAMappedBlockIsAskedBackAndGivenUp(t *testing.T) {
 	a.denied(&wire.Map{Channel: channel, Block: l.Block}, wire.CodeDenied)
 	b.denied(&wire.Map{Channel: channel, Block: 99}, wire.CodeNotFound)
 	b.denied(&wire.Map{Channel: 99, Block: l.Block}, wire.CodeNotFound)
-	from.publish(3, shmchannel.Ticket{})
+	from.publish(3, shmchannel.Fence{})
 	f := to.next()
 	assert.EqualValues(t, 3, to.read(f))
 	assert.EqualValues(t, 3, to.read(f), "a client may ask again")
-	require.NoError(t, to.Release(f, shmchannel.Ticket{}))
+	require.NoError(t, to.Release(f, shmchannel.Fence{}))
 
-	a.get(&wire.Shut{Channel: channel}, &wire.EmptyReply{})
+	a.get(&wire.CloseChannel{Channel: channel}, &wire.EmptyReply{})
 	require.NoError(t, to.Leave())
 	b.get(&wire.Leave{Channel: channel, Member: to.Member}, &wire.EmptyReply{})
 	require.Len(t, from.reclaim(), 1)
@@ -122,7 +122,7 @@ func TestWhatNamesAChannelOrAMemberThatIsGoneIsAnswered(t *testing.T) {
 	}
 	a.denied(&wire.Join{Channel: channel, Role: "listener"}, wire.CodeInvalid)
 	a.denied(&wire.Enter{Channel: channel, Member: from.Member}, wire.CodeInvalid)
-	a.get(&wire.Shut{Channel: channel}, &wire.EmptyReply{})
+	a.get(&wire.CloseChannel{Channel: channel}, &wire.EmptyReply{})
 	for _, m := range append(requests(from.Member), &wire.Join{Channel: channel, Role: "producer"}, &wire.Map{Channel: channel, Block: 1}) {
 		a.denied(m, wire.CodeClosed)
 	}

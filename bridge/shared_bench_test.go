@@ -93,7 +93,7 @@ func BenchmarkSharedWork(b *testing.B) {
 	}
 }
 
-// drainFrames takes the frames of the channel "c" until it is shut.
+// drainFrames takes the frames of the channel "c" until it is closed.
 func drainFrames() error {
 	ctx := context.Background()
 	c, err := Dial(ctx, os.Getenv("POOLBRIDGE_SOCKET"))
@@ -132,7 +132,7 @@ func BenchmarkSharedProcesses(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	require.NoError(b, errors.Join(s.channel.Shut(b.Context()), consumer.cmd.Wait()))
+	require.NoError(b, errors.Join(s.channel.Close(b.Context()), consumer.cmd.Wait()))
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "frames/s")
 	b.ReportMetric(float64(processors(b)-before)/float64(b.N), "cpu-ns/frame")
 }

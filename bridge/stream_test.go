@@ -38,7 +38,7 @@ func TestFramesGoFromClientToClient(t *testing.T) {
 			if want == 0 {
 				sender.Go(func() {
 					send(1, frames)
-					assert.NoError(t, ch.Shut(ctx))
+					assert.NoError(t, ch.Close(ctx))
 				})
 			}
 			n, err := verify(f)
@@ -109,7 +109,7 @@ func TestAQueueSharesTheWork(t *testing.T) {
 	for n := range uint64(frames) {
 		require.NoError(t, sendFrame(ctx, p, ch, n, 64, mempool.FrameOptions{}))
 	}
-	require.NoError(t, ch.Shut(ctx))
+	require.NoError(t, ch.Close(ctx))
 	for range 3 {
 		require.NoError(t, <-workers)
 	}
@@ -138,7 +138,7 @@ func TestPublishingBeforeTheWorkIsDone(t *testing.T) {
 		require.NoError(t, l.Publish(ctx, mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &ready, Event: event}}))
 		got, err := consumer.Get(ctx, "x", LeaseOptions{})
 		require.NoError(t, err)
-		assert.Equal(t, []mempool.Ticket{ready}, got.Info().Wait)
+		assert.Equal(t, []mempool.Fence{ready}, got.Info().Wait)
 		assert.Equal(t, event.Handle(), got.Info().Event)
 
 		ended, cancel := context.WithCancel(ctx)
@@ -273,7 +273,7 @@ func TestLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, []uint64{0, 1}, take(t, mine, mempool.SubscribeOptions{}, 2))
 	assert.Equal(t, []uint64{2, 3, 4, 5, 6, 7}, take(t, mine, mempool.SubscribeOptions{}, 6))
-	require.NoError(t, ch.Shut(ctx))
+	require.NoError(t, ch.Close(ctx))
 	_, err = consumer.Stats(ctx)
 	require.NoError(t, err)
 	settled(t, svc)

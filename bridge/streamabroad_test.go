@@ -106,7 +106,7 @@ func TestAStreamNeedsNoUserNamespaceOrSharedMemoryInCommon(t *testing.T) {
 		require.Equal(t, "sent 21", producer.says())
 		producer.tell("keep 21 1000")
 		require.Equal(t, "kept 21", producer.says())
-		assert.Equal(t, "got 21 21 0", consumer.says(), "the producer reaches the ticket, and the consumer goes on")
+		assert.Equal(t, "got 21 21 0", consumer.says(), "the producer reaches the fence, and the consumer goes on")
 		producer.tell("promise 22 1000")
 		require.Equal(t, "sent 22", producer.says())
 		producer.kill()

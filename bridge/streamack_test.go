@@ -47,7 +47,7 @@ func TestEveryLoopOverFramesEnds(t *testing.T) {
 					for n := range uint64(frames) {
 						require.NoError(t, sendFrame(t.Context(), p, ch, n, 8, mempool.FrameOptions{}))
 					}
-					require.NoError(t, ch.Shut(t.Context()))
+					require.NoError(t, ch.Close(t.Context()))
 					all.Wait()
 					if mode == mempool.Broadcast {
 						for _, numbers := range seen {
@@ -108,7 +108,7 @@ func TestAKilledWorkersAcknowledgedFramesDoNotComeBack(t *testing.T) {
 	victim.kill()
 	r.log.await(t, "a session ended")
 	assert.Equal(t, []uint64{2, 3}, take(t, ch, mempool.SubscribeOptions{}, 2))
-	require.NoError(t, ch.Shut(t.Context()))
+	require.NoError(t, ch.Close(t.Context()))
 }
 
 func TestAFrameIsSettledOnceByItsConsumer(t *testing.T) {

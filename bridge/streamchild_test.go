@@ -116,7 +116,7 @@ func consume() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	c, _, ch, err := openStream(ctx)
-	if errors.Is(err, ErrNotFound) { // it was shut
+	if errors.Is(err, ErrNotFound) { // it was closed
 		fmt.Println("ended")
 		return c.Close()
 	}
@@ -209,7 +209,7 @@ func steadyProducer() error {
 		}
 		fmt.Println("sent")
 	}
-	return errors.Join(ch.Shut(ctx), c.Close())
+	return errors.Join(ch.Close(ctx), c.Close())
 }
 
 // steadyConsumer uses each frame in the queue of the GPU alone, and says which it was.

@@ -63,7 +63,7 @@ func TestAKilledProducersUnfinishedFramesAreTombstones(t *testing.T) {
 		assert.EqualValues(t, 6, n)
 		require.NoError(t, f.Release())
 		sub.abandon()
-		require.NoError(t, ch.Shut(ctx))
+		require.NoError(t, ch.Close(ctx))
 		_, err = c.Stats(ctx)
 		require.NoError(t, err)
 		settled(t, svc)
@@ -93,7 +93,7 @@ func TestAKilledConsumerHoldsNobodyBack(t *testing.T) {
 		}()
 		victim.kill()
 		require.NoError(t, <-sent)
-		require.NoError(t, ch.Shut(ctx))
+		require.NoError(t, ch.Close(ctx))
 		all, err := p.Allocate(ctx, mempool.Bytes(spec.MaxBytes), patience)
 		require.NoError(t, err, "all of its memory serves others")
 		require.NoError(t, all.Release(false))
@@ -118,7 +118,7 @@ func TestAKilledWorkersFramesGoToAnother(t *testing.T) {
 	victim.kill()
 	r.log.await(t, "a session ended") // or what waits goes first
 	assert.Equal(t, []uint64{1, 2, 3}, take(t, ch, mempool.SubscribeOptions{}, 3), "in their order")
-	require.NoError(t, ch.Shut(ctx))
+	require.NoError(t, ch.Close(ctx))
 }
 
 func TestAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T) {
@@ -159,7 +159,7 @@ func TestAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T) {
 	require.NoError(t, <-done)
 	sub.abandon()
 	require.NoError(t, stopped.cmd.Process.Signal(syscall.SIGCONT))
-	require.NoError(t, ch.Shut(ctx))
+	require.NoError(t, ch.Close(ctx))
 	missed, last := 0, 0
 	for line := stopped.says(); line != "ended"; line = stopped.says() {
 		var n, seq, dropped int
@@ -187,5 +187,5 @@ func TestAStoppedConsumerInBlockModeIsNamed(t *testing.T) {
 	err := sendFrame(ctx, p, ch, 2, 100, mempool.FrameOptions{Wait: 1})
 	require.ErrorIs(t, err, ErrTimeout)
 	assert.ErrorContains(t, err, fmt.Sprintf("(pid %d)", stopped.cmd.Process.Pid))
-	require.NoError(t, ch.Shut(ctx))
+	require.NoError(t, ch.Close(ctx))
 }

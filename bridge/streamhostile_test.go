@@ -20,7 +20,7 @@ func TestFeaturesAreForThoseWhoNamedThem(t *testing.T) {
 		r.ask(1, &wire.Hello{Versions: []uint64{1}, Features: offered}, &hello)
 		assert.Empty(t, hello.Features)
 		for _, m := range []wire.Request{&wire.Timeline{}, &wire.Seal{}, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 1}, &wire.Find{Name: "c"},
-			&wire.Shut{}, &wire.Join{Channel: 1, Role: "consumer"}, &wire.Enter{Channel: 1, Member: 1}, &wire.Leave{Channel: 1, Member: 1},
+			&wire.CloseChannel{}, &wire.Join{Channel: 1, Role: "consumer"}, &wire.Enter{Channel: 1, Member: 1}, &wire.Leave{Channel: 1, Member: 1},
 			&wire.Map{Channel: 1, Block: 1}, &wire.Doubt{Channel: 1, Member: 1, Sequence: 1}} {
 			r.refused(2, m, wire.CodeUnsupported)
 		}
@@ -102,14 +102,14 @@ func TestWhatNoClientShouldAskOfStreams(t *testing.T) {
 	var lease wire.LeaseReply
 	r.ask(6, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &lease)
 	l := lease.Lease.ID
-	ticket := func(tl, word, value uint64) *wire.Ticket { return &wire.Ticket{Timeline: tl, Word: word, Value: value} }
-	for i, bad := range []*wire.Ticket{ticket(foreign, 0, 1), ticket(0, 0, 1), ticket(99, 0, 1), ticket(own, 512, 1), ticket(own, math.MaxInt64, 1),
-		ticket(own, 0, 0), ticket(own, 0, 1<<62), ticket(own, 0, math.MaxInt64)} {
+	fence := func(tl, word, value uint64) *wire.Fence { return &wire.Fence{Timeline: tl, Word: word, Value: value} }
+	for i, bad := range []*wire.Fence{fence(foreign, 0, 1), fence(0, 0, 1), fence(99, 0, 1), fence(own, 512, 1), fence(own, math.MaxInt64, 1),
+		fence(own, 0, 0), fence(own, 0, 1<<62), fence(own, 0, math.MaxInt64)} {
 		q := uint32(100 + i)
 		r.refused(q, &wire.Publish{Lease: l, Name: "x", Ready: bad}, wire.CodeInvalid)
-		r.refused(q, &wire.Release{Lease: l, Done: []wire.Ticket{*bad}}, wire.CodeInvalid)
+		r.refused(q, &wire.Release{Lease: l, Done: []wire.Fence{*bad}}, wire.CodeInvalid)
 	}
-	r.refused(7, &wire.Release{Lease: l, Done: make([]wire.Ticket, 17)}, wire.CodeInvalid)
+	r.refused(7, &wire.Release{Lease: l, Done: make([]wire.Fence, 17)}, wire.CodeInvalid)
 	r.refused(7, &wire.Publish{Lease: l, Name: "x", Event: make([]byte, 65)}, wire.CodeInvalid)
 	r.refused(7, &wire.Timeline{Timeline: 99}, wire.CodeNotFound)
 	r.refused(7, &wire.Timeline{Timeline: foreign}, wire.CodeDenied)
@@ -122,8 +122,8 @@ func TestWhatNoClientShouldAskOfStreams(t *testing.T) {
 	r.refused(7, &wire.Find{Name: "d"}, wire.CodeNotFound)
 	r.refused(7, &wire.Find{Name: "d", Wait: 1}, wire.CodeTimeout)
 	r.ask(9, &wire.Seal{}, &wire.EmptyReply{}) // again: nothing
-	r.ask(51, &wire.Shut{Channel: 1}, &wire.EmptyReply{})
-	r.refused(52, &wire.Shut{Channel: 1}, wire.CodeClosed)
+	r.ask(51, &wire.CloseChannel{Channel: 1}, &wire.EmptyReply{})
+	r.refused(52, &wire.CloseChannel{Channel: 1}, wire.CodeClosed)
 	r.ask(53, &wire.StatsRequest{}, &wire.StatsReply{})
 }
 

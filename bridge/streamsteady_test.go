@@ -31,7 +31,7 @@ func driverCalls(t *testing.T, dir string, pid int) map[string]int64 {
 	return calls
 }
 
-func TestASteadyStreamMakesNoDriverCallsButItsTickets(t *testing.T) {
+func TestASteadyStreamMakesNoDriverCallsButItsFences(t *testing.T) {
 	counts := t.TempDir()
 	sim := simulation(t, counts)
 	path := filepath.Join(t.TempDir(), "run", "poolsvc.sock")
@@ -98,7 +98,7 @@ func TestASteadyStreamMakesNoDriverCallsButItsTickets(t *testing.T) {
 		assert.LessOrEqual(t, calls[name]["cuStreamWriteValue64"], int64(frames), name)
 		assert.LessOrEqual(t, calls[name]["cuStreamWaitValue64"], int64(frames), name)
 	}
-	require.NoError(t, producer.stdin.Close()) // it shuts the channel
+	require.NoError(t, producer.stdin.Close()) // it closes the channel
 	for _, c := range []*child{producer, consumer} {
 		require.NoError(t, c.cmd.Wait())
 	}

@@ -112,7 +112,7 @@ func (s *stress) run(gapless bool) {
 		s.last.Store(n > s.frames-100)
 		require.NoError(s, sendFrame(ctx, s.pool, s.ch, uint64(n), 8+random.IntN(40000), mempool.FrameOptions{}))
 	}
-	require.NoError(s, s.ch.Shut(ctx))
+	require.NoError(s, s.ch.Close(ctx))
 	consumers.Wait()
 	s.Logf("%d frames, %d consumers killed, %v", s.frames, s.kills.Load(), time.Since(start).Round(time.Millisecond))
 }

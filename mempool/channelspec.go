@@ -126,7 +126,7 @@ func (o FrameOptions) Validate() error {
 	}
 	if o.EventOnly {
 		return situation.Of(ErrInvalid, "a frame whose event stands alone cannot be sent: its lease ends, and nobody could tell when its memory may be "+
-			"used again; send it with a ticket as well")
+			"used again; send it with a fence as well")
 	}
 	return nil
 }

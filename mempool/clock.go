@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// Clock is a session's own timeline, in the process of that session: it makes tickets and lets queues reach them.
+// Clock is a session's own timeline, in the process of that session: it makes fences and lets queues reach them.
 type Clock struct {
 	id   uint64
 	page *Page
@@ -79,24 +79,24 @@ func (c *Clock) take() (uint64, error) {
 	return c.words - 1, nil
 }
 
-// Next makes a ticket of a word that the caller took: the next in order.
-func (c *Clock) Next(word uint64) Ticket {
+// Next makes a fence of a word that the caller took: the next in order.
+func (c *Clock) Next(word uint64) Fence {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.after(word)
 }
 
-func (c *Clock) after(word uint64) Ticket {
+func (c *Clock) after(word uint64) Fence {
 	c.next[word]++
-	return Ticket{Timeline: c.id, Word: word, Value: c.next[word]}
+	return Fence{Timeline: c.id, Word: word, Value: c.next[word]}
 }
 
-// Reach says that a ticket of a word that the caller took is reached, and with it those before.
+// Reach says that a fence of a word that the caller took is reached, and with it those before.
 //
-// Errors: [ErrInvalid] for a ticket of another timeline, [ErrClosed].
-func (c *Clock) Reach(t Ticket) error {
+// Errors: [ErrInvalid] for a fence of another timeline, [ErrClosed].
+func (c *Clock) Reach(t Fence) error {
 	if t.Timeline != c.id {
-		return situation.Of(ErrInvalid, "a ticket of timeline %d cannot be reached by timeline %d", t.Timeline, c.id)
+		return situation.Of(ErrInvalid, "a fence of timeline %d cannot be reached by timeline %d", t.Timeline, c.id)
 	}
 	if err := t.Validate(); err != nil {
 		return err
@@ -109,10 +109,10 @@ func (c *Clock) Reach(t Ticket) error {
 	return nil
 }
 
-// Signal makes a ticket that is reached when what is in the queue now is done: nil if it is done already. Where a queue
-// cannot write a word, or fails to, it waits for the work instead: this is the one place where a hand-over does. A nil clock
-// cannot make tickets.
-func (c *Clock) Signal(q Queue) (*Ticket, error) {
+// Signal makes a fence that is reached when what is in the queue now is done: nil if it is done already. Where a queue
+// cannot write a word, or fails to, it waits for the work instead: this is the one place where a transfer does. A nil clock
+// cannot make fences.
+func (c *Clock) Signal(q Queue) (*Fence, error) {
 	lane := q.lane()
 	if lane == nil {
 		return nil, nil
@@ -126,7 +126,7 @@ func (c *Clock) Signal(q Queue) (*Ticket, error) {
 	return nil, q.synchronize()
 }
 
-func (c *Clock) signal(q Queue, lane any) (*Ticket, error) {
+func (c *Clock) signal(q Queue, lane any) (*Fence, error) {
 	if err := c.use(); err != nil {
 		return nil, err
 	}
@@ -151,7 +151,7 @@ func (c *Clock) signal(q Queue, lane any) (*Ticket, error) {
 }
 
 // owns says whether waiting for t is nothing to the queue, because t comes from the queue itself.
-func (c *Clock) owns(t Ticket, q Queue) bool {
+func (c *Clock) owns(t Fence, q Queue) bool {
 	if c == nil || t.Timeline != c.id || q.lane() == nil {
 		return false
 	}
@@ -175,7 +175,7 @@ func (c *Clock) Forget(ctx context.Context, q Queue) error {
 		return nil
 	}
 	if begun > 0 {
-		if err := c.page.Await(ctx, Ticket{c.id, word, begun}, 0); err != nil {
+		if err := c.page.Await(ctx, Fence{c.id, word, begun}, 0); err != nil {
 			return err
 		}
 	}
@@ -187,8 +187,8 @@ func (c *Clock) Forget(ctx context.Context, q Queue) error {
 	return nil
 }
 
-// Quiesce returns when the queues have reached every ticket that was made of them, or never will: on a GPU that is ruined
-// no work goes on. The waits of others for such tickets end as if the process had died.
+// Quiesce returns when the queues have reached every fence that was made of them, or never will: on a GPU that is ruined
+// no work goes on. The waits of others for such fences end as if the process had died.
 //
 // Errors: [ErrTimeout].
 func (c *Clock) Quiesce(limit time.Duration) error {
@@ -205,7 +205,7 @@ func (c *Clock) Quiesce(limit time.Duration) error {
 			continue
 		}
 		q := queues[uint64(word)]
-		err := c.reached(Ticket{c.id, uint64(word), value}, q, end)
+		err := c.reached(Fence{c.id, uint64(word), value}, q, end)
 		if errors.Is(err, ErrProducerDied) && q != nil {
 			err = insist(q.synchronize) // a service that was shut down let the word go, and the work goes on
 		}
@@ -216,8 +216,8 @@ func (c *Clock) Quiesce(limit time.Duration) error {
 	return nil
 }
 
-// reached waits until a queue has reached a ticket, and looks again and again whether it still can.
-func (c *Clock) reached(t Ticket, q Queue, end time.Time) error {
+// reached waits until a queue has reached a fence, and looks again and again whether it still can.
+func (c *Clock) reached(t Fence, q Queue, end time.Time) error {
 	for look := time.Millisecond; ; look = min(2*look, 100*time.Millisecond) {
 		left := max(time.Until(end), 1)
 		err := c.page.Await(context.Background(), t, min(look, left))
@@ -231,8 +231,8 @@ func (c *Clock) reached(t Ticket, q Queue, end time.Time) error {
 	}
 }
 
-// Past says whether a ticket of this clock is reached.
-func (c *Clock) Past(t Ticket) bool {
+// Past says whether a fence of this clock is reached.
+func (c *Clock) Past(t Fence) bool {
 	if c.use() != nil {
 		return true
 	}
@@ -240,10 +240,10 @@ func (c *Clock) Past(t Ticket) bool {
 	return c.page.Passed(t.Word, t.Value)
 }
 
-// Await waits for a ticket of this clock.
+// Await waits for a fence of this clock.
 //
 // Errors: the context's, [ErrClosed].
-func (c *Clock) Await(ctx context.Context, t Ticket) error {
+func (c *Clock) Await(ctx context.Context, t Fence) error {
 	if err := c.use(); err != nil {
 		return err
 	}

@@ -5,6 +5,6 @@
 // for each [Kind]. Those files, and the streams and events that order work on it, call the CUDA driver through package cuda.
 // Without a GPU memory of kind [Host] needs no driver.
 //
-// A [Ticket] names a moment in somebody's work: a word of a timeline, which is a [Page] of shared memory. A [Clock] makes
-// tickets and has a [Queue] reach them, and an [Order] has queues wait for them before memory is used.
+// A [Fence] names a moment in somebody's work: a word of a timeline, which is a [Page] of shared memory. A [Clock] makes
+// fences and has a [Queue] reach them, and an [Order] has queues wait for them before memory is used.
 package mempool

@@ -13,7 +13,7 @@ import (
 
 // Event is an interprocess event of CUDA: a mark in a queue of one process that queues of others can wait for. It works only
 // between processes of one user that see the same /dev/shm, and a wait for the event of a dead process never ends.
-// Tickets have neither limit.
+// Fences have neither limit.
 type Event struct {
 	event  *cuda.Event // nil: this process only passes it on
 	handle cuda.IPCEventHandle
@@ -90,7 +90,7 @@ func eventError(err error) error {
 	switch {
 	case errors.Is(err, cuda.ErrMapFailed):
 		return fmt.Errorf("%w: an interprocess event cannot be opened: the process that made it is of another user, sees another /dev/shm "+
-			"(as in another container), or is gone; have it publish with a ticket, which works there too: %w", ErrUnavailable, err)
+			"(as in another container), or is gone; have it publish with a fence, which works there too: %w", ErrUnavailable, err)
 	case errors.Is(err, cuda.ErrInvalidContext):
 		return fmt.Errorf("%w: an interprocess event cannot be opened by the process that made it: %w", ErrInvalid, err)
 	}
@@ -184,7 +184,7 @@ func (e *Event) sendable() error {
 	defer e.mu.Unlock()
 	switch {
 	case e.event == nil:
-		return situation.Of(ErrInvalid, "of an event that this process only passes on it can make no ticket: name one, or open the event")
+		return situation.Of(ErrInvalid, "of an event that this process only passes on it can make no fence: name one, or open the event")
 	case !e.recorded:
 		return situation.Of(ErrInvalid, "the event was never recorded, and would say that the content is complete: record it after the work")
 	}

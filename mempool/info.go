@@ -35,8 +35,8 @@ type LeaseInfo struct {
 	Bytes  uint64
 	Tensor Tensor
 	// Wait is what must be reached before the memory is used, as far as it is not yet.
-	Wait []Ticket
-	// Event is the interprocess event that came with the content, if any. EventOnly says that no ticket in Wait stands for it: it
+	Wait []Fence
+	// Event is the interprocess event that came with the content, if any. EventOnly says that no fence in Wait stands for it: it
 	// must be waited for.
 	Event     []byte
 	EventOnly bool

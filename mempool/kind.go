@@ -176,7 +176,7 @@ type Memory interface {
 	Pointer() uintptr
 	// Queue is where this package does its work on the memory. It must be done before the memory is freed or unmapped.
 	Queue() Queue
-	// Synchronize returns when all work that this package started on the memory is done. A hand-over does not need it:
+	// Synchronize returns when all work that this package started on the memory is done. A transfer does not need it:
 	// see [Clock.Signal].
 	Synchronize() error
 }

@@ -37,8 +37,8 @@ func take(t testing.TB, a Arena, n uint64) *deviceAllocation {
 	return m.(*deviceAllocation)
 }
 
-// blocked makes the lane of memory wait until the ticket is reached.
-func blocked(t testing.TB, m Memory, c *Clock, at Ticket) {
+// blocked makes the lane of memory wait until the fence is reached.
+func blocked(t testing.TB, m Memory, c *Clock, at Fence) {
 	t.Helper()
 	q := m.Queue().(*streamQueue)
 	if !q.words {
@@ -47,8 +47,8 @@ func blocked(t testing.TB, m Memory, c *Clock, at Ticket) {
 	require.NoError(t, q.wait(t.Context(), c.Page(), at))
 }
 
-// unreached is a ticket of a clock that it has yet to reach, and does before the memory goes that was taken so far.
-func unreached(t testing.TB) (*Clock, Ticket) {
+// unreached is a fence of a clock that it has yet to reach, and does before the memory goes that was taken so far.
+func unreached(t testing.TB) (*Clock, Fence) {
 	t.Helper()
 	clock := newClock(t)
 	word, err := clock.Word()
@@ -95,16 +95,16 @@ func TestAQueueThatCannotWriteWordsIsWaitedFor(t *testing.T) {
 	require.NoError(t, m.Fill(0, 1<<20, 7))
 	able := m.Queue().(*streamQueue)
 	unable := &streamQueue{ctx: able.ctx, stream: able.stream, key: "unable"}
-	ticket, err := clock.Signal(unable)
+	fence, err := clock.Signal(unable)
 	require.NoError(t, err)
-	assert.Nil(t, ticket, "nothing has to be waited for")
+	assert.Nil(t, fence, "nothing has to be waited for")
 	done, err := able.stream.Query()
 	require.NoError(t, err)
 	assert.True(t, done)
 	var none *Clock
-	ticket, err = none.Signal(able)
+	fence, err = none.Signal(able)
 	require.NoError(t, err)
-	assert.Nil(t, ticket)
+	assert.Nil(t, fence)
 
 	word, err := clock.Word()
 	require.NoError(t, err)

@@ -24,8 +24,8 @@ type ChannelStatus struct {
 	// UID is the user who made it.
 	UID                  uint32
 	Producers, Consumers int
-	// Shut says that nothing more can be published: it lives until its consumers leave.
-	Shut bool
+	// Closed says that nothing more can be published: it lives until its consumers leave.
+	Closed bool
 }
 
 // NameInfo describes a name and the buffer that is published under it.

@@ -14,24 +14,24 @@ const OrderLimit = 30 * time.Second
 // Order is what must have happened before a lease's memory is used, and what of this process uses it. Its zero value has
 // nothing to wait for.
 type Order struct {
-	// Pages finds a timeline that a ticket names.
+	// Pages finds a timeline that a fence names.
 	Pages func(ctx context.Context, timeline uint64) (*Page, error)
-	// Clock makes the tickets of this process's own work; nil where there is none.
+	// Clock makes the fences of this process's own work; nil where there is none.
 	Clock func(ctx context.Context) (*Clock, error)
 
 	mu      sync.Mutex
-	wait    []Ticket
+	wait    []Fence
 	strict  bool // content that was not finished is an error, not just a wait that ended
 	told    map[any]struct{}
 	ready   readyEvent
 	opened  []*Event         // to be closed
-	vouched Queue            // comes after the event that was handed over alone
+	vouched Queue            // comes after the event that was transferred alone
 	used    bool             // work that this package began may be under way
 	given   map[any]struct{} // queues that come after it
 }
 
 // Begin sets what must be waited for. A lease that reads wants complete content: strict.
-func (o *Order) Begin(wait []Ticket, strict bool) { o.wait, o.strict = wait, strict }
+func (o *Order) Begin(wait []Fence, strict bool) { o.wait, o.strict = wait, strict }
 
 // Before makes what comes next in the queue come after what must be waited for. A nil Order waits for nothing.
 //
@@ -77,8 +77,8 @@ func (o *Order) Before(ctx context.Context, q Queue) error {
 	return nil
 }
 
-// one makes the queue wait for one ticket, and tells whether nobody has to any more.
-func (o *Order) one(ctx context.Context, q Queue, t Ticket) (over bool, err error) {
+// one makes the queue wait for one fence, and tells whether nobody has to any more.
+func (o *Order) one(ctx context.Context, q Queue, t Fence) (over bool, err error) {
 	page, err := o.Pages(ctx, t.Timeline)
 	if err != nil {
 		return false, err
@@ -178,12 +178,12 @@ func (o *Order) Use() {
 	clear(o.given)
 }
 
-// Ready makes the one ticket that stands for all that the content waits for; nil if it is complete. Of several queues the
-// first that c names waits for the others. A ticket that the caller made itself stands alone: what was begun besides is
+// Ready makes the one fence that stands for all that the content waits for; nil if it is complete. Of several queues the
+// first that c names waits for the others. A fence that the caller made itself stands alone: what was begun besides is
 // waited for here, for no queue may wait for what its owner may never do; and so does an event that is to stand alone.
 //
 // Errors: [ErrInvalid] for an event that says nothing.
-func (o *Order) Ready(ctx context.Context, own Queue, c Completion) (*Ticket, error) {
+func (o *Order) Ready(ctx context.Context, own Queue, c Completion) (*Fence, error) {
 	if err := c.possible(); err != nil {
 		return nil, err
 	}
@@ -219,8 +219,8 @@ func (o *Order) Ready(ctx context.Context, own Queue, c Completion) (*Ticket, er
 	return o.joined(ctx, queues)
 }
 
-// joined makes one ticket of what several queues hold now, of which the first waits for the others; nil if all is done.
-func (o *Order) joined(ctx context.Context, queues []Queue) (*Ticket, error) {
+// joined makes one fence of what several queues hold now, of which the first waits for the others; nil if all is done.
+func (o *Order) joined(ctx context.Context, queues []Queue) (*Fence, error) {
 	clock, err := o.Clock(ctx)
 	if err != nil {
 		clock = nil // without one the work is waited for
@@ -259,8 +259,8 @@ func (o *Order) queues(own Queue, named []Queue) (queues []Queue) {
 	return queues
 }
 
-// Ended notes that the memory was handed over as c says and is only read from now on, when ready is reached.
-func (o *Order) Ended(ready *Ticket, c Completion) {
+// Ended notes that the memory was transferred as c says and is only read from now on, when ready is reached.
+func (o *Order) Ended(ready *Fence, c Completion) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.strict, o.told = true, nil
@@ -272,9 +272,9 @@ func (o *Order) Ended(ready *Ticket, c Completion) {
 	}
 }
 
-// After makes the tickets that end the use of the memory: of what this package did in the memory's own queue, and of
+// After makes the fences that end the use of the memory: of what this package did in the memory's own queue, and of
 // other queues that the caller names.
-func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Ticket, error) {
+func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Fence, error) {
 	queues := o.queues(own, others)
 	if len(queues) == 0 {
 		return nil, nil
@@ -283,7 +283,7 @@ func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Ticket
 	if err != nil {
 		clock = nil // without one the work is waited for
 	}
-	var done []Ticket
+	var done []Fence
 	for _, q := range queues {
 		t, err := clock.Signal(q)
 		if err != nil {
@@ -296,9 +296,9 @@ func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Ticket
 	return done, nil
 }
 
-// AfterOne is [Order.After] where there is place for one ticket only, nil if nothing is left to wait for. Of several queues the first
+// AfterOne is [Order.After] where there is place for one fence only, nil if nothing is left to wait for. Of several queues the first
 // waits for the others.
-func (o *Order) AfterOne(ctx context.Context, own Queue, others ...Queue) (*Ticket, error) {
+func (o *Order) AfterOne(ctx context.Context, own Queue, others ...Queue) (*Fence, error) {
 	queues := o.queues(own, others)
 	if len(queues) == 0 {
 		return nil, nil

@@ -174,10 +174,10 @@ func unmapped(timeline uint64) error {
 	return situation.Of(ErrStale, "timeline %d is not needed any more and was unmapped", timeline)
 }
 
-// Await returns once the ticket of this timeline is reached. A limit of 0 is none.
+// Await returns once the fence of this timeline is reached. A limit of 0 is none.
 //
 // Errors: [ErrProducerDied] if it never will be, [ErrTimeout], [ErrStale] if the page is closed meanwhile, the context's.
-func (p *Page) Await(ctx context.Context, t Ticket, limit time.Duration) error {
+func (p *Page) Await(ctx context.Context, t Fence, limit time.Duration) error {
 	if err := p.use(t.Timeline); err != nil {
 		return err
 	}
@@ -211,8 +211,8 @@ func (p *Page) Await(ctx context.Context, t Ticket, limit time.Duration) error {
 	}
 }
 
-// seen says whether the CPU sees the ticket reached; err is ErrProducerDied if it never will be.
-func (p *Page) seen(t Ticket) (bool, error) {
+// seen says whether the CPU sees the fence reached; err is ErrProducerDied if it never will be.
+func (p *Page) seen(t Fence) (bool, error) {
 	if err := p.use(t.Timeline); err != nil {
 		return false, err
 	}
@@ -228,9 +228,9 @@ func (p *Page) seen(t Ticket) (bool, error) {
 		t.Word, t.Timeline, t.Value, now%letGo)
 }
 
-// Over says whether nobody need wait for the ticket any more: it is reached, or the process that was to reach it is gone. died says
+// Over says whether nobody need wait for the fence any more: it is reached, or the process that was to reach it is gone. died says
 // that it was never reached.
-func (p *Page) Over(t Ticket) (over, died bool) {
+func (p *Page) Over(t Fence) (over, died bool) {
 	over, err := p.seen(t)
 	return over || err != nil, errors.Is(err, ErrProducerDied)
 }

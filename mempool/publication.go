@@ -14,14 +14,14 @@ type Publication struct {
 	Completion
 }
 
-// Completion says when content is complete, where that is not when it is handed over: at the latest of what it names.
+// Completion says when content is complete, where that is not when it is transferred: at the latest of what it names.
 type Completion struct {
 	// After are queues whose work makes the content, besides what this package does with the memory.
 	After []Queue
-	// Ready is a ticket of the session's own timeline.
-	Ready *Ticket
+	// Ready is a fence of the session's own timeline.
+	Ready *Fence
 	// Event is an interprocess event that was recorded after all the work. It must stay open until the readers have opened it.
-	// A ticket that comes after it is made as well, unless EventOnly says that the event is all that readers of memory of a GPU
+	// A fence that comes after it is made as well, unless EventOnly says that the event is all that readers of memory of a GPU
 	// are given to wait for.
 	Event     *Event
 	EventOnly bool
@@ -31,7 +31,7 @@ type Completion struct {
 func (c Completion) possible() error {
 	switch {
 	case c.EventOnly && (c.Event == nil || c.Ready != nil):
-		return situation.Of(ErrInvalid, "an event that is to stand alone comes without a ticket, and must be named")
+		return situation.Of(ErrInvalid, "an event that is to stand alone comes without a fence, and must be named")
 	case c.Event == nil || c.Ready != nil:
 		return nil
 	}
@@ -39,7 +39,7 @@ func (c Completion) possible() error {
 }
 
 // Handle is the handle of the event as it goes along: none where nothing has to be waited for.
-func (c Completion) Handle(ready *Ticket) []byte {
+func (c Completion) Handle(ready *Fence) []byte {
 	if c.Event == nil || (ready == nil && !c.EventOnly) {
 		return nil
 	}

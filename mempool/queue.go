@@ -2,14 +2,14 @@ package mempool
 
 import "context"
 
-// Queue is a line in which work is done in order: a stream of a GPU, or the CPU. A hand-over makes a queue wait for words,
+// Queue is a line in which work is done in order: a stream of a GPU, or the CPU. A transfer makes a queue wait for words,
 // and write one, instead of waiting for the queue.
 type Queue interface {
-	// wait makes what comes next in the queue wait for the ticket of page. Errors: ErrTimeout and ErrProducerDied, from
+	// wait makes what comes next in the queue wait for the fence of page. Errors: ErrTimeout and ErrProducerDied, from
 	// queues that wait in the call itself.
-	wait(ctx context.Context, page *Page, t Ticket) error
-	// signal makes page reach the ticket once what is in the queue now is done. ErrUnavailable where the queue cannot.
-	signal(page *Page, t Ticket) error
+	wait(ctx context.Context, page *Page, t Fence) error
+	// signal makes page reach the fence once what is in the queue now is done. ErrUnavailable where the queue cannot.
+	signal(page *Page, t Fence) error
 	// synchronize returns when what is in the queue is done.
 	synchronize() error
 	// lane tells queues apart whose work is ordered by itself; nil: work is done when the call returns that asks for it.
@@ -21,11 +21,11 @@ var CPU Queue = cpuQueue{}
 
 type cpuQueue struct{}
 
-func (cpuQueue) wait(ctx context.Context, page *Page, t Ticket) error {
+func (cpuQueue) wait(ctx context.Context, page *Page, t Fence) error {
 	return page.Await(ctx, t, OrderLimit)
 }
 
-func (cpuQueue) signal(page *Page, t Ticket) error {
+func (cpuQueue) signal(page *Page, t Fence) error {
 	page.raise(t.Word, t.Value)
 	return nil
 }

@@ -6,7 +6,7 @@ import "errors"
 type readyEvent struct {
 	handle []byte // nil: none came
 	device string // where it is opened
-	alone  bool   // no ticket says the same: it must be waited for
+	alone  bool   // no fence says the same: it must be waited for
 	event  *Event // nil: not opened yet
 }
 

@@ -141,13 +141,13 @@ func benchmarkCopiesAlone(b *testing.B, ctx *cuda.Context, alone *float64) {
 		measure(fmt.Sprintf("event-after-%dMiB", mib), 1, func(b *testing.B, c *dma) { c.frame(b, uint64(mib)<<20, true) })
 	}
 	clock := newClock(b)
-	ticket := func(b *testing.B, c *dma) {
+	fence := func(b *testing.B, c *dma) {
 		c.frame(b, stagedFrame, true)
 		_, err := clock.Signal(&streamQueue{ctx: ctx, stream: c.stream, key: c, words: true})
 		require.NoError(b, err)
 	}
-	measure("event-and-word-after-16MiB", 1, ticket)
-	measure("event-and-word-after-16MiB/two-streams", 2, ticket)
+	measure("event-and-word-after-16MiB", 1, fence)
+	measure("event-and-word-after-16MiB/two-streams", 2, fence)
 	waiting := func(b *testing.B, c *dma) {
 		q := &streamQueue{ctx: ctx, stream: c.stream, key: c, words: true}
 		c.frame(b, stagedFrame, true)
@@ -245,7 +245,7 @@ func benchmarkPlan(b *testing.B, alone *float64) {
 	src := random(stagedFrame, 1)
 	buffers := make([]struct {
 		mem  *deviceAllocation
-		done []Ticket // of the frame before
+		done []Fence // of the frame before
 	}, 8)
 	for i := range buffers {
 		buffers[i].mem = take(b, a, stagedFrame)

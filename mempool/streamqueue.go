@@ -33,7 +33,7 @@ func newStreamQueue(ctx *cuda.Context, s *cuda.Stream, key any) *streamQueue {
 }
 
 // wait waits here, on the CPU, where the stream cannot.
-func (q *streamQueue) wait(ctx context.Context, page *Page, t Ticket) error {
+func (q *streamQueue) wait(ctx context.Context, page *Page, t Fence) error {
 	err := q.begin(page, t, "make a stream wait", q.stream.WaitValue64GEQ)
 	if errors.Is(err, ErrUnavailable) {
 		return page.Await(ctx, t, OrderLimit)
@@ -41,12 +41,12 @@ func (q *streamQueue) wait(ctx context.Context, page *Page, t Ticket) error {
 	return err
 }
 
-func (q *streamQueue) signal(page *Page, t Ticket) error {
+func (q *streamQueue) signal(page *Page, t Fence) error {
 	return q.begin(page, t, "make a stream write a word", q.stream.WriteValue64)
 }
 
 // begin has the stream do something with a word, which the page waits for before it is unmapped.
-func (q *streamQueue) begin(page *Page, t Ticket, op string, do func(cuda.DevicePtr, uint64) error) error {
+func (q *streamQueue) begin(page *Page, t Fence, op string, do func(cuda.DevicePtr, uint64) error) error {
 	if err := page.use(t.Timeline); err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func (q *streamQueue) begin(page *Page, t Ticket, op string, do func(cuda.Device
 	return deviceError(op, do(ptr, t.Value))
 }
 
-func (q *streamQueue) address(page *Page, t Ticket) (cuda.DevicePtr, error) {
+func (q *streamQueue) address(page *Page, t Fence) (cuda.DevicePtr, error) {
 	if !q.words {
 		return 0, situation.Of(ErrUnavailable, "GPU %d has no stream memory operations on host memory", q.ctx.Device().Ordinal())
 	}

@@ -71,20 +71,20 @@ func (*Find) Op() string { return "find" }
 
 func (m *Find) fields() fields { return findFields.of(m) }
 
-// Shut closes a channel: nothing more can be sent, and subscribers get an End after the last frame. An EmptyReply answers
+// CloseChannel closes a channel: nothing more can be sent, and subscribers get an End after the last frame. An EmptyReply answers
 // it.
-type Shut struct {
+type CloseChannel struct {
 	Channel uint64 // channel id
 }
 
-var shutFields = record[Shut]{
-	uintField("ch", func(m *Shut) *uint64 { return &m.Channel }),
+var closeChannelFields = record[CloseChannel]{
+	uintField("ch", func(m *CloseChannel) *uint64 { return &m.Channel }),
 }
 
-// Op returns "shut".
-func (*Shut) Op() string { return "shut" }
+// Op returns "close".
+func (*CloseChannel) Op() string { return "close" }
 
-func (m *Shut) fields() fields { return shutFields.of(m) }
+func (m *CloseChannel) fields() fields { return closeChannelFields.of(m) }
 
 // Join asks to take part in a channel whose frames go through shared memory. A JoinReply answers it. The member takes part once it
 // has sent Enter.

@@ -2,19 +2,19 @@ package wire
 
 // Lease describes a lease, its buffer and its block.
 type Lease struct {
-	ID         uint64   // never reused within an epoch
-	Buffer     uint64   // buffer id, never reused within an epoch
-	Generation uint64   // generation of the block at this use
-	Write      bool     // a write lease
-	Pool       uint64   // pool id
-	Block      uint64   // block id, never reused within an epoch
-	BlockBytes uint64   // bytes of the block
-	Bytes      uint64   // bytes of the buffer, which starts at the block's first byte
-	Tensor     Tensor   // what it holds
-	Export     *Export  // how to map the block; nil: the session has it already
-	Wait       []Ticket // what must be reached before the memory is used
-	Event      []byte   // an interprocess event that stands for the content being complete
-	EventOnly  bool     // no ticket does: it must be waited for
+	ID         uint64  // never reused within an epoch
+	Buffer     uint64  // buffer id, never reused within an epoch
+	Generation uint64  // generation of the block at this use
+	Write      bool    // a write lease
+	Pool       uint64  // pool id
+	Block      uint64  // block id, never reused within an epoch
+	BlockBytes uint64  // bytes of the block
+	Bytes      uint64  // bytes of the buffer, which starts at the block's first byte
+	Tensor     Tensor  // what it holds
+	Export     *Export // how to map the block; nil: the session has it already
+	Wait       []Fence // what must be reached before the memory is used
+	Event      []byte  // an interprocess event that stands for the content being complete
+	EventOnly  bool    // no fence does: it must be waited for
 }
 
 var leaseFields = record[Lease]{
@@ -28,7 +28,7 @@ var leaseFields = record[Lease]{
 	uintField("n", func(m *Lease) *uint64 { return &m.Bytes }).maybe(),
 	structField("t", func(m *Lease) *Tensor { return &m.Tensor }, tensorFields),
 	pointerField("x", func(m *Lease) **Export { return &m.Export }, exportFields),
-	structsField("wt", func(m *Lease) *[]Ticket { return &m.Wait }, ticketFields).maybe(),
+	structsField("wt", func(m *Lease) *[]Fence { return &m.Wait }, fenceFields).maybe(),
 	binaryField("ev", func(m *Lease) *[]byte { return &m.Event }).maybe(),
 	boolField("eo", func(m *Lease) *bool { return &m.EventOnly }).maybe(),
 }
@@ -109,7 +109,7 @@ type Publish struct {
 	Tensor  *Tensor // a new description of the content; nil: as allocated
 	Keep    bool    // keep the name when the session ends
 	Replace bool    // replace an existing name of the same owner
-	Ready   *Ticket // when the content is complete; nil: now, or when the event says so
+	Ready   *Fence  // when the content is complete; nil: now, or when the event says so
 	Event   []byte  // an interprocess event that stands for the same
 }
 
@@ -119,7 +119,7 @@ var publishFields = record[Publish]{
 	pointerField("t", func(m *Publish) **Tensor { return &m.Tensor }, tensorFields),
 	boolField("kp", func(m *Publish) *bool { return &m.Keep }).maybe(),
 	boolField("rp", func(m *Publish) *bool { return &m.Replace }).maybe(),
-	pointerField("rt", func(m *Publish) **Ticket { return &m.Ready }, ticketFields),
+	pointerField("rt", func(m *Publish) **Fence { return &m.Ready }, fenceFields),
 	binaryField("ev", func(m *Publish) *[]byte { return &m.Event }).maybe(),
 }
 
@@ -147,14 +147,14 @@ func (m *Unpublish) fields() fields { return unpublishFields.of(m) }
 type Release struct {
 	Lease  uint64   // lease id
 	Failed bool     // what was written is incomplete; a frame of a queue that is not settled goes back to it
-	Done   []Ticket // when the work that used the lease is done; empty: now
+	Done   []Fence  // when the work that used the lease is done; empty: now
 	Also   []uint64 // further leases
 }
 
 var releaseFields = record[Release]{
 	uintField("l", func(m *Release) *uint64 { return &m.Lease }),
 	boolField("fl", func(m *Release) *bool { return &m.Failed }).maybe(),
-	structsField("dt", func(m *Release) *[]Ticket { return &m.Done }, ticketFields).maybe(),
+	structsField("dt", func(m *Release) *[]Fence { return &m.Done }, fenceFields).maybe(),
 	uintsField("al", func(m *Release) *[]uint64 { return &m.Also }).maybe(),
 }
 

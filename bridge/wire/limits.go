@@ -15,7 +15,7 @@ const (
 
 	MaxDims       = 32  // dimensions of a tensor
 	MaxNameBytes  = 255 // bytes of the name of a pool, channel or buffer
-	MaxDone       = 16  // tickets of a release
+	MaxDone       = 16  // fences of a release
 	EventBytes    = 64  // of an interprocess event
 	TimelineWords = 512 // words of a timeline
 	MaxList       = 64  // entries of a page of a list

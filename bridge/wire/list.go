@@ -70,7 +70,7 @@ type ChannelEntry struct {
 	UID       uint64 // of the user who made it
 	Producers uint64
 	Consumers uint64
-	Shut      bool
+	Closed    bool
 }
 
 var channelEntryFields = record[ChannelEntry]{
@@ -78,7 +78,7 @@ var channelEntryFields = record[ChannelEntry]{
 	uintField("ui", func(m *ChannelEntry) *uint64 { return &m.UID }),
 	uintField("pr", func(m *ChannelEntry) *uint64 { return &m.Producers }).maybe(),
 	uintField("cs", func(m *ChannelEntry) *uint64 { return &m.Consumers }).maybe(),
-	boolField("sh", func(m *ChannelEntry) *bool { return &m.Shut }).maybe(),
+	boolField("sh", func(m *ChannelEntry) *bool { return &m.Closed }).maybe(),
 }
 
 // NameEntry describes a name and the buffer that is published under it.

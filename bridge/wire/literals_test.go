@@ -15,10 +15,10 @@ var (
 		}
 		return b
 	}()
-	f32Tensor   = wire.Tensor{DType: "float32", Shape: []uint64{480, 640, 3}}
-	someTickets = []wire.Ticket{{Timeline: 3, Word: 511, Value: 1<<62 - 1}, {Timeline: 1 << 32, Word: 256, Value: 65536}}
-	someTensor  = wire.Tensor{DType: "complex128", Shape: []uint64{2, 3}, Strides: []int64{-3, 1}, Offset: 144}
-	somePool    = wire.Pool{ID: 7, Name: "frames", Kind: "device", Device: 3, UUID: uuid, MaxBytes: 1 << 34,
+	f32Tensor  = wire.Tensor{DType: "float32", Shape: []uint64{480, 640, 3}}
+	someFences = []wire.Fence{{Timeline: 3, Word: 511, Value: 1<<62 - 1}, {Timeline: 1 << 32, Word: 256, Value: 65536}}
+	someTensor = wire.Tensor{DType: "complex128", Shape: []uint64{2, 3}, Strides: []int64{-3, 1}, Offset: 144}
+	somePool   = wire.Pool{ID: 7, Name: "frames", Kind: "device", Device: 3, UUID: uuid, MaxBytes: 1 << 34,
 		MaxSessionBytes: 1 << 32, MaxUserBytes: 1 << 33, Export: &wire.Export{FDs: 1}}
 	someLease = wire.Lease{ID: 1 << 32, Buffer: 1<<32 + 1, Generation: 65536, Write: true, Pool: 7, Block: 300,
 		BlockBytes: 2097152, Bytes: 1843200, Tensor: wire.Tensor{DType: "float32", Shape: []uint64{480, 640, 3}},
@@ -70,18 +70,18 @@ var literals = []struct {
 	{"reply", "list reply, sessions", 34, &wire.ListReply{Sessions: []wire.SessionEntry{{ID: 3, UID: 1000, PID: 4711, Program: "camera.py", Began: 1767225600000000000,
 		Leases: 4, Blocks: 300, Members: 2, Bytes: 1 << 33}}, Next: "3"}},
 	{"reply", "list reply, channels", 34, &wire.ListReply{Channels: []wire.ChannelEntry{{Channel: wire.Channel{ID: 1, Name: "camera", Pool: 4, Mode: "broadcast",
-		Capacity: 4, Full: "block"}, UID: 1000, Producers: 1, Consumers: 2, Shut: true}}}},
+		Capacity: 4, Full: "block"}, UID: 1000, Producers: 1, Consumers: 2, Closed: true}}}},
 	{"reply", "list reply, names", 34, &wire.ListReply{Names: []wire.NameEntry{{Name: "weights", Buffer: 2, Pool: 4, Bytes: 24, Tensor: f32Tensor, UID: 1000, Session: 3}}}},
 	{"reply", "list reply, buffers", 34, &wire.ListReply{Buffers: []wire.BufferEntry{{ID: 2, Generation: 3, Pool: 4, Bytes: 24, BlockBytes: 512, Tensor: f32Tensor,
 		Writer: 3, Readers: []uint64{5, 300}, Reads: 3, Names: 1, InChannel: true}}}},
 	{"reply", "error not-found", 5, &wire.Error{Code: wire.CodeNotFound, Message: "what to do about not-found"}},
 	{"notice", "recall", 0, &wire.Recall{Blocks: []uint64{5, 300}}},
-	{"request", "publish with a ticket and an event", 7, &wire.Publish{Lease: 1, Name: "camera/0", Tensor: &f32Tensor, Keep: true, Replace: true,
-		Ready: &someTickets[0], Event: data64}},
-	{"request", "release of several leases", 0, &wire.Release{Lease: 1, Done: someTickets[:1], Also: []uint64{2, 1 << 32}}},
-	{"request", "release with tickets", 11, &wire.Release{Lease: 1, Failed: true, Done: someTickets}},
+	{"request", "publish with a fence and an event", 7, &wire.Publish{Lease: 1, Name: "camera/0", Tensor: &f32Tensor, Keep: true, Replace: true,
+		Ready: &someFences[0], Event: data64}},
+	{"request", "release of several leases", 0, &wire.Release{Lease: 1, Done: someFences[:1], Also: []uint64{2, 1 << 32}}},
+	{"request", "release with fences", 11, &wire.Release{Lease: 1, Failed: true, Done: someFences}},
 	{"reply", "alloc reply, to wait for", 6, &wire.LeaseReply{Lease: wire.Lease{ID: 1, Buffer: 2, Generation: 3, Write: true, Pool: 4,
-		Block: 5, BlockBytes: 4096, Bytes: 4, Tensor: wire.Tensor{DType: "float32"}, Wait: someTickets}}},
+		Block: 5, BlockBytes: 4096, Bytes: 4, Tensor: wire.Tensor{DType: "float32"}, Wait: someFences}}},
 	{"request", "timeline, own", 15, &wire.Timeline{}},
 	{"request", "timeline, another's", 15, &wire.Timeline{Timeline: 3}},
 	{"reply", "timeline reply", 15, &wire.TimelineReply{Timeline: 3, Words: 512, Export: wire.Export{FDs: 1}}},
@@ -89,7 +89,7 @@ var literals = []struct {
 	{"request", "channel, all fields", 17, &wire.MakeChannel{Name: "frames", Pool: 4, Mode: "queue", Capacity: 1024, Full: "drop-oldest"}},
 	{"reply", "find reply", 18, &wire.ChannelReply{Channel: wire.Channel{ID: 1 << 33, Name: "jobs", Pool: 4, Mode: "queue", Capacity: 1024, Full: "latest"}}},
 	{"request", "find, all fields", 18, &wire.Find{Name: "frames", Wait: 30000}},
-	{"request", "shut", 23, &wire.Shut{Channel: 1}},
+	{"request", "close", 23, &wire.CloseChannel{Channel: 1}},
 	{"request", "join, all fields", 30, &wire.Join{Channel: 1 << 33, Role: "consumer", Oldest: true, Full: "drop-oldest"}},
 	{"reply", "join reply", 30, &wire.JoinReply{Slot: 1023, Member: 1 << 40, Export: wire.Export{FDs: 3}}},
 	{"request", "enter", 31, &wire.Enter{Channel: 1, Member: 300}},

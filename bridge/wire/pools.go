@@ -100,7 +100,7 @@ func (*Destroy) Op() string { return "destroy" }
 
 func (m *Destroy) fields() fields { return destroyFields.of(m) }
 
-// EmptyReply says that a request succeeded: Destroy, Publish, Unpublish, Release, Cancel, Dropped, Seal, Shut,
+// EmptyReply says that a request succeeded: Destroy, Publish, Unpublish, Release, Cancel, Dropped, Seal, CloseChannel,
 // Enter, Leave, Doubt.
 type EmptyReply struct {
 }

@@ -33,7 +33,7 @@ var newRequest = map[string]func() Request{
 	"seal":     func() Request { return new(Seal) },
 	"channel":  func() Request { return new(MakeChannel) },
 	"find":     func() Request { return new(Find) },
-	"shut":     func() Request { return new(Shut) },
+	"close":    func() Request { return new(CloseChannel) },
 	"join":     func() Request { return new(Join) },
 	"enter":    func() Request { return new(Enter) },
 	"leave":    func() Request { return new(Leave) },

@@ -1,20 +1,20 @@
 package wire
 
-// Ticket names a moment in somebody's work: it is reached when a word of a timeline is Value or more.
-type Ticket struct {
+// Fence names a moment in somebody's work: it is reached when a word of a timeline is Value or more.
+type Fence struct {
 	Timeline uint64 // timeline id
 	Word     uint64 // index of the word
 	Value    uint64 // at least 1
 }
 
-var ticketFields = record[Ticket]{
-	uintField("tl", func(m *Ticket) *uint64 { return &m.Timeline }),
-	uintField("wd", func(m *Ticket) *uint64 { return &m.Word }),
-	uintField("v", func(m *Ticket) *uint64 { return &m.Value }),
+var fenceFields = record[Fence]{
+	uintField("tl", func(m *Fence) *uint64 { return &m.Timeline }),
+	uintField("wd", func(m *Fence) *uint64 { return &m.Word }),
+	uintField("v", func(m *Fence) *uint64 { return &m.Value }),
 }
 
 // Timeline asks for a timeline's page: the session's own, which is made on the first request, or another's that a
-// ticket named.
+// fence named.
 type Timeline struct {
 	Timeline uint64 // timeline id; 0: the session's own
 }
@@ -57,7 +57,7 @@ func (*Seal) Op() string { return "seal" }
 
 func (m *Seal) fields() fields { return sealFields.of(m) }
 
-// Forget says that no ticket of these timelines will come again: the client may unmap them.
+// Forget says that no fence of these timelines will come again: the client may unmap them.
 type Forget struct {
 	Timelines []uint64 // timeline ids
 }

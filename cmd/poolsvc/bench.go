@@ -24,21 +24,21 @@ func newBench() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure what sharing memory costs on this machine",
-		Long: `Measure hand-overs, streams, copies, allocations, growth and start-up, and beside them, in the same run, what users have
+		Long: `Measure transfers, streams, copies, allocations, growth and start-up, and beside them, in the same run, what users have
 without poolbridge: queues, shared memory and sockets between two Python processes, each as well as it can be done. Kinds that
 the machine lacks are skipped.
 
-Times are medians and percentiles in microseconds; p99.9 needs 1,000 of them. Hand-overs are those of arrays that are made
+Times are medians and percentiles in microseconds; p99.9 needs 1,000 of them. Transfers are those of arrays that are made
 once for a block, and then "a lease each", with a new array for each buffer, and "by name". The service runs in a process of its own.
 Python streams have one Python process that sends and others that receive; beside them iceoryx2 is measured, if that package is
 installed. Five rounds of each are measured in turn, and their medians count.
 
 The ratios say how many times better poolbridge is than something else; with --goals also what this project wants to reach, on
 one H200 with nothing else to do: 1.4 against "128 MiB" is 1.4 times less than that. A stream that is slower than the same system's
-hand-overs one after the other is doubtful, and compared with nothing. A machine that works for others meanwhile gives other
+transfers one after the other is doubtful, and compared with nothing. A machine that works for others meanwhile gives other
 figures from run to run.`,
 		Example: `  poolsvc bench
-  poolsvc bench --kind host --only hand-over --size 1MiB
+  poolsvc bench --kind host --only transfer --size 1MiB
   poolsvc bench --python ~/venv/bin/python --json > bench.json`,
 		Args: arguments(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -84,7 +84,7 @@ figures from run to run.`,
 	f.StringVar(&o.Device, "device", "0", "GPU to use, an ordinal or a UUID")
 	f.StringSliceVar(&kinds, "kind", nil, fmt.Sprintf("kinds of memory, of %v (default host,device)", mempool.Kinds()))
 	f.StringSliceVar(&o.Only, "only", nil, "workloads, of "+strings.Join(bench.Workloads(), ", ")+" (default all)")
-	f.StringSliceVar(&sizes, "size", nil, "sizes of buffers that are handed over (default 4KiB,64KiB,1MiB,16MiB,64MiB,1GiB)")
+	f.StringSliceVar(&sizes, "size", nil, "sizes of buffers that are transferred (default 4KiB,64KiB,1MiB,16MiB,64MiB,1GiB)")
 	f.DurationVar(&o.Time, "time", time.Second, "time of one measurement, about")
 	f.IntVar(&o.MaxBuffers, "max-buffers", 100_000, "most live buffers that growth goes to")
 	f.IntVar(&o.MaxSessions, "max-sessions", 500, "most sessions that growth goes to")

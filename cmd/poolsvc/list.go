@@ -190,7 +190,7 @@ func age(d time.Duration) string {
 }
 
 func state(ch mempool.ChannelStatus) string {
-	if ch.Shut {
+	if ch.Closed {
 		return "closed"
 	}
 	return "open"

@@ -27,7 +27,7 @@ func newVerify() *cobra.Command {
 another, and check that from Go, and much else that people do with shared memory: for every kind of memory that the machine
 has and every library that is installed, one line for each check and a table at the end.
 
-A check's name is KIND/SCENARIO/CHECK/CONSUMER, such as host/hand-over/round-trip/numpy; the table leaves out the kind, which is
+A check's name is KIND/SCENARIO/CHECK/CONSUMER, such as host/transfer/round-trip/numpy; the table leaves out the kind, which is
 its columns. In a glob of names * stands for anything, also across /, and ? for one character.
 
 A check that cannot run here is skipped and says why. The exit status is 0 only if nothing failed and something passed.`,
@@ -69,7 +69,7 @@ A check that cannot run here is skipped and says why. The exit status is 0 only 
 	f.IntVar(&o.Workers, "workers", 10, "workers that check one buffer at once")
 	f.Var(&large, "large", "size of the large buffer that is checked on a GPU; 0 for none")
 	f.StringSliceVar(&kinds, "kind", nil, fmt.Sprintf("kinds of memory to check, of %v (default all)", mempool.Kinds()))
-	f.StringSliceVar(&o.Only, "only", nil, "globs of the checks to run: 'vmm/*', '*/hand-over/*'")
+	f.StringSliceVar(&o.Only, "only", nil, "globs of the checks to run: 'vmm/*', '*/transfer/*'")
 	f.DurationVar(&o.Timeout, "timeout", 2*time.Minute, "time limit of one check")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	return c

@@ -22,7 +22,7 @@ def source(client: poolbridge.Client, library: ModuleType) -> None:
         array = library.from_dlpack(client.allocate((256, 256), "float32", timeout=60))
         array[...] = number
         raw.publish(array)  # it lives in a lease: nothing is copied
-    raw.shut()
+    raw.close()
 
 
 def scale(client: poolbridge.Client, library: ModuleType) -> None:
@@ -34,7 +34,7 @@ def scale(client: poolbridge.Client, library: ModuleType) -> None:
         result = library.from_dlpack(client.allocate(frame.shape, frame.dtype_name, timeout=60))
         result[...] = library.from_dlpack(frame) * 2
         scaled.publish(result)
-    scaled.shut()
+    scaled.close()
 
 
 def sink(client: poolbridge.Client, library: ModuleType) -> None:

@@ -74,5 +74,5 @@ func (c *camera) send(ctx context.Context, frames int, pause time.Duration) erro
 		}
 		time.Sleep(pause)
 	}
-	return c.channel.Shut(ctx)
+	return c.channel.Close(ctx)
 }

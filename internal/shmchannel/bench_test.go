@@ -45,7 +45,7 @@ func drain(c *Consumer) error {
 			err = c.Acknowledge(&f)
 		}
 		if err == nil {
-			err = c.Release(&f, Ticket{})
+			err = c.Release(&f, Fence{})
 		}
 		if err != nil {
 			return err
@@ -87,7 +87,7 @@ func BenchmarkPublishTakeRelease(b *testing.B) {
 				if mode == Queue {
 					_ = c.Acknowledge(&f)
 				}
-				if err := c.Release(&f, Ticket{}); err != nil {
+				if err := c.Release(&f, Fence{}); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -40,7 +40,7 @@ func TestAFrameCarriesAllThatItsProducerSays(t *testing.T) {
 	strided := &Description{Offset: 256, DType: "complex128", Shape: []uint64{1, 2, 3}, Strides: []int64{6, -3, 1}}
 	var f Frame
 	for i, want := range []Record{
-		{Block: 1, Buffer: 2, Bytes: 3, Time: 4, Ready: Ticket{Word: MaxWord, Value: MaxValue}, Event: event, Meta: meta, Description: strided},
+		{Block: 1, Buffer: 2, Bytes: 3, Time: 4, Ready: Fence{Word: MaxWord, Value: MaxValue}, Event: event, Meta: meta, Description: strided},
 		{Block: 2, Bytes: 1, Time: 5, Meta: meta, Description: bytes64},
 		{Block: 3, Bytes: 1, Time: 5, Event: event, Description: strided},
 		{Block: 4, Bytes: 1, Time: 6, Description: &Description{DType: "bool", Shape: []uint64{}}},
@@ -215,9 +215,9 @@ func TestClosingAMemberEndsItsCalls(t *testing.T) {
 	require.NoError(t, idle.Close())
 	require.ErrorIs(t, <-done, ErrLeft)
 	require.ErrorIs(t, <-done, ErrLeft)
-	require.ErrorIs(t, c.Release(&Frame{}, Ticket{}), ErrReleased)
+	require.ErrorIs(t, c.Release(&Frame{}, Fence{}), ErrReleased)
 	require.NoError(t, c.Close())
-	require.ErrorIs(t, c.Release(&Frame{}, Ticket{}), ErrLeft)
+	require.ErrorIs(t, c.Release(&Frame{}, Fence{}), ErrLeft)
 	require.NoError(t, c.Close(), "twice is once")
 }
 
@@ -248,9 +248,9 @@ func TestFramesAreReleasedInAnyOrder(t *testing.T) {
 	c.release(f[0])
 	assert.EqualValues(t, 5, c.member.cursor.floor.Load())
 	for _, again := range f {
-		require.ErrorIs(t, c.Release(again, Ticket{}), ErrReleased)
+		require.ErrorIs(t, c.Release(again, Fence{}), ErrReleased)
 	}
-	require.ErrorIs(t, c.Release(&Hand{Number: 17, hold: -1}, Ticket{}), ErrReleased)
+	require.ErrorIs(t, c.Release(&Hand{Number: 17, hold: -1}, Fence{}), ErrReleased)
 	require.ErrorIs(t, c.Acknowledge(f[0]), ErrInvalid)
 }
 
@@ -326,7 +326,7 @@ func TestNothingIsAllocatedForAFrame(t *testing.T) {
 				if spec.Mode == Queue {
 					_ = c.Acknowledge(&f)
 				}
-				_ = c.Release(&f, Ticket{})
+				_ = c.Release(&f, Fence{})
 				frames++
 			}))
 			assert.Equal(t, 2001, frames)
@@ -363,9 +363,9 @@ func TestAPassedFrameNeedsNoPlaceAndStaysInHand(t *testing.T) {
 			require.NoError(t, r.host.Leave(c.member))
 			c.release(frames...)
 			for _, f := range frames {
-				require.ErrorIs(t, c.Release(f, Ticket{}), ErrReleased)
+				require.ErrorIs(t, c.Release(f, Fence{}), ErrReleased)
 			}
-			left, err := r.host.Sweep(nil, func(Ticket) bool { return true })
+			left, err := r.host.Sweep(nil, func(Fence) bool { return true })
 			require.NoError(t, err)
 			require.Len(t, left, 1)
 		})

@@ -294,7 +294,7 @@ func (c *child) finish(consumer *Consumer, f *Frame) error {
 			c.ledger.add(line{number: f.Number, value: f.Buffer, what: didAcknowledge})
 		}
 	}
-	return consumer.Release(f, Ticket{})
+	return consumer.Release(f, Fence{})
 }
 
 // family is a channel whose members are processes.

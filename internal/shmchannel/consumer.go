@@ -45,16 +45,16 @@ type Consumer struct {
 	taken   []uint64 // the block of each frame in hand, by slot: of a broadcast whose frames are not dropped
 	inHands int      // how many those are, with those that were passed and are in holds
 	holds   holds
-	reached func(Ticket) bool
+	reached func(Fence) bool
 	doubt   time.Time // since when the shared memory contradicts itself
 }
 
 // ConsumerConfig is what a consumer needs to take part.
 type ConsumerConfig struct {
 	MemberConfig
-	// Reached says whether a ticket of the consumer's own timeline is reached. It is asked before a ticket of an older frame is
+	// Reached says whether a fence of the consumer's own timeline is reached. It is asked before a fence of an older frame is
 	// overwritten that the new one does not imply. nil: none is.
-	Reached func(Ticket) bool
+	Reached func(Fence) bool
 }
 
 // OpenConsumer opens the consumer's end of a channel. Its own file must not be sealed against writing yet: the host does that when

@@ -14,20 +14,20 @@ type done struct {
 	_                   uint64
 }
 
-// store writes the ticket of a number.
-func (d *done) store(number uint64, t Ticket) {
+// store writes the fence of a number.
+func (d *done) store(number uint64, t Fence) {
 	d.number.Store(0)
 	put(&d.value, t.Value)
 	put(&d.word, t.Word)
 	d.number.Store(number)
 }
 
-// load reads the ticket, and the number that it is of. ok is false while it is being written.
-func (d *done) load() (number uint64, t Ticket, ok bool) {
+// load reads the fence, and the number that it is of. ok is false while it is being written.
+func (d *done) load() (number uint64, t Fence, ok bool) {
 	number = d.number.Load()
 	t.Value, t.Word = d.value.Load(), d.word.Load()
 	if d.number.Load() != number || number == 0 && t.Value != 0 {
-		return 0, Ticket{}, false
+		return 0, Fence{}, false
 	}
 	return number, t, true
 }

@@ -5,7 +5,7 @@
 // joins, leaves or dies.
 //
 // The package knows no sessions, no sockets and no GPU. File descriptors reach it by other means, a block is a number, and so
-// is a ticket: its owner knows what they stand for.
+// is a fence: its owner knows what they stand for.
 //
 // # Trust
 //

@@ -33,8 +33,8 @@ var (
 	ErrInHand = errors.New("shmchannel: too many frames in hand")
 	// ErrReleased means that a frame is not in the caller's hands.
 	ErrReleased = errors.New("shmchannel: the frame is not in hand")
-	// ErrUnfinished means that a ticket cannot be stored yet: see [Consumer.Release].
-	ErrUnfinished = errors.New("shmchannel: an earlier ticket is not reached")
+	// ErrUnfinished means that a fence cannot be stored yet: see [Consumer.Release].
+	ErrUnfinished = errors.New("shmchannel: an earlier fence is not reached")
 )
 
 // FullError says why there is no room. It is [ErrFull].

@@ -12,7 +12,7 @@ import (
 
 func (r *rig) sweep() (ids []uint64) {
 	r.t.Helper()
-	gone, err := r.host.Sweep(nil, func(t Ticket) bool { return r.reached != nil && r.reached(t) })
+	gone, err := r.host.Sweep(nil, func(t Fence) bool { return r.reached != nil && r.reached(t) })
 	require.NoError(r.t, err)
 	for _, m := range gone {
 		ids = append(ids, m.ID)
@@ -156,7 +156,7 @@ func TestAConsumerThatLeavesHoldsNoPlaceButWhatItHasInHand(t *testing.T) {
 	assert.Equal(t, []uint64{1, 3, 4}, p.back())
 	assert.Empty(t, r.sweep(), "it has a frame in hand")
 	c.release(g)
-	require.ErrorIs(t, c.Release(g, Ticket{}), ErrReleased)
+	require.ErrorIs(t, c.Release(g, Fence{}), ErrReleased)
 	assert.Equal(t, []uint64{c.member.ID}, r.sweep())
 	assert.Equal(t, []uint64{2}, p.back())
 	assert.Empty(t, r.sweep())
@@ -204,13 +204,13 @@ func TestAnExpelledConsumerKeepsItsSlotUntilItsProcessIsGone(t *testing.T) {
 func TestAConsumerThatLeftIsThereUntilItsWorkIsDone(t *testing.T) {
 	reached := false
 	r := newRig(t, Spec{Capacity: 1})
-	r.reached = func(ticket Ticket) bool {
-		assert.Equal(t, Ticket{Timeline: 5, Word: 2, Value: 3}, ticket)
+	r.reached = func(fence Fence) bool {
+		assert.Equal(t, Fence{Timeline: 5, Word: 2, Value: 3}, fence)
 		return reached
 	}
 	p, c := r.producer(4), r.consumer(MemberSpec{Timeline: 5})
 	p.publish()
-	require.NoError(t, c.Release(c.take(), Ticket{Word: 2, Value: 3}))
+	require.NoError(t, c.Release(c.take(), Fence{Word: 2, Value: 3}))
 	require.NoError(t, c.Leave())
 	require.NoError(t, r.host.Leave(c.member))
 	assert.Empty(t, r.sweep())
@@ -218,7 +218,7 @@ func TestAConsumerThatLeftIsThereUntilItsWorkIsDone(t *testing.T) {
 	back, err := p.Reclaim()
 	require.NoError(t, err)
 	require.Len(t, back, 1)
-	assert.Len(t, back[0].Tickets, 1)
+	assert.Len(t, back[0].Fences, 1)
 	reached = true
 	assert.Len(t, r.sweep(), 1)
 }
@@ -416,7 +416,7 @@ func TestJoiningWhileOthersPublish(t *testing.T) {
 				assert.Equal(t, next, f.Number-f.Missed)
 				assert.True(t, !policy.blocks() || f.Missed == 0, "frame %d: %d missed", f.Number, f.Missed)
 				next = f.Number + 1
-				assert.NoError(t, c.Release(&f, Ticket{}))
+				assert.NoError(t, c.Release(&f, Fence{}))
 				if f.Number == 2*frames {
 					break
 				}

@@ -105,7 +105,7 @@ func (h *hostile) act(what, who uint64) {
 			f := h.hand[len(h.hand)-1]
 			h.hand = h.hand[:len(h.hand)-1]
 			for _, c := range h.consumers {
-				err = errors.Join(c.Acknowledge(f), c.Release(f, Ticket{Word: who % 3, Value: who}))
+				err = errors.Join(c.Acknowledge(f), c.Release(f, Fence{Word: who % 3, Value: who}))
 				h.checkError(err)
 			}
 			return
@@ -113,9 +113,9 @@ func (h *hostile) act(what, who uint64) {
 	case 13:
 		host.Look(h.producers[0].member, h.producers[1].member)
 		host.kept(h.producers[1].member)
-		host.Tickets(nil, h.producers[0].member)
-		host.Tickets(nil, h.consumers[1].member)
-		host.consumerNeeded(h.consumers[0].member, func(Ticket) bool { return true })
+		host.Fences(nil, h.producers[0].member)
+		host.Fences(nil, h.consumers[1].member)
+		host.consumerNeeded(h.consumers[0].member, func(Fence) bool { return true })
 	case 14:
 		if who%64 == 0 {
 			_, err = host.change(nil)
@@ -243,7 +243,7 @@ func TestALiarCannotStopOthers(t *testing.T) {
 							return err
 						}
 						h.checkFrame(&f)
-						return errors.Join(c.Acknowledge(&f), c.Release(&f, Ticket{Word: 1, Value: 1}))
+						return errors.Join(c.Acknowledge(&f), c.Release(&f, Fence{Word: 1, Value: 1}))
 					})
 				})
 			}
@@ -264,8 +264,8 @@ func TestLiesThatAreFound(t *testing.T) {
 		"a record of another number":      {lie: func(h *hostile) { h.producers[0].track.records[1].seq.Store(65) }, want: ErrFrame},
 		"a record that is being written":  {lie: func(h *hostile) { h.producers[0].track.records[1].seq.Store(0) }, want: ErrFrame},
 		"no block":                        {lie: func(h *hostile) { h.producers[0].track.records[1].block.Store(0) }, want: ErrFrame},
-		"a ticket of no word":             {lie: func(h *hostile) { h.producers[0].track.records[1].small.Store(MaxWord + 1) }, want: ErrFrame},
-		"a ticket that no word reaches":   {lie: func(h *hostile) { h.producers[0].track.records[1].ready.Store(MaxValue + 1) }, want: ErrFrame},
+		"a fence of no word":              {lie: func(h *hostile) { h.producers[0].track.records[1].small.Store(MaxWord + 1) }, want: ErrFrame},
+		"a fence that no word reaches":    {lie: func(h *hostile) { h.producers[0].track.records[1].ready.Store(MaxValue + 1) }, want: ErrFrame},
 		"flags that there are not":        {lie: func(h *hostile) { h.producers[0].track.records[1].small.Store(2 << 16) }, want: ErrFrame},
 		"more meta than there is":         {lie: func(h *hostile) { h.producers[0].track.records[1].small.Store((maxMeta + 1) << 32) }, want: ErrFrame},
 		"meta that is none":               {lie: func(h *hostile) { h.producers[0].track.records[1].small.Store(3 << 32) }, want: ErrFrame},

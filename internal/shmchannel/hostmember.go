@@ -94,10 +94,10 @@ func (h *Host) Gone(m *Member) error {
 
 // Sweep frees the slots of members that left and that nothing needs any more, and appends those members: their files can be
 // forgotten. A consumer's slot is needed while its process runs, unless it has said that it leaves, holds nothing, has no claim, and every
-// ticket of its work on frames is reached. A producer's slot is needed while a frame of it is kept.
+// fence of its work on frames is reached. A producer's slot is needed while a frame of it is kept.
 //
 // Errors: [ErrCorrupt]; the system's.
-func (h *Host) Sweep(to []*Member, reached func(Ticket) bool) ([]*Member, error) {
+func (h *Host) Sweep(to []*Member, reached func(Fence) bool) ([]*Member, error) {
 	from := len(to)
 	for i, m := range h.consumers {
 		if m != nil && m.left && (m.gone || !m.joined || m.said && !h.consumerNeeded(m, reached)) {
@@ -130,7 +130,7 @@ func (h *Host) Sweep(to []*Member, reached func(Ticket) bool) ([]*Member, error)
 }
 
 // consumerNeeded says whether a consumer that left still has something to do with frames. Its cursor may say anything.
-func (h *Host) consumerNeeded(m *Member, reached func(Ticket) bool) bool {
+func (h *Host) consumerNeeded(m *Member, reached func(Fence) bool) bool {
 	c := m.cursor
 	if h.mode == Broadcast && m.policy.blocks() && c.floor.Load() < c.next.Load() {
 		return true

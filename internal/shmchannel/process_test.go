@@ -80,7 +80,7 @@ func (s *storm) kill(p *process) {
 
 func (s *storm) sweep() {
 	s.t.Helper()
-	_, err := s.host.Sweep(nil, func(Ticket) bool { return true })
+	_, err := s.host.Sweep(nil, func(Fence) bool { return true })
 	require.NoError(s.t, err)
 }
 

@@ -11,8 +11,8 @@ type Returned struct {
 	Number uint64 // of the frame that it was published with
 	Block  uint64
 	Owner  any // as of the record
-	// Tickets must be reached before the block is written: consumers' work on the frame is done then.
-	Tickets []Ticket
+	// Fences must be reached before the block is written: consumers' work on the frame is done then.
+	Fences []Fence
 }
 
 // loan is a block that the channel has.
@@ -35,7 +35,7 @@ type lent struct {
 	held    []uint64 // numbers that consumers hold
 
 	returned []Returned
-	tickets  []Ticket
+	fences   []Fence
 }
 
 // Lent is how many of the producer's blocks the channel has.
@@ -93,7 +93,7 @@ func (p *Producer) reclaim() ([]Returned, error) {
 		return nil, err
 	}
 	p.state = state
-	p.returned, p.tickets = p.returned[:0], p.tickets[:0]
+	p.returned, p.fences = p.returned[:0], p.fences[:0]
 	p.sortOut(t)
 	if len(p.leaving) == 0 {
 		return nil, nil
@@ -103,13 +103,13 @@ func (p *Producer) reclaim() ([]Returned, error) {
 	p.readSpans()
 	p.readHolds()
 	for _, l := range p.leaving {
-		from := len(p.tickets)
+		from := len(p.fences)
 		if p.inUse(l.number) || !p.gather(l.number) {
-			p.tickets = p.tickets[:from]
+			p.fences = p.fences[:from]
 			p.stuck = append(p.stuck, l)
 			continue
 		}
-		p.returned = append(p.returned, Returned{l.number, l.block, l.owner, p.tickets[from:len(p.tickets):len(p.tickets)]})
+		p.returned = append(p.returned, Returned{l.number, l.block, l.owner, p.fences[from:len(p.fences):len(p.fences)]})
 	}
 	return p.returned, nil
 }
@@ -232,21 +232,21 @@ func (p *Producer) inUse(number uint64) bool {
 	return held
 }
 
-// gather adds the tickets of the consumers' work on a frame. ok is false if one is being written.
+// gather adds the fences of the consumers' work on a frame. ok is false if one is being written.
 func (p *Producer) gather(number uint64) (ok bool) {
 	for i := range p.view.readers {
 		r := &p.view.readers[i]
 		if r.peer.Timeline == 0 {
 			continue
 		}
-		// A later number in its place: the ticket of this one is reached, or that one comes after it.
+		// A later number in its place: the fence of this one is reached, or that one comes after it.
 		n, t, ok := r.doneAt(number).load()
 		if !ok {
 			return false
 		}
 		if n >= number && t.Value != 0 && t.Value <= MaxValue && t.Word <= MaxWord {
 			t.Timeline = r.peer.Timeline
-			p.tickets = append(p.tickets, t)
+			p.fences = append(p.fences, t)
 		}
 	}
 	return true

@@ -81,41 +81,41 @@ func TestFramesThatAQueueDropsComeBack(t *testing.T) {
 	assert.Equal(t, []uint64{1, 2, 3}, p.back())
 }
 
-func TestABlockComesBackWithTheTicketsOfItsConsumers(t *testing.T) {
+func TestABlockComesBackWithTheFencesOfItsConsumers(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 1})
 	p := r.producer(4)
 	a, b := r.consumer(MemberSpec{Timeline: 7}), r.consumer(MemberSpec{Timeline: 9, Policy: DropOldest})
 	p.publish()
 	f, g := a.take(), b.take()
-	require.NoError(t, a.Release(f, Ticket{Word: 3, Value: 30}))
-	require.NoError(t, b.Release(g, Ticket{Word: 4, Value: 40}))
+	require.NoError(t, a.Release(f, Fence{Word: 3, Value: 30}))
+	require.NoError(t, b.Release(g, Fence{Word: 4, Value: 40}))
 	p.publish()
 	back, err := p.Reclaim()
 	require.NoError(t, err)
 	require.Len(t, back, 1)
-	assert.Equal(t, []Ticket{{7, 3, 30}, {9, 4, 40}}, back[0].Tickets)
+	assert.Equal(t, []Fence{{7, 3, 30}, {9, 4, 40}}, back[0].Fences)
 	a.release(a.take())
 	b.release(b.take())
 	p.publish()
 	back, err = p.Reclaim()
 	require.NoError(t, err)
 	require.Len(t, back, 1)
-	assert.Empty(t, back[0].Tickets, "nobody's work goes on")
-	require.ErrorIs(t, a.Release(a.take(), Ticket{Word: MaxWord + 1, Value: 1}), ErrInvalid)
+	assert.Empty(t, back[0].Fences, "nobody's work goes on")
+	require.ErrorIs(t, a.Release(a.take(), Fence{Word: MaxWord + 1, Value: 1}), ErrInvalid)
 }
 
-// Tickets of frames whose numbers share a slot.
-func TestATicketIsOverwrittenOnlyByOneThatImpliesIt(t *testing.T) {
+// Fences of frames whose numbers share a slot.
+func TestAFenceIsOverwrittenOnlyByOneThatImpliesIt(t *testing.T) {
 	reached := false
 	r := newRig(t, Spec{Capacity: 1})
-	r.reached = func(ticket Ticket) bool {
-		assert.Equal(t, Ticket{Word: 1, Value: 5}, ticket)
+	r.reached = func(fence Fence) bool {
+		assert.Equal(t, Fence{Word: 1, Value: 5}, fence)
 		return reached
 	}
 	busy, idle := r.producer(4), r.producer(4)
 	c := r.consumer(MemberSpec{Timeline: 1, Policy: DropOldest})
 	idle.publish()
-	require.NoError(t, c.Release(c.take(), Ticket{Word: 1, Value: 5}))
+	require.NoError(t, c.Release(c.take(), Fence{Word: 1, Value: 5}))
 	for range r.host.slots - 1 {
 		busy.publish()
 		c.release(c.take())
@@ -123,15 +123,15 @@ func TestATicketIsOverwrittenOnlyByOneThatImpliesIt(t *testing.T) {
 	busy.publish()
 	f := c.take()
 	require.Equal(t, 1+r.host.slots, f.Number)
-	require.ErrorIs(t, c.Release(f, Ticket{Word: 2, Value: 1}), ErrUnfinished)
-	require.ErrorIs(t, c.Release(f, Ticket{Word: 1, Value: 4}), ErrUnfinished)
-	require.NoError(t, c.Release(f, Ticket{Word: 1, Value: 6}))
+	require.ErrorIs(t, c.Release(f, Fence{Word: 2, Value: 1}), ErrUnfinished)
+	require.ErrorIs(t, c.Release(f, Fence{Word: 1, Value: 4}), ErrUnfinished)
+	require.NoError(t, c.Release(f, Fence{Word: 1, Value: 6}))
 	back, err := idle.Reclaim()
 	require.NoError(t, err)
 	require.Len(t, back, 1)
-	assert.Equal(t, []Ticket{{1, 1, 6}}, back[0].Tickets, "which implies its own")
+	assert.Equal(t, []Fence{{1, 1, 6}}, back[0].Fences, "which implies its own")
 
-	// Released in the other order, and with another word once the ticket is reached.
+	// Released in the other order, and with another word once the fence is reached.
 	busy.publish()
 	old := c.take()
 	for range r.host.slots - 1 {
@@ -141,21 +141,21 @@ func TestATicketIsOverwrittenOnlyByOneThatImpliesIt(t *testing.T) {
 	busy.publish()
 	young := c.take()
 	require.Equal(t, old.Number+r.host.slots, young.Number)
-	require.NoError(t, c.Release(young, Ticket{Word: 1, Value: 5}))
+	require.NoError(t, c.Release(young, Fence{Word: 1, Value: 5}))
 	reached = true
-	require.NoError(t, c.Release(old, Ticket{Word: 2, Value: 1}))
-	number, ticket, ok := c.cursor.doneAt(old.Number).load()
+	require.NoError(t, c.Release(old, Fence{Word: 2, Value: 1}))
+	number, fence, ok := c.cursor.doneAt(old.Number).load()
 	require.True(t, ok)
 	assert.Equal(t, young.Number, number)
-	assert.Equal(t, Ticket{Word: 2, Value: 1}, ticket)
+	assert.Equal(t, Fence{Word: 2, Value: 1}, fence)
 	require.NoError(t, busy.Close())
 }
 
-func TestABlockDoesNotComeBackWhileATicketIsBeingWritten(t *testing.T) {
+func TestABlockDoesNotComeBackWhileAFenceIsBeingWritten(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 1})
 	p, c := r.producer(4), r.consumer(MemberSpec{Timeline: 7})
 	p.publish()
-	require.NoError(t, c.Release(c.take(), Ticket{Word: 3, Value: 30}))
+	require.NoError(t, c.Release(c.take(), Fence{Word: 3, Value: 30}))
 	d := c.cursor.doneAt(1)
 	d.number.Store(0)
 	p.publish()

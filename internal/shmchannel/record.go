@@ -5,14 +5,14 @@ import (
 	"sync/atomic"
 )
 
-// Ticket is a value that a word of a timeline reaches when work is done. A value of 0 is no ticket.
-type Ticket struct {
+// Fence is a value that a word of a timeline reaches when work is done. A value of 0 is no fence.
+type Fence struct {
 	Timeline uint64
 	Word     uint64
 	Value    uint64
 }
 
-// Limits of tickets.
+// Limits of fences.
 const (
 	MaxWord  = 511
 	MaxValue = 1<<62 - 1
@@ -25,7 +25,7 @@ type Record struct {
 	Bytes  uint64 // of the buffer
 	Time   uint64 // nanoseconds since 1970; 0: when it is published
 	// Ready is reached when the content is complete, on the timeline of the producer; its Timeline is not stored.
-	Ready Ticket
+	Ready Fence
 	// Event is an interprocess event of 64 bytes, or empty.
 	Event []byte
 	// Meta is as [AppendMeta] makes it.
@@ -41,7 +41,7 @@ func (r *Record) check() error {
 	case r.Block == 0:
 		return invalid("a record names a block; 0 is none")
 	case r.Ready.Value > MaxValue || r.Ready.Word > MaxWord:
-		return invalid("a ticket has a word up to %d and a value up to %d, not %d and %d", MaxWord, uint64(MaxValue), r.Ready.Word, r.Ready.Value)
+		return invalid("a fence has a word up to %d and a value up to %d, not %d and %d", MaxWord, uint64(MaxValue), r.Ready.Word, r.Ready.Value)
 	case len(r.Event) != 0 && len(r.Event) != eventBytes:
 		return invalid("an event has %d bytes, not %d", eventBytes, len(r.Event))
 	case r.Description == nil:
@@ -63,7 +63,7 @@ type rawRecord struct {
 	bytes       atomic.Uint64
 	time        atomic.Uint64
 	ready       atomic.Uint64
-	small       atomic.Uint64 // word of the ticket (16 bits), flags (16), bytes of meta (32)
+	small       atomic.Uint64 // word of the fence (16 bits), flags (16), bytes of meta (32)
 	description atomic.Uint64
 }
 

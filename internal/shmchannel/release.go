@@ -2,14 +2,14 @@ package shmchannel
 
 import "fmt"
 
-// Release says that the consumer uses the frame no more, once the ticket is reached; a ticket without a value says that it does not
-// now. Frames can be released in any order. The ticket's Timeline is the consumer's own.
+// Release says that the consumer uses the frame no more, once the fence is reached; a fence without a value says that it does not
+// now. Frames can be released in any order. The fence's Timeline is the consumer's own.
 //
-// The place for tickets is bounded. Where a ticket would be overwritten that is neither reached nor implied, because the new one
-// is of another word or smaller, nothing is released: the caller waits for that ticket first.
+// The place for fences is bounded. Where a fence would be overwritten that is neither reached nor implied, because the new one
+// is of another word or smaller, nothing is released: the caller waits for that fence first.
 //
 // Errors: [ErrReleased], [ErrInvalid], [ErrUnfinished], [ErrLeft] if the consumer is closed.
-func (c *Consumer) Release(in InHand, done Ticket) error {
+func (c *Consumer) Release(in InHand, done Fence) error {
 	f := in.hand()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -21,7 +21,7 @@ func (c *Consumer) Release(in InHand, done Ticket) error {
 		return c.notInHand(f.Number)
 	}
 	if done.Value != 0 {
-		if err := c.storeTicket(f.Number, done); err != nil {
+		if err := c.storeFence(f.Number, done); err != nil {
 			return err
 		}
 	}
@@ -81,10 +81,10 @@ func (c *Consumer) holdOf(f *Hand) int {
 	return -1
 }
 
-// storeTicket stores when the consumer's work on a frame is done. A newer frame may have a ticket in the same place.
-func (c *Consumer) storeTicket(number uint64, t Ticket) error {
+// storeFence stores when the consumer's work on a frame is done. A newer frame may have a fence in the same place.
+func (c *Consumer) storeFence(number uint64, t Fence) error {
 	if t.Value > MaxValue || t.Word > MaxWord {
-		return invalid("a ticket has a word up to %d and a value up to %d, not %d and %d", MaxWord, uint64(MaxValue), t.Word, t.Value)
+		return invalid("a fence has a word up to %d and a value up to %d, not %d and %d", MaxWord, uint64(MaxValue), t.Word, t.Value)
 	}
 	place := c.cursor.doneAt(number)
 	old, before, _ := place.load()

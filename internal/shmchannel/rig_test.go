@@ -17,7 +17,7 @@ type rig struct {
 	producers []*testProducer
 	consumers []*testConsumer
 	spin      time.Duration
-	reached   func(Ticket) bool
+	reached   func(Fence) bool
 }
 
 // testProducer is a producer with blocks of its own.
@@ -193,7 +193,7 @@ func (c *testConsumer) takeError() error {
 func (c *testConsumer) release(frames ...*Frame) {
 	c.t.Helper()
 	for _, f := range frames {
-		require.NoError(c.t, c.Release(f, Ticket{}))
+		require.NoError(c.t, c.Release(f, Fence{}))
 	}
 }
 

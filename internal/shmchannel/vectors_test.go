@@ -139,7 +139,7 @@ func (v recordVector) record(t testing.TB) *Record {
 	}
 	encoded, err := AppendMeta(nil, meta)
 	require.NoError(t, err)
-	return &Record{Block: v.Block, Buffer: v.Buffer, Bytes: v.Bytes, Time: v.Time, Ready: Ticket{Word: v.Word, Value: v.Value}, Event: event,
+	return &Record{Block: v.Block, Buffer: v.Buffer, Bytes: v.Bytes, Time: v.Time, Ready: Fence{Word: v.Word, Value: v.Value}, Event: event,
 		Meta: encoded, Description: &v.Description}
 }
 
@@ -181,7 +181,7 @@ func (v cursorVector) write(mem region, l layout) {
 		c.holds[h.Index].block.Store(h.Block)
 	}
 	for _, d := range v.Done {
-		c.doneAt(d.Number).store(d.Number, Ticket{Word: d.Word, Value: d.Value})
+		c.doneAt(d.Number).store(d.Number, Fence{Word: d.Word, Value: d.Value})
 	}
 }
 

@@ -87,7 +87,7 @@ func (b *block) keeping() *keeping {
 // charge makes b count for those who keep others from having it now, and for nobody else, and says whether they became fewer.
 // Service.mu is held.
 func (p *Pool) charge(b *block) (fewer bool) {
-	if b.kept == nil && len(b.tickets) == 0 && b.state != blockRecalling {
+	if b.kept == nil && len(b.fences) == 0 && b.state != blockRecalling {
 		return false
 	}
 	k := b.keeping()
@@ -103,7 +103,7 @@ func (p *Pool) charge(b *block) (fewer bool) {
 		for s := range k.left.all() {
 			keeps(s)
 		}
-		for _, t := range b.tickets {
+		for _, t := range b.fences {
 			if !t.over() {
 				keeps(t.timeline.session)
 			}

@@ -109,12 +109,12 @@ func TestABlockThatIsAskedBackCountsForThoseWhoStillMapIt(t *testing.T) {
 	checkBooks(t, svc)
 }
 
-// stall has a session release a block with a ticket that it does not reach.
-func stall(t *testing.T, w *worker, p *Pool, n uint64) (block uint64, unreached mempool.Ticket) {
+// stall has a session release a block with a fence that it does not reach.
+func stall(t *testing.T, w *worker, p *Pool, n uint64) (block uint64, unreached mempool.Fence) {
 	t.Helper()
 	l := allocate(t, w.Session, p, n)
-	unreached = w.ticket()
-	require.NoError(t, l.ReleaseAt(false, []mempool.Ticket{unreached}))
+	unreached = w.fence()
+	require.NoError(t, l.ReleaseAt(false, []mempool.Fence{unreached}))
 	return l.Info().Block, unreached
 }
 
@@ -138,7 +138,7 @@ func TestABlockWithWorkUnderWayIsTakenWhereThereIsNoOther(t *testing.T) {
 	large := allocate(t, good.Session, p, 1536)
 	assert.Equal(t, 3, arena.frees, "room is made of blocks that are free for use")
 	checkBooks(t, svc)
-	assert.Equal(t, []mempool.Ticket{unreached}, allocate(t, good.Session, p, 512).Info().Wait, "now there is no other")
+	assert.Equal(t, []mempool.Fence{unreached}, allocate(t, good.Session, p, 512).Info().Wait, "now there is no other")
 	release(t, large)
 	checkBooks(t, svc)
 }
@@ -165,9 +165,9 @@ func TestABlockWithoutWorkIsFoundAmongManyThatHaveSome(t *testing.T) {
 		leases = append(leases, allocate(t, bad.Session, p, 512))
 	}
 	for i, l := range leases {
-		var done []mempool.Ticket
+		var done []mempool.Fence
 		if i != 31 {
-			done = []mempool.Ticket{bad.ticket()}
+			done = []mempool.Fence{bad.fence()}
 		}
 		require.NoError(t, l.ReleaseAt(false, done))
 	}
@@ -185,7 +185,7 @@ func TestWhereThereIsNoMemoryForANewBlockOneWithWorkUnderWayIsTaken(t *testing.T
 	arena.set("Allocate", situation.Of(mempool.ErrOutOfMemory, "none"))
 	l := allocate(t, w.Session, p, 512)
 	assert.Equal(t, stalled, l.Info().Block)
-	assert.Equal(t, []mempool.Ticket{unreached}, l.Info().Wait)
+	assert.Equal(t, []mempool.Fence{unreached}, l.Info().Wait)
 	assert.ErrorIs(t, tryAllocate(w.Session, p, 512), mempool.ErrOutOfMemory)
 	checkBooks(t, svc)
 }
@@ -229,9 +229,9 @@ func TestOneLookAtBlocksWithWorkUnderWayIsForAllWhoWaitAndIsShort(t *testing.T) 
 		for i := range leases {
 			leases[i] = allocate(t, w.Session, p, 512)
 		}
-		unreached := w.ticket()
+		unreached := w.fence()
 		for _, l := range leases {
-			require.NoError(t, l.ReleaseAt(false, []mempool.Ticket{unreached}))
+			require.NoError(t, l.ReleaseAt(false, []mempool.Fence{unreached}))
 		}
 		got := make(chan error, waiters)
 		for range waiters {

@@ -25,9 +25,9 @@ type block struct {
 	state    blockState
 	exported bool     // guarded by exporting, like export
 	kept     *keeping // nil as long as nobody kept others from having the block
-	// tickets are what work on the block by its former users waits for: its next user must wait for them, and it must not
+	// fences are what work on the block by its former users waits for: its next user must wait for them, and it must not
 	// be freed before they are reached.
-	tickets tickets
+	fences fences
 
 	exporting sync.Mutex
 	export    mempool.Export

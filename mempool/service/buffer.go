@@ -19,9 +19,9 @@ type buffer struct {
 
 	writer  *Lease
 	readers few[*Lease]
-	names   int32   // that hold it
-	frames  int32   // of channels that hold it
-	ready   tickets // when its content is complete
+	names   int32  // that hold it
+	frames  int32  // of channels that hold it
+	ready   fences // when its content is complete
 	event   *publishedEvent
 	failed  bool
 	doubted bool // its writer is gone, and it cannot be told yet whether a channel has it; if none has, it has failed
@@ -31,7 +31,7 @@ type buffer struct {
 // publishedEvent is an interprocess event that came with a buffer's content.
 type publishedEvent struct {
 	handle  []byte
-	voucher *Lease // whose end says when the event's work is done, for no ticket does; nil: one does
+	voucher *Lease // whose end says when the event's work is done, for no fence does; nil: one does
 }
 
 // told is the handle of the event that came with the content, and whether it is all that says when that is complete.
@@ -59,23 +59,23 @@ func (b *buffer) available(write bool) error {
 	return nil
 }
 
-// crowded says why a lease cannot be had now although nobody excludes it: it would come with more tickets than can be told.
+// crowded says why a lease cannot be had now although nobody excludes it: it would come with more fences than can be told.
 // Service.mu is held.
 func (b *buffer) crowded(write bool) error {
 	n := func() int {
 		if write {
-			return len(b.ready) + len(b.block.tickets)
+			return len(b.ready) + len(b.block.fences)
 		}
 		return len(b.ready)
 	}
-	if n() <= maxTickets {
+	if n() <= maxFences {
 		return nil
 	}
-	b.ready, b.block.tickets = b.ready.pending(), b.block.tickets.pending()
-	if n() <= maxTickets {
+	b.ready, b.block.fences = b.ready.pending(), b.block.fences.pending()
+	if n() <= maxFences {
 		return nil
 	}
-	return situation.Of(mempool.ErrBusy, "work on buffer %d is under way that %d tickets stand for, and a lease comes with %d at most", b.id, n(), maxTickets)
+	return situation.Of(mempool.ErrBusy, "work on buffer %d is under way that %d fences stand for, and a lease comes with %d at most", b.id, n(), maxFences)
 }
 
 // grant makes a lease. Service.mu is held, and available said nil.
@@ -86,8 +86,8 @@ func (b *buffer) grant(s *Session, write bool) *Lease {
 	b.ready = b.ready.pending()
 	if write {
 		b.writer = l
-		b.block.tickets = b.block.tickets.pending()
-		l.wait = b.ready.and(b.block.tickets)
+		b.block.fences = b.block.fences.pending()
+		l.wait = b.ready.and(b.block.fences)
 	} else {
 		b.readers.add(l)
 		l.wait = b.ready.and(nil)
@@ -109,7 +109,7 @@ func (b *buffer) settle() {
 	if b.writer != nil || b.readers.len() > 0 || b.names > 0 || b.frames > 0 {
 		return
 	}
-	b.block.tickets = b.block.tickets.and(b.ready).pending()
+	b.block.fences = b.block.fences.and(b.ready).pending()
 	p := b.block.pool
 	remove(&p.svc.buffers, &p.svc.most.buffers, b.id)
 	p.used -= b.bytes

@@ -17,7 +17,7 @@ type channel struct {
 	pool *Pool
 	uid  uint32 // of the user who made it
 
-	shut    bool // no producer publishes any more
+	closed  bool // no producer publishes any more
 	host    *shmchannel.Host
 	members map[uint64]*member // that have a slot, by id
 	last    uint64             // the greatest id of a member
@@ -108,7 +108,7 @@ func (s *Session) FindChannel(ctx context.Context, name string, wait time.Durati
 	}
 }
 
-// channel finds a channel by id that the session may use and that is not shut. Service.mu is held.
+// channel finds a channel by id that the session may use and that is not closed. Service.mu is held.
 func (s *Session) channel(id uint64) (*channel, error) {
 	if err := s.alive(); err != nil {
 		return nil, err
@@ -118,11 +118,11 @@ func (s *Session) channel(id uint64) (*channel, error) {
 	case ch == nil && (id == 0 || id > s.svc.lastChannel):
 		return nil, situation.Of(mempool.ErrNotFound, "there is no channel %d", id)
 	case ch == nil:
-		return nil, situation.Of(mempool.ErrClosed, "channel %d is shut", id)
+		return nil, situation.Of(mempool.ErrClosed, "channel %d is closed", id)
 	case !ch.pool.access.Allows(s.peer):
 		return nil, ch.pool.denied(s.peer)
-	case ch.shut:
-		return nil, situation.Of(mempool.ErrClosed, "channel %q is shut", ch.info.Name)
+	case ch.closed:
+		return nil, situation.Of(mempool.ErrClosed, "channel %q is closed", ch.info.Name)
 	}
 	return ch, nil
 }
@@ -149,7 +149,7 @@ func (p *Pool) newChannel(spec mempool.ChannelSpec, uid uint32) (*channel, error
 		members: make(map[uint64]*member), kept: make(map[*buffer][]*member)}, nil
 }
 
-// anyChannel finds a channel by id that the session may use, shut or not. Service.mu is held.
+// anyChannel finds a channel by id that the session may use, closed or not. Service.mu is held.
 func (s *Session) anyChannel(id uint64) (*channel, error) {
 	if ch := s.svc.channelByID[id]; ch != nil && !s.ended && ch.pool.access.Allows(s.peer) {
 		return ch, nil
@@ -157,11 +157,11 @@ func (s *Session) anyChannel(id uint64) (*channel, error) {
 	return s.channel(id)
 }
 
-// ShutChannel closes a channel: nothing more can be published, and the name is free. Its members find the end in the memory that they
+// CloseChannel closes a channel: nothing more can be published, and the name is free. Its members find the end in the memory that they
 // share: consumers get the frames that were published, and then the end.
 //
-// Errors: [mempool.ErrNotFound], [mempool.ErrDenied] to others than the user who made it, [mempool.ErrClosed] if it is shut already.
-func (s *Session) ShutChannel(id uint64) error {
+// Errors: [mempool.ErrNotFound], [mempool.ErrDenied] to others than the user who made it, [mempool.ErrClosed] if it is closed already.
+func (s *Session) CloseChannel(id uint64) error {
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
@@ -180,10 +180,10 @@ func (s *Session) ShutChannel(id uint64) error {
 
 // close frees the name, and lets no member join any more. Service.mu is held.
 func (ch *channel) close() {
-	if ch.shut { // its name may be another's by now
+	if ch.closed { // its name may be another's by now
 		return
 	}
-	ch.shut = true
+	ch.closed = true
 	delete(ch.pool.svc.channels, ch.info.Name)
 }
 
@@ -209,9 +209,9 @@ func (ch *channel) failed(err error) error {
 		ch.pool.svc.log.Error("a channel ends because its shared memory was corrupted by a member", "channel", name, "error", err)
 		ch.close()
 		ch.host.Destroy()
-		return situation.Of(mempool.ErrClosed, "channel %q is shut: %v", name, err)
+		return situation.Of(mempool.ErrClosed, "channel %q is closed: %v", name, err)
 	case errors.Is(err, shmchannel.ErrClosed):
-		return situation.Of(mempool.ErrClosed, "channel %q is shut", name)
+		return situation.Of(mempool.ErrClosed, "channel %q is closed", name)
 	case errors.Is(err, shmchannel.ErrNoSlot):
 		return situation.Of(mempool.ErrLimit, "channel %q: %v", name, err)
 	case errors.Is(err, shmchannel.ErrInvalid), errors.Is(err, shmchannel.ErrFile):

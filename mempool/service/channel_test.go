@@ -22,7 +22,7 @@ func TestChannelsAreForWhoMayUseThePool(t *testing.T) {
 	assert.ErrorIs(t, err, mempool.ErrDenied)
 	_, err = stranger.MakeChannel(mempool.ChannelSpec{Name: "mine", Pool: r.pool.info.ID, Capacity: 1})
 	assert.ErrorIs(t, err, mempool.ErrDenied)
-	assert.ErrorIs(t, stranger.ShutChannel(r.info.ID), mempool.ErrDenied)
+	assert.ErrorIs(t, stranger.CloseChannel(r.info.ID), mempool.ErrDenied)
 }
 
 func TestChannelsAreFoundByName(t *testing.T) {
@@ -76,7 +76,7 @@ func TestTheChannelsOfAPoolAreBounded(t *testing.T) {
 func TestAPoolThatIsDestroyedTakesNoOtherChannelsName(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 4)
 	slow := r.consume(hire(t, r.svc), MemberSpec{})
-	require.NoError(t, r.owner.ShutChannel(r.info.ID))
+	require.NoError(t, r.owner.CloseChannel(r.info.ID))
 	require.False(t, r.nothingLeft(), "it lives until its consumer leaves")
 	other := createPool(t, r.owner, mempool.PoolSpec{Name: "other", Kind: fake, MaxBytes: 1 << 20})
 	again, err := r.owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: other.info.ID, Capacity: 2})

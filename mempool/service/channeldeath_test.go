@@ -37,15 +37,15 @@ func TestFramesOfAProducerThatDiedStayUntilNobodyNeedsThem(t *testing.T) {
 
 			g := c.next()
 			assert.Equal(t, kept.id, g.Buffer)
-			c.done(g, mempool.Ticket{})
-			c.done(f, mempool.Ticket{})
+			c.done(g, mempool.Fence{})
+			c.done(f, mempool.Fence{})
 			if mode == mempool.Broadcast { // frames are kept for those who come
 				_, err := c.MapBlock(r.info.ID, f.Block)
 				require.NoError(t, err)
 				leased, _ = r.stands()
 				assert.EqualValues(t, 2, leased)
 				require.NoError(t, c.Dropped([]uint64{f.Block}))
-				require.NoError(t, r.owner.ShutChannel(r.info.ID))
+				require.NoError(t, r.owner.CloseChannel(r.info.ID))
 			}
 			r.awaitStands(0, 0)
 			checkBooks(t, r.svc)
@@ -64,14 +64,14 @@ func TestABlockOfADeadProducerIsNotUsedAgainWhileAConsumerUsesIt(t *testing.T) {
 	p := r.produce(hire(t, r.svc))
 	p.send() // the channel keeps the dead producer's no more
 	assert.False(t, r.room())
-	ticket := c.ticket()
-	c.done(f, ticket)
+	fence := c.fence()
+	c.done(f, fence)
 	r.awaitStands(1, 0)
 	l, err := r.owner.Allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
 	require.NoError(t, err)
 	assert.Equal(t, first, l.Info().Block)
-	assert.Equal(t, []mempool.Ticket{ticket}, l.Info().Wait, "the consumer's work is not done")
-	c.reach(ticket)
+	assert.Equal(t, []mempool.Fence{fence}, l.Info().Wait, "the consumer's work is not done")
+	c.reach(fence)
 	release(t, l)
 }
 
@@ -103,19 +103,19 @@ func TestABlockOfADeadProducerComesBackWhenItsConsumerDies(t *testing.T) {
 func TestABlockOfAProducerThatLeftWaitsForItsOwnWork(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 2)
 	p := r.produce(hire(t, r.svc))
-	ticket := p.ticket()
+	fence := p.fence()
 	l := p.alloc()
-	p.publish(l, ticket)
+	p.publish(l, fence)
 	p.leave()
 	require.ErrorIs(t, p.Release(l.ID(), false, nil), mempool.ErrReleased)
 	assert.Equal(t, 1, r.kept())
-	require.NoError(t, r.owner.ShutChannel(r.info.ID))
+	require.NoError(t, r.owner.CloseChannel(r.info.ID))
 	next, err := r.owner.Allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
 	require.NoError(t, err)
 	other, err := r.owner.Allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
 	require.NoError(t, err)
-	assert.Equal(t, []mempool.Ticket{ticket}, slices.Concat(next.Info().Wait, other.Info().Wait))
-	p.reach(ticket)
+	assert.Equal(t, []mempool.Fence{fence}, slices.Concat(next.Info().Wait, other.Info().Wait))
+	p.reach(fence)
 }
 
 // A block comes back to its producer before the consumers' work on it is done. The producer waits for that, if it lives.
@@ -125,8 +125,8 @@ func TestABlockThatCameBackToAProducerThatDiedWaitsForTheConsumersWork(t *testin
 			r := newChannelRig(t, mempool.ChannelSpec{Capacity: 1}, 2)
 			p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 			first := p.send()
-			ticket := c.ticket()
-			c.done(c.next(), ticket)
+			fence := c.fence()
+			c.done(c.next(), fence)
 			other := r.produce(hire(t, r.svc))
 			other.send() // the channel keeps none of the first producer's any more
 			assert.Equal(t, []*Lease{first}, p.back())
@@ -137,8 +137,8 @@ func TestABlockThatCameBackToAProducerThatDiedWaitsForTheConsumersWork(t *testin
 			gone()
 			l, err := r.owner.Allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
 			require.NoError(t, err)
-			assert.Equal(t, []mempool.Ticket{ticket}, l.Info().Wait)
-			c.reach(ticket)
+			assert.Equal(t, []mempool.Fence{fence}, l.Info().Wait)
+			c.reach(fence)
 			release(t, l)
 			assert.True(t, first.buffer.failed, "it was not in the channel")
 		})
@@ -155,9 +155,9 @@ func TestAProducerThatLeavesFirstLeavesNothingBehind(t *testing.T) {
 	_, settled := p.end() // the process lives on
 	<-settled
 	f := c.next()
-	c.done(f, mempool.Ticket{})
+	c.done(f, mempool.Fence{})
 	c.quit()
-	require.NoError(t, r.owner.ShutChannel(r.info.ID))
+	require.NoError(t, r.owner.CloseChannel(r.info.ID))
 	r.awaitStands(0, 0)
 	checkBooks(t, r.svc)
 }
@@ -171,7 +171,7 @@ func TestLeasesEndWithTheLastProducerOfTheirSessionInTheChannel(t *testing.T) {
 	f, g := c.next(), c.next()
 	first.leave()
 	assert.Zero(t, r.kept())
-	c.done(g, mempool.Ticket{})
+	c.done(g, mempool.Fence{})
 	for range 2 {
 		second.send()
 	}
@@ -180,8 +180,8 @@ func TestLeasesEndWithTheLastProducerOfTheirSessionInTheChannel(t *testing.T) {
 	require.ErrorIs(t, w.Release(a.ID(), false, nil), mempool.ErrReleased, "its frame is in hand")
 	require.NoError(t, w.Release(b.ID(), false, nil))
 	assert.Equal(t, 3, r.kept())
-	c.done(f, mempool.Ticket{})
-	require.NoError(t, r.owner.ShutChannel(r.info.ID))
+	c.done(f, mempool.Fence{})
+	require.NoError(t, r.owner.CloseChannel(r.info.ID))
 	c.quit()
 	r.awaitStands(0, 0)
 }
@@ -216,7 +216,7 @@ func TestABufferOfWhichItCannotBeToldIsNotCompleteBeforeItCan(t *testing.T) {
 			half, err := p.Get(t.Context(), "x", true, 0)
 			require.NoError(t, err)
 			p.leases[kept.Info().Block] = kept
-			p.publish(kept, mempool.Ticket{}) // the channel keeps the first no more
+			p.publish(kept, mempool.Fence{}) // the channel keeps the first no more
 			taking := func(number, block uint64) {
 				atomic.StoreUint64(&cursor[513], block)
 				atomic.StoreUint64(&cursor[512], number)
@@ -256,10 +256,10 @@ func TestABufferOfWhichItCannotBeToldIsNotCompleteBeforeItCan(t *testing.T) {
 	}
 }
 
-func TestTicketsOfADeadProducerAreLetGoThoughTheServiceWasNotToldOfThem(t *testing.T) {
+func TestFencesOfADeadProducerAreLetGoThoughTheServiceWasNotToldOfThem(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 4)
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
-	p.publish(p.alloc(), p.ticket())
+	p.publish(p.alloc(), p.fence())
 	f := c.next()
 	gone, settled := p.end()
 	select {
@@ -273,14 +273,14 @@ func TestTicketsOfADeadProducerAreLetGoThoughTheServiceWasNotToldOfThem(t *testi
 	assert.Less(t, p.page.Load(f.Ready.Word)%letGoBy, f.Ready.Value, "and the content is incomplete")
 }
 
-func TestATicketOfWhichNoRecordIsLeftIsLetGo(t *testing.T) {
+func TestAFenceOfWhichNoRecordIsLeftIsLetGo(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 1}, 4)
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{Full: mempool.DropOldest})
-	p.publish(p.alloc(), mempool.Ticket{Word: 1, Value: 5})
+	p.publish(p.alloc(), mempool.Fence{Word: 1, Value: 5})
 	f := c.next()
 	other := p.alloc()
 	for range 100 { // so that the record of the first frame is another's
-		p.publish(other, mempool.Ticket{})
+		p.publish(other, mempool.Fence{})
 	}
 	gone, _ := p.end()
 	assert.False(t, p.page.Passed(f.Ready.Word, f.Ready.Value))
@@ -288,26 +288,26 @@ func TestATicketOfWhichNoRecordIsLeftIsLetGo(t *testing.T) {
 	assert.True(t, p.page.Passed(f.Ready.Word, f.Ready.Value))
 }
 
-func TestTicketsOfADeadConsumerAreLetGo(t *testing.T) {
+func TestFencesOfADeadConsumerAreLetGo(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 1}, 4)
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 	l := p.send()
-	ticket := c.ticket()
-	c.done(c.next(), ticket)
+	fence := c.fence()
+	c.done(c.next(), fence)
 	gone, _ := c.end()
 	p.send()
 	assert.Equal(t, []*Lease{l}, p.back())
-	assert.False(t, c.page.Passed(ticket.Word, ticket.Value))
+	assert.False(t, c.page.Passed(fence.Word, fence.Value))
 	gone()
-	assert.True(t, c.page.Passed(ticket.Word, ticket.Value))
+	assert.True(t, c.page.Passed(fence.Word, fence.Value))
 }
 
 func TestAConsumerThatLeftIsForgottenOnceItsWorkIsDone(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 4)
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 	p.send()
-	ticket := c.ticket()
-	c.done(c.next(), ticket)
+	fence := c.fence()
+	c.done(c.next(), fence)
 	c.quit()
 	members := func() int {
 		r.svc.mu.Lock()
@@ -316,7 +316,7 @@ func TestAConsumerThatLeftIsForgottenOnceItsWorkIsDone(t *testing.T) {
 	}
 	assert.Equal(t, 1, members(), "its work is under way")
 	_, settled := c.end() // its process lives on
-	c.reach(ticket)
+	c.reach(fence)
 	<-settled
 	assert.Zero(t, members())
 }
@@ -369,7 +369,7 @@ func TestWhatADeadProducerLeftCountsForItsUser(t *testing.T) {
 	gone, _ := p.end()
 	gone()
 	assert.EqualValues(t, 4096, r.owner.Stats().Pools[0].User)
-	require.NoError(t, r.owner.ShutChannel(r.info.ID))
+	require.NoError(t, r.owner.CloseChannel(r.info.ID))
 	assert.Zero(t, r.owner.Stats().Pools[0].User)
 }
 
@@ -377,7 +377,7 @@ func TestNobodyLooksAtAChannelWhoseMembersAreAlive(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 	p.send()
-	c.done(c.next(), mempool.Ticket{})
+	c.done(c.next(), mempool.Fence{})
 	tended := func() bool {
 		r.svc.mu.Lock()
 		defer r.svc.mu.Unlock()
@@ -388,7 +388,7 @@ func TestNobodyLooksAtAChannelWhoseMembersAreAlive(t *testing.T) {
 	gone()
 	assert.True(t, tended())
 	c.quit()
-	require.NoError(t, r.owner.ShutChannel(r.info.ID))
+	require.NoError(t, r.owner.CloseChannel(r.info.ID))
 	r.eventually(r.nothingLeft)
 }
 
@@ -443,7 +443,7 @@ func TestMembersThatWriteNonsenseStopNobody(t *testing.T) {
 		}
 		nonsense()
 		if seed%3 == 0 {
-			require.NoError(t, r.owner.ShutChannel(r.info.ID))
+			require.NoError(t, r.owner.CloseChannel(r.info.ID))
 		}
 		for _, end := range gone {
 			nonsense()

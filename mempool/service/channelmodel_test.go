@@ -39,9 +39,9 @@ type viewer struct {
 
 // job is work of a consumer on the block of a frame.
 type job struct {
-	of     *viewer
-	block  uint64
-	ticket mempool.Ticket
+	of    *viewer
+	block uint64
+	fence mempool.Fence
 }
 
 func (r *troupe) pick(n int) int { return r.dice.IntN(n) }
@@ -126,10 +126,10 @@ func (r *troupe) reach() {
 	if len(r.work) == 0 {
 		return
 	}
-	j := r.work[0] // a worker's tickets are of one word, and are reached in order
+	j := r.work[0] // a worker's fences are of one word, and are reached in order
 	r.work = r.work[1:]
 	if j.of.alive {
-		j.of.reach(j.ticket)
+		j.of.reach(j.fence)
 	}
 }
 
@@ -149,7 +149,7 @@ func (r *troupe) publishSome(a *player) {
 	back, err := a.Reclaim()
 	require.NoError(r, err)
 	for _, b := range back {
-		b.Tickets = nil // the slice is the producer's; the jobs are known here
+		b.Fences = nil // the slice is the producer's; the jobs are known here
 		a.back = append(a.back, b)
 	}
 	var l *Lease
@@ -175,7 +175,7 @@ func (r *troupe) publishSome(a *player) {
 		for _, j := range r.pending(block) {
 			assert.Condition(r, func() bool {
 				for _, w := range l.Info().Wait {
-					if w.Timeline == j.ticket.Timeline && w.Word == j.ticket.Word && w.Value >= j.ticket.Value {
+					if w.Timeline == j.fence.Timeline && w.Word == j.fence.Word && w.Value >= j.fence.Value {
 						return true
 					}
 				}
@@ -212,12 +212,12 @@ func (r *troupe) releaseSome(v *viewer) {
 	}
 	f := v.hand[0]
 	v.hand = v.hand[1:]
-	var ticket mempool.Ticket
+	var fence mempool.Fence
 	if r.pick(2) == 0 {
-		ticket = v.ticket()
-		r.work = append(r.work, job{v, f.Block, ticket})
+		fence = v.fence()
+		r.work = append(r.work, job{v, f.Block, fence})
 	}
-	v.done(f, ticket)
+	v.done(f, fence)
 }
 
 // check says that each frame in hand has its buffer.
@@ -261,7 +261,7 @@ func TestMembersThatComeAndGoLoseNoFrameThatIsInHand(t *testing.T) {
 		for _, v := range r.sinks {
 			v.die()
 		}
-		require.NoError(t, r.owner.ShutChannel(r.info.ID))
+		require.NoError(t, r.owner.CloseChannel(r.info.ID))
 		assert.True(t, r.nothingLeft())
 		r.awaitStands(0, 0)
 		checkBooks(t, r.svc)

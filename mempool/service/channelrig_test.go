@@ -117,12 +117,12 @@ func (s *source) alloc() *Lease {
 }
 
 // publish publishes a block of the producer's and returns the number of the frame.
-func (s *source) publish(l *Lease, ready mempool.Ticket) uint64 {
+func (s *source) publish(l *Lease, ready mempool.Fence) uint64 {
 	s.rig.Helper()
 	s.meet()
 	info := l.Info()
 	n, err := s.TryPublish(&shmchannel.Record{Block: info.Block, Buffer: info.Buffer, Bytes: info.Bytes,
-		Ready: shmchannel.Ticket{Word: ready.Word, Value: ready.Value}, Description: &shmchannel.Description{DType: "uint8", Shape: []uint64{10}}})
+		Ready: shmchannel.Fence{Word: ready.Word, Value: ready.Value}, Description: &shmchannel.Description{DType: "uint8", Shape: []uint64{10}}})
 	require.NoError(s.rig, err)
 	return n
 }
@@ -131,7 +131,7 @@ func (s *source) publish(l *Lease, ready mempool.Ticket) uint64 {
 func (s *source) send() *Lease {
 	s.rig.Helper()
 	l := s.alloc()
-	s.publish(l, mempool.Ticket{})
+	s.publish(l, mempool.Fence{})
 	return l
 }
 
@@ -185,12 +185,12 @@ func (s *sink) next() *shmchannel.Frame {
 	return f
 }
 
-func (s *sink) done(f *shmchannel.Frame, ticket mempool.Ticket) {
+func (s *sink) done(f *shmchannel.Frame, fence mempool.Fence) {
 	s.rig.Helper()
 	if s.rig.info.Mode == mempool.WorkQueue {
 		require.NoError(s.rig, s.Acknowledge(f))
 	}
-	require.NoError(s.rig, s.Release(f, shmchannel.Ticket{Word: ticket.Word, Value: ticket.Value}))
+	require.NoError(s.rig, s.Release(f, shmchannel.Fence{Word: fence.Word, Value: fence.Value}))
 }
 
 // quit leaves in the shared memory and in the books.

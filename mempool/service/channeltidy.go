@@ -23,7 +23,7 @@ func (ch *channel) tidy() {
 	ch.sweep()
 	ch.letGo()
 	ch.rests = time.Now().Add(lookRest * time.Since(begun))
-	if ch.shut && !ch.consumed() {
+	if ch.closed && !ch.consumed() {
 		ch.free()
 		return
 	}
@@ -41,10 +41,10 @@ func (ch *channel) sweep() {
 	}
 }
 
-// reached says whether nobody need wait for a ticket that stands in shared memory. Service.mu is held.
-func (s *Service) reached(t shmchannel.Ticket) bool {
+// reached says whether nobody need wait for a fence that stands in shared memory. Service.mu is held.
+func (s *Service) reached(t shmchannel.Fence) bool {
 	own := s.timelines[t.Timeline]
-	return own == nil || ticket{own, t.Word, t.Value}.over()
+	return own == nil || fence{own, t.Word, t.Value}.over()
 }
 
 // consumed says whether somebody may still take frames, or use them. Service.mu is held.
@@ -57,7 +57,7 @@ func (ch *channel) consumed() bool {
 	return false
 }
 
-// free gives the memory of a channel back that is shut and has no consumers. Producers that have mapped it find that it is destroyed, and
+// free gives the memory of a channel back that is closed and has no consumers. Producers that have mapped it find that it is destroyed, and
 // have all their blocks back. Service.mu is held.
 func (ch *channel) free() {
 	ch.host.Destroy()

@@ -43,10 +43,10 @@ func (s *Service) drainAll() {
 	}
 }
 
-// quiet says whether no ticket of b has to be waited for. Service.mu is held.
+// quiet says whether no fence of b has to be waited for. Service.mu is held.
 func (b *block) quiet() bool {
-	b.tickets = b.tickets.pending()
-	return len(b.tickets) == 0
+	b.fences = b.fences.pending()
+	return len(b.fences) == 0
 }
 
 // soon is over after a while: for those that poll words.
@@ -56,5 +56,5 @@ func soon() *signal {
 	return &signal{ch: ch}
 }
 
-// maxTickets is how many tickets a block may have and still be used again at once: they all go to its next user.
-const maxTickets = 256
+// maxFences is how many fences a block may have and still be used again at once: they all go to its next user.
+const maxFences = 256

@@ -37,12 +37,12 @@ func TestAnEventAloneIsToldUntilItsPublisherSaysWhenTheWorkIsDone(t *testing.T) 
 	assert.Equal(t, e.Handle(), got.Info().Event)
 	assert.Empty(t, got.Info().Wait)
 
-	done := producer.ticket()
-	require.NoError(t, l.ReleaseAt(false, []mempool.Ticket{done}))
+	done := producer.fence()
+	require.NoError(t, l.ReleaseAt(false, []mempool.Fence{done}))
 	later := consumer.get(t, "x", false)
 	assert.False(t, later.Info().EventOnly)
 	assert.Empty(t, later.Info().Event)
-	assert.Equal(t, []mempool.Ticket{done}, later.Info().Wait, "from now on a ticket says it")
+	assert.Equal(t, []mempool.Fence{done}, later.Info().Wait, "from now on a fence says it")
 	release(t, later)
 	release(t, got)
 	producer.die()
@@ -88,7 +88,7 @@ func TestWhoWritesAnewEndsTheEventOfTheContentBefore(t *testing.T) {
 	p, _ := fakePool(t, open(t, svc), 1<<20)
 	producer, other := hire(t, svc), hire(t, svc)
 	l := allocate(t, producer.Session, p, 10)
-	ready := producer.ticket()
+	ready := producer.fence()
 	require.NoError(t, l.Publish(mempool.Publication{Name: "x", Keep: true, Completion: mempool.Completion{Event: someEvent(t), Ready: &ready}}))
 	release(t, l)
 	w := other.get(t, "x", true)
@@ -139,8 +139,8 @@ func gpuEvent(t testing.TB) (*mempool.Event, *cuda.Stream, mempool.Queue) {
 	return e, stream, mempool.StreamQueue(ctx, stream)
 }
 
-func TestAnEventOfThisProcessIsWaitedForLikeATicket(t *testing.T) {
-	for name, alone := range map[string]bool{"beside a ticket": false, "alone": true} {
+func TestAnEventOfThisProcessIsWaitedForLikeAFence(t *testing.T) {
+	for name, alone := range map[string]bool{"beside a fence": false, "alone": true} {
 		t.Run(name, func(t *testing.T) {
 			svc := newService(t)
 			s := open(t, svc)

@@ -49,10 +49,10 @@ type MemberCame struct {
 func (MemberCame) notice() {}
 
 // JoinChannel makes a member of a channel, for a session of another process. That maps the files, and then calls
-// [Session.EnterChannel]. The member's tickets are of the session's timeline, if that is sealed by now; otherwise it has none.
+// [Session.EnterChannel]. The member's fences are of the session's timeline, if that is sealed by now; otherwise it has none.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrInvalid], [mempool.ErrDenied], [mempool.ErrLimit], [mempool.ErrOutOfMemory],
-// [mempool.ErrClosed] for a channel that is shut.
+// [mempool.ErrClosed] for a channel that is closed.
 func (s *Session) JoinChannel(channel uint64, spec MemberSpec) (Member, error) {
 	svc := s.svc
 	svc.mu.Lock()
@@ -131,8 +131,8 @@ func (s *Session) EnterChannel(channel, id uint64) ([]MemberCame, error) {
 		return nil, situation.Of(mempool.ErrClosed, "member %d of channel %q has left", id, ch.info.Name)
 	case m.entered:
 		return nil, situation.Of(mempool.ErrInvalid, "member %d of channel %q has entered before", id, ch.info.Name)
-	case ch.shut:
-		return nil, situation.Of(mempool.ErrClosed, "channel %q is shut", ch.info.Name)
+	case ch.closed:
+		return nil, situation.Of(mempool.ErrClosed, "channel %q is closed", ch.info.Name)
 	}
 	others := ch.introduce(m)
 	m.entered = true

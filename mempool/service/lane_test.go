@@ -43,19 +43,19 @@ func needsWords(t testing.TB) {
 	}
 }
 
-// stop makes a queue wait until the ticket of the clock is reached.
-func stop(t testing.TB, q mempool.Queue, c *mempool.Clock, at mempool.Ticket) {
+// stop makes a queue wait until the fence of the clock is reached.
+func stop(t testing.TB, q mempool.Queue, c *mempool.Clock, at mempool.Fence) {
 	t.Helper()
 	o := &mempool.Order{
 		Pages: func(context.Context, uint64) (*mempool.Page, error) { return c.Page(), nil },
 		Clock: func(context.Context) (*mempool.Clock, error) { return c, nil },
 	}
-	o.Begin([]mempool.Ticket{at}, false)
+	o.Begin([]mempool.Fence{at}, false)
 	require.NoError(t, o.Before(context.Background(), q))
 }
 
-// blocked makes the lane of a lease's memory wait until the ticket is reached.
-func blocked(t testing.TB, l *Lease, c *mempool.Clock, at mempool.Ticket) {
+// blocked makes the lane of a lease's memory wait until the fence is reached.
+func blocked(t testing.TB, l *Lease, c *mempool.Clock, at mempool.Fence) {
 	t.Helper()
 	needsWords(t)
 	m, err := l.Memory()
@@ -74,8 +74,8 @@ func gpuContext(t testing.TB) *cuda.Context {
 	return ctx
 }
 
-// unreached is a ticket that the session's clock has yet to reach.
-func unreached(t testing.TB, s *Session) (*mempool.Clock, mempool.Ticket) {
+// unreached is a fence that the session's clock has yet to reach.
+func unreached(t testing.TB, s *Session) (*mempool.Clock, mempool.Fence) {
 	t.Helper()
 	clock, err := s.Clock()
 	require.NoError(t, err)
@@ -91,7 +91,7 @@ func random(n int, seed uint64) []byte {
 	return b
 }
 
-func TestNothingOfAHandOverOnAGPUWaits(t *testing.T) {
+func TestNothingOfATransferOnAGPUWaits(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
 	p := gpuPoolOf(t, s, 2<<20)
@@ -125,7 +125,7 @@ func TestNothingOfAHandOverOnAGPUWaits(t *testing.T) {
 	release(t, next)
 }
 
-// A driver call takes as long as all the rest of a hand-over in the service.
+// A driver call takes as long as all the rest of a transfer in the service.
 func TestNoStreamWaitsForWhoAsksForBytesThatTheCPUCannotReach(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
@@ -135,11 +135,11 @@ func TestNoStreamWaitsForWhoAsksForBytesThatTheCPUCannotReach(t *testing.T) {
 	publish(t, first, mempool.Publication{Name: "x"})
 	reader := w.get(t, "x", false)
 	release(t, first)
-	done := w.ticket()
-	require.NoError(t, reader.ReleaseAt(false, []mempool.Ticket{done}))
+	done := w.fence()
+	require.NoError(t, reader.ReleaseAt(false, []mempool.Fence{done}))
 	require.NoError(t, s.Unpublish("x"))
 	l := allocate(t, s, p, 4096)
-	require.Equal(t, []mempool.Ticket{done}, l.Info().Wait)
+	require.Equal(t, []mempool.Fence{done}, l.Info().Wait)
 	b, err := l.Bytes()
 	require.NoError(t, err)
 	assert.Nil(t, b)
@@ -214,7 +214,7 @@ func TestAStreamOfTheCallersIsAQueue(t *testing.T) {
 	require.NoError(t, stream.Close())
 }
 
-func TestOneTicketStandsForSeveralQueues(t *testing.T) {
+func TestOneFenceStandsForSeveralQueues(t *testing.T) {
 	svc := newService(t)
 	s, other := open(t, svc), open(t, svc)
 	p := gpuPool(t, s)

@@ -12,7 +12,7 @@ type Lease struct {
 	buffer  *buffer
 	write   bool // guarded by Service.mu, like what follows
 	ended   bool
-	wait    tickets        // what must be reached before the memory is used
+	wait    fences         // what must be reached before the memory is used
 	order   *mempool.Order // of a session in this process
 }
 
@@ -79,17 +79,17 @@ func (l *Lease) Release(incomplete bool) error { return l.release(incomplete) }
 func (l *Lease) ReleaseAfter(queues ...mempool.Queue) error { return l.release(false, queues...) }
 
 func (l *Lease) release(incomplete bool, after ...mempool.Queue) error {
-	done, err := l.tickets(after...)
+	done, err := l.fences(after...)
 	if err != nil {
 		return err
 	}
 	return l.ReleaseAt(incomplete, done)
 }
 
-// ReleaseAt is Release for sessions that make the tickets of their timeline themselves: these say when their work is done.
+// ReleaseAt is Release for sessions that make the fences of their timeline themselves: these say when their work is done.
 //
-// Errors: [mempool.ErrReleased] if it had ended before, [mempool.ErrInvalid] for tickets that are not of the session's own timeline.
-func (l *Lease) ReleaseAt(incomplete bool, done []mempool.Ticket) error {
+// Errors: [mempool.ErrReleased] if it had ended before, [mempool.ErrInvalid] for fences that are not of the session's own timeline.
+func (l *Lease) ReleaseAt(incomplete bool, done []mempool.Fence) error {
 	if err := l.releaseAt(incomplete, done); err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (l *Lease) finish() error {
 	return l.order.Close()
 }
 
-func (l *Lease) releaseAt(incomplete bool, done []mempool.Ticket) error {
+func (l *Lease) releaseAt(incomplete bool, done []mempool.Fence) error {
 	svc := l.session.svc
 	svc.mu.Lock()
 	defer svc.unlock()
@@ -112,11 +112,11 @@ func (l *Lease) releaseAt(incomplete bool, done []mempool.Ticket) error {
 }
 
 // endAt is releaseAt with Service.mu held.
-func (l *Lease) endAt(incomplete bool, done []mempool.Ticket) error {
+func (l *Lease) endAt(incomplete bool, done []mempool.Fence) error {
 	if l.ended {
 		return l.released()
 	}
-	ts, err := l.session.tickets(done)
+	ts, err := l.session.fences(done)
 	if err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func (l *Lease) released() error {
 }
 
 // end ends the lease; done is what the next user of the memory must wait for. Service.mu is held.
-func (l *Lease) end(incomplete bool, done tickets) {
+func (l *Lease) end(incomplete bool, done fences) {
 	b := l.buffer
 	l.ended = true
 	remove(&l.session.leases, &l.session.most.leases, l.id)
@@ -141,7 +141,7 @@ func (l *Lease) end(incomplete bool, done tickets) {
 		b.event = nil
 	} else {
 		b.readers.remove(l)
-		b.block.tickets = b.block.tickets.more(done)
+		b.block.fences = b.block.fences.more(done)
 	}
 	if b.event != nil && b.event.voucher == l {
 		b.event = nil

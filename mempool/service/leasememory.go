@@ -145,7 +145,7 @@ func (l *Lease) WaitOn(ctx context.Context, q mempool.Queue) error {
 // ReadyEvent is the interprocess event that came with the content, opened for as long as the lease lasts; nil if none did.
 // What the lease does itself, and queues that WaitOn was told of, wait for it where they have to.
 //
-// Errors: as [mempool.OpenEvent]. What has a ticket besides can be used all the same.
+// Errors: as [mempool.OpenEvent]. What has a fence besides can be used all the same.
 func (l *Lease) ReadyEvent() (*mempool.Event, error) { return l.ordering().Event() }
 
 // Check says whether what the lease was told to wait for did happen. On a GPU a wait ends too when the process that it
@@ -164,7 +164,7 @@ func (l *Lease) Check(ctx context.Context) error {
 }
 
 // completed is when the content of the lease's buffer is complete; nil if it is.
-func (l *Lease) completed(c mempool.Completion) (*mempool.Ticket, error) {
+func (l *Lease) completed(c mempool.Completion) (*mempool.Fence, error) {
 	if l.session.notify != nil { // another process says so itself
 		return c.Ready, nil
 	}
@@ -175,8 +175,8 @@ func (l *Lease) completed(c mempool.Completion) (*mempool.Ticket, error) {
 	return l.order.Ready(context.Background(), m.Queue(), c)
 }
 
-// tickets ends the use of the memory in this process: of what the lease did, and of the queues that are named.
-func (l *Lease) tickets(after ...mempool.Queue) ([]mempool.Ticket, error) {
+// fences ends the use of the memory in this process: of what the lease did, and of the queues that are named.
+func (l *Lease) fences(after ...mempool.Queue) ([]mempool.Fence, error) {
 	if l.session.notify != nil { // another process makes its own
 		return nil, nil
 	}

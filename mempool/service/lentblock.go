@@ -204,12 +204,12 @@ func (s *Session) sortedMembers() []*member {
 	})
 }
 
-// promise takes the tickets in the member's file into the books of its timeline. Service.mu is held.
+// promise takes the fences in the member's file into the books of its timeline. Service.mu is held.
 func (m *member) promise() {
 	if m.timeline == nil || !m.entered {
 		return
 	}
-	found, _ := m.channel.host.Tickets(nil, m.Member)
+	found, _ := m.channel.host.Fences(nil, m.Member)
 	for _, t := range found {
 		m.timeline.promise(t.Word, t.Value)
 	}
@@ -247,7 +247,7 @@ func (ch *channel) letGo() {
 	for _, b := range free {
 		work := done.and(ch.kept[b][0].timeline.outstanding()) // all are of one session
 		delete(ch.kept, b)
-		b.block.tickets = work.and(b.block.tickets).pending()
+		b.block.fences = work.and(b.block.fences).pending()
 		b.frames--
 		if b.doubted && b.frames == 0 {
 			b.doubted, b.failed = false, true
@@ -256,23 +256,23 @@ func (ch *channel) letGo() {
 	}
 }
 
-// consumersDone are the tickets of all work on frames that consumers have said to be under way. ok is false while one is being written.
+// consumersDone are the fences of all work on frames that consumers have said to be under way. ok is false while one is being written.
 // Service.mu is held.
-func (ch *channel) consumersDone() (done tickets, ok bool) {
-	var found []shmchannel.Ticket
-	at := make(map[mempool.Ticket]int) // of those without a value
+func (ch *channel) consumersDone() (done fences, ok bool) {
+	var found []shmchannel.Fence
+	at := make(map[mempool.Fence]int) // of those without a value
 	for _, m := range ch.host.Members(nil, shmchannel.ConsumerRole) {
 		of := ch.members[m.ID]
 		own := of.timeline
 		if !of.entered || own == nil || own.dead {
 			continue
 		}
-		if found, ok = ch.host.Tickets(found[:0], m); !ok {
+		if found, ok = ch.host.Fences(found[:0], m); !ok {
 			return nil, false
 		}
 		for _, t := range found {
 			one := own.promise(t.Word, t.Value)
-			key := mempool.Ticket{Timeline: own.id, Word: t.Word}
+			key := mempool.Fence{Timeline: own.id, Word: t.Word}
 			if i, again := at[key]; again { // of another consumer of the session
 				done[i].value = max(done[i].value, one.value)
 			} else if !one.over() {

@@ -153,7 +153,7 @@ func (s *Service) Files() int { return 2*s.limits.Channels + s.limits.Members }
 // mayMakeChannel says whether there may be one more channel. Service.mu is held.
 func (s *Service) mayMakeChannel() error {
 	if have, most := len(s.channelByID), s.limits.Channels; have >= most {
-		return &LimitError{"channels", most, "the service", "channels", have, "shut some"}
+		return &LimitError{"channels", most, "the service", "channels", have, "close some"}
 	}
 	return nil
 }

@@ -44,13 +44,13 @@ func (s *Session) Sessions(after string, most int) (Page[mempool.SessionInfo], e
 	})
 }
 
-// Channels lists the channels that the asking session may use, those that are shut and still have consumers included, by id.
+// Channels lists the channels that the asking session may use, those that are closed and still have consumers included, by id.
 //
 // Errors: [mempool.ErrInvalid] for a cursor that no page gave.
 func (s *Session) Channels(after string, most int) (Page[mempool.ChannelStatus], error) {
 	may := func(ch *channel) bool { return s.sees(ch.pool) }
 	return listByID(s, s.svc.channelByID, after, most, may, func(ch *channel) mempool.ChannelStatus {
-		status := mempool.ChannelStatus{ChannelInfo: ch.info, UID: ch.uid, Shut: ch.shut}
+		status := mempool.ChannelStatus{ChannelInfo: ch.info, UID: ch.uid, Closed: ch.closed}
 		for _, m := range ch.members {
 			switch {
 			case !m.entered || m.left:

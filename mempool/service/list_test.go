@@ -87,8 +87,8 @@ func TestAListOfChannelsCountsWhoTakesPart(t *testing.T) {
 	r.sit(hire(t, r.svc), MemberSpec{Role: Consumer}) // which has not entered
 	want := mempool.ChannelStatus{ChannelInfo: r.info, UID: r.owner.peer.UID, Producers: 1, Consumers: 1}
 	assert.Equal(t, []mempool.ChannelStatus{want}, all(t, 9, r.owner.Channels))
-	require.NoError(t, r.owner.ShutChannel(r.info.ID))
-	want.Shut = true
+	require.NoError(t, r.owner.CloseChannel(r.info.ID))
+	want.Closed = true
 	assert.Equal(t, []mempool.ChannelStatus{want}, all(t, 9, r.owner.Channels), "its consumer may take what it has")
 	sink.quit()
 	assert.Empty(t, all(t, 9, r.owner.Channels))

@@ -100,7 +100,7 @@ func (m *member) leaveProducer() error {
 			lent.keep(l)
 			l.end(false, nil)
 		default:
-			b.block.tickets = b.block.tickets.more(done)
+			b.block.fences = b.block.fences.more(done)
 		}
 	}
 	ch.tidy()

@@ -39,7 +39,7 @@ func TestWhoMayJoinAChannelAndHow(t *testing.T) {
 		require.ErrorIs(t, err, c.want, name)
 		require.ErrorContains(t, err, c.says, name)
 	}
-	require.NoError(t, r.owner.ShutChannel(id))
+	require.NoError(t, r.owner.CloseChannel(id))
 	_, err = w.JoinChannel(id, MemberSpec{Role: Consumer})
 	require.ErrorIs(t, err, mempool.ErrClosed)
 }
@@ -118,7 +118,7 @@ func TestFramesGoFromProducersToConsumers(t *testing.T) {
 				l := p.send()
 				f := c.next()
 				assert.Equal(t, l.Info().Block, f.Block)
-				c.done(f, mempool.Ticket{})
+				c.done(f, mempool.Fence{})
 			}
 			late := r.consume(hire(t, r.svc), MemberSpec{Oldest: true})
 			want := uint64(2)
@@ -177,7 +177,7 @@ func TestTheServiceHasSoManyChannelsAndMembers(t *testing.T) {
 	}
 	_, err = w.JoinChannel(info.ID, MemberSpec{Role: Consumer})
 	refused(t, err, "members", 2, "the service")
-	require.NoError(t, owner.ShutChannel(info.ID))
+	require.NoError(t, owner.CloseChannel(info.ID))
 	info, err = owner.MakeChannel(spec)
 	require.NoError(t, err)
 	_, err = w.JoinChannel(info.ID, MemberSpec{Role: Consumer})
@@ -202,10 +202,10 @@ func TestTimelinesOfMembersAreTheOtherRolesToMap(t *testing.T) {
 	_, err = c.FindTimeline(p.id)
 	require.NoError(t, err, "a frame of it is still in the channel")
 	assert.Empty(t, told[Forget](c.worker))
-	c.done(f, mempool.Ticket{})
+	c.done(f, mempool.Fence{})
 	c.quit()
 	d.quit() // the last for whom the frame is kept is the channel itself
-	require.NoError(t, r.owner.ShutChannel(r.info.ID))
+	require.NoError(t, r.owner.CloseChannel(r.info.ID))
 	assert.Equal(t, []Forget{{Timelines: []uint64{p.id}}}, told[Forget](c.worker))
 	_, err = c.FindTimeline(p.id)
 	require.ErrorIs(t, err, mempool.ErrStale)
@@ -242,7 +242,7 @@ func TestAConsumerMapsTheBlocksOfThePoolThatBuffersUse(t *testing.T) {
 	_, err = c.MapBlock(r.info.ID, block)
 	require.NoError(t, err, "asked again, it is told again")
 
-	c.done(c.next(), mempool.Ticket{})
+	c.done(c.next(), mempool.Fence{})
 	release(t, l) // though it is in the channel: the producer's own fault
 	_, err = c.MapBlock(r.info.ID, block)
 	require.ErrorIs(t, err, mempool.ErrNotFound, "no buffer uses it")
@@ -290,7 +290,7 @@ func TestABlockWhoseExportCannotBeMadeIsNotMapped(t *testing.T) {
 	assert.Len(t, c.mapped, 1)
 }
 
-func TestAChannelThatIsShutGoesWithItsLastConsumer(t *testing.T) {
+func TestAChannelThatIsClosedGoesWithItsLastConsumer(t *testing.T) {
 	for _, mode := range []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue} {
 		t.Run(string(mode), func(t *testing.T) {
 			r := newChannelRig(t, mempool.ChannelSpec{Capacity: 4, Mode: mode}, 8)
@@ -298,8 +298,8 @@ func TestAChannelThatIsShutGoesWithItsLastConsumer(t *testing.T) {
 			for range 3 {
 				p.send()
 			}
-			c.done(c.next(), mempool.Ticket{})
-			require.NoError(t, r.owner.ShutChannel(r.info.ID))
+			c.done(c.next(), mempool.Fence{})
+			require.NoError(t, r.owner.CloseChannel(r.info.ID))
 			_, err := r.owner.FindChannel(context.Background(), "frames", 0)
 			require.ErrorIs(t, err, mempool.ErrNotFound, "the name is free")
 			_, err = p.TryPublish(&shmchannel.Record{Block: 1, Description: &shmchannel.Description{DType: "uint8", Shape: []uint64{1}}})
@@ -307,7 +307,7 @@ func TestAChannelThatIsShutGoesWithItsLastConsumer(t *testing.T) {
 			f := c.next()
 			_, err = c.MapBlock(r.info.ID, f.Block)
 			require.NoError(t, err, "frames that were published are still taken")
-			c.done(f, mempool.Ticket{})
+			c.done(f, mempool.Fence{})
 			assert.False(t, r.nothingLeft())
 			c.quit() // with a frame that nobody has taken
 			assert.True(t, r.nothingLeft(), "the producer's session lives, and needs nothing of the service")
@@ -328,7 +328,7 @@ func TestADestroyedPoolsChannelLetsConsumersFinish(t *testing.T) {
 	require.ErrorIs(t, err, shmchannel.ErrDestroyed)
 	assert.Equal(t, []*Lease{second}, p.back(), "the other frame is in hand")
 	release(t, second)
-	c.done(f, mempool.Ticket{})
+	c.done(f, mempool.Fence{})
 	assert.Equal(t, []*Lease{first}, p.back())
 	select {
 	case <-r.pool.Closed():

@@ -18,7 +18,7 @@ type name struct {
 }
 
 // eventOf is what readers are told of the event of c. l stands for it where it is alone.
-func eventOf(c mempool.Completion, ready *mempool.Ticket, l *Lease) *publishedEvent {
+func eventOf(c mempool.Completion, ready *mempool.Fence, l *Lease) *publishedEvent {
 	handle := c.Handle(ready)
 	switch {
 	case handle == nil:
@@ -109,14 +109,14 @@ func (l *Lease) Publish(p mempool.Publication) error {
 
 // ready is what the content of the lease's buffer is complete at: what was to be waited for before, as far as this lease
 // has not, and what it says now. Service.mu is held.
-func (l *Lease) ready(at *mempool.Ticket) (tickets, error) {
-	var now tickets
+func (l *Lease) ready(at *mempool.Fence) (fences, error) {
+	var now fences
 	if at != nil {
-		t, err := l.session.ticket(*at)
+		t, err := l.session.fence(*at)
 		if err != nil {
 			return nil, err
 		}
-		now = tickets{t}.pending()
+		now = fences{t}.pending()
 	}
 	l.buffer.ready = l.buffer.ready.pending()
 	return l.buffer.ready.and(now), nil

@@ -72,7 +72,7 @@ func (p *Pool) unpend(b *block) {
 
 // shelve puts a free block among those on which nothing is under way. Service.mu is held.
 func (p *Pool) shelve(b *block) {
-	b.tickets = nil
+	b.fences = nil
 	p.cache[b.size] = append(p.cache[b.size], b)
 	if b.mapped.len() == 0 {
 		p.loose++
@@ -82,8 +82,8 @@ func (p *Pool) shelve(b *block) {
 // lookAgain looks again at whom a free block counts for, and says whether they became fewer. A pending one on which nothing
 // is under way any more is shelved. Service.mu is held.
 func (p *Pool) lookAgain(b *block) (fewer bool) {
-	tickets := len(b.tickets)
-	if b.pending() && !b.quiet() && len(b.tickets) == tickets {
+	fences := len(b.fences)
+	if b.pending() && !b.quiet() && len(b.fences) == fences {
 		return false // for most of very many
 	}
 	fewer = p.charge(b)

@@ -32,9 +32,9 @@ func requestsBesidePending(b *testing.B, blocks int) {
 	for i := range leases {
 		leases[i] = allocate(b, w.Session, p, 512)
 	}
-	unreached := w.ticket()
+	unreached := w.fence()
 	for _, l := range leases {
-		require.NoError(b, l.ReleaseAt(false, []mempool.Ticket{unreached}))
+		require.NoError(b, l.ReleaseAt(false, []mempool.Fence{unreached}))
 	}
 	var all sync.WaitGroup
 	stop := make(chan struct{})

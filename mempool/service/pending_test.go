@@ -14,11 +14,11 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// releaseAll releases leases, each with a ticket of the worker that done chooses.
-func releaseAll(t *testing.T, leases []*Lease, done func(i int) mempool.Ticket) {
+// releaseAll releases leases, each with a fence of the worker that done chooses.
+func releaseAll(t *testing.T, leases []*Lease, done func(i int) mempool.Fence) {
 	t.Helper()
 	for i, l := range leases {
-		require.NoError(t, l.ReleaseAt(false, []mempool.Ticket{done(i)}))
+		require.NoError(t, l.ReleaseAt(false, []mempool.Fence{done(i)}))
 	}
 }
 
@@ -36,10 +36,10 @@ func TestABlockWhoseWorkEndedIsFoundInTheBackgroundAmongManyThatHaveSome(t *test
 				theirs = append(theirs, allocate(t, bad.Session, p, 512))
 			}
 		}
-		unreached, soon := bad.ticket(), good.ticket()
-		releaseAll(t, theirs[:blocks/2], func(int) mempool.Ticket { return unreached })
-		releaseAll(t, mine, func(int) mempool.Ticket { return soon })
-		releaseAll(t, theirs[blocks/2:], func(int) mempool.Ticket { return unreached })
+		unreached, soon := bad.fence(), good.fence()
+		releaseAll(t, theirs[:blocks/2], func(int) mempool.Fence { return unreached })
+		releaseAll(t, mine, func(int) mempool.Fence { return soon })
+		releaseAll(t, theirs[blocks/2:], func(int) mempool.Fence { return unreached })
 		good.reach(soon)
 		first := allocate(t, good.Session, p, 512)
 		assert.Equal(t, theirs[0].Info().Block, first.Info().Block, "the oldest: a look at all of them would take too long")
@@ -68,9 +68,9 @@ func TestASessionAtItsLimitFindsItsOwnPendingBlocksBehindManyOfOthers(t *testing
 		theirs = append(theirs, allocate(t, bad.Session, p, 512))
 	}
 	mine = append(mine, allocate(t, small.Session, p, 512), allocate(t, small.Session, p, 512))
-	never := bad.ticket()
-	releaseAll(t, theirs, func(int) mempool.Ticket { return never })
-	releaseAll(t, mine, func(int) mempool.Ticket { return small.ticket() })
+	never := bad.fence()
+	releaseAll(t, theirs, func(int) mempool.Fence { return never })
+	releaseAll(t, mine, func(int) mempool.Fence { return small.fence() })
 	l := allocate(t, bad.Session, p, 512)
 	assert.Equal(t, theirs[0].Info().Block, l.Info().Block, "its own, the oldest first")
 	other := allocate(t, bad.Session, p, 512)
@@ -98,16 +98,16 @@ func TestRandomWorkOnFreeBlocksKeepsTheBooks(t *testing.T) {
 			case 4, 5, 6, 7, 8:
 				if len(held[i]) > 0 {
 					n := random.IntN(len(held[i]))
-					var done []mempool.Ticket
+					var done []mempool.Fence
 					if random.IntN(4) > 0 {
-						done = []mempool.Ticket{w.ticket()}
+						done = []mempool.Fence{w.fence()}
 					}
 					require.NoError(t, held[i][n].ReleaseAt(false, done))
 					held[i] = slices.Delete(held[i], n, n+1)
 				}
 			case 9:
 				if w.next > 0 {
-					w.reach(mempool.Ticket{Timeline: w.id, Word: workerWord, Value: 1 + random.Uint64N(w.next)})
+					w.reach(mempool.Fence{Timeline: w.id, Word: workerWord, Value: 1 + random.Uint64N(w.next)})
 				}
 				if random.IntN(4) == 0 {
 					_, err := w.TrimPool(p.info.ID, random.Uint64N(1<<16))
@@ -123,7 +123,7 @@ func TestRandomWorkOnFreeBlocksKeepsTheBooks(t *testing.T) {
 			for _, l := range held[i] {
 				release(t, l)
 			}
-			w.reach(w.ticket())
+			w.reach(w.fence())
 		}
 		svc.drains.Wait()
 		checkBooks(t, svc)

@@ -8,7 +8,7 @@ import (
 // recycle takes back a block that no buffer uses any more. Service.mu is held.
 func (p *Pool) recycle(b *block) {
 	p.leased -= b.size
-	if len(b.tickets) > maxTickets { // more than its next user could be told
+	if len(b.fences) > maxFences { // more than its next user could be told
 		b.holds++
 		p.svc.drain(b, func() { p.unhold(b) })
 	}

@@ -52,7 +52,7 @@ type Service struct {
 	lastTimeline                                            uint64
 	unmapped                                                []*timeline // that streams of this process still use
 	draining                                                map[*block]func()
-	channels                                                map[string]*channel // those that are not shut
+	channels                                                map[string]*channel // those that are not closed
 	channelByID                                             map[uint64]*channel // and those that are, until nobody needs them
 	channeled                                               signal              // channels appeared
 	lastChannel                                             uint64

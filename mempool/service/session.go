@@ -34,7 +34,7 @@ type Session struct {
 	// settled is closed when the session has ended and nothing is held for its process any more.
 	settled chan struct{}
 
-	ordered  bool           // it understands tickets
+	ordered  bool           // it understands fences
 	timeline *timeline      // its own; nil until it asks
 	clock    *mempool.Clock // of a session in this process; guarded by clockMu
 	clockMu  sync.Mutex
@@ -146,7 +146,7 @@ func (s *Session) findLease(id uint64) (*Lease, error) {
 // Release ends one of the session's own leases, as [Lease.ReleaseAt] does.
 //
 // Errors: those of [Session.FindLease] and [Lease.ReleaseAt].
-func (s *Session) Release(id uint64, incomplete bool, done []mempool.Ticket) error {
+func (s *Session) Release(id uint64, incomplete bool, done []mempool.Fence) error {
 	s.svc.mu.Lock()
 	l, err := s.findLease(id)
 	if err == nil {
@@ -195,7 +195,7 @@ func (s *Session) Dropped(blocks []uint64) error {
 // says that the process behind the session can no longer touch them; nil says so at once. What End returns is closed
 // then.
 //
-// Its timeline ends once all its tickets are reached, otherwise with the process: then the waits of others for them end, and
+// Its timeline ends once all its fences are reached, otherwise with the process: then the waits of others for them end, and
 // content that was not complete has failed. For a session of this process the end of its own work stands for that of the
 // process, up to [mempool.OrderLimit]; gone means nothing.
 func (s *Session) End(gone <-chan struct{}) <-chan struct{} {

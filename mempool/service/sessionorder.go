@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file is how sessions of the service's own process order their work, and how those wait that understand no tickets.
+// This file is how sessions of the service's own process order their work, and how those wait that understand no fences.
 
 // Clock is the timeline of a session of this process, for work that leases do not do themselves.
 //
@@ -33,7 +33,7 @@ func (s *Session) Clock() (*mempool.Clock, error) {
 	return s.clock, nil
 }
 
-// page is the timeline with an id. A lease that waits for a ticket of it keeps it.
+// page is the timeline with an id. A lease that waits for a fence of it keeps it.
 func (s *Session) page(_ context.Context, id uint64) (*mempool.Page, error) {
 	s.svc.mu.Lock()
 	defer s.svc.mu.Unlock()
@@ -65,7 +65,7 @@ func (s *Session) finish() *mempool.Clock {
 	s.svc.mu.Unlock()
 	var errs []error
 	for _, l := range leases {
-		_, err := l.tickets()
+		_, err := l.fences()
 		errs = append(errs, err, l.finish())
 	}
 	for _, err := range errs {
@@ -97,7 +97,7 @@ func (s *Session) unfinished(err error) {
 }
 
 // Settled returns when nothing has to be waited for before the memory of the lease is used: for sessions that understand
-// no tickets.
+// no fences.
 //
 // Errors: [mempool.ErrBusy] if that takes longer than limit, [mempool.ErrReleased], [mempool.ErrProducerDied], the context's.
 func (l *Lease) Settled(ctx context.Context, limit time.Duration) error {

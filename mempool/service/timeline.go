@@ -21,14 +21,14 @@ type timeline struct {
 	file    *os.File
 
 	sealed   bool
-	promised []uint64              // the greatest value that a ticket named, for each word up to the last that one did
+	promised []uint64              // the greatest value that a fence named, for each word up to the last that one did
 	dead     bool                  // nobody writes it any more, and nobody need wait for it
-	unknown  bool                  // its tickets may stand in shared memory, where the service has not seen them
-	leases   int                   // that were told to wait for a ticket of it, and members of channels that it is of
-	shown    map[*Session]struct{} // who was sent a ticket of it, or may find one in shared memory
+	unknown  bool                  // its fences may stand in shared memory, where the service has not seen them
+	leases   int                   // that were told to wait for a fence of it, and members of channels that it is of
+	shown    map[*Session]struct{} // who was sent a fence of it, or may find one in shared memory
 }
 
-// Forget tells a session that no ticket of these timelines will come again: it may unmap them.
+// Forget tells a session that no fence of these timelines will come again: it may unmap them.
 type Forget struct{ Timelines []uint64 }
 
 // Failed tells a session that buffers which it has leased will never be complete: their writer died.
@@ -55,7 +55,7 @@ var timelinesWork = sync.OnceValue(func() error {
 // Errors: [mempool.ErrUnavailable], naming what is missing.
 func ProbeTimelines() error { return timelinesWork() }
 
-// UseTimelines says that the session understands tickets: leases come with those that must be waited for. Other sessions
+// UseTimelines says that the session understands fences: leases come with those that must be waited for. Other sessions
 // wait for [Lease.Settled].
 func (s *Session) UseTimelines() {
 	s.svc.mu.Lock()
@@ -90,7 +90,7 @@ func (s *Session) Timeline() (uint64, mempool.Export, error) {
 	return s.timeline.id, mempool.Export{Files: []*os.File{s.timeline.file}}, nil
 }
 
-// SealTimeline says that the session has mapped its timeline. Nobody else can map it to write from then on, and its tickets
+// SealTimeline says that the session has mapped its timeline. Nobody else can map it to write from then on, and its fences
 // count.
 //
 // Errors: [mempool.ErrInvalid] if there is none, or if the client sealed its file in another way; [mempool.ErrClosed].
@@ -118,7 +118,7 @@ func (s *Session) SealTimeline() error {
 // FindTimeline returns how to map another session's timeline, to read.
 //
 // Errors: [mempool.ErrNotFound] for an id that no timeline ever had, [mempool.ErrStale] for one that is gone, [mempool.ErrDenied] for one that the
-// session was never sent a ticket of, [mempool.ErrClosed].
+// session was never sent a fence of, [mempool.ErrClosed].
 func (s *Session) FindTimeline(id uint64) (mempool.Export, error) {
 	svc := s.svc
 	svc.mu.Lock()
@@ -131,59 +131,59 @@ func (s *Session) FindTimeline(id uint64) (mempool.Export, error) {
 		return mempool.Export{}, situation.Of(mempool.ErrNotFound, "no timeline ever had the id %d", id)
 	}
 	if t == nil {
-		return mempool.Export{}, situation.Of(mempool.ErrStale, "timeline %d is gone, and every ticket of it is reached or will never be", id)
+		return mempool.Export{}, situation.Of(mempool.ErrStale, "timeline %d is gone, and every fence of it is reached or will never be", id)
 	}
 	if _, ok := t.shown[s]; !ok && t.session != s {
-		return mempool.Export{}, situation.Of(mempool.ErrDenied, "session %d was never sent a ticket of timeline %d", s.id, id)
+		return mempool.Export{}, situation.Of(mempool.ErrDenied, "session %d was never sent a fence of timeline %d", s.id, id)
 	}
 	return mempool.Export{Files: []*os.File{t.file}}, nil
 }
 
-// ticket checks a ticket that the session names and takes it into the books. Service.mu is held.
-func (s *Session) ticket(t mempool.Ticket) (ticket, error) {
+// fence checks a fence that the session names and takes it into the books. Service.mu is held.
+func (s *Session) fence(t mempool.Fence) (fence, error) {
 	if err := t.Validate(); err != nil {
-		return ticket{}, err
+		return fence{}, err
 	}
 	own := s.timeline
 	switch {
 	case own == nil || own.id != t.Timeline:
-		return ticket{}, situation.Of(mempool.ErrInvalid, "timeline %d is not session %d's own, whose tickets alone it may name", t.Timeline, s.id)
+		return fence{}, situation.Of(mempool.ErrInvalid, "timeline %d is not session %d's own, whose fences alone it may name", t.Timeline, s.id)
 	case !own.sealed:
-		return ticket{}, situation.Of(mempool.ErrInvalid, "timeline %d is not sealed yet", t.Timeline)
+		return fence{}, situation.Of(mempool.ErrInvalid, "timeline %d is not sealed yet", t.Timeline)
 	}
 	return own.promise(t.Word, t.Value), nil
 }
 
-// promise takes a valid ticket of the timeline into the books. Service.mu is held.
-func (t *timeline) promise(word, value uint64) ticket {
+// promise takes a valid fence of the timeline into the books. Service.mu is held.
+func (t *timeline) promise(word, value uint64) fence {
 	if missing := int(word) + 1 - len(t.promised); missing > 0 {
 		t.promised = append(t.promised, make([]uint64, missing)...)
 	}
 	t.promised[word] = max(t.promised[word], value)
-	return ticket{t, word, value}
+	return fence{t, word, value}
 }
 
-// outstanding are the tickets of the timeline that are not reached yet, as far as the service knows. Service.mu is held.
-func (t *timeline) outstanding() (ts tickets) {
+// outstanding are the fences of the timeline that are not reached yet, as far as the service knows. Service.mu is held.
+func (t *timeline) outstanding() (ts fences) {
 	if t == nil || t.dead {
 		return nil
 	}
 	for word, value := range t.promised {
 		if value > 0 {
-			ts = append(ts, ticket{t, uint64(word), value})
+			ts = append(ts, fence{t, uint64(word), value})
 		}
 	}
 	return ts.pending()
 }
 
-// tickets checks tickets that the session names. Service.mu is held.
-func (s *Session) tickets(named []mempool.Ticket) (tickets, error) {
+// fences checks fences that the session names. Service.mu is held.
+func (s *Session) fences(named []mempool.Fence) (fences, error) {
 	if len(named) > MaxDone {
-		return nil, situation.Of(mempool.ErrInvalid, "%d tickets for one lease; at most %d", len(named), MaxDone)
+		return nil, situation.Of(mempool.ErrInvalid, "%d fences for one lease; at most %d", len(named), MaxDone)
 	}
-	var ts tickets
+	var ts fences
 	for _, n := range named {
-		t, err := s.ticket(n)
+		t, err := s.fence(n)
 		if err != nil {
 			return nil, err
 		}
@@ -192,10 +192,10 @@ func (s *Session) tickets(named []mempool.Ticket) (tickets, error) {
 	return ts.pending(), nil
 }
 
-// MaxDone is how many tickets can end one lease.
+// MaxDone is how many fences can end one lease.
 const MaxDone = 16
 
-// owed says whether some ticket of the timeline is not reached yet. Service.mu is held.
+// owed says whether some fence of the timeline is not reached yet. Service.mu is held.
 func (t *timeline) owed() bool {
 	if t == nil || t.dead {
 		return false
@@ -208,7 +208,7 @@ func (t *timeline) owed() bool {
 	return false
 }
 
-// show notes that a lease waits for tickets of the timeline. Service.mu is held.
+// show notes that a lease waits for fences of the timeline. Service.mu is held.
 func (t *timeline) show(s *Session) {
 	t.leases++
 	t.shown[s] = struct{}{}
@@ -221,7 +221,7 @@ func (t *timeline) unshow() {
 }
 
 // die ends the timeline of a session that has ended. last is what its words were when its process was gone; nil if every
-// ticket is reached. What was to be complete and is not has failed. Service.mu is held.
+// fence is reached. What was to be complete and is not has failed. Service.mu is held.
 func (t *timeline) die(last *[mempool.TimelineWords]uint64) {
 	if t.dead {
 		return
@@ -233,7 +233,7 @@ func (t *timeline) die(last *[mempool.TimelineWords]uint64) {
 	t.retire()
 }
 
-// dieIfDone ends the timeline of a session that has ended if every ticket of it is reached. One of which not every ticket is known
+// dieIfDone ends the timeline of a session that has ended if every fence of it is reached. One of which not every fence is known
 // lives as long as anything is held for the session's process. Service.mu is held.
 func (t *timeline) dieIfDone() {
 	if t != nil && !t.unknown && !t.owed() {
@@ -245,7 +245,7 @@ func (t *timeline) dieIfDone() {
 func (t *timeline) fail(last *[mempool.TimelineWords]uint64) {
 	told := make(failures)
 	for _, b := range t.session.svc.buffers {
-		if slices.ContainsFunc(b.ready, func(r ticket) bool { return r.timeline == t && last[r.word] < r.value }) {
+		if slices.ContainsFunc(b.ready, func(r fence) bool { return r.timeline == t && last[r.word] < r.value }) {
 			b.fail(told)
 		}
 	}

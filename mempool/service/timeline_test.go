@@ -33,14 +33,14 @@ func TestASealedTimelineIsWrittenByNobodyElse(t *testing.T) {
 	assert.ErrorIs(t, unix.Mprotect(mem, unix.PROT_READ|unix.PROT_WRITE), unix.EACCES)
 	require.NoError(t, unix.Munmap(mem))
 
-	w.reach(mempool.Ticket{Word: 3, Value: 9})
+	w.reach(mempool.Fence{Word: 3, Value: 9})
 	view, err := mempool.MapPage(x, false)
 	require.NoError(t, err)
 	assert.EqualValues(t, 9, view.Load(3), "its owner still writes it")
 	require.NoError(t, view.Close())
 }
 
-func TestOnlyTicketsOfOnesOwnSealedTimelineCount(t *testing.T) {
+func TestOnlyFencesOfOnesOwnSealedTimelineCount(t *testing.T) {
 	svc := newService(t)
 	owner := open(t, svc)
 	p, _ := fakePool(t, owner, 1<<20)
@@ -54,27 +54,27 @@ func TestOnlyTicketsOfOnesOwnSealedTimelineCount(t *testing.T) {
 
 	bad := []struct {
 		session *Session
-		ticket  mempool.Ticket
+		fence   mempool.Fence
 	}{
-		{s, mempool.Ticket{Timeline: unsealed, Word: 0, Value: 1}},
-		{s, mempool.Ticket{Timeline: w.id, Word: 0, Value: 1}},
-		{w.Session, mempool.Ticket{Timeline: other.id, Word: 0, Value: 1}},
-		{w.Session, mempool.Ticket{Timeline: 0, Word: 0, Value: 1}},
-		{w.Session, mempool.Ticket{Timeline: math.MaxInt64, Word: 0, Value: 1}},
-		{w.Session, mempool.Ticket{Timeline: w.id, Word: mempool.TimelineWords, Value: 1}},
-		{w.Session, mempool.Ticket{Timeline: w.id, Word: math.MaxUint64, Value: 1}},
-		{w.Session, mempool.Ticket{Timeline: w.id, Word: 0, Value: 0}},
-		{w.Session, mempool.Ticket{Timeline: w.id, Word: 0, Value: mempool.MaxTicketValue + 1}},
-		{w.Session, mempool.Ticket{Timeline: w.id, Word: 0, Value: math.MaxUint64}},
+		{s, mempool.Fence{Timeline: unsealed, Word: 0, Value: 1}},
+		{s, mempool.Fence{Timeline: w.id, Word: 0, Value: 1}},
+		{w.Session, mempool.Fence{Timeline: other.id, Word: 0, Value: 1}},
+		{w.Session, mempool.Fence{Timeline: 0, Word: 0, Value: 1}},
+		{w.Session, mempool.Fence{Timeline: math.MaxInt64, Word: 0, Value: 1}},
+		{w.Session, mempool.Fence{Timeline: w.id, Word: mempool.TimelineWords, Value: 1}},
+		{w.Session, mempool.Fence{Timeline: w.id, Word: math.MaxUint64, Value: 1}},
+		{w.Session, mempool.Fence{Timeline: w.id, Word: 0, Value: 0}},
+		{w.Session, mempool.Fence{Timeline: w.id, Word: 0, Value: mempool.MaxFenceValue + 1}},
+		{w.Session, mempool.Fence{Timeline: w.id, Word: 0, Value: math.MaxUint64}},
 	}
 	for _, b := range bad {
 		l := allocate(t, b.session, p, 10)
-		assert.ErrorIs(t, l.Publish(mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &b.ticket}}), mempool.ErrInvalid, "%v", b.ticket)
-		assert.ErrorIs(t, l.ReleaseAt(false, []mempool.Ticket{b.ticket}), mempool.ErrInvalid, "%v", b.ticket)
+		assert.ErrorIs(t, l.Publish(mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &b.fence}}), mempool.ErrInvalid, "%v", b.fence)
+		assert.ErrorIs(t, l.ReleaseAt(false, []mempool.Fence{b.fence}), mempool.ErrInvalid, "%v", b.fence)
 		release(t, l)
 	}
 	l := allocate(t, w.Session, p, 10)
-	assert.ErrorIs(t, l.ReleaseAt(false, make([]mempool.Ticket, MaxDone+1)), mempool.ErrInvalid)
+	assert.ErrorIs(t, l.ReleaseAt(false, make([]mempool.Fence, MaxDone+1)), mempool.ErrInvalid)
 	release(t, l)
 	checkBooks(t, svc)
 }
@@ -85,14 +85,14 @@ func TestAReaderWaitsForTheContentAndNothingElse(t *testing.T) {
 	producer, consumer := hire(t, svc), hire(t, svc)
 
 	l := allocate(t, producer.Session, p, 10)
-	ready := producer.ticket()
+	ready := producer.fence()
 	event, err := mempool.EventOf(make([]byte, mempool.EventBytes))
 	require.NoError(t, err)
 	require.NoError(t, l.Publish(mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &ready, Event: event}}))
 	_, err = consumer.FindTimeline(producer.id)
-	assert.ErrorIs(t, err, mempool.ErrDenied, "it was not sent a ticket yet")
+	assert.ErrorIs(t, err, mempool.ErrDenied, "it was not sent a fence yet")
 	got := consumer.get(t, "x", false)
-	assert.Equal(t, []mempool.Ticket{ready}, got.Info().Wait)
+	assert.Equal(t, []mempool.Fence{ready}, got.Info().Wait)
 	assert.Equal(t, event.Handle(), got.Info().Event)
 	assert.False(t, got.Info().EventOnly)
 	x, err := consumer.FindTimeline(producer.id)
@@ -115,44 +115,44 @@ func TestTheNextWriterWaitsForEveryReader(t *testing.T) {
 	producer, a, b := hire(t, svc), hire(t, svc), hire(t, svc)
 
 	l := allocate(t, producer.Session, p, 10)
-	ready := producer.ticket()
+	ready := producer.fence()
 	producer.publish(t, l, "x", &ready)
 	ra, rb := a.get(t, "x", false), b.get(t, "x", false)
 	ra2 := a.get(t, "x", false)
-	early, late := a.ticket(), a.ticket()
-	doneB := b.ticket()
-	require.NoError(t, ra2.ReleaseAt(false, []mempool.Ticket{late}))
-	require.NoError(t, ra.ReleaseAt(false, []mempool.Ticket{early}))
-	require.NoError(t, rb.ReleaseAt(false, []mempool.Ticket{doneB}))
+	early, late := a.fence(), a.fence()
+	doneB := b.fence()
+	require.NoError(t, ra2.ReleaseAt(false, []mempool.Fence{late}))
+	require.NoError(t, ra.ReleaseAt(false, []mempool.Fence{early}))
+	require.NoError(t, rb.ReleaseAt(false, []mempool.Fence{doneB}))
 	release(t, l)
 	require.NoError(t, producer.Unpublish("x"))
 	assert.EqualValues(t, 512, svc.Stats().Pools[0].Cached, "the block can be used again at once")
 
 	next := allocate(t, producer.Session, p, 10)
-	assert.ElementsMatch(t, []mempool.Ticket{ready, late, doneB}, next.Info().Wait, "the last of each word")
+	assert.ElementsMatch(t, []mempool.Fence{ready, late, doneB}, next.Info().Wait, "the last of each word")
 	b.reach(doneB)
 	a.reach(early)
-	assert.ElementsMatch(t, []mempool.Ticket{ready, late}, next.Info().Wait)
+	assert.ElementsMatch(t, []mempool.Fence{ready, late}, next.Info().Wait)
 	release(t, next) // that lease did not wait: the next must
 	again := allocate(t, producer.Session, p, 10)
-	assert.ElementsMatch(t, []mempool.Ticket{ready, late}, again.Info().Wait)
+	assert.ElementsMatch(t, []mempool.Fence{ready, late}, again.Info().Wait)
 	producer.publish(t, again, "y", nil)
 	assert.Empty(t, a.get(t, "y", false).Info().Wait, "readers wait for the content, not for readers of something else")
 }
 
-func TestAWritersDoneTicketIsWhatReadersWaitFor(t *testing.T) {
+func TestAWritersDoneFenceIsWhatReadersWaitFor(t *testing.T) {
 	svc := newService(t)
 	p, _ := fakePool(t, open(t, svc), 512)
 	w, r := hire(t, svc), hire(t, svc)
 	l := allocate(t, w.Session, p, 10)
-	first := w.ticket()
+	first := w.fence()
 	w.publish(t, l, "x", &first)
 	release(t, l)
 	second := w.get(t, "x", true)
-	assert.Equal(t, []mempool.Ticket{first}, second.Info().Wait)
-	done := w.ticket()
-	require.NoError(t, second.ReleaseAt(false, []mempool.Ticket{done}))
-	assert.Equal(t, []mempool.Ticket{done}, r.get(t, "x", false).Info().Wait)
+	assert.Equal(t, []mempool.Fence{first}, second.Info().Wait)
+	done := w.fence()
+	require.NoError(t, second.ReleaseAt(false, []mempool.Fence{done}))
+	assert.Equal(t, []mempool.Fence{done}, r.get(t, "x", false).Info().Wait)
 }
 
 func TestABlockIsNotFreedWhileWorkOnItIsUnderWay(t *testing.T) {
@@ -162,8 +162,8 @@ func TestABlockIsNotFreedWhileWorkOnItIsUnderWay(t *testing.T) {
 	w := hire(t, svc)
 	l := allocate(t, w.Session, p, 10)
 	mapBlock(t, l)
-	done := w.ticket()
-	require.NoError(t, l.ReleaseAt(false, []mempool.Ticket{done}))
+	done := w.fence()
+	require.NoError(t, l.ReleaseAt(false, []mempool.Fence{done}))
 	require.NoError(t, w.Dropped([]uint64{l.Info().Block}))
 	n, err := s.TrimPool(p.info.ID, 0)
 	require.NoError(t, err)
@@ -181,16 +181,16 @@ func TestABlockIsNotFreedWhileWorkOnItIsUnderWay(t *testing.T) {
 	checkBooks(t, svc)
 }
 
-func TestABlockWithTooManyTicketsIsNotHandedOut(t *testing.T) {
+func TestABlockWithTooManyFencesIsNotHandedOut(t *testing.T) {
 	svc := newService(t)
 	p, _ := fakePool(t, open(t, svc), 512)
 	w := hire(t, svc)
 	word := uint64(0)
-	for word < maxTickets+10 {
+	for word < maxFences+10 {
 		l := allocate(t, w.Session, p, 10)
-		var done []mempool.Ticket
+		var done []mempool.Fence
 		for range MaxDone {
-			done = append(done, mempool.Ticket{Timeline: w.id, Word: word, Value: 1})
+			done = append(done, mempool.Fence{Timeline: w.id, Word: word, Value: 1})
 			word++
 		}
 		require.NoError(t, l.ReleaseAt(false, done))
@@ -198,7 +198,7 @@ func TestABlockWithTooManyTicketsIsNotHandedOut(t *testing.T) {
 	_, err := w.Allocate(context.Background(), p.info.ID, mempool.Bytes(10), 0)
 	require.ErrorIs(t, err, mempool.ErrLimit)
 	for i := range word {
-		w.reach(mempool.Ticket{Word: i, Value: 1})
+		w.reach(mempool.Fence{Word: i, Value: 1})
 	}
 	l, err := w.Allocate(context.Background(), p.info.ID, mempool.Bytes(10), patience)
 	require.NoError(t, err)
@@ -209,8 +209,8 @@ func TestWhatADeadProcessHadNotFinishedHasFailed(t *testing.T) {
 	svc := newService(t)
 	p, _ := fakePool(t, open(t, svc), 1<<20)
 	producer, consumer := hire(t, svc), hire(t, svc)
-	reached, unreached := producer.ticket(), producer.ticket()
-	for name, ready := range map[string]*mempool.Ticket{"finished": &reached, "torn": &unreached, "at once": nil} {
+	reached, unreached := producer.fence(), producer.fence()
+	for name, ready := range map[string]*mempool.Fence{"finished": &reached, "torn": &unreached, "at once": nil} {
 		l := allocate(t, producer.Session, p, 10)
 		producer.publish(t, l, name, ready)
 		release(t, l)
@@ -227,7 +227,7 @@ func TestWhatADeadProcessHadNotFinishedHasFailed(t *testing.T) {
 
 	gone := make(chan struct{})
 	settled := producer.End(gone)
-	assert.Equal(t, []mempool.Ticket{unreached}, torn.Info().Wait, "its process may still finish")
+	assert.Equal(t, []mempool.Fence{unreached}, torn.Info().Wait, "its process may still finish")
 	assert.Empty(t, told[Failed](consumer))
 	close(gone)
 	<-settled
@@ -250,7 +250,7 @@ func TestWhatADeadProcessHadNotFinishedHasFailed(t *testing.T) {
 	assert.Len(t, svc.timelines, 1)
 }
 
-func TestTheDoneTicketsOfADeadReaderHoldNobodyUp(t *testing.T) {
+func TestTheDoneFencesOfADeadReaderHoldNobodyUp(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
 	p, _ := fakePool(t, s, 512)
@@ -258,7 +258,7 @@ func TestTheDoneTicketsOfADeadReaderHoldNobodyUp(t *testing.T) {
 	l := allocate(t, w.Session, p, 10)
 	w.publish(t, l, "x", nil)
 	release(t, l)
-	require.NoError(t, r.get(t, "x", false).ReleaseAt(false, []mempool.Ticket{r.ticket()}))
+	require.NoError(t, r.get(t, "x", false).ReleaseAt(false, []mempool.Fence{r.fence()}))
 	require.NoError(t, w.Unpublish("x"))
 	next := allocate(t, w.Session, p, 10)
 	require.Len(t, next.Info().Wait, 1)
@@ -275,7 +275,7 @@ func TestACleanEndNeedsNoProcessToBeGone(t *testing.T) {
 	p, _ := fakePool(t, open(t, svc), 1<<20)
 	w := hire(t, svc)
 	l := allocate(t, w.Session, p, 10)
-	ready := w.ticket()
+	ready := w.fence()
 	w.publish(t, l, "x", &ready)
 	release(t, l)
 	w.reach(ready)
@@ -303,7 +303,7 @@ func TestAHostileWordHarmsOnlyItsOwner(t *testing.T) {
 	r := hire(t, svc)
 	for _, word := range []uint64{math.MaxUint64, 1 << 63, letGoBy, letGoBy - 1, 0} {
 		l := allocate(t, w.Session, p, 10)
-		ready := mempool.Ticket{Timeline: w.id, Word: 0, Value: 5}
+		ready := mempool.Fence{Timeline: w.id, Word: 0, Value: 5}
 		require.NoError(t, l.Publish(mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &ready}}))
 		words[0].Store(word)
 		release(t, r.get(t, "x", false))
@@ -313,7 +313,7 @@ func TestAHostileWordHarmsOnlyItsOwner(t *testing.T) {
 	}
 	words[0].Store(math.MaxUint64)
 	l := allocate(t, w.Session, p, 10)
-	ready := mempool.Ticket{Timeline: w.id, Word: 0, Value: mempool.MaxTicketValue}
+	ready := mempool.Fence{Timeline: w.id, Word: 0, Value: mempool.MaxFenceValue}
 	require.NoError(t, l.Publish(mempool.Publication{Name: "x", Keep: true, Completion: mempool.Completion{Ready: &ready}}))
 	got := r.get(t, "x", false)
 	x, err := r.FindTimeline(w.id)
@@ -333,7 +333,7 @@ func TestASessionWithoutTimelinesWaitsInTheService(t *testing.T) {
 	w := hire(t, svc)
 	old := openClient(t, svc, mempool.Self())
 	l := allocate(t, w.Session, p, 10)
-	ready := w.ticket()
+	ready := w.fence()
 	w.publish(t, l, "x", &ready)
 	got, err := old.Get(context.Background(), "x", false, 0)
 	require.NoError(t, err)
@@ -378,18 +378,18 @@ func TestASessionOfThisProcessOrdersItsWork(t *testing.T) {
 	late, err := s.Get(context.Background(), "y", false, 0)
 	require.NoError(t, err)
 	assert.ErrorIs(t, late.WaitOn(ctx, mempool.CPU), context.Canceled)
-	assert.ErrorIs(t, clock.Reach(mempool.Ticket{Timeline: clock.Timeline() + 1, Word: word, Value: 1}), mempool.ErrInvalid)
+	assert.ErrorIs(t, clock.Reach(mempool.Fence{Timeline: clock.Timeline() + 1, Word: word, Value: 1}), mempool.ErrInvalid)
 	s.End(nil)
 	assert.ErrorIs(t, clock.Reach(never), mempool.ErrClosed)
 }
 
-func TestAPublicationThatIsRefusedLeavesTheTicketsAsTheyWere(t *testing.T) {
+func TestAPublicationThatIsRefusedLeavesTheFencesAsTheyWere(t *testing.T) {
 	svc := newService(t)
 	p, _ := fakePool(t, open(t, svc), 1024)
 	w := hire(t, svc)
 	w.publish(t, allocate(t, w.Session, p, 10), "taken", nil)
 	l := allocate(t, w.Session, p, 10)
-	ready := w.ticket()
+	ready := w.fence()
 	w.publish(t, l, "x", &ready)
 	release(t, l)
 	again := w.get(t, "x", true)
@@ -401,7 +401,7 @@ func TestAPublicationThatIsRefusedLeavesTheTicketsAsTheyWere(t *testing.T) {
 	assert.Empty(t, w.get(t, "y", false).Info().Wait)
 }
 
-func TestTheTicketsOfReadersDoNotPileUp(t *testing.T) {
+func TestTheFencesOfReadersDoNotPileUp(t *testing.T) {
 	svc := newService(t)
 	p, _ := fakePool(t, open(t, svc), 512)
 	w := hire(t, svc)
@@ -410,15 +410,15 @@ func TestTheTicketsOfReadersDoNotPileUp(t *testing.T) {
 	for range 100 {
 		r := hire(t, svc)
 		got := r.get(t, "x", false)
-		done := r.ticket()
-		require.NoError(t, got.ReleaseAt(false, []mempool.Ticket{done}))
+		done := r.fence()
+		require.NoError(t, got.ReleaseAt(false, []mempool.Fence{done}))
 		r.reach(done)
 		r.die()
 	}
-	assert.LessOrEqual(t, len(l.buffer.block.tickets), 1)
+	assert.LessOrEqual(t, len(l.buffer.block.fences), 1)
 }
 
-func TestALeaseWithMoreTicketsThanCanBeToldIsBusy(t *testing.T) {
+func TestALeaseWithMoreFencesThanCanBeToldIsBusy(t *testing.T) {
 	svc := newService(t)
 	p, _ := fakePool(t, open(t, svc), 512)
 	w, r := hire(t, svc), hire(t, svc)
@@ -426,14 +426,14 @@ func TestALeaseWithMoreTicketsThanCanBeToldIsBusy(t *testing.T) {
 	w.publish(t, l, "x", nil)
 	release(t, l)
 	begin := func(write bool) error {
-		for word := uint64(0); word < maxTickets+10; {
+		for word := uint64(0); word < maxFences+10; {
 			got, err := r.Get(context.Background(), "x", write, 0)
 			if err != nil {
 				return err
 			}
-			var done []mempool.Ticket
+			var done []mempool.Fence
 			for range MaxDone {
-				done = append(done, mempool.Ticket{Timeline: r.id, Word: word, Value: 1})
+				done = append(done, mempool.Fence{Timeline: r.id, Word: word, Value: 1})
 				word++
 			}
 			require.NoError(t, got.ReleaseAt(false, done))
@@ -447,7 +447,7 @@ func TestALeaseWithMoreTicketsThanCanBeToldIsBusy(t *testing.T) {
 	reader := r
 	time.AfterFunc(time.Millisecond, func() {
 		for word := range uint64(mempool.TimelineWords) {
-			reader.reach(mempool.Ticket{Word: word, Value: 1})
+			reader.reach(mempool.Fence{Word: word, Value: 1})
 		}
 	})
 	got, err := w.Get(context.Background(), "x", true, patience)
@@ -471,7 +471,7 @@ func TestAWaitOfThisProcessOutlivesItsLease(t *testing.T) {
 	p, _ := fakePool(t, own, 512)
 	for range 50 { // who comes when is a matter of luck
 		w := hire(t, svc)
-		ready := w.ticket()
+		ready := w.fence()
 		l := allocate(t, w.Session, p, 10)
 		w.publish(t, l, "x", &ready)
 		got, err := own.Get(context.Background(), "x", false, 0)
@@ -497,7 +497,7 @@ func TestAWaitOfThisProcessOutlivesItsLease(t *testing.T) {
 	}
 }
 
-func TestATimelineEndsOnceItsTicketsAreReachedThoughTheProcessLives(t *testing.T) {
+func TestATimelineEndsOnceItsFencesAreReachedThoughTheProcessLives(t *testing.T) {
 	svc := newService(t)
 	p, _ := fakePool(t, open(t, svc), 5120)
 	timelines := func() int {
@@ -517,8 +517,8 @@ func TestATimelineEndsOnceItsTicketsAreReachedThoughTheProcessLives(t *testing.T
 		if holds {
 			mapBlock(t, l)
 		}
-		done := w.ticket()
-		require.NoError(t, l.ReleaseAt(false, []mempool.Ticket{done}))
+		done := w.fence()
+		require.NoError(t, l.ReleaseAt(false, []mempool.Fence{done}))
 		ended := w.End(gone)
 		assert.Equal(t, 1, timelines())
 		w.reach(done)

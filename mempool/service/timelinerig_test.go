@@ -17,7 +17,7 @@ type worker struct {
 	page    *mempool.Page
 	clock   *mempool.Clock
 	id      uint64   // of its timeline
-	next    uint64   // of its tickets, all in word 7
+	next    uint64   // of its fences, all in word 7
 	notices []Notice // guarded by Service.mu
 	others  []MemberCame
 }
@@ -25,7 +25,7 @@ type worker struct {
 const workerWord = 7
 
 // letGoBy is what is added to the words of a process that is gone.
-const letGoBy = mempool.MaxTicketValue + 1
+const letGoBy = mempool.MaxFenceValue + 1
 
 func hire(t testing.TB, svc *Service) *worker {
 	t.Helper()
@@ -52,14 +52,14 @@ func hireWith(t testing.TB, svc *Service, first func(mempool.Export)) *worker {
 	return w
 }
 
-// ticket is the worker's next, which is not reached yet.
-func (w *worker) ticket() mempool.Ticket {
+// fence is the worker's next, which is not reached yet.
+func (w *worker) fence() mempool.Fence {
 	w.next++
-	return mempool.Ticket{Timeline: w.id, Word: workerWord, Value: w.next}
+	return mempool.Fence{Timeline: w.id, Word: workerWord, Value: w.next}
 }
 
-// reach reaches every ticket up to t.
-func (w *worker) reach(t mempool.Ticket) {
+// reach reaches every fence up to t.
+func (w *worker) reach(t mempool.Fence) {
 	t.Timeline = w.id
 	if err := w.clock.Reach(t); err != nil {
 		panic(err)
@@ -80,7 +80,7 @@ func told[N Notice](w *worker) (found []N) {
 	return found
 }
 
-func (w *worker) publish(t testing.TB, l *Lease, name string, ready *mempool.Ticket) {
+func (w *worker) publish(t testing.TB, l *Lease, name string, ready *mempool.Fence) {
 	t.Helper()
 	require.NoError(t, l.Publish(mempool.Publication{Name: name, Keep: true, Completion: mempool.Completion{Ready: ready}}))
 }

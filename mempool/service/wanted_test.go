@@ -108,7 +108,7 @@ func TestAnAllocationFindsAtOnceWhatADeadProducerDoesNotNeedAnyMore(t *testing.T
 	gone()
 	r.produce(hire(t, r.svc)).send()
 	time.Sleep(100 * tendPause) // the channel is looked at ever less often
-	c.done(f, mempool.Ticket{})
+	c.done(f, mempool.Fence{})
 	assert.True(t, r.room())
 }
 
@@ -127,7 +127,7 @@ func TestAChannelRestsBetweenLooks(t *testing.T) {
 		sh.rests, r.pool.tidied = until, time.Time{}
 	}
 	rest(time.Now().Add(time.Hour)) // as if the last look had taken minutes
-	c.done(f, mempool.Ticket{})
+	c.done(f, mempool.Fence{})
 	time.Sleep(20 * tendPause)
 	assert.False(t, r.room(), "nobody looks")
 	rest(time.Time{})

@@ -107,7 +107,7 @@ static void clear_hold(struct pb_consumer *c, int hold) {
 }
 
 static void wake_producers(struct pb_consumer *c) {
-    PB_FULL_FENCE();
+    PB_FULL_BARRIER();
     pb_wake(pb_freed(&c->ch));
 }
 
@@ -147,7 +147,7 @@ static void hold_hand(struct pb_consumer *c, struct pb_hand *hand) {
 
 // The roster
 
-// Whether this member takes part: looked at after what it is about to use was announced, and a full fence.
+// Whether this member takes part: looked at after what it is about to use was announced, and a full barrier.
 static enum pb_result takes_part(const struct pb_channel *ch) {
     size_t at = PB_AT_CONSUMERS + PB_SLOT * ch->slot;
     if (PB_LOAD(pb_at32(&ch->roster, at)) != PB_ACTIVE || PB_LOAD(pb_at(&ch->roster, at + PB_SLOT_MEMBER)) != ch->member)
@@ -318,7 +318,7 @@ static enum pb_result take_from_broadcast(struct pb_consumer *c, struct pb_frame
     int hold = -1;
     if (drops(c)) {
         hold = set_hold(c, number);
-        PB_FULL_FENCE();
+        PB_FULL_BARRIER();
         tail = pb_tail(ch);
         if ((r = takes_part(ch)) || number + ch->capacity <= pb_tail_number(tail)) {
             clear_hold(c, hold);
@@ -345,7 +345,7 @@ static enum pb_result take_from_broadcast(struct pb_consumer *c, struct pb_frame
     c->missed += number - c->next;
     PB_STORE(own(c, 8), c->next = number + 1);
     if (!r && !drops(c)) {
-        PB_FULL_FENCE();
+        PB_FULL_BARRIER();
         if ((r = takes_part(ch))) return r;
     }
     if (r) {
@@ -388,7 +388,7 @@ static enum pb_result take_from_queue(struct pb_consumer *c, struct pb_frame *fr
     uint32_t slot = entry & 63;
     if ((r = find_track(c, slot)) == PB_UNKNOWN) return r;
     int hold = set_hold(c, found);
-    PB_FULL_FENCE();
+    PB_FULL_BARRIER();
     enum pb_result part = takes_part(ch);
     uint64_t mine = found << 12 | (PB_CLAIMED + ch->slot);
     if (part || !PB_CAS(pb_claim(ch, found), &claim, mine)) {
@@ -452,14 +452,14 @@ enum pb_result pb_settle(struct pb_consumer *c, uint64_t number, bool requeue, b
     return PB_OK;
 }
 
-enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, const struct pb_ticket *done, bool settled,
+enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, const struct pb_fence *done, bool settled,
                           bool *stood) {
     struct pb_hand *hand = find_hand(c, number, true);
     if (!hand) return PB_NOT_HELD;
     if (done->value) {
         pb_word *entry = own(c, PB_AT_DONE + 32 * pb_ring(&c->ch, number));
         uint64_t before = PB_PEEK(entry), value = PB_PEEK(entry + 1), word = PB_PEEK(entry + 2);
-        if (value && !settled && (word != done->word || value > done->value)) return PB_TICKET;
+        if (value && !settled && (word != done->word || value > done->value)) return PB_FENCE;
         PB_PUT(entry, 0);
         atomic_thread_fence(memory_order_release);
         PB_PUT(entry + 1, done->value);

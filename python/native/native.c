@@ -78,7 +78,7 @@ PyObject *add_file(Member *m, PyObject *const *args, Py_ssize_t given, uint64_t 
 
 PyObject *result_of(Member *m, enum pb_result r) {
     State *state = state_of(m);
-    if (r <= PB_TICKET && state->conditions[r]) return Py_NewRef(state->conditions[r]);
+    if (r <= PB_FENCE && state->conditions[r]) return Py_NewRef(state->conditions[r]);
     if (r == PB_NOT_HELD) PyErr_SetString(state->released, "the frame is not in hand: it was released, or never taken");
     else PyErr_SetString(r == PB_NO_MEMORY ? state->memory : state->protocol, m->ch->complaint);
     return NULL;
@@ -236,9 +236,9 @@ static PyObject *compare_exchange_u64(PyObject *module, PyObject *const *args, P
     return PyBool_FromLong(exchanged);
 }
 
-static PyObject *fence(PyObject *module, PyObject *ignored) {
+static PyObject *barrier(PyObject *module, PyObject *ignored) {
     (void)module, (void)ignored;
-    PB_FULL_FENCE();
+    PB_FULL_BARRIER();
     Py_RETURN_NONE;
 }
 
@@ -279,7 +279,7 @@ static PyObject *futex_wake(PyObject *module, PyObject *const *args, Py_ssize_t 
 #define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
 
 static PyMethodDef functions[] = {
-    {"load_u64", FAST(load_u64), NULL},     {"store_u64", FAST(store_u64), NULL},   {"fence", fence, METH_NOARGS, NULL},
+    {"load_u64", FAST(load_u64), NULL},     {"store_u64", FAST(store_u64), NULL},   {"barrier", barrier, METH_NOARGS, NULL},
     {"compare_exchange_u64", FAST(compare_exchange_u64), NULL},
     {"futex_wait", FAST(futex_wait), NULL}, {"futex_wake", FAST(futex_wake), NULL}, {NULL, NULL, 0, NULL},
 };
@@ -287,12 +287,12 @@ static PyMethodDef functions[] = {
 // What can be the outcome instead of a frame or a number, by pb_result.
 static const char *const CONDITIONS[] = {[PB_TIMEOUT] = "TIMEOUT", [PB_NO_ROOM] = "NO_ROOM", [PB_END] = "END",
                                          [PB_GONE] = "DESTROYED",  [PB_EVICTED] = "EVICTED", [PB_UNKNOWN] = "UNKNOWN_MEMBER",
-                                         [PB_FAILED] = "FAILED",   [PB_HANDS] = "HANDS_FULL", [PB_TICKET] = "TICKET_PENDING"};
+                                         [PB_FAILED] = "FAILED",   [PB_HANDS] = "HANDS_FULL", [PB_FENCE] = "FENCE_PENDING"};
 
 static bool add_conditions(PyObject *module, State *state) {
     PyObject *names = PyList_New(0), *kind = NULL, *library = PyImport_ImportModule("enum");
     bool added = names && library;
-    for (int i = 0; added && i <= PB_TICKET; i++) {
+    for (int i = 0; added && i <= PB_FENCE; i++) {
         PyObject *name = CONDITIONS[i] ? PyUnicode_InternFromString(CONDITIONS[i]) : NULL;
         added = !CONDITIONS[i] || (name && !PyList_Append(names, name));
         Py_XDECREF(name);
@@ -302,7 +302,7 @@ static bool add_conditions(PyObject *module, State *state) {
     PyObject *kwargs = args ? Py_BuildValue("{ss}", "module", "poolbridge._native") : NULL;
     if (kwargs) kind = PyObject_Call(make, args, kwargs);
     added = kind && !PyModule_AddObjectRef(module, "Condition", kind);
-    for (int i = 0; added && i <= PB_TICKET; i++)
+    for (int i = 0; added && i <= PB_FENCE; i++)
         if (CONDITIONS[i]) added = (state->conditions[i] = PyObject_GetAttrString(kind, CONDITIONS[i]));
     Py_XDECREF(names), Py_XDECREF(library), Py_XDECREF(make), Py_XDECREF(args), Py_XDECREF(kwargs), Py_XDECREF(kind);
     return added;
@@ -344,7 +344,7 @@ static int traverse(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->producer);
     Py_VISIT(state->consumer);
     Py_VISIT(state->lock);
-    for (int i = 0; i <= PB_TICKET; i++) Py_VISIT(state->conditions[i]);
+    for (int i = 0; i <= PB_FENCE; i++) Py_VISIT(state->conditions[i]);
     return 0;
 }
 
@@ -354,7 +354,7 @@ static int clear(PyObject *module) {
     Py_CLEAR(state->producer);
     Py_CLEAR(state->consumer);
     Py_CLEAR(state->lock);
-    for (int i = 0; i <= PB_TICKET; i++) Py_CLEAR(state->conditions[i]);
+    for (int i = 0; i <= PB_FENCE; i++) Py_CLEAR(state->conditions[i]);
     Py_CLEAR(state->protocol);
     Py_CLEAR(state->invalid);
     Py_CLEAR(state->memory);

@@ -10,7 +10,7 @@
 
 typedef struct {
     PyTypeObject *frame, *producer, *consumer, *lock;
-    PyObject *conditions[PB_TICKET + 1];
+    PyObject *conditions[PB_FENCE + 1];
     PyObject *protocol, *invalid, *memory, *forked, *closed, *released;
 } State;
 

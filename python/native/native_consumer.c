@@ -92,10 +92,10 @@ static PyObject *take(Consumer *self, PyObject *const *args, Py_ssize_t given) {
     return r ? result_of(&self->member, r) : new_frame(state_of(self), &self->core, &self->last);
 }
 
-// Reads word, value and whether earlier tickets are settled.
-static bool ticket_of(Consumer *self, PyObject *const *args, Py_ssize_t given, struct pb_ticket *done, bool *settled) {
+// Reads word, value and whether earlier fences are settled.
+static bool fence_of(Consumer *self, PyObject *const *args, Py_ssize_t given, struct pb_fence *done, bool *settled) {
     if ((given > 0 && !number_of(self, args[0], PB_WORDS - 1, "a word", &done->word)) ||
-        (given > 1 && !number_of(self, args[1], PB_VALUE_MAX, "the value of a ticket", &done->value)))
+        (given > 1 && !number_of(self, args[1], PB_VALUE_MAX, "the value of a fence", &done->value)))
         return false;
     int truth = given > 2 ? PyObject_IsTrue(args[2]) : 0;
     *settled = truth > 0;
@@ -108,11 +108,11 @@ static PyObject *no_queue(Consumer *self) {
 }
 
 static PyObject *let_go(Consumer *self, PyObject *const *args, Py_ssize_t given, const char *name, bool requeue) {
-    struct pb_ticket done = {0};
+    struct pb_fence done = {0};
     uint64_t number;
     bool settled, stood;
     if (!usable(&self->member) || !count_is(given, 1, 4, name) || !number_of(self, args[0], UINT64_MAX, "a frame's number", &number) ||
-        !ticket_of(self, args + 1, given - 1, &done, &settled))
+        !fence_of(self, args + 1, given - 1, &done, &settled))
         return NULL;
     if (requeue && !self->core.ch.queue) return no_queue(self);
     enum pb_result r = pb_release(&self->core, number, requeue, &done, settled, &stood);

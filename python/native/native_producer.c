@@ -81,7 +81,7 @@ static PyObject *publish(Producer *self, PyObject *const *args, Py_ssize_t given
         !bytes_of(self, args[4], "a description", PB_DESCRIPTION, PB_DESCRIPTION, &p.what.description, &size) ||
         (size = 0, given > 5 && !bytes_of(self, args[5], "meta", 0, PB_META, &p.what.meta, &size)) ||
         (given > 6 && !number_of(self, args[6], PB_WORDS - 1, "a word", &word)) ||
-        (given > 7 && !number_of(self, args[7], PB_VALUE_MAX, "the value of a ticket", &p.what.value)))
+        (given > 7 && !number_of(self, args[7], PB_VALUE_MAX, "the value of a fence", &p.what.value)))
         return NULL;
     p.what.meta_bytes = (uint32_t)size;
     p.what.word = (uint32_t)word;
@@ -116,14 +116,14 @@ static void *copy_of(const void *from, size_t size, bool *fine) {
     return copy;
 }
 
-static PyObject *tickets_of(const struct pb_ticket *from, const struct pb_flight *flight) {
-    PyObject *tickets = PyTuple_New((Py_ssize_t)flight->tickets);
-    for (size_t i = 0; tickets && i < flight->tickets; i++) {
-        const struct pb_ticket *t = &from[flight->first + i];
-        PyObject *ticket = Py_BuildValue("KKK", (unsigned long long)t->timeline, (unsigned long long)t->word, (unsigned long long)t->value);
-        if (!ticket || PyTuple_SetItem(tickets, (Py_ssize_t)i, ticket)) Py_CLEAR(tickets);
+static PyObject *fences_of(const struct pb_fence *from, const struct pb_flight *flight) {
+    PyObject *fences = PyTuple_New((Py_ssize_t)flight->fences);
+    for (size_t i = 0; fences && i < flight->fences; i++) {
+        const struct pb_fence *t = &from[flight->first + i];
+        PyObject *fence = Py_BuildValue("KKK", (unsigned long long)t->timeline, (unsigned long long)t->word, (unsigned long long)t->value);
+        if (!fence || PyTuple_SetItem(fences, (Py_ssize_t)i, fence)) Py_CLEAR(fences);
     }
-    return tickets;
+    return fences;
 }
 
 // reclaim(timeout=0.0, spin=0.0)
@@ -138,11 +138,11 @@ static PyObject *reclaim(Producer *self, PyObject *const *args, Py_ssize_t given
     size_t count = p->came_back;
     bool fine = true;
     struct pb_flight *back = copy_of(p->back, count * sizeof *back, &fine);
-    struct pb_ticket *from = copy_of(p->tickets, count ? p->ticket_count * sizeof *from : 0, &fine);
+    struct pb_fence *from = copy_of(p->fences, count ? p->fence_count * sizeof *from : 0, &fine);
     PyObject *blocks = fine ? PyList_New((Py_ssize_t)count) : PyErr_NoMemory();
     for (size_t i = 0; blocks && i < count; i++) {
-        PyObject *tickets = tickets_of(from, &back[i]);
-        PyObject *block = tickets ? Py_BuildValue("KN", (unsigned long long)back[i].block, tickets) : NULL;
+        PyObject *fences = fences_of(from, &back[i]);
+        PyObject *block = fences ? Py_BuildValue("KN", (unsigned long long)back[i].block, fences) : NULL;
         if (!block || PyList_SetItem(blocks, (Py_ssize_t)i, block)) Py_CLEAR(blocks);
     }
     free(back);

@@ -37,11 +37,11 @@ void pb_producer_close(struct pb_producer *p) {
     free(p->described);
     free(p->flights);
     free(p->back);
-    free(p->tickets);
+    free(p->fences);
     p->described = NULL;
     p->flights = p->back = NULL;
-    p->tickets = NULL;
-    p->in_flight = p->came_back = p->room = p->ticket_room = 0;
+    p->fences = NULL;
+    p->in_flight = p->came_back = p->room = p->fence_room = 0;
     pb_channel_close(&p->ch);
 }
 
@@ -167,7 +167,7 @@ static enum pb_result room_in_queue(struct pb_producer *p, uint64_t tail) {
     if (ch->policy == PB_BLOCK || !waits) return PB_NONE;
     if (PB_CAS(pb_claim(ch, oldest), &claim, oldest << 12 | PB_ACKNOWLEDGED)) {
         atomic_fetch_add(pb_at(&ch->sequencer, PB_AT_DROPPED), 1);
-        PB_FULL_FENCE();
+        PB_FULL_BARRIER();
         pb_wake(pb_freed(ch)); // its block comes back, to whichever producer
     }
     return PB_AGAIN;
@@ -208,7 +208,7 @@ void pb_end_wait(struct pb_producer *p) {
     if (!p->ticket) return;
     p->ticket = p->before = 0;
     PB_STORE(pb_at(&p->ch.sequencer, PB_AT_WAITING + 8 * p->ch.slot), 0);
-    PB_FULL_FENCE();
+    PB_FULL_BARRIER();
     pb_wake(pb_freed(&p->ch)); // the next in turn sleeps there
 }
 
@@ -278,7 +278,7 @@ enum pb_result pb_publish(struct pb_producer *p, const struct pb_publication *wh
         write_record(p, what, n);
         if (!PB_CAS(pb_at(&ch->sequencer, 0), &tail, n << 16 | (uint64_t)ch->slot << 10 | (tail & 1023))) continue;
         pb_help(ch, n << 16 | (uint64_t)ch->slot << 10);
-        PB_FULL_FENCE();
+        PB_FULL_BARRIER();
         pb_wake(pb_published(ch));
         if (!ch->queue) pb_wake(pb_freed(ch)); // another producer's frame may have left
         p->flights[p->in_flight++] = (struct pb_flight){.number = n, .block = what->block};
@@ -332,7 +332,7 @@ static void except_held(struct pb_producer *p, bool destroyed) {
         for (size_t i = 0; i < p->in_flight; i++)
             if (p->flights[i].number >= floor && p->flights[i].number < next) p->flights[i].back = false;
     }
-    PB_FULL_FENCE();
+    PB_FULL_BARRIER();
     for (size_t k = 0; k < p->lives; k++) {
         const struct pb_file *file = &p->live[k]->file;
         uint64_t used = PB_LOAD(pb_at(file, PB_AT_USED));
@@ -344,8 +344,8 @@ static void except_held(struct pb_producer *p, bool destroyed) {
     }
 }
 
-// Adds the ticket after which a consumer does not use a frame any more, if it has one; false: it is being written.
-static bool add_ticket(struct pb_producer *p, const struct pb_cursor *cursor, uint64_t number, bool *memory) {
+// Adds the fence after which a consumer does not use a frame any more, if it has one; false: it is being written.
+static bool add_fence(struct pb_producer *p, const struct pb_cursor *cursor, uint64_t number, bool *memory) {
     pb_word *done = pb_at(&cursor->file, PB_AT_DONE + 32 * pb_ring(&p->ch, number));
     uint64_t before = PB_LOAD(done), value = PB_PEEK(done + 1), word = PB_PEEK(done + 2);
     atomic_thread_fence(memory_order_acquire);
@@ -354,41 +354,41 @@ static bool add_ticket(struct pb_producer *p, const struct pb_cursor *cursor, ui
     // nothing was written ever, all is 0.
     if (!before && (value || word)) return false;
     if (before < number || !value || value > PB_VALUE_MAX || word >= PB_WORDS) return true;
-    if (p->ticket_count == p->ticket_room) {
-        size_t room = p->ticket_room ? 2 * p->ticket_room : 64;
-        struct pb_ticket *tickets = realloc(p->tickets, room * sizeof *tickets);
-        if (!tickets) return *memory = false;
-        p->tickets = tickets;
-        p->ticket_room = room;
+    if (p->fence_count == p->fence_room) {
+        size_t room = p->fence_room ? 2 * p->fence_room : 64;
+        struct pb_fence *fences = realloc(p->fences, room * sizeof *fences);
+        if (!fences) return *memory = false;
+        p->fences = fences;
+        p->fence_room = room;
     }
-    p->tickets[p->ticket_count++] = (struct pb_ticket){cursor->timeline, word, value};
+    p->fences[p->fence_count++] = (struct pb_fence){cursor->timeline, word, value};
     return true;
 }
 
 enum pb_result pb_reclaim(struct pb_producer *p) {
     struct pb_channel *ch = &p->ch;
-    p->came_back = p->ticket_count = 0;
+    p->came_back = p->fence_count = 0;
     if (!p->in_flight) return PB_OK;
     uint64_t state = pb_state(ch), tail = pb_tail(ch);
     enum pb_result r = look_at_roster(p, state, tail);
     if (r) return r;
     ch->odd_since = 0;
     if (!find_passed(p, tail, state)) return PB_NONE;
-    PB_FULL_FENCE();
+    PB_FULL_BARRIER();
     except_held(p, state == PB_DESTROYED);
     size_t stay = 0;
     bool memory = true;
     for (size_t i = 0; i < p->in_flight; i++) {
         struct pb_flight flight = p->flights[i];
-        flight.first = p->ticket_count;
+        flight.first = p->fence_count;
         for (size_t k = 0; k < p->lives && flight.back; k++)
-            if (p->live[k]->timeline) flight.back = add_ticket(p, p->live[k], flight.number, &memory);
-        if (!flight.back) p->ticket_count = flight.first;
-        flight.tickets = p->ticket_count - flight.first;
+            if (p->live[k]->timeline) flight.back = add_fence(p, p->live[k], flight.number, &memory);
+        if (!flight.back) p->fence_count = flight.first;
+        flight.fences = p->fence_count - flight.first;
         if (flight.back) p->back[p->came_back++] = flight;
         else p->flights[stay++] = flight;
     }
     p->in_flight = stay;
     if (p->came_back) return PB_OK;
-    return memory ? PB_NONE : pb_complain(ch, PB_NO_MEMORY, "no memory for the tickets of frames");
+    return memory ? PB_NONE : pb_complain(ch, PB_NO_MEMORY, "no memory for the fences of frames");
 }

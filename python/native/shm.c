@@ -138,7 +138,7 @@ uint32_t pb_arm(pb_futex *word) {
     uint32_t seen = PB_PEEK(word);
     for (int i = 0; i < TRIES && !(seen & 1); i++)
         if (PB_CAS(word, &seen, seen | 1)) seen |= 1;
-    PB_FULL_FENCE();
+    PB_FULL_BARRIER();
     return seen | 1;
 }
 

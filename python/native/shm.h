@@ -27,7 +27,7 @@ enum {
     PB_PAGE = 4096,
     PB_ROSTER = 73728,
 };
-#define PB_VALUE_MAX ((UINT64_C(1) << 62) - 1) // of a ticket
+#define PB_VALUE_MAX ((UINT64_C(1) << 62) - 1) // of a fence
 #define PB_NUMBER_MAX ((UINT64_C(1) << 48) - 1)
 #define PB_NS_MS INT64_C(1000000)
 #define PB_SLICE (100 * PB_NS_MS) // of a sleep, and how long a contradiction may last
@@ -48,7 +48,7 @@ enum pb_result {
     PB_UNKNOWN,   // the file of a member is needed: see `unknown_slot` and `unknown_member`
     PB_FAILED,    // a record is a lie: see `failed`
     PB_HANDS,     // all holds are in use
-    PB_TICKET,    // an earlier ticket of another word has to be reached first
+    PB_FENCE,    // an earlier fence of another word has to be reached first
     PB_NOT_HELD,  // the frame is not in hand
     PB_PROTOCOL,  // the pages contradict themselves: see `complaint`
     PB_NO_MEMORY, // see `complaint`
@@ -85,13 +85,13 @@ struct pb_cursor {
     uint32_t state, policy;
 };
 
-struct pb_ticket {
+struct pb_fence {
     uint64_t timeline, word, value;
 };
 
 struct pb_flight { // a frame whose block has not come back
     uint64_t number, block;
-    size_t first, tickets; // once it has: its part of `tickets`
+    size_t first, fences; // once it has: its part of `fences`
     bool back;
 };
 
@@ -104,8 +104,8 @@ struct pb_producer {
     uint64_t *described; // the id of the description that stands in each slot of the track
     struct pb_flight *flights, *back;
     size_t in_flight, came_back, room;
-    struct pb_ticket *tickets;
-    size_t ticket_count, ticket_room;
+    struct pb_fence *fences;
+    size_t fence_count, fence_room;
     // Fair waiting: docs/streams.md, "Waiting for room".
     uint64_t ticket; // its own; 0: it does not wait
     uint64_t calm;   // `tickets` when nobody else waited
@@ -180,7 +180,7 @@ void pb_file_close(struct pb_file *file, uint64_t life);
 int pb_futex_wait(pb_futex *word, uint32_t seen, int64_t ns); // an errno, or 0
 int pb_futex_wake(pb_futex *word, int most);
 uint32_t pb_arm(pb_futex *word); // say that somebody is about to sleep; gives the value to sleep on
-void pb_wake(pb_futex *word);    // move on and wake all, if somebody sleeps; after a full fence
+void pb_wake(pb_futex *word);    // move on and wake all, if somebody sleeps; after a full barrier
 bool pb_moved(struct pb_channel *ch);
 size_t pb_track_size(uint64_t slots);
 size_t pb_cursor_size(uint64_t slots);
@@ -211,7 +211,7 @@ enum pb_result pb_begin(struct pb_consumer *c); // once the service says that it
 enum pb_result pb_add_track(struct pb_consumer *c, uint32_t slot, uint64_t member, int fd);
 enum pb_result pb_take(struct pb_consumer *c, struct pb_frame *frame);
 enum pb_result pb_settle(struct pb_consumer *c, uint64_t number, bool requeue, bool *stood); // it stays in hand
-enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, const struct pb_ticket *done, bool settled,
+enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, const struct pb_fence *done, bool settled,
                           bool *stood);
 void pb_leave(struct pb_consumer *c);
 bool pb_keep(struct pb_consumer *c, const struct pb_kept *what, void **before); // false: no memory
@@ -232,7 +232,7 @@ void pb_stumble(void); // for tests: any step may take long
 #define PB_PUT(word, value) atomic_store_explicit(word, value, memory_order_relaxed)
 #define PB_CAS(word, from, to)                                                                                                   \
     atomic_compare_exchange_strong_explicit(word, from, to, memory_order_seq_cst, memory_order_acquire)
-#define PB_FULL_FENCE() atomic_thread_fence(memory_order_seq_cst)
+#define PB_FULL_BARRIER() atomic_thread_fence(memory_order_seq_cst)
 
 static inline pb_word *pb_at(const struct pb_file *file, size_t offset) { return (pb_word *)(file->base + offset); }
 static inline pb_futex *pb_at32(const struct pb_file *file, size_t offset) { return (pb_futex *)(file->base + offset); }

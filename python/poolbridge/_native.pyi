@@ -34,8 +34,8 @@ class Condition(Enum):
     """What a producer says of a frame is a lie: see `Consumer.failed`. The next frame can be taken."""
     HANDS_FULL = ...
     """256 frames are in hand: release some."""
-    TICKET_PENDING = ...
-    """Another word's ticket of an earlier frame has to be reached first: wait for it, and call again with `settled`."""
+    FENCE_PENDING = ...
+    """Another word's fence of an earlier frame has to be reached first: wait for it, and call again with `settled`."""
 
 @final
 class Frame:
@@ -56,13 +56,13 @@ class Frame:
         """When it was published, in nanoseconds since 1970."""
     @property
     def word(self) -> int:
-        """Word of the ticket after which the content is complete."""
+        """Word of the fence after which the content is complete."""
     @property
     def value(self) -> int:
-        """Value of that ticket; 0: the content is complete."""
+        """Value of that fence; 0: the content is complete."""
     @property
     def timeline(self) -> int:
-        """The producer's timeline, which that ticket is on; 0: it has none."""
+        """The producer's timeline, which that fence is on; 0: it has none."""
     @property
     def producer(self) -> int:
         """Member id of the producer."""
@@ -134,7 +134,7 @@ class Producer:
     def reclaim(
         self, timeout: float | None = 0.0, spin: float = 0.0, /
     ) -> list[tuple[int, tuple[tuple[int, int, int], ...]]] | Condition:
-        """Give the blocks that came back, each with the tickets (timeline, word, value) that its next writer waits for.
+        """Give the blocks that came back, each with the fences (timeline, word, value) that its next writer waits for.
 
         With a timeout it waits until there is one, unless none is in flight. Instead there may be `EVICTED` or
         `UNKNOWN_MEMBER`.
@@ -174,7 +174,7 @@ class Consumer:
         """Let go of a frame, in any order; in a queue that acknowledges it. False: its claim was given to another.
 
         A `value` says that work on the frame goes on until `word` of this member's timeline has that value. Where an
-        earlier frame's ticket of another word would be lost for it, the result is `TICKET_PENDING` and nothing is done.
+        earlier frame's fence of another word would be lost for it, the result is `FENCE_PENDING` and nothing is done.
 
         Raises
         ------
@@ -232,9 +232,9 @@ def store_u64(buffer: WriteableBuffer, offset: int, value: int, /) -> None:
     """Store a word; a load that gets it also sees what was stored before (release)."""
 
 def compare_exchange_u64(buffer: WriteableBuffer, offset: int, expected: int, value: int, /) -> bool:
-    """Store a word if it has the expected value, in one step; gives whether it had. A full fence."""
+    """Store a word if it has the expected value, in one step; gives whether it had. A full barrier."""
 
-def fence() -> None:
+def barrier() -> None:
     """Have everything that was stored be seen before what is loaded next."""
 
 def futex_wait(buffer: ReadableBuffer, offset: int, seen: int, timeout: float | None, /) -> bool:

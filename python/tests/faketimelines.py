@@ -37,8 +37,8 @@ class TimelineService(Service):
 
     def __init__(self, path: str) -> None:
         self.pages: dict[int, FakePage] = {}
-        self.ready: dict[int, list[m.Ticket]] = {}
-        self.done: dict[int, list[m.Ticket]] = {}
+        self.ready: dict[int, list[m.Fence]] = {}
+        self.done: dict[int, list[m.Fence]] = {}
         super().__init__(path)
 
     def close(self) -> None:
@@ -46,13 +46,13 @@ class TimelineService(Service):
         for page in self.pages.values():
             page.close()
 
-    def unreached(self, tickets: Iterable[m.Ticket]) -> tuple[m.Ticket, ...]:
+    def unreached(self, fences: Iterable[m.Fence]) -> tuple[m.Fence, ...]:
         highest: dict[tuple[int, int], int] = {}
-        for ticket in tickets:
-            if ticket.tl in self.pages and self.pages[ticket.tl].words[ticket.wd] < ticket.v:
-                key = (ticket.tl, ticket.wd)
-                highest[key] = max(ticket.v, highest.get(key, 0))
-        return tuple(m.Ticket(tl, wd, v) for (tl, wd), v in highest.items())
+        for fence in fences:
+            if fence.tl in self.pages and self.pages[fence.tl].words[fence.wd] < fence.v:
+                key = (fence.tl, fence.wd)
+                highest[key] = max(fence.v, highest.get(key, 0))
+        return tuple(m.Fence(tl, wd, v) for (tl, wd), v in highest.items())
 
     def bury(self, connection: Connection) -> None:
         """Do what the service does when the process of a session that has ended is gone."""
@@ -63,8 +63,8 @@ class TimelineService(Service):
                 page.words[word] += TOMBSTONE
             failed = [
                 id_
-                for id_, tickets in self.ready.items()
-                if any(t.tl == timeline and page.words[t.wd] % TOMBSTONE < t.v for t in tickets)
+                for id_, fences in self.ready.items()
+                if any(t.tl == timeline and page.words[t.wd] % TOMBSTONE < t.v for t in fences)
             ]
             for other in self.connections:
                 held = tuple(id_ for id_ in failed if any(x.buffer.id == id_ for x in other.leases.values()))
@@ -100,20 +100,20 @@ class TimelineConnection(Connection):
                 fcntl.fcntl(page.fd, 1033, 0x0010)  # F_SEAL_FUTURE_WRITE
                 page.sealed = True
 
-    def check(self, tickets: Iterable[m.Ticket]) -> list[m.Ticket]:
-        checked = list(tickets)
-        for ticket in checked:
-            page = self.service.pages.get(ticket.tl)
+    def check(self, fences: Iterable[m.Fence]) -> list[m.Fence]:
+        checked = list(fences)
+        for fence in checked:
+            page = self.service.pages.get(fence.tl)
             if page is None or page.owner is not self or not page.sealed:
-                raise Refused("invalid", "a ticket of another session's timeline")
+                raise Refused("invalid", "a fence of another session's timeline")
         return checked
 
     def grant(self, number: int, buffer: FakeBuffer, *, write: bool) -> m.Reply:
         reply = super().grant(number, buffer, write=write)
         assert isinstance(reply, m.GrantReply)
         service = self.service
-        tickets = [*service.ready.get(buffer.id, ()), *(service.done.get(buffer.block.id, ()) if write else ())]
-        reply.l.wt = service.unreached(tickets)
+        fences = [*service.ready.get(buffer.id, ()), *(service.done.get(buffer.block.id, ()) if write else ())]
+        reply.l.wt = service.unreached(fences)
         return reply
 
     def publish(self, request: m.Publish, fds: list[int]) -> None:
@@ -123,10 +123,10 @@ class TimelineConnection(Connection):
         super().publish(request, fds)
 
     def release_one(self, lease: FakeLease, request: m.Release) -> None:
-        tickets = self.check(request.dt)
+        fences = self.check(request.dt)
         if lease.write:
-            self.service.ready.setdefault(lease.buffer.id, []).extend(tickets)
-        self.service.done.setdefault(lease.buffer.block.id, []).extend(tickets)
+            self.service.ready.setdefault(lease.buffer.id, []).extend(fences)
+        self.service.done.setdefault(lease.buffer.block.id, []).extend(fences)
         super().release_one(lease, request)
 
 

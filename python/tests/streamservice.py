@@ -52,7 +52,7 @@ class Seat(NamedTuple):
         roster, sequencer, file = (opened(self.pid, fd) for fd in self[1:4])
         return Seat(os.getpid(), roster, sequencer, file, self.slot, self.member)
 
-    def shut(self) -> None:
+    def close(self) -> None:
         for fd in self[1:4]:
             os.close(fd)
 
@@ -198,7 +198,7 @@ class Channel:
         self._bump()
         self.wake()
 
-    def shut(self) -> None:
+    def unmap(self) -> None:
         """Unmap and close everything."""
         for memory in (self.roster, self.sequencer, *self._cursors.values()):
             memory.close()

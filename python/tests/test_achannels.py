@@ -86,7 +86,7 @@ def test_frames_come_in_order_and_end_with_the_channel(service):
             await asyncio.sleep(0)
         while not seen:
             await client.stats()
-        await channel.shut()
+        await channel.close()
         await asyncio.wait_for(consumer, 60)
         first = seen[0][0]
         assert seen == [(value + 1, value, str(value)) for value in range(first - 1, 20)]

@@ -59,7 +59,7 @@ def test_asking_for_the_next_frame_acknowledges_those_before_though_their_arrays
         kept.append(np.asarray(next(frames)))
     assert [int(array[0]) for array in kept] == list(range(8))
     assert leases(client) >= 8
-    channel.shut()
+    channel.close()
     assert list(frames) == []
     del kept
     gc.collect()
@@ -75,7 +75,7 @@ def test_an_array_that_is_kept_throughout_holds_nobody_up(client, other, mode, c
     def produce():
         for value in range(30):
             channel.publish(np.full(4, value, dtype=np.int32), timeout=60)
-        channel.shut()
+        channel.close()
 
     producer = threading.Thread(target=produce)
     producer.start()

@@ -46,11 +46,11 @@ def test_percentile_is_the_nearest_rank(values, share, expected):
 
 
 def test_result_of_few_measurements_has_no_p999():
-    result = summarize("hand-over", "host", 4, "x", samples=[3000, 1000, 2000], elapsed_ns=10**6)
+    result = summarize("transfer", "host", 4, "x", samples=[3000, 1000, 2000], elapsed_ns=10**6)
     assert (result.p50_us, result.p99_us, result.p999_us) == (2.0, 3.0, None)
     assert result.per_second == 3000
     assert result.to_json() == {
-        "workload": "hand-over",
+        "workload": "transfer",
         "kind": "host",
         "bytes": 4,
         "system": "x",
@@ -156,7 +156,7 @@ def check_alternatives(kind, lines):
         assert line["samples"] >= 5
         seen.add((line["system"], line["workload"], line["bytes"]))
     for name in (link.name for link in LINKS if link.kind == kind):
-        wanted = {(name, "hand-over", 4096), (name, "hand-over", 65536), (name, "stream/go-python/1 consumer", 65536)}
+        wanted = {(name, "transfer", 4096), (name, "transfer", 65536), (name, "stream/go-python/1 consumer", 65536)}
         assert name in seen or wanted <= seen, f"{name} was neither measured nor skipped"
 
 

@@ -33,8 +33,8 @@ def publish(client, channel, value, shape=(4,)):
 
 
 def reserved(client, channel):
-    """Give the bytes of a channel's pool that are not given back when the channel is shut."""
-    channel.shut()
+    """Give the bytes of a channel's pool that are not given back when the channel is closed."""
+    channel.close()
     until(lambda: client.stats().leases == 0)
     client.trim()
     client.stats()
@@ -46,7 +46,7 @@ def test_every_frame_is_seen_and_known(client, other):
     frames = other.subscribe("video", credit=3)
     for value in range(10):
         publish(client, channel, value)
-    channel.shut()
+    channel.close()
     seen = []
     arrays = frames.arrays()
     for array in arrays:
@@ -155,10 +155,10 @@ def test_the_asyncio_client_has_them_too(service, client):
     assert asyncio.run(take()) == [(number + 1, number) for number in range(5)]
 
 
-def test_a_channel_that_is_shut_ends_the_arrays(client, other):
+def test_a_channel_that_is_closed_ends_the_arrays(client, other):
     channel = client.create_channel("video")
     arrays = other.subscribe("video").arrays()
-    channel.shut()
+    channel.close()
     assert list(arrays) == []
 
 
@@ -211,7 +211,7 @@ def test_a_wrap_cannot_end_the_lease_of_its_frame(client, other):
 class Broken:
     """A follower whose driver fails."""
 
-    def before(self, tickets):
+    def before(self, fences):
         raise poolbridge.DriverError("no wait")
 
     def done(self, say):

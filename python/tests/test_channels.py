@@ -33,7 +33,7 @@ def test_frames_come_in_order_and_end_with_the_channel(client, other):
     frames = other.subscribe("video", credit=3)
     for value in range(10):
         assert publish(client, channel, value) == value + 1
-    channel.shut()
+    channel.close()
     seen = []
     for frame in frames:
         array = np.asarray(frame)
@@ -120,7 +120,7 @@ def test_an_array_of_a_lease_that_was_sent_keeps_its_memory_mapped(client):
     array[:] = 7
     channel.publish(lease)
     publish(client, channel, 8)
-    channel.shut()
+    channel.close()
     until(lambda: leases(client) == 0)
     client.trim()
     until(lambda: client.stats().pools[0].reserved == 4096)
@@ -202,7 +202,7 @@ def test_iteration_lets_go_of_a_frame_when_it_goes_on(client, other):
     frames = other.subscribe("work", credit=2)
     for value in range(4):
         publish(client, channel, value)
-    channel.shut()
+    channel.close()
     first = next(frames)
     second = next(frames)
     assert first.released
@@ -303,7 +303,7 @@ def test_a_subscriber_may_be_another_thread_than_the_publisher(client):
     consumer.start()
     for value in range(200):
         publish(client, channel, value)
-    channel.shut()
+    channel.close()
     consumer.join(60)
     assert seen == list(range(200))
 
@@ -382,11 +382,9 @@ def test_any_whole_number_will_do_as_a_number_of_frames(client):
     assert client.subscribe(channel, credit=np.int64(2))._consumer.credit == 2
 
 
-def test_shutting_twice(client):
+def test_a_channel_may_be_closed_twice(client):
     channel = client.create_channel("c")
-    channel.shut()
-    with pytest.raises(poolbridge.PoolbridgeError):
-        channel.shut()
+    channel.close()
     channel.close()
     with pytest.raises(poolbridge.ClosedError):
         channel.publish(np.zeros(3))

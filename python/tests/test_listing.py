@@ -54,7 +54,7 @@ def test_the_lists_say_who_holds_what(service, client):
     channel = client.create_channel("c", capacity=3)
     (listed,) = client.channels()
     assert (listed.id, listed.name, listed.mode, listed.capacity) == (channel.id, "c", "broadcast", 3)
-    assert (listed.producers, listed.consumers, listed.shut) == (0, 0, False)
+    assert (listed.producers, listed.consumers, listed.closed) == (0, 0, False)
 
 
 def test_asyncio_has_the_same_lists(service):

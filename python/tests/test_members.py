@@ -31,7 +31,7 @@ from poolbridge._session import membership as _membership
 from poolbridge._session import spares as _spares
 from poolbridge._session.core import Core
 from poolbridge._wire.channel_messages import Map, MapReply
-from poolbridge._wire.messages import Export, Ticket
+from poolbridge._wire.messages import Export, Fence
 from poolbridge._wire.packet import encode
 from poolbridge._wire.transport import Descriptors
 
@@ -149,7 +149,7 @@ def test_a_pool_with_one_block_more_than_the_channel_has_places_streams_on_and_o
         consumer.start()
         for value in range(1000):
             publish(client, channel, value, timeout=60)
-        channel.shut()
+        channel.close()
         consumer.join(60)
         assert seen == list(range(1000))
 
@@ -173,31 +173,31 @@ def test_another_client_gets_the_memory_that_a_producer_keeps(service):
         waiting.join()
 
 
-def test_a_producer_leaves_a_channel_that_was_shut_once_its_leases_are_back(client, other):
+def test_a_producer_leaves_a_channel_that_was_closed_once_its_leases_are_back(client, other):
     for number in range(70):  # more than a session may have members
         channel = client.create_channel("c", capacity=2)
         frames = other.subscribe("c")
         publish(client, channel, number)
         assert next(frames).to_numpy().tolist() == [number] * 4
         frames.close()
-        channel.shut()
+        channel.close()
     client.allocate(4).release()
     assert len(client._session.core.members) <= 1
 
 
 def let_go_later(client, frame, value):
-    """Let go of a frame with a ticket of the client's timeline, as if a GPU still worked on it."""
+    """Let go of a frame with a fence of the client's timeline, as if a GPU still worked on it."""
     own, hold = client._session.timelines.own, frame._hold
     hold.released = True
-    client._session.release(hold, (Ticket(own.id, 0, value),), failed=False)
+    client._session.release(hold, (Fence(own.id, 0, value),), failed=False)
     return own
 
 
-def test_the_leases_of_a_channel_that_was_shut_come_back_though_nothing_is_allocated(client, other):
+def test_the_leases_of_a_channel_that_was_closed_come_back_though_nothing_is_allocated(client, other):
     channel = client.create_channel("c", capacity=4)
     for value in range(4):
         publish(client, channel, value)
-    channel.shut()
+    channel.close()
     until(lambda: leases(other) == 0)
 
 
@@ -228,7 +228,7 @@ def test_a_client_that_is_dropped_without_close_keeps_no_block(service, client):
         until(lambda: client.stats().sessions == 2)  # the service has one, too
     stats = client.stats().pools[0]
     assert stats.held == 0
-    channel.shut()
+    channel.close()
     until(lambda: client.stats().pools[0].leased == 0)
 
 
@@ -405,7 +405,7 @@ def test_a_producer_that_is_killed_costs_its_consumers_nothing(service, client, 
     del frame
     gc.collect()
     frames.close()
-    channel.shut()
+    channel.close()
     until(lambda: leases(client) == 0 or client.allocate(4, timeout=0).release())
 
 
@@ -854,7 +854,7 @@ def test_many_async_consumers_wait_at_a_time(service):
             for value in range(10):
                 await channel.publish(np.full(1, value))
                 await asyncio.sleep(0.01)
-            await channel.shut()
+            await channel.close()
             await asyncio.gather(*tasks)
             assert seen == [list(range(10))] * 12
 

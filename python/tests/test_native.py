@@ -76,7 +76,7 @@ class World:
             producer.close()
         for consumer in self.consumers.values():
             consumer.close()
-        self.channel.shut()
+        self.channel.unmap()
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_words_are_loaded_stored_and_exchanged() -> None:
     assert not _native.compare_exchange_u64(memory, 8, 5, 6)
     assert _native.compare_exchange_u64(memory, 8, 2**64 - 1, 6)
     assert _native.load_u64(memoryview(memory)[8:], 0) == 6
-    _native.fence()
+    _native.barrier()
 
 
 @pytest.mark.parametrize("offset", [17, 24, 4, 2**63 - 1])
@@ -625,10 +625,10 @@ def test_a_session_that_ended_keeps_what_its_process_may_use(worlds: list[World]
     assert back(producer) == [10]
 
 
-# Tickets
+# Fences
 
 
-def test_the_next_writer_is_told_the_tickets_of_those_that_used_the_block(worlds: list[World]) -> None:
+def test_the_next_writer_is_told_the_fences_of_those_that_used_the_block(worlds: list[World]) -> None:
     w = world(worlds, capacity=1)
     first, second = w.consume(0, timeline=7), w.consume(1)
     producer = w.produce()
@@ -641,7 +641,7 @@ def test_the_next_writer_is_told_the_tickets_of_those_that_used_the_block(worlds
     assert producer.reclaim() == [(10, ((7, 5, 40),))]
 
 
-def test_a_ticket_that_would_be_lost_is_waited_for(worlds: list[World]) -> None:
+def test_a_fence_that_would_be_lost_is_waited_for(worlds: list[World]) -> None:
     w = world(worlds, capacity=32)
     consumer, producer = w.consume(timeline=7), w.produce()
     for number in range(1, 130):
@@ -650,22 +650,22 @@ def test_a_ticket_that_would_be_lost_is_waited_for(worlds: list[World]) -> None:
         if number == 1:
             consumer.release(1, 5, 40)
         elif number == 65:  # in the same slot of the ring
-            assert consumer.release(65, 6, 1) is Condition.TICKET_PENDING
-            assert consumer.release(65, 5, 39) is Condition.TICKET_PENDING
+            assert consumer.release(65, 6, 1) is Condition.FENCE_PENDING
+            assert consumer.release(65, 5, 39) is Condition.FENCE_PENDING
             assert consumer.in_hand == [65]
             assert consumer.release(65, 5, 41) is True
         elif number == 129:
-            assert consumer.release(129, 6, 1) is Condition.TICKET_PENDING
+            assert consumer.release(129, 6, 1) is Condition.FENCE_PENDING
             assert consumer.release(129, 6, 1, True) is True
         else:
             consumer.release(number)
     blocks = producer.reclaim()
     assert isinstance(blocks, list)
     # The entry of a later frame stands for those before it.
-    assert [tickets for _, tickets in blocks if tickets] == [((7, 6, 1),), ((7, 6, 1),)]
+    assert [fences for _, fences in blocks if fences] == [((7, 6, 1),), ((7, 6, 1),)]
 
 
-def test_a_ticket_that_is_being_written_is_waited_for_and_an_impossible_one_is_not(worlds: list[World]) -> None:
+def test_a_fence_that_is_being_written_is_waited_for_and_an_impossible_one_is_not(worlds: list[World]) -> None:
     w = world(worlds, capacity=1)
     consumer, producer = w.consume(timeline=7), w.produce()
     cursor = w.channel.cursor(0)
@@ -1013,7 +1013,7 @@ def test_a_producer_that_waits_and_does_not_come_is_passed_over(worlds: list[Wor
     w = world(worlds)
     stopped, producer = w.produce(0), w.produce(1)
     _native.store_u64(w.channel.sequencer, 192, 1)
-    _native.store_u64(w.channel.sequencer, 512, 1)  # it has the first ticket
+    _native.store_u64(w.channel.sequencer, 512, 1)  # it has the first fence
     assert w.publish(producer) is Condition.TIMEOUT
     assert producer.publish(1, 1, 1, 1, LINE, b"", 0, 0, None, 60.0) == 1
     assert w.publish(producer) == 2
@@ -1054,7 +1054,7 @@ def record(w: World, slot: int) -> mmap.mmap:
     ("at", "value"),
     [
         (4096 + 64, 2),  # seq
-        (4096 + 64 + 40, 2**62),  # value of a ticket
+        (4096 + 64 + 40, 2**62),  # value of a fence
         (4096 + 64 + 48, 512),  # word
         (4096 + 64 + 48, 2 << 16),  # flags
         (4096 + 64 + 48, 8321 << 32),  # bytes of meta

@@ -76,7 +76,7 @@ class Crowd:
                 self.channel.close()
         self.last = self.channel.tail
         assert self.last < Board.NUMBERS
-        self.channel.shut()
+        self.channel.unmap()
 
 
 @pytest.fixture(scope="module", autouse=True)

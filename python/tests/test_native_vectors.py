@@ -61,7 +61,7 @@ class Members:
         return self
 
     def __exit__(self, *_):
-        self.channel.shut()
+        self.channel.unmap()
 
 
 @pytest.mark.parametrize("layout", VECTORS["layouts"], ids=lambda layout: f"capacity {layout['capacity']}")
@@ -82,7 +82,7 @@ def test_files_have_the_sizes_of_their_layout_and_no_others(layout):
             with pytest.raises(ProtocolError):
                 kind(*seat._replace(**{which: larger})[1:])
             os.close(larger)
-    channel.shut()
+    channel.unmap()
 
 
 @pytest.mark.parametrize(("file", "record"), RECORDS)

@@ -226,14 +226,14 @@ def test_meta_that_cannot_be_leaves_the_array_on_loan(client):
         assert publisher.publish({"key": "x"}) == 1
 
 
-def test_a_channel_that_is_shut_says_so_and_nothing_is_left(client, other):
+def test_a_channel_that_is_closed_says_so_and_nothing_is_left(client, other):
     channel = client.create_channel("c", capacity=2)
     publisher = channel.publisher(4, "int32")
     for value in range(3):
         fill(publisher, value)
     publisher.loan()
-    channel.shut()
-    with pytest.raises(poolbridge.ClosedError, match="was shut"):
+    channel.close()
+    with pytest.raises(poolbridge.ClosedError, match="was closed"):
         publisher.publish()
     publisher.close()
     until(lambda: leases(other) == 0)

@@ -48,7 +48,7 @@ def test_frames_are_compared_with_the_fibonacci_numbers_from_their_own_number_on
     assert answer["mismatches"] == 3, "modulo 2**64, only the first is right"
     assert answer["first"][0].startswith("frame 2: element 1: expected ")
     assert worker.do(task="stream-release", name="c")["numbers"] == [10]
-    channel.shut()
+    channel.close()
     assert worker.do(**take)["ended"]
     assert worker.do(task="stream-leave")["ok"]
 

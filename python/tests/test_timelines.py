@@ -1,4 +1,4 @@
-"""Timelines and tickets as the CPU sees them: waiting, time limits, deaths."""
+"""Timelines and fences as the CPU sees them: waiting, time limits, deaths."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Writer:
     def publish(self, name, value, word=0):
         lease = self.client.allocate(4, "int32")
         self.client._pump.call(
-            m.Publish(l=lease._hold.grant.id, nm=name, rt=m.Ticket(self.own.id, word, value), kp=True), m.Reply, 60
+            m.Publish(l=lease._hold.grant.id, nm=name, rt=m.Fence(self.own.id, word, value), kp=True), m.Reply, 60
         )
         lease._hold.write = False
         return lease
@@ -209,14 +209,14 @@ def test_a_writer_waits_for_readers_and_does_not_mind_their_death(service, clien
     lease.publish("x", keep=True)
     lease.release()
     reader = writer.client.get("x")
-    writer.client._pump.call(m.Release(l=reader._hold.grant.id, dt=(m.Ticket(writer.own.id, 1, 3),)), m.Reply, 60)
+    writer.client._pump.call(m.Release(l=reader._hold.grant.id, dt=(m.Fence(writer.own.id, 1, 3),)), m.Reply, 60)
     reader._hold.released = True
     with writer.client._session.lock:
         writer.client._session.disown(reader._hold.grant)
     client.unpublish("x")
     again = client.allocate(4, "int32")
     assert again._hold.grant.bl == block
-    assert again._hold.tickets == (m.Ticket(writer.own.id, 1, 3),)
+    assert again._hold.fences == (m.Fence(writer.own.id, 1, 3),)
     client._session.patience = 0.01
     with pytest.raises(poolbridge.WaitTimeoutError):
         np.asarray(again)
@@ -254,11 +254,11 @@ def test_words_are_used_again_once_their_streams_are_done(page, monkeypatch):
     monkeypatch.setattr(_cuda_stream, "write", lambda *arguments: written.append(arguments))
     timeline = Timeline(1, page)
     for handle in range(10, 522):
-        assert timeline.write(StreamKey(0, handle)) == m.Ticket(1, handle - 10, 1)
+        assert timeline.write(StreamKey(0, handle)) == m.Fence(1, handle - 10, 1)
     with pytest.raises(poolbridge.PoolLimitError, match="512 streams"):
         timeline.write(StreamKey(0, 9))
     page.words[7] = 1
-    assert timeline.write(StreamKey(0, 9)) == m.Ticket(1, 7, 2)
+    assert timeline.write(StreamKey(0, 9)) == m.Fence(1, 7, 2)
     assert written[-1] == (0, 9, 4096 + 56, 2)
     assert timeline.word(StreamKey(0, 17)) is None
 
@@ -270,8 +270,8 @@ def test_who_waits_for_a_stream_is_told_before_the_stream_is(page, monkeypatch):
     key = StreamKey(0, 10)
     timeline.write(key)
     assert timeline.tell(key, happened.append, lambda: happened.append("finished"))
-    assert happened == [(4096, 1), (m.Ticket(1, 0, 2),), (4096, 2)]
-    assert timeline.write(key) == m.Ticket(1, 0, 3)
+    assert happened == [(4096, 1), (m.Fence(1, 0, 2),), (4096, 2)]
+    assert timeline.write(key) == m.Fence(1, 0, 3)
 
 
 def test_what_was_told_is_written_by_the_cpu_where_the_stream_takes_no_work(page, monkeypatch):
@@ -289,7 +289,7 @@ def test_what_was_told_is_written_by_the_cpu_where_the_stream_takes_no_work(page
     with pytest.raises(poolbridge.DriverError, match="no more work"):
         timeline.write(key)
     assert timeline.tell(key, happened.append, lambda: happened.append("finished"))
-    assert happened == [(m.Ticket(1, 0, 1),), "finished"]
+    assert happened == [(m.Fence(1, 0, 1),), "finished"]
     assert page.words[0] == 1
     with pytest.raises(poolbridge.DriverError, match="none is done"):
         timeline.tell(key, happened.append, fail)
@@ -297,19 +297,19 @@ def test_what_was_told_is_written_by_the_cpu_where_the_stream_takes_no_work(page
 
 
 def test_a_finaliser_in_the_midst_of_telling_neither_waits_nor_overtakes(page, monkeypatch):
-    def finaliser(tickets):
+    def finaliser(fences):
         assert timeline.write(key) is None
-        assert not timeline.tell(key, lambda tickets: pytest.fail("it would be written before"), lambda: None)
+        assert not timeline.tell(key, lambda fences: pytest.fail("it would be written before"), lambda: None)
         assert timeline.upcoming(key) == (0, 2)
-        happened.append(tickets)
+        happened.append(fences)
 
     happened: list[object] = []
     monkeypatch.setattr(_cuda_stream, "write", lambda *arguments: happened.append(arguments[2:]))
     timeline = Timeline(1, page)
     key = StreamKey(0, 10)
     assert timeline.tell(key, finaliser, lambda: None)
-    assert happened == [(m.Ticket(1, 0, 1),), (4096, 1)]
-    assert timeline.write(key) == m.Ticket(1, 0, 2)
+    assert happened == [(m.Fence(1, 0, 1),), (4096, 1)]
+    assert timeline.write(key) == m.Fence(1, 0, 2)
 
 
 def test_what_was_told_is_written_even_if_a_signal_comes_between(page, monkeypatch):
@@ -323,9 +323,9 @@ def test_what_was_told_is_written_even_if_a_signal_comes_between(page, monkeypat
     timeline = Timeline(1, page)
     key = StreamKey(0, 10)
     with pytest.raises(KeyboardInterrupt):
-        timeline.tell(key, lambda tickets: None, lambda: None)
+        timeline.tell(key, lambda fences: None, lambda: None)
     assert happened == [1, 1]
-    assert timeline.write(key) == m.Ticket(1, 0, 2)
+    assert timeline.write(key) == m.Fence(1, 0, 2)
 
 
 def test_a_stream_that_takes_no_work_is_waited_for_though_its_memory_is_mapped_no_more(page, monkeypatch):
@@ -338,7 +338,7 @@ def test_a_stream_that_takes_no_work_is_waited_for_though_its_memory_is_mapped_n
     monkeypatch.setattr(_cuda_stream, "write", refuse)
     monkeypatch.setattr(_cuda, "synchronize", lambda ordinal: happened.append((ordinal, page.words[0])))
     _order.Follower(timelines.own, StreamKey(1, 10), timelines, None).done(happened.append)
-    assert happened == [(m.Ticket(1, 0, 1),), (1, 0)]
+    assert happened == [(m.Fence(1, 0, 1),), (1, 0)]
     assert page.words[0] == 1
 
 
@@ -348,7 +348,7 @@ def test_a_timeline_that_is_closed_is_not_written(page, monkeypatch):
     timeline.close()
     key = StreamKey(0, 10)
     assert timeline.write(key) is None
-    assert not timeline.tell(key, lambda tickets: pytest.fail("nobody writes this"), lambda: None)
+    assert not timeline.tell(key, lambda fences: pytest.fail("nobody writes this"), lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -375,11 +375,11 @@ def test_no_two_threads_have_the_same_per_thread_stream():
     assert all(key is not None and not key.reachable for key in keys)
 
 
-def test_a_block_is_in_use_until_the_last_of_a_streams_tickets():
+def test_a_block_is_in_use_until_the_last_of_a_streams_fences():
     block = KnownBlock(1, 1, 64, b"", Descriptors())
     for value in (5, 7, 6):  # as two threads may say it
-        block.used(m.Ticket(1, 3, value))
-    block.used(m.Ticket(1, 4, 2))
+        block.used(m.Fence(1, 3, value))
+    block.used(m.Fence(1, 4, 2))
     assert block.uses == {3: 7, 4: 2}
 
 

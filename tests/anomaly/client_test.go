@@ -75,7 +75,7 @@ type client struct {
 	pool   *bridge.Pool
 	leases map[string]*bridge.Lease
 
-	promised mempool.Ticket
+	promised mempool.Fence
 	line     *line
 }
 
@@ -138,7 +138,7 @@ func (c *client) do(s step) (err error) {
 	return err
 }
 
-// promise publishes a buffer that is complete once a ticket is reached.
+// promise publishes a buffer that is complete once a fence is reached.
 func (c *client) promise(ctx context.Context, l *bridge.Lease, name string) error {
 	clock, err := c.Clock(ctx)
 	if err != nil {

@@ -43,7 +43,7 @@ var operations = []operation{
 	{name: "allocate", before: []string{"create"}, act: []string{"alloc a"}},
 	{name: "allocate again", before: []string{"create", "alloc a", "release a"}, act: []string{"alloc b"}, free: true},
 	{name: "fill and check", before: []string{"create", "alloc a"}, act: []string{"fill a", "check a"}},
-	{name: "hand over", before: []string{"create", "alloc a", "fill a"}, act: []string{"publish a", "get a", "check a'"}},
+	{name: "transfer", before: []string{"create", "alloc a", "fill a"}, act: []string{"publish a", "get a", "check a'"}},
 	{name: "release", before: []string{"create", "alloc a", "fill a"}, act: []string{"release a"}},
 	{name: "release after reading", calm: true, before: []string{"create", "alloc a", "fill a", "publish a", "get a", "check a'"},
 		act: []string{"release a'", "release a"}},
@@ -53,11 +53,11 @@ var operations = []operation{
 	{name: "session end", before: []string{"create", "alloc a", "fill a", "publish a", "alloc b", "fill b"}, act: []string{"close"}},
 	{name: "shut down", before: []string{"create", "alloc a", "fill a", "publish a", "alloc b"}, abrupt: true,
 		local: (*stage).shutDown, act: []string{"close"}},
-	{name: "hand over early", before: []string{"create", "alloc a", "fill a", "promise a"}, local: takeEarly, streams: true, calm: true},
+	{name: "transfer early", before: []string{"create", "alloc a", "fill a", "promise a"}, local: takeEarly, streams: true, calm: true},
 	{name: "publish an event", before: []string{"create", "alloc a", "fill a", "stream"}, act: []string{"event a"}, calm: true},
 	{name: "take by an event", before: []string{"create", "alloc a", "fill a", "stream", "event a"}, local: takeByEvent, calm: true},
 	{name: "driver's numbers", prepare: createPool, local: lookUp, calm: true},
-	{name: "in the service", prepare: createPool, local: handOverHere},
+	{name: "in the service", prepare: createPool, local: transferHere},
 }
 
 func createPool(s *stage) error {
@@ -65,8 +65,8 @@ func createPool(s *stage) error {
 	return err
 }
 
-// handOverHere allocates, fills, hands over and checks in the service's own process.
-func handOverHere(s *stage) error {
+// transferHere allocates, fills, transfers and checks in the service's own process.
+func transferHere(s *stage) error {
 	ctx := context.Background()
 	p, err := s.admin.OpenPool(ctx, "p", 0)
 	if err != nil {

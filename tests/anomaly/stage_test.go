@@ -100,12 +100,12 @@ func (s *stage) neighbours() error {
 		err = errors.Join(check(got, "neighbour"), got.Release(false), s.steady.Unpublish("neighbour"))
 	}
 	if err = errors.Join(err, l.Release(false)); err != nil {
-		return fmt.Errorf("a hand-over of a neighbour's memory of another GPU: %w", err)
+		return fmt.Errorf("a transfer of a neighbour's memory of another GPU: %w", err)
 	}
 	return s.guests()
 }
 
-// guests hand over memory of the host.
+// guests transfer memory of the host.
 func (s *stage) guests() error {
 	ctx := context.Background()
 	l, err := s.host.Allocate(ctx, mempool.Bytes(bufferBytes), 0)
@@ -124,7 +124,7 @@ func (s *stage) guests() error {
 		err = errors.Join(check(got, "guest"), got.Release(false), s.guest.Unpublish(ctx, "guest"))
 	}
 	if err = errors.Join(err, l.Release(false)); err != nil {
-		return fmt.Errorf("a hand-over of a neighbour's memory of the host: %w", err)
+		return fmt.Errorf("a transfer of a neighbour's memory of the host: %w", err)
 	}
 	return nil
 }

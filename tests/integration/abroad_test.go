@@ -52,7 +52,7 @@ func TestPythonStreamsToUsersInOtherNamespaces(t *testing.T) {
 				require.Equal(t, fmt.Sprintf("got %d %d 0", n, n), consumer.Line(t))
 			}
 			producer.End(t)
-			require.NoError(t, ch.Shut(ctx))
+			require.NoError(t, ch.Close(ctx))
 			assert.Equal(t, "ended", consumer.End(t))
 		})
 	}

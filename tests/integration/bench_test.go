@@ -41,11 +41,11 @@ func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 		seen[r["workload"].(string)+" "+r["system"].(string)] = true
 	}
 	for _, want := range []string{
-		"hand-over poolbridge", "hand-over multiprocessing.Queue",
-		"hand-over multiprocessing.shared_memory", "hand-over pickle through a Unix socket",
-		"copy/go bytes to consumer copies alone", "copy/go bytes to consumer poolbridge", "hand-over/by name poolbridge", "stream/go-go/1 consumer poolbridge", "stream/go-go/2 consumers poolbridge",
+		"transfer poolbridge", "transfer multiprocessing.Queue",
+		"transfer multiprocessing.shared_memory", "transfer pickle through a Unix socket",
+		"copy/go bytes to consumer copies alone", "copy/go bytes to consumer poolbridge", "transfer/by name poolbridge", "stream/go-go/1 consumer poolbridge", "stream/go-go/2 consumers poolbridge",
 		"stream/go-python/1 consumer poolbridge", "stream/go-python/1 consumer multiprocessing.Queue", "stream/python-go/1 consumer poolbridge",
-		"stream/go-spinning python/1 consumer poolbridge", "stream/go-python/1 consumer a byte through a socket", "hand-over/a lease each poolbridge",
+		"stream/go-spinning python/1 consumer poolbridge", "stream/go-python/1 consumer a byte through a socket", "transfer/a lease each poolbridge",
 		"allocate/go poolbridge", "allocate/python poolbridge",
 		"growth/10 buffers/1 sessions poolbridge", "growth/40 buffers/3 sessions poolbridge",
 		"start-up/first poolbridge", "start-up/again poolbridge",
@@ -113,7 +113,7 @@ func TestBenchHandsPinnedMemoryToALibraryWithoutStreams(t *testing.T) {
 		t.Skipf("%v (without a GPU, `make simcuda` and tests/simcuda/machine run this)", err)
 	}
 	cmd := exec.Command(rig.Poolsvc(t), "bench", "--python", rig.Python(t).Path, "--kind", "pinned", "--time", "10ms",
-		"--only", "hand-over", "--size", "4KiB", "--alternatives=false")
+		"--only", "transfer", "--size", "4KiB", "--alternatives=false")
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 }
@@ -128,5 +128,5 @@ func TestBenchOfAKindThatTheMachineLacksMeasuresNothingAndSaysWhy(t *testing.T) 
 func TestBenchOfAnUnknownWorkloadSaysWhichThereAre(t *testing.T) {
 	out, err := exec.Command(rig.Poolsvc(t), "bench", "--only", "speed").CombinedOutput()
 	require.Error(t, err)
-	assert.Contains(t, string(out), "hand-over")
+	assert.Contains(t, string(out), "transfer")
 }

@@ -194,7 +194,7 @@ func TestEveryDocumentedLoopSeesEveryFrameAndEnds(t *testing.T) {
 							_, err = ch.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"exposure": "8"}})
 							require.NoError(t, err)
 						}
-						require.NoError(t, ch.Shut(t.Context()))
+						require.NoError(t, ch.Close(t.Context()))
 						var seen []int
 						for _, consumer := range consumers[:n] {
 							mine := linesUntilEnded(t, consumer)
@@ -268,7 +268,7 @@ func TestAKilledPythonWorkersAcknowledgedFramesDoNotComeBack(t *testing.T) {
 		seen = append(seen, f.Seq)
 		require.NoError(t, f.Release())
 		if len(seen) == 3 {
-			require.NoError(t, ch.Shut(t.Context()))
+			require.NoError(t, ch.Close(t.Context()))
 		}
 	}
 	assert.Equal(t, []uint64{2, 3, 4}, seen, "it asked for the second, so it was done with the first")

@@ -80,7 +80,7 @@ def consume(client, memory, credit):
     try:
         frames = client.subscribe("c", credit=credit)
     except poolbridge.NotFoundError:
-        print("ended")  # it was shut
+        print("ended")  # it was closed
         return
     print("ready")
     while True:

@@ -172,7 +172,7 @@ func (s *stress) send(round func(first, last int)) {
 		s.mu.Unlock()
 		round(first, last)
 	}
-	require.NoError(s, s.channel.Shut(context.Background()))
+	require.NoError(s, s.channel.Close(context.Background()))
 	consumers.Wait()
 }
 

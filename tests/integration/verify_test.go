@@ -45,7 +45,7 @@ func TestVerifyPassesEveryCheckThatCanRunHere(t *testing.T) {
 		if c.Status == "skipped" {
 			assert.NotEmpty(t, c.Reason)
 		}
-		if mempool.Kind(c.Kind).Probe("") == nil && c.Name == "hand-over/round-trip/go" {
+		if mempool.Kind(c.Kind).Probe("") == nil && c.Name == "transfer/round-trip/go" {
 			assert.Equal(t, "passed", c.Status, "the machine has this kind: %s", c.Reason)
 		}
 		if c.Kind == string(mempool.Host) {
@@ -77,30 +77,30 @@ func TestVerifyOfAnInterpreterWithoutThePackageSaysSo(t *testing.T) {
 }
 
 func TestVerifyRunsOnlyWhatItIsAskedFor(t *testing.T) {
-	r, ok := verify(t, "--python", rig.Python(t).Path, "--only", "host/*/go", "--only", "host/hand-over/round-trip/*")
+	r, ok := verify(t, "--python", rig.Python(t).Path, "--only", "host/*/go", "--only", "host/transfer/round-trip/*")
 	assert.True(t, ok)
 	seen := map[string]bool{}
 	for _, c := range r.Checks {
 		assert.Equal(t, "host", c.Kind)
-		assert.True(t, strings.HasSuffix(c.Name, "/go") || strings.HasPrefix(c.Name, "hand-over/round-trip/"), c.Name)
+		assert.True(t, strings.HasSuffix(c.Name, "/go") || strings.HasPrefix(c.Name, "transfer/round-trip/"), c.Name)
 		seen[c.Name] = true
 	}
-	for _, name := range []string{"hand-over/round-trip/go", "hand-over/round-trip/numpy", "early/service/go"} {
+	for _, name := range []string{"transfer/round-trip/go", "transfer/round-trip/numpy", "early/service/go"} {
 		assert.True(t, seen[name], name)
 	}
 	out, err := exec.Command(rig.Poolsvc(t), "verify", "--python", rig.Python(t).Path, "--only", "tape/*").CombinedOutput()
 	require.Error(t, err)
 	assert.Contains(t, string(out), "no check matches")
-	out, err = exec.Command(rig.Poolsvc(t), "verify", "--python", rig.Python(t).Path, "--only", "hand-over/*").CombinedOutput()
+	out, err = exec.Command(rig.Poolsvc(t), "verify", "--python", rig.Python(t).Path, "--only", "transfer/*").CombinedOutput()
 	require.Error(t, err, "the kind is not there, as in the table")
-	assert.Contains(t, string(out), "did you mean '*/hand-over/*'?")
+	assert.Contains(t, string(out), "did you mean '*/transfer/*'?")
 }
 
 func TestVerifyShowsATable(t *testing.T) {
-	out, err := exec.Command(rig.Poolsvc(t), "verify", "--python", rig.Python(t).Path, "--only", "host/hand-over/round-trip/*").CombinedOutput()
+	out, err := exec.Command(rig.Poolsvc(t), "verify", "--python", rig.Python(t).Path, "--only", "host/transfer/round-trip/*").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	assert.Regexp(t, `(?m)^CHECK +host$`, string(out))
-	assert.Regexp(t, `(?m)^hand-over/round-trip/numpy +ok$`, string(out))
+	assert.Regexp(t, `(?m)^transfer/round-trip/numpy +ok$`, string(out))
 	assert.Regexp(t, `(?m), Python 3\.\S+, native module$`, string(out))
 }
 

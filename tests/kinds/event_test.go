@@ -195,7 +195,7 @@ func TestAStreamOfAnotherProcessWaitsForAnEvent(t *testing.T) {
 		if err := kind.Probe(""); err != nil {
 			t.Skip(err)
 		}
-		for name, alone := range map[string]bool{"beside a ticket": false, "alone": true} {
+		for name, alone := range map[string]bool{"beside a fence": false, "alone": true} {
 			t.Run(string(kind)+", "+name, func(t *testing.T) {
 				s := rig.Serve(t, "--pool", "name=p,max=64MiB,kind="+string(kind))
 				p := producer(t, s)
@@ -210,7 +210,7 @@ func TestAStreamOfAnotherProcessWaitsForAnEvent(t *testing.T) {
 	}
 }
 
-func TestElsewhereAnEventAloneIsRefusedAndATicketWorks(t *testing.T) {
+func TestElsewhereAnEventAloneIsRefusedAndAFenceWorks(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can start a process of another user, or with another /dev/shm")
 	}
@@ -232,13 +232,13 @@ func TestElsewhereAnEventAloneIsRefusedAndATicketWorks(t *testing.T) {
 			l := p.publish(t, true)
 			refused := startReader(t, s.Socket, where).line()
 			assert.True(t, strings.HasPrefix(refused, "refused true true "), refused)
-			for _, reason := range []string{"another user", "/dev/shm", "ticket"} {
+			for _, reason := range []string{"another user", "/dev/shm", "fence"} {
 				assert.Contains(t, refused, reason)
 			}
 			require.NoError(t, l.Release(false))
 			l = p.publish(t, false)
 			r := startReader(t, s.Socket, where)
-			assert.Equal(t, "done false, event opened false", r.line(), "the ticket is enough")
+			assert.Equal(t, "done false, event opened false", r.line(), "the fence is enough")
 			p.open()
 			assert.Equal(t, "read 7 7", r.line())
 			require.NoError(t, l.Release(false))

@@ -111,7 +111,7 @@ func TestAFrameIsHandedOverWhileAKernelIsYetToWriteIt(t *testing.T) {
 		reader.Say(t, "go on")
 		assert.Equal(t, "wrong 0", reader.Line(t))
 	}
-	require.NoError(t, ch.Shut(ctx))
+	require.NoError(t, ch.Close(ctx))
 	reader.End(t)
 }
 

@@ -44,7 +44,7 @@ func TestOnTheSimulationEveryCheckOfVerifyPasses(t *testing.T) {
 		seen[kind][c.Scenario] = true
 	}
 	for kind, names := range map[mempool.Kind][]string{
-		mempool.Device: {"hand-over/pickled/", "mapping/fork/"},
+		mempool.Device: {"transfer/pickled/", "mapping/fork/"},
 		mempool.VMM:    {"handle/descriptor/", "mapping/fork/"},
 		mempool.Legacy: {"handle/zeros/", "handle/refused/", "handle/segments/", "mapping/fork/"},
 		mempool.Pinned: {"mapping/fork/"},
@@ -57,11 +57,11 @@ func TestOnTheSimulationEveryCheckOfVerifyPasses(t *testing.T) {
 		}
 	}
 	for kind, scenarios := range map[mempool.Kind][]string{
-		mempool.Device: {"hand-over", "mapping", "contexts", "order", "early", "stream"},
-		mempool.VMM:    {"hand-over", "mapping", "handle", "contexts", "order", "early", "stream"},
-		mempool.Legacy: {"hand-over", "mapping", "handle", "contexts", "order", "early", "stream"},
-		mempool.Pinned: {"hand-over", "mapping", "contexts", "order", "early", "stream"},
-		mempool.Host:   {"hand-over", "mapping", "early", "stream"},
+		mempool.Device: {"transfer", "mapping", "contexts", "order", "early", "stream"},
+		mempool.VMM:    {"transfer", "mapping", "handle", "contexts", "order", "early", "stream"},
+		mempool.Legacy: {"transfer", "mapping", "handle", "contexts", "order", "early", "stream"},
+		mempool.Pinned: {"transfer", "mapping", "contexts", "order", "early", "stream"},
+		mempool.Host:   {"transfer", "mapping", "early", "stream"},
 	} {
 		for _, n := range scenarios {
 			assert.True(t, seen[kind][n], "no check of scenario %s for kind %s", n, kind)
@@ -75,9 +75,9 @@ func TestWhereGPUsDoNotReachEachOtherBothAreNamed(t *testing.T) {
 }
 
 func TestOnTheSecondGPUTheSameHolds(t *testing.T) {
-	verify(t, nil, "--device", "1", "--only", "*/hand-over/*/go", "--only", "*/mapping/*/go")
+	verify(t, nil, "--device", "1", "--only", "*/transfer/*/go", "--only", "*/mapping/*/go")
 }
 
 func TestWithAnotherOrderOfGPUsTheSameHolds(t *testing.T) {
-	verify(t, []string{"CUDA_VISIBLE_DEVICES=1,0"}, "--only", "*/hand-over/*/go")
+	verify(t, []string{"CUDA_VISIBLE_DEVICES=1,0"}, "--only", "*/transfer/*/go")
 }

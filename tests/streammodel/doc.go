@@ -2,7 +2,7 @@
 // service take turns in all possible ways, each turn one access to shared memory, and a member may die at any step.
 //
 // The model is sequentially consistent. It says whether the order of the steps is right, not whether an implementation uses the right
-// fences. It knows no time: nobody wakes up because a time has passed, so a wake-up that is lost is a fault.
+// barriers. It knows no time: nobody wakes up because a time has passed, so a wake-up that is lost is a fault.
 //
 // Steps are one in the model, and several in an implementation, where that makes no difference:
 //

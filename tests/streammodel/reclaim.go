@@ -45,7 +45,7 @@ func (m *model) stepBack(s *state, p int8, a *producer) {
 		a.i++
 		m.nextHold(s, p, a)
 	case pBackDone:
-		m.tickets(s, p, a)
+		m.fences(s, p, a)
 	}
 }
 
@@ -136,8 +136,8 @@ func (m *model) back(s *state, p int8, a *producer) {
 	a.sleep, a.pc = sleeper{}, pWrite
 }
 
-// tickets says for what the next writers of the blocks wait. An entry that is being written keeps its block.
-func (m *model) tickets(s *state, p int8, a *producer) {
+// fences says for what the next writers of the blocks wait. An entry that is being written keeps its block.
+func (m *model) fences(s *state, p int8, a *producer) {
 	for b, f := range a.flying {
 		for c := range int8(m.Consumers) {
 			if !a.gone[b] || a.view[c] == free {

@@ -128,7 +128,7 @@ type producer struct {
 	gone    [mostBlocks]bool
 	busy    [mostBlocks]bool
 	flying  [mostBlocks]int8
-	value   [mostConsumers][mostBlocks]int8 // of the ticket for which the next writer of the block waits
+	value   [mostConsumers][mostBlocks]int8 // of the fence for which the next writer of the block waits
 }
 
 // consumer is what one consumer knows by itself.

@@ -59,7 +59,7 @@ static inline void world_open(struct world *w, bool queue, uint64_t capacity, ui
 }
 
 static inline void wake_everybody(struct world *w) {
-    PB_FULL_FENCE();
+    PB_FULL_BARRIER();
     pb_arm(pb_published(&w->ch));
     pb_wake(pb_published(&w->ch));
     pb_arm(pb_freed(&w->ch));

@@ -202,7 +202,7 @@ class ArrayExports:
         hold.check_usable()
         if not hold.memory.pool.on_cpu:
             raise TypeError(f"this memory is on {self.device}: use DLPack, or copy it with to_numpy()")
-        if hold.tickets or hold.alone:
+        if hold.fences or hold.alone:
             _order.before_cpu(hold)
         if dtype is None and not copy and hold.description.element.in_numpy:
             return _given(hold)

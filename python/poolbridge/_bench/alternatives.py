@@ -1,4 +1,4 @@
-"""Measures the alternatives: hand-overs one by one, and streams of them."""
+"""Measures the alternatives: transfers one by one, and streams of them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def hand_over(context: SpawnContext, kind: type[Link], nbytes: int, seconds: flo
     link.finish()
     consumer.join()
     link.close()
-    return summarize("hand-over", kind.kind, nbytes, kind.name, samples=samples, elapsed_ns=elapsed)
+    return summarize("transfer", kind.kind, nbytes, kind.name, samples=samples, elapsed_ns=elapsed)
 
 
 def stream(context: SpawnContext, kind: type[Link], nbytes: int, depth: int, seconds: float) -> Result:
@@ -178,7 +178,7 @@ def measure(
             continue
         streams = "stream" in workloads
         # One by one too what is streamed: a stream that is slower was not measured well.
-        for nbytes in sorted({*(sizes if "hand-over" in workloads else ()), *((_STREAM_BYTES,) if streams else ())}):
+        for nbytes in sorted({*(sizes if "transfer" in workloads else ()), *((_STREAM_BYTES,) if streams else ())}):
             if not (link.copies and nbytes > MOST_COPIED):
                 yield hand_over(context, link, nbytes, seconds)
         if streams:

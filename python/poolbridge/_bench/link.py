@@ -72,7 +72,7 @@ class Link(ABC):
         """Wait for an array; give its number and itself, or None at the end."""
 
     def received(self) -> None:  # noqa: B027 - most keep nothing
-        """Give back what the last array took: nobody looks at it any more. Not a part of a hand-over."""
+        """Give back what the last array took: nobody looks at it any more. Not a part of a transfer."""
 
     def leave(self) -> None:  # noqa: B027 - most keep nothing
         """Give back what receiving took."""

@@ -15,7 +15,7 @@ from poolbridge._bench.worker import work
 
 _SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 1 << 30)
 _PYTHON_STREAMS = "python-stream"
-_WORKLOADS = ("hand-over", "stream", _PYTHON_STREAMS)
+_WORKLOADS = ("transfer", "stream", _PYTHON_STREAMS)
 
 
 def _row(result: Result) -> str:

@@ -81,7 +81,7 @@ class BenchWorker:
         return {"count": count}
 
     def frames(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Make an array of each frame of a channel until it is shut; say when each was there.
+        """Make an array of each frame of a channel until it is closed; say when each was there.
 
         The first is acknowledged, for it says that this consumer is there. ``each`` has it look at the number of every
         frame; those on a GPU have none.
@@ -116,7 +116,7 @@ class BenchWorker:
         return {"samples": stamps}
 
     def publish(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Send frames for some seconds, and then shut the channel; say when each was published."""
+        """Send frames for some seconds, and then close the channel; say when each was published."""
         client, shape, pause = self._connected, (task["bytes"],), task["pause"]
         channel = client.open_channel(task["channel"], timeout=_TIMEOUT)
         clock = time.monotonic_ns
@@ -130,7 +130,7 @@ class BenchWorker:
                 np.asarray(lease)[: HEAD.itemsize].view(HEAD)[0] = len(stamps) + 1
             stamps.append(clock())
             channel.publish(lease, timeout=_TIMEOUT)
-        channel.shut()
+        channel.close()
         return {"samples": stamps}
 
     def allocate(self, task: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 from poolbridge._client.lease import AsyncLease, Lease
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order import order as _order
-from poolbridge._session.consumer import Kept, tickets_of
+from poolbridge._session.consumer import Kept, fences_of
 from poolbridge._sys import process as _process
 from poolbridge._sys.errors import InvalidArgumentError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from poolbridge._session.flow import AsyncRun, Run
     from poolbridge._session.hold import Hold
     from poolbridge._session.session import Session
-    from poolbridge._wire.messages import Ticket
+    from poolbridge._wire.messages import Fence
 
 # A block that serves ever other shapes does not keep an array for each.
 _MOST_KEPT = 8
@@ -70,9 +70,9 @@ class BaseBorrowedArrays(ABC):
         self._frame = frame
         try:
             if follower is not None:
-                known = follower.before(tickets_of(frame))
+                known = follower.before(fences_of(frame))
             else:
-                known = self._stream is None and (not frame.value or self._complete(tickets_of(frame)))
+                known = self._stream is None and (not frame.value or self._complete(fences_of(frame)))
         except BaseException:
             self._let_go()
             raise
@@ -81,11 +81,11 @@ class BaseBorrowedArrays(ABC):
         self._frame = None
         return None
 
-    def _complete(self, tickets: tuple[Ticket, ...]) -> bool:
+    def _complete(self, fences: tuple[Fence, ...]) -> bool:
         """Whether the CPU can use a frame now."""
-        for ticket in tickets:
-            page = self._session.timelines.page(ticket.tl)
-            if page is None or not page.reached(ticket.wd, ticket.v) or page.died(ticket.wd, ticket.v):
+        for fence in fences:
+            page = self._session.timelines.page(fence.tl)
+            if page is None or not page.reached(fence.wd, fence.v) or page.died(fence.wd, fence.v):
                 return False
         return True
 
@@ -146,7 +146,7 @@ class BaseBorrowedArrays(ABC):
             self._say(partial(consumer.end_lone, frame.number, back=False))
 
     def _say(self, end: Callable[..., None]) -> None:
-        """Have a frame end with the tickets of the stream that uses it."""
+        """Have a frame end with the fences of the stream that uses it."""
         if self._follower is None:
             end()
         else:

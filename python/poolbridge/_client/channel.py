@@ -85,7 +85,7 @@ class Channel(BaseChannel):
     ) -> int:
         """Put a frame into the channel.
 
-        A write lease of the channel's pool, or an array that lives in one, is handed over as it is: the lease ends,
+        A write lease of the channel's pool, or an array that lives in one, is transferred as it is: the lease ends,
         and what was made from it must not be used any more; see `Lease.publish`. Any other array is copied once, on the
         GPU where it is on one. Work queued on the GPU is not waited for: consumers wait for it on their streams.
 
@@ -101,8 +101,8 @@ class Channel(BaseChannel):
             A stream that writes the content, besides those that arrays were made for by DLPack: a handle, or an
             object of CuPy, PyTorch or cuda.core. For an array that is copied, the stream that it is ready on.
         event
-            For what is handed over as it is: an interprocess event, recorded after all work on it, for consumers who
-            speak those; see `Lease.publish`. A ticket says the same.
+            For what is transferred as it is: an interprocess event, recorded after all work on it, for consumers who
+            speak those; see `Lease.publish`. A fence says the same.
 
         Returns
         -------
@@ -116,7 +116,7 @@ class Channel(BaseChannel):
         PoolLimitError
             The channel is full and is to fail, or there is no room for a copy. The lease lives on.
         ClosedError
-            The channel was shut. The lease lives on.
+            The channel was closed. The lease lives on.
         InvalidArgumentError
             It is no array, such as a tuple of arrays; the event is none for other processes; or the array has to be
             copied, which no event can go with.
@@ -153,26 +153,21 @@ class Channel(BaseChannel):
         """
         return Publisher(self._session, self._run, self._info, _tensor.describe(shape, dtype), wrap)
 
-    def shut(self) -> None:
+    def close(self) -> None:
         """Close the channel for all: subscribers get the frames that were sent, and then the end.
 
-        A `publish` that waits for room fails. Frames that nobody is subscribed to are gone.
+        A `publish` that waits for room fails. Frames that nobody is subscribed to are gone. Nothing happens if the
+        channel was closed before, or is gone with its pool or with the service.
 
         Raises
         ------
         AccessDeniedError
             Another user has made it.
-        ClosedError
-            It was shut before.
         """
-        self._run(_channel_operations.shut(self._session, self._info))
-
-    def close(self) -> None:
-        """Close the channel for all, as `shut` does; nothing happens if that was done before."""
         try:
-            self.shut()
+            self._run(_channel_operations.close(self._session, self._info))
         except (NotFoundError, ClosedError):
-            pass  # by somebody else, with its pool, or with the service
+            pass  # by somebody else, or gone
 
 
 class AsyncChannel(BaseChannel):
@@ -210,13 +205,9 @@ class AsyncChannel(BaseChannel):
         """Make a publisher of frames of one shape; see `Channel.publisher`."""
         return AsyncPublisher(self._session, self._run, self._info, _tensor.describe(shape, dtype), wrap)
 
-    async def shut(self) -> None:
-        """Close the channel for all; see `Channel.shut`."""
-        await self._run(_channel_operations.shut(self._session, self._info))
-
     async def close(self) -> None:
         """Close the channel for all; see `Channel.close`."""
         try:
-            await self.shut()
+            await self._run(_channel_operations.close(self._session, self._info))
         except (NotFoundError, ClosedError):
-            pass  # by somebody else, with its pool, or with the service
+            pass  # see `Channel.close`

@@ -19,7 +19,7 @@ from poolbridge._session.membership import check_able
 from poolbridge._session.producer import producer_of, send
 from poolbridge._sys.errors import InvalidArgumentError, shown
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy
-from poolbridge._wire.channel_messages import ChannelReply, Find, MakeChannel, Shut
+from poolbridge._wire.channel_messages import ChannelReply, CloseChannel, Find, MakeChannel
 from poolbridge._wire.messages import Open, PoolReply, Reply
 
 if TYPE_CHECKING:
@@ -102,9 +102,9 @@ def open_channel(session: Session, name: str, *, timeout: float | None) -> Flow[
     return channel
 
 
-def shut(session: Session, channel: Channel) -> Flow[None]:
+def close(session: Session, channel: Channel) -> Flow[None]:
     """Close a channel for all."""
-    yield Ask(Shut(ch=channel.id), Reply)
+    yield Ask(CloseChannel(ch=channel.id), Reply)
     producer = session.producers.get(channel.id)
     if producer is not None:
         producer.over = True
@@ -129,7 +129,7 @@ def publish(
     found = _sources.find(session, channel.pl, given)
     if found is None and event is not None:
         raise InvalidArgumentError(
-            "an event goes with what is handed over in place, and this array has to be copied: leave the event out and "
+            "an event goes with what is transferred in place, and this array has to be copied: leave the event out and "
             "name the stream, or write into a lease of the channel's pool"
         )
     producer = yield from producer_of(session, channel)
@@ -141,13 +141,11 @@ def publish(
         if stream is not None:
             _order.name_stream(hold, stream)
     mark = None if event is None else local_event(hold, event)
-    ticket = yield from ready(hold, None, mark)
-    handle = b"" if mark is None or ticket is None else mark.ipc_handle
-    number: int = yield from send(
-        producer, hold, description, texts=texts, ticket=ticket, event=handle, timeout=timeout
-    )
-    if found is None and ticket is not None:
-        session.keep(given, ticket)
+    fence = yield from ready(hold, None, mark)
+    handle = b"" if mark is None or fence is None else mark.ipc_handle
+    number: int = yield from send(producer, hold, description, texts=texts, fence=fence, event=handle, timeout=timeout)
+    if found is None and fence is not None:
+        session.keep(given, fence)
     return number
 
 

@@ -125,7 +125,7 @@ class BaseLease(ArrayExports):
         Raises
         ------
         EventUnavailableError
-            It cannot be opened here; what has a ticket besides can be used all the same.
+            It cannot be opened here; what has a fence besides can be used all the same.
         """
         self._hold.check_usable()
         return _order.ready_event(self._hold)
@@ -212,7 +212,7 @@ class Lease(BaseLease):
         replace: bool = False,
         stream: Any = None,
         event: Any = None,
-        ticket: bool = True,
+        fence: bool = True,
     ) -> None:
         """Give the buffer a name; the lease becomes a read lease.
 
@@ -234,8 +234,8 @@ class Lease(BaseLease):
         event
             An interprocess event, recorded after all work on the content, for readers who speak those: of
             ``client.event()``, cuda.core, CuPy or PyTorch. Keep it until they have opened it.
-        ticket
-            Whether a ticket says the same. Without one readers have to open the event, which only processes of this
+        fence
+            Whether a fence says the same. Without one readers have to open the event, which only processes of this
             user that see the same ``/dev/shm`` can, until this lease is released.
 
         Raises
@@ -246,10 +246,10 @@ class Lease(BaseLease):
             The lease has ended.
         InvalidArgumentError
             It is a read lease; the event is none for other processes, or comes with a promise or memory of the CPU; or
-            there is neither a ticket nor an event.
+            there is neither a fence nor an event.
         """
         flow = _operations.publish(
-            self._hold, name, keep=keep, replace=replace, stream=stream, event=event, ticket=ticket
+            self._hold, name, keep=keep, replace=replace, stream=stream, event=event, fence=fence
         )
         self._run(flow)
 
@@ -341,11 +341,11 @@ class AsyncLease(BaseLease):
         replace: bool = False,
         stream: Any = None,
         event: Any = None,
-        ticket: bool = True,
+        fence: bool = True,
     ) -> None:
         """Give the buffer a name; see `Lease.publish`."""
         flow = _operations.publish(
-            self._hold, name, keep=keep, replace=replace, stream=stream, event=event, ticket=ticket
+            self._hold, name, keep=keep, replace=replace, stream=stream, event=event, fence=fence
         )
         await self._run(flow)
 

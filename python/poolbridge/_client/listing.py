@@ -62,7 +62,7 @@ class ChannelInfo:
         The user who made it.
     producers, consumers
         How many take part now.
-    shut
+    closed
         Nothing more can be published: it lives until its consumers leave.
     """
 
@@ -75,7 +75,7 @@ class ChannelInfo:
     uid: int
     producers: int
     consumers: int
-    shut: bool
+    closed: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from poolbridge._wire.messages import (
     Alloc,
     Create,
     Destroy,
+    Fence,
     Get,
     GrantReply,
     LeaseBuffer,
@@ -44,7 +45,6 @@ from poolbridge._wire.messages import (
     Reply,
     StatsReply,
     StatsRequest,
-    Ticket,
     Trim,
     TrimReply,
     Unpublish,
@@ -250,8 +250,8 @@ def _spare(session: Session, description: _tensor.Description, pool: int, *, at_
     if spare is None:
         return None
     try:
-        if spare.tickets:
-            for timeline in session.timelines.unknown(session.core.epoch, spare.tickets):
+        if spare.fences:
+            for timeline in session.timelines.unknown(session.core.epoch, spare.fences):
                 yield from know_timeline(session, timeline)
         hold: Hold = spare.hold(session, description)
     except BaseException:
@@ -282,25 +282,25 @@ def lease(session: Session, buffer_id: int, generation: int, *, write: bool, tim
 
 
 def publish(
-    hold: Hold, name: str, *, keep: bool, replace: bool, stream: Any, event: Any = None, ticket: bool = True
+    hold: Hold, name: str, *, keep: bool, replace: bool, stream: Any, event: Any = None, fence: bool = True
 ) -> Flow[None]:
     """Name a buffer whose content is complete, or will be when streams have done their work."""
     hold.check_usable()
     check_name(name, "buffer")
     if not hold.write:
         raise InvalidArgumentError(f"lease {hold.grant.id} is a read lease: only what was leased to write is published")
-    if not ticket and event is None:
-        raise InvalidArgumentError("ticket=False needs an event=: something has to say when the content is complete")
+    if not fence and event is None:
+        raise InvalidArgumentError("fence=False needs an event=: something has to say when the content is complete")
     mark = None if event is None else local_event(hold, event)
     # To a service without timelines events mean nothing either: the work is waited for.
-    alone = not ticket and _timelines.FEATURE in hold.session.core.features
-    made = yield from ready(hold, stream, mark, ticket=not alone)
+    alone = not fence and _timelines.FEATURE in hold.session.core.features
+    made = yield from ready(hold, stream, mark, fence=not alone)
     handle = mark.ipc_handle if mark is not None and (alone or made is not None) else b""
     yield from ask(Publish(l=hold.grant.id, nm=name, kp=keep, rp=replace, rt=made or UNSET, ev=handle), Reply)
     hold.write = False
     if hold.promise is not None:
         # What this process itself does with the buffer by way of the lease has to wait as well.
-        hold.tickets = (*hold.tickets, hold.promise)
+        hold.fences = (*hold.fences, hold.promise)
     hold.seal()
     hold.name = name
     if mark is not None:
@@ -325,17 +325,17 @@ def local_event(hold: Hold, event: Any) -> Event:
     return _event.adopt(ordinal, event)
 
 
-def ready(hold: Hold, stream: Any, event: Event | None = None, *, ticket: bool = True) -> Flow[Ticket | None]:
+def ready(hold: Hold, stream: Any, event: Event | None = None, *, fence: bool = True) -> Flow[Fence | None]:
     """Say when the content of a buffer is complete; that may have to be waited for, unless `event` says it alone."""
     if stream is not None:
         _order.name_stream(hold, stream)
     if event is not None:
         _order.name_event(hold, event)
-    if not ticket:
+    if not fence:
         return None
     if not _order.must_wait(hold):
         return _order.ready(hold)
-    made: Ticket | None = yield Do(partial(_order.ready, hold))
+    made: Fence | None = yield Do(partial(_order.ready, hold))
     return made
 
 
@@ -369,7 +369,7 @@ def wait(hold: Hold, timeout: float | None) -> Flow[None]:
     """Wait on the CPU until the memory may be used."""
     hold.check_usable()
     seconds = math.inf if timeout is None else check_wait(timeout) / 1000
-    if hold.tickets or hold.alone:
+    if hold.fences or hold.alone:
         yield Do(partial(_order.wait, hold, seconds))
     _order.check(hold)
 

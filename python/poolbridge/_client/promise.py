@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from poolbridge._order.timeline import Timeline
     from poolbridge._session.hold import Hold
-    from poolbridge._wire.messages import Ticket
+    from poolbridge._wire.messages import Fence
 
 
 class Promise:
@@ -20,10 +20,10 @@ class Promise:
     """
 
     def __init__(self, hold: Hold, timeline: Timeline) -> None:
-        self._ticket: Ticket = timeline.promise()
+        self._fence: Fence = timeline.promise()
         self._timeline = timeline
         self._hold: Hold | None = hold
-        hold.promise = self._ticket
+        hold.promise = self._fence
 
     @property
     def kept(self) -> bool:
@@ -47,7 +47,7 @@ class Promise:
         hold.promise = None
         if not hold.write or hold.sent:
             hold.seal()
-        self._timeline.page.store(self._ticket.wd, self._ticket.v)
+        self._timeline.page.store(self._fence.wd, self._fence.v)
         self._hold = None
 
     def __repr__(self) -> str:

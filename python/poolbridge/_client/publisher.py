@@ -217,7 +217,7 @@ class BasePublisher(ABC):
         """Publish the loan, waiting for room; it stays on loan if there is none."""
         if not self._shelf.loan:
             self._session.check_usable()
-            raise ClosedError(f"channel {self._channel.nm!r} was shut")
+            raise ClosedError(f"channel {self._channel.nm!r} was closed")
         spare = self._taken()
         sending = _LoanSending(self._shelf.producer, spare, self._described, texts)
         try:
@@ -323,7 +323,7 @@ class Publisher(BasePublisher):
         TypeError
             NumPy lacks the element type (``bfloat16``): give a ``wrap``.
         ClosedError
-            The publisher was closed, or the channel shut before the first loan.
+            The publisher was closed, or the channel closed before the first loan.
         """
         array = self._loaned(timeout)
         if array is not None:
@@ -352,7 +352,7 @@ class Publisher(BasePublisher):
         WaitTimeoutError, PoolLimitError
             The channel stayed full, or is full and is to fail. The array stays on loan.
         ClosedError
-            The channel was shut: the array stays on loan until the publisher is closed. Or that was closed.
+            The channel was closed: the array stays on loan until the publisher is closed. Or that was closed.
         InvalidArgumentError
             `meta` is too large, or `timeout` no time.
 

@@ -69,7 +69,7 @@ class Subscription(BaseSubscription):
 
     Asking for the next frame acknowledges those before it, and iteration lets go of them; arrays that were made from
     them live on. With ``ack="manual"`` it does neither: `Frame.ack`, `Frame.requeue` and `Frame.release` do. Iteration
-    ends when the channel is shut: in a queue, once every frame is acknowledged. It raises `ProducerDiedError` at a
+    ends when the channel is closed: in a queue, once every frame is acknowledged. It raises `ProducerDiedError` at a
     frame whose producer died before it was complete, and another error when no frame can come any more; after the
     first, iterating again goes on.
 
@@ -115,7 +115,7 @@ class Subscription(BaseSubscription):
         Returns
         -------
         Frame or None
-            None if the channel was shut.
+            None if the channel was closed.
 
         Raises
         ------

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from poolbridge._wire.messages import Pool, Ticket
+from poolbridge._wire.messages import Fence, Pool
 from poolbridge._wire.transport import Descriptors
 
 
@@ -40,6 +40,6 @@ class KnownBlock(Struct, eq=False, gc=True):
     arrays: list[tuple[Any, Any, Any]] = field(default_factory=list)
     generation: int = 0
 
-    def used(self, ticket: Ticket) -> None:
+    def used(self, fence: Fence) -> None:
         """Note when a stream is done with it; threads may say so in another order than the stream gets there."""
-        self.uses[ticket.wd] = max(ticket.v, self.uses.get(ticket.wd, 0))
+        self.uses[fence.wd] = max(fence.v, self.uses.get(fence.wd, 0))

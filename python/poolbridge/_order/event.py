@@ -1,4 +1,4 @@
-"""Interprocess events of CUDA, for those who have them already: tickets work in more places.
+"""Interprocess events of CUDA, for those who have them already: fences work in more places.
 
 They are made and opened through ``cuda.bindings``: cuda.core has no public way to open one by its bytes. Its events,
 and those of CuPy and PyTorch, are taken as they are.
@@ -156,7 +156,7 @@ def make(ordinal: int) -> Event:
     with _cuda.current(ordinal):
         result, number = driver.cuEventCreate(_DISABLE_TIMING | _INTERPROCESS)
         if result == driver.CUresult.CUDA_ERROR_NOT_SUPPORTED:
-            raise EventUnavailableError(f"GPU {ordinal} has no interprocess events: use tickets (leave out event=)")
+            raise EventUnavailableError(f"GPU {ordinal} has no interprocess events: use fences (leave out event=)")
         if result != driver.CUresult.CUDA_SUCCESS:
             raise DriverError(f"cuEventCreate: {result.name}")
     event = Event(ordinal, b"", int(number))
@@ -241,7 +241,7 @@ def open_event(ordinal: int, handle: bytes) -> Event:
     if result == results.CUDA_ERROR_MAP_FAILED:
         raise EventUnavailableError(
             "the interprocess event cannot be opened: the process that made it is of another user, sees "
-            "another /dev/shm (as in another container), or is gone. Tickets work there: have it publish with one "
+            "another /dev/shm (as in another container), or is gone. Fences work there: have it publish with one "
             f"({result.name})"
         )
     if result == results.CUDA_ERROR_INVALID_CONTEXT:

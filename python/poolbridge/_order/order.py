@@ -1,6 +1,6 @@
 """The one place where work on memory is put in order between processes.
 
-A buffer comes with tickets: words of timelines and the values that they must reach before its memory is used. A stream
+A buffer comes with fences: words of timelines and the values that they must reach before its memory is used. A stream
 of a GPU is made to wait for them and goes on by itself; what only the CPU can do, the CPU waits for, with a time limit.
 A session that gives a buffer away has the streams that used it write words of its timeline, and sends those along.
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from poolbridge._memory.kinds import BlockMemory
     from poolbridge._order.event import Event
     from poolbridge._order.timelines import Timelines
-    from poolbridge._wire.messages import Grant, Ticket
+    from poolbridge._wire.messages import Fence, Grant
 
-MOST_TICKETS = 16
+MOST_FENCES = 16
 
-Say: TypeAlias = "Callable[[tuple[Ticket, ...]], None]"
-"""Ends a lease with its tickets; it neither waits nor raises."""
+Say: TypeAlias = "Callable[[tuple[Fence, ...]], None]"
+"""Ends a lease with its fences; it neither waits nor raises."""
 
 
 class Owner(Protocol):
@@ -54,13 +54,13 @@ class Held(Protocol):
 
     grant: Grant
     memory: BlockMemory
-    tickets: tuple[Ticket, ...]
+    fences: tuple[Fence, ...]
     event: Event | None
     alone: bool
     streams: dict[StreamKey, None] | None
     unordered: bool
     named: bool
-    promise: Ticket | None
+    promise: Fence | None
     lost: bool
 
     @property
@@ -69,7 +69,7 @@ class Held(Protocol):
 
     @property
     def single(self) -> bool:
-        """Whether one ticket has to say when all work on the memory is done."""
+        """Whether one fence has to say when all work on the memory is done."""
 
 
 # Before the memory is used
@@ -103,18 +103,18 @@ def before_use(hold: Held, stream: Any) -> None:
     elif key is None:
         hold.unordered = True
     elif hold.streams is None:
-        if hold.tickets or hold.alone:
+        if hold.fences or hold.alone:
             _make_wait(hold, key)
         hold.streams = {key: None}
     elif key not in hold.streams:
-        if hold.tickets or hold.alone:
+        if hold.fences or hold.alone:
             _make_wait(hold, key)
         hold.streams[key] = None
 
 
 def before_cpu(hold: Held) -> None:
     """Make the CPU wait until the memory may be used; raises as `wait` does."""
-    if hold.tickets or hold.alone:
+    if hold.fences or hold.alone:
         wait(hold)
 
 
@@ -149,7 +149,7 @@ def ready_event(hold: Held) -> Event | None:
 
 
 def _lone_event(hold: Held) -> Event | None:
-    """Give the event that has to be waited for, if there is one that no ticket stands for."""
+    """Give the event that has to be waited for, if there is one that no fence stands for."""
     if not hold.alone:
         return None
     check(hold)
@@ -179,9 +179,9 @@ def wait(hold: Held, seconds: float | None = None) -> None:
     """
     limit = hold.session.patience if seconds is None else seconds
     deadline = time.monotonic() + limit
-    for ticket in _unreached(hold):
-        page = hold.session.timelines.page(ticket.tl)
-        if page is None or page.wait(ticket.wd, ticket.v, max(deadline - time.monotonic(), 0)):
+    for fence in _unreached(hold):
+        page = hold.session.timelines.page(fence.tl)
+        if page is None or page.wait(fence.wd, fence.v, max(deadline - time.monotonic(), 0)):
             continue
         raise WaitTimeoutError(
             f"buffer {hold.grant.bf} is not ready after {limit:g} s: the work of another process on it goes on"
@@ -212,32 +212,32 @@ def lost(hold: Held) -> bool:
     if _process.pid != hold.session.pid:
         hold.session.check_usable()  # a forked child has no pages to look at
     if not hold.lost and not hold.grant.wr:
-        for ticket in hold.grant.wt:
-            page = hold.session.timelines.page(ticket.tl)
-            if page is not None and page.died(ticket.wd, ticket.v):
+        for fence in hold.grant.wt:
+            page = hold.session.timelines.page(fence.tl)
+            if page is not None and page.died(fence.wd, fence.v):
                 hold.lost = True
     return hold.lost
 
 
-def _unreached(hold: Held) -> tuple[Ticket, ...]:
-    """Give the tickets that the CPU has not seen reached, and forget the others.
+def _unreached(hold: Held) -> tuple[Fence, ...]:
+    """Give the fences that the CPU has not seen reached, and forget the others.
 
     A reader or an earlier writer that died has let go of the memory, which is all that a writer needs to know.
     """
-    if hold.tickets:
+    if hold.fences:
         timelines = hold.session.timelines
         left = []
-        for ticket in hold.tickets:
-            page = timelines.page(ticket.tl)
+        for fence in hold.fences:
+            page = timelines.page(fence.tl)
             if page is None and hold.single and not hold.grant.wr:
                 # The page is gone. The service knows of no reader of such a frame: nothing says whether it is complete.
                 hold.session.check_usable()
                 hold.lost = True
-            elif page is not None and not page.reached(ticket.wd, ticket.v):
-                left.append(ticket)
-        hold.tickets = tuple(left)
+            elif page is not None and not page.reached(fence.wd, fence.v):
+                left.append(fence)
+        hold.fences = tuple(left)
         check(hold)
-    return hold.tickets
+    return hold.fences
 
 
 def _make_wait(hold: Held, key: StreamKey) -> None:
@@ -251,19 +251,19 @@ def _make_wait(hold: Held, key: StreamKey) -> None:
     timelines = hold.session.timelines
     own = timelines.streams_of(key.ordinal)
     word = own.word(key) if own is not None else None
-    for ticket in left:
-        page = timelines.page(ticket.tl)
+    for fence in left:
+        page = timelines.page(fence.tl)
         if page is None:
             continue
         address = page.on_device(key.ordinal) if own is not None else 0
         if own is None or not address:
             wait(hold)
             return
-        if word is not None and ticket.tl == own.id and ticket.wd == word.index:
+        if word is not None and fence.tl == own.id and fence.wd == word.index:
             continue  # the stream's own earlier work
-        timelines.waits(own, key, ticket.tl)
+        timelines.waits(own, key, fence.tl)
         page.settle()
-        _cuda_stream.wait(key.ordinal, key.handle, address + 8 * ticket.wd, ticket.v)
+        _cuda_stream.wait(key.ordinal, key.handle, address + 8 * fence.wd, fence.v)
 
 
 class Follower:
@@ -295,35 +295,35 @@ class Follower:
         # The stream's GPU as a whole: once others were told, the memory may be mapped no more.
         self._synchronize = partial(_cuda.synchronize, key.ordinal)
 
-    def before(self, tickets: tuple[Ticket, ...]) -> bool:
+    def before(self, fences: tuple[Fence, ...]) -> bool:
         """Make the stream wait until a frame's memory may be used; False if that takes more than its wait."""
         timelines, own, key = self._timelines, self._own, self._key
         if timelines.own is not own or not (self.anywhere or key.reachable):
             return False
-        if not tickets:
+        if not fences:
             return True
         word = own.word(key)
-        for ticket in tickets:
-            if word is not None and ticket.tl == own.id and ticket.wd == word.index:
+        for fence in fences:
+            if word is not None and fence.tl == own.id and fence.wd == word.index:
                 continue  # the stream's own earlier work
-            page = timelines.page(ticket.tl)
+            page = timelines.page(fence.tl)
             if page is None:
                 return False
-            if page.reached(ticket.wd, ticket.v):
-                if page.died(ticket.wd, ticket.v):
+            if page.reached(fence.wd, fence.v):
+                if page.died(fence.wd, fence.v):
                     return False
                 continue
             address = page.on_device(key.ordinal)
             if not address:
                 return False
-            timelines.waits(own, key, ticket.tl)
+            timelines.waits(own, key, fence.tl)
             page.settle()
-            _cuda_stream.wait(key.ordinal, key.handle, address + 8 * ticket.wd, ticket.v)
+            _cuda_stream.wait(key.ordinal, key.handle, address + 8 * fence.wd, fence.v)
         return True
 
     @property
     def recorded(self) -> bool:
-        """Whether the stream's work is being recorded into a graph, which would write an old ticket ever again."""
+        """Whether the stream's work is being recorded into a graph, which would write an old fence ever again."""
         return _cuda_stream.recorded(self._key.ordinal, self._key.handle)
 
     def done(self, say: Say) -> None:
@@ -346,7 +346,7 @@ def follower(hold: Held, stream: Any) -> Follower | None:
 def must_wait(hold: Held) -> bool:
     """Whether `ready` and `done` have to wait: for the CPU's turn, or in `_fall_back`."""
     if hold.memory.pool.device[0] == _dlpack.CPU:
-        return bool(hold.tickets)
+        return bool(hold.fences)
     used = hold.streams is not None or hold.unordered
     return used and (hold.promise is not None or _own(hold) is None)
 
@@ -359,7 +359,7 @@ def done(hold: Held, say: Say) -> None:
     hold
         The lease.
     say
-        Called once, whatever happens, with tickets, or with none if it is done: `done` waited for the device then. It
+        Called once, whatever happens, with fences, or with none if it is done: `done` waited for the device then. It
         must neither wait nor raise.
     """
     if hold.streams is None and not hold.unordered:
@@ -369,17 +369,17 @@ def done(hold: Held, say: Say) -> None:
     if own is None:
         _after(hold.memory.synchronize, say)
     elif len(streams) > 1:
-        tickets: tuple[Ticket, ...] = ()
+        fences: tuple[Fence, ...] = ()
         try:
-            tickets = (_single(hold, own) if hold.single else _written(own, streams)) or _fall_back(hold)
+            fences = (_single(hold, own) if hold.single else _written(own, streams)) or _fall_back(hold)
         finally:
-            say(tickets)
+            say(fences)
     elif not _tell(own, streams[0], say, hold.memory.synchronize):
         _after(hold.memory.synchronize, say)
 
 
 def _tell(own: Timeline, key: StreamKey, say: Say, synchronize: Callable[[], None]) -> bool:
-    """Say that a stream will write a ticket, and have it do so; False if it cannot: nothing was said."""
+    """Say that a stream will write a fence, and have it do so; False if it cannot: nothing was said."""
     try:
         return key.reachable and own.tell(key, say, synchronize)
     except PoolLimitError:
@@ -393,26 +393,26 @@ def _after(synchronize: Callable[[], None], say: Say) -> None:
         say(())
 
 
-def _written(own: Timeline, streams: Iterable[StreamKey], *, wait: bool = True) -> tuple[Ticket, ...]:
-    """Have streams write tickets; none if one cannot."""
+def _written(own: Timeline, streams: Iterable[StreamKey], *, wait: bool = True) -> tuple[Fence, ...]:
+    """Have streams write fences; none if one cannot."""
     try:
-        tickets = [own.write(key, wait=wait) for key in streams]
+        fences = [own.write(key, wait=wait) for key in streams]
     except (DriverError, PoolLimitError):
         return ()
-    written = tuple([ticket for ticket in tickets if ticket is not None])
-    return written if len(written) == len(tickets) else ()
+    written = tuple([fence for fence in fences if fence is not None])
+    return written if len(written) == len(fences) else ()
 
 
-def _single(hold: Held, own: Timeline) -> tuple[Ticket, ...]:
+def _single(hold: Held, own: Timeline) -> tuple[Fence, ...]:
     """Have one stream write for all; none if it cannot."""
     try:
-        ticket = _joined(hold, own)
+        fence = _joined(hold, own)
     except (DriverError, PoolLimitError):
         return ()
-    return () if ticket is None else (ticket,)
+    return () if fence is None else (fence,)
 
 
-def done_at_once(hold: Held) -> tuple[Ticket, ...] | None:
+def done_at_once(hold: Held) -> tuple[Fence, ...] | None:
     """Do as `done` in a finaliser, which must not wait; None if that cannot be."""
     if hold.streams is None and not hold.unordered:
         return ()
@@ -422,7 +422,7 @@ def done_at_once(hold: Held) -> tuple[Ticket, ...] | None:
     return _written(own, streams, wait=False) or None
 
 
-def ready(hold: Held) -> Ticket | None:
+def ready(hold: Held) -> Fence | None:
     """Say when the content is complete; None: it is. May wait for the device in `_fall_back`."""
     device, promise = hold.memory.pool.device, hold.promise
     if device[0] == _dlpack.CPU:
@@ -442,25 +442,25 @@ def ready(hold: Held) -> Ticket | None:
         _fall_back(hold)
         return None
     try:
-        ticket = _joined(hold, own)
+        fence = _joined(hold, own)
     except (DriverError, PoolLimitError):
         _fall_back(hold)
         return None
-    if ticket is not None:
+    if fence is not None:
         # What this process itself does with the buffer later on has to wait as well.
-        hold.tickets = (*hold.tickets, ticket)
-    return ticket
+        hold.fences = (*hold.fences, fence)
+    return fence
 
 
-def _joined(hold: Held, own: Timeline) -> Ticket | None:
+def _joined(hold: Held, own: Timeline) -> Fence | None:
     """Have one stream write for all, after it has waited for the others."""
     *others, last = _streams(hold)
     for key in others:
-        ticket = own.write(key)
-        if ticket is not None:
+        fence = own.write(key)
+        if fence is not None:
             hold.session.timelines.waits(own, last, own.id)
-            address = own.page.on_device(key.ordinal) + 8 * ticket.wd
-            _cuda_stream.wait(last.ordinal, last.handle, address, ticket.v)
+            address = own.page.on_device(key.ordinal) + 8 * fence.wd
+            _cuda_stream.wait(last.ordinal, last.handle, address, fence.v)
     return own.write(last)
 
 
@@ -469,7 +469,7 @@ def _own(hold: Held) -> Timeline | None:
     if hold.unordered and not hold.named:
         return None
     streams = _streams(hold)
-    if not streams or len(streams) > MOST_TICKETS or not all(key.reachable for key in streams):
+    if not streams or len(streams) > MOST_FENCES or not all(key.reachable for key in streams):
         return None
     return hold.session.timelines.streams_of(hold.memory.pool.device[1])
 
@@ -478,7 +478,7 @@ def _streams(hold: Held) -> list[StreamKey]:
     return list(hold.streams) if hold.streams is not None else []
 
 
-def _fall_back(hold: Held) -> tuple[Ticket, ...]:
-    """Wait until the device has done all work of this process: then no ticket is needed."""
+def _fall_back(hold: Held) -> tuple[Fence, ...]:
+    """Wait until the device has done all work of this process: then no fence is needed."""
     hold.memory.synchronize()
     return ()

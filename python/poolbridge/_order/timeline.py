@@ -9,7 +9,7 @@ from poolbridge._cuda import stream as _cuda_stream
 from poolbridge._order.page import WORDS, Page
 from poolbridge._sys.errors import DriverError, PoolLimitError
 from poolbridge._sys.process import this_thread
-from poolbridge._wire.messages import Ticket
+from poolbridge._wire.messages import Fence
 
 # Of a promise, which is no stream but has a word like one.
 _NO_DEVICE: Final = -1
@@ -76,7 +76,7 @@ class Timeline:
         """Whether this process's stream behind a word has come to a value."""
         return self.page.reached(word, value)
 
-    def write(self, key: StreamKey, *, wait: bool = True) -> Ticket | None:
+    def write(self, key: StreamKey, *, wait: bool = True) -> Fence | None:
         """Have a stream write the next value of its word.
 
         Parameters
@@ -86,7 +86,7 @@ class Timeline:
 
         Returns
         -------
-        Ticket or None
+        Fence or None
             What is reached when the stream has done the work that it has so far; None if others were at it, or the
             timeline is closed.
 
@@ -106,17 +106,17 @@ class Timeline:
             # Under the lock, for the values of a word must come in order.
             self._write(key, word, word.value + 1)
             word.value += 1
-            return Ticket(self.id, word.index, word.value)
+            return Fence(self.id, word.index, word.value)
         finally:
             self._lock.release()
 
-    def tell(self, key: StreamKey, say: Callable[[tuple[Ticket, ...]], None], finish: Callable[[], None]) -> bool:
+    def tell(self, key: StreamKey, say: Callable[[tuple[Fence, ...]], None], finish: Callable[[], None]) -> bool:
         """Say what a stream will write next, and then have it do so: who is told need not wait for the driver's call.
 
         Parameters
         ----------
         say
-            Called with the ticket. It must neither wait nor raise: the timeline's lock is held.
+            Called with the fence. It must neither wait nor raise: the timeline's lock is held.
         finish
             Waits until the stream has done its work, where it takes no more. The CPU writes the word then: others that
             were told may wait for it.
@@ -141,7 +141,7 @@ class Timeline:
             word = self._words.get(key) or self._take(key)
             word.value += 1
             try:
-                say((Ticket(self.id, word.index, word.value),))
+                say((Fence(self.id, word.index, word.value),))
             finally:
                 self._write_told(key, word, finish)
         finally:
@@ -169,8 +169,8 @@ class Timeline:
         with self._lock:
             self._closed = True
 
-    def promise(self) -> Ticket:
-        """Give the next ticket of a word that no stream writes.
+    def promise(self) -> Fence:
+        """Give the next fence of a word that no stream writes.
 
         Raises
         ------
@@ -181,7 +181,7 @@ class Timeline:
             self._promises += 1
             word = self._take(StreamKey(_NO_DEVICE, self._promises))
             word.value += 1
-            return Ticket(self.id, word.index, word.value)
+            return Fence(self.id, word.index, word.value)
 
     def upcoming(self, key: StreamKey) -> tuple[int, int]:
         """Give the word and the value that a stream will write next."""

@@ -1,4 +1,4 @@
-"""The timelines that a session knows: its own, and those of the tickets that it was sent."""
+"""The timelines that a session knows: its own, and those of the fences that it was sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from poolbridge._order.timeline import StreamKey, Timeline
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from poolbridge._wire.messages import Ticket
+    from poolbridge._wire.messages import Fence
 
 FEATURE = "timelines"
 
@@ -44,21 +44,21 @@ class Timelines:
         return True
 
     def add_gone(self, timeline: int) -> None:
-        """Note a timeline that the service has forgotten already: all of its tickets are reached."""
+        """Note a timeline that the service has forgotten already: all of its fences are reached."""
         self._pages.setdefault(timeline, None)
 
-    def unknown(self, epoch: bytes, tickets: Iterable[Ticket]) -> list[int]:
-        """Give the timelines of tickets whose pages have to be asked for."""
+    def unknown(self, epoch: bytes, fences: Iterable[Fence]) -> list[int]:
+        """Give the timelines of fences whose pages have to be asked for."""
         found = []
-        for ticket in tickets:
-            if ticket.tl in self._pages or ticket.tl in found:
+        for fence in fences:
+            if fence.tl in self._pages or fence.tl in found:
                 continue
-            page = PAGES.find(epoch, ticket.tl)
+            page = PAGES.find(epoch, fence.tl)
             if page is None:
-                found.append(ticket.tl)
+                found.append(fence.tl)
             else:
                 self._epoch = epoch
-                self._pages[ticket.tl] = page
+                self._pages[fence.tl] = page
         return found
 
     def page(self, timeline: int) -> Page | None:
@@ -77,19 +77,19 @@ class Timelines:
         word, value = own.upcoming(key)
         self._waits.setdefault(timeline, {})[word] = value
 
-    def pin(self, tickets: Iterable[Ticket]) -> None:
+    def pin(self, fences: Iterable[Fence]) -> None:
         """Keep pages until `unpin`, though the service forgets them: it knows of no waits here. The lock is held."""
-        for ticket in tickets:
-            self._pins[ticket.tl] = self._pins.get(ticket.tl, 0) + 1
+        for fence in fences:
+            self._pins[fence.tl] = self._pins.get(fence.tl, 0) + 1
 
-    def unpin(self, tickets: Iterable[Ticket]) -> None:
-        """Undo `pin` of the same tickets. The session's lock is held."""
-        for ticket in tickets:
-            left = self._pins.get(ticket.tl, 0) - 1
+    def unpin(self, fences: Iterable[Fence]) -> None:
+        """Undo `pin` of the same fences. The session's lock is held."""
+        for fence in fences:
+            left = self._pins.get(fence.tl, 0) - 1
             if left > 0:
-                self._pins[ticket.tl] = left
+                self._pins[fence.tl] = left
             else:
-                self._pins.pop(ticket.tl, None)
+                self._pins.pop(fence.tl, None)
         if self._forgotten:
             self.tidy()
 

@@ -25,7 +25,7 @@ from poolbridge._sys.errors import (
     WaitTimeoutError,
 )
 from poolbridge._wire.channel_messages import Doubt, Map, MapReply
-from poolbridge._wire.messages import Channel, Grant, Tensor, Ticket
+from poolbridge._wire.messages import Channel, Fence, Grant, Tensor
 
 if TYPE_CHECKING:
     from poolbridge import _native
@@ -48,10 +48,10 @@ class Kept:
         self.wrap = wrap
 
 
-def tickets_of(frame: _native.Frame) -> tuple[Ticket, ...]:
+def fences_of(frame: _native.Frame) -> tuple[Fence, ...]:
     """Give what must be reached before a frame is used."""
     value, timeline = frame.value, frame.timeline
-    return (Ticket(timeline, frame.word, value),) if value and timeline else ()
+    return (Fence(timeline, frame.word, value),) if value and timeline else ()
 
 
 class Consumer(Membership):
@@ -73,7 +73,7 @@ class Consumer(Membership):
     unsettled
         The ids of the grants whose frames are neither acknowledged nor given back. The session's lock guards it.
     ended
-        Whether no frame will come any more; `error` says why, if the channel was not shut.
+        Whether no frame will come any more; `error` says why, if the channel was not closed.
     left
         Whether it takes no part any more.
     early
@@ -94,14 +94,14 @@ class Consumer(Membership):
         self.error: PoolbridgeError | None = None
         self.left = False
         self.early: deque[Any] = deque()
-        self._undecided: list[tuple[Grant, tuple[Ticket, ...]]] = []
+        self._undecided: list[tuple[Grant, tuple[Fence, ...]]] = []
         self._credited: threading.Event | None = None
         self._looking = threading.Lock()
         self._slots = max(1 << (2 * channel.cp - 1).bit_length(), _LEAST_SLOTS)
         self._frames: dict[int, _native.Frame] = {}  # by the id of the grant
         self._counted: set[int] = set()  # ids of grants that count for their blocks
         self._given: set[int] = set()  # numbers that were given back while they stayed in hand
-        self._tickets: dict[int, tuple[int, int]] = {}  # word and value by slot of the number
+        self._fences: dict[int, tuple[int, int]] = {}  # word and value by slot of the number
 
     def _add(self, slot: int, member: int, fd: int) -> None:
         self.native.add_track(slot, member, fd)
@@ -189,7 +189,7 @@ class Consumer(Membership):
             bs=0,
             n=frame.nbytes,
             t=tensor,
-            wt=tickets_of(frame),
+            wt=fences_of(frame),
             ev=frame.event or b"",
         )
         with self.session.lock:
@@ -296,25 +296,25 @@ class Consumer(Membership):
     def decide(self, *, back: bool) -> None:
         """Let go of the frames that nobody has any more and that were not settled. The session's lock is held."""
         undecided, self._undecided = self._undecided, []
-        for grant, tickets in undecided:
-            self._end(grant, tickets, back=back)
+        for grant, fences in undecided:
+            self._end(grant, fences, back=back)
 
     # Letting go
 
-    def end_frame(self, grant: Grant, tickets: tuple[Ticket, ...], *, back: bool, alone: bool) -> None:
-        """Let go of a frame, after which the work of `tickets`, one at most, may go on. The session's lock is held.
+    def end_frame(self, grant: Grant, fences: tuple[Fence, ...], *, back: bool, alone: bool) -> None:
+        """Let go of a frame, after which the work of `fences`, one at most, may go on. The session's lock is held.
 
         One of a queue that nobody has any more (`alone`), and that is not settled, is acknowledged when the next is
         asked for. It goes back to the queue if none is.
         """
         if alone and self.goes_back(grant):
             if self.auto and not self.left and self.session.ended is None:
-                self._undecided.append((grant, tickets))
+                self._undecided.append((grant, fences))
                 return
             back = True
-        self._end(grant, tickets, back=back)
+        self._end(grant, fences, back=back)
 
-    def _end(self, grant: Grant, tickets: tuple[Ticket, ...], *, back: bool) -> None:
+    def _end(self, grant: Grant, fences: tuple[Fence, ...], *, back: bool) -> None:
         settled = grant.id not in self.unsettled
         self.unsettled.discard(grant.id)
         frame = self._frames.pop(grant.id, None)
@@ -323,23 +323,23 @@ class Consumer(Membership):
             if not settled and number in self._given:
                 self._settle(number, back=back)  # it is in hand twice: which one ends has to be said
             self.session.timelines.unpin(grant.wt)
-            self._let_go(number, tickets, back=back and self.queue)
+            self._let_go(number, fences, back=back and self.queue)
             if number in self._given and all(other.number != number for other in self._frames.values()):
                 self._given.discard(number)
         self._tell()
         if grant.id in self._counted:
             self._counted.remove(grant.id)
-            self.session.disown(grant, tickets)
+            self.session.disown(grant, fences)
 
-    def end_lone(self, number: int, tickets: tuple[Ticket, ...] = (), *, back: bool) -> None:
+    def end_lone(self, number: int, fences: tuple[Fence, ...] = (), *, back: bool) -> None:
         """Let go of a frame that has no grant; never waits."""
         if number in self._given:
             self._settle(number, back=back)
-        self._let_go(number, tickets, back=back)
+        self._let_go(number, fences, back=back)
 
-    def _let_go(self, number: int, tickets: tuple[Ticket, ...] = (), *, back: bool) -> None:
-        word, value = (tickets[0].wd, tickets[0].v) if tickets else (0, 0)
-        if self._end_native(number, word, value, back=back) is NATIVE.Condition.TICKET_PENDING:
+    def _let_go(self, number: int, fences: tuple[Fence, ...] = (), *, back: bool) -> None:
+        word, value = (fences[0].wd, fences[0].v) if fences else (0, 0)
+        if self._end_native(number, word, value, back=back) is NATIVE.Condition.FENCE_PENDING:
             self.session.later(partial(self._end_after, number, word, value, back=back))
 
     def _end_native(self, number: int, word: int, value: int, *, back: bool, settled: bool = False) -> Any:
@@ -348,15 +348,15 @@ class Consumer(Membership):
             result = end(number, word, value, settled)
         except (ClosedError, LeaseReleasedError, ForkError):
             return None
-        if value and result is not NATIVE.Condition.TICKET_PENDING:
-            self._tickets[number & (self._slots - 1)] = word, value
+        if value and result is not NATIVE.Condition.FENCE_PENDING:
+            self._fences[number & (self._slots - 1)] = word, value
         if self.left and not self.native.in_hand:
             self.native.close()
         return result
 
     def _end_after(self, number: int, word: int, value: int, *, back: bool) -> None:
-        """Let go of a frame once the ticket is reached that its own would take the place of."""
-        before, own = self._tickets.get(number & (self._slots - 1)), self.session.timelines.own
+        """Let go of a frame once the fence is reached that its own would take the place of."""
+        before, own = self._fences.get(number & (self._slots - 1)), self.session.timelines.own
         while before is not None and own is not None and not own.page.wait(*before, 1.0):
             pass
         self._end_native(number, word, value, back=back, settled=True)
@@ -374,7 +374,7 @@ class Consumer(Membership):
     # The end
 
     def lose(self, error: PoolbridgeError | None) -> None:
-        """Note that no frame will come any more, and why; None: the channel was shut, or nobody wants one."""
+        """Note that no frame will come any more, and why; None: the channel was closed, or nobody wants one."""
         if not self.ended:
             self.error = error
             self.ended = True
@@ -480,6 +480,6 @@ def claim(consumer: Consumer, frame: _native.Frame) -> Flow[Hold]:
     """
     session, grant = consumer.session, consumer.grant(frame)
     hold = held(session, grant, consumer) or (yield from take(session, grant, consumer))
-    if hold.lost or hold.tickets:
+    if hold.lost or hold.fences:
         _order.check(hold)
     return hold

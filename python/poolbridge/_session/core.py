@@ -35,6 +35,7 @@ from poolbridge._wire.messages import (
     Dropped,
     Envelope,
     Export,
+    Fence,
     Goodbye,
     Grant,
     GrantReply,
@@ -45,7 +46,6 @@ from poolbridge._wire.messages import (
     Release,
     Reply,
     Request,
-    Ticket,
     Working,
 )
 from poolbridge._wire.packet import check, decode, encode
@@ -154,7 +154,7 @@ class Core:
         if call is not None and call.request is request:
             self.abandon(call)
 
-    def release(self, grant: Grant, tickets: tuple[Ticket, ...] = (), *, failed: bool) -> KnownBlock | None:
+    def release(self, grant: Grant, fences: tuple[Fence, ...] = (), *, failed: bool) -> KnownBlock | None:
         """End a lease.
 
         Returns
@@ -162,16 +162,16 @@ class Core:
         KnownBlock or None
             The block, if the service wants it back and this was its last lease.
         """
-        self.tell(Release(l=grant.id, fl=failed, dt=tickets))
-        return self.forget(grant, tickets)
+        self.tell(Release(l=grant.id, fl=failed, dt=fences))
+        return self.forget(grant, fences)
 
-    def forget(self, grant: Grant, tickets: tuple[Ticket, ...] = ()) -> KnownBlock | None:
+    def forget(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> KnownBlock | None:
         """Note that a lease has ended, and when the work on its block is done; give what `release` gives."""
         block = self.blocks.get(grant.bl)
         if block is None:
             return None
-        for ticket in tickets:
-            block.used(ticket)
+        for fence in fences:
+            block.used(fence)
         block.leases -= 1
         return block if block.recalled and not block.leases else None
 

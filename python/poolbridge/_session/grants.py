@@ -1,4 +1,4 @@
-"""From what the service grants to a hold: opening the pool, mapping the block and the timelines of its tickets."""
+"""From what the service grants to a hold: opening the pool, mapping the block and the timelines of its fences."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> Ho
 
 
 def take(session: Session, grant: Grant, consumer: Consumer | None = None) -> Flow[Hold]:
-    """Make a hold of a grant: open its pool, map its block and the timelines of its tickets, if that is to be done."""
+    """Make a hold of a grant: open its pool, map its block and the timelines of its fences, if that is to be done."""
     try:
         if consumer is not None:
             yield from consumer.learn(grant)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from poolbridge._order.timeline import StreamKey
     from poolbridge._session.consumer import Consumer
     from poolbridge._session.session import Session
-    from poolbridge._wire.messages import Grant, Pool, Ticket
+    from poolbridge._wire.messages import Fence, Grant, Pool
 
 
 class Hold:
@@ -69,15 +69,15 @@ class Hold:
         self.unaccounted = False
         self.failed = False
         # What has to be waited for, the streams that used the memory, and whether others did that nobody named.
-        self.tickets = grant.wt
-        # The event that came with the content; `alone`: no ticket says the same, and it must be waited for.
+        self.fences = grant.wt
+        # The event that came with the content; `alone`: no fence says the same, and it must be waited for.
         self.event: Event | None = None
         self.alone = grant.eo
         self.streams: dict[StreamKey, None] | None = None
         self.unordered = False
         self.named = False
         # What stands for the content, where this process completes it later by itself.
-        self.promise: Ticket | None = None
+        self.promise: Fence | None = None
         self.lost = bool(session.lost) and grant.bf in session.lost
         # Whether it came of an allocation: nobody else can have a lease or a name of the buffer.
         self.allocated = False
@@ -92,7 +92,7 @@ class Hold:
 
     @property
     def single(self) -> bool:
-        """Whether one ticket has to say when all work on the memory is done."""
+        """Whether one fence has to say when all work on the memory is done."""
         return self.consumer is not None
 
     def check_usable(self) -> None:
@@ -206,7 +206,7 @@ class Hold:
     def lender(self) -> Hold:
         """Make a copy for an array that outlives the lease: it only keeps the block mapped; see `Session.lend`."""
         twin = self._twin()
-        twin.tokens, twin.tickets, twin.streams, twin.consumer = set(), (), None, None
+        twin.tokens, twin.fences, twin.streams, twin.consumer = set(), (), None, None
         return twin
 
     def unused_after(self, error: BaseException, *, failed: bool) -> bool:

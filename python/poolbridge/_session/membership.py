@@ -107,7 +107,7 @@ class Membership(ABC):
 
     def destroyed(self) -> ClosedError:
         """Make the error of a channel whose pool was destroyed."""
-        return ClosedError(f"channel {self.channel.nm!r} is gone: it was shut, or its pool was destroyed")
+        return ClosedError(f"channel {self.channel.nm!r} is gone: it was closed, or its pool was destroyed")
 
 
 def hear(session: Session, ready: Callable[[], bool], seconds: float | None) -> Flow[bool]:

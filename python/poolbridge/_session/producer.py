@@ -14,7 +14,7 @@ from poolbridge._session.flow import Flow, Sleep
 from poolbridge._session.membership import NATIVE, Membership, hear, join
 from poolbridge._session.spares import Spare
 from poolbridge._sys.errors import ClosedError, ForkError, PoolLimitError, WaitTimeoutError
-from poolbridge._wire.messages import Ticket
+from poolbridge._wire.messages import Fence
 
 if TYPE_CHECKING:
     from poolbridge import _native
@@ -35,7 +35,7 @@ class Producer(Membership):
     loans
         The leases that the channel has, by the block, each with what its next writer waits for besides.
     over
-        Whether the channel was shut: once all leases are back, this producer leaves.
+        Whether the channel was closed: once all leases are back, this producer leaves.
     """
 
     native: _native.Producer
@@ -72,13 +72,13 @@ class Producer(Membership):
             return
         if not isinstance(came, list):
             return  # a cursor that it does not know yet, or its part has ended
-        for block, tickets in came:
+        for block, fences in came:
             spare = self.loans.pop(block, None)
             if spare is None:
                 continue  # this producer has left meanwhile
             spare.owned = True
-            if tickets:
-                spare.tickets = (*spare.tickets, *(Ticket(*ticket) for ticket in tickets))
+            if fences:
+                spare.fences = (*spare.fences, *(Fence(*fence) for fence in fences))
             if seconds:
                 self.session.return_spare(spare)
             else:
@@ -170,25 +170,25 @@ class _LeaseSending(Sending):
         hold: Hold,
         description: Description,
         *,
-        ticket: Ticket | None,
+        fence: Fence | None,
         texts: bytes,
         event: bytes,
     ) -> None:
         super().__init__(producer)
         self._hold = hold
-        self._ticket = ticket
+        self._fence = fence
         self._texts = texts
         self._event = event or None
         self._described = producer.describe(description)
         self._apart = False
 
     def _try(self, seconds: float | None) -> Any:
-        producer, hold, ticket = self.producer, self._hold, self._ticket
+        producer, hold, fence = self.producer, self._hold, self._fence
         grant = hold.grant
         id_, packed = self._described
-        word, value = (0, 0) if ticket is None else (ticket.wd, ticket.v)
-        tickets = () if ticket is None else (ticket,)
-        producer.loans[grant.bl] = Spare(hold, tickets)  # before: another thread may see it come back
+        word, value = (0, 0) if fence is None else (fence.wd, fence.v)
+        fences = () if fence is None else (fence,)
+        producer.loans[grant.bl] = Spare(hold, fences)  # before: another thread may see it come back
         # The channel takes over what keeps the block mapped, unless arrays of the lease do so, too.
         self._apart = bool(hold.tokens) or hold.unaccounted or hold.promise is not None
         if self._apart:
@@ -204,10 +204,10 @@ class _LeaseSending(Sending):
         return result
 
     def _note(self) -> None:
-        self._hold.session.lent(self._hold, self._ticket, apart=self._apart)
+        self._hold.session.lent(self._hold, self._fence, apart=self._apart)
 
     def _end(self) -> None:
-        self._hold.session.unsend(self._hold, self._ticket)
+        self._hold.session.unsend(self._hold, self._fence)
 
 
 def producer_of(session: Session, channel: Channel) -> Flow[Producer]:
@@ -235,12 +235,12 @@ def send(
     description: Description,
     *,
     texts: Mapping[str, str],
-    ticket: Ticket | None,
+    fence: Fence | None,
     event: bytes,
     timeout: float | None,
 ) -> Flow[int]:
     """Publish a frame; give its number in the channel. The lease lives on if it was not published."""
-    sending = _LeaseSending(producer, hold, description, ticket=ticket, texts=pack_meta(texts), event=event)
+    sending = _LeaseSending(producer, hold, description, fence=fence, texts=pack_meta(texts), event=event)
     hold.released = True
     try:
         number: int = yield from deliver(sending, timeout)
@@ -274,7 +274,7 @@ def deliver(sending: Sending, timeout: float | None) -> Flow[int]:
                 raise PoolLimitError(f"channel {channel.nm!r} is full: it keeps {channel.cp} frames{_who(producer)}")
             elif result is condition.END:
                 producer.over = True
-                raise ClosedError(f"channel {channel.nm!r} was shut")
+                raise ClosedError(f"channel {channel.nm!r} was closed")
             elif result is condition.DESTROYED:
                 producer.over = True
                 raise producer.destroyed()

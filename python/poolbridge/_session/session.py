@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from poolbridge._session.calls import Call
     from poolbridge._session.consumer import Consumer
     from poolbridge._session.hold import Hold
-    from poolbridge._wire.messages import Grant, Reply, Request, Ticket
+    from poolbridge._wire.messages import Fence, Grant, Reply, Request
     from poolbridge._wire.transport import Transport
 
 _OUTBOX_MAX = 65_536
@@ -227,21 +227,21 @@ class Session(SessionMembers):
         if hold.sent:
             self.lock.later(partial(self.disown, hold.grant))
             return
-        tickets = _order.done_at_once(hold)
-        if tickets is not None or self._driver is None:
-            self.release(hold, tickets or (), failed=failed, alone=alone)
+        fences = _order.done_at_once(hold)
+        if fences is not None or self._driver is None:
+            self.release(hold, fences or (), failed=failed, alone=alone)
         else:
             self._driver.background(partial(_order.done, hold, partial(self.release, hold, failed=failed, alone=alone)))
 
-    def release(self, hold: Hold, tickets: tuple[Ticket, ...], *, failed: bool, alone: bool = False) -> None:
-        """End a lease; `tickets` say when the work on its memory is done. Never waits, never raises."""
+    def release(self, hold: Hold, fences: tuple[Fence, ...], *, failed: bool, alone: bool = False) -> None:
+        """End a lease; `fences` say when the work on its memory is done. Never waits, never raises."""
         consumer = hold.consumer
-        self.lock.later(partial(self._release, hold.grant, tickets, failed=failed, consumer=consumer, alone=alone))
+        self.lock.later(partial(self._release, hold.grant, fences, failed=failed, consumer=consumer, alone=alone))
 
     def _release(
         self,
         grant: Grant,
-        tickets: tuple[Ticket, ...],
+        fences: tuple[Fence, ...],
         *,
         failed: bool,
         consumer: Consumer | None,
@@ -249,9 +249,9 @@ class Session(SessionMembers):
     ) -> None:
         self.holds.pop(grant.id, None)
         if consumer is not None:
-            consumer.end_frame(grant, tickets, back=failed, alone=alone)
-        elif not self.spares.take_back(grant, tickets):
-            self._released(self.core.release(grant, tickets, failed=failed))
+            consumer.end_frame(grant, fences, back=failed, alone=alone)
+        elif not self.spares.take_back(grant, fences):
+            self._released(self.core.release(grant, fences, failed=failed))
 
     def later(self, work: Callable[[], None]) -> None:
         """Have something done that may wait, for a finaliser; never waits, never raises."""
@@ -284,7 +284,7 @@ class Session(SessionMembers):
                 block.arrays.clear()
             block.arrays.append(array)
 
-    def lent(self, hold: Hold, ticket: Ticket | None, *, apart: bool) -> None:
+    def lent(self, hold: Hold, fence: Fence | None, *, apart: bool) -> None:
         """Note that a channel has a lease. `apart`: arrays of the user's lease keep the block mapped as well."""
         self.spares.published(hold.grant)
         self.spares.watch()
@@ -294,20 +294,20 @@ class Session(SessionMembers):
             if kept is not None and kept() is hold:  # the lease may have come back meanwhile
                 del self.holds[hold.grant.id]
             block = self.core.blocks.get(hold.grant.bl)
-            if block is not None and ticket is not None:
-                block.used(ticket)
+            if block is not None and fence is not None:
+                block.used(fence)
             if apart:
                 if hold.tokens or hold.unaccounted or hold.promise is not None:
                     hold.sent = True
                 else:
                     self.disown(hold.grant)
 
-    def unsend(self, hold: Hold, ticket: Ticket | None = None) -> None:
-        """Give back a lease that may have been sent or not: nobody knows. `ticket` stands for work on it."""
+    def unsend(self, hold: Hold, fence: Fence | None = None) -> None:
+        """Give back a lease that may have been sent or not: nobody knows. `fence` stands for work on it."""
         with self.lock:
             self.holds.pop(hold.grant.id, None)
             self.spares.published(hold.grant)
-            self.core.tell(Release(l=hold.grant.id, fl=True, dt=() if ticket is None else (ticket,)))
+            self.core.tell(Release(l=hold.grant.id, fl=True, dt=() if fence is None else (fence,)))
             self._flush()
             hold.sent = True
 
@@ -323,7 +323,7 @@ class Session(SessionMembers):
     def adopt(self, timeline: int, *, own: bool) -> None:
         """Map the page of a timeline that the service has sent, unless another thread has done it."""
         with self.lock:
-            # A session that went on without the page would take what its tickets stand for as done.
+            # A session that went on without the page would take what its fences stand for as done.
             self.check_usable()
             self._adopt(timeline, own=own)
 
@@ -339,9 +339,9 @@ class Session(SessionMembers):
         finally:
             os.close(fd)
 
-    def keep(self, source: object, ticket: Ticket) -> None:
+    def keep(self, source: object, fence: Fence) -> None:
         """Keep what a stream copies from until it has done so."""
-        self._kept.append((ticket.wd, ticket.v, source))
+        self._kept.append((fence.wd, fence.v, source))
         self._drop_kept()
 
     def _drop_kept(self) -> None:

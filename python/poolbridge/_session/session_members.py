@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from poolbridge._session.calls import Call
     from poolbridge._session.hold import Hold
     from poolbridge._session.producer import Producer
-    from poolbridge._wire.messages import Grant, Request, Ticket
+    from poolbridge._wire.messages import Fence, Grant, Request
     from poolbridge._wire.transport import Descriptors
 
 
@@ -84,7 +84,7 @@ class SessionMembers(SessionMemory):
             self._leave(member)
 
     def retire(self, producer: Producer) -> None:
-        """End the part of a producer whose channel was shut. The lock is held."""
+        """End the part of a producer whose channel was closed. The lock is held."""
         if self.producers.get(producer.channel.id) is producer:
             del self.producers[producer.channel.id]
         self._leave(producer)
@@ -125,9 +125,9 @@ class SessionMembers(SessionMemory):
         with self.lock:
             self.disown(grant)
 
-    def disown(self, grant: Grant, tickets: tuple[Ticket, ...] = ()) -> None:
-        """Keep a block mapped no more for a lease that nobody here has, but for `tickets`. The lock is held."""
-        self._released(self.core.forget(grant, tickets))
+    def disown(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> None:
+        """Keep a block mapped no more for a lease that nobody here has, but for `fences`. The lock is held."""
+        self._released(self.core.forget(grant, fences))
 
     def take_spare(self, pool: int, nbytes: int, *, at_once: bool = False) -> Spare | None:
         """Give a lease of a pool that came back, of just as many bytes, or None; see `Spares.take`."""

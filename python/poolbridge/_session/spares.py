@@ -13,7 +13,7 @@ from msgspec import UNSET, structs
 from poolbridge._session.hold import Hold
 from poolbridge._sys import process as _process
 from poolbridge._sys.errors import PoolbridgeError
-from poolbridge._wire.messages import Grant, Ticket
+from poolbridge._wire.messages import Fence, Grant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,9 +32,9 @@ _MORE: Final = 2
 # How long a producer that does not allocate rests between two looks for blocks that come back: at first, and at most.
 _REST: Final = 0.5
 _LONGEST_REST: Final = 1.0
-# How long one look for blocks that come back may sleep, and how often tickets are looked at: a GPU wakes nobody.
+# How long one look for blocks that come back may sleep, and how often fences are looked at: a GPU wakes nobody.
 _LOOK: Final = 10e-3
-# How often tickets are looked at while the client closes, and how long a look rests that may have come to nothing.
+# How often fences are looked at while the client closes, and how long a look rests that may have come to nothing.
 _GLANCE: Final = 1e-3
 
 
@@ -45,7 +45,7 @@ class Spare:
     ----------
     hold
         The lease as its last user had it.
-    tickets
+    fences
         What must be reached before the memory is written again, or the lease released.
 
     Attributes
@@ -63,17 +63,17 @@ class Spare:
         "_memory",
         "_pool",
         "array",
+        "fences",
         "grant",
         "lender",
         "owned",
         "reusable",
         "shelf",
-        "tickets",
     )
 
-    def __init__(self, hold: Hold, tickets: tuple[Ticket, ...]) -> None:
+    def __init__(self, hold: Hold, fences: tuple[Fence, ...]) -> None:
         self.grant = hold.grant
-        self.tickets = tickets
+        self.fences = fences
         self.reusable = hold.allocated
         self._pool = hold.pool
         self._memory = hold.memory
@@ -109,9 +109,9 @@ class Spare:
     def hold(self, session: Session, description: Description) -> Hold:
         """Make a hold of the lease, as if the service had granted it now."""
         grant = self.grant
-        if description is not self._description or self.tickets != grant.wt or grant.ev:
+        if description is not self._description or self.fences != grant.wt or grant.ev:
             tensor = description.to_wire()
-            grant = structs.replace(grant, t=tensor, wt=self.tickets, x=UNSET, ev=b"", eo=False)
+            grant = structs.replace(grant, t=tensor, wt=self.fences, x=UNSET, ev=b"", eo=False)
         hold = Hold(session, grant, self._pool, self._memory, description)
         hold.allocated = True
         return hold
@@ -185,9 +185,9 @@ class Spares:
         self._kept: dict[int, deque[Spare]] = {}  # by pool, the oldest first
         self._shelves: set[Shelf] = set()
         self._over = False  # the session has ended, or is about to
-        self._leaving: list[Spare] = []  # to be released once their tickets are reached
-        # By lease, those that allocations have got, and the tickets that count for them.
-        self._granted: dict[int, tuple[Spare, tuple[Ticket, ...]]] = {}
+        self._leaving: list[Spare] = []  # to be released once their fences are reached
+        # By lease, those that allocations have got, and the fences that count for them.
+        self._granted: dict[int, tuple[Spare, tuple[Fence, ...]]] = {}
         self._used: dict[int, float] = {}  # by pool, when it was allocated in last
         self._wanted: dict[int, float] = {}  # by pool, until when what comes back is released
         self._asked: set[int] = set()  # timelines whose pages were asked for
@@ -254,7 +254,7 @@ class Spares:
         if (
             shelf is None
             or shelf.closed
-            or spare.tickets
+            or spare.fences
             or len(shelf.free) >= shelf.most + shelf.extra
             or self._is_wanted(spare.grant.pl)
         ):
@@ -272,11 +272,11 @@ class Spares:
         if spare is None:
             self.collect(pool)
             spare = self._find(pool, nbytes, at_once=at_once)
-        if spare is not None and spare.tickets:
+        if spare is not None and spare.fences:
             self._narrow(spare)
-            if spare.tickets:
-                self._granted[spare.grant.id] = spare, spare.tickets
-                self._session.timelines.pin(spare.tickets)
+            if spare.fences:
+                self._granted[spare.grant.id] = spare, spare.fences
+                self._session.timelines.pin(spare.fences)
         return spare
 
     def _find(self, pool: int, nbytes: int, *, at_once: bool) -> Spare | None:
@@ -284,9 +284,9 @@ class Spares:
         for place, spare in enumerate(kept or ()):
             if spare.grant.n != nbytes:
                 continue
-            if at_once and spare.tickets:
+            if at_once and spare.fences:
                 self._narrow(spare)
-                if spare.tickets:
+                if spare.fences:
                     continue
             del kept[place]  # type: ignore[union-attr] # there is one in it
             return spare
@@ -317,23 +317,23 @@ class Spares:
             self._bell.set()
         self.watch()
 
-    def take_back(self, grant: Grant, tickets: tuple[Ticket, ...]) -> bool:
+    def take_back(self, grant: Grant, fences: tuple[Fence, ...]) -> bool:
         """Take a lease back whose user releases it unpublished; False if the service can have it at once."""
         spare, _ = self._granted.get(grant.id, (None, ()))
         self.published(grant)
         if spare is None:
             return False
         self._narrow(spare)
-        if not spare.tickets:
+        if not spare.fences:
             return False
-        spare.tickets = (*spare.tickets, *tickets)
+        spare.fences = (*spare.fences, *fences)
         self._leaving.append(spare)
         self._bell.set()
         self.watch()
         return True
 
     def published(self, grant: Grant) -> None:
-        """Note that a lease is a channel's again: what it waited for, its ready ticket stands for."""
+        """Note that a lease is a channel's again: what it waited for, its ready fence stands for."""
         granted = self._granted.pop(grant.id, None)
         if granted is not None:
             self._session.timelines.unpin(granted[1])
@@ -351,7 +351,7 @@ class Spares:
             time.sleep(_GLANCE)  # a GPU wakes nobody
 
     def settle(self) -> bool:
-        """Release all that can be released; False if tickets are still to be reached."""
+        """Release all that can be released; False if fences are still to be reached."""
         for producer in self._session.producers.values():
             producer.collect()
         for kept in self._kept.values():
@@ -387,17 +387,17 @@ class Spares:
         return _MORE + sum(one.channel.cp for one in self._session.producers.values() if one.channel.pl == pool)
 
     def _narrow(self, spare: Spare) -> None:
-        """Forget the tickets of a lease that are reached."""
-        if spare.tickets:
-            spare.tickets = tuple([ticket for ticket in spare.tickets if not self._reached(ticket)])
+        """Forget the fences of a lease that are reached."""
+        if spare.fences:
+            spare.fences = tuple([fence for fence in spare.fences if not self._reached(fence)])
 
-    def _reached(self, ticket: Ticket) -> bool:
+    def _reached(self, fence: Fence) -> bool:
         timelines, core = self._session.timelines, self._session.core
-        if timelines.unknown(core.epoch, (ticket,)):
-            self._ask(ticket.tl)
+        if timelines.unknown(core.epoch, (fence,)):
+            self._ask(fence.tl)
             return False
-        page = timelines.page(ticket.tl)
-        return page is None or page.reached(ticket.wd, ticket.v)
+        page = timelines.page(fence.tl)
+        return page is None or page.reached(fence.wd, fence.v)
 
     def _ask(self, timeline: int) -> None:
         if timeline not in self._asked:
@@ -409,7 +409,7 @@ class Spares:
         self._bell.set()
 
     def _tidy(self, now: float) -> None:
-        """Release what is not to be kept any more and whose tickets are reached."""
+        """Release what is not to be kept any more and whose fences are reached."""
         for pool, kept in self._kept.items():
             if kept and not self._is_used(pool, now):
                 self._leaving.extend(kept)
@@ -420,7 +420,7 @@ class Spares:
         stay = []
         for spare in self._leaving:
             self._narrow(spare)
-            if spare.tickets:
+            if spare.fences:
                 stay.append(spare)
             else:
                 self._session.end_spare(spare.grant)

@@ -195,5 +195,5 @@ TASKS: Final[dict[str, Callable[[Worker, dict[str, Any]], dict[str, Any]]]] = {
     "stream-leave": _streaming.leave,
     "stream-publish": _streaming.publish,
     "stream-relay": _streaming.relay,
-    "stream-shut": _streaming.shut,
+    "stream-close": _streaming.close,
 }

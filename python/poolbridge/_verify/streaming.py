@@ -76,7 +76,7 @@ def _compare(frame: Frame, task: dict[str, Any], found: _Findings) -> None:
 
 
 def _next(intake: Intake, task: dict[str, Any], found: _Findings) -> Frame | None:
-    """Take a frame and compare it; None if the channel was shut."""
+    """Take a frame and compare it; None if the channel was closed."""
     frame = intake.subscription.receive(_TIMEOUT)
     if frame is None:
         found.ended = True
@@ -91,7 +91,7 @@ def _counted(task: dict[str, Any]) -> Iterable[int]:
 
 
 def take(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Take frames, as many as the task says or all until the channel is shut; release each, or keep it."""
+    """Take frames, as many as the task says or all until the channel is closed; release each, or keep it."""
     intake, found = _intake(worker, task), _Findings()
     for _ in _counted(task):
         frame = _next(intake, task, found)
@@ -146,9 +146,9 @@ def _publish(worker: Worker, task: dict[str, Any], channel: Channel, number: int
         channel.publish(lease, meta={_NUMBER: str(number)}, timeout=task.get("timeout", _TIMEOUT))
 
 
-def shut(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Shut the channel."""
-    worker.client(task).open_channel(task["name"], timeout=_TIMEOUT).shut()
+def close(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
+    """Close the channel."""
+    worker.client(task).open_channel(task["name"], timeout=_TIMEOUT).close()
     return {}
 
 

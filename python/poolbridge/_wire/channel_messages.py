@@ -36,7 +36,7 @@ class Find(Request, kw_only=True, tag="find"):
     w: U = 0
 
 
-class Shut(Request, kw_only=True, tag="shut"):
+class CloseChannel(Request, kw_only=True, tag="close"):
     """Close a channel for all."""
 
     ch: U
@@ -80,7 +80,7 @@ class Doubt(Request, kw_only=True, tag="doubt"):
     sq: U
 
 
-ChannelRequest = Timeline | Seal | MakeChannel | Find | Shut | Join | Enter | Leave | Map | Doubt
+ChannelRequest = Timeline | Seal | MakeChannel | Find | CloseChannel | Join | Enter | Leave | Map | Doubt
 
 
 # Replies
@@ -126,7 +126,7 @@ class Failed(Struct, omit_defaults=True, tag_field="n", tag="failed"):
 
 
 class Forget(Struct, omit_defaults=True, tag_field="n", tag="forget"):
-    """Notice: no ticket of these timelines will come again."""
+    """Notice: no fence of these timelines will come again."""
 
     tl: tuple[U, ...]
 

@@ -56,8 +56,8 @@ class Pool(Struct, omit_defaults=True, kw_only=True):
     x: Export | UnsetType = UNSET
 
 
-class Ticket(Struct, omit_defaults=True):
-    """``Ticket``: reached when a word of a timeline is ``v`` or more."""
+class Fence(Struct, omit_defaults=True):
+    """``Fence``: reached when a word of a timeline is ``v`` or more."""
 
     tl: U
     wd: U
@@ -88,7 +88,7 @@ class Grant(Struct, omit_defaults=True, kw_only=True):
     n: U = 0
     t: Tensor
     x: Export | UnsetType = UNSET
-    wt: tuple[Ticket, ...] = ()
+    wt: tuple[Fence, ...] = ()
     ev: bytes = b""
     eo: bool = False
 
@@ -237,7 +237,7 @@ class Publish(Request, kw_only=True, tag="publish"):
     t: Tensor | UnsetType = UNSET
     kp: bool = False
     rp: bool = False
-    rt: Ticket | UnsetType = UNSET
+    rt: Fence | UnsetType = UNSET
     ev: bytes = b""
 
 
@@ -269,7 +269,7 @@ class Release(Request, kw_only=True, tag="release"):
 
     l: U  # noqa: E741 - the wire's key
     fl: bool = False
-    dt: tuple[Ticket, ...] = ()
+    dt: tuple[Fence, ...] = ()
     al: tuple[U, ...] = ()
 
 

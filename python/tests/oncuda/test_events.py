@@ -1,4 +1,4 @@
-"""Interprocess events, beside tickets and alone. Run by `test_device`, or by hand where there is a GPU."""
+"""Interprocess events, beside fences and alone. Run by `test_device`, or by hand where there is a GPU."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ with poolbridge.connect({path!r}) as client:
 """
 
 
-@pytest.mark.parametrize("ticket", [True, False])
-def test_the_stream_of_another_process_waits_for_the_event(device_service, client, gate, ticket):
+@pytest.mark.parametrize("fence", [True, False])
+def test_the_stream_of_another_process_waits_for_the_event(device_service, client, gate, fence):
     event = client.event()
-    lease = slow(client, gate, 7, event, ticket=ticket)
+    lease = slow(client, gate, 7, event, fence=fence)
     with child(CONSUMER.format(path=device_service)) as consumer:
         assert line(consumer) == "waits False"
         gate.open()
@@ -110,7 +110,7 @@ def test_the_stream_of_another_process_waits_for_the_event(device_service, clien
 
 def test_a_stream_of_the_same_process_waits_too(client, other, gate):
     event = client.event("cuda:0")
-    lease = slow(client, gate, 7, event, ticket=False)
+    lease = slow(client, gate, 7, event, fence=False)
     got = other.get("frame7")
     assert got.ready_event is event
     stream = new_stream()
@@ -142,7 +142,7 @@ def test_events_of_cuda_core_are_taken_as_they_are(client, other, gate):
     gate.hold(stream)
     fill(at, N, 3, stream)
     event = Stream.from_handle(stream).record(options=EventOptions(ipc_enabled=True))
-    lease.publish("x", event=event, ticket=False)
+    lease.publish("x", event=event, fence=False)
     got = other.get("x")
     assert got.ready_event.handle == int(event.handle)
     reader = new_stream()
@@ -165,7 +165,7 @@ def test_events_of_cuda_core_are_taken_as_they_are(client, other, gate):
 @ONE_BLOCK
 def test_the_next_writer_waits_for_an_event_that_stood_alone(client, other, gate):
     event = client.event()
-    lease = slow(client, gate, 7, event, ticket=False)
+    lease = slow(client, gate, 7, event, fence=False)
     at = address(lease)
     client.unpublish("frame7")
     lease.release()
@@ -178,9 +178,9 @@ def test_the_next_writer_waits_for_an_event_that_stood_alone(client, other, gate
     finish(writer)
 
 
-def test_the_publishers_release_replaces_the_event_by_a_ticket(client, other, gate):
+def test_the_publishers_release_replaces_the_event_by_a_fence(client, other, gate):
     event = client.event()
-    lease = slow(client, gate, 7, event, ticket=False, keep=True)
+    lease = slow(client, gate, 7, event, fence=False, keep=True)
     assert other.get("frame7")._hold.alone
     lease.release()
     client.stats()
@@ -228,7 +228,7 @@ def test_an_event_goes_along_with_a_frame(client, other, gate):
 def test_what_says_nothing_is_refused(client):
     lease = client.allocate(N, "uint8")
     with pytest.raises(poolbridge.InvalidArgumentError, match="event="):
-        lease.publish("x", ticket=False)
+        lease.publish("x", fence=False)
     host = client.allocate(N, "uint8", pool=client.create_pool("cpu", max_bytes=1 << 20))
     event = client.event()
     with pytest.raises(poolbridge.InvalidArgumentError, match="CPU"):
@@ -260,17 +260,17 @@ from gates import Gate, fill, new_stream
 client = poolbridge.connect({path!r})
 client.open_pool("gpu")
 event, leases = client.event(), []
-for name, ticket in (("beside", True), ("alone", False)):
+for name, fence in (("beside", True), ("alone", False)):
     leases.append(client.allocate({size}, "uint8"))
     stream = new_stream()
     fill(leases[-1].evidence()["pointer"], {size}, 6, stream)
     event.record(stream)
     event.sync()
-    if ticket:
+    if fence:
         gate = Gate()
-        gate.hold(stream)  # the ticket is late, the event is not
+        gate.hold(stream)  # the fence is late, the event is not
         leases[-1].used_on(stream)
-    leases[-1].publish(name, keep=True, event=event, ticket=ticket)
+    leases[-1].publish(name, keep=True, event=event, fence=fence)
 print("published", flush=True)
 for line in sys.stdin:
     if line == "close\\n":
@@ -299,12 +299,12 @@ def cuda_goes_on(client: poolbridge.Client) -> None:
 @pytest.mark.skipif(
     not SIMULATED, reason="not measured: whether a real driver opens an event that its process has closed"
 )
-def test_an_event_that_its_maker_closed_cannot_be_opened_and_a_ticket_takes_its_place(device_service, client):
+def test_an_event_that_its_maker_closed_cannot_be_opened_and_a_fence_takes_its_place(device_service, client):
     with child(PRODUCER.format(path=device_service, size=N)) as process:
         assert line(process) == "published"
         alone = client.get("alone")
         tell(process, "close")
-        with pytest.raises(poolbridge.EventUnavailableError, match=r"gone.*Tickets work there"):
+        with pytest.raises(poolbridge.EventUnavailableError, match=r"gone.*Fences work there"):
             use(alone, 1)
         for use_it in (alone.to_numpy, alone.wait, lambda: alone.ready_event):
             with pytest.raises(poolbridge.EventUnavailableError):
@@ -315,7 +315,7 @@ def test_an_event_that_its_maker_closed_cannot_be_opened_and_a_ticket_takes_its_
         beside = client.get("beside")
         stream = new_stream()
         use(beside, stream)
-        assert not idle(stream), "the ticket is waited for, the event is not needed"
+        assert not idle(stream), "the fence is waited for, the event is not needed"
     finish(stream)
 
 
@@ -348,7 +348,7 @@ def test_asyncio_speaks_events_too(device_service, client, gate):
             gate.hold(stream)
             fill(address(lease), N, 4, stream)
             event.record(stream)
-            await lease.publish("x", event=event, ticket=False)
+            await lease.publish("x", event=event, fence=False)
             got = await producer.get("x")
             assert got.ready_event is event
             with pytest.raises(poolbridge.WaitTimeoutError):
@@ -368,11 +368,11 @@ from gates import fill, new_stream
 client = poolbridge.connect({device_service!r})
 client.open_pool("gpu")
 stream, leases = new_stream(), []
-for name, ticket in (("beside", True), ("alone", False)):
+for name, fence in (("beside", True), ("alone", False)):
     leases.append((client.allocate({N}, "uint8"), client.event()))
     fill(leases[-1][0].evidence()["pointer"], {N}, 6, stream)
     leases[-1][1].record(stream)
-    leases[-1][0].publish(name, event=leases[-1][1], ticket=ticket)
+    leases[-1][0].publish(name, event=leases[-1][1], fence=fence)
 seen = client.get("alone")
 seen.used_on(stream)
 seen.release()
@@ -439,11 +439,11 @@ assert not libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, None), "mount /dev/shm
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
 @pytest.mark.parametrize("elsewhere", ELSEWHERE)
-def test_elsewhere_the_event_is_refused_and_a_ticket_works(gate, elsewhere):
+def test_elsewhere_the_event_is_refused_and_a_fence_works(gate, elsewhere):
     with open_to(NOBODY) as path, poolbridge.connect(path, timeout=60, wait=60) as client:
         client.open_pool("gpu")
         event = client.event()
-        lease = slow(client, gate, 7, event, ticket=False)
+        lease = slow(client, gate, 7, event, fence=False)
         with child(ELSEWHERE[elsewhere] + CONSUMER.format(path=path)) as consumer:
             said = line(consumer)
             assert said.startswith("EventUnavailableError"), said
@@ -473,4 +473,4 @@ except poolbridge.EventUnavailableError as error:
     print(error, flush=True)
 """
     with child(code, {"SIMCUDA_IPC_EVENTS": "0"}) as process:
-        assert "use tickets" in line(process)
+        assert "use fences" in line(process)

@@ -1,4 +1,4 @@
-"""Order on a GPU without waiting for it: tickets of streams. Run by `test_device`, or by hand where there is a GPU."""
+"""Order on a GPU without waiting for it: fences of streams. Run by `test_device`, or by hand where there is a GPU."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ with poolbridge.connect({device_service!r}) as client:
         assert not idle(producer)
         gate.open()
         assert process.stdout.readline() == "9 9\n"
-        channel.shut()
+        channel.close()
         assert process.wait(60) == 0
 
 
@@ -272,7 +272,7 @@ def test_a_borrowed_array_waits_on_its_stream_and_the_next_writer_for_that(clien
     assert (seen == 7).all(), "complete, and not overwritten"
 
 
-def test_several_streams_are_one_ticket(client, other, gate):
+def test_several_streams_are_one_fence(client, other, gate):
     first, second, consumer = new_stream(), new_stream(), new_stream()
     lease = client.allocate(N, "uint8")
     at = use(lease, first)

@@ -15,7 +15,7 @@ import (
 )
 
 // measuredInPython are the workloads that the alternatives are measured with.
-var measuredInPython = []string{"hand-over", "stream"}
+var measuredInPython = []string{"transfer", "stream"}
 
 // alternativeSizes are enough of them: for each, a process is started.
 var alternativeSizes = []uint64{4 << 10, 1 << 20, 64 << 20}

@@ -22,7 +22,7 @@ var workloads []workload
 
 func init() { // not where it is declared: Options name them
 	workloads = []workload{
-		{"hand-over", handOver},
+		{"transfer", transfer},
 		{"stream", stream},
 		{"copy", copies},
 		{"allocate", allocate},

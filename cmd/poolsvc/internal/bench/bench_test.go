@@ -40,14 +40,14 @@ func TestPercentileIsTheNearestRank(t *testing.T) {
 
 func TestResultOfFewMeasurementsHasNoP999(t *testing.T) {
 	d := Durations{Each: []time.Duration{3000, 1000, 2000}, Elapsed: time.Millisecond}
-	r := d.result("hand-over", "host", 4, "x")
+	r := d.result("transfer", "host", 4, "x")
 	assert.Equal(t, 3000.0, r.PerSecond)
 	text, err := json.Marshal(r)
 	require.NoError(t, err)
-	assert.JSONEq(t, `{"workload": "hand-over", "kind": "host", "bytes": 4, "system": "x", "p50_us": 2, "p99_us": 3,
+	assert.JSONEq(t, `{"workload": "transfer", "kind": "host", "bytes": 4, "system": "x", "p50_us": 2, "p99_us": 3,
 		"per_second": 3000, "samples": 3}`, string(text))
 	d.Each = slices.Repeat(d.Each, 400)
-	assert.Equal(t, 3.0, *d.result("hand-over", "host", 4, "x").P999)
+	assert.Equal(t, 3.0, *d.result("transfer", "host", 4, "x").P999)
 }
 
 func TestStopwatchForgetsTheWarmUp(t *testing.T) {
@@ -65,12 +65,12 @@ func TestStopwatchForgetsTheWarmUp(t *testing.T) {
 
 func TestRatiosCompareMediansWithTargets(t *testing.T) {
 	of := func(system string, p50 float64) Result {
-		return Result{Workload: "hand-over", Kind: "host", Bytes: 1 << 20, System: system, P50: &p50}
+		return Result{Workload: "transfer", Kind: "host", Bytes: 1 << 20, System: system, P50: &p50}
 	}
 	r := &Report{Results: []Result{of(ours, 50), of("multiprocessing.Queue", 1500), of("multiprocessing.shared_memory", 100)}}
 	got := ratios(r)
 	require.Len(t, got, 2, "what was not measured is not compared")
-	assert.Equal(t, Ratio{Workload: "hand-over", Kind: "host", Bytes: 1 << 20, Against: "multiprocessing.Queue", Ratio: 30, Target: 20, Met: true}, got[0])
+	assert.Equal(t, Ratio{Workload: "transfer", Kind: "host", Bytes: 1 << 20, Against: "multiprocessing.Queue", Ratio: 30, Target: 20, Met: true}, got[0])
 	assert.Equal(t, 2.0, got[1].Ratio)
 	assert.False(t, got[1].Met)
 }
@@ -84,10 +84,10 @@ func TestAStreamThatIsSlowerThanOneAfterTheOtherIsDoubtedAndComparedWithNothing(
 		{Workload: name, Kind: "device", Bytes: streamBytes, System: torch, PerSecond: 12},
 		{Workload: name, Kind: "device", Bytes: streamBytes, System: queue, PerSecond: 4000},
 		{Workload: name, Kind: "device", Bytes: streamBytes, System: "never one by one", PerSecond: 7},
-		{Workload: "hand-over", Kind: "device", Bytes: streamBytes, System: torch, PerSecond: 1200},
-		{Workload: "hand-over", Kind: "device", Bytes: streamBytes, System: queue, PerSecond: 1300},
-		{Workload: "hand-over", Kind: "host", Bytes: streamBytes, System: queue, PerSecond: 9000},
-		{Workload: "hand-over", Kind: "device", Bytes: 4096, System: queue, PerSecond: 9000},
+		{Workload: "transfer", Kind: "device", Bytes: streamBytes, System: torch, PerSecond: 1200},
+		{Workload: "transfer", Kind: "device", Bytes: streamBytes, System: queue, PerSecond: 1300},
+		{Workload: "transfer", Kind: "host", Bytes: streamBytes, System: queue, PerSecond: 9000},
+		{Workload: "transfer", Kind: "device", Bytes: 4096, System: queue, PerSecond: 9000},
 	}}
 	r.conclude()
 	require.Equal(t, []Doubt{{Workload: name, Kind: "device", Bytes: streamBytes, System: torch, PerSecond: 12, OneByOne: 1200}}, r.Doubts)
@@ -99,7 +99,7 @@ func TestAStreamThatIsSlowerThanOneAfterTheOtherIsDoubtedAndComparedWithNothing(
 	assert.Equal(t, 25.0, compared[queue])
 	var out strings.Builder
 	r.PrintRatios(&out, false)
-	assert.Contains(t, out.String(), "DOUBTFUL: torch.multiprocessing streams 12 of 64 KiB a second, and hands over 1200 one after the other")
+	assert.Contains(t, out.String(), "DOUBTFUL: torch.multiprocessing streams 12 of 64 KiB a second, and transfers 1200 one after the other")
 }
 
 func TestPythonStreamsAreComparedFrameForFrameAndSayWhatTheyTakeOfTheCPU(t *testing.T) {
@@ -122,8 +122,8 @@ func TestPythonStreamsAreComparedFrameForFrameAndSayWhatTheyTakeOfTheCPU(t *test
 func TestGoalsArePrintedOnlyOnRequest(t *testing.T) {
 	slow, theirs, latency := 50.0, 100.0, 90.0
 	r := &Report{Results: []Result{
-		{Workload: "hand-over", Kind: "host", Bytes: 1 << 20, System: ours, P50: &slow},
-		{Workload: "hand-over", Kind: "host", Bytes: 1 << 20, System: "multiprocessing.Queue", P50: &theirs},
+		{Workload: "transfer", Kind: "host", Bytes: 1 << 20, System: ours, P50: &slow},
+		{Workload: "transfer", Kind: "host", Bytes: 1 << 20, System: "multiprocessing.Queue", P50: &theirs},
 		{Workload: streamName("go-python", 1), Kind: "host", Bytes: streamBytes, System: ours, PerSecond: 10, P50: &latency},
 	}}
 	r.conclude()
@@ -164,7 +164,7 @@ func TestRatiosOfGrowth(t *testing.T) {
 
 func TestOptionsNameWhatThereIs(t *testing.T) {
 	assert.NoError(t, Options{Time: 1, Only: Workloads()}.Validate())
-	assert.ErrorContains(t, Options{Time: 1, Only: []string{"speed"}}.Validate(), "hand-over")
+	assert.ErrorContains(t, Options{Time: 1, Only: []string{"speed"}}.Validate(), "transfer")
 	assert.ErrorContains(t, Options{Time: 1, Kinds: []mempool.Kind{"core"}}.Validate(), "host")
 	assert.Error(t, Options{}.Validate(), "measurements take time")
 }
@@ -172,9 +172,9 @@ func TestOptionsNameWhatThereIs(t *testing.T) {
 func TestPlotsAreWellFormedAndNameEverySystem(t *testing.T) {
 	p50 := 30.0
 	r := &Report{Results: []Result{
-		{Workload: "hand-over", Kind: "host", Bytes: 4096, System: "a <b>", P50: &p50},
-		{Workload: "hand-over", Kind: "host", Bytes: 1 << 20, System: "a <b>", P50: &p50},
-		{Workload: "hand-over", Kind: "device", Bytes: 4096, System: "c", P50: &p50},
+		{Workload: "transfer", Kind: "host", Bytes: 4096, System: "a <b>", P50: &p50},
+		{Workload: "transfer", Kind: "host", Bytes: 1 << 20, System: "a <b>", P50: &p50},
+		{Workload: "transfer", Kind: "device", Bytes: 4096, System: "c", P50: &p50},
 		{Workload: "stream", Kind: "pinned", Bytes: 4096, System: "d"},
 	}}
 	folder := t.TempDir()
@@ -182,7 +182,7 @@ func TestPlotsAreWellFormedAndNameEverySystem(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(folder, "*.svg"))
 	require.NoError(t, err)
 	require.Len(t, files, 2)
-	text, err := os.ReadFile(filepath.Join(folder, "hand-over-host.svg"))
+	text, err := os.ReadFile(filepath.Join(folder, "transfer-host.svg"))
 	require.NoError(t, err)
 	require.NoError(t, xml.Unmarshal(text, new(struct{})))
 	assert.Contains(t, string(text), "a &lt;b&gt;")

@@ -91,7 +91,7 @@ func (s *scene) copyFrames(ctx context.Context, src *source) (d Durations, err e
 		start := time.Now()
 		number++
 		if err := send(number); err != nil {
-			return d, errors.Join(err, ch.Shut(ctx), c.stop())
+			return d, errors.Join(err, ch.Close(ctx), c.stop())
 		}
 		watch.took(time.Since(start))
 	}
@@ -101,11 +101,11 @@ func (s *scene) copyFrames(ctx context.Context, src *source) (d Durations, err e
 		err = last.WaitOn(ctx, mempool.CPU)
 	}
 	if err = errors.Join(err, last.Release(false)); err != nil {
-		return d, errors.Join(err, ch.Shut(ctx), c.stop())
+		return d, errors.Join(err, ch.Close(ctx), c.stop())
 	}
 	d = watch.durations()
 	d.Count = len(d.Each) + 1
-	if err := ch.Shut(ctx); err != nil {
+	if err := ch.Close(ctx); err != nil {
 		return d, err
 	}
 	stamps, err := c.stamps()

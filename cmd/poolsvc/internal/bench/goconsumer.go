@@ -18,7 +18,7 @@ import (
 // ConsumeCommand is the hidden command that runs Consume.
 const ConsumeCommand = "bench-consumer"
 
-// Consume takes the frames of a channel until it is shut. It writes a line when it has the first, which says that it is
+// Consume takes the frames of a channel until it is closed. It writes a line when it has the first, which says that it is
 // there, and at the end when each of the others was in hand, as JSON.
 func Consume(ctx context.Context, socket, channel string, out io.Writer) (err error) {
 	c, err := bridge.Dial(ctx, socket)

@@ -13,13 +13,13 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// The hand-overs of workload (e), and the buffers that live meanwhile.
+// The transfers of workload (e), and the buffers that live meanwhile.
 const (
 	growthBytes  = 1 << 20
 	ballastBytes = 4 << 10
 )
 
-// growth measures workload (e): what many live buffers and sessions do to a hand-over, and what they cost the service.
+// growth measures workload (e): what many live buffers and sessions do to a transfer, and what they cost the service.
 func growth(ctx context.Context, s *scene) error {
 	var blocks []int
 	for _, e := range s.extents() {
@@ -43,8 +43,8 @@ func growth(ctx context.Context, s *scene) error {
 	})
 }
 
-// handOver measures hand-overs of a producer of their own, in a pool of their own.
-func (g *grown) handOver(ctx context.Context, w *worker, channel string) (d Durations, err error) {
+// transfer measures transfers of a producer of their own, in a pool of their own.
+func (g *grown) transfer(ctx context.Context, w *worker, channel string) (d Durations, err error) {
 	src, err := dial(ctx, g.svc.socket)
 	if err != nil {
 		return d, err
@@ -52,7 +52,7 @@ func (g *grown) handOver(ctx context.Context, w *worker, channel string) (d Dura
 	spec := g.poolSpec(growthBytes)
 	spec.Name = channel
 	if err = g.makeRoomForOne(ctx, src, spec, growthBytes); err == nil {
-		d, err = g.handOverTo(ctx, src, w, growthBytes, channel, false)
+		d, err = g.transferTo(ctx, src, w, growthBytes, channel, false)
 		err = errors.Join(err, src.destroyPool(ctx))
 	}
 	return d, errors.Join(err, src.close())
@@ -134,7 +134,7 @@ func growthName(buffers, sessions int) string {
 	return fmt.Sprintf("growth/%d buffers/%d sessions", buffers, sessions)
 }
 
-// step measures the service as it is: idle, and busy with hand-overs.
+// step measures the service as it is: idle, and busy with transfers.
 func (g *grown) step(ctx context.Context, buffers, sessions int) error {
 	settle := min(g.Time, 300*time.Millisecond)
 	time.Sleep(settle)
@@ -150,7 +150,7 @@ func (g *grown) step(ctx context.Context, buffers, sessions int) error {
 	}
 	var d Durations
 	err = g.footprint("busy", buffers, sessions, func() (err error) {
-		d, err = g.handOver(ctx, w, fmt.Sprintf("growth %d %d", buffers, sessions))
+		d, err = g.transfer(ctx, w, fmt.Sprintf("growth %d %d", buffers, sessions))
 		return err
 	})
 	if err = errors.Join(err, w.stop()); err == nil {

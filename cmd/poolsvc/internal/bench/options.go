@@ -22,7 +22,7 @@ type Options struct {
 	Kinds []mempool.Kind
 	// Only names the workloads to run; empty for all.
 	Only []string
-	// Sizes of buffers that are handed over, in bytes; empty for 4 KiB to 1 GiB.
+	// Sizes of buffers that are transferred, in bytes; empty for 4 KiB to 1 GiB.
 	Sizes []uint64
 	// Time that one measurement takes, about.
 	Time time.Duration

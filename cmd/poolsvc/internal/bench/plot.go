@@ -35,23 +35,23 @@ const (
 
 var plotColours = []string{"#0b6e4f", "#c1292e", "#235789", "#e0a100", "#7b4b94", "#4a4e4d", "#d0662c", "#3aa0a8"}
 
-// WritePlots draws the results into a folder: the medians of hand-overs over the size, for each kind.
+// WritePlots draws the results into a folder: the medians of transfers over the size, for each kind.
 func (r *Report) WritePlots(folder string) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
 	}
 	for _, kind := range r.kinds() {
-		p := plot{title: "Hand-over of a new *bridge.Lease, " + kind + " memory", xLabel: "size", yLabel: "median, µs",
+		p := plot{title: "Transfer of a new *bridge.Lease, " + kind + " memory", xLabel: "size", yLabel: "median, µs",
 			xTick: func(x float64) string { return sizeOf(uint64(x)) }}
 		for _, one := range r.Results {
-			if one.Kind == kind && one.Workload == "hand-over" && one.P50 != nil {
+			if one.Kind == kind && one.Workload == "transfer" && one.P50 != nil {
 				p.add(one.System, point{float64(one.Bytes), *one.P50})
 			}
 		}
 		if len(p.series) == 0 {
 			continue
 		}
-		if err := os.WriteFile(filepath.Join(folder, "hand-over-"+kind+".svg"), []byte(p.svg()), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(folder, "transfer-"+kind+".svg"), []byte(p.svg()), 0o644); err != nil {
 			return err
 		}
 	}

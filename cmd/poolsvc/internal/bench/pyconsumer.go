@@ -7,7 +7,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// framesTask has a worker make an array of each frame of a channel until it is shut, and acknowledge the first.
+// framesTask has a worker make an array of each frame of a channel until it is closed, and acknowledge the first.
 type framesTask struct {
 	Task     string `json:"task"`
 	Channel  string `json:"channel"`

@@ -39,14 +39,14 @@ type Ratio struct {
 	Met      bool    `json:"met"`
 }
 
-// Doubt is about a stream that was slower than one hand-over after the other of the same system: it cannot be what that system
+// Doubt is about a stream that was slower than one transfer after the other of the same system: it cannot be what that system
 // does as its users run it, and nothing is compared with it.
 type Doubt struct {
 	Workload string `json:"workload"`
 	Kind     string `json:"kind"`
 	Bytes    uint64 `json:"bytes"`
 	System   string `json:"system"`
-	// PerSecond is of the stream, OneByOne of hand-overs, one after the other.
+	// PerSecond is of the stream, OneByOne of transfers, one after the other.
 	PerSecond float64 `json:"per_second"`
 	OneByOne  float64 `json:"one_by_one"`
 }
@@ -96,7 +96,7 @@ func (r *Report) conclude() {
 		if stream.Workload != streamName("go-python", 1) {
 			continue
 		}
-		one, there := r.find("hand-over", stream.Kind, stream.Bytes, stream.System)
+		one, there := r.find("transfer", stream.Kind, stream.Bytes, stream.System)
 		if there && stream.PerSecond < one.PerSecond {
 			r.Doubts = append(r.Doubts, Doubt{Workload: stream.Workload, Kind: stream.Kind, Bytes: stream.Bytes, System: stream.System,
 				PerSecond: stream.PerSecond, OneByOne: one.PerSecond})

@@ -41,7 +41,7 @@ func startUp(ctx context.Context, s *scene) error {
 
 func (s *scene) startUpAt(ctx context.Context, src *source) error {
 	const name = "start-up"
-	if err := handOverOne(ctx, src, name, mempool.Bytes(startUpBytes), 0); err != nil {
+	if err := transferOne(ctx, src, name, mempool.Bytes(startUpBytes), 0); err != nil {
 		return err
 	}
 	connect := func(count int) (Durations, error) {

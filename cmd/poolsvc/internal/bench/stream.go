@@ -44,7 +44,7 @@ type consumer interface {
 	// begin has it take the frames of a channel; ready returns when it has the first.
 	begin(ctx context.Context, channel string) error
 	ready() error
-	// stamps are when each frame but the first was in hand. The channel has been shut.
+	// stamps are when each frame but the first was in hand. The channel has been closed.
 	stamps() ([]time.Duration, error)
 	stop() error
 }
@@ -164,7 +164,7 @@ func (s *scene) streamOnce(ctx context.Context, src *source, consumers []consume
 		return d, err
 	}
 	sent, err := s.sendFrames(ctx, src, ch, pause)
-	if err = errors.Join(err, ch.Shut(ctx)); err != nil {
+	if err = errors.Join(err, ch.Close(ctx)); err != nil {
 		return d, err
 	}
 	for _, c := range consumers {

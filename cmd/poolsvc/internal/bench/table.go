@@ -55,7 +55,7 @@ func (p Footprint) print(w io.Writer) {
 }
 
 func (d Doubt) print(w io.Writer) {
-	fmt.Fprintf(w, "DOUBTFUL: %s streams %.0f of %s a second, and hands over %.0f one after the other (%s memory). This machine was busy, "+
+	fmt.Fprintf(w, "DOUBTFUL: %s streams %.0f of %s a second, and transfers %.0f one after the other (%s memory). This machine was busy, "+
 		"or the stream is not measured as it is used: it is compared with nothing.\n", d.System, d.PerSecond, sizeOf(d.Bytes), d.OneByOne, d.Kind)
 }
 

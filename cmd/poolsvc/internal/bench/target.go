@@ -13,24 +13,24 @@ type target struct {
 
 // targets are what this project wants to reach; docs/performance.md says how far it is.
 var targets = []target{
-	{"hand-over", mempool.Host, 1 << 20, "multiprocessing.Queue", 20},
-	{"hand-over", mempool.Host, 1 << 20, "multiprocessing.shared_memory", 3},
-	{"hand-over", mempool.Host, 1 << 20, "multiprocessing.shared_memory (a new segment each)", 0},
-	{"hand-over", mempool.Host, 1 << 20, "pickle through a Unix socket", 0},
-	{"hand-over", mempool.Host, 1 << 20, "torch.multiprocessing", 0},
-	{"hand-over", mempool.Host, 1 << 20, "torch.multiprocessing, file_system", 0},
-	{"hand-over", mempool.Device, 1 << 20, "cuda.core buffers through multiprocessing.Queue", 20},
-	{"hand-over", mempool.Device, 1 << 20, "cuda.core descriptors through multiprocessing.Queue", 0},
-	{"hand-over", mempool.Device, 1 << 20, "cuda.core buffers opened once, which one through multiprocessing.Queue", 0},
-	{"hand-over", mempool.Device, 1 << 20, "torch.multiprocessing", 20},
-	{"hand-over", mempool.Device, 64 << 20, "multiprocessing.shared_memory", 500},
-	{"hand-over", mempool.Device, 64 << 20, "multiprocessing.shared_memory, page-locked", 0},
+	{"transfer", mempool.Host, 1 << 20, "multiprocessing.Queue", 20},
+	{"transfer", mempool.Host, 1 << 20, "multiprocessing.shared_memory", 3},
+	{"transfer", mempool.Host, 1 << 20, "multiprocessing.shared_memory (a new segment each)", 0},
+	{"transfer", mempool.Host, 1 << 20, "pickle through a Unix socket", 0},
+	{"transfer", mempool.Host, 1 << 20, "torch.multiprocessing", 0},
+	{"transfer", mempool.Host, 1 << 20, "torch.multiprocessing, file_system", 0},
+	{"transfer", mempool.Device, 1 << 20, "cuda.core buffers through multiprocessing.Queue", 20},
+	{"transfer", mempool.Device, 1 << 20, "cuda.core descriptors through multiprocessing.Queue", 0},
+	{"transfer", mempool.Device, 1 << 20, "cuda.core buffers opened once, which one through multiprocessing.Queue", 0},
+	{"transfer", mempool.Device, 1 << 20, "torch.multiprocessing", 20},
+	{"transfer", mempool.Device, 64 << 20, "multiprocessing.shared_memory", 500},
+	{"transfer", mempool.Device, 64 << 20, "multiprocessing.shared_memory, page-locked", 0},
 }
 
 // serviceBytes is how much memory of its own a service may take, besides what is CUDA's: see Footprint.
 const serviceBytes = 128 << 20
 
-// growthFactor is how much longer a hand-over may take in a service that has much to do.
+// growthFactor is how much longer a transfer may take in a service that has much to do.
 const growthFactor = 1.5
 
 // What a stream to one Python consumer is to reach, with an array in hand for each frame.

@@ -60,7 +60,7 @@ func (c *chart) kernel() {
 func (c *chart) namespaces() {
 	for _, ns := range []struct{ name, matters string }{
 		{"pid", "process ids in reports differ between namespaces; sharing works"},
-		{"ipc", "interprocess events do not cross it; pools, VMM and tickets do"},
+		{"ipc", "interprocess events do not cross it; pools, VMM and fences do"},
 		{"mnt", "the socket must be mounted into the other namespace; sharing works"},
 		{"user", "user ids differ between namespaces: list them in the pool as the service sees them"},
 	} {

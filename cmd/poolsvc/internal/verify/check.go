@@ -13,13 +13,13 @@ type scenario string
 
 // The scenarios, as they stand in the names of checks.
 const (
-	handOver scenario = "hand-over" // one process writes, another reads and answers, in place
-	mapping  scenario = "mapping"   // parts, read-only and several mappings of one allocation
-	handle   scenario = "handle"    // handles that travel through any channel, a file too
-	contexts scenario = "contexts"  // memory across the life of CUDA contexts
-	order    scenario = "order"     // waiting for GPU work of another process
-	early    scenario = "early"     // the consumer comes before the producer
-	stream   scenario = "stream"    // channels: one buffer after the other
+	transfer scenario = "transfer" // one process writes, another reads and answers, in place
+	mapping  scenario = "mapping"  // parts, read-only and several mappings of one allocation
+	handle   scenario = "handle"   // handles that travel through any channel, a file too
+	contexts scenario = "contexts" // memory across the life of CUDA contexts
+	order    scenario = "order"    // waiting for GPU work of another process
+	early    scenario = "early"    // the consumer comes before the producer
+	stream   scenario = "stream"   // channels: one buffer after the other
 )
 
 // check is one thing to prove, for one kind of memory and one consumer.
@@ -60,7 +60,7 @@ func checksOf(kind mempool.Kind, o Options, p *roster) []check {
 		checks = append(checks, f(kind, p.consumersOf(kind), o)...)
 	}
 	if why := p.missing(kind); why != "" {
-		checks = append(checks, check{scenario: handOver, name: "round-trip", consumer: "python", run: func(context.Context, *scene) error {
+		checks = append(checks, check{scenario: transfer, name: "round-trip", consumer: "python", run: func(context.Context, *scene) error {
 			return skipf("%s cannot use all memory of kind %q: %s", o.Python, kind, why)
 		}})
 	}

@@ -14,13 +14,13 @@ import (
 // slow is how long the producer's work takes.
 const slow = 200 * time.Millisecond
 
-// eventChecks has a consumer wait for work of the producer: by an interprocess event that stands alone, and by a ticket.
+// eventChecks has a consumer wait for work of the producer: by an interprocess event that stands alone, and by a fence.
 func eventChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if !onGPU(kind) {
 		return nil
 	}
 	checks := each(order, "event", preferred(consumers), awaited(work.ByEvent, cuda.Device.SupportsIPCEvents, "interprocess events"))
-	return append(checks, each(order, "ticket", preferred(consumers), awaited(work.ByTicket, cuda.Device.SupportsStreamMemOps,
+	return append(checks, each(order, "fence", preferred(consumers), awaited(work.ByFence, cuda.Device.SupportsStreamMemOps,
 		"streams that wait for words"))...)
 }
 

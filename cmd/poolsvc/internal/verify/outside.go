@@ -28,7 +28,7 @@ func outsideChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 		checks = append(checks, each(handle, "descriptor", best, descriptor)...)
 	case mempool.Device:
 		if slices.Contains(consumers, cudaCore) {
-			checks = append(checks, each(handOver, "pickled", []string{cudaCore}, pickled)...)
+			checks = append(checks, each(transfer, "pickled", []string{cudaCore}, pickled)...)
 		}
 	case mempool.Legacy:
 		checks = append(checks, alone(each(handle, "zeros", best, zeros), own)...)

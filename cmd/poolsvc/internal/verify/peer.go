@@ -15,9 +15,9 @@ func peerChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if !onGPU(kind) {
 		return nil
 	}
-	checks := alone(each(handOver, "peer", preferred(consumers), peer), (*scene).abroad)
-	checks = append(checks, alone(each(handOver, "renumbered", preferred(consumers), renumbered), (*scene).inOtherOrder)...)
-	return append(checks, alone(each(handOver, "invisible", preferred(consumers), invisible), (*scene).withoutTheGPU)...)
+	checks := alone(each(transfer, "peer", preferred(consumers), peer), (*scene).abroad)
+	checks = append(checks, alone(each(transfer, "renumbered", preferred(consumers), renumbered), (*scene).inOtherOrder)...)
+	return append(checks, alone(each(transfer, "invisible", preferred(consumers), invisible), (*scene).withoutTheGPU)...)
 }
 
 // other is a GPU besides the one that has the memory.

@@ -18,7 +18,7 @@ const (
 
 // Result is how one check ended.
 type Result struct {
-	// Name is scenario, what was done and by whom: "hand-over/round-trip/cupy".
+	// Name is scenario, what was done and by whom: "transfer/round-trip/cupy".
 	Name     string `json:"name"`
 	Kind     string `json:"kind"`
 	Scenario string `json:"scenario"`

@@ -20,22 +20,22 @@ func (o Options) manyName() string { return fmt.Sprintf("%d-workers", o.Workers)
 
 // roundTrips has memory go to a consumer and back, and the other way round.
 func roundTrips(kind mempool.Kind, consumers []string, o Options) []check {
-	checks := each(handOver, "round-trip", consumers, func(ctx context.Context, s *scene, consumer string) error {
+	checks := each(transfer, "round-trip", consumers, func(ctx context.Context, s *scene, consumer string) error {
 		return roundTrip(ctx, s, consumer, o.Elements)
 	})
-	checks = append(checks, each(handOver, producedName, consumers, func(ctx context.Context, s *scene, consumer string) error {
+	checks = append(checks, each(transfer, producedName, consumers, func(ctx context.Context, s *scene, consumer string) error {
 		return produced(ctx, s, consumer, o.Elements)
 	})...)
 	last := preferred(consumers)
 	best := last[len(last)-1]
-	checks = append(checks, check{scenario: handOver, name: o.manyName(), consumer: best, run: func(ctx context.Context, s *scene) error {
+	checks = append(checks, check{scenario: transfer, name: o.manyName(), consumer: best, run: func(ctx context.Context, s *scene) error {
 		return manyWorkers(ctx, s, best, o.Elements, o.Workers)
 	}})
 	if kind == mempool.Pinned {
-		checks = append(checks, each(handOver, "cpu-and-gpu", consumers, cpuAndGPU)...)
+		checks = append(checks, each(transfer, "cpu-and-gpu", consumers, cpuAndGPU)...)
 	}
 	if large := o.LargeBytes / work.ElementBytes; kind == mempool.Device && large > 0 {
-		checks = append(checks, check{scenario: handOver, name: "large", consumer: best, run: func(ctx context.Context, s *scene) error {
+		checks = append(checks, check{scenario: transfer, name: "large", consumer: best, run: func(ctx context.Context, s *scene) error {
 			return roundTrip(ctx, s, best, large)
 		}})
 	}

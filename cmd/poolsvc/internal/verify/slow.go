@@ -45,7 +45,7 @@ func slowly(run func(context.Context, *handing) error) func(context.Context, *sc
 			return err
 		}
 		if ok, err := d.SupportsStreamMemOps(); err != nil || !ok {
-			return skipf("streams of the GPU cannot wait for words: hand-overs wait on the CPU (%v)", err)
+			return skipf("streams of the GPU cannot wait for words: transfers wait on the CPU (%v)", err)
 		}
 		t := work.Task{Task: "slow-begin", Name: s.uniqueName("slow"), Consumer: consumer, Timeout: 60}
 		if t.Device, err = s.uuid(); err != nil {
@@ -169,7 +169,7 @@ func (h *handing) begin(ctx context.Context, p *work.Pattern) (took time.Duratio
 	t.Pattern = p
 	a, err := h.worker.do(ctx, t)
 	if err == nil && !a.Busy {
-		err = errors.New("the worker's stream was done before the kernel was let go: its hand-over waited, or it did not wait at all")
+		err = errors.New("the worker's stream was done before the kernel was let go: its transfer waited, or it did not wait at all")
 	}
 	if err != nil {
 		return 0, err
@@ -187,7 +187,7 @@ func (h *handing) end(ctx context.Context) error {
 func (h *handing) busy() error {
 	done, err := h.gpu.Stream.Query()
 	if err == nil && done {
-		err = errors.New("this process's stream was done before the kernel was let go: a hand-over waited, or the stream did not")
+		err = errors.New("this process's stream was done before the kernel was let go: a transfer waited, or the stream did not")
 	}
 	return err
 }

@@ -197,9 +197,9 @@ func (f *flow) taking(p player, first, last uint64) func(context.Context) error 
 	}
 }
 
-// shut shuts the channel.
-func (f *flow) shut(ctx context.Context, p player) error {
-	_, err := p.do(ctx, f.task(p, work.Task{Task: "stream-shut"}))
+// close closes the channel.
+func (f *flow) close(ctx context.Context, p player) error {
+	_, err := p.do(ctx, f.task(p, work.Task{Task: "stream-close"}))
 	return err
 }
 
@@ -227,7 +227,7 @@ func (f *flow) take(ctx context.Context, p player, t work.Task, first, last uint
 	return a, err
 }
 
-// rest has a player take all frames until the channel is shut.
+// rest has a player take all frames until the channel is closed.
 func (f *flow) rest(ctx context.Context, p player) ([]uint64, error) {
 	a, err := f.frames(ctx, p, work.Task{Task: "stream-take"})
 	if err == nil && !a.Ended {
@@ -294,7 +294,7 @@ func (f *flow) ring(ctx context.Context, producer, one player) error {
 	}
 	began := time.Now()
 	err := together(ctx, func(ctx context.Context) error {
-		return errors.Join(f.publish(ctx, producer, ringSlots+1, streamFrames), f.shut(ctx, producer))
+		return errors.Join(f.publish(ctx, producer, ringSlots+1, streamFrames), f.close(ctx, producer))
 	}, func(ctx context.Context) error {
 		a, err := f.take(ctx, one, work.Task{}, 2, streamFrames)
 		if err == nil && a.Missed > 0 {
@@ -349,7 +349,7 @@ func queue(ctx context.Context, f *flow) error {
 		}
 	}
 	err := together(ctx, func(ctx context.Context) error {
-		return errors.Join(f.publish(ctx, f.producer, 3, streamFrames), f.shut(ctx, f.producer))
+		return errors.Join(f.publish(ctx, f.producer, 3, streamFrames), f.close(ctx, f.producer))
 	}, share(0, f.one), share(1, f.other))
 	f.note = fmt.Sprintf("%d frames to %s, %d to another process", len(shares[0])+1, f.one.consumer, len(shares[1])+1)
 	if err != nil {

@@ -50,7 +50,7 @@ func consumerKilled(ctx context.Context, f *flow, victim player) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(q.shut(ctx, f.producer), q.release(ctx, f.other)); err != nil {
+	if err := errors.Join(q.close(ctx, f.producer), q.release(ctx, f.other)); err != nil {
 		return err
 	}
 	got, err := q.rest(ctx, f.other)
@@ -112,10 +112,10 @@ func stageReplaced(ctx context.Context, in *flow, victim player) error {
 	victim.kill()
 	var got []uint64
 	err = together(ctx, func(ctx context.Context) error {
-		return errors.Join(in.publish(ctx, in.producer, ringSlots+1, streamFrames), in.shut(ctx, in.producer))
+		return errors.Join(in.publish(ctx, in.producer, ringSlots+1, streamFrames), in.close(ctx, in.producer))
 	}, func(ctx context.Context) error {
 		_, err := in.frames(ctx, in.one, work.Task{Task: "stream-relay", To: out.name})
-		return errors.Join(err, out.shut(ctx, in.one))
+		return errors.Join(err, out.close(ctx, in.one))
 	}, func(ctx context.Context) (err error) {
 		got, err = out.rest(ctx, sink)
 		return err

@@ -77,7 +77,7 @@ func (o Options) choose(p *roster) ([]chosen, error) {
 	if err != nil || len(list) > 0 {
 		return list, err
 	}
-	const names = "a check's name is KIND/SCENARIO/CHECK/CONSUMER, such as host/hand-over/round-trip/numpy"
+	const names = "a check's name is KIND/SCENARIO/CHECK/CONSUMER, such as host/transfer/round-trip/numpy"
 	for _, text := range o.Only { // as the table has it, which leaves out the kind
 		withKind := "*/" + text
 		if list, err = o.matching([]string{withKind}, p); err == nil && len(list) > 0 {

@@ -8,8 +8,8 @@ import (
 
 // What an await waits by.
 const (
-	ByEvent  = "event"
-	ByTicket = "ticket"
+	ByEvent = "event"
+	ByFence = "fence"
 )
 
 // await has a stream wait for the content of a buffer, and the CPU for the stream, without a look at the data; only then it

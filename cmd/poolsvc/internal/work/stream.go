@@ -43,7 +43,7 @@ func (w *Worker) subscribed(ctx context.Context, t *Task) (*intake, error) {
 	return in, nil
 }
 
-// streamTake takes frames and compares them: as many as the task says, or all until the channel is shut. It releases each,
+// streamTake takes frames and compares them: as many as the task says, or all until the channel is closed. It releases each,
 // unless they are to be kept until a streamRelease.
 func (w *Worker) streamTake(ctx context.Context, t *Task) (*Answer, error) {
 	in, err := w.subscribed(ctx, t)
@@ -77,7 +77,7 @@ func taken(n int) iter.Seq[int] {
 	}
 }
 
-// takeFrame takes a frame, compares it and notes it in an answer; nil if the channel was shut.
+// takeFrame takes a frame, compares it and notes it in an answer; nil if the channel was closed.
 func (w *Worker) takeFrame(in *intake, a *Answer) (*bridge.Frame, error) {
 	f, err, more := in.next()
 	if !more || err != nil {
@@ -181,8 +181,8 @@ func (w *Worker) publishFrame(ctx context.Context, p *bridge.Pool, ch *bridge.Ch
 	return errors.Join(err, l.Release(true))
 }
 
-// streamShut shuts the channel.
-func (w *Worker) streamShut(ctx context.Context, t *Task) (*Answer, error) {
+// streamClose closes the channel.
+func (w *Worker) streamClose(ctx context.Context, t *Task) (*Answer, error) {
 	c, err := w.connected(ctx, t.timeout())
 	if err != nil {
 		return nil, err
@@ -191,7 +191,7 @@ func (w *Worker) streamShut(ctx context.Context, t *Task) (*Answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Answer{}, ch.Shut(ctx)
+	return &Answer{}, ch.Close(ctx)
 }
 
 // streamRelay is a stage of a pipeline: it compares each frame of one channel, publishes its like in another, and then

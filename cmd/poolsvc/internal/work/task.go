@@ -20,7 +20,7 @@ type Task struct {
 	Transform *Transform `json:"transform,omitempty"`
 	// Timeout in seconds of what has to be waited for.
 	Timeout float64 `json:"timeout,omitempty"`
-	// What is waited for: "service", "pool", "name" or "channel"; or what is waited by, [ByEvent] or [ByTicket].
+	// What is waited for: "service", "pool", "name" or "channel"; or what is waited by, [ByEvent] or [ByFence].
 	What string `json:"what,omitempty"`
 	// Path of a file with a handle, or with the kernels that compare.
 	Path string `json:"path,omitempty"`
@@ -30,7 +30,7 @@ type Task struct {
 	// Rounds to go, and whether the context is destroyed after each.
 	Rounds  int  `json:"rounds,omitempty"`
 	Destroy bool `json:"destroy,omitempty"`
-	// Count of frames to take or to publish, where 0 takes all until the channel is shut; Number of the first to publish, and To
+	// Count of frames to take or to publish, where 0 takes all until the channel is closed; Number of the first to publish, and To
 	// which channel a stage publishes. Keep keeps the frames that are taken; Oldest is the subscription's.
 	Count  int    `json:"count,omitempty"`
 	Number uint64 `json:"number,omitempty"`
@@ -56,7 +56,7 @@ type Answer struct {
 	Waited float64 `json:"waited,omitempty"`
 	Rounds int     `json:"rounds,omitempty"`
 	// Numbers of frames, as they say themselves, and their Sequence in the channel; Missed is how many the channel dropped, and
-	// Ended that it was shut. Stopped says why not all could be published, of which Rounds were.
+	// Ended that it was closed. Stopped says why not all could be published, of which Rounds were.
 	Numbers  []uint64 `json:"numbers,omitempty"`
 	Sequence []uint64 `json:"sequence,omitempty"`
 	Missed   uint64   `json:"missed,omitempty"`

@@ -61,7 +61,7 @@ var tasks = map[string]func(*Worker, context.Context, *Task) (*Answer, error){
 	"stream-leave":     (*Worker).streamLeave,
 	"stream-publish":   (*Worker).streamPublish,
 	"stream-relay":     (*Worker).streamRelay,
-	"stream-shut":      (*Worker).streamShut,
+	"stream-close":     (*Worker).streamClose,
 }
 
 // Serve answers tasks until there are no more.

@@ -17,7 +17,7 @@ func TestAnArrayGoesFromGoToPython(t *testing.T) {
 		t.Run(string(kind), func(t *testing.T) {
 			service := rig.Serve(t)
 			t.Setenv("POOLBRIDGE_SOCKET", service.Socket)
-			require.NoError(t, handOver(t.Context(), kind))
+			require.NoError(t, transfer(t.Context(), kind))
 			out := python.Run(t, "consumer.py", library)
 			assert.Contains(t, out, "float32[2, 3]")
 			assert.Contains(t, out, "21.0")

@@ -10,30 +10,30 @@ import (
 const (
 	// TimelineWords is how many words a timeline has.
 	TimelineWords = 512
-	// MaxTicketValue is the greatest value of a ticket.
-	MaxTicketValue = letGo - 1
+	// MaxFenceValue is the greatest value of a fence.
+	MaxFenceValue = letGo - 1
 
 	// letGo is what the service adds to the words of a process that is gone: every wait ends, and what the word says
 	// below it is what was really reached.
 	letGo = 1 << 62
 )
 
-// Ticket names a moment in somebody's work: it is reached when a word of a timeline is Value or more. It is plain data.
-type Ticket struct {
+// Fence names a moment in somebody's work: it is reached when a word of a timeline is Value or more. It is plain data.
+type Fence struct {
 	Timeline uint64 // timeline id
 	Word     uint64 // index of the word
 	Value    uint64 // counts up from 1
 }
 
-// Validate says whether a timeline could have such a ticket.
+// Validate says whether a timeline could have such a fence.
 //
 // Errors: [ErrInvalid].
-func (t Ticket) Validate() error {
+func (t Fence) Validate() error {
 	switch {
 	case t.Word >= TimelineWords:
 		return situation.Of(ErrInvalid, "a timeline has %d words, there is no word %d", TimelineWords, t.Word)
-	case t.Value == 0 || t.Value > MaxTicketValue:
-		return situation.Of(ErrInvalid, "the value of a ticket lies between 1 and 2^62-1, not %d", t.Value)
+	case t.Value == 0 || t.Value > MaxFenceValue:
+		return situation.Of(ErrInvalid, "the value of a fence lies between 1 and 2^62-1, not %d", t.Value)
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-// Command handover puts an array into GPU memory (or, with -kind host, into host memory) and publishes it for any process that
+// Command transfer puts an array into GPU memory (or, with -kind host, into host memory) and publishes it for any process that
 // asks: consumer.py beside it takes it as a CuPy, PyTorch or NumPy array, without a copy.
 package main
 
@@ -15,12 +15,12 @@ import (
 func main() {
 	kind := flag.String("kind", string(mempool.Device), "where the array lives: device, vmm, legacy, pinned or host")
 	flag.Parse()
-	if err := handOver(context.Background(), mempool.Kind(*kind)); err != nil {
+	if err := transfer(context.Background(), mempool.Kind(*kind)); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func handOver(ctx context.Context, kind mempool.Kind) error {
+func transfer(ctx context.Context, kind mempool.Kind) error {
 	// README: begin
 	client, err := bridge.Dial(ctx, bridge.DefaultSocket())
 	if err != nil {

@@ -2,27 +2,27 @@ package service
 
 import "github.com/poolbridge/poolbridge/mempool"
 
-// ticket is a Ticket in the service's books. It is guarded by Service.mu.
-type ticket struct {
+// fence is a Fence in the service's books. It is guarded by Service.mu.
+type fence struct {
 	timeline *timeline
 	word     uint64
 	value    uint64
 }
 
 // over says whether nobody need wait for t any more.
-func (t ticket) over() bool {
+func (t fence) over() bool {
 	return t.timeline.dead || t.timeline.page.Passed(t.word, t.value)
 }
 
-func (t ticket) plain() mempool.Ticket {
-	return mempool.Ticket{Timeline: t.timeline.id, Word: t.word, Value: t.value}
+func (t fence) plain() mempool.Fence {
+	return mempool.Fence{Timeline: t.timeline.id, Word: t.word, Value: t.value}
 }
 
-// tickets are at most one for each word of each timeline.
-type tickets []ticket
+// fences are at most one for each word of each timeline.
+type fences []fence
 
 // add adds t, if it says more than what is there.
-func (ts tickets) add(t ticket) tickets {
+func (ts fences) add(t fence) fences {
 	for i := range ts {
 		if ts[i].timeline == t.timeline && ts[i].word == t.word {
 			ts[i].value = max(ts[i].value, t.value)
@@ -33,7 +33,7 @@ func (ts tickets) add(t ticket) tickets {
 }
 
 // pending drops what need not be waited for any more.
-func (ts tickets) pending() tickets {
+func (ts fences) pending() fences {
 	left := ts[:0]
 	for _, t := range ts {
 		if !t.over() {
@@ -47,12 +47,12 @@ func (ts tickets) pending() tickets {
 	return left
 }
 
-// and returns the tickets of both, and changes neither.
-func (ts tickets) and(more tickets) tickets {
+// and returns the fences of both, and changes neither.
+func (ts fences) and(more fences) fences {
 	if len(ts)+len(more) == 0 {
 		return nil
 	}
-	sum := append(make(tickets, 0, len(ts)+len(more)), ts...)
+	sum := append(make(fences, 0, len(ts)+len(more)), ts...)
 	for _, t := range more {
 		sum = sum.add(t)
 	}
@@ -60,15 +60,15 @@ func (ts tickets) and(more tickets) tickets {
 }
 
 // more is ts with what is left of done: a buffer that lives for long must not remember everybody who read it.
-func (ts tickets) more(done tickets) tickets {
+func (ts fences) more(done fences) fences {
 	if len(done) == 0 {
 		return ts
 	}
 	return ts.and(done).pending()
 }
 
-func (ts tickets) plain() []mempool.Ticket {
-	var out []mempool.Ticket
+func (ts fences) plain() []mempool.Fence {
+	var out []mempool.Fence
 	for _, t := range ts {
 		if !t.over() {
 			out = append(out, t.plain())

@@ -9,14 +9,14 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// handOverCredit is how many frames a consumer may have that it has not acknowledged. It is so few that each is let go of by itself.
-const handOverCredit = 8
+// transferCredit is how many frames a consumer may have that it has not acknowledged. It is so few that each is let go of by itself.
+const transferCredit = 8
 
-// The hand-overs that are measured with buffers of one size only, which makes no difference: with a lease and a new array for
+// The transfers that are measured with buffers of one size only, which makes no difference: with a lease and a new array for
 // each *bridge.Lease, and with a name that the consumer asks for.
 const (
-	leasing = "hand-over/a lease each"
-	byName  = "hand-over/by name"
+	leasing = "transfer/a lease each"
+	byName  = "transfer/by name"
 )
 
 // consumeTask has a worker make an array of each buffer of a prefix and acknowledge it; one without elements is the last.
@@ -26,55 +26,55 @@ type consumeTask struct {
 	Consumer string `json:"consumer"`
 }
 
-// handOver measures workload (a): a new buffer goes from Go to an array in Python, and its memory comes back. There is room for
+// transfer measures workload (a): a new buffer goes from Go to an array in Python, and its memory comes back. There is room for
 // one buffer: that the next is granted acknowledges the one before.
-func handOver(ctx context.Context, s *scene) error {
+func transfer(ctx context.Context, s *scene) error {
 	return s.withService(ctx, func(svc *service) error {
 		src, err := dial(ctx, svc.socket)
 		if err != nil {
 			return err
 		}
-		return errors.Join(s.handOverSizes(ctx, src), src.close())
+		return errors.Join(s.transferSizes(ctx, src), src.close())
 	})
 }
 
-// handOverSizes hands buffers of every size over to one worker.
-func (s *scene) handOverSizes(ctx context.Context, src *source) error {
+// transferSizes transfers buffers of every size to one worker.
+func (s *scene) transferSizes(ctx context.Context, src *source) error {
 	w, err := startWorker(ctx, s.Python, src.socket)
 	if err != nil {
 		return err
 	}
 	for _, bytes := range s.sizes() {
-		if err := s.handOverSize(ctx, src, w, bytes); err != nil {
+		if err := s.transferSize(ctx, src, w, bytes); err != nil {
 			return errors.Join(err, w.stop())
 		}
 	}
 	return w.stop()
 }
 
-func (s *scene) handOverSize(ctx context.Context, src *source, w *worker, bytes uint64) error {
+func (s *scene) transferSize(ctx context.Context, src *source, w *worker, bytes uint64) error {
 	err := s.makeRoomForOne(ctx, src, s.poolSpec(bytes), bytes)
 	if errors.Is(err, mempool.ErrOutOfMemory) {
-		s.skip("hand-over", ours, err.Error())
+		s.skip("transfer", ours, err.Error())
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	prefix := strconv.FormatUint(bytes, 10) + " "
-	d, err := s.handOverTo(ctx, src, w, bytes, prefix, false)
+	d, err := s.transferTo(ctx, src, w, bytes, prefix, false)
 	if err != nil {
 		return err
 	}
-	s.add(d, "hand-over", bytes, ours)
+	s.add(d, "transfer", bytes, ours)
 	if bytes != oneSize {
 		return src.destroyPool(ctx)
 	}
-	if d, err = s.handOverTo(ctx, src, w, bytes, prefix+"leases", true); err != nil {
+	if d, err = s.transferTo(ctx, src, w, bytes, prefix+"leases", true); err != nil {
 		return err
 	}
 	s.add(d, leasing, bytes, ours)
-	if d, err = s.handOverByName(ctx, src, w, bytes, prefix); err != nil {
+	if d, err = s.transferByName(ctx, src, w, bytes, prefix); err != nil {
 		return err
 	}
 	s.add(d, byName, bytes, ours)
@@ -109,13 +109,13 @@ func (s *scene) withService(ctx context.Context, f func(*service) error) error {
 	return errors.Join(f(svc), svc.stop())
 }
 
-// handOverTo hands buffers over to a worker, through a channel, from a pool with room for one.
-func (s *scene) handOverTo(ctx context.Context, src *source, w *worker, bytes uint64, channel string, leases bool) (d Durations, err error) {
+// transferTo transfers buffers to a worker, through a channel, from a pool with room for one.
+func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes uint64, channel string, leases bool) (d Durations, err error) {
 	ch, err := src.makeChannel(ctx, mempool.ChannelSpec{Name: channel, Mode: mempool.WorkQueue, Capacity: 2})
 	if err != nil {
 		return d, err
 	}
-	if err := w.begin(framesTask{Task: "frames", Channel: channel, Consumer: s.consumer, Credit: handOverCredit, Each: true, Leases: leases,
+	if err := w.begin(framesTask{Task: "frames", Channel: channel, Consumer: s.consumer, Credit: transferCredit, Each: true, Leases: leases,
 		OnDevice: s.kind != mempool.Host}); err != nil {
 		return d, err
 	}
@@ -151,14 +151,14 @@ func (s *scene) handOverTo(ctx context.Context, src *source, w *worker, bytes ui
 		watch.took(time.Since(start))
 	}
 	d = watch.durations()
-	if err := errors.Join(b.Release(true), ch.Shut(ctx)); err != nil {
+	if err := errors.Join(b.Release(true), ch.Close(ctx)); err != nil {
 		return d, err
 	}
 	return d, w.end(new(samples))
 }
 
-// handOverByName publishes buffers under names that begin with prefix, each of which a worker asks for.
-func (s *scene) handOverByName(ctx context.Context, src *source, w *worker, bytes uint64, prefix string) (Durations, error) {
+// transferByName publishes buffers under names that begin with prefix, each of which a worker asks for.
+func (s *scene) transferByName(ctx context.Context, src *source, w *worker, bytes uint64, prefix string) (Durations, error) {
 	if err := w.begin(consumeTask{Task: "consume", Prefix: prefix, Consumer: s.consumer}); err != nil {
 		return Durations{}, err
 	}
@@ -170,7 +170,7 @@ func (s *scene) handOverByName(ctx context.Context, src *source, w *worker, byte
 	for ; watch.more(); number++ {
 		name := prefix + strconv.Itoa(number)
 		start := time.Now()
-		err := handOverOne(ctx, src, name, mempool.Bytes(bytes), uint64(number))
+		err := transferOne(ctx, src, name, mempool.Bytes(bytes), uint64(number))
 		if err == nil {
 			err = w.ack()
 		}
@@ -184,7 +184,7 @@ func (s *scene) handOverByName(ctx context.Context, src *source, w *worker, byte
 	}
 	d := watch.durations()
 	last := prefix + strconv.Itoa(number)
-	if err := handOverOne(ctx, src, last, mempool.Bytes(0), 0); err != nil {
+	if err := transferOne(ctx, src, last, mempool.Bytes(0), 0); err != nil {
 		return d, err
 	}
 	var answer struct{ Count int }
@@ -194,8 +194,8 @@ func (s *scene) handOverByName(ctx context.Context, src *source, w *worker, byte
 	return d, src.client.Unpublish(ctx, last)
 }
 
-// handOverOne makes a *bridge.Lease, numbers it where the CPU can, and publishes it.
-func handOverOne(ctx context.Context, src *source, name string, t mempool.Tensor, number uint64) error {
+// transferOne makes a *bridge.Lease, numbers it where the CPU can, and publishes it.
+func transferOne(ctx context.Context, src *source, name string, t mempool.Tensor, number uint64) error {
 	b, err := src.allocate(ctx, t)
 	if err != nil {
 		return err

@@ -1,9 +1,9 @@
 package shmchannel
 
-// Tickets appends the tickets that stand in a member's file, of each word the greatest: of a consumer, those that say when its work on
+// Fences appends the fences that stand in a member's file, of each word the greatest: of a consumer, those that say when its work on
 // frames is done; of a producer, those that say when its frames are complete. ok is false while a consumer writes one: then the caller looks
 // again later. A member whose process is gone has none. The file may say anything: what is out of range is left out.
-func (h *Host) Tickets(to []Ticket, m *Member) (tickets []Ticket, ok bool) {
+func (h *Host) Fences(to []Fence, m *Member) (fences []Fence, ok bool) {
 	if m.Timeline == 0 || m.gone {
 		return to, true
 	}
@@ -30,7 +30,7 @@ func (h *Host) Tickets(to []Ticket, m *Member) (tickets []Ticket, ok bool) {
 	}
 	for word, value := range greatest {
 		if value != 0 {
-			to = append(to, Ticket{Timeline: m.Timeline, Word: uint64(word), Value: value})
+			to = append(to, Fence{Timeline: m.Timeline, Word: uint64(word), Value: value})
 		}
 	}
 	return to, true
