@@ -84,7 +84,7 @@ func TestFramesOutliveTheirProducer(t *testing.T) {
 	all, err := p.Allocate(t.Context(), mempool.Bytes(4<<16), patience)
 	require.NoError(t, err)
 	require.NoError(t, all.Release(false))
-	settled(t, svc)
+	awaitReclaimed(t, svc)
 }
 
 func TestAFrameCarriesWhatItsSenderSays(t *testing.T) {

@@ -292,7 +292,7 @@ func TestADestroyedPoolGetsItsMemoryBackWhenConsumersLetGo(t *testing.T) {
 	require.NoError(t, err)
 	assert.Zero(t, n)
 	require.NoError(t, f.Release())
-	settled(t, s.svc)
+	awaitReclaimed(t, s.svc)
 }
 
 func TestTrimmingGivesBackWhatTheClientKeeps(t *testing.T) {

@@ -31,8 +31,8 @@ type Client struct {
 	done    chan struct{} // closed when the connection is gone; err says why
 	err     error
 
-	errands errands
-	order   struct { // of every lease; made once
+	tasks tasks
+	order struct { // of every lease; made once
 		pages func(context.Context, uint64) (*mempool.Page, error)
 		clock func(context.Context) (*mempool.Clock, error)
 	}
@@ -81,12 +81,12 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 		return nil, err
 	}
 	c := &Client{conn: conn, device: d.Device, done: make(chan struct{}), quiet: make(chan struct{}),
-		errands: errands{wake: make(chan struct{}, 1)}, calls: make(map[uint32]*call), pools: make(map[uint64]*Pool), blocks: make(map[uint64]*block)}
+		tasks: tasks{wake: make(chan struct{}, 1)}, calls: make(map[uint32]*call), pools: make(map[uint64]*Pool), blocks: make(map[uint64]*block)}
 	c.order.pages, c.order.clock = c.page, c.Clock
 	c.working, c.stop = context.WithCancelCause(context.Background())
 	c.linked, c.unlink = context.WithCancelCause(context.Background())
 	go c.receive()
-	go c.errands.run(c.done)
+	go c.tasks.run(c.done)
 	var reply wire.HelloReply
 	err = c.call(ctx, &wire.Hello{Versions: []uint64{wire.Version}, Name: filepath.Base(os.Args[0]),
 		Features: []string{featureTimelines, featureChannels}}, &call{into: &reply})
@@ -167,23 +167,23 @@ func (c *Client) take(packet []byte, fds *seqpacket.FDs, goodbye *error) error {
 		if pending == nil {
 			return situation.Of(ErrProtocol, "a reply to request %d, which nobody made", h.Q)
 		}
-		defer c.leave() // after what is to be given back has become an errand
+		defer c.leave() // after what is to be given back has become a task
 		return c.answered(pending, fds, h.DecodeReply(pending.into))
 	}
 	n, err := h.DecodeNotice()
 	switch n := n.(type) {
 	case *wire.Recall:
-		c.errands.add(func() { c.recall(n.Blocks) })
+		c.tasks.add(func() { c.recall(n.Blocks) })
 	case *wire.Goodbye:
 		*goodbye = remoteError("goodbye", &n.Reason)
 	case *wire.Failed:
 		c.failed(n.Buffers)
 	case *wire.Forget:
-		c.errands.add(func() { c.timelines.forget(n.Timelines) })
+		c.tasks.add(func() { c.timelines.forget(n.Timelines) })
 	case *wire.Member:
 		c.shared.memberCame(n, fds)
 	case *wire.Wanted:
-		c.errands.add(func() { c.wanted(n.Pool) })
+		c.tasks.add(func() { c.wanted(n.Pool) })
 	}
 	if errors.Is(err, wire.CodeUnsupported) {
 		return nil // a notice of a later version that this client need not know
@@ -258,7 +258,7 @@ func (c *Client) Close() error {
 			err = errors.Join(err, ended) // else somebody ended it just now
 		}
 	}
-	c.settle()
+	c.awaitCancelled()
 	c.leaveShared()
 	working := c.timelines.quiesce()
 	if working == nil {
@@ -286,14 +286,14 @@ func (c *Client) hangUp() error {
 	return err
 }
 
-// settle waits until the calls that were cancelled are answered and what they were granted is given back: until this
+// awaitCancelled waits until the calls that were cancelled are answered and what they were granted is given back: until this
 // process ends, the service would hold what it has granted.
-func (c *Client) settle() {
+func (c *Client) awaitCancelled() {
 	grace := time.NewTimer(closeGrace)
 	defer grace.Stop()
 	for _, wait := range []func() <-chan struct{}{
 		func() <-chan struct{} { return c.quiet },
-		c.errandsDone,
+		c.tasksDone,
 	} {
 		select {
 		case <-wait():
@@ -305,10 +305,10 @@ func (c *Client) settle() {
 	}
 }
 
-// errandsDone is closed when the errands that there are were run: they are run in order.
-func (c *Client) errandsDone() <-chan struct{} {
+// tasksDone is closed when the tasks that there are were run: they are run in order.
+func (c *Client) tasksDone() <-chan struct{} {
 	done := make(chan struct{})
-	c.errands.add(func() { close(done) })
+	c.tasks.add(func() { close(done) })
 	return done
 }
 

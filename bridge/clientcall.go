@@ -17,7 +17,7 @@ type call struct {
 	op    string
 	into  wire.Reply
 	files func(*seqpacket.FDs) // takes what came along; called before done
-	undo  func()               // gives back what was granted to a caller that waits no more; run as an errand
+	undo  func()               // gives back what was granted to a caller that waits no more; run as a task
 	done  chan error
 	last  bool // Close itself asks, once nobody else can
 
@@ -55,7 +55,7 @@ func (c *Client) call(ctx context.Context, r wire.Request, pending *call) error 
 
 // cancel asks the service to end a request that was sent before.
 func (c *Client) cancel(q uint32) {
-	c.errands.add(func() { _ = c.send(0, &wire.Cancel{Request: uint64(q)}) })
+	c.tasks.add(func() { _ = c.send(0, &wire.Cancel{Request: uint64(q)}) })
 }
 
 func (c *Client) register(pending *call) (uint32, error) {
@@ -123,7 +123,7 @@ func (c *Client) answered(pending *call, fds *seqpacket.FDs, err error) error {
 	case !pending.abandoned: // which cannot change: it was forgotten
 		pending.done <- err
 	case err == nil && pending.undo != nil:
-		c.errands.add(pending.undo)
+		c.tasks.add(pending.undo)
 	}
 	if failed {
 		return nil

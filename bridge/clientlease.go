@@ -254,7 +254,7 @@ func (l *Lease) Pointer() (p uintptr, err error) {
 	err = l.with(0, 0, false, func(m mempool.Memory) error {
 		p = m.Pointer()
 		if o := l.order.Load(); o != nil {
-			return o.Settle(context.Background(), m)
+			return o.AwaitAccess(context.Background(), m)
 		}
 		return nil
 	})

@@ -103,7 +103,7 @@ func (sp *spares) allocate(ctx context.Context, p *Pool, t mempool.Tensor, n uin
 	if wait <= 0 && others && errors.Is(err, ErrLimit) {
 		sp.empty()
 		select {
-		case <-sp.client.errandsDone(): // one may be releasing what was there
+		case <-sp.client.tasksDone(): // one may be releasing what was there
 		case <-ctx.Done():
 		case <-sp.client.done:
 		}
@@ -202,14 +202,14 @@ func (sp *spares) look() {
 	switch {
 	case sp.closed || sp.pause == sparesLook:
 	case sp.timer == nil:
-		sp.timer = time.AfterFunc(sparesLook, func() { sp.client.errands.add(sp.sweep) })
+		sp.timer = time.AfterFunc(sparesLook, func() { sp.client.tasks.add(sp.sweep) })
 	default:
 		sp.timer.Reset(sparesLook)
 	}
 	sp.pause = sparesLook
 }
 
-// sweep releases all spares if nothing was allocated since the last look. It is an errand.
+// sweep releases all spares if nothing was allocated since the last look. It is a task.
 func (sp *spares) sweep() {
 	used := sp.used.Swap(false)
 	lent := 0

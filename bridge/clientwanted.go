@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 )
 
-// wanted releases what a pool's channels have given back, and for a while what they give back. It is an errand.
+// wanted releases what a pool's channels have given back, and for a while what they give back. It is a task.
 func (c *Client) wanted(pool uint64) {
 	sp := c.shared.spares(pool)
 	if sp == nil {

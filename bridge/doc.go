@@ -1,6 +1,6 @@
 // Package bridge lets other processes use the memory of a [service.Service]: a server and a Go client that speak the
 // protocol of docs/protocol.md over a Unix socket. It knows nothing of CUDA: package mempool maps memory, and package service
-// keeps the books. The client does not need the latter.
+// does the work. The client does not need the latter.
 //
 // A program that owns memory makes a service and serves it:
 //

@@ -233,15 +233,15 @@ func (c *serverConn) grant(q uint32, wait uint64, get getLease) {
 func (c *serverConn) another(l *service.Lease, err error, wait uint64) (limit time.Duration, again error) {
 	limit = milliseconds(wait)
 	waitable := errors.Is(err, ErrNotFound) || errors.Is(err, ErrBusy) || errors.Is(err, ErrLimit) || errors.Is(err, ErrOutOfMemory)
-	settles := err == nil && c.mustSettle(l)
-	if settles || errors.Is(err, mempool.ErrRecalling) {
+	awaits := err == nil && c.mustAwaitWork(l)
+	if awaits || errors.Is(err, mempool.ErrRecalling) {
 		limit = max(limit, c.server.limits.recall)
 	}
 	if errors.Is(err, mempool.ErrWanted) {
 		limit = max(limit, service.WantedTime)
 	}
 	switch {
-	case settles:
+	case awaits:
 		return limit, situation.Of(ErrBusy, "work on the buffer is under way")
 	case limit > 0 && waitable:
 		return limit, err
@@ -255,8 +255,8 @@ func (c *serverConn) insist(ctx context.Context, l *service.Lease, err error, wa
 	if again != nil && err != nil {
 		l, err = get(ctx, limit)
 	}
-	if err == nil && c.mustSettle(l) {
-		if err = l.Settled(ctx, max(limit, c.server.limits.recall)); err != nil {
+	if err == nil && c.mustAwaitWork(l) {
+		if err = l.AwaitWork(ctx, max(limit, c.server.limits.recall)); err != nil {
 			err = errors.Join(err, l.Release(false))
 		}
 	}

@@ -33,8 +33,10 @@ func (c *serverConn) agree(offered []string) (both []string) {
 	return both
 }
 
-// mustSettle says whether the client cannot be given a lease before nothing has to be waited for.
-func (c *serverConn) mustSettle(l *service.Lease) bool { return !c.ordered && len(l.Info().Wait) > 0 }
+// mustAwaitWork says whether the client cannot be given a lease before nothing has to be waited for.
+func (c *serverConn) mustAwaitWork(l *service.Lease) bool {
+	return !c.ordered && len(l.Info().Wait) > 0
+}
 
 // stream carries out the requests of the features, if the session has them.
 func (c *serverConn) stream(q uint32, r wire.Request) {

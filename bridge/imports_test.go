@@ -109,7 +109,7 @@ func TestTheWallsBetweenThePackages(t *testing.T) {
 	}
 }
 
-// The client does without the books.
+// The client does without the service.
 func TestOnlyTheServerKnowsTheBooks(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	require.NoError(t, err)

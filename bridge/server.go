@@ -140,7 +140,7 @@ func (s *Server) dismiss(c *serverConn) {
 	delete(s.conns, c)
 }
 
-// lingers counts a session on as an ended one, until settled.
+// lingers counts a session on as an ended one, until reclaimed.
 func (s *Server) lingers(c *serverConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,7 +148,7 @@ func (s *Server) lingers(c *serverConn) {
 	s.lingering++
 }
 
-func (s *Server) settled() {
+func (s *Server) reclaimed() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lingering--

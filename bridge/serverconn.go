@@ -84,13 +84,13 @@ func (c *serverConn) serve() {
 	}
 	c.cancel(err)
 	c.work.Wait()
-	settled := c.session.End(process.Gone())
+	reclaimed := c.session.End(process.Gone())
 	log.Debug("a session ended", "session", c.session.ID(), "pid", peer.PID, "reason", cmp.Or(err, errLeft))
 	c.server.lingers(c)
 	go func() {
-		<-settled
+		<-reclaimed
 		closeLogged(log, process)
-		c.server.settled()
+		c.server.reclaimed()
 	}()
 }
 

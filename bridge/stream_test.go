@@ -59,7 +59,7 @@ func TestFramesGoFromClientToClient(t *testing.T) {
 		}
 		_, err = consumer.Stats(ctx)
 		require.NoError(t, err)
-		settled(t, svc)
+		awaitReclaimed(t, svc)
 	})
 }
 
@@ -158,7 +158,7 @@ func TestPublishingBeforeTheWorkIsDone(t *testing.T) {
 		want := frameOf(7, 1<<20)
 		require.NoError(t, m.CopyFrom(0, want)) // whatever still works on it
 		require.NoError(t, m.Synchronize())
-		if spec.Kind == mempool.Device { // both are one process here, with one lane: a wait in it holds up what comes next
+		if spec.Kind == mempool.Device { // both are one process here, with one device stream: a wait in it holds up what comes next
 			go begin()
 		}
 		require.NoError(t, clock.Reach(ready))
@@ -276,7 +276,7 @@ func TestLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T) {
 	require.NoError(t, ch.Close(ctx))
 	_, err = consumer.Stats(ctx)
 	require.NoError(t, err)
-	settled(t, svc)
+	awaitReclaimed(t, svc)
 
 	c2 := makeChannel(t, producer, p, mempool.ChannelSpec{Name: "c2", Capacity: 1})
 	done := make(chan error)

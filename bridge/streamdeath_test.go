@@ -66,7 +66,7 @@ func TestAKilledProducersUnfinishedFramesAreTombstones(t *testing.T) {
 		require.NoError(t, ch.Close(ctx))
 		_, err = c.Stats(ctx)
 		require.NoError(t, err)
-		settled(t, svc)
+		awaitReclaimed(t, svc)
 	})
 }
 

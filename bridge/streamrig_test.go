@@ -27,8 +27,8 @@ func kinds(t *testing.T, f func(t *testing.T, spec mempool.PoolSpec)) {
 	}
 }
 
-// settled waits until a service has neither leases nor buffers.
-func settled(t testing.TB, svc *service.Service) {
+// awaitReclaimed waits until a service has neither leases nor buffers.
+func awaitReclaimed(t testing.TB, svc *service.Service) {
 	t.Helper()
 	eventually(t, func() bool { st := svc.Stats(); return st.Leases == 0 && st.Buffers == 0 })
 }

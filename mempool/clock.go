@@ -19,18 +19,18 @@ type Clock struct {
 	life   sync.RWMutex // held to read while the page is used, to write when that ends
 	closed bool
 
-	mu    sync.Mutex
-	words uint64 // how many are taken
-	free  []uint64
-	next  [TimelineWords]uint64 // the last value that was given out for a word
-	begun [TimelineWords]uint64 // the last one that a queue was told to reach
-	lanes map[any]uint64        // the word of each queue
-	queue map[uint64]Queue      // what was told last to reach a word
+	mu     sync.Mutex
+	words  uint64 // how many are taken
+	free   []uint64
+	next   [TimelineWords]uint64 // the last value that was given out for a word
+	begun  [TimelineWords]uint64 // the last one that a queue was told to reach
+	wordOf map[any]uint64        // the word of each queue
+	queue  map[uint64]Queue      // what was told last to reach a word
 }
 
 // NewClock makes a clock of a session's timeline, which is mapped to write. It owns the page from then on.
 func NewClock(id uint64, page *Page) *Clock {
-	return &Clock{id: id, page: page, lanes: make(map[any]uint64), queue: make(map[uint64]Queue)}
+	return &Clock{id: id, page: page, wordOf: make(map[any]uint64), queue: make(map[uint64]Queue)}
 }
 
 // Timeline is the timeline's id.
@@ -113,12 +113,12 @@ func (c *Clock) Reach(t Fence) error {
 // cannot write a word, or fails to, it waits for the work instead: this is the one place where a transfer does. A nil clock
 // cannot make fences.
 func (c *Clock) Signal(q Queue) (*Fence, error) {
-	lane := q.lane()
-	if lane == nil {
+	key := q.orderKey()
+	if key == nil {
 		return nil, nil
 	}
 	if c != nil {
-		t, err := c.signal(q, lane)
+		t, err := c.signal(q, key)
 		if err == nil || errors.Is(err, ErrClosed) {
 			return t, err
 		}
@@ -126,20 +126,20 @@ func (c *Clock) Signal(q Queue) (*Fence, error) {
 	return nil, q.synchronize()
 }
 
-func (c *Clock) signal(q Queue, lane any) (*Fence, error) {
+func (c *Clock) signal(q Queue, key any) (*Fence, error) {
 	if err := c.use(); err != nil {
 		return nil, err
 	}
 	defer c.life.RUnlock()
 	c.mu.Lock() // until the queue has it: the values of a word must grow in the order of the queue
 	defer c.mu.Unlock()
-	word, ok := c.lanes[lane]
+	word, ok := c.wordOf[key]
 	if !ok {
 		var err error
 		if word, err = c.take(); err != nil {
 			return nil, err
 		}
-		c.lanes[lane] = word
+		c.wordOf[key] = word
 	}
 	t := c.after(word)
 	if err := q.signal(c.page, t); err != nil {
@@ -152,12 +152,12 @@ func (c *Clock) signal(q Queue, lane any) (*Fence, error) {
 
 // owns says whether waiting for t is nothing to the queue, because t comes from the queue itself.
 func (c *Clock) owns(t Fence, q Queue) bool {
-	if c == nil || t.Timeline != c.id || q.lane() == nil {
+	if c == nil || t.Timeline != c.id || q.orderKey() == nil {
 		return false
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	word, ok := c.lanes[q.lane()]
+	word, ok := c.wordOf[q.orderKey()]
 	return ok && word == t.Word
 }
 
@@ -168,7 +168,7 @@ func (c *Clock) Forget(ctx context.Context, q Queue) error {
 	}
 	defer c.life.RUnlock()
 	c.mu.Lock()
-	word, ok := c.lanes[q.lane()]
+	word, ok := c.wordOf[q.orderKey()]
 	begun := c.begun[word]
 	c.mu.Unlock()
 	if !ok {
@@ -181,7 +181,7 @@ func (c *Clock) Forget(ctx context.Context, q Queue) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.lanes, q.lane())
+	delete(c.wordOf, q.orderKey())
 	delete(c.queue, word)
 	c.free = append(c.free, word)
 	return nil

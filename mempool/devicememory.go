@@ -2,7 +2,7 @@ package mempool
 
 import "github.com/poolbridge/poolbridge/cuda"
 
-// deviceMemory is memory on a GPU. All that is done with it here goes through the GPU's lane, in order.
+// deviceMemory is memory on a GPU. All that is done with it here goes through the GPU's device stream, in order.
 type deviceMemory struct {
 	*gpu
 	ptr  cuda.DevicePtr
@@ -10,21 +10,21 @@ type deviceMemory struct {
 }
 
 func (m deviceMemory) CopyFrom(off uint64, src []byte) error {
-	return deviceError("copy to the GPU", m.lane.copyFrom(m.ptr+cuda.DevicePtr(off), src))
+	return deviceError("copy to the GPU", m.deviceStream.copyFrom(m.ptr+cuda.DevicePtr(off), src))
 }
 
 func (m deviceMemory) CopyTo(dst []byte, off uint64) error {
-	return deviceError("copy from the GPU", m.lane.copyTo(dst, m.ptr+cuda.DevicePtr(off)))
+	return deviceError("copy from the GPU", m.deviceStream.copyTo(dst, m.ptr+cuda.DevicePtr(off)))
 }
 
 func (m deviceMemory) Fill(off, n uint64, b byte) error {
-	return deviceError("fill on the GPU", m.lane.stream.Memset8(m.ptr+cuda.DevicePtr(off), b, n))
+	return deviceError("fill on the GPU", m.deviceStream.stream.Memset8(m.ptr+cuda.DevicePtr(off), b, n))
 }
 
 func (m deviceMemory) Bytes() []byte    { return nil }
 func (m deviceMemory) Pointer() uintptr { return uintptr(m.ptr) }
-func (m deviceMemory) Queue() Queue     { return m.lane.queue }
+func (m deviceMemory) Queue() Queue     { return m.deviceStream.queue }
 
 func (m deviceMemory) Synchronize() error {
-	return deviceError("wait for the GPU", m.lane.stream.Synchronize())
+	return deviceError("wait for the GPU", m.deviceStream.stream.Synchronize())
 }

@@ -15,10 +15,10 @@ import (
 // between processes of one user that see the same /dev/shm, and a wait for the event of a dead process never ends.
 // Fences have neither limit.
 type Event struct {
-	event  *cuda.Event // nil: this process only passes it on
-	handle cuda.IPCEventHandle
-	made   bool  // by this process
-	lane   *lane // of its GPU, if it was made here: where the memory that it stands for has none
+	event        *cuda.Event // nil: this process only passes it on
+	handle       cuda.IPCEventHandle
+	made         bool          // by this process
+	deviceStream *deviceStream // of its GPU, if it was made here: where the memory that it stands for has none
 
 	mu       sync.Mutex
 	recorded bool
@@ -46,11 +46,11 @@ func NewEvent(ctx *cuda.Context) (*Event, error) {
 	if err != nil {
 		return nil, errors.Join(deviceError("export an event", err), insist(event.Close))
 	}
-	lane, err := openLane(ctx.Device())
+	deviceStream, err := openDeviceStream(ctx.Device())
 	if err != nil {
 		return nil, errors.Join(err, insist(event.Close))
 	}
-	e := &Event{event: event, handle: handle, made: true, lane: lane}
+	e := &Event{event: event, handle: handle, made: true, deviceStream: deviceStream}
 	madeEvents.Store(handle, e)
 	return e, nil
 }
@@ -165,15 +165,15 @@ func (e *Event) Close() error {
 	}
 	err := deviceError("close an event", insist(e.event.Close))
 	if e.made && madeEvents.CompareAndDelete(e.handle, e) {
-		err = errors.Join(err, e.lane.leave())
+		err = errors.Join(err, e.deviceStream.leave())
 	}
 	return err
 }
 
 // line is a queue that can come after the event, for memory whose own queue is own.
 func (e *Event) line(own Queue) Queue {
-	if own.lane() == nil && e.lane != nil {
-		return e.lane.queue
+	if own.orderKey() == nil && e.deviceStream != nil {
+		return e.deviceStream.queue
 	}
 	return own
 }

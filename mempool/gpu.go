@@ -9,14 +9,14 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// gpu is a GPU in use: its context, one stream for making and freeing memory, which waits for nobody, and the lane where
+// gpu is a GPU in use: its context, one stream for making and freeing memory, which waits for nobody, and the deviceStream where
 // the memory is worked on.
 type gpu struct {
-	device cuda.Device
-	info   DeviceInfo
-	ctx    *cuda.Context
-	stream *cuda.Stream
-	lane   *lane
+	device       cuda.Device
+	info         DeviceInfo
+	ctx          *cuda.Context
+	stream       *cuda.Stream
+	deviceStream *deviceStream
 }
 
 func openGPU(d cuda.Device) (*gpu, error) {
@@ -32,11 +32,11 @@ func openGPU(d cuda.Device) (*gpu, error) {
 	if err != nil {
 		return nil, errors.Join(deviceError("make a stream", err), insist(ctx.Close))
 	}
-	lane, err := openLane(d)
+	deviceStream, err := openDeviceStream(d)
 	if err != nil {
 		return nil, errors.Join(err, insist(stream.Close), insist(ctx.Close))
 	}
-	return &gpu{device: d, info: DeviceInfo{Ordinal: d.Ordinal(), UUID: uuid.String()}, ctx: ctx, stream: stream, lane: lane}, nil
+	return &gpu{device: d, info: DeviceInfo{Ordinal: d.Ordinal(), UUID: uuid.String()}, ctx: ctx, stream: stream, deviceStream: deviceStream}, nil
 }
 
 // gpuFor opens the GPU whose memory a pool is to take, if has says that it can.
@@ -78,7 +78,7 @@ func deviceOf(p PoolInfo) (cuda.Device, error) {
 
 // Close lets go of the GPU.
 func (g *gpu) Close() error {
-	return errors.Join(g.lane.leave(), deviceError("let go of a GPU", insist(g.letGo)))
+	return errors.Join(g.deviceStream.leave(), deviceError("let go of a GPU", insist(g.letGo)))
 }
 
 func (g *gpu) letGo() error {

@@ -43,8 +43,8 @@ func (o *Order) Before(ctx context.Context, q Queue) error {
 	if len(o.wait) == 0 && !o.ready.alone {
 		return nil
 	}
-	lane := q.lane()
-	if _, done := o.told[lane]; done && lane != nil {
+	key := q.orderKey()
+	if _, done := o.told[key]; done && key != nil {
 		return nil
 	}
 	left := o.wait[:0:0]
@@ -66,13 +66,13 @@ func (o *Order) Before(ctx context.Context, q Queue) error {
 		if err != nil {
 			return err
 		}
-		o.ready.alone = lane != nil
+		o.ready.alone = key != nil
 	}
-	if lane != nil {
+	if key != nil {
 		if o.told == nil {
 			o.told = make(map[any]struct{})
 		}
-		o.told[lane] = struct{}{}
+		o.told[key] = struct{}{}
 	}
 	return nil
 }
@@ -89,7 +89,7 @@ func (o *Order) one(ctx context.Context, q Queue, t Fence) (over bool, err error
 			return false, nil
 		}
 		err = q.wait(ctx, page, t)
-		over = err == nil && q.lane() == nil
+		over = err == nil && q.orderKey() == nil
 	}
 	if errors.Is(err, ErrProducerDied) && !o.strict {
 		return true, nil // the session that used the memory before does nothing more
@@ -127,8 +127,8 @@ func (o *Order) Give(ctx context.Context, own, q Queue) error {
 		return err
 	}
 	o.mu.Lock()
-	_, given := o.given[q.lane()]
-	nothing := !o.used || given || own.lane() == q.lane()
+	_, given := o.given[q.orderKey()]
+	nothing := !o.used || given || own.orderKey() == q.orderKey()
 	o.mu.Unlock()
 	if nothing {
 		return nil
@@ -147,15 +147,15 @@ func (o *Order) Give(ctx context.Context, own, q Queue) error {
 		if o.given == nil {
 			o.given = make(map[any]struct{})
 		}
-		o.given[q.lane()] = struct{}{}
+		o.given[q.orderKey()] = struct{}{}
 	}
 	return err
 }
 
-// Settle returns when the memory can be used through its address, unless a queue was made to wait for that.
+// AwaitAccess returns when the memory can be used through its address, unless a queue was made to wait for that.
 //
 // Errors: as [Order.Before].
-func (o *Order) Settle(ctx context.Context, m Memory) error {
+func (o *Order) AwaitAccess(ctx context.Context, m Memory) error {
 	o.mu.Lock()
 	told, unsaid := (len(o.wait) == 0 && !o.ready.alone) || len(o.told) > 0, o.used && len(o.given) == 0
 	o.mu.Unlock()
@@ -244,16 +244,16 @@ func (o *Order) queues(own Queue, named []Queue) (queues []Queue) {
 	defer o.mu.Unlock()
 	covered := !o.used
 	for _, q := range named {
-		if lane := q.lane(); lane != nil {
+		if key := q.orderKey(); key != nil {
 			queues = append(queues, q)
-			_, given := o.given[lane]
-			covered = covered || given || lane == own.lane()
+			_, given := o.given[key]
+			covered = covered || given || key == own.orderKey()
 		}
 	}
-	if !covered && own.lane() != nil {
+	if !covered && own.orderKey() != nil {
 		queues = append(queues, own)
 	}
-	if v := o.vouched; v != nil && v.lane() != nil && !slices.Contains(queues, v) {
+	if v := o.vouched; v != nil && v.orderKey() != nil && !slices.Contains(queues, v) {
 		queues = append(queues, v)
 	}
 	return queues

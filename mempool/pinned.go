@@ -106,7 +106,7 @@ func pinnedMemoryOf(m deviceMemory) pinnedMemory {
 }
 
 func (p pinnedMemory) Synchronize() error {
-	return deviceError("wait for the GPU", p.gpu.lane.stream.Synchronize())
+	return deviceError("wait for the GPU", p.gpu.deviceStream.stream.Synchronize())
 }
 
 // importedPinnedArena is another process's pinnedArena.

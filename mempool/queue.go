@@ -12,8 +12,8 @@ type Queue interface {
 	signal(page *Page, t Fence) error
 	// synchronize returns when what is in the queue is done.
 	synchronize() error
-	// lane tells queues apart whose work is ordered by itself; nil: work is done when the call returns that asks for it.
-	lane() any
+	// key tells queues apart whose work is ordered by itself; nil: work is done when the call returns that asks for it.
+	orderKey() any
 }
 
 // CPU is the queue of what the caller does itself.
@@ -31,4 +31,4 @@ func (cpuQueue) signal(page *Page, t Fence) error {
 }
 
 func (cpuQueue) synchronize() error { return nil }
-func (cpuQueue) lane() any          { return nil }
+func (cpuQueue) orderKey() any      { return nil }

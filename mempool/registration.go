@@ -40,7 +40,7 @@ func (r *registration) address(p *Page, q *streamQueue, word uint64) (cuda.Devic
 	return r.host.DevicePtr() + cuda.DevicePtr(word*8), nil
 }
 
-// idle says whether the registration can end without waiting: no stream uses the page, and no lane waits for anything else,
+// idle says whether the registration can end without waiting: no stream uses the page, and no deviceStream waits for anything else,
 // for the driver ends registrations only when the whole device is done.
 func (r *registration) idle() bool {
 	r.mu.Lock()
@@ -53,7 +53,7 @@ func (r *registration) idle() bool {
 			return false
 		}
 	}
-	return lanesIdle()
+	return deviceStreamsIdle()
 }
 
 // close waits for the streams that use the page: what they wait for must not vanish. It tells whether the driver let go of

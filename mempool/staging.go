@@ -27,7 +27,7 @@ type stagingPlan struct {
 	copying
 }
 
-// plan is the plan of lanes that are opened from now on. With it, frames of 16 MiB reached 0.95 to 0.99 of the rate of copies
+// plan is the plan of deviceStreams that are opened from now on. With it, frames of 16 MiB reached 0.95 to 0.99 of the rate of copies
 // alone on the host of an H200. That host's processor has fast string copies (FSRM): Go uses them, and they go through the caches,
 // where on many others it writes past the caches from a mebibyte on. Writing past them was worse on that host (0.82), and so
 // were two streams by turns (0.86) and pieces of 4 MiB (0.87); 12 goroutines were no better than 8 (0.94).
@@ -36,9 +36,9 @@ var plan = stagingPlan{
 	copying: copying{stripe: 1 << 20, together: 8, vigil: 100 * time.Microsecond},
 }
 
-// staging is page-locked memory that a lane copies through: large pieces, and small ones for those who copy little.
+// staging is page-locked memory that a deviceStream copies through: large pieces, and small ones for those who copy little.
 type staging struct {
-	lane         *lane
+	deviceStream *deviceStream
 	copiers      copiers
 	large, small pieces
 }
@@ -60,8 +60,8 @@ type piece struct {
 	done *cuda.Event
 }
 
-func (s *staging) open(l *lane) {
-	s.lane = l
+func (s *staging) open(l *deviceStream) {
+	s.deviceStream = l
 	s.copiers.how = plan.copying
 	s.large = pieces{size: plan.piece, most: plan.pieces}
 	s.small = pieces{size: smallPiece, most: smallPieces}
@@ -152,11 +152,11 @@ func (ps *pieces) close() error {
 // mark records that the GPU is done with a piece when it gets here. Where that fails the copy is waited for, and where that
 // fails too the piece is lost: it must not be used again under a copy.
 func (s *staging) mark(ps *pieces, p *piece) error {
-	err := p.done.Record(s.lane.stream)
+	err := p.done.Record(s.deviceStream.stream)
 	if err == nil {
 		return nil
 	}
-	if waited := s.lane.stream.Synchronize(); waited != nil {
+	if waited := s.deviceStream.stream.Synchronize(); waited != nil {
 		ps.lose()
 		return errors.Join(err, waited)
 	}
@@ -164,7 +164,7 @@ func (s *staging) mark(ps *pieces, p *piece) error {
 	return err
 }
 
-// close gives the memory back, and keeps what the driver does not take. The lane's work is done.
+// close gives the memory back, and keeps what the driver does not take. The deviceStream's work is done.
 func (s *staging) close() error {
 	s.copiers.close()
 	return errors.Join(s.large.close(), s.small.close())
@@ -179,7 +179,7 @@ func (s *staging) fitting(n int) *pieces {
 }
 
 // copyFrom queues a copy of src, which may be used again when it returns.
-func (l *lane) copyFrom(dst cuda.DevicePtr, src []byte) error {
+func (l *deviceStream) copyFrom(dst cuda.DevicePtr, src []byte) error {
 	ps := l.staging.fitting(len(src))
 	for len(src) > 0 {
 		p, err := ps.take(l.ctx, true)
@@ -202,7 +202,7 @@ func (l *lane) copyFrom(dst cuda.DevicePtr, src []byte) error {
 
 // copyTo copies what src is after the work that is queued, and returns when dst is filled. While the CPU empties a piece the
 // GPU fills the next.
-func (l *lane) copyTo(dst []byte, src cuda.DevicePtr) error {
+func (l *deviceStream) copyTo(dst []byte, src cuda.DevicePtr) error {
 	ps := l.staging.fitting(len(dst))
 	fetch := func(n int, wait bool) (*piece, error) {
 		p, err := ps.take(l.ctx, wait)

@@ -159,7 +159,7 @@ func benchmarkCopiesAlone(b *testing.B, ctx *cuda.Context, alone *float64) {
 	require.NoError(b, clock.Quiesce(time.Minute))
 }
 
-// benchmarkFilling fills page-locked memory, as much as lanes have of it, while the GPU is idle and while it copies.
+// benchmarkFilling fills page-locked memory, as much as deviceStreams have of it, while the GPU is idle and while it copies.
 func benchmarkFilling(b *testing.B, ctx *cuda.Context, alone *float64) {
 	src := random(stagedFrame, 1)
 	var to []*cuda.Pinned

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// planned opens lanes by another plan until the test is over.
+// planned opens deviceStreams by another plan until the test is over.
 func planned(t testing.TB, p stagingPlan) {
 	t.Helper()
 	before := plan
@@ -32,7 +32,7 @@ func TestWhatIsCopiedAheadOfTheGPUMayBeOverwritten(t *testing.T) {
 		memory[i] = take(t, a, size)
 	}
 	clock, stuck := unreached(t)
-	large := &memory[0].lane.staging.large
+	large := &memory[0].deviceStream.staging.large
 	blocked(t, memory[0], clock, stuck)
 
 	src := make([]byte, size)

@@ -75,4 +75,4 @@ func (q *streamQueue) ruined() bool {
 	return cuda.Hopeless(err)
 }
 
-func (q *streamQueue) lane() any { return q.key }
+func (q *streamQueue) orderKey() any { return q.key }

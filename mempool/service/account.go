@@ -39,7 +39,7 @@ func (a *account) remove(size uint64) {
 type keeper struct {
 	uid      uint32
 	process  uint64           // 0: not known, and the keeper is one session's alone
-	sessions int              // that are its own, and have not settled
+	sessions int              // that are its own, and still hold something
 	kept     map[*Pool]uint64 // bytes
 }
 
@@ -62,7 +62,7 @@ func (s *Service) keeper(p mempool.Peer) *keeper {
 	return k
 }
 
-// leave ends what keeper began for a session that has settled. s.mu is held.
+// leave ends what keeper began for a session that holds nothing any more. s.mu is held.
 func (s *Service) leave(k *keeper) {
 	if k.sessions--; k.sessions == 0 && k.process != 0 {
 		delete(s.keepers, keeperKey{k.process, k.uid})
@@ -71,9 +71,9 @@ func (s *Service) leave(k *keeper) {
 
 // keeping is who keeps others from having a block that no buffer uses. It is guarded by Service.mu.
 type keeping struct {
-	left    few[*Session] // ended sessions that had a lease on it, while their process may still touch it
-	keepers []*keeper     // for whom it counts
-	since   uint64        // when it became pending, as Pool.lastPending counts; 0: it is not
+	left    smallSet[*Session] // ended sessions that had a lease on it, while their process may still touch it
+	keepers []*keeper          // for whom it counts
+	since   uint64             // when it became pending, as Pool.lastPending counts; 0: it is not
 }
 
 // keeping is made when it is first needed. Service.mu is held.
@@ -163,7 +163,7 @@ func (p *Pool) recharge() {
 		}
 	}
 	if fewer {
-		p.room.broadcast()
+		p.waiters.broadcast()
 	}
 }
 
@@ -179,7 +179,7 @@ func (p *Pool) watchCharged() {
 			time.Sleep(drainRest)
 			p.svc.mu.Lock()
 			p.recharge()
-			again = len(p.charged) > 0 && (len(p.room.lines) > 0 || p.passed)
+			again = len(p.charged) > 0 && (len(p.waiters.lines) > 0 || p.passed)
 			p.watched, p.passed = again, false
 			p.svc.mu.Unlock()
 		}

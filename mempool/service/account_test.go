@@ -30,7 +30,7 @@ func (p process) connect() *Session {
 }
 
 // leave has a session of the process allocate n bytes and end while it has them.
-func (p process) leave(pool *Pool, n uint64) (settled <-chan struct{}) {
+func (p process) leave(pool *Pool, n uint64) (reclaimed <-chan struct{}) {
 	p.Helper()
 	s := p.connect()
 	allocate(p, s, pool, n)
@@ -150,7 +150,7 @@ func TestASessionWithoutTimelinesIsNotGivenABlockWithWorkUnderWayWhileThereIsRoo
 	stall(t, hire(t, svc), p, 512)
 	for range 3 {
 		l := allocate(t, s.Session, p, 512)
-		require.NoError(t, l.Settled(context.Background(), 0))
+		require.NoError(t, l.AwaitWork(context.Background(), 0))
 		release(t, l)
 	}
 }

@@ -17,7 +17,7 @@ type block struct {
 	generation uint64
 	// mapped are the sessions that were sent the export and have neither dropped it nor ended: while there is one, the
 	// block must not be freed.
-	mapped few[*Session]
+	mapped smallSet[*Session]
 	// holds counts who may still touch the block although no lease says so: ended sessions that had a lease on it and
 	// whose process may still run, and copies that this process is making. While there is one, the block must not be
 	// used again.

@@ -18,7 +18,7 @@ type buffer struct {
 	account    *account // that its block is charged to
 
 	writer  *Lease
-	readers few[*Lease]
+	readers smallSet[*Lease]
 	names   int32  // that hold it
 	frames  int32  // of channels that hold it
 	ready   fences // when its content is complete
@@ -103,8 +103,8 @@ func (b *buffer) grant(s *Session, write bool) *Lease {
 	return l
 }
 
-// settle recycles the block of a buffer that nothing holds any more. Service.mu is held.
-func (b *buffer) settle() {
+// recycleUnused recycles the block of a buffer that nothing holds any more. Service.mu is held.
+func (b *buffer) recycleUnused() {
 	b.changed.broadcast()
 	if b.writer != nil || b.readers.len() > 0 || b.names > 0 || b.frames > 0 {
 		return
@@ -115,7 +115,7 @@ func (b *buffer) settle() {
 	p.used -= b.bytes
 	delete(p.lent, b.block.id)
 	b.account.remove(b.block.size)
-	p.room.broadcast()
+	p.waiters.broadcast()
 	p.recycle(b.block)
 }
 

@@ -24,7 +24,7 @@ func TestFramesOfAProducerThatDiedStayUntilNobodyNeedsThem(t *testing.T) {
 			kept := p.send().buffer
 			p.alloc() // was not published
 			f := c.next()
-			gone, settled := p.end()
+			gone, reclaimed := p.end()
 			assert.Equal(t, 2, r.kept())
 			assert.False(t, kept.failed, "records say when a frame is complete")
 			leased, held := r.stands()
@@ -32,7 +32,7 @@ func TestFramesOfAProducerThatDiedStayUntilNobodyNeedsThem(t *testing.T) {
 			assert.EqualValues(t, 1, held, "the process may still write it")
 			checkBooks(t, r.svc)
 			gone()
-			<-settled
+			<-reclaimed
 			r.awaitStands(2, 0)
 
 			g := c.next()
@@ -84,11 +84,11 @@ func TestABlockOfADeadProducerComesBackWhenItsConsumerDies(t *testing.T) {
 			c.next()
 			gone, _ := dead.end()
 			gone()
-			consumerGone, settled := c.end()
+			consumerGone, reclaimed := c.end()
 			p := r.produce(hire(t, r.svc))
 			p.send() // the channel keeps the dead producer's no more
 			select {
-			case <-settled:
+			case <-reclaimed:
 				t.Fatal("the consumer's process may still read the frame")
 			default:
 			}
@@ -152,8 +152,8 @@ func TestAProducerThatLeavesFirstLeavesNothingBehind(t *testing.T) {
 	unpublished := p.alloc()
 	p.leave()
 	require.NoError(t, p.Release(unpublished.ID(), false, nil), "its lease lives on")
-	_, settled := p.end() // the process lives on
-	<-settled
+	_, reclaimed := p.end() // the process lives on
+	<-reclaimed
 	f := c.next()
 	c.done(f, mempool.Fence{})
 	c.quit()
@@ -261,9 +261,9 @@ func TestFencesOfADeadProducerAreLetGoThoughTheServiceWasNotToldOfThem(t *testin
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 	p.publish(p.alloc(), p.fence())
 	f := c.next()
-	gone, settled := p.end()
+	gone, reclaimed := p.end()
 	select {
-	case <-settled:
+	case <-reclaimed:
 		t.Fatal("work of the process is under way")
 	default:
 	}
@@ -315,9 +315,9 @@ func TestAConsumerThatLeftIsForgottenOnceItsWorkIsDone(t *testing.T) {
 		return len(c.members)
 	}
 	assert.Equal(t, 1, members(), "its work is under way")
-	_, settled := c.end() // its process lives on
+	_, reclaimed := c.end() // its process lives on
 	c.reach(fence)
-	<-settled
+	<-reclaimed
 	assert.Zero(t, members())
 }
 
@@ -340,8 +340,8 @@ func TestASessionThatEndsBeforeItsMembersEnterLeavesNoSlotTaken(t *testing.T) {
 	w := hire(t, r.svc)
 	r.sit(w, MemberSpec{Role: Producer})
 	r.sit(w, MemberSpec{Role: Consumer})
-	_, settled := w.end()
-	<-settled
+	_, reclaimed := w.end()
+	<-reclaimed
 	assert.Zero(t, r.svc.members)
 	assert.Zero(t, r.sit(hire(t, r.svc), MemberSpec{Role: Producer}).member.Slot)
 }

@@ -79,7 +79,7 @@ func (s *seat) arrived(role MemberRole, add func(slot int, id uint64, f *os.File
 	}
 }
 
-// leave leaves in the books.
+// leave leaves in the service's state.
 func (s *seat) leave() {
 	s.rig.Helper()
 	require.NoError(s.rig, s.LeaveChannel(s.rig.info.ID, s.member.ID))
@@ -193,7 +193,7 @@ func (s *sink) done(f *shmchannel.Frame, fence mempool.Fence) {
 	require.NoError(s.rig, s.Release(f, shmchannel.Fence{Word: fence.Word, Value: fence.Value}))
 }
 
-// quit leaves in the shared memory and in the books.
+// quit leaves in the shared memory and in the service's state.
 func (s *sink) quit() {
 	s.rig.Helper()
 	require.NoError(s.rig, s.Leave())
@@ -201,13 +201,13 @@ func (s *sink) quit() {
 }
 
 // end ends the session of a worker whose process lives on; gone is for its end.
-func (w *worker) end() (gone func(), settled <-chan struct{}) {
+func (w *worker) end() (gone func(), reclaimed <-chan struct{}) {
 	process := make(chan struct{})
-	settled = w.End(process)
-	return func() { close(process); <-settled }, settled
+	reclaimed = w.End(process)
+	return func() { close(process); <-reclaimed }, reclaimed
 }
 
-// stands is what stands in the books of the blocks of the pool: those that buffers use, those that are free but kept from others.
+// stands is what stands in the service's state of the blocks of the pool: those that buffers use, those that are free but kept from others.
 func (r *channelRig) stands() (leased, held uint64) {
 	r.svc.mu.Lock()
 	defer r.svc.mu.Unlock()
@@ -215,7 +215,7 @@ func (r *channelRig) stands() (leased, held uint64) {
 	return r.pool.leased / 4096, r.pool.held / 4096
 }
 
-// awaitStands waits until the books say so: the service looks at shared memory from time to time.
+// awaitStands waits until the the service say so: the service looks at shared memory from time to time.
 func (r *channelRig) awaitStands(leased, held uint64) {
 	r.Helper()
 	r.eventually(func() bool {

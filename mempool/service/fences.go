@@ -2,7 +2,7 @@ package service
 
 import "github.com/poolbridge/poolbridge/mempool"
 
-// fence is a Fence in the service's books. It is guarded by Service.mu.
+// fence is a Fence in the service's state. It is guarded by Service.mu.
 type fence struct {
 	timeline *timeline
 	word     uint64

@@ -156,5 +156,5 @@ func (l *Lease) end(incomplete bool, done fences) {
 		t.timeline.unshow()
 	}
 	l.wait = nil
-	b.settle()
+	b.recycleUnused()
 }

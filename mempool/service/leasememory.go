@@ -121,7 +121,7 @@ func (l *Lease) Bytes() (b []byte, err error) {
 func (l *Lease) Pointer() (uintptr, error) {
 	m, err := l.Memory()
 	if err == nil {
-		err = l.ordering().Settle(context.Background(), m)
+		err = l.ordering().AwaitAccess(context.Background(), m)
 	}
 	if err != nil {
 		return 0, err

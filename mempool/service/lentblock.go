@@ -204,7 +204,7 @@ func (s *Session) sortedMembers() []*member {
 	})
 }
 
-// promise takes the fences in the member's file into the books of its timeline. Service.mu is held.
+// promise takes the fences in the member's file into its timeline's state. Service.mu is held.
 func (m *member) promise() {
 	if m.timeline == nil || !m.entered {
 		return
@@ -252,7 +252,7 @@ func (ch *channel) letGo() {
 		if b.doubted && b.frames == 0 {
 			b.doubted, b.failed = false, true
 		}
-		b.settle()
+		b.recycleUnused()
 	}
 }
 

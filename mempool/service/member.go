@@ -124,7 +124,7 @@ func (m *member) leave(said bool) {
 	m.promise()
 }
 
-// forget takes a member out of the books that has no slot any more. Service.mu is held.
+// forget takes a member out of the service's state that has no slot any more. Service.mu is held.
 func (m *member) forget() {
 	s := m.session
 	if !m.left && m.role() == Producer {

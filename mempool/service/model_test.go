@@ -306,8 +306,8 @@ func (p *play) answer(a *actor) {
 func (p *play) leave(a *actor) {
 	p.actors = slices.DeleteFunc(p.actors, func(b *actor) bool { return a == b })
 	gone := make(chan struct{})
-	settled := a.End(gone)
-	goes := func() { close(gone); <-settled }
+	reclaimed := a.End(gone)
+	goes := func() { close(gone); <-reclaimed }
 	if p.random.IntN(2) == 0 {
 		goes()
 	} else {

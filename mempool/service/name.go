@@ -144,7 +144,7 @@ func (n *name) remove() {
 		remove(&n.owner.names, &n.owner.most.names, n.text)
 	}
 	n.buffer.names--
-	n.buffer.settle()
+	n.buffer.recycleUnused()
 }
 
 // Unpublish removes a name. The buffer lives on for those who have leases on it.

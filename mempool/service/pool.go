@@ -35,8 +35,8 @@ type Pool struct {
 	pending                        map[uint64]*pending // cached blocks on which work is under way, by size
 	lastPending                    uint64              // of these blocks so far
 	stuck                          []*block            // could not be freed; counted as held
-	due                            uint64              // blocks so far that were to be given back to the driver
-	settled                        countedSignal       // that was done with another of them, or failed
+	queued                         uint64              // blocks so far that were to be given back to the driver
+	returned                       countedSignal       // that was done with another of them, or failed
 	users                          tally               // bytes that count for each user: see account.go
 	charged                        map[*block]struct{} // free blocks that count for somebody
 	recharged                      time.Time           // when many of them were looked at last
@@ -46,7 +46,7 @@ type Pool struct {
 	closing                        bool          // being destroyed
 	ending                         bool          // its arena is being closed
 	closed                         chan struct{} // closed when the arena is
-	room                           room          // for allocations that were refused
+	waiters                        waiters       // for allocations that were refused
 	relief                         countedSignal // blocks became free, or were given back to the driver
 
 	lent      map[uint64]*block       // those that buffers use, by id; nil before there is a channel
@@ -145,8 +145,8 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		if !w.late {
 			return false
 		}
-		late = cmp.Or(late, p.due)
-		return p.settled.count < late && w.outlast(p.settled.next())
+		late = cmp.Or(late, p.queued)
+		return p.returned.count < late && w.outlast(p.returned.next())
 	}
 	var line *place
 	leave := func() {
@@ -167,7 +167,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 	var scarce error // why no new block could be made just now, although the pool has room
 	relieved := uint64(0)
 	for {
-		room := p.room.changes // before the lock is released for the first time
+		room := p.waiters.changes // before the lock is released for the first time
 		if scarce == nil {
 			relieved = p.relief.count
 		}
@@ -219,7 +219,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		}
 		if w.patient() {
 			if line == nil {
-				line = p.room.join(size)
+				line = p.waiters.join(size)
 			}
 			p.watchCharged() // nobody tells when work ends
 			if w.wait(line.wait(room, mine)) || awaits() {
@@ -316,7 +316,7 @@ func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*block, error
 		p.leased -= size
 		p.blocks--
 		account.remove(size)
-		p.room.broadcast() // and no relief: those who ran out of memory would drive each other
+		p.waiters.broadcast() // and no relief: those who ran out of memory would drive each other
 		p.closeIfEmpty()
 		if errors.Is(err, mempool.ErrOutOfMemory) && p.held > 0 {
 			err = fmt.Errorf("%w (%w)", err, mempool.ErrRecalling)

@@ -31,7 +31,7 @@ func (p *Pool) keep(b *block) {
 	} else {
 		p.shelve(b)
 	}
-	p.room.broadcast()
+	p.waiters.broadcast()
 	p.relief.broadcast()
 	if p.closing {
 		p.retire(p.cached, false)
@@ -170,7 +170,7 @@ func (p *Pool) unmap(s *Session, b *block) {
 	remove(&s.mapped, &s.most.mapped, b.id)
 	if b.mapped.len() > 0 {
 		if b.state == blockRecalling && p.charge(b) {
-			p.room.broadcast()
+			p.waiters.broadcast()
 		}
 		return
 	}

@@ -35,7 +35,7 @@ type Service struct {
 	limits    Limits
 	memory    *hostmem.Memory // of the machine
 
-	mu                                                      books
+	mu                                                      mutex
 	pools                                                   map[string]*Pool // those not being destroyed
 	poolByID                                                map[uint64]*Pool // and those that are
 	sessions                                                map[uint64]*Session
@@ -47,7 +47,7 @@ type Service struct {
 	namesOf, poolsOf                                        tally
 	keepers                                                 map[keeperKey]*keeper
 	lastPool, lastBlock, lastBuffer, lastLease, lastSession uint64
-	due                                                     due
+	reclaim                                                 reclaimQueue
 	timelines                                               map[uint64]*timeline
 	lastTimeline                                            uint64
 	unmapped                                                []*timeline // that streams of this process still use
@@ -99,7 +99,7 @@ func (s *Service) OpenSession(p mempool.Peer, notify func(Notice)) (*Session, er
 		return nil, errShutdown
 	}
 	s.lastSession++
-	session := &Session{svc: s, id: s.lastSession, peer: p, began: time.Now(), notify: notify, over: make(chan struct{}), settled: make(chan struct{}),
+	session := &Session{svc: s, id: s.lastSession, peer: p, began: time.Now(), notify: notify, over: make(chan struct{}), reclaimed: make(chan struct{}),
 		leases: make(map[uint64]*Lease), names: make(map[string]*name), mapped: make(map[uint64]*block), accounts: make(map[*Pool]*account)}
 	session.members = make(map[*member]struct{})
 	session.ordered = notify == nil

@@ -31,8 +31,8 @@ type Session struct {
 	notify  func(Notice)
 	ended   bool
 	over    chan struct{} // closed when the session has ended
-	// settled is closed when the session has ended and nothing is held for its process any more.
-	settled chan struct{}
+	// reclaimed is closed when the session has ended and nothing is held for its process any more.
+	reclaimed chan struct{}
 
 	ordered  bool           // it understands fences
 	timeline *timeline      // its own; nil until it asks
@@ -207,7 +207,7 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 	svc.mu.Lock()
 	defer svc.unlock()
 	if s.ended {
-		return s.settled
+		return s.reclaimed
 	}
 	s.ended = true
 	close(s.over)
@@ -235,14 +235,14 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 			s.quiesce(work)
 			svc.mu.Lock()
 			defer svc.unlock()
-			s.settle(held)
+			s.reclaimAll(held)
 		}()
-		return s.settled
+		return s.reclaimed
 	}
 	s.timeline.dieIfDone()
 	if gone == nil || (len(held) == 0 && len(s.mapped) == 0 && !s.timeline.owed() && !s.consumes()) {
-		s.settle(held)
-		return s.settled
+		s.reclaimAll(held)
+		return s.reclaimed
 	}
 	if s.consumes() {
 		s.swept = make(chan struct{})
@@ -253,13 +253,13 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 		defer svc.background.Done()
 		s.linger(gone, swept, held)
 	}()
-	return s.settled
+	return s.reclaimed
 }
 
 // lingerRest is how often an ended session's words are looked at while its process lives on.
 const lingerRest = time.Second
 
-// linger settles an ended session once its process is gone, or nothing is held for it any more.
+// linger reclaims what an ended session held once its process is gone, or nothing is held for it any more.
 func (s *Session) linger(gone, swept <-chan struct{}, held []*block) {
 	svc := s.svc
 	owed, over := true, false
@@ -284,14 +284,14 @@ func (s *Session) linger(gone, swept <-chan struct{}, held []*block) {
 			over = !owed && len(held) == 0 && len(s.mapped) == 0 && !s.consumes()
 		}
 		if over {
-			s.settle(held)
+			s.reclaimAll(held)
 		}
 		svc.unlock()
 	}
 }
 
-// settle lets the blocks go that an ended session held or mapped. Service.mu is held, and released for driver calls.
-func (s *Session) settle(held []*block) {
+// reclaimAll lets the blocks go that an ended session held or mapped. Service.mu is held, and released for driver calls.
+func (s *Session) reclaimAll(held []*block) {
 	switch t := s.timeline; {
 	case t.owed():
 		last := t.page.LetGo()
@@ -312,5 +312,5 @@ func (s *Session) settle(held []*block) {
 	}
 	s.svc.leave(s.keeper)
 	s.svc.flushLogged()
-	close(s.settled)
+	close(s.reclaimed)
 }

@@ -70,7 +70,7 @@ func TestWhatAnEndedSessionHeldServesOthersOnlyOnceItsProcessIsGone(t *testing.T
 		l := allocate(t, dying.Session, p, 1024)
 		block := mapBlock(t, l)
 		gone := make(chan struct{})
-		settled := dying.End(gone)
+		reclaimed := dying.End(gone)
 
 		st := svc.Stats()
 		assert.Equal(t, []int{1, 0, 0}, []int{st.Sessions, st.Leases, st.Buffers})
@@ -88,8 +88,8 @@ func TestWhatAnEndedSessionHeldServesOthersOnlyOnceItsProcessIsGone(t *testing.T
 		}()
 		synctest.Wait()
 		select {
-		case <-settled:
-			t.Error("settled before the process is gone")
+		case <-reclaimed:
+			t.Error("reclaimed before the process is gone")
 		default:
 		}
 		assert.Empty(t, dying.asked(), "nobody is there to answer")
@@ -98,7 +98,7 @@ func TestWhatAnEndedSessionHeldServesOthersOnlyOnceItsProcessIsGone(t *testing.T
 		assert.Equal(t, block, again.Block, "no driver call was needed")
 		assert.EqualValues(t, 2, again.Generation)
 		assert.Zero(t, arena.frees)
-		<-settled
+		<-reclaimed
 		checkBooks(t, svc)
 	})
 }
@@ -112,7 +112,7 @@ func TestABlockThatADeadSessionOnlyMappedIsUsedAgainButNotFreed(t *testing.T) {
 		mapBlock(t, l)
 		release(t, l)
 		gone := make(chan struct{})
-		settled := dying.End(gone)
+		reclaimed := dying.End(gone)
 
 		release(t, allocate(t, s, p, 1024))
 		given, err := s.TrimPool(p.info.ID, 0)
@@ -121,7 +121,7 @@ func TestABlockThatADeadSessionOnlyMappedIsUsedAgainButNotFreed(t *testing.T) {
 		assert.Zero(t, arena.frees, "the process may still map it")
 		checkBooks(t, svc)
 		close(gone)
-		<-settled
+		<-reclaimed
 		assert.Equal(t, 1, arena.frees)
 		checkBooks(t, svc)
 	})
@@ -148,7 +148,7 @@ func TestABlockOfTwoDeadProcessesWaitsForBoth(t *testing.T) {
 	})
 }
 
-func TestASessionWithoutAProcessSettlesAtOnce(t *testing.T) {
+func TestASessionWithoutAProcessIsReclaimedAtOnce(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
 	p, _ := fakePool(t, s, 1024)
@@ -160,7 +160,7 @@ func TestASessionWithoutAProcessSettlesAtOnce(t *testing.T) {
 	checkBooks(t, svc)
 }
 
-func TestASessionThatHeldNothingSettlesAtOnceWhateverItsProcessDoes(t *testing.T) {
+func TestASessionThatHeldNothingIsReclaimedAtOnceWhateverItsProcessDoes(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
 	<-s.End(make(chan struct{}))

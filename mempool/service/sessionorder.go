@@ -96,11 +96,11 @@ func (s *Session) unfinished(err error) {
 	}
 }
 
-// Settled returns when nothing has to be waited for before the memory of the lease is used: for sessions that understand
+// AwaitWork returns when nothing has to be waited for before the memory of the lease is used: for sessions that understand
 // no fences.
 //
 // Errors: [mempool.ErrBusy] if that takes longer than limit, [mempool.ErrReleased], [mempool.ErrProducerDied], the context's.
-func (l *Lease) Settled(ctx context.Context, limit time.Duration) error {
+func (l *Lease) AwaitWork(ctx context.Context, limit time.Duration) error {
 	svc := l.session.svc
 	timer := time.NewTimer(limit)
 	defer timer.Stop()

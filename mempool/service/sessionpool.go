@@ -23,7 +23,7 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 	}
 	p := &Pool{svc: svc, uid: s.peer.UID, access: accessOf(spec.Access, s.peer), cache: make(map[uint64][]*block),
 		pending: make(map[uint64]*pending), users: make(tally), charged: make(map[*block]struct{}), closed: make(chan struct{}),
-		room: room{books: &svc.mu}}
+		waiters: waiters{mutex: &svc.mu}}
 	if err := svc.reserveName(s, spec.Name, p); err != nil {
 		return nil, err
 	}
@@ -247,7 +247,7 @@ func (s *Service) destroy(p *Pool) {
 			n.remove()
 		}
 	}
-	p.room.broadcast()
+	p.waiters.broadcast()
 	p.retire(p.cached, false)
 	p.closeIfEmpty()
 }

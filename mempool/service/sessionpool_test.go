@@ -237,7 +237,7 @@ func TestOnlyWhoMayCreatesPools(t *testing.T) {
 	createPool(t, openClient(t, svc, mempool.Peer{UID: 7}).Session, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 512})
 }
 
-// trap is memory that has something happen while it is given back, for which the lock of the books is let go of.
+// trap is memory that has something happen while it is given back, for which the service's lock is let go of.
 type trap struct {
 	mempool.Allocation
 	spring func()

@@ -71,10 +71,10 @@ func liveOnce(t *testing.T, svc *Service, p *Pool, random *rand.Rand, mark byte,
 		}
 	}
 	gone := make(chan struct{})
-	settled := s.End(gone)
+	reclaimed := s.End(gone)
 	_ = s.Unpublish(name)
 	close(gone)
-	<-settled
+	<-reclaimed
 }
 
 func useOnce(t *testing.T, l *Lease, random *rand.Rand, mark byte, name string) {

@@ -56,7 +56,7 @@ var timelinesWork = sync.OnceValue(func() error {
 func ProbeTimelines() error { return timelinesWork() }
 
 // UseTimelines says that the session understands fences: leases come with those that must be waited for. Other sessions
-// wait for [Lease.Settled].
+// wait for [Lease.AwaitWork].
 func (s *Session) UseTimelines() {
 	s.svc.mu.Lock()
 	defer s.svc.mu.Unlock()
@@ -139,7 +139,7 @@ func (s *Session) FindTimeline(id uint64) (mempool.Export, error) {
 	return mempool.Export{Files: []*os.File{t.file}}, nil
 }
 
-// fence checks a fence that the session names and takes it into the books. Service.mu is held.
+// fence checks a fence that the session names and takes it into the service's state. Service.mu is held.
 func (s *Session) fence(t mempool.Fence) (fence, error) {
 	if err := t.Validate(); err != nil {
 		return fence{}, err
@@ -154,7 +154,7 @@ func (s *Session) fence(t mempool.Fence) (fence, error) {
 	return own.promise(t.Word, t.Value), nil
 }
 
-// promise takes a valid fence of the timeline into the books. Service.mu is held.
+// promise takes a valid fence of the timeline into the service's state. Service.mu is held.
 func (t *timeline) promise(word, value uint64) fence {
 	if missing := int(word) + 1 - len(t.promised); missing > 0 {
 		t.promised = append(t.promised, make([]uint64, missing)...)
@@ -284,7 +284,7 @@ func (t *timeline) retire() {
 	for s := range t.shown {
 		s.tell(Forget{Timelines: []uint64{t.id}})
 	}
-	svc.due.timelines = append(svc.due.timelines, t)
+	svc.reclaim.timelines = append(svc.reclaim.timelines, t)
 }
 
 // closeTimelines gives pages back, and returns those that streams of this process still use, unless it is to wait for them.

@@ -226,11 +226,11 @@ func TestWhatADeadProcessHadNotFinishedHasFailed(t *testing.T) {
 	go func() { waited <- view.Await(context.Background(), unreached, 0) }()
 
 	gone := make(chan struct{})
-	settled := producer.End(gone)
+	reclaimed := producer.End(gone)
 	assert.Equal(t, []mempool.Fence{unreached}, torn.Info().Wait, "its process may still finish")
 	assert.Empty(t, told[Failed](consumer))
 	close(gone)
-	<-settled
+	<-reclaimed
 	assert.ErrorIs(t, <-waited, mempool.ErrProducerDied)
 	assert.NoError(t, view.Await(context.Background(), reached, 0), "that was reached")
 	assert.EqualValues(t, letGoBy+reached.Value, view.Load(workerWord))
@@ -337,9 +337,9 @@ func TestASessionWithoutTimelinesWaitsInTheService(t *testing.T) {
 	w.publish(t, l, "x", &ready)
 	got, err := old.Get(context.Background(), "x", false, 0)
 	require.NoError(t, err)
-	assert.ErrorIs(t, got.Settled(context.Background(), 1), mempool.ErrBusy)
+	assert.ErrorIs(t, got.AwaitWork(context.Background(), 1), mempool.ErrBusy)
 	done := make(chan error)
-	go func() { done <- got.Settled(context.Background(), patience) }()
+	go func() { done <- got.AwaitWork(context.Background(), patience) }()
 	w.reach(ready)
 	assert.NoError(t, <-done)
 }
@@ -508,7 +508,7 @@ func TestATimelineEndsOnceItsFencesAreReachedThoughTheProcessLives(t *testing.T)
 	maps := hire(t, svc)
 	mapBlock(t, allocate(t, maps.Session, p, 10))
 	gone := make(chan struct{})
-	settled := maps.End(gone)
+	reclaimed := maps.End(gone)
 	assert.Zero(t, timelines(), "its block is held for the process, its timeline is not")
 
 	for _, holds := range []bool{false, true} {
@@ -535,5 +535,5 @@ func TestATimelineEndsOnceItsFencesAreReachedThoughTheProcessLives(t *testing.T)
 		defer func() { <-ended }()
 	}
 	close(gone)
-	<-settled
+	<-reclaimed
 }

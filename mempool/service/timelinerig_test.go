@@ -95,7 +95,7 @@ func (w *worker) get(t testing.TB, name string, write bool) *Lease {
 // die is the end of the worker's connection, and of its process.
 func (w *worker) die() {
 	gone := make(chan struct{})
-	settled := w.End(gone)
+	reclaimed := w.End(gone)
 	close(gone)
-	<-settled
+	<-reclaimed
 }

@@ -57,7 +57,7 @@ func (p *Pool) want() (more, told bool) {
 		return false, false
 	}
 	told = p.ask(false)
-	changes := p.room.changes
+	changes := p.waiters.changes
 	if now := time.Now(); now.Sub(p.tidied) >= wantedRest {
 		p.tidied = now
 		p.tidy()
@@ -66,7 +66,7 @@ func (p *Pool) want() (more, told bool) {
 		p.wants = true
 		p.svc.drains.Go(p.wantOn)
 	}
-	return p.room.changes != changes, told
+	return p.waiters.changes != changes, told
 }
 
 // wantOn asks while an allocation waits.

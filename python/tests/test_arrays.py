@@ -150,7 +150,7 @@ def test_strides(service, client, shape, strides, offset):
     assert lease.strides == tuple(stride * 2 for stride in strides)
     array = np.asarray(lease)
     assert (array.shape, array.strides) == (shape, lease.strides) or 1 in shape
-    assert array.ctypes.data == lease._hold.memory.address(write=True) + offset
+    assert array.ctypes.data == lease._lease_state.memory.address(write=True) + offset
     array[:] = np.arange(array.size).reshape(shape)
     assert np.from_dlpack(lease).tolist() == array.tolist() == lease.to_numpy().tolist()
     assert lease.to_numpy().flags.c_contiguous

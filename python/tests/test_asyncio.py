@@ -66,7 +66,7 @@ def test_a_buffer_goes_from_hand_to_hand(service):
 def test_many_requests_at_once(service):
     async def body(client):
         leases = await asyncio.gather(*(client.allocate(16, "int64") for _ in range(50)))
-        assert len({lease._hold.grant.id for lease in leases}) == 50
+        assert len({lease._lease_state.grant.id for lease in leases}) == 50
         await asyncio.gather(*(lease.release() for lease in leases))
         return await client.stats()
 
@@ -272,7 +272,7 @@ def test_the_event_loop_goes_on_while_packets_come_and_come(service, monkeypatch
                     return True
 
                 patched.setattr(client._session, "receive", receive)
-                client._pump._readable()
+                client._reader._readable()
                 first = len(reads)
                 await asyncio.sleep(0)
                 assert len(reads) > first, "it is read on"

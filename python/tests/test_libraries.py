@@ -161,7 +161,7 @@ def publish(client: poolbridge.Client, dtype: str, layout: Layout, name: str = "
     tensor = m.Tensor(dtype, layout.shape, layout.strides, layout.offset * element_type(dtype).itemsize)
 
     def flow() -> Flow[None]:
-        yield Ask(m.Publish(l=lease._hold.grant.id, nm=name, t=tensor, rp=True), m.Reply)
+        yield Ask(m.Publish(l=lease._lease_state.grant.id, nm=name, t=tensor, rp=True), m.Reply)
 
     client._run(flow())
     lease.release()

@@ -109,7 +109,7 @@ def test_a_lease_released_twice_is_an_error(client):
 
 def test_a_release_of_several_ends_those_that_it_can(service, client):
     leases = [client.allocate(1), client.allocate(1)]
-    there = [lease._hold.grant.id for lease in leases]
+    there = [lease._lease_state.grant.id for lease in leases]
     with service.changed, pytest.raises(Refused, match="released"):
         service.connections[-1].release(_messages.Release(l=there[0] + 99, al=(there[0], 0, there[1])), [])
     assert service.leases == 0
@@ -213,7 +213,7 @@ def test_arrays_that_are_gone_are_not_remembered(client):
     lease = client.allocate(4)
     for _ in range(1000):
         np.asarray(lease)
-    assert len(lease._hold.written) < 10
+    assert len(lease._lease_state.written) < 10
 
 
 def test_a_recalled_block_is_dropped_when_no_lease_needs_it(service, client):
@@ -221,7 +221,7 @@ def test_a_recalled_block_is_dropped_when_no_lease_needs_it(service, client):
     array = np.asarray(lease)
     array[:] = 3
     (connection,) = service.connections
-    block = lease._hold.grant.bl
+    block = lease._lease_state.grant.bl
     connection.recall(block)
     settle(service, client)
     assert service.seen(_messages.Dropped) == []
@@ -230,13 +230,13 @@ def test_a_recalled_block_is_dropped_when_no_lease_needs_it(service, client):
     lease.release()
     service.wait(lambda: service.seen(_messages.Dropped) == [_messages.Dropped(bl=(block,))])
     again = client.allocate(4)
-    assert again._hold.grant.bl == block
-    assert again._hold.grant.x is not None
+    assert again._lease_state.grant.bl == block
+    assert again._lease_state.grant.x is not None
 
 
 def test_an_idle_client_answers_a_recall(service, client):
     lease = client.allocate(4)
-    block = lease._hold.grant.bl
+    block = lease._lease_state.grant.bl
     lease.release()
     settle(service, client)
     service.connections[0].recall(block, 999)
@@ -248,7 +248,7 @@ def test_a_recall_of_one_session_leaves_another_its_mapping(service, client):
     lease = client.get("x")
     with poolbridge.connect(service.path) as other:
         theirs = np.asarray(other.get("x"))
-        block = lease._hold.grant.bl
+        block = lease._lease_state.grant.bl
         lease.release()
         service.connections[0].recall(block)
         service.wait(lambda: bool(service.seen(_messages.Dropped)))
@@ -295,7 +295,7 @@ def test_the_last_array_of_a_dropped_client_goes_after_the_service(tmp_path):
     service = Service(str(tmp_path / "own.sock"))
     client = poolbridge.connect(service.path)
     client.create_pool("p", max_bytes=1 << 16)
-    arrays, watcher = [np.asarray(client.allocate(4))], client._pump._watcher
+    arrays, watcher = [np.asarray(client.allocate(4))], client._reader._watcher
     with pytest.warns(ResourceWarning, match="unclosed"):
         del client
         gc.collect()

@@ -187,9 +187,9 @@ def test_a_producer_leaves_a_channel_that_was_closed_once_its_leases_are_back(cl
 
 def let_go_later(client, frame, value):
     """Let go of a frame with a fence of the client's timeline, as if a GPU still worked on it."""
-    own, hold = client._session.timelines.own, frame._hold
-    hold.released = True
-    client._session.release(hold, (Fence(own.id, 0, value),), failed=False)
+    own, state = client._session.timelines.own, frame._lease_state
+    state.released = True
+    client._session.release(state, (Fence(own.id, 0, value),), failed=False)
     return own
 
 

@@ -59,7 +59,7 @@ def test_a_promise_kept_before_publishing_is_nothing_to_wait_for(client, other):
     array[:] = 2
     lease.publish("x")
     got = other.get("x")
-    assert got._hold.fences == ()
+    assert got._lease_state.fences == ()
     assert np.asarray(got).tolist() == [2] * 4
 
 

@@ -14,7 +14,7 @@ from faketimelines import TimelineService
 import poolbridge
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._cuda import stream as _cuda_stream
-from poolbridge._memory.known import KnownBlock
+from poolbridge._memory.session_blocks import SessionBlock
 from poolbridge._order import order as _order
 from poolbridge._order.page import PAGES, TOMBSTONE, Page
 from poolbridge._order.streams import stream_key
@@ -62,7 +62,7 @@ class Writer:
         self.client = poolbridge.connect(path)
         self.client.open_pool("frames")
         session = self.client._session
-        reply = self.client._pump.call(cm.Timeline(), cm.TimelineReply, 60)
+        reply = self.client._reader.call(cm.Timeline(), cm.TimelineReply, 60)
         session.adopt(reply.tl, own=True)
         assert session.timelines.own is not None
         self.own = session.timelines.own
@@ -70,10 +70,12 @@ class Writer:
 
     def publish(self, name, value, word=0):
         lease = self.client.allocate(4, "int32")
-        self.client._pump.call(
-            m.Publish(l=lease._hold.grant.id, nm=name, rt=m.Fence(self.own.id, word, value), kp=True), m.Reply, 60
+        self.client._reader.call(
+            m.Publish(l=lease._lease_state.grant.id, nm=name, rt=m.Fence(self.own.id, word, value), kp=True),
+            m.Reply,
+            60,
         )
-        lease._hold.write = False
+        lease._lease_state.write = False
         return lease
 
     def die(self):
@@ -106,7 +108,7 @@ def test_the_cpu_waits_for_what_is_not_complete(client, writer):
     seen: list[list[int]] = []
     reader = threading.Thread(target=lambda: seen.append(np.asarray(got).tolist()))
     reader.start()
-    np.asarray(lease._hold.array(write=True))[:] = 7
+    np.asarray(lease._lease_state.array(write=True))[:] = 7
     writer.own.page.store(0, 1)
     reader.join(60)
     assert seen == [[7] * 4]
@@ -205,18 +207,20 @@ def test_a_timeline_that_is_gone_before_it_was_asked_for_holds_nothing_up(servic
 
 def test_a_writer_waits_for_readers_and_does_not_mind_their_death(service, client, writer):
     lease = client.allocate(4, "int32")
-    block = lease._hold.grant.bl
+    block = lease._lease_state.grant.bl
     lease.publish("x", keep=True)
     lease.release()
     reader = writer.client.get("x")
-    writer.client._pump.call(m.Release(l=reader._hold.grant.id, dt=(m.Fence(writer.own.id, 1, 3),)), m.Reply, 60)
-    reader._hold.released = True
+    writer.client._reader.call(
+        m.Release(l=reader._lease_state.grant.id, dt=(m.Fence(writer.own.id, 1, 3),)), m.Reply, 60
+    )
+    reader._lease_state.released = True
     with writer.client._session.lock:
-        writer.client._session.disown(reader._hold.grant)
+        writer.client._session.disown(reader._lease_state.grant)
     client.unpublish("x")
     again = client.allocate(4, "int32")
-    assert again._hold.grant.bl == block
-    assert again._hold.fences == (m.Fence(writer.own.id, 1, 3),)
+    assert again._lease_state.grant.bl == block
+    assert again._lease_state.fences == (m.Fence(writer.own.id, 1, 3),)
     client._session.patience = 0.01
     with pytest.raises(poolbridge.WaitTimeoutError):
         np.asarray(again)
@@ -376,7 +380,7 @@ def test_no_two_threads_have_the_same_per_thread_stream():
 
 
 def test_a_block_is_in_use_until_the_last_of_a_streams_fences():
-    block = KnownBlock(1, 1, 64, b"", Descriptors())
+    block = SessionBlock(1, 1, 64, b"", Descriptors())
     for value in (5, 7, 6):  # as two threads may say it
         block.used(m.Fence(1, 3, value))
     block.used(m.Fence(1, 4, 2))

@@ -265,7 +265,7 @@ def test_a_wait_for_a_reply_does_not_hold_up_work_behind_it(service, client):
     waiting.start()
     service.wait(lambda: bool(late))
     done = threading.Event()
-    client._pump.background(done.set)
+    client._reader.background(done.set)
     assert done.wait(60)
     ((connection, request),) = late
     with service.changed:
@@ -327,10 +327,10 @@ def test_a_time_limit_holds_while_packets_come_for_others(service, client, monke
         return True
 
     monkeypatch.setattr(client._session, "receive", receive)
-    monkeypatch.setattr(client._pump, "_poll", Mock())
+    monkeypatch.setattr(client._reader, "_poll", Mock())
     call = client._session.core.start(m.StatsRequest(), m.StatsReply, list)
-    with client._pump._reading:
-        client._pump._read_for(call, time.monotonic())
+    with client._reader._reading:
+        client._reader._read_for(call, time.monotonic())
     assert not call.done
     client._session.core.outbox.clear()
     del client._session.core._calls[call.number]

@@ -24,7 +24,7 @@ type Config struct {
 	Joined    [mostConsumers]bool // take part from the beginning
 	Hoards    bool                // consumers never let go of a frame
 	Heir      bool                // producer 1 gets the slot of producer 0
-	Script    []errand
+	Script    []task
 	Deaths    int
 	Versions  int8 // how many versions there are in a tail before they begin again; fewer than changes: frames may be missed
 	Mutant    string

@@ -330,7 +330,7 @@ func describe(s *state, actor, choice int) string {
 	case actor < serviceActor:
 		return fmt.Sprintf("the GPU of consumer %d ends work on word %d", actor-firstGPU, choice)
 	case actor == serviceActor:
-		return fmt.Sprintf("the service %v (errand %d)", s.service.pc, choice)
+		return fmt.Sprintf("the service %v (task %d)", s.service.pc, choice)
 	case actor < firstDeath+mostProducers:
 		return fmt.Sprintf("producer %d dies", actor-firstDeath)
 	}

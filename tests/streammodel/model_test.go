@@ -11,11 +11,11 @@ import (
 // configs hold without a mutation. TestEveryMutationIsFound names them.
 func configs() []Config {
 	one := Config{Capacity: 1, Slots: 2, Producers: 1, Consumers: 1, Blocks: 2, Versions: 32, Most: 5_000_000, Frames: [2]int{3}}
-	joins := []errand{{join, 0}}
-	ends := []errand{{join, 0}, {closeChannel, 0}}
-	round := []errand{{join, 0}, {otherChange, 0}}
+	joins := []task{{join, 0}}
+	ends := []task{{join, 0}, {closeChannel, 0}}
+	round := []task{{join, 0}, {otherChange, 0}}
 	first, all := [2]bool{true}, [2]bool{true, true}
-	with := func(name string, script []errand, change func(*Config)) Config {
+	with := func(name string, script []task, change func(*Config)) Config {
 		c := one
 		c.Name = name
 		c.Script = script
@@ -26,13 +26,13 @@ func configs() []Config {
 	return []Config{
 		with("blocks", joins, func(c *Config) { c.Frames[0] = 5; c.Drain = true }),
 		with("blocks, close", ends, func(c *Config) { c.Drain = true }),
-		with("blocks, destroy", []errand{{join, 0}, {destroy, 0}}, func(c *Config) { c.Drain = true }),
+		with("blocks, destroy", []task{{join, 0}, {destroy, 0}}, func(c *Config) { c.Drain = true }),
 		with("blocks, leave", joins, func(c *Config) { c.Leave[0] = true; c.Drain = true }),
-		with("blocks, expel", []errand{{join, 0}, {expel, 0}}, func(c *Config) { c.Leave[0] = true; c.Drain = true }),
+		with("blocks, expel", []task{{join, 0}, {expel, 0}}, func(c *Config) { c.Leave[0] = true; c.Drain = true }),
 		with("blocks, death", ends, func(c *Config) { c.Deaths = 1; c.Drain = true; c.Frames[0] = 2 }),
 		with("blocks, fails", ends, func(c *Config) { c.Fails = 1; c.Drain = true }),
 		with("blocks, passes", joins, func(c *Config) { c.Frames[0] = 4; c.Passes = true; c.Leave[0] = true; c.Drain = true }),
-		with("blocks, passes, expel", []errand{{join, 0}, {expel, 0}}, func(c *Config) { c.Passes = true; c.Drain = true }),
+		with("blocks, passes, expel", []task{{join, 0}, {expel, 0}}, func(c *Config) { c.Passes = true; c.Drain = true }),
 		with("blocks, passes, death", ends, func(c *Config) { c.Passes = true; c.Deaths = 1; c.Frames[0] = 2; c.Drain = true }),
 		with("GPU, passes", nil, func(c *Config) { c.Joined = first; c.Blocks = 3; c.Frames[0] = 5; c.GPU = true; c.Passes = true }),
 		with("blocks, capacity 2", joins, func(c *Config) {
@@ -40,8 +40,8 @@ func configs() []Config {
 			c.Oldest = true
 			c.Drain = true
 		}),
-		with("two that block", []errand{{join, 1}}, func(c *Config) { c.Joined = first; c.Consumers = 2 }),
-		with("blocks and drops", []errand{{join, 1}}, func(c *Config) { c.Joined = first; c.Consumers = 2; c.Policies[1] = dropOldest }),
+		with("two that block", []task{{join, 1}}, func(c *Config) { c.Joined = first; c.Consumers = 2 }),
+		with("blocks and drops", []task{{join, 1}}, func(c *Config) { c.Joined = first; c.Consumers = 2; c.Policies[1] = dropOldest }),
 		with("two producers", nil, func(c *Config) { c.Frames = [2]int{2, 1}; c.Joined = first; c.Producers = 2; c.Drain = true }),
 		with("two producers, two that block", nil, func(c *Config) {
 			c.Frames = [2]int{1, 1}
@@ -68,7 +68,7 @@ func configs() []Config {
 			c.Turns = true
 			c.Deaths = 1
 		}),
-		with("heir", []errand{{joinProducer, 1}}, func(c *Config) {
+		with("heir", []task{{joinProducer, 1}}, func(c *Config) {
 			c.Joined = first
 			c.Producers = 2
 			c.Frames = [2]int{2, 2}
@@ -78,9 +78,9 @@ func configs() []Config {
 		with("versions come round", round, func(c *Config) { c.Versions = 2; c.Misses = true; c.Frames[0] = 4 }),
 		with("versions come round, drops", round, func(c *Config) { c.Versions = 2; c.Policies[0] = dropOldest; c.Frames[0] = 4 }),
 		with("drops", joins, func(c *Config) { c.Blocks = 3; c.Frames[0] = 4; c.Policies[0] = dropOldest; c.Drain = true }),
-		with("drops, expel", []errand{{expel, 0}}, func(c *Config) { c.Joined = first; c.Policies[0] = dropOldest; c.Leave[0] = true; c.Drain = true }),
+		with("drops, expel", []task{{expel, 0}}, func(c *Config) { c.Joined = first; c.Policies[0] = dropOldest; c.Leave[0] = true; c.Drain = true }),
 		with("drops, close", ends, func(c *Config) { c.Policies[0] = dropOldest; c.Drain = true }),
-		with("drops, destroy", []errand{{destroy, 0}}, func(c *Config) { c.Joined = first; c.Policies[0] = dropOldest; c.Drain = true }),
+		with("drops, destroy", []task{{destroy, 0}}, func(c *Config) { c.Joined = first; c.Policies[0] = dropOldest; c.Drain = true }),
 		with("drops, death", nil, func(c *Config) {
 			c.Joined = first
 			c.Policies[0] = dropOldest
@@ -108,8 +108,8 @@ func configs() []Config {
 			c.Full = dropOldest
 			c.Hoards = true
 		}),
-		with("queue, close", []errand{{closeChannel, 0}}, func(c *Config) { queue(c); c.Frames[0] = 1 }),
-		with("queue, destroy", []errand{{destroy, 0}}, func(c *Config) { queue(c); c.Consumers = 1; c.Drain = true }),
+		with("queue, close", []task{{closeChannel, 0}}, func(c *Config) { queue(c); c.Frames[0] = 1 }),
+		with("queue, destroy", []task{{destroy, 0}}, func(c *Config) { queue(c); c.Consumers = 1; c.Drain = true }),
 		with("queue, death", nil, func(c *Config) { queue(c); c.Frames[0] = 1; c.Deaths = 1; c.Drain = true }),
 		with("queue, drops", nil, func(c *Config) { queue(c); c.Consumers = 1; c.Full = dropOldest; c.Drain = true }),
 		with("queue, latest", nil, func(c *Config) {
@@ -119,7 +119,7 @@ func configs() []Config {
 			c.Full = latest
 		}),
 		with("queue, two producers", nil, func(c *Config) { queue(c); c.Consumers = 1; c.Frames = [2]int{1, 1}; c.Producers = 2 }),
-		with("queue, expel", []errand{{expel, 0}}, func(c *Config) { queue(c); c.Frames[0] = 1; c.GiveBack = 1 }),
+		with("queue, expel", []task{{expel, 0}}, func(c *Config) { queue(c); c.Frames[0] = 1; c.GiveBack = 1 }),
 		with("queue, fails", nil, func(c *Config) { queue(c); c.Consumers = 1; c.Fails = 1; c.Frames[0] = 2; c.Drain = true }),
 	}
 }

@@ -1,15 +1,15 @@
 package streammodel
 
-// An errand is what the service does in one go: of the script of a configuration, or for a member that left or died.
-type errand struct {
-	kind errandKind
+// A task is what the service does in one go: of the script of a configuration, or for a member that left or died.
+type task struct {
+	kind taskKind
 	who  int8 // consumer, or producer
 }
 
-type errandKind int8
+type taskKind int8
 
 const (
-	join errandKind = iota
+	join taskKind = iota
 	joinProducer
 	expel // the session of a consumer ends, and its process runs on
 	closeChannel
@@ -31,9 +31,9 @@ func (v *service) joining(s *state) bool {
 	return v.then == sJoinSwap
 }
 
-// errands are those that the service could begin now. The script and what follows from it go on at any moment.
-func (m *model) errands(s *state) (found [8]errand, n int) {
-	add := func(kind errandKind, who int8) { found[n], n = errand{kind, who}, n+1 }
+// tasks are those that the service could begin now. The script and what follows from it go on at any moment.
+func (m *model) tasks(s *state) (found [8]task, n int) {
+	add := func(kind taskKind, who int8) { found[n], n = task{kind, who}, n+1 }
 	if step := int(s.service.step); step < len(m.Script) {
 		e := m.Script[step]
 		if e.kind != joinProducer || s.producerSlots[m.slotOf(e.who)] == free || s.state != open {
@@ -123,16 +123,16 @@ func (m *model) kept(s *state, p, b int8) bool {
 	return false
 }
 
-// stepService takes the next step of the service; choice is the errand that it begins.
+// stepService takes the next step of the service; choice is the task that it begins.
 func (m *model) stepService(s *state, choice int) bool {
 	v := &s.service
 	switch v.pc {
 	case sNext:
-		todo, n := m.errands(s)
+		todo, n := m.tasks(s)
 		if choice >= n {
 			return false
 		}
-		m.errand(s, todo[choice])
+		m.task(s, todo[choice])
 		return m.stepService(s, 0)
 	case sJoinTail:
 		v.tail, v.pc = s.tail, sJoinStart
@@ -268,7 +268,7 @@ func (m *model) keep(s *state, v *service, n int8) {
 	}
 }
 
-func (m *model) errand(s *state, e errand) {
+func (m *model) task(s *state, e task) {
 	v := &s.service
 	v.who = e.who
 	switch e.kind {

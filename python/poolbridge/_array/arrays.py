@@ -13,7 +13,7 @@ from poolbridge._array import readonly as _readonly
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order import order as _order
 from poolbridge._order.streams import stream_key
-from poolbridge._session.hold import Hold, Token
+from poolbridge._session.lease_state import LeaseState, Token
 from poolbridge._sys.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ class ArrayExports:
 
     Attributes
     ----------
-    _hold
+    _lease_state
         The hold behind it.
     """
 
-    _hold: Hold
+    _lease_state: LeaseState
     _legacy = False
 
     # The tensor
@@ -37,17 +37,17 @@ class ArrayExports:
     @property
     def shape(self) -> tuple[int, ...]:
         """Elements along each axis."""
-        return self._hold.description.shape
+        return self._lease_state.description.shape
 
     @property
     def ndim(self) -> int:
         """Number of axes."""
-        return len(self._hold.description.shape)
+        return len(self._lease_state.description.shape)
 
     @property
     def strides(self) -> tuple[int, ...]:
         """Bytes between neighbours along each axis, as NumPy counts."""
-        return self._hold.description.strides
+        return self._lease_state.description.strides
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -58,7 +58,7 @@ class ArrayExports:
         TypeError
             The elements are ``bfloat16``; see `dtype_name`.
         """
-        element = self._hold.description.element
+        element = self._lease_state.description.element
         if not element.in_numpy:
             raise TypeError(
                 f"NumPy has no {element.name} (see dtype_name): to_numpy() copies it as float32, and libraries that "
@@ -69,43 +69,43 @@ class ArrayExports:
     @property
     def dtype_name(self) -> str:
         """Name of the element type, as the protocol has it: ``"float32"`` or ``"bfloat16"``, for example."""
-        return self._hold.description.element.name
+        return self._lease_state.description.element.name
 
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""
-        return self._hold.description.element.itemsize
+        return self._lease_state.description.element.itemsize
 
     @property
     def size(self) -> int:
         """Number of elements."""
-        return self._hold.description.size
+        return self._lease_state.description.size
 
     @property
     def nbytes(self) -> int:
         """Bytes of the elements: ``size * itemsize``."""
-        return self._hold.description.nbytes
+        return self._lease_state.description.nbytes
 
     @property
     def device(self) -> str:
         """Where the memory is, as this process counts: ``"cpu"`` or ``"cuda:0"``."""
-        return self._hold.memory.pool.device_name
+        return self._lease_state.memory.pool.device_name
 
     @property
     def kind(self) -> Kind:
         """Kind of memory: ``"device"``, ``"vmm"``, ``"legacy"``, ``"pinned"`` or ``"host"``."""
-        return self._hold.memory.pool.kind
+        return self._lease_state.memory.pool.kind
 
     @property
     def readonly(self) -> bool:
         """Whether arrays made from it must not be written."""
-        return not self._hold.write
+        return not self._lease_state.write
 
     # DLPack
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Give DLPack's device type (1: CPU, 2: CUDA) and id, the id as this process counts."""
-        return self._hold.memory.pool.device
+        return self._lease_state.memory.pool.device
 
     def __dlpack__(
         self,
@@ -142,48 +142,48 @@ class ArrayExports:
         LeaseReleasedError
             The lease has ended.
         """
-        hold = self._hold
-        hold.check_usable()
-        if not hold.description.contiguous:
-            _dlpack.check_reversed(hold.description.shape, hold.description.strides)
-        device = hold.memory.pool.device
+        state = self._lease_state
+        state.check_usable()
+        if not state.description.contiguous:
+            _dlpack.check_reversed(state.description.shape, state.description.strides)
+        device = state.memory.pool.device
         own = self.__dlpack_device__()
         target = own if dl_device is None or dl_device is ... else (int(dl_device[0]), int(dl_device[1]))
         if _dlpack.by_cpu(dl_device, stream):
             target = (_dlpack.CPU, 0)
-            if not copy and not hold.memory.pool.on_cpu:
+            if not copy and not state.memory.pool.on_cpu:
                 raise BufferError(
                     f"NumPy cannot reach memory of {self.device} in place: copy it, by lease.to_numpy() or by "
                     'numpy.from_dlpack(lease, device="cpu")'
                 )
-        here = target == device or (target[0] == _dlpack.CPU and hold.memory.pool.on_cpu)
+        here = target == device or (target[0] == _dlpack.CPU and state.memory.pool.on_cpu)
         if not here and target[0] != _dlpack.CPU:
             raise BufferError(f"memory of {self.device} cannot be exported to DLPack device {target}")
         if not here and copy is False:
             raise BufferError(f"memory of {self.device} cannot reach the CPU without a copy, and copy=False")
         if target == device and not copy:
-            _order.before_use(hold, stream)
+            _order.before_use(state, stream)
         else:
             # With the CPU as target None cannot mean a CUDA stream: the data is complete on return anyway.
             if target == device or stream is not None:
                 stream_key(own, stream)
-            _order.before_cpu(hold)
+            _order.before_cpu(state)
         versioned = max_version is not None and max_version[0] >= 1
-        element = hold.description.element
+        element = state.description.element
         if copy or not here:
-            array = _copy(hold) if target == device else _copy_to_host(hold)
+            array = _copy(state) if target == device else _copy_to_host(state)
             return _dlpack.make_capsule(array, element, target, versioned=versioned, copied=True)
-        if not hold.write and not versioned and not self._legacy:
+        if not state.write and not versioned and not self._legacy:
             raise BufferError(
                 "the consumer asks for a legacy DLPack capsule (max_version is None or below 1.0), which cannot say "
                 "that this lease is read-only. If the consumer does not write, give it lease.view(legacy=True); "
                 "otherwise lease for writing, or copy"
             )
-        if versioned and not hold.write:
-            _readonly.check_consumer(hold.memory.pool)
-        array = hold.array() if versioned or hold.write else _pretend_writeable(hold)
+        if versioned and not state.write:
+            _readonly.check_consumer(state.memory.pool)
+        array = state.array() if versioned or state.write else _pretend_writeable(state)
         if device[0] != _dlpack.CPU and array.size:
-            _dlpack.check_aligned(hold.address(write=hold.write))
+            _dlpack.check_aligned(state.address(write=state.write))
         return _dlpack.make_capsule(array, element, target, versioned=versioned)
 
     # NumPy, on memory of the CPU
@@ -198,18 +198,18 @@ class ArrayExports:
         ValueError
             ``copy=False``, and another dtype was asked for.
         """
-        hold = self._hold
-        hold.check_usable()
-        if not hold.memory.pool.on_cpu:
+        state = self._lease_state
+        state.check_usable()
+        if not state.memory.pool.on_cpu:
             raise TypeError(f"this memory is on {self.device}: use DLPack, or copy it with to_numpy()")
-        if hold.fences or hold.alone:
-            _order.before_cpu(hold)
-        if dtype is None and not copy and hold.description.element.in_numpy:
-            return _given(hold)
+        if state.fences or state.alone:
+            _order.before_cpu(state)
+        if dtype is None and not copy and state.description.element.in_numpy:
+            return _given(state)
         wanted = self.dtype if dtype is None else np.dtype(dtype)
         if wanted == self.dtype and not copy:
-            return _given(hold)
-        array = hold.array()
+            return _given(state)
+        array = state.array()
         if copy is False:
             raise ValueError(f"elements of {array.dtype} cannot become {wanted} without a copy")
         return array.astype(wanted)
@@ -222,12 +222,12 @@ class ArrayExports:
         TypeError
             The memory is on a device.
         """
-        hold = self._hold
-        hold.check_usable()
-        if not hold.memory.pool.on_cpu:
+        state = self._lease_state
+        state.check_usable()
+        if not state.memory.pool.on_cpu:
             raise TypeError(f"this memory is on {self.device}: use DLPack, or copy it with to_numpy()")
-        _order.before_cpu(hold)
-        array: Any = hold.array()
+        _order.before_cpu(state)
+        array: Any = state.array()
         return memoryview(array)
 
     # Copies
@@ -240,10 +240,10 @@ class ArrayExports:
         numpy.ndarray
             Of this shape and dtype, C-contiguous, writeable. ``bfloat16`` comes as float32, which holds it exactly.
         """
-        hold = self._hold
-        hold.check_usable()
-        array = np.ascontiguousarray(_copy_to_host(hold)).reshape(self.shape)
-        if hold.description.element.in_numpy:
+        state = self._lease_state
+        state.check_usable()
+        array = np.ascontiguousarray(_copy_to_host(state)).reshape(self.shape)
+        if state.description.element.in_numpy:
             return array
         return widen(array)
 
@@ -253,45 +253,45 @@ def widen(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-def _given(hold: Hold) -> np.ndarray[Any, Any]:
+def _given(state: LeaseState) -> np.ndarray[Any, Any]:
     """Make an array that goes to the user as it is; one to be written is remembered until it must not be any more."""
-    array = hold.array()
-    if hold.write:
-        hold.written[id(array)] = ref(array)
+    array = state.array()
+    if state.write:
+        state.written[id(array)] = ref(array)
     return array
 
 
-def _pretend_writeable(hold: Hold) -> np.ndarray[Any, Any]:
+def _pretend_writeable(state: LeaseState) -> np.ndarray[Any, Any]:
     """Point at read-only memory without saying so: for a legacy consumer whose user vouches for it."""
-    return hold.array(write=False, flagged=False)
+    return state.array(write=False, flagged=False)
 
 
-def _copy(hold: Hold) -> np.ndarray[Any, Any]:
+def _copy(state: LeaseState) -> np.ndarray[Any, Any]:
     """Copy the tensor within its device; the array owns the copy. Strides stay as they are."""
-    description = hold.description
+    description = state.description
     first, last = description.span
-    token = Token(hold)
-    address, owner = hold.memory.pool.duplicate(hold.memory.address(write=False) + first, last - first)
-    return np.asarray(_Owned(owner, _interface(hold, address + description.offset - first), token))
+    token = Token(state)
+    address, owner = state.memory.pool.duplicate(state.memory.address(write=False) + first, last - first)
+    return np.asarray(_Owned(owner, _interface(state, address + description.offset - first), token))
 
 
-def _copy_to_host(hold: Hold) -> np.ndarray[Any, Any]:
+def _copy_to_host(state: LeaseState) -> np.ndarray[Any, Any]:
     """Copy the tensor into host memory, with its strides; ``bfloat16`` as its bits."""
-    description = hold.description
+    description = state.description
     first, last = description.span
     data = np.empty(max(last - first, 1), np.uint8)
-    token = Token(hold)
-    _order.before_cpu(hold)
+    token = Token(state)
+    _order.before_cpu(state)
     if last > first:
-        hold.memory.pool.read(hold.memory.address(write=False) + first, data[: last - first])
+        state.memory.pool.read(state.memory.address(write=False) + first, data[: last - first])
     del token
     return np.ndarray(
         description.shape, description.element.typestr, data, description.offset - first, description.strides
     )
 
 
-def _interface(hold: Hold, address: int) -> dict[str, Any]:
-    description = hold.description
+def _interface(state: LeaseState, address: int) -> dict[str, Any]:
+    description = state.description
     return {
         "version": 3,
         "shape": description.shape,

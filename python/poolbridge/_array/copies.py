@@ -11,17 +11,17 @@ from poolbridge._array.arrays import check_shape
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order import order as _order
-from poolbridge._session.hold import Hold, Token
+from poolbridge._session.lease_state import LeaseState, Token
 from poolbridge._sys.errors import InvalidArgumentError
 
 
-def copy_into(hold: Hold, source: Any) -> None:
+def copy_into(state: LeaseState, source: Any) -> None:
     """Copy an array into the leased memory; complete on return.
 
     Parameters
     ----------
-    hold
-        A write lease's hold.
+    state
+        A write lease's state.
     source
         A NumPy array or anything that becomes one, or an array on a device, by ``__cuda_array_interface__`` or
         DLPack. It is broadcast to the lease's shape and cast to its dtype (``same_kind``) on the CPU; between two
@@ -34,60 +34,60 @@ def copy_into(hold: Hold, source: Any) -> None:
     TypeError
         The dtypes do not match.
     """
-    hold.check_usable()
-    if not hold.write:
-        raise InvalidArgumentError(f"lease {hold.grant.id} is read-only: lease for writing to copy into it")
-    _order.before_cpu(hold)
-    host = _on_host(hold, source)
+    state.check_usable()
+    if not state.write:
+        raise InvalidArgumentError(f"lease {state.grant.id} is read-only: lease for writing to copy into it")
+    _order.before_cpu(state)
+    host = _on_host(state, source)
     if host is None:
         return
-    description = hold.description
+    description = state.description
     if not description.element.in_numpy:
         host = _to_bfloat16(host)
     check_shape(host.shape, description.shape)
-    if hold.memory.pool.on_cpu:
-        np.copyto(hold.array(), host, casting="same_kind")
+    if state.memory.pool.on_cpu:
+        np.copyto(state.array(), host, casting="same_kind")
         return
     first, last = description.span
     if last == first:
         return
     dtype = np.dtype(description.element.typestr)
-    address = hold.memory.address(write=True) + first
-    token = Token(hold)
+    address = state.memory.address(write=True) + first
+    token = Token(state)
     if description.contiguous:
         staged = np.empty(description.shape, dtype)
         np.copyto(staged, host, casting="same_kind")
-        hold.memory.pool.write(address, staged.reshape(-1).view(np.uint8))
+        state.memory.pool.write(address, staged.reshape(-1).view(np.uint8))
     else:
         # Between strided elements lie bytes that are not ours to change: read, fill in, write back.
         data = np.empty(last - first, np.uint8)
-        hold.memory.pool.read(address, data)
+        state.memory.pool.read(address, data)
         strided: np.ndarray[Any, Any] = np.ndarray(
             description.shape, dtype, data, description.offset - first, description.strides
         )
         np.copyto(strided, host, casting="same_kind")
-        hold.memory.pool.write(address, data)
+        state.memory.pool.write(address, data)
     del token
 
 
-def _on_host(hold: Hold, source: Any) -> np.ndarray[Any, Any] | None:
+def _on_host(state: LeaseState, source: Any) -> np.ndarray[Any, Any] | None:
     """Bring the source to the CPU, or copy it on the device and give None."""
     if isinstance(source, np.ndarray):
         return source
     if _sources.on_device(source):
         found = _sources.look(source)
-        description = hold.description
+        description = state.description
         if (
             found.contiguous
             and found.shape == description.shape
             and found.element == description.element
             and description.contiguous
-            and hold.memory.pool.device[0] == _dlpack.CUDA
+            and state.memory.pool.device[0] == _dlpack.CUDA
         ):
-            token = Token(hold)
+            token = Token(state)
             _sources.order(found, _sources.LEGACY_STREAM)
-            address = hold.memory.address(write=True) + description.offset
-            _cuda.copy_on_device(hold.memory.pool.device[1], address, found.address, description.nbytes)
+            address = state.memory.address(write=True) + description.offset
+            _cuda.copy_on_device(state.memory.pool.device[1], address, found.address, description.nbytes)
             del token
             return None
         return found.to_host()

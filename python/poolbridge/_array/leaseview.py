@@ -10,7 +10,7 @@ from poolbridge._array import readonly as _readonly
 from poolbridge._array.arrays import ArrayExports
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order import order as _order
-from poolbridge._session.hold import Hold, Token
+from poolbridge._session.lease_state import LeaseState, Token
 from poolbridge._sys.errors import InvalidArgumentError, UnsupportedError
 
 
@@ -21,12 +21,12 @@ class LeaseView(ArrayExports):
     DLPack; arrays made through any of them keep the view, and so the lease, alive. Made by ``lease.view()``.
     """
 
-    def __init__(self, hold: Hold, *, legacy: bool = False, device: str | None = None) -> None:
-        pool = hold.memory.pool
+    def __init__(self, state: LeaseState, *, legacy: bool = False, device: str | None = None) -> None:
+        pool = state.memory.pool
         if device not in {None, pool.device_name} and not (device == "cpu" and pool.on_cpu):
             raise InvalidArgumentError(f"memory of {pool.device_name} cannot be seen from {device!r} in place")
-        self._hold = hold
-        self._token = Token(hold)
+        self._lease_state = state
+        self._token = Token(state)
         self._legacy = legacy
         self._from_cpu = device == "cpu"
 
@@ -44,30 +44,30 @@ class LeaseView(ArrayExports):
         """Version 3 of the CUDA array interface; device memory only, and not ``bfloat16``: see `UnsupportedError`."""
         if self._from_cpu:
             raise AttributeError("__cuda_array_interface__")
-        return cuda_array_interface(self._hold)
+        return cuda_array_interface(self._lease_state)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         """Version 3 of NumPy's array interface; memory of the CPU only."""
-        hold = self._hold
-        hold.check_usable()
-        description = hold.description
-        if not hold.memory.pool.on_cpu or not description.element.in_numpy:
+        state = self._lease_state
+        state.check_usable()
+        description = state.description
+        if not state.memory.pool.on_cpu or not description.element.in_numpy:
             raise AttributeError("__array_interface__")
-        _order.before_cpu(hold)
+        _order.before_cpu(state)
         return {
             "version": 3,
             "shape": description.shape,
             "typestr": description.element.typestr,
             "strides": None if description.contiguous else description.strides,
-            "data": (hold.address(write=hold.write), not hold.write),
+            "data": (state.address(write=state.write), not state.write),
         }
 
     def __repr__(self) -> str:
-        return f"<poolbridge.LeaseView of lease {self._hold.grant.id}>"
+        return f"<poolbridge.LeaseView of lease {self._lease_state.grant.id}>"
 
 
-def cuda_array_interface(hold: Hold) -> dict[str, Any]:
+def cuda_array_interface(state: LeaseState) -> dict[str, Any]:
     """Give version 3 of the CUDA array interface; its stream is one to follow, or None if nothing has to be waited for.
 
     Raises
@@ -77,21 +77,21 @@ def cuda_array_interface(hold: Hold) -> dict[str, Any]:
     UnsupportedError
         The interface lacks the element type.
     """
-    hold.check_usable()
-    description = hold.description
-    if hold.memory.pool.device[0] != _dlpack.CUDA:
+    state.check_usable()
+    description = state.description
+    if state.memory.pool.device[0] != _dlpack.CUDA:
         raise AttributeError("__cuda_array_interface__ is for memory that a GPU reaches, and this is not")
     if not description.element.in_numpy:
         # No AttributeError, which would read as if the memory were not a GPU's.
         raise UnsupportedError(f"__cuda_array_interface__ has no {description.element.name}: use DLPack")
-    if not hold.write:
-        _readonly.check_interface(hold.memory.pool)
-    stream = _order.stream_to_follow(hold)
+    if not state.write:
+        _readonly.check_interface(state.memory.pool)
+    stream = _order.stream_to_follow(state)
     return {
         "version": 3,
         "shape": description.shape,
         "typestr": np.dtype(description.element.typestr).str,
         "strides": None if description.contiguous else description.strides,
-        "data": (hold.address(write=hold.write) if description.size else 0, not hold.write),
+        "data": (state.address(write=state.write) if description.size else 0, not state.write),
         "stream": stream,
     }

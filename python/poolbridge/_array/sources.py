@@ -17,7 +17,7 @@ from poolbridge._memory.tensor import Description, ElementType
 from poolbridge._sys.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from poolbridge._session.hold import Hold
+    from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
 
 LEGACY_STREAM: Final = 1
@@ -125,41 +125,41 @@ def order(source: Source, stream: int) -> None:
         _capsule(source.array, stream)
 
 
-def find(session: Session, pool: int, given: Any) -> tuple[Hold, Description] | None:
+def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Description] | None:
     """Find the write lease in a pool that something given to be published is, or lives in.
 
     Returns
     -------
     tuple or None
-        The hold and what it holds; None if there is no such lease: it has to be copied.
+        The state and what it holds; None if there is no such lease: it has to be copied.
     """
     if isinstance(given, ArrayExports):
-        hold = given._hold  # noqa: SLF001 - of one family
-        if hold.session is session and hold.write and hold.grant.pl == pool:
-            hold.check_usable()
-            return hold, hold.description
+        state = given._lease_state  # noqa: SLF001 - of one family
+        if state.session is session and state.write and state.grant.pl == pool:
+            state.check_usable()
+            return state, state.description
         return None
     writing = session.write_holds(pool)
     if not writing:
         return None
     source = look(given)
-    for hold in writing:
-        first = hold.memory.address(write=True)
-        if not first <= source.address < first + hold.grant.n:
+    for state in writing:
+        first = state.memory.address(write=True)
+        if not first <= source.address < first + state.grant.n:
             continue
-        was = hold.description
+        was = state.description
         element = was.element if source.element.typestr == was.element.typestr else source.element
         offset = source.address - first
         if (source.shape, source.strides, offset, element) == (was.shape, was.strides, was.offset, was.element):
-            return hold, was
-        return hold, _describe(hold, source, element, offset)
+            return state, was
+        return state, _describe(state, source, element, offset)
     return None
 
 
-def _describe(hold: Hold, source: Source, element: ElementType, offset: int) -> Description:
+def _describe(state: LeaseState, source: Source, element: ElementType, offset: int) -> Description:
     low, high = _tensor.span_of(source.shape, source.strides, offset, element.itemsize)
     aligned = not any(step % element.itemsize for step in (offset, *source.strides))
-    if low < 0 or high > hold.grant.n or not aligned:
+    if low < 0 or high > state.grant.n or not aligned:
         raise InvalidArgumentError("the array reaches beyond the lease that it lives in: publish less of it, or a copy")
     return Description(element, source.shape, source.strides, offset, contiguous=source.contiguous)
 

@@ -1,1 +1,1 @@
-"""What users call and hold."""
+"""What users call and state."""

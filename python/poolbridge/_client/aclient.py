@@ -21,8 +21,8 @@ from poolbridge._client.listing import BufferInfo, ChannelInfo, NameInfo, Sessio
 from poolbridge._client.pool import Pool, ServiceStats
 from poolbridge._client.subscription import AsyncSubscription
 from poolbridge._memory import tensor as _tensor
-from poolbridge._session.apump import AsyncPump
 from poolbridge._session.flow import Ask, Flow, Hear, Sleep
+from poolbridge._session.loop_reader import LoopReader
 from poolbridge._session.session import Session
 from poolbridge._sys.errors import PoolbridgeError
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind
@@ -58,15 +58,15 @@ async def connect_async(
         await asyncio.sleep(sock)
     session = Session(Transport(sock))
     session.device = gpu
-    pump = AsyncPump(session, loop)
+    reader = LoopReader(session, loop)
     try:
         with explained(where):
-            await pump.call(hello(), HelloReply, timeout)
+            await reader.call(hello(), HelloReply, timeout)
     except BaseException:
         session.close()
-        pump.stop()
+        reader.stop()
         raise
-    return AsyncClient(session, pump, where, timeout)
+    return AsyncClient(session, reader, where, timeout)
 
 
 class AsyncClient(ClientState):
@@ -76,9 +76,9 @@ class AsyncClient(ClientState):
     was granted meanwhile is given back. An asynchronous context manager; to be used from its own loop only.
     """
 
-    def __init__(self, session: Session, pump: AsyncPump, path: str, timeout: float) -> None:
+    def __init__(self, session: Session, reader: LoopReader, path: str, timeout: float) -> None:
         super().__init__(session, path, timeout)
-        self._pump = pump
+        self._reader = reader
         self._sleepers: ThreadPoolExecutor | None = None
 
     # Pools
@@ -244,12 +244,12 @@ class AsyncClient(ClientState):
     async def close(self) -> None:
         """Close the connection; its leases end. Idempotent. See `Client.close`."""
         if self._session.ended is None and os.getpid() == self._session.pid:
-            if not self._session.settle_spares():
-                await asyncio.to_thread(self._session.spares.settle_for, CLOSE_TIMEOUT)
+            if not self._session.release_spares():
+                await asyncio.to_thread(self._session.spares.release_within, CLOSE_TIMEOUT)
             last = self._session.prepare_close()
             try:
                 if last is not None:
-                    await self._pump.call(last, Reply, CLOSE_TIMEOUT)
+                    await self._reader.call(last, Reply, CLOSE_TIMEOUT)
             except PoolbridgeError:
                 pass  # gone or stalled: the service ends the session by itself
             finally:
@@ -275,7 +275,7 @@ class AsyncClient(ClientState):
 
     def _end(self) -> None:
         self._session.close()
-        self._pump.stop()
+        self._reader.stop()
         if self._sleepers is not None:
             self._sleepers.shutdown(wait=False)
 
@@ -286,9 +286,9 @@ class AsyncClient(ClientState):
     async def _perform(self, step: Any) -> Any:
         if isinstance(step, Ask):
             seconds = None if step.wait is None else step.wait + self.timeout
-            return await self._pump.call(step.request, step.reply_type, seconds)
+            return await self._reader.call(step.request, step.reply_type, seconds)
         if isinstance(step, Hear):
-            return await self._pump.wait(step.waiter, step.seconds)
+            return await self._reader.wait(step.waiter, step.seconds)
         if isinstance(step, Sleep):
             return await self._sleep(step)
         return await asyncio.to_thread(step.work)
@@ -298,7 +298,7 @@ class AsyncClient(ClientState):
         if self._sleepers is None:
             self._sleepers = ThreadPoolExecutor(_MOST_SLEEPERS, thread_name_prefix="poolbridge-sleeper")
         seconds = _NAP if step.seconds is None else min(step.seconds, _NAP)
-        return await self._pump.loop.run_in_executor(self._sleepers, step.work, seconds)
+        return await self._reader.loop.run_in_executor(self._sleepers, step.work, seconds)
 
     async def _run(self, flow: Flow[_T]) -> _T:
         """Carry an operation to its end, waiting where it has to."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from poolbridge import _native
     from poolbridge._session.consumer import Consumer
     from poolbridge._session.flow import AsyncRun, Run
-    from poolbridge._session.hold import Hold
+    from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Fence
 
@@ -48,14 +48,14 @@ class BaseBorrowedArrays(ABC):
         self._follower: _order.Follower | None = None
         # Those of the array that was yielded last, until it is let go of. There is no hold where the array existed.
         self._frame: _native.Frame | None = None
-        self._hold: Hold | None = None
+        self._lease_state: LeaseState | None = None
 
     # Taking
 
     def _swap(self) -> _native.Frame | None:
         """Let go of the frame whose array was yielded last and take the next, where that is all there is to do."""
         frame, consumer = self._frame, self._consumer
-        if frame is None or consumer is None or self._hold is not None or self._follower is not None:
+        if frame is None or consumer is None or self._lease_state is not None or self._follower is not None:
             return None
         if consumer.busy or consumer.unsettled:
             return None
@@ -89,44 +89,44 @@ class BaseBorrowedArrays(ABC):
                 return False
         return True
 
-    def _prepare(self, frame: _native.Frame, hold: Hold) -> Any:
+    def _prepare(self, frame: _native.Frame, state: LeaseState) -> Any:
         """Put the use of a frame's memory into order, and make its array if there is none."""
-        if hold.memory.pool.device[0] == _dlpack.CPU:
-            _order.before_cpu(hold)
+        if state.memory.pool.device[0] == _dlpack.CPU:
+            _order.before_cpu(state)
         elif self._stream is None:
-            raise InvalidArgumentError(f"arrays of {hold.memory.pool.device_name} need the stream= that uses them")
+            raise InvalidArgumentError(f"arrays of {state.memory.pool.device_name} need the stream= that uses them")
         else:
-            _order.name_stream(hold, self._stream)
+            _order.name_stream(state, self._stream)
             if self._follower is None:
-                self._follower = _order.follower(hold, self._stream)
-        array = self._find(hold)
+                self._follower = _order.follower(state, self._stream)
+        array = self._find(state)
         if array is None:
-            array = self._make(hold)
-        self._frame, self._hold = frame, hold
-        if self._consumer is not None and self._find(hold) is array:
-            self._consumer.keep(frame, Kept(array, hold.grant.t, self._wrap))
+            array = self._make(state)
+        self._frame, self._lease_state = frame, state
+        if self._consumer is not None and self._find(state) is array:
+            self._consumer.keep(frame, Kept(array, state.grant.t, self._wrap))
         return array
 
-    def _find(self, hold: Hold) -> Any:
-        block = self._session.core.blocks.get(hold.grant.bl)
+    def _find(self, state: LeaseState) -> Any:
+        block = self._session.core.blocks.get(state.grant.bl)
         if block is not None:
             for tensor, wrap, array in block.arrays:
-                if wrap is self._wrap and tensor == hold.grant.t:
+                if wrap is self._wrap and tensor == state.grant.t:
                     return array
         return None
 
-    def _make(self, hold: Hold) -> Any:
-        twin = self._session.lend(hold)
+    def _make(self, state: LeaseState) -> Any:
+        twin = self._session.lend(state)
         try:
             array = self._wrap(self._lease(twin))
         finally:
             twin.released = True
         if twin.tokens or twin.unaccounted:  # otherwise it is a copy, of this frame only
-            self._session.keep_array(hold.grant, (hold.grant.t, self._wrap, array), _MOST_KEPT)
+            self._session.keep_array(state.grant, (state.grant.t, self._wrap, array), _MOST_KEPT)
         return array
 
     @abstractmethod
-    def _lease(self, twin: Hold) -> Any:
+    def _lease(self, twin: LeaseState) -> Any:
         """Make the lease that `wrap` is given."""
 
     # Letting go
@@ -138,10 +138,10 @@ class BaseBorrowedArrays(ABC):
         self._let_go()
 
     def _let_go(self) -> None:
-        frame, hold, consumer = self._frame, self._hold, self._consumer
-        self._frame = self._hold = None
-        if hold is not None:
-            hold.end()
+        frame, state, consumer = self._frame, self._lease_state, self._consumer
+        self._frame = self._lease_state = None
+        if state is not None:
+            state.end()
         elif frame is not None and consumer is not None:
             self._say(partial(consumer.end_lone, frame.number, back=False))
 
@@ -154,7 +154,7 @@ class BaseBorrowedArrays(ABC):
 
     def __del__(self) -> None:
         frame, consumer = self._frame, self._consumer
-        if frame is None or consumer is None or self._hold is not None:  # a hold ends by itself
+        if frame is None or consumer is None or self._lease_state is not None:  # a hold ends by itself
             return
         # Nobody asked for the next: the frame of a queue goes back.
         end = partial(consumer.end_lone, frame.number, back=consumer.queue)
@@ -206,7 +206,7 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
         *,
         run: Run,
         take: Callable[[None], _native.Frame | None],
-        claim: Callable[[_native.Frame], Hold],
+        claim: Callable[[_native.Frame], LeaseState],
         wrap: Callable[[Any], Any] | None,
         stream: Any,
     ) -> None:
@@ -232,7 +232,7 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
             array = self._prepare(frame, self._claim(frame))
         return array
 
-    def _lease(self, twin: Hold) -> Lease:
+    def _lease(self, twin: LeaseState) -> Lease:
         return Lease(self._run, twin)
 
 
@@ -246,7 +246,7 @@ class AsyncBorrowedArrays(BaseBorrowedArrays, AsyncIterator[Any]):
         run: AsyncRun,
         start: Callable[[], Awaitable[Consumer]],
         take: Callable[[None], Awaitable[_native.Frame | None]],
-        claim: Callable[[_native.Frame], Awaitable[Hold]],
+        claim: Callable[[_native.Frame], Awaitable[LeaseState]],
         wrap: Callable[[Any], Any] | None,
         stream: Any,
     ) -> None:
@@ -271,5 +271,5 @@ class AsyncBorrowedArrays(BaseBorrowedArrays, AsyncIterator[Any]):
             array = self._prepare(frame, await self._claim(frame))
         return array
 
-    def _lease(self, twin: Hold) -> AsyncLease:
+    def _lease(self, twin: LeaseState) -> AsyncLease:
         return AsyncLease(self._run, twin)

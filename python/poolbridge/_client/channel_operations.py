@@ -25,7 +25,7 @@ from poolbridge._wire.messages import Open, PoolReply, Reply
 if TYPE_CHECKING:
     from poolbridge._array.sources import Source
     from poolbridge._session.consumer import Consumer
-    from poolbridge._session.hold import Hold
+    from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Channel
 
@@ -134,47 +134,47 @@ def publish(
         )
     producer = yield from producer_of(session, channel)
     if found is None:
-        hold = yield from _copy(session, channel, given, stream, timeout)
-        description = hold.description
+        state = yield from _copy(session, channel, given, stream, timeout)
+        description = state.description
     else:
-        hold, description = found
+        state, description = found
         if stream is not None:
-            _order.name_stream(hold, stream)
-    mark = None if event is None else local_event(hold, event)
-    fence = yield from ready(hold, None, mark)
+            _order.name_stream(state, stream)
+    mark = None if event is None else local_event(state, event)
+    fence = yield from ready(state, None, mark)
     handle = b"" if mark is None or fence is None else mark.ipc_handle
-    number: int = yield from send(producer, hold, description, texts=texts, fence=fence, event=handle, timeout=timeout)
+    number: int = yield from send(producer, state, description, texts=texts, fence=fence, event=handle, timeout=timeout)
     if found is None and fence is not None:
         session.keep(given, fence)
     return number
 
 
-def _copy(session: Session, channel: Channel, given: Any, stream: Any, timeout: float | None) -> Flow[Hold]:
+def _copy(session: Session, channel: Channel, given: Any, stream: Any, timeout: float | None) -> Flow[LeaseState]:
     """Allocate a buffer like an array and copy it: on the GPU, in order, or by the CPU."""
     source = _sources.look(given)
-    hold = yield from allocate(
+    state = yield from allocate(
         session, _tensor.describe(source.shape, source.element.name), channel.pl, timeout=timeout
     )
-    pool = hold.memory.pool
+    pool = state.memory.pool
     if source.ordinal is not None and source.contiguous and pool.device[0] == _dlpack.CUDA:
-        _copy_on_device(hold, source, stream)
+        _copy_on_device(state, source, stream)
     else:
-        yield Do(partial(copy_into, hold, given))
-    return hold
+        yield Do(partial(copy_into, state, given))
+    return state
 
 
-def _copy_on_device(hold: Hold, source: Source, stream: Any) -> None:
-    ordinal = hold.memory.pool.device[1]
+def _copy_on_device(state: LeaseState, source: Source, stream: Any) -> None:
+    ordinal = state.memory.pool.device[1]
     if stream is None:
         # What the array says of its stream; else one of our own, which the array's library makes wait for its own.
         stream = source.stream if source.stream is not None else _cuda_stream.own_stream(ordinal)
         if source.stream is None:
             _sources.order(source, stream)
-    _order.name_stream(hold, stream)
-    key = next(reversed(hold.streams or {}))
-    nbytes = hold.description.nbytes
+    _order.name_stream(state, stream)
+    key = next(reversed(state.streams or {}))
+    nbytes = state.description.nbytes
     if nbytes:
-        _cuda_stream.copy(ordinal, key.handle, hold.address(write=True), source.address, nbytes)
+        _cuda_stream.copy(ordinal, key.handle, state.address(write=True), source.address, nbytes)
 
 
 # Receiving

@@ -19,8 +19,8 @@ from poolbridge._client.pool import Pool, ServiceStats
 from poolbridge._client.subscription import Subscription
 from poolbridge._memory import tensor as _tensor
 from poolbridge._session.flow import Ask, Flow, Hear, Sleep
-from poolbridge._session.pump import Pump
 from poolbridge._session.session import Session
+from poolbridge._session.socket_reader import SocketReader
 from poolbridge._sys.errors import PoolbridgeError
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind
 from poolbridge._wire.messages import Reply
@@ -31,9 +31,9 @@ _T = TypeVar("_T")
 class Client(ClientState):
     """A connection to the service. Thread-safe, and a context manager; made by `connect`."""
 
-    def __init__(self, session: Session, pump: Pump, path: str, timeout: float) -> None:
+    def __init__(self, session: Session, reader: SocketReader, path: str, timeout: float) -> None:
         super().__init__(session, path, timeout)
-        self._pump = pump
+        self._reader = reader
 
     # Pools
 
@@ -369,16 +369,16 @@ class Client(ClientState):
         Arrays that are still alive stay valid, but their memory is not used again before this process ends.
         """
         if self._session.ended is None and os.getpid() == self._session.pid:
-            self._session.spares.settle_for(CLOSE_TIMEOUT)
+            self._session.spares.release_within(CLOSE_TIMEOUT)
             last = self._session.prepare_close()
             if last is not None:
                 try:
-                    self._pump.call(last, Reply, CLOSE_TIMEOUT)
+                    self._reader.call(last, Reply, CLOSE_TIMEOUT)
                 except PoolbridgeError:
                     pass  # gone or stalled: the service ends the session by itself
         self._session.close()
         if os.getpid() == self._session.pid:
-            self._pump.stop()
+            self._reader.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -392,7 +392,7 @@ class Client(ClientState):
         if sys.is_finalizing() or self._session.ended is not None or os.getpid() != self._session.pid:
             return
         self._warn_unclosed()
-        self._pump.background(self._session.close_when_unused)
+        self._reader.background(self._session.close_when_unused)
 
     # Inside
 
@@ -403,9 +403,9 @@ class Client(ClientState):
     def _perform(self, step: Any) -> Any:
         if isinstance(step, Ask):
             seconds = None if step.wait is None else step.wait + self.timeout
-            return self._pump.call(step.request, step.reply_type, seconds)
+            return self._reader.call(step.request, step.reply_type, seconds)
         if isinstance(step, Hear):
-            return self._pump.wait(step.waiter, step.seconds)
+            return self._reader.wait(step.waiter, step.seconds)
         return step.work(step.seconds) if isinstance(step, Sleep) else step.work()
 
     def _run(self, flow: Flow[_T]) -> _T:

@@ -9,8 +9,8 @@ from poolbridge._client import operations as _operations
 from poolbridge._client import paths as _paths
 from poolbridge._client.client import Client
 from poolbridge._client.client_state import DEFAULT_TIMEOUT, explained, hello
-from poolbridge._session.pump import Pump
 from poolbridge._session.session import Session
+from poolbridge._session.socket_reader import SocketReader
 from poolbridge._wire.messages import HelloReply
 from poolbridge._wire.transport import Transport
 
@@ -64,12 +64,12 @@ def connect(
         time.sleep(sock)
     session = Session(Transport(sock))
     session.device = gpu
-    pump = Pump(session)
+    reader = SocketReader(session)
     try:
         with explained(where):
-            pump.call(hello(), HelloReply, timeout)
+            reader.call(hello(), HelloReply, timeout)
     except BaseException:
         session.close()
-        pump.stop()
+        reader.stop()
         raise
-    return Client(session, pump, where, timeout)
+    return Client(session, reader, where, timeout)

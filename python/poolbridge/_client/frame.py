@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from poolbridge import _native
     from poolbridge._session.consumer import Consumer
     from poolbridge._session.flow import AsyncRun, Run
-    from poolbridge._session.hold import Hold
+    from poolbridge._session.lease_state import LeaseState
 
 
 _RELEASED: Final = "acknowledged before, by its release"
@@ -31,8 +31,8 @@ class BaseFrame(BaseLease):
     frame's ``with`` block, the frame counts as gone; `lease` keeps it while iteration goes on.
     """
 
-    def __init__(self, hold: Hold, consumer: Consumer, frame: _native.Frame) -> None:
-        super().__init__(hold)
+    def __init__(self, state: LeaseState, consumer: Consumer, frame: _native.Frame) -> None:
+        super().__init__(state)
         self._consumer = consumer
         # Not the frame itself: it may keep an array that was made for others.
         self._seq, self._time, self._meta, self._dropped = frame.number, frame.time, frame.meta, frame.missed
@@ -42,17 +42,17 @@ class BaseFrame(BaseLease):
     @property
     def _needed(self) -> bool:
         """Whether arrays of it are alive, as far as can be told."""
-        return bool(self._hold.tokens) or self._hold.unaccounted
+        return bool(self._lease_state.tokens) or self._lease_state.unaccounted
 
     def _pass(self) -> None:
         """Let go of it because iteration goes on or its block ends; arrays and leases of it live on."""
-        hold = self._hold
-        if hold.released or hold.unaccounted:
+        state = self._lease_state
+        if state.released or state.unaccounted:
             return
-        if self._kept or hold.tokens:
-            self._hold = hold.ended_twin()
+        if self._kept or state.tokens:
+            self._lease_state = state.ended_twin()
         else:
-            hold.end()
+            state.end()
 
     @property
     def seq(self) -> int:
@@ -84,9 +84,9 @@ class BaseFrame(BaseLease):
             raise InvalidArgumentError(
                 "no frame is given back to a broadcast, where every subscriber has its own: release it"
             )
-        hold = self._hold
-        hold.session.check_usable()
-        if not self._consumer.settle(hold.grant, back=back):
+        state = self._lease_state
+        state.session.check_usable()
+        if not self._consumer.settle(state.grant, back=back):
             raise FrameSettledError(f"frame {self.seq} was {self._before()}")
         self._settled = "given back before, by requeue()" if back else "acknowledged before, by ack()"
 
@@ -102,15 +102,15 @@ class BaseFrame(BaseLease):
 
     def _leave(self, error: BaseException | None) -> bool:
         """Settle it at the end of its block; True if its lease can end at once, which settles it, too."""
-        hold, back = self._hold, error is not None and self._consumer.queue
+        state, back = self._lease_state, error is not None and self._consumer.queue
         self._settled = self._settled or f"{'given back' if back else 'acknowledged'} before, by the end of its block"
         if not self._needed:
             return True
-        self._consumer.settle(hold.grant, back=back)
+        self._consumer.settle(state.grant, back=back)
         if error is None:
             self._pass()
         else:
-            hold.unused_after(error, failed=False)
+            state.unused_after(error, failed=False)
         return False
 
     def _state(self) -> str:
@@ -129,19 +129,19 @@ class Frame(BaseFrame):
     leaves the block, a frame of a queue goes back to it.
     """
 
-    def __init__(self, run: Run, hold: Hold, consumer: Consumer, frame: _native.Frame) -> None:
-        super().__init__(hold, consumer, frame)
+    def __init__(self, run: Run, state: LeaseState, consumer: Consumer, frame: _native.Frame) -> None:
+        super().__init__(state, consumer, frame)
         self._run = run
 
     @property
     def lease(self) -> Lease:
         """The frame as a plain lease, which keeps it for longer than its turn in an iteration."""
         self._kept = True
-        return Lease(self._run, self._hold)
+        return Lease(self._run, self._lease_state)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait on the CPU until the content is complete; see `Lease.wait`."""
-        self._run(_operations.wait(self._hold, timeout))
+        self._run(_operations.wait(self._lease_state, timeout))
 
     def release(self, *, force: bool = False) -> None:
         """End the lease now, which acknowledges the frame if it is not settled; see `Lease.release`.
@@ -151,7 +151,7 @@ class Frame(BaseFrame):
         force
             Do it although arrays are alive: the caller vouches that none is used any more.
         """
-        self._hold.release(failed=False, force=force)
+        self._lease_state.release(failed=False, force=force)
         self._settled = self._settled or _RELEASED
 
     def ack(self) -> None:
@@ -183,36 +183,36 @@ class Frame(BaseFrame):
         self._settle(back=True)
 
     def __enter__(self) -> Self:
-        self._hold.check_usable()
+        self._lease_state.check_usable()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self.released and self._leave(error):
-            self._hold.release(failed=error is not None and self._consumer.queue)
+            self._lease_state.release(failed=error is not None and self._consumer.queue)
 
 
 class AsyncFrame(BaseFrame):
     """A frame of an `AsyncClient`. As an asynchronous context manager it is let go of as a `Frame` is."""
 
-    def __init__(self, run: AsyncRun, hold: Hold, consumer: Consumer, frame: _native.Frame) -> None:
-        super().__init__(hold, consumer, frame)
+    def __init__(self, run: AsyncRun, state: LeaseState, consumer: Consumer, frame: _native.Frame) -> None:
+        super().__init__(state, consumer, frame)
         self._run = run
 
     @property
     def lease(self) -> AsyncLease:
         """The frame as a plain lease, which keeps it for longer than its turn in an iteration."""
         self._kept = True
-        return AsyncLease(self._run, self._hold)
+        return AsyncLease(self._run, self._lease_state)
 
     async def wait(self, timeout: float | None = None) -> None:
         """Wait until the content is complete; see `Lease.wait`."""
-        await self._run(_operations.wait(self._hold, timeout))
+        await self._run(_operations.wait(self._lease_state, timeout))
 
     async def release(self, *, force: bool = False) -> None:
         """End the lease now; see `Frame.release`."""
-        await self._run(_operations.release(self._hold, failed=False, force=force))
+        await self._run(_operations.release(self._lease_state, failed=False, force=force))
         self._settled = self._settled or _RELEASED
 
     async def ack(self) -> None:
@@ -224,7 +224,7 @@ class AsyncFrame(BaseFrame):
         self._settle(back=True)
 
     async def __aenter__(self) -> Self:
-        self._hold.check_usable()
+        self._lease_state.check_usable()
         return self
 
     async def __aexit__(
@@ -232,4 +232,4 @@ class AsyncFrame(BaseFrame):
     ) -> None:
         if not self.released and self._leave(error):
             failed = error is not None and self._consumer.queue
-            await self._run(_operations.release(self._hold, failed=failed, force=False))
+            await self._run(_operations.release(self._lease_state, failed=failed, force=False))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from poolbridge._client.promise import Promise
     from poolbridge._order.event import Event
     from poolbridge._session.flow import AsyncRun, Run
-    from poolbridge._session.hold import Hold
+    from poolbridge._session.lease_state import LeaseState
 
 
 class BaseLease(ArrayExports):
@@ -26,23 +26,23 @@ class BaseLease(ArrayExports):
     the lease itself are gone, or by `release`. Leases are made by a client, never directly.
     """
 
-    def __init__(self, hold: Hold) -> None:
-        self._hold = hold
+    def __init__(self, state: LeaseState) -> None:
+        self._lease_state = state
 
     @property
     def pool(self) -> str:
         """Name of the pool that the buffer is in."""
-        return self._hold.pool.nm
+        return self._lease_state.pool.nm
 
     @property
     def name(self) -> str | None:
         """The name that the buffer was published or found under, or None."""
-        return self._hold.name
+        return self._lease_state.name
 
     @property
     def buffer_id(self) -> int:
         """The buffer's id, never reused within one life of the service."""
-        return self._hold.grant.bf
+        return self._lease_state.grant.bf
 
     @property
     def generation(self) -> int:
@@ -50,17 +50,17 @@ class BaseLease(ArrayExports):
 
         Of a frame: as it was when this client mapped the block.
         """
-        return self._hold.grant.ge
+        return self._lease_state.grant.ge
 
     @property
     def released(self) -> bool:
         """Whether the lease has ended."""
-        return self._hold.released or self._hold.session.ended is not None
+        return self._lease_state.released or self._lease_state.session.ended is not None
 
     @property
     def arrays(self) -> int:
         """How many arrays made from the lease are alive, as far as they can be counted."""
-        return len(self._hold.tokens)
+        return len(self._lease_state.tokens)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -69,8 +69,8 @@ class BaseLease(ArrayExports):
         Arrays made through it keep the lease object, but cannot be counted: `release` then asks for ``force=True``.
         ``lease.view()`` offers the same and is counted.
         """
-        interface = cuda_array_interface(self._hold)
-        self._hold.unaccounted = True
+        interface = cuda_array_interface(self._lease_state)
+        self._lease_state.unaccounted = True
         return interface
 
     def view(self, *, legacy: bool = False, device: str | None = None) -> LeaseView:
@@ -90,8 +90,8 @@ class BaseLease(ArrayExports):
         InvalidArgumentError
             The memory cannot be reached from there in place.
         """
-        self._hold.check_usable()
-        return LeaseView(self._hold, legacy=legacy, device=device)
+        self._lease_state.check_usable()
+        return LeaseView(self._lease_state, legacy=legacy, device=device)
 
     def used_on(self, stream: Any) -> None:
         """Say that work on a stream uses the memory, and have that stream wait until it may.
@@ -113,8 +113,8 @@ class BaseLease(ArrayExports):
         ProducerDiedError
             The content will never be complete.
         """
-        self._hold.check_usable()
-        _order.name_stream(self._hold, stream)
+        self._lease_state.check_usable()
+        _order.name_stream(self._lease_state, stream)
 
     @property
     def ready_event(self) -> Event | None:
@@ -127,13 +127,13 @@ class BaseLease(ArrayExports):
         EventUnavailableError
             It cannot be opened here; what has a fence besides can be used all the same.
         """
-        self._hold.check_usable()
-        return _order.ready_event(self._hold)
+        self._lease_state.check_usable()
+        return _order.ready_event(self._lease_state)
 
     @property
     def failed(self) -> bool:
         """Whether the buffer's writer is known to have died before the content was complete."""
-        return _order.lost(self._hold)
+        return _order.lost(self._lease_state)
 
     def check(self) -> None:
         """Look again whether the content is complete, as far as can be told by now.
@@ -145,7 +145,7 @@ class BaseLease(ArrayExports):
         ProducerDiedError
             The buffer's writer died before finishing.
         """
-        _order.check(self._hold)
+        _order.check(self._lease_state)
 
     def copy_from(self, source: Any) -> None:
         """Copy an array into the leased memory; complete on return.
@@ -163,19 +163,19 @@ class BaseLease(ArrayExports):
         TypeError
             The dtypes do not match.
         """
-        copy_into(self._hold, source)
+        copy_into(self._lease_state, source)
 
     def evidence(self) -> dict[str, Any]:
         """Say how one can tell that this memory is mapped from another process, not a copy; for diagnosis."""
-        self._hold.check_usable()
-        pointer = self._hold.address(write=self._hold.write)
-        return {"pointer": pointer, "device": self.device, **self._hold.memory.evidence()}
+        self._lease_state.check_usable()
+        pointer = self._lease_state.address(write=self._lease_state.write)
+        return {"pointer": pointer, "device": self.device, **self._lease_state.memory.evidence()}
 
     def _state(self) -> str:
         if self.released:
             return "released"
-        mode = "write" if self._hold.write else "read"
-        return f"{mode}, {len(self._hold.tokens)} arrays alive" if self._hold.tokens else mode
+        mode = "write" if self._lease_state.write else "read"
+        return f"{mode}, {len(self._lease_state.tokens)} arrays alive" if self._lease_state.tokens else mode
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name is not None else ""
@@ -200,8 +200,8 @@ class BaseLease(ArrayExports):
 class Lease(BaseLease):
     """A lease of a blocking `Client`. As a context manager it is released at the end of the block."""
 
-    def __init__(self, run: Run, hold: Hold) -> None:
-        super().__init__(hold)
+    def __init__(self, run: Run, state: LeaseState) -> None:
+        super().__init__(state)
         self._run = run
 
     def publish(
@@ -249,7 +249,7 @@ class Lease(BaseLease):
             there is neither a fence nor an event.
         """
         flow = _operations.publish(
-            self._hold, name, keep=keep, replace=replace, stream=stream, event=event, fence=fence
+            self._lease_state, name, keep=keep, replace=replace, stream=stream, event=event, fence=fence
         )
         self._run(flow)
 
@@ -266,7 +266,7 @@ class Lease(BaseLease):
         UnsupportedError
             The service is older than timelines.
         """
-        return self._run(_operations.promise(self._hold))
+        return self._run(_operations.promise(self._lease_state))
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait on the CPU until the content is complete and the memory may be used.
@@ -286,7 +286,7 @@ class Lease(BaseLease):
         ProducerDiedError
             It never will be.
         """
-        self._run(_operations.wait(self._hold, timeout))
+        self._run(_operations.wait(self._lease_state, timeout))
 
     def release(self, *, failed: bool = False, force: bool = False) -> None:
         """End the lease now.
@@ -308,10 +308,10 @@ class Lease(BaseLease):
         LeaseReleasedError
             It has ended before.
         """
-        self._hold.release(failed=failed, force=force)
+        self._lease_state.release(failed=failed, force=force)
 
     def __enter__(self) -> Self:
-        self._hold.check_usable()
+        self._lease_state.check_usable()
         return self
 
     def __exit__(
@@ -322,15 +322,15 @@ class Lease(BaseLease):
         if error is None:
             self.release()
             return
-        if self._hold.unused_after(error, failed=self._hold.write):
-            self.release(failed=self._hold.write)
+        if self._lease_state.unused_after(error, failed=self._lease_state.write):
+            self.release(failed=self._lease_state.write)
 
 
 class AsyncLease(BaseLease):
     """A lease of an `AsyncClient`. As an asynchronous context manager it is released at the end of the block."""
 
-    def __init__(self, run: AsyncRun, hold: Hold) -> None:
-        super().__init__(hold)
+    def __init__(self, run: AsyncRun, state: LeaseState) -> None:
+        super().__init__(state)
         self._run = run
 
     async def publish(
@@ -345,24 +345,24 @@ class AsyncLease(BaseLease):
     ) -> None:
         """Give the buffer a name; see `Lease.publish`."""
         flow = _operations.publish(
-            self._hold, name, keep=keep, replace=replace, stream=stream, event=event, fence=fence
+            self._lease_state, name, keep=keep, replace=replace, stream=stream, event=event, fence=fence
         )
         await self._run(flow)
 
     async def promise(self) -> Promise:
         """Promise the content; see `Lease.promise`."""
-        return await self._run(_operations.promise(self._hold))
+        return await self._run(_operations.promise(self._lease_state))
 
     async def wait(self, timeout: float | None = None) -> None:
         """Wait until the content is complete and the memory may be used; see `Lease.wait`."""
-        await self._run(_operations.wait(self._hold, timeout))
+        await self._run(_operations.wait(self._lease_state, timeout))
 
     async def release(self, *, failed: bool = False, force: bool = False) -> None:
         """End the lease now; see `Lease.release`."""
-        await self._run(_operations.release(self._hold, failed=failed, force=force))
+        await self._run(_operations.release(self._lease_state, failed=failed, force=force))
 
     async def __aenter__(self) -> Self:
-        self._hold.check_usable()
+        self._lease_state.check_usable()
         return self
 
     async def __aexit__(
@@ -372,5 +372,5 @@ class AsyncLease(BaseLease):
             return
         if error is None:
             await self.release()
-        elif self._hold.unused_after(error, failed=self._hold.write):
-            await self.release(failed=self._hold.write)
+        elif self._lease_state.unused_after(error, failed=self._lease_state.write):
+            await self.release(failed=self._lease_state.write)

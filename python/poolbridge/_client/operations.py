@@ -23,7 +23,7 @@ from poolbridge._order import order as _order
 from poolbridge._order import timelines as _timelines
 from poolbridge._session.flow import Ask, Do, Flow, ask
 from poolbridge._session.grants import held, know_timeline, take
-from poolbridge._session.hold import Hold
+from poolbridge._session.lease_state import LeaseState
 from poolbridge._sys.errors import (
     InvalidArgumentError,
     NotFoundError,
@@ -230,22 +230,22 @@ def stats() -> Flow[ServiceStats]:
 
 def allocate(
     session: Session, description: _tensor.Description, pool: int, *, timeout: float | None, at_once: bool = False
-) -> Flow[Hold]:
+) -> Flow[LeaseState]:
     """Lease a buffer in the pool of that id for writing: one that came back from a channel, or a new one.
 
     `at_once`: of those that came back only one whose memory can be written now.
     """
-    if session.producers and (hold := (yield from _spare(session, description, pool, at_once=at_once))) is not None:
-        return hold
+    if session.producers and (state := (yield from _spare(session, description, pool, at_once=at_once))) is not None:
+        return state
     request = Alloc(pl=pool, t=description.to_wire(), w=check_wait(timeout))
     reply = yield Ask(request, GrantReply, timeout)
-    hold = held(session, reply.l) or (yield from take(session, reply.l))
-    hold.allocated = True
-    return hold
+    state = held(session, reply.l) or (yield from take(session, reply.l))
+    state.allocated = True
+    return state
 
 
-def _spare(session: Session, description: _tensor.Description, pool: int, *, at_once: bool) -> Flow[Hold | None]:
-    """Make a hold of a lease that came back from a channel, if there is one of just as many bytes."""
+def _spare(session: Session, description: _tensor.Description, pool: int, *, at_once: bool) -> Flow[LeaseState | None]:
+    """Make a lease state of a lease that came back from a channel, if there is one of just as many bytes."""
     spare = session.take_spare(pool, description.nbytes, at_once=at_once)
     if spare is None:
         return None
@@ -253,23 +253,23 @@ def _spare(session: Session, description: _tensor.Description, pool: int, *, at_
         if spare.fences:
             for timeline in session.timelines.unknown(session.core.epoch, spare.fences):
                 yield from know_timeline(session, timeline)
-        hold: Hold = spare.hold(session, description)
+        state: LeaseState = spare.hold(session, description)
     except BaseException:
         session.return_spare(spare)
         raise
-    return hold
+    return state
 
 
-def get(session: Session, name: str, *, write: bool, timeout: float | None) -> Flow[Hold]:
+def get(session: Session, name: str, *, write: bool, timeout: float | None) -> Flow[LeaseState]:
     """Lease the buffer behind a name."""
     request = Get(nm=check_name(name, "buffer"), wr=bool(write), w=check_wait(timeout))
     reply = yield Ask(request, GrantReply, timeout)
-    hold = held(session, reply.l) or (yield from take(session, reply.l))
-    hold.name = name
-    return hold
+    state = held(session, reply.l) or (yield from take(session, reply.l))
+    state.name = name
+    return state
 
 
-def lease(session: Session, buffer_id: int, generation: int, *, write: bool, timeout: float | None) -> Flow[Hold]:
+def lease(session: Session, buffer_id: int, generation: int, *, write: bool, timeout: float | None) -> Flow[LeaseState]:
     """Lease a buffer by its id."""
     request = LeaseBuffer(
         bf=check_count(buffer_id, "buffer_id"),
@@ -282,32 +282,32 @@ def lease(session: Session, buffer_id: int, generation: int, *, write: bool, tim
 
 
 def publish(
-    hold: Hold, name: str, *, keep: bool, replace: bool, stream: Any, event: Any = None, fence: bool = True
+    state: LeaseState, name: str, *, keep: bool, replace: bool, stream: Any, event: Any = None, fence: bool = True
 ) -> Flow[None]:
     """Name a buffer whose content is complete, or will be when streams have done their work."""
-    hold.check_usable()
+    state.check_usable()
     check_name(name, "buffer")
-    if not hold.write:
-        raise InvalidArgumentError(f"lease {hold.grant.id} is a read lease: only what was leased to write is published")
+    if not state.write:
+        raise InvalidArgumentError(f"lease {state.grant.id} is a read lease: publish one that you may write")
     if not fence and event is None:
         raise InvalidArgumentError("fence=False needs an event=: something has to say when the content is complete")
-    mark = None if event is None else local_event(hold, event)
+    mark = None if event is None else local_event(state, event)
     # To a service without timelines events mean nothing either: the work is waited for.
-    alone = not fence and _timelines.FEATURE in hold.session.core.features
-    made = yield from ready(hold, stream, mark, fence=not alone)
+    alone = not fence and _timelines.FEATURE in state.session.core.features
+    made = yield from ready(state, stream, mark, fence=not alone)
     handle = mark.ipc_handle if mark is not None and (alone or made is not None) else b""
-    yield from ask(Publish(l=hold.grant.id, nm=name, kp=keep, rp=replace, rt=made or UNSET, ev=handle), Reply)
-    hold.write = False
-    if hold.promise is not None:
+    yield from ask(Publish(l=state.grant.id, nm=name, kp=keep, rp=replace, rt=made or UNSET, ev=handle), Reply)
+    state.write = False
+    if state.promise is not None:
         # What this process itself does with the buffer by way of the lease has to wait as well.
-        hold.fences = (*hold.fences, hold.promise)
-    hold.seal()
-    hold.name = name
+        state.fences = (*state.fences, state.promise)
+    state.seal()
+    state.name = name
     if mark is not None:
-        hold.event, hold.alone = mark, alone
+        state.event, state.alone = mark, alone
 
 
-def local_event(hold: Hold, event: Any) -> Event:
+def local_event(state: LeaseState, event: Any) -> Event:
     """Check an event that stands for work on a lease's memory.
 
     Raises
@@ -315,63 +315,63 @@ def local_event(hold: Hold, event: Any) -> Event:
     InvalidArgumentError
         It is none for other processes, the memory is the CPU's, or its content is promised.
     """
-    if hold.promise is not None:
+    if state.promise is not None:
         raise InvalidArgumentError(
-            f"the content of buffer {hold.grant.bf} is promised, which says when it is complete: leave out the event"
+            f"the content of buffer {state.grant.bf} is promised, which says when it is complete: leave out the event"
         )
-    kind, ordinal = hold.memory.pool.home
+    kind, ordinal = state.memory.pool.home
     if kind != _dlpack.CUDA:
         raise InvalidArgumentError("an interprocess event stands for work of a GPU, and this memory is the CPU's")
     return _event.adopt(ordinal, event)
 
 
-def ready(hold: Hold, stream: Any, event: Event | None = None, *, fence: bool = True) -> Flow[Fence | None]:
+def ready(state: LeaseState, stream: Any, event: Event | None = None, *, fence: bool = True) -> Flow[Fence | None]:
     """Say when the content of a buffer is complete; that may have to be waited for, unless `event` says it alone."""
     if stream is not None:
-        _order.name_stream(hold, stream)
+        _order.name_stream(state, stream)
     if event is not None:
-        _order.name_event(hold, event)
+        _order.name_event(state, event)
     if not fence:
         return None
-    if not _order.must_wait(hold):
-        return _order.ready(hold)
-    made: Fence | None = yield Do(partial(_order.ready, hold))
+    if not _order.must_wait(state):
+        return _order.ready(state)
+    made: Fence | None = yield Do(partial(_order.ready, state))
     return made
 
 
-def promise(hold: Hold) -> Flow[Promise]:
+def promise(state: LeaseState) -> Flow[Promise]:
     """Promise the content of a buffer that is yet to be published."""
-    hold.check_usable()
-    if not hold.write or hold.promise is not None:
-        why = "is promised already" if hold.write else "is complete"
+    state.check_usable()
+    if not state.write or state.promise is not None:
+        why = "is promised already" if state.write else "is complete"
         raise InvalidArgumentError(
-            f"the content of buffer {hold.grant.bf} {why}: promise it once, before it is published"
+            f"the content of buffer {state.grant.bf} {why}: promise it once, before it is published"
         )
-    session = hold.session
+    session = state.session
     if _timelines.FEATURE not in session.core.features:
         raise UnsupportedError("this service has no timelines, which promises need: it is older than they are")
     while (own := session.timelines.own) is None:
         yield from know_timeline(session, 0)
-    return Promise(hold, own)
+    return Promise(state, own)
 
 
-def release(hold: Hold, *, failed: bool, force: bool) -> Flow[None]:
+def release(state: LeaseState, *, failed: bool, force: bool) -> Flow[None]:
     """End a lease."""
-    if hold.released:
-        raise hold.is_released()
-    if _order.must_wait(hold):
-        yield Do(partial(hold.release, failed=failed, force=force))
+    if state.released:
+        raise state.is_released()
+    if _order.must_wait(state):
+        yield Do(partial(state.release, failed=failed, force=force))
     else:
-        hold.release(failed=failed, force=force)
+        state.release(failed=failed, force=force)
 
 
-def wait(hold: Hold, timeout: float | None) -> Flow[None]:
+def wait(state: LeaseState, timeout: float | None) -> Flow[None]:
     """Wait on the CPU until the memory may be used."""
-    hold.check_usable()
+    state.check_usable()
     seconds = math.inf if timeout is None else check_wait(timeout) / 1000
-    if hold.fences or hold.alone:
-        yield Do(partial(_order.wait, hold, seconds))
-    _order.check(hold)
+    if state.fences or state.alone:
+        yield Do(partial(_order.wait, state, seconds))
+    _order.check(state)
 
 
 def unpublish(name: str) -> Flow[None]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from poolbridge._order.timeline import Timeline
-    from poolbridge._session.hold import Hold
+    from poolbridge._session.lease_state import LeaseState
     from poolbridge._wire.messages import Fence
 
 
@@ -19,16 +19,16 @@ class Promise:
     time limit says. If this process ends before, the content has failed. Made by ``lease.promise()``.
     """
 
-    def __init__(self, hold: Hold, timeline: Timeline) -> None:
+    def __init__(self, state: LeaseState, timeline: Timeline) -> None:
         self._fence: Fence = timeline.promise()
         self._timeline = timeline
-        self._hold: Hold | None = hold
-        hold.promise = self._fence
+        self._lease_state: LeaseState | None = state
+        state.promise = self._fence
 
     @property
     def kept(self) -> bool:
         """Whether it was kept."""
-        return self._hold is None
+        return self._lease_state is None
 
     def keep(self) -> None:
         """Say that the content is complete; readers that wait for it go on. Idempotent.
@@ -40,25 +40,25 @@ class Promise:
         ClientClosedError
             The client was closed before: the content has failed when this process ends.
         """
-        hold = self._hold
-        if hold is None:
+        state = self._lease_state
+        if state is None:
             return
-        hold.session.check_usable()
-        hold.promise = None
-        if not hold.write or hold.sent:
-            hold.seal()
+        state.session.check_usable()
+        state.promise = None
+        if not state.write or state.sent:
+            state.seal()
         self._timeline.page.store(self._fence.wd, self._fence.v)
-        self._hold = None
+        self._lease_state = None
 
     def __repr__(self) -> str:
         return f"<poolbridge.Promise {'kept' if self.kept else 'not kept yet'}>"
 
     def __del__(self) -> None:
-        hold = getattr(self, "_hold", None)
-        if hold is None or sys.is_finalizing() or hold.session.ended is not None:
+        state = getattr(self, "_lease_state", None)
+        if state is None or sys.is_finalizing() or state.session.ended is not None:
             return
         warnings.warn(
-            f"the promise of buffer {hold.grant.bf} was dropped before it was kept: who reads the buffer waits for it "
+            f"the promise of buffer {state.grant.bf} was dropped before it was kept: who reads the buffer waits for it "
             "until this process ends",
             ResourceWarning,
             stacklevel=1,

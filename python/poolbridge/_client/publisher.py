@@ -33,7 +33,7 @@ from poolbridge._sys.errors import (
 if TYPE_CHECKING:
     from poolbridge._memory.tensor import Description
     from poolbridge._session.flow import AsyncRun, Run
-    from poolbridge._session.hold import Hold
+    from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Channel as ChannelInfo
 
@@ -127,48 +127,48 @@ class BasePublisher(ABC):
         session, channel, shelf = self._session, self._channel, self._shelf
         producer = yield from producer_of(session, channel)
         lease = partial(allocate, session, self._description, channel.pl, at_once=True)
-        hold = None
+        state = None
         if shelf.free:
             try:
-                hold = yield from lease(timeout=0.0)
+                state = yield from lease(timeout=0.0)
                 shelf.extra += 1
             except (PoolLimitError, DeviceMemoryError):
                 shelf.wanting = False  # it does without
                 if (array := self._take()) is not None:
                     return array
-        if hold is None:
-            hold = yield from lease(timeout=timeout)
+        if state is None:
+            state = yield from lease(timeout=timeout)
         try:
-            pool = hold.memory.pool
+            pool = state.memory.pool
             if not pool.on_cpu:
                 raise InvalidArgumentError(
-                    f"a publisher's arrays are written by the CPU, and pool {hold.pool.nm!r} is in memory of "
+                    f"a publisher's arrays are written by the CPU, and pool {state.pool.nm!r} is in memory of "
                     f"{pool.device_name}: allocate a lease for each frame and publish that"
                 )
-            yield Do(partial(_order.before_cpu, hold))
-            lender, array = self._make(hold)
+            yield Do(partial(_order.before_cpu, state))
+            lender, array = self._make(state)
         except BaseException:
-            hold.end()
+            state.end()
             raise
-        shelf.wanting = shelf.wanting and shelf.extra < _MORE and self._has_room(hold)
+        shelf.wanting = shelf.wanting and shelf.extra < _MORE and self._has_room(state)
         shelf.producer, self._described = producer, producer.describe(self._description)
-        spare = Spare(hold, ())
+        spare = Spare(state, ())
         spare.shelf, spare.lender, spare.array = shelf, lender, array
-        hold.released = True
-        session.lent(hold, None, apart=False)
+        state.released = True
+        session.lent(state, None, apart=False)
         session.lend_to(shelf, spare)
         shelf.used = time.monotonic()
         self._check_open()
         return array
 
-    def _has_room(self, hold: Hold) -> bool:
+    def _has_room(self, state: LeaseState) -> bool:
         """Whether buffers are so small, and the pool so large, that a few more are no matter."""
-        nbytes = hold.grant.bs
-        return nbytes <= _SMALL and hold.pool.mx >= (self._shelf.most + 2 * _MORE) * nbytes
+        nbytes = state.grant.bs
+        return nbytes <= _SMALL and state.pool.mx >= (self._shelf.most + 2 * _MORE) * nbytes
 
-    def _make(self, hold: Hold) -> tuple[Hold, Any]:
+    def _make(self, state: LeaseState) -> tuple[LeaseState, Any]:
         """Make the array, and what keeps its memory mapped."""
-        twin = self._session.lend(hold)
+        twin = self._session.lend(state)
         twin.written = {}  # it is written again and again
         try:
             array = self._wrap(self._lease(twin))
@@ -181,7 +181,7 @@ class BasePublisher(ABC):
         return twin, array
 
     @abstractmethod
-    def _lease(self, twin: Hold) -> Any:
+    def _lease(self, twin: LeaseState) -> Any:
         """Make the lease that `wrap` is given."""
 
     def _publish_at_once(self, texts: bytes) -> int:
@@ -298,7 +298,7 @@ class Publisher(BasePublisher):
 
     _run: Run
 
-    def _lease(self, twin: Hold) -> Lease:
+    def _lease(self, twin: LeaseState) -> Lease:
         return Lease(self._run, twin)
 
     def loan(self, timeout: float | None = None) -> Any:
@@ -381,7 +381,7 @@ class AsyncPublisher(BasePublisher):
 
     _run: AsyncRun
 
-    def _lease(self, twin: Hold) -> AsyncLease:
+    def _lease(self, twin: LeaseState) -> AsyncLease:
         return AsyncLease(self._run, twin)
 
     async def loan(self, timeout: float | None = None) -> Any:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from poolbridge._client.channel import AsyncChannel, Channel
     from poolbridge._session.consumer import Consumer
     from poolbridge._session.flow import AsyncRun, Run
-    from poolbridge._session.hold import Hold
+    from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
     from poolbridge._sys.literals import AckMode, FullPolicy
 
@@ -135,8 +135,8 @@ class Subscription(BaseSubscription):
         consumer.asks()
         return consumer.at_once() or self._run(receive(consumer, seconds, self.spin))
 
-    def _claim(self, frame: _native.Frame) -> Hold:
-        """Make a hold of a frame."""
+    def _claim(self, frame: _native.Frame) -> LeaseState:
+        """Make a lease state of a frame."""
         return self._run(claim(self._consumer, frame))
 
     def _take(self, seconds: float | None) -> Frame | None:
@@ -265,8 +265,8 @@ class AsyncSubscription(BaseSubscription):
         consumer.asks()
         return consumer.at_once() or await self._run(receive(consumer, seconds, 0.0))
 
-    async def _claim(self, frame: _native.Frame) -> Hold:
-        """Make a hold of a frame."""
+    async def _claim(self, frame: _native.Frame) -> LeaseState:
+        """Make a lease state of a frame."""
         return await self._run(claim(await self._start(), frame))
 
     def arrays(self, wrap: Callable[[Any], Any] | None = None, *, stream: Any = None) -> AsyncBorrowedArrays:

@@ -68,24 +68,24 @@ class GPUPool(PoolMemory):
         for ordinal in (self.ordinal, *self.others):
             _cuda.synchronize(ordinal)
 
-    def _settle(self) -> None:
+    def _await_others(self) -> None:
         """Wait for other GPUs that may be at it; for its own a copy waits itself."""
         if self.others:
             self.synchronize()
 
     def read(self, address: int, out: np.ndarray[Any, Any]) -> None:
         """Copy from the device."""
-        self._settle()
+        self._await_others()
         _cuda.copy_to_host(self.device[1], out, address)
 
     def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
         """Copy to the device."""
-        self._settle()
+        self._await_others()
         _cuda.copy_from_host(self.device[1], address, data)
 
     def duplicate(self, address: int, nbytes: int) -> tuple[int, object]:
         """Copy into memory of this process on the same device."""
-        self._settle()
+        self._await_others()
         copy = _cuda.Allocation(self.device[1], max(nbytes, 1))
         if nbytes:
             _cuda.copy_on_device(self.device[1], copy.address, address, nbytes)

@@ -20,7 +20,7 @@ from poolbridge._sys.errors import DeviceMemoryError, DriverError, ProtocolError
 
 if TYPE_CHECKING:
     from poolbridge._memory.kinds import BlockMemory, PoolMemory
-    from poolbridge._memory.known import KnownBlock, KnownPool
+    from poolbridge._memory.session_blocks import SessionBlock, SessionPool
 
 _M = TypeVar("_M", "PoolMemory", "BlockMemory")
 Key = tuple[bytes, int, int | None]
@@ -58,7 +58,7 @@ class Mappings:
     def __len__(self) -> int:
         return len(self._pools) + len(self._blocks)
 
-    def pool(self, epoch: bytes, known: KnownPool, device: int | str | None = None) -> Mapping[PoolMemory]:
+    def pool(self, epoch: bytes, known: SessionPool, device: int | str | None = None) -> Mapping[PoolMemory]:
         """Import a pool, or count one more holder of it. May block; closes the export's descriptors.
 
         Parameters
@@ -89,7 +89,7 @@ class Mappings:
         with self._lock:
             pool.memory.reach(ordinal)
 
-    def block(self, epoch: bytes, pool: Mapping[PoolMemory], known: KnownBlock) -> Mapping[BlockMemory]:
+    def block(self, epoch: bytes, pool: Mapping[PoolMemory], known: SessionBlock) -> Mapping[BlockMemory]:
         """Import a block, or count one more holder of it. May block; closes the export's descriptors."""
         key = (epoch, known.id, pool.key[2])
         with self._lock:

@@ -50,7 +50,7 @@ class Owner(Protocol):
 
 
 class Held(Protocol):
-    """What has to be known of a lease; `poolbridge._session.hold.Hold` is one, and says what is what."""
+    """What has to be known of a lease; `poolbridge._session.lease_state.LeaseState` is one, and says what is what."""
 
     grant: Grant
     memory: BlockMemory
@@ -75,12 +75,12 @@ class Held(Protocol):
 # Before the memory is used
 
 
-def before_use(hold: Held, stream: Any) -> None:
+def before_use(state: Held, stream: Any) -> None:
     """Make a consumer's stream wait until the memory may be used, and note that it uses it.
 
     Parameters
     ----------
-    hold
+    state
         The lease.
     stream
         See `stream_key`.
@@ -96,46 +96,46 @@ def before_use(hold: Held, stream: Any) -> None:
     EventUnavailableError
         Only an event says when it is complete, and that cannot be opened here.
     """
-    device = hold.memory.pool.device
+    device = state.memory.pool.device
     key = stream_key(device, stream)
     if device[0] == _dlpack.CPU:
-        before_cpu(hold)
+        before_cpu(state)
     elif key is None:
-        hold.unordered = True
-    elif hold.streams is None:
-        if hold.fences or hold.alone:
-            _make_wait(hold, key)
-        hold.streams = {key: None}
-    elif key not in hold.streams:
-        if hold.fences or hold.alone:
-            _make_wait(hold, key)
-        hold.streams[key] = None
+        state.unordered = True
+    elif state.streams is None:
+        if state.fences or state.alone:
+            _make_wait(state, key)
+        state.streams = {key: None}
+    elif key not in state.streams:
+        if state.fences or state.alone:
+            _make_wait(state, key)
+        state.streams[key] = None
 
 
-def before_cpu(hold: Held) -> None:
+def before_cpu(state: Held) -> None:
     """Make the CPU wait until the memory may be used; raises as `wait` does."""
-    if hold.fences or hold.alone:
-        wait(hold)
+    if state.fences or state.alone:
+        wait(state)
 
 
-def name_stream(hold: Held, stream: Any) -> None:
+def name_stream(state: Held, stream: Any) -> None:
     """Note a stream that a user names; whatever used the memory otherwise is vouched for."""
-    before_use(hold, stream)
-    hold.named = True
+    before_use(state, stream)
+    state.named = True
 
 
-def name_event(hold: Held, event: Event) -> None:
+def name_event(state: Held, event: Event) -> None:
     """Have what comes after the lease come after an event; what used the memory otherwise is vouched for."""
-    ordinal = hold.memory.pool.device[1]
-    key = next((key for key in reversed(_streams(hold)) if key.reachable), None)
+    ordinal = state.memory.pool.device[1]
+    key = next((key for key in reversed(_streams(state)) if key.reachable), None)
     if key is None:
         key = StreamKey(ordinal, _cuda_stream.own_stream(ordinal))
-        before_use(hold, key.handle)
+        before_use(state, key.handle)
     _cuda_stream.wait_for_event(ordinal, key.handle, event.handle)
-    hold.named = True
+    state.named = True
 
 
-def ready_event(hold: Held) -> Event | None:
+def ready_event(state: Held) -> Event | None:
     """Give the event that came with the content, opened; None if none did.
 
     Raises
@@ -143,31 +143,31 @@ def ready_event(hold: Held) -> Event | None:
     EventUnavailableError
         It cannot be opened here.
     """
-    if hold.event is None and hold.grant.ev:
-        hold.event = _event.open_event(hold.memory.pool.home[1], hold.grant.ev)
-    return hold.event
+    if state.event is None and state.grant.ev:
+        state.event = _event.open_event(state.memory.pool.home[1], state.grant.ev)
+    return state.event
 
 
-def _lone_event(hold: Held) -> Event | None:
+def _lone_event(state: Held) -> Event | None:
     """Give the event that has to be waited for, if there is one that no fence stands for."""
-    if not hold.alone:
+    if not state.alone:
         return None
-    check(hold)
-    return ready_event(hold)
+    check(state)
+    return ready_event(state)
 
 
-def stream_to_follow(hold: Held) -> int | None:
+def stream_to_follow(state: Held) -> int | None:
     """Give a stream that a consumer has to wait for whose own stream is not known; None: nothing to wait for."""
-    hold.unordered = True
-    if not _unreached(hold) and not hold.alone:
+    state.unordered = True
+    if not _unreached(state) and not state.alone:
         return None
-    ordinal = hold.memory.pool.device[1]
+    ordinal = state.memory.pool.device[1]
     stream = _cuda_stream.own_stream(ordinal)
-    _make_wait(hold, StreamKey(ordinal, stream))
+    _make_wait(state, StreamKey(ordinal, stream))
     return stream
 
 
-def wait(hold: Held, seconds: float | None = None) -> None:
+def wait(state: Held, seconds: float | None = None) -> None:
     """Wait on the CPU until the memory may be used.
 
     Raises
@@ -177,23 +177,23 @@ def wait(hold: Held, seconds: float | None = None) -> None:
     WaitTimeoutError
         It is not complete after `seconds`; left out: after the session's time limit.
     """
-    limit = hold.session.patience if seconds is None else seconds
+    limit = state.session.patience if seconds is None else seconds
     deadline = time.monotonic() + limit
-    for fence in _unreached(hold):
-        page = hold.session.timelines.page(fence.tl)
+    for fence in _unreached(state):
+        page = state.session.timelines.page(fence.tl)
         if page is None or page.wait(fence.wd, fence.v, max(deadline - time.monotonic(), 0)):
             continue
         raise WaitTimeoutError(
-            f"buffer {hold.grant.bf} is not ready after {limit:g} s: the work of another process on it goes on"
+            f"buffer {state.grant.bf} is not ready after {limit:g} s: the work of another process on it goes on"
         )
-    _unreached(hold)
-    event = _lone_event(hold)
+    _unreached(state)
+    event = _lone_event(state)
     if event is not None:
         event.sync(max(deadline - time.monotonic(), 0))
-        hold.alone = False
+        state.alone = False
 
 
-def check(hold: Held) -> None:
+def check(state: Held) -> None:
     """Raise if the buffer's writer died before the content was complete, as far as can be told by now.
 
     Raises
@@ -201,54 +201,54 @@ def check(hold: Held) -> None:
     ProducerDiedError
         The content is incomplete.
     """
-    if lost(hold):
+    if lost(state):
         raise ProducerDiedError(
-            f"buffer {hold.grant.bf} is incomplete: the process that wrote it died before finishing"
+            f"buffer {state.grant.bf} is incomplete: the process that wrote it died before finishing"
         )
 
 
-def lost(hold: Held) -> bool:
+def lost(state: Held) -> bool:
     """Whether the content is known to be incomplete."""
-    if _process.pid != hold.session.pid:
-        hold.session.check_usable()  # a forked child has no pages to look at
-    if not hold.lost and not hold.grant.wr:
-        for fence in hold.grant.wt:
-            page = hold.session.timelines.page(fence.tl)
+    if _process.pid != state.session.pid:
+        state.session.check_usable()  # a forked child has no pages to look at
+    if not state.lost and not state.grant.wr:
+        for fence in state.grant.wt:
+            page = state.session.timelines.page(fence.tl)
             if page is not None and page.died(fence.wd, fence.v):
-                hold.lost = True
-    return hold.lost
+                state.lost = True
+    return state.lost
 
 
-def _unreached(hold: Held) -> tuple[Fence, ...]:
+def _unreached(state: Held) -> tuple[Fence, ...]:
     """Give the fences that the CPU has not seen reached, and forget the others.
 
     A reader or an earlier writer that died has let go of the memory, which is all that a writer needs to know.
     """
-    if hold.fences:
-        timelines = hold.session.timelines
+    if state.fences:
+        timelines = state.session.timelines
         left = []
-        for fence in hold.fences:
+        for fence in state.fences:
             page = timelines.page(fence.tl)
-            if page is None and hold.single and not hold.grant.wr:
+            if page is None and state.single and not state.grant.wr:
                 # The page is gone. The service knows of no reader of such a frame: nothing says whether it is complete.
-                hold.session.check_usable()
-                hold.lost = True
+                state.session.check_usable()
+                state.lost = True
             elif page is not None and not page.reached(fence.wd, fence.v):
                 left.append(fence)
-        hold.fences = tuple(left)
-        check(hold)
-    return hold.fences
+        state.fences = tuple(left)
+        check(state)
+    return state.fences
 
 
-def _make_wait(hold: Held, key: StreamKey) -> None:
+def _make_wait(state: Held, key: StreamKey) -> None:
     """Have a stream wait for what is not reached yet."""
-    event = _lone_event(hold)
+    event = _lone_event(state)
     if event is not None:
         _cuda_stream.wait_for_event(key.ordinal, key.handle, event.handle)
-    left = _unreached(hold)
+    left = _unreached(state)
     if not left:
         return
-    timelines = hold.session.timelines
+    timelines = state.session.timelines
     own = timelines.streams_of(key.ordinal)
     word = own.word(key) if own is not None else None
     for fence in left:
@@ -257,12 +257,12 @@ def _make_wait(hold: Held, key: StreamKey) -> None:
             continue
         address = page.on_device(key.ordinal) if own is not None else 0
         if own is None or not address:
-            wait(hold)
+            wait(state)
             return
         if word is not None and fence.tl == own.id and fence.wd == word.index:
             continue  # the stream's own earlier work
         timelines.waits(own, key, fence.tl)
-        page.settle()
+        page.await_writers()
         _cuda_stream.wait(key.ordinal, key.handle, address + 8 * fence.wd, fence.v)
 
 
@@ -317,7 +317,7 @@ class Follower:
             if not address:
                 return False
             timelines.waits(own, key, fence.tl)
-            page.settle()
+            page.await_writers()
             _cuda_stream.wait(key.ordinal, key.handle, address + 8 * fence.wd, fence.v)
         return True
 
@@ -332,50 +332,50 @@ class Follower:
             _after(self._synchronize, say)
 
 
-def follower(hold: Held, stream: Any) -> Follower | None:
+def follower(state: Held, stream: Any) -> Follower | None:
     """Give a follower for the one stream that uses a hold's memory, if it can do without one; see `Follower`."""
-    own = _own(hold)
-    if own is None or hold.streams is None or len(hold.streams) != 1:
+    own = _own(state)
+    if own is None or state.streams is None or len(state.streams) != 1:
         return None
-    return Follower(own, next(iter(hold.streams)), hold.session.timelines, stream)
+    return Follower(own, next(iter(state.streams)), state.session.timelines, stream)
 
 
 # After it was used
 
 
-def must_wait(hold: Held) -> bool:
+def must_wait(state: Held) -> bool:
     """Whether `ready` and `done` have to wait: for the CPU's turn, or in `_fall_back`."""
-    if hold.memory.pool.device[0] == _dlpack.CPU:
-        return bool(hold.fences)
-    used = hold.streams is not None or hold.unordered
-    return used and (hold.promise is not None or _own(hold) is None)
+    if state.memory.pool.device[0] == _dlpack.CPU:
+        return bool(state.fences)
+    used = state.streams is not None or state.unordered
+    return used and (state.promise is not None or _own(state) is None)
 
 
-def done(hold: Held, say: Say) -> None:
+def done(state: Held, say: Say) -> None:
     """Say when this process's work on the memory is done.
 
     Parameters
     ----------
-    hold
+    state
         The lease.
     say
         Called once, whatever happens, with fences, or with none if it is done: `done` waited for the device then. It
         must neither wait nor raise.
     """
-    if hold.streams is None and not hold.unordered:
+    if state.streams is None and not state.unordered:
         say(())
         return
-    own, streams = _own(hold), _streams(hold)
+    own, streams = _own(state), _streams(state)
     if own is None:
-        _after(hold.memory.synchronize, say)
+        _after(state.memory.synchronize, say)
     elif len(streams) > 1:
         fences: tuple[Fence, ...] = ()
         try:
-            fences = (_single(hold, own) if hold.single else _written(own, streams)) or _fall_back(hold)
+            fences = (_single(state, own) if state.single else _written(own, streams)) or _fall_back(state)
         finally:
             say(fences)
-    elif not _tell(own, streams[0], say, hold.memory.synchronize):
-        _after(hold.memory.synchronize, say)
+    elif not _tell(own, streams[0], say, state.memory.synchronize):
+        _after(state.memory.synchronize, say)
 
 
 def _tell(own: Timeline, key: StreamKey, say: Say, synchronize: Callable[[], None]) -> bool:
@@ -403,82 +403,82 @@ def _written(own: Timeline, streams: Iterable[StreamKey], *, wait: bool = True) 
     return written if len(written) == len(fences) else ()
 
 
-def _single(hold: Held, own: Timeline) -> tuple[Fence, ...]:
+def _single(state: Held, own: Timeline) -> tuple[Fence, ...]:
     """Have one stream write for all; none if it cannot."""
     try:
-        fence = _joined(hold, own)
+        fence = _joined(state, own)
     except (DriverError, PoolLimitError):
         return ()
     return () if fence is None else (fence,)
 
 
-def done_at_once(hold: Held) -> tuple[Fence, ...] | None:
+def done_at_once(state: Held) -> tuple[Fence, ...] | None:
     """Do as `done` in a finaliser, which must not wait; None if that cannot be."""
-    if hold.streams is None and not hold.unordered:
+    if state.streams is None and not state.unordered:
         return ()
-    own, streams = _own(hold), _streams(hold)
-    if own is None or (hold.single and len(streams) > 1):
+    own, streams = _own(state), _streams(state)
+    if own is None or (state.single and len(streams) > 1):
         return None
     return _written(own, streams, wait=False) or None
 
 
-def ready(hold: Held) -> Fence | None:
+def ready(state: Held) -> Fence | None:
     """Say when the content is complete; None: it is. May wait for the device in `_fall_back`."""
-    device, promise = hold.memory.pool.device, hold.promise
+    device, promise = state.memory.pool.device, state.promise
     if device[0] == _dlpack.CPU:
-        before_cpu(hold)
+        before_cpu(state)
         return promise
     if promise is not None:
         # It stands alone: no stream may wait for what this process may never do.
-        if hold.streams is not None or hold.unordered:
-            _fall_back(hold)
+        if state.streams is not None or state.unordered:
+            _fall_back(state)
         return promise
-    if hold.streams is None and not hold.unordered:
-        if not _unreached(hold):
+    if state.streams is None and not state.unordered:
+        if not _unreached(state):
             return None
-        before_use(hold, _cuda_stream.own_stream(device[1]))
-    own = _own(hold)
+        before_use(state, _cuda_stream.own_stream(device[1]))
+    own = _own(state)
     if own is None:
-        _fall_back(hold)
+        _fall_back(state)
         return None
     try:
-        fence = _joined(hold, own)
+        fence = _joined(state, own)
     except (DriverError, PoolLimitError):
-        _fall_back(hold)
+        _fall_back(state)
         return None
     if fence is not None:
         # What this process itself does with the buffer later on has to wait as well.
-        hold.fences = (*hold.fences, fence)
+        state.fences = (*state.fences, fence)
     return fence
 
 
-def _joined(hold: Held, own: Timeline) -> Fence | None:
+def _joined(state: Held, own: Timeline) -> Fence | None:
     """Have one stream write for all, after it has waited for the others."""
-    *others, last = _streams(hold)
+    *others, last = _streams(state)
     for key in others:
         fence = own.write(key)
         if fence is not None:
-            hold.session.timelines.waits(own, last, own.id)
+            state.session.timelines.waits(own, last, own.id)
             address = own.page.on_device(key.ordinal) + 8 * fence.wd
             _cuda_stream.wait(last.ordinal, last.handle, address, fence.v)
     return own.write(last)
 
 
-def _own(hold: Held) -> Timeline | None:
+def _own(state: Held) -> Timeline | None:
     """Give the timeline to write, if every stream that used the memory is known and can write it from here."""
-    if hold.unordered and not hold.named:
+    if state.unordered and not state.named:
         return None
-    streams = _streams(hold)
+    streams = _streams(state)
     if not streams or len(streams) > MOST_FENCES or not all(key.reachable for key in streams):
         return None
-    return hold.session.timelines.streams_of(hold.memory.pool.device[1])
+    return state.session.timelines.streams_of(state.memory.pool.device[1])
 
 
-def _streams(hold: Held) -> list[StreamKey]:
-    return list(hold.streams) if hold.streams is not None else []
+def _streams(state: Held) -> list[StreamKey]:
+    return list(state.streams) if state.streams is not None else []
 
 
-def _fall_back(hold: Held) -> tuple[Fence, ...]:
+def _fall_back(state: Held) -> tuple[Fence, ...]:
     """Wait until the device has done all work of this process: then no fence is needed."""
-    hold.memory.synchronize()
+    state.memory.synchronize()
     return ()

@@ -97,7 +97,7 @@ class Page:
 
     # The GPU
 
-    def settle(self) -> None:
+    def await_writers(self) -> None:
         """Wait until every value that this process has told of is its stream's to write.
 
         A stream of the same process may be made to wait for the value after that only. Before, it could be the very

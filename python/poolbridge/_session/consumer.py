@@ -29,7 +29,7 @@ from poolbridge._wire.messages import Channel, Fence, Grant, Tensor
 
 if TYPE_CHECKING:
     from poolbridge import _native
-    from poolbridge._session.hold import Hold
+    from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
 
 _LEAST_SLOTS: Final = 64
@@ -470,8 +470,8 @@ def _end_or_fail(consumer: Consumer, got: Any) -> Flow[None]:
         yield from consumer.evicted()
 
 
-def claim(consumer: Consumer, frame: _native.Frame) -> Flow[Hold]:
-    """Make a hold of a frame that was taken.
+def claim(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
+    """Make a lease state of a frame that was taken.
 
     Raises
     ------
@@ -479,7 +479,7 @@ def claim(consumer: Consumer, frame: _native.Frame) -> Flow[Hold]:
         Its content is known to be incomplete.
     """
     session, grant = consumer.session, consumer.grant(frame)
-    hold = held(session, grant, consumer) or (yield from take(session, grant, consumer))
-    if hold.lost or hold.fences:
-        _order.check(hold)
-    return hold
+    state = held(session, grant, consumer) or (yield from take(session, grant, consumer))
+    if state.lost or state.fences:
+        _order.check(state)
+    return state

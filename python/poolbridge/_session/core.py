@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from msgspec import UNSET, UnsetType, structs
 
-from poolbridge._memory.known import KnownBlock, KnownPool
+from poolbridge._memory.session_blocks import SessionBlock, SessionPool
 from poolbridge._order.page import WORDS
 from poolbridge._session.calls import Call, Waiter
 from poolbridge._sys import errors as _errors
@@ -96,8 +96,8 @@ class Core:
         self.session_id = 0
         self.service_pid = 0
         self.features: tuple[str, ...] = ()
-        self.pools: dict[int, KnownPool] = {}
-        self.blocks: dict[int, KnownBlock] = {}
+        self.pools: dict[int, SessionPool] = {}
+        self.blocks: dict[int, SessionBlock] = {}
         self.outbox: deque[bytes] = deque()
         self.goodbye: Goodbye | None = None
         self.pages: dict[int, Descriptors] = {}
@@ -154,18 +154,18 @@ class Core:
         if call is not None and call.request is request:
             self.abandon(call)
 
-    def release(self, grant: Grant, fences: tuple[Fence, ...] = (), *, failed: bool) -> KnownBlock | None:
+    def release(self, grant: Grant, fences: tuple[Fence, ...] = (), *, failed: bool) -> SessionBlock | None:
         """End a lease.
 
         Returns
         -------
-        KnownBlock or None
+        SessionBlock or None
             The block, if the service wants it back and this was its last lease.
         """
         self.tell(Release(l=grant.id, fl=failed, dt=fences))
         return self.forget(grant, fences)
 
-    def forget(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> KnownBlock | None:
+    def forget(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> SessionBlock | None:
         """Note that a lease has ended, and when the work on its block is done; give what `release` gives."""
         block = self.blocks.get(grant.bl)
         if block is None:
@@ -175,7 +175,7 @@ class Core:
         block.leases -= 1
         return block if block.recalled and not block.leases else None
 
-    def drop(self, block: KnownBlock) -> None:
+    def drop(self, block: SessionBlock) -> None:
         """Forget a block whose mapping is gone, and say so."""
         if self.blocks.pop(block.id, None) is not None:
             block.descriptors.close()
@@ -191,12 +191,12 @@ class Core:
 
     # In
 
-    def receive(self, data: bytes, descriptors: Descriptors) -> list[KnownBlock]:
+    def receive(self, data: bytes, descriptors: Descriptors) -> list[SessionBlock]:
         """Take one packet from the service; descriptors that nobody needs are closed.
 
         Returns
         -------
-        list of KnownBlock
+        list of SessionBlock
             Blocks that the service wants back and that no lease of this session needs: unmap and `drop` them.
 
         Raises
@@ -226,10 +226,10 @@ class Core:
         self._answer(call, reply, descriptors)
         return True
 
-    def _look(self, data: bytes, descriptors: Descriptors) -> list[KnownBlock]:
+    def _look(self, data: bytes, descriptors: Descriptors) -> list[SessionBlock]:
         # The envelope's keys only; the typed decoding that follows checks the packet as a whole.
         envelope = decode(data, Envelope, checked=True)
-        idle: list[KnownBlock] = []
+        idle: list[SessionBlock] = []
         if envelope.q:
             self._reply(envelope, data, descriptors)
         elif name := decode(data, Notice, checked=True).n:
@@ -242,7 +242,7 @@ class Core:
             raise _errors.from_wire(envelope.e.c, envelope.e.m)
         return idle
 
-    def _notice(self, name: str, data: bytes, descriptors: Descriptors) -> list[KnownBlock]:
+    def _notice(self, name: str, data: bytes, descriptors: Descriptors) -> list[SessionBlock]:
         if name == "recall":
             recalled = [self.blocks[id_] for id_ in decode(data, Recall).bl if id_ in self.blocks]
             for block in recalled:
@@ -333,7 +333,7 @@ class Core:
                 own.close()
                 self.pools[info.id].info = info
             else:
-                self.pools[info.id] = KnownPool(info, export, own)
+                self.pools[info.id] = SessionPool(info, export, own)
         elif isinstance(reply, TimelineReply):
             _, own = _claim(reply.x, descriptors)
             if reply.nw != WORDS or len(own) != 1:
@@ -366,7 +366,7 @@ class Core:
         }
         pool = next((member.channel.pl for member in self.members if member.channel.id in channels), 0)
         if id_ not in self.blocks and pool:
-            self.blocks[id_] = KnownBlock(id_, pool, reply.bs, export, own, generation=reply.ge)
+            self.blocks[id_] = SessionBlock(id_, pool, reply.bs, export, own, generation=reply.ge)
             return
         own.close()  # another thread has asked as well, or the member that asked has left
         if id_ not in self.blocks:
@@ -377,7 +377,7 @@ class Core:
         if not isinstance(grant.x, UnsetType):
             export, own = _claim(grant.x, descriptors)
             if block is None:
-                block = KnownBlock(grant.bl, grant.pl, grant.bs, export, own, generation=grant.ge)
+                block = SessionBlock(grant.bl, grant.pl, grant.bs, export, own, generation=grant.ge)
                 self.blocks[grant.bl] = block
             else:
                 own.close()

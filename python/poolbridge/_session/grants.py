@@ -1,4 +1,4 @@
-"""From what the service grants to a hold: opening the pool, mapping the block and the timelines of its fences."""
+"""From what the service grants to a state: opening the pool, mapping the block and the timelines of its fences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from poolbridge._memory import dlpack as _dlpack
 from poolbridge._memory import tensor as _tensor
 from poolbridge._order import timelines as _timelines
 from poolbridge._session.flow import Do, Flow, ask
-from poolbridge._session.hold import Hold
+from poolbridge._session.lease_state import LeaseState
 from poolbridge._sys.errors import NotFoundError, ProtocolError, StaleError
 from poolbridge._wire.channel_messages import Timeline, TimelineReply
 from poolbridge._wire.messages import Open, PoolReply
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from poolbridge._wire.messages import Grant
 
 
-def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> Hold | None:
-    """Make a hold of a grant whose pool is open and whose block is mapped, which nearly all are.
+def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> LeaseState | None:
+    """Make a lease state of a grant whose pool is open and whose block is mapped, which nearly all are.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> Ho
         pool, memory = session.pool_info(grant.pl), session.mapped(grant.bl)
         if pool is None or memory is None or (grant.wt and session.timelines.unknown(session.core.epoch, grant.wt)):
             return None
-        return Hold(session, grant, pool, memory, _tensor.from_wire(grant.t, grant.n), consumer=consumer)
+        return LeaseState(session, grant, pool, memory, _tensor.from_wire(grant.t, grant.n), consumer=consumer)
     except BaseException as error:
         if consumer is not None and isinstance(error, ProtocolError):
             raise consumer.doubt(grant, error) from None
@@ -46,8 +46,8 @@ def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> Ho
         raise
 
 
-def take(session: Session, grant: Grant, consumer: Consumer | None = None) -> Flow[Hold]:
-    """Make a hold of a grant: open its pool, map its block and the timelines of its fences, if that is to be done."""
+def take(session: Session, grant: Grant, consumer: Consumer | None = None) -> Flow[LeaseState]:
+    """Make a lease state of a grant: open its pool, and map its block and the timelines of its fences."""
     try:
         if consumer is not None:
             yield from consumer.learn(grant)
@@ -64,7 +64,7 @@ def take(session: Session, grant: Grant, consumer: Consumer | None = None) -> Fl
         on_device = memory.pool.device[0] != _dlpack.CPU
         if on_device and session.timelines.own is None and _timelines.FEATURE in session.core.features:
             yield from know_timeline(session, 0)
-        return Hold(session, grant, pool, memory, description, consumer=consumer)
+        return LeaseState(session, grant, pool, memory, description, consumer=consumer)
     except BaseException as error:
         if consumer is not None and isinstance(error, (ProtocolError, NotFoundError)):
             raise consumer.doubt(grant, error) from None

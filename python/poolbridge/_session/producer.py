@@ -19,7 +19,7 @@ from poolbridge._wire.messages import Fence
 if TYPE_CHECKING:
     from poolbridge import _native
     from poolbridge._memory.tensor import Description
-    from poolbridge._session.hold import Hold
+    from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Channel
 
@@ -167,7 +167,7 @@ class _LeaseSending(Sending):
     def __init__(
         self,
         producer: Producer,
-        hold: Hold,
+        state: LeaseState,
         description: Description,
         *,
         fence: Fence | None,
@@ -175,7 +175,7 @@ class _LeaseSending(Sending):
         event: bytes,
     ) -> None:
         super().__init__(producer)
-        self._hold = hold
+        self._lease_state = state
         self._fence = fence
         self._texts = texts
         self._event = event or None
@@ -183,16 +183,16 @@ class _LeaseSending(Sending):
         self._apart = False
 
     def _try(self, seconds: float | None) -> Any:
-        producer, hold, fence = self.producer, self._hold, self._fence
-        grant = hold.grant
+        producer, state, fence = self.producer, self._lease_state, self._fence
+        grant = state.grant
         id_, packed = self._described
         word, value = (0, 0) if fence is None else (fence.wd, fence.v)
         fences = () if fence is None else (fence,)
-        producer.loans[grant.bl] = Spare(hold, fences)  # before: another thread may see it come back
+        producer.loans[grant.bl] = Spare(state, fences)  # before: another thread may see it come back
         # The channel takes over what keeps the block mapped, unless arrays of the lease do so, too.
-        self._apart = bool(hold.tokens) or hold.unaccounted or hold.promise is not None
+        self._apart = bool(state.tokens) or state.unaccounted or state.promise is not None
         if self._apart:
-            hold.session.own(grant)
+            state.session.own(grant)
         result: Any = None
         try:
             result = producer.native.publish(
@@ -200,14 +200,14 @@ class _LeaseSending(Sending):
             )
         finally:
             if not isinstance(result, int) and producer.loans.pop(grant.bl, None) is not None and self._apart:
-                hold.session.unown(grant)
+                state.session.unown(grant)
         return result
 
     def _note(self) -> None:
-        self._hold.session.lent(self._hold, self._fence, apart=self._apart)
+        self._lease_state.session.lent(self._lease_state, self._fence, apart=self._apart)
 
     def _end(self) -> None:
-        self._hold.session.unsend(self._hold, self._fence)
+        self._lease_state.session.unsend(self._lease_state, self._fence)
 
 
 def producer_of(session: Session, channel: Channel) -> Flow[Producer]:
@@ -231,7 +231,7 @@ def producer_of(session: Session, channel: Channel) -> Flow[Producer]:
 
 def send(
     producer: Producer,
-    hold: Hold,
+    state: LeaseState,
     description: Description,
     *,
     texts: Mapping[str, str],
@@ -240,12 +240,12 @@ def send(
     timeout: float | None,
 ) -> Flow[int]:
     """Publish a frame; give its number in the channel. The lease lives on if it was not published."""
-    sending = _LeaseSending(producer, hold, description, fence=fence, texts=pack_meta(texts), event=event)
-    hold.released = True
+    sending = _LeaseSending(producer, state, description, fence=fence, texts=pack_meta(texts), event=event)
+    state.released = True
     try:
         number: int = yield from deliver(sending, timeout)
     except (WaitTimeoutError, PoolLimitError, ClosedError):
-        hold.released = False
+        state.released = False
         raise
     except BaseException:
         sending.give_up()

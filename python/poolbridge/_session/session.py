@@ -27,10 +27,10 @@ from poolbridge._wire.channel_messages import Forget, Seal, Wanted
 from poolbridge._wire.messages import Dropped, Release
 
 if TYPE_CHECKING:
-    from poolbridge._memory.known import KnownBlock
+    from poolbridge._memory.session_blocks import SessionBlock
     from poolbridge._session.calls import Call
     from poolbridge._session.consumer import Consumer
-    from poolbridge._session.hold import Hold
+    from poolbridge._session.lease_state import LeaseState
     from poolbridge._wire.messages import Fence, Grant, Reply, Request
     from poolbridge._wire.transport import Transport
 
@@ -67,7 +67,7 @@ class Session(SessionMembers):
         self.lost: set[int] = set()
         self._kept: deque[tuple[int, int, object]] = deque()
         self._fault: ProtocolError | None = None  # what the service did that sending found
-        self.holds: dict[int, ReferenceType[Hold]] = {}
+        self.holds: dict[int, ReferenceType[LeaseState]] = {}
         self._driver: Driver | None = None
 
     def carried_by(self, driver: Driver) -> None:
@@ -194,13 +194,13 @@ class Session(SessionMembers):
 
     # Leases
 
-    def write_holds(self, pool: int) -> list[Hold]:
+    def write_holds(self, pool: int) -> list[LeaseState]:
         """Give the holds of write leases in a pool, the newest first."""
         found = []
         for reference in reversed(list(self.holds.values())):
-            hold = reference()
-            if hold is not None and hold.write and not hold.released and hold.grant.pl == pool:
-                found.append(hold)
+            state = reference()
+            if state is not None and state.write and not state.released and state.grant.pl == pool:
+                found.append(state)
         return found
 
     def give_back(self, grant: Grant, consumer: Consumer | None = None) -> None:
@@ -216,7 +216,7 @@ class Session(SessionMembers):
         if _process.pid == self.pid:
             self.lock.later(partial(self._release, grant, (), failed=False, consumer=consumer, alone=True))
 
-    def let_go(self, hold: Hold, *, failed: bool, alone: bool = False) -> None:
+    def let_go(self, state: LeaseState, *, failed: bool, alone: bool = False) -> None:
         """End the lease of a hold without waiting; never raises.
 
         Where the end of a device's work has to be waited for, that happens in the background. `alone` says that nobody
@@ -224,19 +224,21 @@ class Session(SessionMembers):
         """
         if _process.pid != self.pid:
             return
-        if hold.sent:
-            self.lock.later(partial(self.disown, hold.grant))
+        if state.sent:
+            self.lock.later(partial(self.disown, state.grant))
             return
-        fences = _order.done_at_once(hold)
+        fences = _order.done_at_once(state)
         if fences is not None or self._driver is None:
-            self.release(hold, fences or (), failed=failed, alone=alone)
+            self.release(state, fences or (), failed=failed, alone=alone)
         else:
-            self._driver.background(partial(_order.done, hold, partial(self.release, hold, failed=failed, alone=alone)))
+            self._driver.background(
+                partial(_order.done, state, partial(self.release, state, failed=failed, alone=alone))
+            )
 
-    def release(self, hold: Hold, fences: tuple[Fence, ...], *, failed: bool, alone: bool = False) -> None:
+    def release(self, state: LeaseState, fences: tuple[Fence, ...], *, failed: bool, alone: bool = False) -> None:
         """End a lease; `fences` say when the work on its memory is done. Never waits, never raises."""
-        consumer = hold.consumer
-        self.lock.later(partial(self._release, hold.grant, fences, failed=failed, consumer=consumer, alone=alone))
+        consumer = state.consumer
+        self.lock.later(partial(self._release, state.grant, fences, failed=failed, consumer=consumer, alone=alone))
 
     def _release(
         self,
@@ -258,17 +260,17 @@ class Session(SessionMembers):
         if _process.pid == self.pid and self._driver is not None:
             self._driver.background(work)
 
-    def lend(self, hold: Hold) -> Hold:
+    def lend(self, state: LeaseState) -> LeaseState:
         """Make a hold for an array that outlives a lease: it keeps the block mapped as the lease does."""
-        lender = hold.lender()
+        lender = state.lender()
         with self.lock:
-            block = self.core.blocks.get(hold.grant.bl)
+            block = self.core.blocks.get(state.grant.bl)
             if block is not None:
                 block.leases += 1
                 lender.sent = True
         return lender
 
-    def leave_to_arrays(self, lender: Hold) -> None:
+    def leave_to_arrays(self, lender: LeaseState) -> None:
         """Have a lease end with the arrays whose memory `lender` keeps mapped. The lock is held."""
         self.holds[lender.grant.id] = ref(lender)
         lender.sent = lender.released = False
@@ -284,34 +286,34 @@ class Session(SessionMembers):
                 block.arrays.clear()
             block.arrays.append(array)
 
-    def lent(self, hold: Hold, fence: Fence | None, *, apart: bool) -> None:
+    def lent(self, state: LeaseState, fence: Fence | None, *, apart: bool) -> None:
         """Note that a channel has a lease. `apart`: arrays of the user's lease keep the block mapped as well."""
-        self.spares.published(hold.grant)
+        self.spares.published(state.grant)
         self.spares.watch()
-        hold.seal()
+        state.seal()
         with self.lock:
-            kept = self.holds.get(hold.grant.id)
-            if kept is not None and kept() is hold:  # the lease may have come back meanwhile
-                del self.holds[hold.grant.id]
-            block = self.core.blocks.get(hold.grant.bl)
+            kept = self.holds.get(state.grant.id)
+            if kept is not None and kept() is state:  # the lease may have come back meanwhile
+                del self.holds[state.grant.id]
+            block = self.core.blocks.get(state.grant.bl)
             if block is not None and fence is not None:
                 block.used(fence)
             if apart:
-                if hold.tokens or hold.unaccounted or hold.promise is not None:
-                    hold.sent = True
+                if state.tokens or state.unaccounted or state.promise is not None:
+                    state.sent = True
                 else:
-                    self.disown(hold.grant)
+                    self.disown(state.grant)
 
-    def unsend(self, hold: Hold, fence: Fence | None = None) -> None:
+    def unsend(self, state: LeaseState, fence: Fence | None = None) -> None:
         """Give back a lease that may have been sent or not: nobody knows. `fence` stands for work on it."""
         with self.lock:
-            self.holds.pop(hold.grant.id, None)
-            self.spares.published(hold.grant)
-            self.core.tell(Release(l=hold.grant.id, fl=True, dt=() if fence is None else (fence,)))
+            self.holds.pop(state.grant.id, None)
+            self.spares.published(state.grant)
+            self.core.tell(Release(l=state.grant.id, fl=True, dt=() if fence is None else (fence,)))
             self._flush()
-            hold.sent = True
+            state.sent = True
 
-    def _released(self, idle: KnownBlock | None) -> None:
+    def _released(self, idle: SessionBlock | None) -> None:
         if idle is not None:
             self._unmap(idle)
         self._flush()
@@ -366,9 +368,9 @@ class Session(SessionMembers):
                 continue
             self.lost.update(notice.bf)
             for reference in list(self.holds.values()):
-                hold = reference()
-                if hold is not None and hold.grant.bf in notice.bf:
-                    hold.lost = True
+                state = reference()
+                if state is not None and state.grant.bf in notice.bf:
+                    state.lost = True
 
     # The end
 
@@ -396,9 +398,9 @@ class Session(SessionMembers):
             The last request, whose reply says that the service has seen all of it; None if there is nothing to say.
         """
         for reference in list(self.holds.values()):
-            hold = reference()
-            if hold is not None:
-                hold.close()
+            state = reference()
+            if state is not None:
+                state.close()
         with self.lock:
             if self.ended is not None or not self.core.epoch:
                 return None

@@ -15,9 +15,9 @@ from poolbridge._sys.errors import NotFoundError, ProtocolError, StaleError
 from poolbridge._wire.channel_messages import Leave, Timeline, TimelineReply
 
 if TYPE_CHECKING:
-    from poolbridge._memory.known import KnownBlock
+    from poolbridge._memory.session_blocks import SessionBlock
     from poolbridge._session.calls import Call
-    from poolbridge._session.hold import Hold
+    from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.producer import Producer
     from poolbridge._wire.messages import Fence, Grant, Request
     from poolbridge._wire.transport import Descriptors
@@ -47,11 +47,11 @@ class SessionMembers(SessionMemory):
         """Raise if the session cannot be used."""
 
     @abstractmethod
-    def _released(self, idle: KnownBlock | None) -> None:
+    def _released(self, idle: SessionBlock | None) -> None:
         """Unmap a block that is wanted back, and send what is to be sent. The lock is held."""
 
     @abstractmethod
-    def leave_to_arrays(self, lender: Hold) -> None:
+    def leave_to_arrays(self, lender: LeaseState) -> None:
         """Have a lease end with the arrays whose memory `lender` keeps mapped. The lock is held."""
 
     def tell(self, request: Request) -> None:
@@ -109,7 +109,7 @@ class SessionMembers(SessionMemory):
                 rest.callback(self._leave, member)
                 rest.callback(member.end)
             if self.ended is None and self.producers:
-                self.spares.settle()
+                self.spares.release_all()
 
     # Leases that channels have
 
@@ -173,10 +173,10 @@ class SessionMembers(SessionMemory):
         """Release a lease that came back. The lock is held."""
         self._released(self.core.release(grant, (), failed=False))
 
-    def settle_spares(self) -> bool:
+    def release_spares(self) -> bool:
         """Release all that came back, before the session ends; False if work on some of it is under way."""
         with self.lock:
-            return self.ended is not None or self.spares.settle()
+            return self.ended is not None or self.spares.release_all()
 
     # Timelines
 

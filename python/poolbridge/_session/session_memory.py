@@ -17,7 +17,7 @@ from poolbridge._sys.errors import ClientClosedError, NotFoundError, PoolbridgeE
 
 if TYPE_CHECKING:
     from poolbridge._memory.kinds import BlockMemory, PoolMemory
-    from poolbridge._memory.known import KnownBlock
+    from poolbridge._memory.session_blocks import SessionBlock
     from poolbridge._order.timeline import Timeline
     from poolbridge._wire.messages import Pool
 
@@ -107,7 +107,7 @@ class SessionMemory(ABC):
             raise ClientClosedError("the client was closed while it mapped memory")
         return mapping
 
-    def _unmap(self, block: KnownBlock) -> None:
+    def _unmap(self, block: SessionBlock) -> None:
         """Give up a block that no lease of this session needs, and say so. The lock is held."""
         mapping, block.mapped = block.mapped, None
         own = self.timelines.own
@@ -121,7 +121,7 @@ class SessionMemory(ABC):
             MAPPINGS.give_up(mapping, partial(self.lock.later, partial(self._unmapped, block)))
 
     def _unmap_after(
-        self, own: Timeline, uses: dict[int, int], mapping: Mapping[BlockMemory], block: KnownBlock
+        self, own: Timeline, uses: dict[int, int], mapping: Mapping[BlockMemory], block: SessionBlock
     ) -> None:
         """Unmap a block once this session's streams are done with it."""
         for use in uses.items():
@@ -131,7 +131,7 @@ class SessionMemory(ABC):
             mapping.memory.synchronize()
         MAPPINGS.give_up(mapping, partial(self.lock.later, partial(self._unmapped, block)))
 
-    def _unmapped(self, block: KnownBlock) -> None:
+    def _unmapped(self, block: SessionBlock) -> None:
         self.core.drop(block)
         self._flush()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import UNSET, structs
 
-from poolbridge._session.hold import Hold
+from poolbridge._session.lease_state import LeaseState
 from poolbridge._sys import process as _process
 from poolbridge._sys.errors import PoolbridgeError
 from poolbridge._wire.messages import Fence, Grant
@@ -43,7 +43,7 @@ class Spare:
 
     Parameters
     ----------
-    hold
+    state
         The lease as its last user had it.
     fences
         What must be reached before the memory is written again, or the lease released.
@@ -71,16 +71,16 @@ class Spare:
         "shelf",
     )
 
-    def __init__(self, hold: Hold, fences: tuple[Fence, ...]) -> None:
-        self.grant = hold.grant
+    def __init__(self, state: LeaseState, fences: tuple[Fence, ...]) -> None:
+        self.grant = state.grant
         self.fences = fences
-        self.reusable = hold.allocated
-        self._pool = hold.pool
-        self._memory = hold.memory
-        self._description = hold.description
+        self.reusable = state.allocated
+        self._pool = state.pool
+        self._memory = state.memory
+        self._description = state.description
         self.owned = True
         self.shelf: Shelf | None = None
-        self.lender: Hold | None = None
+        self.lender: LeaseState | None = None
         self.array: Any = None
 
     def __del__(self) -> None:
@@ -106,15 +106,15 @@ class Spare:
         """Make it a lease like any other; its publisher's array is not to be used any more."""
         self.shelf = self.lender = self.array = None
 
-    def hold(self, session: Session, description: Description) -> Hold:
-        """Make a hold of the lease, as if the service had granted it now."""
+    def hold(self, session: Session, description: Description) -> LeaseState:
+        """Make a lease state of the lease, as if the service had granted it now."""
         grant = self.grant
         if description is not self._description or self.fences != grant.wt or grant.ev:
             tensor = description.to_wire()
             grant = structs.replace(grant, t=tensor, wt=self.fences, x=UNSET, ev=b"", eo=False)
-        hold = Hold(session, grant, self._pool, self._memory, description)
-        hold.allocated = True
-        return hold
+        state = LeaseState(session, grant, self._pool, self._memory, description)
+        state.allocated = True
+        return state
 
 
 class Shelf:
@@ -344,13 +344,13 @@ class Spares:
         self._bell.set()
         self.watch()
 
-    def settle_for(self, seconds: float) -> None:
+    def release_within(self, seconds: float) -> None:
         """Release all, because the client closes; for what GPUs work on it waits so long."""
         deadline = time.monotonic() + seconds
-        while not self._session.settle_spares() and time.monotonic() < deadline:
+        while not self._session.release_spares() and time.monotonic() < deadline:
             time.sleep(_GLANCE)  # a GPU wakes nobody
 
-    def settle(self) -> bool:
+    def release_all(self) -> bool:
         """Release all that can be released; False if fences are still to be reached."""
         for producer in self._session.producers.values():
             producer.collect()

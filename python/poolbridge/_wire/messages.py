@@ -76,7 +76,7 @@ class Channel(Struct, omit_defaults=True):
 
 
 class Grant(Struct, omit_defaults=True, kw_only=True):
-    """``Lease``: what the service grants; named apart from the `Lease` that users hold."""
+    """``Lease``: what the service grants; named apart from the `Lease` that users state."""
 
     id: U
     bf: U

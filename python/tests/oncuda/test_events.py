@@ -181,13 +181,13 @@ def test_the_next_writer_waits_for_an_event_that_stood_alone(client, other, gate
 def test_the_publishers_release_replaces_the_event_by_a_fence(client, other, gate):
     event = client.event()
     lease = slow(client, gate, 7, event, fence=False, keep=True)
-    assert other.get("frame7")._hold.alone
+    assert other.get("frame7")._lease_state.alone
     lease.release()
     client.stats()
     got = other.get("frame7")
-    assert not got._hold.alone
+    assert not got._lease_state.alone
     assert got.ready_event is None
-    assert len(got._hold.grant.wt) == 1
+    assert len(got._lease_state.grant.wt) == 1
     stream = new_stream()
     use(got, stream)
     assert not idle(stream)
@@ -217,8 +217,8 @@ def test_an_event_goes_along_with_a_frame(client, other, gate):
     channel.publish(lease, event=event)
     frame = next(frames)
     assert frame.ready_event is event
-    assert not frame._hold.alone
-    assert len(frame._hold.grant.wt) == 1
+    assert not frame._lease_state.alone
+    assert len(frame._lease_state.grant.wt) == 1
     gate.open()
     assert (frame.to_numpy() == 5).all()
     with pytest.raises(poolbridge.InvalidArgumentError, match="copied"):
@@ -384,8 +384,8 @@ client.close()
     with child(code, {"SIMCUDA_STREAM_MEM_OPS": "0"}) as process:
         assert line(process) == "published"
         beside, alone = client.get("beside"), client.get("alone")
-        assert (beside._hold.grant.wt, beside.ready_event) == ((), None)
-        assert alone._hold.alone
+        assert (beside._lease_state.grant.wt, beside.ready_event) == ((), None)
+        assert alone._lease_state.alone
         stream = new_stream()
         seen = read(use(alone, stream), N, stream)
         finish(stream)

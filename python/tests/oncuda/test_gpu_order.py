@@ -332,7 +332,7 @@ def test_an_array_in_a_lease_is_not_copied(client, other):
     del interface
     again = client.allocate((8, 8), "float32")
     view = StridedMemoryView.from_dlpack(again, stream_ptr=stream)
-    assert poolbridge._array.sources.find(client._session, again._hold.grant.pl, again) is not None
+    assert poolbridge._array.sources.find(client._session, again._lease_state.grant.pl, again) is not None
 
     class Part:
         def __init__(self, at: int) -> None:
@@ -444,7 +444,7 @@ with poolbridge.connect({device_service!r}) as client:
         timeout=60,
     )
     got = client.get("y")
-    assert got._hold.grant.wt == ()
+    assert got._lease_state.grant.wt == ()
     assert (got.to_numpy() == 9).all()
 
 
@@ -495,12 +495,12 @@ def test_arrays_that_are_dropped_keep_their_stream_until_it_has_written(client, 
         return StridedMemoryView.from_dlpack(lease, stream_ptr=Stream.handle)
 
     arrays = other.subscribe("c", credit=3).arrays(wrap, stream=stream)
-    while arrays._frame is None or arrays._hold is not None:  # until a frame comes in a block that has its array
+    while arrays._frame is None or arrays._lease_state is not None:  # until a frame comes in a block that has its array
         channel.publish(client.allocate(N, "uint8"))
         next(arrays)
     kept = weakref.ref(stream)
     later: list[Callable[[], None]] = []
-    monkeypatch.setattr(other._pump, "background", later.append)
+    monkeypatch.setattr(other._reader, "background", later.append)
     del arrays, stream
     gc.collect()
     assert kept() is not None, "its owner would end it"

@@ -136,8 +136,8 @@ func growthName(buffers, sessions int) string {
 
 // step measures the service as it is: idle, and busy with transfers.
 func (g *grown) step(ctx context.Context, buffers, sessions int) error {
-	settle := min(g.Time, 300*time.Millisecond)
-	time.Sleep(settle)
+	pause := min(g.Time, 300*time.Millisecond)
+	time.Sleep(pause)
 	if err := g.footprint("idle", buffers, sessions, func() error {
 		time.Sleep(2 * g.Time)
 		return nil

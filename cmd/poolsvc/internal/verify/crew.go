@@ -70,8 +70,8 @@ func (c *crew) begin(check int) error {
 	return stopAll(left)
 }
 
-// settle waits until those that were started are prepared: they do not disturb what a check measures.
-func (c *crew) settle() {
+// awaitPrepared waits until those that were started are prepared: they do not disturb what a check measures.
+func (c *crew) awaitPrepared() {
 	c.mu.Lock()
 	waiting := slices.Clone(c.waiting)
 	c.mu.Unlock()

@@ -185,7 +185,7 @@ func (s *stage) runAll(checks []chosen, report *Report) error {
 			return err
 		}
 		if c.scenario == order {
-			s.crew.settle() // what these checks measure is not to be disturbed
+			s.crew.awaitPrepared() // what these checks measure is not to be disturbed
 		}
 		s.options.Progress.begin(i, len(checks), string(c.kind), c.name)
 		start := time.Now()

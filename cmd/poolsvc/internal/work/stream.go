@@ -66,7 +66,7 @@ func (w *Worker) streamTake(ctx context.Context, t *Task) (*Answer, error) {
 			return nil, err
 		}
 	}
-	return a, w.settle(ctx)
+	return a, w.sync(ctx)
 }
 
 // taken counts to n, or for ever if n is 0.
@@ -125,7 +125,7 @@ func (w *Worker) streamRelease(ctx context.Context, t *Task) (*Answer, error) {
 		a.Numbers = append(a.Numbers, number)
 	}
 	in.kept = nil
-	return a, w.settle(ctx)
+	return a, w.sync(ctx)
 }
 
 // streamLeave ends the worker's subscriptions.
@@ -230,11 +230,11 @@ func (w *Worker) streamRelay(ctx context.Context, t *Task) (*Answer, error) {
 			return nil, err
 		}
 	}
-	return a, w.settle(ctx)
+	return a, w.sync(ctx)
 }
 
-// settle returns when the service has seen the releases, which are not answered themselves.
-func (w *Worker) settle(ctx context.Context) error {
+// sync returns when the service has seen the releases, which are not answered themselves.
+func (w *Worker) sync(ctx context.Context) error {
 	_, err := w.client.Stats(ctx)
 	return err
 }

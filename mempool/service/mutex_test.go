@@ -13,8 +13,8 @@ func TestWhoeverWaitsForRoomIsWokenWhenTheBooksAreFree(t *testing.T) {
 	p, _ := fakePool(t, s, 1024)
 	held := allocate(t, s, p, 1024)
 	svc.mu.Lock()
-	place := p.room.join(1024)
-	wake := place.wait(p.room.changes, false)
+	place := p.waiters.join(1024)
+	wake := place.wait(p.waiters.changes, false)
 	held.end(false, nil)
 	assert.NotZero(t, p.cached, "there is room")
 	select {

@@ -2,15 +2,15 @@ package bridge
 
 import "sync"
 
-// errands are what a client does unasked: they are run one after another, away from the goroutine that receives, which
+// tasks are what a client does unasked: they are run one after another, away from the goroutine that receives, which
 // must never wait to send. The service may be waiting for it.
-type errands struct {
+type tasks struct {
 	mu   sync.Mutex
 	todo []func()
 	wake chan struct{} // has room for one
 }
 
-func (e *errands) add(f func()) {
+func (e *tasks) add(f func()) {
 	e.mu.Lock()
 	e.todo = append(e.todo, f)
 	e.mu.Unlock()
@@ -20,8 +20,8 @@ func (e *errands) add(f func()) {
 	}
 }
 
-// run runs errands until done is closed, and then those that are left.
-func (e *errands) run(done <-chan struct{}) {
+// run runs tasks until done is closed, and then those that are left.
+func (e *tasks) run(done <-chan struct{}) {
 	for last := false; !last; {
 		select {
 		case <-e.wake:

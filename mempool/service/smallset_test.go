@@ -8,7 +8,7 @@ import (
 )
 
 func TestFewIsASet(t *testing.T) {
-	var f few[int]
+	var f smallSet[int]
 	f.remove(1)
 	assert.Zero(t, f.len())
 	for range 2 {

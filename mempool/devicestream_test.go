@@ -37,7 +37,7 @@ func take(t testing.TB, a Arena, n uint64) *deviceAllocation {
 	return m.(*deviceAllocation)
 }
 
-// blocked makes the lane of memory wait until the fence is reached.
+// blocked makes the deviceStream of memory wait until the fence is reached.
 func blocked(t testing.TB, m Memory, c *Clock, at Fence) {
 	t.Helper()
 	q := m.Queue().(*streamQueue)
@@ -142,7 +142,7 @@ func BenchmarkCopyFrom(b *testing.B) {
 		require.NoError(b, err)
 		b.SetBytes(16 << 20)
 		for b.Loop() {
-			require.NoError(b, d.lane.stream.CopyHtoDAsync(d.ptr, mem, 0, 16<<20))
+			require.NoError(b, d.deviceStream.stream.CopyHtoDAsync(d.ptr, mem, 0, 16<<20))
 		}
 		require.NoError(b, d.Synchronize())
 		require.NoError(b, mem.Close())

@@ -2,13 +2,13 @@ package service
 
 import "iter"
 
-// few is a set that mostly has one element or none, and then takes no memory besides itself. The zero value of T is none.
-type few[T comparable] struct {
+// smallSet is a set that mostly has one element or none, and then takes no memory besides itself. The zero value of T is none.
+type smallSet[T comparable] struct {
 	one  T
 	more map[T]struct{}
 }
 
-func (f *few[T]) add(v T) {
+func (f *smallSet[T]) add(v T) {
 	var none T
 	switch _, there := f.more[v]; {
 	case v == f.one || there:
@@ -22,7 +22,7 @@ func (f *few[T]) add(v T) {
 	}
 }
 
-func (f *few[T]) remove(v T) {
+func (f *smallSet[T]) remove(v T) {
 	var none T
 	if f.one == v {
 		f.one = none
@@ -31,7 +31,7 @@ func (f *few[T]) remove(v T) {
 	}
 }
 
-func (f *few[T]) len() int {
+func (f *smallSet[T]) len() int {
 	var none T
 	if f.one == none {
 		return len(f.more)
@@ -39,7 +39,7 @@ func (f *few[T]) len() int {
 	return len(f.more) + 1
 }
 
-func (f *few[T]) all() iter.Seq[T] {
+func (f *smallSet[T]) all() iter.Seq[T] {
 	return func(yield func(T) bool) {
 		var none T
 		if f.one != none && !yield(f.one) {

@@ -54,7 +54,7 @@ func stop(t testing.TB, q mempool.Queue, c *mempool.Clock, at mempool.Fence) {
 	require.NoError(t, o.Before(context.Background(), q))
 }
 
-// blocked makes the lane of a lease's memory wait until the fence is reached.
+// blocked makes the device stream of a lease's memory wait until the fence is reached.
 func blocked(t testing.TB, l *Lease, c *mempool.Clock, at mempool.Fence) {
 	t.Helper()
 	needsWords(t)
@@ -150,7 +150,7 @@ func TestNoStreamWaitsForWhoAsksForBytesThatTheCPUCannotReach(t *testing.T) {
 	now, err := clock.Signal(m.Queue())
 	require.NoError(t, err)
 	if now != nil {
-		assert.NoError(t, clock.Page().Await(context.Background(), *now, 10*time.Second), "the lane waits for a reader, for nothing")
+		assert.NoError(t, clock.Page().Await(context.Background(), *now, 10*time.Second), "the device stream waits for a reader, for nothing")
 	}
 	w.reach(done)
 	release(t, l)
@@ -171,7 +171,7 @@ func TestAGPUBlockIsFreedOnlyWhenItsWorkIsDone(t *testing.T) {
 	inUse, err := p.DriverInUse()
 	require.NoError(t, err)
 	assert.EqualValues(t, 1<<20, inUse)
-	other := allocate(t, s, p, 2<<20) // making memory does not wait for the lane
+	other := allocate(t, s, p, 2<<20) // making memory does not wait for the device stream
 	release(t, other)
 	require.NoError(t, clock.Reach(stuck))
 	all, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(256<<20), patience)
@@ -254,7 +254,7 @@ func TestOneFenceStandsForSeveralQueues(t *testing.T) {
 	release(t, l)
 }
 
-func TestASessionOfThisProcessEndsAtOnceAndSettlesWhenItsWorkIsDone(t *testing.T) {
+func TestASessionOfThisProcessEndsAtOnceAndIsReclaimedWhenItsWorkIsDone(t *testing.T) {
 	svc := newService(t)
 	s, other := open(t, svc), open(t, svc)
 	p := gpuPool(t, s)
@@ -262,20 +262,20 @@ func TestASessionOfThisProcessEndsAtOnceAndSettlesWhenItsWorkIsDone(t *testing.T
 	l := allocate(t, s, p, 256<<20)
 	blocked(t, l, clock, stuck)
 	require.NoError(t, l.Fill(0, 256<<20, 1))
-	settled := s.End(nil)
+	reclaimed := s.End(nil)
 	select {
-	case <-settled:
+	case <-reclaimed:
 		t.Fatal("the GPU still has to write the memory")
 	default:
 	}
-	assert.Equal(t, settled, s.End(nil), "again")
+	assert.Equal(t, reclaimed, s.End(nil), "again")
 	st := svc.Stats()
 	assert.Zero(t, st.Leases)
 	assert.EqualValues(t, 256<<20, st.Pools[0].Held, "nobody else gets it")
 	_, err := other.Allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
 	assert.ErrorIs(t, err, mempool.ErrLimit)
 	require.NoError(t, clock.Reach(stuck))
-	<-settled
+	<-reclaimed
 	release(t, allocate(t, other, p, 256<<20))
 	checkBooks(t, svc)
 }

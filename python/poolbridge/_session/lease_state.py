@@ -1,4 +1,4 @@
-"""What keeps a lease: the hold, which lives as long as the lease or any array made from it."""
+"""What keeps a lease: the state, which lives as long as the lease or any array made from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from poolbridge._wire.messages import Fence, Grant, Pool
 
 
-class Hold:
+class LeaseState:
     """One session's hold on one buffer.
 
     Arrays reach it through their `Token`, the user through a lease. When all of them are gone it ends by itself.
@@ -192,18 +192,18 @@ class Hold:
         self.released = True
         self.session.let_go(self, failed=self.failed)
 
-    def ended_twin(self) -> Hold:
+    def ended_twin(self) -> LeaseState:
         """Make a copy that tells the same and has ended; the lease lives on for as long as others hold it."""
         twin = self._twin()
         twin.released = True
         return twin
 
-    def _twin(self) -> Hold:
-        twin = object.__new__(Hold)  # copy.copy takes three times as long
+    def _twin(self) -> LeaseState:
+        twin = object.__new__(LeaseState)  # copy.copy takes three times as long
         twin.__dict__.update(self.__dict__)
         return twin
 
-    def lender(self) -> Hold:
+    def lender(self) -> LeaseState:
         """Make a copy for an array that outlives the lease: it only keeps the block mapped; see `Session.lend`."""
         twin = self._twin()
         twin.tokens, twin.fences, twin.streams, twin.consumer = set(), (), None, None
@@ -238,19 +238,19 @@ class Hold:
 class Token:
     """Stands for one array, and keeps the hold while that array, or anything made of it, is alive."""
 
-    __slots__ = ("__array_interface__", "_hold", "owner")
+    __slots__ = ("__array_interface__", "_lease_state", "owner")
 
-    def __init__(self, hold: Hold, owner: object = None) -> None:
+    def __init__(self, state: LeaseState, owner: object = None) -> None:
         self.__array_interface__: dict[str, Any] = {}
-        self._hold = hold
+        self._lease_state = state
         self.owner = owner
-        # First counted, then checked: see Hold.begin_release.
-        hold.tokens.add(id(self))
-        hold.check_usable()
+        # First counted, then checked: see LeaseState.begin_release.
+        state.tokens.add(id(self))
+        state.check_usable()
 
     def __del__(self) -> None:
         try:
-            hold = self._hold
+            state = self._lease_state
         except AttributeError:
             return  # it was not made
-        hold.tokens.discard(id(self))
+        state.tokens.discard(id(self))

@@ -10,7 +10,7 @@ from poolbridge._wire.messages import Fence, Pool
 from poolbridge._wire.transport import Descriptors
 
 
-class KnownPool(Struct, eq=False, gc=True):
+class SessionPool(Struct, eq=False, gc=True):
     """A pool that this session opened: its description, and its export until that is mapped."""
 
     info: Pool
@@ -18,7 +18,7 @@ class KnownPool(Struct, eq=False, gc=True):
     descriptors: Descriptors
 
 
-class KnownBlock(Struct, eq=False, gc=True):
+class SessionBlock(Struct, eq=False, gc=True):
     """A block whose export this session was sent.
 
     ``leases`` counts this session's leases on it; ``mapped`` is the kind's mapping while there is one; ``uses`` has the

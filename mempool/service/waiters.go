@@ -2,24 +2,24 @@ package service
 
 import "slices"
 
-// room is the line of allocations that wait for room in a pool. Those that want blocks of the same size stand in one line, of which one is woken at
+// waiters is the line of allocations that wait for room in a pool. Those that want blocks of the same size stand in one line, of which one is woken at
 // a time: where it finds no room the others would not either. It is guarded by Service.mu.
-type room struct {
-	books   *books
+type waiters struct {
+	mutex   *mutex
 	changes uint64 // how often there may have come to be room
 	lines   map[uint64][]*place
 }
 
 // place is somebody's place in a line.
 type place struct {
-	room  *room
+	room  *waiters
 	size  uint64
 	wake  chan struct{} // closed when it is to look; nil while it does
 	tried uint64        // the changes that it has seen
 }
 
 // join takes the last place in a line.
-func (r *room) join(size uint64) *place {
+func (r *waiters) join(size uint64) *place {
 	pl := &place{room: r, size: size}
 	if r.lines == nil {
 		r.lines = make(map[uint64][]*place)
@@ -29,7 +29,7 @@ func (r *room) join(size uint64) *place {
 }
 
 // broadcast says that there may be room.
-func (r *room) broadcast() {
+func (r *waiters) broadcast() {
 	r.changes++
 	for size := range r.lines {
 		r.next(size)
@@ -37,13 +37,13 @@ func (r *room) broadcast() {
 }
 
 // next wakes the first in a line who has not looked since there may have come to be room, unless somebody is looking.
-func (r *room) next(size uint64) {
+func (r *waiters) next(size uint64) {
 	for _, pl := range r.lines[size] {
 		if pl.wake == nil { // it will see to the others
 			return
 		}
 		if pl.tried < r.changes {
-			r.books.wake(pl.wake)
+			r.mutex.wake(pl.wake)
 			pl.wake = nil
 			return
 		}

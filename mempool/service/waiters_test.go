@@ -41,17 +41,17 @@ func TestWhoeverStandsFirstIsWokenAndTheOthersSleepOn(t *testing.T) {
 		release(t, held)
 		synctest.Wait()
 		require.NotNil(t, line[0].lease)
-		places := p.room.lines[1024]
+		places := p.waiters.lines[1024]
 		require.Len(t, places, 3)
-		assert.Equal(t, p.room.changes, places[0].tried, "the next has looked too: there might have been more")
-		assert.Less(t, places[1].tried, p.room.changes)
-		assert.Less(t, places[2].tried, p.room.changes)
+		assert.Equal(t, p.waiters.changes, places[0].tried, "the next has looked too: there might have been more")
+		assert.Less(t, places[1].tried, p.waiters.changes)
+		assert.Less(t, places[2].tried, p.waiters.changes)
 		for i := range line {
 			require.NotNil(t, line[i].lease, "%d", i)
 			release(t, line[i].lease)
 			synctest.Wait()
 		}
-		assert.Empty(t, p.room.lines)
+		assert.Empty(t, p.waiters.lines)
 		checkBooks(t, svc)
 	})
 }
@@ -74,7 +74,7 @@ func TestWhoeverGivesUpPassesTheTurnOn(t *testing.T) {
 				assert.ErrorIs(t, first.err, context.Canceled)
 			}
 			require.NotNil(t, second.lease)
-			assert.Empty(t, p.room.lines)
+			assert.Empty(t, p.waiters.lines)
 		})
 	}
 }

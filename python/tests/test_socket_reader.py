@@ -1,4 +1,4 @@
-"""The pump: threads that read the socket of a blocking client in turn."""
+"""The reader: threads that read the socket of a blocking client in turn."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fakeservice import Service
 
 import poolbridge
 from poolbridge._session.calls import Waiter
-from poolbridge._session.pump import Pump
 from poolbridge._session.session import Session
+from poolbridge._session.socket_reader import SocketReader
 from poolbridge._wire.messages import Cancel
 from poolbridge._wire.packet import encode
 from poolbridge._wire.transport import Transport
@@ -34,10 +34,10 @@ def test_a_process_that_waits_for_a_notice_does_nothing_else(tmp_path: Path) -> 
     try:
         with poolbridge.connect(service.path, timeout=60) as client:
             waiter = Waiter(lambda: False)
-            assert not client._pump.wait(waiter, 0.1)
-            before = switches(client._pump._watcher)
-            assert not client._pump.wait(waiter, 0.5)
-            assert switches(client._pump._watcher) - before < 10, "the watcher sleeps as well"
+            assert not client._reader.wait(waiter, 0.1)
+            before = switches(client._reader._watcher)
+            assert not client._reader.wait(waiter, 0.5)
+            assert switches(client._reader._watcher) - before < 10, "the watcher sleeps as well"
     finally:
         service.close()
 
@@ -46,16 +46,16 @@ def test_threads_that_wait_for_a_reader_have_their_replies_when_it_reads_no_more
     service = Service(str(tmp_path / "s.sock"))
     try:
         with poolbridge.connect(service.path, timeout=60) as client:
-            pump = client._pump
-            assert pump._begin_reading()
+            reader = client._reader
+            assert reader._begin_reading()
             calls = [threading.Thread(target=client.stats) for _ in range(3)]
             for call in calls:
                 call.start()
-            while len(pump._waiting) < len(calls):
+            while len(reader._waiting) < len(calls):
                 time.sleep(0.001)
-            pump._read, pump._armed = False, True
-            pump._reading.release()
-            pump._after_reading()
+            reader._read, reader._armed = False, True
+            reader._reading.release()
+            reader._after_reading()
             for call in calls:
                 call.join(30)
                 assert not call.is_alive()
@@ -71,14 +71,14 @@ def test_a_client_may_be_closed_while_a_thread_is_about_to_read(tmp_path: Path) 
         def done(self) -> bool:
             if client._session.ended is None:
                 client._session.lose(poolbridge.ClientClosedError("the client is closed"))
-                client._pump.stop()
+                client._reader.stop()
             return False
 
     service = Service(str(tmp_path / "s.sock"))
     try:
         client = poolbridge.connect(service.path, timeout=60)
         with pytest.raises(poolbridge.ClientClosedError):
-            client._pump.wait(cast("Waiter", Awaited()), None)
+            client._reader.wait(cast("Waiter", Awaited()), None)
     finally:
         service.close()
 
@@ -88,7 +88,7 @@ def test_the_watcher_sleeps_while_the_socket_takes_nothing(monkeypatch: pytest.M
     session = Session(Transport(one))
     flush = Mock(wraps=session.flush)
     monkeypatch.setattr(session, "flush", flush)
-    pump = Pump(session)
+    reader = SocketReader(session)
     sent = 0
     while session.transport.send(deque([bytes(1000)])):
         sent += 1
@@ -101,7 +101,7 @@ def test_the_watcher_sleeps_while_the_socket_takes_nothing(monkeypatch: pytest.M
         assert other.recv(2000) == bytes(1000)
     assert other.recv(2000) == encode(Cancel(rq=1))
     session.close()
-    pump.stop()
+    reader.stop()
     other.close()
 
 

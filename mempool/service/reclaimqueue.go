@@ -8,9 +8,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// due is what is to be given back to the driver. It is noted with Service.mu held and carried out without it, between
-// one change of the books and the next: no change is ever seen half done.
-type due struct {
+// reclaimQueue is what is to be given back to the driver. It is noted with Service.mu held and carried out without it, between
+// one change of the service's state and the next: no change is ever seen half done.
+type reclaimQueue struct {
 	blocks []*block // in state blockFreeing, counted as held
 	pools  []*Pool  // without blocks
 	// timelines are those that nobody can ask for any more.
@@ -33,10 +33,10 @@ func (s *Service) flushLogged() {
 // flush carries out what is due. s.mu is held, and released for the driver calls.
 func (s *Service) flush() error {
 	var errs []error
-	for len(s.due.blocks) > 0 || len(s.due.pools) > 0 || len(s.due.timelines) > 0 {
-		s.unmapped, s.due.timelines = nil, append(s.due.timelines, s.unmapped...)
-		d := s.due
-		s.due = due{}
+	for len(s.reclaim.blocks) > 0 || len(s.reclaim.pools) > 0 || len(s.reclaim.timelines) > 0 {
+		s.unmapped, s.reclaim.timelines = nil, append(s.reclaim.timelines, s.unmapped...)
+		d := s.reclaim
+		s.reclaim = reclaimQueue{}
 		free := make([]func() error, len(d.blocks))
 		for i, b := range d.blocks {
 			free[i] = b.mem.Free
@@ -86,15 +86,15 @@ func (p *Pool) free(b *block) {
 		return
 	}
 	b.state = blockFreeing
-	p.due++
+	p.queued++
 	p.charge(b)
-	p.svc.due.blocks = append(p.svc.due.blocks, b)
+	p.svc.reclaim.blocks = append(p.svc.reclaim.blocks, b)
 }
 
 // freed notes what came of freeing b. One that could not be freed stays counted, and is tried again when room is wanted
 // and when the pool is destroyed. Service.mu is held.
 func (p *Pool) freed(b *block, err error) {
-	p.settled.broadcast()
+	p.returned.broadcast()
 	if err != nil {
 		b.state = blockStuck
 		p.stuck = append(p.stuck, b)
@@ -103,7 +103,7 @@ func (p *Pool) freed(b *block, err error) {
 		p.reserved -= b.size
 		p.held -= b.size
 		p.blocks--
-		p.room.broadcast()
+		p.waiters.broadcast()
 		p.relief.broadcast()
 	}
 	p.closeIfEmpty()
@@ -115,6 +115,6 @@ func (p *Pool) closeIfEmpty() {
 	svc := p.svc
 	if p.closing && !p.ending && p.blocks == len(p.stuck) {
 		p.ending = true
-		svc.due.pools = append(svc.due.pools, p)
+		svc.reclaim.pools = append(svc.reclaim.pools, p)
 	}
 }

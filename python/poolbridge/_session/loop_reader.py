@@ -22,7 +22,7 @@ _ReplyT = TypeVar("_ReplyT", bound=Reply)
 _MOST_READS = 64
 
 
-class AsyncPump:
+class LoopReader:
     """The reading and the waiting of one asyncio client.
 
     Parameters
@@ -48,7 +48,7 @@ class AsyncPump:
         session.carried_by(self)
 
     async def call(self, request: Request, reply_type: type[_ReplyT], seconds: float | None) -> _ReplyT:
-        """Send a request and wait for its reply; see `Pump.call`.
+        """Send a request and wait for its reply; see `SocketReader.call`.
 
         When the waiting is cancelled, so is the request, and what it still grants is given back.
         """
