@@ -13,56 +13,39 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// handle carries out one request of an open session and answers it.
-func (c *serverConn) handle(q uint32, r wire.Request) {
-	s := c.session
-	switch r.(type) {
-	case *wire.Create, *wire.Destroy, *wire.Trim, *wire.Dropped: // the kernel and drivers take their time for much memory
-		defer c.tellWorking(0)()
+func (c *serverConn) trim(q uint32, r *wire.Trim) {
+	n, err := c.session.TrimPool(r.Pool, r.Keep)
+	if err != nil {
+		c.fail(q, err)
+		return
 	}
-	switch r := r.(type) {
-	case *wire.Create:
-		c.create(q, r)
-	case *wire.Open:
-		c.open(q, r)
-	case *wire.Destroy:
-		c.done(q, s.DestroyPool(r.Pool))
-	case *wire.Trim:
-		n, err := s.TrimPool(r.Pool, r.Keep)
-		if err != nil {
-			c.fail(q, err)
-			return
-		}
-		c.reply(q, &wire.TrimReply{Bytes: n}, nil)
-	case *wire.Alloc:
-		c.alloc(q, r)
-	case *wire.Get:
-		c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (*service.Lease, error) {
-			return s.Get(ctx, r.Name, r.Write, wait)
-		})
-	case *wire.Borrow:
-		c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (*service.Lease, error) {
-			return s.Lease(ctx, r.Buffer, r.Generation, r.Write, wait)
-		})
-	case *wire.Publish:
-		c.done(q, c.publish(r))
-	case *wire.Unpublish:
-		c.done(q, s.Unpublish(r.Name))
-	case *wire.Release:
-		done := fencesOf(r.Done)
-		c.done(q, each(r.Lease, r.Also, func(id uint64) error { return s.Release(id, r.Failed, done) }))
-	case *wire.Cancel:
-		c.stopWaiting(r.Request)
-		c.done(q, nil)
-	case *wire.Dropped:
-		c.done(q, s.Dropped(r.Blocks))
-	case *wire.List:
-		c.list(q, r)
-	case *wire.StatsRequest:
-		c.reply(q, &wire.StatsReply{Stats: wireStats(s.Stats())}, nil)
-	default:
-		c.stream(q, r)
-	}
+	c.reply(q, &wire.TrimReply{Bytes: n}, nil)
+}
+
+func (c *serverConn) get(q uint32, r *wire.Get) {
+	c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (*service.Lease, error) {
+		return c.session.Get(ctx, r.Name, r.Write, wait)
+	})
+}
+
+func (c *serverConn) lease(q uint32, r *wire.Borrow) {
+	c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (*service.Lease, error) {
+		return c.session.Lease(ctx, r.Buffer, r.Generation, r.Write, wait)
+	})
+}
+
+func (c *serverConn) cancelRequest(q uint32, r *wire.Cancel) {
+	c.stopWaiting(r.Request)
+	c.done(q, nil)
+}
+
+func (c *serverConn) stats(q uint32, _ *wire.StatsRequest) {
+	c.reply(q, &wire.StatsReply{Stats: wireStats(c.session.Stats())}, nil)
+}
+
+func releaseLeases(s *service.Session, r *wire.Release) error {
+	at := fencesOf(r.Done)
+	return each(r.Lease, r.Also, func(id uint64) error { return s.Release(id, r.Failed, at) })
 }
 
 // each does with leases what can be done; the error is that of the first with which it cannot.
@@ -144,8 +127,8 @@ func (c *serverConn) replyPool(q uint32, p *service.Pool, err error) {
 	c.reply(q, &wire.PoolReply{Pool: out}, files)
 }
 
-func (c *serverConn) publish(r *wire.Publish) error {
-	l, err := c.session.FindLease(r.Lease)
+func publishBuffer(s *service.Session, r *wire.Publish) error {
+	l, err := s.FindLease(r.Lease)
 	if err != nil {
 		return err
 	}

@@ -110,7 +110,7 @@ func TestTheWallsBetweenThePackages(t *testing.T) {
 }
 
 // The client does without the service.
-func TestOnlyTheServerKnowsTheBooks(t *testing.T) {
+func TestOnlyTheServerImportsTheService(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	require.NoError(t, err)
 	for _, name := range files {

@@ -20,13 +20,12 @@ import (
 
 // serverConn is the server's end of one session.
 type serverConn struct {
-	server  *Server
-	conn    *seqpacket.Conn
-	session *service.Session
-	notices notices
-	denied  bool // the peer may not have a session
-	ordered bool // the client understands timelines
-	streams bool // and channels
+	server   *Server
+	conn     *seqpacket.Conn
+	session  *service.Session
+	notices  notices
+	denied   bool            // the peer may not have a session
+	features map[string]bool // that the client and the service have; hello sets them
 
 	ctx    context.Context // ends with the session
 	cancel context.CancelCauseFunc
@@ -41,7 +40,7 @@ type serverConn struct {
 }
 
 func (s *Server) newConn(conn *seqpacket.Conn) *serverConn {
-	c := &serverConn{server: s, conn: conn, notices: notices{wake: make(chan struct{}, 1)}, waiting: make(map[uint64]context.CancelFunc)}
+	c := &serverConn{server: s, conn: conn, features: make(map[string]bool), notices: notices{wake: make(chan struct{}, 1)}, waiting: make(map[uint64]context.CancelFunc)}
 	c.ctx, c.cancel = context.WithCancelCause(s.ctx)
 	return c
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
-	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -23,67 +22,20 @@ func (c *serverConn) agree(offered []string) (both []string) {
 	if !slices.Contains(offered, featureTimelines) || service.ProbeTimelines() != nil {
 		return both
 	}
-	c.ordered = true
 	c.session.UseTimelines()
 	both = append(both, featureTimelines)
 	if slices.Contains(offered, featureChannels) {
-		c.streams = true
 		both = append(both, featureChannels)
+	}
+	for _, feature := range both {
+		c.features[feature] = true
 	}
 	return both
 }
 
 // mustAwaitWork says whether the client cannot be given a lease before nothing has to be waited for.
 func (c *serverConn) mustAwaitWork(l *service.Lease) bool {
-	return !c.ordered && len(l.Info().Wait) > 0
-}
-
-// stream carries out the requests of the features, if the session has them.
-func (c *serverConn) stream(q uint32, r wire.Request) {
-	switch r := r.(type) {
-	case *wire.Timeline, *wire.Seal:
-		if !c.ordered {
-			c.lacks(q, r, featureTimelines)
-			return
-		}
-	case *wire.MakeChannel, *wire.Find, *wire.CloseChannel, *wire.Join, *wire.Enter, *wire.Leave, *wire.Map, *wire.Doubt:
-		if !c.streams {
-			c.lacks(q, r, featureChannels)
-			return
-		}
-	default:
-		c.fail(q, situation.Of(ErrUnsupported, "the service does not know the operation %q", r.Op()))
-		return
-	}
-	s := c.session
-	switch r := r.(type) {
-	case *wire.Timeline:
-		c.timeline(q, r)
-	case *wire.Seal:
-		c.done(q, s.SealTimeline())
-	case *wire.MakeChannel:
-		info, err := s.MakeChannel(mempool.ChannelSpec{Name: r.Name, Pool: r.Pool, Mode: mempool.ChannelMode(r.Mode),
-			Capacity: int(min(r.Capacity, math.MaxInt32)), Full: mempool.FullPolicy(r.Full)})
-		c.replyChannel(q, info, err)
-	case *wire.Find:
-		c.find(q, r)
-	case *wire.CloseChannel:
-		c.done(q, s.CloseChannel(r.Channel))
-	case *wire.Join:
-		c.join(q, r)
-	case *wire.Enter:
-		c.enter(q, r)
-	case *wire.Leave:
-		c.done(q, s.LeaveChannel(r.Channel, r.Member))
-	case *wire.Map:
-		c.mapBlock(q, r)
-	case *wire.Doubt:
-		c.done(q, s.DoubtFrame(r.Channel, r.Member, r.Sequence))
-	}
-}
-
-func (c *serverConn) lacks(q uint32, r wire.Request, feature string) {
-	c.fail(q, situation.Of(ErrUnsupported, "%q belongs to the feature %q, which this session does not have", r.Op(), feature))
+	return !c.features[featureTimelines] && len(l.Info().Wait) > 0
 }
 
 func (c *serverConn) timeline(q uint32, r *wire.Timeline) {
@@ -101,6 +53,12 @@ func (c *serverConn) timeline(q uint32, r *wire.Timeline) {
 	}
 	out, files := wireExport(x)
 	c.reply(q, &wire.TimelineReply{Timeline: id, Words: wire.TimelineWords, Export: *out}, files)
+}
+
+func (c *serverConn) makeChannel(q uint32, r *wire.MakeChannel) {
+	info, err := c.session.MakeChannel(mempool.ChannelSpec{Name: r.Name, Pool: r.Pool, Mode: mempool.ChannelMode(r.Mode),
+		Capacity: int(min(r.Capacity, math.MaxInt32)), Full: mempool.FullPolicy(r.Full)})
+	c.replyChannel(q, info, err)
 }
 
 func (c *serverConn) replyChannel(q uint32, info mempool.ChannelInfo, err error) {
