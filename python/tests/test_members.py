@@ -472,7 +472,7 @@ def test_a_consumer_waits_until_a_promise_is_kept(client, other):
     with pytest.raises(poolbridge.WaitTimeoutError):
         frame.wait(0.001)
     array[:] = 5
-    promise.keep()
+    promise.complete()
     assert not array.flags.writeable
     assert frame.to_numpy().tolist() == [5] * 4
 

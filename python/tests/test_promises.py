@@ -30,7 +30,7 @@ def promised(client):
     return lease, np.asarray(lease), lease.promise()
 
 
-def test_a_reader_waits_until_the_promise_is_kept(client, other):
+def test_a_reader_waits_until_the_promise_is_completed(client, other):
     lease, array, promise = promised(client)
     lease.publish("x")
     got = other.get("x")
@@ -42,20 +42,20 @@ def test_a_reader_waits_until_the_promise_is_kept(client, other):
     reader = threading.Thread(target=lambda: seen.append(np.asarray(got).tolist()))
     reader.start()
     array[:] = 7
-    assert not promise.kept
-    assert repr(promise) == "<poolbridge.Promise not kept yet>"
-    promise.keep()
+    assert not promise.completed
+    assert repr(promise) == "<poolbridge.Promise not completed yet>"
+    promise.complete()
     reader.join(60)
     assert seen == [[7] * 4]
-    assert promise.kept
+    assert promise.completed
     assert not array.flags.writeable
-    promise.keep()
+    promise.complete()
 
 
-def test_a_promise_kept_before_publishing_is_nothing_to_wait_for(client, other):
+def test_a_promise_completed_before_publishing_is_nothing_to_wait_for(client, other):
     lease, array, promise = promised(client)
     array[:] = 1
-    promise.keep()
+    promise.complete()
     array[:] = 2
     lease.publish("x")
     got = other.get("x")
@@ -70,7 +70,7 @@ def test_a_promise_outlives_its_lease(client, other):
     del array
     lease.release()
     del lease
-    promise.keep()
+    promise.complete()
     got.wait(0)
 
 
@@ -88,19 +88,19 @@ def test_a_process_that_dies_breaks_its_promises(service, client, other):
     with pytest.raises(poolbridge.ProducerDiedError):
         got.wait(60)
     with pytest.raises(poolbridge.ClientClosedError):
-        promise.keep()
+        promise.complete()
 
 
 def test_only_what_is_yet_to_be_published_is_promised_and_once(client, other):
     lease, array, promise = promised(client)
     with pytest.raises(poolbridge.InvalidArgumentError, match="promised already"):
         lease.promise()
-    promise.keep()
+    promise.complete()
     again = lease.promise()
     lease.publish("x")
     with pytest.raises(poolbridge.InvalidArgumentError, match="is complete"):
         lease.promise()
-    again.keep()
+    again.complete()
     with pytest.raises(poolbridge.InvalidArgumentError, match="is complete"):
         other.get("x").promise()
     del array
@@ -114,27 +114,27 @@ def test_a_name_that_is_taken_costs_no_promise(client, other):
     assert array.flags.writeable
     np.asarray(lease)[:] = 3
     lease.publish("y")
-    promise.keep()
+    promise.complete()
     assert other.get("y").to_numpy().tolist() == [3] * 4
 
 
-def test_words_are_used_again_but_not_before_their_promise_is_kept(client):
+def test_words_are_used_again_but_not_before_their_promise_is_completed(client):
     lease = client.allocate(4, "int32")
     for _ in range(2 * WORDS):
-        lease.promise().keep()
+        lease.promise().complete()
     leases = [client.allocate(1, "int8") for _ in range(WORDS + 1)]
     promises = [each.promise() for each in leases[:-1]]
     with pytest.raises(poolbridge.PoolLimitError, match="no more words"):
         leases[-1].promise()
-    promises[7].keep()
-    leases[-1].promise().keep()
+    promises[7].complete()
+    leases[-1].promise().complete()
     for promise in promises:
-        promise.keep()
+        promise.complete()
 
 
 def test_a_promise_that_is_dropped_says_so(client):
     lease, array, promise = promised(client)
-    with pytest.warns(ResourceWarning, match="dropped before it was kept"):
+    with pytest.warns(ResourceWarning, match="dropped before it was completed"):
         del promise
         gc.collect()
     del lease, array
@@ -160,7 +160,7 @@ def test_promises_of_the_asyncio_client(service, client, other):
             with pytest.raises(poolbridge.WaitTimeoutError):
                 got.wait(0.001)
             array[:] = 9
-            promise.keep()
+            promise.complete()
             assert got.to_numpy().tolist() == [9] * 4
 
     asyncio.run(run())
@@ -186,7 +186,7 @@ if not child:
         os._exit(3)
     os._exit(4)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-promise.keep()
+promise.complete()
 """
 
 

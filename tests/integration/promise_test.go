@@ -30,7 +30,7 @@ print("published")
 for line in sys.stdin:
     which, value = map(int, line.split())
     arrays[which][:] = value
-    promises[which].keep()
+    promises[which].complete()
     print("kept")
 `
 

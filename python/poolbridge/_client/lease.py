@@ -257,7 +257,7 @@ class Lease(BaseLease):
         """Promise the content, to publish the buffer before it is complete; `keep` says that it is.
 
         For work of the CPU, or what this process waits for itself. Publish the lease, or send it through a channel;
-        write it through arrays that were made before; and keep the promise. Readers wait for that.
+        write it through arrays that were made before; and complete the promise. Readers wait for that.
 
         Raises
         ------

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Promise:
     """The word of this process that it will complete the content of a buffer, after it has published it.
 
-    A reader of the buffer waits until the promise is kept: a stream of a GPU by itself, the CPU for as long as its
+    A reader of the buffer waits until the promise is completed: a stream of a GPU by itself, the CPU for as long as its
     time limit says. If this process ends before, the content has failed. Made by ``lease.promise()``.
     """
 
@@ -26,11 +26,11 @@ class Promise:
         state.promise = self._fence
 
     @property
-    def kept(self) -> bool:
-        """Whether it was kept."""
+    def completed(self) -> bool:
+        """Whether it was completed."""
         return self._lease_state is None
 
-    def keep(self) -> None:
+    def complete(self) -> None:
         """Say that the content is complete; readers that wait for it go on. Idempotent.
 
         NumPy arrays that were made to write the buffer become read-only.
@@ -51,15 +51,15 @@ class Promise:
         self._lease_state = None
 
     def __repr__(self) -> str:
-        return f"<poolbridge.Promise {'kept' if self.kept else 'not kept yet'}>"
+        return f"<poolbridge.Promise {'completed' if self.completed else 'not completed yet'}>"
 
     def __del__(self) -> None:
         state = getattr(self, "_lease_state", None)
         if state is None or sys.is_finalizing() or state.session.ended is not None:
             return
         warnings.warn(
-            f"the promise of buffer {state.grant.bf} was dropped before it was kept: who reads the buffer waits for it "
-            "until this process ends",
+            f"the promise of buffer {state.grant.bf} was dropped before it was completed: a reader of the buffer "
+            "waits for it until this process ends",
             ResourceWarning,
             stacklevel=1,
         )

@@ -250,7 +250,7 @@ def test_what_says_nothing_is_refused(client):
     with pytest.raises(poolbridge.InvalidArgumentError, match="promised"):
         lease.publish("x", event=client.event())
     lease.publish("x")
-    promise.keep()
+    promise.complete()
 
 
 # Publishes two frames that a stream has written, one with an event alone; does what it is told.

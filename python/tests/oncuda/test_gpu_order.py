@@ -459,7 +459,7 @@ def test_a_stream_waits_for_what_the_cpu_has_promised(client, other):
     fill(at, N, 6, writer)
     finish(writer)
     assert not idle(consumer)
-    promise.keep()
+    promise.complete()
     finish(consumer)
     assert (seen == 6).all()
 
@@ -474,7 +474,7 @@ def test_what_streams_were_given_before_a_promise_is_waited_for(client, other, g
     threading.Thread(target=gate.open).start()
     lease.publish("x")
     assert idle(writer)
-    promise.keep()
+    promise.complete()
     assert (other.get("x").to_numpy() == 6).all()
 
 
