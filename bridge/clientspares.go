@@ -17,15 +17,19 @@ type spares struct {
 	client *Client
 	pool   uint64
 
-	wanted atomic.Int64 // somebody wants memory until then, in nanoseconds since 1970; 0: nobody does
+	wanted atomic.Int64 // another session wants memory until then, in nanoseconds since 1970; 0: none does
+	asking atomic.Int64 // allocations of this client that wait at the service
 	used   atomic.Bool  // since the last look; it becomes true with mu held
+
+	ownFor time.Duration // see the constant; tests have it longer
 
 	mu        sync.Mutex
 	producers []*producing // the list is not changed: others may read it
 	most      int          // how many spares there may be
 	list      []*loan      // in the order in which they came back
 	draining  map[*producing]struct{}
-	tight     bool // the service had no memory when there were fewer spares than there may be
+	tight     bool      // the service had no memory when there were fewer spares than there may be
+	full      time.Time // until then the service is not asked for more memory before what the channels have has come back
 	timer     *time.Timer
 	pause     time.Duration // until the next look
 	closed    bool
@@ -40,6 +44,10 @@ const (
 	sparesRest = time.Second
 	// wantedFor is for how long what comes back is released after a notice.
 	wantedFor = time.Second
+	// fullFor is for how long a pool that had no room is taken to have none.
+	fullFor = 5 * time.Second
+	// ownFor is how long an allocation waits for its own client's memory before it waits at the service, where that of others comes too.
+	ownFor = 5 * time.Millisecond
 )
 
 // sparesOf are a pool's, made if need be. s.mu is held.
@@ -49,7 +57,7 @@ func (s *memberships) sparesOf(c *Client, pool uint64) *spares {
 	}
 	sp := s.pools[pool]
 	if sp == nil {
-		sp = &spares{client: c, pool: pool, most: sparesMore, draining: make(map[*producing]struct{})}
+		sp = &spares{client: c, pool: pool, ownFor: ownFor, most: sparesMore, draining: make(map[*producing]struct{})}
 		s.pools[pool] = sp
 	}
 	return sp
@@ -99,17 +107,98 @@ func (sp *spares) allocate(ctx context.Context, p *Pool, t mempool.Tensor, n uin
 	if l != nil {
 		return sp.lease(ctx, l, t)
 	}
-	lease, err := p.alloc(ctx, t, wait)
-	if wait <= 0 && others && errors.Is(err, ErrLimit) {
+	if wait > 0 {
+		return sp.await(ctx, p, t, n, wait)
+	}
+	lease, err := p.alloc(ctx, t, 0)
+	if others && errors.Is(err, ErrLimit) {
 		sp.empty()
 		select {
 		case <-sp.client.tasksDone(): // one may be releasing what was there
 		case <-ctx.Done():
 		case <-sp.client.done:
 		}
-		return p.alloc(ctx, t, wait)
+		return p.alloc(ctx, t, 0)
 	}
 	return lease, err
+}
+
+// await is allocate when nothing has come back. Where the pool has no room, what comes back to the client is the quickest to be had. So it
+// is waited for first. Then the client stands in line at the service.
+func (sp *spares) await(ctx context.Context, p *Pool, t mempool.Tensor, n uint64, wait time.Duration) (*Lease, error) {
+	until := time.Now().Add(wait)
+	from := sp.lender(n)
+	if from == nil || !sp.isFull() {
+		lease, err := p.alloc(ctx, t, 0)
+		if !errors.Is(err, ErrLimit) && !errors.Is(err, ErrOutOfMemory) {
+			return lease, err
+		}
+		sp.mu.Lock()
+		sp.full = time.Now().Add(fullFor)
+		sp.mu.Unlock()
+	}
+	if from != nil {
+		if l := sp.awaitOwn(ctx, from, n, min(wait, sp.ownFor)); l != nil {
+			return sp.lease(ctx, l, t)
+		}
+	}
+	sp.release()
+	defer sp.keep()
+	return p.alloc(ctx, t, max(time.Until(until), 0))
+}
+
+// isFull says whether the pool is taken to have no room.
+func (sp *spares) isFull() bool {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	return time.Now().Before(sp.full)
+}
+
+// lender is the producer whose channel has memory that Allocate can make n bytes of when it comes back. It is nil if there is none, or
+// more than one: the client waits for one at a time.
+func (sp *spares) lender(n uint64) (from *producing) {
+	for _, p := range sp.members() {
+		if !p.native.Lends(func(owner any) bool { l := owner.(*loan); return l.own && l.info.Bytes == n }) {
+			continue
+		}
+		if from != nil {
+			return nil
+		}
+		from = p
+	}
+	return from
+}
+
+// awaitOwn waits for memory of n bytes to come back from a channel, and takes it. It is nil if none has come in time, or others want it.
+func (sp *spares) awaitOwn(caller context.Context, from *producing, n uint64, wait time.Duration) (l *loan) {
+	ctx := &patient{Context: caller, client: sp.client, until: time.Now().Add(wait)}
+	_ = from.native.AwaitBack(ctx, func() bool { // the service says what is wrong
+		from.reclaim()
+		l, _, _ = sp.take(n, true)
+		return l != nil || sp.isWanted()
+	})
+	return l
+}
+
+// release releases what is kept and what comes back, until keep is called: an allocation waits at the service, which has no memory.
+func (sp *spares) release() {
+	sp.asking.Add(1)
+	sp.empty()
+	for _, p := range sp.members() {
+		if p.native.Lent() > 0 {
+			sp.drain(p)
+		}
+	}
+}
+
+// keep ends what release began.
+func (sp *spares) keep() {
+	if sp.asking.Add(-1) > 0 {
+		return
+	}
+	for _, p := range sp.members() {
+		p.native.Wake() // its drain looks whether memory is still wanted
+	}
 }
 
 // reclaim takes what has come back.

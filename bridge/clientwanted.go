@@ -21,8 +21,11 @@ func (c *Client) wanted(pool uint64) {
 	}
 }
 
-// isWanted says whether somebody wants memory of the pool now.
+// isWanted says whether memory of the pool is wanted at the service now, by another session or by an allocation of this client.
 func (sp *spares) isWanted() bool {
+	if sp.asking.Load() > 0 {
+		return true
+	}
 	until := sp.wanted.Load()
 	if until == 0 {
 		return false
@@ -55,9 +58,30 @@ func (sp *spares) drain(p *producing) {
 	}
 }
 
-// wantedUntil is a context that ends when memory is not wanted any more, or the client is closed.
-func (p *producing) wantedUntil() (context.Context, context.CancelFunc) {
-	return context.WithDeadline(p.client.working, time.Unix(0, p.spares.wanted.Load()))
+// errNotWanted ends the wait for memory that was wanted.
+var errNotWanted = errors.New("the memory is not wanted any more")
+
+// wantedTime is a context that ends with the client, or when memory is not wanted any more.
+type wantedTime struct {
+	context.Context
+	spares *spares
+}
+
+func (w wantedTime) Err() error {
+	if err := w.Context.Err(); err != nil {
+		return err
+	}
+	if !w.spares.isWanted() {
+		return errNotWanted
+	}
+	return nil
+}
+
+func (w wantedTime) Deadline() (time.Time, bool) {
+	if until := w.spares.wanted.Load(); until != 0 && w.spares.asking.Load() == 0 {
+		return time.Unix(0, until), true
+	}
+	return w.Context.Deadline()
 }
 
 // drained says whether a producer need not be looked at any more. failed says that it cannot be.
@@ -75,16 +99,17 @@ func (sp *spares) drained(p *producing, failed bool) bool {
 func (p *producing) drain() {
 	p.reclaiming.Lock()
 	defer p.reclaiming.Unlock()
+	ctx := wantedTime{p.client.working, p.spares}
 	for {
-		ctx, stop := p.wantedUntil()
 		back, err := p.native.AwaitReclaim(ctx)
 		if unknown, ok := errors.AsType[*shmchannel.UnknownMemberError](err); ok {
-			err = p.await(ctx, unknown)
+			limited, stop := context.WithTimeout(p.client.working, wantedFor)
+			err = p.await(limited, unknown)
+			stop()
 		} else if err == nil {
 			p.cameBack(back)
 		}
 		failed := err != nil && ctx.Err() == nil
-		stop()
 		if len(back) == 0 && p.spares.drained(p, failed) { // the channel has none, or the time is over
 			return
 		}

@@ -45,6 +45,14 @@ func (p *Producer) Lent() int {
 	return len(p.pending) - p.seen + len(p.stuck)
 }
 
+// Lends says whether the channel has a block whose owner is what is asked for.
+func (p *Producer) Lends(is func(owner any) bool) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	lent := func(l loan) bool { return is(l.owner) }
+	return slices.ContainsFunc(p.pending[p.seen:], lent) || slices.ContainsFunc(p.stuck, lent)
+}
+
 // Forget has the producer forget the blocks that the channel has, and returns their owners.
 func (p *Producer) Forget() (owners []any) {
 	p.mu.Lock()
@@ -79,6 +87,34 @@ func (p *Producer) AwaitReclaim(ctx context.Context) ([]Returned, error) {
 		if err := p.rest(ctx, &wait, maxSleep); err != nil {
 			p.found(&wait, false)
 			return nil, err
+		}
+	}
+}
+
+// AwaitBack calls look until it finds what it looks for, or the context ends. look calls [Producer.Reclaim], or knows what others do with
+// what came back. Between two looks the producer waits until a consumer has let go of a frame.
+//
+// Errors: the context's, [ErrLeft] if the producer is closed.
+func (p *Producer) AwaitBack(ctx context.Context, look func() (found bool)) error {
+	for wait := (pause{}); ; {
+		found := look()
+		p.mu.Lock()
+		err := error(nil)
+		switch {
+		case p.closed:
+			err = p.gone("is closed")
+		case !found:
+			err = p.rest(ctx, &wait, maxSleep)
+		}
+		if found || err != nil {
+			p.found(&wait, found)
+		}
+		p.mu.Unlock()
+		if found {
+			return nil
+		}
+		if err != nil {
+			return err
 		}
 	}
 }

@@ -51,9 +51,9 @@ type Pool struct {
 
 	lent      map[uint64]*block       // those that buffers use, by id; nil before there is a channel
 	producers map[*Session]*producing // sessions that have producers in channels
-	wanting   int                     // allocations that have found no room
+	wanting   map[*Session]int        // how many allocations of each session have found no room
 	tidied    time.Time               // when its channels were looked at for them
-	wants     bool                    // producers are asked for memory again and again
+	asking    bool                    // producers are asked for memory again and again
 }
 
 // Info describes the pool.
@@ -156,14 +156,18 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		}
 	}
 	defer leave()
-	asked, told := 0, false // asked is 1 once others know that it waits, told is whether producers were told
+	asked, told := false, false // asked is whether others know that it waits, told is whether producers were told
 	hopeful := func(err error) error {
 		if told && !w.patient() {
 			return fmt.Errorf("%w (%w)", err, mempool.ErrWanted)
 		}
 		return err
 	}
-	defer func() { p.wanting -= asked }()
+	defer func() {
+		if asked {
+			p.wantFor(s, -1)
+		}
+	}()
 	var scarce error // why no new block could be made just now, although the pool has room
 	relieved := uint64(0)
 	for {
@@ -202,8 +206,9 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 				return p.reuse(s, b), nil
 			}
 		}
-		if asked == 0 {
-			asked, p.wanting = 1, p.wanting+1
+		if !asked {
+			asked = true
+			p.wantFor(s, +1)
 			var more bool
 			if more, told = p.want(); more {
 				continue

@@ -35,12 +35,35 @@ func (p *Pool) produce(s *Session, n int) {
 	}
 }
 
-// ask tells the sessions that have producers that memory is wanted, and says whether one was told just now, by this call or by another.
-// again tells those too that were told a moment ago. Service.mu is held.
-func (p *Pool) ask(again bool) (told bool) {
+// wantFor counts an allocation of a session that finds no room more (+1) or less (−1). Service.mu is held.
+func (p *Pool) wantFor(s *Session, n int) {
+	if p.wanting == nil {
+		p.wanting = make(map[*Session]int)
+	}
+	if p.wanting[s] += n; p.wanting[s] == 0 {
+		delete(p.wanting, s)
+	}
+}
+
+// wantedByOthers says whether another session than s waits for memory.
+func (p *Pool) wantedByOthers(s *Session) bool {
+	others := len(p.wanting)
+	if p.wanting[s] > 0 {
+		others--
+	}
+	return others > 0
+}
+
+// ask tells the sessions that have producers that others want memory, and says whether one was told just now, by this call or by another.
+// A session whose own allocation waits looks by itself for what comes back to it. all tells every session, those too that were told a
+// moment ago. Service.mu is held.
+func (p *Pool) ask(all bool) (told bool) {
 	now := time.Now()
 	for s, have := range p.producers {
-		if again || now.Sub(have.asked) >= wantedRest {
+		if !all && !p.wantedByOthers(s) {
+			continue
+		}
+		if all || now.Sub(have.asked) >= wantedRest {
 			have.asked = now
 			s.tell(Wanted{Pool: p.info.ID})
 		}
@@ -49,7 +72,7 @@ func (p *Pool) ask(again bool) (told bool) {
 	return told
 }
 
-// want asks for memory on behalf of an allocation that finds no room, now and again and again while one waits: sessions that have
+// want asks for memory on behalf of an allocation that finds no room, now and again and again while one waits: other sessions that have
 // producers, and channels that keep buffers of producers that left. It says whether channels gave something back, and whether a session
 // was told now. Service.mu is held.
 func (p *Pool) want() (more, told bool) {
@@ -62,8 +85,8 @@ func (p *Pool) want() (more, told bool) {
 		p.tidied = now
 		p.tidy()
 	}
-	if p.wanting > 0 && !p.wants {
-		p.wants = true
+	if len(p.wanting) > 0 && !p.asking {
+		p.asking = true
 		p.svc.drains.Go(p.wantOn)
 	}
 	return p.waiters.changes != changes, told
@@ -77,8 +100,8 @@ func (p *Pool) wantOn() {
 		case <-p.svc.closing:
 		}
 		p.svc.mu.Lock()
-		again = p.wanting > 0 && !p.svc.closed
-		p.wants = again
+		again = len(p.wanting) > 0 && !p.svc.closed
+		p.asking = again
 		if again {
 			p.want()
 		}

@@ -69,16 +69,45 @@ func TestProducersAreAskedWhenAnAllocationIsRefused(t *testing.T) {
 func TestProducersAreAskedWhenABoundIsReached(t *testing.T) {
 	svc := newService(t)
 	owner := open(t, svc)
-	pool := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 1 << 20, SessionBytes: 4096})
+	pool := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 1 << 20, UserBytes: 4096})
 	info, err := owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2})
 	require.NoError(t, err)
 	r := &channelRig{t, svc, owner, pool, info}
 	p := r.produce(hire(t, svc))
 	p.send()
-	_, err = p.Allocate(t.Context(), pool.info.ID, mempool.Bytes(10), 0)
+	_, err = owner.Allocate(t.Context(), pool.info.ID, mempool.Bytes(10), 0)
 	require.ErrorIs(t, err, mempool.ErrLimit)
 	assert.ErrorIs(t, err, mempool.ErrWanted, "patience may help")
-	assert.Equal(t, 1, r.wants(p.worker), "it has its own memory back")
+	assert.Equal(t, 1, r.wants(p.worker), "what it gives back counts for the same user")
+}
+
+func TestASessionIsNotAskedForTheMemoryThatItWantsItself(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 1)
+	p := r.produce(hire(t, r.svc))
+	p.send()
+	_, err := p.Allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
+	require.ErrorIs(t, err, mempool.ErrLimit)
+	require.NotErrorIs(t, err, mempool.ErrWanted)
+	waits, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		_, err := p.Allocate(waits, r.pool.info.ID, mempool.Bytes(10), patience)
+		ended <- err
+	}()
+	waiting := func(n int) bool {
+		r.svc.mu.Lock()
+		defer r.svc.mu.Unlock()
+		return len(r.pool.wanting) == n
+	}
+	for !waiting(1) {
+		time.Sleep(time.Millisecond)
+	}
+	assert.Zero(t, r.wants(p.worker), "it looks by itself")
+	assert.False(t, r.room())
+	assert.Equal(t, 1, r.wants(p.worker), "another wants memory too")
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	assert.True(t, waiting(0))
 }
 
 func TestPatienceHelpsForAMomentAfterProducersWereAsked(t *testing.T) {

@@ -274,7 +274,7 @@ def test_blocks_that_come_back_as_their_producer_leaves_are_nobodys(client):
         publish(client, channel, value)
     producer = client._session.producers[channel.id]
     producer.native = Leaving(producer)
-    producer.collect(0.01)
+    producer.await_back(0.01)
     assert not producer.loans
 
 

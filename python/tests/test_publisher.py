@@ -19,6 +19,7 @@ from realservice import leases, until
 from test_members import let_go_later, service  # noqa: F401 - a fixture
 
 import poolbridge
+from poolbridge._client import operations as _operations
 from poolbridge._memory.mappings import MAPPINGS
 from poolbridge._session import spares as _spares
 
@@ -526,3 +527,125 @@ def test_a_lease_that_is_published_long_after_its_loan_comes_back(client, other,
         publisher.publish()
         next(frames).release()
         until(lambda: leases(client) == 0)
+
+
+def lockstep(client, other, nbytes, blocks=1):
+    """Make a channel in a pool with room for so many buffers; one frame of it is in another client's hand."""
+    pool = client.create_pool("one", kind="host", max_bytes=blocks * nbytes)
+    channel = client.create_channel("l", pool=pool, capacity=2, mode="queue")
+    frames = other.subscribe("l")
+    return pool, channel, frames
+
+
+@pytest.mark.parametrize("how", ["publisher", "lease"])
+def test_transfers_with_room_for_one_buffer_ask_the_service_for_nothing(client, other, monkeypatch, how):
+    monkeypatch.setattr(_operations, "_OWN", 60)
+    monkeypatch.setattr(_spares, "_FULL", 3600)
+    pool, channel, frames = lockstep(client, other, 64 * KIB)
+    publisher = channel.publisher(64 * KIB, "uint8")
+
+    def send():
+        if how == "publisher":
+            return fill(publisher, 1)
+        lease = client.allocate(64 * KIB, "uint8", pool=pool, timeout=60)
+        return channel.publish(lease)
+
+    send()
+    frame, asked = next(frames), 0
+    for number in range(50):
+        later = threading.Thread(target=frame.release)
+        later.start()
+        send()
+        later.join()
+        frame = next(frames)
+        assert frame.seq == number + 2
+        asked = asked or client._session.core._number
+    assert client._session.core._number == asked
+    frame.release()
+    publisher.close()
+
+
+@pytest.mark.parametrize("own", [0.0, 60])
+def test_an_allocation_gets_others_memory_or_ends_in_time_while_its_own_is_lent(client, other, monkeypatch, own):
+    monkeypatch.setattr(_operations, "_OWN", own)
+    _, channel, frames = lockstep(client, other, 64 * KIB, blocks=2)
+    publisher = channel.publisher(64 * KIB, "uint8")
+    fill(publisher, 1)
+    frame = next(frames)
+    theirs = other.allocate(64 * KIB, "uint8", pool=other.open_pool("one"))
+    with pytest.raises(poolbridge.PoolLimitError):
+        publisher.loan(timeout=0.02)
+    assert client._session.spares.is_full(publisher._shelf.pool)
+    later = threading.Thread(target=frame.release if own else theirs.release)
+    later.start()
+    assert fill(publisher, 2) == 2
+    later.join()
+    assert not client._session.spares._asking
+    (theirs if own else frame).release()
+    publisher.close()
+
+
+def test_another_clients_allocation_gets_what_comes_back_to_a_publisher_that_waits(client, other, monkeypatch):
+    monkeypatch.setattr(_operations, "_OWN", 0.01)
+    _, channel, frames = lockstep(client, other, 64 * KIB)
+    publisher = channel.publisher(64 * KIB, "uint8")
+    fill(publisher, 1)
+    frame = next(frames)
+    got = []
+    taker = threading.Thread(
+        target=lambda: got.append(other.allocate(64 * KIB, "uint8", pool=other.open_pool("one"), timeout=60))
+    )
+    taker.start()
+    until(lambda: client._session.spares._is_wanted(publisher._shelf.pool))
+    frame.release()
+    taker.join()
+    with pytest.raises(poolbridge.PoolLimitError):
+        publisher.loan(timeout=0.02)
+    got[0].release()
+    assert fill(publisher, 2) == 2
+    publisher.close()
+
+
+def test_closing_the_client_ends_the_wait_for_its_own_memory(client, other, monkeypatch):
+    monkeypatch.setattr(_operations, "_OWN", 60)
+    _, channel, frames = lockstep(client, other, 64 * KIB)
+    publisher = channel.publisher(64 * KIB, "uint8")
+    fill(publisher, 1)
+    frame = next(frames)
+    errors = []
+
+    def loan():
+        try:
+            publisher.loan()
+        except poolbridge.PoolbridgeError as error:
+            errors.append(error)
+
+    waits = threading.Thread(target=loan)
+    waits.start()
+    until(lambda: client._session.spares.is_full(publisher._shelf.pool))
+    client.close()
+    waits.join()
+    assert isinstance(errors[0], poolbridge.ClosedError)
+    frame.release()
+
+
+def test_an_asyncio_publisher_has_its_one_buffer_back(service):  # noqa: F811
+    async def main():
+        async with await poolbridge.connect_async(service.path) as client:
+            pool = await client.create_pool("one", kind="host", max_bytes=64 * KIB)
+            channel = await client.create_channel("l", pool=pool, capacity=2, mode="queue")
+            frames = client.subscribe("l")
+            async with channel.publisher(64 * KIB, "uint8") as publisher:
+                held = None
+                for value in range(20):
+                    loaning = asyncio.create_task(publisher.loan(60))
+                    if held is not None:
+                        await held.release()
+                    (await loaning)[:] = value
+                    await publisher.publish()
+                    held = await anext(frames)
+                    assert (np.asarray(held) == value).all()
+            assert held is not None
+            await held.release()
+
+    asyncio.run(main())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,12 +22,15 @@ from poolbridge._memory.kinds import KINDS
 from poolbridge._order import event as _event
 from poolbridge._order import order as _order
 from poolbridge._order import timelines as _timelines
-from poolbridge._session.flow import Ask, Do, Flow, ask
+from poolbridge._session.flow import Ask, Do, Flow, Sleep, ask
 from poolbridge._session.grants import held, know_timeline, take
 from poolbridge._session.lease_state import LeaseState
+from poolbridge._session.spares import Asking
 from poolbridge._sys.errors import (
+    DeviceMemoryError,
     InvalidArgumentError,
     NotFoundError,
+    PoolLimitError,
     UnsupportedError,
     shown,
 )
@@ -54,8 +58,11 @@ from poolbridge._wire.packet import MAX_NAME
 if TYPE_CHECKING:
     from poolbridge._order.event import Event
     from poolbridge._session.session import Session
+    from poolbridge._session.spares import Shelf
     from poolbridge._sys.literals import Kind
 
+# How long an allocation waits for memory of its own client before it stands in line at the service, in seconds.
+_OWN = 5e-3
 # Without a time limit: as long as milliseconds fit into the nanoseconds that others count with.
 _FOREVER_MS = 2**40
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
@@ -235,8 +242,65 @@ def allocate(
 
     `at_once`: of those that came back only one whose memory can be written now.
     """
-    if session.producers and (state := (yield from _spare(session, description, pool, at_once=at_once))) is not None:
+    if not session.producers:
+        return _grant(session, description, pool, timeout)
+    return _allocate(session, description, pool, timeout, at_once=at_once)
+
+
+def _allocate(
+    session: Session, description: _tensor.Description, pool: int, timeout: float | None, *, at_once: bool
+) -> Flow[LeaseState]:
+    """Lease a buffer in the pool of a session that has producers."""
+    check_wait(timeout)
+    came_back = partial(spare, session, description, pool, at_once=at_once)
+    if (state := (yield from came_back())) is not None:
         return state
+    if timeout == 0:
+        try:
+            return (yield from _grant(session, description, pool, 0.0))
+        except PoolLimitError:
+            return (yield from await_memory(session, description, pool, time.monotonic()))
+    deadline = None if timeout is None else time.monotonic() + timeout
+    if (state := (yield from new_or_back(session, description, pool, timeout))) is not None:
+        return state
+    if (state := (yield from came_back())) is not None:
+        return state
+    return (yield from await_memory(session, description, pool, deadline))
+
+
+def new_or_back(
+    session: Session, description: _tensor.Description, pool: int, timeout: float | None, shelf: Shelf | None = None
+) -> Flow[LeaseState | None]:
+    """Lease a new buffer if there is room, or wait a moment for memory of this client to come back; None: look for it.
+
+    Where the pool has no room, what comes back to this client is the quickest to be had. `shelf`: to that publisher.
+    """
+    lender = session.lender(pool, description.nbytes, shelf)
+    if lender is None or not session.spares.is_full(pool):
+        try:
+            return (yield from _grant(session, description, pool, 0.0))
+        except (PoolLimitError, DeviceMemoryError):
+            session.spares.note_full(pool)
+    if lender is not None:
+        yield Sleep(lender.await_back, _OWN if timeout is None else min(timeout, _OWN))
+    return None
+
+
+def await_memory(
+    session: Session, description: _tensor.Description, pool: int, deadline: float | None
+) -> Flow[LeaseState]:
+    """Stand in line at the service, where the memory of others comes too; release what comes back to this client."""
+    asking = Asking(pool)
+    try:
+        session.asks(asking)
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        return (yield from _grant(session, description, pool, left))
+    finally:
+        session.spares.asked(asking)
+
+
+def _grant(session: Session, description: _tensor.Description, pool: int, timeout: float | None) -> Flow[LeaseState]:
+    """Lease a buffer that the service grants."""
     request = Alloc(pl=pool, t=description.to_wire(), w=check_wait(timeout))
     reply = yield Ask(request, GrantReply, timeout)
     state = held(session, reply.l) or (yield from take(session, reply.l))
@@ -244,18 +308,18 @@ def allocate(
     return state
 
 
-def _spare(session: Session, description: _tensor.Description, pool: int, *, at_once: bool) -> Flow[LeaseState | None]:
+def spare(session: Session, description: _tensor.Description, pool: int, *, at_once: bool) -> Flow[LeaseState | None]:
     """Make a lease state of a lease that came back from a channel, if there is one of just as many bytes."""
-    spare = session.take_spare(pool, description.nbytes, at_once=at_once)
-    if spare is None:
+    found = session.take_spare(pool, description.nbytes, at_once=at_once)
+    if found is None:
         return None
     try:
-        if spare.fences:
-            for timeline in session.timelines.unknown(session.core.epoch, spare.fences):
+        if found.fences:
+            for timeline in session.timelines.unknown(session.core.epoch, found.fences):
                 yield from know_timeline(session, timeline)
-        state: LeaseState = spare.hold(session, description)
+        state: LeaseState = found.hold(session, description)
     except BaseException:
-        session.return_spare(spare)
+        session.return_spare(found)
         raise
     return state
 

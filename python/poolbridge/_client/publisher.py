@@ -14,7 +14,7 @@ import numpy as np
 
 from poolbridge._client.channel_operations import check_meta
 from poolbridge._client.lease import AsyncLease, Lease
-from poolbridge._client.operations import allocate, check_wait
+from poolbridge._client.operations import allocate, await_memory, check_wait, new_or_back, spare
 from poolbridge._order import order as _order
 from poolbridge._session.flow import Do, Flow
 from poolbridge._session.producer import Sending, deliver, pack_meta, producer_of
@@ -137,7 +137,15 @@ class BasePublisher(ABC):
                 if (array := self._take()) is not None:
                     return array
         if state is None:
-            state = yield from lease(timeout=timeout)
+            state = yield from spare(session, self._description, channel.pl, at_once=True)
+        if state is None:
+            deadline = None if timeout is None else time.monotonic() + timeout
+            if timeout != 0:
+                state = yield from new_or_back(session, self._description, channel.pl, timeout, shelf)
+                if state is None and (array := self._take()) is not None:
+                    return array
+            if state is None:
+                state = yield from await_memory(session, self._description, channel.pl, deadline)
         try:
             pool = state.memory.pool
             if not pool.on_cpu:
@@ -152,11 +160,11 @@ class BasePublisher(ABC):
             raise
         shelf.wanting = shelf.wanting and shelf.extra < _MORE and self._has_room(state)
         shelf.producer, self._described = producer, producer.describe(self._description)
-        spare = Spare(state, ())
-        spare.shelf, spare.lender, spare.array = shelf, lender, array
+        own = Spare(state, ())
+        own.shelf, own.lender, own.array = shelf, lender, array
         state.released = True
         session.lent(state, None, apart=False)
-        session.lend_to(shelf, spare)
+        session.lend_to(shelf, own)
         shelf.used = time.monotonic()
         self._check_open()
         return array

@@ -64,12 +64,23 @@ class Producer(Membership):
         self._last = description, known
         return known
 
-    def collect(self, seconds: float = 0.0) -> None:
-        """Take the blocks that came back; with `seconds`, wait for one so long. The session's lock is held without."""
+    def collect(self) -> None:
+        """Take the blocks that came back. The session's lock is held."""
+        self._take_back(self._reclaim(0.0))
+
+    def await_back(self, seconds: float | None) -> None:
+        """Wait until a block comes back, for so long at most, and take what came. The session's lock is not held."""
+        came = self._reclaim(seconds)
+        with self.session.lock:
+            self._take_back(came)
+
+    def _reclaim(self, seconds: float | None) -> Any:
         try:
-            came = self.native.reclaim(seconds)
+            return self.native.reclaim(seconds)
         except (ClosedError, ForkError):
-            return
+            return None
+
+    def _take_back(self, came: Any) -> None:
         if not isinstance(came, list):
             return  # a cursor that it does not know yet, or its part has ended
         for block, fences in came:
@@ -79,10 +90,7 @@ class Producer(Membership):
             spare.owned = True
             if fences:
                 spare.fences = (*spare.fences, *(Fence(*fence) for fence in fences))
-            if seconds:
-                self.session.return_spare(spare)
-            else:
-                self.session.spares.came_back(spare)
+            self.session.spares.came_back(spare)
 
     def has_in_flight(self, block: int) -> bool:
         """Whether a block is in the channel, and has not come back."""

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from poolbridge._session.session_memory import SessionMemory
-from poolbridge._session.spares import Shelf, Spare, Spares
+from poolbridge._session.spares import Asking, Shelf, Spare, Spares
 from poolbridge._sys.errors import NotFoundError, ProtocolError, StaleError
 from poolbridge._wire.channel_messages import Leave, Timeline, TimelineReply
 
@@ -133,6 +133,17 @@ class SessionMembers(SessionMemory):
         """Give a lease of a pool that came back, of just as many bytes, or None; see `Spares.take`."""
         with self.lock:
             return self.spares.take(pool, nbytes, at_once=at_once)
+
+    def lender(self, pool: int, nbytes: int, shelf: Shelf | None = None) -> Producer | None:
+        """Give the producer whose blocks an allocation may wait for; see `Spares.lender`."""
+        with self.lock:
+            return self.spares.lender(pool, nbytes, shelf)
+
+    def asks(self, asking: Asking) -> None:
+        """Release what comes back in a pool for an allocation that waits at the service; see `Spares.ask`."""
+        with self.lock:
+            if self.ended is None:
+                self.spares.ask(asking)
 
     def return_spare(self, spare: Spare) -> None:
         """Put a lease back to those that came back."""

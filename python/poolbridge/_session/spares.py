@@ -7,6 +7,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 from msgspec import UNSET, structs
 
@@ -34,6 +35,8 @@ _REST: Final = 0.5
 _LONGEST_REST: Final = 1.0
 # How long one look for blocks that come back may sleep, and how often fences are looked at: a GPU wakes nobody.
 _LOOK: Final = 10e-3
+# For how long a pool that had no room is taken to have none, while channels have memory of its own.
+_FULL: Final = 5.0
 # How often fences are looked at while the client closes, and how long a look rests that may have come to nothing.
 _GLANCE: Final = 1e-3
 
@@ -117,6 +120,15 @@ class Spare:
         return state
 
 
+class Asking:
+    """An allocation of this client that waits at the service: what comes back in its pool is released meanwhile."""
+
+    __slots__ = ("__weakref__", "pool")
+
+    def __init__(self, pool: int) -> None:
+        self.pool = pool
+
+
 class Shelf:
     """The leases of one publisher. The session's lock guards them.
 
@@ -190,6 +202,8 @@ class Spares:
         self._granted: dict[int, tuple[Spare, tuple[Fence, ...]]] = {}
         self._used: dict[int, float] = {}  # by pool, when it was allocated in last
         self._wanted: dict[int, float] = {}  # by pool, until when what comes back is released
+        self._asking: WeakSet[Asking] = WeakSet()
+        self._full: dict[int, float] = {}  # by pool, until when it is taken to have no room
         self._asked: set[int] = set()  # timelines whose pages were asked for
         self._rest = _REST
         self._thread: threading.Thread | None = None
@@ -300,6 +314,44 @@ class Spares:
                 if producer.over and not producer.loans:
                     self._session.retire(producer)
 
+    def is_full(self, pool: int) -> bool:
+        """Whether a pool had no room a short while ago."""
+        return self._full.get(pool, 0) > time.monotonic()
+
+    def note_full(self, pool: int) -> None:
+        """Note that a pool has no room."""
+        self._full[pool] = time.monotonic() + _FULL
+
+    def lender(self, pool: int, nbytes: int, shelf: Shelf | None) -> Producer | None:
+        """Give the producer whose channel has leases of just as many bytes that are kept for later when they come back.
+
+        `shelf`: of that publisher. None: there is no such producer, or more than one, or others want the memory.
+        """
+        if self._is_wanted(pool):
+            return None
+        lenders = [
+            producer
+            for producer in self._session.producers.values()
+            if producer.channel.pl == pool
+            and any(
+                spare.shelf is shelf and spare.reusable and spare.grant.n == nbytes for spare in producer.loans.values()
+            )
+        ]
+        return lenders[0] if len(lenders) == 1 else None
+
+    def ask(self, asking: Asking) -> None:
+        """Release what is kept and what comes back in a pool, as long as an allocation waits at the service."""
+        self._asking.add(asking)
+        self.collect(asking.pool)
+        self._tidy(time.monotonic())
+        if self._lending():
+            self._bell.set()
+            self.watch()
+
+    def asked(self, asking: Asking) -> None:
+        """End what `ask` began."""
+        self._asking.discard(asking)
+
     def put(self, spare: Spare) -> None:
         """Keep a lease that came back, or release it where it cannot be kept."""
         self.published(spare.grant)
@@ -378,9 +430,12 @@ class Spares:
     # Inside
 
     def _is_used(self, pool: int, now: float) -> bool:
-        return self._wanted.get(pool, 0) <= now and now - self._used.get(pool, 0) < _IDLE
+        return now - self._used.get(pool, 0) < _IDLE and not self._is_wanted(pool)
 
     def _is_wanted(self, pool: int) -> bool:
+        """Whether the service wants memory of a pool, for others or for an allocation of this client."""
+        if self._asking and any(one.pool == pool for one in self._asking):
+            return True
         return bool(self._wanted) and self._wanted.get(pool, 0) > time.monotonic()
 
     def _most(self, pool: int) -> int:
@@ -437,7 +492,7 @@ class Spares:
 
         While a pool is allocated in there will be: a thread for every moment without spare leases would cost more.
         """
-        if self._leaving or any(until > now for until in self._wanted.values()):
+        if self._leaving or self._asking or any(until > now for until in self._wanted.values()):
             return _LOOK
         ends = [end for used in self._used.values() if (end := used + _IDLE) > now]
         if ends:
@@ -456,7 +511,7 @@ class Spares:
             while (seconds := self._turn()) is not None:
                 wanted = self._wanting()
                 for producer in wanted:
-                    producer.collect(_LOOK / len(wanted))
+                    producer.await_back(_LOOK / len(wanted))
                 self._bell.wait(_GLANCE if wanted else seconds)
                 self._bell.clear()
         except PoolbridgeError:
@@ -479,9 +534,8 @@ class Spares:
 
     def _wanting(self) -> list[Producer]:
         """Give the producers whose blocks are wanted, if there are some in flight."""
-        now = time.monotonic()
         return [
             producer
             for producer in list(self._session.producers.values())
-            if self._wanted.get(producer.channel.pl, 0) > now and producer.loans
+            if producer.loans and self._is_wanted(producer.channel.pl)
         ]
