@@ -334,7 +334,8 @@ static int execute(PyObject *module) {
     pb_init();
     bool made = add_errors(state) && add_conditions(module, state) && (state->frame = add_type(module, &frame_spec)) &&
                 (state->producer = add_type(module, &producer_spec)) && (state->consumer = add_type(module, &consumer_spec)) &&
-                (state->lock = add_type(module, &lock_spec));
+                (state->lock = add_type(module, &lock_spec)) && (state->lent = add_type(module, &lent_spec)) &&
+                (state->shelf = add_type(module, &shelf_spec));
     return made ? 0 : -1;
 }
 
@@ -344,6 +345,8 @@ static int traverse(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->producer);
     Py_VISIT(state->consumer);
     Py_VISIT(state->lock);
+    Py_VISIT(state->lent);
+    Py_VISIT(state->shelf);
     for (int i = 0; i <= PB_FENCE; i++) Py_VISIT(state->conditions[i]);
     return 0;
 }
@@ -354,6 +357,8 @@ static int clear(PyObject *module) {
     Py_CLEAR(state->producer);
     Py_CLEAR(state->consumer);
     Py_CLEAR(state->lock);
+    Py_CLEAR(state->lent);
+    Py_CLEAR(state->shelf);
     for (int i = 0; i <= PB_FENCE; i++) Py_CLEAR(state->conditions[i]);
     Py_CLEAR(state->protocol);
     Py_CLEAR(state->invalid);

@@ -9,7 +9,7 @@
 #include "shm.h"
 
 typedef struct {
-    PyTypeObject *frame, *producer, *consumer, *lock;
+    PyTypeObject *frame, *producer, *consumer, *lock, *lent, *shelf;
     PyObject *conditions[PB_FENCE + 1];
     PyObject *protocol, *invalid, *memory, *forked, *closed, *released;
 } State;
@@ -47,7 +47,9 @@ PyObject *unknown(Member *m, void *closure);
 PyObject *close_member(Member *m, PyObject *ignored);
 PyObject *new_frame(State *state, const struct pb_consumer *c, const struct pb_frame *frame);
 void free_object(void *self);
+struct pb_producer *producer_core(Member *m); // of a Producer
+PyObject *blocks_of(Member *m);               // what came back to a Producer
 
-extern PyType_Spec frame_spec, producer_spec, consumer_spec, lock_spec;
+extern PyType_Spec frame_spec, producer_spec, consumer_spec, lock_spec, lent_spec, shelf_spec;
 
 #endif

@@ -126,15 +126,10 @@ static PyObject *fences_of(const struct pb_fence *from, const struct pb_flight *
     return fences;
 }
 
-// reclaim(timeout=0.0, spin=0.0)
-static PyObject *reclaim(Producer *self, PyObject *const *args, Py_ssize_t given) {
-    Wait how = {.freed = true};
-    enum pb_result r;
-    if (!usable(&self->member) || !count_is(given, 0, 2, "reclaim") || !wait_of(self, args, given, &how) ||
-        !wait_for(&self->member, try_reclaim, NULL, &how, &r))
-        return NULL;
-    if (r && r != PB_TIMEOUT) return result_of(&self->member, r);
-    const struct pb_producer *p = &self->core;
+struct pb_producer *producer_core(Member *m) { return &((Producer *)m)->core; }
+
+PyObject *blocks_of(Member *m) {
+    const struct pb_producer *p = producer_core(m);
     size_t count = p->came_back;
     bool fine = true;
     struct pb_flight *back = copy_of(p->back, count * sizeof *back, &fine);
@@ -148,6 +143,17 @@ static PyObject *reclaim(Producer *self, PyObject *const *args, Py_ssize_t given
     free(back);
     free(from);
     return blocks;
+}
+
+// reclaim(timeout=0.0, spin=0.0)
+static PyObject *reclaim(Producer *self, PyObject *const *args, Py_ssize_t given) {
+    Wait how = {.freed = true};
+    enum pb_result r;
+    if (!usable(&self->member) || !count_is(given, 0, 2, "reclaim") || !wait_of(self, args, given, &how) ||
+        !wait_for(&self->member, try_reclaim, NULL, &how, &r))
+        return NULL;
+    if (r && r != PB_TIMEOUT) return result_of(&self->member, r);
+    return blocks_of(&self->member);
 }
 
 static PyObject *behind(Producer *self, void *closure) {

@@ -11,7 +11,7 @@ sleep. All arguments are positional.
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, final
+from typing import Any, Self, final
 
 from _typeshed import ReadableBuffer, WriteableBuffer
 
@@ -211,6 +211,50 @@ class Consumer:
         """Slot and member id of the producer whose track was needed last."""
     def close(self) -> None:
         """Unmap everything and drop what is kept; a thread that waits gets `ClosedError`. Idempotent."""
+
+class Lent:
+    """A write lease that a channel has or that came back; see `poolbridge._session.spares.Spare`."""
+
+    array: Any
+    fences: Any
+    shelf: Any
+    owned: bool
+    block: int
+    buffer: int
+    nbytes: int
+
+class Shelf:
+    """The leases of a publisher; see `poolbridge._session.spares.Shelf`.
+
+    Its methods do what a publisher does for each frame where nothing is out of the ordinary, each in one step: no
+    signal handler and no other thread comes between. Else they give None and leave all as it is.
+    """
+
+    free: list[Any]
+    loan: list[Any]
+    strays: list[tuple[int, tuple[tuple[int, int, int], ...]]]
+    """What came back and does not belong here, as `Producer.reclaim` gives it."""
+    owner: Any
+    """The `Producer`."""
+    loans: Any
+    """What the channel has, by the block: a dictionary."""
+    described: bytes
+    description_id: int
+    most: int
+    extra: int
+    wanting: bool
+    closed: bool
+    busy: bool
+    aside: bool
+    used: float
+
+    def __new__(cls, *ignored: Any) -> Self: ...
+    def take(self) -> Any:
+        """Give the array of the loan, or put one on loan that came back and give its array."""
+    def send(self, meta: bytes = b"", /) -> int | None:
+        """Publish the loan if there is room; give the frame's number."""
+    def look(self) -> None:
+        """Note that the rest of the session was looked at: for a quarter of a second `take` and `send` do without."""
 
 @final
 class DeferringLock:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from realservice import leases, until
+from test_interrupts import Interrupter
 from test_members import let_go_later, service  # noqa: F401 - a fixture
 
 import poolbridge
@@ -205,6 +206,7 @@ def test_a_frame_that_was_sent_before_a_signal_is_not_written_again(client, othe
         array = publisher.loan()
         array[:] = 2
         native = watched(client, channel)
+        publisher._shelf.owner = native  # the native module leaves it to Python
 
         def interrupt():
             raise Interrupted
@@ -649,3 +651,64 @@ def test_an_asyncio_publisher_has_its_one_buffer_back(service):  # noqa: F811
             await held.release()
 
     asyncio.run(main())
+
+
+def test_what_a_publisher_does_for_each_frame_loses_nothing_where_a_signal_comes(client, other):
+    channel = client.create_channel("c", capacity=4)
+    frames = other.subscribe("c").arrays()
+    publisher = channel.publisher(4, "int32")
+    sent = 0
+
+    def take():
+        nonlocal sent
+        while client._session.producers[channel.id].native.in_flight[-1][0] > sent:
+            sent += 1
+            assert next(frames)[0] == sent
+
+    for value in range(30):
+        fill(publisher, value + 1)
+        take()
+    shelf = publisher._shelf
+    at = steps = 0
+    while steps < 200:
+        shelf.look()  # it does without a look at the rest of the session
+        interrupter = Interrupter(at)
+        with interrupter:
+            publisher.loan()[:] = sent + 1
+            publisher.publish()
+        steps += 1
+        at = 0 if interrupter.where is None else at + 1
+        take()
+        if shelf.loan:
+            fill(publisher, sent + 1)
+            take()
+        assert len(shelf.free) + len(shelf.loan) + len(shelf.loans) == len(client._session.core.blocks)
+    publisher.close()
+
+
+def test_a_publisher_leaves_to_python_what_is_out_of_the_ordinary(client, other):
+    channel = client.create_channel("c", capacity=4)
+    publisher = channel.publisher(4, "int32")
+    shelf = publisher._shelf
+    assert (shelf.take(), shelf.send()) == (None, None), "it has nothing yet"
+    array = publisher.loan()
+    shelf.look()
+    assert shelf.take() is array
+    for name in "closed", "busy", "aside":
+        setattr(shelf, name, True)
+        assert (shelf.take(), shelf.send()) == (None, None)
+        setattr(shelf, name, False)
+    assert shelf.send(b"no meta") is None
+    assert shelf.take() is array
+    with pytest.raises(TypeError):
+        shelf.send("text")
+    assert shelf.send() == 1
+    assert not shelf.loan
+    assert shelf.send() is None
+    array = publisher.loan()
+    channel.close()
+    shelf.look()
+    assert shelf.send() is None
+    assert shelf.take() is array
+    publisher.close()
+    assert shelf.take() is None

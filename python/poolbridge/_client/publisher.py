@@ -83,7 +83,7 @@ class BasePublisher(ABC):
         loan = tuple(shelf.loan)  # in one step: another thread may end it
         if loan:
             return loan[0].array
-        if not shelf.free and self._session.collect_for(shelf) <= 1 + shelf.extra and shelf.wanting:
+        if self._session.collect_for(shelf) <= 1 + shelf.extra and shelf.wanting:
             return None
         return self._take()
 
@@ -91,7 +91,7 @@ class BasePublisher(ABC):
         """Put a lease on loan that came back, and give its array; None: there is none, or it was just wanted back."""
         shelf = self._shelf
         try:
-            spare = shelf.free.popleft()
+            spare = shelf.free.pop(0)
         except IndexError:
             return None
         shelf.used = time.monotonic()
@@ -116,11 +116,11 @@ class BasePublisher(ABC):
 
     def _alone(self, flow: Flow[_T]) -> Flow[_T]:
         """Carry an operation out while no other is."""
-        self._busy = True
+        self._busy = self._shelf.busy = True
         try:
             return (yield from flow)
         finally:
-            self._busy = False
+            self._busy = self._shelf.busy = False
 
     def _allocate(self, timeout: float | None) -> Flow[Any]:
         """Lease a buffer, and give an array of it."""
@@ -159,7 +159,8 @@ class BasePublisher(ABC):
             state.end()
             raise
         shelf.wanting = shelf.wanting and shelf.extra < _MORE and self._has_room(state)
-        shelf.producer, self._described = producer, producer.describe(self._description)
+        self._described = producer.describe(self._description)
+        shelf.publish_with(producer, self._described)
         own = Spare(state, ())
         own.shelf, own.lender, own.array = shelf, lender, array
         state.released = True
@@ -216,10 +217,11 @@ class BasePublisher(ABC):
             There is none.
         """
         try:
-            return self._shelf.loan.popleft()
+            spare: Spare = self._shelf.loan.pop(0)
         except IndexError:
             self._session.check_usable()
             raise LeaseReleasedError("there is no array to publish: call loan() first, once for each frame") from None
+        return spare
 
     def _deliver(self, texts: bytes, timeout: float | None) -> Flow[int]:
         """Publish the loan, waiting for room; it stays on loan if there is none."""
@@ -333,6 +335,9 @@ class Publisher(BasePublisher):
         ClosedError
             The publisher was closed, or the channel closed before the first loan.
         """
+        array = self._shelf.take() if timeout is None else None
+        if array is not None:
+            return array
         array = self._loaned(timeout)
         if array is not None:
             return array
@@ -366,6 +371,8 @@ class Publisher(BasePublisher):
 
         After any other exception, such as a `KeyboardInterrupt`, the frame may have been sent or not: ask `loan` again.
         """
+        if timeout is None and (number := self._shelf.send(_texts(meta))) is not None:
+            return number
         self._begin(timeout)
         texts = _texts(meta)
         number = self._publish_at_once(texts)
@@ -394,6 +401,9 @@ class AsyncPublisher(BasePublisher):
 
     async def loan(self, timeout: float | None = None) -> Any:
         """Give an array of a buffer that nobody uses; see `Publisher.loan`."""
+        array = self._shelf.take() if timeout is None else None
+        if array is not None:
+            return array
         array = self._loaned(timeout)
         if array is not None:
             return array
@@ -401,6 +411,8 @@ class AsyncPublisher(BasePublisher):
 
     async def publish(self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None) -> int:
         """Put the array that was given last into the channel; see `Publisher.publish`."""
+        if timeout is None and (number := self._shelf.send(_texts(meta))) is not None:
+            return number
         self._begin(timeout)
         texts = _texts(meta)
         number = self._publish_at_once(texts)

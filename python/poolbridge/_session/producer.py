@@ -66,13 +66,13 @@ class Producer(Membership):
 
     def collect(self) -> None:
         """Take the blocks that came back. The session's lock is held."""
-        self._take_back(self._reclaim(0.0))
+        self.take_back(self._reclaim(0.0))
 
     def await_back(self, seconds: float | None) -> None:
         """Wait until a block comes back, for so long at most, and take what came. The session's lock is not held."""
         came = self._reclaim(seconds)
         with self.session.lock:
-            self._take_back(came)
+            self.take_back(came)
 
     def _reclaim(self, seconds: float | None) -> Any:
         try:
@@ -80,7 +80,8 @@ class Producer(Membership):
         except (ClosedError, ForkError):
             return None
 
-    def _take_back(self, came: Any) -> None:
+    def take_back(self, came: Any) -> None:
+        """Put blocks that came back where they are used again. The session's lock is held."""
         if not isinstance(came, list):
             return  # a cursor that it does not know yet, or its part has ended
         for block, fences in came:

@@ -6,12 +6,13 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
 from msgspec import UNSET, structs
 
 from poolbridge._session.lease_state import LeaseState
+from poolbridge._session.membership import NATIVE
 from poolbridge._sys import process as _process
 from poolbridge._sys.errors import PoolbridgeError
 from poolbridge._wire.messages import Fence, Grant
@@ -41,7 +42,15 @@ _FULL: Final = 5.0
 _GLANCE: Final = 1e-3
 
 
-class Spare:
+if TYPE_CHECKING:
+    from poolbridge._native import Lent as _Lent
+    from poolbridge._native import Shelf as _NativeShelf
+else:  # without the native module nobody has any
+    _Lent = object if NATIVE is None else NATIVE.Lent
+    _NativeShelf = object if NATIVE is None else NATIVE.Shelf
+
+
+class Spare(_Lent):
     """A write lease that a channel has or that came back, and what must be reached before its memory is written again.
 
     Parameters
@@ -61,30 +70,20 @@ class Spare:
         Of a publisher's lease: where the publisher finds it, its array, and what keeps the array's memory mapped.
     """
 
-    __slots__ = (
-        "_description",
-        "_memory",
-        "_pool",
-        "array",
-        "fences",
-        "grant",
-        "lender",
-        "owned",
-        "reusable",
-        "shelf",
-    )
+    __slots__ = ("_description", "_memory", "_pool", "grant", "lender", "reusable")
 
     def __init__(self, state: LeaseState, fences: tuple[Fence, ...]) -> None:
-        self.grant = state.grant
+        self.grant = grant = state.grant
+        self.block, self.buffer, self.nbytes = grant.bl, grant.bf, grant.n
         self.fences = fences
         self.reusable = state.allocated
         self._pool = state.pool
         self._memory = state.memory
         self._description = state.description
         self.owned = True
-        self.shelf: Shelf | None = None
+        self.shelf = None
         self.lender: LeaseState | None = None
-        self.array: Any = None
+        self.array = None
 
     def __del__(self) -> None:
         # A publisher's, which nobody has any more: a signal's handler raised between two of its steps.
@@ -129,8 +128,8 @@ class Asking:
         self.pool = pool
 
 
-class Shelf:
-    """The leases of one publisher. The session's lock guards them.
+class Shelf(_NativeShelf):
+    """The leases of one publisher. The session's lock guards them; what the native module does is one step.
 
     Attributes
     ----------
@@ -151,20 +150,31 @@ class Shelf:
         Whether there are to be more.
     closed
         Whether the publisher was closed.
+    aside
+        Whether what comes back is not the publisher's now, because memory is wanted.
+    busy
+        Whether a call of the publisher waits.
     """
 
-    __slots__ = ("closed", "extra", "free", "loan", "most", "pool", "producer", "used", "wanting")
+    __slots__ = ("pool", "producer")
 
     def __init__(self, pool: int, most: int) -> None:
         self.pool = pool
         self.most = most
         self.producer: Producer | None = None
-        self.free: deque[Spare] = deque()
-        self.loan: deque[Spare] = deque()
-        self.used = 0.0
-        self.extra = 0
         self.wanting = True
-        self.closed = False
+
+    def publish_with(self, producer: Producer, described: tuple[int, bytes]) -> None:
+        """Publish with a producer from now on, frames of that description."""
+        self.producer = producer
+        self.owner, self.loans = producer.native, producer.loans
+        self.description_id, self.described = described
+
+    def take_strays(self) -> None:
+        """Put what came back elsewhere where it belongs. The lock is held."""
+        while self.strays and self.producer is not None:
+            self.producer.take_back(self.strays[:1])
+            del self.strays[:1]
 
     def take_free(self) -> list[Spare]:
         """Give those away that came back, as leases like any others."""
@@ -174,12 +184,12 @@ class Shelf:
         return spares
 
 
-def _drained(spares: deque[Spare]) -> list[Spare]:
-    """Empty a deque from which a publisher takes some, too, without the session's lock."""
+def _drained(spares: list[Spare]) -> list[Spare]:
+    """Empty a list from which a publisher takes some, too, without the session's lock."""
     taken = []
     with suppress(IndexError):
         while True:
-            taken.append(spares.popleft())
+            taken.append(spares.pop(0))
     return taken
 
 
@@ -256,7 +266,10 @@ class Spares:
         if shelf.producer is not None:
             self._used[shelf.pool] = time.monotonic()
             self._rest = _REST
+            shelf.take_strays()
             shelf.producer.collect()
+            shelf.aside = self._is_wanted(shelf.pool)
+            shelf.look()
             if shelf.producer.over and not shelf.producer.loans:
                 self._session.retire(shelf.producer)
             self.watch()
@@ -308,6 +321,8 @@ class Spares:
 
     def collect(self, pool: int) -> None:
         """Take what has come back from the channels of a pool."""
+        for shelf in self._shelves:
+            shelf.take_strays()
         for producer in list(self._session.producers.values()):
             if producer.channel.pl == pool:
                 producer.collect()
@@ -342,6 +357,7 @@ class Spares:
     def ask(self, asking: Asking) -> None:
         """Release what is kept and what comes back in a pool, as long as an allocation waits at the service."""
         self._asking.add(asking)
+        self._set_aside(asking.pool)
         self.collect(asking.pool)
         self._tidy(time.monotonic())
         if self._lending():
@@ -393,8 +409,15 @@ class Spares:
     def want(self, pool: int) -> None:
         """Release what is kept and, for a second, what comes back."""
         self._wanted[pool] = time.monotonic() + _WANTED
+        self._set_aside(pool)
         self._bell.set()
         self.watch()
+
+    def _set_aside(self, pool: int) -> None:
+        """Have publishers look whether memory is wanted before they use what comes back."""
+        for shelf in self._shelves:
+            if shelf.pool == pool:
+                shelf.aside = True
 
     def release_within(self, seconds: float) -> None:
         """Release all, because the client closes; for what GPUs work on it waits so long."""

@@ -1,0 +1,247 @@
+// The types Lent and Shelf: what a publisher does for each frame where nothing has to be waited for or asked.
+//
+// Each method here is one step for Python: no signal handler, no finaliser and no other thread runs in between. Where anything
+// is out of the ordinary it gives None and has changed nothing that Python does not find: `poolbridge._session.spares` goes on.
+#include "native.h"
+
+#include <stddef.h>
+
+// For so long a shelf is used without a look at the rest of the session, which sees to it that idle memory goes back.
+enum { ALONE_MS = 250 };
+
+typedef struct { // a write lease that a channel has or that came back
+    PyObject_HEAD
+    PyObject *array, *fences, *shelf; // fences: a tuple
+    unsigned long long block, buffer, nbytes;
+    char owned;
+} Lent;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *free, *loan; // lists of Lent
+    PyObject *strays;      // a list of what came back and is not for this shelf, as `Producer.reclaim` gives it
+    PyObject *owner;       // the native producer, or None
+    PyObject *loans;       // a dictionary of what the channel has, by the block; or None
+    PyObject *described;   // the description in the form of a track
+    unsigned long long description_id;
+    Py_ssize_t most, extra;
+    char wanting, closed, busy, aside;
+    double used;
+    int64_t looked;
+    State *state; // of the module, which the type keeps
+} Shelf;
+
+// Life
+
+static int traverse_lent(Lent *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->array);
+    Py_VISIT(self->fences);
+    Py_VISIT(self->shelf);
+    return 0;
+}
+
+static int clear_lent(Lent *self) {
+    Py_CLEAR(self->array);
+    Py_CLEAR(self->fences);
+    Py_CLEAR(self->shelf);
+    return 0;
+}
+
+static void dealloc_lent(Lent *self) {
+    PyObject_GC_UnTrack(self);
+    clear_lent(self);
+    free_object(self);
+}
+
+static PyObject *new_shelf(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    (void)args, (void)kwargs; // they are for the class in Python
+    Shelf *self = (Shelf *)PyType_GenericAlloc(type, 0);
+    if (!self) return NULL;
+    // The class in Python is not the module's.
+    for (; type && !(self->state = PyType_GetModuleState(type)); PyErr_Clear()) type = PyType_GetSlot(type, Py_tp_base);
+    self->free = PyList_New(0);
+    self->loan = PyList_New(0);
+    self->strays = PyList_New(0);
+    self->owner = Py_NewRef(Py_None);
+    self->loans = Py_NewRef(Py_None);
+    self->described = PyBytes_FromStringAndSize(NULL, 0);
+    if (self->free && self->loan && self->strays && self->described) return (PyObject *)self;
+    Py_DECREF((PyObject *)self);
+    return NULL;
+}
+
+static int traverse_shelf(Shelf *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->free);
+    Py_VISIT(self->loan);
+    Py_VISIT(self->strays);
+    Py_VISIT(self->owner);
+    Py_VISIT(self->loans);
+    return 0;
+}
+
+static int clear_shelf(Shelf *self) {
+    Py_CLEAR(self->free);
+    Py_CLEAR(self->loan);
+    Py_CLEAR(self->strays);
+    Py_CLEAR(self->owner);
+    Py_CLEAR(self->loans);
+    return 0;
+}
+
+static void dealloc_shelf(Shelf *self) {
+    PyObject_GC_UnTrack(self);
+    clear_shelf(self);
+    Py_CLEAR(self->described);
+    free_object(self);
+}
+
+// The fast way
+
+// Gives the publisher's producer, NULL where Python has to look what is to be done.
+static Member *at_hand(Shelf *self) {
+    if (self->closed || self->busy || self->aside || !self->owner || Py_TYPE(self->owner) != self->state->producer) return NULL;
+    Member *m = (Member *)self->owner;
+    return m->open && !m->closing && !pb_forked(m->ch->life) && PyDict_Check(self->loans) ? m : NULL;
+}
+
+static Lent *lent_at(Shelf *self, PyObject *list, Py_ssize_t at) {
+    PyObject *one = PyList_GetItem(list, at);
+    return PyObject_TypeCheck(one, self->state->lent) ? (Lent *)one : NULL;
+}
+
+// Takes a frame's block from the channel if it can be written again as it is, and puts it to those that are free.
+static bool put_back(Shelf *self, const struct pb_flight *flight) {
+    PyObject *key = flight->fences ? NULL : PyLong_FromUnsignedLongLong(flight->block);
+    PyObject *one = key ? PyDict_GetItemWithError(self->loans, key) : NULL;
+    bool fits = one && PyObject_TypeCheck(one, self->state->lent);
+    Lent *lent = (Lent *)one;
+    fits = fits && lent->shelf == (PyObject *)self && lent->fences && PyTuple_Check(lent->fences) && !PyTuple_Size(lent->fences) &&
+           PyList_Size(self->free) < self->most + self->extra && !PyList_Append(self->free, one);
+    if (fits) {
+        lent->owned = 1;
+        PyDict_DelItem(self->loans, key);
+    }
+    Py_XDECREF(key);
+    PyErr_Clear(); // Python meets what was wrong
+    return fits;
+}
+
+// Takes what came back; false: Python has to look.
+static bool collect(Shelf *self, Member *m) {
+    struct pb_producer *core = producer_core(m);
+    if (pb_reclaim(core)) return true; // nothing has come, or Python finds out why
+    size_t strays = 0;
+    for (size_t i = 0; i < core->came_back; i++)
+        if (!put_back(self, &core->back[i])) core->back[strays++] = core->back[i];
+    core->came_back = strays;
+    if (!strays) return true;
+    PyObject *rest = blocks_of(m);
+    if (rest) PyList_SetSlice(self->strays, PyList_Size(self->strays), PyList_Size(self->strays), rest);
+    Py_XDECREF(rest);
+    return false;
+}
+
+// take(): the array that is on loan, or one whose memory came back; None: Python has to look.
+static PyObject *take(Shelf *self, PyObject *ignored) {
+    (void)ignored;
+    Member *m = at_hand(self);
+    int64_t now = pb_now();
+    if (!m || now - self->looked > ALONE_MS * PB_NS_MS || PyList_Size(self->strays)) Py_RETURN_NONE;
+    Lent *lent;
+    if (PyList_Size(self->loan)) {
+        lent = lent_at(self, self->loan, 0);
+        return Py_NewRef(lent && lent->array ? lent->array : Py_None);
+    }
+    if (!PyList_Size(self->free)) {
+        bool fine = collect(self, m);
+        if (PyErr_Occurred()) return NULL;
+        if (!fine || (self->wanting && PyList_Size(self->free) <= 1 + self->extra)) Py_RETURN_NONE;
+    }
+    if (!PyList_Size(self->free)) Py_RETURN_NONE;
+    lent = lent_at(self, self->free, 0);
+    if (!lent || !lent->array || PyList_Append(self->loan, (PyObject *)lent)) {
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    PyList_SetSlice(self->free, 0, 1, NULL);
+    self->used = (double)now / 1e9;
+    return Py_NewRef(lent->array);
+}
+
+// send(meta=b""): publishes the loan and gives the frame's number; None: it is still on loan.
+static PyObject *send(Shelf *self, PyObject *const *args, Py_ssize_t given) {
+    char *meta = NULL, *described = NULL;
+    Py_ssize_t meta_bytes = 0, bytes = 0;
+    if (!count_is(given, 0, 1, "send") || (given && PyBytes_AsStringAndSize(args[0], &meta, &meta_bytes))) return NULL;
+    Member *m = at_hand(self);
+    if (!m || pb_now() - self->looked > ALONE_MS * PB_NS_MS || PyList_Size(self->loan) != 1) Py_RETURN_NONE;
+    if (PyBytes_AsStringAndSize(self->described, &described, &bytes)) return NULL;
+    Lent *lent = lent_at(self, self->loan, 0);
+    if (!lent || bytes != PB_DESCRIPTION || !self->description_id || meta_bytes > PB_META || !pb_check_meta(meta, (size_t)meta_bytes))
+        Py_RETURN_NONE;
+    PyObject *key = PyLong_FromUnsignedLongLong(lent->block);
+    if (!key || PyDict_SetItem(self->loans, key, (PyObject *)lent)) {
+        Py_XDECREF(key);
+        return NULL;
+    }
+    struct pb_publication what = {.block = lent->block, .buffer = lent->buffer, .bytes = lent->nbytes,
+                                  .description_id = self->description_id, .description = described,
+                                  .meta = meta, .meta_bytes = (uint32_t)meta_bytes};
+    uint64_t number = 0;
+    struct pb_producer *core = producer_core(m);
+    enum pb_result r = pb_publish(core, &what, false, &number);
+    if (!r) {
+        lent->owned = 0;
+        PyList_SetSlice(self->loan, 0, 1, NULL);
+    } else {
+        PyDict_DelItem(self->loans, key);
+    }
+    Py_DECREF(key);
+    if (r) Py_RETURN_NONE;
+    return PyLong_FromUnsignedLongLong(number);
+}
+
+// look(): Python has looked at the rest of the session.
+static PyObject *look(Shelf *self, PyObject *ignored) {
+    (void)ignored;
+    self->looked = pb_now();
+    Py_RETURN_NONE;
+}
+
+#define OBJECT(type, name) {#name, T_OBJECT, offsetof(type, name), 0, NULL}
+#define LIST(type, name) {#name, T_OBJECT, offsetof(type, name), READONLY, NULL}
+#define FLAG(type, name) {#name, T_BOOL, offsetof(type, name), 0, NULL}
+#define COUNT(type, name) {#name, T_ULONGLONG, offsetof(type, name), 0, NULL}
+static PyMemberDef lent_members[] = {
+    OBJECT(Lent, array), OBJECT(Lent, fences), OBJECT(Lent, shelf), FLAG(Lent, owned),
+    COUNT(Lent, block), COUNT(Lent, buffer), COUNT(Lent, nbytes), {NULL, 0, 0, 0, NULL},
+};
+static PyType_Slot lent_slots[] = {
+    {Py_tp_members, lent_members}, {Py_tp_traverse, traverse_lent}, {Py_tp_clear, clear_lent}, {Py_tp_dealloc, dealloc_lent},
+    {0, NULL},
+};
+PyType_Spec lent_spec = {
+    "poolbridge._native.Lent", sizeof(Lent), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, lent_slots,
+};
+
+static PyMethodDef shelf_methods[] = {
+    {"take", (PyCFunction)take, METH_NOARGS, NULL},
+    {"send", (PyCFunction)(void (*)(void))send, METH_FASTCALL, NULL},
+    {"look", (PyCFunction)look, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+static PyMemberDef shelf_members[] = {
+    LIST(Shelf, free), LIST(Shelf, loan), LIST(Shelf, strays), OBJECT(Shelf, owner), OBJECT(Shelf, loans), OBJECT(Shelf, described),
+    COUNT(Shelf, description_id), {"most", T_PYSSIZET, offsetof(Shelf, most), 0, NULL},
+    {"extra", T_PYSSIZET, offsetof(Shelf, extra), 0, NULL}, FLAG(Shelf, wanting), FLAG(Shelf, closed), FLAG(Shelf, busy),
+    FLAG(Shelf, aside), {"used", T_DOUBLE, offsetof(Shelf, used), 0, NULL}, {NULL, 0, 0, 0, NULL},
+};
+static PyType_Slot shelf_slots[] = {
+    {Py_tp_new, new_shelf}, {Py_tp_members, shelf_members}, {Py_tp_methods, shelf_methods}, {Py_tp_traverse, traverse_shelf},
+    {Py_tp_clear, clear_shelf}, {Py_tp_dealloc, dealloc_shelf}, {0, NULL},
+};
+PyType_Spec shelf_spec = {
+    "poolbridge._native.Shelf", sizeof(Shelf), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, shelf_slots,
+};
