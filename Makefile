@@ -6,11 +6,11 @@ VENV   := .venv
 PY     := $(abspath $(VENV))/bin/python
 
 # go-nvml resolves its symbols when they are used, so the program must not be linked to resolve them when it starts.
-LDFLAGS := -extldflags=-Wl,-z,lazy -X main.version=$(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -extldflags=-Wl,-z,lazy -X github.com/poolbridge/poolbridge/internal/program.linked=$(shell $(PYTHON) release/version.py)
 GOLANGCI_VERSION := v2.15.0
 GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
 
-.PHONY: help build venv verify test test-simcuda test-go test-model test-python test-integration test-aarch64 native-test coverage simcuda ptx lint fuzz bench wheel gpu-bundle clean FORCE
+.PHONY: help build venv verify test test-simcuda test-go test-model test-python test-integration test-aarch64 native-test coverage simcuda ptx lint fuzz bench dist test-dist gpu-bundle clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -22,7 +22,7 @@ bin/poolsvc: FORCE
 	$(GO) build -ldflags '$(LDFLAGS)' -o $@ ./cmd/poolsvc
 
 # Python decides by itself when it is out of date: the stamp is older than what says what to install, and than what is compiled.
-$(VENV)/installed: pyproject.toml hatch_build.py $(wildcard python/native/*.[ch])
+$(VENV)/installed: pyproject.toml hatch_build.py release/version.py $(wildcard python/native/*.[ch])
 	$(PYTHON) -c '$(CHECK_PYTHON)'
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[cuda,test]'
@@ -32,9 +32,11 @@ venv: $(VENV)/installed ## make the virtual environment with the Python package 
 
 CHECK_PYTHON = import sys; sys.exit(sys.version_info < (3, 11) and "poolbridge needs Python 3.11 or newer, this is " + sys.version)
 
-# The source package is built first, and the wheel from that, as others would build it.
-wheel: $(VENV)/installed ## build the Python package with its native module in dist, for Python 3.11 and later; needs a C compiler
-	POOLBRIDGE_NATIVE=1 $(PY) -m build --outdir dist .
+dist: ## build the source package and the wheels, with the service in them, in the folder dist
+	release/dist $(PYTHON)
+
+test-dist: dist ## install the wheel into a fresh environment and do the main job there, without Go and a compiler
+	release/check $(PYTHON)
 
 verify: bin/poolsvc $(VENV)/installed ## do the main job, on the GPU where there is one
 	bin/poolsvc verify --python $(PY)

@@ -1,12 +1,21 @@
-"""Compiles `poolbridge._native` when a wheel is built or the package is installed from its source.
+"""Builds what a wheel has besides Python: `poolbridge._native`, in C, and the service's program `poolsvc`, in Go.
 
-Where it cannot be compiled, the package is built without it, and says so. The environment variable `POOLBRIDGE_NATIVE`
-changes that: with 1 it is an error, with 0 nothing is compiled.
+What cannot be built is left out, and the build says so. Environment variables change that:
+
+``POOLBRIDGE_NATIVE``
+    The native module: with 1 it is an error if it cannot be built, with 0 it is left out.
+``POOLBRIDGE_SERVICE``
+    The program, likewise. An editable installation has none: `make build` builds it in ``bin``.
+``POOLBRIDGE_TARGET``
+    Build for this machine of Zig's, such as ``aarch64-linux-gnu.2.17``, with the compiler of the package ziglang.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -18,17 +27,23 @@ from setuptools.command.build_ext import build_ext
 # The limited API of CPython 3.11: one library serves that version and all later ones. Free-threaded builds have none.
 _LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
 _VERSION = "0x030B0000"
+_FLAGS = ["-std=c11", "-O2", "-g0", "-fvisibility=hidden", "-pthread"]
+_GOARCH = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def compile_native(root: Path, folder: Path) -> Path:
+def compile_native(root: Path, folder: Path, target: str = "") -> Path:
     """Compile the extension module; give the library, which is in `folder`."""
     source = root / "python" / "native"
+    files = sorted(str(path) for path in source.glob("*.c"))
+    macros = [("_GNU_SOURCE", None), *([("Py_LIMITED_API", _VERSION)] if _LIMITED else [])]
+    if target:
+        return _cross_compile(root, folder, target, files, macros)
     extension = Extension(
         "_native",
-        sorted(str(path) for path in source.glob("*.c")),
+        files,
         depends=sorted(str(path) for path in source.glob("*.h")),
-        define_macros=[("_GNU_SOURCE", None), *([("Py_LIMITED_API", _VERSION)] if _LIMITED else [])],
-        extra_compile_args=["-std=c11", "-O2", "-g0", "-fvisibility=hidden", "-pthread"],
+        define_macros=macros,
+        extra_compile_args=_FLAGS,
         py_limited_api=_LIMITED,
     )
     command = build_ext(Distribution({"ext_modules": [extension]}))
@@ -40,36 +55,104 @@ def compile_native(root: Path, folder: Path) -> Path:
     return Path(command.get_ext_fullpath("_native"))
 
 
-class NativeBuildHook(BuildHookInterface[Any]):
-    """Adds the library to a wheel; to an editable installation beside the modules in Python."""
+def _cross_compile(
+    root: Path, folder: Path, target: str, files: list[str], macros: list[tuple[str, str | None]]
+) -> Path:
+    """Compile with Zig, which finds no headers of this machine, and so gets a copy of Python's."""
+    if not _LIMITED:
+        raise OSError("a module for another machine needs the limited API, which free-threaded Python lacks")
+    folder.mkdir(parents=True, exist_ok=True)
+    headers = folder / "include"
+    shutil.rmtree(headers, ignore_errors=True)
+    shutil.copytree(sysconfig.get_path("include"), headers)
+    # Where a distribution keeps this one elsewhere, the one beside the others only says so. Both processors have the
+    # same sizes of everything in it.
+    shutil.copy(sysconfig.get_config_h_filename(), headers / "pyconfig.h")
+    library = folder / "_native.abi3.so"
+    defined = [f"-D{name}" + (f"={value}" if value else "") for name, value in macros]
+    _run(root, [*_zig(root, target), "-shared", "-fPIC", *_FLAGS, *defined, f"-I{headers}", *files, "-o", str(library)])
+    return library
+
+
+def build_service(root: Path, folder: Path, version: str, target: str = "") -> Path:
+    """Build the service's program; give its path, which is in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / "poolsvc"
+    environment = {"CGO_ENABLED": "1"}
+    if target:
+        environment |= {"GOOS": "linux", "GOARCH": _GOARCH[_machine(target)], "CC": " ".join(_zig(root, target))}
+    # go-nvml resolves its symbols when they are used, so the program must not be linked to resolve them at its start.
+    flags = f"-s -w -extldflags=-Wl,-z,lazy -X github.com/poolbridge/poolbridge/internal/program.linked={version}"
+    go = shutil.which("go")
+    if go is None:
+        raise OSError("there is no Go: see https://go.dev/dl")
+    command = [go, "build", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", str(program), "./cmd/poolsvc"]
+    _run(root, command, environment)
+    return program
+
+
+def _zig(root: Path, target: str) -> list[str]:
+    return [sys.executable, str(root / "release" / "zigcc"), target]
+
+
+def _machine(target: str) -> str:
+    return target.partition("-")[0]
+
+
+def _run(root: Path, command: list[str], environment: dict[str, str] | None = None) -> None:
+    done = subprocess.run(  # noqa: S603 - our own compilers
+        command, cwd=root, env=os.environ | (environment or {}), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise OSError(f"{command[0]} failed:\n{done.stderr[-4000:]}")
+
+
+class BuildHook(BuildHookInterface[Any]):
+    """Adds the native module and the program to a wheel; to an editable installation only the module."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile it before the wheel is put together."""
+        """Build both before the wheel is put together."""
         root = Path(self.root)
         package = root / "python" / "poolbridge"
-        editable = version == "editable"
-        wish = os.environ.get("POOLBRIDGE_NATIVE", "")
-        if editable:
+        target = os.environ.get("POOLBRIDGE_TARGET", "")
+        folder = root / "build" / "wheel" / (target or sysconfig.get_platform())
+        if version == "editable":
             for old in package.glob("_native.*.so"):
                 old.unlink()
-        if wish == "0":
+            self._try("NATIVE", lambda: compile_native(root, package))
             return
+        library = self._try("NATIVE", lambda: compile_native(root, folder, target))
+        program = self._try("SERVICE", lambda: build_service(root, folder, self.metadata.version, target))
+        if library is not None:
+            build_data["force_include"][str(library)] = f"poolbridge/{library.name}"
+        if program is not None:
+            build_data["shared_scripts"][str(program)] = "poolsvc"
+        if library is None and program is None:
+            return
+        build_data["pure_python"] = False
+        if library is not None and not _LIMITED:
+            build_data["infer_tag"] = True
+            return
+        platform = f"linux-{_machine(target)}" if target else sysconfig.get_platform()
+        interpreter = "py3-none" if library is None else "cp311-abi3"
+        build_data["tag"] = f"{interpreter}-{platform.replace('-', '_').replace('.', '_')}"
+
+    def _try(self, what: str, build: Any) -> Path | None:
+        """Build something, unless it is not wanted; give None where that fails and need not succeed."""
+        wish = os.environ.get(f"POOLBRIDGE_{what}", "")
+        if wish == "0":
+            return None
         try:
-            library = compile_native(root, package if editable else root / "build" / "native")
+            built: Path = build()
         except Exception as error:
             if wish == "1":
                 raise
-            self.app.display_warning(
-                f"poolbridge is built without its native module: {error}\n"
-                "Channels cannot be used then. The module needs a C compiler and Python's headers."
-            )
-            return
-        if editable:
-            return
-        build_data["force_include"][str(library)] = f"poolbridge/{library.name}"
-        build_data["pure_python"] = False
-        if _LIMITED:
-            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-            build_data["tag"] = f"cp311-abi3-{platform}"
-        else:
-            build_data["infer_tag"] = True
+            self.app.display_warning(f"poolbridge is built without {_WITHOUT[what].format(error)}")
+            return None
+        return built
+
+
+_WITHOUT = {
+    "NATIVE": "its native module: {}\nIt can use no channels then. The module needs a C compiler and Python's headers.",
+    "SERVICE": "the service's program, poolsvc: {}\nThe client is complete. The program needs Go and a C compiler.",
+}

@@ -8,10 +8,11 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/poolbridge/poolbridge/internal/program"
 )
 
-// version is set when the program is linked.
-var version = "unknown"
+var version = program.Version()
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)

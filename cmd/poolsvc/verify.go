@@ -75,12 +75,15 @@ A check that cannot run here is skipped and says why. The exit status is 0 only 
 	return c
 }
 
-// defaultPython is the virtual environment beside the program, if there is one, else python3 of the PATH.
+// defaultPython is the virtual environment beside the program, as in a checkout; else the interpreter in the program's own
+// folder, where pip has put both; else python3 of the PATH.
 func defaultPython() string {
 	if self, err := os.Executable(); err == nil {
-		python := filepath.Join(filepath.Dir(self), "..", ".venv", "bin", "python")
-		if _, err := os.Stat(python); err == nil {
-			return python
+		folder := filepath.Dir(self)
+		for _, python := range []string{filepath.Join(folder, "..", ".venv", "bin", "python"), filepath.Join(folder, "python3")} {
+			if _, err := os.Stat(python); err == nil {
+				return python
+			}
 		}
 	}
 	if python, err := exec.LookPath("python3"); err == nil {

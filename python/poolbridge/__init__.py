@@ -16,6 +16,8 @@ A `Channel` streams buffers: ``client.create_channel``, ``channel.publish``, ``f
 asyncio it all begins with ``await poolbridge.connect_async()``.
 """
 
+import typing as _typing
+
 from poolbridge._array.leaseview import LeaseView
 from poolbridge._client.aclient import AsyncClient, connect_async
 from poolbridge._client.borrowed import AsyncBorrowedArrays, BorrowedArrays
@@ -69,8 +71,17 @@ from poolbridge._sys.errors import (
     WaitTimeoutError,
 )
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind
+from poolbridge._sys.release import release as _release
 
-__version__ = "0.1.0"
+if _typing.TYPE_CHECKING:
+    __version__: str
+else:
+
+    def __getattr__(name):  # noqa: ANN001, ANN202 - hidden from type checkers, for which there are no other names
+        if name != "__version__":
+            raise AttributeError(f"module 'poolbridge' has no attribute {name!r}")
+        return _release()
+
 
 __all__ = [
     "AccessDeniedError",
@@ -148,7 +159,7 @@ __all__ = [
 def _sign() -> None:
     """Have public classes and functions say that they are this package's, as tracebacks and pickles tell."""
     for name in __all__:
-        value = globals()[name]
+        value = globals().get(name)
         if str(getattr(value, "__module__", "")).startswith("poolbridge._"):
             value.__module__ = "poolbridge"
 
