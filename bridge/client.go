@@ -16,6 +16,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/program"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -92,6 +93,10 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 		Features: []string{featureTimelines, featureChannels}}, &call{into: &reply})
 	if err == nil && reply.Version != wire.Version {
 		err = situation.Of(ErrVersion, "the service chose version %d, of which there was no mention", reply.Version)
+	}
+	if errors.Is(err, ErrVersion) {
+		err = fmt.Errorf("%w; this client is of poolbridge %s and speaks version %d: use one version of poolbridge on both sides, and start the service again",
+			err, program.Version(), wire.Version)
 	}
 	if err != nil {
 		err = errors.Join(err, conn.Close())

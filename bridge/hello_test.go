@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/program"
 )
 
 func TestAClientThatSaysNothingIsCutOff(t *testing.T) {
@@ -62,7 +63,9 @@ func TestAVersionThatTheServiceDoesNotSpeakIsRefused(t *testing.T) {
 	for _, versions := range [][]uint64{{2}, {}, {0, 1 << 62}} {
 		c := dialRaw(t, path)
 		c.send(1, &wire.Hello{Versions: versions})
-		assert.ErrorIs(t, c.reply(1, &wire.HelloReply{}), wire.CodeVersion)
+		err := c.reply(1, &wire.HelloReply{})
+		assert.ErrorIs(t, err, wire.CodeVersion)
+		assert.ErrorContains(t, err, "the service is poolsvc "+program.Version()+" and speaks version 1 of the protocol")
 		assert.Empty(t, c.cutOff())
 	}
 	c := dialRaw(t, path)

@@ -186,7 +186,9 @@ func TestAVersionThatTheClientDidNotOfferIsRefused(t *testing.T) {
 	defer s.conn.Close()
 	q, _ := s.request(t)
 	s.reply(t, q, &wire.HelloReply{Version: 2})
-	assert.ErrorIs(t, <-ended, ErrVersion)
+	err := <-ended
+	assert.ErrorIs(t, err, ErrVersion)
+	assert.ErrorContains(t, err, "and speaks version 1: use one version of poolbridge on both sides")
 }
 
 func TestAServiceThatNeverSaysHelloIsLeftWhenTimeIsUp(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -26,6 +27,9 @@ type ServerConfig struct {
 	MaxSessions int
 	// MaxWaits is how many requests of all sessions may wait at a time; 0 for 65,536.
 	MaxWaits int
+	// Unused is for how long nobody has to be connected, from the start on as well, before [Server.Unused] says so; 0: it
+	// never does.
+	Unused time.Duration
 	// Log takes what happens to sessions; nil for none of it.
 	Log *slog.Logger
 }
@@ -49,6 +53,8 @@ type Server struct {
 	conns     map[*serverConn]struct{} // those that count as sessions
 	lingering int                      // ended sessions for whose processes something is held: they count too
 	outside   int                      // connections of peers that may not have a session
+	idle      *time.Timer              // runs while nobody is connected
+	unused    chan struct{}
 
 	waits atomic.Int64 // requests that wait
 }
@@ -85,7 +91,10 @@ func listen(path string, svc *service.Service, c ServerConfig, limits limits) (*
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &Server{svc: svc, config: c, limits: limits, listener: l, ctx: ctx, cancel: cancel, done: make(chan struct{}), conns: make(map[*serverConn]struct{})}
+	s := &Server{svc: svc, config: c, limits: limits, listener: l, ctx: ctx, cancel: cancel, done: make(chan struct{}), conns: make(map[*serverConn]struct{}),
+		unused: make(chan struct{})}
+	s.idle = time.AfterFunc(math.MaxInt64, s.lookUnused)
+	s.rest()
 	go s.accept()
 	return s, nil
 }
@@ -130,6 +139,7 @@ func (s *Server) admit(c *serverConn) bool {
 		return false
 	}
 	s.conns[c] = struct{}{}
+	s.idle.Stop()
 	s.accepted.Add(1)
 	return true
 }
@@ -137,14 +147,49 @@ func (s *Server) admit(c *serverConn) bool {
 func (s *Server) dismiss(c *serverConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.conns, c)
+	s.forget(c)
 }
+
+// forget counts a connection no longer. The caller holds mu.
+func (s *Server) forget(c *serverConn) {
+	if _, counted := s.conns[c]; !counted {
+		return
+	}
+	delete(s.conns, c)
+	if len(s.conns) == 0 {
+		s.rest()
+	}
+}
+
+// rest counts from now on how long nobody is connected.
+func (s *Server) rest() {
+	if s.config.Unused > 0 {
+		s.idle.Reset(s.config.Unused)
+	}
+}
+
+// lookUnused is called when nobody was connected for long enough, unless somebody has come at this moment.
+func (s *Server) lookUnused() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.unused:
+	default:
+		if len(s.conns) == 0 {
+			close(s.unused)
+		}
+	}
+}
+
+// Unused is closed when nobody was connected for as long as the configuration says. Sessions that ended while their process
+// lives on do not count as connected. Whoever connects after that has still to be served, or told that the server closes.
+func (s *Server) Unused() <-chan struct{} { return s.unused }
 
 // lingers counts a session on as an ended one, until reclaimed.
 func (s *Server) lingers(c *serverConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.conns, c)
+	s.forget(c)
 	s.lingering++
 }
 
@@ -175,6 +220,7 @@ func (s *Server) turnAway(c *serverConn, peer mempool.Peer) {
 func (s *Server) Close() error {
 	err := s.listener.Close()
 	s.cancel()
+	s.idle.Stop()
 	<-s.done
 	s.accepted.Wait()
 	return err

@@ -13,6 +13,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/program"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
@@ -206,7 +207,8 @@ func (c *serverConn) hello(q uint32, r wire.Request, peer mempool.Peer) error {
 		return notAllowed(peer)
 	}
 	if !slices.Contains(h.Versions, wire.Version) {
-		return situation.Of(ErrVersion, "the service speaks version %d, the client %v", wire.Version, h.Versions)
+		return situation.Of(ErrVersion, "the service is poolsvc %s and speaks version %d of the protocol, the client %v", program.Version(),
+			wire.Version, h.Versions)
 	}
 	session, err := c.server.svc.OpenSession(peer, c.notify)
 	if err != nil {

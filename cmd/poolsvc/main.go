@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/internal/program"
 )
 
@@ -22,9 +23,20 @@ func main() {
 		if !errors.Is(err, errReported) {
 			fmt.Fprintln(os.Stderr, "poolsvc:", err)
 		}
-		if _, misused := errors.AsType[*usageError](err); misused {
-			os.Exit(2)
-		}
-		os.Exit(1)
+		os.Exit(exitStatus(err))
 	}
+}
+
+// exitStatus says to programs what kind of error has ended this one.
+func exitStatus(err error) int {
+	if _, misused := errors.AsType[*usageError](err); misused {
+		return 2
+	}
+	if errors.Is(err, seqpacket.ErrInUse) {
+		return 3
+	}
+	if _, unheard := errors.AsType[*socketError](err); unheard {
+		return 4
+	}
+	return 1
 }

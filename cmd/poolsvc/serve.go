@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -30,11 +32,14 @@ func newServe() *cobra.Command {
 		creators []uint
 		bounds   []string
 		verbose  bool
+		l        life
 	)
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the service until it is interrupted",
 		Long: `Run the service until SIGINT or SIGTERM.
+
+The exit status is 3 if another service listens at the socket already, and 4 if it cannot listen there.
 
 A pool can be made at the start, so that clients only have to open it:
 
@@ -48,7 +53,10 @@ Users and groups on a pool's access list can reach all of the pool's memory; the
 runs as. Other users also need to be able to open the socket: see --mode.
 
 What clients can make the service remember is bounded, and --limit says by how much, for example --limit sessions=100: see
-"Limits" in docs/protocol.md for what there is and its default.`,
+"Limits" in docs/protocol.md for what there is and its default.
+
+Programs that start a service for themselves say with --ready-fd where it is to say that it listens, and with --end-fd and
+--end-unused when it ends by itself.`,
 		Args: arguments(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			level := slog.LevelInfo
@@ -67,6 +75,15 @@ What clients can make the service remember is bounded, and --limit says by how m
 			if err != nil {
 				return err
 			}
+			if err := l.check(c); err != nil {
+				return err
+			}
+			if l.private {
+				if socket, err = privateSocket(); err != nil {
+					return &socketError{err}
+				}
+				defer os.RemoveAll(filepath.Dir(socket))
+			}
 			self := mempool.Self()
 			svc := service.New(service.Config{Log: log, Limits: most.Limits, MayCreate: func(p mempool.Peer) bool {
 				return p.UID == self.UID || slices.Contains(creators, uint(p.UID))
@@ -75,14 +92,17 @@ What clients can make the service remember is bounded, and --limit says by how m
 			if err := createPools(svc, specs, log); err != nil {
 				return err
 			}
-			server, err := bridge.Listen(socket, svc, bridge.ServerConfig{Mode: os.FileMode(perm), MaxSessions: most.sessions, MaxWaits: most.waits, Log: log})
+			server, err := bridge.Listen(socket, svc, bridge.ServerConfig{Mode: os.FileMode(perm), MaxSessions: most.sessions, MaxWaits: most.waits, Unused: l.unused, Log: log})
 			if err != nil {
-				return err
+				return &socketError{err}
 			}
 			log.Info("serving", "socket", socket, "version", version, "epoch", svc.Epoch())
+			ctx, end := context.WithCancel(c.Context())
+			defer end()
+			l.live(end, server, socket, log)
 			looks := time.NewTicker(upkeep.Rest)
 			defer looks.Stop()
-			upkeep.Run(c.Context(), svc, looks.C)
+			upkeep.Run(ctx, svc, looks.C)
 			log.Info("shutting down")
 			return server.Close()
 		},
@@ -93,6 +113,7 @@ What clients can make the service remember is bounded, and --limit says by how m
 	c.Flags().UintSliceVar(&creators, "creator", nil, "ids of other users who may make pools, and destroy those that they may use")
 	c.Flags().StringArrayVar(&bounds, "limit", nil, "bound what clients can make the service remember, may be repeated: NAME=N, of "+
 		strings.Join(limitNames(), ", "))
+	l.flags(c)
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "log sessions too")
 	return c
 }

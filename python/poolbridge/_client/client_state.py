@@ -13,7 +13,8 @@ from poolbridge._client.pool import Pool
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._order import event as _event
 from poolbridge._session.membership import NATIVE
-from poolbridge._sys.errors import ConnectionLostError, InvalidArgumentError, ServiceStalledError
+from poolbridge._sys.errors import ConnectionLostError, InvalidArgumentError, ServiceStalledError, VersionError
+from poolbridge._sys.release import release
 from poolbridge._wire.messages import VERSION, Hello
 
 if TYPE_CHECKING:
@@ -121,6 +122,11 @@ def explained(path: str) -> Iterator[None]:
     """Say of errors of the first request what they mean."""
     try:
         yield
+    except VersionError as error:
+        raise VersionError(
+            f"{error}; this client is of poolbridge {release()} and speaks version {VERSION}: use one version of "
+            "poolbridge on both sides, and start the service again"
+        ) from error
     except ServiceStalledError as error:
         raise ServiceStalledError(f"the service at {path} accepted and does not answer") from error
     except ConnectionLostError as error:
