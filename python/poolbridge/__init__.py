@@ -70,7 +70,7 @@ from poolbridge._sys.errors import (
     VersionError,
     WaitTimeoutError,
 )
-from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind
+from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library
 from poolbridge._sys.release import release as _release
 
 if _typing.TYPE_CHECKING:
@@ -122,6 +122,7 @@ __all__ = [
     "LeaseReleasedError",
     "LeaseView",
     "LegacyHandle",
+    "Library",
     "NameInfo",
     "NotFoundError",
     "OpenedMemory",

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Never, Self, TypeVar
 
 from poolbridge._client import channel_operations as _channel_operations
 from poolbridge._client import listing as _listing
 from poolbridge._client import operations as _operations
 from poolbridge._client import paths as _paths
+from poolbridge._client import whole as _whole
 from poolbridge._client.channel import AsyncChannel
 from poolbridge._client.client_state import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, ClientState, explained, hello
 from poolbridge._client.lease import AsyncLease
@@ -25,7 +26,7 @@ from poolbridge._session.flow import Ask, Flow, Hear, Sleep
 from poolbridge._session.loop_reader import LoopReader
 from poolbridge._session.session import Session
 from poolbridge._sys.errors import PoolbridgeError
-from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind
+from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library
 from poolbridge._wire.messages import HelloReply, Reply
 from poolbridge._wire.transport import Transport
 
@@ -126,6 +127,10 @@ class AsyncClient(ClientState):
         """Ask for the service's counts; see `Client.stats`."""
         return await self._run(_operations.stats())
 
+    async def pools(self) -> list[Pool]:
+        """List the pools that this user may use or destroy; see `Client.pools`."""
+        return [of.pool for of in (await self.stats()).pools]
+
     async def sessions(self) -> list[SessionInfo]:
         """List the sessions of this user, this one included; for the service's own user all.
 
@@ -183,6 +188,29 @@ class AsyncClient(ClientState):
         """Lease a buffer by id and generation; see `Client.lease`."""
         flow = _operations.lease(self._session, buffer_id, generation, write=write, timeout=timeout)
         return AsyncLease(self._run, await self._run(flow))
+
+    async def put(
+        self,
+        array: Any,
+        name: str,
+        *,
+        pool: Pool | str | None = None,
+        keep: bool = False,
+        replace: bool = False,
+        timeout: float | None = 0.0,
+    ) -> AsyncLease:
+        """Copy an array into a new buffer and publish it; see `Client.put`."""
+        flow = _whole.put(
+            self._session, array, name, (await self._pool(pool)).id, keep=keep, replace=replace, timeout=timeout
+        )
+        return AsyncLease(self._run, await self._run(flow))
+
+    async def get_array(
+        self, name: str, library: Library = "numpy", *, write: bool = False, timeout: float | None = 0.0
+    ) -> Any:
+        """Get what was published under a name as an array; see `Client.get_array`."""
+        _whole.check_library(library)
+        return _whole.array_of(await self.get(name, write=write, timeout=timeout), library)
 
     async def unpublish(self, name: str) -> None:
         """Take a name away; leases on its buffer stay."""
@@ -264,6 +292,12 @@ class AsyncClient(ClientState):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def __reduce__(self) -> Never:
+        raise TypeError(
+            "an AsyncClient cannot be pickled, as connecting again has to be awaited: send its path, and there "
+            "`await poolbridge.connect_async(path)`"
+        )
 
     def __del__(self) -> None:
         if sys.is_finalizing() or self._session.ended is not None or os.getpid() != self._session.pid:

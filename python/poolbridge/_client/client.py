@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 from poolbridge._client import channel_operations as _channel_operations
 from poolbridge._client import listing as _listing
 from poolbridge._client import operations as _operations
+from poolbridge._client import whole as _whole
 from poolbridge._client.channel import Channel, info_of
 from poolbridge._client.client_state import CLOSE_TIMEOUT, ClientState
 from poolbridge._client.lease import Lease
@@ -22,14 +23,18 @@ from poolbridge._session.flow import Ask, Flow, Hear, Sleep
 from poolbridge._session.session import Session
 from poolbridge._session.socket_reader import SocketReader
 from poolbridge._sys.errors import PoolbridgeError
-from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind
+from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library
 from poolbridge._wire.messages import Reply
 
 _T = TypeVar("_T")
 
 
 class Client(ClientState):
-    """A connection to the service. Thread-safe, and a context manager; made by `connect`."""
+    """A connection to the service. Thread-safe, and a context manager; made by `connect`.
+
+    A pickled client connects again where it is unpickled, to the same service and with the same default pool: so it can
+    be given to a process that was spawned. In a forked child it raises `ForkError`.
+    """
 
     def __init__(self, session: Session, reader: SocketReader, path: str, timeout: float) -> None:
         super().__init__(session, path, timeout)
@@ -149,6 +154,10 @@ class Client(ClientState):
         """Ask for the service's counts and those of every pool that it may use or destroy."""
         return self._run(_operations.stats())
 
+    def pools(self) -> list[Pool]:
+        """List the pools that this user may use or destroy; `stats` says how much of them is in use."""
+        return [of.pool for of in self.stats().pools]
+
     def sessions(self) -> list[SessionInfo]:
         """List the sessions of this user, this one included; for the service's own user all.
 
@@ -242,6 +251,82 @@ class Client(ClientState):
         """
         flow = _operations.lease(self._session, buffer_id, generation, write=write, timeout=timeout)
         return Lease(self._run, self._run(flow))
+
+    def put(
+        self,
+        array: Any,
+        name: str,
+        *,
+        pool: Pool | str | None = None,
+        keep: bool = False,
+        replace: bool = False,
+        timeout: float | None = 0.0,
+    ) -> Lease:
+        """Copy an array into a new buffer and publish it, complete.
+
+        Parameters
+        ----------
+        array
+            An array of NumPy, or of any library that speaks DLPack or ``__cuda_array_interface__``.
+        name
+            1 to 255 bytes of UTF-8 without control characters.
+        pool
+            The pool; left out: the first that this client created or opened.
+        keep
+            Keep the name when this client is gone.
+        replace
+            Take the name over if the same user has published it before.
+        timeout
+            Seconds to wait for room in the pool; None: no limit.
+
+        Returns
+        -------
+        Lease
+            A read lease. The name keeps the buffer without it.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It is no array, or there is no pool.
+        AlreadyExistsError
+            The name is taken.
+        PoolLimitError, DeviceMemoryError
+            No room in the pool or on the device.
+        """
+        flow = _whole.put(self._session, array, name, self._pool(pool).id, keep=keep, replace=replace, timeout=timeout)
+        return Lease(self._run, self._run(flow))
+
+    def get_array(
+        self, name: str, library: Library = "numpy", *, write: bool = False, timeout: float | None = 0.0
+    ) -> Any:
+        """Get what was published under a name as an array, in place.
+
+        Parameters
+        ----------
+        name
+            What it was published under.
+        library
+            Whose array to make: ``"numpy"``, ``"cupy"``, ``"torch"`` or ``"jax"``. NumPy gets a copy of memory that
+            only a GPU reaches, and of ``bfloat16``, which it lacks, as float32.
+        write
+            Lease it for writing, which excludes every other lease. Otherwise the memory must not be written.
+        timeout
+            Seconds to wait for the name to appear and for leases that exclude this one; None: no limit.
+
+        Returns
+        -------
+        array
+            The lease lasts for as long as the array, and what was made of it in place.
+
+        Raises
+        ------
+        InvalidArgumentError
+            There is no such library; `UnavailableError` if it is not installed.
+        NotFoundError, WaitTimeoutError, BusyError, ProducerDiedError
+            As for `get`.
+        """
+        _whole.check_library(library)
+        return _whole.array_of(self.get(name, write=write, timeout=timeout), library)
 
     def unpublish(self, name: str) -> None:
         """Take a name away; leases on its buffer stay."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copyreg
 import os
 import time
+from collections.abc import Callable
 
 from poolbridge._client import operations as _operations
 from poolbridge._client import paths as _paths
@@ -11,6 +13,7 @@ from poolbridge._client.client import Client
 from poolbridge._client.client_state import DEFAULT_TIMEOUT, explained, hello
 from poolbridge._session.session import Session
 from poolbridge._session.socket_reader import SocketReader
+from poolbridge._sys.log import LOG
 from poolbridge._wire.messages import HelloReply
 from poolbridge._wire.transport import Transport
 
@@ -73,3 +76,29 @@ def connect(
         reader.stop()
         raise
     return Client(session, reader, where, timeout)
+
+
+def _again(path: str, timeout: float, device: int | str | None, pool: str | None, epoch: str) -> Client:
+    """Connect as a client that was pickled; to be called where it is unpickled."""
+    client = connect(path, timeout=timeout, device=device)
+    if client.epoch != epoch:
+        LOG.warning("the service at %s is another one than when the client was pickled: what that had is gone", path)
+    if pool is not None:
+        try:
+            client.open_pool(pool)
+        except BaseException:
+            client.close()
+            raise
+    return client
+
+
+def _reduced(client: Client) -> tuple[Callable[..., Client], tuple[object, ...]]:
+    """Say how a client is unpickled: by a connection of its own, with the same default pool."""
+    client._session.check_usable()  # noqa: SLF001 - of one family
+    pool = client._default_pool  # noqa: SLF001
+    path = os.path.abspath(client.path)
+    name = pool.name if pool is not None else None
+    return _again, (path, client.timeout, client._session.device, name, client.epoch)  # noqa: SLF001
+
+
+copyreg.pickle(Client, _reduced)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from poolbridge._array.arrays import ArrayExports
 from poolbridge._array.copies import copy_into
@@ -164,6 +164,32 @@ class BaseLease(ArrayExports):
             The dtypes do not match.
         """
         copy_into(self._lease_state, source)
+
+    # Memory of the CPU, as NumPy shows it. Memory of a GPU has these too, and says how to reach it.
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a scalar has no length")
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        """Every lease is true, also an empty one."""
+        return True
+
+    def __getitem__(self, index: Any) -> Any:
+        """Index the elements in place: ``lease[0]`` is an element, or an array that keeps the lease."""
+        return self.__array__()[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.__array__()[index] = value
+
+    # Libraries that do not know leases would otherwise copy them element by element.
+    __iter__: ClassVar[None] = None
+    __contains__: ClassVar[None] = None
+
+    def __bytes__(self) -> bytes:
+        """Copy the elements' bytes, in C order."""
+        return self.memoryview().tobytes()
 
     def evidence(self) -> dict[str, Any]:
         """Say how one can tell that this memory is mapped from another process, not a copy; for diagnosis."""

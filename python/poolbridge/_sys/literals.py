@@ -15,3 +15,6 @@ FullPolicy: TypeAlias = Literal["block", "drop-oldest", "latest", "fail"]
 
 AckMode: TypeAlias = Literal["auto", "manual"]
 """Whether asking for the next frame acknowledges those before."""
+
+Library = Literal["numpy", "cupy", "torch", "jax"]
+"""A library that `Client.get_array` makes arrays of."""

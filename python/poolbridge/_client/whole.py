@@ -1,0 +1,97 @@
+"""Whole arrays in one call: put under a name, and got by it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from poolbridge._array import sources as _sources
+from poolbridge._array.copies import copy_into
+from poolbridge._client import operations as _operations
+from poolbridge._memory import tensor as _tensor
+from poolbridge._session.flow import Do, Flow
+from poolbridge._sys.errors import InvalidArgumentError, UnavailableError, shown
+
+if TYPE_CHECKING:
+    from poolbridge._client.lease import BaseLease
+    from poolbridge._session.lease_state import LeaseState
+    from poolbridge._session.session import Session
+
+
+def put(
+    session: Session, given: Any, name: str, pool: int, *, keep: bool, replace: bool, timeout: float | None
+) -> Flow[LeaseState]:
+    """Copy an array into a new buffer of the pool of that id, and publish it."""
+    _operations.check_name(name, "buffer")
+    source = _sources.look(given)
+    description = _tensor.describe(source.shape, source.element.name)
+    state = yield from _operations.allocate(session, description, pool, timeout=timeout)
+    try:
+        yield Do(partial(copy_into, state, given))
+        yield from _operations.publish(state, name, keep=keep, replace=replace, stream=None)
+    except BaseException:
+        if not state.released and session.ended is None:
+            state.release(failed=state.write, force=True)
+        raise
+    return state
+
+
+def check_library(library: str) -> str:
+    """Check the name of a library.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is none that arrays are made of.
+    """
+    if library not in _MAKERS:
+        raise InvalidArgumentError(f"library {shown(library)} is none of {', '.join(_MAKERS)}")
+    return library
+
+
+def array_of(lease: BaseLease, library: str) -> Any:
+    """Make a library's array of a lease, in place where the library reaches the memory.
+
+    Raises
+    ------
+    UnavailableError
+        The library is not installed.
+    """
+    try:
+        return _MAKERS[library](lease)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != library:
+            raise
+        raise UnavailableError(f"{library} is not installed for this Python: pip install {library}") from error
+
+
+def _numpy(lease: BaseLease) -> Any:
+    on_cpu = lease._lease_state.memory.pool.on_cpu  # noqa: SLF001 - of one family
+    if not on_cpu or not lease._lease_state.description.element.in_numpy:  # noqa: SLF001
+        return lease.to_numpy()
+    source: Any = lease  # NumPy's stubs lag behind the standard
+    return np.from_dlpack(source)
+
+
+def _cupy(lease: BaseLease) -> Any:
+    import cupy
+
+    with cupy.cuda.Device(lease.__dlpack_device__()[1]):
+        return cupy.from_dlpack(lease)
+
+
+def _torch(lease: BaseLease) -> Any:
+    import torch
+
+    return torch.from_dlpack(lease)
+
+
+def _jax(lease: BaseLease) -> Any:
+    import jax
+
+    return jax.dlpack.from_dlpack(lease.view(legacy=True))  # JAX never writes
+
+
+_MAKERS = {"numpy": _numpy, "cupy": _cupy, "torch": _torch, "jax": _jax}

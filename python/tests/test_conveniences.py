@@ -1,0 +1,288 @@
+"""Whole arrays in one call, leases as NumPy shows them, lists of pools, and clients that go to other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from fakeservice import Service
+from realservice import leases, until
+
+import poolbridge
+from poolbridge._client import whole as _whole
+
+# Arrays put and got
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        np.arange(6, dtype="int16").reshape(2, 3),
+        np.float64(2.5),
+        np.empty((0, 3)),
+        np.arange(12)[::-2],
+        bytearray(b"abc"),
+    ],
+    ids=["matrix", "scalar", "empty", "strided", "bytes"],
+)
+def test_what_is_put_under_a_name_is_got_by_it(client, other, given):
+    lease = client.put(given, "it")
+    assert lease.name == "it"
+    assert lease.readonly
+    got = other.get_array("it")
+    np.testing.assert_array_equal(got, np.asarray(given))
+    assert got.dtype == np.asarray(given).dtype
+    assert not (got.size and got.flags.writeable)
+
+
+def test_the_name_keeps_what_was_put(client, other):
+    client.put(np.arange(3), "it")
+    assert other.get_array("it").tolist() == [0, 1, 2]
+
+
+def test_the_array_keeps_its_lease(service, client, other):
+    with client.put(np.arange(3), "it"):
+        pass
+    array = other.get_array("it")
+    client.unpublish("it")
+    client.put(np.arange(3) + 7, "it")
+    assert array.tolist() == [0, 1, 2]
+
+
+def test_an_array_may_be_got_to_be_written(client, other):
+    client.put(np.zeros(3), "it").release()
+    until(lambda: leases(client) == 0)
+    array = other.get_array("it", write=True)
+    array[:] = 5
+    del array
+    until(lambda: leases(client) == 0)
+    assert client.get_array("it").tolist() == [5, 5, 5]
+
+
+def test_a_lease_is_put_as_an_array(client):
+    lease = client.allocate(3, "int32")
+    lease[:] = 4
+    client.put(lease, "copy")
+    lease[0] = 5
+    assert client.get_array("copy").tolist() == [4, 4, 4]
+
+
+def test_what_was_put_is_replaced_when_asked_for(client):
+    client.put(np.arange(3), "it")
+    with pytest.raises(poolbridge.AlreadyExistsError):
+        client.put(np.arange(4), "it")
+    client.put(np.arange(4), "it", replace=True)
+    assert client.get_array("it").shape == (4,)
+
+
+def test_a_put_that_fails_leaves_no_memory_taken(client):
+    client.put(np.arange(3), "it")
+    before = client.stats().leases
+    with pytest.raises(poolbridge.AlreadyExistsError):
+        client.put(np.arange(3), "it")
+    assert client.stats().leases == before
+    with pytest.raises(poolbridge.InvalidArgumentError, match="is no array"):
+        client.put([1, 2], "list")
+    with pytest.raises(poolbridge.PoolLimitError):
+        client.put(np.empty(1 << 23, np.uint8), "large")
+    with pytest.raises(poolbridge.InvalidArgumentError, match="has 0 bytes"):
+        client.put(np.arange(3), "")
+    assert client.stats().leases == before
+
+
+def test_bfloat16_comes_to_numpy_as_float32(client):
+    lease = client.allocate(2, "bfloat16")
+    lease.copy_from(np.array([1.5, -2.0]))
+    lease.publish("it")
+    got = client.get_array("it")
+    assert got.dtype == np.float32
+    assert got.tolist() == [1.5, -2.0]
+
+
+def test_a_library_that_is_none_or_missing_is_named(client, monkeypatch):
+    client.put(np.arange(3), "it")
+    with pytest.raises(poolbridge.InvalidArgumentError, match="'pandas' is none of numpy, cupy, torch, jax"):
+        client.get_array("it", library="pandas")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(poolbridge.UnavailableError, match="pip install torch"):
+        client.get_array("it", library="torch")
+
+
+def test_a_fault_within_a_library_is_its_own(client, monkeypatch):
+    def broken(lease):
+        raise ModuleNotFoundError("No module named 'libcudart'", name="libcudart")
+
+    monkeypatch.setitem(_whole._MAKERS, "torch", broken)
+    client.put(np.arange(3), "it")
+    with pytest.raises(ModuleNotFoundError, match="libcudart"):
+        client.get_array("it", library="torch")
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_other_libraries_get_the_memory_in_place(client, library):
+    pytest.importorskip(library)
+    client.put(np.arange(3, dtype="float32"), "it")
+    assert np.asarray(client.get_array("it", library=library)).tolist() == [0, 1, 2]
+
+
+def test_asyncio_puts_and_gets_as_well(service):
+    async def main():
+        async with await poolbridge.connect_async(service.path) as client:
+            await client.create_pool("p", max_bytes="1MiB")
+            lease = await client.put(np.arange(3), "it")
+            array = await client.get_array("it")
+            assert lease.readonly
+            assert [pool.name for pool in await client.pools()] == ["p"]
+            with pytest.raises(TypeError, match="send its path"):
+                pickle.dumps(client)
+            return array.tolist()
+
+    assert asyncio.run(main()) == [0, 1, 2]
+
+
+def test_pools_are_listed(client):
+    made = client.create_pool("more", kind="host", max_bytes="1MiB")
+    assert [pool.name for pool in client.pools()] == ["frames", "more"]
+    assert made in client.pools()
+
+
+# Leases as NumPy shows them
+
+
+def test_a_lease_has_a_length_and_elements(client):
+    lease = client.allocate((2, 3), "int32")
+    lease[...] = np.arange(6).reshape(2, 3)
+    assert len(lease) == 2
+    assert lease[1, 2] == 5
+    assert lease[1].tolist() == [3, 4, 5]
+    assert bytes(lease) == np.arange(6, dtype="int32").tobytes()
+    assert lease.memoryview().shape == (2, 3)
+    lease[0, 0] = 7
+    assert np.asarray(lease)[0, 0] == 7
+
+
+def test_what_was_indexed_keeps_the_lease(client):
+    part = client.put(np.arange(6), "it")[2:4]
+    client.unpublish("it")
+    client.put(np.zeros(6, int), "next")
+    assert part.tolist() == [2, 3]
+
+
+def test_a_read_lease_is_not_written_by_an_index(client):
+    lease = client.put(np.arange(6), "it")
+    with pytest.raises(ValueError, match="read-only"):
+        lease[0] = 1
+
+
+def test_every_lease_is_true_and_a_scalar_has_no_length(client):
+    scalar, empty = client.allocate((), "int32"), client.allocate((0, 3), "int32")
+    assert scalar
+    assert empty
+    assert len(empty) == 0
+    with pytest.raises(TypeError, match="no length"):
+        len(scalar)
+
+
+def test_a_lease_is_no_sequence_to_go_through(client):
+    lease = client.allocate(3, "int32")
+    with pytest.raises(TypeError):
+        iter(lease)
+    with pytest.raises(TypeError):
+        _ = 1 in lease
+
+
+def test_a_released_lease_has_no_elements(client):
+    lease = client.allocate(3, "int32")
+    lease.release()
+    with pytest.raises(poolbridge.LeaseReleasedError):
+        _ = lease[0]
+    with pytest.raises(poolbridge.LeaseReleasedError):
+        bytes(lease)
+
+
+# Clients in other processes
+
+
+def test_an_unpickled_client_is_connected_to_the_same_service(client):
+    client.put(np.arange(3), "it")
+    with pickle.loads(pickle.dumps(client)) as again:
+        assert again.epoch == client.epoch
+        assert again.timeout == client.timeout
+        assert again.get_array("it").tolist() == [0, 1, 2]
+        assert again.allocate(2).pool == "frames"
+
+
+SPAWNER = """
+import multiprocessing, sys
+import poolbridge
+
+def work(client):
+    with client:
+        client.put(client.get_array("it") * 2, "doubled", keep=True)
+
+if __name__ == "__main__":
+    with poolbridge.connect(sys.argv[1]) as client:
+        client.open_pool("frames")
+        process = multiprocessing.get_context("spawn").Process(target=work, args=(client,))
+        process.start()
+        process.join()
+        sys.exit(process.exitcode)
+"""
+
+
+def test_a_client_may_be_given_to_a_process_that_is_spawned(service, client, tmp_path):
+    client.put(np.arange(3), "it")
+    program = tmp_path / "spawner.py"
+    program.write_text(SPAWNER)
+    subprocess.run([sys.executable, str(program), service.path], check=True, timeout=120)
+    assert client.get_array("doubled").tolist() == [0, 2, 4]
+
+
+def test_a_client_of_a_pool_that_is_gone_says_so_where_it_is_unpickled(client):
+    text = pickle.dumps(client)
+    client.destroy_pool("frames")
+    with pytest.raises(poolbridge.NotFoundError):
+        pickle.loads(text)
+
+
+def test_a_closed_client_cannot_be_pickled(service):
+    closed = poolbridge.connect(service.path)
+    closed.close()
+    with pytest.raises(poolbridge.ClientClosedError):
+        pickle.dumps(closed)
+
+
+def test_a_service_that_was_restarted_meanwhile_is_told_of(tmp_path, caplog):
+    path = str(tmp_path / "s.sock")
+    first = Service(path)
+    with poolbridge.connect(path) as client:
+        text = pickle.dumps(client)
+    first.close()
+    second = Service(path)
+    try:
+        with caplog.at_level(logging.WARNING, "poolbridge"), pickle.loads(text):
+            pass
+    finally:
+        second.close()
+    assert "another one than when the client was pickled" in caplog.text
+
+
+def test_a_forked_child_is_told_that_the_client_is_its_parents(client):
+    if (child := os.fork()) == 0:
+        try:
+            client.pools()
+        except poolbridge.ForkError:
+            os._exit(7)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_nobody_who_does_not_listen_hears_of_it():
+    assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("poolbridge").handlers)
