@@ -1,7 +1,7 @@
 """GPU memory that one process owns and many processes use, without a copy.
 
-A service makes pools of memory; `connect` reaches it. A `Client` leases buffers, and a `Lease` is an array: NumPy,
-CuPy, PyTorch, JAX and Numba take it as it is, in place.
+A service makes pools of memory; `connect` reaches it, and `serve` runs one for a script, a notebook or tests. A
+`Client` leases buffers, and a `Lease` is an array: NumPy, CuPy, PyTorch, JAX and Numba take it as it is, in place.
 
     import numpy as np
     import poolbridge
@@ -31,6 +31,7 @@ from poolbridge._client.paths import default_path
 from poolbridge._client.pool import Pool, PoolStats, ServiceStats
 from poolbridge._client.promise import Promise
 from poolbridge._client.publisher import AsyncPublisher, Publisher
+from poolbridge._client.serve import Service, serve
 from poolbridge._client.subscription import AsyncSubscription, Subscription
 from poolbridge._memory.legacyhandle import LegacyHandle, OpenedMemory
 from poolbridge._order.event import Event
@@ -62,8 +63,12 @@ from poolbridge._sys.errors import (
     RequestCancelledError,
     SecondContextError,
     ServiceNotRunningError,
+    ServiceProgramError,
     ServiceStalledError,
+    ServiceStartError,
     ServiceStartTimeoutError,
+    SocketFolderError,
+    SocketInUseError,
     StaleError,
     UnavailableError,
     UnsupportedError,
@@ -139,11 +144,16 @@ __all__ = [
     "ReadOnlyWarning",
     "RequestCancelledError",
     "SecondContextError",
+    "Service",
     "ServiceNotRunningError",
+    "ServiceProgramError",
     "ServiceStalledError",
+    "ServiceStartError",
     "ServiceStartTimeoutError",
     "ServiceStats",
     "SessionInfo",
+    "SocketFolderError",
+    "SocketInUseError",
     "StaleError",
     "Subscription",
     "UnavailableError",
@@ -154,6 +164,7 @@ __all__ = [
     "connect",
     "connect_async",
     "default_path",
+    "serve",
 ]
 
 

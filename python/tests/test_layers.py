@@ -11,7 +11,7 @@ import poolbridge
 PACKAGE = Path(poolbridge.__file__).parent
 # From the top. Those of one row do not know each other. The package itself has the public names.
 ROWS = (
-    ("bench", "worker"),
+    ("__main__", "bench", "worker"),
     ("_bench", "_verify"),
     ("_libraries",),
     ("poolbridge",),

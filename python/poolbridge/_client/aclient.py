@@ -20,12 +20,13 @@ from poolbridge._client.client_state import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, Clie
 from poolbridge._client.lease import AsyncLease
 from poolbridge._client.listing import BufferInfo, ChannelInfo, NameInfo, SessionInfo
 from poolbridge._client.pool import Pool, ServiceStats
+from poolbridge._client.starter import Starter
 from poolbridge._client.subscription import AsyncSubscription
 from poolbridge._memory import tensor as _tensor
 from poolbridge._session.flow import Ask, Flow, Hear, Sleep
 from poolbridge._session.loop_reader import LoopReader
 from poolbridge._session.session import Session
-from poolbridge._sys.errors import PoolbridgeError
+from poolbridge._sys.errors import ClosedError, PoolbridgeError, ServiceNotRunningError
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library
 from poolbridge._wire.messages import HelloReply, Reply
 from poolbridge._wire.transport import Transport
@@ -43,6 +44,7 @@ async def connect_async(
     timeout: float = DEFAULT_TIMEOUT,
     wait: float = 0.0,
     device: int | str | None = None,
+    start: bool = False,
 ) -> AsyncClient:
     """Connect to the service from asyncio; arguments and errors are those of `connect`.
 
@@ -52,8 +54,19 @@ async def connect_async(
         Connected; an asynchronous context manager, to be used on the running loop.
     """
     gpu = _operations.check_device(device)
-    loop = asyncio.get_running_loop()
     where = os.fspath(path) if path is not None else _paths.default_path()
+    if not start:
+        return await _connect(where, timeout, wait, gpu)
+    starter = Starter(where, wait)
+    while True:
+        try:
+            return await _connect(where, timeout, starter.wait, gpu)
+        except (ServiceNotRunningError, ClosedError) as error:
+            await asyncio.to_thread(starter.start, error)
+
+
+async def _connect(where: str, timeout: float, wait: float, gpu: int | str | None) -> AsyncClient:
+    loop = asyncio.get_running_loop()
     patience = _paths.Patience(where, wait, timeout, loop.time())
     while isinstance(sock := patience.attempt(loop.time()), float):
         await asyncio.sleep(sock)

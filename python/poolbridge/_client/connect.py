@@ -11,8 +11,10 @@ from poolbridge._client import operations as _operations
 from poolbridge._client import paths as _paths
 from poolbridge._client.client import Client
 from poolbridge._client.client_state import DEFAULT_TIMEOUT, explained, hello
+from poolbridge._client.starter import Starter
 from poolbridge._session.session import Session
 from poolbridge._session.socket_reader import SocketReader
+from poolbridge._sys.errors import ClosedError, ServiceNotRunningError
 from poolbridge._sys.log import LOG
 from poolbridge._wire.messages import HelloReply
 from poolbridge._wire.transport import Transport
@@ -24,6 +26,7 @@ def connect(
     timeout: float = DEFAULT_TIMEOUT,
     wait: float = 0.0,
     device: int | str | None = None,
+    start: bool = False,
 ) -> Client:
     """Connect to the service.
 
@@ -41,6 +44,10 @@ def connect(
         other GPUs that this client maps. Where the hardware does not let it, mapping raises `PeerAccessError`. Streams
         of it are to be named (`Lease.used_on`). Memory of kind ``legacy`` is opened for this GPU alone: kernels of
         others, the memory's own too, must not touch it at its address. Left out: memory is used on its own GPU.
+    start
+        Start the service if none runs there: with ``$POOLBRIDGE_POOLSVC``, else the ``poolsvc`` that was installed with
+        this package, else that of the ``PATH``. It ends, with all that it holds, when no client has been connected for
+        two seconds. Programs that do so at the same time get the same service. Its log is beside the socket.
 
     Returns
     -------
@@ -50,7 +57,8 @@ def connect(
     Raises
     ------
     ServiceNotRunningError
-        Nobody listens there; `ServiceStartTimeoutError` after waiting.
+        Nobody listens there; `ServiceStartTimeoutError` after waiting; with `start` `ServiceStartError`, which is
+        `ServiceProgramError` if there is no ``poolsvc`` and `SocketFolderError` if no socket can be made there.
     AccessDeniedError
         This user may not connect.
     PoolLimitError
@@ -62,6 +70,17 @@ def connect(
     """
     gpu = _operations.check_device(device)
     where = os.fspath(path) if path is not None else _paths.default_path()
+    if not start:
+        return _connect(where, timeout, wait, gpu)
+    starter = Starter(where, wait)
+    while True:
+        try:
+            return _connect(where, timeout, starter.wait, gpu)
+        except (ServiceNotRunningError, ClosedError) as error:
+            starter.start(error)
+
+
+def _connect(where: str, timeout: float, wait: float, gpu: int | str | None) -> Client:
     patience = _paths.Patience(where, wait, timeout, time.monotonic())
     while isinstance(sock := patience.attempt(time.monotonic()), float):
         time.sleep(sock)

@@ -87,8 +87,9 @@ def _not_running(path: str, error: OSError) -> str:
     else:
         what = "what is there is no socket"
     return (
-        f"the poolbridge service is not running: looked at {path!r} ({what}). Start it with `poolsvc serve`, "
-        "or set POOLBRIDGE_SOCKET to the socket of a running one"
+        f"the poolbridge service is not running: looked at {path!r} ({what}). Start it with `poolsvc serve`, have this "
+        "program start one by connect(start=True), or poolbridge.serve() for one of its own, or set POOLBRIDGE_SOCKET "
+        "to the socket of a running one"
     )
 
 

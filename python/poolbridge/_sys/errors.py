@@ -25,7 +25,11 @@ Each class also derives from the built-in exception that a program would catch a
     │   ├── ClientClosedError                      this client was closed
     │   └── ConnectionLostError                    the service went away
     ├── ServiceNotRunningError (ConnectionError)   nobody listens at the socket
-    │   └── ServiceStartTimeoutError
+    │   ├── ServiceStartTimeoutError
+    │   └── ServiceStartError                      the service that was started has ended before it was ready
+    │       ├── ServiceProgramError                there is no poolsvc to start
+    │       ├── SocketInUseError                   another service listens at the socket
+    │       └── SocketFolderError                  no socket can be made there
     ├── ServiceStalledError (TimeoutError)         the service is there and does not answer
     ├── UnavailableError (RuntimeError)            this machine or process cannot do it
     │   ├── DeviceNotVisibleError                  the GPU exists, this process cannot see it
@@ -172,9 +176,25 @@ class ServiceNotRunningError(PoolbridgeError, ConnectionError):
 
 
 class ServiceStartTimeoutError(ServiceNotRunningError, WaitTimeoutError):
-    """The service did not appear within the time that ``connect(wait=…)`` allows."""
+    """The service did not appear within the time that ``connect(wait=…)`` or ``serve(timeout=…)`` allows."""
 
     code = "timeout"
+
+
+class ServiceStartError(ServiceNotRunningError):
+    """The service that was started has ended before it was ready; the message has what it said."""
+
+
+class ServiceProgramError(ServiceStartError, FileNotFoundError):
+    """There is no ``poolsvc`` to start; the message says where it was looked for, and what to do."""
+
+
+class SocketInUseError(ServiceStartError):
+    """Another service listens at the socket already."""
+
+
+class SocketFolderError(ServiceStartError):
+    """No socket can be made there: the folder cannot be written, or others can write it, or the disk is full."""
 
 
 class ServiceStalledError(PoolbridgeError, TimeoutError):

@@ -1,0 +1,14 @@
+"""``python -m poolbridge`` is ``poolsvc``, the program that was installed with this package."""
+
+import os
+import sys
+
+from poolbridge._client.program import find_program
+from poolbridge._sys.errors import ServiceProgramError
+
+if __name__ == "__main__":
+    try:
+        _program = find_program()
+    except ServiceProgramError as _error:
+        sys.exit(f"poolbridge: {_error}")
+    os.execv(_program, ["poolsvc", *sys.argv[1:]])  # noqa: S606 - our own program

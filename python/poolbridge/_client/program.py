@@ -1,0 +1,190 @@
+"""The service's program, and a service that this process starts with it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from poolbridge._sys.errors import (
+    ServiceProgramError,
+    ServiceStartError,
+    ServiceStartTimeoutError,
+    SocketFolderError,
+    SocketInUseError,
+)
+from poolbridge._sys.log import LOG
+
+# Exit statuses of `poolsvc serve`.
+_ERRORS: Final = {3: SocketInUseError, 4: SocketFolderError}
+_STOP_SECONDS: Final = 30.0
+_MOST_SAID = 4000
+
+
+def find_program() -> str:
+    """Find ``poolsvc``.
+
+    Returns
+    -------
+    str
+        ``$POOLBRIDGE_POOLSVC``; else the program that was installed with this package; else that of the ``PATH``.
+
+    Raises
+    ------
+    ServiceProgramError
+        There is none.
+    """
+    given = os.environ.get("POOLBRIDGE_POOLSVC")
+    if given:
+        if not os.access(given, os.X_OK) or Path(given).is_dir():
+            raise ServiceProgramError(f"POOLBRIDGE_POOLSVC is {given!r}, which is no program")
+        return given
+    beside = [_installed(), Path(sys.executable).parent / "poolsvc", Path(sysconfig.get_path("scripts")) / "poolsvc"]
+    for path in beside:
+        if path is not None and os.access(path, os.X_OK):
+            return str(path)
+    found = shutil.which("poolsvc")
+    if found is None:
+        raise ServiceProgramError(
+            f"there is no poolsvc to start: it was not installed with the package, is not beside {sys.executable}, "
+            "and not on the PATH. Install a wheel of poolbridge, which has it; or build it (`make build` in a "
+            "checkout) and set POOLBRIDGE_POOLSVC to it"
+        )
+    return found
+
+
+def _installed() -> Path | None:
+    """Ask the package's installation where it has put the program: it knows of --user, --target and --prefix."""
+    from importlib import metadata
+
+    try:
+        files = metadata.files("poolbridge") or ()
+    except metadata.PackageNotFoundError:
+        return None
+    return next((Path(str(file.locate())) for file in files if file.name == "poolsvc"), None)
+
+
+class Process:
+    """A service that this process has started, and that is ready.
+
+    Attributes
+    ----------
+    path
+        Its socket.
+    pid
+        Its process.
+    """
+
+    def __init__(self, options: Sequence[str], log: str | os.PathLike[str] | None, timeout: float) -> None:
+        program = find_program()
+        LOG.debug("starting %s serve %s", program, " ".join(options))
+        # What it says until it is ready may have to go into an error. A file, as a pipe would end it with its reader.
+        with _open_log(log) as said:
+            before = _end(said)
+            ready, ready_end = os.pipe()
+            try:
+                try:
+                    self._process = subprocess.Popen(  # noqa: S603 - our own program
+                        [program, "serve", "--ready-fd", str(ready_end), *options],
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=said,
+                        pass_fds=[ready_end, *_descriptors(options)],
+                        start_new_session=True,  # ctrl-C is for the starter, which ends it
+                    )
+                except OSError as error:
+                    raise ServiceStartError(f"{program!r} cannot be started: {error}") from error
+                finally:
+                    os.close(ready_end)
+                self.pid = self._process.pid
+                try:
+                    self.path = self._await_ready(ready, timeout)
+                except BaseException:
+                    self.stop()
+                    raise
+            finally:
+                os.close(ready)
+            if not self.path:
+                raise self._ended(program, _said(said, before))
+        LOG.info("started a service at %s, process %d", self.path, self.pid)
+
+    def _await_ready(self, ready: int, timeout: float) -> str:
+        """Give the path that the service says once it listens; ``""`` if it ends before."""
+        until = time.monotonic() + timeout
+        line = b""
+        # A process that another thread has forked meanwhile may keep the pipe open: so its end alone says nothing.
+        ended = os.pidfd_open(self.pid)
+        try:
+            poll = select.poll()
+            poll.register(ready, select.POLLIN)
+            poll.register(ended, select.POLLIN)
+            while not line.endswith(b"\n"):
+                events = dict(poll.poll(max(0.0, until - time.monotonic()) * 1000))
+                if not events:
+                    raise ServiceStartTimeoutError(f"the service that was started was not ready within {timeout:g} s")
+                part = os.read(ready, 4096) if ready in events else b""
+                if not part:
+                    self._process.wait()
+                    return ""
+                line += part
+        finally:
+            os.close(ended)
+        return os.fsdecode(line[:-1])
+
+    def _ended(self, program: str, said: str) -> ServiceStartError:
+        status = self._process.returncode
+        error = _ERRORS.get(status, ServiceStartError)
+        return error(f"{program} ended with status {status} before it was ready. It said: {said.strip() or 'nothing'}")
+
+    def stop(self) -> None:
+        """End the service, and wait for its end. Idempotent."""
+        if self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            LOG.warning("the service, process %d, does not end when it is told to, and is killed", self.pid)
+            self._process.kill()
+            self._process.wait()
+
+    def leave(self) -> None:
+        """Let the service live for as long as it likes; this process only takes note of its end."""
+        threading.Thread(target=self._process.wait, name="poolbridge-service", daemon=True).start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the service has ended."""
+        return self._process.poll() is not None
+
+
+def _open_log(path: str | os.PathLike[str] | None) -> IO[bytes]:
+    """Open what the service writes its log to; without a path it is memory, which needs no folder."""
+    if path is None:
+        return os.fdopen(os.memfd_create("poolsvc.log"), "w+b")
+    try:
+        return Path(path).open("a+b")
+    except OSError as error:
+        raise SocketFolderError(f"the service's log {os.fspath(path)!r} cannot be written: {error.strerror}") from error
+
+
+def _descriptors(options: Sequence[str]) -> list[int]:
+    return [int(value) for option, value in itertools.pairwise(options) if option == "--end-fd"]
+
+
+def _said(file: IO[bytes], before: int) -> str:
+    file.seek(max(before, _end(file) - _MOST_SAID))
+    return file.read(_MOST_SAID).decode(errors="replace")
+
+
+def _end(file: IO[bytes]) -> int:
+    return file.seek(0, os.SEEK_END) if file.seekable() else 0
