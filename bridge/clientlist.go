@@ -33,7 +33,7 @@ func (c *Client) Sessions(ctx context.Context) iter.Seq2[mempool.SessionInfo, er
 func (c *Client) Channels(ctx context.Context) iter.Seq2[mempool.ChannelStatus, error] {
 	return pages(ctx, c, listChannels, func(r *wire.ListReply) []wire.ChannelEntry { return r.Channels }, func(e wire.ChannelEntry) mempool.ChannelStatus {
 		return mempool.ChannelStatus{ChannelInfo: channelOf(e.Channel), UID: uint32(min(e.UID, math.MaxUint32)), Producers: intOf(e.Producers),
-			Consumers: intOf(e.Consumers), Closed: e.Closed}
+			Consumers: intOf(e.Consumers), Closed: e.Closed, Published: e.Published, Waiting: e.Waiting, Slowest: e.Slowest}
 	})
 }
 

@@ -50,7 +50,7 @@ func wireSession(s mempool.SessionInfo) wire.SessionEntry {
 
 func wireChannelStatus(ch mempool.ChannelStatus) wire.ChannelEntry {
 	return wire.ChannelEntry{Channel: wireChannel(ch.ChannelInfo), UID: uint64(ch.UID), Producers: uint64(ch.Producers), Consumers: uint64(ch.Consumers),
-		Closed: ch.Closed}
+		Closed: ch.Closed, Published: ch.Published, Waiting: ch.Waiting, Slowest: ch.Slowest}
 }
 
 func wireName(n mempool.NameInfo) wire.NameEntry {

@@ -26,6 +26,11 @@ type ChannelStatus struct {
 	Producers, Consumers int
 	// Closed says that nothing more can be published: it lives until its consumers leave.
 	Closed bool
+	// Published is how many frames there were so far.
+	Published uint64
+	// Waiting is how many of them are still to be taken: by the consumer of a broadcast that is furthest behind, whose session is
+	// Slowest (0: nobody is behind), or, in a queue, how many are not acknowledged.
+	Waiting, Slowest uint64
 }
 
 // NameInfo describes a name and the buffer that is published under it.

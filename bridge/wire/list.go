@@ -71,6 +71,9 @@ type ChannelEntry struct {
 	Producers uint64
 	Consumers uint64
 	Closed    bool
+	Published uint64 // frames so far
+	Waiting   uint64 // of them, those that the slowest consumer of a broadcast has not taken, or that nobody has acknowledged in a queue
+	Slowest   uint64 // session of that consumer
 }
 
 var channelEntryFields = record[ChannelEntry]{
@@ -79,6 +82,9 @@ var channelEntryFields = record[ChannelEntry]{
 	uintField("pr", func(m *ChannelEntry) *uint64 { return &m.Producers }).maybe(),
 	uintField("cs", func(m *ChannelEntry) *uint64 { return &m.Consumers }).maybe(),
 	boolField("sh", func(m *ChannelEntry) *bool { return &m.Closed }).maybe(),
+	uintField("sq", func(m *ChannelEntry) *uint64 { return &m.Published }).maybe(),
+	uintField("wt", func(m *ChannelEntry) *uint64 { return &m.Waiting }).maybe(),
+	uintField("sl", func(m *ChannelEntry) *uint64 { return &m.Slowest }).maybe(),
 }
 
 // NameEntry describes a name and the buffer that is published under it.

@@ -6,14 +6,13 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
 
 	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -48,7 +47,7 @@ func newLists() []*cobra.Command {
 			entries: (*bridge.Client).Sessions,
 			head:    "SESSION\tUSER\tPID\tPROGRAM\tAGE\tLEASES\tBYTES\tBLOCKS\tMEMBERS",
 			row: func(s mempool.SessionInfo, l *listed) string {
-				return fmt.Sprintf("%d\t%d\t%d\t%s\t%s\t%d\t%s\t%d\t%d", s.ID, s.UID, s.PID, printable(s.Program), age(l.now.Sub(s.Began)), s.Leases,
+				return fmt.Sprintf("%d\t%d\t%d\t%s\t%s\t%d\t%s\t%d\t%d", s.ID, s.UID, s.PID, display.Printable(s.Program), display.Age(l.now.Sub(s.Began)), s.Leases,
 					formatBytes(s.Bytes), s.Blocks, s.Members)
 			},
 			json: func(s mempool.SessionInfo, _ *listed) any {
@@ -161,32 +160,6 @@ func (l listing[T]) printJSON(out io.Writer, entries iter.Seq2[T, error], with *
 		all = append(all, l.json(e, with))
 	}
 	return writeJSON(out, map[string]any{l.name: all})
-}
-
-// printable is what a client calls itself, without what a terminal would obey.
-func printable(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, text)
-}
-
-// age is a time span for people.
-func age(d time.Duration) string {
-	switch {
-	case d < time.Minute:
-		return d.Truncate(time.Second).String()
-	case d < time.Hour:
-		return d.Truncate(time.Minute).String()
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh", int(d.Hours()))
-	}
-	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
 func state(ch mempool.ChannelStatus) string {

@@ -51,6 +51,7 @@ func (s *Session) Channels(after string, most int) (Page[mempool.ChannelStatus],
 	may := func(ch *channel) bool { return s.sees(ch.pool) }
 	return listByID(s, s.svc.channelByID, after, most, may, func(ch *channel) mempool.ChannelStatus {
 		status := mempool.ChannelStatus{ChannelInfo: ch.info, UID: ch.uid, Closed: ch.closed}
+		status.Published, status.Waiting = ch.host.Published(), ch.host.Waiting()
 		for _, m := range ch.members {
 			switch {
 			case !m.entered || m.left:
@@ -58,6 +59,9 @@ func (s *Session) Channels(after string, most int) (Page[mempool.ChannelStatus],
 				status.Producers++
 			default:
 				status.Consumers++
+				if n := ch.host.Behind(m.Member); n > status.Waiting {
+					status.Waiting, status.Slowest = n, m.session.id
+				}
 			}
 		}
 		return status

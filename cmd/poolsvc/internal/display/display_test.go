@@ -1,0 +1,22 @@
+package display
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+)
+
+func TestNoTextOfAClientReachesATerminalAsACommand(t *testing.T) {
+	assert.Equal(t, "a?[2Jb?c", Printable("a\x1b[2Jb\nc"))
+	assert.Equal(t, "größe", Printable("größe"))
+	assert.Equal(t, "-", Printable(""))
+}
+
+func TestAgesHaveTwoUnitsAtMost(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		1500 * time.Millisecond: "1s", 65 * time.Second: "1m05s", 3*time.Hour + 4*time.Minute: "3h04m", 50 * time.Hour: "2d",
+	} {
+		assert.Equal(t, want, Age(d))
+	}
+}

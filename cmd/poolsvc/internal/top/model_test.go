@@ -1,0 +1,173 @@
+package top
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"github.com/charmbracelet/x/ansi"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+var noon = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+
+// screen is a model that has seen snapshots, as text.
+func screen(t *testing.T, width, height int, seen ...snapshot) (*Model, func() []string) {
+	t.Helper()
+	m := New(t.Context(), &Source{Socket: "/run/poolsvc.sock"}, time.Second)
+	m.Update(tea.WindowSizeMsg{Width: width, Height: height})
+	for _, s := range seen {
+		m.Update(looked{snapshot: s})
+	}
+	return m, func() []string { return strings.Split(ansi.Strip(m.draw()), "\n") }
+}
+
+func press(m *Model, keys ...string) {
+	for _, key := range keys {
+		k := tea.Key{Text: key}
+		switch key {
+		case "enter":
+			k = tea.Key{Code: tea.KeyEnter}
+		case "esc":
+			k = tea.Key{Code: tea.KeyEscape}
+		case "tab":
+			k = tea.Key{Code: tea.KeyTab}
+		case "down":
+			k = tea.Key{Code: tea.KeyDown}
+		default:
+			k.Code = rune(key[0])
+		}
+		m.Update(tea.KeyPressMsg(k))
+	}
+}
+
+func busy() snapshot {
+	return snapshot{at: noon,
+		stats: mempool.Stats{Sessions: 3, Leases: 4, Buffers: 5, Pools: []mempool.PoolStats{{
+			Pool: mempool.PoolInfo{ID: 1, Name: "frames", Kind: mempool.Host, MaxBytes: 1 << 30, Device: mempool.NoDevice}, Reserved: 600 << 20, Leased: 500 << 20,
+			Cached: 100 << 20}}},
+		sessions: []mempool.SessionInfo{
+			{ID: 1, PID: 10, UID: 1000, Program: "loader", Began: noon.Add(-time.Hour), Leases: 1, Bytes: 100 << 20},
+			{ID: 2, PID: 11, UID: 1000, Program: "train.py", Began: noon.Add(-time.Minute), Leases: 3, Bytes: 400 << 20},
+			{ID: 3, PID: 12, UID: 1001, Program: "evil\x1b[2J", Began: noon},
+		},
+		channels: []mempool.ChannelStatus{{ChannelInfo: mempool.ChannelInfo{ID: 7, ChannelSpec: mempool.ChannelSpec{Name: "camera", Pool: 1, Mode: mempool.Broadcast, Capacity: 8, Full: mempool.Block}},
+			Producers: 1, Consumers: 2, Published: 100, Waiting: 8, Slowest: 2}},
+	}
+}
+
+func after(s snapshot, d time.Duration, change func(*snapshot)) snapshot {
+	s.at = s.at.Add(d)
+	s.sessions = append([]mempool.SessionInfo{}, s.sessions...)
+	s.channels = append([]mempool.ChannelStatus{}, s.channels...)
+	change(&s)
+	return s
+}
+
+func lineWith(t *testing.T, lines []string, text string) (int, string) {
+	t.Helper()
+	for i, line := range lines {
+		if strings.Contains(line, text) {
+			return i, line
+		}
+	}
+	require.Failf(t, "not on the screen", "%q in\n%s", text, strings.Join(lines, "\n"))
+	return 0, ""
+}
+
+func TestTheSessionThatHoldsMostComesFirst(t *testing.T) {
+	_, draw := screen(t, 80, 24, busy())
+	most, line := lineWith(t, draw(), "train.py")
+	less, _ := lineWith(t, draw(), "loader")
+	assert.Less(t, most, less)
+	assert.Contains(t, line, "400MiB")
+	assert.Contains(t, line, "80%")
+}
+
+func TestAScreenIsNeverLargerThanTheTerminal(t *testing.T) {
+	for _, size := range [][2]int{{80, 24}, {200, 60}, {50, 14}, {20, 5}, {10, 3}, {1, 1}} {
+		m, draw := screen(t, size[0], size[1], busy())
+		for range 3 { // all, details, help
+			lines := draw()
+			assert.LessOrEqual(t, len(lines), size[1], size)
+			for _, line := range lines {
+				assert.LessOrEqual(t, ansi.StringWidth(line), size[0], "%v: %q", size, line)
+			}
+			press(m, "enter", "?")
+		}
+	}
+}
+
+func TestFramesASecondAreThoseBetweenTwoLooks(t *testing.T) {
+	_, draw := screen(t, 100, 24, busy(), after(busy(), 2*time.Second, func(s *snapshot) { s.channels[0].Published = 300 }))
+	_, line := lineWith(t, draw(), "camera")
+	assert.Regexp(t, `camera +frames +broadcast +block +100 +300 +8/8 +2 +1/2 +open`, line)
+}
+
+func TestWhatChangedBetweenTwoLooksIsAnEvent(t *testing.T) {
+	_, draw := screen(t, 80, 30, busy(), after(busy(), time.Second, func(s *snapshot) {
+		s.sessions = append(s.sessions[:1], mempool.SessionInfo{ID: 4, PID: 13, Program: "new"})
+		s.channels[0].Closed = true
+	}))
+	text := strings.Join(draw(), "\n")
+	assert.Contains(t, text, "12:00:01  session 2 (train.py, pid 11) ended; it had 400MiB")
+	assert.Contains(t, text, "session 4 (new, pid 13) began")
+	assert.Contains(t, text, "channel camera was closed")
+}
+
+func TestAServiceThatWasStartedAgainIsSaidAndNotCompared(t *testing.T) {
+	_, draw := screen(t, 80, 24, busy(), after(busy(), time.Second, func(s *snapshot) {
+		s.epoch[0] = 1
+		s.sessions = nil
+	}))
+	text := strings.Join(draw(), "\n")
+	assert.Contains(t, text, "another service answers: it was started again")
+	assert.NotContains(t, text, "ended")
+}
+
+func TestTheFilterLeavesWhatMatches(t *testing.T) {
+	m, draw := screen(t, 80, 24, busy())
+	press(m, "/", "T", "r", "a", "i", "n", "enter")
+	text := strings.Join(draw(), "\n")
+	assert.Contains(t, text, "train.py")
+	assert.NotContains(t, text, "loader")
+	press(m, "esc")
+	assert.Contains(t, strings.Join(draw(), "\n"), "loader")
+}
+
+func TestDetailsShowTheBuffersOfTheSessionUnderTheCursor(t *testing.T) {
+	m, draw := screen(t, 80, 24, busy())
+	press(m, "down", "enter")
+	assert.EqualValues(t, 1, m.details, "the second by bytes")
+	s := busy()
+	s.held = []mempool.BufferInfo{{ID: 9, Pool: 1, Bytes: 4 << 20, Writer: 1, Tensor: mempool.Tensor{DType: "float32", Shape: []uint64{1024, 1024}}}}
+	m.Update(looked{snapshot: s})
+	_, line := lineWith(t, draw(), "float32")
+	assert.Regexp(t, `9 +frames +float32 +\[1024 1024\] +4MiB +writes`, line)
+	press(m, "esc")
+	lineWith(t, draw(), "CHANNEL")
+}
+
+func TestASlowChannelLeadsToItsSlowestSession(t *testing.T) {
+	m, _ := screen(t, 80, 24, busy())
+	press(m, "tab", "enter")
+	assert.EqualValues(t, 2, m.details)
+}
+
+func TestNoProgramNameReachesTheTerminalAsACommand(t *testing.T) {
+	m, _ := screen(t, 80, 24, busy())
+	assert.NotContains(t, m.draw(), "evil\x1b[2J")
+}
+
+func TestAServiceThatDoesNotAnswerIsSaidBelowWhatWasSeenLast(t *testing.T) {
+	m, draw := screen(t, 80, 24, busy())
+	m.Update(looked{err: errors.New("connection refused")})
+	lines := draw()
+	assert.Contains(t, lines[len(lines)-1], "no answer: connection refused")
+	lineWith(t, lines, "train.py")
+}

@@ -1,0 +1,356 @@
+package top
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"charm.land/lipgloss/v2"
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+var (
+	bold     = lipgloss.NewStyle().Bold(true)
+	faint    = lipgloss.NewStyle().Faint(true)
+	selected = lipgloss.NewStyle().Reverse(true)
+	trouble  = lipgloss.NewStyle().Foreground(lipgloss.Red).Bold(true)
+	warning  = lipgloss.NewStyle().Foreground(lipgloss.Yellow)
+	full     = lipgloss.NewStyle().Foreground(lipgloss.Green)
+)
+
+// View draws the screen.
+func (m *Model) View() tea.View {
+	v := tea.NewView(m.draw())
+	v.AltScreen = true
+	v.WindowTitle = "poolsvc top"
+	return v
+}
+
+// draw is the screen as lines, as many as there are rows at most.
+func (m *Model) draw() string {
+	lines := []string{m.title()}
+	switch {
+	case m.help:
+		lines = append(lines, strings.Split(helpText, "\n")...)
+	case m.now == nil && m.err == nil:
+		lines = append(lines, "", "asking the service …")
+	case m.now == nil:
+	case m.details != 0:
+		lines = append(lines, m.drawDetails()...)
+	default:
+		lines = append(lines, m.drawAll()...)
+	}
+	foot := m.foot()
+	lines = lines[:min(len(lines), max(0, m.height-1))]
+	for len(lines) < m.height-1 {
+		lines = append(lines, "")
+	}
+	lines = append(lines, foot)
+	for i, line := range lines {
+		lines[i] = ansi.Truncate(line, m.width, "…")
+	}
+	return strings.Join(lines[:min(len(lines), m.height)], "\n")
+}
+
+func (m *Model) title() string {
+	left := "poolsvc top  " + m.source.Socket
+	if m.now == nil {
+		return bold.Render(fit(left, m.width))
+	}
+	st := m.now.stats
+	right := fmt.Sprintf("%d sessions  %d leases  %d buffers  %s", st.Sessions, st.Leases, st.Buffers, m.now.at.Format(time.TimeOnly))
+	space := m.width - len(right) - 2
+	if space < 4 {
+		return bold.Render(fit(right, m.width))
+	}
+	left = fit(left, space)
+	return bold.Render(left + strings.Repeat(" ", space-ansi.StringWidth(left)) + "  " + right)
+}
+
+func (m *Model) foot() string {
+	switch {
+	case m.err != nil:
+		return trouble.Render(fit("no answer: "+m.err.Error(), m.width))
+	case m.typing:
+		return fit("filter: "+m.filter+"█  (enter: keep, esc: clear)", m.width)
+	}
+	keys := "q quit  tab pane  ↑↓ row  enter details  s sort  / filter  p pause  ? help"
+	if m.filter != "" {
+		keys = "filter " + strconv.Quote(m.filter) + " (esc clears)  " + keys
+	}
+	if m.paused {
+		keys = "PAUSED  " + keys
+	}
+	return faint.Render(fit(keys, m.width))
+}
+
+const helpText = `
+  Pools     RESERVED is taken from the machine or the GPU: BUSY is in use,
+            CACHED is free for use, HELD is on its way back. The bar shows
+            BUSY as #, the rest of RESERVED as -, of MAX.
+  Sessions  BYTES count for the session in all pools; SHARE is its part of
+            what counts for all. enter shows the buffers of a session.
+  Channels  FRAMES/S since the last look. WAITING: of a broadcast, how many
+            frames its slowest consumer has still to take, and SLOWEST is the
+            session of that one; of a queue, how many are not acknowledged.
+            P/C counts producers and consumers. enter shows the slowest.
+  Events    What changed between two looks, the newest last.
+
+  q quit             tab other table    up, down row     enter details, back
+  s sort by the next column             / filter by program, pid, user, channel
+  p pause            esc clear filter   ? this help, and back`
+
+// drawAll shares the rows out: pools need few, sessions and channels get what they need of the rest, and events what is left.
+func (m *Model) drawAll() []string {
+	sessions, channels := m.drawSessions(), m.drawChannels()
+	rest := m.height - 2 - 3 // title, foot, and blank lines between
+	pools := window(m.drawPools(), 1, 0, max(2, rest/4))
+	rest -= len(pools)
+	forEvents := max(2, rest/5)
+	rest -= forEvents
+	forChannels := min(len(channels), max(rest/2, rest-len(sessions)))
+	forSessions := min(len(sessions), rest-forChannels)
+	forEvents += rest - forChannels - forSessions
+	lines := append(slices.Clone(pools), "")
+	lines = append(lines, window(sessions, 1, m.row[sessionsPane], forSessions)...)
+	lines = append(lines, "")
+	lines = append(lines, window(channels, 1, m.row[channelsPane], forChannels)...)
+	lines = append(lines, "")
+	return append(lines, tail(m.drawEvents(), 1, forEvents)...)
+}
+
+// window is the head of a table, and as many of its rows as fit, the one with the cursor among them.
+func window(lines []string, head, cursor, most int) []string {
+	if len(lines) <= most || most <= head {
+		return lines[:min(len(lines), max(most, 0))]
+	}
+	rows, space := lines[head:], most-head
+	first := min(max(0, cursor-space+1), len(rows)-space)
+	return append(append([]string{}, lines[:head]...), rows[first:first+space]...)
+}
+
+// tail is the head of a table, and its last rows.
+func tail(lines []string, head, most int) []string {
+	if len(lines) <= most || most <= head {
+		return lines[:min(len(lines), max(most, 0))]
+	}
+	return append(append([]string{}, lines[:head]...), lines[len(lines)-(most-head):]...)
+}
+
+func (m *Model) drawPools() []string {
+	rows := [][]string{{"POOL", "KIND", "GPU", "MAX", "RESERVED", "BUSY", "CACHED", "HELD"}}
+	for _, p := range m.now.stats.Pools {
+		gpu := "-"
+		if p.Pool.Device != mempool.NoDevice {
+			gpu = strconv.Itoa(p.Pool.Device.Ordinal)
+		}
+		rows = append(rows, []string{p.Pool.Name, string(p.Pool.Kind), gpu, size(p.Pool.MaxBytes), size(p.Reserved), size(p.Leased),
+			size(p.Cached), size(p.Held)})
+	}
+	lines := table(rows, "lLRrRrRR", m.width)
+	for i, p := range m.now.stats.Pools {
+		space := m.width - ansi.StringWidth(lines[i+1]) - 1
+		if space >= 8 {
+			lines[i+1] += " " + bar(p, min(space, 30))
+		}
+	}
+	lines[0] = bold.Render(lines[0])
+	return lines
+}
+
+// bar draws what is busy and what else is reserved of a pool.
+func bar(p mempool.PoolStats, width int) string {
+	if p.Pool.MaxBytes == 0 || width < 3 {
+		return ""
+	}
+	cells := width - 2
+	part := func(n uint64) int { return min(cells, int(float64(n)/float64(p.Pool.MaxBytes)*float64(cells)+0.5)) }
+	busy, reserved := part(p.Leased), part(p.Reserved)
+	style := full
+	if p.Leased*10 >= p.Pool.MaxBytes*9 {
+		style = warning
+	}
+	return "[" + style.Render(strings.Repeat("#", busy)) + strings.Repeat("-", max(0, reserved-busy)) + strings.Repeat(" ", cells-max(reserved, busy)) + "]"
+}
+
+func (m *Model) drawSessions() []string {
+	list := m.sessions()
+	total := uint64(0)
+	for _, o := range m.now.sessions {
+		total += o.Bytes
+	}
+	rows := [][]string{{"SESSION", "PID", "USER", "PROGRAM", "AGE", "LEASES", "MEMBERS", "BYTES", "SHARE"}}
+	for _, o := range list {
+		share := "-"
+		if total > 0 {
+			share = fmt.Sprintf("%.0f%%", 100*float64(o.Bytes)/float64(total))
+		}
+		rows = append(rows, []string{strconv.FormatUint(o.ID, 10), strconv.Itoa(int(o.PID)), strconv.Itoa(int(o.UID)), display.Printable(o.Program),
+			display.Age(m.now.at.Sub(o.Began)), strconv.Itoa(o.Leases), strconv.Itoa(o.Members), size(o.Bytes), share})
+	}
+	return m.mark(sessionsPane, rows, table(rows, "rrRlRRRrR", m.width))
+}
+
+func (m *Model) drawChannels() []string {
+	rows := [][]string{{"CHANNEL", "POOL", "MODE", "FULL", "FRAMES/S", "FRAMES", "WAITING", "SLOWEST", "P/C", "STATE"}}
+	rates := m.rates()
+	for _, ch := range m.channels() {
+		rate, slowest, state := "-", "-", "open"
+		if r, ok := rates[ch.ID]; ok {
+			rate = strconv.FormatFloat(r, 'f', 0, 64)
+		}
+		if ch.Slowest != 0 {
+			slowest = strconv.FormatUint(ch.Slowest, 10)
+		}
+		if ch.Closed {
+			state = "closed"
+		}
+		rows = append(rows, []string{ch.Name, m.now.pool(ch.Pool), string(ch.Mode), string(ch.Full), rate, strconv.FormatUint(ch.Published, 10),
+			fmt.Sprintf("%d/%d", ch.Waiting, ch.Capacity), slowest, fmt.Sprintf("%d/%d", ch.Producers, ch.Consumers), state})
+	}
+	return m.mark(channelsPane, rows, table(rows, "lLLLrRrrRL", m.width))
+}
+
+// mark shows the order and the cursor of a pane.
+func (m *Model) mark(pane int, rows [][]string, lines []string) []string {
+	head := bold.Render(lines[0]) + faint.Render(" by "+columns[pane][m.order[pane]])
+	if ansi.StringWidth(lines[0])+len(" by "+columns[pane][m.order[pane]]) > m.width {
+		head = bold.Render(lines[0])
+	}
+	lines[0] = head
+	if n := len(rows) - 1; m.pane == pane && n > 0 {
+		at := m.cursor(pane, n) + 1
+		lines[at] = selected.Render(lines[at])
+	}
+	return lines
+}
+
+func (m *Model) drawEvents() []string {
+	lines := []string{bold.Render("EVENTS")}
+	for _, e := range m.events {
+		lines = append(lines, fit(e.at.Format(time.TimeOnly)+"  "+e.text, m.width))
+	}
+	if len(m.events) == 0 {
+		lines = append(lines, faint.Render("nothing changed since this began"))
+	}
+	return lines
+}
+
+func (m *Model) drawDetails() []string {
+	lines := []string{""}
+	found := false
+	for _, o := range m.now.sessions {
+		if o.ID != m.details {
+			continue
+		}
+		found = true
+		lines = append(lines, bold.Render(fit(fmt.Sprintf("session %d: %s", o.ID, display.Printable(o.Program)), m.width)),
+			fmt.Sprintf("pid %d, user %d, began %s (%s ago)", o.PID, o.UID, o.Began.Format(time.DateTime), display.Age(m.now.at.Sub(o.Began))),
+			fmt.Sprintf("%d leases, %s in pools, %d blocks mapped, member of channels: %d", o.Leases, size(o.Bytes), o.Blocks, o.Members))
+	}
+	if !found {
+		return append(lines, fmt.Sprintf("session %d has ended", m.details), faint.Render("esc goes back"))
+	}
+	rows := [][]string{{"BUFFER", "POOL", "DTYPE", "SHAPE", "BYTES", "USE", "NAMES"}}
+	for _, b := range m.now.held {
+		use := "reads"
+		if b.Writer == m.details {
+			use = "writes"
+		}
+		rows = append(rows, []string{strconv.FormatUint(b.ID, 10), m.now.pool(b.Pool), string(b.Tensor.DType), fmt.Sprint(b.Tensor.Shape), size(b.Bytes), use,
+			strconv.Itoa(b.Names)})
+	}
+	lines = append(lines, "")
+	return append(lines, table(rows, "rlLlrlR", m.width)...)
+}
+
+// table lines columns up: l and L to the left, r and R to the right. In a table that is too wide, columns of text shrink, and then
+// those of capital letters go, from the right.
+func table(rows [][]string, align string, width int) []string {
+	widths := make([]int, len(align))
+	for _, row := range rows {
+		for i, cell := range row {
+			widths[i] = max(widths[i], ansi.StringWidth(cell))
+		}
+	}
+	for total(widths) > width && narrow(widths, align) {
+	}
+	lines := make([]string, len(rows))
+	for n, row := range rows {
+		var cells []string
+		for i, cell := range row {
+			if widths[i] == 0 {
+				continue
+			}
+			cell = ansi.Truncate(cell, widths[i], "…")
+			pad := strings.Repeat(" ", widths[i]-ansi.StringWidth(cell))
+			if align[i] == 'r' || align[i] == 'R' {
+				cells = append(cells, pad+cell)
+			} else {
+				cells = append(cells, cell+pad)
+			}
+		}
+		lines[n] = fit(strings.Join(cells, "  "), width)
+	}
+	return lines
+}
+
+// narrow takes a cell from the widest column of text, or else drops a column; false: nothing more can go.
+func narrow(widths []int, align string) bool {
+	widest, last := -1, -1
+	for i, w := range widths {
+		text := align[i] == 'l' || align[i] == 'L'
+		if text && w > 10 && (widest < 0 || w > widths[widest]) {
+			widest = i
+		}
+		if w > 0 && (align[i] == 'L' || align[i] == 'R') {
+			last = i
+		}
+	}
+	switch {
+	case widest >= 0:
+		widths[widest]--
+	case last >= 0:
+		widths[last] = 0
+	default:
+		return false
+	}
+	return true
+}
+
+func total(widths []int) int {
+	n := -2
+	for _, w := range widths {
+		if w > 0 {
+			n += w + 2
+		}
+	}
+	return n
+}
+
+// fit is a text that is cut to a width.
+func fit(text string, width int) string {
+	text = strings.ReplaceAll(text, "\n", " ")
+	return ansi.Truncate(text, max(width, 0), "…")
+}
+
+// size is a number of bytes in three digits or so.
+func size(n uint64) string {
+	value, unit := float64(n), "B"
+	for _, next := range []string{"KiB", "MiB", "GiB", "TiB"} {
+		if value < 1024 {
+			break
+		}
+		value, unit = value/1024, next
+	}
+	if unit == "B" || value >= 100 {
+		return fmt.Sprintf("%.0f%s", value, unit)
+	}
+	return strings.TrimSuffix(fmt.Sprintf("%.1f", value), ".0") + unit
+}

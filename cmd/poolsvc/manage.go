@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/poolbridge/poolbridge/bridge"
+)
+
+func newPool() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "pool",
+		Short: "Make, destroy and trim pools of a running service",
+		Long:  `Make, destroy and trim pools of a running service. Who may do so is in docs/protocol.md, "Operations".`,
+		Args:  arguments(0, 0),
+		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(newPoolCreate(), newPoolDestroy(), newPoolTrim())
+	return c
+}
+
+func newPoolCreate() *cobra.Command {
+	return withClient(&cobra.Command{
+		Use:   "create SPEC",
+		Short: "Make a pool",
+		Long: `Make a pool, which lives until it is destroyed or the service ends. SPEC is that of poolsvc serve --pool:
+
+  poolsvc pool create name=frames,kind=host,max=256MiB`,
+		Args: arguments(1, 1),
+	}, func(c *cobra.Command, client *bridge.Client, args []string) error {
+		spec, err := parsePool(args[0])
+		if err != nil {
+			return err
+		}
+		p, err := client.CreatePool(c.Context(), spec)
+		if err != nil {
+			return err
+		}
+		info := p.Info()
+		_, err = fmt.Fprintf(c.OutOrStdout(), "made pool %s of kind %s, at most %s\n", info.Name, info.Kind, formatBytes(info.MaxBytes))
+		return err
+	})
+}
+
+func newPoolDestroy() *cobra.Command {
+	return withClient(&cobra.Command{
+		Use:   "destroy NAME",
+		Short: "Destroy a pool",
+		Long: `Destroy a pool. Nothing new can be allocated in it, and its names go at once. Its memory goes when no lease and no mapping needs it
+any more: poolsvc buffers says who has leases.`,
+		Args: arguments(1, 1),
+	}, func(c *cobra.Command, client *bridge.Client, args []string) error {
+		return client.DestroyPool(c.Context(), args[0])
+	})
+}
+
+func newPoolTrim() *cobra.Command {
+	var keep byteSize
+	c := withClient(&cobra.Command{
+		Use:   "trim NAME",
+		Short: "Give memory that a pool does not use back to the GPU or the machine",
+		Args:  arguments(1, 1),
+	}, func(c *cobra.Command, client *bridge.Client, args []string) error {
+		p, err := client.OpenPool(c.Context(), args[0], 0)
+		if err != nil {
+			return err
+		}
+		n, err := p.Trim(c.Context(), uint64(keep))
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(c.OutOrStdout(), "%s were given back at once\n", formatBytes(n))
+		return err
+	})
+	c.Flags().Var(&keep, "keep", "how much unused memory the pool keeps")
+	return c
+}
+
+func newChannel() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "channel",
+		Short: "Close channels of a running service",
+		Args:  arguments(0, 0),
+		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(withClient(&cobra.Command{
+		Use:   "close NAME",
+		Short: "Close a channel",
+		Long:  "Close a channel. Nothing more can be published; consumers get the frames that are there, and then the end.",
+		Args:  arguments(1, 1),
+	}, func(c *cobra.Command, client *bridge.Client, args []string) error {
+		ch, err := client.OpenChannel(c.Context(), args[0], 0)
+		if err != nil {
+			return err
+		}
+		return ch.Close(c.Context())
+	}))
+	return c
+}
+
+// withClient has a command connect to the service first.
+func withClient(c *cobra.Command, run func(c *cobra.Command, client *bridge.Client, args []string) error) *cobra.Command {
+	var socket string
+	c.RunE = func(c *cobra.Command, args []string) (err error) {
+		client, err := bridge.Dial(c.Context(), socket)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, client.Close()) }()
+		return run(c, client, args)
+	}
+	socketFlag(c, &socket)
+	return c
+}
+
+// answer is how a service answered.
+func answer(ctx context.Context, socket string) (s status, err error) {
+	client, err := bridge.Dial(ctx, socket)
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, client.Close()) }()
+	return askStatus(ctx, client)
+}

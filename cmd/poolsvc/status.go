@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// status is how a running service does.
+type status struct {
+	Epoch    string   `json:"epoch"`
+	Answer   float64  `json:"answer_ms"`
+	Sessions int      `json:"sessions"`
+	Pools    int      `json:"pools"`
+	Warnings []string `json:"warnings"`
+}
+
+// nearlyFull is the part of a pool that is in use or on its way back, in percent, from which status warns.
+const nearlyFull = 95
+
+func newStatus() *cobra.Command {
+	var (
+		socket string
+		limit  time.Duration
+		asJSON bool
+	)
+	c := &cobra.Command{
+		Use:   "status",
+		Short: "Say whether a running service is healthy",
+		Long: `Say whether a service answers, and warn of pools that are nearly full and of consumers that hold the producers of a channel up.
+
+The exit status is 0 if the service answers in time, else 1. Warnings do not change it.`,
+		Args: arguments(0, 0),
+		RunE: func(c *cobra.Command, _ []string) error {
+			ctx, cancel := context.WithTimeout(c.Context(), limit)
+			defer cancel()
+			s, err := answer(ctx, socket)
+			if err != nil {
+				return fmt.Errorf("not healthy: %w", err)
+			}
+			if asJSON {
+				return writeJSON(c.OutOrStdout(), s)
+			}
+			fmt.Fprintf(c.OutOrStdout(), "healthy: answered in %.1f ms; %d sessions, %d pools, epoch %s\n", s.Answer, s.Sessions, s.Pools, s.Epoch)
+			for _, w := range s.Warnings {
+				fmt.Fprintln(c.OutOrStdout(), "warning:", w)
+			}
+			return nil
+		},
+	}
+	socketFlag(c, &socket)
+	c.Flags().DurationVar(&limit, "timeout", 5*time.Second, "how long the service may take")
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return c
+}
+
+func askStatus(ctx context.Context, client *bridge.Client) (s status, err error) {
+	begin := time.Now()
+	stats, err := client.Stats(ctx)
+	if err != nil {
+		return s, err
+	}
+	s = status{Epoch: client.Epoch().String(), Answer: float64(time.Since(begin).Microseconds()) / 1000, Sessions: stats.Sessions, Pools: len(stats.Pools),
+		Warnings: []string{}}
+	for _, p := range stats.Pools {
+		if used := p.Leased + p.Held; used/nearlyFull >= p.Pool.MaxBytes/100 && used > 0 {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("pool %s: %s of %s are in use or on their way back (poolsvc sessions and buffers say whose)",
+				p.Pool.Name, formatBytes(used), formatBytes(p.Pool.MaxBytes)))
+		}
+	}
+	var slow []mempool.ChannelStatus
+	for ch, err := range client.Channels(ctx) {
+		if err != nil {
+			return s, err
+		}
+		if ch.Full == mempool.Block && ch.Slowest != 0 && ch.Waiting+1 >= uint64(ch.Capacity) {
+			slow = append(slow, ch)
+		}
+	}
+	if len(slow) == 0 {
+		return s, nil
+	}
+	programs := make(map[uint64]mempool.SessionInfo)
+	for one, err := range client.Sessions(ctx) {
+		if err != nil {
+			return s, err
+		}
+		programs[one.ID] = one
+	}
+	for _, ch := range slow {
+		who := fmt.Sprintf("session %d", ch.Slowest)
+		if one, ok := programs[ch.Slowest]; ok {
+			who += fmt.Sprintf(" (%s, pid %d)", display.Printable(one.Program), one.PID)
+		}
+		s.Warnings = append(s.Warnings, fmt.Sprintf("channel %s: %s is %d of %d frames behind and holds the producers up", ch.Name, who, ch.Waiting, ch.Capacity))
+	}
+	return s, nil
+}

@@ -1,0 +1,31 @@
+package shmchannel
+
+// Waiting is how many frames of a queue are not acknowledged.
+func (h *Host) Waiting() uint64 {
+	if h.mode != Queue {
+		return 0
+	}
+	t, n := h.sequencer.loadTail(), uint64(0)
+	from := uint64(1)
+	if t.number() >= h.slots {
+		from = t.number() - h.slots + 1
+	}
+	for number := from; number <= t.number(); number++ {
+		if r := h.sequencer.resident(number, t); r.number != 0 && !r.done() {
+			n++
+		}
+	}
+	return n
+}
+
+// Behind is how many of the newest frames of a broadcast a consumer has not taken, as far as it says the truth.
+func (h *Host) Behind(m *Member) uint64 {
+	if h.mode != Broadcast || m.cursor == nil || !m.joined || m.left {
+		return 0
+	}
+	published, next := h.Published(), m.cursor.next.Load()
+	if next == 0 || next > published {
+		return 0
+	}
+	return published - next + 1
+}

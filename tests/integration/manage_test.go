@@ -1,0 +1,120 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"iter"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/tests/rig"
+)
+
+func poolsvc(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	out, err := exec.Command(rig.Poolsvc(t), args...).CombinedOutput()
+	return string(out), err
+}
+
+func TestAnOperatorMakesTrimsAndDestroysPools(t *testing.T) {
+	s := rig.Serve(t)
+	out, err := poolsvc(t, "pool", "create", "name=frames,kind=host,max=8MiB", "--socket", s.Socket)
+	require.NoError(t, err, out)
+	c, err := bridge.Dial(t.Context(), s.Socket)
+	require.NoError(t, err)
+	pool, err := c.OpenPool(t.Context(), "frames", 0)
+	require.NoError(t, err, "it outlives the command")
+	l, err := pool.Allocate(t.Context(), mempool.Bytes(1<<20), 0)
+	require.NoError(t, err)
+	require.NoError(t, l.Release(true))
+	require.NoError(t, c.Close())
+	require.Eventually(t, func() bool {
+		out, err = poolsvc(t, "pool", "trim", "frames", "--socket", s.Socket)
+		return err == nil && out == "1 MiB were given back at once\n"
+	}, time.Minute, 50*time.Millisecond, out)
+	out, err = poolsvc(t, "pool", "destroy", "frames", "--socket", s.Socket)
+	require.NoError(t, err, out)
+	out, err = poolsvc(t, "pool", "destroy", "frames", "--socket", s.Socket)
+	require.Error(t, err)
+	assert.Contains(t, out, "not found")
+}
+
+func TestAnOperatorClosesAChannel(t *testing.T) {
+	s := rig.Serve(t, "--pool", "name=p,kind=host,max=1MiB")
+	c, err := bridge.Dial(t.Context(), s.Socket)
+	require.NoError(t, err)
+	pool, err := c.OpenPool(t.Context(), "p", 0)
+	require.NoError(t, err)
+	ch, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "camera", Pool: pool.Info().ID, Capacity: 2})
+	require.NoError(t, err)
+	out, err := poolsvc(t, "channel", "close", "camera", "--socket", s.Socket)
+	require.NoError(t, err, out)
+	require.ErrorIs(t, ch.Close(t.Context()), bridge.ErrClosed)
+	out, err = poolsvc(t, "channel", "close", "camera", "--socket", s.Socket)
+	require.Error(t, err)
+	assert.Contains(t, out, `no channel "camera"`)
+	require.NoError(t, c.Close())
+}
+
+func TestStatusSaysWhetherTheServiceAnswersAndWhatIsInTrouble(t *testing.T) {
+	s := rig.Serve(t, "--pool", "name=p,kind=host,max=1MiB")
+	out, err := poolsvc(t, "status", "--socket", s.Socket)
+	require.NoError(t, err, out)
+	assert.Contains(t, out, "healthy")
+	assert.NotContains(t, out, "warning")
+	c, err := bridge.Dial(t.Context(), s.Socket)
+	require.NoError(t, err)
+	pool, err := c.OpenPool(t.Context(), "p", 0)
+	require.NoError(t, err)
+	_, err = pool.Allocate(t.Context(), mempool.Bytes(1<<20), 0)
+	require.NoError(t, err)
+	out, err = poolsvc(t, "status", "--json", "--socket", s.Socket)
+	require.NoError(t, err, out)
+	var said struct{ Warnings []string }
+	require.NoError(t, json.Unmarshal([]byte(out), &said))
+	require.Len(t, said.Warnings, 1)
+	assert.Contains(t, said.Warnings[0], "pool p: 1 MiB of 1 MiB are in use")
+	require.NoError(t, c.Close())
+	out, err = poolsvc(t, "status", "--timeout", "100ms", "--socket", filepath.Join(t.TempDir(), "none"))
+	require.Error(t, err)
+	assert.Contains(t, out, "not healthy")
+}
+
+func TestStatusNamesTheConsumerThatHoldsAChannelUp(t *testing.T) {
+	s := rig.Serve(t, "--pool", "name=p,kind=host,max=1MiB")
+	c, err := bridge.Dial(t.Context(), s.Socket)
+	require.NoError(t, err)
+	pool, err := c.OpenPool(t.Context(), "p", 0)
+	require.NoError(t, err)
+	ch, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "camera", Pool: pool.Info().ID, Capacity: 2})
+	require.NoError(t, err)
+	slow, err := bridge.Dial(t.Context(), s.Socket)
+	require.NoError(t, err)
+	theirs, err := slow.OpenChannel(t.Context(), "camera", 0)
+	require.NoError(t, err)
+	next, stop := iter.Pull2(theirs.Frames(t.Context(), mempool.SubscribeOptions{Oldest: true}))
+	defer stop()
+	for range 2 {
+		l, err := pool.Allocate(t.Context(), mempool.Bytes(64), 0)
+		require.NoError(t, err)
+		_, err = ch.Publish(t.Context(), l, mempool.FrameOptions{})
+		require.NoError(t, err)
+	}
+	_, err, ok := next()
+	require.NoError(t, err)
+	require.True(t, ok)
+	out, err := poolsvc(t, "status", "--socket", s.Socket)
+	require.NoError(t, err, out)
+	assert.Contains(t, out, fmt.Sprintf("warning: channel camera: session %d (integration.test, pid %d) is 1 of 2 frames behind", slow.Session(), os.Getpid()))
+	stop()
+	require.NoError(t, slow.Close())
+	require.NoError(t, c.Close())
+}
