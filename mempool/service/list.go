@@ -44,28 +44,42 @@ func (s *Session) Sessions(after string, most int) (Page[mempool.SessionInfo], e
 	})
 }
 
+// Channels lists all channels, those that are closed and still have consumers included, by id.
+func (s *Service) Channels() []mempool.ChannelStatus {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]mempool.ChannelStatus, 0, len(s.channelByID))
+	for _, ch := range s.channelByID {
+		list = append(list, ch.status())
+	}
+	slices.SortFunc(list, func(a, b mempool.ChannelStatus) int { return cmp.Compare(a.ID, b.ID) })
+	return list
+}
+
 // Channels lists the channels that the asking session may use, those that are closed and still have consumers included, by id.
 //
 // Errors: [mempool.ErrInvalid] for a cursor that no page gave.
 func (s *Session) Channels(after string, most int) (Page[mempool.ChannelStatus], error) {
 	may := func(ch *channel) bool { return s.sees(ch.pool) }
-	return listByID(s, s.svc.channelByID, after, most, may, func(ch *channel) mempool.ChannelStatus {
-		status := mempool.ChannelStatus{ChannelInfo: ch.info, UID: ch.uid, Closed: ch.closed}
-		status.Published, status.Waiting = ch.host.Published(), ch.host.Waiting()
-		for _, m := range ch.members {
-			switch {
-			case !m.entered || m.left:
-			case m.role() == Producer:
-				status.Producers++
-			default:
-				status.Consumers++
-				if n := ch.host.Behind(m.Member); n > status.Waiting {
-					status.Waiting, status.Slowest = n, m.session.id
-				}
+	return listByID(s, s.svc.channelByID, after, most, may, (*channel).status)
+}
+
+// status describes the channel. Service.mu is held.
+func (ch *channel) status() mempool.ChannelStatus {
+	status := mempool.ChannelStatus{ChannelInfo: ch.info, UID: ch.uid, Closed: ch.closed, Published: ch.host.Published(), Waiting: ch.host.Waiting()}
+	for _, m := range ch.members {
+		switch {
+		case !m.entered || m.left:
+		case m.role() == Producer:
+			status.Producers++
+		default:
+			status.Consumers++
+			if n := ch.host.Behind(m.Member); n > status.Waiting {
+				status.Waiting, status.Slowest = n, m.session.id
 			}
 		}
-		return status
-	})
+	}
+	return status
 }
 
 // Buffers lists the buffers of the pools that the asking session may use, by id.

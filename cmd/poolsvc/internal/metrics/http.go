@@ -1,0 +1,155 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// ErrRemote refuses an address that other machines can reach.
+var ErrRemote = errors.New("other machines can reach this address")
+
+// Config is how metrics are served.
+type Config struct {
+	// Address is HOST:PORT, or unix:PATH for a socket that only this user may open.
+	Address string
+	// AllowRemote lets the address be one that other machines can reach.
+	AllowRemote bool
+	// Profile adds /debug/pprof/.
+	Profile bool
+	Log     *slog.Logger
+}
+
+// Server serves /metrics, /healthz and /readyz. It answers GET and HEAD alone.
+type Server struct {
+	http     *http.Server
+	listener net.Listener
+	done     chan struct{}
+}
+
+// Serve begins to listen. healthy says what is wrong with the service, nil if nothing is.
+//
+// Errors: [ErrRemote]; the system's if the address is in use.
+func Serve(c Config, from prometheus.Gatherer, healthy func(context.Context) error) (*Server, error) {
+	listener, err := listen(c)
+	if err != nil {
+		return nil, err
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(from, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 10 * time.Second}))
+	health := func(w http.ResponseWriter, r *http.Request) {
+		if err := healthy(r.Context()); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	}
+	mux.HandleFunc("GET /healthz", health)
+	mux.HandleFunc("GET /readyz", health)
+	if c.Profile {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	}
+	s := &Server{listener: listener, done: make(chan struct{}), http: &http.Server{
+		Handler: guard(mux, c, listener.Addr()), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 2 * time.Minute,
+		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(c.Log.Handler(), slog.LevelWarn),
+	}}
+	go func() {
+		defer close(s.done)
+		if err := s.http.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			c.Log.Error("metrics are not served any more", "error", err)
+		}
+	}()
+	return s, nil
+}
+
+// Addr is where the server listens.
+func (s *Server) Addr() net.Addr { return s.listener.Addr() }
+
+// Close ends the server; answers that are under way have a second.
+func (s *Server) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	err := s.http.Shutdown(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = s.http.Close()
+	}
+	<-s.done
+	return err
+}
+
+func listen(c Config) (net.Listener, error) {
+	if path, ok := strings.CutPrefix(c.Address, "unix:"); ok {
+		return listenUnix(path)
+	}
+	host, _, err := net.SplitHostPort(c.Address)
+	if err != nil {
+		return nil, fmt.Errorf("--http %q: expected HOST:PORT, such as 127.0.0.1:9377, or unix:PATH: %w", c.Address, err)
+	}
+	if !c.AllowRemote && !loopback(host) {
+		return nil, fmt.Errorf("--http %s: %w, and those who reach it learn what is in the pools: name a loopback address, or add --http-allow-remote", c.Address, ErrRemote)
+	}
+	l, err := net.Listen("tcp", c.Address)
+	if err != nil {
+		return nil, fmt.Errorf("--http %s: %w", c.Address, err)
+	}
+	return l, nil
+}
+
+// listenUnix listens on a socket that only this user may open. One that nobody listens on any more is replaced.
+func listenUnix(path string) (net.Listener, error) {
+	if conn, err := net.Dial("unix", path); err == nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("--http unix:%s: another process listens there", path)
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type() == os.ModeSocket {
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("--http unix:%s: %w", path, err)
+		}
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("--http unix:%s: %w", path, err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+func loopback(host string) bool {
+	if host == "localhost" {
+		return true
+	}
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.IsLoopback()
+}
+
+// guard refuses requests that a page of another site may have had a browser send: those that name another host.
+func guard(next http.Handler, c Config, at net.Addr) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, err := net.SplitHostPort(r.Host)
+		if err != nil {
+			host = r.Host
+		}
+		if at.Network() != "unix" && !c.AllowRemote && !loopback(strings.Trim(host, "[]")) {
+			http.Error(w, "this server is for "+at.String(), http.StatusForbidden)
+			return
+		}
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		w.Header().Set("Cache-Control", "no-store")
+		next.ServeHTTP(w, r)
+	})
+}

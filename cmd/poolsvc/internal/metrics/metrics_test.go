@@ -1,0 +1,193 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// fake is a service that tells what it is given.
+type fake struct {
+	stats    mempool.Stats
+	channels []mempool.ChannelStatus
+}
+
+func (f *fake) Stats() mempool.Stats              { return f.stats }
+func (f *fake) Channels() []mempool.ChannelStatus { return f.channels }
+
+func busy() *fake {
+	return &fake{
+		stats: mempool.Stats{Sessions: 3, Leases: 2, Buffers: 4, Names: 1, Pools: []mempool.PoolStats{
+			{Pool: mempool.PoolInfo{ID: 1, Name: "frames", Kind: mempool.Host, MaxBytes: 9, Device: mempool.NoDevice}},
+			{Pool: mempool.PoolInfo{ID: 2, Name: "frames", Kind: mempool.Device, MaxBytes: 1000, Device: mempool.DeviceInfo{Ordinal: 1, UUID: "GPU-x"}}, Reserved: 700,
+				Leased: 500, Used: 400, Cached: 150, Held: 50, Blocks: 7},
+		}},
+		channels: []mempool.ChannelStatus{
+			{ChannelInfo: mempool.ChannelInfo{ID: 1, ChannelSpec: mempool.ChannelSpec{Name: "camera", Pool: 2, Capacity: 8}}, Closed: true, Published: 1},
+			{ChannelInfo: mempool.ChannelInfo{ID: 3, ChannelSpec: mempool.ChannelSpec{Name: "camera", Pool: 2, Capacity: 8}}, Producers: 1, Consumers: 2,
+				Published: 100, Waiting: 5},
+		},
+	}
+}
+
+func registry(t *testing.T, from Source) *prometheus.Registry {
+	t.Helper()
+	r := prometheus.NewPedanticRegistry()
+	require.NoError(t, r.Register(Collector{from}))
+	return r
+}
+
+func TestSeriesFollowTheConventionsOfPrometheus(t *testing.T) {
+	r := registry(t, busy())
+	NewRequests(r).Answered("alloc", "ok", time.Millisecond)
+	problems, err := testutil.GatherAndLint(r)
+	require.NoError(t, err)
+	assert.Empty(t, problems)
+}
+
+func TestEveryNumberOfAServiceIsASeries(t *testing.T) {
+	want := `
+# HELP poolbridge_channel_capacity_frames Frames that the channel keeps.
+# TYPE poolbridge_channel_capacity_frames gauge
+poolbridge_channel_capacity_frames{channel="camera",pool="frames"} 8
+# HELP poolbridge_channel_frames_total Frames that were published.
+# TYPE poolbridge_channel_frames_total counter
+poolbridge_channel_frames_total{channel="camera",pool="frames"} 100
+# HELP poolbridge_pool_leased_bytes Bytes of the blocks that buffers use.
+# TYPE poolbridge_pool_leased_bytes gauge
+poolbridge_pool_leased_bytes{UUID="GPU-x",gpu="1",kind="device",pool="frames"} 500
+# HELP poolbridge_pool_held_bytes Bytes of free blocks that are being recalled, freed, or wait for a process to end.
+# TYPE poolbridge_pool_held_bytes gauge
+poolbridge_pool_held_bytes{UUID="GPU-x",gpu="1",kind="device",pool="frames"} 50
+# HELP poolbridge_sessions Sessions that have not ended, the service's own included.
+# TYPE poolbridge_sessions gauge
+poolbridge_sessions 3
+`
+	require.NoError(t, testutil.GatherAndCompare(registry(t, busy()), strings.NewReader(want), "poolbridge_channel_capacity_frames",
+		"poolbridge_channel_frames_total", "poolbridge_pool_leased_bytes", "poolbridge_pool_held_bytes", "poolbridge_sessions"))
+}
+
+func TestRequestsAreCountedByOperationAndResult(t *testing.T) {
+	r := prometheus.NewPedanticRegistry()
+	requests := NewRequests(r)
+	requests.Answered("alloc", "ok", time.Millisecond)
+	requests.Answered("alloc", "limit", time.Second)
+	requests.Answered("alloc", "ok", time.Millisecond)
+	assert.InDelta(t, 2, testutil.ToFloat64(requests.answered.WithLabelValues("alloc", "ok")), 0)
+	assert.InDelta(t, 1, testutil.ToFloat64(requests.answered.WithLabelValues("alloc", "limit")), 0)
+	assert.Equal(t, 1, testutil.CollectAndCount(requests.took))
+}
+
+func serve(t *testing.T, c Config, healthy func(context.Context) error) *Server {
+	t.Helper()
+	c.Log = slog.New(slog.DiscardHandler)
+	s, err := Serve(c, registry(t, busy()), healthy)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, s.Close()) })
+	return s
+}
+
+func well(context.Context) error { return nil }
+
+func get(t *testing.T, method, url, host string) (int, string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, url, http.NoBody)
+	require.NoError(t, err)
+	if host != "" {
+		r.Host = host
+	}
+	response, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	return response.StatusCode, string(text)
+}
+
+func TestMetricsAndHealthAreServed(t *testing.T) {
+	sick := errors.New("it does not answer")
+	var wrong error
+	s := serve(t, Config{Address: "127.0.0.1:0"}, func(context.Context) error { return wrong })
+	url := "http://" + s.Addr().String()
+	code, text := get(t, "GET", url+"/metrics", "")
+	assert.Equal(t, 200, code)
+	assert.Contains(t, text, "poolbridge_pool_reserved_bytes")
+	code, _ = get(t, "GET", url+"/healthz", "")
+	assert.Equal(t, 200, code)
+	wrong = sick
+	code, text = get(t, "GET", url+"/readyz", "")
+	assert.Equal(t, 503, code)
+	assert.Contains(t, text, sick.Error())
+	code, _ = get(t, "GET", url+"/debug/pprof/", "")
+	assert.Equal(t, 404, code, "profiles are served on request")
+}
+
+func TestNothingCanBeChangedOverHTTP(t *testing.T) {
+	url := "http://" + serve(t, Config{Address: "127.0.0.1:0", Profile: true}, well).Addr().String()
+	for _, method := range []string{"POST", "PUT", "DELETE", "PATCH"} {
+		for _, path := range []string{"/metrics", "/healthz", "/debug/pprof/"} {
+			code, _ := get(t, method, url+path, "")
+			assert.Equal(t, 405, code, method+path)
+		}
+	}
+}
+
+func TestARequestThatNamesAnotherHostIsRefused(t *testing.T) {
+	url := "http://" + serve(t, Config{Address: "127.0.0.1:0"}, well).Addr().String()
+	for host, want := range map[string]int{"evil.example:80": 403, "evil.example": 403, "localhost:80": 200, "[::1]:80": 200, "127.0.0.1": 200} {
+		code, _ := get(t, "GET", url+"/metrics", host)
+		assert.Equal(t, want, code, host)
+	}
+}
+
+func TestAnAddressThatOtherMachinesReachHasToBeAllowed(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	for _, address := range []string{":0", "0.0.0.0:0", "[::]:0", "192.0.2.1:0"} {
+		_, err := Serve(Config{Address: address, Log: log}, registry(t, busy()), well)
+		require.ErrorIs(t, err, ErrRemote, address)
+		assert.ErrorContains(t, err, "--http-allow-remote")
+	}
+	serve(t, Config{Address: "0.0.0.0:0", AllowRemote: true}, well)
+}
+
+func TestAnAddressInUseIsSaid(t *testing.T) {
+	first := serve(t, Config{Address: "127.0.0.1:0"}, well)
+	_, err := Serve(Config{Address: first.Addr().String(), Log: slog.New(slog.DiscardHandler)}, registry(t, busy()), well)
+	require.ErrorContains(t, err, "address already in use")
+	_, err = Serve(Config{Address: "nonsense", Log: slog.New(slog.DiscardHandler)}, registry(t, busy()), well)
+	require.ErrorContains(t, err, "expected HOST:PORT")
+}
+
+func TestASocketOfTheFileSystemIsThisUsersAloneAndTakenOverOnceNobodyListens(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "http")
+	stale, err := net.Listen("unix", path)
+	require.NoError(t, err)
+	stale.(*net.UnixListener).SetUnlinkOnClose(false)
+	_, err = Serve(Config{Address: "unix:" + path, Log: slog.New(slog.DiscardHandler)}, registry(t, busy()), well)
+	require.ErrorContains(t, err, "another process listens there")
+	require.NoError(t, stale.Close())
+	serve(t, Config{Address: "unix:" + path}, well)
+	info, err := os.Stat(path)
+	require.NoError(t, err)
+	assert.EqualValues(t, 0o600, info.Mode().Perm())
+	client := http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", path) }}}
+	response, err := client.Get("http://any/healthz")
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	assert.Equal(t, 200, response.StatusCode)
+}
