@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
+	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -16,57 +18,70 @@ const poolSlack = 32 << 20
 // giveBackLimit is how long processes may take to unmap what was destroyed.
 const giveBackLimit = 20 * time.Second
 
+// longestPause is between two looks at whether they have.
+const longestPause = 50 * time.Millisecond
+
 // pool makes a pool with room for bytes. undo takes it back, with what is published in it.
-func (s *scene) pool(name string, bytes uint64) (id uint64, undo func() error, err error) {
-	p, err := s.session.CreatePool(mempool.PoolSpec{Name: name, Kind: s.kind, Device: s.device(), MaxBytes: bytes/8*9 + poolSlack})
+func (s *scene) pool(ctx context.Context, name string, bytes uint64) (p *bridge.Pool, undo func() error, err error) {
+	p, err = s.client.CreatePool(ctx, mempool.PoolSpec{Name: name, Kind: s.kind, Device: s.device(), MaxBytes: bytes/8*9 + poolSlack})
 	if err != nil {
-		return 0, nil, err
+		return nil, nil, err
 	}
-	id = p.Info().ID
-	return id, func() error {
+	return p, func() error {
 		s.leaving = append(s.leaving, p)
-		return s.session.DestroyPool(id)
+		return p.Destroy(s.ctx)
 	}, nil
 }
 
 // quiet waits until the driver has the memory of earlier checks back. The service frees a block when the last process has
-// unmapped it, which may be after its check; cuMemFree waits for the kernels that run, and other calls of this process may
-// wait for cuMemFree.
+// unmapped it, this one too, which may be after its check; to unmap and to free memory waits for the kernels that run, and other
+// calls of the same process may wait for that.
 func (s *stage) quiet(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, giveBackLimit)
 	defer cancel()
-	for len(s.leaving) > 0 {
-		p := s.leaving[0]
+	for pause := time.Millisecond; len(s.leaving) > 0; pause = min(2*pause, longestPause) {
+		st, err := s.client.Stats(ctx)
+		if err != nil {
+			return s.notBack(err)
+		}
+		s.leaving = slices.DeleteFunc(s.leaving, func(p *bridge.Pool) bool {
+			return !slices.ContainsFunc(st.Pools, func(there mempool.PoolStats) bool { return there.Pool.ID == p.Info().ID })
+		})
+		if len(s.leaving) == 0 {
+			break
+		}
 		select {
-		case <-p.Closed():
-			s.leaving = s.leaving[1:]
+		case <-time.After(pause): // a service tells nobody when a pool is gone
 		case <-ctx.Done():
-			return fmt.Errorf("the memory of pool %q, which an earlier check destroyed, did not go back to the driver: %w",
-				p.Info().Name, ctx.Err())
+			return s.notBack(ctx.Err())
 		}
 	}
 	return nil
 }
 
+func (s *stage) notBack(err error) error {
+	return fmt.Errorf("the memory of pool %q, which an earlier check destroyed, did not go back to the driver: %w", s.leaving[0].Info().Name, err)
+}
+
 // put publishes a buffer of n elements with a pattern.
-func (s *scene) put(ctx context.Context, pool uint64, name string, n uint64, p *work.Pattern) error {
-	l, err := s.session.Allocate(ctx, pool, mempool.Tensor{DType: p.DType(), Shape: []uint64{n}}, 0)
+func (s *scene) put(ctx context.Context, pool *bridge.Pool, name string, n uint64, p *work.Pattern) error {
+	l, err := pool.Allocate(ctx, mempool.Tensor{DType: p.DType(), Shape: []uint64{n}}, 0)
 	if err != nil {
 		return err
 	}
 	if err = s.bench.Fill(l, n, p); err == nil {
-		err = l.Publish(mempool.Publication{Name: name})
+		err = l.Publish(ctx, mempool.Publication{Name: name})
 	}
 	return errors.Join(err, l.Release(err != nil))
 }
 
 // publish makes a pool with one buffer in it.
 func (s *scene) publish(ctx context.Context, name string, n uint64, p *work.Pattern) (undo func() error, err error) {
-	id, undo, err := s.pool(name, n*work.ElementBytes)
+	pool, undo, err := s.pool(ctx, name, n*work.ElementBytes)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.put(ctx, id, name, n, p); err != nil {
+	if err := s.put(ctx, pool, name, n, p); err != nil {
 		return nil, errors.Join(err, undo())
 	}
 	return undo, nil
@@ -74,7 +89,7 @@ func (s *scene) publish(ctx context.Context, name string, n uint64, p *work.Patt
 
 // look compares what is published under a name with a pattern, and writes another if there is one.
 func (s *scene) look(ctx context.Context, name string, n uint64, p, then *work.Pattern) error {
-	l, err := s.session.Get(ctx, name, then != nil, time.Minute)
+	l, err := s.client.Get(ctx, name, bridge.LeaseOptions{Write: then != nil, Wait: time.Minute})
 	if err != nil {
 		return fmt.Errorf("after the worker: %w", err)
 	}

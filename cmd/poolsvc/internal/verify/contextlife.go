@@ -45,7 +45,7 @@ func contextLife(ctx context.Context, s *scene, consumer string, destroy bool) (
 	for _, bytes := range segments {
 		total += bytes
 	}
-	pool, undo, err := s.pool(name, total)
+	pool, undo, err := s.pool(ctx, name, total)
 	if err != nil {
 		return err
 	}

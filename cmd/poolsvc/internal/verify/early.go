@@ -26,7 +26,7 @@ func earlyConsumers(kind mempool.Kind, consumers []string, _ Options) []check {
 		name := s.uniqueName("pool")
 		var undo func() error
 		err = tooEarly(ctx, w, work.Task{What: "pool", Name: name}, func() (err error) {
-			_, undo, err = s.pool(name, 1<<20)
+			_, undo, err = s.pool(ctx, name, 1<<20)
 			return err
 		})
 		if undo != nil {
@@ -55,14 +55,14 @@ func earlyConsumers(kind mempool.Kind, consumers []string, _ Options) []check {
 		if err != nil {
 			return err
 		}
-		f := &flow{scene: s, pool: s.uniqueName("channel")}
+		f := &flow{scene: s}
 		var undo func() error
-		if f.poolID, undo, err = s.pool(f.pool, 1<<20); err != nil {
+		if f.pool, undo, err = s.pool(ctx, s.uniqueName("channel"), 1<<20); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, undo()) }()
 		f.name = s.uniqueName("channel")
-		return tooEarly(ctx, w, work.Task{What: "channel", Name: f.name}, func() error { return f.create(mempool.Broadcast, mempool.Block) })
+		return tooEarly(ctx, w, work.Task{What: "channel", Name: f.name}, func() error { return f.create(ctx, mempool.Broadcast, mempool.Block) })
 	})...)
 	if kind == mempool.Host {
 		checks = append(checks, alone(each(early, "service", preferred(consumers), earlyService),

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 	"github.com/poolbridge/poolbridge/cuda"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -84,7 +85,7 @@ func (a *awaiting) round(ctx context.Context, takes time.Duration) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, gate.Close()) }()
-	l, err := a.session.Get(ctx, a.name, true, time.Minute) // the worker's lease ends without a word
+	l, err := a.client.Get(ctx, a.name, bridge.LeaseOptions{Write: true, Wait: time.Minute}) // the worker's lease ends without a word
 	if err != nil {
 		return err
 	}
@@ -121,7 +122,7 @@ func (a *awaiting) round(ctx context.Context, takes time.Duration) (err error) {
 				return err
 			}
 		}
-		return l.Publish(mempool.Publication{Name: a.name, Replace: true, Tensor: &t, Completion: done})
+		return l.Publish(ctx, mempool.Publication{Name: a.name, Replace: true, Tensor: &t, Completion: done})
 	})
 	if err != nil {
 		return err

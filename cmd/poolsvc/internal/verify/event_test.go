@@ -3,6 +3,7 @@ package verify
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -50,12 +52,17 @@ func destroyed(t *testing.T) (s *scene, release func()) {
 	t.Helper()
 	svc := service.New(service.Config{})
 	t.Cleanup(svc.Close)
-	session, err := svc.OpenSession(mempool.Self(), nil)
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	server, err := bridge.Listen(socket, svc, bridge.ServerConfig{})
 	require.NoError(t, err)
-	s = &scene{stage: &stage{session: session}, kind: mempool.Host}
-	id, undo, err := s.pool("p", 1<<20)
+	t.Cleanup(func() { assert.NoError(t, server.Close()) })
+	client, err := bridge.Dial(t.Context(), socket)
 	require.NoError(t, err)
-	l, err := session.Allocate(t.Context(), id, mempool.Bytes(100), 0)
+	t.Cleanup(func() { assert.NoError(t, client.Close()) })
+	s = &scene{stage: &stage{ctx: t.Context(), client: client}, kind: mempool.Host}
+	pool, undo, err := s.pool(t.Context(), "p", 1<<20)
+	require.NoError(t, err)
+	l, err := pool.Allocate(t.Context(), mempool.Bytes(100), 0)
 	require.NoError(t, err)
 	require.NoError(t, undo())
 	return s, func() { require.NoError(t, l.Release(false)) }

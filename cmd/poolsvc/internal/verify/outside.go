@@ -241,7 +241,7 @@ func uniqueHandles(ctx context.Context, s *scene, consumer string) (err error) {
 	for _, bytes := range segments {
 		total += bytes
 	}
-	pool, undo, err := s.pool(name, total)
+	pool, undo, err := s.pool(ctx, name, total)
 	if err != nil {
 		return err
 	}

@@ -67,7 +67,7 @@ func roundTrip(ctx context.Context, s *scene, consumer string, n uint64) (err er
 // worker checks that.
 func produced(ctx context.Context, s *scene, consumer string, n uint64) (err error) {
 	name := s.uniqueName("produced")
-	_, undo, err := s.pool(name, n*work.ElementBytes)
+	_, undo, err := s.pool(ctx, name, n*work.ElementBytes)
 	if err != nil {
 		return err
 	}

@@ -14,23 +14,21 @@ import (
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 	"github.com/poolbridge/poolbridge/cuda/pattern"
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// stage is what all checks share: the service, this process's session with it, and the workers that go from check to
-// check.
+// stage is what all checks share: this process's session with the service, which is a process of its own, and the workers that go
+// from check to check.
 type stage struct {
 	ctx     context.Context // of the whole run
 	options Options
-	session *service.Session
-	client  *bridge.Client // never maps anything
+	client  *bridge.Client
 	socket  string
 	dir     string // for files
 	bench   *work.Bench
 	workers map[string]*worker
 	many    map[bool][]*worker // that check one buffer at once; true: in Go
 	crew    *crew
-	leaving []*service.Pool // destroyed by checks that are over
+	leaving []*bridge.Pool // destroyed by checks that are over
 	names   int
 }
 

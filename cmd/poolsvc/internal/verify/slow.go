@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -146,7 +147,7 @@ func slowConsumer(ctx context.Context, h *handing) error {
 func (h *handing) write(ctx context.Context, earlier func() error) (took time.Duration, err error) {
 	g := h.gpu
 	start := time.Now()
-	l, err := h.session.Get(ctx, h.task.Name, true, time.Minute)
+	l, err := h.client.Get(ctx, h.task.Name, bridge.LeaseOptions{Write: true, Wait: time.Minute})
 	if err != nil {
 		return 0, err
 	}
@@ -159,7 +160,7 @@ func (h *handing) write(ctx context.Context, earlier func() error) (took time.Du
 		return 0, err
 	}
 	start = time.Now()
-	err = l.Publish(mempool.Publication{Name: h.task.Name, Replace: true, Completion: mempool.Completion{After: []mempool.Queue{g.Queue}}})
+	err = l.Publish(ctx, mempool.Publication{Name: h.task.Name, Replace: true, Completion: mempool.Completion{After: []mempool.Queue{g.Queue}}})
 	return (took + time.Since(start)).Round(time.Microsecond), err
 }
 

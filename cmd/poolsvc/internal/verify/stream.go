@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -77,9 +78,8 @@ func streamers(consumers []string) []string {
 // flow is a channel with frames in a pool of its own, and its members.
 type flow struct {
 	*scene
-	pool   string
-	poolID uint64
-	name   string // of the channel
+	pool *bridge.Pool
+	name string // of the channel
 
 	one             player // the worker of the check's library
 	producer, other player // in Go
@@ -94,7 +94,7 @@ type player struct {
 // flowing runs a check with a channel. Its workers stay for later checks, but not after an error: they may still wait for frames.
 func flowing(mode mempool.ChannelMode, full mempool.FullPolicy, run func(context.Context, *flow) error) func(context.Context, *scene, string) error {
 	return func(ctx context.Context, s *scene, consumer string) (err error) {
-		f := &flow{scene: s, pool: s.uniqueName("stream")}
+		f := &flow{scene: s}
 		for _, p := range []struct {
 			player   *player
 			name     string
@@ -107,11 +107,11 @@ func flowing(mode mempool.ChannelMode, full mempool.FullPolicy, run func(context
 			*p.player = player{w, p.consumer}
 		}
 		var undo func() error
-		if f.poolID, undo, err = s.pool(f.pool, streamBytes); err != nil {
+		if f.pool, undo, err = s.pool(ctx, s.uniqueName("stream"), streamBytes); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, undo()) }()
-		if f, err = f.another(mode, full); err != nil {
+		if f, err = f.another(ctx, mode, full); err != nil {
 			return err
 		}
 		players := []player{f.one, f.producer, f.other}
@@ -131,21 +131,21 @@ func flowing(mode mempool.ChannelMode, full mempool.FullPolicy, run func(context
 }
 
 // another makes one more channel in the flow's pool, for the same players.
-func (f *flow) another(mode mempool.ChannelMode, full mempool.FullPolicy) (*flow, error) {
+func (f *flow) another(ctx context.Context, mode mempool.ChannelMode, full mempool.FullPolicy) (*flow, error) {
 	made := *f
 	made.name = f.uniqueName(string(mode))
-	return &made, made.create(mode, full)
+	return &made, made.create(ctx, mode, full)
 }
 
 // create makes the flow's channel.
-func (f *flow) create(mode mempool.ChannelMode, full mempool.FullPolicy) error {
-	_, err := f.session.MakeChannel(mempool.ChannelSpec{Name: f.name, Pool: f.poolID, Mode: mode, Capacity: ringSlots, Full: full})
+func (f *flow) create(ctx context.Context, mode mempool.ChannelMode, full mempool.FullPolicy) error {
+	_, err := f.client.CreateChannel(ctx, mempool.ChannelSpec{Name: f.name, Pool: f.pool.Info().ID, Mode: mode, Capacity: ringSlots, Full: full})
 	return err
 }
 
 // task is a task of the flow's, for a player.
 func (f *flow) task(p player, t work.Task) work.Task {
-	t.Name, t.Pool, t.Consumer, t.Elements = f.name, f.pool, p.consumer, frameElements
+	t.Name, t.Pool, t.Consumer, t.Elements = f.name, f.pool.Info().Name, p.consumer, frameElements
 	return t
 }
 

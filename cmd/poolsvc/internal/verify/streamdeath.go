@@ -23,7 +23,7 @@ func withVictim(run func(ctx context.Context, f *flow, victim player) error) fun
 // consumerKilled kills a consumer that holds up a broadcast and has frames of a queue: the broadcast goes on, and the frames
 // of the queue go to another.
 func consumerKilled(ctx context.Context, f *flow, victim player) error {
-	q, err := f.another(mempool.WorkQueue, mempool.Block)
+	q, err := f.another(ctx, mempool.WorkQueue, mempool.Block)
 	if err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func producerKilled(ctx context.Context, f *flow, victim player) error {
 // stageReplaced kills the stage between a queue and a broadcast while it has a frame, and puts another process in its place:
 // every frame arrives at the end.
 func stageReplaced(ctx context.Context, in *flow, victim player) error {
-	out, err := in.another(mempool.Broadcast, mempool.Block)
+	out, err := in.another(ctx, mempool.Broadcast, mempool.Block)
 	if err != nil {
 		return err
 	}

@@ -12,10 +12,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // mostAhead is how many workers at most wait for their check.
@@ -23,7 +21,7 @@ const mostAhead = 10
 
 // Options says what to check.
 type Options struct {
-	// Self is this program, which has the Go workers; empty for the one that runs.
+	// Self is this program, which has the service and the Go workers; empty for the one that runs.
 	Self string
 	// Python is the workers' interpreter, which has the poolbridge package.
 	Python string
@@ -148,24 +146,18 @@ func onStage(ctx context.Context, o Options, play func(*stage) error) (err error
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	svc := service.New(service.Config{})
-	defer svc.Close()
 	socket := filepath.Join(dir, "run", "poolsvc.sock")
-	server, err := bridge.Listen(socket, svc, bridge.ServerConfig{})
+	served, err := serve(ctx, o.Self, socket)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, server.Close()) }()
-	session, err := svc.OpenSession(mempool.Self(), nil)
-	if err != nil {
-		return err
-	}
-	client, err := bridge.Dial(ctx, socket)
+	defer func() { err = errors.Join(err, served.stop()) }()
+	client, err := served.dial(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, client.Close()) }()
-	s := &stage{ctx: ctx, options: o, session: session, client: client, socket: socket, dir: dir, bench: new(work.Bench),
+	s := &stage{ctx: ctx, options: o, client: client, socket: socket, dir: dir, bench: new(work.Bench),
 		workers: make(map[string]*worker), many: make(map[bool][]*worker)}
 	s.crew = &crew{start: s.start, prepare: s.prepare, limit: min(max(2, runtime.NumCPU()), mostAhead)}
 	defer func() { err = errors.Join(err, s.close()) }()

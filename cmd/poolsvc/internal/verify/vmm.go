@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 	"github.com/poolbridge/poolbridge/cuda"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -58,12 +59,12 @@ func subRanges(_ mempool.Kind, consumers []string, _ Options) []check {
 			return err
 		}
 		for _, part := range []struct{ first, n uint64 }{{0, 1}, {1, 65535}, {100003, 150000}, {maskedElements - 1, 1}} {
-			l, err := s.session.Get(ctx, name, true, time.Minute) // the worker's lease ends without a word
+			l, err := s.client.Get(ctx, name, bridge.LeaseOptions{Write: true, Wait: time.Minute}) // the worker's lease ends without a word
 			if err != nil {
 				return err
 			}
 			t := mempool.Tensor{DType: mempool.Uint32, Shape: []uint64{part.n}, ByteOffset: part.first * work.ElementBytes}
-			err = l.Publish(mempool.Publication{Name: name, Tensor: &t, Replace: true})
+			err = l.Publish(ctx, mempool.Publication{Name: name, Tensor: &t, Replace: true})
 			if err = errors.Join(err, l.Release(false)); err != nil {
 				return err
 			}

@@ -26,7 +26,7 @@ type GPU struct {
 	Kernels *pattern.Kernels
 }
 
-// Memory is memory to work on: a lease, in the service's process or in a client's.
+// Memory is memory to work on: a lease, or memory of this process.
 type Memory interface {
 	Info() mempool.LeaseInfo
 	Bytes() ([]byte, error)
