@@ -27,6 +27,7 @@ const bufferBytes = 64 << 10
 type step struct {
 	Op     string
 	Path   string       `json:",omitempty"` // of the socket
+	Pool   string       `json:",omitempty"`
 	Kind   mempool.Kind `json:",omitempty"`
 	Device string       `json:",omitempty"`
 	Lease  string       `json:",omitempty"` // what the test calls a lease, and what it is published under
@@ -52,7 +53,7 @@ func (f *failure) Error() string { return f.code + ": " + f.text }
 
 // beClient does what it is told on in, one step a line, until in ends.
 func beClient(in io.Reader, out io.Writer) int {
-	c := &client{leases: make(map[string]*bridge.Lease)}
+	c := &client{pools: make(map[string]*bridge.Pool), leases: make(map[string]*bridge.Lease)}
 	steps, outcomes := json.NewDecoder(in), json.NewEncoder(out)
 	for {
 		var s step
@@ -72,7 +73,7 @@ func beClient(in io.Reader, out io.Writer) int {
 // client is a client of the service, in a process of its own.
 type client struct {
 	*bridge.Client
-	pool   *bridge.Pool
+	pools  map[string]*bridge.Pool
 	leases map[string]*bridge.Lease
 
 	promised mempool.Fence
@@ -82,16 +83,20 @@ type client struct {
 func (c *client) do(s step) (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	l := c.leases[s.Lease]
+	pool, l := c.pools[s.Pool], c.leases[s.Lease]
 	switch s.Op {
 	case "dial":
 		c.Client, err = bridge.Dial(ctx, s.Path)
 	case "create":
-		c.pool, err = c.CreatePool(ctx, poolSpec(s.Kind, s.Device))
+		if pool, err = c.CreatePool(ctx, poolSpec(s.Pool, s.Kind, s.Device)); err == nil {
+			c.pools[s.Pool] = pool
+		}
 	case "open":
-		c.pool, err = c.OpenPool(ctx, "p", 0)
+		if pool, err = c.OpenPool(ctx, s.Pool, 0); err == nil {
+			c.pools[s.Pool] = pool
+		}
 	case "alloc":
-		if l, err = c.pool.Allocate(ctx, mempool.Bytes(bufferBytes), 0); err == nil {
+		if l, err = pool.Allocate(ctx, mempool.Bytes(bufferBytes), 0); err == nil {
 			c.leases[s.Lease] = l
 		}
 	case "get":
@@ -112,6 +117,10 @@ func (c *client) do(s step) (err error) {
 		err = c.line.publish(ctx, l, s.Lease)
 	case "stream":
 		c.line, err = newLine(s.Device)
+	case "early": // a stream waits for what is not complete yet
+		err = c.early(ctx, l)
+	case "unpublish":
+		err = c.Unpublish(ctx, s.Lease)
 	case "keep":
 		if clock, e := c.Clock(ctx); e == nil {
 			err = clock.Reach(c.promised)
@@ -121,13 +130,14 @@ func (c *client) do(s step) (err error) {
 		_, told := c.Stats(ctx) // its answer comes after the release was carried out
 		err = errors.Join(err, told)
 	case "trim":
-		_, err = c.pool.Trim(ctx, 0)
+		_, err = pool.Trim(ctx, 0)
 	case "destroy":
-		err = c.pool.Destroy(ctx)
+		err = pool.Destroy(ctx)
 	case "close":
 		err = c.Close()
 		err = errors.Join(err, c.line.close())
 		c.line = nil
+		clear(c.pools)
 		clear(c.leases)
 	case "idle": // whether anything was left running
 		runtime.GC()
@@ -152,6 +162,17 @@ func (c *client) promise(ctx context.Context, l *bridge.Lease, name string) erro
 	p := mempool.Publication{Name: name}
 	p.Ready = &c.promised
 	return l.Publish(ctx, p)
+}
+
+// early makes a stream wait for content that this client has promised and not completed.
+func (c *client) early(ctx context.Context, l *bridge.Lease) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer cancel()
+	err := l.WaitOn(ctx, c.line.queue)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = nil // the stream could not be told to wait, and the promise is not kept yet
+	}
+	return err
 }
 
 // line is a stream of the client's own, and an event that stands for work in it.
@@ -201,20 +222,15 @@ func (l *line) close() error {
 	return errors.Join(append(errs, l.stream.Close(), l.gpu.Close())...)
 }
 
-func poolSpec(k mempool.Kind, device string) mempool.PoolSpec {
-	return mempool.PoolSpec{Name: "p", Kind: k, Device: device, MaxBytes: 64 << 20}
+func poolSpec(name string, k mempool.Kind, device string) mempool.PoolSpec {
+	return mempool.PoolSpec{Name: name, Kind: k, Device: device, MaxBytes: 64 << 20}
 }
 
 // pattern is what the end of a buffer holds that was filled as name.
 func pattern(name string) []byte { return bytes.Repeat([]byte{name[0] ^ 0xff}, 8) }
 
-// copier is a lease, here or in a client.
-type copier interface {
-	CopyTo(dst []byte, off uint64) error
-}
-
 // check looks for what fill wrote.
-func check(l copier, name string) error {
+func check(l *bridge.Lease, name string) error {
 	got := make([]byte, 16)
 	if err := l.CopyTo(got, bufferBytes-16); err != nil {
 		return err

@@ -10,9 +10,8 @@
 //     process, and the simulation's detector saw no misuse.
 //
 // What could not be given back is given back the next time, at the latest when its pool goes, where what fails is tried
-// twice: one failure loses nothing. Two things are as they are meant to be: a service that is shut down gives memory back
-// that clients still map, and a lease of the service's own process whose work can neither be marked nor waited for has not
-// ended by its release.
+// twice: one failure loses nothing. One thing is as it is meant to be: a service that is shut down gives memory back that
+// clients still map.
 //
 // A driver that is shutting down fails every call from then on: what it does not take back stays with it, is logged, and
 // goes from the books with its pool.

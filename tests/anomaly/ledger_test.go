@@ -68,7 +68,7 @@ func (s *stage) empty() error {
 		}
 		st := s.svc.Stats()
 		p, _ := s.pool()
-		if st.Sessions != 4 || st.Leases != 1 || st.Buffers != 1 || st.Names != 0 || p.Reserved != 0 {
+		if st.Sessions != 3 || st.Leases != 1 || st.Buffers != 1 || st.Names != 0 || p.Reserved != 0 {
 			return fmt.Errorf("the client left something behind: %+v", st)
 		}
 		return nil

@@ -2,11 +2,6 @@ package anomaly
 
 import (
 	"context"
-	"errors"
-	"time"
-
-	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 // operation is something that the service does for a client.
@@ -14,16 +9,14 @@ type operation struct {
 	name string
 	// before is what the client has done, act what it does then.
 	before, act []string
-	// prepare and local are what this process does before that.
-	prepare, local func(*stage) error
+	// prepare and local are what this process and the neighbour do before that, after is what they do in the end.
+	prepare, local, after func(*stage) error
 	// free: it makes no driver call.
 	free bool
 	// abrupt: the service gives memory back that clients map, for it allocates none any more that they could take it for.
 	abrupt bool
 	// calm: what a ruined GPU does to it, it does to another operation too.
 	calm bool
-	// streams: not for memory that is worked on by the CPU.
-	streams bool
 }
 
 // meant is what the detector reports although it is meant to be.
@@ -53,91 +46,44 @@ var operations = []operation{
 	{name: "session end", before: []string{"create", "alloc a", "fill a", "publish a", "alloc b", "fill b"}, act: []string{"close"}},
 	{name: "shut down", before: []string{"create", "alloc a", "fill a", "publish a", "alloc b"}, abrupt: true,
 		local: (*stage).shutDown, act: []string{"close"}},
-	{name: "transfer early", before: []string{"create", "alloc a", "fill a", "promise a"}, local: takeEarly, streams: true, calm: true},
+	{name: "transfer early", before: []string{"create", "alloc a", "fill a", "stream", "promise a"},
+		act: []string{"get a", "early a'", "keep a", "check a'"}, calm: true},
 	{name: "publish an event", before: []string{"create", "alloc a", "fill a", "stream"}, act: []string{"event a"}, calm: true},
-	{name: "take by an event", before: []string{"create", "alloc a", "fill a", "stream", "event a"}, local: takeByEvent, calm: true},
+	{name: "take by an event", prepare: offerByEvent, act: []string{"get e", "check e'"}, after: withdraw, calm: true},
 	{name: "driver's numbers", prepare: createPool, local: lookUp, calm: true},
-	{name: "in the service", prepare: createPool, local: transferHere},
 }
 
 func createPool(s *stage) error {
-	_, err := s.admin.CreatePool(poolSpec(s.kind, s.client.device))
+	_, err := s.admin.CreatePool(poolSpec("p", s.kind, s.client.device))
 	return err
 }
 
-// transferHere allocates, fills, transfers and checks in the service's own process.
-func transferHere(s *stage) error {
-	ctx := context.Background()
-	p, err := s.admin.OpenPool(ctx, "p", 0)
-	if err != nil {
-		return err
-	}
-	l, err := s.admin.Allocate(ctx, p.Info().ID, mempool.Bytes(bufferBytes), 0)
-	if err != nil {
-		return err
-	}
-	if err = fill(l, "a"); err == nil {
-		err = l.Publish(mempool.Publication{Name: "here"})
-	}
+// offerByEvent has the neighbour publish in the client's pool what only an event says to be complete.
+func offerByEvent(s *stage) error {
+	err := createPool(s)
 	if err == nil {
-		var got *service.Lease
-		if got, err = s.admin.Get(ctx, "here", false, 0); err == nil {
-			err = errors.Join(check(got, "a"), s.release(got))
-		}
-		err = errors.Join(err, s.admin.Unpublish("here"))
+		_, err = s.beside().do("open", "alloc e", "fill e", "stream", "event e")
 	}
-	err = errors.Join(err, s.release(l))
-	_, trimmed := s.admin.TrimPool(p.Info().ID, 0)
-	return errors.Join(err, trimmed)
+	return err
 }
 
-// takeEarly leases what the client has published and not finished: a stream here waits for it.
-func takeEarly(s *stage) error {
-	got, err := s.admin.Get(context.Background(), "a", false, 0)
-	if err != nil {
-		return err
-	}
-	m, err := got.Memory()
-	if err == nil {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
-		err = got.WaitOn(ctx, m.Queue())
-		cancel()
-	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		err = nil // the stream could not be told to wait, and the client has not kept its promise yet
-	}
-	if _, kept := s.client.do("keep a"); kept != nil {
-		err = errors.Join(err, kept)
-	}
-	if err == nil {
-		err = check(got, "a")
-	}
-	return errors.Join(err, s.release(got))
+// withdraw takes that back.
+func withdraw(s *stage) error {
+	_, err := s.beside().do("release e", "unpublish e")
+	return err
 }
 
-// takeByEvent leases what only an event of the client says to be complete.
-func takeByEvent(s *stage) error {
-	got, err := s.admin.Get(context.Background(), "a", false, 0)
-	if err != nil {
-		return err
-	}
-	return errors.Join(check(got, "a"), s.release(got))
+// beside is the neighbour as it works in the client's pool.
+func (s *stage) beside() *remote {
+	r := *s.neighbour
+	r.pool, r.kind, r.device = "p", s.kind, s.client.device
+	return &r
 }
 
 func lookUp(s *stage) error {
 	p, err := s.admin.OpenPool(context.Background(), "p", 0)
 	if err == nil {
 		_, err = p.DriverInUse()
-	}
-	return err
-}
-
-// release ends a lease of this process, or keeps it for later: while its work can neither be marked nor waited for, it goes
-// on.
-func (s *stage) release(l *service.Lease) error {
-	err := l.Release(false)
-	if err != nil {
-		s.owed = append(s.owed, l)
 	}
 	return err
 }

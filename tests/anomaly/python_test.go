@@ -71,7 +71,9 @@ func TestAPythonWorkerGetsATypedErrorAndGoesOn(t *testing.T) {
 		t.Run(string(k), func(t *testing.T) {
 			client, err := start("client")
 			require.NoError(t, err)
-			s, err := set(t.TempDir(), k, &remote{process: client, device: "1"})
+			neighbour, err := start("client")
+			require.NoError(t, err)
+			s, err := set(t.TempDir(), k, &remote{process: client, device: "1"}, neighbour)
 			require.NoError(t, err)
 			_, err = s.client.do("create", "alloc x", "byte x", "publish x")
 			require.NoError(t, err)
@@ -118,6 +120,7 @@ func TestAPythonWorkerGetsATypedErrorAndGoesOn(t *testing.T) {
 			require.NoError(t, s.neighbours())
 			require.NoError(t, s.shutDown())
 			require.NoError(t, client.end())
+			require.NoError(t, neighbour.end())
 			driver.misuse(nil)
 		})
 	}

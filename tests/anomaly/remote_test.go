@@ -64,6 +64,7 @@ func (p *process) end() error {
 type remote struct {
 	*process
 	path   string
+	pool   string // that it uses
 	kind   mempool.Kind
 	device string
 }
@@ -71,7 +72,7 @@ type remote struct {
 // do has the client take steps, "op" or "op lease", up to the first that fails, and tells how many it took.
 func (r *remote) do(steps ...string) (int, error) {
 	for i, text := range steps {
-		s := step{Path: r.path, Kind: r.kind, Device: r.device}
+		s := step{Path: r.path, Pool: r.pool, Kind: r.kind, Device: r.device}
 		_, _ = fmt.Sscan(text, &s.Op, &s.Lease)
 		var o outcome
 		if err := r.ask(s, &o); err != nil {

@@ -120,10 +120,16 @@ func (task ruinTask) carryOut(dir string) (r ruinReport) {
 			_ = client.end()
 		}
 	}()
+	neighbour, err := start("client")
+	if err != nil {
+		r.Error = err.Error()
+		return r
+	}
+	defer func() { _ = neighbour.end() }()
 	r.Next = task.N
 	for device := 1; device <= ruinedDevices; device++ {
 		begun := time.Now()
-		calls, err := task.run(dir, client, strconv.Itoa(device), r.Next)
+		calls, err := task.run(dir, client, neighbour, strconv.Itoa(device), r.Next)
 		if err == nil && time.Since(begun) > ruinLimit {
 			err = fmt.Errorf("it took %v", time.Since(begun))
 		}
@@ -145,14 +151,14 @@ func (task ruinTask) carryOut(dir string) (r ruinReport) {
 }
 
 // run ruins one GPU while an operation goes on.
-func (task ruinTask) run(dir string, client *remote, device string, n int) (calls []string, err error) {
+func (task ruinTask) run(dir string, client *remote, neighbour *process, device string, n int) (calls []string, err error) {
 	if client.process == nil {
 		if client.process, err = start("client"); err != nil {
 			return nil, err
 		}
 	}
 	client.device = device
-	s, err := set(dir, task.Kind, client)
+	s, err := set(dir, task.Kind, client, neighbour)
 	if err != nil {
 		return nil, fmt.Errorf("setting the stage: %w", err)
 	}
@@ -216,9 +222,6 @@ func (s *stage) ruined(o operation, client *remote, pid int) error {
 		}
 		client.process = nil
 	}
-	for _, l := range s.owed {
-		_ = l.Release(false) // it may live on as long as the service
-	}
 	if err := s.destroyed(); err != nil {
 		return err
 	}
@@ -234,7 +237,7 @@ func (s *stage) ruined(o operation, client *remote, pid int) error {
 // destroyed destroys the client's pool, and waits until it is gone.
 func (s *stage) destroyed() error {
 	p, ok := s.pool()
-	if !ok || s.down || len(s.owed) > 0 {
+	if !ok || s.down {
 		return nil
 	}
 	_ = s.admin.DestroyPool(p.Pool.ID) // what the driver does not take back goes with it

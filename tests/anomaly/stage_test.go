@@ -23,36 +23,24 @@ type stage struct {
 	client *remote
 	admin  *service.Session
 
-	steady *service.Session // has memory of GPU 0, which is never failed
-	other  *service.Session
-	gpu    *service.Pool
-	kept   *service.Lease
-	guest  *bridge.Client // has memory of the host
-	host   *bridge.Pool
-	down   bool
-	owed   []*service.Lease // that could not be released
+	neighbour *remote        // has memory of GPU 0, which is never failed
+	guest     *bridge.Client // has memory of the host
+	host      *bridge.Pool
+	down      bool
 }
 
 // set makes a stage, with a client that has begun a session. The pool "p" will be on the client's device.
-func set(dir string, k mempool.Kind, client *remote) (s *stage, err error) {
+func set(dir string, k mempool.Kind, client *remote, neighbour *process) (s *stage, err error) {
 	s = &stage{kind: k, client: client, svc: service.New(service.Config{Log: slog.New(slog.NewTextHandler(io.Discard, nil))})}
-	client.path, client.kind = filepath.Join(dir, "s.sock"), k
+	client.path, client.pool, client.kind = filepath.Join(dir, "s.sock"), "p", k
+	s.neighbour = &remote{process: neighbour, path: client.path, pool: "steady", kind: mempool.Device, device: "0"}
 	if s.server, err = bridge.Listen(client.path, s.svc, bridge.ServerConfig{}); err != nil {
 		return nil, err
 	}
-	for _, session := range []**service.Session{&s.admin, &s.steady, &s.other} {
-		if *session, err = s.svc.OpenSession(mempool.Self(), nil); err != nil {
-			return nil, err
-		}
-	}
-	s.gpu, err = s.admin.CreatePool(mempool.PoolSpec{Name: "steady", Kind: mempool.Device, Device: "0", MaxBytes: 64 << 20})
-	if err != nil {
+	if s.admin, err = s.svc.OpenSession(mempool.Self(), nil); err != nil {
 		return nil, err
 	}
-	if s.kept, err = s.steady.Allocate(context.Background(), s.gpu.Info().ID, mempool.Bytes(bufferBytes), 0); err != nil {
-		return nil, err
-	}
-	if err = fill(s.kept, "kept"); err != nil {
+	if _, err = s.neighbour.do("dial", "create", "alloc kept", "fill kept"); err != nil {
 		return nil, err
 	}
 	if s.guest, err = bridge.Dial(context.Background(), client.path); err != nil {
@@ -66,41 +54,17 @@ func set(dir string, k mempool.Kind, client *remote) (s *stage, err error) {
 	return s, err
 }
 
-// filler is a lease to write, here or in a client.
-type filler interface {
-	CopyFrom(off uint64, src []byte) error
-	Fill(off, n uint64, b byte) error
-}
-
-func fill(l filler, name string) error {
+func fill(l *bridge.Lease, name string) error {
 	return errors.Join(l.Fill(0, bufferBytes, name[0]), l.CopyFrom(bufferBytes-8, pattern(name)))
 }
 
-// neighbours have the neighbours look at what they have, and hand a buffer over.
+// neighbours have the neighbours look at what they have, and transfer a buffer.
 func (s *stage) neighbours() error {
 	if s.down {
 		return nil
 	}
-	if err := check(s.kept, "kept"); err != nil {
-		return fmt.Errorf("what a neighbour keeps: %w", err)
-	}
-	l, err := s.steady.Allocate(context.Background(), s.gpu.Info().ID, mempool.Bytes(bufferBytes), 0)
-	if err != nil {
-		return fmt.Errorf("a neighbour's memory of another GPU: %w", err)
-	}
-	var got *service.Lease
-	err = fill(l, "neighbour")
-	if err == nil {
-		err = l.Publish(mempool.Publication{Name: "neighbour"})
-	}
-	if err == nil {
-		got, err = s.other.Get(context.Background(), "neighbour", false, 0)
-	}
-	if err == nil {
-		err = errors.Join(check(got, "neighbour"), got.Release(false), s.steady.Unpublish("neighbour"))
-	}
-	if err = errors.Join(err, l.Release(false)); err != nil {
-		return fmt.Errorf("a transfer of a neighbour's memory of another GPU: %w", err)
+	if _, err := s.neighbour.do("check kept", "alloc n", "fill n", "publish n", "get n", "check n'", "release n'", "unpublish n", "release n"); err != nil {
+		return fmt.Errorf("a neighbour with memory of another GPU: %w", err)
 	}
 	return s.guests()
 }
@@ -135,7 +99,8 @@ func (s *stage) shutDown() error {
 		return nil
 	}
 	s.down = true
-	err := s.server.Close()
+	_, err := s.neighbour.do("close") // or memory would be freed that it maps
+	err = errors.Join(err, s.server.Close())
 	s.svc.Close()
 	if gone := s.guest.Close(); !errors.Is(gone, bridge.ErrDisconnected) {
 		err = errors.Join(err, gone)

@@ -17,7 +17,9 @@ func TestAStartThatFailsIsTriedAgain(t *testing.T) {
 			t.Run(call+" "+f.error, func(t *testing.T) {
 				client, err := start("client", "SIMCUDA_FAULTS=call="+call+" nth=1 error="+f.error)
 				require.NoError(t, err)
-				s, err := set(t.TempDir(), mempool.Device, &remote{process: client, device: "1"})
+				neighbour, err := start("client")
+				require.NoError(t, err)
+				s, err := set(t.TempDir(), mempool.Device, &remote{process: client, device: "1"}, neighbour)
 				require.NoError(t, err)
 				_, failed := s.client.do("create")
 				assert.NoError(t, typed(failed))
@@ -30,6 +32,7 @@ func TestAStartThatFailsIsTriedAgain(t *testing.T) {
 				assert.NoError(t, s.neighbours())
 				assert.NoError(t, s.shutDown())
 				assert.NoError(t, client.end())
+				assert.NoError(t, neighbour.end())
 			})
 		}
 	}
