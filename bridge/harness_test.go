@@ -145,6 +145,11 @@ func allocate(t testing.TB, p *Pool, n uint64) *Lease {
 	return l
 }
 
+func release(t testing.TB, l *Lease) {
+	t.Helper()
+	require.NoError(t, l.Release(false))
+}
+
 func publish(t testing.TB, l *Lease, name string) {
 	t.Helper()
 	require.NoError(t, l.Publish(context.Background(), mempool.Publication{Name: name}))

@@ -1,5 +1,5 @@
-// Command embedded is a program that owns memory itself instead of asking a service for it: it embeds the whole service,
-// writes a buffer through a session of its own process, and lets clients in other processes have it without a copy.
+// Command embedded is a program that owns memory itself instead of asking another process for it: it embeds the whole service, writes a
+// buffer as a client of its own socket, and lets clients in other processes have it without a copy.
 package main
 
 import (
@@ -17,7 +17,7 @@ import (
 
 func main() {
 	socket := flag.String("socket", bridge.DefaultSocket(), "where clients find this program")
-	kind := flag.String("kind", string(mempool.Host), "where the memory is: host, device, vmm, legacy or pinned")
+	kind := flag.String("kind", string(mempool.Host), "where the memory is: host, device, vmm or pinned")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	err := serve(ctx, *socket, mempool.Kind(*kind), func() { log.Printf("reading.txt is published; clients find it at %s", *socket) })
@@ -37,24 +37,24 @@ func serve(ctx context.Context, socket string, kind mempool.Kind, published func
 	}
 	defer func() { err = errors.Join(err, server.Close()) }()
 
-	// A session of our own: no socket, no mapping, and nobody to notify.
-	session, err := svc.OpenSession(mempool.Self(), nil)
+	client, err := bridge.Dial(ctx, socket)
 	if err != nil {
 		return err
 	}
-	pool, err := session.CreatePool(mempool.PoolSpec{Name: "library", Kind: kind, MaxBytes: 16 << 20})
+	defer func() { err = errors.Join(err, client.Close()) }()
+	pool, err := client.CreatePool(ctx, mempool.PoolSpec{Name: "library", Kind: kind, MaxBytes: 16 << 20})
 	if err != nil {
 		return err
 	}
 	text := []byte("one buffer, many readers, no copy")
-	lease, err := session.Allocate(ctx, pool.Info().ID, mempool.Bytes(uint64(len(text))), 0)
+	lease, err := pool.Allocate(ctx, mempool.Bytes(uint64(len(text))), 0)
 	if err != nil {
 		return err
 	}
 	if err := lease.CopyFrom(0, text); err != nil {
 		return err
 	}
-	if err := lease.Publish(mempool.Publication{Name: "reading.txt"}); err != nil {
+	if err := lease.Publish(ctx, mempool.Publication{Name: "reading.txt"}); err != nil {
 		return err
 	}
 	published()

@@ -19,8 +19,7 @@ type block struct {
 	// block must not be freed.
 	mapped smallSet[*Session]
 	// holds counts who may still touch the block although no lease says so: ended sessions that had a lease on it and
-	// whose process may still run, and copies that this process is making. While there is one, the block must not be
-	// used again.
+	// whose process may still run. While there is one, the block must not be used again.
 	holds    int32
 	state    blockState
 	exported bool     // guarded by exporting, like export

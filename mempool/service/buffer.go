@@ -95,9 +95,6 @@ func (b *buffer) grant(s *Session, write bool) *Lease {
 	for _, t := range l.wait {
 		t.timeline.show(s)
 	}
-	if s.notify == nil {
-		l.arrange()
-	}
 	s.leases[l.id] = l
 	svc.leases++
 	return l

@@ -454,7 +454,7 @@ func TestMembersThatWriteNonsenseStopNobody(t *testing.T) {
 		}
 		checkBooks(t, r.svc)
 		require.NoError(t, r.owner.DestroyPool(r.pool.info.ID))
-		<-r.pool.Closed()
+		<-r.pool.closed
 		assert.True(t, r.nothingLeft())
 	}
 }

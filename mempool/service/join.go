@@ -92,7 +92,7 @@ func (s *Session) mayJoin(ch *channel, spec MemberSpec) (shmchannel.MemberSpec, 
 	name := ch.info.Name
 	switch {
 	case s.notify == nil:
-		return how, situation.Of(mempool.ErrInvalid, "session %d is one of the service's own process, and only those of other processes join channel %q",
+		return how, situation.Of(mempool.ErrInvalid, "session %d is told nothing, and cannot join channel %q",
 			s.id, name)
 	case spec.Role == Consumer && ch.info.Mode == mempool.WorkQueue && spec.Full != "":
 		return how, situation.Of(mempool.ErrInvalid, "channel %q is a queue, whose policy is for all: a consumer has none of its own", name)

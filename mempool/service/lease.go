@@ -1,6 +1,9 @@
 package service
 
 import (
+	"context"
+	"time"
+
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -12,8 +15,7 @@ type Lease struct {
 	buffer  *buffer
 	write   bool // guarded by Service.mu, like what follows
 	ended   bool
-	wait    fences         // what must be reached before the memory is used
-	order   *mempool.Order // of a session in this process
+	wait    fences // what must be reached before the memory is used
 }
 
 // ID identifies the lease within the epoch.
@@ -65,53 +67,23 @@ func (l *Lease) Export() (x mempool.Export, first bool, err error) {
 	return x, true, nil
 }
 
-// Release ends the lease. incomplete says that what a write lease was for did not happen: the buffer has then failed. It waits for
-// no work: the next user of the memory comes after what the lease began.
+// Release ends the lease at once: nobody works on the memory. incomplete says that what a write lease was for did not happen: the
+// buffer has then failed.
 //
-// Errors: [mempool.ErrReleased] if it had ended before; the driver's where what this process began on the memory could neither be
-// marked nor waited for: the lease has not ended then, for nobody may use the memory yet.
-func (l *Lease) Release(incomplete bool) error { return l.release(incomplete) }
+// Errors: [mempool.ErrReleased] if it had ended before.
+func (l *Lease) Release(incomplete bool) error { return l.ReleaseAt(incomplete, nil) }
 
-// ReleaseAfter is Release for memory that queues of the caller's still use: the next user of the memory comes after what
-// they hold now.
-//
-// Errors: [mempool.ErrReleased].
-func (l *Lease) ReleaseAfter(queues ...mempool.Queue) error { return l.release(false, queues...) }
-
-func (l *Lease) release(incomplete bool, after ...mempool.Queue) error {
-	done, err := l.fences(after...)
-	if err != nil {
-		return err
-	}
-	return l.ReleaseAt(incomplete, done)
-}
-
-// ReleaseAt is Release for sessions that make the fences of their timeline themselves: these say when their work is done.
+// ReleaseAt ends the lease. The fences say when the session's work on the memory is done: the next user of the memory comes after them.
 //
 // Errors: [mempool.ErrReleased] if it had ended before, [mempool.ErrInvalid] for fences that are not of the session's own timeline.
 func (l *Lease) ReleaseAt(incomplete bool, done []mempool.Fence) error {
-	if err := l.releaseAt(incomplete, done); err != nil {
-		return err
-	}
-	return l.finish()
-}
-
-// finish gives back what this process opened for the lease.
-func (l *Lease) finish() error {
-	if l.order == nil {
-		return nil
-	}
-	return l.order.Close()
-}
-
-func (l *Lease) releaseAt(incomplete bool, done []mempool.Fence) error {
 	svc := l.session.svc
 	svc.mu.Lock()
 	defer svc.unlock()
 	return l.endAt(incomplete, done)
 }
 
-// endAt is releaseAt with Service.mu held.
+// endAt is ReleaseAt with Service.mu held.
 func (l *Lease) endAt(incomplete bool, done []mempool.Fence) error {
 	if l.ended {
 		return l.released()
@@ -146,7 +118,7 @@ func (l *Lease) end(incomplete bool, done fences) {
 	if b.event != nil && b.event.voucher == l {
 		b.event = nil
 		b.ready = b.ready.more(done)
-		if l.session.ended && l.session.notify != nil { // it did not say, and is perhaps dead
+		if l.session.ended { // it did not say, and is perhaps dead
 			told := make(failures)
 			b.fail(told)
 			told.tell()
@@ -157,4 +129,34 @@ func (l *Lease) end(incomplete bool, done fences) {
 	}
 	l.wait = nil
 	b.recycleUnused()
+}
+
+// AwaitWork returns when nothing has to be waited for before the memory of the lease is used: for sessions that understand
+// no fences.
+//
+// Errors: [mempool.ErrBusy] if that takes longer than limit, [mempool.ErrReleased], [mempool.ErrProducerDied], the context's.
+func (l *Lease) AwaitWork(ctx context.Context, limit time.Duration) error {
+	svc := l.session.svc
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	for pause := drainPause; ; pause = min(2*pause, drainRest) {
+		svc.mu.Lock()
+		left, ended, failed := len(l.wait.plain()), l.ended, l.buffer.failed
+		svc.mu.Unlock()
+		switch {
+		case ended:
+			return l.released()
+		case failed && !l.write:
+			return situation.Of(mempool.ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", l.buffer.id)
+		case left == 0:
+			return nil
+		}
+		select {
+		case <-time.After(pause): // streams tell nobody when they write a word
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-timer.C:
+			return situation.Of(mempool.ErrBusy, "work on buffer %d is under way after %v", l.buffer.id, limit)
+		}
+	}
 }

@@ -51,15 +51,6 @@ func TestALeaseEndsOnce(t *testing.T) {
 	assert.ErrorIs(t, l.Publish(mempool.Publication{Name: "x"}), mempool.ErrReleased)
 	_, _, err := l.Export()
 	assert.ErrorIs(t, err, mempool.ErrReleased)
-	_, err = l.Memory()
-	assert.ErrorIs(t, err, mempool.ErrReleased)
-	_, err = l.Bytes()
-	assert.ErrorIs(t, err, mempool.ErrReleased)
-	_, err = l.Pointer()
-	assert.ErrorIs(t, err, mempool.ErrReleased)
-	assert.ErrorIs(t, l.CopyFrom(0, nil), mempool.ErrReleased)
-	assert.ErrorIs(t, l.CopyTo(nil, 0), mempool.ErrReleased)
-	assert.ErrorIs(t, l.Fill(0, 0, 0), mempool.ErrReleased)
 	assert.EqualValues(t, 100, l.Info().Bytes, "what it was can still be told")
 	checkBooks(t, svc)
 }
@@ -102,57 +93,4 @@ func TestOneRefusalInADroppedListKeepsAllOfIt(t *testing.T) {
 	_, err := c.TrimPool(p.info.ID, 0)
 	require.NoError(t, err)
 	assert.Equal(t, ids[:1], c.asked(), "it counts as mapped still")
-}
-
-func TestALeaseReachesItsOwnBytesOnly(t *testing.T) {
-	svc := newService(t)
-	s := open(t, svc)
-	for _, kind := range []mempool.Kind{mempool.Host, fake} {
-		p := createPool(t, s, mempool.PoolSpec{Name: string(kind), Kind: kind, MaxBytes: 1 << 16})
-		l := allocate(t, s, p, 5)
-		require.NoError(t, l.CopyFrom(0, []byte("hello")))
-		require.NoError(t, l.CopyFrom(5, nil))
-		require.NoError(t, l.Fill(1, 3, '-'))
-		require.NoError(t, l.Fill(5, 0, '!'))
-		got := make([]byte, 4)
-		require.NoError(t, l.CopyTo(got, 1))
-		assert.Equal(t, "---o", string(got))
-		for _, err := range []error{
-			l.CopyFrom(0, make([]byte, 6)), l.CopyFrom(6, nil), l.CopyFrom(^uint64(0), []byte{1}),
-			l.CopyTo(make([]byte, 5), 1), l.CopyTo(nil, 6), l.Fill(0, 6, 0), l.Fill(2, ^uint64(0), 0),
-		} {
-			assert.ErrorIs(t, err, mempool.ErrInvalid)
-		}
-		b, err := l.Bytes()
-		require.NoError(t, err)
-		assert.Equal(t, "h---o", string(b))
-		assert.Equal(t, 5, cap(b))
-		at, err := l.Pointer()
-		require.NoError(t, err)
-		assert.NotZero(t, at)
-		assert.Equal(t, mempool.Bytes(5), l.Tensor())
-
-		require.NoError(t, l.Publish(mempool.Publication{Name: p.info.Name}))
-		assert.ErrorIs(t, l.CopyFrom(0, []byte{1}), mempool.ErrInvalid, "published")
-		assert.ErrorIs(t, l.Fill(0, 1, 0), mempool.ErrInvalid)
-		require.NoError(t, l.CopyTo(got, 0))
-	}
-	checkBooks(t, svc)
-}
-
-func TestABlockIsNotUsedAgainWhileACopyOfItRuns(t *testing.T) {
-	svc := newService(t)
-	s := open(t, svc)
-	p, _ := fakePool(t, s, 1024)
-	l := allocate(t, s, p, 1024)
-	require.NoError(t, l.with(0, 0, true, func(mempool.Memory) error {
-		release(t, l)
-		assert.EqualValues(t, 1024, svc.Stats().Pools[0].Held)
-		_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
-		assert.ErrorIs(t, err, mempool.ErrLimit)
-		checkBooks(t, svc)
-		return nil
-	}))
-	assert.EqualValues(t, 1024, svc.Stats().Pools[0].Cached)
-	checkBooks(t, svc)
 }

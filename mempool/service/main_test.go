@@ -85,6 +85,17 @@ func allocate(t testing.TB, s *Session, p *Pool, n uint64) *Lease {
 	return l
 }
 
+// hasFailed says whether the content of a lease's buffer will never be complete.
+func hasFailed(l *Lease) bool {
+	svc := l.session.svc
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	return l.buffer.failed
+}
+
+// memory is that of a lease's block.
+func memory(l *Lease) mempool.Memory { return l.buffer.block.mem }
+
 func release(t testing.TB, l *Lease) {
 	t.Helper()
 	require.NoError(t, l.Release(false))

@@ -26,14 +26,14 @@ func TestWhoMayJoinAChannelAndHow(t *testing.T) {
 		want    error
 		says    string
 	}{
-		"no role":                   {w.Session, id, MemberSpec{}, mempool.ErrInvalid, "unknown role"},
-		"another role":              {w.Session, id, MemberSpec{Role: "listener"}, mempool.ErrInvalid, "listener"},
-		"a producer with a policy":  {w.Session, id, MemberSpec{Role: Producer, Full: mempool.Block}, mempool.ErrInvalid, "no policy"},
-		"a producer that begins":    {w.Session, id, MemberSpec{Role: Producer, Oldest: true}, mempool.ErrInvalid, "does not begin"},
-		"a policy in a queue":       {w.Session, id, MemberSpec{Role: Consumer, Full: mempool.Block}, mempool.ErrInvalid, "is a queue"},
-		"no channel":                {w.Session, 99, MemberSpec{Role: Consumer}, mempool.ErrNotFound, "99"},
-		"another user":              {stranger, id, MemberSpec{Role: Consumer}, mempool.ErrDenied, "4711"},
-		"the service's own process": {r.owner, id, MemberSpec{Role: Consumer}, mempool.ErrInvalid, "own process"},
+		"no role":                        {w.Session, id, MemberSpec{}, mempool.ErrInvalid, "unknown role"},
+		"another role":                   {w.Session, id, MemberSpec{Role: "listener"}, mempool.ErrInvalid, "listener"},
+		"a producer with a policy":       {w.Session, id, MemberSpec{Role: Producer, Full: mempool.Block}, mempool.ErrInvalid, "no policy"},
+		"a producer that begins":         {w.Session, id, MemberSpec{Role: Producer, Oldest: true}, mempool.ErrInvalid, "does not begin"},
+		"a policy in a queue":            {w.Session, id, MemberSpec{Role: Consumer, Full: mempool.Block}, mempool.ErrInvalid, "is a queue"},
+		"no channel":                     {w.Session, 99, MemberSpec{Role: Consumer}, mempool.ErrNotFound, "99"},
+		"another user":                   {stranger, id, MemberSpec{Role: Consumer}, mempool.ErrDenied, "4711"},
+		"a session that is told nothing": {r.owner, id, MemberSpec{Role: Consumer}, mempool.ErrInvalid, "told nothing"},
 	} {
 		_, err := c.session.JoinChannel(c.channel, c.spec)
 		require.ErrorIs(t, err, c.want, name)
@@ -331,12 +331,12 @@ func TestADestroyedPoolsChannelLetsConsumersFinish(t *testing.T) {
 	c.done(f, mempool.Fence{})
 	assert.Equal(t, []*Lease{first}, p.back())
 	select {
-	case <-r.pool.Closed():
+	case <-r.pool.closed:
 		t.Fatal("a buffer is left")
 	default:
 	}
 	release(t, first)
-	<-r.pool.Closed()
+	<-r.pool.closed
 	c.quit()
 	assert.True(t, r.nothingLeft())
 }

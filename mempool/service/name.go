@@ -44,10 +44,6 @@ func (l *Lease) Publish(p mempool.Publication) error {
 			return err
 		}
 	}
-	complete, err := l.completed(p.Completion)
-	if err != nil {
-		return err
-	}
 	s := l.session
 	svc := s.svc
 	svc.mu.Lock()
@@ -63,7 +59,7 @@ func (l *Lease) Publish(p mempool.Publication) error {
 	case p.EventOnly && b.block.pool.info.Device.UUID == "":
 		return situation.Of(mempool.ErrInvalid, "an interprocess event stands for work of a GPU, and pool %q is memory of the CPU", b.block.pool.info.Name)
 	}
-	ready, err := l.ready(complete)
+	ready, err := l.ready(p.Ready)
 	if err != nil {
 		return err
 	}
@@ -94,10 +90,7 @@ func (l *Lease) Publish(p mempool.Publication) error {
 	if p.Tensor != nil {
 		b.tensor = s.describe(*p.Tensor)
 	}
-	b.ready, b.event = ready, eventOf(p.Completion, complete, l)
-	if l.order != nil {
-		l.order.Ended(complete, p.Completion)
-	}
+	b.ready, b.event = ready, eventOf(p.Completion, p.Ready, l)
 	b.writer, l.write = nil, false
 	b.readers.add(l)
 	b.changed.broadcast()

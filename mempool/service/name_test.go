@@ -29,7 +29,7 @@ func TestOnlyAWriteLeaseIsPublished(t *testing.T) {
 	assert.ErrorIs(t, l.Publish(mempool.Publication{Name: "x", Tensor: &broken}), mempool.ErrInvalid)
 	anew := mempool.Tensor{DType: mempool.Int32, Shape: []uint64{2}}
 	publish(t, l, mempool.Publication{Name: "x", Tensor: &anew})
-	assert.Equal(t, anew, l.Tensor())
+	assert.Equal(t, anew, l.Info().Tensor)
 	assert.False(t, l.Info().Write)
 	assert.ErrorIs(t, l.Publish(mempool.Publication{Name: "y"}), mempool.ErrInvalid, "a read lease now")
 	assert.Equal(t, 1, svc.Stats().Names)
@@ -101,7 +101,7 @@ func TestANameGoesWithItsSessionUnlessItIsKept(t *testing.T) {
 	s.End(nil)
 	_, err = other.Get(context.Background(), "gone", false, 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
-	assert.NoError(t, reader.CopyTo(make([]byte, 1), 0), "leases on it live on")
+	assert.NoError(t, memory(reader).CopyTo(make([]byte, 1), 0), "leases on it live on")
 	l, err := other.Get(context.Background(), "kept", true, 0)
 	require.NoError(t, err)
 	release(t, l)

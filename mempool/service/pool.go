@@ -107,9 +107,6 @@ func (p *Pool) alike(peer mempool.Peer, spec mempool.PoolSpec) error {
 	return nil
 }
 
-// Closed is closed when the pool has been destroyed and the driver has all of its memory back.
-func (p *Pool) Closed() <-chan struct{} { return p.closed }
-
 // Export is what another process needs to map the pool. Its files stay the pool's.
 func (p *Pool) Export() mempool.Export { return p.arena.Export() }
 

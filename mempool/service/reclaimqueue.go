@@ -34,7 +34,6 @@ func (s *Service) flushLogged() {
 func (s *Service) flush() error {
 	var errs []error
 	for len(s.reclaim.blocks) > 0 || len(s.reclaim.pools) > 0 || len(s.reclaim.timelines) > 0 {
-		s.unmapped, s.reclaim.timelines = nil, append(s.reclaim.timelines, s.unmapped...)
 		d := s.reclaim
 		s.reclaim = reclaimQueue{}
 		free := make([]func() error, len(d.blocks))
@@ -56,10 +55,10 @@ func (s *Service) flush() error {
 				errs = append(errs, fmt.Errorf("pool %q: %w", p.info.Name, err))
 			}
 		}
-		left, err := closeTimelines(d.timelines, false)
-		errs = append(errs, err)
+		for _, t := range d.timelines {
+			errs = append(errs, t.close())
+		}
 		s.mu.Lock()
-		s.unmapped = append(s.unmapped, left...)
 		for _, p := range d.pools {
 			delete(s.poolByID, p.info.ID)
 			s.poolsOf.add(p.uid, -1)

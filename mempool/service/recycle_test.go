@@ -241,7 +241,7 @@ func TestADestroyedPoolGoesWithItsLastLeaseAndMapping(t *testing.T) {
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
 	_, err = c.OpenPool(ctx, p.info.Name, 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
-	require.NoError(t, l.CopyFrom(0, []byte("still mine")))
+	require.NoError(t, memory(l).CopyFrom(0, []byte("still mine")))
 	again := createPool(t, c.Session, mempool.PoolSpec{Name: p.info.Name, Kind: fake, MaxBytes: 512})
 	assert.NotEqual(t, p.info.ID, again.info.ID)
 	checkBooks(t, svc)

@@ -50,7 +50,6 @@ type Service struct {
 	reclaim                                                 reclaimQueue
 	timelines                                               map[uint64]*timeline
 	lastTimeline                                            uint64
-	unmapped                                                []*timeline // that streams of this process still use
 	draining                                                map[*block]func()
 	channels                                                map[string]*channel // those that are not closed
 	channelByID                                             map[uint64]*channel // and those that are, until nobody needs them
@@ -89,7 +88,7 @@ func New(c Config) *Service {
 func (s *Service) Epoch() mempool.Epoch { return s.epoch }
 
 // OpenSession makes a session for a peer. notify is told what the service has to say to it; it is called with locks held,
-// so it must neither block nor call back; nil for a session in the service's own process, which maps nothing.
+// so it must neither block nor call back; nil for a session that is told nothing, which must map nothing.
 //
 // Errors: [mempool.ErrClosed].
 func (s *Service) OpenSession(p mempool.Peer, notify func(Notice)) (*Session, error) {
@@ -102,15 +101,13 @@ func (s *Service) OpenSession(p mempool.Peer, notify func(Notice)) (*Session, er
 	session := &Session{svc: s, id: s.lastSession, peer: p, began: time.Now(), notify: notify, over: make(chan struct{}), reclaimed: make(chan struct{}),
 		leases: make(map[uint64]*Lease), names: make(map[string]*name), mapped: make(map[uint64]*block), accounts: make(map[*Pool]*account)}
 	session.members = make(map[*member]struct{})
-	session.ordered = notify == nil
 	session.keeper = s.keeper(p)
 	s.sessions[session.id] = session
 	return session, nil
 }
 
 // Close ends every session and gives all memory back, mapped elsewhere or not: nothing is allocated any more that could
-// be mistaken for it, and processes that have it mapped read on. It returns when that is done, and waits for copies that leases of
-// this process are making.
+// be mistaken for it, and processes that have it mapped read on. It returns when that is done.
 func (s *Service) Close() {
 	s.mu.Lock()
 	if s.closed {
@@ -128,8 +125,6 @@ func (s *Service) Close() {
 	}
 	sessions := slices.Collect(maps.Values(s.sessions))
 	s.mu.Unlock()
-	// Other processes' first: work of this one may wait for theirs.
-	slices.SortFunc(sessions, func(a, b *Session) int { return boolOrder(a.notify == nil, b.notify == nil) })
 	for _, session := range sessions {
 		session.End(nil)
 	}
@@ -144,21 +139,4 @@ func (s *Service) Close() {
 		<-p.closed
 	}
 	s.drains.Wait()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, err := closeTimelines(s.unmapped, true); err != nil {
-		s.log.Error("timelines could not be unmapped", "error", err)
-	}
-	s.unmapped = nil
-}
-
-// boolOrder sorts false before true.
-func boolOrder(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return 1
-	}
-	return -1
 }

@@ -66,24 +66,6 @@ func TestCloseWhileEverythingIsBusy(t *testing.T) {
 	})
 }
 
-func TestCloseWaitsForCopies(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		svc := newService(t)
-		s := open(t, svc)
-		p, arena := fakePool(t, s, 4096)
-		l := allocate(t, s, p, 512)
-		closed := make(chan struct{})
-		require.NoError(t, l.with(0, 0, true, func(mempool.Memory) error {
-			go func() { svc.Close(); close(closed) }()
-			synctest.Wait()
-			assert.Zero(t, arena.frees)
-			return nil
-		}))
-		<-closed
-		assert.True(t, arena.closed)
-	})
-}
-
 func TestNothingBeginsInAClosedService(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/situation"
@@ -34,10 +33,8 @@ type Session struct {
 	// reclaimed is closed when the session has ended and nothing is held for its process any more.
 	reclaimed chan struct{}
 
-	ordered  bool           // it understands fences
-	timeline *timeline      // its own; nil until it asks
-	clock    *mempool.Clock // of a session in this process; guarded by clockMu
-	clockMu  sync.Mutex
+	ordered  bool                 // it understands fences
+	timeline *timeline            // its own; nil until it asks
 	members  map[*member]struct{} // its members of channels that have a slot
 	swept    chan struct{}        // of an ended session: closed when no consumer of it has a slot any more
 
@@ -148,15 +145,12 @@ func (s *Session) findLease(id uint64) (*Lease, error) {
 // Errors: those of [Session.FindLease] and [Lease.ReleaseAt].
 func (s *Session) Release(id uint64, incomplete bool, done []mempool.Fence) error {
 	s.svc.mu.Lock()
+	defer s.svc.unlock()
 	l, err := s.findLease(id)
-	if err == nil {
-		err = l.endAt(incomplete, done)
-	}
-	s.svc.unlock()
 	if err != nil {
 		return err
 	}
-	return l.finish()
+	return l.endAt(incomplete, done)
 }
 
 // Dropped says that the session no longer maps the blocks.
@@ -196,14 +190,9 @@ func (s *Session) Dropped(blocks []uint64) error {
 // then.
 //
 // Its timeline ends once all its fences are reached, otherwise with the process: then the waits of others for them end, and
-// content that was not complete has failed. For a session of this process the end of its own work stands for that of the
-// process, up to [mempool.OrderLimit]; gone means nothing.
+// content that was not complete has failed.
 func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 	svc := s.svc
-	var work *mempool.Clock
-	if s.notify == nil {
-		work, gone = s.finish(), nil
-	}
 	svc.mu.Lock()
 	defer svc.unlock()
 	if s.ended {
@@ -228,17 +217,6 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 		n.remove()
 	}
 	s.stopShowing()
-	if work != nil {
-		svc.background.Add(1)
-		go func() {
-			defer svc.background.Done()
-			s.quiesce(work)
-			svc.mu.Lock()
-			defer svc.unlock()
-			s.reclaimAll(held)
-		}()
-		return s.reclaimed
-	}
 	s.timeline.dieIfDone()
 	if gone == nil || (len(held) == 0 && len(s.mapped) == 0 && !s.timeline.owed() && !s.consumes()) {
 		s.reclaimAll(held)

@@ -83,9 +83,9 @@ func useOnce(t *testing.T, l *Lease, random *rand.Rand, mark byte, name string) 
 		_, _, _ = l.Export()
 	}
 	if info.Write {
-		assert.NoError(t, l.Fill(0, info.Bytes, mark))
+		assert.NoError(t, memory(l).Fill(0, info.Bytes, mark))
 		got := make([]byte, info.Bytes)
-		assert.NoError(t, l.CopyTo(got, 0))
+		assert.NoError(t, memory(l).CopyTo(got, 0))
 		for _, b := range got {
 			if b != mark {
 				t.Errorf("somebody else wrote %d into the block of %d", b, mark)

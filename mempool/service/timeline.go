@@ -287,17 +287,8 @@ func (t *timeline) retire() {
 	svc.reclaim.timelines = append(svc.reclaim.timelines, t)
 }
 
-// closeTimelines gives pages back, and returns those that streams of this process still use, unless it is to wait for them.
-func closeTimelines(list []*timeline, wait bool) (left []*timeline, err error) {
-	for _, t := range list {
-		if !wait && !t.page.Idle() {
-			left = append(left, t)
-			continue
-		}
-		err = errors.Join(err, t.page.Close(), t.file.Close())
-	}
-	return left, err
-}
+// close gives the page back.
+func (t *timeline) close() error { return errors.Join(t.page.Close(), t.file.Close()) }
 
 // tell gives a session a notice, if it takes any. Service.mu is held.
 func (s *Session) tell(n Notice) {

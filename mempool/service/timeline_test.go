@@ -3,8 +3,6 @@ package service
 import (
 	"context"
 	"math"
-	"runtime"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -237,7 +235,7 @@ func TestWhatADeadProcessHadNotFinishedHasFailed(t *testing.T) {
 	assert.EqualValues(t, letGoBy, view.Load(0))
 
 	assert.Equal(t, []Failed{{[]uint64{torn.Info().Buffer}}}, told[Failed](consumer))
-	assert.ErrorIs(t, torn.Check(context.Background()), mempool.ErrProducerDied)
+	assert.True(t, hasFailed(torn))
 	_, err = consumer.Get(context.Background(), "torn", false, 0)
 	assert.ErrorIs(t, err, mempool.ErrProducerDied)
 	release(t, consumer.get(t, "finished", false))
@@ -324,7 +322,7 @@ func TestAHostileWordHarmsOnlyItsOwner(t *testing.T) {
 	words[0].Store(3)
 	w.die()
 	assert.ErrorIs(t, view.Await(context.Background(), ready, 0), mempool.ErrProducerDied, "every wait ends")
-	assert.ErrorIs(t, got.Check(context.Background()), mempool.ErrProducerDied)
+	assert.True(t, hasFailed(got))
 }
 
 func TestASessionWithoutTimelinesWaitsInTheService(t *testing.T) {
@@ -342,45 +340,6 @@ func TestASessionWithoutTimelinesWaitsInTheService(t *testing.T) {
 	go func() { done <- got.AwaitWork(context.Background(), patience) }()
 	w.reach(ready)
 	assert.NoError(t, <-done)
-}
-
-func TestASessionOfThisProcessOrdersItsWork(t *testing.T) {
-	svc := newService(t)
-	s := open(t, svc)
-	p := createPool(t, s, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 1 << 20})
-	clock, err := s.Clock()
-	require.NoError(t, err)
-	word, err := clock.Word()
-	require.NoError(t, err)
-	ready := clock.Next(word)
-	l := allocate(t, s, p, 5)
-	require.NoError(t, l.Publish(mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &ready}}))
-
-	got, err := s.Get(context.Background(), "x", false, 0)
-	require.NoError(t, err)
-	read := make(chan string)
-	go func() {
-		text := make([]byte, 5)
-		assert.NoError(t, got.CopyTo(text, 0), "it waits")
-		read <- string(text)
-	}()
-	m, err := l.Memory()
-	require.NoError(t, err)
-	require.NoError(t, m.CopyFrom(0, []byte("hello")))
-	require.NoError(t, clock.Reach(ready))
-	assert.Equal(t, "hello", <-read)
-
-	never := clock.Next(word)
-	l = allocate(t, s, p, 5)
-	require.NoError(t, l.Publish(mempool.Publication{Name: "y", Completion: mempool.Completion{Ready: &never}}))
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	late, err := s.Get(context.Background(), "y", false, 0)
-	require.NoError(t, err)
-	assert.ErrorIs(t, late.WaitOn(ctx, mempool.CPU), context.Canceled)
-	assert.ErrorIs(t, clock.Reach(mempool.Fence{Timeline: clock.Timeline() + 1, Word: word, Value: 1}), mempool.ErrInvalid)
-	s.End(nil)
-	assert.ErrorIs(t, clock.Reach(never), mempool.ErrClosed)
 }
 
 func TestAPublicationThatIsRefusedLeavesTheFencesAsTheyWere(t *testing.T) {
@@ -462,39 +421,6 @@ func TestALeaseWithMoreFencesThanCanBeToldIsBusy(t *testing.T) {
 	r.die()
 	_, err = w.Get(context.Background(), "x", false, 0)
 	require.ErrorIs(t, err, mempool.ErrProducerDied)
-}
-
-// One goroutine waits for a lease that another ends, and then the page goes with its writer.
-func TestAWaitOfThisProcessOutlivesItsLease(t *testing.T) {
-	svc := newService(t)
-	own := open(t, svc)
-	p, _ := fakePool(t, own, 512)
-	for range 50 { // who comes when is a matter of luck
-		w := hire(t, svc)
-		ready := w.fence()
-		l := allocate(t, w.Session, p, 10)
-		w.publish(t, l, "x", &ready)
-		got, err := own.Get(context.Background(), "x", false, 0)
-		require.NoError(t, err)
-		waiting, pages := make(chan struct{}), got.order.Pages
-		looks := sync.OnceFunc(func() { close(waiting) })
-		got.order.Pages = func(ctx context.Context, timeline uint64) (*mempool.Page, error) {
-			looks()
-			return pages(ctx, timeline)
-		}
-		first, cancel := context.WithCancel(context.Background())
-		var waits, others sync.WaitGroup
-		waits.Go(func() { assert.ErrorIs(t, got.WaitOn(first, mempool.CPU), context.Canceled) })
-		<-waiting
-		others.Go(func() { assert.Error(t, got.WaitOn(context.Background(), mempool.CPU)) })
-		others.Go(func() { assert.NoError(t, got.Release(false)) })
-		runtime.Gosched()
-		cancel()
-		waits.Wait()
-		w.die()
-		others.Wait()
-		require.NoError(t, own.Unpublish("x"))
-	}
 }
 
 func TestATimelineEndsOnceItsFencesAreReachedThoughTheProcessLives(t *testing.T) {

@@ -1,0 +1,304 @@
+package bridge
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// gpuPool is a pool on the first GPU; the test is skipped where there is none.
+func gpuPool(t testing.TB, c *Client) *Pool {
+	t.Helper()
+	return gpuPoolOf(t, c, 256<<20)
+}
+
+// gpuPoolOf is gpuPool with room for so many bytes: where it has none left, blocks are used again on which work is under way.
+func gpuPoolOf(t testing.TB, c *Client, maxBytes uint64) *Pool {
+	t.Helper()
+	if err := mempool.Device.Probe(""); err != nil {
+		t.Skip(err)
+	}
+	return createPool(t, c, mempool.PoolSpec{Name: t.Name(), Kind: mempool.Device, MaxBytes: maxBytes})
+}
+
+// needsWords skips the test where streams of the first GPU cannot wait for words.
+func needsWords(t testing.TB) {
+	t.Helper()
+	d, err := mempool.FindDevice("")
+	require.NoError(t, err)
+	words, err := d.SupportsStreamMemOps()
+	require.NoError(t, err)
+	register, _, err := d.SupportsHostRegister()
+	require.NoError(t, err)
+	if !words || !register {
+		t.Skip("the device has no stream memory operations")
+	}
+}
+
+// stop makes a queue wait until the fence of the clock is reached.
+func stop(t testing.TB, q mempool.Queue, c *mempool.Clock, at mempool.Fence) {
+	t.Helper()
+	o := &mempool.Order{
+		Pages: func(context.Context, uint64) (*mempool.Page, error) { return c.Page(), nil },
+		Clock: func(context.Context) (*mempool.Clock, error) { return c, nil },
+	}
+	o.Begin([]mempool.Fence{at}, false)
+	require.NoError(t, o.Before(context.Background(), q))
+}
+
+// queueOf is the queue in which this package works on a lease's memory.
+func queueOf(t testing.TB, l *Lease) mempool.Queue {
+	t.Helper()
+	m, err := l.reach()
+	require.NoError(t, err)
+	return m.Queue()
+}
+
+// stopped makes the device stream of a lease's memory wait until the fence is reached.
+func stopped(t testing.TB, l *Lease, c *mempool.Clock, at mempool.Fence) {
+	t.Helper()
+	needsWords(t)
+	stop(t, queueOf(t, l), c, at)
+}
+
+// gpuContext is the first GPU's context until the test is over.
+func gpuContext(t testing.TB) *cuda.Context {
+	t.Helper()
+	d, err := mempool.FindDevice("")
+	require.NoError(t, err)
+	ctx, err := d.Retain()
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, ctx.Close()) })
+	return ctx
+}
+
+// unreached is a fence that the client has yet to reach.
+func unreached(t testing.TB, c *Client) (*mempool.Clock, mempool.Fence) {
+	t.Helper()
+	clock, err := c.Clock(t.Context())
+	require.NoError(t, err)
+	word, err := clock.Word()
+	require.NoError(t, err)
+	return clock, clock.Next(word)
+}
+
+func random(n int, seed uint64) []byte {
+	b := make([]byte, n)
+	r := rand.NewChaCha8([32]byte{byte(seed)})
+	_, _ = r.Read(b)
+	return b
+}
+
+func TestNothingOfATransferOnAGPUWaits(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	c := dial(t, path)
+	p := gpuPoolOf(t, c, 2<<20)
+	clock, stuck := unreached(t, c)
+	ctx := context.Background()
+
+	l := allocate(t, p, 1<<20)
+	stopped(t, l, clock, stuck)
+	src := random(1<<20, 1)
+	want := bytes.Clone(src)
+	require.NoError(t, l.CopyFrom(0, src)) // the GPU has not begun
+	clear(src)                             // and src may be used again
+	require.NoError(t, l.Publish(ctx, mempool.Publication{Name: "x"}))
+	got, err := c.Get(ctx, "x", LeaseOptions{})
+	require.NoError(t, err)
+	require.Len(t, got.Info().Wait, 1, "the content is not complete")
+
+	w := allocate(t, p, 1<<20) // written, released unfinished, written by the next
+	require.NoError(t, w.CopyFrom(0, want))
+	require.NoError(t, w.Release(false))
+	next := allocate(t, p, 1<<20)
+	require.Equal(t, w.Info().Block, next.Info().Block)
+	require.Len(t, next.Info().Wait, 1)
+	require.NoError(t, next.Fill(0, 1<<20, 1))
+
+	require.NoError(t, clock.Reach(stuck))
+	dst := make([]byte, 1<<20)
+	require.NoError(t, got.CopyTo(dst, 0))
+	assert.True(t, bytes.Equal(want, dst))
+	release(t, got)
+	release(t, next)
+}
+
+// A driver call takes as long as all the rest of a transfer.
+func TestNoStreamWaitsForWhoAsksForBytesThatTheCPUCannotReach(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	c, reader := dial(t, path), dial(t, path)
+	ctx := t.Context()
+	p := gpuPoolOf(t, c, 4096)
+	theirs, stuck := unreached(t, reader)
+	first := allocate(t, p, 4096)
+	publish(t, first, "x")
+	got, err := reader.Get(ctx, "x", LeaseOptions{})
+	require.NoError(t, err)
+	release(t, first)
+	require.NoError(t, got.end(false, stuck))
+	_, err = reader.Stats(ctx) // its release has arrived
+	require.NoError(t, err)
+	require.NoError(t, c.Unpublish(ctx, "x"))
+	l := allocate(t, p, 4096)
+	require.Equal(t, []mempool.Fence{stuck}, l.Info().Wait)
+	b, err := l.Bytes()
+	require.NoError(t, err)
+	assert.Nil(t, b)
+	clock, err := c.Clock(ctx)
+	require.NoError(t, err)
+	now, err := clock.Signal(queueOf(t, l))
+	require.NoError(t, err)
+	if now != nil {
+		assert.NoError(t, clock.Page().Await(ctx, *now, 10*time.Second), "the device stream waits for a reader, for nothing")
+	}
+	require.NoError(t, theirs.Reach(stuck))
+	release(t, l)
+}
+
+func TestAStreamOfTheCallersIsAQueue(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	c := dial(t, path)
+	p := gpuPool(t, c)
+	needsWords(t)
+	clock, err := c.Clock(t.Context())
+	require.NoError(t, err)
+	ctx := context.Background()
+	l := allocate(t, p, 1<<20)
+	gpu := gpuContext(t)
+	stream, err := gpu.NewStream()
+	require.NoError(t, err)
+	q := mempool.StreamQueue(gpu, stream)
+
+	src := random(1<<20, 3)
+	require.NoError(t, l.CopyFrom(0, src))
+	require.NoError(t, l.WaitOn(ctx, q), "our copy comes first")
+	ptr, err := l.Pointer()
+	require.NoError(t, err)
+	assert.NotZero(t, ptr)
+	require.NoError(t, stream.Memset8(cuda.DevicePtr(ptr), 9, 100))
+	require.NoError(t, l.Publish(ctx, mempool.Publication{Name: "x", Completion: mempool.Completion{After: []mempool.Queue{q}}}))
+	copy(src, bytes.Repeat([]byte{9}, 100))
+	dst := make([]byte, 1<<20)
+	require.NoError(t, l.CopyTo(dst, 0), "after what the queue did")
+	assert.True(t, bytes.Equal(src, dst))
+	got, err := c.Get(ctx, "x", LeaseOptions{})
+	require.NoError(t, err)
+	require.NoError(t, got.WaitOn(ctx, q))
+	require.NoError(t, got.ReleaseAfter(q))
+	release(t, l)
+	require.NoError(t, clock.Forget(ctx, q))
+	require.NoError(t, stream.Close())
+}
+
+func TestOneFenceStandsForSeveralQueues(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	c, other := dial(t, path), dial(t, path)
+	p := gpuPool(t, c)
+	needsWords(t)
+	gpu := gpuContext(t)
+	l := allocate(t, p, 1<<20)
+	clock, err := c.Clock(t.Context())
+	require.NoError(t, err)
+	theirs, stuck := unreached(t, other)
+	ctx := t.Context()
+	o := l.ordering()
+	none, err := o.AfterOne(ctx, queueOf(t, l))
+	require.NoError(t, err)
+	assert.Nil(t, none, "nothing was begun")
+	var queues []mempool.Queue
+	for range 2 {
+		stream, err := gpu.NewStream()
+		require.NoError(t, err)
+		defer stream.Close()
+		q := mempool.StreamQueue(gpu, stream)
+		defer func() { assert.NoError(t, clock.Forget(ctx, q)) }()
+		queues = append(queues, q)
+	}
+	stop(t, queues[1], theirs, stuck)
+	one, err := o.AfterOne(ctx, queueOf(t, l), queues...)
+	require.NoError(t, err)
+	over, died := clock.Page().Over(*one)
+	assert.False(t, over, "the second queue has not come so far")
+	assert.False(t, died)
+	require.NoError(t, theirs.Reach(stuck))
+	require.NoError(t, clock.Await(ctx, *one))
+	over, died = clock.Page().Over(*one)
+	assert.True(t, over)
+	assert.False(t, died)
+	release(t, l)
+}
+
+// gpuEvent is an event of the first GPU, and a stream there with its queue.
+func gpuEvent(t testing.TB) (*mempool.Event, *cuda.Stream, mempool.Queue) {
+	t.Helper()
+	ctx := gpuContext(t)
+	stream, err := ctx.NewStream()
+	require.NoError(t, err)
+	e, err := mempool.NewEvent(ctx)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		assert.NoError(t, e.Close())
+		assert.NoError(t, stream.Synchronize())
+		assert.NoError(t, stream.Close())
+	})
+	return e, stream, mempool.StreamQueue(ctx, stream)
+}
+
+func TestAnEventOfThisProcessIsWaitedForLikeAFence(t *testing.T) {
+	for name, alone := range map[string]bool{"beside a fence": false, "alone": true} {
+		t.Run(name, func(t *testing.T) {
+			_, path := serve(t, ServerConfig{})
+			c := dial(t, path)
+			p := gpuPool(t, c)
+			clock, stuck := unreached(t, c)
+			l := allocate(t, p, 1<<20)
+			e, stream, q := gpuEvent(t)
+			publish := mempool.Publication{Name: "x", Completion: mempool.Completion{Event: e, EventOnly: alone}}
+			assert.ErrorIs(t, l.Publish(t.Context(), publish), mempool.ErrInvalid, "it was never recorded")
+			stop(t, q, clock, stuck)
+			ptr, err := l.Pointer()
+			require.NoError(t, err)
+			require.NoError(t, stream.Memset8(cuda.DevicePtr(ptr), 7, 1<<20))
+			require.NoError(t, e.Record(q))
+			require.NoError(t, l.Publish(t.Context(), publish))
+
+			got, err := c.Get(t.Context(), "x", LeaseOptions{})
+			require.NoError(t, err)
+			assert.Equal(t, alone, got.Info().EventOnly)
+			assert.Equal(t, alone, len(got.Info().Wait) == 0)
+			opened, err := got.ReadyEvent()
+			require.NoError(t, err)
+			assert.Same(t, e, opened)
+			_, late, reader := gpuEvent(t)
+			require.NoError(t, got.WaitOn(t.Context(), reader))
+			done, err := late.Query()
+			require.NoError(t, err)
+			assert.False(t, done, "the reader's stream waits")
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			assert.ErrorIs(t, got.WaitOn(ctx, mempool.CPU), context.DeadlineExceeded)
+
+			require.NoError(t, l.Release(false))
+			if alone {
+				again, err := c.Get(t.Context(), "x", LeaseOptions{})
+				require.NoError(t, err)
+				assert.False(t, again.Info().EventOnly)
+				assert.Len(t, again.Info().Wait, 1, "the publisher's work ends with the event")
+				require.NoError(t, again.Release(false))
+			}
+			require.NoError(t, clock.Reach(stuck))
+			seen := make([]byte, 1<<20)
+			require.NoError(t, got.CopyTo(seen, 0))
+			assert.Equal(t, byte(7), seen[len(seen)-1])
+			require.NoError(t, got.Release(false))
+		})
+	}
+}

@@ -1,0 +1,77 @@
+package bridge
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func TestALeaseReachesItsOwnBytesOnly(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	p := createPool(t, dial(t, path), hostPool("p", 1<<16))
+	l := allocate(t, p, 5)
+	require.NoError(t, l.CopyFrom(0, []byte("hello")))
+	require.NoError(t, l.CopyFrom(5, nil))
+	require.NoError(t, l.Fill(1, 3, '-'))
+	require.NoError(t, l.Fill(5, 0, '!'))
+	got := make([]byte, 4)
+	require.NoError(t, l.CopyTo(got, 1))
+	assert.Equal(t, "---o", string(got))
+	for _, err := range []error{
+		l.CopyFrom(0, make([]byte, 6)), l.CopyFrom(6, nil), l.CopyFrom(^uint64(0), []byte{1}),
+		l.CopyTo(make([]byte, 5), 1), l.CopyTo(nil, 6), l.Fill(0, 6, 0), l.Fill(2, ^uint64(0), 0),
+	} {
+		assert.ErrorIs(t, err, ErrInvalid)
+	}
+	b, err := l.Bytes()
+	require.NoError(t, err)
+	assert.Equal(t, "h---o", string(b))
+	assert.Equal(t, 5, cap(b))
+	at, err := l.Pointer()
+	require.NoError(t, err)
+	assert.NotZero(t, at)
+	assert.Equal(t, mempool.Bytes(5), l.Tensor())
+	publish(t, l, "x")
+	assert.ErrorIs(t, l.CopyFrom(0, []byte{1}), ErrInvalid, "published")
+	assert.ErrorIs(t, l.Fill(0, 1, 0), ErrInvalid)
+	require.NoError(t, l.CopyTo(got, 0))
+	release(t, l)
+	_, err = l.Bytes()
+	assert.ErrorIs(t, err, ErrReleased)
+	_, err = l.Pointer()
+	assert.ErrorIs(t, err, ErrReleased)
+	assert.ErrorIs(t, l.CopyFrom(0, nil), ErrReleased)
+	assert.ErrorIs(t, l.Fill(0, 0, 0), ErrReleased)
+}
+
+func TestWhoReadsContentThatIsPromisedWaitsForIt(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	c := dial(t, path)
+	p := createPool(t, c, hostPool("p", 1<<20))
+	clock, ready := unreached(t, c)
+	l := allocate(t, p, 5)
+	m, err := l.reach()
+	require.NoError(t, err)
+	require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &ready}}))
+	got, err := c.Get(t.Context(), "x", LeaseOptions{})
+	require.NoError(t, err)
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, got.WaitOn(cancelled, mempool.CPU), context.Canceled)
+	read := make(chan string)
+	go func() {
+		text := make([]byte, 5)
+		assert.NoError(t, got.CopyTo(text, 0), "it waits")
+		read <- string(text)
+	}()
+	require.NoError(t, m.CopyFrom(0, []byte("hello")))
+	require.NoError(t, clock.Reach(ready))
+	assert.Equal(t, "hello", <-read)
+	assert.ErrorIs(t, clock.Reach(mempool.Fence{Timeline: clock.Timeline() + 1, Word: 0, Value: 1}), ErrInvalid)
+	require.NoError(t, c.Close())
+	assert.ErrorIs(t, clock.Reach(ready), ErrClosed)
+}
