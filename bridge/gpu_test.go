@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/poolbridge/poolbridge/cuda"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -67,17 +66,6 @@ func stopped(t testing.TB, l *Lease, c *mempool.Clock, at mempool.Fence) {
 	t.Helper()
 	needsWords(t)
 	stop(t, queueOf(t, l), c, at)
-}
-
-// gpuContext is the first GPU's context until the test is over.
-func gpuContext(t testing.TB) *cuda.Context {
-	t.Helper()
-	d, err := mempool.FindDevice("")
-	require.NoError(t, err)
-	ctx, err := d.Retain()
-	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, ctx.Close()) })
-	return ctx
 }
 
 // unreached is a fence that the client has yet to reach.
@@ -163,47 +151,16 @@ func TestNoStreamWaitsForWhoAsksForBytesThatTheCPUCannotReach(t *testing.T) {
 	release(t, l)
 }
 
-func TestAStreamOfTheCallersIsAQueue(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
-	c := dial(t, path)
-	p := gpuPool(t, c)
-	needsWords(t)
-	clock, err := c.Clock(t.Context())
-	require.NoError(t, err)
-	ctx := context.Background()
-	l := allocate(t, p, 1<<20)
-	gpu := gpuContext(t)
-	stream, err := gpu.NewStream()
-	require.NoError(t, err)
-	q := mempool.StreamQueue(gpu, stream)
-
-	src := random(1<<20, 3)
-	require.NoError(t, l.CopyFrom(0, src))
-	require.NoError(t, l.WaitOn(ctx, q), "our copy comes first")
-	ptr, err := l.Pointer()
-	require.NoError(t, err)
-	assert.NotZero(t, ptr)
-	require.NoError(t, stream.Memset8(cuda.DevicePtr(ptr), 9, 100))
-	require.NoError(t, l.Publish(ctx, mempool.Publication{Name: "x", Completion: mempool.Completion{After: []mempool.Queue{q}}}))
-	copy(src, bytes.Repeat([]byte{9}, 100))
-	dst := make([]byte, 1<<20)
-	require.NoError(t, l.CopyTo(dst, 0), "after what the queue did")
-	assert.True(t, bytes.Equal(src, dst))
-	got, err := c.Get(ctx, "x", LeaseOptions{})
-	require.NoError(t, err)
-	require.NoError(t, got.WaitOn(ctx, q))
-	require.NoError(t, got.ReleaseAfter(q))
-	release(t, l)
-	require.NoError(t, clock.Forget(ctx, q))
-	require.NoError(t, stream.Close())
-}
-
 func TestOneFenceStandsForSeveralQueues(t *testing.T) {
 	_, path := serve(t, ServerConfig{})
 	c, other := dial(t, path), dial(t, path)
 	p := gpuPool(t, c)
 	needsWords(t)
-	gpu := gpuContext(t)
+	d, err := mempool.FindDevice("")
+	require.NoError(t, err)
+	gpu, err := d.Retain()
+	require.NoError(t, err)
+	defer gpu.Close()
 	l := allocate(t, p, 1<<20)
 	clock, err := c.Clock(t.Context())
 	require.NoError(t, err)
@@ -234,71 +191,4 @@ func TestOneFenceStandsForSeveralQueues(t *testing.T) {
 	assert.True(t, over)
 	assert.False(t, died)
 	release(t, l)
-}
-
-// gpuEvent is an event of the first GPU, and a stream there with its queue.
-func gpuEvent(t testing.TB) (*mempool.Event, *cuda.Stream, mempool.Queue) {
-	t.Helper()
-	ctx := gpuContext(t)
-	stream, err := ctx.NewStream()
-	require.NoError(t, err)
-	e, err := mempool.NewEvent(ctx)
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		assert.NoError(t, e.Close())
-		assert.NoError(t, stream.Synchronize())
-		assert.NoError(t, stream.Close())
-	})
-	return e, stream, mempool.StreamQueue(ctx, stream)
-}
-
-func TestAnEventOfThisProcessIsWaitedForLikeAFence(t *testing.T) {
-	for name, alone := range map[string]bool{"beside a fence": false, "alone": true} {
-		t.Run(name, func(t *testing.T) {
-			_, path := serve(t, ServerConfig{})
-			c := dial(t, path)
-			p := gpuPool(t, c)
-			clock, stuck := unreached(t, c)
-			l := allocate(t, p, 1<<20)
-			e, stream, q := gpuEvent(t)
-			publish := mempool.Publication{Name: "x", Completion: mempool.Completion{Event: e, EventOnly: alone}}
-			assert.ErrorIs(t, l.Publish(t.Context(), publish), mempool.ErrInvalid, "it was never recorded")
-			stop(t, q, clock, stuck)
-			ptr, err := l.Pointer()
-			require.NoError(t, err)
-			require.NoError(t, stream.Memset8(cuda.DevicePtr(ptr), 7, 1<<20))
-			require.NoError(t, e.Record(q))
-			require.NoError(t, l.Publish(t.Context(), publish))
-
-			got, err := c.Get(t.Context(), "x", LeaseOptions{})
-			require.NoError(t, err)
-			assert.Equal(t, alone, got.Info().EventOnly)
-			assert.Equal(t, alone, len(got.Info().Wait) == 0)
-			opened, err := got.ReadyEvent()
-			require.NoError(t, err)
-			assert.Same(t, e, opened)
-			_, late, reader := gpuEvent(t)
-			require.NoError(t, got.WaitOn(t.Context(), reader))
-			done, err := late.Query()
-			require.NoError(t, err)
-			assert.False(t, done, "the reader's stream waits")
-			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-			defer cancel()
-			assert.ErrorIs(t, got.WaitOn(ctx, mempool.CPU), context.DeadlineExceeded)
-
-			require.NoError(t, l.Release(false))
-			if alone {
-				again, err := c.Get(t.Context(), "x", LeaseOptions{})
-				require.NoError(t, err)
-				assert.False(t, again.Info().EventOnly)
-				assert.Len(t, again.Info().Wait, 1, "the publisher's work ends with the event")
-				require.NoError(t, again.Release(false))
-			}
-			require.NoError(t, clock.Reach(stuck))
-			seen := make([]byte, 1<<20)
-			require.NoError(t, got.CopyTo(seen, 0))
-			assert.Equal(t, byte(7), seen[len(seen)-1])
-			require.NoError(t, got.Release(false))
-		})
-	}
 }

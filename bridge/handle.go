@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,13 +22,13 @@ func (c *serverConn) trim(q uint32, r *wire.Trim) {
 }
 
 func (c *serverConn) get(q uint32, r *wire.Get) {
-	c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (*service.Lease, error) {
+	c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (service.Grant, error) {
 		return c.session.Get(ctx, r.Name, r.Write, wait)
 	})
 }
 
 func (c *serverConn) lease(q uint32, r *wire.Borrow) {
-	c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (*service.Lease, error) {
+	c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (service.Grant, error) {
 		return c.session.Lease(ctx, r.Buffer, r.Generation, r.Write, wait)
 	})
 }
@@ -44,17 +43,7 @@ func (c *serverConn) stats(q uint32, _ *wire.StatsRequest) {
 }
 
 func releaseLeases(s *service.Session, r *wire.Release) error {
-	at := fencesOf(r.Done)
-	return each(r.Lease, r.Also, func(id uint64) error { return s.Release(id, r.Failed, at) })
-}
-
-// each does with leases what can be done; the error is that of the first with which it cannot.
-func each(lease uint64, also []uint64, do func(lease uint64) error) error {
-	err := do(lease)
-	for _, id := range also {
-		err = cmp.Or(err, do(id))
-	}
-	return err
+	return s.Release(r.Failed, fencesOf(r.Done), append([]uint64{r.Lease}, r.Also...)...)
 }
 
 func (c *serverConn) done(q uint32, err error) {
@@ -128,10 +117,6 @@ func (c *serverConn) replyPool(q uint32, p *service.Pool, err error) {
 }
 
 func publishBuffer(s *service.Session, r *wire.Publish) error {
-	l, err := s.FindLease(r.Lease)
-	if err != nil {
-		return err
-	}
 	complete, err := completionOf(r.Ready, r.Event)
 	if err != nil {
 		return err
@@ -141,14 +126,14 @@ func publishBuffer(s *service.Session, r *wire.Publish) error {
 		t := tensorOf(*r.Tensor)
 		p.Tensor = &t
 	}
-	return l.Publish(p)
+	return s.Publish(r.Lease, p)
 }
 
 // alloc answers with a new lease. One on much memory has a goroutine of its own: to take the memory takes long, in which the
 // session's other requests are carried out, and its client is told that work goes on.
 func (c *serverConn) alloc(q uint32, r *wire.Alloc) {
 	t := tensorOf(r.Tensor)
-	get := func(ctx context.Context, wait time.Duration) (*service.Lease, error) {
+	get := func(ctx context.Context, wait time.Duration) (service.Grant, error) {
 		return c.session.Allocate(ctx, r.Pool, t, wait)
 	}
 	n, err := t.Extent()
@@ -158,9 +143,9 @@ func (c *serverConn) alloc(q uint32, r *wire.Alloc) {
 	}
 	c.waitFor(q, situation.Of(ErrBusy, "an allocation of %d bytes counts as a request that waits", n), func(ctx context.Context) func() {
 		defer c.tellWorking(q)()
-		l, err := get(ctx, 0)
-		l, err = c.insist(ctx, l, err, r.Wait, get)
-		return func() { c.replyLease(q, l, err) }
+		g, err := get(ctx, 0)
+		g, err = c.insist(ctx, g, err, r.Wait, get)
+		return func() { c.replyLease(q, g, err) }
 	})
 }
 
@@ -185,27 +170,32 @@ func (c *serverConn) tellWorking(q uint32) (stop func()) {
 	}
 }
 
-type getLease = func(ctx context.Context, wait time.Duration) (*service.Lease, error)
+type getLease = func(ctx context.Context, wait time.Duration) (service.Grant, error)
 
 // grant answers with the lease that get returns, at once if it can be had at once.
 func (c *serverConn) grant(q uint32, wait uint64, get getLease) {
 	if q == 0 {
 		return // nobody would ever know of the lease
 	}
-	l, err := get(c.ctx, 0)
-	_, again := c.another(l, err, wait)
+	g, err := get(c.ctx, 0)
+	_, again := c.another(g, err, wait)
 	if again == nil {
-		c.replyLease(q, l, err)
+		c.replyLease(q, g, err)
 		return
 	}
+	c.grantLater(q, wait, get, g, err, again)
+}
+
+// grantLater answers with the lease that comes of a first attempt in time; again says why there was none yet.
+func (c *serverConn) grantLater(q uint32, wait uint64, get getLease, g service.Grant, err, again error) {
 	refused := c.wait(q, func(ctx context.Context) func() {
-		l, err := c.insist(ctx, l, err, wait, get)
-		return func() { c.replyLease(q, l, err) }
+		g, err := c.insist(ctx, g, err, wait, get)
+		return func() { c.replyLease(q, g, err) }
 	})
 	if refused != nil {
 		refused = fmt.Errorf("%w (%s)", refused, again.Error())
 		if err == nil { // nobody would ever know of the lease
-			refused = errors.Join(refused, l.Release(false))
+			refused = errors.Join(refused, g.Lease.Undo(false))
 		}
 		c.fail(q, refused)
 	}
@@ -213,10 +203,10 @@ func (c *serverConn) grant(q uint32, wait uint64, get getLease) {
 
 // another says why what came of a first attempt, a lease or an error, may become a usable lease within limit; nil if it is
 // what the client gets.
-func (c *serverConn) another(l *service.Lease, err error, wait uint64) (limit time.Duration, again error) {
+func (c *serverConn) another(g service.Grant, err error, wait uint64) (limit time.Duration, again error) {
 	limit = milliseconds(wait)
 	waitable := errors.Is(err, ErrNotFound) || errors.Is(err, ErrBusy) || errors.Is(err, ErrLimit) || errors.Is(err, ErrOutOfMemory)
-	awaits := err == nil && c.mustAwaitWork(l)
+	awaits := err == nil && c.mustAwaitWork(g)
 	if awaits || errors.Is(err, mempool.ErrRecalling) {
 		limit = max(limit, c.server.limits.recall)
 	}
@@ -233,17 +223,18 @@ func (c *serverConn) another(l *service.Lease, err error, wait uint64) (limit ti
 }
 
 // insist waits for what may come of a first attempt.
-func (c *serverConn) insist(ctx context.Context, l *service.Lease, err error, wait uint64, get getLease) (*service.Lease, error) {
-	limit, again := c.another(l, err, wait)
+func (c *serverConn) insist(ctx context.Context, g service.Grant, err error, wait uint64, get getLease) (service.Grant, error) {
+	limit, again := c.another(g, err, wait)
 	if again != nil && err != nil {
-		l, err = get(ctx, limit)
+		g, err = get(ctx, limit)
 	}
-	if err == nil && c.mustAwaitWork(l) {
-		if err = l.AwaitWork(ctx, max(limit, c.server.limits.recall)); err != nil {
-			err = errors.Join(err, l.Release(false))
+	if err == nil && c.mustAwaitWork(g) {
+		if err = g.Lease.AwaitWork(ctx, max(limit, c.server.limits.recall)); err != nil {
+			return g, errors.Join(err, g.Lease.Undo(false))
 		}
+		g.Info.Wait = nil
 	}
-	return l, err
+	return g, err
 }
 
 // waitFor answers request q, which err says cannot be answered now, from a goroutine of its own: attempt waits, and what

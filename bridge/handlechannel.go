@@ -34,8 +34,8 @@ func (c *serverConn) agree(offered []string) (both []string) {
 }
 
 // mustAwaitWork says whether the client cannot be given a lease before nothing has to be waited for.
-func (c *serverConn) mustAwaitWork(l *service.Lease) bool {
-	return !c.features[featureTimelines] && len(l.Info().Wait) > 0
+func (c *serverConn) mustAwaitWork(g service.Grant) bool {
+	return !c.features[featureTimelines] && len(g.Info.Wait) > 0
 }
 
 func (c *serverConn) timeline(q uint32, r *wire.Timeline) {

@@ -36,8 +36,9 @@ type serverConn struct {
 	waiting map[uint64]context.CancelFunc // by request number; beyond MaxQuery, of requests without one
 	unnamed uint64                        // such requests so far
 
-	sending sync.Mutex // orders packets, and guards out
+	sending sync.Mutex // orders packets, and guards what follows
 	out     []byte
+	unsent  bool // an export could not be sent: that a block counted as mapped when a lease was granted is no longer enough to go by
 }
 
 func (s *Server) newConn(conn *seqpacket.Conn) *serverConn {

@@ -10,6 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
@@ -124,25 +125,33 @@ func (c *serverConn) reply(q uint32, r wire.Reply, files []*os.File) {
 	}
 }
 
-// replyLease answers with a lease. The first one on a block carries the export, and no other may pass it on the way.
-func (c *serverConn) replyLease(q uint32, l *service.Lease, err error) {
+// replyLease answers with a lease. The first one on a block carries the export, and no other may pass it on the way: the block counts as
+// mapped only from when this has c.sending, which who finds it mapped waits for.
+func (c *serverConn) replyLease(q uint32, g service.Grant, err error) {
 	if err != nil {
 		c.fail(q, err)
 		return
 	}
+	out := wireLease(g.Info)
+	var files []*os.File
+	first := false
 	c.sending.Lock()
-	x, first, err := l.Export()
-	if err == nil {
-		out := wireLease(l.Info())
-		var files []*os.File
-		if first {
+	if !g.Mapped || c.unsent {
+		var x mempool.Export
+		if x, first, err = g.Lease.Export(); first {
 			out.Export, files = wireExport(x)
 		}
+	}
+	if err == nil {
 		err = c.transmit(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, &wire.LeaseReply{Lease: out}) })
+	}
+	if err != nil {
+		c.unsent = c.unsent || first
+		err = errors.Join(err, g.Lease.Undo(first))
 	}
 	c.sending.Unlock()
 	if err != nil {
-		c.fail(q, errors.Join(err, l.Release(false)))
+		c.fail(q, err)
 	}
 }
 

@@ -38,7 +38,7 @@ func (p process) leave(pool *Pool, n uint64) (reclaimed <-chan struct{}) {
 }
 
 func tryAllocate(s *Session, p *Pool, n uint64) error {
-	_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(n), 0)
+	_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(n), 0)
 	return err
 }
 
@@ -207,7 +207,7 @@ func TestAPendingBlockCountsForThoseWhoseWorkIsUnderWay(t *testing.T) {
 		release(t, own)
 		got := make(chan error)
 		go func() {
-			_, err := bad.Allocate(context.Background(), p.info.ID, mempool.Bytes(512), patience)
+			_, err := bad.allocate(context.Background(), p.info.ID, mempool.Bytes(512), patience)
 			got <- err
 		}()
 		synctest.Wait()
@@ -236,7 +236,7 @@ func TestOneLookAtBlocksWithWorkUnderWayIsForAllWhoWaitAndIsShort(t *testing.T) 
 		got := make(chan error, waiters)
 		for range waiters {
 			go func() {
-				_, err := w.Allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
+				_, err := w.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
 				got <- err
 			}()
 		}

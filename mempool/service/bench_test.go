@@ -14,11 +14,11 @@ func BenchmarkAllocateRelease(b *testing.B) {
 	ctx, what := context.Background(), mempool.Bytes(1<<16)
 	b.ReportAllocs()
 	for b.Loop() {
-		l, err := s.Allocate(ctx, p.info.ID, what, 0)
+		g, err := s.Allocate(ctx, p.info.ID, what, 0)
 		if err != nil {
 			b.Fatal(err)
 		}
-		if err := l.Release(false); err != nil {
+		if err := s.Release(false, nil, g.Info.ID); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -32,12 +32,41 @@ func BenchmarkGetRelease(b *testing.B) {
 	ctx := context.Background()
 	b.ReportAllocs()
 	for b.Loop() {
-		l, err := s.Get(ctx, "x", false, 0)
+		g, err := s.Get(ctx, "x", false, 0)
 		if err != nil {
 			b.Fatal(err)
 		}
-		if err := l.Release(false); err != nil {
+		if err := s.Release(false, nil, g.Info.ID); err != nil {
 			b.Fatal(err)
 		}
 	}
+}
+
+// What one session asks for is held up by what the others ask for at the same time: they all take the service's lock.
+func BenchmarkAllocateReleaseOfManySessions(b *testing.B) {
+	svc := newService(b)
+	p := createPool(b, open(b, svc), mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 64 << 20})
+	ctx, what := context.Background(), mempool.Bytes(1<<16)
+	b.ReportAllocs()
+	b.SetParallelism(8)
+	b.RunParallel(func(pb *testing.PB) {
+		s := open(b, svc)
+		for pb.Next() {
+			g, err := s.Allocate(ctx, p.info.ID, what, 0)
+			if err != nil {
+				b.Error(err)
+				return
+			}
+			if !g.Mapped {
+				_, _, err = g.Lease.Export()
+			}
+			if err == nil {
+				err = s.Release(false, nil, g.Info.ID)
+			}
+			if err != nil {
+				b.Error(err)
+				return
+			}
+		}
+	})
 }

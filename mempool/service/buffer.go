@@ -118,7 +118,7 @@ func (b *buffer) recycleUnused() {
 
 // lease waits until the buffer that find returns can be leased, and leases it. find is called with Service.mu held; it
 // may fail with ErrNotFound and a signal of when to look again.
-func (s *Session) lease(ctx context.Context, write bool, wait time.Duration, find func() (*buffer, *signal, error)) (*Lease, error) {
+func (s *Session) lease(ctx context.Context, write bool, wait time.Duration, find func() (*buffer, *signal, error)) (g Grant, err error) {
 	w := s.newWaiter(ctx, wait)
 	defer w.stop()
 	svc := s.svc
@@ -126,40 +126,40 @@ func (s *Session) lease(ctx context.Context, write bool, wait time.Duration, fin
 	defer svc.unlock()
 	for {
 		if err := s.alive(); err != nil {
-			return nil, err
+			return g, err
 		}
 		b, again, err := find()
 		if err == nil {
 			pool := b.block.pool
 			if !pool.access.Allows(s.peer) {
-				return nil, pool.denied(s.peer)
+				return g, pool.denied(s.peer)
 			}
 			if _, alone := b.event.told(); alone && !s.ordered {
-				return nil, situation.Of(mempool.ErrUnavailable, "only an interprocess event says when buffer %d is complete, and session %d understands "+
+				return g, situation.Of(mempool.ErrUnavailable, "only an interprocess event says when buffer %d is complete, and session %d understands "+
 					"neither those nor timelines", b.id, s.id)
 			}
 			again = &b.changed
 			if err = b.available(write); err == nil {
 				if err = s.mayLease(); err != nil {
-					return nil, err
+					return g, err
 				}
 				if err = b.crowded(write); err == nil {
-					return b.grant(s, write), nil
+					return b.grant(s, write).granted(), nil
 				}
 				again = soon()
 			}
 			if b.failed {
-				return nil, err
+				return g, err
 			}
 		}
 		if again == nil {
-			return nil, err
+			return g, err
 		}
 		if !w.wait(again.next()) {
 			if b == nil && wait > 0 {
 				err = situation.Of(mempool.ErrTimeout, "waited %v: %v", wait, err)
 			}
-			return nil, w.cause(err)
+			return g, w.cause(err)
 		}
 	}
 }

@@ -30,22 +30,22 @@ func TestAWriterExcludesEverybodyAndReadersOnlyWriters(t *testing.T) {
 	w := allocate(t, s, p, 1)
 	info := w.Info()
 	for _, write := range []bool{false, true} {
-		_, err := other.Lease(ctx, info.Buffer, info.Generation, write, 0)
+		_, err := other.leaseOf(ctx, info.Buffer, info.Generation, write, 0)
 		assert.ErrorIs(t, err, mempool.ErrBusy)
 	}
 	require.NoError(t, w.Publish(mempool.Publication{Name: "x"}))
-	r, err := other.Get(ctx, "x", false, 0)
+	r, err := other.getLease(ctx, "x", false, 0)
 	require.NoError(t, err)
-	_, err = other.Get(ctx, "x", true, 0)
+	_, err = other.getLease(ctx, "x", true, 0)
 	assert.ErrorIs(t, err, mempool.ErrBusy, "two readers are there")
 	release(t, w)
 	release(t, r)
-	w, err = other.Get(ctx, "x", true, 0)
+	w, err = other.getLease(ctx, "x", true, 0)
 	require.NoError(t, err)
-	_, err = s.Get(ctx, "x", false, 0)
+	_, err = s.getLease(ctx, "x", false, 0)
 	assert.ErrorIs(t, err, mempool.ErrBusy)
 	release(t, w)
-	_, err = s.Get(ctx, "x", false, 0)
+	_, err = s.getLease(ctx, "x", false, 0)
 	assert.NoError(t, err, "the content counts as complete")
 	checkBooks(t, svc)
 }
@@ -57,11 +57,11 @@ func TestLeasesThatConflictWaitForEachOther(t *testing.T) {
 		p, _ := fakePool(t, s, 1024)
 		published(t, s, p)
 		ctx := context.Background()
-		r, err := s.Get(ctx, "x", false, 0)
+		r, err := s.getLease(ctx, "x", false, 0)
 		require.NoError(t, err)
 		got := make(chan *Lease)
 		get := func(write bool) {
-			l, err := other.Get(ctx, "x", write, patience)
+			l, err := other.getLease(ctx, "x", write, patience)
 			assert.NoError(t, err)
 			got <- l
 		}
@@ -84,7 +84,7 @@ func TestAWaitForABusyBufferEndsAsBusy(t *testing.T) {
 		s := open(t, svc)
 		p, _ := fakePool(t, s, 1024)
 		info := allocate(t, s, p, 1).Info()
-		_, err := s.Lease(context.Background(), info.Buffer, info.Generation, false, patience)
+		_, err := s.leaseOf(context.Background(), info.Buffer, info.Generation, false, patience)
 		assert.ErrorIs(t, err, mempool.ErrBusy)
 		assert.NotErrorIs(t, err, mempool.ErrTimeout)
 	})
@@ -100,7 +100,7 @@ func TestAWaitEndsWithItsContext(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		ended := make(chan error)
 		go func() {
-			_, err := s.Lease(ctx, info.Buffer, info.Generation, false, patience)
+			_, err := s.leaseOf(ctx, info.Buffer, info.Generation, false, patience)
 			ended <- err
 		}()
 		synctest.Wait()
@@ -118,7 +118,7 @@ func TestAWaitForABufferThatGoesAwayIsStale(t *testing.T) {
 		info := l.Info()
 		ended := make(chan error)
 		go func() {
-			_, err := s.Lease(context.Background(), info.Buffer, info.Generation, false, patience)
+			_, err := s.leaseOf(context.Background(), info.Buffer, info.Generation, false, patience)
 			ended <- err
 		}()
 		synctest.Wait()
@@ -138,17 +138,17 @@ func TestWhatWasNotFinishedHasFailedForEverybody(t *testing.T) {
 				s, writer := open(t, svc), open(t, svc)
 				p, _ := fakePool(t, s, 1024)
 				info := published(t, s, p)
-				w, err := writer.Get(context.Background(), "x", true, 0)
+				w, err := writer.getLease(context.Background(), "x", true, 0)
 				require.NoError(t, err)
 				ended := make(chan error)
 				go func() {
-					_, err := s.Get(context.Background(), "x", false, patience)
+					_, err := s.getLease(context.Background(), "x", false, patience)
 					ended <- err
 				}()
 				synctest.Wait()
 				end(writer, w)
 				assert.ErrorIs(t, <-ended, mempool.ErrProducerDied)
-				_, err = s.Lease(context.Background(), info.Buffer, info.Generation, true, patience)
+				_, err = s.leaseOf(context.Background(), info.Buffer, info.Generation, true, patience)
 				assert.ErrorIs(t, err, mempool.ErrProducerDied, "for ever")
 				require.NoError(t, s.Unpublish("x"))
 				assert.Zero(t, svc.Stats().Buffers)
@@ -163,9 +163,9 @@ func TestAReaderThatDiesFailsNothing(t *testing.T) {
 	s, reader := open(t, svc), open(t, svc)
 	p, _ := fakePool(t, s, 1024)
 	published(t, s, p)
-	_, err := reader.Get(context.Background(), "x", false, 0)
+	_, err := reader.getLease(context.Background(), "x", false, 0)
 	require.NoError(t, err)
 	reader.End(nil)
-	_, err = s.Get(context.Background(), "x", true, 0)
+	_, err = s.getLease(context.Background(), "x", true, 0)
 	assert.NoError(t, err)
 }

@@ -67,7 +67,7 @@ func TestABlockOfADeadProducerIsNotUsedAgainWhileAConsumerUsesIt(t *testing.T) {
 	fence := c.fence()
 	c.done(f, fence)
 	r.awaitStands(1, 0)
-	l, err := r.owner.Allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
+	l, err := r.owner.allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
 	require.NoError(t, err)
 	assert.Equal(t, first, l.Info().Block)
 	assert.Equal(t, []mempool.Fence{fence}, l.Info().Wait, "the consumer's work is not done")
@@ -107,12 +107,12 @@ func TestABlockOfAProducerThatLeftWaitsForItsOwnWork(t *testing.T) {
 	l := p.alloc()
 	p.publish(l, fence)
 	p.leave()
-	require.ErrorIs(t, p.Release(l.ID(), false, nil), mempool.ErrReleased)
+	require.ErrorIs(t, p.Release(false, nil, l.ID()), mempool.ErrReleased)
 	assert.Equal(t, 1, r.kept())
 	require.NoError(t, r.owner.CloseChannel(r.info.ID))
-	next, err := r.owner.Allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
+	next, err := r.owner.allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
 	require.NoError(t, err)
-	other, err := r.owner.Allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
+	other, err := r.owner.allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
 	require.NoError(t, err)
 	assert.Equal(t, []mempool.Fence{fence}, slices.Concat(next.Info().Wait, other.Info().Wait))
 	p.reach(fence)
@@ -135,7 +135,7 @@ func TestABlockThatCameBackToAProducerThatDiedWaitsForTheConsumersWork(t *testin
 			}
 			gone, _ := p.end()
 			gone()
-			l, err := r.owner.Allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
+			l, err := r.owner.allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
 			require.NoError(t, err)
 			assert.Equal(t, []mempool.Fence{fence}, l.Info().Wait)
 			c.reach(fence)
@@ -151,7 +151,7 @@ func TestAProducerThatLeavesFirstLeavesNothingBehind(t *testing.T) {
 	p.send()
 	unpublished := p.alloc()
 	p.leave()
-	require.NoError(t, p.Release(unpublished.ID(), false, nil), "its lease lives on")
+	require.NoError(t, p.Release(false, nil, unpublished.ID()), "its lease lives on")
 	_, reclaimed := p.end() // the process lives on
 	<-reclaimed
 	f := c.next()
@@ -177,8 +177,8 @@ func TestLeasesEndWithTheLastProducerOfTheirSessionInTheChannel(t *testing.T) {
 	}
 	assert.Equal(t, []*Lease{b}, second.back(), "it is the second producer's, and has come back to it")
 	second.leave()
-	require.ErrorIs(t, w.Release(a.ID(), false, nil), mempool.ErrReleased, "its frame is in hand")
-	require.NoError(t, w.Release(b.ID(), false, nil))
+	require.ErrorIs(t, w.Release(false, nil, a.ID()), mempool.ErrReleased, "its frame is in hand")
+	require.NoError(t, w.Release(false, nil, b.ID()))
 	assert.Equal(t, 3, r.kept())
 	c.done(f, mempool.Fence{})
 	require.NoError(t, r.owner.CloseChannel(r.info.ID))
@@ -213,7 +213,7 @@ func TestABufferOfWhichItCannotBeToldIsNotCompleteBeforeItCan(t *testing.T) {
 			first, half, kept := p.send(), p.alloc(), p.alloc()
 			require.NoError(t, half.Publish(mempool.Publication{Name: "x", Keep: true}))
 			require.NoError(t, half.Release(false))
-			half, err := p.Get(t.Context(), "x", true, 0)
+			half, err := p.getLease(t.Context(), "x", true, 0)
 			require.NoError(t, err)
 			p.leases[kept.Info().Block] = kept
 			p.publish(kept, mempool.Fence{}) // the channel keeps the first no more
@@ -226,7 +226,7 @@ func TestABufferOfWhichItCannotBeToldIsNotCompleteBeforeItCan(t *testing.T) {
 			gone, _ := p.end()
 			gone()
 			lease := func(l *Lease) error {
-				got, err := r.owner.Lease(t.Context(), l.Info().Buffer, l.Info().Generation, false, 0)
+				got, err := r.owner.leaseOf(t.Context(), l.Info().Buffer, l.Info().Generation, false, 0)
 				if err == nil {
 					release(t, got)
 				}
@@ -241,7 +241,7 @@ func TestABufferOfWhichItCannotBeToldIsNotCompleteBeforeItCan(t *testing.T) {
 
 			if published {
 				taking(1, first.Info().Block)
-				got, err := r.owner.Lease(t.Context(), first.Info().Buffer, first.Info().Generation, false, patience)
+				got, err := r.owner.leaseOf(t.Context(), first.Info().Buffer, first.Info().Generation, false, patience)
 				require.NoError(t, err)
 				release(t, got)
 				r.want()
@@ -249,7 +249,7 @@ func TestABufferOfWhichItCannotBeToldIsNotCompleteBeforeItCan(t *testing.T) {
 			} else {
 				taking(0, 0)
 			}
-			_, err = r.owner.Get(t.Context(), "x", false, patience)
+			_, err = r.owner.getLease(t.Context(), "x", false, patience)
 			require.ErrorIs(t, err, mempool.ErrProducerDied)
 			checkBooks(t, r.svc)
 		})
@@ -353,11 +353,11 @@ func TestWriteLeasesThatNoChannelNeedsFailAsAlways(t *testing.T) {
 	name := p.alloc()
 	require.NoError(t, name.Publish(mempool.Publication{Name: "x", Keep: true}))
 	require.NoError(t, name.Release(false))
-	_, err := p.Get(t.Context(), "x", true, 0)
+	_, err := p.getLease(t.Context(), "x", true, 0)
 	require.NoError(t, err)
 	gone, _ := p.end()
 	gone()
-	_, err = r.owner.Get(t.Context(), "x", false, 0)
+	_, err = r.owner.getLease(t.Context(), "x", false, 0)
 	require.ErrorIs(t, err, mempool.ErrProducerDied)
 	assert.Equal(t, 1, r.kept())
 }

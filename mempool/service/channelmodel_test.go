@@ -165,7 +165,7 @@ func (r *troupe) publishSome(a *player) {
 		break
 	}
 	if l == nil {
-		l, err = a.Allocate(r.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
+		l, err = a.allocate(r.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
 		if errors.Is(err, mempool.ErrLimit) {
 			return
 		}

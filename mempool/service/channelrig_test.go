@@ -249,7 +249,7 @@ func (r *channelRig) kept() int {
 // room says whether a block can be had now.
 func (r *channelRig) room() bool {
 	r.Helper()
-	l, err := r.owner.Allocate(context.Background(), r.pool.info.ID, mempool.Bytes(10), 0)
+	l, err := r.owner.allocate(context.Background(), r.pool.info.ID, mempool.Bytes(10), 0)
 	if errors.Is(err, mempool.ErrLimit) {
 		return false
 	}

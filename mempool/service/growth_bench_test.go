@@ -32,7 +32,7 @@ func BenchmarkALineForOneBlock(b *testing.B) {
 	for range 500 {
 		line.Go(func() {
 			for taken.Add(1) <= int64(b.N) {
-				l, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
+				l, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
 				if err != nil {
 					b.Error(err)
 					return

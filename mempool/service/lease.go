@@ -18,20 +18,22 @@ type Lease struct {
 	wait    fences // what must be reached before the memory is used
 }
 
-// ID identifies the lease within the epoch.
-func (l *Lease) ID() uint64 { return l.id }
-
-// Info describes the lease.
-func (l *Lease) Info() mempool.LeaseInfo {
-	svc := l.session.svc
-	svc.mu.Lock()
-	defer svc.mu.Unlock()
-	info := l.describe()
-	info.Tensor = info.Tensor.Clone()
-	return info
+// Grant is a new lease with what its session is to be told of it.
+type Grant struct {
+	Lease *Lease
+	// Info describes the lease. Its tensor may be others' too, and must not be changed.
+	Info mempool.LeaseInfo
+	// Mapped says that the session has the export of the lease's block already. Otherwise [Lease.Export] is what it must have.
+	Mapped bool
 }
 
-// describe is Info with Service.mu held, and with the buffer's own tensor, which must not be changed.
+// granted is the lease as a grant. Service.mu is held.
+func (l *Lease) granted() Grant {
+	_, mapped := l.session.mapped[l.buffer.block.id]
+	return Grant{Lease: l, Info: l.describe(), Mapped: mapped}
+}
+
+// describe describes the lease, with the buffer's own tensor, which must not be changed. Service.mu is held.
 func (l *Lease) describe() mempool.LeaseInfo {
 	b := l.buffer
 	event, alone := b.event.told()
@@ -67,23 +69,21 @@ func (l *Lease) Export() (x mempool.Export, first bool, err error) {
 	return x, true, nil
 }
 
-// Release ends the lease at once: nobody works on the memory. incomplete says that what a write lease was for did not happen: the
-// buffer has then failed.
+// Undo takes a grant back that its session cannot be told of; exported says that [Lease.Export] gave the export for it, of which the session
+// cannot be told either.
 //
-// Errors: [mempool.ErrReleased] if it had ended before.
-func (l *Lease) Release(incomplete bool) error { return l.ReleaseAt(incomplete, nil) }
-
-// ReleaseAt ends the lease. The fences say when the session's work on the memory is done: the next user of the memory comes after them.
-//
-// Errors: [mempool.ErrReleased] if it had ended before, [mempool.ErrInvalid] for fences that are not of the session's own timeline.
-func (l *Lease) ReleaseAt(incomplete bool, done []mempool.Fence) error {
-	svc := l.session.svc
-	svc.mu.Lock()
-	defer svc.unlock()
-	return l.endAt(incomplete, done)
+// Errors: [mempool.ErrReleased] if the lease had ended before.
+func (l *Lease) Undo(exported bool) error {
+	s, b := l.session, l.buffer.block
+	s.svc.mu.Lock()
+	defer s.svc.unlock()
+	if exported && s.mapped[b.id] == b {
+		b.pool.unmap(s, b)
+	}
+	return l.endAt(false, nil)
 }
 
-// endAt is ReleaseAt with Service.mu held.
+// endAt ends the lease; the fences say when the session's work on the memory is done. Service.mu is held.
 func (l *Lease) endAt(incomplete bool, done []mempool.Fence) error {
 	if l.ended {
 		return l.released()

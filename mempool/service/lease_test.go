@@ -31,13 +31,13 @@ func TestIDsAreNeverReusedAndGenerationsCount(t *testing.T) {
 	assert.EqualValues(t, 1, c.Generation)
 
 	ctx := context.Background()
-	_, err = s.Lease(ctx, a.Buffer, a.Generation, false, 0)
+	_, err = s.leaseOf(ctx, a.Buffer, a.Generation, false, 0)
 	assert.ErrorIs(t, err, mempool.ErrStale)
-	_, err = s.Lease(ctx, c.Buffer, c.Generation+1, false, 0)
+	_, err = s.leaseOf(ctx, c.Buffer, c.Generation+1, false, 0)
 	assert.ErrorIs(t, err, mempool.ErrStale)
-	_, err = s.Lease(ctx, c.Buffer+1, 1, false, 0)
+	_, err = s.leaseOf(ctx, c.Buffer+1, 1, false, 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
-	_, err = s.Lease(ctx, 0, 0, false, 0)
+	_, err = s.leaseOf(ctx, 0, 0, false, 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
 }
 
@@ -68,7 +68,7 @@ func TestTheExportIsGivenOnceToEachSession(t *testing.T) {
 	assert.False(t, first)
 	block := l.Info().Block
 	require.NoError(t, l.Publish(mempool.Publication{Name: "x"}))
-	r, err := b.Get(context.Background(), "x", false, 0)
+	r, err := b.getLease(context.Background(), "x", false, 0)
 	require.NoError(t, err)
 	_, first, _ = r.Export()
 	assert.True(t, first, "another session")
@@ -76,7 +76,7 @@ func TestTheExportIsGivenOnceToEachSession(t *testing.T) {
 	assert.ErrorIs(t, a.Dropped([]uint64{block}), mempool.ErrBusy)
 	release(t, l)
 	require.NoError(t, a.Dropped([]uint64{block, block, 77}))
-	l, err = a.Get(context.Background(), "x", false, 0)
+	l, err = a.getLease(context.Background(), "x", false, 0)
 	require.NoError(t, err)
 	_, first, _ = l.Export()
 	assert.True(t, first, "it had dropped the block")
@@ -93,4 +93,30 @@ func TestOneRefusalInADroppedListKeepsAllOfIt(t *testing.T) {
 	_, err := c.TrimPool(p.info.ID, 0)
 	require.NoError(t, err)
 	assert.Equal(t, ids[:1], c.asked(), "it counts as mapped still")
+}
+
+func TestAGrantThatIsUndoneIsNotLeftMapped(t *testing.T) {
+	svc := newService(t)
+	c := openClient(t, svc, mempool.Self())
+	p, _ := fakePool(t, c.Session, 512)
+	g, err := c.Allocate(t.Context(), p.info.ID, mempool.Bytes(10), 0)
+	require.NoError(t, err)
+	assert.False(t, g.Mapped)
+	_, first, err := g.Lease.Export()
+	require.NoError(t, err)
+	require.NoError(t, g.Lease.Undo(first))
+	assert.ErrorIs(t, g.Lease.Undo(false), mempool.ErrReleased)
+	assert.Empty(t, c.mapped)
+	assert.Zero(t, svc.Stats().Leases)
+
+	again, err := c.Allocate(t.Context(), p.info.ID, mempool.Bytes(10), 0)
+	require.NoError(t, err)
+	require.Equal(t, g.Info.Block, again.Info.Block)
+	assert.False(t, again.Mapped, "its session has yet to be sent the export")
+	mapBlock(t, again.Lease)
+	require.NoError(t, again.Lease.Undo(false))
+	last, err := c.Allocate(t.Context(), p.info.ID, mempool.Bytes(10), 0)
+	require.NoError(t, err)
+	assert.True(t, last.Mapped)
+	checkBooks(t, svc)
 }

@@ -37,13 +37,13 @@ func TestASessionHasSoManyLeasesAndOthersHaveTheirs(t *testing.T) {
 	other := open(t, svc)
 	p, _ := fakePool(t, s, 1<<16)
 	publish(t, allocate(t, s, p, 8), mempool.Publication{Name: "x"})
-	l, err := s.Get(context.Background(), "x", false, 0)
+	l, err := s.getLease(context.Background(), "x", false, 0)
 	require.NoError(t, err)
-	_, err = s.Get(context.Background(), "x", false, patience)
+	_, err = s.getLease(context.Background(), "x", false, patience)
 	refused(t, err, "session-leases", 2, s.String())
-	_, err = s.Allocate(context.Background(), p.info.ID, mempool.Bytes(8), patience)
+	_, err = s.allocate(context.Background(), p.info.ID, mempool.Bytes(8), patience)
 	refused(t, err, "session-leases", 2, s.String())
-	_, err = other.Get(context.Background(), "x", false, 0)
+	_, err = other.getLease(context.Background(), "x", false, 0)
 	require.NoError(t, err)
 	release(t, l)
 	allocate(t, s, p, 8)
@@ -56,11 +56,11 @@ func TestTheServiceHasSoManyBuffersAndLeases(t *testing.T) {
 	for _, name := range []string{"x", "y"} {
 		publish(t, allocate(t, s, p, 8), mempool.Publication{Name: name})
 	}
-	_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(8), 0)
+	_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(8), 0)
 	refused(t, err, "buffers", 2, "the service")
-	_, err = open(t, svc).Get(context.Background(), "x", false, 0)
+	_, err = open(t, svc).getLease(context.Background(), "x", false, 0)
 	require.NoError(t, err)
-	_, err = open(t, svc).Get(context.Background(), "x", false, 0)
+	_, err = open(t, svc).getLease(context.Background(), "x", false, 0)
 	refused(t, err, "leases", 3, "the service")
 	checkBooks(t, svc)
 }
@@ -149,7 +149,7 @@ func TestAllocationsThatWaitTogetherPassNoLimit(t *testing.T) {
 			line := make(chan error, 3)
 			for range cap(line) {
 				go func() {
-					_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(8), 0)
+					_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(8), 0)
 					line <- err
 				}()
 			}
@@ -169,7 +169,7 @@ func TestAllocationsThatWaitTogetherPassNoLimit(t *testing.T) {
 				line := make(chan error, 3)
 				for range cap(line) {
 					go func() {
-						_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(512), patience)
+						_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(512), patience)
 						line <- err
 					}()
 				}

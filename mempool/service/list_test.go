@@ -63,7 +63,7 @@ func TestAListTellsWhoHoldsABuffer(t *testing.T) {
 	readers := []uint64{s.id}
 	for range mempool.MaxReaders + 2 {
 		other := open(t, svc)
-		_, err := other.Get(t.Context(), "x", false, 0)
+		_, err := other.getLease(t.Context(), "x", false, 0)
 		require.NoError(t, err)
 		readers = append(readers, other.id)
 	}

@@ -80,9 +80,45 @@ func fakePool(t testing.TB, s *Session, maxBytes uint64) (*Pool, *fakeArena) {
 
 func allocate(t testing.TB, s *Session, p *Pool, n uint64) *Lease {
 	t.Helper()
-	l, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(n), 0)
+	l, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(n), 0)
 	require.NoError(t, err)
 	return l
+}
+
+// allocate is Allocate for who wants no more than the lease, as getLease is Get and leaseOf Lease.
+func (s *Session) allocate(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (*Lease, error) {
+	g, err := s.Allocate(ctx, pool, t, wait)
+	return g.Lease, err
+}
+
+func (s *Session) getLease(ctx context.Context, text string, write bool, wait time.Duration) (*Lease, error) {
+	g, err := s.Get(ctx, text, write, wait)
+	return g.Lease, err
+}
+
+func (s *Session) leaseOf(ctx context.Context, buffer, generation uint64, write bool, wait time.Duration) (*Lease, error) {
+	g, err := s.Lease(ctx, buffer, generation, write, wait)
+	return g.Lease, err
+}
+
+// The methods of a lease do by its id what its session does.
+
+func (l *Lease) ID() uint64 { return l.id }
+
+func (l *Lease) Publish(p mempool.Publication) error { return l.session.Publish(l.id, p) }
+
+func (l *Lease) Release(incomplete bool) error { return l.ReleaseAt(incomplete, nil) }
+
+func (l *Lease) ReleaseAt(incomplete bool, done []mempool.Fence) error {
+	return l.session.Release(incomplete, done, l.id)
+}
+
+// Info describes the lease as it is now.
+func (l *Lease) Info() mempool.LeaseInfo {
+	svc := l.session.svc
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	return l.describe()
 }
 
 // hasFailed says whether the content of a lease's buffer will never be complete.

@@ -87,7 +87,7 @@ func BenchmarkTakes(b *testing.B) {
 		s := connect(b, svc)
 		publish(b, allocate(b, s, hostPool(b, s, 1), 1), mempool.Publication{Name: "x"})
 		return func(int) {
-			_, err := s.Get(ctx, "x", false, 0)
+			_, err := s.getLease(ctx, "x", false, 0)
 			require.NoError(b, err)
 		}
 	})
@@ -101,7 +101,7 @@ func BenchmarkTakes(b *testing.B) {
 			publish(b, l, mempool.Publication{Name: names[i]})
 		}
 		return func(i int) {
-			l, err := other.Get(ctx, names[i], false, 0)
+			l, err := other.getLease(ctx, names[i], false, 0)
 			require.NoError(b, err)
 			_, _, err = l.Export()
 			require.NoError(b, err)

@@ -152,7 +152,7 @@ func (p *play) name() string { return string(rune('a' + p.random.IntN(4))) }
 func (p *play) allocate(a *actor) {
 	n := p.random.Uint64N(1 << (4 + p.random.IntN(12)))
 	before := p.svc.Stats().Pools[0]
-	l, err := a.Allocate(context.Background(), p.pool.info.ID, mempool.Bytes(n), 0)
+	l, err := a.allocate(context.Background(), p.pool.info.ID, mempool.Bytes(n), 0)
 	size, tooLarge := p.pool.blockSize(n)
 	if err != nil {
 		require.NoError(p, tooLarge)
@@ -201,7 +201,7 @@ func (p *play) get(a *actor) {
 	if n := p.names[name]; n != nil {
 		want = p.available(n.buffer, write)
 	}
-	l, err := a.Get(context.Background(), name, write, 0)
+	l, err := a.getLease(context.Background(), name, write, 0)
 	require.ErrorIs(p, err, want)
 	if err == nil {
 		p.granted(a, l, p.names[name].buffer, write)
@@ -220,7 +220,7 @@ func (p *play) borrow(a *actor) {
 	default:
 		want = mempool.ErrStale
 	}
-	l, err := a.Lease(context.Background(), id, generation, write, 0)
+	l, err := a.leaseOf(context.Background(), id, generation, write, 0)
 	require.ErrorIs(p, err, want)
 	if err == nil {
 		p.granted(a, l, b, write)
@@ -275,10 +275,8 @@ func (p *play) release(a *actor) {
 		return
 	}
 	incomplete := p.random.IntN(4) == 0
-	found, err := a.FindLease(l.lease.ID())
-	require.NoError(p, err)
-	require.NoError(p, found.Release(incomplete))
-	require.ErrorIs(p, found.Release(incomplete), mempool.ErrReleased)
+	require.NoError(p, a.Release(incomplete, nil, l.lease.ID()))
+	require.ErrorIs(p, a.Release(incomplete, nil, l.lease.ID()), mempool.ErrReleased)
 	p.end(l, incomplete)
 }
 

@@ -29,14 +29,21 @@ func eventOf(c mempool.Completion, ready *mempool.Fence, l *Lease) *publishedEve
 	return &publishedEvent{handle: handle}
 }
 
-// Publish says that what the write lease was for is complete, or will be when p says: the lease becomes a read lease, and
+// Publish says that what a write lease was for is complete, or will be when p says: the lease becomes a read lease, and
 // others find the buffer under the name. It waits for no work: readers come after it.
 //
-// Errors: [mempool.ErrReleased], [mempool.ErrInvalid] for a bad name or a tensor that does not fit, or if l is no write lease,
+// Errors: those of [Session.Release], [mempool.ErrInvalid] for a bad name or a tensor that does not fit, or if it is no write lease too,
 // [mempool.ErrExists], [mempool.ErrDenied] if the name belongs to another user, [mempool.ErrLimit], [mempool.ErrClosed] if the pool is
 // being destroyed.
-func (l *Lease) Publish(p mempool.Publication) error {
+func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 	if err := mempool.ValidateName("buffer", p.Name); err != nil {
+		return err
+	}
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	l, err := s.findLease(lease)
+	if err != nil {
 		return err
 	}
 	if p.Tensor != nil {
@@ -44,14 +51,8 @@ func (l *Lease) Publish(p mempool.Publication) error {
 			return err
 		}
 	}
-	s := l.session
-	svc := s.svc
-	svc.mu.Lock()
-	defer svc.unlock()
 	b := l.buffer
 	switch {
-	case l.ended:
-		return l.released()
 	case !l.write:
 		return situation.Of(mempool.ErrInvalid, "lease %d was granted to read: only a write lease can be published", l.id)
 	case b.block.pool.closing:
@@ -166,9 +167,9 @@ func (s *Session) Unpublish(text string) error {
 //
 // Errors: [mempool.ErrNotFound] (with wait 0) or [mempool.ErrTimeout] if nothing is published under the name, [mempool.ErrBusy],
 // [mempool.ErrProducerDied], [mempool.ErrDenied], the context's.
-func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Duration) (*Lease, error) {
+func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Duration) (Grant, error) {
 	if err := mempool.ValidateName("buffer", text); err != nil {
-		return nil, err
+		return Grant{}, err
 	}
 	svc := s.svc
 	var a *awaited
@@ -196,7 +197,7 @@ func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Du
 //
 // Errors: [mempool.ErrNotFound] for an id that no buffer ever had, [mempool.ErrStale] for one that is gone or another generation,
 // [mempool.ErrBusy], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's.
-func (s *Session) Lease(ctx context.Context, id, generation uint64, write bool, wait time.Duration) (*Lease, error) {
+func (s *Session) Lease(ctx context.Context, id, generation uint64, write bool, wait time.Duration) (Grant, error) {
 	svc := s.svc
 	return s.lease(ctx, write, wait, func() (*buffer, *signal, error) {
 		b := svc.buffers[id]

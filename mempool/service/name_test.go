@@ -47,7 +47,7 @@ func TestATakenNameIsReplacedOnlyOnDemand(t *testing.T) {
 	release(t, second)
 	assert.Equal(t, 1, svc.Stats().Buffers, "nothing holds the first any more")
 	a.End(nil) // the name is not its own any more
-	l, err := b.Get(context.Background(), "x", false, 0)
+	l, err := b.getLease(context.Background(), "x", false, 0)
 	require.NoError(t, err)
 	assert.EqualValues(t, 2, l.Info().Bytes)
 	checkBooks(t, svc)
@@ -61,7 +61,7 @@ func TestABufferIsPublishedAgainUnderItsOwnName(t *testing.T) {
 	publish(t, l, mempool.Publication{Name: "x"})
 	release(t, l)
 	for _, keep := range []bool{true, false} {
-		w, err := s.Get(context.Background(), "x", true, 0)
+		w, err := s.getLease(context.Background(), "x", true, 0)
 		require.NoError(t, err)
 		publish(t, w, mempool.Publication{Name: "x", Keep: keep})
 		release(t, w)
@@ -79,7 +79,7 @@ func TestABufferLivesAsLongAsAnyOfItsNames(t *testing.T) {
 	l := allocate(t, s, p, 1)
 	publish(t, l, mempool.Publication{Name: "x"})
 	release(t, l)
-	w, err := s.Get(context.Background(), "x", true, 0)
+	w, err := s.getLease(context.Background(), "x", true, 0)
 	require.NoError(t, err)
 	publish(t, w, mempool.Publication{Name: "y"})
 	release(t, w)
@@ -96,13 +96,13 @@ func TestANameGoesWithItsSessionUnlessItIsKept(t *testing.T) {
 	p, _ := fakePool(t, s, 4096)
 	publish(t, allocate(t, s, p, 1), mempool.Publication{Name: "gone"})
 	publish(t, allocate(t, s, p, 1), mempool.Publication{Name: "kept", Keep: true})
-	reader, err := other.Get(context.Background(), "gone", false, 0)
+	reader, err := other.getLease(context.Background(), "gone", false, 0)
 	require.NoError(t, err)
 	s.End(nil)
-	_, err = other.Get(context.Background(), "gone", false, 0)
+	_, err = other.getLease(context.Background(), "gone", false, 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
 	assert.NoError(t, memory(reader).CopyTo(make([]byte, 1), 0), "leases on it live on")
-	l, err := other.Get(context.Background(), "kept", true, 0)
+	l, err := other.getLease(context.Background(), "kept", true, 0)
 	require.NoError(t, err)
 	release(t, l)
 	require.NoError(t, other.Unpublish("kept"), "the same user")
@@ -121,7 +121,7 @@ func TestANameOfAnotherUserCannotBeTaken(t *testing.T) {
 	l := allocate(t, other.Session, p, 1)
 	assert.ErrorIs(t, l.Publish(mempool.Publication{Name: "x", Replace: true}), mempool.ErrDenied)
 	assert.ErrorIs(t, other.Unpublish("x"), mempool.ErrDenied)
-	_, err := other.Get(context.Background(), "x", false, 0)
+	_, err := other.getLease(context.Background(), "x", false, 0)
 	assert.NoError(t, err, "reading is for who may use the pool")
 	assert.True(t, l.Info().Write, "a refused lease is what it was")
 	checkBooks(t, svc)
@@ -133,18 +133,18 @@ func TestGetWaitsForTheName(t *testing.T) {
 		s := open(t, svc)
 		p, _ := fakePool(t, s, 4096)
 		ctx := context.Background()
-		_, err := s.Get(ctx, "x", false, 0)
+		_, err := s.getLease(ctx, "x", false, 0)
 		assert.ErrorIs(t, err, mempool.ErrNotFound)
 		began := time.Now()
-		_, err = s.Get(ctx, "x", false, time.Second)
+		_, err = s.getLease(ctx, "x", false, time.Second)
 		assert.ErrorIs(t, err, mempool.ErrTimeout)
 		assert.Equal(t, time.Second, time.Since(began))
-		_, err = s.Get(ctx, "", false, 0)
+		_, err = s.getLease(ctx, "", false, 0)
 		assert.ErrorIs(t, err, mempool.ErrInvalid)
 
 		got := make(chan *Lease)
 		go func() {
-			l, err := s.Get(ctx, "x", false, patience)
+			l, err := s.getLease(ctx, "x", false, patience)
 			assert.NoError(t, err)
 			got <- l
 		}()
@@ -176,7 +176,7 @@ func TestTheEndOfASessionLeavesTheNamesOfOthersAlone(t *testing.T) {
 	require.NoError(t, s.DestroyPool(p.info.ID))
 	publish(t, allocate(t, other, q, 1), mempool.Publication{Name: "x"})
 	s.End(nil)
-	_, err := other.Get(context.Background(), "x", false, 0)
+	_, err := other.getLease(context.Background(), "x", false, 0)
 	assert.NoError(t, err)
 }
 
@@ -188,7 +188,7 @@ func TestAPublicationWakesOnlyThoseWhoWaitForItsName(t *testing.T) {
 		came := make(chan error)
 		for range 2 {
 			go func() {
-				_, err := s.Get(t.Context(), "x", false, time.Hour)
+				_, err := s.getLease(t.Context(), "x", false, time.Hour)
 				came <- err
 			}()
 		}
@@ -202,9 +202,9 @@ func TestAPublicationWakesOnlyThoseWhoWaitForItsName(t *testing.T) {
 		synctest.Wait()
 		assert.Empty(t, svc.awaited)
 
-		_, err := s.Get(t.Context(), "never", false, time.Millisecond)
+		_, err := s.getLease(t.Context(), "never", false, time.Millisecond)
 		require.ErrorIs(t, err, mempool.ErrTimeout)
-		_, err = s.Get(t.Context(), "never", false, 0)
+		_, err = s.getLease(t.Context(), "never", false, 0)
 		require.ErrorIs(t, err, mempool.ErrNotFound)
 		assert.Empty(t, svc.awaited, "a wait that is over leaves nothing")
 	})

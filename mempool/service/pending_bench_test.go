@@ -48,7 +48,7 @@ func requestsBesidePending(b *testing.B, blocks int) {
 					return
 				default:
 				}
-				l, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(512), 0)
+				l, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(512), 0)
 				if err != nil {
 					b.Error(err)
 					return

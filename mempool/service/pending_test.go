@@ -91,7 +91,7 @@ func TestRandomWorkOnFreeBlocksKeepsTheBooks(t *testing.T) {
 			w := workers[i]
 			switch random.IntN(10) {
 			case 0, 1, 2, 3:
-				l, err := w.Allocate(context.Background(), p.info.ID, mempool.Bytes(512<<random.IntN(4)), 0)
+				l, err := w.allocate(context.Background(), p.info.ID, mempool.Bytes(512<<random.IntN(4)), 0)
 				if err == nil {
 					held[i] = append(held[i], l)
 				}

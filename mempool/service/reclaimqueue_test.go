@@ -23,7 +23,7 @@ func TestAnAllocationThatTheDriverRefusesLeavesNoTrace(t *testing.T) {
 	p, arena := fakePool(t, s, 1024)
 	for _, why := range []error{errDriver, situation.Of(mempool.ErrOutOfMemory, "none left")} {
 		arena.set("Allocate", why)
-		_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1024), 0)
+		_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), 0)
 		assert.ErrorIs(t, err, errors.Unwrap(why))
 		assert.Equal(t, mempool.PoolStats{Pool: p.info}, svc.Stats().Pools[0])
 		checkBooks(t, svc)
@@ -40,7 +40,7 @@ func TestADestroyedPoolWhoseLastAllocationFailsIsClosed(t *testing.T) {
 	arena.set("Allocate", errDriver)
 	failed := make(chan error)
 	go func() {
-		_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
+		_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
 		failed <- err
 	}()
 	<-inside
@@ -72,13 +72,13 @@ func TestOutOfMemoryWaitsForWhatIsBeingAskedBack(t *testing.T) {
 		block := mapBlock(t, l)
 		release(t, l)
 		arena.set("Allocate", situation.Of(mempool.ErrOutOfMemory, "none left"))
-		_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1024), 0)
+		_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), 0)
 		require.ErrorIs(t, err, mempool.ErrOutOfMemory)
 		require.ErrorIs(t, err, mempool.ErrRecalling)
 		got := make(chan *Lease)
 		for range 2 { // one that fails must not keep another one trying
 			go func() {
-				l, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
+				l, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
 				assert.NoError(t, err)
 				got <- l
 			}()
@@ -122,7 +122,7 @@ func TestABlockThatCannotBeFreedStaysCountedAndIsTriedAgain(t *testing.T) {
 	assert.Equal(t, []uint64{1024, 0, 0, 1024}, []uint64{st.Reserved, st.Leased, st.Cached, st.Held})
 	checkBooks(t, svc)
 
-	_, err = s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
+	_, err = s.allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
 	assert.ErrorIs(t, err, mempool.ErrLimit)
 	assert.Contains(t, log.String(), "bad mood")
 	checkBooks(t, svc)
@@ -142,7 +142,7 @@ func TestWaitingForABlockThatCannotBeFreedDoesNotSpin(t *testing.T) {
 		failed := make(chan error)
 		for range 2 {
 			go func() {
-				_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
+				_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
 				failed <- err
 			}()
 		}

@@ -77,7 +77,7 @@ func TestABlockIsFreedWhenTheLastOfThoseWhoMapItDropsIt(t *testing.T) {
 	l := allocate(t, a.Session, p, 512)
 	block := mapBlock(t, l)
 	publish(t, l, mempool.Publication{Name: "x"})
-	r, err := b.Get(context.Background(), "x", false, 0)
+	r, err := b.getLease(context.Background(), "x", false, 0)
 	require.NoError(t, err)
 	mapBlock(t, r)
 	require.NoError(t, a.Unpublish("x"))
@@ -114,12 +114,12 @@ func TestAFullPoolAsksForWhatIsMappedAndTheAllocationWaits(t *testing.T) {
 		l := allocate(t, c.Session, p, 512)
 		block := mapBlock(t, l)
 		release(t, l)
-		_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(4096), 0)
+		_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(4096), 0)
 		require.ErrorIs(t, err, mempool.ErrLimit)
 		require.ErrorIs(t, err, mempool.ErrRecalling)
 		got := make(chan *Lease)
 		go func() {
-			l, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(4096), patience)
+			l, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(4096), patience)
 			assert.NoError(t, err)
 			got <- l
 		}()
@@ -156,7 +156,7 @@ func TestAnAllocationWaitsBeyondItsLimitForMemoryThatIsBeingGivenBack(t *testing
 					}
 					got := make(chan error)
 					go func() {
-						_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(n), time.Second)
+						_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(n), time.Second)
 						got <- err
 					}()
 					time.Sleep(time.Minute)
@@ -191,7 +191,7 @@ func TestAnAllocationDoesNotWaitBeyondItsLimitForWhatIsGivenBackLater(t *testing
 		l := allocate(t, s, p, 4096)
 		got := make(chan error)
 		go func() {
-			_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(4096), time.Second)
+			_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(4096), time.Second)
 			got <- err
 		}()
 		began := time.Now()
@@ -235,9 +235,9 @@ func TestADestroyedPoolGoesWithItsLastLeaseAndMapping(t *testing.T) {
 	require.NoError(t, c.DestroyPool(p.info.ID), "again, while it lives")
 
 	ctx := context.Background()
-	_, err := c.Allocate(ctx, p.info.ID, mempool.Bytes(1), patience)
+	_, err := c.allocate(ctx, p.info.ID, mempool.Bytes(1), patience)
 	assert.ErrorIs(t, err, mempool.ErrClosed)
-	_, err = c.Get(ctx, "x", false, 0)
+	_, err = c.getLease(ctx, "x", false, 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
 	_, err = c.OpenPool(ctx, p.info.Name, 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
@@ -266,7 +266,7 @@ func TestDestroyingAPoolWakesWhoWaitsInIt(t *testing.T) {
 		l := allocate(t, s, p, 1)
 		ended := make(chan error)
 		go func() {
-			_, err := other.Allocate(context.Background(), p.info.ID, mempool.Bytes(1), patience)
+			_, err := other.allocate(context.Background(), p.info.ID, mempool.Bytes(1), patience)
 			ended <- err
 		}()
 		synctest.Wait()
@@ -283,7 +283,7 @@ func TestABlockMadeForAPoolThatIsDestroyedMeanwhileGoesWithIt(t *testing.T) {
 	inside, letGo := arena.block()
 	failed := make(chan error)
 	go func() {
-		_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
+		_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
 		failed <- err
 	}()
 	<-inside

@@ -34,12 +34,12 @@ func TestCloseWhileEverythingIsBusy(t *testing.T) {
 		require.NoError(t, s.DestroyPool(doomed.info.ID))
 
 		failed := make(chan error)
-		go func() { _, err := s.Get(ctx, "nothing", false, patience); failed <- err }()
+		go func() { _, err := s.getLease(ctx, "nothing", false, patience); failed <- err }()
 		go func() { _, err := c.OpenPool(ctx, "nothing", patience); failed <- err }()
-		go func() { _, err := c.Allocate(ctx, p.info.ID, mempool.Bytes(4096), patience); failed <- err }()
+		go func() { _, err := c.allocate(ctx, p.info.ID, mempool.Bytes(4096), patience); failed <- err }()
 		synctest.Wait()
 		inside, letGo := arena.block()
-		go func() { _, err := s.Allocate(ctx, p.info.ID, mempool.Bytes(1024), 0); failed <- err }()
+		go func() { _, err := s.allocate(ctx, p.info.ID, mempool.Bytes(1024), 0); failed <- err }()
 		<-inside // and one is in the driver
 
 		var closing sync.WaitGroup

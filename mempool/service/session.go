@@ -86,10 +86,10 @@ func (s *Session) describe(t mempool.Tensor) *mempool.Tensor {
 //
 // Errors: [mempool.ErrInvalid], [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrLimit] and [mempool.ErrOutOfMemory] (with
 // [mempool.ErrRecalling] where a little patience may help), [mempool.ErrClosed], the context's.
-func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (*Lease, error) {
+func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (g Grant, err error) {
 	n, err := t.Extent()
 	if err != nil {
-		return nil, err
+		return g, err
 	}
 	w := s.newWaiter(ctx, wait)
 	defer w.stop()
@@ -98,38 +98,31 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, w
 	defer svc.unlock()
 	p, err := s.pool(pool)
 	if err != nil {
-		return nil, err
+		return g, err
 	}
 	if err := s.mayAllocate(); err != nil {
-		return nil, err
+		return g, err
 	}
 	block, err := p.take(&w, n)
 	if err != nil {
-		return nil, err
+		return g, err
 	}
 	if err := s.mayAllocate(); err != nil { // others were carried out while this one waited
 		s.account(p).remove(block.size)
 		p.recycle(block)
-		return nil, err
+		return g, err
 	}
 	svc.lastBuffer++
 	b := &buffer{id: svc.lastBuffer, generation: block.generation, block: block, tensor: s.describe(t), bytes: n, account: s.account(p)}
 	svc.buffers[b.id] = b
 	p.lend(block)
 	p.used += n
-	return b.grant(s, true), nil
+	return b.grant(s, true).granted(), nil
 }
 
-// FindLease finds one of the session's own leases by its id.
+// findLease finds one of the session's own leases by its id. Service.mu is held.
 //
 // Errors: [mempool.ErrNotFound] for an id that no lease ever had, [mempool.ErrReleased] for one that has ended or is another session's.
-func (s *Session) FindLease(id uint64) (*Lease, error) {
-	s.svc.mu.Lock()
-	defer s.svc.mu.Unlock()
-	return s.findLease(id)
-}
-
-// findLease is FindLease with Service.mu held.
 func (s *Session) findLease(id uint64) (*Lease, error) {
 	if l := s.leases[id]; l != nil {
 		return l, nil
@@ -140,17 +133,24 @@ func (s *Session) findLease(id uint64) (*Lease, error) {
 	return nil, situation.Of(mempool.ErrReleased, "session %d has no lease %d: it has ended, or it is another session's", s.id, id)
 }
 
-// Release ends one of the session's own leases, as [Lease.ReleaseAt] does.
+// Release ends leases of the session's own, those that it can: its error is that of the first that it cannot end. The fences say when the
+// session's work on the memory is done: the next user of the memory comes after them, and Release waits for none. incomplete says that what
+// write leases were for did not happen: the buffers have then failed.
 //
-// Errors: those of [Session.FindLease] and [Lease.ReleaseAt].
-func (s *Session) Release(id uint64, incomplete bool, done []mempool.Fence) error {
+// Errors: [mempool.ErrNotFound] for an id that no lease ever had, [mempool.ErrReleased] for one that has ended or is another session's,
+// [mempool.ErrInvalid] for fences that are not of the session's own timeline.
+func (s *Session) Release(incomplete bool, done []mempool.Fence, ids ...uint64) error {
 	s.svc.mu.Lock()
 	defer s.svc.unlock()
-	l, err := s.findLease(id)
-	if err != nil {
-		return err
+	var first error
+	for _, id := range ids {
+		l, err := s.findLease(id)
+		if err == nil {
+			err = l.endAt(incomplete, done)
+		}
+		first = cmp.Or(first, err)
 	}
-	return l.endAt(incomplete, done)
+	return first
 }
 
 // Dropped says that the session no longer maps the blocks.

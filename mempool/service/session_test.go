@@ -23,11 +23,11 @@ func TestAnEndedSessionCanDoNothing(t *testing.T) {
 	assert.ErrorIs(t, err, mempool.ErrClosed)
 	_, err = s.FindPool(p.info.ID)
 	assert.ErrorIs(t, err, mempool.ErrClosed)
-	_, err = s.Allocate(ctx, p.info.ID, mempool.Bytes(1), patience)
+	_, err = s.allocate(ctx, p.info.ID, mempool.Bytes(1), patience)
 	assert.ErrorIs(t, err, mempool.ErrClosed)
-	_, err = s.Get(ctx, "x", false, patience)
+	_, err = s.getLease(ctx, "x", false, patience)
 	assert.ErrorIs(t, err, mempool.ErrClosed)
-	_, err = s.Lease(ctx, 1, 1, false, patience)
+	_, err = s.leaseOf(ctx, 1, 1, false, patience)
 	assert.ErrorIs(t, err, mempool.ErrClosed)
 	_, err = s.TrimPool(p.info.ID, 0)
 	assert.ErrorIs(t, err, mempool.ErrClosed)
@@ -46,9 +46,9 @@ func TestEndingASessionWakesWhatItWaitsFor(t *testing.T) {
 		ctx := context.Background()
 		waits := []func() error{
 			func() error { _, err := s.OpenPool(ctx, "no such pool", patience); return err },
-			func() error { _, err := s.Allocate(ctx, p.info.ID, mempool.Bytes(1), patience); return err },
-			func() error { _, err := s.Get(ctx, "no such name", false, patience); return err },
-			func() error { _, err := s.Lease(ctx, info.Buffer, info.Generation, true, patience); return err },
+			func() error { _, err := s.allocate(ctx, p.info.ID, mempool.Bytes(1), patience); return err },
+			func() error { _, err := s.getLease(ctx, "no such name", false, patience); return err },
+			func() error { _, err := s.leaseOf(ctx, info.Buffer, info.Generation, true, patience); return err },
 		}
 		ended := make(chan error)
 		for _, wait := range waits {
@@ -75,14 +75,14 @@ func TestWhatAnEndedSessionHeldServesOthersOnlyOnceItsProcessIsGone(t *testing.T
 		st := svc.Stats()
 		assert.Equal(t, []int{1, 0, 0}, []int{st.Sessions, st.Leases, st.Buffers})
 		assert.EqualValues(t, 1024, st.Pools[0].Held)
-		_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
+		_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
 		require.ErrorIs(t, err, mempool.ErrLimit)
 		require.ErrorIs(t, err, mempool.ErrRecalling, "patience helps")
 		checkBooks(t, svc)
 
 		got := make(chan *Lease)
 		go func() {
-			l, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
+			l, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
 			assert.NoError(t, err)
 			got <- l
 		}()
@@ -134,7 +134,7 @@ func TestABlockOfTwoDeadProcessesWaitsForBoth(t *testing.T) {
 		p, _ := fakePool(t, s, 1024)
 		l := allocate(t, a.Session, p, 1024)
 		require.NoError(t, l.Publish(mempool.Publication{Name: "x"}))
-		_, err := b.Get(context.Background(), "x", false, 0)
+		_, err := b.getLease(context.Background(), "x", false, 0)
 		require.NoError(t, err)
 		goneA, goneB := make(chan struct{}), make(chan struct{})
 		settledA, settledB := a.End(goneA), b.End(goneB)
@@ -173,7 +173,7 @@ func TestASessionThatEndsWhileItsBlockIsMadeLosesIt(t *testing.T) {
 	inside, letGo := arena.block()
 	failed := make(chan error)
 	go func() {
-		_, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1024), 0)
+		_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), 0)
 		failed <- err
 	}()
 	<-inside
@@ -191,17 +191,11 @@ func TestLeaseIDsOfOthersCannotBeReleased(t *testing.T) {
 	a, b := open(t, svc), open(t, svc)
 	p, _ := fakePool(t, a, 1024)
 	l := allocate(t, a, p, 1)
-	_, err := b.FindLease(l.ID())
-	assert.ErrorIs(t, err, mempool.ErrReleased)
-	_, err = b.FindLease(l.ID() + 1)
-	assert.ErrorIs(t, err, mempool.ErrNotFound)
-	_, err = b.FindLease(0)
-	assert.ErrorIs(t, err, mempool.ErrNotFound)
-	found, err := a.FindLease(l.ID())
-	require.NoError(t, err)
-	release(t, found)
-	_, err = a.FindLease(l.ID())
-	assert.ErrorIs(t, err, mempool.ErrReleased)
+	assert.ErrorIs(t, b.Release(false, nil, l.ID()), mempool.ErrReleased)
+	assert.ErrorIs(t, b.Release(false, nil, l.ID()+1), mempool.ErrNotFound)
+	assert.ErrorIs(t, b.Release(false, nil, 0), mempool.ErrNotFound)
+	require.NoError(t, a.Release(false, nil, l.ID()))
+	assert.ErrorIs(t, a.Release(false, nil, l.ID()), mempool.ErrReleased)
 	assert.NotEqual(t, a.ID(), b.ID())
 	assert.Equal(t, mempool.Self(), a.Peer())
 }

@@ -57,9 +57,9 @@ func liveOnce(t *testing.T, svc *Service, p *Pool, random *rand.Rand, mark byte,
 	for range rounds {
 		var l *Lease
 		if random.IntN(2) == 0 {
-			l, err = s.Allocate(ctx, p.info.ID, mempool.Bytes(random.Uint64N(6<<12)), time.Duration(random.IntN(2))*time.Millisecond)
+			l, err = s.allocate(ctx, p.info.ID, mempool.Bytes(random.Uint64N(6<<12)), time.Duration(random.IntN(2))*time.Millisecond)
 		} else {
-			l, err = s.Get(ctx, name, random.IntN(2) == 0, time.Duration(random.IntN(2))*time.Millisecond)
+			l, err = s.getLease(ctx, name, random.IntN(2) == 0, time.Duration(random.IntN(2))*time.Millisecond)
 		}
 		if err == nil {
 			useOnce(t, l, random, mark, name)

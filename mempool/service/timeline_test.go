@@ -170,7 +170,7 @@ func TestABlockIsNotFreedWhileWorkOnItIsUnderWay(t *testing.T) {
 	assert.EqualValues(t, 512, svc.Stats().Pools[0].Held)
 	checkBooks(t, svc)
 	w.reach(done)
-	all, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1<<20), patience) // waits for the block to be freed
+	all, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1<<20), patience) // waits for the block to be freed
 	require.NoError(t, err)
 	release(t, all)
 	arena.mu.Lock()
@@ -193,12 +193,12 @@ func TestABlockWithTooManyFencesIsNotHandedOut(t *testing.T) {
 		}
 		require.NoError(t, l.ReleaseAt(false, done))
 	}
-	_, err := w.Allocate(context.Background(), p.info.ID, mempool.Bytes(10), 0)
+	_, err := w.allocate(context.Background(), p.info.ID, mempool.Bytes(10), 0)
 	require.ErrorIs(t, err, mempool.ErrLimit)
 	for i := range word {
 		w.reach(mempool.Fence{Word: i, Value: 1})
 	}
-	l, err := w.Allocate(context.Background(), p.info.ID, mempool.Bytes(10), patience)
+	l, err := w.allocate(context.Background(), p.info.ID, mempool.Bytes(10), patience)
 	require.NoError(t, err)
 	assert.Empty(t, l.Info().Wait)
 }
@@ -236,7 +236,7 @@ func TestWhatADeadProcessHadNotFinishedHasFailed(t *testing.T) {
 
 	assert.Equal(t, []Failed{{[]uint64{torn.Info().Buffer}}}, told[Failed](consumer))
 	assert.True(t, hasFailed(torn))
-	_, err = consumer.Get(context.Background(), "torn", false, 0)
+	_, err = consumer.getLease(context.Background(), "torn", false, 0)
 	assert.ErrorIs(t, err, mempool.ErrProducerDied)
 	release(t, consumer.get(t, "finished", false))
 	release(t, consumer.get(t, "at once", false))
@@ -333,7 +333,7 @@ func TestASessionWithoutTimelinesWaitsInTheService(t *testing.T) {
 	l := allocate(t, w.Session, p, 10)
 	ready := w.fence()
 	w.publish(t, l, "x", &ready)
-	got, err := old.Get(context.Background(), "x", false, 0)
+	got, err := old.getLease(context.Background(), "x", false, 0)
 	require.NoError(t, err)
 	assert.ErrorIs(t, got.AwaitWork(context.Background(), 1), mempool.ErrBusy)
 	done := make(chan error)
@@ -386,7 +386,7 @@ func TestALeaseWithMoreFencesThanCanBeToldIsBusy(t *testing.T) {
 	release(t, l)
 	begin := func(write bool) error {
 		for word := uint64(0); word < maxFences+10; {
-			got, err := r.Get(context.Background(), "x", write, 0)
+			got, err := r.getLease(context.Background(), "x", write, 0)
 			if err != nil {
 				return err
 			}
@@ -401,7 +401,7 @@ func TestALeaseWithMoreFencesThanCanBeToldIsBusy(t *testing.T) {
 	}
 	require.NoError(t, begin(false))
 	release(t, w.get(t, "x", false))
-	_, err := w.Get(context.Background(), "x", true, 0)
+	_, err := w.getLease(context.Background(), "x", true, 0)
 	require.ErrorIs(t, err, mempool.ErrBusy)
 	reader := r
 	time.AfterFunc(time.Millisecond, func() {
@@ -409,17 +409,17 @@ func TestALeaseWithMoreFencesThanCanBeToldIsBusy(t *testing.T) {
 			reader.reach(mempool.Fence{Word: word, Value: 1})
 		}
 	})
-	got, err := w.Get(context.Background(), "x", true, patience)
+	got, err := w.getLease(context.Background(), "x", true, patience)
 	require.NoError(t, err)
 	assert.Empty(t, got.Info().Wait)
 	release(t, got)
 
 	r = hire(t, svc)
 	require.NoError(t, begin(true), "one writer after the other")
-	_, err = w.Get(context.Background(), "x", false, 0)
+	_, err = w.getLease(context.Background(), "x", false, 0)
 	require.ErrorIs(t, err, mempool.ErrBusy)
 	r.die()
-	_, err = w.Get(context.Background(), "x", false, 0)
+	_, err = w.getLease(context.Background(), "x", false, 0)
 	require.ErrorIs(t, err, mempool.ErrProducerDied)
 }
 

@@ -87,7 +87,7 @@ func (w *worker) publish(t testing.TB, l *Lease, name string, ready *mempool.Fen
 
 func (w *worker) get(t testing.TB, name string, write bool) *Lease {
 	t.Helper()
-	l, err := w.Get(context.Background(), name, write, 0)
+	l, err := w.getLease(context.Background(), name, write, 0)
 	require.NoError(t, err)
 	return l
 }

@@ -33,7 +33,7 @@ func BenchmarkRoomComes(b *testing.B) {
 	}()
 	var took []time.Duration
 	for b.Loop() {
-		l, err := s.Allocate(context.Background(), p.info.ID, mempool.Bytes(1<<20), time.Hour)
+		l, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1<<20), time.Hour)
 		took = append(took, time.Since(start)-time.Duration(began.Load()))
 		if err != nil {
 			b.Fatal(err)

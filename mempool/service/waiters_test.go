@@ -23,7 +23,7 @@ func apply(s *Session, p *Pool, n uint64) *applicant {
 	a := new(applicant)
 	ctx, cancel := context.WithCancel(context.Background())
 	a.cancel = cancel
-	go func() { a.lease, a.err = s.Allocate(ctx, p.info.ID, mempool.Bytes(n), time.Hour) }()
+	go func() { a.lease, a.err = s.allocate(ctx, p.info.ID, mempool.Bytes(n), time.Hour) }()
 	synctest.Wait()
 	return a
 }

@@ -34,7 +34,7 @@ func TestProducersAreAskedForMemoryAgainAndAgainWhileAnAllocationWaits(t *testin
 	assert.Zero(t, r.wants(p.worker), "nobody waits")
 	got := make(chan *Lease)
 	go func() {
-		l, err := bystander.Allocate(context.Background(), r.pool.info.ID, mempool.Bytes(10), patience)
+		l, err := bystander.allocate(context.Background(), r.pool.info.ID, mempool.Bytes(10), patience)
 		assert.NoError(t, err)
 		got <- l
 	}()
