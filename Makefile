@@ -10,7 +10,7 @@ LDFLAGS := -extldflags=-Wl,-z,lazy -X github.com/poolbridge/poolbridge/internal/
 GOLANGCI_VERSION := v2.15.0
 GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
 
-.PHONY: help build venv verify test test-simcuda test-go test-model test-python test-integration test-aarch64 native-test coverage simcuda ptx lint fuzz bench dist test-dist gpu-bundle clean FORCE
+.PHONY: help build venv verify test test-simcuda test-go test-model test-python test-integration test-aarch64 native-test coverage simcuda ptx generate lint fuzz bench dist test-dist gpu-bundle clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -93,6 +93,9 @@ simcuda: ## build the simulated CUDA driver
 
 ptx: ## rebuild the pattern kernels from their source
 	$(MAKE) -C cuda/pattern ptx
+
+generate: ## make what follows from bridge/wire/messages.go: Go, Python, and tables of docs/protocol.md
+	$(GO) generate ./bridge/wire
 
 lint: $(GOLANGCI) $(VENV)/installed ## check the style of everything
 	$(GO) vet ./...

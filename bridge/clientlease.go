@@ -55,7 +55,7 @@ func (c *Client) Get(ctx context.Context, name string, o LeaseOptions) (*Lease, 
 //
 // Errors: [ErrNotFound], [ErrStale], [ErrBusy], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) Lease(ctx context.Context, buffer, generation uint64, o LeaseOptions) (*Lease, error) {
-	return c.lease(ctx, &wire.Borrow{Buffer: buffer, Generation: generation, Write: o.Write, Wait: wireWait(o.Wait)})
+	return c.lease(ctx, &wire.LeaseBuffer{Buffer: buffer, Generation: generation, Write: o.Write, Wait: wireWait(o.Wait)})
 }
 
 func (c *Client) lease(ctx context.Context, r wire.Request) (*Lease, error) {

@@ -27,7 +27,7 @@ func (c *serverConn) get(q uint32, r *wire.Get) {
 	})
 }
 
-func (c *serverConn) lease(q uint32, r *wire.Borrow) {
+func (c *serverConn) lease(q uint32, r *wire.LeaseBuffer) {
 	c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (service.Grant, error) {
 		return c.session.Lease(ctx, r.Buffer, r.Generation, r.Write, wait)
 	})

@@ -1,5 +1,6 @@
 // Package wire holds the messages of protocol version 1: one Go struct for each structure, request, reply and notice
-// of docs/protocol.md, and their byte-exact encoding. It knows nothing of sockets, sessions or memory.
+// of docs/protocol.md, and their byte-exact encoding. It knows nothing of sockets, sessions or memory. The structs stand in
+// messages.go, from which the rest is generated, the messages of the Python client and the tables of the page too.
 //
 // Nothing that came from a peer is decoded before [Check] has walked it: Check allocates nothing and believes no length
 // beyond the bytes that are there. Decoding a checked packet allocates no more than a small multiple of its size.

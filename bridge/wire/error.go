@@ -2,21 +2,10 @@ package wire
 
 import "errors"
 
-// Error is a failure as it travels in a packet. errors.Is finds its Code.
-type Error struct {
-	Code    Code
-	Message string // text for people: what was expected, what came, what to do; cut to what fits
-}
-
-var errorFields = record[Error]{
-	codeField("c", func(m *Error) *Code { return &m.Code }),
-	textField("m", func(m *Error) *string { return &m.Message }),
-}
-
 // Error returns the message with its code in front.
 func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }
 
-// Unwrap returns the code.
+// Unwrap returns the code, so that errors.Is finds it.
 func (e *Error) Unwrap() error { return e.Code }
 
 // AsError returns what to answer for err: the *Error in its chain if there is one, otherwise err's text with the Code

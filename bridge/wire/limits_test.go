@@ -86,7 +86,8 @@ func TestErrorsCarryTheirCode(t *testing.T) {
 }
 
 func TestDecodingLeavesNothingOfWhatWasThere(t *testing.T) {
-	reply := wire.LeaseReply{Lease: someLease}
+	reply := wire.LeaseReply{Lease: wire.Lease{ID: 1 << 32, Buffer: 2, Generation: 3, Write: true, Pool: 7, Block: 300, BlockBytes: 4096, Bytes: 24,
+		Tensor: wire.Tensor{DType: "float32", Shape: []uint64{2, 3}}, Export: &wire.Export{Data: []byte("where"), FDs: 1}}}
 	want := wire.LeaseReply{Lease: wire.Lease{ID: 1, Tensor: wire.Tensor{DType: "int8"}}}
 	packet, err := wire.AppendReply(nil, 1, &want)
 	require.NoError(t, err)

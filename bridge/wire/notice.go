@@ -6,16 +6,6 @@ type Notice interface {
 	Notice() string // the notice's name as it stands on the wire
 }
 
-var newNotice = map[string]func() Notice{
-	"recall":  func() Notice { return new(Recall) },
-	"goodbye": func() Notice { return new(Goodbye) },
-	"failed":  func() Notice { return new(Failed) },
-	"forget":  func() Notice { return new(Forget) },
-	"working": func() Notice { return new(Working) },
-	"member":  func() Notice { return new(Member) },
-	"wanted":  func() Notice { return new(Wanted) },
-}
-
 var noticeNames = namesOf(newNotice)
 
 // AppendNotice appends a notice's packet to dst. A message that breaks a limit of the protocol yields a *FieldError that

@@ -8,37 +8,8 @@ type message interface {
 // Request is an operation that a client asks for.
 type Request interface {
 	message
-	Op() string // the operation as it stands on the wire
-}
-
-// newRequest makes an empty request for each operation of the protocol.
-var newRequest = map[string]func() Request{
-	"hello":     func() Request { return new(Hello) },
-	"create":    func() Request { return new(Create) },
-	"open":      func() Request { return new(Open) },
-	"destroy":   func() Request { return new(Destroy) },
-	"trim":      func() Request { return new(Trim) },
-	"alloc":     func() Request { return new(Alloc) },
-	"publish":   func() Request { return new(Publish) },
-	"unpublish": func() Request { return new(Unpublish) },
-	"get":       func() Request { return new(Get) },
-	"lease":     func() Request { return new(Borrow) },
-	"release":   func() Request { return new(Release) },
-	"cancel":    func() Request { return new(Cancel) },
-	"dropped":   func() Request { return new(Dropped) },
-	"stats":     func() Request { return new(StatsRequest) },
-	"list":      func() Request { return new(List) },
-
-	"timeline": func() Request { return new(Timeline) },
-	"seal":     func() Request { return new(Seal) },
-	"channel":  func() Request { return new(MakeChannel) },
-	"find":     func() Request { return new(Find) },
-	"close":    func() Request { return new(CloseChannel) },
-	"join":     func() Request { return new(Join) },
-	"enter":    func() Request { return new(Enter) },
-	"leave":    func() Request { return new(Leave) },
-	"map":      func() Request { return new(Map) },
-	"doubt":    func() Request { return new(Doubt) },
+	Op() string   // the operation as it stands on the wire
+	Reply() Reply // an empty one of the kind that answers it
 }
 
 var opNames = namesOf(newRequest)

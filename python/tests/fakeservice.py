@@ -20,10 +20,9 @@ from typing import Any
 import msgspec
 
 from poolbridge._memory import tensor as _tensor
-from poolbridge._wire import channel_messages as cm
 from poolbridge._wire import messages as m
 
-_requests = msgspec.msgpack.Decoder(m.AnyRequest | cm.ChannelRequest)
+_requests = msgspec.msgpack.Decoder(m.AnyRequest)
 PAGE = 4096
 SEALS = 0x0002 | 0x0004  # F_SEAL_SHRINK | F_SEAL_GROW
 
@@ -31,7 +30,7 @@ SEALS = 0x0002 | 0x0004  # F_SEAL_SHRINK | F_SEAL_GROW
 class Refused(Exception):
     def __init__(self, code: str, text: str = "refused by the fake service") -> None:
         super().__init__(code, text)
-        self.error = m.WireError(code, text)
+        self.error = m.Error(code, text)
 
 
 @dataclass
@@ -285,7 +284,7 @@ class Connection(threading.Thread):
         if block.id not in self.exported:
             self.exported.add(block.id)
             export = m.Export(d=block.export)
-        return m.GrantReply(
+        return m.LeaseReply(
             q=number,
             l=m.Grant(
                 id=lease.id,

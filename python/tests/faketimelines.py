@@ -12,7 +12,6 @@ import msgspec
 from fakeservice import SEALS, Connection, FakeBuffer, FakeLease, Refused, Service
 
 from poolbridge._order.page import TOMBSTONE, WORDS
-from poolbridge._wire import channel_messages as cm
 from poolbridge._wire import messages as m
 
 UNSET = msgspec.UNSET
@@ -69,8 +68,8 @@ class TimelineService(Service):
             for other in self.connections:
                 held = tuple(id_ for id_ in failed if any(x.buffer.id == id_ for x in other.leases.values()))
                 if held:
-                    other.send(cm.Failed(bf=held))
-                other.send(cm.Forget(tl=(timeline,)))
+                    other.send(m.Failed(bf=held))
+                other.send(m.Forget(tl=(timeline,)))
             page.close()
             del self.pages[timeline]
 
@@ -78,7 +77,7 @@ class TimelineService(Service):
 class TimelineConnection(Connection):
     service: TimelineService
 
-    def timeline(self, request: cm.Timeline, fds: list[int]) -> m.Reply:
+    def timeline(self, request: m.Timeline, fds: list[int]) -> m.Reply:
         pages = self.service.pages
         id_ = request.tl or next((id_ for id_, page in pages.items() if page.owner is self), 0)
         if not id_:
@@ -91,9 +90,9 @@ class TimelineConnection(Connection):
         if id_ not in pages:
             raise Refused("not-found")
         fds.append(pages[id_].fd)
-        return cm.TimelineReply(q=request.q, tl=id_, nw=WORDS, x=m.Export(f=1))
+        return m.TimelineReply(q=request.q, tl=id_, nw=WORDS, x=m.Export(f=1))
 
-    def seal(self, request: cm.Seal, fds: list[int]) -> None:
+    def seal(self, request: m.Seal, fds: list[int]) -> None:
         for page in self.service.pages.values():
             if page.owner is self:
                 assert not page.sealed
@@ -110,7 +109,7 @@ class TimelineConnection(Connection):
 
     def grant(self, number: int, buffer: FakeBuffer, *, write: bool) -> m.Reply:
         reply = super().grant(number, buffer, write=write)
-        assert isinstance(reply, m.GrantReply)
+        assert isinstance(reply, m.LeaseReply)
         service = self.service
         fences = [*service.ready.get(buffer.id, ()), *(service.done.get(buffer.block.id, ()) if write else ())]
         reply.l.wt = service.unreached(fences)

@@ -247,19 +247,19 @@ def granted(core, call, lease):
     grant = m.Grant(id=lease, bf=lease, ge=1, wr=True, pl=1, bl=7, bs=64, n=8, t=m.Tensor(dt="|u1", sh=(8,)))
     if 7 not in core.blocks:
         grant.x = m.Export(f=0, d=b"")
-    core.receive(encode(m.GrantReply(q=call.number, l=grant)), Descriptors())
+    core.receive(encode(m.LeaseReply(q=call.number, l=grant)), Descriptors())
 
 
 def test_what_a_second_reply_grants_is_given_back():
     core = Core()
-    call = core.start(m.Alloc(pl=1, t=m.Tensor(dt="|u1", sh=(8,))), m.GrantReply, list)
+    call = core.start(m.Alloc(pl=1, t=m.Tensor(dt="|u1", sh=(8,))), m.LeaseReply, list)
     core.outbox.clear()
     granted(core, call, 1)
     assert not core.outbox
     granted(core, call, 2)
     assert list(core.outbox) == [encode(m.Release(l=2))]
     assert core.blocks[7].leases == 1
-    assert isinstance(call.reply, m.GrantReply)
+    assert isinstance(call.reply, m.LeaseReply)
     assert call.reply.l.id == 1
 
 
@@ -271,7 +271,7 @@ def test_a_reply_to_what_is_forgotten_is_ignored_and_one_to_what_never_was_is_an
     fds = Descriptors(os.pipe())
     core.receive(encode(m.Reply(q=call.number)), fds)
     assert not len(fds)
-    core.receive(encode(m.Reply(q=call.number, e=m.WireError("busy", "no"))), Descriptors())
+    core.receive(encode(m.Reply(q=call.number, e=m.Error("busy", "no"))), Descriptors())
     with pytest.raises(poolbridge.ProtocolError, match="never sent"):
         core.receive(encode(m.Reply(q=call.number + 1)), Descriptors())
     core._number = 2**32 - 1

@@ -30,8 +30,7 @@ from poolbridge._memory.mappings import MAPPINGS
 from poolbridge._session import membership as _membership
 from poolbridge._session import spares as _spares
 from poolbridge._session.core import Core
-from poolbridge._wire.channel_messages import Map, MapReply
-from poolbridge._wire.messages import Export, Fence
+from poolbridge._wire.messages import Export, Fence, Map, MapReply
 from poolbridge._wire.packet import encode
 from poolbridge._wire.transport import Descriptors
 

@@ -25,7 +25,7 @@ KINDS: list[type[msgspec.Struct]] = [
     m.Reply,
     m.HelloReply,
     m.PoolReply,
-    m.GrantReply,
+    m.LeaseReply,
     m.StatsReply,
     m.Recall,
     m.Goodbye,

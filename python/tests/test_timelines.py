@@ -22,7 +22,6 @@ from poolbridge._order.timeline import StreamKey, Timeline
 from poolbridge._order.timelines import Timelines
 from poolbridge._sys import futex as _futex
 from poolbridge._sys.process import this_thread
-from poolbridge._wire import channel_messages as cm
 from poolbridge._wire import messages as m
 from poolbridge._wire.transport import Descriptors
 
@@ -62,7 +61,7 @@ class Writer:
         self.client = poolbridge.connect(path)
         self.client.open_pool("frames")
         session = self.client._session
-        reply = self.client._reader.call(cm.Timeline(), cm.TimelineReply, 60)
+        reply = self.client._reader.call(m.Timeline(), m.TimelineReply, 60)
         session.adopt(reply.tl, own=True)
         assert session.timelines.own is not None
         self.own = session.timelines.own
@@ -197,7 +196,7 @@ def test_a_timeline_that_nobody_names_any_more_is_unmapped(client, writer):
 
 def test_a_timeline_that_is_gone_before_it_was_asked_for_holds_nothing_up(service, client, writer):
     writer.publish("x", 1)
-    service.tricks["timeline"] = lambda c, r: c.send(m.Reply(q=r.q, e=m.WireError("not-found", "forgotten")))
+    service.tricks["timeline"] = lambda c, r: c.send(m.Reply(q=r.q, e=m.Error("not-found", "forgotten")))
     PAGES._pages.pop((client._session.core.epoch, writer.own.id))
     got = client.get("x")
     assert np.asarray(got).shape == (4,)
@@ -249,7 +248,7 @@ def test_waiting_from_asyncio_leaves_the_loop_free(service, client, writer):
 def test_a_session_seals_its_timeline_once(service, writer):
     writer.client._session.adopt(writer.own.id, own=True)
     writer.client.stats()
-    assert len(service.seen(cm.Seal)) == 1
+    assert len(service.seen(m.Seal)) == 1
     assert writer.own.page.write
 
 

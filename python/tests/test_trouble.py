@@ -307,11 +307,11 @@ def test_a_lease_on_a_block_that_a_closing_client_has_dropped_is_no_fault_of_the
     client.allocate(4).release()
     service.tricks["get"] = lambda c, r: None
     call = WaitingCall(service, client)
-    late = client._session.ask(m.Get(nm="x"), m.GrantReply, lambda: None)
+    late = client._session.ask(m.Get(nm="x"), m.LeaseReply, lambda: None)
     client._session.prepare_close()
     grant = m.Grant(id=7, bf=7, ge=1, pl=1, bl=99, bs=4096, t=m.Tensor(dt="float32"))
     with service.changed:
-        call.connection.send(m.GrantReply(q=late.number, l=grant))
+        call.connection.send(m.LeaseReply(q=late.number, l=grant))
     call.join()
     assert [type(error) for error in call.caught] == [poolbridge.ClientClosedError]
 

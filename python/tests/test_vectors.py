@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
 from poolbridge._sys import errors as _errors
 from poolbridge._sys.errors import ProtocolError
-from poolbridge._wire import channel_messages as _channel_messages
 from poolbridge._wire import messages as _messages
 from poolbridge._wire import packet as _packet
 
@@ -21,32 +20,10 @@ REQUESTS: dict[str, type[msgspec.Struct]] = {
     str(kind.__struct_config__.tag): kind for kind in _messages.Request.__subclasses__()
 }
 REPLIES: dict[str, type[msgspec.Struct]] = {
-    "hello": _messages.HelloReply,
-    "create": _messages.PoolReply,
-    "open": _messages.PoolReply,
-    "trim": _messages.TrimReply,
-    "alloc": _messages.GrantReply,
-    "get": _messages.GrantReply,
-    "lease": _messages.GrantReply,
-    "stats": _messages.StatsReply,
-    "list": _messages.ListReply,
-    "timeline": _channel_messages.TimelineReply,
-    "channel": _channel_messages.ChannelReply,
-    "find": _channel_messages.ChannelReply,
-    "join": _channel_messages.JoinReply,
-    "map": _channel_messages.MapReply,
+    str(asked.__struct_config__.tag): answer for asked, answer in _messages.ANSWERS.items()
 }
 NOTICES: dict[str, type[msgspec.Struct]] = {
-    str(kind.__struct_config__.tag): kind
-    for kind in (
-        _messages.Recall,
-        _messages.Goodbye,
-        _messages.Working,
-        _channel_messages.Failed,
-        _channel_messages.Forget,
-        _channel_messages.Member,
-        _channel_messages.Wanted,
-    )
+    str(kind.__struct_config__.tag): kind for kind in get_args(_messages.AnyNotice)
 }
 
 
@@ -90,7 +67,7 @@ def test_accepted_packets_decode_to_the_canonical_message(vector):
     assert msgspec.msgpack.decode(_packet.encode(message)) == from_json(vector["message"])
 
 
-_requests = msgspec.msgpack.Decoder(_messages.AnyRequest | _channel_messages.ChannelRequest)
+_requests = msgspec.msgpack.Decoder(_messages.AnyRequest)
 
 
 def take(direction: str, kind: str, packet: bytes) -> None:

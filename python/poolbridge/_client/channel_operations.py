@@ -19,8 +19,7 @@ from poolbridge._session.membership import check_able
 from poolbridge._session.producer import producer_of, send
 from poolbridge._sys.errors import InvalidArgumentError, shown
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy
-from poolbridge._wire.channel_messages import ChannelReply, CloseChannel, Find, MakeChannel
-from poolbridge._wire.messages import Open, PoolReply, Reply
+from poolbridge._wire.messages import ChannelReply, CloseChannel, Find, MakeChannel, Open, PoolReply, Reply
 
 if TYPE_CHECKING:
     from poolbridge._array.sources import Source

@@ -41,8 +41,8 @@ from poolbridge._wire.messages import (
     Destroy,
     Fence,
     Get,
-    GrantReply,
     LeaseBuffer,
+    LeaseReply,
     Open,
     PoolReply,
     Publish,
@@ -302,7 +302,7 @@ def await_memory(
 def _grant(session: Session, description: _tensor.Description, pool: int, timeout: float | None) -> Flow[LeaseState]:
     """Lease a buffer that the service grants."""
     request = Alloc(pl=pool, t=description.to_wire(), w=check_wait(timeout))
-    reply = yield Ask(request, GrantReply, timeout)
+    reply = yield Ask(request, LeaseReply, timeout)
     state = held(session, reply.l) or (yield from take(session, reply.l))
     state.allocated = True
     return state
@@ -327,7 +327,7 @@ def spare(session: Session, description: _tensor.Description, pool: int, *, at_o
 def get(session: Session, name: str, *, write: bool, timeout: float | None) -> Flow[LeaseState]:
     """Lease the buffer behind a name."""
     request = Get(nm=check_name(name, "buffer"), wr=bool(write), w=check_wait(timeout))
-    reply = yield Ask(request, GrantReply, timeout)
+    reply = yield Ask(request, LeaseReply, timeout)
     state = held(session, reply.l) or (yield from take(session, reply.l))
     state.name = name
     return state
@@ -341,7 +341,7 @@ def lease(session: Session, buffer_id: int, generation: int, *, write: bool, tim
         wr=bool(write),
         w=check_wait(timeout),
     )
-    reply = yield Ask(request, GrantReply, timeout)
+    reply = yield Ask(request, LeaseReply, timeout)
     return held(session, reply.l) or (yield from take(session, reply.l))
 
 

@@ -24,8 +24,7 @@ from poolbridge._sys.errors import (
     ProtocolError,
     WaitTimeoutError,
 )
-from poolbridge._wire.channel_messages import Doubt, Map, MapReply
-from poolbridge._wire.messages import Channel, Fence, Grant, Tensor
+from poolbridge._wire.messages import Channel, Doubt, Fence, Grant, Map, MapReply, Tensor
 
 if TYPE_CHECKING:
     from poolbridge import _native

@@ -18,34 +18,32 @@ from poolbridge._order.page import WORDS
 from poolbridge._session.calls import Call, Waiter
 from poolbridge._sys import errors as _errors
 from poolbridge._sys.errors import PoolbridgeError, ProtocolError
-from poolbridge._wire.channel_messages import (
-    Failed,
-    Forget,
-    JoinReply,
-    Leave,
-    Map,
-    MapReply,
-    Member,
-    TimelineReply,
-    Wanted,
-)
 from poolbridge._wire.messages import (
     VERSION,
     Cancel,
     Dropped,
     Envelope,
     Export,
+    Failed,
     Fence,
+    Forget,
     Goodbye,
     Grant,
-    GrantReply,
     HelloReply,
+    JoinReply,
+    LeaseReply,
+    Leave,
+    Map,
+    MapReply,
+    Member,
     Notice,
     PoolReply,
     Recall,
     Release,
     Reply,
     Request,
+    TimelineReply,
+    Wanted,
     Working,
 )
 from poolbridge._wire.packet import check, decode, encode
@@ -135,7 +133,7 @@ class Core:
         if not call.done and not call.abandoned:
             call.abandoned = True
             self.tell(Cancel(rq=call.number))
-        elif isinstance(call.reply, GrantReply) and not call.abandoned:
+        elif isinstance(call.reply, LeaseReply) and not call.abandoned:
             call.abandoned = True
             self.release(call.reply.l, failed=False)
         elif isinstance(call.reply, JoinReply):
@@ -314,7 +312,7 @@ class Core:
         self._learn(call, reply, descriptors)
         if self._calls.pop(call.number, None) is not None:
             self._answered.append((call.request, call.reply_type))
-        if call.abandoned and isinstance(reply, GrantReply):
+        if call.abandoned and isinstance(reply, LeaseReply):
             block = self.release(reply.l, failed=False)
             if block is not None and block.mapped is None:
                 self.drop(block)
@@ -324,7 +322,7 @@ class Core:
         call.on_done()
 
     def _learn(self, call: Call, reply: Reply, descriptors: Descriptors) -> None:
-        if isinstance(reply, GrantReply):
+        if isinstance(reply, LeaseReply):
             self._learn_grant(reply.l, descriptors)
         elif isinstance(reply, PoolReply):
             export, own = _claim(reply.p.x, descriptors)

@@ -11,8 +11,7 @@ from poolbridge._order import timelines as _timelines
 from poolbridge._session.flow import Do, Flow, ask
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._sys.errors import NotFoundError, ProtocolError, StaleError
-from poolbridge._wire.channel_messages import Timeline, TimelineReply
-from poolbridge._wire.messages import Open, PoolReply
+from poolbridge._wire.messages import Open, PoolReply, Timeline, TimelineReply
 
 if TYPE_CHECKING:
     from poolbridge._session.consumer import Consumer

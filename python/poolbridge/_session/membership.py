@@ -11,8 +11,7 @@ from poolbridge._session.calls import Waiter
 from poolbridge._session.flow import Ask, Flow, Hear
 from poolbridge._session.grants import know_timeline
 from poolbridge._sys.errors import ClosedError, ConnectionLostError, UnavailableError
-from poolbridge._wire.channel_messages import Enter, Join, JoinReply, Leave
-from poolbridge._wire.messages import Reply
+from poolbridge._wire.messages import Enter, Join, JoinReply, Leave, Reply
 
 if TYPE_CHECKING:
     from poolbridge import _native
@@ -164,7 +163,7 @@ def join(
     make
         Makes the member of its native end and its id.
     oldest, full
-        Of a consumer; see `poolbridge._wire.channel_messages.Join`.
+        Of a consumer; see `poolbridge._wire.messages.Join`.
     """
     while session.timelines.own is None:
         yield from know_timeline(session, 0)

@@ -23,8 +23,7 @@ from poolbridge._sys.errors import (
     PoolbridgeError,
     ProtocolError,
 )
-from poolbridge._wire.channel_messages import Forget, Seal, Wanted
-from poolbridge._wire.messages import Dropped, Release
+from poolbridge._wire.messages import Dropped, Forget, Release, Seal, Wanted
 
 if TYPE_CHECKING:
     from poolbridge._memory.session_blocks import SessionBlock

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from poolbridge._session.session_memory import SessionMemory
 from poolbridge._session.spares import Asking, Shelf, Spare, Spares
 from poolbridge._sys.errors import NotFoundError, ProtocolError, StaleError
-from poolbridge._wire.channel_messages import Leave, Timeline, TimelineReply
+from poolbridge._wire.messages import Leave, Timeline, TimelineReply
 
 if TYPE_CHECKING:
     from poolbridge._memory.session_blocks import SessionBlock

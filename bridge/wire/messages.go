@@ -1,0 +1,508 @@
+package wire
+
+// This file is the one source of the messages. go generate makes of it the rest of this package's work on them
+// (messages_gen.go), the messages of the Python client, and the tables of docs/protocol.md.
+//
+//   - The tag of a field is its key on the wire; "?" marks an optional field, which is left out when it has its zero value.
+//     The order of the fields is their order on the wire.
+//   - The comment of a field is its meaning in docs/protocol.md. It may name keys, as `w`, and chapters of that page.
+//   - The comment of a message begins with its name and a verb.
+//   - A line "//wire:request OPERATION REPLY" makes a request; without REPLY, an EmptyReply answers it. A line
+//     "//wire:notice NAME" makes a notice.
+
+//go:generate go run ./schema
+
+// Error says why a request failed.
+type Error struct {
+	Code Code `wire:"c"` // stable code, see Error
+	// text for people: what was expected, what came, what to do; cut to what fits
+	Message string `wire:"m,text"`
+}
+
+// Tensor describes what a buffer holds. The element at index i lies `of` + itemsize·Σ i·stride bytes into the buffer.
+type Tensor struct {
+	// element type: `bool`, `int8` … `int64`, `uint8` … `uint64`, `float16`, `bfloat16`, `float32`, `float64`, `complex64`,
+	// `complex128`
+	DType   string   `wire:"dt"`
+	Shape   []uint64 `wire:"sh?"` // shape, in elements; left out: a scalar (0 dimensions, one element)
+	Strides []int64  `wire:"st?"` // strides, in elements, one for each dimension; left out: C-contiguous
+	// byte offset of element [0, …, 0] from the start of the buffer; a multiple of the element size
+	Offset uint64 `wire:"of?"`
+}
+
+// Pool describes a pool: a named, bounded arena of one kind of memory.
+type Pool struct {
+	ID     uint64 `wire:"id"`  // pool id, never reused within an epoch
+	Name   string `wire:"nm"`  // name, as its creator chose it
+	Kind   string `wire:"k"`   // kind, see Kinds: `device`, `vmm`, `legacy`, `pinned`, `host`
+	Device uint64 `wire:"do?"` // device ordinal as the service sees it
+	// device UUID, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`; the name that holds across processes; left out: no device
+	UUID     string `wire:"du?"`
+	MaxBytes uint64 `wire:"mx"` // most bytes that the pool's blocks may take
+	// most bytes that may count for one session in it; left out: no limit of its own
+	MaxSessionBytes uint64 `wire:"sx?"`
+	// most bytes that may count for one user in it; left out: no limit of its own
+	MaxUserBytes uint64  `wire:"ux?"`
+	Export       *Export `wire:"x?"` // how to map the pool (see Kinds); in replies to `create` and `open`
+}
+
+// Export says how to map a pool or a block.
+type Export struct {
+	Data []byte `wire:"d?"` // what the kind defines
+	// how many of the packet's file descriptors belong to this export; they are taken in the order in which exports stand
+	// in the packet
+	FDs uint64 `wire:"f?"`
+}
+
+// Fence names a moment in somebody's work: it is reached when a word of a timeline is `v` or more.
+type Fence struct {
+	Timeline uint64 `wire:"tl"` // timeline id
+	Word     uint64 `wire:"wd"` // index of a word of the timeline
+	Value    uint64 `wire:"v"`  // the fence is reached when the word is `v` or more; at least 1
+}
+
+// Channel describes a channel: a named, bounded queue of buffers of one pool.
+type Channel struct {
+	ID   uint64 `wire:"id"` // channel id, never reused within an epoch
+	Name string `wire:"nm"` // name
+	// pool id: the channel carries buffers of this pool, and who may use the pool may use the channel
+	Pool     uint64 `wire:"pl"`
+	Mode     string `wire:"md"` // mode: `broadcast`, `queue`
+	Capacity uint64 `wire:"cp"` // capacity, in frames
+	Full     string `wire:"fl"` // what happens when it is full: `block`, `drop-oldest`, `latest`, `fail`
+}
+
+// Lease describes a lease, its buffer and its block.
+type Lease struct {
+	ID         uint64 `wire:"id"`  // lease id, never reused within an epoch
+	Buffer     uint64 `wire:"bf"`  // buffer id, never reused within an epoch
+	Generation uint64 `wire:"ge"`  // generation of the block at this use
+	Write      bool   `wire:"wr?"` // a write lease
+	Pool       uint64 `wire:"pl"`  // pool id
+	Block      uint64 `wire:"bl"`  // block id, never reused within an epoch
+	BlockBytes uint64 `wire:"bs"`  // bytes of the block
+	Bytes      uint64 `wire:"n?"`  // bytes of the buffer, which starts at the block's first byte
+	Tensor     Tensor `wire:"t"`   // what it holds
+	// how to map the block: sent with the session's first lease on the block, and again after the session has answered a
+	// `recall` of it
+	Export    *Export `wire:"x?"`
+	Wait      []Fence `wire:"wt?"` // what must be reached before the memory is used (see Order)
+	Event     []byte  `wire:"ev?"` // the interprocess event that came with the content
+	EventOnly bool    `wire:"eo?"` // no fence in `wt` stands for `ev`: it must be waited for as well
+}
+
+// Stats counts what a service holds.
+type Stats struct {
+	// sessions that have not ended, with those of the service's own process: `poolsvc serve` has one
+	Sessions uint64      `wire:"ss"`
+	Leases   uint64      `wire:"ls"` // leases
+	Buffers  uint64      `wire:"bf"` // buffers
+	Names    uint64      `wire:"nm"` // names
+	Pools    []PoolStats `wire:"p?"` // the pools that the asking session may use or destroy, by id
+}
+
+// PoolStats counts what a pool holds. `rs` = `ld` + `ca` + `rc` at all times.
+type PoolStats struct {
+	Pool     Pool   `wire:"p"`   // the pool, without `x`
+	Reserved uint64 `wire:"rs?"` // bytes of all blocks (reserved)
+	Leased   uint64 `wire:"ld?"` // bytes of blocks in use (leased)
+	Used     uint64 `wire:"us?"` // bytes of the buffers in them (used)
+	Cached   uint64 `wire:"ca?"` // bytes of blocks free for use (cached)
+	Held     uint64 `wire:"rc?"` // bytes of free blocks that are being recalled or wait for a process to end (held)
+	Blocks   uint64 `wire:"nb?"` // blocks
+	Session  uint64 `wire:"cs?"` // bytes that count for the asking session
+	User     uint64 `wire:"cu?"` // bytes that count for its user
+}
+
+// SessionEntry describes a session in a list.
+type SessionEntry struct {
+	ID      uint64 `wire:"id"`  // session id
+	UID     uint64 `wire:"ui"`  // user id
+	PID     uint64 `wire:"pd"`  // process id, for people
+	Program string `wire:"nm?"` // the program's name, for people, at most 255 bytes of it
+	Began   uint64 `wire:"bg"`  // when it began, in nanoseconds since 1970
+	Leases  uint64 `wire:"ls?"` // leases
+	Blocks  uint64 `wire:"bk?"` // blocks that it was sent the export of and has not dropped
+	Members uint64 `wire:"mb?"` // members of channels
+	Bytes   uint64 `wire:"n?"`  // bytes that count for it in pools
+}
+
+// ChannelEntry describes a channel in a list.
+type ChannelEntry struct {
+	Channel   Channel `wire:"c"`   // the channel
+	UID       uint64  `wire:"ui"`  // user id of its maker
+	Producers uint64  `wire:"pr?"` // producers
+	Consumers uint64  `wire:"cs?"` // consumers
+	Closed    bool    `wire:"sh?"` // it is closed
+	Published uint64  `wire:"sq?"` // frames so far
+	// frames that are still to be taken: in a broadcast by the consumer that is furthest behind, in a queue those that are not acknowledged
+	Waiting uint64 `wire:"wt?"`
+	Slowest uint64 `wire:"sl?"` // session of the consumer that is furthest behind in a broadcast; left out: none is
+}
+
+// NameEntry describes a name in a list, and the buffer that is published under it.
+type NameEntry struct {
+	Name    string `wire:"nm"`  // name
+	Buffer  uint64 `wire:"bf"`  // buffer id
+	Pool    uint64 `wire:"pl"`  // pool id
+	Bytes   uint64 `wire:"n"`   // bytes of the buffer
+	Tensor  Tensor `wire:"t"`   // what it holds
+	UID     uint64 `wire:"ui"`  // user id of who published it
+	Session uint64 `wire:"ss?"` // session whose end removes it; left out: it is kept
+}
+
+// BufferEntry describes a buffer in a list, and what holds it.
+type BufferEntry struct {
+	ID         uint64   `wire:"id"`  // buffer id
+	Generation uint64   `wire:"ge"`  // generation of the block at this use
+	Pool       uint64   `wire:"pl"`  // pool id
+	Bytes      uint64   `wire:"n"`   // bytes of the buffer
+	BlockBytes uint64   `wire:"bs"`  // bytes of the block
+	Tensor     Tensor   `wire:"t"`   // what it holds
+	Writer     uint64   `wire:"wr?"` // session with the write lease; left out: none
+	Readers    []uint64 `wire:"rd?"` // sessions with read leases, at most 8 of them
+	Reads      uint64   `wire:"rs?"` // read leases
+	Names      uint64   `wire:"nn?"` // names that it is published under
+	InChannel  bool     `wire:"ch?"` // a channel has it whose producer left
+}
+
+// Hello opens a session.
+//
+//wire:request hello HelloReply
+type Hello struct {
+	Versions []uint64 `wire:"v"`   // protocol versions that the client speaks
+	Name     string   `wire:"nm?"` // the program's name, for people
+	Features []string `wire:"ft?"` // features: what the client can do beyond the version
+}
+
+// Epoch identifies one life of the service.
+type Epoch [16]byte
+
+// HelloReply says what was agreed on, and who the service is.
+type HelloReply struct {
+	Version  uint64   `wire:"v"`   // the version chosen
+	Epoch    Epoch    `wire:"ep"`  // the service's epoch
+	Session  uint64   `wire:"id"`  // session id
+	PID      uint64   `wire:"pid"` // the service's process id, for people
+	Features []string `wire:"ft?"` // features of both
+}
+
+// Create makes a pool.
+//
+//wire:request create PoolReply
+type Create struct {
+	Name            string   `wire:"nm"`  // pool name
+	Kind            string   `wire:"k"`   // kind, see Kinds
+	Device          string   `wire:"dv?"` // device, an ordinal or a UUID; left out: the first
+	MaxBytes        uint64   `wire:"mx"`  // most bytes of the pool
+	MaxSessionBytes uint64   `wire:"sx?"` // most bytes of a session; left out: no limit of its own
+	MaxUserBytes    uint64   `wire:"ux?"` // most bytes of a user; left out: no limit of its own
+	UIDs            []uint64 `wire:"ui?"` // ids of users that may use it; without `gi` too: the creator's user
+	GIDs            []uint64 `wire:"gi?"` // ids of groups that may use it
+	Ensure          bool     `wire:"en?"` // if there is a pool of that name that is just like this, open it
+}
+
+// PoolReply has the pool that was made or opened.
+type PoolReply struct {
+	Pool Pool `wire:"p"` // the pool
+}
+
+// Open opens a pool that there is, by its name or its id: exactly one of the two.
+//
+//wire:request open PoolReply
+type Open struct {
+	Name string `wire:"nm?"` // pool name
+	Pool uint64 `wire:"pl?"` // pool id, where a lease named a pool that the session has not opened
+	Wait uint64 `wire:"w?"`  // milliseconds to wait for the name
+}
+
+// Destroy ends a pool.
+//
+//wire:request destroy
+type Destroy struct {
+	Pool uint64 `wire:"pl"` // pool id
+}
+
+// Trim gives unused blocks of a pool back.
+//
+//wire:request trim TrimReply
+type Trim struct {
+	Pool uint64 `wire:"pl"` // pool id
+	Keep uint64 `wire:"n?"` // bytes of unused blocks to keep
+}
+
+// TrimReply says how much was given back.
+type TrimReply struct {
+	Bytes uint64 `wire:"n"` // bytes given back at once
+}
+
+// Alloc allocates a buffer, with a write lease.
+//
+//wire:request alloc LeaseReply
+type Alloc struct {
+	Pool   uint64 `wire:"pl"` // pool id
+	Tensor Tensor `wire:"t"`  // what the buffer is to hold
+	Wait   uint64 `wire:"w?"` // milliseconds to wait for room
+}
+
+// LeaseReply has the lease that was granted.
+type LeaseReply struct {
+	Lease Lease `wire:"l"` // the lease granted
+}
+
+// Publish names the buffer of a write lease, whose content is complete.
+//
+//wire:request publish
+type Publish struct {
+	Lease   uint64  `wire:"l"`   // lease id, of a write lease
+	Name    string  `wire:"nm"`  // buffer name
+	Tensor  *Tensor `wire:"t?"`  // a new description of the content; left out: as allocated
+	Keep    bool    `wire:"kp?"` // keep the name when the session ends
+	Replace bool    `wire:"rp?"` // replace an existing name of the same owner
+	Ready   *Fence  `wire:"rt?"` // when the content is complete (ready); left out, and without `ev`: now
+	Event   []byte  `wire:"ev?"` // an interprocess event for the same
+}
+
+// Unpublish takes a name away.
+//
+//wire:request unpublish
+type Unpublish struct {
+	Name string `wire:"nm"` // buffer name
+}
+
+// Get leases the buffer behind a name.
+//
+//wire:request get LeaseReply
+type Get struct {
+	Name  string `wire:"nm"`  // buffer name
+	Write bool   `wire:"wr?"` // for a write lease
+	Wait  uint64 `wire:"w?"`  // milliseconds to wait
+}
+
+// LeaseBuffer leases a buffer by its id.
+//
+//wire:request lease LeaseReply
+type LeaseBuffer struct {
+	Buffer     uint64 `wire:"bf"`  // buffer id
+	Generation uint64 `wire:"ge"`  // generation of its block
+	Write      bool   `wire:"wr?"` // for a write lease
+	Wait       uint64 `wire:"w?"`  // milliseconds to wait
+}
+
+// Release ends a lease, or several in the same way: as many of them as can be ended, whatever becomes of the others. It is
+// usually sent without `q`.
+//
+//wire:request release
+type Release struct {
+	Lease  uint64  `wire:"l"`   // lease id
+	Failed bool    `wire:"fl?"` // what was written is incomplete
+	Done   []Fence `wire:"dt?"` // when the work that used the lease is done; left out: now
+	// further leases, of which each ends in the same way if it can be ended; an error is that of the first that cannot
+	Also []uint64 `wire:"al?"`
+}
+
+// Cancel ends the wait of another request. It is usually sent without `q`.
+//
+//wire:request cancel
+type Cancel struct {
+	Request uint64 `wire:"rq"` // number of a request of this session that waits
+}
+
+// Dropped says which mappings the client has given up. It is usually sent without `q`.
+//
+//wire:request dropped
+type Dropped struct {
+	Blocks []uint64 `wire:"bl"` // ids of the blocks whose mappings the client has given up
+}
+
+// StatsRequest asks what the service holds.
+//
+//wire:request stats StatsReply
+type StatsRequest struct{}
+
+// StatsReply has the counts of the whole service, and the pools of the session.
+type StatsReply struct {
+	Stats Stats `wire:"s"` // what the service holds
+}
+
+// List asks for a page of what the service has. The entries come in the order of ids or names.
+//
+//wire:request list ListReply
+type List struct {
+	What  string `wire:"wt"`  // what: `sessions`, `channels`, `names`, `buffers`
+	After string `wire:"af?"` // `nx` of the page before; left out: the first page
+	Most  uint64 `wire:"n?"`  // most entries of the page; left out: 64
+}
+
+// ListReply has the entries that were asked for.
+type ListReply struct {
+	Sessions []SessionEntry `wire:"ss?"` // sessions
+	Channels []ChannelEntry `wire:"cs?"` // channels
+	Names    []NameEntry    `wire:"ns?"` // names
+	Buffers  []BufferEntry  `wire:"bs?"` // buffers
+	Next     string         `wire:"nx?"` // where the next page begins; left out: this is the last
+}
+
+// Timeline asks for the page of a timeline: the session's own, or another's that a fence named.
+//
+//wire:request timeline TimelineReply
+type Timeline struct {
+	Timeline uint64 `wire:"tl?"` // timeline id; left out: the session's own, which is made if need be
+}
+
+// TimelineReply has the page of a timeline.
+type TimelineReply struct {
+	Timeline uint64 `wire:"tl"` // timeline id, never reused within an epoch
+	Words    uint64 `wire:"nw"` // how many words the page has
+	Export   Export `wire:"x"`  // one descriptor: a memfd of 4,096 bytes
+}
+
+// Seal says that the session has mapped its own timeline: from now on nobody else can map it to write.
+//
+//wire:request seal
+type Seal struct{}
+
+// MakeChannel makes a channel, or opens the one that is just like it.
+//
+//wire:request channel ChannelReply
+type MakeChannel struct {
+	Name     string `wire:"nm"`  // channel name
+	Pool     uint64 `wire:"pl"`  // pool id
+	Mode     string `wire:"md?"` // mode; left out: `broadcast`
+	Capacity uint64 `wire:"cp"`  // capacity, in frames
+	Full     string `wire:"fl?"` // what happens when it is full; left out: `block`
+}
+
+// ChannelReply has the channel that was made or found.
+type ChannelReply struct {
+	Channel Channel `wire:"c"` // the channel
+}
+
+// Find opens a channel by its name.
+//
+//wire:request find ChannelReply
+type Find struct {
+	Name string `wire:"nm"` // channel name
+	Wait uint64 `wire:"w?"` // milliseconds to wait for the name
+}
+
+// CloseChannel closes a channel for all: nothing more can be sent, and consumers learn of it after the last frame.
+//
+//wire:request close
+type CloseChannel struct {
+	Channel uint64 `wire:"ch"` // channel id
+}
+
+// Join asks to take part in a channel as a producer or a consumer. The member takes part once `enter` is answered.
+//
+//wire:request join JoinReply
+type Join struct {
+	Channel uint64 `wire:"ch"`  // channel id
+	Role    string `wire:"ro"`  // role: `producer`, `consumer`
+	Oldest  bool   `wire:"ol?"` // a consumer of a broadcast begins with the oldest frame kept, not with the newest
+	Full    string `wire:"fl?"` // what happens when this consumer of a broadcast is slow; left out: as the channel has it
+}
+
+// JoinReply has the files of a new member.
+type JoinReply struct {
+	Slot   uint64 `wire:"sl"` // slot of the roster
+	Member uint64 `wire:"mb"` // member id, never reused in the channel
+	Export Export `wire:"x"`  // three descriptors: the roster, the sequencer and the member's own file
+}
+
+// Enter says that a member has mapped the files that `join` gave it: once this is answered, it takes part.
+//
+//wire:request enter
+type Enter struct {
+	Channel uint64 `wire:"ch"` // channel id
+	Member  uint64 `wire:"mb"` // member id
+}
+
+// Leave says that a member takes no part any more.
+//
+//wire:request leave
+type Leave struct {
+	Channel uint64 `wire:"ch"` // channel id
+	Member  uint64 `wire:"mb"` // member id
+}
+
+// Map asks how to map a block that a frame named. The block counts as one whose export the session was sent.
+//
+//wire:request map MapReply
+type Map struct {
+	Channel uint64 `wire:"ch"` // channel id, in which the session is a consumer
+	Block   uint64 `wire:"bl"` // block id, in the channel's pool
+}
+
+// MapReply says how to map a block.
+type MapReply struct {
+	Generation uint64 `wire:"ge"` // generation of the block at this use
+	BlockBytes uint64 `wire:"bs"` // bytes of the block
+	Export     Export `wire:"x"`  // how to map the block
+}
+
+// Doubt says which frame has failed because its record contradicts itself. It is usually sent without `q`.
+//
+//wire:request doubt
+type Doubt struct {
+	Channel  uint64 `wire:"ch"` // channel id
+	Member   uint64 `wire:"mb"` // member id of the consumer that found it
+	Sequence uint64 `wire:"sq"` // number of the frame
+}
+
+// EmptyReply says that a request succeeded, and nothing else.
+type EmptyReply struct{}
+
+// Recall asks to unmap blocks when no lease needs them, and to send `dropped` then.
+//
+//wire:notice recall
+type Recall struct {
+	Blocks []uint64 `wire:"bl"` // block ids
+}
+
+// Goodbye says that the service is about to close the connection.
+//
+//wire:notice goodbye
+type Goodbye struct {
+	Reason Error `wire:",inline"` // why, as the Error of a reply says it
+}
+
+// Failed says that the writer of buffers, which the session has leased, died before they were complete.
+//
+//wire:notice failed
+type Failed struct {
+	Buffers []uint64 `wire:"bf"` // buffer ids
+}
+
+// Working says that the service is carrying out a request that takes long.
+//
+//wire:notice working
+type Working struct {
+	// number of a request of this session; left out: one that all others of the session wait behind
+	Request uint64 `wire:"rq?"`
+}
+
+// Member gives the file of a member to the members of the other role that the session has in a channel (see Channels).
+//
+//wire:notice member
+type Member struct {
+	Channel uint64 `wire:"ch"` // channel id
+	Role    string `wire:"ro"` // role of the member: `producer`, `consumer`
+	Slot    uint64 `wire:"sl"` // slot of the roster
+	Member  uint64 `wire:"mb"` // member id
+	Export  Export `wire:"x"`  // one descriptor: the member's file
+}
+
+// Wanted says that memory of a pool is wanted (see Channels).
+//
+//wire:notice wanted
+type Wanted struct {
+	Pool uint64 `wire:"pl"` // pool id
+}
+
+// Forget says that no fence of these timelines will come again: the client unmaps them once nothing waits for them.
+//
+//wire:notice forget
+type Forget struct {
+	Timelines []uint64 `wire:"tl"` // timeline ids
+}

@@ -1,0 +1,75 @@
+// Command schema makes what others need of the messages in bridge/wire/messages.go: the rest of package wire's work on them, the
+// messages of the Python client, and the tables of docs/protocol.md. It takes no arguments: go generate ./bridge/wire runs it.
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+const source = "messages.go"
+
+func main() {
+	written, err := run(".")
+	for _, path := range written {
+		fmt.Println("written:", path)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "schema:", err)
+		os.Exit(1)
+	}
+}
+
+// run writes the files whose content is to change, and returns which. wire is the folder of package wire.
+func run(wire string) (written []string, err error) {
+	files, err := generate(wire)
+	if err != nil {
+		return nil, err
+	}
+	for path, content := range files {
+		if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, content) {
+			continue
+		}
+		if err := os.WriteFile(path, content, 0o644); err != nil {
+			return written, err
+		}
+		written = append(written, path)
+	}
+	return written, nil
+}
+
+// generate makes the content of the files that depend on the messages.
+func generate(wire string) (map[string][]byte, error) {
+	text, err := os.ReadFile(filepath.Join(wire, source))
+	if err != nil {
+		return nil, err
+	}
+	s, err := parse(source, text)
+	if err != nil {
+		return nil, err
+	}
+	root := filepath.Join(wire, "..", "..")
+	pagePath := filepath.Join(root, "docs", "protocol.md")
+	page, err := os.ReadFile(pagePath)
+	if err != nil {
+		return nil, err
+	}
+	if page, err = s.page(page); err != nil {
+		return nil, err
+	}
+	golang, err := s.golang()
+	if err != nil {
+		return nil, err
+	}
+	python, err := s.python()
+	if err != nil {
+		return nil, err
+	}
+	return map[string][]byte{
+		filepath.Join(wire, "messages_gen.go"):                              golang,
+		filepath.Join(root, "python", "poolbridge", "_wire", "messages.py"): python,
+		pagePath: page,
+	}, nil
+}

@@ -1,0 +1,87 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// generated is a place of the page that this program fills.
+var generated = regexp.MustCompile(`(?s)<!-- make generate: (\w+) -->\n.*?<!-- /make generate -->`)
+
+// page puts the tables of the messages into the page: each structure's where its name stands, and those of requests and notices.
+func (s *schema) page(page []byte) ([]byte, error) {
+	tables := map[string]string{"Requests": s.requests(), "Notices": s.notices()}
+	for _, one := range s.with(part) {
+		tables[one.name] = one.table()
+	}
+	var strange error
+	out := generated.ReplaceAllFunc(page, func(place []byte) []byte {
+		name := string(generated.FindSubmatch(place)[1])
+		table, ok := tables[name]
+		if !ok {
+			strange = fmt.Errorf("the page has a place for %s: there is no such structure, or it has a second place", name)
+		}
+		delete(tables, name)
+		return fmt.Appendf(nil, "<!-- make generate: %s -->\n\n%s\n<!-- /make generate -->", name, table)
+	})
+	if missing := slices.Sorted(maps.Keys(tables)); strange == nil && len(missing) > 0 {
+		strange = fmt.Errorf("the page lacks <!-- make generate: %s --> and, some lines below, <!-- /make generate -->", missing[0])
+	}
+	return out, strange
+}
+
+// table is the table of a structure.
+func (s *structure) table() string {
+	var out bytes.Buffer
+	fmt.Fprint(&out, "| key | type | meaning |\n|---|---|---|\n")
+	for _, f := range s.fields {
+		fmt.Fprintf(&out, "| %s |\n", f.cells())
+	}
+	return out.String()
+}
+
+func (s *schema) requests() string {
+	var out bytes.Buffer
+	fmt.Fprint(&out, "| operation | in | key | type | meaning |\n|---|---|---|---|---|\n")
+	for _, m := range s.with(request) {
+		fmt.Fprintf(&out, "| `%s` | | | | %s |\n", m.wire, upper(m.doc))
+		for _, f := range m.fields {
+			fmt.Fprintf(&out, "| | request | %s |\n", f.cells())
+		}
+		for _, f := range m.reply.fields {
+			fmt.Fprintf(&out, "| | reply | %s |\n", f.cells())
+		}
+	}
+	return out.String()
+}
+
+func (s *schema) notices() string {
+	var out bytes.Buffer
+	fmt.Fprint(&out, "| notice | key | type | meaning |\n|---|---|---|---|\n")
+	for _, m := range s.with(notice) {
+		fmt.Fprintf(&out, "| `%s` | | | %s |\n", m.wire, upper(m.doc))
+		for _, f := range m.shown() {
+			fmt.Fprintf(&out, "| | %s |\n", f.cells())
+		}
+	}
+	return out.String()
+}
+
+// cells are a field's key, type and meaning.
+func (f *field) cells() string {
+	name := f.scalar.page
+	if f.of != nil {
+		name = f.of.name
+	}
+	if f.list {
+		name = "[" + name + "]"
+	}
+	if f.optional {
+		name += "?"
+	}
+	return strings.Join([]string{"`" + f.key + "`", name, f.meaning}, " | ")
+}

@@ -1,0 +1,225 @@
+package main
+
+import (
+	"bytes"
+	_ "embed"
+	"fmt"
+	"strings"
+	"text/template"
+	"unicode"
+	"unicode/utf8"
+)
+
+// The hand-written part of the Python module: what is the same for all messages.
+//
+//go:embed messages.py.tmpl
+var pythonTemplate string
+
+// pythonNames are the structures that have another name in Python.
+var pythonNames = map[string]string{
+	"Lease":    "Grant", // `Lease` is what users have in their hands
+	emptyReply: "Reply", // which is also the envelope of all others
+}
+
+func (s *structure) python() string {
+	if name := pythonNames[s.name]; name != "" {
+		return name
+	}
+	return s.name
+}
+
+const pythonColumns = 120
+
+// python writes the messages of the Python client.
+func (s *schema) python() ([]byte, error) {
+	t, err := template.New("messages.py").Parse(pythonTemplate)
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	err = t.Execute(&out, map[string]any{
+		"Mark":     mark,
+		"Binaries": s.pythonBinaries(),
+		"Parts":    classes(s.with(part)),
+		"Requests": classes(s.with(request)),
+		"Replies":  classes(s.with(reply)),
+		"Notices":  classes(s.with(notice)),
+		"Unions":   union("AnyRequest", s.with(request)) + union("AnyNotice", s.with(notice)),
+		"Answers":  s.answers(),
+	})
+	return out.Bytes(), err
+}
+
+func (s *schema) pythonBinaries() string {
+	var out strings.Builder
+	for _, b := range s.binaries {
+		fmt.Fprintf(&out, "%s = Annotated[bytes, Meta(min_length=%s, max_length=%s)]\n", b.name, b.size, b.size)
+	}
+	return out.String()
+}
+
+// classes are the classes of structures, each behind two empty lines.
+func classes(structs []*structure) string {
+	var out strings.Builder
+	for _, s := range structs {
+		if s.empty() {
+			continue
+		}
+		fmt.Fprintf(&out, "\n\nclass %s(%s):\n", s.python(), s.bases())
+		s.docstring(&out)
+		for i, f := range s.shown() {
+			if i == 0 {
+				out.WriteString("\n")
+			}
+			f.python(&out)
+		}
+	}
+	return out.String()
+}
+
+func (s *structure) bases() string {
+	switch s.role {
+	case request:
+		return fmt.Sprintf("Request, kw_only=True, tag=%q", s.wire)
+	case reply:
+		return "Reply, kw_only=True"
+	}
+	options := "Struct, omit_defaults=True"
+	if s.keywordsOnly() {
+		options += ", kw_only=True"
+	}
+	if s.role == notice {
+		options += fmt.Sprintf(", tag_field=\"n\", tag=%q", s.wire)
+	}
+	return options
+}
+
+// keywordsOnly says whether the fields have to be named: where one without a default stands behind one with, and where there are many.
+func (s *structure) keywordsOnly() bool {
+	defaulted := false
+	for _, f := range s.shown() {
+		if defaulted && !f.optional {
+			return true
+		}
+		defaulted = defaulted || f.optional
+	}
+	return len(s.shown()) > 4
+}
+
+// docstring says what the message does: a line that is a sentence, and the rest below it.
+func (s *structure) docstring(out *strings.Builder) {
+	first, rest, more := strings.Cut(upper(s.doc), ". ")
+	if more {
+		first += "."
+	}
+	var below []string
+	if rest != "" {
+		below = append(below, rest)
+	}
+	if s.role == reply {
+		below = append(below, "Answers "+listed(s.answers)+".")
+	}
+	if s.role == request && !s.reply.empty() {
+		below = append(below, "`"+s.reply.python()+"` answers it.")
+	}
+	if len(below) == 0 {
+		fmt.Fprintf(out, "    \"\"\"%s\"\"\"\n", first)
+		return
+	}
+	fmt.Fprintf(out, "    \"\"\"%s\n", first)
+	for _, paragraph := range below {
+		out.WriteString("\n")
+		wrap(out, "    ", paragraph)
+	}
+	out.WriteString("    \"\"\"\n")
+}
+
+// python writes a field with its meaning behind it, or above it where there is no room.
+func (f *field) python(out *strings.Builder) {
+	name := f.scalar.python
+	none := f.scalar.zero
+	if f.of != nil {
+		name = f.of.python()
+		none = "UNSET"
+	}
+	switch {
+	case f.list:
+		name = "tuple[" + name + ", ...]"
+		none = "()"
+	case f.of != nil && f.optional:
+		name += " | UnsetType"
+	}
+	line := fmt.Sprintf("    %s: %s", f.key, name)
+	if f.optional {
+		line += " = " + none
+	}
+	behind := line + "  # " + f.meaning
+	switch {
+	case f.key == "l" || f.key == "I" || f.key == "O": // which ruff takes for digits
+		wrap(out, "    # ", f.meaning)
+		fmt.Fprintf(out, "%s  # noqa: E741 - the wire's key\n", line)
+	case utf8.RuneCountInString(behind) > pythonColumns:
+		wrap(out, "    # ", f.meaning)
+		fmt.Fprintln(out, line)
+	default:
+		fmt.Fprintln(out, behind)
+	}
+}
+
+// union is the type of all of these, as ruff formats it.
+func union(name string, of []*structure) string {
+	names := make([]string, len(of))
+	for i, s := range of {
+		names[i] = s.python()
+	}
+	if line := name + " = " + strings.Join(names, " | "); len(line) <= pythonColumns {
+		return line + "\n"
+	}
+	return name + " = (\n    " + strings.Join(names, "\n    | ") + "\n)\n"
+}
+
+// answers says what answers each request.
+func (s *schema) answers() string {
+	var out strings.Builder
+	for _, m := range s.with(request) {
+		fmt.Fprintf(&out, "    %s: %s,\n", m.python(), m.reply.python())
+	}
+	return out.String()
+}
+
+// listed is "`A`, `B` and `C`".
+func listed(structs []*structure) string {
+	var out strings.Builder
+	for i, s := range structs {
+		switch {
+		case i > 0 && i == len(structs)-1:
+			out.WriteString(" and ")
+		case i > 0:
+			out.WriteString(", ")
+		}
+		out.WriteString("`" + s.python() + "`")
+	}
+	return out.String()
+}
+
+// wrap writes a text in lines that begin with the prefix.
+func wrap(out *strings.Builder, prefix, text string) {
+	line := prefix
+	for _, word := range strings.Fields(text) {
+		if line != prefix && utf8.RuneCountInString(line+" "+word) > pythonColumns {
+			fmt.Fprintln(out, line)
+			line = prefix
+		}
+		if line != prefix {
+			line += " "
+		}
+		line += word
+	}
+	fmt.Fprintln(out, line)
+}
+
+// upper begins a text with a capital letter.
+func upper(text string) string {
+	first, size := utf8.DecodeRuneInString(text)
+	return string(unicode.ToUpper(first)) + text[size:]
+}

@@ -1,0 +1,306 @@
+package main
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// schema is what the source says about the messages.
+type schema struct {
+	structs  []*structure // in the order of the source
+	binaries []binary
+}
+
+// role is what a structure is for.
+type role int
+
+const (
+	part role = iota // of others
+	request
+	reply
+	notice
+)
+
+// structure is a struct of the source.
+type structure struct {
+	name    string
+	doc     string // what it does or says: the comment without the name
+	fields  []field
+	inline  *field // the only field, whose fields stand in the message itself
+	role    role
+	wire    string       // the operation of a request, the name of a notice
+	reply   *structure   // what answers a request
+	answers []*structure // the requests that a reply answers
+}
+
+// empty says whether it is the reply that says nothing.
+func (s *structure) empty() bool { return s.name == emptyReply }
+
+const emptyReply = "EmptyReply"
+
+// shown are the fields that stand on the wire.
+func (s *structure) shown() []field {
+	if s.inline != nil {
+		return s.inline.of.fields
+	}
+	return s.fields
+}
+
+// field is a field of a structure.
+type field struct {
+	name, key, meaning string
+	goType             string // as it stands in the source
+	optional           bool
+	text               bool // for people: made to fit
+	list               bool
+	scalar             scalar     // what it is, or what its elements are
+	of                 *structure // the same, where it is no scalar
+}
+
+// scalar is a type of values that have no fields.
+type scalar struct {
+	page   string // in docs/protocol.md
+	python string
+	zero   string // in Python
+	field  string // the function of bridge/wire/field.go that makes a field; "" where nobody has needed one
+	list   string // the same for a list of such values
+}
+
+var scalars = map[string]scalar{
+	"uint64": {page: "u", python: "U", zero: "0", field: "uintField", list: "uintsField"},
+	"int64":  {page: "i", python: "I64", zero: "0", list: "intsField"},
+	"bool":   {page: "b", python: "bool", zero: "False", field: "boolField"},
+	"string": {page: "s", python: "str", zero: `""`, field: "stringField", list: "stringsField"},
+	"Code":   {page: "s", python: "str", zero: `""`, field: "codeField"},
+	"[]byte": {page: "bin", python: "bytes", zero: `b""`, field: "binaryField"},
+}
+
+// binary is a type of the source that is an array of bytes.
+type binary struct {
+	name, size string
+}
+
+// parse reads the messages of a source file.
+func parse(name string, source []byte) (*schema, error) {
+	file, err := parser.ParseFile(token.NewFileSet(), name, source, parser.ParseComments)
+	if err != nil {
+		return nil, err
+	}
+	r := reader{known: map[string]*structure{}, binaries: map[string]binary{}, replies: map[string]string{}}
+	declared := map[*structure]*ast.StructType{}
+	for _, d := range file.Decls {
+		g, ok := d.(*ast.GenDecl)
+		if !ok || g.Tok != token.TYPE {
+			return nil, fmt.Errorf("%s: expected types and nothing else", name)
+		}
+		for _, spec := range g.Specs {
+			t := spec.(*ast.TypeSpec)
+			switch shape := t.Type.(type) {
+			case *ast.ArrayType:
+				b := binary{name: t.Name.Name}
+				if size, ok := shape.Len.(*ast.BasicLit); ok && types.ExprString(shape.Elt) == "byte" {
+					b.size = size.Value
+				}
+				if b.size == "" {
+					return nil, fmt.Errorf("%s: expected a struct or an array of bytes", b.name)
+				}
+				r.binaries[b.name] = b
+				r.schema.binaries = append(r.schema.binaries, b)
+			case *ast.StructType:
+				s, err := r.declare(t.Name.Name, g.Doc)
+				if err != nil {
+					return nil, fmt.Errorf("%s: %w", t.Name.Name, err)
+				}
+				declared[s] = shape
+			default:
+				return nil, fmt.Errorf("%s: expected a struct or an array of bytes", t.Name.Name)
+			}
+		}
+	}
+	for _, s := range r.schema.structs {
+		if err := r.define(s, declared[s]); err != nil {
+			return nil, fmt.Errorf("%s: %w", s.name, err)
+		}
+	}
+	return &r.schema, r.check()
+}
+
+type reader struct {
+	schema   schema
+	known    map[string]*structure
+	binaries map[string]binary
+	replies  map[string]string // the names of replies, by the names of requests
+}
+
+// declare takes what stands above a struct.
+func (r *reader) declare(name string, comment *ast.CommentGroup) (*structure, error) {
+	s := &structure{name: name}
+	var said bool
+	if s.doc, said = strings.CutPrefix(oneLine(comment), name+" "); !said {
+		return nil, fmt.Errorf("expected a comment that begins with its name and a verb")
+	}
+	for _, line := range comment.List {
+		words, ok := strings.CutPrefix(line.Text, "//wire:")
+		if !ok {
+			continue
+		}
+		switch w := strings.Fields(words); {
+		case s.role == part && w[0] == "request" && len(w) == 2:
+			s.role, s.wire, r.replies[name] = request, w[1], emptyReply
+		case s.role == part && w[0] == "request" && len(w) == 3:
+			s.role, s.wire, r.replies[name] = request, w[1], w[2]
+		case s.role == part && w[0] == "notice" && len(w) == 2:
+			s.role, s.wire = notice, w[1]
+		default:
+			return nil, fmt.Errorf("expected one //wire:request OPERATION REPLY, or one //wire:notice NAME, found %q", line.Text)
+		}
+	}
+	r.known[name] = s
+	r.schema.structs = append(r.schema.structs, s)
+	return s, nil
+}
+
+// define takes the fields of a struct.
+func (r *reader) define(s *structure, declared *ast.StructType) error {
+	for _, f := range declared.Fields.List {
+		if len(f.Names) != 1 || f.Tag == nil {
+			return fmt.Errorf("expected one name and a tag in front of each meaning, found %s", types.ExprString(f.Type))
+		}
+		made := field{name: f.Names[0].Name, goType: types.ExprString(f.Type)}
+		if made.meaning = oneLine(f.Doc); f.Comment != nil {
+			made.meaning = oneLine(f.Comment)
+		}
+		if err := r.complete(&made, f.Tag.Value); err != nil {
+			return fmt.Errorf("%s: %w", made.name, err)
+		}
+		if slices.ContainsFunc(s.fields, func(f field) bool { return f.key == made.key }) {
+			return fmt.Errorf("%s: its key %q is taken", made.name, made.key)
+		}
+		s.fields = append(s.fields, made)
+	}
+	if len(s.fields) > 0 && s.fields[0].key == "" {
+		s.inline = &s.fields[0]
+	}
+	if s.inline != nil && (len(s.fields) > 1 || s.inline.of == nil || s.inline.list || s.role != notice) {
+		return fmt.Errorf("%s: only a notice can have a structure inline, and has nothing else then", s.inline.name)
+	}
+	return nil
+}
+
+// complete takes a field's tag and type.
+func (r *reader) complete(f *field, quoted string) error {
+	tag, err := strconv.Unquote(quoted)
+	if err != nil {
+		return err
+	}
+	key, option, _ := strings.Cut(reflect.StructTag(tag).Get("wire"), ",")
+	f.key, f.optional = strings.CutSuffix(key, "?")
+	f.text = option == "text"
+	switch {
+	case f.meaning == "" || strings.Contains(f.meaning, "|"):
+		return fmt.Errorf("expected a comment that says what it means, without a vertical bar")
+	case f.text && f.goType != "string" || option != "" && option != "text" && option != "inline" || (key == "") != (option == "inline"):
+		return fmt.Errorf(`expected a tag wire:"KEY", wire:"KEY?", wire:"KEY,text" for a string, or wire:",inline", found %s`, quoted)
+	case key != "" && (!token.IsIdentifier(f.key) || keywords[f.key]):
+		return fmt.Errorf("expected a key that Python and Go can have as a name, found %q", f.key)
+	}
+	element, pointer := strings.CutPrefix(f.goType, "*")
+	if f.goType != "[]byte" {
+		element, f.list = strings.CutPrefix(element, "[]")
+	}
+	var known bool
+	if f.scalar, known = scalars[element]; !known {
+		b, isBinary := r.binaries[element]
+		f.scalar = scalar{page: "bin(" + b.size + ")", python: b.name, field: strings.ToLower(b.name) + "Field"}
+		f.of = r.known[element]
+		known = isBinary && !f.optional || f.of != nil && f.of.role != request && f.of.role != notice
+	}
+	constructor := f.constructor()
+	if !known || constructor == "" || pointer && (f.of == nil || f.list) {
+		return fmt.Errorf("package wire has no field of type %s yet: see field.go", f.goType)
+	}
+	if f.of != nil && !f.list && f.optional != pointer {
+		return fmt.Errorf("expected a pointer where a structure is optional, and only there, found %s", f.goType)
+	}
+	return nil
+}
+
+// constructor is the function of package wire that makes the field.
+func (f *field) constructor() string {
+	switch {
+	case f.of != nil && f.list:
+		return "structsField"
+	case f.of != nil && f.optional:
+		return "pointerField"
+	case f.of != nil:
+		return "structField"
+	case f.list:
+		return f.scalar.list
+	case f.text:
+		return "textField"
+	}
+	return f.scalar.field
+}
+
+// keywords are the words of Python that are no names there, of those that are names in Go.
+var keywords = map[string]bool{
+	"and": true, "as": true, "assert": true, "async": true, "await": true, "class": true, "def": true, "del": true, "elif": true,
+	"except": true, "finally": true, "from": true, "global": true, "in": true, "is": true, "lambda": true, "nonlocal": true, "not": true,
+	"or": true, "pass": true, "raise": true, "try": true, "while": true, "with": true, "yield": true,
+}
+
+// check joins requests with their replies.
+func (r *reader) check() error {
+	taken := map[string]string{}
+	for _, s := range r.schema.structs {
+		if s.wire != "" {
+			name := fmt.Sprint(s.role, s.wire)
+			if other := taken[name]; other != "" {
+				return fmt.Errorf("%s: %s has the name %q already", s.name, other, s.wire)
+			}
+			taken[name] = s.name
+		}
+		if s.role != request {
+			continue
+		}
+		answer := r.known[r.replies[s.name]]
+		if answer == nil || answer.role != part && answer.role != reply {
+			return fmt.Errorf("%s: there is no structure %s to answer it", s.name, r.replies[s.name])
+		}
+		answer.role = reply
+		answer.answers = append(answer.answers, s)
+		s.reply = answer
+	}
+	for _, s := range r.schema.structs {
+		for _, f := range s.shown() {
+			reserved := s.role == request && (f.key == "o" || f.key == "q") || s.role == reply && (f.key == "q" || f.key == "e") ||
+				s.role == notice && (f.key == "n" || f.key == "q" || f.key == "e")
+			if reserved {
+				return fmt.Errorf("%s: %s: the key %q belongs to the envelope", s.name, f.name, f.key)
+			}
+		}
+	}
+	return nil
+}
+
+// with are the structures of a role, in the order of the source.
+func (s *schema) with(r role) (found []*structure) {
+	for _, one := range s.structs {
+		if one.role == r {
+			found = append(found, one)
+		}
+	}
+	return found
+}
+
+// oneLine is a comment's text without line breaks and directives.
+func oneLine(comment *ast.CommentGroup) string {
+	return strings.Join(strings.Fields(comment.Text()), " ")
+}

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestWhatIsCommittedIsWhatTheMessagesSay(t *testing.T) {
+	files, err := generate("..")
+	require.NoError(t, err)
+	require.Len(t, files, 3)
+	for path, want := range files {
+		got, err := os.ReadFile(path)
+		require.NoError(t, err)
+		if string(got) != string(want) {
+			t.Errorf("%s is not what bridge/wire/messages.go says: run `make generate`, and commit what it writes", path)
+		}
+	}
+}
+
+var update = flag.Bool("update", false, "write what the tests want of the tiny package")
+
+func tiny(t *testing.T, name string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join("testdata", "tiny", name))
+	require.NoError(t, err)
+	return content
+}
+
+func TestEveryTypeOfFieldIsWritten(t *testing.T) {
+	s, err := parse(source, tiny(t, source))
+	require.NoError(t, err)
+	golang, err := s.golang()
+	require.NoError(t, err)
+	python, err := s.python()
+	require.NoError(t, err)
+	page, err := s.page(tiny(t, "protocol.md"))
+	require.NoError(t, err)
+	for name, got := range map[string][]byte{"want_messages_gen.go.txt": golang, "want_messages.py.txt": python, "want_protocol.md": page} {
+		if *update {
+			require.NoError(t, os.WriteFile(filepath.Join("testdata", "tiny", name), got, 0o644))
+		}
+		assert.Equal(t, string(tiny(t, name)), string(got), name)
+	}
+	again, err := s.page(page)
+	require.NoError(t, err)
+	assert.Equal(t, string(page), string(again), "the tables take the place of those before")
+}
+
+func TestWhatTheGeneratorCannotWriteIsNamed(t *testing.T) {
+	message := func(field string) string {
+		return "// Ask asks.\n//\n//wire:request ask\ntype Ask struct {\n" + field + "\n}\n"
+	}
+	for source, want := range map[string]string{
+		"type Ask struct{}":                                               "Ask: expected a comment that begins with its name and a verb",
+		"// It asks.\ntype Ask struct{}":                                  "Ask: expected a comment that begins with its name and a verb",
+		"// Ask asks.\ntype Ask uint64":                                   "Ask: expected a struct or an array of bytes",
+		"// Ask asks.\ntype Ask [2]uint64":                                "Ask: expected a struct or an array of bytes",
+		"func ask() {}":                                                   "messages.go: expected types and nothing else",
+		"// A asks.\n//wire:reply a\ntype A struct{}":                     `A: expected one //wire:request OPERATION REPLY, or one //wire:notice NAME, found "//wire:reply a"`,
+		"// A asks.\n//wire:request a B\ntype A struct{}":                 "A: there is no structure B to answer it",
+		message("X uint64 `wire:\"x\"`"):                                  "Ask: X: expected a comment that says what it means, without a vertical bar",
+		message("X uint64 `wire:\"x\"` // a|b"):                           "Ask: X: expected a comment that says what it means, without a vertical bar",
+		message("X uint64 // x"):                                          "Ask: expected one name and a tag in front of each meaning, found uint64",
+		message("X, Y uint64 `wire:\"x\"` // x"):                          "Ask: expected one name and a tag in front of each meaning, found uint64",
+		message("X uint64 `wire:\"from\"` // x"):                          `Ask: X: expected a key that Python and Go can have as a name, found "from"`,
+		message("X uint64 `wire:\"if\"` // x"):                            `Ask: X: expected a key that Python and Go can have as a name, found "if"`,
+		message("X uint64 `wire:\"q\"` // x"):                             `Ask: X: the key "q" belongs to the envelope`,
+		message("X uint32 `wire:\"x\"` // x"):                             "Ask: X: package wire has no field of type uint32 yet: see field.go",
+		message("X []bool `wire:\"x\"` // x"):                             "Ask: X: package wire has no field of type []bool yet: see field.go",
+		message("X *uint64 `wire:\"x?\"` // x"):                           "Ask: X: package wire has no field of type *uint64 yet: see field.go",
+		message("X *Part `wire:\"x\"` // x"):                              "Ask: X: expected a pointer where a structure is optional, and only there, found *Part",
+		message("X Part `wire:\"x?\"` // x"):                              "Ask: X: expected a pointer where a structure is optional, and only there, found Part",
+		message("X Ask `wire:\"x\"` // x"):                                "Ask: X: package wire has no field of type Ask yet: see field.go",
+		message("X Part `wire:\",inline\"` // x"):                         "Ask: X: only a notice can have a structure inline, and has nothing else then",
+		message("X uint64 `wire:\"x,text\"` // x"):                        "Ask: X: expected a tag wire:\"KEY\", wire:\"KEY?\", wire:\"KEY,text\" for a string, or wire:\",inline\", found `wire:\"x,text\"`",
+		message("X uint64 `wire:\"x\"` // x\nY uint64 `wire:\"x\"` // y"): `Ask: Y: its key "x" is taken`,
+		message("") + strings.ReplaceAll(message(""), "Ask", "Other"):     `Other: Ask has the name "ask" already`,
+	} {
+		_, err := parse("messages.go", []byte("package wire\n\n// Part is here.\ntype Part struct{}\n\n// EmptyReply says nothing.\ntype EmptyReply struct{}\n\n"+source))
+		assert.EqualError(t, err, want, source)
+	}
+}
+
+func TestThePageHasAPlaceForEachTable(t *testing.T) {
+	s, err := parse(source, []byte("package wire\n\n// Part is here.\ntype Part struct{}\n"))
+	require.NoError(t, err)
+	place := func(name string) string { return "<!-- make generate: " + name + " -->\n<!-- /make generate -->\n" }
+	for page, want := range map[string]string{
+		place("Requests") + place("Notices"):                                 "the page lacks <!-- make generate: Part --> and, some lines below, <!-- /make generate -->",
+		place("Requests") + place("Notices") + place("Part") + place("Part"): "the page has a place for Part: there is no such structure, or it has a second place",
+		place("Requests") + place("Notices") + place("Part") + place("Ode"):  "the page has a place for Ode: there is no such structure, or it has a second place",
+	} {
+		_, err := s.page([]byte(page))
+		assert.EqualError(t, err, want)
+	}
+}
+
+func TestOnlyWhatChangesIsWritten(t *testing.T) {
+	root := t.TempDir()
+	wire := filepath.Join(root, "bridge", "wire")
+	for _, folder := range []string{wire, filepath.Join(root, "docs"), filepath.Join(root, "python", "poolbridge", "_wire")} {
+		require.NoError(t, os.MkdirAll(folder, 0o755))
+	}
+	_, err := run(wire)
+	require.ErrorContains(t, err, "messages.go: no such file")
+	require.NoError(t, os.WriteFile(filepath.Join(wire, source), tiny(t, source), 0o644))
+	_, err = run(wire)
+	require.ErrorContains(t, err, "protocol.md: no such file")
+	require.NoError(t, os.WriteFile(filepath.Join(root, "docs", "protocol.md"), tiny(t, "protocol.md"), 0o644))
+	written, err := run(wire)
+	require.NoError(t, err)
+	require.Len(t, written, 3)
+	made := filepath.Join(wire, "messages_gen.go")
+	require.NoError(t, os.WriteFile(made, nil, 0o644))
+	written, err = run(wire)
+	require.NoError(t, err)
+	require.Equal(t, []string{made}, written)
+	written, err = run(wire)
+	require.NoError(t, err)
+	require.Empty(t, written)
+}

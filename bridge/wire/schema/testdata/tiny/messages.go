@@ -1,0 +1,79 @@
+package wire
+
+// Key identifies nothing in particular.
+type Key [4]byte
+
+// Error says why.
+type Error struct {
+	Code    Code   `wire:"c"`      // stable code
+	Message string `wire:"m,text"` // text for people
+}
+
+// Point says where.
+type Point struct {
+	X     uint64 `wire:"x"`  // to the right
+	Y     uint64 `wire:"y?"` // to the top; left out: on the ground
+	Label []byte `wire:"lb"` // what stands there, see `x`
+}
+
+// All has a field of every type.
+type All struct {
+	Count    uint64   `wire:"u"`    // a number
+	MayCount uint64   `wire:"mu?"`  // a number or none
+	Flag     bool     `wire:"b"`    // a flag
+	MayFlag  bool     `wire:"mb?"`  // a flag or none
+	Text     string   `wire:"s"`    // a text
+	MayText  string   `wire:"ms?"`  // a text or none
+	Data     []byte   `wire:"bn"`   // bytes
+	MayData  []byte   `wire:"mbn?"` // bytes or none
+	Key      Key      `wire:"k"`    // bytes, just so many
+	Counts   []uint64 `wire:"lu"`   // numbers
+	Steps    []int64  `wire:"li?"`  // numbers, also negative ones
+	Texts    []string `wire:"ls?"`  // texts
+	Point    Point    `wire:"p"`    // a structure
+	MayPoint *Point   `wire:"mp?"`  // a structure or none
+	// a list of structures, whose meaning takes more words than there is room for behind the field, so that it stands above it in
+	// Python
+	Points []Point `wire:"l?"`
+}
+
+// Ask asks. This is the second sentence, which stands apart in Python.
+//
+//wire:request ask AskReply
+type Ask struct {
+	All All `wire:"a"` // all there is
+}
+
+// AskReply has the answer.
+type AskReply struct {
+	Answer uint64 `wire:"n"` // the answer
+}
+
+// AskAgain asks again.
+//
+//wire:request ask-again AskReply
+type AskAgain struct {
+	Point Point `wire:"p"` // where
+}
+
+// Stop asks nothing.
+//
+//wire:request stop
+type Stop struct{}
+
+// EmptyReply says that it was done.
+type EmptyReply struct{}
+
+// Bye says that this is the end.
+//
+//wire:notice bye
+type Bye struct {
+	Why Error `wire:",inline"` // why
+}
+
+// Here says where.
+//
+//wire:notice here
+type Here struct {
+	Points []Point `wire:"p"` // points
+}
