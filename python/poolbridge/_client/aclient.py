@@ -11,14 +11,13 @@ from types import TracebackType
 from typing import Any, Never, Self, TypeVar
 
 from poolbridge._client import channel_operations as _channel_operations
-from poolbridge._client import listing as _listing
 from poolbridge._client import operations as _operations
 from poolbridge._client import paths as _paths
 from poolbridge._client import whole as _whole
 from poolbridge._client.channel import AsyncChannel
 from poolbridge._client.client_state import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, ClientState, explained, hello
 from poolbridge._client.lease import AsyncLease
-from poolbridge._client.listing import BufferInfo, ChannelInfo, NameInfo, SessionInfo
+from poolbridge._client.listing import AsyncLists
 from poolbridge._client.pool import Pool, ServiceStats
 from poolbridge._client.starter import Starter
 from poolbridge._client.subscription import AsyncSubscription
@@ -83,7 +82,7 @@ async def _connect(where: str, timeout: float, wait: float, gpu: int | str | Non
     return AsyncClient(session, reader, where, timeout)
 
 
-class AsyncClient(ClientState):
+class AsyncClient(AsyncLists, ClientState):
     """A connection to the service, for asyncio; made by `connect_async`.
 
     Its methods are those of `Client`, to be awaited. A cancelled wait is cancelled at the service too, and a lease that
@@ -143,25 +142,6 @@ class AsyncClient(ClientState):
     async def pools(self) -> list[Pool]:
         """List the pools that this user may use or destroy; see `Client.pools`."""
         return [of.pool for of in (await self.stats()).pools]
-
-    async def sessions(self) -> list[SessionInfo]:
-        """List the sessions of this user, this one included; for the service's own user all.
-
-        What comes and goes meanwhile may be missing, here and in the lists below.
-        """
-        return await self._run(_listing.sessions())
-
-    async def channels(self) -> list[ChannelInfo]:
-        """List channels; see `Client.channels`."""
-        return await self._run(_listing.channels())
-
-    async def names(self) -> list[NameInfo]:
-        """List names; see `Client.names`."""
-        return await self._run(_listing.names())
-
-    async def buffers(self) -> list[BufferInfo]:
-        """List sessions; see `Client.sessions`."""
-        return await self._run(_listing.buffers())
 
     # Buffers
 

@@ -9,13 +9,12 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from poolbridge._client import channel_operations as _channel_operations
-from poolbridge._client import listing as _listing
 from poolbridge._client import operations as _operations
 from poolbridge._client import whole as _whole
 from poolbridge._client.channel import Channel, info_of
 from poolbridge._client.client_state import CLOSE_TIMEOUT, ClientState
 from poolbridge._client.lease import Lease
-from poolbridge._client.listing import BufferInfo, ChannelInfo, NameInfo, SessionInfo
+from poolbridge._client.listing import Lists
 from poolbridge._client.pool import Pool, ServiceStats
 from poolbridge._client.subscription import Subscription
 from poolbridge._memory import tensor as _tensor
@@ -29,7 +28,7 @@ from poolbridge._wire.messages import Reply
 _T = TypeVar("_T")
 
 
-class Client(ClientState):
+class Client(Lists, ClientState):
     """A connection to the service. Thread-safe, and a context manager; made by `connect`.
 
     A pickled client connects again where it is unpickled, to the same service and with the same default pool: so it can
@@ -157,25 +156,6 @@ class Client(ClientState):
     def pools(self) -> list[Pool]:
         """List the pools that this user may use or destroy; `stats` says how much of them is in use."""
         return [of.pool for of in self.stats().pools]
-
-    def sessions(self) -> list[SessionInfo]:
-        """List the sessions of this user, this one included; for the service's own user all.
-
-        What comes and goes meanwhile may be missing, here and in the lists below.
-        """
-        return self._run(_listing.sessions())
-
-    def channels(self) -> list[ChannelInfo]:
-        """List the channels that this user may use, with how many take part in each."""
-        return self._run(_listing.channels())
-
-    def names(self) -> list[NameInfo]:
-        """List the names of buffers that this user may lease."""
-        return self._run(_listing.names())
-
-    def buffers(self) -> list[BufferInfo]:
-        """List the buffers of the pools that this user may use, with the sessions that hold them."""
-        return self._run(_listing.buffers())
 
     # Buffers
 

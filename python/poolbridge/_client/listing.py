@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from poolbridge._session.flow import Flow, ask
@@ -170,21 +172,56 @@ def _pages(what: str, key: str, describe: Callable[[Any], _T]) -> Flow[list[_T]]
             return found
 
 
-def sessions() -> Flow[list[SessionInfo]]:
-    """List the sessions that this user is told of."""
-    return (yield from _pages("sessions", "ss", _session))
+_sessions = partial(_pages, "sessions", "ss", _session)
+_channels = partial(_pages, "channels", "cs", _channel)
+_names = partial(_pages, "names", "ns", _name)
+_buffers = partial(_pages, "buffers", "bs", _buffer)
 
 
-def channels() -> Flow[list[ChannelInfo]]:
-    """List the channels that this user may use."""
-    return (yield from _pages("channels", "cs", _channel))
+class Lists:
+    """The lists that a `Client` gives."""
+
+    @abstractmethod
+    def _run(self, flow: Flow[_T]) -> _T: ...
+
+    def sessions(self) -> list[SessionInfo]:
+        """List the sessions of this user, this one included; for the service's own user all.
+
+        What comes and goes meanwhile may be missing, here and in the lists below.
+        """
+        return self._run(_sessions())
+
+    def channels(self) -> list[ChannelInfo]:
+        """List the channels that this user may use, with how many take part in each."""
+        return self._run(_channels())
+
+    def names(self) -> list[NameInfo]:
+        """List the names of buffers that this user may lease."""
+        return self._run(_names())
+
+    def buffers(self) -> list[BufferInfo]:
+        """List the buffers of the pools that this user may use, with the sessions that hold them."""
+        return self._run(_buffers())
 
 
-def names() -> Flow[list[NameInfo]]:
-    """List the names of buffers that this user may lease."""
-    return (yield from _pages("names", "ns", _name))
+class AsyncLists:
+    """The lists that an `AsyncClient` gives."""
 
+    @abstractmethod
+    async def _run(self, flow: Flow[_T]) -> _T: ...
 
-def buffers() -> Flow[list[BufferInfo]]:
-    """List the buffers of the pools that this user may use."""
-    return (yield from _pages("buffers", "bs", _buffer))
+    async def sessions(self) -> list[SessionInfo]:
+        """List sessions; see `Client.sessions`."""
+        return await self._run(_sessions())
+
+    async def channels(self) -> list[ChannelInfo]:
+        """List channels; see `Client.channels`."""
+        return await self._run(_channels())
+
+    async def names(self) -> list[NameInfo]:
+        """List names; see `Client.names`."""
+        return await self._run(_names())
+
+    async def buffers(self) -> list[BufferInfo]:
+        """List buffers; see `Client.buffers`."""
+        return await self._run(_buffers())
