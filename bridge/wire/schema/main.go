@@ -5,8 +5,10 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 )
 
 const source = "messages.go"
@@ -28,11 +30,11 @@ func run(wire string) (written []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for path, content := range files {
-		if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, content) {
+	for _, path := range slices.Sorted(maps.Keys(files)) {
+		if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, files[path]) {
 			continue
 		}
-		if err := os.WriteFile(path, content, 0o644); err != nil {
+		if err := os.WriteFile(path, files[path], 0o644); err != nil {
 			return written, err
 		}
 		written = append(written, path)
