@@ -152,11 +152,11 @@ func (r *reader) declare(name string, comment *ast.CommentGroup) (*structure, er
 			continue
 		}
 		switch w := strings.Fields(words); {
-		case s.role == part && w[0] == "request" && len(w) == 2:
+		case s.role == part && len(w) == 2 && w[0] == "request":
 			s.role, s.wire, r.replies[name] = request, w[1], emptyReply
-		case s.role == part && w[0] == "request" && len(w) == 3:
+		case s.role == part && len(w) == 3 && w[0] == "request":
 			s.role, s.wire, r.replies[name] = request, w[1], w[2]
-		case s.role == part && w[0] == "notice" && len(w) == 2:
+		case s.role == part && len(w) == 2 && w[0] == "notice":
 			s.role, s.wire = notice, w[1]
 		default:
 			return nil, fmt.Errorf("expected one //wire:request OPERATION REPLY, or one //wire:notice NAME, found %q", line.Text)

@@ -64,6 +64,7 @@ func TestWhatTheGeneratorCannotWriteIsNamed(t *testing.T) {
 		"// Ask asks.\ntype Ask [2]uint64":                                "Ask: expected a struct or an array of bytes",
 		"func ask() {}":                                                   "messages.go: expected types and nothing else",
 		"// A asks.\n//wire:reply a\ntype A struct{}":                     `A: expected one //wire:request OPERATION REPLY, or one //wire:notice NAME, found "//wire:reply a"`,
+		"// A asks.\n//wire:\ntype A struct{}":                            `A: expected one //wire:request OPERATION REPLY, or one //wire:notice NAME, found "//wire:"`,
 		"// A asks.\n//wire:request a B\ntype A struct{}":                 "A: there is no structure B to answer it",
 		message("X uint64 `wire:\"x\"`"):                                  "Ask: X: expected a comment that says what it means, without a vertical bar",
 		message("X uint64 `wire:\"x\"` // a|b"):                           "Ask: X: expected a comment that says what it means, without a vertical bar",
