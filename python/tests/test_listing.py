@@ -6,6 +6,7 @@ import asyncio
 import os
 from datetime import UTC, datetime
 
+import numpy as np
 import pytest
 from realservice import RealService
 
@@ -55,6 +56,20 @@ def test_the_lists_say_who_holds_what(service, client):
     (listed,) = client.channels()
     assert (listed.id, listed.name, listed.mode, listed.capacity) == (channel.id, "c", "broadcast", 3)
     assert (listed.producers, listed.consumers, listed.closed) == (0, 0, False)
+    assert (listed.published, listed.waiting, listed.slowest) == (0, 0, None)
+
+
+def test_the_list_of_channels_says_how_far_the_slowest_consumer_is_behind(service, client):
+    client.create_pool("p", kind="host", max_bytes="1MiB")
+    channel = client.create_channel("c", capacity=3)
+    with poolbridge.connect(service.path) as other:
+        frames = other.subscribe("c", credit=1)
+        for value in range(3):
+            channel.publish(np.full(4, value))
+        next(frames)
+        (listed,) = client.channels()
+        assert (listed.published, listed.waiting) == (3, 2)
+        assert listed.slowest == max(one.id for one in client.sessions()), "that of the subscriber"
 
 
 def test_asyncio_has_the_same_lists(service):

@@ -66,6 +66,13 @@ class ChannelInfo:
         How many take part now.
     closed
         Nothing more can be published: it lives until its consumers leave.
+    published
+        How many frames there were so far.
+    waiting
+        How many frames are still to be taken: in a broadcast by the consumer that is furthest behind, in a queue those
+        that are not acknowledged.
+    slowest
+        The id of the session of the consumer of a broadcast that is furthest behind; None: none is.
     """
 
     id: int
@@ -78,6 +85,9 @@ class ChannelInfo:
     producers: int
     consumers: int
     closed: bool
+    published: int
+    waiting: int
+    slowest: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +160,7 @@ def _session(of: SessionEntry) -> SessionInfo:
 def _channel(of: ChannelEntry) -> ChannelInfo:
     c = of.c
     mode, full = cast("ChannelMode", c.md), cast("FullPolicy", c.fl)
-    return ChannelInfo(c.id, c.nm, c.pl, mode, c.cp, full, of.ui, of.pr, of.cs, of.sh)
+    return ChannelInfo(c.id, c.nm, c.pl, mode, c.cp, full, of.ui, of.pr, of.cs, of.sh, of.sq, of.wt, of.sl or None)
 
 
 def _name(of: NameEntry) -> NameInfo:
