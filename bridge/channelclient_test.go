@@ -131,7 +131,7 @@ func TestAFrameCarriesWhatItsSenderSays(t *testing.T) {
 		assert.ErrorIs(t, f.Lease.WaitOn(ended, mempool.CPU), context.Canceled)
 		require.NoError(t, clock.Reach(ready))
 		require.NoError(t, f.Lease.WaitOn(t.Context(), mempool.CPU))
-		assert.ErrorIs(t, f.Lease.CopyFrom(0, []byte{1}), ErrInvalid)
+		assert.ErrorIs(t, f.Lease.CopyFrom(context.Background(), 0, []byte{1}), ErrInvalid)
 		assert.ErrorIs(t, f.Lease.Publish(t.Context(), mempool.Publication{Name: "x"}), ErrInvalid)
 		_, err = theirs.Publish(t.Context(), f.Lease, mempool.FrameOptions{})
 		assert.ErrorIs(t, err, ErrInvalid)

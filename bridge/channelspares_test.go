@@ -131,7 +131,7 @@ func TestTheNextFrameIsWrittenWhenTheReadersOfTheLastAreDone(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, l.WaitOn(ended, mempool.CPU), context.Canceled)
 	written := make(chan error)
-	go func() { written <- l.CopyFrom(0, []byte("second")) }()
+	go func() { written <- l.CopyFrom(context.Background(), 0, []byte("second")) }()
 	m, err := l.mem.Memory(false)
 	require.NoError(t, err)
 	first := make([]byte, 1<<16)
@@ -187,7 +187,7 @@ func TestMemoryIsUsedAgainWhenTheTimelineOfItsReaderIsGone(t *testing.T) {
 	for what, do := range map[string]func(t *testing.T, s *channelPair){
 		"for the next frame": func(t *testing.T, s *channelPair) {
 			l := allocate(t, s.pool, 1<<16)
-			require.NoError(t, l.CopyFrom(0, []byte("next")))
+			require.NoError(t, l.CopyFrom(context.Background(), 0, []byte("next")))
 			require.NoError(t, l.Release(false))
 		},
 		"by others": func(t *testing.T, s *channelPair) {
@@ -230,14 +230,14 @@ func TestABufferThatHadANameIsNotAllocatedAgain(t *testing.T) {
 	l, err := s.producer.Get(t.Context(), "x", LeaseOptions{Write: true})
 	require.NoError(t, err)
 	require.Equal(t, named, l.Info().Buffer)
-	require.NoError(t, l.CopyFrom(0, frameOf(1, 1<<16)))
+	require.NoError(t, l.CopyFrom(context.Background(), 0, frameOf(1, 1<<16)))
 	_, err = s.from.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": "1"}})
 	require.NoError(t, err)
 	require.NoError(t, receive(t, from, 1).Release())
 	for n := range uint64(8) {
 		l := allocate(t, s.pool, 1<<16)
 		require.NotEqual(t, named, l.Info().Buffer)
-		require.NoError(t, l.CopyFrom(0, frameOf(2+n, 1<<16)))
+		require.NoError(t, l.CopyFrom(context.Background(), 0, frameOf(2+n, 1<<16)))
 		_, err := s.from.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": fmt.Sprint(2 + n)}})
 		require.NoError(t, err)
 		require.NoError(t, receive(t, from, 2+n).Release())
@@ -245,7 +245,7 @@ func TestABufferThatHadANameIsNotAllocatedAgain(t *testing.T) {
 	l, err = s.consumer.Get(t.Context(), "x", LeaseOptions{Wait: patience})
 	require.NoError(t, err)
 	b := make([]byte, 1<<16)
-	require.NoError(t, l.CopyTo(b, 0))
+	require.NoError(t, l.CopyTo(context.Background(), b, 0))
 	assert.Equal(t, frameOf(1, 1<<16), b)
 	require.NoError(t, l.Release(false))
 }
@@ -351,18 +351,18 @@ func TestALeaseThatHasEndedStaysEndedWhileItsMemoryIsUsedAgain(t *testing.T) {
 	for n := range uint64(6) {
 		l := allocate(t, s.pool, 1<<16)
 		l.Info().Tensor.Shape[0] = 1
-		require.NoError(t, l.CopyFrom(0, frameOf(n, 1<<16)))
+		require.NoError(t, l.CopyFrom(context.Background(), 0, frameOf(n, 1<<16)))
 		_, err := s.from.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": fmt.Sprint(n)}})
 		require.NoError(t, err)
 		f := receive(t, from, n)
 		f.Lease.Info().Tensor.Shape[0] = 1
 		for _, ended := range leases {
-			_, err := ended.Bytes()
+			_, err := ended.Bytes(t.Context())
 			assert.ErrorIs(t, err, ErrReleased)
 			assert.ErrorIs(t, ended.Release(false), ErrReleased)
 		}
 		for _, released := range frames {
-			_, err := released.Lease.Bytes()
+			_, err := released.Lease.Bytes(context.Background())
 			assert.ErrorIs(t, err, ErrReleased)
 			assert.ErrorIs(t, released.Release(), ErrReleased)
 		}

@@ -105,7 +105,7 @@ func hold() error {
 		if err != nil {
 			return err
 		}
-		if err := l.Fill(0, 4096, 'x'); err != nil {
+		if err := l.Fill(context.Background(), 0, 4096, 'x'); err != nil {
 			return err
 		}
 	}
@@ -173,7 +173,7 @@ func readOnce() error {
 		return err
 	}
 	text := make([]byte, l.Info().Bytes)
-	if err := l.CopyTo(text, 0); err != nil {
+	if err := l.CopyTo(context.Background(), text, 0); err != nil {
 		return err
 	}
 	fmt.Println(string(text))

@@ -89,14 +89,14 @@ func TestLeasesOnOneBlockAtATime(t *testing.T) {
 				l, err := consumer.Get(context.Background(), "x", LeaseOptions{Wait: patience})
 				if assert.NoError(t, err) {
 					got := make([]byte, 1)
-					assert.NoError(t, l.CopyTo(got, 0))
+					assert.NoError(t, l.CopyTo(context.Background(), got, 0))
 					assert.Equal(t, "x", string(got))
 					assert.NoError(t, l.Release(false))
 				}
 			})
 		}
 		l := allocate(t, p, 1)
-		require.NoError(t, l.Fill(0, 1, 'x'))
+		require.NoError(t, l.Fill(context.Background(), 0, 1, 'x'))
 		publish(t, l, "x")
 		all.Wait()
 		require.NoError(t, consumer.Close())
@@ -114,7 +114,7 @@ func TestARecalledBlockStaysMappedWhileItIsLeased(t *testing.T) {
 	s.notice(t, &wire.Recall{Blocks: []uint64{5, 6}})
 	_, m := s.request(t)
 	assert.Equal(t, &wire.Dropped{Blocks: []uint64{6}}, m, "which it does not know at all")
-	require.NoError(t, l.CopyFrom(0, []byte("mine")))
+	require.NoError(t, l.CopyFrom(context.Background(), 0, []byte("mine")))
 	ended := make(chan error)
 	go func() { ended <- l.Release(false) }()
 	_, m = s.request(t)
@@ -157,7 +157,7 @@ func TestClosingWhileEverythingIsInUse(t *testing.T) {
 				for {
 					l, err := p.Allocate(context.Background(), mempool.Bytes(100), patience)
 					if err == nil {
-						err = errors.Join(l.Fill(0, 100, 1), l.Publish(context.Background(), mempool.Publication{Name: "x", Replace: true}), l.Release(false))
+						err = errors.Join(l.Fill(context.Background(), 0, 100, 1), l.Publish(context.Background(), mempool.Publication{Name: "x", Replace: true}), l.Release(false))
 					}
 					if err != nil {
 						assert.Condition(t, func() bool { return errors.Is(err, ErrClosed) || errors.Is(err, ErrReleased) }, "%v", err)
@@ -181,7 +181,7 @@ func TestClosingWhileEverythingIsInUse(t *testing.T) {
 			closing.Go(func() { assert.NoError(t, c.Close()) })
 		}
 		closing.Wait()
-		assert.ErrorIs(t, held.CopyFrom(0, nil), ErrReleased)
+		assert.ErrorIs(t, held.CopyFrom(context.Background(), 0, nil), ErrReleased)
 		_, err = c.Stats(context.Background())
 		assert.ErrorIs(t, err, ErrClosed)
 		_, err = c.OpenPool(context.Background(), "p", 0)

@@ -78,16 +78,22 @@ func (s *consuming) deliver(ctx context.Context, manual bool, yield func(*Frame,
 	}
 }
 
-// Release ends the frame's lease: the memory is not needed any more, at the latest once what is in the queues that are named
-// is done. A frame that was not settled before is acknowledged.
+// Release ends the frame's lease: the memory is not needed any more. A frame that was not settled before is acknowledged. It waits as
+// [Lease.Release] does.
 //
 // Errors: [ErrReleased] if it had been released before.
-func (f *Frame) Release(after ...mempool.Queue) error {
+func (f *Frame) Release() error { return f.ReleaseAfter(unasked) }
+
+// ReleaseAfter is Release for memory that queues of the caller's still use: the sender writes it again after what they hold now. Of several
+// queues the first waits for the others: here, until ctx ends, where it is one that cannot wait by itself.
+//
+// Errors: those of Release; [ErrTimeout] and ctx's from waiting.
+func (f *Frame) ReleaseAfter(ctx context.Context, queues ...mempool.Queue) error {
 	if f.Lease == nil {
 		return nil
 	}
 	f.settled.Store(true)
-	return f.Lease.release(false, after...)
+	return f.Lease.release(ctx, false, queues...)
 }
 
 // Ack acknowledges the frame: in a queue it goes to nobody else, in a broadcast it holds no sender back any more. The memory

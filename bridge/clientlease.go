@@ -146,7 +146,7 @@ func hasEnded(info *mempool.LeaseInfo) error {
 }
 
 // with calls f with the buffer's memory, which stays mapped meanwhile.
-func (l *Lease) with(off, n uint64, write bool, f func(mempool.Memory) error) error {
+func (l *Lease) with(ctx context.Context, off, n uint64, write bool, f func(mempool.Memory) error) error {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	switch {
@@ -162,11 +162,14 @@ func (l *Lease) with(off, n uint64, write bool, f func(mempool.Memory) error) er
 		return err
 	}
 	if n > 0 { // else who asks says how it waits
-		if err := l.await(context.Background(), m.Queue()); err != nil {
+		if err := l.await(ctx, m.Queue()); err != nil {
 			return err
 		}
 	}
 	if write && m.Queue() != mempool.CPU {
+		if _, err := l.client.Clock(ctx); err != nil && ctx.Err() != nil { // so that Release need not ask for it
+			return err
+		}
 		l.ordering().Use()
 	}
 	return f(m)
@@ -204,44 +207,45 @@ func (l *Lease) endOrder() error {
 	return nil
 }
 
-// CopyFrom copies src to the buffer at off bytes.
+// CopyFrom copies src to the buffer at off bytes. On a GPU it comes after all that must happen before, without a wait here; on the CPU that is
+// waited for, and what is begun is not broken off.
 //
-// Errors: [ErrReleased], [ErrInvalid] if src does not fit or the lease was granted to read.
-func (l *Lease) CopyFrom(off uint64, src []byte) error {
-	return l.with(off, uint64(len(src)), true, func(m mempool.Memory) error { return m.CopyFrom(off, src) })
+// Errors: [ErrReleased], [ErrInvalid] if src does not fit or the lease was granted to read; [ErrTimeout] and ctx's from waiting.
+func (l *Lease) CopyFrom(ctx context.Context, off uint64, src []byte) error {
+	return l.with(ctx, off, uint64(len(src)), true, func(m mempool.Memory) error { return m.CopyFrom(off, src) })
 }
 
-// CopyTo fills dst from the buffer at off bytes.
+// CopyTo fills dst from the buffer at off bytes, once the content is complete. A copy that has begun is not broken off.
 //
 // Errors: [ErrReleased], [ErrInvalid] if the buffer has not that many bytes, [ErrProducerDied] if its content was not
-// complete.
-func (l *Lease) CopyTo(dst []byte, off uint64) error {
-	return l.with(off, uint64(len(dst)), false, func(m mempool.Memory) error {
+// complete; [ErrTimeout] and ctx's from waiting.
+func (l *Lease) CopyTo(ctx context.Context, dst []byte, off uint64) error {
+	return l.with(ctx, off, uint64(len(dst)), false, func(m mempool.Memory) error {
 		if err := m.CopyTo(dst, off); err != nil {
 			return err
 		}
-		return l.Check(context.Background())
+		return l.Check(ctx)
 	})
 }
 
-// Fill sets n bytes at off to b.
+// Fill sets n bytes at off to b. It waits as CopyFrom does.
 //
-// Errors: [ErrReleased], [ErrInvalid].
-func (l *Lease) Fill(off, n uint64, b byte) error {
-	return l.with(off, n, true, func(m mempool.Memory) error { return m.Fill(off, n, b) })
+// Errors: those of [Lease.CopyFrom].
+func (l *Lease) Fill(ctx context.Context, off, n uint64, b byte) error {
+	return l.with(ctx, off, n, true, func(m mempool.Memory) error { return m.Fill(off, n, b) })
 }
 
 // Bytes is the buffer as the CPU sees it, nil where it cannot reach it, once it may be touched. It must not be touched
 // once the lease has ended, nor written through a read lease.
 //
-// Errors: [ErrReleased]; [ErrTimeout] and [ErrProducerDied] from waiting for who works on it.
-func (l *Lease) Bytes() (b []byte, err error) {
-	err = l.with(0, 0, false, func(m mempool.Memory) error {
+// Errors: [ErrReleased]; [ErrTimeout], [ErrProducerDied] and ctx's from waiting for who works on it.
+func (l *Lease) Bytes(ctx context.Context) (b []byte, err error) {
+	err = l.with(ctx, 0, 0, false, func(m mempool.Memory) error {
 		if b = m.Bytes(); b == nil {
 			return nil
 		}
 		b = b[:l.info.Bytes:l.info.Bytes]
-		return l.await(context.Background(), mempool.CPU)
+		return l.await(ctx, mempool.CPU)
 	})
 	return b, err
 }
@@ -249,12 +253,12 @@ func (l *Lease) Bytes() (b []byte, err error) {
 // Pointer is the buffer's address: a CUDA device pointer for memory on a GPU. It must not be used once the lease has
 // ended. Unless a queue was made to wait for what must happen first ([Lease.WaitOn]), this waits for it.
 //
-// Errors: [ErrReleased]; [ErrTimeout] and [ErrProducerDied] from waiting.
-func (l *Lease) Pointer() (p uintptr, err error) {
-	err = l.with(0, 0, false, func(m mempool.Memory) error {
+// Errors: [ErrReleased]; [ErrTimeout], [ErrProducerDied] and ctx's from waiting.
+func (l *Lease) Pointer(ctx context.Context) (p uintptr, err error) {
+	err = l.with(ctx, 0, 0, false, func(m mempool.Memory) error {
 		p = m.Pointer()
 		if o := l.order.Load(); o != nil {
-			return o.AwaitAccess(context.Background(), m)
+			return o.AwaitAccess(ctx, m)
 		}
 		return nil
 	})
@@ -267,7 +271,7 @@ func (l *Lease) Pointer() (p uintptr, err error) {
 //
 // Errors: [ErrReleased]; from queues that wait here, [ErrTimeout], [ErrProducerDied] and ctx's.
 func (l *Lease) WaitOn(ctx context.Context, q mempool.Queue) error {
-	return l.with(0, 0, false, func(m mempool.Memory) error {
+	return l.with(ctx, 0, 0, false, func(m mempool.Memory) error {
 		if o := l.order.Load(); o != nil {
 			return o.Give(ctx, m.Queue(), q)
 		}
@@ -280,7 +284,7 @@ func (l *Lease) WaitOn(ctx context.Context, q mempool.Queue) error {
 //
 // Errors: as [mempool.OpenEvent]. What has a fence besides can be used all the same.
 func (l *Lease) ReadyEvent() (e *mempool.Event, err error) {
-	err = l.with(0, 0, false, func(mempool.Memory) error {
+	err = l.with(context.Background(), 0, 0, false, func(mempool.Memory) error { // nothing is waited for
 		if o := l.order.Load(); o != nil {
 			e, err = o.Event()
 		}

@@ -9,18 +9,30 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Release ends the lease. incomplete says that what a write lease was for did not happen: the buffer has then failed.
+// Release ends the lease. incomplete says that what a write lease was for did not happen: the buffer has then failed. It waits for no answer
+// of the service, and for no work of a GPU whose streams can write words: the next user of the memory comes after what this package did
+// with it. It waits for other calls of the lease that are under way.
 //
 // Errors: [ErrReleased] if it had ended before.
-func (l *Lease) Release(incomplete bool) error { return l.release(incomplete) }
+func (l *Lease) Release(incomplete bool) error { return l.release(unasked, incomplete) }
+
+// unasked is a context for who must not ask the service for anything and wait for the answer.
+var unasked = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
 
 // ReleaseAfter is Release for memory that queues of the caller's still use: the next user of the memory comes after what
-// they hold now.
+// they hold now. The first time that the client names a queue it asks the service for its timeline: if ctx ends before the answer, the work
+// of the queues is waited for instead.
 //
 // Errors: [ErrReleased].
-func (l *Lease) ReleaseAfter(queues ...mempool.Queue) error { return l.release(false, queues...) }
+func (l *Lease) ReleaseAfter(ctx context.Context, queues ...mempool.Queue) error {
+	return l.release(ctx, false, queues...)
+}
 
-func (l *Lease) release(incomplete bool, after ...mempool.Queue) error {
+func (l *Lease) release(ctx context.Context, incomplete bool, after ...mempool.Queue) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
@@ -29,7 +41,7 @@ func (l *Lease) release(incomplete bool, after ...mempool.Queue) error {
 	var done []mempool.Fence
 	m, err := l.reach()
 	if err == nil {
-		if done, err = l.after(m.Queue(), after...); err != nil {
+		if done, err = l.after(ctx, m.Queue(), after...); err != nil {
 			l.client.doubt(l.info.Block, m)
 		}
 	}
@@ -61,14 +73,14 @@ func (l *Lease) completed(ctx context.Context, c mempool.Completion) (*mempool.F
 }
 
 // after are the fences that end this client's work on the memory.
-func (l *Lease) after(own mempool.Queue, queues ...mempool.Queue) ([]mempool.Fence, error) {
+func (l *Lease) after(ctx context.Context, own mempool.Queue, queues ...mempool.Queue) ([]mempool.Fence, error) {
 	if l.order.Load() == nil && len(queues) == 0 {
 		return nil, nil
 	}
 	if l.taken == nil {
-		return l.ordering().After(context.Background(), own, queues...)
+		return l.ordering().After(ctx, own, queues...)
 	}
-	t, err := l.ordering().AfterOne(context.Background(), own, queues...)
+	t, err := l.ordering().AfterOne(ctx, own, queues...)
 	if t == nil {
 		return nil, err
 	}

@@ -23,7 +23,7 @@ func TestWhatAClientSaysAboutEventsIsChecked(t *testing.T) {
 	} {
 		assert.ErrorIs(t, c.call(t.Context(), r, &call{into: &wire.EmptyReply{}}), ErrInvalid, name)
 	}
-	require.NoError(t, l.CopyFrom(0, []byte{1}), "the lease lives on")
+	require.NoError(t, l.CopyFrom(t.Context(), 0, []byte{1}), "the lease lives on")
 	require.NoError(t, l.Release(false))
 }
 
@@ -44,7 +44,7 @@ func TestAReaderIsToldOfAnEventThatStandsAlone(t *testing.T) {
 	assert.Equal(t, event, got.Info().Event)
 	_, err = got.ReadyEvent()
 	assert.ErrorIs(t, err, ErrUnavailable, "these are no event's bytes")
-	assert.ErrorIs(t, got.CopyTo(make([]byte, 1), 0), ErrUnavailable)
+	assert.ErrorIs(t, got.CopyTo(t.Context(), make([]byte, 1), 0), ErrUnavailable)
 	require.NoError(t, got.Release(false), "and the session goes on")
 	require.NoError(t, l.Release(false))
 	_, err = producer.Stats(t.Context()) // the release has arrived

@@ -96,24 +96,24 @@ func TestNothingOfATransferOnAGPUWaits(t *testing.T) {
 	stopped(t, l, clock, stuck)
 	src := random(1<<20, 1)
 	want := bytes.Clone(src)
-	require.NoError(t, l.CopyFrom(0, src)) // the GPU has not begun
-	clear(src)                             // and src may be used again
+	require.NoError(t, l.CopyFrom(context.Background(), 0, src)) // the GPU has not begun
+	clear(src)                                                   // and src may be used again
 	require.NoError(t, l.Publish(ctx, mempool.Publication{Name: "x"}))
 	got, err := c.Get(ctx, "x", LeaseOptions{})
 	require.NoError(t, err)
 	require.Len(t, got.Info().Wait, 1, "the content is not complete")
 
 	w := allocate(t, p, 1<<20) // written, released unfinished, written by the next
-	require.NoError(t, w.CopyFrom(0, want))
+	require.NoError(t, w.CopyFrom(context.Background(), 0, want))
 	require.NoError(t, w.Release(false))
 	next := allocate(t, p, 1<<20)
 	require.Equal(t, w.Info().Block, next.Info().Block)
 	require.Len(t, next.Info().Wait, 1)
-	require.NoError(t, next.Fill(0, 1<<20, 1))
+	require.NoError(t, next.Fill(context.Background(), 0, 1<<20, 1))
 
 	require.NoError(t, clock.Reach(stuck))
 	dst := make([]byte, 1<<20)
-	require.NoError(t, got.CopyTo(dst, 0))
+	require.NoError(t, got.CopyTo(context.Background(), dst, 0))
 	assert.True(t, bytes.Equal(want, dst))
 	release(t, got)
 	release(t, next)
@@ -137,7 +137,7 @@ func TestNoStreamWaitsForWhoAsksForBytesThatTheCPUCannotReach(t *testing.T) {
 	require.NoError(t, c.Unpublish(ctx, "x"))
 	l := allocate(t, p, 4096)
 	require.Equal(t, []mempool.Fence{stuck}, l.Info().Wait)
-	b, err := l.Bytes()
+	b, err := l.Bytes(context.Background())
 	require.NoError(t, err)
 	assert.Nil(t, b)
 	clock, err := c.Clock(ctx)
@@ -190,5 +190,18 @@ func TestOneFenceStandsForSeveralQueues(t *testing.T) {
 	over, died = clock.Page().Over(*one)
 	assert.True(t, over)
 	assert.False(t, died)
+	release(t, l)
+}
+
+func TestReleaseAsksTheServiceForNothingThatItWouldWaitFor(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	c := dial(t, path)
+	p := gpuPool(t, c)
+	l := allocate(t, p, 1<<20)
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, l.Fill(cancelled, 0, 1<<20, 1), context.Canceled, "it makes the timeline first")
+	require.NoError(t, l.Fill(t.Context(), 0, 1<<20, 1))
+	assert.NotNil(t, c.timelines.own(), "of which the fences are that say when the memory may be used")
 	release(t, l)
 }

@@ -230,7 +230,7 @@ func TestALeaseThatCannotBeMappedIsGivenBack(t *testing.T) {
 			_, m := s.request(t)
 			assert.Equal(t, &wire.Release{Lease: 2}, m)
 			assert.Error(t, <-ended)
-			require.NoError(t, first.CopyTo(make([]byte, 4), 0))
+			require.NoError(t, first.CopyTo(context.Background(), make([]byte, 4), 0))
 		})
 	}
 }

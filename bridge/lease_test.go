@@ -14,38 +14,38 @@ func TestALeaseReachesItsOwnBytesOnly(t *testing.T) {
 	_, path := serve(t, ServerConfig{})
 	p := createPool(t, dial(t, path), hostPool("p", 1<<16))
 	l := allocate(t, p, 5)
-	require.NoError(t, l.CopyFrom(0, []byte("hello")))
-	require.NoError(t, l.CopyFrom(5, nil))
-	require.NoError(t, l.Fill(1, 3, '-'))
-	require.NoError(t, l.Fill(5, 0, '!'))
+	require.NoError(t, l.CopyFrom(context.Background(), 0, []byte("hello")))
+	require.NoError(t, l.CopyFrom(context.Background(), 5, nil))
+	require.NoError(t, l.Fill(context.Background(), 1, 3, '-'))
+	require.NoError(t, l.Fill(context.Background(), 5, 0, '!'))
 	got := make([]byte, 4)
-	require.NoError(t, l.CopyTo(got, 1))
+	require.NoError(t, l.CopyTo(context.Background(), got, 1))
 	assert.Equal(t, "---o", string(got))
 	for _, err := range []error{
-		l.CopyFrom(0, make([]byte, 6)), l.CopyFrom(6, nil), l.CopyFrom(^uint64(0), []byte{1}),
-		l.CopyTo(make([]byte, 5), 1), l.CopyTo(nil, 6), l.Fill(0, 6, 0), l.Fill(2, ^uint64(0), 0),
+		l.CopyFrom(context.Background(), 0, make([]byte, 6)), l.CopyFrom(context.Background(), 6, nil), l.CopyFrom(context.Background(), ^uint64(0), []byte{1}),
+		l.CopyTo(context.Background(), make([]byte, 5), 1), l.CopyTo(context.Background(), nil, 6), l.Fill(context.Background(), 0, 6, 0), l.Fill(context.Background(), 2, ^uint64(0), 0),
 	} {
 		assert.ErrorIs(t, err, ErrInvalid)
 	}
-	b, err := l.Bytes()
+	b, err := l.Bytes(context.Background())
 	require.NoError(t, err)
 	assert.Equal(t, "h---o", string(b))
 	assert.Equal(t, 5, cap(b))
-	at, err := l.Pointer()
+	at, err := l.Pointer(context.Background())
 	require.NoError(t, err)
 	assert.NotZero(t, at)
 	assert.Equal(t, mempool.Bytes(5), l.Tensor())
 	publish(t, l, "x")
-	assert.ErrorIs(t, l.CopyFrom(0, []byte{1}), ErrInvalid, "published")
-	assert.ErrorIs(t, l.Fill(0, 1, 0), ErrInvalid)
-	require.NoError(t, l.CopyTo(got, 0))
+	assert.ErrorIs(t, l.CopyFrom(context.Background(), 0, []byte{1}), ErrInvalid, "published")
+	assert.ErrorIs(t, l.Fill(context.Background(), 0, 1, 0), ErrInvalid)
+	require.NoError(t, l.CopyTo(context.Background(), got, 0))
 	release(t, l)
-	_, err = l.Bytes()
+	_, err = l.Bytes(context.Background())
 	assert.ErrorIs(t, err, ErrReleased)
-	_, err = l.Pointer()
+	_, err = l.Pointer(context.Background())
 	assert.ErrorIs(t, err, ErrReleased)
-	assert.ErrorIs(t, l.CopyFrom(0, nil), ErrReleased)
-	assert.ErrorIs(t, l.Fill(0, 0, 0), ErrReleased)
+	assert.ErrorIs(t, l.CopyFrom(context.Background(), 0, nil), ErrReleased)
+	assert.ErrorIs(t, l.Fill(context.Background(), 0, 0, 0), ErrReleased)
 }
 
 func TestWhoReadsContentThatIsPromisedWaitsForIt(t *testing.T) {
@@ -61,11 +61,15 @@ func TestWhoReadsContentThatIsPromisedWaitsForIt(t *testing.T) {
 	require.NoError(t, err)
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.ErrorIs(t, got.WaitOn(cancelled, mempool.CPU), context.Canceled)
+	_, noBytes := got.Bytes(cancelled)
+	_, noPointer := got.Pointer(cancelled)
+	for _, err := range []error{got.WaitOn(cancelled, mempool.CPU), got.CopyTo(cancelled, make([]byte, 5), 0), noBytes, noPointer} {
+		require.ErrorIs(t, err, context.Canceled)
+	}
 	read := make(chan string)
 	go func() {
 		text := make([]byte, 5)
-		assert.NoError(t, got.CopyTo(text, 0), "it waits")
+		assert.NoError(t, got.CopyTo(context.Background(), text, 0), "it waits")
 		read <- string(text)
 	}()
 	require.NoError(t, m.CopyFrom(0, []byte("hello")))

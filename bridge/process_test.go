@@ -99,7 +99,7 @@ func TestAnotherProcessReadsWhatThisOnePublished(t *testing.T) {
 	reader := spawn(t, "read", path, nil)
 	p := createPool(t, dial(t, path), hostPool("p", 4096))
 	l := allocate(t, p, 5)
-	require.NoError(t, l.CopyFrom(0, []byte("hello")))
+	require.NoError(t, l.CopyFrom(context.Background(), 0, []byte("hello")))
 	publish(t, l, "greeting")
 	assert.Equal(t, "hello", reader.says())
 }

@@ -44,7 +44,7 @@ func (s *benchStream) send(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	mem, err := l.Bytes()
+	mem, err := l.Bytes(context.Background())
 	if err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func (s *benchStream) send(ctx context.Context) error {
 
 // receiveNumbered checks a frame and releases it.
 func receiveNumbered(f *Frame, number uint64) error {
-	mem, err := f.Lease.Bytes()
+	mem, err := f.Lease.Bytes(context.Background())
 	if err != nil {
 		return err
 	}

@@ -147,7 +147,7 @@ func TestPublishingBeforeTheWorkIsDone(t *testing.T) {
 		read := make(chan []byte)
 		begin := func() {
 			b := make([]byte, 1<<20)
-			assert.NoError(t, got.CopyTo(b, 0), "it waits")
+			assert.NoError(t, got.CopyTo(context.Background(), b, 0), "it waits")
 			read <- b
 		}
 		if spec.Kind == mempool.Host {
@@ -175,7 +175,7 @@ func TestTheNextWriterComesAfterTheReaders(t *testing.T) {
 		ctx := context.Background()
 		p := createPool(t, producer, spec)
 		first := allocate(t, p, spec.MaxBytes) // one block for all
-		require.NoError(t, first.CopyFrom(0, []byte("first")))
+		require.NoError(t, first.CopyFrom(context.Background(), 0, []byte("first")))
 		publish(t, first, "x")
 		got, err := consumer.Get(ctx, "x", LeaseOptions{})
 		require.NoError(t, err)
@@ -194,7 +194,7 @@ func TestTheNextWriterComesAfterTheReaders(t *testing.T) {
 		second := allocate(t, p, spec.MaxBytes)
 		require.Contains(t, second.Info().Wait, busy)
 		written := make(chan error)
-		go func() { written <- second.CopyFrom(0, []byte("second")) }()
+		go func() { written <- second.CopyFrom(context.Background(), 0, []byte("second")) }()
 		view := make([]byte, 5)
 		m, err := first.mem.Memory(false)
 		require.NoError(t, err)
@@ -208,7 +208,7 @@ func TestTheNextWriterComesAfterTheReaders(t *testing.T) {
 		again, err := consumer.Get(ctx, "y", LeaseOptions{})
 		require.NoError(t, err)
 		text := make([]byte, 6)
-		require.NoError(t, again.CopyTo(text, 0))
+		require.NoError(t, again.CopyTo(context.Background(), text, 0))
 		assert.Equal(t, "second", string(text))
 		require.NoError(t, again.Release(false))
 		require.NoError(t, second.Release(false))

@@ -94,9 +94,9 @@ func promiseFrame(ctx context.Context, p *Pool, ch *Channel, n uint64, size int,
 	if err != nil {
 		return nil, err
 	}
-	b, err := l.Bytes()
+	b, err := l.Bytes(context.Background())
 	if err == nil && b == nil {
-		err = l.CopyFrom(0, content)
+		err = l.CopyFrom(context.Background(), 0, content)
 	}
 	if err != nil {
 		return nil, err
@@ -200,7 +200,7 @@ func steadyProducer() error {
 			if err != nil {
 				return err
 			}
-			if err := l.Fill(0, 1<<20, 7); err != nil { // one call, asynchronous
+			if err := l.Fill(context.Background(), 0, 1<<20, 7); err != nil { // one call, asynchronous
 				return err
 			}
 			if _, err := ch.Publish(ctx, l, mempool.FrameOptions{}); err != nil {
@@ -231,7 +231,7 @@ func steadyConsumer() error {
 		if err := f.Lease.WaitOn(ctx, m.Queue()); err != nil {
 			return err
 		}
-		if err := f.Release(m.Queue()); err != nil {
+		if err := f.ReleaseAfter(ctx, m.Queue()); err != nil {
 			return err
 		}
 		fmt.Println(f.Seq)

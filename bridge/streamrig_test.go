@@ -60,7 +60,7 @@ func sendFrame(ctx context.Context, p *Pool, ch *Channel, n uint64, size int, o 
 	if err != nil {
 		return fmt.Errorf("allocate: %w", err)
 	}
-	if err := l.CopyFrom(0, b); err != nil {
+	if err := l.CopyFrom(context.Background(), 0, b); err != nil {
 		return fmt.Errorf("copy: %w", err)
 	}
 	if o.Meta == nil {
@@ -73,7 +73,7 @@ func sendFrame(ctx context.Context, p *Pool, ch *Channel, n uint64, size int, o 
 // verify says whether a frame holds what sendFrame put into one, and which.
 func verify(f *Frame) (n uint64, err error) {
 	b := make([]byte, f.Lease.Info().Bytes)
-	if err := f.Lease.CopyTo(b, 0); err != nil {
+	if err := f.Lease.CopyTo(context.Background(), b, 0); err != nil {
 		return 0, err
 	}
 	if _, err := fmt.Sscan(f.Meta["n"], &n); err != nil {

@@ -26,19 +26,19 @@ func TestWhatOneClientPublishesAnotherReads(t *testing.T) {
 	}()
 	out, err := pool.Allocate(ctx, mempool.Bytes(5), 0)
 	require.NoError(t, err)
-	require.NoError(t, out.CopyFrom(0, []byte("hello")))
+	require.NoError(t, out.CopyFrom(context.Background(), 0, []byte("hello")))
 	require.NoError(t, out.Publish(ctx, mempool.Publication{Name: "greeting"}))
 
 	in := <-got
 	require.NotNil(t, in)
 	text := make([]byte, 5)
-	require.NoError(t, in.CopyTo(text, 0))
+	require.NoError(t, in.CopyTo(context.Background(), text, 0))
 	assert.Equal(t, "hello", string(text))
-	assert.ErrorIs(t, in.CopyFrom(0, text), ErrInvalid, "a read lease")
+	assert.ErrorIs(t, in.CopyFrom(context.Background(), 0, text), ErrInvalid, "a read lease")
 	require.NoError(t, in.Release(false))
 	assert.ErrorIs(t, in.Release(false), ErrReleased)
 	assert.ErrorContains(t, in.Release(false), "of uint8[5], has ended")
-	assert.ErrorIs(t, in.CopyTo(text, 0), ErrReleased)
+	assert.ErrorIs(t, in.CopyTo(context.Background(), text, 0), ErrReleased)
 }
 
 func TestAFullPoolRecallsWhatNobodyUses(t *testing.T) {

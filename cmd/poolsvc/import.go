@@ -134,5 +134,5 @@ func readLease(ctx context.Context, s mempool.Saved) (data []byte, err error) {
 		return nil, err
 	}
 	data = make([]byte, l.Info().Bytes)
-	return data, errors.Join(l.CopyTo(data, 0), l.Release(false))
+	return data, errors.Join(l.CopyTo(ctx, data, 0), l.Release(false))
 }

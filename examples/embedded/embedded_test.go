@@ -40,7 +40,7 @@ func read(ctx context.Context) error {
 		return err
 	}
 	text := make([]byte, lease.Info().Bytes)
-	if err := lease.CopyTo(text, 0); err != nil {
+	if err := lease.CopyTo(context.Background(), text, 0); err != nil {
 		return err
 	}
 	fmt.Println(string(text))

@@ -51,7 +51,7 @@ func serve(ctx context.Context, socket string, kind mempool.Kind, published func
 	if err != nil {
 		return err
 	}
-	if err := lease.CopyFrom(0, text); err != nil {
+	if err := lease.CopyFrom(ctx, 0, text); err != nil {
 		return err
 	}
 	if err := lease.Publish(ctx, mempool.Publication{Name: "reading.txt"}); err != nil {

@@ -65,7 +65,7 @@ func (c *camera) send(ctx context.Context, frames int, pause time.Duration) erro
 		if err != nil {
 			return err
 		}
-		if err := frame.Fill(0, 240*320*3, byte(n)); err != nil {
+		if err := frame.Fill(ctx, 0, 240*320*3, byte(n)); err != nil {
 			return err
 		}
 		meta := map[string]string{"exposure": strconv.Itoa(n)}

@@ -36,7 +36,7 @@ func transfer(ctx context.Context, kind mempool.Kind) error {
 		return err
 	}
 	data, _ := binary.Append(nil, binary.NativeEndian, []float32{1, 2, 3, 4, 5, 6})
-	if err := lease.CopyFrom(0, data); err != nil {
+	if err := lease.CopyFrom(ctx, 0, data); err != nil {
 		return err
 	}
 	return lease.Publish(ctx, mempool.Publication{Name: "weights", Keep: true, Replace: true}) // outlives this program

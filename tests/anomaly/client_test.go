@@ -104,9 +104,9 @@ func (c *client) do(s step) (err error) {
 			c.leases[s.Lease+"'"] = l
 		}
 	case "fill":
-		err = errors.Join(l.Fill(0, bufferBytes, s.Lease[0]), l.CopyFrom(bufferBytes-8, pattern(s.Lease)))
+		err = errors.Join(l.Fill(context.Background(), 0, bufferBytes, s.Lease[0]), l.CopyFrom(context.Background(), bufferBytes-8, pattern(s.Lease)))
 	case "byte": // the same everywhere
-		err = l.Fill(0, bufferBytes, s.Lease[0])
+		err = l.Fill(context.Background(), 0, bufferBytes, s.Lease[0])
 	case "check":
 		err = check(l, s.Lease)
 	case "publish":
@@ -232,7 +232,7 @@ func pattern(name string) []byte { return bytes.Repeat([]byte{name[0] ^ 0xff}, 8
 // check looks for what fill wrote.
 func check(l *bridge.Lease, name string) error {
 	got := make([]byte, 16)
-	if err := l.CopyTo(got, bufferBytes-16); err != nil {
+	if err := l.CopyTo(context.Background(), got, bufferBytes-16); err != nil {
 		return err
 	}
 	if want := append(bytes.Repeat([]byte{name[0]}, 8), pattern(name)...); !bytes.Equal(got, want) {

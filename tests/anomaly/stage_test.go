@@ -55,7 +55,7 @@ func set(dir string, k mempool.Kind, client *remote, neighbour *process) (s *sta
 }
 
 func fill(l *bridge.Lease, name string) error {
-	return errors.Join(l.Fill(0, bufferBytes, name[0]), l.CopyFrom(bufferBytes-8, pattern(name)))
+	return errors.Join(l.Fill(context.Background(), 0, bufferBytes, name[0]), l.CopyFrom(context.Background(), bufferBytes-8, pattern(name)))
 }
 
 // neighbours have the neighbours look at what they have, and transfer a buffer.

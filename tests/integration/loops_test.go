@@ -190,7 +190,7 @@ func TestEveryDocumentedLoopSeesEveryFrameAndEnds(t *testing.T) {
 						for i := range frames {
 							l, err := p.Allocate(t.Context(), image, 0)
 							require.NoError(t, err)
-							require.NoError(t, l.Fill(0, 24, byte(i)))
+							require.NoError(t, l.Fill(t.Context(), 0, 24, byte(i)))
 							_, err = ch.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"exposure": "8"}})
 							require.NoError(t, err)
 						}

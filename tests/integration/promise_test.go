@@ -52,7 +52,7 @@ func TestGoWaitsForWhatPythonHasPromised(t *testing.T) {
 	defer cancel()
 	assert.ErrorIs(t, kept.WaitOn(brief, mempool.CPU), context.DeadlineExceeded)
 	worker.Say(t, "0 7")
-	require.NoError(t, kept.CopyTo(got, 0))
+	require.NoError(t, kept.CopyTo(context.Background(), got, 0))
 	assert.Equal(t, bytes.Repeat([]byte{7}, 1000), got)
 	require.Equal(t, "kept", worker.Line(t))
 	require.NoError(t, kept.Release(false))
@@ -60,7 +60,7 @@ func TestGoWaitsForWhatPythonHasPromised(t *testing.T) {
 	for f, err := range ch.Frames(ctx, mempool.SubscribeOptions{Oldest: true}) {
 		require.NoError(t, err)
 		worker.Say(t, "2 9")
-		require.NoError(t, f.Lease.CopyTo(got, 0))
+		require.NoError(t, f.Lease.CopyTo(context.Background(), got, 0))
 		assert.Equal(t, bytes.Repeat([]byte{9}, 1000), got)
 		require.NoError(t, f.Release())
 		break
@@ -69,7 +69,7 @@ func TestGoWaitsForWhatPythonHasPromised(t *testing.T) {
 	broken, err := c.Get(ctx, "broken", bridge.LeaseOptions{})
 	require.NoError(t, err)
 	worker.Kill(t)
-	assert.ErrorIs(t, broken.CopyTo(got, 0), bridge.ErrProducerDied)
+	assert.ErrorIs(t, broken.CopyTo(t.Context(), got, 0), bridge.ErrProducerDied)
 	require.NoError(t, broken.Release(false))
 }
 
@@ -81,7 +81,7 @@ func TestPythonWaitsForWhatGoHasPromised(t *testing.T) {
 	require.NoError(t, err)
 	l, err := p.Allocate(ctx, mempool.Bytes(1000), 0)
 	require.NoError(t, err)
-	b, err := l.Bytes()
+	b, err := l.Bytes(context.Background())
 	require.NoError(t, err)
 	clock, err := c.Clock(ctx)
 	require.NoError(t, err)

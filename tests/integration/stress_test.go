@@ -245,7 +245,7 @@ func (s *stress) fromGo() {
 			}
 			l, err := s.pool.Allocate(ctx, mempool.Bytes(uint64(len(b))), time.Minute)
 			require.NoError(s, err)
-			require.NoError(s, l.CopyFrom(0, b))
+			require.NoError(s, l.CopyFrom(context.Background(), 0, b))
 			s.with(func() { s.sent[n] = n })
 			seq, err := s.channel.Publish(ctx, l, mempool.FrameOptions{Meta: map[string]string{"n": fmt.Sprint(n)}})
 			require.NoError(s, err)

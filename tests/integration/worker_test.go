@@ -53,7 +53,7 @@ func TestTheMemoryOfAKilledWorkerIsUsedAgain(t *testing.T) {
 	l, err := p.Allocate(ctx, mempool.Bytes(1<<18), time.Minute)
 	require.NoError(t, err)
 	one := make([]byte, 1)
-	require.NoError(t, reader.CopyTo(one, 1<<17))
+	require.NoError(t, reader.CopyTo(context.Background(), one, 1<<17))
 	assert.Equal(t, byte(1), one[0], "readers of what the worker had published go on")
 	_, err = c.Get(ctx, "held", bridge.LeaseOptions{})
 	assert.ErrorIs(t, err, bridge.ErrNotFound, "its names went with it")
@@ -109,7 +109,7 @@ with poolbridge.connect(sys.argv[1]) as client:
 	l, err := c.Get(context.Background(), "numbers", bridge.LeaseOptions{Wait: time.Minute})
 	require.NoError(t, err)
 	assert.Equal(t, mempool.Tensor{DType: mempool.Int32, Shape: []uint64{3, 5}}, l.Tensor())
-	b, err := l.Bytes()
+	b, err := l.Bytes(context.Background())
 	require.NoError(t, err)
 	for i := range 15 {
 		assert.EqualValues(t, i, binary.NativeEndian.Uint32(b[4*i:]))

@@ -80,7 +80,7 @@ func read(socket string) (err error) {
 	}
 	fmt.Printf("done %t, event opened %t\n", done, opened == nil)
 	b := make([]byte, mib)
-	if err := l.CopyTo(b, 0); err != nil {
+	if err := l.CopyTo(context.Background(), b, 0); err != nil {
 		fmt.Printf("died %t\n", errors.Is(err, mempool.ErrProducerDied))
 		return l.Release(false)
 	}
@@ -180,7 +180,7 @@ func (p *eventful) publish(t *testing.T, alone bool) *bridge.Lease {
 	t.Helper()
 	l, err := p.pool.Allocate(t.Context(), mempool.Tensor{DType: mempool.Uint8, Shape: []uint64{mib}}, 0)
 	require.NoError(t, err)
-	ptr, err := l.Pointer()
+	ptr, err := l.Pointer(context.Background())
 	require.NoError(t, err)
 	require.NoError(t, p.stream.WaitValue64GEQ(p.word, 1)) // now that the memory is mapped, for which the driver may wait
 	require.NoError(t, p.stream.Memset8(cuda.DevicePtr(ptr), 7, mib))

@@ -30,7 +30,7 @@ func published(t *testing.T, kind mempool.Kind) (*rig.Service, []byte) {
 	data := random(100_003)
 	l, err := p.Allocate(t.Context(), mempool.Bytes(uint64(len(data))), 0)
 	require.NoError(t, err)
-	require.NoError(t, l.CopyFrom(0, data))
+	require.NoError(t, l.CopyFrom(context.Background(), 0, data))
 	require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: "frame", Keep: true}))
 	require.NoError(t, l.Release(false))
 	require.NoError(t, c.Close())

@@ -125,7 +125,7 @@ func send(ctx context.Context, p *bridge.Pool, ch *bridge.Channel, n uint32, ele
 	if err := l.WaitOn(ctx, q); err != nil {
 		return 0, err
 	}
-	ptr, err := l.Pointer()
+	ptr, err := l.Pointer(context.Background())
 	if err != nil {
 		return 0, err
 	}

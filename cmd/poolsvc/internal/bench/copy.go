@@ -61,7 +61,7 @@ func (s *scene) copyFrames(ctx context.Context, src *source) (d Durations, err e
 		binary.LittleEndian.PutUint64(bytes, uint64(number))
 		b, err := src.allocate(ctx, mempool.Bytes(copyBytes))
 		if err == nil {
-			err = b.CopyFrom(0, bytes)
+			err = b.CopyFrom(ctx, 0, bytes)
 		}
 		return b, err
 	}

@@ -36,7 +36,7 @@ func Consume(ctx context.Context, socket, channel string, out io.Writer) (err er
 			return err
 		}
 		stamps = append(stamps, now())
-		if err := numberIs(f.Lease, uint64(len(stamps)-1)); err != nil {
+		if err := numberIs(ctx, f.Lease, uint64(len(stamps)-1)); err != nil {
 			return err
 		}
 		if err := f.Release(); err != nil {

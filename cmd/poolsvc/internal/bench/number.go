@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 
@@ -8,8 +9,8 @@ import (
 )
 
 // stampNumber writes a number into the first bytes of a buffer that the CPU can reach: the receiver can tell which it is.
-func stampNumber(b *bridge.Lease, number uint64) error {
-	mem, err := b.Bytes()
+func stampNumber(ctx context.Context, b *bridge.Lease, number uint64) error {
+	mem, err := b.Bytes(ctx)
 	if err == nil && len(mem) >= 8 {
 		binary.LittleEndian.PutUint64(mem, number)
 	}
@@ -17,8 +18,8 @@ func stampNumber(b *bridge.Lease, number uint64) error {
 }
 
 // numberIs checks what stampNumber wrote.
-func numberIs(b *bridge.Lease, number uint64) error {
-	mem, err := b.Bytes()
+func numberIs(ctx context.Context, b *bridge.Lease, number uint64) error {
+	mem, err := b.Bytes(ctx)
 	if err != nil || len(mem) < 8 {
 		return err
 	}

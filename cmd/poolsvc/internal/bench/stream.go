@@ -235,7 +235,7 @@ func waitFor(pause time.Duration) {
 func (s *scene) makeFrame(ctx context.Context, src *source, number uint64) (*bridge.Lease, error) {
 	b, err := src.allocate(ctx, mempool.Bytes(streamBytes))
 	if err == nil {
-		err = stampNumber(b, number)
+		err = stampNumber(ctx, b, number)
 	}
 	return b, err
 }

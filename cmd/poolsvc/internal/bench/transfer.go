@@ -125,7 +125,7 @@ func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes ui
 	}
 	// send gives the buffer away, and waits until its memory has come back.
 	send := func(number int) error {
-		err := stampNumber(b, uint64(number))
+		err := stampNumber(ctx, b, uint64(number))
 		if err == nil {
 			err = publish(ctx, ch, b)
 		}
@@ -200,7 +200,7 @@ func transferOne(ctx context.Context, src *source, name string, t mempool.Tensor
 	if err != nil {
 		return err
 	}
-	if err = stampNumber(b, number); err == nil {
+	if err = stampNumber(ctx, b, number); err == nil {
 		err = b.Publish(ctx, mempool.Publication{Name: name})
 	}
 	return errors.Join(err, b.Release(false))

@@ -69,7 +69,7 @@ func (s *scene) put(ctx context.Context, pool *bridge.Pool, name string, n uint6
 	if err != nil {
 		return err
 	}
-	if err = s.bench.Fill(l, n, p); err == nil {
+	if err = s.bench.Fill(ctx, l, n, p); err == nil {
 		err = l.Publish(ctx, mempool.Publication{Name: name})
 	}
 	return errors.Join(err, l.Release(err != nil))
@@ -93,12 +93,12 @@ func (s *scene) look(ctx context.Context, name string, n uint64, p, then *work.P
 	if err != nil {
 		return fmt.Errorf("after the worker: %w", err)
 	}
-	r, err := s.bench.Verify(l, n, p)
+	r, err := s.bench.Verify(ctx, l, n, p)
 	if err == nil {
 		err = r.Err()
 	}
 	if err == nil && then != nil {
-		err = s.bench.Fill(l, n, then)
+		err = s.bench.Fill(ctx, l, n, then)
 	}
 	return errors.Join(err, l.Release(false))
 }

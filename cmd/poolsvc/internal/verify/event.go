@@ -90,7 +90,7 @@ func (a *awaiting) round(ctx context.Context, takes time.Duration) (err error) {
 		return err
 	}
 	// An event stands for the work as long as the lease lasts.
-	defer func() { err = errors.Join(err, l.ReleaseAfter(g.Queue), g.Stream.Synchronize()) }()
+	defer func() { err = errors.Join(err, l.ReleaseAfter(ctx, g.Queue), g.Stream.Synchronize()) }()
 	t := mempool.Tensor{DType: mempool.Uint32, Shape: []uint64{maskedElements}}
 	done := mempool.Completion{After: []mempool.Queue{g.Queue}}
 	var event *mempool.Event
@@ -113,7 +113,7 @@ func (a *awaiting) round(ctx context.Context, takes time.Duration) (err error) {
 	if takes > 0 {
 		err = gate.Hold(takes)
 	}
-	if err = errors.Join(err, a.bench.Queue(g, l, maskedElements, masked(0))); err != nil {
+	if err = errors.Join(err, a.bench.Queue(ctx, g, l, maskedElements, masked(0))); err != nil {
 		return err
 	}
 	took, err := meanwhile(gate.Open, idle.Query, func() error {

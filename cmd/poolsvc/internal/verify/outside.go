@@ -107,7 +107,7 @@ func passDescriptor(ctx context.Context, s *scene, consumer string, ownerFirst b
 		}
 	}()
 	first, second := masked(0), masked(1)
-	if err := s.bench.Fill(m, maskedElements, first); err != nil {
+	if err := s.bench.Fill(ctx, m, maskedElements, first); err != nil {
 		return err
 	}
 	t := work.Task{Task: "descriptor", Path: filepath.Join(s.dir, "run", fmt.Sprintf("%d.sock", s.names)), Device: device,
@@ -119,7 +119,7 @@ func passDescriptor(ctx context.Context, s *scene, consumer string, ownerFirst b
 	}); err != nil {
 		return err
 	}
-	seen, err := s.bench.Verify(m, maskedElements, second)
+	seen, err := s.bench.Verify(ctx, m, maskedElements, second)
 	if err = errors.Join(err, seen.Err()); err != nil {
 		return err
 	}
@@ -137,8 +137,8 @@ func passDescriptor(ctx context.Context, s *scene, consumer string, ownerFirst b
 func (m *shared) Info() mempool.LeaseInfo {
 	return mempool.LeaseInfo{Tensor: mempool.Bytes(m.mapping.Size())}
 }
-func (m *shared) Bytes() ([]byte, error)    { return nil, nil }
-func (m *shared) Pointer() (uintptr, error) { return uintptr(m.mapping.Ptr()), nil }
+func (m *shared) Bytes(context.Context) ([]byte, error)    { return nil, nil }
+func (m *shared) Pointer(context.Context) (uintptr, error) { return uintptr(m.mapping.Ptr()), nil }
 
 // send gives the size and the descriptor to the one who connects to a socket while receive runs.
 func (m *shared) send(ctx context.Context, path string, receive func(context.Context) error) (err error) {

@@ -151,12 +151,12 @@ func (h *handing) write(ctx context.Context, earlier func() error) (took time.Du
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, l.ReleaseAfter(g.Queue)) }()
+	defer func() { err = errors.Join(err, l.ReleaseAfter(ctx, g.Queue)) }()
 	if err := l.WaitOn(ctx, g.Queue); err != nil {
 		return 0, err
 	}
 	took = time.Since(start)
-	if err := errors.Join(earlier(), h.bench.Queue(g, l, maskedElements, h.second)); err != nil {
+	if err := errors.Join(earlier(), h.bench.Queue(ctx, g, l, maskedElements, h.second)); err != nil {
 		return 0, err
 	}
 	start = time.Now()

@@ -1,6 +1,7 @@
 package work
 
 import (
+	"context"
 	"errors"
 	"sync"
 
@@ -29,17 +30,17 @@ type GPU struct {
 // Memory is memory to work on: a lease, or memory of this process.
 type Memory interface {
 	Info() mempool.LeaseInfo
-	Bytes() ([]byte, error)
-	Pointer() (uintptr, error)
+	Bytes(ctx context.Context) ([]byte, error)
+	Pointer(ctx context.Context) (uintptr, error)
 }
 
 // Fill writes n elements of a pattern where the lease's tensor begins.
-func (b *Bench) Fill(m Memory, n uint64, p *Pattern) error {
+func (b *Bench) Fill(ctx context.Context, m Memory, n uint64, p *Pattern) error {
 	want, err := p.pattern()
 	if err != nil {
 		return err
 	}
-	return b.with(m, n*want.ElementBytes(), func(mem []byte) error {
+	return b.with(ctx, m, n*want.ElementBytes(), func(mem []byte) error {
 		return pattern.Fill(mem, want)
 	}, func(g *GPU, ptr cuda.DevicePtr) error {
 		return errors.Join(g.Kernels.Fill(g.Stream, ptr, n, want), g.Stream.Synchronize())
@@ -47,20 +48,20 @@ func (b *Bench) Fill(m Memory, n uint64, p *Pattern) error {
 }
 
 // Apply changes n elements in place.
-func (b *Bench) Apply(m Memory, n uint64, t Transform) error {
+func (b *Bench) Apply(ctx context.Context, m Memory, n uint64, t Transform) error {
 	change := pattern.Transform{Scale: t.Scale, Offset: t.Offset}
-	return b.with(m, n*ElementBytes, change.Apply, func(g *GPU, ptr cuda.DevicePtr) error {
+	return b.with(ctx, m, n*ElementBytes, change.Apply, func(g *GPU, ptr cuda.DevicePtr) error {
 		return errors.Join(g.Kernels.Transform(g.Stream, ptr, n, change), g.Stream.Synchronize())
 	})
 }
 
 // Verify compares n elements with a pattern.
-func (b *Bench) Verify(m Memory, n uint64, p *Pattern) (r pattern.Report, err error) {
+func (b *Bench) Verify(ctx context.Context, m Memory, n uint64, p *Pattern) (r pattern.Report, err error) {
 	want, err := p.pattern()
 	if err != nil {
 		return r, err
 	}
-	err = b.with(m, n*want.ElementBytes(), func(mem []byte) error {
+	err = b.with(ctx, m, n*want.ElementBytes(), func(mem []byte) error {
 		r, err = pattern.Verify(mem, want)
 		return err
 	}, func(g *GPU, ptr cuda.DevicePtr) error {
@@ -71,16 +72,16 @@ func (b *Bench) Verify(m Memory, n uint64, p *Pattern) (r pattern.Report, err er
 }
 
 // with calls one of two: for so many bytes of memory that the CPU reaches, or for memory of a GPU.
-func (b *Bench) with(m Memory, bytes uint64, onCPU func([]byte) error, onGPU func(*GPU, cuda.DevicePtr) error) error {
+func (b *Bench) with(ctx context.Context, m Memory, bytes uint64, onCPU func([]byte) error, onGPU func(*GPU, cuda.DevicePtr) error) error {
 	off := m.Info().Tensor.ByteOffset
-	mem, err := m.Bytes()
+	mem, err := m.Bytes(ctx)
 	if err != nil {
 		return err
 	}
 	if mem != nil && b.Device == "" {
 		return onCPU(mem[off : off+bytes])
 	}
-	address, err := m.Pointer()
+	address, err := m.Pointer(ctx)
 	if err != nil {
 		return err
 	}
@@ -168,12 +169,12 @@ func (b *Bench) Close() error {
 }
 
 // Queue queues the writing of a pattern on a GPU, which also reaches memory of the CPU that is a pool of the GPU's.
-func (b *Bench) Queue(g *GPU, m Memory, n uint64, p *Pattern) error {
+func (b *Bench) Queue(ctx context.Context, g *GPU, m Memory, n uint64, p *Pattern) error {
 	want, err := p.pattern()
 	if err != nil {
 		return err
 	}
-	ptr, err := m.Pointer()
+	ptr, err := m.Pointer(ctx)
 	if err != nil {
 		return err
 	}

@@ -19,10 +19,10 @@ func (w *Worker) both(ctx context.Context, t *Task) (a *Answer, err error) {
 	if a.Elements, err = l.Tensor().Elements(); err != nil {
 		return nil, err
 	}
-	if err := a.pointer(l); err != nil {
+	if err := a.pointer(ctx, l); err != nil {
 		return nil, err
 	}
-	mem, err := l.Bytes()
+	mem, err := l.Bytes(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -41,7 +41,7 @@ func (w *Worker) both(ctx context.Context, t *Task) (a *Answer, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(w.bench.Queue(g, l, a.Elements, t.Pattern), g.Stream.Synchronize()); err != nil {
+	if err := errors.Join(w.bench.Queue(ctx, g, l, a.Elements, t.Pattern), g.Stream.Synchronize()); err != nil {
 		return nil, err
 	}
 	seen, err := pattern.Verify(mem, first)

@@ -37,7 +37,7 @@ func (w *Worker) contextLife(ctx context.Context, t *Task) (a *Answer, err error
 			w.held = append(w.held, l)
 			n, err := l.Tensor().Elements()
 			if err == nil {
-				err = w.compare(a, l, n, t)
+				err = w.compare(ctx, a, l, n, t)
 			}
 			if err != nil || a.Mismatches > 0 {
 				return a, err
@@ -80,7 +80,7 @@ func (w *Worker) secondContext(ctx context.Context, t *Task) (a *Answer, err err
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, l.Release(false)) }()
-	ptr, err := l.Pointer()
+	ptr, err := l.Pointer(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -17,9 +17,9 @@ type placed struct {
 	size uint64
 }
 
-func (p placed) Info() mempool.LeaseInfo   { return mempool.LeaseInfo{Tensor: mempool.Bytes(p.size)} }
-func (p placed) Bytes() ([]byte, error)    { return nil, nil }
-func (p placed) Pointer() (uintptr, error) { return uintptr(p.ptr), nil }
+func (p placed) Info() mempool.LeaseInfo                  { return mempool.LeaseInfo{Tensor: mempool.Bytes(p.size)} }
+func (p placed) Bytes(context.Context) ([]byte, error)    { return nil, nil }
+func (p placed) Pointer(context.Context) (uintptr, error) { return uintptr(p.ptr), nil }
 
 // imported is memory whose descriptor came over a socket.
 type imported struct {
@@ -61,16 +61,16 @@ func (w *Worker) descriptorOpen(ctx context.Context, t *Task) (a *Answer, err er
 	w.imported = &imported{placed{mapping.Ptr(), mapping.Size()}, func() error { return errors.Join(mapping.Close(), physical.Close()) }}
 	w.kept = append(w.kept, w.closeImported)
 	a = &Answer{Elements: t.Elements}
-	return a, w.compare(a, w.imported.placed, t.Elements, t)
+	return a, w.compare(ctx, a, w.imported.placed, t.Elements, t)
 }
 
 // descriptorClose compares the memory once more, and unmaps it.
-func (w *Worker) descriptorClose(_ context.Context, t *Task) (*Answer, error) {
+func (w *Worker) descriptorClose(ctx context.Context, t *Task) (*Answer, error) {
 	if w.imported == nil {
 		return nil, errors.New("no descriptor was opened")
 	}
 	a := &Answer{Elements: t.Elements}
-	err := w.compare(a, w.imported.placed, t.Elements, t)
+	err := w.compare(ctx, a, w.imported.placed, t.Elements, t)
 	return a, errors.Join(err, w.closeImported())
 }
 

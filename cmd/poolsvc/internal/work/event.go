@@ -35,5 +35,5 @@ func (w *Worker) await(ctx context.Context, t *Task) (a *Answer, err error) {
 	if a.Elements, err = l.Tensor().Elements(); err != nil {
 		return nil, err
 	}
-	return a, w.compare(a, l, a.Elements, t)
+	return a, w.compare(ctx, a, l, a.Elements, t)
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // openFile opens a legacy handle that was saved to a file, compares what is there, and changes it. It needs no service.
-func (w *Worker) openFile(_ context.Context, t *Task) (a *Answer, err error) {
+func (w *Worker) openFile(ctx context.Context, t *Task) (a *Answer, err error) {
 	raw, err := os.ReadFile(t.Path)
 	if err != nil {
 		return nil, err
@@ -32,7 +32,7 @@ func (w *Worker) openFile(_ context.Context, t *Task) (a *Answer, err error) {
 	}
 	defer func() { err = errors.Join(err, o.Close()) }()
 	a = &Answer{Elements: t.Elements, Mapped: true}
-	return a, w.compare(a, placed{o.Ptr(), o.Size()}, t.Elements, t)
+	return a, w.compare(ctx, a, placed{o.Ptr(), o.Size()}, t.Elements, t)
 }
 
 // ownLegacy allocates legacy memory of its own, with a pattern, and gives its handle. It lives until the worker ends.

@@ -16,8 +16,8 @@ func (w *Worker) forbidden(ctx context.Context, t *Task) (a *Answer, err error) 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, l.Release(false)) }()
-	a = &Answer{API: failure(l.CopyFrom(0, make([]byte, ElementBytes)))}
-	ptr, err := l.Pointer()
+	a = &Answer{API: failure(l.CopyFrom(ctx, 0, make([]byte, ElementBytes)))}
+	ptr, err := l.Pointer(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -29,7 +29,7 @@ func (w *Worker) forbidden(ctx context.Context, t *Task) (a *Answer, err error) 
 	if a.Elements, err = l.Tensor().Elements(); err != nil {
 		return nil, err
 	}
-	return a, w.compare(a, l, a.Elements, t)
+	return a, w.compare(ctx, a, l, a.Elements, t)
 }
 
 // fault leases a buffer to read and has a kernel write it. After that the GPU is of no use to this process.
@@ -42,7 +42,7 @@ func (w *Worker) fault(ctx context.Context, t *Task) (*Answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Answer{Driver: failure(w.bench.Fill(l, n, Affine(0, 0)))}, nil
+	return &Answer{Driver: failure(w.bench.Fill(ctx, l, n, Affine(0, 0)))}, nil
 }
 
 // twice writes a buffer through one mapping and reads it through another of the same process.
@@ -56,24 +56,24 @@ func (w *Worker) twice(ctx context.Context, t *Task) (a *Answer, err error) {
 	if a.Elements, err = l.Tensor().Elements(); err != nil {
 		return nil, err
 	}
-	if err := w.bench.Fill(l, a.Elements, t.Pattern); err != nil {
+	if err := w.bench.Fill(ctx, l, a.Elements, t.Pattern); err != nil {
 		return nil, err
 	}
-	if err := a.pointer(l); err != nil {
+	if err := a.pointer(ctx, l); err != nil {
 		return nil, err
 	}
 	// What was published is read from here on.
 	if err := l.Publish(ctx, mempool.Publication{Name: t.Name, Replace: true, Keep: true}); err != nil {
 		return nil, err
 	}
-	if err := a.pointer(l); err != nil {
+	if err := a.pointer(ctx, l); err != nil {
 		return nil, err
 	}
-	return a, w.compare(a, l, a.Elements, t)
+	return a, w.compare(ctx, a, l, a.Elements, t)
 }
 
-func (a *Answer) pointer(l *bridge.Lease) error {
-	ptr, err := l.Pointer()
+func (a *Answer) pointer(ctx context.Context, l *bridge.Lease) error {
+	ptr, err := l.Pointer(ctx)
 	a.Pointers = append(a.Pointers, uint64(ptr))
 	return err
 }

@@ -42,7 +42,7 @@ func (w *Worker) slowBegin(ctx context.Context, t *Task) (a *Answer, err error) 
 	}
 	start := time.Now()
 	err = l.WaitOn(ctx, g.Queue)
-	ptr, unreachable := l.Pointer()
+	ptr, unreachable := l.Pointer(ctx)
 	waited := time.Since(start)
 	if err = errors.Join(err, unreachable); err == nil && t.Hold {
 		err = gate.Hold(seconds(t.Slow))
@@ -55,7 +55,7 @@ func (w *Worker) slowBegin(ctx context.Context, t *Task) (a *Answer, err error) 
 		r.found, err = g.Kernels.StartVerify(g.Stream, cuda.DevicePtr(ptr), a.Elements, want)
 	}
 	start = time.Now()
-	err = errors.Join(err, l.ReleaseAfter(g.Queue))
+	err = errors.Join(err, l.ReleaseAfter(ctx, g.Queue))
 	a.Seconds = (waited + time.Since(start)).Seconds()
 	if err != nil {
 		return nil, err

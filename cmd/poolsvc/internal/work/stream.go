@@ -52,7 +52,7 @@ func (w *Worker) streamTake(ctx context.Context, t *Task) (*Answer, error) {
 	}
 	a := &Answer{Mapped: true}
 	for range taken(t.Count) {
-		f, err := w.takeFrame(in, a)
+		f, err := w.takeFrame(ctx, in, a)
 		if err != nil {
 			return nil, err
 		}
@@ -78,7 +78,7 @@ func taken(n int) iter.Seq[int] {
 }
 
 // takeFrame takes a frame, compares it and notes it in an answer; nil if the channel was closed.
-func (w *Worker) takeFrame(in *intake, a *Answer) (*bridge.Frame, error) {
+func (w *Worker) takeFrame(ctx context.Context, in *intake, a *Answer) (*bridge.Frame, error) {
 	f, err, more := in.next()
 	if !more || err != nil {
 		return nil, err
@@ -89,20 +89,20 @@ func (w *Worker) takeFrame(in *intake, a *Answer) (*bridge.Frame, error) {
 	}
 	a.Numbers, a.Sequence = append(a.Numbers, number), append(a.Sequence, f.Seq)
 	a.Missed += f.Dropped
-	mapped, err := w.mapped(f.Lease)
+	mapped, err := w.mapped(ctx, f.Lease)
 	if err != nil {
 		return nil, err
 	}
 	a.Mapped = a.Mapped && mapped
-	return f, w.compareFrame(f, number, a)
+	return f, w.compareFrame(ctx, f, number, a)
 }
 
-func (w *Worker) compareFrame(f *bridge.Frame, number uint64, a *Answer) error {
+func (w *Worker) compareFrame(ctx context.Context, f *bridge.Frame, number uint64, a *Answer) error {
 	n, err := f.Lease.Tensor().Elements()
 	if err != nil {
 		return err
 	}
-	r, err := w.bench.Verify(f.Lease, n, Fibonacci(number))
+	r, err := w.bench.Verify(ctx, f.Lease, n, Fibonacci(number))
 	if err == nil && r.Count > 0 {
 		a.Mismatches += r.Count
 		a.First = append(a.First, fmt.Sprintf("frame %d: %v", f.Seq, r.Err()))
@@ -119,7 +119,7 @@ func (w *Worker) streamRelease(ctx context.Context, t *Task) (*Answer, error) {
 	a := new(Answer)
 	for _, f := range in.kept {
 		number, err := strconv.ParseUint(f.Meta[numberKey], 10, 64)
-		if err = errors.Join(err, w.compareFrame(f, number, a), f.Release()); err != nil {
+		if err = errors.Join(err, w.compareFrame(ctx, f, number, a), f.Release()); err != nil {
 			return nil, err
 		}
 		a.Numbers = append(a.Numbers, number)
@@ -172,7 +172,7 @@ func (w *Worker) publishFrame(ctx context.Context, p *bridge.Pool, ch *bridge.Ch
 	if err != nil {
 		return err
 	}
-	if err = w.bench.Fill(l, t.Elements, Fibonacci(number)); err == nil {
+	if err = w.bench.Fill(ctx, l, t.Elements, Fibonacci(number)); err == nil {
 		o := mempool.FrameOptions{Meta: map[string]string{numberKey: strconv.FormatUint(number, 10)}, Wait: t.timeout()}
 		if _, err = ch.Publish(ctx, l, o); err == nil {
 			return nil
@@ -215,7 +215,7 @@ func (w *Worker) streamRelay(ctx context.Context, t *Task) (*Answer, error) {
 	}
 	a := &Answer{Mapped: true}
 	for range taken(t.Count) {
-		f, err := w.takeFrame(in, a)
+		f, err := w.takeFrame(ctx, in, a)
 		if err != nil {
 			return nil, err
 		}

@@ -159,17 +159,17 @@ func (w *Worker) check(ctx context.Context, t *Task) (a *Answer, err error) {
 	if err != nil {
 		return nil, err
 	}
-	mapped, err := w.mapped(l)
+	mapped, err := w.mapped(ctx, l)
 	if err != nil {
 		return nil, err
 	}
 	a = &Answer{Elements: n, Mapped: mapped}
-	return a, w.compare(a, l, n, t)
+	return a, w.compare(ctx, a, l, n, t)
 }
 
 // compare checks the task's pattern, and where it is there writes what the task says.
-func (w *Worker) compare(a *Answer, m Memory, n uint64, t *Task) error {
-	r, err := w.bench.Verify(m, n, t.Pattern)
+func (w *Worker) compare(ctx context.Context, a *Answer, m Memory, n uint64, t *Task) error {
+	r, err := w.bench.Verify(ctx, m, n, t.Pattern)
 	if err != nil {
 		return err
 	}
@@ -179,9 +179,9 @@ func (w *Worker) compare(a *Answer, m Memory, n uint64, t *Task) error {
 		a.First = []string{r.Err().Error()}
 		return nil
 	case t.Then != nil:
-		err = w.bench.Fill(m, n, t.Then)
+		err = w.bench.Fill(ctx, m, n, t.Then)
 	case t.Transform != nil:
-		err = w.bench.Apply(m, n, *t.Transform)
+		err = w.bench.Apply(ctx, m, n, *t.Transform)
 	default:
 		return nil
 	}
@@ -190,11 +190,11 @@ func (w *Worker) compare(a *Answer, m Memory, n uint64, t *Task) error {
 }
 
 // mapped says whether the memory is known to be the service's.
-func (w *Worker) mapped(l *bridge.Lease) (bool, error) {
-	if b, err := l.Bytes(); err != nil || b != nil {
+func (w *Worker) mapped(ctx context.Context, l *bridge.Lease) (bool, error) {
+	if b, err := l.Bytes(ctx); err != nil || b != nil {
 		return b != nil, err
 	}
-	ptr, err := l.Pointer()
+	ptr, err := l.Pointer(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -221,7 +221,7 @@ func (w *Worker) produce(ctx context.Context, t *Task) (a *Answer, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, l.Release(err != nil)) }()
-	if err := w.bench.Fill(l, t.Elements, t.Pattern); err != nil {
+	if err := w.bench.Fill(ctx, l, t.Elements, t.Pattern); err != nil {
 		return nil, err
 	}
 	return &Answer{Elements: t.Elements, Written: true}, l.Publish(ctx, mempool.Publication{Name: t.Name, Keep: true})
