@@ -157,7 +157,8 @@ func TestClosingWhileEverythingIsInUse(t *testing.T) {
 				for {
 					l, err := p.Allocate(context.Background(), mempool.Bytes(100), patience)
 					if err == nil {
-						err = errors.Join(l.Fill(context.Background(), 0, 100, 1), l.Publish(context.Background(), mempool.Publication{Name: "x", Replace: true}), l.Release(false))
+						err = errors.Join(l.Fill(context.Background(), 0, 100, 1),
+							l.Publish(context.Background(), mempool.Publication{Name: "x", Replace: true}), l.Release(false))
 					}
 					if err != nil {
 						assert.Condition(t, func() bool { return errors.Is(err, ErrClosed) || errors.Is(err, ErrReleased) }, "%v", err)

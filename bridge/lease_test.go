@@ -11,41 +11,42 @@ import (
 )
 
 func TestALeaseReachesItsOwnBytesOnly(t *testing.T) {
+	ctx := t.Context()
 	_, path := serve(t, ServerConfig{})
 	p := createPool(t, dial(t, path), hostPool("p", 1<<16))
 	l := allocate(t, p, 5)
-	require.NoError(t, l.CopyFrom(context.Background(), 0, []byte("hello")))
-	require.NoError(t, l.CopyFrom(context.Background(), 5, nil))
-	require.NoError(t, l.Fill(context.Background(), 1, 3, '-'))
-	require.NoError(t, l.Fill(context.Background(), 5, 0, '!'))
+	require.NoError(t, l.CopyFrom(ctx, 0, []byte("hello")))
+	require.NoError(t, l.CopyFrom(ctx, 5, nil))
+	require.NoError(t, l.Fill(ctx, 1, 3, '-'))
+	require.NoError(t, l.Fill(ctx, 5, 0, '!'))
 	got := make([]byte, 4)
-	require.NoError(t, l.CopyTo(context.Background(), got, 1))
+	require.NoError(t, l.CopyTo(ctx, got, 1))
 	assert.Equal(t, "---o", string(got))
 	for _, err := range []error{
-		l.CopyFrom(context.Background(), 0, make([]byte, 6)), l.CopyFrom(context.Background(), 6, nil), l.CopyFrom(context.Background(), ^uint64(0), []byte{1}),
-		l.CopyTo(context.Background(), make([]byte, 5), 1), l.CopyTo(context.Background(), nil, 6), l.Fill(context.Background(), 0, 6, 0), l.Fill(context.Background(), 2, ^uint64(0), 0),
+		l.CopyFrom(ctx, 0, make([]byte, 6)), l.CopyFrom(ctx, 6, nil), l.CopyFrom(ctx, ^uint64(0), []byte{1}),
+		l.CopyTo(ctx, make([]byte, 5), 1), l.CopyTo(ctx, nil, 6), l.Fill(ctx, 0, 6, 0), l.Fill(ctx, 2, ^uint64(0), 0),
 	} {
 		assert.ErrorIs(t, err, ErrInvalid)
 	}
-	b, err := l.Bytes(context.Background())
+	b, err := l.Bytes(ctx)
 	require.NoError(t, err)
 	assert.Equal(t, "h---o", string(b))
 	assert.Equal(t, 5, cap(b))
-	at, err := l.Pointer(context.Background())
+	at, err := l.Pointer(ctx)
 	require.NoError(t, err)
 	assert.NotZero(t, at)
 	assert.Equal(t, mempool.Bytes(5), l.Tensor())
 	publish(t, l, "x")
-	assert.ErrorIs(t, l.CopyFrom(context.Background(), 0, []byte{1}), ErrInvalid, "published")
-	assert.ErrorIs(t, l.Fill(context.Background(), 0, 1, 0), ErrInvalid)
-	require.NoError(t, l.CopyTo(context.Background(), got, 0))
+	assert.ErrorIs(t, l.CopyFrom(ctx, 0, []byte{1}), ErrInvalid, "published")
+	assert.ErrorIs(t, l.Fill(ctx, 0, 1, 0), ErrInvalid)
+	require.NoError(t, l.CopyTo(ctx, got, 0))
 	release(t, l)
-	_, err = l.Bytes(context.Background())
+	_, err = l.Bytes(ctx)
 	assert.ErrorIs(t, err, ErrReleased)
-	_, err = l.Pointer(context.Background())
+	_, err = l.Pointer(ctx)
 	assert.ErrorIs(t, err, ErrReleased)
-	assert.ErrorIs(t, l.CopyFrom(context.Background(), 0, nil), ErrReleased)
-	assert.ErrorIs(t, l.Fill(context.Background(), 0, 0, 0), ErrReleased)
+	assert.ErrorIs(t, l.CopyFrom(ctx, 0, nil), ErrReleased)
+	assert.ErrorIs(t, l.Fill(ctx, 0, 0, 0), ErrReleased)
 }
 
 func TestWhoReadsContentThatIsPromisedWaitsForIt(t *testing.T) {

@@ -25,7 +25,8 @@ func TestEveryDriverCallMayFail(t *testing.T) {
 	require.NoError(t, err)
 	neighbour, err := start("client")
 	require.NoError(t, err)
-	loop := &loop{dir: t.TempDir(), client: &remote{process: client, device: "1"}, neighbour: neighbour, failed: make(map[string]bool), made: make(map[string]bool)}
+	loop := &loop{dir: t.TempDir(), client: &remote{process: client, device: "1"}, neighbour: neighbour,
+		failed: make(map[string]bool), made: make(map[string]bool)}
 	defer func() { assert.NoError(t, loop.client.end()); assert.NoError(t, neighbour.end()) }()
 	for _, k := range kinds {
 		t.Run(string(k), func(t *testing.T) {

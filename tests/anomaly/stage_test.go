@@ -63,7 +63,8 @@ func (s *stage) neighbours() error {
 	if s.down {
 		return nil
 	}
-	if _, err := s.neighbour.do("check kept", "alloc n", "fill n", "publish n", "get n", "check n'", "release n'", "unpublish n", "release n"); err != nil {
+	_, err := s.neighbour.do("check kept", "alloc n", "fill n", "publish n", "get n", "check n'", "release n'", "unpublish n", "release n")
+	if err != nil {
 		return fmt.Errorf("a neighbour with memory of another GPU: %w", err)
 	}
 	return s.guests()
