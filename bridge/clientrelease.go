@@ -69,6 +69,9 @@ func (l *Lease) completed(ctx context.Context, c mempool.Completion) (*mempool.F
 	if err != nil {
 		return nil, err
 	}
+	if _, err := l.client.Clock(ctx); err != nil && ctx.Err() != nil { // so that Release need not ask for it: it comes after an event, too
+		return nil, err
+	}
 	return l.ordering().Ready(ctx, m.Queue(), c)
 }
 
