@@ -87,6 +87,8 @@ func TestAPoolThatGotRoomIsUsedThoughItWasFull(t *testing.T) {
 	_, err = s.pool.Allocate(t.Context(), mempool.Bytes(1<<16), 0)
 	require.ErrorIs(t, err, ErrLimit)
 	require.NoError(t, l.Release(false))
+	_, err = s.consumer.Stats(t.Context())
+	require.NoError(t, err, "the service has seen the release")
 	require.NoError(t, <-allocating(t.Context(), s.pool, patience), "the service is asked before what is lent is waited for")
 	require.NoError(t, f.Release())
 }

@@ -30,6 +30,9 @@ type ServerConfig struct {
 	// Unused is for how long nobody has to be connected, from the start on as well, before [Server.Unused] says so; 0: it
 	// never does.
 	Unused time.Duration
+	// Answered is told of each request that was carried out, by several goroutines at a time: its operation, "ok", the code of the error or
+	// "unanswered" if the client wanted no answer, and the time from when the request was read. nil: nobody is told.
+	Answered func(operation, result string, took time.Duration)
 	// Log takes what happens to sessions; nil for none of it.
 	Log *slog.Logger
 }

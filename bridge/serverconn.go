@@ -35,6 +35,7 @@ type serverConn struct {
 	mu      sync.Mutex
 	waiting map[uint64]context.CancelFunc // by request number; beyond MaxQuery, of requests without one
 	unnamed uint64                        // such requests so far
+	asked   map[uint32]asked              // for ServerConfig.Answered
 
 	sending sync.Mutex // orders packets, and guards what follows
 	out     []byte

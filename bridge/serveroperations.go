@@ -49,7 +49,7 @@ var operations = byName(
 // handle carries out one request of an open session and answers it.
 func (c *serverConn) handle(q uint32, r wire.Request) {
 	o, ok := operations[r.Op()]
-	switch {
+	switch { // clients cannot have names of their own counted
 	case !ok:
 		c.fail(q, situation.Of(ErrUnsupported, "the service does not know the operation %q", r.Op()))
 		return
@@ -59,6 +59,9 @@ func (c *serverConn) handle(q uint32, r wire.Request) {
 	}
 	if o.slow {
 		defer c.tellWorking(0)()
+	}
+	if c.server.config.Answered != nil {
+		defer c.begins(q, o.name)()
 	}
 	o.run(c, q, r)
 }

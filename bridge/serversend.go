@@ -119,10 +119,16 @@ func (c *serverConn) reply(q uint32, r wire.Reply, files []*os.File) {
 	if q == 0 {
 		return
 	}
-	err := c.send(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, r) })
+	c.answered(q, c.send(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, r) }))
+}
+
+// answered is called when the answer to request q was sent, or could not be.
+func (c *serverConn) answered(q uint32, err error) {
 	if err != nil {
 		c.fail(q, err)
+		return
 	}
+	c.answers(q, "ok")
 }
 
 // replyLease answers with a lease. The first one on a block carries the export, and no other may pass it on the way: the block counts as
@@ -150,9 +156,7 @@ func (c *serverConn) replyLease(q uint32, g service.Grant, err error) {
 		err = errors.Join(err, g.Lease.Undo(first))
 	}
 	c.sending.Unlock()
-	if err != nil {
-		c.fail(q, err)
-	}
+	c.answered(q, err)
 }
 
 // fail answers request q with an error; to a client that wants no answers it says nothing, unless the session ends.
@@ -161,6 +165,7 @@ func (c *serverConn) fail(q uint32, err error) {
 	if e.Code == wire.CodeInternal {
 		c.server.config.Log.Error("a request failed", "error", err)
 	}
+	c.answers(q, string(e.Code))
 	if q != 0 {
 		_ = c.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendError(dst, q, e) })
 	} else if e.Code == wire.CodeProtocol || c.session == nil {

@@ -33,6 +33,7 @@ func newServe() *cobra.Command {
 		bounds   []string
 		verbose  bool
 		l        life
+		web      web
 	)
 	c := &cobra.Command{
 		Use:   "serve",
@@ -92,7 +93,13 @@ Programs that start a service for themselves say with --ready-fd where it is to 
 			if err := createPools(svc, specs, log); err != nil {
 				return err
 			}
-			server, err := bridge.Listen(socket, svc, bridge.ServerConfig{Mode: os.FileMode(perm), MaxSessions: most.sessions, MaxWaits: most.waits, Unused: l.unused, Log: log})
+			serving := bridge.ServerConfig{Mode: os.FileMode(perm), MaxSessions: most.sessions, MaxWaits: most.waits, Unused: l.unused, Log: log}
+			web, err := web.serve(svc, &serving)
+			if err != nil {
+				return err
+			}
+			defer web.close(log)
+			server, err := bridge.Listen(socket, svc, serving)
 			if err != nil {
 				return &socketError{err}
 			}
@@ -114,6 +121,7 @@ Programs that start a service for themselves say with --ready-fd where it is to 
 	c.Flags().StringArrayVar(&bounds, "limit", nil, "bound what clients can make the service remember, may be repeated: NAME=N, of "+
 		strings.Join(limitNames(), ", "))
 	l.flags(c)
+	web.flags(c)
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "log sessions too")
 	return c
 }

@@ -20,6 +20,9 @@ import (
 // ErrRemote refuses an address that other machines can reach.
 var ErrRemote = errors.New("other machines can reach this address")
 
+// patience is how long the service may take to say that it is well.
+const patience = 5 * time.Second
+
 // Config is how metrics are served.
 type Config struct {
 	// Address is HOST:PORT, or unix:PATH for a socket that only this user may open.
@@ -49,7 +52,9 @@ func Serve(c Config, from prometheus.Gatherer, healthy func(context.Context) err
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(from, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 10 * time.Second}))
 	health := func(w http.ResponseWriter, r *http.Request) {
-		if err := healthy(r.Context()); err != nil {
+		ctx, cancel := context.WithTimeout(r.Context(), patience)
+		defer cancel()
+		if err := healthy(ctx); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
 		}
