@@ -4,34 +4,11 @@ import (
 	"context"
 	"errors"
 	"math"
-	"slices"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
-
-// The features of protocol version 1.
-const (
-	featureTimelines = "timelines"
-	featureChannels  = "channels"
-)
-
-// agree says which of a client's features the session has.
-func (c *serverConn) agree(offered []string) (both []string) {
-	if !slices.Contains(offered, featureTimelines) || service.ProbeTimelines() != nil {
-		return both
-	}
-	c.session.UseTimelines()
-	both = append(both, featureTimelines)
-	if slices.Contains(offered, featureChannels) {
-		both = append(both, featureChannels)
-	}
-	for _, feature := range both {
-		c.features[feature] = true
-	}
-	return both
-}
 
 // mustAwaitWork says whether the client cannot be given a lease before nothing has to be waited for.
 func (c *serverConn) mustAwaitWork(g service.Grant) bool {

@@ -58,7 +58,7 @@ func TestWhatCopiersCopiedMayBeChangedAtOnce(t *testing.T) {
 
 func TestACopyDoesNotWaitForHelpersThatSleepOn(t *testing.T) {
 	c := newCopiers(t, copying{stripe: 1000, together: 3})
-	c.started, c.asleep = 2, 2 // by the books: nobody is there to be woken
+	c.started, c.asleep = 2, 2 // by the accounts: nobody is there to be woken
 	c.wake = make(chan struct{}, 2)
 	src, dst := random(10_000, 2), make([]byte, 10_000)
 	c.copy(dst, src)

@@ -18,7 +18,7 @@ type deviceStream struct {
 	users   int // guarded by deviceStreams.mu
 }
 
-// deviceStreams are the deviceStreams in use.
+// deviceStreams has the device stream of each GPU in use.
 var deviceStreams = struct {
 	mu sync.Mutex
 	on map[cuda.Device]*deviceStream
@@ -49,9 +49,9 @@ func openDeviceStream(d cuda.Device) (*deviceStream, error) {
 // streamKey is what tells a deviceStream from other queues. A deviceStream that is opened again after its end goes on in the same word.
 type streamKey struct{ device cuda.Device }
 
-// deviceStreamsIdle says whether all that was begun in the deviceStreams is done.
+// deviceStreamsIdle says whether all that was begun in the device streams is done.
 func deviceStreamsIdle() bool {
-	if !deviceStreams.mu.TryLock() { // held while a deviceStream's last work is waited for
+	if !deviceStreams.mu.TryLock() { // held while a device stream's last work is waited for
 		return false
 	}
 	defer deviceStreams.mu.Unlock()

@@ -98,9 +98,8 @@ type Lasting interface {
 	Last()
 }
 
-// NewArena makes the memory of a pool without the pool: nobody accounts for what is allocated, shares it or uses it again.
-// What it takes of the machine's memory it takes by way of memory. By itself it is for programs that measure what memory of a
-// kind costs.
+// NewArena makes the allocator of a pool alone: nobody accounts for what it allocates, shares it or uses it again. It takes memory of
+// the CPU through memory. Call it directly only to measure what a kind costs.
 //
 // Errors: [ErrInvalid], [ErrUnavailable] where this machine cannot do it, [ErrOutOfMemory].
 func NewArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {

@@ -208,8 +208,7 @@ func (m *vmmImport) Close() error {
 	return deviceError("unmap a block", errors.Join(append(errs, m.physical.Close())...))
 }
 
-// readOnlyMemory is memory that is mapped to be read. The driver would refuse to write it too, but what it says then does
-// not tell why.
+// readOnlyMemory is memory with a read-only mapping. It refuses writes itself, because the error of the driver does not say why.
 type readOnlyMemory struct{ deviceMemory }
 
 var errReadOnly = situation.Of(ErrInvalid, "the memory is mapped read-only: ask for a write lease")

@@ -22,7 +22,7 @@ type Packet struct {
 // Take takes a buffer, for a packet that is to be received by other means than [Conn.RecvInto].
 func (b *Buffers) Take() *Packet { return b.free.Get().(*Packet) }
 
-// Free gives the packet's buffer back to where it came from.
+// Free returns the packet to its Buffers. The caller must not use it afterwards.
 func (p *Packet) Free() {
 	p.Data = p.Data[:cap(p.Data)]
 	p.from.free.Put(p)

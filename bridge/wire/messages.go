@@ -93,7 +93,7 @@ type Lease struct {
 
 // Stats counts what a service holds.
 type Stats struct {
-	// sessions that have not ended, with those of the service's own process: `poolsvc serve` has one
+	// sessions that have not ended, those of the service's own process included: `poolsvc serve` has one
 	Sessions uint64      `wire:"ss"`
 	Leases   uint64      `wire:"ls"` // leases
 	Buffers  uint64      `wire:"bf"` // buffers

@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// Join lets a member take part that has opened its file. From then on nobody but the member can write the file.
+// Join activates a member after the member has opened its own file. From then on nobody but the member can write the file.
 //
 // Errors: [ErrInvalid] for a member that has joined or left, [ErrFile] for one that has sealed its file itself, [ErrClosed], [ErrCorrupt];
 // the system's.

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Producer publishes frames. Its methods can be called by several goroutines; frames of two calls at a time come in any order.
+// Producer publishes frames. Its methods can be called by several goroutines; frames of concurrent calls come in any order.
 type Producer struct {
 	member
 	track        *track

@@ -62,7 +62,7 @@ func (s *Service) keeper(p mempool.Peer) *keeper {
 	return k
 }
 
-// leave ends what keeper began for a session that holds nothing any more. s.mu is held.
+// leave undoes Service.keeper for a session that holds nothing any more. The last session of a keeper removes it. s.mu is held.
 func (s *Service) leave(k *keeper) {
 	if k.sessions--; k.sessions == 0 && k.process != 0 {
 		delete(s.keepers, keeperKey{k.process, k.uid})

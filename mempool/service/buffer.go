@@ -87,10 +87,10 @@ func (b *buffer) grant(s *Session, write bool) *Lease {
 	if write {
 		b.writer = l
 		b.block.fences = b.block.fences.pending()
-		l.wait = b.ready.and(b.block.fences)
+		l.wait = b.ready.union(b.block.fences)
 	} else {
 		b.readers.add(l)
-		l.wait = b.ready.and(nil)
+		l.wait = b.ready.union(nil)
 	}
 	for _, t := range l.wait {
 		t.timeline.show(s)
@@ -106,7 +106,7 @@ func (b *buffer) recycleUnused() {
 	if b.writer != nil || b.readers.len() > 0 || b.names > 0 || b.frames > 0 {
 		return
 	}
-	b.block.fences = b.block.fences.and(b.ready).pending()
+	b.block.fences = b.block.fences.union(b.ready).pending()
 	p := b.block.pool
 	remove(&p.svc.buffers, &p.svc.most.buffers, b.id)
 	p.used -= b.bytes

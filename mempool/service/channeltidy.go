@@ -21,7 +21,7 @@ func (ch *channel) tidy() {
 	}
 	begun := time.Now()
 	ch.sweep()
-	ch.letGo()
+	ch.releaseKept()
 	ch.rests = time.Now().Add(lookRest * time.Since(begun))
 	if ch.closed && !ch.consumed() {
 		ch.free()
@@ -62,7 +62,7 @@ func (ch *channel) consumed() bool {
 func (ch *channel) free() {
 	ch.host.Destroy()
 	ch.sweep()
-	ch.letGo()
+	ch.releaseKept()
 	for _, m := range ch.members {
 		m.forget()
 	}

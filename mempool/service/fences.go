@@ -47,8 +47,8 @@ func (ts fences) pending() fences {
 	return left
 }
 
-// and returns the fences of both, and changes neither.
-func (ts fences) and(more fences) fences {
+// union returns the fences of ts and of more. It changes neither.
+func (ts fences) union(more fences) fences {
 	if len(ts)+len(more) == 0 {
 		return nil
 	}
@@ -64,7 +64,7 @@ func (ts fences) more(done fences) fences {
 	if len(done) == 0 {
 		return ts
 	}
-	return ts.and(done).pending()
+	return ts.union(done).pending()
 }
 
 func (ts fences) plain() []mempool.Fence {

@@ -143,7 +143,7 @@ func (of lending) needs(b *block) bool {
 }
 
 // keep keeps the buffer of a write lease that is about to end, and says whether a channel needs it. Those that came back to the producer are
-// kept as well, until it is told which work of consumers on them is under way: see letGo. A buffer of which it cannot be told is doubted.
+// kept as well, until it is told which work of consumers on them is under way: see releaseKept. A buffer of which it cannot be told is doubted.
 // Service.mu is held.
 func (of lending) keep(l *Lease) (needed bool) {
 	b := l.buffer
@@ -215,8 +215,8 @@ func (m *member) promise() {
 	}
 }
 
-// letGo gives the buffers back that neither the channel nor a consumer needs any more. Service.mu is held.
-func (ch *channel) letGo() {
+// releaseKept frees the buffers in ch.kept that neither the channel nor its consumers need any more. Service.mu is held.
+func (ch *channel) releaseKept() {
 	if len(ch.kept) == 0 {
 		return
 	}
@@ -245,9 +245,9 @@ func (ch *channel) letGo() {
 		return
 	}
 	for _, b := range free {
-		work := done.and(ch.kept[b][0].timeline.outstanding()) // all are of one session
+		work := done.union(ch.kept[b][0].timeline.outstanding()) // all are of one session
 		delete(ch.kept, b)
-		b.block.fences = work.and(b.block.fences).pending()
+		b.block.fences = work.union(b.block.fences).pending()
 		b.frames--
 		if b.doubted && b.frames == 0 {
 			b.doubted, b.failed = false, true

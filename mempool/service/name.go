@@ -113,7 +113,7 @@ func (l *Lease) ready(at *mempool.Fence) (fences, error) {
 		now = fences{t}.pending()
 	}
 	l.buffer.ready = l.buffer.ready.pending()
-	return l.buffer.ready.and(now), nil
+	return l.buffer.ready.union(now), nil
 }
 
 // fits says whether t can describe the content of the lease's buffer.

@@ -2,8 +2,8 @@ package service
 
 import "slices"
 
-// waiters is the line of allocations that wait for room in a pool. Those that want blocks of the same size stand in one line, of which one is woken at
-// a time: where it finds no room the others would not either. It is guarded by Service.mu.
+// waiters are the allocations that wait for room in a pool, in one queue for each block size. One of a queue is woken at a time: where it
+// finds no room, the others would not either. Service.mu guards them.
 type waiters struct {
 	mutex   *mutex
 	changes uint64 // how often there may have come to be room

@@ -76,7 +76,7 @@ def test_an_array_is_made_once_for_a_block_and_a_shape(client, other):
         shapes.append(shape)
     assert len(made) <= 2 * len(other._session.core.blocks), "each is used again"
     assert set(made) == set(shapes)
-    assert other._session.holds == {}
+    assert other._session.lease_states == {}
 
 
 def test_a_frame_is_let_go_of_when_the_next_is_asked_for(service, client, other):

@@ -3,7 +3,7 @@
 // and so on, each with several results, until the operation comes through with no call left to fail. After each failure:
 //
 //   - the client got an error of the right sort, or none;
-//   - the books are exact, and agree with what the driver says is allocated;
+//   - the accounts are exact, and agree with what the driver says is allocated;
 //   - a session with memory of another pool on another GPU, and one with memory of the host, hand a buffer over;
 //   - the operation succeeds when it is tried again;
 //   - once the client is closed and the service is shut down, no driver object, descriptor or goroutine is left in either
@@ -14,7 +14,7 @@
 // clients still map.
 //
 // A driver that is shutting down fails every call from then on: what it does not take back stays with it, is logged, and
-// goes from the books with its pool.
+// goes from the accounts with its pool.
 //
 // An error that sticks to a context, and a GPU that falls off the bus, end that GPU for the process that met them: nothing
 // on it can be used or given back before the process ends. To go on means: every call on that GPU answers with an error,

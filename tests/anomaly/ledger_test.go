@@ -9,9 +9,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// books says what is wrong with the accounting, of itself and against the driver's numbers; a driver that took back nothing
+// accounts says what is wrong with the accounting, of itself and against the driver's numbers; a driver that took back nothing
 // may have more.
-func (s *stage) books(lost bool) error {
+func (s *stage) accounts(lost bool) error {
 	if s.down {
 		if st := s.svc.Stats(); st.Leases+st.Buffers+st.Names+st.Sessions+len(st.Pools) != 0 {
 			return fmt.Errorf("a service that is shut down has %+v", st)
@@ -23,7 +23,7 @@ func (s *stage) books(lost bool) error {
 		var errs []error
 		for _, p := range st.Pools {
 			if p.Reserved != p.Leased+p.Cached+p.Held || p.Used > p.Leased || p.Reserved > p.Pool.MaxBytes {
-				errs = append(errs, fmt.Errorf("the books are wrong: %+v", p))
+				errs = append(errs, fmt.Errorf("the accounts are wrong: %+v", p))
 			}
 			pool, err := s.admin.FindPool(p.Pool.ID)
 			if errors.Is(err, mempool.ErrNotFound) {
@@ -37,7 +37,7 @@ func (s *stage) books(lost bool) error {
 			case err != nil:
 				errs = append(errs, err)
 			case n < p.Reserved-p.Held, n > p.Reserved && !lost: // held: the driver may know already that they are free
-				errs = append(errs, fmt.Errorf("the driver says that %d bytes are in use, the books %+v", n, p))
+				errs = append(errs, fmt.Errorf("the driver says that %d bytes are in use, the accounts %+v", n, p))
 			}
 		}
 		return errors.Join(errs...)

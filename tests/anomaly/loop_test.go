@@ -177,7 +177,7 @@ func (s *stage) play(o operation, pid int, f fault, n int) (calls []string, err 
 	if err := f.told(failed); err != nil {
 		return calls, err
 	}
-	if err := s.books(false); err != nil {
+	if err := s.accounts(false); err != nil {
 		return calls, err
 	}
 	if err := s.neighbours(); err != nil {
@@ -244,7 +244,7 @@ func (s *stage) strike() error {
 
 // gone takes down what is left without the client.
 func (s *stage) gone() error {
-	if err := errors.Join(s.empty(), s.books(false), s.shutDown(), s.books(false)); err != nil {
+	if err := errors.Join(s.empty(), s.accounts(false), s.shutDown(), s.accounts(false)); err != nil {
 		return fmt.Errorf("afterwards: %w", err)
 	}
 	return nil

@@ -205,7 +205,7 @@ func typed(err error) error {
 
 // ruined goes on where the GPU of the client's pool is ruined for a process, the client's or this one.
 func (s *stage) ruined(o operation, client *remote, pid int) error {
-	if err := s.books(true); err != nil {
+	if err := s.accounts(true); err != nil {
 		return err
 	}
 	if err := s.neighbours(); err != nil {
@@ -225,7 +225,7 @@ func (s *stage) ruined(o operation, client *remote, pid int) error {
 	if err := s.destroyed(); err != nil {
 		return err
 	}
-	if err := errors.Join(s.neighbours(), s.books(true), s.shutDown(), s.books(true)); err != nil {
+	if err := errors.Join(s.neighbours(), s.accounts(true), s.shutDown(), s.accounts(true)); err != nil {
 		return fmt.Errorf("afterwards: %w", err)
 	}
 	if reports := driver.misuse(o.meant(true)); len(reports) > 0 {

@@ -26,7 +26,7 @@ class ArrayExports:
     Attributes
     ----------
     _lease_state
-        The hold behind it.
+        The lease state behind it.
     """
 
     _lease_state: LeaseState

@@ -139,7 +139,7 @@ def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Descripti
             state.check_usable()
             return state, state.description
         return None
-    writing = session.write_holds(pool)
+    writing = session.write_states(pool)
     if not writing:
         return None
     source = look(given)

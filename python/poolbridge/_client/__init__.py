@@ -1,1 +1,1 @@
-"""What users call and state."""
+"""What users call and hold."""

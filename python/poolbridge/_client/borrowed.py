@@ -46,7 +46,7 @@ class BaseBorrowedArrays(ABC):
         self._stream = stream
         self._consumer: Consumer | None = None
         self._follower: _order.Follower | None = None
-        # Those of the array that was yielded last, until it is let go of. There is no hold where the array existed.
+        # Those of the array that was yielded last, until it is let go of. No lease state: the array existed.
         self._frame: _native.Frame | None = None
         self._lease_state: LeaseState | None = None
 
@@ -154,7 +154,7 @@ class BaseBorrowedArrays(ABC):
 
     def __del__(self) -> None:
         frame, consumer = self._frame, self._consumer
-        if frame is None or consumer is None or self._lease_state is not None:  # a hold ends by itself
+        if frame is None or consumer is None or self._lease_state is not None:  # a lease state ends by itself
             return
         # Nobody asked for the next: the frame of a queue goes back.
         end = partial(consumer.end_lone, frame.number, back=consumer.queue)

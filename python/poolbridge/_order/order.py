@@ -267,7 +267,7 @@ def _make_wait(state: Held, key: StreamKey) -> None:
 
 
 class Follower:
-    """A stream that uses the frames of a channel, one after the other, and is put in order without a hold for each.
+    """A stream that uses the frames of a channel, one after the other, put in order without a lease state for each.
 
     Parameters
     ----------
@@ -333,7 +333,7 @@ class Follower:
 
 
 def follower(state: Held, stream: Any) -> Follower | None:
-    """Give a follower for the one stream that uses a hold's memory, if it can do without one; see `Follower`."""
+    """Give a follower for the one stream that uses a lease's memory, if it can do without one; see `Follower`."""
     own = _own(state)
     if own is None or state.streams is None or len(state.streams) != 1:
         return None

@@ -1,4 +1,4 @@
-"""From what the service grants to a state: opening the pool, mapping the block and the timelines of its fences."""
+"""Makes lease states of what the service grants: opens the pool, maps the block and the timelines of its fences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> LeaseState | None:
-    """Make a lease state of a grant whose pool is open and whose block is mapped, which nearly all are.
+    """Make the lease state for a grant whose pool is open and whose block is mapped, which nearly all are.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> Le
 
 
 def take(session: Session, grant: Grant, consumer: Consumer | None = None) -> Flow[LeaseState]:
-    """Make a lease state of a grant: open its pool, and map its block and the timelines of its fences."""
+    """Make the lease state for a grant: open its pool, and map its block and the timelines of its fences."""
     try:
         if consumer is not None:
             yield from consumer.learn(grant)

@@ -1,4 +1,4 @@
-"""What keeps a lease: the state, which lives as long as the lease or any array made from it."""
+"""What a session knows of a lease. It lives as long as the lease or any array made from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class LeaseState:
-    """One session's hold on one buffer.
+    """What a session knows of its lease on one buffer.
 
     Arrays reach it through their `Token`, the user through a lease. When all of them are gone it ends by itself.
 
@@ -82,7 +82,7 @@ class LeaseState:
         # Whether it came of an allocation: nobody else can have a lease or a name of the buffer.
         self.allocated = False
         self.consumer = consumer
-        session.holds[grant.id] = ref(self)
+        session.lease_states[grant.id] = ref(self)
         self.released = False
 
     @property
@@ -118,7 +118,7 @@ class LeaseState:
         return self.memory.address(write=write) + self.description.offset
 
     def array(self, *, write: bool | None = None, flagged: bool = True) -> np.ndarray[Any, Any]:
-        """Make a NumPy array that points at the elements and keeps the hold; never read it for device memory.
+        """Make a NumPy array that points at the elements and keeps the lease state; never read it for device memory.
 
         Parameters
         ----------
@@ -236,7 +236,7 @@ class LeaseState:
 
 
 class Token:
-    """Stands for one array, and keeps the hold while that array, or anything made of it, is alive."""
+    """Stands for one array, and keeps the lease state while that array, or anything made of it, is alive."""
 
     __slots__ = ("__array_interface__", "_lease_state", "owner")
 

@@ -66,7 +66,7 @@ class Session(SessionMembers):
         self.lost: set[int] = set()
         self._kept: deque[tuple[int, int, object]] = deque()
         self._fault: ProtocolError | None = None  # what the service did that sending found
-        self.holds: dict[int, ReferenceType[LeaseState]] = {}
+        self.lease_states: dict[int, ReferenceType[LeaseState]] = {}
         self._driver: Driver | None = None
 
     def carried_by(self, driver: Driver) -> None:
@@ -193,10 +193,10 @@ class Session(SessionMembers):
 
     # Leases
 
-    def write_holds(self, pool: int) -> list[LeaseState]:
-        """Give the holds of write leases in a pool, the newest first."""
+    def write_states(self, pool: int) -> list[LeaseState]:
+        """Give the states of write leases in a pool, the newest first."""
         found = []
-        for reference in reversed(list(self.holds.values())):
+        for reference in reversed(list(self.lease_states.values())):
             state = reference()
             if state is not None and state.write and not state.released and state.grant.pl == pool:
                 found.append(state)
@@ -216,10 +216,10 @@ class Session(SessionMembers):
             self.lock.later(partial(self._release, grant, (), failed=False, consumer=consumer, alone=True))
 
     def let_go(self, state: LeaseState, *, failed: bool, alone: bool = False) -> None:
-        """End the lease of a hold without waiting; never raises.
+        """End the lease of a state without waiting; never raises.
 
         Where the end of a device's work has to be waited for, that happens in the background. `alone` says that nobody
-        has the hold any more, and nobody said what becomes of its frame: see `Consumer.end_frame`.
+        has the state any more, and nobody said what becomes of its frame: see `Consumer.end_frame`.
         """
         if _process.pid != self.pid:
             return
@@ -248,7 +248,7 @@ class Session(SessionMembers):
         consumer: Consumer | None,
         alone: bool,
     ) -> None:
-        self.holds.pop(grant.id, None)
+        self.lease_states.pop(grant.id, None)
         if consumer is not None:
             consumer.end_frame(grant, fences, back=failed, alone=alone)
         elif not self.spares.take_back(grant, fences):
@@ -260,7 +260,7 @@ class Session(SessionMembers):
             self._driver.background(work)
 
     def lend(self, state: LeaseState) -> LeaseState:
-        """Make a hold for an array that outlives a lease: it keeps the block mapped as the lease does."""
+        """Make a lease state for an array that outlives a lease: it keeps the block mapped as the lease does."""
         lender = state.lender()
         with self.lock:
             block = self.core.blocks.get(state.grant.bl)
@@ -271,7 +271,7 @@ class Session(SessionMembers):
 
     def leave_to_arrays(self, lender: LeaseState) -> None:
         """Have a lease end with the arrays whose memory `lender` keeps mapped. The lock is held."""
-        self.holds[lender.grant.id] = ref(lender)
+        self.lease_states[lender.grant.id] = ref(lender)
         lender.sent = lender.released = False
         self.disown(lender.grant)
 
@@ -291,9 +291,9 @@ class Session(SessionMembers):
         self.spares.watch()
         state.seal()
         with self.lock:
-            kept = self.holds.get(state.grant.id)
+            kept = self.lease_states.get(state.grant.id)
             if kept is not None and kept() is state:  # the lease may have come back meanwhile
-                del self.holds[state.grant.id]
+                del self.lease_states[state.grant.id]
             block = self.core.blocks.get(state.grant.bl)
             if block is not None and fence is not None:
                 block.used(fence)
@@ -306,7 +306,7 @@ class Session(SessionMembers):
     def unsend(self, state: LeaseState, fence: Fence | None = None) -> None:
         """Give back a lease that may have been sent or not: nobody knows. `fence` stands for work on it."""
         with self.lock:
-            self.holds.pop(state.grant.id, None)
+            self.lease_states.pop(state.grant.id, None)
             self.spares.published(state.grant)
             self.core.tell(Release(l=state.grant.id, fl=True, dt=() if fence is None else (fence,)))
             self._flush()
@@ -316,7 +316,7 @@ class Session(SessionMembers):
         if idle is not None:
             self._unmap(idle)
         self._flush()
-        if self.orphaned and self.ended is None and not self.holds and self._driver is not None:
+        if self.orphaned and self.ended is None and not self.lease_states and self._driver is not None:
             self._driver.background(self.close)
 
     # Timelines and channels
@@ -366,7 +366,7 @@ class Session(SessionMembers):
                 self.spares.want(notice.pl)
                 continue
             self.lost.update(notice.bf)
-            for reference in list(self.holds.values()):
+            for reference in list(self.lease_states.values()):
                 state = reference()
                 if state is not None and state.grant.bf in notice.bf:
                     state.lost = True
@@ -396,7 +396,7 @@ class Session(SessionMembers):
         Dropped or None
             The last request, whose reply says that the service has seen all of it; None if there is nothing to say.
         """
-        for reference in list(self.holds.values()):
+        for reference in list(self.lease_states.values()):
             state = reference()
             if state is not None:
                 state.close()
@@ -424,7 +424,7 @@ class Session(SessionMembers):
 
     def close_when_unused(self) -> None:
         """End the session because its client was dropped; if arrays are alive, when the last of them is gone."""
-        if self.holds:
+        if self.lease_states:
             self.orphaned = True
         else:
             self.close()

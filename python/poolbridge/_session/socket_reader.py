@@ -267,7 +267,7 @@ class SocketReader:
                 self._want_write = False  # if the socket is still full, the session says so again
                 self._session.flush()
                 self._arm()
-            # A thread that waits for a reply reads; its wait must not state up the work here.
+            # A thread that waits for a reply reads; its wait must not hold up the work here.
             if self._reading.take(0):
                 try:
                     self._read = True

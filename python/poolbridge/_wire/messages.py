@@ -110,7 +110,7 @@ class Grant(Struct, omit_defaults=True, kw_only=True):
 class Stats(Struct, omit_defaults=True, kw_only=True):
     """Counts what a service holds."""
 
-    ss: U  # sessions that have not ended, with those of the service's own process: `poolsvc serve` has one
+    ss: U  # sessions that have not ended, those of the service's own process included: `poolsvc serve` has one
     ls: U  # leases
     bf: U  # buffers
     nm: U  # names
