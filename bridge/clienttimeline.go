@@ -51,7 +51,8 @@ func (c *Client) Clock(ctx context.Context) (*mempool.Clock, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.call(ctx, &wire.Seal{}, &call{into: &wire.EmptyReply{}}); err != nil {
+	// Nobody waits for the answer: the service does in order what it is sent, and a page that is sealed cannot be mapped to write again.
+	if err := c.send(0, &wire.Seal{}); err != nil {
 		return nil, errors.Join(err, page.Close())
 	}
 	t.mu.Lock()

@@ -25,16 +25,19 @@ func (c *serverConn) begins(q uint32, operation string) (returned func()) {
 	return func() {}
 }
 
-// answers notes what request q was answered with.
-func (c *serverConn) answers(q uint32, result string) {
+// answer begins to answer request q: the client may use the number again as soon as it has the answer. The caller says with what
+// it was answered once that is sent.
+func (c *serverConn) answer(q uint32) (sent func(result string)) {
 	if c.server.config.Answered == nil {
-		return
+		return func(string) {}
 	}
 	c.mu.Lock()
 	begun, ok := c.asked[q]
 	delete(c.asked, q)
 	c.mu.Unlock()
-	if ok {
-		c.server.config.Answered(begun.operation, result, time.Since(begun.at))
+	return func(result string) {
+		if ok {
+			c.server.config.Answered(begun.operation, result, time.Since(begun.at))
+		}
 	}
 }

@@ -119,16 +119,17 @@ func (c *serverConn) reply(q uint32, r wire.Reply, files []*os.File) {
 	if q == 0 {
 		return
 	}
-	c.answered(q, c.send(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, r) }))
+	sent := c.answer(q)
+	c.answered(q, sent, c.send(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, r) }))
 }
 
 // answered is called when the answer to request q was sent, or could not be.
-func (c *serverConn) answered(q uint32, err error) {
+func (c *serverConn) answered(q uint32, sent func(result string), err error) {
 	if err != nil {
-		c.fail(q, err)
+		c.failed(q, sent, err)
 		return
 	}
-	c.answers(q, "ok")
+	sent("ok")
 }
 
 // replyLease answers with a lease. The first one on a block carries the export, and no other may pass it on the way: the block counts as
@@ -141,6 +142,7 @@ func (c *serverConn) replyLease(q uint32, g service.Grant, err error) {
 	out := wireLease(g.Info)
 	var files []*os.File
 	first := false
+	sent := c.answer(q)
 	c.sending.Lock()
 	if !g.Mapped || c.unsent {
 		var x mempool.Export
@@ -156,16 +158,18 @@ func (c *serverConn) replyLease(q uint32, g service.Grant, err error) {
 		err = errors.Join(err, g.Lease.Undo(first))
 	}
 	c.sending.Unlock()
-	c.answered(q, err)
+	c.answered(q, sent, err)
 }
 
 // fail answers request q with an error; to a client that wants no answers it says nothing, unless the session ends.
-func (c *serverConn) fail(q uint32, err error) {
+func (c *serverConn) fail(q uint32, err error) { c.failed(q, c.answer(q), err) }
+
+func (c *serverConn) failed(q uint32, sent func(result string), err error) {
 	e := wireError(err)
 	if e.Code == wire.CodeInternal {
 		c.server.config.Log.Error("a request failed", "error", err)
 	}
-	c.answers(q, string(e.Code))
+	defer sent(string(e.Code))
 	if q != 0 {
 		_ = c.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendError(dst, q, e) })
 	} else if e.Code == wire.CodeProtocol || c.session == nil {

@@ -44,7 +44,7 @@ func (w web) serve(svc *service.Service, serving *bridge.ServerConfig) (web, err
 	serving.Answered = metrics.NewRequests(registry).Answered
 	var err error
 	w.server, err = metrics.Serve(metrics.Config{Address: w.address, AllowRemote: w.remote, Profile: w.profile, Log: serving.Log}, registry,
-		func(ctx context.Context) error { return alive(ctx, svc) })
+		aliveOf(svc))
 	if err == nil {
 		serving.Log.Info("serving metrics", "address", w.server.Addr())
 	}
@@ -60,17 +60,26 @@ func (w web) close(log *slog.Logger) {
 	}
 }
 
-// alive says whether the service answers before the context ends.
-func alive(ctx context.Context, svc *service.Service) error {
-	answered := make(chan struct{})
-	go func() {
-		svc.Stats()
-		close(answered)
-	}()
-	select {
-	case <-answered:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
+// aliveOf says whether a service answers before the context ends. One look at a time is under way, however many ask.
+func aliveOf(svc *service.Service) func(context.Context) error {
+	looking := make(chan struct{}, 1)
+	return func(ctx context.Context) error {
+		select {
+		case looking <- struct{}{}:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		answered := make(chan struct{})
+		go func() {
+			defer close(answered)
+			svc.Stats()
+			<-looking
+		}()
+		select {
+		case <-answered:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
 }

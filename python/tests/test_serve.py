@@ -254,6 +254,17 @@ def test_one_that_runs_is_used(socket_path):
         running.close()
 
 
+def test_a_service_whose_start_is_cancelled_is_not_left_running():
+    async def main():
+        service = poolbridge.serve()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001), service:
+                await asyncio.sleep(60)
+        return service
+
+    assert not asyncio.run(main()).running
+
+
 def test_asyncio_starts_one_as_well(socket_path):
     async def main():
         async with await poolbridge.connect_async(socket_path, start=True) as client:

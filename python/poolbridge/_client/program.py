@@ -45,12 +45,14 @@ def find_program() -> str:
     """
     given = os.environ.get("POOLBRIDGE_POOLSVC")
     if given:
-        if not os.access(given, os.X_OK) or Path(given).is_dir():
+        if not _runs(Path(given)):
             raise ServiceProgramError(f"POOLBRIDGE_POOLSVC is {given!r}, which is no program")
-        return given
-    beside = [_installed(), Path(sys.executable).parent / "poolsvc", Path(sysconfig.get_path("scripts")) / "poolsvc"]
+        return str(Path(given).absolute())
+    beside = [_installed(), Path(sysconfig.get_path("scripts")) / "poolsvc"]
+    if sys.executable:
+        beside.insert(1, Path(sys.executable).parent / "poolsvc")
     for path in beside:
-        if path is not None and os.access(path, os.X_OK):
+        if path is not None and _runs(path):
             return str(path)
     found = shutil.which("poolsvc")
     if found is None:
@@ -60,6 +62,10 @@ def find_program() -> str:
             "checkout) and set POOLBRIDGE_POOLSVC to it"
         )
     return found
+
+
+def _runs(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)
 
 
 def _installed() -> Path | None:

@@ -346,10 +346,11 @@ class Spares:
             return None
         lenders = [
             producer
-            for producer in self._session.producers.values()
+            for producer in list(self._session.producers.values())  # lists: other threads publish and open channels
             if producer.channel.pl == pool
             and any(
-                spare.shelf is shelf and spare.reusable and spare.grant.n == nbytes for spare in producer.loans.values()
+                spare.shelf is shelf and spare.reusable and spare.grant.n == nbytes
+                for spare in list(producer.loans.values())
             )
         ]
         return lenders[0] if len(lenders) == 1 else None
@@ -427,7 +428,7 @@ class Spares:
 
     def release_all(self) -> bool:
         """Release all that can be released; False if fences are still to be reached."""
-        for producer in self._session.producers.values():
+        for producer in list(self._session.producers.values()):
             producer.collect()
         for kept in self._kept.values():
             self._leaving.extend(kept)
@@ -457,12 +458,12 @@ class Spares:
 
     def _is_wanted(self, pool: int) -> bool:
         """Whether the service wants memory of a pool, for others or for an allocation of this client."""
-        if self._asking and any(one.pool == pool for one in self._asking):
+        if self._asking and any(one.pool == pool for one in list(self._asking)):
             return True
         return bool(self._wanted) and self._wanted.get(pool, 0) > time.monotonic()
 
     def _most(self, pool: int) -> int:
-        return _MORE + sum(one.channel.cp for one in self._session.producers.values() if one.channel.pl == pool)
+        return _MORE + sum(one.channel.cp for one in list(self._session.producers.values()) if one.channel.pl == pool)
 
     def _narrow(self, spare: Spare) -> None:
         """Forget the fences of a lease that are reached."""
@@ -527,7 +528,7 @@ class Spares:
 
     def _lending(self) -> set[int]:
         """Give the pools of which channels have blocks."""
-        return {producer.channel.pl for producer in self._session.producers.values() if producer.loans}
+        return {producer.channel.pl for producer in list(self._session.producers.values()) if producer.loans}
 
     def _run(self) -> None:
         try:

@@ -11,14 +11,21 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
+	"golang.org/x/sys/unix"
 )
 
 // ErrRemote refuses an address that other machines can reach.
 var ErrRemote = errors.New("other machines can reach this address")
+
+// maxConnections is how many connections there are at a time. More wait: every user of the machine can reach a loopback address, and
+// must not take the descriptors that sessions need.
+const maxConnections = 32
 
 // patience is how long the service may take to say that it is well.
 const patience = 5 * time.Second
@@ -110,28 +117,31 @@ func listen(c Config) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--http %s: %w", c.Address, err)
 	}
-	return l, nil
+	return netutil.LimitListener(l, maxConnections), nil
 }
 
 // listenUnix listens on a socket that only this user may open. One that nobody listens on any more is replaced.
 func listenUnix(path string) (net.Listener, error) {
-	if conn, err := net.Dial("unix", path); err == nil {
-		_ = conn.Close()
-		return nil, fmt.Errorf("--http unix:%s: another process listens there", path)
-	}
-	if info, err := os.Lstat(path); err == nil && info.Mode().Type() == os.ModeSocket {
+	conn, err := net.Dial("unix", path)
+	switch {
+	case err == nil:
+		err = errors.Join(errors.New("another process listens there"), conn.Close())
+		return nil, fmt.Errorf("--http unix:%s: %w", path, err)
+	case errors.Is(err, unix.ECONNREFUSED): // nobody listens any more
 		if err := os.Remove(path); err != nil {
 			return nil, fmt.Errorf("--http unix:%s: %w", path, err)
 		}
 	}
-	l, err := net.Listen("unix", path)
+	private := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error { // bind gives the file the socket's permissions
+		var changed error
+		err := raw.Control(func(fd uintptr) { changed = unix.Fchmod(int(fd), 0o600) })
+		return errors.Join(err, changed)
+	}}
+	l, err := private.Listen(context.Background(), "unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("--http unix:%s: %w", path, err)
 	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	return l, nil
+	return netutil.LimitListener(l, maxConnections), nil
 }
 
 func loopback(host string) bool {

@@ -1,0 +1,24 @@
+package bridge
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The deadlines are such that they end at every step of making the timeline.
+func TestATimelineWhoseMakingWasCutShortCanStillBeMade(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	for n := range 60 {
+		c := dial(t, path)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(20+5*n)*time.Microsecond)
+		_, _ = c.Clock(ctx) // it may be cut short
+		cancel()
+		clock, err := c.Clock(t.Context())
+		require.NoError(t, err)
+		require.NotNil(t, clock)
+		require.NoError(t, c.Close())
+	}
+}
