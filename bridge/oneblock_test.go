@@ -150,13 +150,8 @@ func TestWhoWaitsForMemoryAtTheServiceGetsWhatComesBackToAProducerThatWaitsToo(t
 	}()
 	eventually(t, s.producer.shared.spares(s.pool.info.ID).isWanted)
 	require.NoError(t, f.Release())
-	l := <-got
+	l := <-got // before or after the producer, which releases what it gets
 	require.NotNil(t, l)
-	select {
-	case err := <-mine:
-		t.Fatal("there is one buffer only: ", err)
-	default:
-	}
 	require.NoError(t, l.Release(false))
 	require.NoError(t, <-mine)
 }
