@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/tests/gpus"
 )
 
 // gpuPool is a pool on the first GPU; the test is skipped where there is none.
@@ -26,20 +27,6 @@ func gpuPoolOf(t testing.TB, c *Client, maxBytes uint64) *Pool {
 		t.Skip(err)
 	}
 	return createPool(t, c, mempool.PoolSpec{Name: t.Name(), Kind: mempool.Device, MaxBytes: maxBytes})
-}
-
-// needsWords skips the test where streams of the first GPU cannot wait for words.
-func needsWords(t testing.TB) {
-	t.Helper()
-	d, err := mempool.FindDevice("")
-	require.NoError(t, err)
-	words, err := d.SupportsStreamMemOps()
-	require.NoError(t, err)
-	register, _, err := d.SupportsHostRegister()
-	require.NoError(t, err)
-	if !words || !register {
-		t.Skip("the device has no stream memory operations")
-	}
 }
 
 // stop makes a queue wait until the fence of the clock is reached.
@@ -64,7 +51,7 @@ func queueOf(t testing.TB, l *Lease) mempool.Queue {
 // stopped makes the device stream of a lease's memory wait until the fence is reached.
 func stopped(t testing.TB, l *Lease, c *mempool.Clock, at mempool.Fence) {
 	t.Helper()
-	needsWords(t)
+	gpus.NeedWords(t)
 	stop(t, queueOf(t, l), c, at)
 }
 
@@ -155,7 +142,7 @@ func TestOneFenceStandsForSeveralQueues(t *testing.T) {
 	_, path := serve(t, ServerConfig{})
 	c, other := dial(t, path), dial(t, path)
 	p := gpuPool(t, c)
-	needsWords(t)
+	gpus.NeedWords(t)
 	d, err := mempool.FindDevice("")
 	require.NoError(t, err)
 	gpu, err := d.Retain()

@@ -185,7 +185,7 @@ func (s *Server) lookUnused() {
 }
 
 // Unused is closed when nobody was connected for as long as the configuration says. Sessions that ended while their process
-// lives on do not count as connected. Whoever connects after that has still to be served, or told that the server closes.
+// lives on do not count as connected. A client that connects after that is still served, until the server is closed.
 func (s *Server) Unused() <-chan struct{} { return s.unused }
 
 // lingers counts a session on as an ended one, until reclaimed.

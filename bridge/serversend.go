@@ -133,7 +133,7 @@ func (c *serverConn) answered(q uint32, sent func(result string), err error) {
 }
 
 // replyLease answers with a lease. The first one on a block carries the export, and no other may pass it on the way: the block counts as
-// mapped only from when this has c.sending, which who finds it mapped waits for.
+// mapped only from when this has c.sending, for which another goroutine that finds it mapped waits.
 func (c *serverConn) replyLease(q uint32, g service.Grant, err error) {
 	if err != nil {
 		c.fail(q, err)

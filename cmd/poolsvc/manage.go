@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -50,7 +49,7 @@ func newPoolDestroy() *cobra.Command {
 		Use:   "destroy NAME",
 		Short: "Destroy a pool",
 		Long: `Destroy a pool. Nothing new can be allocated in it, and its names go at once. Its memory goes when no lease and no mapping needs it
-any more: poolsvc buffers says who has leases.`,
+any more: poolsvc buffers shows which sessions have leases.`,
 		Args: arguments(1, 1),
 	}, func(c *cobra.Command, client *bridge.Client, args []string) error {
 		return client.DestroyPool(c.Context(), args[0])
@@ -114,14 +113,4 @@ func withClient(c *cobra.Command, run func(c *cobra.Command, client *bridge.Clie
 	}
 	socketFlag(c, &socket)
 	return c
-}
-
-// answer is how a service answered.
-func answer(ctx context.Context, socket string) (s status, err error) {
-	client, err := bridge.Dial(ctx, socket)
-	if err != nil {
-		return s, err
-	}
-	defer func() { err = errors.Join(err, client.Close()) }()
-	return askStatus(ctx, client)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -20,9 +21,6 @@ type status struct {
 	Pools    int      `json:"pools"`
 	Warnings []string `json:"warnings"`
 }
-
-// nearlyFull is the part of a pool that is in use or on its way back, in percent, from which status warns.
-const nearlyFull = 95
 
 func newStatus() *cobra.Command {
 	var (
@@ -60,6 +58,16 @@ The exit status is 0 if the service answers in time, else 1. Warnings do not cha
 	return c
 }
 
+// answer is how a service answered.
+func answer(ctx context.Context, socket string) (s status, err error) {
+	client, err := bridge.Dial(ctx, socket)
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, client.Close()) }()
+	return askStatus(ctx, client)
+}
+
 func askStatus(ctx context.Context, client *bridge.Client) (s status, err error) {
 	begin := time.Now()
 	stats, err := client.Stats(ctx)
@@ -69,7 +77,7 @@ func askStatus(ctx context.Context, client *bridge.Client) (s status, err error)
 	s = status{Epoch: client.Epoch().String(), Answer: float64(time.Since(begin).Microseconds()) / 1000, Sessions: stats.Sessions, Pools: len(stats.Pools),
 		Warnings: []string{}}
 	for _, p := range stats.Pools {
-		if used := p.Leased + p.Held; used/nearlyFull >= p.Pool.MaxBytes/100 && used > 0 {
+		if used := p.Leased + p.Held; used >= p.Pool.MaxBytes-p.Pool.MaxBytes/20 { // 95 %
 			s.Warnings = append(s.Warnings, fmt.Sprintf("pool %s: %s of %s are in use or on their way back (poolsvc sessions and buffers say whose)",
 				p.Pool.Name, formatBytes(used), formatBytes(p.Pool.MaxBytes)))
 		}

@@ -85,7 +85,7 @@ func allocate(t testing.TB, s *Session, p *Pool, n uint64) *Lease {
 	return l
 }
 
-// allocate is Allocate for who wants no more than the lease, as getLease is Get and leaseOf Lease.
+// allocate is Allocate, and gives the lease alone. So do getLease, of Get, and leaseOf, of Lease.
 func (s *Session) allocate(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (*Lease, error) {
 	g, err := s.Allocate(ctx, pool, t, wait)
 	return g.Lease, err

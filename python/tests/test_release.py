@@ -25,7 +25,7 @@ def load(name):
 @pytest.fixture
 def repository(tmp_path):
     if shutil.which("git") is None:
-        pytest.skip("there is no git")
+        pytest.skip("git is not installed: it tells the version")
 
     def git(*arguments):
         identity = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org", "-c", "commit.gpgsign=false")

@@ -36,7 +36,7 @@ def socket_path(tmp_path):
 
 
 def await_end(pid):
-    """Wait until a process has ended, whoever its parent is."""
+    """Wait until a process has ended. It need not be a child of this one."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -200,7 +200,7 @@ def test_a_folder_that_cannot_have_a_socket_is_named(tmp_path, monkeypatch):
         poolbridge.serve(log=tmp_path / "nowhere" / "log").start()
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere: run the tests as another user")
 def test_a_folder_without_permission_is_named(tmp_path):
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
@@ -259,7 +259,7 @@ def test_a_service_whose_start_is_cancelled_is_not_left_running():
         service = poolbridge.serve()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.001), service:
-                await asyncio.sleep(60)
+                await asyncio.Event().wait()
         return service
 
     assert not asyncio.run(main()).running

@@ -47,7 +47,9 @@ func TestAnOperatorMakesTrimsAndDestroysPools(t *testing.T) {
 	assert.Contains(t, out, "not found")
 }
 
-func TestAnOperatorClosesAChannel(t *testing.T) {
+// camera is a service with a channel "camera" of two frames, and the client that made it.
+func camera(t *testing.T) (*rig.Service, *bridge.Client, *bridge.Pool, *bridge.Channel) {
+	t.Helper()
 	s := rig.Serve(t, "--pool", "name=p,kind=host,max=1MiB")
 	c, err := bridge.Dial(t.Context(), s.Socket)
 	require.NoError(t, err)
@@ -55,6 +57,11 @@ func TestAnOperatorClosesAChannel(t *testing.T) {
 	require.NoError(t, err)
 	ch, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "camera", Pool: pool.Info().ID, Capacity: 2})
 	require.NoError(t, err)
+	return s, c, pool, ch
+}
+
+func TestAnOperatorClosesAChannel(t *testing.T) {
+	s, c, _, ch := camera(t)
 	out, err := poolsvc(t, "channel", "close", "camera", "--socket", s.Socket)
 	require.NoError(t, err, out)
 	require.ErrorIs(t, ch.Close(t.Context()), bridge.ErrClosed)
@@ -89,13 +96,7 @@ func TestStatusSaysWhetherTheServiceAnswersAndWhatIsInTrouble(t *testing.T) {
 }
 
 func TestStatusNamesTheConsumerThatHoldsAChannelUp(t *testing.T) {
-	s := rig.Serve(t, "--pool", "name=p,kind=host,max=1MiB")
-	c, err := bridge.Dial(t.Context(), s.Socket)
-	require.NoError(t, err)
-	pool, err := c.OpenPool(t.Context(), "p", 0)
-	require.NoError(t, err)
-	ch, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "camera", Pool: pool.Info().ID, Capacity: 2})
-	require.NoError(t, err)
+	s, c, pool, ch := camera(t)
 	slow, err := bridge.Dial(t.Context(), s.Socket)
 	require.NoError(t, err)
 	theirs, err := slow.OpenChannel(t.Context(), "camera", 0)

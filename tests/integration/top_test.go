@@ -24,7 +24,7 @@ type terminal struct {
 func openTerminal(t testing.TB, env string, command ...string) *terminal {
 	t.Helper()
 	if _, err := exec.LookPath("tmux"); err != nil {
-		t.Skip("tmux is not installed")
+		t.Skip("tmux, which these tests have a terminal of, is not installed: apt-get install tmux")
 	}
 	term := &terminal{t, filepath.Join(t.TempDir(), "tmux")}
 	args := append([]string{"-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "24", "env", env}, command...)

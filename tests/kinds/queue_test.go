@@ -12,36 +12,20 @@ import (
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cuda"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/tests/gpus"
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
 // client is a client of a service of its own, with a pool on the first GPU, whose streams can wait for words.
 func client(t *testing.T) (*bridge.Client, *bridge.Pool) {
 	t.Helper()
-	if err := mempool.Device.Probe(""); err != nil {
-		t.Skip(err)
-	}
-	needsWords(t)
+	gpus.NeedWords(t)
 	c, err := bridge.Dial(t.Context(), rig.Serve(t).Socket)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, c.Close()) })
 	p, err := c.CreatePool(t.Context(), mempool.PoolSpec{Name: "p", Kind: mempool.Device, MaxBytes: 64 << 20})
 	require.NoError(t, err)
 	return c, p
-}
-
-// needsWords skips the test where streams of the first GPU cannot wait for words.
-func needsWords(t *testing.T) {
-	t.Helper()
-	d, err := mempool.FindDevice("")
-	require.NoError(t, err)
-	words, err := d.SupportsStreamMemOps()
-	require.NoError(t, err)
-	register, _, err := d.SupportsHostRegister()
-	require.NoError(t, err)
-	if !words || !register {
-		t.Skip("the device has no stream memory operations")
-	}
 }
 
 // stop makes a queue wait until the fence of the clock is reached.

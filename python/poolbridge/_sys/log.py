@@ -1,4 +1,4 @@
-"""What the client has to say to whoever listens: the logger ``poolbridge``."""
+"""The logger ``poolbridge``, to which the client writes."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ func (r *Report) WritePlots(folder string) error {
 		return err
 	}
 	for _, kind := range r.kinds() {
-		p := plot{title: "Transfer of a new *bridge.Lease, " + kind + " memory", xLabel: "size", yLabel: "median, µs",
+		p := plot{title: "Transfer of a new buffer, " + kind + " memory", xLabel: "size", yLabel: "median, µs",
 			xTick: func(x float64) string { return sizeOf(uint64(x)) }}
 		for _, one := range r.Results {
 			if one.Kind == kind && one.Workload == "transfer" && one.P50 != nil {

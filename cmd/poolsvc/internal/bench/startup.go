@@ -16,7 +16,7 @@ const (
 	reconnections  = 50
 )
 
-// connectTask has a worker connect and make an array of a published *bridge.Lease, several times.
+// connectTask has a worker connect and make an array of a published buffer, several times.
 type connectTask struct {
 	Task     string `json:"task"`
 	Name     string `json:"name"`

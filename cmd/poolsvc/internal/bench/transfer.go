@@ -13,7 +13,7 @@ import (
 const transferCredit = 8
 
 // The transfers that are measured with buffers of one size only, which makes no difference: with a lease and a new array for
-// each *bridge.Lease, and with a name that the consumer asks for.
+// each buffer, and with a name that the consumer asks for.
 const (
 	leasing = "transfer/a lease each"
 	byName  = "transfer/by name"
@@ -194,7 +194,7 @@ func (s *scene) transferByName(ctx context.Context, src *source, w *worker, byte
 	return d, src.client.Unpublish(ctx, last)
 }
 
-// transferOne makes a *bridge.Lease, numbers it where the CPU can, and publishes it.
+// transferOne makes a buffer, numbers it where the CPU can, and publishes it.
 func transferOne(ctx context.Context, src *source, name string, t mempool.Tensor, number uint64) error {
 	b, err := src.allocate(ctx, t)
 	if err != nil {

@@ -1,0 +1,27 @@
+// Package gpus says which tests the GPU of a machine can do.
+package gpus
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// NeedWords skips the test where there is no GPU, or where streams of the first one cannot wait for words.
+func NeedWords(t testing.TB) {
+	t.Helper()
+	if err := mempool.Device.Probe(""); err != nil {
+		t.Skip(err)
+	}
+	d, err := mempool.FindDevice("")
+	require.NoError(t, err)
+	words, err := d.SupportsStreamMemOps()
+	require.NoError(t, err)
+	register, _, err := d.SupportsHostRegister()
+	require.NoError(t, err)
+	if !words || !register {
+		t.Skip("streams of this GPU cannot wait for words: it needs stream memory operations and registered host memory")
+	}
+}
