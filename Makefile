@@ -10,7 +10,7 @@ LDFLAGS := -extldflags=-Wl,-z,lazy -X github.com/poolbridge/poolbridge/internal/
 GOLANGCI_VERSION := v2.15.0
 GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
 
-.PHONY: help build venv verify test test-simcuda test-go test-model test-python test-integration test-aarch64 native-test coverage simcuda ptx generate lint fuzz bench dist test-dist gpu-bundle clean FORCE
+.PHONY: help build venv verify test test-simcuda test-go test-model test-python test-integration test-aarch64 native-test simcuda ptx generate lint fuzz bench dist test-dist gpu-bundle clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -50,9 +50,13 @@ test: test-simcuda native-test test-go test-python test-integration ## run every
 test-simcuda: simcuda $(VENV)/installed
 	$(MAKE) -C tests/simcuda test test-python PYTHON=$(PY)
 
+# What only the processes reach that tests start does not count for the coverage of cuda and mempool, which is to be 85 % or more.
 test-go: simcuda
 	$(GO) vet ./...
-	$(GOTEST) $(ON_SIMCUDA) ./bridge/... ./internal/... ./mempool/... ./cuda/... ./cmd/... ./tests/driverfacts ./tests/anomaly
+	mkdir -p build/coverage
+	$(GOTEST) $(ON_SIMCUDA) -coverpkg=./cuda/...,./mempool/... -coverprofile=build/coverage/tests.out \
+		./bridge/... ./internal/... ./mempool/... ./cuda/... ./cmd/... ./tests/driverfacts ./tests/anomaly
+	tests/coverage/report 85 build/coverage/tests.out
 	GOMAXPROCS=8 $(GOTEST) $(ON_SIMCUDA) -count=1 ./mempool # with CPUs to spare, copiers look for work before they sleep
 	$(MAKE) test-model
 
@@ -84,9 +88,6 @@ test-aarch64: ## test streams through shared memory on an emulated aarch64; need
 
 native-test: ## test the native module's core in C: processes and kills, hostile memory, with sanitizers
 	$(MAKE) -C python/native/tests test
-
-coverage: $(VENV)/installed simcuda ## measure what the tests reach of cuda and mempool; below 85 % is a failure
-	POOLBRIDGE_TEST_PYTHON=$(PY) GO=$(GO) tests/coverage/run
 
 simcuda: ## build the simulated CUDA driver
 	$(MAKE) -C tests/simcuda

@@ -140,6 +140,18 @@ func TestWhenAClientIsClosedItsSessionHasEnded(t *testing.T) {
 	}
 }
 
+func TestALeaseOfAClosedClientSaysBothWhatEndedAndWhy(t *testing.T) {
+	_, path := serve(t, ServerConfig{})
+	c, err := Dial(t.Context(), path)
+	require.NoError(t, err)
+	l := allocate(t, createPool(t, c, hostPool("p", 4096)), 100)
+	require.NoError(t, c.Close())
+	for _, err := range []error{l.Fill(t.Context(), 0, 1, 0), l.Publish(t.Context(), mempool.Publication{Name: "n"}), l.Release(false)} {
+		assert.ErrorIs(t, err, ErrReleased)
+		assert.ErrorIs(t, err, ErrClosed)
+	}
+}
+
 func TestClosingWhileEverythingIsInUse(t *testing.T) {
 	r := start(t, ServerConfig{}, unhurried)
 	witness := dial(t, r.path)

@@ -63,7 +63,7 @@ func (ch *Channel) Publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
-		return 0, hasEnded(l.info)
+		return 0, l.client.hasEnded(l.info)
 	}
 	return ch.publish(ctx, l, o)
 }

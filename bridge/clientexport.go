@@ -94,7 +94,7 @@ func (x *Exported) Saved(name, socket string) mempool.Saved {
 // Errors: [ErrReleased].
 func (x *Exported) Release() error {
 	if x.ended {
-		return hasEnded(x.info)
+		return x.client.hasEnded(x.info)
 	}
 	x.ended = true
 	return (&Lease{client: x.client, info: x.info}).end(false)

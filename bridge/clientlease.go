@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -140,9 +141,13 @@ func (l *Lease) Info() mempool.LeaseInfo {
 // Tensor describes what the buffer holds.
 func (l *Lease) Tensor() mempool.Tensor { return l.Info().Tensor }
 
-// hasEnded is the error of who uses a lease that has ended.
-func hasEnded(info *mempool.LeaseInfo) error {
-	return situation.Of(ErrReleased, "lease %d, of %s%v, has ended", info.ID, info.Tensor.DType, info.Tensor.Shape)
+// hasEnded is the error of a call on a lease that has ended. It also says why no lease of the client works any more, if that is so.
+func (c *Client) hasEnded(info *mempool.LeaseInfo) error {
+	err := situation.Of(ErrReleased, "lease %d, of %s%v, has ended", info.ID, info.Tensor.DType, info.Tensor.Shape)
+	if why := context.Cause(c.working); why != nil {
+		return fmt.Errorf("%w: %w", err, why)
+	}
+	return err
 }
 
 // with calls f with the buffer's memory, which stays mapped meanwhile.
@@ -151,7 +156,7 @@ func (l *Lease) with(ctx context.Context, off, n uint64, write bool, f func(memp
 	defer l.mu.RUnlock()
 	switch {
 	case l.ended:
-		return hasEnded(l.info)
+		return l.client.hasEnded(l.info)
 	case write && !l.info.Write:
 		return situation.Of(ErrInvalid, "lease %d was granted to read; ask for a write lease", l.info.ID)
 	case off > l.info.Bytes || n > l.info.Bytes-off:
@@ -326,7 +331,7 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
-		return hasEnded(l.info)
+		return l.client.hasEnded(l.info)
 	}
 	if err := l.hand(ctx); err != nil {
 		return err

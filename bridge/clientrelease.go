@@ -36,7 +36,7 @@ func (l *Lease) release(ctx context.Context, incomplete bool, after ...mempool.Q
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
-		return hasEnded(l.info)
+		return l.client.hasEnded(l.info)
 	}
 	var done []mempool.Fence
 	m, err := l.reach()

@@ -119,7 +119,10 @@ func asNobody(t *testing.T) func(*exec.Cmd) {
 	require.NoError(t, err)
 	path := filepath.Join(openDir(t), "child")
 	require.NoError(t, os.WriteFile(path, text, 0o755))
+	counts := openDir(t) // of the statements that ran, where coverage is measured
+	require.NoError(t, os.Chmod(counts, 0o777))
 	return func(cmd *exec.Cmd) {
+		cmd.Env = append(cmd.Env, "GOCOVERDIR="+counts)
 		cmd.Path, cmd.Args = path, []string{path}
 		cmd.Dir = "/"
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}

@@ -91,6 +91,7 @@ func (c *serverConn) serve() {
 	c.server.lingers(c)
 	go func() {
 		<-reclaimed
+		log.Debug("what a session held is reclaimed", "session", c.session.ID(), "pid", peer.PID)
 		closeLogged(log, process)
 		c.server.reclaimed()
 	}()

@@ -116,7 +116,7 @@ func TestAKilledWorkersFramesGoToAnother(t *testing.T) {
 	victim.tell("")
 	require.Equal(t, "got 1 2 0", victim.says())
 	victim.kill()
-	r.log.await(t, "a session ended") // or what waits goes first
+	r.log.await(t, "what a session held is reclaimed") // its frames go back to the queue when its process is gone
 	assert.Equal(t, []uint64{1, 2, 3}, take(t, ch, mempool.SubscribeOptions{}, 3), "in their order")
 	require.NoError(t, ch.Close(ctx))
 }
