@@ -1,4 +1,4 @@
-// Package bytesize writes numbers of bytes for people.
+// Package bytesize formats numbers of bytes for people.
 package bytesize
 
 import (
@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// Text is n with its unit: "512 bytes". From 1 MiB on the same follows, rounded, in MiB, GiB or TiB: "1610612736 bytes (1.5 GiB)".
+// Text returns n with its unit, like "512 bytes". From 1 MiB on it adds the rounded value in MiB, GiB or TiB, like
+// "1610612736 bytes (1.5 GiB)".
 func Text(n uint64) string {
 	text := strconv.FormatUint(n, 10) + " bytes"
 	for _, unit := range []struct {

@@ -1,4 +1,4 @@
-// Package program knows which version of poolbridge a program is of.
+// Package program finds the version of poolbridge that a program was built from.
 package program
 
 import (
@@ -9,17 +9,17 @@ import (
 
 const module = "github.com/poolbridge/poolbridge"
 
-// linked is set when the program is linked, by -ldflags "-X …/internal/program.linked=0.2.0".
+// linked is the version that the linker sets, by -ldflags "-X …/internal/program.linked=0.2.0".
 var linked string
 
-// Version is the version of poolbridge in this program: what it was linked with, or else what Go knows of the module, as
-// after `go install`. It is "unknown" where neither says.
+// Version returns the version of poolbridge in this program. That is the version that the linker set, or else the version of the module
+// in Go's build information (as after `go install`), or else "unknown".
 func Version() string {
 	info, _ := debug.ReadBuildInfo()
 	return cmp.Or(linked, ofBuild(info), "unknown")
 }
 
-// ofBuild is the module's version in a program's build information, which may be nil.
+// ofBuild returns the module's version in a program's build information, or "" if there is none. info may be nil.
 func ofBuild(info *debug.BuildInfo) string {
 	if info == nil {
 		return ""

@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// benchSpin is how long the members of the benchmarks look before they sleep, where they do.
+// benchSpin is how long the members spin before they sleep, in benchmarks with spinning.
 const benchSpin = 100 * time.Microsecond
 
-// mustPublish publishes without the costs of a test's helpers.
+// mustPublish publishes without the cost of the test helpers.
 func (p *testProducer) mustPublish() {
 	for len(p.free) == 0 {
 		back, err := p.AwaitReclaim(context.Background())
@@ -53,7 +53,7 @@ func drain(c *Consumer) error {
 	}
 }
 
-// processor is the time that processors have worked for this process and its children that have ended.
+// processor returns the CPU time of this process and of its children that have ended.
 func processor(b *testing.B) (total time.Duration) {
 	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
 		var u unix.Rusage
@@ -63,14 +63,14 @@ func processor(b *testing.B) (total time.Duration) {
 	return total
 }
 
-// report says how many frames there were in a second, and what each cost all processors together: which does not depend on what else
+// report reports the frames per second, and the CPU time of one frame on all CPUs together. The CPU time does not depend on what else
 // the machine does.
 func report(b *testing.B, before time.Duration) {
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "frames/s")
 	b.ReportMetric(float64(processor(b)-before)/float64(b.N), "cpu-ns/frame")
 }
 
-// The work alone, in one goroutine: nobody waits for anybody.
+// The cost of the work alone: one goroutine, no waiting.
 func BenchmarkPublishTakeRelease(b *testing.B) {
 	for _, mode := range []Mode{Broadcast, Queue} {
 		b.Run(mode.String(), func(b *testing.B) {
@@ -145,7 +145,7 @@ func BenchmarkGoroutines(b *testing.B) {
 	}
 }
 
-// Each consumer in a process of its own.
+// Each consumer in its own process.
 func BenchmarkProcesses(b *testing.B) {
 	for _, c := range benchmarks {
 		b.Run(c.String(), func(b *testing.B) {

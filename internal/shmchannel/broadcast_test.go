@@ -13,7 +13,7 @@ func TestEveryConsumerGetsEveryFrame(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 4})
 	p := r.producer(8)
 	a, b := r.consumer(MemberSpec{}), r.consumer(MemberSpec{})
-	for n := range uint64(500) { // wraps the rings many times
+	for n := range uint64(500) { // many times around the rings
 		require.Equal(t, n+1, p.publish())
 		for _, c := range []*testConsumer{a, b} {
 			f := c.take()

@@ -17,13 +17,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// childEnv tells the test program that it is a member of a channel in a process of its own.
+// childEnv tells the test program to run as a member of a channel.
 const childEnv = "SHMCHANNEL_TEST_CHILD"
 
-// emulatorEnv names the program that runs this one, if the kernel cannot: it is for another processor then.
+// emulatorEnv names the emulator that runs this program, if it is built for another processor.
 const emulatorEnv = "SHMCHANNEL_TEST_EMULATOR"
 
-// job is what a child is to do.
+// job says what a child must do.
 type job struct {
 	Role     Role
 	Slot     int
@@ -34,7 +34,7 @@ type job struct {
 	Seed     uint64
 	Spin     time.Duration
 	Drain    bool    // a consumer does nothing but take frames
-	Members  []other // whose files are those that follow
+	Members  []other // their files follow in this order
 }
 
 type other struct {
@@ -53,7 +53,7 @@ const (
 	fileMembers
 )
 
-// blockBytes is how long the blocks of the tests are: words that all say the same.
+// blockBytes is the size of the tests' blocks. All words of a block have the same value.
 const blockBytes = 64
 
 type content [blockBytes / 8]atomic.Uint64
@@ -86,7 +86,7 @@ func (p pool) check(f *Frame) error {
 	return nil
 }
 
-// ledger is what a child has done; it outlives the child.
+// ledger records what a child has done. It is a file, so it outlives the child.
 type ledger struct {
 	count *atomic.Uint64
 	lines []line
@@ -94,7 +94,7 @@ type ledger struct {
 
 type line struct{ number, value, missed, what uint64 }
 
-// What a line is about. Of what changes the channel there is a line before and one after.
+// The kinds of lines. A step that changes the channel has one line before it and one after it.
 const (
 	didPublish = iota
 	didTake
@@ -147,7 +147,7 @@ func childMain() error {
 			for lines.Scan() {
 				close(child.stop)
 			}
-			os.Exit(3) // the test is gone
+			os.Exit(3) // the test process is gone
 		}()
 	}
 	if j.Role == ProducerRole {
@@ -191,7 +191,7 @@ type child struct {
 	stop   chan struct{}
 }
 
-// produce publishes until it is told to stop, and then waits until it has all its blocks back.
+// produce publishes until the test tells it to stop, and then waits until all its blocks are back.
 func (c *child) produce(p *Producer) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -238,7 +238,7 @@ func (c *child) produce(p *Producer) error {
 	}
 }
 
-// consume takes frames until the end, and has some in hand at a time.
+// consume takes frames until the end. It keeps several in hand at a time.
 func (c *child) consume(consumer *Consumer) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -264,7 +264,7 @@ func (c *child) consume(consumer *Consumer) error {
 		c.random.Shuffle(len(hand), func(i, j int) { hand[i], hand[j] = hand[j], hand[i] })
 		rest := hand[:0]
 		for i, f2 := range hand {
-			// Others wait for frames that are in hand: so none stays there for long, and none where nothing else can come.
+			// Other members wait for frames in hand. So none stays in hand for long, and none while no other frame can come.
 			if i < keep && f.Number-f2.Number+1 < c.Capacity && c.Mode == Broadcast {
 				rest = append(rest, f2)
 			} else if err := c.finish(consumer, f2); err != nil {
@@ -275,7 +275,7 @@ func (c *child) consume(consumer *Consumer) error {
 	}
 }
 
-// finish looks at the content again and lets the frame go.
+// finish checks the content once more and releases the frame.
 func (c *child) finish(consumer *Consumer, f *Frame) error {
 	if err := c.pool.check(f); err != nil {
 		return fmt.Errorf("before its release: %w", err)
@@ -301,12 +301,12 @@ func (c *child) finish(consumer *Consumer, f *Frame) error {
 type family struct {
 	t        testing.TB
 	host     *Host
-	members  []*Member // all that will ever take part
+	members  []*Member // every member of the test, also those that join later
 	poolFile *os.File
 	nextPool uint64
 }
 
-// process is a member in a process of its own.
+// process is a member that runs in its own process.
 type process struct {
 	*family
 	job
@@ -339,7 +339,7 @@ func newFamily(t testing.TB, spec Spec, members ...MemberSpec) *family {
 	return f
 }
 
-// start starts the process of a member, and lets it join.
+// start starts the process of a member and joins it to the channel.
 func (f *family) start(m *Member, j job) *process {
 	f.t.Helper()
 	j.Role, j.Slot, j.ID, j.Mode, j.Capacity = m.Role, m.Slot, m.ID, f.host.mode, f.host.capacity
@@ -383,7 +383,7 @@ func (p *process) says(word string) {
 	require.Equal(p.t, word, p.out.Text())
 }
 
-// wait waits for the end of the process, which must have found nothing wrong.
+// wait waits for the end of the process and fails the test if the process found an error.
 func (p *process) wait() {
 	p.t.Helper()
 	require.NoError(p.t, p.cmd.Wait(), "member %d: %s", p.ID, &p.errors)

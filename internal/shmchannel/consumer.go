@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Hand is what a consumer must know of a frame in its hands.
+// Hand identifies a frame that a consumer has in hand.
 type Hand struct {
 	Number uint64
 	hold   int
@@ -16,18 +16,18 @@ type Hand struct {
 
 func (h *Hand) hand() *Hand { return h }
 
-// InHand is a [Frame], or its [Hand]: it is enough to keep one of the two.
+// InHand is a [Frame] or its [Hand]. A caller that needs the frame only to release it can keep just the Hand.
 type InHand interface{ hand() *Hand }
 
-// Frame is a frame in a consumer's hands.
+// Frame is a frame that a consumer has in hand.
 type Frame struct {
 	Hand
-	// Missed is how many frames the consumer has missed since the last; of a queue, how many were dropped since a consumer took
-	// one.
+	// Missed is, in a broadcast, the number of frames between the consumer's last frame and this one that it did not get. In a queue it
+	// is the number of frames that were dropped since any consumer took one.
 	Missed   uint64
 	Producer Peer
-	// Record is what the producer says. Its slices and its description are not to be changed. The next call of Take with the
-	// same frame uses the slices again.
+	// Record is what the producer published. The caller must not change its slices or its description. The next call of Take with the
+	// same Frame overwrites the slices.
 	Record
 }
 
@@ -36,29 +36,29 @@ type Consumer struct {
 	member
 	cursor *cursor
 	policy Policy
-	tracks [MaxProducers]*track // those that have arrived
+	tracks [MaxProducers]*track // the tracks whose files have arrived
 
 	started bool
 	next    uint64
 	floor   uint64
 	left    bool
-	taken   []uint64 // the block of each frame in hand, by slot: of a broadcast whose frames are not dropped
-	inHands int      // how many those are, with those that were passed and are in holds
+	taken   []uint64 // for a broadcast with Block or Fail: the block of each frame in hand, by slot
+	inHands int      // number of frames in taken, and of passed frames in holds
 	holds   holds
 	reached func(Fence) bool
-	doubt   time.Time // since when the shared memory contradicts itself
+	doubt   time.Time // when the contradiction in the shared memory was first seen; zero if there is none
 }
 
 // ConsumerConfig is what a consumer needs to take part.
 type ConsumerConfig struct {
 	MemberConfig
-	// Reached says whether a fence of the consumer's own timeline is reached. It is asked before a fence of an older frame is
-	// overwritten that the new one does not imply. nil: none is.
+	// Reached reports whether a fence of the consumer's own timeline is reached. Release asks before it overwrites the fence of an
+	// older frame, unless the new fence implies the old one. If Reached is nil, no fence counts as reached.
 	Reached func(Fence) bool
 }
 
-// OpenConsumer opens the consumer's end of a channel. Its own file must not be sealed against writing yet: the host does that when
-// the consumer says that it has opened. The consumer takes frames once the host says that it has joined.
+// OpenConsumer opens the consumer's end of a channel. Its own file must not be sealed against writing yet: the host seals the file after
+// the consumer has said that it is open. The consumer can take frames once the host has said that it has joined.
 //
 // Errors: [ErrInvalid], [ErrFile]; the system's.
 func OpenConsumer(config ConsumerConfig) (*Consumer, error) {
@@ -105,7 +105,7 @@ func (c *Consumer) AddTrack(slot int, id uint64, f *os.File) error {
 	return nil
 }
 
-// Take takes the next frame into f. It waits as long as the context lasts.
+// Take waits for the next frame and stores it in f. It waits until the context ends.
 //
 // Errors: [FrameError], after which the next frame can be taken; [UnknownMemberError], [ErrInHand], [ErrEnded], [ErrDestroyed],
 // [ErrLeft], [ErrCorrupt]; the context's.
@@ -125,14 +125,14 @@ func (c *Consumer) Take(ctx context.Context, f *Frame) error {
 	}
 }
 
-// TryTake is [Consumer.Take] without waiting; ok says whether there was a frame.
+// TryTake is like [Consumer.Take], but does not wait. ok reports whether there was a frame.
 func (c *Consumer) TryTake(f *Frame) (ok bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.attempt(f)
 }
 
-// Doubts about the shared memory: a contradiction that lasts is an error, and others are looked at again soon.
+// A contradiction in the shared memory becomes an error after doubtLimit. Until then the consumer looks again every doubtLook.
 const (
 	doubtLimit = 100 * time.Millisecond
 	doubtLook  = 5 * time.Millisecond
@@ -147,7 +147,7 @@ func (c *Consumer) patience() time.Duration {
 	return doubtLook
 }
 
-// attempt takes a frame if there is one. c.mu is held.
+// attempt takes a frame if there is one. ok is false if there is none. The caller holds c.mu.
 func (c *Consumer) attempt(f *Frame) (ok bool, err error) {
 	if c.closed {
 		return false, c.gone("is closed")
@@ -180,7 +180,10 @@ func (c *Consumer) attempt(f *Frame) (ok bool, err error) {
 	return false, corrupt("the tail moved %d times while a frame was to be taken", maxRounds)
 }
 
-// takesPart says whether the consumer may take frames.
+// takesPart returns nil if the consumer may take frames. The first call that succeeds also reads the consumer's policy and, in a
+// broadcast, its first number.
+//
+// Errors: [ErrLeft], [ErrDestroyed].
 func (c *Consumer) takesPart() error {
 	own := &c.roster.consumers[c.slot]
 	switch {
@@ -202,10 +205,11 @@ func (c *Consumer) takesPart() error {
 	return nil
 }
 
-// dropping says whether frames can be dropped while the consumer has them, so that it has to hold them.
+// dropping reports whether the channel can drop a frame that the consumer has in hand. The consumer then needs a hold for the frame.
 func (c *Consumer) dropping() bool { return c.mode == Queue || !c.policy.blocks() }
 
-// ended is the error of a consumer that has found nothing, if nothing will come. next is the number that would come next.
+// ended returns the error for a consumer that found no frame, or nil if frames may still come. next is the number of the frame that it
+// waits for.
 func (c *Consumer) ended(next uint64) error {
 	if c.roster.state.Load() == channelClosed && next > c.roster.end.Load() {
 		return ErrEnded
@@ -213,7 +217,7 @@ func (c *Consumer) ended(next uint64) error {
 	return nil
 }
 
-// trackOf finds the track of the producer in a slot.
+// trackOf returns the track of the producer in a slot, and the producer.
 func (c *Consumer) trackOf(number uint64, slot int) (*track, Peer, error) {
 	s := &c.roster.producers[slot]
 	peer := s.peer(slot)
@@ -227,8 +231,7 @@ func (c *Consumer) trackOf(number uint64, slot int) (*track, Peer, error) {
 	return t, peer, nil
 }
 
-// Close unmaps the channel. Calls that wait end with [ErrLeft]. It does not say to the host that the consumer leaves: see
-// [Consumer.Leave].
+// Close unmaps the channel. Waiting calls return [ErrLeft]. Close does not tell the host that the consumer leaves: see [Consumer.Leave].
 func (c *Consumer) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -5,16 +5,16 @@ import (
 	"sync/atomic"
 )
 
-// hold keeps the block of a frame from coming back to its producer.
+// hold is an entry of a cursor that keeps the block of one frame from going back to its producer.
 type hold struct{ number, block atomic.Uint64 }
 
-// done says when a consumer's work on a frame is done.
+// done is an entry of a cursor: the fence after which the consumer's work on a frame is done.
 type done struct {
 	number, value, word atomic.Uint64
 	_                   uint64
 }
 
-// store writes the fence of a number.
+// store writes the fence of the frame with this number.
 func (d *done) store(number uint64, t Fence) {
 	d.number.Store(0)
 	put(&d.value, t.Value)
@@ -22,7 +22,7 @@ func (d *done) store(number uint64, t Fence) {
 	d.number.Store(number)
 }
 
-// load reads the fence, and the number that it is of. ok is false while it is being written.
+// load returns the fence and the number of its frame. ok is false while the consumer writes the entry.
 func (d *done) load() (number uint64, t Fence, ok bool) {
 	number = d.number.Load()
 	t.Value, t.Word = d.value.Load(), d.word.Load()
@@ -32,7 +32,7 @@ func (d *done) load() (number uint64, t Fence, ok bool) {
 	return number, t, true
 }
 
-// cursorHead is the part of a cursor that does not grow with N.
+// cursorHead is the part of a cursor whose size does not depend on N, the number of slots.
 type cursorHead struct {
 	floor     atomic.Uint64
 	next      atomic.Uint64
@@ -41,7 +41,9 @@ type cursorHead struct {
 	holds     [MaxInHand]hold
 }
 
-// cursor says how far a consumer is. Only that consumer writes it, and the host before it takes part.
+// cursor is a consumer's file. It says which frames the consumer has taken and released. Only that consumer writes it. Before the
+// consumer
+// joins, the host writes it too.
 type cursor struct {
 	*cursorHead
 	region
@@ -50,7 +52,7 @@ type cursor struct {
 	done []done
 }
 
-// mapCursor maps the cursor of a member.
+// mapCursor maps the cursor of the consumer with this id.
 //
 // Errors: [ErrFile]; the system's.
 func mapCursor(f *os.File, l layout, id uint64, write bool) (*cursor, error) {
@@ -70,5 +72,5 @@ func newCursor(mem region, l layout, id uint64) *cursor {
 
 func (c *cursor) doneAt(number uint64) *done { return &c.done[number&c.mask()] }
 
-// used is how many of the holds may hold something.
+// used returns how many holds, from the first on, a reader must look at.
 func (c *cursor) used() uint64 { return min(c.holdsUsed.Load(), MaxInHand) }

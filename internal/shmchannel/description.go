@@ -9,27 +9,27 @@ import (
 // MaxDims is the largest number of dimensions of an array.
 const MaxDims = 32
 
-// maxTypeName is how long the name of an element type is at most; a zero follows it.
+// maxTypeName is the greatest length of an element type's name in bytes. A zero byte follows the name.
 const maxTypeName = 15
 
-// Description says how the elements of an array lie in a buffer. What it says is not checked against the buffer here.
+// Description says how the elements of an array lie in a buffer. This package does not check it against the size of the buffer.
 type Description struct {
 	Offset uint64 // bytes
 	DType  string
 	Shape  []uint64
-	// Strides are in elements; nil for C-contiguous.
+	// Strides are in elements. nil means C-contiguous.
 	Strides []int64
 }
 
-// Validate says whether a record can carry the description.
+// Validate returns an error if a record cannot carry the description.
 //
 // Errors: [ErrInvalid].
 func (d *Description) Validate() error {
 	switch {
 	case len(d.DType) == 0 || len(d.DType) > maxTypeName || !printable(d.DType):
-		return invalid("the name of an element type has 1 to %d letters, %q has not", maxTypeName, d.DType)
+		return invalid("the name of an element type must have 1 to %d printable ASCII characters, %q has not", maxTypeName, d.DType)
 	case len(d.Shape) > MaxDims:
-		return invalid("an array has at most %d dimensions, this one %d", MaxDims, len(d.Shape))
+		return invalid("an array has at most %d dimensions, this one has %d", MaxDims, len(d.Shape))
 	case d.Strides != nil && len(d.Strides) != len(d.Shape):
 		return invalid("%d strides for %d dimensions", len(d.Strides), len(d.Shape))
 	}
@@ -56,10 +56,10 @@ func (d *Description) clone() Description {
 	return e
 }
 
-// rawDescription is a description in a track.
+// rawDescription is the layout of a description in a track.
 type rawDescription struct {
 	offset  atomic.Uint64
-	counts  atomic.Uint64 // dimensions, and from bit 16 on whether strides follow
+	counts  atomic.Uint64 // number of dimensions; from bit 16 on: 1 if strides follow
 	name    [2]atomic.Uint64
 	shape   [MaxDims]atomic.Uint64
 	strides [MaxDims]atomic.Uint64
@@ -86,10 +86,10 @@ func (r *rawDescription) store(d *Description) {
 	}
 }
 
-// load reads a description that may be nonsense; it is sound if Validate says so.
+// load reads a description from shared memory. It may be nonsense: the caller checks it with Validate.
 func (r *rawDescription) load() *Description {
 	counts := r.counts.Load()
-	dims := min(counts&0xffff, MaxDims+1) // one more is invalid
+	dims := min(counts&0xffff, MaxDims+1) // MaxDims+1 stands for any greater number, and Validate rejects it
 	d := &Description{Offset: r.offset.Load(), Shape: make([]uint64, dims)}
 	for i := range d.Shape[:min(dims, MaxDims)] {
 		d.Shape[i] = r.shape[i].Load()
@@ -113,10 +113,10 @@ func (r *rawDescription) load() *Description {
 	return d
 }
 
-// recent is how many descriptions a producer remembers.
+// recent is how many descriptions a producer remembers to give equal ones the same id.
 const recent = 16
 
-// descriptions gives descriptions their ids, and knows where the track has them.
+// descriptions assigns ids to the descriptions of a producer, and notes which description each slot of the track has.
 type descriptions struct {
 	stored []uint64 // the id of the description in each slot of the track
 	known  [recent]struct {
@@ -127,7 +127,7 @@ type descriptions struct {
 	next uint64
 }
 
-// id is the id of a description: the same as the last time if that is not long ago.
+// id returns the id of a description. An equal description that was used recently has the same id.
 func (ds *descriptions) id(d *Description) uint64 {
 	for i := range recent {
 		at := (ds.last + i) % recent
@@ -136,7 +136,7 @@ func (ds *descriptions) id(d *Description) uint64 {
 			return k.id
 		}
 	}
-	ds.last = (ds.last + recent - 1) % recent // the oldest
+	ds.last = (ds.last + recent - 1) % recent // the slot of the oldest
 	ds.next++
 	k := &ds.known[ds.last]
 	k.id, k.d = ds.next, d.clone()

@@ -5,44 +5,44 @@ import (
 	"fmt"
 )
 
-// Errors of this package. Some come in a type that says more: [FullError], [UnknownMemberError], [FrameError].
+// Errors of this package. Some have a type with details: [FullError], [UnknownMemberError], [FrameError].
 var (
-	// ErrInvalid means that the caller asked for what cannot be.
+	// ErrInvalid means that an argument or a call is not allowed.
 	ErrInvalid = errors.New("shmchannel: invalid argument")
-	// ErrFile means that a file is not what the channel's memory is made of.
+	// ErrFile means that a file is not the one of this channel that the caller should have passed.
 	ErrFile = errors.New("shmchannel: not a file of this channel")
-	// ErrCorrupt means that the shared memory contradicts itself. The member that finds this can go no further.
+	// ErrCorrupt means that the shared memory contradicts itself. The member that returns it cannot go on.
 	ErrCorrupt = errors.New("shmchannel: the shared memory is corrupt")
 	// ErrFull means that the channel has no room for a frame.
 	ErrFull = errors.New("shmchannel: the channel is full")
-	// ErrNoSlot means that the channel has as many members of a role as it can have.
+	// ErrNoSlot means that the channel already has the greatest number of members of that role.
 	ErrNoSlot = errors.New("shmchannel: no slot for another member")
-	// ErrClosed means that nothing can be published any more.
+	// ErrClosed means that the channel is closed for publishing.
 	ErrClosed = errors.New("shmchannel: the channel is closed")
-	// ErrEnded means that the last frame of a closed channel was taken.
+	// ErrEnded means that the channel is closed and no frame is left to take.
 	ErrEnded = errors.New("shmchannel: the channel has ended")
-	// ErrDestroyed means that the channel's memory goes away.
+	// ErrDestroyed means that the channel is destroyed. Its memory goes away.
 	ErrDestroyed = errors.New("shmchannel: the channel is destroyed")
-	// ErrLeft means that this member takes no part in the channel: not yet, or not any more.
+	// ErrLeft means that this member does not take part in the channel: it has not joined yet, has left, or is closed.
 	ErrLeft = errors.New("shmchannel: this member takes no part in the channel")
-	// ErrUnknownMember means that a file of another member has not arrived yet.
+	// ErrUnknownMember means that the file of another member has not arrived yet.
 	ErrUnknownMember = errors.New("shmchannel: the file of a member has not arrived")
-	// ErrFrame means that a frame cannot be had because its producer wrote nonsense. The next one can.
+	// ErrFrame means that a frame is unusable because its producer wrote nonsense. The consumer can take the next frame.
 	ErrFrame = errors.New("shmchannel: the frame is corrupt")
-	// ErrInHand means that a consumer has as many frames in hand as it may.
+	// ErrInHand means that a consumer has [MaxInHand] frames in hand.
 	ErrInHand = errors.New("shmchannel: too many frames in hand")
-	// ErrReleased means that a frame is not in the caller's hands.
+	// ErrReleased means that the consumer does not have the frame in hand.
 	ErrReleased = errors.New("shmchannel: the frame is not in hand")
 	// ErrUnfinished means that a fence cannot be stored yet: see [Consumer.Release].
 	ErrUnfinished = errors.New("shmchannel: an earlier fence is not reached")
 )
 
-// FullError says why there is no room. It is [ErrFull].
+// FullError says why the channel has no room. It wraps [ErrFull].
 type FullError struct {
-	Number   uint64 // of the frame that cannot be published
-	Consumer Peer   // of a broadcast: the consumer that is furthest behind
-	Floor    uint64 // that consumer has not released the frame of this number
-	Waiting  int    // of a queue: frames that no consumer has
+	Number   uint64 // number that the frame would have got
+	Consumer Peer   // in a broadcast: the consumer that is furthest behind
+	Floor    uint64 // number of the first frame that this consumer has not released
+	Waiting  int    // in a queue: number of frames that no consumer has
 }
 
 func (e *FullError) Error() string {
@@ -55,8 +55,8 @@ func (e *FullError) Error() string {
 
 func (e *FullError) Unwrap() error { return ErrFull }
 
-// UnknownMemberError names the member whose file is needed first. It is [ErrUnknownMember]. The caller waits for the file,
-// gives it to AddTrack or AddCursor, and calls again.
+// UnknownMemberError names the member whose file is missing. It wraps [ErrUnknownMember]. The caller waits for the file, passes it to
+// AddTrack or AddCursor, and repeats the call.
 type UnknownMemberError struct {
 	Role Role
 	Slot int
@@ -69,10 +69,10 @@ func (e *UnknownMemberError) Error() string {
 
 func (e *UnknownMemberError) Unwrap() error { return ErrUnknownMember }
 
-// FrameError says which frame cannot be had. It is [ErrFrame].
+// FrameError says which frame is unusable and why. It wraps [ErrFrame].
 type FrameError struct {
 	Number   uint64
-	Producer int // its slot
+	Producer int // slot of the producer
 	Reason   string
 }
 

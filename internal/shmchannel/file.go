@@ -11,7 +11,7 @@ import (
 
 const sizeSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 
-// makeFile makes a memfd of fixed size. Its pages cost nothing until they are written.
+// makeFile makes a memfd of fixed size. It uses no memory until its pages are written.
 func makeFile(name string, bytes uint64) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -30,9 +30,9 @@ func makeFile(name string, bytes uint64) (*os.File, error) {
 
 const goodSeals = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 
-// sealForGood lets nobody map f to write any more, nor seal it differently. The mappings that there are stay.
+// sealForGood seals f so that nobody can map it for writing any more or change its seals. Existing mappings stay writable.
 //
-// Errors: [ErrFile] if a member has sealed its file in a way that prevents that; the system's.
+// Errors: [ErrFile] if a member has sealed the file first in a way that prevents this; the system's.
 func sealForGood(f *os.File) error {
 	err := seal(f, goodSeals)
 	if !errors.Is(err, unix.EPERM) {
@@ -43,7 +43,7 @@ func sealForGood(f *os.File) error {
 		return os.NewSyscallError("fcntl(F_GET_SEALS)", err)
 	}
 	if seals&goodSeals != goodSeals {
-		return fmt.Errorf("%w: %s: the member has sealed it itself (seals %#x), and it cannot be sealed against writing any more", ErrFile,
+		return fmt.Errorf("%w: %s: the member has sealed it itself (seals %#x), so the host cannot seal it against writing", ErrFile,
 			f.Name(), seals)
 	}
 	return nil
@@ -57,7 +57,7 @@ func seal(f *os.File, seals int) error {
 // region is a mapped file.
 type region []byte
 
-// mapFile maps a file of the channel that must have so many bytes. It may be closed afterwards.
+// mapFile maps a file of the channel. The file must have exactly this number of bytes. It may be closed afterwards.
 //
 // Errors: [ErrFile]; the system's.
 func mapFile(f *os.File, bytes uint64, write bool) (region, error) {
@@ -83,7 +83,7 @@ func mapFile(f *os.File, bytes uint64, write bool) (region, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("mmap", err)
 	}
-	// A child that is forked is no member.
+	// A forked child is not a member of the channel and must not have its memory.
 	if err := unix.Madvise(mem, unix.MADV_DONTFORK); err != nil {
 		return nil, errors.Join(os.NewSyscallError("madvise", err), unix.Munmap(mem))
 	}
@@ -97,13 +97,13 @@ func (r region) unmap() error {
 	return os.NewSyscallError("munmap", unix.Munmap(r))
 }
 
-// at is the T at an offset, which lies within the region.
+// at returns a pointer to the T at an offset. The T must lie within the region.
 func at[T any](r region, offset uint64) *T {
 	var t T
 	return (*T)(unsafe.Pointer(&r[offset : offset+uint64(unsafe.Sizeof(t))][0]))
 }
 
-// list is n Ts from an offset on, which lie within the region.
+// list returns the n Ts that begin at an offset. They must lie within the region.
 func list[T any](r region, offset, n uint64) []T {
 	var t T
 	return unsafe.Slice((*T)(unsafe.Pointer(&r[offset : offset+n*uint64(unsafe.Sizeof(t))][0])), n)

@@ -9,17 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The operations of futex(2), on words that processes share.
+// The operations of futex(2) for words that processes share.
 const (
 	futexOpWait = 0
 	futexOpWake = 1
 )
 
-// futex is a word on which members sleep. Bit 0 says that somebody sleeps, the rest counts.
+// futex is a word on which members sleep. Bit 0 says that a member sleeps. The other bits are a counter.
 type futex struct{ word atomic.Uint32 }
 
-// arm says that the caller is about to sleep. It returns the value to sleep on. The caller looks again before it sleeps: what
-// happens from now on changes the value.
+// arm sets bit 0, which says that the caller is about to sleep, and returns the value to sleep on. The caller checks its condition once
+// more before it sleeps: any wake after arm changes the value.
 func (f *futex) arm() uint32 {
 	for {
 		v := f.word.Load()
@@ -29,13 +29,13 @@ func (f *futex) arm() uint32 {
 	}
 }
 
-// sleep returns when the word is not v, when it is woken, or after the limit.
+// sleep returns when the word is not v, when another member wakes the caller, or after the limit.
 func (f *futex) sleep(v uint32, limit time.Duration) {
 	ts := unix.NsecToTimespec(int64(limit))
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&f.word)), futexOpWait, uintptr(v), uintptr(unsafe.Pointer(&ts)), 0, 0)
 }
 
-// wake wakes all that sleep, if any do. A member that arms the word later sees what the caller did before.
+// wake wakes all sleeping members, if there are any. A member that arms the word later sees everything that the caller did before.
 func (f *futex) wake() {
 	for v := f.word.Load(); v&1 != 0; v = f.word.Load() {
 		if f.word.CompareAndSwap(v, v+1) {
@@ -45,7 +45,7 @@ func (f *futex) wake() {
 	}
 }
 
-// advance changes the value and wakes all, so that a member that is about to sleep on the old value does not.
+// advance changes the value and wakes all members, so that a member which is about to sleep on the old value does not.
 func (f *futex) advance() {
 	for {
 		v := f.word.Load()

@@ -2,14 +2,14 @@ package shmchannel
 
 import "math/bits"
 
-// holds are a consumer's own notes on the holds of its cursor.
+// holds is a consumer's private copy of the holds in its cursor.
 type holds struct {
 	busy    [MaxInHand / 64]uint64
 	numbers [MaxInHand]uint64
 	used    uint64
 }
 
-// free is the first hold that is free, -1 if none is.
+// free returns the index of the first free hold, or -1 if there is none.
 func (h *holds) free() int {
 	for i, b := range h.busy {
 		if b != ^uint64(0) {
@@ -19,7 +19,7 @@ func (h *holds) free() int {
 	return -1
 }
 
-// find is the hold of a number, -1 if it has none.
+// find returns the index of the hold of a frame, or -1 if it has none.
 func (h *holds) find(number uint64) int {
 	for i := range h.used {
 		if h.numbers[i] == number {
@@ -29,8 +29,9 @@ func (h *holds) find(number uint64) int {
 	return -1
 }
 
-// hold keeps the block of a frame from coming back. The caller looks only then whether the frame is still kept, and whether the
-// consumer still takes part.
+// hold sets hold i to a frame, so that the frame's block does not go back. Only after that the caller checks that the channel still keeps
+// the
+// frame and that the consumer still takes part.
 func (c *Consumer) hold(i int, number uint64) {
 	if used := uint64(i) + 1; used > c.holds.used {
 		c.holds.used = used
@@ -41,12 +42,12 @@ func (c *Consumer) hold(i int, number uint64) {
 	c.cursor.holds[i].number.Store(number)
 }
 
-// unhold lets the block go. A producer may wait for it, even if it was held for a moment only.
+// unhold clears hold i and wakes producers. One may be waiting for the block, even if the consumer held it only for a moment.
 func (c *Consumer) unhold(i int) {
 	c.holds.busy[i/64] &^= 1 << (i % 64)
 	c.holds.numbers[i] = 0
 	h := &c.cursor.holds[i]
 	h.number.Store(0)
-	h.block.Store(0) // so that the next number is never seen beside this block
+	h.block.Store(0) // so that no reader sees the next number beside this block
 	c.sequencer.freed.wake()
 }

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Host is the service's end of a channel: it makes the files, and decides who takes part. Its methods are for one goroutine at a
-// time. None of them waits.
+// Host is the service's end of a channel. It makes the files and decides which members take part. Only one goroutine at a time may call
+// its methods. No method waits.
 type Host struct {
 	*channel
 	rosterFile, sequencerFile *os.File
@@ -19,7 +19,7 @@ type Host struct {
 	lastID    uint64
 }
 
-// Member is a producer or a consumer as the host sees it.
+// Member is the host's state of a producer or a consumer.
 type Member struct {
 	Role Role
 	Peer
@@ -31,11 +31,11 @@ type Member struct {
 	cursor *cursor
 	joined bool
 	left   bool
-	said   bool // it left by itself: it takes nothing any more
+	said   bool // it left by itself: it takes no frame any more
 	gone   bool // its process does not run any more
 }
 
-// NewHost makes a channel.
+// NewHost makes the files of a channel.
 //
 // Errors: [ErrInvalid]; the system's.
 func NewHost(spec Spec) (*Host, error) {
@@ -61,7 +61,7 @@ func NewHost(spec Spec) (*Host, error) {
 	return h, nil
 }
 
-// begin maps the files and writes what the roster says for good.
+// begin maps the files, writes the fields of the roster that never change, and seals the files.
 func (h *Host) begin() (err error) {
 	if h.rosterRegion, err = mapFile(h.rosterFile, rosterBytes, true); err != nil {
 		return err
@@ -76,31 +76,32 @@ func (h *Host) begin() (err error) {
 	if err := sealForGood(h.rosterFile); err != nil {
 		return err
 	}
-	if err := seal(h.sequencerFile, unix.F_SEAL_SEAL); err != nil { // all members write it: none may keep the others from that
+	if err := seal(h.sequencerFile, unix.F_SEAL_SEAL); err != nil { // all members write it, so no member may seal it against the others
 		return err
 	}
 	return h.mapSequencer(h.sequencerFile)
 }
 
-// RosterFile and SequencerFile are for the members. They stay the host's.
+// RosterFile returns the roster's file, which every member needs. The host owns it.
 func (h *Host) RosterFile() *os.File { return h.rosterFile }
 
-// SequencerFile is the other file that every member needs.
+// SequencerFile returns the sequencer's file, which every member needs. The host owns it.
 func (h *Host) SequencerFile() *os.File { return h.sequencerFile }
 
-// MemberSpec says how a member is to take part. It is plain data.
+// MemberSpec describes a new member.
 type MemberSpec struct {
 	Role     Role
-	Timeline uint64 // 0: it has none
-	PID      uint32 // for people
-	// Policy is that of a consumer of a broadcast.
+	Timeline uint64 // 0: the member has none
+	PID      uint32 // process id; only shown to people
+	// Policy is the policy of a consumer of a broadcast.
 	Policy Policy
-	// Oldest has a consumer of a broadcast begin with the oldest frame that is kept, not with the newest.
+	// Oldest lets a consumer of a broadcast begin with the oldest frame that the channel keeps. Otherwise it begins with the newest.
 	Oldest bool
 }
 
-// Add makes the file of a new member and reserves a slot. The member opens the channel with that file, and then [Host.Join] lets it take
-// part. Members of the other role need the file as well, before that; and the new member needs theirs: see [Host.Members].
+// Add makes the file of a new member and reserves a slot. The caller then gives this file to the new member and to the members of the
+// other role, and gives the new member the files of those (see [Host.Members]). When all have them and the new member has opened the
+// channel, the caller calls [Host.Join].
 //
 // Errors: [ErrInvalid], [ErrClosed], [ErrNoSlot]; the system's.
 func (h *Host) Add(spec MemberSpec) (*Member, error) {
@@ -124,11 +125,11 @@ func (h *Host) Add(spec MemberSpec) (*Member, error) {
 	return m, nil
 }
 
-// place finds a slot for a new member.
+// place finds a free slot for a new member.
 func (h *Host) place(m *Member) (**Member, error) {
 	slots := h.consumers[:]
 	if m.Role == ProducerRole {
-		slots = h.producers[:] // one that left has its slot while frames of it are kept
+		slots = h.producers[:] // a producer that left keeps its slot while the channel keeps frames of it
 	}
 	for i := range slots {
 		if slots[i] == nil {
@@ -136,7 +137,8 @@ func (h *Host) place(m *Member) (**Member, error) {
 			return &slots[i], nil
 		}
 	}
-	return nil, fmt.Errorf("%w: the channel has %d %ss, and no more at a time; a member that left counts until its frames are neither kept nor in hand", ErrNoSlot, len(slots), m.Role)
+	return nil, fmt.Errorf("%w: the channel has %d %ss, which is the limit; a member that left counts until its frames are "+
+		"neither kept nor in hand", ErrNoSlot, len(slots), m.Role)
 }
 
 func (m *Member) makeFile(l layout) (err error) {
@@ -162,10 +164,10 @@ func (m *Member) makeFile(l layout) (err error) {
 	return err
 }
 
-// File is the member's file. It stays the host's.
+// File returns the member's file. The host owns it.
 func (m *Member) File() *os.File { return m.file }
 
-// free gives back what the host has of a member.
+// free unmaps and closes the host's end of the member's file.
 func (m *Member) free() error {
 	var err error
 	if m.track != nil {
@@ -181,7 +183,7 @@ func (m *Member) free() error {
 	return err
 }
 
-// slot is the member's place in the roster.
+// slot returns the member's slot in the roster.
 func (h *Host) slot(m *Member) *slot {
 	if m.Role == ProducerRole {
 		return &h.roster.producers[m.Slot]
@@ -189,7 +191,7 @@ func (h *Host) slot(m *Member) *slot {
 	return &h.roster.consumers[m.Slot]
 }
 
-// Members appends the members of a role that have been added, those that left and still have a slot included.
+// Members appends the members of a role, also those that left and still have a slot.
 func (h *Host) Members(to []*Member, role Role) []*Member {
 	slots := h.consumers[:]
 	if role == ProducerRole {
@@ -203,10 +205,10 @@ func (h *Host) Members(to []*Member, role Role) []*Member {
 	return to
 }
 
-// change makes a change of the roster known: to producers before they publish again, and to all that sleep. prepare is called
-// before each try to do so, with the tail that was loaded. It returns the tail at which the change took effect.
+// change announces a change of the roster, to producers before they publish again and to all sleeping members. It calls prepare, if that
+// is not nil, with the loaded tail before each try to change the tail. It returns the tail with which the change took effect.
 //
-// Errors: [ErrCorrupt] if a member does not let the tail alone.
+// Errors: [ErrCorrupt] if a member keeps changing the tail.
 func (h *Host) change(prepare func(tail)) (tail, error) {
 	defer func() {
 		h.sequencer.published.advance()
@@ -215,8 +217,8 @@ func (h *Host) change(prepare func(tail)) (tail, error) {
 	v := h.roster.version.Load() + 1
 	h.roster.version.Store(v)
 	if h.roster.state.Load() >= channelClosed {
-		// Nobody publishes any more. The tail is left alone, so that its version cannot come round to one that a producer which was
-		// stopped has seen.
+		// Nobody publishes any more. The tail keeps its version. Otherwise, after 1024 changes, it could have again the version that a
+		// stopped producer has seen.
 		return h.sequencer.loadTail(), nil
 	}
 	for range maxRounds {
@@ -232,12 +234,12 @@ func (h *Host) change(prepare func(tail)) (tail, error) {
 	return 0, corrupt("the tail moved %d times while the roster was to be changed", maxRounds)
 }
 
-// Published is the number of the newest frame.
+// Published returns the number of the newest frame.
 func (h *Host) Published() uint64 { return h.sequencer.loadTail().number() }
 
-// Close lets nobody publish any more. Consumers get the frames that were published.
+// Close ends publishing. Consumers still get the frames that were published.
 //
-// Errors: [ErrCorrupt], after which the channel can only be destroyed.
+// Errors: [ErrCorrupt]. The channel can then only be destroyed.
 func (h *Host) Close() error {
 	if h.roster.state.Load() != channelOpen {
 		return nil
@@ -253,13 +255,13 @@ func (h *Host) Close() error {
 	return err
 }
 
-// Destroy ends the channel at once: nobody gets a frame any more.
+// Destroy ends the channel at once. No consumer gets a frame any more.
 func (h *Host) Destroy() {
 	h.roster.state.Store(channelDestroyed)
-	_, _ = h.change(nil) // it fails only where the tail counts
+	_, _ = h.change(nil) // it fails only while the channel is open
 }
 
-// Free gives back what the host has of the channel. The host is not used afterwards.
+// Free unmaps and closes the host's files. The host must not be used afterwards.
 func (h *Host) Free() error {
 	err := errors.Join(h.unmap(), h.rosterFile.Close(), h.sequencerFile.Close())
 	for role := range 2 {

@@ -189,7 +189,7 @@ func TestWhatAnExpelledConsumerHasInHandIsItsOwnUntilItsProcessIsGone(t *testing
 	}
 }
 
-// What a member does between its look at the roster and its claim must not become another's.
+// A claim that a member makes after it has looked at the roster must not become the claim of another member.
 func TestAnExpelledConsumerKeepsItsSlotUntilItsProcessIsGone(t *testing.T) {
 	r := newRig(t, Spec{Mode: Queue, Capacity: 2})
 	c := r.consumer(MemberSpec{})
@@ -286,7 +286,7 @@ func TestFramesOfAProducerThatLeftAreTaken(t *testing.T) {
 	}
 }
 
-// A consumer that was expelled has frames in hand whose records may be overwritten.
+// An expelled consumer keeps frames in hand. Their records may be overwritten.
 func TestBlocksOfAProducerThatLeftWhileAnExpelledConsumerHasFrames(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 2})
 	p, c := r.producer(200), r.consumer(MemberSpec{})
@@ -374,7 +374,7 @@ func TestAProducerThatWasIdleSeesThatTheRosterHasChangedAThousandTimes(t *testin
 	assert.EqualValues(t, 1, c.take().Number)
 }
 
-// The service may be stopped in the middle of a change.
+// The service may stop in the middle of a change.
 func TestAChangeThatIsNotInTheTailYetHoldsNobodyUp(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 1})
 	p := r.producer(4)
@@ -386,7 +386,7 @@ func TestAChangeThatIsNotInTheTailYetHoldsNobodyUp(t *testing.T) {
 	s.state.Store(slotActive)
 	r.host.roster.version.Add(1)
 	require.NoError(t, p.AddCursor(c.member.Slot, c.member.ID, c.member.File()))
-	p.view.known = true // the file came while nothing had changed yet
+	p.view.known = true // the file arrived before the change took effect
 	p.publish()
 }
 

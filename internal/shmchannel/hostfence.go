@@ -1,8 +1,8 @@
 package shmchannel
 
-// Fences appends the fences that stand in a member's file, of each word the greatest: of a consumer, those that say when its work on
-// frames is done; of a producer, those that say when its frames are complete. ok is false while a consumer writes one: then the caller looks
-// again later. A member whose process is gone has none. The file may say anything: what is out of range is left out.
+// Fences appends the fences in a member's file, the greatest value of each word. For a consumer they say when its work on frames is done,
+// for a producer when its frames are complete. ok is false while a consumer writes a fence: the caller tries again later. A member whose
+// process is gone has no fences. Members can write anything into their files: values out of range are ignored.
 func (h *Host) Fences(to []Fence, m *Member) (fences []Fence, ok bool) {
 	if m.Timeline == 0 || m.gone {
 		return to, true

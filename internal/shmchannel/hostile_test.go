@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// hostile is a channel of which everything that members write can be overwritten.
+// hostile is a channel whose shared memory the test can overwrite, wherever members can write.
 type hostile struct {
 	t         testing.TB
 	rig       *rig
@@ -43,7 +43,7 @@ func newHostile(t testing.TB, spec Spec) *hostile {
 	return h
 }
 
-// lie overwrites a word of a file, so that the lie has a chance to be believed.
+// lie overwrites a word of a file with a value that a member may accept.
 func (h *hostile) lie(file, place, value uint64) {
 	mem := h.regions[file%uint64(len(h.regions))]
 	l := h.rig.host.layout
@@ -59,7 +59,7 @@ func (h *hostile) lie(file, place, value uint64) {
 			offset = base
 		}
 	} else if place%2 == 0 {
-		offset = place / 2 * 8 % min(size, 1024) // where the words are that matter most
+		offset = place / 2 * 8 % min(size, 1024) // where the most important words are
 	}
 	t := h.rig.host.sequencer.loadTail()
 	near := (t.number() + value>>8%8 - 4) & maxNumber
@@ -82,7 +82,7 @@ func (h *hostile) lie(file, place, value uint64) {
 	at[atomic.Uint64](mem, offset).Store(value)
 }
 
-// act has somebody do something.
+// act lets a member or the host do one step.
 func (h *hostile) act(what, who uint64) {
 	p, c := h.producers[who%uint64(len(h.producers))], h.consumers[who%uint64(len(h.consumers))]
 	host := h.rig.host
@@ -137,7 +137,7 @@ func (h *hostile) checkFrame(f *Frame) {
 	}
 }
 
-// checkError says whether an error is one of those that callers expect.
+// checkError fails the test if an error is not one of those that are documented.
 func (h *hostile) checkError(err error) {
 	if err == nil {
 		return
@@ -151,7 +151,7 @@ func (h *hostile) checkError(err error) {
 	h.t.Fatalf("an error that callers do not know: %v", err)
 }
 
-// step is one move of a program: 8 bytes for a lie, of which the first says what it is.
+// step is one step of a fuzzing program. A lie has 8 bytes; the first one says what it is.
 func (h *hostile) run(program []byte) {
 	for ; len(program) >= 12; program = program[12:] {
 		what, file := uint64(program[0]), uint64(program[1])
@@ -191,7 +191,7 @@ func randomProgram(random *rand.Rand, moves int) []byte {
 	return program
 }
 
-// What the fuzzer does, for as long as a test may take.
+// The fuzzer's program, for as long as a test may take.
 func TestLiesSpoilNothingButFrames(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for i := range 20 {
@@ -204,12 +204,12 @@ func TestLiesSpoilNothingButFrames(t *testing.T) {
 	}
 }
 
-// Lies at the same time as everything else.
+// Lies while all members work.
 func TestALiarCannotStopOthers(t *testing.T) {
 	for _, spec := range hostileSpecs() {
 		t.Run(spec.Mode.String()+" "+spec.Policy.String(), func(t *testing.T) {
 			h := newHostile(t, spec)
-			h.regions = h.regions[:len(h.regions)-1] // the service does not lie
+			h.regions = h.regions[:len(h.regions)-1] // the service writes no nonsense
 			var stop atomic.Bool
 			var liars, honest sync.WaitGroup
 			liars.Go(func() {
@@ -254,7 +254,7 @@ func TestALiarCannotStopOthers(t *testing.T) {
 	}
 }
 
-// Each of these is found, and says what it is.
+// Each of these lies gives the error that names it.
 func TestLiesThatAreFound(t *testing.T) {
 	for name, c := range map[string]struct {
 		spec Spec
@@ -308,7 +308,7 @@ func (c *testConsumer) acknowledgeOrRelease(f *Frame) {
 	c.release(f)
 }
 
-// A number below the tail's has an entry, so this cannot be. It may be about to change; if not, it is an error.
+// A number below the tail's must have an entry. A missing one may be about to appear; if it does not, that is an error.
 func TestAContradictionThatLastsEndsTheStream(t *testing.T) {
 	h := newHostile(t, Spec{Capacity: 4})
 	for range 2 {

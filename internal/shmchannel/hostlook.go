@@ -1,20 +1,21 @@
 package shmchannel
 
-// Look is what the host found, at one look at the channel, that is still needed of what producers published: frames that are kept, or
-// that a consumer has in hand. The blocks come from memory that members write: the caller asks only for those that it lent to the producer.
+// Look is the result of [Host.Look]: which blocks of some producers the channel still needs. It needs the block of a frame that it keeps
+// or that a consumer has in hand. The numbers come from memory that members write, so the caller asks only about blocks that it lent
+// to the producer.
 type Look struct {
 	held map[uint64]struct{} // blocks that consumers hold, of any producer
-	all  bool                // somebody is taking a frame just now
+	all  bool                // a consumer is just taking a frame, so any block may be in use
 	of   map[*Member]*found
 }
 
-// found is what a look found of one producer.
+// found is the part of a [Look] about one producer.
 type found struct {
 	blocks map[uint64]struct{}
 	all    bool
 }
 
-// Names says whether the channel needs a block that a producer of the look published.
+// Names reports whether the channel needs a block that one of the look's producers published.
 func (l *Look) Names(m *Member, block uint64) bool {
 	if _, ok := l.held[block]; ok {
 		return true
@@ -27,18 +28,18 @@ func (l *Look) Names(m *Member, block uint64) bool {
 	return ok
 }
 
-// Unsure says that it could not be told which blocks of the producer are needed, so that all are.
+// Unsure reports that the look could not find out which blocks of the producer are needed. The caller must treat all as needed.
 func (l *Look) Unsure(m *Member) bool {
 	f := l.of[m]
 	return l.all || f == nil || f.all
 }
 
-// Look looks at what the channel needs of what these producers had published when they left. It reads what consumers say once, however
-// many producers there are.
+// Look finds the blocks that the channel needs of producers that have left. It reads the consumers' files once, for all the producers
+// together.
 func (h *Host) Look(producers ...*Member) *Look {
 	l := &Look{held: make(map[uint64]struct{}), of: make(map[*Member]*found, len(producers))}
 	t := h.sequencer.loadTail()
-	var in [MaxProducers]*Member // that have a slot
+	var in [MaxProducers]*Member // the producers that still have a slot
 	forgotten := false
 	for _, m := range producers {
 		f := &found{blocks: make(map[uint64]struct{})}
@@ -59,9 +60,9 @@ func (h *Host) Look(producers ...*Member) *Look {
 		if c == nil || !c.joined || c.gone {
 			continue
 		}
-		// A consumer holds a frame before it moves its floor over it.
+		// A consumer stores a hold before it moves its floor over the frame, so floors are read before holds.
 		if h.mode == Broadcast && c.policy.blocks() && (c.left || h.roster.state.Load() == channelDestroyed) {
-			if spans.add(c.cursor) && forgotten { // their records are gone
+			if spans.add(c.cursor) && forgotten { // the records of a producer without a track cannot be read
 				for _, m := range producers {
 					l.of[m].all = l.of[m].all || m.track == nil
 				}
@@ -72,7 +73,7 @@ func (h *Host) Look(producers ...*Member) *Look {
 	return l
 }
 
-// hold adds what a consumer holds.
+// hold adds the blocks that a consumer holds.
 func (l *Look) hold(c *cursor) {
 	for i := range c.used() {
 		hold := &c.holds[i]
@@ -81,7 +82,7 @@ func (l *Look) hold(c *cursor) {
 		case n == 0:
 		case b != 0 && hold.number.Load() == n:
 			l.held[b] = struct{}{}
-		default: // it is taking the frame just now
+		default: // the consumer is just taking the frame, and its block is not known yet
 			l.all = true
 		}
 	}
@@ -93,14 +94,14 @@ type lookSpans struct {
 	tail tail
 	look *Look
 	in   *[MaxProducers]*Member
-	seen []uint64 // the number that was looked at in each slot
+	seen []uint64 // the number that was already handled in each slot
 }
 
 func (h *Host) newSpans(t tail, l *Look, in *[MaxProducers]*Member) *lookSpans {
 	return &lookSpans{Host: h, tail: t, look: l, in: in, seen: make([]uint64, h.slots)}
 }
 
-// add adds a consumer's, and says whether there are any.
+// add adds the frames that one consumer has taken and not released. It reports whether there are any.
 func (s *lookSpans) add(c *cursor) bool {
 	floor, next := c.floor.Load(), min(c.next.Load(), s.tail.number()+1)
 	if floor >= next {

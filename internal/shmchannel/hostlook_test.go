@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// inUse is what a look finds of one producer.
+// inUse returns the blocks of one producer that a look finds.
 func inUse(h *Host, m *Member) (blocks map[uint64]struct{}, all bool) {
 	l := h.Look(m)
 	blocks = maps.Clone(l.held)
@@ -27,7 +27,7 @@ func TestOneLookAnswersForAllProducers(t *testing.T) {
 		leaver.take()
 		other.take()
 	}
-	c.take() // the newest, or the oldest: it holds it
+	c.take() // the newest or the oldest frame; the consumer holds it
 	for _, m := range []*Member{leaver.member, other.member, p.member, q.member} {
 		require.NoError(t, r.host.Expel(m))
 	}

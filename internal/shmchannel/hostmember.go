@@ -5,10 +5,11 @@ import (
 	"math"
 )
 
-// Join activates a member after the member has opened its own file. From then on nobody but the member can write the file.
+// Join activates a member that has opened its own file. From then on only the member can write the file.
 //
-// Errors: [ErrInvalid] for a member that has joined or left, [ErrFile] for one that has sealed its file itself, [ErrClosed], [ErrCorrupt];
-// the system's.
+// Errors: [ErrInvalid] if the member has joined or left already, [ErrFile] if it has sealed its file itself, [ErrClosed], [ErrCorrupt];
+// the
+// system's.
 func (h *Host) Join(m *Member) error {
 	switch {
 	case m.joined || m.left:
@@ -43,7 +44,7 @@ func (h *Host) Join(m *Member) error {
 	return err
 }
 
-// Leave takes a member out that has said that it leaves. What it has in hand stays its own, as long as its process runs. Its slot
+// Leave removes a member that has said that it leaves. The member keeps the frames that it has in hand while its process runs. Its slot
 // stays taken until [Host.Sweep] finds that nothing needs it.
 //
 // Errors: [ErrCorrupt].
@@ -52,8 +53,8 @@ func (h *Host) Leave(m *Member) error {
 	return h.Expel(m)
 }
 
-// Expel takes a member out whose session has ended. Its process may run on, and use what it has in hand: a consumer's slot stays taken
-// until it is [Host.Gone].
+// Expel removes a member whose session has ended. Its process may run on and use the frames that it has in hand. So a consumer's slot
+// stays taken until [Host.Gone] says that its process has ended.
 //
 // Errors: [ErrCorrupt].
 func (h *Host) Expel(m *Member) error {
@@ -72,8 +73,8 @@ func (h *Host) Expel(m *Member) error {
 	return err
 }
 
-// Gone says that the process of a member does not run any more. The member leaves, if it has not. The frames of a queue that it
-// had claimed go to others, and what it held is held no more.
+// Gone tells the host that the process of a member has ended. The member leaves if it has not left yet. Frames of a queue that it had
+// claimed go to other consumers, and its holds do not count any more.
 //
 // Errors: [ErrCorrupt].
 func (h *Host) Gone(m *Member) error {
@@ -92,9 +93,10 @@ func (h *Host) Gone(m *Member) error {
 	return err
 }
 
-// Sweep frees the slots of members that left and that nothing needs any more, and appends those members: their files can be
-// forgotten. A consumer's slot is needed while its process runs, unless it has said that it leaves, holds nothing, has no claim, and every
-// fence of its work on frames is reached. A producer's slot is needed while a frame of it is kept.
+// Sweep frees the slots of members that left and that nothing needs any more. It appends those members; the caller can forget their
+// files. A consumer's slot is needed while its process runs, unless the consumer has said that it leaves, holds nothing, has no claim,
+// and
+// every fence of its work is reached. A producer's slot is needed while the channel keeps a frame of it.
 //
 // Errors: [ErrCorrupt]; the system's.
 func (h *Host) Sweep(to []*Member, reached func(Fence) bool) ([]*Member, error) {
@@ -129,7 +131,8 @@ func (h *Host) Sweep(to []*Member, reached func(Fence) bool) ([]*Member, error) 
 	return to, err
 }
 
-// consumerNeeded says whether a consumer that left still has something to do with frames. Its cursor may say anything.
+// consumerNeeded reports whether a consumer that left still has frames in hand, claims, or unfinished work. Its cursor may contain
+// nonsense.
 func (h *Host) consumerNeeded(m *Member, reached func(Fence) bool) bool {
 	c := m.cursor
 	if h.mode == Broadcast && m.policy.blocks() && c.floor.Load() < c.next.Load() {
@@ -157,7 +160,7 @@ func (h *Host) consumerNeeded(m *Member, reached func(Fence) bool) bool {
 	return false
 }
 
-// kept are the numbers of a producer's frames that consumers may still take.
+// kept returns the numbers of a producer's frames that the channel keeps: consumers may still take them, or have not acknowledged them.
 func (h *Host) kept(m *Member) []uint64 {
 	if h.roster.state.Load() == channelDestroyed || m.track == nil {
 		return nil
@@ -190,7 +193,7 @@ func (h *Host) kept(m *Member) []uint64 {
 	return numbers
 }
 
-// ahead is the smallest number that a consumer which takes part has not released.
+// ahead returns the smallest number that an active consumer has not released.
 func (h *Host) ahead() uint64 {
 	n := uint64(math.MaxUint64)
 	for _, c := range h.consumers {

@@ -1,6 +1,6 @@
 package shmchannel
 
-// Waiting is how many frames of a queue are not acknowledged.
+// Waiting returns how many frames of a queue are not acknowledged.
 func (h *Host) Waiting() uint64 {
 	if h.mode != Queue {
 		return 0
@@ -18,7 +18,7 @@ func (h *Host) Waiting() uint64 {
 	return n
 }
 
-// Behind is how many of the newest frames of a broadcast a consumer has not taken, as far as it says the truth.
+// Behind returns how many of the newest frames of a broadcast a consumer has not taken. The number comes from the consumer's own memory.
 func (h *Host) Behind(m *Member) uint64 {
 	if h.mode != Broadcast || m.cursor == nil || !m.joined || m.left {
 		return 0

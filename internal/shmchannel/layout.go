@@ -2,10 +2,10 @@ package shmchannel
 
 import "math/bits"
 
-// Where things are in the files, in bytes. docs/streams.md has the tables.
+// Sizes and offsets in the files, in bytes. docs/streams.md has the tables.
 const (
 	rosterBytes    = 73_728
-	headBytes      = 8_192 // of a sequencer and of a cursor, before what grows with N
+	headBytes      = 8_192 // of a sequencer and of a cursor, before the part that grows with N
 	trackHeadBytes = 4_096
 
 	recordBytes      = 64
@@ -19,18 +19,18 @@ const (
 
 const minSlots = 64
 
-// layout is what a channel's sizes follow from.
+// layout holds the two numbers that all sizes of a channel depend on.
 type layout struct {
 	capacity uint64
 	slots    uint64 // N
 }
 
 func layoutFor(capacity int) layout {
-	n := uint64(1) << bits.Len64(2*uint64(capacity)-1) // the power of two that is twice the capacity or more
+	n := uint64(1) << bits.Len64(2*uint64(capacity)-1) // the smallest power of two that is at least twice the capacity
 	return layout{uint64(capacity), max(n, minSlots)}
 }
 
-// valid says whether a channel can have the layout.
+// valid reports whether the numbers are within their limits and fit together.
 func (l layout) valid() bool {
 	return l.capacity >= 1 && l.capacity <= MaxCapacity && l.slots >= minSlots && l.slots <= 1<<16 &&
 		l.slots&(l.slots-1) == 0 && l.slots >= 2*l.capacity
@@ -38,7 +38,7 @@ func (l layout) valid() bool {
 
 func (l layout) mask() uint64 { return l.slots - 1 }
 
-// oldest is the oldest number that is kept while tail is the newest.
+// oldest returns the oldest number that a broadcast keeps while tail is its newest.
 func (l layout) oldest(tail uint64) uint64 {
 	if tail < l.capacity {
 		return 1

@@ -9,30 +9,30 @@ import (
 	"time"
 )
 
-// MemberConfig is what a member needs to take part. The files stay the caller's, and may be closed once the member is open.
+// MemberConfig is what a member needs to open its end. The caller owns the files, and may close them once the member is open.
 type MemberConfig struct {
 	Roster    *os.File
 	Sequencer *os.File
-	// Own is the track of a producer, the cursor of a consumer.
+	// Own is the member's own file: the track of a producer, the cursor of a consumer.
 	Own *os.File
-	// Slot and ID are the member's in the roster.
+	// Slot and ID are those of the member in the roster.
 	Slot int
 	ID   uint64
-	// Spin is how long the member looks again and again before it sleeps.
+	// Spin is how long the member spins before it sleeps.
 	Spin time.Duration
-	// Spinner is asked whether to do so; nil: always.
+	// Spinner decides whether the member spins. If it is nil, the member always does.
 	Spinner Spinner
 }
 
-// Spinner decides whether a member spins before it sleeps. No two of its methods are called at a time.
+// Spinner decides whether a member spins before it sleeps. A member never calls two of its methods at the same time.
 type Spinner interface {
-	// Begin says whether to look now.
+	// Begin reports whether the member may spin now.
 	Begin() bool
-	// End follows if it did. found says whether looking was worth it.
+	// End follows each Begin that returned true. found reports whether the member found something while it spun.
 	End(found bool)
 }
 
-// maxSleep is how long a member sleeps before it looks again, whatever happens. A member that dies wakes nobody.
+// maxSleep is the longest that a member sleeps before it looks again. The limit exists because a member that dies wakes nobody.
 const maxSleep = 100 * time.Millisecond
 
 // member is what a producer and a consumer have in common.
@@ -42,12 +42,12 @@ type member struct {
 	id      uint64
 	spin    time.Duration
 	spinner Spinner
-	word    *futex // on which it sleeps
+	word    *futex // futex on which it sleeps
 
 	mu      sync.Mutex
 	closed  bool
-	asleep  int        // calls that sleep, without mu
-	awake   *sync.Cond // asleep has become 0
+	asleep  int        // number of calls that sleep; they do not hold mu
+	awake   *sync.Cond // signalled when asleep becomes 0
 	ctxDone <-chan struct{}
 	ctxStop func() bool
 }
@@ -57,24 +57,24 @@ func (m *member) init(c *channel, config MemberConfig, word *futex) {
 	m.awake = sync.NewCond(&m.mu)
 }
 
-// gone is the error of a member that is closed, or does not take part.
+// gone returns the error of a member that is closed or does not take part.
 func (m *member) gone(why string) error { return fmt.Errorf("%w: member %d %s", ErrLeft, m.id, why) }
 
-// pause is what a call remembers while it waits.
+// pause is the state of one call that waits.
 type pause struct {
 	began  time.Time
-	looked bool // for as long as it may
+	looked bool // it has spun as long as it may, or may not spin
 	looks  int
 	armed  bool
 	value  uint32
 }
 
-// relooks is how often a member that spins looks before it lets other goroutines run. That may wake a thread.
+// relooks is how many times a spinning member looks before it lets other goroutines run. Letting them run may wake a thread.
 const relooks = 64
 
-// rest returns when it is time for a call that found nothing to look again. It looks for the time that the member spins, then
-// once more after it has said that it is about to sleep, and then it sleeps, but no longer than the limit. m.mu is held, but
-// not while it rests.
+// rest returns when a call that found nothing should look again. At first it returns at once, until the time for spinning is over. Then
+// it arms the futex and returns, so that the call looks once more. After that it sleeps, but no longer than the limit. The caller
+// holds m.mu; rest releases it while it spins or sleeps.
 //
 // Errors: the context's.
 func (m *member) rest(ctx context.Context, p *pause, limit time.Duration) error {
@@ -122,7 +122,7 @@ func (m *member) spins(p *pause) bool {
 	return !p.looked
 }
 
-// found says whether a call that may have looked again and again has found something.
+// found ends the spinning of a call, if it spun. something reports whether the call found what it waited for.
 func (m *member) found(p *pause, something bool) {
 	if p.looked || p.began.IsZero() {
 		return
@@ -133,7 +133,7 @@ func (m *member) found(p *pause, something bool) {
 	}
 }
 
-// watch has the end of the context wake the member. A member is mostly called with the same context again.
+// watch arranges that the end of the context wakes the member. Most calls of a member have the same context, so watch keeps the last one.
 func (m *member) watch(ctx context.Context) {
 	if ctx.Done() == nil || ctx.Done() == m.ctxDone {
 		return
@@ -144,7 +144,7 @@ func (m *member) watch(ctx context.Context) {
 	m.ctxDone, m.ctxStop = ctx.Done(), context.AfterFunc(ctx, m.Wake)
 }
 
-// Wake has the calls that sleep look at their contexts.
+// Wake wakes the calls that sleep, so that they check their contexts.
 func (m *member) Wake() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -153,7 +153,7 @@ func (m *member) Wake() {
 	}
 }
 
-// close ends the calls that wait and unmaps the channel. It says whether this is the first time. m.mu is held.
+// close marks the member closed and waits until no call sleeps. It returns false if the member was closed before. The caller holds m.mu.
 func (m *member) close() bool {
 	if m.closed {
 		return false

@@ -14,12 +14,12 @@ const (
 	MaxMetaText    = 256 // bytes of a key or a value
 )
 
-// AppendMeta appends what the map says, as [Record.Meta] wants it.
+// AppendMeta appends the encoded entries of the map, in the form of [Record.Meta].
 //
-// Errors: [ErrInvalid] beyond a limit.
+// Errors: [ErrInvalid] if the map exceeds a limit.
 func AppendMeta(to []byte, meta map[string]string) ([]byte, error) {
 	if len(meta) > MaxMetaEntries {
-		return to, invalid("a frame's map has at most %d entries, this one %d", MaxMetaEntries, len(meta))
+		return to, invalid("a frame's map has at most %d entries, this one has %d", MaxMetaEntries, len(meta))
 	}
 	if len(meta) == 0 {
 		return to, nil
@@ -37,7 +37,7 @@ func AppendMeta(to []byte, meta map[string]string) ([]byte, error) {
 	return to, nil
 }
 
-// CheckMeta says whether bytes are the meta of a frame.
+// CheckMeta returns an error if the bytes are not valid meta of a frame.
 //
 // Errors: [ErrInvalid].
 func CheckMeta(meta []byte) error {
@@ -60,7 +60,7 @@ func CheckMeta(meta []byte) error {
 	return nil
 }
 
-// Meta iterates over the entries of meta that [CheckMeta] accepts. The slices are parts of it.
+// Meta iterates over the entries of meta that [CheckMeta] accepts. The slices point into meta.
 func Meta(meta []byte) iter.Seq2[[]byte, []byte] {
 	return func(yield func(key, value []byte) bool) {
 		for len(meta) > 0 {

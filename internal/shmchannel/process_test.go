@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// killings is how many processes are killed in each test; SHMCHANNEL_TEST_KILLINGS asks for more.
+// killings is how many processes each test kills. SHMCHANNEL_TEST_KILLINGS overrides it.
 func killings(t *testing.T) int {
 	if text := os.Getenv("SHMCHANNEL_TEST_KILLINGS"); text != "" {
 		n, err := strconv.Atoi(text)
@@ -24,7 +24,7 @@ func killings(t *testing.T) int {
 	return 6
 }
 
-// seedOf is printed, so that a failure can be had again as far as the machine allows.
+// seedOf returns a random seed and prints it, so that a failure can be repeated as far as the machine allows.
 func seedOf(t *testing.T) uint64 {
 	seed := uint64(time.Now().UnixNano())
 	if text := os.Getenv("SHMCHANNEL_TEST_SEED"); text != "" {
@@ -40,7 +40,7 @@ func seedOf(t *testing.T) uint64 {
 type storm struct {
 	*family
 	random  *rand.Rand
-	waiting []*Member // that have not been started
+	waiting []*Member // not started yet
 	running []*process
 	all     []*process
 }
@@ -62,12 +62,12 @@ func (s *storm) startNext(role Role) {
 	s.running, s.all = append(s.running, p), append(s.all, p)
 }
 
-// kill kills a process, and does what the service does then.
+// kill kills a process and tells the host, as the service does.
 func (s *storm) kill(p *process) {
 	s.t.Helper()
 	p.killed = true
 	s.running = slices.DeleteFunc(s.running, func(q *process) bool { return p == q })
-	if s.random.IntN(2) == 0 { // its connection ends before its process does
+	if s.random.IntN(2) == 0 { // its connection ends before its process
 		require.NoError(s.t, p.cmd.Process.Signal(syscall.SIGSTOP))
 		require.NoError(s.t, s.host.Expel(p.member))
 		time.Sleep(time.Duration(s.random.IntN(5)) * time.Millisecond)
@@ -93,7 +93,7 @@ func (s *storm) of(role Role) (all []*process) {
 	return all
 }
 
-// rage kills and stops processes, and starts others in the place of the dead.
+// rage kills and stops processes, and replaces the killed ones.
 func (s *storm) rage(n int) {
 	s.t.Helper()
 	for range n {
@@ -111,7 +111,7 @@ func (s *storm) rage(n int) {
 	}
 }
 
-// end lets the producers stop, closes the channel, and waits for all.
+// end stops the producers, closes the channel, and waits for all processes.
 func (s *storm) end() {
 	s.t.Helper()
 	for _, p := range s.of(ProducerRole) {
@@ -146,8 +146,8 @@ func (s *storm) end() {
 	}
 }
 
-// published is what the producers' ledgers say, and what they cannot say: a producer may die after it has published and before it has
-// written that down.
+// published returns the frames that were surely published, by number, and the contents that perhaps were: a producer may die after it has
+// published a frame and before it has written that into its ledger.
 func (s *storm) published() (sure map[uint64]uint64, perhaps map[uint64]bool) {
 	s.t.Helper()
 	sure, perhaps = map[uint64]uint64{}, map[uint64]bool{}
@@ -187,7 +187,7 @@ func newStorm(t *testing.T, spec Spec, producers, consumers int, policies ...Pol
 	s := &storm{family: newFamily(t, spec, members...), random: rand.New(rand.NewPCG(seed, 1))}
 	s.waiting = slices.Clone(s.members)
 	t.Cleanup(func() {
-		for _, p := range s.running { // of a test that has failed
+		for _, p := range s.running { // left over if the test failed
 			_ = p.cmd.Process.Kill()
 			_ = p.cmd.Wait()
 		}
@@ -225,7 +225,7 @@ func TestNothingIsLostInABroadcastWhoseMembersAreKilled(t *testing.T) {
 	}
 }
 
-// checkBroadcast checks what a consumer saw. It adds to sure what it learns.
+// checkBroadcast checks the frames that a consumer saw. It adds the frames that were surely published to sure.
 func (p *process) checkBroadcast(sure map[uint64]uint64, perhaps map[uint64]bool, end uint64) {
 	p.t.Helper()
 	last := uint64(0)
@@ -257,7 +257,7 @@ func TestNothingIsLostInAQueueWhoseMembersAreKilled(t *testing.T) {
 	}
 }
 
-// checkQueue checks that every frame was acknowledged once, or dropped before a consumer had it.
+// checkQueue checks that every frame was acknowledged once, or dropped before a consumer took it.
 func (s *storm) checkQueue(policy Policy) {
 	sure, perhaps := s.published()
 	acknowledged, unsure, taken := map[uint64]bool{}, map[uint64]bool{}, map[uint64]bool{}
@@ -291,7 +291,7 @@ func (s *storm) checkQueue(policy Policy) {
 			continue
 		}
 		dropped++
-		// A frame that was given back can be dropped.
+		// A requeued frame can be dropped.
 		if policy == Block {
 			s.t.Fatalf("frame %d is lost (taken: %v)", n, taken[n])
 		}
@@ -299,7 +299,7 @@ func (s *storm) checkQueue(policy Policy) {
 	s.t.Logf("%d frames, %d dropped", len(sure), dropped)
 }
 
-// A consumer that stands still keeps what it has in hand, and nobody waits for it but those who must.
+// A stopped consumer keeps its frames in hand, and only members that must wait for it do so.
 func TestAConsumerThatIsStopped(t *testing.T) {
 	f := newFamily(t, Spec{Capacity: 4}, MemberSpec{Role: ConsumerRole, Policy: DropOldest}, MemberSpec{Role: ProducerRole})
 	stopped := f.start(f.members[0], job{Seed: 1})

@@ -7,21 +7,21 @@ import (
 	"time"
 )
 
-// Producer publishes frames. Its methods can be called by several goroutines; frames of concurrent calls come in any order.
+// Producer publishes frames. Several goroutines may call its methods. Frames of concurrent calls are published in any order.
 type Producer struct {
 	member
 	track        *track
 	descriptions descriptions
-	cursors      [MaxConsumers]*cursor // those that have arrived
+	cursors      [MaxConsumers]*cursor // the cursors whose files have arrived
 	view         view
-	floor        uint64 // no consumer of the view that blocks has a smaller one
-	last         uint64 // the number of the newest own frame
+	floor        uint64 // no blocking consumer of the view has a smaller floor
+	last         uint64 // number of this producer's newest frame
 	turn         turn
 	lent
 }
 
-// OpenProducer opens the producer's end of a channel. Its own file must not be sealed against writing yet: the host does that when
-// the producer says that it has opened.
+// OpenProducer opens the producer's end of a channel. Its own file must not be sealed against writing yet: the host seals the file after
+// the producer has said that it is open.
 //
 // Errors: [ErrInvalid], [ErrFile]; the system's.
 func OpenProducer(config MemberConfig) (*Producer, error) {
@@ -69,13 +69,13 @@ func (p *Producer) AddCursor(slot int, id uint64, f *os.File) error {
 	return nil
 }
 
-// Publish publishes a frame, and returns its number. If there is no room it waits as long as the context lasts, unless a
-// policy says that it must not.
+// Publish publishes a frame and returns its number. If the channel has no room, Publish waits until the context ends, or fails at once
+// where the policy is Fail.
 //
-// The block belongs to the channel from then on, until [Producer.Reclaim] returns it. If Publish fails it stays the caller's.
+// The block then belongs to the channel, until [Producer.Reclaim] returns it. If Publish fails, the block stays the caller's.
 //
-// Errors: [ErrInvalid], [FullError], [UnknownMemberError], [ErrClosed], [ErrDestroyed], [ErrLeft], [ErrCorrupt]; the context's,
-// which comes together with the FullError.
+// Errors: [ErrInvalid], [FullError], [UnknownMemberError], [ErrClosed], [ErrDestroyed], [ErrLeft], [ErrCorrupt]; the context's error,
+// joined with the FullError.
 func (p *Producer) Publish(ctx context.Context, r *Record) (n uint64, err error) {
 	if err := r.check(); err != nil {
 		return 0, err
@@ -104,7 +104,7 @@ func (p *Producer) Publish(ctx context.Context, r *Record) (n uint64, err error)
 	}
 }
 
-// TryPublish is [Producer.Publish] without waiting.
+// TryPublish is like [Producer.Publish], but returns a [FullError] where Publish would wait.
 func (p *Producer) TryPublish(r *Record) (uint64, error) {
 	if err := r.check(); err != nil {
 		return 0, err
@@ -118,10 +118,10 @@ func (p *Producer) TryPublish(r *Record) (uint64, error) {
 	return n, err
 }
 
-// maxRounds is how often a call tries again because others were faster. Others that are no liars are not so often.
+// maxRounds limits how often a call tries again because another member changed the tail. Honest members never reach it.
 const maxRounds = 1 << 14
 
-// attempt publishes r if there is room; the number is 0 if there is none. p.mu is held.
+// attempt publishes r if there is room. The number is 0 if there is none. The caller holds p.mu.
 func (p *Producer) attempt(r *Record, ticket uint64) (uint64, full, error) {
 	s := &p.sequencer
 	for range maxRounds {
@@ -151,7 +151,7 @@ func (p *Producer) attempt(r *Record, ticket uint64) (uint64, full, error) {
 			p.pending = append(p.pending, loan{n, r.Block, r.Owner})
 			s.published.wake()
 			if p.mode == Broadcast && len(p.view.others) > 0 {
-				s.freed.wake() // the frame that left may be another producer's
+				s.freed.wake() // another producer may wait for the block of the frame that the channel dropped
 			}
 			return n, full{}, nil
 		}
@@ -159,7 +159,7 @@ func (p *Producer) attempt(r *Record, ticket uint64) (uint64, full, error) {
 	return 0, full{}, corrupt("the tail moved %d times while a frame was to be published", maxRounds)
 }
 
-// mayPublish says whether this producer may publish after t.
+// mayPublish returns an error if this producer may not publish after t.
 func (p *Producer) mayPublish(t tail) error {
 	if err := p.look(t); err != nil {
 		return err
@@ -177,7 +177,7 @@ func (p *Producer) mayPublish(t tail) error {
 	return nil
 }
 
-// write makes the record of a number, which only counts once the tail says so.
+// write writes the record of a number. The record counts once the tail has that number.
 func (p *Producer) write(n uint64, r *Record) {
 	when := r.Time
 	if when == 0 {
@@ -193,14 +193,14 @@ func (p *Producer) write(n uint64, r *Record) {
 	p.track.store(raw, n, r, when, id)
 }
 
-// Destroyed says whether the channel's memory goes away, so that nothing can be published any more.
+// Destroyed reports whether the channel is destroyed or the producer is closed, so that nothing can be published any more.
 func (p *Producer) Destroyed() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.closed || p.roster.state.Load() == channelDestroyed
 }
 
-// Close unmaps the channel. Calls that wait end with [ErrLeft]. It does not say to the host that the producer leaves.
+// Close unmaps the channel. Waiting calls return [ErrLeft]. Close does not tell the host that the producer leaves.
 func (p *Producer) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

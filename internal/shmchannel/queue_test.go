@@ -74,7 +74,7 @@ func TestAFullQueue(t *testing.T) {
 				assert.Equal(t, missed, f.Missed)
 				missed = 0
 				if policy == Block && n == 1 {
-					p.publish() // what somebody has takes no place
+					p.publish() // a frame that a consumer has needs no room
 				}
 				c.acknowledge(f)
 			}
@@ -98,7 +98,7 @@ func TestAConsumerThatTakesWakesAProducerThatWaitsForRoom(t *testing.T) {
 	assert.NotEqual(t, before, r.host.sequencer.freed.word.Load())
 }
 
-// A consumer that keeps a frame keeps its slot: the numbers that would live there are passed over.
+// A consumer that keeps a frame keeps its slot. Numbers of that slot become void.
 func TestAFrameThatIsKeptLongerThanTheRingGoesRound(t *testing.T) {
 	r := newRig(t, Spec{Mode: Queue, Capacity: 4})
 	p, slow, c := r.producer(16), r.consumer(MemberSpec{}), r.consumer(MemberSpec{})
@@ -155,7 +155,7 @@ func TestAQueueOfWhichEverySlotIsInUseIsFull(t *testing.T) {
 	}
 }
 
-// Frames that wait and frames that are claimed share the slots: one that waits is never overwritten.
+// Waiting frames and claimed frames share the slots. A waiting frame is never overwritten.
 func TestAFrameThatWaitsOutlivesVoids(t *testing.T) {
 	r := newRig(t, Spec{Mode: Queue, Capacity: 32})
 	p, c := r.producer(128), r.consumer(MemberSpec{})

@@ -8,14 +8,14 @@ import (
 
 // Returned is a block that its producer can use again.
 type Returned struct {
-	Number uint64 // of the frame that it was published with
+	Number uint64 // number of the frame that the block was published with
 	Block  uint64
-	Owner  any // as of the record
-	// Fences must be reached before the block is written: consumers' work on the frame is done then.
+	Owner  any // Owner of the record
+	// Fences say when the consumers' work on the frame is done. They must be reached before the block is written.
 	Fences []Fence
 }
 
-// loan is a block that the channel has.
+// loan is a block that the producer has published and not got back.
 type loan struct {
 	number, block uint64
 	owner         any
@@ -24,28 +24,28 @@ type loan struct {
 // span is the numbers from floor to next − 1.
 type span struct{ floor, next uint64 }
 
-// lent is what a producer knows of its blocks that the channel has.
+// lent is a producer's state of the blocks that it has published and not got back.
 type lent struct {
-	state   uint64 // of the channel
-	pending []loan // published, in order
-	seen    int    // of pending, those that were looked at; what is left of them is in stuck
-	stuck   []loan
-	leaving []loan // the channel needs them no more; consumers may
+	state   uint64 // state of the channel, as loaded by the last reclaim
+	pending []loan // published blocks, in order
+	seen    int    // length of the part of pending that sortOut has moved to stuck or leaving
+	stuck   []loan // blocks that could not go back when they were last looked at
+	leaving []loan // blocks that the channel does not need any more; consumers may still use them
 	spans   []span
-	held    []uint64 // numbers that consumers hold
+	held    []uint64 // numbers in the consumers' holds
 
 	returned []Returned
 	fences   []Fence
 }
 
-// Lent is how many of the producer's blocks the channel has.
+// Lent returns how many blocks the producer has published and not got back.
 func (p *Producer) Lent() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.pending) - p.seen + len(p.stuck)
 }
 
-// Lends says whether the channel has a block whose owner is what is asked for.
+// Lends reports whether is returns true for the owner of a block that the channel has.
 func (p *Producer) Lends(is func(owner any) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -53,7 +53,7 @@ func (p *Producer) Lends(is func(owner any) bool) bool {
 	return slices.ContainsFunc(p.pending[p.seen:], lent) || slices.ContainsFunc(p.stuck, lent)
 }
 
-// Forget has the producer forget the blocks that the channel has, and returns their owners.
+// Forget removes all blocks that the channel has from the producer's state, and returns their owners.
 func (p *Producer) Forget() (owners []any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -64,7 +64,7 @@ func (p *Producer) Forget() (owners []any) {
 	return owners
 }
 
-// Reclaim returns the blocks that nobody uses any more, in no order. The slice is the caller's until the next call.
+// Reclaim returns the blocks that nobody uses any more, in no order. The slice is valid until the next call.
 //
 // Errors: [UnknownMemberError], [ErrLeft] if the producer is closed, [ErrCorrupt].
 func (p *Producer) Reclaim() ([]Returned, error) {
@@ -73,8 +73,9 @@ func (p *Producer) Reclaim() ([]Returned, error) {
 	return p.reclaim()
 }
 
-// AwaitReclaim is [Producer.Reclaim], but waits until a block comes back, as long as the context lasts. It does not wait if the
-// channel has none.
+// AwaitReclaim is like [Producer.Reclaim], but waits until a block comes back or the context ends. It returns at once if the channel has
+// no
+// block of the producer.
 func (p *Producer) AwaitReclaim(ctx context.Context) ([]Returned, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -91,10 +92,10 @@ func (p *Producer) AwaitReclaim(ctx context.Context) ([]Returned, error) {
 	}
 }
 
-// AwaitBack calls look until it finds what it looks for, or the context ends. look calls [Producer.Reclaim], or knows what others do with
-// what came back. Between two looks the producer waits until a consumer has let go of a frame.
+// AwaitBack calls look until look returns true or the context ends. Between two calls the producer waits until a consumer lets go of a
+// frame. look may call [Producer.Reclaim], or check whether another goroutine has reclaimed what the caller waits for.
 //
-// Errors: the context's, [ErrLeft] if the producer is closed.
+// Errors: the context's; [ErrLeft] if the producer is closed.
 func (p *Producer) AwaitBack(ctx context.Context, look func() (found bool)) error {
 	for wait := (pause{}); ; {
 		found := look()
@@ -134,8 +135,10 @@ func (p *Producer) reclaim() ([]Returned, error) {
 	if len(p.leaving) == 0 {
 		return nil, nil
 	}
-	// A consumer holds a frame before it looks whether the frame is still kept, and before it moves its floor over one that it
-	// keeps in hand. So a frame that is not kept any more, in no span, and then in no hold, is nobody's.
+	// A consumer stores its hold before it checks that the channel still keeps the frame. It also stores a hold before it moves its floor
+	// over a frame that it keeps in hand. So nobody uses a frame that the channel does not keep, that is in no span, and that is in no
+	// hold
+	// when the holds are read after the spans.
 	p.readSpans()
 	p.readHolds()
 	for _, l := range p.leaving {
@@ -150,16 +153,16 @@ func (p *Producer) reclaim() ([]Returned, error) {
 	return p.returned, nil
 }
 
-// fate says what the channel has to do with a frame.
+// fate says whether the channel still needs a frame.
 type fate int
 
 const (
-	kept   fate = iota // as are all later ones
-	taken              // later ones may have left
-	leaves             // the channel needs it no more
+	kept   fate = iota // the channel keeps this frame and all later ones
+	taken              // a consumer of a queue has it; the channel may not need later ones any more
+	leaves             // the channel does not need it any more
 )
 
-// sortOut finds the frames that the channel needs no more.
+// sortOut moves the blocks of frames that the channel does not need any more to leaving. Frames that may leave later go to stuck.
 func (p *Producer) sortOut(t tail) {
 	limit := p.left(t)
 	p.leaving = p.leaving[:0]
@@ -191,14 +194,15 @@ func (p *Producer) sortOut(t tail) {
 	}
 }
 
-// left is the greatest number of a broadcast that the channel needs no more. Frames of a queue leave one by one.
+// left returns the greatest number of a broadcast that the channel does not need any more. Frames of a queue leave one by one, so for a
+// queue there is no limit.
 func (p *Producer) left(t tail) uint64 {
 	if p.state == channelDestroyed || p.mode == Queue {
 		return math.MaxUint64
 	}
 	limit := p.sequencer.oldest(t.number()) - 1
 	ended := p.state == channelClosed
-	if ended { // nobody can join: who is there must have released it
+	if ended { // no consumer can join any more, so only the floors of the active ones count
 		limit = math.MaxUint64
 	}
 	for i := range p.view.readers {
@@ -219,14 +223,14 @@ func (p *Producer) fate(number, limit uint64) fate {
 	c := claim(p.sequencer.claim(number).Load())
 	switch {
 	case c.number() < number:
-		return kept // no consumer has had it, and none has had a later one
+		return kept // no consumer has had this frame or a later one of its slot
 	case c.number() > number || c.tag() == tagDone:
 		return leaves
 	}
 	return taken
 }
 
-// readHolds collects the numbers that consumers hold.
+// readHolds collects the numbers in the holds of consumers.
 func (p *Producer) readHolds() {
 	p.held = p.held[:0]
 	for i := range p.view.readers {
@@ -240,7 +244,9 @@ func (p *Producer) readHolds() {
 	slices.Sort(p.held)
 }
 
-// readSpans collects what consumers of a broadcast may have taken and have not released, whose floors do not count any more.
+// readSpans collects the frames that consumers of a broadcast may have taken and not released, for consumers whose floors do not count
+// any
+// more.
 func (p *Producer) readSpans() {
 	p.spans = p.spans[:0]
 	if p.mode == Queue {
@@ -257,7 +263,7 @@ func (p *Producer) readSpans() {
 	}
 }
 
-// inUse says whether a consumer uses a frame that the channel needs no more.
+// inUse reports whether a consumer still uses a frame that the channel does not need any more.
 func (p *Producer) inUse(number uint64) bool {
 	for _, s := range p.spans {
 		if s.floor <= number && number < s.next {
@@ -268,14 +274,14 @@ func (p *Producer) inUse(number uint64) bool {
 	return held
 }
 
-// gather adds the fences of the consumers' work on a frame. ok is false if one is being written.
+// gather adds the fences of the consumers' work on a frame. ok is false if a consumer is just writing one.
 func (p *Producer) gather(number uint64) (ok bool) {
 	for i := range p.view.readers {
 		r := &p.view.readers[i]
 		if r.peer.Timeline == 0 {
 			continue
 		}
-		// A later number in its place: the fence of this one is reached, or that one comes after it.
+		// An entry may be of a later frame. Then the fence of this frame is reached, or the later fence implies it.
 		n, t, ok := r.doneAt(number).load()
 		if !ok {
 			return false

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// back are the numbers of the frames whose blocks come back.
+// back returns the numbers of the frames whose blocks come back.
 func (p *testProducer) back() []uint64 {
 	p.t.Helper()
 	returned, err := p.Reclaim()
@@ -235,7 +235,7 @@ func TestADestroyedChannelGivesBackWhatIsNotInHand(t *testing.T) {
 	}
 }
 
-// asleep says that somebody waits for memory or room, and returns what says whether it was woken.
+// asleep marks the futex as slept on. The function that it returns reports whether the futex was woken.
 func asleep(r *rig) (woken func() bool) {
 	f := &r.host.sequencer.freed
 	v := f.arm()

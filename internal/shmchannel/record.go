@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 )
 
-// Fence is a value that a word of a timeline reaches when work is done. A value of 0 is no fence.
+// Fence is a value that a word of a timeline reaches when some work is done. A Fence whose Value is 0 is no fence.
 type Fence struct {
 	Timeline uint64
 	Word     uint64
@@ -18,34 +18,34 @@ const (
 	MaxValue = 1<<62 - 1
 )
 
-// Record is what a producer says about a frame.
+// Record is what a producer publishes about a frame.
 type Record struct {
 	Block  uint64 // not 0
 	Buffer uint64
 	Bytes  uint64 // of the buffer
-	Time   uint64 // nanoseconds since 1970; 0: when it is published
-	// Ready is reached when the content is complete, on the timeline of the producer; its Timeline is not stored.
+	Time   uint64 // nanoseconds since 1970; 0: the time of publishing
+	// Ready is reached when the content is complete. It is a fence of the producer's timeline, so its Timeline is not stored.
 	Ready Fence
 	// Event is an interprocess event of 64 bytes, or empty.
 	Event []byte
-	// Meta is as [AppendMeta] makes it.
+	// Meta is in the form that [AppendMeta] makes.
 	Meta        []byte
 	Description *Description
-	// Owner is what the producer wants back with the block. It is not stored.
+	// Owner is a value of the producer's own that comes back with the block. It is not stored in shared memory.
 	Owner any
 }
 
-// check says whether the record can be published.
+// check returns an error if the record cannot be published.
 func (r *Record) check() error {
 	switch {
 	case r.Block == 0:
-		return invalid("a record names a block; 0 is none")
+		return invalid("the record has no block: its Block must not be 0")
 	case r.Ready.Value > MaxValue || r.Ready.Word > MaxWord:
 		return invalid("a fence has a word up to %d and a value up to %d, not %d and %d", MaxWord, uint64(MaxValue), r.Ready.Word, r.Ready.Value)
 	case len(r.Event) != 0 && len(r.Event) != eventBytes:
 		return invalid("an event has %d bytes, not %d", eventBytes, len(r.Event))
 	case r.Description == nil:
-		return invalid("a record has a description")
+		return invalid("the record has no description")
 	}
 	if len(r.Meta) > 0 {
 		return CheckMeta(r.Meta)
@@ -55,7 +55,7 @@ func (r *Record) check() error {
 
 const flagEvent = 1
 
-// rawRecord is a record in a track.
+// rawRecord is the layout of a record in a track.
 type rawRecord struct {
 	seq         atomic.Uint64
 	block       atomic.Uint64
@@ -70,7 +70,7 @@ type rawRecord struct {
 // rawMeta is the region of a record for its event and its meta.
 type rawMeta [metaBytes / 8]atomic.Uint64
 
-// store writes b from a word on.
+// store writes b, beginning at this word.
 func (m *rawMeta) store(word int, b []byte) {
 	for ; len(b) >= 8; b, word = b[8:], word+1 {
 		put(&m[word], binary.LittleEndian.Uint64(b))
@@ -82,7 +82,7 @@ func (m *rawMeta) store(word int, b []byte) {
 	}
 }
 
-// load appends n bytes from a word on.
+// load appends n bytes, beginning at this word.
 func (m *rawMeta) load(to []byte, word, n int) []byte {
 	for ; n >= 8; n, word = n-8, word+1 {
 		to = binary.LittleEndian.AppendUint64(to, m[word].Load())

@@ -2,11 +2,12 @@ package shmchannel
 
 import "fmt"
 
-// Release says that the consumer uses the frame no more, once the fence is reached; a fence without a value says that it does not
-// now. Frames can be released in any order. The fence's Timeline is the consumer's own.
+// Release releases a frame. The consumer's work on it is done when the fence is reached. A fence whose Value is 0 means that the work is
+// done now. Frames can be released in any order. The fence must be of the consumer's own timeline; its Timeline is not stored.
 //
-// The place for fences is bounded. Where a fence would be overwritten that is neither reached nor implied, because the new one
-// is of another word or smaller, nothing is released: the caller waits for that fence first.
+// Each slot has room for one fence, which may be of an older frame. The new fence replaces the old one if the old one is reached, or if
+// the new one is of the same word and not smaller. Otherwise Release releases nothing and returns [ErrUnfinished]: the caller waits for
+// the old fence first.
 //
 // Errors: [ErrReleased], [ErrInvalid], [ErrUnfinished], [ErrLeft] if the consumer is closed.
 func (c *Consumer) Release(in InHand, done Fence) error {
@@ -36,10 +37,10 @@ func (c *Consumer) Release(in InHand, done Fence) error {
 	return nil
 }
 
-// Pass says that a frame of a broadcast needs its place in the channel no more. It stays in hand until it is released. Where frames can
-// be dropped, a frame in hand needs no place, and Pass does nothing.
+// Pass gives up the place of a frame in a broadcast, so that the channel can go on. The frame stays in hand until it is released. Where
+// the channel can drop frames, a frame in hand needs no place, and Pass does nothing.
 //
-// Errors: [ErrInvalid] in a queue, [ErrReleased] for a frame that is not in hand, [ErrLeft] if the consumer is closed.
+// Errors: [ErrInvalid] in a queue, [ErrReleased] if the frame is not in hand, [ErrLeft] if the consumer is closed.
 func (c *Consumer) Pass(in InHand) error {
 	f := in.hand()
 	c.mu.Lock()
@@ -48,7 +49,7 @@ func (c *Consumer) Pass(in InHand) error {
 	case c.closed:
 		return c.gone("is closed")
 	case c.mode == Queue:
-		return invalid("frames of a queue are acknowledged")
+		return invalid("a frame of a queue cannot be passed: acknowledge it")
 	case c.holdOf(f) >= 0:
 		return nil
 	case !c.inHand(f.Number):
@@ -59,7 +60,8 @@ func (c *Consumer) Pass(in InHand) error {
 	return nil
 }
 
-// keep writes a frame in hand into a hold, so that the floor can move over it. There is one: frames in hand are no more than holds.
+// keep moves a frame in hand into a hold, so that the floor can move past it. A hold is always free, because there are as many holds as a
+// consumer may have frames in hand.
 func (c *Consumer) keep(n uint64) (h int) {
 	h = c.holds.free()
 	c.hold(h, n)
@@ -68,7 +70,7 @@ func (c *Consumer) keep(n uint64) (h int) {
 	return h
 }
 
-// holdOf is the hold of a frame, -1 if it has none.
+// holdOf returns the index of a frame's hold, or -1 if it has none.
 func (c *Consumer) holdOf(f *Hand) int {
 	switch {
 	case f.Number == 0 || f.hold >= MaxInHand:
@@ -81,7 +83,7 @@ func (c *Consumer) holdOf(f *Hand) int {
 	return -1
 }
 
-// storeFence stores when the consumer's work on a frame is done. A newer frame may have a fence in the same place.
+// storeFence stores the fence after which the consumer's work on a frame is done. The slot may already have the fence of another frame.
 func (c *Consumer) storeFence(number uint64, t Fence) error {
 	if t.Value > MaxValue || t.Word > MaxWord {
 		return invalid("a fence has a word up to %d and a value up to %d, not %d and %d", MaxWord, uint64(MaxValue), t.Word, t.Value)
@@ -89,7 +91,7 @@ func (c *Consumer) storeFence(number uint64, t Fence) error {
 	place := c.cursor.doneAt(number)
 	old, before, _ := place.load()
 	if before.Value != 0 && (before.Word != t.Word || before.Value > t.Value) {
-		if old >= number && before.Word == t.Word { // it implies the new one
+		if old >= number && before.Word == t.Word { // the stored fence implies the new one
 			return nil
 		}
 		before.Timeline = t.Timeline
@@ -101,7 +103,7 @@ func (c *Consumer) storeFence(number uint64, t Fence) error {
 	return nil
 }
 
-// take notes that a frame that cannot be dropped is in hand.
+// take marks a frame that the channel cannot drop as in hand.
 func (c *Consumer) take(n, block uint64) {
 	c.taken[n&c.mask()] = block
 	c.inHands++
@@ -111,14 +113,14 @@ func (c *Consumer) inHand(n uint64) bool {
 	return n >= c.floor && n < c.next && c.taken[n&c.mask()] != 0
 }
 
-// let notes that it is not, and moves the floor over what is released.
+// let marks a frame as not in hand, and moves the floor.
 func (c *Consumer) let(n uint64) {
 	c.taken[n&c.mask()] = 0
 	c.inHands--
 	c.moveOn()
 }
 
-// moveOn moves the floor over what is not in hand, or in a hold.
+// moveOn moves the floor to the first frame that is still in taken.
 func (c *Consumer) moveOn() {
 	floor := c.floor
 	for floor < c.next && c.taken[floor&c.mask()] == 0 {
@@ -135,12 +137,12 @@ func (c *Consumer) moveFloor(floor uint64) {
 	}
 }
 
-// Acknowledge says that a frame of a queue is done: no other consumer gets it. It does not release the frame.
+// Acknowledge says that a frame of a queue is done, so that no other consumer gets it. It does not release the frame.
 //
-// Errors: [ErrInvalid] in a broadcast, [ErrReleased] for a frame that is not the consumer's (any more), [ErrLeft] if it is closed.
+// Errors: [ErrInvalid] in a broadcast, [ErrReleased] if the consumer does not have the frame, [ErrLeft] if the consumer is closed.
 func (c *Consumer) Acknowledge(f InHand) error { return c.decide(f.hand(), tagDone) }
 
-// Requeue gives a frame of a queue back, and another consumer gets it. It does not release the frame.
+// Requeue gives a frame back to its queue, for another consumer. It does not release the frame.
 //
 // Errors: as Acknowledge.
 func (c *Consumer) Requeue(f InHand) error { return c.decide(f.hand(), tagReturned) }
@@ -152,12 +154,12 @@ func (c *Consumer) decide(f *Hand, tag uint64) error {
 	case c.closed:
 		return c.gone("is closed")
 	case c.mode != Queue:
-		return invalid("frames of a broadcast are only released")
+		return invalid("a frame of a broadcast can only be released")
 	}
 	return c.settle(f.Number, tag)
 }
 
-// settle changes the consumer's claim.
+// settle replaces the consumer's claim on a frame by the tag.
 func (c *Consumer) settle(number, tag uint64) error {
 	s := &c.sequencer
 	if !s.claim(number).CompareAndSwap(uint64(newClaim(number, c.tag())), uint64(newClaim(number, tag))) {
@@ -165,13 +167,13 @@ func (c *Consumer) settle(number, tag uint64) error {
 	}
 	s.freed.wake()
 	if tag == tagReturned || c.roster.state.Load() != channelOpen {
-		s.published.wake() // it waits again, or it was the last
+		s.published.wake() // the frame waits again, or was perhaps the last one
 	}
 	return nil
 }
 
-// Leave says that the consumer takes no frames any more. It can still release, acknowledge and requeue those that it has in hand.
-// The caller then tells the host.
+// Leave stops the consumer from taking frames. It can still release, acknowledge and requeue those that it has in hand. The caller tells
+// the host afterwards.
 //
 // Errors: [ErrLeft] if the consumer is closed.
 func (c *Consumer) Leave() error {

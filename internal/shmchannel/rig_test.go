@@ -20,7 +20,7 @@ type rig struct {
 	reached   func(Fence) bool
 }
 
-// testProducer is a producer with blocks of its own.
+// testProducer is a producer with its blocks.
 type testProducer struct {
 	*Producer
 	t      testing.TB
@@ -59,7 +59,7 @@ func (r *rig) config(m *Member) MemberConfig {
 	return MemberConfig{Roster: r.host.RosterFile(), Sequencer: r.host.SequencerFile(), Own: m.File(), Slot: m.Slot, ID: m.ID, Spin: r.spin}
 }
 
-// producer lets a producer join that has so many blocks; their numbers are no other's.
+// producer joins a producer with this number of blocks. No two producers have the same block numbers.
 func (r *rig) producer(blocks int) *testProducer {
 	r.t.Helper()
 	p := r.openProducer(blocks)
@@ -112,7 +112,7 @@ func (r *rig) openConsumer(spec MemberSpec) *testConsumer {
 	return tc
 }
 
-// addCursor and addTrack are for members that may be closed already.
+// addCursor and addTrack accept members that are closed already.
 func (p *testProducer) addCursor(m *Member) error {
 	return unlessLeft(p.AddCursor(m.Slot, m.ID, m.File()))
 }
@@ -128,7 +128,7 @@ func unlessLeft(err error) error {
 	return err
 }
 
-// next is a record with a free block of the producer's, and content that no other has.
+// next returns a record with a free block of the producer and unique content.
 func (p *testProducer) next() *Record {
 	p.t.Helper()
 	if len(p.free) == 0 {
@@ -166,7 +166,7 @@ func (p *testProducer) publishError() error {
 	return err
 }
 
-// take takes a frame that must be there.
+// take takes a frame and fails the test if there is none.
 func (c *testConsumer) take() *Frame {
 	c.t.Helper()
 	f := &Frame{}

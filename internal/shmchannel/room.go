@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// full says why nothing can be published now.
+// full says why no frame can be published now.
 type full struct {
 	is      bool
-	fails   bool // the policy is not to wait
+	fails   bool // the policy forbids waiting
 	number  uint64
-	reader  *reader // of a broadcast: the consumer that is furthest behind
+	reader  *reader // in a broadcast: the consumer that is furthest behind
 	floor   uint64
-	waiting int           // of a queue
-	turn    time.Duration // there is room, and for so long it is another producer's
+	waiting int           // in a queue: number of frames that no consumer has
+	turn    time.Duration // there is room, but another producer has the first right to it for this long
 }
 
 func (f full) error() error {
@@ -24,7 +24,7 @@ func (f full) error() error {
 	return e
 }
 
-// limit is how long to sleep before it is time to look again.
+// limit returns how long to sleep before the next look.
 func (f full) limit() time.Duration {
 	if f.turn > 0 {
 		return f.turn
@@ -32,9 +32,10 @@ func (f full) limit() time.Duration {
 	return maxSleep
 }
 
-// room says whether the channel has room for n, the number after t's. In a queue it makes room where the policy is to drop.
+// room returns a full whose field is reports whether the channel has no room for n, the number after t's. In a queue that drops frames it
+// makes room.
 //
-// Errors: [ErrCorrupt]; errMoved if the tail is to be loaded again.
+// Errors: [ErrCorrupt]; errMoved if the caller must load the tail again.
 func (p *Producer) room(t tail, n uint64) (full, error) {
 	if p.mode == Queue {
 		return p.roomInQueue(t, n)
@@ -42,7 +43,7 @@ func (p *Producer) room(t tail, n uint64) (full, error) {
 	return p.roomInBroadcast(n), nil
 }
 
-// roomInBroadcast: the frame that leaves must have been released by all who block.
+// roomInBroadcast is room for a broadcast. There is room if every blocking consumer has released the frame that n pushes out.
 func (p *Producer) roomInBroadcast(n uint64) full {
 	if n <= p.capacity || p.floor > n-p.capacity {
 		return full{}
@@ -71,7 +72,7 @@ func (p *Producer) roomInQueue(t tail, n uint64) (full, error) {
 	if p.policy == Latest {
 		capacity = 1
 	}
-	// From the head to the tail there are n − head frames, if all of them wait.
+	// There are n − head frames from the head to the tail. If that is below the capacity, they need not be counted.
 	if head := s.head.Load(); head > n || n-head >= capacity {
 		b, err := s.survey(t, int(capacity))
 		if err != nil {
@@ -95,17 +96,17 @@ func (p *Producer) roomInQueue(t tail, n uint64) (full, error) {
 	return full{}, errMoved
 }
 
-// drop drops the frame that has waited longest.
+// drop acknowledges the frame that has waited longest, so that no consumer gets it. It returns errMoved: the caller then looks again.
 func (p *Producer) drop(b backlog) error {
 	s, first := &p.sequencer, b.first
 	if s.claim(first.number).CompareAndSwap(uint64(first.claim), uint64(newClaim(first.number, tagDone))) {
 		s.dropped.Add(1)
-		s.freed.wake() // its block may come back
+		s.freed.wake() // the producer of the frame can have its block back
 	}
 	return errMoved
 }
 
-// skip makes n a void: another frame still lives in its slot. If that is so of every slot there is no room.
+// skip makes n a void number, because another frame still lives in the slot of n. If no slot is free, the channel has no room.
 func (p *Producer) skip(t tail, n uint64) (full, error) {
 	s := &p.sequencer
 	for i := range p.slots {
@@ -125,9 +126,9 @@ func (p *Producer) skip(t tail, n uint64) (full, error) {
 	return full{is: true, number: n, fails: p.policy == Fail}, nil
 }
 
-// turn is what a producer knows of those that wait for room.
+// turn is what a producer knows of the other producers that wait for room.
 type turn struct {
-	passed [MaxProducers]uint64 // the ticket of each that was let go first, and did not go
+	passed [MaxProducers]uint64 // by slot: the ticket of a producer that was let go first and did not publish in time
 	slot   int
 	ticket uint64
 	since  time.Time
@@ -135,7 +136,7 @@ type turn struct {
 	patience time.Duration // how long the producer lets another go first
 }
 
-// takeTurn puts the producer in line, if it is not.
+// takeTurn puts the producer in the line of those that wait for room, if it is not there yet. It returns the producer's ticket.
 func (p *Producer) takeTurn(ticket uint64) uint64 {
 	if ticket == 0 {
 		ticket = p.sequencer.tickets.Add(1)
@@ -144,7 +145,7 @@ func (p *Producer) takeTurn(ticket uint64) uint64 {
 	return ticket
 }
 
-// endTurn takes the producer out of the line, and lets the next look.
+// endTurn takes the producer out of the line, and wakes the others so that the next one looks.
 func (p *Producer) endTurn(ticket uint64) {
 	if ticket != 0 && !p.closed {
 		p.sequencer.waiting[p.slot].Store(0)
@@ -152,7 +153,7 @@ func (p *Producer) endTurn(ticket uint64) {
 	}
 }
 
-// othersFirst says whether somebody else is to have the room that there is. ticket is the producer's own, 0 if it has none.
+// othersFirst returns a full if another producer has the first right to the room. ticket is the producer's own, 0 if it has none.
 func (p *Producer) othersFirst(n, ticket uint64) full {
 	for {
 		slot, first := 0, ticket

@@ -24,7 +24,7 @@ const (
 	slotLeft
 )
 
-// slot is a member's place in the roster.
+// slot is a member's entry in the roster.
 type slot struct {
 	state    atomic.Uint32
 	policy   atomic.Uint32
@@ -39,7 +39,7 @@ func (s *slot) peer(i int) Peer {
 	return Peer{Slot: i, ID: s.id.Load(), Timeline: s.timeline.Load(), PID: s.pid.Load()}
 }
 
-// active says whether the member takes part.
+// active reports whether the member with this id has the slot and takes part.
 func (s *slot) active(id uint64) bool { return s.state.Load() == slotActive && s.id.Load() == id }
 
 // roster lists the members of the channel. Only the host writes it.
@@ -53,11 +53,11 @@ type roster struct {
 	slots     atomic.Uint64
 	policy    atomic.Uint64
 	_         [4096 - 64]byte
-	producers [64]slot // the last is never used: its number stands for a void
+	producers [64]slot // the last slot is never used: its number stands for a void
 	consumers [MaxConsumers]slot
 }
 
-// channel is what every member has mapped of a channel, and what its roster says for good.
+// channel is what every member has mapped of a channel, and the fields of its roster that never change.
 type channel struct {
 	layout
 	mode   Mode
@@ -85,9 +85,9 @@ func openChannel(rosterFile, sequencerFile *os.File) (*channel, error) {
 	}
 	switch {
 	case string(r.magic[:]) != rosterMagic:
-		err = fmt.Errorf("%w: a roster begins with %q, this file with %q", ErrFile, rosterMagic, r.magic[:])
+		err = fmt.Errorf("%w: a roster begins with %q, this file begins with %q", ErrFile, rosterMagic, r.magic[:])
 	case !c.valid() || c.mode > Queue || r.policy.Load() > uint64(Latest):
-		err = fmt.Errorf("%w: a roster with capacity %d, %d slots, mode %d, policy %d", ErrFile, c.capacity, c.slots, uint64(c.mode),
+		err = fmt.Errorf("%w: the roster has a value out of range: capacity %d, %d slots, mode %d, policy %d", ErrFile, c.capacity, c.slots, uint64(c.mode),
 			r.policy.Load())
 	}
 	if err == nil {

@@ -5,13 +5,14 @@ import (
 	"sync/atomic"
 )
 
-// voidSlot is the slot that a tail names for a number that was never published.
+// voidSlot is the producer slot in a tail whose number is void: no frame was published with it.
 const voidSlot = MaxProducers
 
 // maxNumber is the greatest number of a frame.
 const maxNumber = 1<<48 - 1
 
-// tail is the word that says what was published last: a number, the slot of its producer, and the version of the roster.
+// tail is the word that says what was published last. It has the number, the slot of the producer, and the low 10 bits of the roster's
+// version.
 type tail uint64
 
 func newTail(number uint64, slot int, version uint64) tail {
@@ -22,7 +23,7 @@ func (t tail) number() uint64  { return uint64(t) >> 16 }
 func (t tail) slot() int       { return int(t >> 10 & 63) }
 func (t tail) version() uint64 { return uint64(t & 1023) }
 
-// entry says which producer has published a number.
+// entry is a word that says which producer published a number.
 type entry uint64
 
 func newEntry(number uint64, slot int) entry { return entry(number<<6 | uint64(slot)) }
@@ -30,10 +31,10 @@ func newEntry(number uint64, slot int) entry { return entry(number<<6 | uint64(s
 func (e entry) number() uint64 { return uint64(e) >> 6 }
 func (e entry) slot() int      { return int(e & 63) }
 
-// claim says what has become of a frame of a queue.
+// claim is a word that says what has happened to a frame of a queue.
 type claim uint64
 
-// The tags of a claim; from tagConsumer on it is a consumer's slot.
+// The tags of a claim. tagConsumer + i stands for the consumer in slot i.
 const (
 	tagReturned = iota
 	tagDone
@@ -45,7 +46,7 @@ func newClaim(number, tag uint64) claim { return claim(number<<12 | tag) }
 func (c claim) number() uint64 { return uint64(c) >> 12 }
 func (c claim) tag() uint64    { return uint64(c & 4095) }
 
-// sequencerHead is the part of a sequencer that does not grow with N.
+// sequencerHead is the part of a sequencer whose size does not depend on N, the number of slots.
 type sequencerHead struct {
 	tail      atomic.Uint64
 	_         [56]byte
@@ -85,9 +86,10 @@ func (s *sequencer) loadTail() tail { return tail(s.tail.Load()) }
 func (s *sequencer) entry(number uint64) *atomic.Uint64 { return &s.order[number&s.mask()] }
 func (s *sequencer) claim(number uint64) *atomic.Uint64 { return &s.claims[number&s.mask()] }
 
-// enter stores the entry of the tail's number, which says whose frame it is, unless another member did so already. Every step from
-// that tail to the next number comes after it, so that each number below the tail's has its entry. A void has none: its slot may
-// still be that of an older frame.
+// enter stores the entry of the tail's number, unless another member has stored it already. Every member calls it before it moves the
+// tail to the next number, so each number below the tail's has its entry. A void has none, because its slot may still hold the entry of
+// an
+// older frame.
 func (s *sequencer) enter(t tail) {
 	if t.slot() == voidSlot || t.number() == 0 {
 		return
@@ -98,16 +100,16 @@ func (s *sequencer) enter(t tail) {
 	}
 }
 
-// origin says how a number came to be.
+// origin says whether a number was published.
 type origin int
 
 const (
 	published origin = iota
-	void             // never published
-	passed           // its entry is another number's by now
+	void             // no frame was published with it
+	passed           // its slot has the entry of a later number
 )
 
-// producerOf finds the slot of the producer of a number that is not above t's.
+// producerOf returns the slot of the producer of a number that is not above t's, and whether the number was published.
 func (s *sequencer) producerOf(number uint64, t tail) (slot int, how origin) {
 	switch e := entry(s.entry(number).Load()); {
 	case e.number() == number:
@@ -127,23 +129,23 @@ func (s *sequencer) producerOf(number uint64, t tail) (slot int, how origin) {
 
 // Frames of a queue
 
-// resident is the frame that lives in a slot of a queue: the newest one of that slot. Voids do not count.
+// resident is the frame that lives in a slot of a queue: the newest one of that slot. Void numbers do not count.
 type resident struct {
-	number uint64 // 0: none has
+	number uint64 // 0: the slot has no frame
 	claim  claim
 }
 
-// waits says whether no consumer has the frame.
+// waits reports whether the frame waits for a consumer.
 func (r resident) waits() bool {
 	return r.claim.number() < r.number || r.claim.number() == r.number && r.claim.tag() == tagReturned
 }
 
-// done says whether the slot can be used for another frame.
+// done reports whether the slot is free for another frame.
 func (r resident) done() bool {
 	return r.number == 0 || r.claim.number() > r.number || r.claim.number() == r.number && r.claim.tag() == tagDone
 }
 
-// resident looks into the slot of a number that is not above t's.
+// resident returns the frame in the slot of a number that is not above t's.
 func (s *sequencer) resident(number uint64, t tail) resident {
 	r := resident{entry(s.entry(number).Load()).number(), claim(s.claim(number).Load())}
 	if r.number < number && number == t.number() && t.slot() != voidSlot {
@@ -152,18 +154,19 @@ func (s *sequencer) resident(number uint64, t tail) resident {
 	return r
 }
 
-// errMoved means that the tail has moved since it was loaded, so far that what was found makes no sense.
+// errMoved means that the tail has moved since it was loaded, so the caller must load it and look again.
 var errMoved = errors.New("shmchannel: the tail has moved")
 
-// backlog is what a queue has to offer.
+// backlog is the result of survey.
 type backlog struct {
-	waiting int // frames that no consumer has
+	waiting int // number of frames that wait for a consumer
 	first   resident
 }
 
-// survey counts the frames that wait, up to a limit, and moves the head over what is done.
+// survey counts the frames of a queue that wait for a consumer, up to a limit, and finds the oldest of them. It moves the head over the
+// frames that are done.
 //
-// Errors: [ErrCorrupt]; errMoved if the tail is to be loaded again.
+// Errors: [ErrCorrupt]; errMoved if the caller must load the tail again.
 func (s *sequencer) survey(t tail, limit int) (backlog, error) {
 	var b backlog
 	head := s.head.Load()
@@ -191,7 +194,7 @@ func (s *sequencer) survey(t tail, limit int) (backlog, error) {
 			}
 		}
 	}
-	// Where the walk did not begin at the head, older frames may live in the slots that it did not reach.
+	// If the loop did not begin at the head, older frames may live in slots that it did not reach.
 	if open > head && (from <= head+1 || b.waiting < limit) {
 		s.head.CompareAndSwap(head, open)
 	}

@@ -1,6 +1,6 @@
 package shmchannel
 
-// Mode says which consumers get a frame.
+// Mode says how many consumers get each frame.
 type Mode uint64
 
 // The modes of a channel.
@@ -20,16 +20,16 @@ type Policy uint32
 const (
 	Block      Policy = iota // the producer waits
 	Fail                     // publishing fails
-	DropOldest               // the oldest frame goes
-	Latest                   // as DropOldest, and a consumer gets the newest frame only
+	DropOldest               // the oldest frame is dropped
+	Latest                   // like DropOldest, and a consumer gets only the newest frame
 )
 
 func (p Policy) String() string { return nameOf(uint64(p), "block", "fail", "drop-oldest", "latest") }
 
-// blocks says whether a consumer with the policy keeps frames from being dropped.
+// blocks reports whether the channel waits for a consumer with this policy before it drops a frame.
 func (p Policy) blocks() bool { return p == Block || p == Fail }
 
-// Role says what a member does.
+// Role says whether a member is a producer or a consumer.
 type Role int
 
 // The roles of members.
@@ -50,13 +50,13 @@ func nameOf(i uint64, names ...string) string {
 // MaxCapacity is the largest number of frames that a channel keeps.
 const MaxCapacity = 1024
 
-// Limits of members. A producer that left keeps its slot while frames of it are kept.
+// Limits of members. A producer that left keeps its slot while the channel keeps frames of it.
 const (
 	MaxProducers = 63
 	MaxConsumers = 1024
 )
 
-// MaxInHand is how many frames a consumer has in hand at a time where frames can be dropped, and in a queue.
+// MaxInHand is how many frames a consumer may have in hand at a time.
 const MaxInHand = 256
 
 // Spec describes a channel. It is plain data.
@@ -66,7 +66,7 @@ type Spec struct {
 	Policy   Policy
 }
 
-// Validate says whether s describes a channel.
+// Validate returns an error if s does not describe a channel.
 //
 // Errors: [ErrInvalid].
 func (s Spec) Validate() error {
@@ -81,10 +81,10 @@ func (s Spec) Validate() error {
 	return nil
 }
 
-// Peer names a member to people and to the owner of this package.
+// Peer identifies a member to people and to the owner of this package.
 type Peer struct {
 	Slot     int
 	ID       uint64
-	Timeline uint64 // 0: it has none
+	Timeline uint64 // 0: the member has none
 	PID      uint32
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// takeFromBroadcast takes the next frame of a broadcast. c.mu is held.
+// takeFromBroadcast takes the next frame of a broadcast. It returns false if there is none. The caller holds c.mu.
 //
 // Errors: those of Take; errMoved and errDoubt.
 func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
@@ -37,11 +37,11 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 		}
 	case c.inHands == MaxInHand:
 		return false, c.tooMany()
-	case n-c.floor >= c.slots: // the channel cannot go on so far while this consumer takes part
+	case n-c.floor >= c.slots: // this consumer's floor keeps the tail from going so far while it takes part
 		if err := c.takesPart(); err != nil {
 			return false, err
 		}
-		return false, corrupt("frame %d comes next, and frame %d is not released", n, c.floor)
+		return false, corrupt("frame %d comes next, but frame %d of the same slot is not released", n, c.floor)
 	}
 	err := c.read(n, t, f)
 	if err != nil && h >= 0 && c.lost(n) {
@@ -58,7 +58,9 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 	c.cursor.next.Store(c.next)
 	if h < 0 {
 		c.take(n, f.Block)
-		// What a consumer had taken when the others saw that it takes no part any more stays its own. This frame may be too late.
+		// If this consumer was taken out meanwhile, other members count only the frames that they saw it take before. They may not have
+		// seen
+		// this one, so it goes back.
 		if left := c.takesPart(); left != nil {
 			c.let(n)
 			return false, left
@@ -80,10 +82,10 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 	return true, nil
 }
 
-// lost says whether a frame was dropped.
+// lost reports whether a frame was dropped.
 func (c *Consumer) lost(n uint64) bool { return n < c.oldest(c.sequencer.loadTail().number()) }
 
-// read reads the frame of a number that is not above t's into f.
+// read reads frame n into f. n is not above t's number.
 //
 // Errors: [FrameError], [UnknownMemberError], errDoubt.
 func (c *Consumer) read(n uint64, t tail, f *Frame) error {
@@ -103,7 +105,7 @@ func (c *Consumer) read(n uint64, t tail, f *Frame) error {
 	return nil
 }
 
-// takeFromQueue takes the frame of a queue that has waited longest. c.mu is held.
+// takeFromQueue takes the frame of a queue that has waited longest. It returns false if there is none. The caller holds c.mu.
 //
 // Errors: those of Take; errMoved and errDoubt.
 func (c *Consumer) takeFromQueue(t tail, f *Frame) (bool, error) {
@@ -152,13 +154,13 @@ func (c *Consumer) takeFromQueue(t tail, f *Frame) (bool, error) {
 		f.Missed = s.dropped.Swap(0)
 	}
 	c.cursor.holds[h].block.Store(f.Block)
-	s.freed.wake() // there is room for another
+	s.freed.wake() // the queue has room for another frame
 	return true, nil
 }
 
-// tag marks claims as this consumer's.
+// tag returns the tag of this consumer's claims.
 func (c *Consumer) tag() uint64 { return tagConsumer + uint64(c.slot) }
 
 func (c *Consumer) tooMany() error {
-	return fmt.Errorf("%w: %d frames are in hand, from frame %d on; release some", ErrInHand, c.inHands, c.floor)
+	return fmt.Errorf("%w: %d frames are in hand, which is the limit; release some first", ErrInHand, MaxInHand)
 }

@@ -8,7 +8,7 @@ import (
 
 const trackMagic = "PBTRCK01"
 
-// track is where a producer keeps its records. Only that producer writes it.
+// track is a producer's file, with its records. Only that producer writes it.
 type track struct {
 	region
 	layout
@@ -17,16 +17,16 @@ type track struct {
 	descriptions []rawDescription
 	meta         []rawMeta
 
-	// The descriptions that a consumer has read, and the last of them.
+	// The descriptions that a consumer has read, by id, and the one that it read last.
 	known  map[uint64]*Description
 	lastID uint64
 	last   *Description
 }
 
-// maxKnown is how many descriptions a member remembers of a track.
+// maxKnown is how many descriptions a consumer remembers of a track.
 const maxKnown = 64
 
-// mapTrack maps the track of a member.
+// mapTrack maps the track of the producer with this id.
 //
 // Errors: [ErrFile]; the system's.
 func mapTrack(f *os.File, l layout, id uint64, write bool) (*track, error) {
@@ -37,7 +37,7 @@ func mapTrack(f *os.File, l layout, id uint64, write bool) (*track, error) {
 	magic, owner := *at[[8]byte](mem, 0), at[atomic.Uint64](mem, 8).Load()
 	if string(magic[:]) != trackMagic || owner != id {
 		_ = mem.unmap() // the error below says more
-		return nil, fmt.Errorf("%w: the track of member %d, which begins with %q, came as that of %d", ErrFile, owner, magic[:], id)
+		return nil, fmt.Errorf("%w: expected the track of member %d, got a file that begins with %q and names member %d", ErrFile, id, magic[:], owner)
 	}
 	return newTrack(mem, l, id), nil
 }
@@ -57,14 +57,14 @@ func newTrack(mem region, l layout, id uint64) *track {
 	}
 }
 
-// begin says that the record of a number is being written. The caller then stores the description, if the slot has another.
+// begin marks the record of a number as being written. The caller then stores the description, if the slot has another one.
 func (t *track) begin(number uint64) *rawRecord {
 	r := &t.records[number&t.mask()]
 	r.seq.Store(0)
 	return r
 }
 
-// store writes what r says of the frame, after begin, and makes it the record of the number.
+// store writes the record of a frame after begin, and sets its number.
 func (t *track) store(raw *rawRecord, number uint64, r *Record, when, description uint64) {
 	small := r.Ready.Word | uint64(len(r.Meta))<<32
 	if len(r.Event)+len(r.Meta) > 0 {
@@ -86,16 +86,16 @@ func (t *track) store(raw *rawRecord, number uint64, r *Record, when, descriptio
 	raw.seq.Store(number)
 }
 
-// verdict says what a reader found in the place of a record.
+// verdict says what is wrong with a record. It is a text for people.
 type verdict string
 
-// The verdicts that need no words of their own.
+// The verdicts that callers compare with.
 const (
 	sound verdict = ""
-	torn  verdict = "its record is another's"
+	torn  verdict = "its record belongs to another frame"
 )
 
-// load reads the record of a number into r, whose buffers are used again.
+// load reads the record of a number into r and reuses r's slices.
 func (t *track) load(number uint64, r *Record) verdict {
 	i := number & t.mask()
 	raw := &t.records[i]
@@ -144,7 +144,7 @@ func (t *track) load(number uint64, r *Record) verdict {
 	return sound
 }
 
-// checked is v, unless the record was replaced meanwhile.
+// checked returns v, or torn if the producer replaced the record meanwhile.
 func (t *track) checked(raw *rawRecord, number uint64, v verdict) verdict {
 	if raw.seq.Load() != number {
 		return torn
@@ -152,7 +152,7 @@ func (t *track) checked(raw *rawRecord, number uint64, v verdict) verdict {
 	return v
 }
 
-// block is the block of a number, 0 if the record is another's.
+// block returns the block of a number, or 0 if the record is of another number.
 func (t *track) block(number uint64) uint64 {
 	raw := &t.records[number&t.mask()]
 	if raw.seq.Load() != number {

@@ -27,7 +27,7 @@ func TestProducersThatWaitGetRoomInTurn(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 1})
 	first, second, third := r.producer(4), r.producer(4), r.producer(4)
 	for _, p := range []*testProducer{first, second, third} {
-		p.turn.patience = time.Hour // a slow machine must not cost one its turn
+		p.turn.patience = time.Hour // so that a slow machine does not end a turn
 	}
 	c := r.consumer(MemberSpec{})
 	first.publish()
@@ -40,7 +40,7 @@ func TestProducersThatWaitGetRoomInTurn(t *testing.T) {
 	}
 }
 
-// A producer that takes a ticket and stands still costs the others 2 ms, once.
+// A producer that takes a ticket and then stops delays the others by 2 ms, once.
 func TestAProducerThatStandsStillLosesItsTurn(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 1})
 	p, stopped, c := r.producer(8), r.producer(4), r.consumer(MemberSpec{})
@@ -51,7 +51,7 @@ func TestAProducerThatStandsStillLosesItsTurn(t *testing.T) {
 	c.release(c.take())
 	assert.EqualValues(t, 2, <-done)
 	c.release(c.take())
-	p.publish() // not even once more
+	p.publish() // the second time it delays nobody
 	c.release(c.take())
 
 	s.waiting[stopped.slot].Store(s.tickets.Add(1))
@@ -61,7 +61,7 @@ func TestAProducerThatStandsStillLosesItsTurn(t *testing.T) {
 	p.publish()
 }
 
-// keen notes what a member asks and tells it.
+// keen is a Spinner that records the calls of a member.
 type keen struct {
 	willing bool
 	began   int

@@ -17,7 +17,7 @@ const vectorsFile = "../../docs/vectors/streams.json"
 
 var update = flag.Bool("update", false, "write "+vectorsFile)
 
-// vectors say how the files of a channel look. docs/vectors/README.md describes them.
+// vectors is the content of streams.json. docs/vectors/README.md describes it.
 type vectors struct {
 	Version int
 	Layouts []layoutVector
@@ -36,7 +36,7 @@ type fileVector struct {
 	Bytes     []run
 }
 
-// run is a part of a file. What is in none is zero.
+// run is a part of a file. Bytes outside of all runs are zero.
 type run struct {
 	At  uint64
 	Hex string
@@ -185,7 +185,7 @@ func (v cursorVector) write(mem region, l layout) {
 	}
 }
 
-// file is what the file of the vector looks like.
+// file returns the content of a vector's file.
 func (v fileVector) file(t testing.TB) region {
 	l := layoutFor(int(v.Capacity))
 	switch {
@@ -208,7 +208,7 @@ func (v fileVector) file(t testing.TB) region {
 	return mem
 }
 
-// runs are the parts of a file, of 8 bytes each and more, that are not zero.
+// runs returns the parts of a file that are not zero, each of 8 bytes or more.
 func runs(mem region) (all []run) {
 	zero := make([]byte, 8)
 	for at := 0; at < len(mem); at += 8 {
@@ -257,7 +257,7 @@ func TestFilesLookAsTheVectorsSay(t *testing.T) {
 	}
 }
 
-// encode writes names in lower case, and lists that are empty as such. No strides are null.
+// encode writes names in lower case, and empty lists as []. Absent strides become null.
 func encode(t testing.TB, v vectors) []byte {
 	text, err := json.MarshalIndent(v, "", " ")
 	require.NoError(t, err)

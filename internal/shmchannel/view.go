@@ -1,12 +1,12 @@
 package shmchannel
 
-// view is what a producer knows of the roster. It is read again when the roster's version has changed.
+// view is what a producer knows of the roster. The producer reads the roster again when its version has changed.
 type view struct {
 	known   bool
 	version uint64
 	active  bool     // this producer takes part
-	others  []int    // slots of the other producers that do
-	readers []reader // consumers that take part, or still use blocks
+	others  []int    // slots of the other producers that take part
+	readers []reader // consumers that take part or may still use blocks
 }
 
 // reader is a consumer as a producer sees it.
@@ -17,11 +17,13 @@ type reader struct {
 	active bool
 }
 
-// blocks says whether the consumer keeps the channel from going on.
+// blocks reports whether the channel waits for this consumer when it is full.
 func (r *reader) blocks() bool { return r.active && r.policy.blocks() }
 
-// look brings the view up to date with a tail that was loaded before. A change that the tail does not show yet has not taken effect,
-// and the service may be stopped in the middle of it. Once the channel is closed the tail shows no changes.
+// look brings the view up to date with tail t, which the caller loaded before. A change that the tail does not show yet has not taken
+// effect, and the service may have stopped in the middle of it, so look does not wait for it. Once the channel is closed, the tail does
+// not
+// show changes any more.
 //
 // Errors: [UnknownMemberError]; [ErrCorrupt].
 func (p *Producer) look(t tail) error {
@@ -32,14 +34,14 @@ func (p *Producer) look(t tail) error {
 		}
 		p.view.known = false
 		if err := p.readRoster(); err != nil {
-			if p.roster.version.Load() != v { // it changed while it was read
+			if p.roster.version.Load() != v { // the roster changed while it was read
 				continue
 			}
 			return err
 		}
 		p.view.known, p.view.version, p.floor = true, v, 0
 	}
-	return corrupt("the roster does not stop changing")
+	return corrupt("the roster changed during every attempt to read it")
 }
 
 func (p *Producer) readRoster() error {

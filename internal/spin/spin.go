@@ -1,5 +1,5 @@
-// Package spin decides which waiters spin before they sleep. A spinning waiter looks again and again for what it waits for: to be woken
-// takes longer than most waits between programs that hand memory to each other. But it uses a whole CPU meanwhile.
+// Package spin decides which waiters spin before they sleep. A waiter that spins checks its condition in a loop. It reacts faster than a
+// waiter that sleeps, because waking a thread takes longer than most waits between programs that share memory. But it uses a whole CPU.
 package spin
 
 import (
@@ -8,19 +8,19 @@ import (
 	"time"
 )
 
-// Time is how long a waiter spins before it sleeps: to be woken takes as long.
+// Time is how long a waiter spins before it sleeps. Waking a thread takes about as long.
 const Time = 100 * time.Microsecond
 
-// mostSleeps is how many times a waiter that spun in vain sleeps at once, at most.
+// mostSleeps limits how many waits in a row go without spinning after a waiter spun in vain.
 const mostSleeps = 63
 
 var (
 	spinning atomic.Int64
-	// most is how many waiters of this process spin at a time: one CPU in four may be used for it, and one in any case.
+	// most is how many waiters of this process may spin at a time: one for every four CPUs, but at least one.
 	most = max(int64(runtime.GOMAXPROCS(0)/4), 1)
 )
 
-// Begin says whether one more waiter may spin. It calls [End] when it spins no more.
+// Begin reports whether one more waiter may spin. If it returns true, the caller calls [End] when it stops spinning.
 func Begin() bool {
 	if spinning.Add(1) <= most {
 		return true
@@ -29,14 +29,17 @@ func Begin() bool {
 	return false
 }
 
-// End ends what [Begin] began.
+// End takes back one [Begin] that returned true.
 func End() { spinning.Add(-1) }
 
-// Adaptive tells a waiter whether spinning is worth it: each time in vain the waiter sleeps at once for more of its next waits. Where
-// the CPUs are busy, a spinning waiter only keeps others from the work that it waits for. The zero value begins by spinning.
+// Adaptive tells one waiter whether to spin. Each time the waiter spins in vain, Adaptive skips spinning for more of the next waits: 1,
+// 3,
+// 7 and so on up to mostSleeps. Where the CPUs are busy, spinning only takes a CPU from the work that the waiter waits for. The zero
+// value
+// spins at the first wait.
 type Adaptive struct{ sleeps, left int }
 
-// Worth says whether to spin this time.
+// Worth reports whether to spin for this wait.
 func (a *Adaptive) Worth() bool {
 	if a.left == 0 {
 		return true
@@ -45,7 +48,7 @@ func (a *Adaptive) Worth() bool {
 	return false
 }
 
-// Learn notes whether what the waiter waited for came while it spun.
+// Learn records whether the condition came true while the waiter spun.
 func (a *Adaptive) Learn(found bool) {
 	a.sleeps = min(2*a.sleeps+1, mostSleeps)
 	if found {
