@@ -2,8 +2,8 @@ package cuda
 
 import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 
-// DeviceAttribute is a CUdevice_attribute. Any value may be asked for; those
-// that this project needs have names.
+// DeviceAttribute is a CUdevice_attribute. [Device.Attribute] accepts any
+// value. The ones that this project needs have names.
 type DeviceAttribute int
 
 // Attributes by their numbers in the driver API.
@@ -26,9 +26,9 @@ const (
 	AttrHostNUMAMemoryPoolsSupported     DeviceAttribute = 142
 )
 
-// Attribute asks the driver for one of the device's attributes.
+// Attribute returns the value of one of the device's attributes.
 //
-// Errors: ErrInvalidValue for one that the driver does not know.
+// Errors: ErrInvalidValue for an attribute that the driver does not know.
 func (d Device) Attribute(a DeviceAttribute) (int, error) {
 	if err := Init(); err != nil {
 		return 0, err
@@ -37,11 +37,11 @@ func (d Device) Attribute(a DeviceAttribute) (int, error) {
 	return v, failure(st, "Attribute", d.ordinal)
 }
 
-// HostNUMANode is the NUMA node of the host that the device is closest to, -1
-// when the system has none.
+// HostNUMANode returns the NUMA node of the host that is closest to the device,
+// or -1 if the system has none.
 func (d Device) HostNUMANode() (int, error) { return d.Attribute(AttrHostNUMAID) }
 
-// ComputeCapability is the device's architecture, for example 9 and 0.
+// ComputeCapability returns the device's architecture, for example 9 and 0.
 func (d Device) ComputeCapability() (major, minor int, err error) {
 	if major, err = d.Attribute(AttrComputeCapabilityMajor); err != nil {
 		return 0, 0, err

@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// What a call costs that does next to nothing in the driver.
+// The cost of a call that does almost nothing in the driver.
 func BenchmarkStreamQuery(b *testing.B) {
 	s := stream(b, context(b))
 	for b.Loop() {
@@ -64,7 +64,7 @@ func BenchmarkWriteValue64(b *testing.B) {
 			b.Fatal(err)
 		}
 		if n%1024 == 0 {
-			// The queue of a stream is bounded: a full one would be measured instead.
+			// The queue of a stream is limited, and a full queue would change the result.
 			b.StopTimer()
 			require.NoError(b, s.Synchronize())
 			b.StartTimer()

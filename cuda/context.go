@@ -4,18 +4,20 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// Context is a device's primary context, retained: the driver keeps it until
-// every holder in the process has let go of it. Or it is a context of its own,
-// made by [Device.NewContext]. It is safe for concurrent use.
+// Context is a context of a device: the primary one, from [Device.Retain], or a
+// separate one, from [Device.NewContext]. The driver keeps the primary context
+// until every holder in the process has released it. A Context is safe for
+// concurrent use.
 type Context struct {
 	device Device
 	handle uintptr
-	second bool // not the primary one
+	second bool // a separate context, not the primary one
 	uses   life
 }
 
-// Retain retains the device's primary context, which is created if need be;
-// that takes tenths of a second and some hundred MiB of device memory.
+// Retain retains the device's primary context, and creates it if it does not
+// exist yet. Creating it takes tenths of a second and some hundred MiB of
+// device memory.
 func (d Device) Retain() (*Context, error) {
 	if err := Init(); err != nil {
 		return nil, err
@@ -29,9 +31,9 @@ func (d Device) Retain() (*Context, error) {
 	return c, nil
 }
 
-// NewContext makes a context of its own beside the primary one. Little needs it:
-// a legacy handle cannot be opened in it while memory of the same block is open
-// in the primary one, and other libraries do not see it.
+// NewContext makes a separate context beside the primary one. It is rarely
+// needed: a legacy handle cannot be opened in it while memory of the same block
+// is open in the primary context, and other libraries do not see it.
 func (d Device) NewContext() (*Context, error) {
 	if err := Init(); err != nil {
 		return nil, err
@@ -48,9 +50,9 @@ func (d Device) NewContext() (*Context, error) {
 // Primary reports whether this is the device's primary context.
 func (c *Context) Primary() bool { return !c.second }
 
-// Close lets go of the context. Objects made from it go on working: the driver's
-// context is released when the last of them is closed. After an error the
-// context can be closed again.
+// Close releases the context. Objects made from it keep working: the driver's
+// context is released when the last of them is closed. If Close fails, it can
+// be called again.
 func (c *Context) Close() error {
 	if c.uses.close() {
 		return c.release()
@@ -83,7 +85,7 @@ func (c *Context) enter(op string) error {
 
 func (c *Context) leave() {
 	if c.uses.leave() && c.release() != nil && c.uses.close() {
-		_ = c.release() // once more: nobody is left who could be told, or try later
+		_ = c.release() // second and last try: no caller is left that could try again later
 	}
 }
 
@@ -91,7 +93,7 @@ func (c *Context) fail(st driver.Status, op string) error {
 	return failure(st, op, c.device.ordinal)
 }
 
-// Device is the device whose context this is.
+// Device returns the device of the context.
 func (c *Context) Device() Device { return c.device }
 
 // Synchronize waits until all work of this process on the device is done. It
@@ -105,7 +107,7 @@ func (c *Context) Synchronize() error {
 	return c.fail(driver.CtxSynchronize(c.handle), op)
 }
 
-// MemInfo is the device's memory in bytes, and how much of it no process uses.
+// MemInfo returns the device's memory, and how much of it is free, in bytes.
 func (c *Context) MemInfo() (free, total uint64, err error) {
 	const op = "Context.MemInfo"
 	if err := c.enter(op); err != nil {

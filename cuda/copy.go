@@ -3,7 +3,7 @@ package cuda
 import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 
 // CopyHtoD copies from host memory to the device and returns when the data is
-// there. It waits for nothing that is queued in streams.
+// there. It does not wait for work queued in streams.
 func (c *Context) CopyHtoD(dst DevicePtr, src []byte) error {
 	const op = "Context.CopyHtoD"
 	if err := c.enter(op); err != nil {
@@ -14,7 +14,7 @@ func (c *Context) CopyHtoD(dst DevicePtr, src []byte) error {
 }
 
 // CopyDtoH copies from the device to host memory and returns when the data is
-// there. It waits for nothing that is queued in streams.
+// there. It does not wait for work queued in streams.
 func (c *Context) CopyDtoH(dst []byte, src DevicePtr) error {
 	const op = "Context.CopyDtoH"
 	if err := c.enter(op); err != nil {
@@ -35,10 +35,10 @@ func (c *Context) CopyDtoD(dst, src DevicePtr, bytes uint64) error {
 	return c.fail(driver.CopyDtoD(c.handle, uint64(dst), uint64(src), bytes), op)
 }
 
-// CopyHtoDAsync queues a copy of bytes from src, beginning at offset. src must
-// not be written before the copy is done.
+// CopyHtoDAsync queues a copy of bytes from src, beginning at offset. The
+// caller must not write src before the copy is done.
 //
-// Errors: ErrInvalidValue for a range that src does not have.
+// Errors: ErrInvalidValue if the range does not lie within src.
 func (s *Stream) CopyHtoDAsync(dst DevicePtr, src *Pinned, offset, bytes uint64) error {
 	const op = "Stream.CopyHtoDAsync"
 	mem, err := src.use(op, offset, bytes)
@@ -53,10 +53,10 @@ func (s *Stream) CopyHtoDAsync(dst DevicePtr, src *Pinned, offset, bytes uint64)
 	return s.fail(driver.CopyHtoDAsync(s.ctx.handle, s.handle, uint64(dst), mem, bytes), op)
 }
 
-// CopyDtoHAsync queues a copy of bytes into dst, beginning at offset. dst must
-// not be read before the copy is done.
+// CopyDtoHAsync queues a copy of bytes into dst, beginning at offset. The
+// caller must not read dst before the copy is done.
 //
-// Errors: ErrInvalidValue for a range that dst does not have.
+// Errors: ErrInvalidValue if the range does not lie within dst.
 func (s *Stream) CopyDtoHAsync(dst *Pinned, offset uint64, src DevicePtr, bytes uint64) error {
 	const op = "Stream.CopyDtoHAsync"
 	mem, err := dst.use(op, offset, bytes)
@@ -91,8 +91,8 @@ func (s *Stream) Memset8(dst DevicePtr, v uint8, bytes uint64) error {
 	return s.fail(driver.Memset8(s.ctx.handle, s.handle, uint64(dst), v, bytes), op)
 }
 
-// Memset32 queues the filling of count words of four bytes with a word. dst is a
-// multiple of 4.
+// Memset32 queues the filling of count words of four bytes with a word. dst
+// must be a multiple of 4.
 func (s *Stream) Memset32(dst DevicePtr, v uint32, count uint64) error {
 	const op = "Stream.Memset32"
 	if err := s.enter(op); err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// pattern is n bytes that repeat in no power of two.
+// pattern returns n bytes whose period is not a power of two.
 func pattern(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {

@@ -6,14 +6,15 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// Device is a GPU by its ordinal in this process. It is a plain value and owns
-// nothing; two are equal if they are the same GPU. The zero Device is the first.
+// Device is a GPU, by its ordinal in this process. It is a plain value and owns
+// nothing. Two Devices are equal if they are the same GPU. The zero Device is
+// the first GPU.
 type Device struct {
 	ordinal int
 	handle  int32
 }
 
-// DeviceCount is the number of GPUs that this process sees.
+// DeviceCount returns the number of GPUs that this process sees.
 func DeviceCount() (int, error) {
 	if err := Init(); err != nil {
 		return 0, err
@@ -22,9 +23,9 @@ func DeviceCount() (int, error) {
 	return n, failure(st, "DeviceCount", noDevice)
 }
 
-// DeviceAt is the GPU with an ordinal, counted from 0.
+// DeviceAt returns the GPU with an ordinal, counted from 0.
 //
-// Errors: ErrInvalidDevice when there is none.
+// Errors: ErrInvalidDevice if there is none.
 func DeviceAt(ordinal int) (Device, error) {
 	if err := Init(); err != nil {
 		return Device{}, err
@@ -36,7 +37,8 @@ func DeviceAt(ordinal int) (Device, error) {
 	return Device{ordinal: ordinal, handle: h}, nil
 }
 
-// Devices are all GPUs that this process sees, by ordinal.
+// Devices returns all GPUs that this process sees, in the order of their
+// ordinals.
 func Devices() ([]Device, error) {
 	n, err := DeviceCount()
 	if err != nil {
@@ -53,9 +55,9 @@ func Devices() ([]Device, error) {
 	return devices, nil
 }
 
-// DeviceByUUID is the GPU with that UUID.
+// DeviceByUUID returns the GPU with this UUID.
 //
-// Errors: ErrInvalidDevice when this process does not see it.
+// Errors: ErrInvalidDevice if this process does not see it.
 func DeviceByUUID(uuid UUID) (Device, error) {
 	devices, err := Devices()
 	if err != nil {
@@ -73,13 +75,13 @@ func DeviceByUUID(uuid UUID) (Device, error) {
 	return Device{}, &Error{Op: "DeviceByUUID", Device: noDevice, Result: ErrInvalidDevice, Detail: "no visible device is " + uuid.String()}
 }
 
-// Ordinal is the device's number in this process.
+// Ordinal returns the device's number in this process.
 func (d Device) Ordinal() int { return d.ordinal }
 
-// String is "cuda:" and the ordinal.
+// String returns "cuda:" and the ordinal.
 func (d Device) String() string { return fmt.Sprintf("cuda:%d", d.ordinal) }
 
-// Name is the device's name, for example "NVIDIA H200".
+// Name returns the device's name, for example "NVIDIA H200".
 func (d Device) Name() (string, error) {
 	if err := Init(); err != nil {
 		return "", err
@@ -88,7 +90,7 @@ func (d Device) Name() (string, error) {
 	return name, failure(st, "Name", d.ordinal)
 }
 
-// UUID identifies the device everywhere.
+// UUID returns the device's UUID, which is the same in every process.
 func (d Device) UUID() (UUID, error) {
 	if err := Init(); err != nil {
 		return UUID{}, err
@@ -97,7 +99,7 @@ func (d Device) UUID() (UUID, error) {
 	return UUID(u), failure(st, "UUID", d.ordinal)
 }
 
-// TotalMem is the device's memory in bytes.
+// TotalMem returns the size of the device's memory in bytes.
 func (d Device) TotalMem() (uint64, error) {
 	if err := Init(); err != nil {
 		return 0, err
@@ -106,8 +108,8 @@ func (d Device) TotalMem() (uint64, error) {
 	return n, failure(st, "TotalMem", d.ordinal)
 }
 
-// PCIBusID is the device's address on the PCI bus, "domain:bus:device.function"
-// in hex.
+// PCIBusID returns the device's address on the PCI bus,
+// "domain:bus:device.function" in hex.
 func (d Device) PCIBusID() (string, error) {
 	if err := Init(); err != nil {
 		return "", err
@@ -116,8 +118,8 @@ func (d Device) PCIBusID() (string, error) {
 	return id, failure(st, "PCIBusID", d.ordinal)
 }
 
-// CanAccessPeer reports whether this device can reach the memory of another.
-// It is false for the device itself.
+// CanAccessPeer reports whether this device can access the memory of another
+// one. It is false for the device itself.
 func (d Device) CanAccessPeer(peer Device) (bool, error) {
 	if err := Init(); err != nil {
 		return false, err

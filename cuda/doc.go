@@ -1,36 +1,37 @@
-// Package cuda is the CUDA driver API for Go: typed, without policy, and
-// without a toolkit.
+// Package cuda is the CUDA driver API for Go. It is typed, contains no policy,
+// and needs no toolkit.
 //
-// It builds where no CUDA is installed and starts where no GPU is: the driver
-// library, libcuda.so.1, is opened when it is first needed, and a machine that
-// has none gets [ErrNoDriver]. A build without cgo works too and always gets
-// that error.
+// It builds without an installed CUDA, and programs that use it start on
+// machines without a GPU. It opens the driver library, libcuda.so.1, at the
+// first call that needs it. A machine without that library gets [ErrNoDriver],
+// and so does every build without cgo.
 //
 // # Objects
 //
-// A [Device] is a plain value. [Device.Retain] gives a [Context], the device's
-// primary context, which is the one that the CUDA runtime, and so every Python
-// library, uses. Streams, events, memory pools and the rest are made from it.
-// Specs ([MemPoolSpec], [EventSpec]) are plain data with a Validate method;
-// the objects made from them own driver resources and have a Close method.
+// A [Device] is a plain value. [Device.Retain] returns a [Context], the
+// device's primary context. The CUDA runtime, and so every Python library, uses
+// the same one. Streams, events, memory pools and other objects are made from a
+// Context. Specs ([MemPoolSpec], [EventSpec]) are plain data with a Validate
+// method. The objects made from them own driver resources and have a Close
+// method.
 //
-// Close may be called more than once and at any time: later calls on the
-// object fail with [ErrClosed], calls under way in other goroutines end first,
-// and a context outlives the objects that were made from it.
+// Close may be called more than once and at any time. Later calls on the object
+// fail with [ErrClosed]. Calls that are running in other goroutines end first.
+// A context outlives the objects that were made from it.
 //
 // # Threads
 //
-// CUDA keeps a stack of current contexts in every OS thread and goroutines
-// move between threads. Every method here pushes its context, does its work
-// and pops it in one cgo call, so goroutines need not be locked to threads and
-// a program's own CUDA state is left as it was.
+// CUDA keeps a stack of current contexts in every OS thread, and goroutines
+// move between threads. Every method here pushes its context, does its work and
+// pops the context in one cgo call. So goroutines need not be locked to
+// threads, and the program's own CUDA state stays as it was.
 //
 // # Errors
 //
-// Every failure of a driver call is an [*Error] that names the call, the device
-// and the [Result]; Results are themselves errors and serve as the sentinels:
+// Every failed driver call returns an [*Error] that names the call, the device
+// and the [Result]. Results are errors themselves, for use with [errors.Is]:
 //
 //	if errors.Is(err, cuda.ErrOutOfMemory) { … }
 //
-// Sizes are bytes and uint64 throughout.
+// All sizes are bytes, of type uint64.
 package cuda

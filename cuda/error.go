@@ -8,12 +8,12 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// Error is how a call into the driver failed. It unwraps to its Result.
+// Error is a failed call into the driver. It unwraps to its Result.
 type Error struct {
-	Op     string // the driver call, or this package's operation where no driver call was made
-	Device int    // the device's ordinal, -1 where the call concerns none
+	Op     string // the driver call, or this package's operation if no driver call was made
+	Device int    // the device's ordinal, -1 if the call concerns no device
 	Result Result
-	Detail string // what else is known: the loader's or the PTX compiler's words; often empty
+	Detail string // more details, like the text of the loader or of the PTX compiler; often empty
 }
 
 func (e *Error) Error() string {
@@ -34,23 +34,23 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// Unwrap gives the Result.
+// Unwrap returns the Result.
 func (e *Error) Unwrap() error { return e.Result }
 
-// Hopeless reports whether err says that the driver does no more for what the
-// call was about, in this process: the context is beyond repair, the GPU is gone
-// or the driver has shut down. What it was asked to destroy then may be destroyed
-// or not, and must not be destroyed again.
+// Hopeless reports whether err means that this process cannot use the object of
+// the call any more: the context is broken, the GPU is gone or the driver has
+// shut down. If the call should have destroyed something, that may be destroyed
+// or not. The caller must not destroy it again.
 func Hopeless(err error) bool {
 	r, ok := errors.AsType[Result](err)
 	return ok && (r.Sticky() || r == ErrUnknown || r == ErrDeinitialized || r == ErrContextIsDestroyed || r == ErrDeviceUnavailable)
 }
 
-// noDevice is the Device of an Error that concerns none.
+// noDevice is the Device of an Error that concerns no device.
 const noDevice = -1
 
 // failure turns a status into an error, nil for success. op names the operation
-// where the status names no call of the driver.
+// if the status does not name a driver call.
 func failure(st driver.Status, op string, device int) error {
 	if st == 0 {
 		return nil
@@ -58,7 +58,7 @@ func failure(st driver.Status, op string, device int) error {
 	return newError(st, op, device, "")
 }
 
-// newError is apart from failure so that the latter can be inlined.
+// newError is separate from failure so that the compiler can inline failure.
 func newError(st driver.Status, op string, device int, detail string) error {
 	if call := st.Call(); call != "" {
 		op = call
@@ -66,7 +66,8 @@ func newError(st driver.Status, op string, device int, detail string) error {
 	return &Error{Op: op, Device: device, Result: Result(st.Result()), Detail: detail}
 }
 
-// invalid is the error for an argument that was refused before the driver saw it.
+// invalid returns the error for an argument that this package refused before it
+// called the driver.
 func invalid(op string, device int, why string) error {
 	return &Error{Op: op, Device: device, Result: ErrInvalidValue, Detail: why}
 }

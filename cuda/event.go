@@ -7,13 +7,13 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// EventSpec says what an event is for.
+// EventSpec describes an event.
 type EventSpec struct {
-	Interprocess bool // can be opened in another process
-	Timing       bool // can be asked for the time that passed; costs more
+	Interprocess bool // another process can open it
+	Timing       bool // it can measure the time between events; this costs more
 }
 
-// Validate refuses what the driver would refuse.
+// Validate returns an error if the driver would refuse the spec.
 func (s EventSpec) Validate() error {
 	if s.Interprocess && s.Timing {
 		return fmt.Errorf("cuda: event spec: an interprocess event cannot measure time: %w", ErrInvalidValue)
@@ -21,7 +21,7 @@ func (s EventSpec) Validate() error {
 	return nil
 }
 
-// IPCEventHandle names an interprocess event to other processes.
+// IPCEventHandle identifies an interprocess event in other processes.
 type IPCEventHandle [64]byte
 
 // Event marks a point in a stream.
@@ -45,7 +45,7 @@ func (c *Context) NewEvent(spec EventSpec) (*Event, error) {
 
 // OpenEvent opens an event of another process.
 //
-// Errors: ErrMapFailed when the processes are of different users or do not
+// Errors: ErrMapFailed if the processes belong to different users or do not
 // share /dev/shm; ErrInvalidContext in the process that made the event.
 func (c *Context) OpenEvent(handle IPCEventHandle) (*Event, error) {
 	const op = "Context.OpenEvent"
@@ -56,7 +56,8 @@ func (c *Context) OpenEvent(handle IPCEventHandle) (*Event, error) {
 	return c.event(h, st, op)
 }
 
-// event wraps a new handle and takes over the use of the context.
+// event makes an Event of a new handle and takes over the caller's use of the
+// context.
 func (c *Context) event(h uintptr, st driver.Status, op string) (*Event, error) {
 	if st != 0 {
 		defer c.leave()
@@ -67,11 +68,11 @@ func (c *Context) event(h uintptr, st driver.Status, op string) (*Event, error) 
 	return e, nil
 }
 
-// Close destroys the event. Streams that wait for it go on waiting for what it
-// recorded.
+// Close destroys the event. Streams that wait for it still wait for the work
+// that it recorded.
 func (e *Event) Close() error { return e.close() }
 
-// Record makes the event stand for all work that the stream holds now.
+// Record makes the event mark all work that is queued in the stream now.
 func (e *Event) Record(s *Stream) error {
 	const op = "Event.Record"
 	if err := e.enter(op); err != nil {
@@ -86,8 +87,8 @@ func (e *Event) Record(s *Stream) error {
 	return e.fail(driver.EventRecord(e.ctx.handle, e.handle, h), op)
 }
 
-// Query reports whether what the event recorded is done; an event that recorded
-// nothing is.
+// Query reports whether the work that the event recorded is done. It returns
+// true if the event has recorded nothing.
 func (e *Event) Query() (bool, error) {
 	const op = "Event.Query"
 	if err := e.enter(op); err != nil {
@@ -97,7 +98,7 @@ func (e *Event) Query() (bool, error) {
 	return finished(e.fail(driver.EventQuery(e.ctx.handle, e.handle), op))
 }
 
-// Synchronize waits until what the event recorded is done.
+// Synchronize waits until the work that the event recorded is done.
 func (e *Event) Synchronize() error {
 	const op = "Event.Synchronize"
 	if err := e.enter(op); err != nil {
@@ -107,8 +108,8 @@ func (e *Event) Synchronize() error {
 	return e.fail(driver.EventSynchronize(e.ctx.handle, e.handle), op)
 }
 
-// ElapsedTime is the time from start to e. Both are events with Timing, recorded
-// and done; the resolution is about half a microsecond.
+// ElapsedTime returns the time from start to e. Both must be events with Timing
+// that are recorded and done. The resolution is about half a microsecond.
 //
 // Errors: ErrNotReady, ErrInvalidHandle.
 func (e *Event) ElapsedTime(start *Event) (time.Duration, error) {
@@ -125,7 +126,8 @@ func (e *Event) ElapsedTime(start *Event) (time.Duration, error) {
 	return time.Duration(float64(ms) * float64(time.Millisecond)), e.fail(st, op)
 }
 
-// IPCHandle names the event, one with Interprocess, to other processes.
+// IPCHandle returns the handle with which other processes open the event. The
+// event must be Interprocess.
 func (e *Event) IPCHandle() (IPCEventHandle, error) {
 	const op = "Event.IPCHandle"
 	if err := e.enter(op); err != nil {

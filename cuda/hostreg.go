@@ -10,28 +10,29 @@ import (
 // HostRegisterFlags are CU_MEMHOSTREGISTER_*.
 type HostRegisterFlags uint32
 
-// How host memory is registered.
+// Flags for registering host memory.
 const (
-	HostPortable  HostRegisterFlags = 1 // for the contexts of all devices
-	HostDeviceMap HostRegisterFlags = 2 // the GPU gets an address for it
-	// The GPU only reads it, which a mapping that is read-only needs. Work that
-	// writes it is accepted and then ruins the context: ErrLaunchFailed.
+	HostPortable  HostRegisterFlags = 1 // registered for the contexts of all devices
+	HostDeviceMap HostRegisterFlags = 2 // the GPU gets an address for the memory
+	// The GPU only reads the memory. A read-only mapping needs this flag. The
+	// driver accepts work that writes the memory, but that work breaks the
+	// context: ErrLaunchFailed.
 	HostReadOnly HostRegisterFlags = 8
 )
 
-// HostRegistration is host memory that was made known to the driver.
+// HostRegistration is host memory that is registered with the driver.
 type HostRegistration struct {
 	owned
 	mem []byte
 	ptr DevicePtr
 }
 
-// RegisterHost page-locks memory that exists, so that the GPU can use it. It must
-// be whole pages, mapped by mmap: Go's own memory must not be given, for the
-// collector would take it back while the GPU uses it.
+// RegisterHost page-locks existing memory so that the GPU can use it. The
+// memory must be whole pages from mmap. It must not be memory of the Go heap:
+// the garbage collector would free it while the GPU uses it.
 //
-// Errors: ErrHostMemoryAlreadyRegistered; ErrOutOfMemory where RLIMIT_MEMLOCK or
-// the driver sets a bound.
+// Errors: ErrHostMemoryAlreadyRegistered; ErrOutOfMemory if RLIMIT_MEMLOCK or a
+// limit of the driver is reached.
 func (c *Context) RegisterHost(mem []byte, flags HostRegisterFlags) (*HostRegistration, error) {
 	const op = "Context.RegisterHost"
 	if len(mem) == 0 {
@@ -52,11 +53,11 @@ func (c *Context) RegisterHost(mem []byte, flags HostRegisterFlags) (*HostRegist
 	return r, nil
 }
 
-// Close ends the registration. The memory may be unmapped after that, not before.
+// Close ends the registration. The caller may unmap the memory only after that.
 func (r *HostRegistration) Close() error { return r.close() }
 
-// DevicePtr is the address that the GPU uses, 0 without HostDeviceMap.
+// DevicePtr returns the address that the GPU uses, or 0 without HostDeviceMap.
 func (r *HostRegistration) DevicePtr() DevicePtr { return r.ptr }
 
-// Bytes is the memory that was registered.
+// Bytes returns the registered memory.
 func (r *HostRegistration) Bytes() []byte { return r.mem }

@@ -10,7 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// page is a page of a memfd, mapped with the protection that is asked for.
+// page returns a page of a memfd, mapped with this protection.
 func page(t *testing.T, prot int) []byte {
 	t.Helper()
 	fd, err := unix.MemfdCreate("page", unix.MFD_CLOEXEC)

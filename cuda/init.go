@@ -8,23 +8,23 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// MinDriverVersion is the oldest driver that this package works with: CUDA 12.0
-// brought cuGetProcAddress_v2, and stream memory operations that need no module
-// parameter of the kernel driver.
+// MinDriverVersion is the oldest driver version that this package works with.
+// CUDA 12.0 brought cuGetProcAddress_v2, and stream memory operations that need
+// no module parameter of the kernel driver.
 const MinDriverVersion = 12000
 
 var (
 	loadMu sync.Mutex
 	loaded atomic.Bool // the call table is filled
-	ready  atomic.Bool // cuInit has succeeded, with a driver that is new enough
+	ready  atomic.Bool // cuInit has succeeded with a driver that is new enough
 )
 
-// Init opens the driver and initialises it. Everything in this package that
-// needs it calls it, so that a program calls it only to learn early whether
-// there is a driver. It may be called any number of times; after a failure it
-// tries again.
+// Init opens and initialises the driver. Every function of this package that
+// needs the driver calls Init, so a program calls it only to find out early
+// whether there is a driver. It may be called any number of times. After a
+// failure the next call tries again.
 //
-// Errors: ErrNoDriver, ErrDriverTooOld, and what cuInit answers, above all
+// Errors: ErrNoDriver, ErrDriverTooOld, and the errors of cuInit, most often
 // ErrNoDevice and ErrSystemNotReady.
 func Init() error {
 	if ready.Load() {
@@ -59,7 +59,7 @@ func initialise() error {
 	return nil
 }
 
-// load fills the call table; loadMu is held.
+// load fills the call table. The caller holds loadMu.
 func load() error {
 	if loaded.Load() {
 		return nil
@@ -72,8 +72,8 @@ func load() error {
 	return nil
 }
 
-// DriverVersion is the newest CUDA version that the driver speaks: 13000 for
-// CUDA 13.0. It needs no GPU.
+// DriverVersion returns the newest CUDA version that the driver supports: 13000
+// for CUDA 13.0. It needs no GPU.
 //
 // Errors: ErrNoDriver.
 func DriverVersion() (int, error) {

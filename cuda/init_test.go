@@ -15,11 +15,12 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// The driver is opened once in a process, so what happens with another driver,
-// or none, is found out in a process of its own: the test's, played again.
+// A process opens the driver only once. So these tests run themselves again in
+// a child process to see what happens with another driver or without one.
+
 const roleVariable = "POOLBRIDGE_TEST_ROLE"
 
-// play reports how Init ends: the result's name, and the error.
+// play prints the result of Init: its name, and the error.
 func play(role string) int {
 	err := cuda.Init()
 	if role == "twice" && err != nil {
@@ -42,7 +43,7 @@ func play(role string) int {
 	return 0
 }
 
-// initWith is what play prints where libcuda.so.1 is the one in dir.
+// initWith returns the output of play in a process whose libcuda.so.1 is in dir.
 func initWith(t *testing.T, dir, role string) string {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -52,7 +53,7 @@ func initWith(t *testing.T, dir, role string) string {
 	return string(out)
 }
 
-// driverOf compiles a libcuda.so.1 and gives the folder that it is in.
+// driverOf compiles a libcuda.so.1 and returns its folder.
 func driverOf(t *testing.T, source string) string {
 	t.Helper()
 	cc, err := exec.LookPath("cc")
@@ -107,7 +108,7 @@ func TestCallsAreFoundThroughCuGetProcAddressFirst(t *testing.T) {
 		#include <string.h>
 		int cuInit(unsigned f) { return 0; }
 		int cuDriverGetVersion(int *v) { *v = 13000; return 0; }
-		int cuDeviceGetCount(int *n) { return 46; } // not this one
+		int cuDeviceGetCount(int *n) { return 46; } // must not be found
 		static int count(int *n) { return 803; }
 		int cuGetProcAddress_v2(const char *name, void **fn, int version, uint64_t flags, int *status) {
 			if (strcmp(name, "cuDeviceGetCount") == 0 && version == 2000 && flags == 0) { *fn = (void *)count; *status = 0; return 0; }

@@ -2,11 +2,12 @@ package cuda
 
 import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 
-// IPCMemHandle names legacy memory to other processes.
+// IPCMemHandle identifies legacy memory in other processes.
 type IPCMemHandle [64]byte
 
-// Malloc allocates device memory outside all pools: memory that legacy IPC and
-// stream memory operations work on. It can wait for the whole device.
+// Malloc allocates device memory outside of all pools. Legacy IPC and stream
+// memory operations need such memory. The call can wait for all work of the
+// device.
 //
 // Errors: ErrOutOfMemory.
 func (c *Context) Malloc(size uint64) (DevicePtr, error) {
@@ -19,7 +20,7 @@ func (c *Context) Malloc(size uint64) (DevicePtr, error) {
 	return DevicePtr(ptr), c.fail(st, op)
 }
 
-// MFree frees what Malloc gave. It waits for the whole device.
+// MFree frees memory from Malloc. It waits for all work of the device.
 func (c *Context) MFree(ptr DevicePtr) error {
 	const op = "Context.MFree"
 	if err := c.enter(op); err != nil {
@@ -29,10 +30,10 @@ func (c *Context) MFree(ptr DevicePtr) error {
 	return c.fail(driver.MemFree(c.handle, uint64(ptr)), op)
 }
 
-// AddressRange is the allocation that ptr points into: its beginning, and its
-// size in bytes.
+// AddressRange returns the beginning and the size in bytes of the allocation
+// that ptr points into.
 //
-// Errors: ErrNotFound when there is none.
+// Errors: ErrNotFound if ptr points into no allocation.
 func (c *Context) AddressRange(ptr DevicePtr) (base DevicePtr, size uint64, err error) {
 	const op = "Context.AddressRange"
 	if err := c.enter(op); err != nil {
@@ -43,9 +44,10 @@ func (c *Context) AddressRange(ptr DevicePtr) (base DevicePtr, size uint64, err 
 	return DevicePtr(b), size, c.fail(st, op)
 }
 
-// IPCMemHandle names the allocation that ptr points into to other processes. It
-// names it as a whole, and opens at its beginning: send the offset of ptr from
-// the base that AddressRange gives along with it.
+// IPCMemHandle returns a handle with which other processes open the allocation
+// that ptr points into. Opening it gives the beginning of the whole allocation.
+// So send the offset of ptr from the base of AddressRange along with the
+// handle.
 //
 // Errors: ErrInvalidValue for memory that is not from Malloc.
 func (c *Context) IPCMemHandle(ptr DevicePtr) (IPCMemHandle, error) {
@@ -58,10 +60,10 @@ func (c *Context) IPCMemHandle(ptr DevicePtr) (IPCMemHandle, error) {
 	return IPCMemHandle(h), c.fail(st, op)
 }
 
-// OpenIPCMem maps an allocation of another process and gives its beginning.
+// OpenIPCMem maps an allocation of another process and returns its beginning.
 //
-// Errors: ErrInvalidHandle when the process that owns it is dead;
-// ErrInvalidContext in that process itself.
+// Errors: ErrInvalidHandle if the process that owns it is dead;
+// ErrInvalidContext in the owning process itself.
 func (c *Context) OpenIPCMem(handle IPCMemHandle) (DevicePtr, error) {
 	const op = "Context.OpenIPCMem"
 	if err := c.enter(op); err != nil {
@@ -72,7 +74,7 @@ func (c *Context) OpenIPCMem(handle IPCMemHandle) (DevicePtr, error) {
 	return DevicePtr(ptr), c.fail(st, op)
 }
 
-// CloseIPCMem ends what OpenIPCMem began.
+// CloseIPCMem unmaps memory from OpenIPCMem.
 func (c *Context) CloseIPCMem(ptr DevicePtr) error {
 	const op = "Context.CloseIPCMem"
 	if err := c.enter(op); err != nil {

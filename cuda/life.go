@@ -6,13 +6,13 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// life counts the uses of an object, so that closing it while another goroutine
-// is in a call on it is safe: the last user destroys it.
+// life counts the calls that use an object. So one goroutine can close the
+// object while another one is in a call on it: the last user destroys it.
 type life struct{ state atomic.Int64 }
 
 const lifeClosed = 1 << 62
 
-// enter begins a use; it is refused once the object is closed.
+// enter begins a use. It returns false if the object is closed.
 func (l *life) enter() bool {
 	for {
 		n := l.state.Load()
@@ -25,12 +25,12 @@ func (l *life) enter() bool {
 	}
 }
 
-// leave ends a use. The caller destroys the object when it was the last of a
-// closed one.
+// leave ends a use. If last is true, the object is closed and this was its last
+// use: the caller destroys it.
 func (l *life) leave() (last bool) { return l.state.Add(-1) == lifeClosed }
 
-// close refuses further uses. The caller destroys the object when last is true;
-// otherwise somebody else does, or did.
+// close refuses further uses. If last is true, the caller destroys the object.
+// Otherwise the last user does, or has done it already.
 func (l *life) close() (last bool) {
 	for {
 		n := l.state.Load()
@@ -43,10 +43,10 @@ func (l *life) close() (last bool) {
 	}
 }
 
-// reopen takes back a close of which the caller is the last.
+// reopen undoes a close that returned true.
 func (l *life) reopen() { l.state.Store(0) }
 
-// owned is the part that all objects made from a context share. It holds the
+// owned is the common part of all objects made from a context. It holds the
 // context until the object is destroyed.
 type owned struct {
 	ctx     *Context
@@ -54,7 +54,8 @@ type owned struct {
 	destroy func() error
 }
 
-// own takes over the use of ctx that the constructor, op, began.
+// own takes over the use of ctx that the constructor began. op names the
+// constructor.
 func (o *owned) own(ctx *Context, op string, destroy func() error) {
 	o.ctx, o.destroy = ctx, destroy
 	opened(&o.uses, op)
@@ -68,13 +69,13 @@ func (o *owned) enter(op string) error {
 }
 
 func (o *owned) leave() {
-	if o.uses.leave() && o.end() != nil && o.uses.close() { // not if it was hopeless
-		_ = o.end() // once more: nobody is left who could be told, or try later
+	if o.uses.leave() && o.end() != nil && o.uses.close() { // reopened, so not hopeless
+		_ = o.end() // second and last try: no caller is left that could try again later
 	}
 }
 
-// end destroys the object. What the driver did not destroy stays open, so that
-// it can be closed again, unless that is hopeless.
+// end destroys the object. If the driver fails, the object stays open so that
+// it can be closed again, except after a hopeless error.
 func (o *owned) end() error {
 	err := o.destroy()
 	if err != nil && !Hopeless(err) {

@@ -48,7 +48,7 @@ func TestAnObjectEndsOnceWhoeverIsLast(t *testing.T) {
 						ends.Add(1)
 						return
 					}
-					runtime.Gosched() // or one processor would do nothing else for a while
+					runtime.Gosched() // lets the other goroutines run where there is only one CPU
 				}
 			})
 		}

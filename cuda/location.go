@@ -6,11 +6,11 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// DevicePtr is a CUdeviceptr: an address that the GPU uses, and for host memory
-// the CPU as well.
+// DevicePtr is a CUdeviceptr: an address that the GPU uses. For host memory the
+// CPU uses it too.
 type DevicePtr uint64
 
-// String is the address in hex.
+// String returns the address in hex.
 func (p DevicePtr) String() string { return fmt.Sprintf("0x%x", uint64(p)) }
 
 // LocationKind is a CUmemLocationType.
@@ -22,20 +22,20 @@ const (
 	LocationHostNUMA LocationKind = 3 // a NUMA node of the host
 )
 
-// Location is where memory is. The zero Location is the device of the context
-// at hand.
+// Location says where memory is. The zero Location is the device of the context
+// that is used.
 type Location struct {
 	Kind LocationKind
 	ID   int // ordinal or node
 }
 
-// DeviceLocation is the memory of a GPU.
+// DeviceLocation returns the memory of a GPU.
 func DeviceLocation(d Device) Location { return Location{LocationDevice, d.ordinal} }
 
-// HostNUMALocation is the memory of a NUMA node of the host.
+// HostNUMALocation returns the memory of a NUMA node of the host.
 func HostNUMALocation(node int) Location { return Location{LocationHostNUMA, node} }
 
-// String is "cuda:0" or "numa:0".
+// String returns a text like "cuda:0" or "numa:0".
 func (l Location) String() string {
 	switch l.Kind {
 	case LocationDevice:
@@ -48,7 +48,7 @@ func (l Location) String() string {
 	return fmt.Sprintf("location(%d):%d", l.Kind, l.ID)
 }
 
-// Validate refuses locations that no pool can have.
+// Validate returns an error for a location that no pool can have.
 func (l Location) Validate() error {
 	switch {
 	case l == Location{}:
@@ -61,7 +61,8 @@ func (l Location) Validate() error {
 	return nil
 }
 
-// in is the driver's form of it; the zero Location becomes the context's device.
+// in returns the driver's form of the location. The zero Location becomes the
+// context's device.
 func (l Location) in(c *Context) driver.Location {
 	if l.Kind == 0 {
 		l = DeviceLocation(c.device)

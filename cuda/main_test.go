@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// device is the first GPU; the test is skipped where there is none.
+// device returns the first GPU. It skips the test if there is none.
 func device(t testing.TB) cuda.Device {
 	t.Helper()
 	if err := cuda.Init(); err != nil {
@@ -36,7 +36,7 @@ func device(t testing.TB) cuda.Device {
 	return d
 }
 
-// context is the first GPU's context until the test ends.
+// context returns a context of the first GPU, which is closed when the test ends.
 func context(t testing.TB) *cuda.Context {
 	t.Helper()
 	c, err := device(t).Retain()
@@ -65,7 +65,7 @@ func memPool(t testing.TB, c *cuda.Context, spec cuda.MemPoolSpec) *cuda.MemPool
 	return p
 }
 
-// needs skips the test when a probe says no.
+// needs skips the test if a probe returns false.
 func needs(t testing.TB, probe func() (bool, error)) {
 	t.Helper()
 	ok, err := probe()

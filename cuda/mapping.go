@@ -2,19 +2,19 @@ package cuda
 
 import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 
-// Mapping is physical memory at an address.
+// Mapping is physical memory that is mapped at an address.
 type Mapping struct {
 	owned
 	ptr  DevicePtr
 	size uint64
 
-	unmapped bool // but the address range is still reserved
+	unmapped bool // the memory is unmapped, but the address range is still reserved
 }
 
-// MapPhysical maps all of p at a new address, where the context's device and
-// the others that are named have the access that flags say. AccessReadOnly is
-// enforced: calls that would write fail with ErrInvalidValue, and a kernel that
-// writes ends its own process's context with ErrIllegalAddress.
+// MapPhysical maps all of p at a new address. The context's device and the
+// devices in others get the access that flags say. AccessReadOnly is enforced:
+// driver calls that would write fail with ErrInvalidValue, and a kernel that
+// writes breaks the context of its process with ErrIllegalAddress.
 func (c *Context) MapPhysical(p *Physical, flags AccessFlags, others ...Device) (*Mapping, error) {
 	const op = "Context.MapPhysical"
 	if err := p.enter(op); err != nil {
@@ -40,11 +40,11 @@ func (c *Context) MapPhysical(p *Physical, flags AccessFlags, others ...Device) 
 	return m, nil
 }
 
-// Close ends the mapping. Work that uses it must be done. After an error it can
-// be closed again.
+// Close ends the mapping. Work that uses it must be done. If Close fails, it
+// can be called again.
 func (m *Mapping) Close() error { return m.close() }
 
-// unmap takes up where a failure before it left off.
+// unmap continues where an earlier failed call stopped.
 func (m *Mapping) unmap() error {
 	const op = "Mapping.Close"
 	if !m.unmapped {
@@ -56,13 +56,13 @@ func (m *Mapping) unmap() error {
 	return m.fail(driver.VMMReleaseRange(m.ctx.handle, uint64(m.ptr), m.size), op)
 }
 
-// Ptr is the mapping's address.
+// Ptr returns the mapping's address.
 func (m *Mapping) Ptr() DevicePtr { return m.ptr }
 
-// Size is the mapping's size in bytes.
+// Size returns the mapping's size in bytes.
 func (m *Mapping) Size() uint64 { return m.size }
 
-// SetAccess says what a device may do with the mapping.
+// SetAccess sets what a device may do with the mapping.
 func (m *Mapping) SetAccess(d Device, flags AccessFlags) error {
 	const op = "Mapping.SetAccess"
 	if err := m.enter(op); err != nil {

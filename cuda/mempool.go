@@ -7,20 +7,20 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// poolMu is held around import, export and destruction of pools and of pool
-// memory, and around the unmapping of imported memory: drivers up to CUDA 13.0
-// at least can crash when threads do these at once.
+// poolMu is held during import, export and destruction of pools and of pool
+// memory, and during the unmapping of imported memory. Drivers up to at least
+// CUDA 13.0 can crash when threads do these at the same time.
 var poolMu sync.Mutex
 
 // MemPoolSpec describes a memory pool.
 type MemPoolSpec struct {
-	MaxBytes         uint64   // bound of the pool, which the driver rounds up (an H200's to 32 MiB); 0 leaves it to the driver
-	ReleaseThreshold uint64   // bytes that are kept when streams synchronise; 0, the driver's default, keeps none
+	MaxBytes         uint64   // limit of the pool, which the driver rounds up (an H200's to 32 MiB); 0: the driver's limit
+	ReleaseThreshold uint64   // bytes that the pool keeps when streams synchronise; 0, the driver's default, keeps none
 	Location         Location // zero: the context's device
-	Exportable       bool     // can be exported as a file descriptor
+	Exportable       bool     // the pool can be exported as a file descriptor
 }
 
-// Validate refuses what no driver accepts.
+// Validate returns an error if no driver accepts the spec.
 func (s MemPoolSpec) Validate() error {
 	if err := s.Location.Validate(); err != nil {
 		return fmt.Errorf("cuda: memory pool spec: %w", err)
@@ -28,9 +28,9 @@ func (s MemPoolSpec) Validate() error {
 	return nil
 }
 
-// MemPool is a stream-ordered memory pool: one that this process made, or one
-// of another process that it imported. A process that has a pool's file descriptor
-// can reach all of its memory.
+// MemPool is a stream-ordered memory pool. This process made it, or imported it
+// from another process. A process that has a pool's file descriptor can access
+// all of its memory.
 type MemPool struct {
 	owned
 	handle   uintptr
@@ -39,7 +39,7 @@ type MemPool struct {
 
 // NewMemPool creates a memory pool.
 //
-// Errors: ErrNotSupported when the device has no pools of this sort.
+// Errors: ErrNotSupported if the device has no such pools.
 func (c *Context) NewMemPool(spec MemPoolSpec) (*MemPool, error) {
 	const op = "Context.NewMemPool"
 	if err := spec.Validate(); err != nil {
@@ -57,7 +57,8 @@ func (c *Context) NewMemPool(spec MemPoolSpec) (*MemPool, error) {
 	return c.memPool(h, st, op, false)
 }
 
-// memPool wraps a new handle and takes over the use of the context.
+// memPool makes a MemPool of a new handle and takes over the caller's use of
+// the context.
 func (c *Context) memPool(h uintptr, st driver.Status, op string, imported bool) (*MemPool, error) {
 	if st != 0 {
 		defer c.leave()
@@ -72,30 +73,29 @@ func (c *Context) memPool(h uintptr, st driver.Status, op string, imported bool)
 	return p, nil
 }
 
-// Close destroys the pool, or this process's import of it. The driver keeps
-// memory that is still allocated until it is freed. After an error the pool
-// stays open.
+// Close destroys the pool, or ends this process's import of it. The driver
+// keeps allocated memory until it is freed. If Close fails, the pool stays
+// open.
 //
-// Errors: ErrInvalidValue for an imported pool of which a pointer is still
+// Errors: ErrInvalidValue for an imported pool if a pointer of it is still
 // imported.
 func (p *MemPool) Close() error { return p.close() }
 
-// Handle is the CUmemoryPool, for other libraries in this process. Two imports
-// of one pool have the same.
+// Handle returns the CUmemoryPool, for other libraries in this process. Two
+// imports of one pool have the same handle.
 func (p *MemPool) Handle() uintptr { return p.handle }
 
-// Imported reports whether the pool is another process's.
+// Imported reports whether the pool belongs to another process.
 func (p *MemPool) Imported() bool { return p.imported }
 
-// Alloc allocates size bytes. The memory may be used by work that comes after
-// this call in the stream, or that waits for it.
+// Alloc allocates size bytes. Work may use the memory if it comes after this
+// call in the stream, or waits for that point.
 //
-// Errors: ErrOutOfMemory, also when the pool's bound is reached;
-// ErrInvalidValue for no bytes and for an imported pool, which cannot be
-// allocated from.
+// Errors: ErrOutOfMemory, also if the pool's limit is reached; ErrInvalidValue
+// if size is 0, and for an imported pool, which cannot allocate.
 func (p *MemPool) Alloc(size uint64, s *Stream) (DevicePtr, error) {
 	const op = "MemPool.Alloc"
-	if size == 0 { // the driver calls it a success
+	if size == 0 { // the driver would return success
 		return 0, invalid(op, p.ctx.device.ordinal, "no bytes")
 	}
 	if err := p.enter(op); err != nil {
@@ -111,12 +111,12 @@ func (p *MemPool) Alloc(size uint64, s *Stream) (DevicePtr, error) {
 	return DevicePtr(ptr), p.fail(st, op)
 }
 
-// Free gives memory back, or ends this process's import of it, when the work
-// before it in the stream is done. ptr is what Alloc or ImportPtr gave.
+// Free frees memory, or ends this process's import of it, when earlier work in
+// the stream is done. ptr must come from Alloc or ImportPtr.
 //
-// Memory that other processes have imported must not be freed before they are
-// done with it: the driver would give it to its next owner and they would see
-// that owner's data.
+// Do not free memory while other processes that have imported it still use it.
+// The driver would give it to its next owner, and they would see that owner's
+// data.
 func (p *MemPool) Free(ptr DevicePtr, s *Stream) error {
 	const op = "MemPool.Free"
 	if err := p.enter(op); err != nil {
@@ -135,8 +135,8 @@ func (p *MemPool) Free(ptr DevicePtr, s *Stream) error {
 	return p.fail(driver.PoolFree(p.ctx.handle, h, uint64(ptr)), op)
 }
 
-// TrimTo gives memory that is not in use back to the device, until the pool
-// holds keep bytes or nothing is left to give.
+// TrimTo gives unused memory back to the device, until the pool holds keep
+// bytes or has no unused memory.
 func (p *MemPool) TrimTo(keep uint64) error {
 	const op = "MemPool.TrimTo"
 	if err := p.enter(op); err != nil {

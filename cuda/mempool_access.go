@@ -2,13 +2,13 @@ package cuda
 
 import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 
-// SetAccess says what a device may do with the pool's memory. The device that
-// holds the memory always has read-write access; any other, and every device
-// for a pool on the host, has none until it is granted. It is granted in each
-// process by itself.
+// SetAccess sets what a device may do with the pool's memory, in this process
+// only. The device that holds the memory always has read-write access. Any
+// other device has no access until it is granted, and for a pool on the host
+// that is every device.
 //
-// Errors: ErrNotSupported for AccessReadOnly (a pool cannot be read-only),
-// ErrInvalidDevice when the device cannot reach the memory.
+// Errors: ErrNotSupported for AccessReadOnly, because a pool cannot be
+// read-only; ErrInvalidDevice if the device cannot access the memory.
 func (p *MemPool) SetAccess(d Device, flags AccessFlags) error {
 	const op = "MemPool.SetAccess"
 	if err := p.enter(op); err != nil {
@@ -18,7 +18,7 @@ func (p *MemPool) SetAccess(d Device, flags AccessFlags) error {
 	return p.fail(driver.PoolSetAccess(p.ctx.handle, p.handle, DeviceLocation(d).in(p.ctx), int(flags)), op)
 }
 
-// Access is what a device may do with the pool's memory in this process.
+// Access returns what a device may do with the pool's memory in this process.
 func (p *MemPool) Access(d Device) (AccessFlags, error) {
 	const op = "MemPool.Access"
 	if err := p.enter(op); err != nil {

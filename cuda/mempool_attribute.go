@@ -2,7 +2,7 @@ package cuda
 
 import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 
-// CUmemPool_attribute.
+// Values of CUmemPool_attribute.
 const (
 	poolReleaseThreshold = 4
 	poolReservedMem      = 5
@@ -11,28 +11,29 @@ const (
 	poolUsedMemHigh      = 8
 )
 
-// These are known in the process that made the pool: for an imported one every
-// method here answers ErrInvalidValue.
+// Only the process that made the pool can use the methods below. For an
+// imported pool they return ErrInvalidValue.
 
-// UsedMem is how many bytes are allocated from the pool.
+// UsedMem returns how many bytes are allocated from the pool.
 func (p *MemPool) UsedMem() (uint64, error) { return p.attribute("MemPool.UsedMem", poolUsedMem) }
 
-// UsedMemHigh is the most bytes that were ever allocated from the pool at once.
+// UsedMemHigh returns the greatest value that UsedMem ever had.
 func (p *MemPool) UsedMemHigh() (uint64, error) {
 	return p.attribute("MemPool.UsedMemHigh", poolUsedMemHigh)
 }
 
-// ReservedMem is how many bytes the pool holds, in use or not.
+// ReservedMem returns how many bytes the pool holds, used and unused.
 func (p *MemPool) ReservedMem() (uint64, error) {
 	return p.attribute("MemPool.ReservedMem", poolReservedMem)
 }
 
-// ReservedMemHigh is the most bytes that the pool ever held.
+// ReservedMemHigh returns the greatest value that ReservedMem ever had.
 func (p *MemPool) ReservedMemHigh() (uint64, error) {
 	return p.attribute("MemPool.ReservedMemHigh", poolReservedMemHigh)
 }
 
-// ReleaseThreshold is how many bytes the pool keeps when streams synchronise.
+// ReleaseThreshold returns how many bytes the pool keeps when streams
+// synchronise.
 func (p *MemPool) ReleaseThreshold() (uint64, error) {
 	return p.attribute("MemPool.ReleaseThreshold", poolReleaseThreshold)
 }

@@ -6,17 +6,17 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// PtrExportData names memory of a pool to processes that have imported the pool.
-// It protects nothing: it can be guessed, and it goes on working after the
-// allocation was freed. What protects memory is who has the pool's file
-// descriptor.
+// PtrExportData identifies memory of a pool in processes that have imported the
+// pool. It protects nothing: it can be guessed, and it still works after the
+// allocation is freed. Only the pool's file descriptor protects the memory.
 type PtrExportData [64]byte
 
 // ExportFD exports the pool as a file descriptor, which the caller owns and
-// which is closed on exec. It keeps the memory alive, also in a process that
-// does not use CUDA and after this one has died.
+// which is closed on exec. An open descriptor keeps the memory alive, also
+// after this process has died and also in a process that does not use CUDA.
 //
-// Errors: ErrInvalidValue for a pool that is not Exportable, or imported.
+// Errors: ErrInvalidValue for a pool that is not Exportable or that is
+// imported.
 func (p *MemPool) ExportFD() (int, error) {
 	const op = "MemPool.ExportFD"
 	if err := p.enter(op); err != nil {
@@ -25,8 +25,8 @@ func (p *MemPool) ExportFD() (int, error) {
 	defer p.leave()
 	poolMu.Lock()
 	defer poolMu.Unlock()
-	// The driver makes the descriptor and close-on-exec is set after that: no
-	// child may be started in between.
+	// The driver makes the descriptor, and close-on-exec is set after that. No
+	// child may start in between.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	fd, st := driver.PoolExportFD(p.ctx.handle, p.handle)
@@ -36,14 +36,14 @@ func (p *MemPool) ExportFD() (int, error) {
 	return fd, nil
 }
 
-// ExportPtr names an allocation of the pool to other processes. It names the
-// allocation as a whole: parts of it travel as offsets. The same allocation
-// gives the same data every time, and one that comes later at the same address
-// may give it too, if the pool kept the memory in between: the data is no
-// identity.
+// ExportPtr returns data with which other processes map an allocation of the
+// pool. It identifies the whole allocation: for a part of it, send an offset
+// along. The data is not an identity: the same allocation gives the same data
+// every time, but a later allocation at the same address may give it too, if
+// the pool kept the memory in between.
 //
-// Errors: ErrInvalidValue before the first ExportFD of the pool, for any other
-// pointer than Alloc gave, and for imported memory.
+// Errors: ErrInvalidValue before the first ExportFD of the pool, for a pointer
+// that Alloc did not return, and for imported memory.
 func (p *MemPool) ExportPtr(ptr DevicePtr) (PtrExportData, error) {
 	const op = "MemPool.ExportPtr"
 	if err := p.enter(op); err != nil {
@@ -56,14 +56,14 @@ func (p *MemPool) ExportPtr(ptr DevicePtr) (PtrExportData, error) {
 	return PtrExportData(data), p.fail(st, op)
 }
 
-// ImportMemPool imports a pool of another process. The descriptor stays the
-// caller's and is not needed afterwards.
+// ImportMemPool imports a pool of another process. The caller keeps the
+// descriptor, which is not needed afterwards.
 //
-// Importing one pool twice gives two MemPools with one handle, each of which has
-// to be closed. What an imported pool cannot do, with ErrInvalidValue: allocate,
-// export, trim and tell its attributes.
+// Importing one pool twice gives two MemPools with the same handle, and both
+// must be closed. An imported pool cannot allocate, export, trim or return its
+// attributes: these fail with ErrInvalidValue.
 //
-// Errors: ErrUnknown for a descriptor of something else.
+// Errors: ErrUnknown if the descriptor is not that of a pool.
 func (c *Context) ImportMemPool(fd int) (*MemPool, error) {
 	const op = "Context.ImportMemPool"
 	if fd < 0 {
@@ -78,14 +78,15 @@ func (c *Context) ImportMemPool(fd int) (*MemPool, error) {
 	return c.memPool(h, st, op, true)
 }
 
-// ImportPtr maps an allocation of an imported pool and gives its address in
-// this process. [MemPool.Free] ends the mapping; the memory stays its owner's.
+// ImportPtr maps an allocation of an imported pool and returns its address in
+// this process. [MemPool.Free] ends the mapping. The memory stays allocated.
 //
-// Importing one allocation twice gives one address, and the first Free unmaps
-// it for both (NVIDIA bug 5570902): import once in a process and count.
+// Importing one allocation twice gives the same address, and the first Free
+// unmaps it for both (NVIDIA bug 5570902). So import it once in a process and
+// count the users.
 //
-// Errors: ErrInvalidValue for data that is not of this pool, and for a pool that
-// was not imported. Data of memory that was freed is not told apart.
+// Errors: ErrInvalidValue for data of another pool, and for a pool that was not
+// imported. The driver does not detect data of freed memory.
 func (p *MemPool) ImportPtr(data PtrExportData) (DevicePtr, error) {
 	const op = "MemPool.ImportPtr"
 	if !p.imported {

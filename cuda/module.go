@@ -7,7 +7,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// Module is kernels that were loaded into a context.
+// Module is a set of kernels that are loaded into a context.
 type Module struct {
 	owned
 	handle uintptr
@@ -21,14 +21,14 @@ type Function struct {
 
 // LoadModule compiles and loads PTX.
 //
-// Errors: ErrInvalidPTX and the like, with the compiler's words as Detail;
-// ErrUnsupportedPTXVersion when it is newer than the driver.
+// Errors: ErrInvalidPTX and similar, with the compiler's text as Detail;
+// ErrUnsupportedPTXVersion if the PTX is newer than the driver.
 func (c *Context) LoadModule(ptx []byte) (*Module, error) {
 	const op = "Context.LoadModule"
 	if err := c.enter(op); err != nil {
 		return nil, err
 	}
-	image := append(append(make([]byte, 0, len(ptx)+1), ptx...), 0) // the driver looks for the zero
+	image := append(append(make([]byte, 0, len(ptx)+1), ptx...), 0) // the driver needs a zero at the end
 	h, log, st := driver.ModuleLoad(c.handle, image)
 	if st != 0 {
 		defer c.leave()
@@ -39,10 +39,11 @@ func (c *Context) LoadModule(ptx []byte) (*Module, error) {
 	return m, nil
 }
 
-// Close unloads the module and with it its functions. Launches of them must be done.
+// Close unloads the module and its functions. All launches of them must be
+// done.
 func (m *Module) Close() error { return m.close() }
 
-// Function finds a kernel by name.
+// Function returns the kernel with this name.
 //
 // Errors: ErrNotFound.
 func (m *Module) Function(name string) (*Function, error) {
@@ -58,15 +59,17 @@ func (m *Module) Function(name string) (*Function, error) {
 	return &Function{module: m, handle: h}, nil
 }
 
-// Dim3 is the extent of a grid, in blocks, or of a block, in threads; 0 counts as 1.
+// Dim3 is the size of a grid in blocks, or of a block in threads. 0 counts as
+// 1.
 type Dim3 struct{ X, Y, Z uint32 }
 
-// Launch queues a kernel. sharedBytes is dynamic shared memory for each block.
-// args are the kernel's parameters in order: DevicePtr, and integers and floats
-// of 4 or 8 bytes of exactly the width that the kernel declares.
+// Launch queues a kernel. sharedBytes is the dynamic shared memory of each
+// block. args are the kernel's parameters in order: DevicePtr, or integers and
+// floats of 4 or 8 bytes. Each must have exactly the width that the kernel
+// declares.
 //
-// Errors: ErrInvalidValue, also for arguments of other types. What the kernel
-// itself does wrong is reported by a later call.
+// Errors: ErrInvalidValue, also for arguments of other types. A later call
+// reports the errors of the kernel itself.
 func (s *Stream) Launch(f *Function, grid, block Dim3, sharedBytes uint32, args ...any) error {
 	const op = "Stream.Launch"
 	if err := s.enter(op); err != nil {
@@ -78,13 +81,14 @@ func (s *Stream) Launch(f *Function, grid, block Dim3, sharedBytes uint32, args 
 	}
 	defer f.module.leave()
 	if len(args) > driver.MaxLaunchArgs {
-		return invalid(op, s.ctx.device.ordinal, fmt.Sprintf("%d arguments, at most %d", len(args), driver.MaxLaunchArgs))
+		return invalid(op, s.ctx.device.ordinal, fmt.Sprintf("%d arguments, at most %d are allowed", len(args), driver.MaxLaunchArgs))
 	}
 	var slots [driver.MaxLaunchArgs]uint64
 	for i, a := range args {
 		v, ok := slot(a)
 		if !ok {
-			return invalid(op, s.ctx.device.ordinal, fmt.Sprintf("argument %d is a %T", i, a))
+			return invalid(op, s.ctx.device.ordinal,
+				fmt.Sprintf("argument %d has the type %T, expected a DevicePtr, or an integer or a float of 4 or 8 bytes", i, a))
 		}
 		slots[i] = v
 	}
@@ -95,7 +99,8 @@ func (s *Stream) Launch(f *Function, grid, block Dim3, sharedBytes uint32, args 
 	return s.fail(driver.Launch(s.ctx.handle, s.handle, f.handle, &dims, sharedBytes, &slots, len(args)), op)
 }
 
-// slot is a kernel argument's bytes, at the low end of eight.
+// slot returns the bytes of a kernel argument as the low bytes of a 64-bit
+// word.
 func slot(a any) (uint64, bool) {
 	switch v := a.(type) {
 	case DevicePtr:

@@ -42,8 +42,8 @@ done:
 }
 `
 
-// kernels loads PTX; the test is skipped where nothing runs it, as in a
-// simulation of the driver.
+// kernels loads PTX. It skips the test if the driver cannot run kernels, like the
+// simulated driver.
 func kernels(t *testing.T, c *cuda.Context, ptx string) *cuda.Module {
 	t.Helper()
 	m, err := c.LoadModule([]byte(ptx))
@@ -91,7 +91,7 @@ func TestAnArgumentOfAnotherTypeIsRefused(t *testing.T) {
 
 func TestTheCompilersWordsComeWithTheError(t *testing.T) {
 	c := context(t)
-	kernels(t, c, scalePTX) // skips where nothing compiles
+	kernels(t, c, scalePTX) // skips the test without a compiler
 	_, err := c.LoadModule([]byte(".version 7.0\n.target sm_70\n.address_size 64\nnonsense"))
 	var e *cuda.Error
 	require.True(t, errors.As(err, &e), "%v", err)

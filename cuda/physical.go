@@ -6,17 +6,17 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// Physical is memory of a device without an address (cuMemCreate). It gets one,
-// or several, by [Context.MapPhysical], and its descriptor carries it to other
-// processes.
+// Physical is memory of a device without an address (cuMemCreate).
+// [Context.MapPhysical] maps it at one address or more. Its file descriptor
+// gives it to other processes.
 type Physical struct {
 	owned
 	handle uint64
 	size   uint64
 }
 
-// AllocationGranularity is the unit, in bytes, of physical memory and mappings:
-// 2 MiB on current GPUs.
+// AllocationGranularity returns the unit, in bytes, of physical memory and
+// mappings: 2 MiB on current GPUs.
 func (c *Context) AllocationGranularity() (uint64, error) {
 	const op = "Context.AllocationGranularity"
 	if err := c.enter(op); err != nil {
@@ -27,10 +27,10 @@ func (c *Context) AllocationGranularity() (uint64, error) {
 	return n, c.fail(st, op)
 }
 
-// NewPhysical allocates physical memory that can be exported. size is a multiple
-// of AllocationGranularity.
+// NewPhysical allocates physical memory that can be exported. size must be a
+// multiple of AllocationGranularity.
 //
-// Errors: ErrOutOfMemory; ErrInvalidValue for another size.
+// Errors: ErrOutOfMemory; ErrInvalidValue if size is not such a multiple.
 func (c *Context) NewPhysical(size uint64) (*Physical, error) {
 	const op = "Context.NewPhysical"
 	if err := c.enter(op); err != nil {
@@ -40,9 +40,9 @@ func (c *Context) NewPhysical(size uint64) (*Physical, error) {
 	return c.physical(h, size, st, op)
 }
 
-// ImportPhysical imports physical memory of another process. The descriptor
-// stays the caller's and is not needed afterwards. The driver does not tell the
-// size: it has to come with the descriptor, and MapPhysical fails if it is wrong.
+// ImportPhysical imports physical memory of another process. The caller keeps
+// the descriptor, which is not needed afterwards. The driver does not tell the
+// size, so the exporter must send it. MapPhysical fails if it is wrong.
 func (c *Context) ImportPhysical(fd int, size uint64) (*Physical, error) {
 	const op = "Context.ImportPhysical"
 	if fd < 0 {
@@ -55,7 +55,8 @@ func (c *Context) ImportPhysical(fd int, size uint64) (*Physical, error) {
 	return c.physical(h, size, st, op)
 }
 
-// physical wraps a new handle and takes over the use of the context.
+// physical makes a Physical of a new handle and takes over the caller's use of
+// the context.
 func (c *Context) physical(h, size uint64, st driver.Status, op string) (*Physical, error) {
 	if st != 0 {
 		defer c.leave()
@@ -66,23 +67,24 @@ func (c *Context) physical(h, size uint64, st driver.Status, op string) (*Physic
 	return p, nil
 }
 
-// Close lets go of the memory. It stays as long as a mapping, a descriptor or
-// another process holds it.
+// Close releases the memory. It stays allocated while a mapping, a descriptor
+// or another process holds it.
 func (p *Physical) Close() error { return p.close() }
 
-// Size is the memory's size in bytes.
+// Size returns the memory's size in bytes.
 func (p *Physical) Size() uint64 { return p.size }
 
 // ExportFD exports the memory as a file descriptor, which the caller owns and
-// which is closed on exec. It keeps the memory alive, also after this process
-// has died.
+// which is closed on exec. An open descriptor keeps the memory alive, also
+// after this process has died.
 func (p *Physical) ExportFD() (int, error) {
 	const op = "Physical.ExportFD"
 	if err := p.enter(op); err != nil {
 		return -1, err
 	}
 	defer p.leave()
-	// As in MemPool.ExportFD: close-on-exec is set after the fact.
+	// As in MemPool.ExportFD, close-on-exec is set after the driver has made
+	// the descriptor.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	fd, st := driver.VMMExport(p.ctx.handle, p.handle)

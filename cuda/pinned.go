@@ -6,8 +6,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// Pinned is page-locked host memory, which the GPU reads and writes at the full
-// speed of the bus and which asynchronous copies need.
+// Pinned is page-locked host memory. The GPU accesses it at the full speed of
+// the bus, and asynchronous copies need it.
 type Pinned struct {
 	owned
 	mem  uintptr
@@ -34,32 +34,33 @@ func (c *Context) NewPinned(bytes uint64) (*Pinned, error) {
 	return p, nil
 }
 
-// Close frees the memory. What Bytes gave must not be touched any more.
+// Close frees the memory. The slice from Bytes must not be used any more.
 func (p *Pinned) Close() error { return p.close() }
 
-// Bytes is the memory. It is not Go's: it is gone after Close.
+// Bytes returns the memory. It is not on the Go heap and must not be used after
+// Close.
 func (p *Pinned) Bytes() []byte { return hostBytes(p.mem, p.size) }
 
-// Size is the memory's size in bytes.
+// Size returns the memory's size in bytes.
 func (p *Pinned) Size() uint64 { return p.size }
 
-// DevicePtr is the address that the GPU uses.
+// DevicePtr returns the address that the GPU uses.
 func (p *Pinned) DevicePtr() DevicePtr { return p.ptr }
 
-// use begins a use of a part of the memory and gives its address.
+// use begins a use of a part of the memory and returns the part's address.
 func (p *Pinned) use(op string, offset, bytes uint64) (uintptr, error) {
 	if offset > p.size || bytes > p.size-offset {
-		return 0, invalid(op, p.ctx.device.ordinal, "beyond the end of the pinned memory")
+		return 0, invalid(op, p.ctx.device.ordinal, "the range is beyond the end of the pinned memory")
 	}
 	return p.mem + uintptr(offset), p.enter(op)
 }
 
-// HostBytes is memory at ptr as the CPU sees it, for memory that both reach: that
-// of a pool on a NUMA node of the host. For other memory, and after it is freed,
-// touching it is a fault.
+// HostBytes returns the memory at ptr for the CPU. The memory must be
+// accessible to both CPU and GPU: that of a pool on a NUMA node of the host.
+// Accessing other memory, or freed memory, is a fault.
 func (p DevicePtr) HostBytes(bytes uint64) []byte { return hostBytes(uintptr(p), bytes) }
 
-// hostBytes makes a slice of memory that is not Go's.
+// hostBytes makes a slice of memory that is not on the Go heap.
 func hostBytes(mem uintptr, n uint64) []byte {
 	if n == 0 {
 		return nil

@@ -5,7 +5,7 @@ import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 // MemoryType is a CUmemorytype.
 type MemoryType int
 
-// Where a pointer's memory is. Zero: the driver does not know the pointer.
+// Kinds of memory. 0 means that the driver does not know the pointer.
 const (
 	MemoryHost   MemoryType = 1
 	MemoryDevice MemoryType = 2
@@ -14,17 +14,17 @@ const (
 // PointerAttributes is what the driver knows about an address.
 type PointerAttributes struct {
 	MemoryType       MemoryType
-	Ordinal          int         // of the device
+	Ordinal          int         // of the memory's device
 	RangeStart       DevicePtr   // beginning of the allocation
 	RangeSize        uint64      // its size in bytes
-	Mapped           bool        // there is memory behind the address
-	LegacyIPCCapable bool        // IPCMemHandle works on it
-	Access           AccessFlags // of the context's device
-	MemPool          uintptr     // the CUmemoryPool that it is from, 0 for none
+	Mapped           bool        // whether there is memory behind the address
+	LegacyIPCCapable bool        // whether IPCMemHandle works on it
+	Access           AccessFlags // access of the context's device
+	MemPool          uintptr     // the CUmemoryPool that the memory is from, 0 for none
 }
 
-// PointerAttributes asks the driver about an address. One that it does not know
-// is no error and has MemoryType zero.
+// PointerAttributes returns what the driver knows about an address. An unknown
+// address is not an error: it has MemoryType 0.
 func (c *Context) PointerAttributes(ptr DevicePtr) (PointerAttributes, error) {
 	const op = "Context.PointerAttributes"
 	if err := c.enter(op); err != nil {

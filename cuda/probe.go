@@ -9,7 +9,8 @@ const handleTypePOSIXFD = 1
 // SupportsMemPools reports whether the device has stream-ordered memory pools.
 func (d Device) SupportsMemPools() (bool, error) { return d.has(AttrMemoryPoolsSupported) }
 
-// SupportsPOSIXFDPools reports whether its pools can be exported as file descriptors.
+// SupportsPOSIXFDPools reports whether the device's pools can be exported as
+// file descriptors.
 func (d Device) SupportsPOSIXFDPools() (bool, error) {
 	v, err := d.known(AttrMemPoolSupportedHandleTypes)
 	return v&handleTypePOSIXFD != 0, err
@@ -22,8 +23,8 @@ func (d Device) SupportsVMM() (bool, error) {
 }
 
 // SupportsLegacyIPC reports whether memory of the device can be shared through
-// [Context.IPCMemHandle]: the driver has no attribute for it, NVIDIA's guide
-// asks for unified addressing, and integrated GPUs do not have it.
+// [Context.IPCMemHandle]. The driver has no attribute for that. NVIDIA's guide
+// requires unified addressing, and integrated GPUs do not support it.
 func (d Device) SupportsLegacyIPC() (bool, error) {
 	integrated, err := d.has(AttrIntegrated)
 	if err != nil || integrated {
@@ -33,8 +34,8 @@ func (d Device) SupportsLegacyIPC() (bool, error) {
 }
 
 // SupportsIPCEvents reports whether events can be shared between processes.
-// Opening one can still fail with ErrMapFailed: both sides must be one user and
-// share /dev/shm.
+// Opening one can still fail with ErrMapFailed: both processes must belong to
+// the same user and share /dev/shm.
 func (d Device) SupportsIPCEvents() (bool, error) { return d.has(AttrIPCEventSupported) }
 
 // SupportsHostNUMAPools reports whether memory pools can live on the NUMA node
@@ -49,7 +50,7 @@ func (d Device) SupportsHostNUMAPools() (bool, error) {
 	}
 	v, err := d.Attribute(AttrHostNUMAMemoryPoolsSupported)
 	if errors.Is(err, ErrInvalidValue) {
-		// Drivers of CUDA 12 have such pools and not yet the attribute.
+		// Drivers of CUDA 12 have such pools but not this attribute.
 		return d.SupportsMemPools()
 	}
 	return v != 0, err
@@ -59,8 +60,8 @@ func (d Device) SupportsHostNUMAPools() (bool, error) {
 // words: [Stream.WriteValue64] and [Stream.WaitValue64GEQ].
 func (d Device) SupportsStreamMemOps() (bool, error) { return d.has(AttrCanUse64BitStreamMemOps) }
 
-// SupportsHostRegister reports whether host memory can be registered, and
-// readOnly whether a mapping that is read-only can.
+// SupportsHostRegister reports whether host memory can be registered. readOnly
+// reports whether a read-only mapping can.
 func (d Device) SupportsHostRegister() (ok, readOnly bool, err error) {
 	if ok, err = d.has(AttrHostRegisterSupported); err != nil {
 		return false, false, err
@@ -69,7 +70,8 @@ func (d Device) SupportsHostRegister() (ok, readOnly bool, err error) {
 	return ok, readOnly, err
 }
 
-// known is the attribute's value, 0 when the driver has never heard of it.
+// known returns the attribute's value, or 0 if the driver does not know the
+// attribute.
 func (d Device) known(a DeviceAttribute) (int, error) {
 	v, err := d.Attribute(a)
 	if errors.Is(err, ErrInvalidValue) {

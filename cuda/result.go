@@ -6,16 +6,16 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// Result is a CUresult, and an error: its constants are the sentinels for
-// [errors.Is]. Negative Results are this package's own, for what it found out
-// without the driver. Names and descriptions come from a table that needs no
-// driver.
+// Result is a CUresult, and an error. Its constants are the sentinels for
+// [errors.Is]. Negative Results belong to this package, for errors that it
+// finds without the driver. Names and descriptions come from a table that needs
+// no driver.
 type Result int32
 
-// Success is no error. No function of this package returns it as an error.
+// Success means no error. No function of this package returns it as an error.
 const Success Result = 0
 
-// Found out by this package, not by the driver.
+// Results of this package, not of the driver.
 const (
 	ErrNoDriver       Result = driver.ResultNoDriver       // libcuda.so.1 cannot be opened
 	ErrDriverTooOld   Result = driver.ResultDriverTooOld   // the driver is older than MinDriverVersion
@@ -23,7 +23,7 @@ const (
 	ErrClosed         Result = driver.ResultClosed         // the object was closed
 )
 
-// The results of the driver, in its own order.
+// Results of the driver, in the driver's order.
 const (
 	ErrInvalidValue                 Result = 1   // invalid argument
 	ErrOutOfMemory                  Result = 2   // out of memory
@@ -132,7 +132,7 @@ const (
 	ErrUnknown                      Result = 999 // unknown error
 )
 
-// Name is the result's name in NVIDIA's reference, for example
+// Name returns the result's name in NVIDIA's reference, for example
 // "CUDA_ERROR_OUT_OF_MEMORY".
 func (r Result) Name() string {
 	if t, ok := results[r]; ok {
@@ -141,10 +141,11 @@ func (r Result) Name() string {
 	return "CUDA_ERROR_" + strconv.Itoa(int(r))
 }
 
-// Description says in a few words what the result means, "" if it is not known.
+// Description returns a short text of what the result means, or "" if it is not
+// known.
 func (r Result) Description() string { return results[r].description }
 
-// Error is the name and the description.
+// Error returns the name and the description.
 func (r Result) Error() string {
 	if d := r.Description(); d != "" {
 		return r.Name() + ": " + d
@@ -152,8 +153,8 @@ func (r Result) Error() string {
 	return r.Name()
 }
 
-// Sticky reports whether the result means that the context is beyond repair:
-// every later call in it fails in the same way, and only a new process helps.
+// Sticky reports whether the result means that the context is broken: every
+// later call in it fails in the same way, and only a new process helps.
 func (r Result) Sticky() bool {
 	switch r {
 	case ErrECCUncorrectable, ErrNVLinkUncorrectable, ErrContained, ErrIllegalAddress, ErrLaunchTimeout,

@@ -1,7 +1,7 @@
 package cuda
 
-// results names every Result. It is static so that names are there when the
-// driver is not.
+// results has the name and the description of every Result. It does not need
+// the driver.
 var results = map[Result]struct{ name, description string }{
 	Success: {"CUDA_SUCCESS", "no error"},
 

@@ -6,10 +6,9 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// Stream is a queue of work on a device. Work in one stream is done in order.
+// Stream is a queue of work on a device. Work in one stream runs in order.
 //
-// Wherever a method takes a *Stream, nil stands for the context's legacy
-// default stream.
+// Where a method takes a *Stream, nil is the context's legacy default stream.
 type Stream struct {
 	owned
 	handle uintptr
@@ -31,8 +30,8 @@ func (c *Context) NewStream() (*Stream, error) {
 	return s, nil
 }
 
-// WrapStream gives the methods of a Stream to a CUstream that somebody else
-// made in this context, and who keeps it: Close does not destroy it.
+// WrapStream makes a Stream of an existing CUstream of this context. The stream
+// still belongs to its maker: Close does not destroy it.
 func (c *Context) WrapStream(handle uintptr) (*Stream, error) {
 	const op = "Context.WrapStream"
 	if err := c.enter(op); err != nil {
@@ -43,13 +42,13 @@ func (c *Context) WrapStream(handle uintptr) (*Stream, error) {
 	return s, nil
 }
 
-// Close destroys the stream. Work in it goes on to its end.
+// Close destroys the stream. Work that is queued in it still runs to its end.
 func (s *Stream) Close() error { return s.close() }
 
-// Handle is the CUstream, for other libraries in this process.
+// Handle returns the CUstream, for other libraries in this process.
 func (s *Stream) Handle() uintptr { return s.handle }
 
-// use begins a use of the stream, of which nil is one, and gives its handle.
+// use begins a use of the stream, which may be nil, and returns its handle.
 func (s *Stream) use(op string) (uintptr, error) {
 	if s == nil {
 		return 0, nil
@@ -57,14 +56,14 @@ func (s *Stream) use(op string) (uintptr, error) {
 	return s.handle, s.enter(op)
 }
 
-// done ends what use began.
+// done ends a use that began with use.
 func (s *Stream) done() {
 	if s != nil {
 		s.leave()
 	}
 }
 
-// Synchronize waits until all work in the stream is done. It reports errors of
+// Synchronize waits until all work in the stream is done, and returns errors of
 // that work. It blocks an OS thread.
 func (s *Stream) Synchronize() error {
 	const op = "Stream.Synchronize"
@@ -85,7 +84,8 @@ func (s *Stream) Query() (bool, error) {
 	return finished(s.fail(driver.StreamQuery(s.ctx.handle, s.handle), op))
 }
 
-// WaitEvent makes later work in the stream wait for what the event recorded last.
+// WaitEvent makes later work in the stream wait for the work that the event
+// recorded last.
 func (s *Stream) WaitEvent(e *Event) error {
 	const op = "Stream.WaitEvent"
 	if err := s.enter(op); err != nil {
@@ -99,11 +99,12 @@ func (s *Stream) WaitEvent(e *Event) error {
 	return s.fail(driver.StreamWaitEvent(s.ctx.handle, s.handle, e.handle), op)
 }
 
-// WriteValue64 writes a word when the work before it is done; what that work
-// wrote is visible to a thread that sees the word. ptr is a multiple of 8 in
-// registered host memory or in memory from [Context.Malloc].
+// WriteValue64 queues a write of a word, after the earlier work in the stream.
+// A thread that sees the word also sees everything that the earlier work wrote.
+// ptr must be a multiple of 8, in registered host memory or in memory from
+// [Context.Malloc].
 //
-// Errors: ErrInvalidValue for memory of a pool, which cannot hold such words.
+// Errors: ErrInvalidValue for memory of a pool.
 func (s *Stream) WriteValue64(ptr DevicePtr, v uint64) error {
 	const op = "Stream.WriteValue64"
 	if err := s.enter(op); err != nil {
@@ -114,8 +115,9 @@ func (s *Stream) WriteValue64(ptr DevicePtr, v uint64) error {
 }
 
 // WaitValue64GEQ makes later work in the stream wait until the word at ptr is v
-// or more, by cyclic comparison: until int64(word-v) >= 0. There is no timeout:
-// a thread that waits for a process which died waits until another one writes the word.
+// or more. The comparison is cyclic: int64(word-v) >= 0. There is no timeout:
+// if the process that should write the word dies, the stream waits until
+// another process writes it.
 func (s *Stream) WaitValue64GEQ(ptr DevicePtr, v uint64) error {
 	const op = "Stream.WaitValue64GEQ"
 	if err := s.enter(op); err != nil {
@@ -125,7 +127,7 @@ func (s *Stream) WaitValue64GEQ(ptr DevicePtr, v uint64) error {
 	return s.fail(driver.StreamWaitValue64(s.ctx.handle, s.handle, uint64(ptr), v), op)
 }
 
-// finished makes of a query's error whether the work is done.
+// finished turns the error of a query into whether the work is done.
 func finished(err error) (bool, error) {
 	if errors.Is(err, ErrNotReady) {
 		return false, nil

@@ -9,18 +9,19 @@ import (
 	"sync/atomic"
 )
 
-// The record of open objects, kept for tests.
+// The record of open objects, for tests.
 var (
 	tracing atomic.Bool
-	open    sync.Map // *life to string: what it is and who made it
+	open    sync.Map // *life to string: the method that made the object, and its caller's line
 )
 
-// TraceObjects begins a record of every object that is made and not closed, and
-// of the line that made it. It is for tests, to be switched on in TestMain.
+// TraceObjects begins to record every object that is made and not closed, with
+// the line that made it. Tests call it in TestMain.
 func TraceObjects() { tracing.Store(true) }
 
-// OpenObjects lists what was made since TraceObjects and is not closed, by the
-// call that made it and that call's line. Empty means that nothing leaks.
+// OpenObjects lists the objects that were made since TraceObjects and are not
+// closed. Each entry names the method that made the object and the line of the
+// call. An empty list means that nothing leaks.
 func OpenObjects() []string {
 	var list []string
 	open.Range(func(_, made any) bool {
@@ -31,7 +32,7 @@ func OpenObjects() []string {
 	return list
 }
 
-// opened records an object; op is the method that makes it.
+// opened records an object. op is the method that makes it.
 func opened(l *life, op string) {
 	if tracing.Load() {
 		open.Store(l, fmt.Sprintf("%s at %s", op, caller()))
@@ -44,7 +45,8 @@ func ended(l *life) {
 	}
 }
 
-// caller is the first line outside this package.
+// caller returns the first line of the call stack that is outside of this
+// package.
 func caller() string {
 	pcs := make([]uintptr, 16)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])

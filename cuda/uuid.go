@@ -7,19 +7,21 @@ import (
 )
 
 // UUID identifies a GPU, or a part of one, across processes, containers and
-// reboots. Ordinals do not: CUDA_VISIBLE_DEVICES renumbers them.
+// reboots. An ordinal does not, because CUDA_VISIBLE_DEVICES renumbers the
+// GPUs.
 type UUID [16]byte
 
 const uuidPrefix = "GPU-"
 
-// String is the form that NVIDIA's tools print: "GPU-" and 8-4-4-4-12 hex digits.
+// String returns the form that NVIDIA's tools print: "GPU-" and 8-4-4-4-12 hex
+// digits.
 func (u UUID) String() string {
 	h := hex.EncodeToString(u[:])
 	return uuidPrefix + h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-// ParseUUID reads the form that [UUID.String] writes; the prefix may be absent,
-// or "MIG-", and digits may be of either case.
+// ParseUUID reads the form that [UUID.String] returns. The prefix may be absent
+// or "MIG-", and the digits may be of either case.
 func ParseUUID(s string) (UUID, error) {
 	var u UUID
 	t := strings.TrimPrefix(strings.TrimPrefix(s, uuidPrefix), "MIG-")
@@ -33,10 +35,10 @@ func ParseUUID(s string) (UUID, error) {
 	return u, nil
 }
 
-// MarshalText writes what String does.
+// MarshalText returns the text of String.
 func (u UUID) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
 
-// UnmarshalText reads what ParseUUID does.
+// UnmarshalText reads a text that ParseUUID accepts.
 func (u *UUID) UnmarshalText(text []byte) error {
 	v, err := ParseUUID(string(text))
 	if err != nil {

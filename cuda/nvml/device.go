@@ -62,7 +62,7 @@ func (d device) ComputeMode() (ComputeMode, error) {
 func (d device) MIGEnabled() (bool, error) {
 	current, _, r := d.d.GetMigMode()
 	if r == nvml.ERROR_NOT_SUPPORTED {
-		return false, nil // a GPU that cannot be split is not split
+		return false, nil // the GPU cannot be split
 	}
 	return current == nvml.DEVICE_MIG_ENABLE, failure("nvmlDeviceGetMigMode", r)
 }

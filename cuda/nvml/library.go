@@ -19,31 +19,31 @@ type Library struct {
 
 // Open loads and initialises the library.
 //
-// Errors: ErrUnavailable where there is none, or no driver behind it.
+// Errors: ErrUnavailable if there is no library, or no driver behind it.
 func Open() (*Library, error) { return open(nvml.New()) }
 
 func open(api nvml.Interface) (*Library, error) {
-	// A load that fails is reported as one code for every cause.
+	// api.Init returns the same code for every reason why a load fails.
 	if r := api.Init(); r != nvml.SUCCESS {
 		return nil, &Error{Op: "nvmlInit", Code: int(r), Detail: words(r), kind: ErrUnavailable}
 	}
 	return &Library{api: api}, nil
 }
 
-// Close gives the library back. It may be called more than once.
+// Close shuts the library down. It may be called more than once.
 func (l *Library) Close() error {
 	l.close.Do(func() { l.err = failure("nvmlShutdown", l.api.Shutdown()) })
 	return l.err
 }
 
-// DriverVersion is the version of the kernel driver, for example "580.159.04".
+// DriverVersion returns the version of the kernel driver, for example "580.159.04".
 func (l *Library) DriverVersion() (string, error) {
 	v, r := l.api.SystemGetDriverVersion()
 	return v, failure("nvmlSystemGetDriverVersion", r)
 }
 
-// Devices are all GPUs of the machine that this process may see, whatever
-// CUDA_VISIBLE_DEVICES says, in the order of the PCI bus.
+// Devices returns all GPUs of the machine that this process may see, in the order of the PCI bus.
+// CUDA_VISIBLE_DEVICES does not matter.
 func (l *Library) Devices() ([]Device, error) {
 	n, r := l.api.DeviceGetCount()
 	if r != nvml.SUCCESS {
@@ -60,7 +60,7 @@ func (l *Library) Devices() ([]Device, error) {
 	return devices, nil
 }
 
-// DeviceByUUID is the GPU with the UUID that the driver API knows it by.
+// DeviceByUUID returns the GPU that has this UUID in the driver API.
 //
 // Errors: ErrNotFound.
 func (l *Library) DeviceByUUID(uuid cuda.UUID) (Device, error) {
@@ -71,8 +71,8 @@ func (l *Library) DeviceByUUID(uuid cuda.UUID) (Device, error) {
 	return device{l.api, d}, nil
 }
 
-// has makes sure that the library has a symbol before it is called: a call of
-// one that it lacks would end the process, not return.
+// has returns an error if the library lacks a symbol. Callers check that first, because calling a
+// missing symbol ends the process.
 func has(api nvml.Interface, symbol string) error {
 	if err := api.Extensions().LookupSymbol(symbol); err != nil {
 		return &Error{Op: symbol, Detail: err.Error(), kind: ErrNotSupported}
@@ -98,8 +98,7 @@ func failure(op string, r nvml.Return) error {
 	return e
 }
 
-// words is what the library says of a return code, without asking the library:
-// it may not be there.
+// words returns the text of a return code. It does not ask the library, which may not be loaded.
 func words(r nvml.Return) string {
 	if r == nvml.ERROR_LIBRARY_NOT_FOUND {
 		return "libnvidia-ml.so.1 cannot be opened"

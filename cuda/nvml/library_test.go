@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// oneGPU is a machine with one GPU, whose library lacks the symbols that missing names.
+// oneGPU returns a machine with one GPU. Its library lacks the symbols in missing.
 func oneGPU(missing ...string) *mock.Interface {
 	gpu := &mock.Device{
 		GetUUIDFunc: func() (string, nvml.Return) { return "GPU-00112233-4455-6677-8899-aabbccddeeff", nvml.SUCCESS },

@@ -1,16 +1,15 @@
-// Package nvml asks NVIDIA's management library what the driver API does not
-// tell: who uses a GPU and how it is configured.
+// Package nvml asks NVIDIA's management library for what the driver API does not know: which
+// processes use a GPU and how it is configured.
 //
-// It is apart from package cuda so that a program can do without it. Built with
-// the tag nonvml, or without cgo, it has the same API and answers every Open
-// with [ErrUnavailable].
+// It is separate from package cuda so that a program can leave it out. A build with the tag nonvml,
+// or without cgo, has the same API, and every Open returns [ErrUnavailable].
 //
-// The binding underneath leaves its symbols to be resolved when they are used.
-// A program that contains it must be linked with
+// The binding below resolves its symbols when they are used. A program that contains it must be
+// linked with
 //
 //	go build -ldflags '-extldflags=-Wl,-z,lazy'
 //
-// where the linker's default is -z now, or it ends before main.
+// if the linker's default is -z now. Otherwise the program ends before main.
 package nvml
 
 import (
@@ -19,7 +18,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// What an [*Error] can unwrap to.
+// Sentinels that an [*Error] can unwrap to.
 var (
 	ErrUnavailable  = errors.New("management library not available")
 	ErrNotFound     = errors.New("no such device")
@@ -27,11 +26,11 @@ var (
 	ErrNoPermission = errors.New("no permission")
 )
 
-// Error is how a call failed.
+// Error is a failed call.
 type Error struct {
-	Op     string // the call
+	Op     string // name of the call
 	Code   int    // the nvmlReturn_t, 0 if the library was not reached
-	Detail string // the library's own words
+	Detail string // text of the library
 	kind   error  // one of the sentinels, or nil
 }
 
@@ -46,34 +45,34 @@ func (e *Error) Error() string {
 	return s
 }
 
-// Unwrap gives one of the sentinels of this package, or nil.
+// Unwrap returns one of the sentinels of this package, or nil.
 func (e *Error) Unwrap() error { return e.kind }
 
 // Memory is a device's memory in bytes.
 type Memory struct {
 	Total    uint64
 	Free     uint64
-	Used     uint64 // by processes
-	Reserved uint64 // by the driver and the firmware
+	Used     uint64 // used by processes
+	Reserved uint64 // used by the driver and the firmware
 }
 
-// Process is a process that computes on a device.
+// Process is a process that uses a device for computing.
 type Process struct {
-	PID       int    // as the driver sees it: in a container often another, or not shown at all
-	UsedBytes uint64 // device memory; 0 when the system does not tell
+	PID       int    // as the driver sees it; in a container often another number, or missing
+	UsedBytes uint64 // device memory; 0 if the system does not tell
 }
 
-// ComputeMode is who may create contexts on a device.
+// ComputeMode says which processes may create contexts on a device.
 type ComputeMode int
 
 // The modes, by their numbers in the library.
 const (
-	ComputeDefault          ComputeMode = 0 // anybody
-	ComputeProhibited       ComputeMode = 2 // nobody
-	ComputeExclusiveProcess ComputeMode = 3 // one process: sharing between processes needs MPS
+	ComputeDefault          ComputeMode = 0 // any process
+	ComputeProhibited       ComputeMode = 2 // no process
+	ComputeExclusiveProcess ComputeMode = 3 // one process; sharing between processes needs MPS
 )
 
-// String is the mode's name as nvidia-smi prints it.
+// String returns the mode's name as nvidia-smi prints it.
 func (m ComputeMode) String() string {
 	switch m {
 	case ComputeDefault:

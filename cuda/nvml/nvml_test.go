@@ -10,7 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/nvml"
 )
 
-// It holds in every build: with the tag nonvml, without cgo, without a driver.
+// This test runs in every build: with the tag nonvml, without cgo, and without a driver.
 func TestOpenWorksOrSaysThatItIsUnavailable(t *testing.T) {
 	lib, err := nvml.Open()
 	if err != nil {

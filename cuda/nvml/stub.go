@@ -7,21 +7,21 @@ import "github.com/poolbridge/poolbridge/cuda"
 // Library is the management library. This build has none.
 type Library struct{}
 
-// Open answers ErrUnavailable.
+// Open returns ErrUnavailable.
 func Open() (*Library, error) { return nil, unavailable("Open") }
 
 // Close does nothing.
 func (l *Library) Close() error { return nil }
 
-// DriverVersion answers ErrUnavailable.
+// DriverVersion returns ErrUnavailable.
 func (l *Library) DriverVersion() (string, error) { return "", unavailable("DriverVersion") }
 
-// Devices answers ErrUnavailable.
+// Devices returns ErrUnavailable.
 func (l *Library) Devices() ([]Device, error) { return nil, unavailable("Devices") }
 
-// DeviceByUUID answers ErrUnavailable.
+// DeviceByUUID returns ErrUnavailable.
 func (l *Library) DeviceByUUID(cuda.UUID) (Device, error) { return nil, unavailable("DeviceByUUID") }
 
 func unavailable(op string) error {
-	return &Error{Op: op, Detail: "built without it", kind: ErrUnavailable}
+	return &Error{Op: op, Detail: "this program was built without the management library", kind: ErrUnavailable}
 }

@@ -6,19 +6,21 @@ import (
 	"math"
 )
 
-// Affine is float32: element i is float32(Scale·i + Offset), computed in float64 and rounded after each step, as NumPy does.
+// Affine is a pattern of float32. Element i is float32(Scale·i + Offset), computed in float64 and
+// rounded after each step, as NumPy does.
 type Affine struct {
 	Scale  float64 `json:"scale"`
 	Offset float64 `json:"offset"`
-	// Tolerance is how far an element may be from its value; 0 allows nothing but the other zero.
+	// Tolerance is the greatest allowed difference of an element from its value. 0 allows only
+	// equal values; 0 and −0 are equal.
 	Tolerance float64 `json:"tolerance,omitempty"`
 }
 
-// At is element i.
+// At returns element i.
 func (p Affine) At(i uint64) float32 { return affine(p.Scale, float64(i), p.Offset) }
 
-// affine multiplies and adds. The conversion keeps the compiler from making one fused operation of both, which rounds
-// differently on the machines that have it.
+// affine multiplies and adds. The conversion prevents the compiler from using one fused operation,
+// which rounds differently, on machines that have it.
 func affine(scale, x, offset float64) float32 { return float32(float64(scale*x) + offset) }
 
 func (p Affine) String() string {
@@ -29,7 +31,7 @@ func (p Affine) String() string {
 	return s
 }
 
-// Validate refuses what is not finite, and a negative tolerance.
+// Validate returns an error if a number is not finite or the tolerance is negative.
 func (p Affine) Validate() error {
 	for _, v := range []float64{p.Scale, p.Offset, p.Tolerance} {
 		if math.IsNaN(v) || math.IsInf(v, 0) {
@@ -45,10 +47,10 @@ func (p Affine) Validate() error {
 // ElementBytes is 4.
 func (p Affine) ElementBytes() uint64 { return 4 }
 
-// Bits is those of At.
+// Bits returns the bits of At(i).
 func (p Affine) Bits(i uint64) uint64 { return uint64(math.Float32bits(p.At(i))) }
 
-// Format writes a float32.
+// Format returns the float32 as text.
 func (p Affine) Format(bits uint64) string {
 	return fmt.Sprintf("%g", math.Float32frombits(uint32(bits)))
 }
@@ -63,7 +65,7 @@ func (p Affine) fill(mem []byte, first uint64) {
 func (p Affine) check(mem []byte, first uint64, r *Report) {
 	for b := 0; b+4 <= len(mem); b += 4 {
 		got, want := math.Float32frombits(binary.NativeEndian.Uint32(mem[b:b+4])), p.At(first)
-		// Written so that a NaN is wrong.
+		// Written so that NaN counts as wrong.
 		if got != want && !(math.Abs(float64(got)-float64(want)) <= p.Tolerance) {
 			r.add(Mismatch{first, uint64(math.Float32bits(got))})
 		}

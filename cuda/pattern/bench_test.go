@@ -9,8 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// timed is how long the GPU takes for what f queues, once it is warm: the best of a few, as other work disturbs only
-// upwards.
+// timed returns how long the warm GPU takes for the work that f queues. It takes the best of a few runs, because other work only makes
+// a run slower.
 func (g gpu) timed(b *testing.B, f func() error) time.Duration {
 	b.Helper()
 	start, err := g.ctx.NewEvent(cuda.EventSpec{Timing: true})
@@ -34,8 +34,8 @@ func (g gpu) timed(b *testing.B, f func() error) time.Duration {
 	return best
 }
 
-// BenchmarkVerify8GiB and BenchmarkFill8GiB report GB/s of memory read or written, and its ratio to what the GPU's own
-// copy reads and writes, measured in the same run.
+// BenchmarkVerify8GiB and BenchmarkFill8GiB report GB/s of memory read or written, and its ratio to the GB/s of the GPU's own
+// copy, measured in the same run.
 func BenchmarkVerify8GiB(b *testing.B) {
 	benchmark(b, func(g gpu, ptr cuda.DevicePtr, n uint64, p Pattern) error {
 		r, err := g.Verify(g.stream, ptr, n, p)

@@ -1,9 +1,11 @@
-// Package pattern fills memory with recognisable values, changes them and finds what differs, at the speed of the memory.
+// Package pattern fills memory with known values, transforms them, and finds elements that differ,
+// at the speed of the memory.
 //
-// A [Pattern] says what every element ought to be: its Go code is the definition, bit by bit. [Fill], [Verify] and
-// [Transform.Apply] do the work on memory of the host with all cores. [Load] brings kernels for the same onto a GPU; they are PTX, kept
-// in the binary, which the driver compiles for the GPU that it finds (Volta and newer). Their source is kernels.cu, and
-// `make ptx` makes kernels.ptx of it.
+// A [Pattern] defines the value of every element, bit by bit, in Go. [Fill], [Verify] and
+// [Transform.Apply] work on host memory with all cores. [Load] loads kernels that do the same on a
+// GPU. They are PTX code in the binary, which the driver compiles for the GPU (Volta or newer).
+// Their source is kernels.cu, and `make ptx` compiles it to kernels.ptx.
 //
-// [Affine] computes in float64. A data-centre GPU does so at the speed of its memory; one with few float64 units may not.
+// [Affine] computes in float64. A data-centre GPU does that at the speed of its memory. A GPU with
+// few float64 units may be slower.
 package pattern

@@ -6,16 +6,16 @@ import (
 	"strconv"
 )
 
-// Fibonacci is uint64: element i is F(i) modulo 2^64, where F(0) = 0 and F(1) = 1.
+// Fibonacci is a pattern of uint64. Element i is F(i) modulo 2^64, where F(0) = 0 and F(1) = 1.
 type Fibonacci struct{}
 
-// At is element i.
+// At returns element i.
 func (Fibonacci) At(i uint64) uint64 {
 	f, _ := fibonacci(i)
 	return f
 }
 
-// fibonacci is F(n) and F(n+1) modulo 2^64, by doubling.
+// fibonacci returns F(n) and F(n+1) modulo 2^64. It uses the doubling formulas.
 func fibonacci(n uint64) (a, b uint64) {
 	b = 1
 	for bit := bits.Len64(n) - 1; bit >= 0; bit-- {
@@ -29,16 +29,16 @@ func fibonacci(n uint64) (a, b uint64) {
 
 func (Fibonacci) String() string { return "Fibonacci" }
 
-// Validate finds nothing wrong.
+// Validate returns nil.
 func (Fibonacci) Validate() error { return nil }
 
 // ElementBytes is 8.
 func (Fibonacci) ElementBytes() uint64 { return 8 }
 
-// Bits is At.
+// Bits returns At(i).
 func (p Fibonacci) Bits(i uint64) uint64 { return p.At(i) }
 
-// Format writes a number.
+// Format returns the number as text.
 func (Fibonacci) Format(word uint64) string { return strconv.FormatUint(word, 10) }
 
 func (Fibonacci) fill(mem []byte, first uint64) {

@@ -5,8 +5,9 @@ import (
 	"fmt"
 )
 
-// Frame is uint32: what a frame of a stream holds, with its number in every element. Frames whose numbers differ by
-// less than 2^32 differ in all elements, so that a frame that was torn, mixed with another, overtaken or repeated shows.
+// Frame is a pattern of uint32 for frames of a stream. Every element depends on the frame's number.
+// Frames whose numbers differ by less than 2^32 differ in all elements. So a torn, mixed, overtaken
+// or repeated frame is found.
 //
 // Element i is mix(i·0x9e3779b1 + low(Seq)·0x85ebca77 + high(Seq)·0xc2b2ae3d), modulo 2^32, where mix(x) is: x ^= x>>15;
 // x *= 0x2c1b3c6d; x ^= x>>13.
@@ -14,12 +15,12 @@ type Frame struct {
 	Seq uint64 `json:"seq"`
 }
 
-// At is element i.
+// At returns element i.
 func (p Frame) At(i uint64) uint32 { return mix(uint32(i)*0x9e3779b1 + p.salt()) }
 
 func (p Frame) salt() uint32 { return uint32(p.Seq)*0x85ebca77 + uint32(p.Seq>>32)*0xc2b2ae3d }
 
-// mix maps the 32-bit words one to one.
+// mix is a one-to-one mapping of the 32-bit words.
 func mix(x uint32) uint32 {
 	x ^= x >> 15
 	x *= 0x2c1b3c6d
@@ -28,16 +29,16 @@ func mix(x uint32) uint32 {
 
 func (p Frame) String() string { return fmt.Sprintf("frame %d", p.Seq) }
 
-// Validate finds nothing wrong.
+// Validate returns nil.
 func (p Frame) Validate() error { return nil }
 
 // ElementBytes is 4.
 func (p Frame) ElementBytes() uint64 { return 4 }
 
-// Bits is At.
+// Bits returns At(i).
 func (p Frame) Bits(i uint64) uint64 { return uint64(p.At(i)) }
 
-// Format writes a number in hex.
+// Format returns the number in hex.
 func (p Frame) Format(bits uint64) string { return fmt.Sprintf("%#010x", uint32(bits)) }
 
 func (p Frame) fill(mem []byte, first uint64) {

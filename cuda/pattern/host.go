@@ -7,12 +7,13 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// partBytes is how much memory of the host a core takes at a time: enough to be worth it, and a multiple of every element.
+// partBytes is how much host memory a core handles at a time. It is large enough to be worth a
+// task, and a multiple of every element size.
 const partBytes = 4 << 20
 
-// Fill writes the pattern into mem, memory that the CPU reaches, with all cores.
+// Fill writes the pattern into mem with all cores. mem must be memory that the CPU can access.
 //
-// Errors: [ErrSize], and what Validate says.
+// Errors: [ErrSize], and the errors of Validate.
 func Fill(mem []byte, p Pattern) error {
 	n, err := elements(p, len(mem))
 	if err != nil {
@@ -22,9 +23,10 @@ func Fill(mem []byte, p Pattern) error {
 	return nil
 }
 
-// Verify compares mem, memory that the CPU reaches, with the pattern, with all cores.
+// Verify compares mem with the pattern with all cores. mem must be memory that the CPU can access.
 //
-// Errors: [ErrSize], and what Validate says; that elements are wrong is in the report.
+// Errors: [ErrSize], and the errors of Validate. Wrong elements are not an error: they are in the
+// report.
 func Verify(mem []byte, p Pattern) (Report, error) {
 	n, err := elements(p, len(mem))
 	if err != nil {
@@ -44,7 +46,8 @@ func Verify(mem []byte, p Pattern) (Report, error) {
 	return r, nil
 }
 
-// split calls f for parts of mem, which holds n elements, and the index that each begins with.
+// split calls f for parts of mem, which holds n elements. first is the index of a part's first
+// element.
 func split(mem []byte, n, elementBytes uint64, f func(part []byte, first uint64)) {
 	if len(mem) <= partBytes {
 		f(mem, 0)

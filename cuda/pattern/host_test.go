@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// word is element i of memory.
+// word returns element i of memory.
 func word(mem []byte, p Pattern, i uint64) uint64 {
 	if p.ElementBytes() == 8 {
 		return binary.NativeEndian.Uint64(mem[8*i:])
@@ -17,7 +17,7 @@ func word(mem []byte, p Pattern, i uint64) uint64 {
 	return uint64(binary.NativeEndian.Uint32(mem[4*i:]))
 }
 
-// damage changes elements so that each is wrong for every pattern.
+// damage changes elements so that they are wrong for every pattern.
 func damage(mem []byte, p Pattern, indices ...uint64) {
 	for _, i := range indices {
 		mem[(i+1)*p.ElementBytes()-1] ^= 0x7f

@@ -13,10 +13,10 @@ import (
 //go:embed kernels.ptx
 var ptx []byte
 
-// PTX is the kernels' code, for programs that load it without this package.
+// PTX returns the kernels' code, for programs that load it without this package.
 func PTX() []byte { return bytes.Clone(ptx) }
 
-// The patterns' and other kernels' names in the PTX begin with these.
+// Names of kernels in the PTX. The first two are prefixes of a pattern's kernels.
 const (
 	fillPrefix    = "poolbridge_fill_"
 	verifyPrefix  = "poolbridge_verify_"
@@ -25,27 +25,28 @@ const (
 	holdName      = "poolbridge_hold"
 )
 
-// patterns has one of every kind that there are kernels for.
+// patterns has one pattern of each type that has kernels.
 var patterns = []Pattern{Affine{}, Masked{}, Frame{}, Fibonacci{}}
 
 // Kernels does on a GPU what the package does on the CPU. It is safe for concurrent use.
 //
-// Memory is named by its address and a count of elements; it begins at a multiple of the element's size, and any memory
-// that the GPU reaches will do. Elements that are out of reach are an error of the context, as with any kernel. A nil
-// stream is the legacy default stream.
+// A method gets memory as an address and a number of elements. The address must be a multiple of
+// the element size. The memory can be any that the GPU can access. Access to other memory breaks
+// the context, as in any kernel. A nil stream is the legacy default stream.
 type Kernels struct {
-	ctx       *cuda.Context // of our own, so that the caller's may be closed first
+	ctx       *cuda.Context // retained by Kernels, so that the caller's may be closed first
 	module    *cuda.Module
 	functions map[string]*cuda.Function
-	legacy    *cuda.Stream // what a nil stream stands for
-	blocks    uint64       // of a grid, at most
+	legacy    *cuda.Stream // used where the stream is nil
+	blocks    uint64       // greatest number of blocks of a grid
 	results   *results
 	close     func() error
 }
 
 // Load compiles the kernels for the context's GPU, or takes them from the driver's cache.
 //
-// Errors: cuda.ErrNotSupported on a driver that has no kernels, cuda.ErrJITCompilerNotFound and the like.
+// Errors: cuda.ErrNotSupported if the driver cannot run kernels, cuda.ErrJITCompilerNotFound and
+// similar.
 func Load(ctx *cuda.Context) (_ *Kernels, err error) {
 	k := &Kernels{functions: map[string]*cuda.Function{}}
 	k.close = sync.OnceValue(k.end)
@@ -78,7 +79,7 @@ func Load(ctx *cuda.Context) (_ *Kernels, err error) {
 	return k, nil
 }
 
-// find looks up every kernel, so that a missing one shows at once.
+// find looks up every kernel, so that a missing one is an error of Load.
 func (k *Kernels) find() error {
 	names := []string{transformName, spinName, holdName}
 	for _, p := range patterns {
@@ -95,10 +96,10 @@ func (k *Kernels) find() error {
 	return nil
 }
 
-// Close unloads the kernels. It waits for verifications; whatever else was launched must be done.
+// Close unloads the kernels. It waits for verifications. All other launched work must be done.
 func (k *Kernels) Close() error { return k.close() }
 
-// end undoes as much of Load as was done.
+// end undoes the steps of Load that succeeded.
 func (k *Kernels) end() error {
 	var errs []error
 	if k.results != nil {
@@ -116,7 +117,7 @@ func (k *Kernels) end() error {
 	return errors.Join(errs...)
 }
 
-// stream is the one to use for s.
+// stream returns s, or the legacy stream if s is nil.
 func (k *Kernels) stream(s *cuda.Stream) *cuda.Stream {
 	if s == nil {
 		return k.legacy
@@ -124,7 +125,7 @@ func (k *Kernels) stream(s *cuda.Stream) *cuda.Stream {
 	return s
 }
 
-// invalid is the error for an argument that was refused before the driver saw it.
+// invalid returns the error for an argument that this package refused before it called the driver.
 func (k *Kernels) invalid(op, format string, args ...any) error {
 	return &cuda.Error{Op: "pattern." + op, Device: k.ctx.Device().Ordinal(), Result: cuda.ErrInvalidValue, Detail: fmt.Sprintf(format, args...)}
 }

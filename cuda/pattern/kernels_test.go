@@ -27,7 +27,7 @@ func TestThePTXIsMadeFromTheSource(t *testing.T) {
 	require.True(t, strings.HasPrefix(rest, ".version 8.0\n.target sm_70\n"), "the oldest driver must accept it")
 }
 
-// gpu is the first GPU with the kernels on it; the test is skipped where there is none.
+// gpu returns the first GPU with loaded kernels. It skips the test if there is none.
 type gpu struct {
 	*Kernels
 	ctx    *cuda.Context
@@ -78,7 +78,7 @@ func TestTheGPUAndTheCPUAgree(t *testing.T) {
 	g := onGPU(t)
 	const most = 300_017
 	ptr := g.malloc(t, most*8+64)
-	g.blocks = 3 // so that they go round
+	g.blocks = 3 // so that the blocks loop
 	for _, p := range samples {
 		t.Run(p.String(), func(t *testing.T) {
 			size := p.ElementBytes()
@@ -107,7 +107,7 @@ func TestTheGPUAndTheCPUAgree(t *testing.T) {
 	}
 }
 
-// A grid that fills the GPU, and goes round in it.
+// A grid that fills the GPU and whose blocks loop.
 func TestTheGPUAndTheCPUAgreeOnMuch(t *testing.T) {
 	g := onGPU(t)
 	n := g.blocks*threads*threadBytes/4*2 + 12_345
@@ -143,7 +143,7 @@ func TestTheGPUFindsTheLowestMismatches(t *testing.T) {
 				require.NoError(t, g.ctx.CopyHtoD(at, mem))
 				want, err := Verify(mem, p)
 				require.NoError(t, err)
-				for _, blocks := range []uint64{all, 3} { // few blocks go round more often
+				for _, blocks := range []uint64{all, 3} { // few blocks loop more often
 					g.blocks = blocks
 					got, err := g.Verify(g.stream, at, n, p)
 					require.NoError(t, err)
@@ -163,7 +163,7 @@ func TestEverythingWrongIsCountedToo(t *testing.T) {
 	for _, p := range []Pattern{Affine{Scale: 1}, Masked{Scale: 1}, Frame{Seq: 9}, Fibonacci{}} {
 		r, err := g.Verify(g.stream, ptr, n, p)
 		require.NoError(t, err)
-		assert.InDelta(t, n, r.Count, 1, "%v", p) // one may be right by chance
+		assert.InDelta(t, n, r.Count, 1, "%v", p) // one element may be right by chance
 		assert.Equal(t, []uint64{0, 1, 2, 3, 4, 5, 6, 7}, indices(r), "%v", p)
 	}
 }
@@ -239,7 +239,7 @@ func TestASpinTakesItsTime(t *testing.T) {
 	g := onGPU(t)
 	require.NoError(t, g.Spin(g.stream, 0))
 	require.NoError(t, g.stream.Synchronize())
-	for spin := 50 * time.Millisecond; ; spin *= 2 { // until it is still at it when we look
+	for spin := 50 * time.Millisecond; ; spin *= 2 { // until the kernel still runs when we look
 		start := time.Now()
 		require.NoError(t, g.Spin(g.stream, spin))
 		done, err := g.stream.Query()

@@ -6,15 +6,15 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// The shape of a launch. The kernels know the threads.
+// The shape of a launch. The kernels rely on threads.
 const (
-	threads     = 256            // of a block
-	threadBytes = 4 * 16         // that a thread has under way, at most
-	blocksEach  = 2048 / threads // that a multiprocessor can hold
+	threads     = 256            // threads of a block
+	threadBytes = 4 * 16         // most bytes that a thread handles at a time
+	blocksEach  = 2048 / threads // blocks that a multiprocessor can hold
 )
 
-// grid is enough blocks for so many bytes, and no more than the GPU runs at once: they go on to the next part by
-// themselves.
+// grid returns enough blocks for this number of bytes, but no more than the GPU runs at once. The
+// kernels loop over the rest.
 func (k *Kernels) grid(bytes uint64) cuda.Dim3 {
 	const blockBytes = threads * threadBytes
 	return cuda.Dim3{X: uint32(max(1, min(k.blocks, bytes/blockBytes+1)))}
@@ -22,9 +22,10 @@ func (k *Kernels) grid(bytes uint64) cuda.Dim3 {
 
 var block = cuda.Dim3{X: threads}
 
-// Fill queues writing n elements of the pattern at ptr.
+// Fill queues a kernel that writes n elements of the pattern at ptr.
 //
-// Errors: cuda.ErrInvalidValue for an address between two elements, [ErrSize] for too many of them.
+// Errors: cuda.ErrInvalidValue if ptr is not a multiple of the element size, [ErrSize] for too many
+// elements.
 func (k *Kernels) Fill(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pattern) error {
 	if err := k.admit("Kernels.Fill", ptr, n, p); err != nil || n == 0 {
 		return err
@@ -32,7 +33,7 @@ func (k *Kernels) Fill(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pattern) 
 	return k.launch(s, fillPrefix, ptr, n, p)
 }
 
-// Transform queues changing n elements of float32 at ptr.
+// Transform queues a kernel that changes n elements of float32 at ptr.
 //
 // Errors: as Fill.
 func (k *Kernels) Transform(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, t Transform) error {
@@ -42,18 +43,19 @@ func (k *Kernels) Transform(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, t Tran
 	return k.stream(s).Launch(k.functions[transformName], k.grid(n*4), block, 0, ptr, n, t.Scale, t.Offset)
 }
 
-// Spin queues work that does nothing for a time: for tests of order.
+// Spin queues a kernel that runs for a time and does nothing. Tests of order use it.
 func (k *Kernels) Spin(s *cuda.Stream, d time.Duration) error {
 	return k.stream(s).Launch(k.functions[spinName], cuda.Dim3{}, cuda.Dim3{}, 0, uint64(max(d, 0)))
 }
 
-// Hold queues work that does nothing until the word of eight bytes at gate is no longer 0, for at most a time: for tests of
-// what goes on meanwhile. The gate is memory that the CPU writes, pinned or registered.
+// Hold queues a kernel that runs until the eight-byte word at gate is not 0, but at most for a
+// time. Tests use it to keep a stream busy. The gate must be memory that the CPU can write: pinned
+// or registered.
 func (k *Kernels) Hold(s *cuda.Stream, gate cuda.DevicePtr, most time.Duration) error {
 	return k.stream(s).Launch(k.functions[holdName], cuda.Dim3{}, cuda.Dim3{}, 0, gate, uint64(max(most, 0)))
 }
 
-// admit refuses what the kernels cannot do.
+// admit returns an error for arguments that the kernels cannot handle.
 func (k *Kernels) admit(op string, ptr cuda.DevicePtr, n uint64, p Pattern) error {
 	if err := p.Validate(); err != nil {
 		return k.invalid(op, "%v", err)
@@ -64,7 +66,7 @@ func (k *Kernels) admit(op string, ptr cuda.DevicePtr, n uint64, p Pattern) erro
 	return inRange(p, n)
 }
 
-// launch queues one of a pattern's kernels; more are its parameters beyond the pattern's own.
+// launch queues one of a pattern's kernels. more are parameters after those of the pattern.
 func (k *Kernels) launch(s *cuda.Stream, prefix string, ptr cuda.DevicePtr, n uint64, p Pattern, more ...any) error {
 	name, first, params := p.kernel()
 	args := append([]any{ptr, first, n}, params...)

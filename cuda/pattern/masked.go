@@ -5,30 +5,30 @@ import (
 	"fmt"
 )
 
-// Masked is uint32: element i is (Scale·i + Offset) XOR Mask, modulo 2^32.
+// Masked is a pattern of uint32. Element i is (Scale·i + Offset) XOR Mask, modulo 2^32.
 type Masked struct {
 	Scale  uint32 `json:"scale"`
 	Offset uint32 `json:"offset"`
 	Mask   uint32 `json:"mask"`
 }
 
-// At is element i.
+// At returns element i.
 func (p Masked) At(i uint64) uint32 { return (p.Scale*uint32(i) + p.Offset) ^ p.Mask }
 
 func (p Masked) String() string {
 	return fmt.Sprintf("(%d·i + %d) XOR %#x", p.Scale, p.Offset, p.Mask)
 }
 
-// Validate finds nothing wrong.
+// Validate returns nil.
 func (p Masked) Validate() error { return nil }
 
 // ElementBytes is 4.
 func (p Masked) ElementBytes() uint64 { return 4 }
 
-// Bits is At.
+// Bits returns At(i).
 func (p Masked) Bits(i uint64) uint64 { return uint64(p.At(i)) }
 
-// Format writes a number in hex.
+// Format returns the number in hex.
 func (p Masked) Format(bits uint64) string { return fmt.Sprintf("%#010x", uint32(bits)) }
 
 func (p Masked) fill(mem []byte, first uint64) {

@@ -6,34 +6,35 @@ import (
 	"math"
 )
 
-// Pattern says what the elements of memory ought to be. Patterns are plain values: [Affine], [Masked], [Frame],
-// [Fibonacci], and what [From] makes of them.
+// Pattern defines the values of the elements of memory. Patterns are plain values: [Affine],
+// [Masked], [Frame], [Fibonacci], and results of [From].
 type Pattern interface {
 	fmt.Stringer
-	// Validate refuses a pattern that no memory could have.
+	// Validate returns an error for a pattern that no memory can have.
 	Validate() error
 	// ElementBytes is the size of an element: 4 or 8.
 	ElementBytes() uint64
-	// Bits is element i as it lies in memory, in the low bytes.
+	// Bits returns element i as it lies in memory, in the low bytes.
 	Bits(i uint64) uint64
-	// Format writes an element as a person would.
+	// Format returns an element as text for people.
 	Format(bits uint64) string
 
-	// fill writes elements from index first on; mem holds whole ones.
+	// fill writes elements, beginning with index first. mem holds whole elements.
 	fill(mem []byte, first uint64)
-	// check adds the wrong ones to r, by their position in the pattern.
+	// check adds the wrong elements to r, by their index in the pattern.
 	check(mem []byte, first uint64, r *Report)
-	// kernel names the kernels, and gives the index that they begin with and their parameters after that.
+	// kernel returns the base name of the pattern's kernels, the index of the first element, and
+	// the other parameters.
 	kernel() (name string, first uint64, params []any)
 }
 
-// maxIndex bounds the indices: up to here float64 has every integer.
+// maxIndex is the greatest index. Up to here float64 represents every integer exactly.
 const maxIndex = 1 << 53
 
-// ErrSize is the error for memory that does not hold whole elements, or more than 2^53.
+// ErrSize means that memory does not hold whole elements, or that an index is above 2^53.
 var ErrSize = errors.New("pattern: memory does not hold whole elements")
 
-// elements is how many elements of p are in so many bytes.
+// elements returns how many elements of p this number of bytes holds.
 func elements(p Pattern, bytes int) (uint64, error) {
 	if err := p.Validate(); err != nil {
 		return 0, err
@@ -45,15 +46,15 @@ func elements(p Pattern, bytes int) (uint64, error) {
 	return n, inRange(p, n)
 }
 
-// inRange refuses elements with indices that are too large.
+// inRange returns an error if n elements of p have indices that are too large.
 func inRange(p Pattern, n uint64) error {
 	if _, first, _ := p.kernel(); first > maxIndex || n > maxIndex-first {
-		return fmt.Errorf("%w: index %d and %d after it, 2^53 at most", ErrSize, first, n)
+		return fmt.Errorf("%w: %d elements from index %d on go beyond the greatest index 2^53", ErrSize, n, first)
 	}
 	return nil
 }
 
-// From is p seen from an element on: its element i is p's element first+i.
+// From returns p shifted: its element i is p's element first+i.
 func From(p Pattern, first uint64) Pattern {
 	if first == 0 {
 		return p
@@ -84,7 +85,7 @@ func (s shifted) check(mem []byte, first uint64, r *Report) {
 func (s shifted) kernel() (string, uint64, []any) {
 	name, first, params := s.Pattern.kernel()
 	if first > math.MaxUint64-s.first {
-		return name, math.MaxUint64, params // which inRange refuses
+		return name, math.MaxUint64, params // inRange refuses it
 	}
 	return name, first + s.first, params
 }

@@ -9,12 +9,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// samples are patterns of every kind, as the scenarios use them.
+// samples are patterns of every type, as the scenarios use them.
 var samples = []Pattern{
 	Affine{Scale: 1, Offset: 100},
 	Affine{Scale: -1},
 	Affine{Scale: 0.001, Offset: 42, Tolerance: 1e-4},
-	Affine{Scale: 1e36, Offset: -3}, // soon infinite
+	Affine{Scale: 1e36, Offset: -3}, // becomes infinite after a few elements
 	Masked{Scale: 2, Offset: 1337, Mask: 0xDEADBEEF},
 	Frame{Seq: 7},
 	Frame{Seq: 1<<40 + 3},
@@ -36,7 +36,7 @@ func TestTheFirstElementsAreWhatThePapersSay(t *testing.T) {
 	assert.Equal(t, []uint64{0, 1, 1, 2, 3, 5, 8, 13, 21, 34}, fib)
 }
 
-// Other programs compute frames too: these are for them to compare with.
+// Other programs compute frames too, and can compare their results with these.
 func TestFramesHaveTheseElements(t *testing.T) {
 	want := map[[2]uint64]uint32{
 		{0, 0}: 0, {0, 1}: 0xc80743fb, {1, 0}: 0xf632408f, {1, 1}: 0xd1769956, {1<<32 + 5, 1000}: 0x9b9115ab,
@@ -79,7 +79,7 @@ func TestAnElementIsTheSameHoweverItIsMade(t *testing.T) {
 }
 
 func TestAnElementFarOutIsNotRoundedTwice(t *testing.T) {
-	// The product is rounded before the sum: a fused operation would give 1 here.
+	// The product is rounded before the sum. A fused operation would give 1 here.
 	p := Affine{Scale: 1 + 0x1p-52, Offset: -(1 + 0x1p-51)}
 	assert.Zero(t, Affine{Scale: p.Scale * p.Scale, Offset: p.Offset}.At(1))
 	assert.Zero(t, affine(p.Scale, p.Scale, p.Offset))

@@ -6,28 +6,28 @@ import (
 	"strings"
 )
 
-// maxMismatches is how many mismatches a report keeps; the kernels know it too.
+// maxMismatches is how many mismatches a report keeps. The kernels have the same number.
 const maxMismatches = 8
 
-// Report is what a verification found.
+// Report is the result of a verification.
 type Report struct {
 	Pattern Pattern
-	// Elements were looked at.
+	// Elements is how many elements were compared.
 	Elements uint64
 	// Count is how many of them were wrong.
 	Count uint64
-	// First are the wrong ones with the lowest indices, at most eight, in order.
+	// First has the wrong elements with the lowest indices, in order, at most eight.
 	First []Mismatch
 }
 
-// Mismatch is an element that is not what it ought to be.
+// Mismatch is an element with a wrong value.
 type Mismatch struct {
 	Index uint64
-	// Got is what was seen there, in the low bytes.
+	// Got is the value that was found, in the low bytes.
 	Got uint64
 }
 
-// Err is a [*MismatchError] if anything was wrong.
+// Err returns a [*MismatchError] if any element was wrong, or else nil.
 func (r Report) Err() error {
 	if r.Count == 0 {
 		return nil
@@ -35,7 +35,7 @@ func (r Report) Err() error {
 	return &MismatchError{r}
 }
 
-// add takes in a mismatch; its index is above those before.
+// add adds a mismatch. Its index must be above the earlier ones.
 func (r *Report) add(m Mismatch) {
 	r.Count++
 	if len(r.First) < maxMismatches {
@@ -43,7 +43,7 @@ func (r *Report) add(m Mismatch) {
 	}
 }
 
-// merge takes in what was found in another part of the memory.
+// merge adds the result of another part of the memory.
 func (r *Report) merge(part Report) {
 	r.Count += part.Count
 	r.First = append(r.First, part.First...)
@@ -59,7 +59,7 @@ func (r *Report) merge(part Report) {
 // MismatchError says where memory differs from its pattern.
 type MismatchError struct{ Report Report }
 
-// shown is how many mismatches the error's text has.
+// shown is how many mismatches the error's text contains.
 const shown = 3
 
 func (e *MismatchError) Error() string {

@@ -6,7 +6,8 @@ import (
 	"math"
 )
 
-// Transform changes float32 elements in place: x becomes float32(Scale·x + Offset), computed as [Affine] is.
+// Transform changes float32 elements in place. x becomes float32(Scale·x + Offset), computed as in
+// [Affine].
 type Transform struct {
 	Scale  float64 `json:"scale"`
 	Offset float64 `json:"offset"`
@@ -15,17 +16,17 @@ type Transform struct {
 // Double is the transform x·2.
 var Double = Transform{Scale: 2}
 
-// At is what becomes of x.
+// At returns the transformed value of x.
 func (t Transform) At(x float32) float32 { return affine(t.Scale, float64(x), t.Offset) }
 
 func (t Transform) String() string { return fmt.Sprintf("%g·x + %g", t.Scale, t.Offset) }
 
-// Validate refuses what is not finite.
+// Validate returns an error if a number is not finite.
 func (t Transform) Validate() error {
 	return Affine{Scale: t.Scale, Offset: t.Offset}.Validate()
 }
 
-// Apply changes mem, which holds whole elements, with all cores.
+// Apply changes mem with all cores. mem must hold whole elements.
 //
 // Errors: [ErrSize].
 func (t Transform) Apply(mem []byte) error {

@@ -7,9 +7,11 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// Verify compares n elements at ptr with the pattern, in the order of the stream, and waits for the answer.
+// Verify queues a comparison of n elements at ptr with the pattern in the stream, and waits for the
+// result.
 //
-// Errors: as Fill, and those of earlier work; that elements are wrong is in the report.
+// Errors: as Fill, and errors of earlier work in the stream. Wrong elements are not an error: they
+// are in the report.
 func (k *Kernels) Verify(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pattern) (Report, error) {
 	v, err := k.StartVerify(s, ptr, n, p)
 	if err != nil {
@@ -18,7 +20,7 @@ func (k *Kernels) Verify(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pattern
 	return v.Wait()
 }
 
-// Verification is a comparison that a stream was given.
+// Verification is a queued comparison.
 type Verification struct {
 	kernels *Kernels
 	stream  *cuda.Stream
@@ -26,7 +28,8 @@ type Verification struct {
 	report  Report
 }
 
-// StartVerify queues a comparison of n elements at ptr with the pattern. Of each, Wait must be called once.
+// StartVerify queues a comparison of n elements at ptr with the pattern. The caller must call Wait
+// once.
 //
 // Errors: as Fill.
 func (k *Kernels) StartVerify(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pattern) (*Verification, error) {
@@ -48,13 +51,13 @@ func (k *Kernels) StartVerify(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pa
 		err = v.stream.CopyDtoHAsync(k.results.host, slot, at, resultBytes)
 	}
 	if err != nil {
-		_, failed := v.Wait() // the slot is somebody else's next
+		_, failed := v.Wait() // waits for the stream, because another verification gets the slot next
 		return nil, errors.Join(err, failed)
 	}
 	return v, nil
 }
 
-// Wait waits for all that the stream has to do, and gives what was found.
+// Wait waits for all work of the stream, and returns the result.
 //
 // Errors: those of the stream's work.
 func (v *Verification) Wait() (Report, error) {
@@ -69,20 +72,22 @@ func (v *Verification) Wait() (Report, error) {
 	return v.report, nil
 }
 
-// A result is the kernels' struct of that name: a count, a lock, and an index and a value for each mismatch.
+// A result is the struct of that name in kernels.cu: a count, a lock, and an index and a value of
+// each mismatch.
 const (
 	resultHead  = 16
 	resultBytes = resultHead + 16*maxMismatches
-	resultSlot  = 256 // bytes from one to the next
-	resultSlots = 16  // verifications at once
+	resultSlot  = 256 // bytes from one result to the next
+	resultSlots = 16  // number of verifications at the same time
 )
 
-// results is memory for what verifications find: on the device, where they find it, and on the host.
+// results is memory for the results of verifications. The kernels write them on the device, and
+// they are copied to the host.
 type results struct {
 	ctx    *cuda.Context
 	device cuda.DevicePtr
 	host   *cuda.Pinned
-	free   chan uint64 // offsets
+	free   chan uint64 // offsets of free slots
 }
 
 func newResults(ctx *cuda.Context) (*results, error) {
@@ -109,7 +114,8 @@ func (r *results) close() error {
 	return errors.Join(r.host.Close(), r.ctx.MFree(r.device))
 }
 
-// clear queues what a kernel expects: no count, and indices above every other.
+// clear queues the values that a kernel expects: a count of 0, and the greatest value as every
+// index.
 func (r *results) clear(s *cuda.Stream, at cuda.DevicePtr) error {
 	if err := s.Memset8(at, 0, resultHead); err != nil {
 		return err
@@ -117,7 +123,7 @@ func (r *results) clear(s *cuda.Stream, at cuda.DevicePtr) error {
 	return s.Memset8(at+resultHead, 0xff, resultBytes-resultHead)
 }
 
-// read takes a slot's result into a report.
+// read copies a slot's result into a report.
 func (r *results) read(slot uint64, to *Report) {
 	b := r.host.Bytes()[slot:][:resultBytes]
 	to.Count = binary.NativeEndian.Uint64(b)

@@ -22,7 +22,7 @@ static pb_status pb_primary_retain(uintptr_t *ctx, int dev) {
 
 static pb_status pb_primary_release(int dev) { return PB_CALL(cuDevicePrimaryCtxRelease, dev); }
 
-// A new context is made current: it is taken off again.
+// cuCtxCreate makes the new context current, so it is popped again.
 static pb_status pb_ctx_create(uintptr_t *ctx, int dev) {
 	pb_status st = PB_CALL(cuCtxCreate, (CUcontext *)ctx, 0, dev);
 	return st != 0 ? st : pb_left((CUcontext)*ctx, 0);
@@ -44,37 +44,37 @@ static pb_status pb_current(uintptr_t *ctx) { return PB_CALL(cuCtxGetCurrent, (C
 */
 import "C"
 
-// PrimaryRetain makes cuDevicePrimaryCtxRetain.
+// PrimaryRetain calls cuDevicePrimaryCtxRetain.
 func PrimaryRetain(dev int32) (uintptr, Status) {
 	var ctx C.uintptr_t
 	st := C.pb_primary_retain(&ctx, C.int(dev))
 	return uintptr(ctx), Status(st)
 }
 
-// PrimaryRelease makes cuDevicePrimaryCtxRelease.
+// PrimaryRelease calls cuDevicePrimaryCtxRelease.
 func PrimaryRelease(dev int32) Status { return Status(C.pb_primary_release(C.int(dev))) }
 
-// CtxCreate makes cuCtxCreate, and leaves the thread as it was.
+// CtxCreate calls cuCtxCreate, and leaves the thread as it was.
 func CtxCreate(dev int32) (uintptr, Status) {
 	var ctx C.uintptr_t
 	st := C.pb_ctx_create(&ctx, C.int(dev))
 	return uintptr(ctx), Status(st)
 }
 
-// CtxDestroy makes cuCtxDestroy.
+// CtxDestroy calls cuCtxDestroy.
 func CtxDestroy(ctx uintptr) Status { return Status(C.pb_ctx_destroy(C.uintptr_t(ctx))) }
 
-// CtxSynchronize makes cuCtxSynchronize.
+// CtxSynchronize calls cuCtxSynchronize.
 func CtxSynchronize(ctx uintptr) Status { return Status(C.pb_ctx_synchronize(C.uintptr_t(ctx))) }
 
-// MemInfo makes cuMemGetInfo.
+// MemInfo calls cuMemGetInfo.
 func MemInfo(ctx uintptr) (free, total uint64, _ Status) {
 	var f, t C.size_t
 	st := C.pb_mem_info(C.uintptr_t(ctx), &f, &t)
 	return uint64(f), uint64(t), Status(st)
 }
 
-// Current is the context that is current on the calling thread, 0 for none.
+// Current returns the context that is current on the calling thread, 0 for none.
 func Current() (uintptr, Status) {
 	var ctx C.uintptr_t
 	st := C.pb_current(&ctx)

@@ -15,9 +15,9 @@ package driver
 #cgo nocallback pb_memset32
 #include "driver.h"
 
-// The driver's synchronous copies may return while the last of the data is on
-// its way ("API synchronization behavior" in NVIDIA's reference): the legacy
-// stream is waited for, so that another stream or process can read at once.
+// The driver's synchronous copies may return before the last data has arrived ("API synchronization
+// behavior" in NVIDIA's reference). So wait for the legacy stream: then another stream or process
+// can read at once.
 static pb_status pb_copy_htod(uintptr_t ctx, uint64_t dst, const void *src, uint64_t n) {
 	PB_ENTER(ctx);
 	pb_status st = PB_CALL(cuMemcpyHtoD, dst, src, n);
@@ -68,42 +68,42 @@ import "C"
 
 import "unsafe"
 
-// CopyHtoD makes cuMemcpyHtoD and waits until the data has arrived.
+// CopyHtoD calls cuMemcpyHtoD and waits until the data has arrived.
 func CopyHtoD(ctx uintptr, dst uint64, src []byte) Status {
 	return Status(C.pb_copy_htod(C.uintptr_t(ctx), C.uint64_t(dst), unsafe.Pointer(unsafe.SliceData(src)), C.uint64_t(len(src))))
 }
 
-// CopyDtoH makes cuMemcpyDtoH.
+// CopyDtoH calls cuMemcpyDtoH.
 func CopyDtoH(ctx uintptr, dst []byte, src uint64) Status {
 	return Status(C.pb_copy_dtoh(C.uintptr_t(ctx), unsafe.Pointer(unsafe.SliceData(dst)), C.uint64_t(src), C.uint64_t(len(dst))))
 }
 
-// CopyDtoD makes cuMemcpyDtoD and waits until it is done.
+// CopyDtoD calls cuMemcpyDtoD and waits until it is done.
 func CopyDtoD(ctx uintptr, dst, src, n uint64) Status {
 	return Status(C.pb_copy_dtod(C.uintptr_t(ctx), C.uint64_t(dst), C.uint64_t(src), C.uint64_t(n)))
 }
 
-// CopyHtoDAsync makes cuMemcpyHtoDAsync from an address that Go does not own.
+// CopyHtoDAsync calls cuMemcpyHtoDAsync from an address that Go does not own.
 func CopyHtoDAsync(ctx, s uintptr, dst uint64, src uintptr, n uint64) Status {
 	return Status(C.pb_copy_htod_async(C.uintptr_t(ctx), C.uint64_t(dst), C.uintptr_t(src), C.uint64_t(n), C.uintptr_t(s)))
 }
 
-// CopyDtoHAsync makes cuMemcpyDtoHAsync to an address that Go does not own.
+// CopyDtoHAsync calls cuMemcpyDtoHAsync to an address that Go does not own.
 func CopyDtoHAsync(ctx, s uintptr, dst uintptr, src, n uint64) Status {
 	return Status(C.pb_copy_dtoh_async(C.uintptr_t(ctx), C.uintptr_t(dst), C.uint64_t(src), C.uint64_t(n), C.uintptr_t(s)))
 }
 
-// CopyDtoDAsync makes cuMemcpyDtoDAsync.
+// CopyDtoDAsync calls cuMemcpyDtoDAsync.
 func CopyDtoDAsync(ctx, s uintptr, dst, src, n uint64) Status {
 	return Status(C.pb_copy_dtod_async(C.uintptr_t(ctx), C.uint64_t(dst), C.uint64_t(src), C.uint64_t(n), C.uintptr_t(s)))
 }
 
-// Memset8 makes cuMemsetD8Async: n bytes.
+// Memset8 calls cuMemsetD8Async: n bytes.
 func Memset8(ctx, s uintptr, dst uint64, v uint8, n uint64) Status {
 	return Status(C.pb_memset8(C.uintptr_t(ctx), C.uint64_t(dst), C.uint8_t(v), C.uint64_t(n), C.uintptr_t(s)))
 }
 
-// Memset32 makes cuMemsetD32Async: n words of four bytes.
+// Memset32 calls cuMemsetD32Async: n words of four bytes.
 func Memset32(ctx, s uintptr, dst uint64, v uint32, n uint64) Status {
 	return Status(C.pb_memset32(C.uintptr_t(ctx), C.uint64_t(dst), C.uint32_t(v), C.uint64_t(n), C.uintptr_t(s)))
 }

@@ -34,55 +34,55 @@ import "C"
 
 import "unsafe"
 
-// DeviceCount makes cuDeviceGetCount.
+// DeviceCount calls cuDeviceGetCount.
 func DeviceCount() (int, Status) {
 	var n C.int
 	st := C.pb_device_count(&n)
 	return int(n), Status(st)
 }
 
-// DeviceGet makes cuDeviceGet.
+// DeviceGet calls cuDeviceGet.
 func DeviceGet(ordinal int) (int32, Status) {
 	var dev C.int
 	st := C.pb_device_get(&dev, C.int(ordinal))
 	return int32(dev), Status(st)
 }
 
-// DeviceName makes cuDeviceGetName.
+// DeviceName calls cuDeviceGetName.
 func DeviceName(dev int32) (string, Status) {
 	var buf [256]byte
 	st := C.pb_device_name((*C.char)(unsafe.Pointer(&buf[0])), C.int(len(buf)), C.int(dev))
 	return cString(buf[:]), Status(st)
 }
 
-// DeviceUUID makes cuDeviceGetUuid.
+// DeviceUUID calls cuDeviceGetUuid.
 func DeviceUUID(dev int32) (uuid [16]byte, _ Status) {
 	st := C.pb_device_uuid(unsafe.Pointer(&uuid), C.int(dev))
 	return uuid, Status(st)
 }
 
-// DeviceTotalMem makes cuDeviceTotalMem.
+// DeviceTotalMem calls cuDeviceTotalMem.
 func DeviceTotalMem(dev int32) (uint64, Status) {
 	var n C.size_t
 	st := C.pb_device_total_mem(&n, C.int(dev))
 	return uint64(n), Status(st)
 }
 
-// DeviceAttribute makes cuDeviceGetAttribute.
+// DeviceAttribute calls cuDeviceGetAttribute.
 func DeviceAttribute(dev int32, attr int) (int, Status) {
 	var v C.int
 	st := C.pb_device_attribute(&v, C.int(attr), C.int(dev))
 	return int(v), Status(st)
 }
 
-// DevicePCIBusID makes cuDeviceGetPCIBusId.
+// DevicePCIBusID calls cuDeviceGetPCIBusId.
 func DevicePCIBusID(dev int32) (string, Status) {
 	var buf [64]byte
 	st := C.pb_device_pci((*C.char)(unsafe.Pointer(&buf[0])), C.int(len(buf)), C.int(dev))
 	return cString(buf[:]), Status(st)
 }
 
-// DeviceCanAccessPeer makes cuDeviceCanAccessPeer.
+// DeviceCanAccessPeer calls cuDeviceCanAccessPeer.
 func DeviceCanAccessPeer(dev, peer int32) (bool, Status) {
 	var can C.int
 	st := C.pb_device_peer(&can, C.int(dev), C.int(peer))

@@ -19,7 +19,7 @@ static void *find(void *lib, get_proc_address get, const char *name, const char 
 }
 
 int pb_load(char *why, size_t size) {
-	// Never closed again: the driver has threads of its own.
+	// The library is never closed, because the driver starts threads.
 	void *lib = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
 	if (lib == NULL) {
 		const char *reason = dlerror();

@@ -20,8 +20,8 @@ import "C"
 
 import "unsafe"
 
-// Load opens libcuda.so.1 and finds its calls; why is the reason when that
-// fails. It must not be called concurrently, nor again after a success.
+// Load opens libcuda.so.1 and finds its calls. If that fails, why is the reason. It must not be
+// called concurrently, nor again after a success.
 func Load() (why string, ok bool) {
 	var buf [512]byte
 	if C.pb_load((*C.char)(unsafe.Pointer(&buf[0])), C.size_t(len(buf))) != 0 {
@@ -30,10 +30,10 @@ func Load() (why string, ok bool) {
 	return "", true
 }
 
-// Init makes cuInit.
+// Init calls cuInit.
 func Init() Status { return Status(C.pb_init()) }
 
-// Version is what cuDriverGetVersion answers: 13000 for CUDA 13.0.
+// Version returns the version of cuDriverGetVersion: 13000 for CUDA 13.0.
 func Version() (int, Status) {
 	var v C.int
 	st := C.pb_version(&v)

@@ -1,9 +1,9 @@
-// Our own minimal declarations of the CUDA driver API: only the calls, types
-// and values that package cuda uses. No header of the toolkit is needed.
+// Minimal declarations of the CUDA driver API: only the calls, types and values that package cuda
+// uses. No header of the toolkit is needed.
 //
-// The layouts are those of driver API 12.0; every entry of the call table is
-// asked for by the API version that fixed its layout (see PB_DRIVER_CALLS), so
-// a newer driver hands out a function that still speaks it.
+// The layouts are those of driver API 12.0. Each entry of the call table is looked up with the API
+// version that defined its layout (see PB_DRIVER_CALLS), so a newer driver returns a function with
+// that layout.
 
 #ifndef POOLBRIDGE_DRIVER_H
 #define POOLBRIDGE_DRIVER_H
@@ -104,8 +104,8 @@ enum {
 
 // PB_DRIVER_CALLS lists every driver call that this project makes:
 //   X(name, suffix, version, parameters)
-// name is what cuGetProcAddress is asked for, with version; name and suffix
-// together are the symbol that dlsym is asked for when that gives nothing.
+// cuGetProcAddress is asked for name, with version. If it finds nothing, dlsym is asked for the
+// symbol, which is name followed by suffix.
 #define PB_DRIVER_CALLS(X) \
 	X(cuInit, , 2000, (unsigned)) \
 	X(cuDriverGetVersion, , 2020, (int *)) \
@@ -189,8 +189,8 @@ enum {
 	X(cuLaunchKernel, , 4000, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **)) \
 	X(cuPointerGetAttributes, , 7000, (unsigned, int *, void **, CUdeviceptr))
 
-// One number for each call, from 1, and one table of function pointers. An
-// entry that the driver does not have stays NULL.
+// Each call has a number, from 1 on, and an entry in one table of function pointers. An entry is
+// NULL if the driver does not have the call.
 enum {
 	PB_NO_CALL,
 #define X(name, suffix, version, params) PB_##name,
@@ -210,12 +210,11 @@ extern struct pb_table pb_driver;
 // writes the reason to why. Not safe for concurrent use.
 int pb_load(char *why, size_t size);
 
-// pb_call_name is the name of a numbered call, "" for a number that is none.
+// pb_call_name returns the name of the call with a number, "" if no call has it.
 const char *pb_call_name(int call);
 
-// A pb_status is 0, or the number of the driver call that failed (high 32
-// bits) with its result (low 32 bits), so that one C function can make several
-// driver calls and still say which of them failed.
+// A pb_status is 0, or the number of the driver call that failed (high 32 bits) and its result (low
+// 32 bits). So one C function can make several driver calls and report which of them failed.
 typedef int64_t pb_status;
 
 // Not a result of the driver: see ErrSymbolNotFound.
@@ -229,9 +228,9 @@ static inline pb_status pb_result(int call, CUresult r) {
 	(pb_driver.name != NULL ? pb_result(PB_##name, pb_driver.name(__VA_ARGS__)) \
 	                        : pb_result(PB_##name, PB_SYMBOL_NOT_FOUND))
 
-// A context is current per OS thread and goroutines move between threads: every
-// entry point that needs one begins with PB_ENTER and ends with pb_leave, in
-// one C function, so that the thread is left as it was found.
+// Each OS thread has its own current context, and goroutines move between threads. So every
+// function that needs a context begins with PB_ENTER and ends with pb_leave, and leaves the thread
+// as it was.
 #define PB_ENTER(ctx) \
 	CUcontext entered = (CUcontext)(ctx); \
 	do { \
@@ -241,8 +240,8 @@ static inline pb_status pb_result(int call, CUresult r) {
 	} while (0)
 #define pb_leave(st) pb_left(entered, st)
 
-// What was done stays done when the context cannot be taken off again: to say
-// that it failed would lose what was made. So the answer is st in any case.
+// pb_left returns st even if the context cannot be popped. The work of the call is done: an error
+// would lose its result.
 static inline pb_status pb_left(CUcontext entered, pb_status st) {
 	CUcontext now = NULL;
 	if (PB_CALL(cuCtxPopCurrent, &now) != 0 && PB_CALL(cuCtxGetCurrent, &now) == 0 && now == entered)

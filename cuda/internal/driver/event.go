@@ -65,47 +65,47 @@ import "C"
 
 import "unsafe"
 
-// EventCreate makes cuEventCreate.
+// EventCreate calls cuEventCreate.
 func EventCreate(ctx uintptr, timing, interprocess bool) (uintptr, Status) {
 	var e C.uintptr_t
 	st := C.pb_event_create(C.uintptr_t(ctx), &e, flag(timing), flag(interprocess))
 	return uintptr(e), Status(st)
 }
 
-// EventDestroy makes cuEventDestroy.
+// EventDestroy calls cuEventDestroy.
 func EventDestroy(ctx, e uintptr) Status {
 	return Status(C.pb_event_destroy(C.uintptr_t(ctx), C.uintptr_t(e)))
 }
 
-// EventRecord makes cuEventRecord.
+// EventRecord calls cuEventRecord.
 func EventRecord(ctx, e, s uintptr) Status {
 	return Status(C.pb_event_record(C.uintptr_t(ctx), C.uintptr_t(e), C.uintptr_t(s)))
 }
 
-// EventQuery makes cuEventQuery.
+// EventQuery calls cuEventQuery.
 func EventQuery(ctx, e uintptr) Status {
 	return Status(C.pb_event_query(C.uintptr_t(ctx), C.uintptr_t(e)))
 }
 
-// EventSynchronize makes cuEventSynchronize.
+// EventSynchronize calls cuEventSynchronize.
 func EventSynchronize(ctx, e uintptr) Status {
 	return Status(C.pb_event_synchronize(C.uintptr_t(ctx), C.uintptr_t(e)))
 }
 
-// EventElapsed makes cuEventElapsedTime; the answer is in milliseconds.
+// EventElapsed calls cuEventElapsedTime. The time is in milliseconds.
 func EventElapsed(ctx, start, end uintptr) (float32, Status) {
 	var ms C.float
 	st := C.pb_event_elapsed(C.uintptr_t(ctx), &ms, C.uintptr_t(start), C.uintptr_t(end))
 	return float32(ms), Status(st)
 }
 
-// EventExport makes cuIpcGetEventHandle.
+// EventExport calls cuIpcGetEventHandle.
 func EventExport(ctx, e uintptr) (handle [64]byte, _ Status) {
 	st := C.pb_event_export(C.uintptr_t(ctx), unsafe.Pointer(&handle), C.uintptr_t(e))
 	return handle, Status(st)
 }
 
-// EventOpen makes cuIpcOpenEventHandle.
+// EventOpen calls cuIpcOpenEventHandle.
 func EventOpen(ctx uintptr, handle *[64]byte) (uintptr, Status) {
 	var e C.uintptr_t
 	st := C.pb_event_open(C.uintptr_t(ctx), &e, unsafe.Pointer(handle))

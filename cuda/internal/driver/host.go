@@ -53,7 +53,8 @@ static pb_status pb_host_unregister(uintptr_t ctx, uintptr_t mem) {
 */
 import "C"
 
-// HostAlloc makes cuMemHostAlloc (portable, mapped) and gives both addresses.
+// HostAlloc calls cuMemHostAlloc (portable, mapped) and returns the addresses for the CPU and for
+// the GPU.
 func HostAlloc(ctx uintptr, n uint64) (mem uintptr, ptr uint64, _ Status) {
 	var m C.uintptr_t
 	var p C.uint64_t
@@ -61,20 +62,19 @@ func HostAlloc(ctx uintptr, n uint64) (mem uintptr, ptr uint64, _ Status) {
 	return uintptr(m), uint64(p), Status(st)
 }
 
-// HostFree makes cuMemFreeHost.
+// HostFree calls cuMemFreeHost.
 func HostFree(ctx, mem uintptr) Status {
 	return Status(C.pb_host_free(C.uintptr_t(ctx), C.uintptr_t(mem)))
 }
 
-// HostRegister makes cuMemHostRegister; ptr is the device's address when the
-// flags ask for one.
+// HostRegister calls cuMemHostRegister. ptr is the address for the GPU, if the flags ask for one.
 func HostRegister(ctx, mem uintptr, n uint64, flags uint32) (ptr uint64, _ Status) {
 	var p C.uint64_t
 	st := C.pb_host_register(C.uintptr_t(ctx), &p, C.uintptr_t(mem), C.uint64_t(n), C.uint(flags))
 	return uint64(p), Status(st)
 }
 
-// HostUnregister makes cuMemHostUnregister.
+// HostUnregister calls cuMemHostUnregister.
 func HostUnregister(ctx, mem uintptr) Status {
 	return Status(C.pb_host_unregister(C.uintptr_t(ctx), C.uintptr_t(mem)))
 }

@@ -63,39 +63,39 @@ import "C"
 
 import "unsafe"
 
-// MemAlloc makes cuMemAlloc.
+// MemAlloc calls cuMemAlloc.
 func MemAlloc(ctx uintptr, n uint64) (uint64, Status) {
 	var p C.uint64_t
 	st := C.pb_mem_alloc(C.uintptr_t(ctx), &p, C.uint64_t(n))
 	return uint64(p), Status(st)
 }
 
-// MemFree makes cuMemFree.
+// MemFree calls cuMemFree.
 func MemFree(ctx uintptr, ptr uint64) Status {
 	return Status(C.pb_mem_free(C.uintptr_t(ctx), C.uint64_t(ptr)))
 }
 
-// AddressRange makes cuMemGetAddressRange.
+// AddressRange calls cuMemGetAddressRange.
 func AddressRange(ctx uintptr, ptr uint64) (base, n uint64, _ Status) {
 	var b, size C.uint64_t
 	st := C.pb_mem_range(C.uintptr_t(ctx), &b, &size, C.uint64_t(ptr))
 	return uint64(b), uint64(size), Status(st)
 }
 
-// IPCMemHandle makes cuIpcGetMemHandle.
+// IPCMemHandle calls cuIpcGetMemHandle.
 func IPCMemHandle(ctx uintptr, ptr uint64) (handle [64]byte, _ Status) {
 	st := C.pb_ipc_get(C.uintptr_t(ctx), unsafe.Pointer(&handle), C.uint64_t(ptr))
 	return handle, Status(st)
 }
 
-// IPCOpenMem makes cuIpcOpenMemHandle.
+// IPCOpenMem calls cuIpcOpenMemHandle.
 func IPCOpenMem(ctx uintptr, handle *[64]byte) (uint64, Status) {
 	var p C.uint64_t
 	st := C.pb_ipc_open(C.uintptr_t(ctx), &p, unsafe.Pointer(handle))
 	return uint64(p), Status(st)
 }
 
-// IPCCloseMem makes cuIpcCloseMemHandle.
+// IPCCloseMem calls cuIpcCloseMemHandle.
 func IPCCloseMem(ctx uintptr, ptr uint64) Status {
 	return Status(C.pb_ipc_close(C.uintptr_t(ctx), C.uint64_t(ptr)))
 }

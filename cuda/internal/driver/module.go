@@ -31,9 +31,9 @@ static pb_status pb_module_function(uintptr_t ctx, uintptr_t *f, uintptr_t m, co
 	return pb_leave(PB_CALL(cuModuleGetFunction, (CUfunction *)f, (CUmodule)m, name));
 }
 
-// Every argument lies in a slot of eight bytes; the driver reads as many bytes
-// of it as the kernel declares, and the machines that CUDA runs on are little
-// endian, so that a narrower value is at the front of its slot.
+// Each argument has a slot of eight bytes. The driver reads as many bytes of the slot as the kernel
+// declares. CUDA runs only on little-endian machines, so a narrower value is at the beginning of
+// its slot.
 static pb_status pb_launch(uintptr_t ctx, uintptr_t s, uintptr_t f, const unsigned *dims, unsigned shared, uint64_t *args, int n) {
 	void *params[PB_MAX_ARGS];
 	for (int i = 0; i < n && i < PB_MAX_ARGS; i++)
@@ -46,8 +46,8 @@ import "C"
 
 import "unsafe"
 
-// ModuleLoad makes cuModuleLoadDataEx for an image that ends with a zero byte;
-// log is what the compiler said when it failed.
+// ModuleLoad calls cuModuleLoadDataEx for an image that ends with a zero byte. If it fails, log is
+// the text of the compiler.
 func ModuleLoad(ctx uintptr, image []byte) (m uintptr, log string, _ Status) {
 	var mod C.uintptr_t
 	var buf [4096]byte
@@ -59,12 +59,12 @@ func ModuleLoad(ctx uintptr, image []byte) (m uintptr, log string, _ Status) {
 	return uintptr(mod), log, Status(st)
 }
 
-// ModuleUnload makes cuModuleUnload.
+// ModuleUnload calls cuModuleUnload.
 func ModuleUnload(ctx, m uintptr) Status {
 	return Status(C.pb_module_unload(C.uintptr_t(ctx), C.uintptr_t(m)))
 }
 
-// ModuleFunction makes cuModuleGetFunction.
+// ModuleFunction calls cuModuleGetFunction.
 func ModuleFunction(ctx, m uintptr, name string) (uintptr, Status) {
 	var f C.uintptr_t
 	z := append([]byte(name), 0)
@@ -72,12 +72,12 @@ func ModuleFunction(ctx, m uintptr, name string) (uintptr, Status) {
 	return uintptr(f), Status(st)
 }
 
-// Launch makes cuLaunchKernel; dims are the grid's three and the block's three,
-// the first n args are the kernel's.
+// Launch calls cuLaunchKernel. dims are three of the grid and three of the block. The first n args
+// are the kernel's.
 func Launch(ctx, s, f uintptr, dims *[6]uint32, shared uint32, args *[MaxLaunchArgs]uint64, n int) Status {
 	return Status(C.pb_launch(C.uintptr_t(ctx), C.uintptr_t(s), C.uintptr_t(f),
 		(*C.uint)(unsafe.Pointer(dims)), C.uint(shared), (*C.uint64_t)(unsafe.Pointer(args)), C.int(n)))
 }
 
-// The two bounds are one.
+// The limits of Go and C are equal.
 var _ [MaxLaunchArgs]struct{} = [C.PB_MAX_ARGS]struct{}{}

@@ -2,12 +2,12 @@
 
 package driver
 
-// Without cgo, or on another system, there is no driver: every entry point says so.
+// Without cgo, or on another system, there is no driver. Every function returns this status.
 const noDriver = Status(uint32(1<<32 + ResultNoDriver))
 
 func callName(int) string { return "" }
 
-// Load finds nothing.
+// Load always fails.
 func Load() (why string, ok bool) { return "built without cgo, or not for Linux", false }
 
 func Init() Status                                                   { return noDriver }

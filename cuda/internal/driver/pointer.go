@@ -20,8 +20,8 @@ struct pb_pointer {
 };
 
 static pb_status pb_pointer_info(uintptr_t ctx, struct pb_pointer *p, uint64_t ptr) {
-	// Booleans are a byte or an int, depending on the driver: read into a
-	// cleared int they come out the same.
+	// The driver writes booleans as a byte or as an int, depending on its version. In a cleared int
+	// both give the same value.
 	int attrs[] = {
 		CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
 		CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, CU_POINTER_ATTRIBUTE_MAPPED,
@@ -36,7 +36,7 @@ static pb_status pb_pointer_info(uintptr_t ctx, struct pb_pointer *p, uint64_t p
 */
 import "C"
 
-// Pointer makes cuPointerGetAttributes.
+// Pointer calls cuPointerGetAttributes.
 func Pointer(ctx uintptr, ptr uint64) (PointerInfo, Status) {
 	var p C.struct_pb_pointer
 	st := C.pb_pointer_info(C.uintptr_t(ctx), &p, C.uint64_t(ptr))

@@ -89,7 +89,7 @@ static pb_status pb_pool_free(uintptr_t ctx, uint64_t ptr, uintptr_t s) {
 */
 import "C"
 
-// PoolCreate makes cuMemPoolCreate and sets the release threshold when it is not 0.
+// PoolCreate calls cuMemPoolCreate and sets the release threshold when it is not 0.
 func PoolCreate(ctx uintptr, p PoolProps) (uintptr, Status) {
 	var pool C.uintptr_t
 	st := C.pb_pool_create(C.uintptr_t(ctx), &pool, C.int(p.Location.Type), C.int(p.Location.ID),
@@ -97,48 +97,48 @@ func PoolCreate(ctx uintptr, p PoolProps) (uintptr, Status) {
 	return uintptr(pool), Status(st)
 }
 
-// PoolDestroy makes cuMemPoolDestroy.
+// PoolDestroy calls cuMemPoolDestroy.
 func PoolDestroy(ctx, pool uintptr) Status {
 	return Status(C.pb_pool_destroy(C.uintptr_t(ctx), C.uintptr_t(pool)))
 }
 
-// PoolTrim makes cuMemPoolTrimTo.
+// PoolTrim calls cuMemPoolTrimTo.
 func PoolTrim(ctx, pool uintptr, keep uint64) Status {
 	return Status(C.pb_pool_trim(C.uintptr_t(ctx), C.uintptr_t(pool), C.uint64_t(keep)))
 }
 
-// PoolAttribute makes cuMemPoolGetAttribute for a 64-bit attribute.
+// PoolAttribute calls cuMemPoolGetAttribute for a 64-bit attribute.
 func PoolAttribute(ctx, pool uintptr, attr int) (uint64, Status) {
 	var v C.uint64_t
 	st := C.pb_pool_attribute(C.uintptr_t(ctx), &v, C.uintptr_t(pool), C.int(attr))
 	return uint64(v), Status(st)
 }
 
-// PoolSetAttribute makes cuMemPoolSetAttribute for a 64-bit attribute.
+// PoolSetAttribute calls cuMemPoolSetAttribute for a 64-bit attribute.
 func PoolSetAttribute(ctx, pool uintptr, attr int, v uint64) Status {
 	return Status(C.pb_pool_set_attribute(C.uintptr_t(ctx), C.uintptr_t(pool), C.int(attr), C.uint64_t(v)))
 }
 
-// PoolSetAccess makes cuMemPoolSetAccess for one location.
+// PoolSetAccess calls cuMemPoolSetAccess for one location.
 func PoolSetAccess(ctx, pool uintptr, where Location, flags int) Status {
 	return Status(C.pb_pool_set_access(C.uintptr_t(ctx), C.uintptr_t(pool), C.int(where.Type), C.int(where.ID), C.int(flags)))
 }
 
-// PoolAccess makes cuMemPoolGetAccess.
+// PoolAccess calls cuMemPoolGetAccess.
 func PoolAccess(ctx, pool uintptr, where Location) (int, Status) {
 	var flags C.int
 	st := C.pb_pool_access(C.uintptr_t(ctx), &flags, C.uintptr_t(pool), C.int(where.Type), C.int(where.ID))
 	return int(flags), Status(st)
 }
 
-// PoolAlloc makes cuMemAllocFromPoolAsync.
+// PoolAlloc calls cuMemAllocFromPoolAsync.
 func PoolAlloc(ctx, pool, s uintptr, size uint64) (uint64, Status) {
 	var ptr C.uint64_t
 	st := C.pb_pool_alloc(C.uintptr_t(ctx), &ptr, C.uint64_t(size), C.uintptr_t(pool), C.uintptr_t(s))
 	return uint64(ptr), Status(st)
 }
 
-// PoolFree makes cuMemFreeAsync.
+// PoolFree calls cuMemFreeAsync.
 func PoolFree(ctx, s uintptr, ptr uint64) Status {
 	return Status(C.pb_pool_free(C.uintptr_t(ctx), C.uint64_t(ptr), C.uintptr_t(s)))
 }

@@ -51,27 +51,27 @@ import "C"
 
 import "unsafe"
 
-// PoolExportFD makes cuMemPoolExportToShareableHandle; the fd is close-on-exec.
+// PoolExportFD calls cuMemPoolExportToShareableHandle. The descriptor is close-on-exec.
 func PoolExportFD(ctx, pool uintptr) (int, Status) {
 	var fd C.int
 	st := C.pb_pool_export_fd(C.uintptr_t(ctx), &fd, C.uintptr_t(pool))
 	return int(fd), Status(st)
 }
 
-// PoolImportFD makes cuMemPoolImportFromShareableHandle.
+// PoolImportFD calls cuMemPoolImportFromShareableHandle.
 func PoolImportFD(ctx uintptr, fd int) (uintptr, Status) {
 	var pool C.uintptr_t
 	st := C.pb_pool_import_fd(C.uintptr_t(ctx), &pool, C.int(fd))
 	return uintptr(pool), Status(st)
 }
 
-// PoolExportPtr makes cuMemPoolExportPointer.
+// PoolExportPtr calls cuMemPoolExportPointer.
 func PoolExportPtr(ctx uintptr, ptr uint64) (data [64]byte, _ Status) {
 	st := C.pb_pool_export_ptr(C.uintptr_t(ctx), unsafe.Pointer(&data), C.uint64_t(ptr))
 	return data, Status(st)
 }
 
-// PoolImportPtr makes cuMemPoolImportPointer.
+// PoolImportPtr calls cuMemPoolImportPointer.
 func PoolImportPtr(ctx, pool uintptr, data *[64]byte) (uint64, Status) {
 	var ptr C.uint64_t
 	st := C.pb_pool_import_ptr(C.uintptr_t(ctx), &ptr, C.uintptr_t(pool), unsafe.Pointer(data))

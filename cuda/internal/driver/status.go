@@ -1,14 +1,14 @@
-// Package driver is the thin layer between package cuda and libcuda.so.1: one
-// Go function for one C entry point, plain numbers in and out, no policy and
-// no state but the table of function pointers.
+// Package driver is the thin layer between package cuda and libcuda.so.1. One Go function calls one
+// C function. It takes and returns plain numbers, has no policy, and its only state is the table of
+// function pointers.
 //
-// Handles are uintptr, device addresses uint64, sizes bytes. Functions that
-// take a ctx push that context, do their work and pop it within one cgo call.
+// Handles are uintptr, device addresses uint64, sizes bytes. A function that takes a ctx pushes
+// that context, does its work and pops the context within one cgo call.
 package driver
 
 import "bytes"
 
-// Results that no driver gave. Package cuda names them.
+// Results that do not come from a driver. Package cuda names them.
 const (
 	ResultNoDriver       = -1
 	ResultDriverTooOld   = -2
@@ -16,20 +16,20 @@ const (
 	ResultClosed         = -4
 )
 
-// Status is how an entry point ended: zero for success, else the driver call
-// that failed and its CUresult in one number.
+// Status is the result of a function: 0 for success, else the driver call that failed and its
+// CUresult in one number.
 type Status int64
 
-// Result is the CUresult, or one of the negative results of this package.
+// Result returns the CUresult, or one of the negative results of this package.
 func (s Status) Result() int32 { return int32(uint32(uint64(s))) }
 
-// Call is the name of the driver call that failed.
+// Call returns the name of the driver call that failed.
 func (s Status) Call() string { return callName(int(uint64(s) >> 32)) }
 
 // Location is a CUmemLocation: its type and its id.
 type Location struct{ Type, ID int32 }
 
-// PoolProps is what a memory pool is created with. Sizes are bytes.
+// PoolProps describes a memory pool to create. Sizes are bytes.
 type PoolProps struct {
 	Location         Location
 	MaxSize          uint64
@@ -49,10 +49,10 @@ type PointerInfo struct {
 	MemPool     uintptr
 }
 
-// MaxLaunchArgs bounds the arguments of one kernel launch.
+// MaxLaunchArgs is the greatest number of arguments of a kernel launch.
 const MaxLaunchArgs = 32
 
-// cString is the text before the first zero byte.
+// cString returns the text before the first zero byte.
 func cString(b []byte) string {
 	if i := bytes.IndexByte(b, 0); i >= 0 {
 		b = b[:i]

@@ -50,39 +50,40 @@ static pb_status pb_stream_wait64(uintptr_t ctx, uintptr_t s, uint64_t ptr, uint
 */
 import "C"
 
-// StreamCreate makes cuStreamCreate with CU_STREAM_NON_BLOCKING.
+// StreamCreate calls cuStreamCreate with CU_STREAM_NON_BLOCKING.
 func StreamCreate(ctx uintptr) (uintptr, Status) {
 	var s C.uintptr_t
 	st := C.pb_stream_create(C.uintptr_t(ctx), &s)
 	return uintptr(s), Status(st)
 }
 
-// StreamDestroy makes cuStreamDestroy.
+// StreamDestroy calls cuStreamDestroy.
 func StreamDestroy(ctx, s uintptr) Status {
 	return Status(C.pb_stream_destroy(C.uintptr_t(ctx), C.uintptr_t(s)))
 }
 
-// StreamSynchronize makes cuStreamSynchronize.
+// StreamSynchronize calls cuStreamSynchronize.
 func StreamSynchronize(ctx, s uintptr) Status {
 	return Status(C.pb_stream_synchronize(C.uintptr_t(ctx), C.uintptr_t(s)))
 }
 
-// StreamQuery makes cuStreamQuery.
+// StreamQuery calls cuStreamQuery.
 func StreamQuery(ctx, s uintptr) Status {
 	return Status(C.pb_stream_query(C.uintptr_t(ctx), C.uintptr_t(s)))
 }
 
-// StreamWaitEvent makes cuStreamWaitEvent.
+// StreamWaitEvent calls cuStreamWaitEvent.
 func StreamWaitEvent(ctx, s, e uintptr) Status {
 	return Status(C.pb_stream_wait_event(C.uintptr_t(ctx), C.uintptr_t(s), C.uintptr_t(e)))
 }
 
-// StreamWriteValue64 makes cuStreamWriteValue64, after a memory barrier.
+// StreamWriteValue64 calls cuStreamWriteValue64. The driver writes the value after a memory
+// barrier.
 func StreamWriteValue64(ctx, s uintptr, ptr, v uint64) Status {
 	return Status(C.pb_stream_write64(C.uintptr_t(ctx), C.uintptr_t(s), C.uint64_t(ptr), C.uint64_t(v)))
 }
 
-// StreamWaitValue64 makes cuStreamWaitValue64 with GEQ.
+// StreamWaitValue64 calls cuStreamWaitValue64 with GEQ.
 func StreamWaitValue64(ctx, s uintptr, ptr, v uint64) Status {
 	return Status(C.pb_stream_wait64(C.uintptr_t(ctx), C.uintptr_t(s), C.uint64_t(ptr), C.uint64_t(v)))
 }

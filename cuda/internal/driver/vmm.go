@@ -76,7 +76,8 @@ static pb_status pb_vmm_access(uint64_t ptr, uint64_t n, int dev, int flags) {
 	return PB_CALL(cuMemSetAccess, ptr, n, &desc, 1);
 }
 
-// Reserve, map, give access; what was done is undone when a later step fails.
+// It reserves an address range, maps the memory and grants access. If a step fails, it undoes the
+// earlier ones.
 static pb_status pb_vmm_map(uintptr_t ctx, uint64_t *ptr, uint64_t h, uint64_t n, int dev, int flags) {
 	CUdeviceptr p = 0;
 	*ptr = 0;
@@ -114,33 +115,33 @@ static pb_status pb_vmm_set_access(uintptr_t ctx, uint64_t ptr, uint64_t n, int 
 */
 import "C"
 
-// VMMGranularity makes cuMemGetAllocationGranularity (minimum).
+// VMMGranularity calls cuMemGetAllocationGranularity (minimum).
 func VMMGranularity(ctx uintptr, dev int32) (uint64, Status) {
 	var n C.uint64_t
 	st := C.pb_vmm_granularity(C.uintptr_t(ctx), &n, C.int(dev))
 	return uint64(n), Status(st)
 }
 
-// VMMCreate makes cuMemCreate for fd-exportable memory of a device.
+// VMMCreate calls cuMemCreate for fd-exportable memory of a device.
 func VMMCreate(ctx uintptr, dev int32, n uint64) (uint64, Status) {
 	var h C.uint64_t
 	st := C.pb_vmm_create(C.uintptr_t(ctx), &h, C.int(dev), C.uint64_t(n))
 	return uint64(h), Status(st)
 }
 
-// VMMRelease makes cuMemRelease.
+// VMMRelease calls cuMemRelease.
 func VMMRelease(ctx uintptr, h uint64) Status {
 	return Status(C.pb_vmm_release(C.uintptr_t(ctx), C.uint64_t(h)))
 }
 
-// VMMExport makes cuMemExportToShareableHandle; the fd is close-on-exec.
+// VMMExport calls cuMemExportToShareableHandle. The descriptor is close-on-exec.
 func VMMExport(ctx uintptr, h uint64) (int, Status) {
 	var fd C.int
 	st := C.pb_vmm_export(C.uintptr_t(ctx), &fd, C.uint64_t(h))
 	return int(fd), Status(st)
 }
 
-// VMMImport makes cuMemImportFromShareableHandle.
+// VMMImport calls cuMemImportFromShareableHandle.
 func VMMImport(ctx uintptr, fd int) (uint64, Status) {
 	var h C.uint64_t
 	st := C.pb_vmm_import(C.uintptr_t(ctx), &h, C.int(fd))
@@ -154,17 +155,17 @@ func VMMMap(ctx uintptr, h, n uint64, dev int32, flags int) (uint64, Status) {
 	return uint64(ptr), Status(st)
 }
 
-// VMMUnmap makes cuMemUnmap; the address range stays reserved.
+// VMMUnmap calls cuMemUnmap. The address range stays reserved.
 func VMMUnmap(ctx uintptr, ptr, n uint64) Status {
 	return Status(C.pb_vmm_unmap(C.uintptr_t(ctx), C.uint64_t(ptr), C.uint64_t(n)))
 }
 
-// VMMReleaseRange makes cuMemAddressFree.
+// VMMReleaseRange calls cuMemAddressFree.
 func VMMReleaseRange(ctx uintptr, ptr, n uint64) Status {
 	return Status(C.pb_vmm_release_range(C.uintptr_t(ctx), C.uint64_t(ptr), C.uint64_t(n)))
 }
 
-// VMMSetAccess makes cuMemSetAccess for one device.
+// VMMSetAccess calls cuMemSetAccess for one device.
 func VMMSetAccess(ctx uintptr, ptr, n uint64, dev int32, flags int) Status {
 	return Status(C.pb_vmm_set_access(C.uintptr_t(ctx), C.uint64_t(ptr), C.uint64_t(n), C.int(dev), C.int(flags)))
 }
