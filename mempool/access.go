@@ -11,18 +11,18 @@ type Peer struct {
 	UID, GID uint32
 	// Groups are the supplementary groups.
 	Groups []uint32
-	// PID is for people: it decides nothing.
+	// PID is only shown to people. No decision depends on it.
 	PID int32
-	// Process tells processes apart that live at the same time, as far as the kernel does; 0 where it does not. Sessions of
-	// one process share what counts for it: see [PoolSpec].
+	// Process identifies the process among those that live at the same time, as far as the kernel can tell; 0 if it cannot. Sessions
+	// of one process share what counts for the process: see [PoolSpec].
 	Process uint64
 }
 
 func (p Peer) String() string { return fmt.Sprintf("user %d", p.UID) }
 
-// Self is this process as a peer.
+// Self returns this process as a peer.
 func Self() Peer {
-	groups, _ := os.Getgroups() // without them only the primary group counts
+	groups, _ := os.Getgroups() // on failure only the primary group counts
 	p := Peer{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), PID: int32(os.Getpid())}
 	for _, g := range groups {
 		p.Groups = append(p.Groups, uint32(g))
@@ -30,12 +30,13 @@ func Self() Peer {
 	return p
 }
 
-// Access lists who may use a pool. Using it means reaching all of it: a pool is one trust domain.
+// Access lists the users and groups that may use a pool. A session that may use a pool can access all of its memory, because a pool is
+// one trust domain.
 type Access struct {
 	UIDs, GIDs []uint32
 }
 
-// Allows says whether p may use the pool.
+// Allows reports whether p may use the pool.
 func (a Access) Allows(p Peer) bool {
 	if slices.Contains(a.UIDs, p.UID) || slices.Contains(a.GIDs, p.GID) {
 		return true

@@ -6,14 +6,14 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// ChannelMode says who gets the frames of a channel.
+// ChannelMode says how many subscribers get each frame of a channel.
 type ChannelMode string
 
 // The modes of a channel.
 const (
-	// Broadcast: every subscriber sees every frame.
+	// Broadcast: every subscriber gets every frame.
 	Broadcast ChannelMode = "broadcast"
-	// WorkQueue: each frame goes to one subscriber, and comes back if that one ends before it acknowledged it.
+	// WorkQueue: one subscriber gets each frame. If that subscriber ends before it acknowledges the frame, another one gets it.
 	WorkQueue ChannelMode = "queue"
 )
 
@@ -24,15 +24,15 @@ type FullPolicy string
 const (
 	// Block: the sender waits.
 	Block FullPolicy = "block"
-	// DropOldest: the oldest frame goes, and those who have not seen it miss it.
+	// DropOldest: the oldest frame is dropped. Subscribers that have not taken it miss it.
 	DropOldest FullPolicy = "drop-oldest"
-	// Latest: as DropOldest, and only the newest frame is ever handed out.
+	// Latest: like DropOldest, and a subscriber gets only the newest frame.
 	Latest FullPolicy = "latest"
 	// Fail: sending fails.
 	Fail FullPolicy = "fail"
 )
 
-// Validate says whether p is one of the policies.
+// Validate returns an error if p is not one of the policies.
 //
 // Errors: [ErrInvalid].
 func (p FullPolicy) Validate() error {
@@ -40,14 +40,14 @@ func (p FullPolicy) Validate() error {
 	case Block, DropOldest, Latest, Fail:
 		return nil
 	}
-	return situation.Of(ErrInvalid, "unknown policy %q for what is full (known: %s, %s, %s, %s)", string(p), Block, DropOldest, Latest, Fail)
+	return situation.Of(ErrInvalid, "unknown policy %q for a full channel (known: %s, %s, %s, %s)", string(p), Block, DropOldest, Latest, Fail)
 }
 
 // Limits of channels.
 const (
 	MaxCapacity  = 1024 // frames of a channel
 	MaxChannels  = 256  // channels of a pool
-	MaxMembers   = 256  // members of channels that a session has
+	MaxMembers   = 256  // members of channels in a session
 	MaxMeta      = 16   // entries of a frame's map
 	MaxMetaBytes = 256  // bytes of each key and value
 )
@@ -55,17 +55,17 @@ const (
 // ChannelSpec describes a channel to be made. It is plain data.
 type ChannelSpec struct {
 	Name string
-	// Pool is the id of the pool whose buffers the channel carries; who may use the pool may use the channel.
+	// Pool is the id of the pool whose buffers the channel carries. Every user of the pool may use the channel.
 	Pool uint64
-	// Mode is Broadcast if it is left empty.
+	// Mode is Broadcast if it is empty.
 	Mode ChannelMode
 	// Capacity is how many frames the channel keeps.
 	Capacity int
-	// Full is Block if it is left empty.
+	// Full is Block if it is empty.
 	Full FullPolicy
 }
 
-// Filled is the spec with what was left empty filled in.
+// Filled returns the spec with the default value in every empty field.
 func (s ChannelSpec) Filled() ChannelSpec {
 	if s.Mode == "" {
 		s.Mode = Broadcast
@@ -76,7 +76,7 @@ func (s ChannelSpec) Filled() ChannelSpec {
 	return s
 }
 
-// Validate says whether s describes a channel.
+// Validate returns an error if s does not describe a channel.
 //
 // Errors: [ErrInvalid].
 func (s ChannelSpec) Validate() error {
@@ -93,30 +93,30 @@ func (s ChannelSpec) Validate() error {
 	return s.Full.Validate()
 }
 
-// ChannelInfo is what a client must know about a channel. It is plain data.
+// ChannelInfo is what the service tells a client about a channel. It is plain data.
 type ChannelInfo struct {
 	// ID is never reused within an epoch.
 	ID uint64
 	ChannelSpec
 }
 
-// FrameOptions says what a frame is sent with.
+// FrameOptions says how a frame is sent.
 type FrameOptions struct {
-	// Tensor describes the content anew, where it is not what the buffer was allocated for.
+	// Tensor describes the content. nil: the content is what the buffer was allocated for.
 	Tensor *Tensor
-	// Meta is what the sender says about the frame: at most 16 short texts.
+	// Meta is data of the sender about the frame: at most MaxMeta short texts.
 	Meta map[string]string
 	Completion
-	// Wait is how long to wait for room: 0 as long as the context lasts, negative not at all.
+	// Wait is how long to wait for room. 0 waits until the context ends, a negative value does not wait.
 	Wait time.Duration
 }
 
-// Validate says whether frames can be sent so.
+// Validate returns an error if no frame can be sent with these options.
 //
 // Errors: [ErrInvalid].
 func (o FrameOptions) Validate() error {
 	if len(o.Meta) > MaxMeta {
-		return situation.Of(ErrInvalid, "a frame's map has at most %d entries, this one %d", MaxMeta, len(o.Meta))
+		return situation.Of(ErrInvalid, "a frame's map has at most %d entries, this one has %d", MaxMeta, len(o.Meta))
 	}
 	for k, v := range o.Meta {
 		if len(k) > MaxMetaBytes || len(v) > MaxMetaBytes {
@@ -131,18 +131,18 @@ func (o FrameOptions) Validate() error {
 	return nil
 }
 
-// SubscribeOptions says how a channel's frames are to come.
+// SubscribeOptions says which frames a subscriber gets, and how.
 type SubscribeOptions struct {
-	// Oldest begins with the oldest frame that is kept, not with the newest.
+	// Oldest begins with the oldest frame that the channel keeps. Otherwise the subscription begins with the newest.
 	Oldest bool
-	// Full is what happens when this subscriber is slow; empty: as the channel has it.
+	// Full says what happens when this subscriber is slow. Empty: the policy of the channel.
 	Full FullPolicy
-	// ManualAck leaves it to Ack, Requeue and Release to settle frames. Otherwise asking for the next frame acknowledges those
-	// before it that were not settled.
+	// ManualAck means that only Ack, Requeue and Release settle frames. Otherwise a call for the next frame acknowledges the earlier
+	// frames that are not settled.
 	ManualAck bool
 }
 
-// Validate says whether frames can come so.
+// Validate returns an error if no channel can be subscribed to with these options.
 //
 // Errors: [ErrInvalid].
 func (o SubscribeOptions) Validate() error {

@@ -11,35 +11,35 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// Clock is a session's own timeline, in the process of that session: it makes fences and lets queues reach them.
+// Clock is a session's own timeline, in the process of that session. It makes fences and lets queues reach them.
 type Clock struct {
 	id   uint64
 	page *Page
 
-	life   sync.RWMutex // held to read while the page is used, to write when that ends
+	life   sync.RWMutex // read-locked while the page is used, locked to end its use
 	closed bool
 
 	mu     sync.Mutex
-	words  uint64 // how many are taken
+	words  uint64 // how many words were ever taken
 	free   []uint64
-	next   [TimelineWords]uint64 // the last value that was given out for a word
-	begun  [TimelineWords]uint64 // the last one that a queue was told to reach
-	wordOf map[any]uint64        // the word of each queue
-	queue  map[uint64]Queue      // what was told last to reach a word
+	next   [TimelineWords]uint64 // by word: the last value that a fence got
+	begun  [TimelineWords]uint64 // by word: the last value that a queue was told to reach
+	wordOf map[any]uint64        // by the key of a queue: the word of its fences
+	queue  map[uint64]Queue      // by word: the queue that was last told to reach it
 }
 
-// NewClock makes a clock of a session's timeline, which is mapped to write. It owns the page from then on.
+// NewClock makes a clock of a session's timeline. The page must be mapped for writing. The clock owns the page from then on.
 func NewClock(id uint64, page *Page) *Clock {
 	return &Clock{id: id, page: page, wordOf: make(map[any]uint64), queue: make(map[uint64]Queue)}
 }
 
-// Timeline is the timeline's id.
+// Timeline returns the timeline's id.
 func (c *Clock) Timeline() uint64 { return c.id }
 
-// Page is the timeline. It must not be used after the session has ended.
+// Page returns the timeline. It must not be used after the session has ended.
 func (c *Clock) Page() *Page { return c.page }
 
-// use begins a use of the page, unless the session has ended.
+// use begins a use of the page. The caller ends it with c.life.RUnlock. It fails if the session has ended.
 func (c *Clock) use() error {
 	c.life.RLock()
 	if c.closed {
@@ -56,16 +56,16 @@ func (c *Clock) Close() {
 	c.closed = true
 }
 
-// Word takes a word for the caller's own use: for work that is done neither by this package nor in a [Queue].
+// Word takes a word for the caller, for work that neither this package nor a [Queue] does.
 //
-// Errors: [ErrLimit] if none is left.
+// Errors: [ErrLimit] if all words are taken.
 func (c *Clock) Word() (uint64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.take()
 }
 
-// take is Word with c.mu held.
+// take is Word. The caller holds c.mu.
 func (c *Clock) take() (uint64, error) {
 	if n := len(c.free); n > 0 {
 		word := c.free[n-1]
@@ -79,7 +79,7 @@ func (c *Clock) take() (uint64, error) {
 	return c.words - 1, nil
 }
 
-// Next makes a fence of a word that the caller took: the next in order.
+// Next returns the next fence of a word that the caller took.
 func (c *Clock) Next(word uint64) Fence {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -91,9 +91,9 @@ func (c *Clock) after(word uint64) Fence {
 	return Fence{Timeline: c.id, Word: word, Value: c.next[word]}
 }
 
-// Reach says that a fence of a word that the caller took is reached, and with it those before.
+// Reach marks a fence of a word that the caller took as reached, and all earlier ones of that word.
 //
-// Errors: [ErrInvalid] for a fence of another timeline, [ErrClosed].
+// Errors: [ErrInvalid] for a fence of another timeline or out of range, [ErrClosed].
 func (c *Clock) Reach(t Fence) error {
 	if t.Timeline != c.id {
 		return situation.Of(ErrInvalid, "a fence of timeline %d cannot be reached by timeline %d", t.Timeline, c.id)
@@ -109,9 +109,9 @@ func (c *Clock) Reach(t Fence) error {
 	return nil
 }
 
-// Signal makes a fence that is reached when what is in the queue now is done: nil if it is done already. Where a queue
-// cannot write a word, or fails to, it waits for the work instead: this is the one place where a transfer does. A nil clock
-// cannot make fences.
+// Signal makes a fence that is reached when all work that is now in the queue is done. It returns nil if the work is done already. If the
+// queue cannot write a word, or fails to, Signal waits for the work instead: this is the only place where a transfer waits. A nil clock
+// always waits.
 func (c *Clock) Signal(q Queue) (*Fence, error) {
 	key := q.orderKey()
 	if key == nil {
@@ -131,7 +131,7 @@ func (c *Clock) signal(q Queue, key any) (*Fence, error) {
 		return nil, err
 	}
 	defer c.life.RUnlock()
-	c.mu.Lock() // until the queue has it: the values of a word must grow in the order of the queue
+	c.mu.Lock() // held until the queue has the write, because the values of a word must grow in the order of the queue
 	defer c.mu.Unlock()
 	word, ok := c.wordOf[key]
 	if !ok {
@@ -143,14 +143,14 @@ func (c *Clock) signal(q Queue, key any) (*Fence, error) {
 	}
 	t := c.after(word)
 	if err := q.signal(c.page, t); err != nil {
-		c.next[word]-- // nobody was told of it
+		c.next[word]-- // nobody has seen this fence
 		return nil, err
 	}
 	c.begun[word], c.queue[word] = t.Value, q
 	return &t, nil
 }
 
-// owns says whether waiting for t is nothing to the queue, because t comes from the queue itself.
+// owns reports whether t is a fence of the queue's own work. The queue then need not wait for it.
 func (c *Clock) owns(t Fence, q Queue) bool {
 	if c == nil || t.Timeline != c.id || q.orderKey() == nil {
 		return false
@@ -161,7 +161,7 @@ func (c *Clock) owns(t Fence, q Queue) bool {
 	return ok && word == t.Word
 }
 
-// Forget gives back the word of a queue that is not used any more, once its work is done.
+// Forget waits until the work of a queue is done and frees the queue's word. The queue must not be used afterwards.
 func (c *Clock) Forget(ctx context.Context, q Queue) error {
 	if err := c.use(); err != nil {
 		return err
@@ -187,8 +187,9 @@ func (c *Clock) Forget(ctx context.Context, q Queue) error {
 	return nil
 }
 
-// Quiesce returns when the queues have reached every fence that was made of them, or never will: on a GPU that is ruined
-// no work goes on. The waits of others for such fences end as if the process had died.
+// Quiesce returns when the queues have reached every fence that was made of them, or cannot reach it any more, because their GPU is
+// broken.
+// Waits of other sessions for such fences end as if the process had died.
 //
 // Errors: [ErrTimeout].
 func (c *Clock) Quiesce(limit time.Duration) error {
@@ -207,7 +208,7 @@ func (c *Clock) Quiesce(limit time.Duration) error {
 		q := queues[uint64(word)]
 		err := c.reached(Fence{c.id, uint64(word), value}, q, end)
 		if errors.Is(err, ErrProducerDied) && q != nil {
-			err = insist(q.synchronize) // a service that was shut down let the word go, and the work goes on
+			err = insist(q.synchronize) // the service ended all waits for the words when it was shut down, but the work goes on
 		}
 		if err != nil && !errors.Is(err, ErrProducerDied) && !errors.Is(err, cuda.ErrClosed) {
 			return err
@@ -216,7 +217,7 @@ func (c *Clock) Quiesce(limit time.Duration) error {
 	return nil
 }
 
-// reached waits until a queue has reached a fence, and looks again and again whether it still can.
+// reached waits until a queue has reached a fence. Meanwhile it checks repeatedly whether the queue's GPU is broken.
 func (c *Clock) reached(t Fence, q Queue, end time.Time) error {
 	for look := time.Millisecond; ; look = min(2*look, 100*time.Millisecond) {
 		left := max(time.Until(end), 1)
@@ -231,7 +232,7 @@ func (c *Clock) reached(t Fence, q Queue, end time.Time) error {
 	}
 }
 
-// Past says whether a fence of this clock is reached.
+// Past reports whether a fence of this clock is reached.
 func (c *Clock) Past(t Fence) bool {
 	if c.use() != nil {
 		return true
@@ -240,9 +241,9 @@ func (c *Clock) Past(t Fence) bool {
 	return c.page.Passed(t.Word, t.Value)
 }
 
-// Await waits for a fence of this clock.
+// Await waits until a fence of this clock is reached.
 //
-// Errors: the context's, [ErrClosed].
+// Errors: the context's, [ErrProducerDied], [ErrClosed].
 func (c *Clock) Await(ctx context.Context, t Fence) error {
 	if err := c.use(); err != nil {
 		return err

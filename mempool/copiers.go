@@ -8,48 +8,48 @@ import (
 	"time"
 )
 
-// copying is how memory is copied by several goroutines.
+// copying configures how several goroutines copy memory together.
 type copying struct {
 	stripe   int           // bytes that a goroutine copies at a time
-	together int           // goroutines that copy, at most
-	vigil    time.Duration // how long a goroutine looks for more before it sleeps
+	together int           // greatest number of goroutines that copy at the same time
+	vigil    time.Duration // how long a goroutine spins for more work before it sleeps
 }
 
-// manyCores is from how many on a goroutine may keep one busy while it looks for work.
+// manyCores is the number of cores from which on goroutines may spin.
 const manyCores = 4
 
-// copiers are goroutines that copy together. For a while after a copy they stay awake: to wake a core takes as long as
-// copying a mebibyte, and a stream's next frame comes soon. Then they sleep. A copy never waits for one that has yet to
-// wake: one that is awake does the work.
+// copiers are goroutines that copy together. After a copy they spin for a while, because waking a core takes as long as copying a
+// mebibyte, and the next frame of a stream comes soon. Then they sleep. A copy never waits for a goroutine that is still waking up: a
+// goroutine that is awake does the work.
 type copiers struct {
 	how  copying
-	open atomic.Int64 // how many jobs there are, to be seen without the lock
+	open atomic.Int64 // len(jobs), readable without the lock
 
 	mu      sync.Mutex
-	jobs    []*copyJob // that have stripes which nobody has begun
+	jobs    []*copyJob // jobs with stripes that no goroutine has begun
 	asleep  int
-	wake    chan struct{} // a word for each that is woken
+	wake    chan struct{} // one value for each goroutine that is woken
 	closed  bool
 	started int
 	running sync.WaitGroup
 }
 
-// copyJob is a copy in stripes, of which the last takes the rest.
+// copyJob is a copy in stripes. The last stripe includes the rest.
 type copyJob struct {
 	dst, src []byte
 	how      copying
 	stripes  int64
-	next     atomic.Int64  // the first that nobody has begun
-	left     atomic.Int64  // how many are not done
-	done     chan struct{} // closed when all are
+	next     atomic.Int64  // the first stripe that no goroutine has begun
+	left     atomic.Int64  // number of stripes that are not done
+	done     chan struct{} // closed when all stripes are done
 }
 
-// helpers are how many goroutines are to help with a copy of n bytes.
+// helpers returns how many goroutines should help with a copy of n bytes.
 func (h copying) helpers(n int) int {
 	return min(n/h.stripe, h.together, runtime.GOMAXPROCS(0)) - 1
 }
 
-// copy copies as much as fits, like the function of the language.
+// copy copies as many bytes as fit, like the built-in copy.
 func (c *copiers) copy(dst, src []byte) int {
 	n := min(len(dst), len(src))
 	helpers := c.how.helpers(n)
@@ -81,15 +81,15 @@ func (c *copiers) begin(j *copyJob, helpers int) {
 	c.rouse(helpers)
 }
 
-// rouse wakes up to n of those that sleep. c.mu is held.
+// rouse wakes up to n sleeping goroutines. The caller holds c.mu.
 func (c *copiers) rouse(n int) {
 	for range min(n, c.asleep) {
 		c.asleep--
-		c.wake <- struct{}{} // there is room for all of them
+		c.wake <- struct{}{} // never blocks: the channel has room for all of them
 	}
 }
 
-// work copies stripes of a job until all are begun.
+// work copies stripes of a job until no stripe is left to begin.
 func (c *copiers) work(j *copyJob) {
 	for {
 		i := j.next.Add(1) - 1
@@ -106,7 +106,7 @@ func (c *copiers) work(j *copyJob) {
 	}
 }
 
-// copy copies a stripe.
+// copy copies stripe i.
 func (j *copyJob) copy(i int) {
 	from, to := i*j.how.stripe, (i+1)*j.how.stripe
 	if int64(i) == j.stripes-1 {
@@ -115,7 +115,7 @@ func (j *copyJob) copy(i int) {
 	copy(j.dst[from:to], j.src[from:to])
 }
 
-// begun takes a job away from the helpers: nothing of it is left to begin.
+// begun removes a job from the list, because no stripe of it is left to begin.
 func (c *copiers) begun(j *copyJob) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -123,14 +123,14 @@ func (c *copiers) begun(j *copyJob) {
 	c.open.Store(int64(len(c.jobs)))
 }
 
-// help works on jobs until the end.
+// help works on jobs until the copiers are closed.
 func (c *copiers) help() {
 	for j := c.nextJob(); j != nil; j = c.nextJob() {
 		c.work(j)
 	}
 }
 
-// nextJob finds a job; nil at the end.
+// nextJob waits for a job. It returns nil when the copiers are closed.
 func (c *copiers) nextJob() *copyJob {
 	for {
 		c.how.look(func() bool { return c.open.Load() > 0 })
@@ -142,7 +142,7 @@ func (c *copiers) nextJob() *copyJob {
 	}
 }
 
-// job is a job with something left to begin. Where there is none the goroutine is to sleep until it is woken.
+// job returns a job that has a stripe to begin. If there is none, sleep is true and the goroutine must sleep until it is woken.
 func (c *copiers) job() (j *copyJob, sleep bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -156,7 +156,7 @@ func (c *copiers) job() (j *copyJob, sleep bool) {
 	return nil, true
 }
 
-// look waits for a while until something is so, and says whether it is. It keeps a core busy, where there are some to spare.
+// look spins until so returns true, but at most for the vigil, and returns the last result of so. With few cores it does not spin.
 func (h copying) look(so func() bool) bool {
 	if runtime.GOMAXPROCS(0) < manyCores {
 		return so()
@@ -169,7 +169,7 @@ func (h copying) look(so func() bool) bool {
 	return so()
 }
 
-// close ends the goroutines. Nobody is copying.
+// close ends the goroutines. No copy may be running.
 func (c *copiers) close() {
 	c.mu.Lock()
 	c.closed = true

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// newCopiers are copiers of small stripes, with more cores than the machine may have.
+// newCopiers returns copiers with small stripes. GOMAXPROCS may be more than the machine has.
 func newCopiers(t testing.TB, how copying) *copiers {
 	t.Helper()
 	before := runtime.GOMAXPROCS(8)
@@ -58,7 +58,7 @@ func TestWhatCopiersCopiedMayBeChangedAtOnce(t *testing.T) {
 
 func TestACopyDoesNotWaitForHelpersThatSleepOn(t *testing.T) {
 	c := newCopiers(t, copying{stripe: 1000, together: 3})
-	c.started, c.asleep = 2, 2 // by the accounts: nobody is there to be woken
+	c.started, c.asleep = 2, 2 // only the counts: there is no goroutine to wake
 	c.wake = make(chan struct{}, 2)
 	src, dst := random(10_000, 2), make([]byte, 10_000)
 	c.copy(dst, src)
@@ -81,6 +81,6 @@ func TestCopiersThatFoundNothingSleepUntilTheyAreClosed(t *testing.T) {
 	c.close()
 	c.close()
 	assert.Zero(t, c.started)
-	c.copy(dst, random(10_000, 4)) // and they begin again
+	c.copy(dst, random(10_000, 4)) // starts the goroutines again
 	assert.True(t, bytes.Equal(random(10_000, 4), dst))
 }

@@ -16,20 +16,21 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// deviceBackend is memory of a CUDA memory pool with POSIX-fd export.
+// deviceBackend is memory of a CUDA memory pool that is exported as a POSIX file descriptor.
 var deviceBackend = Backend{Kind: Device, Probe: probeDevice, Create: newDeviceArena, Open: openDeviceArena}
 
-// poolGranularity is what the sizes of pools are rounded to, in bytes: the driver takes physical memory for a pool in
-// pages of 2 MiB.
+// poolGranularity is the number of bytes that sizes of pools are rounded up to. The driver takes physical memory for a pool in pages of
+// 2 MiB.
 const poolGranularity = 2 << 20
 
-// blockGranularity keeps blocks aligned as CUDA keeps its own allocations, in bytes.
+// blockGranularity is the alignment of blocks in bytes. CUDA aligns its own allocations in the same way.
 const blockGranularity = 512
 
-// FindDevice finds a GPU by ordinal or UUID; "" is the first. Ordinals are as this process counts, and differ between processes
-// where CUDA_VISIBLE_DEVICES does; UUIDs are the same everywhere.
+// FindDevice returns the GPU with an ordinal or a UUID; "" is the first. Ordinals are those of this process. They differ between
+// processes
+// with a different CUDA_VISIBLE_DEVICES. UUIDs are the same everywhere.
 //
-// Errors: [ErrUnavailable] for one that this process does not see, [ErrInvalid] for a name that is none.
+// Errors: [ErrUnavailable] if this process does not see the GPU, [ErrInvalid] if the name is neither an ordinal nor a UUID.
 func FindDevice(name string) (cuda.Device, error) {
 	if err := cuda.Init(); err != nil {
 		return cuda.Device{}, deviceError("find a GPU", err)
@@ -59,7 +60,7 @@ func FindDevice(name string) (cuda.Device, error) {
 	return d, nil
 }
 
-// DeviceUUID is the UUID of a GPU by its ordinal or UUID; "" is the first.
+// DeviceUUID returns the UUID of the GPU with an ordinal or a UUID; "" is the first.
 //
 // Errors: as [FindDevice].
 func DeviceUUID(name string) (string, error) {
@@ -79,7 +80,7 @@ func probeDevice(name string) error {
 	return probePools(d)
 }
 
-// probePools says whether d has memory pools that can be shared by file descriptor.
+// probePools returns an error if d has no memory pools that can be shared by file descriptor.
 func probePools(d cuda.Device) error {
 	if ok, err := d.SupportsMemPools(); err != nil || !ok {
 		return deviceLacks(d, "memory pools (cuMemPoolCreate)", err)
@@ -98,7 +99,7 @@ func deviceLacks(d cuda.Device, feature string, err error) error {
 	return situation.Of(ErrUnavailable, "GPU %d (%s) has no %s", d.Ordinal(), name, feature)
 }
 
-// deviceError puts a driver's error into this package's words; the driver's own stays in the chain.
+// deviceError wraps a driver's error in a sentinel of this package and the name of the operation. The driver's error stays in the chain.
 func deviceError(op string, err error) error {
 	if err == nil {
 		return nil
@@ -123,7 +124,7 @@ type deviceArena struct {
 	file *os.File
 
 	mu   sync.Mutex
-	owed []*deviceAllocation // nobody's, and not given back yet
+	owed []*deviceAllocation // allocations that no caller has and that could not be freed yet
 }
 
 func newDeviceArena(spec PoolSpec, _ *hostmem.Memory) (Arena, error) {
@@ -134,7 +135,7 @@ func newDeviceArena(spec PoolSpec, _ *hostmem.Memory) (Arena, error) {
 	return newPoolArena(g, spec, cuda.DeviceLocation(g.device))
 }
 
-// newPoolArena makes a memory pool; g is the arena's from then on.
+// newPoolArena makes a memory pool. The arena takes over g.
 func newPoolArena(g *gpu, spec PoolSpec, where cuda.Location) (*deviceArena, error) {
 	pool, err := g.ctx.NewMemPool(cuda.MemPoolSpec{MaxBytes: sizeclass.RoundUp(spec.MaxBytes, poolGranularity), Location: where, Exportable: true})
 	if err != nil {
@@ -162,14 +163,14 @@ func (a *deviceArena) Allocate(_ context.Context, size uint64) (Allocation, erro
 		return nil, deviceError("allocate "+bytesize.Text(size), err)
 	}
 	d := &deviceAllocation{deviceMemory: deviceMemory{a.gpu, ptr, size}, pool: a.pool}
-	// The allocation is ordered on our stream; other processes must be able to use it at once.
+	// The allocation is ordered in our stream, but other processes must be able to use it at once.
 	if err := a.stream.Synchronize(); err != nil {
 		return nil, errors.Join(deviceError("wait for an allocation", err), a.giveBack(d))
 	}
 	return d, nil
 }
 
-// giveBack frees what nobody was told of, and what could not be freed before.
+// giveBack frees the allocations, and those that could not be freed before.
 func (a *deviceArena) giveBack(more ...*deviceAllocation) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -190,7 +191,7 @@ func (a *deviceArena) Close() error {
 type deviceAllocation struct {
 	deviceMemory
 	pool  *cuda.MemPool
-	freed bool // the driver took it back, if not yet for good
+	freed bool // the driver has accepted the free, but it may not be done yet
 }
 
 func (d *deviceAllocation) Export() (Export, error) {
@@ -211,7 +212,7 @@ func (d *deviceAllocation) Free() error {
 	return deviceError("wait for a block to be free", d.stream.Synchronize())
 }
 
-// importedDeviceArena is another process's CUDA memory pool.
+// importedDeviceArena is a CUDA memory pool of another process.
 type importedDeviceArena struct {
 	*gpu
 	pool *cuda.MemPool
@@ -272,10 +273,10 @@ func (a *importedDeviceArena) Close() error {
 type deviceMapping struct {
 	deviceMemory
 	pool  *cuda.MemPool
-	freed bool // the driver unmaps it, if not yet for good
+	freed bool // the driver has accepted the unmapping, but it may not be done yet
 }
 
-// Memory is the one mapping: pools cannot be read-only.
+// Memory returns the only mapping, because memory of pools cannot be read-only.
 func (m *deviceMapping) Memory(bool) (Memory, error) { return m.deviceMemory, nil }
 
 func (m *deviceMapping) Close() error {

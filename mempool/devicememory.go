@@ -2,7 +2,7 @@ package mempool
 
 import "github.com/poolbridge/poolbridge/cuda"
 
-// deviceMemory is memory on a GPU. All that is done with it here goes through the GPU's device stream, in order.
+// deviceMemory is memory on a GPU. This package does all its work on the memory in the GPU's device stream.
 type deviceMemory struct {
 	*gpu
 	ptr  cuda.DevicePtr

@@ -8,8 +8,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// deviceStream is this process's line of work on one GPU: one stream for all pools on it, so that their work is in order and takes
-// one word of a timeline. It may wait for other processes; what must not wait uses streams of its own.
+// deviceStream is the stream in which this process works on one GPU. All pools on the GPU share it, so that their work is in order and
+// needs only one word of a timeline. Its work may wait for other processes. Work that must not wait uses other streams.
 type deviceStream struct {
 	ctx     *cuda.Context
 	stream  *cuda.Stream
@@ -18,7 +18,7 @@ type deviceStream struct {
 	users   int // guarded by deviceStreams.mu
 }
 
-// deviceStreams has the device stream of each GPU in use.
+// deviceStreams has the device streams in use, by GPU.
 var deviceStreams = struct {
 	mu sync.Mutex
 	on map[cuda.Device]*deviceStream
@@ -46,12 +46,12 @@ func openDeviceStream(d cuda.Device) (*deviceStream, error) {
 	return l, nil
 }
 
-// streamKey is what tells a deviceStream from other queues. A deviceStream that is opened again after its end goes on in the same word.
+// streamKey is the order key of a deviceStream. A deviceStream that is closed and opened again keeps its word of the timeline.
 type streamKey struct{ device cuda.Device }
 
-// deviceStreamsIdle says whether all that was begun in the device streams is done.
+// deviceStreamsIdle reports whether all work in the device streams is done.
 func deviceStreamsIdle() bool {
-	if !deviceStreams.mu.TryLock() { // held while a device stream's last work is waited for
+	if !deviceStreams.mu.TryLock() { // leave holds it while it waits for the last work of a device stream
 		return false
 	}
 	defer deviceStreams.mu.Unlock()
@@ -63,7 +63,7 @@ func deviceStreamsIdle() bool {
 	return true
 }
 
-// leave ends one use of the deviceStream; the last one waits for its work and ends it.
+// leave ends one use of the deviceStream. The last use waits for the stream's work and closes it.
 func (l *deviceStream) leave() error {
 	deviceStreams.mu.Lock()
 	defer deviceStreams.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// gpuArena makes memory on the first GPU; the test is skipped where there is none.
+// gpuArena makes memory on the first GPU. It skips the test if there is none.
 func gpuArena(t testing.TB) Arena {
 	t.Helper()
 	if err := Device.Probe(""); err != nil {
@@ -25,7 +25,7 @@ func gpuArena(t testing.TB) Arena {
 	return a
 }
 
-// take allocates at least n bytes until the test is over.
+// take allocates at least n bytes, which are freed when the test ends.
 func take(t testing.TB, a Arena, n uint64) *deviceAllocation {
 	t.Helper()
 	m, err := a.Allocate(t.Context(), sizeclass.RoundUp(n, a.Granularity()))
@@ -37,7 +37,7 @@ func take(t testing.TB, a Arena, n uint64) *deviceAllocation {
 	return m.(*deviceAllocation)
 }
 
-// blocked makes the deviceStream of memory wait until the fence is reached.
+// blocked makes the deviceStream of the memory wait until the fence is reached.
 func blocked(t testing.TB, m Memory, c *Clock, at Fence) {
 	t.Helper()
 	q := m.Queue().(*streamQueue)
@@ -47,7 +47,7 @@ func blocked(t testing.TB, m Memory, c *Clock, at Fence) {
 	require.NoError(t, q.wait(t.Context(), c.Page(), at))
 }
 
-// unreached is a fence of a clock that it has yet to reach, and does before the memory goes that was taken so far.
+// unreached returns a fence of a clock that is not reached. At the end of the test it is reached before the memory taken so far is freed.
 func unreached(t testing.TB) (*Clock, Fence) {
 	t.Helper()
 	clock := newClock(t)
@@ -59,7 +59,7 @@ func unreached(t testing.TB) (*Clock, Fence) {
 }
 
 func TestCopiesToAndFromAGPU(t *testing.T) {
-	const size = 70 << 20 // more pieces than there are
+	const size = 70 << 20 // more than all pieces hold
 	m := take(t, gpuArena(t), size)
 	for i, n := range []int{0, 1, 511, smallPiece, smallPiece + 1, largePiece - 1, largePiece, largePiece + 1, fetchBytes + 1, 3*largePiece + 3, size - 7} {
 		src, dst := random(n, uint64(i)), make([]byte, n)
@@ -136,7 +136,7 @@ func BenchmarkCopyFrom(b *testing.B) {
 			}
 		})
 	}
-	b.Run("pinned 16 MiB", func(b *testing.B) { // what there is to reach
+	b.Run("pinned 16 MiB", func(b *testing.B) { // the upper limit
 		d := take(b, a, 16<<20)
 		mem, err := d.ctx.NewPinned(16 << 20)
 		require.NoError(b, err)

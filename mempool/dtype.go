@@ -1,6 +1,6 @@
 package mempool
 
-// DType names an element type, in the words that NumPy and the array API standard use ("float32", "bfloat16", …).
+// DType names an element type, with the names of NumPy and the array API standard ("float32", "bfloat16", …).
 type DType string
 
 // The element types a tensor can have.
@@ -22,7 +22,7 @@ const (
 	Complex128 DType = "complex128"
 )
 
-// dtypes are all element types, in the order in which errors list them.
+// dtypes are all element types, in the order in which error texts list them.
 var dtypes = []DType{Bool, Int8, Int16, Int32, Int64, Uint8, Uint16, Uint32, Uint64, Float16, BFloat16, Float32, Float64,
 	Complex64, Complex128}
 
@@ -34,5 +34,5 @@ var itemSizes = map[DType]uint64{
 	Complex128: 16,
 }
 
-// ItemSize is the size of one element in bytes, 0 for an unknown type.
+// ItemSize returns the size of one element in bytes, 0 for an unknown type.
 func (d DType) ItemSize() uint64 { return itemSizes[d] }

@@ -2,8 +2,8 @@ package mempool
 
 import "errors"
 
-// The situations in which an operation of this package or of package service fails. Every error that they return wraps exactly
-// one of them, except those of a context.
+// Sentinels for the ways in which operations of this package and of package service fail. Every error that they return wraps exactly one
+// of them, except the errors of a context.
 var (
 	ErrInvalid      = errors.New("invalid argument")
 	ErrNotFound     = errors.New("not found")
@@ -22,10 +22,9 @@ var (
 	ErrInternal     = errors.New("internal error")
 )
 
-// ErrRecalling comes along with [ErrLimit] where room is on its way: blocks that nobody uses have been asked back from
-// the sessions that map them.
+// ErrRecalling is joined with [ErrLimit] if room will come: the service has recalled unused blocks from the sessions that map them.
 var ErrRecalling = errors.New("unused blocks are being asked back")
 
-// ErrWanted comes along with [ErrLimit] where room may come at once: sessions that have producers were asked just now for the
-// leases that they keep for their next frames. See WantedTime of package service.
+// ErrWanted is joined with [ErrLimit] if room may come soon: the service has just asked sessions with producers for the leases that they
+// keep for their next frames. See WantedTime of package service.
 var ErrWanted = errors.New("producers were asked for what they keep")

@@ -11,14 +11,14 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// Event is an interprocess event of CUDA: a mark in a queue of one process that queues of others can wait for. It works only
-// between processes of one user that see the same /dev/shm, and a wait for the event of a dead process never ends.
-// Fences have neither limit.
+// Event is an interprocess event of CUDA: a mark in a queue of one process that queues of other processes can wait for. It works only
+// between processes of the same user that share /dev/shm, and a wait for an event of a dead process never ends. Fences have neither
+// limit.
 type Event struct {
-	event        *cuda.Event // nil: this process only passes it on
+	event        *cuda.Event // nil: this process only passes the event on
 	handle       cuda.IPCEventHandle
-	made         bool          // by this process
-	deviceStream *deviceStream // of its GPU, if it was made here: where the memory that it stands for has none
+	made         bool          // this process made it
+	deviceStream *deviceStream // of an event that was made here: the device stream of its GPU, for memory without a device stream
 
 	mu       sync.Mutex
 	recorded bool
@@ -27,13 +27,13 @@ type Event struct {
 // EventBytes is the size of an interprocess event's handle.
 const EventBytes = len(cuda.IPCEventHandle{})
 
-// madeEvents are the events that this process made and did not close: it cannot open them.
+// madeEvents has the events that this process has made and not closed. The driver cannot open them in this process.
 var madeEvents sync.Map // of cuda.IPCEventHandle to *Event
 
-// NewEvent makes an event on the context's GPU. It is to be closed once everybody who was told of it has opened it or will
-// not.
+// NewEvent makes an event on the context's GPU. The caller must keep it open until every process that knows its handle has opened it or
+// will not open it any more.
 //
-// Errors: [ErrUnavailable] where the GPU has no interprocess events.
+// Errors: [ErrUnavailable] if the GPU has no interprocess events.
 func NewEvent(ctx *cuda.Context) (*Event, error) {
 	if ok, err := ctx.Device().SupportsIPCEvents(); err != nil || !ok {
 		return nil, deviceLacks(ctx.Device(), "interprocess events", err)
@@ -55,10 +55,11 @@ func NewEvent(ctx *cuda.Context) (*Event, error) {
 	return e, nil
 }
 
-// OpenEvent opens an event on a GPU (an ordinal or a UUID). One that this process made itself is returned as it is.
+// OpenEvent opens an event on a GPU (an ordinal or a UUID). It returns an event that this process has made as it is.
 //
-// Errors: [ErrUnavailable] where events of the process that made it cannot be opened here, or that process is gone;
-// [ErrInvalid] for a handle that has not 64 bytes.
+// Errors: [ErrUnavailable] if events of the process that made it cannot be opened here, or that process is gone; [ErrInvalid] for a
+// handle
+// that does not have 64 bytes.
 func OpenEvent(device string, handle []byte) (*Event, error) {
 	known, err := EventOf(handle)
 	if err != nil {
@@ -76,7 +77,7 @@ func OpenEvent(device string, handle []byte) (*Event, error) {
 		return nil, deviceError(fmt.Sprintf("use GPU %d", d.Ordinal()), err)
 	}
 	event, err := ctx.OpenEvent(known.handle)
-	left := deviceError("let go of a GPU", insist(ctx.Close)) // the event keeps it
+	left := deviceError("let go of a GPU", insist(ctx.Close)) // the event keeps the context
 	switch {
 	case err != nil:
 		return nil, errors.Join(eventError(err), left)
@@ -97,9 +98,9 @@ func eventError(err error) error {
 	return deviceError("open an interprocess event", err)
 }
 
-// EventOf is an event that this process only passes on.
+// EventOf returns an event that this process only passes on.
 //
-// Errors: [ErrInvalid] for a handle that has not 64 bytes.
+// Errors: [ErrInvalid] for a handle that does not have 64 bytes.
 func EventOf(handle []byte) (*Event, error) {
 	e := new(Event)
 	if len(handle) != len(e.handle) {
@@ -109,13 +110,13 @@ func EventOf(handle []byte) (*Event, error) {
 	return e, nil
 }
 
-// Handle is the event's name for other processes.
+// Handle returns the handle with which other processes open the event.
 func (e *Event) Handle() []byte { return e.handle[:] }
 
-// Record makes the event stand for what a queue of a GPU holds now. Recorded again it stands for that, but not for those who
-// wait already.
+// Record makes the event mark all work that is now in a queue of a GPU. Recording it again moves the mark, but queues that already wait
+// still wait for the old one.
 //
-// Errors: [ErrInvalid] for a queue that is of no GPU.
+// Errors: [ErrInvalid] if the queue is not a queue of a GPU.
 func (e *Event) Record(q Queue) error {
 	s, ok := q.(*streamQueue)
 	if !ok || e.event == nil {
@@ -130,8 +131,7 @@ func (e *Event) Record(q Queue) error {
 	return nil
 }
 
-// Before makes what comes next in a queue come after what the event stands for; on [CPU] it waits. An event that was never
-// recorded holds nobody up.
+// Before makes later work in a queue wait for the event. On [CPU] it waits itself. An event that was never recorded counts as reached.
 //
 // Errors: on the CPU [ErrTimeout] and the context's.
 func (e *Event) Before(ctx context.Context, q Queue) error {
@@ -153,12 +153,12 @@ func (e *Event) Before(ctx context.Context, q Queue) error {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-time.After(sleep): // a GPU wakes nobody
+		case <-time.After(sleep): // the GPU does not wake threads
 		}
 	}
 }
 
-// Close destroys the event. Queues that wait for it go on waiting for what it stood for.
+// Close destroys the event. Queues that wait for it still wait for the work that it marked.
 func (e *Event) Close() error {
 	if e.event == nil {
 		return nil
@@ -170,7 +170,7 @@ func (e *Event) Close() error {
 	return err
 }
 
-// line is a queue that can come after the event, for memory whose own queue is own.
+// line returns a queue of a GPU that can wait for the event. own is the memory's own queue.
 func (e *Event) line(own Queue) Queue {
 	if own.orderKey() == nil && e.deviceStream != nil {
 		return e.deviceStream.queue
@@ -178,13 +178,13 @@ func (e *Event) line(own Queue) Queue {
 	return own
 }
 
-// sendable says whether the event can stand for content that this process completes.
+// sendable returns an error if the event cannot say when content of this process is complete.
 func (e *Event) sendable() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
 	case e.event == nil:
-		return situation.Of(ErrInvalid, "of an event that this process only passes on it can make no fence: name one, or open the event")
+		return situation.Of(ErrInvalid, "this process only passes the event on, so it cannot make a fence of it: name a fence, or open the event")
 	case !e.recorded:
 		return situation.Of(ErrInvalid, "the event was never recorded, and would say that the content is complete: record it after the work")
 	}

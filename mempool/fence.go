@@ -13,19 +13,19 @@ const (
 	// MaxFenceValue is the greatest value of a fence.
 	MaxFenceValue = letGo - 1
 
-	// letGo is what the service adds to the words of a process that is gone: every wait ends, and what the word says
-	// below it is what was really reached.
+	// letGo is what the service adds to the words of a process that is gone, so that every wait ends. The value below it is the value
+	// that was really reached.
 	letGo = 1 << 62
 )
 
-// Fence names a moment in somebody's work: it is reached when a word of a timeline is Value or more. It is plain data.
+// Fence identifies a point in the work of a process. It is reached when a word of a timeline is Value or more. It is plain data.
 type Fence struct {
 	Timeline uint64 // timeline id
 	Word     uint64 // index of the word
-	Value    uint64 // counts up from 1
+	Value    uint64 // from 1 on
 }
 
-// Validate says whether a timeline could have such a fence.
+// Validate returns an error if no timeline can have such a fence.
 //
 // Errors: [ErrInvalid].
 func (t Fence) Validate() error {
@@ -38,8 +38,8 @@ func (t Fence) Validate() error {
 	return nil
 }
 
-// passed says whether a wait for value ends at word: by cyclic comparison, as cuStreamWaitValue64 does it.
+// passed reports whether a wait for value ends at word. The comparison is cyclic, like that of cuStreamWaitValue64.
 func passed(word, value uint64) bool { return word-value <= math.MaxInt64 }
 
-// kept says whether value had really been reached, where passed is true.
+// kept reports whether value was really reached, if passed is true.
 func kept(word, value uint64) bool { return word%letGo >= value }

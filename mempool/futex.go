@@ -8,19 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The operations of futex(2), on words that processes share. The memory is not Go's.
+// The operations of futex(2) for words that processes share. The words are not on the Go heap.
 const (
 	futexOpWait = 0
 	futexOpWake = 1
 )
 
-// futexWait sleeps while the word is value, until somebody wakes it, but no longer than limit. It may return early.
+// futexWait sleeps while the word is value, until another thread wakes it, but no longer than limit. It may return early.
 func futexWait(word *uint32, value uint32, limit time.Duration) {
 	ts := unix.NsecToTimespec(int64(limit))
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexOpWait, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0)
 }
 
-// futexWake wakes everybody who sleeps on the word.
+// futexWake wakes all threads that sleep on the word.
 func futexWake(word *uint32) {
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexOpWake, math.MaxInt32, 0, 0, 0)
 }

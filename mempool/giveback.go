@@ -7,8 +7,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// insist gives something back for good, and tries again what failed: what is not given back now is lost until this
-// process ends. give takes up where it left off.
+// insist calls give, and once more if it fails. give releases something and continues where an earlier call failed. What it does not
+// release is lost until this process ends.
 func insist(give func() error) error {
 	err := give()
 	if err == nil || cuda.Hopeless(err) {
@@ -17,10 +17,10 @@ func insist(give func() error) error {
 	return give()
 }
 
-// Free gives an allocation back for good, and tries again where that fails.
+// Free frees an allocation, with a second try if that fails.
 func Free(a Allocation) error { return insist(a.Free) }
 
-// closeFile closes a file that may have been closed before.
+// closeFile closes a file. It is not an error if the file is closed already.
 func closeFile(f *os.File) error {
 	if err := f.Close(); !errors.Is(err, os.ErrClosed) {
 		return err

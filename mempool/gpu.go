@@ -9,8 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// gpu is a GPU in use: its context, one stream for making and freeing memory, which waits for nobody, and the deviceStream where
-// the memory is worked on.
+// gpu is a GPU in use. It has the GPU's context, a stream for allocating and freeing memory, whose work never waits for other processes,
+// and the deviceStream for work on the memory.
 type gpu struct {
 	device       cuda.Device
 	info         DeviceInfo
@@ -39,7 +39,7 @@ func openGPU(d cuda.Device) (*gpu, error) {
 	return &gpu{device: d, info: DeviceInfo{Ordinal: d.Ordinal(), UUID: uuid.String()}, ctx: ctx, stream: stream, deviceStream: deviceStream}, nil
 }
 
-// gpuFor opens the GPU whose memory a pool is to take, if has says that it can.
+// gpuFor opens the GPU for a new pool. has returns an error if the GPU lacks what the pool needs.
 func gpuFor(spec PoolSpec, has func(cuda.Device) error) (*gpu, error) {
 	d, err := FindDevice(spec.Device)
 	if err != nil {
@@ -53,7 +53,7 @@ func gpuFor(spec PoolSpec, has func(cuda.Device) error) (*gpu, error) {
 		return nil, deviceError("read the GPU's memory size", err)
 	}
 	if spec.MaxBytes > total {
-		return nil, situation.Of(ErrOutOfMemory, "pool %q may take %s, but GPU %d has %s: make a smaller one", spec.Name, bytesize.Text(spec.MaxBytes),
+		return nil, situation.Of(ErrOutOfMemory, "pool %q may take %s, but GPU %d has %s: make a smaller pool", spec.Name, bytesize.Text(spec.MaxBytes),
 			d.Ordinal(), bytesize.Text(total))
 	}
 	return openGPU(d)
@@ -68,7 +68,7 @@ func gpuOf(p PoolInfo) (*gpu, error) {
 	return openGPU(d)
 }
 
-// deviceOf is the GPU of another process's pool. Ordinals differ between processes, UUIDs do not.
+// deviceOf returns the GPU of another process's pool. It uses the UUID, because ordinals differ between processes.
 func deviceOf(p PoolInfo) (cuda.Device, error) {
 	if p.Device.UUID == "" {
 		return cuda.Device{}, situation.Of(ErrInvalid, "pool %q of kind %q names no GPU", p.Name, p.Kind)
@@ -76,7 +76,7 @@ func deviceOf(p PoolInfo) (cuda.Device, error) {
 	return FindDevice(p.Device.UUID)
 }
 
-// Close lets go of the GPU.
+// Close releases the GPU.
 func (g *gpu) Close() error {
 	return errors.Join(g.deviceStream.leave(), deviceError("let go of a GPU", insist(g.letGo)))
 }
@@ -85,9 +85,9 @@ func (g *gpu) letGo() error {
 	return errors.Join(g.stream.Close(), g.ctx.Close())
 }
 
-// peer finds a GPU by name that is to reach the memory of this one.
+// peer returns the GPU with a name, if it can access the memory of g.
 //
-// Errors: [ErrUnavailable] naming both, where the hardware does not let it.
+// Errors: [ErrUnavailable], naming both GPUs, if the hardware does not allow it.
 func (g *gpu) peer(name string) (cuda.Device, error) {
 	d, err := FindDevice(name)
 	if err != nil || d == g.device {
@@ -96,7 +96,7 @@ func (g *gpu) peer(name string) (cuda.Device, error) {
 	return d, peerAccess(d, g.device)
 }
 
-// peerAccess says whether the hardware lets d reach the memory of owner.
+// peerAccess returns an error if the hardware does not let d access the memory of owner.
 func peerAccess(d, owner cuda.Device) error {
 	if ok, err := d.CanAccessPeer(owner); err != nil || !ok {
 		return unreachable(d, owner, err)
@@ -104,7 +104,7 @@ func peerAccess(d, owner cuda.Device) error {
 	return nil
 }
 
-// unreachable says that d does not reach the memory of owner.
+// unreachable returns the error for a GPU d that cannot access the memory of owner.
 func unreachable(d, owner cuda.Device, err error) error {
 	text := fmt.Sprintf("GPU %s does not reach the memory of GPU %s", describeGPU(d), describeGPU(owner))
 	if err == nil {
@@ -113,14 +113,14 @@ func unreachable(d, owner cuda.Device, err error) error {
 	return fmt.Errorf("%w: %s: %w", ErrUnavailable, text, err)
 }
 
-// describeGPU is a GPU's ordinal, name and UUID.
+// describeGPU returns a GPU's ordinal, name and UUID.
 func describeGPU(d cuda.Device) string {
 	name, _ := d.Name()
 	uuid, _ := d.UUID()
 	return fmt.Sprintf("%d (%s, %s)", d.Ordinal(), name, uuid)
 }
 
-// importError tells what cannot be imported because it is not what it should be: the driver has no one word for that.
+// importError returns the error of an import. The driver has several results for an export of the wrong kind or size.
 func importError(op string, err error) error {
 	for _, result := range []cuda.Result{cuda.ErrUnknown, cuda.ErrInvalidDevice, cuda.ErrOperatingSystem, cuda.ErrMapFailed, cuda.ErrNotSupported} {
 		if errors.Is(err, result) {

@@ -20,10 +20,10 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// hostBackend is memory of a memfd: every process that has the fd maps the whole pool once, and a block is an offset.
+// hostBackend is memory of a memfd. Every process that has the descriptor maps the whole pool once, and a block is an offset.
 var hostBackend = Backend{Kind: Host, Probe: probeHost, Create: newHostArena, Open: openHostArena}
 
-// hostSeals fix a memfd's size, so that no process can make another one's access to the mapping a SIGBUS.
+// hostSeals fix a memfd's size. Otherwise a process could shrink it, and accesses of other processes would end with SIGBUS.
 const hostSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
 func probeHost(device string) error {
@@ -33,13 +33,13 @@ func probeHost(device string) error {
 	return nil
 }
 
-// hostArena is a memfd mapped in this process, with what is free of it.
+// hostArena is a memfd that is mapped in this process, with a list of its free ranges.
 type hostArena struct {
 	memory *hostmem.Memory
 	file   *os.File
 	mem    []byte
 
-	lasts atomic.Bool // what is freed stays as it is
+	lasts atomic.Bool // freed ranges keep their content
 
 	mu   sync.Mutex
 	free []span // sorted by offset, never adjacent
@@ -95,8 +95,9 @@ func mapHost(f *os.File, size uint64) ([]byte, error) {
 	return mem, nil
 }
 
-// HostError puts the error of a call of the operating system into this package's words: it tells running out of something from
-// other failures.
+// HostError wraps the error of a system call in a sentinel of this package, depending on whether a limit or memory is exhausted or the
+// call
+// failed for another reason.
 func HostError(call string, err error) error {
 	sentinel := ErrInternal
 	switch {
@@ -117,7 +118,7 @@ func HostError(call string, err error) error {
 	return fmt.Errorf("%w: %w", sentinel, os.NewSyscallError(call, err))
 }
 
-// memoryError tells a machine that has not the memory from one that does not say what it has.
+// memoryError wraps an error of package hostmem in a sentinel of this package.
 func memoryError(err error) error {
 	switch _, short := errors.AsType[*hostmem.Shortage](err); {
 	case short:
@@ -138,8 +139,9 @@ func (a *hostArena) InUse() (uint64, error) {
 	return a.used, nil
 }
 
-// hostPart is how many bytes are taken of the kernel at a time: the pool's other allocations and faults wait meanwhile, which is
-// some 10 ms. A signal has the kernel give back what it took for the part, and begin again.
+// hostPart is how many bytes are allocated in the kernel at a time. Other allocations and page faults of the pool wait meanwhile, for
+// some
+// 10 ms. After a signal the kernel gives the pages of the part back, and the part begins again.
 const hostPart = 32 << 20
 
 func (a *hostArena) Allocate(ctx context.Context, size uint64) (Allocation, error) {
@@ -147,7 +149,7 @@ func (a *hostArena) Allocate(ctx context.Context, size uint64) (Allocation, erro
 	if err != nil {
 		return nil, err
 	}
-	// Take the pages now: later the lack of them would be a SIGBUS in whichever process touches them first.
+	// Allocate the pages now. Otherwise missing memory would be a SIGBUS in the process that touches a page first.
 	took := uint64(0)
 	err = a.memory.Take(size, hostPart, func(at, n uint64) error {
 		if ctx.Err() != nil {
@@ -164,13 +166,13 @@ func (a *hostArena) Allocate(ctx context.Context, size uint64) (Allocation, erro
 		if took > 0 {
 			err = errors.Join(err, a.punch(off, took))
 		}
-		a.put(span{off, size}) // whatever came of that: nobody wrote to it
+		a.put(span{off, size}) // even if punch failed: nobody has written to the range
 		return nil, err
 	}
 	return &hostAllocation{hostMemory: hostMemory{a.mem[off : off+size : off+size]}, arena: a, off: off}, nil
 }
 
-// fallocate takes or gives back the pages of a range. The kernel does not go on by itself after a signal.
+// fallocate allocates or frees the pages of a range. It repeats the call after a signal.
 func (a *hostArena) fallocate(mode uint32, off, size uint64) error {
 	for {
 		err := unix.Fallocate(int(a.file.Fd()), mode, int64(off), int64(size))
@@ -183,12 +185,12 @@ func (a *hostArena) fallocate(mode uint32, off, size uint64) error {
 	}
 }
 
-// punch gives the pages of a range back.
+// punch frees the pages of a range.
 func (a *hostArena) punch(off, size uint64) error {
 	return a.fallocate(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, size)
 }
 
-// take finds the smallest free range that is large enough.
+// take takes the smallest free range that is large enough.
 func (a *hostArena) take(size uint64) (uint64, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -213,7 +215,7 @@ func (a *hostArena) take(size uint64) (uint64, error) {
 	return off, nil
 }
 
-// put makes a range free and joins it with its neighbours.
+// put makes a range free and joins it with its free neighbours.
 func (a *hostArena) put(s span) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -252,8 +254,8 @@ func (h *hostAllocation) Export() (Export, error) {
 	return Export{Data: binary.LittleEndian.AppendUint64(nil, h.off)}, nil
 }
 
-// Free gives the pages back, so that the next to get the range finds zeros. If there will be no next, they go with the file:
-// when the last to map it has unmapped it.
+// Free frees the pages, so that the next owner of the range gets zeros. After Last there is no next owner: the pages then stay until the
+// last process unmaps the file.
 func (h *hostAllocation) Free() error {
 	size := uint64(len(h.mem))
 	if h.arena.lasts.Load() {
@@ -267,7 +269,7 @@ func (h *hostAllocation) Free() error {
 	return nil
 }
 
-// hostMemory is memory that the CPU reaches.
+// hostMemory is memory that the CPU can access.
 type hostMemory struct{ mem []byte }
 
 func (h hostMemory) CopyFrom(off uint64, src []byte) error {
@@ -297,7 +299,7 @@ func (h hostMemory) Pointer() uintptr   { return uintptr(unsafe.Pointer(unsafe.S
 func (h hostMemory) Queue() Queue       { return CPU }
 func (h hostMemory) Synchronize() error { return nil }
 
-// importedHostArena is another process's memfd, mapped here.
+// importedHostArena is the memfd of another process, mapped in this one.
 type importedHostArena struct{ mem []byte }
 
 func openHostArena(p PoolInfo, x Export) (ImportedArena, error) {
@@ -331,12 +333,12 @@ func (a *importedHostArena) Import(x Export, size uint64) (Mapping, error) {
 	return hostMapping{hostMemory{a.mem[off : off+size : off+size]}}, nil
 }
 
-// Reach has nothing to do: no GPU reaches the memory, and none needs to.
+// Reach does nothing: no GPU accesses this memory.
 func (a *importedHostArena) Reach(string) error { return nil }
 
 func (a *importedHostArena) Close() error { return os.NewSyscallError("munmap", unix.Munmap(a.mem)) }
 
-// hostMapping is a range of an importedHostArena, which unmaps all of them at once.
+// hostMapping is a range of an importedHostArena. The arena unmaps all ranges together.
 type hostMapping struct{ hostMemory }
 
 func (m hostMapping) Memory(bool) (Memory, error) { return m.hostMemory, nil }

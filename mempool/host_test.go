@@ -41,7 +41,7 @@ func TestAMemfdTooLargeForTheMachineIsATypedError(t *testing.T) {
 	}
 }
 
-// stopping is a context that is over once it was asked n times.
+// stopping is a context that ends when it was asked n times.
 type stopping struct {
 	context.Context
 	asked, n int
@@ -90,7 +90,7 @@ func TestFreedPagesComeBackAsZeros(t *testing.T) {
 	require.NoError(t, m.Free())
 }
 
-// What is taken never overlaps, and everything that was given back is one piece again.
+// Taken ranges never overlap. When all are put back, the free memory is one range again.
 func TestHostRangesDoNotOverlapAndJoinAgain(t *testing.T) {
 	const pages = 64
 	a := newHost(t, pages*4096)
@@ -135,7 +135,7 @@ func TestAHostAllocationThatFailsTakesNothing(t *testing.T) {
 	m, err := a.Allocate(t.Context(), 4096)
 	require.NoError(t, err)
 	file := a.file
-	a.file, err = os.Open(os.DevNull) // fallocate does not work on it
+	a.file, err = os.Open(os.DevNull) // fallocate fails on it
 	require.NoError(t, err)
 	_, err = a.Allocate(t.Context(), 4096)
 	assert.ErrorIs(t, err, ErrInternal)

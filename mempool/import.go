@@ -8,10 +8,10 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// imports are the pools and blocks of services that this process maps. The driver counts neither: importing twice gives
-// the same address, and the first free unmaps it for everybody in the process. So there is one import for each pool
-// and block in the process, counted here, whichever session asked for it; and one for each GPU where a kind's imports
-// serve one GPU only.
+// imports are the pools and blocks of services that this process maps. The driver does not count imports: a second import gives the same
+// address, and the first free unmaps it for the whole process. So this process imports each pool and each block once, for all its
+// sessions,
+// and counts the users here. Where a kind's imports serve one GPU only, there is one import for each GPU.
 var imports = struct {
 	mu    sync.Mutex
 	pools map[importKey]*ImportedPool
@@ -20,10 +20,10 @@ var imports = struct {
 type importKey struct {
 	epoch Epoch
 	id    uint64
-	other string // the UUID of the GPU that it is open for, if not for the pool's own or for any
+	other string // UUID of the GPU that the pool is open for, if that is not the pool's own GPU and the kind needs an import for each
 }
 
-// ImportedPool is a pool of a service, opened in this process. It is shared by the sessions of the process that use it.
+// ImportedPool is a pool of a service that is open in this process. The sessions of the process that use it share it.
 type ImportedPool struct {
 	key    importKey
 	info   PoolInfo
@@ -32,7 +32,7 @@ type ImportedPool struct {
 	blocks map[uint64]*ImportedBlock
 }
 
-// ImportedBlock is a block of an [ImportedPool], imported once into this process.
+// ImportedBlock is a block of an [ImportedPool] that is imported in this process.
 type ImportedBlock struct {
 	mapping Mapping
 	pool    *ImportedPool
@@ -41,12 +41,11 @@ type ImportedBlock struct {
 	users   int // guarded by imports.mu
 }
 
-// ImportPool opens a pool of the service that the epoch names, for work on a device (an ordinal or a UUID; "" is the
-// pool's own): where that is another GPU, it reaches the pool's memory from this process until the pool is closed. The
-// files of x may be closed afterwards.
+// ImportPool opens a pool of the service with this epoch, for work on a device (an ordinal or a UUID; "" is the pool's own). If that is
+// another GPU, it can access the pool's memory in this process until the pool is closed. The files of x may be closed afterwards.
 //
-// Errors: [ErrUnavailable] where this process cannot reach the pool's device, or, naming both GPUs, where the hardware
-// does not let the other one; [ErrInvalid] for an export that is none.
+// Errors: [ErrUnavailable] if this process cannot use the pool's device, or, naming both GPUs, if the hardware does not let the other GPU
+// access it; [ErrInvalid] if the export is not that of such a pool.
 func ImportPool(e Epoch, info PoolInfo, x Export, device string) (*ImportedPool, error) {
 	imports.mu.Lock()
 	defer imports.mu.Unlock()
@@ -57,7 +56,7 @@ func ImportPool(e Epoch, info PoolInfo, x Export, device string) (*ImportedPool,
 	return p, nil
 }
 
-// importPool is ImportPool. imports.mu is held.
+// importPool is ImportPool. The caller holds imports.mu.
 func importPool(e Epoch, info PoolInfo, x Export, device string) (*ImportedPool, error) {
 	backend, err := info.Kind.backend()
 	if err != nil {
@@ -90,7 +89,7 @@ func importPool(e Epoch, info PoolInfo, x Export, device string) (*ImportedPool,
 	return p, nil
 }
 
-// apart is the UUID of the GPU that a pool has to be opened for apart from what others have open; "" where they share it.
+// apart returns the UUID of the GPU for which a pool needs its own import, or "" if it shares the import of the pool's own GPU.
 func (b Backend) apart(info PoolInfo, device string) (string, error) {
 	if b.OpenFor == nil || device == "" {
 		return "", nil
@@ -113,9 +112,9 @@ func (b Backend) openOn(info PoolInfo, x Export, other string) (ImportedArena, e
 	return b.Open(info, x)
 }
 
-// Block imports a block, or returns the import that this process has of it. x may be nil if it has.
+// Block imports a block, or returns the existing import of this process. x may be nil if there is one.
 //
-// Errors: [ErrInvalid] for an export that is none of this pool's, [ErrNotFound] if it is not imported and x is nil.
+// Errors: [ErrInvalid] if the export is not that of a block of this pool, [ErrNotFound] if there is no import and x is nil.
 func (p *ImportedPool) Block(id, size uint64, x *Export) (*ImportedBlock, error) {
 	imports.mu.Lock()
 	defer imports.mu.Unlock()
@@ -136,8 +135,9 @@ func (p *ImportedPool) Block(id, size uint64, x *Export) (*ImportedBlock, error)
 	return b, nil
 }
 
-// Memory is the block mapped to be read, or to be read and written, for as long as the block is in use. The two are one
-// where the kind of memory cannot be read-only.
+// Memory returns the block mapped for reading, or for reading and writing. It is valid while the block is in use. Where the kind of
+// memory
+// cannot be read-only, both are the same.
 func (b *ImportedBlock) Memory(write bool) (Memory, error) {
 	imports.mu.Lock()
 	defer imports.mu.Unlock()
@@ -148,7 +148,7 @@ func (b *ImportedBlock) Memory(write bool) (Memory, error) {
 	return m, nil
 }
 
-// Close ends one use of the block; the last one unmaps it. After an error that use goes on: the block can be closed again.
+// Close ends one use of the block. The last use unmaps it. If that fails, the use continues and Close can be called again.
 func (b *ImportedBlock) Close() error {
 	imports.mu.Lock()
 	defer imports.mu.Unlock()
@@ -163,14 +163,14 @@ func (b *ImportedBlock) Close() error {
 	return b.pool.leave()
 }
 
-// Close ends one use of the pool; the last one, and the last block's, closes it.
+// Close ends one use of the pool. The pool is closed when its last use and its last block have ended.
 func (p *ImportedPool) Close() error {
 	imports.mu.Lock()
 	defer imports.mu.Unlock()
 	return p.leave()
 }
 
-// leave ends one use of the pool. imports.mu is held.
+// leave ends one use of the pool. The caller holds imports.mu.
 func (p *ImportedPool) leave() error {
 	if p.users--; p.users > 0 {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// hostPool makes memory of the CPU, and what a client is told of its pool.
+// hostPool makes memory of the CPU, and returns the PoolInfo and the Export that a client gets.
 func hostPool(t *testing.T, maxBytes uint64) (Arena, PoolInfo) {
 	t.Helper()
 	a := newHost(t, maxBytes)

@@ -2,14 +2,14 @@ package mempool
 
 import "encoding/hex"
 
-// This file has what clients and the service tell each other. All of it is plain data.
+// This file has the plain data that clients and the service exchange.
 
-// Epoch identifies one life of a service: every id is meant within an epoch.
+// Epoch identifies one life of a service. Every id is valid within one epoch only.
 type Epoch [16]byte
 
 func (e Epoch) String() string { return hex.EncodeToString(e[:]) }
 
-// PoolInfo is what a client must know about a pool. It is plain data.
+// PoolInfo is what the service tells a client about a pool. It is plain data.
 type PoolInfo struct {
 	// ID is never reused within an epoch.
 	ID           uint64
@@ -21,23 +21,23 @@ type PoolInfo struct {
 	UserBytes    uint64
 }
 
-// LeaseInfo is what a client must know about a lease. It is plain data.
+// LeaseInfo is what the service tells a client about a lease. It is plain data.
 type LeaseInfo struct {
 	// ID is never reused within an epoch. The lease of a frame has none: 0.
 	ID uint64
-	// Buffer is never reused within an epoch, Generation counts the uses of the block. Frames use a buffer again and again.
+	// Buffer is never reused within an epoch. Generation counts the uses of the block. Frames use a buffer again and again.
 	Buffer, Generation uint64
 	Write              bool
 	Pool               uint64
-	// Block is never reused within an epoch, BlockBytes its size.
+	// Block is never reused within an epoch. BlockBytes is its size.
 	Block, BlockBytes uint64
-	// Bytes of the buffer, which starts where its block does.
+	// Bytes is the size of the buffer, which begins at the beginning of its block.
 	Bytes  uint64
 	Tensor Tensor
-	// Wait is what must be reached before the memory is used, as far as it is not yet.
+	// Wait has the fences that are not reached yet and must be before the memory is used.
 	Wait []Fence
-	// Event is the interprocess event that came with the content, if any. EventOnly says that no fence in Wait stands for it: it
-	// must be waited for.
+	// Event is the interprocess event that came with the content, if any. EventOnly means that no fence in Wait implies the event, so
+	// the reader must wait for it.
 	Event     []byte
 	EventOnly bool
 }
@@ -51,13 +51,13 @@ type Stats struct {
 // PoolStats is the accounting of a pool at one moment, in bytes. Reserved = Leased + Cached + Held.
 type PoolStats struct {
 	Pool PoolInfo
-	// Reserved is all blocks; Leased those that buffers use, Cached those free for use, Held those that are free but being
-	// recalled, freed, or waiting for a process to end.
+	// Reserved is the bytes of all blocks. Leased is those of blocks that buffers use, Cached those of blocks that are free for use, and
+	// Held those of blocks that are being recalled or freed, or wait for a process to end.
 	Reserved, Leased, Cached, Held uint64
-	// Used is what the buffers asked for.
+	// Used is the bytes that the buffers asked for.
 	Used uint64
-	// Blocks is how many there are.
+	// Blocks is the number of blocks.
 	Blocks int
-	// Session and User are what counts for the session that asks and for its user; 0 where the service itself does.
+	// Session and User are the bytes that count for the asking session and for its user; 0 if the service itself asks.
 	Session, User uint64
 }

@@ -17,34 +17,33 @@ import (
 // Kind says where a pool's memory comes from.
 type Kind string
 
-// The kinds of memory. What a machine can do is for [Kind.Probe] to say.
+// The kinds of memory. [Kind.Probe] finds out which ones a machine supports.
 const (
-	// Device is a CUDA memory pool with POSIX-fd export.
+	// Device is a CUDA memory pool that is exported as a POSIX file descriptor.
 	Device Kind = "device"
-	// Host is a memfd: no GPU, no driver.
+	// Host is a memfd. It needs no GPU and no driver.
 	Host Kind = "host"
 )
 
-// Backend is all that the rest of this package knows about a kind: how its memory is made, and mapped elsewhere.
+// Backend is all that the rest of this package knows about a kind of memory: how to make it, and how to map it in another process.
 type Backend struct {
 	Kind Kind
-	// Probe says whether pools of this kind can be made on the device; its error wraps ErrUnavailable and names what is
-	// missing.
+	// Probe returns an error if the device cannot have pools of this kind. The error wraps ErrUnavailable and names what is missing.
 	Probe func(device string) error
-	// Create makes the memory of a new pool. What it takes of the machine's memory it takes by way of the second argument.
+	// Create makes the memory of a new pool. It takes memory of the machine only through the second argument.
 	Create func(PoolSpec, *hostmem.Memory) (Arena, error)
 	// Open maps a pool that another process created.
 	Open func(PoolInfo, Export) (ImportedArena, error)
-	// OpenFor maps it for another GPU than the pool's own, which a UUID names, apart from what is open for that one. Nil for
-	// a kind whose imports can be extended to other GPUs: see [ImportedArena].Reach.
+	// OpenFor maps such a pool for another GPU than the pool's own, with a separate import. other is that GPU's UUID. nil for a kind
+	// whose imports can be extended to other GPUs: see [ImportedArena].Reach.
 	OpenFor func(p PoolInfo, x Export, other string) (ImportedArena, error)
 }
 
-// backends is the registry: a new kind is one file and one line here.
+// backends is the registry of kinds. A new kind is one file and one entry here.
 var backends = []Backend{deviceBackend, vmmBackend, legacyBackend, pinnedBackend, hostBackend}
 
-// Register adds a kind of memory: for tests, and for programs that bring one of their own. It is to be called before this
-// package is used, as from an init function.
+// Register adds a kind of memory, for tests and for programs with their own kinds. Call it before any other use of this package, for
+// example in an init function.
 func Register(b Backend) { backends = append(backends, b) }
 
 func (k Kind) backend() (Backend, error) {
@@ -55,7 +54,7 @@ func (k Kind) backend() (Backend, error) {
 	return backends[i], nil
 }
 
-// Kinds lists every kind this package knows, whether or not this machine has it.
+// Kinds returns every kind that this package knows, whether this machine supports it or not.
 func Kinds() []Kind {
 	kinds := make([]Kind, len(backends))
 	for i, b := range backends {
@@ -64,7 +63,7 @@ func Kinds() []Kind {
 	return kinds
 }
 
-// Probe says whether a pool of kind k can be made here on the device (an ordinal, a UUID, or "" for the first).
+// Probe returns an error if pools of kind k cannot be made here on the device (an ordinal, a UUID, or "" for the first).
 //
 // Errors: [ErrUnavailable], naming what is missing; [ErrInvalid] for an unknown kind.
 func (k Kind) Probe(device string) error {
@@ -75,33 +74,34 @@ func (k Kind) Probe(device string) error {
 	return b.Probe(device)
 }
 
-// Arena is the memory behind one pool. Its methods may be called from several goroutines at once.
+// Arena is the memory of one pool. Several goroutines may call its methods at the same time.
 type Arena interface {
-	// Device is where the memory is.
+	// Device returns the device of the memory.
 	Device() DeviceInfo
-	// Granularity divides the size of every allocation, in bytes; a power of two.
+	// Granularity returns the number of bytes of which every allocation is a multiple. It is a power of two.
 	Granularity() uint64
-	// Export is what another process needs once to map allocations of this arena. Its files stay the arena's.
+	// Export returns what another process needs, once, before it maps allocations of this arena. The arena owns the files.
 	Export() Export
-	// Allocate makes an allocation of size bytes, a multiple of Granularity. Where that takes long, the end of ctx stops it.
+	// Allocate allocates size bytes, a multiple of Granularity. If that takes long, the end of ctx stops it.
 	// Errors: ErrOutOfMemory, the context's.
 	Allocate(ctx context.Context, size uint64) (Allocation, error)
-	// InUse is how many bytes the source of the memory itself says are allocated from it.
+	// InUse returns how many bytes are allocated, according to the source of the memory.
 	InUse() (uint64, error)
-	// Close gives the memory back. Every allocation was freed before, except those that could not be.
+	// Close frees the memory. All allocations must be freed before, except those whose Free has failed.
 	Close() error
 }
 
-// Lasting is an [Arena] that clears what is freed, for the next to get it, which those who still have it mapped would see.
+// Lasting is an [Arena] that clears freed memory for its next owner. A process that still maps the memory sees that.
 type Lasting interface {
-	// Last says that nothing will be allocated any more: what is freed now stays as it is for them.
+	// Last says that nothing will be allocated any more. Memory that is freed from now on keeps its content.
 	Last()
 }
 
-// NewArena makes the allocator of a pool alone: nobody accounts for what it allocates, shares it or uses it again. It takes memory of
-// the CPU through memory. Call it directly only to measure what a kind costs.
+// NewArena makes the allocator of a pool without the service: nothing counts its allocations, shares them or uses them again. It takes
+// memory
+// of the CPU through memory. Call it directly only to measure the cost of a kind.
 //
-// Errors: [ErrInvalid], [ErrUnavailable] where this machine cannot do it, [ErrOutOfMemory].
+// Errors: [ErrInvalid], [ErrUnavailable] if this machine does not support the kind, [ErrOutOfMemory].
 func NewArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
@@ -122,7 +122,7 @@ func NewArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 	return arena, nil
 }
 
-// adviseWithoutGPU says what to do where err is that there is no driver or no GPU.
+// adviseWithoutGPU adds advice to an error that says that there is no driver or no GPU.
 func adviseWithoutGPU(err error) error {
 	if !errors.Is(err, cuda.ErrNoDriver) && !errors.Is(err, cuda.ErrNoDevice) {
 		return err
@@ -133,68 +133,69 @@ func adviseWithoutGPU(err error) error {
 // Allocation is one piece of memory from an [Arena].
 type Allocation interface {
 	Memory
-	// Export is what another process needs to map this allocation. Its files stay the allocation's.
+	// Export returns what another process needs to map this allocation. The allocation owns the files.
 	Export() (Export, error)
-	// Free gives the memory back to the arena. After an error the arena still counts it, and Free may be called again.
+	// Free returns the memory to the arena. If it fails, the arena still counts the memory, and Free may be called again.
 	Free() error
 }
 
-// ImportedArena is an arena of another process, opened in this one.
+// ImportedArena is an arena of another process that is open in this one.
 type ImportedArena interface {
-	// Import takes one allocation of size bytes. Errors: ErrInvalid for an export that is none, or of fewer bytes.
+	// Import imports one allocation of size bytes. Errors: ErrInvalid if the export is not that of an allocation of so many bytes.
 	Import(x Export, size uint64) (Mapping, error)
-	// Reach lets another GPU (an ordinal or a UUID) reach what is and will be mapped, from this process. It is not called
-	// for another GPU where the kind maps pools for each anew. Errors: ErrUnavailable, naming both GPUs, where the hardware
-	// does not let it.
+	// Reach lets another GPU (an ordinal or a UUID) access all present and future mappings in this process. It is not called for
+	// kinds with [Backend.OpenFor], which have a separate import for each GPU. Errors: ErrUnavailable, naming both GPUs, if the hardware
+	// does
+	// not allow it.
 	Reach(device string) error
-	// Close ends it. Every mapping was closed before.
+	// Close closes the arena. All mappings must be closed before.
 	Close() error
 }
 
 // Mapping is an allocation of another process, imported into this one.
 type Mapping interface {
-	// Memory is the allocation mapped to be read, or to be read and written: each is mapped when it is first asked for.
-	// Where the kind cannot be mapped read-only they are the same.
+	// Memory returns the allocation mapped for reading, or for reading and writing. Each mapping is made at the first call that asks
+	// for it. Where the kind cannot be mapped read-only, both are the same.
 	Memory(write bool) (Memory, error)
-	// Close unmaps it.
+	// Close unmaps the allocation.
 	Close() error
 }
 
-// Memory is memory that this process can reach. Offsets are in bytes from its start; the caller has checked them.
+// Memory is memory that this process can access. Offsets are bytes from its beginning, and the caller has checked them.
 type Memory interface {
-	// CopyFrom copies src to the memory at off; when it returns, src may be used again. The data is there for what comes
-	// next in the memory's queue.
+	// CopyFrom copies src to the memory at off. The caller may change src when it returns. Later work in the memory's queue sees the
+	// data.
 	CopyFrom(off uint64, src []byte) error
-	// CopyTo copies the memory at off to dst, after what is in the memory's queue, and returns when dst is filled.
+	// CopyTo waits for the work in the memory's queue, copies the memory at off to dst, and returns when dst is filled.
 	CopyTo(dst []byte, off uint64) error
-	// Fill sets n bytes at off to b, with CopyFrom's guarantee.
+	// Fill sets n bytes at off to b. Later work in the memory's queue sees them.
 	Fill(off, n uint64, b byte) error
-	// Bytes is the memory as the CPU sees it, nil where it cannot reach it.
+	// Bytes returns the memory for the CPU, or nil if the CPU cannot access it.
 	Bytes() []byte
-	// Pointer is the memory's address: a CUDA device pointer for memory on a GPU.
+	// Pointer returns the memory's address. For memory on a GPU it is a CUDA device pointer.
 	Pointer() uintptr
-	// Queue is where this package does its work on the memory. It must be done before the memory is freed or unmapped.
+	// Queue returns the queue in which this package works on the memory. Its work must be done before the memory is freed or unmapped.
 	Queue() Queue
-	// Synchronize returns when all work that this package started on the memory is done. A transfer does not need it:
-	// see [Clock.Signal].
+	// Synchronize returns when all work that this package started on the memory is done. A transfer does not need it: see
+	// [Clock.Signal].
 	Synchronize() error
 }
 
-// Export is what one process gives another so that it can map a pool or a block.
+// Export is what another process needs to map a pool or a block.
 type Export struct {
-	// Data is what the kind defines.
+	// Data is defined by the kind.
 	Data []byte
-	// Files go along with Data, in order.
+	// Files are file descriptors that are sent along with Data, in this order.
 	Files []*os.File
 }
 
 // DeviceInfo names the device of a pool.
 type DeviceInfo struct {
-	// Ordinal as this process numbers devices; −1 where there is no device.
+	// Ordinal is the device's number in this process; −1 for memory without a device.
 	Ordinal int
-	// UUID, "GPU-xxxxxxxx-…", the same in every process; empty where there is no device.
+	// UUID is "GPU-xxxxxxxx-…", the same in every process; empty for memory without a device.
 	UUID string
 }
 
-// NoDevice is the DeviceInfo of memory that belongs to no GPU.
+// NoDevice is the DeviceInfo of memory that does not belong to a GPU.
 var NoDevice = DeviceInfo{Ordinal: -1}

@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// fake is a kind whose memory cannot be made, with the error of fakeFault.
+// fake is a kind whose Create fails with fakeFault.
 const fake Kind = "fake"
 
 var fakeFault error

@@ -12,15 +12,16 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// Legacy is memory of a GPU that travels as a handle of 64 bytes (cuIpcGetMemHandle), through anything that carries
-// bytes. It lives only as long as the service.
+// Legacy is memory of a GPU that is shared by a handle of 64 bytes (cuIpcGetMemHandle). Any channel that carries bytes can carry the
+// handle.
+// The memory lives only as long as the service.
 const Legacy Kind = "legacy"
 
 var legacyBackend = Backend{Kind: Legacy, Probe: probeLegacy, Create: newLegacyArena, Open: openLegacyArena,
 	OpenFor: openLegacyArenaFor}
 
-// legacyGranularity is the driver's own for such memory, in bytes: smaller allocations share a block, and with it their
-// handle would open their neighbours.
+// legacyGranularity is the driver's granularity for such memory, in bytes. Smaller allocations would share a block with others, and the
+// handle of one would give access to all of them.
 const legacyGranularity = 2 << 20
 
 func probeLegacy(name string) error {
@@ -31,7 +32,7 @@ func probeLegacy(name string) error {
 	return legacyOf(d)
 }
 
-// legacyOf says whether d has legacy handles.
+// legacyOf returns an error if d does not support legacy handles.
 func legacyOf(d cuda.Device) error {
 	if ok, err := d.SupportsLegacyIPC(); err != nil || !ok {
 		return deviceLacks(d, "legacy interprocess handles (cuIpcGetMemHandle)", err)
@@ -94,10 +95,10 @@ func (l *legacyAllocation) Free() error {
 	return nil
 }
 
-// importedLegacyArena opens blocks of another process's legacyArena, for one GPU: the driver maps what a handle opens for
-// the device in whose context it is opened, and peer access between contexts does not extend to it.
+// importedLegacyArena opens blocks of another process's legacyArena, for one GPU. The driver maps the memory of a handle only for the
+// device of the context that opens it. Peer access between contexts does not extend to it.
 type importedLegacyArena struct {
-	*gpu  // that works on the memory
+	*gpu  // the GPU that works on the memory
 	owner cuda.Device
 }
 
@@ -162,7 +163,7 @@ func (a importedLegacyArena) Import(x Export, size uint64) (Mapping, error) {
 	return &legacyMapping{deviceMemory{a.gpu, opened.Ptr(), size}, opened}, nil
 }
 
-// Reach has nothing to do: a pool is opened for each GPU by itself.
+// Reach does nothing: the pool has a separate import for each GPU.
 func (a importedLegacyArena) Reach(string) error { return nil }
 
 func (a importedLegacyArena) Close() error { return a.gpu.Close() }

@@ -11,11 +11,11 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// ErrOwnerDead comes along with [ErrUnavailable] where a legacy handle's process, and with it the memory, is gone.
+// ErrOwnerDead is joined with [ErrUnavailable] if the process of a legacy handle is gone, and with it the memory.
 var ErrOwnerDead = errors.New("the process that owns the memory is gone")
 
-// ErrSecondContext comes along with [ErrUnavailable] where a legacy handle was to be opened in another context than the
-// primary one of its device, and the driver refuses that: it does while memory of the same block is open in the primary one.
+// ErrSecondContext is joined with [ErrUnavailable] if the driver refuses to open a legacy handle in a context that is not the primary one
+// of its device. It refuses while memory of the same block is open in the primary one.
 var ErrSecondContext = errors.New("not in a second context")
 
 // HandleBytes is the length of a driver's handle, and LegacyHandleBytes that of a [LegacyHandle].
@@ -24,11 +24,11 @@ const (
 	LegacyHandleBytes = HandleBytes + 8
 )
 
-// LegacyHandle names memory to other processes for as long as its own lives. The driver's handle names a whole block, so
-// that the offset of the memory in it has to travel along.
+// LegacyHandle identifies memory in other processes while the owning process lives. The driver's handle identifies a whole block, so the
+// offset of the memory in the block is part of the LegacyHandle.
 type LegacyHandle struct {
 	Handle cuda.IPCMemHandle
-	// Offset of the memory from the block's beginning, in bytes.
+	// Offset is the offset of the memory from the beginning of the block, in bytes.
 	Offset uint64
 }
 
@@ -37,7 +37,7 @@ func (h LegacyHandle) AppendBinary(b []byte) []byte {
 	return binary.LittleEndian.AppendUint64(append(b, h.Handle[:]...), h.Offset)
 }
 
-// ParseLegacyHandle reads the 72 bytes that AppendBinary wrote, or the driver's 64 alone, which have no offset.
+// ParseLegacyHandle reads the 72 bytes that AppendBinary wrote, or only the driver's 64, with an offset of 0.
 //
 // Errors: [ErrInvalid].
 func ParseLegacyHandle(b []byte) (h LegacyHandle, err error) {
@@ -52,11 +52,11 @@ func ParseLegacyHandle(b []byte) (h LegacyHandle, err error) {
 	return h, nil
 }
 
-// Open maps the memory that the handle names, size bytes of it, or all that follow the offset for 0. Within a process the
-// driver counts how often a block is opened.
+// Open maps size bytes of the memory that the handle identifies. If size is 0, it maps everything from the offset on. The driver counts
+// how often this process has opened a block.
 //
-// Errors: [ErrUnavailable] with [ErrOwnerDead], with [ErrSecondContext], or in the process that owns the memory;
-// [ErrInvalid] for bytes that are no handle, and for memory outside the block.
+// Errors: [ErrUnavailable] with [ErrOwnerDead], with [ErrSecondContext], or in the process that owns the memory; [ErrInvalid] for bytes
+// that are not a handle, and for memory outside of the block.
 func (h LegacyHandle) Open(ctx *cuda.Context, size uint64) (*OpenedHandle, error) {
 	base, err := ctx.OpenIPCMem(h.Handle)
 	if err != nil {
@@ -79,7 +79,7 @@ func (h LegacyHandle) Open(ctx *cuda.Context, size uint64) (*OpenedHandle, error
 	return o, nil
 }
 
-// openError says what the driver's words mean here: it has one for dead owners and for second contexts.
+// openError returns the error for a handle that cannot be opened. The driver has one result for dead owners and for second contexts.
 func (h LegacyHandle) openError(ctx *cuda.Context, err error) error {
 	if errors.Is(err, cuda.ErrInvalidHandle) && !ctx.Primary() {
 		if opens, failed := h.opensInPrimary(ctx.Device()); opens {
@@ -96,12 +96,12 @@ func (h LegacyHandle) openError(ctx *cuda.Context, err error) error {
 	return importError("open a legacy handle", err)
 }
 
-// opensInPrimary reports whether the device's primary context opens what another one did not: then the owner is alive. An error
-// says that it could not be closed again.
+// opensInPrimary reports whether the device's primary context opens a handle that another context did not open. Then the owner is alive.
+// An error means that the handle could not be closed again.
 func (h LegacyHandle) opensInPrimary(d cuda.Device) (opens bool, err error) {
 	primary, err := d.Retain()
 	if err != nil {
-		return false, nil // it does not open it
+		return false, nil // the primary context does not open the handle either
 	}
 	defer func() { err = errors.Join(err, primary.Close()) }()
 	base, err := primary.OpenIPCMem(h.Handle)
@@ -111,7 +111,7 @@ func (h LegacyHandle) opensInPrimary(d cuda.Device) (opens bool, err error) {
 	return true, insist(func() error { return primary.CloseIPCMem(base) })
 }
 
-// OpenedHandle is another process's memory, opened by its legacy handle. One that is forgotten closes itself.
+// OpenedHandle is memory of another process that was opened by its legacy handle. The garbage collector closes a forgotten one.
 type OpenedHandle struct {
 	ptr       cuda.DevicePtr
 	size      uint64
@@ -119,19 +119,19 @@ type OpenedHandle struct {
 	forgotten runtime.Cleanup
 }
 
-// Ptr is the memory's address on the GPU.
+// Ptr returns the memory's address on the GPU.
 func (o *OpenedHandle) Ptr() cuda.DevicePtr { return o.ptr }
 
-// Size is how many bytes there are.
+// Size returns the memory's size in bytes.
 func (o *OpenedHandle) Size() uint64 { return o.size }
 
-// Close unmaps the memory; work that uses it must be done. Closing again does nothing, but after an error it tries again.
+// Close unmaps the memory. Work that uses it must be done. Closing again does nothing, but if Close fails, the next call tries again.
 func (o *OpenedHandle) Close() error {
 	o.forgotten.Stop()
 	return o.end()
 }
 
-// untilDone calls f until it has succeeded once.
+// untilDone returns a function that calls f until f has succeeded once.
 func untilDone(f func() error) func() error {
 	var mu sync.Mutex
 	done := false

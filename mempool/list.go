@@ -2,34 +2,35 @@ package mempool
 
 import "time"
 
-// This file has what a service tells of what it holds. All of it is plain data.
+// This file has the plain data with which a service describes its state.
 
 // SessionInfo describes a session.
 type SessionInfo struct {
 	ID uint64
-	// UID is its user, PID its process and Program what the client calls itself; the last two are for people.
+	// UID is the user, PID the process, and Program the name that the client gave itself. PID and Program are only shown to people.
 	UID     uint32
 	PID     int32
 	Program string
 	Began   time.Time
-	// Leases it has, Blocks that it was sent the export of and has not dropped, and Members of channels.
+	// Leases is the number of its leases, Blocks the number of blocks whose export it was sent and that it has not dropped, and Members
+	// the number of its members of channels.
 	Leases, Blocks, Members int
-	// Bytes count for it in pools.
+	// Bytes is the number of bytes that count for the session in pools.
 	Bytes uint64
 }
 
-// ChannelStatus describes a channel and how many take part in it.
+// ChannelStatus describes a channel and its members.
 type ChannelStatus struct {
 	ChannelInfo
-	// UID is the user who made it.
+	// UID is the user who made the channel.
 	UID                  uint32
 	Producers, Consumers int
-	// Closed says that nothing more can be published: it lives until its consumers leave.
+	// Closed means that nothing more can be published. The channel lives until its consumers leave.
 	Closed bool
-	// Published is how many frames there were so far.
+	// Published is the number of frames so far.
 	Published uint64
-	// Waiting is how many of them are still to be taken: by the consumer of a broadcast that is furthest behind, whose session is
-	// Slowest (0: nobody is behind), or, in a queue, how many are not acknowledged.
+	// Waiting is, in a broadcast, how many frames the consumer that is furthest behind has not taken. Slowest is the session of that
+	// consumer, or 0 if none is behind. In a queue, Waiting is the number of frames that are not acknowledged.
 	Waiting, Slowest uint64
 }
 
@@ -39,26 +40,26 @@ type NameInfo struct {
 	Buffer, Pool uint64
 	Bytes        uint64
 	Tensor       Tensor
-	// UID is the user who published it, Session the one whose end removes it; 0: none, it is kept.
+	// UID is the user who published the buffer. Session is the session whose end removes the name, or 0 if the name is kept.
 	UID     uint32
 	Session uint64
 }
 
-// BufferInfo describes a buffer and what holds it.
+// BufferInfo describes a buffer and its users.
 type BufferInfo struct {
 	ID, Generation, Pool uint64
 	Bytes, BlockBytes    uint64
 	Tensor               Tensor
-	// Writer is the session that has the write lease; 0: none. Reads is how many read leases there are, Readers sessions that
-	// have some: at most [MaxReaders] of them.
+	// Writer is the session with the write lease, or 0. Reads is the number of read leases. Readers are sessions with read leases, at
+	// most [MaxReaders] of them.
 	Writer  uint64
 	Readers []uint64
 	Reads   int
-	// Names that it is published under.
+	// Names is the number of names that the buffer is published under.
 	Names int
-	// InChannel says that a channel has it whose producer left.
+	// InChannel means that a channel has the buffer and its producer has left.
 	InChannel bool
 }
 
-// MaxReaders is how many readers a [BufferInfo] names.
+// MaxReaders is the greatest number of readers in a [BufferInfo].
 const MaxReaders = 8

@@ -10,7 +10,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is longer than any test: what waits for it would hang without it.
+// patience is longer than any test. A wait that reaches it would hang without it.
 const patience = time.Hour
 
 func random(n int, seed uint64) []byte {

@@ -8,35 +8,35 @@ import (
 	"time"
 )
 
-// OrderLimit is how long a call waits on the CPU for work of others that it must come after, where no context says less.
+// OrderLimit is how long a call waits on the CPU for the work of other processes, unless its context ends earlier.
 const OrderLimit = 30 * time.Second
 
-// Order is what must have happened before a lease's memory is used, and what of this process uses it. Its zero value has
-// nothing to wait for.
+// Order is the order of work on a lease's memory: what must happen before the memory is used, and which work of this process uses it. The
+// zero value has nothing to wait for.
 type Order struct {
-	// Pages finds a timeline that a fence names.
+	// Pages returns the page of a timeline.
 	Pages func(ctx context.Context, timeline uint64) (*Page, error)
-	// Clock makes the fences of this process's own work; nil where there is none.
+	// Clock returns the clock that makes fences of this process's own work.
 	Clock func(ctx context.Context) (*Clock, error)
 
 	mu      sync.Mutex
-	wait    []Fence
-	strict  bool // content that was not finished is an error, not just a wait that ended
-	told    map[any]struct{}
+	wait    []Fence          // fences that must be reached before the memory is used
+	strict  bool             // a fence whose process died before it reached it is an error, not just reached
+	told    map[any]struct{} // keys of the queues that wait for these fences
 	ready   readyEvent
-	opened  []*Event         // to be closed
-	vouched Queue            // comes after the event that was transferred alone
-	used    bool             // work that this package began may be under way
-	given   map[any]struct{} // queues that come after it
+	opened  []*Event         // events to be closed with the Order
+	vouched Queue            // a queue that comes after the event of a transfer with EventOnly
+	used    bool             // work of this package on the memory may be running
+	given   map[any]struct{} // keys of the queues that come after that work
 }
 
-// Begin sets what must be waited for. A lease that reads wants complete content: strict.
+// Begin sets the fences to wait for. A lease for reading needs complete content, so it is strict.
 func (o *Order) Begin(wait []Fence, strict bool) { o.wait, o.strict = wait, strict }
 
-// Before makes what comes next in the queue come after what must be waited for. A nil Order waits for nothing.
+// Before makes later work in the queue wait for everything that must happen before the memory is used.
 //
-// Errors: [ErrTimeout] and the context's if the CPU had to wait, [ErrProducerDied], [ErrUnavailable] where an event must be
-// waited for that cannot be opened here.
+// Errors: [ErrTimeout] and the context's if the CPU had to wait, [ErrProducerDied], [ErrUnavailable] if an event must be waited for that
+// cannot be opened here.
 func (o *Order) Before(ctx context.Context, q Queue) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -77,7 +77,7 @@ func (o *Order) Before(ctx context.Context, q Queue) error {
 	return nil
 }
 
-// one makes the queue wait for one fence, and tells whether nobody has to any more.
+// one makes the queue wait for one fence. over reports whether no other queue needs to wait for it any more.
 func (o *Order) one(ctx context.Context, q Queue, t Fence) (over bool, err error) {
 	page, err := o.Pages(ctx, t.Timeline)
 	if err != nil {
@@ -92,12 +92,12 @@ func (o *Order) one(ctx context.Context, q Queue, t Fence) (over bool, err error
 		over = err == nil && q.orderKey() == nil
 	}
 	if errors.Is(err, ErrProducerDied) && !o.strict {
-		return true, nil // the session that used the memory before does nothing more
+		return true, nil // the process that used the memory before does nothing more
 	}
 	return over, err
 }
 
-// Check says whether what was waited for did happen: a stream goes on too when its writer died.
+// Check returns an error if content that queues have waited for is not complete. A stream that waits continues if its writer dies.
 //
 // Errors: [ErrProducerDied].
 func (o *Order) Check(ctx context.Context) error {
@@ -118,8 +118,8 @@ func (o *Order) Check(ctx context.Context) error {
 	return nil
 }
 
-// Give makes a queue of the caller's come after all that must happen before the memory is used, and after what this package
-// did with the memory, whose own queue is own.
+// Give makes later work in the caller's queue q wait for everything that must happen before the memory is used, and for the work of this
+// package on the memory. own is the memory's own queue.
 //
 // Errors: as [Order.Before].
 func (o *Order) Give(ctx context.Context, own, q Queue) error {
@@ -152,7 +152,7 @@ func (o *Order) Give(ctx context.Context, own, q Queue) error {
 	return err
 }
 
-// AwaitAccess returns when the memory can be used through its address, unless a queue was made to wait for that.
+// AwaitAccess returns when the memory can be accessed by its address, unless a queue was made to wait for that.
 //
 // Errors: as [Order.Before].
 func (o *Order) AwaitAccess(ctx context.Context, m Memory) error {
@@ -178,11 +178,13 @@ func (o *Order) Use() {
 	clear(o.given)
 }
 
-// Ready makes the one fence that stands for all that the content waits for; nil if it is complete. Of several queues the
-// first that c names waits for the others. A fence that the caller made itself stands alone: what was begun besides is
-// waited for here, for no queue may wait for what its owner may never do; and so does an event that is to stand alone.
+// Ready returns the one fence after which the content is complete, or nil if it is complete already. If there are several queues, the
+// first
+// one waits for the others. If c has a fence of the caller's own, or only an event, Ready waits for all other work itself: a queue must
+// not
+// wait for a fence that its owner may never reach.
 //
-// Errors: [ErrInvalid] for an event that says nothing.
+// Errors: [ErrInvalid] for an event that was not recorded or cannot be used in this way.
 func (o *Order) Ready(ctx context.Context, own Queue, c Completion) (*Fence, error) {
 	if err := c.possible(); err != nil {
 		return nil, err
@@ -194,7 +196,7 @@ func (o *Order) Ready(ctx context.Context, own Queue, c Completion) (*Fence, err
 				return nil, err
 			}
 		}
-		if c.EventOnly { // what uses the memory after this lease must come after the event too
+		if c.EventOnly { // work that uses the memory after this lease must wait for the event too
 			line := c.Event.line(own)
 			if err := c.Event.Before(ctx, line); err != nil {
 				return nil, err
@@ -219,11 +221,11 @@ func (o *Order) Ready(ctx context.Context, own Queue, c Completion) (*Fence, err
 	return o.joined(ctx, queues)
 }
 
-// joined makes one fence of what several queues hold now, of which the first waits for the others; nil if all is done.
+// joined makes one fence of the present work of several queues, or returns nil if all is done. The first queue waits for the others.
 func (o *Order) joined(ctx context.Context, queues []Queue) (*Fence, error) {
 	clock, err := o.Clock(ctx)
 	if err != nil {
-		clock = nil // without one the work is waited for
+		clock = nil // without a clock, Signal waits for the work
 	}
 	for _, q := range queues[1:] {
 		t, err := clock.Signal(q)
@@ -237,8 +239,8 @@ func (o *Order) joined(ctx context.Context, queues []Queue) (*Fence, error) {
 	return clock.Signal(queues[0])
 }
 
-// queues are those whose work the memory waits for: those that the caller names, and the memory's own if this package did
-// something that none of them comes after.
+// queues returns the queues whose work the memory waits for: the named ones, and the memory's own queue if this package has work in it
+// that no named queue waits for.
 func (o *Order) queues(own Queue, named []Queue) (queues []Queue) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -259,7 +261,7 @@ func (o *Order) queues(own Queue, named []Queue) (queues []Queue) {
 	return queues
 }
 
-// Ended notes that the memory was transferred as c says and is only read from now on, when ready is reached.
+// Ended notes that the memory was transferred with c. From now on the memory is only read, after ready is reached.
 func (o *Order) Ended(ready *Fence, c Completion) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -272,8 +274,8 @@ func (o *Order) Ended(ready *Fence, c Completion) {
 	}
 }
 
-// After makes the fences that end the use of the memory: of what this package did in the memory's own queue, and of
-// other queues that the caller names.
+// After makes the fences that end the use of the memory: one for this package's work in the memory's own queue, and one for each queue in
+// others.
 func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Fence, error) {
 	queues := o.queues(own, others)
 	if len(queues) == 0 {
@@ -281,7 +283,7 @@ func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Fence,
 	}
 	clock, err := o.Clock(ctx)
 	if err != nil {
-		clock = nil // without one the work is waited for
+		clock = nil // without a clock, Signal waits for the work
 	}
 	var done []Fence
 	for _, q := range queues {
@@ -296,8 +298,9 @@ func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Fence,
 	return done, nil
 }
 
-// AfterOne is [Order.After] where there is place for one fence only, nil if nothing is left to wait for. Of several queues the first
-// waits for the others.
+// AfterOne is like [Order.After], but makes only one fence, or returns nil if nothing is left to wait for. If there are several queues,
+// the
+// first one waits for the others.
 func (o *Order) AfterOne(ctx context.Context, own Queue, others ...Queue) (*Fence, error) {
 	queues := o.queues(own, others)
 	if len(queues) == 0 {

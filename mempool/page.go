@@ -19,18 +19,18 @@ import (
 // pageBytes is the size of a timeline.
 const pageBytes = TimelineWords * 8
 
-// Page is a timeline mapped in this process: words that streams and CPUs of several processes write and wait for.
+// Page is a timeline that is mapped in this process. Streams and CPUs of several processes write its words and wait for them.
 type Page struct {
 	mem   []byte
 	write bool
 	gpu   registration
 
-	life    sync.RWMutex // held to read by who may look when the timeline is not needed any more, to write to unmap it
-	closing atomic.Bool  // they are to let go of it
+	life    sync.RWMutex // read-locked by users of a page that may be unmapped meanwhile, locked to unmap it
+	closing atomic.Bool  // these users must stop now
 	closed  bool
 }
 
-// NewPage makes a timeline's memory, mapped to write, and its file. Its size is fixed; see [SealPage].
+// NewPage makes a timeline's memory, mapped for writing, and its file. Its size is fixed. See [SealPage].
 //
 // Errors: [ErrOutOfMemory], [ErrLimit], [ErrUnavailable].
 func NewPage() (*Page, *os.File, error) {
@@ -53,9 +53,9 @@ func NewPage() (*Page, *os.File, error) {
 	return p, f, nil
 }
 
-// SealPage makes f a file that nobody can map to write any more. The mappings that there are stay.
+// SealPage seals f so that nobody can map it for writing any more. Existing mappings stay writable.
 //
-// Errors: [ErrInvalid] if its client has sealed it in a way that prevents that.
+// Errors: [ErrInvalid] if the client has sealed the file in a way that prevents this.
 func SealPage(f *os.File) error {
 	const wanted = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 	_, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, wanted)
@@ -81,17 +81,17 @@ func mapPage(f *os.File, write bool) (*Page, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("mmap", err)
 	}
-	// A child that is forked must not go on writing when this process is gone.
+	// A forked child must not write the page after this process has ended.
 	if err := unix.Madvise(mem, unix.MADV_DONTFORK); err != nil {
 		return nil, errors.Join(os.NewSyscallError("madvise", err), unix.Munmap(mem))
 	}
 	return &Page{mem: mem, write: write}, nil
 }
 
-// MapPage maps a timeline of a service: the session's own, before it is sealed, to write; another's to read. The file may
-// be closed afterwards.
+// MapPage maps a timeline of a service: the session's own one for writing, before it is sealed, and any other one for reading. The file
+// may be closed afterwards.
 //
-// Errors: [ErrInvalid] for a file that is none.
+// Errors: [ErrInvalid] if the file is not that of a timeline.
 func MapPage(x Export, write bool) (*Page, error) {
 	if len(x.Files) != 1 {
 		return nil, situation.Of(ErrInvalid, "a timeline comes with one file descriptor, this one with %d", len(x.Files))
@@ -103,7 +103,7 @@ func MapPage(x Export, write bool) (*Page, error) {
 		return nil, situation.Of(ErrInvalid, "the file descriptor of a timeline is no memfd of sealed size (seals %#x, %v)", seals, err)
 	}
 	if st, err := f.Stat(); err != nil || st.Size() != pageBytes {
-		return nil, situation.Of(ErrInvalid, "the file of a timeline has not %d bytes (%v)", pageBytes, err)
+		return nil, situation.Of(ErrInvalid, "the file of a timeline must have %d bytes, this one has not (%v)", pageBytes, err)
 	}
 	p, err := mapPage(f, write)
 	if err != nil {
@@ -116,13 +116,13 @@ func (p *Page) word(i uint64) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&p.mem[i%TimelineWords*8]))
 }
 
-// Load reads a word.
+// Load returns a word.
 func (p *Page) Load(word uint64) uint64 { return p.word(word).Load() }
 
-// Passed says whether a wait for a word to be value ends now: it is reached, or its writer is gone.
+// Passed reports whether a wait for a word to become value ends now: the value is reached, or the word's writer is gone.
 func (p *Page) Passed(word, value uint64) bool { return passed(p.Load(word), value) }
 
-// raise makes a word at least value, and wakes who sleeps on it.
+// raise sets a word to value if it is less, and wakes the threads that sleep on it.
 func (p *Page) raise(word, value uint64) {
 	w := p.word(word)
 	for {
@@ -137,7 +137,7 @@ func (p *Page) raise(word, value uint64) {
 	futexWake(p.futex(word))
 }
 
-// LetGo ends every wait for a word of the page, whose writer is gone, and returns what the words were.
+// LetGo ends every wait for a word of the page, because the page's writer is gone. It returns the values that the words had.
 func (p *Page) LetGo() (last [TimelineWords]uint64) {
 	for i := range uint64(TimelineWords) {
 		w := p.word(i)
@@ -148,19 +148,19 @@ func (p *Page) LetGo() (last [TimelineWords]uint64) {
 	return last
 }
 
-// futex is the half of a word that is slept on.
+// futex returns the half of a word on which threads sleep.
 func (p *Page) futex(word uint64) *uint32 {
-	return (*uint32)(unsafe.Pointer(p.word(word))) // the low half: what this runs on is little-endian
+	return (*uint32)(unsafe.Pointer(p.word(word))) // the low half, because the machine is little-endian
 }
 
-// How Await waits: a GPU writes words and wakes nobody, so every sleep has a limit.
+// How Await waits. A GPU that writes a word wakes no thread, so every sleep has a limit.
 const (
 	spins      = 200
 	firstSleep = 20 * time.Microsecond
 	longSleep  = 2 * time.Millisecond
 )
 
-// use begins a use of the page by who does not keep it; p.life.RUnlock ends it.
+// use begins a use of a page that may be unmapped. p.life.RUnlock ends it.
 func (p *Page) use(timeline uint64) error {
 	p.life.RLock()
 	if p.closed {
@@ -174,9 +174,9 @@ func unmapped(timeline uint64) error {
 	return situation.Of(ErrStale, "timeline %d is not needed any more and was unmapped", timeline)
 }
 
-// Await returns once the fence of this timeline is reached. A limit of 0 is none.
+// Await returns when the fence of this timeline is reached. A limit of 0 means no limit.
 //
-// Errors: [ErrProducerDied] if it never will be, [ErrTimeout], [ErrStale] if the page is closed meanwhile, the context's.
+// Errors: [ErrProducerDied] if it never will be reached, [ErrTimeout], [ErrStale] if the page is closed meanwhile, the context's.
 func (p *Page) Await(ctx context.Context, t Fence, limit time.Duration) error {
 	if err := p.use(t.Timeline); err != nil {
 		return err
@@ -211,7 +211,7 @@ func (p *Page) Await(ctx context.Context, t Fence, limit time.Duration) error {
 	}
 }
 
-// seen says whether the CPU sees the fence reached; err is ErrProducerDied if it never will be.
+// seen reports whether the fence is reached. err is ErrProducerDied if it never will be.
 func (p *Page) seen(t Fence) (bool, error) {
 	if err := p.use(t.Timeline); err != nil {
 		return false, err
@@ -228,18 +228,19 @@ func (p *Page) seen(t Fence) (bool, error) {
 		t.Word, t.Timeline, t.Value, now%letGo)
 }
 
-// Over says whether nobody need wait for the fence any more: it is reached, or the process that was to reach it is gone. died says
-// that it was never reached.
+// Over reports whether no wait for the fence is needed any more: it is reached, or its process is gone. died means that it was never
+// reached.
 func (p *Page) Over(t Fence) (over, died bool) {
 	over, err := p.seen(t)
 	return over || err != nil, errors.Is(err, ErrProducerDied)
 }
 
-// Idle says whether no stream of this process uses the page.
+// Idle reports whether no stream of this process uses the page.
 func (p *Page) Idle() bool { return p.gpu.idle() }
 
-// Close unmaps the page, unless the driver does not let go of it. Waits for its words on the CPU end with an error; queues that use
-// them are waited for.
+// Close unmaps the page, unless the driver fails to unregister it. Waits on the CPU for its words end with an error. Close waits for
+// queues
+// that use them.
 func (p *Page) Close() error {
 	p.closing.Store(true)
 	p.life.Lock()

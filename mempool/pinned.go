@@ -9,8 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// Pinned is memory of the host, on the NUMA node closest to a GPU, that the CPU and the GPU both reach at one address: a
-// CUDA memory pool like that of kind [Device].
+// Pinned is memory of the host, on the NUMA node closest to a GPU. The CPU and the GPU access it at the same address. It is a CUDA memory
+// pool, like kind [Device].
 const Pinned Kind = "pinned"
 
 var pinnedBackend = Backend{Kind: Pinned, Probe: probePinned, Create: newPinnedArena, Open: openPinnedArena}
@@ -23,7 +23,7 @@ func probePinned(name string) error {
 	return pinnedOf(d)
 }
 
-// pinnedOf says whether d has memory pools on the host.
+// pinnedOf returns an error if d has no memory pools on the host.
 func pinnedOf(d cuda.Device) error {
 	if err := probePools(d); err != nil {
 		return err
@@ -59,7 +59,7 @@ func newPinnedArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 	if err != nil {
 		return nil, errors.Join(deviceError("find the GPU's NUMA node", err), g.Close())
 	}
-	// −1: the system has no NUMA nodes, which the driver calls node 0.
+	// −1 means that the system has no NUMA nodes. The driver then uses node 0.
 	a, err := newPoolArena(g, spec, cuda.HostNUMALocation(max(node, 0)))
 	if err != nil {
 		return nil, err
@@ -70,7 +70,7 @@ func newPinnedArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 	return pinnedArena{a, memory}, nil
 }
 
-// Allocate takes all of it at once: the driver knows no parts.
+// Allocate takes the memory in one part, because the driver allocates it at once.
 func (a pinnedArena) Allocate(ctx context.Context, size uint64) (Allocation, error) {
 	var d *deviceAllocation
 	err := a.memory.Take(size, size, func(uint64, uint64) error {
@@ -95,7 +95,7 @@ type pinnedAllocation struct {
 func (p *pinnedAllocation) Export() (Export, error) { return p.device.Export() }
 func (p *pinnedAllocation) Free() error             { return p.device.Free() }
 
-// pinnedMemory is memory that the CPU reaches, and the GPU at the same address.
+// pinnedMemory is memory that the CPU and the GPU access at the same address.
 type pinnedMemory struct {
 	hostMemory
 	gpu *gpu
@@ -109,10 +109,10 @@ func (p pinnedMemory) Synchronize() error {
 	return deviceError("wait for the GPU", p.gpu.deviceStream.stream.Synchronize())
 }
 
-// importedPinnedArena is another process's pinnedArena.
+// importedPinnedArena is a pinnedArena of another process.
 type importedPinnedArena struct {
 	*importedDeviceArena
-	refused map[cuda.Device]error // why a GPU does not reach the memory
+	refused map[cuda.Device]error // why a GPU cannot access the memory
 }
 
 func openPinnedArena(p PoolInfo, x Export) (_ ImportedArena, err error) {
@@ -130,8 +130,9 @@ func openPinnedArena(p PoolInfo, x Export) (_ ImportedArena, err error) {
 		return nil, deviceError("find the GPUs that are to reach memory of the host", err)
 	}
 	a := importedPinnedArena{d, make(map[cuda.Device]error)}
-	// Access to a pool is granted in each process by itself, and to one of the host not any more to a second GPU once a block of
-	// it is mapped.
+	// Access to a pool is granted in each process. For a pool of the host, the driver grants no access to a second GPU once a block of
+	// the
+	// pool is mapped. So all GPUs get access here.
 	for _, g := range gpus {
 		if err := a.pool.SetAccess(g, cuda.AccessReadWrite); err != nil {
 			a.refused[g] = deviceError(fmt.Sprintf("let GPU %d reach memory of the host", g.Ordinal()), err)
@@ -152,7 +153,7 @@ func (a importedPinnedArena) Import(x Export, size uint64) (Mapping, error) {
 	return &pinnedMapping{pinnedMemoryOf(d.deviceMemory), d}, nil
 }
 
-// Reach needs no peer access: the memory is the host's.
+// Reach needs no peer access, because the memory is on the host.
 func (a importedPinnedArena) Reach(name string) error {
 	d, err := FindDevice(name)
 	if err == nil && a.refused[d] != nil {

@@ -2,21 +2,22 @@ package mempool
 
 import "context"
 
-// Queue is a line in which work is done in order: a stream of a GPU, or the CPU. A transfer makes a queue wait for words,
-// and write one, instead of waiting for the queue.
+// Queue does work in order: a stream of a GPU, or the CPU. A transfer does not wait for queues: it makes them wait for words and write
+// words.
 type Queue interface {
-	// wait makes what comes next in the queue wait for the fence of page. Errors: ErrTimeout and ErrProducerDied, from
-	// queues that wait in the call itself.
+	// wait makes later work in the queue wait for a fence of page. Errors: ErrTimeout and ErrProducerDied, from queues that wait
+	// in the call itself.
 	wait(ctx context.Context, page *Page, t Fence) error
-	// signal makes page reach the fence once what is in the queue now is done. ErrUnavailable where the queue cannot.
+	// signal makes page reach the fence when the present work of the queue is done. ErrUnavailable if the queue cannot do it.
 	signal(page *Page, t Fence) error
-	// synchronize returns when what is in the queue is done.
+	// synchronize returns when the present work of the queue is done.
 	synchronize() error
-	// key tells queues apart whose work is ordered by itself; nil: work is done when the call returns that asks for it.
+	// orderKey identifies the order of the queue's work. Queues with the same key are in order with each other. nil: work is done
+	// when the call that asks for it returns.
 	orderKey() any
 }
 
-// CPU is the queue of what the caller does itself.
+// CPU is the queue of the caller's own work.
 var CPU Queue = cpuQueue{}
 
 type cpuQueue struct{}

@@ -2,20 +2,20 @@ package mempool
 
 import "errors"
 
-// readyEvent is the interprocess event that came with a lease's content. It is guarded by Order.mu.
+// readyEvent is the interprocess event that came with a lease's content. Order.mu guards it.
 type readyEvent struct {
-	handle []byte // nil: none came
-	device string // where it is opened
-	alone  bool   // no fence says the same: it must be waited for
+	handle []byte // nil: no event came
+	device string // GPU on which it is opened
+	alone  bool   // no fence implies the event, so it must be waited for
 	event  *Event // nil: not opened yet
 }
 
-// Expect notes the event that came with the content of memory on a GPU. alone says that it must be waited for.
+// Expect notes the event that came with the content of memory on a GPU. alone means that no fence implies it.
 func (o *Order) Expect(handle []byte, alone bool, device string) {
 	o.ready = readyEvent{handle: handle, alone: alone, device: device}
 }
 
-// Event is the event that came with the content, opened for as long as the lease lasts; nil if none did.
+// Event returns the event that came with the content, or nil if none came. It opens the event, which stays open while the lease lasts.
 //
 // Errors: as [OpenEvent].
 func (o *Order) Event() (*Event, error) {
@@ -24,7 +24,7 @@ func (o *Order) Event() (*Event, error) {
 	return o.openEvent()
 }
 
-// openEvent is Event with o.mu held.
+// openEvent is Event. The caller holds o.mu.
 func (o *Order) openEvent() (*Event, error) {
 	r := &o.ready
 	if r.event != nil || r.handle == nil {
@@ -41,7 +41,7 @@ func (o *Order) openEvent() (*Event, error) {
 	return e, nil
 }
 
-// Close ends the use of the memory.
+// Close ends the use of the memory and closes its events.
 func (o *Order) Close() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -8,17 +8,17 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// registration makes a page known to the driver: once in a process, whatever uses it.
+// registration registers a page with the driver, once for all its users in the process.
 type registration struct {
 	mu      sync.Mutex
 	host    *cuda.HostRegistration
-	failure error // why it cannot be
+	failure error // why the page cannot be registered
 	streams map[*cuda.Stream]struct{}
 }
 
-// address is where the GPU of a queue finds a word of the page.
+// address returns the address of a word of the page for the GPU of a queue. It registers the page at the first call.
 //
-// Errors: [ErrUnavailable] where the driver cannot do it.
+// Errors: [ErrUnavailable] if the driver cannot register the page.
 func (r *registration) address(p *Page, q *streamQueue, word uint64) (cuda.DevicePtr, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -29,7 +29,7 @@ func (r *registration) address(p *Page, q *streamQueue, word uint64) (cuda.Devic
 		}
 		var err error
 		if r.host, err = q.ctx.RegisterHost(p.mem, flags); err != nil {
-			r.failure = situation.Of(ErrUnavailable, "a timeline cannot be made known to the driver: %v", err)
+			r.failure = situation.Of(ErrUnavailable, "the driver cannot register a timeline: %v", err)
 		}
 		r.streams = make(map[*cuda.Stream]struct{})
 	}
@@ -40,8 +40,8 @@ func (r *registration) address(p *Page, q *streamQueue, word uint64) (cuda.Devic
 	return r.host.DevicePtr() + cuda.DevicePtr(word*8), nil
 }
 
-// idle says whether the registration can end without waiting: no stream uses the page, and no deviceStream waits for anything else,
-// for the driver ends registrations only when the whole device is done.
+// idle reports whether the registration can end without waiting. No stream may use the page, and all device streams must be done, because
+// the driver ends a registration only when the whole device is idle.
 func (r *registration) idle() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -56,8 +56,8 @@ func (r *registration) idle() bool {
 	return deviceStreamsIdle()
 }
 
-// close waits for the streams that use the page: what they wait for must not vanish. It tells whether the driver let go of
-// the page.
+// close waits for the streams that use the page, which must not vanish under them, and ends the registration. free reports whether the
+// driver has unregistered the page.
 func (r *registration) close() (free bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

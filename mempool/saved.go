@@ -7,43 +7,44 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// SavedVersion is the version of what [Saved] writes.
+// SavedVersion is the version of the format of [Saved].
 const SavedVersion = 1
 
-// Saved says where a published buffer is, in a form that can be kept in a file: for scripts, and for programs that are no
-// clients of a service. Memory of kind [Legacy] can be opened with nothing else. The other kinds travel as file
-// descriptors, which no file can hold: for those it says whom to ask.
+// Saved says where a published buffer is, in a form that a file can hold. It is for scripts, and for programs that are not clients of a
+// service. Memory of kind [Legacy] can be opened with a Saved alone. The other kinds are shared by file descriptors, which a file cannot
+// hold: for those it names the service to ask.
 type Saved struct {
 	Version int    `json:"poolbridge"`
 	Kind    Kind   `json:"kind"`
 	Device  string `json:"device,omitempty"` // UUID
-	// Bytes of the buffer, and what it holds.
+	// Bytes is the size of the buffer. The fields below describe its content.
 	Bytes   uint64   `json:"bytes"`
 	DType   DType    `json:"dtype"`
 	Shape   []uint64 `json:"shape"`
 	Strides []int64  `json:"strides,omitempty"`
-	// ByteOffset of the first element from the beginning of the buffer.
+	// ByteOffset is the offset of the first element from the beginning of the buffer.
 	ByteOffset uint64 `json:"byte_offset,omitempty"`
-	// Handle of kind legacy: the driver's 64 bytes and the buffer's offset in what they open. In JSON it is base64.
+	// Handle is set for kind legacy: the driver's 64 bytes, and the offset of the buffer in the block that they open. In JSON it is
+	// base64.
 	Handle []byte `json:"handle,omitempty"`
-	// Socket, Name and Epoch say whom to ask for the buffer, and in which life of the service it was saved.
+	// Socket and Name say where to ask for the buffer. Epoch is the life of the service in which it was saved.
 	Socket string `json:"socket,omitempty"`
 	Name   string `json:"name,omitempty"`
 	Epoch  string `json:"epoch,omitempty"`
 }
 
-// Tensor describes what the buffer holds.
+// Tensor returns the description of the buffer's content.
 func (s Saved) Tensor() Tensor {
 	return Tensor{DType: s.DType, Shape: s.Shape, Strides: s.Strides, ByteOffset: s.ByteOffset}
 }
 
-// Validate says whether s can be of a buffer at all.
+// Validate returns an error if s cannot describe a buffer.
 //
 // Errors: [ErrInvalid].
 func (s Saved) Validate() error {
 	switch _, err := s.Kind.backend(); {
 	case s.Version != SavedVersion:
-		return situation.Of(ErrInvalid, "a saved buffer of version %d: this program reads version %d", s.Version, SavedVersion)
+		return situation.Of(ErrInvalid, "the saved buffer has version %d, this program reads version %d", s.Version, SavedVersion)
 	case err != nil:
 		return err
 	}
@@ -60,9 +61,9 @@ func (s Saved) Validate() error {
 	return err
 }
 
-// ParseSaved reads a file: what [Saved] is in JSON, or the 64 bytes of a driver's handle alone, or 72 with an offset.
+// ParseSaved reads a file. It must contain a [Saved] in JSON, or the 64 bytes of a driver's handle, or 72 with an offset.
 //
-// Errors: [ErrInvalid] for a file that is short, or something else.
+// Errors: [ErrInvalid] for any other file.
 func ParseSaved(file []byte) (s Saved, err error) {
 	if len(file) == HandleBytes || len(file) == LegacyHandleBytes {
 		if !json.Valid(file) {

@@ -16,20 +16,21 @@ const MaxNameBytes = 255
 type PoolSpec struct {
 	Name string
 	Kind Kind
-	// Device is an ordinal ("0") or a UUID ("GPU-…"); empty for the first device. Kinds without a device want it empty.
+	// Device is an ordinal ("0") or a UUID ("GPU-…"); empty for the first device. It must be empty for kinds without a device.
 	Device string
-	// MaxBytes is the most that the pool's blocks take together.
+	// MaxBytes is the greatest number of bytes that the pool's blocks take together.
 	MaxBytes uint64
-	// SessionBytes is the most that counts for one session, and UserBytes for all of a user's; 0 for no limit of its own. A
-	// block counts for the session that allocated the buffer in it. A free block counts for the process that keeps others from
-	// having it, and so for each of its sessions: by work that is under way on it, by a lease of a session that has ended
-	// while the process lives, or by a mapping that it was asked to give up.
+	// SessionBytes is the greatest number of bytes that count for one session, and UserBytes for all sessions of one user. 0 means no
+	// limit. A block counts for the session that allocated the buffer in it. A free block counts for a process, and so for each of its
+	// sessions, if that process prevents others from getting it: its work on the block is running, a session of it has ended with a lease
+	// on
+	// the block while the process lives, or it has not yet given up a mapping that it was asked to give up.
 	SessionBytes, UserBytes uint64
-	// Access lists who may use the pool; empty for only the user who creates it.
+	// Access lists the users and groups that may use the pool. If it is empty, only the user who creates the pool may use it.
 	Access Access
 }
 
-// Validate says whether s describes a pool that some machine could make.
+// Validate returns an error if no machine could make the pool.
 //
 // Errors: [ErrInvalid].
 func (s PoolSpec) Validate() error {
@@ -57,7 +58,7 @@ func (s PoolSpec) Validate() error {
 	return nil
 }
 
-// ValidateName checks the name of a pool, a buffer or a channel: what says which.
+// ValidateName checks a name. what says of what it is the name: a pool, a buffer or a channel.
 //
 // Errors: [ErrInvalid].
 func ValidateName(what, name string) error {
@@ -65,7 +66,7 @@ func ValidateName(what, name string) error {
 	case name == "":
 		return situation.Of(ErrInvalid, "the name of a %s must not be empty", what)
 	case len(name) > MaxNameBytes:
-		return situation.Of(ErrInvalid, "the name of a %s has at most %d bytes, this one %d", what, MaxNameBytes, len(name))
+		return situation.Of(ErrInvalid, "the name of a %s has at most %d bytes, this one has %d", what, MaxNameBytes, len(name))
 	case !utf8.ValidString(name):
 		return situation.Of(ErrInvalid, "the name of a %s must be UTF-8", what)
 	}

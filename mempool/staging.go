@@ -9,41 +9,43 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// Memory of Go is copied to and from a GPU through page-locked pieces: while the GPU fetches one, the CPU fills the next.
-// The bus is at its best with large pieces (51 GB/s in pieces of 2 MiB, 55 in pieces of 16 on an H200), and one core copies
-// slower than the bus, so several fill a piece together.
+// Memory on the Go heap is copied to and from a GPU through page-locked pieces. While the GPU copies one piece, the CPU copies the next.
+// The bus is fastest with large pieces (51 GB/s in pieces of 2 MiB, 55 in pieces of 16 on an H200). One core copies slower than the bus,
+// so
+// several cores fill a piece together.
 const (
 	largePiece  = 16 << 20
 	largePieces = 4
-	fetchBytes  = 4 << 20 // what is fetched from the GPU at a time, while the CPU empties the piece before
+	fetchBytes  = 4 << 20 // bytes copied from the GPU at a time, while the CPU empties the piece before
 	smallPiece  = 256 << 10
 	smallPieces = 8
 )
 
-// stagingPlan is how memory is staged.
+// stagingPlan configures staging.
 type stagingPlan struct {
 	piece  uint64 // bytes of a large piece
-	pieces int    // large pieces at most
+	pieces int    // greatest number of large pieces
 	copying
 }
 
-// plan is the plan of deviceStreams that are opened from now on. With it, frames of 16 MiB reached 0.95 to 0.99 of the rate of copies
-// alone on the host of an H200. That host's processor has fast string copies (FSRM): Go uses them, and they go through the caches,
-// where on many others it writes past the caches from a mebibyte on. Writing past them was worse on that host (0.82), and so
-// were two streams by turns (0.86) and pieces of 4 MiB (0.87); 12 goroutines were no better than 8 (0.94).
+// plan is the plan of device streams that are opened from now on. With it, frames of 16 MiB reached 0.95 to 0.99 of the rate of copies
+// without staging, on the host of an H200. That host's processor has fast string copies (FSRM), and Go uses them. They write through the
+// caches, while on many other processors Go writes past the caches from one mebibyte on. On that host, writing past them was slower
+// (0.82),
+// and so were two streams in turn (0.86) and pieces of 4 MiB (0.87). 12 goroutines were no faster than 8 (0.94).
 var plan = stagingPlan{
 	piece: largePiece, pieces: largePieces,
 	copying: copying{stripe: 1 << 20, together: 8, vigil: 100 * time.Microsecond},
 }
 
-// staging is page-locked memory that a deviceStream copies through: large pieces, and small ones for those who copy little.
+// staging is the page-locked memory through which a deviceStream copies. It has large pieces, and small ones for small copies.
 type staging struct {
 	deviceStream *deviceStream
 	copiers      copiers
 	large, small pieces
 }
 
-// pieces are of one size, and used in turn.
+// pieces are the pieces of one size. They are used in turn.
 type pieces struct {
 	size uint64
 	most int
@@ -51,10 +53,10 @@ type pieces struct {
 	mu    sync.Mutex
 	freed *sync.Cond
 	made  int
-	idle  []*piece // the one that the GPU is done with first in front
+	idle  []*piece // the piece that the GPU finishes first is in front
 }
 
-// piece is page-locked memory with a mark of when the GPU is done with it.
+// piece is page-locked memory, with an event for the end of the GPU's last copy.
 type piece struct {
 	mem  *cuda.Pinned
 	done *cuda.Event
@@ -70,8 +72,8 @@ func (s *staging) open(l *deviceStream) {
 	}
 }
 
-// take takes a piece that nobody uses. It waits for the GPU only when there are as many as there may be. Where others use
-// them all it waits too, or returns nil: the holder of a piece must not wait for another.
+// take takes an unused piece. It waits for the GPU only if no more pieces may be made. If all pieces are taken it waits for one, or
+// returns nil if wait is false: a caller that holds a piece must not wait for another one.
 func (ps *pieces) take(ctx *cuda.Context, wait bool) (*piece, error) {
 	ps.mu.Lock()
 	for len(ps.idle) == 0 && ps.made == ps.most {
@@ -101,7 +103,7 @@ func (ps *pieces) take(ctx *cuda.Context, wait bool) (*piece, error) {
 	return p, nil
 }
 
-// makeOne makes a piece. ps.mu is held, and released.
+// makeOne makes a piece. The caller holds ps.mu, and makeOne releases it.
 func (ps *pieces) makeOne(ctx *cuda.Context) (*piece, error) {
 	ps.made++
 	ps.mu.Unlock()
@@ -149,8 +151,8 @@ func (ps *pieces) close() error {
 	return errors.Join(errs...)
 }
 
-// mark records that the GPU is done with a piece when it gets here. Where that fails the copy is waited for, and where that
-// fails too the piece is lost: it must not be used again under a copy.
+// mark records the piece's event after the queued copy. If that fails, it waits for the copy. If that fails too, the piece is lost,
+// because it must not be used again while the copy may run.
 func (s *staging) mark(ps *pieces, p *piece) error {
 	err := p.done.Record(s.deviceStream.stream)
 	if err == nil {
@@ -164,13 +166,13 @@ func (s *staging) mark(ps *pieces, p *piece) error {
 	return err
 }
 
-// close gives the memory back, and keeps what the driver does not take. The deviceStream's work is done.
+// close frees the pieces. It keeps those that the driver fails to free. The deviceStream's work must be done.
 func (s *staging) close() error {
 	s.copiers.close()
 	return errors.Join(s.large.close(), s.small.close())
 }
 
-// fitting are the pieces for copying n bytes.
+// fitting returns the pieces for a copy of n bytes.
 func (s *staging) fitting(n int) *pieces {
 	if n <= smallPiece {
 		return &s.small
@@ -178,7 +180,7 @@ func (s *staging) fitting(n int) *pieces {
 	return &s.large
 }
 
-// copyFrom queues a copy of src, which may be used again when it returns.
+// copyFrom queues a copy of src. The caller may change src when it returns.
 func (l *deviceStream) copyFrom(dst cuda.DevicePtr, src []byte) error {
 	ps := l.staging.fitting(len(src))
 	for len(src) > 0 {
@@ -200,8 +202,7 @@ func (l *deviceStream) copyFrom(dst cuda.DevicePtr, src []byte) error {
 	return nil
 }
 
-// copyTo copies what src is after the work that is queued, and returns when dst is filled. While the CPU empties a piece the
-// GPU fills the next.
+// copyTo copies src to dst after the queued work, and returns when dst is filled. While the CPU empties a piece, the GPU fills the next.
 func (l *deviceStream) copyTo(dst []byte, src cuda.DevicePtr) error {
 	ps := l.staging.fitting(len(dst))
 	fetch := func(n int, wait bool) (*piece, error) {

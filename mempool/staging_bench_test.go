@@ -14,17 +14,17 @@ import (
 // stagedFrame is the size of the frames that BenchmarkStaging copies.
 const stagedFrame = 16 << 20
 
-// plainCopies is the measurement that the others are compared with.
+// plainCopies is the measurement with which the others are compared.
 const plainCopies = "16MiB"
 
-// planOf is a plan with pieces of so many MiB, 64 MiB in all, and so many goroutines.
+// planOf returns a plan with pieces of this size in MiB, 64 MiB in all, and this number of goroutines.
 func planOf(mib, together int) stagingPlan {
 	p := plan
 	p.piece, p.pieces, p.together = uint64(mib)<<20, 64/mib, together
 	return p
 }
 
-// share reports the bandwidth of frames, and what share it is of copies alone, if those were measured.
+// share reports the bandwidth of frames, and its ratio to that of plain copies, if those were measured.
 func share(b *testing.B, alone *float64) {
 	rate := stagedFrame * float64(b.N) / b.Elapsed().Seconds() / 1e9
 	b.ReportMetric(rate, "GB/s")
@@ -35,14 +35,14 @@ func share(b *testing.B, alone *float64) {
 	}
 }
 
-// BenchmarkStaging measures how frames get to a GPU: copies alone, the CPU's part alone and under them, and the whole way
-// by several plans.
+// BenchmarkStaging measures how fast frames get to a GPU: plain copies, the CPU's part alone and during copies, and whole frames
+// with several plans.
 func BenchmarkStaging(b *testing.B) {
 	d, err := FindDevice("")
 	if err != nil {
 		b.Skip(err)
 	}
-	ctx, err := d.Retain() // so that the driver does not begin anew with each pool
+	ctx, err := d.Retain() // so that the driver keeps the context between pools
 	require.NoError(b, err)
 	alone := 0.0
 	b.Run("alone", func(b *testing.B) { benchmarkCopiesAlone(b, ctx, &alone) })
@@ -56,7 +56,7 @@ type dma struct {
 	stream *cuda.Stream
 	from   *cuda.Pinned
 	to     cuda.DevicePtr
-	done   [2]*cuda.Event // of the last two frames
+	done   [2]*cuda.Event // one for each of the last two frames
 	queued int
 }
 
@@ -96,7 +96,7 @@ func (c *dma) frame(b *testing.B, piece uint64, record bool) {
 	c.queued++
 }
 
-// keepBusy queues frames until two are under way, and says how many those were.
+// keepBusy queues frames until two are being copied, and returns how many it queued.
 func (c *dma) keepBusy(b *testing.B) (n int) {
 	for {
 		done, err := c.done[c.queued%2].Query()
@@ -159,7 +159,7 @@ func benchmarkCopiesAlone(b *testing.B, ctx *cuda.Context, alone *float64) {
 	require.NoError(b, clock.Quiesce(time.Minute))
 }
 
-// benchmarkFilling fills page-locked memory, as much as deviceStreams have of it, while the GPU is idle and while it copies.
+// benchmarkFilling fills as much page-locked memory as a deviceStream has, while the GPU is idle and while it copies.
 func benchmarkFilling(b *testing.B, ctx *cuda.Context, alone *float64) {
 	src := random(stagedFrame, 1)
 	var to []*cuda.Pinned
@@ -207,7 +207,7 @@ func benchmarkFilling(b *testing.B, ctx *cuda.Context, alone *float64) {
 	}
 }
 
-// benchmarkFrames copies to one buffer after the other.
+// benchmarkFrames copies frames to several buffers in turn.
 func benchmarkFrames(b *testing.B, alone *float64) {
 	one := func(name string, p stagingPlan) {
 		b.Run(name, func(b *testing.B) {
@@ -245,13 +245,13 @@ func benchmarkPlan(b *testing.B, alone *float64) {
 	src := random(stagedFrame, 1)
 	buffers := make([]struct {
 		mem  *deviceAllocation
-		done []Fence // of the frame before
+		done []Fence // fences of the frame before
 	}, 8)
 	for i := range buffers {
 		buffers[i].mem = take(b, a, stagedFrame)
 	}
 	n := 0
-	send := func() { // in order, as a lease does it
+	send := func() { // in the same order as a lease
 		f := &buffers[n%len(buffers)]
 		n++
 		o := &Order{
@@ -266,7 +266,7 @@ func benchmarkPlan(b *testing.B, alone *float64) {
 		f.done, err = o.After(ctx, f.mem.Queue())
 		require.NoError(b, err)
 	}
-	for range 16 { // all page-locked memory is there from now on
+	for range 16 { // after this all page-locked memory is allocated
 		send()
 	}
 	require.NoError(b, buffers[0].mem.Synchronize())

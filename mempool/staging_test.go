@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// planned opens deviceStreams by another plan until the test is over.
+// planned sets another plan for deviceStreams until the test ends.
 func planned(t testing.TB, p stagingPlan) {
 	t.Helper()
 	before := plan
@@ -17,7 +17,7 @@ func planned(t testing.TB, p stagingPlan) {
 	t.Cleanup(func() { plan = before })
 }
 
-// smallPlan has pieces that several goroutines fill, and that are soon all in use.
+// smallPlan has so few pieces that all are soon in use. Several goroutines fill a piece.
 var smallPlan = stagingPlan{
 	piece: 1 << 20, pieces: 3,
 	copying: copying{stripe: 64 << 10, together: 4, vigil: time.Microsecond},
@@ -67,7 +67,7 @@ func TestWhatIsCopiedAheadOfTheGPUMayBeOverwritten(t *testing.T) {
 
 func TestCopiesIntoTheSameMemoryFollowEachOther(t *testing.T) {
 	planned(t, smallPlan)
-	const size = 5<<20 + 3 // more pieces than there are
+	const size = 5<<20 + 3 // more than all pieces hold
 	m := take(t, gpuArena(t), size)
 	src, dst := make([]byte, size), make([]byte, size)
 	for round := range 8 {

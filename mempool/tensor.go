@@ -14,15 +14,15 @@ const MaxDims = 32
 // Tensor describes how the elements of an array lie in a buffer.
 type Tensor struct {
 	DType DType
-	// Shape in elements; empty for a scalar.
+	// Shape is in elements; empty for a scalar.
 	Shape []uint64
-	// Strides in elements, one for each dimension and possibly negative; nil for C-contiguous.
+	// Strides are in elements, one for each dimension. They may be negative. nil for C-contiguous.
 	Strides []int64
-	// ByteOffset of the element [0, …, 0] from the start of the buffer.
+	// ByteOffset is the offset of the element [0, …, 0] from the beginning of the buffer.
 	ByteOffset uint64
 }
 
-// Bytes describes n plain bytes.
+// Bytes returns the description of n plain bytes.
 func Bytes(n uint64) Tensor { return Tensor{DType: Uint8, Shape: []uint64{n}} }
 
 // Clone returns a copy that shares nothing with t.
@@ -31,12 +31,12 @@ func (t Tensor) Clone() Tensor {
 	return t
 }
 
-// Equal says whether t and u describe the same.
+// Equal reports whether t and u describe the same array.
 func (t Tensor) Equal(u Tensor) bool {
 	return t.DType == u.DType && t.ByteOffset == u.ByteOffset && slices.Equal(t.Shape, u.Shape) && slices.Equal(t.Strides, u.Strides)
 }
 
-// Validate says whether t describes an array at all, in some buffer.
+// Validate returns an error if t does not describe an array that could lie in some buffer.
 //
 // Errors: [ErrInvalid].
 func (t Tensor) Validate() error {
@@ -44,9 +44,9 @@ func (t Tensor) Validate() error {
 	return err
 }
 
-// Elements is the number of elements, the product of the shape.
+// Elements returns the number of elements, the product of the shape.
 //
-// Errors: [ErrInvalid] where it passes 2⁶³−1.
+// Errors: [ErrInvalid] if it is greater than 2⁶³−1.
 func (t Tensor) Elements() (uint64, error) {
 	n := uint64(1)
 	if slices.Contains(t.Shape, 0) {
@@ -62,7 +62,8 @@ func (t Tensor) Elements() (uint64, error) {
 	return n, nil
 }
 
-// Extent is the number of bytes that a buffer must have to hold t: one past the last byte of its farthest element.
+// Extent returns the number of bytes that a buffer must have to hold t: the end of the element that is farthest from the buffer's
+// beginning.
 //
 // Errors: [ErrInvalid] for an unknown element type, too many dimensions, strides that do not match the shape, an offset
 // that is not a multiple of the element size, an element before the start of the buffer, or sizes that overflow.
@@ -72,7 +73,7 @@ func (t Tensor) Extent() (uint64, error) {
 		return 0, situation.Of(ErrInvalid, "unknown element type %q (known: %v)", string(t.DType), dtypes)
 	}
 	if len(t.Shape) > MaxDims {
-		return 0, situation.Of(ErrInvalid, "a tensor has at most %d dimensions, this one %d", MaxDims, len(t.Shape))
+		return 0, situation.Of(ErrInvalid, "a tensor has at most %d dimensions, this one has %d", MaxDims, len(t.Shape))
 	}
 	if t.Strides != nil && len(t.Strides) != len(t.Shape) {
 		return 0, situation.Of(ErrInvalid, "%d strides for %d dimensions", len(t.Strides), len(t.Shape))
@@ -87,7 +88,7 @@ func (t Tensor) Extent() (uint64, error) {
 	if n == 0 {
 		return t.ByteOffset, nil
 	}
-	low, high := uint64(0), n-1 // farthest elements before and after [0, …, 0]
+	low, high := uint64(0), n-1 // distance of the farthest elements before and after [0, …, 0]
 	if t.Strides != nil {
 		if low, high, err = t.reach(); err != nil {
 			return 0, err
@@ -105,7 +106,7 @@ func (t Tensor) Extent() (uint64, error) {
 	return end, nil
 }
 
-// reach is how many elements t lies before and after its element [0, …, 0]; t has elements and strides.
+// reach returns how many elements t extends before and after its element [0, …, 0]. t must have elements and strides.
 func (t Tensor) reach() (low, high uint64, err error) {
 	for i, d := range t.Shape {
 		stride := t.Strides[i]

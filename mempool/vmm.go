@@ -14,8 +14,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// VMM is memory of a GPU in pieces of its own (cuMemCreate), each with a descriptor: what is leased to be read cannot be
-// written, and the descriptor of one block gives access to that block alone.
+// VMM is memory of a GPU in separate pieces (cuMemCreate), each with a file descriptor. A reader cannot write the memory, and the
+// descriptor of a block gives access to that block only.
 const VMM Kind = "vmm"
 
 var vmmBackend = Backend{Kind: VMM, Probe: probeVMM, Create: newVMMArena, Open: openVMMArena}
@@ -28,7 +28,7 @@ func probeVMM(name string) error {
 	return vmmOf(d)
 }
 
-// vmmOf says whether d has virtual memory management.
+// vmmOf returns an error if d has no virtual memory management.
 func vmmOf(d cuda.Device) error {
 	if ok, err := d.SupportsVMM(); err != nil || !ok {
 		return deviceLacks(d, "virtual memory management with POSIX file descriptors (cuMemCreate)", err)
@@ -36,7 +36,7 @@ func vmmOf(d cuda.Device) error {
 	return nil
 }
 
-// vmmArena makes physical memory on one GPU; the driver has no pool behind it, so what is in use is counted here.
+// vmmArena allocates physical memory on one GPU. There is no pool in the driver, so the arena counts the bytes in use.
 type vmmArena struct {
 	*gpu
 	granularity uint64
@@ -50,7 +50,7 @@ func newVMMArena(spec PoolSpec, _ *hostmem.Memory) (Arena, error) {
 	}
 	granularity, err := g.ctx.AllocationGranularity()
 	if err == nil && granularity&(granularity-1) != 0 {
-		err = fmt.Errorf("a granularity of %d bytes, which is no power of two", granularity)
+		err = fmt.Errorf("a granularity of %d bytes is not a power of two", granularity)
 	}
 	if err != nil {
 		return nil, errors.Join(deviceError("read the granularity of physical memory", err), g.Close())
@@ -98,7 +98,7 @@ func (v *vmmAllocation) Export() (Export, error) {
 }
 
 func (v *vmmAllocation) Free() error {
-	if v.file != nil { // first: whatever the driver says, nobody is given it any more
+	if v.file != nil { // closed first, so that no process gets it any more if the driver fails
 		_ = v.file.Close()
 		v.file = nil
 	}
@@ -112,7 +112,7 @@ func (v *vmmAllocation) Free() error {
 // importedVMMArena maps blocks of another process's vmmArena.
 type importedVMMArena struct {
 	*gpu
-	others []cuda.Device // that reach every mapping, besides the GPU that has the memory
+	others []cuda.Device // GPUs that can access every mapping, besides the GPU of the memory
 	blocks map[*vmmImport]struct{}
 }
 
@@ -170,8 +170,8 @@ const (
 
 var viewAccess = [...]cuda.AccessFlags{readView: cuda.AccessReadOnly, writeView: cuda.AccessReadWrite}
 
-// vmmImport is a block of an importedVMMArena: one physical handle, mapped at one address to read and at another to
-// write, each when it is first asked for.
+// vmmImport is a block of an importedVMMArena. Its physical memory is mapped at one address for reading and at another one for
+// writing. Each mapping is made when it is first needed.
 type vmmImport struct {
 	arena    *importedVMMArena
 	physical *cuda.Physical
@@ -208,7 +208,7 @@ func (m *vmmImport) Close() error {
 	return deviceError("unmap a block", errors.Join(append(errs, m.physical.Close())...))
 }
 
-// readOnlyMemory is memory with a read-only mapping. It refuses writes itself, because the error of the driver does not say why.
+// readOnlyMemory is memory with a read-only mapping. It refuses writes itself, because the driver's error does not name the reason.
 type readOnlyMemory struct{ deviceMemory }
 
 var errReadOnly = situation.Of(ErrInvalid, "the memory is mapped read-only: ask for a write lease")

@@ -14,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flavour is how one version of control groups names what it says about memory.
+// flavour has the file names and keys of one version of control groups.
 type flavour struct {
 	limits []string
 	usage  string
-	// reclaimable are the keys of memory.stat for what the kernel gives up when memory is wanted, of a group and all below it.
+	// reclaimable has keys of memory.stat: memory of a group, and of all groups below it, that the kernel can reclaim.
 	reclaimable []string
 }
 
@@ -27,14 +27,14 @@ var (
 	v2 = flavour{[]string{"memory.max", "memory.high"}, "memory.current", []string{"inactive_file", "active_file", "slab_reclaimable"}}
 )
 
-// mount is where a hierarchy of control groups that limits memory can be seen.
+// mount is a mount point of a hierarchy of control groups that limits memory.
 type mount struct {
 	flavour flavour
-	root    string // the group that is seen at the mount point
+	root    string // the group that is visible at the mount point
 	point   string
 }
 
-// readMounts finds them in /proc/self/mountinfo.
+// readMounts finds the mounts in /proc/self/mountinfo.
 func readMounts(root string) (mounts []mount, err error) {
 	path := filepath.Join(root, "proc/self/mountinfo")
 	text, err := os.ReadFile(path)
@@ -60,13 +60,13 @@ func readMounts(root string) (mounts []mount, err error) {
 	return mounts, nil
 }
 
-// unescape reads a path of mountinfo, in which white space and backslashes are octal.
+// unescape decodes a path of mountinfo, in which white space and backslashes are octal.
 func unescape(path string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(path)
 }
 
-// groups are the limits of the groups that this process is in, and of all above them. What no mount shows cannot be read
-// and does not count.
+// groups returns the limits of the groups of this process, and of all groups above them. Groups that no mount shows cannot be read and do
+// not count.
 func (s system) groups() (bounds []Bound, err error) {
 	mounts, err := s.mounts()
 	if err != nil {
@@ -102,16 +102,16 @@ func (s system) groups() (bounds []Bound, err error) {
 	return bounds, nil
 }
 
-// below is where a group is, seen from the mount point.
+// below returns the path of a group relative to the mount point. seen is false if the mount does not show the group.
 func (m mount) below(group string) (path string, seen bool) {
 	if m.root == "/" {
-		return group, !strings.HasPrefix(group, "/..") // that is outside of the namespace
+		return group, !strings.HasPrefix(group, "/..") // "/.." is outside of the namespace
 	}
 	path, seen = strings.CutPrefix(group, m.root)
 	return path, seen && (path == "" || path[0] == '/')
 }
 
-// walk collects the limits of a group and of those above it, up to the mount point.
+// walk returns the limits of a group and of the groups above it, up to the mount point.
 func (s system) walk(m mount, group string) (bounds []Bound, err error) {
 	for {
 		dir := filepath.Join(m.point, group)
@@ -126,7 +126,7 @@ func (s system) walk(m mount, group string) (bounds []Bound, err error) {
 	}
 }
 
-// group collects the limits of one group: none if it has none.
+// group returns the limits of one group, if it has any.
 func (s system) group(f flavour, dir string) (bounds []Bound, err error) {
 	for _, file := range f.limits {
 		limit, limited, err := readLimit(filepath.Join(s.root, dir, file))
@@ -150,11 +150,11 @@ func (s system) group(f flavour, dir string) (bounds []Bound, err error) {
 	return bounds, nil
 }
 
-// readLimit reads a limit. A group need not have one: the topmost has none, and one in which memory is not counted.
+// readLimit reads a limit. The topmost group has none, and neither has a group whose memory is not counted.
 func readLimit(path string) (limit uint64, limited bool, err error) {
 	text, err := os.ReadFile(path)
 	switch word := strings.TrimSpace(string(text)); {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV): // ENODEV: the group is gone, and this process has moved
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV): // ENODEV: the group was removed, and this process is in another one
 		return 0, false, nil
 	case err != nil:
 		return 0, false, err
@@ -169,10 +169,10 @@ func readLimit(path string) (limit uint64, limited bool, err error) {
 	}
 }
 
-// noLimit is less than what v1 says where there is no limit: 2^63-1, rounded down to a page.
+// noLimit is less than the value of v1 for no limit, which is 2^63-1 rounded down to a page.
 const noLimit = math.MaxInt64 &^ (1<<20 - 1)
 
-// used is what a group uses and could not do without.
+// used returns how many bytes a group uses, without those that the kernel can reclaim.
 func (s system) used(f flavour, dir string) (uint64, error) {
 	path := filepath.Join(s.root, dir, f.usage)
 	text, err := os.ReadFile(path)

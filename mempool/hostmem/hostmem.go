@@ -1,10 +1,10 @@
-// Package hostmem says how much memory of the machine this process can still take. The kernel promises more than there is,
-// and kills processes when it cannot keep the promise: this process, or others that have no part in it. So this process asks
-// before it takes much memory.
+// Package hostmem finds out how much more memory of the machine this process can take. The kernel promises more memory than there is. If
+// it cannot keep the promise, it kills processes: this one, or others that have nothing to do with it. So this process asks before it
+// takes
+// much memory.
 //
-// What counts is what the machine has left, and what every control group that this process is in has left (v1 and v2),
-// less a reserve for everybody else. Memory of files that the kernel gives up when it is wanted counts as left, swap does
-// not.
+// The limits are what the machine has left, and what every control group of this process has left (v1 and v2), less a reserve for other
+// processes. Memory of files that the kernel can reclaim counts as left. Swap does not.
 package hostmem
 
 import (
@@ -16,31 +16,31 @@ import (
 	"github.com/poolbridge/poolbridge/internal/bytesize"
 )
 
-// Reserve is how many bytes of a limit are left to others: one sixteenth, and 1 GiB at most.
+// Reserve returns how many bytes of a limit are left to other processes: one sixteenth, but at most 1 GiB.
 func Reserve(total uint64) uint64 { return min(total/16, 1<<30) }
 
 // Bound is one of the limits on this process's memory, in bytes.
 type Bound struct {
 	// Name is "the machine", or the file that sets the limit.
 	Name string
-	// Total is the limit. Left is what is not used of it.
+	// Total is the limit. Left is the unused part of it.
 	Total, Left uint64
 }
 
-// available is what can be taken now, ever what could be taken if nobody used anything.
+// available returns how many bytes can be taken now, ever how many if nothing else were using memory.
 func (b Bound) available() uint64 { return b.Left - min(b.Left, Reserve(b.Total)) }
 func (b Bound) ever() uint64      { return b.Total - Reserve(b.Total) }
 
-// ErrUnknown says that the system's files do not say how much memory there is.
-var ErrUnknown = errors.New("how much memory is left cannot be told")
+// ErrUnknown means that the system's files do not say how much memory there is.
+var ErrUnknown = errors.New("the amount of memory that is left is unknown")
 
-// Shortage says that there is less memory than was asked for.
+// Shortage means that there is less memory than a caller asked for.
 type Shortage struct {
 	// Asked and Available are bytes. Available is what the limit leaves, less the reserve.
 	Asked, Available uint64
-	// Limit is the limit that counts: the one that leaves the least.
+	// Limit is the limit that leaves the least.
 	Limit Bound
-	// Never says that the limit would not leave as much if nobody used anything.
+	// Never means that the memory would not suffice even if no other process used any.
 	Never bool
 }
 
@@ -55,25 +55,25 @@ func (s *Shortage) Error() string {
 		"or free memory", asked, available, s.Limit.Name, bytesize.Text(s.Limit.Left), total, reserve)
 }
 
-// Memory is the machine's memory as one process sees it. It knows what its callers are about to take, so that two of them
-// do not both count on the same bytes.
+// Memory is the memory of the machine for one process. It counts what its callers are about to take, so that two callers do not rely on
+// the same bytes.
 type Memory struct {
 	system system
 
 	mu      sync.Mutex
-	claimed uint64    // that Take was called for, and that are not taken yet
-	limit   Bound     // that left the least when the system was asked last
-	asked   time.Time // when that was
-	since   uint64    // claimed since then, and what was claimed by then
+	claimed uint64    // bytes of running Takes that are not taken yet
+	limit   Bound     // the limit that left the least when the system was last asked
+	asked   time.Time // when the system was last asked
+	since   uint64    // bytes claimed since then, plus those claimed at that time
 }
 
-// New is the memory of the machine that this process runs on.
+// New returns the memory of this machine.
 func New() *Memory { return At("/") }
 
-// At is New for a machine whose /proc and control groups lie below the folder root.
+// At is New for a machine whose /proc and control groups are below the folder root.
 func At(root string) *Memory { return &Memory{system: newSystem(root)} }
 
-// Fits says whether this process could have size bytes if nobody used anything.
+// Fits returns an error if this process could not have size bytes even if no other process used any.
 //
 // Errors: *[Shortage], [ErrUnknown].
 func (m *Memory) Fits(size uint64) error {
@@ -93,10 +93,10 @@ func (m *Memory) Fits(size uint64) error {
 	return nil
 }
 
-// Take calls take for size bytes, for one part after the other, if the bytes are there. Before every part it makes sure
-// that what is yet to be taken is still there: other processes take memory too.
+// Take calls take for size bytes, part by part, if the bytes are available. Before each further part it checks again that the rest is
+// available, because other processes take memory too.
 //
-// Errors: *[Shortage], [ErrUnknown]; that of take. The caller gives back what was taken before.
+// Errors: *[Shortage], [ErrUnknown]; those of take. The caller must then give back the parts that were taken.
 func (m *Memory) Take(size, part uint64, take func(off, n uint64) error) error {
 	if err := m.claim(size); err != nil {
 		return err
@@ -119,11 +119,11 @@ func (m *Memory) Take(size, part uint64, take func(off, n uint64) error) error {
 	return nil
 }
 
-// What the system said is believed for a moment, where it left much more than is asked for: to ask it takes longer than to
-// take little.
+// An answer of the system counts for a moment, if it left much more than a caller asks for. Asking takes longer than taking a little
+// memory.
 const (
 	belief = 100 * time.Millisecond
-	little = 64 // is the 64th part of what is available
+	little = 64 // little is at most this fraction of what is available: 1/64
 )
 
 // claim counts size bytes as about to be taken.
@@ -145,7 +145,7 @@ func (m *Memory) claim(size uint64) error {
 	return nil
 }
 
-// check says whether all that is claimed is still there. Of size bytes done are taken already.
+// check returns an error if the claimed bytes are not all available any more. done of size bytes are taken already.
 func (m *Memory) check(size, done uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -161,7 +161,7 @@ func (m *Memory) unclaim(n uint64) {
 	m.claimed -= n
 }
 
-// short says that what is claimed is not there. m.mu is held.
+// short returns an error if the claimed bytes are not available. The caller holds m.mu.
 func (m *Memory) short(size, done uint64) error {
 	available := m.limit.available()
 	if m.since <= available {
@@ -171,7 +171,7 @@ func (m *Memory) short(size, done uint64) error {
 	return &Shortage{Asked: size, Available: done + available - min(available, others), Limit: m.limit}
 }
 
-// ask asks the system. m.mu is held.
+// ask asks the system. The caller holds m.mu.
 func (m *Memory) ask() error {
 	bounds, err := m.system.bounds()
 	if err != nil {

@@ -16,7 +16,7 @@ const (
 	gib = 1 << 30
 )
 
-// tree is a machine with 32 GiB, of which 20 are left, as files. What a test names is added, or replaces what is there.
+// tree writes the files of a machine with 32 GiB, of which 20 are left. Files that a test names are added or replaced.
 type tree struct {
 	testing.TB
 	root string
@@ -52,7 +52,7 @@ func meminfo(total, available uint64) string {
 	return fmt.Sprintf("MemTotal:       %d kB\nMemFree:        17 kB\nMemAvailable:   %d kB\nSwapFree: 99999999 kB\n", total>>10, available>>10)
 }
 
-// groupV2 is the files of a v2 group that uses a GiB and 300 MiB, 300 of which it could do without.
+// groupV2 returns the files of a v2 group that uses 1 GiB and 300 MiB, of which the kernel can reclaim 300 MiB.
 func groupV2(dir, limit, high string) map[string]string {
 	return map[string]string{
 		dir + "/memory.max": limit + "\n", dir + "/memory.high": high + "\n", dir + "/memory.current": fmt.Sprintln(gib + 300*mib),
@@ -119,7 +119,7 @@ func TestBothVersionsAtOnceCountByThemselves(t *testing.T) {
 	assert.Equal(t, []Bound{machine, {v1Dir + "/memory.limit_in_bytes", 8 * gib, 7 * gib}, {v2Dir + "/memory.max", 5 * gib, 4 * gib}}, tr.bounds())
 }
 
-// A container sees its own group where the mount point is, and may be told its whole path, or a part of it.
+// A container sees its own group at the mount point. /proc/self/cgroup may have the group's whole path or a part of it.
 func TestAContainersGroupIsFoundBelowWhatItsMountShows(t *testing.T) {
 	for _, c := range []struct{ name, root, group, dir string }{
 		{"own namespace", "/", "/", "/sys/fs/cgroup"},

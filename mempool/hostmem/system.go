@@ -11,7 +11,7 @@ import (
 	"sync"
 )
 
-// system is what the kernel says about memory, in files below a root.
+// system reads what the kernel says about memory, from files below a root.
 type system struct {
 	root   string
 	mounts func() ([]mount, error)
@@ -21,7 +21,7 @@ func newSystem(root string) system {
 	return system{root: root, mounts: sync.OnceValues(func() ([]mount, error) { return readMounts(root) })}
 }
 
-// bounds are all limits that count, the machine's first.
+// bounds returns all limits, the machine's first.
 func (s system) bounds() ([]Bound, error) {
 	machine, err := s.machine()
 	if err != nil {
@@ -34,7 +34,7 @@ func (s system) bounds() ([]Bound, error) {
 	return append([]Bound{machine}, groups...), nil
 }
 
-// machine is what the machine has, without its swap.
+// machine returns the memory of the machine, without swap.
 func (s system) machine() (Bound, error) {
 	path := filepath.Join(s.root, "proc/meminfo")
 	kib, err := numbers(path, "MemTotal:", "MemAvailable:")
@@ -44,7 +44,7 @@ func (s system) machine() (Bound, error) {
 	return Bound{Name: "the machine", Total: kib[0] << 10, Left: min(kib[0], kib[1]) << 10}, nil
 }
 
-// numbers reads the numbers that stand behind keys, each at the beginning of a line. A key that is missing is an error.
+// numbers returns the numbers after the keys, each of which is at the beginning of a line. A missing key is an error.
 func numbers(path string, keys ...string) ([]uint64, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
