@@ -2,10 +2,10 @@ package seqpacket
 
 import "sync"
 
-// Buffers are what many connections receive packets into: those that wait for one need no buffer.
+// Buffers are receive buffers that many connections share. A connection takes a buffer only when a packet is there.
 type Buffers struct{ free sync.Pool }
 
-// NewBuffers makes buffers of size bytes, which is what the longest packet may have.
+// NewBuffers makes buffers of size bytes. A packet must not be longer.
 func NewBuffers(size int) *Buffers {
 	b := new(Buffers)
 	b.free.New = func() any { return &Packet{Data: make([]byte, size), from: b} }
@@ -19,7 +19,7 @@ type Packet struct {
 	from *Buffers
 }
 
-// Take takes a buffer, for a packet that is to be received by other means than [Conn.RecvInto].
+// Take takes a buffer for a packet that the caller receives without [Conn.RecvInto].
 func (b *Buffers) Take() *Packet { return b.free.Get().(*Packet) }
 
 // Free returns the packet to its Buffers. The caller must not use it afterwards.
@@ -28,8 +28,9 @@ func (p *Packet) Free() {
 	p.from.free.Put(p)
 }
 
-// RecvInto is Recv into a buffer that is only taken when a packet is there. The packet is to be freed; it is nil if there
-// is an error.
+// RecvInto is like Recv, but takes a buffer only when a packet is there. The caller must free the packet. The packet is nil if there is
+// an
+// error.
 func (c *Conn) RecvInto(buffers *Buffers) (*Packet, *FDs, error) {
 	c.receiving.Lock()
 	defer c.receiving.Unlock()
@@ -47,7 +48,7 @@ func (c *Conn) RecvInto(buffers *Buffers) (*Packet, *FDs, error) {
 	return p, fds, nil
 }
 
-// receiveInto tries to receive one packet into a buffer, which it gives back where there is none. c.receiving is held.
+// receiveInto tries to receive one packet into a buffer. If there is no packet, it frees the buffer. The caller holds c.receiving.
 func (c *Conn) receiveInto(fd uintptr) (done bool) {
 	p := c.in.buffers.Take()
 	c.in.data = p.Data

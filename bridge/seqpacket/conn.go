@@ -12,21 +12,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxFDs is how many file descriptors a packet may carry.
+// MaxFDs is the greatest number of file descriptors in a packet.
 const MaxFDs = 8
 
-// Conn is one end of a connection. Its methods may be called from many goroutines at a time.
+// Conn is one end of a connection. Many goroutines may call its methods at the same time.
 type Conn struct {
-	file   *os.File // in the poller, non-blocking
+	file   *os.File // non-blocking and in the poller
 	raw    syscall.RawConn
 	closed atomic.Bool
-	reset  atomic.Bool // the kernel reported ECONNRESET; what was queued before it can still be read
+	reset  atomic.Bool // the kernel reported ECONNRESET; packets that were queued before can still be read
 
 	receiving sync.Mutex // guards in
 	in        receipt
 }
 
-// newConn makes a Conn that owns the socket fd, which must be non-blocking. On error fd is closed.
+// newConn makes a Conn that owns the socket fd, which must be non-blocking. If it fails, fd is closed.
 func newConn(fd int) (*Conn, error) {
 	file := os.NewFile(uintptr(fd), "seqpacket")
 	raw, err := file.SyscallConn()
@@ -58,8 +58,8 @@ func Pair() (*Conn, *Conn, error) {
 	return a, b, nil
 }
 
-// Close closes the connection and wakes the goroutines that wait in Send or Recv, with an error that is os.ErrClosed. Closing
-// again does nothing. The peer still reads the packets that were sent before.
+// Close closes the connection. Goroutines that wait in Send or Recv return an error that is os.ErrClosed. Closing again does nothing. The
+// peer can still read the packets that were sent before.
 func (c *Conn) Close() error {
 	if c.closed.Swap(true) {
 		return nil
@@ -67,13 +67,13 @@ func (c *Conn) Close() error {
 	return c.file.Close()
 }
 
-// CloseWrite says that nothing will follow: the peer reads the packets that were sent before, and then the end.
+// CloseWrite ends sending. The peer reads the packets that were sent before, and then io.EOF.
 func (c *Conn) CloseWrite() error {
 	return c.do(func(fd int) error { return os.NewSyscallError("shutdown", unix.Shutdown(fd, unix.SHUT_WR)) })
 }
 
-// SetDeadline sets the time after which Send and Recv fail with an error that is os.ErrDeadlineExceeded, those that
-// wait now included. The zero time means never.
+// SetDeadline sets the time after which Send and Recv fail with an error that is os.ErrDeadlineExceeded, also calls that wait now. The
+// zero time means never.
 func (c *Conn) SetDeadline(t time.Time) error { return c.usable(c.file.SetDeadline(t)) }
 
 // SetReadDeadline is SetDeadline for Recv.
@@ -82,10 +82,10 @@ func (c *Conn) SetReadDeadline(t time.Time) error { return c.usable(c.file.SetRe
 // SetWriteDeadline is SetDeadline for Send.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.usable(c.file.SetWriteDeadline(t)) }
 
-// SyscallConn gives access to the socket, for options that this package does not know.
+// SyscallConn gives access to the socket, for options that this package does not support.
 func (c *Conn) SyscallConn() (syscall.RawConn, error) { return c.raw, nil }
 
-// do calls f with the socket's descriptor without waiting for anything.
+// do calls f with the socket's descriptor. It does not wait.
 func (c *Conn) do(f func(fd int) error) error {
 	var err error
 	if e := c.raw.Control(func(fd uintptr) { err = f(int(fd)) }); e != nil {
@@ -94,7 +94,7 @@ func (c *Conn) do(f func(fd int) error) error {
 	return err
 }
 
-// usable turns the poller's error into one that callers can test: os.ErrClosed after Close.
+// usable turns an error of the poller after Close into one that is os.ErrClosed.
 func (c *Conn) usable(err error) error {
 	if err != nil && c.closed.Load() {
 		return fmt.Errorf("seqpacket: %w", os.ErrClosed)
@@ -102,7 +102,7 @@ func (c *Conn) usable(err error) error {
 	return err
 }
 
-// full is the error of a call that makes a descriptor.
+// full returns the error of a call that makes a descriptor.
 func full(call string, err error) error {
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
 		return failed(ErrFDTableFull, call, err)

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dial connects to the service that listens at path. While the service's queue of connections is full it tries again,
-// until ctx is done. Its errors are those of connect(2) as *os.SyscallError, so that errors.Is tests for fs.ErrNotExist,
-// unix.ECONNREFUSED (nobody listens any more) and fs.ErrPermission.
+// Dial connects to the service that listens at path. While the service's queue of connections is full it tries again, until ctx ends.
+// Its errors are those of connect(2) as *os.SyscallError, so that errors.Is finds fs.ErrNotExist, unix.ECONNREFUSED (nothing listens any
+// more) and fs.ErrPermission.
 func Dial(ctx context.Context, path string) (*Conn, error) {
 	c, err := dialer{path: path}.dial(ctx)
 	if err != nil {
@@ -25,7 +25,7 @@ func Dial(ctx context.Context, path string) (*Conn, error) {
 // dialer is an attempt to connect.
 type dialer struct {
 	path  string
-	retry func() // called once the service's queue was found full; for tests
+	retry func() // called each time the service's queue was full; for tests
 }
 
 func (d dialer) dial(ctx context.Context) (*Conn, error) {
@@ -44,7 +44,7 @@ func (d dialer) dial(ctx context.Context) (*Conn, error) {
 		if d.retry != nil {
 			d.retry()
 		}
-		// An AF_UNIX connect that would block leaves nothing behind that could be polled.
+		// After an AF_UNIX connect that would block there is nothing to poll.
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):
@@ -72,8 +72,8 @@ func socket() (int, error) {
 	return fd, nil
 }
 
-// address turns a path into a socket address. A leading @ is a file's name here, not an abstract address: those have no
-// permissions.
+// address turns a path into a socket address. A path that begins with @ is a file name here, not an abstract address, because abstract
+// addresses have no permissions.
 func address(path string) (*unix.SockaddrUnix, error) {
 	if strings.HasPrefix(path, "@") {
 		path = "./" + path

@@ -1,9 +1,9 @@
-// Package seqpacket is an AF_UNIX connection of type SOCK_SEQPACKET that carries file descriptors: one message is one
-// packet, and the descriptors arrive with the message that they belong to. It knows nothing of what the packets mean.
+// Package seqpacket is an AF_UNIX connection of type SOCK_SEQPACKET that carries file descriptors. One message is one packet, and its
+// descriptors arrive together with it. The package does not know what the packets mean.
 //
-// Waiting is left to Go's poller, so a blocked Conn costs no thread. Every error of the kernel is an *os.SyscallError
-// somewhere in the chain, beside one of this package's sentinels where the caller has to decide something.
+// Go's poller does the waiting, so a blocked Conn uses no thread. Every error of the kernel is an *os.SyscallError somewhere in the
+// chain,
+// next to a sentinel of this package where the caller has to decide something.
 //
-// Descriptors that arrive belong to an [FD], which closes them unless somebody takes them. [TraceFDs] finds those that
-// nobody closed.
+// Each received descriptor belongs to an [FD] until the receiver closes or takes it. [TraceFDs] finds descriptors that nobody closed.
 package seqpacket

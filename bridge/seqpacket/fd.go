@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FD owns a file descriptor. Exactly one holder closes it or takes it; an FD that is neither closed nor taken is a
-// leak, which TraceFDs finds.
+// FD owns a file descriptor. Exactly one holder must close it or take it. An FD that is neither closed nor taken is a leak, which
+// TraceFDs finds.
 //
 // Raw must not be used while another goroutine may close the FD.
 type FD struct {
@@ -27,10 +27,10 @@ func NewFD(raw int) *FD {
 	return f
 }
 
-// Raw returns the descriptor's number, or -1 if it was closed or taken. The FD keeps owning it.
+// Raw returns the descriptor's number, or -1 if it was closed or taken. The FD still owns it.
 func (f *FD) Raw() int { return int(f.raw.Load()) }
 
-// Take returns the descriptor's number and leaves closing it to the caller; -1 if it was closed or taken already.
+// Take returns the descriptor's number, and the caller then owns it. It returns -1 if it was closed or taken already.
 func (f *FD) Take() int {
 	raw := f.raw.Swap(-1)
 	if raw >= 0 {
@@ -67,7 +67,7 @@ func (f *FD) Dup() (*FD, error) {
 	return nil, os.NewSyscallError("fcntl", err)
 }
 
-// File takes the descriptor into an os.File with the given name; nil if it was closed or taken already.
+// File moves the descriptor into an os.File with the given name. It returns nil if the descriptor was closed or taken already.
 func (f *FD) File(name string) *os.File {
 	raw := f.Take()
 	if raw < 0 {

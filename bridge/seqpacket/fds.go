@@ -2,8 +2,8 @@ package seqpacket
 
 import "errors"
 
-// FDs are the descriptors that came with one packet, in the order in which they were sent. The receiver takes
-// what it wants and closes the rest. A nil *FDs is empty.
+// FDs are the descriptors of one packet, in the order in which they were sent. The receiver takes the ones that it needs and closes the
+// rest. A nil *FDs is empty.
 type FDs struct {
 	list []*FD
 }
@@ -16,7 +16,7 @@ func (s *FDs) Len() int {
 	return len(s.list)
 }
 
-// Next takes the first descriptor that is left; nil if there is none.
+// Next takes the first descriptor that is left. It returns nil if there is none.
 func (s *FDs) Next() *FD {
 	if s.Len() == 0 {
 		return nil

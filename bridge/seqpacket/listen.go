@@ -12,21 +12,22 @@ import (
 
 // ListenConfig says how a service listens.
 type ListenConfig struct {
-	// Mode is the socket's permissions: who may write to it may connect. 0 means 0600, the service's own user.
+	// Mode is the permissions of the socket: users who may write to it may connect. 0 means 0600, only the service's own user.
 	Mode fs.FileMode
-	// OnPause, if set, is told why the listener stops accepting for a while: ErrFDTableFull and the like. It must
-	// return soon.
+	// OnPause, if set, is called with the reason when the listener stops accepting for a while, like ErrFDTableFull. It must return
+	// soon.
 	OnPause func(error)
 }
 
 // backlog is how many connections may wait to be accepted. The kernel lowers it to net.core.somaxconn.
 const backlog = 1024
 
-// Listen makes a socket at path. A directory that is missing is made with mode 0700; one that users other than this one
-// may write to is refused with ErrUnsafeDir, because they could put a socket of their own in place of ours.
+// Listen makes a socket at path. If the directory does not exist, it is made with mode 0700. If other users may write to the directory,
+// Listen fails with ErrUnsafeDir, because they could replace the socket by their own.
 //
-// One service at a time listens at a path: it holds a lock on the file "<path>.lock", which stays behind. Another one
-// gets ErrInUse. The socket file of a service that died is taken over; anything else at path is ErrNotSocket.
+// Only one service at a time can listen at a path. It holds a lock on the file "<path>.lock", which stays after the end. A second service
+// gets ErrInUse. If a dead service has left a socket file, Listen replaces it. If there is anything else at path, it fails with
+// ErrNotSocket.
 func Listen(path string, config ListenConfig) (*Listener, error) {
 	l, err := listen(path, config)
 	if err != nil {
@@ -73,8 +74,8 @@ func (c ListenConfig) mode() fs.FileMode {
 	return c.Mode.Perm()
 }
 
-// bind makes the socket file and listens. The file is never open wider than mode: it gets the socket's own permissions
-// less the umask at first, and what the umask took only afterwards.
+// bind makes the socket file and listens. The file never has more permissions than mode. It first gets the socket's permissions without
+// those of the umask, and chmod then adds the ones that the umask removed.
 func bind(fd int, path string, addr *unix.SockaddrUnix, mode fs.FileMode) error {
 	if err := unix.Fchmod(fd, uint32(mode)); err != nil {
 		return os.NewSyscallError("fchmod", err)
@@ -95,7 +96,7 @@ func bind(fd int, path string, addr *unix.SockaddrUnix, mode fs.FileMode) error 
 	return err
 }
 
-// takeOver makes room at path. The caller holds its lock.
+// takeOver removes the socket file of a dead service. The caller holds the lock of path.
 func takeOver(path string, addr *unix.SockaddrUnix) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -106,7 +107,7 @@ func takeOver(path string, addr *unix.SockaddrUnix) error {
 	case info.Mode().Type() != fs.ModeSocket:
 		return ErrNotSocket
 	}
-	// A service that is not ours holds no lock, but answers.
+	// A service of another program does not hold the lock, but answers.
 	c, err := connect(addr)
 	switch {
 	case err == nil:
@@ -114,7 +115,7 @@ func takeOver(path string, addr *unix.SockaddrUnix) error {
 		return ErrInUse
 	case errors.Is(err, unix.ECONNREFUSED):
 		return os.Remove(path)
-	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EPROTOTYPE): // its queue is full; it is of another type
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EPROTOTYPE): // EAGAIN: its queue is full; EPROTOTYPE: a socket of another type
 		return fmt.Errorf("%w: %w", ErrInUse, err)
 	}
 	return err

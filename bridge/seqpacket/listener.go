@@ -23,10 +23,10 @@ type Listener struct {
 	closed chan struct{}
 	err    error
 
-	after func(time.Duration) <-chan time.Time // time.After; a test's own
+	after func(time.Duration) <-chan time.Time // time.After, or a test's replacement
 }
 
-// newListener takes fd and, if it succeeds, lock.
+// newListener takes over fd. If it succeeds, it takes over lock too.
 func newListener(fd int, path string, lock *FD, config ListenConfig) (*Listener, error) {
 	file := os.NewFile(uintptr(fd), path)
 	raw, err := file.SyscallConn()
@@ -38,13 +38,13 @@ func newListener(fd int, path string, lock *FD, config ListenConfig) (*Listener,
 		closed: make(chan struct{}), after: time.After}, nil
 }
 
-// Path returns where the listener listens.
+// Path returns the path at which the listener listens.
 func (l *Listener) Path() string { return l.path }
 
 // Accept waits for the next connection. After Close it fails with an error that is os.ErrClosed.
 //
-// While this process or the machine has no free descriptors or no memory, accepting is paused: the listener tries again
-// after 5 ms, then after twice as long each time up to a second. Clients wait in the listener's queue meanwhile.
+// While this process or the machine has no free descriptors or no memory, accepting pauses. The listener tries again after 5 ms, and then
+// after twice as long each time, up to a second. Clients wait in the listener's queue meanwhile.
 func (l *Listener) Accept() (*Conn, error) {
 	const first, last = 5 * time.Millisecond, time.Second
 	for pause := first; ; pause = min(2*pause, last) {
@@ -94,7 +94,7 @@ func (l *Listener) accept() (fd int, err error) {
 	return fd, nil
 }
 
-// exhausted says whether accepting may work later with the same listener.
+// exhausted reports whether accepting may work later with the same listener.
 func exhausted(err error) bool {
 	return errors.Is(err, ErrFDTableFull) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM)
 }
@@ -111,12 +111,11 @@ func (l *Listener) conn(fd int) (*Conn, error) {
 	return c, nil
 }
 
-// Close removes the socket file, closes the listener and gives up the lock. Connections that were accepted live on.
-// Closing again does nothing.
+// Close removes the socket file, closes the listener and releases the lock. Accepted connections stay open. Closing again does nothing.
 func (l *Listener) Close() error {
 	l.once.Do(func() {
 		close(l.closed)
-		// While we hold the lock, what stands at the path is ours.
+		// While this process holds the lock, the file at the path is its own.
 		err := os.Remove(l.path)
 		if errors.Is(err, fs.ErrNotExist) {
 			err = nil

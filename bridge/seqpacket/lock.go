@@ -6,8 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockFile locks the file at path for the life of this process, or until it is closed. The file is never removed: a
-// service that had just opened it would lock a file that nobody else sees.
+// lockFile locks the file at path until the descriptor is closed or this process ends. The file is never removed: otherwise a service
+// that
+// has just opened it would lock a file that no other service sees.
 func lockFile(path string) (*FD, error) {
 	raw, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {

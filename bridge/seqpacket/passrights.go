@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RefuseFDs makes the kernel refuse descriptors that the peer sends (SO_PASSRIGHTS, Linux 6.16): the peer's Send fails
-// with ErrFDsRefused and nothing arrives here. On an older kernel it fails with ErrNotSupported; the receiver then has to
-// treat them as a protocol error and close them. A Listener does it for each connection that it accepts, where it can.
+// RefuseFDs makes the kernel refuse descriptors that the peer sends (SO_PASSRIGHTS, Linux 6.16). The peer's Send then fails with
+// ErrFDsRefused, and nothing arrives here. On an older kernel RefuseFDs fails with ErrNotSupported: the receiver must then treat received
+// descriptors as a protocol error and close them. A Listener calls RefuseFDs for each connection that it accepts.
 func (c *Conn) RefuseFDs() error { return c.do(refuseFDs) }
 
 func refuseFDs(fd int) error {

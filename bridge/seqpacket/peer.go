@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peer is who made the other end of a connection, as the kernel saw it then: when it called connect or, for a service
-// as a client sees it, listen. UID, GID and Groups decide access. PID is for show; it may belong to another process by
-// now.
+// Peer is the process that made the other end of a connection, as the kernel saw it at that moment: at connect, or, for a client's view
+// of
+// the service, at listen. UID, GID and Groups decide access. PID is only for display, because another process may have it by now.
 type Peer struct {
 	PID    int
 	UID    uint32
@@ -32,7 +32,7 @@ func (c *Conn) Peer() (Peer, error) {
 	return p, err
 }
 
-// peerGroups reads SO_PEERGROUPS, which package unix has no function for.
+// peerGroups reads SO_PEERGROUPS. Package unix has no function for it.
 func peerGroups(fd int) ([]uint32, error) {
 	groups := make([]uint32, 64)
 	for {
@@ -42,7 +42,7 @@ func peerGroups(fd int) ([]uint32, error) {
 		switch errno {
 		case 0:
 			return groups[: size/4 : size/4], nil
-		case unix.ERANGE: // size is what it takes now
+		case unix.ERANGE: // size is now the size that is needed
 			groups = make([]uint32, size/4)
 		default:
 			return nil, os.NewSyscallError("getsockopt SO_PEERGROUPS", errno)

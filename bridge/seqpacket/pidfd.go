@@ -6,8 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PeerPIDFD returns a pidfd of the peer's process, close-on-exec. On a kernel without SO_PEERPIDFD (before Linux 6.5) it
-// opens one by the process's number, which is right as long as the peer has not ended; ask right after accept there.
+// PeerPIDFD returns a pidfd of the peer's process, close-on-exec. On a kernel without SO_PEERPIDFD (before Linux 6.5) it opens the pidfd
+// by
+// the process's number, which is right only while the peer lives. So call it right after accept.
 //
 // It fails with ErrPeerGone if the process has ended and been reaped, and with ErrNotSupported before Linux 5.3.
 func (c *Conn) PeerPIDFD() (*FD, error) {
@@ -25,7 +26,7 @@ func peerPIDFD(fd int) (*FD, error) {
 	switch err {
 	case nil:
 		return NewFD(raw), nil
-	case unix.ESRCH, unix.EINVAL, unix.ENODATA: // which of them depends on the kernel's version
+	case unix.ESRCH, unix.EINVAL, unix.ENODATA: // which one depends on the kernel's version
 		return nil, failed(ErrPeerGone, call, err)
 	case unix.ENOPROTOOPT:
 		cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
@@ -43,7 +44,7 @@ func openPIDFD(pid int) (*FD, error) {
 	switch err {
 	case nil:
 		return NewFD(raw), nil
-	case unix.ESRCH, unix.EINVAL: // EINVAL: pid 0, a process that our namespace cannot see
+	case unix.ESRCH, unix.EINVAL: // EINVAL: pid 0, a process outside of this PID namespace
 		return nil, failed(ErrPeerGone, call, err)
 	case unix.ENOSYS:
 		return nil, failed(ErrNotSupported, call, err)

@@ -8,20 +8,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is a process that can be waited for without being its parent. It does not end with the connection that it was
-// asked from: a process may close its connection and live on.
+// Process is a process whose end can be waited for without being its parent. It does not end with the connection that it was made from: a
+// process may close its connection and live on.
 type Process struct {
 	id    uint64
 	gone  chan struct{}
-	file  *os.File // a pidfd in the poller; nil if the process was gone from the start
+	file  *os.File // a pidfd in the poller; nil if the process had ended before
 	watch sync.Once
-	done  chan struct{} // closed when nobody watches, and nobody will
+	done  chan struct{} // closed when no goroutine watches the process and none will
 	once  sync.Once
 	err   error
 }
 
-// PeerProcess returns the peer's process. Close it when it does not matter any more. One that has ended already is no
-// error: its Gone is closed. Its errors are those of PeerPIDFD otherwise.
+// PeerProcess returns the peer's process. The caller closes it. If the process has ended already, that is not an error: Gone then returns
+// a
+// closed channel. Its other errors are those of PeerPIDFD.
 func (c *Conn) PeerProcess() (*Process, error) {
 	pidfd, err := c.PeerPIDFD()
 	switch {
@@ -43,9 +44,9 @@ func (c *Conn) PeerProcess() (*Process, error) {
 	return p, err
 }
 
-// NewProcess makes the process of a pidfd, which it takes. On error the pidfd is closed.
+// NewProcess makes the Process of a pidfd and takes the pidfd over. If it fails, the pidfd is closed.
 func NewProcess(pidfd *FD) (*Process, error) {
-	if err := unix.SetNonblock(pidfd.Raw(), true); err != nil { // or os.NewFile leaves it out of the poller
+	if err := unix.SetNonblock(pidfd.Raw(), true); err != nil { // otherwise os.NewFile does not add it to the poller
 		pidfd.Close()
 		return nil, os.NewSyscallError("fcntl", err)
 	}
@@ -57,7 +58,7 @@ func NewProcess(pidfd *FD) (*Process, error) {
 	return &Process{id: id, gone: make(chan struct{}), file: pidfd.File("pidfd"), done: make(chan struct{})}, nil
 }
 
-// identity is the number of a pidfd's inode, where the kernel gives each process one of its own; 0 otherwise.
+// identity returns the number of a pidfd's inode if the kernel gives each process its own inode, or else 0.
 func identity(pidfd int) (uint64, error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(pidfd, &fs); err != nil {
@@ -71,19 +72,20 @@ func identity(pidfd int) (uint64, error) {
 	return st.Ino, os.NewSyscallError("fstat", err)
 }
 
-// ID tells processes apart that live at the same time. It is 0 where the kernel does not tell: for a peer that had ended from
-// the start, and before Linux 6.9 for one that this process's PID namespace does not see.
+// ID identifies the process among those that live at the same time. It is 0 if the kernel does not tell: for a peer that had ended
+// before,
+// and before Linux 6.9 for a peer outside of this process's PID namespace.
 func (p *Process) ID() uint64 { return p.id }
 
-// ended says whether the process of a pidfd has ended.
+// ended reports whether the process of a pidfd has ended.
 func ended(fd uintptr) bool {
 	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	n, err := unix.Poll(p, 0)
 	return err == nil && n > 0
 }
 
-// Gone returns a channel that is closed when the process has ended: its memory, its mappings and its descriptors are no
-// longer its own. After Close it may never be closed. The process is watched from the first call on.
+// Gone returns a channel that is closed when the process has ended and its memory, mappings and descriptors are released. The first call
+// starts watching the process. After Close the channel may never be closed.
 func (p *Process) Gone() <-chan struct{} {
 	p.watch.Do(func() {
 		if p.file == nil {
@@ -100,7 +102,7 @@ func (p *Process) Gone() <-chan struct{} {
 	return p.gone
 }
 
-// Close stops watching and returns once nothing of it is left. Closing again does nothing.
+// Close stops watching, and returns when the watching goroutine has ended. Closing again does nothing.
 func (p *Process) Close() error {
 	p.once.Do(func() {
 		if p.file != nil {

@@ -7,13 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Recv reads one packet into buf and returns its length and its descriptors, which are close-on-exec and the caller's to
-// close; nil if there are none. It waits for a packet until the read deadline.
+// Recv reads one packet into buf. It returns the packet's length and its descriptors, or nil if there are none. They are close-on-exec,
+// and
+// the caller closes them. Recv waits for a packet until the read deadline.
 //
-// At the end it returns io.EOF, or ErrPeerClosed if the peer closed without reading everything; packets that the peer
-// had sent come first in either case. A packet that did not arrive whole yields ErrDataTruncated, ErrControlTruncated,
-// ErrSurplusFDs or ErrEmptyPacket, with every descriptor closed, and the next Recv goes on behind it. After Close the
-// error is os.ErrClosed.
+// At the end it returns io.EOF, or ErrPeerClosed if the peer closed without reading everything. In both cases it first returns the
+// packets
+// that the peer had sent. A packet that did not arrive whole yields ErrDataTruncated, ErrControlTruncated, ErrSurplusFDs or
+// ErrEmptyPacket.
+// Its descriptors are closed, and the next Recv returns the next packet. After Close the error is os.ErrClosed.
 func (c *Conn) Recv(buf []byte) (n int, fds *FDs, err error) {
 	if len(buf) == 0 {
 		return 0, nil, ErrDataTruncated
@@ -26,7 +28,7 @@ func (c *Conn) Recv(buf []byte) (n int, fds *FDs, err error) {
 	return c.received(err)
 }
 
-// received judges what one call of recvmsg came to, or the error that kept it from being made. c.receiving is held.
+// received returns the result of one call of recvmsg. err is the error of the poller. The caller holds c.receiving.
 func (c *Conn) received(err error) (int, *FDs, error) {
 	if err != nil {
 		return 0, nil, c.usable(err)
@@ -37,30 +39,29 @@ func (c *Conn) received(err error) (int, *FDs, error) {
 	return c.accept(c.in.n, c.in.control[:c.in.controlLen], c.in.flags)
 }
 
-// receipt is what one call of recvmsg is given and gives. There is one for each connection, so that receiving allocates
-// nothing.
+// receipt has the arguments and results of one call of recvmsg. Each connection has one, so that receiving allocates nothing.
 type receipt struct {
 	data    []byte
 	control [controlSpace]byte
 	attempt func(fd uintptr) (done bool) // Conn.receive
 
-	buffers     *Buffers                     // where data comes from in attemptInto
-	packet      *Packet                      // that was taken from there
+	buffers     *Buffers                     // buffers for attemptInto
+	packet      *Packet                      // the packet that attemptInto took
 	attemptInto func(fd uintptr) (done bool) // Conn.receiveInto
 
 	n, controlLen, flags int
 	errno                unix.Errno
 }
 
-// receive tries to receive one packet. c.receiving is held.
+// receive tries to receive one packet. The caller holds c.receiving.
 func (c *Conn) receive(fd uintptr) (done bool) {
 	for {
 		c.in.n, c.in.controlLen, c.in.flags, c.in.errno = recvmsg(int(fd), c.in.data, c.in.control[:])
 		switch c.in.errno {
 		case unix.EINTR:
 		case unix.ECONNRESET:
-			// The peer closed with our packets unread. The kernel says so once and before the packets that the peer
-			// sent, of which the last may tell why it closed.
+			// The peer closed with packets of this side unread. The kernel reports that once, before the packets that the peer sent. The
+			// last of those may say why it closed.
 			c.reset.Store(true)
 		default:
 			return c.in.errno != unix.EAGAIN
@@ -68,7 +69,7 @@ func (c *Conn) receive(fd uintptr) (done bool) {
 	}
 }
 
-// accept judges what the kernel delivered.
+// accept checks what the kernel delivered.
 func (c *Conn) accept(n int, control []byte, flags int) (int, *FDs, error) {
 	fds := rights(control)
 	var err error
@@ -88,8 +89,8 @@ func (c *Conn) accept(n int, control []byte, flags int) (int, *FDs, error) {
 	return 0, nil, err
 }
 
-// end tells why the kernel delivered nothing: an empty packet and the end of the connection look the same, except that
-// after the end the peer has hung up.
+// end finds out why the kernel delivered nothing. An empty packet and the end of the connection look the same, but only after the end the
+// peer has hung up.
 func (c *Conn) end() error {
 	var events int16
 	err := c.do(func(fd int) error {

@@ -7,12 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// controlSpace is room for the control message of MaxFDs descriptors. The kernel aligns it, so for some MaxFDs it would
-// deliver one more.
+// controlSpace is the room for the control message of MaxFDs descriptors. The kernel aligns it, so for some values of MaxFDs it could
+// deliver one descriptor more.
 const controlSpace = (unix.SizeofCmsghdr + MaxFDs*4 + 7) &^ 7
 
-// rights takes every descriptor out of the control messages, however many they are and even if the last was cut short:
-// the kernel has put them into our table, and only we can close them.
+// rights takes all descriptors out of the control messages, even if there are too many or the last message was truncated. The kernel has
+// put them into this process's table, so this process must close them.
 func rights(control []byte) *FDs {
 	var fds *FDs
 	for len(control) >= unix.SizeofCmsghdr {

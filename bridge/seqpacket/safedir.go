@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// safeDir makes dir if it is missing and makes sure that nobody but this user and root can rename or remove what is in
-// it. The sticky bit is not enough: under it others can still be first to make a file of our name.
+// safeDir makes dir if it does not exist. It makes sure that only this user and root can rename or remove files in it. The sticky bit is
+// not enough: another user could still make a file with the socket's name first.
 func safeDir(dir string) error {
 	info, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) {

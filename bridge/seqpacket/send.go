@@ -7,18 +7,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Send sends one packet with the given descriptors, which stay the caller's. While the socket's buffer is full it waits,
-// until the write deadline; the packet is then either sent as a whole or not at all.
+// Send sends one packet with the given descriptors. The caller keeps the descriptors. While the socket's buffer is full, Send waits until
+// the write deadline. It sends the whole packet or nothing.
 //
 // Its errors are ErrEmptyPacket, ErrTooManyFDs, ErrTooLong, ErrFDsInFlight, ErrFDsRefused, ErrPeerClosed, os.ErrClosed and
 // os.ErrDeadlineExceeded.
 func (c *Conn) Send(data []byte, fds []int) error { return c.send(data, fds, true) }
 
-// TrySend is Send without waiting: it fails with ErrWouldBlock if the socket's buffer is full.
+// TrySend is like Send, but does not wait: it fails with ErrWouldBlock if the socket's buffer is full.
 func (c *Conn) TrySend(data []byte, fds []int) error { return c.send(data, fds, false) }
 
-// Unread is how many bytes of the socket's buffer are taken by packets that the peer has not received yet. A packet takes some
-// hundred bytes more than it has.
+// Unread returns how many bytes of the socket's buffer are used by packets that the peer has not received yet. A packet uses some hundred
+// bytes more than its length.
 func (c *Conn) Unread() (n int, err error) {
 	err = c.do(func(fd int) error {
 		n, err = unix.IoctlGetInt(fd, unix.SIOCOUTQ)
@@ -30,7 +30,7 @@ func (c *Conn) Unread() (n int, err error) {
 func (c *Conn) send(data []byte, fds []int, wait bool) error {
 	switch {
 	case len(data) == 0:
-		// The peer would take it for the end of the connection.
+		// An empty packet looks like the end of the connection to the peer.
 		return ErrEmptyPacket
 	case len(fds) > MaxFDs:
 		return ErrTooManyFDs
@@ -51,7 +51,7 @@ func (c *Conn) send(data []byte, fds []int, wait bool) error {
 	return c.sendError(errno)
 }
 
-// dispatch is what one call of sendmsg is given and gives. They are used again, so that sending allocates nothing.
+// dispatch has the arguments and results of one call of sendmsg. Dispatches are reused, so that sending allocates nothing.
 type dispatch struct {
 	data, control []byte
 	wait          bool
@@ -75,7 +75,7 @@ func (d *dispatch) send(fd uintptr) (done bool) {
 	}
 }
 
-// sendErrors are the errors of sendmsg that callers decide on.
+// sendErrors maps errors of sendmsg to the sentinels that callers decide on.
 var sendErrors = map[unix.Errno]error{
 	unix.EAGAIN:       ErrWouldBlock,
 	unix.EPIPE:        ErrPeerClosed,
@@ -94,7 +94,7 @@ func (c *Conn) sendError(errno unix.Errno) error {
 		return os.NewSyscallError("sendmsg", errno)
 	}
 	if errno == unix.ECONNRESET {
-		c.reset.Store(true) // the kernel says so once, to the first caller
+		c.reset.Store(true) // the kernel reports it only once, to the first caller
 	}
 	return failed(why, "sendmsg", errno)
 }

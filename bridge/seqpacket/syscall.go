@@ -6,10 +6,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The system calls here never wait (MSG_DONTWAIT), and so are made without telling Go's scheduler. In a program that was
-// idle, telling it wakes the thread that watches for long calls, which costs more than a small packet does.
+// The system calls here never block (MSG_DONTWAIT), so they are raw: Go's scheduler is not told. Telling it would, in an idle program,
+// wake
+// the thread that watches for long calls, which costs more than sending a small packet.
 
-// sendmsg sends one packet. Its error is 0 if it did.
+// sendmsg sends one packet. The error is 0 if it succeeds.
 func sendmsg(fd int, data, control []byte) unix.Errno {
 	iov := unix.Iovec{Base: unsafe.SliceData(data)}
 	iov.SetLen(len(data))
@@ -23,7 +24,7 @@ func sendmsg(fd int, data, control []byte) unix.Errno {
 	return errno
 }
 
-// recvmsg receives one packet. Its error is 0 if it did.
+// recvmsg receives one packet. The error is 0 if it succeeds.
 func recvmsg(fd int, data, control []byte) (n, controlLen, flags int, errno unix.Errno) {
 	iov := unix.Iovec{Base: unsafe.SliceData(data)}
 	iov.SetLen(len(data))

@@ -7,9 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Reserve makes room for n descriptors in the table of this process, as far as its limit allows, and returns for how many
-// there is room. The kernel lets the table grow while all threads that want a descriptor wait, and a goroutine that waits
-// there keeps a thread for ever.
+// Reserve makes room for n descriptors in the table of this process, or for as many as its limit allows, and returns how many that are.
+// When the table grows later, the kernel makes all threads wait that need a descriptor, and Go then keeps the extra threads for ever.
 func Reserve(n int) (room int, err error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -23,7 +22,7 @@ func Reserve(n int) (room int, err error) {
 	fd, err := unix.FcntlInt(uintptr(null), unix.F_DUPFD_CLOEXEC, room-1)
 	if err == nil {
 		err = unix.Close(fd)
-	} else if errors.Is(err, unix.EMFILE) { // that descriptor and all behind it are in use
+	} else if errors.Is(err, unix.EMFILE) { // this descriptor and all after it are in use
 		err = nil
 	}
 	return room, errors.Join(os.NewSyscallError("fcntl(F_DUPFD)", err), unix.Close(null))

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 )
 
-// tracer remembers where each live FD was made, while it is on.
+// tracer records where each live FD was made, while it is on.
 var tracer struct {
 	on   atomic.Bool
 	mu   sync.Mutex
@@ -20,7 +20,7 @@ type origin struct {
 	stack [16]uintptr
 }
 
-// TraceFDs starts to remember where each FD is made. It is meant for TestMain, and costs a stack trace for each FD.
+// TraceFDs starts to record where each FD is made. Call it in TestMain. It costs a stack trace for each FD.
 func TraceFDs() {
 	tracer.mu.Lock()
 	defer tracer.mu.Unlock()
@@ -28,7 +28,7 @@ func TraceFDs() {
 	tracer.on.Store(true)
 }
 
-// LeakedFDs returns, for each FD made since TraceFDs that is neither closed nor taken, its number and where it was made.
+// LeakedFDs returns the FDs that were made since TraceFDs and are neither closed nor taken: for each one its number and the stack trace.
 func LeakedFDs() []string {
 	tracer.mu.Lock()
 	defer tracer.mu.Unlock()
@@ -44,7 +44,7 @@ func trace(f *FD, raw int) {
 		return
 	}
 	o := origin{raw: raw}
-	runtime.Callers(3, o.stack[:]) // without Callers, trace and NewFD
+	runtime.Callers(3, o.stack[:]) // skips runtime.Callers, trace and NewFD
 	tracer.mu.Lock()
 	defer tracer.mu.Unlock()
 	tracer.open[f] = o
