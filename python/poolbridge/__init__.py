@@ -1,7 +1,9 @@
 """GPU memory that one process owns and many processes use, without a copy.
 
-A service makes pools of memory; `connect` reaches it, and `serve` runs one for a script, a notebook or tests. A
-`Client` leases buffers, and a `Lease` is an array: NumPy, CuPy, PyTorch, JAX and Numba take it as it is, in place.
+A service, the program ``poolsvc``, owns pools of memory. `connect` gives a `Client`, which leases buffers from the
+pools. A `Lease` is an array: NumPy, CuPy, PyTorch, JAX and Numba use its memory in place.
+
+Start the service with ``poolsvc serve``. One process writes an array and publishes it::
 
     import numpy as np
     import poolbridge
@@ -10,10 +12,22 @@ A service makes pools of memory; `connect` reaches it, and `serve` runs one for 
         client.create_pool("frames", kind="host", max_bytes="16MiB", exist_ok=True)
         lease = client.allocate((480, 640), "float32")
         np.asarray(lease)[:] = 1.0
-        lease.publish("frame")
+        lease.publish("frame", keep=True, replace=True)
 
-A `Channel` streams buffers: ``client.create_channel``, ``channel.publish``, ``for frame in client.subscribe(…)``. With
-asyncio it all begins with ``await poolbridge.connect_async()``.
+Another process uses the same memory::
+
+    with poolbridge.connect() as client:
+        array = client.get_array("frame")
+
+A `Channel` carries a stream of buffers from producers to consumers::
+
+    channel = client.create_channel("camera")  # in the producer
+    channel.publish(lease)
+    for frame in client.subscribe("camera"):  # in each consumer
+        print(np.asarray(frame).mean())
+
+`serve` runs a service for one script, notebook or test. `connect_async` gives an `AsyncClient` for asyncio. Every error
+that poolbridge raises on its own account is a `PoolbridgeError`.
 """
 
 import typing as _typing
@@ -169,7 +183,7 @@ __all__ = [
 
 
 def _sign() -> None:
-    """Have public classes and functions say that they are this package's, as tracebacks and pickles tell."""
+    """Set ``__module__`` of the public classes and functions to ``poolbridge``, for tracebacks and pickles."""
     for name in __all__:
         value = globals().get(name)
         if str(getattr(value, "__module__", "")).startswith("poolbridge._"):

@@ -1,4 +1,4 @@
-"""``python -m poolbridge`` is ``poolsvc``, the program that was installed with this package."""
+"""``python -m poolbridge`` runs ``poolsvc``; `find_program` says which one."""
 
 import os
 import sys

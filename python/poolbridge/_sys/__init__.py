@@ -1,1 +1,1 @@
-"""What the operating system and Python have us mind."""
+"""The operating system and the interpreter: mappings, futexes, locks, processes, and the errors of poolbridge."""

@@ -1,9 +1,9 @@
-"""Locks for work that finalisers need done but must not wait for.
+"""Locks for work that finalisers hand over because they must not wait.
 
-A signal handler that raises, as that of ctrl-C does, leaves none of them locked. CPython runs handlers between steps of
-Python code: at the beginning of a function, and after a call. CPython 3.11 to 3.13 run none between a ``with``
-statement and the methods of a context manager in C. So what takes these locks for a ``with`` statement, and what gives
-them up, is in C. CPython 3.14 may run one just after a lock was taken: there the lock can still be left locked.
+A signal handler that raises, as ctrl-C does, must not leave a lock locked. CPython runs signal handlers between steps
+of Python code: at the beginning of a function, and after a call. CPython 3.11 to 3.13 run no handler between a ``with``
+statement and the methods of a context manager that is written in C. So the methods that a ``with`` statement calls to
+lock and unlock are in C. CPython 3.14 may run a handler just after the lock was taken: there the lock can stay locked.
 """
 
 from __future__ import annotations
@@ -16,23 +16,33 @@ from operator import call
 
 
 class OwnedLock(RLock):  # type: ignore[misc] # for type checkers nobody inherits from it
-    """A lock that says so where waiting for it would be for ever: in a finaliser that runs in its holder's thread.
+    """A lock whose `take` returns False, instead of waiting for ever, if this thread holds the lock already.
 
-    A ``with`` statement there goes on at once.
+    That happens in a finaliser that runs in the holder's thread. A ``with`` statement there goes on at once.
     """
 
     def take(self, timeout: float = -1) -> bool:
-        """Take it; False if this thread has it already, or another for so many seconds; below 0: for any time.
+        """Take the lock.
 
-        It is to be given up by `release`, in the ``finally`` of a ``try`` that follows at once: without a call between
-        them no signal comes between.
+        The caller calls `release` in the ``finally`` of a ``try`` that follows at once. With no other call between
+        `take` and ``try``, no signal handler runs there.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait for another thread; below 0: no limit.
+
+        Returns
+        -------
+        bool
+            False if this thread holds the lock already, or another thread held it until the time limit.
         """
         if self._is_owned():  # type: ignore[attr-defined]
             return False
         try:
             return self.acquire(timeout=timeout)
         except BaseException:
-            # A signal handler's, before it was taken or after: the lock knows.
+            # A signal handler raised, before or after the lock was taken. `release` raises if it was not.
             try:
                 self.release()
             except RuntimeError:
@@ -41,10 +51,10 @@ class OwnedLock(RLock):  # type: ignore[misc] # for type checkers nobody inherit
 
 
 class PlainDeferringLock(OwnedLock):  # type: ignore[misc]
-    """What is used as `DeferringLock` without the native module.
+    """The substitute for `DeferringLock` where the native module is missing.
 
-    It is given up by a method in C, which does not look at what was left. A thread that is started for it does that as
-    soon as the lock is free.
+    The method that unlocks it is in C and does not do the deferred work. `later` starts a thread for work that it could
+    not do itself; the thread does it as soon as the lock is free.
     """
 
     def __init__(self) -> None:
@@ -52,7 +62,7 @@ class PlainDeferringLock(OwnedLock):  # type: ignore[misc]
 
     def __enter__(self) -> None:  # type: ignore[override]
         if not self.take():
-            self.acquire()  # this thread has it: counted, as it is given up once more
+            self.acquire()  # this thread holds it already: count it, because the end of the block releases it once more
         try:
             self._do_left()
         except BaseException:
@@ -71,7 +81,7 @@ class PlainDeferringLock(OwnedLock):  # type: ignore[misc]
             try:
                 start_new_thread(self._settle, ())
             except RuntimeError:
-                pass  # the interpreter is about to end: the next holder of the lock does the work
+                pass  # the interpreter is about to end; the next holder of the lock does the work
 
     def rest(self, seconds: float, /) -> None:
         """See `DeferringLock`."""
@@ -85,7 +95,7 @@ class PlainDeferringLock(OwnedLock):  # type: ignore[misc]
     def _do_left(self) -> None:
         while self._left:
             try:
-                # Taken out and called by one call in C: no signal comes between.
+                # One call in C takes the work out and calls it: no signal handler runs in between.
                 next(map(call, iter(self._left.popleft, None)))
             except Exception as error:  # noqa: BLE001 - a finaliser's work warns, it never raises
                 warnings.warn(f"poolbridge: {error!r} while giving memory back", ResourceWarning, stacklevel=2)
@@ -95,9 +105,10 @@ try:
     from poolbridge._native import DeferringLock as DeferringLock  # noqa: PLC0414 - it is for others
 except ImportError:
     DeferringLock = PlainDeferringLock  # type: ignore[assignment, misc]
-"""A lock whose holder also does what others left for it.
+"""A lock whose holder also does work that other threads and finalisers have deferred.
 
-The garbage collector may run a finaliser in any thread at any point, also while that very thread holds the lock. To
-wait there would be a deadlock. So a finaliser calls `later`. The work is done at once if the lock is free, and else by
-the thread that holds it, right after. What was left comes before what the next holder does.
+The garbage collector may run a finaliser in any thread at any point, also while that same thread holds the lock.
+Waiting there would be a deadlock, so a finaliser calls `later`. If the lock is free, `later` does the work at once.
+Otherwise the thread that holds the lock does it when it unlocks. Deferred work is done before the next holder's own
+work.
 """

@@ -1,49 +1,49 @@
-"""What can go wrong, as one tree of exceptions.
+"""The exceptions of poolbridge, as one tree.
 
-Each class also derives from the built-in exception that a program would catch anyway::
+Each class also derives from the built-in exception in parentheses, which programs that do not know poolbridge catch::
 
     PoolbridgeError
-    ├── ProtocolError (ConnectionError)            a malformed packet, or one out of turn
-    ├── VersionError (ConnectionError)             no protocol version in common
-    ├── UnsupportedError (NotImplementedError)     unknown operation or feature
-    ├── InvalidArgumentError (ValueError)          out of range, wrong form, contradiction
-    ├── NotFoundError (LookupError)                no such pool, name, buffer or lease
+    ├── ProtocolError (ConnectionError)            a packet is malformed, or came out of turn
+    ├── VersionError (ConnectionError)             client and service share no protocol version
+    ├── UnsupportedError (NotImplementedError)     the operation or feature is unknown
+    ├── InvalidArgumentError (ValueError)          an argument is out of range, malformed or contradictory
+    ├── NotFoundError (LookupError)                there is no such pool, name, buffer or lease
     ├── AlreadyExistsError (FileExistsError)       the name is taken
-    ├── PoolLimitError (MemoryError)               a limit would be passed; the message names it
-    ├── DeviceMemoryError (MemoryError)            the device or machine is out of memory
+    ├── PoolLimitError (MemoryError)               a limit would be exceeded; the message names it
+    ├── DeviceMemoryError (MemoryError)            the device or the machine is out of memory
     ├── AccessDeniedError (PermissionError)        this user may not do this
-    ├── WaitTimeoutError (TimeoutError)            the thing did not appear in time
+    ├── WaitTimeoutError (TimeoutError)            the time limit passed
     │   └── ServiceStartTimeoutError               the service did not appear in time
     ├── BusyError (TimeoutError)                   the buffer is leased in a way that excludes this lease
-    ├── RequestCancelledError (RuntimeError)       cancelled by this client
+    ├── RequestCancelledError (RuntimeError)       this client cancelled the request
     ├── LeaseReleasedError (ValueError)            the lease has ended
     ├── FrameSettledError (ValueError)             the frame was acknowledged or given back before
     ├── LeaseInUseError (BufferError)              arrays made from the lease are alive
-    ├── StaleError (LookupError)                   an id of an earlier use, or of another epoch
-    ├── ProducerDiedError (RuntimeError)           the buffer's writer died before finishing
+    ├── StaleError (LookupError)                   the id is of an earlier use, or of another epoch
+    ├── ProducerDiedError (RuntimeError)           the buffer's writer died before the content was complete
     ├── ClosedError (ConnectionError)              the pool or the service is shutting down
     │   ├── ClientClosedError                      this client was closed
     │   └── ConnectionLostError                    the service went away
-    ├── ServiceNotRunningError (ConnectionError)   nobody listens at the socket
+    ├── ServiceNotRunningError (ConnectionError)   no service listens at the socket
     │   ├── ServiceStartTimeoutError
-    │   └── ServiceStartError                      the service that was started has ended before it was ready
+    │   └── ServiceStartError                      the service could not be started, or ended before it was ready
     │       ├── ServiceProgramError                there is no poolsvc to start
     │       ├── SocketInUseError                   another service listens at the socket
     │       └── SocketFolderError                  no socket can be made there
-    ├── ServiceStalledError (TimeoutError)         the service is there and does not answer
+    ├── ServiceStalledError (TimeoutError)         the service is connected and does not answer
     ├── UnavailableError (RuntimeError)            this machine or process cannot do it
-    │   ├── DeviceNotVisibleError                  the GPU exists, this process cannot see it
+    │   ├── DeviceNotVisibleError                  this process cannot see the GPU
     │   ├── EventUnavailableError                  an interprocess event cannot be opened or made here
     │   ├── OwnerDiedError                         the process that owns the memory is gone
-    │   ├── PeerAccessError                        the GPU does not reach the memory of the other one
-    │   └── SecondContextError                     not possible in a context beside the primary one
+    │   ├── PeerAccessError                        a GPU cannot reach the memory of another GPU
+    │   └── SecondContextError                     the current CUDA context is not the device's primary one
     ├── DriverError (RuntimeError)                 the CUDA driver refused a call
-    ├── ForkError (RuntimeError)                   used in a forked child
-    └── InternalError (RuntimeError)               a fault of the service
+    ├── ForkError (RuntimeError)                   a forked child used an object of its parent
+    └── InternalError (RuntimeError)               the service reports a fault of its own
 
-``code`` is the stable code of the wire, or ``""`` for what only this client can find out.
+The class attribute ``code`` is the error code of the protocol. It is ``""`` for errors that only the client finds.
 
-Beside it, `ReadOnlyWarning` is a `UserWarning`.
+`ReadOnlyWarning` is a warning, not an error.
 """
 
 from __future__ import annotations
@@ -52,13 +52,19 @@ from typing import ClassVar
 
 
 class PoolbridgeError(Exception):
-    """The root of all errors that poolbridge raises on its own account."""
+    """The base class of all errors that poolbridge raises on its own account.
+
+    Attributes
+    ----------
+    code
+        The error's code in the protocol, the same in every version; ``""`` for an error that the client itself finds.
+    """
 
     code: ClassVar[str] = ""
 
 
 class ProtocolError(PoolbridgeError, ConnectionError):
-    """A packet was malformed or came out of turn; the connection is closed after it."""
+    """A packet was malformed or came out of turn, or shared memory of a channel is inconsistent."""
 
     code = "protocol"
 
@@ -70,13 +76,13 @@ class VersionError(PoolbridgeError, ConnectionError):
 
 
 class UnsupportedError(PoolbridgeError, NotImplementedError):
-    """The operation or feature is unknown to the other side."""
+    """The service, this client or an array protocol does not know the operation, feature or type."""
 
     code = "unsupported"
 
 
 class InvalidArgumentError(PoolbridgeError, ValueError):
-    """An argument is out of range, of a wrong form, or contradicts another."""
+    """An argument is out of range, has a wrong form, or contradicts another argument."""
 
     code = "invalid"
 
@@ -94,7 +100,7 @@ class AlreadyExistsError(PoolbridgeError, FileExistsError):
 
 
 class PoolLimitError(PoolbridgeError, MemoryError):
-    """A limit of the pool, the session, the user or the service would be passed; the message names it."""
+    """A limit of the pool, session, user, channel or service would be exceeded; the message names it."""
 
     code = "limit"
 
@@ -112,37 +118,37 @@ class AccessDeniedError(PoolbridgeError, PermissionError):
 
 
 class WaitTimeoutError(PoolbridgeError, TimeoutError):
-    """The time limit passed before the thing appeared."""
+    """The time limit passed before the thing that the call waited for was there."""
 
     code = "timeout"
 
 
 class BusyError(PoolbridgeError, TimeoutError):
-    """The buffer stayed leased in a way that excludes this lease."""
+    """Another lease on the buffer excludes this lease, and did not end within the time limit."""
 
     code = "busy"
 
 
 class RequestCancelledError(PoolbridgeError, RuntimeError):
-    """The waiting request was cancelled by this client."""
+    """The request was cancelled by this client while it waited at the service."""
 
     code = "cancelled"
 
 
 class LeaseReleasedError(PoolbridgeError, ValueError):
-    """The lease has ended; its memory may belong to somebody else by now."""
+    """The lease has ended; another client may use its memory now."""
 
     code = "released"
 
 
 class FrameSettledError(PoolbridgeError, ValueError):
-    """The frame was acknowledged or given back before."""
+    """The frame was acknowledged or given back already; the message says how."""
 
     code = "settled"
 
 
 class LeaseInUseError(PoolbridgeError, BufferError):
-    """Arrays made from the lease are alive, so its memory must not be given back yet."""
+    """The lease cannot be released: arrays made from it are alive, or may be."""
 
 
 class StaleError(PoolbridgeError, LookupError):
@@ -152,13 +158,13 @@ class StaleError(PoolbridgeError, LookupError):
 
 
 class ProducerDiedError(PoolbridgeError, RuntimeError):
-    """The process that wrote the buffer died before finishing: its content is incomplete."""
+    """The process that wrote the buffer died, or gave up, before the content was complete."""
 
     code = "failed"
 
 
 class ClosedError(PoolbridgeError, ConnectionError):
-    """The pool is being destroyed, or the service is shutting down."""
+    """The channel or publisher was closed, the pool is being destroyed, or the service is shutting down."""
 
     code = "closed"
 
@@ -172,7 +178,7 @@ class ConnectionLostError(ClosedError):
 
 
 class ServiceNotRunningError(PoolbridgeError, ConnectionError):
-    """Nobody listens at the socket; the message says where and how to start the service."""
+    """No service listens at the socket; the message says where the client looked and how to start the service."""
 
 
 class ServiceStartTimeoutError(ServiceNotRunningError, WaitTimeoutError):
@@ -182,11 +188,11 @@ class ServiceStartTimeoutError(ServiceNotRunningError, WaitTimeoutError):
 
 
 class ServiceStartError(ServiceNotRunningError):
-    """The service that was started has ended before it was ready; the message has what it said."""
+    """The service could not be started, or ended before it was ready; the message has what it printed."""
 
 
 class ServiceProgramError(ServiceStartError, FileNotFoundError):
-    """There is no ``poolsvc`` to start; the message says where it was looked for, and what to do."""
+    """There is no ``poolsvc`` to start; the message says where the client looked, and what to do."""
 
 
 class SocketInUseError(ServiceStartError):
@@ -194,15 +200,15 @@ class SocketInUseError(ServiceStartError):
 
 
 class SocketFolderError(ServiceStartError):
-    """No socket can be made there: the folder cannot be written, or others can write it, or the disk is full."""
+    """No socket or log can be made in the folder: it is not writable, other users can write it, or the disk is full."""
 
 
 class ServiceStalledError(PoolbridgeError, TimeoutError):
-    """The service holds the connection open and does not answer."""
+    """The service keeps the connection open but does not answer in time."""
 
 
 class UnavailableError(PoolbridgeError, RuntimeError):
-    """Not possible on this machine or in this process; the message says what is missing."""
+    """The operation is not possible on this machine or in this process; the message says what is missing."""
 
     code = "unavailable"
 
@@ -212,19 +218,19 @@ class DeviceNotVisibleError(UnavailableError):
 
 
 class EventUnavailableError(UnavailableError):
-    """An interprocess event cannot be opened or made here; the message says why, as far as can be told."""
+    """An interprocess event cannot be opened or made in this process; the message says why, if that is known."""
 
 
 class OwnerDiedError(UnavailableError):
-    """The process that owns the memory is gone, and the legacy handle with it."""
+    """The process that owns the memory is gone, and its legacy handle is no longer valid."""
 
 
 class PeerAccessError(UnavailableError):
-    """A GPU does not reach the memory of another one; the message names both."""
+    """A GPU cannot reach the memory of another GPU; the message names both."""
 
 
 class SecondContextError(UnavailableError):
-    """A legacy handle opens only in the primary context of its device, and another one is current."""
+    """The driver does not open a legacy handle in the current context, which is not the device's primary one."""
 
 
 class DriverError(PoolbridgeError, RuntimeError):
@@ -232,7 +238,7 @@ class DriverError(PoolbridgeError, RuntimeError):
 
 
 class ForkError(PoolbridgeError, RuntimeError):
-    """A client or lease of the parent was used in a forked child."""
+    """A forked child used a client or lease of its parent; the child has to connect again."""
 
 
 class InternalError(PoolbridgeError, RuntimeError):
@@ -242,7 +248,7 @@ class InternalError(PoolbridgeError, RuntimeError):
 
 
 class ReadOnlyWarning(UserWarning):
-    """A library that may write what it is given got memory that is mapped read-only; said once in each process."""
+    """A library that may write its arrays got memory that is mapped read-only; issued once in each process."""
 
 
 _BY_CODE: dict[str, type[PoolbridgeError]] = {
@@ -275,19 +281,19 @@ SESSION_LOST = (
     "this client's leases and subscriptions have ended, what it was writing has failed, and names that it did not keep "
     "are gone; arrays that are alive can still be read. Connect again to go on"
 )
-"""What it means that the connection is gone, and what to do."""
+"""The part of an error text that says what a lost connection means for the program, and what to do."""
 
 _SHOWN = 80
 
 
 def shown(value: object) -> str:
-    """Give what an error says of a value that was given: its repr, cut where it is long."""
+    """Return the repr of an argument for an error text; a long one is cut."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text):,} characters)"
 
 
 def from_wire(code: str, message: str) -> PoolbridgeError:
-    """Make the exception that stands for an error of the wire.
+    """Make the exception for an error that the service sent.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
-"""Mappings of files that a forked child does not get.
+"""Mappings of files that a forked child does not inherit.
 
-When a process is gone, the service gives its memory to others. A child that it forked before would still see that
-memory, and could write it, so the kernel is told to leave such a mapping out of children. Nothing else may come to lie
-there in the child: its copies of these objects unmap the addresses when they go.
+When a process ends, the service gives its memory to other processes. A child that the process forked could still read
+and write that memory. So the kernel leaves these mappings out of children (``MADV_DONTFORK``). The child reserves the
+addresses instead: its copies of these objects unmap them later, and nothing else must be mapped there by then.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ _F_SEAL_SHRINK: Final = 0x0002
 
 
 def check_sealed(fd: int, size: int, what: str) -> None:
-    """Check that a memfd has `size` bytes and will keep them: it could shrink, and reading would then be SIGBUS.
+    """Check that a memfd has at least `size` bytes and is sealed against shrinking.
+
+    Reading a page that a file has lost ends the process with SIGBUS.
 
     Raises
     ------
     ProtocolError
-        It is smaller, not sealed, or no memfd.
+        The file is smaller, not sealed, or no memfd.
     """
     try:
         sealed = fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK
@@ -51,7 +53,7 @@ class FileMapping:
     Parameters
     ----------
     fd
-        The file; it stays the caller's.
+        The file's descriptor. The caller keeps it and may close it.
     size
         Bytes to map.
     write
@@ -60,14 +62,14 @@ class FileMapping:
     Attributes
     ----------
     address
-        Where it is.
+        Address of the first byte.
     memory
-        The mapping, as an object with a buffer.
+        The ``mmap`` object.
 
     Raises
     ------
     DeviceMemoryError
-        The kernel refuses.
+        The kernel refuses the mapping.
     """
 
     def __init__(self, fd: int, size: int, *, write: bool) -> None:
@@ -83,12 +85,12 @@ class FileMapping:
         _mapped.add(self)
 
     def close(self) -> None:
-        """Unmap it; nothing may have its buffer."""
+        """Unmap the file. No memoryview of `memory` may exist."""
         _mapped.discard(self)
         self.memory.close()
 
     def reserve(self) -> None:
-        """In a forked child: have nothing else come to lie where the parent has the mapping."""
+        """Reserve the mapping's addresses in a forked child, so that nothing else is mapped there."""
         _mmap(self.address, self._size, _PROT_NONE, _NOTHING, -1, 0)
 
 

@@ -1,4 +1,4 @@
-"""Sleeping on a word of shared memory until somebody wakes those who do."""
+"""Futexes: threads sleep on a word of shared memory until another thread or process wakes them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _syscall.restype = ctypes.c_long
 
 
 def wait(address: int, seen: int, seconds: float) -> None:
-    """Sleep while the 32 bits at `address` are `seen`, until woken, and no longer than `seconds`.
+    """Sleep while the 32 bits at `address` are `seen`, until `wake` is called, and no longer than `seconds`.
 
-    It may return early for no reason: look at the word again.
+    It may return early without a reason. The caller reads the word again.
     """
     if _NUMBER is None:
         time.sleep(min(seconds, 0.0005))
         return
     whole = int(seconds)
     limit = _Timespec(whole, int((seconds - whole) * 1e9))
-    # A null result says nothing that the word does not say better, and neither does an error.
+    # The result and any error are ignored: the caller reads the word again in any case.
     _syscall(
         ctypes.c_long(_NUMBER),
         ctypes.c_void_p(address),
@@ -44,7 +44,7 @@ def wait(address: int, seen: int, seconds: float) -> None:
 
 
 def wake(address: int) -> None:
-    """Wake everybody, in every process, who sleeps on the 32 bits at `address`."""
+    """Wake all threads, in all processes, that sleep on the 32 bits at `address`."""
     if _NUMBER is None:
         return
     _syscall(

@@ -1,20 +1,28 @@
-"""The words of which an argument is one, as types."""
+"""Types of the arguments that accept a fixed set of words."""
 
 from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["device", "vmm", "legacy", "pinned", "host"]
-"""Where a pool's memory comes from."""
+"""Where a pool's memory comes from.
+
+``"device"`` is a CUDA memory pool. ``"vmm"`` is ``cuMemCreate`` memory, which readers map read-only. ``"legacy"`` is
+shared by ``cuIpcGetMemHandle``. ``"pinned"`` is host memory that the CPU and the GPU reach. ``"host"`` needs no GPU.
+"""
 
 ChannelMode: TypeAlias = Literal["broadcast", "queue"]
-"""Who gets the frames of a channel."""
+"""Which subscribers of a channel get a frame: all of them (``"broadcast"``), or one of them (``"queue"``)."""
 
 FullPolicy: TypeAlias = Literal["block", "drop-oldest", "latest", "fail"]
-"""What happens when a channel is full because a subscriber is behind."""
+"""What a channel does when it is full because a subscriber is behind.
+
+``"block"``: the producer waits. ``"fail"``: publishing raises `PoolLimitError`. ``"drop-oldest"``: the subscriber
+misses the oldest frames. ``"latest"``: the subscriber misses frames too, and gets only the newest one.
+"""
 
 AckMode: TypeAlias = Literal["auto", "manual"]
-"""Whether asking for the next frame acknowledges those before."""
+"""When a frame is acknowledged: when the consumer asks for the next one (``"auto"``), or by a call (``"manual"``)."""
 
 Library = Literal["numpy", "cupy", "torch", "jax"]
-"""A library that `Client.get_array` makes arrays of."""
+"""The library whose arrays `Client.get_array` returns."""

@@ -1,4 +1,4 @@
-"""Which process and which thread this is, without a system call for each question."""
+"""The id of this process and the number of this thread, without a system call for each query."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class _Thread(threading.local):
-    """The number of a thread; identities of threads that ended are given again, their streams go on."""
+    """The number of a thread. Python gives a thread's identity to later threads; a number is never used again.
+
+    The per-thread default stream of a thread that has ended may still have work.
+    """
 
     _numbers = itertools.count(1)
 
@@ -30,5 +33,5 @@ _thread = _Thread()
 
 
 def this_thread() -> int:
-    """Give the number of this thread, which no other thread of this process ever has."""
+    """Return the number of this thread, which no other thread of this process ever has."""
     return _thread.number

@@ -1,4 +1,4 @@
-"""Which version of poolbridge this is."""
+"""The version of poolbridge."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 
 @cache
 def release() -> str:
-    """Give the version of the package as it was installed; ``"unknown"`` where it is not installed."""
+    """Return the version of the installed package, or ``"unknown"`` if it is not installed."""
     from importlib import metadata  # slow to import, and seldom needed
 
     try:
