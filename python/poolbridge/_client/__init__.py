@@ -1,1 +1,1 @@
-"""What users call and hold."""
+"""The clients, and the public objects that they return: leases, channels, subscriptions and publishers."""

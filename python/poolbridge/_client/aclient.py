@@ -1,4 +1,4 @@
-"""The asyncio client: the blocking client's twin."""
+"""The asyncio client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from poolbridge._wire.transport import Transport
 
 _T = TypeVar("_T")
 
-# How long a thread sleeps at a time for what comes through shared memory, in seconds, and how many do so at most.
+# Threads wait for shared memory on behalf of the loop: for how many seconds at a time, and how many threads at most.
 _NAP = 0.1
 _MOST_SLEEPERS = 64
 
@@ -45,12 +45,12 @@ async def connect_async(
     device: int | str | None = None,
     start: bool = False,
 ) -> AsyncClient:
-    """Connect to the service from asyncio; arguments and errors are those of `connect`.
+    """Connect to the service from asyncio. Parameters and errors are those of `connect`.
 
     Returns
     -------
     AsyncClient
-        Connected; an asynchronous context manager, to be used on the running loop.
+        The connected client, an asynchronous context manager. Use it on the running event loop only.
     """
     gpu = _operations.check_device(device)
     where = os.fspath(path) if path is not None else _paths.default_path()
@@ -83,10 +83,11 @@ async def _connect(where: str, timeout: float, wait: float, gpu: int | str | Non
 
 
 class AsyncClient(AsyncLists, ClientState):
-    """A connection to the service, for asyncio; made by `connect_async`.
+    """A connection to the service for asyncio. `connect_async` makes it.
 
-    Its methods are those of `Client`, to be awaited. A cancelled wait is cancelled at the service too, and a lease that
-    was granted meanwhile is given back. An asynchronous context manager; to be used from its own loop only.
+    It has the methods of `Client`, which are awaited; `subscribe` and `event` are not. If the program cancels a call
+    that waits, the client cancels the request at the service, and a lease that the service granted meanwhile is
+    released. It is an asynchronous context manager that closes it. Use it from its own event loop only.
     """
 
     def __init__(self, session: Session, reader: LoopReader, path: str, timeout: float) -> None:
@@ -109,7 +110,7 @@ class AsyncClient(AsyncLists, ClientState):
         gids: Sequence[int] = (),
         exist_ok: bool = False,
     ) -> Pool:
-        """Create a pool; see `Client.create_pool`."""
+        """Create a pool, or with `exist_ok` open it; see `Client.create_pool`."""
         flow = _operations.create_pool(
             name,
             kind=kind,
@@ -128,15 +129,15 @@ class AsyncClient(AsyncLists, ClientState):
         return self._remember(await self._run(_operations.open_pool(name, timeout=timeout)))
 
     async def destroy_pool(self, pool: Pool | str) -> None:
-        """Destroy a pool; see `Client.destroy_pool`."""
+        """Destroy a pool and its channels; see `Client.destroy_pool`."""
         self._forget(await self._run(_operations.destroy_pool(self._find_pool(pool))))
 
     async def trim(self, pool: Pool | str | None = None, *, keep_bytes: int | str = 0) -> int:
-        """Give unused blocks of a pool back, in bytes; see `Client.trim`."""
+        """Free unused blocks of a pool and return the number of bytes; see `Client.trim`."""
         return await self._run(_operations.trim(await self._pool(pool), keep_bytes=keep_bytes))
 
     async def stats(self) -> ServiceStats:
-        """Ask for the service's counts; see `Client.stats`."""
+        """Ask for the counts of the service and of every pool; see `Client.stats`."""
         return await self._run(_operations.stats())
 
     async def pools(self) -> list[Pool]:
@@ -165,7 +166,7 @@ class AsyncClient(AsyncLists, ClientState):
         write: bool = False,
         timeout: float | None = 0.0,
     ) -> AsyncLease:
-        """Lease the buffer behind a name; see `Client.get`."""
+        """Lease the buffer that was published under a name; see `Client.get`."""
         return AsyncLease(
             self._run, await self._run(_operations.get(self._session, name, write=write, timeout=timeout))
         )
@@ -178,7 +179,7 @@ class AsyncClient(AsyncLists, ClientState):
         write: bool = False,
         timeout: float | None = 0.0,
     ) -> AsyncLease:
-        """Lease a buffer by id and generation; see `Client.lease`."""
+        """Lease a buffer by its id and generation; see `Client.lease`."""
         flow = _operations.lease(self._session, buffer_id, generation, write=write, timeout=timeout)
         return AsyncLease(self._run, await self._run(flow))
 
@@ -201,12 +202,12 @@ class AsyncClient(AsyncLists, ClientState):
     async def get_array(
         self, name: str, library: Library = "numpy", *, write: bool = False, timeout: float | None = 0.0
     ) -> Any:
-        """Get what was published under a name as an array; see `Client.get_array`."""
+        """Lease the buffer that was published under a name, and return it as an array; see `Client.get_array`."""
         _whole.check_library(library)
         return _whole.array_of(await self.get(name, write=write, timeout=timeout), library)
 
     async def unpublish(self, name: str) -> None:
-        """Take a name away; leases on its buffer stay."""
+        """Remove a published name; see `Client.unpublish`."""
         await self._run(_operations.unpublish(name))
 
     # Channels
@@ -220,7 +221,7 @@ class AsyncClient(AsyncLists, ClientState):
         capacity: int = 8,
         full: FullPolicy = "block",
     ) -> AsyncChannel:
-        """Create a channel, or open the one that is like it; see `Client.create_channel`."""
+        """Create a channel, or open the one with the same settings; see `Client.create_channel`."""
         flow = _channel_operations.create_channel(
             self._session,
             name,
@@ -247,7 +248,10 @@ class AsyncClient(AsyncLists, ClientState):
         ack: AckMode = "auto",
         timeout: float | None = 0.0,
     ) -> AsyncSubscription:
-        """Subscribe to a channel, once what this gives is entered or iterated over; see `Client.subscribe`."""
+        """Return a subscription to a channel, which subscribes when it is entered or iterated over.
+
+        It is not awaited. Parameters and errors are those of `Client.subscribe`; the errors come when it subscribes.
+        """
         return AsyncSubscription(
             self._session,
             self._run,
@@ -263,7 +267,7 @@ class AsyncClient(AsyncLists, ClientState):
     # The end
 
     async def close(self) -> None:
-        """Close the connection; its leases end. Idempotent. See `Client.close`."""
+        """Close the connection. Its leases and subscriptions end. Idempotent. See `Client.close`."""
         if self._session.ended is None and os.getpid() == self._session.pid:
             if not self._session.release_spares():
                 await asyncio.to_thread(self._session.spares.release_within, CLOSE_TIMEOUT)
@@ -272,7 +276,7 @@ class AsyncClient(AsyncLists, ClientState):
                 if last is not None:
                     await self._reader.call(last, Reply, CLOSE_TIMEOUT)
             except PoolbridgeError:
-                pass  # gone or stalled: the service ends the session by itself
+                pass  # the service is gone or stalled; it ends the session by itself
             finally:
                 self._end()
         else:
@@ -321,14 +325,17 @@ class AsyncClient(AsyncLists, ClientState):
         return await asyncio.to_thread(step.work)
 
     async def _sleep(self, step: Sleep) -> Any:
-        """Do what may take long in a thread of its own, in short pieces: a cancelled caller leaves one behind."""
+        """Run a step that may take long in a thread, for `_NAP` seconds at most.
+
+        If the caller is cancelled, the thread goes on for the rest of that time.
+        """
         if self._sleepers is None:
             self._sleepers = ThreadPoolExecutor(_MOST_SLEEPERS, thread_name_prefix="poolbridge-sleeper")
         seconds = _NAP if step.seconds is None else min(step.seconds, _NAP)
         return await self._reader.loop.run_in_executor(self._sleepers, step.work, seconds)
 
     async def _run(self, flow: Flow[_T]) -> _T:
-        """Carry an operation to its end, waiting where it has to."""
+        """Run an operation to its end and return its result."""
         self._session.check_usable()
         try:
             step = next(flow)

@@ -1,6 +1,6 @@
 """Arrays that are made once for each block and used again for every frame in it.
 
-Where the array of a frame exists, no object of Python is made for it but the native frame.
+If the array of a frame exists already, the only Python object that is made for the frame is the native frame.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ if TYPE_CHECKING:
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Fence
 
-# A block that serves ever other shapes does not keep an array for each.
+# How many arrays a block keeps, one for each shape of frames in it.
 _MOST_KEPT = 8
 
 
 class BaseBorrowedArrays(ABC):
-    """What the blocking and the asyncio arrays have in common.
+    """The common part of `BorrowedArrays` and `AsyncBorrowedArrays`.
+
+    The attributes of the frame raise `InvalidArgumentError` before the first array, and after `release`.
 
     Attributes
     ----------
     seq, time, time_ns, meta, dropped
-        Of the frame whose array was yielded last; see `Frame`.
+        Those of the frame whose array was returned last; see `Frame`.
     """
 
     def __init__(self, session: Session, wrap: Callable[[Any], Any] | None, stream: Any) -> None:
@@ -46,14 +48,14 @@ class BaseBorrowedArrays(ABC):
         self._stream = stream
         self._consumer: Consumer | None = None
         self._follower: _order.Follower | None = None
-        # Those of the array that was yielded last, until it is let go of. No lease state: the array existed.
+        # The frame and the lease state of the array that was returned last. A frame whose array existed has no state.
         self._frame: _native.Frame | None = None
         self._lease_state: LeaseState | None = None
 
     # Taking
 
     def _swap(self) -> _native.Frame | None:
-        """Let go of the frame whose array was yielded last and take the next, where that is all there is to do."""
+        """Let go of the frame whose array was returned last and take the next, if nothing else has to be done."""
         frame, consumer = self._frame, self._consumer
         if frame is None or consumer is None or self._lease_state is not None or self._follower is not None:
             return None
@@ -63,7 +65,7 @@ class BaseBorrowedArrays(ABC):
         return consumer.swap(frame.number)
 
     def _existing(self, frame: _native.Frame) -> Any:
-        """Give the array of a frame, if there is one and nothing has to be waited for."""
+        """Return the array of a frame, if it exists and nothing has to be waited for; else None."""
         kept, follower = frame.object, self._follower
         if kept is None or kept.wrap is not self._wrap or self._session.lost:
             return None
@@ -82,7 +84,7 @@ class BaseBorrowedArrays(ABC):
         return None
 
     def _complete(self, fences: tuple[Fence, ...]) -> bool:
-        """Whether the CPU can use a frame now."""
+        """Whether fences are reached, so that the CPU can use a frame now."""
         for fence in fences:
             page = self._session.timelines.page(fence.tl)
             if page is None or not page.reached(fence.wd, fence.v) or page.died(fence.wd, fence.v):
@@ -90,7 +92,7 @@ class BaseBorrowedArrays(ABC):
         return True
 
     def _prepare(self, frame: _native.Frame, state: LeaseState) -> Any:
-        """Put the use of a frame's memory into order, and make its array if there is none."""
+        """Order the use of a frame's memory after its producer's work, and return its array, made if there is none."""
         if state.memory.pool.device[0] == _dlpack.CPU:
             _order.before_cpu(state)
         elif self._stream is None:
@@ -121,18 +123,18 @@ class BaseBorrowedArrays(ABC):
             array = self._wrap(self._lease(twin))
         finally:
             twin.released = True
-        if twin.tokens or twin.unaccounted:  # otherwise it is a copy, of this frame only
+        if twin.tokens or twin.unaccounted:  # otherwise the array is a copy of this frame, and cannot be used again
             self._session.keep_array(state.grant, (state.grant.t, self._wrap, array), _MOST_KEPT)
         return array
 
     @abstractmethod
     def _lease(self, twin: LeaseState) -> Any:
-        """Make the lease that `wrap` is given."""
+        """Make the lease that is passed to `wrap`."""
 
     # Letting go
 
     def release(self) -> None:
-        """Let go of the frame whose array was yielded last. Idempotent."""
+        """Let go of the frame whose array was returned last, before the next is asked for. Idempotent."""
         if _process.pid != self._session.pid:
             self._session.check_usable()
         self._let_go()
@@ -146,7 +148,7 @@ class BaseBorrowedArrays(ABC):
             self._say(partial(consumer.end_lone, frame.number, back=False))
 
     def _say(self, end: Callable[..., None]) -> None:
-        """Have a frame end with the fences of the stream that uses it."""
+        """End a frame, with the fence of the stream that uses it if there is one."""
         if self._follower is None:
             end()
         else:
@@ -156,7 +158,7 @@ class BaseBorrowedArrays(ABC):
         frame, consumer = self._frame, self._consumer
         if frame is None or consumer is None or self._lease_state is not None:  # a lease state ends by itself
             return
-        # Nobody asked for the next: the frame of a queue goes back.
+        # The program did not ask for the next frame, so a frame of a queue goes back.
         end = partial(consumer.end_lone, frame.number, back=consumer.queue)
         if self._follower is None:
             end()
@@ -178,27 +180,30 @@ class BaseBorrowedArrays(ABC):
 
     @property
     def time(self) -> float:
-        """When it was sent, in seconds since 1970, as `time.time` counts."""
+        """When the frame was published, in seconds since 1970, as `time.time` counts."""
         return self._current.time / 1e9
 
     @property
     def time_ns(self) -> int:
-        """When it was sent, in nanoseconds since 1970, as `time.time_ns` counts."""
+        """When the frame was published, in nanoseconds since 1970, as `time.time_ns` counts."""
         return self._current.time
 
     @property
     def meta(self) -> dict[str, str]:
-        """What the sender said about it."""
+        """The texts that the producer published with the frame, by key; see `Channel.publish`."""
         return self._current.meta
 
     @property
     def dropped(self) -> int:
-        """How many frames this subscriber has missed since the last one that it got."""
+        """How many frames were missed between the frame before and this one; see `Frame.dropped`."""
         return self._current.missed
 
 
 class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
-    """Yields a channel's frames as arrays, each good until the next is asked for. Made by `Subscription.arrays`."""
+    """An iterator over a channel's frames as arrays. Each is valid until the next is asked for.
+
+    `Subscription.arrays` makes it.
+    """
 
     def __init__(
         self,
@@ -213,7 +218,7 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
         super().__init__(consumer.session, wrap, stream)
         self._consumer = consumer
         self._run = run
-        # Of the subscription, which they keep alive.
+        # Methods of the subscription. They keep it alive.
         self._take = take
         self._claim = claim
 
@@ -237,7 +242,10 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
 
 
 class AsyncBorrowedArrays(BaseBorrowedArrays, AsyncIterator[Any]):
-    """Yields a channel's frames as arrays, each good until the next is asked for; see `AsyncSubscription.arrays`."""
+    """An asynchronous iterator over a channel's frames as arrays. Each is valid until the next is asked for.
+
+    `AsyncSubscription.arrays` makes it.
+    """
 
     def __init__(
         self,
@@ -252,7 +260,7 @@ class AsyncBorrowedArrays(BaseBorrowedArrays, AsyncIterator[Any]):
     ) -> None:
         super().__init__(session, wrap, stream)
         self._run = run
-        # Of the subscription, which they keep alive.
+        # Methods of the subscription. They keep it alive.
         self._start = start
         self._take = take
         self._claim = claim

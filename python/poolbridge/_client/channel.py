@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class BaseChannel:
-    """A named, bounded queue of buffers of one pool. Made by a client, never directly."""
+    """A named, bounded queue of buffers of one pool. A client makes it; programs do not call the class."""
 
     def __init__(self, info: _messages.Channel, pool: str) -> None:
         self._info = info
@@ -26,32 +26,35 @@ class BaseChannel:
 
     @property
     def id(self) -> int:
-        """Never reused within one life of the service."""
+        """The channel's id, which is never reused within one life of the service."""
         return self._info.id
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The channel's name."""
         return self._info.nm
 
     @property
     def pool(self) -> str:
-        """Name of the pool whose buffers it carries."""
+        """Name of the pool whose buffers the channel carries."""
         return self._pool_name
 
     @property
     def mode(self) -> ChannelMode:
-        """``"broadcast"``: every subscriber gets every frame. ``"queue"``: each frame goes to one."""
+        """``"broadcast"``: every subscriber gets every frame. ``"queue"``: each frame goes to one subscriber."""
         return cast("ChannelMode", self._info.md)
 
     @property
     def capacity(self) -> int:
-        """How many frames it keeps."""
+        """How many frames the channel keeps."""
         return self._info.cp
 
     @property
     def full(self) -> FullPolicy:
-        """What happens when it is full: ``"block"``, ``"drop-oldest"``, ``"latest"`` or ``"fail"``."""
+        """What happens when the channel is full: ``"block"``, ``"drop-oldest"``, ``"latest"`` or ``"fail"``.
+
+        `Client.create_channel` says what each word means.
+        """
         return cast("FullPolicy", self._info.fl)
 
     def __repr__(self) -> str:
@@ -62,7 +65,7 @@ class BaseChannel:
 
 
 def info_of(channel: BaseChannel) -> _messages.Channel:
-    """Give what the service said of a channel, which is not for users."""
+    """Return the service's description of a channel, which is not public."""
     return channel._info  # noqa: SLF001 - of one family
 
 
@@ -83,26 +86,28 @@ class Channel(BaseChannel):
         stream: Any = None,
         event: Any = None,
     ) -> int:
-        """Put a frame into the channel.
+        """Publish an array as the channel's next frame.
 
-        A write lease of the channel's pool, or an array that lives in one, is transferred as it is: the lease ends,
-        and what was made from it must not be used any more; see `Lease.publish`. Any other array is copied once, on the
-        GPU where it is on one. Work queued on the GPU is not waited for: consumers wait for it on their streams.
+        A write lease of the channel's pool, and an array that lives in the memory of one, is transferred without a
+        copy. The lease ends then, and the program must not use arrays that were made from it; see `Lease.publish`. Any
+        other array is copied once, on the GPU if it is there. The call does not wait for work that is queued on the
+        GPU: consumers wait for it on their streams.
 
         Parameters
         ----------
         array
-            A lease, or an array of any library that speaks DLPack or ``__cuda_array_interface__``, or NumPy's.
+            A lease, a NumPy array, or an array of any library that has DLPack or ``__cuda_array_interface__``.
         meta
-            What consumers are told about the frame: at most 16 texts by texts of at most 256 bytes each.
+            Texts for the consumers, by key: at most 16 entries, with keys and values of at most 256 bytes of UTF-8.
         timeout
-            Seconds to wait for room in the channel, and in the pool for a copy; None: no limit.
+            Seconds to wait for room in the channel, and for a copy in the pool; 0: do not wait; None, the default: no
+            limit.
         stream
-            A stream that writes the content, besides those that arrays were made for by DLPack: a handle, or an
-            object of CuPy, PyTorch or cuda.core. For an array that is copied, the stream that it is ready on.
+            A stream that writes the content and for which no array was made by DLPack: a handle, or an object of CuPy,
+            PyTorch or cuda.core. For an array that is copied: the stream on which it will be complete.
         event
-            For what is transferred as it is: an interprocess event, recorded after all work on it, for consumers who
-            speak those; see `Lease.publish`. A fence says the same.
+            An interprocess event that was recorded after all work on the content, for consumers that use such events;
+            see `Lease.publish`. The frame has a fence too. It is possible only for an array that is not copied.
 
         Returns
         -------
@@ -112,14 +117,18 @@ class Channel(BaseChannel):
         Raises
         ------
         WaitTimeoutError
-            The channel stayed full; the message names who is behind. The lease lives on.
+            The channel stayed full; the message names a consumer that is behind. The lease lives on.
         PoolLimitError
-            The channel is full and is to fail, or there is no room for a copy. The lease lives on.
+            The channel is full and its policy is ``"fail"``, or the pool has no room for a copy. The lease lives on.
+        DeviceMemoryError
+            The device has no room for a copy.
         ClosedError
             The channel was closed. The lease lives on.
+        LeaseReleasedError
+            `array` is a lease that has ended.
         InvalidArgumentError
-            It is no array, such as a tuple of arrays; the event is none for other processes; or the array has to be
-            copied, which no event can go with.
+            `array` is no array (a tuple of arrays is none), or `meta` is too large. Or `event` is no interprocess
+            event, or the array has to be copied.
         """
         flow = _channel_operations.publish(
             self._session,
@@ -135,39 +144,45 @@ class Channel(BaseChannel):
     def publisher(
         self, shape: int | Iterable[int], dtype: Any = "float32", *, wrap: Callable[[Any], Any] | None = None
     ) -> Publisher:
-        """Make a publisher of frames of one shape, whose arrays are made once and used again: the fastest way to send.
+        """Make a publisher of frames of one shape. It is the fastest way to publish from the CPU.
 
-        It is for memory of the CPU. ``subscribe(…).arrays()`` is its counterpart.
+        The publisher makes an array for each block of memory once and uses it for all frames in that block. It works on
+        memory of the CPU only. On the consumer's side, `Subscription.arrays` does the same.
 
         Parameters
         ----------
         shape, dtype
-            See `Client.allocate`.
+            Shape and element type of every frame; see `Client.allocate`.
         wrap
-            Makes an array of a lease: ``torch.from_dlpack``, for example. Left out: `numpy.asarray`.
+            A function that makes an array from a lease, such as ``torch.from_dlpack``; None: `numpy.asarray`.
+
+        Returns
+        -------
+        Publisher
+            The publisher.
 
         Raises
         ------
         InvalidArgumentError
-            A shape or dtype that cannot be.
+            The shape or dtype is not possible.
         """
         return Publisher(self._session, self._run, self._info, _tensor.describe(shape, dtype), wrap)
 
     def close(self) -> None:
-        """Close the channel for all: subscribers get the frames that were sent, and then the end.
+        """Close the channel for all clients. Subscribers still get the frames that were published before.
 
-        A `publish` that waits for room fails. Frames that nobody is subscribed to are gone. Nothing happens if the
-        channel was closed before, or is gone with its pool or with the service.
+        A `publish` that waits for room raises `ClosedError`. Frames are lost if the channel has no subscriber. The call
+        does nothing if the channel was closed before, or is gone with its pool.
 
         Raises
         ------
         AccessDeniedError
-            Another user has made it.
+            Another user made the channel.
         """
         try:
             self._run(_channel_operations.close(self._session, self._info))
         except (NotFoundError, ClosedError):
-            pass  # by somebody else, or gone
+            pass  # another client has closed it, or it is gone
 
 
 class AsyncChannel(BaseChannel):
@@ -187,7 +202,7 @@ class AsyncChannel(BaseChannel):
         stream: Any = None,
         event: Any = None,
     ) -> int:
-        """Put a frame into the channel; see `Channel.publish`."""
+        """Publish an array as the channel's next frame; see `Channel.publish`."""
         flow = _channel_operations.publish(
             self._session,
             self._info,
@@ -206,7 +221,7 @@ class AsyncChannel(BaseChannel):
         return AsyncPublisher(self._session, self._run, self._info, _tensor.describe(shape, dtype), wrap)
 
     async def close(self) -> None:
-        """Close the channel for all; see `Channel.close`."""
+        """Close the channel for all clients; see `Channel.close`."""
         try:
             await self._run(_channel_operations.close(self._session, self._info))
         except (NotFoundError, ClosedError):

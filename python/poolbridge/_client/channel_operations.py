@@ -1,4 +1,4 @@
-"""What a client can do with channels, written once for the blocking and for the asyncio client; see `operations`."""
+"""The operations on channels, written once for the blocking and for the asyncio client; see `operations`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _check_most(number: int, most: int, what: str) -> int:
 
 
 def check_meta(meta: Mapping[str, str] | None) -> dict[str, str]:
-    """Check a frame's map, and put its keys into the order of their bytes."""
+    """Check the texts of a frame, and return them sorted by the bytes of their keys."""
     if not meta:
         return {}
     if len(meta) > _MOST_ENTRIES:
@@ -76,7 +76,7 @@ def _check_text(text: Any) -> None:
 def create_channel(
     session: Session, name: str, *, pool: int, mode: ChannelMode, capacity: int, full: FullPolicy
 ) -> Flow[Channel]:
-    """Make a channel, or open the one that is like it."""
+    """Create a channel, or open the one with the same settings."""
     request = MakeChannel(
         nm=check_name(name, "channel"),
         pl=pool,
@@ -91,7 +91,7 @@ def create_channel(
 
 
 def open_channel(session: Session, name: str, *, timeout: float | None) -> Flow[Channel]:
-    """Open a channel by its name, and its pool with it."""
+    """Open a channel by its name, and its pool."""
     request = Find(nm=check_name(name, "channel"), w=check_wait(timeout))
     check_able(session)
     reply = yield Ask(request, ChannelReply, timeout)
@@ -102,7 +102,7 @@ def open_channel(session: Session, name: str, *, timeout: float | None) -> Flow[
 
 
 def close(session: Session, channel: Channel) -> Flow[None]:
-    """Close a channel for all."""
+    """Close a channel for all clients."""
     yield Ask(CloseChannel(ch=channel.id), Reply)
     producer = session.producers.get(channel.id)
     if producer is not None:
@@ -122,14 +122,14 @@ def publish(
     stream: Any,
     event: Any,
 ) -> Flow[int]:
-    """Publish a frame; give its number in the channel."""
+    """Publish a frame; return its number in the channel."""
     texts = check_meta(meta)
     check_wait(timeout)
     found = _sources.find(session, channel.pl, given)
     if found is None and event is not None:
         raise InvalidArgumentError(
-            "an event goes with what is transferred in place, and this array has to be copied: leave the event out and "
-            "name the stream, or write into a lease of the channel's pool"
+            "this array has to be copied, and an event is possible only for an array that is transferred in place: "
+            "leave the event out and name the stream, or write into a lease of the channel's pool"
         )
     producer = yield from producer_of(session, channel)
     if found is None:
@@ -149,7 +149,7 @@ def publish(
 
 
 def _copy(session: Session, channel: Channel, given: Any, stream: Any, timeout: float | None) -> Flow[LeaseState]:
-    """Allocate a buffer like an array and copy it: on the GPU, in order, or by the CPU."""
+    """Allocate a buffer of an array's shape and copy the array: by a stream of the GPU, or by the CPU."""
     source = _sources.look(given)
     state = yield from allocate(
         session, _tensor.describe(source.shape, source.element.name), channel.pl, timeout=timeout
@@ -165,7 +165,7 @@ def _copy(session: Session, channel: Channel, given: Any, stream: Any, timeout: 
 def _copy_on_device(state: LeaseState, source: Source, stream: Any) -> None:
     ordinal = state.memory.pool.device[1]
     if stream is None:
-        # What the array says of its stream; else one of our own, which the array's library makes wait for its own.
+        # Use the stream that the array names. Else use poolbridge's own, and have the array's library make it wait.
         stream = source.stream if source.stream is not None else _cuda_stream.own_stream(ordinal)
         if source.stream is None:
             _sources.order(source, stream)
@@ -182,7 +182,7 @@ def _copy_on_device(state: LeaseState, source: Source, stream: Any) -> None:
 def subscribe(
     session: Session, channel: Channel, *, credit: int, oldest: bool, full: FullPolicy | None, ack: AckMode
 ) -> Flow[Consumer]:
-    """Take part in a channel as a consumer."""
+    """Join a channel as a consumer."""
     auto = _check_word(ack, ACKS, "ack") == "auto"
     most = _check_most(credit, _MOST_CREDIT, "credit")
     policy = "" if full is None else _check_word(full, FULL, "full")

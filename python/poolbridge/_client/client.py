@@ -29,10 +29,14 @@ _T = TypeVar("_T")
 
 
 class Client(Lists, ClientState):
-    """A connection to the service. Thread-safe, and a context manager; made by `connect`.
+    """A connection to the service. `connect` makes it. It is thread-safe, and a context manager that closes it.
 
-    A pickled client connects again where it is unpickled, to the same service and with the same default pool: so it can
-    be given to a process that was spawned. In a forked child it raises `ForkError`.
+    A client can be pickled, for example for a spawned process: the process that unpickles it connects to the same
+    service, with the same default pool. A forked child cannot use its parent's client.
+
+    Every method that asks the service can also raise `ClosedError` (`ClientClosedError` if the client was closed,
+    `ConnectionLostError` if the service went away), `ServiceStalledError` if the service does not answer within the
+    client's ``timeout``, and `ForkError` in a forked child.
     """
 
     def __init__(self, session: Session, reader: SocketReader, path: str, timeout: float) -> None:
@@ -56,32 +60,46 @@ class Client(Lists, ClientState):
     ) -> Pool:
         """Create a pool.
 
+        The first pool that a client creates or opens becomes the client's default pool.
+
         Parameters
         ----------
         name
-            1 to 255 bytes of UTF-8 without control characters.
+            The pool's name: 1 to 255 bytes of UTF-8 without control characters.
         kind
             Where the memory comes from: ``"device"``, ``"vmm"``, ``"legacy"``, ``"pinned"``, or ``"host"``, which needs
             no GPU.
         device
-            A GPU's ordinal as the service counts, or its UUID; None: the first.
+            A GPU's ordinal as the service counts, or its UUID; None: the first GPU.
         max_bytes
-            Most bytes that its blocks may take: a number, or a size such as ``"64MiB"``.
+            Most bytes that the pool's blocks may take together: a number, or a size such as ``"64MiB"``.
         session_bytes, user_bytes
-            Most bytes that may count for one session, and for all of one user, likewise; 0: no limit of its own. Free
-            blocks that a process keeps from others count for it too: of its sessions that ended without having released
-            them, with GPU work under way on them, or asked back and still mapped.
+            Most bytes that may count for one session, and for all sessions of one user, in the same form; 0: no limit
+            besides `max_bytes`. A free block counts too while the session's process keeps it from other processes:
+            because GPU work on it is under way, because the service has recalled it and the process has not unmapped
+            it yet, or because the session ended without having released it.
         uids, gids
-            Users and groups that may use it; without any, this user alone.
+            Ids of the users and groups that may use the pool. If both are empty, only this user may.
         exist_ok
-            Open the pool of that name if there is one that is just like it, or is being made at this moment.
+            If there is a pool of that name with the same settings, or another client is making it now, open it.
+
+        Returns
+        -------
+        Pool
+            The new pool, or with `exist_ok` the one that was there.
 
         Raises
         ------
         AlreadyExistsError
-            There is a pool of that name; with `exist_ok` one that differs, and the message says how.
+            There is a pool of that name. With `exist_ok`: its settings differ, and the message says how.
+        AccessDeniedError
+            This user may not create pools, or may not use the existing one.
         UnavailableError
-            The service's machine cannot do it; the message says what is missing.
+            The service's machine cannot make such a pool; the message says what is missing.
+        PoolLimitError, DeviceMemoryError
+            This user has too many pools, or the machine has not enough memory.
+        InvalidArgumentError
+            An argument is not as described above.
         """
         flow = _operations.create_pool(
             name,
@@ -99,62 +117,86 @@ class Client(Lists, ClientState):
     def open_pool(self, name: str, timeout: float | None = 0.0) -> Pool:
         """Open a pool by its name.
 
+        The first pool that a client creates or opens becomes the client's default pool.
+
         Parameters
         ----------
         name
             The pool's name.
         timeout
-            Seconds to wait for it to appear; None: no limit. One that is being made is waited for in any case.
+            Seconds to wait for the pool to appear; 0: do not wait; None: no limit. If another client is making the pool
+            now, the call waits for that in any case.
 
-        Raises
-        ------
-        NotFoundError, WaitTimeoutError
-            There is no such pool, or none appeared in time.
-        AccessDeniedError
-            This user may not use it.
-        """
-        return self._remember(self._run(_operations.open_pool(name, timeout=timeout)))
-
-    def destroy_pool(self, pool: Pool | str) -> None:
-        """Destroy a pool; memory that leases still need goes when they end.
-
-        Parameters
-        ----------
-        pool
-            The pool or its name. Its maker and the service's own user may destroy it even if they may not open it.
+        Returns
+        -------
+        Pool
+            The pool.
 
         Raises
         ------
         NotFoundError
-            There is no such pool, as far as this user may know.
+            There is no such pool, and `timeout` is 0.
+        WaitTimeoutError
+            The pool did not appear in time.
         AccessDeniedError
-            This user may not destroy it.
+            This user may not use the pool.
         """
-        self._forget(self._run(_operations.destroy_pool(self._find_pool(pool))))
+        return self._remember(self._run(_operations.open_pool(name, timeout=timeout)))
 
-    def trim(self, pool: Pool | str | None = None, *, keep_bytes: int | str = 0) -> int:
-        """Give unused blocks of a pool back to the device.
+    def destroy_pool(self, pool: Pool | str) -> None:
+        """Destroy a pool and its channels. Memory that leases still use is freed when these leases end.
 
         Parameters
         ----------
         pool
-            The pool; left out: the default pool.
+            The pool or its name. The user who made it and the service's own user may destroy it, even if they may not
+            open it.
+
+        Raises
+        ------
+        NotFoundError
+            There is no such pool, or this user may not see it.
+        AccessDeniedError
+            This user may not destroy the pool.
+        """
+        self._forget(self._run(_operations.destroy_pool(self._find_pool(pool))))
+
+    def trim(self, pool: Pool | str | None = None, *, keep_bytes: int | str = 0) -> int:
+        """Free unused blocks of a pool.
+
+        Parameters
+        ----------
+        pool
+            The pool or its name; None: the default pool.
         keep_bytes
             Bytes of unused blocks to keep: a number, or a size such as ``"64MiB"``.
 
         Returns
         -------
         int
-            Bytes given back.
+            Bytes that were freed at once. Blocks that clients still have mapped are freed later.
+
+        Raises
+        ------
+        NotFoundError, AccessDeniedError
+            There is no such pool, or this user may not use it.
+        InvalidArgumentError
+            `pool` is None and the client has no default pool, or `keep_bytes` is no size.
         """
         return self._run(_operations.trim(self._pool(pool), keep_bytes=keep_bytes))
 
     def stats(self) -> ServiceStats:
-        """Ask for the service's counts and those of every pool that it may use or destroy."""
+        """Ask for the counts of the service, and of every pool that this user may use or destroy.
+
+        Returns
+        -------
+        ServiceStats
+            The counts at the time of the call.
+        """
         return self._run(_operations.stats())
 
     def pools(self) -> list[Pool]:
-        """List the pools that this user may use or destroy; `stats` says how much of them is in use."""
+        """List the pools that this user may use or destroy; `stats` also says how much of each is in use."""
         return [of.pool for of in self.stats().pools]
 
     # Buffers
@@ -172,62 +214,95 @@ class Client(Lists, ClientState):
         Parameters
         ----------
         shape
-            Elements along each axis; ``()`` makes a scalar.
+            Elements along each axis, at most 32 axes. A number makes one axis, ``()`` a scalar.
         dtype
-            A dtype of NumPy, or a name such as ``"bfloat16"``.
+            A NumPy dtype, or a name such as ``"float32"`` or ``"bfloat16"``.
         pool
-            The pool; left out: the first that this client created or opened.
+            The pool or its name; None: the default pool, the first that this client created or opened.
         timeout
-            Seconds to wait for room in the pool; None: no limit.
+            Seconds to wait for room in the pool; 0: do not wait; None: no limit.
 
         Returns
         -------
         Lease
-            A write lease; its content is undefined.
+            A write lease of a C-contiguous buffer. The content is undefined.
 
         Raises
         ------
         PoolLimitError, DeviceMemoryError
-            No room in the pool or on the device.
+            There is no room in the pool or on the device, or none came within `timeout`.
+        NotFoundError, AccessDeniedError
+            There is no such pool, or this user may not use it.
         InvalidArgumentError
-            A shape or dtype that cannot be, or no pool.
+            The shape or dtype is not possible, or `pool` is None and the client has no default pool.
         """
         description = _tensor.describe(shape, dtype)
         flow = _operations.allocate(self._session, description, self._pool(pool).id, timeout=timeout)
         return Lease(self._run, self._run(flow))
 
     def get(self, name: str, *, write: bool = False, timeout: float | None = 0.0) -> Lease:
-        """Lease the buffer behind a name; its pool is opened if need be.
+        """Lease the buffer that was published under a name. The client opens the buffer's pool if it has not yet.
 
         Parameters
         ----------
         name
-            What it was published under.
+            The name that was given to `Lease.publish` or `put`.
         write
-            Lease it for writing, which excludes every other lease.
+            Lease the buffer for writing. A write lease excludes every other lease on the buffer.
         timeout
-            Seconds to wait for the name to appear and for leases that exclude this one; None: no limit.
+            Seconds to wait for the name to appear, and for leases to end that exclude this one; 0: do not wait; None:
+            no limit.
+
+        Returns
+        -------
+        Lease
+            A read lease, or with `write` a write lease.
 
         Raises
         ------
-        NotFoundError, WaitTimeoutError
-            There is no such name, or none appeared in time.
+        NotFoundError
+            Nothing is published under the name, and `timeout` is 0.
+        WaitTimeoutError
+            The name did not appear in time.
         BusyError
-            Another lease excludes this one.
+            Another lease excludes this one, and did not end in time.
+        AccessDeniedError
+            This user may not use the buffer's pool.
         ProducerDiedError
-            The buffer's writer died before finishing.
+            The buffer's writer died before the content was complete.
+        UnavailableError
+            This process cannot map the memory; the message says why.
         """
         return Lease(self._run, self._run(_operations.get(self._session, name, write=write, timeout=timeout)))
 
     def lease(self, buffer_id: int, generation: int, *, write: bool = False, timeout: float | None = 0.0) -> Lease:
-        """Lease a buffer by id and generation, as another lease's ``buffer_id`` and ``generation`` say.
+        """Lease a buffer by its id and generation, which another process sent.
+
+        Parameters
+        ----------
+        buffer_id, generation
+            `BaseLease.buffer_id` and `BaseLease.generation` of the other process's lease.
+        write
+            Lease the buffer for writing. A write lease excludes every other lease on the buffer.
+        timeout
+            Seconds to wait for leases to end that exclude this one; 0: do not wait; None: no limit.
+
+        Returns
+        -------
+        Lease
+            A read lease, or with `write` a write lease.
 
         Raises
         ------
+        NotFoundError
+            No buffer ever had the id.
         StaleError
-            The buffer is gone; its block is used again.
+            The buffer is gone, or the block has another generation now.
         BusyError
-            Another session writes it. The buffers of frames count as written.
+            Another lease excludes this one, and did not end in time. A buffer that a channel carries counts as leased
+            for writing.
+        AccessDeniedError, ProducerDiedError, UnavailableError
+            See `get`.
         """
         flow = _operations.lease(self._session, buffer_id, generation, write=write, timeout=timeout)
         return Lease(self._run, self._run(flow))
@@ -242,36 +317,39 @@ class Client(Lists, ClientState):
         replace: bool = False,
         timeout: float | None = 0.0,
     ) -> Lease:
-        """Copy an array into a new buffer and publish it, complete.
+        """Copy an array into a new buffer and publish it. The copy is complete when the call returns.
 
         Parameters
         ----------
         array
-            An array of NumPy, or of any library that speaks DLPack or ``__cuda_array_interface__``.
+            A NumPy array, or an array of any library that has DLPack or ``__cuda_array_interface__``.
         name
-            1 to 255 bytes of UTF-8 without control characters.
+            The name to publish it under: 1 to 255 bytes of UTF-8 without control characters.
         pool
-            The pool; left out: the first that this client created or opened.
+            The pool or its name; None: the default pool, the first that this client created or opened.
         keep
-            Keep the name when this client is gone.
+            Keep the name when this client is closed. By default the name goes with the client.
         replace
-            Take the name over if the same user has published it before.
+            If the same user has published the name before, let it name this buffer now.
         timeout
-            Seconds to wait for room in the pool; None: no limit.
+            Seconds to wait for room in the pool; 0: do not wait; None: no limit.
 
         Returns
         -------
         Lease
-            A read lease. The name keeps the buffer without it.
+            A read lease. The buffer stays published when this lease ends.
 
         Raises
         ------
         InvalidArgumentError
-            It is no array, or there is no pool.
+            `array` is no array, its element type cannot be shared, or `pool` is None and the client has no default
+            pool.
         AlreadyExistsError
-            The name is taken.
+            The name is taken, and `replace` is false.
+        AccessDeniedError
+            The name belongs to another user, or this user may not use the pool.
         PoolLimitError, DeviceMemoryError
-            No room in the pool or on the device.
+            There is no room in the pool or on the device, or none came within `timeout`.
         """
         flow = _whole.put(self._session, array, name, self._pool(pool).id, keep=keep, replace=replace, timeout=timeout)
         return Lease(self._run, self._run(flow))
@@ -279,37 +357,55 @@ class Client(Lists, ClientState):
     def get_array(
         self, name: str, library: Library = "numpy", *, write: bool = False, timeout: float | None = 0.0
     ) -> Any:
-        """Get what was published under a name as an array, in place.
+        """Lease the buffer that was published under a name, and return it as an array of a library.
 
         Parameters
         ----------
         name
-            What it was published under.
+            The name that was given to `Lease.publish` or `put`.
         library
-            Whose array to make: ``"numpy"``, ``"cupy"``, ``"torch"`` or ``"jax"``. NumPy gets a copy of memory that
-            only a GPU reaches, and of ``bfloat16``, which it lacks, as float32.
+            The library of the array: ``"numpy"``, ``"cupy"``, ``"torch"`` or ``"jax"``. NumPy gets a copy of memory
+            that only a GPU reaches, and a copy of ``bfloat16``, which it lacks, as float32. All other arrays use the
+            memory in place.
         write
-            Lease it for writing, which excludes every other lease. Otherwise the memory must not be written.
+            Lease the buffer for writing. A write lease excludes every other lease on the buffer. By default it is
+            leased for reading, and the program must not write the array.
         timeout
-            Seconds to wait for the name to appear and for leases that exclude this one; None: no limit.
+            Seconds to wait for the name to appear, and for leases to end that exclude this one; 0: do not wait; None:
+            no limit.
 
         Returns
         -------
         array
-            The lease lasts for as long as the array, and what was made of it in place.
+            An array of the library. The lease ends when the array, and all arrays made from it in place, are gone.
 
         Raises
         ------
         InvalidArgumentError
-            There is no such library; `UnavailableError` if it is not installed.
-        NotFoundError, WaitTimeoutError, BusyError, ProducerDiedError
-            As for `get`.
+            `library` is none of the four.
+        UnavailableError
+            The library is not installed, or this process cannot map the memory.
+        NotFoundError, WaitTimeoutError, BusyError, AccessDeniedError, ProducerDiedError
+            See `get`.
         """
         _whole.check_library(library)
         return _whole.array_of(self.get(name, write=write, timeout=timeout), library)
 
     def unpublish(self, name: str) -> None:
-        """Take a name away; leases on its buffer stay."""
+        """Remove a published name. Leases on its buffer stay.
+
+        Parameters
+        ----------
+        name
+            The name that was given to `Lease.publish` or `put`.
+
+        Raises
+        ------
+        NotFoundError
+            Nothing is published under the name.
+        AccessDeniedError
+            Another user published it.
+        """
         self._run(_operations.unpublish(name))
 
     # Channels
@@ -323,35 +419,49 @@ class Client(Lists, ClientState):
         capacity: int = 8,
         full: FullPolicy = "block",
     ) -> Channel:
-        """Create a channel, or open the one of that name that is like it.
+        """Create a channel, or open the channel of that name if it has the same settings.
 
-        Frames go through memory that producers and consumers share: one costs microseconds and no message to the
-        service. A producer keeps the memory of its last frames, `capacity` and 2 more, for the next ones for a second
-        or two. Memory that came back is its producer's until that uses or releases it: while the producer is stopped,
-        others do not get it. A channel has at most 63 producers, and a consumer at most 256 frames in hand.
+        Frames go through memory that producers and consumers share. A frame costs microseconds, and no message to the
+        service. When consumers are done with a frame's memory, it goes back to the frame's producer. The producer keeps
+        the memory of up to ``capacity + 2`` frames for its next frames, and releases it after a second or two without
+        use. While the producer's process is stopped, no other client gets that memory. A channel has at most 63
+        producers. A consumer has at most 256 frames in hand.
 
         Parameters
         ----------
         name
-            1 to 255 bytes of UTF-8 without control characters.
+            The channel's name: 1 to 255 bytes of UTF-8 without control characters.
         pool
-            The pool whose buffers it carries; left out: the first that this client created or opened.
+            The pool whose buffers the channel carries, or its name; None: the default pool, the first that this client
+            created or opened.
         mode
-            ``"broadcast"``: every subscriber gets every frame. ``"queue"``: each frame goes to one subscriber, and to
-            another one if that ends before it acknowledged it.
+            ``"broadcast"``: every subscriber gets every frame. ``"queue"``: each frame goes to one subscriber. If that
+            subscriber ends before it has acknowledged the frame, another subscriber gets it.
         capacity
-            How many frames it keeps, 1 to 1,024; in a queue, of those that nobody got.
+            How many frames the channel keeps, 1 to 1,024. In a queue, frames that a subscriber has taken do not count.
         full
-            What happens when it is full. ``"block"``: who sends waits. ``"fail"``: sending fails. ``"drop-oldest"``:
-            who is behind misses frames. ``"latest"``: the same, and gets only the newest.
+            What happens when the channel is full. ``"block"``: publishing waits. ``"fail"``: publishing raises
+            `PoolLimitError`. ``"drop-oldest"``: a subscriber that is behind misses the oldest frames. ``"latest"``: it
+            misses frames too, and gets only the newest one.
+
+        Returns
+        -------
+        Channel
+            The new channel, or the one that was there.
 
         Raises
         ------
         AlreadyExistsError
-            There is a channel of that name that is not like it.
+            There is a channel of that name with other settings.
+        NotFoundError, AccessDeniedError
+            There is no such pool, or this user may not use it.
+        PoolLimitError, DeviceMemoryError
+            The pool or the service has too many channels, or the machine has not enough memory.
         UnavailableError
             poolbridge is installed without its native module, or the service has no channels; the message says what
             is missing.
+        InvalidArgumentError
+            An argument is not as described above, or `pool` is None and the client has no default pool.
         """
         flow = _channel_operations.create_channel(
             self._session, name, pool=self._pool(pool).id, mode=mode, capacity=capacity, full=full
@@ -360,23 +470,30 @@ class Client(Lists, ClientState):
         return Channel(self._session, self._run, info, self._channel_pool(info))
 
     def open_channel(self, name: str, timeout: float | None = 0.0) -> Channel:
-        """Open a channel by its name, and its pool with it.
+        """Open a channel by its name, and its pool.
 
         Parameters
         ----------
         name
             The channel's name.
         timeout
-            Seconds to wait for it to appear; None: no limit.
+            Seconds to wait for the channel to appear; 0: do not wait; None: no limit.
+
+        Returns
+        -------
+        Channel
+            The channel.
 
         Raises
         ------
-        NotFoundError, WaitTimeoutError
-            There is no such channel, or none appeared in time.
+        NotFoundError
+            There is no such channel, and `timeout` is 0.
+        WaitTimeoutError
+            The channel did not appear in time.
         AccessDeniedError
-            This user may not use its pool.
+            This user may not use the channel's pool.
         UnavailableError
-            See `create_channel`.
+            poolbridge is installed without its native module, or the service has no channels.
         """
         info = self._run(_channel_operations.open_channel(self._session, name, timeout=timeout))
         return Channel(self._session, self._run, info, self._channel_pool(info))
@@ -391,29 +508,45 @@ class Client(Lists, ClientState):
         ack: AckMode = "auto",
         timeout: float | None = 0.0,
     ) -> Subscription:
-        """Subscribe to a channel; iterate over what this gives.
+        """Subscribe to a channel. Iterate over the returned subscription to get the frames.
 
         Parameters
         ----------
         channel
             A channel or its name.
         credit
-            How many frames may be taken and not yet acknowledged at a time, 1 to 256: with ``ack="manual"``, asking for
-            one more waits until another thread or task has acknowledged one.
+            How many frames this subscriber may have taken and not yet acknowledged, 1 to 256. At that number, asking
+            for one more waits until another thread or task acknowledges one. It matters with ``ack="manual"``.
         oldest
-            Begin with the oldest frame that the channel keeps; otherwise with the newest.
+            Begin with the oldest frame that the channel keeps. By default a subscription begins with the newest.
         full
-            What happens when this subscriber of a broadcast is behind, if not what the channel does.
+            What happens when this subscriber of a broadcast is behind, one of the words of `create_channel`; None: as
+            the channel's own `full` says.
         ack
-            ``"auto"``: asking for the next frame acknowledges those before it. ``"manual"``: only `Frame.ack`,
-            `Frame.release` and the end of a frame's ``with`` block do. See `Frame`.
+            ``"auto"``: asking for the next frame acknowledges the frames before it. ``"manual"``: only `Frame.ack`,
+            `Frame.release` and the end of a frame's ``with`` block acknowledge a frame. See `Frame`.
         timeout
-            Seconds to wait for the channel to appear; None: no limit.
+            Seconds to wait for the channel to appear; 0: do not wait; None: no limit.
+
+        Returns
+        -------
+        Subscription
+            An iterator over the frames, which waits for each without a time limit.
 
         Raises
         ------
-        NotFoundError, WaitTimeoutError
-            There is no such channel, or none appeared in time.
+        NotFoundError
+            There is no such channel, and `timeout` is 0.
+        WaitTimeoutError
+            The channel did not appear in time.
+        ClosedError
+            The channel was closed.
+        AccessDeniedError, UnavailableError
+            See `open_channel`.
+        PoolLimitError
+            The channel or the session has too many members.
+        InvalidArgumentError
+            An argument is not as described above.
         """
         opened = channel if isinstance(channel, Channel) else self.open_channel(channel, timeout)
         flow = _channel_operations.subscribe(
@@ -429,9 +562,9 @@ class Client(Lists, ClientState):
     # The end
 
     def close(self) -> None:
-        """Close the connection; its leases end. Idempotent.
+        """Close the connection. Its leases and subscriptions end. Idempotent.
 
-        Arrays that are still alive stay valid, but their memory is not used again before this process ends.
+        Arrays that are alive stay valid. The service does not use their memory again before this process ends.
         """
         if self._session.ended is None and os.getpid() == self._session.pid:
             self._session.spares.release_within(CLOSE_TIMEOUT)
@@ -440,7 +573,7 @@ class Client(Lists, ClientState):
                 try:
                     self._reader.call(last, Reply, CLOSE_TIMEOUT)
                 except PoolbridgeError:
-                    pass  # gone or stalled: the service ends the session by itself
+                    pass  # the service is gone or stalled; it ends the session by itself
         self._session.close()
         if os.getpid() == self._session.pid:
             self._reader.stop()
@@ -474,7 +607,7 @@ class Client(Lists, ClientState):
         return step.work(step.seconds) if isinstance(step, Sleep) else step.work()
 
     def _run(self, flow: Flow[_T]) -> _T:
-        """Carry an operation to its end, waiting where it has to."""
+        """Run an operation to its end and return its result."""
         self._session.check_usable()
         try:
             step = next(flow)

@@ -1,4 +1,4 @@
-"""What the blocking and the asyncio client have in common."""
+"""The common part of the blocking and the asyncio client."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ CLOSE_TIMEOUT = 1.0
 
 
 class ClientState:
-    """What the blocking and the asyncio client have in common.
+    """The common part of `Client` and `AsyncClient`.
 
     Attributes
     ----------
     path
-        The service's socket.
+        Path of the service's socket.
     timeout
-        Seconds that the service may take for an answer.
+        Seconds that the service may take to answer a request, besides the time that the request itself may wait.
     """
 
     def __init__(self, session: Session, path: str, timeout: float) -> None:
@@ -48,31 +48,38 @@ class ClientState:
 
     @property
     def closed(self) -> bool:
-        """Whether the client was closed or its connection lost."""
+        """Whether the client was closed, or its connection was lost."""
         return self._session.ended is not None
 
     @property
     def epoch(self) -> str:
-        """Identifies one life of the service; hexadecimal."""
+        """The id of one life of the service, in hexadecimal: a service that is started again has another one."""
         return self._session.core.epoch.hex()
 
     @property
     def service_pid(self) -> int:
-        """The service's process, as it says itself; for people."""
+        """The service's process id, as the service itself says. Use it for display only."""
         return self._session.core.service_pid
 
     def event(self, device: int | str | None = None) -> Event:
-        """Make an interprocess event, to be recorded and to go with what is published.
+        """Make an interprocess event. Record it after the work on a buffer, and pass it to ``publish``.
 
         Parameters
         ----------
         device
-            A GPU's ordinal or name as this process counts (``"cuda:0"``), or its UUID; left out: the first.
+            A GPU's ordinal or name as this process counts (``"cuda:0"``), or its UUID; None: the first GPU.
+
+        Returns
+        -------
+        Event
+            The event.
 
         Raises
         ------
         EventUnavailableError
             The GPU has no interprocess events.
+        UnavailableError
+            There is no GPU or driver, or this process cannot see the GPU.
         """
         self._session.check_usable()
         return _event.make(_cuda.ordinal_of(device))
@@ -94,7 +101,7 @@ class ClientState:
             self._default_pool = None
 
     def _find_pool(self, pool: Pool | str | None) -> Pool | str:
-        """Give the pool to use, or the name of one that has to be opened first."""
+        """Return the pool to use, or the name of a pool that has to be opened first."""
         if isinstance(pool, Pool):
             return pool
         if pool is not None:
@@ -104,7 +111,7 @@ class ClientState:
         return self._default_pool
 
     def _channel_pool(self, info: _messages.Channel) -> str:
-        """Give the name of the pool whose buffers a channel carries."""
+        """Return the name of the pool whose buffers a channel carries."""
         known = self._session.pool_info(info.pl)
         return known.nm if known is not None else ""
 
@@ -119,7 +126,7 @@ def hello() -> Hello:
 
 @contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Say of errors of the first request what they mean."""
+    """Explain errors of the first request in their texts."""
     try:
         yield
     except VersionError as error:

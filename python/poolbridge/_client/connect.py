@@ -33,40 +33,45 @@ def connect(
     Parameters
     ----------
     path
-        The service's socket. Left out: ``$POOLBRIDGE_SOCKET``, else ``$XDG_RUNTIME_DIR/poolbridge/poolsvc.sock``, else
-        ``poolbridge-<uid>/poolsvc.sock`` below ``$TMPDIR``, or below ``/tmp``.
+        Path of the service's socket; None: what `default_path` returns.
     timeout
-        Seconds that the service may take for an answer, besides the time that a request itself may wait.
+        Seconds that the service may take to answer a request, 10 by default. The time that a request may wait, such as
+        ``allocate(timeout=…)``, is added to it.
     wait
-        Seconds that the service may take to appear.
+        Seconds to wait for the service to appear; 0: do not wait.
     device
-        A GPU to work on, by ordinal or name as this process counts (``"cuda:1"``) or by UUID: it is let reach memory of
-        other GPUs that this client maps. Where the hardware does not let it, mapping raises `PeerAccessError`. Streams
-        of it are to be named (`Lease.used_on`). Memory of kind ``legacy`` is opened for this GPU alone: kernels of
-        others, the memory's own too, must not touch it at its address. Left out: memory is used on its own GPU.
+        A GPU to work on, by ordinal or name as this process counts (``"cuda:1"``) or by UUID. The client gives this GPU
+        access to the memory of other GPUs that it maps. If the hardware does not allow that, mapping raises
+        `PeerAccessError`. Name the streams of this GPU by `Lease.used_on`. Memory of kind ``legacy`` is opened for this
+        GPU alone: kernels of another GPU, also of the GPU that has the memory, must not use its address. None: memory
+        is used on its own GPU.
     start
-        Start the service if none runs there: with ``$POOLBRIDGE_POOLSVC``, else the ``poolsvc`` that was installed with
-        this package, else that of the ``PATH``. It ends, with all that it holds, when no client has been connected for
-        two seconds. Programs that do so at the same time get the same service. Its log is beside the socket.
+        If no service listens at the path, start one. The program is ``$POOLBRIDGE_POOLSVC``, else the ``poolsvc`` that
+        was installed with this package, else that of the ``PATH``. The service ends, and its memory with it, when no
+        client has been connected for two seconds. Programs that start it at the same time share one service. Its log is
+        the file ``<path>.log``.
 
     Returns
     -------
     Client
-        Connected; a context manager.
+        The connected client, which is a context manager.
 
     Raises
     ------
     ServiceNotRunningError
-        Nobody listens there; `ServiceStartTimeoutError` after waiting; with `start` `ServiceStartError`, which is
-        `ServiceProgramError` if there is no ``poolsvc`` and `SocketFolderError` if no socket can be made there.
+        No service listens at the path. It is `ServiceStartTimeoutError` if none appeared within `wait`, and with
+        `start` `ServiceStartError` if the service could not be started: `ServiceProgramError` if there is no
+        ``poolsvc``, `SocketFolderError` if no socket can be made at the path.
     AccessDeniedError
         This user may not connect.
     PoolLimitError
-        The service has as many sessions as it may.
+        The service has as many sessions as it may have.
     VersionError
         Client and service share no protocol version.
     ServiceStalledError
-        The service accepted and does not answer.
+        The service accepted the connection and does not answer.
+    InvalidArgumentError
+        `path` is no path of a socket, or `timeout`, `wait` or `device` is not as described above.
     """
     gpu = _operations.check_device(device)
     where = os.fspath(path) if path is not None else _paths.default_path()
@@ -98,7 +103,7 @@ def _connect(where: str, timeout: float, wait: float, gpu: int | str | None) -> 
 
 
 def _again(path: str, timeout: float, device: int | str | None, pool: str | None, epoch: str) -> Client:
-    """Connect as a client that was pickled; to be called where it is unpickled."""
+    """Connect as a client that is being unpickled."""
     client = connect(path, timeout=timeout, device=device)
     if client.epoch != epoch:
         LOG.warning("the service at %s is another one than when the client was pickled: what that had is gone", path)
@@ -112,7 +117,7 @@ def _again(path: str, timeout: float, device: int | str | None, pool: str | None
 
 
 def _reduced(client: Client) -> tuple[Callable[..., Client], tuple[object, ...]]:
-    """Say how a client is unpickled: by a connection of its own, with the same default pool."""
+    """Pickle a client as a call of `_again`: a new connection with the same default pool."""
     client._session.check_usable()  # noqa: SLF001 - of one family
     pool = client._default_pool  # noqa: SLF001
     path = os.path.abspath(client.path)

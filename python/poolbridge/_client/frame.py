@@ -1,4 +1,4 @@
-"""Frames: what a subscriber gets of a channel."""
+"""Frames: the buffers that a subscriber gets from a channel."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ _RELEASED: Final = "acknowledged before, by its release"
 
 
 class BaseFrame(BaseLease):
-    """A read lease on a buffer that came through a channel: an array, as a lease is.
+    """A read lease on a buffer that came through a channel. It is an array, as every lease is.
 
-    It is *acknowledged* when the consumer is done with it: in a queue nobody else gets it, in a broadcast it holds no
-    producer back, and another frame comes in its place. Asking for the next frame does that, `ack`, and the end of the
-    frame's ``with`` block. In a queue `requeue` gives it back instead, and so does a block that an exception leaves.
+    A frame is *acknowledged* when the consumer is done with it. In a queue no other consumer gets it then. In a
+    broadcast it no longer holds a producer back. A frame is acknowledged by `ack`, by the end of its ``with`` block,
+    and, with ``ack="auto"``, by asking for the next frame. In a queue `requeue` gives the frame back instead, and an
+    exception that leaves the ``with`` block does so, too.
 
-    It is *released* when its memory may be used again: by `release`, which acknowledges it too, or when the last of the
-    arrays made from it and the frame itself are gone. When iteration goes on to the next frame, or at the end of the
-    frame's ``with`` block, the frame counts as gone; `lease` keeps it while iteration goes on.
+    A frame is *released* when its memory may be used again: by `release`, which also acknowledges it, or when the frame
+    and the last array made from it are gone. The frame counts as gone when iteration goes on to the next frame, and at
+    the end of its ``with`` block. The property `lease` gives a lease that lives on.
     """
 
     def __init__(self, state: LeaseState, consumer: Consumer, frame: _native.Frame) -> None:
         super().__init__(state)
         self._consumer = consumer
-        # Not the frame itself: it may keep an array that was made for others.
+        # The native frame itself is not kept: it may refer to an array that was made for other frames.
         self._seq, self._time, self._meta, self._dropped = frame.number, frame.time, frame.meta, frame.missed
         self._kept = False
-        self._settled = ""  # what has settled it, if this object did
+        self._settled = ""  # how this object settled the frame; "" if it has not
 
     @property
     def _needed(self) -> bool:
-        """Whether arrays of it are alive, as far as can be told."""
+        """Whether arrays of the frame are alive, or may be."""
         return bool(self._lease_state.tokens) or self._lease_state.unaccounted
 
     def _pass(self) -> None:
-        """Let go of it because iteration goes on or its block ends; arrays and leases of it live on."""
+        """Let go of the frame because iteration goes on or its block ends. Its arrays and leases live on."""
         state = self._lease_state
         if state.released or state.unaccounted:
             return
@@ -61,28 +62,31 @@ class BaseFrame(BaseLease):
 
     @property
     def time(self) -> float:
-        """When it was sent, in seconds since 1970, as `time.time` counts."""
+        """When the frame was published, in seconds since 1970, as `time.time` counts."""
         return self._time / 1e9
 
     @property
     def time_ns(self) -> int:
-        """When it was sent, in nanoseconds since 1970, as `time.time_ns` counts."""
+        """When the frame was published, in nanoseconds since 1970, as `time.time_ns` counts."""
         return self._time
 
     @property
     def meta(self) -> dict[str, str]:
-        """What the sender said about it."""
+        """The texts that the producer published with the frame, by key; see `Channel.publish`."""
         return self._meta
 
     @property
     def dropped(self) -> int:
-        """How many frames this subscriber has missed since the last one that it got."""
+        """How many frames this subscriber missed between the frame before and this one.
+
+        In a queue: how many frames all its subscribers missed together.
+        """
         return self._dropped
 
     def _settle(self, *, back: bool) -> None:
         if back and not self._consumer.queue:
             raise InvalidArgumentError(
-                "no frame is given back to a broadcast, where every subscriber has its own: release it"
+                "a frame of a broadcast cannot be given back, because every subscriber gets it: release it"
             )
         state = self._lease_state
         state.session.check_usable()
@@ -91,7 +95,7 @@ class BaseFrame(BaseLease):
         self._settled = "given back before, by requeue()" if back else "acknowledged before, by ack()"
 
     def _before(self) -> str:
-        """Say what settled the frame before, and what to do about it."""
+        """Return the part of an error text that says how the frame was settled before, and what to do about it."""
         if self._consumer.auto and not self._settled:
             return (
                 "acknowledged before, because the program asked for the next frame: to acknowledge or give back frames "
@@ -101,7 +105,7 @@ class BaseFrame(BaseLease):
         return f"{how}: acknowledge or give back each frame once, and leave out the second call"
 
     def _leave(self, error: BaseException | None) -> bool:
-        """Settle it at the end of its block; True if its lease can end at once, which settles it, too."""
+        """Settle the frame at the end of its block. True if its lease can end at once, which settles the frame too."""
         state, back = self._lease_state, error is not None and self._consumer.queue
         self._settled = self._settled or f"{'given back' if back else 'acknowledged'} before, by the end of its block"
         if not self._needed:
@@ -118,15 +122,15 @@ class BaseFrame(BaseLease):
 
 
 def pass_on(frame: BaseFrame) -> None:
-    """Let go of a frame because its subscription goes on to the next."""
+    """Let go of a frame because its subscription goes on to the next frame."""
     frame._pass()  # noqa: SLF001 - of one family
 
 
 class Frame(BaseFrame):
-    """A frame of a blocking `Client`. As a context manager it is acknowledged and let go of at the end of the block.
+    """A frame of a blocking `Client`. As a context manager it acknowledges and releases itself at the end of the block.
 
-    That releases it, unless arrays of it are alive: then it is released when the last of them is gone. If an exception
-    leaves the block, a frame of a queue goes back to it.
+    If arrays made from the frame are alive at the end of the block, it is released when the last of them is gone. If an
+    exception leaves the block, a frame of a queue goes back to the queue instead of being acknowledged.
     """
 
     def __init__(self, run: Run, state: LeaseState, consumer: Consumer, frame: _native.Frame) -> None:
@@ -135,7 +139,7 @@ class Frame(BaseFrame):
 
     @property
     def lease(self) -> Lease:
-        """The frame as a plain lease, which keeps it for longer than its turn in an iteration."""
+        """The frame as a read lease that stays usable when iteration goes on to the next frame."""
         self._kept = True
         return Lease(self._run, self._lease_state)
 
@@ -144,34 +148,40 @@ class Frame(BaseFrame):
         self._run(_operations.wait(self._lease_state, timeout))
 
     def release(self, *, force: bool = False) -> None:
-        """End the lease now, which acknowledges the frame if it is not settled; see `Lease.release`.
+        """End the lease now. The frame is acknowledged, unless it was acknowledged or given back before.
 
         Parameters
         ----------
         force
-            Do it although arrays are alive: the caller vouches that none is used any more.
+            End the lease although arrays made from it are alive, or may be. The caller guarantees that no array is used
+            any more.
+
+        Raises
+        ------
+        LeaseInUseError, LeaseReleasedError
+            See `Lease.release`.
         """
         self._lease_state.release(failed=False, force=force)
         self._settled = self._settled or _RELEASED
 
     def ack(self) -> None:
-        """Acknowledge the frame: in a queue nobody else gets it, in a broadcast it holds no producer back.
+        """Acknowledge the frame. In a queue no other consumer gets it then; in a broadcast it holds no producer back.
 
-        The frame and arrays of it live on. It works after the subscription has ended, too.
+        The frame and its arrays stay usable. A frame can be acknowledged after its subscription was closed, too.
 
         Raises
         ------
         FrameSettledError
-            It was acknowledged, by `release` or by asking for the next frame too, or given back before.
+            The frame was acknowledged before, also by `release` or by asking for the next frame, or was given back.
         ClosedError
-            The session has ended, which gave back what was not acknowledged.
+            The session has ended. That gave back the frames that were not acknowledged.
         """
         self._settle(back=False)
 
     def requeue(self) -> None:
-        """Give the frame back to its queue, in its place: another consumer gets it, or this one again.
+        """Give the frame back to its queue, at the place that it had. Another consumer gets it, or this one again.
 
-        The frame and arrays of it live on.
+        The frame and its arrays stay usable.
 
         Raises
         ------
@@ -194,7 +204,7 @@ class Frame(BaseFrame):
 
 
 class AsyncFrame(BaseFrame):
-    """A frame of an `AsyncClient`. As an asynchronous context manager it is let go of as a `Frame` is."""
+    """A frame of an `AsyncClient`. As an asynchronous context manager it ends as a `Frame` does."""
 
     def __init__(self, run: AsyncRun, state: LeaseState, consumer: Consumer, frame: _native.Frame) -> None:
         super().__init__(state, consumer, frame)
@@ -202,7 +212,7 @@ class AsyncFrame(BaseFrame):
 
     @property
     def lease(self) -> AsyncLease:
-        """The frame as a plain lease, which keeps it for longer than its turn in an iteration."""
+        """The frame as a read lease that stays usable when iteration goes on to the next frame."""
         self._kept = True
         return AsyncLease(self._run, self._lease_state)
 
@@ -220,7 +230,7 @@ class AsyncFrame(BaseFrame):
         self._settle(back=False)
 
     async def requeue(self) -> None:
-        """Give the frame back to its queue; see `Frame.requeue`."""
+        """Give the frame back to its queue, at the place that it had; see `Frame.requeue`."""
         self._settle(back=True)
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Leases: what a user holds of a buffer."""
+"""Leases: the right of one client to use one buffer, as an object that is an array."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class BaseLease(ArrayExports):
-    """One session's hold on one buffer, to write or to read: an array that other libraries can take.
+    """The right to use one buffer, to write or to read it. It is an array that other libraries can use in place.
 
-    Arrays made from a lease by DLPack, by NumPy or by way of `view` keep it alive. It ends when the last of them and
-    the lease itself are gone, or by `release`. Leases are made by a client, never directly.
+    Arrays that are made from a lease by DLPack, by NumPy or through `view` keep it alive. The lease ends by `release`,
+    or when the lease object and the last of its arrays are gone. A client makes leases; programs do not call the class.
     """
 
     def __init__(self, state: LeaseState) -> None:
@@ -31,24 +31,24 @@ class BaseLease(ArrayExports):
 
     @property
     def pool(self) -> str:
-        """Name of the pool that the buffer is in."""
+        """Name of the buffer's pool."""
         return self._lease_state.pool.nm
 
     @property
     def name(self) -> str | None:
-        """The name that the buffer was published or found under, or None."""
+        """The name under which this lease's buffer was published or found; None if it has none."""
         return self._lease_state.name
 
     @property
     def buffer_id(self) -> int:
-        """The buffer's id, never reused within one life of the service."""
+        """The buffer's id, which is never reused within one life of the service."""
         return self._lease_state.grant.bf
 
     @property
     def generation(self) -> int:
-        """How often the block under the buffer was used before, and once more.
+        """The number of the block's current use: 1 for its first buffer, and one more for each later one.
 
-        Of a frame: as it was when this client mapped the block.
+        For a frame it is the number at the time when this client mapped the block.
         """
         return self._lease_state.grant.ge
 
@@ -59,113 +59,135 @@ class BaseLease(ArrayExports):
 
     @property
     def arrays(self) -> int:
-        """How many arrays made from the lease are alive, as far as they can be counted."""
+        """How many arrays made from the lease are alive. Those made by ``__cuda_array_interface__`` are not counted."""
         return len(self._lease_state.tokens)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3 of the CUDA array interface; device memory only.
+        """Version 3 of the CUDA array interface, for memory that a GPU reaches.
 
-        Arrays made through it keep the lease object, but cannot be counted: `release` then asks for ``force=True``.
-        ``lease.view()`` offers the same and is counted.
+        An array that is made from it keeps the lease object alive but cannot be counted, so that `release` needs
+        ``force=True`` afterwards. Arrays made from ``lease.view()`` are counted.
+
+        Raises
+        ------
+        AttributeError
+            No GPU reaches the memory.
+        UnsupportedError
+            The interface lacks the element type (``bfloat16``).
+        LeaseReleasedError
+            The lease has ended.
         """
         interface = cuda_array_interface(self._lease_state)
         self._lease_state.unaccounted = True
         return interface
 
     def view(self, *, legacy: bool = False, device: str | None = None) -> LeaseView:
-        """Make a view that counts as an array of the lease for as long as anything keeps it.
+        """Make a view of the lease. It counts as one array of the lease while any object refers to it.
 
         Parameters
         ----------
         legacy
-            Let consumers of legacy DLPack capsules (older versions of JAX, for one) have a read-only lease. Such a
-            capsule cannot say that the data is read-only: the caller vouches that the consumer does not write.
+            Export a read-only lease to libraries that ask for legacy DLPack capsules, such as older versions of JAX. A
+            legacy capsule cannot say that the data is read-only, so the caller guarantees that the library does not
+            write it.
         device
-            Where the view is to be seen: ``"cpu"`` shows memory that the GPU and the CPU both reach (kind ``pinned``)
-            to the consumers of memory of the CPU. Left out: as the lease, which shows it as the GPU's.
+            The device that the view reports. ``"cpu"`` reports memory of kind ``pinned``, which the CPU reaches too, as
+            memory of the CPU. None: the lease's own device.
+
+        Returns
+        -------
+        LeaseView
+            The view.
 
         Raises
         ------
         InvalidArgumentError
-            The memory cannot be reached from there in place.
+            `device` does not reach the memory in place.
+        LeaseReleasedError
+            The lease has ended.
         """
         self._lease_state.check_usable()
         return LeaseView(self._lease_state, legacy=legacy, device=device)
 
     def used_on(self, stream: Any) -> None:
-        """Say that work on a stream uses the memory, and have that stream wait until it may.
+        """Name a stream whose work uses the memory. The stream waits until the memory may be used.
 
-        Streams that arrays are made for by DLPack are known. Name those on which an array is used besides, and all
-        where they cannot be known: after ``__cuda_array_interface__``, or DLPack with ``stream=-1``. What uses the
-        memory on a stream that was not named is not waited for.
+        poolbridge knows the streams for which arrays were made by DLPack. Name every other stream that uses an array.
+        After ``__cuda_array_interface__``, or DLPack with ``stream=-1``, no stream is known: name all of them. Nobody
+        waits for work on a stream that was not named.
 
         Parameters
         ----------
         stream
-            A handle, 1 for the legacy default stream, 2 for the per-thread default stream, or an object of CuPy,
-            PyTorch or cuda.core.
+            A stream handle, 1 for the legacy default stream, 2 for the per-thread default stream, or a stream object of
+            CuPy, PyTorch or cuda.core.
 
         Raises
         ------
         ValueError
-            It is no stream, or memory of the CPU has none.
+            `stream` is no stream, or the memory is the CPU's, which has no streams.
         ProducerDiedError
             The content will never be complete.
+        LeaseReleasedError
+            The lease has ended.
         """
         self._lease_state.check_usable()
         _order.name_stream(self._lease_state, stream)
 
     @property
     def ready_event(self) -> Event | None:
-        """The interprocess event that came with the content, opened for as long as the lease lasts; None if none did.
+        """The interprocess event that was published with the content, or None. It stays open while the lease lasts.
 
-        Nobody has to look at it: streams that arrays are made for wait for what they have to.
+        A program need not use it: the streams for which arrays are made wait for the content by themselves.
 
         Raises
         ------
         EventUnavailableError
-            It cannot be opened here; what has a fence besides can be used all the same.
+            This process cannot open the event. If the content has a fence too, the lease can be used all the same.
         """
         self._lease_state.check_usable()
         return _order.ready_event(self._lease_state)
 
     @property
     def failed(self) -> bool:
-        """Whether the buffer's writer is known to have died before the content was complete."""
+        """Whether it is known that the buffer's writer died before the content was complete."""
         return _order.lost(self._lease_state)
 
     def check(self) -> None:
-        """Look again whether the content is complete, as far as can be told by now.
+        """Raise if it is known by now that the buffer's writer died before the content was complete.
 
-        To be asked once a stream has used the buffer: a wait ends too when the process waited for is gone.
+        Call it when a stream has used the buffer: the stream's wait for the content ends, too, when the writer's
+        process dies.
 
         Raises
         ------
         ProducerDiedError
-            The buffer's writer died before finishing.
+            The buffer's writer died before the content was complete.
         """
         _order.check(self._lease_state)
 
     def copy_from(self, source: Any) -> None:
-        """Copy an array into the leased memory; complete on return.
+        """Copy an array into the leased memory. The copy is complete when the call returns.
 
         Parameters
         ----------
         source
-            Anything that NumPy takes, or an array on a device. It is broadcast to the lease's shape and cast to its
-            dtype (``same_kind``).
+            Anything that NumPy turns into an array, or an array on a device. It is broadcast to the lease's shape and
+            cast to its dtype by NumPy's rule ``same_kind``.
 
         Raises
         ------
         InvalidArgumentError
-            The lease is read-only, or the shapes do not match.
+            The lease is a read lease, or the shapes do not match.
         TypeError
             The dtypes do not match.
+        LeaseReleasedError
+            The lease has ended.
         """
         copy_into(self._lease_state, source)
 
-    # Memory of the CPU, as NumPy shows it. Memory of a GPU has these too, and says how to reach it.
+    # Indexing, for memory of the CPU. For memory of a GPU these raise a TypeError that says what to use instead.
 
     def __len__(self) -> int:
         if not self.shape:
@@ -173,26 +195,33 @@ class BaseLease(ArrayExports):
         return self.shape[0]
 
     def __bool__(self) -> bool:
-        """Every lease is true, also an empty one."""
+        """Return True, also for a lease of no elements."""
         return True
 
     def __getitem__(self, index: Any) -> Any:
-        """Index the elements in place: ``lease[0]`` is an element, or an array that keeps the lease."""
+        """Index the elements in place; memory of the CPU only. An array that is returned keeps the lease."""
         return self.__array__()[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.__array__()[index] = value
 
-    # Libraries that do not know leases would otherwise copy them element by element.
+    # Without these, libraries that do not know leases would iterate over one and copy it element by element.
     __iter__: ClassVar[None] = None
     __contains__: ClassVar[None] = None
 
     def __bytes__(self) -> bytes:
-        """Copy the elements' bytes, in C order."""
+        """Copy the bytes of the elements, in C order; memory of the CPU only."""
         return self.memoryview().tobytes()
 
     def evidence(self) -> dict[str, Any]:
-        """Say how one can tell that this memory is mapped from another process, not a copy; for diagnosis."""
+        """Return facts that show that the memory is mapped from another process and is no copy; for diagnosis.
+
+        Returns
+        -------
+        dict
+            ``pointer``: the address of the first element. ``device``: see `device`. ``mapped``: whether the driver or
+            the kernel says that the memory is mapped. Other keys depend on the kind of memory.
+        """
         self._lease_state.check_usable()
         pointer = self._lease_state.address(write=self._lease_state.write)
         return {"pointer": pointer, "device": self.device, **self._lease_state.memory.evidence()}
@@ -224,7 +253,12 @@ class BaseLease(ArrayExports):
 
 
 class Lease(BaseLease):
-    """A lease of a blocking `Client`. As a context manager it is released at the end of the block."""
+    """A lease of a blocking `Client`. As a context manager it releases itself at the end of the block.
+
+    If arrays made from the lease are alive at the end of the block, the block raises `LeaseInUseError`. If an exception
+    leaves the block, a write lease is released as failed; if arrays are alive then, the lease ends when the last of
+    them is gone.
+    """
 
     def __init__(self, run: Run, state: LeaseState) -> None:
         super().__init__(state)
@@ -240,39 +274,45 @@ class Lease(BaseLease):
         event: Any = None,
         fence: bool = True,
     ) -> None:
-        """Give the buffer a name; the lease becomes a read lease.
+        """Publish the buffer under a name. The write lease becomes a read lease.
 
-        Nothing is waited for: consumers wait, on their streams, for the work that this process has queued so far on
-        the streams that used the buffer. Arrays made before stay alive, and must not be written any more: those that
-        `numpy.asarray` made refuse it, others do not know (slices of them, and arrays made by DLPack).
+        The call does not wait for GPU work. Readers wait, on their streams, for the work that this process has queued
+        so far on the streams that used the buffer. Arrays that were made before stay valid, and the program must not
+        write them any more. Arrays from `numpy.asarray` become read-only; slices of them, and arrays made by DLPack,
+        cannot be made so.
 
         Parameters
         ----------
         name
             1 to 255 bytes of UTF-8 without control characters.
         keep
-            Keep the name when this client is gone.
+            Keep the name when this client is closed. By default the name goes with the client.
         replace
-            Take the name over if the same user has published it before.
+            If the same user has published the name before, let it name this buffer now.
         stream
-            A stream that writes the content, besides those that arrays were made for by DLPack: a handle, or an
-            object of CuPy, PyTorch or cuda.core.
+            A stream that writes the content and for which no array was made by DLPack: a handle, or an object of CuPy,
+            PyTorch or cuda.core.
         event
-            An interprocess event, recorded after all work on the content, for readers who speak those: of
-            ``client.event()``, cuda.core, CuPy or PyTorch. Keep it until they have opened it.
+            An interprocess event that was recorded after all work on the content, for readers that use such events. It
+            is one of ``client.event()``, cuda.core, CuPy or PyTorch. Keep it until the readers have opened it.
         fence
-            Whether a fence says the same. Without one readers have to open the event, which only processes of this
-            user that see the same ``/dev/shm`` can, until this lease is released.
+            Publish a fence too, which says when the content is complete. With False, readers have to open the event.
+            Only processes of this user that see the same ``/dev/shm`` can do that, and only until this lease is
+            released.
 
         Raises
         ------
         AlreadyExistsError
-            The name is taken.
+            The name is taken, and `replace` is false.
+        AccessDeniedError
+            The name belongs to another user.
+        PoolLimitError
+            This user has published too many names.
         LeaseReleasedError
             The lease has ended.
         InvalidArgumentError
-            It is a read lease; the event is none for other processes, or comes with a promise or memory of the CPU; or
-            there is neither a fence nor an event.
+            The lease is a read lease, or the name is malformed. Or `event` is no interprocess event, the content is
+            promised, or the memory is the CPU's. Or `fence` is False and there is no event.
         """
         flow = _operations.publish(
             self._lease_state, name, keep=keep, replace=replace, stream=stream, event=event, fence=fence
@@ -280,37 +320,49 @@ class Lease(BaseLease):
         self._run(flow)
 
     def promise(self) -> Promise:
-        """Promise the content, to publish the buffer before it is complete; `keep` says that it is.
+        """Promise the content, so that the buffer can be published before it is complete.
 
-        For work of the CPU, or what this process waits for itself. Publish the lease, or send it through a channel;
-        write it through arrays that were made before; and complete the promise. Readers wait for that.
+        Use it for content that the CPU writes, or whose work this process waits for itself. First make the arrays.
+        Then publish the lease under a name or through a channel, write the arrays, and call `Promise.complete`. Readers
+        of the buffer wait for that call.
+
+        Returns
+        -------
+        Promise
+            The promise, to be completed.
 
         Raises
         ------
         InvalidArgumentError
             The lease is a read lease, or its content is promised already.
+        LeaseReleasedError
+            The lease has ended.
+        PoolLimitError
+            Too many streams and promises of this client are at work, 512 at most.
         UnsupportedError
-            The service is older than timelines.
+            The service is too old for promises.
         """
         return self._run(_operations.promise(self._lease_state))
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait on the CPU until the content is complete and the memory may be used.
 
-        Streams of a GPU need no such wait, and arrays of the CPU wait by themselves for as long as the client's
-        ``timeout`` says.
+        Streams of a GPU need no such call. Making an array of the CPU waits by itself, for the seconds of the client's
+        ``timeout`` at most.
 
         Parameters
         ----------
         timeout
-            Seconds to wait; None: no limit.
+            Seconds to wait; None, the default: no limit.
 
         Raises
         ------
         WaitTimeoutError
-            It was not complete in time.
+            The content was not complete in time.
         ProducerDiedError
-            It never will be.
+            The content will never be complete: its writer died.
+        LeaseReleasedError
+            The lease has ended.
         """
         self._run(_operations.wait(self._lease_state, timeout))
 
@@ -318,21 +370,24 @@ class Lease(BaseLease):
         """End the lease now.
 
         The next writer of the memory waits, on its stream, for the work that this process has queued so far on the
-        streams that used the buffer: those that arrays were made for by DLPack, and those named by `used_on`.
+        streams that used the buffer. These are the streams for which arrays were made by DLPack, and those that
+        `used_on` named.
 
         Parameters
         ----------
         failed
-            What was written is incomplete; readers that wait for it get `ProducerDiedError`.
+            Say that the content is incomplete. Readers that wait for it get `ProducerDiedError`.
         force
-            Do it although arrays are alive: the caller vouches that none is used any more.
+            End the lease although arrays made from it are alive, or may be. The caller guarantees that no array is used
+            any more.
 
         Raises
         ------
         LeaseInUseError
-            Arrays made from the lease are alive; it stays as it is.
+            Arrays made from the lease are alive, or were made by ``__cuda_array_interface__`` and cannot be counted.
+            The lease stays as it is.
         LeaseReleasedError
-            It has ended before.
+            The lease has ended already.
         """
         self._lease_state.release(failed=failed, force=force)
 
@@ -353,7 +408,7 @@ class Lease(BaseLease):
 
 
 class AsyncLease(BaseLease):
-    """A lease of an `AsyncClient`. As an asynchronous context manager it is released at the end of the block."""
+    """A lease of an `AsyncClient`. As an asynchronous context manager it releases itself as a `Lease` does."""
 
     def __init__(self, run: AsyncRun, state: LeaseState) -> None:
         super().__init__(state)
@@ -369,14 +424,14 @@ class AsyncLease(BaseLease):
         event: Any = None,
         fence: bool = True,
     ) -> None:
-        """Give the buffer a name; see `Lease.publish`."""
+        """Publish the buffer under a name; see `Lease.publish`."""
         flow = _operations.publish(
             self._lease_state, name, keep=keep, replace=replace, stream=stream, event=event, fence=fence
         )
         await self._run(flow)
 
     async def promise(self) -> Promise:
-        """Promise the content; see `Lease.promise`."""
+        """Promise the content, so that the buffer can be published before it is complete; see `Lease.promise`."""
         return await self._run(_operations.promise(self._lease_state))
 
     async def wait(self, timeout: float | None = None) -> None:

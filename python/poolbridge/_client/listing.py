@@ -1,4 +1,4 @@
-"""What a service has: lists of sessions, channels, names and buffers, which it sends page by page."""
+"""Lists of the service's sessions, channels, names and buffers. The service sends them page by page."""
 
 from __future__ import annotations
 
@@ -21,20 +21,25 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """A session of the service.
+    """A session of the service: one connected client.
 
     Attributes
     ----------
     id
-        Never reused within one life of the service.
+        The session's id, which is never reused within one life of the service.
     uid, pid, program
-        Its user, its process, and what the client calls itself; the last two are for people.
+        Id of the user, id of the process, and the name that the client gave for its program. Use `pid` and `program`
+        for display only.
     began
-        When it began.
-    leases, blocks, members
-        How many leases it has, how many blocks it may have mapped, and in how many channels it takes part.
+        When the session began, in UTC.
+    leases
+        Number of its leases.
+    blocks
+        Number of blocks that it may have mapped.
+    members
+        Number of its producers and consumers in channels.
     nbytes
-        Bytes that count for it in pools.
+        Bytes that count for the session in all pools; see `Client.create_pool`.
     """
 
     id: int
@@ -50,29 +55,31 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class ChannelInfo:
-    """A channel of the service, and how many take part in it.
+    """A channel of the service.
 
     Attributes
     ----------
-    id, name
-        Its id, never reused within one life of the service, and its name.
+    id
+        The channel's id, which is never reused within one life of the service.
+    name
+        The channel's name.
     pool
-        The id of the pool whose buffers it carries.
+        Id of the pool whose buffers it carries.
     mode, capacity, full
-        As it was made.
+        The settings that it was made with; see `Client.create_channel`.
     uid
-        The user who made it.
+        Id of the user who made it.
     producers, consumers
-        How many take part now.
+        How many producers and consumers it has now.
     closed
-        Nothing more can be published: it lives until its consumers leave.
+        Whether it was closed. Nothing can be published then, and it lives until its consumers leave.
     published
-        How many frames there were so far.
+        How many frames were published so far.
     waiting
-        How many frames are still to be taken: in a broadcast by the consumer that is furthest behind, in a queue those
-        that are not acknowledged.
+        In a broadcast, how many frames the consumer that is furthest behind has not taken. In a queue, how many frames
+        are not acknowledged.
     slowest
-        The id of the session of the consumer of a broadcast that is furthest behind; None: none is.
+        In a broadcast, the id of the session of the consumer that is furthest behind; None if no consumer is behind.
     """
 
     id: int
@@ -99,13 +106,15 @@ class NameInfo:
     name
         The name.
     buffer, pool
-        The ids of the buffer and of its pool.
-    nbytes, dtype_name, shape
-        Bytes of the buffer, and what it holds.
+        Ids of the buffer and of its pool.
+    nbytes
+        Bytes of the buffer.
+    dtype_name, shape
+        Its element type, such as ``"float32"``, and the elements along each axis.
     uid
-        The user who published it.
+        Id of the user who published it.
     session
-        The id of the session whose end removes the name; None: it is kept.
+        Id of the session whose end removes the name; None if the name is kept (``keep=True``).
     """
 
     name: str
@@ -120,22 +129,30 @@ class NameInfo:
 
 @dataclass(frozen=True, slots=True)
 class BufferInfo:
-    """A buffer, and what holds it.
+    """A buffer, and the sessions that hold it.
 
     Attributes
     ----------
-    id, generation, pool
-        Its id, never reused within one life of the service, the generation of its block, and the id of its pool.
-    nbytes, block_nbytes, dtype_name, shape
-        Bytes of the buffer and of its block, and what the buffer holds.
+    id
+        The buffer's id, which is never reused within one life of the service.
+    generation
+        The number of its block's current use; see `BaseLease.generation`.
+    pool
+        Id of its pool.
+    nbytes, block_nbytes
+        Bytes of the buffer, and of its block.
+    dtype_name, shape
+        Its element type, such as ``"float32"``, and the elements along each axis.
     writer
-        The id of the session that has the write lease; None: there is none.
-    readers, reads
-        Ids of sessions that have read leases, at most eight, and how many such leases there are.
+        Id of the session that has the write lease; None if there is no write lease.
+    readers
+        Ids of the sessions that have read leases; eight at most.
+    reads
+        Number of read leases.
     names
-        Under how many names it is published.
+        Number of names under which it is published.
     in_channel
-        A channel has it whose producer left.
+        Whether a channel has it whose producer left.
     """
 
     id: int
@@ -189,33 +206,34 @@ _buffers = partial(_pages, "buffers", "bs", _buffer)
 
 
 class Lists:
-    """The lists that a `Client` gives."""
+    """The methods of `Client` that return lists."""
 
     @abstractmethod
     def _run(self, flow: Flow[_T]) -> _T: ...
 
     def sessions(self) -> list[SessionInfo]:
-        """List the sessions of this user, this one included; for the service's own user all.
+        """List the sessions of this user, this one included. The service's own user gets all sessions.
 
-        What comes and goes meanwhile may be missing, here and in the lists below.
+        A list is sent page by page. It may lack sessions that begin or end meanwhile; that holds for `channels`,
+        `names` and `buffers`, too.
         """
         return self._run(_sessions())
 
     def channels(self) -> list[ChannelInfo]:
-        """List the channels that this user may use, with how many take part in each."""
+        """List the channels that this user may use. The service's own user gets all channels."""
         return self._run(_channels())
 
     def names(self) -> list[NameInfo]:
-        """List the names of buffers that this user may lease."""
+        """List the names of buffers that this user may lease. The service's own user gets all names."""
         return self._run(_names())
 
     def buffers(self) -> list[BufferInfo]:
-        """List the buffers of the pools that this user may use, with the sessions that hold them."""
+        """List the buffers of pools that this user may use. The service's own user gets all buffers."""
         return self._run(_buffers())
 
 
 class AsyncLists:
-    """The lists that an `AsyncClient` gives."""
+    """The methods of `AsyncClient` that return lists."""
 
     @abstractmethod
     async def _run(self, flow: Flow[_T]) -> _T: ...

@@ -1,4 +1,4 @@
-"""What a client can ask for, written once for the blocking and for the asyncio client.
+"""The operations of a client, written once for the blocking and for the asyncio client.
 
 Each operation is a flow (see `poolbridge._session.flow`) that returns the operation's result.
 """
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
     from poolbridge._session.spares import Shelf
     from poolbridge._sys.literals import Kind
 
-# How long an allocation waits for memory of its own client before it stands in line at the service, in seconds.
+# Seconds for which an allocation waits for memory of its own client to come back, before it waits at the service.
 _OWN = 5e-3
-# Without a time limit: as long as milliseconds fit into the nanoseconds that others count with.
+# What is sent for no time limit, in milliseconds. It fits into 64 bits as nanoseconds, too.
 _FOREVER_MS = 2**40
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
@@ -72,12 +72,12 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 def check_name(name: str, what: str) -> str:
-    """Check the name of a pool or buffer.
+    """Check the name of a pool, buffer or channel and return it; `what` says which, for the error text.
 
     Raises
     ------
     InvalidArgumentError
-        It is not 1 to 255 bytes of UTF-8 without control characters.
+        The name is not 1 to 255 bytes of UTF-8 without control characters.
     """
     try:
         size = len(name.encode())
@@ -93,12 +93,12 @@ def check_name(name: str, what: str) -> str:
 
 
 def check_wait(timeout: float | None) -> int:
-    """Give a time limit in whole milliseconds, never less than asked for.
+    """Return a time limit in whole milliseconds, rounded up.
 
     Raises
     ------
     InvalidArgumentError
-        It is negative or no number.
+        The time limit is negative or no number.
     """
     if timeout is None:
         return _FOREVER_MS
@@ -112,12 +112,12 @@ def check_wait(timeout: float | None) -> int:
 
 
 def check_count(value: int, what: str, *, least: int = 0, most: int = U_MAX) -> int:
-    """Check a number or an id.
+    """Check a number or an id and return it as an int; `what` names it in the error text.
 
     Raises
     ------
     InvalidArgumentError
-        It is below `least` or above `most`, or no whole number; a bool is none.
+        The value is below `least` or above `most`, or no whole number. A bool is no number.
     """
     try:
         number = _tensor.whole(value)
@@ -134,12 +134,12 @@ _UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB"
 
 
 def check_bytes(value: int | str, what: str, *, least: int = 0) -> int:
-    """Check a number of bytes, or read a size: ``1048576``, ``"1048576"``, ``"1MiB"``.
+    """Check a number of bytes, or read a size such as ``"1048576"`` or ``"1MiB"``; return the number of bytes.
 
     Raises
     ------
     InvalidArgumentError
-        It is no size, or below `least` or above 2**63 - 1.
+        The value is no size, or is below `least` or above 2**63 - 1.
     """
     if not isinstance(value, str):
         return check_count(value, what, least=least)
@@ -152,7 +152,7 @@ def check_bytes(value: int | str, what: str, *, least: int = 0) -> int:
 
 
 def check_device(device: int | str | None) -> int | str | None:
-    """Check what a GPU is named by.
+    """Check the name of a GPU: an ordinal, a text or None.
 
     Raises
     ------
@@ -183,7 +183,7 @@ def create_pool(
     gids: Sequence[int],
     exist_ok: bool,
 ) -> Flow[Pool]:
-    """Create a pool, or open the one that is like it; it is open for this session."""
+    """Create a pool, or with `exist_ok` open the one with the same settings. The session has it open then."""
     request = Create(
         nm=check_name(name, "pool"),
         k=_check_kind(kind),
@@ -200,18 +200,18 @@ def create_pool(
 
 
 def open_pool(name: str, *, timeout: float | None) -> Flow[Pool]:
-    """Open a pool, waiting for it to appear, and to be made."""
+    """Wait for a pool to appear and to be made, and open it."""
     request = Open(nm=check_name(name, "pool"), w=check_wait(timeout))
     reply = yield from ask(request, PoolReply, timeout)
     return Pool.from_wire(reply.p)
 
 
 def destroy_pool(pool: Pool | str) -> Flow[Pool]:
-    """Destroy a pool; one that is named need not be one that this user may open."""
+    """Destroy a pool. A pool that is given by its name need not be one that this user may open."""
     if isinstance(pool, str):
         name = check_name(pool, "pool")
         known = (yield from stats()).pools
-        # The last one: those of the same name before it were destroyed, and something still needs their memory.
+        # Take the newest one. Older pools of the same name were destroyed, and leases still use their memory.
         found = max((one.pool for one in known if one.pool.name == name), key=lambda one: one.id, default=None)
         if found is None:
             raise NotFoundError(f"there is no pool {name!r} that this user may use or destroy")
@@ -221,7 +221,7 @@ def destroy_pool(pool: Pool | str) -> Flow[Pool]:
 
 
 def trim(pool: Pool, *, keep_bytes: int | str) -> Flow[int]:
-    """Give unused blocks of a pool back."""
+    """Free unused blocks of a pool; return the number of bytes."""
     reply = yield from ask(Trim(pl=pool.id, n=check_bytes(keep_bytes, "keep_bytes")), TrimReply)
     return reply.n
 
@@ -238,9 +238,18 @@ def stats() -> Flow[ServiceStats]:
 def allocate(
     session: Session, description: _tensor.Description, pool: int, *, timeout: float | None, at_once: bool = False
 ) -> Flow[LeaseState]:
-    """Lease a buffer in the pool of that id for writing: one that came back from a channel, or a new one.
+    """Lease a buffer for writing: one that came back from a channel, or a new one.
 
-    `at_once`: of those that came back only one whose memory can be written now.
+    Parameters
+    ----------
+    session, description
+        The session, and what the buffer is to hold.
+    pool
+        The pool's id.
+    timeout
+        Seconds to wait for room; None: no limit.
+    at_once
+        Take a buffer that came back only if its memory can be written now.
     """
     if not session.producers:
         return _grant(session, description, pool, timeout)
@@ -250,7 +259,7 @@ def allocate(
 def _allocate(
     session: Session, description: _tensor.Description, pool: int, timeout: float | None, *, at_once: bool
 ) -> Flow[LeaseState]:
-    """Lease a buffer in the pool of a session that has producers."""
+    """Lease a buffer for a session that has producers."""
     check_wait(timeout)
     came_back = partial(spare, session, description, pool, at_once=at_once)
     if (state := (yield from came_back())) is not None:
@@ -271,9 +280,15 @@ def _allocate(
 def new_or_back(
     session: Session, description: _tensor.Description, pool: int, timeout: float | None, shelf: Shelf | None = None
 ) -> Flow[LeaseState | None]:
-    """Lease a new buffer if there is room, or wait a moment for memory of this client to come back; None: look for it.
+    """Lease a new buffer if the pool has room. If not, wait a moment for memory of this client to come back.
 
-    Where the pool has no room, what comes back to this client is the quickest to be had. `shelf`: to that publisher.
+    Memory that comes back to this client is usually there sooner than memory of other clients. With `shelf` only memory
+    of that publisher counts.
+
+    Returns
+    -------
+    LeaseState or None
+        The lease of a new buffer; None if the caller has to look for memory that came back.
     """
     lender = session.lender(pool, description.nbytes, shelf)
     if lender is None or not session.spares.is_full(pool):
@@ -289,7 +304,7 @@ def new_or_back(
 def await_memory(
     session: Session, description: _tensor.Description, pool: int, deadline: float | None
 ) -> Flow[LeaseState]:
-    """Stand in line at the service, where the memory of others comes too; release what comes back to this client."""
+    """Wait at the service, where memory of other clients is released, too. Release what comes back to this client."""
     asking = Asking(pool)
     try:
         session.asks(asking)
@@ -300,7 +315,7 @@ def await_memory(
 
 
 def _grant(session: Session, description: _tensor.Description, pool: int, timeout: float | None) -> Flow[LeaseState]:
-    """Lease a buffer that the service grants."""
+    """Ask the service for a buffer and make its lease state."""
     request = Alloc(pl=pool, t=description.to_wire(), w=check_wait(timeout))
     reply = yield Ask(request, LeaseReply, timeout)
     state = held(session, reply.l) or (yield from take(session, reply.l))
@@ -309,7 +324,7 @@ def _grant(session: Session, description: _tensor.Description, pool: int, timeou
 
 
 def spare(session: Session, description: _tensor.Description, pool: int, *, at_once: bool) -> Flow[LeaseState | None]:
-    """Make a lease state of a lease that came back from a channel, if there is one of just as many bytes."""
+    """Use a lease that came back from a channel and has the same number of bytes; None if there is no such lease."""
     found = session.take_spare(pool, description.nbytes, at_once=at_once)
     if found is None:
         return None
@@ -325,7 +340,7 @@ def spare(session: Session, description: _tensor.Description, pool: int, *, at_o
 
 
 def get(session: Session, name: str, *, write: bool, timeout: float | None) -> Flow[LeaseState]:
-    """Lease the buffer behind a name."""
+    """Lease the buffer that was published under a name."""
     request = Get(nm=check_name(name, "buffer"), wr=bool(write), w=check_wait(timeout))
     reply = yield Ask(request, LeaseReply, timeout)
     state = held(session, reply.l) or (yield from take(session, reply.l))
@@ -348,7 +363,7 @@ def lease(session: Session, buffer_id: int, generation: int, *, write: bool, tim
 def publish(
     state: LeaseState, name: str, *, keep: bool, replace: bool, stream: Any, event: Any = None, fence: bool = True
 ) -> Flow[None]:
-    """Name a buffer whose content is complete, or will be when streams have done their work."""
+    """Publish a buffer under a name. Its content is complete, or will be when streams have done their work."""
     state.check_usable()
     check_name(name, "buffer")
     if not state.write:
@@ -356,14 +371,14 @@ def publish(
     if not fence and event is None:
         raise InvalidArgumentError("fence=False needs an event=: something has to say when the content is complete")
     mark = None if event is None else local_event(state, event)
-    # To a service without timelines events mean nothing either: the work is waited for.
+    # A service without timelines does not know events either. Then `ready` waits for the work.
     alone = not fence and _timelines.FEATURE in state.session.core.features
     made = yield from ready(state, stream, mark, fence=not alone)
     handle = mark.ipc_handle if mark is not None and (alone or made is not None) else b""
     yield from ask(Publish(l=state.grant.id, nm=name, kp=keep, rp=replace, rt=made or UNSET, ev=handle), Reply)
     state.write = False
     if state.promise is not None:
-        # What this process itself does with the buffer by way of the lease has to wait as well.
+        # Work of this process on the buffer, through this lease, has to wait for the promise too.
         state.fences = (*state.fences, state.promise)
     state.seal()
     state.name = name
@@ -372,12 +387,12 @@ def publish(
 
 
 def local_event(state: LeaseState, event: Any) -> Event:
-    """Check an event that stands for work on a lease's memory.
+    """Check an event that was recorded after the work on a lease's memory, and return it as an `Event`.
 
     Raises
     ------
     InvalidArgumentError
-        It is none for other processes, the memory is the CPU's, or its content is promised.
+        The event is no interprocess event, the memory is the CPU's, or its content is promised.
     """
     if state.promise is not None:
         raise InvalidArgumentError(
@@ -385,12 +400,26 @@ def local_event(state: LeaseState, event: Any) -> Event:
         )
     kind, ordinal = state.memory.pool.home
     if kind != _dlpack.CUDA:
-        raise InvalidArgumentError("an interprocess event stands for work of a GPU, and this memory is the CPU's")
+        raise InvalidArgumentError(
+            "an interprocess event says when work of a GPU is done, and this memory is the CPU's: leave out the event"
+        )
     return _event.adopt(ordinal, event)
 
 
 def ready(state: LeaseState, stream: Any, event: Event | None = None, *, fence: bool = True) -> Flow[Fence | None]:
-    """Say when the content of a buffer is complete; that may have to be waited for, unless `event` says it alone."""
+    """Return the fence that is reached when the content of a buffer is complete; None if it is complete.
+
+    Parameters
+    ----------
+    state
+        The lease.
+    stream
+        A stream that writes the content, besides those that are known; None: no other.
+    event
+        An event that was recorded after all work on the content.
+    fence
+        False: make no fence, because `event` alone says when the content is complete.
+    """
     if stream is not None:
         _order.name_stream(state, stream)
     if event is not None:
@@ -404,7 +433,7 @@ def ready(state: LeaseState, stream: Any, event: Event | None = None, *, fence: 
 
 
 def promise(state: LeaseState) -> Flow[Promise]:
-    """Promise the content of a buffer that is yet to be published."""
+    """Promise the content of a buffer that is not published yet."""
     state.check_usable()
     if not state.write or state.promise is not None:
         why = "is promised already" if state.write else "is complete"
@@ -413,7 +442,7 @@ def promise(state: LeaseState) -> Flow[Promise]:
         )
     session = state.session
     if _timelines.FEATURE not in session.core.features:
-        raise UnsupportedError("this service has no timelines, which promises need: it is older than they are")
+        raise UnsupportedError("promises need timelines, and this service has none: start a newer poolsvc")
     while (own := session.timelines.own) is None:
         yield from know_timeline(session, 0)
     return Promise(state, own)
@@ -439,5 +468,5 @@ def wait(state: LeaseState, timeout: float | None) -> Flow[None]:
 
 
 def unpublish(name: str) -> Flow[None]:
-    """Take a name away."""
+    """Remove a published name."""
     yield from ask(Unpublish(nm=check_name(name, "buffer")), Reply)

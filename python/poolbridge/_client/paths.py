@@ -19,13 +19,13 @@ _LONGEST_PAUSE = 0.1
 
 
 def default_path() -> str:
-    """Find the socket's path when none is given.
+    """Return the path of the service's socket that `connect` and ``poolsvc serve`` use if none is given.
 
     Returns
     -------
     str
-        ``$POOLBRIDGE_SOCKET``, else ``$XDG_RUNTIME_DIR/poolbridge/poolsvc.sock``, else
-        ``poolbridge-<uid>/poolsvc.sock`` below ``$TMPDIR``, or below ``/tmp``.
+        ``$POOLBRIDGE_SOCKET``. If that is not set, ``$XDG_RUNTIME_DIR/poolbridge/poolsvc.sock``. If that is not set
+        either, ``$TMPDIR/poolbridge-<uid>/poolsvc.sock``, with ``/tmp`` for an unset ``$TMPDIR``.
     """
     given = os.environ.get("POOLBRIDGE_SOCKET")
     if given:
@@ -33,27 +33,27 @@ def default_path() -> str:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
         return str(Path(runtime) / "poolbridge" / "poolsvc.sock")
-    # Not `tempfile.gettempdir`, which looks elsewhere than the service does.
+    # `tempfile.gettempdir` may choose another folder than the service does.
     folder = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - as the service has it
     return str(Path(folder) / f"poolbridge-{os.getuid()}" / "poolsvc.sock")
 
 
 def dial(path: str) -> socket.socket | None:
-    """Try to connect once, without waiting.
+    """Try once to connect, without waiting.
 
     Returns
     -------
     socket.socket or None
-        None if the service is there but its queue of new connections is full at this moment.
+        The connected socket; None if the service listens but its queue of new connections is full now.
 
     Raises
     ------
     ServiceNotRunningError
-        Nobody listens there.
+        No service listens at the path.
     AccessDeniedError
         This user may not connect.
     InvalidArgumentError
-        The path is no path of a socket.
+        The path cannot be that of a socket.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
@@ -94,16 +94,16 @@ def _not_running(path: str, error: OSError) -> str:
 
 
 class Patience:
-    """How long to go on trying to connect.
+    """Repeated attempts to connect, with a time limit. The caller pauses between them.
 
     Parameters
     ----------
     path
         The socket's path.
     wait
-        Seconds that the service may take to appear.
+        Seconds to wait for the service to appear.
     timeout
-        Seconds that a service may take to accept.
+        Seconds to wait for a service that listens to accept.
     now
         Monotonic time at the start, in seconds.
     """
@@ -118,17 +118,17 @@ class Patience:
         self._pause = _FIRST_PAUSE
 
     def attempt(self, now: float) -> socket.socket | float:
-        """Try once.
+        """Try once to connect, at the monotonic time `now`.
 
         Returns
         -------
         socket.socket or float
-            The connected socket, or how many seconds to pause before the next attempt.
+            The connected socket, or the seconds to pause before the next attempt.
 
         Raises
         ------
         ServiceNotRunningError
-            Nobody listens there, and no time is left.
+            No service listens at the path, or it does not accept, and no time is left.
         """
         try:
             sock = dial(self._path)

@@ -1,4 +1,4 @@
-"""Plain data about pools and about the service."""
+"""Data about pools and about the service."""
 
 from __future__ import annotations
 
@@ -13,26 +13,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A named, bounded arena of one kind of memory, on one device.
+    """A named, bounded arena of one kind of memory, on one device. `Client.create_pool` and `Client.open_pool` make it.
 
     Attributes
     ----------
     id
-        Never reused within one life of the service.
+        The pool's id, which is never reused within one life of the service.
     name
-        Its name.
+        The pool's name.
     kind
-        Where its memory comes from: ``"device"``, ``"vmm"``, ``"legacy"``, ``"pinned"`` or ``"host"``.
+        Where the memory comes from: ``"device"``, ``"vmm"``, ``"legacy"``, ``"pinned"`` or ``"host"``.
     device_uuid
-        The GPU's UUID, which holds across processes; the closest GPU's for ``"pinned"``, ``""`` for ``"host"``.
+        The GPU's UUID, which is the same in every process. For ``"pinned"`` the closest GPU's, for ``"host"`` ``""``.
     device_ordinal
         That GPU's ordinal as the service counts; None for ``"host"``.
     max_bytes
-        Most bytes that its blocks may take.
-    session_bytes
-        Most bytes that may count for one session in it; 0: no limit of its own.
-    user_bytes
-        Most bytes that may count for one user in it; 0: no limit of its own.
+        Most bytes that the pool's blocks may take together.
+    session_bytes, user_bytes
+        Most bytes that may count for one session, and for one user, in the pool; 0: no limit besides `max_bytes`.
     """
 
     id: int
@@ -46,14 +44,14 @@ class Pool:
 
     @classmethod
     def from_wire(cls, pool: _messages.Pool) -> Self:
-        """Make it of the wire's form."""
+        """Make the object from a message of the service."""
         device = pool.do if pool.du else None
         return cls(pool.id, pool.nm, cast("Kind", pool.k), pool.du, device, pool.mx, pool.sx, pool.ux)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """A pool and the bytes in it; ``reserved = leased + cached + held`` at all times.
+    """A pool and the bytes in it. At all times ``reserved = leased + cached + held``.
 
     Attributes
     ----------
@@ -62,18 +60,19 @@ class PoolStats:
     reserved
         Bytes of all blocks.
     leased
-        Bytes of blocks in use.
+        Bytes of the blocks that have a buffer.
     used
-        Bytes of the buffers in them.
+        Bytes of these buffers, which can be smaller than their blocks.
     cached
-        Bytes of blocks free for use.
+        Bytes of the blocks that are free and can be used at once.
     held
-        Bytes of free blocks that are being recalled or wait for a process to end.
+        Bytes of the blocks that are free but cannot be used yet: the service recalls them, or waits for a process to
+        end.
     blocks
         Number of blocks.
     session, user
-        Bytes that count for this client's session and for its user: blocks of buffers that they allocated, and free
-        blocks that they keep from others.
+        Bytes that count for this client's session, and for its user: the blocks of buffers that they allocated, and
+        free blocks that they keep from other processes. See `Client.create_pool`.
     """
 
     pool: Pool
@@ -89,7 +88,21 @@ class PoolStats:
 
 @dataclass(frozen=True, slots=True)
 class ServiceStats:
-    """Counts of the whole service, and the pools that this user may use or destroy."""
+    """Counts of the whole service, and the pools that this user may use or destroy. `Client.stats` returns it.
+
+    Attributes
+    ----------
+    sessions
+        Number of sessions. A client has one.
+    leases
+        Number of leases.
+    buffers
+        Number of buffers.
+    names
+        Number of names that buffers are published under.
+    pools
+        One `PoolStats` for each pool.
+    """
 
     sessions: int
     leases: int
@@ -99,7 +112,7 @@ class ServiceStats:
 
     @classmethod
     def from_wire(cls, stats: _messages.Stats) -> Self:
-        """Make it of the wire's form."""
+        """Make the object from a message of the service."""
         pools = tuple(
             PoolStats(Pool.from_wire(of.p), of.rs, of.ld, of.us, of.ca, of.rc, of.nb, of.cs, of.cu) for of in stats.p
         )

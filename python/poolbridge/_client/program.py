@@ -1,4 +1,4 @@
-"""The service's program, and a service that this process starts with it."""
+"""Finds the service's program, and runs it as a child of this process."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ _MOST_SAID = 4000
 
 
 def find_program() -> str:
-    """Find ``poolsvc``.
+    """Find the program ``poolsvc``.
 
     Returns
     -------
     str
-        ``$POOLBRIDGE_POOLSVC``; else the program that was installed with this package; else that of the ``PATH``.
+        ``$POOLBRIDGE_POOLSVC``; else the program that was installed with this package; else one beside the interpreter;
+        else one of the ``PATH``.
 
     Raises
     ------
     ServiceProgramError
-        There is none.
+        There is no such program.
     """
     given = os.environ.get("POOLBRIDGE_POOLSVC")
     if given:
@@ -69,7 +70,7 @@ def _runs(path: Path) -> bool:
 
 
 def _installed() -> Path | None:
-    """Ask the package's installation where it has put the program: it knows of --user, --target and --prefix."""
+    """Return where the installation of this package put the program, also with --user, --target or --prefix."""
     from importlib import metadata
 
     try:
@@ -80,20 +81,21 @@ def _installed() -> Path | None:
 
 
 class Process:
-    """A service that this process has started, and that is ready.
+    """A service that this process has started. The constructor returns when it is ready.
 
     Attributes
     ----------
     path
-        Its socket.
+        Path of its socket.
     pid
-        Its process.
+        Its process id.
     """
 
     def __init__(self, options: Sequence[str], log: str | os.PathLike[str] | None, timeout: float) -> None:
         program = find_program()
         LOG.debug("starting %s serve %s", program, " ".join(options))
-        # What it says until it is ready may have to go into an error. A file, as a pipe would end it with its reader.
+        # The error text has what the service prints until it is ready. The log is a file, because a closed pipe would
+        # end the service.
         with _open_log(log) as said:
             before = _end(said)
             ready, ready_end = os.pipe()
@@ -105,7 +107,7 @@ class Process:
                         stdout=subprocess.DEVNULL,
                         stderr=said,
                         pass_fds=[ready_end, *_descriptors(options)],
-                        start_new_session=True,  # ctrl-C is for the starter, which ends it
+                        start_new_session=True,  # ctrl-C goes to this process only, which ends the service
                     )
                 except OSError as error:
                     raise ServiceStartError(f"{program!r} cannot be started: {error}") from error
@@ -124,10 +126,11 @@ class Process:
         LOG.info("started a service at %s, process %d", self.path, self.pid)
 
     def _await_ready(self, ready: int, timeout: float) -> str:
-        """Give the path that the service says once it listens; ``""`` if it ends before."""
+        """Return the path that the service writes to the pipe when it listens; ``""`` if it ends before."""
         until = time.monotonic() + timeout
         line = b""
-        # A process that another thread has forked meanwhile may keep the pipe open: so its end alone says nothing.
+        # A process that another thread forks meanwhile may keep the pipe open. So a pidfd says whether the service
+        # ended.
         ended = os.pidfd_open(self.pid)
         try:
             poll = select.poll()
@@ -152,7 +155,7 @@ class Process:
         return error(f"{program} ended with status {status} before it was ready. It said: {said.strip() or 'nothing'}")
 
     def stop(self) -> None:
-        """End the service, and wait for its end. Idempotent."""
+        """End the service and wait until it has ended. Idempotent."""
         if self._process.poll() is not None:
             return
         self._process.terminate()
@@ -164,7 +167,7 @@ class Process:
             self._process.wait()
 
     def leave(self) -> None:
-        """Let the service live for as long as it likes; this process only takes note of its end."""
+        """Let the service run on by itself. A thread waits for its end, so that it does not become a zombie."""
         threading.Thread(target=self._process.wait, name="poolbridge-service", daemon=True).start()
 
     @property
@@ -174,7 +177,7 @@ class Process:
 
 
 def _open_log(path: str | os.PathLike[str] | None) -> IO[bytes]:
-    """Open what the service writes its log to; without a path it is memory, which needs no folder."""
+    """Open the file that the service writes its log to; without a path it is a memfd."""
     if path is None:
         return os.fdopen(os.memfd_create("poolsvc.log"), "w+b")
     try:

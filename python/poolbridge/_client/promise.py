@@ -1,4 +1,4 @@
-"""Promises: content that a buffer is given after it was published, by work that no stream does."""
+"""Promises: the CPU completes the content of a buffer after the buffer was published."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Promise:
-    """The word of this process that it will complete the content of a buffer, after it has published it.
+    """A promise to complete the content of a buffer after it was published. `Lease.promise` makes it.
 
-    A reader of the buffer waits until the promise is completed: a stream of a GPU by itself, the CPU for as long as its
-    time limit says. If this process ends before, the content has failed. Made by ``lease.promise()``.
+    Readers of the buffer wait until the promise is completed: streams of a GPU wait by themselves, the CPU waits up to
+    its time limit. If this process ends before, the content has failed, and readers get `ProducerDiedError`.
     """
 
     def __init__(self, state: LeaseState, timeline: Timeline) -> None:
@@ -27,18 +27,18 @@ class Promise:
 
     @property
     def completed(self) -> bool:
-        """Whether it was completed."""
+        """Whether the promise was completed."""
         return self._lease_state is None
 
     def complete(self) -> None:
-        """Say that the content is complete; readers that wait for it go on. Idempotent.
+        """Say that the content is complete. Readers that wait for it go on. Idempotent.
 
-        NumPy arrays that were made to write the buffer become read-only.
+        If the buffer was published, NumPy arrays that were made to write it become read-only.
 
         Raises
         ------
-        ClientClosedError
-            The client was closed before: the content has failed when this process ends.
+        ClosedError
+            The client was closed or its connection was lost before. The content fails when this process ends.
         """
         state = self._lease_state
         if state is None:

@@ -1,4 +1,4 @@
-"""Arrays to write that are made once for each block, and published as frames."""
+"""Publishers: arrays that are made once for each block, written again and again, and published as frames."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# How many buffers more than it needs a publisher of frames of at most so many bytes has. It looks for those that came
-# back once in several frames then, which takes less time.
+# A publisher of small frames (at most _SMALL bytes) has up to _MORE buffers more than it needs. It then looks for
+# buffers that came back only once in several frames, which takes less time.
 _MORE: Final = 4
 _SMALL: Final = 256 << 10
 
 
 class BasePublisher(ABC):
-    """What the blocking and the asyncio publisher have in common."""
+    """The common part of `Publisher` and `AsyncPublisher`."""
 
     def __init__(
         self,
@@ -64,20 +64,20 @@ class BasePublisher(ABC):
         self._wrap = np.asarray if wrap is None else wrap
         self._shelf = Shelf(channel.pl, most=channel.cp + 2)
         self._described = 0, b""
-        self._busy = False  # a call waits
+        self._busy = False  # whether a call of this publisher waits
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Elements along each axis of an array."""
+        """Shape of every array: elements along each axis."""
         return self._description.shape
 
     @property
     def dtype_name(self) -> str:
-        """The name of the type of the elements."""
+        """Name of the element type, such as ``"float32"``."""
         return self._description.element.name
 
     def _loaned(self, timeout: float | None) -> Any:
-        """Give the array that is on loan, or one of a lease that came back; None: the service has to be asked."""
+        """Return the array that is on loan, or one of a lease that came back; None if the service has to be asked."""
         self._begin(timeout)
         shelf = self._shelf
         loan = tuple(shelf.loan)  # in one step: another thread may end it
@@ -88,7 +88,7 @@ class BasePublisher(ABC):
         return self._take()
 
     def _take(self) -> Any:
-        """Put a lease on loan that came back, and give its array; None: there is none, or it was just wanted back."""
+        """Put a lease that came back on loan and return its array; None if there is none."""
         shelf = self._shelf
         try:
             spare = shelf.free.pop(0)
@@ -97,12 +97,12 @@ class BasePublisher(ABC):
         shelf.used = time.monotonic()
         shelf.loan.append(spare)
         if shelf.closed:
-            self._session.drop_shelf(shelf)  # it was closed in this moment
+            self._session.drop_shelf(shelf)  # another thread closed the publisher at this moment
             self._check_open()
         return spare.array
 
     def _begin(self, timeout: float | None) -> None:
-        """Check what every call checks first."""
+        """Check the time limit, and that the publisher is open and no other call of it waits."""
         if timeout is not None:
             check_wait(timeout)
         if self._busy or self._shelf.closed or _process.pid != self._session.pid:
@@ -115,7 +115,7 @@ class BasePublisher(ABC):
             raise ClosedError(f"this publisher of channel {self._channel.nm!r} was closed")
 
     def _alone(self, flow: Flow[_T]) -> Flow[_T]:
-        """Carry an operation out while no other is."""
+        """Run an operation while other calls of this publisher are refused."""
         self._busy = self._shelf.busy = True
         try:
             return (yield from flow)
@@ -123,7 +123,7 @@ class BasePublisher(ABC):
             self._busy = self._shelf.busy = False
 
     def _allocate(self, timeout: float | None) -> Flow[Any]:
-        """Lease a buffer, and give an array of it."""
+        """Lease a buffer, put it on loan and return its array."""
         session, channel, shelf = self._session, self._channel, self._shelf
         producer = yield from producer_of(session, channel)
         lease = partial(allocate, session, self._description, channel.pl, at_once=True)
@@ -133,7 +133,7 @@ class BasePublisher(ABC):
                 state = yield from lease(timeout=0.0)
                 shelf.extra += 1
             except (PoolLimitError, DeviceMemoryError):
-                shelf.wanting = False  # it does without
+                shelf.wanting = False  # there is no room for extra buffers: do without them
                 if (array := self._take()) is not None:
                     return array
         if state is None:
@@ -171,35 +171,35 @@ class BasePublisher(ABC):
         return array
 
     def _has_room(self, state: LeaseState) -> bool:
-        """Whether buffers are so small, and the pool so large, that a few more are no matter."""
+        """Whether the buffers are small and the pool is large enough for a few extra buffers."""
         nbytes = state.grant.bs
         return nbytes <= _SMALL and state.pool.mx >= (self._shelf.most + 2 * _MORE) * nbytes
 
     def _make(self, state: LeaseState) -> tuple[LeaseState, Any]:
-        """Make the array, and what keeps its memory mapped."""
+        """Make the array of a lease, and the lease state that keeps its memory mapped."""
         twin = self._session.lend(state)
-        twin.written = {}  # it is written again and again
+        twin.written = {}  # the array stays writeable when a frame is published: it is written again and again
         try:
             array = self._wrap(self._lease(twin))
         finally:
             twin.released = True
         if array is None or not (twin.tokens or twin.unaccounted):
             raise InvalidArgumentError(
-                "wrap= gave nothing that keeps the lease it was given; a copy does not: expected an array of its memory"
+                "wrap= returned no array of the lease's memory: expected an array that keeps the lease, not a copy"
             )
         return twin, array
 
     @abstractmethod
     def _lease(self, twin: LeaseState) -> Any:
-        """Make the lease that `wrap` is given."""
+        """Make the lease that is passed to `wrap`."""
 
     def _publish_at_once(self, texts: bytes) -> int:
-        """Publish the loan if there is room; give the frame's number, or 0: it is still on loan."""
+        """Publish the loan if there is room. Return the frame's number, or 0 if the array is still on loan."""
         spare, result = self._taken(), None
         try:
             result = _publish(self._shelf.producer, spare, self._described, texts, 0.0)
         except (ClosedError, ForkError):
-            pass  # `_deliver` says why
+            pass  # `_deliver`, which comes next, raises the error that says why
         finally:
             if type(result) is not int and spare.owned:
                 self._session.lend_to(self._shelf, spare)
@@ -209,12 +209,12 @@ class BasePublisher(ABC):
         return result
 
     def _taken(self) -> Spare:
-        """Take the loan.
+        """Take the lease that is on loan.
 
         Raises
         ------
         LeaseReleasedError
-            There is none.
+            No lease is on loan.
         """
         try:
             spare: Spare = self._shelf.loan.pop(0)
@@ -224,7 +224,7 @@ class BasePublisher(ABC):
         return spare
 
     def _deliver(self, texts: bytes, timeout: float | None) -> Flow[int]:
-        """Publish the loan, waiting for room; it stays on loan if there is none."""
+        """Wait for room and publish the loan. If there is no room in time, the array stays on loan."""
         if not self._shelf.loan:
             self._session.check_usable()
             raise ClosedError(f"channel {self._channel.nm!r} was closed")
@@ -262,22 +262,22 @@ def _texts(meta: Mapping[str, str] | None) -> bytes:
 
 
 def _publish(producer: Any, spare: Spare, described: tuple[int, bytes], texts: bytes, seconds: float | None) -> Any:
-    """Publish a publisher's lease, or give what came instead; see `poolbridge._native.Producer.publish`."""
+    """Publish a publisher's lease; the result is that of `poolbridge._native.Producer.publish`."""
     grant = spare.grant
     result: Any = None
     spare.owned = False
-    producer.loans[grant.bl] = spare  # before: another thread may see it come back
+    producer.loans[grant.bl] = spare  # before publishing: another thread may see the block come back at once
     try:
         result = producer.native.publish(grant.bl, grant.bf, grant.n, *described, texts, 0, 0, None, seconds)
     finally:
-        # A signal's handler may raise when the frame is in the channel already.
+        # A signal handler may have raised when the frame was in the channel already.
         if type(result) is not int and not (result is None and producer.has_in_flight(grant.bl)):
             spare.owned = producer.loans.pop(grant.bl, None) is spare
     return result
 
 
 class _LoanSending(Sending):
-    """The frame of a publisher's lease."""
+    """A frame of a publisher that is being published."""
 
     def __init__(self, producer: Any, spare: Spare, described: tuple[int, bytes], texts: bytes) -> None:
         super().__init__(producer)
@@ -299,11 +299,11 @@ class _LoanSending(Sending):
 
 
 class Publisher(BasePublisher):
-    """Publishes frames of one shape from arrays that are made once and used again: the fastest way to send.
+    """Publishes frames of one shape from arrays that are made once and used again. `Channel.publisher` makes it.
 
-    `loan` gives an array to write, `publish` makes it the channel's next frame. An array is only good until then: its
-    memory is the consumers', and comes back with a later `loan`. For one thread or task at a time; a context manager.
-    An array that is on loan when it is closed keeps its lease until the array is gone. Made by `Channel.publisher`.
+    `loan` returns an array to write, and `publish` makes it the channel's next frame. Do not use the array after that:
+    the consumers have its memory, and a later `loan` returns it again. One thread may use a publisher at a time. It is
+    a context manager that closes it. An array that is on loan at that time stays valid until it is gone.
     """
 
     _run: Run
@@ -312,28 +312,30 @@ class Publisher(BasePublisher):
         return Lease(self._run, twin)
 
     def loan(self, timeout: float | None = None) -> Any:
-        """Give an array of a buffer that nobody uses; the same one until it is published.
+        """Return an array of a buffer that no consumer uses. It is the same array until it is published.
 
         Parameters
         ----------
         timeout
-            Seconds to wait for room in the pool; None: no limit.
+            Seconds to wait for room in the pool; 0: do not wait; None, the default: no limit.
 
         Returns
         -------
         array
-            What ``wrap`` made, by default a `numpy.ndarray`. Its content is undefined: often an older frame.
+            The array that ``wrap`` made, by default a `numpy.ndarray`, of the publisher's shape and dtype. Its content
+            is undefined; it is often an older frame.
 
         Raises
         ------
         PoolLimitError, DeviceMemoryError
             There is no room in the pool or on the machine.
         InvalidArgumentError
-            The pool's memory is a GPU's, or ``wrap`` gave no array of the lease's memory.
+            The pool's memory is a GPU's, ``wrap`` returned no array of the lease's memory, or another call of this
+            publisher waits.
         TypeError
-            NumPy lacks the element type (``bfloat16``): give a ``wrap``.
+            NumPy lacks the element type (``bfloat16``): pass a ``wrap`` to `Channel.publisher`.
         ClosedError
-            The publisher was closed, or the channel closed before the first loan.
+            The publisher was closed, or the channel was closed before the first loan.
         """
         array = self._shelf.take() if timeout is None else None
         if array is not None:
@@ -344,14 +346,17 @@ class Publisher(BasePublisher):
         return self._run(self._alone(self._allocate(timeout)))
 
     def publish(self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None) -> int:
-        """Put the array that was given last into the channel. It must not be written any more.
+        """Publish the array that `loan` returned last as the channel's next frame. Do not use the array after that.
+
+        After an exception that is not listed below, such as `KeyboardInterrupt`, the frame may have been published or
+        not. Call `loan` again then.
 
         Parameters
         ----------
         meta
-            See `Channel.publish`.
+            Texts for the consumers, by key; see `Channel.publish`.
         timeout
-            Seconds to wait for room in the channel; None: no limit.
+            Seconds to wait for room in the channel; 0: do not wait; None, the default: no limit.
 
         Returns
         -------
@@ -361,15 +366,16 @@ class Publisher(BasePublisher):
         Raises
         ------
         LeaseReleasedError
-            There is no array: `loan` gives one for each frame.
-        WaitTimeoutError, PoolLimitError
-            The channel stayed full, or is full and is to fail. The array stays on loan.
+            No array is on loan: call `loan` once for each frame.
+        WaitTimeoutError
+            The channel stayed full. The array stays on loan.
+        PoolLimitError
+            The channel is full and its policy is ``"fail"``. The array stays on loan.
         ClosedError
-            The channel was closed: the array stays on loan until the publisher is closed. Or that was closed.
+            The channel was closed, and the array stays on loan until the publisher is closed; or the publisher was
+            closed.
         InvalidArgumentError
-            `meta` is too large, or `timeout` no time.
-
-        After any other exception, such as a `KeyboardInterrupt`, the frame may have been sent or not: ask `loan` again.
+            `meta` is too large, `timeout` is no time, or another call of this publisher waits.
         """
         if timeout is None and (number := self._shelf.send(_texts(meta))) is not None:
             return number
@@ -379,7 +385,7 @@ class Publisher(BasePublisher):
         return number or self._run(self._alone(self._deliver(texts, timeout)))
 
     def close(self) -> None:
-        """Give back what is not in the channel. Idempotent."""
+        """Close the publisher and release the buffers that the channel does not have. Idempotent."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -392,7 +398,10 @@ class Publisher(BasePublisher):
 
 
 class AsyncPublisher(BasePublisher):
-    """Publishes frames of one shape from arrays that are made once; see `Publisher`."""
+    """Publishes frames of one shape from arrays that are made once and used again; see `Publisher`.
+
+    `AsyncChannel.publisher` makes it. One task may use it at a time. It is an asynchronous context manager.
+    """
 
     _run: AsyncRun
 
@@ -400,7 +409,7 @@ class AsyncPublisher(BasePublisher):
         return AsyncLease(self._run, twin)
 
     async def loan(self, timeout: float | None = None) -> Any:
-        """Give an array of a buffer that nobody uses; see `Publisher.loan`."""
+        """Return an array of a buffer that no consumer uses; see `Publisher.loan`."""
         array = self._shelf.take() if timeout is None else None
         if array is not None:
             return array
@@ -410,7 +419,7 @@ class AsyncPublisher(BasePublisher):
         return await self._run(self._alone(self._allocate(timeout)))
 
     async def publish(self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None) -> int:
-        """Put the array that was given last into the channel; see `Publisher.publish`."""
+        """Publish the array that `loan` returned last as the channel's next frame; see `Publisher.publish`."""
         if timeout is None and (number := self._shelf.send(_texts(meta))) is not None:
             return number
         self._begin(timeout)
@@ -419,7 +428,7 @@ class AsyncPublisher(BasePublisher):
         return number or await self._run(self._alone(self._deliver(texts, timeout)))
 
     async def close(self) -> None:
-        """Give back what is not in the channel. Idempotent."""
+        """Close the publisher and release the buffers that the channel does not have. Idempotent."""
         self._close()
 
     async def __aenter__(self) -> Self:

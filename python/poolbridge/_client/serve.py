@@ -1,4 +1,4 @@
-"""A service of one's own: for scripts, notebooks and tests."""
+"""A service that one process runs for itself: for scripts, notebooks and tests."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from poolbridge._sys.errors import InvalidArgumentError, ServiceNotRunningError
 
 
 class Service:
-    """A service that this process has started for itself; made by `serve`.
+    """A service that this process runs for itself. `serve` makes it.
 
-    A context manager, also an asynchronous one: the service starts at the beginning of the block and ends with it. It
-    ends too when this process does, by whatever means; not with the thread that has started it, and no forked child
-    keeps it alive.
+    It is a context manager, also an asynchronous one: the service starts at the beginning of the block and ends with
+    the block. It also ends when this process ends, even if the process is killed. It goes on when the thread that
+    started it ends. A forked child does not keep it alive.
     """
 
     def __init__(
@@ -49,25 +49,30 @@ class Service:
         self._lock = threading.Lock()
 
     def start(self) -> Self:
-        """Start the service, and wait until it is ready; the ``with`` block does this.
+        """Start the service and wait until it is ready. The ``with`` block does this.
+
+        Returns
+        -------
+        Service
+            This object.
 
         Raises
         ------
         ServiceProgramError
             There is no ``poolsvc``.
         SocketInUseError, SocketFolderError
-            It cannot listen at the path.
+            The service cannot listen at the path, or cannot write its log.
         ServiceStartError
-            It ended before it was ready, for another reason; the message has what it said.
+            The service ended before it was ready, for another reason; the message has what it printed.
         ServiceStartTimeoutError
-            It was not ready in time.
+            The service was not ready in time.
         InvalidArgumentError
-            It was started before.
+            The service was started before.
         """
         with self._lock:
             if self._process is not None:
                 raise InvalidArgumentError("this service was started already: make one more by poolbridge.serve()")
-            # It can be read from when this process has ended, and not before.
+            # The service polls this pidfd. It becomes readable when this process ends.
             end = os.pidfd_open(os.getpid())
             try:
                 self._process = Process(["--end-fd", str(end), *self._options], self._log, self._timeout)
@@ -77,36 +82,36 @@ class Service:
         return self
 
     def stop(self) -> None:
-        """End the service, and wait until it has ended; the end of the ``with`` block does this. Idempotent.
+        """End the service and wait until it has ended. The end of the ``with`` block does this. Idempotent.
 
-        In a forked child it does nothing: the service is the parent's.
+        It does nothing in a forked child, because the service is the parent's.
         """
         with self._lock:
             if self._process is None or os.getpid() != self._starter:
                 return
             self._process.stop()
-            if self._private:  # one that was killed has left it behind
+            if self._private:  # a service that was killed has left its folder behind
                 shutil.rmtree(Path(self._process.path).parent, ignore_errors=True)
 
     @property
     def path(self) -> str:
-        """The service's socket, for ``poolbridge.connect(path)``, ``--socket`` and ``$POOLBRIDGE_SOCKET``.
+        """Path of the service's socket, for ``poolbridge.connect(path)``, ``--socket`` and ``$POOLBRIDGE_SOCKET``.
 
         Raises
         ------
         ServiceNotRunningError
-            It was not started.
+            The service was not started.
         """
         return self._started().path
 
     @property
     def pid(self) -> int:
-        """The service's process.
+        """The service's process id.
 
         Raises
         ------
         ServiceNotRunningError
-            It was not started.
+            The service was not started.
         """
         return self._started().pid
 
@@ -116,7 +121,7 @@ class Service:
         return self._process is not None and not self._process.ended
 
     def connect(self, *, timeout: float = DEFAULT_TIMEOUT, device: int | str | None = None) -> Client:
-        """Connect to the service; see `poolbridge.connect` for the arguments and errors."""
+        """Connect to the service; see `poolbridge.connect` for the parameters and errors."""
         return connect(self.path, timeout=timeout, device=device)
 
     async def connect_async(self, *, timeout: float = DEFAULT_TIMEOUT, device: int | str | None = None) -> AsyncClient:
@@ -141,7 +146,7 @@ class Service:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            await asyncio.wait([starting])  # its thread goes on, and would leave a service behind
+            await asyncio.wait([starting])  # the thread cannot be cancelled: wait for it, then end the service
             await asyncio.to_thread(self.stop)
             raise
 
@@ -164,7 +169,7 @@ def serve(
     log: str | os.PathLike[str] | None = None,
     timeout: float = START_SECONDS,
 ) -> Service:
-    """Run a service for this process alone: ``with poolbridge.serve(…) as service: client = service.connect()``.
+    """Run a service that ends with this process: ``with poolbridge.serve(…) as service: client = service.connect()``.
 
     The program is ``$POOLBRIDGE_POOLSVC``, else the ``poolsvc`` that was installed with this package, else that of the
     ``PATH``.
@@ -172,28 +177,34 @@ def serve(
     Parameters
     ----------
     pools
-        Pools to begin with, as ``poolsvc serve --pool`` takes them; the name may come first without its key:
-        ``"frames:kind=host,max=64MiB"``.
+        Pools that the service makes at its start, as ``poolsvc serve --pool`` takes them. The name may come first
+        without its key: ``"frames:kind=host,max=64MiB"``.
     path
-        Its socket, which others may then find. Left out: one in a new folder, which goes with the service.
+        Path of its socket, where other programs can find it. None: a socket in a new private folder, which is removed
+        with the service.
     options
         More options of ``poolsvc serve``, such as ``["--limit", "sessions=100"]``.
     log
-        A file that what the service says is appended to. Left out: it is shown only in the error if it does not start.
+        A file to append the service's log to. None: the log is only shown in the error if the service does not start.
     timeout
-        Seconds that it may take until it is ready.
+        Seconds that the service may take until it is ready; 30 by default.
 
     Returns
     -------
     Service
-        A context manager, also an asynchronous one. It has ``path``, ``connect()`` and ``connect_async()``; its block
-        raises what `Service.start` raises.
+        A context manager, also an asynchronous one. The service starts when the block is entered, or by
+        `Service.start`, which names the errors.
+
+    Raises
+    ------
+    InvalidArgumentError
+        `timeout` is not above 0.
     """
     return Service(pools=pools, path=path, options=options, log=log, timeout=timeout)
 
 
 def _named(pool: str) -> str:
-    """Give a pool as ``--pool`` takes it: ``frames:kind=host`` is ``name=frames,kind=host``."""
+    """Return a pool in the form of ``--pool``: ``frames:kind=host`` becomes ``name=frames,kind=host``."""
     head, colon, rest = pool.partition(":")
     if colon and head and "=" not in head:
         return f"name={head},{rest}"

@@ -1,4 +1,4 @@
-"""Starting the service that programs of this user share, where none runs."""
+"""Starts the service that programs of this user share, if none runs."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from poolbridge._sys.errors import PoolbridgeError, SocketFolderError, SocketInU
 from poolbridge._sys.log import LOG
 
 START_SECONDS = 30.0
-"""How long a service may take to start."""
+"""Seconds that a service may take to start."""
 
-# For how long nobody has to be connected before it ends: programs that come one after the other find their pools.
+# A service ends when no client has been connected for this time. Programs that run one after the other share its pools.
 _UNUSED = "2s"
-# How long to wait for the service that another process starts before trying again.
+# Seconds to wait for a service that another process starts, before this process tries to start one again.
 _OTHERS_SECONDS = 1.0
 _MOST_LOG = 1 << 20
 
 
 class Starter:
-    """Starts a service at a socket, for as long as there is none, until time is up.
+    """Starts a service at a socket if none is there, within a time limit.
 
-    Of several processes that do so at once one succeeds, since a service locks its socket; the others wait for it.
+    If several processes do this at once, one succeeds, because a service locks its socket. The others wait for it.
 
     Parameters
     ----------
     path
         The socket's path.
     wait
-        Seconds that it may take, if that is more than `START_SECONDS`.
+        The time limit in seconds, if that is more than `START_SECONDS`.
 
     Attributes
     ----------
     wait
-        Seconds that the next attempt to connect is to wait for the service to appear.
+        Seconds for which the next attempt to connect waits for the service to appear.
     """
 
     def __init__(self, path: str, wait: float) -> None:
@@ -44,17 +44,17 @@ class Starter:
         self.wait = 0.0
 
     def start(self, error: PoolbridgeError) -> None:
-        """Start the service, or let another process do it; to be called after it could not be connected to.
+        """Start the service, or let another process do it. Call it after an attempt to connect has failed.
 
         Parameters
         ----------
         error
-            Why it could not be connected to; raised when time is up.
+            The error of that attempt. It is raised when the time limit has passed.
 
         Raises
         ------
         ServiceStartError
-            It cannot be started.
+            The service cannot be started.
         """
         left = self._until - time.monotonic()
         if left <= 0:
@@ -62,7 +62,7 @@ class Starter:
         try:
             process = Process(["--socket", self._path, "--end-unused", _UNUSED], self._log(), left)
         except SocketInUseError:
-            # Another process starts one, or one is about to end.
+            # Another process is starting a service, or a service is about to end.
             LOG.debug("another process has the lock of %s", self._path)
             self.wait = min(_OTHERS_SECONDS, left)
             return
@@ -70,9 +70,9 @@ class Starter:
         self.wait = 0.0
 
     def _log(self) -> Path | None:
-        """Give the log's path, in the socket's folder, which is made; a log that has grown long begins anew.
+        """Make the socket's folder and return the log's path in it. A log that has become long is emptied.
 
-        In a folder where others may put files there is no log: the service refuses it, and says why.
+        Return None for a folder in which other users can create files. The service refuses such a folder and says why.
         """
         log = Path(f"{self._path}.log")
         try:

@@ -1,4 +1,4 @@
-"""Subscriptions: the frames of a channel, one after the other."""
+"""Subscriptions: iterators over the frames of a channel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class BaseSubscription:
-    """What the blocking and the asyncio subscription have in common."""
+    """The common part of the blocking and the asyncio subscription."""
 
     def __init__(self, session: Session, consumer: Consumer | None, ack: str) -> None:
         self._session = session
@@ -37,7 +37,7 @@ class BaseSubscription:
         self._last: Callable[[], BaseFrame | None] = _none
 
     def _pass(self) -> None:
-        """Let go of the frame that an iteration had before, unless frames are acknowledged by hand."""
+        """Let go of the frame that the iteration returned last, unless the program acknowledges frames itself."""
         last = self._last()
         if last is not None and self._ack == "auto":
             self._last = _none
@@ -52,7 +52,7 @@ class BaseSubscription:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or no frame will come any more."""
+        """Whether the subscription was closed, or no frame will come any more."""
         return self._consumer is not None and self._consumer.ended
 
     def _close(self) -> None:
@@ -65,24 +65,26 @@ class BaseSubscription:
 
 
 class Subscription(BaseSubscription):
-    """The frames of a channel, for one thread to take one after the other; a context manager.
+    """An iterator over the frames of a channel, for one thread. `Client.subscribe` makes it. It is a context manager.
 
-    Asking for the next frame acknowledges those before it, and iteration lets go of them; arrays that were made from
-    them live on. With ``ack="manual"`` it does neither: `Frame.ack`, `Frame.requeue` and `Frame.release` do. Iteration
-    ends when the channel is closed: in a queue, once every frame is acknowledged. It raises `ProducerDiedError` at a
-    frame whose producer died before it was complete, and another error when no frame can come any more; after the
-    first, iterating again goes on.
+    With ``ack="auto"``, asking for the next frame acknowledges the frames before it. Iteration also lets go of them;
+    arrays that were made from them live on. With ``ack="manual"`` the program calls `Frame.ack`, `Frame.requeue` or
+    `Frame.release` for each frame, or uses the frame's ``with`` block.
 
-    A frame of a queue that was not acknowledged goes to another consumer when this one ends, also the frame with which
-    a loop was left: when the frame and its arrays are gone and the subscription is closed, or with the client.
+    Iteration ends when the channel is closed and its frames are taken; in a queue, when they are all acknowledged. It
+    raises `ProducerDiedError` at a frame whose producer died before the content was complete; iterate again for the
+    next frame. It raises `ClosedError` when no frame can come any more for another reason.
+
+    A queue gives frames that this subscription took and did not acknowledge to another consumer, also the frame at
+    which a loop was left. After `close` each goes when the frame and its arrays are gone. When the client ends, all go.
 
     Attributes
     ----------
     channel
         The channel.
     spin
-        Seconds for which a wait for the next frame does not sleep: a frame that comes then is in hand sooner, at the
-        price of a whole CPU meanwhile. 0 at first.
+        Seconds for which a wait for the next frame polls before it sleeps. A frame that comes in that time is taken
+        sooner, and the wait uses a whole CPU. 0 unless the program sets it.
     """
 
     _consumer: Consumer
@@ -105,38 +107,45 @@ class Subscription(BaseSubscription):
         return frame
 
     def receive(self, timeout: float | None = None) -> Frame | None:
-        """Take the next frame, which acknowledges those before it; unlike an iteration it does not let go of them.
+        """Take the next frame.
+
+        With ``ack="auto"`` this acknowledges the frames before it. Unlike iteration it does not let go of them: their
+        memory is kept while the frame objects live.
 
         Parameters
         ----------
         timeout
-            Seconds to wait; None: no limit.
+            Seconds to wait; 0: do not wait; None, the default: no limit.
 
         Returns
         -------
         Frame or None
-            None if the channel was closed.
+            The frame; None if the channel was closed and no frame is left.
 
         Raises
         ------
         WaitTimeoutError
-            None came in time.
+            No frame came in time.
         ProducerDiedError
-            At this frame; the next can be taken.
+            The frame's producer died before the content was complete. The next call takes the next frame.
+        ProtocolError
+            The frame's description is inconsistent. The next call takes the next frame.
+        PoolLimitError
+            This subscription has 256 frames in hand: release some of them and their arrays.
         ClosedError
-            No frame will come any more.
+            No frame will come any more: the pool was destroyed, the client was closed or the connection is lost.
         """
         seconds = None if timeout is None else _operations.check_wait(timeout) / 1000
         return self._take(seconds)
 
     def _next(self, seconds: float | None) -> _native.Frame | None:
-        """Give the next frame once it is there; None if none will come any more."""
+        """Wait for the next frame and return it; None if no frame will come any more."""
         consumer = self._consumer
         consumer.asks()
         return consumer.at_once() or self._run(receive(consumer, seconds, self.spin))
 
     def _claim(self, frame: _native.Frame) -> LeaseState:
-        """Make a lease state of a frame."""
+        """Make the lease state for a frame."""
         return self._run(claim(self._consumer, frame))
 
     def _take(self, seconds: float | None) -> Frame | None:
@@ -144,30 +153,33 @@ class Subscription(BaseSubscription):
         return None if frame is None else Frame(self._run, self._claim(frame), self._consumer, frame)
 
     def arrays(self, wrap: Callable[[Any], Any] | None = None, *, stream: Any = None) -> BorrowedArrays:
-        """Iterate over the frames as arrays that are made once and used again: the fastest way to take frames.
+        """Iterate over the frames as arrays. It is the fastest way to receive.
 
-        Each array is good until the next is asked for, which lets go of its frame; then the memory is written again.
-        What is to live longer is copied, or taken as a `Frame` by iterating over the subscription itself.
+        An array is made for each block of memory once and used for all frames in that block. Each array is valid until
+        the program asks for the next one: that lets go of its frame, and the producer may write the memory again. Copy
+        what has to live longer, or iterate over the subscription itself, which returns `Frame` objects.
 
         Parameters
         ----------
         wrap
-            Makes an array of a lease: ``cupy.from_dlpack``, for example. Left out: `numpy.asarray`, for memory of the
-            CPU.
+            A function that makes an array from a lease, such as ``cupy.from_dlpack``; None: `numpy.asarray`, for memory
+            of the CPU.
         stream
-            The stream on which the arrays are used: it waits until each is complete, and the memory is written again
-            after the work that it has when the next array is asked for. Needed for memory of a GPU; see `used_on`.
+            The stream on which the program uses the arrays, as in `BaseLease.used_on`; required for memory of a GPU. It
+            waits until each frame is complete. The memory is written again after the work that the stream has when the
+            program asks for the next array.
 
         Returns
         -------
         BorrowedArrays
-            An iterator with the ``seq``, ``time``, ``time_ns``, ``meta`` and ``dropped`` of the frame whose array it
-            yielded last. It ends and raises as iteration over the subscription does.
+            An iterator. Its attributes ``seq``, ``time``, ``time_ns``, ``meta`` and ``dropped`` are those of the frame
+            whose array it returned last. It ends and raises as iteration over the subscription does.
 
         Raises
         ------
         InvalidArgumentError
-            The subscription has ``ack="manual"``; while it yields: the memory is a GPU's, and there is no `stream`.
+            The subscription has ``ack="manual"``. Iteration raises it if the memory is a GPU's and there is no
+            `stream`.
         """
         self._check_auto()
         self._pass()
@@ -176,7 +188,7 @@ class Subscription(BaseSubscription):
         )
 
     def close(self) -> None:
-        """Want no more frames; those that were taken stay. Idempotent."""
+        """End the subscription. Frames that were taken stay usable. Idempotent."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -192,14 +204,15 @@ class Subscription(BaseSubscription):
 
 
 class AsyncSubscription(BaseSubscription):
-    """The frames of a channel, for one task to take one after the other; an asynchronous context manager.
+    """An asynchronous iterator over the frames of a channel, for one task; see `Subscription`.
 
-    It subscribes when it is entered, or with the first frame that is asked for. See `Subscription`.
+    It is an asynchronous context manager. It subscribes when the block is entered, or when the first frame is asked
+    for. `AsyncClient.subscribe` makes it.
 
     Attributes
     ----------
     channel
-        The channel, once it has subscribed.
+        The channel; None before it has subscribed.
     """
 
     def __init__(
@@ -260,17 +273,17 @@ class AsyncSubscription(BaseSubscription):
         return None if frame is None else AsyncFrame(self._run, await self._claim(frame), await self._start(), frame)
 
     async def _next(self, seconds: float | None) -> _native.Frame | None:
-        """Give the next frame once it is there; None if none will come any more."""
+        """Wait for the next frame and return it; None if no frame will come any more."""
         consumer = await self._start()
         consumer.asks()
         return consumer.at_once() or await self._run(receive(consumer, seconds, 0.0))
 
     async def _claim(self, frame: _native.Frame) -> LeaseState:
-        """Make a lease state of a frame."""
+        """Make the lease state for a frame."""
         return await self._run(claim(await self._start(), frame))
 
     def arrays(self, wrap: Callable[[Any], Any] | None = None, *, stream: Any = None) -> AsyncBorrowedArrays:
-        """Iterate over the frames as arrays that are made once and used again; see `Subscription.arrays`."""
+        """Iterate over the frames as arrays; see `Subscription.arrays`."""
         self._check_auto()
         self._pass()
         return AsyncBorrowedArrays(
@@ -284,7 +297,7 @@ class AsyncSubscription(BaseSubscription):
         )
 
     async def close(self) -> None:
-        """Want no more frames; those that were taken stay. Idempotent."""
+        """End the subscription. Frames that were taken stay usable. Idempotent."""
         self._close()
 
     async def __aenter__(self) -> Self:

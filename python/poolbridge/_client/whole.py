@@ -1,4 +1,4 @@
-"""Whole arrays in one call: put under a name, and got by it."""
+"""Whole arrays in one call: publish a copy of an array under a name, and get the array behind a name."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def put(
 
 
 def check_library(library: str) -> str:
-    """Check the name of a library.
+    """Check the name of an array library and return it.
 
     Raises
     ------
     InvalidArgumentError
-        It is none that arrays are made of.
+        poolbridge makes no arrays of this library.
     """
     if library not in _MAKERS:
         raise InvalidArgumentError(f"library {shown(library)} is none of {', '.join(_MAKERS)}")
@@ -52,7 +52,7 @@ def check_library(library: str) -> str:
 
 
 def array_of(lease: BaseLease, library: str) -> Any:
-    """Make a library's array of a lease, in place where the library reaches the memory.
+    """Make a library's array of a lease, in place if the library reaches the memory.
 
     Raises
     ------
