@@ -1,4 +1,4 @@
-"""Arrays from leases, by every protocol that array libraries speak."""
+"""Exports leases to array libraries: DLPack, NumPy's array protocol, and copies."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class ArrayExports:
-    """What a lease and a view have in common: a tensor in memory, given out without a copy.
+    """The common part of leases and views: a tensor in memory that array libraries use without a copy.
 
     Attributes
     ----------
     _lease_state
-        The lease state behind it.
+        The state of the lease.
     """
 
     _lease_state: LeaseState
@@ -46,17 +46,17 @@ class ArrayExports:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Bytes between neighbours along each axis, as NumPy counts."""
+        """Bytes between neighbouring elements along each axis, as in NumPy."""
         return self._lease_state.description.strides
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Element type, where NumPy has it.
+        """Element type, as a NumPy dtype.
 
         Raises
         ------
         TypeError
-            The elements are ``bfloat16``; see `dtype_name`.
+            The elements are ``bfloat16``, which NumPy lacks; see `dtype_name`.
         """
         element = self._lease_state.description.element
         if not element.in_numpy:
@@ -68,7 +68,7 @@ class ArrayExports:
 
     @property
     def dtype_name(self) -> str:
-        """Name of the element type, as the protocol has it: ``"float32"`` or ``"bfloat16"``, for example."""
+        """Name of the element type, such as ``"float32"`` or ``"bfloat16"``."""
         return self._lease_state.description.element.name
 
     @property
@@ -83,7 +83,7 @@ class ArrayExports:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements: ``size * itemsize``."""
+        """Bytes of all elements: ``size * itemsize``."""
         return self._lease_state.description.nbytes
 
     @property
@@ -98,13 +98,13 @@ class ArrayExports:
 
     @property
     def readonly(self) -> bool:
-        """Whether arrays made from it must not be written."""
+        """Whether the program must not write arrays that are made from the lease."""
         return not self._lease_state.write
 
     # DLPack
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Give DLPack's device type (1: CPU, 2: CUDA) and id, the id as this process counts."""
+        """Return DLPack's device type (1: CPU, 2: CUDA) and device id, as this process counts."""
         return self._lease_state.memory.pool.device
 
     def __dlpack__(
@@ -115,30 +115,40 @@ class ArrayExports:
         dl_device: tuple[int, int] | EllipsisType | None = ...,
         copy: bool | None = None,
     ) -> object:
-        """Export the tensor as a DLPack capsule, as the array API standard says.
+        """Export the tensor as a DLPack capsule, as the array API standard says. Libraries call it in ``from_dlpack``.
 
         Parameters
         ----------
         stream
-            The consumer's stream, on which the data must be ready. On CUDA: None or 1 is the legacy default stream,
-            2 the per-thread default stream, a larger number a handle, -1 asks for no ordering. On the CPU: None.
+            The consumer's stream, which waits until the data is ready. On CUDA: None or 1 is the legacy default stream,
+            2 the per-thread default stream, a larger number a stream handle, -1 asks for no ordering. On the CPU: None.
         max_version
-            The newest DLPack that the consumer understands; from (1, 0) on it gets a versioned capsule, which says
-            whether the data is read-only.
+            The newest DLPack version that the consumer understands. From (1, 0) on the consumer gets a versioned
+            capsule, which says whether the data is read-only; else a legacy capsule.
         dl_device
-            Where the consumer wants the data: here, or on the CPU, (1, 0), which copies from a device. NumPy, which has
-            no other place, passes None and no stream: it gets memory that the CPU reaches as the CPU's. Left out: here.
+            DLPack's device type and id where the consumer wants the data: the lease's own device, or the CPU, (1, 0),
+            to which memory of a GPU is copied. If it is left out, it is the lease's own device. NumPy passes None and
+            no stream: it gets memory that the CPU reaches as memory of the CPU.
         copy
-            True always copies, False never, None only where `dl_device` asks for it.
+            True: always copy. False: never copy. None: copy only if `dl_device` needs it.
+
+        Returns
+        -------
+        PyCapsule
+            A capsule that keeps the lease alive, or a copy.
 
         Raises
         ------
         BufferError
-            It cannot be exported this way: another device, memory of a GPU for NumPy without a copy, a copy that was
-            forbidden, read-only data for a consumer of legacy capsules, negative strides for PyTorch, or GPU memory
-            that is not aligned for JAX.
+            The tensor cannot be exported this way: `dl_device` is another GPU; NumPy asks for memory of a GPU without a
+            copy; a copy is needed and `copy` is False; the lease is read-only and the consumer asks for a legacy
+            capsule; PyTorch asks and a stride is negative; or JAX asks and the GPU memory is not aligned.
         ValueError
-            A stream that the standard does not allow.
+            The standard does not allow `stream`.
+        WaitTimeoutError
+            The CPU waited for the content longer than the client's ``timeout``.
+        ProducerDiedError
+            The content will never be complete: its writer died.
         LeaseReleasedError
             The lease has ended.
         """
@@ -164,7 +174,7 @@ class ArrayExports:
         if target == device and not copy:
             _order.before_use(state, stream)
         else:
-            # With the CPU as target None cannot mean a CUDA stream: the data is complete on return anyway.
+            # If the target is the CPU, a stream of None is no CUDA stream. The data is complete on return in any case.
             if target == device or stream is not None:
                 stream_key(own, stream)
             _order.before_cpu(state)
@@ -189,14 +199,30 @@ class ArrayExports:
     # NumPy, on memory of the CPU
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        """Make a NumPy array of the same memory; only for memory of the CPU.
+        """Make a NumPy array of the same memory, for `numpy.asarray`; memory of the CPU only.
+
+        Parameters
+        ----------
+        dtype
+            The dtype of the array; None: the lease's. Another dtype makes a copy.
+        copy
+            True: always copy. False: never copy. None: copy only for another dtype.
+
+        Returns
+        -------
+        numpy.ndarray
+            An array in place, read-only if the lease is, or a copy.
 
         Raises
         ------
         TypeError
-            The memory is on a device, or NumPy lacks the element type; see `to_numpy`.
+            The memory is a GPU's, or NumPy lacks the element type; `to_numpy` copies both.
         ValueError
-            ``copy=False``, and another dtype was asked for.
+            `copy` is False and `dtype` needs a copy.
+        WaitTimeoutError, ProducerDiedError
+            The content was not complete within the client's ``timeout``, or never will be.
+        LeaseReleasedError
+            The lease has ended.
         """
         state = self._lease_state
         state.check_usable()
@@ -215,12 +241,16 @@ class ArrayExports:
         return array.astype(wanted)
 
     def memoryview(self) -> memoryview:
-        """Make a memoryview of the elements; only for memory of the CPU. ``bfloat16`` shows its bits as ``uint16``.
+        """Make a memoryview of the elements, in place; memory of the CPU only. ``bfloat16`` appears as ``uint16``.
 
         Raises
         ------
         TypeError
-            The memory is on a device.
+            The memory is a GPU's.
+        WaitTimeoutError, ProducerDiedError
+            The content was not complete within the client's ``timeout``, or never will be.
+        LeaseReleasedError
+            The lease has ended.
         """
         state = self._lease_state
         state.check_usable()
@@ -233,12 +263,20 @@ class ArrayExports:
     # Copies
 
     def to_numpy(self) -> np.ndarray[Any, Any]:
-        """Copy the elements into a new NumPy array, from wherever they are.
+        """Copy the elements into a new NumPy array, from memory of the CPU or of a GPU.
 
         Returns
         -------
         numpy.ndarray
-            Of this shape and dtype, C-contiguous, writeable. ``bfloat16`` comes as float32, which holds it exactly.
+            A C-contiguous, writeable array of the lease's shape and dtype. ``bfloat16`` becomes float32, which holds it
+            exactly.
+
+        Raises
+        ------
+        WaitTimeoutError, ProducerDiedError
+            The content was not complete within the client's ``timeout``, or never will be.
+        LeaseReleasedError
+            The lease has ended.
         """
         state = self._lease_state
         state.check_usable()
@@ -249,12 +287,12 @@ class ArrayExports:
 
 
 def widen(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Turn the bits of ``bfloat16`` into float32, which holds it exactly."""
+    """Convert the bits of ``bfloat16`` to float32, which holds it exactly."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def _given(state: LeaseState) -> np.ndarray[Any, Any]:
-    """Make an array that goes to the user as it is; one to be written is remembered until it must not be any more."""
+    """Make the array that a user gets. A writeable one is remembered, so that `LeaseState.seal` makes it read-only."""
     array = state.array()
     if state.write:
         state.written[id(array)] = ref(array)
@@ -262,12 +300,12 @@ def _given(state: LeaseState) -> np.ndarray[Any, Any]:
 
 
 def _pretend_writeable(state: LeaseState) -> np.ndarray[Any, Any]:
-    """Point at read-only memory without saying so: for a legacy consumer whose user vouches for it."""
+    """Make an array of read-only memory that claims to be writeable, for a legacy capsule that the user asked for."""
     return state.array(write=False, flagged=False)
 
 
 def _copy(state: LeaseState) -> np.ndarray[Any, Any]:
-    """Copy the tensor within its device; the array owns the copy. Strides stay as they are."""
+    """Copy the tensor within its device, with its strides. The array owns the copy."""
     description = state.description
     first, last = description.span
     token = Token(state)
@@ -276,7 +314,7 @@ def _copy(state: LeaseState) -> np.ndarray[Any, Any]:
 
 
 def _copy_to_host(state: LeaseState) -> np.ndarray[Any, Any]:
-    """Copy the tensor into host memory, with its strides; ``bfloat16`` as its bits."""
+    """Copy the tensor into host memory, with its strides. ``bfloat16`` is copied as its bits, ``uint16``."""
     description = state.description
     first, last = description.span
     data = np.empty(max(last - first, 1), np.uint8)
@@ -302,23 +340,23 @@ def _interface(state: LeaseState, address: int) -> dict[str, Any]:
 
 
 class _Owned:
-    """Keeps a copy alive for the array that points at it."""
+    """Keeps a copy alive for the array that uses it."""
 
     __slots__ = ("__array_interface__", "owner")
 
     def __init__(self, owner: object, interface: dict[str, Any], source: Token) -> None:
-        del source  # the copy is complete: the original may go
+        del source  # the copy is complete: the original is not needed any more
         self.owner = owner
         self.__array_interface__ = interface
 
 
 def check_shape(shape: Sequence[int], expected: Sequence[int]) -> None:
-    """Raise unless an array of `shape` can be broadcast into `expected`.
+    """Check that an array of `shape` can be broadcast to the shape `expected`.
 
     Raises
     ------
     InvalidArgumentError
-        It cannot.
+        It cannot be broadcast.
     """
     try:
         fits = np.broadcast_shapes(tuple(shape), tuple(expected)) == tuple(expected)

@@ -1,4 +1,4 @@
-"""Copies into a lease, from whatever array and wherever it is."""
+"""Copies arrays of any library, on the CPU or on a GPU, into a lease."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from poolbridge._sys.errors import InvalidArgumentError
 
 
 def copy_into(state: LeaseState, source: Any) -> None:
-    """Copy an array into the leased memory; complete on return.
+    """Copy an array into the leased memory. The copy is complete on return.
+
+    If source and lease are on devices, contiguous, and of the same shape and dtype, the device copies. Otherwise the
+    CPU broadcasts the source to the lease's shape and casts it to its dtype (``same_kind``).
 
     Parameters
     ----------
     state
-        A write lease's state.
+        The state of a write lease.
     source
-        A NumPy array or anything that becomes one, or an array on a device, by ``__cuda_array_interface__`` or
-        DLPack. It is broadcast to the lease's shape and cast to its dtype (``same_kind``) on the CPU; between two
-        contiguous arrays of one dtype on devices, the device copies.
+        Anything that NumPy turns into an array, or an array on a device that has ``__cuda_array_interface__`` or
+        DLPack.
 
     Raises
     ------
@@ -59,7 +61,7 @@ def copy_into(state: LeaseState, source: Any) -> None:
         np.copyto(staged, host, casting="same_kind")
         state.memory.pool.write(address, staged.reshape(-1).view(np.uint8))
     else:
-        # Between strided elements lie bytes that are not ours to change: read, fill in, write back.
+        # The bytes between strided elements must not change: read all, set the elements, write all back.
         data = np.empty(last - first, np.uint8)
         state.memory.pool.read(address, data)
         strided: np.ndarray[Any, Any] = np.ndarray(
@@ -71,7 +73,7 @@ def copy_into(state: LeaseState, source: Any) -> None:
 
 
 def _on_host(state: LeaseState, source: Any) -> np.ndarray[Any, Any] | None:
-    """Bring the source to the CPU, or copy it on the device and give None."""
+    """Return the source as an array on the CPU; or copy it on the device and return None."""
     if isinstance(source, np.ndarray):
         return source
     if _sources.on_device(source):
@@ -94,16 +96,16 @@ def _on_host(state: LeaseState, source: Any) -> np.ndarray[Any, Any] | None:
     if hasattr(source, "__dlpack__") and not hasattr(source, "__array__"):
         return np.from_dlpack(source)
     try:
-        return np.asarray(memoryview(source) if isinstance(source, bytes) else source)  # of bytes NumPy makes a text
+        return np.asarray(memoryview(source) if isinstance(source, bytes) else source)  # NumPy makes a text of bytes
     except TypeError:
-        # It may be of elements that NumPy lacks.
+        # The array may have elements that NumPy lacks.
         if not hasattr(source, "__dlpack_device__"):
             raise
         return _sources.look(source).to_host()
 
 
 def _to_bfloat16(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Round to nearest even, and give the bits; an array of ``ml_dtypes.bfloat16`` is taken as it is."""
+    """Round to ``bfloat16``, to nearest even, and return the bits. ``ml_dtypes.bfloat16`` needs no rounding."""
     if host.dtype.name == "bfloat16":
         return host.view(np.uint16)
     if host.dtype.kind not in "fiub":

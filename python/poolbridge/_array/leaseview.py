@@ -1,4 +1,4 @@
-"""Views of leases, and what libraries that do not speak DLPack see of the memory."""
+"""Views of leases, and the array interfaces for libraries that do not use DLPack."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from poolbridge._sys.errors import InvalidArgumentError, UnsupportedError
 
 
 class LeaseView(ArrayExports):
-    """A view of a lease that counts as an array of it, for consumers that keep the object they were given.
+    """A view of a lease, which counts as one array of the lease. `BaseLease.view` makes it.
 
-    It speaks ``__cuda_array_interface__`` on device memory and ``__array_interface__`` on memory of the CPU, besides
-    DLPack; arrays made through any of them keep the view, and so the lease, alive. Made by ``lease.view()``.
+    It has ``__cuda_array_interface__`` for memory that a GPU reaches, ``__array_interface__`` for memory of the CPU,
+    and DLPack. An array that a library makes from the view keeps the view and the lease alive.
     """
 
     def __init__(self, state: LeaseState, *, legacy: bool = False, device: str | None = None) -> None:
@@ -32,23 +32,43 @@ class LeaseView(ArrayExports):
 
     @property
     def device(self) -> str:
-        """Where consumers see the memory: ``"cpu"`` or ``"cuda:0"``."""
+        """The device that the view reports to libraries, as this process counts: ``"cpu"`` or ``"cuda:0"``."""
         return "cpu" if self._from_cpu else super().device
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Give DLPack's device type (1: CPU, 2: CUDA) and id, the id as this process counts."""
+        """Return DLPack's device type (1: CPU, 2: CUDA) and device id, as this process counts."""
         return (_dlpack.CPU, 0) if self._from_cpu else super().__dlpack_device__()
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3 of the CUDA array interface; device memory only, and not ``bfloat16``: see `UnsupportedError`."""
+        """Version 3 of the CUDA array interface, for memory that a GPU reaches.
+
+        Raises
+        ------
+        AttributeError
+            No GPU reaches the memory, or the view reports the CPU.
+        UnsupportedError
+            The interface lacks the element type (``bfloat16``).
+        LeaseReleasedError
+            The lease has ended.
+        """
         if self._from_cpu:
             raise AttributeError("__cuda_array_interface__")
         return cuda_array_interface(self._lease_state)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """Version 3 of NumPy's array interface; memory of the CPU only."""
+        """Version 3 of NumPy's array interface, for memory that the CPU reaches.
+
+        Raises
+        ------
+        AttributeError
+            The CPU does not reach the memory, or NumPy lacks the element type (``bfloat16``).
+        WaitTimeoutError, ProducerDiedError
+            The content was not complete within the client's ``timeout``, or never will be.
+        LeaseReleasedError
+            The lease has ended.
+        """
         state = self._lease_state
         state.check_usable()
         description = state.description
@@ -68,7 +88,9 @@ class LeaseView(ArrayExports):
 
 
 def cuda_array_interface(state: LeaseState) -> dict[str, Any]:
-    """Give version 3 of the CUDA array interface; its stream is one to follow, or None if nothing has to be waited for.
+    """Return version 3 of the CUDA array interface.
+
+    Its ``stream`` is a stream that the consumer has to wait for, or None if the memory can be used at once.
 
     Raises
     ------
@@ -82,7 +104,7 @@ def cuda_array_interface(state: LeaseState) -> dict[str, Any]:
     if state.memory.pool.device[0] != _dlpack.CUDA:
         raise AttributeError("__cuda_array_interface__ is for memory that a GPU reaches, and this is not")
     if not description.element.in_numpy:
-        # No AttributeError, which would read as if the memory were not a GPU's.
+        # Not an AttributeError, which would say that the memory is not a GPU's.
         raise UnsupportedError(f"__cuda_array_interface__ has no {description.element.name}: use DLPack")
     if not state.write:
         _readonly.check_interface(state.memory.pool)

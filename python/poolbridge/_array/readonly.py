@@ -1,7 +1,8 @@
-"""The warning that a library does not keep from writing what is leased to be read.
+"""Warns that a library does not check whether memory is read-only, so that the program may write it by mistake.
 
-DLPack and ``__cuda_array_interface__`` say that memory is read-only; some libraries do not look. Nothing that a
-consumer says by DLPack tells whether it will: PyTorch, which does not, asks for versioned capsules as others do.
+DLPack and ``__cuda_array_interface__`` say that memory is read-only, but some libraries ignore it. A DLPack request
+does not show whether its library does: PyTorch ignores it, and asks for versioned capsules as other libraries do. So
+poolbridge looks for the libraries by name.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _warned = False
 
 
 def check_consumer(pool: PoolMemory) -> None:
-    """Warn if the library that asks for read-only memory may write it: call it from ``__dlpack__``."""
+    """Warn if the library that calls ``__dlpack__`` for read-only memory may write it. Call it from ``__dlpack__``."""
     if _warned or not pool.write_fault:
         return
     if _dlpack.asked_by("torch.utils.dlpack"):
@@ -41,7 +42,7 @@ def check_interface(pool: PoolMemory) -> None:
 
 
 def _warn_of_loaded(libraries: Mapping[str, str], pool: PoolMemory) -> None:
-    """Warn of the libraries that this process has loaded: they are compiled, so that no frame tells who asks."""
+    """Warn of those libraries that are loaded. They are compiled: no Python frame shows which library asks."""
     loaded = [name for module, name in libraries.items() if module in sys.modules]
     if loaded:
         _warn(" and ".join(loaded), pool)
@@ -53,15 +54,15 @@ def _warn(library: str, pool: PoolMemory) -> None:
     while _is_inside(frame) and frame.f_back is not None:
         level, frame = level + 1, frame.f_back
     warnings.warn(
-        f"memory that is leased to be read is mapped read-only (kind {pool.kind!r}), and {library} does not keep from "
-        f"writing it: a write, such as an operation in place, {pool.write_fault}. Copy what is to be written, by the "
+        f"memory that is leased to be read is mapped read-only (kind {pool.kind!r}), and {library} does not check that "
+        f"before it writes: a write, such as an operation in place, {pool.write_fault}. Copy what you write, by the "
         "tensor's clone() or the array's copy(), or lease it with write=True",
         ReadOnlyWarning,
         stacklevel=level,
     )
-    _warned = True  # not before: where a filter makes an error of it, each try is one
+    _warned = True  # after the warning: if a filter turns it into an error, each attempt raises
 
 
 def _is_inside(frame: FrameType) -> bool:
-    """Whether a frame is this package's or PyTorch's: the warning is about the line that called them."""
+    """Whether a stack frame is of poolbridge or PyTorch. The warning names the line that called them."""
     return str(frame.f_globals.get("__name__")).partition(".")[0] in {"poolbridge", "torch"}

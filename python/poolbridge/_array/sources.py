@@ -1,4 +1,4 @@
-"""What is given to be published: a lease, an array that lives in one, or any other array."""
+"""Inspects what a program publishes: a lease, an array that lives in a lease, or any other array."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _ON_CPU: Final = (_dlpack.CPU, _dlpack.CUDA_HOST)
 
 @dataclass(slots=True)
 class Source:
-    """An array, looked at without waiting for its data.
+    """The layout of an array. Its data need not be complete yet.
 
     Attributes
     ----------
     array
-        What keeps the memory.
+        The array, which keeps the memory alive.
     address
-        Element [0, …, 0].
+        Address of element [0, …, 0].
     shape
         Elements along each axis.
     strides
-        Bytes between neighbours along each axis.
+        Bytes between neighbouring elements along each axis.
     element
         Element type.
     ordinal
         The GPU that the memory is on, as this process counts; None: memory of the CPU.
     stream
-        The stream on which the data will be ready, where the array says so.
+        The stream on which the data will be complete; None if the array does not say.
     """
 
     array: Any
@@ -60,7 +60,7 @@ class Source:
         return _tensor.is_contiguous(self.shape, self.strides, self.element.itemsize)
 
     def to_host(self) -> np.ndarray[Any, Any]:
-        """Copy the elements to the CPU, once they are complete; ``bfloat16`` as float32, which holds it exactly."""
+        """Wait until the elements are complete and copy them to the CPU. ``bfloat16`` becomes float32."""
         first, last = _tensor.span_of(self.shape, self.strides, 0, self.element.itemsize)
         data = np.empty(max(last - first, 1), np.uint8)
         if last > first and self.ordinal is None:
@@ -73,23 +73,23 @@ class Source:
 
 
 def on_device(array: Any) -> bool:
-    """Whether an array is on a GPU, as far as it says."""
+    """Whether an array says that it is on a GPU."""
     if hasattr(array, "__dlpack_device__"):
         return array.__dlpack_device__()[0] not in _ON_CPU
     return _cuda_array_interface(array) is not None
 
 
 def look(array: Any) -> Source:
-    """Look at an array of any library.
+    """Read the layout of an array of any library, without waiting for its data.
 
     Raises
     ------
     InvalidArgumentError
-        It is no array, or its elements cannot be shared.
+        The object is no array, or its elements cannot be shared.
     """
     if isinstance(array, np.ndarray):
         return _interface(array, array.__array_interface__)
-    # Of our own leases DLPack counts the arrays, and the other interface cannot.
+    # Leases go through DLPack, which counts their arrays; the CUDA array interface cannot.
     interface = None if isinstance(array, ArrayExports) else _cuda_array_interface(array)
     if interface is not None:
         source = _interface(array, interface)
@@ -107,7 +107,10 @@ def look(array: Any) -> Source:
 
 
 def _numpy_array(given: Any) -> np.ndarray[Any, Any]:
-    """Make an array of something that is one to NumPy; it would make one of sequences, too, and of their elements."""
+    """Make a NumPy array of an object that has an array or buffer protocol.
+
+    ``numpy.asarray`` alone would also accept sequences and scalars, which are usually mistakes here.
+    """
     if hasattr(given, "__array__") or hasattr(given, "__array_interface__"):
         return np.asarray(given)
     try:
@@ -120,18 +123,19 @@ def _numpy_array(given: Any) -> np.ndarray[Any, Any]:
 
 
 def order(source: Source, stream: int) -> None:
-    """Have a stream wait for the data of an array that knows by DLPack how to do that."""
+    """Make a stream wait for the data of an array, by its DLPack export. An array without DLPack is not waited for."""
     if hasattr(source.array, "__dlpack_device__"):
         _capsule(source.array, stream)
 
 
 def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Description] | None:
-    """Find the write lease in a pool that something given to be published is, or lives in.
+    """Find the write lease of a pool that `given` is, or whose memory the array `given` lives in.
 
     Returns
     -------
     tuple or None
-        The state and what it holds; None if there is no such lease: it has to be copied.
+        The lease's state, and the description of `given` in it; None if there is no such lease, and `given` has to be
+        copied.
     """
     if isinstance(given, ArrayExports):
         state = given._lease_state  # noqa: SLF001 - of one family
@@ -176,7 +180,7 @@ def _cuda_array_interface(array: Any) -> dict[str, Any] | None:
     try:
         interface: dict[str, Any] | None = array.__cuda_array_interface__
     except (AttributeError, RuntimeError, TypeError):
-        return None  # on the CPU, or of a type or state that only DLPack can tell
+        return None  # on the CPU, or the interface cannot describe the array, and DLPack may
     return interface
 
 
