@@ -120,8 +120,10 @@ func (s *Server) accept() {
 		c := s.newConn(conn)
 		if !s.admit(c) {
 			s.config.Log.Warn("a connection was refused: too many sessions", "limit", s.config.MaxSessions)
-			farewell(conn, &service.LimitError{Limit: "sessions", Max: s.config.MaxSessions, Who: "the service", What: "sessions",
-				Have: s.config.MaxSessions, Advice: "close one"})
+			full := &service.LimitError{Limit: "sessions", Max: s.config.MaxSessions, Who: "the service", What: "sessions",
+				Have: s.config.MaxSessions, Advice: "close one"}
+			s.svc.Refused(full)
+			farewell(conn, full)
 			c.cancel(nil)
 			closeLogged(s.config.Log, conn)
 			continue

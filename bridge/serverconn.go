@@ -86,7 +86,8 @@ func (c *serverConn) serve() {
 	}
 	c.cancel(err)
 	c.work.Wait()
-	reclaimed := c.session.End(process.Gone())
+	how, why := c.ending(err)
+	reclaimed := c.session.EndAs(how, why, process.Gone())
 	log.Debug("a session ended", "session", c.session.ID(), "pid", peer.PID, "reason", cmp.Or(err, errLeft))
 	c.server.lingers(c)
 	go func() {
@@ -198,6 +199,17 @@ func (c *serverConn) readingEnded(err error) error {
 		c.goodbye(err)
 	}
 	return err
+}
+
+// ending is how the session ended, for its history.
+func (c *serverConn) ending(err error) (how mempool.SessionEnding, why string) {
+	switch {
+	case c.server.ctx.Err() != nil:
+		return mempool.SessionShutdown, ""
+	case err != nil:
+		return mempool.SessionFailed, err.Error()
+	}
+	return mempool.SessionLeft, ""
 }
 
 // hello opens the session.

@@ -169,6 +169,9 @@ func (c *serverConn) failed(q uint32, sent func(result string), err error) {
 	if e.Code == wire.CodeInternal {
 		c.server.config.Log.Error("a request failed", "error", err)
 	}
+	if e.Code == wire.CodeLimit && c.session != nil {
+		c.session.Refused(err)
+	}
 	defer sent(string(e.Code))
 	if q != 0 {
 		_ = c.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendError(dst, q, e) })

@@ -155,6 +155,9 @@ func (s *Session) lease(ctx context.Context, write bool, wait time.Duration, fin
 		if again == nil {
 			return g, err
 		}
+		if b != nil {
+			w.long = func(waited time.Duration) { s.noteLeaseLong(b, waited) }
+		}
 		if !w.wait(again.next()) {
 			if b == nil && wait > 0 {
 				err = situation.Of(mempool.ErrTimeout, "waited %v: %v", wait, err)

@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
@@ -72,6 +73,9 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelInfo, er
 	svc.channels[spec.Name] = ch
 	svc.channelByID[ch.info.ID] = ch
 	svc.channeled.broadcast()
+	ch.note(s.about(mempool.ChannelMade, "%s made channel %q in pool %q: %s, %d frames, %s when it is full", s.who(), spec.Name, p.info.Name, spec.Mode, spec.Capacity,
+		spec.Full))
+	svc.watchChannels()
 	return ch.info, nil
 }
 
@@ -174,6 +178,7 @@ func (s *Session) CloseChannel(id uint64) error {
 	}
 	ch.close()
 	ch.logFailed("a channel could not be closed", ch.host.Close())
+	ch.note(s.about(mempool.ChannelClosed, "%s closed channel %q after %d frames", s.who(), ch.info.Name, ch.host.Published()))
 	ch.tidy()
 	return nil
 }
@@ -191,6 +196,9 @@ func (ch *channel) close() {
 func (s *Service) endChannels(p *Pool) {
 	for _, ch := range s.channelByID {
 		if ch.pool == p {
+			if !ch.closed {
+				ch.note(mempool.HistoryEvent{Kind: mempool.ChannelClosed, Text: fmt.Sprintf("channel %q ended with pool %q", ch.info.Name, p.info.Name)})
+			}
 			ch.close()
 			ch.host.Destroy()
 			ch.tidy()
@@ -207,6 +215,8 @@ func (ch *channel) failed(err error) error {
 		return nil
 	case errors.Is(err, shmchannel.ErrCorrupt):
 		ch.pool.svc.log.Error("a channel ends because its shared memory was corrupted by a member", "channel", name, "error", err)
+		ch.note(mempool.HistoryEvent{Kind: mempool.ChannelFailed, Text: fmt.Sprintf("channel %q ends because a member corrupted its shared memory: %v; restart its "+
+			"members", name, err)})
 		ch.close()
 		ch.host.Destroy()
 		return situation.Of(mempool.ErrClosed, "channel %q is closed: %v", name, err)
@@ -224,5 +234,12 @@ func (ch *channel) failed(err error) error {
 func (ch *channel) logFailed(what string, err error) {
 	if err = ch.failed(err); err != nil && !errors.Is(err, mempool.ErrClosed) {
 		ch.pool.svc.log.Error(what, "channel", ch.info.Name, "error", err)
+		ch.note(mempool.HistoryEvent{Kind: mempool.ChannelFailed, Text: fmt.Sprintf("%s: %q: %v", what, ch.info.Name, err)})
 	}
+}
+
+// note keeps an event of the channel. Service.mu is held.
+func (ch *channel) note(e mempool.HistoryEvent) {
+	e.Channel = ch.info.Name
+	ch.pool.svc.note(e, ch.pool)
 }

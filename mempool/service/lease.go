@@ -108,6 +108,9 @@ func (l *Lease) end(incomplete bool, done fences) {
 	l.session.svc.leases--
 	if l.write {
 		b.writer = nil
+		if incomplete && !b.failed && l.session.ended {
+			l.session.breaks(b)
+		}
 		b.failed = b.failed || incomplete
 		b.ready = b.ready.more(done)
 		b.event = nil
@@ -121,6 +124,7 @@ func (l *Lease) end(incomplete bool, done fences) {
 		if l.session.ended { // it did not say, and is perhaps dead
 			told := make(failures)
 			b.fail(told)
+			l.session.breaks(b)
 			told.tell()
 		}
 	}

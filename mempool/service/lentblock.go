@@ -245,12 +245,15 @@ func (ch *channel) releaseKept() {
 		return
 	}
 	for _, b := range free {
-		work := done.union(ch.kept[b][0].timeline.outstanding()) // all are of one session
+		writer := ch.kept[b][0].session // all are of one
+		work := done.union(writer.timeline.outstanding())
 		delete(ch.kept, b)
 		b.block.fences = work.union(b.block.fences).pending()
 		b.frames--
 		if b.doubted && b.frames == 0 {
 			b.doubted, b.failed = false, true
+			writer.breaks(b)
+			defer writer.noteBroken()
 		}
 		b.recycleUnused()
 	}

@@ -19,7 +19,7 @@ type Page[T any] struct {
 	Next string
 }
 
-// Introduce notes what a client calls itself, for people: as much as a name has, so that a page of a list holds it.
+// Introduce notes what a client calls itself, for people: as much as a name has, so that a page of a list holds it. It is called once.
 func (s *Session) Introduce(program string) {
 	if len(program) > mempool.MaxNameBytes {
 		program = strings.ToValidUTF8(program[:mempool.MaxNameBytes], "")
@@ -27,6 +27,7 @@ func (s *Session) Introduce(program string) {
 	s.svc.mu.Lock()
 	defer s.svc.mu.Unlock()
 	s.program = program
+	s.svc.note(s.about(mempool.SessionBegan, "%s began", s.who()), nil)
 }
 
 // Sessions lists the sessions of the asking session's user, and for the service's own user all, by id.

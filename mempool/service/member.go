@@ -19,6 +19,7 @@ type member struct {
 	entered  bool
 	left     bool
 	said     bool // it left by itself
+	behind   lag
 }
 
 func (m *member) role() MemberRole {
@@ -182,6 +183,9 @@ func (s *Session) DoubtFrame(channel, id, number uint64) error {
 	if time.Since(d.logged) >= doubtRest {
 		svc.log.Warn("a consumer found a frame that contradicts itself", "channel", ch.info.Name, "frame", number, "session", s.id,
 			"pid", s.peer.PID, "frames", d.count)
+		e := s.about(mempool.FrameDoubted, "%s found that frame %d of channel %q contradicts itself: a producer wrote what it must not", s.who(), number, ch.info.Name)
+		e.Count = d.count
+		ch.note(e)
 		*d = doubts{logged: time.Now()}
 	}
 	return nil

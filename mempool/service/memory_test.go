@@ -3,6 +3,7 @@ package service
 import (
 	"fmt"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -37,6 +38,9 @@ func TestWhatIsGoneTakesNoRoomInTheService(t *testing.T) {
 	const most = 64 << 10
 	svc := newService(t)
 	owner := open(t, svc)
+	for range maxHistory { // events are kept for a while
+		svc.note(mempool.HistoryEvent{Text: strings.Repeat("an event with many words ", 10)}, nil)
+	}
 	for what, storm := range map[string]func(n int){
 		"sessions": func(n int) {
 			sessions := make([]*Session, n)

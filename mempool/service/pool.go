@@ -23,8 +23,7 @@ type Pool struct {
 	info  mempool.PoolInfo
 	arena mempool.Arena
 
-	uid    uint32         // of the user who made it
-	access mempool.Access // who may use it, sorted; never empty
+	*poolAccess
 	// reserved = leased + cached + held: bytes of all blocks, of those that buffers use, of those free for use, and of
 	// those that are free but not usable yet (recalled, or of a process that may still run).
 	reserved, leased, cached, held uint64
@@ -48,6 +47,7 @@ type Pool struct {
 	closed                         chan struct{} // closed when the arena is
 	waiters                        waiters       // for allocations that were refused
 	relief                         countedSignal // blocks became free, or were given back to the driver
+	refused, failed                gap           // allocations, for want of room and by the driver
 
 	lent      map[uint64]*block       // those that buffers use, by id; nil before there is a channel
 	producers map[*Session]*producing // sessions that have producers in channels
@@ -135,7 +135,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 	s := w.session
 	size, err := p.blockSize(n)
 	if err != nil {
-		return nil, err
+		return nil, &refusal{err, p, n}
 	}
 	late := uint64(0) // blocks that were due when the limit had passed: it takes a while to give much memory back
 	awaits := func() bool {
@@ -222,6 +222,9 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		if w.patient() {
 			if line == nil {
 				line = p.waiters.join(size)
+				w.long = func(waited time.Duration) {
+					s.notePoolFull(p, size, fmt.Sprintf("and has waited %v for it", waited))
+				}
 			}
 			p.watchCharged() // nobody tells when work ends
 			if w.wait(line.wait(room, mine)) || awaits() {
@@ -231,7 +234,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		if err == nil {
 			err = p.full(size) // said only now: most who wait get what they wait for
 		}
-		return nil, w.cause(hopeful(err))
+		return nil, w.cause(hopeful(&refusal{err, p, size}))
 	}
 }
 
@@ -314,6 +317,7 @@ func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*block, error
 		mem, err = p.allocate(ctx, size)
 	}
 	if err != nil {
+		s.noteFailed(p, size, err)
 		p.reserved -= size
 		p.leased -= size
 		p.blocks--

@@ -27,7 +27,12 @@ func (s *Service) unlock() {
 func (s *Service) flushLogged() {
 	if err := s.flush(); err != nil {
 		s.log.Error("memory could not be given back", "error", err)
+		s.note(mempool.HistoryEvent{Kind: mempool.DriverError, Text: notGivenBack(err)}, nil)
 	}
+}
+
+func notGivenBack(err error) string {
+	return fmt.Sprintf("memory could not be given back, and counts as held until it can: %v", err)
 }
 
 // flush carries out what is due. s.mu is held, and released for the driver calls.

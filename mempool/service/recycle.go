@@ -3,6 +3,8 @@ package service
 import (
 	"maps"
 	"slices"
+
+	"github.com/poolbridge/poolbridge/mempool"
 )
 
 // recycle takes back a block that no buffer uses any more. Service.mu is held.
@@ -61,6 +63,7 @@ func (p *Pool) evict(n uint64) bool {
 	given, err := p.giveBack(n, true)
 	if err != nil {
 		p.svc.log.Error("memory could not be given back", "error", err)
+		p.svc.note(mempool.HistoryEvent{Kind: mempool.DriverError, Text: notGivenBack(err)}, p)
 	}
 	return given > 0
 }

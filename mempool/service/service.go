@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"crypto/rand"
 	"log/slog"
 	"maps"
@@ -20,6 +21,9 @@ type Config struct {
 	// MayCreate says who may make pools, and destroy those that they may use; nil for only the user that the service runs as,
 	// who may destroy all of them.
 	MayCreate func(mempool.Peer) bool
+	// Patience is after which time it is told as an event that a session waits for a lease or for room, or that a subscriber is as far
+	// behind as it can be; 0 for 10 seconds.
+	Patience time.Duration
 	// Limits bound what clients can make the service remember.
 	Limits Limits
 }
@@ -58,6 +62,11 @@ type Service struct {
 	members                                                 int                                                        // of all channels
 	most                                                    struct{ buffers, names, sessions, timelines, awaited int } // that these maps had
 
+	history  history
+	patience time.Duration
+	refused  map[string]*gap // requests, by the limit that they met
+	watching bool            // channels are looked at for slow subscribers
+
 	closed     bool
 	closing    chan struct{}  // closed when Close begins
 	done       chan struct{}  // closed when it has ended
@@ -72,7 +81,7 @@ func New(c Config) *Service {
 		namesOf: make(tally), poolsOf: make(tally), pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool), sessions: make(map[uint64]*Session),
 		buffers: make(map[uint64]*buffer), names: make(map[string]*name), closing: make(chan struct{}), done: make(chan struct{}),
 		awaited: make(map[string]*awaited), timelines: make(map[uint64]*timeline), channels: make(map[string]*channel), channelByID: make(map[uint64]*channel),
-		keepers: make(map[keeperKey]*keeper),
+		keepers: make(map[keeperKey]*keeper), patience: cmp.Or(c.Patience, usualPatience), refused: make(map[string]*gap),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -126,13 +135,13 @@ func (s *Service) Close() {
 	sessions := slices.Collect(maps.Values(s.sessions))
 	s.mu.Unlock()
 	for _, session := range sessions {
-		session.End(nil)
+		session.EndAs(mempool.SessionShutdown, "the service is shutting down", nil)
 	}
 	s.background.Wait()
 	s.mu.Lock()
 	pools := slices.Collect(maps.Values(s.poolByID))
 	for _, p := range pools {
-		s.destroy(p)
+		s.destroy(p, nil)
 	}
 	s.unlock()
 	for _, p := range pools {

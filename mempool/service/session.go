@@ -44,6 +44,9 @@ type Session struct {
 	accounts map[*Pool]*account
 	most     struct{ leases, names, mapped int } // that these maps had
 	keeper   *keeper
+	ending   ending
+	broken   broken
+	blocking gap             // others that wait for its leases
 	tensor   *mempool.Tensor // that it described last
 }
 
@@ -58,9 +61,13 @@ func (s *Session) String() string { return fmt.Sprintf("session %d (pid %d)", s.
 // alive says whether the session can still do anything. Service.mu is held.
 func (s *Session) alive() error {
 	if s.ended {
-		return situation.Of(mempool.ErrClosed, "session %d has ended", s.id)
+		return s.hasEnded()
 	}
 	return nil
+}
+
+func (s *Session) hasEnded() error {
+	return situation.Of(mempool.ErrClosed, "session %d has ended", s.id)
 }
 
 // account is what the session has in p. Service.mu is held.
@@ -192,6 +199,11 @@ func (s *Session) Dropped(blocks []uint64) error {
 // Its timeline ends once all its fences are reached, otherwise with the process: then the waits of others for them end, and
 // content that was not complete has failed.
 func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
+	return s.EndAs(mempool.SessionLeft, "", gone)
+}
+
+// EndAs is End, and says how the session ended and why: for the history.
+func (s *Session) EndAs(how mempool.SessionEnding, why string, gone <-chan struct{}) <-chan struct{} {
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
@@ -199,6 +211,7 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 		return s.reclaimed
 	}
 	s.ended = true
+	s.noteEnd(how, why)
 	close(s.over)
 	remove(&svc.sessions, &svc.most.sessions, s.id)
 	lent := s.expel()
@@ -218,6 +231,7 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 	}
 	s.stopShowing()
 	s.timeline.dieIfDone()
+	s.noteBroken()
 	if gone == nil || (len(held) == 0 && len(s.mapped) == 0 && !s.timeline.owed() && !s.consumes()) {
 		s.reclaimAll(held)
 		return s.reclaimed
@@ -226,6 +240,7 @@ func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 		s.swept = make(chan struct{})
 	}
 	swept := s.swept
+	s.ending.lingers = true
 	svc.background.Add(1)
 	go func() {
 		defer svc.background.Done()
@@ -288,7 +303,11 @@ func (s *Session) reclaimAll(held []*block) {
 	for _, b := range s.mapped {
 		b.pool.unmap(s, b)
 	}
+	s.noteBroken()
 	s.svc.leave(s.keeper)
 	s.svc.flushLogged()
+	if s.ending.lingers {
+		s.noteReclaimed(held)
+	}
 	close(s.reclaimed)
 }

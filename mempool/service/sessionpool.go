@@ -3,8 +3,10 @@ package service
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
+	"github.com/poolbridge/poolbridge/internal/bytesize"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -21,7 +23,7 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 	if !svc.mayCreate(s.peer) {
 		return nil, situation.Of(mempool.ErrDenied, "user %d may not create pools", s.peer.UID)
 	}
-	p := &Pool{svc: svc, uid: s.peer.UID, access: accessOf(spec.Access, s.peer), cache: make(map[uint64][]*block),
+	p := &Pool{svc: svc, poolAccess: &poolAccess{s.peer.UID, accessOf(spec.Access, s.peer)}, cache: make(map[uint64][]*block),
 		pending: make(map[uint64]*pending), users: make(tally), charged: make(map[*block]struct{}), closed: make(chan struct{}),
 		waiters: waiters{mutex: &svc.mu}}
 	if err := svc.reserveName(s, spec.Name, p); err != nil {
@@ -42,8 +44,11 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 	p.info = mempool.PoolInfo{ID: svc.lastPool, Name: spec.Name, Kind: spec.Kind, Device: arena.Device(), MaxBytes: spec.MaxBytes,
 		SessionBytes: spec.SessionBytes, UserBytes: spec.UserBytes}
 	svc.poolByID[p.info.ID] = p
+	e := s.about(mempool.PoolMade, "%s made pool %q of kind %s, of at most %s", s.who(), p.info.Name, p.info.Kind, bytesize.Text(p.info.MaxBytes))
+	e.Bytes = p.info.MaxBytes
+	svc.note(e, p)
 	if svc.closed {
-		svc.destroy(p)
+		svc.destroy(p, nil)
 		return nil, errShutdown
 	}
 	return p, nil
@@ -229,15 +234,22 @@ func (s *Session) DestroyPool(id uint64) error {
 		return situation.Of(mempool.ErrDenied, "user %d may not destroy pool %q: its maker, user %d, may, the service's user, and users who may use it and make pools",
 			s.peer.UID, p.info.Name, p.uid)
 	}
-	svc.destroy(p)
+	svc.destroy(p, s)
 	return svc.flush()
 }
 
-// destroy ends a pool. s.mu is held.
-func (s *Service) destroy(p *Pool) {
+// destroy ends a pool, for a session, or nil for the service itself. s.mu is held.
+func (s *Service) destroy(p *Pool, by *Session) {
 	if p.closing {
 		return
 	}
+	e, who := mempool.HistoryEvent{Kind: mempool.PoolDestroyed}, "the service"
+	if by != nil {
+		who = by.who()
+		e = by.about(mempool.PoolDestroyed, "")
+	}
+	e.Text, e.Bytes = fmt.Sprintf("%s destroyed pool %q, of which %s were in use", who, p.info.Name, bytesize.Text(p.leased)), p.leased
+	s.note(e, p)
 	p.closing = true
 	delete(s.pools, p.info.Name)
 	p.ask(true)

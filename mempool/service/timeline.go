@@ -247,6 +247,7 @@ func (t *timeline) fail(last *[mempool.TimelineWords]uint64) {
 	for _, b := range t.session.svc.buffers {
 		if slices.ContainsFunc(b.ready, func(r fence) bool { return r.timeline == t && last[r.word] < r.value }) {
 			b.fail(told)
+			t.session.breaks(b)
 		}
 	}
 	told.tell()

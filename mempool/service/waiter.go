@@ -11,8 +11,10 @@ type waiter struct {
 	session  *Session
 	deadline time.Time
 	timer    *time.Timer
-	late     bool  // the limit has passed
-	err      error // of the context
+	late     bool // the limit has passed
+	// long is called once when it waits for long, with Service.mu held; nil: nobody is told.
+	long func(waited time.Duration)
+	err  error // of the context
 }
 
 func (s *Session) newWaiter(ctx context.Context, limit time.Duration) waiter {
@@ -38,20 +40,32 @@ func (w *waiter) wait(changed <-chan struct{}) bool {
 }
 
 func (w *waiter) sleep(changed <-chan struct{}) bool {
+	svc := w.session.svc
 	if w.timer == nil {
-		w.timer = time.NewTimer(time.Until(w.deadline))
+		w.timer = time.NewTimer(min(time.Until(w.deadline), svc.patience))
 	}
-	select {
-	case <-changed:
-		return true
-	case <-w.session.over:
-		return true
-	case <-w.timer.C:
-		w.late = true
-		return false
-	case <-w.ctx.Done():
-		w.err = context.Cause(w.ctx)
-		return false
+	for {
+		select {
+		case <-changed:
+			return true
+		case <-w.session.over:
+			return true
+		case <-w.timer.C:
+			left := time.Until(w.deadline)
+			if left <= 0 {
+				w.late = true
+				return false
+			}
+			w.timer.Reset(left)
+			if w.long != nil {
+				svc.mu.Lock()
+				w.long(svc.patience)
+				svc.mu.Unlock()
+			}
+		case <-w.ctx.Done():
+			w.err = context.Cause(w.ctx)
+			return false
+		}
 	}
 }
 

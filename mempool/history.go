@@ -1,0 +1,97 @@
+package mempool
+
+import "time"
+
+// This file has what a service tells of what happened to it. All of it is plain data.
+
+// HistoryEvent is one thing that happened to a service. Fields that say nothing about it are empty.
+type HistoryEvent struct {
+	// Number counts the events of an epoch, from 1 on, without a gap.
+	Number uint64
+	At     time.Time
+	Kind   EventKind
+	// Session is the session that it concerns, with its process, its user and what the client calls itself. Session is 0 where it
+	// concerns none; the other three say nothing then.
+	Session uint64
+	PID     int32
+	UID     uint32
+	Program string
+	// Pool and Channel are names.
+	Pool, Channel string
+	Buffer        uint64
+	// Bytes of memory that it concerns.
+	Bytes uint64
+	// Ending says how a session ended, for [SessionEnded] and [MemoryReclaimed].
+	Ending SessionEnding
+	// Took is how long it took or lasts, for [MemoryReclaimed], [LeaseLong] and [SubscriberSlow].
+	Took time.Duration
+	// Count is how many like it there were since the last event that said so, this one included: what happens very often is told of
+	// from time to time.
+	Count int
+	// Text says in a sentence what happened and, where somebody has to act, what to do.
+	Text string
+}
+
+// EventKind is what sort of thing happened.
+type EventKind string
+
+// The kinds of events.
+const (
+	PoolMade        EventKind = "pool-made"
+	PoolDestroyed   EventKind = "pool-destroyed"
+	PoolFull        EventKind = "pool-full"        // an allocation was refused for want of room, in the pool or for its session or user
+	LimitMet        EventKind = "limit-met"        // another request was refused because of a limit of the service
+	SessionBegan    EventKind = "session-began"    // it has said who it is
+	SessionEnded    EventKind = "session-ended"    // however it ended: see [SessionEnding]
+	MemoryReclaimed EventKind = "memory-reclaimed" // what was held for the process of an ended session can be used again
+	LeaseLong       EventKind = "lease-long"       // a lease keeps another session waiting
+	WriterDied      EventKind = "writer-died"      // a session ended before content was complete that others could reach
+	DriverError     EventKind = "driver-error"     // the driver or the system refused memory, or did not take it back
+	ChannelMade     EventKind = "channel-made"
+	ChannelClosed   EventKind = "channel-closed"
+	ChannelFailed   EventKind = "channel-failed"  // its shared memory is corrupt, or cannot be used
+	FrameDoubted    EventKind = "frame-doubted"   // a consumer found a frame that contradicts itself
+	SubscriberSlow  EventKind = "subscriber-slow" // a consumer is as far behind as its channel lets it be
+)
+
+// EventKinds has every kind, in the order in which documents have them.
+func EventKinds() []EventKind {
+	return []EventKind{PoolMade, PoolDestroyed, PoolFull, LimitMet, SessionBegan, SessionEnded, MemoryReclaimed, LeaseLong, WriterDied, DriverError,
+		ChannelMade, ChannelClosed, ChannelFailed, FrameDoubted, SubscriberSlow}
+}
+
+// Trouble says whether an operator may have to act on an event of the kind.
+func (k EventKind) Trouble() bool {
+	switch k {
+	case PoolFull, LimitMet, LeaseLong, WriterDied, DriverError, ChannelFailed, FrameDoubted, SubscriberSlow:
+		return true
+	}
+	return false
+}
+
+// SessionEnding is how a session ended.
+type SessionEnding string
+
+// How sessions end.
+const (
+	SessionLeft     SessionEnding = "left"     // the client closed it
+	SessionLost     SessionEnding = "lost"     // the connection broke without a word: the process was killed, or ended without closing
+	SessionFailed   SessionEnding = "error"    // the service ended it because of what the client did
+	SessionClosed   SessionEnding = "closed"   // an operator ended it
+	SessionShutdown SessionEnding = "shutdown" // the service ended
+)
+
+// SessionEndings has every way in which sessions end.
+func SessionEndings() []SessionEnding {
+	return []SessionEnding{SessionLeft, SessionLost, SessionFailed, SessionClosed, SessionShutdown}
+}
+
+// EventPage is a page of what happened.
+type EventPage struct {
+	// Events in the order of their numbers.
+	Events []HistoryEvent
+	// Next is the number after which the next page begins.
+	Next uint64
+	// Lost is how many events after the number that was asked for are forgotten.
+	Lost uint64
+}

@@ -1,0 +1,185 @@
+package service
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// This file keeps what happened, the newest events of an epoch, for those who look later.
+
+// maxHistory is how many events are kept.
+const maxHistory = 4096
+
+// history is a ring of events. Its mutex is taken last: events are noted with and without Service.mu.
+type history struct {
+	mu    sync.Mutex
+	ring  []happening // by number - 1, modulo maxHistory; it grows to that
+	last  uint64      // number of the newest
+	added signal
+}
+
+// happening is an event, and who else than its user may be told of it.
+type happening struct {
+	mempool.HistoryEvent
+	pool *poolAccess // nil: it concerns no pool
+}
+
+// poolAccess is who may use a pool, and whose it is. Events keep it longer than there is the pool.
+type poolAccess struct {
+	uid    uint32         // of the user who made it
+	access mempool.Access // who may use it, sorted; never empty
+}
+
+// note keeps an event. pool is the one that it concerns; nil: it concerns none.
+func (s *Service) note(e mempool.HistoryEvent, pool *Pool) {
+	e.At, e.Count = time.Now(), max(e.Count, 1)
+	one := happening{HistoryEvent: e}
+	if pool != nil {
+		one.Pool, one.pool = pool.info.Name, pool.poolAccess
+	}
+	h := &s.history
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.last++
+	one.Number = h.last
+	if len(h.ring) < maxHistory {
+		h.ring = append(h.ring, one)
+	} else {
+		h.ring[(h.last-1)%maxHistory] = one
+	}
+	h.added.broadcast()
+}
+
+// about is an event of a session.
+func (s *Session) about(kind mempool.EventKind, format string, args ...any) mempool.HistoryEvent {
+	return mempool.HistoryEvent{Kind: kind, Session: s.id, PID: s.peer.PID, UID: s.peer.UID, Program: s.program, Text: fmt.Sprintf(format, args...)}
+}
+
+// who names the session in the text of an event. Service.mu is held.
+func (s *Session) who() string {
+	if s.program == "" {
+		return fmt.Sprintf("session %d (pid %d, user %d)", s.id, s.peer.PID, s.peer.UID)
+	}
+	return fmt.Sprintf("session %d (%q, pid %d, user %d)", s.id, s.program, s.peer.PID, s.peer.UID)
+}
+
+// tells says whether the session may be told of an event.
+func (s *Session) tells(h *happening) bool {
+	switch {
+	case s.owner():
+		return true
+	case h.pool != nil:
+		return h.pool.uid == s.peer.UID || h.pool.access.Allows(s.peer)
+	}
+	return h.Session != 0 && h.UID == s.peer.UID
+}
+
+// read gives the oldest events with greater numbers than after that may be told, at most most of them, and what is closed when there
+// is a new one.
+func (h *history) read(after uint64, most int, may func(*happening) bool) (page mempool.EventPage, more <-chan struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if forgotten := h.last - uint64(len(h.ring)); after < forgotten {
+		page.Lost, after = forgotten-after, forgotten
+	}
+	for page.Next = min(after, h.last); page.Next < h.last && len(page.Events) < most; page.Next++ {
+		if one := &h.ring[page.Next%maxHistory]; may(one) {
+			page.Events = append(page.Events, one.HistoryEvent)
+		}
+	}
+	return page, h.added.next()
+}
+
+// await is read that waits while there is no event to tell of, until one of the channels is closed. over says that it was that one.
+//
+// Errors: the context's.
+func (h *history) await(ctx context.Context, after uint64, most int, may func(*happening) bool, late <-chan time.Time,
+	ended <-chan struct{}) (page mempool.EventPage, over bool, err error) {
+	lost := uint64(0)
+	for {
+		var more <-chan struct{}
+		page, more = h.read(after, most, may)
+		lost += page.Lost
+		page.Lost = lost
+		if len(page.Events) > 0 {
+			return page, false, nil
+		}
+		after = page.Next
+		select {
+		case <-more:
+		case <-late:
+			return page, false, nil
+		case <-ended:
+			return page, true, nil
+		case <-ctx.Done():
+			return page, false, context.Cause(ctx)
+		}
+	}
+}
+
+// Events returns the oldest events with numbers greater than after, at most most of them. If there is none, it waits for one until the context
+// ends. Page.Next is what to ask for next; 0 asks for all that is kept, which are the newest few thousand of the epoch.
+//
+// Errors: [mempool.ErrClosed] for a service that has been closed and had nothing new to tell, the context's.
+func (s *Service) Events(ctx context.Context, after uint64, most int) (mempool.EventPage, error) {
+	page, over, err := s.history.await(ctx, after, most, func(*happening) bool { return true }, nil, s.done)
+	if over {
+		err = errShutdown
+	}
+	return page, err
+}
+
+// LastEvent is the number of the newest event; 0: nothing has happened yet.
+func (s *Service) LastEvent() uint64 {
+	s.history.mu.Lock()
+	defer s.history.mu.Unlock()
+	return s.history.last
+}
+
+// Events is [Service.Events] of what the session may be told: everything for the service's own user, for others what happened to sessions of
+// their user and to pools that they may use or have made. It waits up to wait; then the page has no events.
+//
+// Errors: [mempool.ErrInvalid] for a number that no event has yet, [mempool.ErrClosed], the context's.
+func (s *Session) Events(ctx context.Context, after uint64, most int, wait time.Duration) (mempool.EventPage, error) {
+	if last := s.svc.LastEvent(); after > last {
+		return mempool.EventPage{}, situation.Of(mempool.ErrInvalid, "there is no event %d yet, the newest is %d: events are numbered anew when the service starts",
+			after, last)
+	}
+	select {
+	case <-s.over:
+		return mempool.EventPage{}, s.hasEnded()
+	default:
+	}
+	timer := time.NewTimer(wait) // without a wait it has fired at once, and what is there is told all the same
+	defer timer.Stop()
+	page, over, err := s.svc.history.await(ctx, after, most, s.tells, timer.C, s.over)
+	if over {
+		err = s.hasEnded()
+	}
+	return page, err
+}
+
+// gap lets what happens very often be told of from time to time. It is guarded by Service.mu.
+type gap struct {
+	told  time.Time
+	count int // since then
+}
+
+// gapRest is how long nothing is told of what was told of.
+const gapRest = 10 * time.Second
+
+// tell says whether to tell of what happened now, and how often it happened since that was last told of.
+func (g *gap) tell() (count int, now bool) {
+	g.count++
+	if !g.told.IsZero() && time.Since(g.told) < gapRest {
+		return 0, false
+	}
+	count = g.count
+	*g = gap{told: time.Now()}
+	return count, true
+}

@@ -1,0 +1,335 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// happened are the events of a kind that are kept.
+func happened(t testing.TB, svc *Service, kind mempool.EventKind) (events []mempool.HistoryEvent) {
+	t.Helper()
+	page, _ := svc.history.read(0, maxHistory, func(h *happening) bool { return h.Kind == kind })
+	return page.Events
+}
+
+// one is the only event of a kind.
+func one(t testing.TB, svc *Service, kind mempool.EventKind) mempool.HistoryEvent {
+	t.Helper()
+	events := happened(t, svc, kind)
+	require.Len(t, events, 1, kind)
+	assert.NotEmpty(t, events[0].Text)
+	assert.Positive(t, events[0].Count)
+	return events[0]
+}
+
+// begin makes a session of another process that says who it is.
+func begin(t testing.TB, svc *Service, p mempool.Peer, program string) *Session {
+	t.Helper()
+	s, err := svc.OpenSession(p, func(Notice) {})
+	require.NoError(t, err)
+	s.Introduce(program)
+	return s
+}
+
+func TestEventsAreNumberedAndTheOldestAreForgotten(t *testing.T) {
+	svc := newService(t)
+	for range maxHistory + 10 {
+		svc.note(mempool.HistoryEvent{Kind: mempool.LimitMet}, nil)
+	}
+	page, err := svc.Events(t.Context(), 0, 7)
+	require.NoError(t, err)
+	assert.EqualValues(t, 10, page.Lost)
+	require.Len(t, page.Events, 7)
+	for i, e := range page.Events {
+		assert.EqualValues(t, 11+i, e.Number)
+	}
+	assert.EqualValues(t, 17, page.Next)
+	page, err = svc.Events(t.Context(), page.Next, 2*maxHistory)
+	require.NoError(t, err)
+	assert.Zero(t, page.Lost)
+	assert.Len(t, page.Events, maxHistory-7)
+	assert.Equal(t, svc.LastEvent(), page.Next)
+}
+
+func TestAReaderOfEventsWaitsForTheNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := New(Config{})
+		s := begin(t, svc, mempool.Self(), "reader")
+		after := svc.LastEvent()
+		type came struct {
+			page mempool.EventPage
+			err  error
+		}
+		pages := make(chan came, 2)
+		wait := func() {
+			go func() {
+				page, err := svc.Events(t.Context(), after, 9)
+				pages <- came{page, err}
+			}()
+			go func() {
+				page, err := s.Events(t.Context(), after, 9, patience)
+				pages <- came{page, err}
+			}()
+			synctest.Wait()
+			assert.Empty(t, pages)
+		}
+		wait()
+		begin(t, svc, mempool.Self(), "news")
+		for range 2 {
+			c := <-pages
+			require.NoError(t, c.err)
+			require.Len(t, c.page.Events, 1)
+			assert.Equal(t, "news", c.page.Events[0].Program)
+			after = c.page.Next
+		}
+		begun := time.Now()
+		page, err := s.Events(t.Context(), after, 9, time.Minute)
+		require.NoError(t, err)
+		assert.Empty(t, page.Events, "nothing happened in that time")
+		assert.Equal(t, time.Minute, time.Since(begun))
+		ctx, cancel := context.WithCancelCause(t.Context())
+		bored := errors.New("bored")
+		cancel(bored)
+		_, err = svc.Events(ctx, after, 9)
+		assert.ErrorIs(t, err, bored)
+		_, err = s.Events(t.Context(), after+1, 9, 0)
+		assert.ErrorIs(t, err, mempool.ErrInvalid, "there is no such number")
+		svc.Close() // which ends sessions: that is news too
+		_, err = svc.Events(t.Context(), svc.LastEvent(), 9)
+		assert.ErrorIs(t, err, mempool.ErrClosed)
+		_, err = s.Events(t.Context(), after, 9, 0)
+		assert.ErrorIs(t, err, mempool.ErrClosed)
+	})
+}
+
+func TestAPoolAndItsChannelsHaveAHistory(t *testing.T) {
+	svc := newService(t)
+	s := begin(t, svc, mempool.Self(), "maker")
+	p, _ := fakePool(t, s, 1<<20)
+	made := one(t, svc, mempool.PoolMade)
+	assert.Equal(t, p.info.Name, made.Pool)
+	assert.EqualValues(t, 1<<20, made.Bytes)
+	assert.Equal(t, []any{s.id, s.peer.PID, s.peer.UID, "maker"}, []any{made.Session, made.PID, made.UID, made.Program})
+	assert.Contains(t, made.Text, `"maker"`)
+	for _, name := range []string{"a", "b"} {
+		_, err := s.MakeChannel(mempool.ChannelSpec{Name: name, Pool: p.info.ID, Capacity: 1})
+		require.NoError(t, err)
+	}
+	require.NoError(t, s.CloseChannel(svc.channels["a"].info.ID))
+	assert.Equal(t, "a", one(t, svc, mempool.ChannelClosed).Channel)
+	require.NoError(t, s.DestroyPool(p.info.ID))
+	assert.Equal(t, "b", happened(t, svc, mempool.ChannelClosed)[1].Channel)
+	assert.Len(t, happened(t, svc, mempool.ChannelMade), 2)
+	assert.Equal(t, p.info.Name, one(t, svc, mempool.PoolDestroyed).Pool)
+}
+
+func TestASessionsEndSaysHowAndWhatItHad(t *testing.T) {
+	for _, how := range mempool.SessionEndings() {
+		svc := newService(t)
+		s := begin(t, svc, mempool.Self(), "worker\x1b[2J")
+		p, _ := fakePool(t, s, 1<<20)
+		allocate(t, s, p, 512)
+		<-s.EndAs(how, "a reason", nil)
+		e := one(t, svc, mempool.SessionEnded)
+		assert.Equal(t, how, e.Ending)
+		assert.EqualValues(t, 512, e.Bytes)
+		assert.Contains(t, e.Text, "a reason")
+		assert.NotContains(t, e.Text, "\x1b", "a terminal is not told what to do")
+		assert.Equal(t, s.id, one(t, svc, mempool.SessionBegan).Session)
+	}
+}
+
+func TestReclaimingAfterADeathSaysHowLongItTook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s, doomed := open(t, svc), begin(t, svc, mempool.Self(), "doomed")
+		p, _ := fakePool(t, s, 1<<20)
+		mapBlock(t, allocate(t, doomed, p, 512))
+		allocate(t, doomed, p, 1024)
+		gone := make(chan struct{})
+		reclaimed := doomed.EndAs(mempool.SessionLost, "", gone)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		assert.Empty(t, happened(t, svc, mempool.MemoryReclaimed), "its process lives")
+		close(gone)
+		<-reclaimed
+		e := one(t, svc, mempool.MemoryReclaimed)
+		assert.Equal(t, time.Minute, e.Took)
+		assert.EqualValues(t, 1536, e.Bytes)
+		assert.Equal(t, mempool.SessionLost, e.Ending)
+		<-open(t, svc).End(make(chan struct{}))
+		one(t, svc, mempool.MemoryReclaimed) // nothing was held for the other
+	})
+}
+
+func TestARefusalForWantOfRoomIsToldOfOnceInAWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		hog, s := begin(t, svc, mempool.Self(), "hog"), begin(t, svc, mempool.Self(), "hungry")
+		p, _ := fakePool(t, s, 1024)
+		allocate(t, hog, p, 1024)
+		refuse := func() {
+			_, err := s.Allocate(t.Context(), p.info.ID, mempool.Bytes(512), 0)
+			require.ErrorIs(t, err, mempool.ErrLimit)
+			s.Refused(err)
+		}
+		for range 5 {
+			refuse()
+		}
+		e := one(t, svc, mempool.PoolFull)
+		assert.Equal(t, p.info.Name, e.Pool)
+		assert.Equal(t, s.id, e.Session)
+		assert.Contains(t, e.Text, `"hog"`, "it says who has the most")
+		time.Sleep(gapRest)
+		refuse()
+		again := happened(t, svc, mempool.PoolFull)
+		require.Len(t, again, 2)
+		assert.Equal(t, 5, again[1].Count, "those that were not told of count")
+		assert.Empty(t, happened(t, svc, mempool.LimitMet))
+	})
+}
+
+func TestALimitThatIsMetIsToldOf(t *testing.T) {
+	svc := New(Config{Limits: Limits{SessionLeases: 1}})
+	t.Cleanup(svc.Close)
+	s := begin(t, svc, mempool.Self(), "greedy")
+	p, _ := fakePool(t, s, 1<<20)
+	allocate(t, s, p, 512)
+	_, err := s.Allocate(t.Context(), p.info.ID, mempool.Bytes(512), 0)
+	require.ErrorIs(t, err, mempool.ErrLimit)
+	s.Refused(err)
+	s.Refused(err)
+	assert.Contains(t, one(t, svc, mempool.LimitMet).Text, "session-leases")
+	svc.Refused(&LimitError{Limit: "sessions", Max: 1, Who: "the service", What: "sessions", Have: 1, Advice: "close one"})
+	assert.Len(t, happened(t, svc, mempool.LimitMet), 2, "another limit")
+}
+
+func TestWhoKeepsOthersWaitingForLongIsToldOf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := New(Config{Patience: time.Minute})
+		t.Cleanup(svc.Close)
+		holder, s := begin(t, svc, mempool.Self(), "holder"), begin(t, svc, mempool.Self(), "waiter")
+		p, _ := fakePool(t, s, 512)
+		l := allocate(t, holder, p, 512)
+		info := l.Info()
+		failed := make(chan error, 2)
+		wait := func() {
+			go func() {
+				_, err := s.Lease(t.Context(), info.Buffer, info.Generation, false, 2*time.Minute)
+				failed <- err
+			}()
+			go func() {
+				_, err := s.Allocate(t.Context(), p.info.ID, mempool.Bytes(512), 2*time.Minute)
+				failed <- err
+			}()
+			synctest.Wait()
+		}
+		wait()
+		time.Sleep(time.Minute - time.Nanosecond)
+		assert.Empty(t, happened(t, svc, mempool.LeaseLong))
+		time.Sleep(time.Nanosecond)
+		synctest.Wait()
+		e := one(t, svc, mempool.LeaseLong)
+		assert.Equal(t, holder.id, e.Session)
+		assert.Equal(t, info.Buffer, e.Buffer)
+		assert.Equal(t, p.info.Name, e.Pool)
+		assert.Equal(t, time.Minute, e.Took)
+		assert.Contains(t, e.Text, `"waiter"`)
+		assert.Equal(t, s.id, one(t, svc, mempool.PoolFull).Session)
+		err := errors.Join(<-failed, <-failed)
+		assert.ErrorIs(t, err, mempool.ErrBusy)
+		assert.ErrorIs(t, err, mempool.ErrLimit)
+		one(t, svc, mempool.LeaseLong)
+	})
+}
+
+func TestAWriterThatDiesIsToldOfIfOthersCanReachWhatItWrote(t *testing.T) {
+	svc := newService(t)
+	s, writer := open(t, svc), begin(t, svc, mempool.Self(), "writer")
+	p, _ := fakePool(t, s, 1<<20)
+	l := allocate(t, s, p, 512)
+	publish(t, l, mempool.Publication{Name: "weights"})
+	release(t, l)
+	_, err := writer.Get(t.Context(), "weights", true, 0)
+	require.NoError(t, err)
+	allocate(t, writer, p, 512) // which nobody knows of
+	writer.EndAs(mempool.SessionLost, "", nil)
+	e := one(t, svc, mempool.WriterDied)
+	assert.Equal(t, writer.id, e.Session)
+	assert.Equal(t, 1, e.Count)
+	assert.EqualValues(t, 512, e.Bytes)
+	_, err = s.Get(t.Context(), "weights", false, 0)
+	assert.ErrorIs(t, err, mempool.ErrProducerDied)
+}
+
+func TestTroubleWithTheDriverIsToldOf(t *testing.T) {
+	svc := newService(t)
+	s := begin(t, svc, mempool.Self(), "unlucky")
+	p, arena := fakePool(t, s, 1<<20)
+	arena.set("Allocate", mempool.ErrOutOfMemory)
+	_, err := s.Allocate(t.Context(), p.info.ID, mempool.Bytes(512), 0)
+	require.ErrorIs(t, err, mempool.ErrOutOfMemory)
+	e := one(t, svc, mempool.DriverError)
+	assert.Equal(t, p.info.Name, e.Pool)
+	assert.EqualValues(t, 512, e.Bytes)
+	arena.set("Allocate", nil)
+	release(t, allocate(t, s, p, 512))
+	arena.set("Free", errors.New("the GPU has had enough"))
+	svc.mu.Lock()
+	p.retire(512, false)
+	svc.unlock()
+	assert.Contains(t, happened(t, svc, mempool.DriverError)[1].Text, "the GPU has had enough")
+	arena.set("Free", nil)
+}
+
+func TestASubscriberThatStaysBehindIsToldOfOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
+		camera, sink := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+		camera.meet()
+		for range 2 {
+			camera.send()
+		}
+		time.Sleep(3 * usualPatience)
+		synctest.Wait()
+		e := one(t, r.svc, mempool.SubscriberSlow)
+		assert.Equal(t, "frames", e.Channel)
+		assert.Equal(t, sink.ID(), e.Session)
+		assert.GreaterOrEqual(t, e.Took, usualPatience)
+		sink.done(sink.next(), mempool.Fence{})
+		time.Sleep(usualPatience) // it is not as far behind now
+		camera.send()
+		time.Sleep(3 * usualPatience)
+		synctest.Wait()
+		assert.Len(t, happened(t, r.svc, mempool.SubscriberSlow), 2)
+	})
+}
+
+func TestAStrangerIsToldOfEventsOfItsOwnAlone(t *testing.T) {
+	svc := newService(t)
+	s, stranger := begin(t, svc, mempool.Self(), "owner"), begin(t, svc, mempool.Peer{UID: 4711, PID: 17}, "spy")
+	friend := begin(t, svc, mempool.Peer{UID: 4712, PID: 18}, "friend")
+	p := createPool(t, s, mempool.PoolSpec{Name: "shared", Kind: fake, MaxBytes: 512, Access: mempool.Access{UIDs: []uint32{4712}}})
+	require.NoError(t, s.DestroyPool(p.info.ID))
+	<-p.closed
+	kinds := func(s *Session) (kinds []mempool.EventKind) {
+		page, err := s.Events(t.Context(), 0, 99, 0)
+		require.NoError(t, err)
+		assert.Equal(t, svc.LastEvent(), page.Next)
+		for _, e := range page.Events {
+			kinds = append(kinds, e.Kind)
+		}
+		return kinds
+	}
+	assert.Equal(t, []mempool.EventKind{mempool.SessionBegan}, kinds(stranger))
+	assert.Equal(t, []mempool.EventKind{mempool.SessionBegan, mempool.PoolMade, mempool.PoolDestroyed}, kinds(friend))
+	assert.Len(t, kinds(s), 5)
+}

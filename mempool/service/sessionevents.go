@@ -1,0 +1,85 @@
+package service
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/poolbridge/poolbridge/internal/bytesize"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// This file notes what becomes of a session that ends.
+
+// ending is how a session ended. It is guarded by Service.mu.
+type ending struct {
+	how     mempool.SessionEnding
+	at      time.Time
+	lingers bool // something was held for its process then
+}
+
+// noteEnd notes that the session ends. Service.mu is held.
+func (s *Session) noteEnd(how mempool.SessionEnding, why string) {
+	s.ending = ending{how: how, at: time.Now()}
+	text := map[mempool.SessionEnding]string{
+		mempool.SessionLeft:     "the client closed it",
+		mempool.SessionLost:     "its process was killed, or ended without closing it",
+		mempool.SessionClosed:   "an operator ended it",
+		mempool.SessionFailed:   "the service ended it",
+		mempool.SessionShutdown: "the service is shutting down",
+	}[how]
+	if why != "" {
+		text += ": " + why
+	}
+	e := s.about(mempool.SessionEnded, "")
+	e.Ending = how
+	for _, a := range s.accounts {
+		e.Bytes += a.bytes
+	}
+	e.Text = fmt.Sprintf("%s ended after %v with %d leases and %s: %s", s.who(), s.ending.at.Sub(s.began).Round(time.Millisecond), len(s.leases),
+		bytesize.Text(e.Bytes), text)
+	s.svc.note(e, nil)
+}
+
+// noteReclaimed notes that nothing is held any more for the process of a session that ended. Service.mu is held.
+func (s *Session) noteReclaimed(held []*block) {
+	e := s.about(mempool.MemoryReclaimed, "")
+	e.Ending, e.Took = s.ending.how, time.Since(s.ending.at)
+	for _, b := range held {
+		e.Bytes += b.size
+	}
+	e.Text = fmt.Sprintf("nothing is held any more for the process of %s, which ended %v ago with leases on %s", s.who(),
+		e.Took.Round(time.Microsecond), bytesize.Text(e.Bytes))
+	s.svc.note(e, nil)
+}
+
+// broken counts buffers that others could reach, whose content the session had not completed when it ended. It is guarded by Service.mu.
+type broken struct {
+	buffers int
+	bytes   uint64
+	first   *buffer
+}
+
+// breaks counts a buffer that has failed, if others can reach it. Service.mu is held.
+func (s *Session) breaks(b *buffer) {
+	if b.names == 0 && b.frames == 0 && b.readers.len() == 0 && b.changed.ch == nil {
+		return
+	}
+	if s.broken.buffers++; s.broken.first == nil {
+		s.broken.first = b
+	}
+	s.broken.bytes += b.bytes
+}
+
+// noteBroken notes what was counted. Service.mu is held.
+func (s *Session) noteBroken() {
+	n := s.broken
+	if n.buffers == 0 {
+		return
+	}
+	s.broken = broken{}
+	e := s.about(mempool.WriterDied, "")
+	e.Buffer, e.Bytes, e.Count = n.first.id, n.bytes, n.buffers
+	e.Text = fmt.Sprintf("%s ended before %d buffers (%s) were complete, the first of which is %d in pool %q: others that read them get an error", s.who(),
+		n.buffers, bytesize.Text(n.bytes), n.first.id, n.first.block.pool.info.Name)
+	s.svc.note(e, n.first.block.pool)
+}
