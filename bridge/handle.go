@@ -276,7 +276,7 @@ func (c *serverConn) startWaiting(q uint32, cancel context.CancelFunc) (key uint
 	if len(c.waiting) >= c.server.limits.waiting {
 		return 0, situation.Of(ErrLimit, "%d requests of this session wait already, and no more at a time: wait for an answer, or cancel one", len(c.waiting))
 	}
-	if most := c.server.config.MaxWaits; c.server.waits.Add(1) > int64(most) {
+	if most := int(c.server.maxWaits.Load()); c.server.waits.Add(1) > int64(most) {
 		c.server.waits.Add(-1)
 		return 0, &service.LimitError{Limit: "waits", Max: most, Who: "the service", What: "requests that wait", Have: most, Advice: "ask again later"}
 	}

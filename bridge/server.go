@@ -40,6 +40,8 @@ type ServerConfig struct {
 // acceptPause is how long the server waits after an error that it does not know.
 const acceptPause = 100 * time.Millisecond
 
+var errServerClosed = errors.New("the server is closed")
+
 // Server serves a [service.Service] on a Unix socket.
 type Server struct {
 	svc      *service.Service
@@ -47,8 +49,10 @@ type Server struct {
 	limits   limits
 	listener *seqpacket.Listener
 
+	maxSessions, maxWaits atomic.Int64
+
 	ctx      context.Context // ends with the server
-	cancel   context.CancelFunc
+	cancel   context.CancelCauseFunc
 	accepted sync.WaitGroup
 	done     chan struct{}
 
@@ -69,37 +73,72 @@ func Listen(path string, svc *service.Service, c ServerConfig) (*Server, error) 
 	return listen(path, svc, c, defaultLimits)
 }
 
+// ListenFile serves svc until Close on a socket that listens already, such as systemd hands to a service that it starts. The socket keeps its
+// mode, and its file stays. ListenFile closes file.
+//
+// Errors: [seqpacket.ErrNotListening].
+func ListenFile(file *os.File, svc *service.Service, c ServerConfig) (*Server, error) {
+	return begin(svc, c, defaultLimits, func(config seqpacket.ListenConfig) (*seqpacket.Listener, error) {
+		return seqpacket.ListenFile(file, config)
+	})
+}
+
 func listen(path string, svc *service.Service, c ServerConfig, limits limits) (*Server, error) {
+	return begin(svc, c, limits, func(config seqpacket.ListenConfig) (*seqpacket.Listener, error) { return seqpacket.Listen(path, config) })
+}
+
+func begin(svc *service.Service, c ServerConfig, limits limits, listen func(seqpacket.ListenConfig) (*seqpacket.Listener, error)) (*Server, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	if c.MaxSessions == 0 {
-		c.MaxSessions = defaultSessions
-	}
-	if c.MaxWaits == 0 {
-		c.MaxWaits = defaultWaits
-	}
-	files := sessionFDs * c.MaxSessions
-	room, err := seqpacket.Reserve(files + svc.Files())
-	if err != nil {
-		return nil, err
-	}
-	if room < files {
-		c.Log.Warn("too few file descriptors for all sessions: raise the limit (LimitNOFILE= in a unit of systemd, ulimit -n), or lower "+
-			"--limit sessions=N", "descriptors", room, "sessions", c.MaxSessions, "descriptors_each", sessionFDs)
-	}
-	l, err := seqpacket.Listen(path, seqpacket.ListenConfig{Mode: c.Mode,
-		OnPause: func(err error) { c.Log.Warn("connections have to wait", "error", err) }})
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	s := &Server{svc: svc, config: c, limits: limits, listener: l, ctx: ctx, cancel: cancel, done: make(chan struct{}), conns: make(map[*serverConn]struct{}),
+	ctx, cancel := context.WithCancelCause(context.Background())
+	s := &Server{svc: svc, config: c, limits: limits, ctx: ctx, cancel: cancel, done: make(chan struct{}), conns: make(map[*serverConn]struct{}),
 		unused: make(chan struct{})}
+	err := s.SetLimits(c.MaxSessions, c.MaxWaits)
+	if err == nil {
+		s.listener, err = listen(seqpacket.ListenConfig{Mode: c.Mode, OnPause: func(err error) { c.Log.Warn("connections have to wait", "error", err) }})
+	}
+	if err != nil {
+		cancel(nil)
+		return nil, err
+	}
 	s.idle = time.AfterFunc(math.MaxInt64, s.lookUnused)
 	s.rest()
 	go s.accept()
 	return s, nil
+}
+
+// SetLimits changes how many sessions there may be at a time, and how many requests may wait, as in [ServerConfig]. What is there already stays.
+// It makes room for as many file descriptors as the limits of the server and of its service need.
+func (s *Server) SetLimits(sessions, waits int) error {
+	if sessions == 0 {
+		sessions = defaultSessions
+	}
+	if waits == 0 {
+		waits = defaultWaits
+	}
+	files := sessionFDs * sessions
+	room, err := seqpacket.Reserve(files + s.svc.Files())
+	if err != nil {
+		return err
+	}
+	if room < files {
+		s.config.Log.Warn("too few file descriptors for all sessions: raise the limit (LimitNOFILE= in a unit of systemd, ulimit -n), or lower "+
+			"--limit sessions=N", "descriptors", room, "sessions", sessions, "descriptors_each", sessionFDs)
+	}
+	s.maxSessions.Store(int64(sessions))
+	s.maxWaits.Store(int64(waits))
+	return nil
+}
+
+// Path is where the server listens.
+func (s *Server) Path() string { return s.listener.Path() }
+
+// Check says what keeps the server from accepting sessions, nil if nothing does. A server that hangs does not answer.
+func (s *Server) Check() error {
+	s.mu.Lock() // every session passes it
+	defer s.mu.Unlock()
+	return context.Cause(s.ctx)
 }
 
 func (s *Server) accept() {
@@ -119,9 +158,9 @@ func (s *Server) accept() {
 		}
 		c := s.newConn(conn)
 		if !s.admit(c) {
-			s.config.Log.Warn("a connection was refused: too many sessions", "limit", s.config.MaxSessions)
-			full := &service.LimitError{Limit: "sessions", Max: s.config.MaxSessions, Who: "the service", What: "sessions",
-				Have: s.config.MaxSessions, Advice: "close one"}
+			most := int(s.maxSessions.Load())
+			s.config.Log.Warn("a connection was refused: too many sessions", "limit", most)
+			full := &service.LimitError{Limit: "sessions", Max: most, Who: "the service", What: "sessions", Have: most, Advice: "close one"}
 			s.svc.Refused(full)
 			farewell(conn, full)
 			c.cancel(nil)
@@ -140,7 +179,7 @@ func (s *Server) accept() {
 func (s *Server) admit(c *serverConn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.conns)+s.lingering >= s.config.MaxSessions {
+	if int64(len(s.conns)+s.lingering) >= s.maxSessions.Load() {
 		return false
 	}
 	s.conns[c] = struct{}{}
@@ -224,7 +263,7 @@ func (s *Server) turnAway(c *serverConn, peer mempool.Peer) {
 // Close says goodbye to every client, ends their sessions and removes the socket. The service lives on.
 func (s *Server) Close() error {
 	err := s.listener.Close()
-	s.cancel()
+	s.cancel(errServerClosed)
 	s.idle.Stop()
 	<-s.done
 	s.accepted.Wait()

@@ -109,6 +109,31 @@ func TestMoreSessionsThanAllowedAreToldSo(t *testing.T) {
 	assert.ErrorContains(t, err, "--limit sessions=N")
 }
 
+func TestAServerThatIsClosedIsNotWell(t *testing.T) {
+	r := start(t, ServerConfig{}, unhurried)
+	require.NoError(t, r.Check())
+	require.NoError(t, r.Close())
+	require.Error(t, r.Check())
+}
+
+func TestLimitsOfARunningServerCanBeChanged(t *testing.T) {
+	r := start(t, ServerConfig{MaxSessions: 1}, unhurried)
+	first, err := Dial(t.Context(), r.path)
+	require.NoError(t, err)
+	defer first.Close()
+	_, err = Dial(t.Context(), r.path)
+	require.ErrorIs(t, err, ErrLimit)
+	require.NoError(t, r.SetLimits(2, 0))
+	second, err := Dial(t.Context(), r.path)
+	require.NoError(t, err)
+	defer second.Close()
+	require.NoError(t, r.SetLimits(1, 0))
+	_, err = second.Stats(t.Context())
+	require.NoError(t, err, "what is there stays")
+	_, err = Dial(t.Context(), r.path)
+	require.ErrorIs(t, err, ErrLimit)
+}
+
 func TestAServerThatClosesWhileClientsConnectWaitsForNobody(t *testing.T) {
 	for range 20 {
 		r := start(t, ServerConfig{}, unhurried)

@@ -36,6 +36,8 @@ var (
 	ErrInUse = errors.New("a live service uses the socket; stop that one, or choose another path")
 	// ErrNotSocket: the file at the path is not a socket.
 	ErrNotSocket = errors.New("not a socket")
+	// ErrNotListening: what was handed over is not a socket that a service can listen on.
+	ErrNotListening = errors.New("expected a Unix socket of type SOCK_SEQPACKET that listens at a path (ListenSequentialPacket=/PATH in a socket unit)")
 	// ErrUnsafeDir: other users could replace the socket.
 	ErrUnsafeDir = errors.New("the directory is open to others")
 	// ErrPathTooLong: the path of a socket may have at most 107 bytes.

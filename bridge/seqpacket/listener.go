@@ -16,7 +16,7 @@ import (
 type Listener struct {
 	path   string
 	config ListenConfig
-	lock   *FD
+	lock   *FD // nil: the socket was handed over, and its file is another's
 	file   *os.File
 	raw    syscall.RawConn
 	once   sync.Once
@@ -111,12 +111,16 @@ func (l *Listener) conn(fd int) (*Conn, error) {
 	return c, nil
 }
 
-// Close removes the socket file, closes the listener and releases the lock. Accepted connections stay open. Closing again does nothing.
+// Close removes the socket file unless the socket was handed over, closes the listener and releases the lock. Accepted connections stay
+// open. Closing again does nothing.
 func (l *Listener) Close() error {
 	l.once.Do(func() {
 		close(l.closed)
 		// While this process holds the lock, the file at the path is its own.
-		err := os.Remove(l.path)
+		var err error
+		if l.lock != nil {
+			err = os.Remove(l.path)
+		}
 		if errors.Is(err, fs.ErrNotExist) {
 			err = nil
 		}

@@ -148,7 +148,18 @@ func (s *Session) mayMakePool() error {
 }
 
 // Files is how many file descriptors the service has at most for channels.
-func (s *Service) Files() int { return 2*s.limits.Channels + s.limits.Members }
+func (s *Service) Files() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return 2*s.limits.Channels + s.limits.Members
+}
+
+// SetLimits changes the limits. What is there already stays, also where it is more.
+func (s *Service) SetLimits(l Limits) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.limits = l.filled()
+}
 
 // mayMakeChannel says whether there may be one more channel. Service.mu is held.
 func (s *Service) mayMakeChannel() error {

@@ -65,6 +65,20 @@ func TestTheServiceHasSoManyBuffersAndLeases(t *testing.T) {
 	checkBooks(t, svc)
 }
 
+func TestLimitsOfARunningServiceCanBeChanged(t *testing.T) {
+	svc, s := limited(t, Limits{SessionLeases: 1})
+	p, _ := fakePool(t, s, 1<<16)
+	allocate(t, s, p, 8)
+	_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(8), 0)
+	refused(t, err, "session-leases", 1, s.String())
+	svc.SetLimits(Limits{SessionLeases: 2})
+	allocate(t, s, p, 8)
+	svc.SetLimits(Limits{SessionLeases: 1})
+	_, err = s.allocate(context.Background(), p.info.ID, mempool.Bytes(8), 0)
+	refused(t, err, "session-leases", 1, s.String())
+	checkBooks(t, svc)
+}
+
 func TestAUserHasSoManyNamesOfAllSessionsAndThoseThatAreKept(t *testing.T) {
 	svc, s := limited(t, Limits{UserNames: 2})
 	p, _ := fakePool(t, s, 1<<16)

@@ -1,0 +1,73 @@
+package seqpacket
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// ListenFile takes a socket that listens already, such as systemd hands to a service that it starts (ListenSequentialPacket= in a socket
+// unit). Whoever made the socket owns its file, with its mode: Close leaves it there, and no lock is taken. The file is closed, also on
+// error.
+//
+// Errors: [ErrNotListening] if it is anything else than a Unix socket of packets with a path, which listens.
+func ListenFile(file *os.File, config ListenConfig) (_ *Listener, err error) {
+	defer file.Close()
+	var fd int
+	raw, err := file.SyscallConn()
+	if err == nil {
+		var dup error
+		err = raw.Control(func(given uintptr) { fd, dup = unix.FcntlInt(given, unix.F_DUPFD_CLOEXEC, 0) })
+		err = errors.Join(err, os.NewSyscallError("fcntl", dup))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the socket %s that was handed over: %w", file.Name(), err)
+	}
+	path, err := listensAt(fd)
+	if err == nil {
+		err = os.NewSyscallError("fcntl", unix.SetNonblock(fd, true))
+	}
+	if err == nil {
+		if e := refuseFDs(fd); !errors.Is(e, ErrNotSupported) {
+			err = e
+		}
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("the socket %s that was handed over: %w", file.Name(), err)
+	}
+	return newListener(fd, path, nil, config)
+}
+
+// listensAt says where a socket listens.
+func listensAt(fd int) (path string, err error) {
+	for _, one := range []struct {
+		option, want int
+		what         string
+	}{
+		{unix.SO_DOMAIN, unix.AF_UNIX, "no Unix socket"},
+		{unix.SO_TYPE, unix.SOCK_SEQPACKET, "a socket of another type"},
+		{unix.SO_ACCEPTCONN, 1, "a socket that does not listen"},
+	} {
+		got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, one.option)
+		switch {
+		case errors.Is(err, unix.ENOTSOCK):
+			return "", fmt.Errorf("%w, this is no socket", ErrNotListening)
+		case err != nil:
+			return "", os.NewSyscallError("getsockopt", err)
+		case got != one.want:
+			return "", fmt.Errorf("%w, this is %s", ErrNotListening, one.what)
+		}
+	}
+	addr, err := unix.Getsockname(fd)
+	if err != nil {
+		return "", os.NewSyscallError("getsockname", err)
+	}
+	name := addr.(*unix.SockaddrUnix).Name
+	if name == "" || name[0] == '@' { // an abstract address has no permissions
+		return "", fmt.Errorf("%w, this one has no path", ErrNotListening)
+	}
+	return name, nil
+}
