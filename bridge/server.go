@@ -84,7 +84,9 @@ func ListenFile(file *os.File, svc *service.Service, c ServerConfig) (*Server, e
 }
 
 func listen(path string, svc *service.Service, c ServerConfig, limits limits) (*Server, error) {
-	return begin(svc, c, limits, func(config seqpacket.ListenConfig) (*seqpacket.Listener, error) { return seqpacket.Listen(path, config) })
+	return begin(svc, c, limits, func(config seqpacket.ListenConfig) (*seqpacket.Listener, error) {
+		return seqpacket.Listen(path, config)
+	})
 }
 
 func begin(svc *service.Service, c ServerConfig, limits limits, listen func(seqpacket.ListenConfig) (*seqpacket.Listener, error)) (*Server, error) {

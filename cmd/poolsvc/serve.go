@@ -3,8 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime/debug"
 	"slices"
@@ -12,7 +12,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/upkeep"
@@ -25,16 +27,7 @@ import (
 const heapGrowth = 50
 
 func newServe() *cobra.Command {
-	var (
-		socket   string
-		mode     string
-		specs    []string
-		creators []uint
-		bounds   []string
-		verbose  bool
-		l        life
-		web      web
-	)
+	var l life
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the service until it is interrupted",
@@ -56,74 +49,87 @@ runs as. Other users also need to be able to open the socket: see --mode.
 What clients can make the service remember is bounded, and --limit says by how much, for example --limit sessions=100: see
 "Limits" in docs/protocol.md for what there is and its default.
 
+A configuration file (--config, else $POOLBRIDGE_CONFIG) says the same as the flags, and SIGHUP has it read again: see
+docs/deploying.md. A variable such as $POOLBRIDGE_LOG_LEVEL, for --log-level, wins over the file, and a flag over both.
+poolsvc config check says what is wrong in a file, and poolsvc config show what a service would do.
+
+systemd can hand over the socket, is told when the service is ready, and has a watchdog.
+
 Programs that start a service for themselves say with --ready-fd where it is to say that it listens, and with --end-fd and
 --end-unused when it ends by itself.`,
 		Args: arguments(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
-			level := slog.LevelInfo
-			if verbose {
-				level = slog.LevelDebug
-			}
-			log := slog.New(slog.NewTextHandler(c.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
-			if os.Getenv("GOGC") == "" {
-				debug.SetGCPercent(heapGrowth)
-			}
-			perm, err := strconv.ParseUint(mode, 8, 9)
-			if err != nil {
-				return fmt.Errorf("--mode %q is no file mode: expected octal digits such as 0660", mode)
-			}
-			most, err := parseLimits(bounds)
+			p, err := resolve(c.Flags())
 			if err != nil {
 				return err
 			}
 			if err := l.check(c); err != nil {
 				return err
 			}
-			if l.private {
-				if socket, err = privateSocket(); err != nil {
-					return &socketError{err}
-				}
-				defer os.RemoveAll(filepath.Dir(socket))
-			}
-			self := mempool.Self()
-			svc := service.New(service.Config{Log: log, Limits: most.Limits, MayCreate: func(p mempool.Peer) bool {
-				return p.UID == self.UID || slices.Contains(creators, uint(p.UID))
-			}})
-			defer svc.Close()
-			if err := createPools(svc, specs, log); err != nil {
-				return err
-			}
-			serving := bridge.ServerConfig{Mode: os.FileMode(perm), MaxSessions: most.sessions, MaxWaits: most.waits, Unused: l.unused, Log: log}
-			web, err := web.serve(svc, &serving)
-			if err != nil {
-				return err
-			}
-			defer web.close(log)
-			server, err := bridge.Listen(socket, svc, serving)
-			if err != nil {
-				return &socketError{err}
-			}
-			log.Info("serving", "socket", socket, "version", version, "epoch", svc.Epoch())
-			ctx, end := context.WithCancel(c.Context())
-			defer end()
-			l.live(end, server, socket, log)
-			looks := time.NewTicker(upkeep.Rest)
-			defer looks.Stop()
-			upkeep.Run(ctx, svc, looks.C)
-			log.Info("shutting down")
-			return server.Close()
+			return serve(c, p, l)
 		},
 	}
-	socketFlag(c, &socket)
-	c.Flags().StringVar(&mode, "mode", "0600", "file mode of the socket, octal")
-	c.Flags().StringArrayVar(&specs, "pool", nil, "make a pool, may be repeated: name=NAME,max=SIZE[,kind=device|vmm|legacy|pinned|host][,device=N|UUID][,session=SIZE][,user=SIZE][,uid=N][,gid=N]")
-	c.Flags().UintSliceVar(&creators, "creator", nil, "ids of other users who may make pools, and destroy those that they may use")
-	c.Flags().StringArrayVar(&bounds, "limit", nil, "bound what clients can make the service remember, may be repeated: NAME=N, of "+
-		strings.Join(limitNames(), ", "))
+	planFlags(c.Flags())
 	l.flags(c)
-	web.flags(c)
-	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "log sessions too")
 	return c
+}
+
+// serve runs the service.
+func serve(c *cobra.Command, p *plan, l life) error {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(heapGrowth)
+	}
+	socket := p.socket
+	if l.private {
+		var err error
+		if socket, err = privateSocket(); err != nil {
+			return &socketError{err}
+		}
+		defer os.RemoveAll(filepath.Dir(socket))
+	}
+	hups := make(chan os.Signal, 1)
+	if p.file != "" {
+		signal.Notify(hups, unix.SIGHUP)
+		defer signal.Stop(hups)
+	}
+	r := &running{flags: c.Flags(), plan: p}
+	log := r.newLog(c.ErrOrStderr())
+	self := mempool.Self()
+	r.creators.Store(&p.creators)
+	r.svc = service.New(service.Config{Log: log, Limits: p.limits.Limits, MayCreate: func(peer mempool.Peer) bool {
+		return peer.UID == self.UID || slices.Contains(*r.creators.Load(), peer.UID)
+	}})
+	defer r.svc.Close()
+	if err := r.createPools(); err != nil {
+		return err
+	}
+	serving := bridge.ServerConfig{Mode: p.mode, MaxSessions: p.limits.sessions, MaxWaits: p.limits.waits, Unused: l.unused, Log: log}
+	ready := bounded(r.ready)
+	web, err := p.web.serve(r.svc, &serving, bounded(r.healthy), ready)
+	if err != nil {
+		return err
+	}
+	defer web.close(log)
+	server, err := listen(socket, p, l, r.svc, serving)
+	if err != nil {
+		return &socketError{err}
+	}
+	r.server.Store(server)
+	log.Info("serving", "socket", server.Path(), "version", version, "epoch", r.svc.Epoch())
+	ctx, end := context.WithCancel(c.Context())
+	defer end()
+	tell(log, daemon.SdNotifyReady, "STATUS=serving "+server.Path())
+	l.live(end, server, server.Path(), log)
+	if err := startWatchdog(ctx, log, ready); err != nil {
+		log.Warn("systemd's watchdog is not told that the service lives", "error", err)
+	}
+	go r.reloadOn(ctx, hups)
+	looks := time.NewTicker(upkeep.Rest)
+	defer looks.Stop()
+	upkeep.Run(ctx, r.svc, looks.C)
+	log.Info("shutting down")
+	tell(log, daemon.SdNotifyStopping)
+	return server.Close()
 }
 
 // limits are what --limit sets: of the service, and of its server.
@@ -134,85 +140,92 @@ type limits struct {
 
 func limitNames() []string { return append([]string{"sessions", "waits"}, service.LimitNames()...) }
 
-// parseLimits reads the values of --limit.
-func parseLimits(texts []string) (most limits, err error) {
-	for _, text := range texts {
-		name, value, _ := strings.Cut(text, "=")
-		n, err := strconv.Atoi(value)
-		switch {
-		case !slices.Contains(limitNames(), name):
-			return most, fmt.Errorf("--limit %s: there is no limit %q: expected one of %s", text, name, strings.Join(limitNames(), ", "))
-		case err != nil || n < 1:
-			return most, fmt.Errorf("--limit %s: a limit is 1 or more, not %q", text, value)
-		case name == "sessions":
-			most.sessions = n
-		case name == "waits":
-			most.waits = n
-		default:
-			if err := most.Set(name, n); err != nil {
-				return most, fmt.Errorf("--limit %s: %w", text, err)
-			}
-		}
+// set reads NAME=N.
+func (most *limits) set(text string) (name string, err error) {
+	name, value, _ := strings.Cut(text, "=")
+	n, err := strconv.Atoi(value)
+	switch {
+	case !slices.Contains(limitNames(), name):
+		return name, fmt.Errorf("there is no limit %q: expected one of %s", name, strings.Join(limitNames(), ", "))
+	case err != nil || n < 1:
+		return name, fmt.Errorf("the limit %s is 1 or more, not %q", name, value)
+	case name == "sessions":
+		most.sessions = n
+	case name == "waits":
+		most.waits = n
+	default:
+		return name, most.Set(name, n)
 	}
-	return most, nil
+	return name, nil
 }
 
-// createPools makes the pools that --pool asked for, held by a session that lasts as long as the service.
-func createPools(svc *service.Service, specs []string, log *slog.Logger) error {
-	session, err := svc.OpenSession(mempool.Self(), nil)
-	if err != nil {
-		return err
+// list is what differs from the defaults.
+func (most *limits) list() (said []string) {
+	for _, one := range []struct {
+		name string
+		n    int
+	}{{"sessions", most.sessions}, {"waits", most.waits}} {
+		if one.n > 0 {
+			said = append(said, fmt.Sprintf("%s=%d", one.name, one.n))
+		}
 	}
-	session.Introduce("poolsvc serve")
-	for _, text := range specs {
-		spec, err := parsePool(text)
-		if err != nil {
-			return err
-		}
-		p, err := session.CreatePool(spec)
-		if err != nil {
-			return fmt.Errorf("--pool %q: %w", text, err)
-		}
-		info := p.Info()
-		log.Info("made a pool", "name", info.Name, "kind", info.Kind, "device", info.Device.UUID, "max_bytes", info.MaxBytes)
+	return append(said, most.List()...)
+}
+
+// poolText is a pool as the command line and the configuration file say it.
+type poolText struct {
+	said               mempool.PoolSpec
+	max, session, user byteSize
+}
+
+func (p *poolText) set(key, value string) (err error) {
+	switch key {
+	case "name":
+		p.said.Name = value
+	case "kind":
+		p.said.Kind = mempool.Kind(value)
+	case "device":
+		p.said.Device = value
+	case "max":
+		err = p.max.Set(value)
+	case "session":
+		err = p.session.Set(value)
+	case "user":
+		err = p.user.Set(value)
+	case "uid":
+		p.said.Access.UIDs, err = appendID(p.said.Access.UIDs, value)
+	case "gid":
+		p.said.Access.GIDs, err = appendID(p.said.Access.GIDs, value)
+	default:
+		return fmt.Errorf("unknown key %q: expected name, kind, device, max, session, user, uid or gid", key)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", key, err)
 	}
 	return nil
 }
 
+func (p *poolText) spec() (mempool.PoolSpec, error) {
+	spec := p.said
+	if spec.Kind == "" {
+		spec.Kind = mempool.Device
+	}
+	spec.MaxBytes, spec.SessionBytes, spec.UserBytes = uint64(p.max), uint64(p.session), uint64(p.user)
+	return spec, spec.Validate()
+}
+
 // parsePool reads the value of --pool.
 func parsePool(text string) (mempool.PoolSpec, error) {
-	spec := mempool.PoolSpec{Kind: mempool.Device}
-	var max, session, user byteSize
+	var pool poolText
 	for field := range strings.SplitSeq(text, ",") {
 		key, value, _ := strings.Cut(field, "=")
-		var err error
-		switch key {
-		case "name":
-			spec.Name = value
-		case "kind":
-			spec.Kind = mempool.Kind(value)
-		case "device":
-			spec.Device = value
-		case "max":
-			err = max.Set(value)
-		case "session":
-			err = session.Set(value)
-		case "user":
-			err = user.Set(value)
-		case "uid":
-			spec.Access.UIDs, err = appendID(spec.Access.UIDs, value)
-		case "gid":
-			spec.Access.GIDs, err = appendID(spec.Access.GIDs, value)
-		default:
-			err = fmt.Errorf("unknown key %q: expected name, kind, device, max, session, user, uid or gid", key)
-		}
-		if err != nil {
-			return spec, fmt.Errorf("--pool %q: %w", text, err)
+		if err := pool.set(key, value); err != nil {
+			return mempool.PoolSpec{}, fmt.Errorf("pool %q: %w", text, err)
 		}
 	}
-	spec.MaxBytes, spec.SessionBytes, spec.UserBytes = uint64(max), uint64(session), uint64(user)
-	if err := spec.Validate(); err != nil {
-		return spec, fmt.Errorf("--pool %q: %w", text, err)
+	spec, err := pool.spec()
+	if err != nil {
+		return spec, fmt.Errorf("pool %q: %w", text, err)
 	}
 	return spec, nil
 }

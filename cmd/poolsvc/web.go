@@ -2,37 +2,26 @@ package main
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/spf13/cobra"
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/metrics"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// web is what --http and the flags beside it ask for.
+// web is what --http and the settings beside it ask for.
 type web struct {
 	address         string
 	remote, profile bool
 	server          *metrics.Server // nil: nothing is served
 }
 
-func (w *web) flags(c *cobra.Command) {
-	c.Flags().StringVar(&w.address, "http", "", "serve /metrics for Prometheus, /healthz and /readyz at HOST:PORT, or at unix:PATH for this user alone")
-	c.Flags().BoolVar(&w.remote, "http-allow-remote", false, "let --http be an address that other machines can reach")
-	c.Flags().BoolVar(&w.profile, "pprof", false, "serve profiles of the service's own at /debug/pprof/ too")
-}
-
 // serve begins to serve, and has the server of the bridge count its requests.
-func (w web) serve(svc *service.Service, serving *bridge.ServerConfig) (web, error) {
+func (w web) serve(svc *service.Service, serving *bridge.ServerConfig, healthy, ready func(context.Context) error) (web, error) {
 	if w.address == "" {
-		if w.remote || w.profile {
-			return w, errors.New("--http-allow-remote and --pprof say more of --http, which is missing: add --http 127.0.0.1:9377, for example")
-		}
 		return w, nil
 	}
 	registry := prometheus.NewRegistry()
@@ -43,8 +32,8 @@ func (w web) serve(svc *service.Service, serving *bridge.ServerConfig) (web, err
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	serving.Answered = metrics.NewRequests(registry).Answered
 	var err error
-	w.server, err = metrics.Serve(metrics.Config{Address: w.address, AllowRemote: w.remote, Profile: w.profile, Log: serving.Log}, registry,
-		aliveOf(svc))
+	w.server, err = metrics.Serve(metrics.Config{Address: w.address, AllowRemote: w.remote, Profile: w.profile, Ready: ready, Log: serving.Log},
+		registry, healthy)
 	if err == nil {
 		serving.Log.Info("serving metrics", "address", w.server.Addr())
 	}
@@ -60,8 +49,8 @@ func (w web) close(log *slog.Logger) {
 	}
 }
 
-// aliveOf says whether a service answers before the context ends. One look at a time is under way, however many ask.
-func aliveOf(svc *service.Service) func(context.Context) error {
+// bounded makes of a question that may hang one that is given up with its context. It is asked once at a time, however many want to know.
+func bounded(ask func() error) func(context.Context) error {
 	looking := make(chan struct{}, 1)
 	return func(ctx context.Context) error {
 		select {
@@ -69,15 +58,14 @@ func aliveOf(svc *service.Service) func(context.Context) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		answered := make(chan struct{})
+		answer := make(chan error, 1)
 		go func() {
-			defer close(answered)
-			svc.Stats()
+			answer <- ask()
 			<-looking
 		}()
 		select {
-		case <-answered:
-			return nil
+		case err := <-answer:
+			return err
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

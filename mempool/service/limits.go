@@ -69,6 +69,16 @@ func (l *Limits) Set(name string, n int) error {
 	return nil
 }
 
+// List is what was set, each as NAME=N.
+func (l *Limits) List() (set []string) {
+	for _, one := range l.all() {
+		if *one.value > 0 {
+			set = append(set, fmt.Sprintf("%s=%d", one.name, *one.value))
+		}
+	}
+	return set
+}
+
 // filled is l with the defaults for what it leaves open.
 func (l Limits) filled() Limits {
 	for _, one := range l.all() {

@@ -38,7 +38,9 @@ type Config struct {
 	AllowRemote bool
 	// Profile adds /debug/pprof/.
 	Profile bool
-	Log     *slog.Logger
+	// Ready says what keeps clients from being served, nil if nothing does, for /readyz.
+	Ready func(context.Context) error
+	Log   *slog.Logger
 }
 
 // Server serves /metrics, /healthz and /readyz. It answers GET and HEAD alone.
@@ -58,17 +60,19 @@ func Serve(c Config, from prometheus.Gatherer, healthy func(context.Context) err
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(from, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 10 * time.Second}))
-	health := func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), patience)
-		defer cancel()
-		if err := healthy(ctx); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
+	said := func(asked func(context.Context) error) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			ctx, cancel := context.WithTimeout(r.Context(), patience)
+			defer cancel()
+			if err := asked(ctx); err != nil {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
+				return
+			}
+			fmt.Fprintln(w, "ok")
 		}
-		fmt.Fprintln(w, "ok")
 	}
-	mux.HandleFunc("GET /healthz", health)
-	mux.HandleFunc("GET /readyz", health)
+	mux.HandleFunc("GET /healthz", said(healthy))
+	mux.HandleFunc("GET /readyz", said(c.Ready))
 	if c.Profile {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
@@ -106,18 +110,31 @@ func listen(c Config) (net.Listener, error) {
 	if path, ok := strings.CutPrefix(c.Address, "unix:"); ok {
 		return listenUnix(path)
 	}
-	host, _, err := net.SplitHostPort(c.Address)
-	if err != nil {
-		return nil, fmt.Errorf("--http %q: expected HOST:PORT, such as 127.0.0.1:9377, or unix:PATH: %w", c.Address, err)
-	}
-	if !c.AllowRemote && !loopback(host) {
-		return nil, fmt.Errorf("--http %s: %w, and those who reach it learn what is in the pools: name a loopback address, or add --http-allow-remote", c.Address, ErrRemote)
+	if err := CheckAddress(c.Address, c.AllowRemote); err != nil {
+		return nil, err
 	}
 	l, err := net.Listen("tcp", c.Address)
 	if err != nil {
 		return nil, fmt.Errorf("--http %s: %w", c.Address, err)
 	}
 	return netutil.LimitListener(l, maxConnections), nil
+}
+
+// CheckAddress says whether address is one that metrics can be served at.
+//
+// Errors: [ErrRemote].
+func CheckAddress(address string, allowRemote bool) error {
+	if strings.HasPrefix(address, "unix:") {
+		return nil
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("%q: expected HOST:PORT, such as 127.0.0.1:9377, or unix:PATH: %w", address, err)
+	}
+	if !allowRemote && !loopback(host) {
+		return fmt.Errorf("%s: %w, and those who reach it learn what is in the pools: name a loopback address, or add --http-allow-remote (http.allow-remote)", address, ErrRemote)
+	}
+	return nil
 }
 
 // listenUnix listens on a socket that only this user may open. One that nobody listens on any more is replaced.

@@ -96,6 +96,9 @@ func TestRequestsAreCountedByOperationAndResult(t *testing.T) {
 func serve(t *testing.T, c Config, healthy func(context.Context) error) *Server {
 	t.Helper()
 	c.Log = slog.New(slog.DiscardHandler)
+	if c.Ready == nil {
+		c.Ready = healthy
+	}
 	s, err := Serve(c, registry(t, busy()), healthy)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, s.Close()) })
@@ -135,6 +138,16 @@ func TestMetricsAndHealthAreServed(t *testing.T) {
 	assert.Contains(t, text, sick.Error())
 	code, _ = get(t, "GET", url+"/debug/pprof/", "")
 	assert.Equal(t, 404, code, "profiles are served on request")
+}
+
+func TestAHealthyServiceMayNotBeReadyYet(t *testing.T) {
+	early := errors.New("it does not listen yet")
+	url := "http://" + serve(t, Config{Address: "127.0.0.1:0", Ready: func(context.Context) error { return early }}, well).Addr().String()
+	code, _ := get(t, "GET", url+"/healthz", "")
+	assert.Equal(t, 200, code)
+	code, text := get(t, "GET", url+"/readyz", "")
+	assert.Equal(t, 503, code)
+	assert.Contains(t, text, early.Error())
 }
 
 func TestNothingCanBeChangedOverHTTP(t *testing.T) {

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func newConfig() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "config",
+		Short: "Check a configuration file, and show what a service would do",
+		Long:  `Check a configuration file, and show what a service would do. docs/deploying.md says what may stand in a file.`,
+		Args:  arguments(0, 0),
+		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(newConfigCheck(), newConfigShow())
+	return c
+}
+
+func newConfigCheck() *cobra.Command {
+	return &cobra.Command{
+		Use:   "check [FILE]",
+		Short: "Say what is wrong in a configuration file",
+		Long: `Say what is wrong in a configuration file, $POOLBRIDGE_CONFIG if none is named: the line and the reason, a line of output for each mistake.
+
+The exit status is 0 if nothing is wrong, else 1. Whether the machine has memory and GPUs for the pools shows when the service starts.`,
+		Args: arguments(0, 1),
+		RunE: func(c *cobra.Command, args []string) error {
+			path := os.Getenv("POOLBRIDGE_CONFIG")
+			if len(args) > 0 {
+				path = args[0]
+			}
+			if path == "" {
+				return misused(c, "no file to check: name one, or set POOLBRIDGE_CONFIG")
+			}
+			p := newPlan()
+			err := p.read(path)
+			if err == nil {
+				err = p.check()
+			}
+			if err != nil {
+				fmt.Fprintln(c.OutOrStdout(), err)
+				return errReported
+			}
+			_, err = fmt.Fprintf(c.OutOrStdout(), "%s: nothing is wrong; pools: %d\n", path, len(p.pools))
+			return err
+		},
+	}
+}
+
+func newConfigShow() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "show",
+		Short: "Show what poolsvc serve would do with the same flags",
+		Long:  `Show what poolsvc serve would do with the same flags, environment and configuration file, and where each setting comes from.`,
+		Args:  arguments(0, 0),
+		RunE: func(c *cobra.Command, _ []string) error {
+			p, err := resolve(c.Flags())
+			if err != nil {
+				return err
+			}
+			return p.show(c)
+		},
+	}
+	planFlags(c.Flags())
+	return c
+}
+
+// show prints a plan.
+func (p *plan) show(c *cobra.Command) error {
+	w := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "SETTING\tVALUE\tFROM")
+	row := func(key, value, from string) {
+		if value == "" {
+			value = "-"
+		}
+		if from == "" {
+			from = "default"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\n", key, value, from)
+	}
+	values := map[string]string{"socket": p.socket, "mode": fmt.Sprintf("%#o", p.mode), "creator": strings.Trim(fmt.Sprint(p.creators), "[]"),
+		"http": p.web.address, "http-allow-remote": fmt.Sprint(p.web.remote), "pprof": fmt.Sprint(p.web.profile), "log-format": p.format(),
+		"log-level": strings.ToLower(p.log.level.String())}
+	for _, s := range settings() {
+		if value, ok := values[s.flag]; ok {
+			row(s.key, value, p.from[s.flag])
+		}
+	}
+	for _, one := range p.limits.list() {
+		name, n, _ := strings.Cut(one, "=")
+		row("limits."+name, n, p.from["limit "+name])
+	}
+	for _, spec := range p.pools {
+		row("pools", formatPool(spec), p.from["pool "+spec.Name])
+	}
+	return w.Flush()
+}
+
+func (p *plan) format() string {
+	if p.log.json {
+		return "json"
+	}
+	return "text"
+}
+
+// formatPool is what --pool would have to be.
+func formatPool(spec mempool.PoolSpec) string {
+	text := fmt.Sprintf("name=%s,kind=%s,max=%s", spec.Name, spec.Kind, compactBytes(spec.MaxBytes))
+	if spec.Device != "" {
+		text += ",device=" + spec.Device
+	}
+	if spec.SessionBytes > 0 {
+		text += ",session=" + compactBytes(spec.SessionBytes)
+	}
+	if spec.UserBytes > 0 {
+		text += ",user=" + compactBytes(spec.UserBytes)
+	}
+	for _, id := range spec.Access.UIDs {
+		text += fmt.Sprintf(",uid=%d", id)
+	}
+	for _, id := range spec.Access.GIDs {
+		text += fmt.Sprintf(",gid=%d", id)
+	}
+	return text
+}
+
+func compactBytes(n uint64) string { return strings.ReplaceAll(formatBytes(n), " ", "") }

@@ -1,0 +1,238 @@
+// Package config reads the configuration file of a service: which values stand in which lines. It does not know what they mean.
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"syscall"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// maxBytes is how long a file may be.
+const maxBytes = 1 << 20
+
+// Problem is something wrong in a file.
+type Problem struct {
+	File   string
+	Line   int // 0: of the whole file
+	Reason string
+}
+
+func (p *Problem) Error() string {
+	if p.Line == 0 {
+		return p.File + ": " + p.Reason
+	}
+	return fmt.Sprintf("%s:%d: %s", p.File, p.Line, p.Reason)
+}
+
+// Problems are all that is wrong in a file, in the order of its lines.
+type Problems []*Problem
+
+func (all Problems) Error() string {
+	text := ""
+	for i, p := range all {
+		if i > 0 {
+			text += "\n"
+		}
+		text += p.Error()
+	}
+	return text
+}
+
+// Add notes a problem.
+func (all *Problems) Add(file string, line int, format string, args ...any) {
+	*all = append(*all, &Problem{file, line, fmt.Sprintf(format, args...)})
+}
+
+// Err is nil if there are none.
+func (all Problems) Err() error {
+	if len(all) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(all, func(a, b *Problem) int { return a.Line - b.Line })
+	return all
+}
+
+// Value is what stands behind a key: a text, or several if it is a list.
+type Value struct {
+	Key   string
+	Line  int
+	Texts []string
+}
+
+// Item is one element of the list pools.
+type Item struct {
+	Line   int
+	Values []Value
+}
+
+// File is a configuration file. The keys of its values name the section too: "http.address".
+type File struct {
+	Path   string
+	Values []Value
+	Pools  []Item
+}
+
+// Read reads a file of YAML: sections of keys with texts or lists of texts, and the list pools, whose elements have such keys.
+//
+// Errors: [Problems]; those of the file system.
+func Read(path string) (*File, error) {
+	text, err := load(path)
+	if err != nil {
+		return nil, err
+	}
+	f := &File{Path: path}
+	var root yaml.Node
+	loader, err := yaml.NewLoader(text)
+	if err == nil {
+		err = loader.Load(&root)
+	}
+	switch {
+	case errors.Is(err, io.EOF):
+		return f, nil
+	case err != nil:
+		return nil, Problems{broken(path, err)}
+	}
+	r := reader{file: f}
+	r.root(root.Content[0])
+	var second yaml.Node
+	if err := loader.Load(&second); err == nil {
+		r.problems.Add(path, second.Line, "a second document (---): a configuration is one")
+	} else if !errors.Is(err, io.EOF) {
+		r.problems = append(r.problems, broken(path, err))
+	}
+	return f, r.problems.Err()
+}
+
+// load opens a file that nobody but its owner may change, who must be this user or root: it says who may use memory.
+func load(path string) (io.Reader, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not make it wait
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	switch owner := info.Sys().(*syscall.Stat_t).Uid; {
+	case !info.Mode().IsRegular():
+		return nil, &Problem{File: path, Reason: "expected a file, this is none: " + info.Mode().String()}
+	case info.Mode().Perm()&0o022 != 0:
+		return nil, &Problem{File: path, Reason: fmt.Sprintf("users other than its owner may change it (mode %#o): chmod go-w it", info.Mode().Perm())}
+	case owner != 0 && int(owner) != os.Geteuid():
+		return nil, &Problem{File: path, Reason: fmt.Sprintf("user %d owns it: expected root, or user %d, who runs the service", owner, os.Geteuid())}
+	case info.Size() > maxBytes:
+		return nil, &Problem{File: path, Reason: fmt.Sprintf("it has %d bytes, and a configuration at most %d", info.Size(), maxBytes)}
+	}
+	text, err := io.ReadAll(io.LimitReader(file, maxBytes))
+	return bytes.NewReader(text), err
+}
+
+// broken is an error of YAML with its line.
+func broken(path string, err error) *Problem {
+	p := &Problem{File: path, Reason: err.Error()}
+	if at, ok := errors.AsType[*yaml.LoadError](err); ok {
+		p.Line, p.Reason = at.Mark.Line, "this is no YAML: "+at.Message
+	}
+	return p
+}
+
+// reader takes a tree of YAML apart.
+type reader struct {
+	file     *File
+	problems Problems
+}
+
+func (r *reader) wrong(at *yaml.Node, format string, args ...any) {
+	r.problems.Add(r.file.Path, at.Line, format, args...)
+}
+
+func (r *reader) root(node *yaml.Node) {
+	if null(node) {
+		return
+	}
+	r.pairs(node, "the configuration", func(section string, key, value *yaml.Node) {
+		switch {
+		case section == "pools":
+			r.pools(value)
+		case !null(value):
+			r.pairs(value, section, func(name string, key, value *yaml.Node) { r.value(&r.file.Values, section+"."+name, key, value) })
+		}
+	})
+}
+
+func (r *reader) pools(list *yaml.Node) {
+	if null(list) {
+		return
+	}
+	if list.Kind != yaml.SequenceNode {
+		r.wrong(list, "pools: expected a list, each pool with - before it, not %s", said(list))
+		return
+	}
+	for _, node := range list.Content {
+		item := Item{Line: node.Line}
+		r.pairs(node, "pools", func(name string, key, value *yaml.Node) { r.value(&item.Values, name, key, value) })
+		r.file.Pools = append(r.file.Pools, item)
+	}
+}
+
+// pairs tells each key of a node, with its value.
+func (r *reader) pairs(node *yaml.Node, what string, tell func(name string, key, value *yaml.Node)) {
+	if node.Kind != yaml.MappingNode {
+		r.wrong(node, "%s: expected keys with values (key: value), not %s", what, said(node))
+		return
+	}
+	lines := make(map[string]int)
+	for i := 0; i+1 < len(node.Content); i += 2 {
+		key, value := node.Content[i], node.Content[i+1]
+		if key.Kind != yaml.ScalarNode {
+			r.wrong(key, "%s: expected a key, not %s", what, said(key))
+			continue
+		}
+		if first, twice := lines[key.Value]; twice {
+			r.wrong(key, "%s stands twice, first in line %d", key.Value, first)
+			continue
+		}
+		lines[key.Value] = key.Line
+		tell(key.Value, key, value)
+	}
+}
+
+func (r *reader) value(to *[]Value, name string, key, value *yaml.Node) {
+	v := Value{Key: name, Line: key.Line}
+	nodes := []*yaml.Node{value}
+	if value.Kind == yaml.SequenceNode {
+		nodes = value.Content
+	}
+	for _, node := range nodes {
+		if node.Kind != yaml.ScalarNode || null(node) {
+			r.wrong(key, "%s: expected a value, or a list of values, not %s", name, said(node))
+			return
+		}
+		v.Texts = append(v.Texts, node.Value)
+	}
+	*to = append(*to, v)
+}
+
+func null(node *yaml.Node) bool { return node.Kind == yaml.ScalarNode && node.ShortTag() == "!!null" }
+
+// said names what stands there.
+func said(node *yaml.Node) string {
+	switch {
+	case null(node):
+		return "nothing"
+	case node.Kind == yaml.ScalarNode:
+		return fmt.Sprintf("%q", node.Value)
+	case node.Kind == yaml.SequenceNode:
+		return "a list"
+	case node.Kind == yaml.MappingNode:
+		return "keys with values"
+	}
+	return "an alias"
+}

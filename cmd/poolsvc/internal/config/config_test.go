@@ -1,0 +1,100 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func file(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "c.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	return path
+}
+
+func TestValuesAreReadAsTheyStandWithTheirLines(t *testing.T) {
+	f, err := Read(file(t, `
+# a comment
+socket:
+  mode: 0660
+http:
+limits: {sessions: 10}
+access:
+  creators: [1000, 1001]
+pools:
+  - name: frames
+    gid: 44
+  - {name: "other", uid: []}
+`))
+	require.NoError(t, err)
+	assert.Equal(t, []Value{{"socket.mode", 4, []string{"0660"}}, {"limits.sessions", 6, []string{"10"}}, {"access.creators", 8, []string{"1000", "1001"}}}, f.Values)
+	assert.Equal(t, []Item{{10, []Value{{"name", 10, []string{"frames"}}, {"gid", 11, []string{"44"}}}},
+		{12, []Value{{"name", 12, []string{"other"}}, {"uid", 12, nil}}}}, f.Pools)
+}
+
+func TestAnEmptyFileIsOne(t *testing.T) {
+	for _, text := range []string{"", "# nothing\n", "---\n", "pools:\n"} {
+		f, err := Read(file(t, text))
+		require.NoError(t, err, text)
+		assert.Empty(t, f.Values)
+		assert.Empty(t, f.Pools)
+	}
+}
+
+func TestABrokenFileIsToldByLineAndReason(t *testing.T) {
+	for text, want := range map[string][]string{
+		"socket:\n  path: a: b\n":            {":2: this is no YAML: mapping values are not allowed"},
+		"socket:\n  path: [a\n":              {":3: this is no YAML"},
+		"- a\n":                              {`:1: the configuration: expected keys with values (key: value), not a list`},
+		"text":                               {`:1: the configuration: expected keys with values (key: value), not "text"`},
+		"http: 1\n":                          {`:1: http: expected keys with values (key: value), not "1"`},
+		"http:\n  address:\n":                {":2: http.address: expected a value, or a list of values, not nothing"},
+		"http:\n  address: {a: 1}\n":         {"not keys with values"},
+		"a: &x {b: 1}\nc: *x\n":              {":2: c: expected keys with values (key: value), not an alias"},
+		"a:\n  b: &x 1\n  c: *x\n":           {":3: a.c: expected a value, or a list of values, not an alias"},
+		"pools: {name: a}\n":                 {":1: pools: expected a list, each pool with - before it, not keys with values"},
+		"pools:\n  - a\n":                    {`:2: pools: expected keys with values (key: value), not "a"`},
+		"? [a]\n: b\n":                       {":1: the configuration: expected a key, not a list"},
+		"a: {b: 1}\n---\nc: {d: 1}\n":        {":2: a second document"},
+		"a:\n  b: 1\n  b: 2\na:\n  c: 1\nd:": {":3: b stands twice, first in line 2", ":4: a stands twice, first in line 1"},
+	} {
+		path := file(t, text)
+		_, err := Read(path)
+		var problems Problems
+		require.ErrorAs(t, err, &problems, text)
+		require.Len(t, problems, len(want), "%v", err)
+		for i := range want {
+			assert.Contains(t, problems[i].Error(), want[i], text)
+			assert.True(t, strings.HasPrefix(problems[i].Error(), path), "%v", problems[i])
+		}
+	}
+}
+
+func TestAFileThatOthersMayChangeIsRefused(t *testing.T) {
+	for _, mode := range []os.FileMode{0o620, 0o602, 0o666} {
+		path := file(t, "")
+		require.NoError(t, os.Chmod(path, mode))
+		_, err := Read(path)
+		require.ErrorContains(t, err, path+": users other than its owner may change it")
+	}
+	if os.Geteuid() == 0 {
+		path := file(t, "")
+		require.NoError(t, os.Chown(path, 4242, 4242))
+		_, err := Read(path)
+		require.ErrorContains(t, err, "user 4242 owns it")
+	}
+}
+
+func TestWhatIsNoFileIsRefused(t *testing.T) {
+	_, err := Read(t.TempDir())
+	require.ErrorContains(t, err, "expected a file")
+	_, err = Read(filepath.Join(t.TempDir(), "missing"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+	_, err = Read(file(t, strings.Repeat("#", maxBytes+1)))
+	require.ErrorContains(t, err, "at most 1048576")
+}

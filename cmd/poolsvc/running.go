@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/config"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
+)
+
+// running is a service that runs, and what of it can change meanwhile.
+type running struct {
+	flags    *pflag.FlagSet
+	plan     *plan // what it does now
+	log      *slog.Logger
+	level    slog.LevelVar
+	creators atomic.Pointer[[]uint32]
+	svc      *service.Service
+	session  *service.Session // which holds the pools of the plan, for as long as the service runs
+	server   atomic.Pointer[bridge.Server]
+}
+
+func (r *running) newLog(w io.Writer) *slog.Logger {
+	r.level.Set(r.plan.log.level)
+	options := &slog.HandlerOptions{Level: &r.level}
+	if r.plan.log.json {
+		r.log = slog.New(slog.NewJSONHandler(w, options))
+	} else {
+		r.log = slog.New(slog.NewTextHandler(w, options))
+	}
+	return r.log
+}
+
+// createPools makes the pools of the plan.
+func (r *running) createPools() error {
+	var err error
+	if r.session, err = r.svc.OpenSession(mempool.Self(), nil); err != nil {
+		return err
+	}
+	r.session.Introduce("poolsvc serve")
+	for _, spec := range r.plan.pools {
+		if err := r.createPool(spec); err != nil {
+			return fmt.Errorf("%s: pool %q: %w", r.plan.from["pool "+spec.Name], spec.Name, err)
+		}
+	}
+	return nil
+}
+
+func (r *running) createPool(spec mempool.PoolSpec) error {
+	p, err := r.session.CreatePool(spec)
+	if err != nil {
+		return err
+	}
+	info := p.Info()
+	r.log.Info("made a pool", "name", info.Name, "kind", info.Kind, "device", info.Device.UUID, "max_bytes", info.MaxBytes)
+	return nil
+}
+
+// healthy says whether the service answers. It hangs if the service does.
+func (r *running) healthy() error {
+	r.svc.Stats()
+	return nil
+}
+
+var errNotListening = errors.New("the service does not listen yet")
+
+// ready says whether clients are served.
+func (r *running) ready() error {
+	server := r.server.Load()
+	if server == nil {
+		return errNotListening
+	}
+	return errors.Join(r.healthy(), server.Check())
+}
+
+// reloadOn reads the configuration again at each signal, until ctx ends.
+func (r *running) reloadOn(ctx context.Context, hups <-chan os.Signal) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-hups:
+		}
+		var now unix.Timespec
+		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+		tell(r.log, daemon.SdNotifyReloading, fmt.Sprintf("MONOTONIC_USEC=%d", now.Nano()/1000))
+		r.reload()
+		tell(r.log, daemon.SdNotifyReady)
+	}
+}
+
+// reload makes the service do what the configuration says now, as far as a running service can, and logs what it cannot.
+func (r *running) reload() {
+	next, err := resolve(r.flags)
+	if err != nil {
+		var problems config.Problems
+		if !errors.As(err, &problems) {
+			r.log.Error("the configuration was not reloaded", "error", err)
+		}
+		for _, p := range problems {
+			r.log.Error("the configuration was not reloaded", "error", p)
+		}
+		return
+	}
+	was := r.plan
+	if r.level.Level() != next.log.level {
+		r.level.Set(next.log.level)
+		r.log.Info("reloaded", "log.level", next.log.level)
+	}
+	if !slices.Equal(was.creators, next.creators) {
+		r.creators.Store(&next.creators)
+		r.log.Info("reloaded", "access.creators", next.creators)
+	}
+	if was.limits != next.limits {
+		r.svc.SetLimits(next.limits.Limits)
+		if err := r.server.Load().SetLimits(next.limits.sessions, next.limits.waits); err != nil {
+			r.log.Error("there is no room for the files of so many sessions: the limits sessions and waits stay", "error", err)
+			next.limits.sessions, next.limits.waits = was.limits.sessions, was.limits.waits
+		}
+		r.log.Info("reloaded", "limits", strings.Join(next.limits.list(), ","))
+	}
+	next.pools = r.reloadPools(was.pools, next.pools)
+	restart := func(key string, before, after any) {
+		if before != after {
+			r.log.Warn("this needs a restart, which ends all sessions", "setting", key, "now", before, "configured", after)
+		}
+	}
+	restart("socket.path", was.socket, next.socket)
+	restart("socket.mode", fmt.Sprintf("%#o", was.mode), fmt.Sprintf("%#o", next.mode))
+	restart("http.address", was.web.address, next.web.address)
+	restart("http.allow-remote", was.web.remote, next.web.remote)
+	restart("http.pprof", was.web.profile, next.web.profile)
+	restart("log.format", was.format(), next.format())
+	next.socket, next.mode, next.web, next.log.json = was.socket, was.mode, was.web, was.log.json
+	r.plan = next
+	r.log.Info("the configuration was reloaded", "file", next.file)
+}
+
+// reloadPools makes those pools that are new, and returns those that there are.
+func (r *running) reloadPools(was, next []mempool.PoolSpec) (now []mempool.PoolSpec) {
+	named := func(name string) func(mempool.PoolSpec) bool {
+		return func(spec mempool.PoolSpec) bool { return spec.Name == name }
+	}
+	for _, spec := range was {
+		now = append(now, spec)
+		i := slices.IndexFunc(next, named(spec.Name))
+		switch {
+		case i < 0:
+			r.log.Warn("a pool is in the configuration no more, and stays: poolsvc pool destroy ends it", "name", spec.Name)
+		case !reflect.DeepEqual(spec, next[i]):
+			r.log.Warn("a pool that there is cannot change: restart the service, or poolsvc pool destroy it and give the new one another name",
+				"name", spec.Name, "now", formatPool(spec), "configured", formatPool(next[i]))
+		}
+	}
+	for _, spec := range next {
+		if slices.ContainsFunc(was, named(spec.Name)) {
+			continue
+		}
+		if err := r.createPool(spec); err != nil {
+			r.log.Error("a pool of the configuration could not be made", "name", spec.Name, "error", err)
+			continue
+		}
+		now = append(now, spec)
+	}
+	return now
+}

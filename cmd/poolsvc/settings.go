@@ -1,0 +1,335 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/config"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/metrics"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// plan is what serve is to do: what its command line, the environment and the configuration file say together.
+type plan struct {
+	file     string // the configuration file; "": none
+	socket   string
+	mode     os.FileMode
+	creators []uint32
+	limits   limits
+	pools    []mempool.PoolSpec
+	web      web
+	log      logging
+
+	source string            // what is being read
+	from   map[string]string // where a setting, a limit or a pool comes from: "mode", "limit sessions", "pool frames"
+}
+
+// note remembers where something comes from.
+func (p *plan) note(what string) {
+	if p.from != nil {
+		p.from[what] = p.source
+	}
+}
+
+// logging says what is logged, and how.
+type logging struct {
+	json  bool
+	level slog.Level
+}
+
+// setting is one thing that a flag, an environment variable and the configuration file can say.
+type setting struct {
+	flag, key   string // of the command line, and of the file
+	kind, usage string
+	standard    string
+	// set makes one text a part of the plan.
+	set func(p *plan, text string) error
+	// reset forgets what weaker places said; nil: set replaces it.
+	reset func(p *plan)
+}
+
+// variable is the environment variable of a setting.
+func (s setting) variable() string {
+	return "POOLBRIDGE_" + strings.ToUpper(strings.ReplaceAll(s.flag, "-", "_"))
+}
+
+const poolUsage = "name=NAME,max=SIZE[,kind=device|vmm|legacy|pinned|host][,device=N|UUID][,session=SIZE][,user=SIZE][,uid=N][,gid=N]"
+
+// settings are all there are; the file has the keys of pools in its list pools, and those of limits as limits.NAME.
+func settings() []setting {
+	return []setting{
+		{flag: "socket", key: "socket.path", kind: "path", usage: "path of the service's socket", standard: bridge.DefaultSocket(),
+			set: func(p *plan, text string) error {
+				p.socket = text
+				return nil
+			}},
+		{flag: "mode", key: "socket.mode", kind: "mode", usage: "file mode of the socket, octal", standard: "0600", set: (*plan).setMode},
+		{flag: "pool", key: "pools", kind: "pool", usage: "make a pool, may be repeated: " + poolUsage, set: func(p *plan, text string) error {
+			spec, err := parsePool(text)
+			if err != nil {
+				return err
+			}
+			return p.addPool(spec)
+		}},
+		{flag: "creator", key: "access.creators", kind: "uid", usage: "ids of other users who may make pools, and destroy those that they may use",
+			set: func(p *plan, text string) (err error) {
+				for id := range strings.SplitSeq(text, ",") {
+					if p.creators, err = appendID(p.creators, id); err != nil {
+						return err
+					}
+				}
+				return nil
+			}, reset: func(p *plan) { p.creators = nil }},
+		{flag: "limit", key: "limits", kind: "NAME=N", usage: "bound what clients can make the service remember, may be repeated: NAME=N, of " +
+			strings.Join(limitNames(), ", "), set: func(p *plan, text string) error {
+			for one := range strings.SplitSeq(text, ",") {
+				name, err := p.limits.set(one)
+				if err != nil {
+					return err
+				}
+				p.note("limit " + name)
+			}
+			return nil
+		}},
+		{flag: "http", key: "http.address", kind: "address",
+			usage: "serve /metrics for Prometheus, /healthz and /readyz at HOST:PORT, or at unix:PATH for this user alone",
+			set: func(p *plan, text string) error {
+				p.web.address = text
+				return nil
+			}},
+		{flag: "http-allow-remote", key: "http.allow-remote", kind: "bool", usage: "let --http be an address that other machines can reach",
+			standard: "false", set: func(p *plan, text string) error { return setBool(&p.web.remote, text) }},
+		{flag: "pprof", key: "http.pprof", kind: "bool", usage: "serve profiles of the service's own at /debug/pprof/ too", standard: "false",
+			set: func(p *plan, text string) error { return setBool(&p.web.profile, text) }},
+		{flag: "log-format", key: "log.format", kind: "text|json", usage: "write the log as text or as JSON, a line each", standard: "text",
+			set: func(p *plan, text string) error {
+				if text != "text" && text != "json" {
+					return fmt.Errorf("%q is no format of a log: expected text or json", text)
+				}
+				p.log.json = text == "json"
+				return nil
+			}},
+		{flag: "log-level", key: "log.level", kind: "level", usage: "log what matters so much or more: debug (sessions too), info, warn or error",
+			standard: "info", set: func(p *plan, text string) error {
+				levels := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}
+				level, ok := levels[text]
+				if !ok {
+					return fmt.Errorf("%q is no level of a log: expected debug, info, warn or error", text)
+				}
+				p.log.level = level
+				return nil
+			}},
+	}
+}
+
+func setBool(to *bool, text string) error {
+	if text != "true" && text != "false" {
+		return fmt.Errorf("expected true or false, not %q", text)
+	}
+	*to = text == "true"
+	return nil
+}
+
+func (p *plan) setMode(text string) error {
+	mode, err := strconv.ParseUint(text, 8, 9)
+	if err != nil {
+		return fmt.Errorf("%q is no file mode: expected octal digits such as 0660", text)
+	}
+	p.mode = os.FileMode(mode)
+	return nil
+}
+
+// addPool adds a pool, instead of one that a weaker place gave the same name.
+func (p *plan) addPool(spec mempool.PoolSpec) error {
+	what := "pool " + spec.Name
+	if p.from != nil && p.from[what] == p.source {
+		return fmt.Errorf("two pools are called %q", spec.Name)
+	}
+	p.pools = slices.DeleteFunc(p.pools, func(other mempool.PoolSpec) bool { return other.Name == spec.Name })
+	p.pools = append(p.pools, spec)
+	p.note(what)
+	return nil
+}
+
+// said is the flag of a setting: what the command line says of it.
+type said struct {
+	setting
+	texts []string
+}
+
+func (s *said) String() string { return strings.Join(s.texts, " ") }
+func (s *said) Type() string   { return s.kind }
+
+func (s *said) Set(text string) error {
+	if err := s.set(new(plan), text); err != nil {
+		return err
+	}
+	s.texts = append(s.texts, text)
+	return nil
+}
+
+// planFlags adds the flags of all settings to a command's.
+func planFlags(f *pflag.FlagSet) {
+	for _, s := range settings() {
+		flag := f.VarPF(&said{setting: s}, s.flag, "", s.usage)
+		flag.DefValue = s.standard
+		if s.kind == "bool" {
+			flag.NoOptDefVal = "true"
+		}
+	}
+	f.BoolP("verbose", "v", false, "the same as --log-level debug")
+	f.String("config", os.Getenv("POOLBRIDGE_CONFIG"), "configuration file; flags and variables POOLBRIDGE_… win over it")
+}
+
+// newPlan is what serve does when nobody says anything.
+func newPlan() *plan {
+	p := &plan{from: make(map[string]string)}
+	for _, s := range settings() {
+		p.from[s.flag] = "default"
+		if s.standard != "" {
+			_ = s.set(p, s.standard) // a standard is none that is refused
+		}
+	}
+	return p
+}
+
+// resolve makes a plan of what the flags, the environment and the configuration file say; each wins over the next.
+//
+// Errors: [config.Problems] of the file.
+func resolve(f *pflag.FlagSet) (*plan, error) {
+	p := newPlan()
+	var err error
+	if p.file, err = f.GetString("config"); err != nil {
+		return nil, err
+	}
+	all := settings()
+	if p.file != "" {
+		if err := p.read(p.file); err != nil {
+			return nil, err
+		}
+	}
+	for _, s := range all {
+		if text := os.Getenv(s.variable()); text != "" {
+			if err := p.say(s, "$"+s.variable(), text); err != nil {
+				return nil, fmt.Errorf("$%s: %w", s.variable(), err)
+			}
+		}
+	}
+	for _, s := range all {
+		if f.Changed(s.flag) {
+			if err := p.say(s, "--"+s.flag, f.Lookup(s.flag).Value.(*said).texts...); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if verbose, _ := f.GetBool("verbose"); verbose {
+		if f.Changed("log-level") {
+			return nil, &usageError{"either --verbose or --log-level"}
+		}
+		p.log.level, p.from["log-level"] = slog.LevelDebug, "--verbose"
+	}
+	return p, p.check()
+}
+
+// check says whether the settings fit together.
+func (p *plan) check() error {
+	if p.web.address == "" {
+		for _, one := range []string{"http-allow-remote", "pprof"} {
+			if from := p.from[one]; from != "default" {
+				return fmt.Errorf("%s says more of --http (http.address), which is missing: add --http 127.0.0.1:9377, for example", from)
+			}
+		}
+		return nil
+	}
+	if err := metrics.CheckAddress(p.web.address, p.web.remote); err != nil {
+		return fmt.Errorf("%s: %w", p.from["http"], err)
+	}
+	return nil
+}
+
+// say makes texts from one place a part of the plan.
+func (p *plan) say(s setting, from string, texts ...string) error {
+	if s.reset != nil {
+		s.reset(p)
+	}
+	p.source = from
+	for _, text := range texts {
+		if err := s.set(p, text); err != nil {
+			return err
+		}
+	}
+	p.note(s.flag)
+	return nil
+}
+
+// read makes a configuration file a part of the plan.
+func (p *plan) read(path string) error {
+	file, err := config.Read(path)
+	if err != nil {
+		return err
+	}
+	var problems config.Problems
+	for _, v := range file.Values {
+		if err := p.value(file, v); err != nil {
+			problems.Add(path, v.Line, "%s: %v", v.Key, err)
+		}
+	}
+	for _, item := range file.Pools {
+		var pool poolText
+		complete := true
+		for _, v := range item.Values {
+			for _, text := range v.Texts {
+				if err := pool.set(v.Key, text); err != nil {
+					problems.Add(path, v.Line, "pools: %v", err)
+					complete = false
+				}
+			}
+		}
+		if !complete {
+			continue
+		}
+		p.source = fmt.Sprintf("%s:%d", path, item.Line)
+		spec, err := pool.spec()
+		if first, twice := p.from["pool "+spec.Name]; err == nil && twice {
+			err = fmt.Errorf("two pools are called %q, the first at %s", spec.Name, first)
+		}
+		if err == nil {
+			err = p.addPool(spec)
+		}
+		if err != nil {
+			problems.Add(path, item.Line, "pools: %v", err)
+		}
+	}
+	return problems.Err()
+}
+
+// value makes one value of a file a part of the plan.
+func (p *plan) value(file *config.File, v config.Value) error {
+	name, limit := strings.CutPrefix(v.Key, "limits.")
+	var keys []string
+	for _, s := range settings() {
+		switch {
+		case limit && s.key == "limits":
+			for i := range v.Texts {
+				v.Texts[i] = name + "=" + v.Texts[i]
+			}
+		case s.key != v.Key:
+			if strings.Contains(s.key, ".") {
+				keys = append(keys, s.key)
+			}
+			continue
+		}
+		if s.reset == nil && len(v.Texts) != 1 {
+			return fmt.Errorf("expected one value, not %d", len(v.Texts))
+		}
+		return p.say(s, fmt.Sprintf("%s:%d", file.Path, v.Line), v.Texts...)
+	}
+	return fmt.Errorf("there is no such key: expected one of %s, limits.NAME, or pools", strings.Join(keys, ", "))
+}

@@ -1,0 +1,189 @@
+package integration
+
+import (
+	"bufio"
+	"encoding/json"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/tests/rig"
+)
+
+func configuration(t *testing.T, text string) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "poolsvc.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	return path
+}
+
+func TestAFlagWinsOverTheEnvironmentAndThatOverTheFile(t *testing.T) {
+	path := configuration(t, `
+log: {level: warn, format: json}
+socket: {mode: 0660}
+limits: {sessions: 10, waits: 20, channels: 30}
+access: {creators: [7, 8]}
+pools:
+  - {name: a, kind: host, max: 1MiB}
+  - {name: b, kind: host, max: 1MiB}
+`)
+	t.Setenv("POOLBRIDGE_LOG_LEVEL", "error")
+	t.Setenv("POOLBRIDGE_LOG_FORMAT", "text")
+	t.Setenv("POOLBRIDGE_LIMIT", "waits=21,channels=31")
+	t.Setenv("POOLBRIDGE_CREATOR", "9")
+	out, err := poolsvc(t, "config", "show", "--config", path, "--log-level", "debug", "--limit", "channels=32", "--pool", "name=b,kind=host,max=2MiB")
+	require.NoError(t, err, out)
+	var rows []string
+	for line := range strings.Lines(out) {
+		rows = append(rows, strings.Join(strings.Fields(line), " "))
+	}
+	for _, want := range []string{
+		"log.level debug --log-level",
+		"log.format text $POOLBRIDGE_LOG_FORMAT",
+		"socket.mode 0660 " + path + ":3",
+		"limits.sessions 10 " + path + ":4",
+		"limits.waits 21 $POOLBRIDGE_LIMIT",
+		"limits.channels 32 --limit",
+		"access.creators 9 $POOLBRIDGE_CREATOR",
+		"http.pprof false default",
+		"pools name=a,kind=host,max=1MiB " + path + ":7",
+		"pools name=b,kind=host,max=2MiB --pool",
+	} {
+		assert.Contains(t, rows, want, out)
+	}
+}
+
+func TestABrokenConfigurationIsToldByLineAndReason(t *testing.T) {
+	path := configuration(t, `socket:
+  mode: 999
+  pth: x
+limits: {sesions: 1}
+log: {level: loud}
+http: {pprof: maybe}
+pools:
+  - {name: p, kind: host, max: lots}
+  - {name: q, kind: host, max: 1MiB, session: 2MiB}
+  - {name: r, kind: host, max: 1MiB}
+  - {name: r, kind: host, max: 1MiB}
+`)
+	check := exec.Command(rig.Poolsvc(t), "config", "check", path)
+	out, err := check.CombinedOutput()
+	require.Error(t, err)
+	assert.Equal(t, 1, check.ProcessState.ExitCode())
+	serve, err := poolsvc(t, "serve", "--config", path)
+	require.Error(t, err)
+	for _, want := range []string{`:2: socket.mode: "999" is no file mode`, ":3: socket.pth: there is no such key: expected one of socket.path",
+		`:4: limits.sesions: there is no limit "sesions"`, `:5: log.level: "loud" is no level`, `:6: http.pprof: expected true or false, not "maybe"`,
+		`:8: pools: max: "lots" is no size`, ":9: pools: ", `:11: pools: two pools are called "r", the first at ` + path + ":10"} {
+		assert.Contains(t, string(out), path+want)
+		assert.Contains(t, serve, path+want)
+	}
+	assert.Equal(t, 8, strings.Count(string(out), "\n"), "a line for each mistake")
+}
+
+func TestAConfigurationThatIsRightIsSaidToBe(t *testing.T) {
+	out, err := poolsvc(t, "config", "check", configuration(t, "pools:\n  - {name: p, kind: host, max: 1MiB}\n"))
+	require.NoError(t, err)
+	assert.Contains(t, out, "nothing is wrong; pools: 1")
+	check := exec.Command(rig.Poolsvc(t), "config", "check")
+	require.Error(t, check.Run())
+	assert.Equal(t, 2, check.ProcessState.ExitCode(), "no file is named")
+}
+
+func TestAConfigurationThatOthersCanWriteIsRefused(t *testing.T) {
+	path := configuration(t, "")
+	require.NoError(t, os.Chmod(path, 0o666))
+	for _, args := range [][]string{{"config", "check", path}, {"serve", "--config", path}} {
+		out, err := poolsvc(t, args...)
+		require.Error(t, err)
+		assert.Contains(t, out, "users other than its owner may change it")
+		assert.Contains(t, out, "chmod go-w")
+	}
+}
+
+func TestAnAddressThatIsInUseOrOpenToOthersIsRefused(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	out, err := poolsvc(t, "serve", "--private", "--http", l.Addr().String())
+	require.Error(t, err)
+	assert.Contains(t, out, "address already in use")
+	path := configuration(t, "\nhttp: {address: 0.0.0.0:0}\n")
+	out, err = poolsvc(t, "config", "check", path)
+	require.Error(t, err)
+	assert.Contains(t, out, path+":2: ")
+	assert.Contains(t, out, "http.allow-remote")
+}
+
+func TestAHangupReloadsWhatItCanAndNamesTheRest(t *testing.T) {
+	before := "log: {level: info}\nlimits: {sessions: 50}\npools:\n  - {name: a, kind: host, max: 1MiB}\n  - {name: b, kind: host, max: 1MiB}\n"
+	path := configuration(t, before)
+	s := rig.Serve(t, "--config", path)
+	said := func(what string) {
+		t.Helper()
+		require.Eventually(t, func() bool { return strings.Contains(s.Log(), what) }, time.Minute, 10*time.Millisecond, "%s, in:\n%s", what, s.Log)
+	}
+	reload := func(text string) {
+		t.Helper()
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		require.NoError(t, s.Process.Signal(syscall.SIGHUP))
+	}
+	reload("log: {level: loud}\n")
+	said(path + `:1: log.level: \"loud\" is no level`)
+	assert.Len(t, s.Stats(t).Pools, 2, "everything stays as it was")
+
+	// The rig asks for --verbose, which wins over the file's level.
+	reload(`
+socket: {mode: 0666}
+log: {format: json}
+limits: {sessions: 20, user-pools: 3}
+access: {creators: [4242]}
+pools:
+  - {name: a, kind: host, max: 2MiB}
+  - {name: c, kind: host, max: 1MiB}
+  - {name: d, kind: host, max: 900TiB}
+`)
+	said("the configuration was reloaded")
+	log := s.Log()
+	for _, want := range []string{`limits="sessions=20,user-pools=3"`, "access.creators=[4242]", "setting=socket.mode now=0600 configured=0666", "setting=log.format",
+		`made a pool" name=c`, "cannot change", "now=\"name=a,kind=host,max=1MiB\"", "in the configuration no more", "could not be made\" name=d"} {
+		assert.Contains(t, log, want)
+	}
+	c, err := bridge.Dial(t.Context(), s.Socket)
+	require.NoError(t, err)
+	defer c.Close()
+	pool, err := c.OpenPool(t.Context(), "c", 0)
+	require.NoError(t, err)
+	assert.EqualValues(t, 1<<20, pool.Info().MaxBytes)
+	_, err = c.CreatePool(t.Context(), mempool.PoolSpec{Name: "e", Kind: mempool.Host, MaxBytes: 1 << 20})
+	require.ErrorIs(t, err, bridge.ErrLimit, "this user has made three pools")
+}
+
+func TestTheLogIsJSONOnRequestAndSaysWhatItsLevelAsksFor(t *testing.T) {
+	for _, c := range []struct {
+		level string
+		lines bool
+	}{{"info", true}, {"error", false}} {
+		cmd := exec.Command(rig.Poolsvc(t), "serve", "--private", "--end-unused", "1ms", "--log-format", "json", "--log-level", c.level)
+		var stderr strings.Builder
+		cmd.Stderr = &stderr
+		require.NoError(t, cmd.Run())
+		assert.Equal(t, c.lines, strings.Contains(stderr.String(), `"msg":"serving"`))
+		for lines := bufio.NewScanner(strings.NewReader(stderr.String())); lines.Scan(); {
+			assert.True(t, json.Valid(lines.Bytes()), lines.Text())
+		}
+	}
+	out, err := poolsvc(t, "serve", "--verbose", "--log-level", "warn")
+	require.Error(t, err)
+	assert.Contains(t, out, "either --verbose or --log-level")
+}
