@@ -9,8 +9,10 @@ PY     := $(abspath $(VENV))/bin/python
 LDFLAGS := -extldflags=-Wl,-z,lazy -X github.com/poolbridge/poolbridge/internal/program.linked=$(shell $(PYTHON) release/version.py)
 GOLANGCI_VERSION := v2.15.0
 GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
+ACTIONLINT_VERSION := v1.7.12
+ACTIONLINT := build/tools/actionlint-$(ACTIONLINT_VERSION)
 
-.PHONY: help build venv verify test test-simcuda test-go test-model test-python test-integration test-aarch64 native-test simcuda ptx generate lint fuzz bench dist test-dist gpu-bundle clean FORCE
+.PHONY: help build venv verify verify-simulated test test-simcuda test-go test-model test-python test-integration test-aarch64 native-test simcuda ptx generate lint fuzz bench dist test-dist gpu-bundle clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -32,7 +34,7 @@ venv: $(VENV)/installed ## make the virtual environment with the Python package 
 
 CHECK_PYTHON = import sys; sys.exit(sys.version_info < (3, 11) and "poolbridge needs Python 3.11 or newer, this is " + sys.version)
 
-dist: ## build the source package and the wheels, with the service in them, in the folder dist
+dist: ## build what is published, in the folder dist: the source package, wheels with the service in them, the service alone, SBOMs
 	release/dist $(PYTHON)
 
 test-dist: dist ## install the wheel into a fresh environment and do the main job there, without Go and a compiler
@@ -40,6 +42,9 @@ test-dist: dist ## install the wheel into a fresh environment and do the main jo
 
 verify: bin/poolsvc $(VENV)/installed ## do the main job, on the GPU where there is one
 	bin/poolsvc verify --python $(PY)
+
+verify-simulated: bin/poolsvc $(VENV)/installed simcuda ## the same for every kind of memory, on a simulated GPU
+	tests/simcuda/machine bin/poolsvc verify --python $(PY)
 
 # What needs a CUDA driver runs on the simulated one; a machine with a GPU runs tests/gpu/run on the real one.
 ON_SIMCUDA := -exec $(abspath tests/simcuda/machine)
@@ -98,16 +103,21 @@ ptx: ## rebuild the pattern kernels from their source
 generate: ## make what follows from bridge/wire/messages.go: Go, Python, and tables of docs/protocol.md
 	$(GO) generate ./bridge/wire
 
-lint: $(GOLANGCI) $(VENV)/installed ## check the style of everything
+lint: $(GOLANGCI) $(ACTIONLINT) $(VENV)/installed ## check the style of everything
 	$(GO) vet ./...
 	$(GOLANGCI) run ./...
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(ACTIONLINT)
 
 $(GOLANGCI):
 	GOBIN=$(abspath build/tools) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
 	mv build/tools/golangci-lint $@
+
+$(ACTIONLINT):
+	GOBIN=$(abspath build/tools) $(GO) install github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT_VERSION)
+	mv build/tools/actionlint $@
 
 bench: bin/poolsvc $(VENV)/installed ## measure on host memory, beside queues and shared memory of Python
 	bin/poolsvc bench --python $(PY) --kind host

@@ -1,5 +1,7 @@
 """Builds what a wheel has besides Python: `poolbridge._native`, in C, and the service's program `poolsvc`, in Go.
 
+With the program come its man pages and its completion for bash, zsh and fish, which it writes itself.
+
 What cannot be built is left out, and the build says so. Environment variables change that:
 
 ``POOLBRIDGE_NATIVE``
@@ -13,6 +15,7 @@ What cannot be built is left out, and the build says so. Environment variables c
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -28,6 +31,12 @@ from setuptools.command.build_ext import build_ext
 _LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
 _VERSION = "0x030B0000"
 _FLAGS = ["-std=c11", "-O2", "-g0", "-fvisibility=hidden", "-pthread"]
+# Where each shell finds what completes the arguments of `poolsvc`, below the folder `share` of a prefix.
+_COMPLETIONS = {
+    "bash": "bash-completion/completions/poolsvc",
+    "zsh": "zsh/site-functions/_poolsvc",
+    "fish": "fish/vendor_completions.d/poolsvc.fish",
+}
 _GOARCH = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -91,6 +100,17 @@ def build_service(root: Path, folder: Path, version: str, target: str = "") -> P
     return program
 
 
+def write_manual(root: Path, folder: Path, program: Path) -> Path:
+    """Have a program that runs here write its man pages and completions; give the folder, laid out as a prefix is."""
+    shutil.rmtree(folder, ignore_errors=True)
+    _run(root, [str(program), "man", str(folder / "share" / "man" / "man1")])
+    for shell, name in _COMPLETIONS.items():
+        path = folder / "share" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(_run(root, [str(program), "completion", shell]), encoding="utf-8")
+    return folder
+
+
 def _zig(root: Path, target: str) -> list[str]:
     return [sys.executable, str(root / "release" / "zigcc"), target]
 
@@ -99,12 +119,13 @@ def _machine(target: str) -> str:
     return target.partition("-")[0]
 
 
-def _run(root: Path, command: list[str], environment: dict[str, str] | None = None) -> None:
+def _run(root: Path, command: list[str], environment: dict[str, str] | None = None) -> str:
     done = subprocess.run(  # noqa: S603 - our own compilers
         command, cwd=root, env=os.environ | (environment or {}), capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise OSError(f"{command[0]} failed:\n{done.stderr[-4000:]}")
+    return done.stdout
 
 
 class BuildHook(BuildHookInterface[Any]):
@@ -127,15 +148,25 @@ class BuildHook(BuildHookInterface[Any]):
             build_data["force_include"][str(library)] = f"poolbridge/{library.name}"
         if program is not None:
             build_data["shared_scripts"][str(program)] = "poolsvc"
+            manual = self._manual(root, folder, program, target)
+            build_data["shared_data"][str(manual / "share")] = "share"
         if library is None and program is None:
             return
         build_data["pure_python"] = False
         if library is not None and not _LIMITED:
             build_data["infer_tag"] = True
             return
-        platform = f"linux-{_machine(target)}" if target else sysconfig.get_platform()
+        system = f"linux-{_machine(target)}" if target else sysconfig.get_platform()
         interpreter = "py3-none" if library is None else "cp311-abi3"
-        build_data["tag"] = f"{interpreter}-{platform.replace('-', '_').replace('.', '_')}"
+        build_data["tag"] = f"{interpreter}-{system.replace('-', '_').replace('.', '_')}"
+
+    def _manual(self, root: Path, folder: Path, program: Path, target: str) -> Path:
+        """Write the manual of a program, which is built once more for this machine if it is for another."""
+        here = platform.machine()
+        if target and _machine(target) != here:
+            native = target.replace(_machine(target), here, 1)
+            program = build_service(root, folder / "here", self.metadata.version, native)
+        return write_manual(root, folder / "manual", program)
 
     def _try(self, what: str, build: Any) -> Path | None:
         """Build something, unless it is not wanted; give None where that fails and need not succeed."""

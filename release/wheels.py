@@ -1,4 +1,4 @@
-"""Says of wheels what they have besides Python, and fails if that is not for the processor that their names say."""
+"""Says of wheels what they have besides Python; fails if it is not for the processor in their names, or incomplete."""
 
 from __future__ import annotations
 
@@ -8,6 +8,22 @@ import zipfile
 from pathlib import Path
 
 MACHINES = {62: "x86_64", 183: "aarch64"}  # by ELF's e_machine
+
+
+# Below the folder `share` of the environment that a wheel is installed into.
+MANUAL = (
+    "man/man1/poolsvc.1",
+    "bash-completion/completions/poolsvc",
+    "zsh/site-functions/_poolsvc",
+    "fish/vendor_completions.d/poolsvc.fish",
+)
+
+
+def missing(wheel: Path) -> list[str]:
+    """Give the files of the manual that a wheel lacks."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    return [file for file in MANUAL if not any(name.endswith(f".data/data/share/{file}") for name in names)]
 
 
 def contents(wheel: Path) -> dict[str, str]:
@@ -33,6 +49,9 @@ def main() -> int:
         wrong = [name for name, machine in found.items() if not wheel.stem.endswith(machine)]
         if wrong or kinds != {"poolsvc", "_native.abi3.so"}:
             print(f"    WRONG: expected poolsvc and _native.abi3.so, for the processor that the name says; {wrong}")
+            failed = True
+        if lacks := missing(wheel):
+            print(f"    WRONG: it lacks {', '.join(lacks)}")
             failed = True
     return int(failed)
 

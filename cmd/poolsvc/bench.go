@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/bench"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -58,9 +59,9 @@ figures from run to run.`,
 				return err
 			}
 			o.Poolsvc = self
-			o.Progress = c.OutOrStdout()
+			o.Progress = display.NewProgress(c.OutOrStdout())
 			if asJSON {
-				o.Progress = c.ErrOrStderr()
+				o.Progress = display.NewProgress(c.ErrOrStderr())
 			}
 			report, err := bench.Run(c.Context(), o)
 			if err != nil {
@@ -84,6 +85,8 @@ figures from run to run.`,
 	f.StringVar(&o.Device, "device", "0", "GPU to use, an ordinal or a UUID")
 	f.StringSliceVar(&kinds, "kind", nil, fmt.Sprintf("kinds of memory, of %v (default host,device)", mempool.Kinds()))
 	f.StringSliceVar(&o.Only, "only", nil, "workloads, of "+strings.Join(bench.Workloads(), ", ")+" (default all)")
+	completeKinds(c)
+	complete(c, "only", bench.Workloads()...)
 	f.StringSliceVar(&sizes, "size", nil, "sizes of buffers that are transferred (default 4KiB,64KiB,1MiB,16MiB,64MiB,1GiB)")
 	f.DurationVar(&o.Time, "time", time.Second, "time of one measurement, about")
 	f.IntVar(&o.MaxBuffers, "max-buffers", 100_000, "most live buffers that growth goes to")

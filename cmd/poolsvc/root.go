@@ -57,7 +57,8 @@ The exit status is 2 if the command line is not understood.`,
 	root.SetVersionTemplate(versionLine())
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return misused(c, "%v", err) })
 	root.AddCommand(newLists()...)
-	root.AddCommand(newServe(), newConfig(), newVerify(), newPools(), newTop(), newStatus(), newPool(), newChannel(), newExport(), newImport(), newDoctor(), newBench(), newBenchConsumer(), newBenchBare(), newWorker(), newVersion())
+	root.AddCommand(newServe(), newConfig(), newVerify(), newPools(), newTop(), newStatus(), newPool(), newChannel(), newExport(), newImport(),
+		newDoctor(), newBench(), newBenchConsumer(), newBenchBare(), newWorker(), newMan(), newVersion())
 	return root
 }
 
@@ -85,6 +86,22 @@ func kindsOf(texts []string) ([]mempool.Kind, error) {
 		kinds = append(kinds, mempool.Kind(text))
 	}
 	return kinds, nil
+}
+
+// complete tells shells the values that a flag takes.
+func complete(c *cobra.Command, flag string, values ...string) {
+	if err := c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err) // there is no such flag
+	}
+}
+
+// completeKinds tells shells the values of --kind.
+func completeKinds(c *cobra.Command) {
+	var names []string
+	for _, kind := range mempool.Kinds() {
+		names = append(names, string(kind))
+	}
+	complete(c, "kind", names...)
 }
 
 // socketFlag adds --socket to a command.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/verify"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -69,6 +70,7 @@ A check that cannot run here is skipped and says why. The exit status is 0 only 
 	f.IntVar(&o.Workers, "workers", 10, "workers that check one buffer at once")
 	f.Var(&large, "large", "size of the large buffer that is checked on a GPU; 0 for none")
 	f.StringSliceVar(&kinds, "kind", nil, fmt.Sprintf("kinds of memory to check, of %v (default all)", mempool.Kinds()))
+	completeKinds(c)
 	f.StringSliceVar(&o.Only, "only", nil, "globs of the checks to run: 'vmm/*', '*/transfer/*'")
 	f.DurationVar(&o.Timeout, "timeout", 2*time.Minute, "time limit of one check")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
@@ -93,7 +95,8 @@ func defaultPython() string {
 }
 
 func summarize(c *cobra.Command, r *verify.Report) error {
-	if _, err := fmt.Fprintln(c.OutOrStdout()); err != nil {
+	out := display.Coloured(c.OutOrStdout())
+	if _, err := fmt.Fprintln(out); err != nil {
 		return err
 	}
 	if err := r.Table(c.OutOrStdout()); err != nil {
@@ -107,11 +110,19 @@ func summarize(c *cobra.Command, r *verify.Report) error {
 	if m.Simulated {
 		on += " (SIMULATED: no real GPU was used)"
 	}
-	_, err := fmt.Fprintf(c.OutOrStdout(), "%d passed, %d failed, %d skipped\n%s, Linux %s, Python %s, %s\n",
-		r.Passed, r.Failed, r.Skipped, on, m.Kernel, m.Python, m.NativeModule())
+	counts := fmt.Sprintf("%d passed, %d failed, %d skipped", r.Passed, r.Failed, r.Skipped)
+	if r.OK() {
+		counts = display.Good.Render(counts)
+	} else {
+		counts = display.Bad.Render(counts)
+	}
+	_, err := fmt.Fprintf(out, "%s\n%s, Linux %s, Python %s, %s\n", counts, on, m.Kernel, m.Python, m.NativeModule())
 	if err == nil && r.Failed == 0 && r.Passed == 0 {
-		_, err = fmt.Fprintln(c.OutOrStdout(), "nothing could be checked here, so nothing is proved: that is a failure; "+
+		_, err = fmt.Fprintln(out, "nothing could be checked here, so nothing is proved: that is a failure; "+
 			"the reasons are above, and `poolsvc doctor` says what to do about them")
+	}
+	if err == nil && len(m.Devices) == 0 && r.Skipped > 0 {
+		_, err = fmt.Fprintln(out, "There is no GPU here. What memory of a GPU does can be seen on a simulated driver: `make verify-simulated` in a checkout of poolbridge.")
 	}
 	return err
 }

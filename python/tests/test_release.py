@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import shutil
 import subprocess
@@ -92,6 +93,40 @@ def test_a_wheel_for_another_processor_than_its_name_says_is_wrong(tmp_path, mon
         with zipfile.ZipFile(wheel, "w") as archive:
             archive.writestr("poolbridge/_native.abi3.so", arm)
             archive.writestr("poolbridge-1.data/scripts/poolsvc", arm)
+            for file in wheels.MANUAL:
+                archive.writestr(f"poolbridge-1.data/data/share/{file}", "text")
         monkeypatch.setattr("sys.argv", ["wheels.py", str(wheel)])
         assert wheels.main() == status
     assert "WRONG" in capsys.readouterr().out
+
+
+def test_a_wheel_without_its_man_pages_is_wrong(tmp_path, monkeypatch, capsys):
+    wheels = load("wheels")
+    intel = b"\x7fELF" + bytes(14) + (62).to_bytes(2, "little")
+    wheel = tmp_path / "poolbridge-1-cp311-abi3-manylinux_2_17_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("poolbridge/_native.abi3.so", intel)
+        archive.writestr("poolbridge-1.data/scripts/poolsvc", intel)
+    monkeypatch.setattr("sys.argv", ["wheels.py", str(wheel)])
+    assert wheels.main() == 1
+    assert "lacks man/man1/poolsvc.1" in capsys.readouterr().out
+
+
+def notes(version):
+    return subprocess.run([RELEASE / "notes", version], capture_output=True, text=True, check=False)
+
+
+def test_the_notes_of_a_release_are_its_part_of_the_changelog():
+    changelog = (RELEASE.parent / "CHANGELOG.md").read_text()
+    newest = re.search(r"^## (\d\S+) - \d{4}-\d\d-\d\d$", changelog, re.MULTILINE)[1]
+    said = notes(newest)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.startswith("- ")
+    assert "\n## " not in said.stdout
+
+
+def test_a_version_that_the_changelog_does_not_have_is_not_released():
+    said = notes("99.0.0")
+    assert said.returncode == 1
+    assert "has no heading '## 99.0.0 - YEAR-MONTH-DAY'" in said.stderr
+    assert not said.stdout

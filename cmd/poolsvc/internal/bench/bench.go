@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/verify"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -44,6 +46,7 @@ type scene struct {
 	sockets  int
 	channels int
 	report   *Report
+	begin    func(step string) // tells the person who waits
 }
 
 // add notes a result.
@@ -53,16 +56,12 @@ func (s *scene) add(d Durations, workload string, bytes uint64, system string) {
 
 func (s *scene) addResult(r Result) {
 	s.report.Results = append(s.report.Results, r)
-	if s.Progress != nil {
-		r.print(s.Progress)
-	}
+	r.print(s.Progress)
 }
 
 func (s *scene) skip(workload, system, reason string) {
 	s.report.Skipped = append(s.report.Skipped, Skipped{Workload: workload, Kind: string(s.kind), System: system, Reason: reason})
-	if s.Progress != nil {
-		fmt.Fprintf(s.Progress, "skipped  %-8s %s: %s\n", s.kind, system, reason)
-	}
+	fmt.Fprintf(s.Progress, "%s  %-8s %s: %s\n", display.Neutral.Render("skipped"), s.kind, system, reason)
 }
 
 // newSocket is a path that nobody else uses.
@@ -102,13 +101,15 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	if report.Load, err = load(); err != nil {
 		return nil, err
 	}
-	if o.Progress != nil {
-		printLoad(o.Progress, report.Load, report.Machine.CPUs)
-		printPython(o.Progress, report.Machine)
-		printHead(o.Progress)
-	}
+	printLoad(o.Progress, report.Load, report.Machine.CPUs)
+	printPython(o.Progress, report.Machine)
+	printHead(o.Progress)
+	defer o.Progress.Done()
+	steps := o.steps()
 	for i, kind := range o.kinds() {
-		s := &scene{Options: o, kind: kind, dir: filepath.Join(dir, string(kind)), report: report}
+		s := &scene{begin: func(what string) {
+			o.Progress.Step(i*len(steps)+slices.Index(steps, what), len(o.kinds())*len(steps), string(kind)+"  "+what)
+		}, Options: o, kind: kind, dir: filepath.Join(dir, string(kind)), report: report}
 		if err := s.measure(ctx, probed); err != nil {
 			return report, fmt.Errorf("kind %s: %w", o.kinds()[i], err)
 		}
@@ -118,6 +119,22 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	}
 	report.conclude()
 	return report, nil
+}
+
+// others is the step that measures what users have without poolbridge.
+const others = "alternatives"
+
+// steps are what is done for each kind.
+func (o Options) steps() (names []string) {
+	for _, w := range workloads {
+		if o.wants(w.name) {
+			names = append(names, w.name)
+		}
+	}
+	if o.Alternatives {
+		names = append(names, others)
+	}
+	return names
 }
 
 // measure runs the workloads of one kind, if it can.
@@ -143,11 +160,13 @@ func (s *scene) measure(ctx context.Context, p *probed) error {
 		if !s.wants(w.name) {
 			continue
 		}
+		s.begin(w.name)
 		if err := w.run(ctx, s); err != nil {
 			return fmt.Errorf("%s: %w", w.name, err)
 		}
 	}
 	if s.Alternatives {
+		s.begin(others)
 		return alternatives(ctx, s)
 	}
 	return nil

@@ -183,8 +183,6 @@ func (g *grown) footprint(state string, buffers, sessions int, f func() error) e
 		DriverBytes: driver, OwnBytes: rss - min(rss, driver),
 		CPUSeconds: (after - before).Seconds(), Seconds: elapsed.Seconds()}
 	g.report.Service = append(g.report.Service, p)
-	if g.Progress != nil {
-		p.print(g.Progress)
-	}
+	p.print(g.Progress)
 	return nil
 }

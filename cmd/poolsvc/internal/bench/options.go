@@ -2,11 +2,11 @@ package bench
 
 import (
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -33,7 +33,7 @@ type Options struct {
 	// Alternatives are measured too.
 	Alternatives bool
 	// Progress is told each result as it comes; nil for nobody.
-	Progress io.Writer
+	Progress *display.Progress
 }
 
 // Workloads are the names that Only may have.

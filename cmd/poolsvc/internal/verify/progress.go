@@ -3,52 +3,66 @@ package verify
 import (
 	"fmt"
 	"io"
-	"os"
+	"slices"
+	"strings"
 
-	"golang.org/x/sys/unix"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
+	"github.com/poolbridge/poolbridge/mempool"
 )
 
 // Progress tells a person how far the checks are: a line for each result, and on a terminal one for what is being done.
 type Progress struct {
-	w        io.Writer
-	terminal bool
-	said     string // why the last check was skipped
+	display *display.Progress
+	lacking []string // kinds of memory that this machine lacks
+	said    string   // why the last check was skipped
 }
 
 // NewProgress writes to w.
-func NewProgress(w io.Writer) *Progress {
-	p := &Progress{w: w}
-	if f, ok := w.(*os.File); ok {
-		_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-		p.terminal = err == nil
-	}
-	return p
-}
+func NewProgress(w io.Writer) *Progress { return &Progress{display: display.NewProgress(w)} }
 
-// eraseLine is how a terminal's line is taken back.
-const eraseLine = "\r\x1b[K"
-
-func (p *Progress) begin(done, total int, kind, name string) {
-	if p == nil || !p.terminal {
-		return
-	}
-	const width = 20
-	bar := width * done / max(total, 1)
-	fmt.Fprintf(p.w, eraseLine+"[%-*.*s] %d/%d  %s  %s", width, bar, "####################", done, total, kind, name)
-}
-
-func (p *Progress) result(r Result) {
+// lack says once for each reason which kinds of memory this machine lacks: their checks are not told one by one.
+func (p *Progress) lack(unavailable map[mempool.Kind]error) {
 	if p == nil {
 		return
 	}
-	if p.terminal {
-		fmt.Fprint(p.w, eraseLine)
+	kinds := make(map[string][]string)
+	var reasons []string
+	for _, kind := range mempool.Kinds() {
+		if err := unavailable[kind]; err != nil {
+			why := err.Error()
+			if !slices.Contains(reasons, why) {
+				reasons = append(reasons, why)
+			}
+			kinds[why] = append(kinds[why], string(kind))
+			p.lacking = append(p.lacking, string(kind))
+		}
 	}
-	// Why a whole kind of memory is skipped need be said only once.
+	for _, why := range reasons {
+		fmt.Fprintf(p.display, "%s  %s: %s\n", styles[Skipped].Render(string(Skipped)), strings.Join(kinds[why], ", "), why)
+	}
+}
+
+func (p *Progress) begin(done, total int, kind, name string) {
+	if p != nil {
+		p.display.Step(done, total, kind+"  "+name)
+	}
+}
+
+func (p *Progress) result(r Result) {
+	if p == nil || r.Status == Skipped && slices.Contains(p.lacking, r.Kind) {
+		return
+	}
+	// Why several checks are skipped need be said only once.
 	why := r.Kind + r.Reason
 	if r.Status == Skipped && why == p.said {
 		return
 	}
 	p.said = why
-	r.print(p.w)
+	r.print(p.display)
+}
+
+func (p *Progress) end() {
+	if p != nil {
+		p.display.Done()
+	}
 }

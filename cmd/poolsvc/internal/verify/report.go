@@ -4,6 +4,10 @@ import (
 	"fmt"
 	"io"
 	"time"
+
+	"charm.land/lipgloss/v2"
+
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
 )
 
 // Status says how a check ended.
@@ -57,11 +61,14 @@ func (r *Report) add(result Result) {
 	}
 }
 
+var styles = map[Status]lipgloss.Style{Passed: display.Good, Failed: display.Bad, Skipped: display.Neutral}
+
 // print writes one line for a person.
 func (r Result) print(w io.Writer) {
-	fmt.Fprintf(w, "%-7s  %-6s  %-28s %8s", r.Status, r.Kind, r.Name, time.Duration(r.Seconds*float64(time.Second)).Round(time.Millisecond))
+	line := fmt.Sprintf("%s  %-6s  %-28s %8s", styles[r.Status].Render(fmt.Sprintf("%-7s", r.Status)), r.Kind, r.Name,
+		time.Duration(r.Seconds*float64(time.Second)).Round(time.Millisecond))
 	if why := r.Reason + r.Note; why != "" {
-		fmt.Fprintf(w, "  %s", why)
+		line += "  " + why
 	}
-	fmt.Fprintln(w)
+	fmt.Fprintln(w, line)
 }

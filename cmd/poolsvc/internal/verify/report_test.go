@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
 )
 
 func TestAGlobMatchesAcrossTheParts(t *testing.T) {
@@ -47,6 +49,7 @@ func report() *Report {
 func TestTheTableHasARowForEachCheckAndAColumnForEachKind(t *testing.T) {
 	var b bytes.Buffer
 	r := report()
+	r.add(Result{Name: "1/round-trip/cupy", Kind: "device", Status: Passed})
 	require.NoError(t, r.Table(&b))
 	var rows [][]string
 	for line := range strings.Lines(b.String()) {
@@ -54,33 +57,49 @@ func TestTheTableHasARowForEachCheckAndAColumnForEachKind(t *testing.T) {
 	}
 	assert.Equal(t, [][]string{
 		{"CHECK", "device", "host"},
+		{"1/round-trip/cupy", "ok", "·"},
 		{"1/round-trip/go", "skip", "FAILED"},
 		{"1/round-trip/numpy", "·", "ok"},
 	}, rows)
 	assert.False(t, r.OK())
 }
 
-func TestOnATerminalTheLineOfWhatIsBeingDoneIsTakenBack(t *testing.T) {
+func TestTheTableLeavesOutKindsThatTheMachineLacks(t *testing.T) {
 	var b bytes.Buffer
-	p := &Progress{w: &b, terminal: true}
-	p.begin(1, 4, "host", "1/round-trip/go")
-	assert.Contains(t, b.String(), "1/4")
-	assert.False(t, strings.HasSuffix(b.String(), "\n"))
+	r := report()
+	r.add(Result{Name: "1/mapped/go", Kind: "vmm", Status: Skipped, Reason: "no GPU"})
+	require.NoError(t, r.Table(&b))
+	assert.NotContains(t, b.String(), "vmm")
+	assert.NotContains(t, b.String(), "1/mapped/go", "a row with nothing in it")
+	assert.NotContains(t, b.String(), "device")
 	b.Reset()
-	p.result(Result{Name: "1/round-trip/go", Kind: "host", Status: Passed})
-	assert.True(t, strings.HasPrefix(b.String(), eraseLine))
-	assert.True(t, strings.HasSuffix(b.String(), "\n"))
+	r = new(Report)
+	r.add(Result{Name: "1/mapped/go", Kind: "vmm", Status: Skipped, Reason: "no GPU"})
+	require.NoError(t, r.Table(&b))
+	assert.Regexp(t, `(?m)^1/mapped/go  skip$`, b.String(), "there is no other kind")
 }
 
-func TestElsewhereOnlyResultsAreWrittenAndOneReasonOnce(t *testing.T) {
+func TestWhyAMachineLacksKindsIsSaidOnce(t *testing.T) {
 	var b bytes.Buffer
 	p := NewProgress(&b)
-	p.begin(0, 2, "vmm", "a")
+	p.lack(map[mempool.Kind]error{mempool.Device: skipf("no GPU"), mempool.VMM: skipf("no GPU"), mempool.Pinned: skipf("too old"), mempool.Host: nil})
+	assert.Equal(t, "skipped  device, vmm: no GPU\nskipped  pinned: too old\n", b.String())
+	b.Reset()
+	p.result(Result{Name: "a", Kind: "vmm", Status: Skipped, Reason: "no GPU"})
+	assert.Empty(t, b.String())
+	p.result(Result{Name: "a", Kind: "host", Status: Passed})
+	assert.Contains(t, b.String(), "passed")
+}
+
+func TestOneReasonInARowIsSaidOnce(t *testing.T) {
+	var b bytes.Buffer
+	p := NewProgress(&b)
+	p.begin(0, 2, "host", "a")
 	assert.Empty(t, b.String())
 	for range 3 {
-		p.result(Result{Name: "a", Kind: "vmm", Status: Skipped, Reason: "no GPU"})
+		p.result(Result{Name: "a", Kind: "host", Status: Skipped, Reason: "no numpy"})
 	}
-	assert.Equal(t, 1, strings.Count(b.String(), "no GPU"))
+	assert.Equal(t, 1, strings.Count(b.String(), "no numpy"))
 }
 
 func TestASkipIsNoFailure(t *testing.T) {

@@ -4,16 +4,26 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"text/tabwriter"
+	"strings"
+
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
 )
 
 var marks = map[Status]string{Passed: "ok", Failed: "FAILED", Skipped: "skip", "": "·"}
 
-// Table writes the results as a matrix: a row for each thing that was tried and by whom, a column for each kind of memory.
+// Table writes the results as a matrix: a row for each thing that was tried and by whom, a column for each kind of memory. Kinds of which every
+// check was skipped are left out, unless there is no other.
 func (r *Report) Table(w io.Writer) error {
-	var kinds, rows []string
+	tried := make(map[string]bool)
+	for _, c := range r.Checks {
+		tried[c.Kind] = tried[c.Kind] || c.Status != Skipped
+	}
+	kinds, rows := []string{"CHECK"}, []string{}
 	found := make(map[[2]string]Status)
 	for _, c := range r.Checks {
+		if !tried[c.Kind] && r.Passed+r.Failed > 0 {
+			continue
+		}
 		if !slices.Contains(kinds, c.Kind) {
 			kinds = append(kinds, c.Kind)
 		}
@@ -23,18 +33,33 @@ func (r *Report) Table(w io.Writer) error {
 		found[[2]string{c.Name, c.Kind}] = c.Status
 	}
 	slices.Sort(rows)
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprint(t, "CHECK")
-	for _, k := range kinds {
-		fmt.Fprint(t, "\t", k)
-	}
-	fmt.Fprintln(t)
+	widths := []int{len("CHECK")}
 	for _, name := range rows {
-		fmt.Fprint(t, name)
-		for _, k := range kinds {
-			fmt.Fprint(t, "\t", marks[found[[2]string{name, k}]])
-		}
-		fmt.Fprintln(t)
+		widths[0] = max(widths[0], len(name))
 	}
-	return t.Flush()
+	for _, kind := range kinds[1:] {
+		widths = append(widths, max(len(kind), len(marks[Failed])))
+	}
+	var b strings.Builder
+	for i, kind := range kinds {
+		fmt.Fprintf(&b, "%-*s", widths[i]+2, kind)
+	}
+	text := strings.TrimRight(b.String(), " ") + "\n"
+	for _, name := range rows {
+		text += fmt.Sprintf("%-*s", widths[0], name)
+		for i, kind := range kinds[1:] {
+			status := found[[2]string{name, kind}]
+			mark := marks[status]
+			if style, ok := styles[status]; ok {
+				mark = style.Render(mark)
+			}
+			if i+2 < len(kinds) {
+				mark += strings.Repeat(" ", widths[i+1]-len([]rune(marks[status])))
+			}
+			text += "  " + mark
+		}
+		text += "\n"
+	}
+	_, err := io.WriteString(display.Coloured(w), text)
+	return err
 }

@@ -171,6 +171,14 @@ func (s *stage) runAll(checks []chosen, report *Report) error {
 		unavailable[kind] = (&scene{stage: s, kind: kind}).probe()
 	}
 	s.crew.planned = s.plan(checks, unavailable)
+	s.options.Progress.lack(wanted(checks, unavailable))
+	defer s.options.Progress.end()
+	possible, done := 0, 0
+	for _, c := range checks {
+		if unavailable[c.kind] == nil {
+			possible++
+		}
+	}
 	for i, c := range checks {
 		on := &scene{stage: s, kind: c.kind}
 		if err := s.crew.begin(i); err != nil {
@@ -179,11 +187,12 @@ func (s *stage) runAll(checks []chosen, report *Report) error {
 		if c.scenario == order {
 			s.crew.awaitPrepared() // what these checks measure is not to be disturbed
 		}
-		s.options.Progress.begin(i, len(checks), string(c.kind), c.name)
 		start := time.Now()
 		err := unavailable[c.kind]
 		if err == nil {
+			s.options.Progress.begin(done, possible, string(c.kind), c.name)
 			err = on.run(c.check)
+			done++
 		}
 		r := Result{Name: c.name, Kind: string(c.kind), Scenario: string(c.scenario), Consumer: c.consumer, Direction: c.direction(),
 			Note: on.note, Seconds: time.Since(start).Seconds()}
@@ -197,6 +206,15 @@ func (s *stage) runAll(checks []chosen, report *Report) error {
 		}
 	}
 	return nil
+}
+
+// wanted are the kinds that checks are to run on, with why they cannot.
+func wanted(checks []chosen, unavailable map[mempool.Kind]error) map[mempool.Kind]error {
+	kinds := make(map[mempool.Kind]error)
+	for _, c := range checks {
+		kinds[c.kind] = unavailable[c.kind]
+	}
+	return kinds
 }
 
 // plan lists the workers that checks will need, in the order of the checks.

@@ -1,0 +1,95 @@
+package display
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+
+	"charm.land/lipgloss/v2"
+	"github.com/charmbracelet/colorprofile"
+	"github.com/charmbracelet/x/term"
+)
+
+// Styles of words that say how something ended. A [Progress], like [Coloured], shows them only where colours can be seen.
+var (
+	Good    = lipgloss.NewStyle().Foreground(lipgloss.Green)
+	Bad     = lipgloss.NewStyle().Foreground(lipgloss.Red).Bold(true)
+	Neutral = lipgloss.NewStyle().Foreground(lipgloss.Yellow)
+)
+
+// Coloured writes to w, and leaves out colours where w is no terminal, or $NO_COLOR is set.
+func Coloured(w io.Writer) io.Writer { return coloured(w, os.Environ()) }
+
+func coloured(w io.Writer, environ []string) *colorprofile.Writer {
+	c := colorprofile.NewWriter(w, environ)
+	if os.Getenv("NO_COLOR") != "" { // whatever it is: https://no-color.org
+		c.Profile = min(c.Profile, colorprofile.ASCII)
+	}
+	return c
+}
+
+// Progress tells a person how far something is: what is written to it, and on a terminal a bar below that. Nil shows nothing. Several goroutines
+// may use it.
+type Progress struct {
+	w    io.Writer
+	live bool // a terminal, which can take a line back
+
+	mu  sync.Mutex
+	bar string // what stands on the last line
+}
+
+// NewProgress writes to w.
+func NewProgress(w io.Writer) *Progress {
+	c := coloured(w, os.Environ())
+	f, ok := w.(*os.File)
+	return &Progress{w: c, live: ok && term.IsTerminal(f.Fd()) && c.Profile > colorprofile.NoTTY}
+}
+
+// eraseLine takes a terminal's line back.
+const eraseLine = "\r\x1b[K"
+
+// Step says that of total steps so many are done, and what comes now.
+func (p *Progress) Step(done, total int, what string) {
+	if p == nil || !p.live {
+		return
+	}
+	const width = 20
+	full := width * min(done, total) / max(total, 1)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.bar = fmt.Sprintf("[%-*.*s] %d/%d  %s", width, full, "####################", done, total, what)
+	fmt.Fprint(p.w, eraseLine+p.bar)
+}
+
+// Done takes the bar away.
+func (p *Progress) Done() {
+	if p == nil || !p.live {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.bar = ""
+	fmt.Fprint(p.w, eraseLine)
+}
+
+// Write writes whole lines above the bar.
+func (p *Progress) Write(b []byte) (int, error) {
+	if p == nil {
+		return len(b), nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.bar == "" {
+		return p.w.Write(b)
+	}
+	var all bytes.Buffer
+	all.WriteString(eraseLine)
+	all.Write(b)
+	all.WriteString(p.bar)
+	if _, err := p.w.Write(all.Bytes()); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}

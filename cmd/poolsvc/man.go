@@ -1,0 +1,69 @@
+package main
+
+import (
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+	"github.com/spf13/pflag"
+)
+
+func newMan() *cobra.Command {
+	return &cobra.Command{
+		Use:   "man FOLDER",
+		Short: "Write the man pages of all commands",
+		Long: `Write a man page for each command into a folder, which is made where it is missing. A wheel has them, and the shell completion,
+already; who has built the program can do:
+
+  poolsvc man ~/.local/share/man/man1
+  poolsvc completion bash > ~/.local/share/bash-completion/completions/poolsvc`,
+		Args: arguments(1, 1),
+		RunE: func(_ *cobra.Command, args []string) error { return writeManPages(args[0]) },
+	}
+}
+
+// defaultsOfPages stand in man pages for defaults that depend on the machine and the user.
+var defaultsOfPages = map[string]string{"socket": "$POOLBRIDGE_SOCKET", "python": "python3"}
+
+// writeManPages writes a page for each command. They are the same wherever they are written; $SOURCE_DATE_EPOCH is their date, else now.
+func writeManPages(folder string) error {
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	root := newRoot()
+	root.DisableAutoGenTag = true
+	plain(root)
+	released, _, _ := strings.Cut(version, "+") // a commit's name is too long for a page's foot
+	header := doc.GenManHeader{Section: "1", Source: "poolbridge " + released, Manual: "poolbridge"}
+	return doc.GenManTree(root, &header, folder)
+}
+
+// plain has the texts of a command and those below it mean in Markdown what they say: cobra takes them for Markdown.
+func plain(c *cobra.Command) {
+	c.Short, c.Long = literal(c.Short), literal(c.Long)
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		f.Usage = literal(f.Usage)
+		if text, ok := defaultsOfPages[f.Name]; ok {
+			f.DefValue = text
+		}
+	})
+	for _, below := range c.Commands() {
+		plain(below)
+	}
+}
+
+var escaper = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `_`, `\_`, `<`, `\<`, `>`, `\>`, "`", "\\`", `[`, `\[`, `]`, `\]`)
+
+// literal is a text in Markdown: indented lines become code, and nothing else has a meaning.
+func literal(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "  ") {
+			b.WriteString("  " + line) // four spaces or more
+		} else {
+			b.WriteString(escaper.Replace(line))
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// commands are a command and all below it that people are to know.
+func commands(c *cobra.Command) []*cobra.Command {
+	all := []*cobra.Command{c}
+	for _, below := range c.Commands() {
+		if below.IsAvailableCommand() {
+			all = append(all, commands(below)...)
+		}
+	}
+	return all
+}
+
+// page is the man page of a command, without what only roff knows.
+func page(t *testing.T, folder string, c *cobra.Command) string {
+	text, err := os.ReadFile(filepath.Join(folder, strings.ReplaceAll(c.CommandPath(), " ", "-")+".1"))
+	require.NoError(t, err)
+	return strings.ReplaceAll(string(text), `\`, "")
+}
+
+func TestEveryCommandHasAManPageWithItsFlagsAndExamples(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "man1")
+	require.NoError(t, writeManPages(folder))
+	for _, c := range commands(newRoot()) {
+		text := page(t, folder, c)
+		var lines []string
+		for line := range strings.Lines(text) {
+			lines = append(lines, strings.TrimSpace(line))
+		}
+		for line := range strings.Lines(c.Long + "\n" + c.Example) {
+			if strings.HasPrefix(line, "  ") {
+				assert.Contains(t, lines, strings.TrimSpace(line), "%s: an example stands on a line of its own", c.CommandPath())
+			}
+		}
+		for _, word := range strings.Fields(c.Flags().FlagUsages()) {
+			if strings.HasPrefix(word, "--") {
+				assert.Contains(t, text, strings.TrimRight(word, ",:;"), c.CommandPath())
+			}
+		}
+	}
+}
+
+func TestManPagesAreTheSameForEveryUserAndMachine(t *testing.T) {
+	home := t.TempDir()
+	t.Setenv("XDG_RUNTIME_DIR", home)
+	t.Setenv("PATH", home)
+	folder := filepath.Join(t.TempDir(), "man1")
+	require.NoError(t, writeManPages(folder))
+	self, err := os.Executable()
+	require.NoError(t, err)
+	for _, c := range commands(newRoot()) {
+		text := page(t, folder, c)
+		assert.NotContains(t, text, home, c.CommandPath())
+		assert.NotContains(t, text, filepath.Dir(self), c.CommandPath())
+	}
+}
+
+func TestBashCompletesCommandsAndKinds(t *testing.T) {
+	for typed, wanted := range map[string]string{"ver": "verify", "verify --kind ": "pinned", "bench --only tra": "transfer"} {
+		root := newRoot()
+		var out strings.Builder
+		root.SetOut(&out)
+		words := strings.Split(typed, " ")
+		root.SetArgs(append([]string{cobra.ShellCompNoDescRequestCmd}, words...))
+		require.NoError(t, root.Execute())
+		assert.Contains(t, strings.Split(out.String(), "\n"), wanted, typed)
+	}
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skip("there is no bash")
+	}
+	var script strings.Builder
+	require.NoError(t, newRoot().GenBashCompletionV2(&script, true))
+	out, err := exec.Command(bash, "-n", "-c", script.String()).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+}
