@@ -109,6 +109,7 @@ lint: $(GOLANGCI) $(ACTIONLINT) $(VENV)/installed ## check the style of everythi
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(VENV)/bin/pyright --pythonpath $(PY)
 	$(ACTIONLINT)
 
 $(GOLANGCI):

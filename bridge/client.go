@@ -95,8 +95,7 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 		err = situation.Of(ErrVersion, "the service chose version %d, of which there was no mention", reply.Version)
 	}
 	if errors.Is(err, ErrVersion) {
-		err = fmt.Errorf("%w; this client is of poolbridge %s and speaks version %d: use one version of poolbridge on both sides, and start the service again",
-			err, program.Version(), wire.Version)
+		err = fmt.Errorf("%w; this client is of poolbridge %s and speaks version %d: %s", err, program.Version(), wire.Version, useOneVersion)
 	}
 	if err != nil {
 		err = errors.Join(err, conn.Close())

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/program"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -101,12 +102,20 @@ type RemoteError struct {
 func (e *RemoteError) Error() string { return fmt.Sprintf("poolbridge %s: %s", e.Op, e.Message) }
 func (e *RemoteError) Unwrap() error { return e.situation }
 
+// useOneVersion is what to do where client and service do not know the same.
+const useOneVersion = "use one version of poolbridge on both sides, and start the service again"
+
 // remoteError reads an error off the wire.
 func remoteError(op string, err *wire.Error) error {
 	for _, c := range codes {
-		if c.code == err.Code {
-			return &RemoteError{Op: op, Message: err.Message, situation: c.sentinel}
+		if c.code != err.Code {
+			continue
 		}
+		message := err.Message
+		if c.code == wire.CodeUnsupported {
+			message += fmt.Sprintf("; this client is of poolbridge %s: %s", program.Version(), useOneVersion)
+		}
+		return &RemoteError{Op: op, Message: message, situation: c.sentinel}
 	}
 	return &RemoteError{Op: op, Message: err.Error(), situation: ErrInternal}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/program"
 )
 
 // imitation is a service that does what a test says.
@@ -173,6 +174,20 @@ func TestNoticesOfALaterVersionAreIgnored(t *testing.T) {
 	q, _ := s.request(t)
 	s.reply(t, q, &wire.EmptyReply{})
 	assert.NoError(t, <-ended)
+}
+
+func TestAnOlderServiceThatDoesNotKnowARequestIsToBeUpdated(t *testing.T) {
+	s := imitate(t)
+	c := s.dial(t)
+	ended := make(chan error)
+	go func() { ended <- c.Unpublish(context.Background(), "x") }()
+	q, _ := s.request(t)
+	packet, err := wire.AppendError(nil, q, &wire.Error{Code: wire.CodeUnsupported, Message: "the service is poolsvc 0.1.0"})
+	require.NoError(t, err)
+	require.NoError(t, s.conn.Send(packet, nil))
+	err = <-ended
+	assert.ErrorIs(t, err, ErrUnsupported)
+	assert.ErrorContains(t, err, "the service is poolsvc 0.1.0; this client is of poolbridge "+program.Version()+": use one version")
 }
 
 func TestAVersionThatTheClientDidNotOfferIsRefused(t *testing.T) {

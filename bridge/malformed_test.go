@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/program"
 )
 
 // vector is a packet of docs/vectors/v1.json.
@@ -98,7 +99,9 @@ func TestAnUnknownOperationIsUnsupportedAndTheSessionLivesOn(t *testing.T) {
 	c := greeted(t, path)
 	packet := []byte("\x82\xa1o\xa4warp\xa1q\x05")
 	require.NoError(t, c.conn.Send(packet, nil))
-	assert.ErrorIs(t, c.reply(5, &wire.EmptyReply{}), wire.CodeUnsupported)
+	err := c.reply(5, &wire.EmptyReply{})
+	assert.ErrorIs(t, err, wire.CodeUnsupported)
+	assert.ErrorContains(t, err, "the service is poolsvc "+program.Version()+` and does not know the operation "warp"`)
 	require.NoError(t, c.conn.Send([]byte("\x81\xa1o\xa4warp"), nil), "and no answer wanted")
 	c.ask(6, &wire.StatsRequest{}, &wire.StatsReply{})
 }

@@ -132,6 +132,9 @@ func (c *serverConn) run(peer mempool.Peer) error {
 		q, r, err := wire.DecodeRequest(packet.Data)
 		packet.Free()
 		_, greets := r.(*wire.Hello)
+		if later, ok := errors.AsType[*wire.UnknownError](err); ok {
+			err = unknown(later.Name)
+		}
 		switch {
 		case c.waits(q): // a reply to this request would be taken for one to that
 			err = situation.Of(ErrProtocol, "request %d is still waiting: its number can be used again once its reply came", q)

@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/program"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -51,10 +52,11 @@ func (c *serverConn) handle(q uint32, r wire.Request) {
 	o, ok := operations[r.Op()]
 	switch { // clients cannot have names of their own counted
 	case !ok:
-		c.fail(q, situation.Of(ErrUnsupported, "the service does not know the operation %q", r.Op()))
+		c.fail(q, unknown(r.Op()))
 		return
 	case o.feature != "" && !c.features[o.feature]:
-		c.fail(q, situation.Of(ErrUnsupported, "%q belongs to the feature %q, which this session does not have", r.Op(), o.feature))
+		c.fail(q, situation.Of(ErrUnsupported, "the service is poolsvc %s; %q belongs to the feature %q, which this session does not have",
+			program.Version(), r.Op(), o.feature))
 		return
 	}
 	if o.slow {
@@ -93,4 +95,9 @@ func byName(all ...operation) map[string]operation {
 		out[o.name] = o
 	}
 	return out
+}
+
+// unknown is the error of an operation that this version of the service does not know.
+func unknown(op string) error {
+	return situation.Of(ErrUnsupported, "the service is poolsvc %s and does not know the operation %q", program.Version(), op)
 }

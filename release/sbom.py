@@ -40,9 +40,7 @@ def _library(path: str, version: str, checksum: str = "") -> Component:
         content = base64.b64decode(checksum.removeprefix("h1:")).hex()
         hashes.append(HashType(alg=HashAlgorithm.SHA_256, content=content))
     url = PackageURL("golang", where or None, name, version)
-    return Component(
-        name=path, version=version, type=ComponentType.LIBRARY, purl=url, bom_ref=str(url), hashes=hashes
-    )
+    return Component(name=path, version=version, type=ComponentType.LIBRARY, purl=url, bom_ref=str(url), hashes=hashes)
 
 
 def bill(said: str, version: str) -> str:

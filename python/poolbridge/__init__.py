@@ -28,6 +28,8 @@ A `Channel` carries a stream of buffers from producers to consumers::
 
 `serve` runs a service for one script, notebook or test. `connect_async` gives an `AsyncClient` for asyncio. Every error
 that poolbridge raises on its own account is a `PoolbridgeError`.
+
+The list below is long: ``help(poolbridge.connect)``, ``help(poolbridge.Client)`` and so on show one name at a time.
 """
 
 import typing as _typing

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -351,6 +353,46 @@ def test_public_names_are_the_ones_promised():
     assert public - modules == set(poolbridge.__all__) - {"__version__"}
     for name in poolbridge.__all__:
         assert getattr(poolbridge, name) is not None
+
+
+def public_callables():
+    """Give what `help` shows of public names: functions, and methods and properties of public classes."""
+    for name in poolbridge.__all__:
+        value = getattr(poolbridge, name)
+        if inspect.isfunction(value):
+            yield name, value
+        for member in dir(value) if inspect.isclass(value) else ():
+            static = inspect.getattr_static(value, member)
+            function = getattr(static, "fget", None) or getattr(static, "__func__", static)
+            ours = str(getattr(function, "__module__", "")).startswith("poolbridge")
+            if ours and not member.startswith("_") and member != "from_wire":
+                yield f"{name}.{member}", function
+
+
+def test_every_public_name_says_what_its_arguments_are():
+    for name, function in public_callables():
+        said = inspect.getdoc(function)
+        assert said, name
+        # What another docstring says is not said again.
+        if not inspect.isfunction(function) or re.search(r"([Ss]ee|those of) `", said):
+            continue
+        arguments = set(inspect.signature(function).parameters) - {"self", "cls"}
+        assert {argument for argument in arguments if not re.search(rf"\b{argument}\b", said)} == set(), name
+        assert "timeout" not in arguments or "econds" in said, f"{name}: the unit of timeout"
+
+
+def test_every_public_class_says_what_it_is():
+    for name in poolbridge.__all__:
+        value = getattr(poolbridge, name)
+        if inspect.isclass(value):
+            assert inspect.getdoc(value) != inspect.getdoc(value.__base__), name
+
+
+def test_help_of_the_package_begins_with_a_screen_that_says_where_to_begin():
+    said = str(poolbridge.__doc__)
+    assert len(said.splitlines()) < 30
+    for name in ("connect", "serve", "Client", "Lease", "Channel", "connect_async"):
+        assert re.search(rf"\b{name}\b", said), name
 
 
 def test_public_names_say_that_they_are_the_package_s():

@@ -118,8 +118,9 @@ def notes(version):
 
 def test_the_notes_of_a_release_are_its_part_of_the_changelog():
     changelog = (RELEASE.parent / "CHANGELOG.md").read_text()
-    newest = re.search(r"^## (\d\S+) - \d{4}-\d\d-\d\d$", changelog, re.MULTILINE)[1]
-    said = notes(newest)
+    newest = re.search(r"^## (\d\S+) - \d{4}-\d\d-\d\d$", changelog, re.MULTILINE)
+    assert newest
+    said = notes(newest[1])
     assert said.returncode == 0, said.stderr
     assert said.stdout.startswith("- ")
     assert "\n## " not in said.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -114,8 +115,18 @@ def test_a_service_of_another_version(service):
 
 def test_a_service_that_chooses_what_was_not_offered(service):
     service.tricks["hello"] = lambda c, r: c.send(reply(r, v=9, ep=b"x" * 16, id=1, pid=1))
-    with pytest.raises(poolbridge.VersionError):
+    with pytest.raises(poolbridge.VersionError, match="chose protocol version 9; .* speaks version 1: use one version"):
         poolbridge.connect(service.path)
+
+
+def test_an_older_service_that_does_not_know_a_request(service, client):
+    error = {"c": "unsupported", "m": "the service is poolsvc 0.1.0 and does not know the operation"}
+    service.tricks["stats"] = lambda c, r: c.send(reply(r, e=error))
+    this = re.escape(poolbridge.__version__)
+    with pytest.raises(
+        poolbridge.UnsupportedError, match=f"poolsvc 0.1.0 .*this client is of poolbridge {this}: use one"
+    ):
+        client.stats()
 
 
 # A service that dies or hangs

@@ -13,7 +13,13 @@ from poolbridge._client.pool import Pool
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._order import event as _event
 from poolbridge._session.membership import NATIVE
-from poolbridge._sys.errors import ConnectionLostError, InvalidArgumentError, ServiceStalledError, VersionError
+from poolbridge._sys.errors import (
+    USE_ONE_VERSION,
+    ConnectionLostError,
+    InvalidArgumentError,
+    ServiceStalledError,
+    VersionError,
+)
 from poolbridge._sys.release import release
 from poolbridge._wire.messages import VERSION, Hello
 
@@ -131,8 +137,7 @@ def explained(path: str) -> Iterator[None]:
         yield
     except VersionError as error:
         raise VersionError(
-            f"{error}; this client is of poolbridge {release()} and speaks version {VERSION}: use one version of "
-            "poolbridge on both sides, and start the service again"
+            f"{error}; this client is of poolbridge {release()} and speaks version {VERSION}: {USE_ONE_VERSION}"
         ) from error
     except ServiceStalledError as error:
         raise ServiceStalledError(f"the service at {path} accepted and does not answer") from error

@@ -67,7 +67,16 @@ class LegacyHandle:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview, *, device: str = "", nbytes: int = 0) -> Self:
-        """Read the 72 bytes that ``bytes(handle)`` gives, or the driver's 64 alone.
+        """Make one of bytes.
+
+        Parameters
+        ----------
+        data
+            The 72 bytes that ``bytes(handle)`` gives, or the driver's 64 alone.
+        device
+            UUID of the GPU; left out: the current one when it is opened.
+        nbytes
+            Bytes of the memory; 0: all that the handle opens.
 
         Raises
         ------
@@ -84,7 +93,12 @@ class LegacyHandle:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a file: that of ``poolsvc export``, or one of 64 or 72 bytes.
+        """Read a file.
+
+        Parameters
+        ----------
+        path
+            A file that ``poolsvc export`` wrote, or one of 64 or 72 bytes.
 
         Raises
         ------
@@ -227,7 +241,7 @@ class OpenedMemory:
         return self.size * self._element.itemsize
 
     def view(self, *, legacy: bool = False) -> Self:  # noqa: ARG002
-        """Give itself: it is a view already, and may be written."""
+        """Give itself: it is a view already, and may be written; `legacy` changes nothing."""
         return self
 
     @property
@@ -287,7 +301,10 @@ class OpenedMemory:
         return out
 
     def copy_from(self, source: Any) -> None:
-        """Copy an array of NumPy's, or what becomes one, into the memory; complete on return."""
+        """Copy `source`, an array of NumPy's or what becomes one, into the memory; complete on return.
+
+        It is broadcast to the memory's shape and cast to its dtype (``same_kind``).
+        """
         staged = np.empty(self.shape, self.dtype)
         np.copyto(staged, np.asarray(source), casting="same_kind")
         block = self._opened()

@@ -50,6 +50,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from poolbridge._sys.release import release
+
 
 class PoolbridgeError(Exception):
     """The base class of all errors that poolbridge raises on its own account.
@@ -283,6 +285,9 @@ SESSION_LOST = (
 )
 """The part of an error text that says what a lost connection means for the program, and what to do."""
 
+USE_ONE_VERSION = "use one version of poolbridge on both sides, and start the service again"
+"""What to do where client and service do not know the same."""
+
 _SHOWN = 80
 
 
@@ -305,4 +310,6 @@ def from_wire(code: str, message: str) -> PoolbridgeError:
     error = _BY_CODE.get(code)
     if error is None:
         return PoolbridgeError(f"{message} (error code {code!r}, which this client does not know)")
+    if error is UnsupportedError:
+        message = f"{message}; this client is of poolbridge {release()}: {USE_ONE_VERSION}"
     return error(message)
