@@ -223,6 +223,17 @@ def test_a_service_says_into_a_log_what_it_says(tmp_path):
     assert "msg=serving" in text
 
 
+def test_the_log_of_a_service_that_programs_share_is_bounded(socket_path):
+    log = Path(f"{socket_path}.log")
+    log.parent.mkdir(mode=0o700, exist_ok=True)
+    log.write_text("old\n" * (1 << 19))
+    with poolbridge.connect(socket_path, start=True):
+        text = log.read_text()
+    assert len(text) <= 1 << 20
+    assert text.startswith("old\n")
+    assert "msg=serving" in text
+
+
 def test_a_service_that_is_never_ready_is_given_up(tmp_path, monkeypatch):
     mute = tmp_path / "mute"
     mute.write_text("#!/bin/sh\nexec sleep 1000\n")

@@ -28,6 +28,7 @@ from poolbridge._sys.log import LOG
 _ERRORS: Final = {3: SocketInUseError, 4: SocketFolderError}
 _STOP_SECONDS: Final = 30.0
 _MOST_SAID = 4000
+_MOST_LOG: Final = "1MiB"
 
 
 def find_program() -> str:
@@ -89,10 +90,25 @@ class Process:
         Path of its socket.
     pid
         Its process id.
+
+    Parameters
+    ----------
+    options
+        Options of ``poolsvc serve``.
+    log
+        A file that the service appends its log to; None: memory, which is shown only in errors.
+    bounded
+        Drop the older half of the log whenever it has grown long. Memory is always bounded.
+    timeout
+        Seconds until the service must be ready.
     """
 
-    def __init__(self, options: Sequence[str], log: str | os.PathLike[str] | None, timeout: float) -> None:
+    def __init__(
+        self, options: Sequence[str], log: str | os.PathLike[str] | None, timeout: float, *, bounded: bool = False
+    ) -> None:
         program = find_program()
+        if bounded or log is None:
+            options = [*options, "--log-bytes", _MOST_LOG]
         LOG.debug("starting %s serve %s", program, " ".join(options))
         # The error text has what the service prints until it is ready. The log is a file, because a closed pipe would
         # end the service.

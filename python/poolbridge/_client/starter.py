@@ -17,7 +17,6 @@ START_SECONDS = 30.0
 _UNUSED = "2s"
 # Seconds to wait for a service that another process starts, before this process tries to start one again.
 _OTHERS_SECONDS = 1.0
-_MOST_LOG = 1 << 20
 
 
 class Starter:
@@ -60,7 +59,8 @@ class Starter:
         if left <= 0:
             raise error
         try:
-            process = Process(["--socket", self._path, "--end-unused", _UNUSED], self._log(), left)
+            options = ["--socket", self._path, "--end-unused", _UNUSED]
+            process = Process(options, self._log(), left, bounded=True)
         except SocketInUseError:
             # Another process is starting a service, or a service is about to end.
             LOG.debug("another process has the lock of %s", self._path)
@@ -70,7 +70,7 @@ class Starter:
         self.wait = 0.0
 
     def _log(self) -> Path | None:
-        """Make the socket's folder and return the log's path in it. A log that has become long is emptied.
+        """Make the socket's folder and return the log's path in it.
 
         Return None for a folder in which other users can create files. The service refuses such a folder and says why.
         """
@@ -80,8 +80,6 @@ class Starter:
             folder = log.parent.stat()
             if folder.st_uid not in (0, os.geteuid()) or folder.st_mode & 0o022:
                 return None
-            if log.exists() and log.stat().st_size > _MOST_LOG:
-                log.write_bytes(b"")
         except OSError as error:
             raise SocketFolderError(f"no socket can be made at {self._path!r}: {error}") from error
         return log
