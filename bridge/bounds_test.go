@@ -39,7 +39,7 @@ func TestAProcessCannotHoldMoreByConnectingAgain(t *testing.T) {
 	greedy.ask(2, &wire.Open{Name: "p"}, &wire.PoolReply{})
 	greedy.ask(3, alloc, &wire.LeaseReply{})
 	require.NoError(t, greedy.conn.Close())
-	r.log.await(t, "a session ended")
+	r.log.await(t, "kind=session-ended")
 	again := greeted(t, r.path)
 	again.refused(2, alloc, wire.CodeLimit)
 	var st wire.StatsReply

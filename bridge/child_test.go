@@ -146,6 +146,16 @@ func visit() error {
 	fmt.Println("shared:", situationOf(err))
 	_, err = c.CreatePool(ctx, hostPool("mine", 4096))
 	fmt.Println("create:", situationOf(err))
+	fmt.Println("end:", situationOf(c.EndSession(ctx, 1)))
+	page, err := c.Events(ctx, 0, 0)
+	if err != nil {
+		return err
+	}
+	fmt.Print("events:")
+	for _, e := range page.Events {
+		fmt.Print(" ", e.Kind, " ", e.Pool)
+	}
+	fmt.Println()
 	return c.Close()
 }
 

@@ -279,6 +279,7 @@ func (c *Client) Close() error {
 
 // hangUp ends the connection, once the service has ended the session: it closes its end after that.
 func (c *Client) hangUp() error {
+	c.bye()
 	if c.conn.CloseWrite() == nil {
 		select {
 		case <-c.done:

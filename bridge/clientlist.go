@@ -16,6 +16,7 @@ const (
 	listChannels = "channels"
 	listNames    = "names"
 	listBuffers  = "buffers"
+	listLeases   = "leases"
 )
 
 // Sessions lists the sessions of this client's user, this one included; for the service's own user all. What comes and goes meanwhile may
@@ -25,7 +26,8 @@ const (
 func (c *Client) Sessions(ctx context.Context) iter.Seq2[mempool.SessionInfo, error] {
 	return pages(ctx, c, listSessions, func(r *wire.ListReply) []wire.SessionEntry { return r.Sessions }, func(e wire.SessionEntry) mempool.SessionInfo {
 		return mempool.SessionInfo{ID: e.ID, UID: uint32(min(e.UID, math.MaxUint32)), PID: int32(min(e.PID, math.MaxInt32)), Program: e.Program,
-			Began: time.Unix(0, int64(e.Began)), Leases: intOf(e.Leases), Blocks: intOf(e.Blocks), Members: intOf(e.Members), Bytes: e.Bytes}
+			Began: timeOf(e.Began), Leases: intOf(e.Leases), Blocks: intOf(e.Blocks), Members: intOf(e.Members), Bytes: e.Bytes,
+			Waits: intOf(e.Waits), WaitsFor: e.For, Since: timeOf(e.Since)}
 	})
 }
 
@@ -51,6 +53,22 @@ func (c *Client) Buffers(ctx context.Context) iter.Seq2[mempool.BufferInfo, erro
 		return mempool.BufferInfo{ID: e.ID, Generation: e.Generation, Pool: e.Pool, Bytes: e.Bytes, BlockBytes: e.BlockBytes, Tensor: tensorOf(e.Tensor),
 			Writer: e.Writer, Readers: e.Readers, Reads: intOf(e.Reads), Names: intOf(e.Names), InChannel: e.InChannel}
 	})
+}
+
+// Leases lists the leases on buffers of the pools that this client may use, with the sessions that have them. See [Client.Sessions].
+func (c *Client) Leases(ctx context.Context) iter.Seq2[mempool.LeaseStatus, error] {
+	return pages(ctx, c, listLeases, func(r *wire.ListReply) []wire.LeaseEntry { return r.Leases }, func(e wire.LeaseEntry) mempool.LeaseStatus {
+		return mempool.LeaseStatus{ID: e.ID, Session: e.Session, UID: uint32(min(e.UID, math.MaxUint32)), PID: int32(min(e.PID, math.MaxInt32)), Program: e.Program,
+			Buffer: e.Buffer, Pool: e.Pool, Bytes: e.Bytes, BlockBytes: e.BlockBytes, Write: e.Write, Began: timeOf(e.Began), WaitsFor: e.For, Since: timeOf(e.Since)}
+	})
+}
+
+// timeOf is a time in nanoseconds since 1970; the zero time for 0.
+func timeOf(n uint64) time.Time {
+	if n == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, int64(n))
 }
 
 func intOf(n uint64) int { return int(min(n, math.MaxInt)) }

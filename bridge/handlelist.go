@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"cmp"
+	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/situation"
@@ -23,8 +24,10 @@ func (c *serverConn) list(q uint32, r *wire.List) {
 		reply.Names, reply.Next, err = entries(s.Names, r.After, most, wireName)
 	case listBuffers:
 		reply.Buffers, reply.Next, err = entries(s.Buffers, r.After, most, wireBuffer)
+	case listLeases:
+		reply.Leases, reply.Next, err = entries(s.Leases, r.After, most, wireLeaseStatus)
 	default:
-		err = situation.Of(ErrInvalid, "there is no list of %q: expected %s, %s, %s or %s", r.What, listSessions, listChannels, listNames, listBuffers)
+		err = situation.Of(ErrInvalid, "there is no list of %q: expected %s, %s, %s, %s or %s", r.What, listSessions, listChannels, listNames, listBuffers, listLeases)
 	}
 	if err != nil {
 		c.fail(q, err)
@@ -44,8 +47,22 @@ func entries[T, W any](list func(after string, most int) (service.Page[T], error
 }
 
 func wireSession(s mempool.SessionInfo) wire.SessionEntry {
-	return wire.SessionEntry{ID: s.ID, UID: uint64(s.UID), PID: uint64(max(s.PID, 0)), Program: s.Program, Began: uint64(max(s.Began.UnixNano(), 0)),
-		Leases: uint64(s.Leases), Blocks: uint64(s.Blocks), Members: uint64(s.Members), Bytes: s.Bytes}
+	return wire.SessionEntry{ID: s.ID, UID: uint64(s.UID), PID: uint64(max(s.PID, 0)), Program: s.Program, Began: wireTime(s.Began),
+		Leases: uint64(s.Leases), Blocks: uint64(s.Blocks), Members: uint64(s.Members), Bytes: s.Bytes, Waits: uint64(s.Waits), For: s.WaitsFor,
+		Since: wireTime(s.Since)}
+}
+
+// wireTime is a time in nanoseconds since 1970; 0: none.
+func wireTime(t time.Time) uint64 {
+	if t.IsZero() {
+		return 0
+	}
+	return uint64(max(t.UnixNano(), 0))
+}
+
+func wireLeaseStatus(l mempool.LeaseStatus) wire.LeaseEntry {
+	return wire.LeaseEntry{ID: l.ID, Session: l.Session, UID: uint64(l.UID), PID: uint64(max(l.PID, 0)), Program: l.Program, Buffer: l.Buffer, Pool: l.Pool,
+		Bytes: l.Bytes, BlockBytes: l.BlockBytes, Write: l.Write, Began: wireTime(l.Began), For: l.WaitsFor, Since: wireTime(l.Since)}
 }
 
 func wireChannelStatus(ch mempool.ChannelStatus) wire.ChannelEntry {

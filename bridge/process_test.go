@@ -72,7 +72,7 @@ func TestMemoryOfAProcessThatOnlyClosedItsConnectionWaitsForTheProcess(t *testin
 	require.Equal(t, "holding", worker.says())
 	worker.tell("close")
 	require.Equal(t, "closed", worker.says())
-	r.log.await(t, "a session ended")
+	r.log.await(t, "kind=session-ended")
 
 	st, err := c.Stats(ctx)
 	require.NoError(t, err)
@@ -151,6 +151,8 @@ func TestAnotherUserReachesOnlyWhatItIsGiven(t *testing.T) {
 	assert.Equal(t, "private: access denied", visitor.says())
 	assert.Equal(t, "shared: ok", visitor.says())
 	assert.Equal(t, "create: access denied", visitor.says())
+	assert.Equal(t, "end: access denied", visitor.says())
+	assert.Equal(t, "events: pool-made shared session-began ", visitor.says())
 }
 
 func TestAUserWhoMayNotConnectIsToldSo(t *testing.T) {

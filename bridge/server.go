@@ -58,6 +58,7 @@ type Server struct {
 
 	mu        sync.Mutex
 	conns     map[*serverConn]struct{} // those that count as sessions
+	sessions  map[uint64]*serverConn   // of these, those that have said hello, by the id of the session
 	lingering int                      // ended sessions for whose processes something is held: they count too
 	outside   int                      // connections of peers that may not have a session
 	idle      *time.Timer              // runs while nobody is connected
@@ -94,7 +95,8 @@ func begin(svc *service.Service, c ServerConfig, limits limits, listen func(seqp
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
-	s := &Server{svc: svc, config: c, limits: limits, ctx: ctx, cancel: cancel, done: make(chan struct{}), conns: make(map[*serverConn]struct{}),
+	s := &Server{svc: svc, config: c, limits: limits, ctx: ctx, cancel: cancel, done: make(chan struct{}),
+		conns: make(map[*serverConn]struct{}), sessions: make(map[uint64]*serverConn),
 		unused: make(chan struct{})}
 	err := s.SetLimits(c.MaxSessions, c.MaxWaits)
 	if err == nil {
@@ -161,7 +163,6 @@ func (s *Server) accept() {
 		c := s.newConn(conn)
 		if !s.admit(c) {
 			most := int(s.maxSessions.Load())
-			s.config.Log.Warn("a connection was refused: too many sessions", "limit", most)
 			full := &service.LimitError{Limit: "sessions", Max: most, Who: "the service", What: "sessions", Have: most, Advice: "close one"}
 			s.svc.Refused(full)
 			farewell(conn, full)
@@ -190,6 +191,20 @@ func (s *Server) admit(c *serverConn) bool {
 	return true
 }
 
+// opened notes that the connection has a session.
+func (s *Server) opened(c *serverConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sessions[c.session.ID()] = c
+}
+
+// connOf is the connection of a session; nil: no client has it.
+func (s *Server) connOf(session uint64) *serverConn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sessions[session]
+}
+
 func (s *Server) dismiss(c *serverConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,6 +217,9 @@ func (s *Server) forget(c *serverConn) {
 		return
 	}
 	delete(s.conns, c)
+	if c.session != nil {
+		delete(s.sessions, c.session.ID())
+	}
 	if len(s.conns) == 0 {
 		s.rest()
 	}

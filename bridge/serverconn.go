@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,6 +25,7 @@ type serverConn struct {
 	session  *service.Session
 	notices  notices
 	denied   bool            // the peer may not have a session
+	leaves   bool            // the client has said that it does
 	features map[string]bool // that the client and the service have; hello sets them
 
 	ctx    context.Context // ends with the session
@@ -84,11 +84,10 @@ func (c *serverConn) serve() {
 		closeLogged(log, process)
 		return
 	}
+	how, why := c.ending(err)
 	c.cancel(err)
 	c.work.Wait()
-	how, why := c.ending(err)
 	reclaimed := c.session.EndAs(how, why, process.Gone())
-	log.Debug("a session ended", "session", c.session.ID(), "pid", peer.PID, "reason", cmp.Or(err, errLeft))
 	c.server.lingers(c)
 	go func() {
 		<-reclaimed
@@ -183,8 +182,6 @@ func breach(err error) error {
 	return err
 }
 
-var errLeft = errors.New("the client closed the connection")
-
 // readingEnded tells why, and says goodbye where the client is not the one who left.
 func (c *serverConn) readingEnded(err error) error {
 	switch {
@@ -209,10 +206,14 @@ func (c *serverConn) ending(err error) (how mempool.SessionEnding, why string) {
 	switch {
 	case c.server.ctx.Err() != nil:
 		return mempool.SessionShutdown, ""
+	case errors.Is(context.Cause(c.ctx), errEnded):
+		return mempool.SessionClosed, ""
 	case err != nil:
 		return mempool.SessionFailed, err.Error()
+	case c.leaves:
+		return mempool.SessionLeft, ""
 	}
-	return mempool.SessionLeft, ""
+	return mempool.SessionLost, ""
 }
 
 // hello opens the session.
@@ -234,12 +235,12 @@ func (c *serverConn) hello(q uint32, r wire.Request, peer mempool.Peer) error {
 	}
 	session.Introduce(h.Name)
 	c.session = session
+	c.server.opened(c)
 	features := c.agree(h.Features)
 	c.setReadDeadline(time.Time{})
 	c.work.Add(1)
 	go c.sendNotices()
 	c.reply(q, &wire.HelloReply{Version: wire.Version, Epoch: wire.Epoch(c.server.svc.Epoch()), Session: session.ID(),
 		PID: uint64(os.Getpid()), Features: features}, nil)
-	c.server.config.Log.Debug("a session began", "session", session.ID(), "uid", peer.UID, "pid", peer.PID, "program", h.Name)
 	return nil
 }

@@ -33,6 +33,9 @@ var operations = byName(
 
 	on((*serverConn).stats),
 	on((*serverConn).list),
+	on((*serverConn).events),
+	on((*serverConn).endSession),
+	on((*serverConn).bye),
 
 	on((*serverConn).timeline).needs(featureTimelines),
 	done(func(s *service.Session, _ *wire.Seal) error { return s.SealTimeline() }).needs(featureTimelines),

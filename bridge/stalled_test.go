@@ -56,7 +56,7 @@ func TestAClientThatNeverReadsIsCutOffAndTheOthersGoOn(t *testing.T) {
 		require.NoError(t, allocate(t, p, 100).Release(false))
 	}
 	r.log.await(t, "i/o timeout")
-	r.log.await(t, "a session ended")
+	r.log.await(t, "kind=session-ended")
 	st, err := c.Stats(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, []int{1, 0}, []int{st.Sessions, st.Leases})

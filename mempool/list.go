@@ -17,6 +17,10 @@ type SessionInfo struct {
 	Leases, Blocks, Members int
 	// Bytes is the number of bytes that count for the session in pools.
 	Bytes uint64
+	// Waits is how many requests of it wait. WaitsFor says, for people, what the one that has waited longest waits for; Since is since when.
+	Waits    int
+	WaitsFor string
+	Since    time.Time
 }
 
 // ChannelStatus describes a channel and its members.
@@ -59,6 +63,23 @@ type BufferInfo struct {
 	Names int
 	// InChannel means that a channel has the buffer and its producer has left.
 	InChannel bool
+}
+
+// LeaseStatus describes a lease and the session that has it.
+type LeaseStatus struct {
+	ID, Session uint64
+	// UID is the session's user, PID its process and Program what the client calls itself; the last two are for people.
+	UID               uint32
+	PID               int32
+	Program           string
+	Buffer, Pool      uint64
+	Bytes, BlockBytes uint64
+	Write             bool
+	// Began is when the lease was granted, to a second.
+	Began time.Time
+	// WaitsFor says, for people, what the session has waited for since Since. It is empty if the session waits for nothing.
+	WaitsFor string
+	Since    time.Time
 }
 
 // MaxReaders is the greatest number of readers in a [BufferInfo].

@@ -19,6 +19,7 @@ const (
 	EventBytes    = 64  // of an interprocess event
 	TimelineWords = 512 // words of a timeline
 	MaxList       = 64  // entries of a page of a list
+	MaxEvents     = 32  // entries of a page of events
 	MaxReaders    = 8   // readers that the entry of a buffer names
 
 	MaxUint  = math.MaxInt64  // greatest unsigned integer

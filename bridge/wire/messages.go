@@ -125,6 +125,9 @@ type SessionEntry struct {
 	Blocks  uint64 `wire:"bk?"` // blocks that it was sent the export of and has not dropped
 	Members uint64 `wire:"mb?"` // members of channels
 	Bytes   uint64 `wire:"n?"`  // bytes that count for it in pools
+	Waits   uint64 `wire:"wq?"` // requests of it that wait
+	For     string `wire:"wf?"` // what the one that has waited longest waits for, for people
+	Since   uint64 `wire:"ws?"` // since when, in nanoseconds since 1970
 }
 
 // ChannelEntry describes a channel in a list.
@@ -164,6 +167,42 @@ type BufferEntry struct {
 	Reads      uint64   `wire:"rs?"` // read leases
 	Names      uint64   `wire:"nn?"` // names that it is published under
 	InChannel  bool     `wire:"ch?"` // a channel has it whose producer left
+}
+
+// LeaseEntry describes a lease in a list, and the session that has it.
+type LeaseEntry struct {
+	ID         uint64 `wire:"id"`  // lease id
+	Session    uint64 `wire:"ss"`  // session id
+	UID        uint64 `wire:"ui"`  // user id of the session
+	PID        uint64 `wire:"pd"`  // process id of the session, for people
+	Program    string `wire:"nm?"` // the program's name, for people, at most 255 bytes of it
+	Buffer     uint64 `wire:"bf"`  // buffer id
+	Pool       uint64 `wire:"pl"`  // pool id
+	Bytes      uint64 `wire:"n"`   // bytes of the buffer
+	BlockBytes uint64 `wire:"bs"`  // bytes of the block
+	Write      bool   `wire:"wr?"` // it is a write lease
+	Began      uint64 `wire:"bg"`  // when it began, in nanoseconds since 1970, to a second
+	For        string `wire:"wf?"` // what its session waits for, for people
+	Since      uint64 `wire:"ws?"` // since when, in nanoseconds since 1970
+}
+
+// EventEntry is one thing that happened. Fields that say nothing about it are left out.
+type EventEntry struct {
+	Number  uint64 `wire:"id"`  // counts the events of the epoch, from 1 on
+	At      uint64 `wire:"at"`  // when, in nanoseconds since 1970
+	Kind    string `wire:"k"`   // what sort of thing (see Events)
+	Session uint64 `wire:"ss?"` // session id
+	UID     uint64 `wire:"ui?"` // user id of the session
+	PID     uint64 `wire:"pd?"` // process id of the session, for people
+	Program string `wire:"nm?"` // the program's name, for people, at most 255 bytes of it
+	Pool    string `wire:"pl?"` // pool name
+	Channel string `wire:"ch?"` // channel name
+	Buffer  uint64 `wire:"bf?"` // buffer id
+	Bytes   uint64 `wire:"n?"`  // bytes of memory
+	Ending  string `wire:"en?"` // how a session ended: `left`, `lost`, `error`, `closed`, `shutdown`
+	Took    uint64 `wire:"tk?"` // nanoseconds that it took or lasts
+	Count   uint64 `wire:"ct?"` // how many like it there were since the last event that said so; left out: 1
+	Text    string `wire:"tx"`  // a sentence, for people, at most 1,000 bytes
 }
 
 // Hello opens a session.
@@ -329,7 +368,7 @@ type StatsReply struct {
 //
 //wire:request list ListReply
 type List struct {
-	What  string `wire:"wt"`  // what: `sessions`, `channels`, `names`, `buffers`
+	What  string `wire:"wt"`  // what: `sessions`, `channels`, `names`, `buffers`, `leases`
 	After string `wire:"af?"` // `nx` of the page before; left out: the first page
 	Most  uint64 `wire:"n?"`  // most entries of the page; left out: 64
 }
@@ -340,8 +379,37 @@ type ListReply struct {
 	Channels []ChannelEntry `wire:"cs?"` // channels
 	Names    []NameEntry    `wire:"ns?"` // names
 	Buffers  []BufferEntry  `wire:"bs?"` // buffers
+	Leases   []LeaseEntry   `wire:"ls?"` // leases
 	Next     string         `wire:"nx?"` // where the next page begins; left out: this is the last
 }
+
+// Events asks for a page of what happened, the oldest first, and waits for something if there is nothing new.
+//
+//wire:request events EventsReply
+type Events struct {
+	After uint64 `wire:"af?"` // number of the last event that is known; left out: all that are kept
+	Most  uint64 `wire:"n?"`  // most entries of the page; left out: 32
+	Wait  uint64 `wire:"w?"`  // milliseconds to wait for an event
+}
+
+// EventsReply has what happened.
+type EventsReply struct {
+	Events []EventEntry `wire:"ev?"` // events
+	Next   uint64       `wire:"nx?"` // `af` of the next page
+	Lost   uint64       `wire:"lo?"` // events after `af` that the service has forgotten
+}
+
+// EndSession ends another session, as if its client had broken the protocol.
+//
+//wire:request end
+type EndSession struct {
+	Session uint64 `wire:"ss"` // session id
+}
+
+// Bye says that the client is about to close the connection: its session did not get lost. It is usually sent without `q`.
+//
+//wire:request bye
+type Bye struct{}
 
 // Timeline asks for the page of a timeline: the session's own, or another's that a fence named.
 //

@@ -19,6 +19,9 @@ var newRequest = map[string]func() Request{
 	"dropped":   func() Request { return new(Dropped) },
 	"stats":     func() Request { return new(StatsRequest) },
 	"list":      func() Request { return new(List) },
+	"events":    func() Request { return new(Events) },
+	"end":       func() Request { return new(EndSession) },
+	"bye":       func() Request { return new(Bye) },
 	"timeline":  func() Request { return new(Timeline) },
 	"seal":      func() Request { return new(Seal) },
 	"channel":   func() Request { return new(MakeChannel) },
@@ -132,6 +135,9 @@ var sessionEntryFields = record[SessionEntry]{
 	uintField("bk", func(m *SessionEntry) *uint64 { return &m.Blocks }).maybe(),
 	uintField("mb", func(m *SessionEntry) *uint64 { return &m.Members }).maybe(),
 	uintField("n", func(m *SessionEntry) *uint64 { return &m.Bytes }).maybe(),
+	uintField("wq", func(m *SessionEntry) *uint64 { return &m.Waits }).maybe(),
+	stringField("wf", func(m *SessionEntry) *string { return &m.For }).maybe(),
+	uintField("ws", func(m *SessionEntry) *uint64 { return &m.Since }).maybe(),
 }
 
 var channelEntryFields = record[ChannelEntry]{
@@ -167,6 +173,40 @@ var bufferEntryFields = record[BufferEntry]{
 	uintField("rs", func(m *BufferEntry) *uint64 { return &m.Reads }).maybe(),
 	uintField("nn", func(m *BufferEntry) *uint64 { return &m.Names }).maybe(),
 	boolField("ch", func(m *BufferEntry) *bool { return &m.InChannel }).maybe(),
+}
+
+var leaseEntryFields = record[LeaseEntry]{
+	uintField("id", func(m *LeaseEntry) *uint64 { return &m.ID }),
+	uintField("ss", func(m *LeaseEntry) *uint64 { return &m.Session }),
+	uintField("ui", func(m *LeaseEntry) *uint64 { return &m.UID }),
+	uintField("pd", func(m *LeaseEntry) *uint64 { return &m.PID }),
+	stringField("nm", func(m *LeaseEntry) *string { return &m.Program }).maybe(),
+	uintField("bf", func(m *LeaseEntry) *uint64 { return &m.Buffer }),
+	uintField("pl", func(m *LeaseEntry) *uint64 { return &m.Pool }),
+	uintField("n", func(m *LeaseEntry) *uint64 { return &m.Bytes }),
+	uintField("bs", func(m *LeaseEntry) *uint64 { return &m.BlockBytes }),
+	boolField("wr", func(m *LeaseEntry) *bool { return &m.Write }).maybe(),
+	uintField("bg", func(m *LeaseEntry) *uint64 { return &m.Began }),
+	stringField("wf", func(m *LeaseEntry) *string { return &m.For }).maybe(),
+	uintField("ws", func(m *LeaseEntry) *uint64 { return &m.Since }).maybe(),
+}
+
+var eventEntryFields = record[EventEntry]{
+	uintField("id", func(m *EventEntry) *uint64 { return &m.Number }),
+	uintField("at", func(m *EventEntry) *uint64 { return &m.At }),
+	stringField("k", func(m *EventEntry) *string { return &m.Kind }),
+	uintField("ss", func(m *EventEntry) *uint64 { return &m.Session }).maybe(),
+	uintField("ui", func(m *EventEntry) *uint64 { return &m.UID }).maybe(),
+	uintField("pd", func(m *EventEntry) *uint64 { return &m.PID }).maybe(),
+	stringField("nm", func(m *EventEntry) *string { return &m.Program }).maybe(),
+	stringField("pl", func(m *EventEntry) *string { return &m.Pool }).maybe(),
+	stringField("ch", func(m *EventEntry) *string { return &m.Channel }).maybe(),
+	uintField("bf", func(m *EventEntry) *uint64 { return &m.Buffer }).maybe(),
+	uintField("n", func(m *EventEntry) *uint64 { return &m.Bytes }).maybe(),
+	stringField("en", func(m *EventEntry) *string { return &m.Ending }).maybe(),
+	uintField("tk", func(m *EventEntry) *uint64 { return &m.Took }).maybe(),
+	uintField("ct", func(m *EventEntry) *uint64 { return &m.Count }).maybe(),
+	stringField("tx", func(m *EventEntry) *string { return &m.Text }),
 }
 
 var helloFields = record[Hello]{
@@ -427,12 +467,59 @@ var listReplyFields = record[ListReply]{
 	structsField("cs", func(m *ListReply) *[]ChannelEntry { return &m.Channels }, channelEntryFields).maybe(),
 	structsField("ns", func(m *ListReply) *[]NameEntry { return &m.Names }, nameEntryFields).maybe(),
 	structsField("bs", func(m *ListReply) *[]BufferEntry { return &m.Buffers }, bufferEntryFields).maybe(),
+	structsField("ls", func(m *ListReply) *[]LeaseEntry { return &m.Leases }, leaseEntryFields).maybe(),
 	stringField("nx", func(m *ListReply) *string { return &m.Next }).maybe(),
 }
 
 func (*ListReply) reply() {}
 
 func (m *ListReply) fields() fields { return listReplyFields.of(m) }
+
+var eventsFields = record[Events]{
+	uintField("af", func(m *Events) *uint64 { return &m.After }).maybe(),
+	uintField("n", func(m *Events) *uint64 { return &m.Most }).maybe(),
+	uintField("w", func(m *Events) *uint64 { return &m.Wait }).maybe(),
+}
+
+// Op returns "events".
+func (*Events) Op() string { return "events" }
+
+// Reply returns new(EventsReply), for what answers it.
+func (*Events) Reply() Reply { return new(EventsReply) }
+
+func (m *Events) fields() fields { return eventsFields.of(m) }
+
+var eventsReplyFields = record[EventsReply]{
+	structsField("ev", func(m *EventsReply) *[]EventEntry { return &m.Events }, eventEntryFields).maybe(),
+	uintField("nx", func(m *EventsReply) *uint64 { return &m.Next }).maybe(),
+	uintField("lo", func(m *EventsReply) *uint64 { return &m.Lost }).maybe(),
+}
+
+func (*EventsReply) reply() {}
+
+func (m *EventsReply) fields() fields { return eventsReplyFields.of(m) }
+
+var endSessionFields = record[EndSession]{
+	uintField("ss", func(m *EndSession) *uint64 { return &m.Session }),
+}
+
+// Op returns "end".
+func (*EndSession) Op() string { return "end" }
+
+// Reply returns new(EmptyReply), for what answers it.
+func (*EndSession) Reply() Reply { return new(EmptyReply) }
+
+func (m *EndSession) fields() fields { return endSessionFields.of(m) }
+
+var byeFields = record[Bye]{}
+
+// Op returns "bye".
+func (*Bye) Op() string { return "bye" }
+
+// Reply returns new(EmptyReply), for what answers it.
+func (*Bye) Reply() Reply { return new(EmptyReply) }
+
+func (m *Bye) fields() fields { return byeFields.of(m) }
 
 var timelineFields = record[Timeline]{
 	uintField("tl", func(m *Timeline) *uint64 { return &m.Timeline }).maybe(),

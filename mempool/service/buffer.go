@@ -82,7 +82,7 @@ func (b *buffer) crowded(write bool) error {
 func (b *buffer) grant(s *Session, write bool) *Lease {
 	svc := b.block.pool.svc
 	svc.lastLease++
-	l := &Lease{id: svc.lastLease, session: s, buffer: b, write: write}
+	l := &Lease{id: svc.lastLease, session: s, buffer: b, write: write, began: uint32(time.Since(svc.began) / time.Second)}
 	b.ready = b.ready.pending()
 	if write {
 		b.writer = l
@@ -116,10 +116,10 @@ func (b *buffer) recycleUnused() {
 	p.recycle(b.block)
 }
 
-// lease waits until the buffer that find returns can be leased, and leases it. find is called with Service.mu held; it
+// lease waits until the buffer that find returns, the one published as text or any, can be leased, and leases it. find is called with Service.mu held; it
 // may fail with ErrNotFound and a signal of when to look again.
-func (s *Session) lease(ctx context.Context, write bool, wait time.Duration, find func() (*buffer, *signal, error)) (g Grant, err error) {
-	w := s.newWaiter(ctx, wait)
+func (s *Session) lease(ctx context.Context, text string, write bool, wait time.Duration, find func() (*buffer, *signal, error)) (g Grant, err error) {
+	w := s.newWaiter(ctx, wait, purpose{what: forName, name: text})
 	defer w.stop()
 	svc := s.svc
 	svc.mu.Lock()
@@ -156,6 +156,7 @@ func (s *Session) lease(ctx context.Context, write bool, wait time.Duration, fin
 			return g, err
 		}
 		if b != nil {
+			w.purpose = purpose{what: forBuffer, buffer: b.id}
 			w.long = func(waited time.Duration) { s.noteLeaseLong(b, waited) }
 		}
 		if !w.wait(again.next()) {

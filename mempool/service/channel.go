@@ -26,7 +26,7 @@ type channel struct {
 	kept   map[*buffer][]*member
 	tended bool      // a goroutine looks again and again whether what left is still needed
 	rests  time.Time // until when nothing is looked at unless something has happened
-	doubts doubts
+	doubts gap       // frames that consumers could not make sense of
 }
 
 var (
@@ -86,7 +86,7 @@ func (s *Session) FindChannel(ctx context.Context, name string, wait time.Durati
 	if err := mempool.ValidateName("channel", name); err != nil {
 		return mempool.ChannelInfo{}, err
 	}
-	w := s.newWaiter(ctx, wait)
+	w := s.newWaiter(ctx, wait, purpose{what: forChannel, name: name})
 	defer w.stop()
 	svc := s.svc
 	svc.mu.Lock()
@@ -214,7 +214,6 @@ func (ch *channel) failed(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, shmchannel.ErrCorrupt):
-		ch.pool.svc.log.Error("a channel ends because its shared memory was corrupted by a member", "channel", name, "error", err)
 		ch.note(mempool.HistoryEvent{Kind: mempool.ChannelFailed, Text: fmt.Sprintf("channel %q ends because a member corrupted its shared memory: %v; restart its "+
 			"members", name, err)})
 		ch.close()
@@ -233,7 +232,6 @@ func (ch *channel) failed(err error) error {
 // logFailed is failed where nobody can be told. Service.mu is held.
 func (ch *channel) logFailed(what string, err error) {
 	if err = ch.failed(err); err != nil && !errors.Is(err, mempool.ErrClosed) {
-		ch.pool.svc.log.Error(what, "channel", ch.info.Name, "error", err)
 		ch.note(mempool.HistoryEvent{Kind: mempool.ChannelFailed, Text: fmt.Sprintf("%s: %q: %v", what, ch.info.Name, err)})
 	}
 }

@@ -1,9 +1,11 @@
 package service
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/mempool"
 )
 
 // This file frees what members that left a channel do not need any more, and channels that nobody needs.
@@ -69,7 +71,7 @@ func (ch *channel) free() {
 	delete(ch.pool.svc.channelByID, ch.info.ID)
 	ch.pool.channels--
 	if err := ch.host.Free(); err != nil {
-		ch.pool.svc.log.Error("the memory of a channel could not be given back", "channel", ch.info.Name, "error", err)
+		ch.note(mempool.HistoryEvent{Kind: mempool.DriverError, Text: fmt.Sprintf("the memory of channel %q could not be given back: %v", ch.info.Name, err)})
 	}
 }
 

@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -35,14 +36,20 @@ type poolAccess struct {
 	access mempool.Access // who may use it, sorted; never empty
 }
 
-// note keeps an event. pool is the one that it concerns; nil: it concerns none.
+// note keeps an event, and logs it: trouble as a warning. pool is the one that it concerns; nil: it concerns none.
 func (s *Service) note(e mempool.HistoryEvent, pool *Pool) {
 	e.At, e.Count = time.Now(), max(e.Count, 1)
 	one := happening{HistoryEvent: e}
 	if pool != nil {
 		one.Pool, one.pool = pool.info.Name, pool.poolAccess
 	}
-	h := &s.history
+	one.Number = s.history.add(one)
+	one.log(s.log)
+}
+
+// add keeps an event and returns its number.
+func (h *history) add(one happening) uint64 {
+	one.Text = cut(one.Text, maxEventText)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.last++
@@ -53,6 +60,33 @@ func (s *Service) note(e mempool.HistoryEvent, pool *Pool) {
 		h.ring[(h.last-1)%maxHistory] = one
 	}
 	h.added.broadcast()
+	return one.Number
+}
+
+// log writes the event's sentence, with what programs want to find it by.
+func (h *happening) log(to *slog.Logger) {
+	level := slog.LevelDebug
+	if h.Kind.Trouble() || h.Ending == mempool.SessionFailed && h.Kind == mempool.SessionEnded {
+		level = slog.LevelWarn
+	}
+	ctx := context.Background()
+	if !to.Enabled(ctx, level) {
+		return
+	}
+	attrs := []slog.Attr{slog.Uint64("event", h.Number), slog.String("kind", string(h.Kind))}
+	if h.Session != 0 {
+		attrs = append(attrs, slog.Uint64("session", h.Session), slog.Int("pid", int(h.PID)), slog.Uint64("uid", uint64(h.UID)))
+	}
+	if h.Pool != "" {
+		attrs = append(attrs, slog.String("pool", h.Pool))
+	}
+	if h.Channel != "" {
+		attrs = append(attrs, slog.String("channel", h.Channel))
+	}
+	if h.Count > 1 {
+		attrs = append(attrs, slog.Int("count", h.Count))
+	}
+	to.LogAttrs(ctx, level, h.Text, attrs...)
 }
 
 // about is an event of a session.

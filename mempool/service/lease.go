@@ -15,6 +15,7 @@ type Lease struct {
 	buffer  *buffer
 	write   bool // guarded by Service.mu, like what follows
 	ended   bool
+	began   uint32 // seconds after the service; it has the room that alignment leaves
 	wait    fences // what must be reached before the memory is used
 }
 

@@ -2,9 +2,12 @@ package service
 
 import (
 	"cmp"
+	"iter"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -35,12 +38,14 @@ func (s *Session) Introduce(program string) {
 // Errors: [mempool.ErrInvalid] for a cursor that no page gave.
 func (s *Session) Sessions(after string, most int) (Page[mempool.SessionInfo], error) {
 	may := func(other *Session) bool { return other.peer.UID == s.peer.UID || s.owner() }
-	return listByID(s, s.svc.sessions, after, most, may, func(other *Session) mempool.SessionInfo {
+	return listByID(s, maps.All(s.svc.sessions), after, most, may, func(other *Session) mempool.SessionInfo {
 		info := mempool.SessionInfo{ID: other.id, UID: other.peer.UID, PID: other.peer.PID, Program: other.program, Began: other.began,
 			Leases: len(other.leases), Blocks: len(other.mapped), Members: len(other.members)}
 		for _, a := range other.accounts {
 			info.Bytes += a.bytes
 		}
+		info.Waits = len(other.waits)
+		info.WaitsFor, info.Since = other.waitsFor()
 		return info
 	})
 }
@@ -62,7 +67,7 @@ func (s *Service) Channels() []mempool.ChannelStatus {
 // Errors: [mempool.ErrInvalid] for a cursor that no page gave.
 func (s *Session) Channels(after string, most int) (Page[mempool.ChannelStatus], error) {
 	may := func(ch *channel) bool { return s.sees(ch.pool) }
-	return listByID(s, s.svc.channelByID, after, most, may, (*channel).status)
+	return listByID(s, maps.All(s.svc.channelByID), after, most, may, (*channel).status)
 }
 
 // status describes the channel. Service.mu is held.
@@ -88,7 +93,7 @@ func (ch *channel) status() mempool.ChannelStatus {
 // Errors: [mempool.ErrInvalid] for a cursor that no page gave.
 func (s *Session) Buffers(after string, most int) (Page[mempool.BufferInfo], error) {
 	may := func(b *buffer) bool { return s.sees(b.block.pool) }
-	return listByID(s, s.svc.buffers, after, most, may, func(b *buffer) mempool.BufferInfo {
+	return listByID(s, maps.All(s.svc.buffers), after, most, may, func(b *buffer) mempool.BufferInfo {
 		info := mempool.BufferInfo{ID: b.id, Generation: b.generation, Pool: b.block.pool.info.ID, Bytes: b.bytes, BlockBytes: b.block.size,
 			Tensor: b.tensor.Clone(), Reads: b.readers.len(), Names: int(b.names), InChannel: b.frames > 0}
 		if b.writer != nil {
@@ -109,7 +114,7 @@ func (s *Session) Buffers(after string, most int) (Page[mempool.BufferInfo], err
 // Errors: [mempool.ErrInvalid].
 func (s *Session) Names(after string, most int) (Page[mempool.NameInfo], error) {
 	may := func(n *name) bool { return s.sees(n.buffer.block.pool) }
-	return list(s, s.svc.names, after, most, may, func(text string) string { return text }, func(n *name) mempool.NameInfo {
+	return list(s, maps.All(s.svc.names), after, most, may, func(text string) string { return text }, func(n *name) mempool.NameInfo {
 		b := n.buffer
 		info := mempool.NameInfo{Name: n.text, Buffer: b.id, Pool: b.block.pool.info.ID, Bytes: b.bytes, Tensor: b.tensor.Clone(), UID: n.uid}
 		if n.owner != nil {
@@ -119,6 +124,53 @@ func (s *Session) Names(after string, most int) (Page[mempool.NameInfo], error) 
 	})
 }
 
+// Leases lists the leases on buffers of the pools that the asking session may use, by id.
+//
+// Errors: [mempool.ErrInvalid] for a cursor that no page gave.
+func (s *Session) Leases(after string, most int) (Page[mempool.LeaseStatus], error) {
+	svc := s.svc
+	all := func(yield func(uint64, *Lease) bool) {
+		for _, other := range svc.sessions {
+			for id, l := range other.leases {
+				if !yield(id, l) {
+					return
+				}
+			}
+		}
+	}
+	may := func(l *Lease) bool { return s.sees(l.buffer.block.pool) }
+	return listByID(s, all, after, most, may, func(l *Lease) mempool.LeaseStatus {
+		b, holder := l.buffer, l.session
+		status := mempool.LeaseStatus{ID: l.id, Session: holder.id, UID: holder.peer.UID, PID: holder.peer.PID, Program: holder.program, Buffer: b.id,
+			Pool: b.block.pool.info.ID, Bytes: b.bytes, BlockBytes: b.block.size, Write: l.write, Began: svc.began.Add(time.Duration(l.began) * time.Second)}
+		status.WaitsFor, status.Since = holder.waitsFor()
+		return status
+	})
+}
+
+// waitsFor says what the session has waited for longest, and since when. Service.mu is held.
+func (s *Session) waitsFor() (what string, since time.Time) {
+	if w := s.longest(); w != nil {
+		return cut(w.String(), maxWaitText), w.since
+	}
+	return "", time.Time{}
+}
+
+// Texts are cut to so many bytes, for pages to hold them: of what a session waits for, and of what happened.
+const (
+	maxWaitText  = 300
+	maxEventText = 1000
+)
+
+// cut is a text without what is too much.
+func cut(text string, most int) string {
+	const dots = "…"
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most-len(dots)], "") + dots
+}
+
 // owner says whether the session is one of the service's own user.
 func (s *Session) owner() bool { return s.peer.UID == s.svc.uid }
 
@@ -126,7 +178,7 @@ func (s *Session) owner() bool { return s.peer.UID == s.svc.uid }
 func (s *Session) sees(p *Pool) bool { return s.owner() || p.access.Allows(s.peer) }
 
 // listByID is list of what has ids.
-func listByID[V, T any](s *Session, all map[uint64]V, after string, most int, may func(V) bool, describe func(V) T) (Page[T], error) {
+func listByID[V, T any](s *Session, all iter.Seq2[uint64, V], after string, most int, may func(V) bool, describe func(V) T) (Page[T], error) {
 	from := uint64(0)
 	if after != "" {
 		var err error
@@ -137,29 +189,33 @@ func listByID[V, T any](s *Session, all map[uint64]V, after string, most int, ma
 	return list(s, all, from, most, may, func(id uint64) string { return strconv.FormatUint(id, 10) }, describe)
 }
 
-// list describes the most entries that have the least keys greater than after, of those that may be seen.
-func list[K cmp.Ordered, V, T any](s *Session, all map[K]V, after K, most int, may func(V) bool, cursor func(K) string,
+// list describes the most entries that have the least keys greater than after, of those that may be seen. It goes through all with Service.mu held.
+func list[K cmp.Ordered, V, T any](s *Session, all iter.Seq2[K, V], after K, most int, may func(V) bool, cursor func(K) string,
 	describe func(V) T) (page Page[T], err error) {
 	s.svc.mu.Lock()
 	defer s.svc.mu.Unlock()
 	if err := s.alive(); err != nil {
 		return page, err
 	}
-	var keys []K // sorted; one more than most says that there is another page
+	type entry struct {
+		key   K
+		value V
+	}
+	var found []entry // sorted; one more than most says that there is another page
 	for key, value := range all {
-		if key <= after || len(keys) > most && key > keys[most] || !may(value) {
+		if key <= after || len(found) > most && key > found[most].key || !may(value) {
 			continue
 		}
-		i, _ := slices.BinarySearch(keys, key)
-		keys = slices.Insert(keys, i, key)
-		keys = keys[:min(len(keys), most+1)]
+		i, _ := slices.BinarySearchFunc(found, key, func(e entry, key K) int { return cmp.Compare(e.key, key) })
+		found = slices.Insert(found, i, entry{key, value})
+		found = found[:min(len(found), most+1)]
 	}
-	if len(keys) > most {
-		keys = keys[:most]
-		page.Next = cursor(keys[most-1])
+	if len(found) > most {
+		found = found[:most]
+		page.Next = cursor(found[most-1].key)
 	}
-	for _, key := range keys {
-		page.Entries = append(page.Entries, describe(all[key]))
+	for _, e := range found {
+		page.Entries = append(page.Entries, describe(e.value))
 	}
 	return page, nil
 }

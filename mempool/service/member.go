@@ -3,7 +3,6 @@ package service
 import (
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/internal/situation"
@@ -154,16 +153,7 @@ func (s *Session) consumes() bool {
 	return false
 }
 
-// doubts are frames that consumers of a channel could not make sense of.
-type doubts struct {
-	logged time.Time
-	count  int // since then
-}
-
-// doubtRest is how often doubts about a channel are logged, at most.
-const doubtRest = time.Second
-
-// DoubtFrame says that a consumer of the session has found a frame whose record contradicts itself. It is logged.
+// DoubtFrame says that a consumer of the session has found a frame whose record contradicts itself. That is an event.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrInvalid] for a member that is no consumer, [mempool.ErrClosed].
 func (s *Session) DoubtFrame(channel, id, number uint64) error {
@@ -178,15 +168,11 @@ func (s *Session) DoubtFrame(channel, id, number uint64) error {
 	if m.role() != Consumer {
 		return situation.Of(mempool.ErrInvalid, "member %d of channel %q is no consumer", id, ch.info.Name)
 	}
-	d := &ch.doubts
-	d.count++
-	if time.Since(d.logged) >= doubtRest {
-		svc.log.Warn("a consumer found a frame that contradicts itself", "channel", ch.info.Name, "frame", number, "session", s.id,
-			"pid", s.peer.PID, "frames", d.count)
-		e := s.about(mempool.FrameDoubted, "%s found that frame %d of channel %q contradicts itself: a producer wrote what it must not", s.who(), number, ch.info.Name)
-		e.Count = d.count
+	if count, now := ch.doubts.tell(); now {
+		e := s.about(mempool.FrameDoubted, "%s found a frame that contradicts itself, number %d of channel %q: a producer wrote what it must not", s.who(), number,
+			ch.info.Name)
+		e.Count = count
 		ch.note(e)
-		*d = doubts{logged: time.Now()}
 	}
 	return nil
 }

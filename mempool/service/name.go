@@ -178,7 +178,7 @@ func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Du
 			a.leave()
 		}
 	}()
-	return s.lease(ctx, write, wait, func() (*buffer, *signal, error) {
+	return s.lease(ctx, text, write, wait, func() (*buffer, *signal, error) {
 		if n := svc.names[text]; n != nil {
 			return n.buffer, nil, nil
 		}
@@ -199,7 +199,7 @@ func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Du
 // [mempool.ErrBusy], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's.
 func (s *Session) Lease(ctx context.Context, id, generation uint64, write bool, wait time.Duration) (Grant, error) {
 	svc := s.svc
-	return s.lease(ctx, write, wait, func() (*buffer, *signal, error) {
+	return s.lease(ctx, "", write, wait, func() (*buffer, *signal, error) {
 		b := svc.buffers[id]
 		switch {
 		case b == nil && (id == 0 || id > svc.lastBuffer):

@@ -26,7 +26,6 @@ func (s *Service) unlock() {
 // flushLogged is flush where nobody can be told what failed.
 func (s *Service) flushLogged() {
 	if err := s.flush(); err != nil {
-		s.log.Error("memory could not be given back", "error", err)
 		s.note(mempool.HistoryEvent{Kind: mempool.DriverError, Text: notGivenBack(err)}, nil)
 	}
 }

@@ -62,7 +62,6 @@ func (p *Pool) evict(n uint64) bool {
 	}
 	given, err := p.giveBack(n, true)
 	if err != nil {
-		p.svc.log.Error("memory could not be given back", "error", err)
 		p.svc.note(mempool.HistoryEvent{Kind: mempool.DriverError, Text: notGivenBack(err)}, p)
 	}
 	return given > 0

@@ -62,7 +62,9 @@ type Service struct {
 	members                                                 int                                                        // of all channels
 	most                                                    struct{ buffers, names, sessions, timelines, awaited int } // that these maps had
 
+	began    time.Time
 	history  history
+	waiting  map[string]int // requests, by what they wait for
 	patience time.Duration
 	refused  map[string]*gap // requests, by the limit that they met
 	watching bool            // channels are looked at for slow subscribers
@@ -81,7 +83,7 @@ func New(c Config) *Service {
 		namesOf: make(tally), poolsOf: make(tally), pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool), sessions: make(map[uint64]*Session),
 		buffers: make(map[uint64]*buffer), names: make(map[string]*name), closing: make(chan struct{}), done: make(chan struct{}),
 		awaited: make(map[string]*awaited), timelines: make(map[uint64]*timeline), channels: make(map[string]*channel), channelByID: make(map[uint64]*channel),
-		keepers: make(map[keeperKey]*keeper), patience: cmp.Or(c.Patience, usualPatience), refused: make(map[string]*gap),
+		keepers: make(map[keeperKey]*keeper), began: time.Now(), waiting: make(map[string]int), patience: cmp.Or(c.Patience, usualPatience), refused: make(map[string]*gap),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

@@ -46,8 +46,9 @@ type Session struct {
 	keeper   *keeper
 	ending   ending
 	broken   broken
-	blocking gap             // others that wait for its leases
-	tensor   *mempool.Tensor // that it described last
+	blocking gap                // others that wait for its leases
+	waits    map[*wait]struct{} // its requests that wait
+	tensor   *mempool.Tensor    // that it described last
 }
 
 // ID identifies the session within the epoch.
@@ -64,6 +65,33 @@ func (s *Session) alive() error {
 		return s.hasEnded()
 	}
 	return nil
+}
+
+// Over is closed when the session has ended.
+func (s *Session) Over() <-chan struct{} { return s.over }
+
+// MayEnd finds a session that the asking session may end: only those of the service's own user may.
+//
+// Errors: [mempool.ErrDenied], [mempool.ErrNotFound], [mempool.ErrInvalid] for the asking session itself, [mempool.ErrClosed].
+func (s *Session) MayEnd(id uint64) (*Session, error) {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	if err := s.alive(); err != nil {
+		return nil, err
+	}
+	target := svc.sessions[id]
+	switch {
+	case !s.owner():
+		return nil, situation.Of(mempool.ErrDenied, "user %d may not end sessions: only the user that the service runs as may, user %d", s.peer.UID, svc.uid)
+	case target == s:
+		return nil, situation.Of(mempool.ErrInvalid, "session %d is the asking one: close its connection instead", id)
+	case target == nil && (id == 0 || id > svc.lastSession):
+		return nil, situation.Of(mempool.ErrNotFound, "no session ever had the id %d", id)
+	case target == nil:
+		return nil, situation.Of(mempool.ErrNotFound, "session %d has ended already", id)
+	}
+	return target, nil
 }
 
 func (s *Session) hasEnded() error {
@@ -98,7 +126,7 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, w
 	if err != nil {
 		return g, err
 	}
-	w := s.newWaiter(ctx, wait)
+	w := s.newWaiter(ctx, wait, purpose{what: forRoom, bytes: n})
 	defer w.stop()
 	svc := s.svc
 	svc.mu.Lock()
@@ -110,6 +138,7 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, w
 	if err := s.mayAllocate(); err != nil {
 		return g, err
 	}
+	w.purpose.name = p.info.Name
 	block, err := p.take(&w, n)
 	if err != nil {
 		return g, err

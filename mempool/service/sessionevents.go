@@ -22,7 +22,7 @@ func (s *Session) noteEnd(how mempool.SessionEnding, why string) {
 	s.ending = ending{how: how, at: time.Now()}
 	text := map[mempool.SessionEnding]string{
 		mempool.SessionLeft:     "the client closed it",
-		mempool.SessionLost:     "its process was killed, or ended without closing it",
+		mempool.SessionLost:     "the connection broke off, as it does when the process is killed, or ends without closing it",
 		mempool.SessionClosed:   "an operator ended it",
 		mempool.SessionFailed:   "the service ended it",
 		mempool.SessionShutdown: "the service is shutting down",

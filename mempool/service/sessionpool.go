@@ -157,7 +157,7 @@ func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration)
 	if err := mempool.ValidateName("pool", name); err != nil {
 		return nil, err
 	}
-	w := s.newWaiter(ctx, wait)
+	w := s.newWaiter(ctx, wait, purpose{what: forPool, name: name})
 	defer w.stop()
 	svc := s.svc
 	svc.mu.Lock()

@@ -2,7 +2,10 @@ package service
 
 import (
 	"context"
+	"fmt"
 	"time"
+
+	"github.com/poolbridge/poolbridge/internal/bytesize"
 )
 
 // waiter bounds a wait of a session by a context and a time limit. Its zero limit means not to wait at all.
@@ -12,13 +15,79 @@ type waiter struct {
 	deadline time.Time
 	timer    *time.Timer
 	late     bool // the limit has passed
+	purpose  purpose
+	entered  *wait // nil until it waits for the first time
 	// long is called once when it waits for long, with Service.mu held; nil: nobody is told.
 	long func(waited time.Duration)
 	err  error // of the context
 }
 
-func (s *Session) newWaiter(ctx context.Context, limit time.Duration) waiter {
-	w := waiter{ctx: ctx, session: s}
+// purpose is what a wait is for.
+type purpose struct {
+	what   string // one of waitKinds
+	name   string // of the pool, the channel, or what is published
+	buffer uint64
+	bytes  uint64
+}
+
+// What sessions wait for.
+const (
+	forRoom    = "room"
+	forBuffer  = "buffer"
+	forName    = "name"
+	forPool    = "pool"
+	forChannel = "channel"
+)
+
+func (p *purpose) String() string {
+	switch p.what {
+	case forRoom:
+		return fmt.Sprintf("%s in pool %q", bytesize.Text(p.bytes), p.name)
+	case forBuffer:
+		return fmt.Sprintf("buffer %d", p.buffer)
+	case forName:
+		return fmt.Sprintf("the name %q", p.name)
+	}
+	return fmt.Sprintf("%s %q", p.what, p.name)
+}
+
+// wait is a request that waits. It is guarded by Service.mu.
+type wait struct {
+	purpose
+	since time.Time
+}
+
+// enter notes that the request waits, and leave that it does not any more. Service.mu is held.
+func (w *waiter) enter() {
+	s := w.session
+	if w.entered == nil {
+		w.entered = &wait{since: time.Now()}
+	}
+	w.entered.purpose = w.purpose
+	if s.waits == nil {
+		s.waits = make(map[*wait]struct{})
+	}
+	s.waits[w.entered] = struct{}{}
+	s.svc.waiting[w.purpose.what]++
+}
+
+func (w *waiter) leave() {
+	delete(w.session.waits, w.entered)
+	w.session.svc.waiting[w.purpose.what]--
+}
+
+// longest is what the session has waited for longest; nil: it waits for nothing. Service.mu is held.
+func (s *Session) longest() (longest *wait) {
+	for w := range s.waits {
+		if longest == nil || w.since.Before(longest.since) {
+			longest = w
+		}
+	}
+	return longest
+}
+
+func (s *Session) newWaiter(ctx context.Context, limit time.Duration, p purpose) waiter {
+	w := waiter{ctx: ctx, session: s, purpose: p}
 	if limit > 0 {
 		w.deadline = time.Now().Add(limit)
 	}
@@ -34,8 +103,12 @@ func (w *waiter) wait(changed <-chan struct{}) bool {
 	if !w.patient() || w.late {
 		return false
 	}
+	w.enter()
 	w.session.svc.unlock()
-	defer w.session.svc.mu.Lock()
+	defer func() {
+		w.session.svc.mu.Lock()
+		w.leave()
+	}()
 	return w.sleep(changed)
 }
 
@@ -72,8 +145,12 @@ func (w *waiter) sleep(changed <-chan struct{}) bool {
 // outlast is wait after the limit has passed: for what happens soon, without anybody's doing.
 func (w *waiter) outlast(changed <-chan struct{}) bool {
 	s := w.session
+	w.enter()
 	s.svc.unlock()
-	defer s.svc.mu.Lock()
+	defer func() {
+		s.svc.mu.Lock()
+		w.leave()
+	}()
 	select {
 	case <-changed:
 		return true

@@ -42,7 +42,7 @@ from poolbridge._client.client import Client
 from poolbridge._client.connect import connect
 from poolbridge._client.frame import AsyncFrame, Frame
 from poolbridge._client.lease import AsyncLease, BaseLease, Lease
-from poolbridge._client.listing import BufferInfo, ChannelInfo, NameInfo, SessionInfo
+from poolbridge._client.listing import BufferInfo, ChannelInfo, HistoryEvent, LeaseInfo, NameInfo, SessionInfo
 from poolbridge._client.paths import default_path
 from poolbridge._client.pool import Pool, PoolStats, ServiceStats
 from poolbridge._client.promise import Promise
@@ -135,11 +135,13 @@ __all__ = [
     "Frame",
     "FrameSettledError",
     "FullPolicy",
+    "HistoryEvent",
     "InternalError",
     "InvalidArgumentError",
     "Kind",
     "Lease",
     "LeaseInUseError",
+    "LeaseInfo",
     "LeaseReleasedError",
     "LeaseView",
     "LegacyHandle",

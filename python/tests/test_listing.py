@@ -72,12 +72,58 @@ def test_the_list_of_channels_says_how_far_the_slowest_consumer_is_behind(servic
         assert listed.slowest == max(one.id for one in client.sessions()), "that of the subscriber"
 
 
+def test_the_list_of_leases_says_who_has_them(service, client):
+    client.create_pool("p", kind="host", max_bytes="1MiB")
+    lease = client.allocate((2, 3), "float32")
+    (listed,) = client.leases()
+    assert (listed.pid, listed.uid, listed.write) == (os.getpid(), os.getuid(), True)
+    assert (listed.nbytes, listed.waits_for, listed.since) == (24, None, None)
+    assert abs((datetime.now(UTC) - listed.began).total_seconds()) < 600
+    lease.release()
+    assert client.leases() == []
+
+
+def test_events_tell_what_happened(service, client):
+    client.create_pool("p", kind="host", max_bytes="1MiB")
+    events = client.events()
+    assert [one.number for one in events] == list(range(1, len(events) + 1))
+    made = events[-1]
+    assert (made.kind, made.pool, made.nbytes, made.pid, made.count) == ("pool-made", "p", 1 << 20, os.getpid(), 1)
+    assert "pool" in made.text
+    assert client.events(after=made.number) == []
+    for _ in range(40):  # more than a page
+        client.create_channel("c", capacity=1).close()
+    assert len(client.events(after=made.number)) == 80
+    with pytest.raises(poolbridge.InvalidArgumentError):
+        client.events(after=10_000)
+
+
+def test_a_client_that_is_closed_has_left_and_did_not_get_lost(service, client):
+    with poolbridge.connect(service.path):
+        other = max(one.id for one in client.sessions())
+    (ended,) = (one for one in client.events() if one.kind == "session-ended" and one.session == other)
+    assert ended.ending == "left"
+
+
+def test_an_operator_ends_a_session(service, client):
+    other = poolbridge.connect(service.path)
+    client.end_session(max(one.id for one in client.sessions()))
+    with pytest.raises(poolbridge.ClosedError, match="an operator ended this session"):
+        other.names()
+    with pytest.raises(poolbridge.NotFoundError):
+        client.end_session(4711)
+
+
 def test_asyncio_has_the_same_lists(service):
     async def main():
         async with await poolbridge.connect_async(service.path) as client:
             await client.create_pool("p", kind="host", max_bytes="1MiB")
             lease = await client.allocate(4)
             assert len(await client.buffers()) == 1
+            assert len(await client.leases()) == 1
+            assert (await client.events())[-1].kind == "pool-made"
+            with pytest.raises(poolbridge.NotFoundError):
+                await client.end_session(4711)
             assert await client.names() == []
             assert await client.channels() == []
             assert any(one.pid == os.getpid() for one in await client.sessions())

@@ -1,4 +1,4 @@
-"""Lists of the service's sessions, channels, names and buffers. The service sends them page by page."""
+"""Lists of what a service has, and of what happened to it. The service sends them page by page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from poolbridge._session.flow import Flow, ask
-from poolbridge._wire.messages import BufferEntry, ChannelEntry, ListReply, NameEntry, SessionEntry
+from poolbridge._wire.messages import (
+    BufferEntry,
+    ChannelEntry,
+    EndSession,
+    EventEntry,
+    EventsReply,
+    LeaseEntry,
+    ListReply,
+    NameEntry,
+    Reply,
+    SessionEntry,
+)
+from poolbridge._wire.messages import Events as EventsRequest
 from poolbridge._wire.messages import List as ListRequest
 
 if TYPE_CHECKING:
@@ -40,6 +52,10 @@ class SessionInfo:
         Number of its producers and consumers in channels.
     nbytes
         Bytes that count for the session in all pools; see `Client.create_pool`.
+    waits
+        Number of its requests that wait.
+    waits_for, since
+        What it has waited for longest, in words for people, and since when; None if it waits for nothing.
     """
 
     id: int
@@ -51,6 +67,9 @@ class SessionInfo:
     blocks: int
     members: int
     nbytes: int
+    waits: int
+    waits_for: str | None
+    since: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +188,108 @@ class BufferInfo:
     in_channel: bool
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseInfo:
+    """A lease of a session.
+
+    Attributes
+    ----------
+    id, session
+        The ids of the lease and of its session, never reused within one life of the service.
+    uid, pid, program
+        The session's user, its process, and what the client calls itself; the last two are for people.
+    buffer, pool
+        The ids of the buffer and of its pool.
+    nbytes, block_nbytes
+        Bytes of the buffer and of its block.
+    write
+        It is a write lease.
+    began
+        When it was granted, to a second.
+    waits_for, since
+        For people, what its session has waited for longest since when; None: it waits for nothing.
+    """
+
+    id: int
+    session: int
+    uid: int
+    pid: int
+    program: str
+    buffer: int
+    pool: int
+    nbytes: int
+    block_nbytes: int
+    write: bool
+    began: datetime
+    waits_for: str | None
+    since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEvent:
+    """One thing that happened to the service. What says nothing about it is None, or 0.
+
+    Attributes
+    ----------
+    number
+        Counts the events of one life of the service, from 1 on.
+    at
+        When it happened.
+    kind
+        What sort of thing, such as ``session-ended``: see ``docs/operating.md``.
+    session, uid, pid, program
+        The session that it concerns, its user, its process, and what the client calls itself.
+    pool, channel, buffer
+        The names of the pool and of the channel, and the id of the buffer that it concerns.
+    nbytes
+        Bytes of memory that it concerns.
+    ending
+        How a session ended: ``left``, ``lost``, ``error``, ``closed``, ``shutdown``.
+    took
+        Seconds that it took or lasts.
+    count
+        How many like it there were since the last event that said so, this one included.
+    text
+        A sentence for people.
+    """
+
+    number: int
+    at: datetime
+    kind: str
+    session: int | None
+    uid: int | None
+    pid: int | None
+    program: str | None
+    pool: str | None
+    channel: str | None
+    buffer: int | None
+    nbytes: int
+    ending: str | None
+    took: float
+    count: int
+    text: str
+
+
+def _time(nanoseconds: int) -> datetime | None:
+    return datetime.fromtimestamp(nanoseconds / 1e9, UTC) if nanoseconds else None
+
+
 def _session(of: SessionEntry) -> SessionInfo:
     began = datetime.fromtimestamp(of.bg / 1e9, UTC)
-    return SessionInfo(of.id, of.ui, of.pd, of.nm, began, of.ls, of.bk, of.mb, of.n)
+    return SessionInfo(of.id, of.ui, of.pd, of.nm, began, of.ls, of.bk, of.mb, of.n, of.wq, of.wf or None, _time(of.ws))
+
+
+def _lease(of: LeaseEntry) -> LeaseInfo:
+    began = datetime.fromtimestamp(of.bg / 1e9, UTC)
+    waits = of.wf or None, _time(of.ws)
+    return LeaseInfo(of.id, of.ss, of.ui, of.pd, of.nm, of.bf, of.pl, of.n, of.bs, of.wr, began, *waits)
+
+
+def _event(of: EventEntry) -> HistoryEvent:
+    at = datetime.fromtimestamp(of.at / 1e9, UTC)
+    session = (of.ss, of.ui, of.pd, of.nm) if of.ss else (None, None, None, None)
+    where = of.pl or None, of.ch or None, of.bf or None
+    return HistoryEvent(of.id, at, of.k, *session, *where, of.n, of.en or None, of.tk / 1e9, of.ct or 1, of.tx)
 
 
 def _channel(of: ChannelEntry) -> ChannelInfo:
@@ -199,10 +317,25 @@ def _pages(what: str, key: str, describe: Callable[[Any], _T]) -> Flow[list[_T]]
             return found
 
 
+def _events(after: int) -> Flow[list[HistoryEvent]]:
+    found: list[HistoryEvent] = []
+    while True:
+        page = yield from ask(EventsRequest(af=after), EventsReply)
+        found += map(_event, page.ev)
+        if not page.ev:
+            return found
+        after = page.nx
+
+
+def _end(session: int) -> Flow[None]:
+    yield from ask(EndSession(ss=session), Reply)
+
+
 _sessions = partial(_pages, "sessions", "ss", _session)
 _channels = partial(_pages, "channels", "cs", _channel)
 _names = partial(_pages, "names", "ns", _name)
 _buffers = partial(_pages, "buffers", "bs", _buffer)
+_leases = partial(_pages, "leases", "ls", _lease)
 
 
 class Lists:
@@ -231,6 +364,35 @@ class Lists:
         """List the buffers of pools that this user may use. The service's own user gets all buffers."""
         return self._run(_buffers())
 
+    def leases(self) -> list[LeaseInfo]:
+        """List the leases on buffers of the pools that this user may use, with the sessions that have them."""
+        return self._run(_leases())
+
+    def events(self, after: int = 0) -> list[HistoryEvent]:
+        """List what happened to the service and concerns this user, the oldest first; for the service's own user all.
+
+        Parameters
+        ----------
+        after
+            The number of the last event that is known. The service keeps the newest few thousand events.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If no event has that number yet: the service was started again, and numbers them anew.
+        """
+        return self._run(_events(after))
+
+    def end_session(self, session: int) -> None:
+        """End the session of another client, which is told so; what it had is used again once its process is gone.
+
+        Raises
+        ------
+        AccessDeniedError
+            If this is not the user that the service runs as.
+        """
+        self._run(_end(session))
+
 
 class AsyncLists:
     """The methods of `AsyncClient` that return lists."""
@@ -253,3 +415,15 @@ class AsyncLists:
     async def buffers(self) -> list[BufferInfo]:
         """List buffers; see `Client.buffers`."""
         return await self._run(_buffers())
+
+    async def leases(self) -> list[LeaseInfo]:
+        """List leases; see `Client.leases`."""
+        return await self._run(_leases())
+
+    async def events(self, after: int = 0) -> list[HistoryEvent]:
+        """List what happened; see `Client.events`."""
+        return await self._run(_events(after))
+
+    async def end_session(self, session: int) -> None:
+        """End the session of another client; see `Client.end_session`."""
+        await self._run(_end(session))

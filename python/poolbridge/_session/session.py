@@ -23,7 +23,7 @@ from poolbridge._sys.errors import (
     PoolbridgeError,
     ProtocolError,
 )
-from poolbridge._wire.messages import Dropped, Forget, Release, Seal, Wanted
+from poolbridge._wire.messages import Bye, Dropped, Forget, Release, Seal, Wanted
 
 if TYPE_CHECKING:
     from poolbridge._memory.session_blocks import SessionBlock
@@ -419,6 +419,7 @@ class Session(SessionMembers):
         with self.lock:
             if self.ended is None and self.core.epoch:  # nobody waits for what the service says to it
                 self._end_members()
+                self.core.tell(Bye())
                 self._flush()
         self.lose(ClientClosedError("the client is closed"))
 

@@ -146,6 +146,9 @@ class SessionEntry(Struct, omit_defaults=True, kw_only=True):
     bk: U = 0  # blocks that it was sent the export of and has not dropped
     mb: U = 0  # members of channels
     n: U = 0  # bytes that count for it in pools
+    wq: U = 0  # requests of it that wait
+    wf: str = ""  # what the one that has waited longest waits for, for people
+    ws: U = 0  # since when, in nanoseconds since 1970
 
 
 class ChannelEntry(Struct, omit_defaults=True, kw_only=True):
@@ -189,6 +192,47 @@ class BufferEntry(Struct, omit_defaults=True, kw_only=True):
     rs: U = 0  # read leases
     nn: U = 0  # names that it is published under
     ch: bool = False  # a channel has it whose producer left
+
+
+class LeaseEntry(Struct, omit_defaults=True, kw_only=True):
+    """Describes a lease in a list, and the session that has it."""
+
+    id: U  # lease id
+    ss: U  # session id
+    ui: U  # user id of the session
+    pd: U  # process id of the session, for people
+    nm: str = ""  # the program's name, for people, at most 255 bytes of it
+    bf: U  # buffer id
+    pl: U  # pool id
+    n: U  # bytes of the buffer
+    bs: U  # bytes of the block
+    wr: bool = False  # it is a write lease
+    bg: U  # when it began, in nanoseconds since 1970, to a second
+    wf: str = ""  # what its session waits for, for people
+    ws: U = 0  # since when, in nanoseconds since 1970
+
+
+class EventEntry(Struct, omit_defaults=True, kw_only=True):
+    """Is one thing that happened.
+
+    Fields that say nothing about it are left out.
+    """
+
+    id: U  # counts the events of the epoch, from 1 on
+    at: U  # when, in nanoseconds since 1970
+    k: str  # what sort of thing (see Events)
+    ss: U = 0  # session id
+    ui: U = 0  # user id of the session
+    pd: U = 0  # process id of the session, for people
+    nm: str = ""  # the program's name, for people, at most 255 bytes of it
+    pl: str = ""  # pool name
+    ch: str = ""  # channel name
+    bf: U = 0  # buffer id
+    n: U = 0  # bytes of memory
+    en: str = ""  # how a session ended: `left`, `lost`, `error`, `closed`, `shutdown`
+    tk: U = 0  # nanoseconds that it took or lasts
+    ct: U = 0  # how many like it there were since the last event that said so; left out: 1
+    tx: str  # a sentence, for people, at most 1,000 bytes
 
 
 # Requests
@@ -355,9 +399,33 @@ class List(Request, kw_only=True, tag="list"):
     `ListReply` answers it.
     """
 
-    wt: str  # what: `sessions`, `channels`, `names`, `buffers`
+    wt: str  # what: `sessions`, `channels`, `names`, `buffers`, `leases`
     af: str = ""  # `nx` of the page before; left out: the first page
     n: U = 0  # most entries of the page; left out: 64
+
+
+class Events(Request, kw_only=True, tag="events"):
+    """Asks for a page of what happened, the oldest first, and waits for something if there is nothing new.
+
+    `EventsReply` answers it.
+    """
+
+    af: U = 0  # number of the last event that is known; left out: all that are kept
+    n: U = 0  # most entries of the page; left out: 32
+    w: U = 0  # milliseconds to wait for an event
+
+
+class EndSession(Request, kw_only=True, tag="end"):
+    """Ends another session, as if its client had broken the protocol."""
+
+    ss: U  # session id
+
+
+class Bye(Request, kw_only=True, tag="bye"):
+    """Says that the client is about to close the connection: its session did not get lost.
+
+    It is usually sent without `q`.
+    """
 
 
 class Timeline(Request, kw_only=True, tag="timeline"):
@@ -536,7 +604,19 @@ class ListReply(Reply, kw_only=True):
     cs: tuple[ChannelEntry, ...] = ()  # channels
     ns: tuple[NameEntry, ...] = ()  # names
     bs: tuple[BufferEntry, ...] = ()  # buffers
+    ls: tuple[LeaseEntry, ...] = ()  # leases
     nx: str = ""  # where the next page begins; left out: this is the last
+
+
+class EventsReply(Reply, kw_only=True):
+    """Has what happened.
+
+    Answers `Events`.
+    """
+
+    ev: tuple[EventEntry, ...] = ()  # events
+    nx: U = 0  # `af` of the next page
+    lo: U = 0  # events after `af` that the service has forgotten
 
 
 class TimelineReply(Reply, kw_only=True):
@@ -655,6 +735,9 @@ AnyRequest = (
     | Dropped
     | StatsRequest
     | List
+    | Events
+    | EndSession
+    | Bye
     | Timeline
     | Seal
     | MakeChannel
@@ -685,6 +768,9 @@ ANSWERS: dict[type[Request], type[Reply]] = {
     Dropped: Reply,
     StatsRequest: StatsReply,
     List: ListReply,
+    Events: EventsReply,
+    EndSession: Reply,
+    Bye: Reply,
     Timeline: TimelineReply,
     Seal: Reply,
     MakeChannel: ChannelReply,
