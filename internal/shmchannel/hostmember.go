@@ -2,6 +2,7 @@ package shmchannel
 
 import (
 	"errors"
+	"iter"
 	"math"
 )
 
@@ -162,35 +163,49 @@ func (h *Host) consumerNeeded(m *Member, reached func(Fence) bool) bool {
 
 // kept returns the numbers of a producer's frames that the channel keeps: consumers may still take them, or have not acknowledged them.
 func (h *Host) kept(m *Member) []uint64 {
-	if h.roster.state.Load() == channelDestroyed || m.track == nil {
+	if m.track == nil {
 		return nil
 	}
-	t := h.sequencer.loadTail()
 	var numbers []uint64
-	from := h.oldest(t.number())
-	if h.mode == Queue {
-		from = 1
-		if t.number() >= h.slots {
-			from = t.number() - h.slots + 1
-		}
-	}
-	if h.roster.state.Load() == channelClosed && h.mode == Broadcast {
-		from = max(from, h.ahead())
-	}
-	for n := from; n <= t.number(); n++ {
-		number := n
-		if h.mode == Queue {
-			r := h.sequencer.resident(n, t)
-			if r.done() {
-				continue
-			}
-			number = r.number
-		}
-		if slot, how := h.sequencer.producerOf(number, t); how == published && slot == m.Slot {
+	for number, slot := range h.frames() {
+		if slot == m.Slot {
 			numbers = append(numbers, number)
 		}
 	}
 	return numbers
+}
+
+// frames yields the number of each frame that the channel keeps, and the slot of its producer.
+func (h *Host) frames() iter.Seq2[uint64, int] {
+	return func(yield func(uint64, int) bool) {
+		if h.roster.state.Load() == channelDestroyed {
+			return
+		}
+		t := h.sequencer.loadTail()
+		from := h.oldest(t.number())
+		if h.mode == Queue {
+			from = 1
+			if t.number() >= h.slots {
+				from = t.number() - h.slots + 1
+			}
+		}
+		if h.roster.state.Load() == channelClosed && h.mode == Broadcast {
+			from = max(from, h.ahead())
+		}
+		for n := from; n <= t.number(); n++ {
+			number := n
+			if h.mode == Queue {
+				r := h.sequencer.resident(n, t)
+				if r.done() {
+					continue
+				}
+				number = r.number
+			}
+			if slot, how := h.sequencer.producerOf(number, t); how == published && !yield(number, slot) {
+				return
+			}
+		}
+	}
 }
 
 // ahead returns the smallest number that an active consumer has not released.

@@ -29,3 +29,34 @@ func (h *Host) Behind(m *Member) uint64 {
 	}
 	return published - next + 1
 }
+
+// Blocks appends the blocks of the frames that consumers may still take, and of those that they have in hand, as far as members say the
+// truth. Some may be there twice.
+func (h *Host) Blocks(to []uint64) []uint64 {
+	var tracks [MaxProducers]*track
+	for slot, m := range h.producers {
+		if m != nil {
+			tracks[slot] = m.track
+		}
+	}
+	for number, slot := range h.frames() {
+		if slot >= len(tracks) || tracks[slot] == nil {
+			continue
+		}
+		if b := tracks[slot].block(number); b != 0 {
+			to = append(to, b)
+		}
+	}
+	for _, c := range h.consumers {
+		if c == nil || c.cursor == nil || !c.joined || c.gone {
+			continue
+		}
+		for i := range c.cursor.used() {
+			hold := &c.cursor.holds[i]
+			if n, b := hold.number.Load(), hold.block.Load(); n != 0 && b != 0 {
+				to = append(to, b)
+			}
+		}
+	}
+	return to
+}

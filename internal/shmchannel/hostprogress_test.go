@@ -46,3 +46,28 @@ func TestWhatAConsumerSaysOfItselfMakesNoWildNumbers(t *testing.T) {
 		assert.Zero(t, r.host.Behind(c.member), next)
 	}
 }
+
+func TestTheHostSeesWhichBlocksAreInAChannelOrInHand(t *testing.T) {
+	for _, mode := range []Mode{Broadcast, Queue} {
+		r := newRig(t, Spec{Capacity: 2, Mode: mode})
+		p, c := r.producer(8), r.consumer(MemberSpec{})
+		assert.Empty(t, r.host.Blocks(nil))
+		p.publish()
+		first := p.record.Block
+		assert.Contains(t, r.host.Blocks(nil), first)
+		f := c.take()
+		assert.Contains(t, r.host.Blocks(nil), first, "the consumer has it in hand")
+		if mode == Queue {
+			c.acknowledge(f)
+			p.back()
+			assert.Empty(t, r.host.Blocks(nil))
+			continue
+		}
+		c.release(f)
+		for range 4 {
+			p.publish()
+			c.release(c.take())
+		}
+		assert.NotContains(t, r.host.Blocks(nil), first, "others have taken its place")
+	}
+}

@@ -19,9 +19,10 @@ import (
 
 // account is how many bytes the blocks of a session's buffers have in a pool. Buffers keep it when the session ends.
 type account struct {
-	pool  *Pool
-	uid   uint32
-	bytes uint64
+	pool    *Pool
+	session uint64
+	uid     uint32
+	bytes   uint64
 }
 
 // add counts a block of size bytes, and remove does so no more. Service.mu is held.

@@ -24,7 +24,8 @@ type buffer struct {
 	ready   fences // when its content is complete
 	event   *publishedEvent
 	failed  bool
-	doubted bool // its writer is gone, and it cannot be told yet whether a channel has it; if none has, it has failed
+	doubted bool   // its writer is gone, and it cannot be told yet whether a channel has it; if none has, it has failed
+	made    uint32 // seconds after the service began
 	changed signal
 }
 

@@ -38,16 +38,19 @@ func (s *Session) Introduce(program string) {
 // Errors: [mempool.ErrInvalid] for a cursor that no page gave.
 func (s *Session) Sessions(after string, most int) (Page[mempool.SessionInfo], error) {
 	may := func(other *Session) bool { return other.peer.UID == s.peer.UID || s.owner() }
-	return listByID(s, maps.All(s.svc.sessions), after, most, may, func(other *Session) mempool.SessionInfo {
-		info := mempool.SessionInfo{ID: other.id, UID: other.peer.UID, PID: other.peer.PID, Program: other.program, Began: other.began,
-			Leases: len(other.leases), Blocks: len(other.mapped), Members: len(other.members)}
-		for _, a := range other.accounts {
-			info.Bytes += a.bytes
-		}
-		info.Waits = len(other.waits)
-		info.WaitsFor, info.Since = other.waitsFor()
-		return info
-	})
+	return listByID(s, maps.All(s.svc.sessions), after, most, may, (*Session).info)
+}
+
+// info describes the session. Service.mu is held.
+func (s *Session) info() mempool.SessionInfo {
+	info := mempool.SessionInfo{ID: s.id, UID: s.peer.UID, PID: s.peer.PID, Program: s.program, Began: s.began,
+		Leases: len(s.leases), Blocks: len(s.mapped), Members: len(s.members)}
+	for _, a := range s.accounts {
+		info.Bytes += a.bytes
+	}
+	info.Waits = len(s.waits)
+	info.WaitsFor, info.Since = s.waitsFor()
+	return info
 }
 
 // Channels lists all channels, those that are closed and still have consumers included, by id.
@@ -95,18 +98,24 @@ func (s *Session) Buffers(after string, most int) (Page[mempool.BufferInfo], err
 	may := func(b *buffer) bool { return s.sees(b.block.pool) }
 	return listByID(s, maps.All(s.svc.buffers), after, most, may, func(b *buffer) mempool.BufferInfo {
 		info := mempool.BufferInfo{ID: b.id, Generation: b.generation, Pool: b.block.pool.info.ID, Bytes: b.bytes, BlockBytes: b.block.size,
-			Tensor: b.tensor.Clone(), Reads: b.readers.len(), Names: int(b.names), InChannel: b.frames > 0}
+			Tensor: b.tensor.Clone(), Reads: b.readers.len(), Names: int(b.names), InChannel: b.frames > 0,
+			Readers: b.readersOf()}
 		if b.writer != nil {
 			info.Writer = b.writer.session.id
 		}
-		for l := range b.readers.all() {
-			if len(info.Readers) == mempool.MaxReaders {
-				break
-			}
-			info.Readers = append(info.Readers, l.session.id)
-		}
 		return info
 	})
+}
+
+// readersOf are sessions that have read leases, at most [mempool.MaxReaders]. Service.mu is held.
+func (b *buffer) readersOf() (ids []uint64) {
+	for l := range b.readers.all() {
+		if len(ids) == mempool.MaxReaders {
+			break
+		}
+		ids = append(ids, l.session.id)
+	}
+	return ids
 }
 
 // Names lists the names in the pools that the asking session may use, in their order.

@@ -33,6 +33,7 @@ var errShutdown = situation.Of(mempool.ErrClosed, "the service is shutting down"
 // Service holds the pools, buffers and sessions of one epoch. Its methods may be called from several goroutines.
 type Service struct {
 	epoch     mempool.Epoch
+	began     time.Time
 	log       *slog.Logger
 	uid       uint32 // of the service's own user
 	mayCreate func(mempool.Peer) bool
@@ -62,7 +63,6 @@ type Service struct {
 	members                                                 int                                                        // of all channels
 	most                                                    struct{ buffers, names, sessions, timelines, awaited int } // that these maps had
 
-	began    time.Time
 	history  history
 	waiting  map[string]int // requests, by what they wait for
 	patience time.Duration
@@ -79,11 +79,11 @@ type Service struct {
 // New starts an epoch.
 func New(c Config) *Service {
 	s := &Service{
-		log: c.Log, uid: mempool.Self().UID, mayCreate: c.MayCreate, limits: c.Limits.filled(), memory: hostmem.New(),
+		began: time.Now(), log: c.Log, uid: mempool.Self().UID, mayCreate: c.MayCreate, limits: c.Limits.filled(), memory: hostmem.New(),
 		namesOf: make(tally), poolsOf: make(tally), pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool), sessions: make(map[uint64]*Session),
 		buffers: make(map[uint64]*buffer), names: make(map[string]*name), closing: make(chan struct{}), done: make(chan struct{}),
 		awaited: make(map[string]*awaited), timelines: make(map[uint64]*timeline), channels: make(map[string]*channel), channelByID: make(map[uint64]*channel),
-		keepers: make(map[keeperKey]*keeper), began: time.Now(), waiting: make(map[string]int), patience: cmp.Or(c.Patience, usualPatience), refused: make(map[string]*gap),
+		keepers: make(map[keeperKey]*keeper), waiting: make(map[string]int), patience: cmp.Or(c.Patience, usualPatience), refused: make(map[string]*gap),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

@@ -102,7 +102,7 @@ func (s *Session) hasEnded() error {
 func (s *Session) account(p *Pool) *account {
 	a := s.accounts[p]
 	if a == nil {
-		a = &account{pool: p, uid: s.peer.UID}
+		a = &account{pool: p, session: s.id, uid: s.peer.UID}
 		s.accounts[p] = a
 	}
 	return a
@@ -149,7 +149,8 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, w
 		return g, err
 	}
 	svc.lastBuffer++
-	b := &buffer{id: svc.lastBuffer, generation: block.generation, block: block, tensor: s.describe(t), bytes: n, account: s.account(p)}
+	b := &buffer{id: svc.lastBuffer, generation: block.generation, block: block, tensor: s.describe(t), bytes: n, account: s.account(p),
+		made: uint32(time.Since(svc.began) / time.Second)}
 	svc.buffers[b.id] = b
 	p.lend(block)
 	p.used += n

@@ -21,6 +21,11 @@ func (s *Service) Stats() mempool.Stats {
 func (s *Service) stats(to *Session) mempool.Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.statsLocked(to)
+}
+
+// statsLocked is stats. Service.mu is held.
+func (s *Service) statsLocked(to *Session) mempool.Stats {
 	st := mempool.Stats{Sessions: len(s.sessions), Leases: s.leases, Buffers: len(s.buffers), Names: len(s.names)}
 	for _, p := range s.poolByID {
 		if to != nil && !p.access.Allows(to.peer) && !p.mayDestroy(to.peer, false) {

@@ -1,0 +1,230 @@
+package service
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// uses are the blocks of the only pool by what they are used for.
+func uses(o Overview) map[BlockUse]int {
+	found := make(map[BlockUse]int)
+	for _, b := range o.Maps[0].Blocks {
+		found[b.Use]++
+	}
+	for _, g := range o.Maps[0].Rest {
+		found[g.Use] += g.Blocks
+	}
+	return found
+}
+
+// total are the bytes of all that the map of the only pool has.
+func total(o Overview) (bytes uint64) {
+	for _, b := range o.Maps[0].Blocks {
+		bytes += b.Bytes
+	}
+	for _, g := range o.Maps[0].Rest {
+		bytes += g.Bytes
+	}
+	return bytes
+}
+
+func TestAMapSaysWhatEveryBlockIsUsedForAndByWhom(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 1<<20)
+	written := allocate(t, s, p, 4096)
+	read := allocate(t, s, p, 2048)
+	publish(t, read, mempool.Publication{Name: "a"})
+	reader := open(t, svc)
+	_, err := reader.getLease(t.Context(), "a", false, 0)
+	require.NoError(t, err)
+	named := allocate(t, s, p, 1024)
+	publish(t, named, mempool.Publication{Name: "c"})
+	require.NoError(t, named.Release(false))
+	require.NoError(t, allocate(t, s, p, 512).Release(false))
+	o := svc.Overview(10)
+	blocks := o.Maps[0].Blocks
+	require.Len(t, blocks, 4)
+	assert.Equal(t, []BlockUse{BlockWritten, BlockRead, BlockNamed, BlockFree}, []BlockUse{blocks[0].Use, blocks[1].Use, blocks[2].Use, blocks[3].Use},
+		"the largest comes first")
+	assert.Equal(t, s.id, blocks[0].Writer)
+	assert.Equal(t, written.buffer.id, blocks[0].Buffer)
+	assert.EqualValues(t, 4096, blocks[0].BufferBytes)
+	assert.Equal(t, mempool.Bytes(4096), *blocks[0].Tensor)
+	assert.ElementsMatch(t, []uint64{s.id, reader.id}, blocks[1].Readers)
+	assert.Equal(t, "a", blocks[1].Name)
+	for _, b := range blocks[:3] {
+		assert.Equal(t, s.id, b.Session, "it counts for the one that allocated it")
+		assert.GreaterOrEqual(t, b.Age, time.Duration(0))
+	}
+	assert.Zero(t, blocks[3].Session)
+	assert.Empty(t, o.Maps[0].Rest)
+	assert.Equal(t, o.Pools[0].Reserved, total(o))
+	require.Len(t, o.Holders, 2)
+	assert.Equal(t, 2, o.Holders[0].Leases)
+}
+
+func TestAMapOfManyBlocksTellsTheLargestOneByOneAndTheOthersTogether(t *testing.T) {
+	svc := newService(t)
+	s, other := open(t, svc), open(t, svc)
+	p, _ := fakePool(t, s, 1<<20)
+	for i := range 20 {
+		one := s
+		if i%2 == 0 {
+			one = other
+		}
+		allocate(t, one, p, 512)
+	}
+	big := allocate(t, other, p, 8192)
+	o := svc.Overview(5)
+	blocks := o.Maps[0].Blocks
+	require.Len(t, blocks, 5)
+	assert.Equal(t, big.buffer.block.id, blocks[0].ID)
+	assert.True(t, slices.IsSortedFunc(blocks[1:], func(a, b BlockInfo) int { return int(a.ID) - int(b.ID) }), "of equal ones the oldest")
+	assert.Equal(t, []BlockGroup{{BlockWritten, s.id, 8 * 512, 8}, {BlockWritten, other.id, 8 * 512, 8}}, o.Maps[0].Rest)
+	assert.Equal(t, o.Pools[0].Reserved, total(o))
+	before := blocks
+	require.NoError(t, big.Release(false))
+	after := svc.Overview(5).Maps[0].Blocks
+	for i := range before {
+		assert.Equal(t, before[i].ID, after[i].ID, "a block keeps its place")
+	}
+	assert.Equal(t, BlockFree, after[0].Use)
+}
+
+func TestAMapTellsWhatAnEndedSessionStillHolds(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 1<<20)
+	dead, err := svc.OpenSession(mempool.Peer{UID: 7, PID: 8, Process: 9}, func(Notice) {})
+	require.NoError(t, err)
+	dead.peer.UID = s.peer.UID // it may use the pool
+	dead.Introduce("crashed.py")
+	allocate(t, dead, p, 4096)
+	gone := make(chan struct{})
+	reclaimed := dead.End(gone)
+	o := svc.Overview(5)
+	require.Len(t, o.Maps[0].Blocks, 1)
+	assert.Equal(t, BlockHeld, o.Maps[0].Blocks[0].Use)
+	assert.Equal(t, dead.id, o.Maps[0].Blocks[0].Session)
+	require.Len(t, o.Holders, 2)
+	assert.True(t, o.Holders[1].Ended)
+	assert.Equal(t, "crashed.py", o.Holders[1].Program)
+	assert.EqualValues(t, 4096, o.Holders[1].Bytes)
+	assert.Equal(t, o.Pools[0].Reserved, total(o))
+	close(gone)
+	<-reclaimed
+	o = svc.Overview(5)
+	assert.Equal(t, BlockFree, o.Maps[0].Blocks[0].Use)
+	assert.Len(t, o.Holders, 1)
+	assert.Empty(t, svc.Overview(0).Maps)
+}
+
+func TestAMapTellsWhichBlocksAreInAChannel(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 4)
+	source := r.produce(hire(t, r.svc))
+	sink := r.consume(hire(t, r.svc), MemberSpec{})
+	source.send()
+	source.alloc()
+	o := r.svc.Overview(5)
+	assert.Equal(t, map[BlockUse]int{BlockInChannel: 1, BlockWritten: 1}, uses(o))
+	require.Len(t, o.Flows, 1)
+	assert.Equal(t, []FlowMember{{sink.Session.id, Consumer, 1}, {source.Session.id, Producer, 0}}, o.Flows[0].Members)
+	assert.EqualValues(t, 1, o.Flows[0].Published)
+	sink.quit()
+	source.End(nil)
+	assert.Equal(t, r.svc.Overview(5).Pools[0].Reserved, total(r.svc.Overview(5)))
+}
+
+func TestAnOverviewSaysWhoWaitsForRoom(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 1024)
+	l := allocate(t, s, p, 1024)
+	waiting := open(t, svc)
+	done := make(chan error)
+	go func() {
+		_, err := waiting.allocate(t.Context(), p.info.ID, mempool.Bytes(1024), patience)
+		done <- err
+	}()
+	for {
+		o := svc.Overview(5)
+		if len(o.Holders[1].Waits) == 0 {
+			continue
+		}
+		assert.Equal(t, []uint64{p.info.ID}, o.Holders[1].Waits)
+		assert.Empty(t, o.Holders[0].Waits)
+		break
+	}
+	require.NoError(t, l.Release(false))
+	require.NoError(t, <-done)
+	assert.Empty(t, svc.Overview(5).Holders[1].Waits)
+}
+
+func TestEveryOverviewAddsUpWhileSessionsAllocateAndRelease(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 64<<10)
+	var working sync.WaitGroup
+	stop := make(chan struct{})
+	for range 4 {
+		working.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				one, err := svc.OpenSession(mempool.Self(), func(Notice) {})
+				if !assert.NoError(t, err) {
+					return
+				}
+				for n := range 5 {
+					l, err := one.allocate(t.Context(), p.info.ID, mempool.Bytes(uint64(512<<n)), 0)
+					if err == nil && n%2 == 0 {
+						assert.NoError(t, l.Publish(mempool.Publication{Name: fmt.Sprint(one.id, " ", n)}))
+					}
+				}
+				one.End(nil)
+			}
+		})
+	}
+	for range 200 {
+		o := svc.Overview(7)
+		assert.Equal(t, o.Pools[0].Reserved, total(o))
+		byUse := uses(o)
+		blocks := 0
+		for _, n := range byUse {
+			blocks += n
+		}
+		assert.Equal(t, o.Pools[0].Blocks, blocks)
+	}
+	close(stop)
+	working.Wait()
+}
+
+// BenchmarkOverview looks at 1,000 sessions with 100,000 buffers, half of which have a name.
+func BenchmarkOverview(b *testing.B) {
+	svc := newService(b)
+	p, _ := fakePool(b, open(b, svc), 100_000*512)
+	for i := range 1000 {
+		s := open(b, svc)
+		for j := range 100 {
+			l := allocate(b, s, p, 512)
+			if j%2 == 0 {
+				publish(b, l, mempool.Publication{Name: fmt.Sprint(i, " ", j)})
+			}
+		}
+	}
+	for b.Loop() {
+		svc.Overview(1000)
+	}
+}
