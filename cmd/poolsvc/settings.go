@@ -99,7 +99,7 @@ func settings() []setting {
 			return nil
 		}},
 		{flag: "http", key: "http.address", kind: "address",
-			usage: "serve /metrics for Prometheus, /healthz and /readyz at HOST:PORT, or at unix:PATH for this user alone",
+			usage: "serve a page for people, /metrics for Prometheus, /healthz and /readyz at HOST:PORT, or at unix:PATH for this user alone",
 			set: func(p *plan, text string) error {
 				p.web.address = text
 				return nil

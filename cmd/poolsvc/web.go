@@ -9,6 +9,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/metrics"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/page"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
@@ -32,10 +33,10 @@ func (w web) serve(svc *service.Service, serving *bridge.ServerConfig, healthy, 
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	serving.Answered = metrics.NewRequests(registry).Answered
 	var err error
-	w.server, err = metrics.Serve(metrics.Config{Address: w.address, AllowRemote: w.remote, Profile: w.profile, Ready: ready, Log: serving.Log},
-		registry, healthy)
+	w.server, err = metrics.Serve(metrics.Config{Address: w.address, AllowRemote: w.remote, Profile: w.profile, Ready: ready,
+		Page: page.New(svc, version), Log: serving.Log}, registry, healthy)
 	if err == nil {
-		serving.Log.Info("serving metrics", "address", w.server.Addr())
+		serving.Log.Info("serving a page and metrics", "address", w.server.Addr())
 	}
 	return w, err
 }

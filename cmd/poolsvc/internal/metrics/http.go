@@ -25,7 +25,7 @@ var ErrRemote = errors.New("other machines can reach this address")
 
 // maxConnections is how many connections there are at a time. More wait: every user of the machine can reach a loopback address, and
 // must not take the descriptors that sessions need.
-const maxConnections = 32
+const maxConnections = 96
 
 // patience is how long the service may take to say that it is well.
 const patience = 5 * time.Second
@@ -40,10 +40,20 @@ type Config struct {
 	Profile bool
 	// Ready says what keeps clients from being served, nil if nothing does, for /readyz.
 	Ready func(context.Context) error
-	Log   *slog.Logger
+	// Page is served too; nil: none is.
+	Page Page
+	Log  *slog.Logger
 }
 
-// Server serves /metrics, /healthz and /readyz. It answers GET and HEAD alone.
+// Page is something for people.
+type Page interface {
+	// Register adds it to what is served.
+	Register(*http.ServeMux)
+	// Close ends its answers that are under way.
+	Close()
+}
+
+// Server serves /metrics, /healthz and /readyz, and a page. It answers GET and HEAD alone.
 type Server struct {
 	http     *http.Server
 	listener net.Listener
@@ -78,10 +88,16 @@ func Serve(c Config, from prometheus.Gatherer, healthy func(context.Context) err
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	}
+	if c.Page != nil {
+		c.Page.Register(mux)
+	}
 	s := &Server{listener: listener, done: make(chan struct{}), http: &http.Server{
 		Handler: guard(mux, c, listener.Addr()), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 2 * time.Minute,
 		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(c.Log.Handler(), slog.LevelWarn),
 	}}
+	if c.Page != nil {
+		s.http.RegisterOnShutdown(c.Page.Close)
+	}
 	go func() {
 		defer close(s.done)
 		if err := s.http.Serve(listener); !errors.Is(err, http.ErrServerClosed) {

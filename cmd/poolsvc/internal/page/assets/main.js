@@ -1,0 +1,169 @@
+// The page: what comes from the service, and where it is shown.
+
+import { Timeline } from "./charts.js";
+import { age, byId, bytes, clock, count, percent, rate, say, who } from "./format.js";
+import { showGraph } from "./graph.js";
+import { redraw, showPools } from "./pools.js";
+import { holdsUp, showChannels, showSessions, troubles } from "./tables.js";
+
+const bytesChart = new Timeline(byId("bytes-chart"), bytes, true);
+const framesChart = new Timeline(byId("frames-chart"), rate, false);
+
+let maps = new Map(); // by pool
+let before; // the look before
+let rates = new Map(); // frames a second by channel
+let dead; // the session that ended last while it held something
+
+function show(look) {
+  if (before && before.epoch !== look.epoch) { // another service: ids mean something else
+    before = dead = undefined;
+    bytesChart.clear();
+    framesChart.clear();
+    maps = new Map();
+  }
+  const sessions = new Map(look.sessions.map((s) => [s.id, s]));
+  if (before && look.at > before.at) compare(look, sessions);
+  before = look;
+  say(byId("clock"), clock(look.at));
+  say(byId("total-sessions"), count(look.count));
+  say(byId("total-leases"), count(look.leases));
+  say(byId("total-buffers"), count(look.buffers));
+  say(byId("version"), `poolsvc ${look.version}.`);
+  const found = troubles(look);
+  cards(look, sessions);
+  showPools(look, sessions, maps);
+  bytesChart.add(look.at, look.pools.map((p) => [p.id, p.name, p.busy]));
+  framesChart.add(look.at, look.channels.map((ch) => [ch.id, ch.name, rates.get(ch.id)]));
+  showGraph(look.channels, sessions, rates, holdsUp);
+  showChannels(look, sessions, rates);
+  showSessions(look, found);
+}
+
+/** Finds what happened between two looks. */
+function compare(look, sessions) {
+  const had = new Map(before.channels.map((ch) => [ch.id, ch.published]));
+  const seconds = (look.at - before.at) / 1000;
+  rates = new Map(look.channels.filter((ch) => had.has(ch.id)).map((ch) => [ch.id, (ch.published - had.get(ch.id)) / seconds]));
+  if (look.sessions.length < look.count || before.sessions.length < before.count) return; // some are not told
+  for (const s of before.sessions) {
+    if (!s.ended && (!sessions.has(s.id) || sessions.get(s.id).ended) && (s.leases > 0 || s.bytes > 0)) dead = { ...s, at: look.at };
+  }
+}
+
+function card(name, what, more, alarm = false) {
+  const e = byId(`card-${name}`);
+  say(e, what);
+  e.title = what;
+  e.classList.toggle("alarm", alarm);
+  say(byId(`card-${name}-more`), more);
+}
+
+function cards(look, sessions) {
+  const fullest = [...look.pools].sort((a, b) => b.busy / b.max - a.busy / a.max || a.id - b.id)[0];
+  if (fullest) {
+    const waits = look.sessions.filter((s) => s.waits?.includes(fullest.id)).length;
+    card("pool", `${fullest.name} · ${percent(fullest.busy, fullest.max)}`, `${bytes(fullest.busy)} of ${bytes(fullest.max)} in use${waits ? `; ${count(waits)} ${waits === 1 ? "session waits" : "sessions wait"} for room` : ""}`,
+      fullest.busy >= 0.9 * fullest.max || waits > 0);
+  } else {
+    card("pool", "–", "there is no pool");
+  }
+  const total = look.sessions.reduce((sum, s) => sum + s.bytes, 0);
+  const first = look.sessions[0];
+  if (first?.bytes > 0) card("most", first.program, `${bytes(first.bytes)}, ${percent(first.bytes, total)} of all · pid ${first.pid}, session ${first.id}${first.ended ? ", which has ended" : ""}`);
+  else card("most", "nobody", "no session holds memory");
+  const slow = look.channels.filter((ch) => ch.waiting > 0 && !ch.closed).sort((a, b) => b.waiting / b.capacity - a.waiting / a.capacity || a.id - b.id)[0];
+  if (slow) {
+    const s = sessions.get(slow.slowest);
+    const what = slow.mode === "queue" ? `queue ${slow.name}` : s ? s.program : `session ${slow.slowest}`;
+    const frames = slow.mode === "queue" ? `${slow.waiting} of ${slow.capacity} frames are not acknowledged` : `${slow.waiting} of ${slow.capacity} frames behind in ${slow.name}`;
+    card("slow", what, `${frames}${holdsUp(slow) ? ", producers wait" : ""}${s ? ` · pid ${s.pid}` : ""}`, holdsUp(slow));
+  } else {
+    card("slow", "nobody", look.channels.length ? "consumers have all frames" : "there is no channel");
+  }
+  if (dead) card("dead", dead.program, `${age((look.at - dead.at) / 1000)} ago, with ${bytes(dead.bytes)} and ${dead.leases} ${dead.leases === 1 ? "lease" : "leases"} · pid ${dead.pid}, session ${dead.id}`);
+  else card("dead", "none", "since this page was opened");
+}
+
+// The stream. It ends while the page is hidden, and begins again when it is seen.
+
+let reader; // of the stream that is read
+
+function state(name, text) {
+  byId("state").dataset.state = name;
+  say(byId("state"), text);
+}
+
+/** Takes one server-sent event in. */
+function take(text) {
+  const field = (name) => text.split("\n").find((line) => line.startsWith(`${name}: `))?.slice(name.length + 2);
+  const data = field("data");
+  if (data === undefined) return;
+  const message = JSON.parse(data);
+  if (field("event") === "map") {
+    maps = new Map(message.pools.map((p) => [p.id, p]));
+    redraw();
+    return;
+  }
+  state("live", "live");
+  show(message);
+}
+
+async function read(signal) {
+  const response = await fetch("page/stream", { signal, headers: { Accept: "text/event-stream" } });
+  if (!response.ok) throw new Error((await response.text()).trim());
+  const stream = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ; ) {
+    const { value, done } = await stream.read();
+    if (done) throw new Error("the service has ended the connection");
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    parts.forEach(take);
+  }
+}
+
+/** Reads the stream, and reads it again after it was lost: at first soon, then less often. */
+async function follow(signal) {
+  for (let pause = 1000; !signal.aborted; pause = Math.min(2 * pause, 30000)) {
+    const begun = Date.now();
+    try {
+      await read(signal);
+    } catch (error) {
+      if (signal.aborted) return;
+      if (Date.now() - begun > 30000) pause = 1000;
+      const wait = pause * (0.75 + Math.random() / 2); // not all pages at once
+      state("lost", `no connection: ${error.message}. Trying again in ${Math.round(wait / 1000)} s`);
+      await new Promise((resume) => {
+        setTimeout(resume, wait);
+      });
+    }
+  }
+}
+
+function begin() {
+  reader ??= new AbortController();
+  state("waiting", "connecting");
+  follow(reader.signal);
+}
+
+function visible() {
+  if (document.hidden) {
+    reader?.abort();
+    reader = undefined;
+    state("waiting", "paused while the page is hidden");
+  } else if (!reader) {
+    begin();
+  }
+}
+
+document.addEventListener("visibilitychange", visible);
+visible();
+
+let resized;
+addEventListener("resize", () => {
+  cancelAnimationFrame(resized);
+  resized = requestAnimationFrame(() => {
+    redraw();
+    bytesChart.draw();
+    framesChart.draw();
+  });
+});

@@ -1,0 +1,99 @@
+// The tables of channels and sessions.
+
+import { age, byId, bytes, count, keyed, make, rate, say, who } from "./format.js";
+
+const few = 25; // sessions that are shown at first
+
+let all = false;
+let last;
+
+function cells(row, classes) {
+  for (const c of classes) row.append(make("td", c));
+  return row;
+}
+
+/** Says why a channel is in trouble: the slowest consumer holds its producers up. */
+export const holdsUp = (ch) => !ch.closed && ch.full === "block" && ch.waiting >= ch.capacity;
+
+export function showChannels(look, sessions, rates) {
+  byId("no-channels").hidden = look.channels.length > 0;
+  byId("channel-rows").closest(".scroll").hidden = look.channels.length === 0;
+  const pools = new Map(look.pools.map((p) => [p.id, p.name]));
+  keyed(byId("channel-rows"), look.channels, (ch) => ch.id, () => cells(make("tr"), ["text", "text", "", "", "number", "number", "number", "text", "number", "number", ""]),
+    (row, ch) => {
+      const slowest = sessions.get(ch.slowest);
+      const producers = ch.members.filter((m) => m.producer).length;
+      const texts = [ch.name, pools.get(ch.pool) ?? "", ch.mode, ch.full, rate(rates.get(ch.id)), count(ch.published), `${ch.waiting} / ${ch.capacity}`,
+        slowest ? who(slowest) : ch.slowest ? `session ${ch.slowest}` : "–", count(producers), count(ch.members.length - producers), ch.closed ? "closed" : "open"];
+      texts.forEach((text, i) => say(row.children[i], text));
+      row.children[6].classList.toggle("alarm", holdsUp(ch));
+    });
+}
+
+byId("filter").addEventListener("input", () => last && showSessions(...last));
+byId("more-sessions").addEventListener("click", () => {
+  all = !all;
+  showSessions(...last);
+});
+
+/** What each session waits for and is behind in, as text; and by how many frames. */
+export function troubles(look) {
+  const out = new Map();
+  const of = (id) => {
+    if (!out.has(id)) out.set(id, { texts: [], behind: 0, channels: [] });
+    return out.get(id);
+  };
+  const pools = new Map(look.pools.map((p) => [p.id, p.name]));
+  for (const s of look.sessions) {
+    for (const p of s.waits ?? []) of(s.id).texts.push(`waits for room in ${pools.get(p) ?? p}`);
+    if (s.ended) of(s.id).texts.push("has ended; its process still runs");
+  }
+  for (const ch of look.channels) {
+    for (const m of ch.members) {
+      const t = of(m.session);
+      t.channels.push(ch.name);
+      if (!m.behind) continue;
+      t.behind = Math.max(t.behind, m.behind);
+      t.texts.push(`${m.behind} of ${ch.capacity} behind in ${ch.name}${holdsUp(ch) && ch.slowest === m.session ? ", holds its producers up" : ""}`);
+    }
+  }
+  return out;
+}
+
+export function showSessions(look, found) {
+  last = [look, found];
+  const wanted = byId("filter").value.trim().toLowerCase();
+  const matches = (s) => [s.program, String(s.pid), String(s.uid), String(s.id), ...(found.get(s.id)?.channels ?? [])].some((text) => text.toLowerCase().includes(wanted));
+  const list = wanted ? look.sessions.filter(matches) : look.sessions;
+  const shown = all ? list : list.slice(0, few);
+  const total = look.sessions.reduce((sum, s) => sum + s.bytes, 0);
+  const body = byId("session-rows");
+  // Rows keep their order while somebody points at one.
+  const order = body.matches(":hover") && body.keyed ? steady(shown, [...body.keyed.keys()]) : shown;
+  keyed(body, order, (s) => s.id, () => {
+    const row = cells(make("tr"), ["number", "text", "number", "number", "number", "number", "number", "share", "text"]);
+    row.children[7].append(make("i"));
+    return row;
+  }, (row, s) => {
+    const trouble = found.get(s.id)?.texts ?? [];
+    const texts = [String(s.id), s.program, String(s.pid), String(s.uid), age(s.age), count(s.leases), bytes(s.bytes)];
+    texts.forEach((text, i) => say(row.children[i], text));
+    const share = total ? s.bytes / total : 0;
+    row.children[7].firstChild.style.width = share > 0 ? `${100 * share}%` : "0";
+    row.children[7].firstChild.style.minWidth = share > 0 ? "" : "0";
+    row.children[7].title = `${Math.round(100 * share)} %`;
+    say(row.children[8], trouble.join("; "));
+    row.classList.toggle("ended", s.ended ?? false);
+    row.dataset.session = s.id;
+  });
+  say(byId("session-count"), wanted ? `${count(list.length)} of ${count(look.sessions.length)} match` : look.sessions.length < look.count
+    ? `the ${count(look.sessions.length)} that hold most of ${count(look.count)}` : "those that hold most first");
+  const more = byId("more-sessions");
+  more.hidden = list.length <= few;
+  say(more, all ? `Show the first ${few}` : `Show all ${count(list.length)}`);
+}
+
+function steady(list, order) {
+  const place = new Map(order.map((id, i) => [id, i]));
+  return [...list].sort((a, b) => (place.get(a.id) ?? Infinity) - (place.get(b.id) ?? Infinity) || 0);
+}

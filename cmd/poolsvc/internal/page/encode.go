@@ -1,0 +1,192 @@
+package page
+
+import (
+	"cmp"
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
+)
+
+// maxSessions is how many sessions are told one by one: those that hold most.
+const maxSessions = 2000
+
+// look is what the page shows besides maps. Bytes are those of blocks, and times are in seconds.
+type look struct {
+	At       int64     `json:"at"` // milliseconds since 1970
+	Version  string    `json:"version"`
+	Epoch    string    `json:"epoch"`
+	Count    int       `json:"count"` // of the sessions, those that are not told included
+	Leases   int       `json:"leases"`
+	Buffers  int       `json:"buffers"`
+	Pools    []pool    `json:"pools"`
+	Sessions []session `json:"sessions"` // those that hold most first
+	Channels []channel `json:"channels"`
+}
+
+type pool struct {
+	ID       uint64 `json:"id"`
+	Name     string `json:"name"`
+	Kind     string `json:"kind"`
+	GPU      string `json:"gpu,omitempty"`
+	Max      uint64 `json:"max"`
+	Reserved uint64 `json:"reserved"`
+	Busy     uint64 `json:"busy"`
+	Used     uint64 `json:"used"`
+	Cached   uint64 `json:"cached"`
+	Held     uint64 `json:"held"`
+	Blocks   int    `json:"blocks"`
+}
+
+type session struct {
+	ID      uint64   `json:"id"`
+	UID     uint32   `json:"uid"`
+	PID     int32    `json:"pid"`
+	Program string   `json:"program"`
+	Age     float64  `json:"age"`
+	Leases  int      `json:"leases"`
+	Bytes   uint64   `json:"bytes"`
+	Ended   bool     `json:"ended,omitempty"`
+	Waits   []uint64 `json:"waits,omitempty"` // pools
+}
+
+type channel struct {
+	ID        uint64   `json:"id"`
+	Name      string   `json:"name"`
+	Pool      uint64   `json:"pool"`
+	Mode      string   `json:"mode"`
+	Full      string   `json:"full"`
+	Capacity  int      `json:"capacity"`
+	Published uint64   `json:"published"`
+	Waiting   uint64   `json:"waiting"`
+	Slowest   uint64   `json:"slowest,omitempty"`
+	Closed    bool     `json:"closed,omitempty"`
+	Members   []member `json:"members"`
+}
+
+type member struct {
+	Session  uint64 `json:"session"`
+	Producer bool   `json:"producer,omitempty"`
+	Behind   uint64 `json:"behind,omitempty"`
+}
+
+// atlas has the maps of the pools.
+type atlas struct {
+	At    int64     `json:"at"`
+	Pools []poolMap `json:"pools"`
+}
+
+type poolMap struct {
+	ID       uint64  `json:"id"`
+	Reserved uint64  `json:"reserved"`
+	Blocks   []block `json:"blocks"`
+	Rest     []group `json:"rest"`
+}
+
+type block struct {
+	ID      uint64   `json:"id"`
+	Bytes   uint64   `json:"bytes"`
+	Use     string   `json:"use"`
+	Session uint64   `json:"session,omitempty"`
+	Mapped  int      `json:"mapped,omitempty"`
+	Buffer  uint64   `json:"buffer,omitempty"`
+	Used    uint64   `json:"used,omitempty"`
+	Tensor  string   `json:"tensor,omitempty"`
+	Name    string   `json:"name,omitempty"`
+	Age     float64  `json:"age,omitempty"`
+	Writer  uint64   `json:"writer,omitempty"`
+	Readers []uint64 `json:"readers,omitempty"`
+	Reads   int      `json:"reads,omitempty"`
+	Failed  bool     `json:"failed,omitempty"`
+}
+
+type group struct {
+	Use     string `json:"use"`
+	Session uint64 `json:"session,omitempty"`
+	Bytes   uint64 `json:"bytes"`
+	Blocks  int    `json:"blocks"`
+}
+
+type encoder struct{ version, epoch string }
+
+// encode makes the messages of a look at a service.
+func (e encoder) encode(o service.Overview) (out [messages][]byte) {
+	now := time.Now()
+	out[lookMessage] = line(e.look(o, now))
+	if o.Maps != nil {
+		out[mapMessage] = line(mapsOf(o, now))
+	}
+	return out
+}
+
+// line is a value as JSON. What is told here can always be written so.
+func line(value any) []byte {
+	text, _ := json.Marshal(value)
+	return text
+}
+
+func (e encoder) look(o service.Overview, now time.Time) look {
+	l := look{At: now.UnixMilli(), Version: e.version, Epoch: e.epoch, Count: o.Stats.Sessions, Leases: o.Leases, Buffers: o.Buffers, Pools: []pool{}, Sessions: []session{},
+		Channels: []channel{}}
+	for _, p := range o.Pools {
+		one := pool{ID: p.Pool.ID, Name: display.Printable(p.Pool.Name), Kind: string(p.Pool.Kind), Max: p.Pool.MaxBytes, Reserved: p.Reserved, Busy: p.Leased,
+			Used: p.Used, Cached: p.Cached, Held: p.Held, Blocks: p.Blocks}
+		if p.Pool.Device != mempool.NoDevice {
+			one.GPU = p.Pool.Device.UUID
+		}
+		l.Pools = append(l.Pools, one)
+	}
+	holders := slices.Clone(o.Holders)
+	slices.SortStableFunc(holders, func(a, b service.Holder) int { return cmp.Compare(b.Bytes, a.Bytes) })
+	for _, h := range holders[:min(len(holders), maxSessions)] {
+		l.Sessions = append(l.Sessions, session{ID: h.ID, UID: h.UID, PID: h.PID, Program: display.Printable(h.Program), Age: seconds(now.Sub(h.Began)),
+			Leases: h.Leases, Bytes: h.Bytes, Ended: h.Ended, Waits: h.Waits})
+	}
+	for _, f := range o.Flows {
+		one := channel{ID: f.ID, Name: display.Printable(f.Name), Pool: f.Pool, Mode: string(f.Mode), Full: string(f.Full), Capacity: f.Capacity,
+			Published: f.Published, Waiting: f.Waiting, Slowest: f.Slowest, Closed: f.Closed, Members: []member{}}
+		for _, m := range f.Members {
+			one.Members = append(one.Members, member{m.Session, m.Role == service.Producer, m.Behind})
+		}
+		l.Channels = append(l.Channels, one)
+	}
+	return l
+}
+
+func mapsOf(o service.Overview, now time.Time) atlas {
+	a := atlas{At: now.UnixMilli(), Pools: []poolMap{}}
+	for i, m := range o.Maps {
+		one := poolMap{ID: o.Pools[i].Pool.ID, Reserved: o.Pools[i].Reserved, Blocks: []block{}, Rest: []group{}}
+		for _, b := range m.Blocks {
+			text := block{ID: b.ID, Bytes: b.Bytes, Use: b.Use.String(), Session: b.Session, Mapped: b.Mapped, Buffer: b.Buffer, Used: b.BufferBytes,
+				Age: seconds(b.Age), Writer: b.Writer, Readers: b.Readers, Reads: b.Reads, Failed: b.Failed}
+			if b.Tensor != nil {
+				text.Tensor = tensor(*b.Tensor)
+			}
+			if b.Name != "" {
+				text.Name = display.Printable(b.Name)
+			}
+			one.Blocks = append(one.Blocks, text)
+		}
+		for _, g := range m.Rest {
+			one.Rest = append(one.Rest, group{g.Use.String(), g.Session, g.Bytes, g.Blocks})
+		}
+		a.Pools = append(a.Pools, one)
+	}
+	return a
+}
+
+func seconds(d time.Duration) float64 { return d.Truncate(time.Second).Seconds() }
+
+// tensor is what a tensor looks like, never what is in it.
+func tensor(t mempool.Tensor) string {
+	shape, _ := json.Marshal(t.Shape)
+	if t.Shape == nil {
+		shape = []byte("[]")
+	}
+	return string(t.DType) + " " + strings.ReplaceAll(string(shape), ",", ", ")
+}

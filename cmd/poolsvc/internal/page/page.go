@@ -1,0 +1,148 @@
+// Package page serves a page that shows, live in a browser, who holds what of a service.
+package page
+
+import (
+	"bytes"
+	"embed"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
+)
+
+//go:embed assets
+var assets embed.FS
+
+// patience is how long a reader may take to read a message before it is dropped.
+const patience = 10 * time.Second
+
+// policy lets the page use what comes from this server, and nothing else.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; " +
+	"frame-ancestors 'none'"
+
+// Page serves the page, what it consists of, and the stream of what it shows.
+type Page struct {
+	feed     *feed
+	patience time.Duration
+}
+
+// Source is what a service tells of itself.
+type Source interface {
+	Epoch() mempool.Epoch
+	Overview(most int) service.Overview
+}
+
+// New makes the page of a service of a version.
+func New(of Source, version string) *Page {
+	e := encoder{version, of.Epoch().String()}
+	return &Page{feed: newFeed(of.Overview, e.encode), patience: patience}
+}
+
+// Register adds the page to a server, for GET and HEAD alone.
+func (p *Page) Register(mux *http.ServeMux) {
+	files, _ := fs.Sub(assets, "assets") // it is there
+	static := http.FileServerFS(files)
+	mux.Handle("GET /{$}", local(static))
+	mux.Handle("GET /page/{file}", local(http.StripPrefix("/page", static)))
+	mux.Handle("GET /page/stream", local(http.HandlerFunc(p.stream)))
+}
+
+// Close ends the streams.
+func (p *Page) Close() { p.feed.close() }
+
+// local refuses requests from other machines, and those that name another one: the page tells of processes and users, which metrics do not.
+func local(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		at, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+		if at != nil && at.Network() != "unix" && !(loopback(r.RemoteAddr) && loopback(r.Host)) {
+			http.Error(w, "The page tells of processes and users, so it is for this machine alone. From another machine, forward a port: "+
+				"ssh -L 9377:"+net.JoinHostPort("127.0.0.1", port(at))+" HOST, and then open http://127.0.0.1:9377/", http.StatusForbidden)
+			return
+		}
+		w.Header().Set("Content-Security-Policy", policy)
+		w.Header().Set("Referrer-Policy", "no-referrer")
+		w.Header().Set("Cross-Origin-Resource-Policy", "same-origin")
+		w.Header().Set("Cross-Origin-Opener-Policy", "same-origin")
+		next.ServeHTTP(w, r)
+	})
+}
+
+// loopback says whether an address, with a port or without, is this machine's own.
+func loopback(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		host = address
+	}
+	if host == "localhost" {
+		return true
+	}
+	if n := len(host); n > 2 && host[0] == '[' && host[n-1] == ']' {
+		host = host[1 : n-1]
+	}
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.Unmap().IsLoopback()
+}
+
+func port(at net.Addr) string {
+	_, port, _ := net.SplitHostPort(at.String())
+	return port
+}
+
+// stream sends what there is to show as server-sent events, each message once there is a newer one. A reader that does not read is dropped.
+func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
+	if r.Method == http.MethodHead {
+		return
+	}
+	if err := p.feed.join(); err != nil {
+		w.Header().Set("Retry-After", "30")
+		w.Header().Set("Connection", "close")
+		http.Error(w, fmt.Sprintf("%d pages are open already, and there may be no more: close one", maxPages), http.StatusServiceUnavailable)
+		return
+	}
+	defer p.feed.leave()
+	out := http.NewResponseController(w)
+	if err := out.SetReadDeadline(time.Time{}); err != nil { // the request was read; the limit for that is over soon
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	var seen [messages]uint64
+	for {
+		newest, changed := p.feed.read()
+		var text bytes.Buffer
+		for i, one := range newest {
+			if one.number != seen[i] {
+				seen[i] = one.number
+				frame(&text, [messages]string{"look", "map"}[i], one)
+			}
+		}
+		if text.Len() > 0 {
+			if out.SetWriteDeadline(time.Now().Add(p.patience)) != nil {
+				return
+			}
+			if _, err := w.Write(text.Bytes()); err != nil || out.Flush() != nil {
+				return
+			}
+		}
+		select {
+		case <-changed:
+		case <-r.Context().Done():
+			return
+		case <-p.feed.end:
+			return
+		}
+	}
+}
+
+// frame writes a message as a server-sent event. Its data are one line of JSON.
+func frame(to *bytes.Buffer, event string, m message) {
+	to.WriteString("event: " + event + "\nid: " + strconv.FormatUint(m.number, 10) + "\ndata: ")
+	to.Write(m.data)
+	to.WriteString("\n\n")
+}
