@@ -23,8 +23,8 @@ func commands(c *cobra.Command) []*cobra.Command {
 	return all
 }
 
-// page is the man page of a command, without what only roff knows.
-func page(t *testing.T, folder string, c *cobra.Command) string {
+// manPage is the man page of a command, without what only roff knows.
+func manPage(t *testing.T, folder string, c *cobra.Command) string {
 	text, err := os.ReadFile(filepath.Join(folder, strings.ReplaceAll(c.CommandPath(), " ", "-")+".1"))
 	require.NoError(t, err)
 	return strings.ReplaceAll(string(text), `\`, "")
@@ -34,7 +34,7 @@ func TestEveryCommandHasAManPageWithItsFlagsAndExamples(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "man1")
 	require.NoError(t, writeManPages(folder))
 	for _, c := range commands(newRoot()) {
-		text := page(t, folder, c)
+		text := manPage(t, folder, c)
 		var lines []string
 		for line := range strings.Lines(text) {
 			lines = append(lines, strings.TrimSpace(line))
@@ -61,7 +61,7 @@ func TestManPagesAreTheSameForEveryUserAndMachine(t *testing.T) {
 	self, err := os.Executable()
 	require.NoError(t, err)
 	for _, c := range commands(newRoot()) {
-		text := page(t, folder, c)
+		text := manPage(t, folder, c)
 		assert.NotContains(t, text, home, c.CommandPath())
 		assert.NotContains(t, text, filepath.Dir(self), c.CommandPath())
 	}

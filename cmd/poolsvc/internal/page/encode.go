@@ -2,6 +2,7 @@ package page
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"slices"
 	"strings"
@@ -14,6 +15,9 @@ import (
 
 // maxSessions is how many sessions are told one by one: those that hold most.
 const maxSessions = 2000
+
+// maxEvents is how many events are told.
+const maxEvents = 200
 
 // look is what the page shows besides maps. Bytes are those of blocks, and times are in seconds.
 type look struct {
@@ -111,16 +115,56 @@ type group struct {
 	Blocks  int    `json:"blocks"`
 }
 
-type encoder struct{ version, epoch string }
+type event struct {
+	Number  uint64 `json:"number"`
+	At      int64  `json:"at"` // milliseconds since 1970
+	Kind    string `json:"kind"`
+	Trouble bool   `json:"trouble,omitempty"`
+	Text    string `json:"text"`
+	Count   int    `json:"count"`
+	Session uint64 `json:"session,omitempty"`
+	PID     int32  `json:"pid,omitempty"`
+	Program string `json:"program,omitempty"`
+	Bytes   uint64 `json:"bytes,omitempty"`
+	Ending  string `json:"ending,omitempty"`
+}
 
-// encode makes the messages of a look at a service.
-func (e encoder) encode(o service.Overview) (out [messages][]byte) {
+// encoder makes the messages of a service of a version.
+type encoder struct {
+	of      Source
+	version string
+}
+
+// encode looks at the service, and describes most blocks one by one. took is how long nobody else was served.
+func (e encoder) encode(most int) (out [messages][]byte, took time.Duration) {
 	now := time.Now()
+	o := e.of.Overview(most)
+	took = time.Since(now)
 	out[lookMessage] = line(e.look(o, now))
-	if o.Maps != nil {
+	if most > 0 {
 		out[mapMessage] = line(mapsOf(o, now))
 	}
-	return out
+	out[eventsMessage] = line(e.events())
+	return out, took
+}
+
+// events are the newest, the newest first.
+func (e encoder) events() []event {
+	list := []event{}
+	last := e.of.LastEvent()
+	if last == 0 {
+		return list
+	}
+	page, _ := e.of.Events(context.Background(), last-min(last, maxEvents), maxEvents) // there are some, so it neither waits nor fails
+	for _, one := range slices.Backward(page.Events) {
+		text := event{Number: one.Number, At: one.At.UnixMilli(), Kind: string(one.Kind), Trouble: one.Kind.Trouble(), Text: display.Printable(one.Text),
+			Count: one.Count, Session: one.Session, PID: one.PID, Bytes: one.Bytes, Ending: string(one.Ending)}
+		if one.Session != 0 {
+			text.Program = display.Printable(one.Program)
+		}
+		list = append(list, text)
+	}
+	return list
 }
 
 // line is a value as JSON. What is told here can always be written so.
@@ -130,7 +174,7 @@ func line(value any) []byte {
 }
 
 func (e encoder) look(o service.Overview, now time.Time) look {
-	l := look{At: now.UnixMilli(), Version: e.version, Epoch: e.epoch, Count: o.Stats.Sessions, Leases: o.Leases, Buffers: o.Buffers, Pools: []pool{}, Sessions: []session{},
+	l := look{At: now.UnixMilli(), Version: e.version, Epoch: e.of.Epoch().String(), Count: o.Stats.Sessions, Leases: o.Leases, Buffers: o.Buffers, Pools: []pool{}, Sessions: []session{},
 		Channels: []channel{}}
 	for _, p := range o.Pools {
 		one := pool{ID: p.Pool.ID, Name: display.Printable(p.Pool.Name), Kind: string(p.Pool.Kind), Max: p.Pool.MaxBytes, Reserved: p.Reserved, Busy: p.Leased,

@@ -1,11 +1,10 @@
 package page
 
 import (
+	"bytes"
 	"errors"
 	"sync"
 	"time"
-
-	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 const (
@@ -23,15 +22,16 @@ var errFull = errors.New("too many pages are open")
 
 // The messages of a feed. A reader that is behind gets the newest of each.
 const (
-	lookMessage = iota // what changes all the time
-	mapMessage         // of the pools
+	lookMessage   = iota // what changes all the time
+	mapMessage           // of the pools
+	eventsMessage        // what happened
 	messages
 )
 
 // feed looks at a service for all open pages at once, and only while there is one.
 type feed struct {
-	source   func(most int) service.Overview
-	encode   func(service.Overview) [messages][]byte // a message is nil if there is none
+	// source looks at the service, with a map or without, and says how long that held others up. A message is nil if there is none.
+	source   func(most int) (made [messages][]byte, took time.Duration)
 	interval time.Duration
 
 	mu      sync.Mutex
@@ -52,8 +52,8 @@ type message struct {
 	data   []byte
 }
 
-func newFeed(source func(most int) service.Overview, encode func(service.Overview) [messages][]byte) *feed {
-	return &feed{source: source, encode: encode, interval: interval, changed: make(chan struct{}), end: make(chan struct{})}
+func newFeed(source func(most int) ([messages][]byte, time.Duration)) *feed {
+	return &feed{source: source, interval: interval, changed: make(chan struct{}), end: make(chan struct{})}
 }
 
 // join counts a reader, which must leave.
@@ -131,15 +131,13 @@ func (f *feed) look() {
 	if !begun.Before(f.due[mapMessage]) {
 		which, most = mapMessage, maxBlocks
 	}
-	seen := f.source(most)
-	took := time.Since(begun)
+	made, took := f.source(most)
 	f.due[lookMessage] = begun.Add(f.interval)
 	f.due[which] = begun.Add(max(f.interval, rest*took))
-	data := f.encode(seen)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for i, one := range data {
-		if one != nil {
+	for i, one := range made {
+		if one != nil && !bytes.Equal(one, f.newest[i].data) {
 			f.newest[i] = message{f.newest[i].number + 1, one}
 		}
 	}

@@ -3,6 +3,7 @@ package page
 
 import (
 	"bytes"
+	"context"
 	"embed"
 	"fmt"
 	"io/fs"
@@ -36,12 +37,13 @@ type Page struct {
 type Source interface {
 	Epoch() mempool.Epoch
 	Overview(most int) service.Overview
+	Events(ctx context.Context, after uint64, most int) (mempool.EventPage, error)
+	LastEvent() uint64
 }
 
 // New makes the page of a service of a version.
 func New(of Source, version string) *Page {
-	e := encoder{version, of.Epoch().String()}
-	return &Page{feed: newFeed(of.Overview, e.encode), patience: patience}
+	return &Page{feed: newFeed(encoder{of, version}.encode), patience: patience}
 }
 
 // Register adds the page to a server, for GET and HEAD alone.
@@ -119,7 +121,7 @@ func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
 		for i, one := range newest {
 			if one.number != seen[i] {
 				seen[i] = one.number
-				frame(&text, [messages]string{"look", "map"}[i], one)
+				frame(&text, [messages]string{"look", "map", "events"}[i], one)
 			}
 		}
 		if text.Len() > 0 {

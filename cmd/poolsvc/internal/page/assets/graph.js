@@ -4,7 +4,6 @@ import { byId, count, draw, keyed, make, rate, say } from "./format.js";
 
 const most = 40; // channels
 const column = 190;
-const between = 84;
 const row = 76;
 
 /**
@@ -30,11 +29,12 @@ export function showGraph(channels, sessions, rates, holdsUp) {
   for (const n of nodes.values()) (columns[n.layer] ??= []).push(n);
   arrange(columns);
   const tallest = Math.max(...columns.map((c) => c.length)) * row;
+  const between = Math.min(110, Math.max(40, (graph.clientWidth - columns.length * column) / Math.max(1, columns.length - 1)));
+  const width = columns.length * (column + between) - between;
   columns.forEach((list, i) => list.forEach((n, j) => {
     n.x = i * (column + between);
     n.y = (tallest - list.length * row) / 2 + j * row + (n.channel ? 0 : 4);
   }));
-  const width = columns.length * (column + between) - between;
   area.style.width = `${width}px`;
   area.style.height = `${tallest}px`;
   keyed(area.lastChild, [...nodes.values()], (n) => n.key, createNode, (e, n) => {
@@ -126,7 +126,7 @@ function createNode(n) {
 
 function updateChannel(e, ch, rates, slow) {
   say(e.children[0], ch.name);
-  say(e.children[1], ch.closed ? "closed" : `${rate(rates.get(ch.id))} frames/s · ${ch.waiting}/${ch.capacity} wait`);
+  say(e.children[1], ch.closed ? "closed" : `${rate(rates.get(ch.id))}/s · ${ch.waiting} of ${ch.capacity} wait`);
   e.children[2].firstChild.style.width = `${Math.min(100, (100 * ch.waiting) / ch.capacity)}%`;
   e.classList.toggle("slow", slow);
 }

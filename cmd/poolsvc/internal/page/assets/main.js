@@ -4,7 +4,7 @@ import { Timeline } from "./charts.js";
 import { age, byId, bytes, clock, count, percent, rate, say, who } from "./format.js";
 import { showGraph } from "./graph.js";
 import { redraw, showPools } from "./pools.js";
-import { holdsUp, showChannels, showSessions, troubles } from "./tables.js";
+import { holdsUp, showChannels, showEvents, showSessions, troubles } from "./tables.js";
 
 const bytesChart = new Timeline(byId("bytes-chart"), bytes, true);
 const framesChart = new Timeline(byId("frames-chart"), rate, false);
@@ -12,17 +12,17 @@ const framesChart = new Timeline(byId("frames-chart"), rate, false);
 let maps = new Map(); // by pool
 let before; // the look before
 let rates = new Map(); // frames a second by channel
-let dead; // the session that ended last while it held something
+let events = []; // the newest first
 
 function show(look) {
   if (before && before.epoch !== look.epoch) { // another service: ids mean something else
-    before = dead = undefined;
+    before = undefined;
     bytesChart.clear();
     framesChart.clear();
     maps = new Map();
   }
   const sessions = new Map(look.sessions.map((s) => [s.id, s]));
-  if (before && look.at > before.at) compare(look, sessions);
+  if (before && look.at > before.at) measure(look);
   before = look;
   say(byId("clock"), clock(look.at));
   say(byId("total-sessions"), count(look.count));
@@ -39,16 +39,15 @@ function show(look) {
   showSessions(look, found);
 }
 
-/** Finds what happened between two looks. */
-function compare(look, sessions) {
+/** Finds the rates since the look before. */
+function measure(look) {
   const had = new Map(before.channels.map((ch) => [ch.id, ch.published]));
   const seconds = (look.at - before.at) / 1000;
   rates = new Map(look.channels.filter((ch) => had.has(ch.id)).map((ch) => [ch.id, (ch.published - had.get(ch.id)) / seconds]));
-  if (look.sessions.length < look.count || before.sessions.length < before.count) return; // some are not told
-  for (const s of before.sessions) {
-    if (!s.ended && (!sessions.has(s.id) || sessions.get(s.id).ended) && (s.leases > 0 || s.bytes > 0)) dead = { ...s, at: look.at };
-  }
 }
+
+/** Whether an event is the end of a session that did not give back what it held, or was cut off. */
+const died = (e) => e.kind === "memory-reclaimed" || (e.kind === "session-ended" && (e.ending === "lost" || e.ending === "error" || e.bytes > 0));
 
 function card(name, what, more, alarm = false) {
   const e = byId(`card-${name}`);
@@ -80,8 +79,9 @@ function cards(look, sessions) {
   } else {
     card("slow", "nobody", look.channels.length ? "consumers have all frames" : "there is no channel");
   }
-  if (dead) card("dead", dead.program, `${age((look.at - dead.at) / 1000)} ago, with ${bytes(dead.bytes)} and ${dead.leases} ${dead.leases === 1 ? "lease" : "leases"} · pid ${dead.pid}, session ${dead.id}`);
-  else card("dead", "none", "since this page was opened");
+  const dead = events.find(died);
+  if (dead) card("dead", dead.program, `${age((look.at - dead.at) / 1000)} ago${dead.bytes ? `, holding ${bytes(dead.bytes)}` : ""} · pid ${dead.pid}, session ${dead.session}`);
+  else card("dead", "nobody", "every session that ended had given back what it held");
 }
 
 // The stream. It ends while the page is hidden, and begins again when it is seen.
@@ -102,6 +102,11 @@ function take(text) {
   if (field("event") === "map") {
     maps = new Map(message.pools.map((p) => [p.id, p]));
     redraw();
+    return;
+  }
+  if (field("event") === "events") {
+    events = message;
+    showEvents(events);
     return;
   }
   state("live", "live");

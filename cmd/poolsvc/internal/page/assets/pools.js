@@ -79,7 +79,7 @@ function create(p) {
   const head = make("div", "pool-head");
   head.append(make("h3"), make("span", "muted"));
   const numbers = make("dl");
-  for (const text of ["in use", "free", "held", "reserved", "of at most"]) {
+  for (const text of ["in use", "free", "held", "reserved", "limit"]) {
     const one = make("div");
     one.append(make("dt", "", text), make("dd", "number"));
     numbers.append(one);
@@ -118,7 +118,7 @@ function update(e, p, map) {
     from += n;
   });
   capacity.setAttribute("aria-label", `${percent(p.busy, p.max)} of the pool is in use, ${percent(p.reserved, p.max)} is reserved`);
-  const shown = map ? tiles(map, area.clientWidth) : { tiles: [], folded: 0, total: 0 };
+  const shown = map ? tiles(map, e.clientWidth) : { tiles: [], folded: 0, total: 0 };
   area.hidden = shown.tiles.length === 0;
   keyed(area, shown.tiles, (t) => t.key, tile, place);
   const texts = [];
@@ -226,7 +226,9 @@ function current(pool, map) {
 }
 
 function point(pool, map, block) {
-  current(pool, map)?.classList.remove("at");
+  const old = current(pool, map);
+  old?.classList.remove("at");
+  old?.removeAttribute("aria-selected");
   for (const [key, e] of map.keyed) if (e === block) atBlock.set(pool, key);
   describe(pool, map);
 }

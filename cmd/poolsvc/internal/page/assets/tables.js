@@ -1,6 +1,6 @@
 // The tables of channels and sessions.
 
-import { age, byId, bytes, count, keyed, make, rate, say, who } from "./format.js";
+import { age, byId, bytes, clock, count, keyed, make, rate, say, who } from "./format.js";
 
 const few = 25; // sessions that are shown at first
 
@@ -12,8 +12,8 @@ function cells(row, classes) {
   return row;
 }
 
-/** Says why a channel is in trouble: the slowest consumer holds its producers up. */
-export const holdsUp = (ch) => !ch.closed && ch.full === "block" && ch.waiting >= ch.capacity;
+/** Whether a consumer holds the producers of a channel up: besides the frames that wait for it, it may have one in hand. */
+export const holdsUp = (ch) => !ch.closed && ch.full === "block" && (ch.mode === "queue" ? ch.waiting >= ch.capacity : ch.waiting > 0 && ch.waiting + 1 >= ch.capacity);
 
 export function showChannels(look, sessions, rates) {
   byId("no-channels").hidden = look.channels.length > 0;
@@ -36,11 +36,11 @@ byId("more-sessions").addEventListener("click", () => {
   showSessions(...last);
 });
 
-/** What each session waits for and is behind in, as text; and by how many frames. */
+/** What each session waits for and is behind in, as texts, and its channels. */
 export function troubles(look) {
   const out = new Map();
   const of = (id) => {
-    if (!out.has(id)) out.set(id, { texts: [], behind: 0, channels: [] });
+    if (!out.has(id)) out.set(id, { texts: [], channels: [] });
     return out.get(id);
   };
   const pools = new Map(look.pools.map((p) => [p.id, p.name]));
@@ -48,12 +48,13 @@ export function troubles(look) {
     for (const p of s.waits ?? []) of(s.id).texts.push(`waits for room in ${pools.get(p) ?? p}`);
     if (s.ended) of(s.id).texts.push("has ended; its process still runs");
   }
+  const sessions = new Map(look.sessions.map((s) => [s.id, s]));
   for (const ch of look.channels) {
     for (const m of ch.members) {
       const t = of(m.session);
       t.channels.push(ch.name);
+      if (m.producer && holdsUp(ch)) t.texts.push(`waits for ${sessions.has(ch.slowest) ? who(sessions.get(ch.slowest)) : "consumers"} in ${ch.name}`);
       if (!m.behind) continue;
-      t.behind = Math.max(t.behind, m.behind);
       t.texts.push(`${m.behind} of ${ch.capacity} behind in ${ch.name}${holdsUp(ch) && ch.slowest === m.session ? ", holds its producers up" : ""}`);
     }
   }
@@ -96,4 +97,22 @@ export function showSessions(look, found) {
 function steady(list, order) {
   const place = new Map(order.map((id, i) => [id, i]));
   return [...list].sort((a, b) => (place.get(a.id) ?? Infinity) - (place.get(b.id) ?? Infinity) || 0);
+}
+
+let happened = [];
+
+byId("troubles").addEventListener("change", () => showEvents(happened));
+
+/** Shows what happened, the newest first. */
+export function showEvents(events) {
+  happened = events;
+  const list = byId("troubles").checked ? events.filter((e) => e.trouble) : events;
+  byId("no-events").hidden = list.length > 0;
+  byId("event-rows").closest(".scroll").hidden = list.length === 0;
+  say(byId("event-count"), `the newest ${count(list.length)}; poolsvc events has more`);
+  keyed(byId("event-rows"), list, (e) => e.number, () => cells(make("tr"), ["", "kind", "wide"]), (row, e) => {
+    const texts = [clock(e.at), e.kind.replaceAll("-", " "), e.count > 1 ? `${e.text} (${count(e.count)} times)` : e.text];
+    texts.forEach((text, i) => say(row.children[i], text));
+    row.classList.toggle("trouble", e.trouble ?? false);
+  });
 }

@@ -1,0 +1,330 @@
+package page
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// busy is a service with a pool, two sessions and a buffer of each use.
+func busy(t *testing.T) *service.Service {
+	t.Helper()
+	svc := service.New(service.Config{})
+	t.Cleanup(svc.Close)
+	writer, err := svc.OpenSession(mempool.Self(), nil)
+	require.NoError(t, err)
+	writer.Introduce("train\x1b[2J.py")
+	reader, err := svc.OpenSession(mempool.Self(), nil)
+	require.NoError(t, err)
+	reader.Introduce("infer.py")
+	pool, err := writer.CreatePool(mempool.PoolSpec{Name: "models", Kind: mempool.Host, MaxBytes: 1 << 20})
+	require.NoError(t, err)
+	for _, tensor := range []mempool.Tensor{{DType: mempool.Float32, Shape: []uint64{64, 128}}, mempool.Bytes(4096)} {
+		g, err := writer.Allocate(t.Context(), pool.Info().ID, tensor, 0)
+		require.NoError(t, err)
+		if tensor.DType == mempool.Float32 {
+			require.NoError(t, writer.Publish(g.Info.ID, mempool.Publication{Name: "weights"}))
+		}
+	}
+	_, err = reader.Get(t.Context(), "weights", false, 0)
+	require.NoError(t, err)
+	return svc
+}
+
+// serve serves a page. Its looks follow each other at once.
+func serve(t *testing.T, p *Page) *httptest.Server {
+	t.Helper()
+	p.feed.interval = time.Millisecond
+	mux := http.NewServeMux()
+	p.Register(mux)
+	s := httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	t.Cleanup(p.Close)
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	return s
+}
+
+func get(t *testing.T, url string) *http.Response {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
+	require.NoError(t, err)
+	response, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = response.Body.Close() })
+	return response
+}
+
+// eventually waits until something is so.
+func eventually(t *testing.T, so func() bool) {
+	t.Helper()
+	for !so() {
+		require.NoError(t, t.Context().Err())
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func (f *feed) count() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.readers
+}
+
+// readEvent reads one server-sent event.
+func readEvent(t *testing.T, from *bufio.Reader) (kind, data string) {
+	t.Helper()
+	for {
+		text, err := from.ReadString('\n')
+		require.NoError(t, err)
+		name, value, _ := strings.Cut(strings.TrimSuffix(text, "\n"), ": ")
+		switch name {
+		case "event":
+			kind = value
+		case "data":
+			data = value
+		case "id":
+			assert.NotEmpty(t, value)
+		case "":
+			return kind, data
+		default:
+			require.Fail(t, "unexpected field", text)
+		}
+	}
+}
+
+func TestEveryPartOfThePageIsServedAndNothingComesFromElsewhere(t *testing.T) {
+	s := serve(t, New(busy(t), "1.2.3"))
+	addresses := regexp.MustCompile(`(https?:)?//[a-z0-9]+\.[a-z0-9.]+`)
+	var files []string
+	require.NoError(t, fs.WalkDir(assets, "assets", func(path string, d fs.DirEntry, err error) error {
+		if !d.IsDir() {
+			files = append(files, d.Name())
+		}
+		return err
+	}))
+	require.Contains(t, files, "main.js")
+	for _, file := range append(files, "") {
+		path := "/page/" + file
+		if file == "" || file == "index.html" {
+			path = "/"
+		}
+		response := get(t, s.URL+path)
+		assert.Equal(t, http.StatusOK, response.StatusCode, path)
+		assert.Equal(t, policy, response.Header.Get("Content-Security-Policy"))
+		assert.Empty(t, response.Header.Get("Access-Control-Allow-Origin"))
+		var text bytes.Buffer
+		_, err := text.ReadFrom(response.Body)
+		require.NoError(t, err)
+		for _, found := range addresses.FindAllString(text.String(), -1) {
+			assert.Equal(t, "http://www.w3.org", found, "%s: the name space of SVG alone", path)
+		}
+		assert.NotRegexp(t, `(?i)innerHTML|\son[a-z]+=|<script>|<style|style="`, text.String(), path)
+	}
+	assert.Equal(t, http.StatusNotFound, get(t, s.URL+"/page/..%2fpage.go").StatusCode)
+}
+
+func TestThePageIsForThisMachineAlone(t *testing.T) {
+	mux := http.NewServeMux()
+	p := New(busy(t), "1.2.3")
+	t.Cleanup(p.Close)
+	p.Register(mux)
+	tcp := &net.TCPAddr{IP: net.IPv4(192, 0, 2, 7), Port: 9377}
+	for _, one := range []struct {
+		remote, host string
+		at           net.Addr
+		want         int
+	}{
+		{"127.0.0.1:40000", "127.0.0.1:9377", tcp, 200},
+		{"[::1]:40000", "[::1]:9377", tcp, 200},
+		{"[::1]:40000", "[::1]", tcp, 200},
+		{"127.0.0.1:40000", "localhost:9377", tcp, 200},
+		{"[::ffff:127.0.0.1]:40000", "localhost", tcp, 200},
+		{"192.0.2.9:40000", "192.0.2.7:9377", tcp, 403},
+		{"192.0.2.9:40000", "localhost:9377", tcp, 403},
+		{"127.0.0.1:40000", "evil.example:9377", tcp, 403},
+		{"127.0.0.1:40000", "localhost.evil.example", tcp, 403},
+		{"@", "any", &net.UnixAddr{Name: "/run/http", Net: "unix"}, 200},
+	} {
+		for _, path := range []string{"/", "/page/main.js", "/page/stream"} {
+			r := httptest.NewRequestWithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, one.at), http.MethodHead, path, http.NoBody)
+			r.RemoteAddr, r.Host = one.remote, one.host
+			w := httptest.NewRecorder()
+			mux.ServeHTTP(w, r)
+			assert.Equal(t, one.want, w.Code, "%+v %s", one, path)
+			if one.want == 403 {
+				assert.Contains(t, w.Body.String(), "ssh -L 9377:127.0.0.1:9377")
+			}
+		}
+	}
+	w := httptest.NewRecorder()
+	mux.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/page/stream", http.NoBody))
+	assert.Equal(t, http.StatusMethodNotAllowed, w.Code)
+}
+
+func TestTheStreamTellsWhatTheServiceHas(t *testing.T) {
+	svc := busy(t)
+	response := get(t, serve(t, New(svc, "1.2.3")).URL+"/page/stream")
+	assert.Equal(t, "text/event-stream", response.Header.Get("Content-Type"))
+	from := bufio.NewReader(response.Body)
+	var seen look
+	var maps atlas
+	var events []event
+	for _, want := range []string{"look", "map", "events"} {
+		kind, data := readEvent(t, from)
+		require.Equal(t, want, kind)
+		require.NoError(t, json.Unmarshal([]byte(data), map[string]any{"look": &seen, "map": &maps, "events": &events}[kind]))
+	}
+	assert.Equal(t, "1.2.3", seen.Version)
+	assert.Equal(t, svc.Epoch().String(), seen.Epoch)
+	require.Len(t, seen.Sessions, 2)
+	assert.Equal(t, "train?[2J.py", seen.Sessions[0].Program, "the one that holds most comes first")
+	assert.EqualValues(t, mempool.Self().PID, seen.Sessions[0].PID)
+	assert.Equal(t, svc.Stats().Pools[0].Leased, seen.Sessions[0].Bytes)
+	require.Len(t, maps.Pools[0].Blocks, 2)
+	first := maps.Pools[0].Blocks[0]
+	assert.Equal(t, "float32 [64, 128]", first.Tensor)
+	assert.Equal(t, "weights", first.Name)
+	assert.Equal(t, "read", first.Use)
+	assert.Contains(t, first.Readers, seen.Sessions[1].ID)
+	total := uint64(0)
+	for _, b := range maps.Pools[0].Blocks {
+		total += b.Bytes
+	}
+	assert.Equal(t, maps.Pools[0].Reserved, total)
+	assert.Equal(t, seen.Pools[0].Reserved, total)
+	assert.Equal(t, string(mempool.SessionBegan), events[len(events)-1].Kind, "the newest event comes first")
+	_, err := svc.OpenSession(mempool.Self(), nil)
+	require.NoError(t, err)
+	for seen.Count != 3 {
+		kind, data := readEvent(t, from)
+		if kind == "look" {
+			require.NoError(t, json.Unmarshal([]byte(data), &seen))
+		}
+	}
+}
+
+func TestNothingIsLookedAtWhileNoPageIsOpen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var looks atomic.Int64
+		f := newFeed(func(int) (made [messages][]byte, took time.Duration) {
+			return made, time.Duration(looks.Add(1))
+		})
+		time.Sleep(time.Minute)
+		assert.Zero(t, looks.Load())
+		require.NoError(t, f.join())
+		synctest.Wait()
+		assert.EqualValues(t, 1, looks.Load(), "the first page waits for nothing")
+		f.leave()
+		time.Sleep(time.Minute)
+		assert.EqualValues(t, 1, looks.Load())
+		f.close()
+	})
+}
+
+func TestAllPagesTogetherCostTheServiceOneLookASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var looks, withMaps atomic.Int64
+		f := newFeed(func(most int) (made [messages][]byte, took time.Duration) {
+			looks.Add(1)
+			if most > 0 {
+				withMaps.Add(1)
+				took = 50 * time.Millisecond
+			}
+			return made, took
+		})
+		for range maxPages {
+			require.NoError(t, f.join())
+		}
+		require.ErrorIs(t, f.join(), errFull)
+		for range 100 { // pages that come and go cost no more
+			f.leave()
+			synctest.Wait()
+			require.NoError(t, f.join())
+		}
+		time.Sleep(time.Minute - time.Nanosecond)
+		synctest.Wait()
+		assert.EqualValues(t, 60, looks.Load())
+		assert.EqualValues(t, 6, withMaps.Load(), "what holds others up for 50 ms has a rest of 10 s")
+		for range maxPages {
+			f.leave()
+		}
+		for range 100 {
+			require.NoError(t, f.join())
+			synctest.Wait()
+			f.leave()
+			synctest.Wait()
+		}
+		assert.LessOrEqual(t, looks.Load(), int64(61))
+		f.close()
+	})
+}
+
+func TestOneMorePageThanThereMayBeIsToldSo(t *testing.T) {
+	p := New(busy(t), "1.2.3")
+	s := serve(t, p)
+	var open []*http.Response
+	for range maxPages {
+		open = append(open, get(t, s.URL+"/page/stream"))
+		require.Equal(t, http.StatusOK, open[0].StatusCode)
+	}
+	for range 500 - maxPages {
+		response := get(t, s.URL+"/page/stream")
+		require.Equal(t, http.StatusServiceUnavailable, response.StatusCode)
+		require.Equal(t, "30", response.Header.Get("Retry-After"))
+		require.NoError(t, response.Body.Close())
+	}
+	require.NoError(t, open[0].Body.Close())
+	eventually(t, func() bool { return p.feed.count() < maxPages })
+	assert.Equal(t, http.StatusOK, get(t, s.URL+"/page/stream").StatusCode)
+}
+
+func TestAReaderThatNeverReadsIsDropped(t *testing.T) {
+	p := New(busy(t), "1.2.3")
+	var looks byte
+	p.feed.source = func(int) (made [messages][]byte, _ time.Duration) {
+		looks++
+		made[lookMessage] = bytes.Repeat([]byte{'0' + looks%10}, 8<<20)
+		return made, 0
+	}
+	p.patience = 10 * time.Millisecond
+	s := serve(t, p)
+	conn, err := net.Dial("tcp", s.Listener.Addr().String())
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = conn.Write([]byte("GET /page/stream HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+	require.NoError(t, err)
+	eventually(t, func() bool {
+		newest, _ := p.feed.read()
+		return newest[lookMessage].number > 0
+	})
+	eventually(t, func() bool { return p.feed.count() == 0 })
+}
+
+func TestClosingThePageEndsItsStreams(t *testing.T) {
+	p := New(busy(t), "1.2.3")
+	response := get(t, serve(t, p).URL+"/page/stream")
+	p.Close()
+	var rest bytes.Buffer
+	_, err := rest.ReadFrom(response.Body)
+	require.NoError(t, err)
+	eventually(t, func() bool { return p.feed.count() == 0 })
+}
