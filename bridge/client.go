@@ -21,34 +21,34 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Client is a session with a service in another process. Its methods may be called from several goroutines.
+// Client is a session with a service in another process. Several goroutines may call its methods.
 type Client struct {
 	conn    *seqpacket.Conn
 	epoch   mempool.Epoch
 	session uint64
 	device  string
 	ordered bool          // the session has timelines
-	streams bool          // and channels
-	done    chan struct{} // closed when the connection is gone; err says why
+	streams bool          // the session has channels
+	done    chan struct{} // closed when the connection is gone; err then says why
 	err     error
 
 	tasks tasks
-	order struct { // of every lease; made once
+	order struct {
 		pages func(context.Context, uint64) (*mempool.Page, error)
 		clock func(context.Context) (*mempool.Clock, error)
 	}
 
-	// working ends when the client is closed or the connection is gone, linked only when the connection is: both say why.
+	// working ends when the client is closed or the connection is gone, linked only when the connection is gone. Their causes say why.
 	working, linked context.Context
 	stop, unlink    context.CancelCauseFunc
 
-	sending sync.Mutex // one packet at a time
+	sending sync.Mutex // held while a packet is sent
 
 	mu      sync.Mutex
 	lastQ   uint32
 	calls   map[uint32]*call // nil once the connection is gone
-	busy    int              // calls, and callers that make a lease of a reply
-	quiet   chan struct{}    // closed when the client is closing and not busy
+	busy    int              // number of calls, and of callers that turn a reply into a lease
+	quiet   chan struct{}    // closed when the client is closing and busy is 0
 	pools   map[uint64]*Pool
 	blocks  map[uint64]*block
 	leases  leases
@@ -56,26 +56,27 @@ type Client struct {
 
 	shared     memberships
 	timelines  timelines
-	background sync.WaitGroup // unmapping that waits for work to be done
+	background sync.WaitGroup // goroutines that wait for work to be done and then unmap
 }
 
 var errClientClosed = situation.Of(ErrClosed, "the client was closed")
 
-// Dial opens a session with the service that listens at path, as the zero [Dialer] does.
+// Dial opens a session with the service that listens at path. It uses the zero [Dialer].
 func Dial(ctx context.Context, path string) (*Client, error) { return Dialer{}.Dial(ctx, path) }
 
-// Dialer says how to be a client. Its zero value is useful.
+// Dialer has the options of a client. Its zero value is useful.
 type Dialer struct {
-	// Device is the GPU that the client works on, an ordinal or a UUID, where that is not the one that has the memory:
-	// what it opens is made reachable from there. Empty: the memory's own. Memory of kind legacy is opened for this GPU
-	// alone: kernels of others must not touch it at its address.
+	// Device is the GPU on which the client works, an ordinal or a UUID, if that is not the GPU of the memory. The client then lets this
+	// GPU access the memory that it opens. Empty: the memory's own GPU. Memory of kind legacy is opened for this GPU only: kernels on
+	// other
+	// GPUs must not use its address.
 	Device string
 }
 
-// Dial opens a session with the service that listens at path. While nothing listens there it tries again until ctx is
-// done, if ctx has a deadline.
+// Dial opens a session with the service that listens at path. If ctx has a deadline, Dial waits until a service listens there or ctx
+// ends.
 //
-// Errors: [ErrNotRunning], which says where it looked and how to start the service; [ErrDenied], [ErrVersion]; ctx's.
+// Errors: [ErrNotRunning], which names the path and says how to start the service; [ErrDenied], [ErrVersion]; ctx's.
 func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 	conn, err := dialWait(ctx, path)
 	if err != nil {
@@ -92,7 +93,7 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 	err = c.call(ctx, &wire.Hello{Versions: []uint64{wire.Version}, Name: filepath.Base(os.Args[0]),
 		Features: []string{featureTimelines, featureChannels}}, &call{into: &reply})
 	if err == nil && reply.Version != wire.Version {
-		err = situation.Of(ErrVersion, "the service chose version %d, of which there was no mention", reply.Version)
+		err = situation.Of(ErrVersion, "the service chose version %d, which this client did not offer", reply.Version)
 	}
 	if errors.Is(err, ErrVersion) {
 		err = fmt.Errorf("%w; this client is of poolbridge %s and speaks version %d: %s", err, program.Version(), wire.Version, useOneVersion)
@@ -107,7 +108,7 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 	return c, nil
 }
 
-// dialWait connects, and where ctx has a deadline waits for the service to appear.
+// dialWait connects. If ctx has a deadline, it waits for the service to appear.
 func dialWait(ctx context.Context, path string) (*seqpacket.Conn, error) {
 	_, patient := ctx.Deadline()
 	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
@@ -129,21 +130,21 @@ func dialWait(ctx context.Context, path string) (*seqpacket.Conn, error) {
 		select {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("%w: %w", context.Cause(ctx), missing)
-		case <-time.After(pause): // a socket that does not exist yet cannot be waited on
+		case <-time.After(pause): // there is nothing to wait on before the socket exists
 		}
 	}
 }
 
-// Session is the session's id within the epoch.
+// Session returns the session's id within the epoch.
 func (c *Client) Session() uint64 { return c.session }
 
-// Epoch identifies this life of the service.
+// Epoch returns the id of this life of the service.
 func (c *Client) Epoch() mempool.Epoch { return c.epoch }
 
-// Done is closed when the connection is gone, and with it every lease.
+// Done returns a channel that is closed when the connection is gone. All leases have then ended.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// receive reads what the service sends until the connection ends.
+// receive reads packets of the service until the connection ends.
 func (c *Client) receive() {
 	var goodbye error
 	for {
@@ -151,7 +152,7 @@ func (c *Client) receive() {
 		if err == nil {
 			err = c.take(packet.Data, fds, &goodbye)
 			packet.Free()
-			err = errors.Join(err, fds.Close()) // what nobody took
+			err = errors.Join(err, fds.Close()) // closes the files that no handler took
 		}
 		if err != nil {
 			c.end(err, goodbye)
@@ -169,9 +170,9 @@ func (c *Client) take(packet []byte, fds *seqpacket.FDs, goodbye *error) error {
 	if h.Q != 0 {
 		pending := c.forget(h.Q)
 		if pending == nil {
-			return situation.Of(ErrProtocol, "a reply to request %d, which nobody made", h.Q)
+			return situation.Of(ErrProtocol, "a reply to request %d, but there is no such request", h.Q)
 		}
-		defer c.leave() // after what is to be given back has become a task
+		defer c.leave() // after the reply's undo has become a task
 		return c.answered(pending, fds, h.DecodeReply(pending.into))
 	}
 	n, err := h.DecodeNotice()
@@ -190,15 +191,15 @@ func (c *Client) take(packet []byte, fds *seqpacket.FDs, goodbye *error) error {
 		c.tasks.add(func() { c.wanted(n.Pool) })
 	}
 	if errors.Is(err, wire.CodeUnsupported) {
-		return nil // a notice of a later version that this client need not know
+		return nil // a notice of a later version that this client can ignore
 	}
 	return err
 }
 
-// end fails every call that waits; the connection is gone, or nothing that comes over it can be believed.
+// end fails every waiting call. The connection is gone, or the service broke the protocol.
 func (c *Client) end(err, goodbye error) {
 	err = fmt.Errorf("%w: %w; the session's leases and subscriptions have ended, what it was writing has failed, and names that it did not keep "+
-		"are gone; what is mapped can still be read: dial again to go on", ErrDisconnected, cmp.Or(goodbye, err))
+		"are gone; what is mapped can still be read: dial again for a new session", ErrDisconnected, cmp.Or(goodbye, err))
 	_ = c.conn.Close()
 	c.mu.Lock()
 	if c.closing {
@@ -218,14 +219,14 @@ func (c *Client) end(err, goodbye error) {
 	c.giveFramesBack()
 }
 
-// idle notes that a call or what follows it has ended, and tells Close when the last has. c.mu is held.
+// idle notes that a call, or the work that follows it, has ended. After the last one it tells Close. The caller holds c.mu.
 func (c *Client) idle() {
 	if c.busy--; c.busy == 0 && c.closing {
 		c.quieten()
 	}
 }
 
-// quieten tells Close that nobody is busy any more; what Close itself asks later changes nothing. c.mu is held.
+// quieten tells Close that no caller is busy. The calls that Close itself makes later do not change that. The caller holds c.mu.
 func (c *Client) quieten() {
 	select {
 	case <-c.quiet:
@@ -237,9 +238,8 @@ func (c *Client) quieten() {
 // closeGrace is how long Close waits for a service that does not answer.
 const closeGrace = 2 * time.Second
 
-// Close fails the calls that wait, ends every lease, what was being written as incomplete, unmaps everything and ends
-// the session. When it returns, the leases have ended and the names are gone for everybody, unless the service does not
-// answer. Closing again does nothing.
+// Close fails waiting calls, ends all leases (write leases as incomplete), unmaps all memory and ends the session. When it returns,
+// the service has ended the leases and removed the names, unless it does not answer. Closing again does nothing.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	first := !c.closing
@@ -259,7 +259,7 @@ func (c *Client) Close() error {
 	for _, l := range leases {
 		ended := l.Release(true)
 		if !errors.Is(ended, ErrReleased) && !errors.Is(ended, errClientClosed) && !errors.Is(ended, ErrDisconnected) {
-			err = errors.Join(err, ended) // else somebody ended it just now
+			err = errors.Join(err, ended) // otherwise another goroutine has just ended it
 		}
 	}
 	c.awaitCancelled()
@@ -277,7 +277,7 @@ func (c *Client) Close() error {
 	return err
 }
 
-// hangUp ends the connection, once the service has ended the session: it closes its end after that.
+// hangUp ends the connection. It waits until the service has ended the session and closed its end.
 func (c *Client) hangUp() error {
 	c.bye()
 	if c.conn.CloseWrite() == nil {
@@ -291,8 +291,8 @@ func (c *Client) hangUp() error {
 	return err
 }
 
-// awaitCancelled waits until the calls that were cancelled are answered and what they were granted is given back: until this
-// process ends, the service would hold what it has granted.
+// awaitCancelled waits until the service has answered the cancelled calls and the client has given back what they were granted. Otherwise
+// the service would keep that until this process ends.
 func (c *Client) awaitCancelled() {
 	grace := time.NewTimer(closeGrace)
 	defer grace.Stop()
@@ -310,23 +310,23 @@ func (c *Client) awaitCancelled() {
 	}
 }
 
-// tasksDone is closed when the tasks that there are were run: they are run in order.
+// tasksDone returns a channel that is closed when all present tasks have run. Tasks run in order.
 func (c *Client) tasksDone() <-chan struct{} {
 	done := make(chan struct{})
 	c.tasks.add(func() { close(done) })
 	return done
 }
 
-// Stats is the service's accounting, of the pools that this client may use or destroy, by id.
+// Stats returns the service's accounting of the pools that this client may use or destroy, in the order of their ids.
 func (c *Client) Stats(ctx context.Context) (mempool.Stats, error) {
 	var reply wire.StatsReply
 	if err := c.call(ctx, &wire.StatsRequest{}, &call{into: &reply}); err != nil {
-		return mempool.Stats{}, err // the reply may still come
+		return mempool.Stats{}, err // do not read reply: it may still be written
 	}
 	return statsOf(reply.Stats), nil
 }
 
-// Unpublish removes a name; the buffer lives on for those who have leases on it.
+// Unpublish removes a name. The buffer lives on while there are leases on it.
 func (c *Client) Unpublish(ctx context.Context, name string) error {
 	return c.call(ctx, &wire.Unpublish{Name: name}, &call{into: &wire.EmptyReply{}})
 }

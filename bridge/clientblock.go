@@ -10,26 +10,27 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// block is what a client knows of a block of the service: it outlives leases, so that the next one on the same block
-// costs no mapping. It is guarded by Client.mu.
+// block is a client's state of a block of the service. It outlives leases, so that the next lease on the block needs no new mapping.
+// Client.mu guards it.
 type block struct {
-	export   *mempool.Export // came with the first lease; its files are closed once it is mapped
-	data     []byte          // of the export
+	export   *mempool.Export // came with the first lease; its files are closed when the block is mapped
+	data     []byte          // Data of the export
 	mem      *mempool.ImportedBlock
 	pool     uint64
 	bytes    uint64
-	use      uint64                  // generation of the block when the service last told it
-	view     mempool.Memory          // as leases of frames use it
-	frame    *mempool.LeaseInfo      // of the last frame in it
-	tensor   *shmchannel.Description // of that frame
+	use      uint64                  // generation of the block, as the service last reported it
+	view     mempool.Memory          // the memory as leases of frames use it
+	frame    *mempool.LeaseInfo      // LeaseInfo of the last frame in the block
+	tensor   *shmchannel.Description // description of that frame
 	leases   int
 	recalled bool
-	unsure   mempool.Memory  // work of this client on it may be under way, and no fence says until when
-	busy     []mempool.Fence // of this client's work on it, perhaps done
+	unsure   mempool.Memory  // not nil: work of this client on this memory may be running without a fence for its end
+	busy     []mempool.Fence // fences of this client's work on the block; some may be reached
 }
 
-// arrived counts a lease on a block and keeps the export that came with it. It runs in the order in which the service
-// sent its replies: a second lease on the block, which comes without an export, may reach its caller first.
+// arrived counts a lease on a block and keeps the export that came with it. It runs in the order of the service's replies. A later lease
+// on
+// the block comes without an export, and may reach its caller first.
 func (c *Client) arrived(l wire.Lease, fds *seqpacket.FDs) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -54,7 +55,7 @@ func (b *block) forgetExport() {
 	}
 }
 
-// mapped is the block of a lease, mapped as the lease wants it: what is only read may be mapped read-only.
+// mapped returns the block of a lease and its memory. A read lease may get a read-only mapping.
 func (c *Client) mapped(p *Pool, l wire.Lease) (*mempool.ImportedBlock, mempool.Memory, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -74,10 +75,10 @@ func (c *Client) mapped(p *Pool, l wire.Lease) (*mempool.ImportedBlock, mempool.
 	return b.mem, m, err
 }
 
-// ended ends what arrived counted; done is when this client's work on the block is.
+// ended undoes one arrived. done are the fences after which this client's work on the block is done.
 func (c *Client) ended(id uint64, done ...mempool.Fence) error { return c.left(nil, id, done...) }
 
-// left is ended, and takes the lease off the client's list.
+// left is like ended, and removes the lease from the client's list.
 func (c *Client) left(l *Lease, id uint64, done ...mempool.Fence) error {
 	c.mu.Lock()
 	if l != nil {
@@ -99,14 +100,13 @@ func (c *Client) left(l *Lease, id uint64, done ...mempool.Fence) error {
 	}
 	err := c.drop(id)
 	c.mu.Unlock()
-	if err != nil { // the service must not free it
+	if err != nil { // the block is still mapped, so the service must not free it
 		return err
 	}
 	return c.dropped([]uint64{id})
 }
 
-// dropLater gives a recalled block up once this client's work on it is done, unless it is leased again by then. c.mu is
-// held.
+// dropLater drops a recalled block when this client's work on it is done, unless there is a new lease on it. The caller holds c.mu.
 func (c *Client) dropLater(id uint64, b *block) {
 	busy := slices.Clone(b.busy)
 	c.background.Go(func() {
@@ -123,12 +123,12 @@ func (c *Client) dropLater(id uint64, b *block) {
 		}
 		c.mu.Unlock()
 		if !again && err == nil {
-			_ = c.dropped([]uint64{id}) // it fails with the connection
+			_ = c.dropped([]uint64{id}) // it fails only if the connection is gone
 		}
 	})
 }
 
-// doubt says that work on a block may be under way that could neither be marked nor waited for.
+// doubt notes that work on a block may be running that no fence marks and that could not be waited for.
 func (c *Client) doubt(id uint64, m mempool.Memory) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -137,8 +137,8 @@ func (c *Client) doubt(id uint64, m mempool.Memory) {
 	}
 }
 
-// drop unmaps a block that no lease needs. After an error the client still has it, and unmaps it when it is closed. c.mu is
-// held.
+// drop unmaps a block without leases. If that fails, the client keeps the block and unmaps it when the client is closed. The caller
+// holds c.mu.
 func (c *Client) drop(id uint64) error {
 	b := c.blocks[id]
 	if b == nil {
@@ -160,7 +160,7 @@ func (c *Client) drop(id uint64) error {
 	return nil
 }
 
-// dropped tells the service that blocks are unmapped.
+// dropped tells the service that the client has unmapped blocks.
 func (c *Client) dropped(ids []uint64) error {
 	for part := range slices.Chunk(ids, wire.MaxElements) {
 		if err := c.send(0, &wire.Dropped{Blocks: part}); err != nil {
@@ -170,8 +170,9 @@ func (c *Client) dropped(ids []uint64) error {
 	return nil
 }
 
-// recall gives up the mappings of blocks, those in use when their last lease ends. A block that could not be unmapped is
-// not reported: the service must not free it before this process has ended.
+// recall drops the blocks that the service asks for. Blocks in use are dropped when their last lease ends. A block that cannot be
+// unmapped is
+// not reported, so that the service does not free it before this process has ended.
 func (c *Client) recall(ids []uint64) {
 	var dropped []uint64
 	c.mu.Lock()
@@ -191,18 +192,18 @@ func (c *Client) recall(ids []uint64) {
 		}
 	}
 	c.mu.Unlock()
-	_ = c.dropped(dropped) // it fails with the connection
+	_ = c.dropped(dropped) // it fails only if the connection is gone
 }
 
-// unmapAll ends every mapping of a client that is being closed and has no leases left. Said before the connection ends,
-// it lets the service use the blocks again while this process goes on.
+// unmapAll unmaps all blocks of a client that is being closed and has no leases. It tells the service before the connection ends, so that
+// the service can use the blocks again while this process lives.
 func (c *Client) unmapAll() error {
 	c.mu.Lock()
 	var errs []error
 	var dropped []uint64
 	for id, b := range c.blocks {
 		err := c.drop(id)
-		if err == nil && b.leases == 0 { // one the service would refuse, and with it the others
+		if err == nil && b.leases == 0 { // the service would refuse the whole list for one block with leases
 			dropped = append(dropped, id)
 		}
 		errs = append(errs, err)

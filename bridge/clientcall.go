@@ -16,16 +16,17 @@ import (
 type call struct {
 	op    string
 	into  wire.Reply
-	files func(*seqpacket.FDs) // takes what came along; called before done
-	undo  func()               // gives back what was granted to a caller that waits no more; run as a task
+	files func(*seqpacket.FDs) // takes the files of the reply; called before done
+	undo  func()               // gives back what was granted to a caller that no longer waits; runs as a task
 	done  chan error
-	last  bool // Close itself asks, once nobody else can
+	last  bool // a call of Close itself, allowed while closing
 
-	abandoned bool // nobody waits for done; guarded by Client.mu
+	abandoned bool // no caller waits for done; guarded by Client.mu
 }
 
-// call sends a request and waits for its reply, into which it is read. When ctx ends first the request is cancelled,
-// and what it may have been granted is given back.
+// call sends a request, waits for its reply and reads it into pending.into. If ctx ends first, the client cancels the request and gives
+// back
+// what it was granted.
 func (c *Client) call(ctx context.Context, r wire.Request, pending *call) error {
 	pending.op, pending.done = r.Op(), make(chan error, 1)
 	q, err := c.register(pending)
@@ -40,20 +41,20 @@ func (c *Client) call(ctx context.Context, r wire.Request, pending *call) error 
 	}
 	select {
 	case err := <-pending.done:
-		if errors.Is(err, errClientClosed) { // not an answer
+		if errors.Is(err, errClientClosed) { // not an answer of the service
 			c.cancel(q)
 		}
 		return err
 	case <-ctx.Done():
 	}
 	if !c.abandon(q) {
-		return <-pending.done // the reply came just now
+		return <-pending.done // the reply came meanwhile
 	}
 	c.cancel(q)
 	return fmt.Errorf("poolbridge %s: %w", r.Op(), context.Cause(ctx))
 }
 
-// cancel asks the service to end a request that was sent before.
+// cancel asks the service to end a request.
 func (c *Client) cancel(q uint32) {
 	c.tasks.add(func() { _ = c.send(0, &wire.Cancel{Request: uint64(q)}) })
 }
@@ -77,7 +78,7 @@ func (c *Client) register(pending *call) (uint32, error) {
 	}
 }
 
-// forget ends the wait for a reply; nil if nothing waits for it. The call counts as busy until leave.
+// forget removes a call from the list of calls and returns it, or nil if there is none. The call counts as busy until leave.
 func (c *Client) forget(q uint32) *call {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -86,7 +87,7 @@ func (c *Client) forget(q uint32) *call {
 	return pending
 }
 
-// abandon says that nobody waits for a reply any more, unless it came.
+// abandon marks a call as abandoned by its caller. It returns false if the reply has come.
 func (c *Client) abandon(q uint32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -98,7 +99,7 @@ func (c *Client) abandon(q uint32) bool {
 	return true
 }
 
-// abandonAll makes every call fail; its caller cancels it.
+// abandonAll makes all calls fail. The caller of each call then cancels it.
 func (c *Client) abandonAll(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -110,7 +111,7 @@ func (c *Client) abandonAll(err error) {
 	}
 }
 
-// answered hands a reply, or the failure to read it, to the caller that waits for it.
+// answered passes a reply, or its error, to the caller of the call. If no caller waits, it undoes what was granted.
 func (c *Client) answered(pending *call, fds *seqpacket.FDs, err error) error {
 	failure, failed := errors.AsType[*wire.Error](err)
 	if failed {
@@ -120,7 +121,7 @@ func (c *Client) answered(pending *call, fds *seqpacket.FDs, err error) error {
 		pending.files(fds)
 	}
 	switch {
-	case !pending.abandoned: // which cannot change: it was forgotten
+	case !pending.abandoned: // this cannot change any more, because the call was forgotten
 		pending.done <- err
 	case err == nil && pending.undo != nil:
 		c.tasks.add(pending.undo)
@@ -133,7 +134,7 @@ func (c *Client) answered(pending *call, fds *seqpacket.FDs, err error) error {
 
 var outgoing = sync.Pool{New: func() any { return new([]byte) }}
 
-// send sends a request. It must not be called by the goroutine that receives.
+// send sends a request. The receiving goroutine must not call it.
 func (c *Client) send(q uint32, r wire.Request) error {
 	buf := outgoing.Get().(*[]byte)
 	defer outgoing.Put(buf)
@@ -149,7 +150,7 @@ func (c *Client) send(q uint32, r wire.Request) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, seqpacket.ErrPeerClosed), errors.Is(err, os.ErrClosed):
-		<-c.done // what the service said last tells why
+		<-c.done // the last message of the service says why
 		return c.err
 	}
 	return fmt.Errorf("%w: %w", ErrDisconnected, err)

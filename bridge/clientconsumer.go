@@ -12,17 +12,17 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// consuming is a client's part in a channel as a consumer. There is one for each loop over frames.
+// consuming is a consumer of a channel. There is one for each loop over frames.
 type consuming struct {
 	membership
 	native *shmchannel.Consumer
-	latest shmchannel.Frame // of next
+	latest shmchannel.Frame // the frame that next took last
 	leaves sync.Once
 
-	users atomic.Int64 // frames that the user has, and one until the consumer leaves: the last unmaps the channel
+	users atomic.Int64 // number of frames that the user has, plus one until the consumer leaves; at 0 the channel is unmapped
 }
 
-// consume joins the channel.
+// consume joins the channel as a consumer.
 func (ch *Channel) consume(ctx context.Context, o mempool.SubscribeOptions) (*consuming, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -41,13 +41,13 @@ func (ch *Channel) consume(ctx context.Context, o mempool.SubscribeOptions) (*co
 	return s, err
 }
 
-// reached says whether a fence of the client's own is reached.
+// reached reports whether a fence of the client's own timeline is reached.
 func (s *consuming) reached(t shmchannel.Fence) bool {
 	return s.client.timelines.past(mempool.Fence{Timeline: s.timeline, Word: t.Word, Value: t.Value})
 }
 
-// next waits for the next frame: nil if none will come any more. A frame may come with an error, and an error without a frame is the
-// last.
+// next waits for the next frame. It returns nil without an error if no frame will come any more. A frame can come with an error. An error
+// without a frame is the last result.
 func (s *consuming) next(caller context.Context) (*Frame, error) {
 	f := &s.latest
 	err := s.take(caller, f)
@@ -63,9 +63,9 @@ func (s *consuming) next(caller context.Context) (*Frame, error) {
 	return nil, s.failure(caller, err)
 }
 
-// take takes the next frame.
+// take takes the next frame. It waits until the caller's context or the client ends.
 func (s *consuming) take(caller context.Context, f *shmchannel.Frame) error {
-	if err := s.over(caller); err != nil { // though frames may be there for ever
+	if err := s.over(caller); err != nil { // checked first, because there may always be a frame
 		return err
 	}
 	if ok, err := s.native.TryTake(f); ok {
@@ -86,27 +86,27 @@ func (s *consuming) take(caller context.Context, f *shmchannel.Frame) error {
 	}
 }
 
-// doubt tells the service of a frame that contradicts itself. The frame comes without a lease.
+// doubt tells the service about a corrupt frame. It returns the frame without a lease, and the error.
 func (s *consuming) doubt(number uint64, why error) (*Frame, error) {
-	_ = s.client.send(0, &wire.Doubt{Channel: s.channel.ID, Member: s.id, Sequence: number}) // it fails with the connection
+	_ = s.client.send(0, &wire.Doubt{Channel: s.channel.ID, Member: s.id, Sequence: number}) // it fails only if the connection is gone
 	return &Frame{Seq: number, channel: &s.channel}, situation.Of(ErrProtocol, "frame %d of channel %q: %v", number, s.channel.Name, why)
 }
 
-// abandon leaves the channel. Frames that the user has can still be settled and released.
+// abandon leaves the channel. The user can still settle and release the frames that it has.
 func (s *consuming) abandon() {
 	s.leaves.Do(func() {
 		c := s.client
 		c.shared.forget(&s.membership)
-		_ = s.native.Leave()                                            // it is not closed
-		_ = c.send(0, &wire.Leave{Channel: s.channel.ID, Member: s.id}) // it fails with the connection
+		_ = s.native.Leave()                                            // it fails only if the member is closed, and it is not
+		_ = c.send(0, &wire.Leave{Channel: s.channel.ID, Member: s.id}) // it fails only if the connection is gone
 		s.leaveNative()
 	})
 }
 
-// leaveNative unmaps the channel if nobody needs it any more.
+// leaveNative ends one use of the channel. The last use unmaps it.
 func (s *consuming) leaveNative() {
 	if s.users.Add(-1) == 0 {
 		s.unwatch()
-		_ = s.native.Close() // it unmaps files; that does not fail
+		_ = s.native.Close() // it only unmaps files, which does not fail
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Exported is a lease to read whose memory this process does not map: it is for telling others where the memory is.
+// Exported is a read lease whose memory this process does not map. It serves to tell other programs where the memory is.
 type Exported struct {
 	client *Client
 	info   *mempool.LeaseInfo
@@ -20,8 +20,7 @@ type Exported struct {
 	ended  bool
 }
 
-// Export leases the buffer that is published under a name, and waits up to wait for it. Nothing is mapped, so that it
-// needs no GPU.
+// Export leases the buffer that is published under a name. It waits up to wait for the name. It maps nothing, so it needs no GPU.
 //
 // Errors: as [Client.Get].
 func (c *Client) Export(ctx context.Context, name string, wait time.Duration) (*Exported, error) {
@@ -41,7 +40,7 @@ func (c *Client) Export(ctx context.Context, name string, wait time.Duration) (*
 	if x.pool, err = c.poolInfo(ctx, x.info.Pool); err != nil {
 		return nil, errors.Join(err, x.Release())
 	}
-	// The caller is handed an address, and knows of no fences.
+	// The caller passes an address on and knows no fences, so wait for the content here.
 	order := mempool.Order{Pages: c.page, Clock: c.Clock}
 	order.Begin(x.info.Wait, true)
 	if err := order.Before(ctx, mempool.CPU); err != nil {
@@ -55,7 +54,7 @@ func (c *Client) Export(ctx context.Context, name string, wait time.Duration) (*
 	return x, nil
 }
 
-// poolInfo describes a pool of the service without opening it here.
+// poolInfo returns the description of a pool without opening the pool in this process.
 func (c *Client) poolInfo(ctx context.Context, id uint64) (mempool.PoolInfo, error) {
 	var reply wire.PoolReply
 	var files []*os.File
@@ -71,13 +70,13 @@ func (c *Client) poolInfo(ctx context.Context, id uint64) (mempool.PoolInfo, err
 	return poolOf(reply.Pool), nil
 }
 
-// Info describes the lease, and Pool the pool that it is in.
+// Info returns the description of the lease.
 func (x *Exported) Info() mempool.LeaseInfo { return *x.info }
 
-// Pool describes the pool that the buffer is in.
+// Pool returns the description of the buffer's pool.
 func (x *Exported) Pool() mempool.PoolInfo { return x.pool }
 
-// Saved says where the buffer is, for a file. socket is where the service listens.
+// Saved returns the place of the buffer in a form for a file. socket is the path at which the service listens.
 func (x *Exported) Saved(name, socket string) mempool.Saved {
 	t := x.info.Tensor
 	s := mempool.Saved{Version: mempool.SavedVersion, Kind: x.pool.Kind, Device: x.pool.Device.UUID, Bytes: x.info.Bytes,
@@ -89,7 +88,7 @@ func (x *Exported) Saved(name, socket string) mempool.Saved {
 	return s
 }
 
-// Release ends the lease. The program that opened the memory must be done with it, unless its name or another lease holds it.
+// Release ends the lease. A program that has opened the memory must be done with it, unless the name or another lease keeps the buffer.
 //
 // Errors: [ErrReleased].
 func (x *Exported) Release() error {

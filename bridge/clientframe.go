@@ -14,28 +14,34 @@ import (
 
 // Frame is a buffer that came through a channel.
 type Frame struct {
-	// Lease is a read lease on the buffer; nil where an error came with the frame.
+	// Lease is a read lease on the buffer. It is nil if an error came with the frame.
 	Lease *Lease
 	// Seq is the frame's number in the channel, from 1. A queue skips numbers.
 	Seq uint64
-	// Time is when it was sent.
+	// Time is when the frame was published.
 	Time time.Time
-	// Meta is what the sender said about it.
+	// Meta is the sender's data about the frame.
 	Meta map[string]string
-	// Dropped is how many frames were missed since the last.
+	// Dropped is how many frames were missed since the last one.
 	Dropped uint64
 
 	channel  *mempool.ChannelInfo
 	settled  atomic.Bool
-	unmapped *Lease // which is ended once it is known whether another frame is asked for
+	unmapped *Lease // a lease without a mapping, ended when the next frame is asked for or the loop ends
 }
 
-// Frames subscribes to the channel and yields its frames. Each is to be released, which ends its lease. Asking for the next
-// acknowledges the frame before it, released or not, unless o says ManualAck. A frame whose content will never be complete
-// comes with [ErrProducerDied] and without a lease, and one that cannot be mapped here with what says why; others follow.
-// An error without a frame is the last. When the channel is closed, the frames end without one: those of a queue once every
-// frame is acknowledged. A frame of a queue that the loop was left with can still be settled; if it is not, another
-// subscriber gets it when it cannot be mapped here, or when the session ends.
+// Frames subscribes to the channel and yields its frames. The caller releases each frame, which ends its lease. Asking for the next frame
+// acknowledges the one before, released or not, unless o has ManualAck.
+//
+// A frame whose content will never be complete comes with [ErrProducerDied] and without a lease. A frame that cannot be mapped here comes
+// with
+// an error that says why. Other frames follow. An error without a frame is the last. When the channel is closed, the frames end without
+// an
+// error, in a queue after all frames are acknowledged.
+//
+// If the loop ends at a frame of a queue, the caller can still settle that frame. If it does not, another subscriber gets the frame when
+// the
+// session ends, or at once if the frame could not be mapped here.
 func (ch *Channel) Frames(ctx context.Context, o mempool.SubscribeOptions) iter.Seq2[*Frame, error] {
 	return func(yield func(*Frame, error) bool) {
 		s, err := ch.consume(ctx, o)
@@ -47,9 +53,9 @@ func (ch *Channel) Frames(ctx context.Context, o mempool.SubscribeOptions) iter.
 	}
 }
 
-// deliver yields frames until there are no more, or the caller wants no more.
+// deliver yields frames until there are no more or the caller ends the loop.
 func (s *consuming) deliver(ctx context.Context, manual bool, yield func(*Frame, error) bool) {
-	var back *Lease // of a frame that goes back last, or it would come here again
+	var back *Lease // lease of a frame that is given back after the consumer has left, so that it does not come here again
 	defer func() {
 		s.abandon()
 		if back != nil {
@@ -64,12 +70,12 @@ func (s *consuming) deliver(ctx context.Context, manual bool, yield func(*Frame,
 			}
 			return
 		}
-		back = f.unmapped // for a loop that is left, by a panic too
+		back = f.unmapped // in case the loop ends here, even by a panic
 		if !yield(f, err) {
 			return
 		}
 		back = nil
-		switch { // what is sent here fails with the connection, of which next tells
+		switch { // settling fails only if the connection is gone, and next reports that
 		case f.unmapped != nil:
 			_ = f.unmapped.end(manual || ctx.Err() != nil)
 		case !manual && f.Lease != nil && f.settled.CompareAndSwap(false, true):
@@ -78,16 +84,19 @@ func (s *consuming) deliver(ctx context.Context, manual bool, yield func(*Frame,
 	}
 }
 
-// Release ends the frame's lease: the memory is not needed any more. A frame that was not settled before is acknowledged. It waits as
-// [Lease.Release] does.
+// Release ends the frame's lease. If the frame is not settled yet, Release acknowledges it. It waits in the same cases as
+// [Lease.Release].
 //
-// Errors: [ErrReleased] if it had been released before.
+// Errors: [ErrReleased] if the frame was released before.
 func (f *Frame) Release() error { return f.ReleaseAfter(unasked) }
 
-// ReleaseAfter is Release for memory that queues of the caller's still use: the sender writes it again after what they hold now. Of several
-// queues the first waits for the others: here, until ctx ends, where it is one that cannot wait by itself.
+// ReleaseAfter is Release for memory that queues of the caller still use. The sender writes the memory again after the present work of
+// these
+// queues. If there are several queues, the first waits for the others. If the first queue cannot wait by itself, ReleaseAfter waits,
+// until ctx
+// ends.
 //
-// Errors: those of Release; [ErrTimeout] and ctx's from waiting.
+// Errors: those of Release; [ErrTimeout] and ctx's if it had to wait.
 func (f *Frame) ReleaseAfter(ctx context.Context, queues ...mempool.Queue) error {
 	if f.Lease == nil {
 		return nil
@@ -96,20 +105,22 @@ func (f *Frame) ReleaseAfter(ctx context.Context, queues ...mempool.Queue) error
 	return f.Lease.release(ctx, false, queues...)
 }
 
-// Ack acknowledges the frame: in a queue it goes to nobody else, in a broadcast it holds no sender back any more. The memory
-// stays until the frame is released.
+// Ack acknowledges the frame. In a queue no other subscriber gets it. In a broadcast senders do not wait for it any more. The memory
+// stays
+// valid until the frame is released.
 //
-// Errors: [ErrSettled] if it was acknowledged, by Release or by asking for the next frame too, or given back before;
+// Errors: [ErrSettled] if the frame was acknowledged before (also by Release or by asking for the next frame) or given back;
 // [ErrDisconnected] and [ErrClosed] if the session has ended, which gave the frame back.
 func (f *Frame) Ack() error { return f.settle(false) }
 
-// Requeue gives a frame of a queue back to it, in its place: another subscriber gets it, or this one again. The memory stays
-// until the frame is released.
+// Requeue gives a frame back to its queue, at its old place. Another subscriber gets it, or this one again. The memory stays valid until
+// the frame is released.
 //
 // Errors: those of [Frame.Ack]; [ErrInvalid] in a broadcast.
 func (f *Frame) Requeue() error {
 	if ch := f.channel; ch.Mode != mempool.WorkQueue {
-		return situation.Of(ErrInvalid, "channel %q is a broadcast, to which no frame is given back: every subscriber has its own; release it", ch.Name)
+		return situation.Of(ErrInvalid,
+			"frames of channel %q, a broadcast, cannot be given back, because every subscriber gets its own; release the frame", ch.Name)
 	}
 	return f.settle(true)
 }

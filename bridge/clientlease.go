@@ -15,33 +15,33 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Lease is this client's hold on a buffer, mapped in this process.
+// Lease is this client's right to use a buffer, which is mapped in this process.
 type Lease struct {
 	client *Client
 
-	prev, next *Lease // in Client.leases
-	buffer     uint64 // of info, which may be exchanged; it is known from when the lease is in that list
+	prev, next *Lease // neighbours in Client.leases
+	buffer     uint64 // Buffer of info, which may be exchanged; set when the lease is added to the list
 
-	mu     sync.RWMutex       // held to read while the memory is touched
-	info   *mempool.LeaseInfo // which other leases of the buffer may have, too: it is not changed
+	mu     sync.RWMutex       // read-locked while the memory is used
+	info   *mempool.LeaseInfo // shared with other leases of the buffer, so it is never changed
 	mem    *mempool.ImportedBlock
-	memory mempool.Memory // mem as the lease may use it; nil: mem is asked
+	memory mempool.Memory // the mapping that the lease uses; nil: ask mem
 	ended  bool
 
-	order  atomic.Pointer[mempool.Order] // nil: there is nothing to wait for, nor does this package work on the memory
-	failed atomic.Bool                   // the writer of the content died before it was complete
+	order  atomic.Pointer[mempool.Order] // nil: nothing to wait for, and no work of this package on the memory
+	failed atomic.Bool                   // the writer of the content died before the content was complete
 
-	taken  *taken // the frame that it came with; the service has no such lease
-	reused bool   // its buffer came back through a channel: the service does not know all that must be waited for
-	own    bool   // Allocate made it, and its buffer has had no name: when it comes back Allocate may make it again
-	loan   *loan  // of a lease that is reused: what it was made of
+	taken  *taken // set for the lease of a frame; the service does not know such leases
+	reused bool   // the buffer came back through a channel, so the service does not know all fences to wait for
+	own    bool   // made by Allocate, and the buffer has had no name: when the memory comes back, Allocate may use it again
+	loan   *loan  // of a reused lease: the loan that it was made of
 }
 
-// LeaseOptions says how to lease a buffer that exists.
+// LeaseOptions says how to lease an existing buffer.
 type LeaseOptions struct {
-	// Write asks for a write lease, which excludes every other.
+	// Write asks for a write lease, which excludes all other leases.
 	Write bool
-	// Wait is how long to wait for the name to appear and for leases that exclude this one to end.
+	// Wait is how long to wait for the name to appear and for excluding leases to end.
 	Wait time.Duration
 }
 
@@ -78,8 +78,7 @@ func (c *Client) lease(ctx context.Context, r wire.Request) (*Lease, error) {
 	return l, nil
 }
 
-// adopt maps the memory of a lease that arrived. The caller has entered, and ends the lease where an error says that it
-// cannot be mapped.
+// adopt maps the memory of a lease that arrived. The caller has called enter. If adopt fails, the caller ends the lease that it returns.
 func (c *Client) adopt(ctx context.Context, came wire.Lease) (*Lease, error) {
 	l := &Lease{client: c, info: leaseOf(came)}
 	if len(l.info.Wait) > 0 {
@@ -92,7 +91,7 @@ func (c *Client) adopt(ctx context.Context, came wire.Lease) (*Lease, error) {
 		}
 		l.mem, l.memory, err = c.mapped(p, came)
 	}
-	for _, t := range l.info.Wait { // while there is a context, and before it is urgent
+	for _, t := range l.info.Wait { // now, while there is a context
 		if err == nil {
 			_, err = c.page(ctx, t.Timeline)
 		}
@@ -112,7 +111,7 @@ func (c *Client) adopt(ctx context.Context, came wire.Lease) (*Lease, error) {
 	return l, nil
 }
 
-// enter counts a caller that makes a lease; Close waits for it to leave.
+// enter counts a caller that makes a lease. Close waits until it calls leave.
 func (c *Client) enter() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -129,7 +128,7 @@ func (c *Client) leave() {
 	c.idle()
 }
 
-// Info describes the lease.
+// Info returns the description of the lease.
 func (l *Lease) Info() mempool.LeaseInfo {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -138,10 +137,10 @@ func (l *Lease) Info() mempool.LeaseInfo {
 	return info
 }
 
-// Tensor describes what the buffer holds.
+// Tensor returns the description of the buffer's content.
 func (l *Lease) Tensor() mempool.Tensor { return l.Info().Tensor }
 
-// hasEnded is the error of a call on a lease that has ended. It also says why no lease of the client works any more, if that is so.
+// hasEnded returns the error of a call on a lease that has ended. If the whole session has ended, the error says that too.
 func (c *Client) hasEnded(info *mempool.LeaseInfo) error {
 	err := situation.Of(ErrReleased, "lease %d, of %s%v, has ended", info.ID, info.Tensor.DType, info.Tensor.Shape)
 	if why := context.Cause(c.working); why != nil {
@@ -150,7 +149,7 @@ func (c *Client) hasEnded(info *mempool.LeaseInfo) error {
 	return err
 }
 
-// with calls f with the buffer's memory, which stays mapped meanwhile.
+// with calls f with the buffer's memory, which stays mapped during the call. If n is not 0, it first waits until the memory may be used.
 func (l *Lease) with(ctx context.Context, off, n uint64, write bool, f func(mempool.Memory) error) error {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -158,7 +157,7 @@ func (l *Lease) with(ctx context.Context, off, n uint64, write bool, f func(memp
 	case l.ended:
 		return l.client.hasEnded(l.info)
 	case write && !l.info.Write:
-		return situation.Of(ErrInvalid, "lease %d was granted to read; ask for a write lease", l.info.ID)
+		return situation.Of(ErrInvalid, "lease %d is a read lease; ask for a write lease", l.info.ID)
 	case off > l.info.Bytes || n > l.info.Bytes-off:
 		return situation.Of(ErrInvalid, "%d bytes at %d lie outside a buffer of %d", n, off, l.info.Bytes)
 	}
@@ -166,13 +165,13 @@ func (l *Lease) with(ctx context.Context, off, n uint64, write bool, f func(memp
 	if err != nil {
 		return err
 	}
-	if n > 0 { // else who asks says how it waits
+	if n > 0 { // otherwise the caller waits in its own way
 		if err := l.await(ctx, m.Queue()); err != nil {
 			return err
 		}
 	}
 	if write && m.Queue() != mempool.CPU {
-		if _, err := l.client.Clock(ctx); err != nil && ctx.Err() != nil { // so that Release need not ask for it
+		if _, err := l.client.Clock(ctx); err != nil && ctx.Err() != nil { // now, so that Release need not ask the service for it
 			return err
 		}
 		l.ordering().Use()
@@ -180,7 +179,7 @@ func (l *Lease) with(ctx context.Context, off, n uint64, write bool, f func(memp
 	return f(m)
 }
 
-// reach is the memory as the lease may use it. l.mu is held.
+// reach returns the memory for this lease. The caller holds l.mu.
 func (l *Lease) reach() (mempool.Memory, error) {
 	if l.memory != nil {
 		return l.memory, nil
@@ -188,7 +187,7 @@ func (l *Lease) reach() (mempool.Memory, error) {
 	return l.mem.Memory(l.info.Write)
 }
 
-// ordering is the lease's order, made if need be.
+// ordering returns the lease's order. It makes one if there is none.
 func (l *Lease) ordering() *mempool.Order {
 	if l.order.Load() == nil {
 		l.order.CompareAndSwap(nil, &mempool.Order{Pages: l.client.order.pages, Clock: l.client.order.clock})
@@ -196,7 +195,7 @@ func (l *Lease) ordering() *mempool.Order {
 	return l.order.Load()
 }
 
-// await makes what comes next in the queue come after what must be waited for.
+// await makes later work in the queue wait for everything that must happen before the memory is used.
 func (l *Lease) await(ctx context.Context, q mempool.Queue) error {
 	if o := l.order.Load(); o != nil {
 		return o.Before(ctx, q)
@@ -204,7 +203,7 @@ func (l *Lease) await(ctx context.Context, q mempool.Queue) error {
 	return nil
 }
 
-// endOrder ends the use of the memory.
+// endOrder closes the lease's order.
 func (l *Lease) endOrder() error {
 	if o := l.order.Load(); o != nil {
 		return o.Close()
@@ -212,18 +211,18 @@ func (l *Lease) endOrder() error {
 	return nil
 }
 
-// CopyFrom copies src to the buffer at off bytes. On a GPU it comes after all that must happen before, without a wait here; on the CPU that is
-// waited for, and what is begun is not broken off.
+// CopyFrom copies src to the buffer at off bytes. On a GPU the copy is queued after everything that must happen before, and CopyFrom does
+// not wait. On the CPU it waits. A copy that has begun is not interrupted.
 //
-// Errors: [ErrReleased], [ErrInvalid] if src does not fit or the lease was granted to read; [ErrTimeout] and ctx's from waiting.
+// Errors: [ErrReleased], [ErrInvalid] if src does not fit or the lease is a read lease; [ErrTimeout] and ctx's from waiting.
 func (l *Lease) CopyFrom(ctx context.Context, off uint64, src []byte) error {
 	return l.with(ctx, off, uint64(len(src)), true, func(m mempool.Memory) error { return m.CopyFrom(off, src) })
 }
 
-// CopyTo fills dst from the buffer at off bytes, once the content is complete. A copy that has begun is not broken off.
+// CopyTo fills dst from the buffer at off bytes, after the content is complete. A copy that has begun is not interrupted.
 //
-// Errors: [ErrReleased], [ErrInvalid] if the buffer has not that many bytes, [ErrProducerDied] if its content was not
-// complete; [ErrTimeout] and ctx's from waiting.
+// Errors: [ErrReleased], [ErrInvalid] if the buffer has not that many bytes, [ErrProducerDied] if its content is not complete;
+// [ErrTimeout] and ctx's from waiting.
 func (l *Lease) CopyTo(ctx context.Context, dst []byte, off uint64) error {
 	return l.with(ctx, off, uint64(len(dst)), false, func(m mempool.Memory) error {
 		if err := m.CopyTo(dst, off); err != nil {
@@ -233,17 +232,18 @@ func (l *Lease) CopyTo(ctx context.Context, dst []byte, off uint64) error {
 	})
 }
 
-// Fill sets n bytes at off to b. It waits as CopyFrom does.
+// Fill sets n bytes at off to b. It waits in the same cases as CopyFrom.
 //
 // Errors: those of [Lease.CopyFrom].
 func (l *Lease) Fill(ctx context.Context, off, n uint64, b byte) error {
 	return l.with(ctx, off, n, true, func(m mempool.Memory) error { return m.Fill(off, n, b) })
 }
 
-// Bytes is the buffer as the CPU sees it, nil where it cannot reach it, once it may be touched. It must not be touched
-// once the lease has ended, nor written through a read lease.
+// Bytes waits until the buffer may be used, and returns it for the CPU, or nil if the CPU cannot access it. The slice must not be used
+// after
+// the lease has ended, and must not be written with a read lease.
 //
-// Errors: [ErrReleased]; [ErrTimeout], [ErrProducerDied] and ctx's from waiting for who works on it.
+// Errors: [ErrReleased]; [ErrTimeout], [ErrProducerDied] and ctx's from waiting for earlier work.
 func (l *Lease) Bytes(ctx context.Context) (b []byte, err error) {
 	err = l.with(ctx, 0, 0, false, func(m mempool.Memory) error {
 		if b = m.Bytes(); b == nil {
@@ -255,8 +255,8 @@ func (l *Lease) Bytes(ctx context.Context) (b []byte, err error) {
 	return b, err
 }
 
-// Pointer is the buffer's address: a CUDA device pointer for memory on a GPU. It must not be used once the lease has
-// ended. Unless a queue was made to wait for what must happen first ([Lease.WaitOn]), this waits for it.
+// Pointer returns the buffer's address: a CUDA device pointer for memory on a GPU. It must not be used after the lease has ended. Pointer
+// waits until the memory may be used, unless a queue was made to wait for that by [Lease.WaitOn].
 //
 // Errors: [ErrReleased]; [ErrTimeout], [ErrProducerDied] and ctx's from waiting.
 func (l *Lease) Pointer(ctx context.Context) (p uintptr, err error) {
@@ -270,9 +270,9 @@ func (l *Lease) Pointer(ctx context.Context) (p uintptr, err error) {
 	return p, err
 }
 
-// WaitOn makes what comes next in a queue come after all that must happen before the memory is used, and after what this
-// package did with it; on [mempool.CPU] it waits. What the queue does with the memory is named when the lease ends: see [Lease.ReleaseAfter] and
-// [mempool.Completion].
+// WaitOn makes later work in the queue wait for everything that must happen before the memory is used, and for this package's own work on
+// it. On [mempool.CPU] it waits itself. At the end of the lease the caller must name the queue if it uses the memory: see
+// [Lease.ReleaseAfter] and [mempool.Completion].
 //
 // Errors: [ErrReleased]; from queues that wait here, [ErrTimeout], [ErrProducerDied] and ctx's.
 func (l *Lease) WaitOn(ctx context.Context, q mempool.Queue) error {
@@ -284,12 +284,12 @@ func (l *Lease) WaitOn(ctx context.Context, q mempool.Queue) error {
 	})
 }
 
-// ReadyEvent is the interprocess event that came with the content, opened for as long as the lease lasts; nil if none did.
-// What the lease does itself, and queues that WaitOn was told of, wait for it where they have to.
+// ReadyEvent returns the interprocess event that came with the content, or nil if none came. The event stays open while the lease lasts.
+// The lease itself, and queues passed to WaitOn, wait for it where that is necessary.
 //
-// Errors: as [mempool.OpenEvent]. What has a fence besides can be used all the same.
+// Errors: as [mempool.OpenEvent]. If the content also has a fence, the lease can be used all the same.
 func (l *Lease) ReadyEvent() (e *mempool.Event, err error) {
-	err = l.with(context.Background(), 0, 0, false, func(mempool.Memory) error { // nothing is waited for
+	err = l.with(context.Background(), 0, 0, false, func(mempool.Memory) error { // with waits for nothing if n is 0
 		if o := l.order.Load(); o != nil {
 			e, err = o.Event()
 		}
@@ -298,8 +298,9 @@ func (l *Lease) ReadyEvent() (e *mempool.Event, err error) {
 	return e, err
 }
 
-// Check says whether the content is known not to have been finished. On a GPU a wait ends too when the process that it was
-// for has died: look before you trust what came out.
+// Check returns an error if the content is known to be incomplete. On a GPU a wait also ends if the process that it waits for has died.
+// So
+// check before you trust a result.
 //
 // Errors: [ErrProducerDied].
 func (l *Lease) Check(ctx context.Context) error {
@@ -312,7 +313,7 @@ func (l *Lease) Check(ctx context.Context) error {
 	return nil
 }
 
-// failed notes which buffers will never be complete.
+// failed marks the leases on buffers whose content will never be complete.
 func (c *Client) failed(buffers []uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -323,8 +324,8 @@ func (c *Client) failed(buffers []uint64) {
 	}
 }
 
-// Publish says that the content is complete, or will be when p says: others find the buffer under the name, and the lease
-// becomes a read lease. It waits for no work: readers come after it.
+// Publish publishes the buffer under a name. Its content is complete now, or as p.Completion says. The lease becomes a read lease.
+// Publish does not wait for work on the memory: a fence makes readers wait for that.
 //
 // Errors: [ErrReleased], [ErrInvalid], [ErrExists], [ErrDenied].
 func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
@@ -352,7 +353,7 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 	l.own = false
 	info := *l.info
 	l.info, l.memory = &info, nil
-	info.Write = false // as far as anybody knows, where no answer came
+	info.Write = false // also if no answer came, because the buffer may be published
 	l.ordering().Ended(ready, p.Completion)
 	if err != nil {
 		return err

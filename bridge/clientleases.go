@@ -2,10 +2,10 @@ package bridge
 
 import "iter"
 
-// leases are those of a client, as a list: to add one and to take it out again costs little. It is guarded by Client.mu.
+// leases is the list of a client's leases. Adding and removing a lease is cheap. Client.mu guards it.
 type leases struct{ last *Lease }
 
-// add adds a lease, which is in no list.
+// add adds a lease. It must not be in a list.
 func (ls *leases) add(l *Lease) {
 	l.buffer = l.info.Buffer
 	l.prev = ls.last
@@ -15,7 +15,7 @@ func (ls *leases) add(l *Lease) {
 	ls.last = l
 }
 
-// remove takes a lease out, if it is there.
+// remove removes a lease. It does nothing if the lease is not in the list.
 func (ls *leases) remove(l *Lease) {
 	switch {
 	case l.next != nil:
@@ -31,7 +31,7 @@ func (ls *leases) remove(l *Lease) {
 	l.prev, l.next = nil, nil
 }
 
-// all are all leases. The list is not changed meanwhile.
+// all iterates over all leases. The list must not change meanwhile.
 func (ls *leases) all() iter.Seq[*Lease] {
 	return func(yield func(*Lease) bool) {
 		for l := ls.last; l != nil && yield(l); l = l.prev {

@@ -8,17 +8,17 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// loan is a write lease that the user has no more: the channel has its memory, or has given it back.
+// loan is the memory of a write lease that the user has given to a channel. The channel has it, or it has come back.
 type loan struct {
-	info   *mempool.LeaseInfo // as of the lease
+	info   *mempool.LeaseInfo // LeaseInfo of the lease
 	mem    *mempool.ImportedBlock
 	memory mempool.Memory
 	own    bool
-	wait   []mempool.Fence // what must be reached before the memory is written
-	record frameRecord     // of the frame
+	wait   []mempool.Fence // fences that must be reached before the memory is written
+	record frameRecord     // record of the frame
 }
 
-// add adds what must be waited for. Of each word of a timeline the greatest value is enough.
+// add adds a fence to wait for. For each word of a timeline only the greatest value is kept.
 func (l *loan) add(t mempool.Fence) {
 	for i := range l.wait {
 		if have := &l.wait[i]; have.Timeline == t.Timeline && have.Word == t.Word {
@@ -29,8 +29,8 @@ func (l *loan) add(t mempool.Fence) {
 	l.wait = append(l.wait, t)
 }
 
-// giveUp releases a lease whose memory came back, once that is all that its next user must wait for: the service does not know the fences
-// of a channel's consumers. done are the client's own.
+// giveUp releases a lease whose memory came back. It first waits for the fences of the channel's consumers, because the service does not
+// know them. done are the client's own fences, which the service gets.
 func (c *Client) giveUp(l *loan, done ...mempool.Fence) error {
 	if c.linked.Err() != nil { // the lease has ended with the session
 		return context.Cause(c.linked)
@@ -45,19 +45,20 @@ func (c *Client) giveUp(l *loan, done ...mempool.Fence) error {
 		for _, t := range wait {
 			switch page, err := c.page(c.linked, t.Timeline); {
 			case err == nil:
-				_ = page.Await(c.linked, t, 0) // a timeline that died or was forgotten has no work left
+				_ = page.Await(c.linked, t, 0) // if the timeline's process died, or the service forgot the timeline, no work is left
 			case !forgotten(err):
-				return // it cannot be told; the lease ends with the session
+				return // it is unknown whether the fence is reached; the lease ends with the session
 			}
 		}
 		if c.linked.Err() == nil {
-			_ = c.releaseLoan(l, done) // it fails with the connection
+			_ = c.releaseLoan(l, done) // it fails only if the connection is gone
 		}
 	})
 	return nil
 }
 
-// forgotten says whether an error means that the service has forgotten a timeline. It forgets a member's only when no work is left.
+// forgotten reports whether an error means that the service has forgotten a timeline. It forgets a member's timeline only when no work is
+// left.
 func forgotten(err error) bool {
 	return errors.Is(err, ErrStale) || errors.Is(err, ErrNotFound) || errors.Is(err, ErrDenied)
 }
@@ -67,7 +68,7 @@ func (c *Client) releaseLoan(l *loan, done []mempool.Fence) error {
 	return errors.Join(err, c.ended(l.info.Block, done...))
 }
 
-// pending are the fences that must still be waited for.
+// pending returns the fences that are not known to be reached.
 func (c *Client) pending(ctx context.Context, fences []mempool.Fence) (left []mempool.Fence) {
 	for _, t := range fences {
 		page, err := c.page(ctx, t.Timeline)

@@ -19,16 +19,16 @@ type Pool struct {
 	client *Client
 	info   mempool.PoolInfo
 	mem    *mempool.ImportedPool
-	spares atomic.Pointer[spares] // once the client is a producer in the pool
+	spares atomic.Pointer[spares] // set once the client is a producer in the pool
 }
 
-// Info describes the pool. Its device's ordinal is the service's; its UUID is the same everywhere.
+// Info returns the description of the pool. The ordinal of its device is the one in the service's process. The UUID is the same
+// everywhere.
 func (p *Pool) Info() mempool.PoolInfo { return p.info }
 
-// CreatePool makes a pool and opens it. One that cannot be opened here is destroyed again.
+// CreatePool makes a pool and opens it. If it cannot be opened here, CreatePool destroys it again.
 //
-// Errors: [ErrInvalid], [ErrDenied], [ErrExists], [ErrUnavailable] where the service's machine cannot do it,
-// [ErrOutOfMemory].
+// Errors: [ErrInvalid], [ErrDenied], [ErrExists], [ErrUnavailable] if the service's machine cannot make it, [ErrOutOfMemory].
 func (c *Client) CreatePool(ctx context.Context, spec mempool.PoolSpec) (*Pool, error) {
 	r, err := createRequest(spec)
 	if err != nil {
@@ -36,16 +36,17 @@ func (c *Client) CreatePool(ctx context.Context, spec mempool.PoolSpec) (*Pool, 
 	}
 	p, id, err := c.open(ctx, r)
 	if err != nil && id != 0 {
-		// Who is told that there is no pool would never destroy it.
+		// The caller gets an error, so it would never destroy the pool.
 		err = errors.Join(err, c.call(ctx, &wire.Destroy{Pool: id}, &call{into: &wire.EmptyReply{}}))
 	}
 	return p, err
 }
 
-// EnsurePool makes a pool, or opens the one of that name that is just like it. One that is being made at this moment is
-// waited for. The access list, too, must name the same users and groups. A pool that cannot be opened here stays, for others.
+// EnsurePool makes a pool, or opens an existing one of that name with the same spec. If the pool is just being made, it waits for that.
+// The
+// access list must also name the same users and groups. A pool that cannot be opened here is not destroyed: other clients may use it.
 //
-// Errors: those of [Client.CreatePool], of which [ErrExists] names how the pool that is there differs.
+// Errors: those of [Client.CreatePool]. [ErrExists] says how the existing pool differs.
 func (c *Client) EnsurePool(ctx context.Context, spec mempool.PoolSpec) (*Pool, error) {
 	r, err := createRequest(spec)
 	if err != nil {
@@ -73,22 +74,21 @@ func widen(ids []uint32) []uint64 {
 	return out
 }
 
-// OpenPool opens a pool by name, and waits up to wait for it to appear. One that is being made counts as there: it is waited
-// for until it is made.
+// OpenPool opens a pool by name. It waits up to wait for the pool to appear. If the pool is just being made, it waits until it is made.
 //
-// Errors: [ErrNotFound] (with wait 0) or [ErrTimeout], [ErrDenied], [ErrUnavailable] where this process cannot reach the
-// pool's device.
+// Errors: [ErrNotFound] (with wait 0) or [ErrTimeout], [ErrDenied], [ErrUnavailable] if this process cannot use the pool's device.
 func (c *Client) OpenPool(ctx context.Context, name string, wait time.Duration) (*Pool, error) {
 	p, _, err := c.open(ctx, &wire.Open{Name: name, Wait: wireWait(wait)})
 	return p, err
 }
 
-// wireWait is a time limit in milliseconds, rounded up: less than one still means to wait.
+// wireWait returns a time limit in milliseconds, rounded up, so that a shorter limit still means to wait.
 func wireWait(d time.Duration) uint64 {
 	return uint64(max(0, d+time.Millisecond-1) / time.Millisecond)
 }
 
-// open asks for a pool and opens it in this process. Where only that fails, the pool's id comes with the error.
+// open asks the service for a pool and opens it in this process. If only the second step fails, open returns the pool's id with the
+// error.
 func (c *Client) open(ctx context.Context, r wire.Request) (p *Pool, id uint64, err error) {
 	var reply wire.PoolReply
 	var files []*os.File
@@ -105,7 +105,7 @@ func (c *Client) open(ctx context.Context, r wire.Request) (p *Pool, id uint64, 
 	return p, reply.Pool.ID, err
 }
 
-// imported is a pool of the service, opened in this process.
+// imported opens a pool of the service in this process, or returns the open one.
 func (c *Client) imported(came wire.Pool, files []*os.File) (*Pool, error) {
 	info := poolOf(came)
 	c.mu.Lock()
@@ -128,7 +128,7 @@ func (c *Client) imported(came wire.Pool, files []*os.File) (*Pool, error) {
 	return p, nil
 }
 
-// Allocate makes a buffer for what t describes, leased to be written, and waits up to wait for room.
+// Allocate makes a buffer for a tensor and returns a write lease on it. It waits up to wait for room.
 //
 // Errors: [ErrInvalid], [ErrLimit], [ErrOutOfMemory], [ErrClosed].
 func (p *Pool) Allocate(ctx context.Context, t mempool.Tensor, wait time.Duration) (*Lease, error) {
@@ -153,8 +153,7 @@ func (p *Pool) alloc(ctx context.Context, t mempool.Tensor, wait time.Duration) 
 	return l, err
 }
 
-// Trim gives unused blocks back until at most keep bytes of them are cached, and returns how many bytes were given back
-// at once.
+// Trim frees unused blocks until at most keep bytes of them are cached. It returns how many bytes were freed at once.
 func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
 	if spares := p.client.shared.spares(p.info.ID); spares != nil {
 		spares.reclaim()
@@ -162,19 +161,21 @@ func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
 	}
 	var reply wire.TrimReply
 	if err := p.client.call(ctx, &wire.Trim{Pool: p.info.ID, Keep: keep}, &call{into: &reply}); err != nil {
-		return 0, err // the reply may still come
+		return 0, err // do not read reply: it may still be written
 	}
 	return reply.Bytes, nil
 }
 
-// Destroy ends the pool: nothing new can be allocated in it, its names go at once, and its memory goes with the last
-// lease and mapping.
+// Destroy ends the pool. Nothing new can be allocated in it, and its names are removed at once. Its memory is freed after the last lease
+// and
+// mapping.
 //
 // Errors: [ErrDenied].
 func (p *Pool) Destroy(ctx context.Context) error { return p.client.destroy(ctx, p.info.ID) }
 
-// DestroyPool ends a pool by name, as [Pool.Destroy] does. A pool's maker and the service's own user may destroy it even if they
-// may not open it.
+// DestroyPool ends a pool by name, like [Pool.Destroy]. The pool's maker and the service's own user may destroy it even if they may not
+// open
+// it.
 //
 // Errors: [ErrNotFound], [ErrDenied].
 func (c *Client) DestroyPool(ctx context.Context, name string) error {
@@ -182,7 +183,7 @@ func (c *Client) DestroyPool(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	for _, p := range slices.Backward(st.Pools) { // those of the name before it were destroyed, and something still needs their memory
+	for _, p := range slices.Backward(st.Pools) { // earlier pools of that name were destroyed, and their memory is still in use
 		if p.Pool.Name == name {
 			return c.destroy(ctx, p.Pool.ID)
 		}
@@ -194,7 +195,7 @@ func (c *Client) destroy(ctx context.Context, pool uint64) error {
 	return c.call(ctx, &wire.Destroy{Pool: pool}, &call{into: &wire.EmptyReply{}})
 }
 
-// pool is the open pool that a lease is of; it is opened where the client came to the lease without opening it first.
+// pool returns the open pool of a lease. It opens the pool if the client has not opened it yet.
 func (c *Client) pool(ctx context.Context, id uint64) (*Pool, error) {
 	c.mu.Lock()
 	p := c.pools[id]

@@ -12,18 +12,18 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// producing is a client's part in a channel as a producer. A client has one for each channel, from its first Publish on.
+// producing is a producer of a channel. A client has one for each channel, from its first Publish on.
 type producing struct {
 	membership
-	joined chan struct{} // closed when native or err is there
+	joined chan struct{} // closed when native or err is set
 	err    error
 	native *shmchannel.Producer
 	spares *spares
 
-	reclaiming sync.Mutex // held while what native returns is used
+	reclaiming sync.Mutex // held while the result of native.Reclaim is used
 }
 
-// producer is the client's part in the channel. It joins if need be.
+// producer returns the client's producer of the channel. It joins the channel if necessary.
 func (ch *Channel) producer(ctx context.Context) (*producing, error) {
 	if p := ch.joined.Load(); p != nil && !p.forgotten.Load() {
 		return p, nil
@@ -34,7 +34,7 @@ func (ch *Channel) producer(ctx context.Context) (*producing, error) {
 	if p == nil {
 		p = &producing{membership: newMembership(ch, shmchannel.ProducerRole), joined: make(chan struct{})}
 		p.depart = func(context.Context) { p.unseat() }
-		if err := c.inBackground(p.begin); err != nil { // joining goes on if ctx ends
+		if err := c.inBackground(p.begin); err != nil { // in the background, so that joining continues if ctx ends
 			s.mu.Unlock()
 			return nil, err
 		}
@@ -59,7 +59,7 @@ func (ch *Channel) producer(ctx context.Context) (*producing, error) {
 	return p, p.err
 }
 
-// begin joins the channel. If that fails the next Publish tries again.
+// begin joins the channel. If that fails, the next Publish tries again.
 func (p *producing) begin() {
 	s := &p.client.shared
 	p.err = p.join(p.client.working, &wire.Join{}, func(config shmchannel.MemberConfig) (err error) {
@@ -84,39 +84,39 @@ func (p *producing) begin() {
 }
 
 const (
-	// leaveTries is for how long a producer asks again whether it may leave.
+	// leaveTries is how long a producer keeps asking whether it may leave.
 	leaveTries = 100 * time.Millisecond
-	// leavePause is how long it waits before.
+	// leavePause is how long it waits between two attempts.
 	leavePause = 2 * time.Millisecond
 )
 
-// retire leaves the channel. The leases end that the channel needs, and the others are released. No Publish is under way.
+// retire leaves the channel. It ends the leases that the channel needs and releases the others. No Publish may be running.
 func (p *producing) retire(ctx context.Context) {
 	c := p.client
 	left := p.leave(ctx)
 	p.reclaim()
-	if !left { // what the leases need is seen when the session ends
+	if !left { // the service finds out what the leases need when the session ends
 		return
 	}
 	for _, owner := range p.native.Forget() {
 		l := owner.(*loan)
 		own := slices.DeleteFunc(l.wait, func(t mempool.Fence) bool { return t.Timeline != p.timeline })
-		_ = c.releaseLoan(l, own) // it fails with the connection
+		_ = c.releaseLoan(l, own) // it fails only if the connection is gone
 	}
 }
 
-// leave says whether the service has let the producer go, and with it the leases that the channel needs.
+// leave asks the service to remove the producer, with the leases that the channel needs. It reports whether the service has done it.
 func (p *producing) leave(ctx context.Context) bool {
 	for end := time.Now().Add(leaveTries); ; {
 		err := p.client.call(ctx, &wire.Leave{Channel: p.channel.ID, Member: p.id}, &call{into: &wire.EmptyReply{}, last: true})
 		_, refused := errors.AsType[*RemoteError](err)
 		switch {
-		case err == nil || refused && !errors.Is(err, ErrBusy): // the channel is gone
+		case err == nil || refused && !errors.Is(err, ErrBusy): // refused: the channel is gone
 			return true
 		case !refused || time.Now().After(end):
 			return false
 		}
-		time.Sleep(leavePause) // a consumer takes or releases a frame at this moment
+		time.Sleep(leavePause) // a consumer is just taking or releasing a frame
 	}
 }
 
@@ -128,7 +128,7 @@ func (p *producing) close() error {
 	return p.native.Close()
 }
 
-// lend makes a loan of a lease whose memory the channel is about to have.
+// lend makes the loan of a lease whose memory the channel will get.
 func (l *Lease) lend(ready *mempool.Fence) *loan {
 	lent := l.loan
 	if lent == nil {
@@ -149,27 +149,28 @@ func (l *Lease) lend(ready *mempool.Fence) *loan {
 	return lent
 }
 
-// reclaim takes what has come back, unless another goroutine does.
+// reclaim takes the loans that have come back, unless another goroutine is doing so.
 func (p *producing) reclaim() {
 	if !p.reclaiming.TryLock() {
 		return
 	}
 	defer p.reclaiming.Unlock()
 	back, err := p.native.Reclaim()
-	if err == nil { // else Publish tells what is wrong
+	if err == nil { // otherwise Publish returns the error
 		p.cameBack(back)
 	}
 }
 
-// cameBack makes spares of what has come back and Allocate made, and releases the rest. p.reclaiming is held.
+// cameBack makes spares of the loans that have come back and were made by Allocate. It releases the others. The caller holds
+// p.reclaiming.
 func (p *producing) cameBack(back []shmchannel.Returned) {
 	for i := range back {
 		l := back[i].Owner.(*loan)
 		for _, t := range back[i].Fences {
 			l.add(mempool.Fence{Timeline: t.Timeline, Word: t.Word, Value: t.Value})
 		}
-		if !l.own { // others know of its buffer
-			_ = p.client.giveUp(l) // it fails with the connection
+		if !l.own { // other clients may know its buffer
+			_ = p.client.giveUp(l) // it fails only if the connection is gone
 			continue
 		}
 		p.spares.put(l)

@@ -11,13 +11,13 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// frameRecord is what the channel is told of a frame.
+// frameRecord is the record of a frame in a channel, with its description.
 type frameRecord struct {
 	shmchannel.Record
 	description shmchannel.Description
 }
 
-// publish is Publish with l.mu held.
+// publish is Publish. The caller holds l.mu.
 func (ch *Channel) publish(ctx context.Context, l *Lease, o mempool.FrameOptions) (uint64, error) {
 	t, err := ch.fits(l, o.Tensor)
 	if err != nil {
@@ -37,7 +37,7 @@ func (ch *Channel) publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 		return 0, err
 	}
 	r.Owner = lent
-	if !l.own { // else Allocate looks for what has come back
+	if !l.own { // otherwise Allocate reclaims
 		p.reclaim()
 	}
 	number, err := p.publish(ctx, &r.Record, o.Wait)
@@ -52,8 +52,9 @@ func (ch *Channel) publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 	return number, l.endOrder()
 }
 
-// unsent is why the lease was not sent. The lease lives on, unless ctx has ended: then others may have the memory once ready is reached.
-// l.mu is held.
+// unsent handles a lease that was not published because of err. The lease lives on, unless ctx has ended: then unsent ends the lease, and
+// the
+// memory can be reused after ready. The caller holds l.mu.
 func (l *Lease) unsent(ctx context.Context, err error, ready *mempool.Fence) error {
 	if ctx.Err() == nil {
 		return err
@@ -62,7 +63,7 @@ func (l *Lease) unsent(ctx context.Context, err error, ready *mempool.Fence) err
 	return errors.Join(err, l.abort(ready))
 }
 
-// unjoined is unsent where it is not known yet when the content is complete. l.mu is held.
+// unjoined is like unsent, but makes the fence for the end of the work first. The caller holds l.mu.
 func (l *Lease) unjoined(ctx context.Context, err error, o mempool.Completion) error {
 	if ctx.Err() == nil {
 		return err
@@ -74,20 +75,20 @@ func (l *Lease) unjoined(ctx context.Context, err error, o mempool.Completion) e
 	return errors.Join(l.unsent(ctx, err, ready), unknown)
 }
 
-// abort ends a write lease whose content nobody gets, and on which work may be under way until ready is reached. l.mu is held.
+// abort ends a write lease whose content nobody gets. Work on the memory may be running until ready is reached. The caller holds l.mu.
 func (l *Lease) abort(ready *mempool.Fence) error {
 	clock := l.client.timelines.own()
-	if ready == nil || clock == nil || ready.Timeline != clock.Timeline() || ready.Validate() != nil { // the service takes no other
+	if ready == nil || clock == nil || ready.Timeline != clock.Timeline() || ready.Validate() != nil { // the service accepts no other fence
 		return l.end(true)
 	}
 	return l.end(true, *ready)
 }
 
-// fits says whether the lease's buffer can go into the channel, and what it holds.
+// fits checks whether the lease's buffer can go into the channel. It returns the description of the content.
 func (ch *Channel) fits(l *Lease, t *mempool.Tensor) (*mempool.Tensor, error) {
 	switch {
 	case !l.info.Write:
-		return nil, situation.Of(ErrInvalid, "lease %d is to read; a frame is sent with a write lease", l.info.ID)
+		return nil, situation.Of(ErrInvalid, "lease %d is a read lease; a frame is sent with a write lease", l.info.ID)
 	case l.info.Pool != ch.info.Pool:
 		return nil, situation.Of(ErrInvalid, "lease %d is of pool %d; channel %q carries buffers of pool %d", l.info.ID, l.info.Pool, ch.info.Name,
 			ch.info.Pool)
@@ -122,7 +123,7 @@ func (r *frameRecord) fill(l *Lease, t *mempool.Tensor, o mempool.FrameOptions, 
 	return nil
 }
 
-// publish publishes a record. It waits for room as FrameOptions says.
+// publish publishes a record. wait is as in FrameOptions.
 func (p *producing) publish(ctx context.Context, r *shmchannel.Record, wait time.Duration) (uint64, error) {
 	if p.client.working.Err() != nil {
 		return 0, context.Cause(p.client.working)
@@ -137,10 +138,10 @@ func (p *producing) publish(ctx context.Context, r *shmchannel.Record, wait time
 	return number, err
 }
 
-// errNoRoom ends the wait for room.
+// errNoRoom is the error of a wait for room that has reached its limit.
 var errNoRoom = errors.New("no room in time")
 
-// publishInTime is publish that may have to wait.
+// publishInTime is publish where waiting may be necessary.
 func (p *producing) publishInTime(caller context.Context, r *shmchannel.Record, wait time.Duration) (uint64, error) {
 	ctx := &patient{Context: caller, client: p.client}
 	if wait != 0 {
@@ -168,7 +169,7 @@ func (p *producing) publishInTime(caller context.Context, r *shmchannel.Record, 
 	}
 }
 
-// behind says why there is no room.
+// behind returns the error of a full channel. It names the reason.
 func (p *producing) behind(sentinel error, full *shmchannel.FullError) error {
 	why := "another producer has waited for longer"
 	switch {

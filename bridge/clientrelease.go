@@ -9,23 +9,26 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Release ends the lease. incomplete says that what a write lease was for did not happen: the buffer has then failed. It waits for no answer
-// of the service, and for no work of a GPU whose streams can write words: the next user of the memory comes after what this package did
-// with it. It waits for other calls of the lease that are under way.
+// Release ends the lease. incomplete means that the content of a write lease is not complete: the buffer has then failed. Release does
+// not
+// wait for an answer of the service. It waits for no work of a GPU whose streams can write words: the next user of the memory waits for
+// this
+// package's work. It waits for other running calls on the lease.
 //
-// Errors: [ErrReleased] if it had ended before.
+// Errors: [ErrReleased] if the lease had ended before.
 func (l *Lease) Release(incomplete bool) error { return l.release(unasked, incomplete) }
 
-// unasked is a context for who must not ask the service for anything and wait for the answer.
+// unasked is an ended context, for callers that must not wait for an answer of the service.
 var unasked = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }()
 
-// ReleaseAfter is Release for memory that queues of the caller's still use: the next user of the memory comes after what
-// they hold now. The first time that the client names a queue it asks the service for its timeline: if ctx ends before the answer, the work
-// of the queues is waited for instead.
+// ReleaseAfter is Release for memory that queues of the caller still use: the next user of the memory waits for the present work of
+// these queues. The first time that the client needs its timeline, it asks the service for it. If ctx ends before the answer,
+// ReleaseAfter
+// waits for the work of the queues instead.
 //
 // Errors: [ErrReleased].
 func (l *Lease) ReleaseAfter(ctx context.Context, queues ...mempool.Queue) error {
@@ -52,7 +55,7 @@ func (l *Lease) release(ctx context.Context, incomplete bool, after ...mempool.Q
 	return err
 }
 
-// leave takes the lease off the client's list: last, for Close waits for the leases that it finds.
+// leave removes the lease from the client's list. It comes last, because Close waits for leases that it finds in the list.
 func (l *Lease) leave() {
 	c := l.client
 	c.mu.Lock()
@@ -60,7 +63,7 @@ func (l *Lease) leave() {
 	c.leases.remove(l)
 }
 
-// completed is when the content is complete; nil if it is. l.mu is held.
+// completed returns the fence after which the content is complete, or nil if it is complete. The caller holds l.mu.
 func (l *Lease) completed(ctx context.Context, c mempool.Completion) (*mempool.Fence, error) {
 	if l.order.Load() == nil && len(c.After) == 0 && c.Event == nil && !c.EventOnly {
 		return c.Ready, nil
@@ -69,13 +72,13 @@ func (l *Lease) completed(ctx context.Context, c mempool.Completion) (*mempool.F
 	if err != nil {
 		return nil, err
 	}
-	if _, err := l.client.Clock(ctx); err != nil && ctx.Err() != nil { // so that Release need not ask for it: it comes after an event, too
+	if _, err := l.client.Clock(ctx); err != nil && ctx.Err() != nil { // now, so that Release need not ask for it
 		return nil, err
 	}
 	return l.ordering().Ready(ctx, m.Queue(), c)
 }
 
-// after are the fences that end this client's work on the memory.
+// after returns the fences after which this client's work on the memory is done.
 func (l *Lease) after(ctx context.Context, own mempool.Queue, queues ...mempool.Queue) ([]mempool.Fence, error) {
 	if l.order.Load() == nil && len(queues) == 0 {
 		return nil, nil
@@ -90,11 +93,11 @@ func (l *Lease) after(ctx context.Context, own mempool.Queue, queues ...mempool.
 	return []mempool.Fence{*t}, err
 }
 
-// hand waits for what the service does not know of, before it is handed the memory. l.mu is held.
+// hand makes a lease ready for publishing. It waits for fences that the service does not know. The caller holds l.mu.
 func (l *Lease) hand(ctx context.Context) error {
 	switch {
 	case l.taken != nil:
-		return situation.Of(ErrInvalid, "the lease of a frame is to read; ask for a write lease")
+		return situation.Of(ErrInvalid, "the lease of a frame is a read lease; ask for a write lease")
 	case l.reused:
 		if err := l.await(ctx, mempool.CPU); err != nil {
 			return err
@@ -107,7 +110,9 @@ func (l *Lease) hand(ctx context.Context) error {
 	return nil
 }
 
-// end tells the service, and then lets the block go: it may be dropped only once no lease is left.
+// end tells the service that the lease has ended, and then gives up the block. The order matters: the client may drop a block only after
+// its
+// last lease has ended.
 func (l *Lease) end(incomplete bool, done ...mempool.Fence) error {
 	l.ended = true
 	switch {

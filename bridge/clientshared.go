@@ -19,43 +19,44 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// memberships are what a client has of channels whose frames go through shared memory.
+// memberships is a client's state of its members of channels.
 type memberships struct {
 	mu        sync.Mutex
 	members   map[uint64]map[*membership]struct{} // by channel
 	producers map[uint64]*producing               // by channel
 	pools     map[uint64]*spares                  // by pool
 
-	giving sync.WaitGroup // leases that are released once consumers' work is done
+	giving sync.WaitGroup // counts leases that are released when consumers' work is done
 }
 
-// membership is a client's part in a channel. It is a producer's or a consumer's.
+// membership is a client's member of a channel, a producer or a consumer.
 type membership struct {
 	client  *Client
 	channel mempool.ChannelInfo
 	role    string
 	id      uint64
-	// timeline is the client's own.
+	// timeline is the client's own timeline.
 	timeline  uint64
-	forgotten atomic.Bool                                 // by the client: the channel was destroyed
+	forgotten atomic.Bool                                 // the client has forgotten it, because the channel was destroyed
 	add       func(slot int, id uint64, f *os.File) error // takes the file of a member of the other role
 	depart    func(context.Context)                       // leaves the channel
-	unwatch   func() bool                                 // ends that the end of the client wakes the member
+	unwatch   func() bool                                 // stops the context function that wakes the member when the client ends
 
 	mu     sync.Mutex
-	known  map[int]uint64 // the newest member of the other role in each slot whose file came
+	known  map[int]uint64 // by slot: the newest member of the other role whose file has come
 	came   chan struct{}  // closed when the next file has come
-	broken error          // a file that came could not be used
+	broken error          // error of a file that could not be used
 }
 
 func newMembership(ch *Channel, role shmchannel.Role) membership {
 	return membership{unwatch: func() bool { return false }, client: ch.client, channel: ch.info, role: role.String(), known: make(map[int]uint64), came: make(chan struct{})}
 }
 
-// join makes the client a member. open maps the files that come, and sets add. If that fails the member leaves again.
+// join makes the client a member. open opens the member with the files that came, and sets add. If joining fails, the member leaves
+// again.
 func (m *membership) join(ctx context.Context, r *wire.Join, open func(shmchannel.MemberConfig) error) error {
 	c := m.client
-	clock, err := c.Clock(ctx) // a member's fences are of a timeline that is sealed before
+	clock, err := c.Clock(ctx) // a member's fences must be of a timeline that is sealed before
 	if err != nil {
 		return err
 	}
@@ -93,7 +94,7 @@ func (m *membership) join(ctx context.Context, r *wire.Join, open func(shmchanne
 	return err
 }
 
-// spinner says whether a member spins before it sleeps: if that is worth it, and few others spin.
+// spinner decides whether a member spins before it sleeps: only if spinning has been useful and few other waiters spin.
 type spinner struct{ spin.Adaptive }
 
 func (e *spinner) Begin() bool { return e.Worth() && spin.Begin() }
@@ -103,7 +104,7 @@ func (e *spinner) End(found bool) {
 	e.Learn(found)
 }
 
-// unseat tells the service that the member leaves. It fails with the connection.
+// unseat tells the service that the member leaves. It fails only if the connection is gone.
 func (m *membership) unseat() { _ = m.client.send(0, &wire.Leave{Channel: m.channel.ID, Member: m.id}) }
 
 func slotOf(slot uint64) int { return int(min(slot, math.MaxInt32)) }
@@ -131,7 +132,7 @@ func (s *memberships) forget(m *membership) {
 	}
 }
 
-// memberCame gives a member's file to the members of the other role. It runs in the goroutine that receives.
+// memberCame passes a member's file to this client's members of the other role. It runs in the receiving goroutine.
 func (s *memberships) memberCame(n *wire.Member, fds *seqpacket.FDs) {
 	files := takeFiles(fds, n.Export.FDs)
 	defer closeFiles(files)
@@ -182,7 +183,7 @@ func (m *membership) await(ctx context.Context, u *shmchannel.UnknownMemberError
 	}
 }
 
-// over is why the client, or the caller, who gave ctx, takes no more part.
+// over returns an error if the client or the caller's ctx has ended.
 func (m *membership) over(ctx context.Context) error {
 	switch {
 	case m.client.working.Err() != nil:
@@ -193,7 +194,7 @@ func (m *membership) over(ctx context.Context) error {
 	return nil
 }
 
-// failure is what a call's error means to the caller, who gave ctx. The call's own context may have ended with the client.
+// failure returns the error for the caller of a call that failed with err. ctx is the caller's context.
 func (m *membership) failure(ctx context.Context, err error) error {
 	ch := m.channel.Name
 	if over := m.over(ctx); over != nil {
@@ -210,7 +211,7 @@ func (m *membership) failure(ctx context.Context, err error) error {
 		return situation.Of(ErrProtocol, "channel %q: %v", ch, err)
 	case errors.Is(err, shmchannel.ErrInvalid):
 		return situation.Of(ErrInvalid, "channel %q: %v", ch, err)
-	case errors.Is(err, shmchannel.ErrLeft): // the service does so when the session ends; the connection tells why
+	case errors.Is(err, shmchannel.ErrLeft): // the service removes members when the session ends; the connection says why
 		select {
 		case <-m.client.working.Done():
 			return context.Cause(m.client.working)
@@ -221,12 +222,13 @@ func (m *membership) failure(ctx context.Context, err error) error {
 	return err
 }
 
-// patient is the context of a call that waits: it ends with the caller's and with the client, and in time. What sleeps is to be woken when
-// the client's ends.
+// patient is the context of a call that waits. It ends with the caller's context, with the client, and at a time limit. It has no Done
+// channel
+// for the end of the client: working must wake the call.
 type patient struct {
 	context.Context
 	client *Client
-	until  time.Time // zero: there is no limit
+	until  time.Time // zero: no limit
 }
 
 func (p *patient) Err() error {
@@ -247,7 +249,7 @@ func (p *patient) Deadline() (time.Time, bool) {
 	return p.until, true
 }
 
-// joint is a context that ends with ctx and with the client.
+// joint returns a context that ends with ctx and with the client.
 func (c *Client) joint(ctx context.Context) (context.Context, func()) {
 	joined, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(c.working, func() { cancel(context.Cause(c.working)) })
@@ -257,7 +259,7 @@ func (c *Client) joint(ctx context.Context) (context.Context, func()) {
 	}
 }
 
-// inBackground runs f, unless the client is being closed. Close waits for it.
+// inBackground runs f in a goroutine, unless the client is being closed. Close waits for it.
 func (c *Client) inBackground(f func()) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -268,8 +270,9 @@ func (c *Client) inBackground(f func()) error {
 	return nil
 }
 
-// leaveShared ends the client's part in all channels. It has no leases any more. It releases the leases whose memory came back, once
-// consumers' work on the memory is done.
+// leaveShared removes the client's members from all channels. The client has no leases any more. It waits until leases whose memory came
+// back
+// are released, which happens when the consumers' work on the memory is done.
 func (c *Client) leaveShared() {
 	s := &c.shared
 	s.mu.Lock()
@@ -298,11 +301,11 @@ func (c *Client) leaveShared() {
 	defer grace.Stop()
 	select {
 	case <-given:
-	case <-grace.C: // the service sees to it when the session ends
+	case <-grace.C: // the service handles the rest when the session ends
 	}
 }
 
-// close unmaps the channels of which the client is a producer.
+// close unmaps the channels in which the client is a producer.
 func (s *memberships) close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

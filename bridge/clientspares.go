@@ -11,46 +11,47 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// spares are write leases of a pool whose memory came back through channels. The next Allocate of as many bytes takes one, and the
-// service has nothing to do.
+// spares are write leases of a pool whose memory came back through channels. The next Allocate of the same number of bytes takes one,
+// without
+// the service.
 type spares struct {
 	client *Client
 	pool   uint64
 
-	wanted atomic.Int64 // another session wants memory until then, in nanoseconds since 1970; 0: none does
+	wanted atomic.Int64 // until then another session wants memory, in nanoseconds since 1970; 0: none does
 	asking atomic.Int64 // allocations of this client that wait at the service
-	used   atomic.Bool  // since the last look; it becomes true with mu held
+	used   atomic.Bool  // an Allocate came since the last sweep; set to true with mu held
 
-	ownFor time.Duration // see the constant; tests have it longer
+	ownFor time.Duration // see the constant; longer in tests
 
 	mu        sync.Mutex
-	producers []*producing // the list is not changed: others may read it
-	most      int          // how many spares there may be
+	producers []*producing // never changed in place, because callers of members read it
+	most      int          // greatest number of spares
 	list      []*loan      // in the order in which they came back
 	draining  map[*producing]struct{}
-	tight     bool      // the service had no memory when there were fewer spares than there may be
-	full      time.Time // until then the service is not asked for more memory before what the channels have has come back
+	tight     bool      // the service had no memory while there were fewer spares than most
+	full      time.Time // until then, an allocation waits for memory from the channels before it asks the service
 	timer     *time.Timer
-	pause     time.Duration // until the next look
+	pause     time.Duration // until the next sweep
 	closed    bool
 }
 
 const (
-	// sparesMore is how many spares a pool may have beyond what its channels keep.
+	// sparesMore is how many spares a pool may have beyond the capacity of its channels.
 	sparesMore = 2
-	// sparesLook is how long it takes until spares are released, if nothing is allocated meanwhile: at least so long, and at most twice.
+	// sparesLook is after how long unused spares are released. They are released after once to twice this time.
 	sparesLook = 500 * time.Millisecond
-	// sparesRest is how long it takes at most until an idle client looks again whether its channels have given something back.
+	// sparesRest is the longest time between two checks of an idle client whether memory has come back.
 	sparesRest = time.Second
-	// wantedFor is for how long what comes back is released after a notice.
+	// wantedFor is how long memory that comes back is released after a notice `wanted`.
 	wantedFor = time.Second
-	// fullFor is for how long a pool that had no room is taken to have none.
+	// fullFor is how long a pool without room counts as full.
 	fullFor = 5 * time.Second
-	// ownFor is how long an allocation waits for its own client's memory before it waits at the service, where that of others comes too.
+	// ownFor is how long an allocation waits for this client's own memory, before it waits at the service for memory of any client.
 	ownFor = 5 * time.Millisecond
 )
 
-// sparesOf are a pool's, made if need be. s.mu is held.
+// sparesOf returns the spares of a pool. It makes them if there are none. The caller holds s.mu.
 func (s *memberships) sparesOf(c *Client, pool uint64) *spares {
 	if s.pools == nil {
 		s.pools = make(map[uint64]*spares)
@@ -63,14 +64,14 @@ func (s *memberships) sparesOf(c *Client, pool uint64) *spares {
 	return sp
 }
 
-// spares are a pool's, nil if the client is a producer of no channel of the pool.
+// spares returns the spares of a pool, or nil if the client is not a producer in it.
 func (s *memberships) spares(pool uint64) *spares {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.pools[pool]
 }
 
-// know notes a producer of the client in the pool.
+// know adds a producer of the client in the pool.
 func (sp *spares) know(p *producing) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
@@ -78,15 +79,16 @@ func (sp *spares) know(p *producing) {
 	sp.most += p.channel.Capacity
 }
 
-// members are the client's producers in the pool.
+// members returns the client's producers in the pool.
 func (sp *spares) members() []*producing {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	return sp.producers
 }
 
-// allocate is Allocate of a pool that has spares. As the service does, it takes memory on which no work is under way, then new memory, and
-// only then memory on which there is. The tensor has n bytes.
+// allocate is Allocate for a pool with spares. It prefers, like the service, memory without running work, then new memory, and then
+// memory
+// with running work. n is the size of the tensor in bytes.
 func (sp *spares) allocate(ctx context.Context, p *Pool, t mempool.Tensor, n uint64, wait time.Duration) (*Lease, error) {
 	sp.look()
 	l, others, busy := sp.take(n, false)
@@ -101,7 +103,7 @@ func (sp *spares) allocate(ctx context.Context, p *Pool, t mempool.Tensor, n uin
 			return lease, err
 		}
 		sp.mu.Lock()
-		sp.tight = true // the service tells other clients too that it was asked: not again before the spares were not used for a while
+		sp.tight = true // asking the service also disturbs other clients, so do not ask again until the spares were unused for a while
 		sp.mu.Unlock()
 	}
 	if l != nil {
@@ -114,7 +116,7 @@ func (sp *spares) allocate(ctx context.Context, p *Pool, t mempool.Tensor, n uin
 	if others && errors.Is(err, ErrLimit) {
 		sp.empty()
 		select {
-		case <-sp.client.tasksDone(): // one may be releasing what was there
+		case <-sp.client.tasksDone(): // one of the tasks may be releasing memory
 		case <-ctx.Done():
 		case <-sp.client.done:
 		}
@@ -123,8 +125,9 @@ func (sp *spares) allocate(ctx context.Context, p *Pool, t mempool.Tensor, n uin
 	return lease, err
 }
 
-// await is allocate when nothing has come back. Where the pool has no room, what comes back to the client is the quickest to be had. So it
-// is waited for first. Then the client stands in line at the service.
+// await is allocate where no memory has come back. If the pool has no room, memory of the client's own channels comes soonest, so await
+// waits
+// for that first. After that it waits at the service.
 func (sp *spares) await(ctx context.Context, p *Pool, t mempool.Tensor, n uint64, wait time.Duration) (*Lease, error) {
 	until := time.Now().Add(wait)
 	from := sp.lender(n)
@@ -147,15 +150,16 @@ func (sp *spares) await(ctx context.Context, p *Pool, t mempool.Tensor, n uint64
 	return p.alloc(ctx, t, max(time.Until(until), 0))
 }
 
-// isFull says whether the pool is taken to have no room.
+// isFull reports whether the pool counts as full.
 func (sp *spares) isFull() bool {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	return time.Now().Before(sp.full)
 }
 
-// lender is the producer whose channel has memory that Allocate can make n bytes of when it comes back. It is nil if there is none, or
-// more than one: the client waits for one at a time.
+// lender returns the producer whose channel has memory that Allocate could reuse for n bytes. It returns nil if there is none, or more
+// than
+// one, because a client can wait for only one channel.
 func (sp *spares) lender(n uint64) (from *producing) {
 	for _, p := range sp.members() {
 		if !p.native.Lends(func(owner any) bool { l := owner.(*loan); return l.own && l.info.Bytes == n }) {
@@ -169,10 +173,11 @@ func (sp *spares) lender(n uint64) (from *producing) {
 	return from
 }
 
-// awaitOwn waits for memory of n bytes to come back from a channel, and takes it. It is nil if none has come in time, or others want it.
+// awaitOwn waits for memory of n bytes to come back from a channel, and takes it. It returns nil if none comes in time or the memory is
+// wanted.
 func (sp *spares) awaitOwn(caller context.Context, from *producing, n uint64, wait time.Duration) (l *loan) {
 	ctx := &patient{Context: caller, client: sp.client, until: time.Now().Add(wait)}
-	_ = from.native.AwaitBack(ctx, func() bool { // the service says what is wrong
+	_ = from.native.AwaitBack(ctx, func() bool { // the caller then asks the service, which reports errors
 		from.reclaim()
 		l, _, _ = sp.take(n, true)
 		return l != nil || sp.isWanted()
@@ -180,7 +185,7 @@ func (sp *spares) awaitOwn(caller context.Context, from *producing, n uint64, wa
 	return l
 }
 
-// release releases what is kept and what comes back, until keep is called: an allocation waits at the service, which has no memory.
+// release releases all spares, and all memory that comes back until keep is called. An allocation of this client waits at the service.
 func (sp *spares) release() {
 	sp.asking.Add(1)
 	sp.empty()
@@ -191,25 +196,27 @@ func (sp *spares) release() {
 	}
 }
 
-// keep ends what release began.
+// keep ends one release.
 func (sp *spares) keep() {
 	if sp.asking.Add(-1) > 0 {
 		return
 	}
 	for _, p := range sp.members() {
-		p.native.Wake() // its drain looks whether memory is still wanted
+		p.native.Wake() // wakes drain, which then checks whether memory is still wanted
 	}
 }
 
-// reclaim takes what has come back.
+// reclaim takes the memory that has come back in all channels.
 func (sp *spares) reclaim() {
 	for _, p := range sp.members() {
 		p.reclaim()
 	}
 }
 
-// take takes a spare of n bytes out of the list: the newest on which no work is under way, or else if any will do the oldest. busy says that
-// new memory is better, if there is any: there may be more spares. others says that spares of other sizes are left.
+// take takes a spare of n bytes out of the list. It takes the newest one without running work. If there is none and any is true, it takes
+// the
+// oldest one. busy means that the spare has running work and new memory would be better. others means that there are spares of other
+// sizes.
 func (sp *spares) take(n uint64, any bool) (l *loan, others, busy bool) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
@@ -240,7 +247,7 @@ func (sp *spares) lease(ctx context.Context, l *loan, t mempool.Tensor) (*Lease,
 	lease := &Lease{client: c, info: l.info, mem: l.mem, memory: l.memory, reused: true, own: true, loan: l}
 	if len(l.wait) > 0 || !sameTensor(&l.info.Tensor, &t) {
 		info := *l.info
-		c.timelines.pin(l.wait) // none may be unmapped between the look and the lease
+		c.timelines.pin(l.wait) // no page may be unmapped between pending and the lease's own pin
 		info.Tensor, info.Wait = t.Clone(), c.pending(ctx, l.wait)
 		c.timelines.pin(info.Wait)
 		c.timelines.unpin(l.wait)
@@ -261,7 +268,7 @@ func (sp *spares) lease(ctx context.Context, l *loan, t mempool.Tensor) (*Lease,
 	return lease, nil
 }
 
-// put adds a spare, or releases one: this one if memory is wanted, the oldest if there are too many.
+// put adds a spare to the list. It releases one if memory is wanted (the new one) or if there are too many (the oldest).
 func (sp *spares) put(l *loan) {
 	sp.mu.Lock()
 	switch {
@@ -276,11 +283,11 @@ func (sp *spares) put(l *loan) {
 	}
 	sp.mu.Unlock()
 	if l != nil {
-		_ = sp.client.giveUp(l) // it fails with the connection
+		_ = sp.client.giveUp(l) // it fails only if the connection is gone
 	}
 }
 
-// look says that the spares are used, and sees to it that they are released once they are not.
+// look notes that the spares are used, and starts the timer of sweep.
 func (sp *spares) look() {
 	if sp.used.Load() {
 		return
@@ -298,7 +305,7 @@ func (sp *spares) look() {
 	sp.pause = sparesLook
 }
 
-// sweep releases all spares if nothing was allocated since the last look. It is a task.
+// sweep releases all spares if nothing was allocated since the last sweep. It is a task.
 func (sp *spares) sweep() {
 	used := sp.used.Swap(false)
 	lent := 0
@@ -328,7 +335,7 @@ func (sp *spares) sweep() {
 	}
 }
 
-// forget forgets a producer whose channel is over, and which has all its blocks back.
+// forget removes a producer whose channel is destroyed and that has all its blocks back.
 func (sp *spares) forget(p *producing) {
 	s := &sp.client.shared
 	s.forget(&p.membership)
@@ -340,7 +347,7 @@ func (sp *spares) forget(p *producing) {
 	sp.most -= p.channel.Capacity
 	sp.mu.Unlock()
 	p.forgotten.Store(true)
-	_ = p.close() // it unmaps files; that does not fail
+	_ = p.close() // it only unmaps files, which does not fail
 }
 
 // empty releases all spares.
@@ -350,11 +357,11 @@ func (sp *spares) empty() {
 	sp.list = nil
 	sp.mu.Unlock()
 	for _, l := range list {
-		_ = sp.client.giveUp(l) // it fails with the connection
+		_ = sp.client.giveUp(l) // it fails only if the connection is gone
 	}
 }
 
-// close releases all spares for good.
+// close releases all spares, and no new ones are kept.
 func (sp *spares) close() {
 	sp.mu.Lock()
 	sp.closed = true

@@ -15,23 +15,23 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// taken is a frame in the user's hands.
+// taken is a frame that the user has in hand.
 type taken struct {
 	by *consuming
 
 	mu      sync.Mutex
 	hand    shmchannel.Hand
-	decided bool // it was acknowledged, passed or given back
+	decided bool // it was acknowledged, passed or requeued
 }
 
-// sharedFrame is what a frame is made of.
+// sharedFrame is a Frame with its lease and its taken, in one allocation.
 type sharedFrame struct {
 	Frame
 	lease Lease
 	taken taken
 }
 
-// frame makes a frame of what was taken, whose memory is mapped, or with an error one whose lease, if it has one, is unmapped.
+// frame makes the Frame of a frame that was taken. Its memory is mapped, or it comes with an error and without a mapping.
 func (s *consuming) frame(ctx context.Context, came *shmchannel.Frame) (*Frame, error) {
 	b := &sharedFrame{Frame: Frame{Seq: came.Number, Time: time.Unix(0, int64(came.Time)), Dropped: came.Missed, channel: &s.channel}}
 	b.taken.by, b.taken.hand = s, came.Hand
@@ -60,10 +60,10 @@ func (s *consuming) frame(ctx context.Context, came *shmchannel.Frame) (*Frame, 
 	return &b.Frame, err
 }
 
-// uncounted is of leases that do not count yet as leases on a block.
+// uncounted is the LeaseInfo of a lease that does not count yet as a lease on its block.
 var uncounted mempool.LeaseInfo
 
-// adopt makes a lease of a frame.
+// adopt makes the lease of a frame.
 func (s *consuming) adopt(ctx context.Context, l *Lease, came *shmchannel.Frame) error {
 	c := s.client
 	l.info = &uncounted
@@ -90,16 +90,16 @@ func (s *consuming) adopt(ctx context.Context, l *Lease, came *shmchannel.Frame)
 		return err
 	}
 	_, err = c.hold(l, s.channel.Pool, came)
-	return errors.Join(err, c.ended(came.Block)) // which mapBlock had counted
+	return errors.Join(err, c.ended(came.Block)) // undoes the count of mapBlock
 }
 
-// ready notes when the content is complete.
+// ready sets the fence after which the frame's content is complete.
 func (s *consuming) ready(ctx context.Context, l *Lease, fence shmchannel.Fence) error {
 	if fence.Value == 0 {
 		return nil
 	}
 	if fence.Timeline == 0 {
-		return situation.Of(ErrProtocol, "a fence of a producer that has no timeline")
+		return situation.Of(ErrProtocol, "a producer without a timeline published a frame with a fence")
 	}
 	t := mempool.Fence{Timeline: fence.Timeline, Word: fence.Word, Value: fence.Value}
 	page, err := s.client.page(ctx, t.Timeline)
@@ -119,7 +119,7 @@ func (s *consuming) ready(ctx context.Context, l *Lease, fence shmchannel.Fence)
 	return nil
 }
 
-// hold makes a lease on a block that the client has mapped; known is false if it has not.
+// hold makes a lease on a block that the client has mapped. known is false if it has not mapped the block.
 func (c *Client) hold(l *Lease, pool uint64, came *shmchannel.Frame) (known bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -149,7 +149,7 @@ func (c *Client) hold(l *Lease, pool uint64, came *shmchannel.Frame) (known bool
 	return true, nil
 }
 
-// describe notes what leases of frames like one say. c.mu is held.
+// describe sets the LeaseInfo that leases of such frames share. The caller holds c.mu.
 func (b *block) describe(came *shmchannel.Frame) (err error) {
 	d := came.Description
 	t := mempool.Tensor{DType: mempool.DType(d.DType), Shape: slices.Clone(d.Shape), Strides: slices.Clone(d.Strides), ByteOffset: d.Offset}
@@ -170,7 +170,7 @@ func (b *block) describe(came *shmchannel.Frame) (err error) {
 	return nil
 }
 
-// mapBlock maps a block that a frame named. It counts as a lease on the block.
+// mapBlock maps the block of a frame. It counts as a lease on the block.
 func (s *consuming) mapBlock(ctx context.Context, id uint64) error {
 	c := s.client
 	p, err := c.pool(ctx, s.channel.Pool)
@@ -197,7 +197,7 @@ func (s *consuming) mapBlock(ctx context.Context, id uint64) error {
 	return nil
 }
 
-// decide acknowledges the frame, or gives it back to its queue.
+// decide acknowledges the frame, or requeues it if again is true.
 func (t *taken) decide(again bool) error {
 	s := t.by
 	if s.client.working.Err() != nil {
@@ -211,7 +211,7 @@ func (t *taken) decide(again bool) error {
 	return t.settle(again)
 }
 
-// settle is decide with t.mu held. A frame of a broadcast that is not released needs its place no more.
+// settle is decide. The caller holds t.mu. A frame of a broadcast gives up its place instead.
 func (t *taken) settle(again bool) error {
 	if t.decided {
 		return nil
@@ -227,7 +227,7 @@ func (t *taken) settle(again bool) error {
 	return native.Acknowledge(&t.hand)
 }
 
-// giveFramesBack gives back what is not settled of queues through shared memory: the session has ended, and this process may live on.
+// giveFramesBack requeues the unsettled frames of queues, because the session has ended and this process may live on.
 func (c *Client) giveFramesBack() {
 	c.mu.Lock()
 	var frames []*taken
@@ -239,12 +239,12 @@ func (c *Client) giveFramesBack() {
 	c.mu.Unlock()
 	for _, t := range frames {
 		t.mu.Lock()
-		_ = t.settle(true) // it fails if the user has released the frame just now
+		_ = t.settle(true) // it fails if the user has just released the frame
 		t.mu.Unlock()
 	}
 }
 
-// release ends the use of the frame, once done is reached. One that was not settled is acknowledged, or if it is incomplete given back.
+// release releases the frame after done. A frame of a queue that is not settled is acknowledged, or requeued if it is incomplete.
 func (t *taken) release(incomplete bool, done []mempool.Fence) error {
 	s := t.by
 	t.mu.Lock()
@@ -258,7 +258,7 @@ func (t *taken) release(incomplete bool, done []mempool.Fence) error {
 		fence = shmchannel.Fence{Timeline: s.timeline, Word: done[0].Word, Value: done[0].Value}
 	}
 	released := s.native.Release(&t.hand, fence)
-	if errors.Is(released, shmchannel.ErrUnfinished) { // there is no place for the fence
+	if errors.Is(released, shmchannel.ErrUnfinished) { // the frame's slot has another fence
 		if released = s.client.finish(done[0]); released == nil {
 			released = s.native.Release(&t.hand, shmchannel.Fence{})
 		}
@@ -267,7 +267,7 @@ func (t *taken) release(incomplete bool, done []mempool.Fence) error {
 	return errors.Join(err, released)
 }
 
-// finish waits for the client's own work.
+// finish waits for a fence of the client's own work.
 func (c *Client) finish(t mempool.Fence) error {
 	page, err := c.page(c.linked, t.Timeline)
 	if err != nil {

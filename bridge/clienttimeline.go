@@ -13,27 +13,27 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// timelines are the pages that a client maps: its own, and those of others that fences named.
+// timelines are the pages that a client has mapped: its own one, and those of other sessions that fences named.
 type timelines struct {
-	making sync.Mutex // held while the own one is made
+	making sync.Mutex // held while the client's own timeline is made
 
 	mu     sync.Mutex
 	clock  *mempool.Clock
 	pages  map[uint64]*mempool.Page
 	closed bool
-	unused []*mempool.Page // that streams may still wait on
+	unused []*mempool.Page // forgotten pages that streams may still wait on
 	pins   map[uint64]pin
 }
 
-// pin keeps a timeline mapped that leases wait for of which the service does not know.
+// pin keeps a timeline mapped for leases that wait for it and that the service does not know.
 type pin struct {
 	leases    int
-	forgotten bool // by the service
+	forgotten bool // the service has forgotten the timeline
 }
 
-// Clock is the client's timeline, for work that this package does not do itself.
+// Clock returns the client's own timeline, for work that this package does not do.
 //
-// Errors: [ErrUnavailable] where the service has none.
+// Errors: [ErrUnavailable] if the service has no timelines.
 func (c *Client) Clock(ctx context.Context) (*mempool.Clock, error) {
 	if !c.ordered {
 		return nil, situation.Of(ErrUnavailable, "the service has no timelines")
@@ -51,7 +51,7 @@ func (c *Client) Clock(ctx context.Context) (*mempool.Clock, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Nobody waits for the answer: the service does in order what it is sent, and a page that is sealed cannot be mapped to write again.
+	// Do not wait for an answer. The service handles requests in order, and a sealed page cannot be mapped for writing again.
 	if err := c.send(0, &wire.Seal{}); err != nil {
 		return nil, errors.Join(err, page.Close())
 	}
@@ -70,7 +70,7 @@ func (t *timelines) own() *mempool.Clock {
 	return t.clock
 }
 
-// mapTimeline maps the page of a timeline; of the client's own, 0, to write.
+// mapTimeline maps the page of a timeline. For the id 0, the client's own, it maps the page for writing.
 func (c *Client) mapTimeline(ctx context.Context, id uint64) (uint64, *mempool.Page, error) {
 	var reply wire.TimelineReply
 	var files []*os.File
@@ -85,7 +85,7 @@ func (c *Client) mapTimeline(ctx context.Context, id uint64) (uint64, *mempool.P
 	return reply.Timeline, page, err
 }
 
-// page is the timeline with an id, mapped. A lease that waits for a fence of it keeps it.
+// page returns the page of a timeline. It maps the page if necessary. The page stays mapped while a lease waits for a fence of it.
 func (c *Client) page(ctx context.Context, id uint64) (*mempool.Page, error) {
 	t := &c.timelines
 	if page, err := t.find(id); page != nil || err != nil {
@@ -97,7 +97,7 @@ func (c *Client) page(ctx context.Context, id uint64) (*mempool.Page, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if had := t.pages[id]; had != nil { // somebody else asked at the same time
+	if had := t.pages[id]; had != nil { // another goroutine mapped it at the same time
 		return had, page.Close()
 	}
 	if t.closed {
@@ -122,7 +122,7 @@ func (t *timelines) find(id uint64) (*mempool.Page, error) {
 	return t.pages[id], nil
 }
 
-// forget unmaps timelines that will not be named again, once no stream waits on them.
+// forget unmaps timelines that no fence will name again, as soon as no stream waits on them.
 func (t *timelines) forget(ids []uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -144,7 +144,7 @@ func (t *timelines) forget(ids []uint64) {
 	t.unused = left
 }
 
-// left are the fences that this client does not know to be over.
+// left returns the fences that this client does not know to be reached.
 func (t *timelines) left(fences []mempool.Fence) []mempool.Fence {
 	return slices.DeleteFunc(fences, func(fence mempool.Fence) bool {
 		page, err := t.find(fence.Timeline)
@@ -196,13 +196,13 @@ func (t *timelines) unpin(fences []mempool.Fence) {
 	}
 }
 
-// past says whether a fence of the client's own is reached.
+// past reports whether a fence of the client's own timeline is reached.
 func (t *timelines) past(own mempool.Fence) bool {
 	clock := t.own()
 	return clock != nil && clock.Past(own)
 }
 
-// await waits for a fence of the client's own, and reports false if done is closed first.
+// await waits for a fence of the client's own timeline. It returns false if done is closed first.
 func (t *timelines) await(done <-chan struct{}, own mempool.Fence) bool {
 	clock := t.own()
 	if clock == nil {
@@ -222,7 +222,7 @@ func (t *timelines) await(done <-chan struct{}, own mempool.Fence) bool {
 	return clock.Await(ctx, own) == nil
 }
 
-// quiesce waits until the client's own work is done: what it uses must not be unmapped before.
+// quiesce waits until the client's own work is done. Memory that the work uses must not be unmapped before.
 func (t *timelines) quiesce() error {
 	clock := t.own()
 	if clock == nil {

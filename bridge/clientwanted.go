@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 )
 
-// wanted releases what a pool's channels have given back, and for a while what they give back. It is a task.
+// wanted releases the memory that a pool's channels have given back, and for a while all memory that they give back. It is a task.
 func (c *Client) wanted(pool uint64) {
 	sp := c.shared.spares(pool)
 	if sp == nil {
@@ -21,7 +21,7 @@ func (c *Client) wanted(pool uint64) {
 	}
 }
 
-// isWanted says whether memory of the pool is wanted at the service now, by another session or by an allocation of this client.
+// isWanted reports whether another session or an allocation of this client wants memory of the pool now.
 func (sp *spares) isWanted() bool {
 	if sp.asking.Load() > 0 {
 		return true
@@ -37,7 +37,7 @@ func (sp *spares) isWanted() bool {
 	return false
 }
 
-// published has a producer's blocks looked for: later, or at once while memory is wanted.
+// published makes sure that the blocks of a producer are reclaimed: later, or at once while memory is wanted.
 func (sp *spares) published(p *producing) {
 	sp.look()
 	if sp.isWanted() {
@@ -45,7 +45,7 @@ func (sp *spares) published(p *producing) {
 	}
 }
 
-// drain begins to release what comes back to a producer, unless that is under way.
+// drain starts to release the memory that comes back to a producer, unless that is running already.
 func (sp *spares) drain(p *producing) {
 	sp.mu.Lock()
 	_, under := sp.draining[p]
@@ -58,7 +58,7 @@ func (sp *spares) drain(p *producing) {
 	}
 }
 
-// errNotWanted ends the wait for memory that was wanted.
+// errNotWanted is the error of a wait for memory that is no longer wanted.
 var errNotWanted = errors.New("the memory is not wanted any more")
 
 // wantedTime is a context that ends with the client, or when memory is not wanted any more.
@@ -84,7 +84,7 @@ func (w wantedTime) Deadline() (time.Time, bool) {
 	return w.Context.Deadline()
 }
 
-// drained says whether a producer need not be looked at any more. failed says that it cannot be.
+// drained reports whether drain can end for a producer. failed means that its memory cannot be reclaimed.
 func (sp *spares) drained(p *producing, failed bool) bool {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
@@ -95,7 +95,7 @@ func (sp *spares) drained(p *producing, failed bool) bool {
 	return true
 }
 
-// drain releases what comes back as long as memory of the pool is wanted.
+// drain releases memory that comes back while memory of the pool is wanted.
 func (p *producing) drain() {
 	p.reclaiming.Lock()
 	defer p.reclaiming.Unlock()
@@ -110,7 +110,7 @@ func (p *producing) drain() {
 			p.cameBack(back)
 		}
 		failed := err != nil && ctx.Err() == nil
-		if len(back) == 0 && p.spares.drained(p, failed) { // the channel has none, or the time is over
+		if len(back) == 0 && p.spares.drained(p, failed) { // the channel has no memory of the client, or the memory is not wanted any more
 			return
 		}
 	}

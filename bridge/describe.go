@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file says the same things in the words of the wire and in those of package mempool.
+// This file converts between the types of package wire and those of package mempool.
 
 func wireTensor(t mempool.Tensor) wire.Tensor {
 	return wire.Tensor{DType: string(t.DType), Shape: t.Shape, Strides: t.Strides, Offset: t.ByteOffset}
@@ -43,7 +43,7 @@ func wireLease(l mempool.LeaseInfo) wire.Lease {
 		EventOnly: l.EventOnly}
 }
 
-// sameTensor says whether two tensors are described alike.
+// sameTensor reports whether two tensors are equal. nil strides differ from empty ones.
 func sameTensor(a, b *mempool.Tensor) bool {
 	return a.DType == b.DType && a.ByteOffset == b.ByteOffset && slices.Equal(a.Shape, b.Shape) && slices.Equal(a.Strides, b.Strides) &&
 		(a.Strides == nil) == (b.Strides == nil)
@@ -98,12 +98,12 @@ func channelOf(c wire.Channel) mempool.ChannelInfo {
 		Capacity: int(min(c.Capacity, math.MaxInt32)), Full: mempool.FullPolicy(c.Full)}}
 }
 
-// wireExport is x on the wire, and the files that go with it.
+// wireExport returns x for the wire, and the files that are sent with it.
 func wireExport(x mempool.Export) (*wire.Export, []*os.File) {
 	return &wire.Export{Data: x.Data, FDs: uint64(len(x.Files))}, x.Files
 }
 
-// exportOf is the export that came with files.
+// exportOf returns an Export that came with files.
 func exportOf(x *wire.Export, files []*os.File) mempool.Export {
 	return mempool.Export{Data: x.Data, Files: files}
 }
@@ -126,7 +126,7 @@ func statsOf(s wire.Stats) mempool.Stats {
 	return out
 }
 
-// accessOf reads an access list; ids past 32 bits are nobody's.
+// accessOf reads an access list. Ids that do not fit into 32 bits are an error.
 func accessOf(uids, gids []uint64) (mempool.Access, error) {
 	var a mempool.Access
 	for _, list := range []struct {
@@ -136,7 +136,7 @@ func accessOf(uids, gids []uint64) (mempool.Access, error) {
 	}{{"user", uids, &a.UIDs}, {"group", gids, &a.GIDs}} {
 		for _, id := range list.from {
 			if id >= math.MaxUint32 {
-				return a, &wire.Error{Code: wire.CodeInvalid, Message: "a " + list.what + " id has 32 bits"}
+				return a, &wire.Error{Code: wire.CodeInvalid, Message: "a " + list.what + " id must be less than 2^32-1"}
 			}
 			*list.to = append(*list.to, uint32(id))
 		}

@@ -1,6 +1,6 @@
-// Package bridge lets other processes use the memory of a [service.Service]: a server and a Go client that speak the
-// protocol of docs/protocol.md over a Unix socket. It knows nothing of CUDA: package mempool maps memory, and package service
-// does the work. The client does not need the latter.
+// Package bridge lets other processes use the memory of a [service.Service]. It has a server and a Go client that speak the protocol of
+// docs/protocol.md over a Unix socket. It contains no CUDA: package mempool maps memory, and package service does the server's work. The
+// client does not need package service.
 //
 // A program that owns memory makes a service and serves it:
 //

@@ -10,7 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// The situations in which a request fails: errors.Is tells them apart, on both sides of the socket.
+// The situations in which a request fails. errors.Is finds them, on both sides of the socket.
 var (
 	ErrProtocol     = errors.New("protocol error")
 	ErrVersion      = errors.New("no common protocol version")
@@ -33,13 +33,13 @@ var (
 	ErrInternal     = mempool.ErrInternal
 )
 
-// ErrNotRunning says that no service listens on the socket.
+// ErrNotRunning means that no service listens on the socket.
 var ErrNotRunning = errors.New("no service is running")
 
-// ErrDisconnected says that the connection to the service is gone, and with it the session.
+// ErrDisconnected means that the connection to the service is gone, and with it the session.
 var ErrDisconnected = errors.New("disconnected from the service")
 
-// codes is the one table between the errors of this side and the codes on the wire.
+// codes maps the errors of this package to the codes of the protocol.
 var codes = []struct {
 	code     wire.Code
 	sentinel error
@@ -64,7 +64,7 @@ var codes = []struct {
 	{wire.CodeInternal, ErrInternal},
 }
 
-// Code is the stable code that docs/protocol.md has for the situation in which err arose, "" where it has none.
+// Code returns the code that docs/protocol.md has for an error, or "" if there is none.
 func Code(err error) string {
 	for _, c := range codes {
 		if errors.Is(err, c.sentinel) {
@@ -74,7 +74,7 @@ func Code(err error) string {
 	return ""
 }
 
-// wireError puts an error of this side on the wire.
+// wireError returns an error in the form of the protocol.
 func wireError(err error) *wire.Error {
 	if e := wire.AsError(err); e.Code != wire.CodeInternal {
 		return e
@@ -90,11 +90,11 @@ func wireError(err error) *wire.Error {
 	return wire.AsError(err)
 }
 
-// RemoteError is an error that the service reported. It unwraps to its situation, one of the errors of this package.
+// RemoteError is an error that the service reported. It unwraps to one of the sentinels of this package.
 type RemoteError struct {
 	// Op is the operation that failed.
 	Op string
-	// Message is the service's text.
+	// Message is the text of the service.
 	Message   string
 	situation error
 }
@@ -102,10 +102,10 @@ type RemoteError struct {
 func (e *RemoteError) Error() string { return fmt.Sprintf("poolbridge %s: %s", e.Op, e.Message) }
 func (e *RemoteError) Unwrap() error { return e.situation }
 
-// useOneVersion is what to do where client and service do not know the same.
+// useOneVersion is the advice where client and service do not know the same requests.
 const useOneVersion = "use one version of poolbridge on both sides, and start the service again"
 
-// remoteError reads an error off the wire.
+// remoteError returns the error that the service reported.
 func remoteError(op string, err *wire.Error) error {
 	for _, c := range codes {
 		if c.code != err.Code {

@@ -8,8 +8,8 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/wire"
 )
 
-// withFDs calls f with the descriptors of files, none of which is closed meanwhile: its number could be that of another
-// file by then. It fails with os.ErrClosed if one has been closed before.
+// withFDs calls f with the descriptors of files. No file is closed during the call, because a descriptor's number could then be that of
+// another file. It fails with os.ErrClosed if a file was closed before.
 func withFDs(files []*os.File, fds []int, f func(fds []int) error) error {
 	if len(files) == 0 {
 		return f(fds)
@@ -25,7 +25,7 @@ func withFDs(files []*os.File, fds []int, f func(fds []int) error) error {
 	return inner
 }
 
-// takeFiles takes the first n descriptors; missing ones are for the kind to complain about.
+// takeFiles takes the first n descriptors. If some are missing, the receiver of the files reports the error.
 func takeFiles(fds *seqpacket.FDs, n uint64) []*os.File {
 	var files []*os.File
 	for range min(n, wire.MaxFDs) {
@@ -40,6 +40,6 @@ func takeFiles(fds *seqpacket.FDs, n uint64) []*os.File {
 
 func closeFiles(files []*os.File) {
 	for _, f := range files {
-		_ = f.Close() // read from or mapped; nothing was written through it
+		_ = f.Close() // files that are read or mapped, so closing loses nothing
 	}
 }

@@ -6,22 +6,22 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// notices are what a session is still to be told, in order.
+// notices is the queue of notices for a session.
 type notices struct {
-	wake chan struct{} // has room for one
+	wake chan struct{} // buffered for one value
 	mu   sync.Mutex
 	list []service.Notice
-	told int // of list
+	told int // how many of list were sent
 }
 
-// add adds a notice, unless limit of them wait.
+// add adds a notice. It returns false if limit notices wait already.
 func (q *notices) add(n service.Notice, limit int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.list)-q.told >= limit {
 		return false
 	}
-	if q.told > len(q.list)/2 { // what was told must not pile up
+	if q.told > len(q.list)/2 { // removes the sent ones, so that they do not pile up
 		rest := copy(q.list, q.list[q.told:])
 		clear(q.list[rest:])
 		q.list, q.told = q.list[:rest], 0
@@ -29,12 +29,12 @@ func (q *notices) add(n service.Notice, limit int) bool {
 	q.list = append(q.list, n)
 	select {
 	case q.wake <- struct{}{}:
-	default: // it is awake
+	default: // the sender has a wake-up pending
 	}
 	return true
 }
 
-// next takes the notice that has waited the longest; nil if there is none.
+// next takes the oldest notice. It returns nil if there is none.
 func (q *notices) next() service.Notice {
 	q.mu.Lock()
 	defer q.mu.Unlock()

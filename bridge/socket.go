@@ -6,8 +6,8 @@ import (
 	"strconv"
 )
 
-// DefaultSocket is where the service listens and clients look: $POOLBRIDGE_SOCKET, else poolbridge/poolsvc.sock below
-// $XDG_RUNTIME_DIR, else poolbridge-UID/poolsvc.sock below $TMPDIR, or below /tmp.
+// DefaultSocket returns the path on which the service listens and clients connect by default: $POOLBRIDGE_SOCKET, or else
+// poolbridge/poolsvc.sock below $XDG_RUNTIME_DIR, or else poolbridge-UID/poolsvc.sock below $TMPDIR or /tmp.
 func DefaultSocket() string {
 	if path := os.Getenv("POOLBRIDGE_SOCKET"); path != "" {
 		return path

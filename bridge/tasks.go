@@ -2,12 +2,13 @@ package bridge
 
 import "sync"
 
-// tasks are what a client does unasked: they are run one after another, away from the goroutine that receives, which
-// must never wait to send. The service may be waiting for it.
+// tasks is the work that a client does on notices of the service. The tasks run one after another, and not in the receiving goroutine:
+// that
+// one must never wait to send, because the service may be waiting for it to receive.
 type tasks struct {
 	mu   sync.Mutex
 	todo []func()
-	wake chan struct{} // has room for one
+	wake chan struct{} // buffered for one value
 }
 
 func (e *tasks) add(f func()) {
@@ -16,11 +17,11 @@ func (e *tasks) add(f func()) {
 	e.mu.Unlock()
 	select {
 	case e.wake <- struct{}{}:
-	default: // it is awake
+	default: // run has a wake-up pending
 	}
 }
 
-// run runs tasks until done is closed, and then those that are left.
+// run runs tasks until done is closed, and then the remaining ones.
 func (e *tasks) run(done <-chan struct{}) {
 	for last := false; !last; {
 		select {
