@@ -1,4 +1,4 @@
-// A consumer of a channel: taking frames, and letting go of them.
+// A consumer of a channel: taking frames and releasing them.
 #include "shm.h"
 
 #include <stdlib.h>
@@ -40,7 +40,7 @@ enum pb_result pb_add_track(struct pb_consumer *c, uint32_t slot, uint64_t membe
     return PB_OK;
 }
 
-// What was kept for blocks: a hash table, at most half full
+// Objects kept for blocks: a hash table that is at most half full
 
 static size_t kept_place(const struct pb_consumer *c, uint64_t block) {
     size_t at = (size_t)(block * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (c->kept_room - 1);
@@ -74,7 +74,7 @@ void *pb_forget(struct pb_consumer *c, uint64_t block) {
     if (!object) return NULL;
     c->kept_count--;
     c->kept[hole].object = NULL;
-    // What lies behind it, up to the next gap, may have to move up.
+    // Entries after the hole, up to the next gap, may have to move.
     for (size_t at = (hole + 1) & (c->kept_room - 1); c->kept[at].object; at = (at + 1) & (c->kept_room - 1)) {
         struct pb_kept moved = c->kept[at];
         c->kept[at].object = NULL;
@@ -115,7 +115,7 @@ static void move_floor(struct pb_consumer *c) {
     if (c->ch.queue) return;
     uint64_t floor = c->next;
     for (size_t i = 0; i < c->in_hand; i++)
-        if (c->hands[i].hold < 0) { // the hold of another says that it is in use
+        if (c->hands[i].hold < 0) { // frames with a hold do not need the floor
             floor = c->hands[i].number;
             break;
         }
@@ -130,7 +130,8 @@ static void add_hand(struct pb_consumer *c, uint64_t number, uint64_t block, int
     if (hold >= 0) PB_STORE(own(c, PB_AT_HOLDS + 16 * (size_t)hold + 8), block);
 }
 
-// Finds a frame in hand. One that was given back and taken again is there twice: `settled` says which of them comes first.
+// Finds a frame in hand. A frame that was requeued and taken again can be in hand twice: `settled` says which one is
+// preferred.
 static struct pb_hand *find_hand(struct pb_consumer *c, uint64_t number, bool settled) {
     struct pb_hand *found = NULL;
     for (size_t i = 0; i < c->in_hand && c->hands[i].number <= number; i++)
@@ -138,7 +139,7 @@ static struct pb_hand *find_hand(struct pb_consumer *c, uint64_t number, bool se
     return found;
 }
 
-// Stores a frame in hand into a hold, so that the floor can move over it.
+// Stores a frame in hand in a hold, so that the floor can move over it.
 static void hold_hand(struct pb_consumer *c, struct pb_hand *hand) {
     if (hand->hold >= 0) return;
     hand->hold = set_hold(c, hand->number);
@@ -147,7 +148,8 @@ static void hold_hand(struct pb_consumer *c, struct pb_hand *hand) {
 
 // The roster
 
-// Whether this member takes part: looked at after what it is about to use was announced, and a full barrier.
+// Returns PB_OK if this member takes part. The caller has announced what it is about to use, and then called a full
+// barrier.
 static enum pb_result takes_part(const struct pb_channel *ch) {
     size_t at = PB_AT_CONSUMERS + PB_SLOT * ch->slot;
     if (PB_LOAD(pb_at32(&ch->roster, at)) != PB_ACTIVE || PB_LOAD(pb_at(&ch->roster, at + PB_SLOT_MEMBER)) != ch->member)
@@ -161,7 +163,7 @@ static enum pb_result look_at_roster(struct pb_consumer *c) {
     uint64_t version = pb_version(ch);
     if (r || version == ch->version) return r;
     c->policy = PB_LOAD(pb_at32(&ch->roster, PB_AT_CONSUMERS + PB_SLOT * ch->slot + PB_SLOT_POLICY));
-    if (c->policy > PB_LATEST && !ch->queue) return pb_odd(ch, "the roster has a policy that there is not");
+    if (c->policy > PB_LATEST && !ch->queue) return pb_odd(ch, "the roster has an unknown policy");
     for (uint32_t slot = 0; slot < PB_PRODUCERS; slot++) {
         size_t at = PB_AT_PRODUCERS + PB_SLOT * slot;
         uint32_t state = PB_LOAD(pb_at32(&ch->roster, at));
@@ -180,7 +182,8 @@ enum pb_result pb_begin(struct pb_consumer *c) {
     if (!ch->queue && !c->begun) {
         uint64_t start = PB_LOAD(pb_at(&ch->roster, PB_AT_CONSUMERS + PB_SLOT * ch->slot + PB_SLOT_START));
         if (!start || start > PB_NUMBER_MAX)
-            return pb_complain(ch, PB_PROTOCOL, "the roster has this member begin with frame %llu", (unsigned long long)start);
+            return pb_complain(ch, PB_PROTOCOL, "the roster lets this member begin with frame %llu, which is out of range",
+                               (unsigned long long)start);
         PB_STORE(own(c, 8), c->next = start);
         c->floor = start;
     }
@@ -255,7 +258,8 @@ static void copy_out(uint64_t *to, const pb_word *from, size_t size) {
     for (size_t i = 0; i < (size + 7) / 8; i++) to[i] = PB_PEEK(from + i);
 }
 
-// Reads the record of frame->number, with its meta, and its description if nothing is kept for it. PB_AGAIN: it is not there.
+// Reads the record of frame->number with its meta, and with its description if no object is kept for it. PB_AGAIN: the
+// record has another number.
 static enum pb_result read_record(struct pb_consumer *c, uint32_t slot, struct pb_frame *frame) {
     const struct pb_channel *ch = &c->ch;
     const struct pb_file *track = &c->tracks[slot].file;
@@ -289,7 +293,7 @@ static enum pb_result read_record(struct pb_consumer *c, uint32_t slot, struct p
     return frame->kept || pb_check_description(c->description, &ignored) ? PB_OK : PB_FAILED;
 }
 
-// Finds the track of a producer in the roster. PB_FAILED: there is no such producer.
+// Finds the track of the producer in a slot. PB_FAILED: the slot has no producer.
 static enum pb_result find_track(struct pb_consumer *c, uint32_t slot) {
     if (slot == PB_VOID || !c->producers[slot]) return PB_FAILED;
     if (c->tracks[slot].member == c->producers[slot]) return PB_OK;
@@ -302,7 +306,7 @@ static enum pb_result find_track(struct pb_consumer *c, uint32_t slot) {
 
 static enum pb_result take_from_broadcast(struct pb_consumer *c, struct pb_frame *frame) {
     struct pb_channel *ch = &c->ch;
-    // What is known of the tail is enough for a consumer that nobody passes by.
+    // The tail that was last seen is recent enough for a consumer whose frames are not dropped.
     uint64_t tail = !drops(c) && pb_tail_number(ch->seen_tail) >= c->next ? ch->seen_tail : pb_tail(ch);
     uint64_t last = pb_tail_number(tail), oldest = last >= ch->capacity ? last - ch->capacity + 1 : 1;
     ch->seen_tail = tail;
@@ -336,7 +340,7 @@ static enum pb_result take_from_broadcast(struct pb_consumer *c, struct pb_frame
         clear_hold(c, hold);
         if (hold >= 0) wake_producers(c);
         ch->seen_tail = 0;
-        // Passed over meanwhile?
+        // Was the frame dropped meanwhile?
         if (r == PB_UNKNOWN || number + ch->capacity <= pb_tail_number(pb_tail(ch))) return r;
         if (!known) return pb_odd(ch, "a frame has no producer");
         r = PB_FAILED;
@@ -371,7 +375,7 @@ static enum pb_result take_from_queue(struct pb_consumer *c, struct pb_frame *fr
     if (c->in_hand == PB_HOLDS) return PB_HANDS;
     pb_help(ch, tail);
     uint64_t number = pb_oldest_standing(ch, last), found = UINT64_MAX, claim = 0, entry = 0;
-    // If head is so old, a number that was given back may stand in any slot; else they come in order.
+    // If the head is very old, a waiting frame may live in any slot. Otherwise the slots are in the order of the numbers.
     bool every = PB_LOAD(pb_at(&ch->sequencer, PB_AT_HEAD)) < number;
     for (; number <= last && (every || found > last); number++) {
         uint64_t e = PB_LOAD(pb_entry(ch, number)), k = PB_LOAD(pb_claim(ch, number));
@@ -407,7 +411,7 @@ static enum pb_result take_from_queue(struct pb_consumer *c, struct pb_frame *fr
         pb_word *dropped = pb_at(&ch->sequencer, PB_AT_DROPPED);
         frame->missed = PB_PEEK(dropped) ? atomic_exchange(dropped, 0) : 0;
     }
-    wake_producers(c); // there is room: what was taken does not count
+    wake_producers(c); // the queue has room, because a taken frame does not count
     return r;
 }
 
@@ -423,9 +427,9 @@ enum pb_result pb_take(struct pb_consumer *c, struct pb_frame *frame) {
     return r;
 }
 
-// Letting go
+// Releasing
 
-// Gives what becomes of a claim of this consumer; false: it has lost it.
+// Ends a claim of this consumer with a tag. Returns false if the consumer does not have the claim any more.
 static bool end_claim(struct pb_consumer *c, struct pb_hand *hand, uint64_t tag) {
     uint64_t mine = hand->number << 12 | (PB_CLAIMED + c->ch.slot);
     if (!c->ch.queue || hand->settled) return true;
@@ -433,11 +437,11 @@ static bool end_claim(struct pb_consumer *c, struct pb_hand *hand, uint64_t tag)
     return PB_CAS(pb_claim(&c->ch, hand->number), &mine, hand->number << 12 | tag);
 }
 
-// After a claim or a hold ended.
+// Wakes other members after a claim or a hold has ended.
 static void tell(struct pb_consumer *c, bool given_back) {
     if (c->ch.queue) pb_advance_head(&c->ch, pb_tail(&c->ch));
     wake_producers(c);
-    if (c->ch.queue && (given_back || pb_state(&c->ch))) pb_wake(pb_published(&c->ch)); // others wait for it, or for the end
+    if (c->ch.queue && (given_back || pb_state(&c->ch))) pb_wake(pb_published(&c->ch)); // they may wait for the frame, or for the end
 }
 
 enum pb_result pb_settle(struct pb_consumer *c, uint64_t number, bool requeue, bool *stood) {
@@ -464,7 +468,7 @@ enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, 
         atomic_thread_fence(memory_order_release);
         PB_PUT(entry + 1, done->value);
         PB_PUT(entry + 2, done->word);
-        PB_STORE(entry, before > number ? before : number); // it may be let go of after a later one
+        PB_STORE(entry, before > number ? before : number); // the frames of a slot can be released in any order
     }
     *stood = end_claim(c, hand, requeue ? PB_GIVEN_BACK : PB_ACKNOWLEDGED);
     clear_hold(c, hand->hold);

@@ -1,4 +1,4 @@
-// poolbridge._native: the module, words of shared memory, and what producers and consumers have in common.
+// poolbridge._native: the module, words of shared memory, and the common functions of producers and consumers.
 #include "native.h"
 
 #include <errno.h>
@@ -103,7 +103,7 @@ PyObject *close_member(Member *m, PyObject *ignored) {
     if (m->open && !m->closing) {
         m->closing = true;
         if (m->waiting && !pb_forked(m->ch->life)) {
-            // They see that it is closing, and others that there is nothing.
+            // The waiting threads see that it is closing. Waiting members in other processes find nothing and sleep again.
             pb_arm(pb_published(m->ch));
             pb_wake(pb_published(m->ch));
             pb_arm(pb_freed(m->ch));
@@ -126,7 +126,8 @@ static inline void relax(void) {
 #endif
 }
 
-// Spins for a while: a consumer until something has moved, a producer, or one that takes from a queue, for a moment only.
+// Spins for a while: a consumer of a broadcast until something has changed, at most 1 ms; a consumer of a queue at most 5
+// µs; a producer 1 µs.
 static void spin(struct pb_channel *ch, bool freed, int64_t until) {
     int64_t now = pb_now(), moment = freed ? 1000 : ch->queue ? 5000 : PB_NS_MS;
     if (until > now + moment) until = now + moment;
@@ -189,7 +190,7 @@ typedef struct {
     void *word;
 } Word;
 
-// Finds the word of `size` bytes at args[1] in the buffer args[0]; its view has to be released.
+// Finds the word of `size` bytes at offset args[1] of the buffer args[0]. The caller must release to->view.
 static bool find_word(PyObject *module, PyObject *const *args, size_t size, bool write, Word *to) {
     State *state = PyModule_GetState(module);
     uint64_t offset;
@@ -284,7 +285,7 @@ static PyMethodDef functions[] = {
     {"futex_wait", FAST(futex_wait), NULL}, {"futex_wake", FAST(futex_wake), NULL}, {NULL, NULL, 0, NULL},
 };
 
-// What can be the outcome instead of a frame or a number, by pb_result.
+// Names of the results that can be returned instead of a frame or a number, by pb_result.
 static const char *const CONDITIONS[] = {[PB_TIMEOUT] = "TIMEOUT", [PB_NO_ROOM] = "NO_ROOM", [PB_END] = "END",
                                          [PB_GONE] = "DESTROYED",  [PB_EVICTED] = "EVICTED", [PB_UNKNOWN] = "UNKNOWN_MEMBER",
                                          [PB_FAILED] = "FAILED",   [PB_HANDS] = "HANDS_FULL", [PB_FENCE] = "FENCE_PENDING"};

@@ -1,4 +1,4 @@
-// What the parts of the extension module share.
+// What the files of the extension module share.
 #ifndef POOLBRIDGE_NATIVE_H
 #define POOLBRIDGE_NATIVE_H
 
@@ -14,32 +14,32 @@ typedef struct {
     PyObject *protocol, *invalid, *memory, *forked, *closed, *released;
 } State;
 
-// What a Producer and a Consumer begin with.
+// The common beginning of a Producer and a Consumer.
 typedef struct Member {
     PyObject_HEAD
     struct pb_channel *ch;
     void (*unmap)(struct Member *);
     bool open;        // it has mappings
-    bool closing;     // the last thread that waits ends them
-    unsigned waiting; // threads that wait without the interpreter's lock
+    bool closing;     // the last thread that waits unmaps them
+    unsigned waiting; // number of threads that wait without the interpreter's lock
 } Member;
 
-// One try of something that may have to be waited for: PB_NONE and PB_AGAIN have it tried again.
+// One attempt of an operation. After PB_NONE and PB_AGAIN it is tried again.
 typedef enum pb_result (*Attempt)(Member *, void *);
 
 typedef struct {
     int64_t limit, spin; // nanoseconds
-    bool freed;          // what is waited for is freed, not published
-    const uint64_t *hurry; // not 0: look again after 2 ms
+    bool freed;          // wait on `freed` instead of `published`
+    const uint64_t *hurry; // while its value is not 0: sleep no longer than 2 ms
 } Wait;
 
 State *state_of(void *self);
-bool usable(Member *m);                                           // this and those below: false or NULL with an exception set
+bool usable(Member *m);                                           // this one and those below return false or NULL with an exception set
 bool count_is(Py_ssize_t given, Py_ssize_t least, Py_ssize_t most, const char *what);
 bool number_of(void *self, PyObject *from, uint64_t most, const char *what, uint64_t *to);
-bool wait_of(void *self, PyObject *const *args, Py_ssize_t given, Wait *to); // from a timeout and a spin, if given
+bool wait_of(void *self, PyObject *const *args, Py_ssize_t given, Wait *to); // reads a timeout and a spin time, if given
 bool wait_for(Member *m, Attempt attempt, void *with, const Wait *how, enum pb_result *r);
-PyObject *result_of(Member *m, enum pb_result r); // a condition, or an exception
+PyObject *result_of(Member *m, enum pb_result r); // returns a Condition, or raises
 bool member_arguments(PyObject *args, PyObject *kwargs, int fds[3], const char *third, uint64_t *slot, uint64_t *member);
 PyObject *add_file(Member *m, PyObject *const *args, Py_ssize_t given, uint64_t slots, const char *what,
                    enum pb_result (*add)(Member *, uint32_t slot, uint64_t member, int fd));
@@ -47,8 +47,8 @@ PyObject *unknown(Member *m, void *closure);
 PyObject *close_member(Member *m, PyObject *ignored);
 PyObject *new_frame(State *state, const struct pb_consumer *c, const struct pb_frame *frame);
 void free_object(void *self);
-struct pb_producer *producer_core(Member *m); // of a Producer
-PyObject *blocks_of(Member *m);               // what came back to a Producer
+struct pb_producer *producer_core(Member *m); // the core of a Producer
+PyObject *blocks_of(Member *m);               // the blocks that came back to a Producer
 
 extern PyType_Spec frame_spec, producer_spec, consumer_spec, lock_spec, lent_spec, shelf_spec;
 

@@ -6,7 +6,7 @@
 typedef struct {
     Member member;
     struct pb_consumer core;
-    struct pb_frame last; // what was taken last; its number is 0 if nothing was
+    struct pb_frame last; // the frame that was taken last; its number is 0 if there is none
 } Consumer;
 
 static void drop_kept(Consumer *self) {
@@ -92,7 +92,7 @@ static PyObject *take(Consumer *self, PyObject *const *args, Py_ssize_t given) {
     return r ? result_of(&self->member, r) : new_frame(state_of(self), &self->core, &self->last);
 }
 
-// Reads word, value and whether earlier fences are settled.
+// Reads the arguments word and value, and whether earlier fences are settled.
 static bool fence_of(Consumer *self, PyObject *const *args, Py_ssize_t given, struct pb_fence *done, bool *settled) {
     if ((given > 0 && !number_of(self, args[0], PB_WORDS - 1, "a word", &done->word)) ||
         (given > 1 && !number_of(self, args[1], PB_VALUE_MAX, "the value of a fence", &done->value)))
@@ -103,7 +103,7 @@ static bool fence_of(Consumer *self, PyObject *const *args, Py_ssize_t given, st
 }
 
 static PyObject *no_queue(Consumer *self) {
-    PyErr_SetString(state_of(self)->invalid, "a frame is requeued in a queue; this channel is a broadcast: release it");
+    PyErr_SetString(state_of(self)->invalid, "only a frame of a queue can be requeued; this channel is a broadcast: release the frame");
     return NULL;
 }
 
@@ -181,7 +181,8 @@ static PyObject *failed(Consumer *self, void *closure) {
 
 static PyObject *in_hand(Consumer *self, void *closure) {
     (void)closure;
-    // Copied before an object is made: that may run finalisers, and these let other threads take and release.
+    // Copy the numbers before any object is made. Making objects may run finalisers, which let other threads take and
+    // release.
     size_t count = self->core.in_hand;
     uint64_t *numbers = count ? malloc(count * sizeof *numbers) : NULL;
     if (count && !numbers) return PyErr_NoMemory();

@@ -1,14 +1,14 @@
-// A lock whose holder also does what finalisers left for it; see `poolbridge._sys.deferred`.
+// A lock whose holder also does the work that finalisers have left for it; see `poolbridge._sys.deferred`.
 //
-// It is in C because CPython handles signals between the steps of Python code: a handler that raises would end a taking
-// or a giving up in Python halfway. CPython 3.11 to 3.13 handle nothing between a `with` statement and a context manager
-// in C.
+// It is written in C because CPython handles signals between the steps of Python code: a handler that raises would end
+// `acquire` or `release` written in Python halfway. CPython 3.11 to 3.13 handle no signals between a `with` statement and a
+// context manager in C.
 #include "native.h"
 
 typedef struct {
     PyObject_HEAD
     PyThread_type_lock lock;
-    PyObject *left; // a list of what is to be done
+    PyObject *left; // list of the work that finalisers have left
     bool held;
 } Lock;
 
@@ -16,7 +16,7 @@ typedef struct {
     PyObject *type, *value, *trace;
 } Error;
 
-// Keeps the first error of several.
+// Keeps the current exception, unless an earlier one is kept. Later ones are dropped.
 static void keep(Error *first) {
     if (!PyErr_Occurred()) return;
     if (first->type) PyErr_Clear();
@@ -30,7 +30,8 @@ static bool raise_kept(Error *first) {
 
 static bool try_take(Lock *self) { return PyThread_acquire_lock(self->lock, NOWAIT_LOCK) && (self->held = true); }
 
-// False, with an exception or without: it was not taken within `ns` nanoseconds; below 0 there is no limit.
+// Takes the lock within `ns` nanoseconds; a negative `ns` means no limit. Returns false if it was not taken, with or
+// without an exception.
 static bool take(Lock *self, int64_t ns) {
     if (try_take(self)) return true;
     int64_t until = pb_now() + ns;
@@ -62,17 +63,18 @@ static void do_first(Lock *self) {
     Py_XDECREF(error.type), Py_XDECREF(error.value), Py_XDECREF(error.trace);
 }
 
-// Does all that was left, by the holder. An error, such as a signal handler's, keeps nothing else from being done.
+// Does all the work that was left. The caller holds the lock. After an error, like that of a signal handler, it still does
+// the rest.
 static void do_left(Lock *self, Error *first) {
     while (PyList_Size(self->left) > 0) {
-        // Here rather than in the midst of the work.
+        // Handle signals here, not in the middle of the work.
         if (PyErr_CheckSignals()) keep(first);
         do_first(self);
         keep(first);
     }
 }
 
-// Does what is left where nobody holds the lock: a holder looks for it after giving the lock up.
+// Does the work that was left if no thread holds the lock. A holder calls it after it has released the lock.
 static void settle(Lock *self, Error *first) {
     while (PyList_Size(self->left) > 0 && try_take(self)) {
         do_left(self, first);
@@ -90,7 +92,7 @@ static PyObject *enter(Lock *self, PyObject *ignored) {
     (void)ignored;
     Error first = {NULL, NULL, NULL};
     if (!take(self, -1)) return NULL;
-    // What was left before comes before what its holder does now: a release before the request that follows it.
+    // Do the work that was left before the holder's own work. So a release comes before the request that follows it.
     do_left(self, &first);
     if (first.type) return leave(self, &first);
     Py_RETURN_NONE;
@@ -100,7 +102,7 @@ static PyObject *leave_with(Lock *self, PyObject *ignored) {
     (void)ignored;
     Error first = {NULL, NULL, NULL};
     if (self->held) return leave(self, &first);
-    PyErr_SetString(PyExc_RuntimeError, "nobody holds the lock");
+    PyErr_SetString(PyExc_RuntimeError, "no thread holds the lock");
     return NULL;
 }
 
@@ -140,7 +142,7 @@ static int traverse(Lock *self, visitproc visit, void *arg) {
     return 0;
 }
 
-// The list is traversed and cleared by itself; without one there would be nowhere to leave work.
+// The garbage collector traverses and clears the list itself. The Lock keeps it, because finalisers may still add work.
 static void dealloc(Lock *self) {
     PyObject_GC_UnTrack(self);
     Py_CLEAR(self->left);

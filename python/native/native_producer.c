@@ -7,7 +7,7 @@
 typedef struct {
     Member member;
     struct pb_producer core;
-    uint64_t checked; // the id of the description that was checked last
+    uint64_t checked; // id of the description that was checked last
 } Producer;
 
 static void unmap(Member *m) { pb_producer_close(&((Producer *)m)->core); }
@@ -107,8 +107,8 @@ static enum pb_result try_reclaim(Member *m, void *with) {
     return pb_reclaim(&((Producer *)m)->core);
 }
 
-// Making an object may run finalisers, and these let other threads use the producer, or close it: what an object is made
-// of is copied before. A copy of nothing is NULL, too.
+// Copies an array. Making objects may run finalisers, which let other threads use or close the producer, so the data is
+// copied first. The copy of an empty array is NULL.
 static void *copy_of(const void *from, size_t size, bool *fine) {
     void *copy = size ? malloc(size) : NULL;
     if (copy) memcpy(copy, from, size);
@@ -199,7 +199,7 @@ static int set_patience(Producer *self, PyObject *seconds, void *closure) {
     double value = seconds ? PyFloat_AsDouble(seconds) : -1;
     if (PyErr_Occurred()) return -1;
     if (!(value >= 0 && value <= 3600)) {
-        PyErr_SetString(PyExc_ValueError, "patience is a number of seconds from 0 to 3600");
+        PyErr_SetString(PyExc_ValueError, "patience must be a number of seconds from 0 to 3600");
         return -1;
     }
     self->core.patience = (int64_t)(value * 1e9);

@@ -1,15 +1,15 @@
-// The types Lent and Shelf: what a publisher does for each frame where nothing has to be waited for or asked.
+// The types Lent and Shelf: the work of a publisher for each frame, where nothing has to be waited for or asked.
 //
-// Each method here is one step for Python: no signal handler, no finaliser and no other thread runs in between. Where anything
-// is out of the ordinary it gives None and has changed nothing that Python does not find: `poolbridge._session.spares` goes on.
+// Each method here is one step for Python: no signal handler, no finaliser and no other thread runs in between. In any
+// unusual case it returns None, and the state stays such that `poolbridge._session.spares` can continue.
 #include "native.h"
 
 #include <stddef.h>
 
-// For so long a shelf is used without a look at the rest of the session, which sees to it that idle memory goes back.
+// How long a shelf may be used before Python has to look at the rest of the session, which releases idle memory.
 enum { ALONE_MS = 250 };
 
-typedef struct { // a write lease that a channel has or that came back
+typedef struct { // a write lease whose memory a channel has, or that came back
     PyObject_HEAD
     PyObject *array, *fences, *shelf; // fences: a tuple
     unsigned long long block, buffer, nbytes;
@@ -19,16 +19,16 @@ typedef struct { // a write lease that a channel has or that came back
 typedef struct {
     PyObject_HEAD
     PyObject *free, *loan; // lists of Lent
-    PyObject *strays;      // a list of what came back and is not for this shelf, as `Producer.reclaim` gives it
+    PyObject *strays;      // list of blocks that came back and that this shelf cannot keep, in the form of `Producer.reclaim`
     PyObject *owner;       // the native producer, or None
-    PyObject *loans;       // a dictionary of what the channel has, by the block; or None
-    PyObject *described;   // the description in the form of a track
+    PyObject *loans;       // dictionary of the loans that the channel has, by block; or None
+    PyObject *described;   // the description, in the form that a track has
     unsigned long long description_id;
     Py_ssize_t most, extra;
     char wanting, closed, busy, aside;
     double used;
     int64_t looked;
-    State *state; // of the module, which the type keeps
+    State *state; // state of the module, which the type keeps alive
 } Shelf;
 
 // Life
@@ -55,10 +55,10 @@ static void dealloc_lent(Lent *self) {
 }
 
 static PyObject *new_shelf(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    (void)args, (void)kwargs; // they are for the class in Python
+    (void)args, (void)kwargs; // for the class in Python
     Shelf *self = (Shelf *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
-    // The class in Python is not the module's.
+    // The class in Python belongs to another module, so look at its base classes.
     for (; type && !(self->state = PyType_GetModuleState(type)); PyErr_Clear()) type = PyType_GetSlot(type, Py_tp_base);
     self->free = PyList_New(0);
     self->loan = PyList_New(0);
@@ -99,7 +99,7 @@ static void dealloc_shelf(Shelf *self) {
 
 // The fast way
 
-// Gives the publisher's producer, NULL where Python has to look what is to be done.
+// Returns the publisher's producer, or NULL if Python has to handle the case.
 static Member *at_hand(Shelf *self) {
     if (self->closed || self->busy || self->aside || !self->owner || Py_TYPE(self->owner) != self->state->producer) return NULL;
     Member *m = (Member *)self->owner;
@@ -111,7 +111,7 @@ static Lent *lent_at(Shelf *self, PyObject *list, Py_ssize_t at) {
     return PyObject_TypeCheck(one, self->state->lent) ? (Lent *)one : NULL;
 }
 
-// Takes a frame's block from the channel if it can be written again as it is, and puts it to those that are free.
+// Takes a frame's block back if it can be reused without waiting, and adds it to the free ones.
 static bool put_back(Shelf *self, const struct pb_flight *flight) {
     PyObject *key = flight->fences ? NULL : PyLong_FromUnsignedLongLong(flight->block);
     PyObject *one = key ? PyDict_GetItemWithError(self->loans, key) : NULL;
@@ -124,14 +124,14 @@ static bool put_back(Shelf *self, const struct pb_flight *flight) {
         PyDict_DelItem(self->loans, key);
     }
     Py_XDECREF(key);
-    PyErr_Clear(); // Python meets what was wrong
+    PyErr_Clear(); // Python handles the errors
     return fits;
 }
 
-// Takes what came back; false: Python has to look.
+// Takes the blocks that came back. Returns false if Python has to handle the rest.
 static bool collect(Shelf *self, Member *m) {
     struct pb_producer *core = producer_core(m);
-    if (pb_reclaim(core)) return true; // nothing has come, or Python finds out why
+    if (pb_reclaim(core)) return true; // nothing has come back, or Python finds the error
     size_t strays = 0;
     for (size_t i = 0; i < core->came_back; i++)
         if (!put_back(self, &core->back[i])) core->back[strays++] = core->back[i];
@@ -143,7 +143,7 @@ static bool collect(Shelf *self, Member *m) {
     return false;
 }
 
-// take(): the array that is on loan, or one whose memory came back; None: Python has to look.
+// take(): the array that is on loan, or one whose memory came back; None: Python has to handle the case.
 static PyObject *take(Shelf *self, PyObject *ignored) {
     (void)ignored;
     Member *m = at_hand(self);
@@ -170,7 +170,7 @@ static PyObject *take(Shelf *self, PyObject *ignored) {
     return Py_NewRef(lent->array);
 }
 
-// send(meta=b""): publishes the loan and gives the frame's number; None: it is still on loan.
+// send(meta=b""): publishes the loan and returns the frame's number; None: it is still on loan.
 static PyObject *send(Shelf *self, PyObject *const *args, Py_ssize_t given) {
     char *meta = NULL, *described = NULL;
     Py_ssize_t meta_bytes = 0, bytes = 0;
@@ -203,7 +203,7 @@ static PyObject *send(Shelf *self, PyObject *const *args, Py_ssize_t given) {
     return PyLong_FromUnsignedLongLong(number);
 }
 
-// look(): Python has looked at the rest of the session.
+// look(): notes that Python has looked at the rest of the session.
 static PyObject *look(Shelf *self, PyObject *ignored) {
     (void)ignored;
     self->looked = pb_now();

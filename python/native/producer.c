@@ -1,4 +1,4 @@
-// A producer of a channel: publishing, waiting for room, and the blocks that come back.
+// A producer of a channel: publishing, waiting for room, and getting blocks back.
 #include "shm.h"
 
 #include <stdlib.h>
@@ -28,7 +28,7 @@ static void drop_cursor(struct pb_producer *p, uint32_t slot) {
     if (p->cursors[slot]) pb_file_close(&p->cursors[slot]->file, p->ch.life);
     free(p->cursors[slot]);
     p->cursors[slot] = NULL;
-    p->lives = 0; // it may be among them
+    p->lives = 0; // the cursor may be in live
     p->ch.version = UINT64_MAX;
 }
 
@@ -59,7 +59,8 @@ enum pb_result pb_add_cursor(struct pb_producer *p, uint32_t slot, uint64_t memb
     return PB_OK;
 }
 
-// Reads the roster's slots, unless those that are known are new enough for `state` and `tail`, which were loaded before.
+// Reads the roster's slots, unless the known ones are recent enough for `state` and `tail`. The caller has loaded these
+// before.
 static enum pb_result look_at_roster(struct pb_producer *p, uint64_t state, uint64_t tail) {
     struct pb_channel *ch = &p->ch;
     uint64_t version = pb_version(ch);
@@ -68,7 +69,7 @@ static enum pb_result look_at_roster(struct pb_producer *p, uint64_t state, uint
     if (PB_LOAD(pb_at32(&ch->roster, own)) != PB_ACTIVE || PB_LOAD(pb_at(&ch->roster, own + PB_SLOT_MEMBER)) != ch->member)
         return PB_EVICTED;
     p->lives = 0;
-    ch->version = UINT64_MAX; // until all were read
+    ch->version = UINT64_MAX; // until all slots are read
     for (uint32_t slot = 0; slot < PB_CONSUMERS; slot++) {
         size_t at = PB_AT_CONSUMERS + PB_SLOT * slot;
         uint32_t membership = PB_LOAD(pb_at32(&ch->roster, at));
@@ -95,7 +96,7 @@ static bool holds_up(const struct pb_cursor *cursor) {
     return cursor->state == PB_ACTIVE && (cursor->policy == PB_BLOCK || cursor->policy == PB_FAIL);
 }
 
-// The smallest number that a consumer may still use which is never passed over; of `all` that are active, if asked.
+// Returns the smallest floor of the consumers that block, or with `all` of all active ones.
 static uint64_t lowest_floor(const struct pb_producer *p, bool all) {
     uint64_t lowest = UINT64_MAX;
     for (size_t i = 0; i < p->lives; i++) {
@@ -136,7 +137,7 @@ static bool slot_in_use(const struct pb_channel *ch, uint64_t number) {
     return stands && !pb_claim_over(PB_LOAD(pb_claim(ch, number)), stands);
 }
 
-// PB_AGAIN: a frame was dropped or made void, or others were faster.
+// PB_AGAIN: a frame was dropped, a number became void, or another member was faster.
 static enum pb_result room_in_queue(struct pb_producer *p, uint64_t tail) {
     struct pb_channel *ch = &p->ch;
     uint64_t last = pb_tail_number(tail), capacity = ch->policy == PB_LATEST ? 1 : ch->capacity;
@@ -152,7 +153,7 @@ static enum pb_result room_in_queue(struct pb_producer *p, uint64_t tail) {
             claim = found;
         }
     bool full = waits >= capacity;
-    if (!full && used) { // the number is void, if there is a slot that is not in use
+    if (!full && used) { // the number becomes void, if any slot is free
         uint64_t slot = 0;
         while (slot < ch->slots && slot_in_use(ch, slot)) slot++;
         if (slot < ch->slots) {
@@ -168,7 +169,7 @@ static enum pb_result room_in_queue(struct pb_producer *p, uint64_t tail) {
     if (PB_CAS(pb_claim(ch, oldest), &claim, oldest << 12 | PB_ACKNOWLEDGED)) {
         atomic_fetch_add(pb_at(&ch->sequencer, PB_AT_DROPPED), 1);
         PB_FULL_BARRIER();
-        pb_wake(pb_freed(ch)); // its block comes back, to whichever producer
+        pb_wake(pb_freed(ch)); // the dropped frame's producer gets its block back
     }
     return PB_AGAIN;
 }
@@ -195,7 +196,7 @@ static bool others_first(struct pb_producer *p) {
             p->before_until = now + p->patience;
         }
         if (now < p->before_until) return true;
-        p->passed = lowest; // it does not come: it was stopped, or it died
+        p->passed = lowest; // it does not use its turn: it was stopped, or it died
     }
 }
 
@@ -209,7 +210,7 @@ void pb_end_wait(struct pb_producer *p) {
     p->ticket = p->before = 0;
     PB_STORE(pb_at(&p->ch.sequencer, PB_AT_WAITING + 8 * p->ch.slot), 0);
     PB_FULL_BARRIER();
-    pb_wake(pb_freed(&p->ch)); // the next in turn sleeps there
+    pb_wake(pb_freed(&p->ch)); // the next producer in the line sleeps there
 }
 
 static void copy_in(pb_word *to, const void *from, size_t size) {
@@ -262,7 +263,7 @@ enum pb_result pb_publish(struct pb_producer *p, const struct pb_publication *wh
         uint64_t tail = pb_tail(ch), n = pb_tail_number(tail) + 1;
         uint64_t state = pb_state(ch);
         if (state) return state == PB_DESTROYED ? PB_GONE : PB_END;
-        if (n > PB_NUMBER_MAX) return pb_odd(ch, "the last number was given");
+        if (n > PB_NUMBER_MAX) return pb_odd(ch, "the greatest frame number is reached");
         enum pb_result r = look_at_roster(p, state, tail);
         if (r) return r;
         pb_help(ch, tail);
@@ -280,7 +281,7 @@ enum pb_result pb_publish(struct pb_producer *p, const struct pb_publication *wh
         pb_help(ch, n << 16 | (uint64_t)ch->slot << 10);
         PB_FULL_BARRIER();
         pb_wake(pb_published(ch));
-        if (!ch->queue) pb_wake(pb_freed(ch)); // another producer's frame may have left
+        if (!ch->queue) pb_wake(pb_freed(ch)); // another producer may wait for the block of the frame that left
         p->flights[p->in_flight++] = (struct pb_flight){.number = n, .block = what->block};
         ch->odd_since = 0;
         *number = n;
@@ -301,7 +302,7 @@ static struct pb_flight *find_flight(struct pb_producer *p, uint64_t number) {
     return low < p->in_flight && p->flights[low].number == number ? &p->flights[low] : NULL;
 }
 
-// Notes which frames nobody needs for their place in the channel; gives how many.
+// Marks the frames that the channel does not need any more as back. Returns how many they are.
 static size_t find_passed(struct pb_producer *p, uint64_t tail, uint64_t state) {
     struct pb_channel *ch = &p->ch;
     uint64_t last = pb_tail_number(tail), end = UINT64_MAX;
@@ -322,8 +323,8 @@ static size_t find_passed(struct pb_producer *p, uint64_t tail, uint64_t state) 
     return passed;
 }
 
-// Takes back the note of frames that consumers have in hand: first of those whose floor says so, for it moves after the
-// frames stand in holds.
+// Unmarks frames that consumers have in hand. It looks at the floors first, and then at the holds, because a consumer
+// stores a hold before it moves its floor over the frame.
 static void except_held(struct pb_producer *p, bool destroyed) {
     for (size_t k = 0; k < p->lives && !p->ch.queue; k++) {
         const struct pb_cursor *cursor = p->live[k];
@@ -344,14 +345,15 @@ static void except_held(struct pb_producer *p, bool destroyed) {
     }
 }
 
-// Adds the fence after which a consumer does not use a frame any more, if it has one; false: it is being written.
+// Adds the fence after which a consumer does not use a frame any more, if it has one. Returns false if the entry is just
+// being written, or if there is no memory.
 static bool add_fence(struct pb_producer *p, const struct pb_cursor *cursor, uint64_t number, bool *memory) {
     pb_word *done = pb_at(&cursor->file, PB_AT_DONE + 32 * pb_ring(&p->ch, number));
     uint64_t before = PB_LOAD(done), value = PB_PEEK(done + 1), word = PB_PEEK(done + 2);
     atomic_thread_fence(memory_order_acquire);
     if (before != PB_PEEK(done)) return false;
-    // One of a later number in the same slot of the ring counts, too: it has taken the place of an earlier one. Where
-    // nothing was written ever, all is 0.
+    // An entry of a later number in the same slot counts too, because it has replaced an earlier one. An entry that was
+    // never written is all 0.
     if (!before && (value || word)) return false;
     if (before < number || !value || value > PB_VALUE_MAX || word >= PB_WORDS) return true;
     if (p->fence_count == p->fence_room) {

@@ -1,4 +1,4 @@
-// Files, words and waiting: what producers and consumers have in common.
+// Files, words and waiting, for producers and consumers.
 #include "shm.h"
 
 #include <errno.h>
@@ -76,7 +76,7 @@ enum pb_result pb_file_open(struct pb_channel *ch, struct pb_file *file, int fd,
 }
 
 void pb_file_close(struct pb_file *file, uint64_t life) {
-    // In a forked child something else may lie there.
+    // In a forked child, other memory may be mapped there.
     if (file->base && !pb_forked(life)) munmap(file->base, file->size);
     *file = (struct pb_file){0};
 }
@@ -93,7 +93,7 @@ enum pb_result pb_channel_open(struct pb_channel *ch, int roster, int sequencer,
     ch->life = pb_life();
     ch->slot = slot;
     ch->member = member;
-    ch->version = UINT64_MAX; // none was read
+    ch->version = UINT64_MAX; // no version was read yet
     enum pb_result r = pb_file_open(ch, &ch->roster, roster, PB_ROSTER, false, "roster");
     if (r) return r;
     static const char magic[8] = "PBROST01";
@@ -105,7 +105,7 @@ enum pb_result pb_channel_open(struct pb_channel *ch, int roster, int sequencer,
     if (PB_LOAD(pb_at(&ch->roster, 0)) != expected) return pb_complain(ch, PB_PROTOCOL, "the roster does not begin with PBROST01");
     if (ch->capacity < 1 || ch->capacity > 1024 || ch->slots < 64 || ch->slots < 2 * ch->capacity || ch->slots > 1 << 20 ||
         (ch->slots & (ch->slots - 1)) || mode > 1 || policy > PB_LATEST)
-        return pb_complain(ch, PB_PROTOCOL, "the roster tells of mode %llu, %llu frames in rings of %llu, policy %llu",
+        return pb_complain(ch, PB_PROTOCOL, "the roster has a value out of range: mode %llu, capacity %llu, %llu slots, policy %llu",
                            (unsigned long long)mode, (unsigned long long)ch->capacity, (unsigned long long)ch->slots,
                            (unsigned long long)policy);
     ch->queue = mode;
@@ -131,7 +131,8 @@ int pb_futex_wait(pb_futex *word, uint32_t seen, int64_t ns) {
 
 int pb_futex_wake(pb_futex *word, int most) { return (int)syscall(SYS_futex, word, FUTEX_WAKE, most, NULL, NULL, 0); }
 
-// A liar may change the word for ever; the sleep then ends at once.
+// Another member may change the word again and again on purpose. After TRIES the caller goes on, and its sleep ends at
+// once.
 enum { TRIES = 1000 };
 
 uint32_t pb_arm(pb_futex *word) {
@@ -170,7 +171,7 @@ void pb_advance_head(struct pb_channel *ch, uint64_t tail) {
     pb_word *word = pb_at(&ch->sequencer, PB_AT_HEAD);
     uint64_t head = PB_LOAD(word);
     if (number > last + 1 || head > last) return;
-    bool every = head < number; // then an older number may stand in any slot
+    bool every = head < number; // then a frame with an older number may live in any slot
     for (; number <= last && (every || oldest > last); number++) {
         uint64_t stands = PB_LOAD(pb_entry(ch, number)) >> 6;
         if (stands && stands < oldest && !pb_claim_over(PB_LOAD(pb_claim(ch, number)), stands)) oldest = stands;

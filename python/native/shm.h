@@ -1,7 +1,7 @@
-// The memory that the members of a channel share: docs/streams.md. Nothing here knows of Python.
+// The memory that the members of a channel share: docs/streams.md. Nothing here depends on Python.
 //
-// Every word of shared memory is read and written by atomic operations. What another process writes is checked before it is
-// used. No function here sleeps but pb_futex_wait. No object here may be used by two threads at the same time.
+// Every word of shared memory is read and written by atomic operations. Every value that another process writes is checked
+// before it is used. Only pb_futex_wait sleeps. Two threads must not use an object at the same time.
 #ifndef POOLBRIDGE_SHM_H
 #define POOLBRIDGE_SHM_H
 
@@ -15,22 +15,22 @@
 #endif
 
 enum {
-    PB_PRODUCERS = 63, // slots that producers can have
-    PB_VOID = 63,      // the slot in the tail of a number that was never published
+    PB_PRODUCERS = 63, // greatest number of producer slots
+    PB_VOID = 63,      // the slot in a tail whose number is void: no frame was published with it
     PB_CONSUMERS = 1024,
     PB_HOLDS = 256,
-    PB_WORDS = 512, // of a timeline
+    PB_WORDS = 512, // words of a timeline
     PB_DESCRIPTION = 576,
     PB_EVENT = 64,
-    PB_META = 8320, // after the event
+    PB_META = 8320, // most bytes of meta after the event
     PB_NDIM = 32,
     PB_PAGE = 4096,
     PB_ROSTER = 73728,
 };
-#define PB_VALUE_MAX ((UINT64_C(1) << 62) - 1) // of a fence
+#define PB_VALUE_MAX ((UINT64_C(1) << 62) - 1) // greatest value of a fence
 #define PB_NUMBER_MAX ((UINT64_C(1) << 48) - 1)
 #define PB_NS_MS INT64_C(1000000)
-#define PB_SLICE (100 * PB_NS_MS) // of a sleep, and how long a contradiction may last
+#define PB_SLICE (100 * PB_NS_MS) // longest sleep, and how long a contradiction may last
 
 enum pb_state { PB_OPEN, PB_CLOSING, PB_CLOSED, PB_DESTROYED };
 enum pb_policy { PB_BLOCK, PB_FAIL, PB_DROP_OLDEST, PB_LATEST };
@@ -38,19 +38,19 @@ enum pb_membership { PB_FREE, PB_ACTIVE, PB_LEFT };
 
 enum pb_result {
     PB_OK,
-    PB_NONE,      // not now: wait
-    PB_AGAIN,     // others were faster, or pages contradict each other: try again soon
-    PB_TIMEOUT,   // the caller's time is over
+    PB_NONE,      // not now: the caller waits
+    PB_AGAIN,     // another member was faster, or the memory contradicts itself: try again soon
+    PB_TIMEOUT,   // the caller's time limit is reached
     PB_NO_ROOM,   // the channel is full, and its policy is to fail
-    PB_END,       // no frame comes, or none may be published, any more
+    PB_END,       // no frame comes any more, or none may be published any more
     PB_GONE,      // the channel was destroyed
     PB_EVICTED,   // this member is not active in the roster
     PB_UNKNOWN,   // the file of a member is needed: see `unknown_slot` and `unknown_member`
-    PB_FAILED,    // a record is a lie: see `failed`
+    PB_FAILED,    // a record is corrupt: see `failed`
     PB_HANDS,     // all holds are in use
-    PB_FENCE,    // an earlier fence of another word has to be reached first
+    PB_FENCE,    // an earlier fence must be reached first
     PB_NOT_HELD,  // the frame is not in hand
-    PB_PROTOCOL,  // the pages contradict themselves: see `complaint`
+    PB_PROTOCOL,  // the shared memory contradicts itself: see `complaint`
     PB_NO_MEMORY, // see `complaint`
 };
 
@@ -62,17 +62,17 @@ struct pb_file {
     size_t size;
 };
 
-// What producers and consumers have in common.
+// The common part of producers and consumers.
 struct pb_channel {
     struct pb_file roster, sequencer, own;
-    uint64_t capacity, slots; // frames kept; slots of every ring
+    uint64_t capacity, slots; // number of frames that the channel keeps; slots of every ring
     bool queue;
-    uint32_t policy; // of the channel
-    uint32_t slot;   // of this member
+    uint32_t policy; // policy of the channel
+    uint32_t slot;   // slot of this member
     uint64_t member;
-    uint64_t version;   // of the roster when its slots were read
-    uint64_t life;      // see pb_forked
-    uint64_t seen_tail; // what pb_moved compares with
+    uint64_t version;   // version of the roster when its slots were read
+    uint64_t life;      // pb_life() at opening, for pb_forked
+    uint64_t seen_tail; // the tail that pb_moved compares with
     int64_t odd_since;  // when a contradiction was first seen; 0: there is none
     uint32_t unknown_slot;
     uint64_t unknown_member;
@@ -91,27 +91,27 @@ struct pb_fence {
 
 struct pb_flight { // a frame whose block has not come back
     uint64_t number, block;
-    size_t first, fences; // once it has: its part of `fences`
+    size_t first, fences; // after it has come back: its part of `fences`
     bool back;
 };
 
 struct pb_producer {
     struct pb_channel ch;
-    struct pb_cursor *cursors[PB_CONSUMERS]; // by slot, as they were added
-    struct pb_cursor *live[PB_CONSUMERS];    // active or left in the roster
+    struct pb_cursor *cursors[PB_CONSUMERS]; // the cursors that were added, by slot
+    struct pb_cursor *live[PB_CONSUMERS];    // those whose slot in the roster is active or left
     size_t lives;
-    uint64_t floor;      // no consumer that may hold the producer up uses a number below it
-    uint64_t *described; // the id of the description that stands in each slot of the track
+    uint64_t floor;      // no blocking consumer uses a number below it
+    uint64_t *described; // id of the description in each slot of the track
     struct pb_flight *flights, *back;
     size_t in_flight, came_back, room;
     struct pb_fence *fences;
     size_t fence_count, fence_room;
     // Fair waiting: docs/streams.md, "Waiting for room".
-    uint64_t ticket; // its own; 0: it does not wait
-    uint64_t calm;   // `tickets` when nobody else waited
+    uint64_t ticket; // ticket of this producer; 0: it does not wait
+    uint64_t calm;   // value of `tickets` when no other producer waited
     uint64_t before, passed;
     int64_t before_until;
-    int64_t patience; // how long one that waits longer may take to use the room, in nanoseconds
+    int64_t patience; // how long a producer with a smaller ticket may take to use the room, in nanoseconds
 };
 
 struct pb_publication {
@@ -128,36 +128,36 @@ struct pb_track {
 struct pb_hand { // a frame in hand
     uint64_t number, block;
     int hold; // -1: none
-    bool settled; // its claim has ended
+    bool settled; // this consumer has ended its claim
 };
 
 struct pb_frame {
     uint64_t number, block, buffer, bytes, time, value, description_id;
     uint64_t producer, timeline; // member id of the producer, and id of its timeline
-    uint64_t missed;             // frames before it that this consumer did not get
+    uint64_t missed;             // number of frames before this one that the consumer did not get
     uint32_t word, meta_bytes;
     bool event;
-    void *kept; // what was kept for it; NULL: its description was copied
+    void *kept; // the object that was kept for its block; NULL: its description was copied
 };
 
 struct pb_kept {
     uint64_t block, producer, description_id;
-    void *object; // NULL: nothing
+    void *object; // NULL: the entry is empty
 };
 
 struct pb_consumer {
     struct pb_channel ch;
     struct pb_track tracks[PB_PRODUCERS];
-    uint64_t producers[PB_PRODUCERS], timelines[PB_PRODUCERS]; // of the roster
+    uint64_t producers[PB_PRODUCERS], timelines[PB_PRODUCERS]; // read from the roster
     uint32_t policy;
     bool begun, left;
     uint64_t next, floor, missed, failed, used;
     struct pb_hand hands[PB_HOLDS];
     size_t in_hand;
-    uint64_t busy[PB_HOLDS / 64]; // holds in use
+    uint64_t busy[PB_HOLDS / 64]; // bits of the holds in use
     struct pb_kept *kept;
     size_t kept_room, kept_count;
-    // Of the frame that was taken last.
+    // The description, and the event and meta, of the frame that was taken last.
     uint64_t description[PB_DESCRIPTION / 8], meta[(PB_EVENT + PB_META) / 8];
 };
 
@@ -172,22 +172,22 @@ struct pb_description {
 // shm.c: files, words, waiting
 
 void pb_init(void);
-bool pb_forked(uint64_t life); // whether this process is a child that was forked since
+bool pb_forked(uint64_t life); // whether this process was forked since
 uint64_t pb_life(void);
-int64_t pb_now(void); // nanoseconds that only grow
+int64_t pb_now(void); // monotonic time in nanoseconds
 enum pb_result pb_file_open(struct pb_channel *ch, struct pb_file *file, int fd, size_t size, bool write, const char *what);
 void pb_file_close(struct pb_file *file, uint64_t life);
-int pb_futex_wait(pb_futex *word, uint32_t seen, int64_t ns); // an errno, or 0
+int pb_futex_wait(pb_futex *word, uint32_t seen, int64_t ns); // returns an errno, or 0
 int pb_futex_wake(pb_futex *word, int most);
-uint32_t pb_arm(pb_futex *word); // say that somebody is about to sleep; gives the value to sleep on
-void pb_wake(pb_futex *word);    // move on and wake all, if somebody sleeps; after a full barrier
+uint32_t pb_arm(pb_futex *word); // sets bit 0, which says that the caller is about to sleep; returns the value to sleep on
+void pb_wake(pb_futex *word);    // changes the value and wakes all, if a member sleeps; call it after a full barrier
 bool pb_moved(struct pb_channel *ch);
 size_t pb_track_size(uint64_t slots);
 size_t pb_cursor_size(uint64_t slots);
 enum pb_result pb_channel_open(struct pb_channel *ch, int roster, int sequencer, uint32_t slot, uint64_t member);
 void pb_channel_close(struct pb_channel *ch);
 enum pb_result pb_complain(struct pb_channel *ch, enum pb_result result, const char *text, ...);
-enum pb_result pb_odd(struct pb_channel *ch, const char *text); // PB_AGAIN, and after 100 ms PB_PROTOCOL
+enum pb_result pb_odd(struct pb_channel *ch, const char *text); // PB_AGAIN, or PB_PROTOCOL after 100 ms
 void pb_help(struct pb_channel *ch, uint64_t tail);
 void pb_advance_head(struct pb_channel *ch, uint64_t tail);
 pb_futex *pb_published(const struct pb_channel *ch);
@@ -200,17 +200,17 @@ void pb_producer_close(struct pb_producer *p);
 enum pb_result pb_add_cursor(struct pb_producer *p, uint32_t slot, uint64_t member, int fd);
 enum pb_result pb_publish(struct pb_producer *p, const struct pb_publication *what, bool waits, uint64_t *number);
 void pb_end_wait(struct pb_producer *p);
-bool pb_behind(const struct pb_producer *p, uint64_t *member, uint32_t *process); // who holds a broadcast up the most
-enum pb_result pb_reclaim(struct pb_producer *p); // PB_OK: see `back`, good until the next call; PB_NONE: wait on `freed`
+bool pb_behind(const struct pb_producer *p, uint64_t *member, uint32_t *process); // finds the consumer that is furthest behind in a broadcast
+enum pb_result pb_reclaim(struct pb_producer *p); // PB_OK: see `back`, valid until the next call; PB_NONE: wait on `freed`
 
 // consumer.c
 
 enum pb_result pb_consumer_open(struct pb_consumer *c, int roster, int sequencer, int cursor, uint32_t slot, uint64_t member);
-void pb_consumer_close(struct pb_consumer *c); // what is kept has to be dropped before
-enum pb_result pb_begin(struct pb_consumer *c); // once the service says that it has joined
+void pb_consumer_close(struct pb_consumer *c); // call pb_forget for all that is kept before
+enum pb_result pb_begin(struct pb_consumer *c); // call it when the service says that the consumer has joined
 enum pb_result pb_add_track(struct pb_consumer *c, uint32_t slot, uint64_t member, int fd);
 enum pb_result pb_take(struct pb_consumer *c, struct pb_frame *frame);
-enum pb_result pb_settle(struct pb_consumer *c, uint64_t number, bool requeue, bool *stood); // it stays in hand
+enum pb_result pb_settle(struct pb_consumer *c, uint64_t number, bool requeue, bool *stood); // the frame stays in hand
 enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, const struct pb_fence *done, bool settled,
                           bool *stood);
 void pb_leave(struct pb_consumer *c);
@@ -222,7 +222,7 @@ bool pb_check_meta(const void *bytes, size_t size);
 // Words of shared memory
 
 #ifdef PB_STUMBLE
-void pb_stumble(void); // for tests: any step may take long
+void pb_stumble(void); // for tests: may delay any step
 #else
 #define pb_stumble() ((void)0)
 #endif
@@ -253,7 +253,7 @@ enum { // offsets in the roster and in its slots
 enum { PB_AT_TICKETS = 192, PB_AT_DROPPED = 256, PB_AT_HEAD = 320, PB_AT_WAITING = 512, PB_AT_ORDER = 8192 };
 enum { PB_AT_USED = 16, PB_AT_HOLDS = 4096, PB_AT_DONE = 8192, PB_RECORD = 64, PB_META_SLOT = 8448 };
 
-// The parts of a tail: the number of the newest frame, the slot of its producer, the version of the roster.
+// The parts of a tail: number of the newest frame, slot of its producer, version of the roster.
 static inline uint64_t pb_tail(const struct pb_channel *ch) { return PB_LOAD(pb_at(&ch->sequencer, 0)); }
 static inline uint64_t pb_tail_number(uint64_t tail) { return tail >> 16; }
 static inline uint32_t pb_tail_slot(uint64_t tail) { return (uint32_t)(tail >> 10) & 63; }
@@ -261,24 +261,24 @@ static inline uint64_t pb_version(const struct pb_channel *ch) { return PB_LOAD(
 static inline uint64_t pb_state(const struct pb_channel *ch) { return PB_LOAD(pb_at(&ch->roster, PB_AT_STATE)); }
 static inline uint64_t pb_ring(const struct pb_channel *ch, uint64_t number) { return number & (ch->slots - 1); }
 
-// The entry of a number: the number and the slot of its producer.
+// The entry of a number: the number, and the slot of its producer.
 static inline pb_word *pb_entry(const struct pb_channel *ch, uint64_t number) {
     return pb_at(&ch->sequencer, PB_AT_ORDER + 8 * pb_ring(ch, number));
 }
 
-// The claim of a number in a queue: the number and a tag.
+// The claim of a number in a queue: the number, and a tag.
 enum { PB_GIVEN_BACK, PB_ACKNOWLEDGED, PB_CLAIMED };
 static inline pb_word *pb_claim(const struct pb_channel *ch, uint64_t number) {
     return pb_at(&ch->sequencer, PB_AT_ORDER + 8 * (ch->slots + pb_ring(ch, number)));
 }
-static inline bool pb_claim_waits(uint64_t claim, uint64_t number) { // whether a published number is for anybody to take
+static inline bool pb_claim_waits(uint64_t claim, uint64_t number) { // whether a published number waits for a consumer
     return claim >> 12 < number || claim == (number << 12 | PB_GIVEN_BACK);
 }
-static inline bool pb_claim_over(uint64_t claim, uint64_t number) { // whether it is acknowledged
+static inline bool pb_claim_over(uint64_t claim, uint64_t number) { // whether the number is acknowledged
     return claim >> 12 > number || claim == (number << 12 | PB_ACKNOWLEDGED);
 }
 
-// The first number that has to be looked at to see every frame of a queue that is not acknowledged.
+// Returns the first number to look at in order to find every frame of a queue that is not acknowledged.
 static inline uint64_t pb_oldest_standing(const struct pb_channel *ch, uint64_t last) {
     uint64_t first = last >= ch->slots ? last - ch->slots + 1 : 1;
     uint64_t head = PB_LOAD(pb_at(&ch->sequencer, PB_AT_HEAD));

@@ -1,5 +1,5 @@
-// Hostile memory: every shared word may change to anything at any time. Nothing may crash, hang or read outside of what is mapped.
-// `fuzz [SEED [INPUTS]]`. An input is a few changed words and a call.
+// Hostile memory: every shared word may get any value at any time. Nothing may crash, hang or read outside of the mapped memory.
+// `fuzz [SEED [INPUTS]]`. An input is a few changed words and one call.
 #include "world.h"
 
 #include <time.h>
@@ -104,7 +104,7 @@ static void one_world(uint64_t inputs) {
             default: tracks[which].base[PB_PAGE + 640 * N + 8448 * ring + chance(12)] = (unsigned char)chance(256);
             }
         }
-        if (!chance(32)) { // set right what a liar has made useless
+        if (!chance(32)) { // repair the words that changes have made useless
             uint64_t last = chance(16) ? pb_tail_number(pb_tail(&w.ch)) & 0xFFFF : c.next + chance(3);
             PB_STORE(pb_at(&w.ch.sequencer, 0), last << 16 | chance(FILES) << 10 | (PB_PEEK(roster_word(&w, PB_AT_VERSION)) & 1023));
             PB_STORE(roster_word(&w, PB_AT_STATE), chance(8) ? PB_OPEN : PB_CLOSED);
@@ -145,7 +145,7 @@ static void one_world(uint64_t inputs) {
         }
         if (c.in_hand > PB_HOLDS || p.lives > PB_CONSUMERS) fatal("too many");
         if (r == PB_PROTOCOL && !chance(4)) break;
-        // 100 ms of contradiction are over sooner here.
+        // Shorten the 100 ms that a contradiction may last.
         if (p.ch.odd_since && !chance(8)) p.ch.odd_since = 1;
         if (c.ch.odd_since && !chance(8)) c.ch.odd_since = 1;
     }
@@ -156,7 +156,7 @@ static void one_world(uint64_t inputs) {
     world_close(&w);
 }
 
-// Nothing lies beside a mapping.
+// Makes a mapping without other memory next to it.
 void *__real_mmap(void *, size_t, int, int, int, off_t);
 int __real_munmap(void *, size_t);
 enum { GUARD = 1 << 20 };

@@ -1,6 +1,8 @@
-// Producers and consumers, some killed and replaced at any moment: nothing is lost, doubled, torn, or out of order.
-// `stress [SEED [FRAMES [RUNS]]]`. With -DPB_STUMBLE they are held up between any two steps. Each is a process; compiled with -DTHREADS each is a thread, none is killed, and the linker's
-// --wrap=mmap has them map a file once: so the thread sanitizer sees who touches what.
+// Producers and consumers, some of them killed and replaced at any moment. No frame may be lost, doubled, torn or out of order.
+// `stress [SEED [FRAMES [RUNS]]]`. With -DPB_STUMBLE members are delayed between any two steps. Each member is a process. With -DTHREADS
+// each member is a thread, none is killed, and with the linker's --wrap=mmap all threads share one mapping of a file, so that the thread
+// sanitizer sees all accesses.
+
 #include "world.h"
 
 #include <pthread.h>
@@ -13,15 +15,15 @@
 enum { PRODUCERS = 3, CONSUMERS = 3, BLOCKS = 18, MEMBERS = 1 << 14, WORDS = 32 };
 
 #ifdef THREADS
-#define CONTENT uint64_t // ordered by what is tested, or the sanitizer complains
+#define CONTENT uint64_t // not atomic: the tested code must order the accesses, or the sanitizer reports a race
 #else
 #define CONTENT volatile uint64_t
 #endif
 
-// What all share besides the channel.
+// Memory that all members share besides the channel.
 struct board {
-    _Atomic uint64_t fds[2][PB_CONSUMERS];           // descriptors of files in the service's process, by role and slot
-    _Atomic uint64_t published, dropped, ready[MEMBERS]; // ready: 1 its file is mapped, 2 it has joined
+    _Atomic uint64_t fds[2][PB_CONSUMERS];           // descriptors in the service's process, by role and slot
+    _Atomic uint64_t published, dropped, ready[MEMBERS]; // ready: 1: the member has mapped its file, 2: it has joined
     _Atomic unsigned char taken[1 << 22];                // by number: how often it was acknowledged
     CONTENT blocks[PB_PRODUCERS * 64][WORDS];
 };
@@ -101,7 +103,7 @@ static void produce(struct world *w, uint32_t slot, uint64_t member, uint64_t fr
     board->ready[member] = 1;
     while (PB_LOAD(pb_at32(&w->ch.roster, slot_at(true, slot))) != PB_ACTIVE) sched_yield();
     uint64_t unused[BLOCKS], free = 0;
-    // As few as can do: they are soon used again.
+    // As few blocks as possible, so that they are soon reused.
     for (uint64_t i = 0; i < w->ch.capacity + 2; i++) unused[free++] = group * 64 + i;
     for (uint64_t count = 1; count <= frames; count++) {
         while (!free) {
@@ -166,7 +168,7 @@ static void consume(struct world *w, uint32_t slot, uint64_t member, uint32_t po
         if (r == PB_UNKNOWN) {
             int fd = fd_of(1, c.ch.unknown_slot);
             if (fd >= 0) {
-                // The slot may be another's by now, whose track is not this member's.
+                // By now the slot may belong to another member with another track.
                 pb_add_track(&c, c.ch.unknown_slot, c.ch.unknown_member, fd);
                 close(fd);
             }
@@ -215,7 +217,7 @@ struct member {
     uint32_t slot, policy;
     uint64_t member, frames, seed;
     pthread_t thread;
-    pid_t process; // 0: there is none
+    pid_t process; // 0: none
 };
 
 static void *live(void *with) {
@@ -265,7 +267,7 @@ static void wait_for_end(struct member *m, bool killed) {
 static void kill_member(struct member *m) {
     kill(m->process, SIGKILL);
     wait_for_end(m, true);
-    end_member(m->w, m->producer, m->slot, PB_LEFT); // a producer's slot stays: its frames are kept
+    end_member(m->w, m->producer, m->slot, PB_LEFT); // a producer keeps its slot, because its frames are kept
     if (m->producer) return;
     if (m->w->ch.queue) give_claims_back(m->w, m->slot);
     end_member(m->w, false, m->slot, PB_FREE);
@@ -289,7 +291,7 @@ static void run(uint64_t seed, bool queue, uint32_t policy, uint64_t capacity, u
         nanosleep(&(struct timespec){0, (long)(1 + chance(5)) * 1000000}, NULL);
         struct member *m = death % 5 == 4 ? &producers[chance(PRODUCERS)] : &consumers[chance(CONSUMERS)];
         kill_member(m);
-        // A producer that died keeps its slot, and its successor has another, with blocks of its own.
+        // A dead producer keeps its slot. Its successor gets another slot and other blocks.
         if (m->producer) m->slot += PRODUCERS;
         else m->slot = (m->slot + CONSUMERS * (uint32_t)chance(2)) % 100;
         start(m, chance(2));
@@ -308,7 +310,7 @@ static void run(uint64_t seed, bool queue, uint32_t policy, uint64_t capacity, u
            (unsigned long long)capacity, deaths, (unsigned long long)published, (unsigned long long)last,
            (unsigned long long)acknowledged, (unsigned long long)dropped);
     fflush(stdout);
-    // Who dies between an acknowledgement and its note, or the other way round, has one frame more or less.
+    // A member that died between an acknowledgement and its note may have one frame more or less.
     if (doubled > deaths * 8 || (queue && !deaths && (doubled || acknowledged + dropped != published))) {
         fprintf(stderr, "%llu were acknowledged more than once\n", (unsigned long long)doubled);
         exit(1);
@@ -317,7 +319,7 @@ static void run(uint64_t seed, bool queue, uint32_t policy, uint64_t capacity, u
 }
 
 #ifdef THREADS
-// A file is mapped once, for all.
+// A file is mapped once, for all threads.
 void *__real_mmap(void *, size_t, int, int, int, off_t);
 int __real_munmap(void *, size_t);
 static struct {
@@ -344,7 +346,7 @@ void *__wrap_mmap(void *at, size_t size, int protection, int flags, int fd, off_
 
 int __wrap_munmap(void *at, size_t size) {
     for (size_t i = 0; i < mapped; i++)
-        if (maps[i].at.base == at) return 0; // others use it
+        if (maps[i].at.base == at) return 0; // other threads use it
     return __real_munmap(at, size);
 }
 #endif

@@ -1,4 +1,4 @@
-// A stand-in for the service's part of a channel, for tests: it makes the files and changes the roster.
+// The service's part of a channel, for tests: it makes the files and changes the roster.
 #ifndef WORLD_H
 #define WORLD_H
 
@@ -14,7 +14,7 @@
 #include "../shm.h"
 
 struct world {
-    struct pb_channel ch; // its roster is mapped to be written
+    struct pb_channel ch; // its roster is mapped for writing
     int roster, sequencer;
     int tracks[PB_PRODUCERS], cursors[PB_CONSUMERS]; // descriptors by slot
     struct pb_file cursor_maps[PB_CONSUMERS];
@@ -74,7 +74,7 @@ static inline void set_state(struct world *w, bool producer, uint32_t slot, uint
     PB_STORE(pb_at32(&w->ch.roster, slot_at(producer, slot)), state);
 }
 
-// Makes the file of a new member and writes all of its slot but the state.
+// Makes the file of a new member and writes its slot, except the state.
 static inline uint64_t prepare(struct world *w, bool producer, uint32_t slot, uint32_t policy, uint64_t timeline) {
     int *fd = producer ? &w->tracks[slot] : &w->cursors[slot];
     size_t size = producer ? pb_track_size(w->ch.slots) : pb_cursor_size(w->ch.slots), at = slot_at(producer, slot);
@@ -90,7 +90,7 @@ static inline uint64_t prepare(struct world *w, bool producer, uint32_t slot, ui
     return w->members;
 }
 
-// Stores a new version; gives whether the tail has it, too.
+// Stores a new version. Returns whether the tail has it too.
 static inline bool new_version(struct world *w, uint64_t tail) {
     uint64_t version = PB_PEEK(roster_word(w, PB_AT_VERSION));
     return PB_CAS(pb_at(&w->ch.sequencer, 0), &tail, (tail & ~UINT64_C(1023)) | (version & 1023));
@@ -127,7 +127,7 @@ static inline void end_member(struct world *w, bool producer, uint32_t slot, uin
     wake_everybody(w);
 }
 
-// What the service does once the process of a consumer of a queue is gone.
+// Does what the service does when the process of a consumer of a queue is gone.
 static inline void give_claims_back(struct world *w, uint32_t slot) {
     for (uint64_t i = 0; i < w->ch.slots; i++) {
         uint64_t claim = PB_LOAD(pb_claim(&w->ch, i));
