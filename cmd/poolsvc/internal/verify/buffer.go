@@ -12,16 +12,16 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// poolSlack is room in a check's pool beyond its buffers, in bytes: blocks come in size classes.
+// poolSlack is extra room in a check's pool, in bytes, because blocks are rounded up to size classes.
 const poolSlack = 32 << 20
 
-// giveBackLimit is how long processes may take to unmap what was destroyed.
+// giveBackLimit is how long processes may take to unmap destroyed memory.
 const giveBackLimit = 20 * time.Second
 
-// longestPause is between two looks at whether they have.
+// longestPause is the longest pause between two checks whether they have done so.
 const longestPause = 50 * time.Millisecond
 
-// pool makes a pool with room for bytes. undo takes it back, with what is published in it.
+// pool makes a pool with room for this number of bytes. undo destroys it, with everything that is published in it.
 func (s *scene) pool(ctx context.Context, name string, bytes uint64) (p *bridge.Pool, undo func() error, err error) {
 	p, err = s.client.CreatePool(ctx, mempool.PoolSpec{Name: name, Kind: s.kind, Device: s.device(), MaxBytes: bytes/8*9 + poolSlack})
 	if err != nil {
@@ -33,9 +33,9 @@ func (s *scene) pool(ctx context.Context, name string, bytes uint64) (p *bridge.
 	}, nil
 }
 
-// quiet waits until the driver has the memory of earlier checks back. The service frees a block when the last process has
-// unmapped it, this one too, which may be after its check; to unmap and to free memory waits for the kernels that run, and other
-// calls of the same process may wait for that.
+// quiet waits until the driver has got the memory of earlier checks back. The service frees a block when the last process has unmapped
+// it, which may be after the check, and this process may be the last. Unmapping and freeing wait for running kernels, and other calls of
+// the same process may wait for that.
 func (s *stage) quiet(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, giveBackLimit)
 	defer cancel()
@@ -51,7 +51,7 @@ func (s *stage) quiet(ctx context.Context) error {
 			break
 		}
 		select {
-		case <-time.After(pause): // a service tells nobody when a pool is gone
+		case <-time.After(pause): // a service does not report when a pool is gone
 		case <-ctx.Done():
 			return s.notBack(ctx.Err())
 		}
@@ -87,7 +87,7 @@ func (s *scene) publish(ctx context.Context, name string, n uint64, p *work.Patt
 	return undo, nil
 }
 
-// look compares what is published under a name with a pattern, and writes another if there is one.
+// look compares the content that is published under a name with a pattern. If then is not nil, it writes that pattern.
 func (s *scene) look(ctx context.Context, name string, n uint64, p, then *work.Pattern) error {
 	l, err := s.client.Get(ctx, name, bridge.LeaseOptions{Write: then != nil, Wait: time.Minute})
 	if err != nil {

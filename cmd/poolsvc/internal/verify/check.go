@@ -8,31 +8,31 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// scenario is something that people do with shared memory.
+// scenario is a way to use shared memory.
 type scenario string
 
-// The scenarios, as they stand in the names of checks.
+// The scenarios, with the names that they have in names of checks.
 const (
-	transfer scenario = "transfer" // one process writes, another reads and answers, in place
+	transfer scenario = "transfer" // one process writes, and another one reads and answers in place
 	mapping  scenario = "mapping"  // parts, read-only and several mappings of one allocation
-	handle   scenario = "handle"   // handles that travel through any channel, a file too
+	handle   scenario = "handle"   // handles that travel through any channel, also a file
 	contexts scenario = "contexts" // memory across the life of CUDA contexts
 	order    scenario = "order"    // waiting for GPU work of another process
 	early    scenario = "early"    // the consumer comes before the producer
-	stream   scenario = "stream"   // channels: one buffer after the other
+	stream   scenario = "stream"   // channels: one buffer after another
 )
 
-// check is one thing to prove, for one kind of memory and one consumer.
+// check is one property to prove, for one kind of memory and one consumer.
 type check struct {
 	scenario scenario
 	name     string
 	consumer string
 	run      func(context.Context, *scene) error
-	// alone is the worker that the check has for itself, if there is one.
+	// alone returns the role of the worker that only this check uses. nil: the check uses none.
 	alone func(*scene) (role, error)
 }
 
-// direction is which way the data goes first.
+// direction returns in which direction the data goes first.
 func (c check) direction() string {
 	if c.name == producedName {
 		return "from-consumer"
@@ -40,20 +40,20 @@ func (c check) direction() string {
 	return "to-consumer"
 }
 
-// skip is the error of a check that cannot run here; it says why.
+// skip is the error of a check that cannot run here. It contains the reason.
 type skip struct{ reason string }
 
 func (s *skip) Error() string { return s.reason }
 
 func skipf(format string, args ...any) error { return &skip{fmt.Sprintf(format, args...)} }
 
-// family makes the checks of one scenario, for a kind of memory and the consumers that can use it.
+// family returns the checks of one scenario, for a kind of memory and the consumers that can use it.
 type family func(kind mempool.Kind, consumers []string, o Options) []check
 
-// families are all of them, in the order in which they run.
+// families has all families, in the order in which they run.
 var families = []family{roundTrips, vmmChecks, subRanges, legacyChecks, contextLives, eventChecks, slowChecks, earlyConsumers, streamChecks, outsideChecks, peerChecks}
 
-// checksOf lists the checks of a kind, for the consumers that are installed.
+// checksOf returns the checks of a kind, for the installed consumers.
 func checksOf(kind mempool.Kind, o Options, p *roster) []check {
 	var checks []check
 	for _, f := range families {
@@ -67,7 +67,7 @@ func checksOf(kind mempool.Kind, o Options, p *roster) []check {
 	return checks
 }
 
-// each makes one check for each consumer.
+// each returns one check for each consumer.
 func each(of scenario, name string, consumers []string, run func(ctx context.Context, s *scene, consumer string) error) []check {
 	checks := make([]check, 0, len(consumers))
 	for _, c := range consumers {
@@ -78,7 +78,7 @@ func each(of scenario, name string, consumers []string, run func(ctx context.Con
 	return checks
 }
 
-// alone says which worker each of the checks has for itself.
+// alone sets the function that returns the role of each check's own worker.
 func alone(checks []check, of func(s *scene, consumer string) (role, error)) []check {
 	for i := range checks {
 		consumer := checks[i].consumer
@@ -87,13 +87,13 @@ func alone(checks []check, of func(s *scene, consumer string) (role, error)) []c
 	return checks
 }
 
-// own is a worker that uses the check's library, and is told nothing besides.
+// own returns the role of a worker that uses the check's library and has no other options.
 func own(_ *scene, consumer string) (role, error) { return role{consumer: consumer}, nil }
 
-// onGPU says whether memory of a kind needs a GPU.
+// onGPU reports whether memory of a kind needs a GPU.
 func onGPU(kind mempool.Kind) bool { return kind != mempool.Host }
 
-// resultOf says how a check ended from what it returned.
+// resultOf returns the status and the reason for the error that a check returned.
 func resultOf(err error) (Status, string) {
 	if err == nil {
 		return Passed, ""

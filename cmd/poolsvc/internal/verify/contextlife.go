@@ -9,13 +9,13 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// The segments that contexts open, in bytes.
+// The sizes of the segments that the contexts open, in bytes.
 var segments = []uint64{146_064, 226_656, 154_909_264}
 
-// contextRounds is how often they are opened.
+// contextRounds is how many times they are opened.
 const contextRounds = 4
 
-// contextLives has memory outlive the contexts that it is mapped in.
+// contextLives returns checks of memory that outlives the contexts in which it is mapped.
 func contextLives(kind mempool.Kind, consumers []string, _ Options) []check {
 	if !onGPU(kind) {
 		return nil
@@ -34,7 +34,7 @@ func contextLives(kind mempool.Kind, consumers []string, _ Options) []check {
 	return append(checks, second...)
 }
 
-// contextLife has a worker open three segments and close them, several times, in one context or in one after the other.
+// contextLife lets a worker open three segments and close them, several times, in one context or each time in a new one.
 func contextLife(ctx context.Context, s *scene, consumer string, destroy bool) (err error) {
 	device, err := s.uuid()
 	if err != nil {
@@ -70,8 +70,8 @@ func contextLife(ctx context.Context, s *scene, consumer string, destroy bool) (
 	return err
 }
 
-// secondContext has a worker with two contexts use memory in the second. A legacy handle opens there where it is not open in
-// the primary one, and is refused clearly where it is.
+// secondContext lets a worker with two contexts use memory in the second one. A legacy handle opens there if it is not open in the
+// primary context. If it is, the error must be clear.
 func secondContext(ctx context.Context, s *scene, consumer string) (err error) {
 	device, err := s.uuid()
 	if err != nil {
@@ -94,7 +94,7 @@ func secondContext(ctx context.Context, s *scene, consumer string) (err error) {
 	return err
 }
 
-// handleInSecond has a worker of its own, which has no memory open, open the handle of a buffer.
+// handleInSecond lets a new worker, which has no memory open, open the handle of a buffer.
 func (s *scene) handleInSecond(ctx context.Context, consumer string, t work.Task) (err error) {
 	_, saved, release, err := s.save(ctx, t.Name)
 	if err != nil {

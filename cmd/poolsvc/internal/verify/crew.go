@@ -7,39 +7,39 @@ import (
 	"sync"
 )
 
-// role is what a worker is started for: the library that it uses, and what it is told besides.
+// role says how to start a worker: the library that it uses, and further options.
 type role struct {
 	consumer    string
-	env         string // NAME=value, a variable more; empty for none
-	flag, value string // one flag more; empty for none
+	env         string // NAME=value, one more environment variable; empty for none
+	flag, value string // one more flag; empty for none
 }
 
-// crew starts workers before the checks that need them: most of the time that a worker takes to start goes into imports.
+// crew starts workers before the checks that need them, because a worker needs most of its starting time for imports.
 type crew struct {
 	start   func(role) (*worker, error)
 	prepare func(*worker, role) error
-	limit   int // workers that wait to be used
+	limit   int // greatest number of waiting workers
 
 	mu      sync.Mutex
-	planned []booking // not started, in the order of the checks
+	planned []booking // not started yet, in the order of the checks
 	waiting []*understudy
 }
 
-// booking is a role of a check, by the number of the check.
+// booking is a role that a check needs. check is the number of the check.
 type booking struct {
 	check int
 	role  role
 }
 
-// understudy is a worker that was started ahead.
+// understudy is a worker that was started before its check.
 type understudy struct {
 	booking
 	worker *worker
-	ready  chan struct{} // closed when it is prepared, or could not be
+	ready  chan struct{} // closed when the worker is prepared, or that has failed
 	err    error         // set before ready is closed
 }
 
-// startAhead starts planned workers as long as there is room. c.mu is held.
+// startAhead starts planned workers while there is room. The caller holds c.mu.
 func (c *crew) startAhead() {
 	for len(c.waiting) < c.limit && len(c.planned) > 0 {
 		u := &understudy{booking: c.planned[0], ready: make(chan struct{})}
@@ -54,7 +54,7 @@ func (c *crew) startAhead() {
 	}
 }
 
-// begin starts workers for the checks from one on, and ends those that earlier checks did not take.
+// begin starts workers for a check and the later ones. It ends the workers that earlier checks did not take.
 func (c *crew) begin(check int) error {
 	c.mu.Lock()
 	c.planned = slices.DeleteFunc(c.planned, func(b booking) bool { return b.check < check })
@@ -70,7 +70,7 @@ func (c *crew) begin(check int) error {
 	return stopAll(left)
 }
 
-// awaitPrepared waits until those that were started are prepared: they do not disturb what a check measures.
+// awaitPrepared waits until the started workers are prepared, so that they do not disturb measurements.
 func (c *crew) awaitPrepared() {
 	c.mu.Lock()
 	waiting := slices.Clone(c.waiting)
@@ -80,7 +80,7 @@ func (c *crew) awaitPrepared() {
 	}
 }
 
-// take gives a worker for a role: one that was started ahead, or a new one.
+// take returns a worker for a role: one that was started before, or a new one.
 func (c *crew) take(r role) (*worker, error) {
 	c.mu.Lock()
 	i := slices.IndexFunc(c.waiting, func(u *understudy) bool { return u.role == r })
@@ -102,7 +102,7 @@ func (c *crew) take(r role) (*worker, error) {
 	return u.worker, u.err
 }
 
-// close ends the workers that nobody took.
+// close ends the workers that no check took.
 func (c *crew) close() error {
 	c.mu.Lock()
 	left := c.waiting

@@ -13,10 +13,10 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// head is how much earlier the consumer is than what it waits for.
+// head is how much earlier the consumer starts than the thing that it waits for.
 const head = 50 * time.Millisecond
 
-// earlyConsumers: the consumer comes before the producer.
+// earlyConsumers returns checks in which the consumer comes before the producer.
 func earlyConsumers(kind mempool.Kind, consumers []string, _ Options) []check {
 	checks := each(early, "pool", preferred(consumers), func(ctx context.Context, s *scene, consumer string) (err error) {
 		w, err := s.worker(consumer)
@@ -71,7 +71,7 @@ func earlyConsumers(kind mempool.Kind, consumers []string, _ Options) []check {
 	return checks
 }
 
-// tooEarly has a worker wait in vain, and then for what appear makes appear.
+// tooEarly lets a worker wait in vain, and then again while appear makes what it waits for.
 func tooEarly(ctx context.Context, w *worker, t work.Task, appear func() error) error {
 	t.Task, t.Timeout = "wait", head.Seconds()
 	if err := inVain(w.do(ctx, t)); err != nil {
@@ -80,7 +80,7 @@ func tooEarly(ctx context.Context, w *worker, t work.Task, appear func() error) 
 	return inTime(ctx, w, t, appear)
 }
 
-// inVain says whether a wait ended as one that was in vain should.
+// inVain returns an error unless a wait timed out.
 func inVain(_ *work.Answer, err error) error {
 	failed, ok := errors.AsType[*work.Failure](err)
 	switch {
@@ -92,7 +92,7 @@ func inVain(_ *work.Answer, err error) error {
 	return nil
 }
 
-// inTime has a worker wait for what appears a little later.
+// inTime lets a worker wait for something that appear makes a little later.
 func inTime(ctx context.Context, w *worker, t work.Task, appear func() error) error {
 	t.Timeout = 60
 	waited := make(chan error, 1)
@@ -112,7 +112,7 @@ func inTime(ctx context.Context, w *worker, t work.Task, appear func() error) er
 	return <-waited
 }
 
-// laterService is a worker for a service that is not there yet.
+// laterService returns the role of a worker whose service does not exist yet.
 func (s *scene) laterService(consumer string) role {
 	return role{consumer: consumer, flag: "--socket", value: filepath.Join(s.dir, "early-"+consumer, "poolsvc.sock")}
 }

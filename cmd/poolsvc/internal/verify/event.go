@@ -15,7 +15,7 @@ import (
 // slow is how long the producer's work takes.
 const slow = 200 * time.Millisecond
 
-// eventChecks has a consumer wait for work of the producer: by an interprocess event that stands alone, and by a fence.
+// eventChecks returns checks in which a consumer waits for the producer's work: by an interprocess event without a fence, and by a fence.
 func eventChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if !onGPU(kind) {
 		return nil
@@ -25,7 +25,7 @@ func eventChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 		"streams that wait for words"))...)
 }
 
-// awaited runs a check on GPUs that have what it needs.
+// awaited returns a check that is skipped on GPUs without a feature.
 func awaited(by string, has func(cuda.Device) (bool, error), what string) func(context.Context, *scene, string) error {
 	return func(ctx context.Context, s *scene, consumer string) error {
 		d, err := mempool.FindDevice(s.options.Device)
@@ -54,8 +54,8 @@ func awaited(by string, has func(cuda.Device) (bool, error), what string) func(c
 		if err := s.quiet(ctx); err != nil {
 			return err
 		}
-		// The first round, without a kernel that is held, does what happens only once and may wait for kernels: it loads kernels,
-		// makes the timeline known to the driver, and has the worker open the memory.
+		// The first round has no held kernel. It does the things that happen only once and may wait for kernels: loading kernels,
+		// registering the timeline with the driver, and opening the memory in the worker.
 		for _, takes := range []time.Duration{0, slow} {
 			if err := a.round(ctx, takes); err != nil {
 				return err
@@ -76,8 +76,9 @@ type awaiting struct {
 	name     string
 }
 
-// round publishes what a kernel has yet to write. The kernel is held until that is published, so publishing cannot have waited
-// for it, and then takes its time. The worker waits for it without a look at the data, and then compares.
+// round publishes a buffer whose content a kernel has not written yet. The kernel is held until the buffer is published, so publishing
+// cannot have waited for it. Then the kernel takes some time. The worker waits for it without reading the data, and then compares the
+// data.
 func (a *awaiting) round(ctx context.Context, takes time.Duration) (err error) {
 	g := a.gpu
 	gate, err := g.NewGate()
@@ -85,11 +86,11 @@ func (a *awaiting) round(ctx context.Context, takes time.Duration) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, gate.Close()) }()
-	l, err := a.client.Get(ctx, a.name, bridge.LeaseOptions{Write: true, Wait: time.Minute}) // the worker's lease ends without a word
+	l, err := a.client.Get(ctx, a.name, bridge.LeaseOptions{Write: true, Wait: time.Minute}) // waits until the worker's lease has ended
 	if err != nil {
 		return err
 	}
-	// An event stands for the work as long as the lease lasts.
+	// An event works only while the lease lasts.
 	defer func() { err = errors.Join(err, l.ReleaseAfter(ctx, g.Queue), g.Stream.Synchronize()) }()
 	t := mempool.Tensor{DType: mempool.Uint32, Shape: []uint64{maskedElements}}
 	done := mempool.Completion{After: []mempool.Queue{g.Queue}}
@@ -138,14 +139,14 @@ func (a *awaiting) round(ctx context.Context, takes time.Duration) (err error) {
 	return nil
 }
 
-// How long a call may take before it counts as one that waits.
+// After these times a call counts as waiting.
 const (
 	callLimit  = 5 * time.Second
 	asideLimit = time.Second
 )
 
-// meanwhile says how long publish takes while a kernel is held, which open lets go on. If publish waits, the error says
-// for what: if a query of an idle stream waits as well, the driver holds up the calls of this process.
+// meanwhile returns how long publish takes while a kernel is held. open lets the kernel go on. If publish waits, the error says for what:
+// if a query of an idle stream waits too, the driver blocks the calls of this process.
 func meanwhile(open func(), query func() (bool, error), publish func() error) (took time.Duration, err error) {
 	published := make(chan error, 1)
 	began := time.Now()

@@ -12,7 +12,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// legacyChecks is what handles of 64 bytes are used for.
+// legacyChecks returns checks of handles of 64 bytes.
 func legacyChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if kind != mempool.Legacy {
 		return nil
@@ -25,15 +25,15 @@ func legacyChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	})...)
 }
 
-// withoutService is a worker that knows no service.
+// withoutService returns the role of a worker that knows no service.
 func (s *scene) withoutService(consumer string) role {
 	return role{consumer: consumer, flag: "--socket", value: filepath.Join(s.dir, "nobody")}
 }
 
-// legacyElements is what the checks of handles have in memory.
+// legacyElements is the number of elements in the checks of handles.
 const legacyElements = 1 << 18
 
-// save writes a file that says where a published buffer is. The lease that it returns holds the buffer.
+// save writes a file that says where a published buffer is. release ends the lease that keeps the buffer.
 func (s *scene) save(ctx context.Context, name string) (path string, x mempool.Saved, release func() error, err error) {
 	lease, err := s.client.Export(ctx, name, 0)
 	if err != nil {
@@ -51,8 +51,8 @@ func (s *scene) save(ctx context.Context, name string) (path string, x mempool.S
 	return path, x, lease.Release, nil
 }
 
-// handleInAFile saves a handle to a file, and has consumers that are started later, and know no service, compare what it
-// opens and change it.
+// handleInAFile saves a handle to a file. Consumers that start later, and know no service, open the handle, compare the memory and change
+// it.
 func handleInAFile(ctx context.Context, s *scene, consumer string) (err error) {
 	name := s.uniqueName("file")
 	first, second := work.Affine(0.001, 42).Within(1e-4), work.Affine(1, 100)
@@ -80,7 +80,7 @@ func handleInAFile(ctx context.Context, s *scene, consumer string) (err error) {
 	return s.look(ctx, name, legacyElements, work.Affine(2, 200), nil)
 }
 
-// deadOwner has a consumer open the handle of a process that was killed, and then go on.
+// deadOwner lets a consumer open the handle of a killed process. The consumer must work on after the error.
 func deadOwner(ctx context.Context, s *scene, consumer string) error {
 	device, err := s.uuid()
 	if err != nil {
@@ -117,10 +117,10 @@ func deadOwner(ctx context.Context, s *scene, consumer string) error {
 	case !ok || failed.Code != "unavailable":
 		return fmt.Errorf("the handle of a dead process should be unavailable: %w", err)
 	}
-	return roundTrip(ctx, s, consumer, 1000) // the worker goes on
+	return roundTrip(ctx, s, consumer, 1000) // the worker must still work
 }
 
-// uuid is the UUID of the GPU to use.
+// uuid returns the UUID of the GPU to use.
 func (s *scene) uuid() (string, error) {
 	d, err := mempool.FindDevice(s.options.Device)
 	if err != nil {

@@ -9,24 +9,24 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// Machine is what the checks ran on.
+// Machine describes the machine on which the checks ran.
 type Machine struct {
 	OS     string `json:"os"`
 	Kernel string `json:"kernel"`
 	Arch   string `json:"arch"`
 	CPUs   int    `json:"cpus"`
-	// CUDA is the version that the driver supports, 13000 for 13.0; 0 where there is no driver, and Reason says why.
+	// CUDA is the version that the driver supports, 13000 for 13.0. It is 0 without a driver, and Reason then says why.
 	CUDA      int               `json:"cuda"`
 	Reason    string            `json:"reason,omitempty"`
 	Simulated bool              `json:"simulated,omitempty"`
 	Devices   []GPU             `json:"devices"`
 	Python    string            `json:"python"`
 	Packages  map[string]string `json:"packages"`
-	// Native says whether the Python package has its native module.
+	// Native is whether the Python package has its native module.
 	Native bool `json:"native"`
 }
 
-// NativeModule says for a person whether the Python package has its native module.
+// NativeModule returns a text that says whether the Python package has its native module.
 func (m Machine) NativeModule() string {
 	if m.Native {
 		return "native module"
@@ -34,7 +34,7 @@ func (m Machine) NativeModule() string {
 	return "no native module"
 }
 
-// GPU is one of the machine's.
+// GPU describes one of the machine's GPUs.
 type GPU struct {
 	Ordinal     int    `json:"ordinal"`
 	Name        string `json:"name"`
@@ -42,7 +42,7 @@ type GPU struct {
 	MemoryBytes uint64 `json:"memory_bytes"`
 }
 
-// Describe reads what this machine is.
+// Describe returns a description of this machine.
 func Describe() Machine {
 	m := Machine{OS: runtime.GOOS, Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), Devices: []GPU{}}
 	var u unix.Utsname

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// glob is a pattern in which * stands for anything and ? for one character.
+// glob returns the regular expression of a pattern in which * matches any text and ? one character.
 func glob(pattern string) (*regexp.Regexp, error) {
 	quoted := regexp.QuoteMeta(pattern)
 	quoted = strings.ReplaceAll(strings.ReplaceAll(quoted, `\*`, ".*"), `\?`, ".")

@@ -19,7 +19,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// outsideChecks are about what goes past the service: descriptors, handles, multiprocessing and fork.
+// outsideChecks returns checks that do not go through the service: descriptors, handles, multiprocessing and fork.
 func outsideChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	best := preferred(consumers)
 	checks := each(mapping, "fork", best[1:], fork)
@@ -38,17 +38,17 @@ func outsideChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	return checks
 }
 
-// cudaCore is the consumer that is cuda.core alone.
+// cudaCore is the consumer that uses only cuda.core.
 const cudaCore = "cuda.core"
 
-// shared is memory of this process, for others by its descriptor.
+// shared is memory of this process that other processes open by its descriptor.
 type shared struct {
 	physical *cuda.Physical
 	mapping  *cuda.Mapping
 	fd       int
 }
 
-// share allocates memory of a GPU and makes a descriptor of it.
+// share allocates memory of a GPU and exports it as a descriptor.
 func share(c *cuda.Context, bytes uint64) (m *shared, err error) {
 	unit, err := c.AllocationGranularity()
 	if err != nil {
@@ -67,13 +67,13 @@ func share(c *cuda.Context, bytes uint64) (m *shared, err error) {
 	return m, nil
 }
 
-// close unmaps the memory, and then gives up the allocation and its descriptor.
+// close unmaps the memory, and then releases the allocation and its descriptor.
 func (m *shared) close() error {
 	return errors.Join(m.mapping.Close(), m.physical.Close(), unix.Close(m.fd))
 }
 
-// descriptor hands a worker an allocation by its descriptor, over a socket of this check's own. First the worker cleans up
-// before its owner, and then after it: a mapping keeps the memory.
+// descriptor gives a worker an allocation by its descriptor, over a separate socket. In the first run the worker unmaps the memory before
+// its owner, in the second run after it: a mapping must keep the memory.
 func descriptor(ctx context.Context, s *scene, consumer string) error {
 	for _, ownerFirst := range []bool{false, true} {
 		if err := passDescriptor(ctx, s, consumer, ownerFirst); err != nil {
@@ -133,14 +133,14 @@ func passDescriptor(ctx context.Context, s *scene, consumer string, ownerFirst b
 	return err
 }
 
-// Info, Bytes and Pointer make it memory to work on.
+// Info, Bytes and Pointer implement work.Memory.
 func (m *shared) Info() mempool.LeaseInfo {
 	return mempool.LeaseInfo{Tensor: mempool.Bytes(m.mapping.Size())}
 }
 func (m *shared) Bytes(context.Context) ([]byte, error)    { return nil, nil }
 func (m *shared) Pointer(context.Context) (uintptr, error) { return uintptr(m.mapping.Ptr()), nil }
 
-// send gives the size and the descriptor to the one who connects to a socket while receive runs.
+// send sends the size and the descriptor to the process that connects to a socket while receive runs.
 func (m *shared) send(ctx context.Context, path string, receive func(context.Context) error) (err error) {
 	listener, err := seqpacket.Listen(path, seqpacket.ListenConfig{})
 	if err != nil {
@@ -157,12 +157,12 @@ func (m *shared) send(ctx context.Context, path string, receive func(context.Con
 		sent <- err
 	}()
 	if err := receive(ctx); err != nil {
-		return err // which ends the listener, and Accept
+		return err // this closes the listener, and so ends Accept
 	}
 	return <-sent
 }
 
-// zeros has a worker open a handle of 64 zero bytes: a clear error, and the worker goes on.
+// zeros lets a worker open a handle of 64 zero bytes. The error must be clear, and the worker must still work.
 func zeros(ctx context.Context, s *scene, consumer string) (err error) {
 	device, err := s.uuid()
 	if err != nil {
@@ -201,7 +201,7 @@ func zeros(ctx context.Context, s *scene, consumer string) (err error) {
 	return err
 }
 
-// refusedByDriver has a worker ask the driver for handles of memory that has none.
+// refusedByDriver lets a worker ask the driver for handles of memory that cannot have any.
 func refusedByDriver(ctx context.Context, s *scene, consumer string) error {
 	device, err := s.uuid()
 	if err != nil {
@@ -230,7 +230,7 @@ func refusedByDriver(ctx context.Context, s *scene, consumer string) error {
 	return nil
 }
 
-// uniqueHandles saves handles of several segments: no two are alike, and each opens its own.
+// uniqueHandles saves handles of several segments. No two may be equal, and each must open its own segment.
 func uniqueHandles(ctx context.Context, s *scene, consumer string) (err error) {
 	w, err := s.worker(consumer)
 	if err != nil {
@@ -263,7 +263,7 @@ func uniqueHandles(ctx context.Context, s *scene, consumer string) (err error) {
 		}
 		seen[string(saved.Handle)] = segment
 		paths[i] = path
-		s.names++ // for the next file
+		s.names++ // so that the next file has another name
 	}
 	for i, path := range paths {
 		_, err := w.check(ctx, work.Task{Task: "open-file", Path: path, Consumer: consumer, Pattern: masked(uint32(i)),
@@ -275,7 +275,7 @@ func uniqueHandles(ctx context.Context, s *scene, consumer string) (err error) {
 	return nil
 }
 
-// pickled has a worker hand a buffer of cuda.core to a process of its own by multiprocessing.
+// pickled lets a worker pass a buffer of cuda.core to another process by multiprocessing.
 func pickled(ctx context.Context, s *scene, consumer string) error {
 	device, err := s.uuid()
 	if err != nil {
@@ -292,7 +292,7 @@ func pickled(ctx context.Context, s *scene, consumer string) error {
 	return err
 }
 
-// fork has a worker fork without an exec: its child gets errors and no memory, and the worker goes on.
+// fork lets a worker fork without exec. The child must get errors and no memory, and the worker must still work.
 func fork(ctx context.Context, s *scene, consumer string) (err error) {
 	name := s.uniqueName("fork")
 	undo, err := s.publish(ctx, name, maskedElements, masked(0))

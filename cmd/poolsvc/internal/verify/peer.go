@@ -10,7 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// peerChecks is about several GPUs, and about processes that do not see them alike.
+// peerChecks returns checks with several GPUs, and with processes that see different GPUs.
 func peerChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if !onGPU(kind) {
 		return nil
@@ -20,7 +20,7 @@ func peerChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	return append(checks, alone(each(transfer, "invisible", preferred(consumers), invisible), (*scene).withoutTheGPU)...)
 }
 
-// other is a GPU besides the one that has the memory.
+// other returns the GPU of the memory and another one.
 func (s *scene) other() (own, other cuda.Device, err error) {
 	own, err = mempool.FindDevice(s.options.Device)
 	if err != nil {
@@ -49,7 +49,7 @@ func uuids(devices ...cuda.Device) (list []string, err error) {
 	return list, nil
 }
 
-// peer has a worker on another GPU compare and write, or be told that it cannot.
+// peer lets a worker on another GPU compare and write the memory. If the GPU cannot access it, the worker must get a clear error.
 func peer(ctx context.Context, s *scene, consumer string) (err error) {
 	own, other, err := s.other()
 	if err != nil {
@@ -64,7 +64,7 @@ func peer(ctx context.Context, s *scene, consumer string) (err error) {
 		return err
 	}
 	t := work.Task{Name: s.uniqueName("peer"), Pattern: s.options.written(), Then: s.options.answered(), Elements: s.options.Elements}
-	if consumer != goConsumer { // what the libraries do on another GPU is up to them: a kernel of ours compares there
+	if consumer != goConsumer { // each library may behave differently on another GPU, so our own kernel compares there
 		t = work.Task{Task: "peer", Name: t.Name, Pattern: masked(0), Elements: maskedElements, Device: names[1]}
 		if t.Path, err = s.kernels(); err != nil {
 			return err
@@ -94,7 +94,7 @@ func peer(ctx context.Context, s *scene, consumer string) (err error) {
 	return s.look(ctx, t.Name, t.Elements, t.Then, nil)
 }
 
-// abroad is a worker on another GPU than the memory's.
+// abroad returns the role of a worker on another GPU than the memory's.
 func (s *scene) abroad(consumer string) (role, error) {
 	_, other, err := s.other()
 	if err != nil {
@@ -104,12 +104,12 @@ func (s *scene) abroad(consumer string) (role, error) {
 	return role{consumer: consumer, flag: "--device", value: u.String()}, err
 }
 
-// seeing is a worker that sees only some GPUs.
+// seeing returns the role of a worker that sees only some GPUs.
 func seeing(consumer, visible string) role {
 	return role{consumer: consumer, env: "CUDA_VISIBLE_DEVICES=" + visible}
 }
 
-// inOtherOrder is a worker to which the GPUs have other ordinals.
+// inOtherOrder returns the role of a worker that sees the GPUs with other ordinals.
 func (s *scene) inOtherOrder(consumer string) (role, error) {
 	own, other, err := s.other()
 	if err != nil {
@@ -125,7 +125,7 @@ func (s *scene) inOtherOrder(consumer string) (role, error) {
 	return seeing(consumer, order[0]+","+order[1]), nil
 }
 
-// withoutTheGPU is a worker that does not see the memory's GPU: another one, if there is one.
+// withoutTheGPU returns the role of a worker that does not see the memory's GPU. It sees another GPU, if there is one.
 func (s *scene) withoutTheGPU(consumer string) (role, error) {
 	_, other, err := s.other()
 	if _, alone := errors.AsType[*skip](err); alone {
@@ -138,7 +138,7 @@ func (s *scene) withoutTheGPU(consumer string) (role, error) {
 	return seeing(consumer, u.String()), err
 }
 
-// renumbered has a worker to which the GPUs have other ordinals find the memory's by its UUID.
+// renumbered checks that a worker that sees the GPUs with other ordinals finds the memory's GPU by its UUID.
 func renumbered(ctx context.Context, s *scene, consumer string) error {
 	r, err := s.inOtherOrder(consumer)
 	if err != nil {
@@ -147,7 +147,7 @@ func renumbered(ctx context.Context, s *scene, consumer string) error {
 	return s.asSeen(ctx, r, func(err error) error { return err })
 }
 
-// invisible has a worker that does not see the memory's GPU be told so.
+// invisible checks that a worker that does not see the memory's GPU gets a clear error.
 func invisible(ctx context.Context, s *scene, consumer string) error {
 	r, err := s.withoutTheGPU(consumer)
 	if err != nil {
@@ -159,12 +159,12 @@ func invisible(ctx context.Context, s *scene, consumer string) error {
 	}
 	names := []string{u}
 	if r == seeing(consumer, "") {
-		names = nil // there is no GPU at all to look for it on
+		names = nil // the worker sees no GPU, so the error names none
 	}
 	return s.asSeen(ctx, r, func(err error) error { return refused(err, names...) })
 }
 
-// asSeen has a worker compare a buffer, and gives judge what came of it.
+// asSeen lets a worker compare a buffer, and passes the error to judge.
 func (s *scene) asSeen(ctx context.Context, r role, judge func(error) error) (err error) {
 	name := s.uniqueName("as-seen")
 	undo, err := s.publish(ctx, name, s.options.Elements, s.options.written())
@@ -181,7 +181,7 @@ func (s *scene) asSeen(ctx context.Context, r role, judge func(error) error) (er
 	return judge(err)
 }
 
-// refused says whether err is what one gets who cannot reach a GPU, and names the GPUs.
+// refused returns an error unless err says that a GPU is unavailable and names the GPUs.
 func refused(err error, uuids ...string) error {
 	failed, ok := errors.AsType[*work.Failure](err)
 	switch {

@@ -10,7 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Progress tells a person how far the checks are: a line for each result, and on a terminal one for what is being done.
+// Progress shows a person the progress of the checks: a line for each result, and on a terminal one for the running check.
 type Progress struct {
 	display *display.Progress
 	lacking []string // kinds of memory that this machine lacks

@@ -13,31 +13,31 @@ import (
 // Status says how a check ended.
 type Status string
 
-// How a check can end.
+// The ways in which a check can end.
 const (
 	Passed  Status = "passed"
 	Failed  Status = "failed"
 	Skipped Status = "skipped"
 )
 
-// Result is how one check ended.
+// Result is the result of one check.
 type Result struct {
-	// Name is scenario, what was done and by whom: "transfer/round-trip/cupy".
+	// Name has the scenario, the check and the consumer: "transfer/round-trip/cupy".
 	Name     string `json:"name"`
 	Kind     string `json:"kind"`
 	Scenario string `json:"scenario"`
-	// Consumer is the library, or "go", and Direction which way the data goes first, seen from the service: "to-consumer" or
+	// Consumer is the library, or "go". Direction says in which direction the data goes first, as seen from the service: "to-consumer" or
 	// "from-consumer".
 	Consumer  string `json:"consumer"`
 	Direction string `json:"direction"`
 	Status    Status `json:"status"`
 	Reason    string `json:"reason,omitempty"`
-	// Note is what a check that passed has to say.
+	// Note is a remark about a check that passed.
 	Note    string  `json:"note,omitempty"`
 	Seconds float64 `json:"seconds"`
 }
 
-// Report is the outcome of all checks.
+// Report has the results of all checks.
 type Report struct {
 	Machine Machine  `json:"machine"`
 	Checks  []Result `json:"checks"`
@@ -46,7 +46,7 @@ type Report struct {
 	Skipped int      `json:"skipped"`
 }
 
-// OK says whether nothing failed and something passed.
+// OK reports whether no check failed and at least one passed.
 func (r *Report) OK() bool { return r.Failed == 0 && r.Passed > 0 }
 
 func (r *Report) add(result Result) {

@@ -9,13 +9,13 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// The consumer that is a process in Go.
+// goConsumer is the name of the consumer that is a Go process.
 const goConsumer = "go"
 
-// roster is who can consume what: this program in another process, and what the Python interpreter has.
+// roster says which consumers there are: this program in another process, and the libraries of the Python interpreter.
 type roster struct{ work.Probe }
 
-// probe asks the Python interpreter what it has.
+// probe asks the Python interpreter which libraries it has.
 func probe(ctx context.Context, python string) (*roster, error) {
 	w, err := startWorker(ctx, "", python, "-m", "poolbridge.worker")
 	if err != nil {
@@ -31,12 +31,12 @@ func probe(ctx context.Context, python string) (*roster, error) {
 	return &p, w.stop()
 }
 
-// consumersOf are those that can use memory of a kind; the first of them is Go.
+// consumersOf returns the consumers that can use memory of a kind. The first is Go.
 func (p *roster) consumersOf(kind mempool.Kind) []string {
 	return append([]string{goConsumer}, p.Consumers[string(kind)]...)
 }
 
-// missing says why others cannot.
+// missing returns why the interpreter's other libraries cannot use memory of a kind, or "".
 func (p *roster) missing(kind mempool.Kind) string {
 	if why := p.Missing[string(kind)]; why != "" {
 		return why
@@ -47,5 +47,5 @@ func (p *roster) missing(kind mempool.Kind) string {
 	return ""
 }
 
-// preferred are Go and the library that is best in Python, where there is one.
+// preferred returns Go, and the best library in Python if there is one.
 func preferred(consumers []string) []string { return consumers[:min(2, len(consumers))] }

@@ -12,13 +12,13 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// producedName is the check in which the consumer writes first.
+// producedName is the name of checks in which the consumer writes first.
 const producedName = "produced"
 
-// manyName is the check in which several workers have one buffer.
+// manyName returns the name of the check in which several workers use one buffer.
 func (o Options) manyName() string { return fmt.Sprintf("%d-workers", o.Workers) }
 
-// roundTrips has memory go to a consumer and back, and the other way round.
+// roundTrips returns checks in which memory goes to a consumer and back, and in the other direction.
 func roundTrips(kind mempool.Kind, consumers []string, o Options) []check {
 	checks := each(transfer, "round-trip", consumers, func(ctx context.Context, s *scene, consumer string) error {
 		return roundTrip(ctx, s, consumer, o.Elements)
@@ -42,8 +42,8 @@ func roundTrips(kind mempool.Kind, consumers []string, o Options) []check {
 	return checks
 }
 
-// roundTrip: Go writes i + seed, a worker in another process checks it through a zero-copy array and writes its own
-// pattern, and Go checks that.
+// roundTrip: Go writes i + seed. A worker in another process checks that through a zero-copy array and writes its own pattern. Then Go
+// checks that.
 func roundTrip(ctx context.Context, s *scene, consumer string, n uint64) (err error) {
 	name := s.uniqueName("round-trip")
 	undo, err := s.publish(ctx, name, n, s.options.written())
@@ -63,8 +63,7 @@ func roundTrip(ctx context.Context, s *scene, consumer string, n uint64) (err er
 	return s.look(ctx, name, n, back, nil)
 }
 
-// produced is the same the other way round: the worker allocates, writes and publishes, Go checks and writes, and the
-// worker checks that.
+// produced is the other direction. The worker allocates, writes and publishes. Go checks and writes. Then the worker checks that.
 func produced(ctx context.Context, s *scene, consumer string, n uint64) (err error) {
 	name := s.uniqueName("produced")
 	_, undo, err := s.pool(ctx, name, n*work.ElementBytes)
@@ -88,7 +87,7 @@ func produced(ctx context.Context, s *scene, consumer string, n uint64) (err err
 	return err
 }
 
-// cpuAndGPU has a worker use one lease by the CPU and by the GPU.
+// cpuAndGPU lets a worker use one lease with the CPU and with the GPU.
 func cpuAndGPU(ctx context.Context, s *scene, consumer string) (err error) {
 	name := s.uniqueName("cpu-and-gpu")
 	n := s.options.Elements
@@ -109,7 +108,7 @@ func cpuAndGPU(ctx context.Context, s *scene, consumer string) (err error) {
 	return s.look(ctx, name, n, back, nil)
 }
 
-// manyWorkers has several workers check one buffer at once, each a process of its own.
+// manyWorkers lets several workers, each in its own process, check one buffer at the same time.
 func manyWorkers(ctx context.Context, s *scene, consumer string, n uint64, workers int) (err error) {
 	name := s.uniqueName("many-workers")
 	undo, err := s.publish(ctx, name, n, s.options.written())
@@ -134,7 +133,7 @@ func manyWorkers(ctx context.Context, s *scene, consumer string, n uint64, worke
 	return g.Wait()
 }
 
-// manyOf are n workers in Go or in Python, which stay for the same check of other kinds.
+// manyOf returns n workers in Go or in Python. The same check for other kinds uses them again.
 func (s *scene) manyOf(consumer string, n int) ([]*worker, error) {
 	inGo := consumer == goConsumer
 	s.many[inGo] = slices.DeleteFunc(s.many[inGo], func(w *worker) bool { return w.gone })

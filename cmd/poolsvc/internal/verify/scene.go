@@ -16,37 +16,37 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// stage is what all checks share: this process's session with the service, which is a process of its own, and the workers that go
-// from check to check.
+// stage has what all checks share: this process's session with the service, which is a separate process, and the workers that several
+// checks use.
 type stage struct {
-	ctx     context.Context // of the whole run
+	ctx     context.Context // context of the whole run
 	options Options
 	client  *bridge.Client
 	socket  string
 	dir     string // for files
 	bench   *work.Bench
 	workers map[string]*worker
-	many    map[bool][]*worker // that check one buffer at once; true: in Go
+	many    map[bool][]*worker // workers that check one buffer at the same time; the key is true for those in Go
 	crew    *crew
-	leaving []*bridge.Pool // destroyed by checks that are over
+	leaving []*bridge.Pool // pools that finished checks have destroyed
 	names   int
 }
 
-// scene is a stage for the checks of one kind.
+// scene is the stage for the checks of one kind of memory.
 type scene struct {
 	*stage
 	kind mempool.Kind
-	// note is what a check has to say besides that it passed.
+	// note is a remark of the running check.
 	note string
 }
 
-// uniqueName is a name that no other check uses.
+// uniqueName returns a name that no other check uses.
 func (s *scene) uniqueName(what string) string {
 	s.names++
 	return "verify " + string(s.kind) + " " + what + " " + strconv.Itoa(s.names)
 }
 
-// device is the GPU to use, "" for memory that is on none.
+// device returns the GPU to use, or "" for memory without a GPU.
 func (s *scene) device() string {
 	if !onGPU(s.kind) {
 		return ""
@@ -54,7 +54,7 @@ func (s *scene) device() string {
 	return s.options.Device
 }
 
-// kernels is a file with the pattern kernels, for workers in Python.
+// kernels writes a file with the pattern kernels, for workers in Python, and returns its path.
 func (s *scene) kernels() (path string, err error) {
 	path = filepath.Join(s.dir, "kernels.ptx")
 	return path, os.WriteFile(path, pattern.PTX(), 0o600)
@@ -77,18 +77,18 @@ func (s *stage) start(r role) (*worker, error) {
 	return w, nil
 }
 
-// prepare has a worker import what its role needs.
+// prepare lets a worker import what its role needs.
 func (s *stage) prepare(w *worker, r role) error {
 	_, err := w.do(s.ctx, work.Task{Task: "prepare", Consumer: r.consumer})
 	return err
 }
 
-// worker is the worker that uses a library. It is the same for all checks, as long as it lives.
+// worker returns the worker for a library. All checks use the same one while it lives.
 func (s *scene) worker(consumer string) (*worker, error) {
 	return s.keep(consumer, role{consumer: consumer})
 }
 
-// keep is a worker that goes from check to check, by a name.
+// keep returns the worker with a name that several checks use. It starts one if there is none.
 func (s *scene) keep(name string, r role) (*worker, error) {
 	if w := s.workers[name]; w != nil && !w.gone {
 		return w, nil
@@ -114,7 +114,7 @@ func (s *stage) close() error {
 	return errors.Join(append(errs, s.bench.Close())...)
 }
 
-// check has a worker carry out a task that compares memory, and judges the answer.
+// check lets a worker do a task that compares memory, and checks the answer.
 func (w *worker) check(ctx context.Context, t work.Task) (*work.Answer, error) {
 	if t.Task == "" {
 		t.Task = "check"

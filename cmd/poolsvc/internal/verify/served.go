@@ -16,8 +16,8 @@ import (
 // dialLimit is how long the service may take to start.
 const dialLimit = 30 * time.Second
 
-// served is the service that the checks use. It is a process of its own, as in real use: the driver opens some memory only in
-// other processes than the one that made it.
+// served is the service that the checks use. It is a separate process, as in real use, because the driver opens some memory only in
+// processes other than the one that made it.
 type served struct {
 	cmd    *exec.Cmd
 	socket string
@@ -30,7 +30,7 @@ type served struct {
 func serve(ctx context.Context, program, socket string) (*served, error) {
 	s := &served{cmd: exec.CommandContext(ctx, program, "serve", "--socket", socket), socket: socket, ended: make(chan struct{})}
 	s.cmd.Stderr = &s.stderr
-	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // for a verify that is killed
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // ends the service if verify is killed
 	if err := s.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("starting the service: %w", err)
 	}
@@ -41,7 +41,7 @@ func serve(ctx context.Context, program, socket string) (*served, error) {
 	return s, nil
 }
 
-// dial connects to the service once it listens.
+// dial connects to the service when it listens.
 func (s *served) dial(ctx context.Context) (*bridge.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialLimit)
 	defer cancel()
@@ -57,7 +57,7 @@ func (s *served) dial(ctx context.Context) (*bridge.Client, error) {
 	return bridge.Dial(ctx, s.socket)
 }
 
-// stop ends the service and says whether it ended well.
+// stop ends the service and returns an error if it did not end well.
 func (s *served) stop() error {
 	select {
 	case <-s.ended:
@@ -74,7 +74,7 @@ func (s *served) stop() error {
 
 var errEndedWell = errors.New("exit status 0")
 
-// failure says how the service ended. It has ended.
+// failure returns an error that says how the service ended. The service must have ended.
 func (s *served) failure(what string) error {
 	return fmt.Errorf("%s (%w): %s", what, cmp.Or(s.err, errEndedWell), lastLines(s.stderr.String(), 5))
 }

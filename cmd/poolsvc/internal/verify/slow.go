@@ -11,12 +11,12 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// slowChecks has kernels that are held while buffers change hands: nobody waits for them but streams.
+// slowChecks returns checks in which kernels are held while buffers are transferred. Only streams may wait for the kernels.
 func slowChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if !onGPU(kind) {
 		return nil
 	}
-	var streaming []string // NumPy, which takes pinned memory, has no streams
+	var streaming []string // NumPy uses pinned memory but has no streams
 	for _, c := range consumers {
 		if c != "numpy" {
 			streaming = append(streaming, c)
@@ -26,19 +26,19 @@ func slowChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	return append(checks, each(order, "slow-consumer", preferred(streaming), slowly(slowConsumer))...)
 }
 
-// handing is one buffer on its way to a worker and back.
+// handing is one buffer that goes to a worker and back.
 type handing struct {
 	*scene
 	worker *worker
 	gpu    *work.GPU
-	task   work.Task     // for the worker to begin with
-	first  *work.Pattern // in the buffer
-	second *work.Pattern // to be written
-	takes  time.Duration // of the slow work
+	task   work.Task     // first task of the worker
+	first  *work.Pattern // pattern in the buffer
+	second *work.Pattern // pattern to be written
+	takes  time.Duration // duration of the slow work
 }
 
-// slowly rehearses a check and runs it twice: the first time still maps what is new, the second says what the calls take, with
-// work that goes on for a while when it is let go.
+// slowly rehearses a check and runs it twice. The first run may still map new memory. The second run measures the calls; its kernel works
+// for a while after it is let go.
 func slowly(run func(context.Context, *handing) error) func(context.Context, *scene, string) error {
 	return func(ctx context.Context, s *scene, consumer string) (err error) {
 		d, err := mempool.FindDevice(s.options.Device)
@@ -73,7 +73,7 @@ func slowly(run func(context.Context, *handing) error) func(context.Context, *sc
 		for round, takes := range []time.Duration{0, slow} {
 			h.first, h.second, h.takes = masked(uint32(round)), masked(uint32(round)+1), takes
 			if err := run(ctx, h); err != nil {
-				h.worker.kill() // its kernel may be held
+				h.worker.kill() // because its kernel may be held
 				return err
 			}
 		}
@@ -81,8 +81,8 @@ func slowly(run func(context.Context, *handing) error) func(context.Context, *sc
 	}
 }
 
-// rehearse has the buffer go there and back once: what happens only once in a process, like making a timeline known to the
-// driver, may wait for kernels that run.
+// rehearse lets the buffer go to the worker and back once. Things that happen only once in a process, like registering a timeline with
+// the driver, may wait for running kernels.
 func (h *handing) rehearse(ctx context.Context) error {
 	h.second = masked(0)
 	if _, err := h.write(ctx, func() error { return nil }); err != nil {
@@ -96,8 +96,8 @@ func (h *handing) rehearse(ctx context.Context) error {
 	return h.end(ctx)
 }
 
-// slowProducer publishes what a kernel has yet to write. The kernel is held until the worker has its array and has queued
-// what reads it; then it takes its time, and the worker must see all that comes after it.
+// slowProducer publishes a buffer whose content a kernel has not written yet. The kernel is held until the worker has its array and has
+// queued its reading work. Then the kernel takes some time, and the worker must see the complete content.
 func slowProducer(ctx context.Context, h *handing) (err error) {
 	gate, err := h.gpu.NewGate()
 	if err != nil {
@@ -120,8 +120,8 @@ func slowProducer(ctx context.Context, h *handing) (err error) {
 	return h.end(ctx)
 }
 
-// slowConsumer writes a buffer that a kernel of the worker has yet to read. That kernel is held until the new content is
-// published; the worker must see all of the old content, and others the new.
+// slowConsumer writes a buffer that a kernel of the worker has not read yet. That kernel is held until the new content is published. The
+// worker must see the complete old content, and other readers the new one.
 func slowConsumer(ctx context.Context, h *handing) error {
 	h.task.Hold, h.task.Slow = true, h.takes.Seconds()
 	read, err := h.begin(ctx, h.first)
@@ -142,8 +142,8 @@ func slowConsumer(ctx context.Context, h *handing) error {
 	return h.look(ctx, h.task.Name, maskedElements, h.second, nil)
 }
 
-// write has this process's stream write the buffer anew, after earlier work, and publishes it. It says how long that took,
-// without the launches.
+// write queues a new content of the buffer in this process's stream, after earlier, and publishes the buffer. It returns how long that
+// took, without queuing the kernels.
 func (h *handing) write(ctx context.Context, earlier func() error) (took time.Duration, err error) {
 	g := h.gpu
 	start := time.Now()
@@ -164,7 +164,7 @@ func (h *handing) write(ctx context.Context, earlier func() error) (took time.Du
 	return (took + time.Since(start)).Round(time.Microsecond), err
 }
 
-// begin has the worker's stream compare the buffer, without a wait, and says how long that took the worker.
+// begin lets the worker's stream compare the buffer, without waiting for it. It returns how long the calls took in the worker.
 func (h *handing) begin(ctx context.Context, p *work.Pattern) (took time.Duration, err error) {
 	t := h.task
 	t.Pattern = p
@@ -178,13 +178,13 @@ func (h *handing) begin(ctx context.Context, p *work.Pattern) (took time.Duratio
 	return time.Duration(a.Seconds * float64(time.Second)).Round(time.Microsecond), nil
 }
 
-// end lets the worker's stream go on, and judges what it read.
+// end lets the worker's stream go on, and checks what it read.
 func (h *handing) end(ctx context.Context) error {
 	_, err := h.worker.check(ctx, work.Task{Task: "slow-end", Elements: maskedElements})
 	return err
 }
 
-// busy says whether this process's stream has work to do, as it must while a kernel is held.
+// busy returns an error if this process's stream has no work, which it must have while a kernel is held.
 func (h *handing) busy() error {
 	done, err := h.gpu.Stream.Query()
 	if err == nil && done {

@@ -15,14 +15,14 @@ import (
 )
 
 const (
-	frameElements = 4096 // of uint64: Fibonacci numbers, from the frame's own number on
-	ringSlots     = 4    // frames that a channel keeps
-	streamFrames  = 32   // that go through a ring
+	frameElements = 4096 // uint64 elements: Fibonacci numbers, beginning with that of the frame's number
+	ringSlots     = 4    // capacity of a channel
+	streamFrames  = 32   // frames that go through a ring
 	streamBytes   = 32 << 20
-	fullAfter     = 0.1 // seconds, after which a producer that waits for room gives up
+	fullAfter     = 0.1 // seconds after which a waiting producer gives up
 )
 
-// streamChecks is about channels: every consumer at either end of a ring, and the preferred ones in all else.
+// streamChecks returns checks of channels. Every consumer is checked at both ends of a ring, and the preferred ones in all other checks.
 func streamChecks(_ mempool.Kind, consumers []string, _ Options) []check {
 	able := streamers(consumers)
 	best := preferred(able)
@@ -66,7 +66,7 @@ func streamChecks(_ mempool.Kind, consumers []string, _ Options) []check {
 	return checks
 }
 
-// streamers are Go, and of the libraries those that people stream with, or the first where none of these is there.
+// streamers returns Go and those libraries that are often used for streams, or the first library if none of these is installed.
 func streamers(consumers []string) []string {
 	able := slices.DeleteFunc(slices.Clone(consumers[1:]), func(c string) bool { return !slices.Contains([]string{"numpy", "cupy", "torch"}, c) })
 	if len(able) == 0 {
@@ -75,23 +75,24 @@ func streamers(consumers []string) []string {
 	return append([]string{goConsumer}, able...)
 }
 
-// flow is a channel with frames in a pool of its own, and its members.
+// flow is a channel with its own pool and its members.
 type flow struct {
 	*scene
 	pool *bridge.Pool
-	name string // of the channel
+	name string // name of the channel
 
-	one             player // the worker of the check's library
-	producer, other player // in Go
+	one             player // the worker that uses the check's library
+	producer, other player // workers in Go
 }
 
-// player is a worker that takes part in a flow, and the library it uses.
+// player is a worker that is a member of a flow, and the library that it uses.
 type player struct {
 	*worker
 	consumer string
 }
 
-// flowing runs a check with a channel. Its workers stay for later checks, but not after an error: they may still wait for frames.
+// flowing returns a check with a channel. Its workers are used for later checks, but not after an error, because they may still wait for
+// frames.
 func flowing(mode mempool.ChannelMode, full mempool.FullPolicy, run func(context.Context, *flow) error) func(context.Context, *scene, string) error {
 	return func(ctx context.Context, s *scene, consumer string) (err error) {
 		f := &flow{scene: s}
@@ -130,7 +131,7 @@ func flowing(mode mempool.ChannelMode, full mempool.FullPolicy, run func(context
 	}
 }
 
-// another makes one more channel in the flow's pool, for the same players.
+// another makes another channel in the flow's pool, for the same players.
 func (f *flow) another(ctx context.Context, mode mempool.ChannelMode, full mempool.FullPolicy) (*flow, error) {
 	made := *f
 	made.name = f.uniqueName(string(mode))
@@ -143,13 +144,13 @@ func (f *flow) create(ctx context.Context, mode mempool.ChannelMode, full mempoo
 	return err
 }
 
-// task is a task of the flow's, for a player.
+// task returns a task of the flow for a player.
 func (f *flow) task(p player, t work.Task) work.Task {
 	t.Name, t.Pool, t.Consumer, t.Elements = f.name, f.pool.Info().Name, p.consumer, frameElements
 	return t
 }
 
-// publish has a player publish frames with consecutive numbers. All must find room.
+// publish lets a player publish frames with consecutive numbers. All must find room.
 func (f *flow) publish(ctx context.Context, p player, first, last uint64) error {
 	done, stopped, err := f.tryPublish(ctx, p, first, last, 60)
 	if err == nil && stopped != nil {
@@ -158,7 +159,7 @@ func (f *flow) publish(ctx context.Context, p player, first, last uint64) error 
 	return err
 }
 
-// tryPublish publishes frames until one finds no room for some seconds.
+// tryPublish publishes frames until one finds no room within wait seconds.
 func (f *flow) tryPublish(ctx context.Context, p player, first, last uint64, wait float64) (done int, stopped *work.Failure, err error) {
 	a, err := p.do(ctx, f.task(p, work.Task{Task: "stream-publish", Number: first, Count: int(last - first + 1), Timeout: wait}))
 	if err != nil {
@@ -167,8 +168,8 @@ func (f *flow) tryPublish(ctx context.Context, p player, first, last uint64, wai
 	return a.Rounds, a.Stopped, nil
 }
 
-// fill publishes frames from the second on until the channel is full, with an error of a code. That must be when it keeps
-// as many frames as it has slots, of which a consumer has the first.
+// fill publishes frames from number 2 on until the channel is full, which must be reported with this code. The consumer must have frame
+// 1. So the channel must be full when it keeps as many frames as its capacity.
 func (f *flow) fill(ctx context.Context, p player, code string) error {
 	done, stopped, err := f.tryPublish(ctx, p, 2, 10*ringSlots, fullAfter)
 	switch {
@@ -184,12 +185,12 @@ func (f *flow) fill(ctx context.Context, p player, code string) error {
 	return nil
 }
 
-// publishing is publish, for together.
+// publishing returns publish in the form for together.
 func (f *flow) publishing(p player, first, last uint64) func(context.Context) error {
 	return func(ctx context.Context) error { return f.publish(ctx, p, first, last) }
 }
 
-// taking is take, for together.
+// taking returns take in the form for together.
 func (f *flow) taking(p player, first, last uint64) func(context.Context) error {
 	return func(ctx context.Context) error {
 		_, err := f.take(ctx, p, work.Task{}, first, last)
@@ -203,7 +204,7 @@ func (f *flow) close(ctx context.Context, p player) error {
 	return err
 }
 
-// frames has a player take or compare frames, and judges what it saw of their content.
+// frames lets a player take or compare frames, and checks what it saw of their content.
 func (f *flow) frames(ctx context.Context, p player, t work.Task) (*work.Answer, error) {
 	a, err := p.do(ctx, f.task(p, t))
 	switch {
@@ -217,7 +218,7 @@ func (f *flow) frames(ctx context.Context, p player, t work.Task) (*work.Answer,
 	return a, nil
 }
 
-// take has a player take frames, which must be those with the numbers, one after the other.
+// take lets a player take frames. Their numbers must be first to last, in order.
 func (f *flow) take(ctx context.Context, p player, t work.Task, first, last uint64) (*work.Answer, error) {
 	t.Task, t.Count = "stream-take", int(last-first+1)
 	a, err := f.frames(ctx, p, t)
@@ -227,7 +228,7 @@ func (f *flow) take(ctx context.Context, p player, t work.Task, first, last uint
 	return a, err
 }
 
-// rest has a player take all frames until the channel is closed.
+// rest lets a player take all frames until the channel is closed.
 func (f *flow) rest(ctx context.Context, p player) ([]uint64, error) {
 	a, err := f.frames(ctx, p, work.Task{Task: "stream-take"})
 	if err == nil && !a.Ended {
@@ -239,7 +240,7 @@ func (f *flow) rest(ctx context.Context, p player) ([]uint64, error) {
 	return a.Numbers, nil
 }
 
-// release has a player compare the frames that it kept once more, and release them.
+// release lets a player compare its kept frames once more, and release them.
 func (f *flow) release(ctx context.Context, p player) error {
 	_, err := f.frames(ctx, p, work.Task{Task: "stream-release"})
 	return err
@@ -263,12 +264,12 @@ func consecutive(what string, got []uint64, first, last uint64) error {
 	return nil
 }
 
-// eachOnce says whether the numbers are all from first to last, in any order.
+// eachOnce returns an error unless the numbers are all from first to last, in any order.
 func eachOnce(got []uint64, first, last uint64) error {
 	return consecutive("numbers, sorted,", slices.Sorted(slices.Values(got)), first, last)
 }
 
-// together runs what goes on at the same time.
+// together runs the parts at the same time.
 func together(ctx context.Context, parts ...func(context.Context) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, part := range parts {
@@ -277,8 +278,8 @@ func together(ctx context.Context, parts ...func(context.Context) error) error {
 	return g.Wait()
 }
 
-// ring has a producer run ahead until the ring is full, and go on with a consumer that follows. The frame that the consumer
-// keeps meanwhile is not overwritten.
+// ring lets a producer publish until the ring is full, and then go on with a consumer that follows. Meanwhile the frame that the consumer
+// keeps must not be overwritten.
 func (f *flow) ring(ctx context.Context, producer, one player) error {
 	if err := f.publish(ctx, producer, 1, 1); err != nil {
 		return err
@@ -315,7 +316,7 @@ func (f *flow) ring(ctx context.Context, producer, one player) error {
 	return err
 }
 
-// broadcast has two consumers see every frame.
+// broadcast checks that two consumers see every frame.
 func broadcast(ctx context.Context, f *flow) error {
 	if err := f.publish(ctx, f.producer, 1, 1); err != nil {
 		return err
@@ -328,7 +329,7 @@ func broadcast(ctx context.Context, f *flow) error {
 	return together(ctx, f.publishing(f.producer, 2, streamFrames), f.taking(f.one, 2, streamFrames), f.taking(f.other, 2, streamFrames))
 }
 
-// queue has two consumers share the frames: each goes to one of them.
+// queue checks that two consumers share the frames: each frame goes to one of them.
 func queue(ctx context.Context, f *flow) error {
 	if err := f.publish(ctx, f.producer, 1, 2); err != nil {
 		return err
@@ -358,7 +359,7 @@ func queue(ctx context.Context, f *flow) error {
 	return eachOnce(slices.Concat(shares[0], shares[1]), 3, streamFrames)
 }
 
-// fullFail has sending to a full channel fail, and succeed again when there is room.
+// fullFail checks that publishing to a full channel fails, and succeeds again when there is room.
 func fullFail(ctx context.Context, f *flow) error {
 	if err := f.publish(ctx, f.producer, 1, 1); err != nil {
 		return err
@@ -382,8 +383,8 @@ func fullFail(ctx context.Context, f *flow) error {
 	return err
 }
 
-// dropping has a consumer that is behind miss frames, and get the newest ones. The producer waits for nobody, and what the
-// consumer keeps meanwhile is not overwritten.
+// dropping checks that a consumer that is behind misses frames and gets the newest ones. The producer must not wait, and the frames that
+// the consumer keeps must not be overwritten.
 func dropping(newest uint64) func(context.Context, *flow) error {
 	return func(ctx context.Context, f *flow) error {
 		const last = 5 * ringSlots
@@ -407,7 +408,7 @@ func dropping(newest uint64) func(context.Context, *flow) error {
 	}
 }
 
-// lateSubscriber has a consumer come when frames have gone by: it begins with the newest one, or with all that are kept.
+// lateSubscriber lets a consumer subscribe late. It must begin with the newest frame, or with the oldest one that is kept.
 func lateSubscriber(ctx context.Context, f *flow) error {
 	const last = 3 * ringSlots
 	if err := f.publish(ctx, f.producer, 1, last); err != nil {

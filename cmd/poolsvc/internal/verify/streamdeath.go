@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// withVictim gives a check a worker of its own to kill, which uses the check's library.
+// withVictim gives a check a worker to kill. It uses the check's library.
 func withVictim(run func(ctx context.Context, f *flow, victim player) error) func(context.Context, *flow) error {
 	return func(ctx context.Context, f *flow) error {
 		w, err := f.crew.take(role{consumer: f.one.consumer})
@@ -20,8 +20,8 @@ func withVictim(run func(ctx context.Context, f *flow, victim player) error) fun
 	}
 }
 
-// consumerKilled kills a consumer that holds up a broadcast and has frames of a queue: the broadcast goes on, and the frames
-// of the queue go to another.
+// consumerKilled kills a consumer that holds up a broadcast and has frames of a queue. The broadcast must go on, and another consumer
+// must get the frames of the queue.
 func consumerKilled(ctx context.Context, f *flow, victim player) error {
 	q, err := f.another(ctx, mempool.WorkQueue, mempool.Block)
 	if err != nil {
@@ -60,10 +60,10 @@ func consumerKilled(ctx context.Context, f *flow, victim player) error {
 	return eachOnce(got, 1, 2)
 }
 
-// producerKilled kills a producer: the frames that it had completed arrive, and another producer goes on.
+// producerKilled kills a producer. The frames that it had completed must arrive, and another producer must be able to go on.
 //
-// A GPU drops the work of a process that is killed, and a frame whose content is such work is lost. So another consumer
-// reads the frames first: then they are complete.
+// A GPU drops the queued work of a killed process, and a frame whose content is such work is lost. So another consumer reads the frames
+// first, which shows that they are complete.
 func producerKilled(ctx context.Context, f *flow, victim player) error {
 	if err := f.publish(ctx, victim, 1, 1); err != nil {
 		return err
@@ -89,8 +89,8 @@ func producerKilled(ctx context.Context, f *flow, victim player) error {
 	return together(ctx, f.publishing(f.producer, ringSlots+1, streamFrames), f.taking(f.one, ringSlots+1, streamFrames))
 }
 
-// stageReplaced kills the stage between a queue and a broadcast while it has a frame, and puts another process in its place:
-// every frame arrives at the end.
+// stageReplaced kills the stage between a queue and a broadcast while it has a frame, and starts another one. Every frame must arrive at
+// the end.
 func stageReplaced(ctx context.Context, in *flow, victim player) error {
 	out, err := in.another(ctx, mempool.Broadcast, mempool.Block)
 	if err != nil {

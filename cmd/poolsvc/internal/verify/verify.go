@@ -16,36 +16,36 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// mostAhead is how many workers at most wait for their check.
+// mostAhead is the greatest number of workers that wait for their check.
 const mostAhead = 10
 
-// Options says what to check.
+// Options says what to check, and how.
 type Options struct {
-	// Self is this program, which has the service and the Go workers; empty for the one that runs.
+	// Self is this program, which contains the service and the Go workers; empty for the running one.
 	Self string
-	// Python is the workers' interpreter, which has the poolbridge package.
+	// Python is the interpreter of the Python workers. It must have the poolbridge package.
 	Python string
-	// Elements of the buffer, float32.
+	// Elements is the number of elements of a buffer, of float32.
 	Elements uint64
 	// Device is the GPU to use, an ordinal or a UUID.
 	Device string
 	// Seed: Go writes i + Seed. WorkerSeed: the worker writes WorkerSeed − i.
 	Seed, WorkerSeed int64
-	// Workers that check one buffer at once.
+	// Workers is how many workers check one buffer at the same time.
 	Workers int
 	// LargeBytes is the size of the large check on a GPU; 0 leaves it out.
 	LargeBytes uint64
-	// Kinds to check; empty for all.
+	// Kinds are the kinds of memory to check; empty for all.
 	Kinds []mempool.Kind
-	// Only are globs of the checks to run, as kind/scenario/check/consumer; empty for all.
+	// Only has globs of the checks to run, in the form kind/scenario/check/consumer; empty for all.
 	Only []string
-	// Timeout of one check.
+	// Timeout is the time limit of one check.
 	Timeout time.Duration
-	// Progress is told each result as it comes; nil for nobody.
+	// Progress gets each result when it is there; nil for none.
 	Progress *Progress
 }
 
-// Validate says whether o can be carried out.
+// Validate returns an error if the options are not valid.
 func (o Options) Validate() error {
 	switch {
 	case o.Elements == 0 || o.Elements > math.MaxInt64/16:
@@ -56,27 +56,27 @@ func (o Options) Validate() error {
 	return nil
 }
 
-// written is what the Go side writes.
+// written returns the pattern that Go writes.
 func (o Options) written() *work.Pattern { return work.Affine(1, float64(o.Seed)) }
 
-// answered is what a worker writes.
+// answered returns the pattern that a worker writes.
 func (o Options) answered() *work.Pattern { return work.Affine(-1, float64(o.WorkerSeed)) }
 
-// chosen is a check that is to run.
+// chosen is a check that will run.
 type chosen struct {
 	check
 	kind mempool.Kind
 	name string
 }
 
-// choose lists the checks to run.
+// choose returns the checks to run.
 func (o Options) choose(p *roster) ([]chosen, error) {
 	list, err := o.matching(o.Only, p)
 	if err != nil || len(list) > 0 {
 		return list, err
 	}
 	const names = "a check's name is KIND/SCENARIO/CHECK/CONSUMER, such as host/transfer/round-trip/numpy"
-	for _, text := range o.Only { // as the table has it, which leaves out the kind
+	for _, text := range o.Only { // the table leaves out the kind, so try the text with any kind
 		withKind := "*/" + text
 		if list, err = o.matching([]string{withKind}, p); err == nil && len(list) > 0 {
 			return nil, fmt.Errorf("no check matches %q: %s; did you mean '%s'?", o.Only, names, withKind)
@@ -85,7 +85,7 @@ func (o Options) choose(p *roster) ([]chosen, error) {
 	return nil, fmt.Errorf("no check matches %q: %s, and globs of it are 'host/*' or '*/round-trip/*'", o.Only, names)
 }
 
-// matching lists the checks that one of the globs matches, all of them if there are no globs.
+// matching returns the checks that match one of the globs, or all checks if there are no globs.
 func (o Options) matching(globs []string, p *roster) ([]chosen, error) {
 	var only []*regexp.Regexp
 	for _, text := range globs {
@@ -115,7 +115,7 @@ func (o Options) matching(globs []string, p *roster) ([]chosen, error) {
 	return list, nil
 }
 
-// Run runs every check that can run here. Its error is for what kept the checks from running at all.
+// Run runs every check that can run here. It returns an error only if the checks could not be run at all.
 func Run(ctx context.Context, o Options) (report *Report, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -139,7 +139,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	return report, err
 }
 
-// onStage sets up a service for the checks, and takes it down.
+// onStage starts a service for the checks, and stops it afterwards.
 func onStage(ctx context.Context, o Options, play func(*stage) error) (err error) {
 	dir, err := os.MkdirTemp("", "poolbridge-verify-")
 	if err != nil {
@@ -164,7 +164,7 @@ func onStage(ctx context.Context, o Options, play func(*stage) error) (err error
 	return play(s)
 }
 
-// runAll runs checks one after the other.
+// runAll runs the checks one after another.
 func (s *stage) runAll(checks []chosen, report *Report) error {
 	unavailable := make(map[mempool.Kind]error)
 	for _, kind := range mempool.Kinds() {
@@ -185,7 +185,7 @@ func (s *stage) runAll(checks []chosen, report *Report) error {
 			return err
 		}
 		if c.scenario == order {
-			s.crew.awaitPrepared() // what these checks measure is not to be disturbed
+			s.crew.awaitPrepared() // so that workers which start do not disturb the measurements
 		}
 		start := time.Now()
 		err := unavailable[c.kind]
@@ -219,7 +219,7 @@ func wanted(checks []chosen, unavailable map[mempool.Kind]error) map[mempool.Kin
 
 // plan lists the workers that checks will need, in the order of the checks.
 func (s *stage) plan(checks []chosen, unavailable map[mempool.Kind]error) (planned []booking) {
-	var known []string // consumers with a worker that goes from check to check
+	var known []string // consumers whose worker several checks share
 	many := make(map[bool]bool)
 	for i, c := range checks {
 		if unavailable[c.kind] != nil {
@@ -234,7 +234,7 @@ func (s *stage) plan(checks []chosen, unavailable map[mempool.Kind]error) (plann
 			known = append(known, c.consumer)
 			planned = append(planned, booking{i, role{consumer: c.consumer}})
 		case c.alone != nil:
-			if r, err := c.alone(&scene{stage: s, kind: c.kind}); err == nil { // else the check itself says what is wrong
+			if r, err := c.alone(&scene{stage: s, kind: c.kind}); err == nil { // otherwise the check itself reports the error
 				planned = append(planned, booking{i, r})
 			}
 		}
@@ -242,7 +242,7 @@ func (s *stage) plan(checks []chosen, unavailable map[mempool.Kind]error) (plann
 	return planned
 }
 
-// probe says why the kind's checks cannot run here, as a skip.
+// probe returns why the checks of the kind cannot run here, as a skip, or nil.
 func (s *scene) probe() error {
 	err := s.kind.Probe(s.device())
 	if errors.Is(err, mempool.ErrUnavailable) {
@@ -251,7 +251,7 @@ func (s *scene) probe() error {
 	return err
 }
 
-// run runs one check within its time.
+// run runs one check with its time limit.
 func (s *scene) run(c check) error {
 	ctx, cancel := context.WithTimeout(s.ctx, s.options.Timeout)
 	defer cancel()

@@ -12,13 +12,13 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// What the checks of mappings have in memory: 1 MiB of (2·i + 1337) XOR 0xDEADBEEF.
+// maskedElements is how many elements the checks of mappings use: 1 MiB of (2·i + 1337) XOR 0xDEADBEEF.
 const maskedElements = 262144
 
-// masked is that pattern from an element on.
+// masked returns that pattern, beginning with element first.
 func masked(first uint32) *work.Pattern { return work.Masked(2, 1337+2*first, 0xDEADBEEF) }
 
-// vmmChecks is for memory that can be read-only.
+// vmmChecks returns checks of memory that can be read-only.
 func vmmChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if kind != mempool.VMM {
 		return nil
@@ -29,7 +29,7 @@ func vmmChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	return append(checks, alone(each(mapping, "kernel-fault", consumers[:1], kernelFault), own)...)
 }
 
-// exchange has a worker verify all elements.
+// exchange lets a worker verify all elements.
 func exchange(ctx context.Context, s *scene, consumer string) (err error) {
 	name := s.uniqueName("exchange")
 	undo, err := s.publish(ctx, name, maskedElements, masked(0))
@@ -45,7 +45,7 @@ func exchange(ctx context.Context, s *scene, consumer string) (err error) {
 	return err
 }
 
-// subRanges hands out parts of a buffer by their offset.
+// subRanges returns checks that publish parts of a buffer by their offset.
 func subRanges(_ mempool.Kind, consumers []string, _ Options) []check {
 	return each(mapping, "sub-ranges", preferred(consumers), func(ctx context.Context, s *scene, consumer string) (err error) {
 		name := s.uniqueName("sub-ranges")
@@ -59,7 +59,7 @@ func subRanges(_ mempool.Kind, consumers []string, _ Options) []check {
 			return err
 		}
 		for _, part := range []struct{ first, n uint64 }{{0, 1}, {1, 65535}, {100003, 150000}, {maskedElements - 1, 1}} {
-			l, err := s.client.Get(ctx, name, bridge.LeaseOptions{Write: true, Wait: time.Minute}) // the worker's lease ends without a word
+			l, err := s.client.Get(ctx, name, bridge.LeaseOptions{Write: true, Wait: time.Minute}) // waits until the worker's lease has ended
 			if err != nil {
 				return err
 			}
@@ -76,7 +76,7 @@ func subRanges(_ mempool.Kind, consumers []string, _ Options) []check {
 	})
 }
 
-// mappedTwice has a worker write memory at one address and read it at another.
+// mappedTwice lets a worker write memory at one address and read it at another.
 func mappedTwice(ctx context.Context, s *scene, consumer string) (err error) {
 	name := s.uniqueName("mapped-twice")
 	undo, err := s.publish(ctx, name, maskedElements, work.Affine(0, 0))
@@ -98,7 +98,7 @@ func mappedTwice(ctx context.Context, s *scene, consumer string) (err error) {
 	return s.look(ctx, name, maskedElements, masked(0), nil)
 }
 
-// readOnly has a worker try to write what it leased to read, through the library and past it.
+// readOnly lets a worker try to write memory of a read lease, through the library and past it.
 func readOnly(ctx context.Context, s *scene, consumer string) (err error) {
 	name := s.uniqueName("read-only")
 	undo, err := s.publish(ctx, name, maskedElements, masked(0))
@@ -124,7 +124,8 @@ func readOnly(ctx context.Context, s *scene, consumer string) (err error) {
 	return s.look(ctx, name, maskedElements, masked(0), nil)
 }
 
-// kernelFault has a kernel of a worker write what may only be read: that is the end of the worker, and of nobody else.
+// kernelFault lets a kernel of a worker write read-only memory. That must end this worker's use of the GPU, and no other process may
+// notice.
 func kernelFault(ctx context.Context, s *scene, consumer string) (err error) {
 	name := s.uniqueName("kernel-fault")
 	undo, err := s.publish(ctx, name, maskedElements, masked(0))
@@ -156,7 +157,7 @@ func kernelFault(ctx context.Context, s *scene, consumer string) (err error) {
 	}
 	culprit.kill()
 	if _, err := bystander.check(ctx, work.Task{Name: name, Pattern: masked(0), Consumer: consumer}); err != nil {
-		return fmt.Errorf("somebody else, after the fault: %w", err)
+		return fmt.Errorf("another process, after the fault: %w", err)
 	}
 	return s.look(ctx, name, maskedElements, masked(0), nil)
 }

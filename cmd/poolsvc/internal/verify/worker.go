@@ -15,7 +15,7 @@ import (
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 )
 
-// worker is a process that carries out tasks: one JSON object a line each way.
+// worker is a process that does tasks. Tasks and answers are JSON objects, one in each line.
 type worker struct {
 	cmd    *exec.Cmd
 	in     io.WriteCloser
@@ -24,10 +24,10 @@ type worker struct {
 	gone   bool
 }
 
-// startWorker starts a program, with one variable more in its environment if env is not empty. It is killed when ctx ends.
+// startWorker starts a program. If env is not empty, it is added to the environment. The worker is killed when ctx ends.
 func startWorker(ctx context.Context, env string, program string, args ...string) (*worker, error) {
 	w := &worker{cmd: exec.CommandContext(ctx, program, args...)}
-	// JAX would take most of the GPU's memory for itself, and leave none to the other workers.
+	// Without this, JAX would take most of the GPU's memory, and leave none to the other workers.
 	w.cmd.Env = append(os.Environ(), "XLA_PYTHON_CLIENT_PREALLOCATE=false")
 	if env != "" {
 		w.cmd.Env = append(w.cmd.Env, env)
@@ -46,7 +46,7 @@ func startWorker(ctx context.Context, env string, program string, args ...string
 	return w, w.cmd.Start()
 }
 
-// do has the worker carry out a task. Its error is the task's, a [*work.Failure], or what became of the worker.
+// do lets the worker do a task. The error is that of the task, a [*work.Failure], or says what happened to the worker.
 func (w *worker) do(ctx context.Context, t work.Task) (*work.Answer, error) {
 	var a work.Answer
 	if err := w.exchange(ctx, t, &a); err != nil {
@@ -56,7 +56,7 @@ func (w *worker) do(ctx context.Context, t work.Task) (*work.Answer, error) {
 		return &a, nil
 	}
 	if a.Error == nil {
-		return nil, fmt.Errorf("the worker neither carried out %q nor said why", t.Task)
+		return nil, fmt.Errorf("the worker failed to do %q, and gave no reason", t.Task)
 	}
 	return nil, a.Error
 }
@@ -81,18 +81,18 @@ func (w *worker) exchange(ctx context.Context, t work.Task, answer any) error {
 	return nil
 }
 
-// lost explains why a worker does not talk any more.
+// lost returns an error that says why a worker does not answer any more.
 func (w *worker) lost(err error) error {
 	return fmt.Errorf("the worker is gone (%w): %w: %s", err, w.end(), lastLines(w.stderr.String(), 5))
 }
 
 func (w *worker) end() error {
 	w.gone = true
-	_ = w.in.Close() // tells it to end
+	_ = w.in.Close() // the end of its input tells the worker to end
 	return w.cmd.Wait()
 }
 
-// stop ends the worker and waits for it. A worker that is gone already was reported where it went.
+// stop ends the worker and waits for it. If the worker is gone already, its end was reported earlier.
 func (w *worker) stop() error {
 	if w.gone {
 		return nil
@@ -103,11 +103,11 @@ func (w *worker) stop() error {
 	return nil
 }
 
-// kill ends the worker without a warning.
+// kill kills the worker at once.
 func (w *worker) kill() {
 	if !w.gone {
 		_ = w.cmd.Process.Kill()
-		_ = w.end() // killed, as it was meant to be
+		_ = w.end() // the error of a killed process is expected
 	}
 }
 

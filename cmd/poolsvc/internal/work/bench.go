@@ -10,20 +10,20 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Bench writes and checks patterns in memory wherever it is: by kernels on a GPU, by the CPU otherwise.
+// Bench writes and checks patterns in memory of any kind: with kernels on a GPU, or else with the CPU.
 type Bench struct {
-	// Device that works, an ordinal or a UUID; empty for the one that has the memory.
+	// Device is the GPU to work on, an ordinal or a UUID; empty for the GPU of the memory.
 	Device string
 
 	mu   sync.Mutex
 	gpus map[cuda.Device]*GPU
 }
 
-// GPU is one that the bench works with.
+// GPU is a GPU that the bench works with.
 type GPU struct {
 	Context *cuda.Context
 	Stream  *cuda.Stream
-	Queue   mempool.Queue // the stream, as leases know it
+	Queue   mempool.Queue // the stream as a Queue, for leases
 	Kernels *pattern.Kernels
 }
 
@@ -34,7 +34,7 @@ type Memory interface {
 	Pointer(ctx context.Context) (uintptr, error)
 }
 
-// Fill writes n elements of a pattern where the lease's tensor begins.
+// Fill writes n elements of a pattern at the beginning of the lease's tensor.
 func (b *Bench) Fill(ctx context.Context, m Memory, n uint64, p *Pattern) error {
 	want, err := p.pattern()
 	if err != nil {
@@ -71,7 +71,7 @@ func (b *Bench) Verify(ctx context.Context, m Memory, n uint64, p *Pattern) (r p
 	return r, err
 }
 
-// with calls one of two: for so many bytes of memory that the CPU reaches, or for memory of a GPU.
+// with calls onCPU with this number of bytes, if the CPU can access the memory and no Device is set. Otherwise it calls onGPU.
 func (b *Bench) with(ctx context.Context, m Memory, bytes uint64, onCPU func([]byte) error, onGPU func(*GPU, cuda.DevicePtr) error) error {
 	off := m.Info().Tensor.ByteOffset
 	mem, err := m.Bytes(ctx)
@@ -93,7 +93,7 @@ func (b *Bench) with(ctx context.Context, m Memory, bytes uint64, onCPU func([]b
 	return onGPU(g, ptr)
 }
 
-// GPUOf is the GPU to work with on memory at ptr.
+// GPUOf returns the GPU to work with on memory at ptr.
 func (b *Bench) GPUOf(ptr cuda.DevicePtr) (*GPU, error) {
 	if b.Device != "" {
 		d, err := mempool.FindDevice(b.Device)
@@ -121,7 +121,7 @@ func (b *Bench) GPUOf(ptr cuda.DevicePtr) (*GPU, error) {
 	return b.gpu(d)
 }
 
-// OnDevice is the GPU of a name.
+// OnDevice returns the GPU with an ordinal or a UUID.
 func (b *Bench) OnDevice(name string) (*GPU, error) {
 	d, err := mempool.FindDevice(name)
 	if err != nil {
@@ -156,7 +156,7 @@ func (b *Bench) gpu(d cuda.Device) (*GPU, error) {
 	return g, nil
 }
 
-// Close lets go of the GPUs. The bench may be used again.
+// Close releases the GPUs. The bench may be used again.
 func (b *Bench) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -168,7 +168,7 @@ func (b *Bench) Close() error {
 	return errors.Join(errs...)
 }
 
-// Queue queues the writing of a pattern on a GPU, which also reaches memory of the CPU that is a pool of the GPU's.
+// Queue queues a kernel that writes a pattern. The GPU can also access memory of the CPU that belongs to a pool of the GPU.
 func (b *Bench) Queue(ctx context.Context, g *GPU, m Memory, n uint64, p *Pattern) error {
 	want, err := p.pattern()
 	if err != nil {

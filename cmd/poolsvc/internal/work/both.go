@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/pattern"
 )
 
-// both has the GPU write what the CPU compares, and the CPU write what the GPU compares, in one lease.
+// both lets the GPU write what the CPU compares, and then the CPU write what the GPU compares, in one lease.
 func (w *Worker) both(ctx context.Context, t *Task) (a *Answer, err error) {
 	l, err := w.lease(ctx, t, t.Name, true)
 	if err != nil {
@@ -27,7 +27,7 @@ func (w *Worker) both(ctx context.Context, t *Task) (a *Answer, err error) {
 		return nil, err
 	}
 	if mem == nil {
-		return nil, errors.New("the CPU does not reach the memory")
+		return nil, errors.New("the CPU cannot access the memory")
 	}
 	g, err := w.bench.GPUOf(cuda.DevicePtr(a.Pointers[0]))
 	if err != nil {

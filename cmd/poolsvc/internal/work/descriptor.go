@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// placed is memory of a GPU that came without a lease, as Bench wants it.
+// placed is memory of a GPU without a lease, in the form that Bench needs.
 type placed struct {
 	ptr  cuda.DevicePtr
 	size uint64
@@ -27,8 +27,8 @@ type imported struct {
 	end func() error
 }
 
-// descriptorOpen connects to a socket, from which the size of an allocation comes with its descriptor, maps it, and compares and
-// changes what is there. It needs no service. The memory stays mapped until descriptorClose.
+// descriptorOpen connects to a socket and receives the size of an allocation with its descriptor. It maps the allocation, and compares
+// and changes it. It needs no service. The memory stays mapped until descriptorClose.
 func (w *Worker) descriptorOpen(ctx context.Context, t *Task) (a *Answer, err error) {
 	conn, err := seqpacket.Dial(ctx, t.Path)
 	if err != nil {
@@ -40,7 +40,7 @@ func (w *Worker) descriptorOpen(ctx context.Context, t *Task) (a *Answer, err er
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, fds.Close()) }() // the import does not need it any more
+	defer func() { err = errors.Join(err, fds.Close()) }() // the import does not need the descriptor any more
 	if n != len(size) || fds.Len() != 1 {
 		return nil, errors.New("expected the size of an allocation, in 8 bytes, and its descriptor")
 	}
@@ -83,7 +83,7 @@ func (w *Worker) closeImported() error {
 	return i.end()
 }
 
-// refused asks the driver for handles of memory that has none, and says how it refuses each.
+// refused asks the driver for handles of memory that cannot have any, and returns the driver's errors.
 func (w *Worker) refused(_ context.Context, t *Task) (a *Answer, err error) {
 	g, err := w.bench.OnDevice(t.Device)
 	if err != nil {

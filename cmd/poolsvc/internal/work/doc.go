@@ -1,3 +1,3 @@
-// Package work is what `poolsvc verify` has other processes do: tasks, one JSON object a line, and the worker that carries
-// them out in Go. The Python package has a worker that understands the same.
+// Package work has the tasks that `poolsvc verify` gives to other processes, and the worker that does them in Go. A task is one JSON
+// object in a line. The Python package has a worker for the same tasks.
 package work

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// wait waits for a pool, a name, or with neither for the service, and says how long it took to appear.
+// wait waits for a pool, a channel, a name or the service, and returns how long that took.
 func (w *Worker) wait(ctx context.Context, t *Task) (*Answer, error) {
 	start := time.Now()
 	c, err := w.connected(ctx, t.timeout())

@@ -6,14 +6,13 @@ import (
 	"time"
 )
 
-// What an await waits by.
+// What the task await waits by.
 const (
 	ByEvent = "event"
 	ByFence = "fence"
 )
 
-// await has a stream wait for the content of a buffer, and the CPU for the stream, without a look at the data; only then it
-// compares.
+// await makes a stream wait for the content of a buffer, and waits for the stream without reading the data. Then it compares the data.
 func (w *Worker) await(ctx context.Context, t *Task) (a *Answer, err error) {
 	l, err := w.lease(ctx, t, t.Name, false)
 	if err != nil {
@@ -21,7 +20,7 @@ func (w *Worker) await(ctx context.Context, t *Task) (a *Answer, err error) {
 	}
 	defer func() { err = errors.Join(err, l.Release(false)) }()
 	if came := l.Info(); came.EventOnly != (t.What == ByEvent) || came.EventOnly && len(came.Wait) > 0 {
-		return nil, errors.New("the lease came with something else to wait for than was asked for: " + t.What)
+		return nil, errors.New("the lease did not come with the expected thing to wait for: " + t.What)
 	}
 	g, err := w.bench.OnDevice(t.Device)
 	if err != nil {

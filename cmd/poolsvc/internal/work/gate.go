@@ -9,17 +9,17 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/pattern"
 )
 
-// mostHeld is when work that nobody lets go on does so by itself: whatever had waited for it has then failed.
+// mostHeld is after how long held work goes on by itself. A call that waited for it has then failed.
 const mostHeld = time.Minute
 
-// Gate holds work of a GPU's stream until it is opened.
+// Gate holds work in a GPU's stream until it is opened.
 type Gate struct {
 	gpu  *GPU
 	word *cuda.Pinned // 0: closed
 }
 
-// NewGate makes a gate that is closed, and runs the kernels that a slow check needs: the driver loads a kernel when it first
-// runs, and may wait for those that are held.
+// NewGate makes a closed gate, and runs the kernels that a slow check needs once. The driver loads a kernel at its first run, and may
+// then wait for held kernels.
 func (g *GPU) NewGate() (*Gate, error) {
 	word, err := g.Context.NewPinned(8)
 	if err != nil {
@@ -34,7 +34,7 @@ func (g *GPU) NewGate() (*Gate, error) {
 	return &Gate{g, word}, nil
 }
 
-// Hold queues work that waits for the gate, for a minute at most, and then takes its time.
+// Hold queues work that waits for the gate, at most for a minute, and then takes some time.
 func (g *Gate) Hold(takes time.Duration) error {
 	k, s := g.gpu.Kernels, g.gpu.Stream
 	return errors.Join(k.Hold(s, g.word.DevicePtr(), mostHeld), k.Spin(s, takes))

@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// openFile opens a legacy handle that was saved to a file, compares what is there, and changes it. It needs no service.
+// openFile opens a legacy handle from a file, compares the memory, and changes it. It needs no service.
 func (w *Worker) openFile(ctx context.Context, t *Task) (a *Answer, err error) {
 	raw, err := os.ReadFile(t.Path)
 	if err != nil {
@@ -35,13 +35,13 @@ func (w *Worker) openFile(ctx context.Context, t *Task) (a *Answer, err error) {
 	return a, w.compare(ctx, a, placed{o.Ptr(), o.Size()}, t.Elements, t)
 }
 
-// ownLegacy allocates legacy memory of its own, with a pattern, and gives its handle. It lives until the worker ends.
+// ownLegacy allocates legacy memory with a pattern, and returns its handle. The memory lives until the worker ends.
 func (w *Worker) ownLegacy(_ context.Context, t *Task) (*Answer, error) {
 	g, err := w.bench.OnDevice(t.Device)
 	if err != nil {
 		return nil, err
 	}
-	// A smaller allocation could share the driver's block with others, and its handle would open at their beginning.
+	// A smaller allocation could share the driver's block with others, and its handle would open at the beginning of the block.
 	const whole = 2 << 20
 	ptr, err := g.Context.Malloc((t.Elements*ElementBytes + whole - 1) / whole * whole)
 	if err != nil {

@@ -7,9 +7,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Pattern is a pattern of package pattern in JSON.
+// Pattern is a pattern of package pattern, for JSON.
 type Pattern struct {
-	// Kind is "affine", of float32, "masked", of uint32, or "fibonacci", of uint64.
+	// Kind is "affine" (float32), "masked" (uint32) or "fibonacci" (uint64).
 	Kind      string  `json:"kind,omitempty"`
 	Scale     float64 `json:"scale"`
 	Offset    float64 `json:"offset"`
@@ -23,29 +23,29 @@ type Transform struct {
 	Offset float64 `json:"offset"`
 }
 
-// Affine is float32(scale·i + offset).
+// Affine returns the pattern float32(scale·i + offset).
 func Affine(scale, offset float64) *Pattern {
 	return &Pattern{Kind: "affine", Scale: scale, Offset: offset}
 }
 
-// Within is p with a tolerance.
+// Within returns p with a tolerance.
 func (p Pattern) Within(tolerance float64) *Pattern {
 	p.Tolerance = tolerance
 	return &p
 }
 
-// Masked is (scale·i + offset) XOR mask, of uint32.
+// Masked returns the pattern (scale·i + offset) XOR mask, of uint32.
 func Masked(scale, offset, mask uint32) *Pattern {
 	return &Pattern{Kind: "masked", Scale: float64(scale), Offset: float64(offset), Mask: mask}
 }
 
-// Fibonacci is the Fibonacci numbers from F(first) on, of uint64.
+// Fibonacci returns the pattern of the Fibonacci numbers, beginning with F(first), of uint64.
 func Fibonacci(first uint64) *Pattern { return &Pattern{Kind: "fibonacci", Offset: float64(first)} }
 
-// ElementBytes is the size of an element of every pattern but Fibonacci.
+// ElementBytes is the element size of every pattern except Fibonacci.
 const ElementBytes = 4
 
-// DType is the element type.
+// DType returns the element type.
 func (p Pattern) DType() mempool.DType {
 	switch p.Kind {
 	case "masked":
@@ -56,7 +56,7 @@ func (p Pattern) DType() mempool.DType {
 	return mempool.Float32
 }
 
-// pattern is p as package pattern has it.
+// pattern returns p as a pattern of package pattern.
 func (p Pattern) pattern() (pattern.Pattern, error) {
 	switch p.Kind {
 	case "", "affine":

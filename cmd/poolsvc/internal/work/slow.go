@@ -9,14 +9,14 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/pattern"
 )
 
-// reading is a comparison that a stream has begun in one task and that the next one waits for.
+// reading is a comparison that one task queues in a stream and the next task waits for.
 type reading struct {
 	gate  *Gate
 	found *pattern.Verification
 }
 
-// slowBegin has a stream compare a buffer and releases it: it waits neither for work that still writes the buffer nor for its
-// own stream, which a kernel may hold first.
+// slowBegin queues the comparison of a buffer in a stream and releases the buffer. It waits neither for work that still writes the
+// buffer, nor for its own stream, which a kernel may hold.
 func (w *Worker) slowBegin(ctx context.Context, t *Task) (a *Answer, err error) {
 	g, err := w.bench.OnDevice(t.Device)
 	if err != nil {
@@ -65,11 +65,11 @@ func (w *Worker) slowBegin(ctx context.Context, t *Task) (a *Answer, err error) 
 	return a, err
 }
 
-// slowEnd lets the stream go on, and says what it found.
+// slowEnd lets the stream go on, and returns the result of the comparison.
 func (w *Worker) slowEnd(context.Context, *Task) (*Answer, error) {
 	r := w.reading
 	if r == nil {
-		return nil, errors.New("no stream was given anything to compare")
+		return nil, errors.New("slow-end without slow-begin")
 	}
 	w.reading = nil
 	r.gate.Open()

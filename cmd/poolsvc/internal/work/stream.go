@@ -11,17 +11,17 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// numberKey is under what a frame's map has its number. Its content is the Fibonacci numbers from that one on.
+// numberKey is the key of a frame's number in its map. The frame contains the Fibonacci numbers from that number on.
 const numberKey = "number"
 
-// intake is a subscription that goes from task to task.
+// intake is a subscription that several tasks use.
 type intake struct {
 	next func() (*bridge.Frame, error, bool)
 	stop func()
 	kept []*bridge.Frame
 }
 
-// subscribed is the worker's subscription to the task's channel, which the first task makes.
+// subscribed returns the worker's subscription to the task's channel. The first task makes it.
 func (w *Worker) subscribed(ctx context.Context, t *Task) (*intake, error) {
 	if in := w.intakes[t.Name]; in != nil {
 		return in, nil
@@ -43,8 +43,8 @@ func (w *Worker) subscribed(ctx context.Context, t *Task) (*intake, error) {
 	return in, nil
 }
 
-// streamTake takes frames and compares them: as many as the task says, or all until the channel is closed. It releases each,
-// unless they are to be kept until a streamRelease.
+// streamTake takes frames and compares them: as many as the task says, or all until the channel is closed. It releases each frame, unless
+// the task keeps them until streamRelease.
 func (w *Worker) streamTake(ctx context.Context, t *Task) (*Answer, error) {
 	in, err := w.subscribed(ctx, t)
 	if err != nil {
@@ -69,7 +69,7 @@ func (w *Worker) streamTake(ctx context.Context, t *Task) (*Answer, error) {
 	return a, w.sync(ctx)
 }
 
-// taken counts to n, or for ever if n is 0.
+// taken counts to n, or without end if n is 0.
 func taken(n int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		for i := 0; (n == 0 || i < n) && yield(i); i++ {
@@ -77,7 +77,7 @@ func taken(n int) iter.Seq[int] {
 	}
 }
 
-// takeFrame takes a frame, compares it and notes it in an answer; nil if the channel was closed.
+// takeFrame takes a frame, compares it and adds it to an answer. It returns nil if the channel was closed.
 func (w *Worker) takeFrame(ctx context.Context, in *intake, a *Answer) (*bridge.Frame, error) {
 	f, err, more := in.next()
 	if !more || err != nil {
@@ -110,7 +110,7 @@ func (w *Worker) compareFrame(ctx context.Context, f *bridge.Frame, number uint6
 	return err
 }
 
-// streamRelease compares the frames that were kept once more, and releases them.
+// streamRelease compares the kept frames once more, and releases them.
 func (w *Worker) streamRelease(ctx context.Context, t *Task) (*Answer, error) {
 	in, err := w.subscribed(ctx, t)
 	if err != nil {
@@ -137,7 +137,7 @@ func (w *Worker) streamLeave(context.Context, *Task) (*Answer, error) {
 	return &Answer{}, nil
 }
 
-// streamPublish publishes frames, and says how many. If one finds no room, Stopped says why.
+// streamPublish publishes frames, and returns how many. If a frame finds no room, Stopped says why.
 func (w *Worker) streamPublish(ctx context.Context, t *Task) (*Answer, error) {
 	c, err := w.connected(ctx, patience)
 	if err != nil {
@@ -166,7 +166,7 @@ func (w *Worker) streamPublish(ctx context.Context, t *Task) (*Answer, error) {
 	return a, nil
 }
 
-// publishFrame publishes the Fibonacci numbers from one on.
+// publishFrame publishes a frame with the Fibonacci numbers, beginning with the frame's number.
 func (w *Worker) publishFrame(ctx context.Context, p *bridge.Pool, ch *bridge.Channel, t *Task, number uint64) error {
 	l, err := p.Allocate(ctx, mempool.Tensor{DType: mempool.Uint64, Shape: []uint64{t.Elements}}, patience)
 	if err != nil {
@@ -194,8 +194,8 @@ func (w *Worker) streamClose(ctx context.Context, t *Task) (*Answer, error) {
 	return &Answer{}, ch.Close(ctx)
 }
 
-// streamRelay is a stage of a pipeline: it compares each frame of one channel, publishes its like in another, and then
-// releases it.
+// streamRelay is a stage of a pipeline. It compares each frame of one channel, publishes the same content in another one, and then
+// releases the frame.
 func (w *Worker) streamRelay(ctx context.Context, t *Task) (*Answer, error) {
 	in, err := w.subscribed(ctx, t)
 	if err != nil {
@@ -233,7 +233,7 @@ func (w *Worker) streamRelay(ctx context.Context, t *Task) (*Answer, error) {
 	return a, w.sync(ctx)
 }
 
-// sync returns when the service has seen the releases, which are not answered themselves.
+// sync returns when the service has handled the releases, which it does not answer.
 func (w *Worker) sync(ctx context.Context) error {
 	_, err := w.client.Stats(ctx)
 	return err

@@ -16,11 +16,11 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Worker carries out tasks, over one connection that it makes when a task first needs it.
+// Worker does tasks. It uses one connection, which it makes when a task first needs it.
 type Worker struct {
-	// Socket of the service.
+	// Socket is the path of the service's socket.
 	Socket string
-	// Device to work on, an ordinal or a UUID; empty for the one that has the memory.
+	// Device is the GPU to work on, an ordinal or a UUID; empty for the GPU of the memory.
 	Device string
 
 	client   *bridge.Client
@@ -29,10 +29,10 @@ type Worker struct {
 	reading  *reading
 	imported *imported
 	intakes  map[string]*intake // by channel
-	kept     []func() error     // ends what tasks left for later ones
+	kept     []func() error     // functions that end what tasks have left for later ones
 }
 
-// patience is how long a task waits where it does not say.
+// patience is the limit of waits if the task has none.
 const patience = time.Minute
 
 var tasks = map[string]func(*Worker, context.Context, *Task) (*Answer, error){
@@ -64,7 +64,7 @@ var tasks = map[string]func(*Worker, context.Context, *Task) (*Answer, error){
 	"stream-close":     (*Worker).streamClose,
 }
 
-// Serve answers tasks until there are no more.
+// Serve does tasks and writes their answers until in ends.
 func (w *Worker) Serve(ctx context.Context, in io.Reader, out io.Writer) error {
 	defer func() { _ = w.Close() }()
 	w.bench.Device = w.Device
@@ -96,7 +96,7 @@ func (w *Worker) carryOut(ctx context.Context, line []byte) *Answer {
 	return a
 }
 
-// failure puts an error into an answer.
+// failure returns an error in the form of an answer.
 func failure(err error) *Failure {
 	if err == nil {
 		return nil
@@ -111,7 +111,7 @@ func failure(err error) *Failure {
 	return f
 }
 
-// connected is the worker's session with the service.
+// connected returns the worker's session with the service. It connects if there is none.
 func (w *Worker) connected(ctx context.Context, limit time.Duration) (*bridge.Client, error) {
 	if w.client != nil {
 		return w.client, nil
@@ -144,10 +144,10 @@ func (w *Worker) lease(ctx context.Context, t *Task, name string, write bool) (*
 	return c.Get(ctx, name, bridge.LeaseOptions{Write: write, Wait: t.timeout()})
 }
 
-// prepare has nothing to load.
+// prepare does nothing, because a Go worker has nothing to load.
 func (w *Worker) prepare(context.Context, *Task) (*Answer, error) { return &Answer{}, nil }
 
-// check compares a buffer with a pattern, and then writes another or changes it.
+// check compares a buffer with a pattern, and then writes another pattern or changes the buffer.
 func (w *Worker) check(ctx context.Context, t *Task) (a *Answer, err error) {
 	changes := t.Then != nil || t.Transform != nil
 	l, err := w.lease(ctx, t, t.Name, t.Write || changes)
@@ -167,7 +167,7 @@ func (w *Worker) check(ctx context.Context, t *Task) (a *Answer, err error) {
 	return a, w.compare(ctx, a, l, n, t)
 }
 
-// compare checks the task's pattern, and where it is there writes what the task says.
+// compare compares memory with the task's pattern. If it is equal, it writes what the task says.
 func (w *Worker) compare(ctx context.Context, a *Answer, m Memory, n uint64, t *Task) error {
 	r, err := w.bench.Verify(ctx, m, n, t.Pattern)
 	if err != nil {
@@ -189,7 +189,7 @@ func (w *Worker) compare(ctx context.Context, a *Answer, m Memory, n uint64, t *
 	return err
 }
 
-// mapped says whether the memory is known to be the service's.
+// mapped reports whether the memory is known to be shared with the service.
 func (w *Worker) mapped(ctx context.Context, l *bridge.Lease) (bool, error) {
 	if b, err := l.Bytes(ctx); err != nil || b != nil {
 		return b != nil, err
@@ -206,7 +206,7 @@ func (w *Worker) mapped(ctx context.Context, l *bridge.Lease) (bool, error) {
 	return about.MemoryType == cuda.MemoryDevice, err
 }
 
-// produce allocates a buffer, writes a pattern and publishes it, for good.
+// produce allocates a buffer, writes a pattern and publishes it. The name stays when the session ends.
 func (w *Worker) produce(ctx context.Context, t *Task) (a *Answer, err error) {
 	c, err := w.connected(ctx, t.timeout())
 	if err != nil {
@@ -237,7 +237,7 @@ func (w *Worker) hold(ctx context.Context, t *Task) (*Answer, error) {
 	return &Answer{PID: os.Getpid()}, nil
 }
 
-// release releases what is held.
+// release releases the leases that hold has taken.
 func (w *Worker) release(context.Context, *Task) (*Answer, error) {
 	var errs []error
 	for _, l := range w.held {
@@ -247,7 +247,7 @@ func (w *Worker) release(context.Context, *Task) (*Answer, error) {
 	return &Answer{}, errors.Join(errs...)
 }
 
-// disconnect ends the session, and with it everything that is mapped.
+// disconnect ends the session, which unmaps everything.
 func (w *Worker) disconnect() error {
 	_, err := w.release(context.Background(), nil)
 	_, left := w.streamLeave(context.Background(), nil)
@@ -259,7 +259,7 @@ func (w *Worker) disconnect() error {
 	return err
 }
 
-// Close ends everything.
+// Close ends the session and releases everything.
 func (w *Worker) Close() error {
 	errs := []error{w.disconnect()}
 	for _, end := range w.kept {
