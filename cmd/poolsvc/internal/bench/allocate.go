@@ -10,10 +10,10 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// allocateBytes is the size of the buffers of workload (d).
+// allocateBytes is the size of the buffers in workload (d).
 const allocateBytes = 64 << 10
 
-// pipelined is how many requests are under way where they are pipelined.
+// pipelined is how many requests run at the same time in pipelined measurements.
 const pipelined = 16
 
 // allocate measures workload (d): buffers are allocated and released, nothing else.
@@ -31,7 +31,7 @@ func allocate(ctx context.Context, s *scene) error {
 	})
 }
 
-// allocateOutside allocates from a service in another process, from Go and from Python.
+// allocateOutside allocates from a service in another process, in Go and in Python.
 func (s *scene) allocateOutside(ctx context.Context, src *source) error {
 	for _, way := range []struct {
 		workload string
@@ -66,7 +66,7 @@ func (s *scene) allocateFrom(ctx context.Context, src *source) (Durations, error
 	return watch.durations(), nil
 }
 
-// allocatePipelined has several goroutines allocate over one connection.
+// allocatePipelined lets several goroutines allocate over one connection.
 func (s *scene) allocatePipelined(ctx context.Context, src *source) (Durations, error) {
 	all := make([]Durations, pipelined)
 	start := time.Now()
@@ -87,7 +87,7 @@ func (s *scene) allocatePipelined(ctx context.Context, src *source) (Durations, 
 	return sum, err
 }
 
-// samples is the answer of a worker that measured.
+// samples is the answer of a worker that has measured.
 type samples struct {
 	Samples []time.Duration `json:"samples"`
 	Elapsed time.Duration   `json:"elapsed"`

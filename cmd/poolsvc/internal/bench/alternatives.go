@@ -14,15 +14,15 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// measuredInPython are the workloads that the alternatives are measured with.
+// measuredInPython are the workloads in which alternatives are measured.
 var measuredInPython = []string{"transfer", "stream"}
 
-// alternativeSizes are enough of them: for each, a process is started.
+// alternativeSizes are the default sizes. They are few, because each one needs a new process.
 var alternativeSizes = []uint64{4 << 10, 1 << 20, 64 << 20}
 
-// alternatives measures what users have without poolbridge: between two Python processes, so in Python.
+// alternatives measures what users have without poolbridge. It is measured between two Python processes, so in Python.
 func alternatives(ctx context.Context, s *scene) error {
-	args := []string{"--depth", strconv.Itoa(streamCapacity)} // as many under way as in a channel
+	args := []string{"--depth", strconv.Itoa(streamCapacity)} // as many frames at the same time as in a channel
 	sizes := s.Sizes
 	if len(sizes) == 0 {
 		sizes = alternativeSizes
@@ -40,7 +40,7 @@ func alternatives(ctx context.Context, s *scene) error {
 	return s.runPython(ctx, args...)
 }
 
-// pythonStreams measures workload (g): streams from one Python process to others, through a service that is none of them.
+// pythonStreams measures workload (g): streams from one Python process to others, with the service in a separate process.
 func pythonStreams(ctx context.Context, s *scene) error {
 	if s.kind != mempool.Host {
 		return nil
@@ -54,7 +54,7 @@ func pythonStreams(ctx context.Context, s *scene) error {
 	})
 }
 
-// runPython measures in Python, and notes the results.
+// runPython measures in Python, and adds the results to the report.
 func (s *scene) runPython(ctx context.Context, args ...string) error {
 	args = append([]string{"-m", "poolbridge.bench", "--json", "--kind", string(s.kind), "--seconds", fmt.Sprint(s.Time.Seconds())}, args...)
 	cmd := exec.CommandContext(ctx, s.Python, args...)

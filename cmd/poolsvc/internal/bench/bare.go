@@ -18,20 +18,24 @@ import (
 // BareCommand is the hidden command that runs Bare.
 const BareCommand = "bench-bare"
 
-// bareTask says what Bare has when it answers.
+// bareTask says what Bare must have made when it answers.
 type bareTask struct {
-	// Pool is what its memory comes from; nil for none, and CUDA has not been touched.
+	// Pool is the pool to make. nil: make no pool and do not use CUDA.
 	Pool *mempool.PoolSpec `json:"pool"`
-	// Bytes of each block, rounded up to what the kind can allocate.
+	// Bytes is the size of each block, which is rounded up to a size that the kind can allocate.
 	Bytes uint64 `json:"bytes"`
-	// Blocks are as many as there were in the task before, or more.
+	// Blocks is the number of blocks. It must not be less than in the task before.
 	Blocks int `json:"blocks"`
 }
 
-// Bare does with CUDA what a service does that has so many buffers, and nothing else: it makes the memory of one pool,
-// allocates blocks in it and exports each. The kind's own code does that, by a [mempool.Arena], so that the driver is called
-// as a service calls it; what a service would know of the buffers is not there. It carries out tasks, one JSON object a line,
-// each answered with a line, until there are none.
+// Bare does with CUDA what a service with this number of buffers does, and nothing else. It makes the memory of one pool, allocates
+// blocks in it and exports each. It uses the code of the kind, by a [mempool.Arena], so that the driver is called as in a service. It has
+// none of a service's state for the buffers. It does tasks, one JSON object in each line, and answers each with a line, until the input
+// ends.
+//
+// It keeps no Go memory for a block. Nothing in mempool or cuda frees a forgotten block, so the driver still has every block. Before each
+// answer it gives garbage back to the system. For kind vmm the garbage collector closes the descriptors of exports, which use none of the
+// process's memory.
 //
 // Of Go's memory it keeps nothing for a block: nothing in mempool or cuda gives back what is forgotten, so the driver still
 // has every block. What was garbage is given back to the system before each answer. For kind vmm the collector closes the
@@ -41,11 +45,11 @@ func Bare(ctx context.Context, in io.Reader, out io.Writer) error {
 		b     bare
 		tasks = json.NewDecoder(in)
 	)
-	debug.FreeOSMemory() // what the collector itself needs is there before the first answer
+	debug.FreeOSMemory() // so that the collector's own memory exists before the first answer
 	for {
 		var task bareTask
 		if err := tasks.Decode(&task); errors.Is(err, io.EOF) {
-			return nil // the end of the process gives everything back
+			return nil // the end of the process frees everything
 		} else if err != nil {
 			return fmt.Errorf("a task of %s: %w", BareCommand, err)
 		}
@@ -95,7 +99,7 @@ func (b *bare) carryOut(ctx context.Context, task bareTask) (err error) {
 	return nil
 }
 
-// bareProcess runs Bare.
+// bareProcess is a process that runs Bare.
 type bareProcess struct {
 	cmd    *exec.Cmd
 	in     io.WriteCloser
@@ -103,7 +107,7 @@ type bareProcess struct {
 	stderr bytes.Buffer
 }
 
-// startBare starts a process that ends with its standard input, and so with this one.
+// startBare starts a process that ends when its standard input ends, and so not later than this process.
 func startBare(ctx context.Context, poolsvc string) (*bareProcess, error) {
 	p := &bareProcess{cmd: exec.CommandContext(ctx, poolsvc, BareCommand)}
 	p.cmd.Stderr = &p.stderr
@@ -122,7 +126,7 @@ func startBare(ctx context.Context, poolsvc string) (*bareProcess, error) {
 	return p, nil
 }
 
-// rss is the process's physical memory once it has what the task says.
+// rss returns the process's physical memory after it has done the task.
 func (p *bareProcess) rss(task bareTask) (uint64, error) {
 	if err := json.NewEncoder(p.in).Encode(task); err != nil {
 		return 0, p.lost(err)
@@ -137,7 +141,7 @@ func (p *bareProcess) rss(task bareTask) (uint64, error) {
 	return rssOf(p.cmd.Process.Pid)
 }
 
-// lost explains what went wrong with the process, and ends it.
+// lost ends the process and returns an error that says what went wrong.
 func (p *bareProcess) lost(err error) error {
 	return fmt.Errorf("a process that only uses CUDA, to tell what of the service's memory is the driver's: %w",
 		errors.Join(err, p.stop()))
@@ -148,16 +152,16 @@ func (p *bareProcess) stop() error {
 	if p.cmd.ProcessState != nil { // it has ended already
 		return nil
 	}
-	err := errors.Join(p.in.Close(), p.cmd.Wait()) // without input it ends
+	err := errors.Join(p.in.Close(), p.cmd.Wait()) // the process ends with its input
 	if said := strings.TrimSpace(p.stderr.String()); err != nil && said != "" {
 		return fmt.Errorf("%w: %s", err, said)
 	}
 	return err
 }
 
-// driverBytes measures what of a service's physical memory is CUDA's own, by the number of blocks that its pool has: what
-// making the pool and so many blocks adds to a process that has not touched CUDA. The process is gone before the service is
-// there. Memory of the CPU needs no driver.
+// driverBytes measures how much of a service's physical memory belongs to CUDA, by the number of blocks in its pool. That is how much a
+// process that has not used CUDA grows by making the pool and the blocks. The process ends before the service starts. Memory of the CPU
+// needs no driver.
 func (s *scene) driverBytes(ctx context.Context, pool mempool.PoolSpec, blocks []int) (_ map[int]uint64, err error) {
 	if s.kind == mempool.Host {
 		return nil, nil

@@ -15,7 +15,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// TestMain lets tests start this program as the one that has the hidden command.
+// TestMain lets tests start this program with the hidden command.
 func TestMain(m *testing.M) {
 	if slices.Equal(os.Args[1:], []string{BareCommand}) {
 		if err := Bare(context.Background(), os.Stdin, os.Stdout); err != nil {
@@ -39,7 +39,7 @@ func TestBareMakesAsManyBlocksAsItIsTold(t *testing.T) {
 	assert.Error(t, Bare(t.Context(), strings.NewReader(`{"pool": `), &out))
 }
 
-// sceneOf is what a kind is measured in, with the program that is started for it.
+// sceneOf returns the scene of a kind. Its program is the test program.
 func sceneOf(kind mempool.Kind, poolsvc string) *scene {
 	return &scene{Options: Options{Poolsvc: poolsvc}, kind: kind}
 }
@@ -63,7 +63,7 @@ func TestTheDriversMemoryIsThatOfAProcessThatOnlyHasTheBlocks(t *testing.T) {
 				t.Skipf("%v (without a GPU, `make simcuda` and tests/simcuda/machine run this)", err)
 			}
 			s := sceneOf(kind, self)
-			few, many := 10, 16 // of 2 MiB each, where a kind takes so much for the least
+			few, many := 10, 16 // blocks of 2 MiB each, for kinds whose smallest block has that size
 			if kind == mempool.Device || kind == mempool.Pinned {
 				many = 5000
 			}

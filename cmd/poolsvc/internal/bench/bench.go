@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// workload is one of the things that are measured.
+// workload is one of the measurements.
 type workload struct {
 	name string
 	run  func(context.Context, *scene) error
@@ -22,7 +22,7 @@ type workload struct {
 
 var workloads []workload
 
-func init() { // not where it is declared: Options name them
+func init() { // in init, because Options uses the names
 	workloads = []workload{
 		{"transfer", transfer},
 		{"stream", stream},
@@ -34,10 +34,10 @@ func init() { // not where it is declared: Options name them
 	}
 }
 
-// ours is the system that is measured. Its service runs in a process of its own.
+// ours is the name of the measured system. Its service runs in a separate process.
 const ours = "poolbridge"
 
-// scene is what one kind is measured in.
+// scene has what the measurements of one kind of memory need.
 type scene struct {
 	Options
 	kind     mempool.Kind
@@ -49,7 +49,7 @@ type scene struct {
 	begin    func(step string) // tells the person who waits
 }
 
-// add notes a result.
+// add adds a result to the report.
 func (s *scene) add(d Durations, workload string, bytes uint64, system string) {
 	s.addResult(d.result(workload, string(s.kind), bytes, system))
 }
@@ -64,13 +64,13 @@ func (s *scene) skip(workload, system, reason string) {
 	fmt.Fprintf(s.Progress, "%s  %-8s %s: %s\n", display.Neutral.Render("skipped"), s.kind, system, reason)
 }
 
-// newSocket is a path that nobody else uses.
+// newSocket returns a new path for a socket.
 func (s *scene) newSocket() string {
 	s.sockets++
 	return filepath.Join(s.dir, strconv.Itoa(s.sockets), "poolsvc.sock")
 }
 
-// poolSpec is a pool with room for some buffers.
+// poolSpec returns the spec of a pool with room for buffers of room bytes in all.
 func (s *scene) poolSpec(room uint64) mempool.PoolSpec {
 	spec := mempool.PoolSpec{Name: poolName, Kind: s.kind, MaxBytes: room*9/8 + 32<<20} // blocks come in size classes
 	if s.kind != mempool.Host {
@@ -79,10 +79,10 @@ func (s *scene) poolSpec(room uint64) mempool.PoolSpec {
 	return spec
 }
 
-// poolName is the name of the one pool of a service that is measured.
+// poolName is the name of the pool of a measured service.
 const poolName = "bench"
 
-// Run measures everything that can be measured here. Its error is for what kept it from that.
+// Run measures everything that can be measured here. It returns an error if it could not measure.
 func Run(ctx context.Context, o Options) (report *Report, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, err

@@ -12,20 +12,20 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// The frames of workload (c).
+// The size of the frames in workload (c), and the capacity of their channel.
 const (
 	copyBytes    = 16 << 20
 	copyCapacity = 4
 )
 
-// copyWorkload and bandwidth are workload (c) and what it is compared with: copies from page-locked memory on a GPU, and
-// from one place to another on the CPU.
+// copyWorkload is workload (c). bandwidth is what it is compared with: plain copies, from page-locked memory to a GPU, or on the CPU from
+// one place to another.
 const (
 	copyWorkload = "copy/go bytes to consumer"
 	bandwidth    = "copies alone"
 )
 
-// copies measures workload (c): bytes of a Go program become frames that a consumer gets, the copy included.
+// copies measures workload (c): bytes of a Go program become frames that a consumer gets, with the copy.
 func copies(ctx context.Context, s *scene) error {
 	alone, err := s.copiesAlone()
 	if err != nil {
@@ -49,7 +49,7 @@ func copies(ctx context.Context, s *scene) error {
 	})
 }
 
-// copyFrames sends frames that are copied from a Go program's own memory to a consumer in another process.
+// copyFrames sends frames to a consumer in another process. It copies them from a Go program's own memory.
 func (s *scene) copyFrames(ctx context.Context, src *source) (d Durations, err error) {
 	const name = "copies"
 	ch, err := src.makeChannel(ctx, mempool.ChannelSpec{Name: name, Capacity: copyCapacity})
@@ -95,7 +95,7 @@ func (s *scene) copyFrames(ctx context.Context, src *source) (d Durations, err e
 		}
 		watch.took(time.Since(start))
 	}
-	// What was queued last must be there, too.
+	// The last copies in the queue must be done, too.
 	last, err := frame(number + 1)
 	if err == nil {
 		err = last.WaitOn(ctx, mempool.CPU)
@@ -115,8 +115,7 @@ func (s *scene) copyFrames(ctx context.Context, src *source) (d Durations, err e
 	return d, err
 }
 
-// copiesAlone measures how fast the machine copies as many bytes as a frame has: to the GPU from page-locked memory, or on
-// the CPU.
+// copiesAlone measures how fast the machine copies frames without poolbridge: from page-locked memory to the GPU, or on the CPU.
 func (s *scene) copiesAlone() (d Durations, err error) {
 	if s.kind == mempool.Host {
 		from, to := make([]byte, copyBytes), make([]byte, copyBytes)
@@ -152,7 +151,7 @@ func (s *scene) copiesAlone() (d Durations, err error) {
 	return s.copyToGPU(stream, to, from)
 }
 
-// aheadOfGPU is how many copies are queued before the first is waited for.
+// aheadOfGPU is how many copies are queued before the first wait.
 const aheadOfGPU = 8
 
 func (s *scene) copyToGPU(stream *cuda.Stream, to cuda.DevicePtr, from *cuda.Pinned) (Durations, error) {
@@ -166,11 +165,11 @@ func (s *scene) copyToGPU(stream *cuda.Stream, to cuda.DevicePtr, from *cuda.Pin
 		}
 		return stream.Synchronize()
 	}, stream.Synchronize)
-	d.Count, d.Each = len(d.Each), nil // most calls only queue
+	d.Count, d.Each = len(d.Each), nil // most calls only queue a copy
 	return d, err
 }
 
-// repeat does something until the time is over; finish ends what it began.
+// repeat calls one until the time is over, and then finish.
 func (s *scene) repeat(one, finish func() error) (Durations, error) {
 	watch := newStopwatch(s.Time)
 	for watch.more() {

@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// byteBySocket is the least that could tell a Python process that sleeps of anything.
+// byteBySocket is the name of the smallest possible message to a sleeping Python process.
 const byteBySocket = "a byte through a socket"
 
-// bytesTask has a worker receive single bytes, and say when each was there.
+// bytesTask lets a worker receive single bytes and return when each one arrived.
 type bytesTask struct {
 	Task  string `json:"task"`
 	Count int    `json:"count"`
 }
 
-// streamOfBytes measures how long a byte takes to a worker that sleeps: what a frame to a sleeping consumer cannot beat.
+// streamOfBytes measures how long a byte takes to a sleeping worker. A frame to a sleeping consumer cannot be faster.
 func (s *scene) streamOfBytes(ctx context.Context, src *source) (err error) {
 	w, err := startWorker(ctx, s.Python, src.socket)
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 // ConsumeCommand is the hidden command that runs Consume.
 const ConsumeCommand = "bench-consumer"
 
-// Consume takes the frames of a channel until it is closed. It writes a line when it has the first, which says that it is
-// there, and at the end when each of the others was in hand, as JSON.
+// Consume takes the frames of a channel until the channel is closed. It writes the line "ready" after the first frame. At the end it
+// writes the times at which it had the other frames, as JSON.
 func Consume(ctx context.Context, socket, channel string, out io.Writer) (err error) {
 	c, err := bridge.Dial(ctx, socket)
 	if err != nil {
@@ -54,7 +54,7 @@ func Consume(ctx context.Context, socket, channel string, out io.Writer) (err er
 // goConsumer runs Consume, in a new process for each channel.
 type goConsumer struct {
 	poolsvc, socket string
-	cmd             *exec.Cmd // nil if none runs
+	cmd             *exec.Cmd // nil if no process runs
 	out             *bufio.Reader
 	stderr          bytes.Buffer
 }
@@ -99,7 +99,7 @@ func (c *goConsumer) stop() error {
 	return err
 }
 
-// ended explains what went wrong with the process.
+// ended returns an error with the output of the process.
 func (c *goConsumer) ended(err error) error {
 	if err == nil {
 		return nil

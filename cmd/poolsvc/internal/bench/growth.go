@@ -13,13 +13,13 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// The transfers of workload (e), and the buffers that live meanwhile.
+// The size of the transfers in workload (e), and of the buffers that live meanwhile.
 const (
 	growthBytes  = 1 << 20
 	ballastBytes = 4 << 10
 )
 
-// growth measures workload (e): what many live buffers and sessions do to a transfer, and what they cost the service.
+// growth measures workload (e): how many live buffers and sessions change the time of a transfer, and what they cost the service.
 func growth(ctx context.Context, s *scene) error {
 	var blocks []int
 	for _, e := range s.extents() {
@@ -43,7 +43,7 @@ func growth(ctx context.Context, s *scene) error {
 	})
 }
 
-// transfer measures transfers of a producer of their own, in a pool of their own.
+// transfer measures transfers with a separate producer and a separate pool.
 func (g *grown) transfer(ctx context.Context, w *worker, channel string) (d Durations, err error) {
 	src, err := dial(ctx, g.svc.socket)
 	if err != nil {
@@ -58,14 +58,14 @@ func (g *grown) transfer(ctx context.Context, w *worker, channel string) (d Dura
 	return d, errors.Join(err, src.close())
 }
 
-// grown is a service that has more and more to do.
+// grown is a service with more and more buffers and sessions.
 type grown struct {
 	*scene
 	svc      *service
 	producer *source
 	clients  []*source
 	ballast  []*bridge.Lease
-	driver   map[int]uint64 // bytes of the service that are CUDA's own, by the number of buffers
+	driver   map[int]uint64 // bytes of the service's memory that belong to CUDA, by the number of buffers
 }
 
 func (g *grown) close() error {
@@ -76,10 +76,10 @@ func (g *grown) close() error {
 	return errors.Join(append(errs, g.producer.close())...)
 }
 
-// extent is how much a service has to do.
+// extent is a number of live buffers and sessions.
 type extent struct{ buffers, sessions int }
 
-// extents are what growth goes through, never less than before.
+// extents returns the extents that growth goes through. They never get smaller.
 func (o Options) extents() []extent {
 	all := []extent{{10, 1}, {1000, 1}, {10_000, 1}, {100_000, 1}, {100_000, 100}, {100_000, 500}}
 	for i, e := range all {
@@ -100,7 +100,7 @@ func (g *grown) steps(ctx context.Context) error {
 	return nil
 }
 
-// grow makes more buffers and sessions.
+// grow adds buffers and sessions.
 func (g *grown) grow(ctx context.Context, buffers, sessions int) error {
 	for len(g.clients) < sessions {
 		c, err := dial(ctx, g.svc.socket)
@@ -129,12 +129,12 @@ func (g *grown) grow(ctx context.Context, buffers, sessions int) error {
 	return err
 }
 
-// growthName is the workload's name with so many buffers and sessions.
+// growthName returns the workload's name with this number of buffers and sessions.
 func growthName(buffers, sessions int) string {
 	return fmt.Sprintf("growth/%d buffers/%d sessions", buffers, sessions)
 }
 
-// step measures the service as it is: idle, and busy with transfers.
+// step measures the service with its present buffers and sessions: idle, and busy with transfers.
 func (g *grown) step(ctx context.Context, buffers, sessions int) error {
 	pause := min(g.Time, 300*time.Millisecond)
 	time.Sleep(pause)
@@ -159,7 +159,7 @@ func (g *grown) step(ctx context.Context, buffers, sessions int) error {
 	return err
 }
 
-// footprint notes what the service took while f ran.
+// footprint measures what the service used while f ran.
 func (g *grown) footprint(state string, buffers, sessions int, f func() error) error {
 	before, err := g.svc.cpu()
 	if err != nil {

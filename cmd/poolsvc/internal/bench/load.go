@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// load is how many programs ran or wanted to, by the kernel's average over the last minute.
+// load returns the kernel's average number of runnable programs in the last minute.
 func load() (float64, error) {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {

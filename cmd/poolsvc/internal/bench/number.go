@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge"
 )
 
-// stampNumber writes a number into the first bytes of a buffer that the CPU can reach: the receiver can tell which it is.
+// stampNumber writes a number into the first bytes of a buffer that the CPU can access, so that the receiver can identify it.
 func stampNumber(ctx context.Context, b *bridge.Lease, number uint64) error {
 	mem, err := b.Bytes(ctx)
 	if err == nil && len(mem) >= 8 {
@@ -17,7 +17,7 @@ func stampNumber(ctx context.Context, b *bridge.Lease, number uint64) error {
 	return err
 }
 
-// numberIs checks what stampNumber wrote.
+// numberIs checks the number that stampNumber wrote.
 func numberIs(ctx context.Context, b *bridge.Lease, number uint64) error {
 	mem, err := b.Bytes(ctx)
 	if err != nil || len(mem) < 8 {

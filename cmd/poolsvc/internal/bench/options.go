@@ -10,33 +10,33 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Options says what to measure.
+// Options says what to measure, and how.
 type Options struct {
-	// Python is the workers' interpreter, which has the poolbridge package.
+	// Python is the interpreter of the workers. It must have the poolbridge package.
 	Python string
-	// Poolsvc is the program that is run where a service of its own is measured.
+	// Poolsvc is the program that runs the measured services.
 	Poolsvc string
 	// Device is the GPU to use, an ordinal or a UUID.
 	Device string
-	// Kinds to measure; empty for host and device.
+	// Kinds are the kinds of memory to measure; empty for host and device.
 	Kinds []mempool.Kind
-	// Only names the workloads to run; empty for all.
+	// Only has the names of the workloads to run; empty for all.
 	Only []string
-	// Sizes of buffers that are transferred, in bytes; empty for 4 KiB to 1 GiB.
+	// Sizes are the sizes of transferred buffers, in bytes; empty for 4 KiB to 1 GiB.
 	Sizes []uint64
-	// Time that one measurement takes, about.
+	// Time is about how long one measurement takes.
 	Time time.Duration
-	// Most live buffers and sessions that growth goes to.
+	// MaxBuffers and MaxSessions limit the live buffers and sessions in workload growth.
 	MaxBuffers, MaxSessions int
-	// Most consumers of a stream.
+	// MaxConsumers limits the consumers of a stream.
 	MaxConsumers int
-	// Alternatives are measured too.
+	// Alternatives says whether to measure the alternatives too.
 	Alternatives bool
 	// Progress is told each result as it comes; nil for nobody.
 	Progress *display.Progress
 }
 
-// Workloads are the names that Only may have.
+// Workloads returns the names that Only may have.
 func Workloads() []string {
 	names := make([]string, len(workloads))
 	for i, w := range workloads {
@@ -45,7 +45,7 @@ func Workloads() []string {
 	return names
 }
 
-// Validate says whether o can be carried out.
+// Validate returns an error if the options are not valid.
 func (o Options) Validate() error {
 	for _, name := range o.Only {
 		if !slices.Contains(Workloads(), name) {
@@ -58,7 +58,7 @@ func (o Options) Validate() error {
 		}
 	}
 	if o.Time <= 0 {
-		return fmt.Errorf("the time of a measurement is more than 0, not %v", o.Time)
+		return fmt.Errorf("the time of a measurement must be more than 0, not %v", o.Time)
 	}
 	return nil
 }

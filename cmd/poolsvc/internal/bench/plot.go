@@ -14,7 +14,7 @@ import (
 // point is one measurement in a plot.
 type point struct{ x, y float64 }
 
-// series are the points of one system.
+// series has the points of one system.
 type series struct {
 	name   string
 	points []point
@@ -27,7 +27,7 @@ type plot struct {
 	series                []series
 }
 
-// The plot's measures, in pixels.
+// The sizes of the plot, in pixels.
 const (
 	plotWidth, plotHeight                    = 860, 460
 	plotLeft, plotRight, plotTop, plotBottom = 70, 330, 40, 50
@@ -35,7 +35,7 @@ const (
 
 var plotColours = []string{"#0b6e4f", "#c1292e", "#235789", "#e0a100", "#7b4b94", "#4a4e4d", "#d0662c", "#3aa0a8"}
 
-// WritePlots draws the results into a folder: the medians of transfers over the size, for each kind.
+// WritePlots writes a plot for each kind into a folder: the medians of transfers by size.
 func (r *Report) WritePlots(folder string) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
@@ -80,14 +80,14 @@ func (p *plot) add(name string, at point) {
 	p.series = append(p.series, series{name, []point{at}})
 }
 
-// axis maps values to pixels, by their logarithm.
+// axis maps values to pixels on a logarithmic scale.
 type axis struct{ low, high, from, to float64 }
 
 func (a axis) at(v float64) float64 {
 	return a.from + (math.Log(v)-math.Log(a.low))/(math.Log(a.high)-math.Log(a.low))*(a.to-a.from)
 }
 
-// bounds are the smallest and the largest value, ours at least by a factor of base, which the result is powers of.
+// bounds returns powers of base between which all values lie. They differ at least by a factor of base.
 func (p *plot) bounds(of func(point) float64, base float64) (low, high float64) {
 	low, high = math.Inf(1), 0
 	for _, s := range p.series {
@@ -100,7 +100,7 @@ func (p *plot) bounds(of func(point) float64, base float64) (low, high float64) 
 	return low, max(high, low*base)
 }
 
-// svg draws the plot.
+// svg returns the plot as SVG.
 func (p *plot) svg() string {
 	var b strings.Builder
 	low, high := p.bounds(func(at point) float64 { return at.x }, 2)

@@ -7,19 +7,19 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// framesTask has a worker make an array of each frame of a channel until it is closed, and acknowledge the first.
+// framesTask lets a worker make an array of each frame of a channel until the channel is closed, and acknowledge the first frame.
 type framesTask struct {
 	Task     string `json:"task"`
 	Channel  string `json:"channel"`
 	Consumer string `json:"consumer"`
 	Credit   int    `json:"credit"`
-	// Each has it look at the number of each frame, which those on the CPU have.
+	// Each lets the worker read the number of each frame. Frames on the CPU have one.
 	Each bool `json:"each"`
-	// Spin is for how many seconds a wait for a frame does not sleep.
+	// Spin is how long the worker spins when it waits for a frame, in seconds.
 	Spin float64 `json:"spin"`
-	// Leases has it make a new array of each frame, not one for each block.
+	// Leases lets the worker make a new array of each frame, instead of one for each block.
 	Leases bool `json:"leases"`
-	// OnDevice says that arrays are used on a stream.
+	// OnDevice says that the arrays are used in a stream.
 	OnDevice bool `json:"on_device"`
 }
 
@@ -29,7 +29,7 @@ type pyConsumer struct {
 	task framesTask
 }
 
-// spinning is how long a consumer that spins does so, in seconds: longer than frames are ours.
+// spinning is how long a spinning consumer spins, in seconds: longer than any pause between frames.
 const spinning = 10
 
 func (s *scene) startPythonConsumer(ctx context.Context, src *source) (consumer, error) {

@@ -10,25 +10,25 @@ import (
 
 // Result is one line of the table.
 type Result struct {
-	// Workload, Kind and Bytes say what was measured, System of whom.
+	// Workload, Kind and Bytes say what was measured, and System in which system.
 	Workload string `json:"workload"`
 	Kind     string `json:"kind"`
 	Bytes    uint64 `json:"bytes"`
 	System   string `json:"system"`
-	// P50, P99 and P999 are microseconds, nil where nothing can be said: P999 takes 1,000 measurements.
+	// P50, P99 and P999 are in microseconds. They are nil without enough measurements: P999 needs 1,000.
 	P50  *float64 `json:"p50_us"`
 	P99  *float64 `json:"p99_us"`
 	P999 *float64 `json:"p999_us,omitempty"`
-	// PerSecond is how many were done in a second, what lies between them included.
+	// PerSecond is the number of operations per second, with everything that is done between them.
 	PerSecond float64 `json:"per_second"`
 	Samples   int     `json:"samples"`
-	// CPU is how many microseconds of the CPU a frame of a stream took in all processes together, and ServiceShare which share of
-	// one CPU the service used; nil where that was not measured.
+	// CPU is how many microseconds of CPU time a frame of a stream took in all processes together. ServiceShare is the share of one CPU
+	// that the service used. They are nil if they were not measured.
 	CPU          *float64 `json:"cpu_us,omitempty"`
 	ServiceShare *float64 `json:"service_share,omitempty"`
 }
 
-// Ratio says how many times better poolbridge is than something: at least Target is wanted.
+// Ratio says how many times better poolbridge is than something else. The goal is Target or more.
 type Ratio struct {
 	Workload string  `json:"workload"`
 	Kind     string  `json:"kind"`
@@ -39,37 +39,37 @@ type Ratio struct {
 	Met      bool    `json:"met"`
 }
 
-// Doubt is about a stream that was slower than one transfer after the other of the same system: it cannot be what that system
-// does as its users run it, and nothing is compared with it.
+// Doubt is about a stream that was slower than single transfers of the same system, one after another. It cannot be the speed that users
+// of that system get, so nothing is compared with it.
 type Doubt struct {
 	Workload string `json:"workload"`
 	Kind     string `json:"kind"`
 	Bytes    uint64 `json:"bytes"`
 	System   string `json:"system"`
-	// PerSecond is of the stream, OneByOne of transfers, one after the other.
+	// PerSecond is that of the stream, OneByOne that of single transfers.
 	PerSecond float64 `json:"per_second"`
 	OneByOne  float64 `json:"one_by_one"`
 }
 
-// Footprint is what a service in a process of its own took.
+// Footprint is what a service in a separate process used.
 type Footprint struct {
 	Kind     string `json:"kind"`
 	State    string `json:"state"` // idle or busy
 	Buffers  int    `json:"buffers"`
 	Sessions int    `json:"sessions"`
-	// RSSBytes is the physical memory of its process without the pools' pages: RssAnon and RssFile of /proc/PID/status.
-	// DriverBytes of them are not its own but CUDA's: what a process of the same program that has used no CUDA yet grows by,
-	// when it makes a pool of this kind and as many blocks as there are buffers and exports them, as a service does, and
-	// nothing else. It is measured in the same run, see Bare, and 0 for memory of the CPU. OwnBytes are the rest, at least 0.
+	// RSSBytes is the physical memory of its process without the pools' pages: RssAnon and RssFile of /proc/PID/status. DriverBytes of
+	// them belong to CUDA: a process of the same program that has not used CUDA yet grows by that much when it makes a pool of this kind,
+	// and makes and exports as many blocks as there are buffers. It is measured in the same run, see Bare, and is 0 for memory of the
+	// CPU. OwnBytes is the rest, at least 0.
 	RSSBytes    uint64 `json:"rss_bytes"`
 	DriverBytes uint64 `json:"driver_bytes"`
 	OwnBytes    uint64 `json:"own_bytes"`
-	// CPUSeconds is what it used of the CPU in Seconds.
+	// CPUSeconds is the CPU time that it used in Seconds.
 	CPUSeconds float64 `json:"cpu_seconds"`
 	Seconds    float64 `json:"seconds"`
 }
 
-// Skipped is what could not be measured here.
+// Skipped is a measurement that was not possible here.
 type Skipped struct {
 	Workload string `json:"workload,omitempty"`
 	Kind     string `json:"kind"`
@@ -77,10 +77,10 @@ type Skipped struct {
 	Reason   string `json:"reason"`
 }
 
-// Report is everything that a run found out.
+// Report has all results of a run.
 type Report struct {
 	Machine verify.Machine `json:"machine"`
-	// Load is how many programs ran or wanted to when the measurements began, by the kernel's average over a minute.
+	// Load is the kernel's average number of runnable programs over a minute, when the measurements began.
 	Load    float64     `json:"load"`
 	Results []Result    `json:"results"`
 	Doubts  []Doubt     `json:"doubts"`
@@ -89,7 +89,7 @@ type Report struct {
 	Skipped []Skipped   `json:"skipped"`
 }
 
-// conclude says what the results are worth, and compares them.
+// conclude finds doubtful results, and compares the others.
 func (r *Report) conclude() {
 	r.Doubts = []Doubt{}
 	for _, stream := range r.Results {
@@ -105,14 +105,14 @@ func (r *Report) conclude() {
 	r.Ratios = ratios(r)
 }
 
-// doubtful says whether a result is not to be compared.
+// doubtful reports whether a result must not be compared.
 func (r *Report) doubtful(one Result) bool {
 	return slices.ContainsFunc(r.Doubts, func(d Doubt) bool {
 		return d.Workload == one.Workload && d.Kind == one.Kind && d.Bytes == one.Bytes && d.System == one.System
 	})
 }
 
-// empty says why there is no result at all.
+// empty returns an error that says why there are no results.
 func (r *Report) empty() error {
 	var why []string
 	for _, s := range r.Skipped {
@@ -121,7 +121,7 @@ func (r *Report) empty() error {
 	return fmt.Errorf("nothing was measured: %s", strings.Join(why, "; "))
 }
 
-// find is the result of one line; false if it was not measured.
+// find returns the result of one line. It returns false if it was not measured.
 func (r *Report) find(workload, kind string, bytes uint64, system string) (Result, bool) {
 	for _, one := range r.Results {
 		if one.Workload == workload && one.Kind == kind && one.Bytes == bytes && one.System == system {

@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// Durations are measurements of one thing, and how long all of them took with what lay between them.
+// Durations are measurements of one operation. Elapsed is the time of all of them, with everything that was done between them.
 type Durations struct {
 	Each    []time.Duration
 	Elapsed time.Duration
-	// Count is how many were done, if more than were measured.
+	// Count is the number of operations, if not all were measured.
 	Count int
 }
 
-// enoughForP999 is below how many measurements the slowest in a thousand says nothing.
+// enoughForP999 is the number of measurements from which on the 99.9th percentile is meaningful.
 const enoughForP999 = 1000
 
-// Percentile is the smallest measurement that at least share of all do not exceed; 0 where there is none.
+// Percentile returns the smallest measurement that is not less than this share of all; 0 if there are no measurements.
 func (d Durations) Percentile(share float64) time.Duration {
 	if len(d.Each) == 0 {
 		return 0
@@ -26,7 +26,7 @@ func (d Durations) Percentile(share float64) time.Duration {
 	return ordered[max(int(math.Ceil(share*float64(len(ordered)))), 1)-1]
 }
 
-// result is the line of the table that d makes.
+// result returns d as a line of the table.
 func (d Durations) result(workload, kind string, bytes uint64, system string) Result {
 	r := Result{Workload: workload, Kind: kind, Bytes: bytes, System: system, Samples: max(d.Count, len(d.Each))}
 	if d.Elapsed > 0 {
@@ -46,16 +46,16 @@ func micros(d time.Duration) *float64 {
 	return &us
 }
 
-// stopwatch takes measurements until there are enough.
+// stopwatch collects measurements until there are enough.
 type stopwatch struct {
 	limit   time.Duration
 	begun   time.Time
-	counted time.Time // when the warm-up was over
+	counted time.Time // when the warm-up ended
 	rounds  int
 	taken   Durations
 }
 
-// How a stopwatch decides.
+// The limits of a stopwatch.
 const (
 	warmUpRounds = 100
 	leastSamples = 5
@@ -67,7 +67,8 @@ func newStopwatch(limit time.Duration) *stopwatch {
 	return &stopwatch{limit: limit, begun: now, counted: now}
 }
 
-// more says whether another round is wanted. What is slow is warm after its first round.
+// more reports whether to measure another round. It ends the warm-up after one round of a slow operation, or else after a quarter of the
+// time or warmUpRounds rounds.
 func (s *stopwatch) more() bool {
 	now := time.Now()
 	if s.rounds <= warmUpRounds && (s.rounds <= 1 || now.Sub(s.begun) < s.limit/4) {
@@ -79,13 +80,13 @@ func (s *stopwatch) more() bool {
 	return n < leastSamples || n < mostSamples && now.Sub(s.counted) < s.limit
 }
 
-// took notes one round.
+// took adds the measurement of one round.
 func (s *stopwatch) took(d time.Duration) {
 	s.rounds++
 	s.taken.Each = append(s.taken.Each, d)
 }
 
-// durations are what was measured.
+// durations returns the measurements.
 func (s *stopwatch) durations() Durations {
 	s.taken.Elapsed = time.Since(s.counted)
 	return s.taken

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// service is a poolsvc in a process of its own.
+// service is a poolsvc in a separate process.
 type service struct {
 	cmd    *exec.Cmd
 	socket string
@@ -39,10 +39,10 @@ func (s *service) stop() error {
 	return nil
 }
 
-// rss is the service's physical memory.
+// rss returns the service's physical memory in bytes.
 func (s *service) rss() (uint64, error) { return rssOf(s.cmd.Process.Pid) }
 
-// rssOf is the physical memory of a process without what it shares by memfd: the pools' pages.
+// rssOf returns the physical memory of a process in bytes, without the memory that it shares by memfd, which is the pools' pages.
 func rssOf(pid int) (sum uint64, err error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -55,14 +55,14 @@ func rssOf(pid int) (sum uint64, err error) {
 		}
 		kib, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
 		if err != nil {
-			return 0, fmt.Errorf("/proc says of the memory of process %d: %q", pid, line)
+			return 0, fmt.Errorf("/proc has an unexpected line for the memory of process %d: %q", pid, line)
 		}
 		sum += kib << 10
 	}
 	return sum, nil
 }
 
-// cpu is the time that all threads of the service have had on a CPU.
+// cpu returns the CPU time of all threads of the service.
 func (s *service) cpu() (time.Duration, error) {
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", s.cmd.Process.Pid))
 	if err != nil {

@@ -8,10 +8,10 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// patience is how long anything may take that should be there at once.
+// patience is the limit of waits for things that should happen at once.
 const patience = time.Minute
 
-// source is a client that a Go program gets buffers with.
+// source is a client with which a Go program allocates buffers.
 type source struct {
 	client *bridge.Client
 	pool   *bridge.Pool
@@ -29,7 +29,7 @@ func dial(ctx context.Context, socket string) (*source, error) {
 	return &source{client: c, socket: socket}, nil
 }
 
-// makePool makes the pool that buffers come from.
+// makePool makes the pool of the buffers.
 func (s *source) makePool(ctx context.Context, spec mempool.PoolSpec) (err error) {
 	s.pool, err = s.client.CreatePool(ctx, spec)
 	return err
@@ -54,7 +54,7 @@ func (s *source) makeChannel(ctx context.Context, spec mempool.ChannelSpec) (*br
 
 func (s *source) close() error { return s.client.Close() }
 
-// publish puts a buffer into a channel.
+// publish publishes a buffer in a channel.
 func publish(ctx context.Context, ch *bridge.Channel, b *bridge.Lease) error {
 	_, err := ch.Publish(ctx, b, mempool.FrameOptions{Wait: patience})
 	return err

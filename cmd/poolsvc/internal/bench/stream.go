@@ -17,17 +17,17 @@ import (
 const (
 	streamBytes    = 64 << 10
 	streamCapacity = 64
-	// streamPause lies between frames whose latency is measured: everybody waits for the next. With 4 CPUs or more the producer
-	// is busy meanwhile, as one is that computes its frames.
+	// streamPause is the pause between frames whose latency is measured: all members wait for the next frame. With 4 CPUs or more the
+	// producer spins in the pause, like a producer that computes its frames.
 	streamPause = time.Millisecond
-	// mostPaced is how many of those there are.
+	// mostPaced is the greatest number of frames with a pause.
 	mostPaced = 2000
 )
 
-// streamConsumers are how many consumers a stream has.
+// streamConsumers are the numbers of consumers of a stream.
 var streamConsumers = []int{1, 2, 4, 8}
 
-// started is when this process began, and startedAt what the clock said that all processes of the machine share.
+// started is when this process began. startedAt is the same moment on the clock that all processes of the machine share.
 var started, startedAt = func() (time.Time, time.Duration) {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
@@ -36,21 +36,20 @@ var started, startedAt = func() (time.Time, time.Duration) {
 	return time.Now(), time.Duration(t.Nano())
 }()
 
-// now is what that clock says. Go reads the same one, without a system call.
+// now returns the time of the shared clock. Go reads the same clock without a system call.
 func now() time.Duration { return startedAt + time.Since(started) }
 
-// consumer is a process that takes the frames of channels, of one after the other.
+// consumer is a process that takes the frames of one channel after another.
 type consumer interface {
-	// begin has it take the frames of a channel; ready returns when it has the first.
+	// begin lets it take the frames of a channel. ready returns when it has the first frame.
 	begin(ctx context.Context, channel string) error
 	ready() error
-	// stamps are when each frame but the first was in hand. The channel has been closed.
+	// stamps returns when it had each frame except the first. The channel must be closed.
 	stamps() ([]time.Duration, error)
 	stop() error
 }
 
-// stream measures workload (b): frames through a channel, as fast as they go, and how long one takes when nothing else is
-// on its way.
+// stream measures workload (b): how fast frames go through a channel, and how long one frame takes when no other frame is on its way.
 func stream(ctx context.Context, s *scene) error {
 	return s.withService(ctx, func(svc *service) error {
 		src, err := dial(ctx, svc.socket)
@@ -64,7 +63,7 @@ func stream(ctx context.Context, s *scene) error {
 	})
 }
 
-// streamPool has room for the frames of a channel, and for those that are with its members.
+// streamPool returns the spec of a pool with room for the frames in a channel, and for those of its members.
 func (s *scene) streamPool() mempool.PoolSpec { return s.poolSpec(streamBytes * (streamCapacity + 32)) }
 
 func (s *scene) streams(ctx context.Context, src *source) error {
@@ -76,7 +75,7 @@ func (s *scene) streams(ctx context.Context, src *source) error {
 		{"go-go", s.startGoConsumer, s.MaxConsumers},
 		{"go-python", s.startPythonConsumer, s.MaxConsumers},
 		{"go-python leases", s.startLeasingConsumer, 1},
-		{spinningWay, s.startSpinningConsumer, 1}, // each takes a whole CPU
+		{spinningWay, s.startSpinningConsumer, 1}, // each consumer uses a whole CPU
 	} {
 		if err := s.streamTo(ctx, src, way.name, way.start, way.most); err != nil {
 			return fmt.Errorf("%s: %w", way.name, err)
@@ -91,7 +90,7 @@ func (s *scene) streams(ctx context.Context, src *source) error {
 // spinningWay is a stream to a consumer that does not sleep.
 const spinningWay = "go-spinning python"
 
-// streamName is the workload's name with so many consumers.
+// streamName returns the workload's name with this number of consumers.
 func streamName(way string, consumers int) string {
 	if consumers == 1 {
 		return fmt.Sprintf("stream/%s/1 consumer", way)
@@ -99,7 +98,7 @@ func streamName(way string, consumers int) string {
 	return fmt.Sprintf("stream/%s/%d consumers", way, consumers)
 }
 
-// streamTo streams to more and more consumers, each in a process of its own.
+// streamTo streams to more and more consumers, each in a separate process.
 func (s *scene) streamTo(ctx context.Context, src *source, way string, start func(context.Context, *source) (consumer, error), most int) (err error) {
 	var consumers []consumer
 	defer func() {
@@ -132,7 +131,7 @@ func (s *scene) streamTo(ctx context.Context, src *source, way string, start fun
 	return nil
 }
 
-// openStream makes a channel that keeps a first frame, for the consumers that are about to come.
+// openStream makes a channel with a first frame, and lets the consumers take it.
 func (s *scene) openStream(ctx context.Context, src *source, consumers []consumer) (*bridge.Channel, string, error) {
 	s.channels++
 	name := fmt.Sprintf("stream %d", s.channels)
@@ -144,7 +143,7 @@ func (s *scene) openStream(ctx context.Context, src *source, consumers []consume
 	if err == nil {
 		err = publish(ctx, ch, first)
 	}
-	for _, c := range consumers { // all at once: a process takes a while to start
+	for _, c := range consumers { // start all before waiting for one, because a process takes a while to start
 		if err == nil {
 			err = c.begin(ctx, name)
 		}
@@ -157,7 +156,7 @@ func (s *scene) openStream(ctx context.Context, src *source, consumers []consume
 	return ch, name, err
 }
 
-// streamOnce sends frames with a pause between them, and returns how long each took to each consumer, and all together.
+// streamOnce sends frames with a pause between them. It returns how long each frame took to each consumer, and all together.
 func (s *scene) streamOnce(ctx context.Context, src *source, consumers []consumer, pause time.Duration) (d Durations, err error) {
 	ch, _, err := s.openStream(ctx, src, consumers)
 	if err != nil {
@@ -179,7 +178,7 @@ func (s *scene) streamOnce(ctx context.Context, src *source, consumers []consume
 	return d, nil
 }
 
-// arrived notes when the frames that were sent came to one consumer.
+// arrived adds the measurements of one consumer. sent and came are the times at which frames were sent and arrived.
 func (d *Durations) arrived(sent, came []time.Duration) error {
 	if len(came) != len(sent) {
 		return fmt.Errorf("%d frames were sent, and %d came", len(sent), len(came))
@@ -191,10 +190,10 @@ func (d *Durations) arrived(sent, came []time.Duration) error {
 	return nil
 }
 
-// warm is how many of n frames are not measured.
+// warm returns how many of the first of n frames are not measured.
 func warm(n int) int { return min(n/4, warmUpRounds) }
 
-// mostFrames is how many frames are sent at most.
+// mostFrames returns the greatest number of frames to send.
 func (s *scene) mostFrames(pause time.Duration) int {
 	if pause > 0 {
 		return mostPaced
@@ -202,7 +201,7 @@ func (s *scene) mostFrames(pause time.Duration) int {
 	return 1 << 20
 }
 
-// sendFrames sends frames until the time is over, and returns when each was published.
+// sendFrames sends frames until the time is over. It returns when each one was published.
 func (s *scene) sendFrames(ctx context.Context, src *source, ch *bridge.Channel, pause time.Duration) (sent []time.Duration, err error) {
 	most := s.mostFrames(pause)
 	sent = make([]time.Duration, 0, most)
@@ -221,17 +220,17 @@ func (s *scene) sendFrames(ctx context.Context, src *source, ch *bridge.Channel,
 	return sent, nil
 }
 
-// waitFor returns after a time. Where there are CPUs for everybody it does not sleep meanwhile.
+// waitFor returns after a time. With enough CPUs it spins instead of sleeping.
 func waitFor(pause time.Duration) {
 	if runtime.NumCPU() < 4 {
 		time.Sleep(pause)
 		return
 	}
-	for until := now() + pause; now() < until; { // without yielding, which moves the goroutine from CPU to CPU
+	for until := now() + pause; now() < until; { // does not yield, because yielding moves the goroutine from CPU to CPU
 	}
 }
 
-// makeFrame makes a buffer with its number.
+// makeFrame makes a buffer that contains its number.
 func (s *scene) makeFrame(ctx context.Context, src *source, number uint64) (*bridge.Lease, error) {
 	b, err := src.allocate(ctx, mempool.Bytes(streamBytes))
 	if err == nil {

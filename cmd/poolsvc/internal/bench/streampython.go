@@ -31,7 +31,7 @@ func (s *scene) streamFromPython(ctx context.Context, src *source) (err error) {
 	return nil
 }
 
-// publishTask has a worker send frames into a channel and close it.
+// publishTask lets a worker publish frames in a channel and close it.
 type publishTask struct {
 	Task    string  `json:"task"`
 	Channel string  `json:"channel"`

@@ -13,25 +13,25 @@ func printHead(w io.Writer) {
 	fmt.Fprintf(w, "%-36s %-7s %10s %11s %11s %11s %11s  %s\n", "workload", "kind", "size", "p50 µs", "p99 µs", "p99.9 µs", "a second", "system")
 }
 
-// printLoad warns who measures a machine that works for others.
+// printLoad prints a warning if the machine is busy with other work.
 func printLoad(w io.Writer, load float64, cpus int) {
 	if 2*load > float64(cpus) {
 		fmt.Fprintf(w, "This machine is busy: %.1f programs ran on %d CPUs in the last minute. The figures are those of a busy machine.\n", load, cpus)
 	}
 }
 
-// printPython says what measures in Python.
+// printPython prints the versions of what measures in Python.
 func printPython(w io.Writer, m verify.Machine) {
 	fmt.Fprintf(w, "Python %s, poolbridge %s, %s\n", m.Python, m.Packages["poolbridge"], m.NativeModule())
 }
 
-// print writes one line for a person.
+// print writes the result as one line for a person.
 func (r Result) print(w io.Writer) {
 	fmt.Fprintf(w, "%-36s %-7s %10s %11s %11s %11s %11.0f  %s%s\n",
 		r.Workload, r.Kind, sizeOf(r.Bytes), number(r.P50), number(r.P99), number(r.P999), r.PerSecond, r.System, r.cpu())
 }
 
-// cpu is what a frame took of the CPU, for a person.
+// cpu returns a text with the CPU time of a frame.
 func (r Result) cpu() string {
 	if r.CPU == nil {
 		return ""
@@ -59,7 +59,7 @@ func (d Doubt) print(w io.Writer) {
 		"or the stream is not measured as it is used: it is compared with nothing.\n", d.System, d.PerSecond, sizeOf(d.Bytes), d.OneByOne, d.Kind)
 }
 
-// print writes one line for a person: with what was wanted, if that is asked for.
+// print writes the ratio as one line for a person. If goals is true, the line has the target too.
 func (r Ratio) print(w io.Writer, goals bool) {
 	goal := ""
 	if goals {
@@ -68,7 +68,7 @@ func (r Ratio) print(w io.Writer, goals bool) {
 	fmt.Fprintf(w, "%-36s %-7s %10s %9.2f × %sagainst %s\n", r.Workload, r.Kind, sizeOf(r.Bytes), r.Ratio, goal, r.Against)
 }
 
-// goal says what was wanted and whether it was reached; nothing where the ratio is only to know.
+// goal returns the target and whether it was met, or "" for a ratio without a target.
 func (r Ratio) goal() string {
 	switch {
 	case r.Target == 0:
@@ -79,8 +79,8 @@ func (r Ratio) goal() string {
 	return fmt.Sprintf("at least %g MISSED", r.Target)
 }
 
-// PrintRatios writes for a person how poolbridge compares with what else was measured, and what is to be doubted. With goals,
-// it says what this project wants to reach too, and whether it does.
+// PrintRatios writes for a person how poolbridge compares with the other measured systems, and which results are doubtful. With goals, it
+// also writes this project's targets and whether they are met.
 func (r *Report) PrintRatios(w io.Writer, goals bool) {
 	if r.Machine.Simulated {
 		fmt.Fprintln(w, "SIMULATED: no real GPU was used, and times on memory of kind device mean nothing.")
@@ -103,7 +103,7 @@ func number(us *float64) string {
 	return strconv.FormatFloat(*us, 'f', 1, 64)
 }
 
-// sizeOf is a number of bytes for a person.
+// sizeOf returns a number of bytes as a short text for a person.
 func sizeOf(bytes uint64) string {
 	for _, unit := range []struct {
 		name  string

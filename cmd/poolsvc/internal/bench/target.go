@@ -8,10 +8,10 @@ type target struct {
 	kind     mempool.Kind
 	bytes    uint64
 	against  string
-	atLeast  float64 // 0: only to know
+	atLeast  float64 // 0: no target
 }
 
-// targets are what this project wants to reach; docs/performance.md says how far it is.
+// targets are the goals of this project. docs/performance.md says how far they are reached.
 var targets = []target{
 	{"transfer", mempool.Host, 1 << 20, "multiprocessing.Queue", 20},
 	{"transfer", mempool.Host, 1 << 20, "multiprocessing.shared_memory", 3},
@@ -27,32 +27,32 @@ var targets = []target{
 	{"transfer", mempool.Device, 64 << 20, "multiprocessing.shared_memory, page-locked", 0},
 }
 
-// serviceBytes is how much memory of its own a service may take, besides what is CUDA's: see Footprint.
+// serviceBytes is the limit of a service's own memory, without the memory that belongs to CUDA: see Footprint.
 const serviceBytes = 128 << 20
 
-// growthFactor is how much longer a transfer may take in a service that has much to do.
+// growthFactor is how many times longer a transfer may take in a service with many buffers and sessions.
 const growthFactor = 1.5
 
-// What a stream to one Python consumer is to reach, with an array in hand for each frame.
+// The targets of a stream to one Python consumer, which makes an array of each frame.
 const (
 	framesPerSecond = 100_000
 	sleepingMicros  = 25
 	spinningMicros  = 10
 )
 
-// copyShare is how much of the machine's own speed a copy is to reach.
+// copyShare is the share of the machine's own copying speed that a copy should reach.
 const copyShare = 0.9
 
-// iceoryx is the system that Python streams are compared with.
+// iceoryx is the system with which Python streams are compared.
 const iceoryx = "iceoryx2"
 
-// iceoryxFactor is how many times the frames of iceoryx2 a Python stream is to have.
+// iceoryxFactor is how many times more frames per second than iceoryx2 a Python stream should reach.
 const iceoryxFactor = 2
 
-// idleShare is what counts as no CPU at all: the program's own clock ticks now and then after it has been busy.
+// idleShare is the share of a CPU that counts as none. The Go runtime's clock ticks now and then after the program was busy.
 const idleShare = 1e-3
 
-// ratios compares what r holds with the targets.
+// ratios compares the results of r with the targets.
 func ratios(r *Report) []Ratio {
 	out := []Ratio{}
 	add := func(workload, kind string, bytes uint64, against string, ratio, target float64) {
@@ -94,7 +94,7 @@ func ratios(r *Report) []Ratio {
 		if ok && there && alone.PerSecond > 0 {
 			target := copyShare
 			if kind == string(mempool.Host) {
-				target = 0 // there is nothing that could be faster than a copy, and noise is
+				target = 0 // nothing can be faster than a copy, except by noise
 			}
 			add(copyWorkload, kind, copyBytes, bandwidth, mine.PerSecond/alone.PerSecond, target)
 		}

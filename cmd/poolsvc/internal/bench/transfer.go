@@ -9,25 +9,26 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// transferCredit is how many frames a consumer may have that it has not acknowledged. It is so few that each is let go of by itself.
+// transferCredit is how many unacknowledged frames a consumer may have. It is so few that the consumer releases each frame separately.
 const transferCredit = 8
 
-// The transfers that are measured with buffers of one size only, which makes no difference: with a lease and a new array for
-// each buffer, and with a name that the consumer asks for.
+// Transfers that are measured with one buffer size only, because the size makes no difference: with a lease and a new array for each
+// buffer, and with a name that the consumer asks for.
 const (
 	leasing = "transfer/a lease each"
 	byName  = "transfer/by name"
 )
 
-// consumeTask has a worker make an array of each buffer of a prefix and acknowledge it; one without elements is the last.
+// consumeTask lets a worker make an array of each buffer whose name begins with a prefix, and acknowledge it. A buffer without elements
+// is the last.
 type consumeTask struct {
 	Task     string `json:"task"`
 	Prefix   string `json:"prefix"`
 	Consumer string `json:"consumer"`
 }
 
-// transfer measures workload (a): a new buffer goes from Go to an array in Python, and its memory comes back. There is room for
-// one buffer: that the next is granted acknowledges the one before.
+// transfer measures workload (a): a new buffer goes from Go to an array in Python, and its memory comes back. The pool has room for one
+// buffer, so the allocation of the next buffer shows that the one before has come back.
 func transfer(ctx context.Context, s *scene) error {
 	return s.withService(ctx, func(svc *service) error {
 		src, err := dial(ctx, svc.socket)
@@ -81,10 +82,10 @@ func (s *scene) transferSize(ctx context.Context, src *source, w *worker, bytes 
 	return src.destroyPool(ctx)
 }
 
-// oneSize is that of the buffers where one size is enough.
+// oneSize is the buffer size of measurements with one size.
 const oneSize = 1 << 20
 
-// makeRoomForOne makes a pool that has room for one buffer.
+// makeRoomForOne makes a pool that has room for exactly one buffer.
 func (s *scene) makeRoomForOne(ctx context.Context, src *source, spec mempool.PoolSpec, bytes uint64) error {
 	if err := src.makePool(ctx, spec); err != nil {
 		return err
@@ -100,7 +101,7 @@ func (s *scene) makeRoomForOne(ctx context.Context, src *source, spec mempool.Po
 	return src.makePool(ctx, spec)
 }
 
-// withService calls f with a service in a process of its own.
+// withService calls f with a service in a separate process.
 func (s *scene) withService(ctx context.Context, f func(*service) error) error {
 	svc, err := startService(ctx, s.Poolsvc, s.newSocket())
 	if err != nil {
@@ -109,7 +110,7 @@ func (s *scene) withService(ctx context.Context, f func(*service) error) error {
 	return errors.Join(f(svc), svc.stop())
 }
 
-// transferTo transfers buffers to a worker, through a channel, from a pool with room for one.
+// transferTo transfers buffers to a worker through a channel, from a pool with room for one buffer.
 func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes uint64, channel string, leases bool) (d Durations, err error) {
 	ch, err := src.makeChannel(ctx, mempool.ChannelSpec{Name: channel, Mode: mempool.WorkQueue, Capacity: 2})
 	if err != nil {
@@ -123,7 +124,7 @@ func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes ui
 	if err != nil {
 		return d, err
 	}
-	// send gives the buffer away, and waits until its memory has come back.
+	// send publishes the buffer, and waits until its memory has come back.
 	send := func(number int) error {
 		err := stampNumber(ctx, b, uint64(number))
 		if err == nil {
@@ -138,7 +139,7 @@ func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes ui
 	if err := send(number); err != nil {
 		return d, w.failed(err)
 	}
-	if err := w.ack(); err != nil { // it is there
+	if err := w.ack(); err != nil { // the worker has the first frame
 		return d, w.failed(err)
 	}
 	watch := newStopwatch(s.Time)
@@ -157,12 +158,12 @@ func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes ui
 	return d, w.end(new(samples))
 }
 
-// transferByName publishes buffers under names that begin with prefix, each of which a worker asks for.
+// transferByName publishes buffers under names that begin with prefix. A worker asks for each name.
 func (s *scene) transferByName(ctx context.Context, src *source, w *worker, bytes uint64, prefix string) (Durations, error) {
 	if err := w.begin(consumeTask{Task: "consume", Prefix: prefix, Consumer: s.consumer}); err != nil {
 		return Durations{}, err
 	}
-	if err := w.ack(); err != nil { // it is there
+	if err := w.ack(); err != nil { // the worker is ready
 		return Durations{}, err
 	}
 	watch := newStopwatch(s.Time)
@@ -194,7 +195,7 @@ func (s *scene) transferByName(ctx context.Context, src *source, w *worker, byte
 	return d, src.client.Unpublish(ctx, last)
 }
 
-// transferOne makes a buffer, numbers it where the CPU can, and publishes it.
+// transferOne makes a buffer, writes its number if the CPU can access it, and publishes it.
 func transferOne(ctx context.Context, src *source, name string, t mempool.Tensor, number uint64) error {
 	b, err := src.allocate(ctx, t)
 	if err != nil {

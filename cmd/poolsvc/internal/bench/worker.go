@@ -15,24 +15,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// worker is a Python process that carries out tasks, one JSON object a line each way, and acknowledges what it does
-// within a task with a byte on a socket.
+// worker is a Python process that does tasks. Tasks and answers are JSON objects, one in each line. Within a task it acknowledges its
+// steps with a byte on a socket.
 type worker struct {
 	cmd    *exec.Cmd
 	in     io.WriteCloser
 	out    *json.Decoder
 	stderr bytes.Buffer
-	acks   *os.File // our end of the socket
+	acks   *os.File // this process's end of the socket
 }
 
-// ackLimit is how long a worker may take for everything.
+// ackLimit is the limit for all acknowledgements of a worker.
 const ackLimit = 10 * time.Minute
 
-// startWorker starts a worker of the service at socket.
+// startWorker starts a worker that uses the service at socket.
 func startWorker(ctx context.Context, python, socket string) (*worker, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err == nil {
-		err = unix.SetNonblock(fds[0], true) // it is waited for as Go waits for sockets
+		err = unix.SetNonblock(fds[0], true) // so that Go's poller waits for it
 	}
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
@@ -60,7 +60,7 @@ func startWorker(ctx context.Context, python, socket string) (*worker, error) {
 	return w, nil
 }
 
-// begin gives the worker a task.
+// begin sends a task to the worker.
 func (w *worker) begin(task any) error {
 	line, err := json.Marshal(task)
 	if err == nil {
@@ -88,7 +88,7 @@ func (w *worker) end(answer any) error {
 	return json.Unmarshal(raw, answer)
 }
 
-// do has the worker carry out a task.
+// do lets the worker do a task.
 func (w *worker) do(task, answer any) error {
 	if err := w.begin(task); err != nil {
 		return w.lost(err)
@@ -106,12 +106,12 @@ func (w *worker) ack() error {
 	case err != nil:
 		return w.lost(err)
 	case one[0] == 0:
-		return errors.New("the worker has given up")
+		return errors.New("the worker failed and gave up its task")
 	}
 	return nil
 }
 
-// failed is err, or what the worker answers to its task if that says more.
+// failed returns err, joined with the worker's answer to its task if that is an error.
 func (w *worker) failed(err error) error {
 	_ = w.in.Close()
 	if answer := w.end(new(struct{})); answer != nil {
@@ -120,7 +120,7 @@ func (w *worker) failed(err error) error {
 	return err
 }
 
-// lost explains why a worker does not talk any more.
+// lost returns an error that says why a worker does not answer any more.
 func (w *worker) lost(err error) error {
 	_ = w.in.Close()
 	err = errors.Join(err, w.cmd.Wait())
@@ -130,7 +130,7 @@ func (w *worker) lost(err error) error {
 
 // stop ends the worker.
 func (w *worker) stop() error {
-	_ = w.in.Close() // tells it to end
+	_ = w.in.Close() // the end of its input tells the worker to end
 	err := w.cmd.Wait()
 	err = errors.Join(err, w.acks.Close())
 	if err != nil {
@@ -139,7 +139,7 @@ func (w *worker) stop() error {
 	return nil
 }
 
-// probed is what the workers' interpreter has.
+// probed says what the interpreter of the workers has.
 type probed struct {
 	Python    string              `json:"python"`
 	Packages  map[string]string   `json:"packages"`

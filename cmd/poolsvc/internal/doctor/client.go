@@ -11,11 +11,10 @@ import (
 	"github.com/poolbridge/poolbridge/bridge"
 )
 
-// packages are what a worker can use, by the name under which it is installed.
+// packages are the packages that a worker can use, by the names under which they are installed.
 var packages = []string{"poolbridge", "numpy", "msgspec", "cuda-core", "cuda-bindings", "cupy", "torch", "jax", "numba"}
 
-// listPackages prints the versions of the packages named on the command line as JSON. A CuPy wheel carries the CUDA
-// version in its name.
+// listPackages prints the versions of the packages named on the command line as JSON. The name of a CuPy wheel contains the CUDA version.
 const listPackages = `
 import importlib.machinery, importlib.metadata as m, importlib.util, json, sys
 found = {d.metadata["Name"].lower(): d.version for d in m.distributions()}
@@ -27,10 +26,10 @@ print(json.dumps({"python": sys.version.split()[0], "native": bool(module("_nati
     "packages": {n: cupy if n == "cupy" else found.get(n) for n in sys.argv[1:]}}))
 `
 
-// native says whether poolbridge's package has its native module.
+// native is the text for whether poolbridge's package has its native module.
 var native = map[bool]string{true: " (native module)", false: " (no native module)"}
 
-// python looks at the workers' interpreter.
+// python examines the interpreter of the workers.
 func (c *chart) python(ctx context.Context, interpreter string) {
 	out, err := exec.CommandContext(ctx, interpreter, append([]string{"-c", listPackages}, packages...)...).Output()
 	if err != nil {
@@ -93,7 +92,7 @@ func (c *chart) python(ctx context.Context, interpreter string) {
 	c.warn("packages", "install one of them to work on GPU memory in Python", "none of cupy, torch, jax and numba is installed")
 }
 
-// simulated says whether the driver is the one of the tests, with which array libraries do not work.
+// simulated reports whether the driver is the simulated one of the tests. Array libraries do not work with it.
 func (c *chart) simulated() bool {
 	return slices.ContainsFunc(c.findings, func(f Finding) bool { return strings.Contains(f.Detail, "SIMULATED") })
 }

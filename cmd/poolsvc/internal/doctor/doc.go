@@ -1,2 +1,2 @@
-// Package doctor finds out what a machine has that sharing GPU memory needs, and says what to do about what it lacks.
+// Package doctor finds out which of the things that sharing GPU memory needs a machine has, and gives advice about missing ones.
 package doctor

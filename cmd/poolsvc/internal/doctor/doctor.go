@@ -4,15 +4,15 @@ import (
 	"context"
 )
 
-// Options says where to look.
+// Options says what to examine.
 type Options struct {
-	// Python is the interpreter whose packages matter.
+	// Python is the interpreter to examine.
 	Python string
-	// Socket is where the service should be.
+	// Socket is the path on which the service should listen.
 	Socket string
 }
 
-// Examine looks at everything and changes nothing.
+// Examine examines everything and changes nothing.
 func Examine(ctx context.Context, o Options) []Finding {
 	var c chart
 	c.visible()

@@ -2,7 +2,7 @@ package doctor
 
 import "fmt"
 
-// Status grades a finding.
+// Status is the grade of a finding.
 type Status string
 
 // The grades.
@@ -17,7 +17,7 @@ type Finding struct {
 	Topic  string `json:"topic"`
 	Status Status `json:"status"`
 	Detail string `json:"detail"`
-	// Advice says what to do, where there is something to do.
+	// Advice says what to do, if there is something to do.
 	Advice string `json:"advice,omitempty"`
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// driver looks for the CUDA driver and its devices.
+// driver examines the CUDA driver and returns its devices.
 func (c *chart) driver() []cuda.Device {
 	err := cuda.Init()
 	switch {
@@ -32,7 +32,7 @@ func (c *chart) driver() []cuda.Device {
 	return devices
 }
 
-// feature is something a device may have, and what needs it.
+// feature is a feature that a device may have, and what needs it.
 type feature struct {
 	name  string
 	needs string
@@ -49,7 +49,7 @@ var features = []feature{
 	{"interprocess events", "events between processes", cuda.Device.SupportsIPCEvents},
 }
 
-// device looks at one GPU.
+// device examines one GPU.
 func (c *chart) device(d cuda.Device) {
 	topic := fmt.Sprintf("gpu %d", d.Ordinal())
 	name, err := d.Name()
@@ -82,7 +82,7 @@ func (c *chart) device(d cuda.Device) {
 	}
 }
 
-// place looks at where a GPU is and what it is.
+// place examines the place and the architecture of a GPU.
 func (c *chart) place(topic string, d cuda.Device) {
 	bus, err := d.PCIBusID()
 	if err != nil {
@@ -100,7 +100,7 @@ func (c *chart) place(topic string, d cuda.Device) {
 	}
 }
 
-// peers looks at which GPUs reach each other.
+// peers examines which GPUs can access each other's memory.
 func (c *chart) peers(devices []cuda.Device) {
 	for _, a := range devices {
 		var reached, unreached []string

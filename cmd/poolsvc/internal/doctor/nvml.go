@@ -6,7 +6,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/nvml"
 )
 
-// nvml looks at what the management library knows: GPUs that this process does not see, and how they are set up.
+// nvml examines what the management library knows: GPUs that this process does not see, and how they are configured.
 func (c *chart) nvml() {
 	library, err := nvml.Open()
 	if err != nil {
@@ -34,7 +34,7 @@ func (c *chart) nvml() {
 	}
 }
 
-// managed looks at one GPU of the machine, visible to CUDA or not.
+// managed examines one GPU of the machine, visible to CUDA or not.
 func (c *chart) managed(i int, d nvml.Device) {
 	topic := fmt.Sprintf("nvml gpu %d", i)
 	uuid, err := d.UUID()

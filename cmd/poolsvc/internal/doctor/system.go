@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deviceFiles looks at who may open the GPUs.
+// deviceFiles examines whether this user may open the GPUs.
 func (c *chart) deviceFiles() {
 	files, _ := filepath.Glob("/dev/nvidia*")
 	var closed []string
@@ -39,7 +39,7 @@ func (c *chart) deviceFiles() {
 	}
 }
 
-// kernel looks at what the socket needs.
+// kernel examines what the service needs of the kernel.
 func (c *chart) kernel() {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
@@ -56,7 +56,7 @@ func (c *chart) kernel() {
 	c.ok("pidfd", "the end of a client's process can be watched")
 }
 
-// namespaces looks at whether this process shares its own with the machine's first one.
+// namespaces examines whether this process is in the same namespaces as process 1.
 func (c *chart) namespaces() {
 	for _, ns := range []struct{ name, matters string }{
 		{"pid", "process ids in reports differ between namespaces; sharing works"},
@@ -72,7 +72,7 @@ func (c *chart) namespaces() {
 		first, err := os.Readlink("/proc/1/ns/" + ns.name)
 		switch {
 		case errors.Is(err, fs.ErrPermission):
-			c.ok(ns.name+" namespace", "%s (whether process 1 shares it is not this user's to see)", mine)
+			c.ok(ns.name+" namespace", "%s (this user may not see whether process 1 shares it)", mine)
 		case err != nil || first == mine:
 			c.ok(ns.name+" namespace", "%s, shared with process 1", mine)
 		default:
@@ -81,7 +81,7 @@ func (c *chart) namespaces() {
 	}
 }
 
-// sharedMemory looks at /dev/shm and memfds.
+// sharedMemory examines /dev/shm and memfds.
 func (c *chart) sharedMemory() {
 	if unix.Access("/dev/shm", unix.R_OK|unix.W_OK|unix.X_OK) != nil {
 		c.warn("/dev/shm", "interprocess events need it, shared by all who use them; everything else does not", "not open to this user")
@@ -102,13 +102,13 @@ func (c *chart) sharedMemory() {
 	c.ok("memfd", "works: kind host can be used")
 }
 
-// minFiles is how many descriptors a service with a few hundred sessions takes.
+// minFiles is enough descriptors for a service with a few hundred sessions.
 const minFiles = 4096
 
-// minLocked is enough for the pages that the GPU has to reach, in bytes.
+// minLocked is enough locked memory for the pages that the GPU must access, in bytes.
 const minLocked = 64 << 10
 
-// limits looks at the limits of this process.
+// limits examines the limits of this process.
 func (c *chart) limits() {
 	var files, locked unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// crewOf is a crew whose workers are shells; started says in which roles.
+// crewOf returns a crew whose workers are shells. started returns the roles of the started workers.
 func crewOf(t *testing.T, limit int, planned ...booking) (c *crew, started chan role) {
 	t.Helper()
 	started = make(chan role, 100)

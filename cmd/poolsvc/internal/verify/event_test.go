@@ -47,7 +47,7 @@ func TestPublishingThatWaitsForAKernelIsToldFromADriverThatHoldsUpEveryCall(t *t
 	}
 }
 
-// destroyed is a stage whose one pool was destroyed while a lease holds a block of it.
+// destroyed returns a stage whose only pool was destroyed while a lease holds a block of it.
 func destroyed(t *testing.T) (s *scene, release func()) {
 	t.Helper()
 	svc := service.New(service.Config{})
