@@ -41,7 +41,7 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 		if err := c.takesPart(); err != nil {
 			return false, err
 		}
-		return false, corrupt("frame %d comes next, but frame %d of the same slot is not released", n, c.floor)
+		return false, corrupt("frame %d comes next, but frame %d is not released", n, c.floor)
 	}
 	err := c.read(n, t, f)
 	if err != nil && h >= 0 && c.lost(n) {
