@@ -26,7 +26,7 @@ const (
 
 func (p Policy) String() string { return nameOf(uint64(p), "block", "fail", "drop-oldest", "latest") }
 
-// blocks reports whether the channel waits for a consumer with this policy before it drops a frame.
+// blocks reports whether a consumer with this policy prevents the channel from dropping frames that it has not released.
 func (p Policy) blocks() bool { return p == Block || p == Fail }
 
 // Role says whether a member is a producer or a consumer.

@@ -17,7 +17,7 @@ type reader struct {
 	active bool
 }
 
-// blocks reports whether the channel waits for this consumer when it is full.
+// blocks reports whether this consumer prevents the channel from dropping frames that it has not released.
 func (r *reader) blocks() bool { return r.active && r.policy.blocks() }
 
 // look brings the view up to date with tail t, which the caller loaded before. A change that the tail does not show yet has not taken

@@ -47,7 +47,7 @@ enum pb_result {
     PB_EVICTED,   // this member is not active in the roster
     PB_UNKNOWN,   // the file of a member is needed: see `unknown_slot` and `unknown_member`
     PB_FAILED,    // a record is corrupt: see `failed`
-    PB_HANDS,     // all holds are in use
+    PB_HANDS,     // 256 frames are in hand, which is the limit
     PB_FENCE,    // an earlier fence must be reached first
     PB_NOT_HELD,  // the frame is not in hand
     PB_PROTOCOL,  // the shared memory contradicts itself: see `complaint`

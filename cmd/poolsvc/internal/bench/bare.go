@@ -36,10 +36,6 @@ type bareTask struct {
 // It keeps no Go memory for a block. Nothing in mempool or cuda frees a forgotten block, so the driver still has every block. Before each
 // answer it gives garbage back to the system. For kind vmm the garbage collector closes the descriptors of exports, which use none of the
 // process's memory.
-//
-// Of Go's memory it keeps nothing for a block: nothing in mempool or cuda gives back what is forgotten, so the driver still
-// has every block. What was garbage is given back to the system before each answer. For kind vmm the collector closes the
-// descriptors of exports, which take none of the process's memory.
 func Bare(ctx context.Context, in io.Reader, out io.Writer) error {
 	var (
 		b     bare
