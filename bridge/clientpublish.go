@@ -17,7 +17,7 @@ type frameRecord struct {
 	description shmchannel.Description
 }
 
-// publish is Publish. The caller holds l.mu.
+// publish does what Publish does, for a caller that holds l.mu.
 func (ch *Channel) publish(ctx context.Context, l *Lease, o mempool.FrameOptions) (uint64, error) {
 	t, err := ch.fits(l, o.Tensor)
 	if err != nil {
@@ -141,7 +141,7 @@ func (p *producing) publish(ctx context.Context, r *shmchannel.Record, wait time
 // errNoRoom is the error of a wait for room that has reached its limit.
 var errNoRoom = errors.New("no room in time")
 
-// publishInTime is publish where waiting may be necessary.
+// publishInTime does what publish does, and waits for room if necessary.
 func (p *producing) publishInTime(caller context.Context, r *shmchannel.Record, wait time.Duration) (uint64, error) {
 	ctx := &patient{Context: caller, client: p.client}
 	if wait != 0 {

@@ -211,7 +211,7 @@ func (t *taken) decide(again bool) error {
 	return t.settle(again)
 }
 
-// settle is decide. The caller holds t.mu. A frame of a broadcast gives up its place instead.
+// settle does what decide does, for a caller that holds t.mu. A frame of a broadcast gives up its place instead.
 func (t *taken) settle(again bool) error {
 	if t.decided {
 		return nil

@@ -65,7 +65,7 @@ func (c *Clock) Word() (uint64, error) {
 	return c.take()
 }
 
-// take is Word. The caller holds c.mu.
+// take does what Word does, for a caller that holds c.mu.
 func (c *Clock) take() (uint64, error) {
 	if n := len(c.free); n > 0 {
 		word := c.free[n-1]

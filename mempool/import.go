@@ -56,7 +56,7 @@ func ImportPool(e Epoch, info PoolInfo, x Export, device string) (*ImportedPool,
 	return p, nil
 }
 
-// importPool is ImportPool. The caller holds imports.mu.
+// importPool does what ImportPool does, for a caller that holds imports.mu.
 func importPool(e Epoch, info PoolInfo, x Export, device string) (*ImportedPool, error) {
 	backend, err := info.Kind.backend()
 	if err != nil {

@@ -24,7 +24,7 @@ func (o *Order) Event() (*Event, error) {
 	return o.openEvent()
 }
 
-// openEvent is Event. The caller holds o.mu.
+// openEvent does what Event does, for a caller that holds o.mu.
 func (o *Order) openEvent() (*Event, error) {
 	r := &o.ready
 	if r.event != nil || r.handle == nil {

@@ -43,7 +43,7 @@ func (p *Producer) room(t tail, n uint64) (full, error) {
 	return p.roomInBroadcast(n), nil
 }
 
-// roomInBroadcast is room for a broadcast. There is room if every blocking consumer has released the frame that n pushes out.
+// roomInBroadcast does what room does, for a broadcast. There is room if every blocking consumer has released the frame that n pushes out.
 func (p *Producer) roomInBroadcast(n uint64) full {
 	if n <= p.capacity || p.floor > n-p.capacity {
 		return full{}
