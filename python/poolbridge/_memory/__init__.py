@@ -1,1 +1,1 @@
-"""Memory of each kind, mapped once in a process, and what is in it."""
+"""Memory of each kind, which a process maps once, and descriptions of the tensors in it."""

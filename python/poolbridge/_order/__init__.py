@@ -1,1 +1,1 @@
-"""Which work must be done before which."""
+"""Orders the work of processes on shared memory: timelines, fences, promises and events."""

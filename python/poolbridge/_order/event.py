@@ -1,7 +1,7 @@
-"""Interprocess events of CUDA, for those who have them already: fences work in more places.
+"""Interprocess events of CUDA, for programs that use them already. Fences work in more places.
 
-They are made and opened through ``cuda.bindings``: cuda.core has no public way to open one by its bytes. Its events,
-and those of CuPy and PyTorch, are taken as they are.
+Events are made and opened through ``cuda.bindings``, because cuda.core has no public way to open an event from its 64
+bytes. Events of cuda.core, CuPy and PyTorch are accepted as they are.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _RIVALS: Final = ("handle", "ptr", "cuda_event")
 
 
 class Event:
-    """An interprocess event: a mark in a stream of one process that streams of others can wait for.
+    """An interprocess event of CUDA: a mark in a stream of one process, for which streams of other processes can wait.
 
-    It works between processes of one user that see the same ``/dev/shm``. Made by ``client.event()``, and opened for as
-    long as a lease lasts by ``lease.ready_event``.
+    It works between processes of one user that see the same ``/dev/shm``. ``client.event()`` makes an event;
+    `BaseLease.ready_event` opens the event that came with a buffer.
 
     Attributes
     ----------
     ipc_handle
-        The driver's 64 bytes, which other processes open.
+        The driver's 64 bytes, by which other processes open the event.
     """
 
     def __init__(self, ordinal: int, handle: bytes, number: int, owner: object = None) -> None:
@@ -55,7 +55,7 @@ class Event:
 
     @property
     def handle(self) -> int:
-        """The driver's handle, for other libraries.
+        """The driver's handle of the event, as an int, for other libraries.
 
         Raises
         ------
@@ -68,29 +68,53 @@ class Event:
         return number
 
     def record(self, stream: Any = None) -> None:
-        """Stand for the work that a stream has so far; waits that have begun are not concerned.
+        """Record the event in a stream: it is done when the stream has done the work that it has so far.
+
+        Streams that wait for the event already go on waiting for its earlier record.
 
         Parameters
         ----------
         stream
-            A handle, None or 1 for the legacy default stream, 2 for the per-thread default stream, or an object of
-            CuPy, PyTorch or cuda.core.
+            A stream handle, None or 1 for the legacy default stream, 2 for the per-thread default stream, or a stream
+            object of CuPy, PyTorch or cuda.core.
+
+        Raises
+        ------
+        ValueError
+            `stream` is no stream.
+        InvalidArgumentError
+            The event is closed.
+        DriverError
+            The driver refuses the call.
         """
         _cuda_stream.record(self._ordinal, self._stream(stream), self.handle)
 
     def wait(self, stream: Any = None) -> None:
-        """Have a stream wait, before further work, for what the event stands for; nothing, if it was never recorded.
+        """Make a stream wait for the event before its further work. An event that was never recorded is done.
 
         Parameters
         ----------
         stream
-            As in `record`.
+            See `record`.
+
+        Raises
+        ------
+        ValueError, InvalidArgumentError, DriverError
+            See `record`.
         """
         _cuda_stream.wait_for_event(self._ordinal, self._stream(stream), self.handle)
 
     @property
     def is_done(self) -> bool:
-        """Whether what it stands for is done; so it is if the event was never recorded."""
+        """Whether the work before the event is done; True if the event was never recorded.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The event is closed.
+        DriverError
+            The driver refuses the call.
+        """
         driver = _cuda.bindings()
         with _cuda.current(self._ordinal):
             (result,) = driver.cuEventQuery(self.handle)
@@ -99,27 +123,29 @@ class Event:
         return bool(result == driver.CUresult.CUDA_SUCCESS)
 
     def sync(self, timeout: float | None = None) -> None:
-        """Wait on the CPU until what it stands for is done.
+        """Wait on the CPU until the work before the event is done.
 
         Parameters
         ----------
         timeout
-            Seconds to wait; None: no limit.
+            Seconds to wait; None, the default: no limit.
 
         Raises
         ------
         WaitTimeoutError
-            It was not done in time: its process works on, or has died.
+            The work was not done in time. The process that recorded the event is still working, or has died.
+        InvalidArgumentError, DriverError
+            See `is_done`.
         """
         started, pause = time.monotonic(), 0.00002
         while not self.is_done:
             if timeout is not None and time.monotonic() - started >= timeout:
                 raise WaitTimeoutError(f"waited {timeout:g} s for an interprocess event; its process may be gone")
-            time.sleep(pause)  # a GPU wakes nobody
+            time.sleep(pause)  # a GPU does not wake threads
             pause = min(2 * pause, _LONGEST_SLEEP)
 
     def close(self) -> None:
-        """Destroy it, unless it belongs to another library; streams that wait for it go on waiting. Idempotent."""
+        """Destroy the event, unless it belongs to another library. Streams that wait for it still do. Idempotent."""
         number, self._number = self._number, 0
         if number:
             with _cuda.current(self._ordinal):
@@ -128,7 +154,7 @@ class Event:
     def _stream(self, stream: Any) -> int:
         key = stream_key((_dlpack.CUDA, self._ordinal), stream)
         if key is None:
-            raise ValueError("stream -1 asks for no ordering, and an event is nothing else: name a stream")
+            raise ValueError("stream -1 asks for no ordering, which an event cannot do: name a stream")
         return key.handle
 
     def __del__(self) -> None:
@@ -141,7 +167,7 @@ class Event:
 
 
 _own: WeakValueDictionary[bytes, Event] = WeakValueDictionary()
-"""The events that this process made, by their handles: it cannot open them."""
+"""The events that this process made, by their 64 bytes. The driver does not let a process open its own events."""
 
 
 def make(ordinal: int) -> Event:
@@ -166,19 +192,19 @@ def make(ordinal: int) -> Event:
 
 
 def adopt(ordinal: int, given: Any) -> Event:
-    """Take an event of this process: one of ours, or of cuda.core, CuPy or PyTorch, or the driver's handle.
+    """Make an `Event` of an event of this process.
 
     Parameters
     ----------
     ordinal
-        The GPU of the memory that it stands for work on.
+        The GPU of the memory whose work the event covers.
     given
-        The event.
+        An `Event`, an event of cuda.core, CuPy or PyTorch, or the driver's handle.
 
     Raises
     ------
     InvalidArgumentError
-        It is none, it is closed, or it was not made for other processes.
+        `given` is no event, is closed, or was not made for other processes.
     """
     if isinstance(given, Event):
         given.handle  # noqa: B018 - raises if it is closed
@@ -192,7 +218,7 @@ def adopt(ordinal: int, given: Any) -> Event:
 
 
 def _number_of(given: Any) -> int:
-    """Give the driver's handle behind a library's event; 0 where it has none."""
+    """Return the driver's handle of a library's event; 0 if it has none."""
     if isinstance(given, int):
         return given
     for name in _RIVALS:
@@ -218,14 +244,14 @@ def _export(ordinal: int, number: int) -> bytes:
 
 
 def open_event(ordinal: int, handle: bytes) -> Event:
-    """Open an event on a GPU; one that this process made is given as it is.
+    """Open an event on a GPU. An event that this process made is returned as it is.
 
     Raises
     ------
     EventUnavailableError
-        Events of the process that made it cannot be opened here, or that process is gone.
+        The process that made the event is gone, or this process cannot open events of that process.
     InvalidArgumentError
-        The handle has not 64 bytes.
+        The handle does not have 64 bytes.
     """
     if len(handle) != EVENT_BYTES:
         raise InvalidArgumentError(f"the handle of an event has {EVENT_BYTES} bytes, got {len(handle)}")

@@ -1,11 +1,11 @@
-"""The one place where work on memory is put in order between processes.
+"""Orders the work of several processes on the same memory.
 
-A buffer comes with fences: words of timelines and the values that they must reach before its memory is used. A stream
-of a GPU is made to wait for them and goes on by itself; what only the CPU can do, the CPU waits for, with a time limit.
-A session that gives a buffer away has the streams that used it write words of its timeline, and sends those along.
+A buffer comes with fences: words of timelines, and the values that they must reach before the memory is used. A stream
+of a GPU waits for the fences by itself. The CPU waits for them with a time limit. A session that gives a buffer away
+makes the streams that used it write words of its own timeline, and sends the fences for these words with the buffer.
 
-Where that cannot be, `_fall_back` waits for the device instead: the service has no timelines, a GPU's streams cannot
-write words, the stream belongs to another thread, or nobody said which stream it was.
+In some cases that is not possible: the service has no timelines, the GPU's streams cannot write words, a stream belongs
+to another thread, or no stream was named. Then `_fall_back` waits for the device instead.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 MOST_FENCES = 16
 
 Say: TypeAlias = "Callable[[tuple[Fence, ...]], None]"
-"""Ends a lease with its fences; it neither waits nor raises."""
+"""A function that ends a lease with its fences. It neither waits nor raises."""
 
 
 class Owner(Protocol):
-    """What has to be known of a session; `poolbridge._session.session.Session` is one."""
+    """The part of a session that this module uses; `poolbridge._session.session.Session` has it."""
 
     pid: int
     patience: float
@@ -50,7 +50,7 @@ class Owner(Protocol):
 
 
 class Held(Protocol):
-    """What has to be known of a lease; `poolbridge._session.lease_state.LeaseState` is one, and says what is what."""
+    """The part of a lease's state that this module uses; `poolbridge._session.lease_state.LeaseState` describes it."""
 
     grant: Grant
     memory: BlockMemory
@@ -65,18 +65,18 @@ class Held(Protocol):
 
     @property
     def session(self) -> Owner:
-        """Whose lease it is."""
+        """The session that has the lease."""
 
     @property
     def single(self) -> bool:
-        """Whether one fence has to say when all work on the memory is done."""
+        """Whether a single fence has to stand for all work on the memory."""
 
 
 # Before the memory is used
 
 
 def before_use(state: Held, stream: Any) -> None:
-    """Make a consumer's stream wait until the memory may be used, and note that it uses it.
+    """Make a stream wait until the memory may be used, and note that the stream uses it.
 
     Parameters
     ----------
@@ -88,13 +88,13 @@ def before_use(state: Held, stream: Any) -> None:
     Raises
     ------
     ValueError
-        It is no stream, or memory of the CPU has none.
+        `stream` is no stream, or the memory is the CPU's, which has no streams.
     ProducerDiedError
         The content will never be complete.
     WaitTimeoutError
-        On the CPU: it is not complete after the session's time limit.
+        The CPU waits for the content, and it was not complete within the session's time limit.
     EventUnavailableError
-        Only an event says when it is complete, and that cannot be opened here.
+        Only an event says when the content is complete, and this process cannot open it.
     """
     device = state.memory.pool.device
     key = stream_key(device, stream)
@@ -119,13 +119,13 @@ def before_cpu(state: Held) -> None:
 
 
 def name_stream(state: Held, stream: Any) -> None:
-    """Note a stream that a user names; whatever used the memory otherwise is vouched for."""
+    """Call `before_use` for a stream that the user named, who thereby says that no unknown stream uses the memory."""
     before_use(state, stream)
     state.named = True
 
 
 def name_event(state: Held, event: Event) -> None:
-    """Have what comes after the lease come after an event; what used the memory otherwise is vouched for."""
+    """Order the next user of the memory after an event. The user says that the event covers work of unknown streams."""
     ordinal = state.memory.pool.device[1]
     key = next((key for key in reversed(_streams(state)) if key.reachable), None)
     if key is None:
@@ -136,12 +136,12 @@ def name_event(state: Held, event: Event) -> None:
 
 
 def ready_event(state: Held) -> Event | None:
-    """Give the event that came with the content, opened; None if none did.
+    """Open the event that came with the content and return it; None if no event came.
 
     Raises
     ------
     EventUnavailableError
-        It cannot be opened here.
+        This process cannot open the event.
     """
     if state.event is None and state.grant.ev:
         state.event = _event.open_event(state.memory.pool.home[1], state.grant.ev)
@@ -149,7 +149,7 @@ def ready_event(state: Held) -> Event | None:
 
 
 def _lone_event(state: Held) -> Event | None:
-    """Give the event that has to be waited for, if there is one that no fence stands for."""
+    """Return the event that has to be waited for because there is no fence instead; None if there is no such event."""
     if not state.alone:
         return None
     check(state)
@@ -157,7 +157,7 @@ def _lone_event(state: Held) -> Event | None:
 
 
 def stream_to_follow(state: Held) -> int | None:
-    """Give a stream that a consumer has to wait for whose own stream is not known; None: nothing to wait for."""
+    """Return a stream for a consumer whose own stream is unknown: it has to wait for that stream; None: for nothing."""
     state.unordered = True
     if not _unreached(state) and not state.alone:
         return None
@@ -175,7 +175,7 @@ def wait(state: Held, seconds: float | None = None) -> None:
     ProducerDiedError
         The content will never be complete.
     WaitTimeoutError
-        It is not complete after `seconds`; left out: after the session's time limit.
+        The content was not complete within `seconds`; None: within the session's time limit.
     """
     limit = state.session.patience if seconds is None else seconds
     deadline = time.monotonic() + limit
@@ -194,7 +194,7 @@ def wait(state: Held, seconds: float | None = None) -> None:
 
 
 def check(state: Held) -> None:
-    """Raise if the buffer's writer died before the content was complete, as far as can be told by now.
+    """Raise if it is known by now that the buffer's writer died before the content was complete.
 
     Raises
     ------
@@ -210,7 +210,7 @@ def check(state: Held) -> None:
 def lost(state: Held) -> bool:
     """Whether the content is known to be incomplete."""
     if _process.pid != state.session.pid:
-        state.session.check_usable()  # a forked child has no pages to look at
+        state.session.check_usable()  # a forked child has no pages to read
     if not state.lost and not state.grant.wr:
         for fence in state.grant.wt:
             page = state.session.timelines.page(fence.tl)
@@ -220,9 +220,10 @@ def lost(state: Held) -> bool:
 
 
 def _unreached(state: Held) -> tuple[Fence, ...]:
-    """Give the fences that the CPU has not seen reached, and forget the others.
+    """Return the fences that are not reached, and forget those that are.
 
-    A reader or an earlier writer that died has let go of the memory, which is all that a writer needs to know.
+    A fence counts as reached when its process died. For a writer that is enough: the process does not use the memory
+    any more. For a reader `check` raises.
     """
     if state.fences:
         timelines = state.session.timelines
@@ -230,7 +231,8 @@ def _unreached(state: Held) -> tuple[Fence, ...]:
         for fence in state.fences:
             page = timelines.page(fence.tl)
             if page is None and state.single and not state.grant.wr:
-                # The page is gone. The service knows of no reader of such a frame: nothing says whether it is complete.
+                # The page is gone. The service does not know readers of frames, so nothing says whether the content is
+                # complete.
                 state.session.check_usable()
                 state.lost = True
             elif page is not None and not page.reached(fence.wd, fence.v):
@@ -241,7 +243,7 @@ def _unreached(state: Held) -> tuple[Fence, ...]:
 
 
 def _make_wait(state: Held, key: StreamKey) -> None:
-    """Have a stream wait for what is not reached yet."""
+    """Make a stream wait for the event and the fences of a lease that are not reached yet."""
     event = _lone_event(state)
     if event is not None:
         _cuda_stream.wait_for_event(key.ordinal, key.handle, event.handle)
@@ -260,14 +262,14 @@ def _make_wait(state: Held, key: StreamKey) -> None:
             wait(state)
             return
         if word is not None and fence.tl == own.id and fence.wd == word.index:
-            continue  # the stream's own earlier work
+            continue  # the fence is of the stream's own earlier work
         timelines.waits(own, key, fence.tl)
         page.await_writers()
         _cuda_stream.wait(key.ordinal, key.handle, address + 8 * fence.wd, fence.v)
 
 
 class Follower:
-    """A stream that uses the frames of a channel, one after the other, put in order without a lease state for each.
+    """A stream that uses the frames of a channel one after the other. It is ordered without a lease state per frame.
 
     Parameters
     ----------
@@ -276,14 +278,14 @@ class Follower:
     key
         The stream.
     timelines
-        Those of the session whose frames it uses.
+        The timelines of the session whose frames the stream uses.
     stream
-        What the user named it by, kept: a stream that is gone takes no more work.
+        The user's stream object. It is kept, because a stream that is destroyed takes no more work.
 
     Attributes
     ----------
     anywhere
-        Whether every thread can give the stream work.
+        Whether every thread can queue work on the stream.
     """
 
     def __init__(self, own: Timeline, key: StreamKey, timelines: Timelines, stream: Any) -> None:
@@ -292,11 +294,11 @@ class Follower:
         self._timelines = timelines
         self._stream = stream
         self.anywhere = not key.thread
-        # The stream's GPU as a whole: once others were told, the memory may be mapped no more.
+        # This waits for the whole GPU of the stream, because the memory may be unmapped by the time it is called.
         self._synchronize = partial(_cuda.synchronize, key.ordinal)
 
     def before(self, fences: tuple[Fence, ...]) -> bool:
-        """Make the stream wait until a frame's memory may be used; False if that takes more than its wait."""
+        """Make the stream wait until a frame's memory may be used. False if a lease state is needed for that."""
         timelines, own, key = self._timelines, self._own, self._key
         if timelines.own is not own or not (self.anywhere or key.reachable):
             return False
@@ -305,7 +307,7 @@ class Follower:
         word = own.word(key)
         for fence in fences:
             if word is not None and fence.tl == own.id and fence.wd == word.index:
-                continue  # the stream's own earlier work
+                continue  # the fence is of the stream's own earlier work
             page = timelines.page(fence.tl)
             if page is None:
                 return False
@@ -323,17 +325,17 @@ class Follower:
 
     @property
     def recorded(self) -> bool:
-        """Whether the stream's work is being recorded into a graph, which would write an old fence ever again."""
+        """Whether the stream's work is being recorded into a graph, which would write the same fence at each launch."""
         return _cuda_stream.recorded(self._key.ordinal, self._key.handle)
 
     def done(self, say: Say) -> None:
-        """Say when the stream is done with the memory of frames, as `done` does."""
+        """Call `say` with the fence that is reached when the stream is done with the memory of frames; see `done`."""
         if self._timelines.own is not self._own or not _tell(self._own, self._key, say, self._synchronize):
             _after(self._synchronize, say)
 
 
 def follower(state: Held, stream: Any) -> Follower | None:
-    """Give a follower for the one stream that uses a lease's memory, if it can do without one; see `Follower`."""
+    """Make a `Follower` for the stream of a lease; None if the lease has no stream, several, or one without fences."""
     own = _own(state)
     if own is None or state.streams is None or len(state.streams) != 1:
         return None
@@ -344,7 +346,7 @@ def follower(state: Held, stream: Any) -> Follower | None:
 
 
 def must_wait(state: Held) -> bool:
-    """Whether `ready` and `done` have to wait: for the CPU's turn, or in `_fall_back`."""
+    """Whether `ready` or `done` has to wait, on the CPU for fences or in `_fall_back` for the device."""
     if state.memory.pool.device[0] == _dlpack.CPU:
         return bool(state.fences)
     used = state.streams is not None or state.unordered
@@ -352,15 +354,15 @@ def must_wait(state: Held) -> bool:
 
 
 def done(state: Held, say: Say) -> None:
-    """Say when this process's work on the memory is done.
+    """Call `say` with the fences that are reached when this process's work on the memory is done.
 
     Parameters
     ----------
     state
         The lease.
     say
-        Called once, whatever happens, with fences, or with none if it is done: `done` waited for the device then. It
-        must neither wait nor raise.
+        Called exactly once, also if `done` raises. It gets no fences if the work is done; `done` may have waited for
+        the device then. It must neither wait nor raise.
     """
     if state.streams is None and not state.unordered:
         say(())
@@ -379,7 +381,7 @@ def done(state: Held, say: Say) -> None:
 
 
 def _tell(own: Timeline, key: StreamKey, say: Say, synchronize: Callable[[], None]) -> bool:
-    """Say that a stream will write a fence, and have it do so; False if it cannot: nothing was said."""
+    """Call `say` with a stream's next fence, and make the stream write it. False if it cannot; `say` was not called."""
     try:
         return key.reachable and own.tell(key, say, synchronize)
     except PoolLimitError:
@@ -394,7 +396,7 @@ def _after(synchronize: Callable[[], None], say: Say) -> None:
 
 
 def _written(own: Timeline, streams: Iterable[StreamKey], *, wait: bool = True) -> tuple[Fence, ...]:
-    """Have streams write fences; none if one cannot."""
+    """Make each stream write a fence and return the fences; an empty tuple if one of them cannot."""
     try:
         fences = [own.write(key, wait=wait) for key in streams]
     except (DriverError, PoolLimitError):
@@ -404,7 +406,7 @@ def _written(own: Timeline, streams: Iterable[StreamKey], *, wait: bool = True) 
 
 
 def _single(state: Held, own: Timeline) -> tuple[Fence, ...]:
-    """Have one stream write for all; none if it cannot."""
+    """Make one stream write a fence for all streams and return it; an empty tuple if that is not possible."""
     try:
         fence = _joined(state, own)
     except (DriverError, PoolLimitError):
@@ -413,7 +415,7 @@ def _single(state: Held, own: Timeline) -> tuple[Fence, ...]:
 
 
 def done_at_once(state: Held) -> tuple[Fence, ...] | None:
-    """Do as `done` in a finaliser, which must not wait; None if that cannot be."""
+    """Do the work of `done` without waiting, for finalisers. Return the fences; None if it has to wait."""
     if state.streams is None and not state.unordered:
         return ()
     own, streams = _own(state), _streams(state)
@@ -423,13 +425,13 @@ def done_at_once(state: Held) -> tuple[Fence, ...] | None:
 
 
 def ready(state: Held) -> Fence | None:
-    """Say when the content is complete; None: it is. May wait for the device in `_fall_back`."""
+    """Return the fence that is reached when the content is complete; None if it is. May wait for the device."""
     device, promise = state.memory.pool.device, state.promise
     if device[0] == _dlpack.CPU:
         before_cpu(state)
         return promise
     if promise is not None:
-        # It stands alone: no stream may wait for what this process may never do.
+        # The promise is the only fence: no stream must wait for it, because this process may never complete it.
         if state.streams is not None or state.unordered:
             _fall_back(state)
         return promise
@@ -447,13 +449,13 @@ def ready(state: Held) -> Fence | None:
         _fall_back(state)
         return None
     if fence is not None:
-        # What this process itself does with the buffer later on has to wait as well.
+        # Later work of this process on the buffer has to wait for the fence, too.
         state.fences = (*state.fences, fence)
     return fence
 
 
 def _joined(state: Held, own: Timeline) -> Fence | None:
-    """Have one stream write for all, after it has waited for the others."""
+    """Make one stream wait for the others and then write a fence for all; None if the timeline is closed."""
     *others, last = _streams(state)
     for key in others:
         fence = own.write(key)
@@ -465,7 +467,7 @@ def _joined(state: Held, own: Timeline) -> Fence | None:
 
 
 def _own(state: Held) -> Timeline | None:
-    """Give the timeline to write, if every stream that used the memory is known and can write it from here."""
+    """Return the session's timeline if every stream that used the memory is known and can write it; else None."""
     if state.unordered and not state.named:
         return None
     streams = _streams(state)
@@ -479,6 +481,6 @@ def _streams(state: Held) -> list[StreamKey]:
 
 
 def _fall_back(state: Held) -> tuple[Fence, ...]:
-    """Wait until the device has done all work of this process: then no fence is needed."""
+    """Wait until the device has done all work of this process, and return no fences."""
     state.memory.synchronize()
     return ()

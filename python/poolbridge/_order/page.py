@@ -1,4 +1,4 @@
-"""Pages of timelines: words that count what streams have done, mapped into this process."""
+"""Pages of timelines: memfds of 64-bit words that count the work of streams, mapped into this process."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ BYTES: Final = 4096
 WORDS: Final = 512
 TOMBSTONE: Final = 1 << 62
 
-# As signed integers, which is how a GPU compares words: from here on one is behind.
+# A GPU compares words as signed integers: a difference of this or more is negative, so the word is behind.
 _BEHIND: Final = 1 << 63
 
-# A word that a CPU is about to write is seen at once; after that a sleep costs less than looking.
+# A wait polls for this time first, which sees a word that a CPU is about to write. After that it sleeps.
 _SPIN_SECONDS: Final = 20e-6
-# A GPU's write wakes nobody.
+# A GPU's write does not wake sleepers, so they read the word again after these times.
 _SHORTEST_SLEEP: Final = 50e-6
 _LONGEST_SLEEP: Final = 1e-3
 
@@ -34,14 +34,15 @@ class Page:
     Parameters
     ----------
     fd
-        The memfd; it stays the caller's.
+        The memfd's descriptor. The caller keeps it and closes it.
     write
         Whether this process writes the words.
 
     Attributes
     ----------
     telling
-        Held by who tells others of a value, until the stream that is to write it has been told as well.
+        A lock. A thread holds it from before it sends a fence to other processes until the stream that writes the
+        fence's value has that work.
     """
 
     def __init__(self, fd: int, *, write: bool) -> None:
@@ -59,28 +60,28 @@ class Page:
     # The CPU
 
     def now(self, word: int) -> int:
-        """Give a word; of a page that was unmapped, because nothing is left to wait for, the highest value."""
+        """Return the value of a word. For an unmapped page return the highest value: all its fences are reached."""
         try:
             return self.words[word]
         except ValueError:
             return TOMBSTONE - 1
 
     def reached(self, word: int, value: int) -> bool:
-        """Whether a wait for the value may end; see `died`."""
+        """Whether a word has the value or more. That includes a word whose process died; see `died`."""
         return 0 <= self.now(word) - value < _BEHIND
 
     def died(self, word: int, value: int) -> bool:
-        """Whether the process that was to write the value died before."""
+        """Whether the process that was to write the value died before it did."""
         now = self.now(word)
         return 0 <= now - value < _BEHIND and now % TOMBSTONE < value
 
     def wait(self, word: int, value: int, seconds: float) -> bool:
-        """Wait until a word has a value; False if `seconds` passed before."""
+        """Wait until a word has a value or more; False if `seconds` passed before."""
         begin = time.monotonic()
         while time.monotonic() - begin < _SPIN_SECONDS:
             if self.reached(word, value):
                 return True
-        # The lower half of the word; this is a little-endian protocol on little-endian machines.
+        # The futex is the lower half of the word: protocol and machines are little-endian.
         address, pause = self.address + 8 * word, _SHORTEST_SLEEP
         while not 0 <= (now := self.now(word)) - value < _BEHIND:
             left = begin + seconds - time.monotonic()
@@ -91,24 +92,25 @@ class Page:
         return True
 
     def store(self, word: int, value: int) -> None:
-        """Write a word by the CPU, and wake who sleeps on it."""
+        """Write a word by the CPU, and wake the threads that sleep on it."""
         self.words[word] = value
         _futex.wake(self.address + 8 * word)
 
     # The GPU
 
     def await_writers(self) -> None:
-        """Wait until every value that this process has told of is its stream's to write.
+        """Wait until every value that this process has sent in a fence is queued on the stream that writes it.
 
-        A stream of the same process may be made to wait for the value after that only. Before, it could be the very
-        stream that is to write it, or one that this waits for, as the legacy default stream does: it would never go on.
+        Only then may another stream of this process be made to wait for such a value. Otherwise the wait could be
+        queued first, on the writing stream itself or on a stream that it waits for (the legacy default stream waits for
+        others), and would never end.
         """
         if self.write:
             with self.telling:
                 pass
 
     def on_device(self, ordinal: int) -> int:
-        """Address of the page for streams, or 0 if a GPU cannot reach it. Registers the page once; may wait."""
+        """Return the page's address for streams; 0 if a GPU cannot reach it. The first call registers it and may wait."""
         address = self._on_device
         if address is None:
             with self._lock:
@@ -123,11 +125,11 @@ class Page:
 
     @property
     def registered(self) -> bool:
-        """Whether a GPU may reach it."""
+        """Whether the page is registered, so that a GPU can reach it."""
         return bool(self._on_device)
 
     def close(self) -> None:
-        """Unmap it. Waits for the GPU if that may reach it; nothing may wait for its words or write them."""
+        """Unmap the page. Waits for the GPU if the page is registered. No stream or thread may use its words then."""
         with self._lock:
             if self._on_device:
                 self._on_device = 0
@@ -137,7 +139,7 @@ class Page:
 
 
 class Pages:
-    """The process's register of pages: each is mapped once, and counted over all sessions. Thread-safe."""
+    """The pages of this process. Each is mapped once and has a count of holders in all sessions. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = DeferringLock()
@@ -145,8 +147,8 @@ class Pages:
         self._inherited: tuple[object, ...] = ()
 
     def start_anew(self) -> None:
-        """Know nothing of what the parent had mapped: in a forked child that memory is not there."""
-        self._inherited = self._inherited, self._pages  # kept: nothing of it is to be unmapped here
+        """Forget the parent's pages in a forked child, where they are not mapped."""
+        self._inherited = self._inherited, self._pages  # keep them, so that the child does not unmap their addresses
         self._lock = DeferringLock()
         self._pages = {}
 
@@ -154,7 +156,7 @@ class Pages:
         return len(self._pages)
 
     def take(self, epoch: bytes, timeline: int, fd: int, *, write: bool = False) -> Page:
-        """Map a page, or count one more holder of it. The descriptor stays the caller's."""
+        """Map a page, or count one more holder of it. The caller keeps the descriptor and closes it."""
         key = (epoch, timeline)
         with self._lock:
             page = self._pages.get(key)
@@ -167,7 +169,7 @@ class Pages:
         return page
 
     def find(self, epoch: bytes, timeline: int) -> Page | None:
-        """Count one more holder of a page that is mapped already, or give None."""
+        """Count one more holder of a page that is mapped already and return the page; None if it is not mapped."""
         with self._lock:
             page = self._pages.get((epoch, timeline))
             if page is not None:
@@ -175,7 +177,7 @@ class Pages:
         return page
 
     def give_up(self, epoch: bytes, timeline: int) -> None:
-        """Count one holder less, and unmap after the last; never waits: a finaliser may call it."""
+        """Count one holder less, and unmap the page after the last one. Never waits, so that finalisers may call it."""
         self._lock.later(partial(self._give_up, (epoch, timeline)))
 
     def _give_up(self, key: tuple[bytes, int]) -> None:
@@ -192,5 +194,5 @@ class Pages:
 
 
 PAGES = Pages()
-"""The process's register."""
+"""The pages of this process."""
 os.register_at_fork(after_in_child=PAGES.start_anew)

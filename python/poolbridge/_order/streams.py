@@ -1,4 +1,4 @@
-"""What users and array libraries name streams by."""
+"""Reads the stream arguments of users and array libraries."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _PER_THREAD = 2
 
 
 def stream_key(device: tuple[int, int], stream: Any) -> StreamKey | None:
-    """Check a stream and give the key that it is known by.
+    """Check a stream argument and return the stream's key.
 
     Parameters
     ----------
     device
         DLPack's device type and id.
     stream
-        As the array API standard has it. On CUDA: None or 1 is the legacy default stream, 2 the per-thread default
-        stream, a larger number a stream handle, -1 asks for no ordering. On the CPU: None. Or an object of a library:
-        one with ``__cuda_stream__``, as CuPy, PyTorch and cuda.core make them, or with ``ptr`` or ``cuda_stream``.
+        A number of the array API standard. On CUDA: None or 1 is the legacy default stream, 2 the per-thread default
+        stream, a larger number a stream handle, -1 asks for no ordering. On the CPU: None. Or an object with
+        ``__cuda_stream__``, ``ptr`` or ``cuda_stream``, as streams of CuPy, PyTorch and cuda.core are.
 
     Returns
     -------
     StreamKey or None
-        None where there is nothing to order: on the CPU, and for -1.
+        The key; None if nothing has to be ordered: on the CPU, and for -1.
 
     Raises
     ------
     ValueError
-        0, which is ambiguous, or another number without meaning; anything but None on the CPU.
+        `stream` is 0, which is ambiguous, or another number without a meaning; or it is not None on the CPU.
     """
     if device[0] == _dlpack.CPU:
         if stream is not None:
@@ -54,7 +54,7 @@ def stream_key(device: tuple[int, int], stream: Any) -> StreamKey | None:
 
 
 def _handle(stream: Any) -> int:
-    """Give the handle behind a library's stream; the null stream of an object is the legacy default stream."""
+    """Return the handle of a library's stream object. An object of the null stream is the legacy default stream."""
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         found = protocol() if callable(protocol) else protocol

@@ -1,4 +1,4 @@
-"""A session's own timeline: which stream writes which word, and what it has promised to write."""
+"""A session's own timeline: which stream writes which word, and the values that it will write."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from poolbridge._sys.errors import DriverError, PoolLimitError
 from poolbridge._sys.process import this_thread
 from poolbridge._wire.messages import Fence
 
-# Of a promise, which is no stream but has a word like one.
+# The ordinal in the key of a promise, which has a word as a stream has.
 _NO_DEVICE: Final = -1
 
 
 class StreamKey(NamedTuple):
-    """A stream, as far as its handle can tell.
+    """Identifies a stream.
 
     Attributes
     ----------
@@ -25,7 +25,7 @@ class StreamKey(NamedTuple):
     handle
         1: the legacy default stream, 2: the per-thread default stream, else a handle of the driver.
     thread
-        Whose per-thread default stream it is, as `this_thread` counts; 0 for any other stream.
+        For a per-thread default stream the number of its thread, from `this_thread`; 0 for any other stream.
     """
 
     ordinal: int
@@ -34,12 +34,12 @@ class StreamKey(NamedTuple):
 
     @property
     def reachable(self) -> bool:
-        """Whether this thread can give the stream work."""
+        """Whether this thread can queue work on the stream."""
         return not self.thread or self.thread == this_thread()
 
 
 class Word:
-    """A word that one stream writes; `value` is the last that it was told to."""
+    """A word of a timeline and the stream that writes it; `value` is the last value that the stream has to write."""
 
     __slots__ = ("index", "key", "value")
 
@@ -50,14 +50,14 @@ class Word:
 
 
 class Timeline:
-    """The words of one session, one for each stream. Thread-safe.
+    """The timeline of one session, with a word for each stream. Thread-safe.
 
     Parameters
     ----------
     id_
         The timeline's id.
     page
-        Its page, mapped to be written.
+        Its page, mapped writeable.
     """
 
     def __init__(self, id_: int, page: Page) -> None:
@@ -69,33 +69,35 @@ class Timeline:
         self._closed = False
 
     def word(self, key: StreamKey) -> Word | None:
-        """Give the word of a stream, if it has one."""
+        """Return the word of a stream; None if it has none."""
         return self._words.get(key)
 
     def reached(self, word: int, value: int) -> bool:
-        """Whether this process's stream behind a word has come to a value."""
+        """Whether the stream of a word has written a value or more."""
         return self.page.reached(word, value)
 
     def write(self, key: StreamKey, *, wait: bool = True) -> Fence | None:
-        """Have a stream write the next value of its word.
+        """Make a stream write the next value of its word.
 
         Parameters
         ----------
+        key
+            The stream.
         wait
-            Whether to wait for other threads that do the same; a finaliser of ours must not.
+            Whether to wait for another thread that holds the lock. A finaliser must not wait.
 
         Returns
         -------
         Fence or None
-            What is reached when the stream has done the work that it has so far; None if others were at it, or the
-            timeline is closed.
+            The fence that is reached when the stream has done the work that it has so far. None if another thread holds
+            the lock, this thread holds it already, or the timeline is closed.
 
         Raises
         ------
         DriverError
             The stream takes no work.
         PoolLimitError
-            More streams are at work than a timeline has words.
+            More streams and promises are at work than a timeline has words.
         """
         if not self._lock.take(-1 if wait else 0):
             return None
@@ -103,7 +105,7 @@ class Timeline:
             if self._closed:
                 return None
             word = self._words.get(key) or self._take(key)
-            # Under the lock, for the values of a word must come in order.
+            # Under the lock, because the values of a word must be written in order.
             self._write(key, word, word.value + 1)
             word.value += 1
             return Fence(self.id, word.index, word.value)
@@ -111,27 +113,32 @@ class Timeline:
             self._lock.release()
 
     def tell(self, key: StreamKey, say: Callable[[tuple[Fence, ...]], None], finish: Callable[[], None]) -> bool:
-        """Say what a stream will write next, and then have it do so: who is told need not wait for the driver's call.
+        """Call `say` with a stream's next fence, and then make the stream write it.
+
+        In this order the receiver of the fence need not wait for the driver's call.
 
         Parameters
         ----------
+        key
+            The stream.
         say
-            Called with the fence. It must neither wait nor raise: the timeline's lock is held.
+            Called with the fence. It must neither wait nor raise, because the timeline's lock is held.
         finish
-            Waits until the stream has done its work, where it takes no more. The CPU writes the word then: others that
-            were told may wait for it.
+            Called if the stream takes no more work; it waits until the stream has done its work. The CPU writes the
+            word then, because other processes may wait for the fence.
 
         Returns
         -------
         bool
-            False if the timeline is closed, or this is a finaliser in the midst of this very thing: nothing was said.
+            False if the timeline is closed, or this is a finaliser in a thread that holds the lock. `say` was not
+            called.
 
         Raises
         ------
         PoolLimitError
-            More streams are at work than a timeline has words; nothing was said.
+            More streams and promises are at work than a timeline has words. `say` was not called.
         DriverError
-            From `finish`; the word is written all the same.
+            `finish` raised it. The word is written all the same.
         """
         if not self._lock.take():
             return False
@@ -157,7 +164,7 @@ class Timeline:
             finally:
                 self.page.store(word.index, word.value)
         except BaseException:
-            # A signal handler's, before or after the driver's call: to write the value twice does no harm.
+            # A signal handler raised, before or after the driver's call. Writing the value twice does no harm.
             self._write(key, word, word.value)
             raise
 
@@ -165,12 +172,12 @@ class Timeline:
         _cuda_stream.write(key.ordinal, key.handle, self.page.on_device(key.ordinal) + 8 * word.index, value)
 
     def close(self) -> None:
-        """Write no more: the page may go. Waits for who is writing."""
+        """Write no more values, so that the page can be unmapped. Waits for a thread that is writing."""
         with self._lock:
             self._closed = True
 
     def promise(self) -> Fence:
-        """Give the next fence of a word that no stream writes.
+        """Return the fence of a new promise, on a word that no stream writes.
 
         Raises
         ------
@@ -184,13 +191,13 @@ class Timeline:
             return Fence(self.id, word.index, word.value)
 
     def upcoming(self, key: StreamKey) -> tuple[int, int]:
-        """Give the word and the value that a stream will write next."""
+        """Return the index of a stream's word and the value that the stream will write next."""
         with self._lock:
             word = self._words.get(key) or self._take(key)
             return word.index, word.value + 1
 
     def _take(self, key: StreamKey) -> Word:
-        """Give a stream or a promise a word: a new one, or that of another which has come to its value."""
+        """Assign a word to a stream or a promise: a new word, or one whose last value is reached."""
         if len(self._words) < WORDS:
             word = self._words[key] = Word(len(self._words), key)
             return word

@@ -1,4 +1,4 @@
-"""The timelines that a session knows: its own, and those of the fences that it was sent."""
+"""The timelines of a session: its own, and those of the fences that it was sent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Timelines:
     Attributes
     ----------
     own
-        The session's own, once it was asked for.
+        The session's own timeline; None before the service has sent it.
     """
 
     def __init__(self) -> None:
@@ -31,10 +31,10 @@ class Timelines:
         self._pages: dict[int, Page | None] = {}
         self._forgotten: set[int] = set()
         self._waits: dict[int, dict[int, int]] = {}
-        self._pins: dict[int, int] = {}  # by timeline, how many wait for its words of whom the service does not know
+        self._pins: dict[int, int] = {}  # by timeline: how many waits for its words the service does not know of
 
     def add(self, epoch: bytes, timeline: int, fd: int, *, own: bool) -> bool:
-        """Map a timeline's page; False if that was done before. The descriptor stays the caller's."""
+        """Map a timeline's page; False if it is mapped already. The caller keeps the descriptor and closes it."""
         self._epoch = epoch
         if timeline in self._pages:
             return False
@@ -48,7 +48,7 @@ class Timelines:
         self._pages.setdefault(timeline, None)
 
     def unknown(self, epoch: bytes, fences: Iterable[Fence]) -> list[int]:
-        """Give the timelines of fences whose pages have to be asked for."""
+        """Return the ids of those timelines of `fences` whose pages have to be requested from the service."""
         found = []
         for fence in fences:
             if fence.tl in self._pages or fence.tl in found:
@@ -62,28 +62,28 @@ class Timelines:
         return found
 
     def page(self, timeline: int) -> Page | None:
-        """Give a timeline's page; None if the service has forgotten it."""
+        """Return a timeline's page; None if the service has forgotten the timeline."""
         return self._pages.get(timeline)
 
     def streams_of(self, ordinal: int) -> Timeline | None:
-        """Give the own timeline if streams of a GPU can write it and wait for others."""
+        """Return the own timeline if streams of a GPU can write its words and wait for words; else None."""
         own = self.own
         if own is None or not _cuda_stream.supported(ordinal) or not own.page.on_device(ordinal):
             return None
         return own
 
     def waits(self, own: Timeline, key: StreamKey, timeline: int) -> None:
-        """Note that a stream was made to wait for a word of a page, which must stay until it has done so."""
+        """Note that a stream will wait for a word of a timeline. The page stays mapped until the wait is over."""
         word, value = own.upcoming(key)
         self._waits.setdefault(timeline, {})[word] = value
 
     def pin(self, fences: Iterable[Fence]) -> None:
-        """Keep pages until `unpin`, though the service forgets them: it knows of no waits here. The lock is held."""
+        """Keep the pages of fences mapped until `unpin`, even if the service forgets them. The session's lock is held."""
         for fence in fences:
             self._pins[fence.tl] = self._pins.get(fence.tl, 0) + 1
 
     def unpin(self, fences: Iterable[Fence]) -> None:
-        """Undo `pin` of the same fences. The session's lock is held."""
+        """Undo `pin` for the same fences. The session's lock is held."""
         for fence in fences:
             left = self._pins.get(fence.tl, 0) - 1
             if left > 0:
@@ -94,13 +94,13 @@ class Timelines:
             self.tidy()
 
     def forget(self, timelines: Iterable[int]) -> None:
-        """Unmap pages that the service has forgotten, as soon as nobody waits for their words."""
+        """Unmap the pages of timelines that the service has forgotten, as soon as no stream or lease needs them."""
         own = self.own.id if self.own is not None else 0
         self._forgotten.update(id_ for id_ in timelines if id_ in self._pages and id_ != own)
         self.tidy()
 
     def tidy(self) -> None:
-        """Unmap what was forgotten and is not needed any more. Never waits."""
+        """Unmap pages that the service has forgotten and that are not needed any more. Never waits."""
         own = self.own
         for id_ in list(self._forgotten):
             if id_ in self._pins:
@@ -115,7 +115,7 @@ class Timelines:
                 PAGES.give_up(self._epoch, id_)
 
     def close(self) -> None:
-        """Give all pages up: where a GPU may still write or wait for their words, they go when it is done."""
+        """Give up all pages. A page that a GPU may still use is unmapped when the GPU is done."""
         pages, self._pages = self._pages, {}
         self._forgotten.clear()
         self._pins.clear()

@@ -1,1 +1,1 @@
-"""One connection, what it knows and who takes part in its channels."""
+"""One connection: its protocol, its leases, and its producers and consumers in channels."""
