@@ -110,7 +110,7 @@ class Page:
                 pass
 
     def on_device(self, ordinal: int) -> int:
-        """Return the page's address for streams; 0 if a GPU cannot reach it. The first call registers it and may wait."""
+        """Return the page's address for streams; 0 if no GPU can reach it. The first call registers it and may wait."""
         address = self._on_device
         if address is None:
             with self._lock:

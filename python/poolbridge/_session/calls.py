@@ -1,4 +1,4 @@
-"""What a session waits for: replies to its requests, and what comes with notices."""
+"""Waits of a session: calls, which wait for a reply, and waiters, which wait for a notice."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Call:
     Parameters
     ----------
     request
-        What was asked, with its number.
+        The request, with its number.
     reply_type
-        What the reply is decoded as.
+        The message type of the reply.
     on_done
-        Called without arguments once the reply or an error is there.
+        Called without arguments when the reply or an error is there.
 
     Attributes
     ----------
@@ -45,25 +45,25 @@ class Call:
         return self.reply is not None or self.error is not None
 
     def result(self) -> Reply:
-        """Give the reply, or raise the error."""
+        """Return the reply, or raise the error."""
         if self.error is not None:
             raise self.error
-        assert self.reply is not None  # noqa: S101 - only asked when done
+        assert self.reply is not None  # noqa: S101 - only called when done
         return self.reply
 
 
 class Waiter:
-    """Something that is waited for while packets are received.
+    """A wait for a condition that a notice of the service can make true.
 
     Parameters
     ----------
     ready
-        Says whether it is there.
+        Returns whether the condition is true.
 
     Attributes
     ----------
     on_done
-        Called when it is there, if anybody waits.
+        Called after each notice that may have made it true; None while no thread waits.
     """
 
     __slots__ = ("on_done", "ready")
@@ -74,11 +74,11 @@ class Waiter:
 
     @property
     def done(self) -> bool:
-        """Whether it is there."""
+        """Whether the condition is true."""
         return self.ready()
 
     def tell(self) -> None:
-        """Have the thread that waits look again."""
-        on_done = self.on_done  # once: the thread may give up at any moment
+        """Wake the thread that waits, so that it checks the condition again."""
+        on_done = self.on_done  # read it once: the thread may stop waiting at any moment
         if on_done is not None:
             on_done()

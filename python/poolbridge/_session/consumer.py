@@ -1,4 +1,4 @@
-"""Consumers of channels: taking frames, settling them, and letting go of them."""
+"""Consumers of channels: take frames, settle them (acknowledge or give back), and let go of their memory."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from poolbridge._session.session import Session
 
 _LEAST_SLOTS: Final = 64
-# What stands for a lease here: the service grants none for frames.
+# Ids of the grants that a consumer makes for frames, for which the service grants no lease.
 _ids = count(-1, -1)
 
 
 class Kept:
-    """An array that was made once for the frames of a producer in a block, and what it was made of and by."""
+    """An array that was made once for the frames of a producer in a block, with its tensor and the `wrap` function."""
 
     __slots__ = ("array", "tensor", "wrap")
 
@@ -48,7 +48,7 @@ class Kept:
 
 
 def fences_of(frame: _native.Frame) -> tuple[Fence, ...]:
-    """Give what must be reached before a frame is used."""
+    """Return the fences that must be reached before a frame is used: one, or none."""
     value, timeline = frame.value, frame.timeline
     return (Fence(timeline, frame.word, value),) if value and timeline else ()
 
@@ -63,20 +63,22 @@ class Consumer(Membership):
     credit
         How many frames may be unsettled at a time.
     auto
-        Whether asking for the next frame acknowledges those before it.
+        Whether asking for the next frame acknowledges the frames before it.
 
     Attributes
     ----------
     queue
-        Whether each frame goes to one consumer only.
+        Whether the channel is a queue.
     unsettled
-        The ids of the grants whose frames are neither acknowledged nor given back. The session's lock guards it.
+        Ids of the grants whose frames are neither acknowledged nor given back. The session's lock guards it.
     ended
-        Whether no frame will come any more; `error` says why, if the channel was not closed.
+        Whether no frame will come any more.
+    error
+        The error that says why; None if the channel or the subscription was closed.
     left
-        Whether it takes no part any more.
+        Whether the consumer has left the channel.
     early
-        What was taken for one who did not wait for it any more, in order.
+        Results of the native `take` that no call has used yet, in order. A cancelled call leaves one.
     """
 
     native: _native.Consumer
@@ -97,10 +99,10 @@ class Consumer(Membership):
         self._credited: threading.Event | None = None
         self._looking = threading.Lock()
         self._slots = max(1 << (2 * channel.cp - 1).bit_length(), _LEAST_SLOTS)
-        self._frames: dict[int, _native.Frame] = {}  # by the id of the grant
-        self._counted: set[int] = set()  # ids of grants that count for their blocks
-        self._given: set[int] = set()  # numbers that were given back while they stayed in hand
-        self._fences: dict[int, tuple[int, int]] = {}  # word and value by slot of the number
+        self._frames: dict[int, _native.Frame] = {}  # by grant id
+        self._counted: set[int] = set()  # ids of the grants that are counted as leases of their blocks
+        self._given: set[int] = set()  # numbers of frames that were given back and are still in hand
+        self._fences: dict[int, tuple[int, int]] = {}  # word and value of the last fence, by slot of the frame's number
 
     def _add(self, slot: int, member: int, fd: int) -> None:
         self.native.add_track(slot, member, fd)
@@ -114,23 +116,23 @@ class Consumer(Membership):
 
     @property
     def busy(self) -> bool:
-        """Whether a frame is to be taken first that a thread has taken, or is about to take."""
+        """Whether `early` has a result, or a thread is taking one. Then `receive` comes first."""
         return bool(self.early) or self._looking.locked()
 
     def await_credit(self, seconds: float | None) -> None:
-        """Wait until another frame may be taken, or none will come any more."""
+        """Wait until another frame may be taken, or no frame will come any more."""
         self._credited = credited = threading.Event()
         if not self.has_credit and not self.ended:
             credited.wait(seconds)
 
     def _tell(self) -> None:
-        """Have the thread that waits for credit look again: a frame was settled, or none will come any more."""
+        """Wake the thread that waits for credit, because a frame was settled or no frame will come any more."""
         credited = self._credited
         if credited is not None:
             credited.set()
 
     def at_once(self) -> _native.Frame | None:
-        """Give the next frame if it is there and nothing else has to be done."""
+        """Return the next frame if it is there and can be taken without waiting; else None."""
         if self.busy or self.ended or not self.has_credit:
             return None
         try:
@@ -139,7 +141,7 @@ class Consumer(Membership):
             return None
 
     def _taken(self, got: Any) -> _native.Frame | None:
-        """Give what was taken if it is a frame; what came instead is for `receive`."""
+        """Return a result of `take` if it is a frame. Keep any other result but a timeout for `receive`."""
         if type(got) is NATIVE.Frame:
             frame: _native.Frame = got
             return frame
@@ -148,7 +150,7 @@ class Consumer(Membership):
         return None
 
     def swap(self, number: int) -> _native.Frame | None:
-        """Let go of a frame that has no grant and give the next if it is there: the fastest way."""
+        """Let go of a frame that has no grant, and return the next frame if it is there; else None."""
         if number in self._given:
             self.end_lone(number, back=False)
             return None
@@ -159,7 +161,7 @@ class Consumer(Membership):
             return None
 
     def look(self, spin: float, seconds: float | None) -> None:
-        """Wait for a frame, or for what comes instead, and put it where `receive` finds it."""
+        """Wait for a frame or another result of `take`, and append it to `early`."""
         with self._looking:
             if self.early:
                 return
@@ -172,7 +174,7 @@ class Consumer(Membership):
             self._drop_early()
 
     def grant(self, frame: _native.Frame) -> Grant:
-        """Give what stands for the lease of a frame, which is none of the service's. The frame counts as unsettled."""
+        """Make a grant for a frame, which has no grant of the service. The frame counts as unsettled from now on."""
         kept = frame.object
         if kept is not None:
             tensor = kept.tensor
@@ -198,12 +200,12 @@ class Consumer(Membership):
         return grant
 
     def count(self, grant: Grant) -> bool:
-        """Count a frame for its block; False if this session does not know the block.
+        """Count a frame as a lease of its block; False if this session does not know the block.
 
         Raises
         ------
         ProtocolError
-            The frame is larger than its block.
+            The frame is larger than its block, or the block is of another pool.
         """
         with self.session.lock:
             block = self.session.core.blocks.get(grant.bl)
@@ -218,12 +220,12 @@ class Consumer(Membership):
         return True
 
     def learn(self, grant: Grant) -> Flow[None]:
-        """Ask how to map a frame's block, if this session does not know it, and count the frame for it."""
+        """Count a frame as a lease of its block. If this session does not know the block, ask the service for it."""
         while not self.count(grant):
             yield Ask(Map(ch=self.channel.id, bl=grant.bl), MapReply)
 
     def keep(self, frame: _native.Frame, kept: Kept) -> None:
-        """Keep an array for the frames of a producer in a block with a description."""
+        """Keep an array for later frames of the same producer, block and description."""
         with self.session.lock:
             block = self.session.core.blocks.get(frame.block)
             if block is not None and not block.recalled and not self.left:
@@ -234,10 +236,10 @@ class Consumer(Membership):
         try:
             self.native.forget(block)
         except ClosedError:
-            pass  # with all that was kept
+            pass  # the native consumer is closed, which dropped all arrays
 
     def doubt(self, grant: Grant, error: PoolbridgeError) -> ProtocolError:
-        """Let go of a frame that contradicts itself, tell the service, and make the error of it."""
+        """Let go of a frame that is inconsistent, tell the service, and make the error."""
         frame = self._frames.get(grant.id)
         number = frame.number if frame is not None else 0
         with self.session.lock:
@@ -245,14 +247,14 @@ class Consumer(Membership):
         return self.report(number, error)
 
     def report(self, number: int, why: object) -> ProtocolError:
-        """Tell the service which frame contradicts itself, and make the error of it."""
+        """Tell the service which frame is inconsistent, and make the error."""
         self.session.tell(Doubt(ch=self.channel.id, mb=self.member, sq=number))
         return ProtocolError(f"frame {number} of channel {self.channel.nm!r} has failed: {why}")
 
     # Settling
 
     def asks(self) -> None:
-        """Acknowledge the frames before the one that is asked for now, unless that is done by hand."""
+        """Acknowledge all frames that were taken, because the next is asked for; nothing with ``ack="manual"``."""
         if not self.auto or not (self.unsettled or self._undecided):
             return
         if _process.pid != self.session.pid:
@@ -262,7 +264,7 @@ class Consumer(Membership):
             self._settle_all(back=False)
 
     def settle(self, grant: Grant, *, back: bool) -> bool:
-        """Acknowledge a frame, or give it back to its queue; False if it was settled before. It stays in hand."""
+        """Acknowledge a frame, or give it back to its queue; it stays in hand. False if it was settled before."""
         if _process.pid != self.session.pid:
             self.session.check_usable()
         with self.session.lock:
@@ -286,14 +288,14 @@ class Consumer(Membership):
             else:
                 self.native.ack(number)
         except (ClosedError, LeaseReleasedError):
-            pass  # it has ended otherwise
+            pass  # the frame is not in hand any more, or the consumer has ended
 
     def goes_back(self, grant: Grant) -> bool:
-        """Whether a frame that ends by itself goes back to its queue."""
+        """Whether a frame goes back to its queue if the program drops it: it is of a queue and not settled."""
         return self.queue and grant.id in self.unsettled
 
     def decide(self, *, back: bool) -> None:
-        """Let go of the frames that nobody has any more and that were not settled. The session's lock is held."""
+        """Let go of the frames that the program dropped without settling them. The session's lock is held."""
         undecided, self._undecided = self._undecided, []
         for grant, fences in undecided:
             self._end(grant, fences, back=back)
@@ -301,10 +303,10 @@ class Consumer(Membership):
     # Letting go
 
     def end_frame(self, grant: Grant, fences: tuple[Fence, ...], *, back: bool, alone: bool) -> None:
-        """Let go of a frame, after which the work of `fences`, one at most, may go on. The session's lock is held.
+        """Let go of a frame. The work of `fences`, one at most, may still go on. The session's lock is held.
 
-        One of a queue that nobody has any more (`alone`), and that is not settled, is acknowledged when the next is
-        asked for. It goes back to the queue if none is.
+        `alone` says that the program has dropped the frame. If the frame is of a queue and not settled, the next call
+        for a frame acknowledges it, as with ``ack="auto"``. If no such call comes, it goes back to the queue.
         """
         if alone and self.goes_back(grant):
             if self.auto and not self.left and self.session.ended is None:
@@ -320,7 +322,7 @@ class Consumer(Membership):
         if frame is not None:
             number = frame.number
             if not settled and number in self._given:
-                self._settle(number, back=back)  # it is in hand twice: which one ends has to be said
+                self._settle(number, back=back)  # the frame is in hand twice: settle the one that ends
             self.session.timelines.unpin(grant.wt)
             self._let_go(number, fences, back=back and self.queue)
             if number in self._given and all(other.number != number for other in self._frames.values()):
@@ -331,7 +333,7 @@ class Consumer(Membership):
             self.session.disown(grant, fences)
 
     def end_lone(self, number: int, fences: tuple[Fence, ...] = (), *, back: bool) -> None:
-        """Let go of a frame that has no grant; never waits."""
+        """Let go of a frame that has no grant. Never waits."""
         if number in self._given:
             self._settle(number, back=back)
         self._let_go(number, fences, back=back)
@@ -354,14 +356,14 @@ class Consumer(Membership):
         return result
 
     def _end_after(self, number: int, word: int, value: int, *, back: bool) -> None:
-        """Let go of a frame once the fence is reached that its own would take the place of."""
+        """Wait until the earlier fence is reached that a frame's fence would overwrite, and let go of the frame."""
         before, own = self._fences.get(number & (self._slots - 1)), self.session.timelines.own
         while before is not None and own is not None and not own.page.wait(*before, 1.0):
             pass
         self._end_native(number, word, value, back=back, settled=True)
 
     def _drop_early(self) -> None:
-        # The thread that was about to take one drops it as well.
+        # A thread that is taking a frame calls this, too.
         while True:
             try:
                 got = self.early.popleft()
@@ -373,21 +375,21 @@ class Consumer(Membership):
     # The end
 
     def lose(self, error: PoolbridgeError | None) -> None:
-        """Note that no frame will come any more, and why; None: the channel was closed, or nobody wants one."""
+        """Note that no frame will come any more; `error` says why, None: channel or subscription was closed."""
         if not self.ended:
             self.error = error
             self.ended = True
         self._tell()
 
     def leave(self) -> None:
-        """Take no more; what is in hand stays so. The session's lock is held."""
+        """Take no more frames. Frames in hand stay usable. The session's lock is held."""
         if self.left:
             return
         self.lose(None)
         self.native.leave()
         for block in self.session.core.blocks:
             self.native.forget(block)
-        # From here on the last frame that goes closes the native end, in whichever thread.
+        # From here on the thread that lets go of the last frame closes the native consumer.
         self.left = True
         self._drop_early()
         if not self.native.in_hand:
@@ -395,7 +397,7 @@ class Consumer(Membership):
         self.decide(back=True)
 
     def end(self) -> None:
-        """See `Membership.end`; what is not settled goes back to a queue."""
+        """See `Membership.end`. Frames of a queue that are not settled go back to it."""
         error = self.session.ended or ClientClosedError("the client is closed")
         self.lose(type(error)(*error.args))
         self.decide(back=True)
@@ -404,7 +406,7 @@ class Consumer(Membership):
 
 
 def consume(session: Session, channel: Channel, *, credit: int, oldest: bool, full: str, auto: bool) -> Flow[Consumer]:
-    """Take part in a channel as a consumer."""
+    """Join a channel as a consumer."""
     consumer: Consumer = yield from join(
         session,
         channel,
@@ -423,7 +425,7 @@ def consume(session: Session, channel: Channel, *, credit: int, oldest: bool, fu
 
 
 def receive(consumer: Consumer, seconds: float | None, spin: float) -> Flow[_native.Frame | None]:
-    """Take the next frame once it is there; None if none will come any more."""
+    """Wait for the next frame and take it; None if no frame will come any more."""
     session, condition = consumer.session, NATIVE.Condition
     deadline = None if seconds is None else time.monotonic() + seconds
     while True:
@@ -453,14 +455,14 @@ def receive(consumer: Consumer, seconds: float | None, spin: float) -> Flow[_nat
 
 
 def _end_or_fail(consumer: Consumer, got: Any) -> Flow[None]:
-    """Do what has to be done where there is no frame."""
+    """Handle a result of `take` that is no frame: note the end, or raise its error."""
     condition = NATIVE.Condition
     if got is condition.END:
         consumer.lose(None)
     elif got is condition.DESTROYED:
         consumer.lose(consumer.destroyed())
     elif got is condition.FAILED:
-        raise consumer.report(consumer.native.failed, "what its producer says of it is no frame")
+        raise consumer.report(consumer.native.failed, "its producer's description of it is inconsistent")
     elif got is condition.HANDS_FULL:
         raise PoolLimitError(
             f"256 frames of channel {consumer.channel.nm!r} are in hand: drop or release some of them and their arrays"
@@ -470,12 +472,12 @@ def _end_or_fail(consumer: Consumer, got: Any) -> Flow[None]:
 
 
 def claim(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
-    """Make a lease state of a frame that was taken.
+    """Make the lease state for a frame that was taken.
 
     Raises
     ------
     ProducerDiedError
-        Its content is known to be incomplete.
+        The content is known to be incomplete.
     """
     session, grant = consumer.session, consumer.grant(frame)
     state = held(session, grant, consumer) or (yield from take(session, grant, consumer))

@@ -1,7 +1,7 @@
-"""The protocol without I/O: requests become packets, packets become answers.
+"""The protocol without I/O: makes packets of requests, and replies and notices of packets.
 
-A `Core` is what one session knows: requests that wait, pools, blocks and their exports. It neither reads nor writes;
-the blocking and the asyncio client both carry its packets. It is not thread-safe: its session locks around it.
+A `Core` has the protocol's state of one session: requests that wait, pools, blocks and their exports. It does no I/O;
+the blocking and the asyncio client send and receive its packets. It is not thread-safe: its session locks around it.
 """
 
 from __future__ import annotations
@@ -50,43 +50,43 @@ from poolbridge._wire.packet import check, decode, encode
 from poolbridge._wire.transport import Descriptors
 
 _LAST_NUMBER: Final = 2**32 - 1
-# How many requests are remembered after their replies.
+# How many requests are remembered after their replies, in case a second reply comes.
 _REMEMBERED: Final = 64
-# What the session has to hear of.
+# Notices that the core passes on to the session.
 _NEWS: Final[dict[str, type[Failed | Forget | Wanted]]] = {
     "failed": Failed, "forget": Forget, "wanted": Wanted,
 }  # fmt: skip
-# Descriptors that a member of a channel gets: the roster, the sequencer and its own file.
+# How many descriptors a new member of a channel gets: for the roster, the sequencer and its own file.
 _SEAT_FILES: Final = 3
 
 
 class Core:
-    """The state of one session.
+    """The protocol's state of one session.
 
     Attributes
     ----------
     epoch
-        Identifies one life of the service; 16 bytes, empty before the hello.
+        The id of one life of the service, 16 bytes; empty before the reply to the hello.
     session_id, service_pid
-        As the service says.
+        The session's id and the service's process id, as the service says.
     features
-        Named by both sides.
+        The features that client and service both have.
     pools, blocks
-        What the service sent exports of, by id.
+        The pools and blocks whose exports the service sent, by id.
     outbox
         Packets to send, in order.
     goodbye
-        Why the service is about to close the connection, if it has said so.
+        The service's notice that it will close the connection; None if none came.
     pages
-        Descriptors of timelines that came and were not mapped yet.
+        Descriptors of timelines that are not mapped yet, by timeline id.
     seats
-        Descriptors of members that have joined and are not set up yet, by the number of the request.
+        Descriptors for members that have joined and are not set up yet, by the number of the request.
     members
-        The members of channels that this session has.
+        This session's members of channels.
     waiters
-        What threads wait for that comes with a notice.
+        Waits for conditions that a notice can make true.
     news
-        What the session has to hear of.
+        Notices for the session, which takes them out.
     """
 
     def __init__(self) -> None:
@@ -105,18 +105,18 @@ class Core:
         self.news: list[Failed | Forget | Wanted] = []
         self._calls: dict[int, Call] = {}
         self._number = 0
-        self._all_issued = False  # every number there is, once
+        self._all_issued = False  # whether every request number was used once
         self._answered: deque[tuple[Any, type[Reply]]] = deque(maxlen=_REMEMBERED)
 
     # Out
 
     def start(self, request: Request, reply_type: type[Reply], on_done: Callable[[], object]) -> Call:
-        """Put a request into the outbox that wants a reply.
+        """Put a request that has a reply into the outbox.
 
         Raises
         ------
         ProtocolError
-            The request does not fit into a packet; nothing was begun.
+            The request does not fit into a packet. The core is unchanged.
         """
         number = request.q = self._next_number()
         packet = encode(request)
@@ -125,11 +125,11 @@ class Core:
         return call
 
     def tell(self, request: Request) -> None:
-        """Put a request into the outbox that wants no reply."""
+        """Put a request without a reply into the outbox."""
         self.outbox.append(encode(request))
 
     def abandon(self, call: Call) -> None:
-        """Stop waiting for a reply; whatever it still grants is given back when it comes."""
+        """Stop waiting for a reply. A lease or a membership that the reply grants is given up when it comes."""
         if not call.done and not call.abandoned:
             call.abandoned = True
             self.tell(Cancel(rq=call.number))
@@ -140,31 +140,31 @@ class Core:
             self._unjoin(call)
 
     def _unjoin(self, call: Call) -> None:
-        """Give up a seat that nobody takes."""
+        """Leave a channel whose membership came too late."""
         descriptors = self.seats.pop(call.number, None)
         if descriptors is not None and isinstance(call.reply, JoinReply):
             descriptors.close()
             self.tell(Leave(ch=call.request.ch, mb=call.reply.mb))
 
     def forsake(self, request: Request) -> None:
-        """Stop waiting for the reply to a request whose `start` was interrupted, if it came so far."""
+        """Stop waiting for the reply to a request whose `start` was interrupted, if the request was started."""
         call = self._calls.get(request.q)
         if call is not None and call.request is request:
             self.abandon(call)
 
     def release(self, grant: Grant, fences: tuple[Fence, ...] = (), *, failed: bool) -> SessionBlock | None:
-        """End a lease.
+        """Tell the service that a lease ends.
 
         Returns
         -------
         SessionBlock or None
-            The block, if the service wants it back and this was its last lease.
+            The lease's block, if the service has recalled it and this was the last lease on it.
         """
         self.tell(Release(l=grant.id, fl=failed, dt=fences))
         return self.forget(grant, fences)
 
     def forget(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> SessionBlock | None:
-        """Note that a lease has ended, and when the work on its block is done; give what `release` gives."""
+        """Note that a lease has ended, and the fences of the work on its block; return as `release` does."""
         block = self.blocks.get(grant.bl)
         if block is None:
             return None
@@ -174,7 +174,7 @@ class Core:
         return block if block.recalled and not block.leases else None
 
     def drop(self, block: SessionBlock) -> None:
-        """Forget a block whose mapping is gone, and say so."""
+        """Forget a block that was unmapped, and tell the service."""
         if self.blocks.pop(block.id, None) is not None:
             block.descriptors.close()
             self.tell(Dropped(bl=(block.id,)))
@@ -190,17 +190,17 @@ class Core:
     # In
 
     def receive(self, data: bytes, descriptors: Descriptors) -> list[SessionBlock]:
-        """Take one packet from the service; descriptors that nobody needs are closed.
+        """Process one packet from the service. Descriptors that are not needed are closed.
 
         Returns
         -------
         list of SessionBlock
-            Blocks that the service wants back and that no lease of this session needs: unmap and `drop` them.
+            Blocks that the service recalls and that no lease of this session needs: unmap and `drop` them.
 
         Raises
         ------
         ProtocolError
-            The packet is malformed or out of turn; the session cannot go on.
+            The packet is malformed or came out of turn. The session cannot go on.
         """
         try:
             idle = [] if self._expected(data, descriptors) else self._look(data, descriptors)
@@ -211,21 +211,21 @@ class Core:
             descriptors.close()
 
     def _expected(self, data: bytes, descriptors: Descriptors) -> bool:
-        """Take a packet that is what nearly all are: the good answer to a request, beginning with its number."""
+        """Process the most common packet: a successful reply that begins with its request's number. Else False."""
         call = self._calls.get(_first_number(data))
         if call is None:
             return False
         try:
             reply = decode(data, call.reply_type)
         except ProtocolError:
-            return False  # an error, or malformed: to be looked at more closely
+            return False  # an error or a malformed packet: `_look` decides
         if reply.q != call.number or not isinstance(reply.e, UnsetType):
             return False
         self._answer(call, reply, descriptors)
         return True
 
     def _look(self, data: bytes, descriptors: Descriptors) -> list[SessionBlock]:
-        # The envelope's keys only; the typed decoding that follows checks the packet as a whole.
+        # Decode only the envelope's keys. The typed decoding that follows checks the whole packet.
         envelope = decode(data, Envelope, checked=True)
         idle: list[SessionBlock] = []
         if envelope.q:
@@ -236,7 +236,7 @@ class Core:
             check(data)
             if isinstance(envelope.e, UnsetType):
                 raise ProtocolError("a packet is neither a reply nor a notice")
-            # Said before the connection is closed: an error that belongs to no request.
+            # An error without a request: the service sends it before it closes the connection.
             raise _errors.from_wire(envelope.e.c, envelope.e.m)
         return idle
 
@@ -264,7 +264,7 @@ class Core:
         return []
 
     def _member(self, member: Member, descriptors: Descriptors) -> None:
-        """Give the file of a member to those of the other role that this session has in its channel."""
+        """Pass the file of a new member of a channel to this session's members of the other role in that channel."""
         _, own = _claim(member.x, descriptors)
         fd = own.one()
         try:
@@ -276,7 +276,7 @@ class Core:
         self.tell_waiters()
 
     def tell_waiters(self) -> None:
-        """Have threads that wait for what comes with notices look again."""
+        """Wake the threads that wait for notices, so that they check their conditions again."""
         for waiter in list(self.waiters):
             waiter.tell()
 
@@ -298,7 +298,7 @@ class Core:
             self._answer(call, decode(data, call.reply_type), descriptors)
 
     def _take_unawaited(self, envelope: Envelope, data: bytes, descriptors: Descriptors) -> None:
-        """Take a reply that nobody waits for: what was interrupted while it sent may have sent its request twice."""
+        """Process a reply for which no call waits. A request whose sending was interrupted may have been sent twice."""
         asked = next((one for one in self._answered if one[0].q == envelope.q), None)
         if asked is None or not isinstance(envelope.e, UnsetType):
             decode(data, Reply)
@@ -358,7 +358,7 @@ class Core:
             self.seats[reply.q] = own
             return
         id_ = call.request.bl
-        # Another member may still wait for it: what is dropped now would be gone when that one has its reply.
+        # Another member may still wait for this block. If it were dropped now, that member would not find it.
         channels = {
             one.request.ch for one in self._calls.values() if isinstance(one.request, Map) and one.request.bl == id_
         }
@@ -366,7 +366,7 @@ class Core:
         if id_ not in self.blocks and pool:
             self.blocks[id_] = SessionBlock(id_, pool, reply.bs, export, own, generation=reply.ge)
             return
-        own.close()  # another thread has asked as well, or the member that asked has left
+        own.close()  # another thread has asked for the block too, or the member that asked has left
         if id_ not in self.blocks:
             self.tell(Dropped(bl=(id_,)))
 
@@ -388,17 +388,17 @@ class Core:
     # The end
 
     def lose(self, error: PoolbridgeError) -> None:
-        """Fail every request that waits: the connection is gone."""
+        """Fail every request that waits, because the connection is gone."""
         calls, self._calls = list(self._calls.values()), {}
         self.outbox.clear()
         for call in calls:
-            # Each its own: an exception that is raised in two threads mixes up their tracebacks.
+            # Each call gets an exception of its own: one that is raised in two threads mixes up their tracebacks.
             call.error = type(error)(*error.args)
             call.on_done()
         self.tell_waiters()
 
     def close_descriptors(self) -> None:
-        """Close the descriptors of exports that were never mapped."""
+        """Close the descriptors of exports that were not mapped."""
         for pool in self.pools.values():
             pool.descriptors.close()
         for block in self.blocks.values():
@@ -410,7 +410,7 @@ class Core:
 
 
 def _first_number(data: bytes) -> int:
-    """Read the request number that a canonical reply begins with; 0 if there is none at that place."""
+    """Read the request number at the beginning of a canonical reply; 0 if there is none."""
     if data[1:3] != b"\xa1q" or len(data) < 8:
         return 0
     first = data[3]
@@ -424,7 +424,7 @@ def _first_number(data: bytes) -> int:
 
 
 def _claim(export: Export | UnsetType, descriptors: Descriptors) -> tuple[bytes, Descriptors]:
-    """Take an export's own descriptors out of its packet's."""
+    """Take an export's descriptors out of those of its packet; return its data and its descriptors."""
     if isinstance(export, UnsetType):
         return b"", Descriptors()
     if export.f > len(descriptors):

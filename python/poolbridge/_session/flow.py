@@ -1,7 +1,7 @@
-"""Flows: what is written once for the blocking and for the asyncio client, as generators.
+"""Flows: operations as generators, written once for the blocking and for the asyncio client.
 
-A flow yields what has to be waited for, such as an `Ask` of the service or a `Do` in this process, and is resumed with
-the result or the error; it returns the result of the whole. It never waits itself.
+A flow never waits itself. It yields a step that may wait, such as an `Ask` of the service or a `Do` in this process.
+The client runs the step and resumes the flow with the step's result or error. The flow returns the operation's result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
 @dataclass(slots=True)
 class Ask:
-    """Send a request and wait for its reply; `wait` is how many seconds the service itself may take, None: any."""
+    """Send a request and wait for its reply.
+
+    `wait` is the seconds that the request itself may wait at the service; None: no limit.
+    """
 
     request: Request
     reply_type: type[Reply]
@@ -31,14 +34,14 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Do:
-    """Do something in this process that may wait for a driver."""
+    """Call `work` in this process. It may wait for a driver."""
 
     work: Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Hear:
-    """Receive packets until a waiter is told, for so many seconds; None: without limit. Gives whether it was."""
+    """Receive packets until a waiter is done, for `seconds` at most; None: no limit. The result: whether it is done."""
 
     waiter: Waiter
     seconds: float | None
@@ -46,9 +49,9 @@ class Hear:
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """Do something in this process that may take as long as it is told, in seconds; None: without limit.
+    """Call `work` in this process with the seconds for which it may wait; None: no limit.
 
-    It may be told less, and is then asked for again.
+    The client may pass fewer seconds; the flow then yields the step again.
     """
 
     work: Callable[[float | None], Any]
@@ -59,20 +62,20 @@ Flow = Generator[Ask | Do | Hear | Sleep, Any, _T]
 
 
 class Run(Protocol):
-    """Carries a flow to its end, waiting where it has to; as a method of a client it keeps that client alive."""
+    """Runs a flow to its end. It is a method of a client, and keeps that client alive."""
 
     def __call__(self, flow: Flow[_T], /) -> _T:
-        """Give the flow's result."""
+        """Return the flow's result."""
 
 
 class AsyncRun(Protocol):
-    """As `Run`, in an event loop."""
+    """Runs a flow to its end in an event loop; see `Run`."""
 
     async def __call__(self, flow: Flow[_T], /) -> _T:
-        """Give the flow's result."""
+        """Return the flow's result."""
 
 
 def ask(request: Request, reply_type: type[_ReplyT], wait: float | None = 0.0) -> Flow[_ReplyT]:
-    """Ask for something and give the reply."""
+    """Send a request and return the reply; see `Ask`."""
     reply = yield Ask(request, reply_type, wait)
     return cast("_ReplyT", reply)

@@ -1,4 +1,4 @@
-"""Makes lease states of what the service grants: opens the pool, maps the block and the timelines of its fences."""
+"""Makes the lease state for a grant of the service: opens the pool, and maps the block and the fences' timelines."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ if TYPE_CHECKING:
 
 
 def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> LeaseState | None:
-    """Make the lease state for a grant whose pool is open and whose block is mapped, which nearly all are.
+    """Make the lease state for a grant whose pool is open and whose block and timelines are mapped; else None.
+
+    That is the common case. In the other cases the caller uses `take`.
 
     Parameters
     ----------
     session
-        Whose lease it is.
+        The session that has the lease.
     grant
-        What the service granted, or what stands for the lease of a frame.
+        The grant of the service, or the grant that the consumer made for a frame.
     consumer
-        Whose frame it is, if it is a frame's.
+        The consumer of the frame; None if the lease is not a frame's.
     """
     try:
         if consumer is not None and not consumer.count(grant):
@@ -72,7 +74,7 @@ def take(session: Session, grant: Grant, consumer: Consumer | None = None) -> Fl
 
 
 def know_timeline(session: Session, timeline: int) -> Flow[None]:
-    """Ask for a timeline's page and map it; 0: for the session's own."""
+    """Ask the service for a timeline's page and map it; 0 stands for the session's own timeline."""
     try:
         reply = yield from ask(Timeline(tl=timeline), TimelineReply)
     except (NotFoundError, StaleError):

@@ -1,4 +1,4 @@
-"""What a session knows of a lease. It lives as long as the lease or any array made from it."""
+"""The state of a lease. It lives as long as the lease object or any array made from it."""
 
 from __future__ import annotations
 
@@ -24,28 +24,29 @@ if TYPE_CHECKING:
 
 
 class LeaseState:
-    """What a session knows of its lease on one buffer.
+    """The state of a session's lease on one buffer.
 
-    Arrays reach it through their `Token`, the user through a lease. When all of them are gone it ends by itself.
+    Arrays refer to it through their `Token`, the user through a lease object. When all of them are gone, the lease ends
+    by itself.
 
     Parameters
     ----------
     session
-        Whose lease it is.
+        The session that has the lease.
     grant
-        What the service granted.
+        The grant of the service, or the grant that the consumer made for a frame.
     pool
-        The pool that the buffer is in.
+        The buffer's pool.
     memory
-        The block, mapped.
+        The mapped block.
     description
-        What the buffer holds.
+        The tensor in the buffer.
     consumer
-        Whose frame it is, if it is a frame's.
+        The consumer of the frame; None if the lease is not a frame's.
     """
 
-    released = True  # until everything is in place
-    sent = False
+    released = True  # until the constructor is done
+    sent = False  # whether the lease was given away, and this state only keeps the block mapped
 
     def __init__(
         self,
@@ -68,18 +69,21 @@ class LeaseState:
         self.written: dict[int, ref[np.ndarray[Any, Any]]] = {}
         self.unaccounted = False
         self.failed = False
-        # What has to be waited for, the streams that used the memory, and whether others did that nobody named.
+        # The fences that have to be reached before the memory is used.
         self.fences = grant.wt
-        # The event that came with the content; `alone`: no fence says the same, and it must be waited for.
+        # The event that came with the content. `alone`: there is no fence instead, so the event must be waited for.
         self.event: Event | None = None
         self.alone = grant.eo
+        # The streams that used the memory. `unordered`: unknown streams may have used it, too. `named`: the user has
+        # named streams, and thereby says that no unknown stream uses it.
         self.streams: dict[StreamKey, None] | None = None
         self.unordered = False
         self.named = False
-        # What stands for the content, where this process completes it later by itself.
+        # The fence of the promise, if this process has promised the content.
         self.promise: Fence | None = None
+        # Whether it is known that the writer died before the content was complete.
         self.lost = bool(session.lost) and grant.bf in session.lost
-        # Whether it came of an allocation: nobody else can have a lease or a name of the buffer.
+        # Whether the lease came from an allocation: then no other lease and no name of the buffer can exist.
         self.allocated = False
         self.consumer = consumer
         session.lease_states[grant.id] = ref(self)
@@ -87,21 +91,23 @@ class LeaseState:
 
     @property
     def title(self) -> str:
-        """What it is to people: frames come without a lease of the service."""
+        """The lease's name in error texts. A frame has no lease of the service, and so no lease id."""
         return f"lease {self.grant.id}" if self.grant.id > 0 else "the lease of this frame"
 
     @property
     def single(self) -> bool:
-        """Whether one fence has to say when all work on the memory is done."""
+        """Whether a single fence has to stand for all work on the memory, as for frames."""
         return self.consumer is not None
 
     def check_usable(self) -> None:
-        """Raise if the lease has ended, or this is another process.
+        """Raise if no array may be made from the lease.
 
         Raises
         ------
-        LeaseReleasedError, ForkError
-            Nothing may be made from the lease.
+        LeaseReleasedError
+            The lease has ended.
+        ForkError
+            This is a forked child.
         """
         if self.released:
             raise self.is_released()
@@ -109,23 +115,23 @@ class LeaseState:
             self.session.check_usable()
 
     def is_released(self) -> LeaseReleasedError:
-        """Make the error of who uses the lease after its end."""
+        """Make the error for a use of the lease after its end."""
         what = f"{self.description.element.name}{list(self.description.shape)}"
         return LeaseReleasedError(f"the lease of {what} in pool {self.pool.nm!r} has been released")
 
     def address(self, *, write: bool) -> int:
-        """Address of element [0, …, 0]."""
+        """Return the address of element [0, …, 0], in the writeable or in the read-only mapping."""
         return self.memory.address(write=write) + self.description.offset
 
     def array(self, *, write: bool | None = None, flagged: bool = True) -> np.ndarray[Any, Any]:
-        """Make a NumPy array that points at the elements and keeps the lease state; never read it for device memory.
+        """Make a NumPy array of the elements, which keeps the lease state alive. For device memory do not read it.
 
         Parameters
         ----------
         write
-            Whether it points at memory to write; left out: as the lease is.
+            Whether the array is of the writeable mapping; None: as the lease is.
         flagged
-            Whether memory to read is flagged as read-only.
+            Whether an array of the read-only mapping is flagged as read-only.
         """
         if write is None:
             write = self.write
@@ -141,7 +147,7 @@ class LeaseState:
         return np.asarray(token)
 
     def seal(self) -> None:
-        """Have the arrays in NumPy's hands refuse to be written: the content is complete, if it was not promised."""
+        """Make the NumPy arrays of the lease read-only, because the content is complete; not while it is promised."""
         if self.promise is not None:
             return
         written, self.written = self.written, {}
@@ -151,24 +157,24 @@ class LeaseState:
                 array.flags.writeable = False
 
     def release(self, *, failed: bool, force: bool = False) -> None:
-        """End the lease now; streams may go on with the memory.
+        """End the lease now. Streams may still work on the memory.
 
         Raises
         ------
         LeaseReleasedError
-            It has ended before.
+            The lease has ended already.
         LeaseInUseError
-            Arrays made from it are alive.
+            Arrays made from the lease are alive, or may be.
         """
         self.begin_release(force=force)
         _order.done(self, partial(self.session.release, self, failed=failed))
 
     def begin_release(self, *, force: bool = False) -> None:
-        """Take the decision to release; from here on the lease makes no more arrays."""
+        """Check that the lease can be released, and mark it so. From then on it makes no more arrays."""
         self.check_usable()
         if self.sent:
-            raise LeaseInUseError(f"{self.title} is the frame's whose array is being made: it ends by itself")
-        # First closed, then counted: an array that is being made at this moment either counts or fails.
+            raise LeaseInUseError(f"{self.title} is only for the array that wrap= makes, and ends by itself")
+        # First mark, then count: an array that another thread makes at this moment either is counted or fails.
         self.released = True
         if force:
             return
@@ -183,17 +189,17 @@ class LeaseState:
             self.released = False
             raise LeaseInUseError(
                 f"{self.title} was read through __cuda_array_interface__, whose arrays cannot be counted: "
-                "drop the lease and its arrays and it ends by itself, or say release(force=True) once none is used; "
-                "arrays made by DLPack, or of lease.view(), are counted"
+                "drop the lease and its arrays, and it ends by itself; or call release(force=True) when no array is "
+                "used any more. Arrays made by DLPack or from lease.view() are counted"
             )
 
     def end(self) -> None:
-        """End the lease without waiting: what has to be waited for is waited for elsewhere."""
+        """End the lease without waiting. If the release has to wait for the device, that happens in the background."""
         self.released = True
         self.session.let_go(self, failed=self.failed)
 
     def ended_twin(self) -> LeaseState:
-        """Make a copy that tells the same and has ended; the lease lives on for as long as others hold it."""
+        """Make a copy that has ended, for a frame object that was passed. Arrays and leases keep this state alive."""
         twin = self._twin()
         twin.released = True
         return twin
@@ -204,15 +210,15 @@ class LeaseState:
         return twin
 
     def lender(self) -> LeaseState:
-        """Make a copy for an array that outlives the lease: it only keeps the block mapped; see `Session.lend`."""
+        """Make a copy for an array that outlives the lease, which only keeps the block mapped; see `Session.lend`."""
         twin = self._twin()
         twin.tokens, twin.fences, twin.streams, twin.consumer = set(), (), None, None
         return twin
 
     def unused_after(self, error: BaseException, *, failed: bool) -> bool:
-        """Whether it can end while `error` passes: arrays in its frames may still need the memory.
+        """Whether the lease can end while the exception `error` passes: the exception's stack may refer to arrays.
 
-        If not, it ends by itself, and then as `failed` says.
+        If it cannot, it ends by itself when the arrays are gone, as `failed` says.
         """
         if self.tokens or self.unaccounted:
             error.add_note(f"{self.title} ends when the arrays made from it are gone")
@@ -226,7 +232,7 @@ class LeaseState:
             try:
                 self.release(failed=self.consumer is not None and self.consumer.goes_back(self.grant))
             except LeaseReleasedError:
-                pass  # another thread has ended it in this moment
+                pass  # another thread has ended it at this moment
 
     def __del__(self) -> None:
         if (self.released and not self.sent) or sys.is_finalizing():
@@ -236,7 +242,7 @@ class LeaseState:
 
 
 class Token:
-    """Stands for one array, and keeps the lease state while that array, or anything made of it, is alive."""
+    """Represents one array of a lease. The array refers to it, and it keeps the lease state alive."""
 
     __slots__ = ("__array_interface__", "_lease_state", "owner")
 
@@ -244,7 +250,7 @@ class Token:
         self.__array_interface__: dict[str, Any] = {}
         self._lease_state = state
         self.owner = owner
-        # First counted, then checked: see LeaseState.begin_release.
+        # First count, then check: see LeaseState.begin_release.
         state.tokens.add(id(self))
         state.check_usable()
 
@@ -252,5 +258,5 @@ class Token:
         try:
             state = self._lease_state
         except AttributeError:
-            return  # it was not made
+            return  # the constructor failed
         state.tokens.discard(id(self))

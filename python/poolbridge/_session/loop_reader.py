@@ -1,4 +1,4 @@
-"""Moves the packets of an asyncio client, on its event loop."""
+"""Sends and receives the packets of an asyncio client, on its event loop."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
-# How often the socket is read before the event loop goes on.
+# How many packets are read in one turn of the event loop.
 _MOST_READS = 64
 
 
 class LoopReader:
-    """The reading and the waiting of one asyncio client.
+    """Receives the packets of one asyncio client and waits for replies.
 
     Parameters
     ----------
     session
-        The session to carry.
+        The client's session.
     loop
-        The running loop.
+        The running event loop.
 
     Attributes
     ----------
     loop
-        The loop.
+        The event loop.
     """
 
     def __init__(self, session: Session, loop: asyncio.AbstractEventLoop) -> None:
@@ -50,7 +50,7 @@ class LoopReader:
     async def call(self, request: Request, reply_type: type[_ReplyT], seconds: float | None) -> _ReplyT:
         """Send a request and wait for its reply; see `SocketReader.call`.
 
-        When the waiting is cancelled, so is the request, and what it still grants is given back.
+        If the wait is cancelled, the request is cancelled too, and a lease that it still grants is released.
         """
         done = asyncio.Event()
         call = self._session.ask(request, reply_type, done.set)
@@ -61,7 +61,7 @@ class LoopReader:
                     async with asyncio.timeout(seconds):
                         await done.wait()
                 except TimeoutError:
-                    if call.working:  # the service says so again and again
+                    if call.working:  # the service repeats this while it works on the request
                         seconds = self._session.patience
                     elif not call.done:
                         message = "the service did not answer in time: it is stopped, or overloaded"
@@ -72,7 +72,7 @@ class LoopReader:
         return cast("_ReplyT", call.result())
 
     async def wait(self, waiter: Waiter, seconds: float | None) -> bool:
-        """Wait until a waiter is told; False if `seconds` passed before."""
+        """Wait until a waiter is done; False if `seconds` passed before."""
         if not waiter.done:
             ready = asyncio.Event()
             waiter.on_done = ready.set
@@ -91,11 +91,11 @@ class LoopReader:
                 if self._session.ended is not None or not self._session.receive():
                     break
             else:
-                self._soon(self._readable)  # others have their turn before
+                self._soon(self._readable)  # read on after other callbacks of the loop had their turn
         except PoolbridgeError:
-            pass  # every call has failed with it, and the next one will
+            pass  # the session has ended: every call has failed with this error, and the next one will
         except BaseException:
-            self._soon(self._readable)  # a signal's handler raised: nobody else reads what has come
+            self._soon(self._readable)  # a signal handler raised: read the remaining packets later
             raise
         if self._session.ended is not None:
             self.stop()
@@ -117,7 +117,7 @@ class LoopReader:
     def background(self, work: Callable[[], None]) -> None:
         """See `Driver`."""
         if not self._soon(partial(self._in_executor, work)):
-            # Not here: this may be a finaliser in a thread that holds the very lock which the work waits for.
+            # Not in this thread: this may be a finaliser, in a thread that holds the lock for which the work waits.
             threading.Thread(target=self._in_thread, args=(work,), name="poolbridge-background", daemon=True).start()
 
     def _in_executor(self, work: Callable[[], None]) -> None:
@@ -129,11 +129,11 @@ class LoopReader:
             self.stop()
 
     def _soon(self, callback: Callable[[], None]) -> bool:
-        """Have the loop call something; False if it never will."""
+        """Schedule a callback on the loop, from any thread. False if the loop is closed."""
         try:
             self.loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            return False  # the loop is closed
+            return False
         return True
 
     def stop(self) -> None:
@@ -151,4 +151,4 @@ def _quietly(work: Callable[[], None]) -> None:
     try:
         work()
     except PoolbridgeError:
-        pass  # the lease behind it has ended with the connection
+        pass  # the lease has ended with the connection

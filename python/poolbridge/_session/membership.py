@@ -1,4 +1,4 @@
-"""Members of channels: how a session joins one, and whom its members know."""
+"""Members of channels: the common part of producers and consumers, and how a session joins a channel."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from poolbridge._wire.transport import Descriptors
 
 FEATURE = "channels"
-# How long the end of a session may take to be heard of here, once the service has ended what its members do.
+# Seconds to wait for the end of the session to arrive, after the service has evicted one of its members.
 _END_SECONDS = 1.0
 
 
 def load_native() -> Any:
-    """Give the native module, or None where poolbridge is installed without it."""
+    """Import the native module; None if poolbridge is installed without it."""
     try:
         return importlib.import_module("poolbridge._native")
     except ImportError:
@@ -37,25 +37,25 @@ NATIVE = load_native()
 
 
 class Membership(ABC):
-    """What a producer and a consumer of a session have in common.
+    """The common part of `Producer` and `Consumer`: a session's member of a channel.
 
     Parameters
     ----------
     session
-        The session that the member is of.
+        The member's session.
     channel
-        What it takes part in.
+        The channel.
     role
         ``"producer"`` or ``"consumer"``.
     native
-        Its end of the shared memory.
+        The native producer or consumer.
     member
-        Its id.
+        The member's id.
 
     Attributes
     ----------
     known
-        The members of the other role whose files it has: the id by slot.
+        The members of the other role whose files this member has mapped: the member id by slot.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class Membership(ABC):
         self.native = native
 
     def meet(self, slot: int, member: int, fd: int) -> None:
-        """Map the file of a member of the other role, unless it or a newer one is known. The session's lock is held."""
+        """Map the file of a member of the other role, unless it or a newer one is mapped. The lock is held."""
         if member <= self.known.get(slot, 0):
             return
         try:
             self._add(slot, member, fd)
         except ClosedError:
-            return  # it takes no part any more
+            return  # this member has left the channel
         self.known[slot] = member
 
     @abstractmethod
@@ -83,34 +83,34 @@ class Membership(ABC):
         """Map the file of a member of the other role."""
 
     def forget(self, block: int) -> None:  # noqa: B027 - a producer keeps nothing
-        """Keep nothing for a block any more: the service wants it back. The session's lock is held."""
+        """Drop what is kept for a block, because the service recalls it. The session's lock is held."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Take no part any more, as far as the shared memory goes. The session's lock is held."""
+        """Leave the channel in shared memory; the caller tells the service. The session's lock is held."""
 
     def end(self) -> None:
-        """Do as `leave` because the session has ended, and tell those who wait."""
+        """Leave because the session has ended, and wake the threads that wait."""
         self.leave()
 
     def knows(self) -> Callable[[], bool]:
-        """Give what says whether the member is known whose file was needed last."""
+        """Return a function that says whether the member is known whose file was missing last."""
         slot, member = self.native.unknown
         return lambda: self.known.get(slot, 0) >= member
 
     def evicted(self) -> Flow[None]:
-        """Raise the error of a member that the service has put out, which does so when the session ends."""
+        """Raise the error of a member that the service has evicted, which it does when a session ends."""
         yield from hear(self.session, lambda: False, _END_SECONDS)
         self.session.check_usable()
         raise ConnectionLostError(f"the service has ended this client's part in channel {self.channel.nm!r}")
 
     def destroyed(self) -> ClosedError:
-        """Make the error of a channel whose pool was destroyed."""
+        """Make the error of a channel that is gone."""
         return ClosedError(f"channel {self.channel.nm!r} is gone: it was closed, or its pool was destroyed")
 
 
 def hear(session: Session, ready: Callable[[], bool], seconds: float | None) -> Flow[bool]:
-    """Receive packets until something is there that a notice brings; False if `seconds` passed before."""
+    """Receive packets until `ready` returns True; False if `seconds` passed before."""
     waiter = Waiter(ready)
     session.core.waiters.append(waiter)
     try:
@@ -127,7 +127,7 @@ def check_able(session: Session) -> None:
     Raises
     ------
     UnavailableError
-        One of them has not; the message says what is missing and what to do.
+        Something is missing; the message says what it is and what to do.
     """
     if FEATURE in session.core.features:
         return
@@ -137,8 +137,8 @@ def check_able(session: Session) -> None:
             "platform, or build poolbridge where there is a C compiler"
         )
     raise UnavailableError(
-        "this service has no channels: its kernel cannot seal files against later writers, which takes Linux 5.1, or "
-        "the service is older than channels are: update that"
+        "this service has no channels: its kernel cannot seal files against later writers, which needs Linux 5.1, or "
+        "the service is too old: update the kernel or the service"
     )
 
 
@@ -154,16 +154,18 @@ def join(
     oldest: bool = False,
     full: str = "",
 ) -> Flow[_M]:
-    """Take part in a channel.
+    """Join a channel and return the member.
 
     Parameters
     ----------
-    session, channel, role
-        Who takes part in what, and as what.
+    session, channel
+        The session, and the channel that it joins.
+    role
+        ``"producer"`` or ``"consumer"``.
     make
-        Makes the member of its native end and its id.
+        Makes the member from the native producer or consumer and the member's id.
     oldest, full
-        Of a consumer; see `poolbridge._wire.messages.Join`.
+        For a consumer; see `poolbridge._wire.messages.Join`.
     """
     while session.timelines.own is None:
         yield from know_timeline(session, 0)

@@ -1,4 +1,4 @@
-"""Producers of channels: publishing frames, and the blocks that come back."""
+"""Producers of channels: publish frames, and take back the blocks that consumers are done with."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Channel
 
-# Descriptions of a stream are few; one that makes ever new ones does not keep them all.
+# How many packed descriptions a producer keeps. A stream normally has few different ones.
 _MOST_DESCRIPTIONS: Final = 256
 
 
@@ -33,9 +33,9 @@ class Producer(Membership):
     Attributes
     ----------
     loans
-        The leases that the channel has, by the block, each with what its next writer waits for besides.
+        The leases that the channel has, by block id, each with fences that its next writer has to wait for.
     over
-        Whether the channel was closed: once all leases are back, this producer leaves.
+        Whether the channel was closed. The producer leaves when all its leases have come back.
     """
 
     native: _native.Producer
@@ -52,7 +52,7 @@ class Producer(Membership):
         self.native.add_cursor(slot, member, fd)
 
     def describe(self, description: Description) -> tuple[int, bytes]:
-        """Give a description in the form of a track, and its id."""
+        """Return the id of a description and the description in the format of the track."""
         last = self._last
         if last[0] is description:
             return last[1]
@@ -69,7 +69,7 @@ class Producer(Membership):
         self.take_back(self._reclaim(0.0))
 
     def await_back(self, seconds: float | None) -> None:
-        """Wait until a block comes back, for so long at most, and take what came. The session's lock is not held."""
+        """Wait until a block comes back, for `seconds` at most, and take it. The session's lock is not held."""
         came = self._reclaim(seconds)
         with self.session.lock:
             self.take_back(came)
@@ -81,9 +81,9 @@ class Producer(Membership):
             return None
 
     def take_back(self, came: Any) -> None:
-        """Put blocks that came back where they are used again. The session's lock is held."""
+        """Take the result of the native `reclaim` and keep the leases of its blocks. The session's lock is held."""
         if not isinstance(came, list):
-            return  # a cursor that it does not know yet, or its part has ended
+            return  # the cursor of a consumer is missing yet, or this member has left
         for block, fences in came:
             spare = self.loans.pop(block, None)
             if spare is None:
@@ -94,14 +94,14 @@ class Producer(Membership):
             self.session.spares.came_back(spare)
 
     def has_in_flight(self, block: int) -> bool:
-        """Whether a block is in the channel, and has not come back."""
+        """Whether the channel has a block, which has not come back."""
         try:
             return any(one == block for _, one in self.native.in_flight)
         except (ClosedError, ForkError):
             return False
 
     def leave(self) -> None:
-        """Publish nothing any more; blocks that have not come back are not this client's to use. The lock is held."""
+        """Publish nothing any more, and give up the blocks that have not come back. The session's lock is held."""
         self.native.close()
         loans, self.loans = self.loans, {}
         for loan in loans.values():
@@ -109,7 +109,7 @@ class Producer(Membership):
 
 
 class Sending(ABC):
-    """One frame that is being published, perhaps by a thread that nobody waits for any more."""
+    """One frame that is being published. The thread that publishes it may go on after its caller was cancelled."""
 
     def __init__(self, producer: Producer) -> None:
         self.producer = producer
@@ -119,7 +119,7 @@ class Sending(ABC):
         self._given_up = False
 
     def attempt(self, seconds: float | None = 0.0) -> Any:
-        """Publish it, or give what came instead; see `poolbridge._native.Producer.publish`."""
+        """Try to publish the frame; the result is that of `poolbridge._native.Producer.publish`."""
         result: Any = None
         try:
             result = self._try(seconds)
@@ -130,7 +130,7 @@ class Sending(ABC):
         return result
 
     def wait(self, seconds: float | None) -> Any:
-        """Do as `attempt`, unless it was given up; it may be given up meanwhile."""
+        """Do `attempt`, unless the frame was given up. Another thread may call `give_up` meanwhile."""
         if not self._begin():
             return None
         try:
@@ -151,7 +151,7 @@ class Sending(ABC):
             self._end()
 
     def give_up(self) -> None:
-        """Want it no more: the lease is released unless the frame was published."""
+        """Give the frame up. Its lease is released, unless the frame was published."""
         with self._lock:
             self._given_up = True
             ends = not self._running and not self._sent
@@ -160,18 +160,18 @@ class Sending(ABC):
 
     @abstractmethod
     def _try(self, seconds: float | None) -> Any:
-        """Try to publish it."""
+        """Try to publish the frame."""
 
     def _note(self) -> None:  # noqa: B027 - there may be nothing to note
-        """Note that it was published."""
+        """Note that the frame was published."""
 
     @abstractmethod
     def _end(self) -> None:
-        """Release the lease: the frame was not published."""
+        """Release the lease, because the frame was not published."""
 
 
 class _LeaseSending(Sending):
-    """The frame of a lease that a user has."""
+    """A frame that is published from a user's lease."""
 
     def __init__(
         self,
@@ -197,8 +197,10 @@ class _LeaseSending(Sending):
         id_, packed = self._described
         word, value = (0, 0) if fence is None else (fence.wd, fence.v)
         fences = () if fence is None else (fence,)
-        producer.loans[grant.bl] = Spare(state, fences)  # before: another thread may see it come back
-        # The channel takes over what keeps the block mapped, unless arrays of the lease do so, too.
+        # Before publishing, because another thread may see the block come back at once.
+        producer.loans[grant.bl] = Spare(state, fences)
+        # The lease counts once for its block. It counts for the channel now, so the block needs one more if arrays of
+        # the lease keep it mapped, too.
         self._apart = bool(state.tokens) or state.unaccounted or state.promise is not None
         if self._apart:
             state.session.own(grant)
@@ -220,7 +222,7 @@ class _LeaseSending(Sending):
 
 
 def producer_of(session: Session, channel: Channel) -> Flow[Producer]:
-    """Give the session's producer in a channel, which joins with its first frame."""
+    """Return the session's producer in a channel. The first call joins the channel."""
     while (producer := session.producers.get(channel.id)) is None:
         joined = threading.Event()
         other = session.joining.setdefault(channel.id, joined)
@@ -248,7 +250,7 @@ def send(
     event: bytes,
     timeout: float | None,
 ) -> Flow[int]:
-    """Publish a frame; give its number in the channel. The lease lives on if it was not published."""
+    """Publish a frame and return its number in the channel. If it was not published, the lease lives on."""
     sending = _LeaseSending(producer, state, description, fence=fence, texts=pack_meta(texts), event=event)
     state.released = True
     try:
@@ -263,7 +265,7 @@ def send(
 
 
 def deliver(sending: Sending, timeout: float | None) -> Flow[int]:
-    """Publish a frame, waiting for room where that is needed; give its number in the channel."""
+    """Wait for room if there is none, publish a frame and return its number in the channel."""
     producer = sending.producer
     session, channel, condition = producer.session, producer.channel, NATIVE.Condition
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -310,7 +312,7 @@ def _who(producer: Producer) -> str:
     return f"; member {behind[0]} of process {behind[1]} is behind"
 
 
-# The forms of a track
+# The formats of a track
 
 
 def _pack_description(description: Description) -> bytes:
@@ -321,7 +323,7 @@ def _pack_description(description: Description) -> bytes:
 
 
 def pack_meta(texts: Mapping[str, str]) -> bytes:
-    """Pack a frame's map, whose keys stand in the order of their bytes."""
+    """Pack the texts of a frame, which are sorted by the bytes of their keys."""
     if not texts:
         return b""
     parts = []

@@ -1,6 +1,6 @@
-"""A session: the protocol's state, the mappings that belong to it, and the leases that use them.
+"""A session: the protocol's state of one connection, its mappings, and its leases.
 
-The blocking and the asyncio client are both thin drivers around this; it never waits for the network itself.
+The blocking and the asyncio client each drive a session. The session never waits for the network itself.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ _PATIENCE = 10.0
 
 
 class Driver(Protocol):
-    """What carries a session: a thread, or an event loop."""
+    """Sends and receives a session's packets: `SocketReader` with threads, `LoopReader` in an event loop."""
 
     def want_write(self) -> None:
-        """Call `Session.flush` when the socket takes packets again; never waits."""
+        """Call `Session.flush` as soon as the socket takes packets again. Never waits."""
 
     def background(self, work: Callable[[], None]) -> None:
-        """Do work soon that may wait for a device, elsewhere; never waits, never raises."""
+        """Run work that may wait for a device in another thread, soon. Never waits, never raises."""
 
 
 class Session(SessionMembers):
-    """One connection and what belongs to it. Thread-safe.
+    """One connection, with its mappings and leases. Thread-safe.
 
     Parameters
     ----------
     transport
-        The connected socket; owned from now on.
+        The connected socket, which the session owns and closes.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -65,12 +65,12 @@ class Session(SessionMembers):
         self.patience = _PATIENCE
         self.lost: set[int] = set()
         self._kept: deque[tuple[int, int, object]] = deque()
-        self._fault: ProtocolError | None = None  # what the service did that sending found
+        self._fault: ProtocolError | None = None  # the error of the service that sending has found
         self.lease_states: dict[int, ReferenceType[LeaseState]] = {}
         self._driver: Driver | None = None
 
     def carried_by(self, driver: Driver) -> None:
-        """Say who moves this session's packets."""
+        """Set the driver, which sends and receives this session's packets."""
         self._driver = driver
 
     def check_usable(self) -> None:
@@ -94,16 +94,16 @@ class Session(SessionMembers):
     # Packets
 
     def ask(self, request: Request, reply_type: type[Reply], on_done: Callable[[], object]) -> Call:
-        """Send a request; `on_done` is called once the answer is there. Does not wait."""
+        """Send a request. `on_done` is called when the reply is there. Does not wait."""
         self.check_usable()
         try:
             with self.lock:
-                # Again, for here it cannot change: a request that begins after the end would wait for ever.
+                # Check again under the lock: a request that began after the session's end would wait for ever.
                 self.check_usable()
                 call = self.core.start(request, reply_type, on_done)
                 self._flush()
         except BaseException:
-            if request.q and self.ended is None:  # a signal handler's, perhaps after it was sent
+            if request.q and self.ended is None:  # a signal handler raised, perhaps after the request was sent
                 with self.lock:
                     self.core.forsake(request)
                     self._flush()
@@ -111,7 +111,7 @@ class Session(SessionMembers):
         return call
 
     def abandon(self, call: Call) -> None:
-        """Stop waiting for a request; what it still grants is given back."""
+        """Stop waiting for a request. A lease that it still grants is released."""
         if _process.pid != self.pid or self.ended is not None:
             return
         with self.lock:
@@ -119,7 +119,7 @@ class Session(SessionMembers):
             self._flush()
 
     def flush(self) -> bool:
-        """Send what waits to be sent; True if nothing is left."""
+        """Send the packets of the outbox; True if all were sent."""
         with self.lock:
             self._flush()
             return not self.core.outbox
@@ -136,28 +136,28 @@ class Session(SessionMembers):
                 if self._driver is not None:
                     self._driver.want_write()
         except ConnectionLostError:
-            # Replies that came before may still be there to be read; the reader will find the end of the connection.
+            # Replies that came before may still be in the socket. The reader will find the end of the connection.
             outbox.clear()
             if self._driver is None:
                 raise
         except ProtocolError as error:
-            # Not `lose`, which takes the lock: the reader finds the end of the connection, and this is why.
+            # `lose` would take the lock. The reader finds the end of the connection, and raises `_fault`.
             outbox.clear()
             self._fault = ProtocolError(*error.args)
             self.transport.shutdown()
 
     def receive(self) -> bool:
-        """Take one packet of the socket.
+        """Receive and process one packet.
 
         Returns
         -------
         bool
-            False if there was none.
+            False if no packet was there.
 
         Raises
         ------
-        ConnectionLostError, ProtocolError
-            The session has ended; every request that waited fails with the same error.
+        ClosedError, ProtocolError
+            The session has ended. Every request that waited fails with the same error.
         """
         try:
             came = self.transport.receive()
@@ -178,23 +178,23 @@ class Session(SessionMembers):
         return True
 
     def _reason(self, error: PoolbridgeError) -> PoolbridgeError:
-        """Give the reason behind an error that ends the session."""
+        """Return the error that explains why the session ends: `error`, or one with the real reason."""
         if self._closing:
-            # What was on its way while blocks were dropped may be on one of them.
+            # A grant that was under way while the client dropped its blocks may be on one of them.
             return ClientClosedError("the client is closed")
         if self._fault is not None:
             return ProtocolError(*self._fault.args)
         goodbye = self.core.goodbye
         if not isinstance(error, ConnectionLostError) or goodbye is None:
             return error
-        if not self.core.epoch:  # there never was a session to lose
+        if not self.core.epoch:  # the session had not begun
             return _errors.from_wire(goodbye.c, goodbye.m)
         return ConnectionLostError(f"the service said goodbye ({goodbye.c}): {goodbye.m}. So {_errors.SESSION_LOST}")
 
     # Leases
 
     def write_states(self, pool: int) -> list[LeaseState]:
-        """Give the states of write leases in a pool, the newest first."""
+        """Return the states of write leases in a pool, the newest first."""
         found = []
         for reference in reversed(list(self.lease_states.values())):
             state = reference()
@@ -203,23 +203,23 @@ class Session(SessionMembers):
         return found
 
     def give_back(self, grant: Grant, consumer: Consumer | None = None) -> None:
-        """End a lease that nothing was made of, from wherever the garbage collector may be: never waits, never raises.
+        """Release a lease for which no lease state was made. Never waits, never raises; finalisers may call it.
 
         Parameters
         ----------
         grant
-            The lease, or what stands for that of a frame.
+            The lease's grant, or the grant that the consumer made for a frame.
         consumer
-            Whose frame it is, if it is a frame's.
+            The consumer of the frame; None if the lease is not a frame's.
         """
         if _process.pid == self.pid:
             self.lock.later(partial(self._release, grant, (), failed=False, consumer=consumer, alone=True))
 
     def let_go(self, state: LeaseState, *, failed: bool, alone: bool = False) -> None:
-        """End the lease of a state without waiting; never raises.
+        """Release the lease of a state. Never waits, never raises.
 
-        Where the end of a device's work has to be waited for, that happens in the background. `alone` says that nobody
-        has the state any more, and nobody said what becomes of its frame: see `Consumer.end_frame`.
+        If the release has to wait for the device, that happens in the background. `alone` says that no object refers to
+        the state any more and its frame was not settled; see `Consumer.end_frame`.
         """
         if _process.pid != self.pid:
             return
@@ -235,7 +235,7 @@ class Session(SessionMembers):
             )
 
     def release(self, state: LeaseState, fences: tuple[Fence, ...], *, failed: bool, alone: bool = False) -> None:
-        """End a lease; `fences` say when the work on its memory is done. Never waits, never raises."""
+        """Release a lease. `fences` are reached when the work on its memory is done. Never waits, never raises."""
         consumer = state.consumer
         self.lock.later(partial(self._release, state.grant, fences, failed=failed, consumer=consumer, alone=alone))
 
@@ -255,12 +255,12 @@ class Session(SessionMembers):
             self._released(self.core.release(grant, fences, failed=failed))
 
     def later(self, work: Callable[[], None]) -> None:
-        """Have something done that may wait, for a finaliser; never waits, never raises."""
+        """Run work that may wait in the background; finalisers call it. Never waits, never raises."""
         if _process.pid == self.pid and self._driver is not None:
             self._driver.background(work)
 
     def lend(self, state: LeaseState) -> LeaseState:
-        """Make a lease state for an array that outlives a lease: it keeps the block mapped as the lease does."""
+        """Make a lease state for an array that outlives the lease. It keeps the block mapped, as the lease does."""
         lender = state.lender()
         with self.lock:
             block = self.core.blocks.get(state.grant.bl)
@@ -270,13 +270,13 @@ class Session(SessionMembers):
         return lender
 
     def leave_to_arrays(self, lender: LeaseState) -> None:
-        """Have a lease end with the arrays whose memory `lender` keeps mapped. The lock is held."""
+        """Let the lease of `lender` end when the arrays that `lender` keeps mapped are gone. The lock is held."""
         self.lease_states[lender.grant.id] = ref(lender)
         lender.sent = lender.released = False
         self.disown(lender.grant)
 
     def keep_array(self, grant: Grant, array: tuple[Any, Any, Any], most: int) -> None:
-        """Keep an array with its block, for the frames to come."""
+        """Keep an array with its block for later frames, `most` arrays at most."""
         with self.lock:
             block = self.core.blocks.get(grant.bl)
             if block is None or block.recalled:
@@ -286,13 +286,17 @@ class Session(SessionMembers):
             block.arrays.append(array)
 
     def lent(self, state: LeaseState, fence: Fence | None, *, apart: bool) -> None:
-        """Note that a channel has a lease. `apart`: arrays of the user's lease keep the block mapped as well."""
+        """Note that a channel has a lease now.
+
+        `apart` says that arrays of the user's lease may keep the block mapped besides the channel. `fence` is reached
+        when this session's work on the block is done.
+        """
         self.spares.published(state.grant)
         self.spares.watch()
         state.seal()
         with self.lock:
             kept = self.lease_states.get(state.grant.id)
-            if kept is not None and kept() is state:  # the lease may have come back meanwhile
+            if kept is not None and kept() is state:  # else the lease has come back meanwhile
                 del self.lease_states[state.grant.id]
             block = self.core.blocks.get(state.grant.bl)
             if block is not None and fence is not None:
@@ -304,7 +308,7 @@ class Session(SessionMembers):
                     self.disown(state.grant)
 
     def unsend(self, state: LeaseState, fence: Fence | None = None) -> None:
-        """Give back a lease that may have been sent or not: nobody knows. `fence` stands for work on it."""
+        """Release a lease of which it is not known whether it was published. `fence` is that of the work on it."""
         with self.lock:
             self.lease_states.pop(state.grant.id, None)
             self.spares.published(state.grant)
@@ -322,9 +326,9 @@ class Session(SessionMembers):
     # Timelines and channels
 
     def adopt(self, timeline: int, *, own: bool) -> None:
-        """Map the page of a timeline that the service has sent, unless another thread has done it."""
+        """Map the page of a timeline that the service has sent, unless another thread has done so."""
         with self.lock:
-            # A session that went on without the page would take what its fences stand for as done.
+            # Raise if the session has ended: without the page its fences would count as reached.
             self.check_usable()
             self._adopt(timeline, own=own)
 
@@ -341,7 +345,7 @@ class Session(SessionMembers):
             os.close(fd)
 
     def keep(self, source: object, fence: Fence) -> None:
-        """Keep what a stream copies from until it has done so."""
+        """Keep an array from which a stream copies, until `fence`, one of this session, is reached."""
         self._kept.append((fence.wd, fence.v, source))
         self._drop_kept()
 
@@ -351,12 +355,12 @@ class Session(SessionMembers):
             self._kept.popleft()
 
     def unsubscribe(self, consumer: Consumer) -> None:
-        """Want no more frames, and give back those that nobody took; never waits, never raises."""
+        """End a subscription. Never waits, never raises."""
         if _process.pid == self.pid and not consumer.left:
             self.lock.later(partial(self._leave, consumer))
 
     def _hear(self) -> None:
-        """Take the news that the core has for this session. The lock is held."""
+        """Process the notices that the core has for this session. The lock is held."""
         news, self.core.news = self.core.news, []
         for notice in news:
             if isinstance(notice, Forget):
@@ -374,13 +378,13 @@ class Session(SessionMembers):
     # The end
 
     def lose(self, error: PoolbridgeError) -> None:
-        """End the session because the connection failed. Leases still held keep their memory mapped.
+        """End the session because the connection failed. Leases that are alive keep their memory mapped.
 
-        The socket is shut down, not closed: its driver closes it when nobody waits for it any more.
+        The socket is shut down, not closed. Its driver closes it when no thread waits for it any more.
         """
         with self.lock:
             if self.ended is None:
-                # A copy: the traceback of the one that is raised keeps every array in its frames alive.
+                # A copy: the traceback of the raised exception would keep the arrays in its frames alive.
                 self.ended = type(error)(*error.args)
                 self._drop_kept()
                 self._end_members()
@@ -389,12 +393,13 @@ class Session(SessionMembers):
         self.transport.shutdown()
 
     def prepare_close(self) -> Dropped | None:
-        """Release every lease that no array uses, and unmap what is then idle.
+        """Release every lease that no array uses, and unmap the blocks that are idle then.
 
         Returns
         -------
         Dropped or None
-            The last request, whose reply says that the service has seen all of it; None if there is nothing to say.
+            The last request to send. Its reply says that the service has processed all before it. None if there is
+            nothing to send.
         """
         for reference in list(self.lease_states.values()):
             state = reference()
@@ -412,19 +417,19 @@ class Session(SessionMembers):
         return Dropped(bl=()) if busy else None
 
     def close(self) -> None:
-        """End the session. Idempotent. Memory that arrays use stays mapped until they are gone."""
+        """End the session. Memory that arrays use stays mapped until they are gone. Idempotent."""
         if _process.pid != self.pid:
             self.transport.close()
             return
         with self.lock:
-            if self.ended is None and self.core.epoch:  # nobody waits for what the service says to it
+            if self.ended is None and self.core.epoch:  # no thread waits for the service's replies
                 self._end_members()
                 self.core.tell(Bye())
                 self._flush()
         self.lose(ClientClosedError("the client is closed"))
 
     def close_when_unused(self) -> None:
-        """End the session because its client was dropped; if arrays are alive, when the last of them is gone."""
+        """End the session because the program dropped its client: now, or when the last lease has ended."""
         if self.lease_states:
             self.orphaned = True
         else:

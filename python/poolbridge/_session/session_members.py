@@ -1,4 +1,4 @@
-"""A session's part in channels: its members, and the leases that channels have."""
+"""A session's producers and consumers, and its leases that channels have."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class SessionMembers(SessionMemory):
-    """What one session does in channels.
+    """The part of a session that takes part in channels.
 
     Attributes
     ----------
     producers
-        Its producers, by the id of the channel.
+        The session's producers, by channel id.
     joining
-        Set once the session has a producer, by the id of a channel in which it is about to have one.
+        For each channel that the session is joining as a producer, by its id: an event that is set when that is over.
     spares
         The leases that came back from channels.
     """
@@ -44,18 +44,18 @@ class SessionMembers(SessionMemory):
 
     @abstractmethod
     def check_usable(self) -> None:
-        """Raise if the session cannot be used."""
+        """Raise if the session has ended or belongs to another process."""
 
     @abstractmethod
     def _released(self, idle: SessionBlock | None) -> None:
-        """Unmap a block that is wanted back, and send what is to be sent. The lock is held."""
+        """Unmap a block that the service recalled, and send the packets of the outbox. The lock is held."""
 
     @abstractmethod
     def leave_to_arrays(self, lender: LeaseState) -> None:
-        """Have a lease end with the arrays whose memory `lender` keeps mapped. The lock is held."""
+        """Let the lease of `lender` end when the arrays that `lender` keeps mapped are gone. The lock is held."""
 
     def tell(self, request: Request) -> None:
-        """Send a request that wants no reply."""
+        """Send a request without a reply."""
         with self.lock:
             if self.ended is None:
                 self.core.tell(request)
@@ -64,7 +64,7 @@ class SessionMembers(SessionMemory):
     # Members
 
     def take_seat(self, number: int) -> Descriptors:
-        """Give the files that came with the reply to a `Join` of that number; the caller closes them."""
+        """Return the descriptors that came with the reply to the `Join` of that number. The caller closes them."""
         with self.lock:
             descriptors = self.core.seats.pop(number, None)
         if descriptors is None:
@@ -73,18 +73,18 @@ class SessionMembers(SessionMemory):
         return descriptors
 
     def add_member(self, member: Any) -> None:
-        """Have a member hear of those of the other role."""
+        """Add a member, which then gets the files of members of the other role."""
         with self.lock:
             self.check_usable()
             self.core.members.append(member)
 
     def leave(self, member: Any) -> None:
-        """End the part of a member."""
+        """Leave a channel with a member."""
         with self.lock:
             self._leave(member)
 
     def retire(self, producer: Producer) -> None:
-        """End the part of a producer whose channel was closed. The lock is held."""
+        """Leave a closed channel with its producer. The lock is held."""
         if self.producers.get(producer.channel.id) is producer:
             del self.producers[producer.channel.id]
         self._leave(producer)
@@ -95,14 +95,14 @@ class SessionMembers(SessionMemory):
         self.core.members.remove(member)
         try:
             member.leave()
-        finally:  # nobody would say it later
+        finally:  # the service has to be told now, because the member is gone from the list
             if self.ended is None:
                 self.core.tell(Leave(ch=member.channel.id, mb=member.member))
                 self._flush()
 
     def _end_members(self) -> None:
-        """End the part of all members, because the session ends. The lock is held."""
-        with ExitStack() as rest:  # whatever fails, all the rest is done
+        """Leave all channels, because the session ends. The lock is held."""
+        with ExitStack() as rest:  # if one step raises, the others still run
             rest.callback(self.spares.end)
             rest.callback(self.producers.clear)
             for member in reversed(self.core.members):
@@ -114,39 +114,39 @@ class SessionMembers(SessionMemory):
     # Leases that channels have
 
     def own(self, grant: Grant) -> None:
-        """Keep a block mapped for the channel that is about to have its lease."""
+        """Keep a block mapped for the channel that gets its lease."""
         with self.lock:
             block = self.core.blocks.get(grant.bl)
             if block is not None:
                 block.leases += 1
 
     def unown(self, grant: Grant) -> None:
-        """Undo `own`: the channel does not have it."""
+        """Undo `own`, because the channel did not get the lease."""
         with self.lock:
             self.disown(grant)
 
     def disown(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> None:
-        """Keep a block mapped no more for a lease that nobody here has, but for `fences`. The lock is held."""
+        """Note that a block need not be mapped any more for a lease, once `fences` are reached. The lock is held."""
         self._released(self.core.forget(grant, fences))
 
     def take_spare(self, pool: int, nbytes: int, *, at_once: bool = False) -> Spare | None:
-        """Give a lease of a pool that came back, of just as many bytes, or None; see `Spares.take`."""
+        """Take a lease of a pool and size out of those that came back; None if there is none. See `Spares.take`."""
         with self.lock:
             return self.spares.take(pool, nbytes, at_once=at_once)
 
     def lender(self, pool: int, nbytes: int, shelf: Shelf | None = None) -> Producer | None:
-        """Give the producer whose blocks an allocation may wait for; see `Spares.lender`."""
+        """Return the producer for whose blocks an allocation may wait; see `Spares.lender`."""
         with self.lock:
             return self.spares.lender(pool, nbytes, shelf)
 
     def asks(self, asking: Asking) -> None:
-        """Release what comes back in a pool for an allocation that waits at the service; see `Spares.ask`."""
+        """Release leases of a pool that come back, while an allocation waits at the service; see `Spares.ask`."""
         with self.lock:
             if self.ended is None:
                 self.spares.ask(asking)
 
     def return_spare(self, spare: Spare) -> None:
-        """Put a lease back to those that came back."""
+        """Put a lease back to those that came back; see `Spares.put`."""
         with self.lock:
             if self.ended is None:
                 self.spares.put(spare)
@@ -159,19 +159,19 @@ class SessionMembers(SessionMemory):
             self.spares.lend_to(shelf, spare)
 
     def collect_for(self, shelf: Shelf) -> int:
-        """Take what has come back to a publisher; give how many leases it has then."""
+        """Collect the leases that came back to a publisher; see `Spares.collect_for`."""
         with self.lock:
             return self.spares.collect_for(shelf)
 
     def drop_shelf(self, shelf: Shelf) -> None:
-        """Release a publisher's leases; never waits, never raises."""
+        """Release a publisher's leases. Never waits, never raises."""
         self.lock.later(partial(self._drop_shelf, shelf))
 
     def _drop_shelf(self, shelf: Shelf) -> None:
         self.spares.drop_shelf(shelf)
 
     def lose_spare(self, grant: Grant) -> None:
-        """Release a publisher's lease that nobody has any more; never waits, never raises."""
+        """Release a publisher's lease to which no object refers any more. Never waits, never raises."""
         self.lock.later(partial(self._lose_spare, grant))
 
     def _lose_spare(self, grant: Grant) -> None:
@@ -185,14 +185,14 @@ class SessionMembers(SessionMemory):
         self._released(self.core.release(grant, (), failed=False))
 
     def release_spares(self) -> bool:
-        """Release all that came back, before the session ends; False if work on some of it is under way."""
+        """Release all leases that came back, because the session ends. False if work on some of them is under way."""
         with self.lock:
             return self.ended is not None or self.spares.release_all()
 
     # Timelines
 
     def learn_timeline(self, timeline: int, then: Callable[[int], None]) -> None:
-        """Ask for a timeline's page; `then` is called once it is mapped or refused. Never waits. The lock is held."""
+        """Ask for a timeline's page. `then` is called when it is mapped or refused. Never waits. The lock is held."""
         if self.ended is not None:
             return
         made: list[Call] = []
@@ -200,7 +200,7 @@ class SessionMembers(SessionMemory):
         self._flush()
 
     def _learned(self, timeline: int, made: list[Call], then: Callable[[int], None]) -> None:
-        # The thread that received the answer holds the lock.
+        # The thread that received the reply holds the lock.
         call = made[0]
         if call.error is None:
             self._adopt(timeline, own=False)

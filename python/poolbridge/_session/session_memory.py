@@ -1,4 +1,4 @@
-"""The memory of a session: what it has mapped, and when that may go."""
+"""The memory of a session: maps pools and blocks, and unmaps them when nothing uses them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 
 class SessionMemory(ABC):
-    """What one session has mapped.
+    """The part of a session that maps memory.
 
     Attributes
     ----------
     core
         The protocol's state.
     timelines
-        The pages that the session knows.
+        The session's timelines.
     ended
-        Why the session has ended, or None.
+        The error with which the session has ended; None while it lasts.
     lock
-        Guards what the session knows.
+        Guards the session's state.
     device
-        The GPU that is to reach what is mapped, where that is memory of another one; None: no other.
+        The GPU that gets access to memory of other GPUs that the session maps; None: no GPU gets access.
     """
 
     def __init__(self) -> None:
@@ -49,25 +49,29 @@ class SessionMemory(ABC):
 
     @abstractmethod
     def _flush(self) -> None:
-        """Send what waits to be sent. The lock is held."""
+        """Send the packets of the outbox. The lock is held."""
 
     def pool_info(self, pool_id: int) -> Pool | None:
-        """Describe a pool that this session has opened, or None."""
+        """Return the description of a pool that this session has opened; None if it has not."""
         known = self.core.pools.get(pool_id)
         return known.info if known is not None else None
 
     def mapped(self, block_id: int) -> BlockMemory | None:
-        """Give a block's mapping if this session has it already."""
+        """Return the mapping of a block; None if this session has not mapped it."""
         known = self.core.blocks.get(block_id)
         return known.mapped.memory if known is not None and known.mapped is not None else None
 
     def map(self, block_id: int) -> BlockMemory:
-        """Map a block that this session has a lease on, and its pool before it. May wait for the driver.
+        """Map a block on which this session has a lease, and its pool. May wait for the driver.
 
         Raises
         ------
         UnavailableError
             This process cannot map memory of this kind; the message says what is missing.
+        NotFoundError
+            The session does not know the block.
+        ClientClosedError
+            The client was closed meanwhile.
         """
         known = self.core.blocks.get(block_id)
         if known is None:
@@ -101,14 +105,14 @@ class SessionMemory(ABC):
             if self.ended is None and pool_id not in self._pools:
                 self._pools[pool_id] = mapping
                 return mapping
-        # Another thread was faster; the mapping is the same, but this session holds it once.
+        # Another thread was faster. The mapping is the same, and this session counts as one holder of it.
         MAPPINGS.give_up(mapping, _nothing)
         if self.ended is not None:
             raise ClientClosedError("the client was closed while it mapped memory")
         return mapping
 
     def _unmap(self, block: SessionBlock) -> None:
-        """Give up a block that no lease of this session needs, and say so. The lock is held."""
+        """Unmap a block that no lease of this session needs, and tell the service. The lock is held."""
         mapping, block.mapped = block.mapped, None
         own = self.timelines.own
         if mapping is None:
@@ -123,7 +127,7 @@ class SessionMemory(ABC):
     def _unmap_after(
         self, own: Timeline, uses: dict[int, int], mapping: Mapping[BlockMemory], block: SessionBlock
     ) -> None:
-        """Unmap a block once this session's streams are done with it."""
+        """Wait until this session's streams are done with a block, and unmap it."""
         for use in uses.items():
             while not own.page.wait(*use, 1.0):
                 pass
@@ -149,7 +153,10 @@ class SessionMemory(ABC):
 
 
 def _done(own: Timeline, word: int, value: int) -> bool:
-    """Whether a stream has written a word. A service that shuts down lets the word go, and the stream works on."""
+    """Whether a stream has written a value itself.
+
+    A service that shuts down marks all words as those of a dead process. The stream may still be working then.
+    """
     return own.reached(word, value) and not own.page.died(word, value)
 
 

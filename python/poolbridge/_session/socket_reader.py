@@ -1,7 +1,7 @@
-"""Moves the packets of a blocking client.
+"""Sends and receives the packets of a blocking client.
 
-A thread that waits for a reply reads the socket itself, which saves a change of threads for each reply. While none
-waits, a watcher thread reads, so that an idle client still answers when the service asks for memory back.
+A thread that waits for a reply reads the socket itself, which saves a switch between threads for each reply. While no
+thread waits, a watcher thread reads, so that an idle client still answers when the service recalls memory.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
-# How often a reader whose time is over reads on: more often than a full socket has something to read.
+# How many packets a thread may still read after its time limit. A full socket has fewer.
 _MOST_LATE = 1024
 
 
 class _Bell:
-    """Wakes the watcher, from any thread and from finalisers; silent once it is closed."""
+    """Wakes the watcher. Any thread and any finaliser may ring it. After `close` it does nothing."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -55,27 +55,27 @@ class _Bell:
 
 
 class SocketReader:
-    """The reading and the waiting of one blocking client.
+    """Receives the packets of one blocking client and waits for replies.
 
     Parameters
     ----------
     session
-        The session to carry.
+        The client's session.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._fd = session.transport.fileno()
         self._reading = OwnedLock()
-        self._read = False  # somebody reads
+        self._read = False  # whether a thread reads
         self._bell = _Bell()
         self._work: deque[Callable[[], None]] = deque()
         self._stopped = False
         self._finished = False
         self._want_write = False
         self._arming = DeferringLock()
-        self._waiting: list[threading.Event] = []  # of threads that go on reading when nobody reads
-        self._armed = True  # the watcher reads what comes
+        self._waiting: list[threading.Event] = []  # events of threads that wait for another thread to read
+        self._armed = True  # whether the watcher is woken by packets
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         self._epoll = select.epoll()
@@ -90,20 +90,23 @@ class SocketReader:
 
         Parameters
         ----------
+        request, reply_type
+            The request, and the message type of its reply.
         seconds
-            How long to wait; None waits as long as the connection stands.
+            Seconds to wait; None: as long as the connection lasts.
 
         Raises
         ------
         PoolbridgeError
-            What the service answered.
+            The error that the service answered.
         ServiceStalledError
-            It neither answered in time nor said that it works on the request; what it may still grant is given back.
+            The service neither answered in time nor said that it works on the request. A lease that it still grants is
+            released.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
         call: Call | None = None
         try:
-            # Before the request is sent: the watcher is then not woken by the reply.
+            # Begin to read before the request is sent, so that the reply does not wake the watcher.
             if self._begin_reading():
                 try:
                     call = self._session.ask(request, reply_type, _nothing)
@@ -117,10 +120,10 @@ class SocketReader:
                 call = self._session.ask(request, reply_type, turn.set)
                 self._wait_for(call, turn, deadline)
             while not call.done:
-                self._session.check_usable()  # if it has ended, another thread is about to tell the call so
+                self._session.check_usable()  # if the session has ended, another thread is about to tell the call
                 if not call.working:
                     raise ServiceStalledError("the service did not answer in time: it is stopped, or overloaded")
-                call.working = False  # the service says so again and again
+                call.working = False  # the service repeats this while it works on the request
                 turn = threading.Event()
                 call.on_done = turn.set
                 self._wait_for(call, turn, time.monotonic() + self._session.patience)
@@ -128,14 +131,14 @@ class SocketReader:
                 raise call.error
             reply = cast("_ReplyT", call.reply)
         except BaseException:
-            self._after_reading()  # a signal handler's may have kept it from being done
+            self._after_reading()  # a signal handler that raised may have prevented it
             if call is not None and call.error is None:
                 self._session.abandon(call)
             raise
         return reply
 
     def wait(self, waiter: Waiter, seconds: float | None) -> bool:
-        """Wait until a waiter is told; False if `seconds` passed before."""
+        """Wait until a waiter is done; False if `seconds` passed before."""
         try:
             return self._wait(waiter, seconds)
         except BaseException:
@@ -164,7 +167,11 @@ class SocketReader:
         return True
 
     def _begin_reading(self) -> bool:
-        """Begin to read, if nobody does; what ends it is not a function, at whose beginning a signal could come."""
+        """Begin to read, unless another thread reads.
+
+        The callers write out the end of reading in place. In a function of its own, a signal handler could run at its
+        beginning.
+        """
         if not self._reading.take(0):
             return False
         try:
@@ -180,40 +187,40 @@ class SocketReader:
         return True
 
     def _after_reading(self) -> None:
-        """Have others read now. Idempotent."""
+        """Let the watcher or another waiting thread read now. Idempotent."""
         if self._armed:
             self._arm()
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Have a thread that waits read, if nobody does: it need not be woken by the watcher then."""
+        """If no thread reads, let one that waits read, so that the watcher need not wake it."""
         if self._waiting and not self._read:
             for turn in self._waiting[:1]:
                 turn.set()
 
     def _read_for(self, call: Call | Waiter, deadline: float | None) -> None:
-        """Read until the call is done or its time is over."""
+        """Read until the call is done or its deadline has passed."""
         late = 0
         while not call.done:
             if self._session.ended is not None:
                 return
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            # Nearly always the reply is still to come: looking for it first would be a system call in vain.
+            # Poll first: the reply has almost never arrived yet, and a read would be a wasted system call.
             self._poll.poll(None if left is None else left and left * 1000 + 1)
             try:
                 received = self._session.receive()
             except PoolbridgeError:
                 return  # the call has failed with it
             if left == 0:
-                # What was there by then is still read, but not what goes on coming for others.
+                # Read the packets that had arrived by the deadline, but not all that go on coming for other threads.
                 late += 1
                 if not received or late > _MOST_LATE:
                     return
 
     def _wait_for(self, waited: Call | Waiter, turn: threading.Event, deadline: float | None) -> None:
-        """Wait until another thread has read what is waited for, or reads no more, and then read.
+        """Wait until another thread has read the awaited packet, or has stopped reading; then read in this thread.
 
-        `turn` is set when it is there, or this thread may read.
+        `turn` is set when the packet is there, or when this thread may read.
         """
         self._waiting.append(turn)
         try:
@@ -234,7 +241,7 @@ class SocketReader:
             self._pass_on()
 
     def _arm(self) -> None:
-        """Tell the watcher what to look for; never waits."""
+        """Tell the watcher's epoll whether to wait for packets and for room to send. Never waits."""
         self._arming.later(self._tell_epoll)
 
     def _tell_epoll(self) -> None:
@@ -242,7 +249,7 @@ class SocketReader:
         try:
             self._epoll.modify(self._fd, events)
         except (OSError, ValueError):
-            self._bell.ring()  # the socket is closed: the watcher finds out
+            self._bell.ring()  # the socket is closed; wake the watcher, which finds out
 
     # The watcher
 
@@ -264,10 +271,10 @@ class SocketReader:
             self._bell.silence()
             self._do_work()
             if self._want_write:
-                self._want_write = False  # if the socket is still full, the session says so again
+                self._want_write = False  # if the socket is still full, the session calls `want_write` again
                 self._session.flush()
                 self._arm()
-            # A thread that waits for a reply reads; its wait must not hold up the work here.
+            # If another thread reads while it waits for a reply, the watcher does not wait for it.
             if self._reading.take(0):
                 try:
                     self._read = True
@@ -284,22 +291,22 @@ class SocketReader:
             self._session.transport.close()
 
     def _read_all(self) -> None:
-        """Read what there is."""
+        """Read all packets that have arrived."""
         try:
             while self._session.ended is None and self._session.receive():
                 pass
         except PoolbridgeError:
-            pass  # every call has failed with it, and the next one will
+            pass  # the session has ended: every call has failed with this error, and the next one will
 
     def _do_work(self) -> None:
         while self._work:
             try:
                 self._work.popleft()()
             except PoolbridgeError:
-                pass  # the lease behind it has ended with the connection
+                pass  # the lease has ended with the connection
 
     def stop(self) -> None:
-        """End the watcher; returns when it has ended."""
+        """End the watcher and wait until it has ended."""
         self._stopped = True
         self._bell.ring()
         if threading.current_thread() is not self._watcher:

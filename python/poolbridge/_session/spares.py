@@ -1,4 +1,4 @@
-"""Leases that came back from channels: they are kept for the next frame for a while, and then released."""
+"""Spares: leases that came back from channels. They are kept for the next frames for a while, and then released."""
 
 from __future__ import annotations
 
@@ -25,49 +25,52 @@ if TYPE_CHECKING:
     from poolbridge._session.session import Session
     from poolbridge._session.session_members import SessionMembers
 
-# Leases of a pool are not kept for longer than so many seconds in which nothing is allocated in it.
+# All times are in seconds.
+# Spares of a pool are released when nothing was allocated in the pool for this time.
 _IDLE: Final = 1.0
-# For how long all that comes back is released after the service has asked for it.
+# After the service has asked for memory of a pool, leases that come back are released for this time.
 _WANTED: Final = 1.0
-# More leases are kept than a pool's channels have places.
+# A pool keeps so many spares more than its channels have places for frames.
 _MORE: Final = 2
-# How long a producer that does not allocate rests between two looks for blocks that come back: at first, and at most.
+# The pause between two checks for blocks that came back, while nothing is allocated: at first, and at most.
 _REST: Final = 0.5
 _LONGEST_REST: Final = 1.0
-# How long one look for blocks that come back may sleep, and how often fences are looked at: a GPU wakes nobody.
+# The longest sleep in one check for blocks that come back, and the pause between two checks of fences: a GPU does not
+# wake threads.
 _LOOK: Final = 10e-3
-# For how long a pool that had no room is taken to have none, while channels have memory of its own.
+# A pool without room is assumed to stay so for this time, while channels have memory of this client.
 _FULL: Final = 5.0
-# How often fences are looked at while the client closes, and how long a look rests that may have come to nothing.
+# The pause between two checks of fences while the client closes, and after a check that found nothing.
 _GLANCE: Final = 1e-3
 
 
 if TYPE_CHECKING:
     from poolbridge._native import Lent as _Lent
     from poolbridge._native import Shelf as _NativeShelf
-else:  # without the native module nobody has any
+else:  # without the native module there are no channels, and so no spares
     _Lent = object if NATIVE is None else NATIVE.Lent
     _NativeShelf = object if NATIVE is None else NATIVE.Shelf
 
 
 class Spare(_Lent):
-    """A write lease that a channel has or that came back, and what must be reached before its memory is written again.
+    """A write lease that a channel has, or that came back from it.
 
     Parameters
     ----------
     state
-        The lease as its last user had it.
+        The lease's state at its last use.
     fences
-        What must be reached before the memory is written again, or the lease released.
+        Fences that must be reached before the memory is written again, or the lease is released.
 
     Attributes
     ----------
     reusable
-        Whether the lease can be kept for the next frame: nobody else can have a name or a lease of its buffer.
+        Whether the lease can be kept for the next frame: no other lease and no name of its buffer can exist.
     owned
-        Whether this client has it, and no channel; publishers note it.
+        Whether this client has the lease, and not a channel. Publishers set it.
     shelf, lender, array
-        Of a publisher's lease: where the publisher finds it, its array, and what keeps the array's memory mapped.
+        For a publisher's lease: the publisher's shelf, the lease state that keeps the array's memory mapped, and the
+        array. None for any other lease.
     """
 
     __slots__ = ("_description", "_memory", "_pool", "grant", "lender", "reusable")
@@ -86,7 +89,8 @@ class Spare(_Lent):
         self.array = None
 
     def __del__(self) -> None:
-        # A publisher's, which nobody has any more: a signal's handler raised between two of its steps.
+        # No object refers to this publisher's lease any more: a signal handler raised between two of the publisher's
+        # steps.
         if (
             self.owned
             and self.shelf is not None
@@ -96,7 +100,7 @@ class Spare(_Lent):
             self.lender.session.lose_spare(self.grant)
 
     def take_off(self) -> bool:
-        """Make it a lease like any other; False if the array that its publisher made of it is still used."""
+        """Separate the lease from its publisher. False if the publisher's array of it is still used."""
         self.array = None
         lender = self.lender
         if lender is not None and (lender.tokens or lender.unaccounted):
@@ -105,11 +109,11 @@ class Spare(_Lent):
         return True
 
     def leave_shelf(self) -> None:
-        """Make it a lease like any other; its publisher's array is not to be used any more."""
+        """Separate the lease from its publisher, whose array of it must not be used any more."""
         self.shelf = self.lender = self.array = None
 
     def hold(self, session: Session, description: Description) -> LeaseState:
-        """Make a lease state of the lease, as if the service had granted it now."""
+        """Make a lease state, as if the service had granted the lease now."""
         grant = self.grant
         if description is not self._description or self.fences != grant.wt or grant.ev:
             tensor = description.to_wire()
@@ -120,7 +124,7 @@ class Spare(_Lent):
 
 
 class Asking:
-    """An allocation of this client that waits at the service: what comes back in its pool is released meanwhile."""
+    """An allocation of this client that waits at the service. Leases that come back to its pool are released."""
 
     __slots__ = ("__weakref__", "pool")
 
@@ -129,29 +133,29 @@ class Asking:
 
 
 class Shelf(_NativeShelf):
-    """The leases of one publisher. The session's lock guards them; what the native module does is one step.
+    """The leases of one publisher. The session's lock guards them; each method of the native module is one step.
 
     Attributes
     ----------
     free
-        Those that came back, the oldest first.
+        The leases that came back, the oldest first.
     loan
-        The one whose array the user writes, if there is one. It is taken from here in one step, by the publisher or by
-        those that end it.
+        The lease whose array the user writes: a list of one, or empty. It is taken out in one step, by the publisher or
+        by the thread that ends the loan.
     used
-        When the publisher took one last.
+        The monotonic time at which the publisher last took a lease.
     producer
-        The producer of the publisher's channel, once it has a lease.
+        The producer of the publisher's channel; None before the first lease.
     most
-        How many leases are kept in `free`, besides those that are `extra`.
+        How many leases `free` keeps, besides the `extra` ones.
     extra
-        How many leases there are more than the publisher needs, so that several come back together.
+        How many leases the publisher has more than it needs, so that several come back together.
     wanting
-        Whether there are to be more.
+        Whether the publisher may allocate more extra leases.
     closed
         Whether the publisher was closed.
     aside
-        Whether what comes back is not the publisher's now, because memory is wanted.
+        Whether the publisher must not take leases that come back by itself, because memory of the pool is wanted.
     busy
         Whether a call of the publisher waits.
     """
@@ -165,19 +169,19 @@ class Shelf(_NativeShelf):
         self.wanting = True
 
     def publish_with(self, producer: Producer, described: tuple[int, bytes]) -> None:
-        """Publish with a producer from now on, frames of that description."""
+        """Set the producer, and the packed description of the frames, for `send`."""
         self.producer = producer
         self.owner, self.loans = producer.native, producer.loans
         self.description_id, self.described = described
 
     def take_strays(self) -> None:
-        """Put what came back elsewhere where it belongs. The lock is held."""
+        """Pass on the blocks in `strays`, which came back and are of other publishers or of none. The lock is held."""
         while self.strays and self.producer is not None:
             self.producer.take_back(self.strays[:1])
             del self.strays[:1]
 
     def take_free(self) -> list[Spare]:
-        """Give those away that came back, as leases like any others."""
+        """Take out all leases that came back, and separate them from the publisher."""
         spares = _drained(self.free)
         for spare in spares:
             spare.leave_shelf()
@@ -185,7 +189,7 @@ class Shelf(_NativeShelf):
 
 
 def _drained(spares: list[Spare]) -> list[Spare]:
-    """Empty a list from which a publisher takes some, too, without the session's lock."""
+    """Empty a list and return its elements. A publisher may take some meanwhile, without the session's lock."""
     taken = []
     with suppress(IndexError):
         while True:
@@ -194,27 +198,27 @@ def _drained(spares: list[Spare]) -> list[Spare]:
 
 
 class Spares:
-    """The spare leases of one session. The session's lock guards them.
+    """The spares of one session. The session's lock guards them.
 
     Parameters
     ----------
     session
-        Whose leases they are.
+        The session.
     """
 
     def __init__(self, session: SessionMembers) -> None:
         self._session = session
         self._kept: dict[int, deque[Spare]] = {}  # by pool, the oldest first
         self._shelves: set[Shelf] = set()
-        self._over = False  # the session has ended, or is about to
-        self._leaving: list[Spare] = []  # to be released once their fences are reached
-        # By lease, those that allocations have got, and the fences that count for them.
+        self._over = False  # whether the session has ended, or is about to
+        self._leaving: list[Spare] = []  # to be released when their fences are reached
+        # By lease id: spares that allocations got before their fences were reached, and these fences.
         self._granted: dict[int, tuple[Spare, tuple[Fence, ...]]] = {}
-        self._used: dict[int, float] = {}  # by pool, when it was allocated in last
-        self._wanted: dict[int, float] = {}  # by pool, until when what comes back is released
+        self._used: dict[int, float] = {}  # by pool: the monotonic time of the last allocation in it
+        self._wanted: dict[int, float] = {}  # by pool: the time until which leases that come back are released
         self._asking: WeakSet[Asking] = WeakSet()
-        self._full: dict[int, float] = {}  # by pool, until when it is taken to have no room
-        self._asked: set[int] = set()  # timelines whose pages were asked for
+        self._full: dict[int, float] = {}  # by pool: the time until which it is assumed to have no room
+        self._asked: set[int] = set()  # timelines whose pages were requested
         self._rest = _REST
         self._thread: threading.Thread | None = None
         self._bell = threading.Event()
@@ -225,7 +229,7 @@ class Spares:
     # Publishers
 
     def drop_shelf(self, shelf: Shelf) -> None:
-        """Release a publisher's leases; those that a channel has, once they come back."""
+        """Release a publisher's leases. Those that a channel has are released when they come back."""
         shelf.closed = True
         if self._over:
             for spare in (*shelf.take_free(), *_drained(shelf.loan)):
@@ -237,7 +241,7 @@ class Spares:
         self._end_loan(shelf, self.put)
 
     def _end_loan(self, shelf: Shelf, put: Callable[[Spare], None]) -> None:
-        """Take the loan from a publisher; while its array is used, the lease is the array's and ends with it."""
+        """Take the loan from a publisher and pass it to `put`. If its array is used, the lease ends with the array."""
         for spare in _drained(shelf.loan):
             lender = spare.lender
             if spare.take_off() or lender is None:
@@ -262,7 +266,7 @@ class Spares:
             self._shelves.add(shelf)
 
     def collect_for(self, shelf: Shelf) -> int:
-        """Take what has come back to a publisher; give how many leases it has then."""
+        """Collect the leases that came back to a publisher; return how many it has then."""
         if shelf.producer is not None:
             self._used[shelf.pool] = time.monotonic()
             self._rest = _REST
@@ -276,7 +280,7 @@ class Spares:
         return len(shelf.free)
 
     def came_back(self, spare: Spare) -> None:
-        """Put a lease that came back where its publisher finds it, or where all do."""
+        """Put a lease that came back on its publisher's shelf, or to the spares of the pool."""
         shelf = spare.shelf
         if (
             shelf is None
@@ -289,10 +293,13 @@ class Spares:
         else:
             shelf.free.append(spare)
 
-    # All
+    # The spares of pools
 
     def take(self, pool: int, nbytes: int, *, at_once: bool = False) -> Spare | None:
-        """Give a lease of just as many bytes, if one has come back; `at_once`: one whose memory can be written now."""
+        """Take out a spare of a pool that has exactly `nbytes` bytes; None if there is none.
+
+        With `at_once` only a spare whose memory can be written now is taken.
+        """
         self._used[pool] = time.monotonic()
         self._rest = _REST
         spare = self._find(pool, nbytes, at_once=at_once)
@@ -320,7 +327,7 @@ class Spares:
         return None
 
     def collect(self, pool: int) -> None:
-        """Take what has come back from the channels of a pool."""
+        """Collect the leases that came back from the channels of a pool."""
         for shelf in self._shelves:
             shelf.take_strays()
         for producer in list(self._session.producers.values()):
@@ -338,9 +345,10 @@ class Spares:
         self._full[pool] = time.monotonic() + _FULL
 
     def lender(self, pool: int, nbytes: int, shelf: Shelf | None) -> Producer | None:
-        """Give the producer whose channel has leases of just as many bytes that are kept for later when they come back.
+        """Return the producer for whose blocks an allocation may wait.
 
-        `shelf`: of that publisher. None: there is no such producer, or more than one, or others want the memory.
+        Its channel has leases of exactly `nbytes` bytes, of the publisher `shelf` or of no publisher, which are kept
+        when they come back. None if there is no such producer, or more than one, or if memory of the pool is wanted.
         """
         if self._is_wanted(pool):
             return None
@@ -356,7 +364,7 @@ class Spares:
         return lenders[0] if len(lenders) == 1 else None
 
     def ask(self, asking: Asking) -> None:
-        """Release what is kept and what comes back in a pool, as long as an allocation waits at the service."""
+        """Release the spares of a pool, and leases that come back, while an allocation waits at the service."""
         self._asking.add(asking)
         self._set_aside(asking.pool)
         self.collect(asking.pool)
@@ -370,7 +378,7 @@ class Spares:
         self._asking.discard(asking)
 
     def put(self, spare: Spare) -> None:
-        """Keep a lease that came back, or release it where it cannot be kept."""
+        """Keep a lease that came back as a spare, or release it if it cannot be kept."""
         self.published(spare.grant)
         spare.leave_shelf()
         pool, now = spare.grant.pl, time.monotonic()
@@ -387,7 +395,7 @@ class Spares:
         self.watch()
 
     def take_back(self, grant: Grant, fences: tuple[Fence, ...]) -> bool:
-        """Take a lease back whose user releases it unpublished; False if the service can have it at once."""
+        """Take back a lease that its user releases without publishing it. False if it can be released at once."""
         spare, _ = self._granted.get(grant.id, (None, ()))
         self.published(grant)
         if spare is None:
@@ -402,32 +410,32 @@ class Spares:
         return True
 
     def published(self, grant: Grant) -> None:
-        """Note that a lease is a channel's again: what it waited for, its ready fence stands for."""
+        """Note that a lease was published again. The fence of its content covers the fences that it waited for."""
         granted = self._granted.pop(grant.id, None)
         if granted is not None:
             self._session.timelines.unpin(granted[1])
 
     def want(self, pool: int) -> None:
-        """Release what is kept and, for a second, what comes back."""
+        """Release the spares of a pool and, for a second, leases that come back: the service wants its memory."""
         self._wanted[pool] = time.monotonic() + _WANTED
         self._set_aside(pool)
         self._bell.set()
         self.watch()
 
     def _set_aside(self, pool: int) -> None:
-        """Have publishers look whether memory is wanted before they use what comes back."""
+        """Make publishers of a pool check whether memory is wanted before they use leases that come back."""
         for shelf in self._shelves:
             if shelf.pool == pool:
                 shelf.aside = True
 
     def release_within(self, seconds: float) -> None:
-        """Release all, because the client closes; for what GPUs work on it waits so long."""
+        """Release all spares, because the client closes. Wait up to `seconds` for the work of GPUs on them."""
         deadline = time.monotonic() + seconds
         while not self._session.release_spares() and time.monotonic() < deadline:
-            time.sleep(_GLANCE)  # a GPU wakes nobody
+            time.sleep(_GLANCE)  # a GPU does not wake threads
 
     def release_all(self) -> bool:
-        """Release all that can be released; False if fences are still to be reached."""
+        """Release all spares whose fences are reached. False if some remain."""
         for producer in list(self._session.producers.values()):
             producer.collect()
         for kept in self._kept.values():
@@ -440,7 +448,7 @@ class Spares:
         return not self._leaving
 
     def end(self) -> None:
-        """Keep nothing any more: the session has ended."""
+        """Drop all spares, because the session has ended."""
         for kept in (*self._kept.values(), self._leaving):
             for spare in kept:
                 self._disown(spare)
@@ -457,7 +465,7 @@ class Spares:
         return now - self._used.get(pool, 0) < _IDLE and not self._is_wanted(pool)
 
     def _is_wanted(self, pool: int) -> bool:
-        """Whether the service wants memory of a pool, for others or for an allocation of this client."""
+        """Whether the service wants memory of a pool, for other clients or for an allocation of this client."""
         if self._asking and any(one.pool == pool for one in list(self._asking)):
             return True
         return bool(self._wanted) and self._wanted.get(pool, 0) > time.monotonic()
@@ -466,7 +474,7 @@ class Spares:
         return _MORE + sum(one.channel.cp for one in list(self._session.producers.values()) if one.channel.pl == pool)
 
     def _narrow(self, spare: Spare) -> None:
-        """Forget the fences of a lease that are reached."""
+        """Remove the fences of a spare that are reached."""
         if spare.fences:
             spare.fences = tuple([fence for fence in spare.fences if not self._reached(fence)])
 
@@ -488,7 +496,7 @@ class Spares:
         self._bell.set()
 
     def _tidy(self, now: float) -> None:
-        """Release what is not to be kept any more and whose fences are reached."""
+        """Stop keeping spares of idle pools, and release those whose fences are reached."""
         for pool, kept in self._kept.items():
             if kept and not self._is_used(pool, now):
                 self._leaving.extend(kept)
@@ -506,15 +514,15 @@ class Spares:
         self._leaving = stay
 
     def watch(self) -> None:
-        """Have a thread look again when there is something to release."""
+        """Start the thread that releases spares, unless it runs."""
         if self._thread is None and self._session.ended is None:
             self._thread = threading.Thread(target=self._run, name="poolbridge-spares", daemon=True)
             self._thread.start()
 
     def _soon(self, now: float) -> float | None:
-        """Give in how many seconds there is something to do; None: never.
+        """Return in how many seconds the thread has something to do; None: nothing.
 
-        While a pool is allocated in there will be: a thread for every moment without spare leases would cost more.
+        The thread stays while something is allocated in a pool. To end it whenever there is no spare would cost more.
         """
         if self._leaving or self._asking or any(until > now for until in self._wanted.values()):
             return _LOOK
@@ -527,7 +535,7 @@ class Spares:
         return rest
 
     def _lending(self) -> set[int]:
-        """Give the pools of which channels have blocks."""
+        """Return the pools whose blocks channels of this session's producers have."""
         return {producer.channel.pl for producer in list(self._session.producers.values()) if producer.loans}
 
     def _run(self) -> None:
@@ -542,13 +550,13 @@ class Spares:
             pass  # the session has ended
         finally:
             if self._thread is threading.current_thread():
-                self._thread = None  # whatever happened: the next that is needed can start
+                self._thread = None  # also after an exception, so that `watch` can start another thread
 
     def _turn(self) -> float | None:
         with self._session.lock:
             now = time.monotonic()
             for pool in self._lending():
-                if now - self._used.get(pool, 0) >= _IDLE:  # otherwise allocations collect
+                if now - self._used.get(pool, 0) >= _IDLE:  # in a pool that is used, allocations collect
                     self.collect(pool)
             self._tidy(now)
             seconds = self._soon(now) if self._session.ended is None else None
@@ -557,7 +565,7 @@ class Spares:
             return seconds
 
     def _wanting(self) -> list[Producer]:
-        """Give the producers whose blocks are wanted, if there are some in flight."""
+        """Return the producers that have blocks in flight of a pool whose memory is wanted."""
         return [
             producer
             for producer in list(self._session.producers.values())
