@@ -1,1 +1,1 @@
-"""The driver, by `cuda.core` and `cuda.bindings`, which are loaded when memory of a GPU is first used."""
+"""Calls the CUDA driver through `cuda.core` and `cuda.bindings`, which are loaded when GPU memory is first used."""

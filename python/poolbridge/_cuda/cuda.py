@@ -1,6 +1,6 @@
-"""The way to ``cuda.bindings``, which nothing loads before device memory is used.
+"""Calls of the driver through ``cuda.bindings``, which is loaded when device memory is first used.
 
-Every call leaves the caller's current context as it was.
+No function changes the calling thread's current context.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def bindings() -> Any:
     Raises
     ------
     UnavailableError
-        What is missing, and what to install.
+        Bindings, driver or GPU are missing; the message says which, and what to install.
     """
     try:
         from cuda.bindings import driver
@@ -59,7 +59,15 @@ def bindings() -> Any:
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """Call the driver; give what it returns besides the result."""
+    """Call a function of the driver and return its value.
+
+    Raises
+    ------
+    DeviceMemoryError
+        The GPU is out of memory.
+    DriverError
+        The driver returned another error.
+    """
     driver = bindings()
     result, *values = getattr(driver, name)(*arguments)
     if result != driver.CUresult.CUDA_SUCCESS:
@@ -71,7 +79,7 @@ def call(name: str, *arguments: Any) -> Any:
 
 @contextmanager
 def current(ordinal: int, own: Any = None) -> Iterator[None]:
-    """Make a device's primary context current, or an own one that the program made, and then again what was."""
+    """Make a context current during the block: the device's primary one, or `own`, which the program made."""
     context = contexts.get(ordinal) if own is None else own
     if context is None:
         with _contexts_lock:
@@ -86,7 +94,7 @@ def current(ordinal: int, own: Any = None) -> Iterator[None]:
 
 
 def pop(context: Any) -> None:
-    """Take a context off again. What was done stays done if that fails: an exception would lose what was made."""
+    """Pop a context from the thread's stack. Errors are ignored: an exception would lose the result of the block."""
     driver = bindings()
     if driver.cuCtxPopCurrent()[0] == driver.CUresult.CUDA_SUCCESS:
         return
@@ -121,12 +129,12 @@ def devices() -> list[dict[str, Any]]:
 
 
 def find_device(device_uuid: str) -> int:
-    """Find a GPU by its UUID; give its ordinal as this process counts.
+    """Return the ordinal of the GPU with a UUID, as this process counts.
 
     Raises
     ------
     DeviceNotVisibleError
-        This process cannot see it.
+        This process cannot see the GPU.
     """
     seen = devices()
     wanted = device_uuid.lower().removeprefix("gpu-").removeprefix("mig-")
@@ -142,12 +150,12 @@ def find_device(device_uuid: str) -> int:
 
 
 def ordinal_of(device: int | str | None) -> int:
-    """Give the ordinal of a GPU that a user names: by ordinal, as ``"cuda:0"``, or by UUID; None is the first.
+    """Return the ordinal of a GPU that a user names by ordinal, as ``"cuda:0"``, or by UUID; None is the first GPU.
 
     Raises
     ------
     DeviceNotVisibleError
-        This process cannot see it.
+        This process cannot see the GPU.
     """
     if isinstance(device, str):
         number = device.removeprefix("cuda:")
@@ -162,13 +170,13 @@ def ordinal_of(device: int | str | None) -> int:
 
 
 def describe(ordinal: int) -> str:
-    """Give a GPU's ordinal, name and UUID."""
+    """Return a GPU's ordinal, name and UUID as a text."""
     device = devices()[ordinal]
     return f"{ordinal} ({device['name']}, {device['uuid']})"
 
 
 def can_access_peer(ordinal: int, owner: int) -> bool:
-    """Whether a GPU can reach the memory of another one."""
+    """Whether the GPU `ordinal` can reach the memory of the GPU `owner`."""
     return bool(call("cuDeviceCanAccessPeer", call("cuDeviceGet", ordinal), call("cuDeviceGet", owner)))
 
 
@@ -176,30 +184,30 @@ def can_access_peer(ordinal: int, owner: int) -> bool:
 
 
 def synchronize(ordinal: int, own: Any = None) -> None:
-    """Wait until the device has done all work of this process's primary context, or of its own one."""
+    """Wait until the device has done all work of this process's primary context, or of the context `own`."""
     with current(ordinal, own):
         call("cuCtxSynchronize")
 
 
 def copy_to_host(ordinal: int, out: np.ndarray[Any, Any], address: int, own: Any = None) -> None:
-    """Copy from the device, after all work queued there; complete on return."""
+    """Copy from the device, after all work queued there. The copy is complete on return."""
     with current(ordinal, own):
         call("cuCtxSynchronize")
-        # Not cuMemcpyDtoH: memory of a host pool has a device address, and is refused as a device's.
+        # cuMemcpyDtoH refuses memory of a host pool, although it has a device address.
         call("cuMemcpy", int(out.ctypes.data), address, out.nbytes)
 
 
 def copy_from_host(ordinal: int, address: int, data: np.ndarray[Any, Any], own: Any = None) -> None:
-    """Copy to the device, after all work queued there; complete on return."""
+    """Copy to the device, after all work queued there. The copy is complete on return."""
     with current(ordinal, own):
         call("cuCtxSynchronize")
         call("cuMemcpy", address, int(data.ctypes.data), data.nbytes)
-        # Copies from pageable memory may return before the device has the last bytes.
+        # A copy from pageable memory may return before the device has the last bytes.
         call("cuCtxSynchronize")
 
 
 def copy_on_device(ordinal: int, destination: int, source: int, nbytes: int) -> None:
-    """Copy between two addresses on devices, after all work queued there; complete on return."""
+    """Copy between two addresses on devices, after all work queued there. The copy is complete on return."""
     with current(ordinal):
         call("cuCtxSynchronize")
         call("cuMemcpy", destination, source, nbytes)
@@ -207,14 +215,14 @@ def copy_on_device(ordinal: int, destination: int, source: int, nbytes: int) -> 
 
 
 class Allocation:
-    """Device memory of this process's own, freed with the object.
+    """Device memory of this process, which is freed with the object.
 
     Parameters
     ----------
     ordinal
         The device.
     nbytes
-        How much; at least one.
+        Number of bytes, at least 1.
     """
 
     def __init__(self, ordinal: int, nbytes: int) -> None:
@@ -230,7 +238,7 @@ class Allocation:
 
 
 def pointer_facts(address: int) -> dict[str, Any]:
-    """Ask the driver about an address: its kind of memory and its device."""
+    """Return what the driver knows about an address: ``memory_type`` and ``ordinal`` of the device."""
     attribute = bindings().CUpointer_attribute
     kind = call("cuPointerGetAttribute", attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)
     ordinal = call("cuPointerGetAttribute", attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)

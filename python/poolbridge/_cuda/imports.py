@@ -1,7 +1,7 @@
-"""Memory of other processes that cuda.core has no public way to import: see `pools` for the rest.
+"""Imports memory of other processes for which cuda.core has no public way; `pools` has the others.
 
-Everything here goes through ``cuda.bindings.driver``. cuda.core cannot import a single ``cuMemCreate`` allocation or a
-legacy handle, and does not let the GPU reach an imported pool of the host.
+This module calls ``cuda.bindings.driver``. cuda.core cannot import a single ``cuMemCreate`` allocation or a legacy
+handle, and cannot give a GPU access to an imported pool of the host.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ def _fd_type() -> Any:
 
 
 class VirtualBlock:
-    """One ``cuMemCreate`` allocation: one handle, mapped at one address to read and at another to write, on demand.
+    """An imported ``cuMemCreate`` allocation. It is mapped at one address to read and at another to write, on demand.
 
     Parameters
     ----------
     ordinal
         The device.
     fd
-        Its descriptor; stays the caller's.
+        The allocation's descriptor. The caller keeps it and closes it.
     size
-        Its size in bytes, which the driver does not tell.
+        Bytes of the allocation, which the driver does not tell.
     others
-        More GPUs that are to reach it.
+        Other GPUs that get access.
     """
 
     route = "cuda.bindings"
@@ -60,7 +60,7 @@ class VirtualBlock:
         self._others = others
         self._size = size
         self._views: dict[bool, int] = {}
-        self._ranges: list[int] = []  # unmapped, and still reserved
+        self._ranges: list[int] = []  # addresses that are unmapped and still reserved
         self._lock = threading.Lock()
         with _cuda.current(ordinal):
             try:
@@ -69,7 +69,7 @@ class VirtualBlock:
                 raise InvalidArgumentError(f"the descriptor is of no memory of a GPU: {error}") from error
 
     def address(self, *, write: bool) -> int:
-        """Address of the mapping to read or to write; it is mapped when it is first asked for."""
+        """Return the address of the mapping to read or to write. The first call for each maps it."""
         address = self._views.get(write)
         if address is not None:
             return address
@@ -96,14 +96,14 @@ class VirtualBlock:
         return address
 
     def grant(self, ordinal: int) -> None:
-        """Let another GPU reach the mappings, each as it is."""
+        """Give another GPU access to the present mappings, to read or to write as each is, and to later ones."""
         with self._lock, _cuda.current(self._ordinal):
             for write, address in self._views.items():
                 _cuda.call("cuMemSetAccess", address, self._size, [_access(ordinal, write=write)], 1)
             self._others = (*self._others, ordinal)
 
     def close(self) -> None:
-        """Unmap and let go; takes up where it left off if it failed before."""
+        """Unmap and release the allocation. After a failure, another call continues."""
         with self._lock, _cuda.current(self._ordinal):
             for write, address in list(self._views.items()):
                 _cuda.call("cuMemUnmap", address, self._size)
@@ -118,21 +118,21 @@ class VirtualBlock:
 
 
 class PinnedPool:
-    """A memory pool of the host, imported; every GPU is let in.
+    """An imported memory pool of the host. Every GPU of the process gets access, if the driver allows it.
 
     Parameters
     ----------
     ordinal
-        The GPU that is to reach it.
+        The GPU that must get access.
     fd
-        Its descriptor; stays the caller's.
+        The pool's descriptor. The caller keeps it and closes it.
     """
 
     route = "cuda.bindings"
 
     def __init__(self, ordinal: int, fd: int) -> None:
         self.ordinal = ordinal
-        self._freed: set[int] = set()  # what the driver unmaps, if not yet for good
+        self._freed: set[int] = set()  # addresses whose free is queued and not known to be done
         with _cuda.current(ordinal):
             try:
                 self._pool = _cuda.call("cuMemPoolImportFromShareableHandle", fd, _fd_type(), 0)
@@ -146,10 +146,10 @@ class PinnedPool:
                 raise
 
     def _let_in(self) -> dict[int, DriverError]:
-        """Let all GPUs in; give the errors of those that were not.
+        """Give all GPUs access; return the errors of those that did not get it, by ordinal.
 
-        Access is granted in each process by itself, and to a pool of the host not any more to a second GPU once a block
-        of it is mapped.
+        Each process has to grant access itself. The driver refuses access to a pool of the host for a second GPU when a
+        block of the pool is mapped already, so all GPUs get it at once.
         """
         refused: dict[int, DriverError] = {}
         for gpu in range(_cuda.call("cuDeviceGetCount")):
@@ -160,18 +160,18 @@ class PinnedPool:
         return refused
 
     def grant(self, ordinal: int) -> None:
-        """Raise if a GPU was not let in.
+        """Raise if a GPU did not get access.
 
         Raises
         ------
         DriverError
-            What the driver said.
+            The driver's error.
         """
         if ordinal in self._refused:
             raise DriverError(str(self._refused[ordinal]))
 
     def import_block(self, blob: bytes) -> int:
-        """Import one allocation; give its address, the same for CPU and GPU."""
+        """Import one allocation by the driver's 64 bytes; return its address, which CPU and GPU share."""
         data = _cuda.bindings().CUmemPoolPtrExportData()
         ctypes.memmove(int(data.getPtr()), blob, HANDLE_BYTES)
         with _cuda.current(self.ordinal):
@@ -181,7 +181,7 @@ class PinnedPool:
                 raise InvalidArgumentError(f"the export is of no block of this pool: {error}") from error
 
     def release_block(self, address: int) -> None:
-        """Give an import up; complete on return."""
+        """Free an import. The free is complete on return."""
         with _cuda.current(self.ordinal):
             if address not in self._freed:
                 _cuda.call("cuMemFreeAsync", address, 0)
@@ -190,19 +190,19 @@ class PinnedPool:
             self._freed.discard(address)
 
     def close(self) -> None:
-        """Give the pool up, after its blocks."""
+        """Close the import of the pool, after all its blocks."""
         with _cuda.current(self.ordinal):
             _cuda.call("cuMemPoolDestroy", self._pool)
 
 
 def grant_pool(ordinal: int, pool: Any, other: int) -> None:
-    """Let another GPU reach a memory pool, in this process."""
+    """Give another GPU access to a memory pool, in this process."""
     with _cuda.current(ordinal):
         _cuda.call("cuMemPoolSetAccess", pool, [_access(other, write=True)], 1)
 
 
 class OpenedBlock:
-    """What a legacy handle opens. It knows in which context it was opened: whatever is done with it is done there.
+    """An allocation that was opened by a legacy handle. All its methods work in the context in which it was opened.
 
     Parameters
     ----------
@@ -211,14 +211,14 @@ class OpenedBlock:
     handle
         The driver's 64 bytes.
     own_context
-        Open it in the calling thread's current context, if it has one, instead of the device's primary one.
+        Open it in the calling thread's current context, if it has one, instead of the device's primary context.
 
     Attributes
     ----------
     address
-        Where it begins.
+        Address of its first byte.
     nbytes
-        Its size.
+        Bytes of the allocation.
 
     Raises
     ------
@@ -227,9 +227,9 @@ class OpenedBlock:
     SecondContextError
         The current context is not the primary one, and the driver does not open the handle in it.
     UnavailableError
-        This is the process that owns the memory.
+        This process owns the memory.
     InvalidArgumentError
-        It is no handle, or the current context is of another device.
+        The bytes are no handle, or the current context is of another device.
     """
 
     def __init__(self, ordinal: int, handle: bytes, *, own_context: bool = False) -> None:
@@ -238,7 +238,7 @@ class OpenedBlock:
         self.address = _open_handle(ordinal, handle, self._own)
         try:
             with _cuda.current(ordinal, self._own):
-                # The bindings give base and size.
+                # The bindings return the base and the size after the result.
                 result, _, size = _cuda.bindings().cuMemGetAddressRange(self.address)
             if result != _cuda.bindings().CUresult.CUDA_SUCCESS:
                 raise DriverError(f"cuMemGetAddressRange: {result.name}")
@@ -253,21 +253,21 @@ class OpenedBlock:
             _cuda.synchronize(self.ordinal, self._own)
 
     def copy_to_host(self, out: np.ndarray[Any, Any], address: int) -> None:
-        """Copy from an address in it, after all work of its context; complete on return."""
+        """Copy from an address in the allocation, after all work of its context. The copy is complete on return."""
         _cuda.copy_to_host(self.ordinal, out, address, self._own)
 
     def copy_from_host(self, address: int, data: np.ndarray[Any, Any]) -> None:
-        """Copy to an address in it, after all work of its context; complete on return."""
+        """Copy to an address in the allocation, after all work of its context. The copy is complete on return."""
         _cuda.copy_from_host(self.ordinal, address, data, self._own)
 
     def close(self) -> None:
-        """Close it; the device must be done with it. Nothing is left to close where its own context was destroyed."""
+        """Close the allocation. The device must be done with it. Does nothing if its own context was destroyed."""
         if not self._is_gone():
             with _cuda.current(self.ordinal, self._own):
                 _cuda.call("cuIpcCloseMemHandle", self.address)
 
     def _is_gone(self) -> bool:
-        """Whether the program has destroyed the context, and with it what was opened in it."""
+        """Whether the program has destroyed the context, which closed the allocation."""
         if self._own is None:
             return False
         driver = _cuda.bindings()
@@ -280,7 +280,7 @@ class OpenedBlock:
 
 
 def _own_context(ordinal: int) -> Any:
-    """Give the calling thread's current context, or None where that is the device's primary one or there is none."""
+    """Return the calling thread's current context; None if it has none, or the device's primary one."""
     current = _cuda.call("cuCtxGetCurrent")
     if not int(current):
         return None
@@ -298,7 +298,7 @@ def _own_context(ordinal: int) -> Any:
 
 
 def _has_primary(ordinal: int) -> bool:
-    """Whether the device's primary context is alive in this process; it is not made for the answer."""
+    """Whether the device's primary context exists in this process. The call does not create it."""
     driver = _cuda.bindings()
     result, _, active = driver.cuDevicePrimaryCtxGetState(_cuda.call("cuDeviceGet", ordinal))
     return bool(result == driver.CUresult.CUDA_SUCCESS and active)
@@ -331,7 +331,7 @@ def _open_handle(ordinal: int, handle: bytes, own: Any) -> int:
 
 
 def _opens_in_primary(ordinal: int, handle: bytes) -> bool:
-    """Whether it is the context that the driver refuses: it has the same word for a dead owner."""
+    """Whether the handle opens in the primary context. The driver has one error for wrong context and dead owner."""
     if not _has_primary(ordinal):
         return False
     try:

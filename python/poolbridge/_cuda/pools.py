@@ -1,7 +1,7 @@
-"""Memory pools of other processes, imported.
+"""Imports memory pools of other processes.
 
-Two routes lead to the same memory. The first is cuda.core's own import, which needs a private constructor to make its
-descriptor from raw bytes. Where that is missing, ``cuda.bindings.driver`` imports pool and pointer directly.
+There are two routes. The first is cuda.core's own import. It needs a private constructor of cuda.core, which makes a
+descriptor from raw bytes. If that is missing, ``cuda.bindings.driver`` imports the pool and its allocations directly.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ BLOB_BYTES: Final = 64
 
 
 class ImportedBlock(ABC):
-    """One allocation of another process, imported.
+    """An imported allocation of another process.
 
     Attributes
     ----------
     address
-        Its first byte, on the device.
+        Address of its first byte, on the device.
+    route
+        The package that imported it: ``"cuda.core"`` or ``"cuda.bindings"``.
     """
 
     address: int
@@ -31,16 +33,16 @@ class ImportedBlock(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give the import up; the device must be done with it."""
+        """Free the import. The device must be done with the memory."""
 
     @property
     @abstractmethod
     def is_mapped(self) -> bool:
-        """Whether the memory is another process's."""
+        """Whether the memory belongs to another process."""
 
 
 class ImportedPool(ABC):
-    """A memory pool of another process, imported."""
+    """An imported memory pool of another process."""
 
     ordinal: int
     route: str
@@ -51,16 +53,16 @@ class ImportedPool(ABC):
         """The driver's handle of the pool."""
 
     def grant(self, ordinal: int) -> None:
-        """Let another GPU reach the pool, in this process."""
+        """Give another GPU access to the pool, in this process."""
         grant_pool(self.ordinal, self.handle, ordinal)
 
     @abstractmethod
     def import_block(self, blob: bytes, size: int) -> ImportedBlock:
-        """Import one allocation of it."""
+        """Import one allocation of the pool by the driver's 64 bytes."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give the import up, after its blocks."""
+        """Close the import, after all its blocks."""
 
 
 class _CorePool(ImportedPool):
@@ -116,7 +118,7 @@ class _CoreBlock(ImportedBlock):
     def close(self) -> None:
         with current(self._ordinal):
             self._buffer.close(self._stream)
-            # Only a free that is done may be reported to the service, which then frees the block itself.
+            # Wait until the free is done: the service frees the block as soon as it is told.
             self._stream.sync()
 
 
@@ -137,7 +139,7 @@ class _DriverPool(ImportedPool):
 
     def import_block(self, blob: bytes, size: int) -> ImportedBlock:  # noqa: ARG002
         data = bindings().CUmemPoolPtrExportData()
-        # Newer bindings do not show the bytes of opaque structures.
+        # Newer bindings have no attribute for the bytes of opaque structures.
         ctypes.memmove(int(data.getPtr()), blob, BLOB_BYTES)
         with current(self.ordinal):
             try:
@@ -164,7 +166,7 @@ class _DriverBlock(ImportedBlock):
 
 
 def _core_descriptors() -> tuple[Any, Any] | None:
-    """Find cuda.core and its class of descriptors, or None where it cannot make one from raw bytes."""
+    """Return cuda.core and its descriptor class; None if the class cannot be made from raw bytes."""
     try:
         import cuda.core
         from cuda.core._memory._ipc import IPCBufferDescriptor
@@ -174,7 +176,7 @@ def _core_descriptors() -> tuple[Any, Any] | None:
 
 
 def import_pool(ordinal: int, fd: int) -> ImportedPool:
-    """Import a memory pool; the descriptor stays the caller's and is not needed afterwards.
+    """Import a memory pool. The caller keeps the descriptor and may close it afterwards.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Words that streams of a GPU write and wait for, and copies in their order: the driver's calls that never wait."""
+"""Driver calls that queue work on streams: writes of words, waits for words and events, and copies."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _own: dict[int, Any] = {}
 
 @cache
 def supported(ordinal: int) -> bool:
-    """Whether streams of a GPU can write and wait for 64-bit words."""
+    """Whether streams of a GPU can write 64-bit words and wait for them."""
     attribute = bindings().CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
     return bool(call("cuDeviceGetAttribute", attribute, call("cuDeviceGet", ordinal)))
 
 
 def register(ordinal: int, address: int, nbytes: int, *, write: bool) -> int:
-    """Let GPUs reach memory of this process; give its address there."""
+    """Register memory of this process with the GPUs; return its address on the GPU."""
     flags = _PORTABLE | _DEVICEMAP | (0 if write else _READ_ONLY)
     with current(ordinal):
         call("cuMemHostRegister", address, nbytes, flags)
@@ -38,8 +38,8 @@ def register(ordinal: int, address: int, nbytes: int, *, write: bool) -> int:
 
 
 def unregister(ordinal: int, address: int) -> None:
-    """Take memory away from the GPUs, once all work is done that this process has queued on them."""
-    # The driver would wait by itself, for one GPU, and perhaps keep others from calling it meanwhile.
+    """Wait for all work that this process has queued on the GPUs, and unregister memory."""
+    # The driver itself waits for one GPU only, and may block other threads' calls meanwhile.
     for known in list(contexts):
         synchronize(known)
     with current(ordinal):
@@ -47,17 +47,17 @@ def unregister(ordinal: int, address: int) -> None:
 
 
 def write(ordinal: int, stream: int, address: int, value: int) -> None:
-    """Have a stream write a word, after the work that it has so far."""
+    """Make a stream write a word after the work that it has so far."""
     _on_stream("cuStreamWriteValue64", ordinal, stream, address, value, _DEFAULT)
 
 
 def wait(ordinal: int, stream: int, address: int, value: int) -> None:
-    """Have a stream wait, before further work, until a word has a value or more."""
+    """Make a stream wait, before its further work, until a word has a value or more."""
     _on_stream("cuStreamWaitValue64", ordinal, stream, address, value, _GEQ)
 
 
 def recorded(ordinal: int, stream: int) -> bool:
-    """Whether a stream's work is being recorded into a graph, or cannot be asked about."""
+    """Whether a stream's work is being recorded into a graph; True also if the driver does not say."""
     try:
         with current(ordinal):
             return int(call("cuStreamIsCapturing", stream)) != 0
@@ -66,13 +66,13 @@ def recorded(ordinal: int, stream: int) -> bool:
 
 
 def record(ordinal: int, stream: int, event: int) -> None:
-    """Have an event stand for the work that a stream has so far."""
+    """Record an event in a stream, after the work that the stream has so far."""
     with current(ordinal):
         call("cuEventRecord", event, stream)
 
 
 def wait_for_event(ordinal: int, stream: int, event: int) -> None:
-    """Have a stream wait, before further work, for what an event stands for."""
+    """Make a stream wait, before its further work, for an event."""
     _on_stream("cuStreamWaitEvent", ordinal, stream, event, _DEFAULT)
 
 
@@ -84,7 +84,7 @@ def synchronize_stream(ordinal: int, stream: int) -> None:
 
 def _on_stream(name: str, ordinal: int, stream: int, *arguments: Any) -> None:
     if stream > PER_THREAD:
-        # A stream knows its context: nothing has to be current.
+        # A stream handle determines its context, so no context has to be current.
         driver = bindings()
         (result,) = getattr(driver, name)(stream, *arguments)
         if result == driver.CUresult.CUDA_SUCCESS:
@@ -96,7 +96,7 @@ def _on_stream(name: str, ordinal: int, stream: int, *arguments: Any) -> None:
 
 
 def own_stream(ordinal: int) -> int:
-    """Give a stream of poolbridge's own, which blocks no other; there is one for each GPU."""
+    """Return poolbridge's own stream of a GPU, which does not synchronize with the legacy default stream."""
     stream = _own.get(ordinal)
     if stream is None:
         with _own_lock:
@@ -108,6 +108,6 @@ def own_stream(ordinal: int) -> int:
 
 
 def copy(ordinal: int, stream: int, destination: int, source: int, nbytes: int) -> None:
-    """Copy between two addresses on GPUs, in a stream's order; the source must stay until that is done."""
+    """Queue a copy between two addresses on GPUs on a stream. The source must stay allocated until it is done."""
     with current(ordinal):
         call("cuMemcpyAsync", destination, source, nbytes, stream)

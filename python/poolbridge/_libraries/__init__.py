@@ -1,1 +1,1 @@
-"""Array libraries that use leases, and the patterns that memory is filled with, for `_verify` and `_bench`."""
+"""Array libraries that use leases, and patterns to fill memory with, for `_verify` and `_bench`."""

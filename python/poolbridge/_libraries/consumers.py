@@ -1,4 +1,4 @@
-"""Array libraries as consumers of leases, for the worker. Only here are they imported, and only on request."""
+"""Array libraries as consumers of leases. Each library is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ if TYPE_CHECKING:
 
 
 class Consumer(ABC):
-    """One array library.
+    """The interface to one array library.
 
     Attributes
     ----------
     name
-        Its name in tasks, which is that of its module.
+        The library's name in tasks, which is that of its module.
     kinds
-        The kinds of memory that it can use in place.
+        The kinds of memory that the library can use in place.
     """
 
     name: str
     kinds: tuple[str, ...]
 
     def version(self) -> str:
-        """Say which version is installed."""
+        """Return the version of the installed library."""
         return str(getattr(importlib.import_module(self.name), "__version__", "?"))
 
     def lacks_gpu(self) -> bool:
-        """Whether the library, as it is installed, cannot use a GPU that is there."""
+        """Whether the installed library cannot use the GPUs of this machine."""
         return False
 
     @abstractmethod
     def take(self, lease: BaseLease, stream: Any = None) -> Any:
-        """Make an array of the lease's memory, in place; for a stream of the library, if it is given one."""
+        """Make an array of the lease's memory, in place, for use on `stream`, one of the library; None: the current one."""
 
     def stream(self, ordinal: int) -> Any:
-        """Make a stream of a GPU that blocks no other.
+        """Make a stream of a GPU that does not synchronize with the legacy default stream.
 
         Raises
         ------
         UnavailableError
-            The library has none that a user could name.
+            The library has no streams that a user can name.
         """
         raise UnavailableError(f"{self.name} makes no streams on GPU {ordinal}")
 
     @abstractmethod
     def pointer(self, array: Any) -> int:
-        """Give the array's address."""
+        """Return the array's address."""
 
     @abstractmethod
     def compare(self, array: Any, pattern: Pattern) -> Comparison:
@@ -68,80 +68,80 @@ class Consumer(ABC):
 
     @abstractmethod
     def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:
-        """Write a pattern; complete on return."""
+        """Write a pattern. It is complete on return."""
 
     @abstractmethod
     def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:
-        """Turn every element x into ``scale * x + offset``; complete on return."""
+        """Replace every element x by ``scale * x + offset``. It is complete on return."""
 
 
-# Kinds of memory on a GPU, and those that the CPU reaches.
+# The kinds of memory that a GPU reaches, and those that the CPU reaches.
 _GPU = ("device", "vmm", "legacy", "pinned")
 _CPU = ("host", "pinned")
 
 
 class NumPy(Consumer):
-    """Memory of the CPU."""
+    """NumPy, on memory of the CPU."""
 
     name = "numpy"
     kinds = _CPU
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:  # noqa: ARG002
-        """By DLPack."""
+        """Make the array by DLPack."""
         source: Any = lease  # NumPy's stubs lag behind the standard
         return np.from_dlpack(source)
 
     def pointer(self, array: Any) -> int:
-        """By the array's own word."""
+        """Return the address that the array reports."""
         return int(array.ctypes.data)
 
     def compare(self, array: Any, pattern: Pattern) -> Comparison:
-        """On the CPU."""
+        """Compare on the CPU."""
         return _patterns.compare(np, array.reshape(-1), pattern)
 
     def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:  # noqa: ARG002
-        """On the CPU."""
+        """Write on the CPU."""
         _patterns.fill(np, array.reshape(-1), pattern)
 
     def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:  # noqa: ARG002
-        """On the CPU."""
+        """Compute on the CPU."""
         array *= scale
         array += offset
 
 
 class CuPy(Consumer):
-    """Memory of a GPU."""
+    """CuPy, on memory of a GPU."""
 
     name = "cupy"
     kinds = _GPU
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:
-        """By DLPack, for the current stream."""
+        """Make the array by DLPack."""
         import cupy
 
         with cupy.cuda.Device(lease.__dlpack_device__()[1]), stream or nullcontext():
             return cupy.from_dlpack(lease)
 
     def stream(self, ordinal: int) -> Any:
-        """Make one of CuPy's."""
+        """Make a stream of CuPy."""
         import cupy
 
         with cupy.cuda.Device(ordinal):
             return cupy.cuda.Stream(non_blocking=True)
 
     def pointer(self, array: Any) -> int:
-        """By the array's own word."""
+        """Return the address that the array reports."""
         return int(array.data.ptr)
 
     def compare(self, array: Any, pattern: Pattern) -> Comparison:
-        """On the GPU."""
+        """Compare on the GPU."""
         import cupy
 
         with array.device:
             return _patterns.compare(cupy, array.reshape(-1), pattern)
 
     def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:  # noqa: ARG002
-        """On the GPU."""
+        """Write on the GPU."""
         import cupy
 
         with array.device:
@@ -149,7 +149,7 @@ class CuPy(Consumer):
             cupy.cuda.get_current_stream().synchronize()
 
     def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:  # noqa: ARG002
-        """On the GPU."""
+        """Compute on the GPU."""
         import cupy
 
         with array.device:
@@ -159,36 +159,36 @@ class CuPy(Consumer):
 
 
 class Torch(Consumer):
-    """Memory of the CPU and of a GPU."""
+    """PyTorch, on memory of the CPU and of a GPU."""
 
     name = "torch"
     kinds = (*_GPU, "host")
 
     def lacks_gpu(self) -> bool:
-        """Whether it was built without CUDA."""
+        """Whether PyTorch was built without CUDA, or cannot use it."""
         import torch
 
         return not torch.cuda.is_available()
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:
-        """By DLPack, for the current stream."""
+        """Make the tensor by DLPack."""
         import torch
 
         with torch.cuda.stream(stream) if stream is not None else nullcontext():
             return torch.from_dlpack(lease)
 
     def stream(self, ordinal: int) -> Any:
-        """Make one of PyTorch's."""
+        """Make a stream of PyTorch."""
         import torch
 
         return torch.cuda.Stream(ordinal)
 
     def pointer(self, array: Any) -> int:
-        """By the tensor's own word."""
+        """Return the address that the tensor reports."""
         return int(array.data_ptr())
 
     def compare(self, array: Any, pattern: Pattern) -> Comparison:
-        """Where the tensor is."""
+        """Compare on the tensor's device."""
         flat = array.reshape(-1)
         result = Comparison()
         for first, count in chunks(flat.numel()):
@@ -204,19 +204,19 @@ class Torch(Consumer):
         return result
 
     def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:  # noqa: ARG002
-        """Where the tensor is."""
+        """Write on the tensor's device."""
         import torch
 
         flat = array.reshape(-1)
         for first, count in chunks(flat.numel()):
             part = self._plain(flat[first : first + count])
-            # By a kernel: PyTorch's copies name a direction, which the driver refuses for memory of a host pool.
+            # A kernel writes: PyTorch's copies name a direction, which the driver refuses for memory of a host pool.
             torch.add(self._expected(part, pattern, first), 0, out=part)
         if flat.is_cuda:
             torch.cuda.synchronize(flat.device)
 
     def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:  # noqa: ARG002
-        """Where the tensor is."""
+        """Compute on the tensor's device."""
         import torch
 
         array.mul_(scale).add_(offset)
@@ -225,7 +225,7 @@ class Torch(Consumer):
 
     @staticmethod
     def _plain(part: Any) -> Any:
-        """Show unsigned integers, which PyTorch can hardly compute with, as signed ones of the same bits."""
+        """View unsigned integers as signed ones of the same bits, because PyTorch has few operations on unsigned ones."""
         import torch
 
         signed = {torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -248,22 +248,22 @@ class Torch(Consumer):
 
 
 class OnHost(Consumer):
-    """A library that takes the memory in place, and whose arrays are compared as copies on the CPU."""
+    """A library that uses the memory in place, and whose arrays are copied to the CPU to compare them."""
 
     def pointer(self, array: Any) -> int:
-        """By the array's ``__cuda_array_interface__``."""
+        """Return the address in the array's ``__cuda_array_interface__``."""
         return int(array.__cuda_array_interface__["data"][0])
 
     @abstractmethod
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
-        """Copy the elements, read through the library's array."""
+        """Copy the elements to the CPU through the library's array."""
 
     def compare(self, array: Any, pattern: Pattern) -> Comparison:
-        """On the CPU."""
+        """Compare a copy on the CPU."""
         return _patterns.compare(np, self.copy(array).reshape(-1), pattern)
 
     def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:  # noqa: ARG002
-        """Made on the CPU and copied into the lease."""
+        """Make the pattern on the CPU and copy it into the lease."""
         lease.copy_from(_patterns.make(pattern, lease.size, lease.dtype).reshape(lease.shape))
 
     def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:
@@ -278,13 +278,13 @@ class CudaCore(OnHost):
     kinds = _GPU
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:
-        """By DLPack, ordered on the legacy default stream if on no other."""
+        """Make the view by DLPack, for `stream` or else the legacy default stream."""
         from cuda.core.utils import StridedMemoryView
 
         return StridedMemoryView.from_dlpack(lease, stream_ptr=1 if stream is None else int(stream.handle))
 
     def stream(self, ordinal: int) -> Any:
-        """Make one of cuda.core's."""
+        """Make a stream of cuda.core."""
         from cuda.core import Device
 
         device = Device(ordinal)
@@ -292,11 +292,11 @@ class CudaCore(OnHost):
         return device.create_stream()
 
     def pointer(self, array: Any) -> int:
-        """By the view's own word."""
+        """Return the address that the view reports."""
         return int(array.ptr)
 
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
-        """Copy by the driver, from the view's address."""
+        """Copy with the driver, from the view's address."""
         out = np.empty(array.shape, array.dtype)
         if out.size:
             _cuda.copy_to_host(array.device_id, out, array.ptr)
@@ -304,71 +304,71 @@ class CudaCore(OnHost):
 
 
 class Numba(OnHost):
-    """Memory of a GPU, by the CUDA array interface."""
+    """Numba, on memory of a GPU, by the CUDA array interface."""
 
     name = "numba"
-    # Its copies name a direction, which the driver refuses for memory of a host pool.
+    # Numba's copies name a direction, which the driver refuses for memory of a host pool.
     kinds = ("device", "vmm", "legacy")
 
     def lacks_gpu(self) -> bool:
-        """Whether its CUDA target is missing."""
+        """Whether Numba's CUDA target is missing."""
         from numba import cuda
 
         return not cuda.is_available()
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:  # noqa: ARG002
-        """Make a device array of a view, which counts."""
+        """Make a device array of a view of the lease."""
         from numba import cuda
 
         return cuda.as_cuda_array(lease.view())
 
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
-        """Copy by Numba."""
+        """Copy with Numba."""
         out: np.ndarray[Any, Any] = array.copy_to_host()
         return out
 
 
 class Jax(OnHost):
-    """Memory of the CPU and of a GPU; its arrays never change, so a new pattern goes into the lease directly."""
+    """JAX, on memory of the CPU and of a GPU. JAX does not change arrays, so patterns are copied into the lease."""
 
     name = "jax"
     kinds = (*_GPU, "host")
 
     def lacks_gpu(self) -> bool:
-        """Whether its plugin for CUDA is missing."""
+        """Whether JAX's plugin for CUDA is missing."""
         import jax
 
         return all(device.platform == "cpu" for device in jax.devices())
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:  # noqa: ARG002
-        """By a legacy DLPack capsule; JAX never writes."""
+        """Make the array by a legacy DLPack capsule, because JAX never writes."""
         import jax
 
         return jax.dlpack.from_dlpack(lease.view(legacy=True))
 
     def pointer(self, array: Any) -> int:
-        """By the array's own word."""
+        """Return the address that the array reports."""
         return int(array.unsafe_buffer_pointer())
 
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
-        """Copy by a kernel, and then to the CPU: JAX's copies name a direction, which host pools refuse."""
+        """Copy by a kernel, then to the CPU. JAX's copies name a direction, which the driver refuses for host pools."""
         import jax
 
         return np.array(jax.jit(lambda x: jax.numpy.stack([x, x]))(array)[0])
 
 
-# In this order they are preferred.
+# The libraries, the preferred first.
 CONSUMERS: tuple[type[Consumer], ...] = (NumPy, CuPy, Torch, CudaCore, Jax, Numba)
 _PACKAGES = ("poolbridge", "numpy", "msgspec", "cuda-core", "cuda-bindings")
 
 
 def load(name: str) -> Consumer:
-    """Make the consumer of that name; its library must be installed.
+    """Make the consumer of that name.
 
     Raises
     ------
     UnavailableError
-        It is not installed, or not known.
+        The library is not installed, or not known.
     """
     for consumer in CONSUMERS:
         if consumer.name == name:
@@ -380,12 +380,12 @@ def load(name: str) -> Consumer:
 
 
 def preload(name: str) -> str:
-    """Import what the consumer of that name needs; give its version.
+    """Import the libraries that the consumer of that name needs; return its version.
 
     Raises
     ------
     UnavailableError
-        It is not installed, or not known.
+        The library is not installed, or not known.
     """
     consumer = load(name)
     if "device" in consumer.kinds and _installed("cuda.core"):
@@ -407,8 +407,8 @@ def probe() -> dict[str, Any]:
     -------
     dict
         ``packages``: versions by name. ``native``: whether poolbridge has its native module. ``consumers``: names by
-        kind, the preferred first. ``missing``: by kind, why there are not more. ``devices``: the GPUs that this
-        process sees.
+        kind, the preferred first. ``missing``: by kind, why libraries are missing. ``cuda``: whether this process sees
+        a GPU. ``devices``: the GPUs that it sees.
     """
     packages = {}
     for name in _PACKAGES:

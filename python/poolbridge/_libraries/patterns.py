@@ -1,4 +1,4 @@
-"""Patterns that one side writes and the other expects."""
+"""Patterns: one process writes them into memory, and another checks that it finds them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ DTYPES = {"affine": "float32", "masked": "uint32", "fibonacci": "uint64"}
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Element i is ``scale * i + offset``.
+    """A pattern of elements. Element i is ``scale * i + offset``, unless `kind` says otherwise.
 
     Attributes
     ----------
     scale, offset
-        The two numbers.
+        The two numbers of the formula.
     kind
-        ``"affine"``: computed in float64 and then rounded to the element type; ``"masked"``: computed in whole numbers
-        modulo 2**32, XOR `mask`; ``"fibonacci"``: the Fibonacci numbers modulo 2**64, of which the first is number
-        `offset`.
+        ``"affine"``: the formula, computed in float64 and rounded to the element type. ``"masked"``: the formula in
+        whole numbers modulo 2**32, XOR `mask`. ``"fibonacci"``: the Fibonacci numbers modulo 2**64 from number `offset`
+        on.
     tolerance
-        How far an affine element may be off.
+        The largest difference that an affine element may have.
     mask
-        Of ``"masked"``.
+        The mask of ``"masked"``.
     """
 
     scale: float
@@ -58,7 +58,7 @@ class Pattern:
         return values.astype(dtype)
 
     def wrong(self, xp: Any, part: Any, expected: Any) -> Any:
-        """Say of each element whether it differs, with NumPy or CuPy."""
+        """Return for each element whether it differs, with the array library `xp`, NumPy or CuPy."""
         if self.tolerance:
             return ~(xp.abs(part.astype(xp.float64) - expected.astype(xp.float64)) <= self.tolerance)
         return part != expected
@@ -81,21 +81,21 @@ def fibonacci(first: int, count: int) -> np.ndarray[Any, Any]:
 
 @dataclass(slots=True)
 class Comparison:
-    """How an array differs from a pattern.
+    """The differences between an array and a pattern.
 
     Attributes
     ----------
     mismatches
         How many elements differ.
     first
-        The first few of them, for people.
+        A text for each of the first few of them.
     """
 
     mismatches: int = 0
     first: list[str] = field(default_factory=list)
 
     def add(self, count: int, indices: Any, expected: Any, got: Any) -> None:
-        """Count a part's mismatches; the other arguments are the first of them, index by index."""
+        """Add the mismatches of a part. The other arguments describe the first of them, element by element."""
         self.mismatches += count
         for index, want, have in zip(indices, expected, got, strict=True):
             if len(self.first) == _FIRST:
@@ -104,13 +104,13 @@ class Comparison:
 
 
 def chunks(size: int) -> Iterator[tuple[int, int]]:
-    """Split `size` elements into parts: first element and count of each."""
+    """Split `size` elements into parts. Yield the first element and the count of each part."""
     for first in range(0, size, CHUNK):
         yield first, min(CHUNK, size - first)
 
 
 def compare(xp: Any, flat: Any, pattern: Pattern) -> Comparison:
-    """Compare a flat array of NumPy or CuPy with a pattern, where it is."""
+    """Compare a flat array of NumPy or CuPy with a pattern, on the array's device."""
     result = Comparison()
     for first, count in chunks(flat.size):
         part = flat[first : first + count]
@@ -124,13 +124,13 @@ def compare(xp: Any, flat: Any, pattern: Pattern) -> Comparison:
 
 
 def fill(xp: Any, flat: Any, pattern: Pattern) -> None:
-    """Write a pattern into a flat array of NumPy or CuPy, where it is."""
+    """Write a pattern into a flat array of NumPy or CuPy, on the array's device."""
     for first, count in chunks(flat.size):
         flat[first : first + count] = pattern.expected(xp, first, count, flat.dtype)
 
 
 def make(pattern: Pattern, size: int, dtype: Any) -> np.ndarray[Any, Any]:
-    """Make a whole pattern on the CPU."""
+    """Make a NumPy array of a whole pattern."""
     flat = np.empty(size, dtype)
     fill(np, flat, pattern)
     return flat

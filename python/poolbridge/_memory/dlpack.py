@@ -1,8 +1,8 @@
-"""DLPack capsules of memory that NumPy does not know.
+"""DLPack capsules for memory of GPUs and for element types that NumPy lacks.
 
-NumPy makes the capsule, over an array that points at the memory and that owns the lease's token; its own C deleter
-frees it, from whatever thread, with whatever life is left in the interpreter. What NumPy cannot say is then written
-into the structure: the device, ``bfloat16``, and that the data is a copy. NumPy never reads the memory behind it.
+NumPy makes the capsule from an array that has the memory's address and owns the lease's token. NumPy's deleter, which
+is C, frees the array from any thread, also while the interpreter ends. NumPy cannot describe a GPU, ``bfloat16`` or a
+copy, so these are written into the capsule's structure afterwards. NumPy never reads the memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CUDA: Final = 2
 CUDA_HOST: Final = 3
 
 _FLAG_COPIED = 2
-# Where an argument of what JAX compiles for a GPU begins, in bytes.
+# JAX's compiled code for a GPU needs arguments at multiples of this number of bytes.
 _JAX_ALIGNMENT = 16
 
 
@@ -63,7 +63,7 @@ class _Versioned(ctypes.Structure):
 
 
 class Seen(NamedTuple):
-    """What a capsule says of its tensor: strides are in bytes, and `name` is the element type's name."""
+    """The tensor of a capsule. Strides are in bytes, and `name` is the element type's name."""
 
     address: int
     shape: tuple[int, ...]
@@ -93,20 +93,21 @@ def make_capsule(
     Parameters
     ----------
     array
-        Points at the memory, which may be on a device, and keeps it alive. Read-only when it is not writeable.
+        An array of the memory, which keeps it alive. The memory may be on a device. If the array is not writeable, the
+        capsule is read-only.
     element
         The element type, which NumPy may lack.
     device
         DLPack's device type and id.
     versioned
-        Make a ``dltensor_versioned`` (DLPack 1.x), otherwise a legacy ``dltensor``.
+        Make a ``dltensor_versioned`` (DLPack 1.x); else a legacy ``dltensor``.
     copied
-        Say in a versioned capsule that the data is a copy.
+        Set the flag of a versioned capsule that says that the data is a copy.
 
     Raises
     ------
     BufferError
-        A legacy capsule of a read-only array.
+        The array is read-only and the capsule is a legacy one.
     """
     capsule: object = array.__dlpack__(max_version=(1, 0)) if versioned else array.__dlpack__()
     if element.in_numpy and device[0] == CPU and not copied and array.size:
@@ -126,15 +127,15 @@ def make_capsule(
 
 
 def check_reversed(shape: Iterable[int], strides: Iterable[int]) -> None:
-    """Raise if elements lie backwards and PyTorch is who asks: call it from ``__dlpack__``, before a capsule is made.
+    """Raise if a stride is negative and PyTorch asks. Call it from ``__dlpack__``, before a capsule is made.
 
-    PyTorch has no negative strides. Given a capsule that has them, it ends the process in many versions (a check in C++
-    throws where nothing may be thrown), for capsules of every maker. Others take them in place.
+    PyTorch has no negative strides. Many of its versions end the process when they get a capsule with negative strides
+    from any library, because a check in C++ throws where exceptions are not allowed. Other libraries accept them.
 
     Raises
     ------
     BufferError
-        PyTorch asks, and an axis of more than one element is reversed.
+        PyTorch asks, and an axis of more than one element has a negative stride.
     """
     shape = tuple(shape)
     backwards = all(shape) and any(stride < 0 and n > 1 for n, stride in zip(shape, strides, strict=True))
@@ -146,24 +147,24 @@ def check_reversed(shape: Iterable[int], strides: Iterable[int]) -> None:
 
 
 def by_cpu(dl_device: object, stream: object) -> bool:
-    """Whether the consumer that calls ``__dlpack__`` knows memory of the CPU alone, as NumPy does.
+    """Whether the library that calls ``__dlpack__`` uses memory of the CPU only, as NumPy does.
 
-    NumPy passes None as the device, and no stream. Libraries that use a GPU pass their stream, or leave the device out,
-    which is ``...`` here.
+    NumPy passes None as the device, and no stream. A library that uses a GPU passes its stream, or leaves the device
+    out, which is ``...`` here.
     """
     return dl_device is None and stream is None
 
 
 def check_aligned(address: int) -> None:
-    """Raise if JAX asks for memory of a GPU that it could not use: call it from ``__dlpack__``, as `check_reversed`.
+    """Raise if JAX asks for GPU memory that is not aligned for it. Call it from ``__dlpack__``, as `check_reversed`.
 
-    What JAX compiles for a GPU wants arguments at a multiple of 16 bytes (XLA's ``kEntryParameterAlignBytes``). It
-    makes arrays that begin elsewhere without a word, and fails when one is used.
+    JAX's compiled code for a GPU needs arguments at multiples of 16 bytes (XLA's ``kEntryParameterAlignBytes``). JAX
+    makes arrays of other addresses without an error, and fails when one is used.
 
     Raises
     ------
     BufferError
-        JAX asks, and the address is not such a multiple.
+        JAX asks, and the address is no multiple of 16.
     """
     if address % _JAX_ALIGNMENT and asked_by("jax._src.dlpack"):
         raise BufferError(
@@ -173,10 +174,10 @@ def check_aligned(address: int) -> None:
 
 
 def asked_by(module: str) -> bool:
-    """Whether a function of that module called ``__dlpack__``, perhaps of an object which only passes the question on.
+    """Whether a function of that module called ``__dlpack__``, directly or through another object's ``__dlpack__``.
 
-    Nothing that they pass tells one library from another, but ``from_dlpack`` of some is a Python function that asks by
-    itself.
+    The arguments do not say which library calls. The ``from_dlpack`` of some libraries is a Python function, which the
+    stack shows.
     """
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - CPython's, documented
     while frame is not None and frame.f_code.co_name == "__dlpack__":
@@ -185,12 +186,12 @@ def asked_by(module: str) -> bool:
 
 
 def look(capsule: object) -> Seen:
-    """Read what a capsule says, without taking it.
+    """Read the tensor of a capsule without consuming the capsule.
 
     Raises
     ------
     InvalidArgumentError
-        Its elements are of a type that cannot be shared.
+        The element type cannot be shared.
     """
     name = _name(capsule)
     kind = _Versioned if name == b"dltensor_versioned" else _Managed

@@ -1,4 +1,4 @@
-"""Kind ``device``: a CUDA memory pool of the service, imported by its descriptor."""
+"""Kind ``device``: a CUDA memory pool of the service, imported by its file descriptor."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class DeviceBlock(BlockMemory):
-    """One allocation of the pool, imported."""
+    """An imported allocation of the pool."""
 
     def __init__(self, pool: DevicePool, block: ImportedBlock) -> None:
         self.pool: DevicePool = pool
         self._block = block
 
     def address(self, *, write: bool) -> int:  # noqa: ARG002
-        """Give the one address: CUDA pools cannot be mapped read-only."""
+        """Return the address. It is the same for reading and writing: CUDA pools cannot be mapped read-only."""
         return self._block.address
 
     def synchronize(self) -> None:
@@ -34,11 +34,11 @@ class DeviceBlock(BlockMemory):
         self.pool.synchronize()
 
     def close(self) -> None:
-        """Give the import up."""
+        """Free the import."""
         self._block.close()
 
     def evidence(self) -> dict[str, Any]:
-        """Say what cuda.core and the driver know of the address."""
+        """Return what cuda.core and the driver know about the address."""
         return {
             "mapped": self._block.is_mapped,
             "route": self._block.route,
@@ -47,24 +47,24 @@ class DeviceBlock(BlockMemory):
 
 
 class DevicePool(GPUPool):
-    """The pool, imported."""
+    """An imported pool."""
 
     def __init__(self, kind: KindName, ordinal: int, pool: ImportedPool) -> None:
         super().__init__(kind, ordinal)
         self._pool = pool
 
     def grant(self, ordinal: int) -> None:
-        """Let another GPU reach all of the pool."""
+        """Give another GPU access to the whole pool."""
         self._pool.grant(ordinal)
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> DeviceBlock:  # noqa: ARG002
-        """Import one allocation; its 64 bytes are the export."""
+        """Import one allocation by its export, the driver's 64 bytes."""
         if len(export) != _pools.BLOB_BYTES:
             raise ProtocolError(f"the export of a device block has {_pools.BLOB_BYTES} bytes, got {len(export)}")
         return DeviceBlock(self, self._pool.import_block(export, size))
 
     def close(self) -> None:
-        """Give the import up."""
+        """Close the import."""
         self._pool.close()
 
 
@@ -74,8 +74,8 @@ class DeviceKind(Kind):
     name = "device"
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> DevicePool:  # noqa: ARG002
-        """Import the pool on the GPU that its UUID names; the descriptor is closed, the import keeps the memory."""
-        # Found first: where there is no driver, the descriptor stays for another attempt.
+        """Import the pool on the GPU with its UUID. The descriptor is closed; the import keeps the memory."""
+        # Find the GPU first: if there is no driver, the descriptor stays for another attempt.
         ordinal = _cuda.find_device(pool.du)
         fd = descriptors.one()
         try:

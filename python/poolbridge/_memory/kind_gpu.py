@@ -1,4 +1,4 @@
-"""What the kinds of memory on a GPU have in common."""
+"""The common part of the kinds of memory on a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class GPUPool(PoolMemory):
-    """Memory on one GPU, which copies it.
+    """A pool of memory on one GPU. Copies are the GPU's.
 
     Parameters
     ----------
@@ -25,6 +25,11 @@ class GPUPool(PoolMemory):
         The kind's name.
     ordinal
         The GPU, as this process counts.
+
+    Attributes
+    ----------
+    others
+        The other GPUs that have access to the memory.
     """
 
     def __init__(self, kind: Kind, ordinal: int) -> None:
@@ -35,11 +40,11 @@ class GPUPool(PoolMemory):
 
     @property
     def home(self) -> tuple[int, int]:
-        """The GPU that has the memory."""
+        """DLPack's device type and id of the GPU that has the memory."""
         return (_dlpack.CUDA, self.ordinal)
 
     def reach(self, ordinal: int) -> None:
-        """Let another GPU reach the memory."""
+        """Give another GPU access to the memory; see `PoolMemory.reach`."""
         if ordinal == self.ordinal or ordinal in self.others:
             return
         self.check_peer(ordinal)
@@ -55,36 +60,36 @@ class GPUPool(PoolMemory):
         Raises
         ------
         PeerAccessError
-            It does not.
+            The hardware does not let it; the message names both GPUs.
         """
         check_peer(ordinal, self.ordinal)
 
     @abstractmethod
     def grant(self, ordinal: int) -> None:
-        """Have the driver let another GPU reach the memory, in this process."""
+        """Call the driver to give another GPU access to the memory, in this process."""
 
     def synchronize(self) -> None:
-        """Wait for the device, and for those that reach the memory."""
+        """Wait for the GPU, and for the other GPUs that have access."""
         for ordinal in (self.ordinal, *self.others):
             _cuda.synchronize(ordinal)
 
     def _await_others(self) -> None:
-        """Wait for other GPUs that may be at it; for its own a copy waits itself."""
+        """Wait for other GPUs that may use the memory. A copy itself waits for the memory's own GPU."""
         if self.others:
             self.synchronize()
 
     def read(self, address: int, out: np.ndarray[Any, Any]) -> None:
-        """Copy from the device."""
+        """Copy from the GPU."""
         self._await_others()
         _cuda.copy_to_host(self.device[1], out, address)
 
     def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
-        """Copy to the device."""
+        """Copy to the GPU."""
         self._await_others()
         _cuda.copy_from_host(self.device[1], address, data)
 
     def duplicate(self, address: int, nbytes: int) -> tuple[int, object]:
-        """Copy into memory of this process on the same device."""
+        """Copy into memory of this process on the same GPU."""
         self._await_others()
         copy = _cuda.Allocation(self.device[1], max(nbytes, 1))
         if nbytes:
@@ -93,12 +98,12 @@ class GPUPool(PoolMemory):
 
 
 def check_peer(ordinal: int, owner: int) -> None:
-    """Raise if the hardware does not let a GPU reach the memory of another one.
+    """Raise if the hardware does not let the GPU `ordinal` reach the memory of the GPU `owner`.
 
     Raises
     ------
     PeerAccessError
-        It does not; the message names both.
+        The hardware does not let it; the message names both GPUs.
     """
     if not _cuda.can_access_peer(ordinal, owner):
         reason = "the hardware has no peer access between them; work on the memory's own GPU, or copy"
@@ -106,7 +111,7 @@ def check_peer(ordinal: int, owner: int) -> None:
 
 
 def peer_error(ordinal: int, owner: int, reason: str) -> PeerAccessError:
-    """Make the error of a GPU that does not reach the memory of another one."""
+    """Make the error of a GPU that cannot reach the memory of another GPU."""
     return PeerAccessError(
         f"GPU {_cuda.describe(ordinal)} does not reach the memory of GPU {_cuda.describe(owner)}: {reason}"
     )

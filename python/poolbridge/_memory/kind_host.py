@@ -1,4 +1,4 @@
-"""Kind ``host``: a memfd of the service, mapped twice, once to write and once to read only."""
+"""Kind ``host``: a memfd of the service, mapped twice: once writable and once read-only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class HostBlock(BlockMemory):
-    """A range of the pool's two mappings."""
+    """A block: the same range in the pool's two mappings."""
 
     def __init__(self, pool: HostPool, offset: int, size: int) -> None:
         self.pool: HostPool = pool
@@ -27,17 +27,17 @@ class HostBlock(BlockMemory):
         self.size = size
 
     def address(self, *, write: bool) -> int:
-        """Address in the writable or in the read-only mapping."""
+        """Return the address in the writable or in the read-only mapping."""
         return (self.pool.writable if write else self.pool.readable) + self.offset
 
     def synchronize(self) -> None:
-        """Nothing runs behind the CPU's back."""
+        """Do nothing: the CPU has no queued work."""
 
     def close(self) -> None:
-        """Nothing to do: pages belong to the pool's mapping."""
+        """Do nothing: the pages belong to the pool's mappings."""
 
     def evidence(self) -> dict[str, Any]:
-        """Whether the address lies in a shared mapping of the pool's memfd, as the kernel lists it."""
+        """Return whether the kernel lists the address in a shared mapping of a memfd, and the mapping's name."""
         address = self.address(write=False)
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             for line in maps:
@@ -50,7 +50,7 @@ class HostBlock(BlockMemory):
 
 
 class HostPool(PoolMemory):
-    """The pool's memfd, mapped as a whole."""
+    """The two mappings of a pool's whole memfd."""
 
     kind = "host"
     device = (_dlpack.CPU, 0)
@@ -73,7 +73,7 @@ class HostPool(PoolMemory):
         return mapping.address
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> HostBlock:  # noqa: ARG002
-        """Check that the block lies inside the pool; its offset is the export."""
+        """Check that the block lies inside the pool. Its export is its offset, 8 bytes."""
         if len(export) != 8:
             raise ProtocolError(f"the export of a host block has 8 bytes, got {len(export)}")
         offset = int.from_bytes(export, "little")
@@ -82,7 +82,7 @@ class HostPool(PoolMemory):
         return HostBlock(self, offset, size)
 
     def close(self) -> None:
-        """Unmap both."""
+        """Unmap both mappings."""
         maps, self._maps = self._maps, []
         for mapping in maps:
             mapping.close()
@@ -103,12 +103,12 @@ class HostPool(PoolMemory):
 
 
 class HostKind(Kind):
-    """Host memory: no GPU needed."""
+    """Host memory, which needs no GPU."""
 
     name = "host"
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> HostPool:  # noqa: ARG002
-        """Map the pool's memfd; its descriptor is closed, the mappings keep the memory."""
+        """Map the pool's memfd. The descriptor is closed; the mappings keep the memory."""
         fd = descriptors.one()
         try:
             return HostPool(fd, pool.mx)

@@ -1,4 +1,4 @@
-"""Kind ``legacy``: ``cuIpcGetMemHandle``, 64 bytes and an offset; good only while the service lives."""
+"""Kind ``legacy``: memory shared by ``cuIpcGetMemHandle``, 64 bytes and an offset; valid while the service lives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LegacyBlock(BlockMemory):
-    """One block, opened once."""
+    """A block that was opened by its handle."""
 
     def __init__(self, pool: LegacyPool, block: _cuda_imports.OpenedBlock, offset: int) -> None:
         self.pool: LegacyPool = pool
@@ -26,7 +26,7 @@ class LegacyBlock(BlockMemory):
         self._address = block.address + offset
 
     def address(self, *, write: bool) -> int:  # noqa: ARG002
-        """Give the one address: legacy handles cannot be opened read-only."""
+        """Return the address. It is the same for reading and writing: handles cannot be opened read-only."""
         return self._address
 
     def synchronize(self) -> None:
@@ -34,24 +34,24 @@ class LegacyBlock(BlockMemory):
         self.pool.synchronize()
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close the opened handle."""
         self._block.close()
 
     def evidence(self) -> dict[str, Any]:
-        """Say what the driver knows of the address."""
+        """Return what the driver knows about the address."""
         facts = _cuda.pointer_facts(self._block.address)
         return {"mapped": facts["memory_type"] == "CU_MEMORYTYPE_DEVICE", "route": "cuda.bindings", **facts}
 
 
 class LegacyPool(GPUPool):
-    """Blocks of one GPU, opened for one that works on them; the pool itself has nothing to import.
+    """A pool whose blocks are opened one by one, for the GPU that works on them; the pool itself has no export.
 
-    The driver maps what a handle opens for the device in whose context it is opened, and peer access between contexts
-    does not extend to it.
+    The driver maps an opened handle for the device of the context in which it is opened. Peer access between contexts
+    does not extend to that mapping.
     """
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> LegacyBlock:  # noqa: ARG002
-        """Open a block's handle, where it is worked on."""
+        """Open a block's handle for the GPU that works on it."""
         handle = LegacyHandle.from_bytes(export)
         try:
             block, _ = handle.map(self.device[1], size)
@@ -63,7 +63,7 @@ class LegacyPool(GPUPool):
         return LegacyBlock(self, block, handle.offset)
 
     def _opens(self, handle: LegacyHandle, size: int) -> bool:
-        """Whether the memory's own GPU opens what another one did not."""
+        """Whether the memory's own GPU opens a handle that another GPU did not open."""
         try:
             block, _ = handle.map(self.ordinal, size)
         except PoolbridgeError:
@@ -72,29 +72,32 @@ class LegacyPool(GPUPool):
         return True
 
     def grant(self, ordinal: int) -> None:
-        """Open blocks for another GPU, whose memory they are here. None is open yet: see `LegacyKind.apart`."""
-        self.device = (_dlpack.CUDA, ordinal)  # kernels of the owner's would fault
+        """Open all blocks for another GPU. No block is open yet, because that GPU has a mapping of its own.
+
+        See `LegacyKind.apart`.
+        """
+        self.device = (_dlpack.CUDA, ordinal)  # kernels of the memory's own GPU would fault
 
     def synchronize(self) -> None:
         """Wait for the GPU that works on the memory."""
         _cuda.synchronize(self.device[1])
 
     def close(self) -> None:
-        """Nothing to do: blocks were opened one by one."""
+        """Do nothing: blocks are opened and closed one by one."""
 
 
 class LegacyKind(Kind):
-    """Memory of an NVIDIA GPU whose handle is bytes."""
+    """Memory of an NVIDIA GPU that other processes open by bytes."""
 
     name = "legacy"
 
     def apart(self, pool: Pool, device: int | str | None) -> int | None:
-        """Each GPU has blocks of its own open."""
+        """Return the GPU if it is not the memory's own: each GPU needs a mapping of its own."""
         if device is None:
             return None
         ordinal = _cuda.ordinal_of(device)
         return None if ordinal == _cuda.find_device(pool.du) else ordinal
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> LegacyPool:  # noqa: ARG002
-        """Find the GPU that the pool's UUID names."""
+        """Find the GPU with the pool's UUID."""
         return LegacyPool(self.name, _cuda.find_device(pool.du))

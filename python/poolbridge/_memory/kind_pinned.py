@@ -1,4 +1,4 @@
-"""Kind ``pinned``: a memory pool of the host that the CPU and the GPU reach at one address."""
+"""Kind ``pinned``: a CUDA memory pool of the host, which CPU and GPU reach at the same address."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class PinnedBlock(BlockMemory):
-    """One allocation of the pool, imported."""
+    """An imported allocation of the pool."""
 
     def __init__(self, pool: PinnedPool, address: int) -> None:
         self.pool: PinnedPool = pool
         self._address = address
 
     def address(self, *, write: bool) -> int:  # noqa: ARG002
-        """Give the one address: CUDA pools cannot be mapped read-only."""
+        """Return the address. It is the same for reading and writing: CUDA pools cannot be mapped read-only."""
         return self._address
 
     def synchronize(self) -> None:
@@ -36,25 +36,25 @@ class PinnedBlock(BlockMemory):
         self.pool.synchronize()
 
     def close(self) -> None:
-        """Give the import up."""
+        """Free the import."""
         self.pool.imported.release_block(self._address)
 
     def evidence(self) -> dict[str, Any]:
-        """Say what the driver knows of the address."""
+        """Return what the driver knows about the address."""
         facts = _cuda.pointer_facts(self._address)
         return {"mapped": facts["memory_type"] != "0", "route": self.pool.imported.route, **facts}
 
 
 class PinnedPool(GPUPool):
-    """The pool, imported.
+    """An imported pool.
 
-    To a consumer it is memory of the GPU: PyTorch and CuPy take DLPack's ``kDLCUDA`` in place, and neither takes
-    ``kDLCUDAHost``. NumPy gets it as memory of the CPU.
+    Libraries see it as memory of the GPU, because PyTorch and CuPy accept DLPack's ``kDLCUDA`` in place but not
+    ``kDLCUDAHost``. NumPy sees it as memory of the CPU.
     """
 
     @property
     def on_cpu(self) -> bool:
-        """It is the host's memory."""
+        """True: the memory is the host's."""
         return True
 
     def __init__(self, kind: KindName, imported: _cuda_imports.PinnedPool) -> None:
@@ -62,7 +62,7 @@ class PinnedPool(GPUPool):
         self.imported = imported
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> PinnedBlock:  # noqa: ARG002
-        """Import one allocation; its 64 bytes are the export."""
+        """Import one allocation by its export, the driver's 64 bytes."""
         if len(export) != _cuda_imports.HANDLE_BYTES:
             raise ProtocolError(
                 f"the export of a pinned block has {_cuda_imports.HANDLE_BYTES} bytes, got {len(export)}"
@@ -70,23 +70,23 @@ class PinnedPool(GPUPool):
         return PinnedBlock(self, self.imported.import_block(export))
 
     def check_peer(self, ordinal: int) -> None:
-        """Memory of the host needs no peer access."""
+        """Do nothing: memory of the host needs no peer access."""
 
     def grant(self, ordinal: int) -> None:
-        """Raise if another GPU was not let in when the pool was imported."""
+        """Raise if another GPU did not get access when the pool was imported."""
         self.imported.grant(ordinal)
 
     def close(self) -> None:
-        """Give the import up."""
+        """Close the import."""
         self.imported.close()
 
     def read(self, address: int, out: np.ndarray[Any, Any]) -> None:
-        """Copy by the CPU, after all work queued on the GPU."""
+        """Copy by the CPU, after all work that is queued on the GPUs."""
         self.synchronize()
         ctypes.memmove(out.ctypes.data, address, out.nbytes)
 
     def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
-        """Copy by the CPU, after all work queued on the GPU."""
+        """Copy by the CPU, after all work that is queued on the GPUs."""
         self.synchronize()
         ctypes.memmove(address, data.ctypes.data, data.nbytes)
 
@@ -97,7 +97,7 @@ class PinnedKind(Kind):
     name = "pinned"
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> PinnedPool:  # noqa: ARG002
-        """Import the pool for the GPU that its UUID names; the descriptor is closed, the import keeps the memory."""
+        """Import the pool for the GPU with its UUID. The descriptor is closed; the import keeps the memory."""
         ordinal = _cuda.find_device(pool.du)
         fd = descriptors.one()
         try:

@@ -1,4 +1,4 @@
-"""Kind ``vmm``: ``cuMemCreate``, a descriptor for each block; what is leased to be read is mapped read-only."""
+"""Kind ``vmm``: memory of ``cuMemCreate``, with a descriptor for each block. Readers map it read-only."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class VMMBlock(BlockMemory):
-    """One allocation, imported once, and mapped up to two times."""
+    """One allocation: imported once, and mapped up to two times, to read and to write."""
 
     def __init__(self, pool: VMMPool, block: VirtualBlock) -> None:
         self.pool: VMMPool = pool
         self._block = block
 
     def address(self, *, write: bool) -> int:
-        """Address of the writable or of the read-only mapping."""
+        """Return the address of the writable or of the read-only mapping."""
         return self._block.address(write=write)
 
     def synchronize(self) -> None:
@@ -35,17 +35,17 @@ class VMMBlock(BlockMemory):
         self.pool.synchronize()
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the block."""
         self._block.close()
 
     def evidence(self) -> dict[str, Any]:
-        """Say what the driver knows of the address."""
+        """Return what the driver knows about the address."""
         facts = _cuda.pointer_facts(self._block.address(write=False))
         return {"mapped": facts["memory_type"] == "CU_MEMORYTYPE_DEVICE", "route": self._block.route, **facts}
 
 
 class VMMPool(GPUPool):
-    """Blocks of one GPU; the pool itself has nothing to import."""
+    """A pool whose blocks are imported one by one; the pool itself has no export."""
 
     write_fault = "breaks the CUDA context, and every later CUDA call of this process fails"
 
@@ -54,7 +54,7 @@ class VMMPool(GPUPool):
         self._blocks: WeakSet[VirtualBlock] = WeakSet()
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> VMMBlock:
-        """Import a block by its descriptor, which is closed."""
+        """Import a block by its descriptor and close the descriptor."""
         if export:
             raise ProtocolError(f"the export of a vmm block has no bytes, got {len(export)}")
         fd = descriptors.one()
@@ -66,19 +66,19 @@ class VMMPool(GPUPool):
         return VMMBlock(self, block)
 
     def grant(self, ordinal: int) -> None:
-        """Let another GPU reach the blocks that are mapped; later ones are made so."""
+        """Give another GPU access to the blocks that are mapped. Later blocks are mapped with this access."""
         for block in list(self._blocks):
             block.grant(ordinal)
 
     def close(self) -> None:
-        """Nothing to do: blocks were imported one by one."""
+        """Do nothing: blocks are imported and closed one by one."""
 
 
 class VMMKind(Kind):
-    """Memory of an NVIDIA GPU that can be read-only."""
+    """Memory of an NVIDIA GPU that can be mapped read-only."""
 
     name = "vmm"
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> VMMPool:  # noqa: ARG002
-        """Find the GPU that the pool's UUID names."""
+        """Find the GPU with the pool's UUID."""
         return VMMPool(self.name, _cuda.find_device(pool.du))

@@ -1,6 +1,6 @@
-"""Kinds of memory: what one has to be able to do, and which there are.
+"""Kinds of memory: the interface of a kind, and the list of kinds.
 
-A kind is one file with one `Kind`, listed in `load`; nothing else has to know it.
+Each kind is a module with one subclass of `Kind`, listed in `_MODULES`. No other module names a kind's classes.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 
 class BlockMemory(ABC):
-    """A block, mapped into this process.
+    """A block that is mapped into this process.
 
     Attributes
     ----------
     pool
-        The pool's memory, kept mapped by this reference.
+        The memory of the block's pool. This reference keeps it mapped.
     """
 
     pool: PoolMemory
 
     @abstractmethod
     def address(self, *, write: bool) -> int:
-        """Address of the block's first byte, for reading or for writing; they may differ."""
+        """Return the address of the block's first byte. The addresses for reading and for writing may differ."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -40,25 +40,26 @@ class BlockMemory(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Unmap. Called once, when no lease, array or session of this process needs the block."""
+        """Unmap the block. Called when no lease, array or session of this process needs it; again if it raised."""
 
     def evidence(self) -> dict[str, Any]:
-        """Say how one can tell that this is mapped memory, not a copy; for diagnosis, may ask the driver."""
+        """Return facts that show that the memory is mapped and is no copy; for diagnosis. It may ask the driver."""
         return {}
 
 
 class PoolMemory(ABC):
-    """A pool, mapped or imported into this process.
+    """A pool that is mapped or imported into this process.
 
     Attributes
     ----------
     kind
         The kind's name.
     device
-        DLPack's device type and id of where it is used, the id as this process counts. Memory that the CPU reaches as
-        well is a GPU's here.
+        DLPack's device type and id of the device that uses the memory, as this process counts. For memory that both a
+        GPU and the CPU reach it is the GPU.
     write_fault
-        What a write to a block does that is mapped to be read; ``""`` where that cannot be mapped read-only.
+        What happens when the program writes a block that is mapped for reading; ``""`` if the kind has no read-only
+        mappings.
     """
 
     kind: _literals.Kind
@@ -72,7 +73,7 @@ class PoolMemory(ABC):
 
     @property
     def home(self) -> tuple[int, int]:
-        """DLPack's device type and id of where the memory is."""
+        """DLPack's device type and id of the device that has the memory."""
         return self.device
 
     @property
@@ -81,34 +82,34 @@ class PoolMemory(ABC):
         return "cpu" if self.device[0] == 1 else f"cuda:{self.device[1]}"
 
     def reach(self, ordinal: int) -> None:  # noqa: B027
-        """Let another GPU than the memory's own reach what is and will be mapped, from this process.
+        """Give another GPU access to the pool's present and later blocks, in this process.
 
         Raises
         ------
         PeerAccessError
-            The hardware does not let it; the message names both.
+            The hardware does not allow it; the message names both GPUs.
         """
-        # Memory of the CPU is no GPU's.
+        # Nothing to do for memory of the CPU.
 
     @abstractmethod
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> BlockMemory:
-        """Map a block of `size` bytes; descriptors that are not taken stay with the caller."""
+        """Map a block of `size` bytes. The caller closes the descriptors that are not taken."""
 
     @abstractmethod
     def close(self) -> None:
-        """Unmap or forget. Called once, after every block."""
+        """Unmap the pool. Called after all its blocks were closed; again if it raised."""
 
     @abstractmethod
     def read(self, address: int, out: np.ndarray[Any, Any]) -> None:
-        """Copy bytes from `address` into the contiguous host array `out`; complete on return."""
+        """Copy bytes from `address` into the contiguous host array `out`. The copy is complete on return."""
 
     @abstractmethod
     def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
-        """Copy the contiguous host array `data` to `address`; complete on return."""
+        """Copy the contiguous host array `data` to `address`. The copy is complete on return."""
 
     @abstractmethod
     def duplicate(self, address: int, nbytes: int) -> tuple[int, object]:
-        """Copy bytes into new memory of the same device; give its address and the object that owns it."""
+        """Copy bytes into new memory of the same device; return its address and the object that owns it."""
 
 
 class Kind(ABC):
@@ -123,25 +124,25 @@ class Kind(ABC):
     name: _literals.Kind
 
     def apart(self, pool: Pool, device: int | str | None) -> int | None:  # noqa: ARG002
-        """Give the GPU for which a pool has to be mapped apart from what is mapped for others.
+        """Say whether a pool needs a mapping of its own for a GPU.
 
         Parameters
         ----------
         pool
             The pool.
         device
-            The GPU that is to work on it; None: its own.
+            The GPU that will work on the memory; None: the pool's own.
 
         Returns
         -------
         int or None
-            Its ordinal, or None where what is mapped serves all of them.
+            The GPU's ordinal if it needs a mapping of its own; None if one mapping serves all GPUs.
         """
         return None
 
     @abstractmethod
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> PoolMemory:
-        """Map a pool; descriptors that are not taken stay with the caller."""
+        """Map a pool. The caller closes the descriptors that are not taken."""
 
 
 _MODULES: Final[dict[str, tuple[str, str]]] = {
@@ -155,7 +156,7 @@ KINDS: Final[tuple[_literals.Kind, ...]] = get_args(_literals.Kind)
 
 
 def load(name: str) -> Kind:
-    """Find a kind by its name on the wire; imports what it needs only now.
+    """Return the kind of a name on the wire. Its module is imported when it is first used.
 
     Raises
     ------

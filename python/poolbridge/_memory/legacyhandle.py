@@ -1,4 +1,4 @@
-"""Legacy handles: 64 bytes that name memory of a GPU to other processes, through whatever carries bytes."""
+"""Legacy handles: 64 bytes by which other processes open memory of a GPU. They can be sent in any way."""
 
 from __future__ import annotations
 
@@ -30,22 +30,29 @@ SAVED_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class LegacyHandle:
-    """What ``cuIpcGetMemHandle`` made, and where in what it opens the memory lies.
+    """A legacy handle of CUDA (``cuIpcGetMemHandle``), and the place of the memory in the allocation that it opens.
 
-    It is good while the process that made it lives, and cannot be opened in that process.
+    It is valid while the process that made it lives. That process itself cannot open it.
 
     Attributes
     ----------
     handle
         The driver's 64 bytes.
     offset
-        Bytes from the beginning of what the handle opens.
+        Bytes from the beginning of the allocation to the memory.
     device
-        UUID of the GPU, or ``""`` where the handle came without.
+        UUID of the GPU; ``""`` if it is not known.
     nbytes
-        How many bytes there are, or 0 for all that follow.
-    dtype, shape
-        What the memory holds, where that is known; ``dtype`` is None otherwise.
+        Bytes of the memory; 0: all bytes from `offset` on.
+    dtype
+        Element type of the memory, such as ``"float32"``; None if it is not known.
+    shape
+        Elements along each axis, if `dtype` is known.
+
+    Raises
+    ------
+    InvalidArgumentError
+        `handle` does not have 64 bytes, or `offset` is out of range.
     """
 
     handle: bytes
@@ -62,7 +69,7 @@ class LegacyHandle:
             raise InvalidArgumentError(f"an offset lies between 0 and 2**64-1, not at {self.offset}")
 
     def __bytes__(self) -> bytes:
-        """Give the driver's 64 bytes, and the offset: 8 bytes, little-endian."""
+        """Return 72 bytes: the driver's 64, and the offset as 8 bytes, little-endian."""
         return self.handle + self.offset.to_bytes(OFFSET_BYTES, "little")
 
     @classmethod
@@ -81,7 +88,7 @@ class LegacyHandle:
         Raises
         ------
         InvalidArgumentError
-            Another number of bytes.
+            `data` does not have 64 or 72 bytes.
         """
         data = bytes(data)
         if len(data) not in {HANDLE_BYTES, HANDLE_BYTES + OFFSET_BYTES}:
@@ -103,7 +110,9 @@ class LegacyHandle:
         Raises
         ------
         InvalidArgumentError
-            The file is short, or of another kind of memory.
+            The file is malformed, or is of another kind of memory.
+        OSError
+            The file cannot be read.
         """
         content = Path(path).read_bytes()
         try:
@@ -129,16 +138,28 @@ class LegacyHandle:
             raise InvalidArgumentError(f"{path} is no saved buffer: {error}") from error
 
     def map(self, ordinal: int, nbytes: int, *, own_context: bool = False) -> tuple[_cuda_imports.OpenedBlock, int]:
-        """Open the handle; give the block that it opens, and how many bytes there are from the offset on.
+        """Open the handle without making an array of the memory. Programs use `open` instead.
 
-        The caller closes the block: `open` gives an object that does.
+        Parameters
+        ----------
+        ordinal
+            The GPU that works on the memory, as this process counts.
+        nbytes
+            Bytes that must be there from the offset on; 0: any number.
+        own_context
+            See `open`.
+
+        Returns
+        -------
+        tuple
+            The opened allocation, which the caller closes, and `nbytes`; for 0 all bytes from the offset on.
 
         Raises
         ------
         InvalidArgumentError
-            It is no handle, or the bytes lie outside of what it opens.
+            The bytes are no handle, or the memory lies outside of the allocation.
         OwnerDiedError, SecondContextError, UnavailableError
-            It cannot be opened: see `open`.
+            See `open`.
         """
         block = _cuda_imports.OpenedBlock(ordinal, self.handle, own_context=own_context)
         if self.offset > block.nbytes or nbytes > block.nbytes - self.offset:
@@ -156,33 +177,39 @@ class LegacyHandle:
         dtype: Any = None,
         own_context: bool = False,
     ) -> OpenedMemory:
-        """Map the memory; what is returned closes itself.
+        """Map the memory into this process.
 
         Parameters
         ----------
         device
-            Ordinal or UUID of the GPU that works on the memory: its kernels reach what is opened, also where the memory
-            is on another one. Left out: that of the handle, or the first.
+            Ordinal or UUID of the GPU that works on the memory. Its kernels can use the memory, also if the memory is
+            on another GPU. None: the handle's GPU, or the first one.
         shape, dtype
-            What the memory holds; left out: what the handle says, or plain bytes.
+            Shape and element type of the memory; None: those of the handle, or bytes.
         own_context
-            Open it in the calling thread's current context, if it has one, and not in the device's primary one. Copies
-            and `close` then work in that context, whatever is current later; destroying it ends what was opened in it.
-            Array libraries use the primary one.
+            Open the handle in the calling thread's current context, if it has one, and not in the device's primary
+            context. Copies and `OpenedMemory.close` then work in that context, whichever context is current later. If
+            the program destroys that context, the memory is gone. Array libraries use the primary context.
+
+        Returns
+        -------
+        OpenedMemory
+            The mapped memory, which is unmapped when it is gone.
 
         Raises
         ------
         OwnerDiedError
             The process that owns the memory is gone.
         SecondContextError
-            The current context is not the primary one, and the driver does not open the handle in it: memory of the
-            same block is open in the primary one.
+            The current context is not the primary one, and the driver does not open the handle in it, because memory of
+            the same allocation is open in the primary context.
         PeerAccessError
-            The hardware does not let this GPU reach the memory of the one that the handle names.
+            The hardware does not let this GPU reach the memory of the handle's GPU.
         UnavailableError
-            There is no driver or GPU, or this is the process that owns the memory.
+            There is no driver or GPU, this process cannot see the GPU, or this process owns the memory.
         InvalidArgumentError
-            It is no handle, what is asked for lies outside, or the current context is of another GPU.
+            The bytes are no handle, the memory lies outside of the allocation, or the current context is of another
+            GPU.
         """
         name = self.device if device is None else device
         ordinal = _cuda.find_device(name) if isinstance(name, str) and name else int(name or 0)
@@ -197,17 +224,26 @@ class LegacyHandle:
         return OpenedMemory(block, self.offset, tuple(shape), element)
 
     def _check_peer(self, ordinal: int) -> None:
-        """Raise if a GPU cannot reach the memory, where both GPUs are known."""
+        """Raise if a GPU cannot reach the memory and both GPUs are known."""
         own = next((d["ordinal"] for d in _cuda.devices() if d["uuid"] == self.device), ordinal)
         if own != ordinal:
             _kind_gpu.check_peer(ordinal, own)
 
 
 class OpenedMemory:
-    """Memory of another process, opened by its legacy handle: an array that other libraries can take.
+    """Memory of another process that was opened by its legacy handle. It is an array that libraries use in place.
 
-    Arrays made from it keep it; it is closed when the last of them and it are gone, by ``close()``, or at the end of a
-    ``with``.
+    `LegacyHandle.open` makes it. It is a context manager that closes it. Otherwise it is closed by ``close()``, or when
+    it and the last array made from it are gone.
+
+    Attributes
+    ----------
+    device
+        The GPU that works on the memory, as this process counts: ``"cuda:0"``.
+    shape
+        Elements along each axis.
+    address
+        Address of the first element.
     """
 
     def __init__(
@@ -227,7 +263,7 @@ class OpenedMemory:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Element type; the bits of ``bfloat16`` are ``uint16``."""
+        """Element type, as a NumPy dtype; ``uint16`` for the bits of ``bfloat16``."""
         return np.dtype(self._element.typestr)
 
     @property
@@ -237,7 +273,7 @@ class OpenedMemory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements."""
+        """Bytes of all elements: ``size * dtype.itemsize``."""
         return self.size * self._element.itemsize
 
     def view(self, *, legacy: bool = False) -> Self:  # noqa: ARG002
@@ -246,7 +282,13 @@ class OpenedMemory:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3 of the CUDA array interface."""
+        """Version 3 of the CUDA array interface.
+
+        Raises
+        ------
+        LeaseReleasedError
+            The memory was closed.
+        """
         return {**self._interface(), "stream": None}
 
     def _opened(self) -> _cuda_imports.OpenedBlock:
@@ -265,7 +307,7 @@ class OpenedMemory:
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Give DLPack's device type and id, the id as this process counts."""
+        """Return DLPack's device type (2: CUDA) and device id, as this process counts."""
         return (_dlpack.CUDA, self._ordinal)
 
     def __dlpack__(
@@ -276,12 +318,14 @@ class OpenedMemory:
         dl_device: tuple[int, int] | EllipsisType | None = ...,
         copy: bool | None = None,
     ) -> object:
-        """Export the memory as a DLPack capsule, in place.
+        """Export the memory as a DLPack capsule, in place. Libraries call it in ``from_dlpack``.
 
         Raises
         ------
         BufferError
-            Another device or a copy was asked for, or NumPy asks, which does not reach it.
+            The library asks for another device or for a copy, or NumPy asks, which cannot reach the memory.
+        LeaseReleasedError
+            The memory was closed.
         """
         if _dlpack.by_cpu(dl_device, stream):
             raise BufferError("NumPy cannot reach memory of a GPU in place: copy it by to_numpy()")
@@ -293,7 +337,18 @@ class OpenedMemory:
         return _dlpack.make_capsule(array, self._element, self.__dlpack_device__(), versioned=versioned)
 
     def to_numpy(self) -> np.ndarray[Any, Any]:
-        """Copy the elements into a new NumPy array."""
+        """Copy the elements into a new NumPy array.
+
+        Returns
+        -------
+        numpy.ndarray
+            A C-contiguous array of `shape` and `dtype`.
+
+        Raises
+        ------
+        LeaseReleasedError
+            The memory was closed.
+        """
         out = np.empty(self.shape, self.dtype)
         block = self._opened()
         if out.size:
@@ -312,7 +367,7 @@ class OpenedMemory:
             block.copy_from_host(self.address, staged)
 
     def close(self) -> None:
-        """Unmap the memory; nothing may use it any more. Closing again does nothing."""
+        """Wait for the GPU's work and unmap the memory. No array made from it may be used any more. Idempotent."""
         block, self._block = self._block, None
         if block is not None:
             block.synchronize()
@@ -336,7 +391,7 @@ class OpenedMemory:
 
 
 class _Pointing:
-    """Has NumPy point at the memory, and keeps it."""
+    """Lets NumPy make an array of the memory, and keeps the memory alive."""
 
     __slots__ = ("__array_interface__", "owner")
 

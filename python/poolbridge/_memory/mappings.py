@@ -1,8 +1,8 @@
-"""What this process has mapped: one import per pool and block, counted over all sessions.
+"""The mappings of this process: one import for each pool and block, with a count of holders in all sessions.
 
-Two imports of one allocation break each other: the driver hands out the same address twice, and the first free ends
-both. Several clients may live in one process, so the register is the process's, and one lock guards every import and
-every unmapping, which the drivers need as well. Where a kind's imports serve one GPU only there is one for each GPU.
+Two imports of one allocation break each other: the driver returns the same address twice, and the first free ends both.
+A process can have several clients, so the register belongs to the process. One lock guards every import and every
+unmapping; the drivers need that, too. If imports of a kind serve one GPU only, there is one import for each GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LAST_PATIENCE = 10.0
 
 @dataclass(eq=False, slots=True)
 class Mapping(Generic[_M]):
-    """One mapping and how many hold it; `parent` is the mapping of a block's pool."""
+    """One mapping. `count` is its number of holders; `parent` is the mapping of a block's pool, None for a pool."""
 
     key: Key
     memory: _M
@@ -43,7 +43,7 @@ class Mappings:
     Attributes
     ----------
     imports
-        How many pools and how many blocks were ever imported; for tests and diagnosis.
+        How many pools and how many blocks this process has imported so far; for tests and diagnosis.
     """
 
     def __init__(self) -> None:
@@ -64,9 +64,9 @@ class Mappings:
         Parameters
         ----------
         epoch, known
-            Which pool.
+            The service's epoch, and the pool.
         device
-            The GPU that is to work on it; None: its own. `reach` lets it.
+            The GPU that will work on the memory; None: the pool's own. `reach` gives it access.
         """
         kind = _kinds.load(known.info.k)
         key = (epoch, known.info.id, kind.apart(known.info, device))
@@ -85,7 +85,7 @@ class Mappings:
             return mapping
 
     def reach(self, pool: Mapping[PoolMemory], ordinal: int) -> None:
-        """Let another GPU reach a pool's memory for as long as it is mapped. May block."""
+        """Give another GPU access to a pool's memory while it is mapped. May block."""
         with self._lock:
             pool.memory.reach(ordinal)
 
@@ -107,21 +107,21 @@ class Mappings:
             return mapping
 
     def give_up(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory], then: Callable[[], None]) -> None:
-        """Count one holder less, unmap after the last, then call `then`; never waits: a finaliser may call it."""
+        """Count one holder less, unmap after the last one, then call `then`. Never waits; finalisers may call it."""
         self._lock.later(partial(self._give_up, mapping, then))
 
     def leave(self) -> None:
-        """Unmap nothing any more, and wait for what is being unmapped: the interpreter is about to end.
+        """Stop unmapping, and wait for a thread that unmaps now, because the interpreter is about to end.
 
-        A thread that came back from cuda.core after that would end the process with SIGABRT.
+        A thread that returned from cuda.core after the interpreter's end would end the process with SIGABRT.
         """
         if os.getpid() == self._pid:
             self._leaving = True
             self._lock.rest(_LAST_PATIENCE)
 
     def start_anew(self) -> None:
-        """Know nothing of what the parent had mapped: in a forked child that memory is not there."""
-        self._inherited = self._inherited, self._pools, self._blocks  # kept: nothing of it is to be unmapped here
+        """Forget the parent's mappings in a forked child, where the memory is not mapped."""
+        self._inherited = self._inherited, self._pools, self._blocks  # keep them, so that the child does not unmap them
         self._lock = DeferringLock()
         self._pools, self._blocks = {}, {}
         self._pid = os.getpid()
@@ -130,7 +130,7 @@ class Mappings:
         if self._leaving:
             return
         self._uncount(mapping)
-        then()  # not after an exception: what could not be unmapped must not be freed by the service
+        then()  # not after an exception: the service must not free memory that could not be unmapped
 
     def _uncount(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory]) -> None:
         mapping.count -= 1
@@ -141,13 +141,13 @@ class Mappings:
             try:
                 mapping.memory.close()
             except (DriverError, DeviceMemoryError):
-                mapping.memory.close()  # what is not given back now is lost until the process ends
+                mapping.memory.close()  # try again: memory that stays mapped is lost until the process ends
         finally:
             if mapping.parent is not None:
                 self._uncount(mapping.parent)
 
 
 MAPPINGS = Mappings()
-"""The process's register."""
+"""The mappings of this process."""
 atexit.register(MAPPINGS.leave)
 os.register_at_fork(after_in_child=MAPPINGS.start_anew)

@@ -1,4 +1,4 @@
-"""What a session knows of pools and blocks, and what of their exports is yet to be mapped."""
+"""A session's pools and blocks, with exports that are not mapped yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from poolbridge._wire.transport import Descriptors
 
 
 class SessionPool(Struct, eq=False, gc=True):
-    """A pool that this session opened: its description, and its export until that is mapped."""
+    """A pool that this session has opened: its description, and its export."""
 
     info: Pool
     export: bytes
@@ -19,13 +19,26 @@ class SessionPool(Struct, eq=False, gc=True):
 
 
 class SessionBlock(Struct, eq=False, gc=True):
-    """A block whose export this session was sent.
+    """A block whose export the service sent to this session.
 
-    ``leases`` counts this session's leases on it; ``mapped`` is the kind's mapping while there is one; ``uses`` has the
-    words of the session's own timeline, and the values that they have when its streams are done with the block;
-    ``arrays`` are those that are made once for all frames in the block: of which tensor, made by whom, and the array,
-    which counts as a lease for as long as it is alive; ``generation`` is the block's when it was
-    mapped.
+    Attributes
+    ----------
+    id, pool, size
+        The block's id, its pool's id, and its bytes.
+    export, descriptors
+        The export, and its descriptors until the block is mapped.
+    leases
+        How many leases of this session are on the block. An array in ``arrays`` counts as one while it is alive.
+    recalled
+        Whether the service has recalled the block.
+    mapped
+        The mapping; None while the block is not mapped.
+    uses
+        When the session's streams are done with the block: values of words of its own timeline, by word.
+    arrays
+        The arrays that were made once for all frames in the block: tensor, function that made the array, and array.
+    generation
+        The block's generation when this session was sent its export.
     """
 
     id: int
@@ -41,5 +54,5 @@ class SessionBlock(Struct, eq=False, gc=True):
     generation: int = 0
 
     def used(self, fence: Fence) -> None:
-        """Note when a stream is done with it; threads may say so in another order than the stream gets there."""
+        """Note the fence of a stream's work on the block. Threads may call this in any order of the values."""
         self.uses[fence.wd] = max(fence.v, self.uses.get(fence.wd, 0))

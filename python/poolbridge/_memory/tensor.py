@@ -1,4 +1,4 @@
-"""Tensor descriptions: element types, shapes, strides and the bytes that they reach."""
+"""Tensor descriptions: element types, shapes, strides, and the bytes that the elements take."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ElementType:
     typestr
         NumPy's type string; for ``bfloat16``, which NumPy lacks, that of its bits.
     code, bits
-        DLPack's type code and width.
+        DLPack's type code, and the bits of one element.
     """
 
     name: str
@@ -69,7 +69,7 @@ ELEMENT_TYPES: Final[dict[str, ElementType]] = {
 
 
 def element_type(dtype: Any) -> ElementType:
-    """Find the element type that `dtype` names.
+    """Return the element type of a dtype.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def element_type(dtype: Any) -> ElementType:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a buffer holds, checked.
+    """The checked description of a tensor in a buffer.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ class Description:
     shape
         Elements along each axis.
     strides
-        Bytes between neighbours along each axis.
+        Bytes between neighbouring elements along each axis.
     offset
         Bytes from the start of the buffer to element [0, …, 0].
     contiguous
@@ -133,18 +133,18 @@ class Description:
 
     @property
     def span(self) -> tuple[int, int]:
-        """First byte and byte after the last that elements touch, counted from the buffer's start."""
+        """The first byte of the elements and the byte after their last one, counted from the buffer's start."""
         return span_of(self.shape, self.strides, self.offset, self.element.itemsize)
 
     def to_wire(self) -> Tensor:
-        """Give the wire's form: strides in elements, left out when C-contiguous."""
+        """Return the message: strides are in elements, and left out for a C-contiguous tensor."""
         itemsize = self.element.itemsize
         strides = () if self.contiguous else tuple(stride // itemsize for stride in self.strides)
         return Tensor(dt=self.element.name, sh=self.shape, st=strides, of=self.offset)
 
 
 def c_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Bytes between neighbours along each axis of a C-contiguous array."""
+    """Return the bytes between neighbouring elements along each axis of a C-contiguous array."""
     strides = []
     step = itemsize
     for extent in reversed(shape):
@@ -167,7 +167,7 @@ def is_contiguous(shape: Sequence[int], strides: Sequence[int], itemsize: int) -
 
 
 def span_of(shape: Sequence[int], strides: Sequence[int], offset: int, itemsize: int) -> tuple[int, int]:
-    """First byte and byte after the last that elements touch; `offset` is where element [0, …, 0] is."""
+    """Return the first byte of the elements and the byte after their last; `offset` is that of element [0, …, 0]."""
     if 0 in shape:
         return offset, offset
     first = last = offset
@@ -181,12 +181,12 @@ def span_of(shape: Sequence[int], strides: Sequence[int], offset: int, itemsize:
 
 
 def whole(value: Any) -> int:
-    """Give a whole number as an int.
+    """Return a whole number as an int.
 
     Raises
     ------
     TypeError
-        It is none. A bool is none either: who gives one means something else.
+        The value is no whole number. A bool is refused too, because it is a mistake where a number is expected.
     """
     if isinstance(value, bool):
         raise TypeError
@@ -221,7 +221,7 @@ def describe(shape: int | Iterable[int], dtype: Any) -> Description:
 
 @lru_cache(maxsize=256)
 def _described(element: ElementType, shape: tuple[int, ...]) -> Description:
-    """Describe a C-contiguous tensor; the allocations of a stream have few different ones."""
+    """Describe a C-contiguous tensor. It is cached, because the allocations of a stream have few different shapes."""
     if len(shape) > MAX_NDIM:
         raise InvalidArgumentError(f"{len(shape)} axes; at most {MAX_NDIM} can be shared")
     if any(extent < 0 for extent in shape):
@@ -232,26 +232,26 @@ def _described(element: ElementType, shape: tuple[int, ...]) -> Description:
 
 
 def from_wire(tensor: Tensor, nbytes: int) -> Description:
-    """Check a description that came over the wire.
+    """Check a description that the service or a producer sent.
 
     Parameters
     ----------
     tensor
-        What the service sent.
+        The description.
     nbytes
-        Bytes of the buffer; every element must lie inside.
+        Bytes of the buffer. Every element must lie inside.
 
     Raises
     ------
     ProtocolError
-        The description contradicts itself or reaches outside the buffer.
+        The description is inconsistent, or an element lies outside of the buffer.
     """
     return _checked(tensor.dt, tensor.sh, tensor.st, tensor.of, nbytes)
 
 
 @lru_cache(maxsize=256)
 def _checked(dt: str, shape: tuple[int, ...], st: tuple[int, ...], offset: int, nbytes: int) -> Description:
-    """Check a description; the buffers of a stream have few different ones."""
+    """Check a description. It is cached, because the buffers of a stream have few different descriptions."""
     element = ELEMENT_TYPES.get(dt)
     if element is None:
         raise ProtocolError(f"the service describes elements of unknown type {dt!r}")

@@ -1,4 +1,4 @@
-"""Errors of the worker as answers."""
+"""Errors of the worker, in the form of its answers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import poolbridge
 
 
 def failure(error: BaseException) -> dict[str, Any]:
-    """Say what went wrong; ``code`` is that of the wire, empty for the errors of others."""
+    """Describe an error. ``code`` is the protocol's error code; empty for errors that are not poolbridge's."""
     code = error.code if isinstance(error, poolbridge.PoolbridgeError) else ""
     return {"type": type(error).__name__, "code": code, "message": str(error)}

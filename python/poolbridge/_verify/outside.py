@@ -1,4 +1,4 @@
-"""Tasks of the worker about what goes past the service: descriptors, handles, ``multiprocessing`` and ``fork``."""
+"""Tasks of the worker that do not go through the service: descriptors, handles, ``multiprocessing`` and ``fork``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ATTACH_GLOBAL: Final = 1
 
 
 class Imported:
-    """Memory of a GPU whose descriptor came over a socket."""
+    """Memory of a GPU, imported by a descriptor that the constructor receives over the socket at `path`."""
 
     def __init__(self, ordinal: int, path: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
@@ -48,7 +48,7 @@ class Imported:
         self._address = self._block.address(write=True)
 
     def compare(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Copy the memory back, compare it with the task's pattern, and write another."""
+        """Copy the memory to the CPU, compare it with the task's pattern, and write another pattern if the task has one."""
         pattern = Pattern(**task["pattern"])
         seen = np.empty(task["elements"], np.uint32)
         _cuda.copy_to_host(self._ordinal, seen, self._address)
@@ -64,18 +64,18 @@ class Imported:
         }
 
     def close(self) -> None:
-        """Unmap it."""
+        """Unmap the memory."""
         self._block.close()
 
 
 def descriptor(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Map memory whose descriptor comes over a socket, and compare and change it; it stays until descriptor-close."""
+    """Map memory by a descriptor from a socket, and compare and change it. It stays mapped until descriptor-close."""
     worker.imported = Imported(_cuda.find_device(task["device"]), task["path"])
     return worker.imported.compare(task)
 
 
 def descriptor_close(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Compare the memory once more, and unmap it."""
+    """Compare the memory of the task ``descriptor`` once more, and unmap it."""
     imported, worker.imported = worker.imported, None
     if imported is None:
         raise ValueError("no descriptor was opened: expected descriptor before descriptor-close")
@@ -86,7 +86,7 @@ def descriptor_close(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def refused(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
-    """Ask the driver for handles of memory that has none, and say how it refuses each."""
+    """Ask the driver for handles of memory that cannot have one, and report the error for each."""
     ordinal = _cuda.find_device(task["device"])
     pageable = np.zeros(1, np.uint64)
     found: dict[str, Any] = {}
@@ -109,7 +109,7 @@ def refused(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: AR
 
 
 def pickled(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
-    """Pickle a buffer of cuda.core for a spawned process, which compares it and writes another pattern."""
+    """Send a buffer of cuda.core by pickle to a spawned process, which compares it and writes another pattern."""
     import multiprocessing
 
     from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions
@@ -155,7 +155,7 @@ def pickled(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: AR
 def _pickled_in_child(
     ordinal: int, pattern: dict[str, Any], then: dict[str, Any], there: Queue[Any], back: Queue[Any]
 ) -> None:
-    """Be the process that gets the buffer."""
+    """Receive the buffer, compare it, write another pattern and answer; runs in the spawned process."""
     from cuda.core import Device
 
     device = Device(ordinal)
@@ -179,9 +179,9 @@ def _pickled_in_child(
 
 
 def fork(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Fork without an exec while there is a lease: say what a child gets that uses the client and the lease.
+    """Fork while there is a lease, and report the errors that the child gets when it uses the client and the lease.
 
-    On memory of the CPU a second child touches the array.
+    On memory of the CPU a second child reads the array; the answer has the signal that ends it.
     """
     client = worker.client(task)
     with client.get(task["name"], timeout=task.get("timeout", _TIMEOUT)) as lease:
@@ -202,7 +202,7 @@ def fork(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_child(actions: dict[str, Callable[[], Any]]) -> tuple[dict[str, str], int]:
-    """Have a forked child do something; give the exceptions by name, and the exit status or minus the signal."""
+    """Run actions in a forked child. Return the types of their exceptions by name, and the exit status or -signal."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -211,7 +211,7 @@ def _in_child(actions: dict[str, Callable[[], Any]]) -> tuple[dict[str, str], in
             for name, action in actions.items():
                 try:
                     action()
-                except BaseException as error:  # noqa: BLE001 - what it is is the answer
+                except BaseException as error:  # noqa: BLE001 - its type is the answer
                     raised[name] = type(error).__name__
             os.write(writer, json.dumps(raised).encode())
         finally:

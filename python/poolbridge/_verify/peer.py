@@ -1,4 +1,4 @@
-"""A task of the worker on several GPUs: a kernel on another GPU than the memory's reads and compares it."""
+"""A task of the worker for several GPUs: a kernel on one GPU compares memory of another GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def compare(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Have a stream of the task's GPU compare a buffer, in order with its writer."""
+    """Compare a buffer on a stream of the task's GPU, after the buffer's writer."""
     ordinal = _cuda.find_device(task["device"])
     stream = _cuda_stream.own_stream(ordinal)
     lease: Lease = worker.client(task).get(task["name"], timeout=task["timeout"])

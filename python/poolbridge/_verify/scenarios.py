@@ -1,4 +1,4 @@
-"""Tasks of the worker beyond `check`: what people do with shared memory, one function each."""
+"""Tasks of the worker beyond `check`: typical uses of shared memory, one function for each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TIMEOUT: Final = 60.0
 
 
 def _compare(lease: Any, task: dict[str, Any]) -> dict[str, Any]:
-    """Compare with the task's pattern, and change what is there if the task says how."""
+    """Compare a lease with the task's pattern; if it matches, write what the task's ``then`` or ``transform`` says."""
     consumer = _consumers.load(task.get("consumer", "numpy"))
     array = consumer.take(lease)
     result = consumer.compare(array, Pattern(**task["pattern"]))
@@ -48,7 +48,7 @@ def _get(worker: Worker, task: dict[str, Any], *, write: bool = False) -> Lease:
 
 
 def produce(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Allocate a buffer, write a pattern and publish it, for good."""
+    """Allocate a buffer, write a pattern and publish it under a name that is kept."""
     pattern = Pattern(**task["pattern"])
     client = worker.client(task)
     client.open_pool(task["pool"], timeout=task.get("timeout", _TIMEOUT))
@@ -84,12 +84,12 @@ def wait(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def forbidden(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Lease a buffer to read, try to write it through the library and past it, and then compare it."""
+    """Lease a buffer for reading, try to write it by poolbridge and by the driver, and then compare it."""
     api = driver = None
     with _get(worker, task) as lease:
         try:
             lease.copy_from(0)
-        except Exception as error:  # noqa: BLE001 - what it is is the answer
+        except Exception as error:  # noqa: BLE001 - it is the answer
             api = failure(error)
         device, ordinal = lease.__dlpack_device__()
         if device == 2:
@@ -103,7 +103,7 @@ def forbidden(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def context_life(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Map several buffers, compare them, unmap them, and do so again."""
+    """Map several buffers, compare them, unmap them and disconnect; as many rounds as the task says."""
     if task.get("destroy"):
         raise ValueError("this worker keeps the context, which it shares with the array libraries")
     answer: dict[str, Any] = {"mismatches": 0}
@@ -126,7 +126,7 @@ def context_life(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def both(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Have the library write what the CPU compares, and the CPU write what the library compares, in one lease."""
+    """Write a pattern with the library and compare it on the CPU, and the other way round, in one lease."""
     first, second = Pattern(**task["pattern"]), Pattern(**task["then"])
     with _get(worker, task, write=True) as lease:
         consumer = _consumers.load(task["consumer"])
@@ -150,7 +150,7 @@ def both(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def open_file(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
-    """Open a legacy handle that was saved to a file; it needs no service."""
+    """Open a legacy handle from a file, without the service, and compare the memory."""
     handle = LegacyHandle.load(task["path"])
     device = handle.device or task.get("device") or None
     dtype = _patterns.DTYPES[task["pattern"].get("kind", "affine")]
@@ -159,7 +159,7 @@ def open_file(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: 
 
 
 def wait_by(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Have a stream wait for a buffer's content, and the CPU for the stream; only then look at the data."""
+    """Make a stream wait for a buffer's content and the CPU wait for the stream, and then compare the buffer."""
     ordinal = _cuda.find_device(task["device"])
     with _get(worker, task) as lease:
         if (lease.ready_event is not None) != (task["what"] == "event"):

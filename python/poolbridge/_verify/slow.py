@@ -1,4 +1,4 @@
-"""Tasks of the worker in which a kernel is held while a buffer changes hands: nobody waits for it but streams."""
+"""Tasks of the worker in which a buffer is released while a held kernel still uses it. Only streams wait for it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from poolbridge._client.lease import Lease
     from poolbridge._verify.worker import Worker
 
-# When a kernel that nobody lets go on does so by itself.
+# A held kernel ends by itself after this time, if `Reading.finish` is not called.
 _MOST_HELD_NS: Final = 60 * 10**9
 
-_PAGE: Final = 4096  # the gate is its first word
+_PAGE: Final = 4096  # its first word is the gate: the held kernel ends when it is 1
 _THREADS: Final = 256
 _BLOCKS: Final = 64
-# What the comparing kernel finds: a count, a lock, and an index and a value for each of the first mismatches.
+# The result of the comparing kernel: a count, a lock, and an index and a value for each of the first mismatches.
 _RESULT: Final = 8
 _RESULT_WORDS: Final = 2 + 2 * 8
 
@@ -40,16 +40,16 @@ _ADDRESS, _U64, _U32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32
 
 
 class Reading:
-    """A comparison that a stream has begun in one task, and that the next one waits for.
+    """A comparison on a stream. One task begins it, and the next task waits for its result.
 
     Parameters
     ----------
     ordinal
         The GPU.
     path
-        A file with the PTX of Go's package ``pattern``.
+        A file with the PTX of the Go package ``pattern``.
     stream
-        The stream, as its library makes them.
+        The stream, as a stream object of a library or a handle.
     """
 
     def __init__(self, ordinal: int, path: str, stream: Any) -> None:
@@ -62,7 +62,7 @@ class Reading:
         self._words = np.frombuffer(self._mapping, np.uint64)
         self._address = int(self._words.ctypes.data)
         self._page = _cuda_stream.register(ordinal, self._address, _PAGE, write=True)
-        # The driver loads a kernel when it first runs, and may wait for those that are held.
+        # Run each kernel once: the driver loads a kernel at its first run, and may wait for held kernels then.
         self._lease_state(0)
         self._spin(0)
         self.compare(self._page, 2, Pattern(0, 0, "masked"))
@@ -70,12 +70,12 @@ class Reading:
         self._words[_RESULT + 2 : _RESULT + _RESULT_WORDS] = np.iinfo(np.uint64).max
 
     def hold(self, seconds: float) -> None:
-        """Have a kernel keep the stream busy until `finish`, and another one for some seconds after that."""
+        """Queue two kernels: one that runs until `finish` is called, and one that runs for `seconds` after it."""
         self._lease_state(_MOST_HELD_NS)
         self._spin(int(seconds * 1e9))
 
     def compare(self, pointer: int, elements: int, pattern: Pattern) -> None:
-        """Have a kernel compare elements with a masked pattern."""
+        """Queue a kernel that compares elements with a masked pattern."""
         scale, offset, result = int(pattern.scale), int(pattern.offset), self._page + 8 * _RESULT
         values = (pointer, 0, elements, scale, offset, pattern.mask, result)
         self._launch(_COMPARE, _BLOCKS, _THREADS, values, (_ADDRESS, _U64, _U64, _U32, _U32, _U32, _ADDRESS))
@@ -89,7 +89,7 @@ class Reading:
         return bool(result == driver.CUresult.CUDA_ERROR_NOT_READY)
 
     def finish(self) -> int:
-        """Let the stream go on, and give how many elements differed."""
+        """End the held kernel, wait for the stream, and return how many elements differed."""
         self._words[0] = 1
         self._synchronize()
         found = int(self._words[_RESULT])
@@ -120,7 +120,7 @@ def _load(ordinal: int, path: str) -> dict[str, Any]:
 
 
 def begin(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Have a stream compare a buffer, and release it: wait for nothing, neither for its writer nor for the stream."""
+    """Queue a comparison of a buffer on a stream and release the buffer, without a wait for its writer or the stream."""
     ordinal = _cuda.find_device(task["device"])
     consumer = _consumers.load(task["consumer"])
     stream = consumer.stream(ordinal)
@@ -143,7 +143,7 @@ def begin(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def end(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
-    """Let the stream go on, and say what it found."""
+    """Let the stream go on, wait for it, and report its result."""
     if worker.reading is None:
         raise ValueError("no stream was given anything to compare: expected slow-begin before slow-end")
     (reading, elements), worker.reading = worker.reading, None

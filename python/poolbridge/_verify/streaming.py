@@ -1,4 +1,4 @@
-"""Tasks of the worker about channels: frames whose content is the Fibonacci numbers from the frame's own number on."""
+"""Tasks of the worker about channels. A frame has a number, and holds the Fibonacci numbers from that number on."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from poolbridge._verify.worker import Worker
 
 _TIMEOUT: Final = 60.0
-_NUMBER: Final = "number"  # under which a frame's map has its number
+_NUMBER: Final = "number"  # the key of the number in a frame's meta
 
 
 @dataclass(slots=True)
 class Intake:
-    """A subscription that goes from task to task, and the frames that it keeps."""
+    """A subscription that lasts for several tasks, and the frames that it keeps."""
 
     subscription: Subscription
     kept: list[Frame] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Intake:
 
 @dataclass(slots=True)
 class _Findings:
-    """What was seen of frames."""
+    """The results of a task that takes frames."""
 
     numbers: list[int] = field(default_factory=list)
     sequence: list[int] = field(default_factory=list)
@@ -43,12 +43,12 @@ class _Findings:
     first: list[str] = field(default_factory=list)
 
     def answer(self) -> dict[str, Any]:
-        """As an answer has them."""
+        """Return the findings in the form of an answer."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 def _intake(worker: Worker, task: dict[str, Any]) -> Intake:
-    """Give the subscription to the task's channel, which the first task makes."""
+    """Return the subscription to the task's channel. The first task makes it."""
     known = worker.intakes.get(task["name"])
     if known is None:
         oldest = bool(task.get("oldest"))
@@ -61,7 +61,7 @@ def _intake(worker: Worker, task: dict[str, Any]) -> Intake:
 
 
 def _compare(frame: Frame, task: dict[str, Any], found: _Findings) -> None:
-    """Compare a frame with what its number says."""
+    """Compare a frame with the content that its number determines."""
     consumer = _consumers.load(task.get("consumer", "numpy"))
     number = int(frame.meta[_NUMBER])
     evidence = frame.evidence()
@@ -86,12 +86,12 @@ def _next(intake: Intake, task: dict[str, Any], found: _Findings) -> Frame | Non
 
 
 def _counted(task: dict[str, Any]) -> Iterable[int]:
-    """Count to what the task says, or for ever."""
+    """Count up to the task's ``count``, or without end."""
     return range(task["count"]) if task.get("count") else itertools.count()
 
 
 def take(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Take frames, as many as the task says or all until the channel is closed; release each, or keep it."""
+    """Take frames, as many as the task says or until the channel is closed. Release each one, or keep it."""
     intake, found = _intake(worker, task), _Findings()
     for _ in _counted(task):
         frame = _next(intake, task, found)
@@ -106,7 +106,7 @@ def take(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def release(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Compare the frames that were kept once more, and release them."""
+    """Compare the kept frames once more, and release them."""
     intake, found = _intake(worker, task), _Findings()
     kept, intake.kept = intake.kept, []
     for frame in kept:
@@ -125,7 +125,7 @@ def leave(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG0
 
 
 def publish(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Publish frames, and say how many; if one finds no room, ``stopped`` says why."""
+    """Publish frames, and report how many. If there is no room for one, ``stopped`` has the error."""
     channel = worker.client(task).open_channel(task["name"], timeout=_TIMEOUT)
     done = 0
     for number in range(task["number"], task["number"] + task["count"]):
@@ -138,7 +138,7 @@ def publish(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _publish(worker: Worker, task: dict[str, Any], channel: Channel, number: int) -> None:
-    """Publish the Fibonacci numbers from one on."""
+    """Publish a frame of the Fibonacci numbers from `number` on."""
     consumer = _consumers.load(task.get("consumer", "numpy"))
     client = worker.client(task)
     with client.allocate((task["elements"],), "uint64", pool=task["pool"], timeout=_TIMEOUT) as lease:
@@ -153,7 +153,7 @@ def close(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def relay(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Be a stage of a pipeline: compare each frame, publish its like in another channel, and then release it."""
+    """Work as a stage of a pipeline: compare each frame, publish an equal one in another channel, and release it."""
     intake, found = _intake(worker, task), _Findings()
     to = worker.client(task).open_channel(task["to"], timeout=_TIMEOUT)
     for _ in _counted(task):

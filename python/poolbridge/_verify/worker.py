@@ -1,17 +1,17 @@
-"""The worker of ``poolsvc verify``: carries out tasks that come as lines of JSON, and answers each with one.
+"""The worker of ``poolsvc verify``. It reads tasks as lines of JSON and answers each with a line of JSON.
 
 ``{"task": "probe"}``
-    Which array libraries can use memory of which kind.
+    Report which array libraries can use which kinds of memory.
 ``{"task": "prepare", "consumer": …}``
-    Import what the consumer needs.
+    Import the libraries that the consumer needs.
 ``{"task": "check", "name": …, "pattern": {…}, "then": {…}, "consumer": …, "write": …, "timeout": …}``
     Lease a buffer, compare every element with a pattern through the consumer's zero-copy array, and write another
     pattern if there is a ``then``.
 ``{"task": "hold", "name": …, "write": …, "timeout": …}``
-    Lease a buffer and keep it until ``{"task": "release"}``, or until killed.
+    Lease a buffer and keep it until ``{"task": "release"}``, or until the worker is killed.
 
-An answer has ``"ok": true``, or ``"ok": false`` with ``"error": {"type": …, "message": …}``. The worker ends with its
-input. Nothing is imported before a task needs it.
+`scenarios` has more tasks. An answer has ``"ok": true``, or ``"ok": false`` with ``"error": {"type": …, "code": …,
+"message": …}``. The worker ends at the end of its input. Libraries are imported when a task first needs them.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _TIMEOUT = 60.0
 
 
 class Worker:
-    """Carries out tasks, over one connection that it makes when a task first needs it.
+    """Carries out tasks over one connection, which it makes when a task first needs it.
 
     Parameters
     ----------
     socket
-        The service's socket; None: the default one.
+        Path of the service's socket; None: the default one.
     device
-        The GPU to work on, where it is not the one that has the memory.
+        The GPU to work on; None: the GPU that has the memory.
     """
 
     def __init__(self, socket: str | None, device: str | None = None) -> None:
@@ -66,28 +66,28 @@ class Worker:
         return self.client({})
 
     def client(self, task: dict[str, Any]) -> Client:
-        """Connect, if this was not done before; wait for the service as long as the task says."""
+        """Return the connection. The first call connects, and waits for the service as long as the task says."""
         if self._client is None:
             self._client = poolbridge.connect(self._socket, wait=task.get("timeout", _TIMEOUT), device=self._device)
         return self._client
 
     def disconnect(self) -> None:
-        """End the session, and with it everything that is mapped."""
+        """Close the connection, which unmaps everything."""
         self.intakes.clear()
         client, self._client = self._client, None
         if client is not None:
             client.close()
 
     def probe(self, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
-        """Say what this interpreter can check."""
+        """Report the libraries, kinds of memory and GPUs that this interpreter can use."""
         return {"python": sys.version.split()[0], "executable": sys.executable, **_consumers.probe()}
 
     def prepare(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Import what a consumer needs."""
+        """Import the libraries that a consumer needs."""
         return {"version": _consumers.preload(task["consumer"])}
 
     def check(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Compare a buffer with a pattern, and write another."""
+        """Compare a buffer with a pattern; if it matches, write another pattern if the task has one."""
         started = time.monotonic()
         then = Pattern(**task["then"]) if task.get("then") else None
         write = bool(task.get("write", then is not None))
@@ -123,7 +123,7 @@ class Worker:
         return {"pid": os.getpid(), "buffer": lease.buffer_id, "held": len(self._held), **lease.evidence()}
 
     def release(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Release what is held."""
+        """Release the leases that `hold` took."""
         held, self._held = self._held, []
         for lease in held:
             lease.release(failed=bool(task.get("failed")))
@@ -131,11 +131,11 @@ class Worker:
         return {"released": len(held)}
 
     def settle(self) -> None:
-        """Answer only when the service has seen the releases, which are not answered themselves."""
+        """Wait until the service has processed the releases, which have no reply of their own."""
         self._connected.stats()
 
     def carry_out(self, line: str) -> dict[str, Any]:
-        """Carry out one task; an exception becomes an answer."""
+        """Carry out one task and return its answer; an exception becomes an answer, too."""
         try:
             task = json.loads(line)
             name = task.get("task") if isinstance(task, dict) else None
@@ -157,7 +157,7 @@ _TASKS = ("probe", "prepare", "check", "hold", "release")
 
 
 def serve(worker: Worker, tasks: IO[str], answers: IO[str]) -> None:
-    """Answer tasks until there are no more."""
+    """Answer tasks until the end of the input."""
     for line in tasks:
         if line.strip():
             answers.write(json.dumps(worker.carry_out(line)) + "\n")
@@ -175,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     worker = Worker(options.socket, options.device)
     warnings.simplefilter("ignore", poolbridge.ReadOnlyWarning)  # the tasks write only what they lease for that
-    # Libraries print what they like; only answers may go where the service reads them.
+    # Libraries may print to standard output, which only answers may use: let them print to standard error.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:

@@ -1,1 +1,1 @@
-"""Packets, and what they say."""
+"""Packets and messages of the protocol, and the socket."""

@@ -1,8 +1,8 @@
-"""Packets in and out: typed messages, MessagePack, and the checks that come before belief.
+"""Encodes and decodes packets, which are MessagePack maps, and checks them against the limits of the protocol.
 
-A packet that equals the encoding of what it decodes to has proved itself canonical: no duplicate or unknown keys, no
-extension types, no depth beyond that of its type. Small canonical packets, which is nearly all, cost no more than
-that comparison; any other packet is walked byte by byte first.
+If a decoded message encodes to the same bytes again, the packet is canonical: it has no duplicate or unknown keys, no
+extension types, and no more depth than its type. Nearly all packets are small and canonical, and need only that
+comparison. Any other packet is checked value by value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_BINARY = 4_096
 MAX_NDIM = 32
 MAX_NAME = 255
 
-# In a packet no larger than this, no array, string or binary can pass its limit.
+# In a packet of at most this many bytes, no array, string or binary can exceed its limit.
 _SMALL = MAX_ARRAY
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -56,9 +56,9 @@ def decode(data: bytes, kind: type[_T], *, checked: bool = False) -> _T:
     data
         The whole packet.
     kind
-        The message type; keys that it does not have are ignored.
+        The message type. Keys that it does not have are ignored.
     checked
-        Whether `check` has passed this packet already.
+        Whether `check` has accepted this packet already.
 
     Raises
     ------
@@ -78,8 +78,8 @@ def decode(data: bytes, kind: type[_T], *, checked: bool = False) -> _T:
 
 
 def _make_decoder(kind: type[msgspec.Struct]) -> msgspec.msgpack.Decoder[Any]:
-    # What one thread has found out of a type so far, another's decoder of a type with that in it would take for all
-    # there is, and crash. Once a decoder is made, everything in its type is known.
+    # msgspec collects facts about a type while it makes a decoder. If two threads do so for types with a common part,
+    # one thread uses the incomplete facts of the other, and crashes. So one thread at a time makes a decoder.
     with _making:
         decoder = _decoders.get(kind)
         if decoder is None:
@@ -93,7 +93,7 @@ def check(data: bytes) -> None:
     Raises
     ------
     ProtocolError
-        What is wrong, and at which byte.
+        The packet is malformed; the message says what is wrong, and at which byte.
     """
     if len(data) > MAX_PACKET:
         raise ProtocolError(f"the packet has {len(data)} bytes; the protocol allows {MAX_PACKET}")
@@ -107,7 +107,7 @@ def check(data: bytes) -> None:
         raise ProtocolError(f"{len(data) - end} bytes follow the packet's map at byte {end}")
 
 
-# Lengths in bytes of the values whose first byte says it all: nil, booleans and numbers.
+# Lengths in bytes, by first byte, of values whose first byte determines their length: nil, booleans and numbers.
 _FIXED = {
     0xC0: 1, 0xC2: 1, 0xC3: 1, 0xCA: 5, 0xCB: 9,
     0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9,
@@ -126,7 +126,7 @@ def _length(data: bytes, at: int, size: int) -> int:
 
 
 def _value(data: bytes, at: int, depth: int) -> int:
-    """Check the value at byte `at`; return the position after it."""
+    """Check the value at byte `at`, and return the position after it."""
     first = data[at]
     if first < 0x80 or first >= 0xE0:
         return at + 1

@@ -1,4 +1,4 @@
-"""The socket: packets and descriptors in, packets out, nothing lost and nothing leaked."""
+"""The socket: sends packets, and receives packets with file descriptors."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from poolbridge._sys.errors import SESSION_LOST, ConnectionLostError, ProtocolEr
 from poolbridge._wire.packet import MAX_FDS, MAX_PACKET
 
 _INT = array.array("i").itemsize
-# Plain numbers: an operation on the flags themselves takes half a microsecond.
+# Plain integers: an operation on the flags' enum takes half a microsecond.
 _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
 _DATA_TRUNCATED = int(socket.MSG_TRUNC)
 _CONTROL_TRUNCATED = int(socket.MSG_CTRUNC)
-# Room for more than the protocol allows: what comes in surplus is then seen, closed and refused.
+# Room for more descriptors than the protocol allows, so that too many are seen, closed and refused.
 _CONTROL = socket.CMSG_SPACE((MAX_FDS + 2) * _INT)
 
 
 class Descriptors:
-    """File descriptors that arrived with a packet and that somebody has to take or close."""
+    """File descriptors that came with a packet. The owner of this object takes them out or closes them."""
 
     __slots__ = ("_fds",)
 
@@ -33,21 +33,21 @@ class Descriptors:
         return len(self._fds)
 
     def peek(self) -> list[int]:
-        """Give all of them, to be used while this is not closed."""
+        """Return all descriptors. They are valid until this object is closed."""
         return list(self._fds)
 
     def take(self, count: int) -> Descriptors:
-        """Split off the first `count` descriptors."""
+        """Move the first `count` descriptors into a new object."""
         taken, self._fds = Descriptors(self._fds[:count]), self._fds[count:]
         return taken
 
     def one(self) -> int:
-        """Give up the only descriptor; the caller closes it.
+        """Take out the only descriptor. The caller closes it.
 
         Raises
         ------
         ProtocolError
-            There is not exactly one; all are closed.
+            There is not exactly one descriptor; all are closed.
         """
         if len(self._fds) != 1:
             count = len(self._fds)
@@ -56,40 +56,40 @@ class Descriptors:
         return self._fds.pop()
 
     def close(self) -> None:
-        """Close those that nobody took. Idempotent."""
+        """Close the descriptors that were not taken out. Idempotent."""
         fds, self._fds = self._fds, []
         for fd in fds:
             os.close(fd)
 
 
 class Transport:
-    """A connected ``SOCK_SEQPACKET`` socket, never blocking.
+    """A connected ``SOCK_SEQPACKET`` socket that never blocks.
 
-    One thread at a time may send, and one receive.
+    One thread at a time may send, and one may receive.
 
     Parameters
     ----------
     sock
-        The socket; owned from now on.
+        The socket, which this object owns and closes.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
-        # Kept: to make it anew for each packet takes longer than to read one.
+        # One buffer for all packets: to make one takes longer than to read a packet.
         self._buffer = memoryview(bytearray(MAX_PACKET + 1))
 
     def fileno(self) -> int:
-        """Give the socket's descriptor, or -1 when closed."""
+        """Return the socket's descriptor; -1 if it is closed."""
         return self._sock.fileno()
 
     def send(self, packets: deque[bytes]) -> bool:
-        """Send packets, and take those that were sent off the queue.
+        """Send packets, and remove those that were sent from the queue.
 
         Returns
         -------
         bool
-            False if the socket's buffer is full: the others are to be sent later.
+            False if the socket's buffer is full. The remaining packets have to be sent later.
 
         Raises
         ------
@@ -102,9 +102,9 @@ class Transport:
         return True
 
     def _send_first(self, packets: deque[bytes]) -> bool:
-        """Send the first packet and take it off; False if the socket's buffer is full."""
+        """Send the first packet and remove it. False if the socket's buffer is full."""
         packet = packets[0]
-        # Taken off and sent by one call in C: whenever a signal comes, it is sent once.
+        # One call in C removes the packet and sends it, so that a signal handler cannot make it be sent twice.
         sending = map(self._sock.send, iter(packets.popleft, None), (_SEND_FLAGS,))
         try:
             next(sending)
@@ -121,14 +121,14 @@ class Transport:
         Returns
         -------
         tuple or None
-            The packet, and what came with it; None if none is there yet.
+            The packet and its descriptors; None if no packet has arrived.
 
         Raises
         ------
         ConnectionLostError
             The service closed the connection.
         ProtocolError
-            Data or descriptors were truncated, or too many descriptors came; all are closed.
+            Data or descriptors were truncated, or too many descriptors came. All descriptors are closed.
         """
         try:
             length, control, flags, _ = self._sock.recvmsg_into([self._buffer], _CONTROL, _RECEIVE_FLAGS)
@@ -152,14 +152,14 @@ class Transport:
         return bytes(self._buffer[:length]), descriptors
 
     def shutdown(self) -> None:
-        """End the connection, which wakes all that wait for it; the descriptor stays. Idempotent."""
+        """Shut the connection down, which wakes threads that wait for the socket. It stays open. Idempotent."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # the service was faster, or it is closed already
+            pass  # the service has closed the connection, or the socket is closed
 
     def close(self) -> None:
-        """Close the socket. Idempotent; nobody may wait for it any more."""
+        """Close the socket. No thread may wait for it any more. Idempotent."""
         self._sock.close()
 
 
