@@ -1,4 +1,4 @@
-"""Run as ``python -m poolbridge.bench``: the parts of ``poolsvc bench`` that must start in Python."""
+"""The program ``python -m poolbridge.bench``: the parts of ``poolsvc bench`` that are in Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run as ``python -m poolbridge.worker``: the Python side of ``poolsvc verify``."""
+"""The program ``python -m poolbridge.worker``, the Python side of ``poolsvc verify``."""
 
 from __future__ import annotations
 

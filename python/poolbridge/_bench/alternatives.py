@@ -1,4 +1,4 @@
-"""Measures the alternatives: transfers one by one, and streams of them."""
+"""Measures the links: single transfers of arrays, and streams of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LINKS: Final[tuple[type[Link], ...]] = (
 )
 
 MOST_COPIED: Final = 64 << 20
-"""Arrays beyond this are not sent by links that copy."""
+"""The largest array, in bytes, that is measured with links that copy."""
 
 _WARM_UP = 30
 _MOST = 5_000
@@ -44,7 +44,10 @@ _ACK = b"\1"
 
 
 def consume(link: Link, answers: socket.socket, warm_up: int | None) -> None:
-    """Be the consumer: look at every array, and acknowledge each; of a stream, the end of the warm-up and its own."""
+    """Run as the consumer: check the number of every array, and acknowledge it.
+
+    With `warm_up`, for a stream, acknowledge only the end of the warm-up and the end of the stream.
+    """
     link.open_to_receive()
     answers.sendall(_ACK)
     expected = 0
@@ -63,7 +66,7 @@ def consume(link: Link, answers: socket.socket, warm_up: int | None) -> None:
 
 
 class Consumer:
-    """A spawned process at the other end of a link."""
+    """The spawned consumer process of a link."""
 
     def __init__(self, context: SpawnContext, link: Link, warm_up: int | None = None) -> None:
         self._answers, theirs = socket.socketpair()
@@ -78,20 +81,20 @@ class Consumer:
         Raises
         ------
         RuntimeError
-            The consumer has ended without one.
+            The consumer has ended without an acknowledgement.
         """
         if not self._answers.recv(1):
             self._process.join()
             raise RuntimeError(f"the consumer ended with status {self._process.exitcode}")
 
     def join(self) -> None:
-        """Wait for its end."""
+        """Wait for the end of the process."""
         self._process.join()
         self._answers.close()
 
 
 def hand_over(context: SpawnContext, kind: type[Link], nbytes: int, seconds: float) -> Result:
-    """Hand new arrays over, one by one, each acknowledged before the next."""
+    """Measure transfers of single arrays, each acknowledged before the next is sent."""
     link = kind(context, nbytes, 1)
     link.open_to_send()
     consumer = Consumer(context, link)
@@ -104,7 +107,7 @@ def hand_over(context: SpawnContext, kind: type[Link], nbytes: int, seconds: flo
         consumer.wait()
         end = time.perf_counter_ns()
         number += 1
-        # A slow system is warm after its first array.
+        # The warm-up of a slow system ends after a quarter of the time, but not before its first array.
         if number <= _WARM_UP and (number < 2 or end - begun < seconds * 1e9 / 4):
             first = time.perf_counter_ns()
             continue
@@ -119,9 +122,10 @@ def hand_over(context: SpawnContext, kind: type[Link], nbytes: int, seconds: flo
 
 
 def stream(context: SpawnContext, kind: type[Link], nbytes: int, depth: int, seconds: float) -> Result:
-    """Hand arrays over as fast as they go, `depth` under way.
+    """Measure a stream of arrays without pauses, with up to `depth` under way.
 
-    The clock starts when the consumer has had twice as many: until then it loads libraries, starts CUDA, maps memory.
+    The clock starts after ``2 * (depth + 1)`` arrays, in which the consumer loads libraries, starts CUDA and maps
+    memory.
     """
     link = kind(context, nbytes, depth)
     link.open_to_send()
@@ -155,18 +159,18 @@ def measure(
     seconds: float,
     depth: int,
 ) -> Iterator[Result]:
-    """Measure every alternative that can run here.
+    """Measure every link that can run on this machine.
 
     Parameters
     ----------
     kinds, sizes, workloads
-        What to measure.
+        The kinds of memory, bytes of an array and workloads to measure.
     skip
-        Told which kind and system cannot run, and why.
+        Called with the kind and the system that cannot run, and the reason.
     seconds
-        How long each measurement takes, about.
+        About how many seconds each measurement takes.
     depth
-        How many arrays of a stream are under way.
+        How many arrays of a stream may be under way.
     """
     context: Any = multiprocessing.get_context("spawn")
     for link in LINKS:
@@ -177,7 +181,7 @@ def measure(
             skip(link.kind, link.name, why)
             continue
         streams = "stream" in workloads
-        # One by one too what is streamed: a stream that is slower was not measured well.
+        # Measure single transfers of the stream's arrays too: a stream that is slower than these was measured badly.
         for nbytes in sorted({*(sizes if "transfer" in workloads else ()), *((_STREAM_BYTES,) if streams else ())}):
             if not (link.copies and nbytes > MOST_COPIED):
                 yield hand_over(context, link, nbytes, seconds)

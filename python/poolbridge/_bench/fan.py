@@ -1,4 +1,4 @@
-"""Ways to give each frame of one Python process to several others."""
+"""Fans: ways to send each frame of one Python process to several others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from poolbridge._bench.link import HEAD
 
 
 class Fan(ABC):
-    """One way. It is made by the producer, and goes to each consumer when that process starts.
+    """One way of sending frames. The producer makes it, and each consumer's process gets it at its start.
 
     Parameters
     ----------
@@ -23,9 +23,9 @@ class Fan(ABC):
     consumers
         How many consumers there are.
     name
-        A name that nothing else uses on this machine.
+        A name that is unique on this machine.
     spin
-        A consumer that waits does not sleep.
+        Whether a consumer polls for the next frame instead of sleeping.
     """
 
     name: ClassVar[str]
@@ -39,32 +39,32 @@ class Fan(ABC):
 
     @classmethod
     def missing(cls) -> str:
-        """Say what is missing to use it here; empty if nothing is."""
+        """Return what is missing to use it on this machine; empty if nothing is missing."""
         return ""
 
     # The producer's end
 
     @abstractmethod
     def open_to_send(self) -> Callable[[int], None]:
-        """Open the producer's end. Give what sends a frame with a number in its first bytes."""
+        """Open the producer's end. Return a function that sends a frame with a number in its first bytes."""
 
     def service(self) -> int | None:
-        """Give the process that takes part besides the producer and the consumers; None: there is none."""
+        """Return the id of the service's process; None if the system has no service."""
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back. Called once, when the consumers have ended."""
+        """Free everything. Called once, when the consumers have ended."""
 
     # A consumer's end
 
     @abstractmethod
     def open_to_receive(self) -> Iterator[np.ndarray[Any, Any]]:
-        """Open a consumer's end. Give the arrays of the frames; each is used only until the next is asked for."""
+        """Open a consumer's end. Return an iterator over the arrays; each is used only until the next is asked for."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Give back what receiving took."""
+        """Free what receiving needed."""
 
 
 def put_number(array: np.ndarray[Any, Any], number: int) -> None:

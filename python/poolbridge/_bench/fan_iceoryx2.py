@@ -11,13 +11,13 @@ import numpy as np
 
 from poolbridge._bench.fan import Fan, put_number
 
-_LOOK = 0.1  # seconds between two looks of a consumer that sleeps, if nobody wakes it
+_LOOK = 0.1  # seconds after which a sleeping consumer looks for a frame, if no event wakes it
 
 
 class IceoryxFan(Fan):
-    """A service whose publisher waits for slow subscribers, as a stream that loses nothing needs.
+    """A publish-subscribe service of iceoryx2 whose publisher waits for slow subscribers, so that no frame is lost.
 
-    The arrays are made once for each place in its shared memory: that is faster than a new view of each sample. A
+    An array is made once for each place in the shared memory, which is faster than a new view of each sample. A
     consumer that sleeps waits for an event, which the producer sends after each frame.
     """
 
@@ -26,7 +26,7 @@ class IceoryxFan(Fan):
 
     @classmethod
     def missing(cls) -> str:
-        """Say what is missing to use it here; empty if nothing is."""
+        """Return what is missing to use it on this machine; empty if nothing is missing."""
         return "" if importlib.util.find_spec("iceoryx2") else "not installed: python -m pip install iceoryx2"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class IceoryxFan(Fan):
         return send
 
     def close(self) -> None:
-        """Let the publisher and its service go."""
+        """Drop the publisher and its service."""
         self._kept = None
 
     def open_to_receive(self) -> Iterator[np.ndarray[Any, Any]]:
@@ -114,7 +114,7 @@ class IceoryxFan(Fan):
 
 
 def _arrays(nbytes: int) -> Callable[[int], np.ndarray[Any, Any]]:
-    """Give what makes the array at an address, once for each."""
+    """Return a function that returns the array at an address, which it makes once."""
     known: dict[int, np.ndarray[Any, Any]] = {}
 
     def array(address: int) -> np.ndarray[Any, Any]:

@@ -16,12 +16,12 @@ _SPIN = 10.0  # seconds: longer than frames are apart
 
 
 class ChannelFan(Fan):
-    """A broadcast channel of a service that runs already.
+    """A broadcast channel of a service that is running.
 
     Parameters
     ----------
     path
-        The service's socket.
+        Path of the service's socket.
     """
 
     name = "poolbridge"
@@ -37,7 +37,7 @@ class ChannelFan(Fan):
 
     @classmethod
     def missing(cls) -> str:
-        """Say what is missing to use it here; empty if nothing is."""
+        """Return what is missing to use it on this machine; empty if nothing is missing."""
         return "" if NATIVE is not None else "this installation of poolbridge has no native module"
 
     def open_to_send(self) -> Callable[[int], None]:
@@ -54,12 +54,12 @@ class ChannelFan(Fan):
         return send
 
     def service(self) -> int | None:
-        """Give the service's process."""
+        """Return the id of the service's process."""
         pid: int = self._client.service_pid
         return pid
 
     def close(self) -> None:
-        """Destroy the pool, and the channel with it."""
+        """Destroy the pool and its channel."""
         self._client.destroy_pool(self.channel)
         self._client.close()
 

@@ -1,4 +1,4 @@
-"""What the alternatives that use a GPU have in common."""
+"""The common part of the links that use a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from poolbridge._sys.errors import UnavailableError
 
 
 def missing_gpu() -> str:
-    """Say why this process can use no GPU; empty if it can."""
+    """Return why this process can use no GPU; empty if it can use one."""
     try:
         return "" if _cuda.devices() else "this process sees no GPU"
     except UnavailableError as error:
@@ -18,12 +18,12 @@ def missing_gpu() -> str:
 
 
 def preferred_consumer() -> str:
-    """Name the array library that takes device memory here."""
+    """Return the name of the preferred array library for device memory."""
     return str(probe()["consumers"]["device"][0])
 
 
 class Allocator:
-    """Device memory of this process, from an IPC-enabled pool, and a stream."""
+    """Allocates device memory of this process, with `ipc` from a pool for other processes, and has a stream."""
 
     def __init__(self, most_bytes: int, *, ipc: bool) -> None:
         from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions
@@ -35,7 +35,7 @@ class Allocator:
         self.resource = DeviceMemoryResource(device, options=options)
 
     def new(self, nbytes: int) -> Any:
-        """Allocate a buffer, which other streams and processes can use at once."""
+        """Allocate a buffer. Other streams and processes can use it at once."""
         buffer = self.resource.allocate(nbytes, stream=self.stream)
         self.stream.sync()
         return buffer

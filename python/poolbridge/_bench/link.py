@@ -1,7 +1,7 @@
-"""Ways to hand arrays from one Python process to another that users have without poolbridge.
+"""Links: ways to send arrays from one Python process to another without poolbridge.
 
-A link has two ends. It is made by the producer and goes to the consumer, which is spawned, when that process starts;
-each end then opens what it needs.
+A link has two ends. The producer makes it and passes it to the consumer, a spawned process, when that process starts.
+Each end then opens what it needs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ HEAD = np.dtype("<u8")
 
 
 class Link(ABC):
-    """One way of handing arrays over.
+    """One way of sending arrays to another process.
 
     Parameters
     ----------
     context
-        Starts processes and makes queues.
+        The multiprocessing context, which starts processes and makes queues.
     nbytes
         Bytes of an array.
     depth
@@ -32,7 +32,7 @@ class Link(ABC):
     name: ClassVar[str]
     kind: ClassVar[str]
     copies: ClassVar[bool] = True
-    """Whether the bytes themselves travel."""
+    """Whether the link copies the bytes of an array."""
 
     def __init__(self, context: SpawnContext, nbytes: int, depth: int) -> None:
         del context
@@ -41,26 +41,26 @@ class Link(ABC):
 
     @classmethod
     def missing(cls) -> str:
-        """Say what is missing to use it here; empty if nothing is."""
+        """Return what is missing to use it on this machine; empty if nothing is missing."""
         return ""
 
     # The producer's end
 
     @abstractmethod
     def open_to_send(self) -> None:
-        """Make what sending needs, the data itself included. Called once, before the consumer is started."""
+        """Make what sending needs, also the data. Called once, before the consumer is started."""
 
     @abstractmethod
     def send(self, number: int) -> None:
-        """Hand over a new array whose number is `number`."""
+        """Send a new array with the number `number`."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Say that no more will come."""
+        """Tell the consumer that no more arrays will come."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back. Called once, when the consumer has ended."""
+        """Free everything. Called once, when the consumer has ended."""
 
     # The consumer's end
 
@@ -69,39 +69,39 @@ class Link(ABC):
 
     @abstractmethod
     def receive(self) -> tuple[int, Any] | None:
-        """Wait for an array; give its number and itself, or None at the end."""
+        """Wait for an array; return its number and the array, or None at the end."""
 
     def received(self) -> None:  # noqa: B027 - most keep nothing
-        """Give back what the last array took: nobody looks at it any more. Not a part of a transfer."""
+        """Free what the last array needed, which is not used any more. The time of a transfer does not include it."""
 
     def leave(self) -> None:  # noqa: B027 - most keep nothing
-        """Give back what receiving took."""
+        """Free what receiving needed."""
 
 
 class InTurn(Link):
-    """A link whose memory is made once and used in turn, which is what all documentations recommend."""
+    """A link whose memory is made once and used in turn, as the documentation of such systems recommends."""
 
     def __init__(self, context: SpawnContext, nbytes: int, depth: int) -> None:
         super().__init__(context, nbytes, depth)
-        # One more than are under way: the consumer looks at one while the queue is full.
+        # One more than may be under way: the consumer uses one array while the queue is full.
         self.places = depth + 1
         self._spare = context.Semaphore(self.places)
 
     def free_place(self, number: int) -> int:
-        """Wait until the place of an array is free, and give its index."""
+        """Wait until the place for an array is free, and return its index."""
         self._spare.acquire()
         return number % self.places
 
     def received(self) -> None:
-        """Let the producer have the place."""
+        """Free the place for the producer."""
         self._spare.release()
 
 
 def number_of(array: Any) -> int:
-    """Read the number of an array on the CPU out of its first bytes."""
+    """Read the number of an array on the CPU from its first bytes."""
     return int(array[: HEAD.itemsize].view(HEAD)[0])
 
 
 def numbered(nbytes: int) -> np.ndarray[Any, Any]:
-    """Make the producer's data: an array on the CPU, in which every page is there."""
+    """Make the producer's data: an array on the CPU, all of whose pages are allocated."""
     return np.ones(max(nbytes, HEAD.itemsize), np.uint8)

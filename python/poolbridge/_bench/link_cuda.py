@@ -13,7 +13,7 @@ from poolbridge._libraries.consumers import load
 
 
 class CudaCoreLink(Link):
-    """The buffer itself is put: its pool travels with it each time."""
+    """Puts the buffer itself into the queue, which sends its pool with it each time."""
 
     name = "cuda.core buffers through multiprocessing.Queue"
     kind = "device"
@@ -30,7 +30,7 @@ class CudaCoreLink(Link):
 
     @classmethod
     def missing(cls) -> str:
-        """Look for a GPU."""
+        """Return what is missing to use it on this machine; empty if nothing is missing."""
         return missing_gpu()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class CudaCoreLink(Link):
         self._allocator = Allocator(room, ipc=True)
 
     def send(self, number: int) -> None:
-        """Allocate a buffer and put it."""
+        """Allocate a buffer and put it into the queue."""
         assert self._allocator is not None  # noqa: S101 - opened before
         buffer = self._allocator.new(self.nbytes)
         self._queue.put((number, self._on_the_way(buffer)))
@@ -52,7 +52,7 @@ class CudaCoreLink(Link):
         return buffer
 
     def finish(self) -> None:
-        """Put a None."""
+        """Put None into the queue."""
         self._queue.put(None)
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class CudaCoreLink(Link):
         self._alive.clear()
 
     def open_to_receive(self) -> None:
-        """Use the GPU."""
+        """Make the GPU current."""
         from cuda.core import Device
 
         device = Device(0)
@@ -70,7 +70,7 @@ class CudaCoreLink(Link):
         self._stream = device.create_stream()
 
     def receive(self) -> tuple[int, Any] | None:
-        """Get it and make an array of it."""
+        """Get a buffer from the queue and make an array of it."""
         item = self._queue.get()
         if item is None:
             return None
@@ -82,13 +82,13 @@ class CudaCoreLink(Link):
         return came
 
     def received(self) -> None:
-        """Unmap it."""
+        """Unmap the buffer."""
         self._last.close(self._stream)
         self._last = None
 
 
 class CudaCoreDescriptorLink(CudaCoreLink):
-    """The pool goes to the consumer once, with its process; only descriptors of buffers are put."""
+    """Sends the pool to the consumer once, at the start of its process, and then only descriptors of buffers."""
 
     name = "cuda.core descriptors through multiprocessing.Queue"
 
@@ -106,7 +106,7 @@ class CudaCoreDescriptorLink(CudaCoreLink):
 
 
 class CudaCoreOnceLink(CudaCoreDescriptorLink, InTurn):
-    """Buffers that are made, sent and opened once, and used in turn: what is put later is which one it is."""
+    """Makes, sends and opens buffers once and uses them in turn. The queue then carries the index of a buffer."""
 
     name = "cuda.core buffers opened once, which one through multiprocessing.Queue"
 
@@ -120,7 +120,7 @@ class CudaCoreOnceLink(CudaCoreDescriptorLink, InTurn):
         return {**super().__getstate__(), "_buffers": [buffer.ipc_descriptor for buffer in self._buffers]}
 
     def send(self, number: int) -> None:
-        """Put the index of the next buffer."""
+        """Put the index of the next buffer into the queue."""
         self._queue.put((number, self.free_place(number)))
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class CudaCoreOnceLink(CudaCoreDescriptorLink, InTurn):
         self._buffers.clear()
 
     def open_to_receive(self) -> None:
-        """Use the GPU and open the buffers."""
+        """Make the GPU current and open the buffers."""
         super().open_to_receive()
         opened = super()._arrived
         self._buffers = [opened(descriptor) for descriptor in self._buffers]
@@ -138,11 +138,11 @@ class CudaCoreOnceLink(CudaCoreDescriptorLink, InTurn):
         return self._buffers[came]
 
     def received(self) -> None:
-        """Let the producer have the buffer."""
+        """Free the buffer for the producer."""
         self._last = None
         InTurn.received(self)
 
     def leave(self) -> None:
-        """Unmap them."""
+        """Unmap the buffers."""
         while self._buffers:
             self._buffers.pop().close(self._stream)

@@ -1,4 +1,4 @@
-"""Copies of device memory through ``multiprocessing.shared_memory``, the name through a queue."""
+"""Copies of device memory through ``multiprocessing.shared_memory``; the names of segments go through a queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from poolbridge._libraries.consumers import load
 
 
 class DeviceSharedMemoryLink(InTurn):
-    """From the GPU into a segment, its name through a queue, and from the segment to the consumer's own GPU memory."""
+    """The producer copies from the GPU into a segment; the consumer copies from the segment to its own GPU memory."""
 
     name = "multiprocessing.shared_memory"
     kind = "device"
@@ -32,14 +32,14 @@ class DeviceSharedMemoryLink(InTurn):
 
     @classmethod
     def missing(cls) -> str:
-        """Look for a GPU."""
+        """Return what is missing to use it on this machine; empty if nothing is missing."""
         return missing_gpu()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_segments": [], "_allocator": None, "_buffer": None}
 
     def _open(self) -> None:
-        # One buffer at each end: what a copy takes has been allocated long before.
+        # One buffer at each end, so that no copy has to allocate memory.
         self._allocator = Allocator(0, ipc=False)
         self._buffer = self._allocator.new(self.nbytes)
 
@@ -48,7 +48,7 @@ class DeviceSharedMemoryLink(InTurn):
         self._open()
         for _ in range(self.places):
             segment = SharedMemory(create=True, size=self.nbytes)
-            bytes_of(segment)[:] = 1  # the pages are there
+            bytes_of(segment)[:] = 1  # allocates the pages
             self._segments.append(segment)
         self._addresses = [self._address(segment) for segment in self._segments]
 
@@ -59,13 +59,13 @@ class DeviceSharedMemoryLink(InTurn):
         return address
 
     def send(self, number: int) -> None:
-        """Copy into the next segment and put its name."""
+        """Copy into the next segment and put its name into the queue."""
         at = self.free_place(number)
         call("cuMemcpyDtoH", self._addresses[at], int(self._buffer.handle), self.nbytes)
         self._queue.put((number, self._segments[at].name))
 
     def finish(self) -> None:
-        """Put a None."""
+        """Put None into the queue."""
         self._queue.put(None)
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class DeviceSharedMemoryLink(InTurn):
             call("cuMemHostUnregister", address)
 
     def open_to_receive(self) -> None:
-        """Make the memory that is copied to."""
+        """Allocate the GPU memory that is copied to."""
         self._open()
 
     def receive(self) -> tuple[int, Any] | None:
@@ -98,7 +98,7 @@ class DeviceSharedMemoryLink(InTurn):
         return number, self._consumer.take(self._buffer)
 
     def leave(self) -> None:
-        """Unmap."""
+        """Unmap the segments."""
         while self._mapped:
             segment, address = self._mapped.popitem()[1]
             self._unlock(address)
@@ -106,7 +106,7 @@ class DeviceSharedMemoryLink(InTurn):
 
 
 class PageLockedSharedMemoryLink(DeviceSharedMemoryLink):
-    """The same with segments that both processes page-lock, once: copies run at the speed of the bus."""
+    """As `DeviceSharedMemoryLink`, with segments that both processes page-lock once, which makes copies faster."""
 
     name = "multiprocessing.shared_memory, page-locked"
     page_locked = True

@@ -10,7 +10,7 @@ from poolbridge._bench.link import HEAD, Link, number_of, numbered
 
 
 class QueueLink(Link):
-    """The array is pickled, written to a pipe and read from it."""
+    """Puts the array itself into the queue, which pickles it, writes it to a pipe and reads it from there."""
 
     name = "multiprocessing.Queue"
     kind = "host"
@@ -28,12 +28,12 @@ class QueueLink(Link):
         return {**self.__dict__, "_array": None}
 
     def send(self, number: int) -> None:
-        """Put it."""
+        """Put the array and its number into the queue."""
         self._array[: HEAD.itemsize].view(HEAD)[0] = number
         self._queue.put((number, self._array))
 
     def finish(self) -> None:
-        """Put a None."""
+        """Put None into the queue."""
         self._queue.put(None)
 
     def close(self) -> None:
@@ -42,7 +42,7 @@ class QueueLink(Link):
         self._queue.join_thread()
 
     def receive(self) -> tuple[int, Any] | None:
-        """Get it; the number in a stream is the one beside it, for the array is written while it is pickled."""
+        """Get the array and its number. The number in the array may be a later one: it changes while it is pickled."""
         item = self._queue.get()
         if item is None:
             return None

@@ -1,4 +1,4 @@
-"""Arrays copied through ``multiprocessing.shared_memory``, the name through a queue."""
+"""Arrays through ``multiprocessing.shared_memory``; the names of segments go through a queue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def bytes_of(segment: SharedMemory) -> np.ndarray[Any, Any]:
 
 
 class SharedMemoryLink(InTurn):
-    """Segments that are made once and used in turn; the producer copies in, the consumer maps each once."""
+    """Segments that are made once and used in turn. The producer copies arrays in; the consumer maps each once."""
 
     name = "multiprocessing.shared_memory"
     kind = "host"
@@ -38,18 +38,18 @@ class SharedMemoryLink(InTurn):
         self._array = numbered(self.nbytes)
         for _ in range(self.places):
             segment = SharedMemory(create=True, size=len(self._array))
-            np.copyto(bytes_of(segment), self._array)  # the pages are there
+            np.copyto(bytes_of(segment), self._array)  # allocates the pages
             self._segments.append(segment)
 
     def send(self, number: int) -> None:
-        """Copy into the next segment and put its name."""
+        """Copy into the next segment and put its name into the queue."""
         segment = self._segments[self.free_place(number)]
         self._array[: HEAD.itemsize].view(HEAD)[0] = number
         np.copyto(bytes_of(segment), self._array)
         self._queue.put(segment.name)
 
     def finish(self) -> None:
-        """Put a None."""
+        """Put None into the queue."""
         self._queue.put(None)
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class SharedMemoryLink(InTurn):
             segment.unlink()
 
     def receive(self) -> tuple[int, Any] | None:
-        """Get a name and look where it is mapped."""
+        """Get a name and return the array of its segment, which the first call for it maps."""
         name = self._queue.get()
         if name is None:
             return None
@@ -72,7 +72,7 @@ class SharedMemoryLink(InTurn):
         return number_of(array), array
 
     def leave(self) -> None:
-        """Unmap."""
+        """Unmap the segments."""
         while self._mapped:
             segment, array = self._mapped.popitem()[1]
             del array
@@ -99,7 +99,7 @@ class NewSharedMemoryLink(Link):
         self._array = numbered(self.nbytes)
 
     def send(self, number: int) -> None:
-        """Make a segment, copy into it and put its name."""
+        """Make a segment, copy into it and put its name into the queue."""
         self._array[: HEAD.itemsize].view(HEAD)[0] = number
         segment = SharedMemory(create=True, size=len(self._array))
         np.copyto(bytes_of(segment), self._array)
@@ -107,7 +107,7 @@ class NewSharedMemoryLink(Link):
         segment.close()
 
     def finish(self) -> None:
-        """Put a None."""
+        """Put None into the queue."""
         self._queue.put(None)
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class NewSharedMemoryLink(Link):
         self._queue.join_thread()
 
     def receive(self) -> tuple[int, Any] | None:
-        """Map it."""
+        """Get a name and map its segment."""
         name = self._queue.get()
         if name is None:
             return None
@@ -125,7 +125,7 @@ class NewSharedMemoryLink(Link):
         return number_of(array), array
 
     def received(self) -> None:
-        """Unmap and remove it."""
+        """Unmap and remove the segment."""
         if self._mapped is not None:
             self._mapped.close()
             self._mapped.unlink()

@@ -15,7 +15,7 @@ _SOCKET_BUFFER = 1 << 20
 
 
 class SocketLink(Link):
-    """Pickle protocol 5: the description is pickled, the bytes go beside it without another copy in this process."""
+    """Uses pickle protocol 5: the bytes are sent beside the pickled description, without another copy."""
 
     name = "pickle through a Unix socket"
     kind = "host"
@@ -58,7 +58,7 @@ class SocketLink(Link):
         self._consumer.close()
 
     def receive(self) -> tuple[int, Any] | None:
-        """Read the lengths, then the description and the bytes, each to its place."""
+        """Read the lengths, and then the description and the bytes, each into its own buffer."""
         lengths = bytearray(_LENGTHS.size)
         if not self._fill(lengths):
             return None
@@ -78,5 +78,5 @@ class SocketLink(Link):
         return True
 
     def leave(self) -> None:
-        """Close this end."""
+        """Close the consumer's end."""
         self._consumer.close()

@@ -10,10 +10,10 @@ from poolbridge._bench.link import HEAD, InTurn, number_of
 
 
 class TorchLink(InTurn):
-    """A tensor on the CPU travels as a file descriptor of shared memory.
+    """Sends tensors on the CPU as file descriptors of shared memory.
 
-    Tensors are made once and put again and again, as PyTorch's notes on multiprocessing say: a new one has to be moved
-    into shared memory.
+    Tensors are made once and sent again and again, as PyTorch's notes on multiprocessing recommend: a new tensor would
+    have to be copied into shared memory.
     """
 
     name = "torch.multiprocessing"
@@ -21,7 +21,7 @@ class TorchLink(InTurn):
     copies = False
     device: ClassVar[str] = "cpu"
     strategy: ClassVar[str] = "file_descriptor"
-    """How memory of the CPU is shared; this one is PyTorch's default on Linux."""
+    """PyTorch's way to share memory of the CPU. This one is its default on Linux."""
 
     def __init__(self, context: SpawnContext, nbytes: int, depth: int) -> None:
         super().__init__(context, nbytes, depth)
@@ -33,7 +33,7 @@ class TorchLink(InTurn):
 
     @classmethod
     def missing(cls) -> str:
-        """Look for torch."""
+        """Return what is missing to use it on this machine; empty if nothing is missing."""
         if importlib.util.find_spec("torch") is None:
             return "torch is not installed"
         import torch
@@ -60,14 +60,14 @@ class TorchLink(InTurn):
             torch.cuda.synchronize()
 
     def send(self, number: int) -> None:
-        """Put the next tensor."""
+        """Put the next tensor into the queue."""
         tensor = self._tensors[self.free_place(number)]
         if self.device == "cpu":
             tensor.numpy()[: HEAD.itemsize].view(HEAD)[0] = number
         self._queue.put((number, tensor))
 
     def finish(self) -> None:
-        """Put a None."""
+        """Put None into the queue."""
         self._queue.put(None)
 
     def close(self) -> None:
@@ -77,11 +77,11 @@ class TorchLink(InTurn):
         self._tensors.clear()
 
     def open_to_receive(self) -> None:
-        """Load torch."""
+        """Import torch."""
         self._share()
 
     def receive(self) -> tuple[int, Any] | None:
-        """Get it."""
+        """Get a tensor from the queue."""
         item = self._queue.get()
         if item is None:
             return None
@@ -90,14 +90,14 @@ class TorchLink(InTurn):
 
 
 class TorchFileLink(TorchLink):
-    """The same by the name of a file in shared memory: no descriptor has to be passed."""
+    """Sends tensors on the CPU as names of files in shared memory, without descriptors."""
 
     name = "torch.multiprocessing, file_system"
     strategy = "file_system"
 
 
 class TorchDeviceLink(TorchLink):
-    """A tensor on a GPU travels as a legacy handle of its allocation, which torch caches."""
+    """Sends tensors on a GPU as legacy handles of their allocations, which torch caches."""
 
     kind = "device"
     device = "cuda"

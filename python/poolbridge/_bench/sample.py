@@ -1,4 +1,4 @@
-"""What a series of measurements says."""
+"""Summaries of series of measurements."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-# Below this many measurements the slowest in a thousand says nothing.
+# With fewer measurements than this, the 99.9th percentile means nothing.
 _ENOUGH_FOR_P999 = 1000
 
 
 def percentile(ordered: Sequence[int], share: float) -> int:
-    """Give the smallest measurement that at least `share` of all do not exceed; `ordered` is sorted and not empty."""
+    """Return the smallest measurement that at least `share` of all do not exceed; `ordered` is sorted and not empty."""
     return ordered[max(math.ceil(share * len(ordered)), 1) - 1]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One line of the table; the same keys as ``poolsvc bench --json`` has.
+    """One line of the table. It has the keys of ``poolsvc bench --json``.
 
     Attributes
     ----------
     workload, kind, bytes, system
-        What was measured.
+        What was measured: the workload, the kind of memory, the bytes of an array, and the system that sent it.
     p50_us, p99_us, p999_us
-        Microseconds; None where nothing can be said.
+        Percentiles in microseconds; None if there are not enough measurements.
     per_second
-        How many a second, everything between two of them included.
+        Arrays a second, with all the time between two of them.
     samples
         How many measurements there were.
     cpu_us
-        Of a stream: microseconds of the CPU for each frame, in all processes together; None: not measured.
+        For a stream: microseconds of CPU time for each frame, in all processes together; None: not measured.
     service_share
-        Of a stream: the share of one CPU that the service used; None: there is none, or it was not measured.
+        For a stream: the share of one CPU that the service used; None: there is no service, or it was not measured.
     """
 
     workload: str
@@ -49,11 +49,11 @@ class Result:
     service_share: float | None = None
 
     def with_cpu(self, cpu_us: float, service_share: float | None) -> Result:
-        """Add what it took of the CPU."""
+        """Return a copy with the CPU time."""
         return replace(self, cpu_us=cpu_us, service_share=service_share)
 
     def to_json(self) -> dict[str, Any]:
-        """Make the JSON object."""
+        """Return the result as a JSON object."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         for name in ("p999_us", "cpu_us", "service_share"):
             if fields[name] is None:
@@ -68,10 +68,14 @@ def summarize(
 
     Parameters
     ----------
+    workload, kind, nbytes, system
+        See `Result`.
+    samples
+        The measurements.
     elapsed_ns
-        How long all of it took.
+        Nanoseconds that all of it took.
     count
-        How many were done in that time; 0: as many as there are measurements.
+        How many arrays were sent in that time; 0: as many as there are measurements.
     """
     ordered = sorted(samples)
     at = {share: percentile(ordered, share) / 1e3 if ordered else None for share in (0.5, 0.99, 0.999)}

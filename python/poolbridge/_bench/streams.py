@@ -1,4 +1,4 @@
-"""Measures frames from one Python process to several others: poolbridge beside iceoryx2, in turn."""
+"""Measures frames from one Python process to several others, with poolbridge and with iceoryx2 in turn."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from poolbridge._bench.link import number_of
 from poolbridge._bench.sample import Result, summarize
 
 CONSUMERS: Final = (1, 2, 4, 8, 16)
-"""How many consumers a stream has; not more than there are CPUs."""
+"""The numbers of consumers to measure. Numbers above the number of CPUs are left out."""
 
 ROUNDS: Final = 5
-"""How often each is measured; the median counts."""
+"""How often each stream is measured. The result is the median."""
 
 _FRAME_BYTES: Final = 64 << 10
 _DEPTH: Final = 64
@@ -33,12 +33,12 @@ _WARM_UP: Final = 500
 _PACED: Final = 500
 _PAUSE_NS: Final = 1_000_000
 _PATIENCE: Final = 60.0
-# Of the frames of a stream that is as fast as can be, one in so many is looked into.
+# In a stream without pauses, a consumer checks the number of one in so many frames.
 _CHECKED: Final = 16
 
 
 def consume(fan: Fan, pipe: Connection) -> None:
-    """Be a consumer: take as many frames as the pipe says, again and again; say when each came, and the CPU's time."""
+    """Run as a consumer: for each number from the pipe take that many frames, and answer with times and CPU time."""
     frames = fan.open_to_receive()
     pipe.send(True)
     taken = 0
@@ -59,7 +59,7 @@ def consume(fan: Fan, pipe: Connection) -> None:
 
 
 class _Consumers:
-    """Processes at the other end of a fan."""
+    """The consumer processes of a fan."""
 
     def __init__(self, context: SpawnContext, fan: Fan) -> None:
         self._processes, self._pipes = [], []
@@ -74,16 +74,16 @@ class _Consumers:
             _answer(pipe)
 
     def expect(self, count: int) -> None:
-        """Have each take so many frames."""
+        """Tell each consumer to take `count` frames."""
         for pipe in self._pipes:
             pipe.send(count)
 
     def answers(self) -> list[tuple[list[int], int]]:
-        """Wait until each has taken them; give the times, and the CPU's nanoseconds."""
+        """Wait until each consumer has taken its frames; return their times and its nanoseconds of CPU time."""
         return [_answer(pipe) for pipe in self._pipes]
 
     def end(self) -> None:
-        """Wait for their end."""
+        """End the consumers and wait for them."""
         self.expect(0)
         for process in self._processes:
             process.join(_PATIENCE)
@@ -99,7 +99,7 @@ def _answer(pipe: Connection) -> Any:
 
 
 def _cpu_of(pid: int | None) -> int:
-    """Give the nanoseconds of the CPU that the threads of a process have used."""
+    """Return the nanoseconds of CPU time that the threads of a process have used."""
     used = 0
     for path in Path(f"/proc/{pid}/task").glob("*/schedstat") if pid is not None else ():
         with contextlib.suppress(OSError):  # the thread has ended
@@ -108,7 +108,7 @@ def _cpu_of(pid: int | None) -> int:
 
 
 class _Run:
-    """One system with so many consumers, which stay for all rounds."""
+    """One system with its consumers, which stay for all rounds."""
 
     def __init__(self, context: SpawnContext, fan: Fan) -> None:
         self.fan = fan
@@ -122,7 +122,7 @@ class _Run:
         self._burst(_WARM_UP)
 
     def _burst(self, count: int) -> tuple[float, float, float]:
-        """Send frames as fast as they go; give frames a second, µs of the CPU for each, and the service's share."""
+        """Send frames without pauses; return frames a second, µs of CPU time for each, and the service's share."""
         self._consumers.expect(count)
         service = self.fan.service()
         send, first = self._send, self._sent
@@ -138,7 +138,7 @@ class _Run:
         return count * 1e9 / (end - begun), cpu / count / 1e3, theirs / (end - begun)
 
     def fast(self, seconds: float) -> None:
-        """Measure one round as fast as frames go, after a short one that says how many it takes."""
+        """Measure one round without pauses. A short round before it determines how many frames to send."""
         rate, _, _ = self._burst(_WARM_UP)
         rate, cpu, share = self._burst(max(int(rate * seconds), _WARM_UP))
         self.rates.append(rate)
@@ -146,7 +146,7 @@ class _Run:
         self.service_share.append(share)
 
     def paced(self) -> None:
-        """Measure how long a frame takes when nothing else is on its way."""
+        """Measure how long a frame takes when no other frame is under way."""
         self._consumers.expect(_PACED)
         sent: list[int] = []
         clock, many_cpus = time.monotonic_ns, (os.cpu_count() or 1) >= 4
@@ -164,7 +164,7 @@ class _Run:
             self.latencies.extend(came - went for went, came in zip(sent, stamps, strict=True))
 
     def result(self) -> Result:
-        """Give what all rounds came to."""
+        """Return the result of all rounds."""
         row = summarize(
             workload(self.fan.consumers, spin=self.fan.spin),
             "host",
@@ -177,13 +177,13 @@ class _Run:
         return row.with_cpu(median(self.frame_cpu), median(self.service_share) if self.fan.service() else None)
 
     def end(self) -> None:
-        """Give everything back."""
+        """End the consumers and free all resources."""
         self._consumers.end()
         self.fan.close()
 
 
 def workload(consumers: int, *, spin: bool) -> str:
-    """Name a stream."""
+    """Return the name of a stream's workload."""
     plural = "" if consumers == 1 else "s"
     return f"stream/python-{'spinning' if spin else 'python'}/{consumers} consumer{plural}"
 
@@ -198,20 +198,20 @@ def _ways(path: str | None, *, others: bool) -> Iterator[tuple[str, str, Callabl
 def measure_streams(
     path: str | None, skip: Callable[[str, str, str], None], *, seconds: float, consumers: int, others: bool = True
 ) -> Generator[Result]:
-    """Measure streams between Python processes: every system that is here, round for round in turn.
+    """Measure streams between Python processes, with every installed system; each round measures all in turn.
 
     Parameters
     ----------
     path
-        The socket of a service of poolbridge; None: the others alone.
+        Path of the socket of a poolbridge service; None: do not measure poolbridge.
     skip
-        Told which kind and system cannot run, and why.
+        Called with the kind and the system that cannot run, and the reason.
     seconds
-        How long each round takes, about.
+        About how many seconds each round takes.
     consumers
-        How many there are at most.
+        The largest number of consumers.
     others
-        Measure other systems than poolbridge too.
+        Whether to measure other systems than poolbridge.
     """
     context: Any = multiprocessing.get_context("spawn")
     cpus = len(os.sched_getaffinity(0))
@@ -221,7 +221,7 @@ def measure_streams(
             skip("host", name, why)
     names = itertools.count()
     for count, spin in itertools.product(CONSUMERS, (True, False)):
-        if count > min(consumers, cpus) or (spin and count >= cpus):  # who spins takes a whole CPU
+        if count > min(consumers, cpus) or (spin and count >= cpus):  # a consumer that spins uses a whole CPU
             continue
         runs: list[_Run] = []
         try:

@@ -1,7 +1,7 @@
-"""The worker of ``poolsvc bench``: the Python end of what Go measures.
+"""The worker of ``poolsvc bench``: the Python end of measurements that Go makes.
 
-Tasks and answers are lines of JSON on standard input and output, as those of ``poolbridge.worker`` are. An
-acknowledgement within a task is one byte on a socket that the worker inherits.
+Tasks and answers are lines of JSON on standard input and output, as for ``poolbridge.worker``. An acknowledgement
+within a task is one byte on a socket that the worker inherits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ACK = b"\1"
 _FAILED = b"\0"
 _TIMEOUT = 60.0
 _WARM_UP = 100
-# Of the frames of a stream that is as fast as can be, one in so many is looked into.
+# In a stream without pauses, a consumer checks the number of one in so many frames.
 _CHECKED = 16
 
 
@@ -39,9 +39,9 @@ class BenchWorker:
     Parameters
     ----------
     path
-        The service's socket.
+        Path of the service's socket.
     acknowledge
-        Where an acknowledgement goes.
+        The socket for acknowledgements.
     """
 
     def __init__(self, path: str, acknowledge: socket.socket) -> None:
@@ -56,13 +56,13 @@ class BenchWorker:
         return self._client
 
     def probe(self, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
-        """Say what this interpreter has."""
+        """Report the libraries, kinds of memory and GPUs that this interpreter can use."""
         return {"python": sys.version.split()[0], **_consumers.probe()}
 
     def consume(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Make an array of each buffer ``prefix0``, ``prefix1``, … and acknowledge it.
+        """Make an array of each buffer ``prefix0``, ``prefix1``, … and acknowledge each.
 
-        One without elements is the last. The first bytes of an array on the CPU are its number.
+        A buffer without elements is the last one. The first bytes of an array on the CPU are its number.
         """
         client, take, acknowledge = self._connected, _consumers.load(task["consumer"]).take, self._acknowledge.send
         prefix, count = task["prefix"], 0
@@ -81,10 +81,10 @@ class BenchWorker:
         return {"count": count}
 
     def frames(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Make an array of each frame of a channel until it is closed; say when each was there.
+        """Make an array of each frame of a channel until the channel is closed; answer with the time of each.
 
-        The first is acknowledged, for it says that this consumer is there. ``each`` has it look at the number of every
-        frame; those on a GPU have none.
+        The first frame is acknowledged, which tells the producer that this consumer is ready. With ``each`` the number
+        of every frame is checked. Frames on a GPU have no number.
         """
         client, acknowledge, each, clock = self._connected, self._acknowledge.send, task["each"], time.monotonic_ns
         consumer = _consumers.load(task["consumer"])
@@ -107,7 +107,7 @@ class BenchWorker:
         return {"samples": stamps[1:]}
 
     def bytes(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Receive single bytes where acknowledgements go; say when each was there."""
+        """Receive single bytes on the socket for acknowledgements; answer with the time of each."""
         receive, clock = self._acknowledge.recv, time.monotonic_ns
         stamps: list[int] = []
         self._acknowledge.send(_ACK)
@@ -116,7 +116,7 @@ class BenchWorker:
         return {"samples": stamps}
 
     def publish(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Send frames for some seconds, and then close the channel; say when each was published."""
+        """Publish frames for some seconds and close the channel; answer with the time of each frame."""
         client, shape, pause = self._connected, (task["bytes"],), task["pause"]
         channel = client.open_channel(task["channel"], timeout=_TIMEOUT)
         clock = time.monotonic_ns
@@ -134,7 +134,7 @@ class BenchWorker:
         return {"samples": stamps}
 
     def allocate(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Allocate and release buffers, one after the other."""
+        """Measure how long it takes to allocate and release a buffer, for some seconds."""
         client, shape = self._connected, (task["bytes"],)
         pool = client.open_pool(task["pool"], timeout=_TIMEOUT)
         for _ in range(_WARM_UP):
@@ -148,7 +148,7 @@ class BenchWorker:
         return {"samples": samples, "elapsed": time.perf_counter_ns() - begun}
 
     def connect(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Connect and make an array of a published buffer, again and again."""
+        """Measure how long it takes to connect and make an array of a published buffer."""
         take = _consumers.load(task["consumer"]).take
         samples: list[int] = []
         begun = time.perf_counter_ns()
@@ -162,14 +162,14 @@ class BenchWorker:
         return {"samples": samples, "elapsed": time.perf_counter_ns() - begun}
 
     def carry_out(self, line: str) -> dict[str, Any]:
-        """Carry out one task; an exception becomes an answer."""
+        """Carry out one task and return its answer; an exception becomes an answer, too."""
         try:
             task = json.loads(line)
             if task["task"] not in _TASKS:
                 raise ValueError(f"unknown task {task['task']!r}")
             return {"ok": True, **getattr(self, task["task"])(task)}
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-            self._acknowledge.send(_FAILED)  # the process that waits for an acknowledgement reads the answer then
+            self._acknowledge.send(_FAILED)  # tells the process that waits for an acknowledgement to read the answer
             return {"ok": False, "error": {"type": type(error).__name__, "message": str(error)}}
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ _TASKS = ("probe", "consume", "frames", "bytes", "publish", "allocate", "connect
 
 
 def _stream_of(consumer: _consumers.Consumer) -> Any:
-    """Make a stream of the first GPU; where the library has none, as NumPy for pinned memory, it is poolbridge's."""
+    """Make a stream of the first GPU; poolbridge's own if the library has none, as NumPy for pinned memory."""
     try:
         return consumer.stream(0)
     except poolbridge.UnavailableError:
@@ -191,9 +191,9 @@ def _stream_of(consumer: _consumers.Consumer) -> Any:
 
 
 def work(path: str, fd: int) -> int:
-    """Answer the tasks on standard input; `fd` is the socket for acknowledgements."""
+    """Answer the tasks on standard input. `fd` is the descriptor of the socket for acknowledgements."""
     worker = BenchWorker(path, socket.socket(fileno=fd))
-    # Libraries print what they like; only answers may go where the service reads them.
+    # Libraries may print to standard output, which only answers may use: let them print to standard error.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:

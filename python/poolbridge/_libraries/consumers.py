@@ -46,7 +46,7 @@ class Consumer(ABC):
 
     @abstractmethod
     def take(self, lease: BaseLease, stream: Any = None) -> Any:
-        """Make an array of the lease's memory, in place, for use on `stream`, one of the library; None: the current one."""
+        """Make an array of the lease's memory, in place, for a stream of the library; None: the current stream."""
 
     def stream(self, ordinal: int) -> Any:
         """Make a stream of a GPU that does not synchronize with the legacy default stream.
@@ -225,7 +225,7 @@ class Torch(Consumer):
 
     @staticmethod
     def _plain(part: Any) -> Any:
-        """View unsigned integers as signed ones of the same bits, because PyTorch has few operations on unsigned ones."""
+        """View unsigned integers as signed ones of the same bits: PyTorch has few operations on unsigned ones."""
         import torch
 
         signed = {torch.uint32: torch.int32, torch.uint64: torch.int64}

@@ -48,7 +48,7 @@ class Imported:
         self._address = self._block.address(write=True)
 
     def compare(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Copy the memory to the CPU, compare it with the task's pattern, and write another pattern if the task has one."""
+        """Copy the memory to the CPU, compare it with the task's pattern, and write the task's ``then``, if any."""
         pattern = Pattern(**task["pattern"])
         seen = np.empty(task["elements"], np.uint32)
         _cuda.copy_to_host(self._ordinal, seen, self._address)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # A held kernel ends by itself after this time, if `Reading.finish` is not called.
 _MOST_HELD_NS: Final = 60 * 10**9
 
-_PAGE: Final = 4096  # its first word is the gate: the held kernel ends when it is 1
+_PAGE: Final = 4096  # its first word is the gate: the held kernel ends when it is set
 _THREADS: Final = 256
 _BLOCKS: Final = 64
 # The result of the comparing kernel: a count, a lock, and an index and a value for each of the first mismatches.
@@ -120,7 +120,7 @@ def _load(ordinal: int, path: str) -> dict[str, Any]:
 
 
 def begin(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Queue a comparison of a buffer on a stream and release the buffer, without a wait for its writer or the stream."""
+    """Queue a comparison of a buffer on a stream and release the buffer, without waiting for writer or stream."""
     ordinal = _cuda.find_device(task["device"])
     consumer = _consumers.load(task["consumer"])
     stream = consumer.stream(ordinal)
