@@ -22,11 +22,11 @@ func (l *life) bound(c *cobra.Command, _ []string) error {
 	if l.logBytes == 0 {
 		return nil
 	}
-	if info, err := os.Stderr.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil
+	info, err := os.Stderr.Stat()
+	if err == nil && info.Mode().IsRegular() {
+		c.SetErr(&boundedLog{file: os.Stderr, most: int64(l.logBytes)})
 	}
-	c.SetErr(&boundedLog{file: os.Stderr, most: int64(l.logBytes)})
-	return nil
+	return err
 }
 
 // Write appends to the file. What was written counts as written, also where the file could not be shortened then.
