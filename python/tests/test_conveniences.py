@@ -167,6 +167,15 @@ def test_a_lease_has_a_length_and_elements(client):
     assert np.asarray(lease)[0, 0] == 7
 
 
+def test_numpy_is_given_a_lease_s_own_array_and_no_bare_bytes(client):
+    lease = client.allocate(3, "int32")
+    array = np.asarray(lease)
+    with pytest.raises(TypeError, match="bytes-like"):
+        memoryview(lease)
+    lease.publish("it")
+    assert not array.flags.writeable
+
+
 def test_what_was_indexed_keeps_the_lease(client):
     part = client.put(np.arange(6), "it")[2:4]
     client.unpublish("it")

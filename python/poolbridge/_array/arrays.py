@@ -243,6 +243,9 @@ class ArrayExports:
     def memoryview(self) -> memoryview:
         """Make a memoryview of the elements, in place; memory of the CPU only. ``bfloat16`` appears as ``uint16``.
 
+        ``memoryview(lease)`` is a `TypeError`: a lease has no buffer protocol, since NumPy would prefer it to
+        ``__array__``, which knows every dtype and ends the writing of arrays when the lease is published.
+
         Raises
         ------
         TypeError
