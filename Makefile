@@ -12,7 +12,7 @@ GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
 ACTIONLINT_VERSION := v1.7.12
 ACTIONLINT := build/tools/actionlint-$(ACTIONLINT_VERSION)
 
-.PHONY: help build venv verify verify-simulated test test-simcuda test-go test-model test-python test-integration test-aarch64 native-test simcuda ptx generate lint fuzz bench dist test-dist gpu-bundle clean FORCE
+.PHONY: help build venv verify verify-simulated test test-simcuda test-go test-model test-python test-integration test-deploy test-aarch64 native-test simcuda ptx generate lint fuzz bench dist test-dist gpu-bundle clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -50,7 +50,7 @@ verify-simulated: bin/poolsvc $(VENV)/installed simcuda ## the same for every ki
 ON_SIMCUDA := -exec $(abspath tests/simcuda/machine)
 GOTEST := $(GO) test -race -timeout 20m -ldflags '$(LDFLAGS)'
 
-test: test-simcuda native-test test-go test-python test-integration ## run every test
+test: test-simcuda native-test test-go test-python test-integration test-deploy ## run every test
 
 test-simcuda: simcuda $(VENV)/installed
 	$(MAKE) -C tests/simcuda test test-python PYTHON=$(PY)
@@ -82,6 +82,9 @@ test-integration: bin/poolsvc $(VENV)/installed simcuda
 	$(GOTEST) -count=1 ./tests/kinds ./examples/...
 	$(GOTEST) $(ON_SIMCUDA) -count=1 ./tests/integration ./examples/...
 
+test-deploy: bin/poolsvc ## check units, alerts, the dashboard and the examples for Kubernetes with the libraries of those who read them
+	cd deploy/check && $(GO) vet ./... && $(GO) test -count=1 ./...
+
 # For another processor, emulated: it has other loads and stores, but not their freedom to pass each other. On a real one, `make
 # native-test` and `go test ./internal/shmchannel` are what finds a missing fence.
 ARM := CC=aarch64-linux-gnu-gcc RUN=qemu-aarch64-static VARIANTS=plain FRAMES=5000 STUMBLES=500 INPUTS=50000
@@ -106,6 +109,7 @@ generate: ## make what follows from bridge/wire/messages.go: Go, Python, and tab
 lint: $(GOLANGCI) $(ACTIONLINT) $(VENV)/installed ## check the style of everything
 	$(GO) vet ./...
 	$(GOLANGCI) run ./...
+	cd deploy/check && $(abspath $(GOLANGCI)) run ./...
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy

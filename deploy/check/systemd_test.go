@@ -1,0 +1,50 @@
+package check
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/tests/rig"
+)
+
+// units are those of deploy/systemd in a folder of their own, with programs that are here.
+func units(t *testing.T) (paths []string) {
+	t.Helper()
+	if _, err := exec.LookPath("systemd-analyze"); err != nil {
+		t.Skip("systemd-analyze of systemd is not installed")
+	}
+	found, err := filepath.Glob("../systemd/poolsvc*.s[eo][rc]*") // services and sockets
+	require.NoError(t, err)
+	require.Len(t, found, 3)
+	dir := t.TempDir()
+	for _, path := range found {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		here := strings.NewReplacer("/usr/bin/poolsvc", rig.Poolsvc(t), "/usr/bin/nvidia-modprobe", "/bin/true", "/usr/bin/nvidia-smi", "/bin/true")
+		to := filepath.Join(dir, filepath.Base(path))
+		require.NoError(t, os.WriteFile(to, []byte(here.Replace(string(text))), 0o644))
+		paths = append(paths, to)
+	}
+	return paths
+}
+
+func TestSystemdUnderstandsTheUnits(t *testing.T) {
+	out, err := exec.Command("systemd-analyze", append([]string{"verify", "--man=no"}, units(t)...)...).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	assert.NotContains(t, string(out), "poolsvc", "a warning")
+}
+
+func TestTheUnitExposesLittle(t *testing.T) {
+	for _, path := range units(t) {
+		if filepath.Base(path) == "poolsvc.service" {
+			out, err := exec.Command("systemd-analyze", "security", "--offline=true", "--threshold=30", path).CombinedOutput()
+			assert.NoError(t, err, "%s", out)
+		}
+	}
+}
