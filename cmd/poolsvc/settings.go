@@ -241,9 +241,9 @@ func resolve(f *pflag.FlagSet) (*plan, error) {
 // check says whether the settings fit together.
 func (p *plan) check() error {
 	if p.web.address == "" {
-		for _, one := range []string{"http-allow-remote", "pprof"} {
-			if from := p.from[one]; from != "default" {
-				return fmt.Errorf("%s says more of --http (http.address), which is missing: add --http 127.0.0.1:9377, for example", from)
+		for flag, said := range map[string]bool{"http-allow-remote": p.web.remote, "pprof": p.web.profile} {
+			if said {
+				return fmt.Errorf("%s says more of --http (http.address), which is missing: add --http 127.0.0.1:9377, for example", p.from[flag])
 			}
 		}
 		return nil
@@ -285,6 +285,11 @@ func (p *plan) read(path string) error {
 		var pool poolText
 		complete := true
 		for _, v := range item.Values {
+			if len(v.Texts) != 1 && v.Key != "uid" && v.Key != "gid" {
+				problems.Add(path, v.Line, "pools: %s: expected one value, not %d", v.Key, len(v.Texts))
+				complete = false
+				continue
+			}
 			for _, text := range v.Texts {
 				if err := pool.set(v.Key, text); err != nil {
 					problems.Add(path, v.Line, "pools: %v", err)

@@ -75,6 +75,7 @@ pools:
   - {name: q, kind: host, max: 1MiB, session: 2MiB}
   - {name: r, kind: host, max: 1MiB}
   - {name: r, kind: host, max: 1MiB}
+  - {name: [s, t], kind: host, max: 1MiB}
 `)
 	check := exec.Command(rig.Poolsvc(t), "config", "check", path)
 	out, err := check.CombinedOutput()
@@ -84,15 +85,16 @@ pools:
 	require.Error(t, err)
 	for _, want := range []string{`:2: socket.mode: "999" is no file mode`, ":3: socket.pth: there is no such key: expected one of socket.path",
 		`:4: limits.sesions: there is no limit "sesions"`, `:5: log.level: "loud" is no level`, `:6: http.pprof: expected true or false, not "maybe"`,
-		`:8: pools: max: "lots" is no size`, ":9: pools: ", `:11: pools: two pools are called "r", the first at ` + path + ":10"} {
+		`:8: pools: max: "lots" is no size`, ":9: pools: ", `:11: pools: two pools are called "r", the first at ` + path + ":10",
+		":12: pools: name: expected one value, not 2"} {
 		assert.Contains(t, string(out), path+want)
 		assert.Contains(t, serve, path+want)
 	}
-	assert.Equal(t, 8, strings.Count(string(out), "\n"), "a line for each mistake")
+	assert.Equal(t, 9, strings.Count(string(out), "\n"), "a line for each mistake")
 }
 
 func TestAConfigurationThatIsRightIsSaidToBe(t *testing.T) {
-	out, err := poolsvc(t, "config", "check", configuration(t, "pools:\n  - {name: p, kind: host, max: 1MiB}\n"))
+	out, err := poolsvc(t, "config", "check", configuration(t, "http: {pprof: false}\npools:\n  - {name: p, kind: host, max: 1MiB, uid: [], gid: [1, 2]}\n"))
 	require.NoError(t, err)
 	assert.Contains(t, out, "nothing is wrong; pools: 1")
 	check := exec.Command(rig.Poolsvc(t), "config", "check")
