@@ -170,7 +170,7 @@ def test_a_program_that_is_none_is_named(monkeypatch, tmp_path):
 
 
 def test_a_service_that_ends_at_its_start_says_why():
-    with pytest.raises(poolbridge.ServiceStartError, match=r"status 1 .*no limit .nonsense.") as caught:
+    with pytest.raises(poolbridge.ServiceStartError, match=r"status 2 .*no limit .nonsense.") as caught:
         poolbridge.serve(options=["--limit", "nonsense=1"]).start()
     assert type(caught.value) is poolbridge.ServiceStartError
 
