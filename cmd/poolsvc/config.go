@@ -80,17 +80,11 @@ func (p *plan) show(c *cobra.Command) error {
 		if value == "" {
 			value = "-"
 		}
-		if from == "" {
-			from = "default"
-		}
 		fmt.Fprintf(w, "%s\t%s\t%s\n", key, value, from)
 	}
-	values := map[string]string{"socket": p.socket, "mode": fmt.Sprintf("%#o", p.mode), "creator": strings.Trim(fmt.Sprint(p.creators), "[]"),
-		"http": p.web.address, "http-allow-remote": fmt.Sprint(p.web.remote), "pprof": fmt.Sprint(p.web.profile), "log-format": p.format(),
-		"log-level": strings.ToLower(p.log.level.String())}
 	for _, s := range settings() {
-		if value, ok := values[s.flag]; ok {
-			row(s.key, value, p.from[s.flag])
+		if s.show != nil {
+			row(s.key, s.show(p), p.from[s.flag])
 		}
 	}
 	for _, one := range p.limits.list() {
@@ -101,13 +95,6 @@ func (p *plan) show(c *cobra.Command) error {
 		row("pools", formatPool(spec), p.from["pool "+spec.Name])
 	}
 	return w.Flush()
-}
-
-func (p *plan) format() string {
-	if p.log.json {
-		return "json"
-	}
-	return "text"
 }
 
 // formatPool is what --pool would have to be.

@@ -134,17 +134,11 @@ func (r *running) reload() {
 		r.log.Info("reloaded", "limits", strings.Join(next.limits.list(), ","))
 	}
 	next.pools = r.reloadPools(was.pools, next.pools)
-	restart := func(key string, before, after any) {
-		if before != after {
-			r.log.Warn("this needs a restart, which ends all sessions", "setting", key, "now", before, "configured", after)
+	for _, s := range settings() {
+		if s.fixed && s.show(was) != s.show(next) {
+			r.log.Warn("this needs a restart, which ends all sessions", "setting", s.key, "now", s.show(was), "configured", s.show(next))
 		}
 	}
-	restart("socket.path", was.socket, next.socket)
-	restart("socket.mode", fmt.Sprintf("%#o", was.mode), fmt.Sprintf("%#o", next.mode))
-	restart("http.address", was.web.address, next.web.address)
-	restart("http.allow-remote", was.web.remote, next.web.remote)
-	restart("http.pprof", was.web.profile, next.web.profile)
-	restart("log.format", was.format(), next.format())
 	next.socket, next.mode, next.web, next.log.json = was.socket, was.mode, was.web, was.log.json
 	r.plan = next
 	r.log.Info("the configuration was reloaded", "file", next.file)

@@ -53,6 +53,10 @@ type setting struct {
 	set func(p *plan, text string) error
 	// reset forgets what weaker places said; nil: set replaces it.
 	reset func(p *plan)
+	// show is the value in a plan; nil where each pool and each limit is a value of its own.
+	show func(p *plan) string
+	// fixed: it cannot change while the service runs.
+	fixed bool
 }
 
 // variable is the environment variable of a setting.
@@ -69,8 +73,9 @@ func settings() []setting {
 			set: func(p *plan, text string) error {
 				p.socket = text
 				return nil
-			}},
-		{flag: "mode", key: "socket.mode", kind: "mode", usage: "file mode of the socket, octal", standard: "0600", set: (*plan).setMode},
+			}, show: func(p *plan) string { return p.socket }, fixed: true},
+		{flag: "mode", key: "socket.mode", kind: "mode", usage: "file mode of the socket, octal", standard: "0600", set: (*plan).setMode,
+			show: func(p *plan) string { return fmt.Sprintf("%#o", p.mode) }, fixed: true},
 		{flag: "pool", key: "pools", kind: "pool", usage: "make a pool, may be repeated: " + poolUsage, set: func(p *plan, text string) error {
 			spec, err := parsePool(text)
 			if err != nil {
@@ -86,7 +91,7 @@ func settings() []setting {
 					}
 				}
 				return nil
-			}, reset: func(p *plan) { p.creators = nil }},
+			}, reset: func(p *plan) { p.creators = nil }, show: func(p *plan) string { return strings.Trim(fmt.Sprint(p.creators), "[]") }},
 		{flag: "limit", key: "limits", kind: "NAME=N", usage: "bound what clients can make the service remember, may be repeated: NAME=N, of " +
 			strings.Join(limitNames(), ", "), set: func(p *plan, text string) error {
 			for one := range strings.SplitSeq(text, ",") {
@@ -103,11 +108,13 @@ func settings() []setting {
 			set: func(p *plan, text string) error {
 				p.web.address = text
 				return nil
-			}},
+			}, show: func(p *plan) string { return p.web.address }, fixed: true},
 		{flag: "http-allow-remote", key: "http.allow-remote", kind: "bool", usage: "let --http be an address that other machines can reach",
-			standard: "false", set: func(p *plan, text string) error { return setBool(&p.web.remote, text) }},
+			standard: "false", set: func(p *plan, text string) error { return setBool(&p.web.remote, text) },
+			show: func(p *plan) string { return fmt.Sprint(p.web.remote) }, fixed: true},
 		{flag: "pprof", key: "http.pprof", kind: "bool", usage: "serve profiles of the service's own at /debug/pprof/ too", standard: "false",
-			set: func(p *plan, text string) error { return setBool(&p.web.profile, text) }},
+			set:  func(p *plan, text string) error { return setBool(&p.web.profile, text) },
+			show: func(p *plan) string { return fmt.Sprint(p.web.profile) }, fixed: true},
 		{flag: "log-format", key: "log.format", kind: "text|json", usage: "write the log as text or as JSON, a line each", standard: "text",
 			set: func(p *plan, text string) error {
 				if text != "text" && text != "json" {
@@ -115,7 +122,7 @@ func settings() []setting {
 				}
 				p.log.json = text == "json"
 				return nil
-			}},
+			}, show: func(p *plan) string { return map[bool]string{false: "text", true: "json"}[p.log.json] }, fixed: true},
 		{flag: "log-level", key: "log.level", kind: "level", usage: "log what matters so much or more: debug (sessions too), info, warn or error",
 			standard: "info", set: func(p *plan, text string) error {
 				levels := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}
@@ -125,7 +132,7 @@ func settings() []setting {
 				}
 				p.log.level = level
 				return nil
-			}},
+			}, show: func(p *plan) string { return strings.ToLower(p.log.level.String()) }},
 	}
 }
 
