@@ -177,11 +177,18 @@ func TestUnprivilegedContainersShareMemoryAndStrangersGetNone(t *testing.T) {
 	socket := filepath.Join(folder, "s")
 
 	var log strings.Builder
-	service := inContainer(server, false, poolsvc, "serve", "--socket", socket, "--mode", "0666",
+	ready, listens, err := os.Pipe()
+	require.NoError(t, err)
+	defer ready.Close()
+	service := inContainer(server, false, poolsvc, "serve", "--socket", socket, "--mode", "0666", "--ready-fd", "3",
 		"--pool", fmt.Sprintf("name=p,kind=host,max=1MiB,uid=%d,uid=%d", sender, receiver))
-	service.Stderr = &log
+	service.Stderr, service.ExtraFiles = &log, []*os.File{listens}
 	require.NoError(t, service.Start())
 	t.Cleanup(func() { _ = service.Process.Kill() })
+	require.NoError(t, listens.Close())
+	said, err := io.ReadAll(ready)
+	require.NoError(t, err)
+	require.Equal(t, socket+"\n", string(said), "it listens, and says no more")
 	client := func(uid int, role string) (*exec.Cmd, *strings.Builder) {
 		cmd := inContainer(uid, true, self)
 		cmd.Env = append(os.Environ(), containedRole+"="+role, "POOLBRIDGE_SOCKET="+socket)
