@@ -78,7 +78,7 @@ func (s *Session) noteBroken() {
 	}
 	s.broken = broken{}
 	e := s.about(mempool.WriterDied, "")
-	e.Buffer, e.Bytes, e.Count = n.first.id, n.bytes, n.buffers
+	e.Buffer, e.Bytes = n.first.id, n.bytes
 	e.Text = fmt.Sprintf("%s ended before %d buffers (%s) were complete, the first of which is %d in pool %q: others that read them get an error", s.who(),
 		n.buffers, bytesize.Text(n.bytes), n.first.id, n.first.block.pool.info.Name)
 	s.svc.note(e, n.first.block.pool)

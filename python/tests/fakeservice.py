@@ -371,6 +371,9 @@ class Connection(threading.Thread):
     def cancel(self, request: m.Cancel, fds: list[int]) -> None:
         pass
 
+    def bye(self, request: m.Bye, fds: list[int]) -> None:
+        """Have the client leave: nothing follows from it here."""
+
     def dropped(self, request: m.Dropped, fds: list[int]) -> None:
         self.exported.difference_update(request.bl)
 

@@ -287,9 +287,23 @@ def _lease(of: LeaseEntry) -> LeaseInfo:
 
 def _event(of: EventEntry) -> HistoryEvent:
     at = datetime.fromtimestamp(of.at / 1e9, UTC)
-    session = (of.ss, of.ui, of.pd, of.nm) if of.ss else (None, None, None, None)
-    where = of.pl or None, of.ch or None, of.bf or None
-    return HistoryEvent(of.id, at, of.k, *session, *where, of.n, of.en or None, of.tk / 1e9, of.ct or 1, of.tx)
+    return HistoryEvent(
+        number=of.id,
+        at=at,
+        kind=of.k,
+        session=of.ss or None,
+        uid=of.ui if of.ss else None,
+        pid=of.pd or None,
+        program=of.nm or None,
+        pool=of.pl or None,
+        channel=of.ch or None,
+        buffer=of.bf or None,
+        nbytes=of.n,
+        ending=of.en or None,
+        took=of.tk / 1e9,
+        count=of.ct or 1,
+        text=of.tx,
+    )
 
 
 def _channel(of: ChannelEntry) -> ChannelInfo:
