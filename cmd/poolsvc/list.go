@@ -2,14 +2,17 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"iter"
+	"os"
+	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
@@ -23,12 +26,61 @@ type listing[T any] struct {
 	head              string
 	row               func(T, *listed) string
 	json              func(T, *listed) any
+
+	// What entries can be filtered by; nil: not by that.
+	ofPool     func(T) uint64
+	ofSessions func(T) []uint64
+	ofUser     func(T) uint32
+	ofProcess  func(T) int32
 }
 
 // listed is what rows are made with.
 type listed struct {
 	now   time.Time
 	pools map[uint64]string // names by id
+
+	commands map[int32]string // command lines by process
+}
+
+// command is the command line of a process, if it is one of this machine that belongs to the user, else what the client calls itself.
+func (l *listed) command(pid int32, uid uint32, program string) string {
+	text, known := l.commands[pid]
+	if !known {
+		text = program
+		path := fmt.Sprintf("/proc/%d/cmdline", pid)
+		var owner unix.Stat_t
+		if line, err := os.ReadFile(path); err == nil && len(line) > 0 && unix.Stat(path, &owner) == nil && owner.Uid == uid {
+			text = strings.Join(strings.Split(strings.TrimRight(string(line), "\x00"), "\x00"), " ")
+		}
+		l.commands[pid] = text
+	}
+	return text
+}
+
+// maxCommand is how much of a command line a table shows.
+const maxCommand = 40
+
+func short(text string) string {
+	if r := []rune(text); len(r) > maxCommand {
+		text = string(r[:maxCommand-1]) + "…"
+	}
+	return display.Printable(text)
+}
+
+// waits says what a session waits for, and for how long.
+func (l *listed) waits(what string, since time.Time) string {
+	if what == "" {
+		return "-"
+	}
+	return what + " (" + display.Age(l.now.Sub(since)) + ")"
+}
+
+// waitsJSON adds to a document what a session waits for.
+func waitsJSON(to map[string]any, what string, since time.Time) any {
+	if what != "" {
+		to["waits_for"], to["waits_since"] = what, since.UTC().Format(time.RFC3339Nano)
+	}
+	return to
 }
 
 func (l *listed) pool(id uint64) string {
@@ -45,30 +97,37 @@ func newLists() []*cobra.Command {
 			short:   "Show the sessions of a running service",
 			long:    "Show the sessions of your user, this one included; to the service's own user those of all.",
 			entries: (*bridge.Client).Sessions,
-			head:    "SESSION\tUSER\tPID\tPROGRAM\tAGE\tLEASES\tBYTES\tBLOCKS\tMEMBERS",
+			head:    "SESSION\tUSER\tPID\tPROGRAM\tAGE\tLEASES\tBYTES\tBLOCKS\tMEMBERS\tWAITS FOR",
 			row: func(s mempool.SessionInfo, l *listed) string {
-				return fmt.Sprintf("%d\t%d\t%d\t%s\t%s\t%d\t%s\t%d\t%d", s.ID, s.UID, s.PID, display.Printable(s.Program), display.Age(l.now.Sub(s.Began)), s.Leases,
-					formatBytes(s.Bytes), s.Blocks, s.Members)
+				return fmt.Sprintf("%d\t%d\t%d\t%s\t%s\t%d\t%s\t%d\t%d\t%s", s.ID, s.UID, s.PID, display.Printable(s.Program), display.Age(l.now.Sub(s.Began)), s.Leases,
+					formatBytes(s.Bytes), s.Blocks, s.Members, l.waits(s.WaitsFor, s.Since))
 			},
 			json: func(s mempool.SessionInfo, _ *listed) any {
-				return map[string]any{"session": s.ID, "uid": s.UID, "pid": s.PID, "program": s.Program, "began": s.Began.UTC().Format(time.RFC3339Nano),
-					"leases": s.Leases, "bytes": s.Bytes, "blocks": s.Blocks, "members": s.Members}
+				return waitsJSON(map[string]any{"session": s.ID, "uid": s.UID, "pid": s.PID, "program": s.Program, "began": s.Began.UTC().Format(time.RFC3339Nano),
+					"leases": s.Leases, "bytes": s.Bytes, "blocks": s.Blocks, "members": s.Members, "waits": s.Waits}, s.WaitsFor, s.Since)
 			},
+			ofSessions: func(s mempool.SessionInfo) []uint64 { return []uint64{s.ID} },
+			ofUser:     func(s mempool.SessionInfo) uint32 { return s.UID },
+			ofProcess:  func(s mempool.SessionInfo) int32 { return s.PID },
 		}.command(),
 		listing[mempool.ChannelStatus]{
 			name:    "channels",
 			short:   "Show the channels of a running service",
 			long:    "Show the channels that you may use, with how many producers and consumers take part now.",
 			entries: (*bridge.Client).Channels,
-			head:    "CHANNEL\tID\tPOOL\tMODE\tCAPACITY\tFULL\tPRODUCERS\tCONSUMERS\tSTATE",
+			head:    "CHANNEL\tID\tPOOL\tMODE\tCAPACITY\tFULL\tPRODUCERS\tCONSUMERS\tFRAMES\tWAITING\tSLOWEST\tSTATE",
 			row: func(ch mempool.ChannelStatus, l *listed) string {
-				return fmt.Sprintf("%s\t%d\t%s\t%s\t%d\t%s\t%d\t%d\t%s", ch.Name, ch.ID, l.pool(ch.Pool), ch.Mode, ch.Capacity, ch.Full, ch.Producers,
-					ch.Consumers, state(ch))
+				return fmt.Sprintf("%s\t%d\t%s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%s\t%s", ch.Name, ch.ID, l.pool(ch.Pool), ch.Mode, ch.Capacity, ch.Full, ch.Producers,
+					ch.Consumers, ch.Published, ch.Waiting, orNone(ch.Slowest), state(ch))
 			},
 			json: func(ch mempool.ChannelStatus, l *listed) any {
 				return map[string]any{"channel": ch.Name, "id": ch.ID, "pool": l.pool(ch.Pool), "mode": ch.Mode, "capacity": ch.Capacity, "full": ch.Full,
-					"producers": ch.Producers, "consumers": ch.Consumers, "state": state(ch), "uid": ch.UID}
+					"producers": ch.Producers, "consumers": ch.Consumers, "state": state(ch), "uid": ch.UID,
+					"frames": ch.Published, "waiting": ch.Waiting, "slowest": ch.Slowest}
 			},
+			ofPool:     func(ch mempool.ChannelStatus) uint64 { return ch.Pool },
+			ofSessions: func(ch mempool.ChannelStatus) []uint64 { return []uint64{ch.Slowest} },
+			ofUser:     func(ch mempool.ChannelStatus) uint32 { return ch.UID },
 		}.command(),
 		listing[mempool.NameInfo]{
 			name:    "names",
@@ -84,6 +143,9 @@ func newLists() []*cobra.Command {
 				return map[string]any{"name": n.Name, "pool": l.pool(n.Pool), "buffer": n.Buffer, "dtype": n.Tensor.DType, "shape": shape(n.Tensor),
 					"bytes": n.Bytes, "uid": n.UID, "session": n.Session}
 			},
+			ofPool:     func(n mempool.NameInfo) uint64 { return n.Pool },
+			ofSessions: func(n mempool.NameInfo) []uint64 { return []uint64{n.Session} },
+			ofUser:     func(n mempool.NameInfo) uint32 { return n.UID },
 		}.command(),
 		listing[mempool.BufferInfo]{
 			name:    "buffers",
@@ -100,66 +162,132 @@ func newLists() []*cobra.Command {
 					"bytes": b.Bytes, "block_bytes": b.BlockBytes, "writer": b.Writer, "readers": append([]uint64{}, b.Readers...), "reads": b.Reads,
 					"names": b.Names, "in_channel": b.InChannel}
 			},
+			ofPool:     func(b mempool.BufferInfo) uint64 { return b.Pool },
+			ofSessions: func(b mempool.BufferInfo) []uint64 { return append([]uint64{b.Writer}, b.Readers...) },
+		}.command(),
+		listing[mempool.LeaseStatus]{
+			name:  "leases",
+			short: "Show the leases of a running service and the processes that have them",
+			long: `Show the leases on buffers of the pools that you may use. COMMAND is the command line of the process, if it runs where you can see it, else what
+the client calls itself. WAITS FOR is what the session has waited for longest.`,
+			entries: (*bridge.Client).Leases,
+			head:    "LEASE\tSESSION\tUSER\tPID\tCOMMAND\tAGE\tTO\tPOOL\tBUFFER\tBYTES\tWAITS FOR",
+			row: func(e mempool.LeaseStatus, l *listed) string {
+				return fmt.Sprintf("%d\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%d\t%s\t%s", e.ID, e.Session, e.UID, e.PID, short(l.command(e.PID, e.UID, e.Program)),
+					display.Age(l.now.Sub(e.Began)), access(e), l.pool(e.Pool), e.Buffer, formatBytes(e.Bytes), l.waits(e.WaitsFor, e.Since))
+			},
+			json: func(e mempool.LeaseStatus, l *listed) any {
+				return waitsJSON(map[string]any{"lease": e.ID, "session": e.Session, "uid": e.UID, "pid": e.PID, "program": e.Program,
+					"command": l.command(e.PID, e.UID, e.Program), "began": e.Began.UTC().Format(time.RFC3339), "to": access(e), "pool": l.pool(e.Pool), "buffer": e.Buffer,
+					"bytes": e.Bytes, "block_bytes": e.BlockBytes}, e.WaitsFor, e.Since)
+			},
+			ofPool:     func(e mempool.LeaseStatus) uint64 { return e.Pool },
+			ofSessions: func(e mempool.LeaseStatus) []uint64 { return []uint64{e.Session} },
+			ofUser:     func(e mempool.LeaseStatus) uint32 { return e.UID },
+			ofProcess:  func(e mempool.LeaseStatus) int32 { return e.PID },
 		}.command(),
 	}
 }
 
 func (l listing[T]) command() *cobra.Command {
-	var (
-		socket string
-		asJSON bool
-	)
+	var v view
+	var f filter
 	c := &cobra.Command{
 		Use:   l.name,
 		Short: l.short,
 		Long:  l.long,
 		Args:  arguments(0, 0),
-		RunE: func(c *cobra.Command, _ []string) (err error) {
-			client, err := bridge.Dial(c.Context(), socket)
+	}
+	v.flags(c)
+	l.filterFlags(c, &f)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		return v.show(c, func(ctx context.Context, client *bridge.Client, out io.Writer) error {
+			stats, err := client.Stats(ctx)
 			if err != nil {
 				return err
 			}
-			defer func() { err = errors.Join(err, client.Close()) }()
-			stats, err := client.Stats(c.Context())
-			if err != nil {
-				return err
-			}
-			with := &listed{now: time.Now(), pools: make(map[uint64]string)}
+			with := &listed{now: time.Now(), pools: make(map[uint64]string), commands: make(map[int32]string)}
 			for _, p := range stats.Pools {
 				with.pools[p.Pool.ID] = p.Pool.Name
 			}
-			if asJSON {
-				return l.printJSON(c.OutOrStdout(), l.entries(client, c.Context()), with)
+			var entries []T
+			for e, err := range l.entries(client, ctx) {
+				if err != nil {
+					return err
+				}
+				if l.passes(c, &f, e, with) {
+					entries = append(entries, e)
+				}
 			}
-			return l.print(c.OutOrStdout(), l.entries(client, c.Context()), with)
-		},
+			if v.json {
+				return l.printJSON(&v, out, entries, with)
+			}
+			return l.print(out, entries, with)
+		})
 	}
-	socketFlag(c, &socket)
-	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return c
 }
 
-func (l listing[T]) print(out io.Writer, entries iter.Seq2[T, error], with *listed) error {
+// filter is what the flags of a list let through.
+type filter struct {
+	pool    string
+	session uint64
+	user    uint32
+	pid     int32
+}
+
+// filterFlags adds the flags for what entries of this list have.
+func (l listing[T]) filterFlags(c *cobra.Command, f *filter) {
+	if l.ofPool != nil {
+		c.Flags().StringVar(&f.pool, "pool", "", "only what is in the pool of this name")
+	}
+	if l.ofSessions != nil {
+		c.Flags().Uint64Var(&f.session, "session", 0, "only what concerns the session of this id")
+	}
+	if l.ofUser != nil {
+		c.Flags().Uint32Var(&f.user, "user", 0, "only what is of the user of this id")
+	}
+	if l.ofProcess != nil {
+		c.Flags().Int32Var(&f.pid, "pid", 0, "only what is of the process of this id")
+	}
+}
+
+// passes says whether the flags let an entry through.
+func (l listing[T]) passes(c *cobra.Command, f *filter, e T, with *listed) bool {
+	given := c.Flags().Changed
+	return (!given("pool") || with.pool(l.ofPool(e)) == f.pool) && (!given("session") || slices.Contains(l.ofSessions(e), f.session)) &&
+		(!given("user") || l.ofUser(e) == f.user) && (!given("pid") || l.ofProcess(e) == f.pid)
+}
+
+func (l listing[T]) print(out io.Writer, entries []T, with *listed) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, l.head)
-	for e, err := range entries {
-		if err != nil {
-			return err
-		}
+	for _, e := range entries {
 		fmt.Fprintln(w, l.row(e, with))
 	}
 	return w.Flush()
 }
 
-func (l listing[T]) printJSON(out io.Writer, entries iter.Seq2[T, error], with *listed) error {
+func (l listing[T]) printJSON(v *view, out io.Writer, entries []T, with *listed) error {
 	all := []any{}
-	for e, err := range entries {
-		if err != nil {
-			return err
-		}
+	for _, e := range entries {
 		all = append(all, l.json(e, with))
 	}
-	return writeJSON(out, map[string]any{l.name: all})
+	return v.writeJSON(out, map[string]any{l.name: all})
+}
+
+func access(l mempool.LeaseStatus) string {
+	if l.Write {
+		return "write"
+	}
+	return "read"
+}
+
+func orNone(id uint64) string {
+	if id == 0 {
+		return "-"
+	}
+	return fmt.Sprint(id)
 }
 
 func state(ch mempool.ChannelStatus) string {

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -96,6 +97,30 @@ func newChannel() *cobra.Command {
 			return err
 		}
 		return ch.Close(c.Context())
+	}))
+	return c
+}
+
+func newSession() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "session",
+		Short: "End sessions of a running service",
+		Args:  arguments(0, 0),
+		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(withClient(&cobra.Command{
+		Use:   "end ID",
+		Short: "End the session of a client",
+		Long: `End the session of a client, which is told so. Its leases end, and its names go. What it had leased or mapped is used again once its process is gone,
+since it may still touch it: poolsvc pools counts that as HELD, and poolsvc events --kind memory-reclaimed says when. Only the user that the service
+runs as may do so.`,
+		Args: arguments(1, 1),
+	}, func(c *cobra.Command, client *bridge.Client, args []string) error {
+		id, err := strconv.ParseUint(args[0], 10, 64)
+		if err != nil || id == 0 {
+			return misused(c, "%q is no id of a session: expected a number, as poolsvc sessions shows it", args[0])
+		}
+		return client.EndSession(c.Context(), id)
 	}))
 	return c
 }

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"io"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -11,10 +14,8 @@ import (
 )
 
 func newPools() *cobra.Command {
-	var (
-		socket string
-		asJSON bool
-	)
+	var v view
+	var pool string
 	c := &cobra.Command{
 		Use:   "pools",
 		Short: "Show what a running service holds",
@@ -30,30 +31,28 @@ func newPools() *cobra.Command {
 The service itself counts as a session, and so does this command.`,
 		Args: arguments(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
-			client, err := bridge.Dial(c.Context(), socket)
-			if err != nil {
-				return err
-			}
-			stats, err := client.Stats(c.Context())
-			if cerr := client.Close(); err == nil {
-				err = cerr
-			}
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return writeJSON(c.OutOrStdout(), poolsJSON(stats))
-			}
-			return printPools(c, stats)
+			return v.show(c, func(ctx context.Context, client *bridge.Client, out io.Writer) error {
+				stats, err := client.Stats(ctx)
+				if err != nil {
+					return err
+				}
+				if c.Flags().Changed("pool") {
+					stats.Pools = slices.DeleteFunc(stats.Pools, func(p mempool.PoolStats) bool { return p.Pool.Name != pool })
+				}
+				if v.json {
+					return v.writeJSON(out, poolsJSON(stats))
+				}
+				return printPools(out, stats)
+			})
 		},
 	}
-	socketFlag(c, &socket)
-	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	v.flags(c)
+	c.Flags().StringVar(&pool, "pool", "", "only the pool of this name")
 	return c
 }
 
-func printPools(c *cobra.Command, stats mempool.Stats) error {
-	w := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', 0)
+func printPools(out io.Writer, stats mempool.Stats) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "POOL\tKIND\tDEVICE\tMAX\tRESERVED\tBUSY\tUSED\tCACHED\tHELD\tYOURS\tBLOCKS")
 	for _, p := range stats.Pools {
 		device := "-"
@@ -70,7 +69,7 @@ func printPools(c *cobra.Command, stats mempool.Stats) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(c.OutOrStdout(), "%d sessions (this one included), %d leases, %d buffers, %d names\n",
+	_, err := fmt.Fprintf(out, "%d sessions (this one included), %d leases, %d buffers, %d names\n",
 		stats.Sessions, stats.Leases, stats.Buffers, stats.Names)
 	return err
 }

@@ -57,8 +57,8 @@ The exit status is 2 if the command line is not understood.`,
 	root.SetVersionTemplate(versionLine())
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return misused(c, "%v", err) })
 	root.AddCommand(newLists()...)
-	root.AddCommand(newServe(), newConfig(), newVerify(), newPools(), newTop(), newStatus(), newPool(), newChannel(), newExport(), newImport(),
-		newDoctor(), newBench(), newBenchConsumer(), newBenchBare(), newWorker(), newMan(), newVersion())
+	root.AddCommand(newServe(), newConfig(), newVerify(), newPools(), newEvents(), newTop(), newStatus(), newPool(), newChannel(), newSession(),
+		newExport(), newImport(), newDoctor(), newBench(), newBenchConsumer(), newBenchBare(), newWorker(), newMan(), newVersion())
 	return root
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/bytesize"
@@ -31,7 +32,7 @@ func (s *Session) Refused(err error) {
 	svc.mu.Lock()
 	defer svc.mu.Unlock()
 	if full := (*refusal)(nil); errors.As(err, &full) {
-		s.notePoolFull(full.pool, full.bytes, "and was refused: "+full.Error())
+		s.notePoolFull(full.pool, full.bytes, "and was refused: "+strings.TrimPrefix(full.Error(), mempool.ErrLimit.Error()+": "))
 		return
 	}
 	if count, now := svc.refusedBy(err).tell(); now {

@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// eventFilter is which events to show.
+type eventFilter struct {
+	kinds   []string
+	pool    string
+	session uint64
+	after   uint64
+	from    time.Time
+}
+
+// eventWait is for how long the service is asked to wait for an event; then it is asked again.
+const eventWait = time.Hour
+
+func newEvents() *cobra.Command {
+	var (
+		f      eventFilter
+		since  string
+		follow bool
+		asJSON bool
+	)
+	c := withClient(&cobra.Command{
+		Use:   "events",
+		Short: "Show what happened to a running service",
+		Long: `Show what happened to a running service and concerns you, the oldest first; to the service's own user all. The service keeps the newest 4,096 events.
+
+  poolsvc events --since 10m
+  poolsvc events --follow --kind session-ended --kind writer-died
+
+The kinds are in docs/operating.md. With --json each event is a document on a line of its own.`,
+		Args: arguments(0, 0),
+	}, func(c *cobra.Command, client *bridge.Client, _ []string) error {
+		if err := f.check(c, since, time.Now()); err != nil {
+			return err
+		}
+		return f.show(c, client, follow, asJSON)
+	})
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what happens, until interrupted")
+	c.Flags().StringVar(&since, "since", "", "only events that are not older than this, such as 10m, or those after the event of this number")
+	c.Flags().StringArrayVar(&f.kinds, "kind", nil, "only events of this kind, may be repeated")
+	c.Flags().StringVar(&f.pool, "pool", "", "only what concerns the pool of this name")
+	c.Flags().Uint64Var(&f.session, "session", 0, "only what concerns the session of this id")
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON, one document a line")
+	return c
+}
+
+func (f *eventFilter) check(c *cobra.Command, since string, now time.Time) error {
+	for _, kind := range f.kinds {
+		if !slices.Contains(mempool.EventKinds(), mempool.EventKind(kind)) {
+			return misused(c, "--kind %q is no kind of event: expected one of %v", kind, mempool.EventKinds())
+		}
+	}
+	if since == "" {
+		return nil
+	}
+	if number, err := strconv.ParseUint(since, 10, 64); err == nil {
+		f.after = number
+		return nil
+	}
+	age, err := time.ParseDuration(since)
+	if err != nil || age < 0 {
+		return misused(c, "--since %q is neither a time span such as 90s, 10m or 2h, nor the number of an event", since)
+	}
+	f.from = now.Add(-age)
+	return nil
+}
+
+func (f *eventFilter) passes(c *cobra.Command, e mempool.HistoryEvent) bool {
+	given := c.Flags().Changed
+	return (len(f.kinds) == 0 || slices.Contains(f.kinds, string(e.Kind))) && (!given("pool") || e.Pool == f.pool) &&
+		(!given("session") || e.Session == f.session) && !e.At.Before(f.from)
+}
+
+// show prints events as they come.
+func (f *eventFilter) show(c *cobra.Command, client *bridge.Client, follow, asJSON bool) error {
+	wait := time.Duration(0)
+	for after := f.after; ; {
+		page, err := client.Events(c.Context(), after, wait)
+		switch {
+		case follow && c.Context().Err() != nil && errors.Is(err, context.Canceled):
+			return nil
+		case err != nil:
+			return err
+		}
+		if after > 0 && page.Lost > 0 {
+			fmt.Fprintf(c.ErrOrStderr(), "%d events after number %d are forgotten\n", page.Lost, after)
+		}
+		for _, e := range page.Events {
+			if !f.passes(c, e) {
+				continue
+			}
+			if err := printEvent(c.OutOrStdout(), e, asJSON); err != nil {
+				return err
+			}
+		}
+		after = page.Next
+		if len(page.Events) == 0 {
+			if !follow {
+				return nil
+			}
+			wait = eventWait
+		}
+	}
+}
+
+func printEvent(out io.Writer, e mempool.HistoryEvent, asJSON bool) error {
+	if asJSON {
+		return json.NewEncoder(out).Encode(eventJSON(e))
+	}
+	text := e.Text
+	if e.Count > 1 {
+		text += fmt.Sprintf(" (%d times)", e.Count)
+	}
+	_, err := fmt.Fprintf(out, "%6d  %s  %-16s  %s\n", e.Number, e.At.Format(time.DateTime), e.Kind, text)
+	return err
+}
+
+func eventJSON(e mempool.HistoryEvent) any {
+	out := map[string]any{"event": e.Number, "at": e.At.UTC().Format(time.RFC3339Nano), "kind": e.Kind, "count": e.Count, "text": e.Text}
+	if e.Session != 0 {
+		out["session"], out["pid"], out["uid"], out["program"] = e.Session, e.PID, e.UID, e.Program
+	}
+	if e.Pool != "" {
+		out["pool"] = e.Pool
+	}
+	if e.Channel != "" {
+		out["channel"] = e.Channel
+	}
+	if e.Buffer != 0 {
+		out["buffer"] = e.Buffer
+	}
+	if e.Bytes != 0 {
+		out["bytes"] = e.Bytes
+	}
+	if e.Ending != "" {
+		out["ending"] = e.Ending
+	}
+	if e.Took != 0 {
+		out["took_seconds"] = e.Took.Seconds()
+	}
+	return out
+}

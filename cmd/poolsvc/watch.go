@@ -1,0 +1,85 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/poolbridge/poolbridge/bridge"
+)
+
+// view is what commands have in common that show what a service has: once, or again and again.
+type view struct {
+	socket string
+	json   bool
+	watch  float64 // seconds between looks; 0: one look
+}
+
+// shortestWatch is how often a service is asked at most, in seconds.
+const shortestWatch = 0.1
+
+func (v *view) flags(c *cobra.Command) {
+	socketFlag(c, &v.socket)
+	c.Flags().BoolVar(&v.json, "json", false, "print JSON; with --watch one document a line")
+	c.Flags().Float64Var(&v.watch, "watch", 0, "show it again after so many seconds, until interrupted")
+	c.Flags().Lookup("watch").NoOptDefVal = "2"
+}
+
+// show shows what draw writes.
+func (v *view) show(c *cobra.Command, draw func(ctx context.Context, client *bridge.Client, out io.Writer) error) (err error) {
+	if c.Flags().Changed("watch") && v.watch < shortestWatch {
+		return misused(c, "--watch=%v is too short: expected %v seconds or more", v.watch, shortestWatch)
+	}
+	ctx := c.Context()
+	client, err := bridge.Dial(ctx, v.socket)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, client.Close()) }()
+	if v.watch == 0 {
+		return draw(ctx, client, c.OutOrStdout())
+	}
+	redraws := !v.json && isTerminal(os.Stdout)
+	for {
+		var page bytes.Buffer
+		switch {
+		case redraws:
+			page.WriteString("\x1b[H\x1b[2J")
+			fmt.Fprintf(&page, "every %v s: %s  %s\n\n", v.watch, c.CommandPath(), time.Now().Format(time.TimeOnly))
+		case !v.json:
+			fmt.Fprintln(&page, time.Now().Format(time.DateTime))
+		}
+		if err := draw(ctx, client, &page); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		if !redraws && !v.json {
+			fmt.Fprintln(&page)
+		}
+		if _, err := page.WriteTo(c.OutOrStdout()); err != nil {
+			return err
+		}
+		select {
+		case <-time.After(time.Duration(v.watch * float64(time.Second))):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// writeJSON prints a document: on one line where more follow.
+func (v *view) writeJSON(out io.Writer, document any) error {
+	if v.watch > 0 {
+		return json.NewEncoder(out).Encode(document)
+	}
+	return writeJSON(out, document)
+}
