@@ -95,3 +95,26 @@ type EventPage struct {
 	// Lost is how many events after the number that was asked for are forgotten.
 	Lost uint64
 }
+
+// Counts is what happened to a service in its life so far, in numbers.
+type Counts struct {
+	// Events counts what happened by kind, what was not told of one by one included.
+	Events map[EventKind]uint64
+	// Endings counts sessions by how they ended.
+	Endings map[SessionEnding]uint64
+	// Waiting is how many requests wait now, by what they wait for: "room", "buffer", "name", "pool", "channel".
+	Waiting map[string]int
+	// Reclaims is how long memory was held for the processes of ended sessions.
+	Reclaims Durations
+	// DriverCalls and DriverErrors count what the service asked the driver or the system for, and what failed: "create", "allocate", "export",
+	// "free", "close", of pools and blocks.
+	DriverCalls, DriverErrors map[string]uint64
+}
+
+// Durations counts durations.
+type Durations struct {
+	Count uint64
+	Sum   time.Duration
+	// Buckets has, by its greatest duration, how many are not longer.
+	Buckets map[time.Duration]uint64
+}

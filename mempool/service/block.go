@@ -51,7 +51,7 @@ func (b *block) exportOnce() (mempool.Export, error) {
 	defer b.exporting.Unlock()
 	if !b.exported {
 		x, err := b.mem.Export()
-		if err != nil {
+		if b.pool.svc.driver.called(exportBlock, err) != nil {
 			return mempool.Export{}, err
 		}
 		b.export, b.exported = x, true

@@ -22,6 +22,8 @@ type history struct {
 	ring  []happening // by number - 1, modulo maxHistory; it grows to that
 	last  uint64      // number of the newest
 	added signal
+
+	counts eventCounts
 }
 
 // happening is an event, and who else than its user may be told of it.
@@ -59,6 +61,7 @@ func (h *history) add(one happening) uint64 {
 	} else {
 		h.ring[(h.last-1)%maxHistory] = one
 	}
+	h.counts.add(&one.HistoryEvent)
 	h.added.broadcast()
 	return one.Number
 }

@@ -346,7 +346,8 @@ func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*block, error
 func (p *Pool) allocate(ctx context.Context, size uint64) (mempool.Allocation, error) {
 	p.svc.mu.Unlock()
 	defer p.svc.mu.Lock()
-	return p.arena.Allocate(ctx, size)
+	mem, err := p.arena.Allocate(ctx, size)
+	return mem, p.svc.driver.called(allocateBlock, err)
 }
 
 // mayDestroy says whether a peer may destroy the pool. Its maker and the service's user always may. Others must be creators and

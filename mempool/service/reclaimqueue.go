@@ -50,12 +50,12 @@ func (s *Service) flush() error {
 		s.mu.Unlock()
 		failed := make([]error, len(d.blocks))
 		for i, b := range d.blocks {
-			if err := free[i](); err != nil {
+			if err := s.driver.called(freeBlock, free[i]()); err != nil {
 				failed[i] = fmt.Errorf("block %d of pool %q, %s: %w", b.id, b.pool.info.Name, bytesize.Text(b.size), err)
 			}
 		}
 		for _, p := range d.pools {
-			if err := p.arena.Close(); err != nil {
+			if err := s.driver.called(closeArena, p.arena.Close()); err != nil {
 				errs = append(errs, fmt.Errorf("pool %q: %w", p.info.Name, err))
 			}
 		}

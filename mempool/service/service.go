@@ -64,6 +64,7 @@ type Service struct {
 	most                                                    struct{ buffers, names, sessions, timelines, awaited int } // that these maps had
 
 	history  history
+	driver   driverCounts
 	waiting  map[string]int // requests, by what they wait for
 	patience time.Duration
 	refused  map[string]*gap // requests, by the limit that they met
@@ -83,7 +84,8 @@ func New(c Config) *Service {
 		namesOf: make(tally), poolsOf: make(tally), pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool), sessions: make(map[uint64]*Session),
 		buffers: make(map[uint64]*buffer), names: make(map[string]*name), closing: make(chan struct{}), done: make(chan struct{}),
 		awaited: make(map[string]*awaited), timelines: make(map[uint64]*timeline), channels: make(map[string]*channel), channelByID: make(map[uint64]*channel),
-		keepers: make(map[keeperKey]*keeper), waiting: make(map[string]int), patience: cmp.Or(c.Patience, usualPatience), refused: make(map[string]*gap),
+		keepers: make(map[keeperKey]*keeper), history: history{counts: newEventCounts()}, waiting: make(map[string]int),
+		patience: cmp.Or(c.Patience, usualPatience), refused: make(map[string]*gap),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

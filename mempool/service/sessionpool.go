@@ -31,6 +31,7 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 	}
 	defer svc.background.Done()
 	arena, err := mempool.NewArena(spec, svc.memory)
+	err = svc.driver.called(createArena, err)
 	svc.mu.Lock()
 	defer svc.unlock()
 	defer svc.pooled.broadcast() // made or not: the sessions that wait for it look again

@@ -6,7 +6,9 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -18,7 +20,7 @@ import (
 
 func TestWhatClientsDoMovesTheMetricsOfTheService(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "http")
-	s := rig.Serve(t, "--http", "unix:"+path, "--pool", "name=frames,kind=host,max=1MiB")
+	s := rig.Serve(t, "--http", "unix:"+path, "--pool", "name=frames,kind=host,max=1MiB", "--pool", "name=p,kind=host,max=8MiB")
 	web := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", path)
 	}}}
@@ -51,7 +53,34 @@ func TestWhatClientsDoMovesTheMetricsOfTheService(t *testing.T) {
 	_, err = ch.Publish(t.Context(), l, mempool.FrameOptions{})
 	require.NoError(t, err)
 	assert.Contains(t, metrics(), `poolbridge_channel_frames_total{channel="camera",pool="frames"} 1`)
+	assert.Contains(t, metrics(), `poolbridge_driver_calls_total{call="allocate"} 1`)
+	assert.Contains(t, metrics(), `poolbridge_events_total{kind="pool-full"} 1`)
 	require.NoError(t, c.Close())
+	assert.Contains(t, metrics(), `poolbridge_sessions_ended_total{how="left"}`)
+	assert.Contains(t, metrics(), `poolbridge_sessions_ended_total{how="lost"} 0`)
+	assert.Contains(t, metrics(), "poolbridge_reclaim_duration_seconds_count 0")
+	assert.Contains(t, metrics(), "process_open_fds")
+
+	worker := leaseHolder(t, s)
+	require.NoError(t, worker.Process.Kill())
+	require.Eventually(t, func() bool {
+		text := metrics()
+		return strings.Contains(text, `poolbridge_sessions_ended_total{how="lost"} 1`) && strings.Contains(text, "poolbridge_reclaim_duration_seconds_count 1")
+	}, time.Minute, 10*time.Millisecond)
+
+	c, err = bridge.Dial(t.Context(), s.Socket)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		_, err := c.Get(ctx, "nothing", bridge.LeaseOptions{Wait: time.Hour})
+		ended <- err
+	}()
+	require.Eventually(t, func() bool { return strings.Contains(metrics(), `poolbridge_waiting_requests{for="name"} 1`) }, time.Minute, 10*time.Millisecond)
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	require.NoError(t, c.Close())
+	assert.Contains(t, metrics(), `poolbridge_waiting_requests{for="name"} 0`)
 }
 
 func TestFlagsOfHTTPThatMeanNothingAloneAreRefused(t *testing.T) {

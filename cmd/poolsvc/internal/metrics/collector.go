@@ -13,6 +13,7 @@ import (
 type Source interface {
 	Stats() mempool.Stats
 	Channels() []mempool.ChannelStatus
+	Counts() mempool.Counts
 }
 
 // gauge is one number of a thing T.
@@ -63,6 +64,37 @@ var channels = []gauge[mempool.ChannelStatus]{
 	ofChannel("consumers", "Consumers that take part.", prometheus.GaugeValue, func(ch mempool.ChannelStatus) float64 { return float64(ch.Consumers) }),
 }
 
+// What happened in the life of the service so far.
+var (
+	events   = describe("events_total", "What happened, by kind, what is not in the history one by one included.", "kind")
+	endings  = describe("sessions_ended_total", "Sessions that ended, by how: left, lost, error, closed, shutdown.", "how")
+	reclaims = describe("reclaim_duration_seconds", "How long memory was held for the processes of sessions that had ended.")
+	waiting  = describe("waiting_requests", "Requests that wait, by what they wait for.", "for")
+	calls    = describe("driver_calls_total", "What was asked of the driver or the system for pools and blocks.", "call")
+	failures = describe("driver_errors_total", "Of these calls, those that failed.", "call")
+)
+
+// collectCounts tells of what happened.
+func collectCounts(c mempool.Counts, to chan<- prometheus.Metric) {
+	each(to, events, prometheus.CounterValue, c.Events)
+	each(to, endings, prometheus.CounterValue, c.Endings)
+	each(to, waiting, prometheus.GaugeValue, c.Waiting)
+	each(to, calls, prometheus.CounterValue, c.DriverCalls)
+	each(to, failures, prometheus.CounterValue, c.DriverErrors)
+	buckets := make(map[float64]uint64)
+	for most, n := range c.Reclaims.Buckets {
+		buckets[most.Seconds()] = n
+	}
+	to <- prometheus.MustNewConstHistogram(reclaims, c.Reclaims.Count, c.Reclaims.Sum.Seconds(), buckets)
+}
+
+// each is a series for each entry.
+func each[K ~string, N int | uint64](to chan<- prometheus.Metric, desc *prometheus.Desc, kind prometheus.ValueType, counts map[K]N) {
+	for label, n := range counts {
+		to <- prometheus.MustNewConstMetric(desc, kind, float64(n), string(label))
+	}
+}
+
 // Collector asks a service for each scrape. Nothing is kept, and nothing is counted between scrapes.
 type Collector struct{ Source Source }
 
@@ -77,10 +109,14 @@ func (c Collector) Describe(to chan<- *prometheus.Desc) {
 	for _, g := range channels {
 		to <- g.desc
 	}
+	for _, desc := range []*prometheus.Desc{events, endings, reclaims, waiting, calls, failures} {
+		to <- desc
+	}
 }
 
 // Collect asks the service.
 func (c Collector) Collect(to chan<- prometheus.Metric) {
+	collectCounts(c.Source.Counts(), to)
 	stats := c.Source.Stats()
 	for _, g := range totals {
 		to <- prometheus.MustNewConstMetric(g.desc, g.kind, g.of(stats))

@@ -25,10 +25,12 @@ import (
 type fake struct {
 	stats    mempool.Stats
 	channels []mempool.ChannelStatus
+	counts   mempool.Counts
 }
 
 func (f *fake) Stats() mempool.Stats              { return f.stats }
 func (f *fake) Channels() []mempool.ChannelStatus { return f.channels }
+func (f *fake) Counts() mempool.Counts            { return f.counts }
 
 func busy() *fake {
 	return &fake{
@@ -42,6 +44,9 @@ func busy() *fake {
 			{ChannelInfo: mempool.ChannelInfo{ID: 3, ChannelSpec: mempool.ChannelSpec{Name: "camera", Pool: 2, Capacity: 8}}, Producers: 1, Consumers: 2,
 				Published: 100, Waiting: 5},
 		},
+		counts: mempool.Counts{Events: map[mempool.EventKind]uint64{mempool.PoolFull: 3}, Endings: map[mempool.SessionEnding]uint64{mempool.SessionLost: 2},
+			Waiting: map[string]int{"room": 1}, DriverCalls: map[string]uint64{"allocate": 7}, DriverErrors: map[string]uint64{"allocate": 4},
+			Reclaims: mempool.Durations{Count: 2, Sum: 3 * time.Second, Buckets: map[time.Duration]uint64{time.Second: 1, time.Minute: 2}}},
 	}
 }
 
@@ -68,6 +73,28 @@ poolbridge_channel_capacity_frames{channel="camera",pool="frames"} 8
 # HELP poolbridge_channel_frames_total Frames that were published.
 # TYPE poolbridge_channel_frames_total counter
 poolbridge_channel_frames_total{channel="camera",pool="frames"} 100
+# HELP poolbridge_driver_calls_total What was asked of the driver or the system for pools and blocks.
+# TYPE poolbridge_driver_calls_total counter
+poolbridge_driver_calls_total{call="allocate"} 7
+# HELP poolbridge_driver_errors_total Of these calls, those that failed.
+# TYPE poolbridge_driver_errors_total counter
+poolbridge_driver_errors_total{call="allocate"} 4
+# HELP poolbridge_events_total What happened, by kind, what is not in the history one by one included.
+# TYPE poolbridge_events_total counter
+poolbridge_events_total{kind="pool-full"} 3
+# HELP poolbridge_reclaim_duration_seconds How long memory was held for the processes of sessions that had ended.
+# TYPE poolbridge_reclaim_duration_seconds histogram
+poolbridge_reclaim_duration_seconds_bucket{le="1"} 1
+poolbridge_reclaim_duration_seconds_bucket{le="60"} 2
+poolbridge_reclaim_duration_seconds_bucket{le="+Inf"} 2
+poolbridge_reclaim_duration_seconds_sum 3
+poolbridge_reclaim_duration_seconds_count 2
+# HELP poolbridge_sessions_ended_total Sessions that ended, by how: left, lost, error, closed, shutdown.
+# TYPE poolbridge_sessions_ended_total counter
+poolbridge_sessions_ended_total{how="lost"} 2
+# HELP poolbridge_waiting_requests Requests that wait, by what they wait for.
+# TYPE poolbridge_waiting_requests gauge
+poolbridge_waiting_requests{for="room"} 1
 # HELP poolbridge_pool_leased_bytes Bytes of the blocks that buffers use.
 # TYPE poolbridge_pool_leased_bytes gauge
 poolbridge_pool_leased_bytes{UUID="GPU-x",gpu="1",kind="device",pool="frames"} 500
@@ -79,7 +106,9 @@ poolbridge_pool_held_bytes{UUID="GPU-x",gpu="1",kind="device",pool="frames"} 50
 poolbridge_sessions 3
 `
 	require.NoError(t, testutil.GatherAndCompare(registry(t, busy()), strings.NewReader(want), "poolbridge_channel_capacity_frames",
-		"poolbridge_channel_frames_total", "poolbridge_pool_leased_bytes", "poolbridge_pool_held_bytes", "poolbridge_sessions"))
+		"poolbridge_channel_frames_total", "poolbridge_pool_leased_bytes", "poolbridge_pool_held_bytes", "poolbridge_sessions", "poolbridge_events_total",
+		"poolbridge_sessions_ended_total", "poolbridge_reclaim_duration_seconds", "poolbridge_waiting_requests", "poolbridge_driver_calls_total",
+		"poolbridge_driver_errors_total"))
 }
 
 func TestRequestsAreCountedByOperationAndResult(t *testing.T) {
