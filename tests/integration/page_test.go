@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -196,6 +197,26 @@ func TestThePageFindsAServiceAgainThatWasStartedAnew(t *testing.T) {
 	serve("after")
 	page.shows(`document.getElementById("pool-list").textContent.includes("after") && document.getElementById("state").dataset.state === "live"`)
 	page.shows(`!document.getElementById("pool-list").textContent.includes("before")`)
+}
+
+func TestAPageTooManySaysSoAndIsLiveOnceAnotherIsClosed(t *testing.T) {
+	s := rig.Serve(t, "--http", "127.0.0.1:0")
+	url := httpOf(t, s)
+	ctx, closeOthers := context.WithCancel(t.Context())
+	defer closeOthers()
+	for range 32 {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/page/stream", http.NoBody)
+		require.NoError(t, err)
+		response, err := http.DefaultClient.Do(r)
+		require.NoError(t, err)
+		defer response.Body.Close()
+		require.Equal(t, http.StatusOK, response.StatusCode)
+	}
+	page := openBrowser(t, url)
+	page.shows(`document.getElementById("state").textContent.includes("32 pages are open already")`)
+	closeOthers()
+	page.shows(`document.getElementById("state").dataset.state === "live"`)
+	page.shows(`!document.getElementById("no-pools").hidden`)
 }
 
 // forward forwards connections to a socket of the file system, as ssh -L does.

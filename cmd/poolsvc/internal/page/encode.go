@@ -174,8 +174,8 @@ func line(value any) []byte {
 }
 
 func (e encoder) look(o service.Overview, now time.Time) look {
-	l := look{At: now.UnixMilli(), Version: e.version, Epoch: e.of.Epoch().String(), Count: o.Stats.Sessions, Leases: o.Leases, Buffers: o.Buffers, Pools: []pool{}, Sessions: []session{},
-		Channels: []channel{}}
+	l := look{At: now.UnixMilli(), Version: e.version, Epoch: e.of.Epoch().String(), Count: o.Sessions, Leases: o.Leases,
+		Buffers: o.Buffers, Pools: []pool{}, Sessions: []session{}, Channels: []channel{}}
 	for _, p := range o.Pools {
 		one := pool{ID: p.Pool.ID, Name: display.Printable(p.Pool.Name), Kind: string(p.Pool.Kind), Max: p.Pool.MaxBytes, Reserved: p.Reserved, Busy: p.Leased,
 			Used: p.Used, Cached: p.Cached, Held: p.Held, Blocks: p.Blocks}

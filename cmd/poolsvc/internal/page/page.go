@@ -62,7 +62,7 @@ func (p *Page) Close() { p.feed.close() }
 func local(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		at, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-		if at != nil && at.Network() != "unix" && !(loopback(r.RemoteAddr) && loopback(r.Host)) {
+		if at != nil && at.Network() != "unix" && (!loopback(r.RemoteAddr) || !loopback(r.Host)) {
 			http.Error(w, "The page tells of processes and users, so it is for this machine alone. From another machine, forward a port: "+
 				"ssh -L 9377:"+net.JoinHostPort("127.0.0.1", port(at))+" HOST, and then open http://127.0.0.1:9377/", http.StatusForbidden)
 			return

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -64,14 +65,21 @@ func serve(t *testing.T, p *Page) *httptest.Server {
 	return s
 }
 
-func get(t *testing.T, url string) *http.Response {
+// answer is what came back for a request. Its body is closed when the test ends.
+type answer struct {
+	status int
+	header http.Header
+	body   io.ReadCloser
+}
+
+func get(t *testing.T, url string) answer {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
 	require.NoError(t, err)
 	response, err := http.DefaultClient.Do(r)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = response.Body.Close() })
-	return response
+	return answer{response.StatusCode, response.Header, response.Body}
 }
 
 // eventually waits until something is so.
@@ -128,18 +136,18 @@ func TestEveryPartOfThePageIsServedAndNothingComesFromElsewhere(t *testing.T) {
 			path = "/"
 		}
 		response := get(t, s.URL+path)
-		assert.Equal(t, http.StatusOK, response.StatusCode, path)
-		assert.Equal(t, policy, response.Header.Get("Content-Security-Policy"))
-		assert.Empty(t, response.Header.Get("Access-Control-Allow-Origin"))
+		assert.Equal(t, http.StatusOK, response.status, path)
+		assert.Equal(t, policy, response.header.Get("Content-Security-Policy"))
+		assert.Empty(t, response.header.Get("Access-Control-Allow-Origin"))
 		var text bytes.Buffer
-		_, err := text.ReadFrom(response.Body)
+		_, err := text.ReadFrom(response.body)
 		require.NoError(t, err)
 		for _, found := range addresses.FindAllString(text.String(), -1) {
 			assert.Equal(t, "http://www.w3.org", found, "%s: the name space of SVG alone", path)
 		}
 		assert.NotRegexp(t, `(?i)innerHTML|\son[a-z]+=|<script>|<style|style="`, text.String(), path)
 	}
-	assert.Equal(t, http.StatusNotFound, get(t, s.URL+"/page/..%2fpage.go").StatusCode)
+	assert.Equal(t, http.StatusNotFound, get(t, s.URL+"/page/..%2fpage.go").status)
 }
 
 func TestThePageIsForThisMachineAlone(t *testing.T) {
@@ -183,8 +191,8 @@ func TestThePageIsForThisMachineAlone(t *testing.T) {
 func TestTheStreamTellsWhatTheServiceHas(t *testing.T) {
 	svc := busy(t)
 	response := get(t, serve(t, New(svc, "1.2.3")).URL+"/page/stream")
-	assert.Equal(t, "text/event-stream", response.Header.Get("Content-Type"))
-	from := bufio.NewReader(response.Body)
+	assert.Equal(t, "text/event-stream", response.header.Get("Content-Type"))
+	from := bufio.NewReader(response.body)
 	var seen look
 	var maps atlas
 	var events []event
@@ -281,20 +289,20 @@ func TestAllPagesTogetherCostTheServiceOneLookASecond(t *testing.T) {
 func TestOneMorePageThanThereMayBeIsToldSo(t *testing.T) {
 	p := New(busy(t), "1.2.3")
 	s := serve(t, p)
-	var open []*http.Response
+	var open []answer
 	for range maxPages {
 		open = append(open, get(t, s.URL+"/page/stream"))
-		require.Equal(t, http.StatusOK, open[0].StatusCode)
+		require.Equal(t, http.StatusOK, open[0].status)
 	}
 	for range 500 - maxPages {
 		response := get(t, s.URL+"/page/stream")
-		require.Equal(t, http.StatusServiceUnavailable, response.StatusCode)
-		require.Equal(t, "30", response.Header.Get("Retry-After"))
-		require.NoError(t, response.Body.Close())
+		require.Equal(t, http.StatusServiceUnavailable, response.status)
+		require.Equal(t, "30", response.header.Get("Retry-After"))
+		require.NoError(t, response.body.Close())
 	}
-	require.NoError(t, open[0].Body.Close())
+	require.NoError(t, open[0].body.Close())
 	eventually(t, func() bool { return p.feed.count() < maxPages })
-	assert.Equal(t, http.StatusOK, get(t, s.URL+"/page/stream").StatusCode)
+	assert.Equal(t, http.StatusOK, get(t, s.URL+"/page/stream").status)
 }
 
 func TestAReaderThatNeverReadsIsDropped(t *testing.T) {
@@ -324,7 +332,7 @@ func TestClosingThePageEndsItsStreams(t *testing.T) {
 	response := get(t, serve(t, p).URL+"/page/stream")
 	p.Close()
 	var rest bytes.Buffer
-	_, err := rest.ReadFrom(response.Body)
+	_, err := rest.ReadFrom(response.body)
 	require.NoError(t, err)
 	eventually(t, func() bool { return p.feed.count() == 0 })
 }

@@ -10,7 +10,7 @@ const row = 76;
  * Shows the channels and their members. What stands where depends on who takes part alone. Sessions of one program that take part alike are
  * one node.
  */
-export function showGraph(channels, sessions, rates, holdsUp) {
+export function showGraph(channels, sessions, rates) {
   const shown = channels.slice(0, most);
   const { nodes, edges } = build(shown, sessions);
   layer(nodes, edges);
@@ -40,7 +40,7 @@ export function showGraph(channels, sessions, rates, holdsUp) {
   keyed(area.lastChild, [...nodes.values()], (n) => n.key, createNode, (e, n) => {
     e.style.left = `${n.x}px`;
     e.style.top = `${n.y}px`;
-    if (n.channel) updateChannel(e, n.channel, rates, holdsUp(n.channel));
+    if (n.channel) updateChannel(e, n.channel, rates, n.channel.heldUp);
     else updateGroup(e, n);
   });
   const svg = area.firstChild;
@@ -51,7 +51,7 @@ export function showGraph(channels, sessions, rates, holdsUp) {
     const [x1, y1, x2, y2] = [one.from.x + column, one.from.y + middle(one.from), one.to.x, one.to.y + middle(one.to)];
     const bend = x2 > x1 ? (x2 - x1) / 2 : between; // a way back goes around
     path.setAttribute("d", `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`);
-    path.setAttribute("class", one.to.behind > 0 && one.from.channel && holdsUp(one.from.channel) && one.to.holds.has(one.from.channel.slowest) ? "slow" : "");
+    path.setAttribute("class", one.to.behind > 0 && one.from.channel && one.from.channel.heldUp && one.to.holds.has(one.from.channel.slowest) ? "slow" : "");
   });
 }
 

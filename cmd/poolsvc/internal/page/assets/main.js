@@ -4,7 +4,7 @@ import { Timeline } from "./charts.js";
 import { age, byId, bytes, clock, count, percent, rate, say, who } from "./format.js";
 import { showGraph } from "./graph.js";
 import { redraw, showPools } from "./pools.js";
-import { holdsUp, showChannels, showEvents, showSessions, troubles } from "./tables.js";
+import { isFull, showChannels, showEvents, showSessions, troubles } from "./tables.js";
 
 const bytesChart = new Timeline(byId("bytes-chart"), bytes, true);
 const framesChart = new Timeline(byId("frames-chart"), rate, false);
@@ -13,10 +13,12 @@ let maps = new Map(); // by pool
 let before; // the look before
 let rates = new Map(); // frames a second by channel
 let events = []; // the newest first
+const fullAt = new Map(); // when a channel was last seen full, by channel
 
 function show(look) {
   if (before && before.epoch !== look.epoch) { // another service: ids mean something else
     before = undefined;
+    fullAt.clear();
     bytesChart.clear();
     framesChart.clear();
     maps = new Map();
@@ -24,6 +26,10 @@ function show(look) {
   const sessions = new Map(look.sessions.map((s) => [s.id, s]));
   if (before && look.at > before.at) measure(look);
   before = look;
+  for (const ch of look.channels) {
+    if (isFull(ch)) fullAt.set(ch.id, look.at);
+    ch.heldUp = look.at - (fullAt.get(ch.id) ?? 0) < 5000; // a consumer that is just too slow empties it now and then
+  }
   say(byId("clock"), clock(look.at));
   say(byId("total-sessions"), count(look.count));
   say(byId("total-leases"), count(look.leases));
@@ -34,7 +40,7 @@ function show(look) {
   showPools(look, sessions, maps);
   bytesChart.add(look.at, look.pools.map((p) => [p.id, p.name, p.busy]));
   framesChart.add(look.at, look.channels.map((ch) => [ch.id, ch.name, rates.get(ch.id)]));
-  showGraph(look.channels, sessions, rates, holdsUp);
+  showGraph(look.channels, sessions, rates);
   showChannels(look, sessions, rates);
   showSessions(look, found);
 }
@@ -75,7 +81,7 @@ function cards(look, sessions) {
     const s = sessions.get(slow.slowest);
     const what = slow.mode === "queue" ? `queue ${slow.name}` : s ? s.program : `session ${slow.slowest}`;
     const frames = slow.mode === "queue" ? `${slow.waiting} of ${slow.capacity} frames are not acknowledged` : `${slow.waiting} of ${slow.capacity} frames behind in ${slow.name}`;
-    card("slow", what, `${frames}${holdsUp(slow) ? ", producers wait" : ""}${s ? ` · pid ${s.pid}` : ""}`, holdsUp(slow));
+    card("slow", what, `${frames}${slow.heldUp ? ", producers wait" : ""}${s ? ` · pid ${s.pid}` : ""}`, slow.heldUp);
   } else {
     card("slow", "nobody", look.channels.length ? "consumers have all frames" : "there is no channel");
   }
@@ -86,7 +92,10 @@ function cards(look, sessions) {
 
 // The stream. It ends while the page is hidden, and begins again when it is seen.
 
+const silence = 15000; // milliseconds without a word that are too many
+
 let reader; // of the stream that is read
+let heard = 0; // when something came last
 
 function state(name, text) {
   byId("state").dataset.state = name;
@@ -109,9 +118,14 @@ function take(text) {
     showEvents(events);
     return;
   }
+  heard = Date.now();
   state("live", "live");
   show(message);
 }
+
+setInterval(() => {
+  if (byId("state").dataset.state === "live" && Date.now() - heard > silence) state("lost", `the service has said nothing since ${clock(heard)}`);
+}, 1000);
 
 async function read(signal) {
   const response = await fetch("page/stream", { signal, headers: { Accept: "text/event-stream" } });

@@ -187,11 +187,11 @@ function place(e, t) {
   e.dataset.use = item.use;
   const room = w > 60 && h > 20;
   say(e.firstChild, room ? title(item) : "");
-  say(e.lastChild, room && h > 38 ? bytes(item.bytes) : "");
+  say(e.lastChild, room && h > 38 ? `${item.group ? `${item.use}, ` : ""}${bytes(item.bytes)}` : "");
 }
 
 function title(b) {
-  if (b.group) return `${count(b.blocks)} ${b.use}`;
+  if (b.group) return `${count(b.blocks)} blocks`;
   if (b.use === "free" || b.use === "returning") return b.use;
   return b.name || last.sessions.get(b.session)?.program || `session ${b.session}`;
 }

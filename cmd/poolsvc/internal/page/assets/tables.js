@@ -12,8 +12,8 @@ function cells(row, classes) {
   return row;
 }
 
-/** Whether a consumer holds the producers of a channel up: besides the frames that wait for it, it may have one in hand. */
-export const holdsUp = (ch) => !ch.closed && ch.full === "block" && (ch.mode === "queue" ? ch.waiting >= ch.capacity : ch.waiting > 0 && ch.waiting + 1 >= ch.capacity);
+/** Whether producers of a channel have to wait. Besides the frames that wait for it, a consumer of a broadcast may have one in hand. */
+export const isFull = (ch) => !ch.closed && ch.full === "block" && (ch.mode === "queue" ? ch.waiting >= ch.capacity : ch.waiting > 0 && ch.waiting + 1 >= ch.capacity);
 
 export function showChannels(look, sessions, rates) {
   byId("no-channels").hidden = look.channels.length > 0;
@@ -26,7 +26,7 @@ export function showChannels(look, sessions, rates) {
       const texts = [ch.name, pools.get(ch.pool) ?? "", ch.mode, ch.full, rate(rates.get(ch.id)), count(ch.published), `${ch.waiting} / ${ch.capacity}`,
         slowest ? who(slowest) : ch.slowest ? `session ${ch.slowest}` : "–", count(producers), count(ch.members.length - producers), ch.closed ? "closed" : "open"];
       texts.forEach((text, i) => say(row.children[i], text));
-      row.children[6].classList.toggle("alarm", holdsUp(ch));
+      row.children[6].classList.toggle("alarm", ch.heldUp);
     });
 }
 
@@ -53,9 +53,9 @@ export function troubles(look) {
     for (const m of ch.members) {
       const t = of(m.session);
       t.channels.push(ch.name);
-      if (m.producer && holdsUp(ch)) t.texts.push(`waits for ${sessions.has(ch.slowest) ? who(sessions.get(ch.slowest)) : "consumers"} in ${ch.name}`);
+      if (m.producer && ch.heldUp) t.texts.push(`waits for ${sessions.has(ch.slowest) ? who(sessions.get(ch.slowest)) : "consumers"} in ${ch.name}`);
       if (!m.behind) continue;
-      t.texts.push(`${m.behind} of ${ch.capacity} behind in ${ch.name}${holdsUp(ch) && ch.slowest === m.session ? ", holds its producers up" : ""}`);
+      t.texts.push(`${m.behind} of ${ch.capacity} behind in ${ch.name}${ch.heldUp && ch.slowest === m.session ? ", holds its producers up" : ""}`);
     }
   }
   return out;
