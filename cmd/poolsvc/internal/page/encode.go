@@ -55,7 +55,9 @@ type session struct {
 	Leases  int      `json:"leases"`
 	Bytes   uint64   `json:"bytes"`
 	Ended   bool     `json:"ended,omitempty"`
-	Waits   []uint64 `json:"waits,omitempty"` // pools
+	Wants   []uint64 `json:"wants,omitempty"` // pools in which it finds no room
+	Waits   string   `json:"waits,omitempty"`
+	Waited  float64  `json:"waited,omitempty"`
 }
 
 type channel struct {
@@ -187,8 +189,12 @@ func (e encoder) look(o service.Overview, now time.Time) look {
 	holders := slices.Clone(o.Holders)
 	slices.SortStableFunc(holders, func(a, b service.Holder) int { return cmp.Compare(b.Bytes, a.Bytes) })
 	for _, h := range holders[:min(len(holders), maxSessions)] {
-		l.Sessions = append(l.Sessions, session{ID: h.ID, UID: h.UID, PID: h.PID, Program: display.Printable(h.Program), Age: seconds(now.Sub(h.Began)),
-			Leases: h.Leases, Bytes: h.Bytes, Ended: h.Ended, Waits: h.Waits})
+		one := session{ID: h.ID, UID: h.UID, PID: h.PID, Program: display.Printable(h.Program), Age: seconds(now.Sub(h.Began)), Leases: h.Leases,
+			Bytes: h.Bytes, Ended: h.Ended, Wants: h.Wants}
+		if h.WaitsFor != "" {
+			one.Waits, one.Waited = display.Printable(h.WaitsFor), seconds(now.Sub(h.Since))
+		}
+		l.Sessions = append(l.Sessions, one)
 	}
 	for _, f := range o.Flows {
 		one := channel{ID: f.ID, Name: display.Printable(f.Name), Pool: f.Pool, Mode: string(f.Mode), Full: string(f.Full), Capacity: f.Capacity,

@@ -66,7 +66,7 @@ function card(name, what, more, alarm = false) {
 function cards(look, sessions) {
   const fullest = [...look.pools].sort((a, b) => b.busy / b.max - a.busy / a.max || a.id - b.id)[0];
   if (fullest) {
-    const waits = look.sessions.filter((s) => s.waits?.includes(fullest.id)).length;
+    const waits = look.sessions.filter((s) => s.wants?.includes(fullest.id)).length;
     card("pool", `${fullest.name} · ${percent(fullest.busy, fullest.max)}`, `${bytes(fullest.busy)} of ${bytes(fullest.max)} in use${waits ? `; ${count(waits)} ${waits === 1 ? "session waits" : "sessions wait"} for room` : ""}`,
       fullest.busy >= 0.9 * fullest.max || waits > 0);
   } else {

@@ -43,9 +43,8 @@ export function troubles(look) {
     if (!out.has(id)) out.set(id, { texts: [], channels: [] });
     return out.get(id);
   };
-  const pools = new Map(look.pools.map((p) => [p.id, p.name]));
   for (const s of look.sessions) {
-    for (const p of s.waits ?? []) of(s.id).texts.push(`waits for room in ${pools.get(p) ?? p}`);
+    if (s.waits) of(s.id).texts.push(`waits for ${s.waits}, for ${age(s.waited ?? 0)}`);
     if (s.ended) of(s.id).texts.push("has ended; its process still runs");
   }
   const sessions = new Map(look.sessions.map((s) => [s.id, s]));
