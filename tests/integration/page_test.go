@@ -97,7 +97,7 @@ func (b *browser) shows(format string, args ...any) {
 // httpOf is where a service serves the page.
 func httpOf(t testing.TB, s *rig.Service) string {
 	t.Helper()
-	found := regexp.MustCompile(`serving a page and metrics" address=(\S+)`).FindStringSubmatch(s.Log())
+	found := regexp.MustCompile(`metrics" address=(\S+)`).FindStringSubmatch(s.Log())
 	require.NotNil(t, found, s.Log())
 	return "http://" + found[1]
 }

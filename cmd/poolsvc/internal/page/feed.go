@@ -71,6 +71,11 @@ func (f *feed) join() error {
 	}
 	if !f.running && !f.closed {
 		f.running = true
+		kept := f.newest[mapMessage]
+		f.newest = [messages]message{} // what was is not what is
+		if time.Now().Before(f.due[mapMessage]) {
+			f.newest[mapMessage] = kept // there is no newer one yet
+		}
 		f.done.Go(f.run)
 	}
 	return nil
@@ -108,7 +113,6 @@ func (f *feed) run() {
 		f.mu.Lock()
 		if f.readers == 0 || f.closed {
 			f.running = false
-			f.newest = [messages]message{} // who comes next wants to know what is then
 			f.mu.Unlock()
 			return
 		}

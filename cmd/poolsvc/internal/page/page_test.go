@@ -286,6 +286,36 @@ func TestAllPagesTogetherCostTheServiceOneLookASecond(t *testing.T) {
 	})
 }
 
+func TestAPageThatIsOpenedSoonAfterAnotherHasTheMapThatThereIs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFeed(func(most int) (made [messages][]byte, took time.Duration) {
+			made[lookMessage] = []byte("a look")
+			if most > 0 {
+				made[mapMessage] = []byte("a map of " + time.Now().Format(time.TimeOnly))
+				took = time.Second / 10
+			}
+			return made, took
+		})
+		show := func() (seen [messages]string) {
+			require.NoError(t, f.join())
+			defer f.leave()
+			newest, _ := f.read()
+			for i, one := range newest {
+				seen[i] = string(one.data)
+			}
+			synctest.Wait()
+			return seen
+		}
+		assert.Equal(t, [messages]string{}, show())
+		time.Sleep(10 * time.Second)
+		assert.Equal(t, [messages]string{mapMessage: "a map of 00:00:00"}, show(), "the next is due later")
+		time.Sleep(10 * time.Second)
+		assert.Equal(t, [messages]string{}, show(), "it would be old")
+		synctest.Wait()
+		f.close()
+	})
+}
+
 func TestOneMorePageThanThereMayBeIsToldSo(t *testing.T) {
 	p := New(busy(t), "1.2.3")
 	s := serve(t, p)

@@ -109,7 +109,7 @@ function take(text) {
   if (data === undefined) return;
   const message = JSON.parse(data);
   if (field("event") === "map") {
-    maps = new Map(message.pools.map((p) => [p.id, p]));
+    maps = new Map(message.pools.map((p) => [p.id, { ...p, at: message.at }]));
     redraw();
     return;
   }

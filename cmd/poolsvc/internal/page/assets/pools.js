@@ -1,10 +1,12 @@
 // Pools with their memory maps.
 
-import { age, byId, bytes, count, keyed, make, percent, say, who } from "./format.js";
+import { age, byId, bytes, clock, count, keyed, make, percent, say, who } from "./format.js";
 import { squarify } from "./treemap.js";
 
 const height = 220;
 const smallest = 24; // square pixels that a block must have to be drawn by itself
+
+const old = 3000; // milliseconds: the time of a map that is older is said
 
 const uses = {
   written: "leased to be written",
@@ -123,7 +125,9 @@ function update(e, p, map) {
   keyed(area, shown.tiles, (t) => t.key, tile, place);
   const texts = [];
   if (shown.folded > 0) texts.push(`${count(shown.folded)} small blocks are drawn together, by use and holder.`);
-  if (area.hidden) texts.push("No memory is reserved.");
+  if (p.reserved === 0) texts.push("No memory is reserved.");
+  else if (!map) texts.push("The map comes soon.");
+  else if (last.look.at - map.at > old) texts.push(`This map is from ${clock(map.at)}: with so many blocks it is renewed more rarely.`);
   say(note, texts.join(" "));
   describe(p.id, area);
 }
