@@ -1,1 +1,1 @@
-"""Leases as arrays, and arrays that live in leases."""
+"""Exports leases as arrays, copies arrays into leases, and finds the lease in which an array lives."""

@@ -61,8 +61,8 @@ class ArrayExports:
         element = self._lease_state.description.element
         if not element.in_numpy:
             raise TypeError(
-                f"NumPy has no {element.name} (see dtype_name): to_numpy() copies it as float32, and libraries that "
-                "have it take it by DLPack"
+                f"NumPy has no {element.name} (see dtype_name): copy the elements as float32 by to_numpy(), or use a "
+                "library that has this type, by DLPack"
             )
         return np.dtype(element.typestr)
 

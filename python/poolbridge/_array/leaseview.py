@@ -24,7 +24,10 @@ class LeaseView(ArrayExports):
     def __init__(self, state: LeaseState, *, legacy: bool = False, device: str | None = None) -> None:
         pool = state.memory.pool
         if device not in {None, pool.device_name} and not (device == "cpu" and pool.on_cpu):
-            raise InvalidArgumentError(f"memory of {pool.device_name} cannot be seen from {device!r} in place")
+            raise InvalidArgumentError(
+                f"memory of {pool.device_name} cannot be used as memory of {device!r} in place: leave out device=, or "
+                "copy"
+            )
         self._lease_state = state
         self._token = Token(state)
         self._legacy = legacy
@@ -102,7 +105,7 @@ def cuda_array_interface(state: LeaseState) -> dict[str, Any]:
     state.check_usable()
     description = state.description
     if state.memory.pool.device[0] != _dlpack.CUDA:
-        raise AttributeError("__cuda_array_interface__ is for memory that a GPU reaches, and this is not")
+        raise AttributeError("__cuda_array_interface__ is for memory that a GPU reaches, and no GPU reaches this")
     if not description.element.in_numpy:
         # Not an AttributeError, which would say that the memory is not a GPU's.
         raise UnsupportedError(f"__cuda_array_interface__ has no {description.element.name}: use DLPack")

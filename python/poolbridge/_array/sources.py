@@ -117,8 +117,8 @@ def _numpy_array(given: Any) -> np.ndarray[Any, Any]:
         return np.asarray(memoryview(given))
     except TypeError:
         raise InvalidArgumentError(
-            f"a {type(given).__name__} is no array: expected a lease, or an array of NumPy or of a library that speaks "
-            "DLPack; publish several one by one, or make one of them first, for example by numpy.stack"
+            f"a {type(given).__name__} is no array: expected a lease, or an array of NumPy or of a library that has "
+            "DLPack; publish several arrays one by one, or join them first, for example by numpy.stack"
         ) from None
 
 

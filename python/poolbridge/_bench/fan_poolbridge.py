@@ -12,7 +12,7 @@ from poolbridge._bench.fan import Fan, put_number
 from poolbridge._session.membership import NATIVE
 
 _TIMEOUT = 60.0
-_SPIN = 10.0  # seconds: longer than frames are apart
+_SPIN = 10.0  # seconds: longer than the time between two frames
 
 
 class ChannelFan(Fan):

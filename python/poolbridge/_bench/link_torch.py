@@ -25,7 +25,7 @@ class TorchLink(InTurn):
 
     def __init__(self, context: SpawnContext, nbytes: int, depth: int) -> None:
         super().__init__(context, nbytes, depth)
-        # Importing torch.multiprocessing teaches the queues of multiprocessing to share tensors.
+        # The import of torch.multiprocessing makes the queues of multiprocessing share tensors.
         import torch.multiprocessing
 
         self._queue: Any = torch.multiprocessing.get_context("spawn").Queue(depth)

@@ -264,7 +264,7 @@ class AsyncClient(AsyncLists, ClientState):
             timeout=timeout,
         )
 
-    # The end
+    # Closing
 
     async def close(self) -> None:
         """Close the connection. Its leases and subscriptions end. Idempotent. See `Client.close`."""
@@ -292,8 +292,8 @@ class AsyncClient(AsyncLists, ClientState):
 
     def __reduce__(self) -> Never:
         raise TypeError(
-            "an AsyncClient cannot be pickled, as connecting again has to be awaited: send its path, and there "
-            "`await poolbridge.connect_async(path)`"
+            "an AsyncClient cannot be pickled, because connecting has to be awaited: send its path to the other "
+            "process, and `await poolbridge.connect_async(path)` there"
         )
 
     def __del__(self) -> None:
@@ -302,7 +302,7 @@ class AsyncClient(AsyncLists, ClientState):
         self._warn_unclosed()
         self._session.close_when_unused()
 
-    # Inside
+    # Internals
 
     def _end(self) -> None:
         self._session.close()

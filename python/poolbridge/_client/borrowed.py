@@ -96,7 +96,9 @@ class BaseBorrowedArrays(ABC):
         if state.memory.pool.device[0] == _dlpack.CPU:
             _order.before_cpu(state)
         elif self._stream is None:
-            raise InvalidArgumentError(f"arrays of {state.memory.pool.device_name} need the stream= that uses them")
+            raise InvalidArgumentError(
+                f"arrays of memory of {state.memory.pool.device_name} need stream=, the stream that uses them"
+            )
         else:
             _order.name_stream(state, self._stream)
             if self._follower is None:
@@ -170,7 +172,7 @@ class BaseBorrowedArrays(ABC):
     @property
     def _current(self) -> _native.Frame:
         if self._frame is None:
-            raise InvalidArgumentError("there is no frame: none was asked for yet, or it was let go of")
+            raise InvalidArgumentError("there is no frame: ask for the next array first")
         return self._frame
 
     @property

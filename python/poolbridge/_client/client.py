@@ -559,7 +559,7 @@ class Client(Lists, ClientState):
         )
         return Subscription(self._run, opened, self._run(flow), ack)
 
-    # The end
+    # Closing
 
     def close(self) -> None:
         """Close the connection. Its leases and subscriptions end. Idempotent.
@@ -592,7 +592,7 @@ class Client(Lists, ClientState):
         self._warn_unclosed()
         self._reader.background(self._session.close_when_unused)
 
-    # Inside
+    # Internals
 
     def _pool(self, pool: Pool | str | None) -> Pool:
         found = self._find_pool(pool)

@@ -113,7 +113,7 @@ class ClientState:
         if pool is not None:
             return self._pools.get(pool, pool)
         if self._default_pool is None:
-            raise InvalidArgumentError("no pool: create or open one first, or name one")
+            raise InvalidArgumentError("there is no default pool: create or open one first, or pass pool=")
         return self._default_pool
 
     def _channel_pool(self, info: _messages.Channel) -> str:
@@ -140,7 +140,7 @@ def explained(path: str) -> Iterator[None]:
             f"{error}; this client is of poolbridge {release()} and speaks version {VERSION}: {USE_ONE_VERSION}"
         ) from error
     except ServiceStalledError as error:
-        raise ServiceStalledError(f"the service at {path} accepted and does not answer") from error
+        raise ServiceStalledError(f"the service at {path} accepted the connection and does not answer") from error
     except ConnectionLostError as error:
         raise ConnectionLostError(f"the service at {path} closed the connection at once: {error}") from error
 

@@ -106,7 +106,9 @@ def _again(path: str, timeout: float, device: int | str | None, pool: str | None
     """Connect as a client that is being unpickled."""
     client = connect(path, timeout=timeout, device=device)
     if client.epoch != epoch:
-        LOG.warning("the service at %s is another one than when the client was pickled: what that had is gone", path)
+        LOG.warning(
+            "the service at %s is another one than when the client was pickled: its pools and names are gone", path
+        )
     if pool is not None:
         try:
             client.open_pool(pool)

@@ -82,7 +82,7 @@ def check_name(name: str, what: str) -> str:
     try:
         size = len(name.encode())
     except (UnicodeEncodeError, AttributeError):
-        raise InvalidArgumentError(f"the {what} name {shown(name)} is no valid text") from None
+        raise InvalidArgumentError(f"the {what} name {shown(name)} is no text, or no valid UTF-8") from None
     if not 1 <= size <= MAX_NAME:
         raise InvalidArgumentError(f"the {what} name {shown(name)} has {size} bytes: expected 1 to {MAX_NAME}")
     if _CONTROL.search(name):
@@ -367,9 +367,9 @@ def publish(
     state.check_usable()
     check_name(name, "buffer")
     if not state.write:
-        raise InvalidArgumentError(f"lease {state.grant.id} is a read lease: publish one that you may write")
+        raise InvalidArgumentError(f"lease {state.grant.id} is a read lease: publish a write lease")
     if not fence and event is None:
-        raise InvalidArgumentError("fence=False needs an event=: something has to say when the content is complete")
+        raise InvalidArgumentError("fence=False needs event=: readers have to know when the content is complete")
     mark = None if event is None else local_event(state, event)
     # A service without timelines does not know events either. Then `ready` waits for the work.
     alone = not fence and _timelines.FEATURE in state.session.core.features

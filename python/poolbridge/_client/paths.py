@@ -65,8 +65,8 @@ def dial(path: str) -> socket.socket | None:
         sock.close()
         raise AccessDeniedError(
             f"user {os.getuid()} may not connect to {path!r}: {error.strerror}. Start the service with --mode 0660, "
-            "for a group, or --mode 0666, for all, its socket in a folder that this user may enter, and make pools "
-            f"with uids=[{os.getuid()}] or gids=[…] (`--pool …,uid={os.getuid()}`) for it"
+            "for its group, or --mode 0666, for all users, and with its socket in a folder that this user may enter. "
+            f"Make pools for this user, with uids=[{os.getuid()}] or gids=[…] (`--pool …,uid={os.getuid()}`)"
         ) from error
     except OSError as error:
         sock.close()
@@ -83,13 +83,13 @@ def _not_running(path: str, error: OSError) -> str:
     if error.errno != errno.ECONNREFUSED:
         what = "no socket is there"
     elif Path(path).is_socket():
-        what = "a socket is there, but nobody listens"
+        what = "there is a socket, but nobody listens"
     else:
-        what = "what is there is no socket"
+        what = "the file there is no socket"
     return (
-        f"the poolbridge service is not running: looked at {path!r} ({what}). Start it with `poolsvc serve`, have this "
-        "program start one by connect(start=True), or poolbridge.serve() for one of its own, or set POOLBRIDGE_SOCKET "
-        "to the socket of a running one"
+        f"the poolbridge service is not running: looked at {path!r} ({what}). Start it with `poolsvc serve`; or let "
+        "this program start one, by connect(start=True) or poolbridge.serve(); or set POOLBRIDGE_SOCKET to the socket "
+        "of a running service"
     )
 
 

@@ -80,7 +80,7 @@ class BasePublisher(ABC):
         """Return the array that is on loan, or one of a lease that came back; None if the service has to be asked."""
         self._begin(timeout)
         shelf = self._shelf
-        loan = tuple(shelf.loan)  # in one step: another thread may end it
+        loan = tuple(shelf.loan)  # copied in one step: another thread may end the loan
         if loan:
             return loan[0].array
         if self._session.collect_for(shelf) <= 1 + shelf.extra and shelf.wanting:
@@ -287,7 +287,7 @@ class _LoanSending(Sending):
 
     def _try(self, seconds: float | None) -> Any:
         if not self._spare.owned:
-            raise ClosedError(f"channel {self.producer.channel.nm!r} was left")
+            raise ClosedError(f"this client has left channel {self.producer.channel.nm!r}")
         return _publish(self.producer, self._spare, self._described, self._texts, seconds)
 
     def _note(self) -> None:

@@ -71,7 +71,7 @@ class Service:
         """
         with self._lock:
             if self._process is not None:
-                raise InvalidArgumentError("this service was started already: make one more by poolbridge.serve()")
+                raise InvalidArgumentError("this service was started already: make another one by poolbridge.serve()")
             # The service polls this pidfd. It becomes readable when this process ends.
             end = os.pidfd_open(os.getpid())
             try:
@@ -130,7 +130,9 @@ class Service:
 
     def _started(self) -> Process:
         if self._process is None:
-            raise ServiceNotRunningError("the service was not started yet: `with poolbridge.serve() as service:`")
+            raise ServiceNotRunningError(
+                "the service was not started yet: use `with poolbridge.serve() as service:`, or call start()"
+            )
         return self._process
 
     def __enter__(self) -> Self:

@@ -91,7 +91,7 @@ class VirtualBlock:
         except BaseException as error:
             _cuda.call("cuMemAddressFree", address, self._size)
             if isinstance(error, DriverError):
-                raise InvalidArgumentError(f"{self._size} bytes cannot be mapped of this block: {error}") from error
+                raise InvalidArgumentError(f"{self._size} bytes of this block cannot be mapped: {error}") from error
             raise
         return address
 
@@ -314,12 +314,12 @@ def _open_handle(ordinal: int, handle: bytes, own: Any) -> int:
         result, address = driver.cuIpcOpenMemHandle(boxed, lazy)
     if result == results.CUDA_ERROR_INVALID_HANDLE and own is not None and _opens_in_primary(ordinal, handle):
         raise SecondContextError(
-            "the driver opens no legacy handle in a second context while memory of the same block is open in the "
-            f"primary one of the device: close it there, or leave own_context out ({result.name})"
+            "the driver does not open a legacy handle in a second context while memory of the same block is open in "
+            f"the device's primary context: close it there, or leave own_context out ({result.name})"
         )
     if result == results.CUDA_ERROR_INVALID_HANDLE:
         raise OwnerDiedError(
-            f"the process that owns the memory is gone: its legacy handle is good only while it lives ({result.name})"
+            f"the process that owns the memory is gone: its legacy handle is valid only while it lives ({result.name})"
         )
     if result == results.CUDA_ERROR_INVALID_CONTEXT:
         raise UnavailableError(

@@ -66,7 +66,7 @@ class LegacyHandle:
         if len(self.handle) != HANDLE_BYTES:
             raise InvalidArgumentError(f"a legacy handle has {HANDLE_BYTES} bytes, got {len(self.handle)}")
         if self.offset < 0 or self.offset >= 2**64:
-            raise InvalidArgumentError(f"an offset lies between 0 and 2**64-1, not at {self.offset}")
+            raise InvalidArgumentError(f"an offset is from 0 to 2**64-1, got {self.offset}")
 
     def __bytes__(self) -> bytes:
         """Return 72 bytes: the driver's 64, and the offset as 8 bytes, little-endian."""
@@ -331,7 +331,7 @@ class OpenedMemory:
             raise BufferError("NumPy cannot reach memory of a GPU in place: copy it by to_numpy()")
         target = self.__dlpack_device__() if dl_device is None or dl_device is ... else tuple(dl_device)
         if copy or target != self.__dlpack_device__():
-            raise BufferError("memory that was opened by its handle is exported in place only")
+            raise BufferError("memory opened by its handle can be exported in place only: copy it by to_numpy()")
         array = np.asarray(_Pointing(self, self._interface()))
         versioned = max_version is not None and max_version[0] >= 1
         return _dlpack.make_capsule(array, self._element, self.__dlpack_device__(), versioned=versioned)

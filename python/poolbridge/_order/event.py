@@ -45,7 +45,7 @@ class Event:
     def __init__(self, ordinal: int, handle: bytes, number: int, owner: object = None) -> None:
         self.ipc_handle = handle
         self._ordinal = ordinal
-        self._number = number  # of the driver; 0: closed, or the owner's
+        self._number = number  # the driver's handle; 0 if the event is closed, or another library has it
         self._owner = owner
 
     @property
@@ -235,7 +235,7 @@ def _export(ordinal: int, number: int) -> bytes:
         result, handle = driver.cuIpcGetEventHandle(number)
     if result == driver.CUresult.CUDA_ERROR_INVALID_HANDLE:
         raise InvalidArgumentError(
-            "the event was not made by this process for others: make it with client.event(), with cuda.core's "
+            "the event is no interprocess event of this process: make it with client.event(), with cuda.core's "
             "EventOptions(ipc_enabled=True), or with interprocess=True in CuPy and PyTorch"
         )
     if result != driver.CUresult.CUDA_SUCCESS:
@@ -267,11 +267,11 @@ def open_event(ordinal: int, handle: bytes) -> Event:
     if result == results.CUDA_ERROR_MAP_FAILED:
         raise EventUnavailableError(
             "the interprocess event cannot be opened: the process that made it is of another user, sees "
-            "another /dev/shm (as in another container), or is gone. Fences work there: have it publish with one "
-            f"({result.name})"
+            "another /dev/shm (as in another container), or is gone. Fences work there: publish with a fence in that "
+            f"process ({result.name})"
         )
     if result == results.CUDA_ERROR_INVALID_CONTEXT:
-        raise EventUnavailableError(f"the event was made by this process, which has let go of it ({result.name})")
+        raise EventUnavailableError(f"the event was made by this process, which has destroyed it ({result.name})")
     if result != results.CUDA_SUCCESS:
         raise DriverError(f"cuIpcOpenEventHandle: {result.name}")
     return Event(ordinal, handle, int(number))

@@ -184,7 +184,7 @@ def wait(state: Held, seconds: float | None = None) -> None:
         if page is None or page.wait(fence.wd, fence.v, max(deadline - time.monotonic(), 0)):
             continue
         raise WaitTimeoutError(
-            f"buffer {state.grant.bf} is not ready after {limit:g} s: the work of another process on it goes on"
+            f"buffer {state.grant.bf} is not ready after {limit:g} s: another process still works on it"
         )
     _unreached(state)
     event = _lone_event(state)

@@ -163,7 +163,7 @@ class Pages:
             if page is None:
                 page = self._pages[key] = Page(fd, write=write)
             elif write:
-                raise ProtocolError(f"timeline {timeline} is this session's own, and another one has it already")
+                raise ProtocolError(f"timeline {timeline} is this session's own, and another session has it already")
             else:
                 page.count += 1
         return page

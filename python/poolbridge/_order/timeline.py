@@ -207,4 +207,7 @@ class Timeline:
                 old.key = key
                 self._words[key] = old
                 return old
-        raise PoolLimitError(f"{WORDS} streams and promises are at work at a time; a timeline has no more words")
+        raise PoolLimitError(
+            f"{WORDS} streams and promises are at work, and a timeline has no more words: complete promises, or wait "
+            "for streams"
+        )

@@ -372,7 +372,7 @@ class Consumer(Membership):
             if isinstance(got, NATIVE.Frame):
                 self._let_go(got.number, back=self.queue)
 
-    # The end
+    # Closing
 
     def lose(self, error: PoolbridgeError | None) -> None:
         """Note that no frame will come any more; `error` says why, None: channel or subscription was closed."""

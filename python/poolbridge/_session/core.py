@@ -108,7 +108,7 @@ class Core:
         self._all_issued = False  # whether every request number was used once
         self._answered: deque[tuple[Any, type[Reply]]] = deque(maxlen=_REMEMBERED)
 
-    # Out
+    # Sending
 
     def start(self, request: Request, reply_type: type[Reply], on_done: Callable[[], object]) -> Call:
         """Put a request that has a reply into the outbox.
@@ -187,7 +187,7 @@ class Core:
             if self._number not in self._calls:
                 return self._number
 
-    # In
+    # Receiving
 
     def receive(self, data: bytes, descriptors: Descriptors) -> list[SessionBlock]:
         """Process one packet from the service. Descriptors that are not needed are closed.
@@ -385,7 +385,7 @@ class Core:
             raise ProtocolError(f"lease {grant.id} contradicts what is known of block {grant.bl}")
         block.leases += 1
 
-    # The end
+    # Closing
 
     def lose(self, error: PoolbridgeError) -> None:
         """Fail every request that waits, because the connection is gone."""

@@ -102,7 +102,7 @@ class Membership(ABC):
         """Raise the error of a member that the service has evicted, which it does when a session ends."""
         yield from hear(self.session, lambda: False, _END_SECONDS)
         self.session.check_usable()
-        raise ConnectionLostError(f"the service has ended this client's part in channel {self.channel.nm!r}")
+        raise ConnectionLostError(f"the service has removed this client from channel {self.channel.nm!r}")
 
     def destroyed(self) -> ClosedError:
         """Make the error of a channel that is gone."""

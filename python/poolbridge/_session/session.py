@@ -85,8 +85,8 @@ class Session(SessionMembers):
         """
         if _process.pid != self.pid:
             raise ForkError(
-                f"this client belongs to process {self.pid}; after a fork, and best after spawn or exec, "
-                "connect again in the child"
+                f"this client belongs to process {self.pid}, and this is a forked child: connect again in the child, "
+                "and better start it by spawn or exec"
             )
         if self.ended is not None:
             raise type(self.ended)(str(self.ended))
@@ -132,7 +132,7 @@ class Session(SessionMembers):
         try:
             if not self.transport.send(outbox):
                 if len(outbox) > _OUTBOX_MAX:
-                    raise ConnectionLostError(f"the service has not taken {len(outbox)} packets: given up")
+                    raise ConnectionLostError(f"the service reads no packets, and {len(outbox)} wait to be sent")
                 if self._driver is not None:
                     self._driver.want_write()
         except ConnectionLostError:
@@ -375,7 +375,7 @@ class Session(SessionMembers):
                 if state is not None and state.grant.bf in notice.bf:
                     state.lost = True
 
-    # The end
+    # Closing
 
     def lose(self, error: PoolbridgeError) -> None:
         """End the session because the connection failed. Leases that are alive keep their memory mapped.

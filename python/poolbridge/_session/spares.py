@@ -354,7 +354,7 @@ class Spares:
             return None
         lenders = [
             producer
-            for producer in list(self._session.producers.values())  # lists: other threads publish and open channels
+            for producer in list(self._session.producers.values())  # copies: other threads publish and open channels
             if producer.channel.pl == pool
             and any(
                 spare.shelf is shelf and spare.reusable and spare.grant.n == nbytes
@@ -374,7 +374,7 @@ class Spares:
             self.watch()
 
     def asked(self, asking: Asking) -> None:
-        """End what `ask` began."""
+        """Undo `ask`, because the allocation does not wait any more."""
         self._asking.discard(asking)
 
     def put(self, spare: Spare) -> None:
@@ -459,7 +459,7 @@ class Spares:
         self._shelves.clear()
         self._bell.set()
 
-    # Inside
+    # Internals
 
     def _is_used(self, pool: int, now: float) -> bool:
         return now - self._used.get(pool, 0) < _IDLE and not self._is_wanted(pool)

@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", help="the GPU to work on, where it is not the one that has the memory")
     options = parser.parse_args(arguments)
     worker = Worker(options.socket, options.device)
-    warnings.simplefilter("ignore", poolbridge.ReadOnlyWarning)  # the tasks write only what they lease for that
+    warnings.simplefilter("ignore", poolbridge.ReadOnlyWarning)  # the tasks write only what they lease for writing
     # Libraries may print to standard output, which only answers may use: let them print to standard error.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
