@@ -243,8 +243,13 @@ class ArrayExports:
     def memoryview(self) -> memoryview:
         """Make a memoryview of the elements, in place; memory of the CPU only. ``bfloat16`` appears as ``uint16``.
 
-        ``memoryview(lease)`` is a `TypeError`: a lease has no buffer protocol, since NumPy would prefer it to
-        ``__array__``, which knows every dtype and ends the writing of arrays when the lease is published.
+        ``memoryview(lease)`` raises `TypeError`. A lease has no buffer protocol, because NumPy would use it instead of
+        ``__array__``, which knows every dtype and makes arrays read-only when the lease is published.
+
+        Returns
+        -------
+        memoryview
+            A view of the lease's shape, read-only if the lease is.
 
         Raises
         ------

@@ -196,7 +196,13 @@ class Client(Lists, ClientState):
         return self._run(_operations.stats())
 
     def pools(self) -> list[Pool]:
-        """List the pools that this user may use or destroy; `stats` also says how much of each is in use."""
+        """List the pools that this user may use or destroy; `stats` also says how much of each is in use.
+
+        Returns
+        -------
+        list of Pool
+            The pools.
+        """
         return [of.pool for of in self.stats().pools]
 
     # Buffers

@@ -363,19 +363,42 @@ class Lists:
 
         A list is sent page by page. It may lack sessions that begin or end meanwhile; that holds for `channels`,
         `names` and `buffers`, too.
+
+        Returns
+        -------
+        list of SessionInfo
+            The sessions.
         """
         return self._run(_sessions())
 
     def channels(self) -> list[ChannelInfo]:
-        """List the channels that this user may use. The service's own user gets all channels."""
+        """List the channels that this user may use. The service's own user gets all channels.
+
+        Returns
+        -------
+        list of ChannelInfo
+            The channels.
+        """
         return self._run(_channels())
 
     def names(self) -> list[NameInfo]:
-        """List the names of buffers that this user may lease. The service's own user gets all names."""
+        """List the names of buffers that this user may lease. The service's own user gets all names.
+
+        Returns
+        -------
+        list of NameInfo
+            The names.
+        """
         return self._run(_names())
 
     def buffers(self) -> list[BufferInfo]:
-        """List the buffers of pools that this user may use. The service's own user gets all buffers."""
+        """List the buffers of pools that this user may use. The service's own user gets all buffers.
+
+        Returns
+        -------
+        list of BufferInfo
+            The buffers.
+        """
         return self._run(_buffers())
 
     def leases(self) -> list[LeaseInfo]:

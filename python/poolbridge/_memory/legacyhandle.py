@@ -277,7 +277,7 @@ class OpenedMemory:
         return self.size * self._element.itemsize
 
     def view(self, *, legacy: bool = False) -> Self:  # noqa: ARG002
-        """Give itself: it is a view already, and may be written; `legacy` changes nothing."""
+        """Return this object, which can be used like a view of a lease. `legacy` makes no difference."""
         return self
 
     @property
@@ -319,6 +319,13 @@ class OpenedMemory:
         copy: bool | None = None,
     ) -> object:
         """Export the memory as a DLPack capsule, in place. Libraries call it in ``from_dlpack``.
+
+        The parameters are those of `BaseLease`. The memory is not ordered with any stream.
+
+        Returns
+        -------
+        PyCapsule
+            A capsule that keeps the memory open.
 
         Raises
         ------
