@@ -22,7 +22,7 @@ Another process uses the same memory::
 A `Channel` carries a stream of buffers from producers to consumers::
 
     channel = client.create_channel("camera")  # in the producer
-    channel.publish(lease)
+    channel.publish(np.ones((480, 640), "float32"))
     for frame in client.subscribe("camera"):  # in each consumer
         print(np.asarray(frame).mean())
 
