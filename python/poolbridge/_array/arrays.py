@@ -17,6 +17,8 @@ from poolbridge._session.lease_state import LeaseState, Token
 from poolbridge._sys.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from typing_extensions import CapsuleType
+
     from poolbridge._sys.literals import Kind
 
 
@@ -114,7 +116,7 @@ class ArrayExports:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | EllipsisType | None = ...,
         copy: bool | None = None,
-    ) -> object:
+    ) -> CapsuleType:
         """Export the tensor as a DLPack capsule, as the array API standard says. Libraries call it in ``from_dlpack``.
 
         Parameters

@@ -11,12 +11,15 @@ import ctypes
 import sys
 from collections.abc import Iterable
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from poolbridge._memory.tensor import ELEMENT_TYPES, ElementType, c_strides
 from poolbridge._sys.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from typing_extensions import CapsuleType
 
 CPU: Final = 1
 CUDA: Final = 2
@@ -87,7 +90,7 @@ def make_capsule(
     *,
     versioned: bool,
     copied: bool = False,
-) -> object:
+) -> CapsuleType:
     """Make a capsule of an array.
 
     Parameters
@@ -109,7 +112,7 @@ def make_capsule(
     BufferError
         The array is read-only and the capsule is a legacy one.
     """
-    capsule: object = array.__dlpack__(max_version=(1, 0)) if versioned else array.__dlpack__()
+    capsule = array.__dlpack__(max_version=(1, 0)) if versioned else array.__dlpack__()
     if element.in_numpy and device[0] == CPU and not copied and array.size:
         return capsule
     if versioned:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import EllipsisType, TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from poolbridge._memory import dlpack as _dlpack
 from poolbridge._memory import kind_gpu as _kind_gpu
 from poolbridge._memory import tensor as _tensor
 from poolbridge._sys.errors import InvalidArgumentError, LeaseReleasedError
+
+if TYPE_CHECKING:
+    from typing_extensions import CapsuleType
 
 HANDLE_BYTES: Final = 64
 OFFSET_BYTES: Final = 8
@@ -317,7 +320,7 @@ class OpenedMemory:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | EllipsisType | None = ...,
         copy: bool | None = None,
-    ) -> object:
+    ) -> CapsuleType:
         """Export the memory as a DLPack capsule, in place. Libraries call it in ``from_dlpack``.
 
         The parameters are those of `BaseLease`. The memory is not ordered with any stream.
