@@ -12,7 +12,7 @@ GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
 ACTIONLINT_VERSION := v1.7.12
 ACTIONLINT := build/tools/actionlint-$(ACTIONLINT_VERSION)
 
-.PHONY: help build venv verify verify-simulated test test-simcuda test-go test-model test-python test-integration test-deploy test-aarch64 native-test simcuda ptx generate lint fuzz bench dist test-dist gpu-bundle clean FORCE
+.PHONY: help build venv verify verify-simulated test test-simcuda test-go test-model test-python test-integration test-deploy test-aarch64 native-test simcuda ptx generate lint fuzz bench dist test-dist docs gpu-bundle clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -39,6 +39,20 @@ dist: ## build what is published, in the folder dist: the source package, wheels
 
 test-dist: dist ## install the wheel into a fresh environment and do the main job there, without Go and a compiler
 	release/check $(PYTHON)
+
+# Only where the site is built does the environment get what that needs besides.
+$(VENV)/docs: $(VENV)/installed
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@
+
+GO_REFERENCE := bridge mempool mempool/service cuda
+
+docs: $(VENV)/docs ## build the documentation site in build/docs/html; a dead link or an undocumented public name is an error
+	rm -rf build/docs
+	$(GO) run ./docs/site/godoc -out build/docs/source/go $(GO_REFERENCE)
+	$(PY) docs/site/sources.py build/docs/source
+	$(PY) -m sphinx --quiet --fail-on-warning -c docs/site build/docs/source build/docs/html
+	@echo "open build/docs/html/index.html"
 
 verify: bin/poolsvc $(VENV)/installed ## do the main job, on the GPU where there is one
 	bin/poolsvc verify --python $(PY)

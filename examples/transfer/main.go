@@ -21,7 +21,7 @@ func main() {
 }
 
 func transfer(ctx context.Context, kind mempool.Kind) error {
-	// README: begin
+	// guide: begin
 	client, err := bridge.Dial(ctx, bridge.DefaultSocket())
 	if err != nil {
 		return err
@@ -40,5 +40,5 @@ func transfer(ctx context.Context, kind mempool.Kind) error {
 		return err
 	}
 	return lease.Publish(ctx, mempool.Publication{Name: "weights", Keep: true, Replace: true}) // outlives this program
-	// README: end
+	// guide: end
 }

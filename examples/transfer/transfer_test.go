@@ -26,20 +26,20 @@ func TestAnArrayGoesFromGoToPython(t *testing.T) {
 	}
 }
 
-// The README shows these programs: what it shows is what is tested.
-func TestTheREADMEShowsTheseLines(t *testing.T) {
-	readme, err := os.ReadFile("../../README.md")
+// The guide shows these programs: what it shows is what is tested.
+func TestTheGuideShowsTheseLines(t *testing.T) {
+	guide, err := os.ReadFile("../../docs/first-array.md")
 	require.NoError(t, err)
 	for _, file := range []string{"main.go", "consumer.py"} {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
-		_, lines, found := strings.Cut(string(text), "README: begin\n")
+		_, lines, found := strings.Cut(string(text), "guide: begin\n")
 		require.True(t, found)
-		lines, _, found = strings.Cut(lines, "README: end")
+		lines, _, found = strings.Cut(lines, "guide: end")
 		require.True(t, found)
 		for line := range strings.Lines(lines) {
 			if code := strings.TrimSpace(line); code != "" && code != "//" && code != "#" {
-				assert.Contains(t, string(readme), code, "of %s", file)
+				assert.Contains(t, string(guide), code, "of %s", file)
 			}
 		}
 	}

@@ -1,16 +1,25 @@
-"""The programs of README that have a service of their own run as they stand there."""
+"""Every block of README and of the guide does what it says: no block is left out, and every error has its section."""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
-from realservice import POOLSVC
+from realservice import POOLSVC, RealService
 
-README = Path(__file__).parents[2] / "README.md"
+import poolbridge
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = [README, *(ROOT / "docs" / f"{name}.md" for name in (
+    "index", "install", "first-array", "streaming", "gpu-order", "pools", "troubleshooting"
+))]  # fmt: skip
 
 pytestmark = [
     pytest.mark.skipif(not README.is_file(), reason="not in a checkout"),
@@ -18,34 +27,231 @@ pytestmark = [
 ]
 
 
-def block(words):
-    """Give the one block of Python that has these words."""
-    blocks = [part.partition("```")[0] for part in README.read_text().split("```python\n")[1:]]
-    (found,) = [one for one in blocks if words in one]
+def blocks(*languages):
+    """Give the blocks of all pages: the page, and the text; of these languages, or with its language, of all others."""
+    every = [
+        (page.name, language, text)
+        for page in PAGES
+        for language, text in re.findall(r"^ *```(\w*)\n(.*?)^ *```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    ]
+    if languages:
+        return [(page, text) for page, language, text in every if language in languages]
+    return every
+
+
+def test_every_block_is_of_a_language_that_has_a_test():
+    # TestEveryDocumentedBlockOfGoCompiles in tests/integration has those of Go.
+    assert {language for _, language, _ in blocks()} == {"python", "go", "sh"}
+
+
+# Python
+
+ALONE = "runs, with no service before it"
+SERVED = "runs, beside a service"
+PYTEST = "is a test"
+TYPED = "is type-checked"
+LOOP = "is type-checked; TestEveryDocumentedLoopSeesEveryFrameAndEnds in tests/integration runs it"
+HOW = {  # by the page, and words that one block of it has alone: what happens with it, and what it then prints
+    ("README.md", '"weights"'): (ALONE, "[[0. 1. 2.]"),
+    ("README.md", '"video"'): (ALONE, "3 2.0"),
+    ("first-array.md", "poolbridge.serve("): (ALONE, "[3. 4. 5.]"),
+    ("first-array.md", "service_pid"): (ALONE, ""),
+    ("first-array.md", "poolbridge_client"): (PYTEST, "1 passed"),
+    ("first-array.md", '"image"'): (ALONE, "307200.0"),
+    ("first-array.md", "library.from_dlpack(lease)"): (TYPED, ""),
+    ("streaming.md", 'mode="broadcast"'): (SERVED, ""),
+    ("streaming.md", "# every consumer"): (LOOP, ""),
+    ("streaming.md", "# every worker"): (LOOP, ""),
+    ("streaming.md", "channel.publisher("): (SERVED, ""),
+    ("gpu-order.md", "channel.publish(lease)"): (TYPED, ""),
+    ("gpu-order.md", "lease.used_on("): (TYPED, ""),
+    ("pools.md", "multiprocessing"): (ALONE, "15.0"),
+    ("pools.md", "too late"): (ALONE, "Connect again"),
+}
+
+NAMES = """\
+from typing import Any
+import cupy
+import numpy as library
+import torch
+import poolbridge
+client: poolbridge.Client
+channel: poolbridge.Channel
+lease: poolbridge.Lease
+"""
+
+
+def of(page, words):
+    """Give the one block of Python of a page that has these words."""
+    (found,) = [text for name, text in blocks("python") if name == page and words in text]
     return found
 
 
-def run(folder, text, *command):
-    path = folder / "test_documented_program.py"
-    path.write_text(text)
-    environment = os.environ | {
-        "POOLBRIDGE_POOLSVC": POOLSVC,
-        "POOLBRIDGE_SOCKET": str(folder / "run" / "s.sock"),
-    }
+def test_every_block_of_python_is_run_or_checked():
+    assert sorted(blocks("python")) == sorted((page, of(page, words)) for page, words in HOW)
+
+
+@pytest.mark.parametrize(("page", "words"), [key for key, (how, _) in HOW.items() if how in {ALONE, SERVED, PYTEST}])
+def test_a_documented_program_runs(page, words, tmp_path):
+    how, output = HOW[page, words]
+    path = tmp_path / "test_documented_program.py"
+    path.write_text(of(page, words))
+    socket = tmp_path / "run" / "s.sock"
+    environment = os.environ | {"POOLBRIDGE_POOLSVC": POOLSVC, "POOLBRIDGE_SOCKET": str(socket)}
+    options = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if how == PYTEST else []
+    service = None
+    if how == SERVED:
+        socket.parent.mkdir(mode=0o700)
+        service = RealService(str(socket))
+    try:
+        done = subprocess.run(
+            [sys.executable, *options, str(path)],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+    finally:
+        if service is not None:
+            service.close()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert output in done.stdout
+
+
+def test_documented_programs_that_want_a_gpu_have_the_right_types(tmp_path):
+    checked = [key for key, (how, _) in HOW.items() if how in {TYPED, LOOP}]
+    for number, (page, words) in enumerate(checked):
+        lines = "\n".join("    " + line for line in of(page, words).splitlines() if not line.startswith("import "))
+        (tmp_path / f"block_{number}_{page.partition('.')[0].replace('-', '_')}.py").write_text(
+            f"{NAMES}\ndef block() -> None:\n{lines}\n"
+        )
+    files = sorted(tmp_path.glob("*.py"))
     done = subprocess.run(
-        [sys.executable, *command, str(path)], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "mypy", "--cache-dir", str(ROOT / ".mypy_cache"), *files],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# The command line
+
+MAKEFILE = (ROOT / "Makefile").read_text() if README.is_file() else ""
+SHOWN = [(page, line) for page, text in blocks("sh") for line in text.splitlines()] if README.is_file() else []
+SPOKEN = [
+    (page.name, " ".join(words.split()))
+    for page in (PAGES if README.is_file() else [])
+    for words in re.findall(r"(?<!`)`((?:bin/)?(?:poolsvc|make) [^`]+)`", page.read_text())
+]
+
+
+def help_of(*command):
+    done = subprocess.run([POOLSVC, *command, "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_the_service_of_ones_own(tmp_path):
-    assert "[3. 4. 5.]" in run(tmp_path, block("poolbridge.serve("))
+def check_poolsvc(words):
+    command: list[str] = []
+    for word in words:
+        if (
+            word.startswith("-")
+            or re.search(rf"^  poolsvc {' '.join([*command, word])}\b", help_of(*command, word), re.MULTILINE) is None
+        ):
+            break
+        command.append(word)
+    assert command, f"poolsvc has no command {words}"
+    known = help_of(*command)
+    assert "Available Commands" not in known, f"{command} wants another word than {words}"
+    for word in words[len(command) :]:
+        if word.startswith("--"):
+            assert re.search(rf"(?<!\S){re.escape(word.partition('=')[0])}(?!\S)", known), f"{command} has no {word}"
 
 
-def test_the_service_that_the_first_program_starts(tmp_path):
-    assert int(run(tmp_path, block("start=True"))) > 0
+def check_make(words):
+    for word in words:
+        if "=" not in word:
+            assert re.search(rf"^{re.escape(word)}:", MAKEFILE, re.MULTILINE), f"the Makefile has no {word}"
 
 
-def test_the_fixtures_of_pytest(tmp_path):
-    assert "1 passed" in run(tmp_path, block("poolbridge_client"), "-m", "pytest", "-q", "-p", "no:cacheprovider")
+def check_pip(words):
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert words[0] == "install"
+    (what,) = words[1:]
+    assert "poolbridge" in what
+    for named in re.findall(r"\[([a-z,]+)\]", what):
+        assert set(named.split(",")) <= set(extras)
+
+
+def check_go(words):
+    what = [word for word in words[1:] if not word.startswith("-ldflags")]
+    folder = ROOT / what[0].replace("github.com/poolbridge/poolbridge/", "").partition("@")[0]
+    assert words[0] in {"install", "get", "run"}
+    assert list(folder.glob("*.go")), folder
+    for flag in what[1:]:
+        if flag.startswith("-"):
+            assert f'("{flag[1:]}", ' in (folder / "main.go").read_text()
+
+
+def check_python(words):
+    assert (ROOT / words[0]).is_file()
+
+
+CHECKS = {
+    "poolsvc": check_poolsvc,
+    "make": check_make,
+    "pip": check_pip,
+    "go": check_go,
+    "python": check_python,
+    "kill": lambda words: None,
+}
+
+
+@pytest.mark.parametrize(("page", "line"), SHOWN + SPOKEN)
+def test_a_documented_command_exists_with_its_options(page, line):
+    words = shlex.split(line, comments=True)
+    while words and re.match(r"[A-Z_]+=", words[0]):
+        words.pop(0)
+    if words:
+        assert words[0] == Path(words[0]).name or words[0] in {"bin/poolsvc", ".venv/bin/python"}
+        CHECKS[Path(words[0]).name]([word for word in words[1:] if word != "&"])
+
+
+# Errors
+
+CLASSES = [
+    value
+    for value in vars(poolbridge).values()
+    if isinstance(value, type) and issubclass(value, (poolbridge.PoolbridgeError, poolbridge.ReadOnlyWarning))
+]
+
+
+def sections():
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    return dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", text, flags=re.MULTILINE | re.DOTALL))
+
+
+def wire_codes():
+    """Give what docs/protocol.md says of each code: the errors of Go and of Python that stand for it."""
+    rows = re.findall(
+        r"^\| `([\w-]+)` \|.*\| `(Err\w+)` \| `(\w+)` \|$", (ROOT / "docs" / "protocol.md").read_text(), re.MULTILINE
+    )
+    source = (ROOT / "bridge" / "wire" / "code.go").read_text()
+    assert {code for code, _, _ in rows} == set(re.findall(r'Code = "([\w-]+)"', source))
+    return rows
+
+
+def test_troubleshooting_has_a_section_for_every_error_and_no_other():
+    assert set(sections()) == {one.__name__ for one in CLASSES}
+
+
+def test_the_sections_name_the_code_and_the_error_of_go():
+    for code, go, python in wire_codes():
+        assert f"Code `{code}`, in Go `{go}`" in sections()[python]
+    codes = {code for code, _, _ in wire_codes()}
+    for one in CLASSES:
+        code = getattr(one, "code", "")
+        assert (f"Code `{code}`" in sections()[one.__name__]) == (code in codes), one

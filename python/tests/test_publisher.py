@@ -47,10 +47,10 @@ def test_frames_of_a_publisher_come_in_order_with_their_content_and_meta(client,
             assert np.asarray(frame).tolist() == [[value] * 3] * 2
 
 
-def test_what_the_readme_shows_publishes_every_frame(service, monkeypatch):  # noqa: F811
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    [block] = [block for block in readme.split("```python\n")[1:] if "channel.publisher((" in block]
-    code = compile(block.partition("```")[0], "README.md", "exec")
+def test_what_the_guide_shows_publishes_every_frame(service, monkeypatch):  # noqa: F811
+    guide = (Path(__file__).parents[2] / "docs" / "streaming.md").read_text()
+    [block] = [block for block in guide.split("```python\n")[1:] if "channel.publisher((" in block]
+    code = compile(block.partition("```")[0], "streaming.md", "exec")
     monkeypatch.setenv("POOLBRIDGE_SOCKET", service.path)
     with poolbridge.connect() as client:
         pool = client.create_pool("frames", kind="host", max_bytes="64MiB")

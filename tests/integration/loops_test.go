@@ -65,7 +65,7 @@ type loop struct {
 // for.
 var all = []string{"as written", "kept", "dropped"}
 
-// documented are the loops of README, docs and examples. A block that subscribes and is not among them fails the test.
+// documented are the loops of README, docs and examples. A block that subscribes, does not publish, and is not among them fails the test.
 func documented(t *testing.T) (loops []loop) {
 	blocks := make(map[string]string) // of Python that subscribes, by file and number
 	for _, path := range append(glob(t, "README.md"), glob(t, "docs/*.md")...) {
@@ -73,7 +73,7 @@ func documented(t *testing.T) (loops []loop) {
 		require.NoError(t, err)
 		for i, block := range strings.Split(string(text), "```python\n")[1:] {
 			block, _, _ = strings.Cut(block, "```")
-			if strings.Contains(block, ".subscribe(") {
+			if strings.Contains(block, ".subscribe(") && !strings.Contains(block, ".publish(") { // those run in test_documented.py
 				blocks[fmt.Sprintf("%s %d", filepath.Base(path), i)] = block
 			}
 		}
@@ -94,9 +94,9 @@ func documented(t *testing.T) (loops []loop) {
 		return string(text)
 	}
 	loops = []loop{
-		{"README, consumer", replaced(t, take(`for frame in client.subscribe("camera", timeout=30):`), "import numpy as library\n", ""), all},
-		{"README, by hand", take(`ack="manual"`), all[:2]},
-		{"README, asyncio", `
+		{"streaming.md, consumer", replaced(t, take(`for frame in client.subscribe("camera", timeout=30):`), "import numpy as library\n", ""), all},
+		{"streaming.md, by hand", take(`ack="manual"`), all[:2]},
+		{"streaming.md, asyncio", `
 import asyncio
 async def main():
     async with await poolbridge.connect_async() as client:

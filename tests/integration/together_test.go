@@ -18,7 +18,7 @@ import (
 func TestProgramsThatStartTogetherAllGetTheirPool(t *testing.T) {
 	python := rig.Python(t)
 	t.Setenv("SIMCUDA_FAULTS", "call=cuMemPoolCreate delay_ms=200") // on the simulated driver it takes long to make one
-	for _, file := range []string{"README.md", "examples/model/holder.py", "examples/pipeline/pipeline.py"} {
+	for _, file := range []string{"docs/streaming.md", "examples/model/holder.py", "examples/pipeline/pipeline.py"} {
 		text, err := os.ReadFile(filepath.Join(rig.Root(), file))
 		require.NoError(t, err)
 		var line string

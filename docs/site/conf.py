@@ -1,0 +1,79 @@
+"""How Sphinx builds the documentation site; `make docs` runs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import poolbridge
+
+project = "poolbridge"
+author = "the poolbridge authors"
+project_copyright = author
+version = release = poolbridge.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinxcontrib.mermaid",
+]
+default_role = "py:obj"
+
+myst_enable_extensions = ["attrs_block", "deflist"]
+myst_fence_as_directive = ["mermaid"]
+myst_heading_anchors = 5  # as a code host makes them
+
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_default_options = {"members": True, "inherited-members": "ArrayExports,Exception,UserWarning,OSError"}
+napoleon_google_docstring = False
+
+html_theme = "furo"
+html_title = "poolbridge"
+html_show_sphinx = False
+html_theme_options = {
+    "source_repository": "https://github.com/poolbridge/poolbridge/",
+    "source_branch": "main",
+    "source_directory": "docs/",
+    "top_of_page_buttons": [],
+}
+copybutton_exclude = ".linenos, .gp, .go"
+
+
+def undocumented() -> list[str]:
+    """Give the public names of the package that say nothing of themselves."""
+    found = []
+    for name in poolbridge.__all__:
+        value = getattr(poolbridge, name)
+        if inspect.isclass(value):
+            fields = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
+            text = inspect.getdoc(value) or ""
+            for member in inspect.classify_class_attrs(value):
+                if member.name.startswith("_") or not member.defining_class.__module__.startswith("poolbridge"):
+                    continue
+                if not (inspect.getdoc(member.object) if member.name not in fields else member.name in text):
+                    found.append(f"{name}.{member.name}")
+        if (inspect.isclass(value) or inspect.isfunction(value)) and not value.__doc__:
+            found.append(name)
+    return found
+
+
+def check(app: Any) -> None:
+    """Refuse to build where a public name says nothing."""
+    names = undocumented()
+    if names:
+        raise SystemExit(f"public and without a docstring: {', '.join(names)}")
+
+
+def signature(_app: Any, what: str, _name: str, value: Any, *_more: Any) -> tuple[str, str] | None:
+    """Leave out what classes are made of: programs get nearly all objects from functions and methods."""
+    return ("", "") if what == "class" and value is not poolbridge.LegacyHandle else None
+
+
+def setup(app: Any) -> None:
+    """Have Sphinx check first."""
+    app.connect("builder-inited", check)
+    app.connect("autodoc-process-signature", signature)

@@ -1,0 +1,250 @@
+// Command godoc writes the reference of Go packages as Markdown pages for the documentation site: what their comments say, by the
+// standard library's own printer. A public name without a comment is an error, and so is a link in a comment to a name that there is not.
+package main
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/build"
+	"go/doc"
+	"go/doc/comment"
+	"go/parser"
+	"go/printer"
+	"go/token"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+const module = "github.com/poolbridge/poolbridge"
+
+// standard are methods that need no comment: those of error and fmt.Stringer, and what errors.Is asks for.
+var standard = []string{"Error", "String", "Unwrap"}
+
+func main() {
+	out := flag.String("out", "", "the folder to write pages to, one for each package")
+	flag.Parse()
+	if err := run(*out, flag.Args()); err != nil {
+		fmt.Fprintln(os.Stderr, "godoc:", err)
+		os.Exit(1)
+	}
+}
+
+// run writes the pages of packages, which are named by their folder in the module.
+func run(out string, folders []string) error {
+	if out == "" || len(folders) == 0 {
+		return errors.New("say -out FOLDER and the folders of packages, such as bridge and mempool/service")
+	}
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return err
+	}
+	var failed []error
+	for _, folder := range folders {
+		p, err := load(folder, folders)
+		if err != nil {
+			return err
+		}
+		text := p.render()
+		failed = append(failed, p.failed...)
+		if err := os.WriteFile(filepath.Join(out, fileName(folder)), []byte(text), 0o644); err != nil { //nolint:gosec // pages are for everybody
+			return err
+		}
+	}
+	return errors.Join(failed...)
+}
+
+func fileName(folder string) string { return strings.ReplaceAll(folder, "/", "-") + ".md" }
+
+// page is one package on its way to a page.
+type page struct {
+	folder  string
+	folders []string // of all packages that have pages
+	fset    *token.FileSet
+	pkg     *doc.Package
+	printer *comment.Printer
+	out     bytes.Buffer
+	failed  []error
+}
+
+func load(folder string, folders []string) (*page, error) {
+	p := &page{folder: folder, folders: folders, fset: token.NewFileSet()}
+	found, err := build.ImportDir(folder, 0)
+	if err != nil {
+		return nil, err
+	}
+	var files []*ast.File
+	for _, name := range slices.Concat(found.GoFiles, found.CgoFiles) {
+		file, err := parser.ParseFile(p.fset, filepath.Join(folder, name), nil, parser.ParseComments)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, file)
+	}
+	if p.pkg, err = doc.NewFromFiles(p.fset, files, module+"/"+folder); err != nil {
+		return nil, err
+	}
+	p.printer = p.pkg.Printer()
+	p.printer.HeadingLevel = 2
+	p.printer.HeadingID = func(*comment.Heading) string { return "" }
+	p.printer.DocLinkURL = p.linkURL
+	return p, nil
+}
+
+// linkURL is where a link of a comment leads: to a page of the site, else to pkg.go.dev.
+func (p *page) linkURL(link *comment.DocLink) string {
+	folder := p.folder
+	if link.ImportPath != "" {
+		inside, ours := strings.CutPrefix(link.ImportPath, module+"/")
+		if !ours || !slices.Contains(p.folders, inside) {
+			return link.DefaultURL("https://pkg.go.dev/")
+		}
+		folder = inside
+	}
+	if link.Name == "" {
+		return fileName(folder)
+	}
+	return "#" + target(folder, link.Recv, link.Name)
+}
+
+// target is the name by which the site finds the heading of a declaration.
+func target(folder, receiver, name string) string {
+	parts := []string{"go", strings.ReplaceAll(folder, "/", "-"), receiver, name}
+	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), ".")
+}
+
+func (p *page) render() string {
+	fmt.Fprintf(&p.out, "# package %s\n\n", strings.TrimPrefix(p.folder, "./"))
+	fmt.Fprintf(&p.out, "```go\nimport %q\n```\n\n", path.Join(module, p.folder))
+	p.comment("package "+p.pkg.Name, p.pkg.Doc)
+	p.printer.HeadingLevel = 5 // below every declaration
+	p.values("Constants", "", p.pkg.Consts)
+	p.values("Variables", "", p.pkg.Vars)
+	if len(p.pkg.Funcs) > 0 {
+		p.out.WriteString("## Functions\n\n")
+	}
+	for _, f := range p.pkg.Funcs {
+		p.function(3, f)
+	}
+	if len(p.pkg.Types) > 0 {
+		p.out.WriteString("## Types\n\n")
+	}
+	for _, t := range p.pkg.Types {
+		p.heading(3, target(p.folder, "", t.Name), "type "+t.Name)
+		p.code(t.Decl)
+		p.comment(t.Name, t.Doc)
+		p.fields(t)
+		p.values("", t.Name, t.Consts)
+		p.values("", t.Name, t.Vars)
+		for _, f := range slices.Concat(t.Funcs, t.Methods) {
+			p.function(4, f)
+		}
+	}
+	return p.out.String()
+}
+
+func (p *page) heading(level int, target, text string) {
+	fmt.Fprintf(&p.out, "(%s)=\n%s %s\n\n", target, strings.Repeat("#", level), text)
+}
+
+func (p *page) function(level int, f *doc.Func) {
+	name, receiver := f.Name, strings.TrimPrefix(f.Recv, "*")
+	if f.Recv != "" {
+		name = fmt.Sprintf("(%s) %s", f.Recv, f.Name)
+	}
+	p.heading(level, target(p.folder, receiver, f.Name), "func "+name)
+	f.Decl.Body = nil
+	p.code(f.Decl)
+	if f.Doc == "" && receiver != "" && slices.Contains(standard, f.Name) {
+		return
+	}
+	p.comment(strings.TrimPrefix(receiver+"."+f.Name, "."), f.Doc)
+}
+
+// values are constants or variables: of the package, or those that belong to a type.
+func (p *page) values(title, of string, groups []*doc.Value) {
+	if len(groups) == 0 {
+		return
+	}
+	if title != "" {
+		fmt.Fprintf(&p.out, "## %s\n\n", title)
+	}
+	for _, g := range groups {
+		for _, name := range g.Names {
+			fmt.Fprintf(&p.out, "(%s)=\n", target(p.folder, "", name))
+		}
+		p.out.WriteString("\n")
+		p.code(g.Decl)
+		if g.Doc == "" {
+			p.valuesAlone(g)
+			continue
+		}
+		p.comment(of, g.Doc)
+	}
+}
+
+// valuesAlone asks for a comment at each public name of a group that has none itself.
+func (p *page) valuesAlone(g *doc.Value) {
+	for _, spec := range g.Decl.Specs {
+		value := spec.(*ast.ValueSpec)
+		for _, name := range value.Names {
+			if name.IsExported() && value.Doc == nil && value.Comment == nil {
+				p.undocumented(name.Name)
+			}
+		}
+	}
+}
+
+// fields asks for a comment at each public field of a struct and at each method of an interface: its own, or one of the field before it
+// in the same paragraph.
+func (p *page) fields(t *doc.Type) {
+	for _, spec := range t.Decl.Specs {
+		var list *ast.FieldList
+		switch of := spec.(*ast.TypeSpec).Type.(type) {
+		case *ast.StructType:
+			list = of.Fields
+		case *ast.InterfaceType:
+			list = of.Methods
+		default:
+			continue
+		}
+		documented, last := t.Doc != "", 0
+		for _, field := range list.List {
+			line := p.fset.Position(field.Pos()).Line
+			own := field.Doc != nil || field.Comment != nil
+			documented = own || documented && (last == 0 || line == last+1)
+			last = p.fset.Position(field.End()).Line
+			for _, name := range field.Names {
+				if name.IsExported() && !documented {
+					p.undocumented(t.Name + "." + name.Name)
+				}
+			}
+		}
+	}
+}
+
+func (p *page) code(node ast.Node) {
+	p.out.WriteString("```go\n")
+	config := printer.Config{Mode: printer.UseSpaces, Tabwidth: 4}
+	if err := config.Fprint(&p.out, p.fset, node); err != nil {
+		p.failed = append(p.failed, err)
+	}
+	p.out.WriteString("\n```\n\n")
+}
+
+func (p *page) comment(name, text string) {
+	if strings.TrimSpace(text) == "" {
+		p.undocumented(name)
+		return
+	}
+	p.out.Write(p.printer.Markdown(p.pkg.Parser().Parse(text)))
+	p.out.WriteString("\n")
+}
+
+func (p *page) undocumented(name string) {
+	p.failed = append(p.failed, fmt.Errorf("%s: %s is public and has no comment: write one above it", p.folder, name))
+}

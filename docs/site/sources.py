@@ -1,0 +1,147 @@
+"""Collects what the documentation site is made of: the repository's Markdown pages, and the lists of public names.
+
+A page keeps its text. Its links are those of a code host, from file to file. Here a link to a page of the site becomes
+that page, and a link to anything else of the repository leads to the code host. A link to nothing is an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HOST = "https://github.com/poolbridge/poolbridge"
+PROJECT = {  # pages that do not lie in docs
+    "CHANGELOG.md": "changelog",
+    "CONTRIBUTING.md": "contributing",
+    "SECURITY.md": "security",
+    "tests/simcuda/README.md": "simulated-driver",
+}
+INDEX = ROOT / "docs" / "index.md"
+LINK = re.compile(r"(?<=\]\()(?!#|[a-z]+:)([^)\s#]+)(#[^)\s]*)?(?=\))")
+FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+
+
+def pages() -> dict[Path, str]:
+    """Give every page: its file, and its name on the site."""
+    found = {path: path.stem for path in sorted((ROOT / "docs").glob("*.md"))}
+    return found | {ROOT / path: name for path, name in PROJECT.items() if (ROOT / path).is_file()}
+
+
+def relinked(text: str, file: Path, site: dict[Path, str]) -> str:
+    """Give a page's text with links that the site has."""
+
+    def lead(match: re.Match[str]) -> str:
+        to = (file.parent / match[1]).resolve()
+        if to in site:
+            return f"{site[to]}.md{match[2] or ''}"
+        if not to.exists() or not to.is_relative_to(ROOT):
+            raise SystemExit(f"{file.relative_to(ROOT)} links to {match[1]}, and there is no such file")
+        if to.suffix == ".svg":
+            return to.relative_to(ROOT / "docs").as_posix()
+        place = to.relative_to(ROOT).as_posix()
+        return f"{HOST}/{'tree' if to.is_dir() else 'blob'}/main/{place}{match[2] or ''}"
+
+    parts = re.split(f"({FENCE.pattern})", text, flags=FENCE.flags)
+    return "".join(part if i % 2 else LINK.sub(lead, part) for i, part in enumerate(parts))
+
+
+def contents(text: str, site: dict[Path, str], apart: dict[str, list[str]]) -> str:
+    """Make the menu of the index: a toctree for each of its headings, of the pages that it links to below it.
+
+    A page that it does not name comes with the guide.
+    """
+    menu: dict[str, list[str]] = {}
+    for heading, body in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL):
+        linked = [site[to] for to in ((INDEX.parent / m[1]).resolve() for m in LINK.finditer(body)) if to in site]
+        menu[heading] = linked + apart.pop(heading, [])
+    if apart:
+        raise SystemExit(f"docs/index.md has no heading {', '.join(apart)}")
+    named = {name for names in menu.values() for name in names} | {"index"}
+    menu["Guide"] += [name for name in site.values() if name not in named]
+    trees = [
+        f"```{{toctree}}\n:hidden:\n:caption: {heading}\n\n" + "\n".join(names) + "\n```\n"
+        for heading, names in menu.items()
+        if names
+    ]
+    return "\n" + "\n".join(trees)
+
+
+def literals() -> str:
+    """Make the page of the words of which an argument is one, from the module that has them."""
+    lines = ["# Words that arguments take", ""]
+    body = ast.parse((ROOT / "python/poolbridge/_sys/literals.py").read_text()).body
+    for statement, following in zip(body, [*body[1:], None], strict=True):
+        match statement:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name), value=value)
+                | ast.Assign(targets=[ast.Name(id=name)], value=value)
+            ):
+                pass
+            case _:
+                continue
+        match following:
+            case ast.Expr(value=ast.Constant(value=str(doc))):
+                words = ", ".join(f"``{ast.unparse(word)}``" for word in value.slice.elts)  # type: ignore[union-attr]
+                lines += [
+                    "```{eval-rst}",
+                    f".. py:data:: poolbridge.{name}",
+                    "",
+                    f"   {doc} One of {words}.",
+                    "```",
+                    "",
+                ]
+            case _:
+                raise SystemExit(f"python/poolbridge/_sys/literals.py: {name} is public and has no docstring below it")
+    return "\n".join(lines)
+
+
+def check_names() -> None:
+    """See that the pages of the Python reference name every public name, each once."""
+    pages = sorted((ROOT / "docs/site/python").glob("*.rst"))
+    text = "\n".join(page.read_text() for page in pages) + literals()
+    named = sorted(re.findall(r"^\.\. (?:auto\w+|py:data):: poolbridge\.(\w+)$", text, flags=re.MULTILINE))
+    init = ast.parse((ROOT / "python/poolbridge/__init__.py").read_text())
+    (public,) = [
+        ast.literal_eval(statement.value)
+        for statement in init.body
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__"
+    ]
+    if named != sorted(public):
+        raise SystemExit(
+            f"docs/site/python: missing {sorted(set(public) - set(named))}, not public or twice "
+            f"{sorted(set(named) - set(public)) or [name for name in named if named.count(name) > 1]}"
+        )
+
+
+def main(out: Path) -> None:
+    """Write everything below `out`, where the pages of Go packages lie already, in ``go``."""
+    check_names()
+    site = pages()
+    go = sorted(f"go/{path.stem}" for path in (out / "go").glob("*.md"))
+    python = [f"python/{path.stem}" for path in sorted((ROOT / "docs/site/python").glob("*.rst"))]
+    for file, name in site.items():
+        text = relinked(file.read_text(), file, site)
+        if file == INDEX:
+            text = text.replace(
+                "## Reference\n", "## Reference\n\n- [Python](reference-python.md)\n- [Go](reference-go.md)\n"
+            )
+            text += contents(file.read_text(), site, {"Reference": ["reference-python", "reference-go"]})
+        (out / f"{name}.md").write_text(text)
+    (out / "python").mkdir(exist_ok=True)
+    for path in (ROOT / "docs/site/python").glob("*.rst"):
+        (out / "python" / path.name).write_text(path.read_text())
+    for path in (ROOT / "docs").rglob("*.svg"):
+        copy = out / path.relative_to(ROOT / "docs")
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    (out / "python" / "words.md").write_text(literals())
+    for name, title, listed in (("python", "Python", [*python, "python/words"]), ("go", "Go", go)):
+        text = f"# {title} reference\n\n```{{toctree}}\n:maxdepth: 2\n\n" + "\n".join(listed) + "\n```\n"
+        (out / f"reference-{name}.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

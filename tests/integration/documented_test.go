@@ -1,0 +1,79 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/tests/rig"
+)
+
+// imports are the packages that blocks of Go use; every file uses them all.
+const imports = `package documented
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+var _ = []any{context.Background, binary.NativeEndian, fmt.Sprint, time.Second, bridge.Dial, cuda.DeviceAt, mempool.Host}
+
+`
+
+// names are the variables that the pages speak of in words.
+const names = `
+var (
+	ctx     context.Context
+	kind    mempool.Kind
+	client  *bridge.Client
+	channel *bridge.Channel
+	frame   *bridge.Frame
+	lease   *bridge.Lease
+	device  cuda.Device
+	gpu     *cuda.Context
+	stream  *cuda.Stream
+	handle  uintptr
+	q       mempool.Queue
+	launch  func(uintptr)
+)
+`
+
+// Every block of Go in README and docs compiles, with no name but those that the page explains.
+func TestEveryDocumentedBlockOfGoCompiles(t *testing.T) {
+	build := filepath.Join(rig.Root(), "build")
+	require.NoError(t, os.MkdirAll(build, 0o755))
+	folder, err := os.MkdirTemp(build, "documented")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "names.go"), []byte(imports+names), 0o600))
+	blocks := 0
+	for _, path := range append(glob(t, "README.md"), glob(t, "docs/*.md")...) {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		for _, block := range strings.Split(string(text), "```go\n")[1:] {
+			block, _, _ = strings.Cut(block, "```")
+			if !strings.Contains(block, "return") {
+				block += "_ = err\nreturn nil\n"
+			}
+			blocks++
+			name := fmt.Sprintf("%s_%d.go", strings.TrimSuffix(filepath.Base(path), ".md"), blocks)
+			require.NoError(t, os.WriteFile(filepath.Join(folder, name), fmt.Appendf(nil, "%sfunc _() error {\n%s}\n", imports, block), 0o600))
+		}
+	}
+	require.NotZero(t, blocks)
+	vet := exec.CommandContext(t.Context(), "go", "vet", "./"+filepath.Base(folder))
+	vet.Dir = build
+	out, err := vet.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+}
