@@ -86,7 +86,7 @@ test-python: $(VENV)/installed simcuda bin/poolsvc
 	$(PY) -m pytest -q python/tests
 
 # These also run without a driver, to show that poolbridge works there: `verify` passes, and `verify`, `doctor` and `bench` say what is
-# missing; the loops of README and docs run against `serve`; and the stress test runs on memory of the CPU, which it skips where there is a
+# missing; the loops of the docs run against `serve`; and the stress test runs on memory of the CPU, which it skips where there is a
 # driver. So do the examples. The other tests do nothing without a driver that they do not do with one.
 WITHOUT_DRIVER := ^Test(VerifyPasses|VerifyWithNothing|Doctor|TheExitStatusOfDoctor|BenchOfAKind|EveryDocumentedLoop|ConsumersInPython)
 
