@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -148,6 +149,7 @@ SPOKEN = [
 ]
 
 
+@functools.cache
 def help_of(*command):
     done = subprocess.run([POOLSVC, *command, "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
