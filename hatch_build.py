@@ -100,15 +100,14 @@ def build_service(root: Path, folder: Path, version: str, target: str = "") -> P
     return program
 
 
-def write_manual(root: Path, folder: Path, program: Path) -> Path:
-    """Have a program that runs here write its man pages and completions; give the folder, laid out as a prefix is."""
+def write_manual(root: Path, folder: Path, program: Path) -> None:
+    """Have a program that runs here write its man pages and completions into a folder, laid out as a prefix is."""
     shutil.rmtree(folder, ignore_errors=True)
     _run(root, [str(program), "man", str(folder / "share" / "man" / "man1")])
     for shell, name in _COMPLETIONS.items():
         path = folder / "share" / name
         path.parent.mkdir(parents=True)
         path.write_text(_run(root, [str(program), "completion", shell]), encoding="utf-8")
-    return folder
 
 
 def _zig(root: Path, target: str) -> list[str]:
@@ -143,13 +142,12 @@ class BuildHook(BuildHookInterface[Any]):
             self._try("NATIVE", lambda: compile_native(root, package))
             return
         library = self._try("NATIVE", lambda: compile_native(root, folder, target))
-        program = self._try("SERVICE", lambda: build_service(root, folder, self.metadata.version, target))
+        program = self._try("SERVICE", lambda: self._service(root, folder, target))
         if library is not None:
             build_data["force_include"][str(library)] = f"poolbridge/{library.name}"
         if program is not None:
             build_data["shared_scripts"][str(program)] = "poolsvc"
-            manual = self._manual(root, folder, program, target)
-            build_data["shared_data"][str(manual / "share")] = "share"
+            build_data["shared_data"][str(folder / "manual" / "share")] = "share"
         if library is None and program is None:
             return
         build_data["pure_python"] = False
@@ -160,13 +158,15 @@ class BuildHook(BuildHookInterface[Any]):
         interpreter = "py3-none" if library is None else "cp311-abi3"
         build_data["tag"] = f"{interpreter}-{system.replace('-', '_').replace('.', '_')}"
 
-    def _manual(self, root: Path, folder: Path, program: Path, target: str) -> Path:
-        """Write the manual of a program, which is built once more for this machine if it is for another."""
-        here = platform.machine()
-        if target and _machine(target) != here:
-            native = target.replace(_machine(target), here, 1)
-            program = build_service(root, folder / "here", self.metadata.version, native)
-        return write_manual(root, folder / "manual", program)
+    def _service(self, root: Path, folder: Path, target: str) -> Path:
+        """Build the program and write its manual, which takes one more for this machine if it is for another."""
+        program = build_service(root, folder, self.metadata.version, target)
+        runs = program
+        if target and _machine(target) != platform.machine():
+            native = target.replace(_machine(target), platform.machine(), 1)
+            runs = build_service(root, folder / "here", self.metadata.version, native)
+        write_manual(root, folder / "manual", runs)
+        return program
 
     def _try(self, what: str, build: Any) -> Path | None:
         """Build something, unless it is not wanted; give None where that fails and need not succeed."""
