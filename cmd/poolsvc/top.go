@@ -21,7 +21,7 @@ func newTop() *cobra.Command {
 		Use:   "top",
 		Short: "Watch live who holds what of a running service",
 		Long: `Watch pools, sessions and channels of a running service, live in the terminal: who holds how many bytes, how many frames a second go
-through each channel, which consumer is behind, and what changed. The service's own user sees all, others what they may use.
+through each channel, which consumer is behind, and what happened. The service's own user sees all, others what they may use.
 
 The key ? explains the columns and keys. Without a terminal, use poolsvc pools, sessions, channels and buffers with --json.`,
 		Args: arguments(0, 0),

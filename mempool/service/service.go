@@ -139,7 +139,7 @@ func (s *Service) Close() {
 	sessions := slices.Collect(maps.Values(s.sessions))
 	s.mu.Unlock()
 	for _, session := range sessions {
-		session.EndAs(mempool.SessionShutdown, "the service is shutting down", nil)
+		session.EndAs(mempool.SessionShutdown, "", nil)
 	}
 	s.background.Wait()
 	s.mu.Lock()

@@ -19,9 +19,9 @@ type Model struct {
 	source   *Source
 	interval time.Duration
 
-	now, before *snapshot // before is nil until there are two
-	err         error     // of the last look
-	events      []change  // newest last
+	now, before *snapshot              // before is nil until there are two
+	err         error                  // of the last look
+	events      []mempool.HistoryEvent // newest last
 	paused      bool
 
 	width, height int
@@ -95,15 +95,12 @@ func (m *Model) took(l looked) {
 		return
 	}
 	m.before, m.now = m.now, &l.snapshot
-	switch {
-	case m.before == nil:
-	case m.before.epoch != m.now.epoch:
+	if m.before != nil && m.before.epoch != m.now.epoch {
 		m.before = nil // ids mean something else now
-		m.events = append(m.events, change{m.now.at, "another service answers: it was started again"})
-	default:
-		m.events = append(m.events, m.now.changes(m.before)...)
-		m.events = m.events[max(0, len(m.events)-maxEvents):]
+		m.events = append(m.events, mempool.HistoryEvent{At: m.now.at, Text: "another service answers: it was started again"})
 	}
+	m.events = append(m.events, m.now.events...)
+	m.events = m.events[max(0, len(m.events)-maxEvents):]
 }
 
 func (m *Model) press(key tea.KeyPressMsg) tea.Cmd {

@@ -109,14 +109,20 @@ func TestFramesASecondAreThoseBetweenTwoLooks(t *testing.T) {
 	assert.Regexp(t, `camera +frames +broadcast +block +100 +300 +8/8 +2 +1/2 +open`, line)
 }
 
-func TestWhatChangedBetweenTwoLooksIsAnEvent(t *testing.T) {
+func TestTheLastLinesSayWhatHappened(t *testing.T) {
 	_, draw := screen(t, 80, 30, busy(), after(busy(), time.Second, func(s *snapshot) {
-		s.sessions = append(s.sessions[:1], mempool.SessionInfo{ID: 4, PID: 13, Program: "new"})
-		s.channels[0].Closed = true
+		at := s.at.Local()
+		s.events = []mempool.HistoryEvent{
+			{At: at, Kind: mempool.SessionBegan, Session: 4, PID: 13, Program: "evil\x1b[2J"},
+			{At: at, Kind: mempool.SessionEnded, Session: 2, PID: 11, Program: "train.py", Bytes: 400 << 20, Ending: mempool.SessionLost},
+			{At: at, Kind: mempool.MemoryReclaimed, Session: 2, PID: 11, Program: "train.py", Bytes: 400 << 20, Took: 5 * time.Millisecond},
+			{At: at, Kind: mempool.ChannelClosed, Text: "channel camera was closed"},
+		}
 	}))
 	text := strings.Join(draw(), "\n")
-	assert.Contains(t, text, "12:00:01  session 2 (train.py, pid 11) ended; it had 400MiB")
-	assert.Contains(t, text, "session 4 (new, pid 13) began")
+	assert.Contains(t, text, "session 4 (evil?[2J, pid 13) began")
+	assert.Contains(t, text, "session 2 (train.py, pid 11) ended (lost); it had 400MiB")
+	assert.Contains(t, text, "400MiB of session 2 (train.py, pid 11) reclaimed 5ms after its end")
 	assert.Contains(t, text, "channel camera was closed")
 }
 

@@ -19,7 +19,8 @@ type snapshot struct {
 	stats    mempool.Stats
 	sessions []mempool.SessionInfo
 	channels []mempool.ChannelStatus
-	held     []mempool.BufferInfo // by the session that details are shown of, as far as maxScanned buffers show them
+	events   []mempool.HistoryEvent // since the snapshot before
+	held     []mempool.BufferInfo   // by the session that details are shown of, as far as maxScanned buffers show them
 }
 
 // maxScanned is how many buffers a look at a session's own goes through at most.
@@ -29,6 +30,8 @@ const maxScanned = 4096
 type Source struct {
 	Socket string
 	client *bridge.Client
+	epoch  mempool.Epoch
+	seen   uint64 // number of the last event of the epoch that was read
 }
 
 // Close ends the connection.
@@ -70,8 +73,8 @@ func (s *Source) ask(ctx context.Context, of uint64) (now snapshot, err error) {
 		}
 		now.channels = append(now.channels, one)
 	}
-	if of == 0 {
-		return now, nil
+	if now.events, err = s.news(ctx); err != nil || of == 0 {
+		return now, err
 	}
 	seen := 0
 	for one, err := range s.client.Buffers(ctx) {
@@ -86,6 +89,23 @@ func (s *Source) ask(ctx context.Context, of uint64) (now snapshot, err error) {
 		}
 	}
 	return now, nil
+}
+
+// news is what happened since it was asked last.
+func (s *Source) news(ctx context.Context) (events []mempool.HistoryEvent, err error) {
+	if epoch := s.client.Epoch(); s.epoch != epoch {
+		s.epoch, s.seen = epoch, 0
+	}
+	for {
+		page, err := s.client.Events(ctx, s.seen, 0)
+		if errors.Is(err, bridge.ErrUnsupported) {
+			return nil, nil // an older service keeps none
+		}
+		if err != nil || len(page.Events) == 0 {
+			return events, err
+		}
+		events, s.seen = append(events, page.Events...), page.Next
+	}
 }
 
 func holds(b mempool.BufferInfo, session uint64) bool {
@@ -110,53 +130,18 @@ func (s *snapshot) pool(id uint64) string {
 	return fmt.Sprint("#", id)
 }
 
-// change is something that happened between two snapshots.
-type change struct {
-	at   time.Time
-	text string
-}
-
-// changes are what happened since an earlier snapshot, as far as both show it.
-func (s *snapshot) changes(before *snapshot) (list []change) {
-	add := func(format string, args ...any) { list = append(list, change{s.at, fmt.Sprintf(format, args...)}) }
-	compare(before.stats.Pools, s.stats.Pools, func(p mempool.PoolStats) uint64 { return p.Pool.ID },
-		func(p mempool.PoolStats) { add("pool %s was made", p.Pool.Name) },
-		func(p mempool.PoolStats) { add("pool %s was destroyed", p.Pool.Name) })
-	compare(before.sessions, s.sessions, func(o mempool.SessionInfo) uint64 { return o.ID },
-		func(o mempool.SessionInfo) { add("%s began", describe(o)) },
-		func(o mempool.SessionInfo) { add("%s ended; it had %s", describe(o), size(o.Bytes)) })
-	compare(before.channels, s.channels, func(ch mempool.ChannelStatus) uint64 { return ch.ID },
-		func(ch mempool.ChannelStatus) { add("channel %s was made", ch.Name) },
-		func(ch mempool.ChannelStatus) { add("channel %s is gone", ch.Name) })
-	was := make(map[uint64]bool)
-	for _, ch := range before.channels {
-		was[ch.ID] = ch.Closed
+// brief says what happened in a few words.
+func brief(e mempool.HistoryEvent) string {
+	who := fmt.Sprintf("session %d (%s, pid %d)", e.Session, display.Printable(e.Program), e.PID)
+	switch e.Kind {
+	case mempool.SessionBegan:
+		return who + " began"
+	case mempool.SessionEnded:
+		return fmt.Sprintf("%s ended (%s); it had %s", who, e.Ending, size(e.Bytes))
+	case mempool.MemoryReclaimed:
+		return fmt.Sprintf("%s of %s reclaimed %v after its end", size(e.Bytes), who, e.Took.Round(time.Millisecond))
 	}
-	for _, ch := range s.channels {
-		if closed, known := was[ch.ID]; known && ch.Closed && !closed {
-			add("channel %s was closed", ch.Name)
-		}
-	}
-	return list
-}
-
-func describe(o mempool.SessionInfo) string {
-	return fmt.Sprintf("session %d (%s, pid %d)", o.ID, display.Printable(o.Program), o.PID)
-}
-
-// compare calls came for what only after has, and went for what only before has.
-func compare[T any](before, after []T, id func(T) uint64, came, went func(T)) {
-	had, has := index(before, id), index(after, id)
-	for _, one := range after {
-		if _, ok := had[id(one)]; !ok {
-			came(one)
-		}
-	}
-	for _, one := range before {
-		if _, ok := has[id(one)]; !ok {
-			went(one)
-		}
-	}
+	return e.Text
 }
 
 func index[T any](list []T, id func(T) uint64) map[uint64]T {

@@ -100,7 +100,7 @@ const helpText = `
             frames its slowest consumer has still to take, and SLOWEST is the
             session of that one; of a queue, how many are not acknowledged.
             P/C counts producers and consumers. enter shows the slowest.
-  Events    What changed between two looks, the newest last.
+  Events    What happened to the service, the newest last: as poolsvc events.
 
   q quit             tab other table    up, down row     enter details, back
   s sort by the next column             / filter by program, pid, user, channel
@@ -234,10 +234,14 @@ func (m *Model) mark(pane int, rows [][]string, lines []string) []string {
 func (m *Model) drawEvents() []string {
 	lines := []string{bold.Render("EVENTS")}
 	for _, e := range m.events {
-		lines = append(lines, fit(e.at.Format(time.TimeOnly)+"  "+e.text, m.width))
+		line := fit(e.At.Format(time.TimeOnly)+"  "+brief(e), m.width)
+		if e.Kind.Trouble() || e.Ending == mempool.SessionLost {
+			line = warning.Render(line)
+		}
+		lines = append(lines, line)
 	}
 	if len(m.events) == 0 {
-		lines = append(lines, faint.Render("nothing changed since this began"))
+		lines = append(lines, faint.Render("nothing has happened"))
 	}
 	return lines
 }
