@@ -78,13 +78,13 @@ type BlockGroup struct {
 	Blocks  int
 }
 
-// Holder is a session, and what it waits for.
+// Holder is a session, and where it finds no room.
 type Holder struct {
 	mempool.SessionInfo
 	// Ended says that the session has ended, but not its process. Bytes are those of blocks that it keeps from others.
 	Ended bool
-	// Waits are the ids of pools in which its allocations wait for room.
-	Waits []uint64
+	// Wants are the ids of pools in which its allocations find no room.
+	Wants []uint64
 }
 
 // Flow is a channel with its members.
@@ -157,7 +157,7 @@ func (ch *channel) flow() Flow {
 
 // holders describes the sessions, and those that have ended and still keep blocks. Service.mu is held.
 func (s *Service) holders() []Holder {
-	waits, left := make(map[*Session][]uint64), make(map[*Session]uint64)
+	wants, left := make(map[*Session][]uint64), make(map[*Session]uint64)
 	for _, p := range s.poolByID {
 		for b := range p.charged {
 			if b.state != blockHeld {
@@ -168,13 +168,13 @@ func (s *Service) holders() []Holder {
 			}
 		}
 		for one := range p.wanting {
-			waits[one] = append(waits[one], p.info.ID)
+			wants[one] = append(wants[one], p.info.ID)
 		}
 	}
 	list := make([]Holder, 0, len(s.sessions)+len(left))
 	for _, one := range s.sessions {
-		slices.Sort(waits[one])
-		list = append(list, Holder{SessionInfo: one.info(), Waits: waits[one]})
+		slices.Sort(wants[one])
+		list = append(list, Holder{SessionInfo: one.info(), Wants: wants[one]})
 	}
 	for one, bytes := range left {
 		h := Holder{SessionInfo: one.info(), Ended: true}

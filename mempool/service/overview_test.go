@@ -157,16 +157,16 @@ func TestAnOverviewSaysWhoWaitsForRoom(t *testing.T) {
 	}()
 	for {
 		o := svc.Overview(5)
-		if len(o.Holders[1].Waits) == 0 {
+		if len(o.Holders[1].Wants) == 0 {
 			continue
 		}
-		assert.Equal(t, []uint64{p.info.ID}, o.Holders[1].Waits)
-		assert.Empty(t, o.Holders[0].Waits)
+		assert.Equal(t, []uint64{p.info.ID}, o.Holders[1].Wants)
+		assert.Empty(t, o.Holders[0].Wants)
 		break
 	}
 	require.NoError(t, l.Release(false))
 	require.NoError(t, <-done)
-	assert.Empty(t, svc.Overview(5).Holders[1].Waits)
+	assert.Empty(t, svc.Overview(5).Holders[1].Wants)
 }
 
 func TestEveryOverviewAddsUpWhileSessionsAllocateAndRelease(t *testing.T) {
