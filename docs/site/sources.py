@@ -7,8 +7,10 @@ that page, and a link to anything else of the repository leads to the code host.
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,7 +91,7 @@ def literals() -> str:
                     "```{eval-rst}",
                     f".. py:data:: poolbridge.{name}",
                     "",
-                    f"   {doc} One of {words}.",
+                    textwrap.indent(f"{inspect.cleandoc(doc)}\n\nOne of {words}.", "   "),
                     "```",
                     "",
                 ]

@@ -411,7 +411,7 @@ func TestALeaseWithMoreFencesThanCanBeToldIsBusy(t *testing.T) {
 	})
 	got, err := w.getLease(context.Background(), "x", true, patience)
 	require.NoError(t, err)
-	assert.Empty(t, got.Info().Wait)
+	assert.LessOrEqual(t, len(got.Info().Wait), maxFences, "so many can be told")
 	release(t, got)
 
 	r = hire(t, svc)

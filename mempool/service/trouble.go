@@ -174,7 +174,7 @@ func (ch *channel) watch() {
 		}
 		frames := ch.host.Behind(m.Member)
 		switch {
-		case frames < uint64(ch.info.Capacity):
+		case frames == 0 || frames+1 < uint64(ch.info.Capacity): // a frame that it has in hand takes up room, too
 			m.behind = lag{}
 		case m.behind.since.IsZero():
 			m.behind.since = time.Now()

@@ -227,28 +227,29 @@ class LeaseInfo:
 
 @dataclass(frozen=True, slots=True)
 class HistoryEvent:
-    """One thing that happened to the service. What says nothing about it is None, or 0.
+    """One thing that happened to the service. A field that does not apply to it is None, or 0.
 
     Attributes
     ----------
     number
         Counts the events of one life of the service, from 1 on.
     at
-        When it happened.
+        When it happened, in UTC.
     kind
-        What sort of thing, such as ``session-ended``: see ``docs/operating.md``.
+        Name of the kind of event, such as ``session-ended``: see ``docs/operating.md``.
     session, uid, pid, program
-        The session that it concerns, its user, its process, and what the client calls itself.
+        The session that the event concerns, the id of its user, the id of its process, and the name that the client
+        gave for its program.
     pool, channel, buffer
-        The names of the pool and of the channel, and the id of the buffer that it concerns.
+        Names of the pool and of the channel, and the id of the buffer that the event concerns.
     nbytes
         Bytes of memory that it concerns.
     ending
         How a session ended: ``left``, ``lost``, ``error``, ``closed``, ``shutdown``.
     took
-        Seconds that it took or lasts.
+        Seconds that it took, or has lasted until now.
     count
-        How many like it there were since the last event that said so, this one included.
+        Number of events like this one since the last that was told, this one included.
     text
         A sentence for people.
     """
