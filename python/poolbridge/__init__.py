@@ -1,9 +1,7 @@
 """GPU memory that one process owns and many processes use, without a copy.
 
-A service, the program ``poolsvc``, owns pools of memory. `connect` gives a `Client`, which leases buffers from the
-pools. A `Lease` is an array: NumPy, CuPy, PyTorch, JAX and Numba use its memory in place.
-
-Start the service with ``poolsvc serve``. One process writes an array and publishes it::
+The service, ``poolsvc serve``, owns pools of memory. `connect` gives a `Client`, which leases buffers from the pools. A
+`Lease` is an array: NumPy, CuPy, PyTorch, JAX and Numba use its memory in place. One process writes and publishes it::
 
     import numpy as np
     import poolbridge
@@ -26,10 +24,8 @@ A `Channel` carries a stream of buffers from producers to consumers::
     for frame in client.subscribe("camera"):  # in each consumer
         print(np.asarray(frame).mean())
 
-`serve` runs a service for one script, notebook or test. `connect_async` gives an `AsyncClient` for asyncio. Every error
-that poolbridge raises on its own account is a `PoolbridgeError`.
-
-The list below is long: ``help(poolbridge.connect)``, ``help(poolbridge.Client)`` and so on show one name at a time.
+`serve` runs a service for one script, notebook or test. `connect_async` gives an `AsyncClient` for asyncio. Errors of
+poolbridge are `PoolbridgeError`. ``help(poolbridge.connect)``, ``help(poolbridge.Client)`` and so on show one name.
 """
 
 import typing as _typing

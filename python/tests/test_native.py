@@ -216,7 +216,7 @@ def test_a_roster_with_impossible_numbers_is_refused(worlds: list[World], offset
     channel = world(worlds).channel
     seat = channel.prepare(0, producer=True)
     _native.store_u64(channel.roster, offset, value)
-    with pytest.raises(ProtocolError, match="the roster tells of"):
+    with pytest.raises(ProtocolError, match="the roster has a value out of range"):
         Producer(seat.roster, seat.sequencer, seat.file, 0, 1)
 
 
