@@ -106,8 +106,7 @@ func (f *Frame) ReleaseAfter(ctx context.Context, queues ...mempool.Queue) error
 }
 
 // Ack acknowledges the frame. In a queue no other subscriber gets it. In a broadcast senders do not wait for it any more. The memory
-// stays
-// valid until the frame is released.
+// stays valid until the frame is released.
 //
 // Errors: [ErrSettled] if the frame was acknowledged before (also by Release or by asking for the next frame) or given back;
 // [ErrDisconnected] and [ErrClosed] if the session has ended, which gave the frame back.

@@ -274,7 +274,7 @@ func (c *serverConn) startWaiting(q uint32, cancel context.CancelFunc) (key uint
 		key = wire.MaxQuery + c.unnamed
 	}
 	if len(c.waiting) >= c.server.limits.waiting {
-		return 0, situation.Of(ErrLimit, "%d requests of this session wait already, and no more at a time: wait for an answer, or cancel one", len(c.waiting))
+		return 0, situation.Of(ErrLimit, "%d requests of this session wait, which is the limit: wait for an answer, or cancel one", len(c.waiting))
 	}
 	if most := int(c.server.maxWaits.Load()); c.server.waits.Add(1) > int64(most) {
 		c.server.waits.Add(-1)

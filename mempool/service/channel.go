@@ -64,7 +64,7 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelInfo, er
 		return mempool.ChannelInfo{}, p.ended()
 	}
 	if p.channels >= mempool.MaxChannels {
-		return mempool.ChannelInfo{}, situation.Of(mempool.ErrLimit, "pool %q has %d channels, and no more at a time", p.info.Name, p.channels)
+		return mempool.ChannelInfo{}, situation.Of(mempool.ErrLimit, "pool %q has %d channels, which is the limit", p.info.Name, p.channels)
 	}
 	ch, err := p.newChannel(spec, s.peer.UID)
 	if err != nil {

@@ -185,7 +185,7 @@ func (s *Session) mayTakePart() error {
 		return &LimitError{"members", most, "the service", "members of channels", have, "wait until some have left"}
 	}
 	if n := len(s.members); n >= mempool.MaxMembers {
-		return situation.Of(mempool.ErrLimit, "session %d has %d members of channels, and no more at a time: leave some channels, or drop "+
+		return situation.Of(mempool.ErrLimit, "session %d has %d members of channels, which is the limit: leave some channels, or drop "+
 			"arrays of closed subscriptions, or connect once more", s.id, n)
 	}
 	return nil

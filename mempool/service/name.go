@@ -54,7 +54,7 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 	b := l.buffer
 	switch {
 	case !l.write:
-		return situation.Of(mempool.ErrInvalid, "lease %d was granted to read: only a write lease can be published", l.id)
+		return situation.Of(mempool.ErrInvalid, "lease %d is a read lease: only a write lease can be published", l.id)
 	case b.block.pool.closing:
 		return situation.Of(mempool.ErrClosed, "pool %q is being destroyed", b.block.pool.info.Name)
 	case p.EventOnly && b.block.pool.info.Device.UUID == "":

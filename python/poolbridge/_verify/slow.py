@@ -63,7 +63,7 @@ class Reading:
         self._address = int(self._words.ctypes.data)
         self._page = _cuda_stream.register(ordinal, self._address, _PAGE, write=True)
         # Run each kernel once: the driver loads a kernel at its first run, and may wait for held kernels then.
-        self._lease_state(0)
+        self._hold(0)
         self._spin(0)
         self.compare(self._page, 2, Pattern(0, 0, "masked"))
         self._synchronize()
@@ -71,7 +71,7 @@ class Reading:
 
     def hold(self, seconds: float) -> None:
         """Queue two kernels: one that runs until `finish` is called, and one that runs for `seconds` after it."""
-        self._lease_state(_MOST_HELD_NS)
+        self._hold(_MOST_HELD_NS)
         self._spin(int(seconds * 1e9))
 
     def compare(self, pointer: int, elements: int, pattern: Pattern) -> None:
@@ -96,7 +96,7 @@ class Reading:
         _cuda_stream.unregister(self._ordinal, self._address)
         return found
 
-    def _lease_state(self, nanoseconds: int) -> None:
+    def _hold(self, nanoseconds: int) -> None:
         self._launch(_HOLD, 1, 1, (self._page, nanoseconds), (_ADDRESS, _U64))
 
     def _spin(self, nanoseconds: int) -> None:
