@@ -66,10 +66,9 @@ func Dial(ctx context.Context, path string) (*Client, error) { return Dialer{}.D
 
 // Dialer has the options of a client. Its zero value is useful.
 type Dialer struct {
-	// Device is the GPU on which the client works, an ordinal or a UUID, if that is not the GPU of the memory. The client then lets this
-	// GPU access the memory that it opens. Empty: the memory's own GPU. Memory of kind legacy is opened for this GPU only: kernels on
-	// other
-	// GPUs must not use its address.
+	// Device is the GPU on which the client works, an ordinal or a UUID, if that is not the GPU of the memory. The client then lets this GPU access
+	// the memory that it opens. Empty: the memory's own GPU. Memory of kind legacy is opened for this GPU only: kernels on other GPUs must not use
+	// its address.
 	Device string
 }
 

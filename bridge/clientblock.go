@@ -28,9 +28,8 @@ type block struct {
 	busy     []mempool.Fence // fences of this client's work on the block; some may be reached
 }
 
-// arrived counts a lease on a block and keeps the export that came with it. It runs in the order of the service's replies. A later lease
-// on
-// the block comes without an export, and may reach its caller first.
+// arrived counts a lease on a block and keeps the export that came with it. It runs in the order of the service's replies. A later lease on the
+// block comes without an export, and may reach its caller first.
 func (c *Client) arrived(l wire.Lease, fds *seqpacket.FDs) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

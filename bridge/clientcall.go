@@ -24,8 +24,7 @@ type call struct {
 	abandoned bool // no caller waits for done; guarded by Client.mu
 }
 
-// call sends a request, waits for its reply and reads it into pending.into. If ctx ends first, the client cancels the request and gives
-// back
+// call sends a request, waits for its reply and reads it into pending.into. If ctx ends first, the client cancels the request and gives back
 // what it was granted.
 func (c *Client) call(ctx context.Context, r wire.Request, pending *call) error {
 	pending.op, pending.done = r.Op(), make(chan error, 1)

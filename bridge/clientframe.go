@@ -33,14 +33,11 @@ type Frame struct {
 // Frames subscribes to the channel and yields its frames. The caller releases each frame, which ends its lease. Asking for the next frame
 // acknowledges the one before, released or not, unless o has ManualAck.
 //
-// A frame whose content will never be complete comes with [ErrProducerDied] and without a lease. A frame that cannot be mapped here comes
-// with
-// an error that says why. Other frames follow. An error without a frame is the last. When the channel is closed, the frames end without
-// an
+// A frame whose content will never be complete comes with [ErrProducerDied] and without a lease. A frame that cannot be mapped here comes with
+// an error that says why. Other frames follow. An error without a frame is the last. When the channel is closed, the frames end without an
 // error, in a queue after all frames are acknowledged.
 //
-// If the loop ends at a frame of a queue, the caller can still settle that frame. If it does not, another subscriber gets the frame when
-// the
+// If the loop ends at a frame of a queue, the caller can still settle that frame. If it does not, another subscriber gets the frame when the
 // session ends, or at once if the frame could not be mapped here.
 func (ch *Channel) Frames(ctx context.Context, o mempool.SubscribeOptions) iter.Seq2[*Frame, error] {
 	return func(yield func(*Frame, error) bool) {
@@ -90,10 +87,8 @@ func (s *consuming) deliver(ctx context.Context, manual bool, yield func(*Frame,
 // Errors: [ErrReleased] if the frame was released before.
 func (f *Frame) Release() error { return f.ReleaseAfter(unasked) }
 
-// ReleaseAfter is Release for memory that queues of the caller still use. The sender writes the memory again after the present work of
-// these
-// queues. If there are several queues, the first waits for the others. If the first queue cannot wait by itself, ReleaseAfter waits,
-// until ctx
+// ReleaseAfter is Release for memory that queues of the caller still use. The sender writes the memory again after the present work of these
+// queues. If there are several queues, the first waits for the others. If the first queue cannot wait by itself, ReleaseAfter waits, until ctx
 // ends.
 //
 // Errors: those of Release; [ErrTimeout] and ctx's if it had to wait.

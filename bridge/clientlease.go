@@ -239,9 +239,8 @@ func (l *Lease) Fill(ctx context.Context, off, n uint64, b byte) error {
 	return l.with(ctx, off, n, true, func(m mempool.Memory) error { return m.Fill(off, n, b) })
 }
 
-// Bytes waits until the buffer may be used, and returns it for the CPU, or nil if the CPU cannot access it. The slice must not be used
-// after
-// the lease has ended, and must not be written with a read lease.
+// Bytes waits until the buffer may be used, and returns it for the CPU, or nil if the CPU cannot access it. The slice must not be used after the
+// lease has ended, and must not be written with a read lease.
 //
 // Errors: [ErrReleased]; [ErrTimeout], [ErrProducerDied] and ctx's from waiting for earlier work.
 func (l *Lease) Bytes(ctx context.Context) (b []byte, err error) {
@@ -298,9 +297,8 @@ func (l *Lease) ReadyEvent() (e *mempool.Event, err error) {
 	return e, err
 }
 
-// Check returns an error if the content is known to be incomplete. On a GPU a wait also ends if the process that it waits for has died.
-// So
-// check before you trust a result.
+// Check returns an error if the content is known to be incomplete. On a GPU a wait also ends if the process that it waits for has died. So check
+// before you trust a result.
 //
 // Errors: [ErrProducerDied].
 func (l *Lease) Check(ctx context.Context) error {

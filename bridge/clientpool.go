@@ -42,8 +42,7 @@ func (c *Client) CreatePool(ctx context.Context, spec mempool.PoolSpec) (*Pool, 
 	return p, err
 }
 
-// EnsurePool makes a pool, or opens an existing one of that name with the same spec. If the pool is just being made, it waits for that.
-// The
+// EnsurePool makes a pool, or opens an existing one of that name with the same spec. If the pool is just being made, it waits for that. The
 // access list must also name the same users and groups. A pool that cannot be opened here is not destroyed: other clients may use it.
 //
 // Errors: those of [Client.CreatePool]. [ErrExists] says how the existing pool differs.
@@ -166,16 +165,13 @@ func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
 	return reply.Bytes, nil
 }
 
-// Destroy ends the pool. Nothing new can be allocated in it, and its names are removed at once. Its memory is freed after the last lease
-// and
+// Destroy ends the pool. Nothing new can be allocated in it, and its names are removed at once. Its memory is freed after the last lease and
 // mapping.
 //
 // Errors: [ErrDenied].
 func (p *Pool) Destroy(ctx context.Context) error { return p.client.destroy(ctx, p.info.ID) }
 
-// DestroyPool ends a pool by name, like [Pool.Destroy]. The pool's maker and the service's own user may destroy it even if they may not
-// open
-// it.
+// DestroyPool ends a pool by name, like [Pool.Destroy]. The pool's maker and the service's own user may destroy it even if they may not open it.
 //
 // Errors: [ErrNotFound], [ErrDenied].
 func (c *Client) DestroyPool(ctx context.Context, name string) error {

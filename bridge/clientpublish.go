@@ -52,8 +52,7 @@ func (ch *Channel) publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 	return number, l.endOrder()
 }
 
-// unsent handles a lease that was not published because of err. The lease lives on, unless ctx has ended: then unsent ends the lease, and
-// the
+// unsent handles a lease that was not published because of err. The lease lives on, unless ctx has ended: then unsent ends the lease, and the
 // memory can be reused after ready. The caller holds l.mu.
 func (l *Lease) unsent(ctx context.Context, err error, ready *mempool.Fence) error {
 	if ctx.Err() == nil {

@@ -9,10 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Release ends the lease. incomplete means that the content of a write lease is not complete: the buffer has then failed. Release does
-// not
-// wait for an answer of the service. It waits for no work of a GPU whose streams can write words: the next user of the memory waits for
-// this
+// Release ends the lease. incomplete means that the content of a write lease is not complete: the buffer has then failed. Release does not wait
+// for an answer of the service. It waits for no work of a GPU whose streams can write words: the next user of the memory waits for this
 // package's work. It waits for other running calls on the lease.
 //
 // Errors: [ErrReleased] if the lease had ended before.
@@ -25,10 +23,9 @@ var unasked = func() context.Context {
 	return ctx
 }()
 
-// ReleaseAfter is Release for memory that queues of the caller still use: the next user of the memory waits for the present work of
-// these queues. The first time that the client needs its timeline, it asks the service for it. If ctx ends before the answer,
-// ReleaseAfter
-// waits for the work of the queues instead.
+// ReleaseAfter is Release for memory that queues of the caller still use: the next user of the memory waits for the present work of these
+// queues. The first time that the client needs its timeline, it asks the service for it. If ctx ends before the answer, ReleaseAfter waits for
+// the work of the queues instead.
 //
 // Errors: [ErrReleased].
 func (l *Lease) ReleaseAfter(ctx context.Context, queues ...mempool.Queue) error {
@@ -110,8 +107,7 @@ func (l *Lease) hand(ctx context.Context) error {
 	return nil
 }
 
-// end tells the service that the lease has ended, and then gives up the block. The order matters: the client may drop a block only after
-// its
+// end tells the service that the lease has ended, and then gives up the block. The order matters: the client may drop a block only after its
 // last lease has ended.
 func (l *Lease) end(incomplete bool, done ...mempool.Fence) error {
 	l.ended = true

@@ -222,8 +222,7 @@ func (m *membership) failure(ctx context.Context, err error) error {
 	return err
 }
 
-// patient is the context of a call that waits. It ends with the caller's context, with the client, and at a time limit. It has no Done
-// channel
+// patient is the context of a call that waits. It ends with the caller's context, with the client, and at a time limit. It has no Done channel
 // for the end of the client: working must wake the call.
 type patient struct {
 	context.Context
@@ -270,8 +269,7 @@ func (c *Client) inBackground(f func()) error {
 	return nil
 }
 
-// leaveShared removes the client's members from all channels. The client has no leases any more. It waits until leases whose memory came
-// back
+// leaveShared removes the client's members from all channels. The client has no leases any more. It waits until leases whose memory came back
 // are released, which happens when the consumers' work on the memory is done.
 func (c *Client) leaveShared() {
 	s := &c.shared

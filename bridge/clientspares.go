@@ -11,8 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// spares are write leases of a pool whose memory came back through channels. The next Allocate of the same number of bytes takes one,
-// without
+// spares are write leases of a pool whose memory came back through channels. The next Allocate of the same number of bytes takes one, without
 // the service.
 type spares struct {
 	client *Client
@@ -86,9 +85,8 @@ func (sp *spares) members() []*producing {
 	return sp.producers
 }
 
-// allocate is Allocate for a pool with spares. It prefers, like the service, memory without running work, then new memory, and then
-// memory
-// with running work. n is the size of the tensor in bytes.
+// allocate is Allocate for a pool with spares. It prefers, like the service, memory without running work, then new memory, and then memory with
+// running work. n is the size of the tensor in bytes.
 func (sp *spares) allocate(ctx context.Context, p *Pool, t mempool.Tensor, n uint64, wait time.Duration) (*Lease, error) {
 	sp.look()
 	l, others, busy := sp.take(n, false)
@@ -125,8 +123,7 @@ func (sp *spares) allocate(ctx context.Context, p *Pool, t mempool.Tensor, n uin
 	return lease, err
 }
 
-// await is allocate where no memory has come back. If the pool has no room, memory of the client's own channels comes soonest, so await
-// waits
+// await is allocate where no memory has come back. If the pool has no room, memory of the client's own channels comes soonest, so await waits
 // for that first. After that it waits at the service.
 func (sp *spares) await(ctx context.Context, p *Pool, t mempool.Tensor, n uint64, wait time.Duration) (*Lease, error) {
 	until := time.Now().Add(wait)
@@ -157,9 +154,8 @@ func (sp *spares) isFull() bool {
 	return time.Now().Before(sp.full)
 }
 
-// lender returns the producer whose channel has memory that Allocate could reuse for n bytes. It returns nil if there is none, or more
-// than
-// one, because a client can wait for only one channel.
+// lender returns the producer whose channel has memory that Allocate could reuse for n bytes. It returns nil if there is none, or more than one,
+// because a client can wait for only one channel.
 func (sp *spares) lender(n uint64) (from *producing) {
 	for _, p := range sp.members() {
 		if !p.native.Lends(func(owner any) bool { l := owner.(*loan); return l.own && l.info.Bytes == n }) {
@@ -213,10 +209,8 @@ func (sp *spares) reclaim() {
 	}
 }
 
-// take takes a spare of n bytes out of the list. It takes the newest one without running work. If there is none and any is true, it takes
-// the
-// oldest one. busy means that the spare has running work and new memory would be better. others means that there are spares of other
-// sizes.
+// take takes a spare of n bytes out of the list. It takes the newest one without running work. If there is none and any is true, it takes the
+// oldest one. busy means that the spare has running work and new memory would be better. others means that there are spares of other sizes.
 func (sp *spares) take(n uint64, any bool) (l *loan, others, busy bool) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()

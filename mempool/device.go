@@ -26,9 +26,8 @@ const poolGranularity = 2 << 20
 // blockGranularity is the alignment of blocks in bytes. CUDA aligns its own allocations in the same way.
 const blockGranularity = 512
 
-// FindDevice returns the GPU with an ordinal or a UUID; "" is the first. Ordinals are those of this process. They differ between
-// processes
-// with a different CUDA_VISIBLE_DEVICES. UUIDs are the same everywhere.
+// FindDevice returns the GPU with an ordinal or a UUID; "" is the first. Ordinals are those of this process. They differ between processes with
+// a different CUDA_VISIBLE_DEVICES. UUIDs are the same everywhere.
 //
 // Errors: [ErrUnavailable] if this process does not see the GPU, [ErrInvalid] if the name is neither an ordinal nor a UUID.
 func FindDevice(name string) (cuda.Device, error) {

@@ -57,9 +57,8 @@ func NewEvent(ctx *cuda.Context) (*Event, error) {
 
 // OpenEvent opens an event on a GPU (an ordinal or a UUID). It returns an event that this process has made as it is.
 //
-// Errors: [ErrUnavailable] if events of the process that made it cannot be opened here, or that process is gone; [ErrInvalid] for a
-// handle
-// that does not have 64 bytes.
+// Errors: [ErrUnavailable] if events of the process that made it cannot be opened here, or that process is gone; [ErrInvalid] for a handle that
+// does not have 64 bytes.
 func OpenEvent(device string, handle []byte) (*Event, error) {
 	known, err := EventOf(handle)
 	if err != nil {

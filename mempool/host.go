@@ -95,8 +95,7 @@ func mapHost(f *os.File, size uint64) ([]byte, error) {
 	return mem, nil
 }
 
-// HostError wraps the error of a system call in a sentinel of this package, depending on whether a limit or memory is exhausted or the
-// call
+// HostError wraps the error of a system call in a sentinel of this package, depending on whether a limit or memory is exhausted or the call
 // failed for another reason.
 func HostError(call string, err error) error {
 	sentinel := ErrInternal
@@ -139,9 +138,8 @@ func (a *hostArena) InUse() (uint64, error) {
 	return a.used, nil
 }
 
-// hostPart is how many bytes are allocated in the kernel at a time. Other allocations and page faults of the pool wait meanwhile, for
-// some
-// 10 ms. After a signal the kernel gives the pages of the part back, and the part begins again.
+// hostPart is how many bytes are allocated in the kernel at a time. Other allocations and page faults of the pool wait meanwhile, for some 10
+// ms. After a signal the kernel gives the pages of the part back, and the part begins again.
 const hostPart = 32 << 20
 
 func (a *hostArena) Allocate(ctx context.Context, size uint64) (Allocation, error) {

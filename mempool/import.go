@@ -9,9 +9,8 @@ import (
 )
 
 // imports are the pools and blocks of services that this process maps. The driver does not count imports: a second import gives the same
-// address, and the first free unmaps it for the whole process. So this process imports each pool and each block once, for all its
-// sessions,
-// and counts the users here. Where a kind's imports serve one GPU only, there is one import for each GPU.
+// address, and the first free unmaps it for the whole process. So this process imports each pool and each block once, for all its sessions, and
+// counts the users here. Where a kind's imports serve one GPU only, there is one import for each GPU.
 var imports = struct {
 	mu    sync.Mutex
 	pools map[importKey]*ImportedPool
@@ -135,8 +134,7 @@ func (p *ImportedPool) Block(id, size uint64, x *Export) (*ImportedBlock, error)
 	return b, nil
 }
 
-// Memory returns the block mapped for reading, or for reading and writing. It is valid while the block is in use. Where the kind of
-// memory
+// Memory returns the block mapped for reading, or for reading and writing. It is valid while the block is in use. Where the kind of memory
 // cannot be read-only, both are the same.
 func (b *ImportedBlock) Memory(write bool) (Memory, error) {
 	imports.mu.Lock()

@@ -97,9 +97,8 @@ type Lasting interface {
 	Last()
 }
 
-// NewArena makes the allocator of a pool without the service: nothing counts its allocations, shares them or uses them again. It takes
-// memory
-// of the CPU through memory. Call it directly only to measure the cost of a kind.
+// NewArena makes the allocator of a pool without the service: nothing counts its allocations, shares them or uses them again. It takes memory of
+// the CPU through memory. Call it directly only to measure the cost of a kind.
 //
 // Errors: [ErrInvalid], [ErrUnavailable] if this machine does not support the kind, [ErrOutOfMemory].
 func NewArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
@@ -143,10 +142,8 @@ type Allocation interface {
 type ImportedArena interface {
 	// Import imports one allocation of size bytes. Errors: ErrInvalid if the export is not that of an allocation of so many bytes.
 	Import(x Export, size uint64) (Mapping, error)
-	// Reach lets another GPU (an ordinal or a UUID) access all present and future mappings in this process. It is not called for
-	// kinds with [Backend.OpenFor], which have a separate import for each GPU. Errors: ErrUnavailable, naming both GPUs, if the hardware
-	// does
-	// not allow it.
+	// Reach lets another GPU (an ordinal or a UUID) access all present and future mappings in this process. It is not called for kinds with
+	// [Backend.OpenFor], which have a separate import for each GPU. Errors: ErrUnavailable, naming both GPUs, if the hardware does not allow it.
 	Reach(device string) error
 	// Close closes the arena. All mappings must be closed before.
 	Close() error

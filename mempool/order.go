@@ -178,11 +178,9 @@ func (o *Order) Use() {
 	clear(o.given)
 }
 
-// Ready returns the one fence after which the content is complete, or nil if it is complete already. If there are several queues, the
-// first
-// one waits for the others. If c has a fence of the caller's own, or only an event, Ready waits for all other work itself: a queue must
-// not
-// wait for a fence that its owner may never reach.
+// Ready returns the one fence after which the content is complete, or nil if it is complete already. If there are several queues, the first one
+// waits for the others. If c has a fence of the caller's own, or only an event, Ready waits for all other work itself: a queue must not wait for
+// a fence that its owner may never reach.
 //
 // Errors: [ErrInvalid] for an event that was not recorded or cannot be used in this way.
 func (o *Order) Ready(ctx context.Context, own Queue, c Completion) (*Fence, error) {
@@ -298,8 +296,7 @@ func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Fence,
 	return done, nil
 }
 
-// AfterOne is like [Order.After], but makes only one fence, or returns nil if nothing is left to wait for. If there are several queues,
-// the
+// AfterOne is like [Order.After], but makes only one fence, or returns nil if nothing is left to wait for. If there are several queues, the
 // first one waits for the others.
 func (o *Order) AfterOne(ctx context.Context, own Queue, others ...Queue) (*Fence, error) {
 	queues := o.queues(own, others)

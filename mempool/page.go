@@ -238,9 +238,8 @@ func (p *Page) Over(t Fence) (over, died bool) {
 // Idle reports whether no stream of this process uses the page.
 func (p *Page) Idle() bool { return p.gpu.idle() }
 
-// Close unmaps the page, unless the driver fails to unregister it. Waits on the CPU for its words end with an error. Close waits for
-// queues
-// that use them.
+// Close unmaps the page, unless the driver fails to unregister it. Waits on the CPU for its words end with an error. Close waits for queues that
+// use them.
 func (p *Page) Close() error {
 	p.closing.Store(true)
 	p.life.Lock()

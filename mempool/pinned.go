@@ -130,9 +130,8 @@ func openPinnedArena(p PoolInfo, x Export) (_ ImportedArena, err error) {
 		return nil, deviceError("find the GPUs that are to reach memory of the host", err)
 	}
 	a := importedPinnedArena{d, make(map[cuda.Device]error)}
-	// Access to a pool is granted in each process. For a pool of the host, the driver grants no access to a second GPU once a block of
-	// the
-	// pool is mapped. So all GPUs get access here.
+	// Access to a pool is granted in each process. For a pool of the host, the driver grants no access to a second GPU once a block of the pool is
+	// mapped. So all GPUs get access here.
 	for _, g := range gpus {
 		if err := a.pool.SetAccess(g, cuda.AccessReadWrite); err != nil {
 			a.refused[g] = deviceError(fmt.Sprintf("let GPU %d reach memory of the host", g.Ordinal()), err)

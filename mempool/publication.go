@@ -21,10 +21,8 @@ type Completion struct {
 	After []Queue
 	// Ready is a fence of the session's own timeline.
 	Ready *Fence
-	// Event is an interprocess event that was recorded after all the work. It must stay open until the readers have opened it. The
-	// transfer also makes a fence that comes after the event, unless EventOnly is set: then readers of memory of a GPU get only the event
-	// to
-	// wait for.
+	// Event is an interprocess event that was recorded after all the work. It must stay open until the readers have opened it. The transfer also
+	// makes a fence that comes after the event, unless EventOnly is set: then readers of memory of a GPU get only the event to wait for.
 	Event     *Event
 	EventOnly bool
 }

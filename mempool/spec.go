@@ -20,11 +20,10 @@ type PoolSpec struct {
 	Device string
 	// MaxBytes is the greatest number of bytes that the pool's blocks take together.
 	MaxBytes uint64
-	// SessionBytes is the greatest number of bytes that count for one session, and UserBytes for all sessions of one user. 0 means no
-	// limit. A block counts for the session that allocated the buffer in it. A free block counts for a process, and so for each of its
-	// sessions, if that process prevents others from getting it: its work on the block is running, a session of it has ended with a lease
-	// on
-	// the block while the process lives, or it has not yet given up a mapping that it was asked to give up.
+	// SessionBytes is the greatest number of bytes that count for one session, and UserBytes for all sessions of one user. 0 means no limit. A block
+	// counts for the session that allocated the buffer in it. A free block counts for a process, and so for each of its sessions, if that process
+	// prevents others from getting it: its work on the block is running, a session of it has ended with a lease on the block while the process
+	// lives, or it has not yet given up a mapping that it was asked to give up.
 	SessionBytes, UserBytes uint64
 	// Access lists the users and groups that may use the pool. If it is empty, only the user who creates the pool may use it.
 	Access Access

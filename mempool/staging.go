@@ -9,10 +9,9 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// Memory on the Go heap is copied to and from a GPU through page-locked pieces. While the GPU copies one piece, the CPU copies the next.
-// The bus is fastest with large pieces (51 GB/s in pieces of 2 MiB, 55 in pieces of 16 on an H200). One core copies slower than the bus,
-// so
-// several cores fill a piece together.
+// Memory on the Go heap is copied to and from a GPU through page-locked pieces. While the GPU copies one piece, the CPU copies the next. The bus
+// is fastest with large pieces (51 GB/s in pieces of 2 MiB, 55 in pieces of 16 on an H200). One core copies slower than the bus, so several
+// cores fill a piece together.
 const (
 	largePiece  = 16 << 20
 	largePieces = 4
@@ -28,11 +27,10 @@ type stagingPlan struct {
 	copying
 }
 
-// plan is the plan of device streams that are opened from now on. With it, frames of 16 MiB reached 0.95 to 0.99 of the rate of copies
-// without staging, on the host of an H200. That host's processor has fast string copies (FSRM), and Go uses them. They write through the
-// caches, while on many other processors Go writes past the caches from one mebibyte on. On that host, writing past them was slower
-// (0.82),
-// and so were two streams in turn (0.86) and pieces of 4 MiB (0.87). 12 goroutines were no faster than 8 (0.94).
+// plan is the plan of device streams that are opened from now on. With it, frames of 16 MiB reached 0.95 to 0.99 of the rate of copies without
+// staging, on the host of an H200. That host's processor has fast string copies (FSRM), and Go uses them. They write through the caches, while
+// on many other processors Go writes past the caches from one mebibyte on. On that host, writing past them was slower (0.82), and so were two
+// streams in turn (0.86) and pieces of 4 MiB (0.87). 12 goroutines were no faster than 8 (0.94).
 var plan = stagingPlan{
 	piece: largePiece, pieces: largePieces,
 	copying: copying{stripe: 1 << 20, together: 8, vigil: 100 * time.Microsecond},

@@ -28,8 +28,7 @@ func (p *Packet) Free() {
 	p.from.free.Put(p)
 }
 
-// RecvInto is like Recv, but takes a buffer only when a packet is there. The caller must free the packet. The packet is nil if there is
-// an
+// RecvInto is like Recv, but takes a buffer only when a packet is there. The caller must free the packet. The packet is nil if there is an
 // error.
 func (c *Conn) RecvInto(buffers *Buffers) (*Packet, *FDs, error) {
 	c.receiving.Lock()

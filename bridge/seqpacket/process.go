@@ -20,8 +20,7 @@ type Process struct {
 	err   error
 }
 
-// PeerProcess returns the peer's process. The caller closes it. If the process has ended already, that is not an error: Gone then returns
-// a
+// PeerProcess returns the peer's process. The caller closes it. If the process has ended already, that is not an error: Gone then returns a
 // closed channel. Its other errors are those of PeerPIDFD.
 func (c *Conn) PeerProcess() (*Process, error) {
 	pidfd, err := c.PeerPIDFD()
@@ -72,9 +71,8 @@ func identity(pidfd int) (uint64, error) {
 	return st.Ino, os.NewSyscallError("fstat", err)
 }
 
-// ID identifies the process among those that live at the same time. It is 0 if the kernel does not tell: for a peer that had ended
-// before,
-// and before Linux 6.9 for a peer outside of this process's PID namespace.
+// ID identifies the process among those that live at the same time. It is 0 if the kernel does not tell: for a peer that had ended before, and
+// before Linux 6.9 for a peer outside of this process's PID namespace.
 func (p *Process) ID() uint64 { return p.id }
 
 // ended reports whether the process of a pidfd has ended.

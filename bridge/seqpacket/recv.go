@@ -7,15 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Recv reads one packet into buf. It returns the packet's length and its descriptors, or nil if there are none. They are close-on-exec,
-// and
-// the caller closes them. Recv waits for a packet until the read deadline.
+// Recv reads one packet into buf. It returns the packet's length and its descriptors, or nil if there are none. They are close-on-exec, and the
+// caller closes them. Recv waits for a packet until the read deadline.
 //
-// At the end it returns io.EOF, or ErrPeerClosed if the peer closed without reading everything. In both cases it first returns the
-// packets
-// that the peer had sent. A packet that did not arrive whole yields ErrDataTruncated, ErrControlTruncated, ErrSurplusFDs or
-// ErrEmptyPacket.
-// Its descriptors are closed, and the next Recv returns the next packet. After Close the error is os.ErrClosed.
+// At the end it returns io.EOF, or ErrPeerClosed if the peer closed without reading everything. In both cases it first returns the packets that
+// the peer had sent. A packet that did not arrive whole yields ErrDataTruncated, ErrControlTruncated, ErrSurplusFDs or ErrEmptyPacket. Its
+// descriptors are closed, and the next Recv returns the next packet. After Close the error is os.ErrClosed.
 func (c *Conn) Recv(buf []byte) (n int, fds *FDs, err error) {
 	if len(buf) == 0 {
 		return 0, nil, ErrDataTruncated

@@ -41,8 +41,7 @@ type cursorHead struct {
 	holds     [MaxInHand]hold
 }
 
-// cursor is a consumer's file. It says which frames the consumer has taken and released. Only that consumer writes it. Before the
-// consumer
+// cursor is a consumer's file. It says which frames the consumer has taken and released. Only that consumer writes it. Before the consumer
 // joins, the host writes it too.
 type cursor struct {
 	*cursorHead

@@ -1,13 +1,11 @@
 // Package shmchannel carries the frames of a channel through memory that its members share, as docs/streams.md describes.
 //
 // A [Host] makes the files of a channel and decides which members take part. A [Producer] publishes records and gets its blocks back. A
-// [Consumer] takes frames in the order of their numbers. The host does nothing for a single frame: it works only when a member joins,
-// leaves
-// or dies.
+// [Consumer] takes frames in the order of their numbers. The host does nothing for a single frame: it works only when a member joins, leaves or
+// dies.
 //
-// The package knows nothing of sessions, sockets and GPUs. The caller passes file descriptors in. Blocks and fences are only numbers
-// here,
-// and the caller knows what they mean.
+// The package knows nothing of sessions, sockets and GPUs. The caller passes file descriptors in. Blocks and fences are only numbers here, and
+// the caller knows what they mean.
 //
 // # Trust
 //

@@ -29,8 +29,7 @@ func (h *holds) find(number uint64) int {
 	return -1
 }
 
-// hold sets hold i to a frame, so that the frame's block does not go back. Only after that the caller checks that the channel still keeps
-// the
+// hold sets hold i to a frame, so that the frame's block does not go back. Only after that the caller checks that the channel still keeps the
 // frame and that the consumer still takes part.
 func (c *Consumer) hold(i int, number uint64) {
 	if used := uint64(i) + 1; used > c.holds.used {

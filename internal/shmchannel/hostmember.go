@@ -8,8 +8,7 @@ import (
 
 // Join activates a member that has opened its own file. From then on only the member can write the file.
 //
-// Errors: [ErrInvalid] if the member has joined or left already, [ErrFile] if it has sealed its file itself, [ErrClosed], [ErrCorrupt];
-// the
+// Errors: [ErrInvalid] if the member has joined or left already, [ErrFile] if it has sealed its file itself, [ErrClosed], [ErrCorrupt]; the
 // system's.
 func (h *Host) Join(m *Member) error {
 	switch {
@@ -94,10 +93,9 @@ func (h *Host) Gone(m *Member) error {
 	return err
 }
 
-// Sweep frees the slots of members that left and that nothing needs any more. It appends those members; the caller can forget their
-// files. A consumer's slot is needed while its process runs, unless the consumer has said that it leaves, holds nothing, has no claim,
-// and
-// every fence of its work is reached. A producer's slot is needed while the channel keeps a frame of it.
+// Sweep frees the slots of members that left and that nothing needs any more. It appends those members; the caller can forget their files. A
+// consumer's slot is needed while its process runs, unless the consumer has said that it leaves, holds nothing, has no claim, and every fence of
+// its work is reached. A producer's slot is needed while the channel keeps a frame of it.
 //
 // Errors: [ErrCorrupt]; the system's.
 func (h *Host) Sweep(to []*Member, reached func(Fence) bool) ([]*Member, error) {

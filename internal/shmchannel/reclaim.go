@@ -73,8 +73,7 @@ func (p *Producer) Reclaim() ([]Returned, error) {
 	return p.reclaim()
 }
 
-// AwaitReclaim is like [Producer.Reclaim], but waits until a block comes back or the context ends. It returns at once if the channel has
-// no
+// AwaitReclaim is like [Producer.Reclaim], but waits until a block comes back or the context ends. It returns at once if the channel has no
 // block of the producer.
 func (p *Producer) AwaitReclaim(ctx context.Context) ([]Returned, error) {
 	p.mu.Lock()
@@ -135,10 +134,9 @@ func (p *Producer) reclaim() ([]Returned, error) {
 	if len(p.leaving) == 0 {
 		return nil, nil
 	}
-	// A consumer stores its hold before it checks that the channel still keeps the frame. It also stores a hold before it moves its floor
-	// over a frame that it keeps in hand. So nobody uses a frame that the channel does not keep, that is in no span, and that is in no
-	// hold
-	// when the holds are read after the spans.
+	// A consumer stores its hold before it checks that the channel still keeps the frame. It also stores a hold before it moves its floor over a
+	// frame that it keeps in hand. So nobody uses a frame that the channel does not keep, that is in no span, and that is in no hold when the holds
+	// are read after the spans.
 	p.readSpans()
 	p.readHolds()
 	for _, l := range p.leaving {
@@ -244,9 +242,7 @@ func (p *Producer) readHolds() {
 	slices.Sort(p.held)
 }
 
-// readSpans collects the frames that consumers of a broadcast may have taken and not released, for consumers whose floors do not count
-// any
-// more.
+// readSpans collects the frames that consumers of a broadcast may have taken and not released, for consumers whose floors do not count any more.
 func (p *Producer) readSpans() {
 	p.spans = p.spans[:0]
 	if p.mode == Queue {

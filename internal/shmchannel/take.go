@@ -58,9 +58,8 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 	c.cursor.next.Store(c.next)
 	if h < 0 {
 		c.take(n, f.Block)
-		// If this consumer was taken out meanwhile, other members count only the frames that they saw it take before. They may not have
-		// seen
-		// this one, so it goes back.
+		// If this consumer was taken out meanwhile, other members count only the frames that they saw it take before. They may not have seen this
+		// one, so it goes back.
 		if left := c.takesPart(); left != nil {
 			c.let(n)
 			return false, left

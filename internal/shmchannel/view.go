@@ -20,10 +20,9 @@ type reader struct {
 // blocks reports whether this consumer prevents the channel from dropping frames that it has not released.
 func (r *reader) blocks() bool { return r.active && r.policy.blocks() }
 
-// look brings the view up to date with tail t, which the caller loaded before. A change that the tail does not show yet has not taken
-// effect, and the service may have stopped in the middle of it, so look does not wait for it. Once the channel is closed, the tail does
-// not
-// show changes any more.
+// look brings the view up to date with tail t, which the caller loaded before. A change that the tail does not show yet has not taken effect,
+// and the service may have stopped in the middle of it, so look does not wait for it. Once the channel is closed, the tail does not show changes
+// any more.
 //
 // Errors: [UnknownMemberError]; [ErrCorrupt].
 func (p *Producer) look(t tail) error {

@@ -32,11 +32,9 @@ func Begin() bool {
 // End takes back one [Begin] that returned true.
 func End() { spinning.Add(-1) }
 
-// Adaptive tells one waiter whether to spin. Each time the waiter spins in vain, Adaptive skips spinning for more of the next waits: 1,
-// 3,
-// 7 and so on up to mostSleeps. Where the CPUs are busy, spinning only takes a CPU from the work that the waiter waits for. The zero
-// value
-// spins at the first wait.
+// Adaptive tells one waiter whether to spin. Each time the waiter spins in vain, Adaptive skips spinning for more of the next waits: 1, 3, 7 and
+// so on up to mostSleeps. Where the CPUs are busy, spinning only takes a CPU from the work that the waiter waits for. The zero value spins at
+// the first wait.
 type Adaptive struct{ sleeps, left int }
 
 // Worth reports whether to spin for this wait.

@@ -1,7 +1,6 @@
-// Package hostmem finds out how much more memory of the machine this process can take. The kernel promises more memory than there is. If
-// it cannot keep the promise, it kills processes: this one, or others that have nothing to do with it. So this process asks before it
-// takes
-// much memory.
+// Package hostmem finds out how much more memory of the machine this process can take. The kernel promises more memory than there is. If it
+// cannot keep the promise, it kills processes: this one, or others that have nothing to do with it. So this process asks before it takes much
+// memory.
 //
 // The limits are what the machine has left, and what every control group of this process has left (v1 and v2), less a reserve for other
 // processes. Memory of files that the kernel can reclaim counts as left. Swap does not.
