@@ -383,7 +383,8 @@ type ListReply struct {
 	Next     string         `wire:"nx?"` // where the next page begins; left out: this is the last
 }
 
-// Events asks for a page of what happened, the oldest first, and waits for something if there is nothing new.
+// Events asks for a page of what happened, the oldest first, and waits for something if there is nothing new. At most 4 of a session wait at a
+// time; one more fails with `limit`.
 //
 //wire:request events EventsReply
 type Events struct {

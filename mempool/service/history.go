@@ -18,12 +18,19 @@ const maxHistory = 4096
 
 // history is a ring of events. Its mutex is taken last: events are noted with and without Service.mu.
 type history struct {
-	mu    sync.Mutex
-	ring  []happening // by number - 1, modulo maxHistory; it grows to that
-	last  uint64      // number of the newest
-	added signal
+	mu   sync.Mutex
+	ring []happening // by number - 1, modulo maxHistory; it grows to that
+	last uint64      // number of the newest
+
+	watchers map[*watcher]struct{} // those who wait for an event
 
 	counts eventCounts
+}
+
+// watcher waits for the next event that it may be told of. An event wakes no other watcher: a service may have many.
+type watcher struct {
+	may  func(*happening) bool
+	told chan struct{} // closed when there is one
 }
 
 // happening is an event, and who else than its user may be told of it.
@@ -62,7 +69,12 @@ func (h *history) add(one happening) uint64 {
 		h.ring[(h.last-1)%maxHistory] = one
 	}
 	h.counts.add(&one.HistoryEvent)
-	h.added.broadcast()
+	for w := range h.watchers {
+		if w.may(&one) {
+			close(w.told)
+			delete(h.watchers, w)
+		}
+	}
 	return one.Number
 }
 
@@ -116,11 +128,15 @@ func (s *Session) tells(h *happening) bool {
 	return h.Session != 0 && h.UID == s.peer.UID
 }
 
-// read gives the oldest events with greater numbers than after that may be told, at most most of them, and what is closed when there
-// is a new one.
-func (h *history) read(after uint64, most int, may func(*happening) bool) (page mempool.EventPage, more <-chan struct{}) {
+// read returns the oldest events with greater numbers than after that may be told, at most most of them.
+func (h *history) read(after uint64, most int, may func(*happening) bool) mempool.EventPage {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	return h.page(after, most, may)
+}
+
+// page is read with h.mu held.
+func (h *history) page(after uint64, most int, may func(*happening) bool) (page mempool.EventPage) {
 	if forgotten := h.last - uint64(len(h.ring)); after < forgotten {
 		page.Lost, after = forgotten-after, forgotten
 	}
@@ -129,33 +145,50 @@ func (h *history) read(after uint64, most int, may func(*happening) bool) (page 
 			page.Events = append(page.Events, one.HistoryEvent)
 		}
 	}
-	return page, h.added.next()
+	return page
 }
 
-// await is read that waits while there is no event to tell of, until one of the channels is closed. over says that it was that one.
+// watch is read that returns a watcher for the next event if there is none yet.
+func (h *history) watch(after uint64, most int, may func(*happening) bool) (mempool.EventPage, *watcher) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	page := h.page(after, most, may)
+	if len(page.Events) > 0 {
+		return page, nil
+	}
+	w := &watcher{may: may, told: make(chan struct{})}
+	h.watchers[w] = struct{}{}
+	return page, w
+}
+
+func (h *history) unwatch(w *watcher) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.watchers, w)
+}
+
+// await is read that waits while there is no event to tell of, until one of the channels is closed. over says that it was ended.
 //
 // Errors: the context's.
 func (h *history) await(ctx context.Context, after uint64, most int, may func(*happening) bool, late <-chan time.Time,
 	ended <-chan struct{}) (page mempool.EventPage, over bool, err error) {
-	lost := uint64(0)
-	for {
-		var more <-chan struct{}
-		page, more = h.read(after, most, may)
-		lost += page.Lost
-		page.Lost = lost
-		if len(page.Events) > 0 {
-			return page, false, nil
-		}
-		after = page.Next
-		select {
-		case <-more:
-		case <-late:
-			return page, false, nil
-		case <-ended:
-			return page, true, nil
-		case <-ctx.Done():
-			return page, false, context.Cause(ctx)
-		}
+	page, w := h.watch(after, most, may)
+	if w == nil {
+		return page, false, nil
+	}
+	defer h.unwatch(w)
+	select {
+	case <-w.told: // and nothing that may be told has happened before it
+		lost := page.Lost
+		page = h.read(page.Next, most, may)
+		page.Lost += lost
+		return page, false, nil
+	case <-late:
+		return page, false, nil
+	case <-ended:
+		return page, true, nil
+	case <-ctx.Done():
+		return page, false, context.Cause(ctx)
 	}
 }
 
@@ -181,7 +214,8 @@ func (s *Service) LastEvent() uint64 {
 // Events is [Service.Events] of what the session may be told: everything for the service's own user, for others what happened to sessions of
 // their user and to pools that they may use or have made. It waits up to wait; then the page has no events.
 //
-// Errors: [mempool.ErrInvalid] for a number that no event has yet, [mempool.ErrClosed], the context's.
+// Errors: [mempool.ErrInvalid] for a number that no event has yet, [mempool.ErrLimit] if [MaxEventWaits] of its calls wait already,
+// [mempool.ErrClosed], the context's.
 func (s *Session) Events(ctx context.Context, after uint64, most int, wait time.Duration) (mempool.EventPage, error) {
 	if last := s.svc.LastEvent(); after > last {
 		return mempool.EventPage{}, situation.Of(mempool.ErrInvalid, "there is no event %d yet, the newest is %d: events are numbered anew when the service starts",
@@ -192,7 +226,16 @@ func (s *Session) Events(ctx context.Context, after uint64, most int, wait time.
 		return mempool.EventPage{}, s.hasEnded()
 	default:
 	}
-	timer := time.NewTimer(wait) // without a wait it has fired at once, and what is there is told all the same
+	if wait == 0 {
+		return s.svc.history.read(after, most, s.tells), nil
+	}
+	if s.eventWaits.Add(1) > MaxEventWaits {
+		s.eventWaits.Add(-1)
+		return mempool.EventPage{}, situation.Of(mempool.ErrLimit, "%d requests of session %d wait for events, which is the limit: wait for an answer, or cancel one",
+			MaxEventWaits, s.id)
+	}
+	defer s.eventWaits.Add(-1)
+	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	page, over, err := s.svc.history.await(ctx, after, most, s.tells, timer.C, s.over)
 	if over {
@@ -200,6 +243,9 @@ func (s *Session) Events(ctx context.Context, after uint64, most int, wait time.
 	}
 	return page, err
 }
+
+// MaxEventWaits is how many calls of [Session.Events] of one session may wait at a time: each event looks at all that wait.
+const MaxEventWaits = 4
 
 // gap lets what happens very often be told of from time to time. It is guarded by Service.mu.
 type gap struct {

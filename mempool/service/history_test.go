@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,7 +17,7 @@ import (
 // happened are the events of a kind that are kept.
 func happened(t testing.TB, svc *Service, kind mempool.EventKind) (events []mempool.HistoryEvent) {
 	t.Helper()
-	page, _ := svc.history.read(0, maxHistory, func(h *happening) bool { return h.Kind == kind })
+	page := svc.history.read(0, maxHistory, func(h *happening) bool { return h.Kind == kind })
 	return page.Events
 }
 
@@ -107,6 +108,71 @@ func TestAReaderOfEventsWaitsForTheNext(t *testing.T) {
 		assert.ErrorIs(t, err, mempool.ErrClosed)
 		_, err = s.Events(t.Context(), after, 9, 0)
 		assert.ErrorIs(t, err, mempool.ErrClosed)
+	})
+}
+
+func TestAnEventWakesOnlyThoseWhoMayBeToldOfIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := New(Config{MayCreate: func(mempool.Peer) bool { return true }})
+		defer svc.Close()
+		stranger := mempool.Self()
+		stranger.UID++
+		stranger.Groups, stranger.GID = nil, stranger.GID+1
+		s := begin(t, svc, stranger, "stranger")
+		after := svc.LastEvent()
+		came := make(chan mempool.EventPage, 1)
+		go func() {
+			page, err := s.Events(t.Context(), after, 9, time.Hour)
+			assert.NoError(t, err)
+			came <- page
+		}()
+		synctest.Wait()
+		svc.history.mu.Lock()
+		require.Len(t, svc.history.watchers, 1)
+		var before *watcher
+		for before = range svc.history.watchers {
+		}
+		svc.history.mu.Unlock()
+		fakePool(t, begin(t, svc, mempool.Self(), "owner"), 1<<20)
+		synctest.Wait()
+		svc.history.mu.Lock()
+		assert.Contains(t, svc.history.watchers, before, "it waits on, and was not woken")
+		svc.history.mu.Unlock()
+		assert.Empty(t, came)
+		createPool(t, s, mempool.PoolSpec{Name: "its own", Kind: fake, MaxBytes: 1 << 20})
+		page := <-came
+		require.NotEmpty(t, page.Events)
+		for _, e := range page.Events {
+			assert.Equal(t, stranger.UID, e.UID)
+		}
+		assert.Empty(t, svc.history.watchers)
+	})
+}
+
+func TestFewRequestsOfASessionWaitForEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := New(Config{})
+		defer svc.Close()
+		s := begin(t, svc, mempool.Self(), "greedy")
+		after := svc.LastEvent()
+		ctx, cancel := context.WithCancel(t.Context())
+		var waiting sync.WaitGroup
+		for range MaxEventWaits {
+			waiting.Go(func() {
+				_, err := s.Events(ctx, after, 9, time.Hour)
+				assert.ErrorIs(t, err, context.Canceled)
+			})
+		}
+		synctest.Wait()
+		_, err := s.Events(t.Context(), after, 9, time.Hour)
+		assert.ErrorIs(t, err, mempool.ErrLimit)
+		_, err = s.Events(t.Context(), after, 9, 0)
+		assert.NoError(t, err, "this one does not wait")
+		cancel()
+		waiting.Wait()
+		assert.Empty(t, svc.history.watchers)
+		_, err = s.Events(t.Context(), after, 9, time.Second)
+		assert.NoError(t, err)
 	})
 }
 

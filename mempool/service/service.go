@@ -84,7 +84,7 @@ func New(c Config) *Service {
 		namesOf: make(tally), poolsOf: make(tally), pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool), sessions: make(map[uint64]*Session),
 		buffers: make(map[uint64]*buffer), names: make(map[string]*name), closing: make(chan struct{}), done: make(chan struct{}),
 		awaited: make(map[string]*awaited), timelines: make(map[uint64]*timeline), channels: make(map[string]*channel), channelByID: make(map[uint64]*channel),
-		keepers: make(map[keeperKey]*keeper), history: history{counts: newEventCounts()}, waiting: make(map[string]int),
+		keepers: make(map[keeperKey]*keeper), history: history{counts: newEventCounts(), watchers: make(map[*watcher]struct{})}, waiting: make(map[string]int),
 		patience: cmp.Or(c.Patience, usualPatience), refused: make(map[string]*gap),
 	}
 	if s.log == nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/situation"
@@ -22,14 +23,15 @@ func (Recall) notice() {}
 
 // Session is one client's presence. When it ends, however it ends, its leases end. It is guarded by Service.mu.
 type Session struct {
-	svc     *Service
-	id      uint64
-	peer    mempool.Peer
-	program string // what the client calls itself
-	began   time.Time
-	notify  func(Notice)
-	ended   bool
-	over    chan struct{} // closed when the session has ended
+	svc        *Service
+	id         uint64
+	peer       mempool.Peer
+	program    string // what the client calls itself
+	began      time.Time
+	eventWaits atomic.Int32 // calls of Events that wait
+	notify     func(Notice)
+	ended      bool
+	over       chan struct{} // closed when the session has ended
 	// reclaimed is closed when the session has ended and nothing is held for its process any more.
 	reclaimed chan struct{}
 

@@ -407,6 +407,8 @@ class List(Request, kw_only=True, tag="list"):
 class Events(Request, kw_only=True, tag="events"):
     """Asks for a page of what happened, the oldest first, and waits for something if there is nothing new.
 
+    At most 4 of a session wait at a time; one more fails with `limit`.
+
     `EventsReply` answers it.
     """
 
