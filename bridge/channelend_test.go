@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -61,7 +60,7 @@ func TestClosingAClientEndsWhatWaitsInChannels(t *testing.T) {
 }
 
 func TestALostServiceEndsWhatWaitsInChannels(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "run", "poolsvc.sock")
+	path := socketPath(t)
 	service := spawn(t, "service", path, nil)
 	require.Equal(t, "serving", service.says())
 	c, err := Dial(t.Context(), path)

@@ -39,10 +39,19 @@ type rig struct {
 	log  *events
 }
 
+// socketPath is a path for a socket in a folder of the test's own. Those of t.TempDir may be too long for a socket.
+func socketPath(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pb")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return filepath.Join(dir, "run", "poolsvc.sock")
+}
+
 // start serves until the test ends. Servers are closed before clients, whose cleanups run first.
 func start(t testing.TB, c ServerConfig, l limits) *rig {
 	t.Helper()
-	r := &rig{path: filepath.Join(t.TempDir(), "run", "poolsvc.sock"), log: newEvents()}
+	r := &rig{path: socketPath(t), log: newEvents()}
 	c.Log = slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	r.svc = service.New(service.Config{Log: c.Log})
 	var err error

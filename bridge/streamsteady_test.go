@@ -34,7 +34,7 @@ func driverCalls(t *testing.T, dir string, pid int) map[string]int64 {
 func TestASteadyStreamMakesNoDriverCallsButItsFences(t *testing.T) {
 	counts := t.TempDir()
 	sim := simulation(t, counts)
-	path := filepath.Join(t.TempDir(), "run", "poolsvc.sock")
+	path := socketPath(t)
 	service := spawn(t, "service", path, sim)
 	require.Equal(t, "serving", service.says())
 	producer := spawn(t, "steady producer", path, sim)

@@ -92,7 +92,7 @@ def test_events_tell_what_happened(service, client):
     assert "pool" in made.text
     assert client.events(after=made.number) == []
     for _ in range(40):  # more than a page
-        client.create_pool("q", kind="host", max_bytes=4096).destroy()
+        client.destroy_pool(client.create_pool("q", kind="host", max_bytes=4096))
     assert len(client.events(after=made.number)) == 80
     with pytest.raises(poolbridge.InvalidArgumentError):
         client.events(after=10_000)

@@ -72,7 +72,10 @@ func (l *lockedBuffer) String() string {
 // Serve starts `poolsvc serve` with more arguments on a socket of its own, and stops it when the test ends.
 func Serve(t testing.TB, args ...string) *Service {
 	t.Helper()
-	return ServeAt(t, filepath.Join(t.TempDir(), "run", "poolsvc.sock"), args...)
+	dir, err := os.MkdirTemp("", "pb") // the path of t.TempDir may be too long for a socket
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return ServeAt(t, filepath.Join(dir, "run", "poolsvc.sock"), args...)
 }
 
 // ServeAt is Serve on a given socket.
