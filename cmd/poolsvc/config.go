@@ -27,7 +27,8 @@ func newConfigCheck() *cobra.Command {
 	return &cobra.Command{
 		Use:   "check [FILE]",
 		Short: "Say what is wrong in a configuration file",
-		Long: `Say what is wrong in a configuration file, $POOLBRIDGE_CONFIG if none is named: the line and the reason, a line of output for each mistake.
+		Long: `Say what is wrong in a configuration file, $POOLBRIDGE_CONFIG if none is named: the line and the reason, a line of output for each mistake. What needs another
+setting that is itself a mistake is not judged.
 
 The exit status is 0 if nothing is wrong, else 1. Whether the machine has memory and GPUs for the pools shows when the service starts.`,
 		Args: arguments(0, 1),
@@ -84,15 +85,15 @@ func (p *plan) show(c *cobra.Command) error {
 	}
 	for _, s := range settings() {
 		if s.show != nil {
-			row(s.key, s.show(p), p.from[s.flag])
+			row(s.key, s.show(p), p.from[s.flag].String())
 		}
 	}
 	for _, one := range p.limits.list() {
 		name, n, _ := strings.Cut(one, "=")
-		row("limits."+name, n, p.from["limit "+name])
+		row("limits."+name, n, p.from["limit "+name].String())
 	}
 	for _, spec := range p.pools {
-		row("pools", formatPool(spec), p.from["pool "+spec.Name])
+		row("pools", formatPool(spec), p.from["pool "+spec.Name].String())
 	}
 	return w.Flush()
 }

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,8 +30,28 @@ type plan struct {
 	web      web
 	log      logging
 
-	source string            // what is being read
-	from   map[string]string // where a setting, a limit or a pool comes from: "mode", "limit sessions", "pool frames"
+	source   place            // what is being read
+	from     map[string]place // where a setting, a limit or a pool comes from: "mode", "limit sessions", "pool frames"
+	broken   map[string]bool  // settings of which something was refused, by their flags
+	problems config.Problems
+}
+
+// place is where something comes from: a flag, a variable, or a line of the configuration file.
+type place struct {
+	name string
+	line int // 0: it has none
+}
+
+func (at place) String() string {
+	if at.line == 0 {
+		return at.name
+	}
+	return fmt.Sprintf("%s:%d", at.name, at.line)
+}
+
+// wrong notes a problem.
+func (p *plan) wrong(at place, format string, args ...any) {
+	p.problems.Add(at.name, at.line, format, args...)
 }
 
 // note remembers where something comes from.
@@ -197,9 +220,9 @@ func planFlags(f *pflag.FlagSet) {
 
 // newPlan is what serve does when nobody says anything.
 func newPlan() *plan {
-	p := &plan{from: make(map[string]string)}
+	p := &plan{from: make(map[string]place), broken: make(map[string]bool)}
 	for _, s := range settings() {
-		p.from[s.flag] = "default"
+		p.from[s.flag] = place{name: "default"}
 		if s.standard != "" {
 			_ = s.set(p, s.standard) // a standard is none that is refused
 		}
@@ -209,7 +232,7 @@ func newPlan() *plan {
 
 // resolve makes a plan of what the flags, the environment and the configuration file say; each wins over the next.
 //
-// Errors: [config.Problems] of the file.
+// Errors: [config.Problems]; those of the file system.
 func resolve(f *pflag.FlagSet) (*plan, error) {
 	p := newPlan()
 	var err error
@@ -224,106 +247,88 @@ func resolve(f *pflag.FlagSet) (*plan, error) {
 	}
 	for _, s := range all {
 		if text := os.Getenv(s.variable()); text != "" {
-			if err := p.say(s, "$"+s.variable(), text); err != nil {
-				return nil, fmt.Errorf("$%s: %w", s.variable(), err)
-			}
+			p.say(s, place{name: "$" + s.variable()}, "", text)
 		}
 	}
 	for _, s := range all {
 		if f.Changed(s.flag) {
-			if err := p.say(s, "--"+s.flag, f.Lookup(s.flag).Value.(*said).texts...); err != nil {
-				return nil, err
-			}
+			p.say(s, place{name: "--" + s.flag}, "", f.Lookup(s.flag).Value.(*said).texts...)
 		}
 	}
 	if verbose, _ := f.GetBool("verbose"); verbose {
 		if f.Changed("log-level") {
 			return nil, &usageError{"either --verbose or --log-level"}
 		}
-		p.log.level, p.from["log-level"] = slog.LevelDebug, "--verbose"
+		p.log.level, p.from["log-level"] = slog.LevelDebug, place{name: "--verbose"}
 	}
 	return p, p.check()
 }
 
-// check says whether the settings fit together.
+// check says what is wrong, also in how the settings fit together: those that nothing of was refused.
+//
+// Errors: [config.Problems].
 func (p *plan) check() error {
-	if p.web.address == "" {
-		for flag, said := range map[string]bool{"http-allow-remote": p.web.remote, "pprof": p.web.profile} {
-			if said {
-				return fmt.Errorf("%s says more of --http (http.address), which is missing: add --http 127.0.0.1:9377, for example", p.from[flag])
-			}
+	if at := p.from["socket"]; at.line > 0 && !filepath.IsAbs(p.socket) {
+		p.wrong(at, "socket.path: %q is no absolute path (/…): which folder a service starts in is not the file's to say", p.socket)
+	}
+	at := p.from["http"]
+	path, unix := strings.CutPrefix(p.web.address, "unix:")
+	switch {
+	case p.broken["http"]:
+	case p.web.address == "":
+		const needs = "%s says more of http.address (--http), which is missing: add http.address 127.0.0.1:9377, for example"
+		if p.web.remote {
+			p.wrong(p.from["http-allow-remote"], needs, "http.allow-remote")
 		}
-		return nil
+		if p.web.profile {
+			p.wrong(p.from["pprof"], needs, "http.pprof")
+		}
+	case at.line > 0 && unix && !filepath.IsAbs(path):
+		p.wrong(at, "http.address: %q is no absolute path (unix:/…): which folder a service starts in is not the file's to say", p.web.address)
+	default:
+		if err := metrics.CheckAddress(p.web.address, p.web.remote || p.broken["http-allow-remote"]); err != nil {
+			p.wrong(at, "http.address: %v", err)
+		}
 	}
-	if err := metrics.CheckAddress(p.web.address, p.web.remote); err != nil {
-		return fmt.Errorf("%s: %w", p.from["http"], err)
-	}
-	return nil
+	return p.problems.Err()
 }
 
-// say makes texts from one place a part of the plan.
-func (p *plan) say(s setting, from string, texts ...string) error {
+// say makes texts from one place a part of the plan, without those that are refused: these are problems of what is named.
+func (p *plan) say(s setting, at place, what string, texts ...string) {
 	if s.reset != nil {
 		s.reset(p)
 	}
-	p.source = from
+	p.source, p.broken[s.flag] = at, false
 	for _, text := range texts {
 		if err := s.set(p, text); err != nil {
-			return err
+			p.wrong(at, "%s%v", what, err)
+			p.broken[s.flag] = true
 		}
 	}
 	p.note(s.flag)
-	return nil
 }
 
 // read makes a configuration file a part of the plan.
+//
+// Errors: those of the file system, and a [config.Problem] if others may change the file. What is wrong in it is for check to say.
 func (p *plan) read(path string) error {
 	file, err := config.Read(path)
-	if err != nil {
+	var problems config.Problems
+	if err != nil && !errors.As(err, &problems) {
 		return err
 	}
-	var problems config.Problems
+	p.problems = append(p.problems, problems...)
 	for _, v := range file.Values {
-		if err := p.value(file, v); err != nil {
-			problems.Add(path, v.Line, "%s: %v", v.Key, err)
-		}
+		p.value(place{path, v.Line}, v)
 	}
 	for _, item := range file.Pools {
-		var pool poolText
-		complete := true
-		for _, v := range item.Values {
-			if len(v.Texts) != 1 && v.Key != "uid" && v.Key != "gid" {
-				problems.Add(path, v.Line, "pools: %s: expected one value, not %d", v.Key, len(v.Texts))
-				complete = false
-				continue
-			}
-			for _, text := range v.Texts {
-				if err := pool.set(v.Key, text); err != nil {
-					problems.Add(path, v.Line, "pools: %v", err)
-					complete = false
-				}
-			}
-		}
-		if !complete {
-			continue
-		}
-		p.source = fmt.Sprintf("%s:%d", path, item.Line)
-		spec, err := pool.spec()
-		if first, twice := p.from["pool "+spec.Name]; err == nil && twice {
-			err = fmt.Errorf("two pools are called %q, the first at %s", spec.Name, first)
-		}
-		if err == nil {
-			err = p.addPool(spec)
-		}
-		if err != nil {
-			problems.Add(path, item.Line, "pools: %v", err)
-		}
+		p.pool(place{path, item.Line}, item)
 	}
-	return problems.Err()
+	return nil
 }
 
 // value makes one value of a file a part of the plan.
-func (p *plan) value(file *config.File, v config.Value) error {
+func (p *plan) value(at place, v config.Value) {
 	name, limit := strings.CutPrefix(v.Key, "limits.")
 	var keys []string
 	for _, s := range settings() {
@@ -338,10 +343,87 @@ func (p *plan) value(file *config.File, v config.Value) error {
 			}
 			continue
 		}
-		if s.reset == nil && len(v.Texts) != 1 {
-			return fmt.Errorf("expected one value, not %d", len(v.Texts))
+		switch {
+		case v.Broken: // this is told already
+			p.broken[s.flag] = true
+		case s.reset == nil && len(v.Texts) != 1:
+			p.wrong(at, "%s: expected one value, not %d", v.Key, len(v.Texts))
+			p.broken[s.flag] = true
+		default:
+			p.say(s, at, v.Key+": ", v.Texts...)
 		}
-		return p.say(s, fmt.Sprintf("%s:%d", file.Path, v.Line), v.Texts...)
+		return
 	}
-	return fmt.Errorf("there is no such key: expected one of %s, limits.NAME, or pools", strings.Join(keys, ", "))
+	p.wrong(at, "%s: there is no such key: expected one of %s, limits.NAME, or pools", v.Key, strings.Join(keys, ", "))
+}
+
+// pool makes a pool of a file a part of the plan.
+func (p *plan) pool(at place, item config.Item) {
+	var pool poolText
+	lines, refused := make(map[string]int), make(map[string]bool)
+	wrong := func(key, format string, args ...any) {
+		refused[key] = true
+		where := at
+		if line, ok := lines[key]; ok {
+			where.line = line
+		}
+		p.wrong(where, "%s: "+format, append([]any{item.Called}, args...)...)
+	}
+	for _, v := range item.Values {
+		lines[v.Key] = v.Line
+		switch {
+		case v.Broken: // this is told already
+			refused[v.Key] = true
+			continue
+		case len(v.Texts) != 1 && v.Key != "uid" && v.Key != "gid":
+			wrong(v.Key, "%s: expected one value, not %d", v.Key, len(v.Texts))
+			continue
+		}
+		for _, text := range v.Texts {
+			if err := pool.set(v.Key, text); err != nil {
+				wrong(v.Key, "%v", err)
+			}
+		}
+	}
+	said, err := pool.spec()
+	if err != nil {
+		mistakes(said, refused, wrong)
+	}
+	if first, twice := p.from["pool "+said.Name]; twice {
+		wrong("name", "two pools have this name, the first at %v", first)
+	}
+	if said.Name != "" {
+		p.source = at
+		p.note("pool " + said.Name)
+	}
+	if len(refused) == 0 {
+		p.pools = append(p.pools, said)
+	}
+}
+
+// mistakes tells what is wrong in a pool by key: each value is tried together with those that are right.
+func mistakes(said mempool.PoolSpec, refused map[string]bool, wrong func(key, format string, args ...any)) {
+	right := mempool.PoolSpec{Name: "?", Kind: mempool.Host, MaxBytes: math.MaxInt64}
+	for _, value := range []struct {
+		key string
+		put func(*mempool.PoolSpec)
+	}{
+		{"name", func(s *mempool.PoolSpec) { s.Name = said.Name }},
+		{"kind", func(s *mempool.PoolSpec) { s.Kind = said.Kind }},
+		{"max", func(s *mempool.PoolSpec) { s.MaxBytes = said.MaxBytes }},
+		{"user", func(s *mempool.PoolSpec) { s.UserBytes = said.UserBytes }},
+		{"session", func(s *mempool.PoolSpec) { s.SessionBytes = said.SessionBytes }},
+	} {
+		if refused[value.key] {
+			continue
+		}
+		next := right
+		value.put(&next)
+		if err := next.Validate(); err != nil {
+			reason := strings.TrimPrefix(err.Error(), mempool.ErrInvalid.Error()+": ")
+			wrong(value.key, "%s: %s", value.key, strings.TrimPrefix(reason, fmt.Sprintf("pool %q: ", next.Name)))
+			continue
+		}
+		right = next
+	}
 }

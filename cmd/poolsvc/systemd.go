@@ -26,9 +26,9 @@ func listen(socket string, p *plan, l life, svc *service.Service, serving bridge
 		return nil, fmt.Errorf("systemd handed over a socket, and --private wants another: drop one of them")
 	}
 	server, err := bridge.ListenFile(files[0], svc, serving)
-	if err == nil && p.from["socket"] != "default" && server.Path() != p.socket {
+	if err == nil && p.from["socket"] != (place{name: "default"}) && server.Path() != p.socket {
 		serving.Log.Warn("systemd handed over a socket, which is used instead of that of the configuration", "socket", server.Path(),
-			"configured", p.socket, "from", p.from["socket"])
+			"configured", p.socket, "from", p.from["socket"].String())
 	}
 	return server, err
 }

@@ -85,12 +85,80 @@ pools:
 	require.Error(t, err)
 	for _, want := range []string{`:2: socket.mode: "999" is no file mode`, ":3: socket.pth: there is no such key: expected one of socket.path",
 		`:4: limits.sesions: there is no limit "sesions"`, `:5: log.level: "loud" is no level`, `:6: http.pprof: expected true or false, not "maybe"`,
-		`:8: pools: max: "lots" is no size`, ":9: pools: ", `:11: pools: two pools are called "r", the first at ` + path + ":10",
-		":12: pools: name: expected one value, not 2"} {
+		`:8: pool "p": max: "lots" is no size`, `:9: pool "q": session: a session's limit`, `:11: pool "r": two pools have this name, the first at ` + path + ":10",
+		":12: pool 5 of the list: name: expected one value, not 2"} {
 		assert.Contains(t, string(out), path+want)
 		assert.Contains(t, serve, path+want)
 	}
 	assert.Equal(t, 9, strings.Count(string(out), "\n"), "a line for each mistake")
+}
+
+func TestEveryMistakeIsToldAtOnceAndNothingThatOnlyFollowsFromOne(t *testing.T) {
+	path := configuration(t, `socket:
+  path: relative/x
+  mode: {a: 1}
+  mode: 0660
+http:
+  address: 0.0.0.0
+  pprof: maybe
+limits:
+  sessions: -1
+access:
+  creators: [bob, 5, alice]
+pools:
+  - {name: a, kind: hots, max: 64MB, session: 1MiB, user: 1MiB}
+  - name: b
+    kind: tape
+    max: 1MiB
+    user: 2MiB
+    session: 3MiB
+  - {name: b, kind: host, max: {}, session: 1MiB, colour: red}
+  - text
+  - {kind: host}
+`)
+	for _, args := range [][]string{{"config", "check", path}, {"serve", "--config", path}} {
+		out, err := poolsvc(t, args...)
+		require.Error(t, err)
+		out = strings.TrimPrefix(out, "poolsvc: ")
+		for _, want := range []string{`:2: socket.path: "relative/x" is no absolute path`, ":3: socket.mode: expected a value",
+			":4: socket: mode stands twice, first in line 3", `:6: http.address: "0.0.0.0": expected HOST:PORT`, ":7: http.pprof: expected true or false",
+			":9: limits.sessions: the limit sessions is 1 or more", `:11: access.creators: "bob" is no user`, `:11: access.creators: "alice" is no user`,
+			`:13: pool "a": max: "64MB" is no size`, `:13: pool "a": kind: unknown kind "hots"`, `:15: pool "b": kind: unknown kind "tape"`,
+			`:17: pool "b": user: a user's limit`, `:18: pool "b": session: a session's limit`, `:19: pool "b": max: expected a value`,
+			`:19: pool "b": unknown key "colour"`, `:19: pool "b": two pools have this name, the first at ` + path + ":14",
+			":20: pool 4 of the list: expected keys with values", ":21: pool 5 of the list: name: the name of a pool must not be empty",
+			":21: pool 5 of the list: max: "} {
+			assert.Contains(t, out, path+want)
+			out = strings.Replace(out, path+want, "", 1)
+		}
+		assert.NotContains(t, out, path+":", "nothing else is a mistake")
+	}
+	for text, want := range map[string]string{
+		"http: {pprof: true}":                                    ":1: http.pprof says more of http.address (--http), which is missing",
+		"http: {allow-remote: true}":                             ":1: http.allow-remote says more of http.address (--http), which is missing",
+		"http: {address: 0.0.0.0:1, allow-remote: perhaps}":      ":1: http.allow-remote: expected true or false",
+		"http: {address: [a, b], pprof: true}":                   ":1: http.address: expected one value, not 2",
+		"http: {address: \"127.0.0.1:65536\"}":                   `:1: http.address: "127.0.0.1:65536": expected a port`,
+		"http: {address: unix:http.sock}":                        `:1: http.address: "unix:http.sock" is no absolute path`,
+		"pools: [{name: a, kind: host, max: 1MiB, uid: [x, y]}]": `:1: pool "a": uid: "y" is no user or group id`,
+	} {
+		path := configuration(t, text)
+		out, err := poolsvc(t, "config", "check", path)
+		require.Error(t, err, text)
+		assert.Contains(t, out, path+want)
+	}
+}
+
+func TestWhatAFlagSaysRightIsNotWrongBecauseTheFileSaidItWrong(t *testing.T) {
+	path := configuration(t, "http: {address: 0.0.0.0}\nsocket: {path: relative}\n")
+	out, err := poolsvc(t, "config", "show", "--config", path, "--http", "127.0.0.1:0", "--socket", "here")
+	require.NoError(t, err, out)
+	t.Setenv("POOLBRIDGE_MODE", "9")
+	out, err = poolsvc(t, "config", "show", "--config", path, "--socket", "here")
+	require.Error(t, err)
+	assert.Contains(t, out, `$POOLBRIDGE_MODE: "9" is no file mode`)
+	assert.Contains(t, out, path+":1: http.address: ")
+	assert.NotContains(t, out, "socket.path")
 }
 
 func TestAConfigurationThatIsRightIsSaidToBe(t *testing.T) {

@@ -63,10 +63,13 @@ type Value struct {
 	Key   string
 	Line  int
 	Texts []string
+	// Broken: it is neither, which is one of the [Problems]. There are no texts.
+	Broken bool
 }
 
 // Item is one element of the list pools.
 type Item struct {
+	Called string // what problems call it: by its name, or its place in the list
 	Line   int
 	Values []Value
 }
@@ -80,7 +83,7 @@ type File struct {
 
 // Read reads a file of YAML: sections of keys with texts or lists of texts, and the list pools, whose elements have such keys.
 //
-// Errors: [Problems]; those of the file system.
+// Errors: [Problems], with what could be read all the same; a [Problem] if others may change the file; those of the file system.
 func Read(path string) (*File, error) {
 	text, err := load(path)
 	if err != nil {
@@ -96,7 +99,7 @@ func Read(path string) (*File, error) {
 	case errors.Is(err, io.EOF):
 		return f, nil
 	case err != nil:
-		return nil, Problems{broken(path, err)}
+		return f, Problems{broken(path, err)}
 	}
 	r := reader{file: f}
 	r.root(root.Content[0])
@@ -162,7 +165,9 @@ func (r *reader) root(node *yaml.Node) {
 		case section == "pools":
 			r.pools(value)
 		case !null(value):
-			r.pairs(value, section, func(name string, key, value *yaml.Node) { r.value(&r.file.Values, section+"."+name, key, value) })
+			r.pairs(value, section, func(name string, key, value *yaml.Node) {
+				r.value(&r.file.Values, section+"."+name, section+"."+name, key, value)
+			})
 		}
 	})
 }
@@ -175,18 +180,21 @@ func (r *reader) pools(list *yaml.Node) {
 		r.wrong(list, "pools: expected a list, each pool with - before it, not %s", said(list))
 		return
 	}
-	for _, node := range list.Content {
-		item := Item{Line: node.Line}
-		r.pairs(node, "pools", func(name string, key, value *yaml.Node) { r.value(&item.Values, name, key, value) })
-		r.file.Pools = append(r.file.Pools, item)
+	for i, node := range list.Content {
+		item := Item{Called: called(i+1, node), Line: node.Line}
+		if r.pairs(node, item.Called, func(name string, key, value *yaml.Node) {
+			r.value(&item.Values, name, item.Called+": "+name, key, value)
+		}) {
+			r.file.Pools = append(r.file.Pools, item)
+		}
 	}
 }
 
-// pairs tells each key of a node, with its value.
-func (r *reader) pairs(node *yaml.Node, what string, tell func(name string, key, value *yaml.Node)) {
+// pairs tells each key of a node, with its value. It returns false if the node has no keys.
+func (r *reader) pairs(node *yaml.Node, what string, tell func(name string, key, value *yaml.Node)) bool {
 	if node.Kind != yaml.MappingNode {
 		r.wrong(node, "%s: expected keys with values (key: value), not %s", what, said(node))
-		return
+		return false
 	}
 	lines := make(map[string]int)
 	for i := 0; i+1 < len(node.Content); i += 2 {
@@ -196,15 +204,27 @@ func (r *reader) pairs(node *yaml.Node, what string, tell func(name string, key,
 			continue
 		}
 		if first, twice := lines[key.Value]; twice {
-			r.wrong(key, "%s stands twice, first in line %d", key.Value, first)
+			r.wrong(key, "%s: %s stands twice, first in line %d", what, key.Value, first)
 			continue
 		}
 		lines[key.Value] = key.Line
 		tell(key.Value, key, value)
 	}
+	return true
 }
 
-func (r *reader) value(to *[]Value, name string, key, value *yaml.Node) {
+// called is what a pool is called in the list.
+func called(number int, pool *yaml.Node) string {
+	for i := 0; pool.Kind == yaml.MappingNode && i+1 < len(pool.Content); i += 2 {
+		if key, value := pool.Content[i], pool.Content[i+1]; key.Value == "name" && value.Kind == yaml.ScalarNode && value.Value != "" {
+			return fmt.Sprintf("pool %q", value.Value)
+		}
+	}
+	return fmt.Sprintf("pool %d of the list", number)
+}
+
+// value adds a value. what is what a problem calls it.
+func (r *reader) value(to *[]Value, name, what string, key, value *yaml.Node) {
 	v := Value{Key: name, Line: key.Line}
 	nodes := []*yaml.Node{value}
 	if value.Kind == yaml.SequenceNode {
@@ -212,8 +232,9 @@ func (r *reader) value(to *[]Value, name string, key, value *yaml.Node) {
 	}
 	for _, node := range nodes {
 		if node.Kind != yaml.ScalarNode || null(node) {
-			r.wrong(key, "%s: expected a value, or a list of values, not %s", name, said(node))
-			return
+			r.wrong(key, "%s: expected a value, or a list of values, not %s", what, said(node))
+			v.Texts, v.Broken = nil, true
+			break
 		}
 		v.Texts = append(v.Texts, node.Value)
 	}

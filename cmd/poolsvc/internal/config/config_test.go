@@ -32,9 +32,28 @@ pools:
   - {name: "other", uid: []}
 `))
 	require.NoError(t, err)
-	assert.Equal(t, []Value{{"socket.mode", 4, []string{"0660"}}, {"limits.sessions", 6, []string{"10"}}, {"access.creators", 8, []string{"1000", "1001"}}}, f.Values)
-	assert.Equal(t, []Item{{10, []Value{{"name", 10, []string{"frames"}}, {"gid", 11, []string{"44"}}}},
-		{12, []Value{{"name", 12, []string{"other"}}, {"uid", 12, nil}}}}, f.Pools)
+	assert.Equal(t, []Value{{Key: "socket.mode", Line: 4, Texts: []string{"0660"}}, {Key: "limits.sessions", Line: 6, Texts: []string{"10"}},
+		{Key: "access.creators", Line: 8, Texts: []string{"1000", "1001"}}}, f.Values)
+	assert.Equal(t, []Item{{`pool "frames"`, 10, []Value{{Key: "name", Line: 10, Texts: []string{"frames"}}, {Key: "gid", Line: 11, Texts: []string{"44"}}}},
+		{`pool "other"`, 12, []Value{{Key: "name", Line: 12, Texts: []string{"other"}}, {Key: "uid", Line: 12}}}}, f.Pools)
+}
+
+func TestWhatStandsBesideAMistakeIsReadAllTheSame(t *testing.T) {
+	f, err := Read(file(t, `
+socket: 1
+http:
+  address: {a: 1}
+  pprof: true
+  pprof: false
+pools:
+  - text
+  - {name: a, max: [[1]]}
+`))
+	var problems Problems
+	require.ErrorAs(t, err, &problems)
+	assert.Len(t, problems, 5, "%v", err)
+	assert.Equal(t, []Value{{Key: "http.address", Line: 4, Broken: true}, {Key: "http.pprof", Line: 5, Texts: []string{"true"}}}, f.Values)
+	assert.Equal(t, []Item{{`pool "a"`, 9, []Value{{Key: "name", Line: 9, Texts: []string{"a"}}, {Key: "max", Line: 9, Broken: true}}}}, f.Pools)
 }
 
 func TestAnEmptyFileIsOne(t *testing.T) {
@@ -58,10 +77,10 @@ func TestABrokenFileIsToldByLineAndReason(t *testing.T) {
 		"a: &x {b: 1}\nc: *x\n":              {":2: c: expected keys with values (key: value), not an alias"},
 		"a:\n  b: &x 1\n  c: *x\n":           {":3: a.c: expected a value, or a list of values, not an alias"},
 		"pools: {name: a}\n":                 {":1: pools: expected a list, each pool with - before it, not keys with values"},
-		"pools:\n  - a\n":                    {`:2: pools: expected keys with values (key: value), not "a"`},
+		"pools:\n  - a\n":                    {`:2: pool 1 of the list: expected keys with values (key: value), not "a"`},
 		"? [a]\n: b\n":                       {":1: the configuration: expected a key, not a list"},
 		"a: {b: 1}\n---\nc: {d: 1}\n":        {":2: a second document"},
-		"a:\n  b: 1\n  b: 2\na:\n  c: 1\nd:": {":3: b stands twice, first in line 2", ":4: a stands twice, first in line 1"},
+		"a:\n  b: 1\n  b: 2\na:\n  c: 1\nd:": {":3: a: b stands twice, first in line 2", ":4: the configuration: a stands twice, first in line 1"},
 	} {
 		path := file(t, text)
 		_, err := Read(path)

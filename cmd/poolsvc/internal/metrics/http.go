@@ -140,12 +140,18 @@ func listen(c Config) (net.Listener, error) {
 //
 // Errors: [ErrRemote].
 func CheckAddress(address string, allowRemote bool) error {
-	if strings.HasPrefix(address, "unix:") {
+	if path, ok := strings.CutPrefix(address, "unix:"); ok {
+		if path == "" {
+			return fmt.Errorf("%q: expected a path, such as unix:/run/poolbridge/http.sock", address)
+		}
 		return nil
 	}
-	host, _, err := net.SplitHostPort(address)
+	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return fmt.Errorf("%q: expected HOST:PORT, such as 127.0.0.1:9377, or unix:PATH: %w", address, err)
+	}
+	if _, err := net.LookupPort("tcp", port); err != nil {
+		return fmt.Errorf("%q: expected a port from 0 to 65535 behind the colon, not %q", address, port)
 	}
 	if !allowRemote && !loopback(host) {
 		return fmt.Errorf("%s: %w, and those who reach it learn what is in the pools: name a loopback address, or add --http-allow-remote (http.allow-remote)", address, ErrRemote)
