@@ -2,10 +2,14 @@ package integration
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	neturl "net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -217,6 +221,99 @@ func TestAPageTooManySaysSoAndIsLiveOnceAnotherIsClosed(t *testing.T) {
 	closeOthers()
 	page.shows(`document.getElementById("state").dataset.state === "live"`)
 	page.shows(`!document.getElementById("no-pools").hidden`)
+}
+
+// scripted serves the page of a service, with messages of the test instead of what the service has to say.
+func scripted(t testing.TB, service string) (url string, say func(event string, data any)) {
+	t.Helper()
+	at, err := neturl.Parse(service)
+	require.NoError(t, err)
+	script := make(chan string)
+	stream := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for {
+			select {
+			case message := <-script:
+				_, _ = io.WriteString(w, message)
+				_ = http.NewResponseController(w).Flush()
+			case <-r.Context().Done():
+				return
+			}
+		}
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/", httputil.NewSingleHostReverseProxy(at))
+	mux.HandleFunc("/page/stream", stream)
+	server := httptest.NewServer(mux)
+	t.Cleanup(server.Close)
+	return server.URL, func(event string, data any) {
+		t.Helper()
+		text, err := json.Marshal(data)
+		require.NoError(t, err)
+		select {
+		case script <- "event: " + event + "\ndata: " + string(text) + "\n\n":
+		case <-time.After(pagePatience):
+			require.FailNow(t, "the page does not read")
+		}
+	}
+}
+
+func TestTheCardsNameWhoMattersMost(t *testing.T) {
+	url, say := scripted(t, httpOf(t, rig.Serve(t, "--http", "127.0.0.1:0")))
+	page := openBrowser(t, url)
+	type m = map[string]any
+	at := time.Now().UnixMilli()
+	look := func(second int64, channels []m, sessions ...m) {
+		say("look", m{"at": at + 1000*second, "version": "1", "epoch": "e", "count": len(sessions), "leases": 0, "buffers": 0, "pools": []m{},
+			"sessions": sessions, "channels": channels})
+	}
+	shows := func(card, what, more string) {
+		t.Helper()
+		page.shows(`document.getElementById("card-%[1]s").textContent === %[2]q && document.getElementById("card-%[1]s-more").textContent.includes(%[3]q)`,
+			card, what, more)
+	}
+	channel := func(id, published int, waiting int, members ...m) m {
+		return m{"id": id, "name": fmt.Sprintf("channel %d", id), "pool": 1, "mode": "broadcast", "full": "block", "capacity": 4, "published": published,
+			"waiting": waiting, "slowest": id, "members": append([]m{}, members...)}
+	}
+	session := func(id int, program string, leases int) m {
+		return m{"id": id, "uid": 1, "pid": 100 + id, "program": program, "age": 1, "leases": leases, "bytes": 0}
+	}
+	ended := func(number, id int, program string, bytes int) m {
+		return m{"number": number, "at": at, "kind": "session-ended", "text": "ended", "count": 1, "session": id, "pid": 100 + id, "program": program,
+			"bytes": bytes, "ending": "lost"}
+	}
+	readers := []m{session(1, "flows", 0), session(2, "stands", 0), session(3, "borrows", 1), session(4, "looks", 0)}
+
+	// Until events have come, nobody is said to have died, or not to have.
+	look(0, []m{channel(1, 10, 3), channel(2, 10, 3)}, readers...)
+	shows("slow", "flows", "3 of 4 frames behind")
+	assert.Equal(t, "–", page.text(`document.getElementById("card-dead").textContent`))
+	assert.Empty(t, page.text(`document.getElementById("card-dead-more").textContent`))
+	say("events", []m{})
+	shows("dead", "nobody", "had given back what it held")
+
+	// Of two channels as full, the slower one.
+	look(1, []m{channel(1, 12, 3), channel(2, 10, 3, m{"session": 2, "behind": 3})}, readers...)
+	shows("slow", "stands", "behind in channel 2")
+
+	// The newest that died, without another look; one that only looked last, in whatever order they end.
+	events := []m{ended(1, 4, "looks", 0)}
+	happen := func(e m) {
+		events = append([]m{e}, events...)
+		say("events", events)
+	}
+	say("events", events)
+	shows("dead", "looks", "holding nothing")
+	happen(ended(2, 3, "borrows", 0))
+	shows("dead", "borrows", "pid 103")
+	happen(ended(3, 2, "stands", 0))
+	shows("dead", "stands", "pid 102")
+	happen(ended(4, 5, "hog", 80<<20))
+	shows("dead", "hog", "holding 80.0 MiB")
+	happen(ended(5, 6, "looks too", 0))
+	page.shows(`document.querySelectorAll("#event-rows tr").length === 5`)
+	shows("dead", "hog", "holding 80.0 MiB")
 }
 
 // forward forwards connections to a socket of the file system, as ssh -L does.

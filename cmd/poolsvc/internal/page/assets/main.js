@@ -12,7 +12,8 @@ const framesChart = new Timeline(byId("frames-chart"), rate, false);
 let maps = new Map(); // by pool
 let before; // the look before
 let rates = new Map(); // frames a second by channel
-let events = []; // the newest first
+let events; // the newest first; undefined until they have come
+let took = new Set(); // sessions that were seen to have leases or to take part in a channel, by id
 const fullAt = new Map(); // when a channel was last seen full, by channel
 
 function show(look) {
@@ -22,6 +23,8 @@ function show(look) {
     bytesChart.clear();
     framesChart.clear();
     maps = new Map();
+    events = undefined;
+    took = new Set();
   }
   const sessions = new Map(look.sessions.map((s) => [s.id, s]));
   if (before && look.at > before.at) measure(look);
@@ -30,6 +33,8 @@ function show(look) {
     if (isFull(ch)) fullAt.set(ch.id, look.at);
     ch.heldUp = look.at - (fullAt.get(ch.id) ?? 0) < 5000; // a consumer that is just too slow empties it now and then
   }
+  for (const s of look.sessions) if (s.leases > 0) took.add(s.id);
+  for (const ch of look.channels) for (const m of ch.members) took.add(m.session);
   say(byId("clock"), clock(look.at));
   say(byId("total-sessions"), count(look.count));
   say(byId("total-leases"), count(look.leases));
@@ -53,7 +58,7 @@ function measure(look) {
 }
 
 /** Whether an event is the end of a session that did not give back what it held, or was cut off. */
-const died = (e) => e.kind === "memory-reclaimed" || (e.kind === "session-ended" && (e.ending === "lost" || e.ending === "error" || e.bytes > 0));
+const died = (e) => (e.kind === "memory-reclaimed" && e.bytes > 0) || (e.kind === "session-ended" && (e.ending === "lost" || e.ending === "error" || e.bytes > 0));
 
 function card(name, what, more, alarm = false) {
   const e = byId(`card-${name}`);
@@ -61,6 +66,27 @@ function card(name, what, more, alarm = false) {
   e.title = what;
   e.classList.toggle("alarm", alarm);
   say(byId(`card-${name}-more`), more);
+}
+
+/** Shows the session that ended last of those that died; one that only looked, such as a tool, only if there is no other. */
+function showDead() {
+  if (!before || !events) {
+    card("dead", "–", "");
+    return;
+  }
+  const dead = events.find((e) => died(e) && (e.bytes > 0 || took.has(e.session))) ?? events.find(died);
+  if (dead) card("dead", dead.program, `${age((before.at - dead.at) / 1000)} ago, holding ${dead.bytes ? bytes(dead.bytes) : "nothing"} · pid ${dead.pid}, session ${dead.session}`);
+  else card("dead", "nobody", "every session that ended had given back what it held");
+}
+
+/** Takes in what happened, the newest first. */
+function happen(list) {
+  events = list;
+  for (const e of events) if (!["session-began", "session-ended", "memory-reclaimed"].includes(e.kind)) took.add(e.session);
+  const known = new Set([...events.map((e) => e.session), ...(before?.sessions ?? []).map((s) => s.id)]);
+  took = new Set([...took].filter((id) => known.has(id)));
+  showEvents(events);
+  showDead();
 }
 
 function cards(look, sessions) {
@@ -76,7 +102,8 @@ function cards(look, sessions) {
   const first = look.sessions[0];
   if (first?.bytes > 0) card("most", first.program, `${bytes(first.bytes)}, ${percent(first.bytes, total)} of all · pid ${first.pid}, session ${first.id}${first.ended ? ", which has ended" : ""}`);
   else card("most", "nobody", "no session holds memory");
-  const slow = look.channels.filter((ch) => ch.waiting > 0 && !ch.closed).sort((a, b) => b.waiting / b.capacity - a.waiting / a.capacity || a.id - b.id)[0];
+  const slow = look.channels.filter((ch) => ch.waiting > 0 && !ch.closed)
+    .sort((a, b) => b.waiting / b.capacity - a.waiting / a.capacity || (rates.get(a.id) ?? Infinity) - (rates.get(b.id) ?? Infinity) || a.id - b.id)[0];
   if (slow) {
     const s = sessions.get(slow.slowest);
     const what = slow.mode === "queue" ? `queue ${slow.name}` : s ? s.program : `session ${slow.slowest}`;
@@ -85,9 +112,7 @@ function cards(look, sessions) {
   } else {
     card("slow", "nobody", look.channels.length ? "consumers have all frames" : "there is no channel");
   }
-  const dead = events.find(died);
-  if (dead) card("dead", dead.program, `${age((look.at - dead.at) / 1000)} ago${dead.bytes ? `, holding ${bytes(dead.bytes)}` : ""} · pid ${dead.pid}, session ${dead.session}`);
-  else card("dead", "nobody", "every session that ended had given back what it held");
+  showDead();
 }
 
 // The stream. It ends while the page is hidden, and begins again when it is seen.
@@ -114,8 +139,7 @@ function take(text) {
     return;
   }
   if (field("event") === "events") {
-    events = message;
-    showEvents(events);
+    happen(message);
     return;
   }
   heard = Date.now();
