@@ -297,6 +297,12 @@ func TestTheCardsNameWhoMattersMost(t *testing.T) {
 	look(1, []m{channel(1, 12, 3), channel(2, 10, 3, m{"session": 2, "behind": 3})}, readers...)
 	shows("slow", "stands", "behind in channel 2")
 
+	// One that misses frames. There are never more of them than a channel keeps.
+	look(2, []m{channel(1, 14, 3), channel(2, 10, 7, m{"session": 2, "behind": 7})}, readers...)
+	shows("slow", "stands", "7 frames behind in channel 2, which keeps 4: it misses frames")
+	page.shows(`document.querySelector("#channel-rows").children[1].children[6].textContent === "4 / 4"`)
+	page.shows(`document.getElementById("graph").textContent.includes("4 of 4 wait")`)
+
 	// The newest that died, without another look; one that only looked last, in whatever order they end.
 	events := []m{ended(1, 4, "looks", 0)}
 	happen := func(e m) {
@@ -312,8 +318,15 @@ func TestTheCardsNameWhoMattersMost(t *testing.T) {
 	happen(ended(4, 5, "hog", 80<<20))
 	shows("dead", "hog", "holding 80.0 MiB")
 	happen(ended(5, 6, "looks too", 0))
-	page.shows(`document.querySelectorAll("#event-rows tr").length === 5`)
+	page.shows(`document.querySelectorAll("#event-rows tr").length === 5 && document.querySelector("#event-rows .kind").textContent === "session ended, lost"`)
+	page.shows(`document.getElementById("event-count").textContent === "all 5"`)
 	shows("dead", "hog", "holding 80.0 MiB")
+	page.do(chromedp.Click(chromedp.CSS("#troubles")))
+	page.shows(`!document.getElementById("no-events").hidden && document.getElementById("no-events").textContent.includes("needs somebody to act")`)
+	happen(m{"number": 6, "at": at, "kind": "subscriber-slow", "trouble": true, "text": "slow", "count": 1})
+	page.shows(`document.getElementById("event-count").textContent === "1 of all 6"`)
+	say("events", events[:2]) // older ones are there no more
+	page.shows(`document.getElementById("event-count").textContent === "1 of the newest 2; poolsvc events has more"`)
 }
 
 // forward forwards connections to a socket of the file system, as ssh -L does.

@@ -101,7 +101,8 @@ export class Timeline {
       text.textContent = this.format(part * this.top);
       grid.append(text);
     }
-    for (let m = 0; m <= minutes; m++) {
+    const step = width - left < 75 * minutes ? minutes : 1; // minutes from label to label: all where they have room
+    for (let m = 0; m <= minutes; m += step) {
       const at = left + ((width - left - 4) * (minutes - m)) / minutes;
       const text = draw("text", { x: at, y: height - 3, "text-anchor": m === 0 ? "end" : m === minutes ? "start" : "middle" });
       text.textContent = m === 0 ? "now" : `−${m} min`;

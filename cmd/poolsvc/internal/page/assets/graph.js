@@ -1,6 +1,7 @@
 // Channels as a graph, from producers to consumers.
 
 import { byId, count, draw, keyed, make, rate, say } from "./format.js";
+import { kept } from "./tables.js";
 
 const most = 40; // channels
 const column = 190;
@@ -126,8 +127,8 @@ function createNode(n) {
 
 function updateChannel(e, ch, rates, slow) {
   say(e.children[0], ch.name);
-  say(e.children[1], ch.closed ? "closed" : `${rate(rates.get(ch.id))}/s · ${ch.waiting} of ${ch.capacity} wait`);
-  e.children[2].firstChild.style.width = `${Math.min(100, (100 * ch.waiting) / ch.capacity)}%`;
+  say(e.children[1], ch.closed ? "closed" : `${rate(rates.get(ch.id))}/s · ${kept(ch)} of ${ch.capacity} wait`);
+  e.children[2].firstChild.style.width = `${(100 * kept(ch)) / ch.capacity}%`;
   e.classList.toggle("slow", slow);
 }
 

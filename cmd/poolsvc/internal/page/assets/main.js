@@ -4,7 +4,7 @@ import { Timeline } from "./charts.js";
 import { age, byId, bytes, clock, count, percent, rate, say, who } from "./format.js";
 import { showGraph } from "./graph.js";
 import { redraw, showPools } from "./pools.js";
-import { isFull, showChannels, showEvents, showSessions, troubles } from "./tables.js";
+import { behindIn, isFull, showChannels, showEvents, showSessions, troubles } from "./tables.js";
 
 const bytesChart = new Timeline(byId("bytes-chart"), bytes, true);
 const framesChart = new Timeline(byId("frames-chart"), rate, false);
@@ -107,7 +107,7 @@ function cards(look, sessions) {
   if (slow) {
     const s = sessions.get(slow.slowest);
     const what = slow.mode === "queue" ? `queue ${slow.name}` : s ? s.program : `session ${slow.slowest}`;
-    const frames = slow.mode === "queue" ? `${slow.waiting} of ${slow.capacity} frames are not acknowledged` : `${slow.waiting} of ${slow.capacity} frames behind in ${slow.name}`;
+    const frames = slow.mode === "queue" ? `${slow.waiting} of ${slow.capacity} frames are not acknowledged` : behindIn(slow.waiting, slow);
     card("slow", what, `${frames}${slow.heldUp ? ", producers wait" : ""}${s ? ` · pid ${s.pid}` : ""}`, slow.heldUp);
   } else {
     card("slow", "nobody", look.channels.length ? "consumers have all frames" : "there is no channel");

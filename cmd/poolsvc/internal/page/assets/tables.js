@@ -15,6 +15,13 @@ function cells(row, classes) {
 /** Whether producers of a channel have to wait. Besides the frames that wait for it, a consumer of a broadcast may have one in hand. */
 export const isFull = (ch) => !ch.closed && ch.full === "block" && (ch.mode === "queue" ? ch.waiting >= ch.capacity : ch.waiting > 0 && ch.waiting + 1 >= ch.capacity);
 
+/** How far a consumer is behind in a channel. One that is further behind than the channel keeps frames has missed some. */
+export const behindIn = (n, ch) => n > ch.capacity ? `${count(n)} frames behind in ${ch.name}, which keeps ${count(ch.capacity)}: it misses frames`
+  : `${count(n)} of ${count(ch.capacity)} frames behind in ${ch.name}`;
+
+/** How many frames of a channel wait: it keeps no more than it has room for. */
+export const kept = (ch) => Math.min(ch.waiting, ch.capacity);
+
 export function showChannels(look, sessions, rates) {
   byId("no-channels").hidden = look.channels.length > 0;
   byId("channel-rows").closest(".scroll").hidden = look.channels.length === 0;
@@ -23,7 +30,7 @@ export function showChannels(look, sessions, rates) {
     (row, ch) => {
       const slowest = sessions.get(ch.slowest);
       const producers = ch.members.filter((m) => m.producer).length;
-      const texts = [ch.name, pools.get(ch.pool) ?? "", ch.mode, ch.full, rate(rates.get(ch.id)), count(ch.published), `${ch.waiting} / ${ch.capacity}`,
+      const texts = [ch.name, pools.get(ch.pool) ?? "", ch.mode, ch.full, rate(rates.get(ch.id)), count(ch.published), `${kept(ch)} / ${ch.capacity}`,
         slowest ? who(slowest) : ch.slowest ? `session ${ch.slowest}` : "–", count(producers), count(ch.members.length - producers), ch.closed ? "closed" : "open"];
       texts.forEach((text, i) => say(row.children[i], text));
       row.children[6].classList.toggle("alarm", ch.heldUp);
@@ -54,7 +61,7 @@ export function troubles(look) {
       t.channels.push(ch.name);
       if (m.producer && ch.heldUp) t.texts.push(`waits for ${sessions.has(ch.slowest) ? who(sessions.get(ch.slowest)) : "consumers"} in ${ch.name}`);
       if (!m.behind) continue;
-      t.texts.push(`${m.behind} of ${ch.capacity} behind in ${ch.name}${ch.heldUp && ch.slowest === m.session ? ", holds its producers up" : ""}`);
+      t.texts.push(`${behindIn(m.behind, ch)}${ch.heldUp && ch.slowest === m.session ? ", holds its producers up" : ""}`);
     }
   }
   return out;
@@ -107,10 +114,13 @@ export function showEvents(events) {
   happened = events;
   const list = byId("troubles").checked ? events.filter((e) => e.trouble) : events;
   byId("no-events").hidden = list.length > 0;
+  say(byId("no-events"), events.length > 0 ? "Nothing of what happened needs somebody to act." : "Nothing has happened.");
   byId("event-rows").closest(".scroll").hidden = list.length === 0;
-  say(byId("event-count"), `the newest ${count(list.length)}; poolsvc events has more`);
+  const of = list.length < events.length ? `${count(list.length)} of ` : "";
+  say(byId("event-count"), events.at(-1)?.number > 1 ? `${of}the newest ${count(events.length)}; poolsvc events has more` : events.length > 0 ? `${of}all ${count(events.length)}` : "");
   keyed(byId("event-rows"), list, (e) => e.number, () => cells(make("tr"), ["", "kind", "wide"]), (row, e) => {
-    const texts = [clock(e.at), e.kind.replaceAll("-", " "), e.count > 1 ? `${e.text} (${count(e.count)} times)` : e.text];
+    const how = e.kind === "session-ended" && e.ending !== "left" ? `, ${e.ending}` : "";
+    const texts = [clock(e.at), e.kind.replaceAll("-", " ") + how, e.count > 1 ? `${e.text} (${count(e.count)} times)` : e.text];
     texts.forEach((text, i) => say(row.children[i], text));
     row.classList.toggle("trouble", e.trouble ?? false);
   });
