@@ -335,6 +335,11 @@ func (p *plan) value(at place, v config.Value) {
 		switch {
 		case limit && s.key == "limits":
 			for i := range v.Texts {
+				if strings.Contains(v.Texts[i], ",") { // which would set another limit, too
+					p.wrong(at, "%s: expected a number, not %q", v.Key, v.Texts[i])
+					p.broken[s.flag] = true
+					return
+				}
 				v.Texts[i] = name + "=" + v.Texts[i]
 			}
 		case s.key != v.Key:

@@ -67,7 +67,7 @@ func TestABrokenConfigurationIsToldByLineAndReason(t *testing.T) {
 	path := configuration(t, `socket:
   mode: 999
   pth: x
-limits: {sesions: 1}
+limits: {sesions: 1, sessions: "5,waits=3"}
 log: {level: loud}
 http: {pprof: maybe}
 pools:
@@ -84,13 +84,13 @@ pools:
 	serve, err := poolsvc(t, "serve", "--config", path)
 	require.Error(t, err)
 	for _, want := range []string{`:2: socket.mode: "999" is no file mode`, ":3: socket.pth: there is no such key: expected one of socket.path",
-		`:4: limits.sesions: there is no limit "sesions"`, `:5: log.level: "loud" is no level`, `:6: http.pprof: expected true or false, not "maybe"`,
+		`:4: limits.sesions: there is no limit "sesions"`, `:4: limits.sessions: expected a number, not "5,waits=3"`, `:5: log.level: "loud" is no level`, `:6: http.pprof: expected true or false, not "maybe"`,
 		`:8: pool "p": max: "lots" is no size`, `:9: pool "q": session: a session's limit`, `:11: pool "r": two pools have this name, the first at ` + path + ":10",
 		":12: pool 5 of the list: name: expected one value, not 2"} {
 		assert.Contains(t, string(out), path+want)
 		assert.Contains(t, serve, path+want)
 	}
-	assert.Equal(t, 9, strings.Count(string(out), "\n"), "a line for each mistake")
+	assert.Equal(t, 10, strings.Count(string(out), "\n"), "a line for each mistake")
 }
 
 func TestEveryMistakeIsToldAtOnceAndNothingThatOnlyFollowsFromOne(t *testing.T) {

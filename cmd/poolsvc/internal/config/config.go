@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 
 	"go.yaml.in/yaml/v4"
@@ -33,15 +34,19 @@ func (p *Problem) Error() string {
 // Problems are all that is wrong in a file, in the order of its lines.
 type Problems []*Problem
 
+// mostTold is how many problems an error tells one by one.
+const mostTold = 100
+
 func (all Problems) Error() string {
-	text := ""
-	for i, p := range all {
-		if i > 0 {
-			text += "\n"
-		}
-		text += p.Error()
+	told := all[:min(len(all), mostTold)]
+	lines := make([]string, 0, len(told)+1)
+	for _, p := range told {
+		lines = append(lines, p.Error())
 	}
-	return text
+	if more := len(all) - len(told); more > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(lines, "\n")
 }
 
 // Add notes a problem.

@@ -56,6 +56,15 @@ pools:
 	assert.Equal(t, []Item{{`pool "a"`, 9, []Value{{Key: "name", Line: 9, Texts: []string{"a"}}, {Key: "max", Line: 9, Broken: true}}}}, f.Pools)
 }
 
+func TestOfVeryManyMistakesTheFirstAreTold(t *testing.T) {
+	var all Problems
+	for n := range 10_000 {
+		all.Add("f", n+1, "odd")
+	}
+	lines := strings.Split(all.Err().Error(), "\n")
+	assert.Equal(t, []string{"f:100: odd", "and 9900 more"}, lines[len(lines)-2:])
+}
+
 func TestAnEmptyFileIsOne(t *testing.T) {
 	for _, text := range []string{"", "# nothing\n", "---\n", "pools:\n"} {
 		f, err := Read(file(t, text))

@@ -1,0 +1,84 @@
+package bridge
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// BenchmarkListsOfALargeService measures a page of each list, in the middle of it, in a service with 1,000 sessions and 100,000 buffers; and
+// the slowest of a hundred transfers with and without a client that lists all the time.
+func BenchmarkListsOfALargeService(b *testing.B) {
+	const sessions, each = 1000, 100
+	_, path := serve(b, ServerConfig{MaxSessions: sessions + 10})
+	var clients []*Client
+	p := createPool(b, dial(b, path), hostPool("p", 1<<30))
+	for range sessions {
+		c := dial(b, path)
+		clients = append(clients, c)
+		own, err := c.OpenPool(b.Context(), p.info.Name, 0)
+		require.NoError(b, err)
+		for range each {
+			_, err := own.Allocate(b.Context(), mempool.Bytes(64), patience)
+			require.NoError(b, err)
+		}
+	}
+	lister := clients[0]
+	page := func(what, after string) *wire.ListReply {
+		var reply wire.ListReply
+		require.NoError(b, lister.call(b.Context(), &wire.List{What: what, After: after}, &call{into: &reply}))
+		return &reply
+	}
+	for _, what := range []string{listSessions, listBuffers, listLeases} {
+		b.Run(what, func(b *testing.B) {
+			after := ""
+			for range 8 {
+				after = page(what, after).Next
+			}
+			for b.Loop() {
+				page(what, after)
+			}
+		})
+	}
+	transfer := func(b *testing.B) {
+		from, err := clients[1].OpenPool(b.Context(), p.info.Name, 0)
+		require.NoError(b, err)
+		var took []time.Duration
+		for n := 0; b.Loop(); n++ {
+			begun := time.Now()
+			l, err := from.Allocate(b.Context(), mempool.Bytes(64), patience)
+			require.NoError(b, err)
+			name := fmt.Sprint(b.Name(), n)
+			require.NoError(b, l.Publish(b.Context(), mempool.Publication{Name: name}))
+			got, err := clients[2].Get(b.Context(), name, LeaseOptions{})
+			require.NoError(b, err)
+			require.NoError(b, got.Release(false))
+			require.NoError(b, l.Release(false))
+			took = append(took, time.Since(begun))
+		}
+		slices.Sort(took)
+		b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-µs")
+	}
+	b.Run("transfer", transfer)
+	b.Run("transfer beside a list", func(b *testing.B) {
+		ctx, cancel := context.WithCancel(b.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			for ctx.Err() == nil {
+				for range lister.Buffers(ctx) { //nolint:revive // to list is all
+				}
+			}
+		}()
+		transfer(b)
+		cancel()
+		<-ended
+	})
+}
