@@ -198,7 +198,7 @@ func TestTheDefaultSocketIsOnesOwn(t *testing.T) {
 func TestAClientThatLeavesSomethingUnreadHasLeftAllTheSame(t *testing.T) {
 	r := start(t, ServerConfig{}, unhurried)
 	c := greeted(t, r.path)
-	c.send(2, &wire.StatsRequest{})
+	c.send(2, &wire.Create{Name: "p", Kind: "host", MaxBytes: 4096})
 	eventually(t, func() bool { // the answer is there
 		p := []unix.PollFd{{Events: unix.POLLIN}}
 		raw, err := c.conn.SyscallConn()

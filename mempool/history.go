@@ -41,8 +41,8 @@ const (
 	PoolDestroyed   EventKind = "pool-destroyed"
 	PoolFull        EventKind = "pool-full"        // an allocation was refused for want of room, in the pool or for its session or user
 	LimitMet        EventKind = "limit-met"        // another request was refused because of a limit of the service
-	SessionBegan    EventKind = "session-began"    // it has said who it is
-	SessionEnded    EventKind = "session-ended"    // however it ended: see [SessionEnding]
+	SessionBegan    EventKind = "session-began"    // it has done something that concerns memory or channels; At is when it began
+	SessionEnded    EventKind = "session-ended"    // one whose beginning was told, or an operator or the service ended it: see [SessionEnding]
 	MemoryReclaimed EventKind = "memory-reclaimed" // what was held for the process of an ended session can be used again
 	LeaseLong       EventKind = "lease-long"       // a lease keeps another session waiting
 	WriterDied      EventKind = "writer-died"      // a session ended before content was complete that others could reach

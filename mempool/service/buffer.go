@@ -82,6 +82,7 @@ func (b *buffer) crowded(write bool) error {
 // grant makes a lease. Service.mu is held, and available said nil.
 func (b *buffer) grant(s *Session, write bool) *Lease {
 	svc := b.block.pool.svc
+	s.noteUse()
 	svc.lastLease++
 	l := &Lease{id: svc.lastLease, session: s, buffer: b, write: write, began: uint32(time.Since(svc.began) / time.Second)}
 	b.ready = b.ready.pending()

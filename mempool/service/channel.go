@@ -176,6 +176,7 @@ func (s *Session) CloseChannel(id uint64) error {
 	if ch.uid != s.peer.UID {
 		return situation.Of(mempool.ErrDenied, "channel %q belongs to user %d", ch.info.Name, ch.uid)
 	}
+	s.noteUse()
 	ch.close()
 	ch.logFailed("a channel could not be closed", ch.host.Close())
 	ch.note(s.about(mempool.ChannelClosed, "%s closed channel %q after %d frames", s.who(), ch.info.Name, ch.host.Published()))

@@ -35,18 +35,23 @@ func newEventCounts() eventCounts {
 	return c
 }
 
-func (c *eventCounts) add(e *mempool.HistoryEvent) {
-	c.kinds[e.Kind] += uint64(e.Count)
-	switch e.Kind {
-	case mempool.SessionEnded:
-		c.endings[e.Ending]++
-	case mempool.MemoryReclaimed:
-		c.reclaims.Count++
-		c.reclaims.Sum += e.Took
-		for _, most := range reclaimBuckets {
-			if e.Took <= most {
-				c.reclaims.Buckets[most]++
-			}
+// countEnding counts a session by how it ended, whether or not an event tells of it.
+func (h *history) countEnding(how mempool.SessionEnding) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.counts.endings[how]++
+}
+
+// countReclaim counts how long something was held for the process of a session that ended.
+func (h *history) countReclaim(took time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	c := &h.counts.reclaims
+	c.Count++
+	c.Sum += took
+	for _, most := range reclaimBuckets {
+		if took <= most {
+			c.Buckets[most]++
 		}
 	}
 }

@@ -45,9 +45,12 @@ type poolAccess struct {
 	access mempool.Access // who may use it, sorted; never empty
 }
 
-// note keeps an event, and logs it: trouble as a warning. pool is the one that it concerns; nil: it concerns none.
+// note keeps an event of now, unless it says when, and logs it: trouble as a warning. pool is the one that it concerns; nil: it concerns none.
 func (s *Service) note(e mempool.HistoryEvent, pool *Pool) {
-	e.At, e.Count = time.Now(), max(e.Count, 1)
+	if e.At.IsZero() {
+		e.At = time.Now()
+	}
+	e.Count = max(e.Count, 1)
 	one := happening{HistoryEvent: e}
 	if pool != nil {
 		one.Pool, one.pool = pool.info.Name, pool.poolAccess
@@ -68,7 +71,7 @@ func (h *history) add(one happening) uint64 {
 	} else {
 		h.ring[(h.last-1)%maxHistory] = one
 	}
-	h.counts.add(&one.HistoryEvent)
+	h.counts.kinds[one.Kind] += uint64(one.Count)
 	for w := range h.watchers {
 		if w.may(&one) {
 			close(w.told)

@@ -83,7 +83,10 @@ func TestAReaderOfEventsWaitsForTheNext(t *testing.T) {
 			assert.Empty(t, pages)
 		}
 		wait()
-		begin(t, svc, mempool.Self(), "news")
+		news := begin(t, svc, mempool.Self(), "news")
+		svc.mu.Lock()
+		news.noteUse()
+		svc.mu.Unlock()
 		for range 2 {
 			c := <-pages
 			require.NoError(t, c.err)
@@ -211,6 +214,76 @@ func TestASessionsEndSaysHowAndWhatItHad(t *testing.T) {
 		assert.NotContains(t, e.Text, "\x1b", "a terminal is not told what to do")
 		assert.Equal(t, s.id, one(t, svc, mempool.SessionBegan).Session)
 	}
+}
+
+func TestASessionThatOnlyLooksIsNoNews(t *testing.T) {
+	svc := newService(t)
+	for _, how := range []mempool.SessionEnding{mempool.SessionLeft, mempool.SessionLost, mempool.SessionShutdown} {
+		s := begin(t, svc, mempool.Self(), "top")
+		s.Stats()
+		_, err := s.Sessions("", 9)
+		require.NoError(t, err)
+		_, err = s.Events(t.Context(), 0, 9, 0)
+		require.NoError(t, err)
+		<-s.EndAs(how, "", nil)
+		assert.Zero(t, svc.LastEvent(), how)
+		assert.EqualValues(t, 1, svc.Counts().Endings[how], "it is counted all the same")
+	}
+	for _, how := range []mempool.SessionEnding{mempool.SessionClosed, mempool.SessionFailed} {
+		<-begin(t, svc, mempool.Self(), "top").EndAs(how, "", nil)
+	}
+	assert.Len(t, happened(t, svc, mempool.SessionEnded), 2, "an operator must know of these")
+	assert.Empty(t, happened(t, svc, mempool.SessionBegan))
+}
+
+func TestABeginningIsToldOfAtTheFirstUseOfMemoryOrAChannel(t *testing.T) {
+	svc := newService(t)
+	maker := begin(t, svc, mempool.Self(), "maker")
+	p, _ := fakePool(t, maker, 1<<20)
+	began := one(t, svc, mempool.SessionBegan)
+	assert.True(t, began.At.Equal(maker.began))
+	assert.Less(t, began.Number, one(t, svc, mempool.PoolMade).Number)
+	ch, err := maker.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: p.info.ID, Capacity: 2})
+	require.NoError(t, err)
+	l := allocate(t, maker, p, 512)
+	publish(t, l, mempool.Publication{Name: "weights"})
+	release(t, l)
+	for what, use := range map[string]func(s *Session) error{
+		"open a pool": func(s *Session) error { _, err := s.OpenPool(t.Context(), p.info.Name, 0); return err },
+		"find a pool": func(s *Session) error { _, err := s.FindPool(p.info.ID); return err },
+		"lease":       func(s *Session) error { _, err := s.Get(t.Context(), "weights", false, 0); return err },
+		"join":        func(s *Session) error { _, err := s.JoinChannel(ch.ID, MemberSpec{Role: Consumer}); return err },
+	} {
+		s := begin(t, svc, mempool.Self(), what)
+		require.NoError(t, use(s), what)
+		require.NoError(t, use(s), what)
+		told := happened(t, svc, mempool.SessionBegan)
+		assert.Equal(t, what, told[len(told)-1].Program)
+		<-s.End(nil)
+		ended := happened(t, svc, mempool.SessionEnded)
+		assert.Equal(t, s.id, ended[len(ended)-1].Session)
+		assert.Len(t, ended, len(told)-1, "each is told of once, and the maker is there")
+	}
+	closer, destroyer := begin(t, svc, mempool.Self(), "closer"), begin(t, svc, mempool.Self(), "destroyer")
+	require.NoError(t, closer.CloseChannel(ch.ID))
+	require.NoError(t, destroyer.DestroyPool(p.info.ID))
+	told := happened(t, svc, mempool.SessionBegan)
+	assert.Equal(t, []string{"closer", "destroyer"}, []string{told[len(told)-2].Program, told[len(told)-1].Program})
+}
+
+func TestNothingIsToldOfReclaimingNothing(t *testing.T) {
+	svc := newService(t)
+	s, reader := open(t, svc), open(t, svc)
+	p, _ := fakePool(t, s, 1<<20)
+	l := allocate(t, reader, p, 512)
+	mapBlock(t, l)
+	release(t, l)
+	gone := make(chan struct{})
+	reclaimed := reader.EndAs(mempool.SessionLost, "", gone)
+	close(gone)
+	<-reclaimed
+	assert.Empty(t, happened(t, svc, mempool.MemoryReclaimed), "it had mapped a block, and leased none")
+	assert.EqualValues(t, 1, svc.Counts().Reclaims.Count)
 }
 
 func TestReclaimingAfterADeathSaysHowLongItTook(t *testing.T) {
@@ -386,6 +459,10 @@ func TestAStrangerIsToldOfEventsOfItsOwnAlone(t *testing.T) {
 	s, stranger := begin(t, svc, mempool.Self(), "owner"), begin(t, svc, mempool.Peer{UID: 4711, PID: 17}, "spy")
 	friend := begin(t, svc, mempool.Peer{UID: 4712, PID: 18}, "friend")
 	p := createPool(t, s, mempool.PoolSpec{Name: "shared", Kind: fake, MaxBytes: 512, Access: mempool.Access{UIDs: []uint32{4712}}})
+	svc.mu.Lock()
+	stranger.noteUse()
+	friend.noteUse()
+	svc.mu.Unlock()
 	require.NoError(t, s.DestroyPool(p.info.ID))
 	<-p.closed
 	kinds := func(s *Session) (kinds []mempool.EventKind) {
@@ -398,6 +475,6 @@ func TestAStrangerIsToldOfEventsOfItsOwnAlone(t *testing.T) {
 		return kinds
 	}
 	assert.Equal(t, []mempool.EventKind{mempool.SessionBegan}, kinds(stranger))
-	assert.Equal(t, []mempool.EventKind{mempool.SessionBegan, mempool.PoolMade, mempool.PoolDestroyed}, kinds(friend))
+	assert.Equal(t, []mempool.EventKind{mempool.PoolMade, mempool.SessionBegan, mempool.PoolDestroyed}, kinds(friend))
 	assert.Len(t, kinds(s), 5)
 }

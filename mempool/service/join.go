@@ -76,6 +76,7 @@ func (s *Session) JoinChannel(channel uint64, spec MemberSpec) (Member, error) {
 		m.timeline.leases++
 		m.timeline.unknown = true
 	}
+	s.noteUse()
 	ch.members[m.ID], ch.last = m, m.ID
 	s.members[m] = struct{}{}
 	svc.members++

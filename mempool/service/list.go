@@ -30,7 +30,6 @@ func (s *Session) Introduce(program string) {
 	s.svc.mu.Lock()
 	defer s.svc.mu.Unlock()
 	s.program = program
-	s.svc.note(s.about(mempool.SessionBegan, "%s began", s.who()), nil)
 }
 
 // Sessions lists the sessions of the asking session's user, and for the service's own user all, by id.

@@ -30,6 +30,7 @@ type Session struct {
 	began      time.Time
 	eventWaits atomic.Int32 // calls of Events that wait
 	notify     func(Notice)
+	told       bool // the history tells of it
 	ended      bool
 	over       chan struct{} // closed when the session has ended
 	// reclaimed is closed when the session has ended and nothing is held for its process any more.

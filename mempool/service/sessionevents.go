@@ -17,9 +17,25 @@ type ending struct {
 	lingers bool // something was held for its process then
 }
 
-// noteEnd notes that the session ends. Service.mu is held.
+// noteUse notes that the session began, once it does something that concerns memory or channels: one that only looks is no news.
+// Service.mu is held.
+func (s *Session) noteUse() {
+	if s.told || s.ended {
+		return
+	}
+	s.told = true
+	e := s.about(mempool.SessionBegan, "%s began", s.who())
+	e.At = s.began
+	s.svc.note(e, nil)
+}
+
+// noteEnd counts the end of the session, and notes it if its beginning was noted, or an operator must know why it ended. Service.mu is held.
 func (s *Session) noteEnd(how mempool.SessionEnding, why string) {
 	s.ending = ending{how: how, at: time.Now()}
+	s.svc.history.countEnding(how)
+	if !s.told && how != mempool.SessionFailed && how != mempool.SessionClosed {
+		return
+	}
 	text := map[mempool.SessionEnding]string{
 		mempool.SessionLeft:     "the client closed it",
 		mempool.SessionLost:     "the connection broke off, as it does when the process is killed, or ends without closing it",
@@ -40,12 +56,17 @@ func (s *Session) noteEnd(how mempool.SessionEnding, why string) {
 	s.svc.note(e, nil)
 }
 
-// noteReclaimed notes that nothing is held any more for the process of a session that ended. Service.mu is held.
+// noteReclaimed counts for how long something was held for the process of a session that ended, and notes it if that was leased memory.
+// Service.mu is held.
 func (s *Session) noteReclaimed(held []*block) {
 	e := s.about(mempool.MemoryReclaimed, "")
 	e.Ending, e.Took = s.ending.how, time.Since(s.ending.at)
+	s.svc.history.countReclaim(e.Took)
 	for _, b := range held {
 		e.Bytes += b.size
+	}
+	if e.Bytes == 0 {
+		return
 	}
 	e.Text = fmt.Sprintf("nothing is held any more for the process of %s, which ended %v ago with leases on %s", s.who(),
 		e.Took.Round(time.Microsecond), bytesize.Text(e.Bytes))

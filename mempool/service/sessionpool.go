@@ -45,6 +45,7 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 	p.info = mempool.PoolInfo{ID: svc.lastPool, Name: spec.Name, Kind: spec.Kind, Device: arena.Device(), MaxBytes: spec.MaxBytes,
 		SessionBytes: spec.SessionBytes, UserBytes: spec.UserBytes}
 	svc.poolByID[p.info.ID] = p
+	s.noteUse()
 	e := s.about(mempool.PoolMade, "%s made pool %q of kind %s, of at most %s", s.who(), p.info.Name, p.info.Kind, bytesize.Text(p.info.MaxBytes))
 	e.Bytes = p.info.MaxBytes
 	svc.note(e, p)
@@ -109,6 +110,7 @@ func (s *Session) namedPool(ctx context.Context, name string) (*Pool, error) {
 			if !p.access.Allows(s.peer) {
 				return nil, p.denied(s.peer)
 			}
+			s.noteUse()
 			return p, nil
 		}
 		var err error
@@ -191,10 +193,14 @@ func (s *Session) FindPool(id uint64) (*Pool, error) {
 // pool is FindPool with Service.mu held.
 func (s *Session) pool(id uint64) (*Pool, error) {
 	p, err := s.anyPool(id)
-	if err == nil && !p.access.Allows(s.peer) {
+	switch {
+	case err != nil:
+		return nil, err
+	case !p.access.Allows(s.peer):
 		return nil, p.denied(s.peer)
 	}
-	return p, err
+	s.noteUse()
+	return p, nil
 }
 
 // anyPool finds a pool whether or not the session may use it. Service.mu is held.
@@ -246,6 +252,7 @@ func (s *Service) destroy(p *Pool, by *Session) {
 	}
 	e, who := mempool.HistoryEvent{Kind: mempool.PoolDestroyed}, "the service"
 	if by != nil {
+		by.noteUse()
 		who = by.who()
 		e = by.about(mempool.PoolDestroyed, "")
 	}
