@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -451,6 +452,49 @@ func TestASubscriberThatStaysBehindIsToldOfOnce(t *testing.T) {
 		time.Sleep(3 * usualPatience)
 		synctest.Wait()
 		assert.Len(t, happened(t, r.svc, mempool.SubscriberSlow), 2)
+	})
+}
+
+func TestAProducerOfAFullChannelWaitsForRoomInIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
+		camera, sink := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+		indifferent := r.consume(hire(t, r.svc), MemberSpec{Full: mempool.Latest})
+		camera.meet()
+		waits := func() (what string, since time.Time) {
+			page, err := camera.Sessions("", 99)
+			require.NoError(t, err)
+			for _, one := range page.Entries {
+				if one.ID == camera.ID() {
+					what, since = one.WaitsFor, one.Since
+				} else {
+					assert.Empty(t, one.WaitsFor, "it waits for nobody")
+				}
+			}
+			leases, err := camera.Leases("", 99)
+			require.NoError(t, err)
+			for _, l := range leases.Entries {
+				if l.Session == camera.ID() {
+					assert.Equal(t, what, l.WaitsFor)
+				}
+			}
+			return what, since
+		}
+		what, _ := waits()
+		assert.Empty(t, what)
+		for range 2 {
+			camera.send()
+		}
+		what, since := waits()
+		assert.Equal(t, fmt.Sprintf("room in channel \"frames\" (session %d is behind)", sink.ID()), what)
+		time.Sleep(time.Minute)
+		_, still := waits()
+		assert.Equal(t, since, still)
+		for range 2 {
+			sink.done(sink.next(), mempool.Fence{})
+		}
+		what, _ = waits()
+		assert.Empty(t, what, "producers do not wait for the consumer that misses frames, session %d", indifferent.ID())
 	})
 }
 

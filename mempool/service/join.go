@@ -65,7 +65,7 @@ func (s *Session) JoinChannel(channel uint64, spec MemberSpec) (Member, error) {
 	if err != nil {
 		return Member{}, err
 	}
-	m := &member{channel: ch, session: s}
+	m := &member{channel: ch, session: s, full: cmp.Or(spec.Full, ch.info.Full)}
 	if t := s.timeline; t != nil && t.sealed {
 		m.timeline, how.Timeline = t, t.id
 	}

@@ -2,6 +2,7 @@ package service
 
 import (
 	"cmp"
+	"fmt"
 	"iter"
 	"maps"
 	"slices"
@@ -147,21 +148,53 @@ func (s *Session) Leases(after string, most int) (Page[mempool.LeaseStatus], err
 		}
 	}
 	may := func(l *Lease) bool { return s.sees(l.buffer.block.pool) }
+	type awaited struct {
+		what  string
+		since time.Time
+	}
+	waits := make(map[*Session]awaited)
 	return listByID(s, all, after, most, may, func(l *Lease) mempool.LeaseStatus {
 		b, holder := l.buffer, l.session
 		status := mempool.LeaseStatus{ID: l.id, Session: holder.id, UID: holder.peer.UID, PID: holder.peer.PID, Program: holder.program, Buffer: b.id,
 			Pool: b.block.pool.info.ID, Bytes: b.bytes, BlockBytes: b.block.size, Write: l.write, Began: svc.began.Add(time.Duration(l.began) * time.Second)}
-		status.WaitsFor, status.Since = holder.waitsFor()
+		w, known := waits[holder]
+		if !known {
+			w.what, w.since = holder.waitsFor()
+			waits[holder] = w
+		}
+		status.WaitsFor, status.Since = w.what, w.since
 		return status
 	})
 }
 
-// waitsFor says what the session has waited for longest, and since when. Service.mu is held.
+// waitsFor says what the session has waited for longest, and since when. A producer does not ask the service for room in a channel: that it
+// waits for some is told by how far behind a consumer is that producers wait for. Service.mu is held.
 func (s *Session) waitsFor() (what string, since time.Time) {
 	if w := s.longest(); w != nil {
-		return cut(w.String(), maxWaitText), w.since
+		what, since = w.String(), w.since
 	}
-	return "", time.Time{}
+	for m := range s.members {
+		if m.role() != Producer || !m.entered || m.left || m.channel.closed {
+			continue
+		}
+		if slow := m.channel.slow(); slow != nil && (what == "" || slow.behind.since.Before(since)) {
+			what, since = fmt.Sprintf("room in channel %q (session %d is behind)", m.channel.info.Name, slow.session.id), slow.behind.since
+		}
+	}
+	return cut(what, maxWaitText), since
+}
+
+// slow is the consumer of a broadcast that producers have waited for longest; nil: they wait for none. Service.mu is held.
+func (ch *channel) slow() (slow *member) {
+	for _, m := range ch.members {
+		if m.full != mempool.Block {
+			continue
+		}
+		if _, most := m.lags(); most && (slow == nil || m.behind.since.Before(slow.behind.since) || m.behind.since.Equal(slow.behind.since) && m.ID < slow.ID) {
+			slow = m
+		}
+	}
+	return slow
 }
 
 // Texts are cut to so many bytes, for pages to hold them: of what a session waits for, and of what happened.

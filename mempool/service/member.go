@@ -19,6 +19,7 @@ type member struct {
 	left     bool
 	said     bool // it left by itself
 	behind   lag
+	full     mempool.FullPolicy // what happens when this consumer is slow
 }
 
 func (m *member) role() MemberRole {

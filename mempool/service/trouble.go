@@ -166,19 +166,28 @@ func (s *Service) watchChannels() {
 	})
 }
 
+// lags looks at how many frames a consumer of a broadcast is behind, and says whether that is as far as its channel lets it.
+// Service.mu is held.
+func (m *member) lags() (frames uint64, most bool) {
+	if m.role() != Consumer || !m.entered || m.left {
+		return 0, false
+	}
+	frames = m.channel.host.Behind(m.Member)
+	switch {
+	case frames == 0 || frames+1 < uint64(m.channel.info.Capacity): // a frame that it has in hand takes up room, too
+		m.behind = lag{}
+		return frames, false
+	case m.behind.since.IsZero():
+		m.behind.since = time.Now()
+	}
+	return frames, true
+}
+
 // watch notes which subscribers of a broadcast are slow. Service.mu is held.
 func (ch *channel) watch() {
 	for _, m := range ch.members {
-		if m.role() != Consumer || !m.entered || m.left {
-			continue
-		}
-		frames := ch.host.Behind(m.Member)
-		switch {
-		case frames == 0 || frames+1 < uint64(ch.info.Capacity): // a frame that it has in hand takes up room, too
-			m.behind = lag{}
-		case m.behind.since.IsZero():
-			m.behind.since = time.Now()
-		case !m.behind.told && time.Since(m.behind.since) >= ch.pool.svc.patience:
+		frames, most := m.lags()
+		if most && !m.behind.told && time.Since(m.behind.since) >= ch.pool.svc.patience {
 			m.behind.told = true
 			e := m.session.about(mempool.SubscriberSlow, "%s is %d frames behind in channel %q, which keeps %d: %s", m.session.who(), frames, ch.info.Name,
 				ch.info.Capacity, consequence(ch.info.Full))
