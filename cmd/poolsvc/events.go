@@ -89,7 +89,7 @@ func (f *eventFilter) passes(c *cobra.Command, e mempool.HistoryEvent) bool {
 
 // show prints events as they come.
 func (f *eventFilter) show(c *cobra.Command, client *bridge.Client, follow, asJSON bool) error {
-	wait := time.Duration(0)
+	wait, shown := time.Duration(0), false
 	for after := f.after; ; {
 		page, err := client.Events(c.Context(), after, wait)
 		switch {
@@ -108,10 +108,14 @@ func (f *eventFilter) show(c *cobra.Command, client *bridge.Client, follow, asJS
 			if err := printEvent(c.OutOrStdout(), e, asJSON); err != nil {
 				return err
 			}
+			shown = true
 		}
 		after = page.Next
 		if len(page.Events) == 0 {
 			if !follow {
+				if !shown {
+					fmt.Fprintln(c.ErrOrStderr(), "no events")
+				}
 				return nil
 			}
 			wait = eventWait

@@ -1,12 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"os"
+	"os/user"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -26,6 +30,9 @@ type listing[T any] struct {
 	head              string
 	row               func(T, *listed) string
 	json              func(T, *listed) any
+
+	// compare is the order of the entries; nil: as the service has them.
+	compare func(a, b T) int
 
 	// What entries can be filtered by; nil: not by that.
 	ofPool     func(T) uint64
@@ -95,12 +102,15 @@ func newLists() []*cobra.Command {
 		listing[mempool.SessionInfo]{
 			name:    "sessions",
 			short:   "Show the sessions of a running service",
-			long:    "Show the sessions of your user, this one included; to the service's own user those of all.",
+			long:    "Show the sessions of your user, this one included; to the service's own user those of all. Those that hold most come first.",
 			entries: (*bridge.Client).Sessions,
-			head:    "SESSION\tUSER\tPID\tPROGRAM\tAGE\tLEASES\tBYTES\tBLOCKS\tMEMBERS\tWAITS FOR",
+			compare: func(a, b mempool.SessionInfo) int {
+				return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.ID, b.ID))
+			},
+			head: "SESSION\tUSER\tPID\tPROGRAM\tAGE\tLEASES\tBYTES\tBLOCKS\tMEMBERS\tWAITS FOR",
 			row: func(s mempool.SessionInfo, l *listed) string {
 				return fmt.Sprintf("%d\t%d\t%d\t%s\t%s\t%d\t%s\t%d\t%d\t%s", s.ID, s.UID, s.PID, display.Printable(s.Program), display.Age(l.now.Sub(s.Began)), s.Leases,
-					formatBytes(s.Bytes), s.Blocks, s.Members, l.waits(s.WaitsFor, s.Since))
+					display.Size(s.Bytes), s.Blocks, s.Members, l.waits(s.WaitsFor, s.Since))
 			},
 			json: func(s mempool.SessionInfo, _ *listed) any {
 				return waitsJSON(map[string]any{"session": s.ID, "uid": s.UID, "pid": s.PID, "program": s.Program, "began": s.Began.UTC().Format(time.RFC3339Nano),
@@ -136,7 +146,7 @@ func newLists() []*cobra.Command {
 			entries: (*bridge.Client).Names,
 			head:    "NAME\tPOOL\tBUFFER\tDTYPE\tSHAPE\tBYTES\tUSER\tSESSION",
 			row: func(n mempool.NameInfo, l *listed) string {
-				return fmt.Sprintf("%s\t%s\t%d\t%s\t%v\t%s\t%d\t%d", n.Name, l.pool(n.Pool), n.Buffer, n.Tensor.DType, n.Tensor.Shape, formatBytes(n.Bytes),
+				return fmt.Sprintf("%s\t%s\t%d\t%s\t%v\t%s\t%d\t%d", n.Name, l.pool(n.Pool), n.Buffer, n.Tensor.DType, n.Tensor.Shape, display.Size(n.Bytes),
 					n.UID, n.Session)
 			},
 			json: func(n mempool.NameInfo, l *listed) any {
@@ -154,8 +164,8 @@ func newLists() []*cobra.Command {
 			entries: (*bridge.Client).Buffers,
 			head:    "BUFFER\tPOOL\tDTYPE\tSHAPE\tBYTES\tBLOCK\tWRITER\tREADERS\tNAMES",
 			row: func(b mempool.BufferInfo, l *listed) string {
-				return fmt.Sprintf("%d\t%s\t%s\t%v\t%s\t%s\t%s\t%s\t%d", b.ID, l.pool(b.Pool), b.Tensor.DType, b.Tensor.Shape, formatBytes(b.Bytes),
-					formatBytes(b.BlockBytes), writer(b), readers(b), b.Names)
+				return fmt.Sprintf("%d\t%s\t%s\t%v\t%s\t%s\t%s\t%s\t%d", b.ID, l.pool(b.Pool), b.Tensor.DType, b.Tensor.Shape, display.Size(b.Bytes),
+					display.Size(b.BlockBytes), writer(b), readers(b), b.Names)
 			},
 			json: func(b mempool.BufferInfo, l *listed) any {
 				return map[string]any{"buffer": b.ID, "generation": b.Generation, "pool": l.pool(b.Pool), "dtype": b.Tensor.DType, "shape": shape(b.Tensor),
@@ -174,7 +184,7 @@ the client calls itself. WAITS FOR is what the session has waited for longest.`,
 			head:    "LEASE\tSESSION\tUSER\tPID\tCOMMAND\tAGE\tTO\tPOOL\tBUFFER\tBYTES\tWAITS FOR",
 			row: func(e mempool.LeaseStatus, l *listed) string {
 				return fmt.Sprintf("%d\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%d\t%s\t%s", e.ID, e.Session, e.UID, e.PID, short(l.command(e.PID, e.UID, e.Program)),
-					display.Age(l.now.Sub(e.Began)), access(e), l.pool(e.Pool), e.Buffer, formatBytes(e.Bytes), l.waits(e.WaitsFor, e.Since))
+					display.Age(l.now.Sub(e.Began)), access(e), l.pool(e.Pool), e.Buffer, display.Size(e.Bytes), l.waits(e.WaitsFor, e.Since))
 			},
 			json: func(e mempool.LeaseStatus, l *listed) any {
 				return waitsJSON(map[string]any{"lease": e.ID, "session": e.Session, "uid": e.UID, "pid": e.PID, "program": e.Program,
@@ -219,6 +229,14 @@ func (l listing[T]) command() *cobra.Command {
 					entries = append(entries, e)
 				}
 			}
+			if len(entries) == 0 && v.watch == 0 {
+				if err := l.exist(ctx, c, client, &f, with); err != nil {
+					return err
+				}
+			}
+			if l.compare != nil {
+				slices.SortFunc(entries, l.compare)
+			}
 			if v.json {
 				return l.printJSON(&v, out, entries, with)
 			}
@@ -232,9 +250,31 @@ func (l listing[T]) command() *cobra.Command {
 type filter struct {
 	pool    string
 	session uint64
-	user    uint32
+	user    userID
 	pid     int32
 }
+
+// userID is a user on the command line: 1000, or a name that this machine knows.
+type userID uint32
+
+// Set reads a user.
+func (u *userID) Set(text string) error {
+	id := text
+	if known, err := user.Lookup(text); err == nil {
+		id = known.Uid
+	}
+	n, err := strconv.ParseUint(id, 10, 32)
+	if err != nil {
+		return fmt.Errorf("there is no user %q on this machine: expected a name, or the number of a user", text)
+	}
+	*u = userID(n)
+	return nil
+}
+
+// Type names the type in --help.
+func (*userID) Type() string { return "user" }
+
+func (u *userID) String() string { return strconv.FormatUint(uint64(*u), 10) }
 
 // filterFlags adds the flags for what entries of this list have.
 func (l listing[T]) filterFlags(c *cobra.Command, f *filter) {
@@ -245,7 +285,7 @@ func (l listing[T]) filterFlags(c *cobra.Command, f *filter) {
 		c.Flags().Uint64Var(&f.session, "session", 0, "only what concerns the session of this id")
 	}
 	if l.ofUser != nil {
-		c.Flags().Uint32Var(&f.user, "user", 0, "only what is of the user of this id")
+		c.Flags().Var(&f.user, "user", "only what is of the user of this name or id")
 	}
 	if l.ofProcess != nil {
 		c.Flags().Int32Var(&f.pid, "pid", 0, "only what is of the process of this id")
@@ -256,7 +296,27 @@ func (l listing[T]) filterFlags(c *cobra.Command, f *filter) {
 func (l listing[T]) passes(c *cobra.Command, f *filter, e T, with *listed) bool {
 	given := c.Flags().Changed
 	return (!given("pool") || with.pool(l.ofPool(e)) == f.pool) && (!given("session") || slices.Contains(l.ofSessions(e), f.session)) &&
-		(!given("user") || l.ofUser(e) == f.user) && (!given("pid") || l.ofProcess(e) == f.pid)
+		(!given("user") || l.ofUser(e) == uint32(f.user)) && (!given("pid") || l.ofProcess(e) == f.pid)
+}
+
+// exist says which pool or session the flags name that there is not.
+func (l listing[T]) exist(ctx context.Context, c *cobra.Command, client *bridge.Client, f *filter, with *listed) error {
+	if c.Flags().Changed("pool") && !slices.Contains(slices.Collect(maps.Values(with.pools)), f.pool) {
+		return noPool(f.pool)
+	}
+	if f.session == 0 { // that is what is of no session
+		return nil
+	}
+	for s, err := range client.Sessions(ctx) {
+		if err != nil || s.ID == f.session {
+			return err
+		}
+	}
+	return fmt.Errorf("there is no session %d that you may see: poolsvc sessions shows those that there are", f.session)
+}
+
+func noPool(name string) error {
+	return fmt.Errorf("there is no pool %q that you may see: poolsvc pools shows those that there are", name)
 }
 
 func (l listing[T]) print(out io.Writer, entries []T, with *listed) error {

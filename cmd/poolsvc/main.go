@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
+	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/internal/program"
 )
@@ -21,10 +23,21 @@ func main() {
 	stop()
 	if err != nil {
 		if !errors.Is(err, errReported) {
-			fmt.Fprintln(os.Stderr, "poolsvc:", err)
+			fmt.Fprintln(os.Stderr, "poolsvc:", sentence(err))
 		}
 		os.Exit(exitStatus(err))
 	}
+}
+
+// sentence is an error without the names of the operation and of the error that programs know it by: who typed the command knows the one, and the
+// service's sentence says the other.
+func sentence(err error) string {
+	text := err.Error()
+	if remote, ok := errors.AsType[*bridge.RemoteError](err); ok {
+		message := strings.TrimPrefix(remote.Message, fmt.Sprint(remote.Unwrap(), ": "))
+		text = strings.Replace(text, remote.Error(), message, 1)
+	}
+	return text
 }
 
 // exitStatus says to programs what kind of error has ended this one.

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -36,13 +39,46 @@ func writeManPages(folder string) error {
 	plain(root)
 	released, _, _ := strings.Cut(version, "+") // a commit's name is too long for a page's foot
 	header := doc.GenManHeader{Section: "1", Source: "poolbridge " + released, Manual: "poolbridge"}
-	return doc.GenManTree(root, &header, folder)
+	return writeManPage(root, header, folder)
 }
+
+// writeManPage writes the page of a command, and those of the commands below it.
+func writeManPage(c *cobra.Command, header doc.GenManHeader, folder string) error {
+	for _, below := range c.Commands() {
+		if !below.IsAvailableCommand() || below.IsAdditionalHelpTopicCommand() {
+			continue
+		}
+		if err := writeManPage(below, header, folder); err != nil {
+			return err
+		}
+	}
+	name := strings.ReplaceAll(c.CommandPath(), " ", "-")
+	header.Title = strings.ToUpper(name)
+	var page bytes.Buffer
+	if err := doc.GenMan(c, &header, &page); err != nil {
+		return err
+	}
+	text := bytes.ReplaceAll(page.Bytes(), []byte("[=]"), nil) // of switches
+	return os.WriteFile(filepath.Join(folder, name+".1"), text, 0o644)
+}
+
+// valueWord has a man page show a word for the value of a flag that has no default.
+type valueWord struct{ pflag.Value }
+
+// Type is none that cobra knows: it would quote the word.
+func (valueWord) Type() string { return "" }
 
 // plain has the texts of a command and those below it mean in Markdown what they say: cobra takes them for Markdown.
 func plain(c *cobra.Command) {
+	c.InitDefaultHelpFlag()
+	c.InitDefaultVersionFlag()
 	c.Short, c.Long = literal(c.Short), literal(c.Long)
 	c.Flags().VisitAll(func(f *pflag.Flag) {
+		if slices.Contains([]string{"", "0", "0s", "false", "[]"}, f.DefValue) {
+			word, _ := pflag.UnquoteUsage(f)
+			word = strings.TrimSuffix(strings.TrimRight(word, "0123456789"), "Array") // int32, stringArray
+			f.DefValue, f.Value = strings.ToUpper(word), valueWord{f.Value}
+		}
 		f.Usage = literal(f.Usage)
 		if text, ok := defaultsOfPages[f.Name]; ok {
 			f.DefValue = text

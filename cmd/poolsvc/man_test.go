@@ -67,6 +67,41 @@ func TestManPagesAreTheSameForEveryUserAndMachine(t *testing.T) {
 	}
 }
 
+func TestManPagesHaveNoDefaultsThatMeanNothing(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "man1")
+	require.NoError(t, writeManPages(folder))
+	for _, c := range commands(newRoot()) {
+		for line := range strings.Lines(manPage(t, folder, c)) {
+			if strings.Contains(line, "fB--") {
+				assert.NotRegexp(t, `=(0|false|""|)\]?$`, strings.TrimSpace(line), c.CommandPath())
+			}
+		}
+	}
+	lists, _, err := newRoot().Find([]string{"leases"})
+	require.NoError(t, err)
+	text := manPage(t, folder, lists)
+	for _, line := range []string{"fB--jsonfP\n", "fB--watchfP[=FLOAT]\n", "fB--userfP=USER\n", "fB--poolfP=STRING\n"} {
+		assert.Contains(t, text, line)
+	}
+}
+
+func TestAFlagWithAnOptionalValueSaysHowThatIsWritten(t *testing.T) {
+	root := newRoot()
+	root.SetArgs([]string{"sessions", "--watch", "1"})
+	err := root.Execute()
+	assert.ErrorContains(t, err, "--watch=1")
+	assert.Equal(t, 2, exitStatus(err))
+}
+
+func TestAUserIsANameOrANumber(t *testing.T) {
+	var u userID
+	require.NoError(t, u.Set("root"))
+	assert.Zero(t, u)
+	require.NoError(t, u.Set("4711"))
+	assert.EqualValues(t, 4711, u)
+	assert.ErrorContains(t, u.Set("no-such-body"), `there is no user "no-such-body"`)
+}
+
 func TestBashCompletesCommandsAndKinds(t *testing.T) {
 	for typed, wanted := range map[string]string{"ver": "verify", "verify --kind ": "pinned", "bench --only tra": "transfer"} {
 		root := newRoot()

@@ -10,6 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
+	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -38,6 +40,9 @@ The service itself counts as a session, and so does this command.`,
 				}
 				if c.Flags().Changed("pool") {
 					stats.Pools = slices.DeleteFunc(stats.Pools, func(p mempool.PoolStats) bool { return p.Pool.Name != pool })
+					if len(stats.Pools) == 0 && v.watch == 0 {
+						return noPool(pool)
+					}
 				}
 				if v.json {
 					return v.writeJSON(out, poolsJSON(stats))
@@ -59,18 +64,18 @@ func printPools(out io.Writer, stats mempool.Stats) error {
 		if p.Pool.Device != mempool.NoDevice {
 			device = fmt.Sprint(p.Pool.Device.Ordinal)
 		}
-		yours := formatBytes(p.User)
+		yours := display.Size(p.User)
 		if p.Pool.UserBytes > 0 {
-			yours += " of " + formatBytes(p.Pool.UserBytes)
+			yours += " of " + display.Size(p.Pool.UserBytes)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\n", p.Pool.Name, p.Pool.Kind, device, formatBytes(p.Pool.MaxBytes),
-			formatBytes(p.Reserved), formatBytes(p.Leased), formatBytes(p.Used), formatBytes(p.Cached), formatBytes(p.Held), yours, p.Blocks)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\n", p.Pool.Name, p.Pool.Kind, device, display.Size(p.Pool.MaxBytes),
+			display.Size(p.Reserved), display.Size(p.Leased), display.Size(p.Used), display.Size(p.Cached), display.Size(p.Held), yours, p.Blocks)
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(out, "%d sessions (this one included), %d leases, %d buffers, %d names\n",
-		stats.Sessions, stats.Leases, stats.Buffers, stats.Names)
+	_, err := fmt.Fprintf(out, "%s (this one included), %s, %s, %s\n", count.Of(stats.Sessions, "session"), count.Of(stats.Leases, "lease"),
+		count.Of(stats.Buffers, "buffer"), count.Of(stats.Names, "name"))
 	return err
 }
 

@@ -68,6 +68,9 @@ func arguments(least, most int) cobra.PositionalArgs {
 		if len(args) >= least && len(args) <= most {
 			return nil
 		}
+		if flag := c.Flags().Lookup("watch"); flag != nil && flag.Changed && len(args) > 0 && flag.Value.Set(args[0]) == nil {
+			return misused(c, "the value of --watch comes after an equals sign: --watch=%s", args[0])
+		}
 		if most == 0 {
 			return misused(c, "%s takes no arguments, not %q", c.CommandPath(), args)
 		}

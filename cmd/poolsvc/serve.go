@@ -115,7 +115,7 @@ func serve(c *cobra.Command, p *plan, l life) error {
 		return &socketError{err}
 	}
 	r.server.Store(server)
-	log.Info("serving", "socket", server.Path(), "version", version, "epoch", r.svc.Epoch())
+	log.Info("serving", "socket", server.Path(), "version", version, "epoch", r.svc.Epoch().String())
 	ctx, end := context.WithCancel(c.Context())
 	defer end()
 	tell(log, daemon.SdNotifyReady, "STATUS=serving "+server.Path())

@@ -10,6 +10,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
+	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -36,8 +37,9 @@ func newStatus() *cobra.Command {
 The exit status is 0 if the service answers in time, else 1. Warnings do not change it.`,
 		Args: arguments(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
-			ctx, cancel := context.WithTimeout(c.Context(), limit)
-			defer cancel()
+			ctx, cancel := context.WithCancelCause(c.Context()) // it has no deadline: with one, Dial would wait for a service to come
+			defer cancel(nil)
+			defer time.AfterFunc(limit, func() { cancel(fmt.Errorf("the service did not answer within %v", limit)) }).Stop()
 			s, err := answer(ctx, socket)
 			if err != nil {
 				return fmt.Errorf("not healthy: %w", err)
@@ -45,7 +47,8 @@ The exit status is 0 if the service answers in time, else 1. Warnings do not cha
 			if asJSON {
 				return writeJSON(c.OutOrStdout(), s)
 			}
-			fmt.Fprintf(c.OutOrStdout(), "healthy: answered in %.1f ms; %d sessions, %d pools, epoch %s\n", s.Answer, s.Sessions, s.Pools, s.Epoch)
+			fmt.Fprintf(c.OutOrStdout(), "healthy: answered in %.1f ms; %s, %s, epoch %s\n", s.Answer, count.Of(s.Sessions, "session"),
+				count.Of(s.Pools, "pool"), s.Epoch)
 			for _, w := range s.Warnings {
 				fmt.Fprintln(c.OutOrStdout(), "warning:", w)
 			}
@@ -79,7 +82,7 @@ func askStatus(ctx context.Context, client *bridge.Client) (s status, err error)
 	for _, p := range stats.Pools {
 		if used := p.Leased + p.Held; used >= p.Pool.MaxBytes-p.Pool.MaxBytes/20 { // 95 %
 			s.Warnings = append(s.Warnings, fmt.Sprintf("pool %s: %s of %s are in use or on their way back (poolsvc sessions and buffers say whose)",
-				p.Pool.Name, formatBytes(used), formatBytes(p.Pool.MaxBytes)))
+				p.Pool.Name, display.Size(used), display.Size(p.Pool.MaxBytes)))
 		}
 	}
 	var slow []mempool.ChannelStatus

@@ -28,7 +28,7 @@ const shortestWatch = 0.1
 func (v *view) flags(c *cobra.Command) {
 	socketFlag(c, &v.socket)
 	c.Flags().BoolVar(&v.json, "json", false, "print JSON; with --watch one document a line")
-	c.Flags().Float64Var(&v.watch, "watch", 0, "show it again after so many seconds, until interrupted")
+	c.Flags().Float64Var(&v.watch, "watch", 0, "show it again after so many seconds, 2 if none are given, until interrupted")
 	c.Flags().Lookup("watch").NoOptDefVal = "2"
 }
 

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/bytesize"
+	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -51,7 +52,7 @@ func (s *Session) noteEnd(how mempool.SessionEnding, why string) {
 	for _, a := range s.accounts {
 		e.Bytes += a.bytes
 	}
-	e.Text = fmt.Sprintf("%s ended after %v with %d leases and %s: %s", s.who(), s.ending.at.Sub(s.began).Round(time.Millisecond), len(s.leases),
+	e.Text = fmt.Sprintf("%s ended after %v with %s and %s: %s", s.who(), s.ending.at.Sub(s.began).Round(time.Millisecond), count.Of(len(s.leases), "lease"),
 		bytesize.Text(e.Bytes), text)
 	s.svc.note(e, nil)
 }
@@ -100,7 +101,7 @@ func (s *Session) noteBroken() {
 	s.broken = broken{}
 	e := s.about(mempool.WriterDied, "")
 	e.Buffer, e.Bytes = n.first.id, n.bytes
-	e.Text = fmt.Sprintf("%s ended before %d buffers (%s) were complete, the first of which is %d in pool %q: others that read them get an error", s.who(),
-		n.buffers, bytesize.Text(n.bytes), n.first.id, n.first.block.pool.info.Name)
+	e.Text = fmt.Sprintf("%s ended with %s (%s) incomplete, the first of which is %d in pool %q: others that read them get an error", s.who(),
+		count.Of(n.buffers, "buffer"), bytesize.Text(n.bytes), n.first.id, n.first.block.pool.info.Name)
 	s.svc.note(e, n.first.block.pool)
 }

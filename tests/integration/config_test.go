@@ -250,7 +250,11 @@ func TestTheLogIsJSONOnRequestAndSaysWhatItsLevelAsksFor(t *testing.T) {
 		require.NoError(t, cmd.Run())
 		assert.Equal(t, c.lines, strings.Contains(stderr.String(), `"msg":"serving"`))
 		for lines := bufio.NewScanner(strings.NewReader(stderr.String())); lines.Scan(); {
-			assert.True(t, json.Valid(lines.Bytes()), lines.Text())
+			var line map[string]any
+			require.NoError(t, json.Unmarshal(lines.Bytes(), &line), lines.Text())
+			if line["msg"] == "serving" {
+				assert.Regexp(t, "^[0-9a-f]{32}$", line["epoch"], "as poolsvc status has it")
+			}
 		}
 	}
 	out, err := poolsvc(t, "serve", "--verbose", "--log-level", "warn")

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -157,9 +158,27 @@ func TestAListOfLeasesNamesTheProcess(t *testing.T) {
 	assert.Equal(t, []any{"p", "write", 1.0 * (1 << 20)}, []any{one["pool"], one["to"], one["bytes"]})
 	assert.Contains(t, one["command"], "import poolbridge")
 	assert.Equal(t, all, leases("--pool", "p", "--pid", fmt.Sprint(pid), "--user", fmt.Sprint(os.Getuid()), "--session", fmt.Sprint(one["session"])))
-	for _, none := range [][]string{{"--pool", "q"}, {"--pid", "1"}, {"--user", "4711"}, {"--session", "4711"}} {
+	for _, none := range [][]string{{"--pool", "q"}, {"--pid", "1"}, {"--user", "4711"}, {"--user", "daemon"}, {"--session", "1"}} {
 		assert.Empty(t, leases(none...), none)
 	}
+	for bad, says := range map[string]string{"--session=4711": "there is no session 4711", "--pool=nope": `there is no pool "nope"`, "--user=no-body": `no user "no-body"`} {
+		out, err := poolsvc(t, "leases", bad, "--socket", s.Socket)
+		require.Error(t, err, bad)
+		assert.Contains(t, out, says)
+	}
+	out, err = poolsvc(t, "pools", "--pool", "nope", "--socket", s.Socket)
+	require.Error(t, err)
+	assert.Contains(t, out, `there is no pool "nope"`)
+	out, err = poolsvc(t, "events", "--pool", "nope", "--socket", s.Socket)
+	require.NoError(t, err, "it may have been there")
+	assert.Equal(t, "no events\n", out)
+	out, err = poolsvc(t, "channel", "close", "nope", "--socket", s.Socket)
+	require.Error(t, err)
+	assert.Equal(t, "poolsvc: there is no channel \"nope\"\n", out)
+	first, err := poolsvc(t, "sessions", "--socket", s.Socket)
+	require.NoError(t, err, first)
+	assert.Contains(t, strings.Split(first, "\n")[1], fmt.Sprint(pid), "the one that holds most comes first")
+	assert.Contains(t, first, "1MiB")
 }
 
 func TestAWatchedListShowsWhatComes(t *testing.T) {

@@ -32,7 +32,7 @@ func TestPoolsShowsWhatAUserMayHave(t *testing.T) {
 	s := rig.Serve(t, "--pool", "name=bounded,kind=host,max=1MiB,user=64KiB")
 	out, err := exec.Command(rig.Poolsvc(t), "pools", "--socket", s.Socket).CombinedOutput()
 	require.NoError(t, err, string(out))
-	assert.Contains(t, string(out), "0 B of 64 KiB")
+	assert.Contains(t, string(out), "0B of 64KiB")
 }
 
 func TestTheCommandLineListsWhatAServiceHas(t *testing.T) {
@@ -53,8 +53,8 @@ with poolbridge.connect(sys.argv[1]) as client:
 		require.NoError(t, err, string(out))
 		return string(out)
 	}
-	assert.Regexp(t, `weights +p +\d+ +float32 +\[2 3\] +24 B`, list("names"))
-	assert.Regexp(t, `\d+ +p +float32 +\[2 3\] +24 B`, list("buffers"))
+	assert.Regexp(t, `weights +p +\d+ +float32 +\[2 3\] +24B`, list("names"))
+	assert.Regexp(t, `\d+ +p +float32 +\[2 3\] +24B`, list("buffers"))
 	assert.Regexp(t, `camera +\d+ +p +broadcast +4 +block +0 +0 +0 +0 +- +open`, list("channels"))
 	assert.Contains(t, list("sessions"), "poolsvc serve")
 	var names struct {

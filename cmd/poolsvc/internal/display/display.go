@@ -21,6 +21,21 @@ func Printable(text string) string {
 	}, text)
 }
 
+// Size is a number of bytes in three digits or so.
+func Size(n uint64) string {
+	value, unit := float64(n), "B"
+	for _, next := range []string{"KiB", "MiB", "GiB", "TiB"} {
+		if value < 1024 {
+			break
+		}
+		value, unit = value/1024, next
+	}
+	if unit == "B" || value >= 100 {
+		return fmt.Sprintf("%.0f%s", value, unit)
+	}
+	return strings.TrimSuffix(fmt.Sprintf("%.1f", value), ".0") + unit
+}
+
 // Age is a time span in at most two units.
 func Age(d time.Duration) string {
 	switch {

@@ -13,6 +13,12 @@ func TestNoTextOfAClientReachesATerminalAsACommand(t *testing.T) {
 	assert.Equal(t, "-", Printable(""))
 }
 
+func TestSizesHaveThreeDigitsOrSo(t *testing.T) {
+	for n, want := range map[uint64]string{0: "0B", 1023: "1023B", 1024: "1KiB", 1536: "1.5KiB", 112192 << 10: "110MiB", 3 << 40: "3TiB"} {
+		assert.Equal(t, want, Size(n))
+	}
+}
+
 func TestAgesHaveTwoUnitsAtMost(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		1500 * time.Millisecond: "1s", 65 * time.Second: "1m05s", 3*time.Hour + 4*time.Minute: "3h04m", 50 * time.Hour: "2d",

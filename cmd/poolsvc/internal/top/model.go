@@ -29,8 +29,9 @@ type Model struct {
 	row           [panes]int
 	order         [panes]int // index of the column that a pane is sorted by
 	filter        string
-	typing        bool // the filter
-	details       uint64
+	typing        bool                  // the filter
+	details       uint64                // session that is shown; 0: none
+	event         *mempool.HistoryEvent // that is shown; nil: none
 	help          bool
 }
 
@@ -38,6 +39,7 @@ type Model struct {
 const (
 	sessionsPane = iota
 	channelsPane
+	eventsPane // whose rows count from the newest event
 	panes
 )
 
@@ -95,11 +97,15 @@ func (m *Model) took(l looked) {
 		return
 	}
 	m.before, m.now = m.now, &l.snapshot
+	had := len(m.events)
 	if m.before != nil && m.before.epoch != m.now.epoch {
 		m.before = nil // ids mean something else now
 		m.events = append(m.events, mempool.HistoryEvent{At: m.now.at, Text: "another service answers: it was started again"})
 	}
 	m.events = append(m.events, m.now.events...)
+	if m.row[eventsPane] > 0 { // the cursor stays at its event
+		m.row[eventsPane] += len(m.events) - had
+	}
 	m.events = m.events[max(0, len(m.events)-maxEvents):]
 }
 
@@ -114,13 +120,15 @@ func (m *Model) press(key tea.KeyPressMsg) tea.Cmd {
 	case "tab":
 		m.pane = (m.pane + 1) % panes
 	case "up", "k":
-		m.row[m.pane]--
+		m.step(-1)
 	case "down", "j":
-		m.row[m.pane]++
+		m.step(+1)
 	case "home", "g":
-		m.row[m.pane] = 0
+		m.step(-m.rows(m.pane))
 	case "s":
-		m.order[m.pane] = (m.order[m.pane] + 1) % len(columns[m.pane])
+		if n := len(columns[m.pane]); n > 0 {
+			m.order[m.pane] = (m.order[m.pane] + 1) % n
+		}
 	case "/":
 		m.typing = true
 	case "space", "p":
@@ -128,7 +136,7 @@ func (m *Model) press(key tea.KeyPressMsg) tea.Cmd {
 	case "?", "h":
 		m.help = !m.help
 	case "esc":
-		m.details, m.filter, m.help = 0, "", false
+		m.details, m.event, m.filter, m.help = 0, nil, "", false
 	case "enter":
 		m.openDetails()
 	}
@@ -150,10 +158,10 @@ func (m *Model) typeFilter(key tea.KeyPressMsg) {
 	}
 }
 
-// openDetails shows the session under the cursor; of a channel, the one that is furthest behind.
+// openDetails shows the session or the event under the cursor; of a channel, the session that is furthest behind.
 func (m *Model) openDetails() {
-	if m.now == nil || m.details != 0 {
-		m.details = 0
+	if m.now == nil || m.details != 0 || m.event != nil {
+		m.details, m.event = 0, nil
 		return
 	}
 	switch m.pane {
@@ -165,7 +173,34 @@ func (m *Model) openDetails() {
 		if list := m.channels(); len(list) > 0 {
 			m.details = list[m.cursor(channelsPane, len(list))].Slowest
 		}
+	case eventsPane:
+		if n := len(m.events); n > 0 {
+			one := m.events[n-1-m.cursor(eventsPane, n)]
+			m.event = &one
+		}
 	}
+}
+
+// step moves the cursor down by rows of the screen.
+func (m *Model) step(by int) {
+	if m.pane == eventsPane { // the newest is the lowest
+		by = -by
+	}
+	m.row[m.pane] += by
+	m.cursor(m.pane, m.rows(m.pane))
+}
+
+// rows is how many rows a pane has.
+func (m *Model) rows(pane int) int {
+	switch {
+	case m.now == nil:
+		return 0
+	case pane == sessionsPane:
+		return len(m.sessions())
+	case pane == channelsPane:
+		return len(m.channels())
+	}
+	return len(m.events)
 }
 
 // cursor is the row of a pane with n rows that the cursor is in.
@@ -174,10 +209,10 @@ func (m *Model) cursor(pane, n int) int {
 	return m.row[pane]
 }
 
-// columns are what panes can be sorted by.
+// columns are what panes can be sorted by. Those that are texts or numbers of sessions go up, the rest down.
 var columns = [panes][]string{
-	sessionsPane: {"BYTES", "LEASES", "AGE", "ID", "PROGRAM"},
-	channelsPane: {"FRAMES/S", "WAITING", "NAME"},
+	sessionsPane: {"BYTES", "LEASES", "AGE", "SESSION", "PROGRAM"},
+	channelsPane: {"FRAMES/S", "WAITING", "CHANNEL"},
 }
 
 // sessions are those that the filter lets through, in order.
@@ -215,7 +250,7 @@ func (m *Model) channels() []mempool.ChannelStatus {
 			by = cmp.Compare(rates[b.ID], rates[a.ID])
 		case "WAITING":
 			by = cmp.Compare(b.Waiting, a.Waiting)
-		case "NAME":
+		case "CHANNEL":
 			by = cmp.Compare(a.Name, b.Name)
 		}
 		return cmp.Or(by, cmp.Compare(a.ID, b.ID))

@@ -165,6 +165,50 @@ func TestASlowChannelLeadsToItsSlowestSession(t *testing.T) {
 	assert.EqualValues(t, 2, m.details)
 }
 
+func TestTheColumnThatSortsHasAnArrow(t *testing.T) {
+	m, draw := screen(t, 120, 24, busy())
+	_, head := lineWith(t, draw(), "PROGRAM")
+	assert.Contains(t, head, "BYTES▼")
+	press(m, "s", "s", "s")
+	_, head = lineWith(t, draw(), "PROGRAM")
+	assert.Contains(t, head, "SESSION▲")
+	assert.NotContains(t, head, "BYTES▼")
+	_, head = lineWith(t, draw(), "SLOWEST")
+	assert.Contains(t, head, "FRAMES/S▼")
+}
+
+func TestWhatASessionWaitsForIsShownWhereThereIsRoom(t *testing.T) {
+	s := busy()
+	s.sessions[1].WaitsFor, s.sessions[1].Since = `room in channel "camera" (session 1 is behind)`, noon.Add(-time.Minute)
+	_, draw := screen(t, 160, 24, s)
+	_, line := lineWith(t, draw(), "train.py")
+	assert.Contains(t, line, `room in channel "camera" (session 1 is behind) (1m00s)`)
+	m, draw := screen(t, 60, 24, s)
+	_, line = lineWith(t, draw(), "train.py")
+	assert.NotContains(t, line, "room")
+	press(m, "enter")
+	lineWith(t, draw(), "waits for room in channel")
+}
+
+func TestAnEventCanBeReadWhole(t *testing.T) {
+	long := func(n uint64, end string) mempool.HistoryEvent {
+		return mempool.HistoryEvent{Number: n, At: noon, Kind: mempool.LeaseLong, Text: strings.Repeat("a word ", 20) + end}
+	}
+	s := busy()
+	s.events = []mempool.HistoryEvent{long(1, "of the first"), long(2, "of the second")}
+	m, draw := screen(t, 50, 30, s)
+	press(m, "tab", "tab", "s", "down", "enter") // nothing sorts events, and none is below the newest
+	lineWith(t, draw(), "event 2: lease-long")
+	assert.Contains(t, strings.Join(draw(), " "), "of the second")
+	press(m, "enter", "up")
+	more := after(s, time.Second, func(s *snapshot) { s.events = []mempool.HistoryEvent{long(3, "of the third")} })
+	m.Update(looked{snapshot: more})
+	press(m, "enter")
+	assert.Contains(t, strings.Join(draw(), " "), "of the first", "the cursor stays at its event")
+	press(m, "esc", "tab", "enter")
+	assert.NotZero(t, m.details, "the sessions come after the events")
+}
+
 func TestNoProgramNameReachesTheTerminalAsACommand(t *testing.T) {
 	m, _ := screen(t, 80, 24, busy())
 	assert.NotContains(t, m.draw(), "evil\x1b[2J")

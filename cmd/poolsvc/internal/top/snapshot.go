@@ -137,9 +137,9 @@ func brief(e mempool.HistoryEvent) string {
 	case mempool.SessionBegan:
 		return who + " began"
 	case mempool.SessionEnded:
-		return fmt.Sprintf("%s ended (%s); it had %s", who, e.Ending, size(e.Bytes))
+		return fmt.Sprintf("%s ended (%s); it had %s", who, e.Ending, display.Size(e.Bytes))
 	case mempool.MemoryReclaimed:
-		return fmt.Sprintf("%s of %s reclaimed %v after its end", size(e.Bytes), who, e.Took.Round(time.Millisecond))
+		return fmt.Sprintf("%s of %s reclaimed %v after its end", display.Size(e.Bytes), who, e.Took.Round(time.Millisecond))
 	}
 	return e.Text
 }

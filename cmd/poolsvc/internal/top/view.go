@@ -12,6 +12,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
+	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -41,6 +42,8 @@ func (m *Model) draw() string {
 	case m.now == nil && m.err == nil:
 		lines = append(lines, "", "asking the service …")
 	case m.now == nil:
+	case m.event != nil:
+		lines = append(lines, m.drawEvent()...)
 	case m.details != 0:
 		lines = append(lines, m.drawDetails()...)
 	default:
@@ -64,7 +67,8 @@ func (m *Model) title() string {
 		return bold.Render(fit(left, m.width))
 	}
 	st := m.now.stats
-	right := fmt.Sprintf("%d sessions  %d leases  %d buffers  %s", st.Sessions, st.Leases, st.Buffers, m.now.at.Format(time.TimeOnly))
+	right := fmt.Sprintf("%s  %s  %s  %s", count.Of(st.Sessions, "session"), count.Of(st.Leases, "lease"), count.Of(st.Buffers, "buffer"),
+		m.now.at.Format(time.TimeOnly))
 	space := m.width - len(right) - 2
 	if space < 4 {
 		return bold.Render(fit(right, m.width))
@@ -96,14 +100,16 @@ const helpText = `
             BUSY as #, the rest of RESERVED as -, of MAX.
   Sessions  BYTES count for the session in all pools; SHARE is its part of
             what counts for all. enter shows the buffers of a session.
+            WAITS FOR is there where the screen is wide enough.
   Channels  FRAMES/S since the last look. WAITING: of a broadcast, how many
             frames its slowest consumer has still to take, and SLOWEST is the
             session of that one; of a queue, how many are not acknowledged.
             P/C counts producers and consumers. enter shows the slowest.
   Events    What happened to the service, the newest last: as poolsvc events.
+            enter shows the whole sentence.
 
   q quit             tab other table    up, down row     enter details, back
-  s sort by the next column             / filter by program, pid, user, channel
+  s sort by the next column (▼ or ▲)    / filter by program, pid, user, channel
   p pause            esc clear filter   ? this help, and back`
 
 // drawAll shares the rows out: pools need few, sessions and channels get what they need of the rest, and events what is left.
@@ -122,7 +128,7 @@ func (m *Model) drawAll() []string {
 	lines = append(lines, "")
 	lines = append(lines, window(channels, 1, m.row[channelsPane], forChannels)...)
 	lines = append(lines, "")
-	return append(lines, tail(m.drawEvents(), 1, forEvents)...)
+	return append(lines, window(m.drawEvents(), 1, max(0, len(m.events)-1-m.cursor(eventsPane, len(m.events))), forEvents)...)
 }
 
 // window is the head of a table, and as many of its rows as fit, the one with the cursor among them.
@@ -135,14 +141,6 @@ func window(lines []string, head, cursor, most int) []string {
 	return append(append([]string{}, lines[:head]...), rows[first:first+space]...)
 }
 
-// tail is the head of a table, and its last rows.
-func tail(lines []string, head, most int) []string {
-	if len(lines) <= most || most <= head {
-		return lines[:min(len(lines), max(most, 0))]
-	}
-	return append(append([]string{}, lines[:head]...), lines[len(lines)-(most-head):]...)
-}
-
 func (m *Model) drawPools() []string {
 	rows := [][]string{{"POOL", "KIND", "GPU", "MAX", "RESERVED", "BUSY", "CACHED", "HELD"}}
 	for _, p := range m.now.stats.Pools {
@@ -150,8 +148,8 @@ func (m *Model) drawPools() []string {
 		if p.Pool.Device != mempool.NoDevice {
 			gpu = strconv.Itoa(p.Pool.Device.Ordinal)
 		}
-		rows = append(rows, []string{p.Pool.Name, string(p.Pool.Kind), gpu, size(p.Pool.MaxBytes), size(p.Reserved), size(p.Leased),
-			size(p.Cached), size(p.Held)})
+		rows = append(rows, []string{p.Pool.Name, string(p.Pool.Kind), gpu, display.Size(p.Pool.MaxBytes), display.Size(p.Reserved), display.Size(p.Leased),
+			display.Size(p.Cached), display.Size(p.Held)})
 	}
 	lines := table(rows, "lLRrRrRR", m.width)
 	for i, p := range m.now.stats.Pools {
@@ -185,20 +183,28 @@ func (m *Model) drawSessions() []string {
 	for _, o := range m.now.sessions {
 		total += o.Bytes
 	}
-	rows := [][]string{{"SESSION", "PID", "USER", "PROGRAM", "AGE", "LEASES", "MEMBERS", "BYTES", "SHARE"}}
+	rows := [][]string{m.head(sessionsPane, "SESSION", "PID", "USER", "PROGRAM", "AGE", "LEASES", "MEMBERS", "BYTES", "SHARE", "WAITS FOR")}
 	for _, o := range list {
 		share := "-"
 		if total > 0 {
 			share = fmt.Sprintf("%.0f%%", 100*float64(o.Bytes)/float64(total))
 		}
 		rows = append(rows, []string{strconv.FormatUint(o.ID, 10), strconv.Itoa(int(o.PID)), strconv.Itoa(int(o.UID)), display.Printable(o.Program),
-			display.Age(m.now.at.Sub(o.Began)), strconv.Itoa(o.Leases), strconv.Itoa(o.Members), size(o.Bytes), share})
+			display.Age(m.now.at.Sub(o.Began)), strconv.Itoa(o.Leases), strconv.Itoa(o.Members), display.Size(o.Bytes), share, m.waits(o)})
 	}
-	return m.mark(sessionsPane, rows, table(rows, "rrRlRRRrR", m.width))
+	return m.mark(sessionsPane, rows, table(rows, "rrRlRRRrRL", m.width))
+}
+
+// waits says what a session waits for, and for how long.
+func (m *Model) waits(o mempool.SessionInfo) string {
+	if o.WaitsFor == "" {
+		return "-"
+	}
+	return display.Printable(o.WaitsFor) + " (" + display.Age(m.now.at.Sub(o.Since)) + ")"
 }
 
 func (m *Model) drawChannels() []string {
-	rows := [][]string{{"CHANNEL", "POOL", "MODE", "FULL", "FRAMES/S", "FRAMES", "WAITING", "SLOWEST", "P/C", "STATE"}}
+	rows := [][]string{m.head(channelsPane, "CHANNEL", "POOL", "MODE", "FULL", "FRAMES/S", "FRAMES", "WAITING", "SLOWEST", "P/C", "STATE")}
 	rates := m.rates()
 	for _, ch := range m.channels() {
 		rate, slowest, state := "-", "-", "open"
@@ -217,13 +223,20 @@ func (m *Model) drawChannels() []string {
 	return m.mark(channelsPane, rows, table(rows, "lLLLrRrrRL", m.width))
 }
 
-// mark shows the order and the cursor of a pane.
-func (m *Model) mark(pane int, rows [][]string, lines []string) []string {
-	head := bold.Render(lines[0]) + faint.Render(" by "+columns[pane][m.order[pane]])
-	if ansi.StringWidth(lines[0])+len(" by "+columns[pane][m.order[pane]]) > m.width {
-		head = bold.Render(lines[0])
+// head is the head of a pane, with an arrow at the column that it is sorted by.
+func (m *Model) head(pane int, names ...string) []string {
+	by := columns[pane][m.order[pane]]
+	arrow := "▼"
+	if slices.Contains([]string{"SESSION", "PROGRAM", "CHANNEL"}, by) {
+		arrow = "▲"
 	}
-	lines[0] = head
+	names[slices.Index(names, by)] += arrow
+	return names
+}
+
+// mark shows the cursor of a pane.
+func (m *Model) mark(pane int, rows [][]string, lines []string) []string {
+	lines[0] = bold.Render(lines[0])
 	if n := len(rows) - 1; m.pane == pane && n > 0 {
 		at := m.cursor(pane, n) + 1
 		lines[at] = selected.Render(lines[at])
@@ -233,9 +246,13 @@ func (m *Model) mark(pane int, rows [][]string, lines []string) []string {
 
 func (m *Model) drawEvents() []string {
 	lines := []string{bold.Render("EVENTS")}
-	for _, e := range m.events {
+	at := len(m.events) - 1 - m.cursor(eventsPane, len(m.events))
+	for i, e := range m.events {
 		line := fit(e.At.Format(time.TimeOnly)+"  "+brief(e), m.width)
-		if e.Kind.Trouble() || e.Ending == mempool.SessionLost {
+		switch {
+		case m.pane == eventsPane && i == at:
+			line = selected.Render(line)
+		case e.Kind.Trouble() || e.Ending == mempool.SessionLost:
 			line = warning.Render(line)
 		}
 		lines = append(lines, line)
@@ -244,6 +261,21 @@ func (m *Model) drawEvents() []string {
 		lines = append(lines, faint.Render("nothing has happened"))
 	}
 	return lines
+}
+
+// drawEvent is the whole of an event.
+func (m *Model) drawEvent() []string {
+	e := m.event
+	head := e.At.Format(time.DateTime)
+	if e.Kind != "" {
+		head = fmt.Sprintf("event %d: %s  %s", e.Number, e.Kind, head)
+	}
+	text := display.Printable(e.Text)
+	if e.Count > 1 {
+		text += fmt.Sprintf(" (%d times)", e.Count)
+	}
+	lines := []string{"", bold.Render(fit(head, m.width))}
+	return append(lines, strings.Split(ansi.Wrap(text, max(m.width, 1), ""), "\n")...)
 }
 
 func (m *Model) drawDetails() []string {
@@ -256,7 +288,10 @@ func (m *Model) drawDetails() []string {
 		found = true
 		lines = append(lines, bold.Render(fit(fmt.Sprintf("session %d: %s", o.ID, display.Printable(o.Program)), m.width)),
 			fmt.Sprintf("pid %d, user %d, began %s (%s ago)", o.PID, o.UID, o.Began.Format(time.DateTime), display.Age(m.now.at.Sub(o.Began))),
-			fmt.Sprintf("%d leases, %s in pools, %d blocks mapped, member of channels: %d", o.Leases, size(o.Bytes), o.Blocks, o.Members))
+			fmt.Sprintf("%s, %s in pools, %s mapped, member of channels: %d", count.Of(o.Leases, "lease"), display.Size(o.Bytes), count.Of(o.Blocks, "block"), o.Members))
+		if o.WaitsFor != "" {
+			lines = append(lines, "waits for "+m.waits(o))
+		}
 	}
 	if !found {
 		return append(lines, fmt.Sprintf("session %d has ended", m.details), faint.Render("esc goes back"))
@@ -267,7 +302,7 @@ func (m *Model) drawDetails() []string {
 		if b.Writer == m.details {
 			use = "writes"
 		}
-		rows = append(rows, []string{strconv.FormatUint(b.ID, 10), m.now.pool(b.Pool), string(b.Tensor.DType), fmt.Sprint(b.Tensor.Shape), size(b.Bytes), use,
+		rows = append(rows, []string{strconv.FormatUint(b.ID, 10), m.now.pool(b.Pool), string(b.Tensor.DType), fmt.Sprint(b.Tensor.Shape), display.Size(b.Bytes), use,
 			strconv.Itoa(b.Names)})
 	}
 	lines = append(lines, "")
@@ -342,19 +377,4 @@ func total(widths []int) int {
 func fit(text string, width int) string {
 	text = strings.ReplaceAll(text, "\n", " ")
 	return ansi.Truncate(text, max(width, 0), "…")
-}
-
-// size is a number of bytes in three digits or so.
-func size(n uint64) string {
-	value, unit := float64(n), "B"
-	for _, next := range []string{"KiB", "MiB", "GiB", "TiB"} {
-		if value < 1024 {
-			break
-		}
-		value, unit = value/1024, next
-	}
-	if unit == "B" || value >= 100 {
-		return fmt.Sprintf("%.0f%s", value, unit)
-	}
-	return strings.TrimSuffix(fmt.Sprintf("%.1f", value), ".0") + unit
 }
