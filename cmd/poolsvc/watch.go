@@ -22,20 +22,20 @@ type view struct {
 	watch  float64 // seconds between looks; 0: one look
 }
 
-// shortestWatch is how often a service is asked at most, in seconds.
-const shortestWatch = 0.1
+// shortestWatch and longestWatch are the seconds that may pass between two looks.
+const shortestWatch, longestWatch = 0.1, 86400
 
 func (v *view) flags(c *cobra.Command) {
 	socketFlag(c, &v.socket)
 	c.Flags().BoolVar(&v.json, "json", false, "print JSON; with --watch one document a line")
-	c.Flags().Float64Var(&v.watch, "watch", 0, "show it again after so many seconds, 2 if none are given, until interrupted")
+	c.Flags().Float64Var(&v.watch, "watch", 0, "show it again after so many seconds, 0.1 to 86400, 2 if none are given, until interrupted")
 	c.Flags().Lookup("watch").NoOptDefVal = "2"
 }
 
 // show shows what draw writes.
 func (v *view) show(c *cobra.Command, draw func(ctx context.Context, client *bridge.Client, out io.Writer) error) (err error) {
-	if c.Flags().Changed("watch") && v.watch < shortestWatch {
-		return misused(c, "--watch=%v is too short: expected %v seconds or more", v.watch, shortestWatch)
+	if c.Flags().Changed("watch") && !(v.watch >= shortestWatch && v.watch <= longestWatch) { // NaN is neither
+		return misused(c, "--watch=%v: expected %v to %v seconds", v.watch, shortestWatch, longestWatch)
 	}
 	ctx := c.Context()
 	client, err := bridge.Dial(ctx, v.socket)

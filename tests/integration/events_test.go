@@ -200,7 +200,7 @@ func TestAWatchedListShowsWhatComes(t *testing.T) {
 	require.NoError(t, c.Close())
 	out, err = poolsvc(t, "buffers", "--watch=0", "--socket", s.Socket)
 	require.Error(t, err)
-	assert.Contains(t, out, "too short")
+	assert.Contains(t, out, "expected 0.1 to 86400 seconds")
 }
 
 func TestAnOperatorEndsASessionAndItsMemoryWaitsForTheProcess(t *testing.T) {
