@@ -16,16 +16,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
 )
 
 // ErrRemote refuses an address that other machines can reach.
 var ErrRemote = errors.New("other machines can reach this address")
-
-// maxConnections is how many connections there are at a time. More wait: every user of the machine can reach a loopback address, and
-// must not take the descriptors that sessions need.
-const maxConnections = 96
 
 // patience is how long the service may take to say that it is well.
 const patience = 5 * time.Second
@@ -64,10 +59,20 @@ type Server struct {
 //
 // Errors: [ErrRemote]; the system's if the address is in use.
 func Serve(c Config, from prometheus.Gatherer, healthy func(context.Context) error) (*Server, error) {
-	listener, err := listen(c)
+	s, err := newServer(c, from, healthy)
+	if err == nil {
+		go s.run(c.Log)
+	}
+	return s, err
+}
+
+// newServer listens, and does not accept yet.
+func newServer(c Config, from prometheus.Gatherer, healthy func(context.Context) error) (*Server, error) {
+	l, err := listen(c)
 	if err != nil {
 		return nil, err
 	}
+	listener := newVisitors(l)
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(from, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 10 * time.Second}))
 	said := func(asked func(context.Context) error) http.HandlerFunc {
@@ -93,18 +98,21 @@ func Serve(c Config, from prometheus.Gatherer, healthy func(context.Context) err
 	}
 	s := &Server{listener: listener, done: make(chan struct{}), http: &http.Server{
 		Handler: guard(mux, c, listener.Addr()), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 2 * time.Minute,
-		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(c.Log.Handler(), slog.LevelWarn),
+		IdleTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(c.Log.Handler(), slog.LevelWarn),
 	}}
+	watch(s.http)
 	if c.Page != nil {
 		s.http.RegisterOnShutdown(c.Page.Close)
 	}
-	go func() {
-		defer close(s.done)
-		if err := s.http.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			c.Log.Error("metrics are not served any more", "error", err)
-		}
-	}()
 	return s, nil
+}
+
+// run serves until the server is closed.
+func (s *Server) run(log *slog.Logger) {
+	defer close(s.done)
+	if err := s.http.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
+		log.Error("metrics are not served any more", "error", err)
+	}
 }
 
 // Addr is where the server listens.
@@ -133,7 +141,7 @@ func listen(c Config) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--http %s: %w", c.Address, err)
 	}
-	return netutil.LimitListener(l, maxConnections), nil
+	return l, nil
 }
 
 // CheckAddress says whether address is one that metrics can be served at.
@@ -180,7 +188,7 @@ func listenUnix(path string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--http unix:%s: %w", path, err)
 	}
-	return netutil.LimitListener(l, maxConnections), nil
+	return l, nil
 }
 
 func loopback(host string) bool {
