@@ -32,7 +32,8 @@ func (l *life) flags(c *cobra.Command) {
 	f.IntVar(&l.ready, "ready-fd", -1, "descriptor to write a line to, the socket's path, once clients can connect; then it is closed")
 	f.IntVar(&l.end, "end-fd", -1, "end when this descriptor can be read from or has no other end: a pipe, or a pidfd of the program to end with")
 	f.DurationVar(&l.unused, "end-unused", 0, "end when no client was connected for so long, from the start on as well; 0: do not")
-	f.Var(&l.logBytes, "log-bytes", "keep the file that standard error goes to below so many bytes: its older half is dropped; 0: no bound")
+	f.Var(&l.logBytes, "log-bytes", "keep the file that standard error goes to within so many bytes; to drop its older half, it is "+
+		"emptied and written anew, so a reader may find it empty for a moment; 0: no bound")
 	c.PreRunE = l.bound
 	f.BoolVar(&l.private, "private", false, "listen in a new folder below $TMPDIR or /tmp, which is removed at the end, instead of at --socket")
 }
