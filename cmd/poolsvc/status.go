@@ -34,13 +34,21 @@ func newStatus() *cobra.Command {
 		Short: "Say whether a running service is healthy",
 		Long: `Say whether a service answers, and warn of pools that are nearly full and of consumers that hold the producers of a channel up.
 
-The exit status is 0 if the service answers in time, else 1. Warnings do not change it.`,
+The exit status is 0 if the service answers in time, else 1. Warnings do not change it. A service that has all the sessions that it may have answers
+too: that is a warning.`,
 		Args: arguments(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithCancelCause(c.Context()) // it has no deadline: with one, Dial would wait for a service to come
 			defer cancel(nil)
 			defer time.AfterFunc(limit, func() { cancel(fmt.Errorf("the service did not answer within %v", limit)) }).Stop()
 			s, err := answer(ctx, socket)
+			if errors.Is(err, errFull) {
+				if asJSON {
+					return writeJSON(c.OutOrStdout(), map[string][]string{"warnings": {err.Error()}})
+				}
+				fmt.Fprintf(c.OutOrStdout(), "healthy: answered\nwarning: %v\n", err)
+				return nil
+			}
 			if err != nil {
 				return fmt.Errorf("not healthy: %w", err)
 			}
@@ -61,9 +69,14 @@ The exit status is 0 if the service answers in time, else 1. Warnings do not cha
 	return c
 }
 
-// answer is how a service answered.
+var errFull = errors.New("the service has all the sessions that it may have, and refuses more: end some, or raise --limit sessions=N")
+
+// answer is how a service answered. errFull: it answered that it takes no session.
 func answer(ctx context.Context, socket string) (s status, err error) {
 	client, err := bridge.Dial(ctx, socket)
+	if errors.Is(err, bridge.ErrLimit) {
+		return s, errFull
+	}
 	if err != nil {
 		return s, err
 	}

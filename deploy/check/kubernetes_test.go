@@ -111,6 +111,20 @@ func TestTheExamplesForKubernetesAreWhatItsAPITakes(t *testing.T) {
 	assert.True(t, deployment.Spec.Template.Spec.Containers[0].VolumeMounts[0].ReadOnly)
 }
 
+func TestProbesDoNotDependOnAnAddressThatOtherPodsReach(t *testing.T) {
+	all := objects(t, "poolsvc.yaml")
+	var config struct{ Socket struct{ Path string } }
+	require.NoError(t, yaml.Unmarshal([]byte(only[*corev1.ConfigMap](t, all).Data["poolsvc.yaml"]), &config))
+	require.NotEmpty(t, config.Socket.Path)
+	service := only[*appsv1.DaemonSet](t, all).Spec.Template.Spec.Containers[0]
+	for _, probe := range []*corev1.Probe{service.StartupProbe, service.ReadinessProbe, service.LivenessProbe} {
+		require.NotNil(t, probe)
+		require.NotNil(t, probe.Exec, "a probe by another way than the socket")
+		assert.Equal(t, []string{"/usr/bin/poolsvc", "status", "--socket", config.Socket.Path}, probe.Exec.Command)
+		assert.Greater(t, probe.TimeoutSeconds, int32(5), "poolsvc status waits for five seconds")
+	}
+}
+
 func TestTheConfigurationsThatAreShippedAreRight(t *testing.T) {
 	inMap := filepath.Join(t.TempDir(), "map.yaml")
 	text := only[*corev1.ConfigMap](t, objects(t, "poolsvc.yaml")).Data["poolsvc.yaml"]

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"iter"
 	"os"
@@ -93,6 +94,24 @@ func TestStatusSaysWhetherTheServiceAnswersAndWhatIsInTrouble(t *testing.T) {
 	out, err = poolsvc(t, "status", "--timeout", "1h", "--socket", filepath.Join(t.TempDir(), "none"))
 	require.Error(t, err)
 	assert.Contains(t, out, "not healthy: no service is running", "it says so at once")
+}
+
+func TestAServiceThatTakesNoMoreSessionsIsHealthy(t *testing.T) {
+	s := rig.Serve(t, "--limit", "sessions=1")
+	c, err := bridge.Dial(t.Context(), s.Socket)
+	for errors.Is(err, bridge.ErrLimit) { // the session that saw that the service listens counts until it has ended
+		c, err = bridge.Dial(t.Context(), s.Socket)
+	}
+	require.NoError(t, err)
+	out, err := poolsvc(t, "status", "--socket", s.Socket)
+	require.NoError(t, err, out)
+	assert.Contains(t, out, "warning: the service has all the sessions that it may have")
+	out, err = poolsvc(t, "status", "--json", "--socket", s.Socket)
+	require.NoError(t, err, out)
+	var said struct{ Warnings []string }
+	require.NoError(t, json.Unmarshal([]byte(out), &said))
+	assert.Len(t, said.Warnings, 1)
+	require.NoError(t, c.Close())
 }
 
 func TestStatusNamesTheConsumerThatHoldsAChannelUp(t *testing.T) {
