@@ -59,7 +59,7 @@ export function troubles(look) {
     for (const m of ch.members) {
       const t = of(m.session);
       t.channels.push(ch.name);
-      if (m.producer && ch.heldUp) t.texts.push(`waits for ${sessions.has(ch.slowest) ? who(sessions.get(ch.slowest)) : "consumers"} in ${ch.name}`);
+      if (m.producer && ch.heldUp && !sessions.get(m.session)?.waits) t.texts.push(`waits for ${sessions.has(ch.slowest) ? who(sessions.get(ch.slowest)) : "consumers"} in ${ch.name}`);
       if (!m.behind) continue;
       t.texts.push(`${behindIn(m.behind, ch)}${ch.heldUp && ch.slowest === m.session ? ", holds its producers up" : ""}`);
     }
