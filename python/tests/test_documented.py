@@ -19,7 +19,8 @@ import poolbridge
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *(ROOT / "docs" / f"{name}.md" for name in (
-    "index", "install", "first-array", "streaming", "gpu-order", "pools", "troubleshooting"
+    "index", "install", "first-array", "streaming", "gpu-order", "pools", "arrays", "operating", "deploying",
+    "troubleshooting", "ordering", "events"
 ))]  # fmt: skip
 
 pytestmark = [
@@ -41,8 +42,8 @@ def blocks(*languages):
 
 
 def test_every_block_is_of_a_language_that_has_a_test():
-    # TestEveryDocumentedBlockOfGoCompiles in tests/integration has those of Go.
-    assert {language for _, language, _ in blocks()} == {"python", "go", "sh"}
+    # TestEveryDocumentedBlockOfGoCompiles in tests/integration has those of Go. Text is what a program prints.
+    assert {language for _, language, _ in blocks()} == {"python", "go", "sh", "yaml", "text"}
 
 
 # Python
@@ -66,6 +67,9 @@ HOW = {  # by the page, and words that one block of it has alone: what happens w
     ("streaming.md", "channel.publisher("): (SERVED, ""),
     ("gpu-order.md", "channel.publish(lease)"): (TYPED, ""),
     ("gpu-order.md", "lease.used_on("): (TYPED, ""),
+    ("arrays.md", "cupy.from_dlpack, stream=stream"): (TYPED, ""),
+    ("ordering.md", "lease.promise()"): (TYPED, ""),
+    ("events.md", "client.event()"): (TYPED, ""),
     ("pools.md", "multiprocessing"): (ALONE, "15.0"),
     ("pools.md", "too late"): (ALONE, "Connect again"),
 }
@@ -74,8 +78,11 @@ NAMES = """\
 from typing import Any
 import cupy
 import numpy as library
+import numpy as np
 import torch
 import poolbridge
+compute: Any
+stream: Any
 client: poolbridge.Client
 channel: poolbridge.Channel
 lease: poolbridge.Lease
@@ -179,11 +186,18 @@ def check_make(words):
             assert re.search(rf"^{re.escape(word)}:", MAKEFILE, re.MULTILINE), f"the Makefile has no {word}"
 
 
+def check_files(words):
+    """Look for the files of the checkout that a command of the system is given."""
+    for word in words:
+        if word.startswith(("deploy/", "bin/", "release/")):
+            assert word == "bin/poolsvc" or list(ROOT.glob(word)), f"there is no {word}"
+
+
 def check_pip(words):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert words[0] == "install"
     (what,) = words[1:]
-    assert "poolbridge" in what
+    assert "poolbridge" in what or what.startswith(".[")
     for named in re.findall(r"\[([a-z,]+)\]", what):
         assert set(named.split(",")) <= set(extras)
 
@@ -199,7 +213,11 @@ def check_go(words):
 
 
 def check_python(words):
-    assert (ROOT / words[0]).is_file()
+    match words:
+        case ["-m", "pip", *rest]:
+            check_pip(rest)
+        case ["-m", "pytest", path] | [path, *_]:
+            assert (ROOT / path).is_file()
 
 
 CHECKS = {
@@ -208,7 +226,11 @@ CHECKS = {
     "pip": check_pip,
     "go": check_go,
     "python": check_python,
-    "kill": lambda words: None,
+    "kill": check_files,
+    "sudo": check_files,
+    "podman": check_files,
+    "kubectl": check_files,
+    "ssh": check_files,
 }
 
 
@@ -220,6 +242,14 @@ def test_a_documented_command_exists_with_its_options(page, line):
     if words:
         assert words[0] == Path(words[0]).name or words[0] in {"bin/poolsvc", ".venv/bin/python"}
         CHECKS[Path(words[0]).name]([word for word in words[1:] if word != "&"])
+
+
+def test_a_documented_configuration_has_nothing_wrong(tmp_path):
+    for number, (_, text) in enumerate(blocks("yaml")):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(text)
+        done = subprocess.run([POOLSVC, "config", "check", path], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 # Errors
