@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,7 +39,7 @@ func (s *Session) Introduce(program string) {
 // Errors: [mempool.ErrInvalid] for a cursor that no page gave.
 func (s *Session) Sessions(after string, most int) (Page[mempool.SessionInfo], error) {
 	may := func(other *Session) bool { return other.peer.UID == s.peer.UID || s.owner() }
-	return listByID(s, maps.All(s.svc.sessions), after, most, may, (*Session).info)
+	return listByID(s, func() iter.Seq2[uint64, *Session] { return maps.All(s.svc.sessions) }, after, most, may, (*Session).info)
 }
 
 // info describes the session. Service.mu is held.
@@ -70,7 +71,7 @@ func (s *Service) Channels() []mempool.ChannelStatus {
 // Errors: [mempool.ErrInvalid] for a cursor that no page gave.
 func (s *Session) Channels(after string, most int) (Page[mempool.ChannelStatus], error) {
 	may := func(ch *channel) bool { return s.sees(ch.pool) }
-	return listByID(s, maps.All(s.svc.channelByID), after, most, may, (*channel).status)
+	return listByID(s, func() iter.Seq2[uint64, *channel] { return maps.All(s.svc.channelByID) }, after, most, may, (*channel).status)
 }
 
 // status describes the channel. Service.mu is held.
@@ -96,7 +97,8 @@ func (ch *channel) status() mempool.ChannelStatus {
 // Errors: [mempool.ErrInvalid] for a cursor that no page gave.
 func (s *Session) Buffers(after string, most int) (Page[mempool.BufferInfo], error) {
 	may := func(b *buffer) bool { return s.sees(b.block.pool) }
-	return listByID(s, maps.All(s.svc.buffers), after, most, may, func(b *buffer) mempool.BufferInfo {
+	all := func() iter.Seq2[uint64, *buffer] { return maps.All(s.svc.buffers) }
+	return listByID(s, all, after, most, may, func(b *buffer) mempool.BufferInfo {
 		info := mempool.BufferInfo{ID: b.id, Generation: b.generation, Pool: b.block.pool.info.ID, Bytes: b.bytes, BlockBytes: b.block.size,
 			Tensor: b.tensor.Clone(), Reads: b.readers.len(), Names: int(b.names), InChannel: b.frames > 0,
 			Readers: b.readersOf()}
@@ -123,7 +125,8 @@ func (b *buffer) readersOf() (ids []uint64) {
 // Errors: [mempool.ErrInvalid].
 func (s *Session) Names(after string, most int) (Page[mempool.NameInfo], error) {
 	may := func(n *name) bool { return s.sees(n.buffer.block.pool) }
-	return list(s, maps.All(s.svc.names), after, most, may, func(text string) string { return text }, func(n *name) mempool.NameInfo {
+	all := func() iter.Seq2[string, *name] { return maps.All(s.svc.names) }
+	return list(s, all, after, most, may, func(text string) string { return text }, func(n *name) mempool.NameInfo {
 		b := n.buffer
 		info := mempool.NameInfo{Name: n.text, Buffer: b.id, Pool: b.block.pool.info.ID, Bytes: b.bytes, Tensor: b.tensor.Clone(), UID: n.uid}
 		if n.owner != nil {
@@ -138,11 +141,13 @@ func (s *Session) Names(after string, most int) (Page[mempool.NameInfo], error) 
 // Errors: [mempool.ErrInvalid] for a cursor that no page gave.
 func (s *Session) Leases(after string, most int) (Page[mempool.LeaseStatus], error) {
 	svc := s.svc
-	all := func(yield func(uint64, *Lease) bool) {
-		for _, other := range svc.sessions {
-			for id, l := range other.leases {
-				if !yield(id, l) {
-					return
+	all := func() iter.Seq2[uint64, *Lease] {
+		return func(yield func(uint64, *Lease) bool) {
+			for _, other := range svc.sessions {
+				for id, l := range other.leases {
+					if !yield(id, l) {
+						return
+					}
 				}
 			}
 		}
@@ -219,7 +224,8 @@ func (s *Session) owner() bool { return s.peer.UID == s.svc.uid }
 func (s *Session) sees(p *Pool) bool { return s.owner() || p.access.Allows(s.peer) }
 
 // listByID is list of what has ids.
-func listByID[V, T any](s *Session, all iter.Seq2[uint64, V], after string, most int, may func(V) bool, describe func(V) T) (Page[T], error) {
+func listByID[V listed, T any](s *Session, all func() iter.Seq2[uint64, V], after string, most int, may func(V) bool,
+	describe func(V) T) (Page[T], error) {
 	from := uint64(0)
 	if after != "" {
 		var err error
@@ -230,33 +236,101 @@ func listByID[V, T any](s *Session, all iter.Seq2[uint64, V], after string, most
 	return list(s, all, from, most, may, func(id uint64) string { return strconv.FormatUint(id, 10) }, describe)
 }
 
-// list describes the most entries that have the least keys greater than after, of those that may be seen. It goes through all with Service.mu held.
-func list[K cmp.Ordered, V, T any](s *Session, all iter.Seq2[K, V], after K, most int, may func(V) bool, cursor func(K) string,
+// listed is what a service has until it is gone.
+type listed interface{ gone() bool }
+
+func (s *Session) gone() bool  { return s.ended }
+func (ch *channel) gone() bool { return ch.pool.svc.channelByID[ch.info.ID] != ch }
+func (b *buffer) gone() bool   { return b.block.pool.svc.buffers[b.id] != b }
+func (n *name) gone() bool     { return n.buffer.block.pool.svc.names[n.text] != n }
+func (l *Lease) gone() bool    { return l.session.leases[l.id] != l }
+
+const (
+	listPause  = 512         // how many entries a look passes before it lets others have Service.mu
+	listWindow = 4096        // how many entries are kept for the next pages
+	listKept   = time.Second // for so long
+)
+
+// window has entries of a list for its next pages: to find them, a look passes everything that there is.
+type window[K cmp.Ordered, V listed] struct {
+	after   K // the cursor that it begins after
+	entries []listEntry[K, V]
+	more    bool // there are others after these
+	at      time.Time
+}
+
+type listEntry[K cmp.Ordered, V listed] struct {
+	key   K
+	value V
+}
+
+// from returns the entries after a key; false: the window has too few of them.
+func (w *window[K, V]) from(after K, most int) ([]listEntry[K, V], bool) {
+	i, found := slices.BinarySearchFunc(w.entries, after, func(e listEntry[K, V], key K) int { return cmp.Compare(e.key, key) })
+	if found {
+		i++
+	}
+	return w.entries[i:], len(w.entries)-i > most || !w.more
+}
+
+// list describes the most entries that have the least keys greater than after, of those that may be seen. all is called, and gone through, with
+// Service.mu held, but not all the time: what comes and goes meanwhile may be missing.
+func list[K cmp.Ordered, V listed, T any](s *Session, all func() iter.Seq2[K, V], after K, most int, may func(V) bool, cursor func(K) string,
 	describe func(V) T) (page Page[T], err error) {
-	s.svc.mu.Lock()
-	defer s.svc.mu.Unlock()
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
 	if err := s.alive(); err != nil {
 		return page, err
 	}
-	type entry struct {
-		key   K
-		value V
+	var first K
+	w, known := s.listing.(*window[K, V])
+	var found []listEntry[K, V]
+	enough := known && after != first && after >= w.after && time.Since(w.at) < listKept
+	if enough {
+		found, enough = w.from(after, most)
 	}
-	var found []entry // sorted; one more than most says that there is another page
-	for key, value := range all {
-		if key <= after || len(found) > most && key > found[most].key || !may(value) {
-			continue
-		}
-		i, _ := slices.BinarySearchFunc(found, key, func(e entry, key K) int { return cmp.Compare(e.key, key) })
-		found = slices.Insert(found, i, entry{key, value})
-		found = found[:min(len(found), most+1)]
+	if !enough {
+		w = look(svc, all, after, may)
+		s.listing = w
+		found = w.entries
 	}
+	more := w.more
 	if len(found) > most {
-		found = found[:most]
-		page.Next = cursor(found[most-1].key)
+		found, more = found[:most], true
+	}
+	if more {
+		page.Next = cursor(found[len(found)-1].key)
 	}
 	for _, e := range found {
-		page.Entries = append(page.Entries, describe(e.value))
+		if !e.value.gone() {
+			page.Entries = append(page.Entries, describe(e.value))
+		}
 	}
 	return page, nil
+}
+
+// look finds the entries after a key. One look is taken at a time. Service.mu is held, and released meanwhile.
+func look[K cmp.Ordered, V listed](svc *Service, all func() iter.Seq2[K, V], after K, may func(V) bool) *window[K, V] {
+	svc.mu.Unlock()
+	svc.looking.Lock()
+	defer svc.looking.Unlock()
+	svc.mu.Lock()
+	var found []listEntry[K, V]
+	passed := 0
+	for key, value := range all() {
+		if passed++; passed%listPause == 0 {
+			svc.mu.Unlock()
+			runtime.Gosched() // those who wait for the lock go first
+			svc.mu.Lock()
+		}
+		if key > after && !value.gone() && may(value) {
+			found = append(found, listEntry[K, V]{key, value})
+		}
+	}
+	svc.mu.Unlock()
+	slices.SortFunc(found, func(a, b listEntry[K, V]) int { return cmp.Compare(a.key, b.key) })
+	w := &window[K, V]{after: after, entries: slices.Clone(found[:min(len(found), listWindow)]), more: len(found) > listWindow, at: time.Now()}
+	svc.mu.Lock()
+	return w
 }

@@ -1,7 +1,9 @@
 package service
 
 import (
+	"context"
 	"fmt"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -116,4 +118,67 @@ func TestAStrangerIsToldOfItsOwnAlone(t *testing.T) {
 	stranger.End(nil)
 	_, err = stranger.Names("", 9)
 	assert.ErrorIs(t, err, mempool.ErrClosed)
+}
+
+func TestAListHasOnceWhatIsThereAllTheTimeWhileOthersComeAndGo(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 64<<20)
+	const stay = 3 * listPause
+	var want []uint64
+	for range stay {
+		want = append(want, allocate(t, s, p, 512).Info().Buffer)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var churn sync.WaitGroup
+	for range 2 {
+		other := open(t, svc)
+		churn.Go(func() {
+			for ctx.Err() == nil {
+				var came []*Lease
+				for range 100 {
+					l, err := other.allocate(ctx, p.info.ID, mempool.Bytes(512), 0)
+					if err == nil {
+						came = append(came, l)
+					}
+				}
+				for _, l := range came {
+					assert.NoError(t, l.Release(false))
+				}
+			}
+		})
+	}
+	for _, most := range []int{16, 64, stay, 2 * listWindow} {
+		stays, last, after := make(map[uint64]bool), uint64(0), ""
+		for {
+			page, err := s.Buffers(after, most)
+			require.NoError(t, err)
+			require.LessOrEqual(t, len(page.Entries), most)
+			for _, b := range page.Entries {
+				require.Greater(t, b.ID, last, "in their order")
+				last, stays[b.ID] = b.ID, true
+			}
+			if after = page.Next; after == "" || last > want[stay-1] {
+				break
+			}
+		}
+		for _, id := range want {
+			require.Contains(t, stays, id)
+		}
+	}
+	cancel()
+	churn.Wait()
+}
+
+func TestAListThatBeginsAnewSeesWhatCameSince(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 1<<20)
+	for n := range 5 {
+		page, err := s.Buffers("", 10)
+		require.NoError(t, err)
+		require.Len(t, page.Entries, n)
+		require.Empty(t, page.Next)
+		allocate(t, s, p, 512)
+	}
 }

@@ -63,6 +63,7 @@ type Service struct {
 	members                                                 int                                                        // of all channels
 	most                                                    struct{ buffers, names, sessions, timelines, awaited int } // that these maps had
 
+	looking  sync.Mutex // taken before mu
 	history  history
 	driver   driverCounts
 	waiting  map[string]int // requests, by what they wait for

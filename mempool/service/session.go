@@ -29,6 +29,7 @@ type Session struct {
 	program    string // what the client calls itself
 	began      time.Time
 	eventWaits atomic.Int32 // calls of Events that wait
+	listing    any          // the window of the list that it asked for last
 	notify     func(Notice)
 	told       bool // the history tells of it
 	ended      bool
