@@ -105,10 +105,10 @@ async def main():
             print(frame.seq)
 asyncio.run(main())
 `, all[:2]},
-		{"arrays.md, arrays", "total = 0\nwith poolbridge.connect() as client:\n" + indented(replaced(t, take("client.subscribe(\"camera\").arrays("),
+		{"arrays.md, arrays", "with poolbridge.connect() as client:\n" + indented(replaced(t, take("client.subscribe(\"camera\").arrays("),
 			"stream = cupy.cuda.Stream(non_blocking=True)\n", "import contextlib\nstream = contextlib.nullcontext()\n",
 			"arrays(cupy.from_dlpack, stream=stream)", "arrays()",
-			"        total += array.sum()", "        print(arrays.seq)\n        total += array.sum()")), all[:1]},
+			"        total = array.sum()", "        print(arrays.seq)\n        total = array.sum()")), all[:1]},
 		{"arrays.md, asyncio", `
 import asyncio
 async def main():
