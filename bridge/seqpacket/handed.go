@@ -9,8 +9,8 @@ import (
 )
 
 // ListenFile takes a socket that listens already, such as systemd hands to a service that it starts (ListenSequentialPacket= in a socket
-// unit). Whoever made the socket owns its file, with its mode: Close leaves it there, and no lock is taken. The file is closed, also on
-// error.
+// unit). The program that made the socket owns the file at its path: Close does not remove it, and the listener takes no lock. ListenFile
+// closes file, also on error.
 //
 // Errors: [ErrNotListening] if it is anything else than a Unix socket of packets with a path, which listens.
 func ListenFile(file *os.File, config ListenConfig) (_ *Listener, err error) {

@@ -125,7 +125,7 @@ func TestALogThatCannotBeShortenedSaysSoOnceAndLosesNothing(t *testing.T) {
 
 func TestALogThatMayNotBeReadCannotBeBounded(t *testing.T) {
 	if os.Geteuid() == 0 {
-		t.Skip("root may read everything")
+		t.Skip("root may read every file: run the tests as another user")
 	}
 	path := filepath.Join(t.TempDir(), "log")
 	require.NoError(t, os.WriteFile(path, nil, 0o200))

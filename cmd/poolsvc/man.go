@@ -16,8 +16,8 @@ func newMan() *cobra.Command {
 	return &cobra.Command{
 		Use:   "man FOLDER",
 		Short: "Write the man pages of all commands",
-		Long: `Write a man page for each command into a folder, which is made where it is missing. A wheel has them, and the shell completion,
-already; who has built the program can do:
+		Long: `Write a man page for each command into a folder, and make the folder if it is missing. Wheels have the man pages and the shell
+completion already. If you built the program yourself:
 
   poolsvc man ~/.local/share/man/man1
   poolsvc completion bash > ~/.local/share/bash-completion/completions/poolsvc`,

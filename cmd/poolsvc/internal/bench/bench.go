@@ -46,7 +46,7 @@ type scene struct {
 	sockets  int
 	channels int
 	report   *Report
-	begin    func(step string) // tells the person who waits
+	begin    func(step string) // shows the step on a terminal
 }
 
 // add adds a result to the report.

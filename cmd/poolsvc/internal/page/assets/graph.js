@@ -8,8 +8,8 @@ const column = 190;
 const row = 76;
 
 /**
- * Shows the channels and their members. What stands where depends on who takes part alone. Sessions of one program that take part alike are
- * one node.
+ * Shows the channels and their members. The layout depends only on the members, so it stays when rates change. Sessions of the same program
+ * with the same part in the same channels are one node.
  */
 export function showGraph(channels, sessions, rates) {
   const shown = channels.slice(0, most);
